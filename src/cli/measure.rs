@@ -1,0 +1,195 @@
+//! Measures a layout by the READs that the client's own GET code issues.
+
+use oneread::fabric::counting::{Counting, ReadCounts};
+use oneread::fabric::shm::Shm;
+use oneread::index::IndexCounts;
+use oneread::layout::hash::{Seeds, mix};
+use oneread::reader::{Limits, Reader};
+use oneread::region::{Backing, Region};
+use oneread::{Clock, Config, Index, Layout, PutError, PutMode, Size};
+use rand::distr::Distribution;
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+use serde::Serialize;
+use std::time::Duration;
+
+/// Key and value of FaRM's microbenchmark (NSDI'14, section 5.1): a 64-byte slot.
+pub const KEY_BYTES: usize = 16;
+pub const VALUE_BYTES: usize = 32;
+
+/// One measurement. The names are those of the JSON output.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    pub family: String,
+    pub preset: String,
+    pub phase: Phase,
+    pub keys: Keys,
+    /// The load asked for, counted against main slots; null for the highest load reached.
+    pub load_asked: Option<f64>,
+    pub load_true: f64,
+    pub load_main: f64,
+    pub reads_hit: f64,
+    pub reads_miss: f64,
+    pub bytes_hit: f64,
+    pub bytes_miss: f64,
+    pub trips_hit: f64,
+    pub trips_miss: f64,
+    pub moves_per_insert: f64,
+    pub displaced: f64,
+    pub window_bytes: u64,
+    pub live_keys: u64,
+    pub main_slots: u64,
+    pub all_slots: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    /// Filled by inserts alone.
+    Fresh,
+    /// After 2N pairs of one delete and one insert each.
+    Steady,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Keys {
+    /// Every key as often as any other.
+    Uniform,
+    /// Zipfian with exponent 0.99, as in YCSB.
+    Zipf,
+}
+
+/// Makes 16-byte keys from numbers.
+pub fn key(n: u64) -> [u8; KEY_BYTES] {
+    let mut out = [0; KEY_BYTES];
+    out[..8].copy_from_slice(&mix(n).to_le_bytes());
+    out[8..].copy_from_slice(&n.to_le_bytes());
+    out
+}
+
+/// The value that belongs to key number `n`.
+pub fn value(n: u64) -> [u8; VALUE_BYTES] {
+    let mut out = [0; VALUE_BYTES];
+    for (i, chunk) in out.chunks_exact_mut(8).enumerate() {
+        chunk.copy_from_slice(&mix(n ^ (i as u64 + 1) << 56).to_le_bytes());
+    }
+    out
+}
+
+/// A table being measured, with the numbers of the keys in it.
+pub struct Table {
+    index: Index,
+    clock: Clock,
+    live: Vec<u64>,
+    next: u64,
+    rng: SmallRng,
+}
+
+impl Table {
+    /// An empty table. Time is simulated, a microsecond for each mutation, so that a run depends on its
+    /// seed alone.
+    pub fn new(layout: Layout, slots: u64, seed: u64) -> anyhow::Result<Table> {
+        let config = Config {
+            layout,
+            size: Size::Slots(slots),
+            key_max: KEY_BYTES,
+            value_max: VALUE_BYTES,
+            seeds: Some(Seeds::from_number(seed)),
+            ..Config::default()
+        };
+        let geometry = config.geometry()?;
+        let region = Region::create(&Backing::Anonymous, geometry.region_bytes())?;
+        let clock = Clock::manual();
+        let index = Index::create(region, geometry, clock.clone());
+        Ok(Table { index, clock, live: Vec::new(), next: 0, rng: SmallRng::seed_from_u64(seed) })
+    }
+
+    pub fn live(&self) -> u64 {
+        self.live.len() as u64
+    }
+
+    pub fn counts(&self) -> IndexCounts {
+        self.index.counts()
+    }
+
+    /// Inserts one key never seen before.
+    pub fn insert(&mut self) -> Result<(), PutError> {
+        self.clock.advance(Duration::from_micros(1));
+        self.index.put(&key(self.next), &value(self.next), PutMode::Insert)?;
+        self.live.push(self.next);
+        self.next += 1;
+        Ok(())
+    }
+
+    /// Removes a random key and inserts a new one.
+    pub fn churn(&mut self) -> Result<(), PutError> {
+        let victim = self.rng.random_range(0..self.live.len());
+        self.index.remove(&key(self.live.swap_remove(victim)))?;
+        self.insert()
+    }
+
+    /// GETs as many keys as there are, present and absent, and counts READs.
+    pub fn measure(&mut self, keys: Keys) -> anyhow::Result<(ReadCounts, ReadCounts)> {
+        let n = self.live.len() as u64;
+        let hits: Vec<u64> = match keys {
+            Keys::Uniform => self.live.clone(),
+            Keys::Zipf => {
+                let zipf = rand_distr::Zipf::new(n as f64, 0.99)?;
+                (0..n).map(|_| self.live[zipf.sample(&mut self.rng) as usize - 1]).collect()
+            }
+        };
+        // Absent keys: numbers never handed out. Which of them does not matter: each is new to the table.
+        let misses: Vec<u64> = (0..n).map(|i| u64::MAX - i).collect();
+        Ok((self.count(&hits, true)?, self.count(&misses, false)?))
+    }
+
+    fn count(&self, numbers: &[u64], present: bool) -> anyhow::Result<ReadCounts> {
+        let geometry = self.index.geometry();
+        let fabric = Counting::new(Shm::new(self.index.region(), geometry), geometry);
+        let mut reader = Reader::new(fabric, geometry, Clock::System, Limits::default());
+        let mut got = Vec::new();
+        for &n in numbers {
+            let found = reader.get_into(&key(n), &mut got)?;
+            anyhow::ensure!(found == present, "key {n}: found {found}, expected {present}");
+            anyhow::ensure!(!found || got == value(n), "key {n} has a wrong value");
+        }
+        Ok(reader.fabric().counts())
+    }
+
+    /// A row of what the table is now.
+    pub fn row(
+        &mut self,
+        phase: Phase,
+        keys: Keys,
+        load_asked: Option<f64>,
+        moves_per_insert: f64,
+    ) -> anyhow::Result<Row> {
+        let (hit, miss) = self.measure(keys)?;
+        let n = self.live.len().max(1) as f64;
+        let counts = self.index.counts();
+        let geometry = self.index.geometry();
+        let layout = geometry.layout();
+        Ok(Row {
+            family: layout.family.name().into(),
+            preset: layout.preset().map_or_else(|| layout.to_string(), |p| p.name.into()),
+            phase,
+            keys,
+            load_asked,
+            load_true: counts.keys as f64 / counts.slots as f64,
+            load_main: counts.keys as f64 / counts.main_slots as f64,
+            reads_hit: hit.reads as f64 / n,
+            reads_miss: miss.reads as f64 / n,
+            bytes_hit: hit.bytes as f64 / n,
+            bytes_miss: miss.bytes as f64 / n,
+            trips_hit: hit.doorbells as f64 / n,
+            trips_miss: miss.doorbells as f64 / n,
+            moves_per_insert,
+            displaced: self.index.displaced() as f64 / n,
+            window_bytes: geometry.window_bytes(geometry.window(0)),
+            live_keys: counts.keys,
+            main_slots: counts.main_slots,
+            all_slots: counts.slots,
+        })
+    }
+}

@@ -1,0 +1,44 @@
+//! How to make room: where a newcomer may go, and where an occupant may go to give way.
+//!
+//! The search ([`crate::index::search`]) finds the cheapest path of moves: fewest keys newly displaced,
+//! then fewest moves. For `windowed` its first layer, moves that displace nobody, is hopscotch
+//! displacement inside overlapping primary windows; only when that layer is exhausted does the newcomer,
+//! or a neighbour that is cheaper to send away, go to its second window.
+//!
+//! `pilaf` counts moves alone, as published: a key has no better or worse place there.
+
+use super::placement::choices;
+use crate::layout::geometry::{Geometry, SlotIx, Window};
+use crate::layout::hash::First;
+use smallvec::SmallVec;
+
+/// A window that a key may be put into.
+#[derive(Clone, Copy, Debug)]
+pub struct Destination {
+    /// The window.
+    pub window: Window,
+    /// Would the key be newly displaced there?
+    pub displaces: bool,
+}
+
+/// Where a key that is at `at` (or nowhere yet) may go.
+pub fn destinations(
+    geometry: &Geometry,
+    key: &[u8],
+    first: First,
+    at: Option<SlotIx>,
+) -> SmallVec<[Destination; 3]> {
+    let primary = geometry.primary(first);
+    let has_home_turf = primary.slots > 1;
+    let is_home = at.is_none_or(|slot| primary.contains(slot));
+    choices(geometry, key, first)
+        .enumerate()
+        .map(|(n, window)| Destination { window, displaces: has_home_turf && is_home && n > 0 })
+        .collect()
+}
+
+/// Does a free slot attract displaced keys whose primary window contains it? Not in `pilaf`, as
+/// published.
+pub fn homes_on_delete(geometry: &Geometry) -> bool {
+    geometry.layout().window_slots() > 1
+}

@@ -1,0 +1,68 @@
+//! Fabrics: what carries READs.
+//!
+//! A fabric takes READs in doorbells and gives them back as they complete. It neither knows keys nor
+//! interprets bytes; it says how its samples may be believed ([`Fabric::EXACT`], [`Fabric::proof`]).
+
+pub mod counting;
+pub mod shm;
+
+use crate::get::{Landed, Proof};
+use crate::layout::geometry::Window;
+
+/// Which GET of a batch a READ belongs to.
+pub type Token = u32;
+
+/// Carries READs of windows. One per thread: `&mut self` throughout.
+pub trait Fabric {
+    /// A window as this fabric lands it.
+    type Landed<'a>: Landed
+    where
+        Self: 'a;
+    /// Is what [`Landed::look`] accepts consistent by itself, whatever time it took? True where the
+    /// reader checks the full stamp around its loads (shm).
+    const EXACT: bool;
+    /// Taken at the start of a pass, handed back for its proof.
+    type Mark: Copy;
+    /// What can go wrong underneath.
+    type Error;
+
+    /// READs that may be in flight at once. At least 1.
+    fn credits(&self) -> usize;
+
+    /// Posts READs, all with one doorbell. At most [`credits`](Fabric::credits) less those in flight.
+    ///
+    /// # Errors
+    /// When none of them was posted.
+    fn post(&mut self, reads: &[(Token, Window)]) -> Result<(), Self::Error>;
+
+    /// Waits for at least one READ, if any is in flight, and hands each completed one to `sink`.
+    ///
+    /// # Errors
+    /// When the fabric failed; what was in flight is lost.
+    fn poll(&mut self, sink: impl FnMut(Token, &mut Self::Landed<'_>)) -> Result<(), Self::Error>;
+
+    /// The beginning of a pass for a key with this home.
+    fn mark(&mut self, home: u64) -> Self::Mark;
+
+    /// What can be said, at the end of a pass, about moves since `mark` of keys with this home.
+    fn proof(&mut self, home: u64, mark: Self::Mark) -> Proof;
+
+    /// One READ, there and back. A fabric that need not queue may do better than post and poll.
+    ///
+    /// # Errors
+    /// As [`post`](Fabric::post) and [`poll`](Fabric::poll).
+    #[inline]
+    fn read<R>(
+        &mut self,
+        window: Window,
+        take: impl FnOnce(&mut Self::Landed<'_>) -> R,
+    ) -> Result<R, Self::Error> {
+        self.post(&[(0, window)])?;
+        let mut take = Some(take);
+        let mut result = None;
+        while result.is_none() {
+            self.poll(|_, landed| result = take.take().map(|take| take(landed)))?;
+        }
+        Ok(result.expect("the loop ends with a result"))
+    }
+}

@@ -1,0 +1,153 @@
+//! The fabric of one host: a READ is loads from a mapping.
+//!
+//! A slot is read as a seqlock: stamp, words, stamp. The reader's fences pair with those of
+//! [`SlotWriter`](crate::index::writer): if any word loaded belongs to a later write than the first
+//! stamp, the second load of the stamp shows it. No CRC, no clock, no system call; nothing is copied but
+//! a matching slot.
+
+use super::{Fabric, Token};
+use crate::faults::{Rule, broken};
+use crate::get::{Landed, Look, Proof};
+use crate::layout::control::move_counter_word;
+use crate::layout::geometry::{Geometry, SlotIx, Window};
+use crate::layout::mapped;
+use crate::region::Region;
+use crate::sync::{Ordering, fence};
+use std::convert::Infallible;
+
+/// Loads from a mapped region. Cheap to make; one per thread.
+#[derive(Clone, Copy, Debug)]
+pub struct Shm<'a> {
+    region: &'a Region,
+    geometry: &'a Geometry,
+    /// READs posted and not yet polled.
+    posted: Posted,
+}
+
+/// More in flight than this buys nothing: a core has 10 to 16 line-fill buffers.
+const CREDITS: usize = 16;
+
+#[derive(Clone, Copy, Debug)]
+struct Posted {
+    reads: [(Token, Window); CREDITS],
+    len: usize,
+}
+
+impl<'a> Shm<'a> {
+    /// A fabric over a region with this geometry.
+    pub fn new(region: &'a Region, geometry: &'a Geometry) -> Shm<'a> {
+        let none = (0, Window { first: SlotIx(0), slots: 0 });
+        Shm { region, geometry, posted: Posted { reads: [none; CREDITS], len: 0 } }
+    }
+
+    fn landed(&self) -> MappedSlots<'a> {
+        MappedSlots { region: self.region, geometry: self.geometry }
+    }
+
+    #[inline]
+    fn prefetch(&self, window: Window, lines: usize) {
+        let first = self.geometry.slot_word(window.first);
+        for line in 0..lines {
+            self.region.prefetch(first + line * (crate::layout::LINE / crate::layout::WORD));
+        }
+    }
+}
+
+/// Slots in a mapping, read in place.
+#[derive(Clone, Copy, Debug)]
+pub struct MappedSlots<'a> {
+    region: &'a Region,
+    geometry: &'a Geometry,
+}
+
+impl Landed for MappedSlots<'_> {
+    #[inline]
+    fn look(&mut self, slot: SlotIx, key: &[u8], value: &mut Vec<u8>) -> Look {
+        let shape = self.geometry.shape();
+        let words = self.region.words(self.geometry.slot_word(slot), shape.words());
+        let stamp = words[0].load(Ordering::Relaxed);
+        if stamp & 1 == 1 && !broken(Rule::StampCheck) {
+            return Look::Torn;
+        }
+        // R1: words below are loaded after the stamp above. Pairs with the release fence before the
+        // writer's even pass: if `stamp` is that of write n, write n's words, or later ones, are seen.
+        fence(Ordering::Acquire);
+        let header = mapped::header(words);
+        let matches = usize::from(header.klen) == key.len() && mapped::begins_with(shape, words, key);
+        let torn = matches && mapped::value_into(shape, words, value).is_err();
+        // R2: the stamp is loaded again after the words above. Pairs with the release fence after the
+        // writer's odd pass: if any word above came from write n+1, its odd stamp is seen here.
+        if !broken(Rule::ReaderFence) {
+            fence(Ordering::Acquire);
+        }
+        let again = words[0].load(Ordering::Relaxed);
+        if (again != stamp || torn) && !broken(Rule::StampCheck) {
+            return Look::Torn;
+        }
+        // `header` was loaded between the two equal stamps; `stamp` is its first word.
+        if matches { Look::Match } else { Look::Other(header) }
+    }
+}
+
+impl<'f> Fabric for Shm<'f> {
+    type Landed<'a>
+        = MappedSlots<'f>
+    where
+        Self: 'a;
+    const EXACT: bool = true;
+    type Mark = u64;
+    type Error = Infallible;
+
+    fn credits(&self) -> usize {
+        CREDITS
+    }
+
+    #[inline]
+    fn post(&mut self, reads: &[(Token, Window)]) -> Result<(), Infallible> {
+        let posted = &mut self.posted;
+        posted.reads[posted.len..][..reads.len()].copy_from_slice(reads);
+        posted.len += reads.len();
+        for &(_, window) in reads {
+            // The first lines of each window come in side by side; the rest follows when it is looked at.
+            self.prefetch(window, 4);
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn poll(&mut self, mut sink: impl FnMut(Token, &mut MappedSlots<'f>)) -> Result<(), Infallible> {
+        let mut landed = self.landed();
+        for i in 0..std::mem::take(&mut self.posted.len) {
+            sink(self.posted.reads[i].0, &mut landed);
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn mark(&mut self, home: u64) -> u64 {
+        let begun = self.region.load(move_counter_word(home));
+        // R3: the pass's loads come after. Pairs with the writer's release fence before a move's source
+        // is overwritten.
+        fence(Ordering::Acquire);
+        begun
+    }
+
+    #[inline]
+    fn proof(&mut self, home: u64, mark: u64) -> Proof {
+        // R4: the counter is loaded after the pass's loads: whoever saw a source overwritten, or a filter
+        // bit cleared, sees the count that went up before it.
+        fence(Ordering::Acquire);
+        let unchanged = self.region.load(move_counter_word(home)) == mark;
+        if unchanged || broken(Rule::MoveCounter) { Proof::NoMove } else { Proof::None }
+    }
+
+    #[inline]
+    fn read<R>(
+        &mut self,
+        window: Window,
+        take: impl FnOnce(&mut MappedSlots<'f>) -> R,
+    ) -> Result<R, Infallible> {
+        self.prefetch(window, 4);
+        Ok(take(&mut self.landed()))
+    }
+}

@@ -1,0 +1,110 @@
+//! One switch for each protocol rule, to show that a test notices when the rule is broken.
+//!
+//! Without the feature `faults` every question below is answered `false` at compile time and costs
+//! nothing. With it, a test breaks a rule on its own thread with [`Broken::rule`]; dropping the guard
+//! mends it.
+
+/// A rule of the slot or movement protocol (`docs/PROTOCOL.md` explains each).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Rule {
+    /// The writer makes every stamp odd before it stores a byte.
+    OddPass,
+    /// The reader checks the stamps.
+    StampCheck,
+    /// The reader checks the CRC.
+    CrcCheck,
+    /// The CRC covers the slot's number.
+    CrcBindsSlot,
+    /// A move writes the copy before it takes the original away.
+    CopyBeforeErase,
+    /// A move leaves a ghost in the slot it empties.
+    Ghost,
+    /// A ghost stays for the grace time.
+    GhostGrace,
+    /// A delete erases the live copy before anything else of the key.
+    DeleteLiveFirst,
+    /// The home's filter names a displaced key before its displaced copy is live.
+    FilterBeforeCopy,
+    /// The home's filter keeps naming a displaced key for the grace time after it left.
+    FilterGrace,
+    /// The client looks again when its GET took longer than the grace time.
+    ClientClock,
+    /// The client looks again when it saw a new ghost of its key.
+    ClientGhost,
+    /// A chain block is linked only after it is written.
+    LinkAfterWrite,
+    /// An unlinked chain block is not reused within the grace time.
+    BlockGrace,
+    /// The shm reader fences its loads before it looks at the stamp again.
+    ReaderFence,
+    /// The writer fences the odd pass before it stores the bytes.
+    WriterFence,
+    /// The shm reader compares the counter of begun moves before it reports a miss.
+    MoveCounter,
+}
+
+impl Rule {
+    /// Every rule.
+    pub const ALL: [Rule; 17] = {
+        use Rule::*;
+        [
+            OddPass,
+            StampCheck,
+            CrcCheck,
+            CrcBindsSlot,
+            CopyBeforeErase,
+            Ghost,
+            GhostGrace,
+            DeleteLiveFirst,
+            FilterBeforeCopy,
+            FilterGrace,
+            ClientClock,
+            ClientGhost,
+            LinkAfterWrite,
+            BlockGrace,
+            ReaderFence,
+            WriterFence,
+            MoveCounter,
+        ]
+    };
+}
+
+#[cfg(feature = "faults")]
+std::thread_local! {
+    static BROKEN: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+}
+
+/// Is `rule` switched off on this thread? Always `false` without the feature `faults`.
+#[inline(always)]
+pub(crate) fn broken(rule: Rule) -> bool {
+    #[cfg(feature = "faults")]
+    return BROKEN.get() & (1 << rule as u32) != 0;
+    #[cfg(not(feature = "faults"))]
+    {
+        let _ = rule;
+        false
+    }
+}
+
+/// While this lives, rules are broken on the thread that made it.
+#[cfg(feature = "faults")]
+#[derive(Debug)]
+pub struct Broken(u32);
+
+#[cfg(feature = "faults")]
+impl Broken {
+    /// Breaks `rule`.
+    pub fn rule(rule: Rule) -> Broken {
+        let before = BROKEN.get();
+        BROKEN.set(before | (1 << rule as u32));
+        Broken(before)
+    }
+}
+
+#[cfg(feature = "faults")]
+impl Drop for Broken {
+    fn drop(&mut self) {
+        BROKEN.set(self.0);
+    }
+}

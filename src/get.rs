@@ -1,0 +1,238 @@
+//! The GET machine: says what to READ, is fed what came back, says what next.
+//!
+//! One machine for every layout and fabric. It has no clock, socket, thread or memory of the region: the
+//! same calls with the same answers always lead to the same verdict, so a simulator can drive it through
+//! every interleaving. [`Client`](crate::Client) drives it over a [`Fabric`](crate::fabric::Fabric).
+//!
+//! # The algorithm
+//!
+//! ```text
+//! pass:   READ the primary window.            key in a valid slot     -> Found
+//!         any slot torn?                                              -> new pass
+//!         home's filter names the key?        READ its next window, and so on
+//!         nothing found:                      judge
+//! judge:  no move began during the pass                               -> Absent
+//!         pass took less than the grace time
+//!           and every ghost of the key was already there last pass    -> Absent
+//!         otherwise                                                   -> new pass
+//! ```
+//!
+//! # Why a miss is right
+//!
+//! Suppose the key was present throughout a pass `[s, e]`, and let `p` be its slot at `s`.
+//!
+//! * **G1** If the key had not left `p` when `p` was sampled, the sample shows it: Found, not a miss.
+//! * **G2** If it had, it was moved out of `p` after `s`: a counter of begun moves went up (shm), and `p`
+//!   carries the key's ghost until twice the grace time after the move. If the pass took less than the
+//!   grace time, the sample of `p` shows that ghost, written after `s`. A ghost that the previous pass
+//!   saw in the same slot under the same stamp was written before `s`, so it is not this one.
+//! * **G3** `p` was sampled: if it lies outside the primary window, the key's bit in the home's filter was
+//!   set at `s` and stays set until twice the grace time after the key left `p`, so the home's sample
+//!   shows it, and `p`'s window is read.
+//!
+//! So in each case the pass did not end in Absent. Clock *rates* matter, not clock agreement: the server
+//! keeps traces for 2T where the client trusts T.
+//!
+//! A hit needs no proof: the slot's sample is the instant at which the GET takes effect.
+
+use crate::faults::{Rule, broken};
+use crate::layout::geometry::{Geometry, SlotIx, Window};
+use crate::layout::hash::First;
+use crate::layout::slot::Header;
+use crate::placement;
+use smallvec::SmallVec;
+
+/// What one slot showed when it was looked at for a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// It holds the key; the value has been copied out.
+    Match,
+    /// It holds another key, or none. The header is part of the same consistent sample.
+    Other(Header),
+    /// No consistent sample: the slot is, or was, being written.
+    Torn,
+}
+
+/// A window as a READ brought it: slots to look at, in any order.
+pub trait Landed {
+    /// Looks at `slot` for `key`. On [`Look::Match`] the value replaces what was in `value`; on anything
+    /// else `value` is unspecified.
+    fn look(&mut self, slot: SlotIx, key: &[u8], value: &mut Vec<u8>) -> Look;
+}
+
+/// How good a proof the fabric can give that no move of the key went unseen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Proof {
+    /// No move of a key with this home began during the pass.
+    NoMove,
+    /// The pass took less than the grace time.
+    InGrace,
+    /// Neither.
+    None,
+}
+
+/// What the machine wants next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// READ this window and [`feed`](Get::feed) it; the pass goes on.
+    Read(Window),
+    /// The pass showed nothing, or a value that needs proof: get a [`Proof`] for it and
+    /// [`judge`](Get::judge).
+    Judge,
+    /// Start a new pass: take a new mark, then READ this window. Says why.
+    Again(Window, Retry),
+    /// The key's value has been copied out.
+    Found,
+    /// The key was absent at some instant of the pass.
+    Absent,
+}
+
+/// Why a pass was not conclusive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Retry {
+    /// A slot was being written.
+    Torn,
+    /// The key may have been moved during the pass.
+    Moved,
+    /// The pass took the grace time or longer.
+    Late,
+}
+
+/// Ghosts of the key that a pass saw: slot and stamp. More than fit count as new every time, which costs
+/// a pass, never a wrong answer.
+type Ghosts = SmallVec<[(SlotIx, u32); GHOSTS_MAX]>;
+const GHOSTS_MAX: usize = 4;
+
+/// One GET in progress.
+#[derive(Debug)]
+pub struct Get<'a> {
+    geometry: &'a Geometry,
+    key: &'a [u8],
+    first: First,
+    primary: Window,
+    /// The window being read, and how many this pass has read before it.
+    window: Window,
+    read: u32,
+    /// `aux` of the home slot in this pass.
+    home_aux: u32,
+    ghosts: Ghosts,
+    ghosts_overflow: bool,
+    /// Ghosts of the pass before this one.
+    before: Ghosts,
+    found: bool,
+}
+
+impl<'a> Get<'a> {
+    /// A GET of `key`, which must be 1 to [`Geometry::key_max`] bytes long to be found. Start with
+    /// [`Get::start`].
+    #[inline]
+    pub fn new(geometry: &'a Geometry, key: &'a [u8]) -> Get<'a> {
+        let first = geometry.seeds().first(key);
+        let primary = geometry.primary(first);
+        Get {
+            geometry,
+            key,
+            first,
+            primary,
+            window: primary,
+            read: 0,
+            home_aux: 0,
+            ghosts: Ghosts::new(),
+            ghosts_overflow: false,
+            before: Ghosts::new(),
+            found: false,
+        }
+    }
+
+    /// The first READ.
+    #[inline]
+    pub fn start(&self) -> Window {
+        self.primary
+    }
+
+    /// The key's home: what a fabric's mark is taken for.
+    #[inline]
+    pub fn home(&self) -> u64 {
+        self.geometry.home_of_slot(self.primary.first)
+    }
+
+    /// Takes in the window that was asked for. `exact` says that the fabric's samples are proof enough
+    /// for a hit by themselves (shm); without it a hit in a slot of several lines is judged too, because
+    /// the short copies of its stamp wrap.
+    #[inline]
+    pub fn feed<L: Landed>(&mut self, landed: &mut L, exact: bool, value: &mut Vec<u8>) -> Step {
+        let mut torn = false;
+        for slot in self.window.iter() {
+            match landed.look(slot, self.key, value) {
+                Look::Match if exact || self.geometry.shape().lines() == 1 => return Step::Found,
+                Look::Match => {
+                    self.found = true;
+                    return Step::Judge;
+                }
+                Look::Torn => torn = true,
+                Look::Other(header) => self.note(slot, &header),
+            }
+        }
+        if torn {
+            return self.again(Retry::Torn);
+        }
+        self.read += 1;
+        match self.next_window() {
+            Some(window) => {
+                self.window = window;
+                Step::Read(window)
+            }
+            None => Step::Judge,
+        }
+    }
+
+    /// Concludes a pass that showed nothing (or a hit that needs proof) from the fabric's proof for it.
+    #[inline]
+    pub fn judge(&mut self, proof: Proof) -> Step {
+        let proof = if broken(Rule::ClientClock) && proof == Proof::None { Proof::InGrace } else { proof };
+        match proof {
+            Proof::None => self.again(Retry::Late),
+            _ if self.found => Step::Found,
+            Proof::NoMove => Step::Absent,
+            Proof::InGrace if self.no_new_ghost() || broken(Rule::ClientGhost) => Step::Absent,
+            Proof::InGrace => self.again(Retry::Moved),
+        }
+    }
+
+    /// The window that follows, if the home's filter says that the key may be there.
+    #[inline]
+    fn next_window(&self) -> Option<Window> {
+        if !placement::may_be_displaced(self.geometry, self.first, self.home_aux) {
+            return None;
+        }
+        placement::after(self.geometry, self.key, self.first, self.read)
+    }
+
+    #[inline]
+    fn note(&mut self, slot: SlotIx, header: &Header) {
+        if slot == self.primary.first {
+            self.home_aux = header.aux;
+        }
+        if header.ghost != 0 && header.ghost == self.first.ghost() {
+            if self.ghosts.len() < GHOSTS_MAX {
+                self.ghosts.push((slot, header.stamp));
+            } else {
+                self.ghosts_overflow = true;
+            }
+        }
+    }
+
+    fn no_new_ghost(&self) -> bool {
+        !self.ghosts_overflow && self.ghosts.iter().all(|ghost| self.before.contains(ghost))
+    }
+
+    fn again(&mut self, why: Retry) -> Step {
+        self.before = std::mem::take(&mut self.ghosts);
+        self.ghosts_overflow = false;
+        self.found = false;
+        self.read = 0;
+        self.home_aux = 0;
+        self.window = self.primary;
+        Step::Again(self.primary, why)
+    }
+}

@@ -1,0 +1,94 @@
+//! What must wait until no remote reader can depend on it any more.
+//!
+//! Remote readers hold nothing, so nothing tells when they are done: the server waits twice the grace
+//! time T where a client trusts T. A queue holds what is due when; whoever mutates the table, and the
+//! server's idle loop, takes out what is due.
+//!
+//! Each entry belongs to exactly one trace in the region: a ghost is placed only in a slot that has none
+//! (searches pass over slots with a ghost), so its entry is the only one for that slot; a lingering
+//! filter bit is an entry of its own in the home's register, with its own time.
+
+use crate::clock::Clock;
+use crate::faults::{Rule, broken};
+use crate::layout::geometry::SlotIx;
+use crate::sync::{AtomicU64, Mutex, Ordering, lock};
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// A trace to take away when its time has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trace {
+    /// The ghost in a slot, which the stripe of `guard` guards.
+    Ghost { slot: SlotIx, guard: SlotIx },
+    /// Lingering bits in the filter of a home.
+    Filter { home: u64 },
+}
+
+/// Traces in the order in which they are due.
+#[derive(Debug)]
+pub(crate) struct Grace {
+    clock: Clock,
+    wait_ns: u64,
+    queue: Mutex<VecDeque<(u64, Trace)>>,
+    /// When the first is due; `u64::MAX` when none is. Lets a mutation skip lock and clock.
+    next_due_ns: AtomicU64,
+}
+
+impl Grace {
+    pub fn new(clock: Clock, grace: Duration) -> Grace {
+        Grace {
+            clock,
+            wait_ns: 2 * grace.as_nanos() as u64,
+            queue: Mutex::default(),
+            next_due_ns: AtomicU64::new(u64::MAX),
+        }
+    }
+
+    /// When something that happened just now may be taken away.
+    pub fn due_ns(&self, rule: Rule) -> u64 {
+        self.clock.now_ns() + if broken(rule) { 0 } else { self.wait_ns }
+    }
+
+    /// Puts a trace into the queue.
+    pub fn push(&self, due_ns: u64, trace: Trace) {
+        let mut queue = lock(&self.queue);
+        // Threads read the clock before they lock: keep the order.
+        let at = queue.iter().rposition(|&(due, _)| due <= due_ns).map_or(0, |i| i + 1);
+        queue.insert(at, (due_ns, trace));
+        self.next_due_ns.store(queue[0].0, Ordering::Relaxed);
+    }
+
+    /// Takes out the first trace if it is due.
+    pub fn pop_due(&self) -> Option<(u64, Trace)> {
+        // Relaxed: a hint; the queue is looked at under its lock.
+        let next = self.next_due_ns.load(Ordering::Relaxed);
+        if next == u64::MAX {
+            return None;
+        }
+        let now = self.clock.now_ns();
+        if now < next {
+            return None;
+        }
+        let mut queue = lock(&self.queue);
+        let due = queue.pop_front_if(|(due, _)| *due <= now);
+        self.next_due_ns.store(queue.front().map_or(u64::MAX, |(due, _)| *due), Ordering::Relaxed);
+        due.map(|(_, trace)| (now, trace))
+    }
+
+    /// When everything that is in the queue now will be due; `None` when it is empty.
+    pub fn last_due_ns(&self) -> Option<u64> {
+        lock(&self.queue).back().map(|(due, _)| *due)
+    }
+
+    /// How long until the first trace is due; `None` when there is none.
+    pub fn until_next(&self) -> Option<Duration> {
+        match self.next_due_ns.load(Ordering::Relaxed) {
+            u64::MAX => None,
+            due => Some(Duration::from_nanos(due.saturating_sub(self.clock.now_ns()))),
+        }
+    }
+
+    pub fn clock(&self) -> &Clock {
+        &self.clock
+    }
+}

@@ -1,0 +1,683 @@
+//! The server's side of the index: every change to the table.
+//!
+//! ```text
+//! put     lock the key's windows -> present: rewrite its slot
+//!                                -> a free slot in the primary window: write it
+//!                                -> neither: search a path, lock it, check it again, move along it
+//! remove  erase the live slot -> let a displaced key come home into it
+//! ```
+//!
+//! * [`writer`] changes one slot so that no torn read of it is accepted;
+//! * [`stripes`] keeps server threads apart;
+//! * [`search`] finds the cheapest path of moves;
+//! * [`grace`] takes traces away once no remote reader can depend on them;
+//! * [`recover`] takes a region over from a server that is gone.
+//!
+//! # Moving a key without hiding it
+//!
+//! A GET samples slots one by one while keys move. These rules keep a present key from being missed; the
+//! proof is in [`crate::get`]:
+//!
+//! * **M1** The copy at the destination is live before the original is overwritten.
+//! * **M2** A slot whose occupant was moved away carries that key's *ghost*, an 8-bit tag in the header,
+//!   for twice the grace time, whatever is written into the slot meanwhile. So a vacated slot can take the
+//!   next key of the path at once: a path of n moves costs n + 1 slot writes and no waiting.
+//! * **M3** A slot has room for one ghost: while it has one, its occupant is not moved.
+//! * **M4** The counter of begun moves for the key's home goes up before the original is overwritten.
+//! * **M5** The home's filter names a displaced key before the displaced copy is live, and for twice the
+//!   grace time after it is gone.
+//! * **M6** A delete erases the one live copy. Its old ghosts may outlive it: a reader that meets one
+//!   looks again, finds the same ghost, and reports the miss.
+
+mod grace;
+mod recover;
+mod search;
+mod stripes;
+mod writer;
+
+pub use recover::{RecoverError, Recovered};
+
+use crate::clock::Clock;
+use crate::fabric::shm::Shm;
+use crate::faults::{Rule, broken};
+use crate::layout::control::{Phase, STATE_WORD, State, move_counter_word};
+use crate::layout::geometry::{Geometry, SlotIx, Window};
+use crate::layout::hash::First;
+use crate::layout::slot::Content;
+use crate::layout::superblock::Superblock;
+use crate::mutation;
+use crate::placement;
+use crate::reader::{Limits, Reader};
+use crate::region::Region;
+use crate::sync::{AtomicU64, Ordering, fence};
+use grace::{Grace, Trace};
+use search::{Path, find_path};
+use smallvec::SmallVec;
+use stripes::{Displaced, Locked, Place, StripeSet, Stripes};
+use writer::{Owned, SlotWriter};
+
+/// What a put found and did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Put {
+    /// The key was absent and is now present.
+    Inserted,
+    /// The key was present and has the new value.
+    Updated,
+    /// The key was present and stays as it was ([`PutMode::Insert`]).
+    Exists,
+    /// The key was absent and stays so ([`PutMode::Update`]).
+    Missing,
+}
+
+/// What a put may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PutMode {
+    /// Insert or update.
+    Upsert,
+    /// Only insert.
+    Insert,
+    /// Only update.
+    Update,
+}
+
+/// Why a key could not be put.
+#[derive(Debug, thiserror::Error, Clone, PartialEq)]
+pub enum PutError {
+    /// The key's length is out of range.
+    #[error(
+        "the key is {given} bytes long, this table takes 1 to {max}; serve a table with a larger key_max"
+    )]
+    KeyLength {
+        /// Length given.
+        given: usize,
+        /// Longest allowed.
+        max: usize,
+    },
+    /// The value is too long.
+    #[error(
+        "the value is {given} bytes long, this table takes 0 to {max}; serve a table with a larger value_max"
+    )]
+    ValueLength {
+        /// Length given.
+        given: usize,
+        /// Longest allowed.
+        max: usize,
+    },
+    /// No room found.
+    #[error("the table is full: {keys} keys in {slots} slots (load {:.1} %), and no path of moves makes room; remove keys, or serve a larger table", 100.0 * *keys as f64 / *slots as f64)]
+    Full {
+        /// Keys in the table.
+        keys: u64,
+        /// Slots allocated.
+        slots: u64,
+    },
+    /// Other threads changed the path each time before it could be locked.
+    #[error("{rounds} paths in a row were changed by other threads before they could be locked; try again")]
+    Busy {
+        /// Paths tried.
+        rounds: u32,
+    },
+}
+
+/// Paths that may be changed by others under our feet before a put gives up.
+const ROUNDS_MAX: u32 = 1_000;
+/// Times a put that finds no room waits for grace periods to end before the table counts as full.
+const WAITS_MAX: u32 = 3;
+/// Traces a mutation takes away in passing.
+const REAP_MAX: usize = 8;
+/// Displaced keys that one delete may bring home, each into the slot that the one before left.
+const HOMINGS_MAX: usize = 4;
+
+/// Counts of what the server did; see [`Index::counts`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IndexCounts {
+    /// Keys in the table.
+    pub keys: u64,
+    /// Keys inserted since the server started.
+    pub inserts: u64,
+    /// Keys updated.
+    pub updates: u64,
+    /// Keys removed.
+    pub removes: u64,
+    /// Keys moved from one slot to another.
+    pub moves: u64,
+    /// Of these, displaced keys brought back into their primary window by deletes.
+    pub homings: u64,
+    /// Puts that waited for a grace period to end.
+    pub waits: u64,
+    /// Slots allocated: main slots, and overflow slots ever linked.
+    pub slots: u64,
+    /// Main slots.
+    pub main_slots: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    keys: AtomicU64,
+    inserts: AtomicU64,
+    updates: AtomicU64,
+    removes: AtomicU64,
+    moves: AtomicU64,
+    homings: AtomicU64,
+    waits: AtomicU64,
+}
+
+fn count(counter: &AtomicU64) {
+    // Relaxed: a statistic.
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// The server's view of a table: the one who changes it. `Send + Sync`; all operations take `&self` and
+/// may be called from several threads at once.
+#[derive(Debug)]
+pub struct Index {
+    region: Region,
+    geometry: Geometry,
+    incarnation: u64,
+    stripes: Stripes,
+    grace: Grace,
+    counters: Counters,
+}
+
+impl Index {
+    /// Makes an empty table in `region`, which must be zero and at least
+    /// [`Geometry::region_bytes`] long.
+    ///
+    /// Writes every slot once, so that each validates.
+    pub fn create(region: Region, geometry: Geometry, clock: Clock) -> Index {
+        assert!(region.bytes() >= geometry.region_bytes(), "the region is too short for the table");
+        let index = Index::over(region, geometry, clock, 1);
+        index.publish(Phase::Starting);
+        for slot in 0..index.geometry.slots() {
+            index.slots().write(SlotIx(slot), &Content::default());
+        }
+        index.publish(Phase::Serving);
+        index
+    }
+
+    fn over(region: Region, geometry: Geometry, clock: Clock, incarnation: u64) -> Index {
+        Index {
+            stripes: Stripes::new(geometry.main_slots()),
+            grace: Grace::new(clock, geometry.grace()),
+            region,
+            geometry,
+            incarnation,
+            counters: Counters::default(),
+        }
+    }
+
+    /// Writes superblock and state word. Only one thread may do so at a time.
+    fn publish(&self, phase: Phase) {
+        let state = State { incarnation: self.incarnation, phase };
+        let created = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .map_or(0, |since| since.as_secs());
+        let old = Superblock::from_words(std::array::from_fn(|w| self.region.load(w)));
+        let created = if old.created == 0 { created } else { old.created };
+        let mut words = Superblock::new(&self.geometry, self.incarnation, created).to_words();
+        // Stamped like a slot: odd, bytes, even. The stamp is the high half of word 1.
+        let version = words[1] & 0xffff_ffff;
+        let odd = old.stamp | 1;
+        self.region.store(1, version | u64::from(odd) << 32);
+        fence(Ordering::Release);
+        words[1] = version | u64::from(odd) << 32;
+        for (w, &word) in words.iter().enumerate() {
+            self.region.store(w, word);
+        }
+        fence(Ordering::Release);
+        self.region.store(1, version | u64::from(odd.wrapping_add(1)) << 32);
+        fence(Ordering::Release);
+        self.region.store(STATE_WORD, state.to_word());
+    }
+
+    /// Tells clients that this table is given up: they must connect anew.
+    pub fn retire(&self) {
+        let state = State { incarnation: self.incarnation, phase: Phase::Retired };
+        self.region.store(STATE_WORD, state.to_word());
+    }
+
+    /// The region.
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+    /// The geometry.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+    /// Which server process this is, for this region.
+    pub fn incarnation(&self) -> u64 {
+        self.incarnation
+    }
+    /// Number of keys.
+    pub fn len(&self) -> u64 {
+        self.counters.keys.load(Ordering::Relaxed)
+    }
+    /// Is there no key?
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// Displaced keys. Locks every stripe in turn.
+    pub fn displaced(&self) -> usize {
+        self.stripes.displaced()
+    }
+    /// Keys / all slots allocated, overflow included: what the memory really holds.
+    pub fn load_true(&self) -> f64 {
+        let counts = self.counts();
+        counts.keys as f64 / counts.slots as f64
+    }
+
+    /// What was done so far. Relaxed counters: each is exact, together they may be of different instants.
+    pub fn counts(&self) -> IndexCounts {
+        let c = &self.counters;
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        IndexCounts {
+            keys: load(&c.keys),
+            inserts: load(&c.inserts),
+            updates: load(&c.updates),
+            removes: load(&c.removes),
+            moves: load(&c.moves),
+            homings: load(&c.homings),
+            waits: load(&c.waits),
+            slots: self.geometry.main_slots(),
+            main_slots: self.geometry.main_slots(),
+        }
+    }
+
+    /// A reader of this table in this process, by the same GET that clients use.
+    pub fn reader(&self) -> Reader<'_, Shm<'_>> {
+        let fabric = Shm::new(&self.region, &self.geometry);
+        Reader::new(fabric, &self.geometry, self.grace.clock().clone(), Limits::default())
+    }
+
+    fn slots(&self) -> SlotWriter<'_> {
+        SlotWriter { region: &self.region, geometry: &self.geometry }
+    }
+
+    // ---- mutations ----------------------------------------------------------------------------------
+
+    /// Puts `key` with `value`, as `mode` allows. When it returns, every GET that starts later sees it.
+    ///
+    /// # Errors
+    /// [`PutError`]; the table is then as it was.
+    pub fn put(&self, key: &[u8], value: &[u8], mode: PutMode) -> Result<Put, PutError> {
+        self.check_lengths(key, value)?;
+        self.reap(REAP_MAX);
+        let first = self.geometry.seeds().first(key);
+        let mut locked = self.lock_key(key, first);
+        if let Some(answer) = self.put_present(&mut locked, key, value, first, mode) {
+            return Ok(answer);
+        }
+        if let Some(slot) = self.free_slot(self.geometry.primary(first)) {
+            self.place(&mut locked, slot, key, value, first);
+            return Ok(Put::Inserted);
+        }
+        drop(locked);
+        self.put_by_moving(key, value, first, mode)
+    }
+
+    /// The rest of a put that found neither the key nor a free slot in its primary window.
+    #[cold]
+    fn put_by_moving(&self, key: &[u8], value: &[u8], first: First, mode: PutMode) -> Result<Put, PutError> {
+        let mut waits = 0;
+        for _ in 0..ROUNDS_MAX {
+            let Some(path) = find_path(self.slots(), key, first) else {
+                if waits < WAITS_MAX && self.wait_for_grace() {
+                    waits += 1;
+                    continue;
+                }
+                let counts = self.counts();
+                return Err(PutError::Full { keys: counts.keys, slots: counts.slots });
+            };
+            let mut set = self.stripes_of_key(key, first);
+            self.add_path(&mut set, &path);
+            let mut locked = self.stripes.lock(set);
+            if let Some(answer) = self.put_present(&mut locked, key, value, first, mode) {
+                return Ok(answer);
+            }
+            if !self.still_good(&locked, &path) {
+                continue;
+            }
+            self.move_along(&mut locked, &path, |locked| self.place(locked, path[0], key, value, first));
+            return Ok(Put::Inserted);
+        }
+        Err(PutError::Busy { rounds: ROUNDS_MAX })
+    }
+
+    /// Removes `key`; was it there?
+    ///
+    /// # Errors
+    /// [`PutError::KeyLength`].
+    pub fn remove(&self, key: &[u8]) -> Result<bool, PutError> {
+        self.check_lengths(key, &[])?;
+        self.reap(REAP_MAX);
+        let first = self.geometry.seeds().first(key);
+        let mut locked = self.lock_key(key, first);
+        let Some(slot) = self.find(key, first) else { return Ok(false) };
+        self.erase(&mut locked, slot, first);
+        drop(locked);
+        self.counters.keys.fetch_sub(1, Ordering::Relaxed);
+        count(&self.counters.removes);
+        self.bring_home(slot);
+        Ok(true)
+    }
+
+    /// Takes away every trace that is due. Mutations do this in passing; a server also does it when idle.
+    /// Returns how long until the next one is due.
+    pub fn tidy(&self) -> Option<std::time::Duration> {
+        self.reap(usize::MAX);
+        self.grace.until_next()
+    }
+
+    fn check_lengths(&self, key: &[u8], value: &[u8]) -> Result<(), PutError> {
+        let (key_max, value_max) = (self.geometry.key_max(), self.geometry.value_max());
+        if key.is_empty() || key.len() > key_max {
+            return Err(PutError::KeyLength { given: key.len(), max: key_max });
+        }
+        if value.len() > value_max {
+            return Err(PutError::ValueLength { given: value.len(), max: value_max });
+        }
+        Ok(())
+    }
+
+    // ---- finding, under locks -----------------------------------------------------------------------
+
+    /// Locks what a key's presence depends on: its primary window, and its other windows if the home's
+    /// filter says that it may be there.
+    fn lock_key(&self, key: &[u8], first: First) -> Locked<'_> {
+        let primary = self.geometry.primary(first);
+        let mut set = StripeSet::new();
+        self.add_window(&mut set, primary);
+        let locked = self.stripes.lock(set);
+        if !self.may_be_displaced(first) {
+            return locked;
+        }
+        drop(locked);
+        self.stripes.lock(self.stripes_of_key(key, first))
+    }
+
+    fn may_be_displaced(&self, first: First) -> bool {
+        let home_slot = self.geometry.primary(first).first;
+        placement::may_be_displaced(&self.geometry, first, self.slots().header(home_slot).aux)
+    }
+
+    /// The stripes of all windows of a key.
+    fn stripes_of_key(&self, key: &[u8], first: First) -> StripeSet {
+        let mut set = StripeSet::new();
+        for destination in mutation::destinations(&self.geometry, key, first, None) {
+            self.add_window(&mut set, destination.window);
+        }
+        set
+    }
+
+    fn add_window(&self, set: &mut StripeSet, window: Window) {
+        // A window is at most 64 slots, a stripe's group has 64: first and last slot name all stripes.
+        set.push(self.stripes.of(window.first));
+        set.push(self.stripes.of(SlotIx(window.first.0 + u64::from(window.slots) - 1)));
+    }
+
+    /// The stripes of a path's slots, and of the homes of the keys in them (L2).
+    fn add_path(&self, set: &mut StripeSet, path: &Path) {
+        for &slot in path {
+            set.push(self.stripes.of(slot));
+            if let Some((occupant, _)) = self.slots().peek(slot).filter(|(key, _)| !key.is_empty()) {
+                set.push(self.stripes.of(self.home_slot(self.geometry.seeds().first(&occupant))));
+            }
+        }
+    }
+
+    fn home_slot(&self, first: First) -> SlotIx {
+        self.geometry.primary(first).first
+    }
+
+    fn home(&self, first: First) -> u64 {
+        self.geometry.home(first.0)
+    }
+
+    /// The slot that holds `key`. The caller holds the key's locks.
+    fn find(&self, key: &[u8], first: First) -> Option<SlotIx> {
+        let holds = |window: Window| window.iter().find(|&slot| self.slots().holds(slot, key));
+        if let Some(slot) = holds(self.geometry.primary(first)) {
+            return Some(slot);
+        }
+        if !self.may_be_displaced(first) {
+            return None;
+        }
+        (1..).map_while(|read| placement::after(&self.geometry, key, first, read)).find_map(holds)
+    }
+
+    fn free_slot(&self, window: Window) -> Option<SlotIx> {
+        window.iter().find(|&slot| self.slots().header(slot).is_free())
+    }
+
+    /// The part of a put that concerns a key already present.
+    fn put_present(
+        &self,
+        locked: &mut Locked<'_>,
+        key: &[u8],
+        value: &[u8],
+        first: First,
+        mode: PutMode,
+    ) -> Option<Put> {
+        debug_assert!(locked.covers(self.home_slot(first)));
+        let Some(slot) = self.find(key, first) else {
+            return (mode == PutMode::Update).then_some(Put::Missing);
+        };
+        if mode == PutMode::Insert {
+            return Some(Put::Exists);
+        }
+        let header = self.slots().header(slot);
+        self.slots().write(slot, &Content { key, value, ghost: header.ghost, aux: header.aux });
+        count(&self.counters.updates);
+        Some(Put::Updated)
+    }
+
+    // ---- moving -------------------------------------------------------------------------------------
+
+    /// Is a path still what the search saw? The caller holds its locks.
+    fn still_good(&self, locked: &Locked<'_>, path: &Path) -> bool {
+        let (&last, movers) = path.split_last().expect("a path has a slot");
+        self.slots().header(last).is_free()
+            && movers.iter().zip(&path[1..]).all(|(&from, &to)| {
+                let occupant = self.slots().read(from);
+                let first = self.geometry.seeds().first(&occupant.key);
+                !occupant.key.is_empty()
+                    && occupant.ghost == 0
+                    && locked.covers(self.home_slot(first))
+                    && mutation::destinations(&self.geometry, &occupant.key, first, Some(from))
+                        .iter()
+                        .any(|d| d.window.contains(to))
+            })
+    }
+
+    /// Moves every occupant of the path one step on, from the free end back; `finish` then overwrites
+    /// `path[0]`, whose occupant has been copied away, by [`Index::place`] or [`Index::vacate`].
+    fn move_along<'a>(&self, locked: &mut Locked<'a>, path: &Path, finish: impl FnOnce(&mut Locked<'a>)) {
+        let mut came_home: SmallVec<[(First, SlotIx); 4]> = SmallVec::new();
+        for step in path.windows(2).rev() {
+            let (from, to) = (step[0], step[1]);
+            let occupant = self.slots().read(from);
+            let first = self.geometry.seeds().first(&occupant.key);
+            let primary = self.geometry.primary(first);
+            let home = self.home(first);
+            let bit = placement::filter_bit(&self.geometry, first);
+            if broken(Rule::CopyBeforeErase) {
+                self.slots().write(from, &Content { ghost: 0, aux: occupant.aux, ..Content::default() });
+            }
+            match (primary.contains(from), primary.contains(to)) {
+                (true, false) => {
+                    locked.stripe(primary.first).add(home, Displaced { bit, place: Place::At(to) });
+                    if !broken(Rule::FilterBeforeCopy) {
+                        self.set_filter(locked, home, primary.first);
+                    }
+                }
+                (false, false) => locked.stripe(primary.first).change(home, from, Place::At(to)),
+                (_, true) => {}
+            }
+            // M1: the copy is live before `from` is overwritten, by the next step or the caller.
+            self.overwrite(to, &occupant.key, &occupant.value);
+            if broken(Rule::FilterBeforeCopy) {
+                self.set_filter(locked, home, primary.first);
+            }
+            if !primary.contains(from) && primary.contains(to) {
+                came_home.push((first, from));
+            }
+            count(&self.counters.moves);
+        }
+        finish(locked);
+        // M5: only now are their displaced copies gone; the grace time counts from here.
+        for (first, from) in came_home {
+            self.linger(locked, first, from);
+        }
+    }
+
+    /// Writes key and value over whatever is in `slot`. An occupant that is still there has been copied
+    /// elsewhere: its ghost stays behind.
+    fn overwrite(&self, slot: SlotIx, key: &[u8], value: &[u8]) {
+        let before = self.slots().header(slot);
+        let mut content = Content { key, value, ghost: before.ghost, aux: before.aux };
+        if before.is_free() {
+            return self.slots().write(slot, &content);
+        }
+        debug_assert_eq!(before.ghost, 0, "M3");
+        let moved = self.geometry.seeds().first(&self.slots().read(slot).key);
+        if !broken(Rule::Ghost) {
+            content.ghost = moved.ghost();
+        }
+        // M4. The fence pairs with R4: who sees the slot overwritten sees the count.
+        self.region.add(move_counter_word(self.home(moved)));
+        fence(Ordering::Release);
+        self.slots().write(slot, &content);
+        let due = self.grace.due_ns(Rule::GhostGrace);
+        self.grace.push(due, Trace::Ghost { slot, guard: slot });
+    }
+
+    /// Puts a new key into a slot that is free or whose occupant was moved away.
+    fn place(&self, locked: &mut Locked<'_>, slot: SlotIx, key: &[u8], value: &[u8], first: First) {
+        let primary = self.geometry.primary(first);
+        if !primary.contains(slot) {
+            let (home, bit) = (self.home(first), placement::filter_bit(&self.geometry, first));
+            locked.stripe(primary.first).add(home, Displaced { bit, place: Place::At(slot) });
+            if !broken(Rule::FilterBeforeCopy) {
+                self.set_filter(locked, home, primary.first);
+            }
+            self.overwrite(slot, key, value);
+            self.set_filter(locked, home, primary.first);
+        } else {
+            self.overwrite(slot, key, value);
+        }
+        count(&self.counters.keys);
+        count(&self.counters.inserts);
+    }
+
+    /// Frees a slot whose occupant was moved away.
+    fn vacate(&self, slot: SlotIx) {
+        self.overwrite(slot, &[], &[]);
+    }
+
+    /// Frees the slot of a key that is removed (M6).
+    fn erase(&self, locked: &mut Locked<'_>, slot: SlotIx, first: First) {
+        let header = self.slots().header(slot);
+        self.slots().write(slot, &Content { ghost: header.ghost, aux: header.aux, ..Content::default() });
+        let primary = self.geometry.primary(first);
+        if !primary.contains(slot) {
+            self.linger(locked, first, slot);
+        }
+    }
+
+    // ---- filters and traces -------------------------------------------------------------------------
+
+    /// Writes the filter of a home as its register says, if that changes it.
+    fn set_filter(&self, locked: &mut Locked<'_>, home: u64, home_slot: SlotIx) {
+        let filter = locked.stripe(home_slot).filter(home);
+        let header = self.slots().header(home_slot);
+        if header.aux != filter {
+            let Owned { key, value, ghost, .. } = self.slots().read(home_slot);
+            self.slots().write(home_slot, &Content { key: &key, value: &value, ghost, aux: filter });
+        }
+    }
+
+    /// A displaced key has left `slot`: its filter bit lingers (M5).
+    fn linger(&self, locked: &mut Locked<'_>, first: First, slot: SlotIx) {
+        let (home, until_ns) = (self.home(first), self.grace.due_ns(Rule::FilterGrace));
+        locked.stripe(self.home_slot(first)).change(home, slot, Place::Lingers { until_ns });
+        self.grace.push(until_ns, Trace::Filter { home });
+    }
+
+    /// Takes away up to `most` traces that are due.
+    fn reap(&self, most: usize) {
+        for _ in 0..most {
+            let Some((now_ns, trace)) = self.grace.pop_due() else { return };
+            match trace {
+                Trace::Ghost { slot, guard } => {
+                    let _locked = self.stripes.lock(SmallVec::from_slice(&[self.stripes.of(guard)]));
+                    let Owned { key, value, aux, .. } = self.slots().read(slot);
+                    self.slots().write(slot, &Content { key: &key, value: &value, ghost: 0, aux });
+                }
+                Trace::Filter { home } => {
+                    let home_slot = self.geometry.window(home).first;
+                    let mut locked = self.stripes.lock(SmallVec::from_slice(&[self.stripes.of(home_slot)]));
+                    locked.stripe(home_slot).expire(home, now_ns);
+                    self.set_filter(&mut locked, home, home_slot);
+                }
+            }
+        }
+    }
+
+    /// Waits until all traces there are now are gone; `false` when there are none.
+    fn wait_for_grace(&self) -> bool {
+        let Some(due_ns) = self.grace.last_due_ns() else { return false };
+        count(&self.counters.waits);
+        self.grace.clock().sleep_until(due_ns);
+        self.reap(usize::MAX);
+        true
+    }
+
+    // ---- homing -------------------------------------------------------------------------------------
+
+    /// Lets a displaced key come home into the free slot `free`, another into the slot that one left, and
+    /// so on.
+    fn bring_home(&self, mut free: SlotIx) {
+        if !mutation::homes_on_delete(&self.geometry) {
+            return;
+        }
+        for _ in 0..HOMINGS_MAX {
+            let Some(left) = self.homes_around(free).find_map(|home| self.bring_one_home(home, free)) else {
+                return;
+            };
+            free = left;
+        }
+    }
+
+    /// Homes whose primary window contains `slot` and whose filter names somebody. Unlocked: a guess.
+    fn homes_around(&self, slot: SlotIx) -> impl Iterator<Item = u64> {
+        let bucket = self.geometry.home_of_slot(slot);
+        let window_buckets = u64::from(self.geometry.layout().window_buckets);
+        let last = bucket.min(self.geometry.homes() - 1);
+        (bucket.saturating_sub(window_buckets - 1)..=last)
+            .filter(|&home| self.slots().header(self.geometry.window(home).first).aux != 0)
+    }
+
+    /// Moves a displaced key of `home` into `free`; the slot it left, if there was one to move.
+    fn bring_one_home(&self, home: u64, free: SlotIx) -> Option<SlotIx> {
+        let home_slot = self.geometry.window(home).first;
+        let candidates: SmallVec<[SlotIx; 4]> = {
+            let mut locked = self.stripes.lock(SmallVec::from_slice(&[self.stripes.of(home_slot)]));
+            let entries = locked.stripe(home_slot).displaced(home).iter();
+            entries.filter_map(|e| if let Place::At(slot) = e.place { Some(slot) } else { None }).collect()
+        };
+        candidates.into_iter().find(|&from| {
+            let path = Path::from_slice(&[from, free]);
+            let mut set = StripeSet::from_slice(&[self.stripes.of(home_slot)]);
+            self.add_path(&mut set, &path);
+            let mut locked = self.stripes.lock(set);
+            let still_there =
+                locked.stripe(home_slot).displaced(home).iter().any(|e| e.place == Place::At(from));
+            if !still_there || !self.still_good(&locked, &path) {
+                return false;
+            }
+            self.move_along(&mut locked, &path, |_| self.vacate(from));
+            count(&self.counters.homings);
+            true
+        })
+    }
+}

@@ -1,0 +1,149 @@
+//! Striped locks, and what each guards.
+//!
+//! * **L1** A slot is written only under its stripe's lock.
+//! * **L2** A key is inserted, moved and erased only under the lock of its home slot's stripe. That lock
+//!   also guards the home's entries in the register of displaced keys, and its filter.
+//! * **L3** Several stripes are locked in increasing order, all at once.
+//!
+//! Overflow slots have no stripe of their own: the home of the chain guards them.
+//!
+//! These locks keep server threads apart. Readers take none and are held back by none.
+
+use crate::layout::geometry::SlotIx;
+use crate::sync::{Mutex, MutexGuard, lock};
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+/// Slots that share a stripe with their neighbours: large enough that a window of 16 mostly lies in one.
+const GROUP_SHIFT: u32 = 6;
+/// More stripes than this buy nothing: threads are few.
+const STRIPES_MAX: u64 = 1 << 12;
+
+/// A displaced key, or one that left less than twice the grace time ago.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Displaced {
+    /// The key's bit in its home's filter.
+    pub bit: u32,
+    /// Where it is; `None` when it left, and only its bit lingers.
+    pub place: Place,
+}
+
+/// Where a displaced key is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// In this slot.
+    At(SlotIx),
+    /// Gone; its filter bit may be cleared at this time.
+    Lingers {
+        /// Nanoseconds on the server's clock.
+        until_ns: u64,
+    },
+}
+
+/// What a stripe's lock guards beside its slots.
+#[derive(Debug, Default)]
+pub(crate) struct Stripe {
+    displaced: FxHashMap<u64, SmallVec<[Displaced; 2]>>,
+}
+
+impl Stripe {
+    /// Displaced keys of `home`.
+    pub fn displaced(&self, home: u64) -> &[Displaced] {
+        self.displaced.get(&home).map_or(&[], |entries| entries)
+    }
+
+    /// The filter that the home's entries make.
+    pub fn filter(&self, home: u64) -> u32 {
+        self.displaced(home).iter().fold(0, |filter, entry| filter | entry.bit)
+    }
+
+    /// Adds a displaced key.
+    pub fn add(&mut self, home: u64, entry: Displaced) {
+        self.displaced.entry(home).or_default().push(entry);
+    }
+
+    /// The key of `home` that was at `from` is now at `to`.
+    pub fn change(&mut self, home: u64, from: SlotIx, to: Place) {
+        let entries = self.displaced.get_mut(&home);
+        let entry = entries.and_then(|all| all.iter_mut().find(|e| e.place == Place::At(from)));
+        debug_assert!(entry.is_some(), "no displaced key of home {home} at {from:?}");
+        if let Some(entry) = entry {
+            entry.place = to;
+        }
+    }
+
+    /// Forgets entries that have lingered long enough.
+    pub fn expire(&mut self, home: u64, now_ns: u64) {
+        if let Some(entries) = self.displaced.get_mut(&home) {
+            entries.retain(|e| !matches!(e.place, Place::Lingers { until_ns } if until_ns <= now_ns));
+            if entries.is_empty() {
+                self.displaced.remove(&home);
+            }
+        }
+    }
+
+    /// Homes with displaced keys, and how many each has.
+    pub fn census(&self) -> impl Iterator<Item = usize> {
+        self.displaced
+            .values()
+            .map(|entries| entries.iter().filter(|e| matches!(e.place, Place::At(_))).count())
+    }
+}
+
+/// All stripes of a table.
+#[derive(Debug)]
+pub(crate) struct Stripes {
+    all: Box<[Mutex<Stripe>]>,
+}
+
+/// A set of stripes to lock, by number.
+pub(crate) type StripeSet = SmallVec<[usize; 16]>;
+
+impl Stripes {
+    pub fn new(main_slots: u64) -> Stripes {
+        let count = main_slots.div_ceil(1 << GROUP_SHIFT).next_power_of_two().min(STRIPES_MAX);
+        Stripes { all: (0..count).map(|_| Mutex::default()).collect() }
+    }
+
+    /// The stripe of a main slot.
+    #[inline]
+    pub fn of(&self, slot: SlotIx) -> usize {
+        (slot.0 >> GROUP_SHIFT) as usize & (self.all.len() - 1)
+    }
+
+    /// Locks a set of stripes (L3).
+    pub fn lock(&self, mut set: StripeSet) -> Locked<'_> {
+        set.sort_unstable();
+        set.dedup();
+        Locked { held: set.into_iter().map(|n| (n, lock(&self.all[n]))).collect(), stripes: self }
+    }
+
+    /// Displaced keys in the whole table.
+    pub fn displaced(&self) -> usize {
+        self.all.iter().map(|stripe| lock(stripe).census().sum::<usize>()).sum()
+    }
+}
+
+/// Locked stripes. Dropping it unlocks them.
+pub(crate) struct Locked<'a> {
+    held: SmallVec<[(usize, MutexGuard<'a, Stripe>); 8]>,
+    stripes: &'a Stripes,
+}
+
+impl Locked<'_> {
+    /// Is the stripe of this main slot locked?
+    pub fn covers(&self, slot: SlotIx) -> bool {
+        let number = self.stripes.of(slot);
+        self.held.iter().any(|(n, _)| *n == number)
+    }
+
+    /// What the lock of this home slot guards.
+    ///
+    /// # Panics
+    /// When it is not locked: a bug against L2.
+    pub fn stripe(&mut self, home_slot: SlotIx) -> &mut Stripe {
+        let number = self.stripes.of(home_slot);
+        let held = self.held.iter_mut().find(|(n, _)| *n == number);
+        &mut held.expect("L2: the home's stripe is locked").1
+    }
+}

@@ -1,0 +1,135 @@
+//! The slot writer: the only code that changes a slot.
+//!
+//! # Protocol
+//!
+//! Who writes: one server thread at a time, holding the slot's lock. Who reads: anybody.
+//!
+//! * **W1** Every line's stamp is made odd.
+//! * **W2** Then the bytes are stored, every word with an odd stamp in it still.
+//! * **W3** Then every line's stamp is made even, 2 above what it was, and the CRC with it.
+//!
+//! W1 before W2 is what makes stamps sufficient: without it a line half old, half new could carry the
+//! old, even stamp in a word not yet overwritten.
+//!
+//! A writer that dies between W1 and W3 leaves the slot odd: readers end in `Contended` there and
+//! nowhere else, until the server is restarted.
+
+use crate::faults::{Rule, broken};
+use crate::layout::geometry::{Geometry, SlotIx};
+use crate::layout::slot::{COPY_SHIFT, Content, Header, Image, View, encode, stamp_copies};
+use crate::layout::{mapped, slot};
+use crate::region::Region;
+use crate::sync::{Ordering, fence};
+use smallvec::SmallVec;
+
+/// Writes and reads slots of one table, for whoever holds their locks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SlotWriter<'a> {
+    pub region: &'a Region,
+    pub geometry: &'a Geometry,
+}
+
+/// A slot's content in private memory.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Owned {
+    pub key: SmallVec<[u8; 48]>,
+    pub value: Vec<u8>,
+    pub ghost: u8,
+    pub aux: u32,
+}
+
+impl Owned {
+    pub fn content(&self) -> Content<'_> {
+        Content { key: &self.key, value: &self.value, ghost: self.ghost, aux: self.aux }
+    }
+}
+
+impl<'a> SlotWriter<'a> {
+    fn words(&self, slot: SlotIx) -> &'a [crate::sync::AtomicU64] {
+        self.region.words(self.geometry.slot_word(slot), self.geometry.shape().words())
+    }
+
+    /// Replaces the slot's content. 2 * lines + words stores.
+    pub fn write(&self, slot: SlotIx, content: &Content<'_>) {
+        let shape = self.geometry.shape();
+        let base = self.geometry.slot_word(slot);
+        let before = self.region.load(base);
+        // An odd stamp here was left by a writer that died: the next even one is above both.
+        let odd = (before as u32) | 1;
+        let even = odd.wrapping_add(1);
+        let image = encode(shape, self.geometry.identity(slot), even, content);
+        let odd_copy = |word: u64| word & !(0xffff << COPY_SHIFT) | u64::from(odd as u16) << COPY_SHIFT;
+
+        if !broken(Rule::OddPass) {
+            // W1
+            self.region.store(base, before & !0xffff_ffff | u64::from(odd));
+            for w in stamp_copies(shape) {
+                self.region.store(base + w, odd_copy(self.region.load(base + w)));
+            }
+        }
+        if !broken(Rule::WriterFence) {
+            // Pairs with R2: a reader that sees a word of W2 sees the odd stamp after its fence.
+            fence(Ordering::Release);
+        }
+        // W2
+        let mut copies = stamp_copies(shape).peekable();
+        for (w, &word) in image.iter().enumerate().skip(1) {
+            let carries_stamp = copies.next_if_eq(&w).is_some();
+            let odd_still = carries_stamp && !broken(Rule::OddPass);
+            self.region.store(base + w, if odd_still { odd_copy(word) } else { word });
+        }
+        // Pairs with R1: a reader that sees the even stamp sees the words of W2 after its fence.
+        fence(Ordering::Release);
+        // W3
+        self.region.store(base, image[0]);
+        for w in stamp_copies(shape) {
+            self.region.store(base + w, image[w]);
+        }
+    }
+
+    /// The slot's header.
+    pub fn header(&self, slot: SlotIx) -> Header {
+        mapped::header(self.words(slot))
+    }
+
+    /// Does the slot hold `key`?
+    pub fn holds(&self, slot: SlotIx, key: &[u8]) -> bool {
+        let words = self.words(slot);
+        usize::from(mapped::header(words).klen) == key.len()
+            && mapped::begins_with(self.geometry.shape(), words, key)
+    }
+
+    /// The slot's content. A slot that fails validation (it cannot, under its lock, unless the region was
+    /// damaged) reads as free.
+    pub fn read(&self, slot: SlotIx) -> Owned {
+        let image: Image = mapped::image(self.words(slot));
+        let Ok(view) = View::consistent(self.geometry.shape(), &image) else {
+            return Owned::default();
+        };
+        let header = view.header();
+        let mut value = Vec::new();
+        view.value_into(&mut value);
+        Owned { key: view.key(), value, ghost: header.ghost, aux: header.aux }
+    }
+
+    /// Reads the key and header of a slot whose lock is not held; `None` while it is being written.
+    pub fn peek(&self, slot: SlotIx) -> Option<(SmallVec<[u8; 48]>, Header)> {
+        let words = self.words(slot);
+        let stamp = words[0].load(Ordering::Relaxed);
+        // Fences as in the shm reader: R1 and R2.
+        fence(Ordering::Acquire);
+        let image: Image = mapped::image(words);
+        fence(Ordering::Acquire);
+        if stamp & 1 == 1 || words[0].load(Ordering::Relaxed) != stamp {
+            return None;
+        }
+        let view = View::consistent(self.geometry.shape(), &image).ok()?;
+        Some((view.key(), view.header()))
+    }
+
+    /// Does the slot pass the checks that a remote reader makes?
+    pub fn is_valid(&self, slot: SlotIx) -> bool {
+        let image: Image = mapped::image(self.words(slot));
+        slot::check(self.geometry.shape(), self.geometry.identity(slot), &image).is_ok()
+    }
+}

@@ -1,0 +1,72 @@
+//! The control page: words that change while readers read, each whole by itself.
+//!
+//! ```text
+//! page + 0      state word             incarnation << 8 | phase
+//! page + 64*k   counter of begun moves, k = 1..=32
+//! ```
+//!
+//! Each word has a line of its own, so that a reader's line is invalidated only when its word changes.
+//!
+//! **Counters of begun moves.** A move of a key whose home is `h` adds 1 to counter `h mod 32` before it
+//! rewrites the key's old slot. A reader that can load words at will (shm) reads its key's counter before
+//! and after its GET: equal means that the key did not move meanwhile, so what was not found was not
+//! there. It needs no clock. Readers that READ over a network use the grace time instead.
+
+use super::{LINE, PAGE, WORD};
+
+/// Byte offset of the control page in a region.
+pub const CONTROL_OFFSET: usize = PAGE;
+/// Number of counters.
+pub const MOVE_COUNTERS: u64 = 32;
+/// Number of the word, in the region, that holds the state.
+pub const STATE_WORD: usize = CONTROL_OFFSET / WORD;
+
+/// Number of the word, in the region, of the counter for keys whose home is `home`.
+#[inline]
+pub fn move_counter_word(home: u64) -> usize {
+    STATE_WORD + (1 + (home % MOVE_COUNTERS) as usize) * (LINE / WORD)
+}
+
+const _: () = assert!((1 + MOVE_COUNTERS as usize) * LINE <= PAGE);
+
+/// What the state word says about the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Being made or recovered: do not read yet.
+    Starting,
+    /// In service, or left behind by a server that is gone: readable either way.
+    Serving,
+    /// Given up on purpose: a client must connect anew.
+    Retired,
+}
+
+/// The state word: a phase and the number of the server process that set it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct State {
+    /// Counts the servers that have opened this region; never repeats.
+    pub incarnation: u64,
+    /// What that server says of the table.
+    pub phase: Phase,
+}
+
+impl State {
+    /// The word as stored.
+    pub fn to_word(self) -> u64 {
+        let phase = match self.phase {
+            Phase::Starting => 0,
+            Phase::Serving => 1,
+            Phase::Retired => 2,
+        };
+        self.incarnation << 8 | phase
+    }
+
+    /// The state in a word; anything unknown counts as retired, which sends a client back to the server.
+    pub fn from_word(word: u64) -> State {
+        let phase = match word & 0xff {
+            0 => Phase::Starting,
+            1 => Phase::Serving,
+            _ => Phase::Retired,
+        };
+        State { incarnation: word >> 8, phase }
+    }
+}

@@ -1,0 +1,56 @@
+//! Slots as words of region memory: loads, and comparison in place.
+//!
+//! These functions promise nothing about consistency: words of different writes may come back. The caller
+//! holds the slot's lock, or validates the stamp around the call.
+
+use super::slot::{Header, Image, SlotShape, Torn, View};
+use super::{LINE, WORD};
+use crate::sync::{AtomicU64, Ordering};
+
+const FIRST_LINE_KEY: usize = LINE - super::slot::HEADER;
+
+/// The slot's header.
+#[inline]
+pub(crate) fn header(slot: &[AtomicU64]) -> Header {
+    Header::from_words([slot[0].load(Ordering::Relaxed), slot[1].load(Ordering::Relaxed)])
+}
+
+/// All words of the slot.
+#[inline]
+pub(crate) fn image(slot: &[AtomicU64]) -> Image {
+    slot.iter().map(|w| w.load(Ordering::Relaxed)).collect()
+}
+
+/// Does the slot's payload begin with `key`? The caller has compared the length.
+#[inline]
+pub(crate) fn begins_with(shape: SlotShape, slot: &[AtomicU64], key: &[u8]) -> bool {
+    if key.len() > FIRST_LINE_KEY {
+        return holds_long(shape, slot, key);
+    }
+    let words = &slot[super::slot::HEADER / WORD..];
+    let mut chunks = key.chunks_exact(WORD);
+    for (word, chunk) in words.iter().zip(&mut chunks) {
+        if word.load(Ordering::Relaxed) != u64::from_le_bytes(chunk.try_into().expect("8 bytes")) {
+            return false;
+        }
+    }
+    let rest = chunks.remainder();
+    if rest.is_empty() {
+        return true;
+    }
+    let mut last = [0u8; WORD];
+    last[..rest.len()].copy_from_slice(rest);
+    let mask = !0u64 >> (64 - 8 * rest.len());
+    words[key.len() / WORD].load(Ordering::Relaxed) & mask == u64::from_le_bytes(last)
+}
+
+#[cold]
+fn holds_long(shape: SlotShape, slot: &[AtomicU64], key: &[u8]) -> bool {
+    View::consistent(shape, &image(slot)).is_ok_and(|view| view.holds(key))
+}
+
+/// Replaces `value` with the slot's value.
+#[inline]
+pub(crate) fn value_into(shape: SlotShape, slot: &[AtomicU64], value: &mut Vec<u8>) -> Result<(), Torn> {
+    View::consistent(shape, &image(slot)).map(|view| view.value_into(value))
+}

@@ -1,0 +1,397 @@
+//! The slot: the unit that validates itself.
+//!
+//! ```text
+//! line 0   0..4    stamp   u32  even: at rest; odd: being written; +2 with every write
+//!          4..8    crc     u32  CRC-32 of generation, slot index, stamp, bytes 8..16, key, value
+//!          8       klen    u8   0: free
+//!          9       ghost   u8   tag of the key that moved out of here less than the grace time ago, or 0
+//!         10..12   vlen    u16  bytes of value
+//!         12..16   aux     u32  as a home (or head of a chain block): filter of displaced keys, link
+//!         16..64   key, then value
+//! line n   0..62   value (or key) goes on
+//!         62..64   u16 copy of the low half of the stamp
+//! ```
+//!
+//! A slot is 32 bytes (half a line) or 1 to 64 whole lines. `aux` and `ghost` belong to the slot, not to
+//! the key in it, and stay when the key goes.
+//!
+//! # Who may believe what
+//!
+//! The writer ([`SlotWriter`](crate::index::writer)) makes every line's stamp odd, stores the bytes, makes
+//! every line's stamp even. Two independent defences follow, each sufficient under its own assumption:
+//!
+//! * **S1, stamps.** If a 64-byte line is read at one instant (H1), then all stamps even and equal mean
+//!   that all lines show the same write. Each line was sampled outside the writer's odd interval, and
+//!   equal stamps name the same interval between two writes (up to a wrap of the u16 copies after 32,768
+//!   writes: see S2 and the grace time).
+//! * **S2, CRC.** Without H1, bytes of another table, slot, time or a mixture pass with probability
+//!   2^-32 per torn read.
+//!
+//! [`check`] applies both, to bytes that a fabric has landed in private memory. Readers that can load the
+//! region's words themselves use the slot as a seqlock instead
+//! ([`MappedSlots`](crate::fabric::shm::MappedSlots)).
+//!
+//! Only these two make a [`View`]; only a `View` can be matched.
+
+use super::{LINE, WORD};
+use smallvec::SmallVec;
+use std::mem::{offset_of, size_of};
+
+/// Bytes of header in front of the key.
+pub const HEADER: usize = 16;
+/// The largest slot, in bytes.
+pub const SLOT_BYTES_MAX: usize = 64 * LINE;
+/// The longest key any slot can hold, in bytes (`klen` is one byte, 0 means free).
+pub const KEY_MAX: usize = 255;
+/// Bytes a further line gives to the payload: its last two carry the copy of the stamp.
+const FURTHER: usize = LINE - 2;
+/// Words in the header.
+const HEADER_WORDS: usize = HEADER / WORD;
+
+/// The first 16 bytes of every slot.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct Header {
+    /// Even: at rest. Odd: being written. Grows by 2 with every write; wraps.
+    pub stamp: u32,
+    /// CRC-32 over generation, slot index, stamp, the rest of the header, key and value.
+    pub crc: u32,
+    /// Length of the key in bytes; 0 when the slot is free.
+    pub klen: u8,
+    /// Tag of the key that moved out of this slot less than the grace time ago; 0 when none did.
+    pub ghost: u8,
+    /// Length of the value in bytes.
+    pub vlen: u16,
+    /// As the first slot of a home or chain block: filter of displaced keys and link. Else 0.
+    pub aux: u32,
+}
+
+const _: () = {
+    assert!(size_of::<Header>() == HEADER);
+    assert!(offset_of!(Header, stamp) == 0);
+    assert!(offset_of!(Header, crc) == 4);
+    assert!(offset_of!(Header, klen) == 8);
+    assert!(offset_of!(Header, ghost) == 9);
+    assert!(offset_of!(Header, vlen) == 10);
+    assert!(offset_of!(Header, aux) == 12);
+};
+
+impl Header {
+    /// The header as it stands in the first two words of a slot.
+    #[inline]
+    pub fn from_words(words: [u64; HEADER_WORDS]) -> Header {
+        bytemuck::cast(words)
+    }
+
+    /// Is no key in this slot?
+    #[inline]
+    pub fn is_free(&self) -> bool {
+        self.klen == 0
+    }
+}
+
+/// How large slots are and what fits into one. Cheap to copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotShape {
+    bytes: u32,
+}
+
+impl SlotShape {
+    /// The smallest slot that holds any key of at most `key_max` bytes with any value of at most
+    /// `value_max` bytes; `None` when no slot is that large.
+    pub fn for_lengths(key_max: usize, value_max: usize) -> Option<SlotShape> {
+        let payload = key_max.checked_add(value_max)?;
+        if payload <= LINE / 2 - HEADER {
+            return Some(SlotShape { bytes: (LINE / 2) as u32 });
+        }
+        let further = payload.saturating_sub(LINE - HEADER).div_ceil(FURTHER);
+        SlotShape::from_bytes(further.checked_add(1)?.checked_mul(LINE)?)
+    }
+
+    /// A slot of `bytes` bytes; `None` unless that is 32 or 1 to 64 whole lines.
+    pub fn from_bytes(bytes: usize) -> Option<SlotShape> {
+        let fits = bytes == LINE / 2 || (bytes % LINE == 0 && (LINE..=SLOT_BYTES_MAX).contains(&bytes));
+        fits.then_some(SlotShape { bytes: bytes as u32 })
+    }
+
+    /// Bytes in a slot.
+    #[inline]
+    pub fn bytes(self) -> usize {
+        self.bytes as usize
+    }
+
+    /// Words in a slot.
+    #[inline]
+    pub fn words(self) -> usize {
+        self.bytes as usize / WORD
+    }
+
+    /// Lines in a slot; a 32-byte slot counts as one.
+    #[inline]
+    pub fn lines(self) -> usize {
+        self.bytes().div_ceil(LINE)
+    }
+
+    /// Bytes of key and value together that fit.
+    #[inline]
+    pub fn payload_max(self) -> usize {
+        let first = self.bytes().min(LINE) - HEADER;
+        first + (self.lines() - 1) * FURTHER
+    }
+
+    /// The parts of the slot that hold the first `len` bytes of payload, as byte ranges of the slot.
+    fn pieces(self, len: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
+        let mut left = len;
+        (0..self.lines()).map_while(move |line| {
+            let start = if line == 0 { HEADER } else { line * LINE };
+            let room = if line == 0 { self.bytes().min(LINE) - HEADER } else { FURTHER };
+            let take = left.min(room);
+            left -= take;
+            (take > 0 || line == 0).then_some(start..start + take)
+        })
+    }
+}
+
+/// What a slot is to hold. `ghost` and `aux` are the slot's, key and value the occupant's.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Content<'a> {
+    /// The key; empty for a free slot.
+    pub key: &'a [u8],
+    /// The value.
+    pub value: &'a [u8],
+    /// See [`Header::ghost`].
+    pub ghost: u8,
+    /// See [`Header::aux`].
+    pub aux: u32,
+}
+
+/// A slot's words in private memory; slots of up to two lines need no allocation.
+pub type Image = SmallVec<[u64; 16]>;
+
+/// The identity that a slot's CRC binds its bytes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Generation of the table the slot belongs to.
+    pub generation: u64,
+    /// Number of the slot in its table.
+    pub index: u64,
+}
+
+/// The words of a slot with `content` at rest under the even stamp `stamp`.
+///
+/// `content` must fit: key and value together at most [`SlotShape::payload_max`] bytes.
+pub fn encode(shape: SlotShape, identity: Identity, stamp: u32, content: &Content<'_>) -> Image {
+    let (key, value) = (content.key, content.value);
+    debug_assert!(stamp.is_multiple_of(2) && key.len() + value.len() <= shape.payload_max());
+    let mut words: Image = SmallVec::from_elem(0, shape.words());
+    let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
+    let mut payload = key.iter().chain(value).copied();
+    for piece in shape.pieces(key.len() + value.len()) {
+        for (byte, from) in bytes[piece].iter_mut().zip(&mut payload) {
+            *byte = from;
+        }
+    }
+    let mut header = Header {
+        stamp,
+        crc: 0,
+        klen: key.len() as u8,
+        ghost: content.ghost,
+        vlen: value.len() as u16,
+        aux: content.aux,
+    };
+    for line in 1..shape.lines() {
+        bytes[line * LINE + FURTHER..][..2].copy_from_slice(&(stamp as u16).to_le_bytes());
+    }
+    header.crc = crc(shape, identity, &header, bytes);
+    bytes[..HEADER].copy_from_slice(bytemuck::bytes_of(&header));
+    words
+}
+
+/// CRC-32 (IEEE) over identity, stamp, the rest of the header, key and value.
+fn crc(shape: SlotShape, identity: Identity, header: &Header, slot: &[u8]) -> u32 {
+    let index = if crate::faults::broken(crate::faults::Rule::CrcBindsSlot) { 0 } else { identity.index };
+    let prefix: [u64; 4] =
+        [identity.generation, index, u64::from(header.stamp), bytemuck::cast::<_, [u64; 2]>(*header)[1]];
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(bytemuck::bytes_of(&prefix));
+    for piece in shape.pieces(usize::from(header.klen) + usize::from(header.vlen)) {
+        hasher.update(&slot[piece]);
+    }
+    hasher.finalize()
+}
+
+/// Where the u16 copy of the stamp stands in a word that ends a further line.
+pub(crate) const COPY_SHIFT: u32 = 48;
+
+/// Numbers, within a slot, of the words that carry a stamp: word 0 (low half), then each further line's
+/// last word (high 16 bits).
+#[inline]
+pub(crate) fn stamp_copies(shape: SlotShape) -> impl Iterator<Item = usize> {
+    (1..shape.lines()).map(|line| line * (LINE / WORD) + LINE / WORD - 1)
+}
+
+/// Why a slot's bytes are not to be believed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Torn {
+    /// A stamp is odd: the slot is being written.
+    Writing,
+    /// The lines' stamps differ: lines of different writes.
+    Stamps,
+    /// Lengths that no writer stores.
+    Lengths,
+    /// The CRC does not match.
+    Crc,
+}
+
+/// Validates the landed bytes of one slot: stamps (S1), lengths, CRC (S2).
+///
+/// `words` is private memory of exactly [`SlotShape::words`] words with any content whatever.
+pub fn check(shape: SlotShape, identity: Identity, words: &[u64]) -> Result<View<'_>, Torn> {
+    use crate::faults::{Rule, broken};
+    debug_assert_eq!(words.len(), shape.words());
+    let view = View { shape, words };
+    let header = view.header();
+    if !broken(Rule::StampCheck) {
+        if header.stamp % 2 == 1 {
+            return Err(Torn::Writing);
+        }
+        if stamp_copies(shape).any(|w| (words[w] >> COPY_SHIFT) as u16 != header.stamp as u16) {
+            return Err(Torn::Stamps);
+        }
+    }
+    if usize::from(header.klen) + usize::from(header.vlen) > shape.payload_max() {
+        return Err(Torn::Lengths);
+    }
+    if !broken(Rule::CrcCheck) && header.crc != crc(shape, identity, &header, bytemuck::cast_slice(words)) {
+        return Err(Torn::Crc);
+    }
+    Ok(view)
+}
+
+/// One slot's bytes, validated: the only thing a key is ever compared with.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a> {
+    shape: SlotShape,
+    words: &'a [u64],
+}
+
+impl<'a> View<'a> {
+    /// A view of words that a seqlock read, or a lock, has already shown to be of one write.
+    ///
+    /// Lengths are checked all the same: they index into `words`.
+    pub(crate) fn consistent(shape: SlotShape, words: &'a [u64]) -> Result<View<'a>, Torn> {
+        let view = View { shape, words };
+        let header = view.header();
+        if words.len() != shape.words()
+            || usize::from(header.klen) + usize::from(header.vlen) > shape.payload_max()
+        {
+            return Err(Torn::Lengths);
+        }
+        Ok(view)
+    }
+
+    /// The slot's header.
+    #[inline]
+    pub fn header(&self) -> Header {
+        Header::from_words([self.words[0], self.words[1]])
+    }
+
+    /// Does this slot hold `key`? (A free slot holds no key: keys are at least one byte long.)
+    pub fn holds(&self, key: &[u8]) -> bool {
+        if key.is_empty() || usize::from(self.header().klen) != key.len() {
+            return false;
+        }
+        let bytes: &[u8] = bytemuck::cast_slice(self.words);
+        let mut rest = key;
+        self.shape.pieces(key.len()).all(|piece| {
+            let (here, further) = rest.split_at(piece.len());
+            rest = further;
+            bytes[piece] == *here
+        })
+    }
+
+    /// The key; empty when the slot is free.
+    pub fn key(&self) -> SmallVec<[u8; 48]> {
+        let mut out = SmallVec::new();
+        self.payload(0, usize::from(self.header().klen), |part| out.extend_from_slice(part));
+        out
+    }
+
+    /// Replaces what is in `out` with the value. Allocates only if `out` is too small.
+    pub fn value_into(&self, out: &mut Vec<u8>) {
+        out.clear();
+        let header = self.header();
+        let (klen, vlen) = (usize::from(header.klen), usize::from(header.vlen));
+        self.payload(klen, klen + vlen, |part| out.extend_from_slice(part));
+    }
+
+    /// Hands payload bytes `from..to` to `sink`, line by line.
+    fn payload(&self, from: usize, to: usize, mut sink: impl FnMut(&'a [u8])) {
+        let bytes: &'a [u8] = bytemuck::cast_slice(self.words);
+        let mut at = 0;
+        for piece in self.shape.pieces(to) {
+            let skip = from.saturating_sub(at).min(piece.len());
+            at += piece.len();
+            sink(&bytes[piece.start + skip..piece.end]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn shape(bytes: usize) -> SlotShape {
+        SlotShape::from_bytes(bytes).unwrap()
+    }
+
+    const ID: Identity = Identity { generation: 3, index: 77 };
+
+    #[test]
+    fn shapes_follow_from_lengths() {
+        for (key, value, bytes) in
+            [(8, 8, 32), (8, 9, 64), (16, 32, 64), (16, 33, 128), (16, 94, 128), (16, 95, 192)]
+        {
+            let s = SlotShape::for_lengths(key, value).unwrap();
+            assert_eq!((s.bytes(), s.payload_max() >= key + value), (bytes, true), "{key}+{value}");
+        }
+        assert_eq!(shape(SLOT_BYTES_MAX).payload_max(), 48 + 63 * 62);
+        assert!(SlotShape::for_lengths(255, shape(SLOT_BYTES_MAX).payload_max() - 254).is_none());
+        assert!(SlotShape::for_lengths(usize::MAX, 1).is_none());
+        assert!([0, 16, 33, 96, 65 * 64].iter().all(|&b| SlotShape::from_bytes(b).is_none()));
+    }
+
+    proptest! {
+        /// What is encoded is what is viewed, for every slot size and every split of the payload.
+        #[test]
+        fn round_trip(lines in 0usize..6, klen in 0usize..=255, vlen in 0usize..400, stamp in any::<u32>(), fill in any::<u8>()) {
+            let s = shape(if lines == 0 { 32 } else { lines * LINE });
+            let klen = klen.min(s.payload_max());
+            let vlen = if klen == 0 { 0 } else { vlen.min(s.payload_max() - klen) };
+            let key: Vec<u8> = (0..klen).map(|i| fill.wrapping_add(i as u8)).collect();
+            let value: Vec<u8> = (0..vlen).map(|i| fill.wrapping_mul(3).wrapping_sub(i as u8)).collect();
+            let image = encode(s, ID, stamp & !1, &Content { key: &key, value: &value, ghost: fill, aux: stamp });
+            let view = check(s, ID, &image).unwrap();
+            let mut got = vec![9];
+            view.value_into(&mut got);
+            prop_assert_eq!((view.key().as_slice(), &got), (key.as_slice(), &value));
+            prop_assert_eq!(view.holds(&key), klen > 0);
+            prop_assert_eq!((view.header().ghost, view.header().aux), (fill, stamp));
+        }
+
+        /// No flipped bit that the CRC covers goes unnoticed; nor do another slot's or table's bytes.
+        #[test]
+        fn any_covered_bit_counts(lines in 1usize..4, bit in 0usize..(4 * 512)) {
+            let s = shape(lines * LINE);
+            let key = vec![7u8; 16];
+            let value = vec![8u8; s.payload_max() - 16];
+            let mut image = encode(s, ID, 10, &Content { key: &key, value: &value, ghost: 0, aux: 0 });
+            prop_assert_eq!(check(s, Identity { index: 78, ..ID }, &image).err(), Some(Torn::Crc));
+            prop_assert_eq!(check(s, Identity { generation: 4, ..ID }, &image).err(), Some(Torn::Crc));
+            let bit = bit % (image.len() * 64);
+            image[bit / 64] ^= 1 << (bit % 64);
+            prop_assert!(check(s, ID, &image).is_err(), "bit {bit}");
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! A hash index that lives in a server's registered memory and that clients search by themselves, with
+//! one RDMA READ, while the server's CPU sleeps.
+//!
+//! `docs/ARCHITECTURE.md` draws the paths of a GET and of a PUT through these modules.
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+pub mod clock;
+pub mod cuckoo;
+pub mod fabric;
+pub mod faults;
+pub mod get;
+pub mod index;
+pub mod layout;
+mod mutation;
+pub mod placement;
+pub mod reader;
+pub mod region;
+mod sync;
+
+pub use clock::Clock;
+pub use index::{Index, Put, PutError, PutMode};
+pub use layout::geometry::{Config, ConfigError, Geometry, Layout, Size};

@@ -1,0 +1,26 @@
+//! How a layout makes room: one question, answered by each layout.
+
+use crate::cuckoo;
+pub(crate) use crate::cuckoo::mutation::Destination;
+use crate::layout::geometry::{Family, Geometry, SlotIx};
+use crate::layout::hash::First;
+use smallvec::SmallVec;
+
+/// Where a key that is at `at` (or nowhere yet) may go, by moves alone.
+pub(crate) fn destinations(
+    geometry: &Geometry,
+    key: &[u8],
+    first: First,
+    at: Option<SlotIx>,
+) -> SmallVec<[Destination; 3]> {
+    match geometry.layout().family {
+        Family::Cuckoo => cuckoo::mutation::destinations(geometry, key, first, at),
+    }
+}
+
+/// Does a slot that a delete frees attract displaced keys whose primary window contains it?
+pub(crate) fn homes_on_delete(geometry: &Geometry) -> bool {
+    match geometry.layout().family {
+        Family::Cuckoo => cuckoo::mutation::homes_on_delete(geometry),
+    }
+}

@@ -1,0 +1,33 @@
+//! Which windows a key can be in: one question, answered by each layout.
+
+use crate::cuckoo;
+use crate::layout::geometry::{Family, Geometry, Window};
+use crate::layout::hash::First;
+
+/// Number of bits in the filter of displaced keys in a home's header.
+#[inline]
+pub fn filter_bits(family: Family) -> u32 {
+    match family {
+        Family::Cuckoo => cuckoo::placement::FILTER_BITS,
+    }
+}
+
+/// The bit of the home's `aux` that stands for the key.
+#[inline]
+pub fn filter_bit(geometry: &Geometry, first: First) -> u32 {
+    first.filter_bit(filter_bits(geometry.layout().family))
+}
+
+/// Does the home's `aux` allow that the key is displaced? Never false for a displaced key.
+#[inline]
+pub fn may_be_displaced(geometry: &Geometry, first: First, home_aux: u32) -> bool {
+    home_aux & filter_bit(geometry, first) != 0
+}
+
+/// The window to READ after `read` windows did not show the key.
+#[inline]
+pub fn after(geometry: &Geometry, key: &[u8], first: First, read: u32) -> Option<Window> {
+    match geometry.layout().family {
+        Family::Cuckoo => cuckoo::placement::after(geometry, key, first, read),
+    }
+}

@@ -1,0 +1,307 @@
+//! Region memory: the one place where memory that others read or write is touched.
+//!
+//! A region is an array of words. The server stores into it through [`Region::store`], the single seam
+//! through which every byte reaches a reader; readers load words, or have a NIC copy them.
+//!
+//! Nobody ever holds `&[u8]` or `&mut` to it: words are [`AtomicU64`]s, loaded and stored `Relaxed`, and
+//! ordered by explicit fences in the protocols above. A mapping that another process can write is, to
+//! Rust's memory model, memory shared with a thread that uses atomics of the same size; that is as far as
+//! the language speaks of it.
+
+#![allow(unsafe_code)]
+
+use crate::sync::{AtomicU64, Ordering};
+use memmap2::{MmapOptions, MmapRaw};
+use rustix::fs::{FlockOperation, MemfdFlags, SealFlags};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+
+/// Where a region's memory comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Backing {
+    /// Anonymous shared memory (memfd), sealed so that nobody can map it writable after the server.
+    /// Gone when the last process that maps it is.
+    Anonymous,
+    /// Anonymous shared memory in huge pages of 2 MiB.
+    HugePages,
+    /// A file, which outlives the server: on tmpfs (`/dev/shm`), hugetlbfs or a disk. Made with mode 0600.
+    File(PathBuf),
+}
+
+/// Why a region's memory could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum RegionError {
+    /// A system call failed.
+    #[error("{doing} {what}: {source}{}", hint(.source))]
+    Os {
+        /// What was tried.
+        doing: &'static str,
+        /// On what.
+        what: String,
+        /// The operating system's answer.
+        source: io::Error,
+    },
+    /// Another server has the file open.
+    #[error("{} is in use by another server; stop it, or serve another file", path.display())]
+    InUse {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file is there already, and was to be made.
+    #[error("{} has {have} bytes, the table needs {need}; it was made for another table", path.display())]
+    Length {
+        /// The file.
+        path: PathBuf,
+        /// Its length.
+        have: u64,
+        /// The length asked for.
+        need: u64,
+    },
+}
+
+fn hint(error: &io::Error) -> &'static str {
+    match error.raw_os_error().map(rustix::io::Errno::from_raw_os_error) {
+        Some(rustix::io::Errno::NOMEM) => {
+            "; not enough memory (or no huge pages: see /proc/sys/vm/nr_hugepages); ask for a smaller table or free some"
+        }
+        Some(rustix::io::Errno::NOSPC) => {
+            "; the file system is full: ask for a smaller table, or serve a file elsewhere"
+        }
+        Some(rustix::io::Errno::ACCESS | rustix::io::Errno::PERM) => {
+            "; check who owns it, or name a file of your own"
+        }
+        Some(rustix::io::Errno::NOENT) => "; does the folder exist?",
+        _ => "",
+    }
+}
+
+fn os(doing: &'static str, what: impl Into<String>) -> impl FnOnce(io::Error) -> RegionError {
+    let what = what.into();
+    move |source| RegionError::Os { doing, what, source }
+}
+
+/// A mapped region. `Send + Sync`: it is only touched word by word.
+pub struct Region {
+    base: NonNull<AtomicU64>,
+    words: usize,
+    writable: bool,
+    /// Keeps `base..base + words` mapped.
+    _map: MmapRaw,
+    /// What clients are handed: cannot be mapped writable.
+    share: OwnedFd,
+    /// Holds the lock that keeps a second server away.
+    _lock: Option<File>,
+}
+
+// SAFETY: `base` points into `_map`, which lives as long as the region and is never unmapped or moved
+// before; all access to it goes through atomics.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl std::fmt::Debug for Region {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Region").field("bytes", &self.bytes()).field("writable", &self.writable).finish()
+    }
+}
+
+impl Region {
+    /// Makes a region of `bytes` zero bytes. An existing file must be empty.
+    ///
+    /// # Errors
+    /// [`RegionError`], with the likely cause.
+    pub fn create(backing: &Backing, bytes: u64) -> Result<Region, RegionError> {
+        match backing {
+            Backing::Anonymous => Region::anonymous(MemfdFlags::empty(), bytes),
+            Backing::HugePages => {
+                const HUGE: u64 = 2 << 20;
+                Region::anonymous(MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB, bytes.next_multiple_of(HUGE))
+            }
+            Backing::File(path) => {
+                let file = lock_file(path, true)?;
+                let have =
+                    file.metadata().map_err(os("reading the length of", path.display().to_string()))?.len();
+                if have != 0 {
+                    return Err(RegionError::Length { path: path.clone(), have, need: bytes });
+                }
+                let name = path.display().to_string();
+                file.set_len(bytes).map_err(os("making room in", &name))?;
+                // Unlike set_len, this finds out now, not by SIGBUS later, that the file system is full.
+                Region::of_file(path, file)
+            }
+        }
+    }
+
+    /// Opens the region in an existing file for serving.
+    ///
+    /// # Errors
+    /// [`RegionError`], also when another server has it open.
+    pub fn open(path: &Path) -> Result<Region, RegionError> {
+        let file = lock_file(path, false)?;
+        Region::of_file(path, file)
+    }
+
+    fn of_file(path: &Path, file: File) -> Result<Region, RegionError> {
+        let name = path.display().to_string();
+        let share = File::open(path).map_err(os("opening for reading", &name))?;
+        let bytes = file.metadata().map_err(os("reading the length of", &name))?.len();
+        let map = MmapOptions::new().len(bytes as usize).map_raw(&file).map_err(os("mapping", &name))?;
+        Ok(Region::from_map(map, true, share.into(), Some(file)))
+    }
+
+    fn anonymous(flags: MemfdFlags, bytes: u64) -> Result<Region, RegionError> {
+        let what = || format!("{bytes} bytes of shared memory");
+        let fd = rustix::fs::memfd_create("oneread", flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+            .map_err(|e| os("making", what())(e.into()))?;
+        let file = File::from(fd);
+        file.set_len(bytes).map_err(os("making", what()))?;
+        let map = MmapOptions::new().len(bytes as usize).map_raw(&file).map_err(os("mapping", what()))?;
+        let seals = SealFlags::GROW | SealFlags::SHRINK | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&file, seals).map_err(|e| os("sealing", what())(e.into()))?;
+        Ok(Region::from_map(map, true, file.into(), None))
+    }
+
+    /// Maps a region that a server handed over, for reading only.
+    ///
+    /// # Errors
+    /// [`RegionError`] when it cannot be mapped.
+    pub fn map_shared(fd: OwnedFd) -> Result<Region, RegionError> {
+        let file = File::from(fd);
+        let what = "the region the server handed over";
+        let bytes = file.metadata().map_err(os("reading the length of", what))?.len();
+        let map =
+            MmapOptions::new().len(bytes as usize).map_raw_read_only(&file).map_err(os("mapping", what))?;
+        Ok(Region::from_map(map, false, file.into(), None))
+    }
+
+    fn from_map(map: MmapRaw, writable: bool, share: OwnedFd, lock: Option<File>) -> Region {
+        // A window is read at random: fewer, larger TLB entries where the system allows it. Best effort.
+        let _ = map.advise(memmap2::Advice::HugePage);
+        let words = map.len() / size_of::<AtomicU64>();
+        let base = NonNull::new(map.as_mut_ptr().cast()).unwrap_or(NonNull::dangling());
+        Region { base, words, writable, _map: map, share, _lock: lock }
+    }
+
+    /// Length in bytes (whole words).
+    pub fn bytes(&self) -> u64 {
+        (self.words * size_of::<AtomicU64>()) as u64
+    }
+
+    /// May this process store into it?
+    pub fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    /// A descriptor for the region's memory that cannot be mapped writable.
+    ///
+    /// # Errors
+    /// The operating system's error when it has no descriptor left.
+    pub fn share(&self) -> io::Result<OwnedFd> {
+        self.share.as_fd().try_clone_to_owned()
+    }
+
+    /// `len` words from word `first` on.
+    ///
+    /// # Panics
+    /// When they do not lie inside the region: a bug, since a [`Geometry`](crate::layout::geometry::Geometry)
+    /// names only slots inside.
+    #[inline]
+    pub(crate) fn words(&self, first: usize, len: usize) -> &[AtomicU64] {
+        assert!(first <= self.words && len <= self.words - first, "words {first}+{len} of {}", self.words);
+        // SAFETY:
+        // * the range lies inside the mapping (asserted), which lives as long as `self`;
+        // * it is aligned: the mapping begins on a page, and AtomicU64 has alignment 8;
+        // * any bits are a valid AtomicU64;
+        // * this process touches the memory only as AtomicU64;
+        // * a read-only mapping is only loaded from, `Relaxed` and word-sized, which std::sync::atomic
+        //   allows for read-only memory (`store` and `add` refuse read-only regions).
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(first), len) }
+    }
+
+    /// Loads a word. Relaxed: pair it with a fence.
+    #[inline]
+    pub(crate) fn load(&self, word: usize) -> u64 {
+        self.words(word, 1)[0].load(Ordering::Relaxed)
+    }
+
+    /// Stores a word. Relaxed: pair it with a fence. Everything a remote reader ever sees comes through
+    /// here or through [`Region::add`].
+    #[inline]
+    pub(crate) fn store(&self, word: usize, value: u64) {
+        assert!(self.writable, "a store into a read-only region");
+        self.words(word, 1)[0].store(value, Ordering::Relaxed);
+    }
+
+    /// Adds 1 to a word that several server threads count in.
+    #[inline]
+    pub(crate) fn add(&self, word: usize) {
+        assert!(self.writable, "a store into a read-only region");
+        self.words(word, 1)[0].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Asks the CPU to fetch the line of `word`. No effect but on time.
+    #[inline]
+    pub(crate) fn prefetch(&self, word: usize) {
+        #[cfg(target_arch = "x86_64")]
+        if word < self.words {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            // SAFETY: `word` lies inside the mapping; a prefetch touches no memory architecturally.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.base.as_ptr().add(word).cast()) };
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = word;
+    }
+}
+
+/// Opens a region file for writing and keeps other servers away from it.
+fn lock_file(path: &Path, create: bool) -> Result<File, RegionError> {
+    let name = path.display().to_string();
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(create)
+        .truncate(false)
+        .mode(0o600)
+        .open(path)
+        .map_err(os("opening", &name))?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(RegionError::InUse { path: path.into() }),
+        Err(e) => Err(os("locking", name)(e.into())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What clients are handed cannot be written: not through the descriptor, not through a mapping.
+    #[test]
+    fn shared_region_cannot_be_written() {
+        let dir = tempfile::tempdir().unwrap();
+        for backing in [Backing::Anonymous, Backing::File(dir.path().join("r"))] {
+            let server = Region::create(&backing, 8192).unwrap();
+            server.store(3, 42);
+            let client = Region::map_shared(server.share().unwrap()).unwrap();
+            assert_eq!((client.load(3), client.is_writable()), (42, false), "{backing:?}");
+            let file = File::from(server.share().unwrap());
+            assert!(MmapOptions::new().len(8192).map_raw(&file).is_err(), "{backing:?} mapped writable");
+            assert!(std::os::unix::fs::FileExt::write_at(&file, b"x", 0).is_err(), "{backing:?} written");
+            assert!(client._map.len() == 8192 && file.set_len(0).is_err(), "{backing:?} truncated");
+        }
+    }
+
+    #[test]
+    fn a_second_server_is_kept_away() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("r");
+        let first = Region::create(&Backing::File(path.clone()), 8192).unwrap();
+        assert!(matches!(Region::open(&path), Err(RegionError::InUse { .. })));
+        drop(first);
+        assert_eq!(Region::open(&path).unwrap().bytes(), 8192);
+    }
+}
