@@ -419,7 +419,7 @@ impl Index {
     fn add_path(&self, set: &mut StripeSet, path: &Path) {
         for &slot in path {
             set.push(self.stripes.of(slot));
-            if let Some((occupant, _)) = self.slots().peek(slot).filter(|(key, _)| !key.is_empty()) {
+            if let Some((_, occupant)) = self.slots().peek(slot).filter(|(_, key)| !key.is_empty()) {
                 set.push(self.stripes.of(self.home_slot(self.geometry.seeds().first(&occupant))));
             }
         }

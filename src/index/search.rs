@@ -6,17 +6,16 @@
 //! (MemC3, NSDI'13, section 4.2; libcuckoo, EuroSys'14, section 4.3).
 
 use super::writer::SlotWriter;
-use crate::layout::geometry::{Geometry, SlotIx, Window};
-use crate::layout::hash::First;
+use crate::layout::geometry::{SlotIx, Window};
+use crate::layout::hash::{First, mix};
 use crate::mutation::{Destination, destinations};
-use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
-use std::collections::VecDeque;
+use std::cell::RefCell;
 
-/// Slots expanded in one layer before the search pays for the next one. Measured on 2^20 slots at 95 %:
-/// more than this no longer changes READs per GET in the third decimal.
-const LAYER_MAX: usize = 512;
-/// Slots expanded altogether before the table counts as full.
+/// Slots entered in one layer before the search pays for the next one. `docs/LAYOUTS.md` shows what READs
+/// per GET and time per insert other values give.
+const LAYER_MAX: usize = 256;
+/// Slots entered altogether before the table counts as full.
 const SEARCH_MAX: usize = 4096;
 
 /// Slots from where the newcomer goes to the free one; each occupant moves to the next.
@@ -32,56 +31,62 @@ const ROOT: u32 = u32::MAX;
 
 /// The cheapest path for a newcomer; `None` when the bounds of the search were reached first.
 pub(crate) fn find_path(slots: SlotWriter<'_>, key: &[u8], first: First) -> Option<Path> {
-    let mut search = Search {
-        geometry: slots.geometry,
-        nodes: Vec::new(),
-        visited: FxHashSet::default(),
-        now: VecDeque::new(),
-        later: Vec::new(),
-    };
-    if let Some(path) = search.reach(slots, ROOT, &destinations(slots.geometry, key, first, None)) {
-        return Some(path);
+    thread_local! {
+        static SCRATCH: RefCell<Search> = RefCell::default();
     }
-    let mut expanded = 0;
-    loop {
-        let mut in_layer = 0;
-        while let Some(node) = search.now.pop_front().filter(|_| in_layer < LAYER_MAX) {
-            in_layer += 1;
-            let slot = search.nodes[node as usize].slot;
-            // A slot with a ghost cannot give up its occupant: it has room for one ghost. A slot that is
-            // being written is passed over: somebody is busy there.
-            let Some((occupant, header)) = slots.peek(slot).filter(|(_, h)| h.ghost == 0) else { continue };
-            let hash = slots.geometry.seeds().first(&occupant);
-            let onward = destinations(slots.geometry, &occupant, hash, Some(slot));
-            if let Some(path) = search.reach(slots, node, &onward) {
-                return Some(path);
-            }
-            debug_assert!(header.klen > 0 || occupant.is_empty());
-        }
-        expanded += in_layer;
-        if search.later.is_empty() || expanded >= SEARCH_MAX {
-            return None;
-        }
-        search.now.clear();
-        for (parent, window) in std::mem::take(&mut search.later) {
-            if let Some(path) = search.enter(slots, parent, window) {
-                return Some(path);
-            }
-        }
-    }
+    SCRATCH.with_borrow_mut(|search| search.run(slots, key, first))
 }
 
-struct Search<'a> {
-    geometry: &'a Geometry,
+#[derive(Default)]
+struct Search {
+    /// Slots entered, in order; those of this layer from `expanded` on are still to be expanded.
     nodes: Vec<Node>,
-    visited: FxHashSet<SlotIx>,
-    /// Nodes of this layer, to be expanded.
-    now: VecDeque<u32>,
+    visited: Visited,
     /// Windows that the next layer may enter, and from where.
     later: Vec<(u32, Window)>,
 }
 
-impl Search<'_> {
+impl Search {
+    fn run(&mut self, slots: SlotWriter<'_>, key: &[u8], first: First) -> Option<Path> {
+        self.nodes.clear();
+        self.visited.clear();
+        self.later.clear();
+        let mut next = 0;
+        let mut layer_end = LAYER_MAX;
+        if let Some(path) = self.reach(slots, ROOT, &destinations(slots.geometry, key, first, None)) {
+            return Some(path);
+        }
+        loop {
+            while next < self.nodes.len().min(layer_end) {
+                let node = next as u32;
+                next += 1;
+                let slot = self.nodes[node as usize].slot;
+                // A slot with a ghost cannot give up its occupant: it has room for one ghost. A slot that
+                // is being written is passed over: somebody is busy there.
+                let Some((_, occupant)) = slots.peek(slot).filter(|(h, _)| h.ghost == 0 && !h.is_free()) else {
+                    continue;
+                };
+                let hash = slots.geometry.seeds().first(&occupant);
+                let onward = destinations(slots.geometry, &occupant, hash, Some(slot));
+                if let Some(path) = self.reach(slots, node, &onward) {
+                    return Some(path);
+                }
+            }
+            if self.later.is_empty() || self.nodes.len() >= SEARCH_MAX {
+                return None;
+            }
+            layer_end = next.max(self.nodes.len()) + LAYER_MAX;
+            next = self.nodes.len();
+            for (parent, window) in std::mem::take(&mut self.later) {
+                if let Some(path) = self.enter(slots, parent, window) {
+                    return Some(path);
+                }
+            }
+        }
+    }
+
+    /// Adds what can be reached from `parent`: to this layer, or to the next if it displaces a key. The
+    /// path, if it ends here.
     fn reach(&mut self, slots: SlotWriter<'_>, parent: u32, onward: &[Destination]) -> Option<Path> {
         for destination in onward {
             if destination.displaces {
@@ -96,14 +101,12 @@ impl Search<'_> {
     /// Adds the slots of a window to this layer; the path, if one of them is free.
     fn enter(&mut self, slots: SlotWriter<'_>, parent: u32, window: Window) -> Option<Path> {
         for slot in window.iter() {
-            debug_assert!(slot.0 < self.geometry.main_slots());
             if !self.visited.insert(slot) {
                 continue;
             }
             if slots.header(slot).is_free() {
                 return Some(self.path(parent, slot));
             }
-            self.now.push_back(self.nodes.len() as u32);
             self.nodes.push(Node { slot, parent });
         }
         None
@@ -119,5 +122,48 @@ impl Search<'_> {
         }
         path.reverse();
         path
+    }
+}
+
+/// A set of slots that is emptied in no time: open addressing, entries of earlier searches are void.
+struct Visited {
+    entries: Box<[(u32, u64)]>,
+    round: u32,
+    len: usize,
+}
+
+impl Default for Visited {
+    fn default() -> Visited {
+        Visited { entries: vec![(0, 0); 4 * SEARCH_MAX].into(), round: 1, len: 0 }
+    }
+}
+
+impl Visited {
+    fn clear(&mut self) {
+        self.len = 0;
+        self.round = self.round.wrapping_add(1);
+        if self.round == 0 {
+            *self = Visited::default();
+        }
+    }
+
+    /// Adds a slot; was it new? When the set is half full, nothing is new any more, which ends the search.
+    fn insert(&mut self, slot: SlotIx) -> bool {
+        let mask = self.entries.len() - 1;
+        let mut at = mix(slot.0) as usize & mask;
+        loop {
+            match self.entries[at] {
+                (round, _) if round != self.round => {
+                    if self.len >= self.entries.len() / 2 {
+                        return false;
+                    }
+                    self.entries[at] = (self.round, slot.0);
+                    self.len += 1;
+                    return true;
+                }
+                (_, n) if n == slot.0 => return false,
+                _ => at = (at + 1) & mask,
+            }
+        }
     }
 }

@@ -16,7 +16,7 @@
 
 use crate::faults::{Rule, broken};
 use crate::layout::geometry::{Geometry, SlotIx};
-use crate::layout::slot::{COPY_SHIFT, Content, Header, Image, View, encode, stamp_copies};
+use crate::layout::slot::{COPY_SHIFT, Content, Header, Image, Key, View, encode, stamp_copies};
 use crate::layout::{mapped, slot};
 use crate::region::Region;
 use crate::sync::{Ordering, fence};
@@ -32,16 +32,10 @@ pub(crate) struct SlotWriter<'a> {
 /// A slot's content in private memory.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Owned {
-    pub key: SmallVec<[u8; 48]>,
-    pub value: Vec<u8>,
+    pub key: Key,
+    pub value: SmallVec<[u8; 112]>,
     pub ghost: u8,
     pub aux: u32,
-}
-
-impl Owned {
-    pub fn content(&self) -> Content<'_> {
-        Content { key: &self.key, value: &self.value, ghost: self.ghost, aux: self.aux }
-    }
 }
 
 impl<'a> SlotWriter<'a> {
@@ -107,24 +101,18 @@ impl<'a> SlotWriter<'a> {
             return Owned::default();
         };
         let header = view.header();
-        let mut value = Vec::new();
-        view.value_into(&mut value);
-        Owned { key: view.key(), value, ghost: header.ghost, aux: header.aux }
+        Owned { key: view.key(), value: view.value(), ghost: header.ghost, aux: header.aux }
     }
 
-    /// Reads the key and header of a slot whose lock is not held; `None` while it is being written.
-    pub fn peek(&self, slot: SlotIx) -> Option<(SmallVec<[u8; 48]>, Header)> {
+    /// Reads header and key of a slot whose lock is not held; `None` while it is being written.
+    pub fn peek(&self, slot: SlotIx) -> Option<(Header, Key)> {
         let words = self.words(slot);
         let stamp = words[0].load(Ordering::Relaxed);
         // Fences as in the shm reader: R1 and R2.
         fence(Ordering::Acquire);
-        let image: Image = mapped::image(words);
+        let seen = mapped::header_and_key(self.geometry.shape(), words).ok()?;
         fence(Ordering::Acquire);
-        if stamp & 1 == 1 || words[0].load(Ordering::Relaxed) != stamp {
-            return None;
-        }
-        let view = View::consistent(self.geometry.shape(), &image).ok()?;
-        Some((view.key(), view.header()))
+        (stamp & 1 == 0 && words[0].load(Ordering::Relaxed) == stamp).then_some(seen)
     }
 
     /// Does the slot pass the checks that a remote reader makes?

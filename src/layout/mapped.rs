@@ -3,7 +3,7 @@
 //! These functions promise nothing about consistency: words of different writes may come back. The caller
 //! holds the slot's lock, or validates the stamp around the call.
 
-use super::slot::{Header, Image, SlotShape, Torn, View};
+use super::slot::{Header, Image, Key, SlotShape, Torn, View};
 use super::{LINE, WORD};
 use crate::sync::{AtomicU64, Ordering};
 
@@ -18,7 +18,28 @@ pub(crate) fn header(slot: &[AtomicU64]) -> Header {
 /// All words of the slot.
 #[inline]
 pub(crate) fn image(slot: &[AtomicU64]) -> Image {
-    slot.iter().map(|w| w.load(Ordering::Relaxed)).collect()
+    let mut image = Image::from_elem(0, slot.len());
+    for (to, from) in image.iter_mut().zip(slot) {
+        *to = from.load(Ordering::Relaxed);
+    }
+    image
+}
+
+/// The slot's header and key; loads no more words than these take.
+#[inline]
+pub(crate) fn header_and_key(shape: SlotShape, slot: &[AtomicU64]) -> Result<(Header, Key), Torn> {
+    let header = header(slot);
+    let klen = usize::from(header.klen);
+    if klen > FIRST_LINE_KEY || klen > shape.payload_max() {
+        return View::consistent(shape, &image(slot)).map(|view| (view.header(), view.key()));
+    }
+    let mut words = [0u64; FIRST_LINE_KEY / WORD];
+    for (to, from) in words.iter_mut().zip(&slot[super::slot::HEADER / WORD..]).take(klen.div_ceil(WORD)) {
+        *to = from.load(Ordering::Relaxed);
+    }
+    let mut key = Key::from(bytemuck::cast::<_, [u8; FIRST_LINE_KEY]>(words));
+    key.truncate(klen);
+    Ok((header, key))
 }
 
 /// Does the slot's payload begin with `key`? The caller has compared the length.

@@ -168,6 +168,9 @@ pub struct Content<'a> {
 /// A slot's words in private memory; slots of up to two lines need no allocation.
 pub type Image = SmallVec<[u64; 16]>;
 
+/// A key in private memory; one that fits into the first line needs no allocation.
+pub type Key = SmallVec<[u8; LINE - HEADER]>;
+
 /// The identity that a slot's CRC binds its bytes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
@@ -185,11 +188,12 @@ pub fn encode(shape: SlotShape, identity: Identity, stamp: u32, content: &Conten
     debug_assert!(stamp.is_multiple_of(2) && key.len() + value.len() <= shape.payload_max());
     let mut words: Image = SmallVec::from_elem(0, shape.words());
     let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
-    let mut payload = key.iter().chain(value).copied();
+    let (mut key_left, mut value_left) = (key, value);
     for piece in shape.pieces(key.len() + value.len()) {
-        for (byte, from) in bytes[piece].iter_mut().zip(&mut payload) {
-            *byte = from;
-        }
+        let room = &mut bytes[piece];
+        let (for_key, for_value) = room.split_at_mut(key_left.len().min(room.len()));
+        key_left = fill(for_key, key_left);
+        value_left = fill(for_value, value_left);
     }
     let mut header = Header {
         stamp,
@@ -205,6 +209,13 @@ pub fn encode(shape: SlotShape, identity: Identity, stamp: u32, content: &Conten
     header.crc = crc(shape, identity, &header, bytes);
     bytes[..HEADER].copy_from_slice(bytemuck::bytes_of(&header));
     words
+}
+
+/// Fills `to` from the front of `from`; what is left of `from`.
+fn fill<'a>(to: &mut [u8], from: &'a [u8]) -> &'a [u8] {
+    let (now, later) = from.split_at(to.len());
+    to.copy_from_slice(now);
+    later
 }
 
 /// CRC-32 (IEEE) over identity, stamp, the rest of the header, key and value.
@@ -311,8 +322,8 @@ impl<'a> View<'a> {
     }
 
     /// The key; empty when the slot is free.
-    pub fn key(&self) -> SmallVec<[u8; 48]> {
-        let mut out = SmallVec::new();
+    pub fn key(&self) -> Key {
+        let mut out = Key::new();
         self.payload(0, usize::from(self.header().klen), |part| out.extend_from_slice(part));
         out
     }
@@ -323,6 +334,15 @@ impl<'a> View<'a> {
         let header = self.header();
         let (klen, vlen) = (usize::from(header.klen), usize::from(header.vlen));
         self.payload(klen, klen + vlen, |part| out.extend_from_slice(part));
+    }
+
+    /// The value.
+    pub(crate) fn value(&self) -> SmallVec<[u8; 112]> {
+        let header = self.header();
+        let (klen, vlen) = (usize::from(header.klen), usize::from(header.vlen));
+        let mut out = SmallVec::new();
+        self.payload(klen, klen + vlen, |part| out.extend_from_slice(part));
+        out
     }
 
     /// Hands payload bytes `from..to` to `sink`, line by line.
