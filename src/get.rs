@@ -113,8 +113,9 @@ pub struct Get<'a> {
     /// The window being read, and how many this pass has read before it.
     window: Window,
     read: u32,
-    /// `aux` of the home slot in this pass.
+    /// `aux` of the home slot, and of the first slot of the last window, in this pass.
     home_aux: u32,
+    head_aux: u32,
     ghosts: Ghosts,
     ghosts_overflow: bool,
     /// Ghosts of the pass before this one.
@@ -137,6 +138,7 @@ impl<'a> Get<'a> {
             window: primary,
             read: 0,
             home_aux: 0,
+            head_aux: 0,
             ghosts: Ghosts::new(),
             ghosts_overflow: false,
             before: Ghosts::new(),
@@ -205,13 +207,16 @@ impl<'a> Get<'a> {
         if !placement::may_be_displaced(self.geometry, self.first, self.home_aux) {
             return None;
         }
-        placement::after(self.geometry, self.key, self.first, self.read)
+        placement::after(self.geometry, self.key, self.first, self.read, self.head_aux)
     }
 
     #[inline]
     fn note(&mut self, slot: SlotIx, header: &Header) {
-        if slot == self.primary.first {
-            self.home_aux = header.aux;
+        if slot == self.window.first {
+            self.head_aux = header.aux;
+            if slot == self.primary.first {
+                self.home_aux = header.aux;
+            }
         }
         if header.ghost != 0 && header.ghost == self.first.ghost() {
             if self.ghosts.len() < GHOSTS_MAX {
@@ -232,6 +237,7 @@ impl<'a> Get<'a> {
         self.found = false;
         self.read = 0;
         self.home_aux = 0;
+        self.head_aux = 0;
         self.window = self.primary;
         Step::Again(self.primary, why)
     }

@@ -5,19 +5,27 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+pub mod address;
+pub mod client;
 pub mod clock;
 pub mod cuckoo;
 pub mod fabric;
 pub mod faults;
 pub mod get;
 pub mod index;
+pub mod inspect;
 pub mod layout;
 mod mutation;
 pub mod placement;
 pub mod reader;
 pub mod region;
+pub mod server;
 mod sync;
+pub mod wire;
 
+pub use address::Address;
+pub use client::{Client, ClientOptions, ConnectError, GetError, MutateError};
 pub use clock::Clock;
 pub use index::{Index, Put, PutError, PutMode};
 pub use layout::geometry::{Config, ConfigError, Geometry, Layout, Size};
+pub use server::{ServeError, Server, ServerConfig, Start};

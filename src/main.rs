@@ -1,4 +1,4 @@
-//! The `oneread` command.
+//! The `oneread` command. (Scratch: to be replaced by the real command.)
 #[path = "cli/measure.rs"]
 mod measure;
 use measure::*;

@@ -18,15 +18,22 @@ pub fn filter_bit(geometry: &Geometry, first: First) -> u32 {
     first.filter_bit(filter_bits(geometry.layout().family))
 }
 
+/// Does the home's `aux` name any displaced key?
+pub fn names_displaced(geometry: &Geometry, home_aux: u32) -> bool {
+    let bits = filter_bits(geometry.layout().family);
+    home_aux & (u32::MAX >> (32 - bits)) != 0
+}
+
 /// Does the home's `aux` allow that the key is displaced? Never false for a displaced key.
 #[inline]
 pub fn may_be_displaced(geometry: &Geometry, first: First, home_aux: u32) -> bool {
     home_aux & filter_bit(geometry, first) != 0
 }
 
-/// The window to READ after `read` windows did not show the key.
+/// The window to READ after `read` windows (at least 1) did not show the key; `head_aux` is the `aux` of
+/// the first slot of the last one. `None` after the last.
 #[inline]
-pub fn after(geometry: &Geometry, key: &[u8], first: First, read: u32) -> Option<Window> {
+pub fn after(geometry: &Geometry, key: &[u8], first: First, read: u32, _head_aux: u32) -> Option<Window> {
     match geometry.layout().family {
         Family::Cuckoo => cuckoo::placement::after(geometry, key, first, read),
     }

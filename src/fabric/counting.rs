@@ -15,6 +15,14 @@ pub struct ReadCounts {
     pub doorbells: u64,
 }
 
+impl std::ops::AddAssign for ReadCounts {
+    fn add_assign(&mut self, other: ReadCounts) {
+        self.reads += other.reads;
+        self.bytes += other.bytes;
+        self.doorbells += other.doorbells;
+    }
+}
+
 /// Counts the READs that go through it.
 #[derive(Debug)]
 pub struct Counting<'a, F> {

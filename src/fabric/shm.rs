@@ -13,31 +13,25 @@ use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::mapped;
 use crate::region::Region;
 use crate::sync::{Ordering, fence};
+use smallvec::SmallVec;
 use std::convert::Infallible;
 
 /// Loads from a mapped region. Cheap to make; one per thread.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Shm<'a> {
     region: &'a Region,
     geometry: &'a Geometry,
     /// READs posted and not yet polled.
-    posted: Posted,
+    posted: SmallVec<[(Token, Window); CREDITS]>,
 }
 
 /// More in flight than this buys nothing: a core has 10 to 16 line-fill buffers.
 const CREDITS: usize = 16;
 
-#[derive(Clone, Copy, Debug)]
-struct Posted {
-    reads: [(Token, Window); CREDITS],
-    len: usize,
-}
-
 impl<'a> Shm<'a> {
     /// A fabric over a region with this geometry.
     pub fn new(region: &'a Region, geometry: &'a Geometry) -> Shm<'a> {
-        let none = (0, Window { first: SlotIx(0), slots: 0 });
-        Shm { region, geometry, posted: Posted { reads: [none; CREDITS], len: 0 } }
+        Shm { region, geometry, posted: SmallVec::new() }
     }
 
     fn landed(&self) -> MappedSlots<'a> {
@@ -104,9 +98,8 @@ impl<'f> Fabric for Shm<'f> {
 
     #[inline]
     fn post(&mut self, reads: &[(Token, Window)]) -> Result<(), Infallible> {
-        let posted = &mut self.posted;
-        posted.reads[posted.len..][..reads.len()].copy_from_slice(reads);
-        posted.len += reads.len();
+        debug_assert!(self.posted.len() + reads.len() <= CREDITS);
+        self.posted.extend_from_slice(reads);
         for &(_, window) in reads {
             // The first lines of each window come in side by side; the rest follows when it is looked at.
             self.prefetch(window, 4);
@@ -117,8 +110,8 @@ impl<'f> Fabric for Shm<'f> {
     #[inline]
     fn poll(&mut self, mut sink: impl FnMut(Token, &mut MappedSlots<'f>)) -> Result<(), Infallible> {
         let mut landed = self.landed();
-        for i in 0..std::mem::take(&mut self.posted.len) {
-            sink(self.posted.reads[i].0, &mut landed);
+        for (token, _) in self.posted.drain(..) {
+            sink(token, &mut landed);
         }
         Ok(())
     }

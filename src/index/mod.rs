@@ -35,6 +35,7 @@ mod search;
 mod stripes;
 mod writer;
 
+pub(crate) use recover::geometry_of;
 pub use recover::{RecoverError, Recovered};
 
 use crate::clock::Clock;
@@ -442,7 +443,14 @@ impl Index {
         if !self.may_be_displaced(first) {
             return None;
         }
-        (1..).map_while(|read| placement::after(&self.geometry, key, first, read)).find_map(holds)
+        let mut last = self.geometry.primary(first);
+        (1..)
+            .map_while(|read| {
+                let head_aux = self.slots().header(last.first).aux;
+                last = placement::after(&self.geometry, key, first, read, head_aux)?;
+                Some(last)
+            })
+            .find_map(holds)
     }
 
     fn free_slot(&self, window: Window) -> Option<SlotIx> {

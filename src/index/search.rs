@@ -63,7 +63,8 @@ impl Search {
                 let slot = self.nodes[node as usize].slot;
                 // A slot with a ghost cannot give up its occupant: it has room for one ghost. A slot that
                 // is being written is passed over: somebody is busy there.
-                let Some((_, occupant)) = slots.peek(slot).filter(|(h, _)| h.ghost == 0 && !h.is_free()) else {
+                let Some((_, occupant)) = slots.peek(slot).filter(|(h, _)| h.ghost == 0 && !h.is_free())
+                else {
                     continue;
                 };
                 let hash = slots.geometry.seeds().first(&occupant);

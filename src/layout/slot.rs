@@ -395,7 +395,7 @@ mod tests {
             let view = check(s, ID, &image).unwrap();
             let mut got = vec![9];
             view.value_into(&mut got);
-            prop_assert_eq!((view.key().as_slice(), &got), (key.as_slice(), &value));
+            prop_assert_eq!((view.key().to_vec(), &got), (key.clone(), &value));
             prop_assert_eq!(view.holds(&key), klen > 0);
             prop_assert_eq!((view.header().ghost, view.header().aux), (fill, stamp));
         }

@@ -1,0 +1,112 @@
+//! Where a server is: `shm:/path/to/socket`.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// A server's address. The fabric is part of it: there is no falling back from one to another.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Address {
+    /// On this host: the path of the server's Unix socket.
+    Shm(PathBuf),
+}
+
+/// Why text is no address.
+#[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
+pub enum AddressError {
+    /// No known fabric in front.
+    #[error(
+        "{given:?} is no address; give shm:PATH, the path of a server's socket, as in shm:/run/user/1000/oneread.sock"
+    )]
+    Unknown {
+        /// What was given.
+        given: String,
+    },
+    /// A fabric that this build lacks.
+    #[error("{given:?} names the fabric {fabric}, which this build does not have; it has: shm")]
+    Fabric {
+        /// What was given.
+        given: String,
+        /// The fabric.
+        fabric: String,
+    },
+    /// A path too long for a socket.
+    #[error("the socket path is {length} bytes long, the operating system allows 107: {}", path.display())]
+    TooLong {
+        /// The path.
+        path: PathBuf,
+        /// Its length.
+        length: usize,
+    },
+}
+
+/// Longest path of a Unix socket on Linux (`sun_path` less its final zero byte).
+const SOCKET_PATH_MAX: usize = 107;
+
+impl Address {
+    /// The socket's path.
+    pub fn socket(&self) -> &std::path::Path {
+        let Address::Shm(path) = self;
+        path
+    }
+
+    /// Where a server of this user is when nobody says otherwise: `$XDG_RUNTIME_DIR/oneread.sock`, else
+    /// `/run/user/UID/oneread.sock`, else `/tmp/oneread-UID.sock`.
+    pub fn default_of_user() -> Address {
+        let uid = rustix::process::getuid().as_raw();
+        let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|dir| dir.is_dir());
+        let run_user = || Some(PathBuf::from(format!("/run/user/{uid}"))).filter(|dir| dir.is_dir());
+        Address::Shm(match runtime.or_else(run_user) {
+            Some(dir) => dir.join("oneread.sock"),
+            None => PathBuf::from(format!("/tmp/oneread-{uid}.sock")),
+        })
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "shm:{}", self.socket().display())
+    }
+}
+
+impl FromStr for Address {
+    type Err = AddressError;
+
+    /// `shm:PATH`, or a path with a slash in it.
+    fn from_str(given: &str) -> Result<Address, AddressError> {
+        let path = match given.split_once(':') {
+            Some(("shm", path)) if !path.is_empty() => path,
+            _ if given.starts_with(['/', '.']) => given,
+            Some((fabric @ ("verbs" | "sim"), _)) => {
+                return Err(AddressError::Fabric { given: given.into(), fabric: fabric.into() });
+            }
+            _ => return Err(AddressError::Unknown { given: given.into() }),
+        };
+        if path.len() > SOCKET_PATH_MAX {
+            return Err(AddressError::TooLong { path: path.into(), length: path.len() });
+        }
+        Ok(Address::Shm(path.into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses() {
+        let shm = |path: &str| Ok(Address::Shm(path.into()));
+        assert_eq!("shm:/a/b".parse(), shm("/a/b"));
+        assert_eq!("/a:b".parse(), shm("/a:b"));
+        assert_eq!("./b".parse(), shm("./b"));
+        assert_eq!("shm:/a".parse::<Address>().unwrap().to_string(), "shm:/a");
+        for bad in ["", "shm:", "host:1", "oneread.sock"] {
+            assert!(matches!(bad.parse::<Address>(), Err(AddressError::Unknown { .. })), "{bad}");
+        }
+        assert!(matches!("verbs://h:1".parse::<Address>(), Err(AddressError::Fabric { .. })));
+        assert!(matches!(
+            format!("/{}", "x".repeat(200)).parse::<Address>(),
+            Err(AddressError::TooLong { .. })
+        ));
+    }
+}

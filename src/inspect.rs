@@ -1,0 +1,143 @@
+//! Looking into a region from outside: slot by slot, without a server, without being believed by anybody.
+//!
+//! For people and tools (`oneread inspect`, `oneread dump`), not for GETs: nothing here proves a key
+//! absent.
+
+use crate::index::{RecoverError, geometry_of};
+use crate::layout::control::{MOVE_COUNTERS, STATE_WORD, State, move_counter_word};
+use crate::layout::geometry::{Geometry, SlotIx, Window};
+use crate::layout::mapped;
+use crate::layout::slot::{Header, Image, Torn, View, check};
+use crate::layout::superblock::Superblock;
+use crate::placement;
+use crate::region::Region;
+
+/// What stands in a slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlotReport {
+    /// Which slot.
+    pub slot: SlotIx,
+    /// Its header as loaded.
+    pub header: Header,
+    /// Does a remote reader accept it? Stamps and CRC as in [`check`].
+    pub verdict: Result<(), Torn>,
+    /// The key; empty if the slot is free or not accepted.
+    pub key: Vec<u8>,
+    /// The value.
+    pub value: Vec<u8>,
+}
+
+/// Slots by what they hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Occupancy {
+    /// Main slots with a key.
+    pub live_main: u64,
+    /// Overflow slots with a key.
+    pub live_overflow: u64,
+    /// Slots with a ghost: a key moved out less than twice the grace time ago.
+    pub ghosts: u64,
+    /// Homes whose filter names a displaced key.
+    pub filters: u64,
+    /// Keys outside their primary window.
+    pub displaced: u64,
+    /// Slots that a remote reader does not accept.
+    pub torn: u64,
+}
+
+/// Looks into a region. `Send + Sync`.
+#[derive(Clone, Copy, Debug)]
+pub struct Inspector<'a> {
+    region: &'a Region,
+    geometry: &'a Geometry,
+}
+
+impl<'a> Inspector<'a> {
+    /// Looks into `region`, which has this geometry.
+    pub fn new(region: &'a Region, geometry: &'a Geometry) -> Inspector<'a> {
+        Inspector { region, geometry }
+    }
+
+    /// The superblock as it stands, and the geometry that it describes.
+    ///
+    /// # Errors
+    /// [`RecoverError`] when it makes no sense.
+    pub fn superblock(region: &Region) -> Result<(Geometry, Superblock), RecoverError> {
+        geometry_of(region)
+    }
+
+    /// The state word.
+    pub fn state(&self) -> State {
+        State::from_word(self.region.load(STATE_WORD))
+    }
+
+    /// Moves begun since the region was made.
+    pub fn moves_begun(&self) -> u64 {
+        (0..MOVE_COUNTERS).map(|home| self.region.load(move_counter_word(home))).sum()
+    }
+
+    /// One slot. A slot that is being written is loaded again a few times before it is reported as torn.
+    pub fn slot(&self, slot: SlotIx) -> SlotReport {
+        let shape = self.geometry.shape();
+        let mut image = Image::new();
+        let mut verdict = Err(Torn::Writing);
+        for _ in 0..100 {
+            image = mapped::image(self.region.words(self.geometry.slot_word(slot), shape.words()));
+            verdict = check(shape, self.geometry.identity(slot), &image).map(|_| ());
+            if verdict.is_ok() {
+                break;
+            }
+            std::thread::yield_now();
+        }
+        let (mut key, mut value) = (Vec::new(), Vec::new());
+        let header = Header::from_words([image[0], image[1]]);
+        if let (Ok(()), Ok(view)) = (verdict, View::consistent(shape, &image)) {
+            key = view.key().to_vec();
+            view.value_into(&mut value);
+        }
+        SlotReport { slot, header, verdict, key, value }
+    }
+
+    /// Every slot, in order. Keys that move meanwhile may be met twice or not at all.
+    pub fn slots(&self) -> impl Iterator<Item = SlotReport> + use<'a> {
+        let this = *self;
+        (0..self.geometry.slots()).map(move |n| this.slot(SlotIx(n)))
+    }
+
+    /// The windows that a GET of `key` may READ, in order, and whether the home's filter sends it beyond
+    /// the first one.
+    pub fn windows(&self, key: &[u8]) -> (Vec<Window>, bool) {
+        /// More windows than any sound table has for a key.
+        const WINDOWS_MAX: u32 = 64;
+        let first = self.geometry.seeds().first(key);
+        let mut windows = vec![self.geometry.primary(first)];
+        for read in 1..WINDOWS_MAX {
+            let head_aux = self.slot(windows[windows.len() - 1].first).header.aux;
+            let Some(next) = placement::after(self.geometry, key, first, read, head_aux) else { break };
+            windows.push(next);
+        }
+        let home_aux = self.slot(windows[0].first).header.aux;
+        (windows, placement::may_be_displaced(self.geometry, first, home_aux))
+    }
+
+    /// Counts slots by what they hold. Reads the whole table; calls `progress` with each slot's number.
+    pub fn occupancy(&self, mut progress: impl FnMut(u64)) -> Occupancy {
+        let mut found = Occupancy::default();
+        for report in self.slots() {
+            let number = report.slot.0;
+            let main = number < self.geometry.main_slots();
+            progress(number);
+            if report.verdict.is_err() {
+                found.torn += 1;
+                continue;
+            }
+            found.ghosts += u64::from(report.header.ghost != 0);
+            found.filters += u64::from(main && placement::names_displaced(self.geometry, report.header.aux));
+            if !report.key.is_empty() {
+                *if main { &mut found.live_main } else { &mut found.live_overflow } += 1;
+                let primary = self.geometry.primary(self.geometry.seeds().first(&report.key));
+                found.displaced += u64::from(!primary.contains(report.slot));
+            }
+        }
+        found
+    }
+}

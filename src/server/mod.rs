@@ -1,0 +1,400 @@
+//! The server: owns the region, makes every change, hands the region out for reading.
+//!
+//! Each worker thread runs an event loop over its own connections and mutates the shared [`Index`]
+//! directly. A client that sends garbage, stops in the middle of a frame, never reads its replies or
+//! disappears costs its own connection and nothing else.
+
+mod session;
+
+use crate::address::Address;
+use crate::clock::Clock;
+use crate::index::{Index, RecoverError, Recovered};
+use crate::layout::geometry::{Config, ConfigError};
+use crate::region::{Backing, Region, RegionError};
+use crate::wire::ServerStats;
+use mio::net::{UnixListener, UnixStream};
+use mio::{Events, Interest, Poll, Token, Waker};
+use session::{Fate, Session};
+use std::collections::HashMap;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// What to do about a region that may already be there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// Make a new table; a region file must not exist, or be empty.
+    Create(Config),
+    /// Take over the table in the region file; it must exist.
+    Open,
+    /// Take over the table in the region file if there is one (its own geometry holds), else make one.
+    OpenOrCreate(Config),
+}
+
+/// How to serve.
+#[derive(Clone, Debug)]
+pub struct ServerConfig {
+    /// Where clients find the server.
+    pub address: Address,
+    /// Where the region's memory comes from.
+    pub backing: Backing,
+    /// New table or old one.
+    pub start: Start,
+    /// Threads that serve mutations; at least 1.
+    pub workers: usize,
+    /// Users, beside the server's own, who may connect. They can then change the table, too.
+    pub allow_uids: Vec<u32>,
+    /// Clients beyond this number are turned away.
+    pub clients_max: usize,
+}
+
+impl ServerConfig {
+    /// Serves `config` at `address` from anonymous memory, for this user, with two workers.
+    pub fn new(address: Address, config: Config) -> ServerConfig {
+        ServerConfig {
+            address,
+            backing: Backing::Anonymous,
+            start: Start::Create(config),
+            workers: 2,
+            allow_uids: Vec::new(),
+            clients_max: 4096,
+        }
+    }
+}
+
+/// Why a server could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// No such table can be made.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// No memory for the region.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+    /// The region that is there cannot be used.
+    #[error("{what}: {source}")]
+    Recover {
+        /// The region.
+        what: String,
+        /// Why not.
+        source: RecoverError,
+    },
+    /// Only a file outlives its server.
+    #[error("only a region file can be opened again; name one, or create a new table")]
+    NothingToOpen,
+    /// Somebody serves there.
+    #[error("another server is at {address}; stop it, or serve at another address")]
+    AddressInUse {
+        /// The address.
+        address: Address,
+    },
+    /// The socket could not be made.
+    #[error("listening at {address}: {source}; does the folder exist, and may you write there?")]
+    Listen {
+        /// The address.
+        address: Address,
+        /// The operating system's answer.
+        source: io::Error,
+    },
+    /// Threads or event queues could not be made.
+    #[error("starting the server's threads: {0}")]
+    Threads(io::Error),
+}
+
+/// A running server. Stops when dropped.
+#[derive(Debug)]
+pub struct Server {
+    shared: Arc<Shared>,
+    recovered: Option<Recovered>,
+    address: Address,
+    workers: Vec<(Waker, JoinHandle<()>)>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    index: Index,
+    stopping: AtomicBool,
+    clients: AtomicU64,
+    clients_max: u64,
+    allow_uids: Vec<u32>,
+    /// The region goes with the server: clients are told so when it stops.
+    retires: bool,
+}
+
+impl Server {
+    /// Makes or opens the table and begins to serve it. Returns once clients can connect.
+    ///
+    /// # Errors
+    /// [`ServeError`]; nothing is left behind but a region file, if one was made.
+    pub fn start(config: ServerConfig) -> Result<Server, ServeError> {
+        let (index, recovered) = index_for(&config)?;
+        let listener = listen(&config.address)?;
+        let mut allow_uids = config.allow_uids;
+        allow_uids.push(rustix::process::getuid().as_raw());
+        let shared = Arc::new(Shared {
+            index,
+            stopping: AtomicBool::new(false),
+            clients: AtomicU64::new(0),
+            clients_max: config.clients_max as u64,
+            allow_uids,
+            retires: !matches!(config.backing, Backing::File(_)),
+        });
+        let mut server = Server { shared, recovered, address: config.address, workers: Vec::new() };
+        for number in 0..config.workers.max(1) {
+            let listener = listener.try_clone().map_err(ServeError::Threads)?;
+            let worker =
+                Worker::new(server.shared.clone(), listener, number == 0).map_err(ServeError::Threads)?;
+            let waker = Waker::new(worker.poll.registry(), WAKER).map_err(ServeError::Threads)?;
+            let thread = std::thread::Builder::new()
+                .name(format!("oneread-{number}"))
+                .spawn(move || worker.run())
+                .map_err(ServeError::Threads)?;
+            server.workers.push((waker, thread));
+        }
+        tracing::info!(address = %server.address, "serving");
+        Ok(server)
+    }
+
+    /// The table, for an embedder that mutates it without a socket.
+    pub fn index(&self) -> &Index {
+        &self.shared.index
+    }
+
+    /// Where clients find it.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// What was found in the region, if it was taken over.
+    pub fn recovered(&self) -> Option<Recovered> {
+        self.recovered
+    }
+
+    /// The server's counters.
+    pub fn stats(&self) -> ServerStats {
+        self.shared.stats()
+    }
+
+    /// Stops serving: closes every connection and removes the socket. A region file stays as it is, for
+    /// the next server; clients of an anonymous region are told that it is given up.
+    pub fn stop(self) {}
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.shared.stopping.store(true, Ordering::Release);
+        for (waker, thread) in self.workers.drain(..) {
+            let _ = waker.wake();
+            let _ = thread.join();
+        }
+        if self.shared.retires {
+            self.shared.index.retire();
+        }
+        let _ = std::fs::remove_file(self.address.socket());
+    }
+}
+
+impl Shared {
+    fn stats(&self) -> ServerStats {
+        let clients = self.clients.load(Ordering::Relaxed);
+        ServerStats::new(self.index.counts(), clients, self.index.incarnation())
+    }
+}
+
+fn index_for(config: &ServerConfig) -> Result<(Index, Option<Recovered>), ServeError> {
+    let create = |table: &Config| -> Result<(Index, Option<Recovered>), ServeError> {
+        let geometry = table.geometry()?;
+        let region = Region::create(&config.backing, geometry.region_bytes())?;
+        Ok((Index::create(region, geometry, Clock::System), None))
+    };
+    let open = |path: &PathBuf| -> Result<(Index, Option<Recovered>), ServeError> {
+        let (index, recovered) = Index::open(Region::open(path)?, Clock::System)
+            .map_err(|source| ServeError::Recover { what: path.display().to_string(), source })?;
+        Ok((index, Some(recovered)))
+    };
+    match (&config.start, &config.backing) {
+        (Start::Create(table), _) => create(table),
+        (Start::Open, Backing::File(path)) => open(path),
+        (Start::Open, _) => Err(ServeError::NothingToOpen),
+        (Start::OpenOrCreate(_), Backing::File(path))
+            if std::fs::metadata(path).is_ok_and(|file| file.len() > 0) =>
+        {
+            open(path)
+        }
+        (Start::OpenOrCreate(table), _) => create(table),
+    }
+}
+
+/// Binds the socket. A socket that nobody listens to any more is replaced.
+fn listen(address: &Address) -> Result<std::os::unix::net::UnixListener, ServeError> {
+    let failed = |source| ServeError::Listen { address: address.clone(), source };
+    let path = address.socket();
+    if std::os::unix::net::UnixStream::connect(path).is_ok() {
+        return Err(ServeError::AddressInUse { address: address.clone() });
+    }
+    // Only ever a socket is removed: a file of another kind makes bind fail.
+    if std::fs::symlink_metadata(path)
+        .is_ok_and(|file| std::os::unix::fs::FileTypeExt::is_socket(&file.file_type()))
+    {
+        std::fs::remove_file(path).map_err(failed)?;
+    }
+    let listener = std::os::unix::net::UnixListener::bind(path).map_err(failed)?;
+    // Who may connect is decided by credentials, so that the refusal can say why.
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666)).map_err(failed)?;
+    listener.set_nonblocking(true).map_err(failed)?;
+    Ok(listener)
+}
+
+const LISTENER: Token = Token(0);
+const WAKER: Token = Token(1);
+const FIRST_SESSION: usize = 2;
+/// A client may take this long over a frame it has begun, or over its hello.
+const HALF_FRAME_MAX: Duration = Duration::from_secs(10);
+
+struct Worker {
+    shared: Arc<Shared>,
+    poll: Poll,
+    listener: UnixListener,
+    sessions: HashMap<Token, Session>,
+    next: usize,
+    /// Sessions whose turn ended before their input did.
+    unfinished: Vec<Token>,
+    /// Takes away traces when their time has come.
+    tidies: bool,
+}
+
+impl Worker {
+    fn new(
+        shared: Arc<Shared>,
+        listener: std::os::unix::net::UnixListener,
+        tidies: bool,
+    ) -> io::Result<Worker> {
+        let poll = Poll::new()?;
+        let mut listener = UnixListener::from_std(listener);
+        poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
+        Ok(Worker {
+            shared,
+            poll,
+            listener,
+            sessions: HashMap::new(),
+            next: FIRST_SESSION,
+            unfinished: Vec::new(),
+            tidies,
+        })
+    }
+
+    fn run(mut self) {
+        let mut events = Events::with_capacity(256);
+        while !self.shared.stopping.load(Ordering::Acquire) {
+            let tidy = self.tidies.then(|| self.shared.index.tidy()).flatten();
+            let half = self.sessions.values().any(Session::is_halfway).then_some(HALF_FRAME_MAX / 4);
+            let at_once = (!self.unfinished.is_empty()).then_some(Duration::ZERO);
+            let timeout = [tidy, half, at_once].into_iter().flatten().min();
+            match self.poll.poll(&mut events, timeout) {
+                Err(e) if e.kind() != io::ErrorKind::Interrupted => {
+                    tracing::error!(error = %e, "polling failed; this worker ends");
+                    return;
+                }
+                _ => {}
+            }
+            for token in std::mem::take(&mut self.unfinished) {
+                self.serve(token);
+            }
+            for event in &events {
+                match event.token() {
+                    LISTENER => self.accept_all(),
+                    WAKER => {}
+                    token => self.serve(token),
+                }
+            }
+            self.drop_halfway();
+        }
+    }
+
+    fn accept_all(&mut self) {
+        loop {
+            match self.listener.accept() {
+                Ok((stream, _)) => self.accept(stream),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                Err(e) => {
+                    // Out of descriptors, say: the connection stays in the backlog.
+                    tracing::warn!(error = %e, "accepting a client failed");
+                    std::thread::sleep(Duration::from_millis(10));
+                    return;
+                }
+            }
+        }
+    }
+
+    fn accept(&mut self, mut stream: UnixStream) {
+        let shared = &self.shared;
+        match rustix::net::sockopt::socket_peercred(&stream) {
+            Ok(peer) if shared.allow_uids.contains(&peer.uid.as_raw()) => {}
+            Ok(peer) => {
+                tracing::warn!(uid = peer.uid.as_raw(), "turned a client of another user away");
+                return session::refuse(&stream);
+            }
+            Err(e) => return tracing::warn!(error = %e, "a client without credentials"),
+        }
+        if shared.clients.fetch_add(1, Ordering::Relaxed) >= shared.clients_max {
+            shared.clients.fetch_sub(1, Ordering::Relaxed);
+            tracing::warn!(max = shared.clients_max, "turned a client away: too many");
+            return session::refuse(&stream);
+        }
+        let token = Token(self.next);
+        self.next += 1;
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        match self.poll.registry().register(&mut stream, token, interest) {
+            Ok(()) => {
+                self.sessions.insert(token, Session::new(stream));
+            }
+            Err(e) => {
+                shared.clients.fetch_sub(1, Ordering::Relaxed);
+                tracing::warn!(error = %e, "watching a client failed");
+            }
+        }
+    }
+
+    fn serve(&mut self, token: Token) {
+        let Some(session) = self.sessions.get_mut(&token) else { return };
+        match session.advance(&self.shared.index, || self.shared.stats()) {
+            Fate::Stay => {}
+            Fate::Again => self.unfinished.push(token),
+            Fate::Close(why) => {
+                tracing::debug!(%why, "a client is gone");
+                self.close(token);
+            }
+        }
+    }
+
+    fn drop_halfway(&mut self) {
+        let now = Instant::now();
+        let late: Vec<Token> = self
+            .sessions
+            .iter()
+            .filter(|(_, s)| s.halfway_for(now) > HALF_FRAME_MAX)
+            .map(|(t, _)| *t)
+            .collect();
+        for token in late {
+            tracing::debug!("a client stopped in the middle of a frame");
+            self.close(token);
+        }
+    }
+
+    fn close(&mut self, token: Token) {
+        if self.sessions.remove(&token).is_some() {
+            self.shared.clients.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.shared.clients.fetch_sub(self.sessions.len() as u64, Ordering::Relaxed);
+    }
+}

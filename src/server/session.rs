@@ -1,0 +1,189 @@
+//! One client's connection: bytes in, frames, mutations, bytes out.
+
+use crate::index::Index;
+use crate::wire::{self, PROTOCOL_VERSION, Reply, Request, ServerStats};
+use mio::net::UnixStream;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use std::io::{self, IoSlice, Read, Write};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+/// Replies that may wait to be read by the client before it is not listened to any more.
+const UNREAD_MAX: usize = 1 << 20;
+/// Bytes read from one client before the next one has its turn.
+const TURN_BYTES: usize = 1 << 18;
+const CHUNK: usize = 1 << 16;
+
+/// What becomes of a session.
+pub(super) enum Fate {
+    /// It goes on when its socket has something new.
+    Stay,
+    /// It goes on after the others have had their turn.
+    Again,
+    /// It is over.
+    Close(String),
+}
+
+/// A client's connection.
+pub(super) struct Session {
+    stream: UnixStream,
+    input: Vec<u8>,
+    output: Vec<u8>,
+    greeted: bool,
+    /// Since when a frame (or the hello) has been incomplete.
+    halfway: Option<Instant>,
+}
+
+/// Turns a client away, if it is still there to hear it.
+pub(super) fn refuse(mut stream: &UnixStream) {
+    let mut out = Vec::new();
+    Reply::Refused { version: PROTOCOL_VERSION }.encode(0, &mut out);
+    let _ = stream.write(&out);
+}
+
+impl Session {
+    pub fn new(stream: UnixStream) -> Session {
+        Session {
+            stream,
+            input: Vec::new(),
+            output: Vec::new(),
+            greeted: false,
+            halfway: Some(Instant::now()),
+        }
+    }
+
+    /// Is the client in the middle of a frame, or has it not said hello yet?
+    pub fn is_halfway(&self) -> bool {
+        self.halfway.is_some()
+    }
+
+    /// For how long.
+    pub fn halfway_for(&self, now: Instant) -> Duration {
+        self.halfway.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
+    }
+
+    /// Reads, answers and writes as far as that goes without waiting, but not for longer than a turn.
+    pub fn advance(&mut self, index: &Index, stats: impl Fn() -> ServerStats) -> Fate {
+        self.turn(index, stats).unwrap_or_else(Fate::Close)
+    }
+
+    fn turn(&mut self, index: &Index, stats: impl Fn() -> ServerStats) -> Result<Fate, String> {
+        self.flush()?;
+        if self.output.len() > UNREAD_MAX {
+            // It will be heard again when it has read: the socket becomes writable then.
+            return Ok(Fate::Stay);
+        }
+        let filled = self.fill();
+        let answered = self.answer_all(index, &stats);
+        self.flush()?;
+        answered?;
+        match filled.map_err(|e| e.to_string())? {
+            Filled::More => Ok(Fate::Again),
+            Filled::Drained => Ok(Fate::Stay),
+            Filled::Ended => Err("it hung up".into()),
+        }
+    }
+
+    fn fill(&mut self) -> io::Result<Filled> {
+        let start = self.input.len();
+        while self.input.len() - start < TURN_BYTES {
+            let at = self.input.len();
+            self.input.resize(at + CHUNK, 0);
+            let read = self.stream.read(&mut self.input[at..]);
+            self.input.truncate(at + *read.as_ref().unwrap_or(&0));
+            match read {
+                Ok(0) => return Ok(Filled::Ended),
+                Ok(_) => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(Filled::Drained),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(Filled::More)
+    }
+
+    fn answer_all(&mut self, index: &Index, stats: &impl Fn() -> ServerStats) -> Result<(), String> {
+        let input = std::mem::take(&mut self.input);
+        let mut rest = input.as_slice();
+        while let Some(frame) = wire::decode(rest).map_err(|e| e.to_string())? {
+            let request = Request::decode(&frame).map_err(|e| e.to_string())?;
+            self.answer(frame.id, request, index, stats)?;
+            rest = &rest[frame.length..];
+        }
+        let done = input.len() - rest.len();
+        let was_waiting = self.halfway.filter(|_| done == 0);
+        self.halfway = (!rest.is_empty() || !self.greeted).then(|| was_waiting.unwrap_or_else(Instant::now));
+        self.input = input;
+        self.input.drain(..done);
+        Ok(())
+    }
+
+    fn answer(
+        &mut self,
+        id: u64,
+        request: Request<'_>,
+        index: &Index,
+        stats: &impl Fn() -> ServerStats,
+    ) -> Result<(), String> {
+        let reply = match request {
+            Request::Hello { version } if self.greeted || version != PROTOCOL_VERSION => {
+                Reply::Refused { version: PROTOCOL_VERSION }.encode(id, &mut self.output);
+                return Err(format!("it said hello in protocol version {version}"));
+            }
+            Request::Hello { .. } => return self.welcome(id, index),
+            _ if !self.greeted => return Err("it did not say hello first".into()),
+            Request::Put { mode, key, value } => Reply::Put(index.put(key, value, mode)),
+            Request::Remove { key } => Reply::Removed(index.remove(key)),
+            Request::Stat => Reply::Stat(stats()),
+        };
+        reply.encode(id, &mut self.output);
+        Ok(())
+    }
+
+    /// Sends the welcome with the region's descriptor.
+    fn welcome(&mut self, id: u64, index: &Index) -> Result<(), String> {
+        let mut out = Vec::new();
+        Reply::Welcome { version: PROTOCOL_VERSION }.encode(id, &mut out);
+        let region = index.region().share().map_err(|e| e.to_string())?;
+        let fds = [region.as_fd()];
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        ancillary.push(SendAncillaryMessage::ScmRights(&fds));
+        // The socket's buffer is empty: these few bytes go in whole or not at all.
+        let sent =
+            rustix::net::sendmsg(&self.stream, &[IoSlice::new(&out)], &mut ancillary, SendFlags::NOSIGNAL)
+                .map_err(|e| e.to_string())?;
+        if sent != out.len() {
+            return Err("its socket took half a welcome".into());
+        }
+        self.greeted = true;
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), String> {
+        let mut written = 0;
+        let ended = loop {
+            if written == self.output.len() {
+                break Ok(());
+            }
+            match self.stream.write(&self.output[written..]) {
+                Ok(0) => break Err("its socket takes nothing".to_string()),
+                Ok(n) => written += n,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break Ok(()),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => break Err(e.to_string()),
+            }
+        };
+        self.output.drain(..written);
+        ended
+    }
+}
+
+enum Filled {
+    /// There may be more to read.
+    More,
+    /// Nothing more for now.
+    Drained,
+    /// The client is done.
+    Ended,
+}

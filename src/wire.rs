@@ -1,0 +1,411 @@
+//! The control protocol: frames on a Unix socket, for everything that is not a GET.
+//!
+//! ```text
+//! 0..4    length of the body, bytes (at most 64 KiB)
+//! 4..6    operation (request) or reply
+//! 6..8    status of a reply, 0 in a request
+//! 8..16   number of the request, repeated in its reply
+//! 16..    body
+//! ```
+//!
+//! The first request is `Hello` with magic and protocol version; its reply, `Welcome`, carries a
+//! descriptor of the region that can only be mapped for reading. After that, requests may be pipelined;
+//! replies come in the order of the requests.
+//!
+//! Decoding takes any bytes: it gives a frame, asks for more, or names what is wrong.
+
+use crate::index::{IndexCounts, Put, PutError, PutMode};
+use bytemuck::{Pod, Zeroable};
+
+/// What a `Hello` begins with.
+const HELLO_MAGIC: u64 = u64::from_le_bytes(*b"ONEREAD?");
+/// Version of the control protocol.
+pub const PROTOCOL_VERSION: u32 = 1;
+/// Longest body, in bytes: larger than any key and value with their lengths.
+pub const BODY_MAX: usize = 1 << 16;
+const HEAD: usize = size_of::<Head>();
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Head {
+    body_len: u32,
+    op: u16,
+    status: u16,
+    id: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct HelloBody {
+    magic: u64,
+    version: u32,
+    reserved: u32,
+}
+
+/// What a frame is about.
+mod op {
+    pub const HELLO: u16 = 1;
+    pub const UPSERT: u16 = 2;
+    pub const INSERT: u16 = 3;
+    pub const UPDATE: u16 = 4;
+    pub const REMOVE: u16 = 5;
+    pub const STAT: u16 = 6;
+    pub const REPLY: u16 = 0x8000;
+}
+
+/// How a request ended.
+mod status {
+    pub const WELCOME: u16 = 1;
+    pub const INSERTED: u16 = 2;
+    pub const UPDATED: u16 = 3;
+    pub const EXISTS: u16 = 4;
+    pub const MISSING: u16 = 5;
+    pub const REMOVED: u16 = 6;
+    pub const STAT: u16 = 7;
+    pub const KEY_LENGTH: u16 = 100;
+    pub const VALUE_LENGTH: u16 = 101;
+    pub const FULL: u16 = 102;
+    pub const BUSY: u16 = 103;
+    pub const REFUSED: u16 = 104;
+}
+
+/// A request, borrowed from the receive buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request<'a> {
+    /// Opens the conversation.
+    Hello {
+        /// The client's protocol version.
+        version: u32,
+    },
+    /// Puts a key.
+    Put {
+        /// What the put may do.
+        mode: PutMode,
+        /// The key.
+        key: &'a [u8],
+        /// The value.
+        value: &'a [u8],
+    },
+    /// Removes a key.
+    Remove {
+        /// The key.
+        key: &'a [u8],
+    },
+    /// Asks for the server's counters.
+    Stat,
+}
+
+/// The server's counters, as a reply carries them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+pub struct ServerStats {
+    /// Keys in the table.
+    pub keys: u64,
+    /// Keys inserted since the server started.
+    pub inserts: u64,
+    /// Keys updated since the server started.
+    pub updates: u64,
+    /// Keys removed since the server started.
+    pub removes: u64,
+    /// Keys moved since the server started.
+    pub moves: u64,
+    /// Of these, displaced keys brought home.
+    pub homings: u64,
+    /// Puts that waited for a grace period.
+    pub waits: u64,
+    /// Slots allocated, overflow included.
+    pub slots: u64,
+    /// Main slots.
+    pub main_slots: u64,
+    /// Clients connected.
+    pub clients: u64,
+    /// The server's process id.
+    pub pid: u64,
+    /// Which server process this is, for this region.
+    pub incarnation: u64,
+}
+
+impl ServerStats {
+    pub(crate) fn new(counts: IndexCounts, clients: u64, incarnation: u64) -> ServerStats {
+        let IndexCounts { keys, inserts, updates, removes, moves, homings, waits, slots, main_slots } =
+            counts;
+        let pid = u64::from(std::process::id());
+        ServerStats {
+            keys,
+            inserts,
+            updates,
+            removes,
+            moves,
+            homings,
+            waits,
+            slots,
+            main_slots,
+            clients,
+            pid,
+            incarnation,
+        }
+    }
+}
+
+/// A reply.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Reply {
+    /// The conversation is open; the region's descriptor comes along.
+    Welcome {
+        /// The server's protocol version.
+        version: u32,
+    },
+    /// How a put ended.
+    Put(Result<Put, PutError>),
+    /// How a remove ended.
+    Removed(Result<bool, PutError>),
+    /// The server's counters.
+    Stat(ServerStats),
+    /// The server will not talk to this client.
+    Refused {
+        /// The server's protocol version.
+        version: u32,
+    },
+}
+
+/// Why bytes are no frame. The connection they came from is of no further use.
+#[derive(Debug, thiserror::Error, Clone, Copy, PartialEq, Eq)]
+pub enum WireError {
+    /// A body longer than any frame has.
+    #[error("a frame of {given} bytes was announced, the longest is {BODY_MAX}")]
+    TooLong {
+        /// Length announced.
+        given: u32,
+    },
+    /// An operation or status this version does not know.
+    #[error("unknown operation {op} with status {status}")]
+    Unknown {
+        /// The operation.
+        op: u16,
+        /// The status.
+        status: u16,
+    },
+    /// A body that does not fit its operation.
+    #[error("operation {op} with an unfitting body of {len} bytes")]
+    Body {
+        /// The operation.
+        op: u16,
+        /// Length of the body.
+        len: usize,
+    },
+}
+
+/// A decoded frame.
+#[derive(Clone, Copy, Debug)]
+pub struct Frame<'a> {
+    op: u16,
+    status: u16,
+    /// Number of the request.
+    pub id: u64,
+    body: &'a [u8],
+    /// Bytes that the frame takes in the buffer.
+    pub length: usize,
+}
+
+/// The first frame in `bytes`; `None` when more bytes are needed.
+///
+/// # Errors
+/// [`WireError::TooLong`].
+pub fn decode(bytes: &[u8]) -> Result<Option<Frame<'_>>, WireError> {
+    let Some((head, rest)) = bytes.split_at_checked(HEAD) else { return Ok(None) };
+    let head: Head = bytemuck::pod_read_unaligned(head);
+    let length = head.body_len as usize;
+    if length > BODY_MAX {
+        return Err(WireError::TooLong { given: head.body_len });
+    }
+    Ok(rest.get(..length).map(|body| Frame {
+        op: head.op,
+        status: head.status,
+        id: head.id,
+        body,
+        length: HEAD + length,
+    }))
+}
+
+/// Appends a frame with the parts of its body.
+fn encode(out: &mut Vec<u8>, op: u16, status: u16, id: u64, body: &[&[u8]]) {
+    let body_len = body.iter().map(|part| part.len()).sum::<usize>();
+    debug_assert!(body_len <= BODY_MAX);
+    out.extend_from_slice(bytemuck::bytes_of(&Head { body_len: body_len as u32, op, status, id }));
+    body.iter().for_each(|part| out.extend_from_slice(part));
+}
+
+impl<'a> Request<'a> {
+    /// Appends this request to `out`.
+    pub fn encode(&self, id: u64, out: &mut Vec<u8>) {
+        match self {
+            Request::Hello { version } => {
+                let body = HelloBody { magic: HELLO_MAGIC, version: *version, reserved: 0 };
+                encode(out, op::HELLO, 0, id, &[bytemuck::bytes_of(&body)]);
+            }
+            Request::Put { mode, key, value } => {
+                let op = match mode {
+                    PutMode::Upsert => op::UPSERT,
+                    PutMode::Insert => op::INSERT,
+                    PutMode::Update => op::UPDATE,
+                };
+                encode(out, op, 0, id, &[&(key.len() as u16).to_le_bytes(), key, value]);
+            }
+            Request::Remove { key } => encode(out, op::REMOVE, 0, id, &[key]),
+            Request::Stat => encode(out, op::STAT, 0, id, &[]),
+        }
+    }
+
+    /// The request in a frame.
+    ///
+    /// # Errors
+    /// [`WireError`] when the frame is none.
+    pub fn decode(frame: &Frame<'a>) -> Result<Request<'a>, WireError> {
+        let unfitting = WireError::Body { op: frame.op, len: frame.body.len() };
+        let put = |mode| {
+            let (klen, rest) = frame.body.split_first_chunk::<2>().ok_or(unfitting)?;
+            let (key, value) =
+                rest.split_at_checked(usize::from(u16::from_le_bytes(*klen))).ok_or(unfitting)?;
+            Ok(Request::Put { mode, key, value })
+        };
+        match frame.op {
+            op::HELLO => {
+                let hello: HelloBody = bytemuck::try_pod_read_unaligned(frame.body).map_err(|_| unfitting)?;
+                if hello.magic != HELLO_MAGIC {
+                    return Err(unfitting);
+                }
+                Ok(Request::Hello { version: hello.version })
+            }
+            op::UPSERT => put(PutMode::Upsert),
+            op::INSERT => put(PutMode::Insert),
+            op::UPDATE => put(PutMode::Update),
+            op::REMOVE => Ok(Request::Remove { key: frame.body }),
+            op::STAT if frame.body.is_empty() => Ok(Request::Stat),
+            op::STAT => Err(unfitting),
+            op => Err(WireError::Unknown { op, status: frame.status }),
+        }
+    }
+}
+
+impl Reply {
+    /// Appends this reply to `out`.
+    pub fn encode(&self, id: u64, out: &mut Vec<u8>) {
+        let mut reply = |status, body: &[u8]| encode(out, op::REPLY, status, id, &[body]);
+        let two = |a: u64, b: u64| [a.to_le_bytes(), b.to_le_bytes()].concat();
+        match self {
+            Reply::Welcome { version } => reply(status::WELCOME, &version.to_le_bytes()),
+            Reply::Refused { version } => reply(status::REFUSED, &version.to_le_bytes()),
+            Reply::Put(Ok(Put::Inserted)) => reply(status::INSERTED, &[]),
+            Reply::Put(Ok(Put::Updated)) => reply(status::UPDATED, &[]),
+            Reply::Put(Ok(Put::Exists)) => reply(status::EXISTS, &[]),
+            Reply::Put(Ok(Put::Missing)) => reply(status::MISSING, &[]),
+            Reply::Removed(Ok(there)) => reply(status::REMOVED, &[u8::from(*there)]),
+            Reply::Stat(stats) => reply(status::STAT, bytemuck::bytes_of(stats)),
+            Reply::Put(Err(error)) | Reply::Removed(Err(error)) => match *error {
+                PutError::KeyLength { given, max } => {
+                    reply(status::KEY_LENGTH, &two(given as u64, max as u64));
+                }
+                PutError::ValueLength { given, max } => {
+                    reply(status::VALUE_LENGTH, &two(given as u64, max as u64));
+                }
+                PutError::Full { keys, slots } => reply(status::FULL, &two(keys, slots)),
+                PutError::Busy { rounds } => reply(status::BUSY, &two(rounds.into(), 0)),
+            },
+        }
+    }
+
+    /// The reply in a frame.
+    ///
+    /// # Errors
+    /// [`WireError`] when the frame is none.
+    pub fn decode(frame: &Frame<'_>) -> Result<Reply, WireError> {
+        let unknown = WireError::Unknown { op: frame.op, status: frame.status };
+        if frame.op != op::REPLY {
+            return Err(unknown);
+        }
+        let unfitting = WireError::Body { op: frame.op, len: frame.body.len() };
+        let version = || Ok(u32::from_le_bytes(frame.body.try_into().map_err(|_| unfitting)?));
+        let two = || {
+            let both: [u64; 2] = bytemuck::try_pod_read_unaligned(frame.body).map_err(|_| unfitting)?;
+            Ok((both[0], both[1]))
+        };
+        Ok(match frame.status {
+            status::WELCOME => Reply::Welcome { version: version()? },
+            status::REFUSED => Reply::Refused { version: version()? },
+            status::INSERTED => Reply::Put(Ok(Put::Inserted)),
+            status::UPDATED => Reply::Put(Ok(Put::Updated)),
+            status::EXISTS => Reply::Put(Ok(Put::Exists)),
+            status::MISSING => Reply::Put(Ok(Put::Missing)),
+            status::REMOVED => Reply::Removed(Ok(*frame.body.first().ok_or(unfitting)? != 0)),
+            status::STAT => Reply::Stat(bytemuck::try_pod_read_unaligned(frame.body).map_err(|_| unfitting)?),
+            status::KEY_LENGTH => two().map(|(given, max)| {
+                Reply::Put(Err(PutError::KeyLength { given: given as usize, max: max as usize }))
+            })?,
+            status::VALUE_LENGTH => two().map(|(given, max)| {
+                Reply::Put(Err(PutError::ValueLength { given: given as usize, max: max as usize }))
+            })?,
+            status::FULL => two().map(|(keys, slots)| Reply::Put(Err(PutError::Full { keys, slots })))?,
+            status::BUSY => {
+                two().map(|(rounds, _)| Reply::Put(Err(PutError::Busy { rounds: rounds as u32 })))?
+            }
+            _ => return Err(unknown),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Any bytes give a frame, a wish for more, or an error; and what decodes encodes to itself.
+        #[test]
+        fn any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200), op in 0u16..9, len in 0u32..64) {
+            let mut framed = bytes.clone();
+            if framed.len() >= HEAD {
+                framed[..4].copy_from_slice(&len.to_le_bytes());
+                framed[4..6].copy_from_slice(&op.to_le_bytes());
+            }
+            for bytes in [&bytes, &framed] {
+                if let Ok(Some(frame)) = decode(bytes) {
+                    let _ = Reply::decode(&frame);
+                    if let Ok(request) = Request::decode(&frame) {
+                        let mut again = Vec::new();
+                        request.encode(frame.id, &mut again);
+                        let frame = decode(&again).unwrap().unwrap();
+                        prop_assert_eq!(Request::decode(&frame).unwrap(), request);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn replies_round_trip() {
+        let replies = [
+            Reply::Welcome { version: 1 },
+            Reply::Refused { version: 9 },
+            Reply::Put(Ok(Put::Inserted)),
+            Reply::Put(Ok(Put::Updated)),
+            Reply::Put(Ok(Put::Exists)),
+            Reply::Put(Ok(Put::Missing)),
+            Reply::Removed(Ok(true)),
+            Reply::Removed(Ok(false)),
+            Reply::Stat(ServerStats { keys: 1, pid: 2, ..Default::default() }),
+            Reply::Put(Err(PutError::KeyLength { given: 0, max: 255 })),
+            Reply::Put(Err(PutError::ValueLength { given: 100, max: 32 })),
+            Reply::Put(Err(PutError::Full { keys: 9, slots: 10 })),
+            Reply::Put(Err(PutError::Busy { rounds: 7 })),
+        ];
+        let mut bytes = Vec::new();
+        replies.iter().enumerate().for_each(|(id, reply)| reply.encode(id as u64, &mut bytes));
+        let mut rest = bytes.as_slice();
+        for (id, reply) in replies.iter().enumerate() {
+            let frame = decode(rest).unwrap().unwrap();
+            assert_eq!((frame.id, &Reply::decode(&frame).unwrap()), (id as u64, reply));
+            rest = &rest[frame.length..];
+        }
+        assert!(rest.is_empty());
+    }
+}
