@@ -36,6 +36,7 @@
 //! A hit needs no proof: the slot's sample is the instant at which the GET takes effect.
 
 use crate::faults::{Rule, broken};
+use crate::layout::chain::CHAIN_MAX;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::hash::First;
 use crate::layout::slot::Header;
@@ -96,6 +97,8 @@ pub enum Retry {
     Moved,
     /// The pass took the grace time or longer.
     Late,
+    /// The chain had more blocks than any sound chain has.
+    Chain,
 }
 
 /// Ghosts of the key that a pass saw: slot and stamp. More than fit count as new every time, which costs
@@ -179,6 +182,9 @@ impl<'a> Get<'a> {
             return self.again(Retry::Torn);
         }
         self.read += 1;
+        if self.read > CHAIN_MAX {
+            return self.again(Retry::Chain);
+        }
         match self.next_window() {
             Some(window) => {
                 self.window = window;

@@ -6,12 +6,14 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod address;
+pub mod chained;
 pub mod client;
 pub mod clock;
 pub mod cuckoo;
 pub mod fabric;
 pub mod faults;
 pub mod get;
+pub mod hopscotch;
 pub mod index;
 pub mod inspect;
 pub mod layout;

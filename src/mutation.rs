@@ -1,10 +1,18 @@
 //! How a layout makes room: one question, answered by each layout.
 
-use crate::cuckoo;
-pub(crate) use crate::cuckoo::mutation::Destination;
-use crate::layout::geometry::{Family, Geometry, SlotIx};
+use crate::{chained, cuckoo, hopscotch};
+use crate::layout::geometry::{Family, Geometry, SlotIx, Window};
 use crate::layout::hash::First;
 use smallvec::SmallVec;
+
+/// A window that a key may be put into.
+#[derive(Clone, Copy, Debug)]
+pub struct Destination {
+    /// The window.
+    pub window: Window,
+    /// Would the key be newly displaced there?
+    pub displaces: bool,
+}
 
 /// Where a key that is at `at` (or nowhere yet) may go, by moves alone.
 pub(crate) fn destinations(
@@ -15,6 +23,8 @@ pub(crate) fn destinations(
 ) -> SmallVec<[Destination; 3]> {
     match geometry.layout().family {
         Family::Cuckoo => cuckoo::mutation::destinations(geometry, key, first, at),
+        Family::Hopscotch => hopscotch::mutation::destinations(geometry, first),
+        Family::Chained => chained::mutation::destinations(geometry, first, at),
     }
 }
 
@@ -22,5 +32,6 @@ pub(crate) fn destinations(
 pub(crate) fn homes_on_delete(geometry: &Geometry) -> bool {
     match geometry.layout().family {
         Family::Cuckoo => cuckoo::mutation::homes_on_delete(geometry),
+        Family::Hopscotch | Family::Chained => true,
     }
 }

@@ -1,6 +1,6 @@
 //! Which windows a key can be in: one question, answered by each layout.
 
-use crate::cuckoo;
+use crate::{chained, cuckoo, hopscotch};
 use crate::layout::geometry::{Family, Geometry, Window};
 use crate::layout::hash::First;
 
@@ -9,6 +9,8 @@ use crate::layout::hash::First;
 pub fn filter_bits(family: Family) -> u32 {
     match family {
         Family::Cuckoo => cuckoo::placement::FILTER_BITS,
+        Family::Hopscotch => hopscotch::placement::FILTER_BITS,
+        Family::Chained => chained::placement::FILTER_BITS,
     }
 }
 
@@ -18,10 +20,15 @@ pub fn filter_bit(geometry: &Geometry, first: First) -> u32 {
     first.filter_bit(filter_bits(geometry.layout().family))
 }
 
+/// The bits of a home's `aux` that are its filter.
+#[inline]
+pub(crate) fn filter_mask(geometry: &Geometry) -> u32 {
+    u32::MAX >> (32 - filter_bits(geometry.layout().family))
+}
+
 /// Does the home's `aux` name any displaced key?
 pub fn names_displaced(geometry: &Geometry, home_aux: u32) -> bool {
-    let bits = filter_bits(geometry.layout().family);
-    home_aux & (u32::MAX >> (32 - bits)) != 0
+    home_aux & filter_mask(geometry) != 0
 }
 
 /// Does the home's `aux` allow that the key is displaced? Never false for a displaced key.
@@ -33,8 +40,10 @@ pub fn may_be_displaced(geometry: &Geometry, first: First, home_aux: u32) -> boo
 /// The window to READ after `read` windows (at least 1) did not show the key; `head_aux` is the `aux` of
 /// the first slot of the last one. `None` after the last.
 #[inline]
-pub fn after(geometry: &Geometry, key: &[u8], first: First, read: u32, _head_aux: u32) -> Option<Window> {
+pub fn after(geometry: &Geometry, key: &[u8], first: First, read: u32, head_aux: u32) -> Option<Window> {
     match geometry.layout().family {
         Family::Cuckoo => cuckoo::placement::after(geometry, key, first, read),
+        Family::Hopscotch => hopscotch::placement::after(geometry, head_aux),
+        Family::Chained => chained::placement::after(geometry, head_aux),
     }
 }

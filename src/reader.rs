@@ -75,6 +75,8 @@ pub struct GetStats {
     pub retries_moved: u64,
     /// Passes repeated because they could not be proven in time.
     pub retries_late: u64,
+    /// Passes repeated because a chain had no end: the memory is damaged.
+    pub retries_chain: u64,
 }
 
 impl std::ops::AddAssign for GetStats {
@@ -84,6 +86,7 @@ impl std::ops::AddAssign for GetStats {
         self.retries_torn += other.retries_torn;
         self.retries_moved += other.retries_moved;
         self.retries_late += other.retries_late;
+        self.retries_chain += other.retries_chain;
     }
 }
 
@@ -93,6 +96,7 @@ impl GetStats {
             Retry::Torn => self.retries_torn += 1,
             Retry::Moved => self.retries_moved += 1,
             Retry::Late => self.retries_late += 1,
+            Retry::Chain => self.retries_chain += 1,
         }
     }
 }

@@ -8,18 +8,10 @@
 //! `pilaf` counts moves alone, as published: a key has no better or worse place there.
 
 use super::placement::choices;
-use crate::layout::geometry::{Geometry, SlotIx, Window};
+use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::hash::First;
+use crate::mutation::Destination;
 use smallvec::SmallVec;
-
-/// A window that a key may be put into.
-#[derive(Clone, Copy, Debug)]
-pub struct Destination {
-    /// The window.
-    pub window: Window,
-    /// Would the key be newly displaced there?
-    pub displaces: bool,
-}
 
 /// Where a key that is at `at` (or nowhere yet) may go.
 pub fn destinations(

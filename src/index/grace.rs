@@ -10,6 +10,7 @@
 
 use crate::clock::Clock;
 use crate::faults::{Rule, broken};
+use crate::layout::chain::Block;
 use crate::layout::geometry::SlotIx;
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 use std::collections::VecDeque;
@@ -22,6 +23,10 @@ pub(crate) enum Trace {
     Ghost { slot: SlotIx, guard: SlotIx },
     /// Lingering bits in the filter of a home.
     Filter { home: u64 },
+    /// An empty block, to be taken out of its home's chain.
+    Unlink { home: u64, block: Block },
+    /// A block that was taken out of a chain, to be used again.
+    Reuse { block: Block },
 }
 
 /// Traces in the order in which they are due.
@@ -59,6 +64,8 @@ impl Grace {
     }
 
     /// Takes out the first trace if it is due.
+    ///
+    /// Returns when it was due.
     pub fn pop_due(&self) -> Option<(u64, Trace)> {
         // Relaxed: a hint; the queue is looked at under its lock.
         let next = self.next_due_ns.load(Ordering::Relaxed);
@@ -72,7 +79,7 @@ impl Grace {
         let mut queue = lock(&self.queue);
         let due = queue.pop_front_if(|(due, _)| *due <= now);
         self.next_due_ns.store(queue.front().map_or(u64::MAX, |(due, _)| *due), Ordering::Relaxed);
-        due.map(|(_, trace)| (now, trace))
+        due
     }
 
     /// When everything that is in the queue now will be due; `None` when it is empty.

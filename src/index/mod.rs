@@ -11,6 +11,7 @@
 //! * [`stripes`] keeps server threads apart;
 //! * [`search`] finds the cheapest path of moves;
 //! * [`grace`] takes traces away once no remote reader can depend on them;
+//! * [`chains`] links and unlinks overflow blocks;
 //! * [`recover`] takes a region over from a server that is gone.
 //!
 //! # Moving a key without hiding it
@@ -29,6 +30,7 @@
 //! * **M6** A delete erases the one live copy. Its old ghosts may outlive it: a reader that meets one
 //!   looks again, finds the same ghost, and reports the miss.
 
+mod chains;
 mod grace;
 mod recover;
 mod search;
@@ -51,6 +53,7 @@ use crate::placement;
 use crate::reader::{Limits, Reader};
 use crate::region::Region;
 use crate::sync::{AtomicU64, Ordering, fence};
+use chains::Blocks;
 use grace::{Grace, Trace};
 use search::{Path, find_path};
 use smallvec::SmallVec;
@@ -177,6 +180,7 @@ pub struct Index {
     incarnation: u64,
     stripes: Stripes,
     grace: Grace,
+    blocks: Blocks,
     counters: Counters,
 }
 
@@ -200,6 +204,7 @@ impl Index {
         Index {
             stripes: Stripes::new(geometry.main_slots()),
             grace: Grace::new(clock, geometry.grace()),
+            blocks: Blocks::new(geometry.overflow_blocks()),
             region,
             geometry,
             incarnation,
@@ -279,7 +284,8 @@ impl Index {
             moves: load(&c.moves),
             homings: load(&c.homings),
             waits: load(&c.waits),
-            slots: self.geometry.main_slots(),
+            slots: self.geometry.main_slots()
+                + self.blocks.ever_used() * u64::from(self.geometry.layout().block_slots),
             main_slots: self.geometry.main_slots(),
         }
     }
@@ -322,6 +328,9 @@ impl Index {
         let mut waits = 0;
         for _ in 0..ROUNDS_MAX {
             let Some(path) = find_path(self.slots(), key, first) else {
+                if let Some(answer) = self.put_into_chain(key, value, first, mode) {
+                    return Ok(answer);
+                }
                 if waits < WAITS_MAX && self.wait_for_grace() {
                     waits += 1;
                     continue;
@@ -419,7 +428,9 @@ impl Index {
     /// The stripes of a path's slots, and of the homes of the keys in them (L2).
     fn add_path(&self, set: &mut StripeSet, path: &Path) {
         for &slot in path {
-            set.push(self.stripes.of(slot));
+            if slot.0 < self.geometry.main_slots() {
+                set.push(self.stripes.of(slot));
+            }
             if let Some((_, occupant)) = self.slots().peek(slot).filter(|(_, key)| !key.is_empty()) {
                 set.push(self.stripes.of(self.home_slot(self.geometry.seeds().first(&occupant))));
             }
@@ -555,8 +566,8 @@ impl Index {
         self.region.add(move_counter_word(self.home(moved)));
         fence(Ordering::Release);
         self.slots().write(slot, &content);
-        let due = self.grace.due_ns(Rule::GhostGrace);
-        self.grace.push(due, Trace::Ghost { slot, guard: slot });
+        let guard = if slot.0 < self.geometry.main_slots() { slot } else { self.home_slot(moved) };
+        self.grace.push(self.grace.due_ns(Rule::GhostGrace), Trace::Ghost { slot, guard });
     }
 
     /// Puts a new key into a slot that is free or whose occupant was moved away.
@@ -590,17 +601,23 @@ impl Index {
         if !primary.contains(slot) {
             self.linger(locked, first, slot);
         }
+        self.left_slot_of_home(locked, slot, self.home(first));
     }
 
     // ---- filters and traces -------------------------------------------------------------------------
 
     /// Writes the filter of a home as its register says, if that changes it.
     fn set_filter(&self, locked: &mut Locked<'_>, home: u64, home_slot: SlotIx) {
-        let filter = locked.stripe(home_slot).filter(home);
-        let header = self.slots().header(home_slot);
-        if header.aux != filter {
-            let Owned { key, value, ghost, .. } = self.slots().read(home_slot);
-            self.slots().write(home_slot, &Content { key: &key, value: &value, ghost, aux: filter });
+        let mask = placement::filter_mask(&self.geometry);
+        let aux = self.slots().header(home_slot).aux;
+        self.set_aux(home_slot, aux & !mask | locked.stripe(home_slot).filter(home));
+    }
+
+    /// Writes the `aux` of a slot, if that changes it.
+    fn set_aux(&self, slot: SlotIx, aux: u32) {
+        if self.slots().header(slot).aux != aux {
+            let Owned { key, value, ghost, .. } = self.slots().read(slot);
+            self.slots().write(slot, &Content { key: &key, value: &value, ghost, aux });
         }
     }
 
@@ -614,7 +631,7 @@ impl Index {
     /// Takes away up to `most` traces that are due.
     fn reap(&self, most: usize) {
         for _ in 0..most {
-            let Some((now_ns, trace)) = self.grace.pop_due() else { return };
+            let Some((due_ns, trace)) = self.grace.pop_due() else { return };
             match trace {
                 Trace::Ghost { slot, guard } => {
                     let _locked = self.stripes.lock(SmallVec::from_slice(&[self.stripes.of(guard)]));
@@ -624,9 +641,11 @@ impl Index {
                 Trace::Filter { home } => {
                     let home_slot = self.geometry.window(home).first;
                     let mut locked = self.stripes.lock(SmallVec::from_slice(&[self.stripes.of(home_slot)]));
-                    locked.stripe(home_slot).expire(home, now_ns);
+                    locked.stripe(home_slot).expire(home, due_ns);
                     self.set_filter(&mut locked, home, home_slot);
                 }
+                Trace::Unlink { home, block } => self.unlink(home, block, due_ns),
+                Trace::Reuse { block } => self.blocks.give_back(block),
             }
         }
     }
@@ -649,6 +668,9 @@ impl Index {
             return;
         }
         for _ in 0..HOMINGS_MAX {
+            if free.0 >= self.geometry.main_slots() {
+                return;
+            }
             let Some(left) = self.homes_around(free).find_map(|home| self.bring_one_home(home, free)) else {
                 return;
             };
@@ -662,7 +684,10 @@ impl Index {
         let window_buckets = u64::from(self.geometry.layout().window_buckets);
         let last = bucket.min(self.geometry.homes() - 1);
         (bucket.saturating_sub(window_buckets - 1)..=last)
-            .filter(|&home| self.slots().header(self.geometry.window(home).first).aux != 0)
+            .filter(|&home| {
+                let aux = self.slots().header(self.geometry.window(home).first).aux;
+                placement::names_displaced(&self.geometry, aux)
+            })
     }
 
     /// Moves a displaced key of `home` into `free`; the slot it left, if there was one to move.
@@ -684,6 +709,7 @@ impl Index {
                 return false;
             }
             self.move_along(&mut locked, &path, |_| self.vacate(from));
+            self.left_slot_of_home(&mut locked, from, home);
             count(&self.counters.homings);
             true
         })

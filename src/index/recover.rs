@@ -8,8 +8,10 @@ use super::stripes::{Displaced, Place};
 use super::{Index, Trace};
 use crate::clock::Clock;
 use crate::faults::Rule;
+use crate::layout::chain::{self, Block};
 use crate::layout::control::{Phase, STATE_WORD, State};
 use crate::layout::geometry::{Geometry, SlotIx};
+use crate::layout::hash::First;
 use crate::layout::slot::Content;
 use crate::layout::superblock::{Superblock, SuperblockError};
 use crate::placement;
@@ -76,7 +78,15 @@ impl Index {
         index.publish(Phase::Serving);
         let mut found = Recovered::default();
         for slot in (0..index.geometry.slots()).map(SlotIx) {
-            index.recover_slot(slot, &mut found);
+            if !index.slots().is_valid(slot) {
+                index.slots().write(slot, &Content::default());
+                found.torn += 1;
+            }
+        }
+        let chains = index.recover_chains(&mut found);
+        for slot in (0..index.geometry.slots()).map(SlotIx) {
+            let chain_home = chain::block_of(&index.geometry, slot).and_then(|b| chains[b.0 as usize]);
+            index.recover_slot(slot, chain_home, &mut found);
         }
         // Filters are exact again once whatever was due before the server died is surely over.
         let due = index.grace.due_ns(Rule::FilterGrace);
@@ -89,34 +99,70 @@ impl Index {
                 // Lost with a torn home slot: set it at once.
                 index.set_filter(&mut locked, home, home_slot);
             }
-            if aux & !exact != 0 {
+            let left_over = aux & !exact & placement::filter_mask(&index.geometry);
+            if left_over != 0 {
                 let place = Place::Lingers { until_ns: due };
-                locked.stripe(home_slot).add(home, Displaced { bit: aux & !exact, place });
+                locked.stripe(home_slot).add(home, Displaced { bit: left_over, place });
                 index.grace.push(due, Trace::Filter { home });
+            }
+            for head in index.chain_heads(home_slot).collect::<Vec<_>>() {
+                if let Some(block) = chain::block_of(&index.geometry, head) {
+                    index.note_if_empty(&mut locked, home_slot, home, block);
+                }
             }
         }
         index.counters.keys.store(found.keys, Ordering::Relaxed);
         Ok((index, found))
     }
 
-    fn recover_slot(&self, slot: SlotIx, found: &mut Recovered) {
-        if !self.slots().is_valid(slot) {
-            self.slots().write(slot, &Content::default());
-            found.torn += 1;
-            return;
+    /// Cuts chains where they lead out of the table or into another chain, and empties blocks that no
+    /// chain links to: a put that was never answered wrote them.
+    ///
+    /// Returns the home whose chain each block is in.
+    fn recover_chains(&self, found: &mut Recovered) -> Vec<Option<u64>> {
+        let blocks = self.geometry.overflow_blocks();
+        let mut linked = vec![None; blocks as usize];
+        for home in 0..if blocks == 0 { 0 } else { self.geometry.homes() } {
+            let mut head = self.geometry.window(home).first;
+            while let Some(block) = chain::link(self.slots().header(head).aux) {
+                match linked.get_mut(block.0 as usize) {
+                    Some(seen @ None) => *seen = Some(home),
+                    _ => {
+                        self.link(head, None);
+                        found.torn += 1;
+                        break;
+                    }
+                }
+                head = chain::window(&self.geometry, block).first;
+            }
         }
+        for block in (0..blocks as u32).map(Block).filter(|b| linked[b.0 as usize].is_none()) {
+            for slot in chain::window(&self.geometry, block).iter() {
+                let header = self.slots().header(slot);
+                if !header.is_free() || header.ghost != 0 || header.aux != 0 {
+                    self.slots().write(slot, &Content::default());
+                }
+            }
+        }
+        self.blocks.restore(|block| linked[block.0 as usize].is_some());
+        linked
+    }
+
+    fn recover_slot(&self, slot: SlotIx, chain_home: Option<u64>, found: &mut Recovered) {
         let content = self.slots().read(slot);
+        let first = self.geometry.seeds().first(&content.key);
+        let primary = self.geometry.primary(first);
         if content.ghost != 0 {
-            let due = self.grace.due_ns(Rule::GhostGrace);
-            self.grace.push(due, Trace::Ghost { slot, guard: slot });
+            let guard = chain_home.map_or(slot, |home| self.geometry.window(home).first);
+            self.grace.push(self.grace.due_ns(Rule::GhostGrace), Trace::Ghost { slot, guard });
         }
         if content.key.is_empty() {
             return;
         }
-        let first = self.geometry.seeds().first(&content.key);
-        let primary = self.geometry.primary(first);
-        let elsewhere = self.find_all(&content.key, first).find(|&other| other.0 < slot.0);
-        if elsewhere.is_some() && content.ghost == 0 {
+        // A move interrupted between M1 and the overwriting of the original. The original has no ghost
+        // (M3); the copy may have one.
+        let elsewhere = self.find_all(&content.key, first).into_iter().any(|other| other != slot);
+        if elsewhere && content.ghost == 0 {
             // Both copies are equal: an update waits for the move to end.
             self.vacate(slot);
             found.doubled += 1;
@@ -131,11 +177,15 @@ impl Index {
         }
     }
 
-    /// Every slot that holds `key`, in any of its windows.
-    fn find_all(&self, key: &[u8], first: crate::layout::hash::First) -> impl Iterator<Item = SlotIx> {
-        crate::mutation::destinations(&self.geometry, key, first, None)
-            .into_iter()
-            .flat_map(|destination| destination.window.iter())
-            .filter(move |&slot| self.slots().holds(slot, key))
+    /// Every slot that holds `key`, in any of its windows and its home's chain.
+    fn find_all(&self, key: &[u8], first: First) -> Vec<SlotIx> {
+        let windows = crate::mutation::destinations(&self.geometry, key, first, None).into_iter();
+        let blocks = self.chain_heads(self.home_slot(first)).filter_map(|h| chain::block_of(&self.geometry, h));
+        windows
+            .map(|destination| destination.window)
+            .chain(blocks.map(|block| chain::window(&self.geometry, block)))
+            .flat_map(|window| window.iter())
+            .filter(|&slot| self.slots().holds(slot, key))
+            .collect()
     }
 }

@@ -9,6 +9,7 @@
 //!
 //! These locks keep server threads apart. Readers take none and are held back by none.
 
+use crate::layout::chain::Block;
 use crate::layout::geometry::SlotIx;
 use crate::sync::{Mutex, MutexGuard, lock};
 use rustc_hash::FxHashMap;
@@ -44,6 +45,8 @@ pub(crate) enum Place {
 #[derive(Debug, Default)]
 pub(crate) struct Stripe {
     displaced: FxHashMap<u64, SmallVec<[Displaced; 2]>>,
+    /// Linked blocks of the stripe's homes that are empty, and when each may be unlinked.
+    pub empty_blocks: FxHashMap<Block, u64>,
 }
 
 impl Stripe {

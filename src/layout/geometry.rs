@@ -41,10 +41,15 @@ impl Window {
 pub enum Family {
     /// A key is in one of several windows ([`crate::cuckoo`]).
     Cuckoo = 1,
+    /// A key is in its neighbourhood or its home's overflow chain ([`crate::hopscotch`]).
+    Hopscotch = 2,
+    /// A key is in its bucket or the bucket's overflow chain ([`crate::chained`]).
+    Chained = 3,
 }
 
 impl Family {
-    const ALL: [(Family, &'static str); 1] = [(Family::Cuckoo, "cuckoo")];
+    const ALL: [(Family, &'static str); 3] =
+        [(Family::Cuckoo, "cuckoo"), (Family::Hopscotch, "hopscotch"), (Family::Chained, "chained")];
 
     pub(crate) fn from_number(n: u32) -> Option<Family> {
         Family::ALL.iter().map(|f| f.0).find(|&f| f as u32 == n)
@@ -93,7 +98,7 @@ pub struct Preset {
 
 /// Every preset of every family.
 pub fn presets() -> impl Iterator<Item = &'static Preset> {
-    crate::cuckoo::PRESETS.iter()
+    crate::cuckoo::PRESETS.iter().chain(crate::hopscotch::PRESETS).chain(crate::chained::PRESETS)
 }
 
 impl Layout {
@@ -112,6 +117,8 @@ impl Layout {
     pub(crate) fn is_sound(self) -> bool {
         match self.family {
             Family::Cuckoo => self.choices >= 2 && self.block_slots == 0,
+            Family::Hopscotch => self.choices == 1 && self.block_slots > 0,
+            Family::Chained => self.choices == 1 && self.block_slots > 0 && self.window_buckets == 1,
         }
     }
 }
@@ -334,6 +341,7 @@ impl Config {
             Size::Keys(n) => (u128::from(n) * 100).div_ceil(u128::from(design)) + u128::from((w - 1) * b),
             Size::Slots(n) => u128::from(n),
         };
+        let max = max.min(layout.main_slots_max());
         if slots > u128::from(max) {
             return Err(ConfigError::TooLarge { given, unit, max });
         }
@@ -363,11 +371,20 @@ impl Config {
 }
 
 impl Layout {
-    /// Overflow blocks to reserve address space for, beside `main` slots.
+    /// Overflow blocks to reserve beside `main` slots: half as many slots again, more than any preset uses
+    /// at 95 % load.
     fn overflow_blocks(self, main: u64) -> u64 {
         match u64::from(self.block_slots) {
             0 => 0,
-            b => main.div_ceil(b).max(4).min(*GEOMETRY_LIMITS.overflow_blocks.end()),
+            b => main.div_ceil(2 * b).max(4),
+        }
+    }
+
+    /// Most main slots whose overflow blocks a link can still number.
+    fn main_slots_max(self) -> u64 {
+        match u64::from(self.block_slots) {
+            0 => u64::MAX,
+            b => GEOMETRY_LIMITS.overflow_blocks.end() * 2 * b,
         }
     }
 }

@@ -16,6 +16,7 @@
 //!
 //! All integers are little-endian.
 
+pub mod chain;
 pub mod control;
 pub mod geometry;
 pub mod hash;

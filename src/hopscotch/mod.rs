@@ -1,0 +1,64 @@
+//! Hopscotch placement: a key is in one neighbourhood of its home, or in the home's overflow chain.
+//!
+//! # The layouts
+//!
+//! * `farm`: FaRM's "chained associative hopscotch hashing" (Dragojević, Narayanan, Hodson, Castro,
+//!   NSDI'14, section 5.1): buckets of 4 slots, a neighbourhood of two buckets (H = 8) read by one READ,
+//!   an overflow chain per bucket instead of a resize when displacement fails.
+//! * `slotwise:8`, `:16`, `:32`: the same with buckets of one slot, as in the original hopscotch hashing
+//!   (Herlihy, Shavit, Tzafrir, DISC'08): neighbourhoods begin at every slot.
+//!
+//! # Invariants
+//!
+//! * **H1** A key is in at most one slot, but for the instant of a move, when it is in two; both then hold
+//!   the same value.
+//! * **H2** That slot lies in the key's primary window (its neighbourhood), or in a block of its home's
+//!   chain.
+//! * **H3** While a key is in the chain, and for twice the grace time after, its bit is set in the filter in
+//!   the header of its home slot (low 8 bits of `aux`).
+//! * **H4** For twice the grace time after a key was moved out of a slot, the slot's `ghost` is the key's
+//!   tag.
+//! * **H5** A block is linked after it is written; it is unlinked no earlier than twice the grace time after
+//!   its last key left, and reused no earlier than twice the grace time after it was unlinked.
+//!
+//! # Costs
+//!
+//! A hit in the neighbourhood and a miss whose filter bit is clear take 1 READ of one window; each block of
+//! the chain 1 READ, of a block, and 1 round trip more.
+
+pub mod mutation;
+pub mod placement;
+
+use crate::layout::geometry::{Family, Layout, Preset};
+
+const fn layout(bucket_slots: u32, window_buckets: u32, block_slots: u32) -> Layout {
+    Layout { family: Family::Hopscotch, choices: 1, bucket_slots, window_buckets, block_slots }
+}
+
+/// The presets, the default first.
+pub const PRESETS: &[Preset] = &[
+    Preset {
+        name: "farm",
+        layout: layout(4, 2, 4),
+        design_load: 85,
+        summary: "two buckets of 4 slots, overflow chain (FaRM, NSDI'14)",
+    },
+    Preset {
+        name: "slotwise:8",
+        layout: layout(1, 8, 4),
+        design_load: 85,
+        summary: "neighbourhoods of 8 slots from every slot, overflow chain",
+    },
+    Preset {
+        name: "slotwise:16",
+        layout: layout(1, 16, 4),
+        design_load: 90,
+        summary: "the same with neighbourhoods of 16 slots",
+    },
+    Preset {
+        name: "slotwise:32",
+        layout: layout(1, 32, 4),
+        design_load: 90,
+        summary: "the same with neighbourhoods of 32 slots",
+    },
+];

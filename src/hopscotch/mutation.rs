@@ -1,0 +1,14 @@
+//! How to make room: displacement inside overlapping neighbourhoods; the chain when that fails.
+//!
+//! The search ([`crate::index::search`]) moves each key inside its own neighbourhood only, so it displaces
+//! nobody and finds the path with the fewest moves.
+
+use crate::layout::geometry::Geometry;
+use crate::layout::hash::First;
+use crate::mutation::Destination;
+use smallvec::{SmallVec, smallvec};
+
+/// Where a key may go by moves alone.
+pub fn destinations(geometry: &Geometry, first: First) -> SmallVec<[Destination; 3]> {
+    smallvec![Destination { window: geometry.primary(first), displaces: false }]
+}

@@ -1,0 +1,13 @@
+//! Where a key can be: its neighbourhood, then its home's chain.
+
+use crate::layout::chain;
+use crate::layout::geometry::{Geometry, Window};
+
+/// Bits of `aux` that are the filter of displaced keys.
+pub const FILTER_BITS: u32 = chain::FILTER_BITS;
+
+/// The window to READ after one whose first slot has this `aux` did not show the key.
+#[inline]
+pub fn after(geometry: &Geometry, head_aux: u32) -> Option<Window> {
+    chain::next(geometry, head_aux)
+}

@@ -1,0 +1,195 @@
+//! Overflow chains: for layouts that have them, the room of last resort.
+//!
+//! A home's chain, all slots in it included, is guarded by the lock of the home's stripe.
+//!
+//! * **B1** A block is linked after the key that needs it is written into it.
+//! * **B2** A block is unlinked no earlier than twice the grace time after its last key left. So whoever
+//!   samples the home while a key may still be found, live or as a ghost, in a block, finds the way there.
+//! * **B3** An unlinked block keeps its own link, and is reused no earlier than twice the grace time after:
+//!   a reader that stands on it still finds the rest of the chain. For readers that do not go by the
+//!   clock (shm), the counter of begun moves goes up before the block is unlinked.
+
+use super::*;
+use crate::layout::chain::{self, Block, CHAIN_MAX};
+use crate::sync::{Mutex, lock};
+
+/// Which overflow blocks are in use.
+#[derive(Debug)]
+pub(super) struct Blocks {
+    reserved: u64,
+    /// Blocks given back, and the number of blocks ever used.
+    free: Mutex<(Vec<Block>, u64)>,
+}
+
+impl Blocks {
+    pub fn new(reserved: u64) -> Blocks {
+        Blocks { reserved, free: Mutex::default() }
+    }
+
+    fn take(&self) -> Option<Block> {
+        let (free, ever) = &mut *lock(&self.free);
+        free.pop().or_else(|| {
+            let block = Block(*ever as u32);
+            (*ever < self.reserved).then(|| {
+                *ever += 1;
+                block
+            })
+        })
+    }
+
+    pub fn give_back(&self, block: Block) {
+        lock(&self.free).0.push(block);
+    }
+
+    /// Blocks used now or before: their memory has been paid for.
+    pub fn ever_used(&self) -> u64 {
+        lock(&self.free).1
+    }
+
+    /// Takes over what a server before this one had in use.
+    pub fn restore(&self, in_use: impl Fn(Block) -> bool) {
+        let (free, ever) = &mut *lock(&self.free);
+        let all = || (0..self.reserved as u32).map(Block);
+        *ever = all().filter(|&b| in_use(b)).last().map_or(0, |b| u64::from(b.0) + 1);
+        *free = all().take(*ever as usize).filter(|&b| !in_use(b)).collect();
+    }
+}
+
+impl Index {
+    /// The heads of a home's chain: its home slot, then the first slot of each block.
+    pub(super) fn chain_heads(&self, home_slot: SlotIx) -> impl Iterator<Item = SlotIx> {
+        let next = |&head: &SlotIx| {
+            chain::next(&self.geometry, self.slots().header(head).aux).map(|block| block.first)
+        };
+        std::iter::successors(Some(home_slot), next).take(CHAIN_MAX as usize)
+    }
+
+    /// Puts a key into its home's chain, into a free slot or a new block. `None` when the layout has no
+    /// chains, or no block is left.
+    pub(super) fn put_into_chain(
+        &self,
+        key: &[u8],
+        value: &[u8],
+        first: First,
+        mode: PutMode,
+    ) -> Option<Put> {
+        if self.geometry.overflow_blocks() == 0 {
+            return None;
+        }
+        let home_slot = self.home_slot(first);
+        let mut locked = self.stripes.lock(self.stripes_of_key(key, first));
+        if let Some(answer) = self.put_present(&mut locked, key, value, first, mode) {
+            return Some(answer);
+        }
+        let heads: SmallVec<[SlotIx; 4]> = self.chain_heads(home_slot).collect();
+        let block_at = |head| chain::block_of(&self.geometry, head);
+        let mut blocks = heads.iter().filter_map(|&head| block_at(head));
+        let free = blocks.find_map(|b| Some((b, self.free_slot(chain::window(&self.geometry, b))?)));
+        if let Some((block, slot)) = free {
+            locked.stripe(home_slot).empty_blocks.remove(&block);
+            self.place(&mut locked, slot, key, value, first);
+            return Some(Put::Inserted);
+        }
+        if heads.len() >= CHAIN_MAX as usize {
+            return None;
+        }
+        let block = self.blocks.take()?;
+        let slot = chain::window(&self.geometry, block).first;
+        let tail = *heads.last().expect("the home is a head");
+        if broken(Rule::LinkAfterWrite) {
+            self.link(tail, Some(block));
+        }
+        // The block's own link may be left over from its last use.
+        self.slots().write(slot, &Content::default());
+        self.place(&mut locked, slot, key, value, first);
+        self.link(tail, Some(block));
+        Some(Put::Inserted)
+    }
+
+    /// Makes `head` link to another block.
+    pub(super) fn link(&self, head: SlotIx, to: Option<Block>) {
+        self.set_aux(head, chain::with_link(self.slots().header(head).aux, to));
+    }
+
+    /// A key of `home` has left `slot`. If that is a chain slot, fills the hole with the chain's last key,
+    /// and takes note of a block that is now empty.
+    pub(super) fn left_slot_of_home(&self, locked: &mut Locked<'_>, slot: SlotIx, home: u64) {
+        let Some(block) = chain::block_of(&self.geometry, slot) else { return };
+        let home_slot = self.geometry.window(home).first;
+        let last = self.last_in_chain(home_slot).filter(|&(last_block, _)| last_block != block);
+        match last {
+            // Only a key from a later block: then the chain gets shorter.
+            Some((last_block, last)) if self.comes_before(home_slot, block, last_block) => {
+                self.move_within_chain(locked, home_slot, home, last, slot);
+                self.note_if_empty(locked, home_slot, home, last_block);
+            }
+            _ => self.note_if_empty(locked, home_slot, home, block),
+        }
+    }
+
+    fn last_in_chain(&self, home_slot: SlotIx) -> Option<(Block, SlotIx)> {
+        let blocks = self.chain_heads(home_slot).filter_map(|head| chain::block_of(&self.geometry, head));
+        let occupied = |b: Block| {
+            let slots = chain::window(&self.geometry, b).iter();
+            slots.rev().find(|&s| !self.slots().header(s).is_free()).map(|s| (b, s))
+        };
+        blocks.filter_map(occupied).last()
+    }
+
+    fn comes_before(&self, home_slot: SlotIx, block: Block, other: Block) -> bool {
+        let mut blocks = self.chain_heads(home_slot).filter_map(|head| chain::block_of(&self.geometry, head));
+        blocks.find(|&b| b == block || b == other) == Some(block)
+    }
+
+    /// Moves a key of `home` from one slot of its chain to another, which is free.
+    fn move_within_chain(
+        &self,
+        locked: &mut Locked<'_>,
+        home_slot: SlotIx,
+        home: u64,
+        from: SlotIx,
+        to: SlotIx,
+    ) {
+        let occupant = self.slots().read(from);
+        if occupant.ghost != 0 {
+            return; // M3
+        }
+        self.overwrite(to, &occupant.key, &occupant.value);
+        locked.stripe(home_slot).change(home, from, Place::At(to));
+        self.vacate(from);
+        count(&self.counters.moves);
+    }
+
+    pub(super) fn note_if_empty(&self, locked: &mut Locked<'_>, home_slot: SlotIx, home: u64, block: Block) {
+        let mut slots = chain::window(&self.geometry, block).iter();
+        if slots.all(|slot| self.slots().header(slot).is_free()) {
+            let due_ns = self.grace.due_ns(Rule::BlockGrace);
+            locked.stripe(home_slot).empty_blocks.insert(block, due_ns);
+            self.grace.push(due_ns, Trace::Unlink { home, block });
+        }
+    }
+
+    /// Takes a block out of its chain, if it has been empty ever since `due_ns` was noted.
+    pub(super) fn unlink(&self, home: u64, block: Block, due_ns: u64) {
+        let home_slot = self.geometry.window(home).first;
+        let mut locked = self.stripes.lock(SmallVec::from_slice(&[self.stripes.of(home_slot)]));
+        if locked.stripe(home_slot).empty_blocks.get(&block) != Some(&due_ns) {
+            return; // Used again meanwhile: another note, if any, is about that.
+        }
+        let window = chain::window(&self.geometry, block);
+        if window.iter().any(|slot| self.slots().header(slot).ghost != 0) {
+            // Whoever is about to take that ghost away relies on this home's lock: the block stays.
+            return self.note_if_empty(&mut locked, home_slot, home, block);
+        }
+        locked.stripe(home_slot).empty_blocks.remove(&block);
+        let before = self
+            .chain_heads(home_slot)
+            .find(|&head| chain::link(self.slots().header(head).aux) == Some(block));
+        let Some(before) = before else { return };
+        // B3, for readers that go by the counter.
+        self.region.add(move_counter_word(home));
+        fence(Ordering::Release);
+        self.link(before, chain::link(self.slots().header(window.first).aux));
+        self.grace.push(self.grace.due_ns(Rule::BlockGrace), Trace::Reuse { block });
+    }
+}

@@ -1,0 +1,55 @@
+//! Overflow chains: how the headers of homes and blocks link to further blocks.
+//!
+//! In layouts with chains, `aux` of a home slot, and of the first slot of each block, is
+//!
+//! ```text
+//! bits 0..8    filter of displaced keys (home slots only)
+//! bits 8..32   link: number of the next overflow block plus 1; 0 at the end of the chain
+//! ```
+//!
+//! A block is `block_slots` consecutive slots in the overflow part of the table.
+
+use super::geometry::{Geometry, SlotIx, Window};
+
+/// Bits of `aux` that are the filter.
+pub const FILTER_BITS: u32 = 8;
+const LINK_SHIFT: u32 = FILTER_BITS;
+
+/// Blocks in a chain that a GET follows before it gives up this pass, and that the server links at most.
+/// Chains of sound tables are far shorter; a reader of damaged memory must come to an end.
+pub const CHAIN_MAX: u32 = 1024;
+
+/// Number of an overflow block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Block(pub u32);
+
+/// The block that `aux` links to.
+#[inline]
+pub fn link(aux: u32) -> Option<Block> {
+    (aux >> LINK_SHIFT).checked_sub(1).map(Block)
+}
+
+/// `aux` with another link.
+pub fn with_link(aux: u32, block: Option<Block>) -> u32 {
+    aux & !(u32::MAX << LINK_SHIFT) | block.map_or(0, |b| b.0 + 1) << LINK_SHIFT
+}
+
+/// The slots of a block.
+#[inline]
+pub fn window(geometry: &Geometry, block: Block) -> Window {
+    let slots = geometry.layout().block_slots;
+    Window { first: SlotIx(geometry.main_slots() + u64::from(block.0) * u64::from(slots)), slots }
+}
+
+/// The block that `slot` lies in; `None` for a main slot.
+pub fn block_of(geometry: &Geometry, slot: SlotIx) -> Option<Block> {
+    let number = slot.0.checked_sub(geometry.main_slots())?;
+    Some(Block((number / u64::from(geometry.layout().block_slots.max(1))) as u32))
+}
+
+/// The slots of the block that `aux` links to; `None` at the end of the chain, and for a link that leads
+/// out of the table (damaged memory).
+#[inline]
+pub fn next(geometry: &Geometry, aux: u32) -> Option<Window> {
+    link(aux).filter(|b| u64::from(b.0) < geometry.overflow_blocks()).map(|b| window(geometry, b))
+}
