@@ -28,6 +28,14 @@ pub(crate) fn destinations(
     }
 }
 
+/// Is a path searched by random walks rather than breadth first?
+pub(crate) fn walks(geometry: &Geometry) -> bool {
+    match geometry.layout().family {
+        Family::Cuckoo => cuckoo::mutation::walks(geometry),
+        Family::Hopscotch | Family::Chained => false,
+    }
+}
+
 /// Does a slot that a delete frees attract displaced keys whose primary window contains it?
 pub(crate) fn homes_on_delete(geometry: &Geometry) -> bool {
     match geometry.layout().family {

@@ -5,7 +5,8 @@
 //! displacement inside overlapping primary windows; only when that layer is exhausted does the newcomer,
 //! or a neighbour that is cheaper to send away, go to its second window.
 //!
-//! `pilaf` counts moves alone, as published: a key has no better or worse place there.
+//! `pilaf` walks at random, as cuckoo tables of its time do, and a key has no better or worse place there.
+//! `docs/LAYOUTS.md` compares it with the breadth-first search on the same table.
 
 use super::placement::choices;
 use crate::layout::geometry::{Geometry, SlotIx};
@@ -21,12 +22,16 @@ pub fn destinations(
     at: Option<SlotIx>,
 ) -> SmallVec<[Destination; 3]> {
     let primary = geometry.primary(first);
-    let has_home_turf = primary.slots > 1;
     let is_home = at.is_none_or(|slot| primary.contains(slot));
     choices(geometry, key, first)
         .enumerate()
-        .map(|(n, window)| Destination { window, displaces: has_home_turf && is_home && n > 0 })
+        .map(|(n, window)| Destination { window, displaces: is_home && n > 0 })
         .collect()
+}
+
+/// Is a path searched by random walks? In `pilaf`.
+pub fn walks(geometry: &Geometry) -> bool {
+    geometry.layout().window_slots() == 1
 }
 
 /// Does a free slot attract displaced keys whose primary window contains it? Not in `pilaf`, as

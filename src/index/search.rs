@@ -1,14 +1,17 @@
-//! The search for room: the cheapest path of moves that ends in a free slot.
+//! The search for room: a path of moves that ends in a free slot.
 //!
-//! Breadth first, in layers: layer `n` holds the paths that newly displace `n` keys. So the path found
+//! [`Search`] finds the cheapest one: breadth first, in layers: layer `n` holds the paths that newly displace `n` keys. So the path found
 //! displaces as few keys as possible (fewer READs per GET later) and, among those, takes few moves.
+//! [`walk`] finds some path: at random, as `pilaf` is published.
+//!
 //! Searching holds no lock; what it found is checked again under the locks of the path
 //! (MemC3, NSDI'13, section 4.2; libcuckoo, EuroSys'14, section 4.3).
 
 use super::writer::SlotWriter;
 use crate::layout::geometry::{SlotIx, Window};
-use crate::layout::hash::{First, mix};
-use crate::mutation::{Destination, destinations};
+use crate::layout::hash::{First, mix, reduce};
+use crate::layout::slot::Key;
+use crate::mutation::{self, Destination, destinations};
 use smallvec::SmallVec;
 use std::cell::RefCell;
 
@@ -29,12 +32,52 @@ struct Node {
 
 const ROOT: u32 = u32::MAX;
 
-/// The cheapest path for a newcomer; `None` when the bounds of the search were reached first.
+/// A path for a newcomer; `None` when the bounds of the search were reached first.
 pub(crate) fn find_path(slots: SlotWriter<'_>, key: &[u8], first: First) -> Option<Path> {
+    if mutation::walks(slots.geometry) {
+        return (0..WALKS_MAX).find_map(|round| walk(slots, key, first, round));
+    }
     thread_local! {
         static SCRATCH: RefCell<Search> = RefCell::default();
     }
     SCRATCH.with_borrow_mut(|search| search.run(slots, key, first))
+}
+
+/// Walks before the table counts as full, and steps of each.
+const WALKS_MAX: u64 = 16;
+const STEPS_MAX: usize = 512;
+
+/// One random walk (Fotakis, Pagh, Sanders, Spirakis, 2005): the newcomer takes the first of its windows
+/// that has a free slot; if none has, it evicts a random occupant, which goes to a random one of its other
+/// windows, one with a free slot if there is one. Never the same slot twice.
+fn walk(slots: SlotWriter<'_>, key: &[u8], first: First, round: u64) -> Option<Path> {
+    let mut path = Path::new();
+    let mut random = mix(first.0 ^ round);
+    let mut pick = |n: usize| {
+        random = mix(random.wrapping_add(0x9e37_79b9_7f4a_7c15));
+        reduce(random, n as u64) as usize
+    };
+    let mut mover: Key = SmallVec::from_slice(key);
+    let mut hash = first;
+    while path.len() < STEPS_MAX {
+        let onward = destinations(slots.geometry, &mover, hash, path.last().copied());
+        let all = || onward.iter().flat_map(|d| d.window.iter());
+        let free: SmallVec<[SlotIx; 4]> = all().filter(|&slot| slots.header(slot).is_free()).collect();
+        if !free.is_empty() {
+            path.push(if path.is_empty() { free[0] } else { free[pick(free.len())] });
+            return Some(path);
+        }
+        let evictable: SmallVec<[SlotIx; 4]> =
+            all().filter(|slot| slots.header(*slot).ghost == 0 && !path.contains(slot)).collect();
+        if evictable.is_empty() {
+            return None;
+        }
+        let slot = evictable[pick(evictable.len())];
+        path.push(slot);
+        mover = slots.peek(slot).filter(|(header, _)| !header.is_free())?.1;
+        hash = slots.geometry.seeds().first(&mover);
+    }
+    None
 }
 
 #[derive(Default)]
