@@ -1,0 +1,479 @@
+//! What all integration tests share: every preset through one helper, one kind of operation, one model,
+//! and one look at the table's structure.
+
+#![allow(dead_code, reason = "each test binary uses its part of this")]
+
+use oneread::fabric::counting::Counting;
+use oneread::fabric::shm::Shm;
+use oneread::inspect::Inspector;
+use oneread::layout::chain;
+use oneread::layout::geometry::{Family, Preset, presets};
+use oneread::layout::hash::{Seeds, mix};
+use oneread::placement;
+use oneread::reader::{Limits, Reader};
+use oneread::region::{Backing, Region};
+use oneread::{Client, Clock, Config, Geometry, Index, Put, PutError, PutMode, Size};
+use std::collections::HashMap;
+use std::fmt;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+// ---- every preset -----------------------------------------------------------------------------------
+
+/// Runs a story once on every preset of every family; says which one it was when the story fails.
+pub fn on_every_preset(mut story: impl FnMut(&'static Preset)) {
+    /// Names the preset when it is dropped by a panic.
+    struct Name(String);
+    impl Drop for Name {
+        fn drop(&mut self) {
+            if std::thread::panicking() {
+                eprintln!("this was preset {}", self.0);
+            }
+        }
+    }
+    for preset in presets() {
+        let _name = Name(preset.layout.to_string());
+        story(preset);
+    }
+}
+
+/// The grace time of tests that set their clock by hand.
+pub const GRACE: Duration = Duration::from_millis(2);
+
+/// A table of `slots` main slots with seeds that follow from `seed`.
+pub fn config(preset: &Preset, slots: u64, key_max: usize, value_max: usize, seed: u64) -> Config {
+    Config {
+        layout: preset.layout,
+        size: Size::Slots(slots),
+        key_max,
+        value_max,
+        grace: GRACE,
+        seeds: Some(Seeds::from_number(seed)),
+    }
+}
+
+/// An empty table in anonymous memory.
+pub fn index(config: &Config, clock: Clock) -> Index {
+    let geometry = config.geometry().expect("a sound configuration");
+    let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).expect("memory for a region");
+    Index::create(region, geometry, clock)
+}
+
+// ---- numbers, keys and values -----------------------------------------------------------------------
+
+/// A small generator for tests that are not driven by proptest: the same numbers on every machine.
+pub struct Numbers(pub u64);
+
+impl Numbers {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.0)
+    }
+
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+}
+
+/// Key number `n`: 1 to `key_max` bytes long. Two numbers in a row give a key and a longer one that begins
+/// with it, where there is room: slots that compare too little mix them up.
+pub fn key(n: u32, key_max: usize) -> Vec<u8> {
+    let pair = n / 2;
+    let short = (2 + mix(pair.into()) as usize % 40).min(key_max.div_ceil(2));
+    let length = if n.is_multiple_of(2) { short } else { key_max };
+    let mut key: Vec<u8> = pair.to_le_bytes()[..2].to_vec();
+    key.extend((2..length).map(|at| mix((u64::from(pair) << 32) + at as u64) as u8));
+    key
+}
+
+/// A value of `length` bytes, different for each `seed`.
+pub fn value(seed: u64, length: usize) -> Vec<u8> {
+    (0..length).map(|at| mix(seed ^ (at as u64 / 8) << 40).to_le_bytes()[at % 8]).collect()
+}
+
+// ---- operations -------------------------------------------------------------------------------------
+
+/// Everything that can be done to a table.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Op {
+    Put(Vec<u8>, Vec<u8>),
+    Insert(Vec<u8>, Vec<u8>),
+    Update(Vec<u8>, Vec<u8>),
+    Remove(Vec<u8>),
+    Get(Vec<u8>),
+    GetMany(Vec<Vec<u8>>),
+    AdvanceTime(Duration),
+    Tidy,
+}
+
+impl fmt::Debug for Op {
+    /// Short: a failing sequence should fit on a screen.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = |k: &[u8]| {
+            let hex: String = k.iter().take(3).map(|b| format!("{b:02x}")).collect();
+            format!("{hex}..{}", k.len())
+        };
+        match self {
+            Op::Put(k, v) => write!(f, "Put({}, {})", name(k), name(v)),
+            Op::Insert(k, v) => write!(f, "Insert({}, {})", name(k), name(v)),
+            Op::Update(k, v) => write!(f, "Update({}, {})", name(k), name(v)),
+            Op::Remove(k) => write!(f, "Remove({})", name(k)),
+            Op::Get(k) => write!(f, "Get({})", name(k)),
+            Op::GetMany(ks) => write!(f, "GetMany({} keys)", ks.len()),
+            Op::AdvanceTime(by) => write!(f, "AdvanceTime({by:?})"),
+            Op::Tidy => write!(f, "Tidy"),
+        }
+    }
+}
+
+/// What operations are done to: a table in this process, or a server through its client.
+pub trait Target {
+    fn put(&mut self, key: &[u8], value: &[u8], mode: PutMode) -> Result<Put, PutError>;
+    fn remove(&mut self, key: &[u8]) -> Result<bool, PutError>;
+    fn get(&mut self, key: &[u8]) -> Option<Vec<u8>>;
+    fn get_many(&mut self, keys: &[Vec<u8>]) -> Vec<Option<Vec<u8>>>;
+    fn advance(&mut self, by: Duration);
+    fn tidy(&mut self);
+}
+
+/// A table and the clock it goes by.
+pub struct Table {
+    pub index: Index,
+    pub clock: Clock,
+}
+
+impl Table {
+    pub fn new(config: &Config) -> Table {
+        let clock = Clock::manual();
+        Table { index: index(config, clock.clone()), clock }
+    }
+
+    pub fn geometry(&self) -> &Geometry {
+        self.index.geometry()
+    }
+
+    pub fn inspector(&self) -> Inspector<'_> {
+        Inspector::new(self.index.region(), self.index.geometry())
+    }
+
+    /// A reader that counts its READs.
+    pub fn counting_reader(&self) -> Reader<'_, Counting<'_, Shm<'_>>> {
+        let fabric = Counting::new(Shm::new(self.index.region(), self.geometry()), self.geometry());
+        Reader::new(fabric, self.geometry(), self.clock.clone(), Limits::default())
+    }
+
+    /// Lets grace periods pass until nothing waits for one.
+    pub fn settle(&self) {
+        // A block is emptied, unlinked and given back: three periods. More are needed only if one of
+        // these steps finds another one to do.
+        for _ in 0..16 {
+            self.clock.advance(3 * self.geometry().grace());
+            if self.index.tidy().is_none() {
+                return;
+            }
+        }
+        panic!("traces are left after 16 grace periods: {:?}", self.index.tidy());
+    }
+}
+
+impl Target for Table {
+    fn put(&mut self, key: &[u8], value: &[u8], mode: PutMode) -> Result<Put, PutError> {
+        self.index.put(key, value, mode)
+    }
+
+    fn remove(&mut self, key: &[u8]) -> Result<bool, PutError> {
+        self.index.remove(key)
+    }
+
+    fn get(&mut self, key: &[u8]) -> Option<Vec<u8>> {
+        let mut value = vec![0xee; 3];
+        self.index.reader().get_into(key, &mut value).expect("a conclusive look").then_some(value)
+    }
+
+    fn get_many(&mut self, keys: &[Vec<u8>]) -> Vec<Option<Vec<u8>>> {
+        let mut values = vec![None; keys.len()];
+        let mut calls = 0;
+        let each = |n: usize, value: Option<&[u8]>| {
+            calls += 1;
+            values[n] = value.map(<[u8]>::to_vec);
+        };
+        self.index.reader().get_many(keys, each).expect("conclusive looks");
+        assert_eq!(calls, keys.len(), "one answer for each key");
+        values
+    }
+
+    fn advance(&mut self, by: Duration) {
+        self.clock.advance(by);
+    }
+
+    fn tidy(&mut self) {
+        self.index.tidy();
+    }
+}
+
+impl Target for Client {
+    fn put(&mut self, key: &[u8], value: &[u8], mode: PutMode) -> Result<Put, PutError> {
+        let answer = match mode {
+            PutMode::Upsert => Client::put(self, key, value),
+            PutMode::Insert => Client::insert(self, key, value),
+            PutMode::Update => Client::update(self, key, value),
+        };
+        rejected_or(answer)
+    }
+
+    fn remove(&mut self, key: &[u8]) -> Result<bool, PutError> {
+        rejected_or(Client::remove(self, key))
+    }
+
+    fn get(&mut self, key: &[u8]) -> Option<Vec<u8>> {
+        Client::get(self, key).expect("a conclusive look")
+    }
+
+    fn get_many(&mut self, keys: &[Vec<u8>]) -> Vec<Option<Vec<u8>>> {
+        Client::get_many(self, keys).expect("conclusive looks")
+    }
+
+    /// A served table goes by the system's clock.
+    fn advance(&mut self, _: Duration) {}
+
+    /// The server does that by itself.
+    fn tidy(&mut self) {}
+}
+
+fn rejected_or<T>(answer: Result<T, oneread::MutateError>) -> Result<T, PutError> {
+    match answer {
+        Ok(answer) => Ok(answer),
+        Err(oneread::MutateError::Rejected(error)) => Err(error),
+        Err(error) => panic!("the server is there: {error}"),
+    }
+}
+
+/// What a table must look like.
+#[derive(Clone, Debug, Default)]
+pub struct Model {
+    pub keys: HashMap<Vec<u8>, Vec<u8>>,
+}
+
+impl Model {
+    /// Does `op` to model and target, and compares the answers. Returns the key of an insert for which the
+    /// table was full: whether that was right is for the caller to judge, who can see the table.
+    pub fn apply(&mut self, target: &mut impl Target, op: &Op) -> Option<Vec<u8>> {
+        match op {
+            Op::Put(k, v) => return self.put(target, k, v, PutMode::Upsert),
+            Op::Insert(k, v) => return self.put(target, k, v, PutMode::Insert),
+            Op::Update(k, v) => return self.put(target, k, v, PutMode::Update),
+            Op::Remove(k) => {
+                assert_eq!(target.remove(k), Ok(self.keys.remove(k).is_some()), "{op:?}");
+            }
+            Op::Get(k) => assert_eq!(target.get(k).as_ref(), self.keys.get(k), "{op:?}"),
+            Op::GetMany(ks) => {
+                let expected: Vec<_> = ks.iter().map(|k| self.keys.get(k).cloned()).collect();
+                assert_eq!(target.get_many(ks), expected, "{op:?}");
+            }
+            Op::AdvanceTime(by) => target.advance(*by),
+            Op::Tidy => target.tidy(),
+        }
+        None
+    }
+
+    fn put(&mut self, target: &mut impl Target, k: &[u8], v: &[u8], mode: PutMode) -> Option<Vec<u8>> {
+        let there = self.keys.contains_key(k);
+        let expected = match (mode, there) {
+            (PutMode::Insert, true) => Put::Exists,
+            (PutMode::Update, false) => Put::Missing,
+            (_, true) => Put::Updated,
+            (_, false) => Put::Inserted,
+        };
+        match target.put(k, v, mode) {
+            Ok(put) => {
+                assert_eq!(put, expected, "{mode:?} of {k:02x?}");
+                if matches!(put, Put::Inserted | Put::Updated) {
+                    self.keys.insert(k.to_vec(), v.to_vec());
+                }
+                None
+            }
+            Err(PutError::Full { keys, .. }) if expected == Put::Inserted => {
+                assert_eq!(keys, self.keys.len() as u64, "the error counts the keys");
+                Some(k.to_vec())
+            }
+            Err(error) => panic!("{mode:?} of {k:02x?}, present: {there}: {error}"),
+        }
+    }
+}
+
+// ---- structure --------------------------------------------------------------------------------------
+
+/// Looks at every slot: they pass the check of a remote reader, each key of the model stands in exactly
+/// one slot, inside its windows, and where it is displaced its home's filter names it.
+pub fn check_structure(table: &Table, model: &Model) {
+    let geometry = table.geometry();
+    let inspector = table.inspector();
+    let mut left: HashMap<&[u8], &[u8]> = model.keys.iter().map(|(k, v)| (&k[..], &v[..])).collect();
+    for report in inspector.slots() {
+        assert_eq!(report.verdict, Ok(()), "{:?}", report.slot);
+        if report.key.is_empty() {
+            assert!(report.value.is_empty(), "a free slot with a value: {report:?}");
+            continue;
+        }
+        let expected = left.remove(report.key.as_slice());
+        assert_eq!(expected, Some(report.value.as_slice()), "in no slot or in two: {report:?}");
+        let (windows, named) = inspector.windows(&report.key);
+        let nth = windows.iter().position(|window| window.contains(report.slot));
+        assert!(nth.is_some(), "outside its windows {windows:?}: {report:?}");
+        assert!(nth == Some(0) || named, "displaced, and its home's filter does not say so: {report:?}");
+    }
+    assert!(left.is_empty(), "keys in no slot: {left:02x?}");
+    let occupancy = inspector.occupancy(|_| {});
+    assert_eq!(occupancy.live_main + occupancy.live_overflow, model.keys.len() as u64);
+    assert_eq!((table.index.len(), occupancy.torn), (model.keys.len() as u64, 0));
+    assert_eq!(table.index.displaced() as u64, occupancy.displaced);
+    assert_eq!(table.index.is_empty(), model.keys.is_empty());
+    assert_eq!(table.index.counts().main_slots, geometry.main_slots());
+}
+
+/// With every grace period over: no ghosts, and filters that name exactly the keys that are displaced.
+/// No chain leads through a block without keys.
+pub fn check_settled(table: &Table) {
+    let geometry = table.geometry();
+    let inspector = table.inspector();
+    let mut filters: HashMap<u64, u32> = HashMap::new();
+    let mut live_blocks = std::collections::HashSet::new();
+    for report in inspector.slots() {
+        assert_eq!(report.header.ghost, 0, "a ghost that nobody takes away: {report:?}");
+        if report.key.is_empty() {
+            continue;
+        }
+        let first = geometry.seeds().first(&report.key);
+        if !geometry.primary(first).contains(report.slot) {
+            *filters.entry(geometry.home(first.0)).or_default() |= placement::filter_bit(geometry, first);
+        }
+        live_blocks.extend(chain::block_of(geometry, report.slot));
+    }
+    let mask = u32::MAX >> (32 - placement::filter_bits(geometry.layout().family));
+    for home in 0..geometry.homes() {
+        let mut aux = inspector.slot(geometry.window(home).first).header.aux;
+        let exact = filters.get(&home).copied().unwrap_or(0);
+        assert_eq!(aux & mask, exact, "filter of home {home}");
+        if geometry.overflow_blocks() == 0 {
+            continue;
+        }
+        while let Some(block) = chain::link(aux) {
+            assert!(live_blocks.contains(&block), "home {home}: nobody unlinks the empty {block:?}");
+            aux = inspector.slot(chain::window(geometry, block).first).header.aux;
+        }
+    }
+}
+
+/// What a GET of `key` costs when nobody changes the table: one READ for each window up to the key's; for
+/// an absent key one, or all of them if the home's filter happens to name it.
+pub fn reads_expected(table: &Table, key: &[u8]) -> u64 {
+    let inspector = table.inspector();
+    let (windows, named) = inspector.windows(key);
+    let holds = |window: &oneread::layout::geometry::Window| {
+        window.iter().any(|slot| inspector.slot(slot).key == key)
+    };
+    match windows.iter().position(holds) {
+        Some(nth) => nth as u64 + 1,
+        None if named => windows.len() as u64,
+        None => 1,
+    }
+}
+
+/// Was a put right to find no room for `newcomer`? For cuckoo: no arrangement of keys in their windows
+/// includes it (a bipartite matching decides). For the others, and for `pilaf`, which walks at random and
+/// gives up at some time: no free slot in its windows, or its chain.
+pub fn is_full_for(table: &Table, model: &Model, newcomer: &[u8]) -> bool {
+    let inspector = table.inspector();
+    let geometry = table.geometry();
+    let windows = |key: &[u8]| inspector.windows(key).0;
+    if geometry.layout().family != Family::Cuckoo || geometry.layout().window_slots() == 1 {
+        let mut slots = windows(newcomer).into_iter().flat_map(|window| window.iter());
+        return slots.all(|slot| !inspector.slot(slot).key.is_empty());
+    }
+    let keys: Vec<&[u8]> = model.keys.keys().map(Vec::as_slice).chain([newcomer]).collect();
+    let mut owner: Vec<Option<usize>> = vec![None; geometry.slots() as usize];
+    // Kuhn's augmenting paths: may key `n` have a slot, if others make room?
+    fn seat(n: usize, options: &[Vec<usize>], owner: &mut [Option<usize>], seen: &mut [bool]) -> bool {
+        options[n].iter().any(|&slot| {
+            if std::mem::replace(&mut seen[slot], true) {
+                return false;
+            }
+            let free = owner[slot].is_none_or(|other| seat(other, options, owner, seen));
+            if free {
+                owner[slot] = Some(n);
+            }
+            free
+        })
+    }
+    let options: Vec<Vec<usize>> = keys
+        .iter()
+        .map(|k| windows(k).into_iter().flat_map(|w| w.iter()).map(|slot| slot.0 as usize).collect())
+        .collect();
+    let seated = (0..keys.len()).filter(|&n| {
+        let mut seen = vec![false; owner.len()];
+        seat(n, &options, &mut owner, &mut seen)
+    });
+    seated.count() < keys.len()
+}
+
+// ---- other processes --------------------------------------------------------------------------------
+
+/// Runs an ignored test of this very test binary as another process, with what it needs to know in its
+/// environment. It is killed when dropped. Its standard input ends when this process does: a child that
+/// waits for that never outlives its test.
+pub struct Process(pub Child);
+
+impl Process {
+    pub fn start(test: &str, env: &[(&str, String)]) -> Process {
+        let mut command = Command::new(std::env::current_exe().expect("the path of this test"));
+        command.args(["--exact", test, "--ignored", "--nocapture", "--test-threads=1"]);
+        command.envs(env.iter().map(|(name, value)| (*name, value)));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
+        Process(command.spawn().expect("starting a process"))
+    }
+
+    /// SIGKILL, and wait until it is gone.
+    pub fn kill(mut self) {
+        self.0.kill().expect("killing a process");
+        self.0.wait().expect("waiting for a process");
+    }
+
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        let pid = rustix::process::Pid::from_child(&self.0);
+        rustix::process::kill_process(pid, signal).expect("sending a signal");
+    }
+
+    /// Waits for its end; its output.
+    pub fn finish(mut self) -> String {
+        let mut output = String::new();
+        let mut stdout = self.0.stdout.take().expect("piped");
+        std::io::Read::read_to_string(&mut stdout, &mut output).expect("reading a process's output");
+        let status = self.0.wait().expect("waiting for a process");
+        assert!(status.success(), "the process failed ({status}):\n{output}");
+        output
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What the parent told this process; `None` when nobody did (somebody ran all ignored tests).
+pub fn told(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+/// Asks again until the answer is there; fails the test when it takes too long.
+pub fn wait_for<T>(what: &str, mut answer: impl FnMut() -> Option<T>) -> T {
+    let give_up = Instant::now() + Duration::from_secs(20);
+    loop {
+        if let Some(answer) = answer() {
+            return answer;
+        }
+        assert!(Instant::now() < give_up, "waited 20 s for {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}

@@ -1,0 +1,259 @@
+//! The table against a `HashMap`: the same operations, the same answers, on every preset. Tables are tiny,
+//! so that nearly every insert has to move somebody.
+
+mod common;
+
+use common::*;
+use oneread::layout::geometry::Preset;
+use oneread::{Put, PutError, PutMode};
+use proptest::prelude::*;
+use proptest::test_runner::{Config as RunnerConfig, RngAlgorithm, TestRng, TestRunner};
+use std::collections::HashMap;
+use std::time::Duration;
+
+/// Longest key and value of each kind of slot: half a line, one line, two, and seven.
+const SHAPES: [(usize, usize); 4] = [(8, 8), (16, 32), (32, 78), (255, 120)];
+
+/// A table and what happens to it.
+#[derive(Clone, Debug)]
+struct Story {
+    slots: u64,
+    shape: (usize, usize),
+    seed: u64,
+    ops: Vec<Op>,
+}
+
+/// Stories about tables of 1 to 64 slots. The keys are few enough that they come back, and enough that the
+/// table is full most of the time.
+fn stories() -> impl Strategy<Value = Story> {
+    (1u64..=64, prop::sample::select(&SHAPES[..]), any::<u64>(), 1usize..240).prop_flat_map(
+        |(slots, shape, seed, length)| {
+            prop::collection::vec(op(2 * slots as u32 + 4, shape), length).prop_map(move |ops| Story {
+                slots,
+                shape,
+                seed,
+                ops,
+            })
+        },
+    )
+}
+
+fn op(keys: u32, (key_max, value_max): (usize, usize)) -> impl Strategy<Value = Op> {
+    let k = (0..keys).prop_map(move |n| key(n, key_max));
+    let length = prop_oneof![1 => Just(0), 1 => Just(value_max), 4 => 0..=value_max];
+    let v = (any::<u64>(), length).prop_map(|(seed, length)| value(seed, length));
+    prop_oneof![
+        24 => (k.clone(), v.clone()).prop_map(|(k, v)| Op::Put(k, v)),
+        12 => (k.clone(), v.clone()).prop_map(|(k, v)| Op::Insert(k, v)),
+        6 => (k.clone(), v).prop_map(|(k, v)| Op::Update(k, v)),
+        14 => k.clone().prop_map(Op::Remove),
+        8 => k.clone().prop_map(Op::Get),
+        2 => prop::collection::vec(k, 0..40).prop_map(Op::GetMany),
+        // Around T, and around 2T, after which traces go.
+        4 => (0u64..3 * GRACE.as_micros() as u64).prop_map(|us| Op::AdvanceTime(Duration::from_micros(us))),
+        2 => Just(Op::Tidy),
+    ]
+}
+
+/// Runs `test` on stories that are the same each time.
+fn for_stories(cases: u32, test: impl Fn(&Story)) {
+    let config = RunnerConfig { cases, failure_persistence: None, ..RunnerConfig::default() };
+    let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
+    let result = runner.run(&stories(), |story| {
+        test(&story);
+        Ok(())
+    });
+    result.unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+fn cases(short: u32) -> u32 {
+    if std::env::var_os("ONEREAD_LONG").is_some() { 100 * short } else { short }
+}
+
+/// Where each key stands.
+fn places(table: &Table) -> HashMap<u64, (Vec<u8>, Vec<u8>)> {
+    let occupied = table.inspector().slots().filter(|report| !report.key.is_empty());
+    occupied.map(|report| (report.slot.0, (report.key, report.value))).collect()
+}
+
+/// The heart of it: whatever is done, a table answers as a map does; what it cannot take it refuses, only
+/// when there really is no room, and then stays as it was; every GET costs what `placement` says; and when
+/// all is quiet nothing is left over of the moves.
+#[test]
+fn every_preset_is_a_map() {
+    on_every_preset(|preset| {
+        for_stories(cases(200), |story| {
+            let (key_max, value_max) = story.shape;
+            let mut table = Table::new(&config(preset, story.slots, key_max, value_max, story.seed));
+            let mut model = Model::default();
+            for op in &story.ops {
+                let before = is_insert(op, &model).then(|| places(&table));
+                if let Some(newcomer) = model.apply(&mut table, op) {
+                    assert_eq!(Some(places(&table)), before, "full, and yet something changed");
+                    assert!(is_full_for(&table, &model, &newcomer), "there was room: {op:?}");
+                }
+            }
+            check_structure(&table, &model);
+            check_gets(&table, &model, story);
+            table.settle();
+            check_structure(&table, &model);
+            check_settled(&table);
+            check_gets(&table, &model, story);
+        });
+    });
+}
+
+fn is_insert(op: &Op, model: &Model) -> bool {
+    matches!(op, Op::Put(k, _) | Op::Insert(k, _) if !model.keys.contains_key(k))
+}
+
+/// Every key of the universe is found with its value or not at all, by as many READs as it should take.
+fn check_gets(table: &Table, model: &Model, story: &Story) {
+    let geometry = table.geometry();
+    let most = table.geometry().layout().choices as u64 + geometry.overflow_blocks();
+    let mut reader = table.counting_reader();
+    let mut value = Vec::new();
+    for n in 0..2 * story.slots as u32 + 4 {
+        let key = key(n, story.shape.0);
+        let before = reader.fabric().counts().reads;
+        let found = reader.get_into(&key, &mut value).expect("a conclusive look");
+        let reads = reader.fabric().counts().reads - before;
+        assert_eq!(found.then_some(&value), model.keys.get(&key), "{key:02x?}");
+        assert!((1..=most).contains(&reads), "{reads} READs for {key:02x?}");
+        assert_eq!(reads, reads_expected(table, &key), "READs for {key:02x?}");
+    }
+    assert_eq!(reader.stats().hits, model.keys.len() as u64);
+    assert_eq!(reader.stats().gets, 2 * story.slots + 4);
+}
+
+/// Emptying a full table must leave no trace of it: all slots free, no displaced keys, no chain, and the
+/// same keys fit again.
+#[test]
+fn filled_emptied_filled_again() {
+    on_every_preset(|preset| {
+        for (slots, shape) in [(1, SHAPES[0]), (7, SHAPES[1]), (64, SHAPES[3]), (1000, SHAPES[1])] {
+            let mut table = Table::new(&config(preset, slots, shape.0, shape.1, slots));
+            let fill = |table: &mut Table, model: &mut Model| {
+                // A put that finds no room waits for every trace to go: a few of those are enough.
+                let mut refused = 0;
+                for n in 0..2 * slots as u32 {
+                    let op = Op::Put(key(n, shape.0), value(n.into(), shape.1));
+                    refused += u32::from(model.apply(table, &op).is_some());
+                    if refused > 10 {
+                        break;
+                    }
+                }
+            };
+            let mut model = Model::default();
+            fill(&mut table, &mut model);
+            let first_time = model.keys.len();
+            check_structure(&table, &model);
+            for k in model.keys.keys().cloned().collect::<Vec<_>>() {
+                model.apply(&mut table, &Op::Remove(k));
+            }
+            check_structure(&table, &model);
+            table.settle();
+            check_settled(&table);
+            assert_eq!((table.index.len(), table.index.displaced()), (0, 0));
+            fill(&mut table, &mut model);
+            check_structure(&table, &model);
+            assert_eq!(model.keys.len(), first_time, "the same keys fit");
+        }
+    });
+}
+
+/// Lengths at every boundary: the shortest and longest key with the shortest and longest value, around
+/// each place where the payload goes over into the next line.
+#[test]
+fn lengths_at_every_boundary() {
+    let shapes = [(1, 0), (1, 15), (16, 0), (1, 47), (48, 0), (49, 0), (110, 0), (255, 0), (255, 3699)];
+    on_every_preset(|preset| {
+        for (key_max, value_max) in SHAPES.into_iter().chain(shapes) {
+            boundaries(preset, key_max, value_max);
+        }
+    });
+}
+
+fn boundaries(preset: &Preset, key_max: usize, value_max: usize) {
+    /// Payload ends of half a line, a line, two and three, and their neighbours.
+    const EDGES: [usize; 12] = [15, 16, 17, 47, 48, 49, 109, 110, 111, 171, 172, 173];
+    let mut table = Table::new(&config(preset, 64, key_max, value_max, 5));
+    let mut model = Model::default();
+    let keys = (1..=key_max).filter(|k| [1, 2, key_max - 1, key_max].contains(k) || EDGES.contains(k));
+    for k in keys {
+        let at_edge =
+            |v: &usize| [0, 1, value_max].contains(v) || v + 1 == value_max || EDGES.contains(&(k + v));
+        for v in (0..=value_max).filter(at_edge) {
+            let key = value(k as u64, k);
+            assert_eq!(model.apply(&mut table, &Op::Put(key.clone(), value(v as u64, v))), None);
+            model.apply(&mut table, &Op::Get(key));
+        }
+        let before = places(&table);
+        let too_long = vec![1; value_max + 1];
+        let refused = table.index.put(&value(k as u64, k), &too_long, PutMode::Upsert);
+        assert_eq!(refused, Err(PutError::ValueLength { given: value_max + 1, max: value_max }));
+        assert_eq!(places(&table), before);
+    }
+    for given in [0, key_max + 1, 256, 70_000] {
+        let before = (places(&table), table.index.counts());
+        let (key, wrong) = (vec![7; given], PutError::KeyLength { given, max: key_max });
+        assert_eq!(table.index.put(&key, b"", PutMode::Upsert), Err(wrong.clone()));
+        assert_eq!(table.index.put(&key, b"", PutMode::Insert), Err(wrong.clone()));
+        assert_eq!(table.index.put(&key, b"", PutMode::Update), Err(wrong.clone()));
+        assert_eq!(table.index.remove(&key), Err(wrong));
+        let max = key_max;
+        let wrong = oneread::reader::ReadError::KeyLength { given, max };
+        assert_eq!(table.index.reader().get_into(&key, &mut Vec::new()), Err(wrong.clone()));
+        let many = table.index.reader().get_many(&[vec![1], key], |_, _| panic!("checked first"));
+        assert_eq!(many, Err(wrong));
+        assert_eq!((places(&table), table.index.counts()), before);
+    }
+    check_structure(&table, &model);
+}
+
+/// A batch of GETs is as many GETs: more keys than fit in flight, twice the same key, none at all.
+#[test]
+fn a_batch_answers_every_key() {
+    on_every_preset(|preset| {
+        let mut table = Table::new(&config(preset, 200, 16, 32, 9));
+        let mut model = Model::default();
+        (0..150).for_each(|n| {
+            model.apply(&mut table, &Op::Put(key(n, 16), value(n.into(), 20)));
+        });
+        let keys: Vec<_> = (0..300).chain(0..20).map(|n| key(n, 16)).collect();
+        for length in [0, 1, 2, 15, 16, 17, 33, keys.len()] {
+            model.apply(&mut table, &Op::GetMany(keys[..length].to_vec()));
+            let mut reader = table.counting_reader();
+            reader.get_many(&keys[..length], |_, _| {}).unwrap();
+            let reads: u64 = keys[..length].iter().map(|k| reads_expected(&table, k)).sum();
+            let counts = reader.fabric().counts();
+            assert_eq!(counts.reads, reads, "a batch of {length} READs as much as {length} GETs");
+            assert!(counts.doorbells <= counts.reads, "{counts:?}");
+            assert_eq!(reader.stats().gets, length as u64);
+        }
+    });
+}
+
+/// What a put says it did is what it did, and `len` and the counters follow.
+#[test]
+fn modes_of_a_put() {
+    on_every_preset(|preset| {
+        let table = Table::new(&config(preset, 64, 8, 8, 3));
+        let put = |value: &[u8], mode| table.index.put(b"key", value, mode).unwrap();
+        let get = |value: &mut Vec<u8>| table.index.reader().get_into(b"key", value).unwrap();
+        let mut value = Vec::new();
+        assert_eq!(put(b"a", PutMode::Update), Put::Missing);
+        assert!(!get(&mut value));
+        assert_eq!(put(b"b", PutMode::Insert), Put::Inserted);
+        assert_eq!(put(b"c", PutMode::Insert), Put::Exists);
+        assert!(get(&mut value) && value == b"b");
+        assert_eq!(put(b"d", PutMode::Update), Put::Updated);
+        assert_eq!(put(b"", PutMode::Upsert), Put::Updated);
+        assert!(get(&mut value) && value.is_empty());
+        assert_eq!(table.index.remove(b"key"), Ok(true));
+        assert_eq!(table.index.remove(b"key"), Ok(false));
+        assert_eq!(put(b"e", PutMode::Upsert), Put::Inserted);
+        let counts = table.index.counts();
+        assert_eq!((counts.keys, counts.inserts, counts.updates, counts.removes), (1, 2, 2, 1));
+    });
+}
