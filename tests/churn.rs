@@ -1,0 +1,255 @@
+//! Readers in other processes, writers in this one: keys that stay are never missed while the table moves
+//! them about, and nobody ever sees a value that was not written for the key.
+
+mod common;
+
+use common::*;
+use oneread::{Address, Client, Clock, Config, Index, Put, PutError, PutMode, Server, ServerConfig};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const SLOTS: u64 = 4096;
+const LOAD: f64 = 0.95;
+const KEY_MAX: usize = 16;
+const VALUE_MAX: usize = 94;
+const READERS: u64 = 2;
+const WRITERS: u64 = 2;
+
+/// GETs of one reader.
+fn gets() -> u64 {
+    if std::env::var_os("ONEREAD_LONG").is_some() { 20_000_000 } else { 200_000 }
+}
+
+/// Keys `0..stable` stay; the others, numbered from `stable` on, come and go.
+struct Cast {
+    stable: u32,
+    /// Keys that come and go: half of them are there at a time.
+    passing: u32,
+}
+
+impl Cast {
+    /// Half of the table's keys stay, half of them pass.
+    fn of(live: u64) -> Cast {
+        Cast { stable: live as u32 / 2, passing: live as u32 }
+    }
+}
+
+fn name(n: u32) -> Vec<u8> {
+    // The length follows from the number, so that slots of all fillings are about.
+    let mut name = n.to_le_bytes().to_vec();
+    name.resize(4 + n as usize % (KEY_MAX - 3), n as u8);
+    name
+}
+
+/// A value that says for whom and as what it was written: number, sequence, filling, checksum.
+fn describe(n: u32, sequence: u64) -> Vec<u8> {
+    let length = 20 + (sequence.wrapping_mul(7) + u64::from(n)) as usize % (VALUE_MAX - 19);
+    let mut value = Vec::with_capacity(length);
+    value.extend_from_slice(&n.to_le_bytes());
+    value.extend_from_slice(&sequence.to_le_bytes());
+    value.resize(length - 4, sequence as u8);
+    value.extend_from_slice(&crc32fast::hash(&value).to_le_bytes());
+    value
+}
+
+/// The sequence in a value, if it is, whole, one that was written for `n`.
+fn understand(n: u32, value: &[u8]) -> Result<u64, String> {
+    let sequence = value.get(4..12).map(|bytes| u64::from_le_bytes(bytes.try_into().expect("8 bytes")));
+    sequence
+        .filter(|&sequence| value == describe(n, sequence))
+        .ok_or_else(|| format!("key {n}: nobody wrote {value:02x?} for it"))
+}
+
+// ---- the reader, in a process of its own ------------------------------------------------------------
+
+/// Reads as its parent tells it; fails on the first wrong answer. Not a test by itself.
+#[test]
+#[ignore = "started by the other tests, in a process of its own"]
+fn reader_child() {
+    let Some(address) = told("ONEREAD_TEST_ADDRESS") else { return };
+    let number = |name| told(name).and_then(|n| n.parse::<u64>().ok()).expect("told by the parent");
+    let cast = Cast::of(number("ONEREAD_TEST_LIVE"));
+    let mut numbers = Numbers(number("ONEREAD_TEST_SEED"));
+    let mut client = Client::connect(&address.parse().expect("an address")).expect("the parent serves");
+    // A reader that has seen a write never sees an earlier one of that key.
+    let mut seen = vec![0u64; (cast.stable + cast.passing) as usize];
+    let mut check = |n: u32, value: Option<&[u8]>| match value {
+        Some(value) => {
+            let sequence = understand(n, value).unwrap();
+            let latest = &mut seen[n as usize];
+            assert!(sequence >= *latest, "key {n}: {sequence} after {latest}");
+            *latest = sequence;
+        }
+        None => assert!(n >= cast.stable, "missed key {n}, which stays"),
+    };
+    let mut value = Vec::new();
+    let give_up = Instant::now() + Duration::from_secs(if gets() > 200_000 { 900 } else { 15 });
+    let mut done = 0;
+    while done < gets() && Instant::now() < give_up {
+        if numbers.below(16) == 0 {
+            let all = u64::from(cast.stable + cast.passing);
+            let batch: Vec<u32> = (0..32).map(|_| numbers.below(all) as u32).collect();
+            let names: Vec<_> = batch.iter().map(|&n| name(n)).collect();
+            let each = |nth: usize, value: Option<&[u8]>| check(batch[nth], value);
+            client.get_many_with(&names, each).expect("conclusive looks");
+            done += 32;
+        } else {
+            // Three in four for keys that stay.
+            let n = match numbers.below(4) {
+                0 => cast.stable + numbers.below(cast.passing.into()) as u32,
+                _ => numbers.below(cast.stable.into()) as u32,
+            };
+            let found = client.get_into(&name(n), &mut value).expect("a conclusive look");
+            check(n, found.then_some(value.as_slice()));
+            done += 1;
+        }
+    }
+    let stats = client.stats();
+    println!(
+        "gets {} hits {} reads {} torn {} moved {} late {}",
+        stats.get.gets,
+        stats.get.hits,
+        stats.read.reads,
+        stats.get.retries_torn,
+        stats.get.retries_moved,
+        stats.get.retries_late
+    );
+}
+
+// ---- the writers ------------------------------------------------------------------------------------
+
+/// Removes, inserts and updates the passing keys whose number is `lane` modulo the number of writers, and
+/// updates some that stay, until told to stop. Returns the number of changes.
+fn write(index: &Index, cast: &Cast, lane: u64, stop: &AtomicBool) -> u64 {
+    let mine = |n: &u32| u64::from(*n) % WRITERS == lane;
+    let (mut live, mut gone): (Vec<u32>, Vec<u32>) =
+        (cast.stable..cast.stable + cast.passing).filter(mine).partition(|&n| starts_live(cast, n));
+    let staying: Vec<u32> = (0..cast.stable).filter(mine).collect();
+    let mut numbers = Numbers(lane);
+    let mut sequence = 1;
+    while !stop.load(Ordering::Relaxed) {
+        sequence += 1;
+        let out = numbers.below(live.len() as u64) as usize;
+        let leaver = live.swap_remove(out);
+        assert_eq!(index.remove(&name(leaver)), Ok(true), "key {leaver}");
+        let into = numbers.below(gone.len() as u64) as usize;
+        let comer = gone.swap_remove(into);
+        gone.push(leaver);
+        match index.put(&name(comer), &describe(comer, sequence), PutMode::Insert) {
+            Ok(put) => {
+                assert_eq!(put, Put::Inserted, "key {comer}");
+                live.push(comer);
+            }
+            // The load is below what was reached before, but other keys are there now.
+            Err(PutError::Full { .. }) => gone.push(comer),
+            Err(error) => panic!("key {comer}: {error}"),
+        }
+        if live.is_empty() {
+            panic!("nothing fits any more");
+        }
+        let n =
+            if sequence % 2 == 0 { staying[numbers.below(staying.len() as u64) as usize] } else { live[0] };
+        let updated = index.put(&name(n), &describe(n, sequence), PutMode::Update);
+        assert_eq!(updated, Ok(Put::Updated), "key {n}");
+    }
+    sequence
+}
+
+/// Half of the passing keys are there at the start.
+fn starts_live(cast: &Cast, n: u32) -> bool {
+    (n - cast.stable) / WRITERS as u32 % 2 == 0
+}
+
+/// How many keys to keep: 95 % of the main slots, or 90 % of what the table can take.
+fn live_keys(config: &Config) -> u64 {
+    let index = index(config, Clock::manual());
+    let wanted = (LOAD * index.geometry().main_slots() as f64) as u64;
+    // Other keys than those of the test: these are as good as random.
+    let fits = |n: &u32| index.put(&name(n | 1 << 30), &[], PutMode::Insert).is_ok();
+    let reached = (0..wanted as u32).take_while(fits).count() as u64;
+    if reached == wanted { wanted } else { reached * 9 / 10 }
+}
+
+/// Two threads change a table at 95 % load as fast as they can, in place, by removing and by inserting,
+/// which moves keys all the time; readers in other processes look for keys that stay.
+#[test]
+fn keys_that_stay_are_never_missed() {
+    let dir = tempfile::tempdir().unwrap();
+    on_every_preset(|preset| {
+        let began = Instant::now();
+        let config =
+            Config { grace: Duration::from_millis(1), ..config(preset, SLOTS, KEY_MAX, VALUE_MAX, 42) };
+        let live = live_keys(&config);
+        let cast = Cast::of(live);
+        let address = Address::Shm(dir.path().join(preset.name.replace(':', "-")));
+        let server = Server::start(ServerConfig::new(address.clone(), config)).unwrap();
+        let index = server.index();
+        for n in (0..cast.stable + cast.passing).filter(|&n| n < cast.stable || starts_live(&cast, n)) {
+            index.put(&name(n), &describe(n, 1), PutMode::Insert).expect("less than was there before");
+        }
+        let before = index.counts();
+        let stop = AtomicBool::new(false);
+        let (changes, reports) = std::thread::scope(|scope| {
+            let (cast, stop) = (&cast, &stop);
+            let writers: Vec<_> =
+                (0..WRITERS).map(|lane| scope.spawn(move || write(index, cast, lane, stop))).collect();
+            let readers: Vec<_> = (0..READERS)
+                .map(|n| {
+                    Process::start(
+                        "reader_child",
+                        &[
+                            ("ONEREAD_TEST_ADDRESS", address.to_string()),
+                            ("ONEREAD_TEST_LIVE", live.to_string()),
+                            ("ONEREAD_TEST_SEED", (n + 1).to_string()),
+                        ],
+                    )
+                })
+                .collect();
+            // Stops the writers even if a reader fails.
+            struct Stop<'a>(&'a AtomicBool);
+            impl Drop for Stop<'_> {
+                fn drop(&mut self) {
+                    self.0.store(true, Ordering::Relaxed);
+                }
+            }
+            let stopper = Stop(stop);
+            let reports: Vec<String> = readers.into_iter().map(Process::finish).collect();
+            drop(stopper);
+            let changes: u64 = writers.into_iter().map(|writer| writer.join().expect("a writer")).sum();
+            (changes, reports)
+        });
+        let after = index.counts();
+        let moves = after.moves - before.moves;
+        println!(
+            "{}: load {:.2}, {changes} changes, {moves} moves, {} waits, {:?}",
+            preset.layout,
+            live as f64 / after.main_slots as f64,
+            after.waits - before.waits,
+            began.elapsed()
+        );
+        for report in &reports {
+            let line = report.lines().find_map(|line| line.split_once("gets ").map(|(_, rest)| rest));
+            println!("    gets {}", line.expect("a reader's report"));
+        }
+        // Otherwise this test would show nothing.
+        assert!(changes > 1000 && moves > 100, "{changes} changes, {moves} moves: too quiet");
+        assert!((0..cast.stable).all(|n| {
+            let mut value = Vec::new();
+            index.reader().get_into(&name(n), &mut value) == Ok(true) && understand(n, &value).unwrap() > 0
+        }));
+    });
+}
+
+/// The checks above must be able to fail: a value for another key, half a value, and a mixture of two are
+/// told apart from a good one.
+#[test]
+fn a_wrong_value_is_noticed() {
+    let good = describe(7, 3);
+    assert_eq!(understand(7, &good), Ok(3));
+    // Sequences 3 and 153 make values of one length.
+    let mixture = [&describe(7, 3 + 150)[..20], &good[20..]].concat();
+    assert_eq!(describe(7, 3 + 150).len(), good.len());
+    for bad in [describe(8, 3), good[..good.len() - 1].to_vec(), mixture, vec![]] {
+        assert!(understand(7, &bad).is_err(), "{bad:02x?}");
+    }
+}
