@@ -22,8 +22,6 @@ pub enum Rule {
     Ghost,
     /// A ghost stays for the grace time.
     GhostGrace,
-    /// A delete erases the live copy before anything else of the key.
-    DeleteLiveFirst,
     /// The home's filter names a displaced key before its displaced copy is live.
     FilterBeforeCopy,
     /// The home's filter keeps naming a displaced key for the grace time after it left.
@@ -32,21 +30,21 @@ pub enum Rule {
     ClientClock,
     /// The client looks again when it saw a new ghost of its key.
     ClientGhost,
-    /// A chain block is linked only after it is written.
-    LinkAfterWrite,
-    /// An unlinked chain block is not reused within the grace time.
+    /// A chain block is unlinked no earlier than the grace time after its last key left, and not reused within the grace time.
     BlockGrace,
     /// The shm reader fences its loads before it looks at the stamp again.
     ReaderFence,
     /// The writer fences the odd pass before it stores the bytes.
     WriterFence,
+    /// The counter of begun moves goes up before the original is overwritten.
+    CountBeforeErase,
     /// The shm reader compares the counter of begun moves before it reports a miss.
     MoveCounter,
 }
 
 impl Rule {
     /// Every rule.
-    pub const ALL: [Rule; 17] = {
+    pub const ALL: [Rule; 16] = {
         use Rule::*;
         [
             OddPass,
@@ -56,16 +54,15 @@ impl Rule {
             CopyBeforeErase,
             Ghost,
             GhostGrace,
-            DeleteLiveFirst,
             FilterBeforeCopy,
             FilterGrace,
             ClientClock,
             ClientGhost,
-            LinkAfterWrite,
+            
             BlockGrace,
             ReaderFence,
             WriterFence,
-            MoveCounter,
+            CountBeforeErase, MoveCounter,
         ]
     };
 }

@@ -6,6 +6,8 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod address;
+#[cfg(feature = "sim")]
+pub mod adversary;
 pub mod chained;
 pub mod client;
 pub mod clock;

@@ -122,6 +122,11 @@ impl<'g, F: Fabric> Reader<'g, F> {
         &self.fabric
     }
 
+    /// The fabric, to be told of something between GETs.
+    pub fn fabric_mut(&mut self) -> &mut F {
+        &mut self.fabric
+    }
+
     /// Counts so far.
     pub fn stats(&self) -> GetStats {
         self.stats

@@ -89,15 +89,25 @@ pub struct Region {
     base: NonNull<AtomicU64>,
     words: usize,
     writable: bool,
-    /// Keeps `base..base + words` mapped.
-    _map: MmapRaw,
-    /// What clients are handed: cannot be mapped writable.
-    share: OwnedFd,
+    /// Keeps `base..base + words` where they are.
+    _memory: Memory,
+    /// What clients are handed: cannot be mapped writable. Private memory is not shared.
+    share: Option<OwnedFd>,
     /// Holds the lock that keeps a second server away.
     _lock: Option<File>,
+    /// What is told of every store.
+    #[cfg(feature = "sim")]
+    recorder: Option<std::sync::Arc<crate::fabric::sim::Recorder>>,
 }
 
-// SAFETY: `base` points into `_map`, which lives as long as the region and is never unmapped or moved
+#[expect(dead_code, reason = "held for the memory, which is reached through `base`")]
+enum Memory {
+    Mapped(MmapRaw),
+    #[cfg(feature = "sim")]
+    Private(Box<[AtomicU64]>),
+}
+
+// SAFETY: `base` points into `_memory`, which lives as long as the region and is never unmapped or moved
 // before; all access to it goes through atomics.
 unsafe impl Send for Region {}
 // SAFETY: as above.
@@ -181,9 +191,32 @@ impl Region {
     fn from_map(map: MmapRaw, writable: bool, share: OwnedFd, lock: Option<File>) -> Region {
         // A window is read at random: fewer, larger TLB entries where the system allows it. Best effort.
         let _ = map.advise(memmap2::Advice::HugePage);
-        let words = map.len() / size_of::<AtomicU64>();
-        let base = NonNull::new(map.as_mut_ptr().cast()).unwrap_or(NonNull::dangling());
-        Region { base, words, writable, _map: map, share, _lock: lock }
+        Region {
+            words: map.len() / size_of::<AtomicU64>(),
+            base: NonNull::new(map.as_mut_ptr().cast()).unwrap_or(NonNull::dangling()),
+            writable,
+            _memory: Memory::Mapped(map),
+            share: Some(share),
+            _lock: lock,
+            #[cfg(feature = "sim")]
+            recorder: None,
+        }
+    }
+
+    /// A region of `bytes` zero bytes in this process's own memory, which tells `recorder` of every store.
+    #[cfg(feature = "sim")]
+    pub fn recorded(bytes: u64, recorder: std::sync::Arc<crate::fabric::sim::Recorder>) -> Region {
+        let words = bytes as usize / size_of::<AtomicU64>();
+        let memory: Box<[AtomicU64]> = (0..words).map(|_| AtomicU64::new(0)).collect();
+        Region {
+            base: NonNull::from(&*memory).cast(),
+            words,
+            writable: true,
+            _memory: Memory::Private(memory),
+            share: None,
+            _lock: None,
+            recorder: Some(recorder),
+        }
     }
 
     /// Length in bytes (whole words).
@@ -201,7 +234,10 @@ impl Region {
     /// # Errors
     /// The operating system's error when it has no descriptor left.
     pub fn share(&self) -> io::Result<OwnedFd> {
-        self.share.as_fd().try_clone_to_owned()
+        match &self.share {
+            Some(fd) => fd.as_fd().try_clone_to_owned(),
+            None => Err(io::Error::new(io::ErrorKind::Unsupported, "this region is private to its process")),
+        }
     }
 
     /// `len` words from word `first` on.
@@ -213,8 +249,8 @@ impl Region {
     pub(crate) fn words(&self, first: usize, len: usize) -> &[AtomicU64] {
         assert!(first <= self.words && len <= self.words - first, "words {first}+{len} of {}", self.words);
         // SAFETY:
-        // * the range lies inside the mapping (asserted), which lives as long as `self`;
-        // * it is aligned: the mapping begins on a page, and AtomicU64 has alignment 8;
+        // * the range lies inside `_memory` (asserted), which lives as long as `self`;
+        // * it is aligned: a mapping begins on a page, and AtomicU64 has alignment 8;
         // * any bits are a valid AtomicU64;
         // * this process touches the memory only as AtomicU64;
         // * a read-only mapping is only loaded from, `Relaxed` and word-sized, which std::sync::atomic
@@ -234,13 +270,25 @@ impl Region {
     pub(crate) fn store(&self, word: usize, value: u64) {
         assert!(self.writable, "a store into a read-only region");
         self.words(word, 1)[0].store(value, Ordering::Relaxed);
+        self.record(word, value);
     }
 
     /// Adds 1 to a word that several server threads count in.
     #[inline]
     pub(crate) fn add(&self, word: usize) {
         assert!(self.writable, "a store into a read-only region");
-        self.words(word, 1)[0].fetch_add(1, Ordering::Relaxed);
+        let before = self.words(word, 1)[0].fetch_add(1, Ordering::Relaxed);
+        self.record(word, before.wrapping_add(1));
+    }
+
+    #[inline]
+    fn record(&self, word: usize, value: u64) {
+        #[cfg(feature = "sim")]
+        if let Some(recorder) = &self.recorder {
+            recorder.store(word, value);
+        }
+        #[cfg(not(feature = "sim"))]
+        let _ = (word, value);
     }
 
     /// Asks the CPU to fetch the line of `word`. No effect but on time.
@@ -291,7 +339,7 @@ mod tests {
             let file = File::from(server.share().unwrap());
             assert!(MmapOptions::new().len(8192).map_raw(&file).is_err(), "{backing:?} mapped writable");
             assert!(std::os::unix::fs::FileExt::write_at(&file, b"x", 0).is_err(), "{backing:?} written");
-            assert!(client._map.len() == 8192 && file.set_len(0).is_err(), "{backing:?} truncated");
+            assert!(client.bytes() == 8192 && file.set_len(0).is_err(), "{backing:?} truncated");
         }
     }
 

@@ -4,7 +4,10 @@
 //! interprets bytes; it says how its samples may be believed ([`Fabric::EXACT`], [`Fabric::proof`]).
 
 pub mod counting;
+pub mod landed;
 pub mod shm;
+#[cfg(feature = "sim")]
+pub mod sim;
 
 use crate::get::{Landed, Proof};
 use crate::layout::geometry::Window;

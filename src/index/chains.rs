@@ -96,9 +96,6 @@ impl Index {
         let block = self.blocks.take()?;
         let slot = chain::window(&self.geometry, block).first;
         let tail = *heads.last().expect("the home is a head");
-        if broken(Rule::LinkAfterWrite) {
-            self.link(tail, Some(block));
-        }
         // The block's own link may be left over from its last use.
         self.slots().write(slot, &Content::default());
         self.place(&mut locked, slot, key, value, first);

@@ -512,6 +512,7 @@ impl Index {
     /// `path[0]`, whose occupant has been copied away, by [`Index::place`] or [`Index::vacate`].
     fn move_along<'a>(&self, locked: &mut Locked<'a>, path: &Path, finish: impl FnOnce(&mut Locked<'a>)) {
         let mut came_home: SmallVec<[(First, SlotIx); 4]> = SmallVec::new();
+        let mut filtered_late: SmallVec<[First; 1]> = SmallVec::new();
         for step in path.windows(2).rev() {
             let (from, to) = (step[0], step[1]);
             let occupant = self.slots().read(from);
@@ -525,7 +526,9 @@ impl Index {
             match (primary.contains(from), primary.contains(to)) {
                 (true, false) => {
                     locked.stripe(primary.first).add(home, Displaced { bit, place: Place::At(to) });
-                    if !broken(Rule::FilterBeforeCopy) {
+                    if broken(Rule::FilterBeforeCopy) {
+                        filtered_late.push(first);
+                    } else {
                         self.set_filter(locked, home, primary.first);
                     }
                 }
@@ -534,15 +537,15 @@ impl Index {
             }
             // M1: the copy is live before `from` is overwritten, by the next step or the caller.
             self.overwrite(to, &occupant.key, &occupant.value);
-            if broken(Rule::FilterBeforeCopy) {
-                self.set_filter(locked, home, primary.first);
-            }
             if !primary.contains(from) && primary.contains(to) {
                 came_home.push((first, from));
             }
             count(&self.counters.moves);
         }
         finish(locked);
+        for first in filtered_late {
+            self.set_filter(locked, self.home(first), self.home_slot(first));
+        }
         // M5: only now are their displaced copies gone; the grace time counts from here.
         for (first, from) in came_home {
             self.linger(locked, first, from);
@@ -563,9 +566,15 @@ impl Index {
             content.ghost = moved.ghost();
         }
         // M4. The fence pairs with R4: who sees the slot overwritten sees the count.
-        self.region.add(move_counter_word(self.home(moved)));
-        fence(Ordering::Release);
+        let counted_late = broken(Rule::CountBeforeErase);
+        if !counted_late {
+            self.region.add(move_counter_word(self.home(moved)));
+            fence(Ordering::Release);
+        }
         self.slots().write(slot, &content);
+        if counted_late {
+            self.region.add(move_counter_word(self.home(moved)));
+        }
         let guard = if slot.0 < self.geometry.main_slots() { slot } else { self.home_slot(moved) };
         self.grace.push(self.grace.due_ns(Rule::GhostGrace), Trace::Ghost { slot, guard });
     }
@@ -576,14 +585,9 @@ impl Index {
         if !primary.contains(slot) {
             let (home, bit) = (self.home(first), placement::filter_bit(&self.geometry, first));
             locked.stripe(primary.first).add(home, Displaced { bit, place: Place::At(slot) });
-            if !broken(Rule::FilterBeforeCopy) {
-                self.set_filter(locked, home, primary.first);
-            }
-            self.overwrite(slot, key, value);
             self.set_filter(locked, home, primary.first);
-        } else {
-            self.overwrite(slot, key, value);
         }
+        self.overwrite(slot, key, value);
         count(&self.counters.keys);
         count(&self.counters.inserts);
     }

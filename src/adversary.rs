@@ -1,0 +1,286 @@
+//! Scenarios for the adversarial fabric, and the oracle that judges what GETs report.
+//!
+//! A [`World`] is a server over a recorded region. It remembers, for each key, every value the key had and
+//! from when to when. [`World::judge`] then holds a GET's answer against that: `Found(v)` is right only if
+//! `v` was the key's value at some instant of the GET, `Absent` only if the key was absent at some instant
+//! of it, and later GETs of the same client never go back to an older version.
+
+use crate::clock::Clock;
+use crate::fabric::sim::{Adversary, Hardware, History, Instant, ReadFailed, Recorder, Sim};
+use crate::index::{Index, PutError, PutMode};
+use crate::layout::geometry::{Config, Geometry, Layout, Size};
+use crate::layout::hash::Seeds;
+use crate::reader::{Limits, ReadError, Reader};
+use crate::region::Region;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A key, by number; its bytes follow from it.
+pub type KeyNumber = u32;
+
+/// What a world is made from.
+#[derive(Clone, Copy, Debug)]
+pub struct Scene {
+    /// The layout.
+    pub layout: Layout,
+    /// Main slots.
+    pub slots: u64,
+    /// Bytes of value: decides how many lines a slot has.
+    pub value_bytes: usize,
+    /// The grace time; a store takes 1 ns.
+    pub grace: Duration,
+    /// Seed of the table's hashes.
+    pub seed: u64,
+}
+
+/// Bytes of every key.
+pub const KEY_BYTES: usize = 8;
+
+impl Scene {
+    fn config(&self) -> Config {
+        Config {
+            layout: self.layout,
+            size: Size::Slots(self.slots),
+            key_max: KEY_BYTES,
+            value_max: self.value_bytes,
+            grace: self.grace,
+            seeds: Some(Seeds::from_number(self.seed)),
+        }
+    }
+}
+
+/// A value that a key had, or its absence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Version {
+    value: Option<Vec<u8>>,
+    /// When the operation that made it began.
+    from: Instant,
+    /// When the operation that ended it had ended; `None`: it is the last.
+    until: Option<Instant>,
+}
+
+/// A server over a recorded region, and what it did.
+#[derive(Debug)]
+pub struct World {
+    index: Index,
+    recorder: Arc<Recorder>,
+    clock: Clock,
+    scene: Scene,
+    versions: HashMap<KeyNumber, Vec<Version>>,
+    operations: u64,
+}
+
+/// A GET's answer, or why there was none.
+pub type Answer = Result<Option<Vec<u8>>, ReadError<ReadFailed>>;
+
+/// A GET that reported what was not so.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("GET of key {key} from instant {} to {} answered {answer}; right were {right}", from.0, to.0)]
+pub struct Violation {
+    /// The key.
+    pub key: KeyNumber,
+    /// When the GET began.
+    pub from: Instant,
+    /// When it ended.
+    pub to: Instant,
+    /// What it answered.
+    pub answer: String,
+    /// What it might have answered.
+    pub right: String,
+}
+
+/// The bytes of a key.
+pub fn key(number: KeyNumber) -> [u8; KEY_BYTES] {
+    (u64::from(number) << 32 | 0xabcd_ef01).to_le_bytes()
+}
+
+impl World {
+    /// A server with an empty table.
+    ///
+    /// # Panics
+    /// When the scene is impossible.
+    pub fn new(scene: Scene) -> World {
+        let clock = Clock::manual();
+        let recorder = Arc::new(Recorder::new(clock.clone(), Duration::from_nanos(1)));
+        let geometry = scene.config().geometry().expect("a possible scene");
+        let region = Region::recorded(geometry.region_bytes(), recorder.clone());
+        let index = Index::create(region, geometry, clock.clone());
+        World { index, recorder, clock, scene, versions: HashMap::new(), operations: 0 }
+    }
+
+    /// The server.
+    pub fn index(&self) -> &Index {
+        &self.index
+    }
+
+    /// The scene.
+    pub fn scene(&self) -> &Scene {
+        &self.scene
+    }
+
+    /// The instant now.
+    pub fn now(&self) -> Instant {
+        self.recorder.now()
+    }
+
+    /// The history so far.
+    pub fn history(&self) -> History {
+        self.recorder.history(self.geometry().region_bytes())
+    }
+
+    /// The table's geometry.
+    pub fn geometry(&self) -> &Geometry {
+        self.index.geometry()
+    }
+
+    /// Lets time pass.
+    pub fn wait(&self, time: Duration) {
+        self.clock.advance(time);
+    }
+
+    /// Takes away traces that are due.
+    pub fn tidy(&self) {
+        self.index.tidy();
+    }
+
+    /// Puts a new value; `false` when the table is full.
+    pub fn put(&mut self, number: KeyNumber) -> bool {
+        self.operations += 1;
+        let mut value = vec![number as u8; self.scene.value_bytes];
+        let stamp = self.operations.to_le_bytes();
+        let n = value.len().min(stamp.len());
+        value[..n].copy_from_slice(&stamp[..n]);
+        let from = self.now();
+        match self.index.put(&key(number), &value, PutMode::Upsert) {
+            Ok(_) => {
+                self.record(number, Some(value), from);
+                true
+            }
+            Err(PutError::Full { .. }) => false,
+            Err(error) => panic!("the scene allows every put: {error}"),
+        }
+    }
+
+    /// Removes a key; was it there?
+    pub fn remove(&mut self, number: KeyNumber) -> bool {
+        let from = self.now();
+        let there = self.index.remove(&key(number)).expect("a key of allowed length");
+        if there {
+            self.record(number, None, from);
+        }
+        there
+    }
+
+    fn record(&mut self, number: KeyNumber, value: Option<Vec<u8>>, from: Instant) {
+        let to = self.now();
+        let never = || vec![Version { value: None, from: Instant(0), until: None }];
+        let versions = self.versions.entry(number).or_insert_with(never);
+        versions.last_mut().expect("at least one").until = Some(to);
+        versions.push(Version { value, from, until: None });
+    }
+
+    /// Holds an answer against what was so. `seen` is the number of the newest version of the key that the
+    /// same client has seen before; the number of the version it has seen now comes back.
+    ///
+    /// # Errors
+    /// [`Violation`].
+    pub fn judge(
+        &self,
+        number: KeyNumber,
+        answer: &Answer,
+        (from, to): (Instant, Instant),
+        seen: usize,
+    ) -> Result<usize, Box<Violation>> {
+        let never = [Version { value: None, from: Instant(0), until: None }];
+        let versions = self.versions.get(&number).map_or(&never[..], |v| v);
+        let right = |v: &Version| v.from <= to && v.until.is_none_or(|until| from < until);
+        let matching = |(n, v): &(usize, &Version)| {
+            *n >= seen && right(v) && answer.as_ref().is_ok_and(|answer| *answer == v.value)
+        };
+        if let Some((n, _)) = versions.iter().enumerate().find(matching) {
+            return Ok(n);
+        }
+        let show = |n: usize, v: &Version| match &v.value {
+            Some(value) => format!("#{n} value {}", u64_of(value)),
+            None => format!("#{n} absent"),
+        };
+        let all = versions.iter().enumerate().filter(|(_, v)| right(v)).map(|(n, v)| show(n, v));
+        Err(Box::new(Violation {
+            key: number,
+            from,
+            to,
+            answer: match answer {
+                Ok(Some(value)) => format!("value {}", u64_of(value)),
+                Ok(None) => "absent".into(),
+                Err(error) => error.to_string(),
+            },
+            right: format!("{:?}, having seen #{seen}", all.collect::<Vec<_>>()),
+        }))
+    }
+
+    /// A client's GETs of one key after the other, from `start` on, against `history`.
+    ///
+    /// # Errors
+    /// The first [`Violation`].
+    pub fn client(
+        &self,
+        history: &History,
+        hardware: Hardware,
+        adversary: &mut impl Adversary,
+        start: Instant,
+        numbers: &[KeyNumber],
+    ) -> Result<(), Box<Violation>> {
+        let mut seen: HashMap<KeyNumber, usize> = HashMap::new();
+        let geometry = self.geometry();
+        let limits = Limits { retries_max: 1_000, deadline: Duration::from_secs(3600) };
+        let fabric = Sim::new(history, geometry, hardware, adversary, start);
+        let mut reader = Reader::new(fabric, geometry, Clock::manual(), limits);
+        for &number in numbers {
+            let from = reader.fabric().now();
+            reader.fabric_mut().begin();
+            let mut value = Vec::new();
+            let answer = reader.get_into(&key(number), &mut value).map(|found| found.then_some(value));
+            if hardware.error_one_in > 0 && matches!(answer, Err(ReadError::Fabric(ReadFailed))) {
+                continue;
+            }
+            let newest = seen.entry(number).or_default();
+            *newest = self.judge(number, &answer, (from, reader.fabric().now()), *newest)?;
+        }
+        Ok(())
+    }
+
+    /// A batch of GETs in one [`Reader::get_many`].
+    ///
+    /// # Errors
+    /// The first [`Violation`].
+    pub fn batch(
+        &self,
+        history: &History,
+        hardware: Hardware,
+        adversary: &mut impl Adversary,
+        start: Instant,
+        numbers: &[KeyNumber],
+    ) -> Result<(), Box<Violation>> {
+        let geometry = self.geometry();
+        let limits = Limits { retries_max: 1_000, deadline: Duration::from_secs(3600) };
+        let fabric = Sim::new(history, geometry, hardware, adversary, start);
+        let mut reader = Reader::new(fabric, geometry, Clock::manual(), limits);
+        let keys: Vec<_> = numbers.iter().map(|&n| key(n)).collect();
+        let mut answers: Vec<Option<Answer>> = vec![None; keys.len()];
+        let ended = reader.get_many(&keys, |n, value| answers[n] = Some(Ok(value.map(<[u8]>::to_vec))));
+        let to = reader.fabric().now();
+        if hardware.error_one_in > 0 && matches!(ended, Err(ReadError::Fabric(ReadFailed))) {
+            return Ok(());
+        }
+        for (&number, answer) in numbers.iter().zip(answers) {
+            let answer = answer.unwrap_or_else(|| Err(ended.clone().expect_err("a missing answer has a reason")));
+            self.judge(number, &answer, (start, to), 0)?;
+        }
+        Ok(())
+    }
+}
+
+fn u64_of(value: &[u8]) -> u64 {
+    value.iter().take(8).rev().fold(0, |n, &byte| n << 8 | u64::from(byte))
+}

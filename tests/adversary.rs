@@ -1,0 +1,600 @@
+//! GETs against a NIC that may do anything hardware may do.
+//!
+//! First every way there is, on small scenes; then random schedules on larger ones; then, with the feature
+//! `faults`, the same again for each rule of the protocol broken on purpose: the adversary must find a
+//! counterexample.
+//!
+//! A random run that fails prints its seed. `ONEREAD_SEED=n ./test --adversary` runs it again.
+#![cfg(feature = "sim")]
+
+use oneread::Layout;
+use oneread::adversary::{KeyNumber, Scene, Violation, World};
+use oneread::fabric::sim::{Adversary, Every, Hardware, History, Instant, Random, Unit, Witness};
+use std::time::Duration;
+
+const GRACE: Duration = Duration::from_nanos(400);
+
+/// H1, going by the clock.
+const LINES: Hardware = Hardware {
+    unit: Unit::Line,
+    witness: Witness::Clock,
+    read_stores_max: usize::MAX >> 1,
+    error_one_in: 0,
+    passes_max: 2,
+};
+/// H0, going by the clock.
+const WORDS: Hardware = Hardware { unit: Unit::Word, ..LINES };
+/// H1, going by the counters of begun moves.
+const COUNTED: Hardware = Hardware { witness: Witness::Counter, ..LINES };
+
+fn layout(name: &str) -> Layout {
+    name.parse().unwrap()
+}
+
+// ---- small scenes: one mutation, and everything a GET may see of it ----------------------------------
+
+/// A table in some state, then one mutation (and what follows it), to be looked at in every way.
+struct Case {
+    name: &'static str,
+    world: World,
+    /// From where on GETs begin.
+    begin: Instant,
+    keys: Vec<KeyNumber>,
+}
+
+fn scene(name: &str, slots: u64, value_bytes: usize, seed: u64) -> Scene {
+    Scene { layout: layout(name), slots, value_bytes, grace: GRACE, seed }
+}
+
+/// Value lengths that make slots of half a line, 1, 2, 3 and 4 lines.
+const HALF_LINE: usize = 8;
+const ONE_LINE: usize = 16;
+const TWO_LINES: usize = 60;
+const THREE_LINES: usize = 120;
+const FOUR_LINES: usize = 180;
+
+fn update(value_bytes: usize) -> Case {
+    let mut world = World::new(scene("cluster", 8, value_bytes, 1));
+    world.put(1);
+    world.put(2);
+    let begin = world.now();
+    world.put(1);
+    Case { name: "update", world, begin, keys: vec![1, 2, 3] }
+}
+
+fn delete(name: &str) -> Case {
+    let mut world = World::new(scene(name, 8, ONE_LINE, 1));
+    world.put(1);
+    world.put(2);
+    let begin = world.now();
+    world.remove(1);
+    Case { name: "delete", world, begin, keys: vec![1, 2] }
+}
+
+/// Fills tables until a put makes exactly `moves` moves (and `settled` likes what is there), with seed
+/// after seed.
+fn put_that_moves(name: &str, slots: u64, value_bytes: usize, moves: u64) -> Case {
+    for seed in 0..5000 {
+        let mut world = World::new(scene(name, slots, value_bytes, seed));
+        for number in 0..slots as KeyNumber {
+            world.wait(Duration::from_nanos(5_000));
+            world.tidy();
+            let (begin, before) = (world.now(), world.index().counts());
+            if !world.put(number) {
+                break;
+            }
+            let after = world.index().counts();
+            if after.waits == before.waits && after.moves - before.moves == moves {
+                return Case { name: "put that moves", world, begin, keys: (0..=number + 1).collect() };
+            }
+        }
+    }
+    panic!("no put of {moves} moves in {name}");
+}
+
+/// A remove that lets a displaced key come home.
+fn homing(name: &str, slots: u64, value_bytes: usize) -> Case {
+    for seed in 0..5000 {
+        let mut world = World::new(scene(name, slots, value_bytes, seed));
+        let mut numbers = Vec::new();
+        for number in 0..2 * slots as KeyNumber {
+            if world.put(number) {
+                numbers.push(number);
+            }
+        }
+        world.wait(Duration::from_nanos(50_000));
+        world.tidy();
+        if world.index().displaced() == 0 {
+            continue;
+        }
+        for &victim in &numbers {
+            world.wait(Duration::from_nanos(50_000));
+            world.tidy();
+            let (begin, before) = (world.now(), world.index().counts());
+            if before.keys < 2 || !world.remove(victim) {
+                break;
+            }
+            if world.index().counts().homings == before.homings + 1 {
+                return Case { name: "homing", world, begin, keys: numbers };
+            }
+        }
+    }
+    panic!("no homing in {name}");
+}
+
+/// A put that is displaced without moving anybody: into its second window, or into a chain.
+fn displaced_put(name: &str, slots: u64, value_bytes: usize) -> Case {
+    for seed in 0..5000 {
+        let mut world = World::new(scene(name, slots, value_bytes, seed));
+        for number in 0..2 * slots as KeyNumber {
+            world.wait(Duration::from_nanos(5_000));
+            world.tidy();
+            let (begin, before, moves) = (world.now(), world.index().displaced(), world.index().counts().moves);
+            if !world.put(number) {
+                break;
+            }
+            if world.index().counts().moves == moves && world.index().displaced() == before + 1 {
+                return Case { name: "displaced put", world, begin, keys: (0..=number + 1).collect() };
+            }
+        }
+    }
+    panic!("no displaced put in {name}");
+}
+
+/// A delete of a key that was moved a moment ago, so that its ghost is still there.
+fn delete_of_moved(name: &str, slots: u64, value_bytes: usize) -> Case {
+    let mut case = put_that_moves(name, slots, value_bytes, 1);
+    let begin = case.world.now();
+    for &number in &case.keys.clone() {
+        if case.world.index().counts().keys > 1 {
+            case.world.remove(number);
+        }
+    }
+    case.begin = begin;
+    case.name = "delete of moved keys";
+    case
+}
+
+/// The last key of a chain goes; its block is unlinked after the grace time, and used again after another.
+fn unlink(name: &str, slots: u64, value_bytes: usize) -> Case {
+    let mut case = displaced_put(name, slots, value_bytes);
+    let newest = case.keys[case.keys.len() - 2];
+    case.begin = case.world.now();
+    // Somebody in the primary window goes, the displaced key comes home, its block is empty.
+    for &number in &case.keys.clone() {
+        if number != newest && case.world.remove(number) && case.world.index().displaced() == 0 {
+            break;
+        }
+    }
+    case.world.wait(3 * GRACE);
+    case.world.tidy();
+    case.name = "unlink";
+    case
+}
+
+/// Runs every schedule of `gets` GETs of each key, one after the other. How many there were.
+fn every_schedule(case: &Case, hardware: Hardware, gets: usize) -> Result<u64, (u64, Box<Violation>)> {
+    /// A case with more schedules than this is too large to be called small.
+    const SCHEDULES_MAX: u64 = 20_000_000;
+    let history = case.world.history();
+    let mut schedules = 0;
+    for &number in &case.keys {
+        let mut every = Every::default();
+        while every.next_schedule() {
+            case.world
+                .client(&history, hardware, &mut every, case.begin, &vec![number; gets])
+                .map_err(|violation| (schedules + every.schedules(), violation))?;
+            assert!(every.schedules() < SCHEDULES_MAX, "{}: not a small case", case.name);
+        }
+        schedules += every.schedules();
+    }
+    Ok(schedules)
+}
+
+fn all_right(case: Case, hardware: Hardware, gets: usize) {
+    let scene = case.world.scene();
+    match every_schedule(&case, hardware, gets) {
+        Ok(schedules) => println!(
+            "{:>10} schedules: {} in {}, {} bytes of value, {gets} GETs, {:?} {:?}",
+            schedules, case.name, scene.layout, scene.value_bytes, hardware.unit, hardware.witness
+        ),
+        Err((n, violation)) => {
+            panic!("{} in {} ({hardware:?}), schedule {n}: {violation}", case.name, scene.layout)
+        }
+    }
+}
+
+#[test]
+fn every_schedule_of_an_update() {
+    for value_bytes in [HALF_LINE, ONE_LINE, TWO_LINES, THREE_LINES] {
+        all_right(update(value_bytes), LINES, 1);
+        all_right(update(value_bytes), COUNTED, 1);
+    }
+    all_right(update(FOUR_LINES), Hardware { passes_max: 1, ..LINES }, 1);
+    all_right(update(ONE_LINE), LINES, 2);
+    all_right(update(TWO_LINES), Hardware { passes_max: 1, ..LINES }, 2);
+    all_right(update(HALF_LINE), WORDS, 1);
+    all_right(update(ONE_LINE), Hardware { passes_max: 1, ..WORDS }, 1);
+}
+
+#[test]
+fn every_schedule_of_a_delete() {
+    for name in ["pilaf", "bucketized:4", "farm", "cluster", "list"] {
+        all_right(delete(name), LINES, 2);
+        all_right(delete(name), COUNTED, 2);
+        all_right(delete(name), Hardware { passes_max: 1, ..WORDS }, 1);
+    }
+}
+
+#[test]
+fn every_schedule_of_moves() {
+    for name in ["pilaf", "bucketized:4", "farm", "slotwise:8", "windowed:8"] {
+        let slots = if name == "pilaf" { 8 } else { 24 };
+        for hardware in [LINES, COUNTED] {
+            all_right(put_that_moves(name, slots, HALF_LINE, 1), hardware, 1);
+            all_right(put_that_moves(name, slots, ONE_LINE, 1), hardware, 1);
+        }
+    }
+    for name in ["pilaf", "windowed:8", "farm"] {
+        let slots = if name == "pilaf" { 8 } else { 24 };
+        all_right(put_that_moves(name, slots, ONE_LINE, 2), Hardware { passes_max: 1, ..LINES }, 1);
+        all_right(put_that_moves(name, slots, TWO_LINES, 1), Hardware { passes_max: 1, ..LINES }, 1);
+    }
+    all_right(put_that_moves("pilaf", 8, HALF_LINE, 1), Hardware { passes_max: 1, ..WORDS }, 1);
+}
+
+#[test]
+fn every_schedule_of_a_homing() {
+    for name in ["bucketized:4", "windowed:8", "farm", "cluster", "list"] {
+        for hardware in [LINES, COUNTED] {
+            let hardware = Hardware { passes_max: 1, ..hardware };
+            all_right(homing(name, if name == "list" { 4 } else { 24 }, ONE_LINE), hardware, 1);
+        }
+    }
+}
+
+#[test]
+fn every_schedule_of_a_displaced_put() {
+    for name in ["pilaf", "bucketized:4", "windowed:8", "farm", "cluster", "list"] {
+        for hardware in [LINES, COUNTED] {
+            all_right(displaced_put(name, if name == "list" { 4 } else { 24 }, ONE_LINE), hardware, 1);
+        }
+    }
+}
+
+#[test]
+fn every_schedule_of_a_delete_after_a_move() {
+    for name in ["pilaf", "windowed:8", "farm"] {
+        let slots = if name == "pilaf" { 8 } else { 24 };
+        all_right(delete_of_moved(name, slots, HALF_LINE), Hardware { passes_max: 1, ..LINES }, 1);
+    }
+}
+
+#[test]
+fn every_schedule_of_an_unlink() {
+    for name in ["list", "cluster", "farm"] {
+        for hardware in [LINES, COUNTED] {
+            let hardware = Hardware { passes_max: 1, ..hardware };
+            all_right(unlink(name, if name == "list" { 2 } else { 16 }, ONE_LINE), hardware, 1);
+        }
+    }
+}
+
+// ---- random schedules on a table that is churned ------------------------------------------------------
+
+struct Run {
+    gets: u64,
+}
+
+/// A server that churns a small, nearly full table.
+fn churned(name: &str, seed: u64, operations: usize) -> (World, Instant, Vec<KeyNumber>) {
+    let mut random = Random::new(seed);
+    let value_bytes = [HALF_LINE, ONE_LINE, TWO_LINES][random.pick(3)];
+    let slots = 24 + random.pick(40) as u64;
+    let mut world = World::new(Scene { grace: GRACE, ..scene(name, slots, value_bytes, seed) });
+    let numbers: Vec<KeyNumber> = (0..(slots + slots / 8) as KeyNumber).collect();
+    for &number in &numbers {
+        world.put(number);
+    }
+    let begin = world.now();
+    for _ in 0..operations {
+        let number = numbers[random.pick(numbers.len())];
+        match random.pick(8) {
+            0..3 => {
+                world.remove(number);
+            }
+            3..7 => {
+                world.put(number);
+            }
+            _ => world.tidy(),
+        }
+        // Time passes: mostly little, sometimes longer than any grace time.
+        let wait = [0, 5, 50, 300, 2_000][random.pick(5)];
+        world.wait(Duration::from_nanos(wait));
+    }
+    (world, begin, numbers)
+}
+
+fn random_client(
+    world: &World,
+    history: &History,
+    begin: Instant,
+    numbers: &[KeyNumber],
+    seed: u64,
+) -> Result<u64, Box<Violation>> {
+    const GETS: usize = 16;
+    let mut random = Random::new(seed);
+    let hardware = Hardware {
+        unit: if random.pick(4) == 0 { Unit::Word } else { Unit::Line },
+        witness: if random.pick(3) == 0 { Witness::Counter } else { Witness::Clock },
+        read_stores_max: [3, 30, 120, 300][random.pick(4)],
+        error_one_in: [0, 0, 50][random.pick(3)],
+        passes_max: usize::MAX,
+    };
+    let start = Instant(begin.0 + random.pick(history.end().0 - begin.0));
+    // A few keys again and again: versions must not go back.
+    let few: Vec<KeyNumber> = (0..4).map(|_| numbers[random.pick(numbers.len())]).collect();
+    let wanted: Vec<KeyNumber> = (0..GETS).map(|_| few[random.pick(few.len())]).collect();
+    if random.pick(4) == 0 {
+        world.batch(history, hardware, &mut random, start, &wanted)?;
+    } else {
+        world.client(history, hardware, &mut random, start, &wanted)?;
+    }
+    Ok(GETS as u64)
+}
+
+/// Random GETs against random churn of one layout.
+fn random_run(name: &str, seeds: impl Iterator<Item = u64>, clients: u64) -> Result<Run, (u64, Box<Violation>)> {
+    let mut gets = 0;
+    for seed in seeds {
+        let (world, begin, numbers) = churned(name, seed, 400);
+        let history = world.history();
+        for client in 0..clients {
+            gets += random_client(&world, &history, begin, &numbers, seed << 20 | client)
+                .map_err(|violation| (seed, violation))?;
+        }
+    }
+    Ok(Run { gets })
+}
+
+#[test]
+fn random_schedules() {
+    let started = std::time::Instant::now();
+    let long = std::env::var_os("ONEREAD_LONG").is_some();
+    let chosen = std::env::var("ONEREAD_SEED").ok().map(|seed| seed.parse::<u64>().expect("a number"));
+    let mut total = 0;
+    for preset in oneread::layout::geometry::presets() {
+        let seeds = match chosen {
+            Some(seed) => seed..seed + 1,
+            None => 0..if long { 2_000 } else { 20 },
+        };
+        match random_run(preset.name, seeds, if long { 350 } else { 40 }) {
+            Ok(run) => total += run.gets,
+            Err((seed, violation)) => panic!("{}, ONEREAD_SEED={seed}: {violation}", preset.name),
+        }
+    }
+    println!("{total} GETs, {:.0} a second", total as f64 / started.elapsed().as_secs_f64());
+}
+
+/// A server that stops for ever at any store: what it had finished is there, what it had not begun is not,
+/// and a GET ends.
+#[test]
+fn a_server_that_stops_anywhere() {
+    for preset in oneread::layout::geometry::presets() {
+        let (world, begin, numbers) = churned(preset.name, 7, 40);
+        let history = world.history();
+        for stop in begin.0..history.end().0 {
+            let stopped = history.clone().until(Instant(stop));
+            let mut random = Random::new(stop as u64);
+            for _ in 0..2 {
+                let number = numbers[random.pick(numbers.len())];
+                let hardware = Hardware { passes_max: usize::MAX, ..LINES };
+                let result = world.client(&stopped, hardware, &mut random, Instant(stop), &[number]);
+                if let Err(violation) = result {
+                    // The one excuse: a slot in its windows is half written.
+                    assert!(violation.answer.contains("inconclusive"), "{}: {violation}", preset.name);
+                    assert!(violation.answer.contains("Torn"), "{}: {violation}", preset.name);
+                }
+            }
+        }
+    }
+}
+
+// ---- every rule broken on purpose ---------------------------------------------------------------------
+
+#[cfg(feature = "faults")]
+mod broken {
+    use super::*;
+    use oneread::faults::{Broken, Rule};
+
+    /// Breaks rules while `case` is made and looked at; the schedule that shows it.
+    fn caught(rules: &[Rule], hardware: Hardware, gets: usize, case: impl Fn() -> Case) -> Option<u64> {
+        let _broken: Vec<_> = rules.iter().map(|&rule| Broken::rule(rule)).collect();
+        every_schedule(&case(), hardware, gets).err().map(|(schedules, violation)| {
+            println!("{rules:?}: schedule {schedules}: {violation}");
+            schedules
+        })
+    }
+
+    fn must_be_caught(rules: &[Rule], hardware: Hardware, gets: usize, case: impl Fn() -> Case) {
+        all_right(case(), hardware, gets);
+        assert!(caught(rules, hardware, gets, &case).is_some(), "{rules:?}: no counterexample");
+    }
+
+    fn kick() -> Case {
+        put_that_moves("windowed:8", 24, ONE_LINE, 1)
+    }
+
+    /// The same, with the traces that are due taken away `after` the move.
+    fn kick_then_tidy(after: Duration) -> Case {
+        let case = kick();
+        case.world.wait(after);
+        case.world.tidy();
+        case
+    }
+
+    #[test]
+    fn no_odd_pass() {
+        // Stamps alone: the CRC would notice, too.
+        let _no_crc = Broken::rule(Rule::CrcCheck);
+        must_be_caught(&[Rule::OddPass], LINES, 1, || update(ONE_LINE));
+        must_be_caught(&[Rule::OddPass], LINES, 1, || update(TWO_LINES));
+    }
+
+    #[test]
+    fn no_stamp_check() {
+        let _no_crc = Broken::rule(Rule::CrcCheck);
+        must_be_caught(&[Rule::StampCheck], LINES, 1, || update(ONE_LINE));
+    }
+
+    #[test]
+    fn no_crc_check() {
+        must_be_caught(&[Rule::CrcCheck], WORDS, 1, || update(HALF_LINE));
+        must_be_caught(&[Rule::CrcCheck], Hardware { passes_max: 1, ..WORDS }, 1, || update(ONE_LINE));
+    }
+
+    /// Each of the two defences is enough by itself under its own assumption.
+    #[test]
+    fn either_defence_suffices() {
+        {
+            let _no_crc = Broken::rule(Rule::CrcCheck);
+            for value_bytes in [HALF_LINE, ONE_LINE, TWO_LINES, THREE_LINES] {
+                all_right(update(value_bytes), LINES, 1);
+            }
+            all_right(update(FOUR_LINES), Hardware { passes_max: 1, ..LINES }, 1);
+            all_right(kick(), LINES, 1);
+            all_right(put_that_moves("farm", 24, TWO_LINES, 1), Hardware { passes_max: 1, ..LINES }, 1);
+        }
+        let _no_stamps = Broken::rule(Rule::StampCheck);
+        all_right(update(HALF_LINE), WORDS, 1);
+        all_right(update(ONE_LINE), Hardware { passes_max: 1, ..WORDS }, 1);
+        all_right(kick(), LINES, 1);
+    }
+
+    #[test]
+    fn erase_before_copy() {
+        must_be_caught(&[Rule::CopyBeforeErase], LINES, 1, kick);
+        must_be_caught(&[Rule::CopyBeforeErase], COUNTED, 1, kick);
+    }
+
+    #[test]
+    fn no_ghost() {
+        must_be_caught(&[Rule::Ghost], LINES, 1, kick);
+    }
+
+    #[test]
+    fn ghost_gone_at_once() {
+        must_be_caught(&[Rule::GhostGrace], LINES, 1, || kick_then_tidy(Duration::ZERO));
+    }
+
+    #[test]
+    fn filter_set_late() {
+        let displacing = || {
+            // A put that sends a neighbour to its second window.
+            (0..5000)
+                .find_map(|seed| {
+                    let mut world = World::new(scene("bucketized:4", 16, ONE_LINE, seed));
+                    for number in 0..16 {
+                        world.wait(Duration::from_nanos(5_000));
+                        world.tidy();
+                        let (begin, before) = (world.now(), world.index().counts().moves);
+                        let displaced = world.index().displaced();
+                        if !world.put(number) {
+                            return None;
+                        }
+                        let moved = world.index().counts().moves - before;
+                        if moved == 1 && world.index().displaced() == displaced + 1 {
+                            let keys = (0..=number).collect();
+                            return Some(Case { name: "displacing put", world, begin, keys });
+                        }
+                    }
+                    None
+                })
+                .expect("some seed displaces a neighbour")
+        };
+        must_be_caught(&[Rule::FilterBeforeCopy], LINES, 1, displacing);
+    }
+
+    #[test]
+    fn filter_cleared_early() {
+        let homing_then_tidy = || {
+            let case = homing("bucketized:4", 24, ONE_LINE);
+            case.world.tidy();
+            case
+        };
+        must_be_caught(&[Rule::FilterGrace], Hardware { passes_max: 1, ..LINES }, 1, homing_then_tidy);
+    }
+
+    #[test]
+    fn client_that_ignores_time() {
+        must_be_caught(&[Rule::ClientClock], LINES, 1, || kick_then_tidy(3 * GRACE));
+    }
+
+    #[test]
+    fn client_that_ignores_ghosts() {
+        must_be_caught(&[Rule::ClientGhost], LINES, 1, kick);
+    }
+
+    #[test]
+    fn block_unlinked_at_once() {
+        let emptied = || {
+            let mut case = displaced_put("list", 2, ONE_LINE);
+            let newest = case.keys[case.keys.len() - 2];
+            case.begin = case.world.now();
+            for &number in &case.keys.clone() {
+                if number != newest && case.world.remove(number) && case.world.index().displaced() == 0 {
+                    break;
+                }
+            }
+            // Twice: once to take it out of the chain, once to free it.
+            case.world.tidy();
+            case.world.tidy();
+            case
+        };
+        must_be_caught(&[Rule::BlockGrace, Rule::GhostGrace], LINES, 1, emptied);
+    }
+
+    #[test]
+    fn counter_late_or_ignored() {
+        must_be_caught(&[Rule::CountBeforeErase], COUNTED, 1, kick);
+        must_be_caught(&[Rule::MoveCounter], COUNTED, 1, kick);
+    }
+
+    /// Memory of another slot: what a READ brings that went to a wrong address. Stamps say nothing about
+    /// it; the CRC does.
+    #[test]
+    fn crc_without_slot_number() {
+        use oneread::layout::slot::{Content, Identity, SlotShape, Torn, check, encode};
+        let shape = SlotShape::from_bytes(64).unwrap();
+        let (here, there) = (Identity { generation: 1, index: 4 }, Identity { generation: 1, index: 5 });
+        let content = Content { key: b"key", value: b"value", ..Content::default() };
+        let other = encode(shape, there, 2, &content);
+        assert_eq!(check(shape, here, &other).err(), Some(Torn::Crc));
+        let _broken = Broken::rule(Rule::CrcBindsSlot);
+        let other = encode(shape, there, 2, &content);
+        assert!(check(shape, here, &other).is_ok_and(|view| view.holds(b"key")), "caught");
+    }
+
+    /// The random run notices each of these, too, without being told where to look.
+    #[test]
+    fn random_schedules_find_broken_rules() {
+        let rules = [
+            &[Rule::CrcCheck, Rule::StampCheck][..],
+            &[Rule::CopyBeforeErase],
+            &[Rule::Ghost],
+            &[Rule::ClientGhost],
+            &[Rule::MoveCounter],
+            &[Rule::ClientClock],
+            &[Rule::GhostGrace],
+            &[Rule::FilterGrace],
+        ];
+        for broken in rules {
+            let _broken: Vec<_> = broken.iter().map(|&rule| Broken::rule(rule)).collect();
+            let found = ["windowed:8", "bucketized:4"].iter().find_map(|name| {
+                (0..40).find_map(|seed| random_run(name, seed..seed + 1, 200).err().map(|(s, v)| (*name, s, v)))
+            });
+            let (name, seed, violation) = found.unwrap_or_else(|| panic!("{broken:?}: not found"));
+            println!("{broken:?}: {name}, seed {seed}: {violation}");
+        }
+    }
+}
