@@ -1,0 +1,728 @@
+//! The region's bytes: pinned, so that nobody changes the format by accident; damaged, so that whoever
+//! opens or reads a damaged region ends in a typed error; left behind by a dead server, so that the next
+//! one takes it over.
+//!
+//! `docs/FORMAT.md` describes in words what the golden tests here pin.
+
+mod common;
+
+use common::*;
+use oneread::fabric::shm::Shm;
+use oneread::index::{RecoverError, Recovered};
+use oneread::inspect::Inspector;
+use oneread::layout::chain;
+use oneread::layout::geometry::{Family, Preset, SlotIx};
+use oneread::layout::hash::Seeds;
+use oneread::layout::slot::{Content, Header, Identity, SlotShape, Torn, check, encode};
+use oneread::layout::superblock::{FORMAT_VERSION, Superblock, SuperblockError};
+use oneread::reader::{Limits, ReadError, Reader};
+use oneread::region::{Backing, Region};
+use oneread::{Address, Clock, Config, Index, PutMode, ServeError, Server, ServerConfig, Size, Start};
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.chunks(16).map(|row| row.iter().map(|b| format!("{b:02x}")).collect::<String>() + "\n").collect()
+}
+
+fn bytes_of(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+// ---- golden bytes -----------------------------------------------------------------------------------
+
+/// The table that the golden bytes are of: everything in it is fixed.
+fn golden_config() -> Config {
+    Config {
+        layout: "windowed:8".parse().unwrap(),
+        size: Size::Slots(100),
+        key_max: 16,
+        value_max: 32,
+        grace: Duration::from_millis(2),
+        seeds: Some(Seeds::from_number(1)),
+    }
+}
+
+/// A region written by one build is read by every later one of this format version. Whoever changes a byte
+/// here changes the format: raise `FORMAT_VERSION` and say so in `docs/FORMAT.md`.
+#[test]
+fn superblock_is_pinned() {
+    let geometry = golden_config().geometry().unwrap();
+    let superblock = Superblock::new(&geometry, 3, 1_700_000_000);
+    let bytes = bytes_of(&superblock.to_words());
+    assert_eq!(hex(&bytes), GOLDEN_SUPERBLOCK);
+    assert_eq!(superblock.geometry(geometry.region_bytes()), Ok(geometry));
+    // As docs/FORMAT.md has it: CRC-32 of the bytes before it, the stamp taken as zero.
+    assert_eq!(superblock.crc, crc32fast::hash(&bytes[..212]));
+    assert_eq!(FORMAT_VERSION, 1);
+}
+
+/// The three pictures of a slot in `docs/FORMAT.md`, in bytes.
+#[test]
+fn slots_are_pinned() {
+    let identity = Identity { generation: 1, index: 5 };
+    let golden = |bytes: usize, key: &[u8], value: &[u8]| {
+        let shape = SlotShape::from_bytes(bytes).unwrap();
+        let content = Content { key, value, ghost: 0x67, aux: 0x8000_0001 };
+        let words = encode(shape, identity, 0x0001_0002, &content);
+        assert!(check(shape, identity, &words).is_ok());
+        let slot = bytes_of(&words);
+        // As docs/FORMAT.md has it: generation, index, stamp as u64, bytes 8..16, key, value.
+        let mut covered = [1u64.to_le_bytes(), 5u64.to_le_bytes(), 0x0001_0002u64.to_le_bytes()].concat();
+        covered.extend_from_slice(&slot[8..16]);
+        covered.extend_from_slice(key);
+        covered.extend_from_slice(value);
+        assert_eq!(slot[4..8], crc32fast::hash(&covered).to_le_bytes(), "{bytes} bytes");
+        hex(&slot)
+    };
+    assert_eq!(golden(32, b"key", b"a value"), GOLDEN_HALF_LINE);
+    assert_eq!(golden(64, b"one line's key", b"and its value of 31 bytes here."), GOLDEN_LINE);
+    let value: Vec<u8> = (0..78).collect();
+    assert_eq!(golden(128, b"the key of a slot of two lines!!", &value), GOLDEN_TWO_LINES);
+}
+
+/// What the functions above encode is what a server puts into a region, and where.
+#[test]
+fn a_region_holds_just_these_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    on_every_preset(|preset| {
+        for (key_max, value_max, slot_bytes) in [(8, 8, 32), (16, 32, 64), (32, 78, 128)] {
+            let path = dir.path().join("region");
+            let _ = std::fs::remove_file(&path);
+            let config = config(preset, 100, key_max, value_max, 1);
+            let geometry = config.geometry().unwrap();
+            let region = Region::create(&Backing::File(path.clone()), geometry.region_bytes()).unwrap();
+            let index = Index::create(region, geometry.clone(), Clock::manual());
+            index.put(b"key", b"a value", PutMode::Upsert).unwrap();
+
+            let bytes = std::fs::read(&path).unwrap();
+            assert_eq!(bytes.len() as u64, geometry.region_bytes());
+            assert_eq!(bytes.len() as u64, 8192 + geometry.slots() * slot_bytes);
+            let (_, superblock) = Inspector::superblock(index.region()).unwrap();
+            let mut expected = Superblock::new(&geometry, 1, superblock.created);
+            expected.stamp = superblock.stamp;
+            assert_eq!(bytes[..216], bytes_of(&expected.to_words()));
+            assert!(bytes[216..4096].iter().all(|&b| b == 0), "the rest of the superblock's page");
+            // State word: incarnation 1, serving. No move was begun.
+            assert_eq!(bytes[4096..4104], [1, 1, 0, 0, 0, 0, 0, 0]);
+            assert!(bytes[4104..8192].iter().all(|&b| b == 0), "the rest of the control page");
+
+            let home = geometry.primary(geometry.seeds().first(b"key")).first;
+            for slot in (0..geometry.slots()).map(SlotIx) {
+                let at = 8192 + slot.0 as usize * slot_bytes as usize;
+                let is_home = slot == home;
+                let content = Content {
+                    key: if is_home { b"key" } else { b"" },
+                    value: if is_home { b"a value" } else { b"" },
+                    ..Content::default()
+                };
+                let identity = Identity { generation: 1, index: slot.0 };
+                // Written once when it was made, once by the put.
+                let stamp = if is_home { 4 } else { 2 };
+                let words = encode(geometry.shape(), identity, stamp, &content);
+                assert_eq!(bytes[at..at + slot_bytes as usize], bytes_of(&words), "{slot:?}");
+            }
+        }
+    });
+}
+
+/// Seeds, hashes and windows are part of the format, too: a reader of another build must look in the same
+/// places.
+#[test]
+fn hashes_are_pinned() {
+    let seeds = Seeds::from_number(1);
+    let first = seeds.first(b"key");
+    assert_eq!(
+        [first.0, seeds.second(b"key"), seeds.shard(b"key")].map(|hash| format!("{hash:016x}")),
+        GOLDEN_HASHES
+    );
+    assert_eq!((first.ghost(), first.filter_bit(32), first.filter_bit(8)), GOLDEN_TAGS);
+    let table = Table::new(&golden_config());
+    let (windows, _) = table.inspector().windows(b"key");
+    assert_eq!(windows.iter().map(|window| window.first.0).collect::<Vec<_>>(), GOLDEN_WINDOWS);
+    let families = [Family::Cuckoo as u32, Family::Hopscotch as u32, Family::Chained as u32];
+    assert_eq!(families, [1, 2, 3]);
+}
+
+const GOLDEN_SUPERBLOCK: &str = "\
+    4f4e4552454144000100000000000000\n\
+    01000000000000000300000000000000\n\
+    01000000020000000100000008000000\n\
+    00000000400000001000000020000000\n\
+    5d000000000000000000000000000000\n\
+    00200000000000000039000000000000\n\
+    80841e000000000000f1536500000000\n\
+    c15c0289ec2d0a9167ec8e65a18debbe\n\
+    5e5532fbeea293f80bc942ee9086c171\n\
+    b9b501d1d854bb7180021590ff0b4dc3\n\
+    a53c36d76cec99e0758527120fbbe785\n\
+    a83d7e35de181749966761748e5c43cb\n\
+    614f560177dc7567fe8bcf144dd4fc9a\n\
+    0000000006559e4e\n\
+";
+const GOLDEN_HALF_LINE: &str = "\
+    02000100911180b40367070001000080\n\
+    6b6579612076616c7565000000000000\n\
+";
+const GOLDEN_LINE: &str = "\
+    02000100b765fc680e671f0001000080\n\
+    6f6e65206c696e652773206b6579616e\n\
+    64206974732076616c7565206f662033\n\
+    3120627974657320686572652e000000\n\
+";
+const GOLDEN_TWO_LINES: &str = "\
+    0200010074c14ea820674e0001000080\n\
+    746865206b6579206f66206120736c6f\n\
+    74206f662074776f206c696e65732121\n\
+    000102030405060708090a0b0c0d0e0f\n\
+    101112131415161718191a1b1c1d1e1f\n\
+    202122232425262728292a2b2c2d2e2f\n\
+    303132333435363738393a3b3c3d3e3f\n\
+    404142434445464748494a4b4c4d0200\n\
+";
+const GOLDEN_HASHES: [&str; 3] = ["76ccc7b9097af76c", "37b62e1c872cf898", "a43df4469a0997af"];
+const GOLDEN_TAGS: (u8, u32, u32) = (148, 0x1000, 0x10);
+const GOLDEN_WINDOWS: [u64; 2] = [43, 20];
+
+// ---- damaged regions --------------------------------------------------------------------------------
+
+/// A region file with some keys in it, whose server is gone.
+struct Left {
+    _dir: tempfile::TempDir,
+    path: PathBuf,
+    config: Config,
+}
+
+impl Left {
+    /// `keys` keys, numbered, in a table of this preset.
+    fn with_keys(preset: &Preset, slots: u64, keys: u32) -> Left {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("region");
+        let config = config(preset, slots, 16, 32, 1);
+        let geometry = config.geometry().unwrap();
+        let region = Region::create(&Backing::File(path.clone()), geometry.region_bytes()).unwrap();
+        let index = Index::create(region, geometry, Clock::manual());
+        for n in 0..keys {
+            // Tiny tables may not take them all: the tests look at what is there.
+            let _ = index.put(&key(n, 16), &value(n.into(), 20), PutMode::Upsert);
+        }
+        Left { _dir: dir, path, config }
+    }
+
+    fn file(&self) -> File {
+        OpenOptions::new().read(true).write(true).open(&self.path).unwrap()
+    }
+
+    fn open(&self) -> Result<(Index, Recovered), RecoverError> {
+        Index::open(Region::open(&self.path).unwrap(), Clock::manual())
+    }
+
+    fn take_over(&self) -> (Table, Recovered) {
+        let clock = Clock::manual();
+        let (index, recovered) = Index::open(Region::open(&self.path).unwrap(), clock.clone()).unwrap();
+        (Table { index, clock }, recovered)
+    }
+
+    /// What is in the table, looked at slot by slot: a model of it, and where each key stands.
+    fn look(&self) -> (Model, Vec<(SlotIx, Vec<u8>)>) {
+        let region = Region::open(&self.path).unwrap();
+        let (geometry, _) = Inspector::superblock(&region).unwrap();
+        let mut model = Model::default();
+        let mut places = Vec::new();
+        for report in Inspector::new(&region, &geometry).slots().filter(|report| !report.key.is_empty()) {
+            places.push((report.slot, report.key.clone()));
+            model.keys.insert(report.key, report.value);
+        }
+        (model, places)
+    }
+
+    fn offset(&self, slot: SlotIx) -> u64 {
+        self.config.geometry().unwrap().slot_offset(slot)
+    }
+
+    fn header(&self, slot: SlotIx) -> Header {
+        let mut bytes = [0; 16];
+        self.file().read_exact_at(&mut bytes, self.offset(slot)).unwrap();
+        let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+        Header::from_words([word(0), word(8)])
+    }
+
+    /// Leaves `slot` as a writer does that dies before its first byte is stored.
+    fn tear(&self, slot: SlotIx) {
+        let stamp = self.header(slot).stamp | 1;
+        self.file().write_all_at(&stamp.to_le_bytes(), self.offset(slot)).unwrap();
+    }
+
+    /// Writes a slot as a server does.
+    fn write(&self, slot: SlotIx, content: &Content<'_>) {
+        let geometry = self.config.geometry().unwrap();
+        let identity = Identity { generation: geometry.generation(), index: slot.0 };
+        let stamp = self.header(slot).stamp + 2;
+        let words = encode(geometry.shape(), identity, stamp, content);
+        self.file().write_all_at(&bytes_of(&words), self.offset(slot)).unwrap();
+    }
+}
+
+/// No byte of the superblock can be wrong without the region being refused, by a server and by a client,
+/// with an error that says why. The stamp alone is not covered: all that counts is whether it is odd.
+#[test]
+fn any_wrong_byte_of_the_superblock_is_noticed() {
+    on_every_preset(|preset| {
+        let left = Left::with_keys(preset, 40, 20);
+        let good = std::fs::read(&left.path).unwrap();
+        for (at, flip) in (0..216).flat_map(|at| [1u8, 0x80, 0xff].map(|flip| (at, flip))) {
+            left.file().write_all_at(&[good[at] ^ flip], at as u64).unwrap();
+            let region = Region::open(&left.path).unwrap();
+            let found = Inspector::superblock(&region).map(|_| ());
+            let Err(RecoverError::Superblock(error)) = found else {
+                assert!((12..16).contains(&at) && (at > 12 || flip == 0x80), "byte {at} ^ {flip}: {found:?}");
+                left.file().write_all_at(&good[..216], 0).unwrap();
+                continue;
+            };
+            let expected = match at {
+                0..8 => matches!(error, SuperblockError::Magic { .. }),
+                8..12 => matches!(error, SuperblockError::Version { .. }),
+                12..16 => matches!(error, SuperblockError::Writing { .. }),
+                _ => matches!(error, SuperblockError::Checksum { .. }),
+            };
+            assert!(expected && !error.to_string().is_empty(), "byte {at} ^ {flip}: {error}");
+            drop(region);
+            assert_eq!(left.open().err(), Some(RecoverError::Superblock(error)), "byte {at} ^ {flip}");
+            left.file().write_all_at(&good[..216], 0).unwrap();
+        }
+        assert_eq!(std::fs::read(&left.path).unwrap(), good, "refused regions are left as they are");
+    });
+}
+
+/// A checksum that matches is not enough: each field must make sense, or a client would read outside the
+/// region. Every field takes extreme values, with the checksum made good.
+#[test]
+fn impossible_fields_are_noticed() {
+    on_every_preset(|preset| {
+        let geometry = config(preset, 40, 16, 32, 1).geometry().unwrap();
+        let good = Superblock::new(&geometry, 1, 1);
+        let sealed = |mut bytes: Vec<u8>| {
+            let crc = crc32fast::hash(&bytes[..212]);
+            bytes[212..216].copy_from_slice(&crc.to_le_bytes());
+            let words: Vec<u64> =
+                bytes.chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect();
+            Superblock::from_words(words.try_into().unwrap())
+        };
+        // Fields of 4 bytes, then fields of 8; seeds, generation, incarnation and created may be anything.
+        let fields = (32..64).step_by(4).map(|at| (at, 4)).chain((64..104).step_by(8).map(|at| (at, 8)));
+        for (at, width) in fields {
+            for extreme in [0, 1, 2, 3, 64, 65, 1 << 20, u64::from(u32::MAX), 1 << 40, u64::MAX] {
+                let mut bytes = bytes_of(&good.to_words());
+                bytes[at..at + width].copy_from_slice(&extreme.to_le_bytes()[..width]);
+                let superblock = sealed(bytes);
+                // Either the region would have to be longer than it is, or the value is refused, or it
+                // is harmless: then every slot it names lies inside.
+                match superblock.geometry(geometry.region_bytes()) {
+                    Ok(other) => assert!(other.region_bytes() <= geometry.region_bytes(), "{at}: {extreme}"),
+                    Err(error) => assert!(!error.to_string().is_empty()),
+                }
+            }
+        }
+        for have in [0, 8192, geometry.region_bytes() - 8] {
+            let need = geometry.region_bytes();
+            assert_eq!(good.geometry(have), Err(SuperblockError::Truncated { have, need }));
+        }
+        let mut newer = bytes_of(&good.to_words());
+        newer[8] = 2;
+        assert_eq!(sealed(newer).geometry(u64::MAX), Err(SuperblockError::Version { found: 2 }));
+        let mut unknown = bytes_of(&good.to_words());
+        unknown[32] = 9;
+        assert_eq!(sealed(unknown).geometry(u64::MAX), Err(SuperblockError::Layout { family: 9 }));
+    });
+}
+
+/// Files that are no region, or not all of one: each is refused for what it is, and left as it is.
+#[test]
+fn files_that_are_no_region() {
+    on_every_preset(|preset| {
+        let left = Left::with_keys(preset, 40, 20);
+        let good = std::fs::read(&left.path).unwrap();
+        let attempt = |content: &[u8]| {
+            std::fs::write(&left.path, content).unwrap();
+            let error = left.open().expect_err("no region");
+            assert_eq!(std::fs::read(&left.path).unwrap(), content, "{error}");
+            error
+        };
+        for have in [0u64, 1, 7, 8, 216, 4096, 8191] {
+            // Regions are whole words.
+            let rounded = have / 8 * 8;
+            assert_eq!(attempt(&good[..have as usize]), RecoverError::TooShort { have: rounded });
+        }
+        let text = b"#!/bin/sh\necho 'no region, but long enough for one'\n".repeat(300);
+        let magic = matches!(attempt(&text), RecoverError::Superblock(SuperblockError::Magic { .. }));
+        assert!(magic, "a text file");
+        let zeros = attempt(&vec![0; good.len()]);
+        assert_eq!(zeros, RecoverError::Superblock(SuperblockError::Magic { found: 0 }));
+        let need = good.len() as u64;
+        for have in [8192, need - 8] {
+            let short = RecoverError::Superblock(SuperblockError::Truncated { have, need });
+            assert_eq!(attempt(&good[..have as usize]), short);
+        }
+        let mut unfinished = good.clone();
+        unfinished[4096] = 0;
+        assert_eq!(attempt(&unfinished), RecoverError::Unfinished);
+        std::fs::write(&left.path, &good).unwrap();
+        assert_eq!(left.open().unwrap().1.torn, 0, "the good one still opens");
+    });
+}
+
+/// A server started on such a file says so, and serves nothing.
+#[test]
+fn a_server_refuses_what_is_no_region() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("region");
+    let address = Address::Shm(dir.path().join("socket"));
+    let config = |start| ServerConfig {
+        backing: Backing::File(path.clone()),
+        start,
+        ..ServerConfig::new(address.clone(), golden_config())
+    };
+    std::fs::write(&path, "no region").unwrap();
+    for start in [Start::Open, Start::OpenOrCreate(golden_config())] {
+        let error = Server::start(config(start)).expect_err("no region");
+        assert!(
+            matches!(error, ServeError::Recover { source: RecoverError::TooShort { .. }, .. }),
+            "{error}"
+        );
+    }
+    assert!(matches!(Server::start(config(Start::Create(golden_config()))), Err(ServeError::Region(_))));
+    assert_eq!(std::fs::read(&path).unwrap(), b"no region");
+    assert!(!address.socket().exists());
+    let anonymous = ServerConfig { start: Start::Open, ..ServerConfig::new(address, golden_config()) };
+    assert!(matches!(Server::start(anonymous), Err(ServeError::NothingToOpen)));
+}
+
+// ---- garbage in the slots ---------------------------------------------------------------------------
+
+/// A reader cannot trust the memory it reads: with garbage in every slot a GET still ends, in an answer or
+/// a typed error, within its bounds; so does a batch. Stamps are made even in half of the slots: there the
+/// garbage is not just waited for but looked at (lengths beyond the slot, links out of the table, chains
+/// that lead back to themselves).
+#[test]
+fn a_reader_of_garbage_comes_to_an_end() {
+    let limits = Limits { retries_max: 20, deadline: Duration::from_millis(200) };
+    on_every_preset(|preset| {
+        for (seed, (key_max, value_max)) in [(8, 8), (16, 32), (32, 78), (255, 300)].into_iter().enumerate() {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("region");
+            let geometry = config(preset, 200, key_max, value_max, 1).geometry().unwrap();
+            let region = Region::create(&Backing::File(path.clone()), geometry.region_bytes()).unwrap();
+            drop(Index::create(region, geometry.clone(), Clock::manual()));
+            scribble(&path, &geometry, seed as u64);
+
+            let began = Instant::now();
+            let region = Region::open(&path).unwrap();
+            let inspector = Inspector::new(&region, &geometry);
+            let fabric = Shm::new(&region, &geometry);
+            let mut reader = Reader::new(fabric, &geometry, Clock::System, limits);
+            let keys: Vec<_> = (0..200).map(|n| key(n, key_max)).collect();
+            let mut value = Vec::new();
+            let (mut answers, mut errors) = (0, 0);
+            for key in &keys {
+                match reader.get_into(key, &mut value) {
+                    Ok(_) => answers += 1,
+                    Err(ReadError::Contended { .. } | ReadError::Deadline { .. }) => errors += 1,
+                    Err(error) => panic!("{error}"),
+                }
+                inspector.windows(key);
+            }
+            let _ = reader.get_many(&keys, |_, _| {});
+            for batch in keys.chunks(3) {
+                let _ = reader.get_many(batch, |_, _| {});
+            }
+            assert!(value.len() <= geometry.shape().payload_max());
+            assert!(answers + errors == 200 && errors > 0, "{answers} answers, {errors} errors");
+            let occupancy = inspector.occupancy(|_| {});
+            assert!(occupancy.torn > geometry.slots() * 9 / 10, "{occupancy:?}");
+            assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+            drop(region);
+
+            // A server that takes this over frees what is not valid and has a working, empty table.
+            let clock = Clock::manual();
+            let (index, recovered) = Index::open(Region::open(&path).unwrap(), clock.clone()).unwrap();
+            assert!(recovered.torn >= occupancy.torn && recovered.keys == 0, "{recovered:?}");
+            let mut table = Table { index, clock };
+            let mut model = Model::default();
+            for (n, key) in keys.iter().enumerate().take(100) {
+                model.apply(&mut table, &Op::Put(key.clone(), common::value(n as u64, value_max)));
+            }
+            check_structure(&table, &model);
+        }
+    });
+}
+
+/// Random bytes over all slots; in every second slot the stamps are even and equal.
+fn scribble(path: &Path, geometry: &oneread::Geometry, seed: u64) {
+    let file = OpenOptions::new().write(true).open(path).unwrap();
+    let mut numbers = Numbers(seed);
+    for slot in 0..geometry.slots() {
+        let mut bytes: Vec<u8> =
+            (0..geometry.shape().words()).flat_map(|_| numbers.next().to_le_bytes()).collect();
+        if slot % 2 == 0 {
+            bytes[0] &= !1;
+            let low = [bytes[0], bytes[1]];
+            bytes.chunks_mut(64).skip(1).for_each(|line| line[62..].copy_from_slice(&low));
+            // Some keys of lengths that are asked for, some small links that lead into the table.
+            bytes[8] = numbers.below(geometry.key_max() as u64 + 2) as u8;
+            bytes[14] = 0;
+            bytes[15] = 0;
+        }
+        file.write_all_at(&bytes, geometry.slot_offset(SlotIx(slot))).unwrap();
+    }
+}
+
+/// Chains that lead in a circle: a GET gives up after a bounded number of READs.
+#[test]
+fn a_chain_that_bites_its_tail() {
+    on_every_preset(|preset| {
+        let geometry = config(preset, 40, 16, 32, 1).geometry().unwrap();
+        if geometry.overflow_blocks() == 0 {
+            return;
+        }
+        let left = Left::with_keys(preset, 40, 0);
+        let blocks = geometry.overflow_blocks() as u32;
+        for home in 0..geometry.homes() {
+            // Every bit of the filter set: every key is looked for in the chain.
+            let aux = chain::with_link(0xff, Some(chain::Block(home as u32 % blocks)));
+            left.write(geometry.window(home).first, &Content { aux, ..Content::default() });
+        }
+        for block in 0..blocks {
+            let aux = chain::with_link(0, Some(chain::Block((block + 1) % blocks)));
+            left.write(
+                chain::window(&geometry, chain::Block(block)).first,
+                &Content { aux, ..Content::default() },
+            );
+        }
+        let region = Region::open(&left.path).unwrap();
+        let limits = Limits { retries_max: 5, deadline: Duration::from_millis(500) };
+        let mut reader = Reader::new(Shm::new(&region, &geometry), &geometry, Clock::System, limits);
+        let looked = reader.get_into(b"key", &mut Vec::new());
+        assert!(matches!(looked, Err(ReadError::Contended { .. })), "{looked:?}");
+        assert_eq!(reader.stats().retries_chain, 5);
+        drop(region);
+        let (mut table, recovered) = left.take_over();
+        assert!(recovered.torn > 0 && recovered.keys == 0, "{recovered:?}");
+        let mut model = Model::default();
+        (0..30).for_each(|n| {
+            model.apply(&mut table, &Op::Put(key(n, 16), vec![1; 20]));
+        });
+        table.settle();
+        check_structure(&table, &model);
+        check_settled(&table);
+    });
+}
+
+// ---- taking over ------------------------------------------------------------------------------------
+
+/// A server that stopped between two puts leaves everything: the next one has all keys, and tells apart
+/// what is displaced and what is not.
+#[test]
+fn all_keys_are_taken_over() {
+    on_every_preset(|preset| {
+        for (slots, keys) in [(1, 1), (16, 40), (400, 380)] {
+            let left = Left::with_keys(preset, slots, keys);
+            let (mut model, _) = left.look();
+            let (mut table, recovered) = left.take_over();
+            let keys = model.keys.len() as u64;
+            assert_eq!(recovered, Recovered { keys, torn: 0, doubled: 0 });
+            assert_eq!(table.index.incarnation(), 2);
+            check_structure(&table, &model);
+            table.settle();
+            check_settled(&table);
+            // And goes on where the last one stopped.
+            for n in 0..keys as u32 {
+                model.apply(&mut table, &Op::Remove(key(n, 16)));
+                if model.apply(&mut table, &Op::Put(key(n + 1000, 16), vec![1; 9])).is_some() {
+                    break;
+                }
+            }
+            check_structure(&table, &model);
+        }
+    });
+}
+
+/// A slot that a writer left half written costs the key in it, is reported, and is free again. Readers
+/// that meet it before the next server comes end in `Contended` there, and only there.
+#[test]
+fn a_torn_slot_is_reported_and_freed() {
+    on_every_preset(|preset| {
+        let left = Left::with_keys(preset, 100, 70);
+        let (mut model, places) = left.look();
+        // A slot that is nobody's home slot with something in aux: its key is all there is to lose.
+        let (slot, lost) = places.iter().find(|(slot, _)| left.header(*slot).aux == 0).unwrap().clone();
+        left.tear(slot);
+
+        let region = Region::open(&left.path).unwrap();
+        let (geometry, _) = Inspector::superblock(&region).unwrap();
+        let inspector = Inspector::new(&region, &geometry);
+        assert_eq!(inspector.slot(slot).verdict, Err(Torn::Writing));
+        assert_eq!(inspector.occupancy(|_| {}).torn, 1);
+        let limits = Limits { retries_max: 50, deadline: Duration::from_millis(500) };
+        let mut reader = Reader::new(Shm::new(&region, &geometry), &geometry, Clock::System, limits);
+        let mut got = Vec::new();
+        for (key, value) in &model.keys {
+            match reader.get_into(key, &mut got) {
+                Ok(found) => assert!(found && got == *value && *key != lost, "{key:02x?}"),
+                Err(ReadError::Contended { retries: 50, .. }) => {
+                    let (windows, _) = inspector.windows(key);
+                    assert!(windows.iter().any(|window| window.contains(slot)), "{key:02x?}");
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+        drop(region);
+
+        model.keys.remove(&lost);
+        let (mut table, recovered) = left.take_over();
+        assert_eq!(recovered, Recovered { keys: model.keys.len() as u64, torn: 1, doubled: 0 });
+        check_structure(&table, &model);
+        table.settle();
+        check_settled(&table);
+        assert_eq!(model.apply(&mut table, &Op::Insert(lost, vec![3])), None, "its room is free again");
+        check_structure(&table, &model);
+    });
+}
+
+/// A writer that dies costs the key in the slot that it was writing, and no other: also where that slot is
+/// a home whose header says where displaced keys are.
+#[test]
+fn a_torn_home_costs_its_own_key_only() {
+    on_every_preset(|preset| {
+        let left = Left::with_keys(preset, 200, 220);
+        let (model, places) = left.look();
+        let homes: Vec<_> = places
+            .into_iter()
+            .filter(|(slot, _)| left.header(*slot).aux != 0)
+            .map(|(slot, _)| slot)
+            .collect();
+        // Some layouts fill a table this small without displacing anybody.
+        assert!(!homes.is_empty() || left.config.geometry().unwrap().layout().window_slots() > 8);
+        let good = std::fs::read(&left.path).unwrap();
+        for slot in homes.into_iter().take(12) {
+            std::fs::write(&left.path, &good).unwrap();
+            left.tear(slot);
+            let (kept, _) = left.look();
+            let (table, recovered) = left.take_over();
+            let (keys, before) = (kept.keys.len() as u64, model.keys.len() as u64);
+            assert_eq!(keys, before - 1);
+            assert_eq!(recovered, Recovered { keys, torn: 1, doubled: 0 }, "torn {slot:?}");
+            check_structure(&table, &kept);
+            table.settle();
+            check_settled(&table);
+        }
+    });
+}
+
+/// A server that dies in the middle of a move leaves the key in two slots. One copy is freed, whichever is
+/// met first; the key stays, and nothing of the other copy is left.
+#[test]
+fn a_doubled_key_is_kept_once() {
+    on_every_preset(|preset| {
+        for ghost in [0, 1] {
+            let left = Left::with_keys(preset, 100, 60);
+            let (model, places) = left.look();
+            let geometry = left.config.geometry().unwrap();
+            let mut doubled = 0;
+            for (slot, key) in places {
+                // A free slot in the primary window, as a move inside it, or a homing, has it.
+                let first = geometry.seeds().first(&key);
+                let window = geometry.primary(first);
+                let Some(to) = window.iter().find(|&to| left.header(to).klen == 0) else { continue };
+                // The original has no ghost (M3); the copy may have one, of a key that left there before.
+                let Header { aux, .. } = left.header(to);
+                if to == slot || left.header(slot).ghost != 0 {
+                    continue;
+                }
+                let ghost = if ghost == 0 { 0 } else { 1 + to.0 as u8 };
+                left.write(to, &Content { key: &key, value: &model.keys[&key], ghost, aux });
+                doubled += 1;
+                if doubled == 5 {
+                    break;
+                }
+            }
+            let (table, recovered) = left.take_over();
+            let keys = model.keys.len() as u64;
+            assert_eq!(recovered, Recovered { keys, torn: 0, doubled });
+            // `pilaf` and `list` have no second slot in a primary window.
+            assert!(doubled > 0 || geometry.layout().window_slots() == 1);
+            check_structure(&table, &model);
+            table.settle();
+            check_structure(&table, &model);
+            check_settled(&table);
+        }
+    });
+}
+
+/// The same for a copy outside the primary window: the key was on its way there, or back.
+#[test]
+fn a_key_doubled_across_windows_is_kept_once() {
+    on_every_preset(|preset| {
+        let left = Left::with_keys(preset, 100, 50);
+        let (model, places) = left.look();
+        let geometry = left.config.geometry().unwrap();
+        if geometry.layout().family != Family::Cuckoo {
+            return;
+        }
+        let mut doubled = 0;
+        for (slot, key) in places {
+            let windows = {
+                let region = Region::open(&left.path).unwrap();
+                Inspector::new(&region, &geometry).windows(&key).0
+            };
+            let first = geometry.seeds().first(&key);
+            let mut beyond = windows[1..].iter().flat_map(|window| window.iter());
+            let to = beyond.find(|&to| !windows[0].contains(to) && left.header(to).klen == 0);
+            let (Some(to), true) = (to, windows[0].contains(slot)) else { continue };
+            // M5: the filter first.
+            let home = windows[0].first;
+            if left.header(home).klen == 0 || doubled == 5 {
+                continue;
+            }
+            let occupant = {
+                let region = Region::open(&left.path).unwrap();
+                Inspector::new(&region, &geometry).slot(home)
+            };
+            let aux = occupant.header.aux | oneread::placement::filter_bit(&geometry, first);
+            left.write(home, &Content { key: &occupant.key, value: &occupant.value, ghost: 0, aux });
+            left.write(
+                to,
+                &Content { key: &key, value: &model.keys[&key], ghost: 0, aux: left.header(to).aux },
+            );
+            doubled += 1;
+        }
+        let (table, recovered) = left.take_over();
+        assert_eq!(recovered, Recovered { keys: model.keys.len() as u64, torn: 0, doubled });
+        assert!(doubled > 0);
+        check_structure(&table, &model);
+        table.settle();
+        check_structure(&table, &model);
+        check_settled(&table);
+    });
+}
+
+/// A file cannot be served twice, and a table too large for its file is refused.
+#[test]
+fn one_server_for_each_file() {
+    let left = Left::with_keys(oneread::layout::geometry::presets().next().unwrap(), 40, 20);
+    let dir = tempfile::tempdir().unwrap();
+    let config = |name: &str| ServerConfig {
+        backing: Backing::File(left.path.clone()),
+        start: Start::Open,
+        ..ServerConfig::new(Address::Shm(dir.path().join(name)), golden_config())
+    };
+    let first = Server::start(config("a")).unwrap();
+    assert_eq!(first.recovered(), Some(Recovered { keys: 20, torn: 0, doubled: 0 }));
+    let second = Server::start(config("b")).expect_err("in use");
+    assert!(matches!(second, ServeError::Region(oneread::region::RegionError::InUse { .. })), "{second}");
+    let same_place = ServerConfig::new(Address::Shm(dir.path().join("a")), golden_config());
+    assert!(matches!(Server::start(same_place), Err(ServeError::AddressInUse { .. })));
+    first.stop();
+    assert_eq!(Server::start(config("b")).unwrap().index().incarnation(), 3);
+}
