@@ -1,0 +1,819 @@
+//! Server and clients over real sockets, in real processes: what one client does is nobody else's trouble,
+//! and what becomes of a client when its server stops, is stopped, or dies.
+
+mod common;
+
+use common::*;
+use oneread::layout::geometry::{Preset, presets};
+use oneread::region::Backing;
+use oneread::wire::{self, PROTOCOL_VERSION, Reply, Request};
+use oneread::{
+    Address, Client, ClientOptions, Config, ConnectError, GetError, MutateError, Put, PutError, Server,
+    ServerConfig, Start,
+};
+use rustix::process::Signal;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+const SLOTS: u64 = 2048;
+
+fn table(preset: &Preset) -> Config {
+    config(preset, SLOTS, 16, 32, 11)
+}
+
+/// A socket's path, and a folder for it that goes when this does.
+struct Place {
+    dir: tempfile::TempDir,
+    address: Address,
+}
+
+impl Place {
+    fn new() -> Place {
+        let dir = tempfile::tempdir().unwrap();
+        let address = Address::Shm(dir.path().join("socket"));
+        Place { dir, address }
+    }
+
+    fn file(&self) -> PathBuf {
+        self.dir.path().join("region")
+    }
+
+    /// A server in this process.
+    fn serve(&self, preset: &Preset) -> Server {
+        Server::start(ServerConfig::new(self.address.clone(), table(preset))).unwrap()
+    }
+
+    /// A server in a process of its own: on the region file, or in anonymous memory.
+    fn serve_apart(&self, preset: &Preset, file: bool) -> Process {
+        let file = if file { self.file().display().to_string() } else { String::new() };
+        let process = Process::start(
+            "server_child",
+            &[
+                ("ONEREAD_TEST_ADDRESS", self.address.to_string()),
+                ("ONEREAD_TEST_PRESET", preset.layout.to_string()),
+                ("ONEREAD_TEST_FILE", file),
+            ],
+        );
+        wait_for("the server to come up", || UnixStream::connect(self.address.socket()).ok());
+        process
+    }
+
+    fn client(&self) -> Client {
+        Client::connect(&self.address).unwrap()
+    }
+
+    fn client_with(&self, lease: Duration, deadline: Duration) -> Client {
+        let options = ClientOptions { lease, deadline, ..ClientOptions::default() };
+        Client::connect_with(&self.address, options).unwrap()
+    }
+}
+
+/// The default preset of each family: for tests of the server rather than of the layout.
+fn on_every_family(mut story: impl FnMut(&'static Preset)) {
+    let mut seen = Vec::new();
+    on_every_preset(|preset| {
+        if !seen.contains(&preset.layout.family) {
+            seen.push(preset.layout.family);
+            story(preset);
+        }
+    });
+}
+
+fn default_preset() -> &'static Preset {
+    presets().next().unwrap()
+}
+
+// ---- processes that tests start ---------------------------------------------------------------------
+
+/// Serves as its parent tells it until the parent is gone or closes its input. Not a test by itself.
+#[test]
+#[ignore = "started by the other tests, in a process of its own"]
+fn server_child() {
+    let Some(address) = told("ONEREAD_TEST_ADDRESS") else { return };
+    let layout = told("ONEREAD_TEST_PRESET").unwrap();
+    let preset = presets().find(|preset| preset.layout.to_string() == layout).unwrap();
+    let mut config = ServerConfig::new(address.parse().unwrap(), table(preset));
+    if let Some(file) = told("ONEREAD_TEST_FILE").filter(|file| !file.is_empty()) {
+        config.backing = Backing::File(file.into());
+        config.start = Start::OpenOrCreate(table(preset));
+    }
+    let server = Server::start(config).unwrap();
+    let _ = std::io::stdin().read(&mut [0]);
+    server.stop();
+}
+
+/// Puts, updates and removes keys of its own in a loop, alone and in batches, until it is killed.
+#[test]
+#[ignore = "started by the other tests, in a process of its own"]
+fn putting_child() {
+    let Some(address) = told("ONEREAD_TEST_ADDRESS") else { return };
+    let mut client = Client::connect(&address.parse().unwrap()).unwrap();
+    for n in 0.. {
+        let key = |n: u32| key(10_000 + n % 200, 16);
+        let _ = client.put(&key(n), &value(n.into(), 30));
+        let batch: Vec<_> = (0..50).map(|more| (key(n + more), value(more.into(), 20))).collect();
+        let _ = client.put_many(&batch);
+        let _ = client.remove(&key(n + 7));
+    }
+}
+
+// ---- clients ----------------------------------------------------------------------------------------
+
+/// A client is a map: the model's operations through a socket, answers and all, on every preset.
+#[test]
+fn a_client_sees_a_map() {
+    on_every_preset(|preset| {
+        let place = Place::new();
+        let server = place.serve(preset);
+        let mut client = place.client();
+        let mut model = Model::default();
+        let mut numbers = Numbers(3);
+        for _ in 0..1500 {
+            let n = numbers.below(600) as u32;
+            let v = value(numbers.next(), numbers.below(33) as usize);
+            let op = match numbers.below(12) {
+                0..4 => Op::Put(key(n, 16), v),
+                4..6 => Op::Insert(key(n, 16), v),
+                6 => Op::Update(key(n, 16), v),
+                7 | 8 => Op::Remove(key(n, 16)),
+                9 | 10 => Op::Get(key(n, 16)),
+                _ => Op::GetMany((n..n + 40).map(|n| key(n, 16)).collect()),
+            };
+            assert_eq!(model.apply(&mut client, &op), None, "{op:?}");
+        }
+        assert_eq!(client.server_stats().unwrap().keys, model.keys.len() as u64);
+        assert_eq!(server.stats().keys, server.index().len());
+        // Whatever was acknowledged, a client that comes now sees.
+        let mut late = place.client();
+        for n in 0..600 {
+            assert_eq!(late.get(&key(n, 16)).unwrap().as_ref(), model.keys.get(&key(n, 16)));
+            assert_eq!(late.contains(&key(n, 16)).unwrap(), model.keys.contains_key(&key(n, 16)));
+        }
+    });
+}
+
+/// The cost of a GET is what is promised: 1 READ of one window for a key in its primary window, no matter
+/// what else goes on; and the counters say so exactly, batches included.
+#[test]
+fn stats_count_reads_exactly() {
+    on_every_preset(|preset| {
+        let place = Place::new();
+        let server = place.serve(preset);
+        let mut client = place.client();
+        client.put(b"key", b"value").unwrap();
+        assert_eq!(client.stats().read.reads, 0, "puts READ nothing");
+        let geometry = client.geometry().clone();
+        let window = geometry.window_bytes(geometry.primary(geometry.seeds().first(b"key")));
+        for n in 1..=10 {
+            assert_eq!(client.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+            let stats = client.stats();
+            assert_eq!((stats.read.reads, stats.read.doorbells, stats.read.bytes), (n, n, n * window));
+            assert_eq!((stats.get.gets, stats.get.hits), (n, n));
+        }
+        assert_eq!(client.get(b"absent").unwrap(), None);
+        let stats = client.stats();
+        assert_eq!((stats.read.reads, stats.get.gets, stats.get.hits), (11, 11, 10));
+
+        let pairs: Vec<_> = (0..1500).map(|n| (key(n, 16), value(n.into(), 8))).collect();
+        client.put_many(&pairs).unwrap();
+        let inspector = oneread::inspect::Inspector::new(server.index().region(), &geometry);
+        let reads = |key: &[u8]| {
+            let (windows, named) = inspector.windows(key);
+            let holds =
+                |w: &oneread::layout::geometry::Window| w.iter().any(|s| inspector.slot(s).key == key);
+            let nth = windows.iter().position(holds).map(|nth| nth as u64 + 1);
+            nth.unwrap_or(if named { windows.len() as u64 } else { 1 })
+        };
+        let keys: Vec<_> = (0..2000).map(|n| key(n, 16)).collect();
+        let expected: u64 = keys.iter().map(|key| reads(key)).sum();
+        for batch in [1, 7, 16, 2000] {
+            let before = client.stats().read;
+            keys.chunks(batch).for_each(|batch| {
+                client.get_many(batch).unwrap();
+            });
+            let after = client.stats().read;
+            assert_eq!(after.reads - before.reads, expected, "in batches of {batch}");
+            if batch == 1 {
+                assert_eq!(after.doorbells - before.doorbells, expected);
+            } else if batch > 1 {
+                assert!(after.doorbells - before.doorbells < expected, "in batches of {batch}");
+            }
+        }
+        assert_eq!(client.stats().reattached, 0);
+    });
+}
+
+/// `get_many` answers as `get` does, key by key.
+#[test]
+fn many_gets_are_gets() {
+    on_every_preset(|preset| {
+        let place = Place::new();
+        let _server = place.serve(preset);
+        let mut client = place.client();
+        let pairs: Vec<_> = (0..1000).map(|n| (key(n, 16), value(n.into(), n as usize % 33))).collect();
+        let answers = client.put_many(&pairs).unwrap();
+        assert!(answers.iter().all(|answer| *answer == Ok(Put::Inserted)));
+        let keys: Vec<_> = (0..1200).rev().map(|n| key(n, 16)).collect();
+        let one_by_one: Vec<_> = keys.iter().map(|key| client.get(key).unwrap()).collect();
+        assert_eq!(client.get_many(&keys).unwrap(), one_by_one);
+        assert_eq!(one_by_one.iter().flatten().count(), 1000);
+        assert_eq!(client.get_many::<&[u8]>(&[]).unwrap(), Vec::<Option<Vec<u8>>>::new());
+    });
+}
+
+/// Lengths that the table does not take: refused with the numbers, alone or in a batch, and the rest of
+/// the batch is done.
+#[test]
+fn wrong_lengths_are_refused() {
+    let place = Place::new();
+    let server = place.serve(default_preset());
+    let mut client = place.client();
+    for given in [0, 17, 255, 100_000] {
+        let wrong = PutError::KeyLength { given, max: 16 };
+        let key = vec![1; given];
+        let rejected = |result: Result<Put, MutateError>| match result {
+            Err(MutateError::Rejected(error)) => error,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(rejected(client.put(&key, b"")), wrong);
+        assert_eq!(rejected(client.insert(&key, b"")), wrong);
+        assert_eq!(rejected(client.update(&key, b"")), wrong);
+        assert!(matches!(client.remove(&key), Err(MutateError::Rejected(error)) if error == wrong));
+        let read = oneread::reader::ReadError::KeyLength { given, max: 16 };
+        assert_eq!(client.get(&key), Err(GetError::Read(read)));
+        let pairs = [(b"good".to_vec(), vec![1]), (key, vec![]), (b"fine".to_vec(), vec![0; 33])];
+        let answers = client.put_many(&pairs).unwrap();
+        assert!(answers[0].is_ok());
+        assert_eq!(answers[1..], [Err(wrong), Err(PutError::ValueLength { given: 33, max: 32 })]);
+    }
+    assert_eq!(server.index().len(), 1);
+}
+
+/// A client that did not check lengths: the server does, and the conversation goes on.
+#[test]
+fn the_server_checks_lengths_too() {
+    let place = Place::new();
+    let _server = place.serve(default_preset());
+    let mut raw = Raw::greeted(&place.address);
+    let long = [7; 300];
+    for (request, expected) in [
+        (
+            Request::Put { mode: oneread::PutMode::Upsert, key: &long, value: b"" },
+            PutError::KeyLength { given: 300, max: 16 },
+        ),
+        (
+            Request::Put { mode: oneread::PutMode::Insert, key: b"", value: b"" },
+            PutError::KeyLength { given: 0, max: 16 },
+        ),
+        (
+            Request::Put { mode: oneread::PutMode::Update, key: b"k", value: &long },
+            PutError::ValueLength { given: 300, max: 32 },
+        ),
+        (Request::Remove { key: &long }, PutError::KeyLength { given: 300, max: 16 }),
+    ] {
+        raw.send(&request);
+        assert_eq!(raw.reply(), Some(Reply::Put(Err(expected))));
+    }
+    raw.send(&Request::Remove { key: b"k" });
+    assert_eq!(raw.reply(), Some(Reply::Removed(Ok(false))));
+}
+
+/// Clones share the mapping and nothing else: two threads change and read at once, and each sees its own
+/// changes at once.
+#[test]
+fn clones_on_threads() {
+    on_every_family(|preset| {
+        let place = Place::new();
+        let server = place.serve(preset);
+        let client = place.client();
+        std::thread::scope(|scope| {
+            for lane in 0..2 {
+                let mut mine = client.clone();
+                scope.spawn(move || {
+                    for n in 0..400 {
+                        let (key, value) = (key(2 * n + lane, 16), value(n.into(), 20));
+                        assert_eq!(mine.put(&key, &value).unwrap(), Put::Inserted);
+                        assert_eq!(mine.get(&key).unwrap(), Some(value));
+                    }
+                    assert_eq!(mine.stats().get.hits, 400);
+                });
+            }
+        });
+        assert_eq!(client.stats(), oneread::client::ClientStats::default(), "clones count for themselves");
+        assert_eq!(server.index().len(), 800);
+    });
+}
+
+/// Many clients at once, more than the server has threads, each with keys of its own.
+#[test]
+fn many_clients() {
+    let place = Place::new();
+    let server = place.serve(default_preset());
+    std::thread::scope(|scope| {
+        for lane in 0..24u32 {
+            let place = &place;
+            scope.spawn(move || {
+                let mut client = place.client();
+                let pairs: Vec<_> =
+                    (0..40).map(|n| (key(lane * 40 + n, 16), value(lane.into(), 9))).collect();
+                assert!(client.put_many(&pairs).unwrap().iter().all(Result::is_ok));
+                for (key, value) in &pairs {
+                    assert_eq!(client.get(key).unwrap().as_ref(), Some(value));
+                }
+            });
+        }
+    });
+    assert_eq!(server.index().len(), 24 * 40);
+    // Each left, and the server noticed.
+    wait_for("the clients to be gone", || (server.stats().clients == 0).then_some(()));
+}
+
+// ---- clients that misbehave -------------------------------------------------------------------------
+
+/// A connection without a client: says whatever it is told to.
+struct Raw {
+    stream: UnixStream,
+    input: Vec<u8>,
+}
+
+impl Raw {
+    fn connect(address: &Address) -> Raw {
+        let stream = UnixStream::connect(address.socket()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        Raw { stream, input: Vec::new() }
+    }
+
+    fn greeted(address: &Address) -> Raw {
+        let mut raw = Raw::connect(address);
+        raw.send(&Request::Hello { version: PROTOCOL_VERSION });
+        assert_eq!(raw.reply(), Some(Reply::Welcome { version: PROTOCOL_VERSION }));
+        raw
+    }
+
+    fn send(&mut self, request: &Request<'_>) {
+        let mut bytes = Vec::new();
+        request.encode(1, &mut bytes);
+        self.stream.write_all(&bytes).unwrap();
+    }
+
+    /// The next reply; `None` when the server hangs up instead.
+    fn reply(&mut self) -> Option<Reply> {
+        loop {
+            if let Some(frame) = wire::decode(&self.input).unwrap() {
+                let reply = Reply::decode(&frame).unwrap();
+                self.input.drain(..frame.length);
+                return Some(reply);
+            }
+            let mut chunk = [0; 4096];
+            match self.stream.read(&mut chunk) {
+                Ok(0) => return None,
+                Ok(n) => self.input.extend_from_slice(&chunk[..n]),
+                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return None,
+                Err(error) => panic!("no reply and no end: {error}"),
+            }
+        }
+    }
+}
+
+/// Garbage, half a frame, nothing at all, a wrong first word, replies that nobody reads, a sudden end:
+/// each costs the connection it came over at most. A client that was there before, and one that comes
+/// after, are served as ever.
+#[test]
+fn a_bad_client_costs_its_own_connection() {
+    on_every_family(|preset| {
+        let place = Place::new();
+        let server = place.serve(preset);
+        let mut good = place.client();
+        good.put(b"good", b"1").unwrap();
+        let mut numbers = Numbers(1);
+        let mut kept = Vec::new();
+        let put = Request::Put { mode: oneread::PutMode::Upsert, key: b"bad", value: b"value" };
+        for round in 0..20 {
+            // Random bytes, before and after the hello. The first 4 are a length that is not too long in
+            // every other round: then the server has to look at the rest.
+            let mut garbage: Vec<u8> = (0..100).flat_map(|_| numbers.next().to_le_bytes()).collect();
+            if round % 2 == 0 {
+                garbage[..4].copy_from_slice(&((round as u32) * 3).to_le_bytes());
+            }
+            let mut raw = Raw::connect(&place.address);
+            raw.stream.write_all(&garbage).unwrap();
+            assert_eq!(raw.reply(), None, "garbage instead of a hello");
+            let mut raw = Raw::greeted(&place.address);
+            let _ = raw.stream.write_all(&garbage);
+            let ended = raw.reply();
+            assert!(ended.is_none(), "garbage after the hello: {ended:?}");
+
+            // Half of a put, then gone; half of a put, then silence; a whole put, then gone.
+            let mut frame = Vec::new();
+            put.encode(2, &mut frame);
+            let mut half = Raw::greeted(&place.address);
+            half.stream.write_all(&frame[..1 + round]).unwrap();
+            drop(half);
+            let mut half = Raw::greeted(&place.address);
+            half.stream.write_all(&frame[..1 + round]).unwrap();
+            kept.push(half);
+            let mut whole = Raw::greeted(&place.address);
+            whole.send(&put);
+            drop(whole);
+            // Nothing at all.
+            kept.push(Raw::connect(&place.address));
+            drop(Raw::connect(&place.address));
+
+            good.put(b"good", &[round as u8]).unwrap();
+            assert_eq!(good.get(b"good").unwrap(), Some(vec![round as u8]));
+        }
+        // A put without a hello; a second hello.
+        let mut rude = Raw::connect(&place.address);
+        rude.send(&put);
+        assert_eq!(rude.reply(), None);
+        let mut twice = Raw::greeted(&place.address);
+        twice.send(&Request::Hello { version: PROTOCOL_VERSION });
+        assert_eq!(twice.reply(), Some(Reply::Refused { version: PROTOCOL_VERSION }));
+        assert_eq!(twice.reply(), None);
+
+        // Those that stay are the silent ones, the good one's watch and its conversation.
+        let silent = kept.len() as u64;
+        wait_for("the bad clients to be dropped", || (server.stats().clients == silent + 2).then_some(()));
+        let mut newcomer = place.client();
+        assert_eq!(newcomer.put(b"new", b"1").unwrap(), Put::Inserted);
+        assert_eq!(newcomer.get(b"good").unwrap(), Some(vec![19]));
+        assert_eq!(newcomer.get(b"bad").unwrap().as_deref(), Some(&b"value"[..]), "whole frames count");
+    });
+}
+
+/// A client that asks and asks and never reads the answers is not listened to any more at some time, and
+/// keeps nobody waiting; when it reads at last, it gets every answer, in order.
+#[test]
+fn a_client_that_does_not_read() {
+    let place = Place::new();
+    let _server = place.serve(default_preset());
+    let mut good = place.client();
+    let mut raw = Raw::greeted(&place.address);
+    let mut sender = raw.stream.try_clone().unwrap();
+    // 1 MB of questions; their answers, 112 bytes each, are 7 MB and fit into no buffer.
+    const QUESTIONS: u64 = 60_000;
+    let asking = std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        (0..QUESTIONS).for_each(|id| Request::Stat.encode(id, &mut bytes));
+        sender.write_all(&bytes).unwrap();
+    });
+    for n in 0..200u32 {
+        let began = Instant::now();
+        good.put(b"good", &n.to_le_bytes()).unwrap();
+        assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    }
+    let mut answers = 0;
+    while answers < QUESTIONS {
+        assert!(matches!(raw.reply(), Some(Reply::Stat(_))));
+        answers += 1;
+    }
+    asking.join().unwrap();
+}
+
+/// A client of another protocol version is told the server's, and turned away; so is one too many.
+#[test]
+fn strangers_are_refused() {
+    let place = Place::new();
+    for version in [0, PROTOCOL_VERSION + 1, u32::MAX] {
+        let _server = place.serve(default_preset());
+        let mut raw = Raw::connect(&place.address);
+        raw.send(&Request::Hello { version });
+        assert_eq!(raw.reply(), Some(Reply::Refused { version: PROTOCOL_VERSION }), "version {version}");
+        assert_eq!(raw.reply(), None);
+    }
+    let config =
+        ServerConfig { clients_max: 2, ..ServerConfig::new(place.address.clone(), table(default_preset())) };
+    let _server = Server::start(config).unwrap();
+    let mut first = place.client();
+    first.put(b"key", b"value").unwrap();
+    let refused = Client::connect(&place.address).expect_err("two connections are taken");
+    assert!(matches!(refused, ConnectError::Refused { theirs: PROTOCOL_VERSION, .. }), "{refused}");
+    assert_eq!(first.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+    drop(first);
+    // The watching thread looks twice a second whether anybody is left.
+    wait_for("room for another client", || Client::connect(&place.address).ok());
+}
+
+/// Nobody there; somebody there who is no server.
+#[test]
+fn connecting_to_nobody() {
+    let place = Place::new();
+    let error = Client::connect(&place.address).expect_err("nobody is there");
+    assert!(matches!(error, ConnectError::NotThere { .. }), "{error}");
+    let listener = std::os::unix::net::UnixListener::bind(place.address.socket()).unwrap();
+    let options = ClientOptions { deadline: Duration::from_millis(100), ..ClientOptions::default() };
+    let error = Client::connect_with(&place.address, options).expect_err("nobody answers");
+    assert!(matches!(error, ConnectError::Link { .. }), "{error}");
+    let answering = std::thread::spawn(move || {
+        // The first connection is the one that gave up above.
+        for stream in listener.incoming().take(2) {
+            let _ = stream.unwrap().write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+        }
+    });
+    let error = Client::connect(&place.address).expect_err("no server of ours");
+    assert!(matches!(error, ConnectError::Link { .. }), "{error}");
+    answering.join().unwrap();
+}
+
+/// A client killed while it puts leaves the others alone, and a table in which every slot is sound and
+/// every put of the others is there.
+#[test]
+fn a_client_killed_in_the_middle_of_a_put() {
+    on_every_family(|preset| {
+        let place = Place::new();
+        let server = place.serve(preset);
+        let mut good = place.client();
+        for n in 0..6u32 {
+            let child =
+                Process::start("putting_child", &[("ONEREAD_TEST_ADDRESS", place.address.to_string())]);
+            let before = server.stats();
+            wait_for("the child to be putting", || {
+                let now = server.stats();
+                (now.inserts + now.updates > before.inserts + before.updates + 200).then_some(())
+            });
+            good.put(&key(n, 16), &n.to_le_bytes()).unwrap();
+            child.kill();
+            assert_eq!(good.get(&key(n, 16)).unwrap(), Some(n.to_le_bytes().to_vec()));
+        }
+        // The good client's watch and its conversation.
+        wait_for("the killed clients to be gone", || (server.stats().clients == 2).then_some(()));
+        for n in 0..6u32 {
+            assert_eq!(good.get(&key(n, 16)).unwrap(), Some(n.to_le_bytes().to_vec()));
+        }
+        let index = server.index();
+        let inspector = oneread::inspect::Inspector::new(index.region(), index.geometry());
+        let occupancy = inspector.occupancy(|_| {});
+        assert_eq!(occupancy.torn, 0);
+        assert_eq!(occupancy.live_main + occupancy.live_overflow, index.len());
+        for n in 10_000..10_200 {
+            if let Some(found) = good.get(&key(n, 16)).unwrap() {
+                assert!([20, 30].contains(&found.len()), "{found:02x?}");
+            }
+        }
+    });
+}
+
+// ---- servers that stop, are stopped, or die ---------------------------------------------------------
+
+/// GETs need no server: while it is stopped they go on, and puts end at their deadline. When it goes on, so
+/// do puts.
+#[test]
+fn a_stopped_server() {
+    on_every_family(|preset| {
+        let place = Place::new();
+        let server = place.serve_apart(preset, false);
+        let deadline = Duration::from_millis(150);
+        let mut client = place.client_with(Duration::from_secs(10), deadline);
+        let mut other = client.clone();
+        for n in 0..500 {
+            client.put(&key(n, 16), &value(n.into(), 20)).unwrap();
+        }
+        server.signal(Signal::STOP);
+        // The signal is on its way; a put may still be answered.
+        wait_for("the server to stop", || client.put(b"late", b"1").is_err().then_some(()));
+        for round in 0..3 {
+            let began = Instant::now();
+            let error = client.put(b"new", &[round]).expect_err("nobody answers");
+            let took = began.elapsed();
+            assert!(took >= deadline && took < 4 * deadline, "{took:?}");
+            // A conversation that was cut off is not taken up again: no connection, no change.
+            let is_deadline = matches!(error, MutateError::Deadline { .. })
+                || matches!(
+                    &error,
+                    MutateError::Connect(ConnectError::Link {
+                        source: oneread::client::LinkError::Deadline(_),
+                        ..
+                    })
+                );
+            assert!(is_deadline, "{error}");
+            for n in 0..500 {
+                assert_eq!(other.get(&key(n, 16)).unwrap(), Some(value(n.into(), 20)));
+                assert_eq!(client.get(&key(n, 16)).unwrap(), Some(value(n.into(), 20)));
+            }
+        }
+        server.signal(Signal::CONT);
+        wait_for("the server to go on", || client.put(b"after", b"1").ok());
+        assert_eq!(other.get(b"after").unwrap().as_deref(), Some(&b"1"[..]));
+        assert_eq!(client.stats().reattached, 0, "it was never gone");
+    });
+}
+
+/// The first put that meets a stopped server, over a connection that was made before, says that the
+/// deadline has passed and that the change may still happen. It does.
+#[test]
+fn a_deadline_leaves_it_open() {
+    let place = Place::new();
+    let server = place.serve_apart(default_preset(), false);
+    let deadline = Duration::from_millis(150);
+    let mut clients: Vec<_> = (0..3).map(|_| place.client_with(Duration::from_secs(10), deadline)).collect();
+    for client in &mut clients {
+        client.put(b"before", b"1").unwrap();
+    }
+    server.signal(Signal::STOP);
+    std::thread::sleep(Duration::from_millis(50));
+    for (n, client) in clients.iter_mut().enumerate() {
+        let error = client.put(&[n as u8 + 1], b"2").expect_err("nobody answers");
+        assert!(matches!(error, MutateError::Deadline { .. }), "{error}");
+        assert!(error.to_string().contains("may still happen"), "{error}");
+    }
+    server.signal(Signal::CONT);
+    for n in 0..3 {
+        wait_for("the change to happen", || clients[0].get(&[n + 1]).unwrap());
+    }
+}
+
+/// A server that is killed leaves its region to its clients: GETs answer from it until the lease ends, then
+/// say who is gone. Puts say so at once.
+#[test]
+fn a_killed_server() {
+    on_every_family(|preset| {
+        let place = Place::new();
+        let server = place.serve_apart(preset, false);
+        let lease = Duration::from_millis(800);
+        let mut client = place.client_with(lease, Duration::from_secs(5));
+        for n in 0..500 {
+            client.put(&key(n, 16), &value(n.into(), 20)).unwrap();
+        }
+        let killed = Instant::now();
+        server.kill();
+        let error = client.put(b"new", b"1").expect_err("nobody is there");
+        assert!(matches!(error, MutateError::ServerGone { .. } | MutateError::Connect(_)), "{error}");
+        let (mut answers, mut n) = (0, 0);
+        let error = loop {
+            n = (n + 1) % 500;
+            match client.get(&key(n, 16)) {
+                Ok(found) => assert_eq!(found, Some(value(n.into(), 20))),
+                Err(error) => break error,
+            }
+            answers += 1;
+            assert!(killed.elapsed() < 4 * lease, "GETs go on after the lease");
+        };
+        assert!(killed.elapsed() >= lease, "the lease lasts: {:?}", killed.elapsed());
+        assert!(matches!(error, GetError::ServerGone { .. }), "{error}");
+        assert!(error.to_string().contains("lease"), "{error}");
+        assert!(answers > 1000, "{answers}");
+        assert!(matches!(client.get_many(&[b"key"]), Err(GetError::ServerGone { .. })));
+    });
+}
+
+/// The file is kept, the server killed in the middle of changes and started again, several times over: all
+/// that was acknowledged is there, and the clients go on as they are, without being made anew.
+#[test]
+fn killed_and_started_again_on_the_same_file() {
+    on_every_preset(|preset| {
+        let place = Place::new();
+        let mut server = place.serve_apart(preset, true);
+        let mut client = place.client_with(Duration::from_secs(20), Duration::from_secs(5));
+        let mut reader = client.clone();
+        let mut model = Model::default();
+        for round in 0..3u32 {
+            for n in round * 400..(round + 1) * 400 {
+                let (key, value) = (key(n, 16), value(n.into(), 20));
+                assert_eq!(client.put(&key, &value).unwrap(), Put::Inserted);
+                model.keys.insert(key, value);
+            }
+            for n in (round * 400..(round + 1) * 400).step_by(5) {
+                assert!(client.remove(&key(n, 16)).unwrap());
+                model.keys.remove(&key(n, 16));
+            }
+            server.kill();
+            // In between, the old mapping answers.
+            for (key, value) in model.keys.iter().take(50) {
+                assert_eq!(reader.get(key).unwrap().as_ref(), Some(value));
+            }
+            server = place.serve_apart(preset, true);
+            let stats = wait_for("the client to find the server", || client.server_stats().ok());
+            assert_eq!(stats.keys, model.keys.len() as u64);
+            assert_eq!(stats.incarnation, u64::from(round) + 2);
+            for n in 0..(round + 1) * 400 {
+                assert_eq!(reader.get(&key(n, 16)).unwrap().as_ref(), model.keys.get(&key(n, 16)));
+            }
+            wait_for("the reader to go over to the new server's region", || {
+                reader.get(b"any").unwrap();
+                (reader.stats().reattached == u64::from(round) + 1).then_some(())
+            });
+        }
+        // A clean stop leaves the file readable and the table as it was.
+        drop(server.0.stdin.take());
+        server.0.wait().unwrap();
+        let (key, value) = model.keys.iter().next().unwrap();
+        assert_eq!(reader.get(key).unwrap().as_ref(), Some(value));
+    });
+}
+
+/// Killed in the middle of changes, an unlucky slot may be half written. What the next server reports as
+/// torn is all that may be missing of what was acknowledged.
+#[test]
+fn killed_while_changing() {
+    let rounds = if std::env::var_os("ONEREAD_LONG").is_some() { 100 } else { 2 };
+    on_every_preset(|preset| {
+        let place = Place::new();
+        let mut sound = Vec::new();
+        for round in 0..rounds {
+            let server = place.serve_apart(preset, true);
+            let mut client = place.client();
+            if round == 0 {
+                sound = (0..1500).map(|n| (key(n, 16), value(n.into(), 20))).collect();
+                assert!(client.put_many(&sound).unwrap().iter().all(Result::is_ok));
+            }
+            let child =
+                Process::start("putting_child", &[("ONEREAD_TEST_ADDRESS", place.address.to_string())]);
+            wait_for("the child to be putting", || {
+                (client.server_stats().unwrap().updates > 300).then_some(())
+            });
+            server.kill();
+            child.kill();
+            let server = Server::start(ServerConfig {
+                backing: Backing::File(place.file()),
+                start: Start::Open,
+                ..ServerConfig::new(place.address.clone(), table(preset))
+            })
+            .unwrap();
+            let recovered = server.recovered().unwrap();
+            let index = server.index();
+            let mut got = Vec::new();
+            let missing = sound
+                .iter()
+                .filter(|(key, value)| !index.reader().get_into(key, &mut got).unwrap() || got != *value);
+            let missing: Vec<_> = missing.cloned().collect();
+            assert!(missing.len() as u64 <= recovered.torn, "{} missing, {recovered:?}", missing.len());
+            let inspector = oneread::inspect::Inspector::new(index.region(), index.geometry());
+            let occupancy = inspector.occupancy(|_| {});
+            assert_eq!(occupancy.torn, 0);
+            assert_eq!(occupancy.live_main + occupancy.live_overflow, recovered.keys);
+            if recovered != (oneread::index::Recovered { torn: 0, ..recovered }) || recovered.doubled > 0 {
+                println!("{}: round {round}: {recovered:?}, {} missing", preset.layout, missing.len());
+            }
+            sound.retain(|pair| !missing.contains(pair));
+        }
+    });
+}
+
+/// The new server has a new, anonymous region: the same client reads that one, old keys are gone, new ones
+/// are seen.
+#[test]
+fn killed_and_started_again_with_a_new_region() {
+    on_every_preset(|preset| {
+        let place = Place::new();
+        let server = place.serve_apart(preset, false);
+        let mut client = place.client_with(Duration::from_secs(20), Duration::from_secs(5));
+        let mut reader = client.clone();
+        client.put(b"old", b"1").unwrap();
+        assert_eq!(reader.get(b"old").unwrap().as_deref(), Some(&b"1"[..]));
+        server.kill();
+        assert_eq!(reader.get(b"old").unwrap().as_deref(), Some(&b"1"[..]), "the lease lasts");
+        let _server = place.serve_apart(preset, false);
+        wait_for("the client to find the server", || client.put(b"new", b"2").ok());
+        wait_for("the reader to see the new region", || reader.get(b"new").unwrap());
+        assert_eq!(reader.get(b"old").unwrap(), None, "the old table is gone");
+        assert_eq!(client.get(b"old").unwrap(), None);
+        assert_eq!((reader.stats().reattached, client.stats().reattached), (1, 1));
+    });
+}
+
+/// A server that stops on purpose says so in its region, if that goes with it: GETs end at once, whatever
+/// the lease, until there is a new server.
+#[test]
+fn a_clean_stop() {
+    on_every_family(|preset| {
+        let place = Place::new();
+        let server = place.serve(preset);
+        let mut client = place.client_with(Duration::from_secs(3600), Duration::from_secs(5));
+        client.put(b"key", b"value").unwrap();
+        let mut reader = client.clone();
+        server.stop();
+        assert!(!place.address.socket().exists());
+        for _ in 0..3 {
+            let error = reader.get(b"key").expect_err("retired");
+            assert!(matches!(error, GetError::ServerGone { .. }), "{error}");
+            assert!(error.to_string().contains("given its region up"), "{error}");
+        }
+        assert!(client.put(b"key", b"value").is_err());
+        let _server = place.serve(preset);
+        wait_for("the reader to see the new region", || reader.get(b"key").ok().filter(Option::is_none));
+        client.put(b"key", b"again").unwrap();
+        assert_eq!(reader.get(b"key").unwrap().as_deref(), Some(&b"again"[..]));
+    });
+}
+
+/// Silence in the middle of a frame is not waited for without end. Takes its time: only in long runs.
+#[test]
+fn a_silent_client_is_dropped_at_last() {
+    if std::env::var_os("ONEREAD_LONG").is_none() {
+        return;
+    }
+    let place = Place::new();
+    let server = place.serve(default_preset());
+    let mut silent = Raw::connect(&place.address);
+    silent.stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let mut half = Raw::greeted(&place.address);
+    half.stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    half.stream.write_all(&[1, 2]).unwrap();
+    let mut idle = Raw::greeted(&place.address);
+    assert_eq!((silent.reply(), half.reply()), (None, None));
+    idle.send(&Request::Remove { key: b"k" });
+    assert_eq!(idle.reply(), Some(Reply::Removed(Ok(false))), "between frames one may be silent");
+    assert_eq!(server.stats().clients, 1);
+}
