@@ -1,0 +1,376 @@
+//! `bench`: what a GET and an insert take, beside what the memory itself and maps in one process take.
+//!
+//! Honest as far as one machine goes: rounds of all contestants alternate, medians are reported, and the
+//! maps it is compared with do less (their readers share a process with their writers).
+
+use super::child::ServerChild;
+use super::measure::{KEY_BYTES, VALUE_BYTES, key, value};
+use super::show;
+use anyhow::{Context, Result, ensure};
+use clap::{Args, ValueEnum};
+use comfy_table::{Attribute, Cell};
+use dashmap::DashMap;
+use oneread::layout::hash::{mix, reduce};
+use oneread::region::{Backing, Region};
+use oneread::{Client, Clock, Config, Index, Layout, PutMode, Size};
+use rustc_hash::FxBuildHasher;
+use serde::Serialize;
+use std::hint::black_box;
+use std::process::ExitCode;
+use std::time::Instant;
+
+/// Time GETs or inserts beside bare memory and in-process maps
+#[derive(Debug, Args)]
+#[command(after_help = "EXAMPLES
+  oneread bench get
+  oneread bench insert --layout windowed:16
+  oneread bench get --keys 100000 --json
+
+`get`: one thread reads present keys of 16 bytes with values of 32, at random.
+  bare, one after the other   8 words of a random 64-byte line, its address known when the last was read
+  bare, all at once           the same, addresses known beforehand: as much as the memory gives
+  oneread get                 from a server in another process
+  oneread get_many            the same, 256 keys at a time
+  dashmap, papaya             maps in this process, whose readers could not be elsewhere
+
+`insert`: fills a new table to 90 % load, in this process, without a socket between.
+
+The bare reads go over anonymous memory of this process, of the region's size; the region is shared memory.
+Both ask for huge pages; whether the system grants them shows in the line about the machine.")]
+pub struct Bench {
+    /// What to time
+    what: What,
+    /// Keys
+    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1000..))]
+    keys: u64,
+    /// Rounds, of which the median counts
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// The layout
+    #[arg(long, value_name = "NAME", default_value = "windowed:8")]
+    layout: Layout,
+    /// Prints one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum What {
+    /// Reads of present keys
+    Get,
+    /// Filling a table
+    Insert,
+}
+
+/// One contestant's times. The names are those of the JSON output.
+#[derive(Debug, Serialize)]
+struct Line {
+    name: String,
+    threads: u32,
+    /// Median over the rounds, nanoseconds per operation (wall clock of all threads together).
+    ns_per_op: f64,
+    ops_per_s: f64,
+    /// Of the first line's time.
+    ratio: f64,
+    /// Fastest and slowest round.
+    ns_min: f64,
+    ns_max: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Outcome {
+    what: &'static str,
+    machine: String,
+    layout: String,
+    keys: u64,
+    rounds: u32,
+    region_bytes: u64,
+    lines: Vec<Line>,
+}
+
+impl Bench {
+    pub fn run(self) -> Result<ExitCode> {
+        let outcome = match self.what {
+            What::Get => self.get()?,
+            What::Insert => self.insert()?,
+        };
+        if self.json {
+            show::say(serde_json::to_string(&outcome)?)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        show::say(format_args!(
+            "{} {}s, layout {}, region of {}, median of {} rounds\n{}",
+            show::count(outcome.keys),
+            outcome.what,
+            outcome.layout,
+            show::bytes(outcome.region_bytes),
+            outcome.rounds,
+            outcome.machine
+        ))?;
+        show::say(table(&outcome.lines))?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn get(&self) -> Result<Outcome> {
+        let server = ServerChild::spawn(&[
+            format!("--layout={}", self.layout),
+            format!("--capacity={}", self.keys),
+            format!("--key-max={KEY_BYTES}"),
+            format!("--value-max={VALUE_BYTES}"),
+        ])?;
+        let mut client = Client::connect(server.address())?;
+        let region_bytes = client.geometry().region_bytes();
+        let bar = show::bar(self.keys, "filling", "keys");
+        let (dash, papa) = self.fill(&mut client, &bar)?;
+        bar.finish_and_clear();
+        let mut map = memmap2::MmapMut::map_anon(region_bytes as usize)?;
+        // As for the region; best effort, as there.
+        let _ = map.advise(memmap2::Advice::HugePage);
+        let memory: &mut [[u64; 8]] = bytemuck::cast_slice_mut(&mut map[..]);
+        memory.iter_mut().zip(0..).for_each(|(line, number)| *line = [mix(number); 8]);
+        let memory = &*memory;
+
+        let n = self.keys;
+        // The same random order for all, another in each round.
+        let pick = |round: u32, i: u64| reduce(mix(i ^ u64::from(round) << 40), n);
+        let mut out = Vec::new();
+        let mut client_many = client.clone();
+        let mut contestants: Vec<Contestant<'_>> = vec![
+            ("bare, one after the other", 1, Box::new(|round| Ok(bare(memory, n, round, true)))),
+            ("bare, all at once", 1, Box::new(|round| Ok(bare(memory, n, round, false)))),
+            (
+                "oneread get",
+                1,
+                Box::new(|round| {
+                    timed(n, |i| {
+                        Ok(client.get_into(&key(pick(round, i)), &mut out)? && out.len() == VALUE_BYTES)
+                    })
+                }),
+            ),
+            (
+                "oneread get_many, 256 at a time",
+                1,
+                Box::new(|round| get_many(&mut client_many, n, |i| pick(round, i))),
+            ),
+            (
+                "dashmap",
+                1,
+                Box::new(|round| {
+                    timed(n, |i| Ok(dash.get(&key(pick(round, i))).is_some_and(|v| black_box(*v)[0] == v[0])))
+                }),
+            ),
+            (
+                "papaya",
+                1,
+                Box::new(|round| {
+                    let papa = papa.pin();
+                    timed(n, |i| Ok(papa.get(&key(pick(round, i))).is_some_and(|v| black_box(*v)[0] == v[0])))
+                }),
+            ),
+        ];
+        let lines = self.alternate(&mut contestants, n)?;
+        drop(contestants);
+        self.outcome("get", region_bytes, n, lines)
+    }
+
+    #[expect(clippy::type_complexity, reason = "the two maps, named once")]
+    fn fill(
+        &self,
+        client: &mut Client,
+        bar: &indicatif::ProgressBar,
+    ) -> Result<(
+        DashMap<[u8; KEY_BYTES], [u8; VALUE_BYTES], FxBuildHasher>,
+        papaya::HashMap<[u8; KEY_BYTES], [u8; VALUE_BYTES], FxBuildHasher>,
+    )> {
+        let dash = DashMap::with_capacity_and_hasher(self.keys as usize, FxBuildHasher);
+        let papa = papaya::HashMap::with_capacity_and_hasher(self.keys as usize, FxBuildHasher);
+        let pinned = papa.pin();
+        for first in (0..self.keys).step_by(1024) {
+            let numbers = first..(first + 1024).min(self.keys);
+            let pairs: Vec<_> = numbers.map(|i| (key(i), value(i))).collect();
+            for answer in client.put_many(&pairs)? {
+                answer?;
+            }
+            for (key, value) in &pairs {
+                dash.insert(*key, *value);
+                pinned.insert(*key, *value);
+            }
+            bar.inc(pairs.len() as u64);
+        }
+        drop(pinned);
+        Ok((dash, papa))
+    }
+
+    fn insert(&self) -> Result<Outcome> {
+        let config = Config {
+            layout: self.layout,
+            size: Size::Slots(self.keys * 100 / 90),
+            key_max: KEY_BYTES,
+            value_max: VALUE_BYTES,
+            ..Config::default()
+        };
+        let geometry = config.geometry()?;
+        let n = (0.9 * geometry.main_slots() as f64) as u64;
+        let region_bytes = geometry.region_bytes();
+        let oneread = |threads: u32| {
+            let region = Region::create(&Backing::Anonymous, region_bytes)?;
+            let index = Index::create(region, geometry.clone(), Clock::System);
+            spread(n, threads, |i| {
+                index.put(&key(i), &value(i), PutMode::Insert).context("filling to 90 %")?;
+                Ok(())
+            })
+        };
+        let dash = |threads: u32| {
+            let map = DashMap::with_capacity_and_hasher(n as usize, FxBuildHasher);
+            spread(n, threads, |i| {
+                map.insert(key(i), value(i));
+                Ok(())
+            })
+        };
+        let mut contestants: Vec<Contestant<'_>> = vec![
+            ("oneread put", 1, Box::new(|_| oneread(1))),
+            ("oneread put", 2, Box::new(|_| oneread(2))),
+            ("dashmap", 1, Box::new(|_| dash(1))),
+            ("dashmap", 2, Box::new(|_| dash(2))),
+        ];
+        let lines = self.alternate(&mut contestants, n)?;
+        drop(contestants);
+        self.outcome("insert", region_bytes, n, lines)
+    }
+
+    /// Runs A B C A B C ..., so that what else happens on the machine meets all of them alike.
+    fn alternate(&self, contestants: &mut [Contestant<'_>], ops: u64) -> Result<Vec<Line>> {
+        let bar = show::bar(u64::from(self.rounds) * contestants.len() as u64, "timing", "runs");
+        let mut times = vec![Vec::new(); contestants.len()];
+        for round in 0..self.rounds {
+            for ((_, _, run), times) in contestants.iter_mut().zip(&mut times) {
+                times.push(run(round)? as f64 / ops as f64);
+                bar.inc(1);
+            }
+        }
+        bar.finish_and_clear();
+        let mut lines: Vec<Line> = Vec::new();
+        for ((name, threads, _), mut times) in contestants.iter().zip(times) {
+            times.sort_by(f64::total_cmp);
+            let ns_per_op = times[times.len() / 2];
+            let base = lines.first().map_or(ns_per_op, |line| line.ns_per_op);
+            lines.push(Line {
+                name: (*name).into(),
+                threads: *threads,
+                ns_per_op,
+                ops_per_s: 1e9 / ns_per_op,
+                ratio: ns_per_op / base,
+                ns_min: times[0],
+                ns_max: times[times.len() - 1],
+            });
+        }
+        Ok(lines)
+    }
+
+    fn outcome(&self, what: &'static str, region_bytes: u64, keys: u64, lines: Vec<Line>) -> Result<Outcome> {
+        Ok(Outcome {
+            what,
+            machine: machine(),
+            layout: self.layout.to_string(),
+            keys,
+            rounds: self.rounds,
+            region_bytes,
+            lines,
+        })
+    }
+}
+
+/// Name, threads, and a run of one round, which returns its nanoseconds.
+type Contestant<'a> = (&'static str, u32, Box<dyn FnMut(u32) -> Result<u64> + 'a>);
+
+/// Nanoseconds of `n` operations, each of which must succeed.
+fn timed(n: u64, mut op: impl FnMut(u64) -> Result<bool>) -> Result<u64> {
+    let begun = Instant::now();
+    let mut well = 0;
+    for i in 0..n {
+        well += u64::from(op(i)?);
+    }
+    let spent = begun.elapsed();
+    ensure!(well == n, "{} of {n} keys were not found", n - well);
+    Ok(spent.as_nanos() as u64)
+}
+
+fn get_many(client: &mut Client, n: u64, pick: impl Fn(u64) -> u64) -> Result<u64> {
+    let begun = Instant::now();
+    let mut found = 0;
+    let mut keys = Vec::with_capacity(256);
+    for first in (0..n).step_by(256) {
+        keys.clear();
+        keys.extend((first..(first + 256).min(n)).map(|i| key(pick(i))));
+        client.get_many_with(&keys, |_, value| {
+            found += u64::from(value.is_some_and(|v| v.len() == VALUE_BYTES))
+        })?;
+    }
+    let spent = begun.elapsed();
+    ensure!(found == n, "{} of {n} keys were not found", n - found);
+    Ok(spent.as_nanos() as u64)
+}
+
+/// Reads `n` random lines. In a chain the address of each depends on the bytes of the one before.
+fn bare(memory: &[[u64; 8]], n: u64, round: u32, chain: bool) -> u64 {
+    let lines = memory.len() as u64;
+    let begun = Instant::now();
+    let mut sum = 0u64;
+    for i in 0..n {
+        let from = if chain { sum } else { 0 };
+        let line = reduce(mix(i ^ u64::from(round) << 40 ^ from), lines);
+        let read = memory[line as usize].iter().fold(0, |all, word| all ^ word.rotate_left(7));
+        sum = sum.wrapping_add(read);
+    }
+    black_box(sum);
+    begun.elapsed().as_nanos() as u64
+}
+
+/// Nanoseconds in which `threads` threads do `n` operations between them.
+fn spread(n: u64, threads: u32, op: impl Fn(u64) -> Result<()> + Sync) -> Result<u64> {
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..u64::from(threads))
+            .map(|number| {
+                let op = &op;
+                scope.spawn(move || (number..n).step_by(threads as usize).try_for_each(op))
+            })
+            .collect();
+        workers.into_iter().try_for_each(|worker| {
+            worker.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a thread panicked")))
+        })
+    })?;
+    Ok(begun.elapsed().as_nanos() as u64)
+}
+
+/// CPU, number of CPUs, and what the kernel says about huge pages.
+fn machine() -> String {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let info = read("/proc/cpuinfo");
+    let model = info.lines().find_map(|l| l.strip_prefix("model name")).and_then(|l| l.split_once(": "));
+    let model = model.map_or("unknown CPU", |(_, name)| name.trim());
+    let chosen =
+        |path: &str| read(path).split(['[', ']']).nth(1).map_or_else(|| "unknown".to_owned(), str::to_owned);
+    format!(
+        "{model}, {cpus} CPUs; huge pages: anonymous {}, shared {}",
+        chosen("/sys/kernel/mm/transparent_hugepage/enabled"),
+        chosen("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+    )
+}
+
+fn table(lines: &[Line]) -> comfy_table::Table {
+    let mut table = show::table(["", "threads", "per operation", "operations", "ratio", "rounds from", "to"]);
+    for line in lines {
+        table.add_row(vec![
+            Cell::new(&line.name).add_attribute(Attribute::Bold),
+            show::number(line.threads),
+            show::number(show::nanos(line.ns_per_op)),
+            show::number(show::rate(line.ops_per_s)),
+            show::number(format_args!("{:.2}", line.ratio)),
+            show::number(show::nanos(line.ns_min)),
+            show::number(show::nanos(line.ns_max)),
+        ]);
+    }
+    table
+}

@@ -1,0 +1,152 @@
+//! A server in a process of its own, for `demo` and `bench`. Gone when its guard is.
+
+use anyhow::{Context, Result, ensure};
+use oneread::Address;
+use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+/// A child process that serves. Killed, stopped or not, when dropped.
+pub struct ServerChild {
+    child: Child,
+    dir: PathBuf,
+    address: Address,
+}
+
+/// CPU time a process has used.
+#[derive(Clone, Copy, Debug)]
+pub struct CpuTime {
+    /// User and system time in clock ticks, from /proc/PID/stat.
+    pub ticks: u64,
+    /// Time on a CPU in nanoseconds, all threads, from /proc/PID/task/*/schedstat.
+    pub run_ns: u64,
+}
+
+impl CpuTime {
+    /// Time used since `earlier`, in milliseconds: whichever of the two clocks shows more.
+    pub fn ms_since(self, earlier: CpuTime) -> f64 {
+        let tick_ms = 1e3 / rustix::param::clock_ticks_per_second() as f64;
+        let by_ticks = (self.ticks - earlier.ticks) as f64 * tick_ms;
+        let by_scheduler = self.run_ns.saturating_sub(earlier.run_ns) as f64 / 1e6;
+        by_ticks.max(by_scheduler)
+    }
+}
+
+impl ServerChild {
+    /// Starts `oneread serve --anonymous` with these further arguments, and waits until it serves.
+    pub fn spawn(arguments: &[String]) -> Result<ServerChild> {
+        let dir = std::env::temp_dir().join(format!("oneread-{}", std::process::id()));
+        std::fs::DirBuilder::new()
+            .mode(0o700)
+            .create(&dir)
+            .with_context(|| format!("making the folder {}", dir.display()))?;
+        let socket = dir.join("sock");
+        let program = std::env::current_exe().context("finding this program's own file")?;
+        let child = Command::new(program)
+            .args(["serve", "--anonymous", "--die-with-parent", "--json", "--at"])
+            .arg(&socket)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("starting a server process")?;
+        let mut server = ServerChild { child, dir, address: Address::Shm(socket) };
+        server.clean_up_on_signal()?;
+        let stdout = server.child.stdout.take().context("the server's output")?;
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line).context("waiting for the server")?;
+        ensure!(line.contains("\"ready\""), "the server process did not start; it says why above");
+        Ok(server)
+    }
+
+    /// Ctrl-C ends this process without dropping anything: a stopped child would stay.
+    fn clean_up_on_signal(&self) -> Result<()> {
+        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+        let (pid, dir) = (self.pid(), self.dir.clone());
+        std::thread::spawn(move || {
+            if let Some(signal) = signals.forever().next() {
+                let _ = kill_process(pid, Signal::KILL);
+                let _ = std::fs::remove_dir_all(dir);
+                std::process::exit(128 + signal);
+            }
+        });
+        Ok(())
+    }
+
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    pub fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    /// Stops the process: it gets no CPU until [`ServerChild::resume`]. Returns when it has stopped.
+    pub fn stop(&self) -> Result<()> {
+        kill_process(self.pid(), Signal::STOP).context("stopping the server process")?;
+        for _ in 0..1000 {
+            if self.has_stopped()? {
+                return Ok(());
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        anyhow::bail!("the server process did not stop within a second")
+    }
+
+    /// Lets the process run again.
+    pub fn resume(&self) -> Result<()> {
+        kill_process(self.pid(), Signal::CONT).context("resuming the server process")
+    }
+
+    /// Has every thread stopped? They do so one after the other.
+    pub fn has_stopped(&self) -> Result<bool> {
+        self.tasks()?.iter().try_fold(true, |all, task| Ok(all && stat(&task.join("stat"))?.0 == 'T'))
+    }
+
+    /// CPU time used so far.
+    pub fn cpu_time(&self) -> Result<CpuTime> {
+        let mut run_ns = 0;
+        for task in self.tasks()? {
+            // Kernels without scheduler statistics have no such file: the ticks remain.
+            let text = std::fs::read_to_string(task.join("schedstat")).unwrap_or_default();
+            run_ns += text.split(' ').next().and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
+        }
+        Ok(CpuTime { ticks: stat(&self.proc().join("stat"))?.1, run_ns })
+    }
+
+    fn proc(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/{}", self.pid()))
+    }
+
+    fn tasks(&self) -> Result<Vec<PathBuf>> {
+        let path = self.proc().join("task");
+        let entries = std::fs::read_dir(&path).with_context(|| format!("reading {}", path.display()))?;
+        entries.map(|entry| Ok(entry?.path())).collect()
+    }
+}
+
+/// State and CPU ticks from a `stat` file of a process or thread; see proc(5).
+fn stat(path: &Path) -> Result<(char, u64)> {
+    let name = path.display();
+    let text = std::fs::read_to_string(path).with_context(|| format!("reading {name}"))?;
+    // The second field, the name, may hold blanks; what follows its closing bracket does not.
+    let fields: Vec<&str> = text.rsplit(')').next().unwrap_or("").split_whitespace().collect();
+    let ticks = |n: usize| fields.get(n).and_then(|f| f.parse::<u64>().ok());
+    match (fields.first().and_then(|f| f.chars().next()), ticks(11), ticks(12)) {
+        (Some(state), Some(user), Some(system)) => Ok((state, user + system)),
+        _ => anyhow::bail!("{name} reads unlike proc(5) says"),
+    }
+}
+
+impl Drop for ServerChild {
+    fn drop(&mut self) {
+        // KILL also ends a stopped process.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}

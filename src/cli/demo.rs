@@ -1,0 +1,382 @@
+//! `demo`: a newcomer's first minute. A server process loads real data, is stopped, and is read all the
+//! same.
+
+use super::child::ServerChild;
+use super::{show, status};
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use comfy_table::{Attribute, Cell};
+use hdrhistogram::Histogram;
+use oneread::{Client, ClientOptions, MutateError};
+use serde::Serialize;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::time::{Duration, Instant};
+
+/// Watch it work: load the names of all Unicode characters, stop the server, read them all the same
+#[derive(Debug, Args)]
+#[command(after_help = "EXAMPLES
+  oneread demo
+  oneread demo --json | jq .reads_per_get
+
+Takes some seconds. Everything it starts it stops again. Exit status 1 if any key was missed or any value
+was wrong.")]
+pub struct Demo {
+    /// Times that every key is read with each GET timed, and as often again without
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+    /// Seconds of reading while the server updates
+    #[arg(long, default_value_t = 2.0)]
+    seconds: f64,
+    /// No story, one JSON object at the end
+    #[arg(long)]
+    json: bool,
+}
+
+/// What came out. The names are those of the JSON output.
+#[derive(Debug, Default, Serialize)]
+struct Outcome {
+    keys: u64,
+    rounds: u32,
+    found: u64,
+    missed: u64,
+    wrong: u64,
+    reads_per_get: f64,
+    bytes_per_get: f64,
+    p50_ns: u64,
+    p99_ns: u64,
+    p999_ns: u64,
+    gets_per_s: f64,
+    server_cpu_ms: f64,
+    put_while_stopped: String,
+    updates: u64,
+    gets_while_updating: u64,
+    torn_retries: u64,
+    moved_retries: u64,
+}
+
+/// How long a put to the stopped server is waited for.
+const PUT_DEADLINE: Duration = Duration::from_millis(200);
+
+impl Demo {
+    pub fn run(self) -> Result<ExitCode> {
+        let tell = |line: &str| if self.json { Ok(()) } else { show::say(line) };
+        let mut outcome = Outcome { rounds: self.rounds, ..Outcome::default() };
+
+        let names = character_names();
+        outcome.keys = names.len() as u64;
+        tell(&format!("The data: {} Unicode characters and their names,", show::count(outcome.keys)))?;
+        let (key, name) = &names[names.len() / 2];
+        tell(&format!("  as in {} -> {name}", String::from_utf8_lossy(key)))?;
+
+        let longest = names.iter().map(|(_, name)| name.len()).max().unwrap_or(0);
+        let server = ServerChild::spawn(&[
+            format!("--capacity={}", names.len()),
+            "--key-max=8".into(),
+            format!("--value-max={}", longest + Versioned::EXTRA),
+        ])?;
+        tell(&format!("A server process ({}) holds the table; this process connects to it.", server.pid()))?;
+        let mut client = Client::connect(server.address())?;
+        let options = ClientOptions { deadline: PUT_DEADLINE, ..ClientOptions::default() };
+        let mut hasty = Client::connect_with(server.address(), options)?;
+        // Opens the connection for changes while somebody can answer.
+        hasty.server_stats()?;
+        load(&mut client, &names)?;
+        tell(&format!("Loaded: {} put requests, done by the server.\n", show::count(outcome.keys)))?;
+
+        server.stop()?;
+        tell(&show::bold("Now the server process is stopped (SIGSTOP): it gets no CPU at all."))?;
+        let cpu = server.cpu_time()?;
+        read_all(&mut client, &names, self.rounds, &mut outcome)?;
+        outcome.put_while_stopped = put_to_stopped(&mut hasty, &names[0])?;
+        ensure!(server.has_stopped()?, "the server did not stay stopped");
+        outcome.server_cpu_ms = server.cpu_time()?.ms_since(cpu);
+        tell(&format!(
+            "  All names were read {} times and compared, straight from its memory.\n  \
+             It used {} ms of CPU meanwhile.\n  \
+             A put needs it, and ends as it should: {}\n",
+            2 * self.rounds,
+            outcome.server_cpu_ms,
+            outcome.put_while_stopped
+        ))?;
+
+        server.resume()?;
+        tell(&show::bold(
+            "The server goes on (SIGCONT), and updates every key again and again while we read.",
+        ))?;
+        update_and_read(&mut client, &names, Duration::from_secs_f64(self.seconds.max(0.05)), &mut outcome)?;
+        tell(&format!(
+            "  {} updates met {} GETs. {} GETs caught a slot half written, noticed, and looked again.\n",
+            show::count(outcome.updates),
+            show::count(outcome.gets_while_updating),
+            show::count(outcome.torn_retries)
+        ))?;
+        if self.json {
+            show::say(serde_json::to_string(&outcome)?)?;
+        } else {
+            show::say(outcome.table())?;
+            show::say(
+                "Next: `oneread serve`, `oneread put KEY VALUE`, `oneread get KEY`, `oneread layouts`.",
+            )?;
+        }
+        Ok(status(outcome.missed == 0 && outcome.wrong == 0))
+    }
+}
+
+impl Outcome {
+    fn table(&self) -> comfy_table::Table {
+        let mut table = show::facts();
+        let mut row = |name: &str, value: String, why: &str| {
+            table.add_row(vec![
+                Cell::new(name),
+                show::number(value).add_attribute(Attribute::Bold),
+                Cell::new(why),
+            ]);
+        };
+        let n = show::count;
+        let ns = |ns: u64| show::nanos(ns as f64);
+        row("keys", n(self.keys), "");
+        row("missed", n(self.missed), "keys that were there and not found");
+        row("wrong or torn values", n(self.wrong), "");
+        row("READs per GET", format!("{:.4}", self.reads_per_get), "each is one round trip on a network");
+        row("bytes per GET", format!("{:.0}", self.bytes_per_get), "");
+        row("GET, median", ns(self.p50_ns), "from another process's memory, value compared");
+        row("GET, 99 %", ns(self.p99_ns), "");
+        row("GET, 99.9 %", ns(self.p999_ns), "");
+        row("GETs", show::rate(self.gets_per_s), "one thread");
+        row("server CPU meanwhile", format!("{} ms", self.server_cpu_ms), "from /proc, the server stopped");
+        row("torn reads noticed", n(self.torn_retries), "looked again, while the server updated");
+        table
+    }
+}
+
+type Named = (Vec<u8>, String);
+
+/// `U+0041` and `LATIN CAPITAL LETTER A`, for every character with a name of its own. Those of ideographs
+/// and Hangul syllables are made by rule from their numbers and are left out.
+fn character_names() -> Vec<Named> {
+    ('\0'..=char::MAX)
+        .filter_map(|c| Some((c, unicode_names2::name(c)?.to_string())))
+        .filter(|(c, name)| {
+            let by_rule =
+                name.starts_with("HANGUL SYLLABLE ") || name.ends_with(&format!("-{:04X}", *c as u32));
+            !by_rule
+        })
+        .map(|(c, name)| (format!("U+{:04X}", c as u32).into_bytes(), name))
+        .collect()
+}
+
+fn load(client: &mut Client, names: &[Named]) -> Result<()> {
+    let bar = show::bar(names.len() as u64, "  loading", "keys");
+    for chunk in names.chunks(1024) {
+        for answer in client.put_many(chunk)? {
+            answer?;
+        }
+        bar.inc(chunk.len() as u64);
+    }
+    bar.finish_and_clear();
+    Ok(())
+}
+
+/// Reads every key `rounds` times with each GET timed and its value compared, then as often without.
+fn read_all(client: &mut Client, names: &[Named], rounds: u32, outcome: &mut Outcome) -> Result<()> {
+    // Up to a second, with 3 digits.
+    let mut times = Histogram::<u64>::new_with_bounds(1, 1_000_000_000, 3)?;
+    let gets = names.len() as u64 * u64::from(rounds);
+    let bar = show::bar(2 * gets, "  reading", "GETs");
+    let before = client.stats();
+    let mut value = Vec::new();
+    for _ in 0..rounds {
+        for (key, name) in names {
+            let begun = Instant::now();
+            let found = client.get_into(key, &mut value)?;
+            times.saturating_record(begun.elapsed().as_nanos() as u64);
+            match found {
+                false => outcome.missed += 1,
+                true if value != name.as_bytes() => outcome.wrong += 1,
+                true => outcome.found += 1,
+            }
+        }
+        bar.inc(names.len() as u64);
+    }
+    let after = client.stats();
+    outcome.reads_per_get = (after.read.reads - before.read.reads) as f64 / gets as f64;
+    outcome.bytes_per_get = (after.read.bytes - before.read.bytes) as f64 / gets as f64;
+    (outcome.p50_ns, outcome.p99_ns, outcome.p999_ns) =
+        (times.value_at_quantile(0.5), times.value_at_quantile(0.99), times.value_at_quantile(0.999));
+
+    let mut spent = Duration::ZERO;
+    for _ in 0..rounds {
+        let begun = Instant::now();
+        for (key, _) in names {
+            if !client.get_into(key, &mut value)? {
+                outcome.missed += 1;
+            }
+        }
+        spent += begun.elapsed();
+        bar.inc(names.len() as u64);
+    }
+    outcome.gets_per_s = gets as f64 / spent.as_secs_f64();
+    bar.finish_and_clear();
+    Ok(())
+}
+
+/// What becomes of a put when nobody can do it. It writes what is there already: the server finds it in its
+/// socket when it goes on.
+fn put_to_stopped(client: &mut Client, (key, name): &Named) -> Result<String> {
+    match client.put(key, name.as_bytes()) {
+        Err(MutateError::Deadline { deadline, .. }) => Ok(format!("no answer within {deadline:?}")),
+        Err(error) => Err(error).context("a put to the stopped server should have ended in a deadline"),
+        Ok(_) => anyhow::bail!("a put to the stopped server was answered"),
+    }
+}
+
+/// A value that shows which update wrote it, at its beginning and at its end: a mixture of two updates, or
+/// of two keys, is none.
+struct Versioned;
+
+impl Versioned {
+    /// Bytes beside the name.
+    const EXTRA: usize = 10;
+
+    fn value(name: &str, version: u16) -> String {
+        format!("{version:04x} {name} {version:04x}")
+    }
+
+    /// The version in `value` if some update of this key wrote it; 0 for the name alone.
+    fn parse(value: &[u8], name: &str) -> Option<u16> {
+        if value == name.as_bytes() {
+            return Some(0);
+        }
+        let text = std::str::from_utf8(value).ok()?;
+        let (head, rest) = text.split_once(' ')?;
+        let (middle, tail) = rest.rsplit_once(' ')?;
+        (head == tail && middle == name && head.len() == 4).then(|| u16::from_str_radix(head, 16).ok())?
+    }
+}
+
+/// A writer updates all keys round after round; readers check that each value is one that was begun to be
+/// written for its key, and that no reader ever sees an older one than before.
+fn update_and_read(
+    client: &mut Client,
+    names: &[Named],
+    how_long: Duration,
+    outcome: &mut Outcome,
+) -> Result<()> {
+    let newest = AtomicU16::new(0);
+    let done = AtomicBool::new(false);
+    let bar = show::bar(how_long.as_millis() as u64, "  updating and reading", "ms");
+    let until = Instant::now() + how_long;
+    let readers = std::thread::available_parallelism().map_or(1, |n| n.get().saturating_sub(1).clamp(1, 4));
+    let results = std::thread::scope(|scope| {
+        let (newest, done) = (&newest, &done);
+        let readers: Vec<_> = (0..readers)
+            .map(|number| {
+                let client = client.clone();
+                scope.spawn(move || check_while(client, names, number, newest, done))
+            })
+            .collect();
+        let written = write_until(client, names, newest, until, |left| {
+            bar.set_position((how_long - left).as_millis() as u64);
+        });
+        done.store(true, Ordering::Relaxed);
+        let results: Vec<_> = readers.into_iter().map(|reader| reader.join()).collect();
+        outcome.updates = written?;
+        Ok::<_, anyhow::Error>(results)
+    })?;
+    bar.finish_and_clear();
+    for result in results {
+        let seen = result.map_err(|_| anyhow::anyhow!("a reading thread panicked"))??;
+        outcome.gets_while_updating += seen.gets;
+        outcome.missed += seen.missed;
+        outcome.wrong += seen.wrong;
+        outcome.torn_retries += seen.torn_retries;
+        outcome.moved_retries += seen.moved_retries;
+    }
+    Ok(())
+}
+
+fn write_until(
+    client: &mut Client,
+    names: &[Named],
+    newest: &AtomicU16,
+    until: Instant,
+    mut progress: impl FnMut(Duration),
+) -> Result<u64> {
+    let mut updates = 0;
+    for version in 1..=u16::MAX {
+        newest.store(version, Ordering::SeqCst);
+        for chunk in names.chunks(256) {
+            let pairs: Vec<_> =
+                chunk.iter().map(|(key, name)| (key, Versioned::value(name, version))).collect();
+            for answer in client.put_many(&pairs)? {
+                answer?;
+            }
+            updates += chunk.len() as u64;
+            let left = until.saturating_duration_since(Instant::now());
+            progress(left);
+            if left.is_zero() {
+                return Ok(updates);
+            }
+        }
+    }
+    Ok(updates)
+}
+
+#[derive(Default)]
+struct Seen {
+    gets: u64,
+    missed: u64,
+    wrong: u64,
+    torn_retries: u64,
+    moved_retries: u64,
+}
+
+fn check_while(
+    mut client: Client,
+    names: &[Named],
+    number: usize,
+    newest: &AtomicU16,
+    done: &AtomicBool,
+) -> Result<Seen> {
+    let mut seen = Seen::default();
+    let mut last = vec![0u16; names.len()];
+    let mut value = Vec::new();
+    // Readers begin at different keys.
+    let mut at = number * names.len() / 7 % names.len();
+    while !done.load(Ordering::Relaxed) {
+        let (key, name) = &names[at];
+        seen.gets += 1;
+        if !client.get_into(key, &mut value)? {
+            seen.missed += 1;
+        } else {
+            match Versioned::parse(&value, name) {
+                Some(version) if version >= last[at] && version <= newest.load(Ordering::SeqCst) => {
+                    last[at] = version;
+                }
+                _ => seen.wrong += 1,
+            }
+        }
+        at = (at + 1) % names.len();
+    }
+    seen.torn_retries = client.stats().get.retries_torn;
+    seen.moved_retries = client.stats().get.retries_moved;
+    Ok(seen)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The check that finds torn values is itself seen to find them.
+    #[test]
+    fn versioned_values() {
+        let (a, b) = (Versioned::value("TWO WORDS", 7), Versioned::value("TWO WORDS", 8));
+        assert_eq!(Versioned::parse(a.as_bytes(), "TWO WORDS"), Some(7));
+        assert_eq!(Versioned::parse(b"TWO WORDS", "TWO WORDS"), Some(0));
+        let torn = format!("{}{}", &a[..8], &b[8..]);
+        assert_eq!(Versioned::parse(torn.as_bytes(), "TWO WORDS"), None);
+        assert_eq!(Versioned::parse(a.as_bytes(), "OTHER"), None);
+        assert_eq!(a.len(), "TWO WORDS".len() + Versioned::EXTRA);
+    }
+}

@@ -1,0 +1,394 @@
+//! `layouts`: what a GET costs in each layout, counted by the READs that real GETs issue.
+
+use super::measure::{Keys, Phase, Row, Table};
+use super::{plot, show};
+use anyhow::{Context, Result, ensure};
+use clap::{Args, ValueEnum};
+use comfy_table::{Attribute, Cell};
+use indicatif::ProgressBar;
+use oneread::layout::geometry::{Preset, presets};
+use oneread::{Layout, PutError};
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::str::FromStr;
+use std::sync::{Mutex, PoisonError};
+
+/// Measure what a GET costs, layout by layout
+#[derive(Debug, Args)]
+#[command(after_help = "EXAMPLES
+  oneread layouts --list                             names and what they are
+  oneread layouts                                    everything; takes minutes
+  oneread layouts --slots 65536                      smaller tables, quick
+  oneread layouts --preset windowed:8 --preset hopscotch:farm --load 90 --phase steady
+  oneread layouts --load 50,75,90,max --svg layouts.svg
+  oneread layouts --json > layouts.json
+
+Keys of 16 bytes, values of 32: slots of 64 bytes. Every number is counted, none is computed: the READs
+are those that the client's own GET issues, one GET for each key in the table and as many for keys that
+are not. `fresh` tables are filled by inserts alone; `steady` ones then see two deletes and two inserts
+for each key. Load is keys / all slots in use, overflow included; --load asks for keys / main slots.")]
+pub struct Layouts {
+    /// Main slots of each table
+    #[arg(long, default_value_t = 1 << 20, value_parser = clap::value_parser!(u64).range(64..=1 << 32))]
+    slots: u64,
+    /// Only this layout (repeatable)
+    #[arg(long, value_name = "NAME")]
+    preset: Vec<Layout>,
+    /// Loads in percent of the main slots, or `max` for the highest that inserts reach
+    #[arg(long, value_delimiter = ',', default_value = "50,75,90,95")]
+    load: Vec<Load>,
+    /// Filled by inserts alone, or after many deletes and inserts
+    #[arg(long, default_value = "both")]
+    phase: PhaseChoice,
+    /// Which keys are asked for
+    #[arg(long, default_value = "uniform")]
+    keys: KeysChoice,
+    /// Prints the rows as a JSON array
+    #[arg(long)]
+    json: bool,
+    /// Name and describe the layouts, measure nothing
+    #[arg(long)]
+    list: bool,
+    /// Draws the results into this SVG file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Load {
+    Percent(f64),
+    Max,
+}
+
+impl FromStr for Load {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Load, String> {
+        match text.trim().trim_end_matches('%').parse::<f64>() {
+            Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(Load::Percent(percent)),
+            _ if text.trim() == "max" => Ok(Load::Max),
+            _ => Err("a load is a percentage above 0 and up to 100, or `max`".into()),
+        }
+    }
+}
+
+impl Load {
+    fn asked(self) -> Option<f64> {
+        match self {
+            Load::Percent(percent) => Some(percent / 100.0),
+            Load::Max => None,
+        }
+    }
+
+    /// Keys to insert into a table with this many main slots.
+    fn target(self, main_slots: u64) -> u64 {
+        self.asked().map_or(u64::MAX, |load| (load * main_slots as f64).round() as u64)
+    }
+
+    /// The same for the progress bar, which does not know what `max` will be.
+    fn estimate(self, slots: u64) -> u64 {
+        self.target(slots).min(slots)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum PhaseChoice {
+    Fresh,
+    Steady,
+    Both,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum KeysChoice {
+    Uniform,
+    Zipf,
+    Both,
+}
+
+impl KeysChoice {
+    fn list(self) -> &'static [Keys] {
+        match self {
+            KeysChoice::Uniform => &[Keys::Uniform],
+            KeysChoice::Zipf => &[Keys::Zipf],
+            KeysChoice::Both => &[Keys::Uniform, Keys::Zipf],
+        }
+    }
+}
+
+/// Same seed, same table, same numbers.
+const SEED: u64 = 1;
+
+/// One table to fill: the unit of work of a thread.
+#[derive(Clone, Copy)]
+struct Job {
+    /// Rows are printed in this order.
+    order: usize,
+    layout: Layout,
+    /// For a steady table, its load; a fresh one is measured at every load on its way up.
+    steady: Option<Load>,
+}
+
+impl Layouts {
+    pub fn run(mut self) -> Result<ExitCode> {
+        // Ascending, `max` last: a fresh table passes all of them on its way.
+        self.load.sort_by(|a, b| a.asked().unwrap_or(2.0).total_cmp(&b.asked().unwrap_or(2.0)));
+        self.load.dedup();
+        let chosen: Vec<&Preset> =
+            presets().filter(|p| self.preset.is_empty() || self.preset.contains(&p.layout)).collect();
+        if self.list {
+            show::say(list(&chosen, self.json))?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        let jobs = self.jobs(&chosen);
+        let bar = show::bar(jobs.iter().map(|job| self.work(job)).sum(), "measuring", "operations");
+        let rows = self.run_jobs(jobs, &bar)?;
+        bar.finish_and_clear();
+        if self.json {
+            show::say(serde_json::to_string_pretty(&rows)?)?;
+        } else {
+            show::say(table(&chosen, &rows))?;
+        }
+        if let Some(path) = &self.svg {
+            plot::draw(path, &rows).with_context(|| format!("drawing {}", path.display()))?;
+            show::complain(format_args!("oneread: wrote {}", path.display()));
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn jobs(&self, chosen: &[&Preset]) -> VecDeque<Job> {
+        let mut jobs = VecDeque::new();
+        for preset in chosen {
+            let layout = preset.layout;
+            if self.phase != PhaseChoice::Steady {
+                jobs.push_back(Job { order: jobs.len(), layout, steady: None });
+            }
+            if self.phase != PhaseChoice::Fresh {
+                for &load in &self.load {
+                    jobs.push_back(Job { order: jobs.len(), layout, steady: Some(load) });
+                }
+            }
+        }
+        jobs
+    }
+
+    /// Operations of a job: inserts, pairs, and GETs.
+    fn work(&self, job: &Job) -> u64 {
+        let gets = 2 * self.keys.list().len() as u64;
+        match job.steady {
+            None => {
+                let highest = self.load.last().map_or(0, |load| load.estimate(self.slots));
+                highest + gets * self.load.iter().map(|load| load.estimate(self.slots)).sum::<u64>()
+            }
+            Some(load) => (1 + 2 + gets) * load.estimate(self.slots),
+        }
+    }
+
+    /// A thread per CPU takes table after table. Simulated time and fixed seeds: the numbers do not depend
+    /// on the threads.
+    fn run_jobs(&self, jobs: VecDeque<Job>, bar: &ProgressBar) -> Result<Vec<Row>> {
+        let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(jobs.len()).max(1);
+        let jobs = Mutex::new(jobs);
+        let next = || jobs.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+        let work = || {
+            let mut done = Vec::new();
+            while let Some(job) = next() {
+                let rows = match job.steady {
+                    None => self.fresh(job.layout, bar),
+                    Some(load) => self.steady(job.layout, load, bar),
+                };
+                done.push((job.order, rows.with_context(|| format!("measuring {}", job.layout))?));
+            }
+            Ok(done)
+        };
+        let results: Vec<Result<Vec<(usize, Vec<Row>)>>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+            threads
+                .into_iter()
+                .map(|thread| {
+                    thread.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a measuring thread panicked")))
+                })
+                .collect()
+        });
+        let mut rows = Vec::new();
+        for result in results {
+            rows.extend(result?);
+        }
+        rows.sort_by_key(|(order, _)| *order);
+        Ok(rows.into_iter().flat_map(|(_, rows)| rows).collect())
+    }
+
+    /// One table, filled once, measured at each load.
+    fn fresh(&self, layout: Layout, bar: &ProgressBar) -> Result<Vec<Row>> {
+        let mut table = Table::new(layout, self.slots, SEED)?;
+        let mut rows = Vec::new();
+        for &load in &self.load {
+            let full = self.fill(&mut table, load, bar)?;
+            let counts = table.counts();
+            let moves = counts.moves as f64 / counts.inserts.max(1) as f64;
+            self.rows(&mut table, Phase::Fresh, load, moves, bar, &mut rows)?;
+            if full {
+                note_unreached(layout, Phase::Fresh, load, &rows, bar);
+                break;
+            }
+        }
+        Ok(rows)
+    }
+
+    /// A new table, filled and then churned: two pairs of a delete and an insert for each key.
+    fn steady(&self, layout: Layout, load: Load, bar: &ProgressBar) -> Result<Vec<Row>> {
+        let mut table = Table::new(layout, self.slots, SEED)?;
+        let mut rows = Vec::new();
+        let full = self.fill(&mut table, load, bar)?;
+        let before = table.counts();
+        let pairs = 2 * table.live();
+        let mut refused = 0;
+        for pair in 1..=pairs {
+            match table.churn() {
+                Ok(()) => {}
+                // One key less from here on: at the limit, the load settles just below it.
+                Err(PutError::Full { .. }) => refused += 1,
+                Err(error) => return Err(error.into()),
+            }
+            if pair % STEP == 0 {
+                bar.inc(STEP);
+            }
+        }
+        let moves = (table.counts().moves - before.moves) as f64 / pairs.max(1) as f64;
+        self.rows(&mut table, Phase::Steady, load, moves, bar, &mut rows)?;
+        if full {
+            note_unreached(layout, Phase::Steady, load, &rows, bar);
+        } else if refused > 0 {
+            let reached = rows.last().map_or(0.0, |row| 100.0 * row.load_main);
+            note(
+                bar,
+                &format!(
+                    "{layout}: {refused} of {pairs} steady inserts found no room; the row is for the {reached:.1} % that remained"
+                ),
+            );
+        }
+        Ok(rows)
+    }
+
+    /// Inserts up to `load`. Did the table get full before?
+    fn fill(&self, table: &mut Table, load: Load, bar: &ProgressBar) -> Result<bool> {
+        let target = load.target(table.counts().main_slots);
+        while table.live() < target {
+            match table.insert() {
+                Ok(()) => {}
+                Err(PutError::Full { .. }) => return Ok(true),
+                Err(error) => return Err(error.into()),
+            }
+            if table.live() % STEP == 0 {
+                bar.inc(STEP);
+            }
+        }
+        Ok(false)
+    }
+
+    fn rows(
+        &self,
+        table: &mut Table,
+        phase: Phase,
+        load: Load,
+        moves: f64,
+        bar: &ProgressBar,
+        rows: &mut Vec<Row>,
+    ) -> Result<()> {
+        ensure!(table.live() > 0, "a table of {} slots takes no key at this load", self.slots);
+        for &keys in self.keys.list() {
+            rows.push(table.row(phase, keys, load.asked(), moves)?);
+            bar.inc(2 * table.live());
+        }
+        Ok(())
+    }
+}
+
+/// The bar is told every so many operations.
+const STEP: u64 = 1024;
+
+fn note(bar: &ProgressBar, text: &str) {
+    bar.suspend(|| show::complain(format_args!("oneread: {text}")));
+}
+
+fn note_unreached(layout: Layout, phase: Phase, load: Load, rows: &[Row], bar: &ProgressBar) {
+    let (Some(asked), Some(row)) = (load.asked(), rows.last()) else { return };
+    note(
+        bar,
+        &format!(
+            "{layout}, {}: load {:.0} % was not reached; the row is for {:.1} %, where the table was full",
+            phase_name(phase),
+            100.0 * asked,
+            100.0 * row.load_main
+        ),
+    );
+}
+
+fn phase_name(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Fresh => "fresh",
+        Phase::Steady => "steady",
+    }
+}
+
+fn list(chosen: &[&Preset], json: bool) -> String {
+    if json {
+        let list: Vec<_> = chosen
+            .iter()
+            .map(|p| serde_json::json!({ "layout": p.layout.to_string(), "summary": p.summary, "design_load": p.design_load }))
+            .collect();
+        return serde_json::Value::from(list).to_string();
+    }
+    let mut table = show::table(["layout", "what it is", "sized for"]);
+    for preset in chosen {
+        table.add_row(vec![
+            Cell::new(preset.layout).add_attribute(Attribute::Bold),
+            Cell::new(preset.summary),
+            show::number(format_args!("{} % load", preset.design_load)),
+        ]);
+    }
+    table.to_string()
+}
+
+fn table(chosen: &[&Preset], rows: &[Row]) -> comfy_table::Table {
+    let mut table = show::table([
+        "layout",
+        "phase",
+        "keys",
+        "load",
+        "true load",
+        "READs hit",
+        "READs miss",
+        "bytes hit",
+        "bytes miss",
+        "moves/insert",
+    ]);
+    for preset in chosen {
+        let family = preset.layout.family.name();
+        let ours = rows.iter().filter(|row| row.family == family && row.preset == preset.name);
+        for (number, row) in ours.enumerate() {
+            let name = match number {
+                0 => Cell::new(preset.layout).add_attribute(Attribute::Bold),
+                _ => Cell::new(""),
+            };
+            let load = format!(
+                "{:.0} %{}",
+                100.0 * row.load_main,
+                if row.load_asked.is_none() { " max" } else { "" }
+            );
+            table.add_row(vec![
+                name,
+                Cell::new(phase_name(row.phase)),
+                Cell::new(if row.keys == Keys::Uniform { "uniform" } else { "zipf" }),
+                show::number(load),
+                show::number(format_args!("{:.1} %", 100.0 * row.load_true)),
+                show::number(format_args!("{:.4}", row.reads_hit)),
+                show::number(format_args!("{:.4}", row.reads_miss)),
+                show::number(format_args!("{:.0}", row.bytes_hit)),
+                show::number(format_args!("{:.0}", row.bytes_miss)),
+                show::number(format_args!("{:.3}", row.moves_per_insert)),
+            ]);
+        }
+    }
+    table
+}

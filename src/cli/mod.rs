@@ -1,0 +1,126 @@
+//! What the command line takes, and who does it.
+
+mod bench;
+mod child;
+mod data;
+mod demo;
+mod layouts;
+mod measure;
+mod plot;
+mod records;
+mod serve;
+pub mod show;
+mod stat;
+
+use clap::{Args, Parser, Subcommand};
+use oneread::{Address, Client, ClientOptions};
+use std::io;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// A hash index in a server's memory that clients search by themselves.
+///
+/// A server holds the table; clients map it (or, with RDMA, READ it) and look keys up without the
+/// server's CPU. The server only makes the changes.
+#[derive(Debug, Parser)]
+#[command(
+    name = "oneread",
+    version,
+    after_help = "EXAMPLES
+  oneread demo                                  the first minute: watch it work on real data
+  oneread serve &                               serve a table of a million keys at the default address
+  oneread put greeting hello                    the server does this
+  oneread get greeting                          the server knows nothing of this
+  oneread load words.tsv                        many keys from a file
+  oneread layouts --slots 65536                 what a GET costs, layout by layout
+
+`oneread COMMAND --help` has examples for each command. RUST_LOG=debug tells more on stderr."
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    Serve(serve::Serve),
+    Get(data::Get),
+    Put(data::Put),
+    Del(data::Del),
+    Load(data::Load),
+    Dump(data::Dump),
+    Stat(stat::Stat),
+    Inspect(stat::Inspect),
+    Layouts(layouts::Layouts),
+    Bench(bench::Bench),
+    Demo(demo::Demo),
+}
+
+impl Command {
+    /// What is logged when RUST_LOG does not say.
+    pub fn log_filter(&self) -> tracing_subscriber::EnvFilter {
+        tracing_subscriber::EnvFilter::new(match self {
+            // A client that lives as long as one command reports a lost server as its error.
+            Command::Serve(_) => "warn",
+            _ => "error",
+        })
+    }
+}
+
+/// Does what was asked. Errors of use end the process with status 2 before this.
+pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
+    match cli.command {
+        Command::Serve(command) => command.run(),
+        Command::Get(command) => command.run(),
+        Command::Put(command) => command.run(),
+        Command::Del(command) => command.run(),
+        Command::Load(command) => command.run(),
+        Command::Dump(command) => command.run(),
+        Command::Stat(command) => command.run(),
+        Command::Inspect(command) => command.run(),
+        Command::Layouts(command) => command.run(),
+        Command::Bench(command) => command.run(),
+        Command::Demo(command) => command.run(),
+    }
+}
+
+/// Which server.
+#[derive(Clone, Debug, Args)]
+pub struct At {
+    /// The server's address, as in shm:/run/user/1000/oneread.sock [default: this user's]
+    #[arg(long, value_name = "ADDRESS", env = "ONEREAD_AT", hide_env_values = true)]
+    at: Option<Address>,
+}
+
+impl At {
+    pub fn address(&self) -> Address {
+        self.at.clone().unwrap_or_else(Address::default_of_user)
+    }
+}
+
+/// Which server, and how long to wait for it.
+#[derive(Clone, Debug, Args)]
+pub struct Server {
+    #[command(flatten)]
+    pub at: At,
+    /// Longest wait for the server's answer, in milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 5000)]
+    deadline_ms: u64,
+}
+
+impl Server {
+    pub fn connect(&self) -> Result<Client, oneread::ConnectError> {
+        let deadline = Duration::from_millis(self.deadline_ms);
+        Client::connect_with(&self.at.address(), ClientOptions { deadline, ..ClientOptions::default() })
+    }
+}
+
+/// Did somebody stop reading our output?
+pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// Exit status 1: it worked, but not for everything that was named.
+pub fn status(all_well: bool) -> ExitCode {
+    if all_well { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

@@ -1,0 +1,151 @@
+//! How numbers, tables and progress look. Results go to stdout; progress and complaints go to stderr.
+
+use comfy_table::{Attribute, Cell, CellAlignment, ContentArrangement, Table, presets};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::fmt::Display;
+use std::io::{self, IsTerminal, Write};
+
+/// 1234567 as 1,234,567.
+pub fn count(n: u64) -> String {
+    let digits = n.to_string();
+    let mut out = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// Bytes in units of 1024, with three significant digits.
+pub fn bytes(n: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = n as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    match (unit, value) {
+        (0, _) => format!("{n} B"),
+        (_, v) if v < 10.0 => format!("{v:.2} {}", UNITS[unit]),
+        (_, v) if v < 100.0 => format!("{v:.1} {}", UNITS[unit]),
+        (_, v) => format!("{v:.0} {}", UNITS[unit]),
+    }
+}
+
+/// Nanoseconds in a unit that suits.
+pub fn nanos(ns: f64) -> String {
+    match ns {
+        n if n < 1_000.0 => format!("{n:.0} ns"),
+        n if n < 1_000_000.0 => format!("{:.2} us", n / 1e3),
+        n => format!("{:.2} ms", n / 1e6),
+    }
+}
+
+/// Events per second.
+pub fn rate(per_second: f64) -> String {
+    match per_second {
+        r if r >= 1e6 => format!("{:.2} M/s", r / 1e6),
+        r if r >= 1e3 => format!("{:.0} k/s", r / 1e3),
+        r => format!("{r:.0} /s"),
+    }
+}
+
+/// A table with these column heads.
+pub fn table<const N: usize>(heads: [&str; N]) -> Table {
+    let mut table = plain_table();
+    table.set_header(heads.map(|head| Cell::new(head).add_attribute(Attribute::Bold)));
+    table
+}
+
+/// A table without heads: names on the left, values on the right.
+pub fn facts() -> Table {
+    plain_table()
+}
+
+fn plain_table() -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Dynamic);
+    table
+}
+
+/// Numbers stand flush right.
+pub fn number(value: impl Display) -> Cell {
+    Cell::new(value).set_alignment(CellAlignment::Right)
+}
+
+/// Bytes as text, what is not printable escaped, at most `max` characters.
+pub fn text(bytes: &[u8], max: usize) -> String {
+    let text: String = match std::str::from_utf8(bytes) {
+        Ok(text) => text
+            .chars()
+            .flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] })
+            .collect(),
+        Err(_) => bytes.escape_ascii().to_string(),
+    };
+    match text.char_indices().nth(max) {
+        Some((cut, _)) => format!("{}…", &text[..cut]),
+        None => text,
+    }
+}
+
+/// stdout, buffered. Flush it: a broken pipe shows then.
+pub fn out() -> io::BufWriter<io::StdoutLock<'static>> {
+    io::BufWriter::new(io::stdout().lock())
+}
+
+/// A line on stdout, at once.
+pub fn say(line: impl Display) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{line}")?;
+    out.flush()
+}
+
+/// A line on stderr; who does not read it does not stop us.
+pub fn complain(line: impl Display) {
+    let _ = writeln!(io::stderr().lock(), "{line}");
+}
+
+/// An error and its causes, but for those that it names itself.
+pub fn chain(error: &anyhow::Error) -> String {
+    error.chain().map(ToString::to_string).fold(String::new(), |told, cause| {
+        if told.is_empty() {
+            cause
+        } else if told.contains(&cause) {
+            told
+        } else {
+            format!("{told}: {cause}")
+        }
+    })
+}
+
+/// A bar on stderr, hidden when that is no terminal. `unit` is what is counted.
+pub fn bar(length: u64, what: &'static str, unit: &str) -> ProgressBar {
+    let template =
+        format!("{{prefix:<22}} {{bar:32.cyan/blue}} {{human_pos}}/{{human_len}} {unit}  {{eta}} left");
+    styled(ProgressBar::new(length), what, &template)
+}
+
+/// A bar over the bytes of a file.
+pub fn byte_bar(length: u64, what: &'static str) -> ProgressBar {
+    let template = "{prefix:<22} {bar:32.cyan/blue} {bytes}/{total_bytes}  {msg}  {eta} left";
+    styled(ProgressBar::new(length), what, template)
+}
+
+/// For work of unknown length.
+pub fn spinner(what: &'static str, unit: &str) -> ProgressBar {
+    let template = format!("{{prefix:<22}} {{spinner}} {{human_pos}} {unit}  {{msg}}");
+    styled(ProgressBar::new_spinner(), what, &template)
+}
+
+fn styled(bar: ProgressBar, what: &'static str, template: &str) -> ProgressBar {
+    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    bar.with_style(style.progress_chars("━╸─")).with_prefix(what)
+}
+
+/// Emphasis where somebody looks, none in a file.
+pub fn bold(text: &str) -> String {
+    if io::stdout().is_terminal() { format!("\x1b[1m{text}\x1b[0m") } else { text.into() }
+}

@@ -1,0 +1,479 @@
+//! `stat` and `inspect`: what the server says of itself, and what stands in the region.
+
+use super::{At, Server, serve, show};
+use anyhow::{Context, Result};
+use clap::Args;
+use comfy_table::{Attribute, Cell, Color};
+use oneread::inspect::{Inspector, Occupancy, SlotReport};
+use oneread::layout::control::Phase;
+use oneread::layout::geometry::Geometry;
+use oneread::layout::slot::Torn;
+use oneread::layout::superblock::Superblock;
+use oneread::region::Region;
+use oneread::{Client, ClientOptions, ConnectError};
+use serde_json::json;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Print the server's counters and the shape of its table
+#[derive(Debug, Args)]
+#[command(after_help = "EXAMPLES
+  oneread stat
+  oneread stat --json | jq .server.keys
+
+The server answers this one. `oneread inspect` looks into the table without it.")]
+pub struct Stat {
+    /// Prints one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    server: Server,
+}
+
+impl Stat {
+    pub fn run(self) -> Result<ExitCode> {
+        let mut client = self.server.connect()?;
+        let stats = client.server_stats()?;
+        let geometry = client.geometry();
+        let inspector = Inspector::new(client.region(), geometry);
+        let load = stats.keys as f64 / stats.slots as f64;
+        if self.json {
+            show::say(json!({
+                "address": client.address().to_string(),
+                "server": {
+                    "pid": stats.pid,
+                    "incarnation": stats.incarnation,
+                    "clients": stats.clients,
+                    "keys": stats.keys,
+                    "load": load,
+                    "inserts": stats.inserts,
+                    "updates": stats.updates,
+                    "removes": stats.removes,
+                    "moves": stats.moves,
+                    "homings": stats.homings,
+                    "waits": stats.waits,
+                    "slots": stats.slots,
+                },
+                "geometry": geometry_json(geometry),
+                "region": { "phase": phase(inspector.state().phase), "moves_begun": inspector.moves_begun() },
+            }))?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        let mut table = show::facts();
+        let n = |n: u64| show::number(show::count(n));
+        table.add_row(vec![Cell::new("server"), show::number(format_args!("{}", client.address()))]);
+        table.add_row(vec![Cell::new("process"), show::number(stats.pid)]);
+        table.add_row(vec![Cell::new("servers of this table so far"), n(stats.incarnation)]);
+        table.add_row(vec![Cell::new("connections"), n(stats.clients)]);
+        table.add_row(vec![Cell::new("keys").add_attribute(Attribute::Bold), n(stats.keys)]);
+        table.add_row(vec![Cell::new("load"), show::number(format_args!("{:.1} %", 100.0 * load))]);
+        table.add_row(vec![Cell::new("inserts since it started"), n(stats.inserts)]);
+        table.add_row(vec![Cell::new("updates"), n(stats.updates)]);
+        table.add_row(vec![Cell::new("removes"), n(stats.removes)]);
+        table.add_row(vec![Cell::new("keys moved"), n(stats.moves)]);
+        table.add_row(vec![Cell::new("  of these, brought home"), n(stats.homings)]);
+        table.add_row(vec![Cell::new("puts that waited for a grace period"), n(stats.waits)]);
+        add_geometry(&mut table, geometry);
+        show::say(table)?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Where a region is to be had: from a server, or from a file.
+#[derive(Debug, Args)]
+pub struct Source {
+    #[command(flatten)]
+    at: At,
+    /// A region file, without asking any server; goes before --at
+    #[arg(long, value_name = "FILE")]
+    region: Option<PathBuf>,
+}
+
+/// A region that can be looked into.
+pub enum Opened {
+    Served(Box<Client>),
+    File { region: Region, geometry: Box<Geometry>, name: String },
+}
+
+impl Source {
+    /// Opens the region: the file that was named; what the server hands over; or, when no server answers,
+    /// the file that a server at this address would have left.
+    pub fn open(&self) -> Result<Opened> {
+        if let Some(path) = &self.region {
+            return open_file(path);
+        }
+        /// A server that runs hands its region over in much less.
+        const DEADLINE: Duration = Duration::from_secs(1);
+        let address = self.at.address();
+        let options = ClientOptions { deadline: DEADLINE, ..ClientOptions::default() };
+        let error = match Client::connect_with(&address, options) {
+            Ok(client) => return Ok(Opened::Served(Box::new(client))),
+            Err(error) => error,
+        };
+        let left = serve::region_file(&address);
+        match error {
+            ConnectError::NotThere { .. } | ConnectError::Link { .. } if left.exists() => {
+                show::complain(format_args!(
+                    "oneread: no server answers at {address}; reading the file {}",
+                    left.display()
+                ));
+                open_file(&left)
+            }
+            error => Err(error.into()),
+        }
+    }
+}
+
+fn open_file(path: &Path) -> Result<Opened> {
+    let name = path.display().to_string();
+    let file = File::open(path).with_context(|| format!("opening {name}"))?;
+    anyhow::ensure!(file.metadata()?.is_file(), "{name} is no file; name a file that `oneread serve` made");
+    anyhow::ensure!(file.metadata()?.len() > 0, "{name} is empty; name a file that `oneread serve` made");
+    let region = Region::map_shared(file.into())?;
+    let (geometry, _) = Inspector::superblock(&region).with_context(|| name.clone())?;
+    Ok(Opened::File { region, geometry: Box::new(geometry), name })
+}
+
+impl Opened {
+    pub fn region(&self) -> &Region {
+        match self {
+            Opened::Served(client) => client.region(),
+            Opened::File { region, .. } => region,
+        }
+    }
+
+    pub fn geometry(&self) -> &Geometry {
+        match self {
+            Opened::Served(client) => client.geometry(),
+            Opened::File { geometry, .. } => geometry,
+        }
+    }
+
+    pub fn inspector(&self) -> Inspector<'_> {
+        Inspector::new(self.region(), self.geometry())
+    }
+
+    fn name(&self) -> String {
+        match self {
+            Opened::Served(client) => client.address().to_string(),
+            Opened::File { name, .. } => name.clone(),
+        }
+    }
+}
+
+/// Look into a table: superblock, slots in use, the windows of a key
+#[derive(Debug, Args)]
+#[command(after_help = "EXAMPLES
+  oneread inspect                               superblock, and slots counted by what they hold
+  oneread inspect --key greeting --quick        where a GET of this key looks, slot by slot
+  oneread inspect --region /dev/shm/t.region    a file, whether or not a server has it open
+
+Asks the server for nothing but the region, and does without it if there is a file.")]
+pub struct Inspect {
+    #[command(flatten)]
+    source: Source,
+    /// Show this key's windows slot by slot
+    #[arg(long)]
+    key: Option<String>,
+    /// The key is in hex
+    #[arg(long, requires = "key")]
+    hex: bool,
+    /// Do not read and count the whole table
+    #[arg(long)]
+    quick: bool,
+    /// Prints one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// What a GET of one key meets.
+struct KeyView {
+    key: Vec<u8>,
+    /// Each window's slots.
+    windows: Vec<Vec<SlotReport>>,
+    /// The home's filter sends a GET beyond the first window.
+    filter: bool,
+}
+
+impl KeyView {
+    fn read(inspector: &Inspector<'_>, key: Vec<u8>) -> KeyView {
+        let (windows, filter) = inspector.windows(&key);
+        let windows = windows.iter().map(|w| w.iter().map(|slot| inspector.slot(slot)).collect()).collect();
+        KeyView { key, windows, filter }
+    }
+
+    fn is_match(&self, slot: &SlotReport) -> bool {
+        slot.verdict.is_ok() && slot.key == self.key
+    }
+
+    fn found_in(&self) -> Option<usize> {
+        self.windows.iter().position(|slots| slots.iter().any(|slot| self.is_match(slot)))
+    }
+
+    /// READs of a GET that nothing disturbs.
+    fn reads(&self) -> usize {
+        match self.found_in() {
+            Some(window) => window + 1,
+            None if self.filter => self.windows.len(),
+            None => 1,
+        }
+    }
+}
+
+impl Inspect {
+    pub fn run(self) -> Result<ExitCode> {
+        let opened = self.source.open()?;
+        let inspector = opened.inspector();
+        let (geometry, superblock) = Inspector::superblock(opened.region()).with_context(|| opened.name())?;
+        let key = match &self.key {
+            Some(text) if self.hex => Some(super::records::from_hex(text).map_err(anyhow::Error::msg)?),
+            Some(text) => Some(text.clone().into_bytes()),
+            None => None,
+        };
+        if let Some(key) = &key {
+            let max = geometry.key_max();
+            anyhow::ensure!(
+                !key.is_empty() && key.len() <= max,
+                "the key is {} bytes long, this table takes 1 to {max}",
+                key.len()
+            );
+        }
+        let occupancy = (!self.quick).then(|| {
+            let bar = show::bar(geometry.slots(), "reading the table", "slots");
+            let found = inspector.occupancy(|slot| {
+                if slot % 4096 == 0 {
+                    bar.set_position(slot);
+                }
+            });
+            bar.finish_and_clear();
+            found
+        });
+        let key = key.map(|key| KeyView::read(&inspector, key));
+        if self.json {
+            show::say(json!({
+                "source": opened.name(),
+                "superblock": superblock_json(&superblock, &geometry),
+                "phase": phase(inspector.state().phase),
+                "moves_begun": inspector.moves_begun(),
+                "occupancy": occupancy.map(|found| json!({
+                    "live_main": found.live_main,
+                    "live_overflow": found.live_overflow,
+                    "displaced": found.displaced,
+                    "ghosts": found.ghosts,
+                    "filters": found.filters,
+                    "torn": found.torn,
+                })),
+                "key": key.as_ref().map(key_json),
+            }))?;
+        } else {
+            show::say(superblock_table(&opened.name(), &superblock, &geometry, &inspector))?;
+            if let Some(found) = occupancy {
+                show::say(occupancy_table(&found, &geometry))?;
+            }
+            if let Some(key) = &key {
+                show::say(key_story(key))?;
+                show::say(key_table(key))?;
+            }
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn phase(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Starting => "starting",
+        Phase::Serving => "serving",
+        Phase::Retired => "retired",
+    }
+}
+
+fn verdict(slot: &SlotReport) -> &'static str {
+    match slot.verdict {
+        Ok(()) if slot.key.is_empty() => "free",
+        Ok(()) => "ok",
+        Err(Torn::Writing) => "being written",
+        Err(Torn::Stamps) => "torn: stamps differ",
+        Err(Torn::Lengths) => "torn: lengths",
+        Err(Torn::Crc) => "torn: checksum",
+    }
+}
+
+fn geometry_json(geometry: &Geometry) -> serde_json::Value {
+    json!({
+        "layout": geometry.layout().to_string(),
+        "main_slots": geometry.main_slots(),
+        "slots": geometry.slots(),
+        "slot_bytes": geometry.shape().bytes(),
+        "window_slots": geometry.layout().window_slots(),
+        "window_bytes": geometry.window_bytes(geometry.window(0)),
+        "overflow_blocks": geometry.overflow_blocks(),
+        "key_max": geometry.key_max(),
+        "value_max": geometry.value_max(),
+        "grace_us": geometry.grace().as_micros() as u64,
+        "region_bytes": geometry.region_bytes(),
+    })
+}
+
+fn add_geometry(table: &mut comfy_table::Table, geometry: &Geometry) {
+    let layout = geometry.layout();
+    let window = geometry.window_bytes(geometry.window(0));
+    let main = show::count(geometry.main_slots());
+    let over = geometry.overflow_blocks() * u64::from(layout.block_slots);
+    let slots = if over == 0 { main } else { format!("{main} and {} overflow", show::count(over)) };
+    let rows = [
+        ("layout", layout.to_string()),
+        ("slots", slots),
+        ("one slot", format!("{} bytes", geometry.shape().bytes())),
+        ("one READ", format!("{} slots, {} bytes", layout.window_slots(), show::count(window))),
+        ("longest key", format!("{} bytes", geometry.key_max())),
+        ("longest value", format!("{} bytes", geometry.value_max())),
+        ("grace time", format!("{:?}", geometry.grace())),
+        ("region", show::bytes(geometry.region_bytes())),
+    ];
+    for (name, value) in rows {
+        table.add_row(vec![Cell::new(name), show::number(value)]);
+    }
+}
+
+fn superblock_json(superblock: &Superblock, geometry: &Geometry) -> serde_json::Value {
+    let mut out = geometry_json(geometry);
+    out["version"] = json!(superblock.version);
+    out["generation"] = json!(superblock.generation);
+    out["incarnation"] = json!(superblock.incarnation);
+    out["homes"] = json!(superblock.homes);
+    out["table_offset"] = json!(superblock.table_offset);
+    out["created"] = json!(superblock.created);
+    out["crc"] = json!(superblock.crc);
+    out
+}
+
+fn superblock_table(
+    name: &str,
+    superblock: &Superblock,
+    geometry: &Geometry,
+    inspector: &Inspector<'_>,
+) -> comfy_table::Table {
+    let mut table = show::facts();
+    let state = inspector.state();
+    let state = match state.phase {
+        Phase::Serving => format!("in service, or left so by server {}", state.incarnation),
+        other => format!("{} (server {})", phase(other), state.incarnation),
+    };
+    table.add_row(vec![Cell::new("table at"), show::number(name)]);
+    table.add_row(vec![Cell::new("state"), show::number(state)]);
+    table.add_row(vec![Cell::new("format"), show::number(format_args!("version {}", superblock.version))]);
+    table.add_row(vec![Cell::new("made"), show::number(ago(superblock.created))]);
+    table.add_row(vec![Cell::new("moves begun"), show::number(show::count(inspector.moves_begun()))]);
+    add_geometry(&mut table, geometry);
+    table
+}
+
+fn ago(created: u64) -> String {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |t| t.as_secs());
+    match now.saturating_sub(created) {
+        s if s < 120 => format!("{s} seconds ago"),
+        s if s < 7200 => format!("{} minutes ago", s / 60),
+        s if s < 172_800 => format!("{} hours ago", s / 3600),
+        s => format!("{} days ago", s / 86400),
+    }
+}
+
+fn occupancy_table(found: &Occupancy, geometry: &Geometry) -> comfy_table::Table {
+    let mut table = show::table(["slots", "count", "of main slots"]);
+    let main = geometry.main_slots() as f64;
+    let mut row = |what: &str, n: u64| {
+        table.add_row(vec![
+            Cell::new(what),
+            show::number(show::count(n)),
+            show::number(format_args!("{:.2} %", 100.0 * n as f64 / main)),
+        ]);
+    };
+    row("with a key", found.live_main);
+    if geometry.layout().block_slots > 0 {
+        row("overflow slots with a key", found.live_overflow);
+    }
+    row("keys outside their first window", found.displaced);
+    row("homes whose filter names one", found.filters);
+    row("with a ghost of a moved key", found.ghosts);
+    row("not acceptable to a reader", found.torn);
+    table
+}
+
+fn key_story(key: &KeyView) -> String {
+    let name = show::text(&key.key, 40);
+    let reads = match key.reads() {
+        1 => "1 READ".into(),
+        n => format!("{n} READs"),
+    };
+    match key.found_in() {
+        Some(0) => format!("key {name:?}: found in its first window, {reads}"),
+        Some(n) => format!("key {name:?}: found in window {n}, where the filter sends a GET; {reads}"),
+        None if key.filter => format!(
+            "key {name:?}: absent, {reads}: the filter names a displaced key with the same bit, so a GET looks on"
+        ),
+        None => {
+            format!("key {name:?}: absent, {reads}: the filter says that no key was displaced to elsewhere")
+        }
+    }
+}
+
+fn key_table(key: &KeyView) -> comfy_table::Table {
+    let mut table =
+        show::table(["window", "slot", "stamp", "key", "value", "ghost", "filter/link", "verdict"]);
+    for (number, slots) in key.windows.iter().enumerate() {
+        for (at, slot) in slots.iter().enumerate() {
+            let header = &slot.header;
+            let mut row = vec![
+                Cell::new(if at == 0 { number.to_string() } else { String::new() }),
+                show::number(slot.slot.0),
+                show::number(header.stamp),
+                Cell::new(show::text(&slot.key, 32)),
+                Cell::new(show::text(&slot.value, 24)),
+                Cell::new(if header.ghost == 0 { String::new() } else { format!("{:02x}", header.ghost) }),
+                Cell::new(if header.aux == 0 { String::new() } else { format!("{:08x}", header.aux) }),
+                Cell::new(if key.is_match(slot) { "match" } else { verdict(slot) }),
+            ];
+            if key.is_match(slot) {
+                row = row.into_iter().map(|c| c.fg(Color::Green).add_attribute(Attribute::Bold)).collect();
+            } else if slot.verdict.is_err() {
+                row = row.into_iter().map(|c| c.fg(Color::Red)).collect();
+            }
+            table.add_row(row);
+        }
+    }
+    table
+}
+
+fn key_json(key: &KeyView) -> serde_json::Value {
+    let windows: Vec<_> = key
+        .windows
+        .iter()
+        .map(|slots| {
+            let slots: Vec<_> = slots
+                .iter()
+                .map(|slot| {
+                    json!({
+                        "slot": slot.slot.0,
+                        "stamp": slot.header.stamp,
+                        "key": String::from_utf8_lossy(&slot.key),
+                        "value_hex": super::records::to_hex(&slot.value),
+                        "ghost": slot.header.ghost,
+                        "aux": slot.header.aux,
+                        "verdict": verdict(slot),
+                        "match": key.is_match(slot),
+                    })
+                })
+                .collect();
+            json!(slots)
+        })
+        .collect();
+    json!({
+        "key": String::from_utf8_lossy(&key.key),
+        "found_in_window": key.found_in(),
+        "filter_names_displaced": key.filter,
+        "reads": key.reads(),
+        "windows": windows,
+    })
+}
