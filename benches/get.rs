@@ -39,8 +39,7 @@ fn next(state: &mut u64) -> u64 {
 
 fn index(layout: &str) -> Index {
     let layout: Layout = layout.parse().expect("a preset");
-    let config =
-        Config { layout, size: Size::Keys(KEYS), key_max: 16, value_max: 32, ..Config::default() };
+    let config = Config { layout, size: Size::Keys(KEYS), key_max: 16, value_max: 32, ..Config::default() };
     let geometry = config.geometry().expect("possible");
     let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).expect("memory");
     let index = Index::create(region, geometry, Clock::System);
@@ -57,7 +56,11 @@ fn get(c: &mut Criterion) {
     let lines = vec![[1u64; 8]; (KEYS as usize).next_power_of_two()];
     let mut state = 1;
     group.bench_function("bare 64-byte read", |b| {
-        b.iter(|| black_box(lines[oneread::layout::hash::reduce(mix(next(&mut state)), lines.len() as u64) as usize]))
+        b.iter(|| {
+            black_box(
+                lines[oneread::layout::hash::reduce(mix(next(&mut state)), lines.len() as u64) as usize],
+            )
+        })
     });
 
     for layout in ["windowed:8", "windowed:16", "farm", "cluster"] {

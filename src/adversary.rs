@@ -147,10 +147,9 @@ impl World {
     /// Puts a new value; `false` when the table is full.
     pub fn put(&mut self, number: KeyNumber) -> bool {
         self.operations += 1;
-        let mut value = vec![number as u8; self.scene.value_bytes];
+        // Every word differs from every other value's: a mixture of two is never taken for either.
         let stamp = self.operations.to_le_bytes();
-        let n = value.len().min(stamp.len());
-        value[..n].copy_from_slice(&stamp[..n]);
+        let value: Vec<u8> = stamp.iter().cycle().take(self.scene.value_bytes).copied().collect();
         let from = self.now();
         match self.index.put(&key(number), &value, PutMode::Upsert) {
             Ok(_) => {
@@ -202,7 +201,7 @@ impl World {
             return Ok(n);
         }
         let show = |n: usize, v: &Version| match &v.value {
-            Some(value) => format!("#{n} value {}", u64_of(value)),
+            Some(value) => format!("#{n} {}", show_value(value)),
             None => format!("#{n} absent"),
         };
         let all = versions.iter().enumerate().filter(|(_, v)| right(v)).map(|(n, v)| show(n, v));
@@ -211,7 +210,7 @@ impl World {
             from,
             to,
             answer: match answer {
-                Ok(Some(value)) => format!("value {}", u64_of(value)),
+                Ok(Some(value)) => show_value(value),
                 Ok(None) => "absent".into(),
                 Err(error) => error.to_string(),
             },
@@ -274,13 +273,21 @@ impl World {
             return Ok(());
         }
         for (&number, answer) in numbers.iter().zip(answers) {
-            let answer = answer.unwrap_or_else(|| Err(ended.clone().expect_err("a missing answer has a reason")));
+            let answer =
+                answer.unwrap_or_else(|| Err(ended.clone().expect_err("a missing answer has a reason")));
             self.judge(number, &answer, (start, to), 0)?;
         }
         Ok(())
     }
 }
 
-fn u64_of(value: &[u8]) -> u64 {
-    value.iter().take(8).rev().fold(0, |n, &byte| n << 8 | u64::from(byte))
+/// The operation that wrote a value; all of them for a mixture.
+fn show_value(value: &[u8]) -> String {
+    let word = |chunk: &[u8]| chunk.iter().rev().fold(0u64, |n, &byte| n << 8 | u64::from(byte));
+    let mut words: Vec<u64> = value.chunks_exact(8).map(word).collect();
+    words.dedup();
+    match words[..] {
+        [operation] => format!("value of operation {operation}"),
+        _ => format!("a mixture of operations {words:?}"),
+    }
 }

@@ -58,11 +58,11 @@ impl Rule {
             FilterGrace,
             ClientClock,
             ClientGhost,
-            
             BlockGrace,
             ReaderFence,
             WriterFence,
-            CountBeforeErase, MoveCounter,
+            CountBeforeErase,
+            MoveCounter,
         ]
     };
 }
@@ -93,15 +93,15 @@ pub struct Broken(u32);
 impl Broken {
     /// Breaks `rule`.
     pub fn rule(rule: Rule) -> Broken {
-        let before = BROKEN.get();
-        BROKEN.set(before | (1 << rule as u32));
-        Broken(before)
+        let newly = !BROKEN.get() & (1 << rule as u32);
+        BROKEN.set(BROKEN.get() | newly);
+        Broken(newly)
     }
 }
 
 #[cfg(feature = "faults")]
 impl Drop for Broken {
     fn drop(&mut self) {
-        BROKEN.set(self.0);
+        BROKEN.set(BROKEN.get() & !self.0);
     }
 }

@@ -19,6 +19,8 @@ pub mod hopscotch;
 pub mod index;
 pub mod inspect;
 pub mod layout;
+#[cfg(all(test, loom))]
+mod loom_tests;
 mod mutation;
 pub mod placement;
 pub mod reader;

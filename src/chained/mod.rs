@@ -31,13 +31,7 @@ pub mod placement;
 use crate::layout::geometry::{Family, Layout, Preset};
 
 const fn layout(bucket_slots: u32) -> Layout {
-    Layout {
-        family: Family::Chained,
-        choices: 1,
-        bucket_slots,
-        window_buckets: 1,
-        block_slots: bucket_slots,
-    }
+    Layout { family: Family::Chained, choices: 1, bucket_slots, window_buckets: 1, block_slots: bucket_slots }
 }
 
 /// The presets, the default first.

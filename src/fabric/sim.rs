@@ -374,10 +374,13 @@ impl<A: Adversary> Fabric for Sim<'_, A> {
     }
 
     fn mark(&mut self, _home: u64) -> Instant {
-        // Time goes on: looking again at the same instant would show the same.
+        // Between two passes the server may do something or nothing.
         match self.passes {
             0 => {}
-            n if n < self.hardware.passes_max => self.now = Instant((self.now.0 + 1).min(self.history.end)),
+            n if n < self.hardware.passes_max => {
+                let on = self.adversary.pick(2);
+                self.now = Instant((self.now.0 + on).min(self.history.end));
+            }
             _ => self.now = self.history.end(),
         }
         self.passes += 1;

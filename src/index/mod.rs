@@ -60,6 +60,16 @@ use smallvec::SmallVec;
 use stripes::{Displaced, Locked, Place, StripeSet, Stripes};
 use writer::{Owned, SlotWriter};
 
+/// The slot writer alone, for the model checker.
+#[cfg(all(test, loom))]
+pub(crate) mod loom_access {
+    use super::*;
+
+    pub fn write_slot(region: &Region, geometry: &Geometry, slot: SlotIx, key: &[u8], value: &[u8]) {
+        SlotWriter { region, geometry }.write(slot, &Content { key, value, ghost: 0, aux: 0 });
+    }
+}
+
 /// What a put found and did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Put {
@@ -687,11 +697,10 @@ impl Index {
         let bucket = self.geometry.home_of_slot(slot);
         let window_buckets = u64::from(self.geometry.layout().window_buckets);
         let last = bucket.min(self.geometry.homes() - 1);
-        (bucket.saturating_sub(window_buckets - 1)..=last)
-            .filter(|&home| {
-                let aux = self.slots().header(self.geometry.window(home).first).aux;
-                placement::names_displaced(&self.geometry, aux)
-            })
+        (bucket.saturating_sub(window_buckets - 1)..=last).filter(|&home| {
+            let aux = self.slots().header(self.geometry.window(home).first).aux;
+            placement::names_displaced(&self.geometry, aux)
+        })
     }
 
     /// Moves a displaced key of `home` into `free`; the slot it left, if there was one to move.

@@ -180,7 +180,8 @@ impl Index {
     /// Every slot that holds `key`, in any of its windows and its home's chain.
     fn find_all(&self, key: &[u8], first: First) -> Vec<SlotIx> {
         let windows = crate::mutation::destinations(&self.geometry, key, first, None).into_iter();
-        let blocks = self.chain_heads(self.home_slot(first)).filter_map(|h| chain::block_of(&self.geometry, h));
+        let blocks =
+            self.chain_heads(self.home_slot(first)).filter_map(|h| chain::block_of(&self.geometry, h));
         windows
             .map(|destination| destination.window)
             .chain(blocks.map(|block| chain::window(&self.geometry, block)))
