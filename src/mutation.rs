@@ -1,8 +1,8 @@
 //! How a layout makes room: one question, answered by each layout.
 
-use crate::{chained, cuckoo, hopscotch};
 use crate::layout::geometry::{Family, Geometry, SlotIx, Window};
 use crate::layout::hash::First;
+use crate::{chained, cuckoo, hopscotch};
 use smallvec::SmallVec;
 
 /// A window that a key may be put into.

@@ -1,8 +1,8 @@
 //! Which windows a key can be in: one question, answered by each layout.
 
-use crate::{chained, cuckoo, hopscotch};
 use crate::layout::geometry::{Family, Geometry, Window};
 use crate::layout::hash::First;
+use crate::{chained, cuckoo, hopscotch};
 
 /// Number of bits in the filter of displaced keys in a home's header.
 #[inline]
