@@ -1,7 +1,4 @@
-//! A hash index that lives in a server's registered memory and that clients search by themselves, with
-//! one RDMA READ, while the server's CPU sleeps.
-//!
-//! `docs/ARCHITECTURE.md` draws the paths of a GET and of a PUT through these modules.
+#![doc = include_str!("../README.md")]
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
