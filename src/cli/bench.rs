@@ -214,7 +214,7 @@ impl Bench {
         let region_bytes = geometry.region_bytes();
         let oneread = |threads: u32| {
             let region = Region::create(&Backing::Anonymous, region_bytes)?;
-            let index = Index::create(region, geometry.clone(), Clock::System);
+            let index = Index::create(region, geometry.clone(), Clock::System)?;
             spread(n, threads, |i| {
                 index.put(&key(i), &value(i), PutMode::Insert).context("filling to 90 %")?;
                 Ok(())

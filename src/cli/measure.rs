@@ -101,7 +101,7 @@ impl Table {
         let geometry = config.geometry()?;
         let region = Region::create(&Backing::Anonymous, geometry.region_bytes())?;
         let clock = Clock::manual();
-        let index = Index::create(region, geometry, clock.clone());
+        let index = Index::create(region, geometry, clock.clone())?;
         Ok(Table { index, clock, live: Vec::new(), next: 0, rng: SmallRng::seed_from_u64(seed) })
     }
 

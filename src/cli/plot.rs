@@ -40,7 +40,9 @@ pub fn draw(path: &Path, rows: &[Row]) -> Result<()> {
         true => Keys::Uniform,
         false => Keys::Zipf,
     };
-    let curves = curves(rows.iter().filter(|row| row.phase == phase && row.keys == keys));
+    // How far overflow chains can grow beyond the main slots says how much was reserved for them, no more.
+    let drawn = |row: &&Row| row.phase == phase && row.keys == keys && row.load_main <= 1.0;
+    let curves = curves(rows.iter().filter(drawn));
     ensure!(!curves.is_empty(), "there is nothing to draw");
     let area = SVGBackend::new(path, SIZE).into_drawing_area();
     paint(&area, &curves, phase, keys).map_err(|e| anyhow!("{e}"))?;
@@ -59,7 +61,8 @@ fn curves<'a>(rows: impl Iterator<Item = &'a Row>) -> Vec<Curve<'a>> {
             }
         }
     }
-    curves.iter_mut().for_each(|curve| curve.rows.sort_by(|a, b| a.load_true.total_cmp(&b.load_true)));
+    // In the order in which a table fills: as overflow blocks come in, its true load may even fall.
+    curves.iter_mut().for_each(|curve| curve.rows.sort_by_key(|row| row.live_keys));
     curves
 }
 
@@ -227,7 +230,7 @@ fn by_bytes<'a>(area: &Area<'a>, curves: &[Curve<'_>]) -> Painted<'a> {
         .collect();
     let bytes = || points.iter().map(|(_, row)| row.bytes_hit.max(row.bytes_miss));
     let low = bytes().fold(f64::MAX, f64::min).log2().floor().min(6.0);
-    let high = bytes().fold(1.0, f64::max).log2().ceil() + 0.6;
+    let high = bytes().fold(1.0, f64::max).log2().ceil() + 0.2;
     let scale = Scale { left: 860, right: 1450, low, high, reads_max: reads_max(curves) };
     let title = if load > 0.0 {
         format!("READs by bytes per GET, asked load {:.0} %: dot a hit, ring a miss", 100.0 * load)
