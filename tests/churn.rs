@@ -17,7 +17,7 @@ const WRITERS: u64 = 2;
 
 /// GETs of one reader.
 fn gets() -> u64 {
-    if std::env::var_os("ONEREAD_LONG").is_some() { 20_000_000 } else { 200_000 }
+    if std::env::var_os("ONEREAD_LONG").is_some() { 5_000_000 } else { 200_000 }
 }
 
 /// Keys `0..stable` stay; the others, numbered from `stable` on, come and go.
@@ -157,7 +157,7 @@ fn write(index: &Index, cast: &Cast, lane: u64, stop: &AtomicBool) -> u64 {
 
 /// Half of the passing keys are there at the start.
 fn starts_live(cast: &Cast, n: u32) -> bool {
-    (n - cast.stable) / WRITERS as u32 % 2 == 0
+    ((n - cast.stable) / WRITERS as u32).is_multiple_of(2)
 }
 
 /// How many keys to keep: 95 % of the main slots, or 90 % of what the table can take.

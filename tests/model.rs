@@ -162,6 +162,32 @@ fn filled_emptied_filled_again() {
     });
 }
 
+/// Keys come and go while ghosts are about, so that moves that would tidy up are often forbidden (M3). Once
+/// the ghosts are gone, nothing may be left over of that: no filter bit, no empty block in a chain.
+#[test]
+fn nothing_is_left_when_ghosts_forbid_moves() {
+    on_every_preset(|preset| {
+        for seed in 0..u64::from(cases(300)) {
+            let slots = 1 + seed % 24;
+            let mut table = Table::new(&config(preset, slots, 8, 8, seed));
+            let mut model = Model::default();
+            let mut numbers = Numbers(seed);
+            for _ in 0..4 * slots {
+                let k = key(numbers.below(2 * slots) as u32, 8);
+                let op = match numbers.below(5) {
+                    0..3 => Op::Put(k, value(numbers.next(), 8)),
+                    _ => Op::Remove(k),
+                };
+                model.apply(&mut table, &op);
+            }
+            check_structure(&table, &model);
+            table.settle();
+            check_structure(&table, &model);
+            check_settled(&table);
+        }
+    });
+}
+
 /// Lengths at every boundary: the shortest and longest key with the shortest and longest value, around
 /// each place where the payload goes over into the next line.
 #[test]
