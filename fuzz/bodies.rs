@@ -1,0 +1,761 @@
+//! What each fuzz target does with its input. `fuzz_targets/` runs these under libFuzzer,
+//! `tests/fuzz_corpus.rs` over the committed corpus.
+//!
+//! An input is read from its front; what it has not got reads as zero. So every input means something, and
+//! cutting one off makes it simpler.
+#![forbid(unsafe_code)]
+
+use oneread::adversary::{KeyNumber, Scene, Violation, World};
+use oneread::fabric::landed::LandedWindow;
+use oneread::fabric::shm::Shm;
+use oneread::fabric::sim::{Bytes, Hardware, Instant, Recorder, Unit, Witness};
+use oneread::fabric::{Fabric, Token};
+use oneread::faults::{Broken, Rule};
+use oneread::get::Proof;
+use oneread::inspect::Inspector;
+use oneread::layout::WORD;
+use oneread::layout::chain::{self, Block, CHAIN_MAX};
+use oneread::layout::control::{Phase, STATE_WORD, State};
+use oneread::layout::geometry::{SlotIx, Window, presets};
+use oneread::layout::hash::Seeds;
+use oneread::layout::slot::{Content, Identity, check, encode};
+use oneread::layout::superblock::{FORMAT_VERSION, MAGIC, SUPERBLOCK_WORDS, Superblock, SuperblockError};
+use oneread::reader::{Limits, ReadError, Reader};
+use oneread::region::{Backing, Region};
+use oneread::wire::{self, Reply, Request};
+use oneread::{Clock, Config, Geometry, Index, Layout, Put, PutError, PutMode, Size};
+use std::collections::{HashMap, HashSet};
+use std::convert::Infallible;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+// ---- input ---------------------------------------------------------------------------------------------
+
+/// Reads an input from its front; zero after its end.
+struct Input<'a>(&'a [u8]);
+
+impl<'a> Input<'a> {
+    fn byte(&mut self) -> u8 {
+        let Some((&byte, rest)) = self.0.split_first() else { return 0 };
+        self.0 = rest;
+        byte
+    }
+
+    fn below(&mut self, n: usize) -> usize {
+        usize::from(self.byte()) % n
+    }
+
+    fn u16(&mut self) -> u16 {
+        u16::from_le_bytes([self.byte(), self.byte()])
+    }
+
+    fn u32(&mut self) -> u32 {
+        u32::from_le_bytes(std::array::from_fn(|_| self.byte()))
+    }
+
+    fn u64(&mut self) -> u64 {
+        u64::from_le_bytes(std::array::from_fn(|_| self.byte()))
+    }
+
+    fn layout(&mut self) -> Layout {
+        let n = self.below(presets().count());
+        presets().nth(n).expect("below the count").layout
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// Longest key and value: slots of half a line, one line, two and seven.
+const SHAPES: [(usize, usize); 4] = [(8, 8), (16, 32), (32, 78), (255, 120)];
+const GRACE: Duration = Duration::from_nanos(400);
+
+fn config(input: &mut Input<'_>) -> Config {
+    let layout = input.layout();
+    let (key_max, value_max) = SHAPES[input.below(SHAPES.len())];
+    Config {
+        layout,
+        size: Size::Slots(1 + input.below(32) as u64),
+        key_max,
+        value_max,
+        grace: GRACE,
+        seeds: Some(Seeds::from_number(u64::from(input.byte()))),
+    }
+}
+
+/// Key number `n`: lengths from 1 to `key_max`, each key different.
+fn key(n: u8, key_max: usize) -> Vec<u8> {
+    let length = 1 + usize::from(n) * 37 % key_max;
+    let mut key = vec![n; length];
+    key[length / 2] ^= 0x55;
+    key[0] = n;
+    key
+}
+
+fn value(seed: u8, length: usize) -> Vec<u8> {
+    (0..length).map(|i| seed.wrapping_mul(31).wrapping_add(i as u8)).collect()
+}
+
+// ---- regions -------------------------------------------------------------------------------------------
+
+/// A file without a name, in memory where there is such a place.
+struct Scratch(File);
+
+impl Scratch {
+    fn new() -> Scratch {
+        static MADE: AtomicU64 = AtomicU64::new(0);
+        let memory = Path::new("/dev/shm");
+        let folder = if memory.is_dir() { memory.to_path_buf() } else { std::env::temp_dir() };
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let path = folder.join(format!("oneread-fuzz-{}-{number}", std::process::id()));
+        let file =
+            OpenOptions::new().read(true).write(true).create_new(true).open(&path).expect("a scratch file");
+        std::fs::remove_file(&path).expect("the scratch file can be removed");
+        Scratch(file)
+    }
+
+    fn holding(words: &[u64]) -> Scratch {
+        let scratch = Scratch::new();
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        (&scratch.0).write_all(&bytes).expect("room for a small region");
+        scratch
+    }
+
+    fn path(&self) -> PathBuf {
+        format!("/proc/self/fd/{}", self.0.as_raw_fd()).into()
+    }
+
+    fn open(&self) -> Region {
+        Region::open(&self.path()).expect("a region of the scratch file")
+    }
+
+    fn map_shared(&self) -> Region {
+        let reader = File::open(self.path()).expect("the scratch file");
+        Region::map_shared(reader.into()).expect("a mapping")
+    }
+}
+
+/// READs from a copy of a region, validated as after a NIC; counts them.
+struct Memory<'a> {
+    geometry: &'a Geometry,
+    words: &'a [u64],
+    proofs: &'a [Proof],
+    posted: Vec<(Token, Window)>,
+    reads: u64,
+}
+
+impl Fabric for Memory<'_> {
+    type Landed<'l>
+        = LandedWindow<'l>
+    where
+        Self: 'l;
+    const EXACT: bool = false;
+    type Mark = ();
+    type Error = Infallible;
+
+    fn credits(&self) -> usize {
+        3
+    }
+
+    fn post(&mut self, reads: &[(Token, Window)]) -> Result<(), Infallible> {
+        self.posted.extend_from_slice(reads);
+        Ok(())
+    }
+
+    fn poll(&mut self, mut sink: impl FnMut(Token, &mut LandedWindow<'_>)) -> Result<(), Infallible> {
+        for (token, window) in self.posted.drain(..) {
+            self.reads += 1;
+            let slot = self.geometry.slot_offset(window.first) as usize / WORD;
+            let words = self.geometry.window_bytes(window) as usize / WORD;
+            sink(token, &mut LandedWindow::new(self.geometry, window, &self.words[slot..slot + words]));
+        }
+        Ok(())
+    }
+
+    fn mark(&mut self, _home: u64) {}
+
+    fn proof(&mut self, _home: u64, (): ()) -> Proof {
+        self.proofs[self.reads as usize % self.proofs.len()]
+    }
+}
+
+/// Few retries: whatever the bytes are, a GET ends soon.
+const LIMITS: Limits = Limits { retries_max: 3, deadline: Duration::from_secs(1) };
+
+/// Nothing but these may come of a GET in a damaged region.
+fn inconclusive<E>(error: &ReadError<E>) {
+    assert!(matches!(error, ReadError::Contended { .. } | ReadError::Deadline { .. }));
+}
+
+// ---- slot_bytes ----------------------------------------------------------------------------------------
+
+/// Keys that slots are made of and that are looked up.
+const KEYS: u8 = 12;
+
+/// A region whose slots stand as the input says: raw bytes, valid slots of any content, damaged ones.
+fn damaged_region(input: &mut Input<'_>, geometry: &Geometry) -> Vec<u64> {
+    let shape = geometry.shape();
+    let mut words = vec![0; geometry.region_bytes() as usize / WORD];
+    words[..SUPERBLOCK_WORDS].copy_from_slice(&Superblock::new(geometry, 1, 1).to_words());
+    words[STATE_WORD] = State { incarnation: 1, phase: Phase::Serving }.to_word();
+    for number in 0..geometry.slots() {
+        let identity = Identity { generation: geometry.generation(), index: number };
+        let mode = input.byte();
+        let image = match mode % 8 {
+            0 => encode(shape, identity, 2, &Content::default()),
+            1 => (0..shape.words()).map(|_| input.u64()).collect(),
+            2 => (0..shape.words()).map(|_| 0).collect(),
+            kind => {
+                let of = input.byte();
+                let key = if kind == 3 { Vec::new() } else { key(of % KEYS, geometry.key_max()) };
+                let room = shape.payload_max() - key.len();
+                let value = value(of, if of % 5 == 0 { room } else { usize::from(of) % (room + 1) });
+                let (first, blocks) = (geometry.seeds().first(&key), geometry.overflow_blocks());
+                let link = Block((u64::from(input.byte()) % (blocks + 2)) as u32);
+                let filter = if mode & 0x80 == 0 { 0 } else { !0 };
+                let (ghost, aux) = match kind {
+                    4 => (0, 0),
+                    5 => (first.ghost(), chain::with_link(filter, Some(link))),
+                    _ => (input.byte(), chain::with_link(filter, (mode & 0x40 != 0).then_some(link))),
+                };
+                let stamp = if mode & 0x20 == 0 { 2 } else { input.u32() & !1 };
+                let content = Content { key: &key, value: &value, ghost, aux };
+                let mut image = encode(shape, identity, stamp, &content);
+                if kind == 7 {
+                    let word = usize::from(input.byte()) % image.len();
+                    image[word] ^= u64::from(input.byte()) << (input.byte() & 0x38);
+                }
+                image
+            }
+        };
+        let at = geometry.slot_offset(SlotIx(number)) as usize / WORD;
+        words[at..at + shape.words()].copy_from_slice(&image);
+    }
+    words
+}
+
+/// Arbitrary bytes as slots: readers of any kind, and a server that takes the region over, neither panic
+/// nor leave the region nor go on without end.
+pub fn slot_bytes(data: &[u8]) {
+    let input = &mut Input(data);
+    let geometry = config(input).geometry().expect("a possible configuration");
+    let flags = input.byte();
+    let words = damaged_region(input, &geometry);
+    let keys: Vec<_> = (0..KEYS + 2).map(|n| key(n, geometry.key_max())).collect();
+    landed(&geometry, &words, &keys, flags);
+    let scratch = Scratch::holding(&words);
+    mapped(&scratch.map_shared(), &geometry, &keys, flags);
+    taken_over(scratch.open(), &geometry, &keys, input);
+}
+
+fn landed(geometry: &Geometry, words: &[u64], keys: &[Vec<u8>], flags: u8) {
+    let proofs: &[Proof] = match flags % 4 {
+        0 => &[Proof::InGrace],
+        1 => &[Proof::NoMove],
+        2 => &[Proof::None],
+        _ => &[Proof::InGrace, Proof::None, Proof::NoMove],
+    };
+    let memory = Memory { geometry, words, proofs, posted: Vec::new(), reads: 0 };
+    let mut reader = Reader::new(memory, geometry, Clock::manual(), LIMITS);
+    let mut out = Vec::new();
+    for key in keys {
+        let before = reader.fabric().reads;
+        match reader.get_into(key, &mut out) {
+            Ok(true) => assert!(stands_in(geometry, words, key, &out), "found what is not there: {key:?}"),
+            Ok(false) => assert!(out.is_empty()),
+            Err(error) => inconclusive(&error),
+        }
+        let reads = reader.fabric().reads - before;
+        assert!(reads <= u64::from(LIMITS.retries_max * (CHAIN_MAX + 1)), "{reads} READs");
+    }
+    let each = |n: usize, value: Option<&[u8]>| {
+        assert!(value.is_none_or(|value| stands_in(geometry, words, &keys[n], value)));
+    };
+    if let Err(error) = reader.get_many(keys, each) {
+        inconclusive(&error);
+    }
+}
+
+/// Is there a valid slot with this key and value?
+fn stands_in(geometry: &Geometry, words: &[u64], key: &[u8], value: &[u8]) -> bool {
+    let shape = geometry.shape();
+    (0..geometry.slots()).any(|number| {
+        let at = geometry.slot_offset(SlotIx(number)) as usize / WORD;
+        let identity = Identity { generation: geometry.generation(), index: number };
+        check(shape, identity, &words[at..at + shape.words()]).is_ok_and(|view| {
+            let mut there = Vec::new();
+            view.value_into(&mut there);
+            view.holds(key) && there == value
+        })
+    })
+}
+
+fn mapped(region: &Region, geometry: &Geometry, keys: &[Vec<u8>], flags: u8) {
+    let (same, _) = Inspector::superblock(region).expect("a good superblock");
+    assert_eq!(same, *geometry);
+    let mut reader = Reader::new(Shm::new(region, geometry), geometry, Clock::manual(), LIMITS);
+    let mut out = Vec::new();
+    for key in keys {
+        match reader.get_into(key, &mut out) {
+            Ok(true) => assert!(out.len() + key.len() <= geometry.shape().payload_max()),
+            Ok(false) => assert!(out.is_empty()),
+            Err(error) => inconclusive(&error),
+        }
+    }
+    if let Err(error) = reader.get_many(keys, |_, _| ()) {
+        inconclusive(&error);
+    }
+    let inspector = Inspector::new(region, geometry);
+    inspector.state();
+    inspector.moves_begun();
+    // It looks at a torn slot 100 times and lets others run in between: rarely, to be quick.
+    if flags & 0xf0 == 0xf0 {
+        inspector.occupancy(|_| ());
+        for key in keys {
+            let (windows, _) = inspector.windows(key);
+            assert!(windows.iter().all(|w| w.first.0 + u64::from(w.slots) <= geometry.slots()));
+        }
+    }
+}
+
+/// After a server has taken the region over, everything is conclusive again.
+fn taken_over(region: Region, geometry: &Geometry, keys: &[Vec<u8>], input: &mut Input<'_>) {
+    let clock = Clock::manual();
+    let (index, found) = Index::open(region, clock.clone()).expect("a good superblock");
+    assert!(found.keys <= geometry.slots() && index.len() == found.keys);
+    let get = |key: &[u8]| {
+        let mut value = Vec::new();
+        let fabric = Shm::new(index.region(), geometry);
+        let mut reader = Reader::new(fabric, geometry, Clock::manual(), LIMITS);
+        let found = reader.get_into(key, &mut value).expect("a repaired table");
+        found.then_some(value)
+    };
+    for key in keys {
+        get(key);
+    }
+    for n in 0..24 {
+        let (op, which) = (input.byte(), input.below(keys.len()));
+        let key = &keys[which];
+        match op % 4 {
+            0 | 1 => {
+                let value = value(n, geometry.value_max().min(usize::from(op)));
+                match index.put(key, &value, PutMode::Upsert) {
+                    Ok(_) => assert_eq!(get(key).as_ref(), Some(&value)),
+                    Err(PutError::Full { .. }) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            2 => {
+                index.remove(key).expect("a key of allowed length");
+                get(key);
+            }
+            _ => {
+                clock.advance(GRACE * u32::from(op / 4 % 4));
+                index.tidy();
+            }
+        }
+    }
+}
+
+// ---- superblock_bytes ----------------------------------------------------------------------------------
+
+/// Arbitrary bytes as superblock: an error, or a geometry that stays inside the region.
+pub fn superblock_bytes(data: &[u8]) {
+    let input = &mut Input(data);
+    let flags = input.byte();
+    let have = if flags & 1 == 0 { u64::MAX } else { input.u64() };
+    let mut words = if flags & 2 == 0 {
+        std::array::from_fn(|_| input.u64())
+    } else {
+        // A good one, with some of its 4-byte fields changed.
+        let geometry = config(input).geometry().expect("a possible configuration");
+        let mut words = Superblock::new(&geometry, 1, 1).to_words();
+        for _ in 0..input.below(6) {
+            let field = input.below(2 * SUPERBLOCK_WORDS);
+            let changed = if input.byte() & 1 == 0 { u32::from(input.byte()) } else { input.u32() };
+            let word = &mut words[field / 2];
+            let shift = field % 2 * 32;
+            *word = *word & !(0xffff_ffff << shift) | u64::from(changed) << shift;
+        }
+        words
+    };
+    if flags & 4 == 0 {
+        words[0] = MAGIC;
+        words[1] = words[1] & !(1 << 32 | 0xffff_ffff) | u64::from(FORMAT_VERSION);
+    }
+    // What the errors say is wrong, put right: so that the checks behind are reached.
+    let mut superblock = Superblock::from_words(words);
+    let mut result = superblock.geometry(have);
+    if let (0, Err(SuperblockError::Checksum { computed, .. })) = (flags & 8, &result) {
+        superblock.crc = *computed;
+        result = superblock.geometry(have);
+    }
+    if let (0, Err(SuperblockError::Field { field: "region_bytes", allowed, .. })) = (flags & 16, &result) {
+        superblock.region_bytes = allowed.split(' ').next().and_then(|n| n.parse().ok()).expect("a range");
+        if let Err(SuperblockError::Checksum { computed, .. }) = superblock.geometry(have) {
+            superblock.crc = computed;
+        }
+        result = superblock.geometry(have);
+    }
+    match result {
+        Err(error) => assert!(!error.to_string().is_empty()),
+        Ok(geometry) => {
+            stays_inside(&geometry, &superblock, have);
+            small_region_opens(&geometry, &superblock, input);
+        }
+    }
+}
+
+fn stays_inside(geometry: &Geometry, superblock: &Superblock, have: u64) {
+    let (bytes, slots) = (geometry.region_bytes(), geometry.slots());
+    assert_eq!(bytes, superblock.region_bytes);
+    assert!(bytes <= have && slots > 0);
+    let slot_bytes = geometry.shape().bytes() as u64;
+    assert!(geometry.slot_offset(SlotIx(0)) >= 2 * 4096);
+    assert!(geometry.slot_offset(SlotIx(slots - 1)).checked_add(slot_bytes).is_some_and(|end| end <= bytes));
+    let end = |window: Window| window.first.0 + u64::from(window.slots);
+    for home in [0, geometry.homes() / 2, geometry.homes() - 1] {
+        assert!(end(geometry.window(home)) <= geometry.main_slots());
+    }
+    assert_eq!(geometry.home(u64::MAX), geometry.homes() - 1);
+    if let Some(last) = geometry.overflow_blocks().checked_sub(1) {
+        assert_eq!(end(chain::window(geometry, Block(last as u32))), slots);
+        let beyond = chain::with_link(0, Some(Block(last as u32)));
+        assert!(chain::next(geometry, beyond).is_some());
+    }
+    let room = geometry.shape().payload_max();
+    assert!(
+        geometry.key_max() + geometry.value_max() <= room,
+        "longest key and value do not fit into a slot"
+    );
+    let mut again = Superblock::new(geometry, superblock.incarnation, superblock.created);
+    again.stamp = superblock.stamp;
+    assert_eq!(again.geometry(have).as_ref(), Ok(geometry));
+}
+
+/// A server and a reader manage with it.
+fn small_region_opens(geometry: &Geometry, superblock: &Superblock, input: &mut Input<'_>) {
+    if geometry.region_bytes() > 1 << 16 {
+        return;
+    }
+    let mut words = vec![0; geometry.region_bytes() as usize / WORD];
+    words[..SUPERBLOCK_WORDS].copy_from_slice(&superblock.to_words());
+    words[STATE_WORD] = State { incarnation: 1, phase: Phase::Serving }.to_word();
+    let (index, _) = Index::open(Scratch::holding(&words).open(), Clock::manual()).expect("a good region");
+    for _ in 0..4 {
+        let mut key = vec![7; 1 + usize::from(input.byte()) % geometry.key_max()];
+        key[0] = input.byte();
+        let value = value(1, geometry.value_max());
+        if index.put(&key, &value, PutMode::Upsert).is_ok() {
+            let mut out = Vec::new();
+            assert_eq!(index.reader().get_into(&key, &mut out), Ok(true));
+            assert_eq!(out, value);
+        }
+    }
+}
+
+// ---- frame_bytes ---------------------------------------------------------------------------------------
+
+/// Arbitrary bytes on a socket: frames, errors, or a wish for more; what decodes encodes to itself.
+pub fn frame_bytes(data: &[u8]) {
+    let mut rest = data;
+    while let Ok(Some(frame)) = wire::decode(rest) {
+        assert!(frame.length <= rest.len());
+        // A frame in pieces is no frame yet.
+        for cut in [0, 1, frame.length / 2, frame.length - 1] {
+            assert!(matches!(wire::decode(&rest[..cut]), Ok(None)));
+        }
+        if let Ok(request) = Request::decode(&frame) {
+            let mut again = Vec::new();
+            request.encode(frame.id, &mut again);
+            let frame_again = wire::decode(&again).expect("our own frame").expect("a whole frame");
+            assert_eq!((frame_again.id, frame_again.length), (frame.id, again.len()));
+            assert_eq!(Request::decode(&frame_again), Ok(request));
+            assert!(Reply::decode(&frame).is_err(), "request and reply at once");
+        }
+        match Reply::decode(&frame) {
+            Ok(reply) => {
+                let mut again = Vec::new();
+                reply.encode(frame.id, &mut again);
+                let frame_again = wire::decode(&again).expect("our own frame").expect("a whole frame");
+                assert_eq!((frame_again.id, frame_again.length), (frame.id, again.len()));
+                assert_eq!(Reply::decode(&frame_again), Ok(reply));
+            }
+            Err(error) => assert!(!error.to_string().is_empty()),
+        }
+        rest = &rest[frame.length..];
+    }
+}
+
+// ---- ops -----------------------------------------------------------------------------------------------
+
+/// What is put, and where it must be found again.
+type Model = HashMap<Vec<u8>, Vec<u8>>;
+
+fn get(index: &Index, key: &[u8]) -> Option<Vec<u8>> {
+    let mut value = Vec::new();
+    index.reader().get_into(key, &mut value).expect("a table at rest").then_some(value)
+}
+
+/// Every key is found, in one slot and no other.
+fn check_table(index: &Index, model: &Model) {
+    assert_eq!(index.len(), model.len() as u64);
+    for (key, value) in model {
+        assert_eq!(get(index, key).as_ref(), Some(value), "key {key:?}");
+    }
+    let geometry = index.geometry();
+    let inspector = Inspector::new(index.region(), geometry);
+    let main = (0..geometry.main_slots()).map(SlotIx);
+    // Blocks that no chain links to are nobody's: what stands there is overwritten when they are used.
+    let chained = (0..geometry.homes()).flat_map(|home| {
+        let next = |window: &Window| chain::next(geometry, inspector.slot(window.first).header.aux);
+        let primary = geometry.window(home);
+        std::iter::successors((geometry.overflow_blocks() > 0).then_some(primary), next)
+            .skip(1)
+            .flat_map(|window| window.iter())
+    });
+    let mut seen = HashSet::new();
+    for slot in main.chain(chained) {
+        let report = inspector.slot(slot);
+        assert_eq!(report.verdict, Ok(()), "{slot:?}");
+        if !report.key.is_empty() {
+            assert_eq!(model.get(&report.key), Some(&report.value), "{slot:?}");
+            assert!(seen.insert(report.key), "a key in two slots");
+        }
+    }
+    assert_eq!(seen.len(), model.len());
+}
+
+/// Operations on a tiny table against a map; now and then the server stops and another takes over.
+pub fn ops(data: &[u8]) {
+    const OPS_MAX: usize = 400;
+    let input = &mut Input(data);
+    let geometry = config(input).geometry().expect("a possible configuration");
+    let keys = 1 + input.below(96) as u8;
+    let scratch = Scratch::new();
+    let region = Region::create(&Backing::File(scratch.path()), geometry.region_bytes()).expect("a region");
+    let clock = Clock::manual();
+    let mut index = Index::create(region, geometry.clone(), clock.clone()).expect("memory for it");
+    let mut model = Model::new();
+    for n in 0..OPS_MAX {
+        if input.is_empty() {
+            break;
+        }
+        let op = input.byte();
+        let key = match op % 16 {
+            13..16 => Vec::new(),
+            _ => key(input.byte() % keys, geometry.key_max()),
+        };
+        let value = value(n as u8, (usize::from(op) * 13 + n) % (geometry.value_max() + 1));
+        let present = model.contains_key(&key);
+        match op % 16 {
+            0..6 => put(&index, &mut model, key, value, PutMode::Upsert, present),
+            6 | 7 => put(&index, &mut model, key, value, PutMode::Insert, present),
+            8 => put(&index, &mut model, key, value, PutMode::Update, present),
+            9..12 => assert_eq!(index.remove(&key), Ok(model.remove(&key).is_some())),
+            12 => assert_eq!(get(&index, &key).as_ref(), model.get(&key)),
+            13 => clock.advance(GRACE * u32::from(op / 16) / 4),
+            14 => {
+                index.tidy();
+            }
+            _ if op < 0x80 => check_table(&index, &model),
+            _ => {
+                drop(index);
+                let (opened, found) = Index::open(scratch.open(), clock.clone()).expect("a sound region");
+                assert_eq!((found.keys, found.torn, found.doubled), (model.len() as u64, 0, 0));
+                index = opened;
+            }
+        }
+    }
+    check_table(&index, &model);
+    clock.advance(3 * GRACE);
+    while index.tidy().is_some() {
+        clock.advance(3 * GRACE);
+    }
+    check_table(&index, &model);
+    for n in 0..keys {
+        let key = key(n, geometry.key_max());
+        assert_eq!(get(&index, &key).as_ref(), model.get(&key));
+    }
+}
+
+fn put(index: &Index, model: &mut Model, key: Vec<u8>, value: Vec<u8>, mode: PutMode, present: bool) {
+    let expected = match (mode, present) {
+        (PutMode::Insert, true) => Put::Exists,
+        (PutMode::Update, false) => Put::Missing,
+        (_, true) => Put::Updated,
+        (_, false) => Put::Inserted,
+    };
+    match index.put(&key, &value, mode) {
+        Ok(put) => {
+            assert_eq!(put, expected);
+            if matches!(put, Put::Inserted | Put::Updated) {
+                model.insert(key, value);
+            }
+        }
+        Err(PutError::Full { keys, .. }) => {
+            assert_eq!((expected, keys), (Put::Inserted, model.len() as u64));
+            assert_eq!(get(index, &key), None);
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+// ---- crash ---------------------------------------------------------------------------------------------
+
+/// A server dies at some store; another takes over. All keys are as before or after what was under way,
+/// but for one in a half-written slot.
+pub fn crash(data: &[u8]) {
+    const OPS_MAX: usize = 120;
+    let input = &mut Input(data);
+    let geometry = config(input).geometry().expect("a possible configuration");
+    let when = input.u16();
+    let keys = 1 + input.below(64) as u8;
+    let clock = Clock::manual();
+    let recorder = Arc::new(Recorder::new(clock.clone(), Duration::from_nanos(1)));
+    let region = Region::recorded(geometry.region_bytes(), recorder.clone());
+    let index = Index::create(region, geometry.clone(), clock.clone()).expect("memory for it");
+    let begin = recorder.now();
+    let mut model = Model::new();
+    // What stood in the table before and after each operation that stored something.
+    let mut states = vec![(begin, model.clone())];
+    for n in 0..OPS_MAX {
+        if input.is_empty() {
+            break;
+        }
+        let op = input.byte();
+        let key = key(input.byte() % keys, geometry.key_max());
+        match op % 8 {
+            0..5 => {
+                let value = value(n as u8, (usize::from(op) + n) % (geometry.value_max() + 1));
+                if index.put(&key, &value, PutMode::Upsert).is_ok() {
+                    model.insert(key, value);
+                }
+            }
+            5 | 6 => {
+                index.remove(&key).expect("a key of allowed length");
+                model.remove(&key);
+            }
+            _ => {
+                clock.advance(GRACE * u32::from(op / 8) / 8);
+                index.tidy();
+            }
+        }
+        states.push((recorder.now(), model.clone()));
+    }
+    let end = recorder.now();
+    let history = recorder.history(geometry.region_bytes());
+    let at = Instant(begin.0 + usize::from(when) % (end.0 - begin.0 + 1));
+    let after = states.iter().position(|(until, _)| at <= *until).expect("not after the end");
+    let (after, before) = (&states[after].1, &states[after.saturating_sub(1)].1);
+    let words: Vec<u64> =
+        (0..geometry.region_bytes() as usize / WORD).map(|word| history.word(word, at)).collect();
+    let clock = Clock::manual();
+    let (index, found) = Index::open(Scratch::holding(&words).open(), clock.clone()).expect("a sound region");
+    let mut lost = 0;
+    let mut there = Model::new();
+    for n in 0..keys {
+        let key = key(n, geometry.key_max());
+        let value = get(&index, &key);
+        if value.as_ref() != before.get(&key) && value.as_ref() != after.get(&key) {
+            assert_eq!(value, None, "a value that never was");
+            lost += 1;
+        }
+        there.extend(value.map(|value| (key, value)));
+    }
+    assert!(lost <= found.torn, "{lost} keys lost, {} slots torn", found.torn);
+    check_table(&index, &there);
+    clock.advance(3 * GRACE);
+    while index.tidy().is_some() {
+        clock.advance(3 * GRACE);
+    }
+    check_table(&index, &there);
+}
+
+// ---- schedule and canary -------------------------------------------------------------------------------
+
+/// A server's operations, then clients whose READs are torn as the input says. What no GET may report is a
+/// [`Violation`].
+pub fn schedule(data: &[u8]) -> Result<(), Box<Violation>> {
+    const OPS_MAX: usize = 64;
+    let input = &mut Input(data);
+    let layout = input.layout();
+    let slots = 1 + input.below(32) as u64;
+    let value_bytes = [8, 16, 60, 120][input.below(4)];
+    let seed = u64::from(input.u16());
+    let mut world = World::new(Scene { layout, slots, value_bytes, grace: GRACE, seed });
+    let keys = slots as KeyNumber + slots as KeyNumber / 8 + 2;
+    let filled = input.below(keys as usize + 1) as KeyNumber;
+    for number in 0..filled {
+        world.put(number);
+        world.wait(2 * GRACE);
+        world.tidy();
+    }
+    let begin = world.now();
+    for _ in 0..input.below(OPS_MAX) {
+        let (op, number) = (input.byte(), KeyNumber::from(input.byte()) % keys);
+        match op % 8 {
+            0..4 => {
+                world.put(number);
+            }
+            4 | 5 => {
+                world.remove(number);
+            }
+            6 => world.tidy(),
+            _ => world.wait(GRACE * u32::from(op / 8) / 8),
+        }
+    }
+    let history = world.history();
+    let flags = input.byte();
+    let hardware = Hardware {
+        unit: if flags & 1 == 0 { Unit::Line } else { Unit::Word },
+        witness: if flags & 2 == 0 { Witness::Clock } else { Witness::Counter },
+        read_stores_max: [usize::MAX >> 1, 5, 40, 300][usize::from(flags >> 2 & 3)],
+        error_one_in: if flags & 0xf0 == 0xf0 { 50 } else { 0 },
+        passes_max: 1 + usize::from(flags >> 4 & 3),
+    };
+    let clients: Vec<_> = (0..1 + input.below(4))
+        .map(|_| {
+            let start = begin.0 + usize::from(input.u16()) % (history.end().0 - begin.0 + 1);
+            let shape = input.byte();
+            let few: [KeyNumber; 2] = std::array::from_fn(|_| KeyNumber::from(input.byte()) % keys);
+            let wanted: Vec<_> = (0..1 + shape % 6).map(|n| few[usize::from(shape >> n & 1)]).collect();
+            (Instant(start), shape & 0x80 != 0, wanted)
+        })
+        .collect();
+    let mut adversary = Bytes(input.0);
+    for (start, batch, wanted) in clients {
+        if batch {
+            world.batch(&history, hardware, &mut adversary, start, &wanted)?;
+        } else {
+            world.client(&history, hardware, &mut adversary, start, &wanted)?;
+        }
+    }
+    Ok(())
+}
+
+/// Rules whose breaking a fuzzer must notice.
+pub const CANARIES: [&[Rule]; 8] = [
+    &[Rule::Ghost],
+    &[Rule::CrcCheck, Rule::StampCheck],
+    &[Rule::CopyBeforeErase],
+    &[Rule::ClientGhost],
+    &[Rule::ClientClock],
+    &[Rule::MoveCounter],
+    &[Rule::GhostGrace],
+    &[Rule::FilterGrace],
+];
+
+/// [`schedule`] with rules broken on purpose, which ones the first byte says.
+pub fn canary(data: &[u8]) -> (&'static [Rule], Result<(), Box<Violation>>) {
+    let input = &mut Input(data);
+    let rules = CANARIES[input.below(CANARIES.len())];
+    let _broken: Vec<_> = rules.iter().map(|&rule| Broken::rule(rule)).collect();
+    (rules, schedule(input.0))
+}

@@ -1,0 +1,12 @@
+//! See `schedule` in `bodies.rs`.
+#![no_main]
+
+#[allow(dead_code, reason = "each target uses one body")]
+#[path = "../bodies.rs"]
+mod bodies;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    if let Err(violation) = bodies::schedule(data) {
+        panic!("{violation}");
+    }
+});

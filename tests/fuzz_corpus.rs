@@ -1,0 +1,120 @@
+//! The fuzz targets over their committed corpus, on stable Rust. `fuzz/README.md` tells how to fuzz.
+#![cfg(feature = "faults")]
+
+#[path = "../fuzz/bodies.rs"]
+mod bodies;
+
+use oneread::fabric::sim::{Adversary, Random};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+fn corpus(target: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target)
+}
+
+/// The inputs of a target, by name.
+fn inputs(target: &str) -> Vec<(String, Vec<u8>)> {
+    let folder = std::fs::read_dir(corpus(target)).expect("a corpus");
+    let mut inputs: Vec<_> = folder
+        .map(|entry| {
+            let path = entry.expect("an entry").path();
+            let name = path.file_name().expect("a name").to_string_lossy().into_owned();
+            (name, std::fs::read(&path).expect("an input"))
+        })
+        .collect();
+    inputs.sort();
+    assert!(!inputs.is_empty(), "no inputs for {target}");
+    inputs
+}
+
+/// Runs every input of a target, and says which ones failed.
+fn all_pass(target: &str, body: impl Fn(&[u8])) {
+    let failed: Vec<_> = inputs(target)
+        .into_iter()
+        .filter(|(_, data)| catch_unwind(AssertUnwindSafe(|| body(data))).is_err())
+        .map(|(name, _)| name)
+        .collect();
+    assert!(failed.is_empty(), "{target}: {failed:?}");
+}
+
+#[test]
+fn slot_bytes() {
+    all_pass("slot_bytes", bodies::slot_bytes);
+}
+
+#[test]
+fn superblock_bytes() {
+    all_pass("superblock_bytes", bodies::superblock_bytes);
+}
+
+#[test]
+fn frame_bytes() {
+    all_pass("frame_bytes", bodies::frame_bytes);
+}
+
+#[test]
+fn ops() {
+    all_pass("ops", bodies::ops);
+}
+
+#[test]
+fn crash() {
+    all_pass("crash", bodies::crash);
+}
+
+#[test]
+fn schedule() {
+    all_pass("schedule", |data| {
+        if let Err(violation) = bodies::schedule(data) {
+            panic!("{violation}");
+        }
+    });
+}
+
+/// Every input finds the broken rules that it names, and finds nothing when no rule is broken.
+#[test]
+fn canary() {
+    for (name, data) in inputs("canary") {
+        let (rules, found) = bodies::canary(&data);
+        let violation = found.expect_err(&name);
+        println!("{rules:?} broken: {violation}");
+        let rest = data.get(1..).unwrap_or_default();
+        assert_eq!(bodies::schedule(rest), Ok(()), "{name}, no rule broken");
+    }
+}
+
+/// Looks at random for inputs that show each broken rule, and writes the shortest into the corpus.
+#[test]
+#[ignore = "writes into fuzz/corpus/canary"]
+fn search_for_canaries() {
+    const TRIES: u64 = 100_000;
+    let found = |data: &[u8]| bodies::canary(data).1.is_err();
+    for (n, rules) in bodies::CANARIES.iter().enumerate() {
+        let mut random = Random::new(n as u64);
+        let input = (0..TRIES)
+            .map(|_| {
+                let mut data: Vec<u8> = (0..64 + random.pick(192)).map(|_| random.pick(256) as u8).collect();
+                data[0] = n as u8;
+                data
+            })
+            .find(|data| found(data));
+        let Some(mut input) = input else {
+            println!("{rules:?}: not found in {TRIES} inputs");
+            continue;
+        };
+        // Shorter, then with as many zeros as can be.
+        while input.len() > 1 && found(&input[..input.len() - 1]) {
+            input.pop();
+        }
+        for at in 1..input.len() {
+            let before = std::mem::replace(&mut input[at], 0);
+            if !found(&input) {
+                input[at] = before;
+            }
+        }
+        let name = rules.iter().map(|rule| format!("{rule:?}")).collect::<Vec<_>>().join("-");
+        std::fs::create_dir_all(corpus("canary")).expect("the corpus");
+        std::fs::write(corpus("canary").join(&name), &input).expect("room");
+        println!("{name}: {} bytes", input.len());
+    }
+}
