@@ -42,7 +42,7 @@ fn index(layout: &str) -> Index {
     let config = Config { layout, size: Size::Keys(KEYS), key_max: 16, value_max: 32, ..Config::default() };
     let geometry = config.geometry().expect("possible");
     let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).expect("memory");
-    let index = Index::create(region, geometry, Clock::System);
+    let index = Index::create(region, geometry, Clock::System).expect("memory");
     for n in 0..KEYS {
         index.put(&key(n), &value(n), PutMode::Insert).expect("room");
     }

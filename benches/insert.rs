@@ -20,7 +20,7 @@ fn empty(layout: &str) -> Index {
     let config = Config { layout, size: Size::Keys(KEYS), key_max: 16, value_max: 32, ..Config::default() };
     let geometry = config.geometry().expect("possible");
     let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).expect("memory");
-    Index::create(region, geometry, Clock::System)
+    Index::create(region, geometry, Clock::System).expect("memory")
 }
 
 /// Splits `0..KEYS` among threads, each of which calls `insert` for its part.

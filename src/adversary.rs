@@ -105,7 +105,7 @@ impl World {
         let recorder = Arc::new(Recorder::new(clock.clone(), Duration::from_nanos(1)));
         let geometry = scene.config().geometry().expect("a possible scene");
         let region = Region::recorded(geometry.region_bytes(), recorder.clone());
-        let index = Index::create(region, geometry, clock.clone());
+        let index = Index::create(region, geometry, clock.clone()).expect("private memory needs no backing");
         World { index, recorder, clock, scene, versions: HashMap::new(), operations: 0 }
     }
 

@@ -560,7 +560,7 @@ fn attach(address: &Address, within: Duration) -> Result<(Link, Attachment), Con
 }
 
 /// Opens a socket to the server without ever waiting past the deadline: a stopped server's backlog may be
-/// full.
+/// full. The socket does not block.
 fn open_socket(address: &Address, within: Duration, deadline: Instant) -> Result<UnixStream, ConnectError> {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
     let os = |e: rustix::io::Errno| ConnectError::NotThere { address: address.clone(), source: e.into() };
@@ -582,11 +582,7 @@ fn open_socket(address: &Address, within: Duration, deadline: Instant) -> Result
             Err(e) => return Err(os(e)),
         }
     }
-    let stream = UnixStream::from(socket);
-    stream
-        .set_nonblocking(false)
-        .map_err(|e| ConnectError::Link { address: address.clone(), source: LinkError::Os(e) })?;
-    Ok(stream)
+    Ok(UnixStream::from(socket))
 }
 
 /// Waits for the server to hang up, then connects anew, until the last handle is dropped.
@@ -627,6 +623,10 @@ fn watch(shared: &Weak<Shared>, mut link: Link) {
     }
 }
 
+fn is_transient(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
 /// A connection to the server.
 #[derive(Debug)]
 struct Link {
@@ -665,7 +665,11 @@ impl Link {
                 &mut ancillary,
                 RecvFlags::CMSG_CLOEXEC,
             )
-            .map_err(|e| LinkError::Os(e.into()))?;
+            .map_err(|e| LinkError::Os(e.into()));
+            let received = match received {
+                Err(LinkError::Os(e)) if is_transient(&e) => continue,
+                received => received?,
+            };
             for message in ancillary.drain() {
                 if let RecvAncillaryMessage::ScmRights(mut fds) = message {
                     fd = fds.next().or(fd);
@@ -713,22 +717,17 @@ impl Link {
                 self.input.extend_from_slice(&chunk[..n]);
                 Ok(())
             }
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(()),
+            Err(e) if is_transient(&e) => Ok(()),
+            Err(e) if e.kind() == io::ErrorKind::ConnectionReset => Err(LinkError::HungUp),
             Err(e) => Err(LinkError::Os(e)),
         }
     }
 
     fn send(&mut self, mut bytes: &[u8], deadline: Instant) -> Result<(), LinkError> {
         while !bytes.is_empty() {
-            self.wait(PollFlags::OUT, deadline)?;
-            let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-            self.stream.set_write_timeout(Some(left)).map_err(LinkError::Os)?;
             match self.stream.write(bytes) {
                 Ok(n) => bytes = &bytes[n..],
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                    return Err(LinkError::Deadline(self.allowed));
-                }
+                Err(e) if is_transient(&e) => self.wait(PollFlags::OUT, deadline)?,
                 Err(e) if e.kind() == io::ErrorKind::BrokenPipe => return Err(LinkError::HungUp),
                 Err(e) => return Err(LinkError::Os(e)),
             }

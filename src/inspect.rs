@@ -97,10 +97,16 @@ impl<'a> Inspector<'a> {
         SlotReport { slot, header, verdict, key, value }
     }
 
-    /// Every slot, in order. Keys that move meanwhile may be met twice or not at all.
+    /// Every slot ever used, in order. Keys that move meanwhile may be met twice or not at all.
     pub fn slots(&self) -> impl Iterator<Item = SlotReport> + use<'a> {
         let this = *self;
-        (0..self.geometry.slots()).map(move |n| this.slot(SlotIx(n)))
+        (0..self.geometry.slots()).map(SlotIx).filter(move |&slot| this.is_used(slot)).map(move |s| this.slot(s))
+    }
+
+    /// Has the slot ever been written? Overflow slots are not, until they are needed.
+    fn is_used(&self, slot: SlotIx) -> bool {
+        let first = self.geometry.slot_word(slot);
+        slot.0 < self.geometry.main_slots() || self.region.load(first) | self.region.load(first + 1) != 0
     }
 
     /// The windows that a GET of `key` may READ, in order, and whether the home's filter sends it beyond

@@ -93,8 +93,9 @@ pub struct Region {
     _memory: Memory,
     /// What clients are handed: cannot be mapped writable. Private memory is not shared.
     share: Option<OwnedFd>,
-    /// Holds the lock that keeps a second server away.
-    _lock: Option<File>,
+    /// The memory as a file, open for writing by the one server; also holds the lock that keeps a second
+    /// one away.
+    file: Option<File>,
     /// What is told of every store.
     #[cfg(feature = "sim")]
     recorder: Option<std::sync::Arc<crate::fabric::sim::Recorder>>,
@@ -140,7 +141,6 @@ impl Region {
                 }
                 let name = path.display().to_string();
                 file.set_len(bytes).map_err(os("making room in", &name))?;
-                // Unlike set_len, this finds out now, not by SIGBUS later, that the file system is full.
                 Region::of_file(path, file)
             }
         }
@@ -172,7 +172,8 @@ impl Region {
         let map = MmapOptions::new().len(bytes as usize).map_raw(&file).map_err(os("mapping", what()))?;
         let seals = SealFlags::GROW | SealFlags::SHRINK | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals).map_err(|e| os("sealing", what())(e.into()))?;
-        Ok(Region::from_map(map, true, file.into(), None))
+        let share = file.as_fd().try_clone_to_owned().map_err(os("sharing", what()))?;
+        Ok(Region::from_map(map, true, share, Some(file)))
     }
 
     /// Maps a region that a server handed over, for reading only.
@@ -188,7 +189,7 @@ impl Region {
         Ok(Region::from_map(map, false, file.into(), None))
     }
 
-    fn from_map(map: MmapRaw, writable: bool, share: OwnedFd, lock: Option<File>) -> Region {
+    fn from_map(map: MmapRaw, writable: bool, share: OwnedFd, file: Option<File>) -> Region {
         // A window is read at random: fewer, larger TLB entries where the system allows it. Best effort.
         let _ = map.advise(memmap2::Advice::HugePage);
         Region {
@@ -197,7 +198,7 @@ impl Region {
             writable,
             _memory: Memory::Mapped(map),
             share: Some(share),
-            _lock: lock,
+            file,
             #[cfg(feature = "sim")]
             recorder: None,
         }
@@ -214,7 +215,7 @@ impl Region {
             writable: true,
             _memory: Memory::Private(memory),
             share: None,
-            _lock: None,
+            file: None,
             recorder: Some(recorder),
         }
     }
@@ -227,6 +228,21 @@ impl Region {
     /// May this process store into it?
     pub fn is_writable(&self) -> bool {
         self.writable
+    }
+
+    /// Sees to it that memory stands behind `bytes` of the region: what it has not got now would be missed
+    /// later, by a signal in the middle of a store.
+    ///
+    /// # Errors
+    /// [`RegionError`] when there is not enough.
+    pub fn back(&self, bytes: std::ops::Range<u64>) -> Result<(), RegionError> {
+        let Some(file) = &self.file else { return Ok(()) };
+        let (start, len) = (bytes.start, bytes.end.min(self.bytes()).saturating_sub(bytes.start));
+        match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), start, len.max(1)) {
+            // A file system that cannot promise memory: it is as good as its word.
+            Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
+            Err(e) => Err(os("reserving", format!("{len} bytes for the region"))(e.into())),
+        }
     }
 
     /// A descriptor for the region's memory that cannot be mapped writable.

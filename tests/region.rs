@@ -94,7 +94,7 @@ fn a_region_holds_just_these_bytes() {
             let config = config(preset, 100, key_max, value_max, 1);
             let geometry = config.geometry().unwrap();
             let region = Region::create(&Backing::File(path.clone()), geometry.region_bytes()).unwrap();
-            let index = Index::create(region, geometry.clone(), Clock::manual());
+            let index = Index::create(region, geometry.clone(), Clock::manual()).unwrap();
             index.put(b"key", b"a value", PutMode::Upsert).unwrap();
 
             let bytes = std::fs::read(&path).unwrap();
@@ -122,7 +122,10 @@ fn a_region_holds_just_these_bytes() {
                 // Written once when it was made, once by the put.
                 let stamp = if is_home { 4 } else { 2 };
                 let words = encode(geometry.shape(), identity, stamp, &content);
-                assert_eq!(bytes[at..at + slot_bytes as usize], bytes_of(&words), "{slot:?}");
+                let found = &bytes[at..at + slot_bytes as usize];
+                // Overflow slots may be left as zeros until they are needed.
+                let unused = slot.0 >= geometry.main_slots() && found.iter().all(|&b| b == 0);
+                assert!(unused || found == bytes_of(&words), "{slot:?}:\n{}", hex(found));
             }
         }
     });
@@ -203,7 +206,7 @@ impl Left {
         let config = config(preset, slots, 16, 32, 1);
         let geometry = config.geometry().unwrap();
         let region = Region::create(&Backing::File(path.clone()), geometry.region_bytes()).unwrap();
-        let index = Index::create(region, geometry, Clock::manual());
+        let index = Index::create(region, geometry, Clock::manual()).unwrap();
         for n in 0..keys {
             // Tiny tables may not take them all: the tests look at what is there.
             let _ = index.put(&key(n, 16), &value(n.into(), 20), PutMode::Upsert);
@@ -414,7 +417,7 @@ fn a_reader_of_garbage_comes_to_an_end() {
             let path = dir.path().join("region");
             let geometry = config(preset, 200, key_max, value_max, 1).geometry().unwrap();
             let region = Region::create(&Backing::File(path.clone()), geometry.region_bytes()).unwrap();
-            drop(Index::create(region, geometry.clone(), Clock::manual()));
+            drop(Index::create(region, geometry.clone(), Clock::manual()).unwrap());
             scribble(&path, &geometry, seed as u64);
 
             let began = Instant::now();
@@ -439,15 +442,16 @@ fn a_reader_of_garbage_comes_to_an_end() {
             }
             assert!(value.len() <= geometry.shape().payload_max());
             assert!(answers + errors == 200 && errors > 0, "{answers} answers, {errors} errors");
-            let occupancy = inspector.occupancy(|_| {});
-            assert!(occupancy.torn > geometry.slots() * 9 / 10, "{occupancy:?}");
+            let is_torn = |n: &u64| inspector.slot(SlotIx(*n)).verdict.is_err();
+            let torn = (0..geometry.main_slots()).filter(is_torn).count() as u64;
+            assert!(torn > geometry.main_slots() * 9 / 10, "{torn} of {}", geometry.main_slots());
             assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
             drop(region);
 
             // A server that takes this over frees what is not valid and has a working, empty table.
             let clock = Clock::manual();
             let (index, recovered) = Index::open(Region::open(&path).unwrap(), clock.clone()).unwrap();
-            assert!(recovered.torn >= occupancy.torn && recovered.keys == 0, "{recovered:?}");
+            assert!(recovered.torn >= torn && recovered.keys == 0, "{recovered:?}");
             let mut table = Table { index, clock };
             let mut model = Model::default();
             for (n, key) in keys.iter().enumerate().take(100) {

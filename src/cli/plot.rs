@@ -233,7 +233,7 @@ fn by_bytes<'a>(area: &Area<'a>, curves: &[Curve<'_>]) -> Painted<'a> {
     let high = bytes().fold(1.0, f64::max).log2().ceil() + 0.2;
     let scale = Scale { left: 860, right: 1450, low, high, reads_max: reads_max(curves) };
     let title = if load > 0.0 {
-        format!("READs by bytes per GET, asked load {:.0} %: dot a hit, ring a miss", 100.0 * load)
+        format!("READs by bytes per GET at {:.0} % of the main slots: dot a hit, ring a miss", 100.0 * load)
     } else {
         "READs by bytes per GET at the highest load: dot a hit, ring a miss".into()
     };

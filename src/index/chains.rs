@@ -8,6 +8,9 @@
 //! * **B3** An unlinked block keeps its own link, and is reused no earlier than twice the grace time after:
 //!   a reader that stands on it still finds the rest of the chain. For readers that do not go by the
 //!   clock (shm), the counter of begun moves goes up before the block is unlinked.
+//!
+//! Overflow memory is address space until a block is first used: only then is memory put behind it and its
+//! slots are written. So what a table's chains cost is what they used.
 
 use super::*;
 use crate::layout::chain::{self, Block, CHAIN_MAX};
@@ -17,41 +20,66 @@ use crate::sync::{Mutex, lock};
 #[derive(Debug)]
 pub(super) struct Blocks {
     reserved: u64,
-    /// Blocks given back, and the number of blocks ever used.
-    free: Mutex<(Vec<Block>, u64)>,
+    pool: Mutex<Pool>,
 }
+
+#[derive(Debug, Default)]
+struct Pool {
+    /// Blocks given back.
+    free: Vec<Block>,
+    /// Blocks ever used: the first so many.
+    ever_used: u64,
+    /// Blocks that have memory behind them.
+    backed: u64,
+}
+
+/// Memory is put behind overflow blocks in steps of this many bytes.
+const BACKING_STEP: u64 = 1 << 20;
 
 impl Blocks {
     pub fn new(reserved: u64) -> Blocks {
-        Blocks { reserved, free: Mutex::default() }
+        Blocks { reserved, pool: Mutex::default() }
     }
 
-    fn take(&self) -> Option<Block> {
-        let (free, ever) = &mut *lock(&self.free);
-        free.pop().or_else(|| {
-            let block = Block(*ever as u32);
-            (*ever < self.reserved).then(|| {
-                *ever += 1;
-                block
-            })
-        })
+    /// A block that nobody uses; `None` when there is none, or no memory for it.
+    fn take(&self, region: &Region, geometry: &Geometry) -> Option<Block> {
+        let pool = &mut *lock(&self.pool);
+        if let Some(block) = pool.free.pop() {
+            return Some(block);
+        }
+        if pool.ever_used == self.reserved {
+            return None;
+        }
+        if pool.ever_used == pool.backed {
+            let block_bytes = geometry.shape().bytes() as u64 * u64::from(geometry.layout().block_slots);
+            let more = BACKING_STEP.div_ceil(block_bytes).min(self.reserved - pool.backed);
+            let start = geometry.slot_offset(chain::window(geometry, Block(pool.backed as u32)).first);
+            if let Err(error) = region.back(start..start + more * block_bytes) {
+                tracing::error!(%error, "no memory for overflow blocks");
+                return None;
+            }
+            pool.backed += more;
+        }
+        pool.ever_used += 1;
+        Some(Block(pool.ever_used as u32 - 1))
     }
 
     pub fn give_back(&self, block: Block) {
-        lock(&self.free).0.push(block);
+        lock(&self.pool).free.push(block);
     }
 
     /// Blocks used now or before: their memory has been paid for.
     pub fn ever_used(&self) -> u64 {
-        lock(&self.free).1
+        lock(&self.pool).ever_used
     }
 
     /// Takes over what a server before this one had in use.
     pub fn restore(&self, in_use: impl Fn(Block) -> bool) {
-        let (free, ever) = &mut *lock(&self.free);
+        let pool = &mut *lock(&self.pool);
         let all = || (0..self.reserved as u32).map(Block);
-        *ever = all().filter(|&b| in_use(b)).last().map_or(0, |b| u64::from(b.0) + 1);
-        *free = all().take(*ever as usize).filter(|&b| !in_use(b)).collect();
+        pool.ever_used = all().filter(|&b| in_use(b)).last().map_or(0, |b| u64::from(b.0) + 1);
+        pool.backed = pool.ever_used;
+        pool.free = all().take(pool.ever_used as usize).filter(|&b| !in_use(b)).collect();
     }
 }
 
@@ -93,11 +121,11 @@ impl Index {
         if heads.len() >= CHAIN_MAX as usize {
             return None;
         }
-        let block = self.blocks.take()?;
-        let slot = chain::window(&self.geometry, block).first;
-        let tail = *heads.last().expect("the home is a head");
-        // The block's own link may be left over from its last use.
-        self.slots().write(slot, &Content::default());
+        let block = self.blocks.take(&self.region, &self.geometry)?;
+        let window = chain::window(&self.geometry, block);
+        let (slot, tail) = (window.first, *heads.last().expect("the home is a head"));
+        // First use, or a link left over from the last one.
+        window.iter().for_each(|slot| self.slots().write(slot, &Content::default()));
         self.place(&mut locked, slot, key, value, first);
         self.link(tail, Some(block));
         Some(Put::Inserted)
@@ -114,14 +142,13 @@ impl Index {
         let Some(block) = chain::block_of(&self.geometry, slot) else { return };
         let home_slot = self.geometry.window(home).first;
         let last = self.last_in_chain(home_slot).filter(|&(last_block, _)| last_block != block);
-        match last {
-            // Only a key from a later block: then the chain gets shorter.
-            Some((last_block, last)) if self.comes_before(home_slot, block, last_block) => {
-                self.move_within_chain(locked, home_slot, home, last, slot);
-                self.note_if_empty(locked, home_slot, home, last_block);
-            }
-            _ => self.note_if_empty(locked, home_slot, home, block),
-        }
+        // Only a key from a later block: then the chain gets shorter.
+        let from_later = last.filter(|&(later, _)| self.comes_before(home_slot, block, later));
+        let emptied = match from_later {
+            Some((later, from)) if self.move_within_chain(locked, home_slot, home, from, slot) => later,
+            _ => block,
+        };
+        self.note_if_empty(locked, home_slot, home, emptied);
     }
 
     fn last_in_chain(&self, home_slot: SlotIx) -> Option<(Block, SlotIx)> {
@@ -138,7 +165,8 @@ impl Index {
         blocks.find(|&b| b == block || b == other) == Some(block)
     }
 
-    /// Moves a key of `home` from one slot of its chain to another, which is free.
+    /// Moves a key of `home` from one slot of its chain to another, which is free; `false` if it may not be
+    /// moved now.
     fn move_within_chain(
         &self,
         locked: &mut Locked<'_>,
@@ -146,15 +174,17 @@ impl Index {
         home: u64,
         from: SlotIx,
         to: SlotIx,
-    ) {
+    ) -> bool {
         let occupant = self.slots().read(from);
         if occupant.ghost != 0 {
-            return; // M3
+            return false; // M3
         }
         self.overwrite(to, &occupant.key, &occupant.value);
-        locked.stripe(home_slot).change(home, from, Place::At(to));
+        let bit = placement::filter_bit(&self.geometry, self.geometry.seeds().first(&occupant.key));
+        locked.stripe(home_slot).change(home, bit, from, Place::At(to));
         self.vacate(from);
         count(&self.counters.moves);
+        true
     }
 
     pub(super) fn note_if_empty(&self, locked: &mut Locked<'_>, home_slot: SlotIx, home: u64, block: Block) {

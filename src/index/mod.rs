@@ -51,7 +51,7 @@ use crate::layout::superblock::Superblock;
 use crate::mutation;
 use crate::placement;
 use crate::reader::{Limits, Reader};
-use crate::region::Region;
+use crate::region::{Region, RegionError};
 use crate::sync::{AtomicU64, Ordering, fence};
 use chains::Blocks;
 use grace::{Grace, Trace};
@@ -198,16 +198,23 @@ impl Index {
     /// Makes an empty table in `region`, which must be zero and at least
     /// [`Geometry::region_bytes`] long.
     ///
-    /// Writes every slot once, so that each validates.
-    pub fn create(region: Region, geometry: Geometry, clock: Clock) -> Index {
+    /// Writes every main slot once, so that each validates.
+    ///
+    /// # Errors
+    /// [`RegionError`] when there is not enough memory for the main slots.
+    ///
+    /// # Panics
+    /// When the region is too short.
+    pub fn create(region: Region, geometry: Geometry, clock: Clock) -> Result<Index, RegionError> {
         assert!(region.bytes() >= geometry.region_bytes(), "the region is too short for the table");
+        region.back(0..geometry.slot_offset(SlotIx(geometry.main_slots())))?;
         let index = Index::over(region, geometry, clock, 1);
         index.publish(Phase::Starting);
-        for slot in 0..index.geometry.slots() {
+        for slot in 0..index.geometry.main_slots() {
             index.slots().write(SlotIx(slot), &Content::default());
         }
         index.publish(Phase::Serving);
-        index
+        Ok(index)
     }
 
     fn over(region: Region, geometry: Geometry, clock: Clock, incarnation: u64) -> Index {
@@ -542,7 +549,7 @@ impl Index {
                         self.set_filter(locked, home, primary.first);
                     }
                 }
-                (false, false) => locked.stripe(primary.first).change(home, from, Place::At(to)),
+                (false, false) => locked.stripe(primary.first).change(home, bit, from, Place::At(to)),
                 (_, true) => {}
             }
             // M1: the copy is live before `from` is overwritten, by the next step or the caller.
@@ -638,7 +645,8 @@ impl Index {
     /// A displaced key has left `slot`: its filter bit lingers (M5).
     fn linger(&self, locked: &mut Locked<'_>, first: First, slot: SlotIx) {
         let (home, until_ns) = (self.home(first), self.grace.due_ns(Rule::FilterGrace));
-        locked.stripe(self.home_slot(first)).change(home, slot, Place::Lingers { until_ns });
+        let bit = placement::filter_bit(&self.geometry, first);
+        locked.stripe(self.home_slot(first)).change(home, bit, slot, Place::Lingers { until_ns });
         self.grace.push(until_ns, Trace::Filter { home });
     }
 

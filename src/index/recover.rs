@@ -77,16 +77,18 @@ impl Index {
         let index = Index::over(region, geometry, clock, superblock.incarnation + 1);
         index.publish(Phase::Serving);
         let mut found = Recovered::default();
-        for slot in (0..index.geometry.slots()).map(SlotIx) {
-            if !index.slots().is_valid(slot) {
-                index.slots().write(slot, &Content::default());
-                found.torn += 1;
-            }
+        for slot in (0..index.geometry.main_slots()).map(SlotIx) {
+            index.free_if_torn(slot, &mut found);
         }
         let chains = index.recover_chains(&mut found);
-        for slot in (0..index.geometry.slots()).map(SlotIx) {
-            let chain_home = chain::block_of(&index.geometry, slot).and_then(|b| chains[b.0 as usize]);
-            index.recover_slot(slot, chain_home, &mut found);
+        for slot in (0..index.geometry.main_slots()).map(SlotIx) {
+            index.recover_slot(slot, slot, &mut found);
+        }
+        for &(block, home) in &chains {
+            let guard = index.geometry.window(home).first;
+            for slot in chain::window(&index.geometry, block).iter() {
+                index.recover_slot(slot, guard, &mut found);
+            }
         }
         // Filters are exact again once whatever was due before the server died is surely over.
         let due = index.grace.due_ns(Rule::FilterGrace);
@@ -105,55 +107,56 @@ impl Index {
                 locked.stripe(home_slot).add(home, Displaced { bit: left_over, place });
                 index.grace.push(due, Trace::Filter { home });
             }
-            for head in index.chain_heads(home_slot).collect::<Vec<_>>() {
-                if let Some(block) = chain::block_of(&index.geometry, head) {
-                    index.note_if_empty(&mut locked, home_slot, home, block);
-                }
-            }
+        }
+        for (block, home) in chains {
+            let home_slot = index.geometry.window(home).first;
+            let mut locked = index.stripes.lock(SmallVec::from_slice(&[index.stripes.of(home_slot)]));
+            index.note_if_empty(&mut locked, home_slot, home, block);
         }
         index.counters.keys.store(found.keys, Ordering::Relaxed);
         Ok((index, found))
     }
 
-    /// Cuts chains where they lead out of the table or into another chain, and empties blocks that no
-    /// chain links to: a put that was never answered wrote them.
+    fn free_if_torn(&self, slot: SlotIx, found: &mut Recovered) {
+        if !self.slots().is_valid(slot) {
+            self.slots().write(slot, &Content::default());
+            found.torn += 1;
+        }
+    }
+
+    /// Follows every chain; cuts it where it leads out of the table or into another chain. What stands in
+    /// blocks that no chain links to, by a put that was never answered, is overwritten when they are used.
     ///
-    /// Returns the home whose chain each block is in.
-    fn recover_chains(&self, found: &mut Recovered) -> Vec<Option<u64>> {
+    /// Returns the linked blocks and their homes.
+    fn recover_chains(&self, found: &mut Recovered) -> Vec<(Block, u64)> {
         let blocks = self.geometry.overflow_blocks();
-        let mut linked = vec![None; blocks as usize];
+        let mut linked = vec![false; blocks as usize];
+        let mut chains = Vec::new();
         for home in 0..if blocks == 0 { 0 } else { self.geometry.homes() } {
             let mut head = self.geometry.window(home).first;
             while let Some(block) = chain::link(self.slots().header(head).aux) {
-                match linked.get_mut(block.0 as usize) {
-                    Some(seen @ None) => *seen = Some(home),
-                    _ => {
-                        self.link(head, None);
-                        found.torn += 1;
-                        break;
-                    }
-                }
-                head = chain::window(&self.geometry, block).first;
+                let Some(seen @ false) = linked.get_mut(block.0 as usize) else {
+                    self.link(head, None);
+                    found.torn += 1;
+                    break;
+                };
+                *seen = true;
+                chains.push((block, home));
+                let window = chain::window(&self.geometry, block);
+                window.iter().for_each(|slot| self.free_if_torn(slot, found));
+                head = window.first;
             }
         }
-        for block in (0..blocks as u32).map(Block).filter(|b| linked[b.0 as usize].is_none()) {
-            for slot in chain::window(&self.geometry, block).iter() {
-                let header = self.slots().header(slot);
-                if !header.is_free() || header.ghost != 0 || header.aux != 0 {
-                    self.slots().write(slot, &Content::default());
-                }
-            }
-        }
-        self.blocks.restore(|block| linked[block.0 as usize].is_some());
-        linked
+        self.blocks.restore(|block| linked[block.0 as usize]);
+        chains
     }
 
-    fn recover_slot(&self, slot: SlotIx, chain_home: Option<u64>, found: &mut Recovered) {
+    /// Takes note of what stands in a slot, which the stripe of `guard` guards.
+    fn recover_slot(&self, slot: SlotIx, guard: SlotIx, found: &mut Recovered) {
         let content = self.slots().read(slot);
         let first = self.geometry.seeds().first(&content.key);
         let primary = self.geometry.primary(first);
         if content.ghost != 0 {
-            let guard = chain_home.map_or(slot, |home| self.geometry.window(home).first);
             self.grace.push(self.grace.due_ns(Rule::GhostGrace), Trace::Ghost { slot, guard });
         }
         if content.key.is_empty() {

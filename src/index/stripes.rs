@@ -65,10 +65,12 @@ impl Stripe {
         self.displaced.entry(home).or_default().push(entry);
     }
 
-    /// The key of `home` that was at `from` is now at `to`.
-    pub fn change(&mut self, home: u64, from: SlotIx, to: Place) {
+    /// The key of `home` with this bit that was at `from` is now at `to`. (The slot alone does not name the
+    /// key: along a path, one key of a home may leave a slot and another one enter it.)
+    pub fn change(&mut self, home: u64, bit: u32, from: SlotIx, to: Place) {
+        let was = Displaced { bit, place: Place::At(from) };
         let entries = self.displaced.get_mut(&home);
-        let entry = entries.and_then(|all| all.iter_mut().find(|e| e.place == Place::At(from)));
+        let entry = entries.and_then(|all| all.iter_mut().find(|e| **e == was));
         debug_assert!(entry.is_some(), "no displaced key of home {home} at {from:?}");
         if let Some(entry) = entry {
             entry.place = to;

@@ -209,7 +209,7 @@ fn index_for(config: &ServerConfig) -> Result<(Index, Option<Recovered>), ServeE
     let create = |table: &Config| -> Result<(Index, Option<Recovered>), ServeError> {
         let geometry = table.geometry()?;
         let region = Region::create(&config.backing, geometry.region_bytes())?;
-        Ok((Index::create(region, geometry, Clock::System), None))
+        Ok((Index::create(region, geometry, Clock::System)?, None))
     };
     let open = |path: &PathBuf| -> Result<(Index, Option<Recovered>), ServeError> {
         let (index, recovered) = Index::open(Region::open(path)?, Clock::System)
@@ -301,11 +301,9 @@ impl Worker {
                 }
                 _ => {}
             }
-            for token in std::mem::take(&mut self.unfinished) {
-                self.serve(token);
-            }
-            for event in &events {
-                match event.token() {
+            let unfinished = std::mem::take(&mut self.unfinished);
+            for token in unfinished.into_iter().chain(events.iter().map(|event| event.token())) {
+                match token {
                     LISTENER => self.accept_all(),
                     WAKER => {}
                     token => self.serve(token),
@@ -322,10 +320,11 @@ impl Worker {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
                 Err(e) => {
-                    // Out of descriptors, say: the connection stays in the backlog.
-                    tracing::warn!(error = %e, "accepting a client failed");
+                    // Out of descriptors, say: the connection stays in the backlog, and no event will tell of
+                    // it again.
+                    tracing::warn!(error = %e, "accepting a client failed; trying again");
                     std::thread::sleep(Duration::from_millis(10));
-                    return;
+                    return self.unfinished.push(LISTENER);
                 }
             }
         }

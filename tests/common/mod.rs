@@ -6,14 +6,14 @@
 use oneread::fabric::counting::Counting;
 use oneread::fabric::shm::Shm;
 use oneread::inspect::Inspector;
-use oneread::layout::chain;
+use oneread::layout::chain::{self, Block};
 use oneread::layout::geometry::{Family, Preset, presets};
 use oneread::layout::hash::{Seeds, mix};
 use oneread::placement;
 use oneread::reader::{Limits, Reader};
 use oneread::region::{Backing, Region};
 use oneread::{Client, Clock, Config, Geometry, Index, Put, PutError, PutMode, Size};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -56,7 +56,7 @@ pub fn config(preset: &Preset, slots: u64, key_max: usize, value_max: usize, see
 pub fn index(config: &Config, clock: Clock) -> Index {
     let geometry = config.geometry().expect("a sound configuration");
     let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).expect("memory for a region");
-    Index::create(region, geometry, clock)
+    Index::create(region, geometry, clock).unwrap()
 }
 
 // ---- numbers, keys and values -----------------------------------------------------------------------
@@ -251,7 +251,7 @@ fn rejected_or<T>(answer: Result<T, oneread::MutateError>) -> Result<T, PutError
 /// What a table must look like.
 #[derive(Clone, Debug, Default)]
 pub struct Model {
-    pub keys: HashMap<Vec<u8>, Vec<u8>>,
+    pub keys: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
 impl Model {
@@ -309,7 +309,14 @@ pub fn check_structure(table: &Table, model: &Model) {
     let geometry = table.geometry();
     let inspector = table.inspector();
     let mut left: HashMap<&[u8], &[u8]> = model.keys.iter().map(|(k, v)| (&k[..], &v[..])).collect();
+    let linked = linked_blocks(table);
+    let (mut displaced, mut main, mut overflow) = (0, 0, 0);
     for report in inspector.slots() {
+        // What stands in a block that no chain leads to, nobody reads.
+        let block = chain::block_of(geometry, report.slot);
+        if block.is_some_and(|block| !linked.contains_key(&block)) {
+            continue;
+        }
         assert_eq!(report.verdict, Ok(()), "{:?}", report.slot);
         if report.key.is_empty() {
             assert!(report.value.is_empty(), "a free slot with a value: {report:?}");
@@ -321,12 +328,14 @@ pub fn check_structure(table: &Table, model: &Model) {
         let nth = windows.iter().position(|window| window.contains(report.slot));
         assert!(nth.is_some(), "outside its windows {windows:?}: {report:?}");
         assert!(nth == Some(0) || named, "displaced, and its home's filter does not say so: {report:?}");
+        displaced += usize::from(nth != Some(0));
+        *if block.is_none() { &mut main } else { &mut overflow } += 1;
     }
     assert!(left.is_empty(), "keys in no slot: {left:02x?}");
+    assert_eq!((table.index.len(), table.index.displaced()), (main + overflow, displaced));
     let occupancy = inspector.occupancy(|_| {});
-    assert_eq!(occupancy.live_main + occupancy.live_overflow, model.keys.len() as u64);
-    assert_eq!((table.index.len(), occupancy.torn), (model.keys.len() as u64, 0));
-    assert_eq!(table.index.displaced() as u64, occupancy.displaced);
+    assert_eq!((occupancy.live_main, occupancy.live_overflow), (main, overflow));
+    assert_eq!(occupancy.displaced, displaced as u64);
     assert_eq!(table.index.is_empty(), model.keys.is_empty());
     assert_eq!(table.index.counts().main_slots, geometry.main_slots());
 }
@@ -351,17 +360,28 @@ pub fn check_settled(table: &Table) {
     }
     let mask = u32::MAX >> (32 - placement::filter_bits(geometry.layout().family));
     for home in 0..geometry.homes() {
-        let mut aux = inspector.slot(geometry.window(home).first).header.aux;
+        let aux = inspector.slot(geometry.window(home).first).header.aux;
         let exact = filters.get(&home).copied().unwrap_or(0);
         assert_eq!(aux & mask, exact, "filter of home {home}");
-        if geometry.overflow_blocks() == 0 {
-            continue;
-        }
-        while let Some(block) = chain::link(aux) {
-            assert!(live_blocks.contains(&block), "home {home}: nobody unlinks the empty {block:?}");
-            aux = inspector.slot(chain::window(geometry, block).first).header.aux;
+    }
+    for (block, home) in linked_blocks(table) {
+        assert!(live_blocks.contains(&block), "home {home}: nobody unlinks the empty {block:?}");
+    }
+}
+
+/// The overflow blocks in chains, and the home of each.
+fn linked_blocks(table: &Table) -> HashMap<Block, u64> {
+    let geometry = table.geometry();
+    let inspector = table.inspector();
+    let mut linked = HashMap::new();
+    for home in 0..if geometry.overflow_blocks() == 0 { 0 } else { geometry.homes() } {
+        let mut head = geometry.window(home).first;
+        while let Some(block) = chain::link(inspector.slot(head).header.aux) {
+            assert_eq!(linked.insert(block, home), None, "{block:?} is in two chains");
+            head = chain::window(geometry, block).first;
         }
     }
+    linked
 }
 
 /// What a GET of `key` costs when nobody changes the table: one READ for each window up to the key's; for
