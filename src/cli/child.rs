@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use oneread::Address;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::io::{BufRead, BufReader};
@@ -70,6 +70,7 @@ impl ServerChild {
         std::thread::spawn(move || {
             if let Some(signal) = signals.forever().next() {
                 let _ = kill_process(pid, Signal::KILL);
+                let _ = rustix::process::waitpid(Some(pid), WaitOptions::empty());
                 let _ = std::fs::remove_dir_all(dir);
                 std::process::exit(128 + signal);
             }

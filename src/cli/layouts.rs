@@ -129,6 +129,9 @@ struct Job {
     steady: Option<Load>,
 }
 
+/// A job's place in the order, and its rows.
+type Done = (usize, Vec<Row>);
+
 impl Layouts {
     pub fn run(mut self) -> Result<ExitCode> {
         // Ascending, `max` last: a fresh table passes all of them on its way.
@@ -201,7 +204,7 @@ impl Layouts {
             }
             Ok(done)
         };
-        let results: Vec<Result<Vec<(usize, Vec<Row>)>>> = std::thread::scope(|scope| {
+        let results: Vec<Result<Vec<Done>>> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
             threads
                 .into_iter()
@@ -250,7 +253,7 @@ impl Layouts {
                 Err(PutError::Full { .. }) => refused += 1,
                 Err(error) => return Err(error.into()),
             }
-            if pair % STEP == 0 {
+            if pair.is_multiple_of(STEP) {
                 bar.inc(STEP);
             }
         }
@@ -279,7 +282,7 @@ impl Layouts {
                 Err(PutError::Full { .. }) => return Ok(true),
                 Err(error) => return Err(error.into()),
             }
-            if table.live() % STEP == 0 {
+            if table.live().is_multiple_of(STEP) {
                 bar.inc(STEP);
             }
         }

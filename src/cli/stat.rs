@@ -243,7 +243,7 @@ impl Inspect {
         let occupancy = (!self.quick).then(|| {
             let bar = show::bar(geometry.slots(), "reading the table", "slots");
             let found = inspector.occupancy(|slot| {
-                if slot % 4096 == 0 {
+                if slot.is_multiple_of(4096) {
                     bar.set_position(slot);
                 }
             });
