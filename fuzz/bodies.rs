@@ -202,7 +202,7 @@ const KEYS: u8 = 12;
 fn damaged_region(input: &mut Input<'_>, geometry: &Geometry) -> Vec<u64> {
     let shape = geometry.shape();
     let mut words = vec![0; geometry.region_bytes() as usize / WORD];
-    words[..SUPERBLOCK_WORDS].copy_from_slice(&Superblock::new(geometry, 1, 1).to_words());
+    words[..SUPERBLOCK_WORDS].copy_from_slice(&Superblock::new(geometry, 1).to_words());
     words[STATE_WORD] = State { incarnation: 1, phase: Phase::Serving }.to_word();
     for number in 0..geometry.slots() {
         let identity = Identity { generation: geometry.generation(), index: number };
@@ -375,7 +375,7 @@ pub fn superblock_bytes(data: &[u8]) {
     } else {
         // A good one, with some of its 4-byte fields changed.
         let geometry = config(input).geometry().expect("a possible configuration");
-        let mut words = Superblock::new(&geometry, 1, 1).to_words();
+        let mut words = Superblock::new(&geometry, 1).to_words();
         for _ in 0..input.below(6) {
             let field = input.below(2 * SUPERBLOCK_WORDS);
             let changed = if input.byte() & 1 == 0 { u32::from(input.byte()) } else { input.u32() };
@@ -434,7 +434,7 @@ fn stays_inside(geometry: &Geometry, superblock: &Superblock, have: u64) {
         geometry.key_max() + geometry.value_max() <= room,
         "longest key and value do not fit into a slot"
     );
-    let mut again = Superblock::new(geometry, superblock.incarnation, superblock.created);
+    let mut again = Superblock::new(geometry, superblock.created);
     again.stamp = superblock.stamp;
     assert_eq!(again.geometry(have).as_ref(), Ok(geometry));
 }

@@ -215,11 +215,24 @@ struct Shared {
     gone_ns: AtomicU64,
 }
 
+impl Shared {
+    /// Makes every handle go over to a new attachment at its next GET.
+    fn publish(&self, attachment: Attachment) {
+        let mut newest = lock(&self.newest);
+        *newest = Arc::new(attachment);
+        self.gone_ns.store(0, Ordering::Relaxed);
+        // Release pairs with the handles' Acquire.
+        self.version.fetch_add(1, Ordering::Release);
+    }
+}
+
 /// A mapped region and what its superblock says.
 #[derive(Debug)]
 struct Attachment {
     region: Region,
     geometry: Geometry,
+    /// Device and inode of the region's memory: which region it is.
+    identity: (u64, u64),
 }
 
 impl Client {
@@ -334,7 +347,7 @@ impl Client {
         get: impl FnOnce(&mut Reader<'_, Counting<'_, Shm<'_>>>) -> Result<R, ReadError<std::convert::Infallible>>,
     ) -> Result<R, GetError> {
         self.attach_newest()?;
-        let Attachment { region, geometry } = &*self.attached;
+        let Attachment { region, geometry, .. } = &*self.attached;
         let fabric = Counting::new(Shm::new(region, geometry), geometry);
         let mut reader = Reader::new(fabric, geometry, self.shared.clock.clone(), self.shared.options.limits);
         let result = get(&mut reader);
@@ -360,8 +373,9 @@ impl Client {
 
     #[cold]
     fn reattach(&mut self) {
+        let newest = lock(&self.shared.newest);
         self.version = self.shared.version.load(Ordering::Acquire);
-        self.attached = lock(&self.shared.newest).clone();
+        self.attached = newest.clone();
         self.stats.reattached += 1;
     }
 
@@ -483,7 +497,16 @@ impl Client {
     fn converse(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<Vec<Reply>, MutateError> {
         if self.link.as_ref().is_none_or(Link::is_hung_up) {
             let left = deadline.saturating_duration_since(Instant::now());
-            self.link = Some(attach(&self.shared.address, left)?.0);
+            let (link, attachment) = attach(&self.shared.address, left).map_err(|error| match error {
+                ConnectError::Link { source: source @ LinkError::Deadline(_), .. } => self.lost(source),
+                error => error.into(),
+            })?;
+            self.link = Some(link);
+            if attachment.identity != self.attached.identity {
+                // A new server with a new region: what is put there must be read there.
+                self.shared.publish(attachment);
+                self.reattach();
+            }
         }
         let link = self.link.as_mut().expect("made above");
         link.converse(requests, deadline).map_err(|error| self.lost(error))
@@ -553,10 +576,12 @@ fn attach(address: &Address, within: Duration) -> Result<(Link, Attachment), Con
         Ok(Err(theirs)) => return Err(ConnectError::Refused { address: address.clone(), theirs }),
         Err(error) => return Err(failed(error)),
     };
+    let identity = rustix::fs::fstat(&fd).map(|stat| (stat.st_dev, stat.st_ino));
+    let identity = identity.map_err(|e| failed(LinkError::Os(e.into())))?;
     let region = Region::map_shared(fd)?;
     let (geometry, _) = geometry_of(&region)
         .map_err(|source| ConnectError::Superblock { address: address.clone(), source })?;
-    Ok((link, Attachment { region, geometry }))
+    Ok((link, Attachment { region, geometry, identity }))
 }
 
 /// Opens a socket to the server without ever waiting past the deadline: a stopped server's backlog may be
@@ -614,10 +639,7 @@ fn watch(shared: &Weak<Shared>, mut link: Link) {
             }
         };
         let Some(back) = shared.upgrade() else { return };
-        *lock(&back.newest) = Arc::new(attachment);
-        // Release pairs with the handles' Acquire.
-        back.version.fetch_add(1, Ordering::Release);
-        back.gone_ns.store(0, Ordering::Relaxed);
+        back.publish(attachment);
         tracing::info!(%address, "connected anew");
         link = new_link;
     }

@@ -101,10 +101,9 @@ pub enum Retry {
     Chain,
 }
 
-/// Ghosts of the key that a pass saw: slot and stamp. More than fit count as new every time, which costs
-/// a pass, never a wrong answer.
-type Ghosts = SmallVec<[(SlotIx, u32); GHOSTS_MAX]>;
-const GHOSTS_MAX: usize = 4;
+/// Ghosts of the key that a pass saw: slot and stamp. Rarely one, never more than there are slots in a
+/// pass.
+type Ghosts = SmallVec<[(SlotIx, u32); 2]>;
 
 /// One GET in progress.
 #[derive(Debug)]
@@ -120,7 +119,6 @@ pub struct Get<'a> {
     home_aux: u32,
     head_aux: u32,
     ghosts: Ghosts,
-    ghosts_overflow: bool,
     /// Ghosts of the pass before this one.
     before: Ghosts,
     found: bool,
@@ -143,7 +141,6 @@ impl<'a> Get<'a> {
             home_aux: 0,
             head_aux: 0,
             ghosts: Ghosts::new(),
-            ghosts_overflow: false,
             before: Ghosts::new(),
             found: false,
         }
@@ -225,21 +222,16 @@ impl<'a> Get<'a> {
             }
         }
         if header.ghost != 0 && header.ghost == self.first.ghost() {
-            if self.ghosts.len() < GHOSTS_MAX {
-                self.ghosts.push((slot, header.stamp));
-            } else {
-                self.ghosts_overflow = true;
-            }
+            self.ghosts.push((slot, header.stamp));
         }
     }
 
     fn no_new_ghost(&self) -> bool {
-        !self.ghosts_overflow && self.ghosts.iter().all(|ghost| self.before.contains(ghost))
+        self.ghosts.iter().all(|ghost| self.before.contains(ghost))
     }
 
     fn again(&mut self, why: Retry) -> Step {
         self.before = std::mem::take(&mut self.ghosts);
-        self.ghosts_overflow = false;
         self.found = false;
         self.read = 0;
         self.home_aux = 0;

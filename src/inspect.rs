@@ -4,7 +4,7 @@
 //! absent.
 
 use crate::index::{RecoverError, geometry_of};
-use crate::layout::control::{MOVE_COUNTERS, STATE_WORD, State, move_counter_word};
+use crate::layout::control::{BLOCKS_WORD, MOVE_COUNTERS, STATE_WORD, State, move_counter_word};
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::mapped;
 use crate::layout::slot::{Header, Image, Torn, View, check};
@@ -100,13 +100,13 @@ impl<'a> Inspector<'a> {
     /// Every slot ever used, in order. Keys that move meanwhile may be met twice or not at all.
     pub fn slots(&self) -> impl Iterator<Item = SlotReport> + use<'a> {
         let this = *self;
-        (0..self.geometry.slots()).map(SlotIx).filter(move |&slot| this.is_used(slot)).map(move |s| this.slot(s))
+        (0..self.slots_used()).map(move |n| this.slot(SlotIx(n)))
     }
 
-    /// Has the slot ever been written? Overflow slots are not, until they are needed.
-    fn is_used(&self, slot: SlotIx) -> bool {
-        let first = self.geometry.slot_word(slot);
-        slot.0 < self.geometry.main_slots() || self.region.load(first) | self.region.load(first + 1) != 0
+    /// Number of slots that [`slots`](Inspector::slots) visits: main slots, and overflow slots ever used.
+    pub fn slots_used(&self) -> u64 {
+        let blocks = self.region.load(BLOCKS_WORD).min(self.geometry.overflow_blocks());
+        self.geometry.main_slots() + blocks * u64::from(self.geometry.layout().block_slots)
     }
 
     /// The windows that a GET of `key` may READ, in order, and whether the home's filter sends it beyond

@@ -341,7 +341,6 @@ fn superblock_json(superblock: &Superblock, geometry: &Geometry) -> serde_json::
     let mut out = geometry_json(geometry);
     out["version"] = json!(superblock.version);
     out["generation"] = json!(superblock.generation);
-    out["incarnation"] = json!(superblock.incarnation);
     out["homes"] = json!(superblock.homes);
     out["table_offset"] = json!(superblock.table_offset);
     out["created"] = json!(superblock.created);

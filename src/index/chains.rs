@@ -7,13 +7,14 @@
 //!   samples the home while a key may still be found, live or as a ghost, in a block, finds the way there.
 //! * **B3** An unlinked block keeps its own link, and is reused no earlier than twice the grace time after:
 //!   a reader that stands on it still finds the rest of the chain. For readers that do not go by the
-//!   clock (shm), the counter of begun moves goes up before the block is unlinked.
+//!   clock (shm), the counter of begun moves goes up between unlinking and reuse.
 //!
 //! Overflow memory is address space until a block is first used: only then is memory put behind it and its
 //! slots are written. So what a table's chains cost is what they used.
 
 use super::*;
 use crate::layout::chain::{self, Block, CHAIN_MAX};
+use crate::layout::control::BLOCKS_WORD;
 use crate::sync::{Mutex, lock};
 
 /// Which overflow blocks are in use.
@@ -61,6 +62,7 @@ impl Blocks {
             pool.backed += more;
         }
         pool.ever_used += 1;
+        region.store(BLOCKS_WORD, pool.ever_used);
         Some(Block(pool.ever_used as u32 - 1))
     }
 
@@ -73,13 +75,13 @@ impl Blocks {
         lock(&self.pool).ever_used
     }
 
-    /// Takes over what a server before this one had in use.
-    pub fn restore(&self, in_use: impl Fn(Block) -> bool) {
+    /// Takes over what a server before this one had in use: of the first `ever_used`, those that `in_use`
+    /// names.
+    pub fn restore(&self, ever_used: u64, in_use: impl Fn(Block) -> bool) {
         let pool = &mut *lock(&self.pool);
-        let all = || (0..self.reserved as u32).map(Block);
-        pool.ever_used = all().filter(|&b| in_use(b)).last().map_or(0, |b| u64::from(b.0) + 1);
-        pool.backed = pool.ever_used;
-        pool.free = all().take(pool.ever_used as usize).filter(|&b| !in_use(b)).collect();
+        pool.ever_used = ever_used;
+        pool.backed = ever_used;
+        pool.free = (0..ever_used as u32).map(Block).filter(|&b| !in_use(b)).collect();
     }
 }
 
@@ -213,10 +215,17 @@ impl Index {
             .chain_heads(home_slot)
             .find(|&head| chain::link(self.slots().header(head).aux) == Some(block));
         let Some(before) = before else { return };
-        // B3, for readers that go by the counter.
+        self.link(before, chain::link(self.slots().header(window.first).aux));
+        self.grace.push(self.grace.due_ns(Rule::BlockGrace), Trace::Reuse { home, block });
+    }
+
+    /// Gives an unlinked block back for use by any home (B3).
+    pub(super) fn reuse(&self, home: u64, block: Block) {
+        // A reader that goes by the counter and took its mark before this sees that it went up, since what
+        // it reads in the block is written after; one that took it later sees the new link.
+        fence(Ordering::Release);
         self.region.add(move_counter_word(home));
         fence(Ordering::Release);
-        self.link(before, chain::link(self.slots().header(window.first).aux));
-        self.grace.push(self.grace.due_ns(Rule::BlockGrace), Trace::Reuse { block });
+        self.blocks.give_back(block);
     }
 }

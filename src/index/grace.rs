@@ -25,8 +25,8 @@ pub(crate) enum Trace {
     Filter { home: u64 },
     /// An empty block, to be taken out of its home's chain.
     Unlink { home: u64, block: Block },
-    /// A block that was taken out of a chain, to be used again.
-    Reuse { block: Block },
+    /// A block that was taken out of the chain of a home, to be used again.
+    Reuse { home: u64, block: Block },
 }
 
 /// Traces in the order in which they are due.

@@ -209,11 +209,12 @@ impl Index {
         assert!(region.bytes() >= geometry.region_bytes(), "the region is too short for the table");
         region.back(0..geometry.slot_offset(SlotIx(geometry.main_slots())))?;
         let index = Index::over(region, geometry, clock, 1);
-        index.publish(Phase::Starting);
+        index.publish_state(Phase::Starting);
+        index.publish_superblock();
         for slot in 0..index.geometry.main_slots() {
             index.slots().write(SlotIx(slot), &Content::default());
         }
-        index.publish(Phase::Serving);
+        index.publish_state(Phase::Serving);
         Ok(index)
     }
 
@@ -229,34 +230,25 @@ impl Index {
         }
     }
 
-    /// Writes superblock and state word. Only one thread may do so at a time.
-    fn publish(&self, phase: Phase) {
-        let state = State { incarnation: self.incarnation, phase };
+    /// Writes the superblock, once, into a region that nobody reads yet.
+    fn publish_superblock(&self) {
         let created = std::time::SystemTime::now()
             .duration_since(std::time::UNIX_EPOCH)
             .map_or(0, |since| since.as_secs());
-        let old = Superblock::from_words(std::array::from_fn(|w| self.region.load(w)));
-        let created = if old.created == 0 { created } else { old.created };
-        let mut words = Superblock::new(&self.geometry, self.incarnation, created).to_words();
-        // Stamped like a slot: odd, bytes, even. The stamp is the high half of word 1.
-        let version = words[1] & 0xffff_ffff;
-        let odd = old.stamp | 1;
-        self.region.store(1, version | u64::from(odd) << 32);
+        let words = Superblock::new(&self.geometry, created).to_words();
+        words.iter().enumerate().for_each(|(w, &word)| self.region.store(w, word));
+    }
+
+    /// Writes the state word: one store, whole by itself.
+    fn publish_state(&self, phase: Phase) {
+        // Pairs with the fence of whoever loads the state and then reads on.
         fence(Ordering::Release);
-        words[1] = version | u64::from(odd) << 32;
-        for (w, &word) in words.iter().enumerate() {
-            self.region.store(w, word);
-        }
-        fence(Ordering::Release);
-        self.region.store(1, version | u64::from(odd.wrapping_add(1)) << 32);
-        fence(Ordering::Release);
-        self.region.store(STATE_WORD, state.to_word());
+        self.region.store(STATE_WORD, State { incarnation: self.incarnation, phase }.to_word());
     }
 
     /// Tells clients that this table is given up: they must connect anew.
     pub fn retire(&self) {
-        let state = State { incarnation: self.incarnation, phase: Phase::Retired };
-        self.region.store(STATE_WORD, state.to_word());
+        self.publish_state(Phase::Retired);
     }
 
     /// The region.
@@ -313,6 +305,10 @@ impl Index {
         Reader::new(fabric, &self.geometry, self.grace.clock().clone(), Limits::default())
     }
 
+    fn grace_ns(&self) -> u64 {
+        self.geometry.grace().as_nanos() as u64
+    }
+
     fn slots(&self) -> SlotWriter<'_> {
         SlotWriter { region: &self.region, geometry: &self.geometry }
     }
@@ -352,8 +348,12 @@ impl Index {
                     waits += 1;
                     continue;
                 }
-                let counts = self.counts();
-                return Err(PutError::Full { keys: counts.keys, slots: counts.slots });
+                // Somebody may have put the same key meanwhile.
+                let mut locked = self.stripes.lock(self.stripes_of_key(key, first));
+                return self.put_present(&mut locked, key, value, first, mode).ok_or_else(|| {
+                    let counts = self.counts();
+                    PutError::Full { keys: counts.keys, slots: counts.slots }
+                });
             };
             let mut set = self.stripes_of_key(key, first);
             self.add_path(&mut set, &path);
@@ -667,7 +667,7 @@ impl Index {
                     self.set_filter(&mut locked, home, home_slot);
                 }
                 Trace::Unlink { home, block } => self.unlink(home, block, due_ns),
-                Trace::Reuse { block } => self.blocks.give_back(block),
+                Trace::Reuse { home, block } => self.reuse(home, block),
             }
         }
     }

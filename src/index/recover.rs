@@ -9,7 +9,7 @@ use super::{Index, Trace};
 use crate::clock::Clock;
 use crate::faults::Rule;
 use crate::layout::chain::{self, Block};
-use crate::layout::control::{Phase, STATE_WORD, State};
+use crate::layout::control::{BLOCKS_WORD, Phase, STATE_WORD, State};
 use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::hash::First;
 use crate::layout::slot::Content;
@@ -47,6 +47,18 @@ pub struct Recovered {
     pub torn: u64,
     /// Keys that stood in two slots; one copy was freed.
     pub doubled: u64,
+    /// Keys that stood where no GET looks for them; their slots were freed. Only in a damaged region.
+    pub misplaced: u64,
+    /// Links that led nowhere, or into another chain. Only in a damaged region.
+    pub cut: u64,
+}
+
+/// The overflow blocks that are in use.
+struct Chains {
+    /// For each block ever used: does a chain lead to it?
+    linked: Vec<bool>,
+    /// The linked blocks and their homes.
+    blocks: Vec<(Block, u64)>,
 }
 
 /// Reads and validates the superblock of a mapped region.
@@ -70,12 +82,16 @@ impl Index {
     /// # Errors
     /// [`RecoverError`]; the region is then unchanged.
     pub fn open(region: Region, clock: Clock) -> Result<(Index, Recovered), RecoverError> {
-        let (geometry, superblock) = geometry_of(&region)?;
+        let (geometry, _) = geometry_of(&region)?;
         if State::from_word(region.load(STATE_WORD)).phase == Phase::Starting {
             return Err(RecoverError::Unfinished);
         }
-        let index = Index::over(region, geometry, clock, superblock.incarnation + 1);
-        index.publish(Phase::Serving);
+        let incarnation = State::from_word(region.load(STATE_WORD)).incarnation + 1;
+        let index = Index::over(region, geometry, clock, incarnation);
+        // GETs under way may rest on traces that the server before this one meant to keep: let them end.
+        let clock = index.grace.clock();
+        clock.sleep_until(clock.now_ns() + index.grace_ns());
+        index.publish_state(Phase::Serving);
         let mut found = Recovered::default();
         for slot in (0..index.geometry.main_slots()).map(SlotIx) {
             index.free_if_torn(slot, &mut found);
@@ -84,7 +100,7 @@ impl Index {
         for slot in (0..index.geometry.main_slots()).map(SlotIx) {
             index.recover_slot(slot, slot, &mut found);
         }
-        for &(block, home) in &chains {
+        for &(block, home) in &chains.blocks {
             let guard = index.geometry.window(home).first;
             for slot in chain::window(&index.geometry, block).iter() {
                 index.recover_slot(slot, guard, &mut found);
@@ -108,7 +124,7 @@ impl Index {
                 index.grace.push(due, Trace::Filter { home });
             }
         }
-        for (block, home) in chains {
+        for (block, home) in chains.blocks {
             let home_slot = index.geometry.window(home).first;
             let mut locked = index.stripes.lock(SmallVec::from_slice(&[index.stripes.of(home_slot)]));
             index.note_if_empty(&mut locked, home_slot, home, block);
@@ -117,38 +133,61 @@ impl Index {
         Ok((index, found))
     }
 
+    /// Mends a slot whose writer died. Before it had stored a byte, the old content is still whole;
+    /// otherwise the key in it is lost, but not what the slot says about others: `ghost` and `aux` stand in
+    /// one word, which is old or new, and right either way.
     fn free_if_torn(&self, slot: SlotIx, found: &mut Recovered) {
-        if !self.slots().is_valid(slot) {
-            self.slots().write(slot, &Content::default());
-            found.torn += 1;
+        if self.slots().is_valid(slot) {
+            return;
         }
+        if let Some(whole) = self.slots().before_the_write(slot) {
+            return self.slots().write(slot, &whole.content());
+        }
+        let header = self.slots().header(slot);
+        self.slots().write(slot, &Content { ghost: header.ghost, aux: header.aux, ..Content::default() });
+        found.torn += 1;
     }
 
-    /// Follows every chain; cuts it where it leads out of the table or into another chain. What stands in
-    /// blocks that no chain links to, by a put that was never answered, is overwritten when they are used.
-    ///
-    /// Returns the linked blocks and their homes.
-    fn recover_chains(&self, found: &mut Recovered) -> Vec<(Block, u64)> {
-        let blocks = self.geometry.overflow_blocks();
-        let mut linked = vec![false; blocks as usize];
-        let mut chains = Vec::new();
-        for home in 0..if blocks == 0 { 0 } else { self.geometry.homes() } {
-            let mut head = self.geometry.window(home).first;
-            while let Some(block) = chain::link(self.slots().header(head).aux) {
-                let Some(seen @ false) = linked.get_mut(block.0 as usize) else {
-                    self.link(head, None);
-                    found.torn += 1;
-                    break;
-                };
-                *seen = true;
-                chains.push((block, home));
-                let window = chain::window(&self.geometry, block);
-                window.iter().for_each(|slot| self.free_if_torn(slot, found));
-                head = window.first;
-            }
+    /// Follows every chain; cuts it where it leads out of the table or into another chain. Blocks with keys
+    /// that no chain leads to (the slot with the link was torn, or the link was about to be written) are
+    /// linked again.
+    fn recover_chains(&self, found: &mut Recovered) -> Chains {
+        let ever_used = self.region.load(BLOCKS_WORD).min(self.geometry.overflow_blocks());
+        let mut chains = Chains { linked: vec![false; ever_used as usize], blocks: Vec::new() };
+        let homes = if self.geometry.overflow_blocks() == 0 { 0 } else { self.geometry.homes() };
+        for home in 0..homes {
+            self.follow_chain(home, self.geometry.window(home).first, &mut chains, found);
         }
-        self.blocks.restore(|block| linked[block.0 as usize]);
+        for block in (0..ever_used as u32).map(Block) {
+            if chains.linked[block.0 as usize] {
+                continue;
+            }
+            let window = chain::window(&self.geometry, block);
+            window.iter().for_each(|slot| self.free_if_torn(slot, found));
+            let keys = window.iter().map(|slot| self.slots().read(slot).key);
+            let Some(key) = keys.into_iter().find(|key| !key.is_empty()) else { continue };
+            let first = self.geometry.seeds().first(&key);
+            let tail = self.chain_heads(self.home_slot(first)).last().expect("the home is a head");
+            self.link(tail, Some(block));
+            self.follow_chain(self.home(first), tail, &mut chains, found);
+        }
+        self.blocks.restore(ever_used, |block| chains.linked[block.0 as usize]);
         chains
+    }
+
+    /// Takes note of the blocks that follow `head`.
+    fn follow_chain(&self, home: u64, mut head: SlotIx, chains: &mut Chains, found: &mut Recovered) {
+        while let Some(block) = chain::link(self.slots().header(head).aux) {
+            let Some(seen @ false) = chains.linked.get_mut(block.0 as usize) else {
+                found.cut += 1;
+                return self.link(head, None);
+            };
+            *seen = true;
+            chains.blocks.push((block, home));
+            let window = chain::window(&self.geometry, block);
+            window.iter().for_each(|slot| self.free_if_torn(slot, found));
+            head = window.first;
+        }
     }
 
     /// Takes note of what stands in a slot, which the stripe of `guard` guards.
@@ -160,6 +199,12 @@ impl Index {
             self.grace.push(self.grace.due_ns(Rule::GhostGrace), Trace::Ghost { slot, guard });
         }
         if content.key.is_empty() {
+            return;
+        }
+        if !self.may_be_at(&content.key, first, slot, guard) {
+            self.slots()
+                .write(slot, &Content { ghost: content.ghost, aux: content.aux, ..Content::default() });
+            found.misplaced += 1;
             return;
         }
         // A move interrupted between M1 and the overwriting of the original. The original has no ghost
@@ -178,6 +223,15 @@ impl Index {
             let home = self.geometry.home(first.0);
             locked.stripe(primary.first).add(home, Displaced { bit, place: Place::At(slot) });
         }
+    }
+
+    /// May a GET find the key in this slot, which the stripe of `guard` guards?
+    fn may_be_at(&self, key: &[u8], first: First, slot: SlotIx, guard: SlotIx) -> bool {
+        if slot.0 >= self.geometry.main_slots() {
+            return self.home_slot(first) == guard;
+        }
+        let windows = crate::mutation::destinations(&self.geometry, key, first, None);
+        windows.iter().any(|destination| destination.window.contains(slot))
     }
 
     /// Every slot that holds `key`, in any of its windows and its home's chain.

@@ -38,6 +38,12 @@ pub(crate) struct Owned {
     pub aux: u32,
 }
 
+impl Owned {
+    pub fn content(&self) -> Content<'_> {
+        Content { key: &self.key, value: &self.value, ghost: self.ghost, aux: self.aux }
+    }
+}
+
 impl<'a> SlotWriter<'a> {
     fn words(&self, slot: SlotIx) -> &'a [crate::sync::AtomicU64] {
         self.region.words(self.geometry.slot_word(slot), self.geometry.shape().words())
@@ -74,11 +80,11 @@ impl<'a> SlotWriter<'a> {
         }
         // Pairs with R1: a reader that sees the even stamp sees the words of W2 after its fence.
         fence(Ordering::Release);
-        // W3
-        self.region.store(base, image[0]);
+        // W3. The first line last: whoever goes by it alone (shm) sees a slot that is whole for everybody.
         for w in stamp_copies(shape) {
             self.region.store(base + w, image[w]);
         }
+        self.region.store(base, image[0]);
     }
 
     /// The slot's header.
@@ -113,6 +119,21 @@ impl<'a> SlotWriter<'a> {
         let seen = mapped::header_and_key(self.geometry.shape(), words).ok()?;
         fence(Ordering::Acquire);
         (stamp & 1 == 0 && words[0].load(Ordering::Relaxed) == stamp).then_some(seen)
+    }
+
+    /// The content of a slot whose writer died before it stored a byte (after W1): with the stamps it had
+    /// before, it passes the checks that a remote reader makes.
+    pub fn before_the_write(&self, slot: SlotIx) -> Option<Owned> {
+        let shape = self.geometry.shape();
+        let mut image: Image = mapped::image(self.words(slot));
+        let before = (image[0] as u32 | 1).wrapping_sub(1);
+        image[0] = image[0] & !0xffff_ffff | u64::from(before);
+        for w in stamp_copies(shape) {
+            image[w] = image[w] & !(0xffff << COPY_SHIFT) | u64::from(before as u16) << COPY_SHIFT;
+        }
+        let view = slot::check(shape, self.geometry.identity(slot), &image).ok()?;
+        let header = view.header();
+        Some(Owned { key: view.key(), value: view.value(), ghost: header.ghost, aux: header.aux })
     }
 
     /// Does the slot pass the checks that a remote reader makes?

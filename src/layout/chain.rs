@@ -16,8 +16,9 @@ pub const FILTER_BITS: u32 = 8;
 const LINK_SHIFT: u32 = FILTER_BITS;
 
 /// Blocks in a chain that a GET follows before it gives up this pass, and that the server links at most.
-/// Chains of sound tables are far shorter; a reader of damaged memory must come to an end.
-pub const CHAIN_MAX: u32 = 1024;
+/// Chains of sound tables are far shorter (a `list` at 130 % of its main slots: 12); a reader of damaged
+/// memory must come to an end.
+pub const CHAIN_MAX: u32 = 64;
 
 /// Number of an overflow block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -3,6 +3,7 @@
 //! ```text
 //! page + 0      state word             incarnation << 8 | phase
 //! page + 64*k   counter of begun moves, k = 1..=32
+//! page + 2112   overflow blocks ever used: the first so many; beyond them memory was never written
 //! ```
 //!
 //! Each word has a line of its own, so that a reader's line is invalidated only when its word changes.
@@ -27,7 +28,10 @@ pub fn move_counter_word(home: u64) -> usize {
     STATE_WORD + (1 + (home % MOVE_COUNTERS) as usize) * (LINE / WORD)
 }
 
-const _: () = assert!((1 + MOVE_COUNTERS as usize) * LINE <= PAGE);
+/// Number of the word, in the region, that says how many overflow blocks were ever used.
+pub const BLOCKS_WORD: usize = STATE_WORD + (1 + MOVE_COUNTERS as usize) * (LINE / WORD);
+
+const _: () = assert!((BLOCKS_WORD + 1) * WORD <= CONTROL_OFFSET + PAGE);
 
 /// What the state word says about the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -364,7 +364,8 @@ impl Config {
             homes,
             overflow_blocks,
             self.grace,
-            1,
+            // Random like the seeds, so that no other table's slots validate in this one.
+            super::hash::mix(seeds.0[2][3]),
             seeds,
         ))
     }

@@ -1,7 +1,7 @@
 //! The superblock: the first page of a region. A client needs nothing else to find its way.
 //!
-//! Stamped like a slot (odd while it is being written) and checksummed as a whole. Written at creation
-//! and when a server opens the region again; never on the path of a GET or PUT.
+//! Checksummed as a whole, and stamped like a slot (odd while it is being written). Written once, when the
+//! region is made, before anybody reads it; what changes later stands in the control page.
 
 use super::geometry::{Family, GEOMETRY_LIMITS, Geometry, Layout};
 use super::hash::Seeds;
@@ -27,8 +27,8 @@ pub struct Superblock {
     pub stamp: u32,
     /// Number of the table; part of every slot's CRC.
     pub generation: u64,
-    /// Counts the servers that have opened this region.
-    pub incarnation: u64,
+    /// Zero. (Which server has the region is in the state word, which changes.)
+    pub reserved_0: u64,
     /// [`Family`] as a number.
     pub family: u32,
     /// Number of windows a key may be in (cuckoo), else 1.
@@ -73,7 +73,7 @@ const _: () = {
     assert!(offset_of!(Superblock, version) == 8);
     assert!(offset_of!(Superblock, stamp) == 12);
     assert!(offset_of!(Superblock, generation) == 16);
-    assert!(offset_of!(Superblock, incarnation) == 24);
+    assert!(offset_of!(Superblock, reserved_0) == 24);
     assert!(offset_of!(Superblock, family) == 32);
     assert!(offset_of!(Superblock, slot_bytes) == 52);
     assert!(offset_of!(Superblock, homes) == 64);
@@ -108,7 +108,7 @@ pub enum SuperblockError {
         /// The version found.
         found: u32,
     },
-    /// The server is writing the superblock, or died while writing it.
+    /// A server was writing the superblock when it died.
     #[error(
         "the superblock is being written (stamp {stamp}); if this stays so, the server died while writing it: make the region anew"
     )]
@@ -156,14 +156,14 @@ pub enum SuperblockError {
 
 impl Superblock {
     /// The superblock of a table with this geometry.
-    pub fn new(geometry: &Geometry, incarnation: u64, created: u64) -> Superblock {
+    pub fn new(geometry: &Geometry, created: u64) -> Superblock {
         let layout = geometry.layout();
         let mut it = Superblock {
             magic: MAGIC,
             version: FORMAT_VERSION,
             stamp: 0,
             generation: geometry.generation(),
-            incarnation,
+            reserved_0: 0,
             family: layout.family as u32,
             choices: layout.choices,
             bucket_slots: layout.bucket_slots,
@@ -246,9 +246,9 @@ impl Superblock {
             value: self.slot_bytes.into(),
             allowed: "32 or 64 to 4096 in steps of 64".into(),
         })?;
-        within("key_max", self.key_max.into(), &limits.key_max)?;
-        let room = shape.payload_max() as u64 - u64::from(self.key_max).min(shape.payload_max() as u64);
-        within("value_max", self.value_max.into(), &(0..=room))?;
+        let payload = shape.payload_max() as u64;
+        within("key_max", self.key_max.into(), &(1..=payload.min(*limits.key_max.end())))?;
+        within("value_max", self.value_max.into(), &(0..=payload - u64::from(self.key_max)))?;
         within("table_offset", self.table_offset, &(2 * PAGE as u64..=2 * PAGE as u64))?;
         let layout = Layout {
             family,

@@ -255,6 +255,9 @@ const FIRST_SESSION: usize = 2;
 /// A client may take this long over a frame it has begun, or over its hello.
 const HALF_FRAME_MAX: Duration = Duration::from_secs(10);
 
+/// How often traces are looked after when no worker knows of any.
+const TRACES_LOOK: Duration = Duration::from_secs(1);
+
 struct Worker {
     shared: Arc<Shared>,
     poll: Poll,
@@ -263,15 +266,15 @@ struct Worker {
     next: usize,
     /// Sessions whose turn ended before their input did.
     unfinished: Vec<Token>,
-    /// Takes away traces when their time has come.
-    tidies: bool,
+    /// Wakes up now and then, for traces left by mutations that no worker has seen (an embedder's).
+    looks_after_traces: bool,
 }
 
 impl Worker {
     fn new(
         shared: Arc<Shared>,
         listener: std::os::unix::net::UnixListener,
-        tidies: bool,
+        looks_after_traces: bool,
     ) -> io::Result<Worker> {
         let poll = Poll::new()?;
         let mut listener = UnixListener::from_std(listener);
@@ -283,17 +286,18 @@ impl Worker {
             sessions: HashMap::new(),
             next: FIRST_SESSION,
             unfinished: Vec::new(),
-            tidies,
+            looks_after_traces,
         })
     }
 
     fn run(mut self) {
         let mut events = Events::with_capacity(256);
         while !self.shared.stopping.load(Ordering::Acquire) {
-            let tidy = self.tidies.then(|| self.shared.index.tidy()).flatten();
+            let tidy = self.shared.index.tidy();
+            let idle = self.looks_after_traces.then_some(TRACES_LOOK);
             let half = self.sessions.values().any(Session::is_halfway).then_some(HALF_FRAME_MAX / 4);
             let at_once = (!self.unfinished.is_empty()).then_some(Duration::ZERO);
-            let timeout = [tidy, half, at_once].into_iter().flatten().min();
+            let timeout = [tidy, idle, half, at_once].into_iter().flatten().min();
             match self.poll.poll(&mut events, timeout) {
                 Err(e) if e.kind() != io::ErrorKind::Interrupted => {
                     tracing::error!(error = %e, "polling failed; this worker ends");
@@ -380,8 +384,12 @@ impl Worker {
             .map(|(t, _)| *t)
             .collect();
         for token in late {
-            tracing::debug!("a client stopped in the middle of a frame");
-            self.close(token);
+            // The worker may have been busy, and the rest of the frame be there by now.
+            self.serve(token);
+            if self.sessions.get(&token).is_some_and(|s| s.halfway_for(Instant::now()) > HALF_FRAME_MAX) {
+                tracing::debug!("a client stopped in the middle of a frame");
+                self.close(token);
+            }
         }
     }
 

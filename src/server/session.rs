@@ -13,6 +13,9 @@ const UNREAD_MAX: usize = 1 << 20;
 /// Bytes read from one client before the next one has its turn.
 const TURN_BYTES: usize = 1 << 18;
 const CHUNK: usize = 1 << 16;
+/// Time for one client's requests before the next one has its turn: a put that must wait for a grace period
+/// is the last of its turn.
+const TURN_TIME: Duration = Duration::from_millis(2);
 
 /// What becomes of a session.
 pub(super) enum Fate {
@@ -71,14 +74,16 @@ impl Session {
         self.flush()?;
         if self.output.len() > UNREAD_MAX {
             // It will be heard again when it has read: the socket becomes writable then.
+            self.halfway = None;
             return Ok(Fate::Stay);
         }
         let filled = self.fill();
         let answered = self.answer_all(index, &stats);
         self.flush()?;
-        answered?;
+        let all_answered = answered?;
         match filled.map_err(|e| e.to_string())? {
             Filled::More => Ok(Fate::Again),
+            _ if !all_answered => Ok(Fate::Again),
             Filled::Drained => Ok(Fate::Stay),
             Filled::Ended => Err("it hung up".into()),
         }
@@ -102,10 +107,17 @@ impl Session {
         Ok(Filled::More)
     }
 
-    fn answer_all(&mut self, index: &Index, stats: &impl Fn() -> ServerStats) -> Result<(), String> {
+    /// Answers the requests that are there, for as long as a turn lasts; were those all?
+    fn answer_all(&mut self, index: &Index, stats: &impl Fn() -> ServerStats) -> Result<bool, String> {
         let input = std::mem::take(&mut self.input);
         let mut rest = input.as_slice();
+        let turn_ends = Instant::now() + TURN_TIME;
+        let mut all_answered = true;
         while let Some(frame) = wire::decode(rest).map_err(|e| e.to_string())? {
+            if Instant::now() >= turn_ends {
+                all_answered = false;
+                break;
+            }
             let request = Request::decode(&frame).map_err(|e| e.to_string())?;
             self.answer(frame.id, request, index, stats)?;
             rest = &rest[frame.length..];
@@ -115,7 +127,7 @@ impl Session {
         self.halfway = (!rest.is_empty() || !self.greeted).then(|| was_waiting.unwrap_or_else(Instant::now));
         self.input = input;
         self.input.drain(..done);
-        Ok(())
+        Ok(all_answered)
     }
 
     fn answer(
