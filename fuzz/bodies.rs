@@ -215,7 +215,7 @@ fn damaged_region(input: &mut Input<'_>, geometry: &Geometry) -> Vec<u64> {
                 let of = input.byte();
                 let key = if kind == 3 { Vec::new() } else { key(of % KEYS, geometry.key_max()) };
                 let room = shape.payload_max() - key.len();
-                let value = value(of, if of % 5 == 0 { room } else { usize::from(of) % (room + 1) });
+                let value = value(of, if of.is_multiple_of(5) { room } else { usize::from(of) % (room + 1) });
                 let (first, blocks) = (geometry.seeds().first(&key), geometry.overflow_blocks());
                 let link = Block((u64::from(input.byte()) % (blocks + 2)) as u32);
                 let filter = if mode & 0x80 == 0 { 0 } else { !0 };

@@ -111,6 +111,8 @@ pub struct Get<'a> {
     geometry: &'a Geometry,
     key: &'a [u8],
     first: First,
+    home: u64,
+    ghost: u8,
     primary: Window,
     /// The window being read, and how many this pass has read before it.
     window: Window,
@@ -130,11 +132,14 @@ impl<'a> Get<'a> {
     #[inline]
     pub fn new(geometry: &'a Geometry, key: &'a [u8]) -> Get<'a> {
         let first = geometry.seeds().first(key);
-        let primary = geometry.primary(first);
+        let home = geometry.home(first.0);
+        let primary = geometry.window(home);
         Get {
             geometry,
             key,
             first,
+            home,
+            ghost: first.ghost(),
             primary,
             window: primary,
             read: 0,
@@ -155,7 +160,7 @@ impl<'a> Get<'a> {
     /// The key's home: what a fabric's mark is taken for.
     #[inline]
     pub fn home(&self) -> u64 {
-        self.geometry.home_of_slot(self.primary.first)
+        self.home
     }
 
     /// Takes in the window that was asked for. `exact` says that the fabric's samples are proof enough
@@ -221,7 +226,7 @@ impl<'a> Get<'a> {
                 self.home_aux = header.aux;
             }
         }
-        if header.ghost != 0 && header.ghost == self.first.ghost() {
+        if header.ghost == self.ghost {
             self.ghosts.push((slot, header.stamp));
         }
     }

@@ -275,8 +275,10 @@ impl<'a, M: Copy> Lane<'a, M> {
         number: usize,
         key: &'a [u8],
     ) {
-        let value = std::mem::take(&mut self.value);
-        *self = Lane { value, ..Lane::new(geometry, fabric, number, key) };
+        self.get = Get::new(geometry, key);
+        self.mark = fabric.mark(self.get.home());
+        self.number = number;
+        self.patience = Patience::new();
     }
 }
 
@@ -312,11 +314,14 @@ impl Patience {
         if now - self.since_ns >= limits.deadline.as_nanos() as u64 {
             return Err(ReadError::Deadline { deadline: limits.deadline, retries: self.retries, last });
         }
-        match self.retries {
-            0..=SPINS => std::hint::spin_loop(),
-            _ if matches!(clock, Clock::Manual(_)) => {}
-            ..=YIELDS => std::thread::yield_now(),
-            _ => std::thread::sleep(SLEEP),
+        if self.retries <= SPINS {
+            std::hint::spin_loop();
+        } else if matches!(clock, Clock::Manual(_)) {
+            // Simulated time does not pass by waiting.
+        } else if self.retries <= YIELDS {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep(SLEEP);
         }
         Ok(())
     }

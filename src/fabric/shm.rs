@@ -68,7 +68,7 @@ impl Landed for MappedSlots<'_> {
         fence(Ordering::Acquire);
         let header = mapped::header(words);
         let matches = usize::from(header.klen) == key.len() && mapped::begins_with(shape, words, key);
-        let torn = matches && mapped::value_into(shape, words, value).is_err();
+        let torn = matches && mapped::value_into(shape, words, &header, value).is_err();
         // R2: the stamp is loaded again after the words above. Pairs with the release fence after the
         // writer's odd pass: if any word above came from write n+1, its odd stamp is seen here.
         if !broken(Rule::ReaderFence) {

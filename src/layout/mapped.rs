@@ -70,8 +70,26 @@ fn holds_long(shape: SlotShape, slot: &[AtomicU64], key: &[u8]) -> bool {
     View::consistent(shape, &image(slot)).is_ok_and(|view| view.holds(key))
 }
 
-/// Replaces `value` with the slot's value.
+/// Replaces `value` with the slot's value; `header` is the slot's.
 #[inline]
-pub(crate) fn value_into(shape: SlotShape, slot: &[AtomicU64], value: &mut Vec<u8>) -> Result<(), Torn> {
-    View::consistent(shape, &image(slot)).map(|view| view.value_into(value))
+pub(crate) fn value_into(
+    shape: SlotShape,
+    slot: &[AtomicU64],
+    header: &Header,
+    value: &mut Vec<u8>,
+) -> Result<(), Torn> {
+    if shape.lines() > 1 {
+        return View::consistent(shape, &image(slot)).map(|view| view.value_into(value));
+    }
+    let (klen, vlen) = (usize::from(header.klen), usize::from(header.vlen));
+    if klen + vlen > shape.payload_max() {
+        return Err(Torn::Lengths);
+    }
+    let mut words = [0u64; FIRST_LINE_KEY / WORD];
+    for (to, from) in words.iter_mut().zip(&slot[super::slot::HEADER / WORD..]) {
+        *to = from.load(Ordering::Relaxed);
+    }
+    value.clear();
+    value.extend_from_slice(&bytemuck::cast_slice(&words)[klen..klen + vlen]);
+    Ok(())
 }

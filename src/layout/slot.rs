@@ -110,7 +110,8 @@ impl SlotShape {
 
     /// A slot of `bytes` bytes; `None` unless that is 32 or 1 to 64 whole lines.
     pub fn from_bytes(bytes: usize) -> Option<SlotShape> {
-        let fits = bytes == LINE / 2 || (bytes % LINE == 0 && (LINE..=SLOT_BYTES_MAX).contains(&bytes));
+        let fits =
+            bytes == LINE / 2 || (bytes.is_multiple_of(LINE) && (LINE..=SLOT_BYTES_MAX).contains(&bytes));
         fits.then_some(SlotShape { bytes: bytes as u32 })
     }
 
