@@ -1,6 +1,5 @@
-//! The local parts under loom, which tries every interleaving of threads and every value that the memory
-//! model lets a load return: the shm reader against the slot writer, and server threads against each
-//! other. Run with `RUSTFLAGS="--cfg loom"` (docs/TESTING.md says how).
+//! The shm reader against the slot writer under loom, which tries every interleaving of threads and every
+//! value that the memory model lets a load return. Run with `RUSTFLAGS="--cfg loom"` (docs/TESTING.md says how).
 
 use crate::adversary::key;
 use crate::clock::Clock;
