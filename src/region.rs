@@ -1,6 +1,6 @@
 //! Region memory: the one place where memory that others read or write is touched.
 //!
-//! A region is an array of words. The server stores into it through [`Region::store`], the single seam
+//! A region is an array of words. The server stores into it through `Region::store`, the single seam
 //! through which every byte reaches a reader; readers load words, or have a NIC copy them.
 //!
 //! Nobody ever holds `&[u8]` or `&mut` to it: words are [`AtomicU64`]s, loaded and stored `Relaxed`, and
@@ -281,7 +281,7 @@ impl Region {
     }
 
     /// Stores a word. Relaxed: pair it with a fence. Everything a remote reader ever sees comes through
-    /// here or through [`Region::add`].
+    /// here or through `Region::add`.
     #[inline]
     pub(crate) fn store(&self, word: usize, value: u64) {
         assert!(self.writable, "a store into a read-only region");

@@ -1,6 +1,6 @@
 //! How to make room: where a newcomer may go, and where an occupant may go to give way.
 //!
-//! The search ([`crate::index::search`]) finds the cheapest path of moves: fewest keys newly displaced,
+//! The search (`index/search.rs`) finds the cheapest path of moves: fewest keys newly displaced,
 //! then fewest moves. For `windowed` its first layer, moves that displace nobody, is hopscotch
 //! displacement inside overlapping primary windows; only when that layer is exhausted does the newcomer,
 //! or a neighbour that is cheaper to send away, go to its second window.

@@ -1,7 +1,7 @@
 //! The fabric of one host: a READ is loads from a mapping.
 //!
 //! A slot is read as a seqlock: stamp, words, stamp. The reader's fences pair with those of
-//! [`SlotWriter`](crate::index::writer): if any word loaded belongs to a later write than the first
+//! the slot writer (`index/writer.rs`): if any word loaded belongs to a later write than the first
 //! stamp, the second load of the stamp shows it. No CRC, no clock, no system call; nothing is copied but
 //! a matching slot.
 

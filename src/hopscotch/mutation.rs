@@ -1,6 +1,6 @@
 //! How to make room: displacement inside overlapping neighbourhoods; the chain when that fails.
 //!
-//! The search ([`crate::index::search`]) moves each key inside its own neighbourhood only, so it displaces
+//! The search (`index/search.rs`) moves each key inside its own neighbourhood only, so it displaces
 //! nobody and finds the path with the fewest moves.
 
 use crate::layout::geometry::Geometry;

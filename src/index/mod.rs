@@ -7,12 +7,12 @@
 //! remove  erase the live slot -> let a displaced key come home into it
 //! ```
 //!
-//! * [`writer`] changes one slot so that no torn read of it is accepted;
-//! * [`stripes`] keeps server threads apart;
-//! * [`search`] finds the cheapest path of moves;
-//! * [`grace`] takes traces away once no remote reader can depend on them;
-//! * [`chains`] links and unlinks overflow blocks;
-//! * [`recover`] takes a region over from a server that is gone.
+//! * `writer` changes one slot so that no torn read of it is accepted;
+//! * `stripes` keeps server threads apart;
+//! * `search` finds the cheapest path of moves;
+//! * `grace` takes traces away once no remote reader can depend on them;
+//! * `chains` links and unlinks overflow blocks;
+//! * `recover` takes a region over from a server that is gone.
 //!
 //! # Moving a key without hiding it
 //!

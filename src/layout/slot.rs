@@ -17,7 +17,7 @@
 //!
 //! # Who may believe what
 //!
-//! The writer ([`SlotWriter`](crate::index::writer)) makes every line's stamp odd, stores the bytes, makes
+//! The writer (the slot writer (`index/writer.rs`)) makes every line's stamp odd, stores the bytes, makes
 //! every line's stamp even. Two independent defences follow, each sufficient under its own assumption:
 //!
 //! * **S1, stamps.** If a 64-byte line is read at one instant (H1), then all stamps even and equal mean
