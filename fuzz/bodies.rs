@@ -734,7 +734,7 @@ pub fn schedule(data: &[u8]) -> Result<(), Box<Violation>> {
         if batch {
             world.batch(&history, hardware, &mut adversary, start, &wanted)?;
         } else {
-            world.client(&history, hardware, &mut adversary, start, &wanted)?;
+            world.client(&history, hardware, &mut adversary, start, &wanted, false)?;
         }
     }
     Ok(())

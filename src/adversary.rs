@@ -76,7 +76,7 @@ pub type Answer = Result<Option<Vec<u8>>, ReadError<ReadFailed>>;
 
 /// A GET that reported what was not so.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("GET of key {key} from instant {} to {} answered {answer}; right were {right}", from.0, to.0)]
+#[error("GET of key {key} from instant {} to {} answered {answer}; right were {right}{story}", from.0, to.0)]
 pub struct Violation {
     /// The key.
     pub key: KeyNumber,
@@ -88,6 +88,8 @@ pub struct Violation {
     pub answer: String,
     /// What it might have answered.
     pub right: String,
+    /// What the server stored meanwhile and what the GET's READs sampled, if that was to be told.
+    pub story: String,
 }
 
 /// The bytes of a key.
@@ -215,10 +217,29 @@ impl World {
                 Err(error) => error.to_string(),
             },
             right: format!("{:?}, having seen #{seen}", all.collect::<Vec<_>>()),
+            story: String::new(),
         }))
     }
 
-    /// A client's GETs of one key after the other, from `start` on, against `history`.
+    /// Stores into the key's windows during a GET that went wrong, then what its READs sampled.
+    fn story(&self, history: &History, violation: &Violation, reads: &[String]) -> String {
+        let geometry = self.geometry();
+        let inspector = crate::inspect::Inspector::new(self.index.region(), geometry);
+        let (windows, _) = inspector.windows(&key(violation.key));
+        let mut story = String::from("\nstores into the windows that the key has at the end:");
+        for slot in windows.iter().flat_map(|window| window.iter()) {
+            let first = geometry.slot_word(slot);
+            for (at, word, value) in
+                history.stores(first..first + geometry.shape().words(), violation.from, violation.to)
+            {
+                story += &format!("\n  {}: slot {} word {} = {value:#018x}", at.0, slot.0, word - first);
+            }
+        }
+        reads.iter().fold(story, |story, read| story + "\n" + read)
+    }
+
+    /// A client's GETs of one key after the other, from `start` on, against `history`. With `tell`, a
+    /// violation comes with its story.
     ///
     /// # Errors
     /// The first [`Violation`].
@@ -229,11 +250,15 @@ impl World {
         adversary: &mut impl Adversary,
         start: Instant,
         numbers: &[KeyNumber],
+        tell: bool,
     ) -> Result<(), Box<Violation>> {
         let mut seen: HashMap<KeyNumber, usize> = HashMap::new();
         let geometry = self.geometry();
         let limits = Limits { retries_max: 1_000, deadline: Duration::from_secs(3600) };
-        let fabric = Sim::new(history, geometry, hardware, adversary, start);
+        let mut fabric = Sim::new(history, geometry, hardware, adversary, start);
+        if tell {
+            fabric.tell();
+        }
         let mut reader = Reader::new(fabric, geometry, Clock::manual(), limits);
         for &number in numbers {
             let from = reader.fabric().now();
@@ -244,7 +269,13 @@ impl World {
                 continue;
             }
             let newest = seen.entry(number).or_default();
-            *newest = self.judge(number, &answer, (from, reader.fabric().now()), *newest)?;
+            let judged = self.judge(number, &answer, (from, reader.fabric().now()), *newest);
+            *newest = judged.map_err(|mut violation| {
+                if tell {
+                    violation.story = self.story(history, &violation, reader.fabric().story());
+                }
+                violation
+            })?;
         }
         Ok(())
     }

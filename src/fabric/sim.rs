@@ -114,6 +114,23 @@ impl History {
         known.checked_sub(1).map_or(0, |n| versions[n].1)
     }
 
+    /// Stores into `words` after `from` and up to `to`: instant, word, value.
+    pub fn stores(
+        &self,
+        words: std::ops::Range<usize>,
+        from: Instant,
+        to: Instant,
+    ) -> Vec<(Instant, usize, u64)> {
+        let within = |since: u32| (from.0 + 1..=to.0).contains(&(since as usize));
+        let mut stores: Vec<_> = words
+            .flat_map(|word| self.versions[word].iter().map(move |&(since, value)| (since, word, value)))
+            .filter(|&(since, ..)| within(since))
+            .map(|(since, word, value)| (Instant(since as usize), word, value))
+            .collect();
+        stores.sort_unstable();
+        stores
+    }
+
     /// Instants within `[from, to]` at which some word of `first..first + len` is new, and `from` itself:
     /// samples at other instants show nothing else.
     fn distinct(&self, first: usize, len: usize, from: Instant, to: Instant, out: &mut Vec<Instant>) {
@@ -280,6 +297,7 @@ pub struct Sim<'a, A> {
     posted: Vec<(Token, Window, Instant)>,
     landing: Vec<u64>,
     instants: Vec<Instant>,
+    story: Option<Vec<String>>,
 }
 
 impl<'a, A: Adversary> Sim<'a, A> {
@@ -301,12 +319,24 @@ impl<'a, A: Adversary> Sim<'a, A> {
             posted: Vec::new(),
             landing: Vec::new(),
             instants: Vec::new(),
+            story: None,
         }
     }
 
     /// A new GET begins.
     pub fn begin(&mut self) {
         self.passes = 0;
+        self.story.iter_mut().for_each(Vec::clear);
+    }
+
+    /// Takes down from now on what each READ of a GET samples.
+    pub fn tell(&mut self) {
+        self.story = Some(Vec::new());
+    }
+
+    /// What the READs of the GET that began last have sampled.
+    pub fn story(&self) -> &[String] {
+        self.story.as_deref().unwrap_or_default()
     }
 
     /// The instant that the client has reached.
@@ -324,6 +354,7 @@ impl<'a, A: Adversary> Sim<'a, A> {
             Unit::Word => 1,
         };
         self.landing.clear();
+        let mut sampled = Vec::new();
         let mut completed = posted;
         let mut at = first;
         while at < first + words {
@@ -331,8 +362,19 @@ impl<'a, A: Adversary> Sim<'a, A> {
             self.history.distinct(at, next - at, posted, latest, &mut self.instants);
             let instant = self.instants[self.adversary.pick(self.instants.len())];
             completed = completed.max(instant);
+            if self.story.is_some() {
+                sampled.push(instant.0);
+            }
             self.landing.extend((at..next).map(|word| self.history.word(word, instant)));
             at = next;
+        }
+        if let Some(story) = &mut self.story {
+            let (first, last) = (window.first.0, window.first.0 + u64::from(window.slots) - 1);
+            let unit = self.hardware.unit;
+            story.push(format!(
+                "READ of slots {first}..={last}, posted at {}; each {unit:?} as it was at {sampled:?}",
+                posted.0
+            ));
         }
         completed
     }
