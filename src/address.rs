@@ -72,7 +72,7 @@ impl fmt::Display for Address {
 impl FromStr for Address {
     type Err = AddressError;
 
-    /// `shm:PATH`, or a path with a slash in it.
+    /// `shm:PATH`, or a path that begins with `/` or `.`.
     fn from_str(given: &str) -> Result<Address, AddressError> {
         let path = match given.split_once(':') {
             Some(("shm", path)) if !path.is_empty() => path,

@@ -216,13 +216,16 @@ struct Shared {
 }
 
 impl Shared {
-    /// Makes every handle go over to a new attachment at its next GET.
+    /// A server is there, with this region: if it is a new one, every handle goes over to it at its next
+    /// GET.
     fn publish(&self, attachment: Attachment) {
         let mut newest = lock(&self.newest);
-        *newest = Arc::new(attachment);
+        if attachment.identity != newest.identity {
+            *newest = Arc::new(attachment);
+            // Release pairs with the handles' Acquire.
+            self.version.fetch_add(1, Ordering::Release);
+        }
         self.gone_ns.store(0, Ordering::Relaxed);
-        // Release pairs with the handles' Acquire.
-        self.version.fetch_add(1, Ordering::Release);
     }
 }
 
@@ -231,8 +234,8 @@ impl Shared {
 struct Attachment {
     region: Region,
     geometry: Geometry,
-    /// Device and inode of the region's memory: which region it is.
-    identity: (u64, u64),
+    /// Device and inode of the region's memory, and which server of this region handed it over.
+    identity: (u64, u64, u64),
 }
 
 impl Client {
@@ -503,7 +506,7 @@ impl Client {
             })?;
             self.link = Some(link);
             if attachment.identity != self.attached.identity {
-                // A new server with a new region: what is put there must be read there.
+                // A new server, maybe with a new region: what is put there must be read there.
                 self.shared.publish(attachment);
                 self.reattach();
             }
@@ -576,11 +579,12 @@ fn attach(address: &Address, within: Duration) -> Result<(Link, Attachment), Con
         Ok(Err(theirs)) => return Err(ConnectError::Refused { address: address.clone(), theirs }),
         Err(error) => return Err(failed(error)),
     };
-    let identity = rustix::fs::fstat(&fd).map(|stat| (stat.st_dev, stat.st_ino));
-    let identity = identity.map_err(|e| failed(LinkError::Os(e.into())))?;
+    let stat = rustix::fs::fstat(&fd).map_err(|e| failed(LinkError::Os(e.into())))?;
     let region = Region::map_shared(fd)?;
     let (geometry, _) = geometry_of(&region)
         .map_err(|source| ConnectError::Superblock { address: address.clone(), source })?;
+    let incarnation = State::from_word(region.load(STATE_WORD)).incarnation;
+    let identity = (stat.st_dev, stat.st_ino, incarnation);
     Ok((link, Attachment { region, geometry, identity }))
 }
 

@@ -307,9 +307,20 @@ impl Region {
         let _ = (word, value);
     }
 
-    /// Asks the CPU to fetch the line of `word`. No effect but on time.
+    /// Asks the CPU to fetch the lines of these bytes, but no more than it can fetch side by side. No effect
+    /// but on time.
     #[inline]
-    pub(crate) fn prefetch(&self, word: usize) {
+    pub(crate) fn prefetch_bytes(&self, offset: u64, bytes: u64) {
+        /// Line-fill buffers of a core, or a little less.
+        const LINES_MAX: u64 = 8;
+        let lines = bytes.div_ceil(crate::layout::LINE as u64).min(LINES_MAX);
+        for line in 0..lines {
+            self.prefetch((offset as usize + line as usize * crate::layout::LINE) / size_of::<AtomicU64>());
+        }
+    }
+
+    #[inline]
+    fn prefetch(&self, word: usize) {
         #[cfg(target_arch = "x86_64")]
         if word < self.words {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};

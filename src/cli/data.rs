@@ -17,7 +17,7 @@ fn decode(text: &str, hex: bool) -> Result<Vec<u8>> {
     if hex { records::from_hex(text).map_err(anyhow::Error::msg) } else { Ok(text.as_bytes().to_vec()) }
 }
 
-/// Print the values of keys, without asking the server
+/// Print the values of keys: the server hands its memory over, and is asked nothing else
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES
   oneread get greeting                  prints the value and a newline

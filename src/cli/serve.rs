@@ -24,7 +24,8 @@ use std::time::Duration;
   oneread serve --fresh                                  forget the table that was there
 
 The table lives in a file in memory (/dev/shm), so it is still there when the server is started anew, but
-not after a reboot; --region on a disk survives that, too. Clients go on reading while the server is away.
+not after a reboot; --region on a disk survives that, too. Clients that
+are connected go on reading while the server is away.
 `oneread layouts --list` names the layouts.")]
 pub struct Serve {
     #[command(flatten)]

@@ -38,12 +38,12 @@ impl<'a> Shm<'a> {
         MappedSlots { region: self.region, geometry: self.geometry }
     }
 
+    /// Asks for the first lines of a window, where most keys are: near their home.
     #[inline]
-    fn prefetch(&self, window: Window, lines: usize) {
-        let first = self.geometry.slot_word(window.first);
-        for line in 0..lines {
-            self.region.prefetch(first + line * (crate::layout::LINE / crate::layout::WORD));
-        }
+    fn prefetch(&self, window: Window) {
+        const FIRST_LINES: u64 = 4;
+        let bytes = FIRST_LINES * crate::layout::LINE as u64;
+        self.region.prefetch_bytes(self.geometry.slot_offset(window.first), bytes);
     }
 }
 
@@ -102,7 +102,7 @@ impl<'f> Fabric for Shm<'f> {
         self.posted.extend_from_slice(reads);
         for &(_, window) in reads {
             // The first lines of each window come in side by side; the rest follows when it is looked at.
-            self.prefetch(window, 4);
+            self.prefetch(window);
         }
         Ok(())
     }
@@ -140,7 +140,7 @@ impl<'f> Fabric for Shm<'f> {
         window: Window,
         take: impl FnOnce(&mut MappedSlots<'f>) -> R,
     ) -> Result<R, Infallible> {
-        self.prefetch(window, 4);
+        self.prefetch(window);
         Ok(take(&mut self.landed()))
     }
 }

@@ -99,7 +99,7 @@ pub enum PutMode {
 pub enum PutError {
     /// The key's length is out of range.
     #[error(
-        "the key is {given} bytes long, this table takes 1 to {max}; serve a table with a larger key_max"
+        "the key is {given} bytes long, this table takes 1 to {max}{}", mend(*given, *max, "key")
     )]
     KeyLength {
         /// Length given.
@@ -109,7 +109,7 @@ pub enum PutError {
     },
     /// The value is too long.
     #[error(
-        "the value is {given} bytes long, this table takes 0 to {max}; serve a table with a larger value_max"
+        "the value is {given} bytes long, this table takes 0 to {max}{}", mend(*given, *max, "value")
     )]
     ValueLength {
         /// Length given.
@@ -131,6 +131,13 @@ pub enum PutError {
         /// Paths tried.
         rounds: u32,
     },
+}
+
+fn mend(given: usize, max: usize, what: &str) -> String {
+    if given <= max {
+        return String::new();
+    }
+    format!("; longer ones need a new table: dump this one, serve with a larger {what}-max, load the dump")
 }
 
 /// Paths that may be changed by others under our feet before a put gives up.
@@ -412,6 +419,8 @@ impl Index {
     /// filter says that it may be there.
     fn lock_key(&self, key: &[u8], first: First) -> Locked<'_> {
         let primary = self.geometry.primary(first);
+        self.region
+            .prefetch_bytes(self.geometry.slot_offset(primary.first), self.geometry.window_bytes(primary));
         let mut set = StripeSet::new();
         self.add_window(&mut set, primary);
         let locked = self.stripes.lock(set);
