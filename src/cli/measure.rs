@@ -9,6 +9,7 @@ use oneread::region::{Backing, Region};
 use oneread::{Clock, Config, Index, Layout, PutError, PutMode, Size};
 use rand::distr::Distribution;
 use rand::rngs::SmallRng;
+use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use serde::Serialize;
 use std::time::Duration;
@@ -136,7 +137,10 @@ impl Table {
             Keys::Uniform => self.live.clone(),
             Keys::Zipf => {
                 let zipf = rand_distr::Zipf::new(n as f64, 0.99)?;
-                (0..n).map(|_| self.live[zipf.sample(&mut self.rng) as usize - 1]).collect()
+                // In random order: else the hottest keys were the oldest, which found an empty table.
+                let mut ranked = self.live.clone();
+                ranked.shuffle(&mut self.rng);
+                (0..n).map(|_| ranked[zipf.sample(&mut self.rng) as usize - 1]).collect()
             }
         };
         // Absent keys: numbers never handed out. Which of them does not matter: each is new to the table.
