@@ -37,6 +37,9 @@ pub struct Scene {
 /// Bytes of every key.
 pub const KEY_BYTES: usize = 8;
 
+/// Bounds of every GET in a world: its clock stands still, so only retries end one.
+const LIMITS: Limits = Limits { retries_max: 1_000, deadline: Duration::from_secs(3600) };
+
 impl Scene {
     fn config(&self) -> Config {
         Config {
@@ -254,12 +257,11 @@ impl World {
     ) -> Result<(), Box<Violation>> {
         let mut seen: HashMap<KeyNumber, usize> = HashMap::new();
         let geometry = self.geometry();
-        let limits = Limits { retries_max: 1_000, deadline: Duration::from_secs(3600) };
         let mut fabric = Sim::new(history, geometry, hardware, adversary, start);
         if tell {
             fabric.tell();
         }
-        let mut reader = Reader::new(fabric, geometry, Clock::manual(), limits);
+        let mut reader = Reader::new(fabric, geometry, Clock::manual(), LIMITS);
         for &number in numbers {
             let from = reader.fabric().now();
             reader.fabric_mut().begin();
@@ -293,9 +295,8 @@ impl World {
         numbers: &[KeyNumber],
     ) -> Result<(), Box<Violation>> {
         let geometry = self.geometry();
-        let limits = Limits { retries_max: 1_000, deadline: Duration::from_secs(3600) };
         let fabric = Sim::new(history, geometry, hardware, adversary, start);
-        let mut reader = Reader::new(fabric, geometry, Clock::manual(), limits);
+        let mut reader = Reader::new(fabric, geometry, Clock::manual(), LIMITS);
         let keys: Vec<_> = numbers.iter().map(|&n| key(n)).collect();
         let mut answers: Vec<Option<Answer>> = vec![None; keys.len()];
         let ended = reader.get_many(&keys, |n, value| answers[n] = Some(Ok(value.map(<[u8]>::to_vec))));

@@ -4,6 +4,7 @@
 //! absent.
 
 use crate::index::{RecoverError, geometry_of};
+use crate::layout::chain::CHAIN_MAX;
 use crate::layout::control::{BLOCKS_WORD, MOVE_COUNTERS, STATE_WORD, State, move_counter_word};
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::mapped;
@@ -112,11 +113,9 @@ impl<'a> Inspector<'a> {
     /// The windows that a GET of `key` may READ, in order, and whether the home's filter sends it beyond
     /// the first one.
     pub fn windows(&self, key: &[u8]) -> (Vec<Window>, bool) {
-        /// More windows than any sound table has for a key.
-        const WINDOWS_MAX: u32 = 64;
         let first = self.geometry.seeds().first(key);
         let mut windows = vec![self.geometry.primary(first)];
-        for read in 1..WINDOWS_MAX {
+        for read in 1..CHAIN_MAX {
             let head_aux = self.slot(windows[windows.len() - 1].first).header.aux;
             let Some(next) = placement::after(self.geometry, key, first, read, head_aux) else { break };
             windows.push(next);
