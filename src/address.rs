@@ -1,5 +1,6 @@
-//! Where a server is: `shm:/path/to/socket`.
+//! Where a server is: `shm:/path/to/socket`, or `verbs://host:port`.
 
+use crate::verbs::VerbsAddress;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -9,6 +10,8 @@ use std::str::FromStr;
 pub enum Address {
     /// On this host: the path of the server's Unix socket.
     Shm(PathBuf),
+    /// Anywhere an RDMA device reaches. Connecting needs the cargo feature `verbs`.
+    Verbs(VerbsAddress),
 }
 
 /// Why text is no address.
@@ -16,14 +19,22 @@ pub enum Address {
 pub enum AddressError {
     /// No known fabric in front.
     #[error(
-        "{given:?} is no address; give shm:PATH, the path of a server's socket, as in shm:/run/user/1000/oneread.sock"
+        "{given:?} is no address; give shm:PATH, the path of a server's socket, as in shm:/run/user/1000/oneread.sock, or verbs://HOST:PORT"
     )]
     Unknown {
         /// What was given.
         given: String,
     },
-    /// A fabric that this build lacks.
-    #[error("{given:?} names the fabric {fabric}, which this build does not have; it has: shm")]
+    /// A `verbs:` address that makes no sense.
+    #[error("{given:?}: {why}; a verbs address is verbs://HOST:PORT?dev=DEVICE&port=N&gid=INDEX&mtu=BYTES")]
+    Verbs {
+        /// What was given.
+        given: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A fabric that only exists in tests.
+    #[error("{given:?} names the fabric {fabric}, which has no addresses; there are: shm, verbs")]
     Fabric {
         /// What was given.
         given: String,
@@ -44,10 +55,12 @@ pub enum AddressError {
 const SOCKET_PATH_MAX: usize = 107;
 
 impl Address {
-    /// The socket's path.
-    pub fn socket(&self) -> &std::path::Path {
-        let Address::Shm(path) = self;
-        path
+    /// The socket's path, on shm.
+    pub fn socket(&self) -> Option<&std::path::Path> {
+        match self {
+            Address::Shm(path) => Some(path),
+            Address::Verbs(_) => None,
+        }
     }
 
     /// Where a server of this user is when nobody says otherwise: `$XDG_RUNTIME_DIR/oneread.sock`, else
@@ -65,19 +78,29 @@ impl Address {
 
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "shm:{}", self.socket().display())
+        match self {
+            Address::Shm(path) => write!(f, "shm:{}", path.display()),
+            Address::Verbs(address) => address.fmt(f),
+        }
     }
 }
 
 impl FromStr for Address {
     type Err = AddressError;
 
-    /// `shm:PATH`, or a path that begins with `/` or `.`.
+    /// `shm:PATH`, or a path that begins with `/` or `.`, or `verbs://HOST:PORT`.
     fn from_str(given: &str) -> Result<Address, AddressError> {
+        if let Some(rest) = given.strip_prefix("verbs://") {
+            let wrong = |why| AddressError::Verbs { given: given.into(), why };
+            return rest.parse().map(Address::Verbs).map_err(wrong);
+        }
         let path = match given.split_once(':') {
             Some(("shm", path)) if !path.is_empty() => path,
             _ if given.starts_with(['/', '.']) => given,
-            Some((fabric @ ("verbs" | "sim"), _)) => {
+            Some(("verbs", _)) => {
+                return Err(AddressError::Verbs { given: given.into(), why: "// is missing".into() });
+            }
+            Some((fabric @ "sim", _)) => {
                 return Err(AddressError::Fabric { given: given.into(), fabric: fabric.into() });
             }
             _ => return Err(AddressError::Unknown { given: given.into() }),
@@ -103,7 +126,11 @@ mod tests {
         for bad in ["", "shm:", "host:1", "oneread.sock"] {
             assert!(matches!(bad.parse::<Address>(), Err(AddressError::Unknown { .. })), "{bad}");
         }
-        assert!(matches!("verbs://h:1".parse::<Address>(), Err(AddressError::Fabric { .. })));
+        assert_eq!("verbs://h:1".parse::<Address>().unwrap().to_string(), "verbs://h:1");
+        for bad in ["verbs:h:1", "verbs://", "verbs://h:1?mtu=7"] {
+            assert!(matches!(bad.parse::<Address>(), Err(AddressError::Verbs { .. })), "{bad}");
+        }
+        assert!(matches!("sim:1".parse::<Address>(), Err(AddressError::Fabric { .. })));
         assert!(matches!(
             format!("/{}", "x".repeat(200)).parse::<Address>(),
             Err(AddressError::TooLong { .. })

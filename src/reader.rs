@@ -62,6 +62,20 @@ pub enum ReadError<E> {
     Fabric(E),
 }
 
+impl ReadError<std::convert::Infallible> {
+    /// The same error where fabrics can fail.
+    pub fn widen<E>(self) -> ReadError<E> {
+        match self {
+            ReadError::KeyLength { given, max } => ReadError::KeyLength { given, max },
+            ReadError::Contended { retries, last } => ReadError::Contended { retries, last },
+            ReadError::Deadline { deadline, retries, last } => {
+                ReadError::Deadline { deadline, retries, last }
+            }
+            ReadError::Fabric(never) => match never {},
+        }
+    }
+}
+
 /// Counts of what GETs did. Add them up with `+=`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GetStats {

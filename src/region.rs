@@ -225,6 +225,12 @@ impl Region {
         (self.words * size_of::<AtomicU64>()) as u64
     }
 
+    /// Where it is mapped: what a NIC is told to read. Nothing in this process goes through this pointer.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn start(&self) -> *mut u8 {
+        self.base.as_ptr().cast()
+    }
+
     /// May this process store into it?
     pub fn is_writable(&self) -> bool {
         self.writable

@@ -15,6 +15,7 @@
 //! Decoding takes any bytes: it gives a frame, asks for more, or names what is wrong.
 
 use crate::index::{IndexCounts, Put, PutError, PutMode};
+use crate::layout::geometry::Geometry;
 use bytemuck::{Pod, Zeroable};
 
 /// What a `Hello` begins with.
@@ -50,6 +51,7 @@ mod op {
     pub const UPDATE: u16 = 4;
     pub const REMOVE: u16 = 5;
     pub const STAT: u16 = 6;
+    pub const GET: u16 = 7;
     pub const REPLY: u16 = 0x8000;
 }
 
@@ -62,6 +64,8 @@ mod status {
     pub const MISSING: u16 = 5;
     pub const REMOVED: u16 = 6;
     pub const STAT: u16 = 7;
+    pub const VALUE: u16 = 8;
+    pub const ABSENT: u16 = 9;
     pub const KEY_LENGTH: u16 = 100;
     pub const VALUE_LENGTH: u16 = 101;
     pub const FULL: u16 = 102;
@@ -88,6 +92,11 @@ pub enum Request<'a> {
     },
     /// Removes a key.
     Remove {
+        /// The key.
+        key: &'a [u8],
+    },
+    /// Asks the server to look a key up: what a GET is without one-sided READs, for comparison.
+    Get {
         /// The key.
         key: &'a [u8],
     },
@@ -159,6 +168,8 @@ pub enum Reply {
     Put(Result<Put, PutError>),
     /// How a remove ended.
     Removed(Result<bool, PutError>),
+    /// What the server found.
+    Value(Option<Vec<u8>>),
     /// The server's counters.
     Stat(ServerStats),
     /// The server will not talk to this client.
@@ -193,6 +204,37 @@ pub enum WireError {
         /// Length of the body.
         len: usize,
     },
+}
+
+/// Longest request for a table of this geometry, in bytes.
+pub fn request_bytes_max(geometry: &Geometry) -> usize {
+    HEAD + size_of::<u16>() + geometry.key_max() + geometry.value_max()
+}
+
+/// Longest reply for a table of this geometry, in bytes.
+pub fn reply_bytes_max(geometry: &Geometry) -> usize {
+    HEAD + size_of::<ServerStats>().max(geometry.value_max())
+}
+
+/// The replies in `bytes`, which hold whole frames, to requests numbered from `first` on.
+///
+/// # Errors
+/// What is wrong with them, in words.
+pub fn replies(mut bytes: &[u8], first: u64) -> Result<Vec<Reply>, String> {
+    let mut replies = Vec::new();
+    while !bytes.is_empty() {
+        let frame = decode(bytes).map_err(|e| e.to_string())?.ok_or("half a frame")?;
+        if frame.id != first + replies.len() as u64 {
+            return Err(format!(
+                "a reply to request {} instead of {}",
+                frame.id,
+                first + replies.len() as u64
+            ));
+        }
+        replies.push(Reply::decode(&frame).map_err(|e| e.to_string())?);
+        bytes = &bytes[frame.length..];
+    }
+    Ok(replies)
 }
 
 /// A decoded frame.
@@ -252,6 +294,7 @@ impl<'a> Request<'a> {
                 encode(out, op, 0, id, &[&(key.len() as u16).to_le_bytes(), key, value]);
             }
             Request::Remove { key } => encode(out, op::REMOVE, 0, id, &[key]),
+            Request::Get { key } => encode(out, op::GET, 0, id, &[key]),
             Request::Stat => encode(out, op::STAT, 0, id, &[]),
         }
     }
@@ -280,6 +323,7 @@ impl<'a> Request<'a> {
             op::INSERT => put(PutMode::Insert),
             op::UPDATE => put(PutMode::Update),
             op::REMOVE => Ok(Request::Remove { key: frame.body }),
+            op::GET => Ok(Request::Get { key: frame.body }),
             op::STAT if frame.body.is_empty() => Ok(Request::Stat),
             op::STAT => Err(unfitting),
             op => Err(WireError::Unknown { op, status: frame.status }),
@@ -300,6 +344,8 @@ impl Reply {
             Reply::Put(Ok(Put::Exists)) => reply(status::EXISTS, &[]),
             Reply::Put(Ok(Put::Missing)) => reply(status::MISSING, &[]),
             Reply::Removed(Ok(there)) => reply(status::REMOVED, &[u8::from(*there)]),
+            Reply::Value(Some(value)) => reply(status::VALUE, value),
+            Reply::Value(None) => reply(status::ABSENT, &[]),
             Reply::Stat(stats) => reply(status::STAT, bytemuck::bytes_of(stats)),
             Reply::Put(Err(error)) | Reply::Removed(Err(error)) => match *error {
                 PutError::KeyLength { given, max } => {
@@ -337,6 +383,8 @@ impl Reply {
             status::EXISTS => Reply::Put(Ok(Put::Exists)),
             status::MISSING => Reply::Put(Ok(Put::Missing)),
             status::REMOVED => Reply::Removed(Ok(*frame.body.first().ok_or(unfitting)? != 0)),
+            status::VALUE => Reply::Value(Some(frame.body.to_vec())),
+            status::ABSENT => Reply::Value(None),
             status::STAT => Reply::Stat(bytemuck::try_pod_read_unaligned(frame.body).map_err(|_| unfitting)?),
             status::KEY_LENGTH => two().map(|(given, max)| {
                 Reply::Put(Err(PutError::KeyLength { given: given as usize, max: max as usize }))
@@ -392,6 +440,9 @@ mod tests {
             Reply::Put(Ok(Put::Missing)),
             Reply::Removed(Ok(true)),
             Reply::Removed(Ok(false)),
+            Reply::Value(Some(b"value".to_vec())),
+            Reply::Value(Some(Vec::new())),
+            Reply::Value(None),
             Reply::Stat(ServerStats { keys: 1, pid: 2, ..Default::default() }),
             Reply::Put(Err(PutError::KeyLength { given: 0, max: 255 })),
             Reply::Put(Err(PutError::ValueLength { given: 100, max: 32 })),

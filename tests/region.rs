@@ -405,7 +405,7 @@ fn a_server_refuses_what_is_no_region() {
     }
     assert!(matches!(Server::start(config(Start::Create(golden_config()))), Err(ServeError::Region(_))));
     assert_eq!(std::fs::read(&path).unwrap(), b"no region");
-    assert!(!address.socket().exists());
+    assert!(!address.socket().unwrap().exists());
     let anonymous = ServerConfig { start: Start::Open, ..ServerConfig::new(address, golden_config()) };
     assert!(matches!(Server::start(anonymous), Err(ServeError::NothingToOpen)));
 }

@@ -56,7 +56,7 @@ impl Place {
                 ("ONEREAD_TEST_FILE", file),
             ],
         );
-        wait_for("the server to come up", || UnixStream::connect(self.address.socket()).ok());
+        wait_for("the server to come up", || UnixStream::connect(self.address.socket().unwrap()).ok());
         process
     }
 
@@ -340,7 +340,7 @@ struct Raw {
 
 impl Raw {
     fn connect(address: &Address) -> Raw {
-        let stream = UnixStream::connect(address.socket()).unwrap();
+        let stream = UnixStream::connect(address.socket().unwrap()).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         Raw { stream, input: Vec::new() }
     }
@@ -502,7 +502,7 @@ fn connecting_to_nobody() {
     let place = Place::new();
     let error = Client::connect(&place.address).expect_err("nobody is there");
     assert!(matches!(error, ConnectError::NotThere { .. }), "{error}");
-    let listener = std::os::unix::net::UnixListener::bind(place.address.socket()).unwrap();
+    let listener = std::os::unix::net::UnixListener::bind(place.address.socket().unwrap()).unwrap();
     let options = ClientOptions { deadline: Duration::from_millis(100), ..ClientOptions::default() };
     let error = Client::connect_with(&place.address, options).expect_err("nobody answers");
     assert!(matches!(error, ConnectError::Link { .. }), "{error}");
@@ -784,7 +784,7 @@ fn a_clean_stop() {
         client.put(b"key", b"value").unwrap();
         let mut reader = client.clone();
         server.stop();
-        assert!(!place.address.socket().exists());
+        assert!(!place.address.socket().unwrap().exists());
         for _ in 0..3 {
             let error = reader.get(b"key").expect_err("retired");
             assert!(matches!(error, GetError::ServerGone { .. }), "{error}");

@@ -12,9 +12,12 @@ mod serve;
 pub mod show;
 mod stat;
 
+use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
+use oneread::verbs::{Token, VerbsOptions};
 use oneread::{Address, Client, ClientOptions};
 use std::io;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -87,7 +90,7 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
 /// Which server.
 #[derive(Clone, Debug, Args)]
 pub struct At {
-    /// The server's address, as in shm:/run/user/1000/oneread.sock [default: this user's]
+    /// The server's address, as in shm:/run/user/1000/oneread.sock [default: this user's] or verbs://HOST:7471
     #[arg(long, value_name = "ADDRESS", env = "ONEREAD_AT", hide_env_values = true)]
     at: Option<Address>,
 }
@@ -95,6 +98,32 @@ pub struct At {
 impl At {
     pub fn address(&self) -> Address {
         self.at.clone().unwrap_or_else(Address::default_of_user)
+    }
+}
+
+/// The secret that server and clients share over verbs.
+#[derive(Clone, Debug, Args)]
+pub struct TokenArgs {
+    /// Over verbs: the file that holds the token [default: the variable ONEREAD_TOKEN]
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+}
+
+impl TokenArgs {
+    /// The token; the empty one if none was given. Space around it in the file does not count.
+    pub fn token(&self) -> anyhow::Result<Token> {
+        let Some(path) = &self.token_file else {
+            return Ok(std::env::var_os("ONEREAD_TOKEN")
+                .map_or_else(Token::default, |token| Token::new(token.as_encoded_bytes())));
+        };
+        let name = path.display();
+        let bytes = std::fs::read(path).with_context(|| format!("reading the token in {name}"))?;
+        let token = bytes.trim_ascii();
+        anyhow::ensure!(
+            !token.is_empty(),
+            "{name} is empty; put a token into it: openssl rand -hex 32 > {name}"
+        );
+        Ok(Token::new(token))
     }
 }
 
@@ -106,12 +135,16 @@ pub struct Server {
     /// Longest wait for the server's answer, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 5000)]
     deadline_ms: u64,
+    #[command(flatten)]
+    token: TokenArgs,
 }
 
 impl Server {
-    pub fn connect(&self) -> Result<Client, oneread::ConnectError> {
+    pub fn connect(&self) -> anyhow::Result<Client> {
         let deadline = Duration::from_millis(self.deadline_ms);
-        Client::connect_with(&self.at.address(), ClientOptions { deadline, ..ClientOptions::default() })
+        let verbs = VerbsOptions { token: self.token.token()?, ..VerbsOptions::default() };
+        let options = ClientOptions { deadline, verbs, ..ClientOptions::default() };
+        Ok(Client::connect_with(&self.at.address(), options)?)
     }
 }
 

@@ -1,10 +1,11 @@
 //! `serve`: makes or takes over a table, and serves it until told to stop.
 
-use super::{At, show};
+use super::{At, TokenArgs, show};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use oneread::inspect::Inspector;
 use oneread::region::{Backing, Region};
+use oneread::verbs::Wait;
 use oneread::{Address, Config, Geometry, Layout, Server, ServerConfig, Size, Start};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -22,6 +23,7 @@ use std::time::Duration;
   oneread serve --layout windowed:16 --at shm:/tmp/a.sock
   oneread serve --anonymous                              memory that goes with the server
   oneread serve --fresh                                  forget the table that was there
+  ONEREAD_TOKEN=secret oneread serve --at verbs://0.0.0.0:7471    over RDMA (built with --features verbs)
 
 The table lives in a file in memory (/dev/shm), so it is still there when the server is started anew, but
 not after a reboot; --region on a disk survives that, too. Clients that
@@ -66,6 +68,14 @@ pub struct Serve {
     /// Another user who may connect, and change the table (repeatable)
     #[arg(long, value_name = "UID")]
     allow_uid: Vec<u32>,
+    #[command(flatten)]
+    token: TokenArgs,
+    /// Over verbs: let everybody in who reaches the port
+    #[arg(long, conflicts_with = "token_file")]
+    no_token: bool,
+    /// Over verbs: wait for messages without sleeping: faster changes, busy cores
+    #[arg(long)]
+    poll: bool,
     /// Print the line that says that it is ready as JSON
     #[arg(long)]
     json: bool,
@@ -78,8 +88,14 @@ pub struct Serve {
 /// they are handed the region. It is for looking into a table whose server is gone.
 pub fn region_file(address: &Address) -> PathBuf {
     let uid = rustix::process::getuid().as_raw();
-    let socket = std::path::absolute(address.socket()).unwrap_or_else(|_| address.socket().into());
-    let hash = seahash::hash(socket.as_os_str().as_encoded_bytes());
+    let place = match address {
+        Address::Shm(socket) => {
+            std::path::absolute(socket).unwrap_or_else(|_| socket.clone()).into_os_string()
+        }
+        // Whichever device it uses, and whichever of its names the host is called by.
+        Address::Verbs(at) => format!("verbs:{}", at.port()).into(),
+    };
+    let hash = seahash::hash(place.as_encoded_bytes());
     PathBuf::from(format!("/dev/shm/oneread-{uid}-{hash:016x}.region"))
 }
 
@@ -89,6 +105,11 @@ impl Serve {
             // Also a stopped process dies of this one.
             rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
         }
+        let token = self.token.token()?;
+        ensure!(
+            matches!(self.at.address(), Address::Shm(_)) || self.no_token || !token.is_empty(),
+            "over verbs whoever reaches the port can read and change the table: give server and clients a token (ONEREAD_TOKEN, or --token-file FILE), or add --no-token to let everybody in"
+        );
         let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
         let address = self.at.address();
         let config = self.config(Config::default());
@@ -107,6 +128,8 @@ impl Serve {
             },
             workers: self.workers,
             allow_uids: self.allow_uid.clone(),
+            token,
+            wait: if self.poll { Wait::Poll } else { Wait::Block },
             ..ServerConfig::new(address, config)
         })?;
         self.announce(&server, &backing)?;

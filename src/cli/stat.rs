@@ -1,7 +1,7 @@
 //! `stat` and `inspect`: what the server says of itself, and what stands in the region.
 
 use super::{At, Server, serve, show};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use comfy_table::{Attribute, Cell, Color};
 use oneread::inspect::{Inspector, Occupancy, SlotReport};
@@ -37,7 +37,7 @@ impl Stat {
         let mut client = self.server.connect()?;
         let stats = client.server_stats()?;
         let geometry = client.geometry();
-        let inspector = Inspector::new(client.region(), geometry);
+        let inspector = client.region().map(|region| Inspector::new(region, geometry));
         let load = stats.keys as f64 / stats.slots as f64;
         if self.json {
             show::say(json!({
@@ -57,7 +57,9 @@ impl Stat {
                     "slots": stats.slots,
                 },
                 "geometry": geometry_json(geometry),
-                "region": { "phase": phase(inspector.state().phase), "moves_begun": inspector.moves_begun() },
+                "region": inspector.map(|inspector| {
+                    json!({ "phase": phase(inspector.state().phase), "moves_begun": inspector.moves_begun() })
+                }),
             }))?;
             return Ok(ExitCode::SUCCESS);
         }
@@ -109,7 +111,10 @@ impl Source {
         let address = self.at.address();
         let options = ClientOptions { deadline: DEADLINE, ..ClientOptions::default() };
         let error = match Client::connect_with(&address, options) {
-            Ok(client) => return Ok(Opened::Served(Box::new(client))),
+            Ok(client) if client.region().is_some() => return Ok(Opened::Served(Box::new(client))),
+            Ok(_) => bail!(
+                "the region of {address} is in the server's memory, which over verbs is not mapped here; look into it on the server's host, with --region FILE"
+            ),
             Err(error) => error,
         };
         let left = serve::region_file(&address);
@@ -139,7 +144,7 @@ fn open_file(path: &Path) -> Result<Opened> {
 impl Opened {
     pub fn region(&self) -> &Region {
         match self {
-            Opened::Served(client) => client.region(),
+            Opened::Served(client) => client.region().expect("checked when it was opened"),
             Opened::File { region, .. } => region,
         }
     }

@@ -8,17 +8,19 @@ mod session;
 
 use crate::address::Address;
 use crate::clock::Clock;
-use crate::index::{Index, RecoverError, Recovered};
+use crate::index::{Index, PutError, RecoverError, Recovered};
 use crate::layout::geometry::{Config, ConfigError};
+use crate::reader::ReadError;
 use crate::region::{Backing, Region, RegionError};
-use crate::wire::ServerStats;
+use crate::verbs::{SetupError, Token as Secret, Wait};
+use crate::wire::{Reply, Request, ServerStats};
 use mio::net::{UnixListener, UnixStream};
 use mio::{Events, Interest, Poll, Token, Waker};
 use session::{Fate, Session};
 use std::collections::HashMap;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -50,6 +52,11 @@ pub struct ServerConfig {
     pub allow_uids: Vec<u32>,
     /// Clients beyond this number are turned away.
     pub clients_max: usize,
+    /// Over verbs: what clients must know to connect, and then to change the table, too. The empty token
+    /// lets everybody in who reaches the port.
+    pub token: Secret,
+    /// Over verbs: how workers wait for messages.
+    pub wait: Wait,
 }
 
 impl ServerConfig {
@@ -62,6 +69,8 @@ impl ServerConfig {
             workers: 2,
             allow_uids: Vec::new(),
             clients_max: 4096,
+            token: Secret::default(),
+            wait: Wait::Block,
         }
     }
 }
@@ -100,6 +109,9 @@ pub enum ServeError {
         /// The operating system's answer.
         source: io::Error,
     },
+    /// Verbs could not be set up.
+    #[error(transparent)]
+    Verbs(#[from] SetupError),
     /// Threads or event queues could not be made.
     #[error("starting the server's threads: {0}")]
     Threads(io::Error),
@@ -111,12 +123,14 @@ pub struct Server {
     shared: Arc<Shared>,
     recovered: Option<Recovered>,
     address: Address,
-    workers: Vec<(Waker, JoinHandle<()>)>,
+    /// The socket that was made and is to be removed.
+    socket: Option<PathBuf>,
+    workers: Vec<(Arc<Waker>, JoinHandle<()>)>,
 }
 
 #[derive(Debug)]
-struct Shared {
-    index: Index,
+pub(crate) struct Shared {
+    pub(crate) index: Index,
     stopping: AtomicBool,
     clients: AtomicU64,
     clients_max: u64,
@@ -132,7 +146,6 @@ impl Server {
     /// [`ServeError`]; nothing is left behind but a region file, if one was made.
     pub fn start(config: ServerConfig) -> Result<Server, ServeError> {
         let (index, recovered) = index_for(&config)?;
-        let listener = listen(&config.address)?;
         let mut allow_uids = config.allow_uids;
         allow_uids.push(rustix::process::getuid().as_raw());
         let shared = Arc::new(Shared {
@@ -143,20 +156,39 @@ impl Server {
             allow_uids,
             retires: !matches!(config.backing, Backing::File(_)),
         });
-        let mut server = Server { shared, recovered, address: config.address, workers: Vec::new() };
-        for number in 0..config.workers.max(1) {
+        let mut server =
+            Server { shared, recovered, address: config.address, socket: None, workers: Vec::new() };
+        match server.address.clone() {
+            Address::Shm(socket) => server.serve_shm(&socket, config.workers)?,
+            #[cfg(feature = "verbs")]
+            Address::Verbs(at) => {
+                let (shared, workers) = (server.shared.clone(), config.workers);
+                let (at, threads) =
+                    crate::verbs::host::start(shared, &at, config.token, config.wait, workers)?;
+                (server.address, server.workers) = (Address::Verbs(at), threads);
+            }
+            #[cfg(not(feature = "verbs"))]
+            Address::Verbs(_) => return Err(SetupError::NotBuilt.into()),
+        }
+        tracing::info!(address = %server.address, "serving");
+        Ok(server)
+    }
+
+    fn serve_shm(&mut self, socket: &Path, workers: usize) -> Result<(), ServeError> {
+        let listener = listen(&self.address, socket)?;
+        self.socket = Some(socket.into());
+        for number in 0..workers.max(1) {
             let listener = listener.try_clone().map_err(ServeError::Threads)?;
             let worker =
-                Worker::new(server.shared.clone(), listener, number == 0).map_err(ServeError::Threads)?;
+                Worker::new(self.shared.clone(), listener, number == 0).map_err(ServeError::Threads)?;
             let waker = Waker::new(worker.poll.registry(), WAKER).map_err(ServeError::Threads)?;
             let thread = std::thread::Builder::new()
                 .name(format!("oneread-{number}"))
                 .spawn(move || worker.run())
                 .map_err(ServeError::Threads)?;
-            server.workers.push((waker, thread));
+            self.workers.push((Arc::new(waker), thread));
         }
-        tracing::info!(address = %server.address, "serving");
-        Ok(server)
+        Ok(())
     }
 
     /// The table, for an embedder that mutates it without a socket.
@@ -194,7 +226,9 @@ impl Drop for Server {
         if self.shared.retires {
             self.shared.index.retire();
         }
-        let _ = std::fs::remove_file(self.address.socket());
+        if let Some(socket) = &self.socket {
+            let _ = std::fs::remove_file(socket);
+        }
     }
 }
 
@@ -202,6 +236,54 @@ impl Shared {
     fn stats(&self) -> ServerStats {
         let clients = self.clients.load(Ordering::Relaxed);
         ServerStats::new(self.index.counts(), clients, self.index.incarnation())
+    }
+
+    /// Is the server being stopped?
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    /// Counts one more client, unless there are too many.
+    pub(crate) fn admit_client(&self) -> bool {
+        let admitted = self.clients.fetch_add(1, Ordering::Relaxed) < self.clients_max;
+        if !admitted {
+            self.dismiss_client();
+        }
+        admitted
+    }
+
+    /// Counts one client less.
+    pub(crate) fn dismiss_client(&self) {
+        self.clients.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Does what is asked. `None`: this is for the beginning of a conversation.
+    pub(crate) fn answer(&self, request: Request<'_>) -> Option<Reply> {
+        Some(match request {
+            Request::Hello { .. } => return None,
+            Request::Put { mode, key, value } => Reply::Put(self.index.put(key, value, mode)),
+            Request::Remove { key } => Reply::Removed(self.index.remove(key)),
+            Request::Get { key } => self.look_up(key),
+            Request::Stat => Reply::Stat(self.stats()),
+        })
+    }
+
+    fn look_up(&self, key: &[u8]) -> Reply {
+        let mut value = Vec::new();
+        match self.index.reader().get_into(key, &mut value) {
+            Ok(found) => Reply::Value(found.then_some(value)),
+            Err(ReadError::KeyLength { given, max }) => Reply::Put(Err(PutError::KeyLength { given, max })),
+            Err(
+                ReadError::Contended { retries: rounds, .. } | ReadError::Deadline { retries: rounds, .. },
+            ) => Reply::Put(Err(PutError::Busy { rounds })),
+            Err(ReadError::Fabric(never)) => match never {},
+        }
+    }
+}
+
+impl AsRef<Region> for Shared {
+    fn as_ref(&self) -> &Region {
+        self.index.region()
     }
 }
 
@@ -230,9 +312,8 @@ fn index_for(config: &ServerConfig) -> Result<(Index, Option<Recovered>), ServeE
 }
 
 /// Binds the socket. A socket that nobody listens to any more is replaced.
-fn listen(address: &Address) -> Result<std::os::unix::net::UnixListener, ServeError> {
+fn listen(address: &Address, path: &Path) -> Result<std::os::unix::net::UnixListener, ServeError> {
     let failed = |source| ServeError::Listen { address: address.clone(), source };
-    let path = address.socket();
     if std::os::unix::net::UnixStream::connect(path).is_ok() {
         return Err(ServeError::AddressInUse { address: address.clone() });
     }
@@ -292,7 +373,7 @@ impl Worker {
 
     fn run(mut self) {
         let mut events = Events::with_capacity(256);
-        while !self.shared.stopping.load(Ordering::Acquire) {
+        while !self.shared.is_stopping() {
             let tidy = self.shared.index.tidy();
             let idle = self.looks_after_traces.then_some(TRACES_LOOK);
             let half = self.sessions.values().any(Session::is_halfway).then_some(HALF_FRAME_MAX / 4);
@@ -344,8 +425,7 @@ impl Worker {
             }
             Err(e) => return tracing::warn!(error = %e, "a client without credentials"),
         }
-        if shared.clients.fetch_add(1, Ordering::Relaxed) >= shared.clients_max {
-            shared.clients.fetch_sub(1, Ordering::Relaxed);
+        if !shared.admit_client() {
             tracing::warn!(max = shared.clients_max, "turned a client away: too many");
             return session::refuse(&stream);
         }
@@ -357,7 +437,7 @@ impl Worker {
                 self.sessions.insert(token, Session::new(stream));
             }
             Err(e) => {
-                shared.clients.fetch_sub(1, Ordering::Relaxed);
+                shared.dismiss_client();
                 tracing::warn!(error = %e, "watching a client failed");
             }
         }
@@ -365,7 +445,7 @@ impl Worker {
 
     fn serve(&mut self, token: Token) {
         let Some(session) = self.sessions.get_mut(&token) else { return };
-        match session.advance(&self.shared.index, || self.shared.stats()) {
+        match session.advance(&self.shared) {
             Fate::Stay => {}
             Fate::Again => self.unfinished.push(token),
             Fate::Close(why) => {
@@ -395,7 +475,7 @@ impl Worker {
 
     fn close(&mut self, token: Token) {
         if self.sessions.remove(&token).is_some() {
-            self.shared.clients.fetch_sub(1, Ordering::Relaxed);
+            self.shared.dismiss_client();
         }
     }
 }

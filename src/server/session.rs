@@ -1,7 +1,8 @@
 //! One client's connection: bytes in, frames, mutations, bytes out.
 
+use super::Shared;
 use crate::index::Index;
-use crate::wire::{self, PROTOCOL_VERSION, Reply, Request, ServerStats};
+use crate::wire::{self, PROTOCOL_VERSION, Reply, Request};
 use mio::net::UnixStream;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use std::io::{self, IoSlice, Read, Write};
@@ -66,11 +67,11 @@ impl Session {
     }
 
     /// Reads, answers and writes as far as that goes without waiting, but not for longer than a turn.
-    pub fn advance(&mut self, index: &Index, stats: impl Fn() -> ServerStats) -> Fate {
-        self.turn(index, stats).unwrap_or_else(Fate::Close)
+    pub fn advance(&mut self, shared: &Shared) -> Fate {
+        self.turn(shared).unwrap_or_else(Fate::Close)
     }
 
-    fn turn(&mut self, index: &Index, stats: impl Fn() -> ServerStats) -> Result<Fate, String> {
+    fn turn(&mut self, shared: &Shared) -> Result<Fate, String> {
         self.flush()?;
         if self.output.len() > UNREAD_MAX {
             // It will be heard again when it has read: the socket becomes writable then.
@@ -78,7 +79,7 @@ impl Session {
             return Ok(Fate::Stay);
         }
         let filled = self.fill();
-        let answered = self.answer_all(index, &stats);
+        let answered = self.answer_all(shared);
         self.flush()?;
         let all_answered = answered?;
         match filled.map_err(|e| e.to_string())? {
@@ -108,7 +109,7 @@ impl Session {
     }
 
     /// Answers the requests that are there, for as long as a turn lasts; were those all?
-    fn answer_all(&mut self, index: &Index, stats: &impl Fn() -> ServerStats) -> Result<bool, String> {
+    fn answer_all(&mut self, shared: &Shared) -> Result<bool, String> {
         let input = std::mem::take(&mut self.input);
         let mut rest = input.as_slice();
         let turn_ends = Instant::now() + TURN_TIME;
@@ -119,7 +120,7 @@ impl Session {
                 break;
             }
             let request = Request::decode(&frame).map_err(|e| e.to_string())?;
-            self.answer(frame.id, request, index, stats)?;
+            self.answer(frame.id, request, shared)?;
             rest = &rest[frame.length..];
         }
         let done = input.len() - rest.len();
@@ -130,25 +131,20 @@ impl Session {
         Ok(all_answered)
     }
 
-    fn answer(
-        &mut self,
-        id: u64,
-        request: Request<'_>,
-        index: &Index,
-        stats: &impl Fn() -> ServerStats,
-    ) -> Result<(), String> {
-        let reply = match request {
+    fn answer(&mut self, id: u64, request: Request<'_>, shared: &Shared) -> Result<(), String> {
+        match request {
             Request::Hello { version } if self.greeted || version != PROTOCOL_VERSION => {
                 Reply::Refused { version: PROTOCOL_VERSION }.encode(id, &mut self.output);
                 return Err(format!("it said hello in protocol version {version}"));
             }
-            Request::Hello { .. } => return self.welcome(id, index),
+            Request::Hello { .. } => return self.welcome(id, &shared.index),
             _ if !self.greeted => return Err("it did not say hello first".into()),
-            Request::Put { mode, key, value } => Reply::Put(index.put(key, value, mode)),
-            Request::Remove { key } => Reply::Removed(index.remove(key)),
-            Request::Stat => Reply::Stat(stats()),
-        };
-        reply.encode(id, &mut self.output);
+            request => {
+                if let Some(reply) = shared.answer(request) {
+                    reply.encode(id, &mut self.output);
+                }
+            }
+        }
         Ok(())
     }
 

@@ -1,0 +1,481 @@
+//! The client: GETs by reading the server's region, changes by asking the server.
+//!
+//! # What is promised when the server is not there
+//!
+//! * **Stopped or busy** (SIGSTOP, debugger, overload): GETs go on as ever. Changes end in
+//!   [`MutateError::Deadline`].
+//! * **Gone** (exit, crash, kill -9): the operating system hangs the connection up, which a watching
+//!   thread of the client's notices at once. From then on GETs still answer from the region as the server
+//!   left it, until the client has connected anew or its lease ([`ClientOptions::lease`]) ends; then they
+//!   end in [`GetError::ServerGone`]. Meanwhile the watcher tries to connect anew, at first every
+//!   millisecond, later every 100 ms.
+//! * **Back** at the same address: the watcher connects within 100 ms and every handle reads the new
+//!   server's region from its next GET on. If the new server took over the region file, the old mapping
+//!   shows its changes even before that. If it made a new region, GETs may answer from the old one for
+//!   that long.
+//! * **Retired**: a server that gives its region up says so in it; GETs then end in `ServerGone` at once
+//!   unless the client has connected anew.
+//!
+//! Over verbs a server that is gone has taken its registered memory along: GETs never answer from a dead
+//! server's region. A READ that fails makes the connection anew, at first at once, later every 100 ms, until
+//! [`ClientOptions::deadline`]; GETs under way are asked again of the new connection, with its geometry and
+//! generation, or end in `ServerGone`.
+
+mod shm;
+
+use crate::address::Address;
+use crate::fabric::counting::ReadCounts;
+use crate::index::{Put, PutError, PutMode, RecoverError};
+use crate::layout::geometry::Geometry;
+use crate::reader::{GetStats, Limits, ReadError};
+use crate::region::{Region, RegionError};
+use crate::verbs::{SetupError, VerbsError, VerbsOptions};
+use crate::wire::{PROTOCOL_VERSION, Reply, Request, ServerStats, WireError};
+use std::io;
+use std::time::{Duration, Instant};
+
+/// Bounds on what a client does, and how it does it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientOptions {
+    /// Bounds of a GET that has to look again.
+    pub limits: Limits,
+    /// Time that connecting, or a change (or a batch of changes), may take; over verbs also a READ, with
+    /// the attempts to connect anew if it fails.
+    pub deadline: Duration,
+    /// How long GETs still answer after the server is gone. (Shm: over verbs there is then nothing to read.)
+    pub lease: Duration,
+    /// What only matters over verbs.
+    pub verbs: VerbsOptions,
+}
+
+impl Default for ClientOptions {
+    /// Changes: 5 s. Lease: 10 s.
+    fn default() -> ClientOptions {
+        ClientOptions {
+            limits: Limits::default(),
+            deadline: Duration::from_secs(5),
+            lease: Duration::from_secs(10),
+            verbs: VerbsOptions::default(),
+        }
+    }
+}
+
+/// Why a client could not connect.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// Nobody is there.
+    #[error(
+        "no server at {address}: {source}; start one with `oneread serve --at {address}`, or name another address"
+    )]
+    NotThere {
+        /// The address.
+        address: Address,
+        /// The operating system's answer.
+        source: io::Error,
+    },
+    /// The server turned the client away.
+    #[error(
+        "the server at {address} (protocol version {theirs}, here {PROTOCOL_VERSION}) turned this client away: another user's server takes only users named with --allow-uid, and a limited number of clients"
+    )]
+    Refused {
+        /// The address.
+        address: Address,
+        /// The server's protocol version.
+        theirs: u32,
+    },
+    /// The conversation broke off.
+    #[error("talking to the server at {address}: {source}")]
+    Link {
+        /// The address.
+        address: Address,
+        /// What happened.
+        source: LinkError,
+    },
+    /// The region could not be mapped.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+    /// Verbs could not be set up, or the server there could not be reached.
+    #[error(transparent)]
+    Verbs(#[from] SetupError),
+    /// The region makes no sense.
+    #[error("the region of the server at {address}: {source}")]
+    Superblock {
+        /// The address.
+        address: Address,
+        /// What is wrong.
+        source: RecoverError,
+    },
+}
+
+/// What can happen to a conversation with the server.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// No answer in time.
+    #[error("no answer within {0:?}; the server may be stopped or busy")]
+    Deadline(Duration),
+    /// The connection ended.
+    #[error("the server hung up")]
+    HungUp,
+    /// The bytes make no sense.
+    #[error("the peer does not speak oneread's protocol: {0}")]
+    Wire(#[from] WireError),
+    /// A reply that answers another question.
+    #[error("the peer does not speak oneread's protocol: an unexpected reply")]
+    Unexpected,
+    /// A system call failed.
+    #[error(transparent)]
+    Os(io::Error),
+}
+
+/// Why a GET gave no answer. Absence is not an error.
+#[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
+pub enum GetError {
+    /// A key's length is out of range, or no conclusive look within the bounds.
+    #[error(transparent)]
+    Read(#[from] ReadError<VerbsError>),
+    /// The server is gone: over shm the lease has ended, too; over verbs it could not be reached again.
+    #[error("the server at {address} is gone: {why}")]
+    ServerGone {
+        /// The address.
+        address: Address,
+        /// What ended, or what was in the way.
+        why: String,
+    },
+}
+
+/// Why a change did not happen, or may not have.
+#[derive(Debug, thiserror::Error)]
+pub enum MutateError {
+    /// The server says no. The table is as it was.
+    #[error(transparent)]
+    Rejected(#[from] PutError),
+    /// No answer in time: the change may still happen, or have happened.
+    #[error(
+        "the server at {address} did not answer within {deadline:?}; it may be stopped or busy, and the change may still happen"
+    )]
+    Deadline {
+        /// The address.
+        address: Address,
+        /// The bound.
+        deadline: Duration,
+    },
+    /// The connection ended before the answer: the change may have happened.
+    #[error("the server at {address} went away before it answered ({reason}); the change may have happened")]
+    ServerGone {
+        /// The address.
+        address: Address,
+        /// How it went.
+        reason: String,
+    },
+    /// No connection: the change did not happen.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+}
+
+/// What a client did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClientStats {
+    /// GETs, hits, and retries by cause.
+    pub get: GetStats,
+    /// READs, the bytes they asked for, and doorbells (round trips).
+    pub read: ReadCounts,
+    /// Times this handle went over to a new region, or over verbs connected anew.
+    pub reattached: u64,
+}
+
+/// A handle on a served table: `Send`, one for each thread.
+///
+/// Over shm, cloning is cheap: handles share the mapping, and each opens a connection of its own when it
+/// first changes something. Over verbs each handle has a queue pair of its own, made when it is first used.
+///
+/// ```
+/// # use oneread::{Address, Client, Config, Server, ServerConfig, Size};
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let address = Address::Shm(dir.path().join("s"));
+/// # let config = Config { size: Size::Keys(100), ..Config::default() };
+/// let server = Server::start(ServerConfig::new(address.clone(), config))?;
+///
+/// let mut client = Client::connect(&address)?;
+/// client.put(b"key", b"value")?;                            // the server does this
+/// assert_eq!(client.get(b"key")?.as_deref(), Some(&b"value"[..])); // the server knows nothing of this
+/// assert_eq!(client.stats().read.reads, 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Client {
+    address: Address,
+    options: ClientOptions,
+    path: Path,
+    stats: ClientStats,
+}
+
+/// How the server's region is reached.
+#[derive(Clone, Debug)]
+enum Path {
+    Shm(shm::Handle),
+    #[cfg(feature = "verbs")]
+    Verbs(crate::verbs::client::Handle),
+}
+
+/// The same for every path: `on_path!(self.path, handle => ...)`.
+macro_rules! on_path {
+    ($path:expr, $handle:ident => $then:expr) => {
+        match &mut $path {
+            Path::Shm($handle) => $then,
+            #[cfg(feature = "verbs")]
+            Path::Verbs($handle) => $then,
+        }
+    };
+}
+
+impl Client {
+    /// Connects to the server at `address`: maps its region for reading and learns everything else from
+    /// the superblock.
+    ///
+    /// # Errors
+    /// [`ConnectError`] says who was not there, or what was wrong with it.
+    pub fn connect(address: &Address) -> Result<Client, ConnectError> {
+        Client::connect_with(address, ClientOptions::default())
+    }
+
+    /// Connects with bounds of your own.
+    ///
+    /// # Errors
+    /// As [`Client::connect`].
+    pub fn connect_with(address: &Address, options: ClientOptions) -> Result<Client, ConnectError> {
+        let path = match address {
+            Address::Shm(socket) => Path::Shm(shm::Handle::connect(socket, &options)?),
+            #[cfg(feature = "verbs")]
+            Address::Verbs(at) => Path::Verbs(crate::verbs::client::Handle::connect(at, &options)?),
+            #[cfg(not(feature = "verbs"))]
+            Address::Verbs(_) => return Err(SetupError::NotBuilt.into()),
+        };
+        Ok(Client { address: address.clone(), options, path, stats: ClientStats::default() })
+    }
+
+    /// Where the server is.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// The geometry of the table being read.
+    pub fn geometry(&self) -> &Geometry {
+        match &self.path {
+            Path::Shm(handle) => handle.geometry(),
+            #[cfg(feature = "verbs")]
+            Path::Verbs(handle) => handle.geometry(),
+        }
+    }
+
+    /// The region being read, where it is mapped: not over verbs.
+    pub fn region(&self) -> Option<&Region> {
+        match &self.path {
+            Path::Shm(handle) => Some(handle.region()),
+            #[cfg(feature = "verbs")]
+            Path::Verbs(_) => None,
+        }
+    }
+
+    /// Counts of this handle.
+    pub fn stats(&self) -> ClientStats {
+        let reattached = match &self.path {
+            Path::Shm(handle) => handle.reattached(),
+            #[cfg(feature = "verbs")]
+            Path::Verbs(handle) => handle.reattached(),
+        };
+        ClientStats { reattached, ..self.stats }
+    }
+
+    // ---- GETs: no server ----------------------------------------------------------------------------
+
+    /// The value of `key`. Usually 1 READ and 1 round trip.
+    ///
+    /// # Errors
+    /// [`GetError`]; absence is `None`.
+    pub fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, GetError> {
+        let mut value = Vec::new();
+        Ok(self.get_into(key, &mut value)?.then_some(value))
+    }
+
+    /// Replaces what is in `value` with the value of `key`; was it found? Allocates only if `value` is too
+    /// small.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    #[inline]
+    pub fn get_into(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, GetError> {
+        on_path!(self.path, handle => handle.get_into(key, value, &mut self.stats))
+    }
+
+    /// Is `key` present? Costs as much as [`Client::get_into`].
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    pub fn contains(&mut self, key: &[u8]) -> Result<bool, GetError> {
+        self.get_into(key, &mut Vec::new())
+    }
+
+    /// The values of many keys, in order. READs are pipelined: as many in flight as the fabric allows, a
+    /// doorbell for all that are ready.
+    ///
+    /// # Errors
+    /// As [`Client::get`], for the first key that has one.
+    pub fn get_many<K: AsRef<[u8]>>(&mut self, keys: &[K]) -> Result<Vec<Option<Vec<u8>>>, GetError> {
+        let mut values = vec![None; keys.len()];
+        self.get_many_with(keys, |number, value| values[number] = value.map(<[u8]>::to_vec))?;
+        Ok(values)
+    }
+
+    /// As [`Client::get_many`], handing each value to `each` with its key's number, in no particular order
+    /// and without allocating for it.
+    ///
+    /// # Errors
+    /// As [`Client::get_many`]; `each` may then have been called for some keys.
+    pub fn get_many_with<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+        each: impl FnMut(usize, Option<&[u8]>),
+    ) -> Result<(), GetError> {
+        on_path!(self.path, handle => handle.get_many(keys, each, &mut self.stats))
+    }
+
+    // ---- changes: the server does them --------------------------------------------------------------
+
+    /// Inserts `key` or updates its value.
+    ///
+    /// # Errors
+    /// [`MutateError`] says whether the change may have happened.
+    pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<Put, MutateError> {
+        self.mutate_one(Request::Put { mode: PutMode::Upsert, key, value })
+    }
+
+    /// Inserts `key` if it is absent: [`Put::Inserted`] or [`Put::Exists`].
+    ///
+    /// # Errors
+    /// As [`Client::put`].
+    pub fn insert(&mut self, key: &[u8], value: &[u8]) -> Result<Put, MutateError> {
+        self.mutate_one(Request::Put { mode: PutMode::Insert, key, value })
+    }
+
+    /// Updates `key` if it is present: [`Put::Updated`] or [`Put::Missing`].
+    ///
+    /// # Errors
+    /// As [`Client::put`].
+    pub fn update(&mut self, key: &[u8], value: &[u8]) -> Result<Put, MutateError> {
+        self.mutate_one(Request::Put { mode: PutMode::Update, key, value })
+    }
+
+    /// Removes `key`; was it there?
+    ///
+    /// # Errors
+    /// As [`Client::put`].
+    pub fn remove(&mut self, key: &[u8]) -> Result<bool, MutateError> {
+        let deadline = Instant::now() + self.options.deadline;
+        check_key(key, self.geometry())?;
+        match self.ask(&Request::Remove { key }, deadline)? {
+            Reply::Removed(there) => Ok(there?),
+            Reply::Put(Err(error)) => Err(error.into()),
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    /// Puts many keys in one conversation: requests are sent ahead of the replies. One answer each, in
+    /// order.
+    ///
+    /// # Errors
+    /// [`MutateError`] when the conversation broke off: some of the changes may have happened.
+    pub fn put_many<K: AsRef<[u8]>, V: AsRef<[u8]>>(
+        &mut self,
+        pairs: &[(K, V)],
+    ) -> Result<Vec<Result<Put, PutError>>, MutateError> {
+        let deadline = Instant::now() + self.options.deadline;
+        let mut answers = Vec::with_capacity(pairs.len());
+        for batch in pairs.chunks(BATCH) {
+            let requests = batch.iter().map(|(key, value)| Request::Put {
+                mode: PutMode::Upsert,
+                key: key.as_ref(),
+                value: value.as_ref(),
+            });
+            // What does not fit is answered here: the server need not see it, nor could a frame hold it.
+            let checked: Vec<_> = requests.map(|r| check_request(&r, self.geometry()).map(|()| r)).collect();
+            let sound: Vec<_> = checked.iter().filter_map(|r| r.as_ref().ok().copied()).collect();
+            let mut replies = on_path!(self.path, handle => handle.converse(&sound, deadline))?.into_iter();
+            for request in checked {
+                answers.push(match request.map(|_| replies.next()) {
+                    Err(error) => Err(error),
+                    Ok(Some(Reply::Put(answer))) => answer,
+                    Ok(_) => return Err(self.unexpected()),
+                });
+            }
+        }
+        Ok(answers)
+    }
+
+    /// The server's counters.
+    ///
+    /// # Errors
+    /// [`MutateError`] when the server does not answer.
+    pub fn server_stats(&mut self) -> Result<ServerStats, MutateError> {
+        let deadline = Instant::now() + self.options.deadline;
+        match self.ask(&Request::Stat, deadline)? {
+            Reply::Stat(stats) => Ok(stats),
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    fn mutate_one(&mut self, request: Request<'_>) -> Result<Put, MutateError> {
+        let deadline = Instant::now() + self.options.deadline;
+        check_request(&request, self.geometry())?;
+        match self.ask(&request, deadline)? {
+            Reply::Put(answer) => Ok(answer?),
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    fn ask(&mut self, request: &Request<'_>, deadline: Instant) -> Result<Reply, MutateError> {
+        let requests = std::slice::from_ref(request);
+        let mut replies = on_path!(self.path, handle => handle.converse(requests, deadline))?;
+        replies.pop().ok_or_else(|| self.unexpected())
+    }
+
+    /// An answer to another question: the connection is of no further use.
+    fn unexpected(&mut self) -> MutateError {
+        on_path!(self.path, handle => handle.disconnect());
+        let reason = LinkError::Unexpected.to_string();
+        MutateError::ServerGone { address: self.address.clone(), reason }
+    }
+}
+
+/// Requests sent ahead of their replies: their replies fit into a socket's buffer, so neither side waits
+/// for the other to read.
+const BATCH: usize = 512;
+
+impl Clone for Client {
+    /// A handle for another thread: begins with no connection of its own and zero counts.
+    fn clone(&self) -> Client {
+        Client {
+            address: self.address.clone(),
+            options: self.options.clone(),
+            path: self.path.clone(),
+            stats: ClientStats::default(),
+        }
+    }
+}
+
+fn check_key(key: &[u8], geometry: &Geometry) -> Result<(), PutError> {
+    let max = geometry.key_max();
+    if key.is_empty() || key.len() > max {
+        return Err(PutError::KeyLength { given: key.len(), max });
+    }
+    Ok(())
+}
+
+fn check_request(request: &Request<'_>, geometry: &Geometry) -> Result<(), PutError> {
+    if let Request::Put { key, value, .. } = request {
+        check_key(key, geometry)?;
+        if value.len() > geometry.value_max() {
+            return Err(PutError::ValueLength { given: value.len(), max: geometry.value_max() });
+        }
+    }
+    Ok(())
+}

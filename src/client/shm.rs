@@ -1,0 +1,472 @@
+//! A server on this host: its region is mapped, and it is talked to over a Unix socket.
+
+use super::{ClientOptions, ClientStats, ConnectError, GetError, LinkError, MutateError};
+use crate::address::Address;
+use crate::clock::Clock;
+use crate::fabric::counting::Counting;
+use crate::fabric::shm::Shm;
+use crate::index::geometry_of;
+use crate::layout::control::{Phase, STATE_WORD, State};
+use crate::layout::geometry::Geometry;
+use crate::reader::{ReadError, Reader};
+use crate::region::Region;
+use crate::wire::{self, PROTOCOL_VERSION, Reply, Request};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+use std::convert::Infallible;
+use std::io::{self, IoSliceMut, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+/// One thread's way to the server.
+#[derive(Debug)]
+pub(super) struct Handle {
+    shared: Arc<Shared>,
+    attached: Arc<Attachment>,
+    version: u64,
+    link: Option<Link>,
+    reattached: u64,
+}
+
+/// What the handles of one client share.
+#[derive(Debug)]
+struct Shared {
+    /// For messages.
+    address: Address,
+    /// The server's socket.
+    socket: PathBuf,
+    options: ClientOptions,
+    clock: Clock,
+    /// The newest mapping; handles look only when `version` has changed.
+    newest: Mutex<Arc<Attachment>>,
+    version: AtomicU64,
+    /// When the server was found gone, on `clock`; 0 while it is there.
+    gone_ns: AtomicU64,
+}
+
+impl Shared {
+    /// A server is there, with this region: if it is a new one, every handle goes over to it at its next
+    /// GET.
+    fn publish(&self, attachment: Attachment) {
+        let mut newest = lock(&self.newest);
+        if attachment.identity != newest.identity {
+            *newest = Arc::new(attachment);
+            // Release pairs with the handles' Acquire.
+            self.version.fetch_add(1, Ordering::Release);
+        }
+        self.gone_ns.store(0, Ordering::Relaxed);
+    }
+}
+
+/// A mapped region and what its superblock says.
+#[derive(Debug)]
+struct Attachment {
+    region: Region,
+    geometry: Geometry,
+    /// Device and inode of the region's memory, and which server of this region handed it over.
+    identity: (u64, u64, u64),
+}
+
+impl Handle {
+    pub fn connect(socket: &Path, options: &ClientOptions) -> Result<Handle, ConnectError> {
+        let address = Address::Shm(socket.into());
+        let (link, attachment) = attach(&address, socket, options.deadline)?;
+        let attached = Arc::new(attachment);
+        let shared = Arc::new(Shared {
+            address: address.clone(),
+            socket: socket.into(),
+            options: options.clone(),
+            clock: Clock::System,
+            newest: Mutex::new(attached.clone()),
+            version: AtomicU64::new(0),
+            gone_ns: AtomicU64::new(0),
+        });
+        let weak = Arc::downgrade(&shared);
+        std::thread::Builder::new()
+            .name("oneread-watch".into())
+            .spawn(move || watch(&weak, link))
+            .map_err(|e| ConnectError::Link { address, source: LinkError::Os(e) })?;
+        Ok(Handle { shared, attached, version: 0, link: None, reattached: 0 })
+    }
+
+    pub fn geometry(&self) -> &Geometry {
+        &self.attached.geometry
+    }
+
+    pub fn region(&self) -> &Region {
+        &self.attached.region
+    }
+
+    /// Times it went over to a new region.
+    pub fn reattached(&self) -> u64 {
+        self.reattached
+    }
+
+    // ---- GETs ---------------------------------------------------------------------------------------
+
+    #[inline]
+    pub fn get_into(
+        &mut self,
+        key: &[u8],
+        value: &mut Vec<u8>,
+        stats: &mut ClientStats,
+    ) -> Result<bool, GetError> {
+        self.read(stats, |reader| reader.get_into(key, value))
+    }
+
+    pub fn get_many<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+        each: impl FnMut(usize, Option<&[u8]>),
+        stats: &mut ClientStats,
+    ) -> Result<(), GetError> {
+        self.read(stats, |reader| reader.get_many(keys, each))
+    }
+
+    #[inline]
+    fn read<R>(
+        &mut self,
+        stats: &mut ClientStats,
+        get: impl FnOnce(&mut Reader<'_, Counting<'_, Shm<'_>>>) -> Result<R, ReadError<Infallible>>,
+    ) -> Result<R, GetError> {
+        self.attach_newest()?;
+        let Attachment { region, geometry, .. } = &*self.attached;
+        let fabric = Counting::new(Shm::new(region, geometry), geometry);
+        let mut reader = Reader::new(fabric, geometry, self.shared.clock.clone(), self.shared.options.limits);
+        let result = get(&mut reader);
+        stats.get += reader.stats();
+        stats.read += reader.fabric().counts();
+        result.map_err(|error| error.widen().into())
+    }
+
+    /// Goes over to a newer region if there is one; an error when this one is no longer to be read.
+    #[inline]
+    fn attach_newest(&mut self) -> Result<(), GetError> {
+        // Acquire pairs with the watcher's Release: who sees the version sees the attachment.
+        if self.shared.version.load(Ordering::Acquire) != self.version {
+            self.reattach();
+        }
+        let gone_ns = self.shared.gone_ns.load(Ordering::Relaxed);
+        let state = State::from_word(self.attached.region.load(STATE_WORD));
+        if gone_ns == 0 && state.phase == Phase::Serving {
+            return Ok(());
+        }
+        self.check_lease(gone_ns, state)
+    }
+
+    #[cold]
+    fn reattach(&mut self) {
+        let newest = lock(&self.shared.newest);
+        self.version = self.shared.version.load(Ordering::Acquire);
+        self.attached = newest.clone();
+        self.reattached += 1;
+    }
+
+    #[cold]
+    fn check_lease(&mut self, gone_ns: u64, state: State) -> Result<(), GetError> {
+        let gone = |why: String| {
+            let why = format!("{why}; it is tried again in the background");
+            Err(GetError::ServerGone { address: self.shared.address.clone(), why })
+        };
+        if state.phase == Phase::Retired {
+            return gone("it has given its region up".into());
+        }
+        let lease = self.shared.options.lease;
+        let since = self.shared.clock.now_ns().saturating_sub(gone_ns);
+        if gone_ns != 0 && since >= lease.as_nanos() as u64 {
+            return gone(format!("the lease of {lease:?} has ended"));
+        }
+        Ok(())
+    }
+
+    // ---- changes ------------------------------------------------------------------------------------
+
+    /// Sends requests, collects their replies. A conversation that went wrong is not taken up again: the
+    /// next one opens a new connection.
+    pub fn converse(
+        &mut self,
+        requests: &[Request<'_>],
+        deadline: Instant,
+    ) -> Result<Vec<Reply>, MutateError> {
+        if self.link.as_ref().is_none_or(Link::is_hung_up) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let attached = attach(&self.shared.address, &self.shared.socket, left);
+            let (link, attachment) = attached.map_err(|error| match error {
+                ConnectError::Link { source: source @ LinkError::Deadline(_), .. } => self.lost(source),
+                error => error.into(),
+            })?;
+            self.link = Some(link);
+            if attachment.identity != self.attached.identity {
+                // A new server, maybe with a new region: what is put there must be read there.
+                self.shared.publish(attachment);
+                self.reattach();
+            }
+        }
+        let link = self.link.as_mut().expect("made above");
+        link.converse(requests, deadline).map_err(|error| self.lost(error))
+    }
+
+    /// The connection is of no further use; the next change opens another.
+    pub fn disconnect(&mut self) {
+        self.link = None;
+    }
+
+    fn lost(&mut self, error: LinkError) -> MutateError {
+        self.disconnect();
+        let address = self.shared.address.clone();
+        match error {
+            LinkError::Deadline(_) => {
+                MutateError::Deadline { address, deadline: self.shared.options.deadline }
+            }
+            error => MutateError::ServerGone { address, reason: error.to_string() },
+        }
+    }
+}
+
+impl Clone for Handle {
+    /// Shares the mapping; begins with no connection.
+    fn clone(&self) -> Handle {
+        Handle {
+            shared: self.shared.clone(),
+            attached: self.attached.clone(),
+            version: self.version,
+            link: None,
+            reattached: 0,
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+// ---- connecting -------------------------------------------------------------------------------------
+
+/// Connects, says hello, maps the region.
+fn attach(address: &Address, socket: &Path, within: Duration) -> Result<(Link, Attachment), ConnectError> {
+    let failed = |source| ConnectError::Link { address: address.clone(), source };
+    let deadline = Instant::now() + within;
+    let stream = open_socket(address, socket, within, deadline)?;
+    let mut link = Link { stream, input: Vec::new(), next_id: 0, allowed: within };
+    let fd = match link.hello(deadline) {
+        Ok(Ok(fd)) => fd,
+        Ok(Err(theirs)) => return Err(ConnectError::Refused { address: address.clone(), theirs }),
+        Err(error) => return Err(failed(error)),
+    };
+    let stat = rustix::fs::fstat(&fd).map_err(|e| failed(LinkError::Os(e.into())))?;
+    let region = Region::map_shared(fd)?;
+    let (geometry, _) = geometry_of(&region)
+        .map_err(|source| ConnectError::Superblock { address: address.clone(), source })?;
+    let incarnation = State::from_word(region.load(STATE_WORD)).incarnation;
+    let identity = (stat.st_dev, stat.st_ino, incarnation);
+    Ok((link, Attachment { region, geometry, identity }))
+}
+
+/// Opens a socket to the server without ever waiting past the deadline: a stopped server's backlog may be
+/// full. The socket does not block.
+fn open_socket(
+    address: &Address,
+    path: &Path,
+    within: Duration,
+    deadline: Instant,
+) -> Result<UnixStream, ConnectError> {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+    let os = |e: rustix::io::Errno| ConnectError::NotThere { address: address.clone(), source: e.into() };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(os)?;
+    let name = SocketAddrUnix::new(path).map_err(os)?;
+    loop {
+        match rustix::net::connect(&socket, &name) {
+            Ok(()) => break,
+            Err(rustix::io::Errno::AGAIN) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Err(rustix::io::Errno::AGAIN) => {
+                let source = LinkError::Deadline(within);
+                return Err(ConnectError::Link { address: address.clone(), source });
+            }
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(os(e)),
+        }
+    }
+    Ok(UnixStream::from(socket))
+}
+
+/// Waits for the server to hang up, then connects anew, until the last handle is dropped.
+fn watch(shared: &Weak<Shared>, mut link: Link) {
+    /// How often it looks whether any handle is left.
+    const LOOK: Duration = Duration::from_millis(500);
+    const RETRY_MAX: Duration = Duration::from_millis(100);
+    loop {
+        while !link.wait_for_hang_up(LOOK) {
+            if shared.strong_count() == 0 {
+                return;
+            }
+        }
+        let Some(gone) = shared.upgrade() else { return };
+        gone.gone_ns.store(gone.clock.now_ns().max(1), Ordering::Relaxed);
+        tracing::warn!(address = %gone.address, "the server is gone; connecting anew in the background");
+        let (address, socket) = (gone.address.clone(), gone.socket.clone());
+        let deadline = gone.options.deadline;
+        drop(gone);
+        let mut pause = Duration::from_millis(1);
+        let (new_link, attachment) = loop {
+            match attach(&address, &socket, deadline) {
+                Ok(attached) => break attached,
+                Err(error) => tracing::debug!(%error, "not yet"),
+            }
+            std::thread::sleep(pause);
+            pause = (2 * pause).min(RETRY_MAX);
+            if shared.strong_count() == 0 {
+                return;
+            }
+        };
+        let Some(back) = shared.upgrade() else { return };
+        back.publish(attachment);
+        tracing::info!(%address, "connected anew");
+        link = new_link;
+    }
+}
+
+fn is_transient(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+}
+
+/// A connection to the server.
+#[derive(Debug)]
+struct Link {
+    stream: UnixStream,
+    input: Vec<u8>,
+    next_id: u64,
+    /// The time that was allowed in all, for error messages.
+    allowed: Duration,
+}
+
+impl Link {
+    /// Says hello; the region's descriptor, or the version of a server that refuses.
+    fn hello(&mut self, deadline: Instant) -> Result<Result<OwnedFd, u32>, LinkError> {
+        let mut out = Vec::new();
+        Request::Hello { version: PROTOCOL_VERSION }.encode(0, &mut out);
+        // A server that refuses hangs up at once; its refusal is then still to be read.
+        let sent = self.send(&out, deadline);
+        let mut fd = None;
+        loop {
+            if let Some(frame) = wire::decode(&self.input)? {
+                let reply = Reply::decode(&frame)?;
+                self.input.drain(..frame.length);
+                return match (reply, fd) {
+                    (Reply::Welcome { .. }, Some(fd)) => Ok(Ok(fd)),
+                    (Reply::Refused { version }, _) => Ok(Err(version)),
+                    _ => Err(LinkError::Unexpected),
+                };
+            }
+            self.wait(PollFlags::IN, deadline)?;
+            let mut chunk = [0u8; 256];
+            let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+            let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+            let received = rustix::net::recvmsg(
+                &self.stream,
+                &mut [IoSliceMut::new(&mut chunk)],
+                &mut ancillary,
+                RecvFlags::CMSG_CLOEXEC,
+            )
+            .map_err(|e| LinkError::Os(e.into()));
+            let received = match received {
+                Err(LinkError::Os(e)) if is_transient(&e) => continue,
+                received => received?,
+            };
+            for message in ancillary.drain() {
+                if let RecvAncillaryMessage::ScmRights(mut fds) = message {
+                    fd = fds.next().or(fd);
+                }
+            }
+            if received.bytes == 0 {
+                sent?;
+                return Err(LinkError::HungUp);
+            }
+            self.input.extend_from_slice(&chunk[..received.bytes]);
+        }
+    }
+
+    fn converse(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<Vec<Reply>, LinkError> {
+        let first_id = self.next_id;
+        self.next_id += requests.len() as u64;
+        let mut out = Vec::new();
+        requests.iter().zip(first_id..).for_each(|(request, id)| request.encode(id, &mut out));
+        self.send(&out, deadline)?;
+        let mut replies = Vec::with_capacity(requests.len());
+        while replies.len() < requests.len() {
+            let mut taken = 0;
+            while replies.len() < requests.len() {
+                let Some(frame) = wire::decode(&self.input[taken..])? else { break };
+                if frame.id != first_id + replies.len() as u64 {
+                    return Err(LinkError::Unexpected);
+                }
+                replies.push(Reply::decode(&frame)?);
+                taken += frame.length;
+            }
+            self.input.drain(..taken);
+            if replies.len() < requests.len() {
+                self.receive(deadline)?;
+            }
+        }
+        Ok(replies)
+    }
+
+    fn receive(&mut self, deadline: Instant) -> Result<(), LinkError> {
+        self.wait(PollFlags::IN, deadline)?;
+        let mut chunk = [0u8; 1 << 14];
+        match self.stream.read(&mut chunk) {
+            Ok(0) => Err(LinkError::HungUp),
+            Ok(n) => {
+                self.input.extend_from_slice(&chunk[..n]);
+                Ok(())
+            }
+            Err(e) if is_transient(&e) => Ok(()),
+            Err(e) if e.kind() == io::ErrorKind::ConnectionReset => Err(LinkError::HungUp),
+            Err(e) => Err(LinkError::Os(e)),
+        }
+    }
+
+    fn send(&mut self, mut bytes: &[u8], deadline: Instant) -> Result<(), LinkError> {
+        while !bytes.is_empty() {
+            match self.stream.write(bytes) {
+                Ok(n) => bytes = &bytes[n..],
+                Err(e) if is_transient(&e) => self.wait(PollFlags::OUT, deadline)?,
+                Err(e) if e.kind() == io::ErrorKind::BrokenPipe => return Err(LinkError::HungUp),
+                Err(e) => return Err(LinkError::Os(e)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until the stream is ready, or the deadline has come.
+    fn wait(&self, what: PollFlags, deadline: Instant) -> Result<(), LinkError> {
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+            match rustix::event::poll(&mut [PollFd::new(&self.stream, what)], Some(&timeout)) {
+                Ok(0) => return Err(LinkError::Deadline(self.allowed)),
+                Ok(_) => return Ok(()),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(LinkError::Os(e.into())),
+            }
+        }
+    }
+
+    fn is_hung_up(&self) -> bool {
+        self.wait_for_hang_up(Duration::ZERO)
+    }
+
+    /// Has the server hung up, or does it within this time?
+    fn wait_for_hang_up(&self, within: Duration) -> bool {
+        let timeout = Timespec { tv_sec: within.as_secs() as i64, tv_nsec: within.subsec_nanos().into() };
+        let mut watched = [PollFd::new(&self.stream, PollFlags::RDHUP)];
+        matches!(rustix::event::poll(&mut watched, Some(&timeout)), Ok(n) if n > 0)
+    }
+}

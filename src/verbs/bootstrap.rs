@@ -1,0 +1,304 @@
+//! The conversation before the first READ, over TCP.
+//!
+//! ```text
+//! server  Challenge   version, nonce
+//! client  Join        version, nonce, proof of the token, its queue pair
+//! server  Welcome     proof of the token, its queue pair, where the region is, the superblock
+//!     or  Refused     why
+//! ```
+//!
+//! Each message is its length (4 bytes, little-endian) and that much JSON. A proof is the HMAC-SHA-256,
+//! under the token, of who proves, both nonces and the queue pair: it can be neither replayed nor moved to
+//! another queue pair. It keeps strangers out; what crosses the network afterwards is not encrypted.
+//!
+//! The TCP connection stays open without traffic: it tells each side when the other is gone.
+
+use super::Token;
+use super::device::Endpoint;
+use super::error::SetupError;
+use hmac::{Hmac, KeyInit, Mac};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use sha2::Sha256;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+/// Version of this conversation and of the messages after it.
+pub(crate) const VERSION: u32 = 1;
+/// Longest message of the conversation, in bytes.
+const MESSAGE_MAX: usize = 16 << 10;
+
+/// Never used twice.
+pub(crate) type Nonce = [u8; 32];
+/// Proof of knowing the token.
+pub(crate) type Proof = [u8; 32];
+
+/// The server begins.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Challenge {
+    /// Says what this is.
+    pub oneread: String,
+    pub version: u32,
+    pub nonce: Nonce,
+}
+
+/// What [`Challenge::oneread`] says.
+pub(crate) const NAME: &str = "verbs";
+
+/// The client answers.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Join {
+    pub version: u32,
+    pub nonce: Nonce,
+    pub proof: Proof,
+    pub endpoint: Endpoint,
+    pub network: Network,
+}
+
+/// How the server ends the conversation.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Answer {
+    Welcome(Box<Welcome>),
+    Refused {
+        /// Is the token the reason?
+        token: bool,
+        why: String,
+    },
+}
+
+/// Everything a client needs to read.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Welcome {
+    pub proof: Proof,
+    pub endpoint: Endpoint,
+    pub region: Descriptor,
+    /// The superblock's words: geometry and generation.
+    pub superblock: Vec<u64>,
+    /// Messages a client may have unanswered.
+    pub messages: u16,
+    /// Longest message in bytes, either way.
+    pub message_bytes: u32,
+    pub network: Network,
+}
+
+/// What kind of network a queue pair is on: the two sides must agree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Network {
+    pub infiniband: bool,
+    /// The kind of GID used (verbs.h, `enum ibv_gid_type`), if one is.
+    pub kind: Option<u8>,
+}
+
+/// Registered memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Descriptor {
+    /// The server's address of its first byte.
+    pub address: u64,
+    /// What work requests name it by.
+    pub key: u32,
+    /// Length.
+    pub bytes: u64,
+}
+
+/// Which side proves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    Client,
+    Server,
+}
+
+/// A fresh nonce.
+pub(crate) fn nonce() -> Result<Nonce, SetupError> {
+    let mut nonce = [0; 32];
+    rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())
+        .map_err(|e| SetupError::Call { call: "getrandom", errno: e.raw_os_error() })?;
+    Ok(nonce)
+}
+
+fn mac(token: &Token, role: Role, server: &Nonce, client: &Nonce, endpoint: &Endpoint) -> Hmac<Sha256> {
+    let mut mac = Hmac::<Sha256>::new_from_slice(token.bytes()).expect("any length is a key");
+    mac.update(match role {
+        Role::Client => b"oneread client",
+        Role::Server => b"oneread server",
+    });
+    mac.update(server);
+    mac.update(client);
+    mac.update(&serde_json::to_vec(endpoint).expect("plain numbers"));
+    mac
+}
+
+/// Proves that this side knows the token.
+pub(crate) fn prove(token: &Token, role: Role, server: &Nonce, client: &Nonce, endpoint: &Endpoint) -> Proof {
+    mac(token, role, server, client, endpoint).finalize().into_bytes().into()
+}
+
+/// Does the other side know the token? Takes the same time whatever is wrong.
+pub(crate) fn is_proven(
+    token: &Token,
+    role: Role,
+    server: &Nonce,
+    client: &Nonce,
+    endpoint: &Endpoint,
+    proof: &Proof,
+) -> bool {
+    mac(token, role, server, client, endpoint).verify_slice(proof).is_ok()
+}
+
+/// A message as it goes over the wire.
+pub(crate) fn encode<T: Serialize>(message: &T) -> Vec<u8> {
+    let body = serde_json::to_vec(message).expect("messages are plain data");
+    debug_assert!(body.len() <= MESSAGE_MAX);
+    [&(body.len() as u32).to_le_bytes()[..], &body].concat()
+}
+
+/// The message at the start of `bytes`; `None` when more are needed.
+pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<Option<T>, String> {
+    let Some((length, rest)) = bytes.split_first_chunk::<4>() else { return Ok(None) };
+    let length = u32::from_le_bytes(*length) as usize;
+    if length > MESSAGE_MAX {
+        return Err("sent something that is no message of oneread's; is it another service's port?".into());
+    }
+    let Some(body) = rest.get(..length) else { return Ok(None) };
+    serde_json::from_slice(body).map(Some).map_err(|e| format!("sent a message that makes no sense: {e}"))
+}
+
+/// The client's side of the stream: every wait ends at the deadline.
+pub(crate) struct Conversation {
+    pub stream: TcpStream,
+    pub peer: SocketAddr,
+    deadline: Instant,
+    within: Duration,
+}
+
+impl Conversation {
+    /// Connects to the first of the host's addresses that answers.
+    pub fn open(host: &str, port: u16, within: Duration) -> Result<Conversation, SetupError> {
+        use std::net::ToSocketAddrs;
+        let address = super::host_and_port(host, port);
+        let not_there = |why: String| SetupError::NotThere { address: address.clone(), why };
+        let deadline = Instant::now() + within;
+        let addresses = (host, port).to_socket_addrs().map_err(|e| not_there(e.to_string()))?;
+        let mut last = "the name has no address".to_owned();
+        for peer in addresses {
+            let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+            match TcpStream::connect_timeout(&peer, left) {
+                Ok(stream) => {
+                    let _ = stream.set_nodelay(true);
+                    return Ok(Conversation { stream, peer, deadline, within });
+                }
+                Err(e) => last = e.to_string(),
+            }
+        }
+        Err(not_there(last))
+    }
+
+    fn failed(&self, why: impl Into<String>) -> SetupError {
+        SetupError::Handshake { peer: self.peer, why: why.into() }
+    }
+
+    fn io(&self, doing: &str, error: &std::io::Error) -> SetupError {
+        match error.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+                self.failed(format!("did not answer within {:?}; it may be stopped or busy", self.within))
+            }
+            ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => {
+                self.failed(format!("hung up while this client was {doing}"))
+            }
+            _ => self.failed(format!("broke off while this client was {doing}: {error}")),
+        }
+    }
+
+    pub fn send<T: Serialize>(&mut self, message: &T) -> Result<(), SetupError> {
+        self.limit()?;
+        self.stream.write_all(&encode(message)).map_err(|e| self.io("sending", &e))
+    }
+
+    pub fn receive<T: DeserializeOwned>(&mut self) -> Result<T, SetupError> {
+        let mut bytes = vec![0; 4];
+        let mut have = 0;
+        loop {
+            if have == bytes.len() {
+                match decode(&bytes).map_err(|why| self.failed(why))? {
+                    Some(message) => return Ok(message),
+                    None => {
+                        let length = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+                        bytes.resize(4 + length as usize, 0);
+                    }
+                }
+            }
+            self.limit()?;
+            match self.stream.read(&mut bytes[have..]) {
+                Ok(0) => return Err(self.failed("hung up before it had answered")),
+                Ok(n) => have += n,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => return Err(self.io("waiting for its answer", &e)),
+            }
+        }
+    }
+
+    /// Bounds the next wait.
+    fn limit(&self) -> Result<(), SetupError> {
+        let left = self.deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let set = self.stream.set_read_timeout(Some(left)).and(self.stream.set_write_timeout(Some(left)));
+        set.map_err(|e| self.io("setting up", &e))?;
+        if Instant::now() >= self.deadline {
+            return Err(self.io("waiting", &ErrorKind::TimedOut.into()));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn endpoint(num: u32) -> Endpoint {
+        let at = ibverbs::QueuePairEndpoint { num, lid: 0, gid: Some(ibverbs::Gid::default()) };
+        Endpoint { at, first_packet: 7, mtu: 1024, reads: 16 }
+    }
+
+    /// Every input of the proof counts.
+    #[test]
+    fn proofs() {
+        let (token, other) = (Token::new("secret"), Token::new("secreT"));
+        let (server, client) = ([1; 32], [2; 32]);
+        let proof = prove(&token, Role::Client, &server, &client, &endpoint(5));
+        let proven = |token: &Token, role, server: &Nonce, client: &Nonce, num| {
+            is_proven(token, role, server, client, &endpoint(num), &proof)
+        };
+        assert!(proven(&token, Role::Client, &server, &client, 5));
+        assert!(!proven(&other, Role::Client, &server, &client, 5));
+        assert!(!proven(&token, Role::Server, &server, &client, 5));
+        assert!(!proven(&token, Role::Client, &[3; 32], &client, 5));
+        assert!(!proven(&token, Role::Client, &server, &[3; 32], 5));
+        assert!(!proven(&token, Role::Client, &server, &client, 6));
+    }
+
+    proptest! {
+        /// Any bytes give a message, a wish for more, or an error.
+        #[test]
+        fn any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..100), len in 0u32..64) {
+            let _ = decode::<Join>(&bytes);
+            let framed = [&len.to_le_bytes()[..], &bytes].concat();
+            let _ = decode::<Answer>(&framed);
+        }
+    }
+
+    #[test]
+    fn messages_round_trip() {
+        let join = Join {
+            version: 1,
+            nonce: [1; 32],
+            proof: [2; 32],
+            endpoint: endpoint(9),
+            network: Network { infiniband: false, kind: Some(2) },
+        };
+        let bytes = encode(&join);
+        let again: Join = decode(&bytes).unwrap().unwrap();
+        assert_eq!((again.endpoint, again.proof), (join.endpoint, join.proof));
+        assert!(decode::<Join>(&bytes[..bytes.len() - 1]).unwrap().is_none());
+        assert!(decode::<Join>(b"GET / HTTP/1.1\r\n").is_err());
+    }
+}

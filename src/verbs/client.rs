@@ -1,0 +1,306 @@
+//! The client's side: GETs and changes over one connection for each handle, made anew when it fails.
+
+use super::connection::{Connection, QueueCounts};
+use super::error::{SetupError, VerbsError};
+use super::fabric::Verbs;
+use super::station::Station;
+use super::{VerbsAddress, VerbsOptions};
+use crate::address::Address;
+use crate::client::{ClientOptions, ClientStats, ConnectError, GetError, MutateError};
+use crate::clock::Clock;
+use crate::fabric::counting::Counting;
+use crate::layout::geometry::Geometry;
+use crate::reader::{ReadError, Reader};
+use crate::wire::{self, Reply, Request};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Pauses between attempts to connect anew: doubled from the first to the last.
+const RETRY_FIRST: Duration = Duration::from_millis(1);
+const RETRY_MAX: Duration = Duration::from_millis(100);
+/// An attempt that gets no answer is given up after this long, for another one.
+const ATTEMPT_MAX: Duration = Duration::from_secs(2);
+
+/// One thread's way to the server.
+#[derive(Debug)]
+pub(crate) struct Handle {
+    shared: Arc<Shared>,
+    connection: Option<Connection>,
+    /// That of the last connection, of this handle or of the one it was cloned from.
+    geometry: Arc<Geometry>,
+    counts: QueueCounts,
+    reattached: u64,
+    next_id: u64,
+}
+
+/// What the handles of one client share.
+#[derive(Debug)]
+struct Shared {
+    address: VerbsAddress,
+    options: ClientOptions,
+    clock: Clock,
+    /// The open device; opened again after a failure to connect.
+    station: Mutex<Option<Arc<Station>>>,
+}
+
+impl Shared {
+    fn open(&self, within: Duration) -> Result<Connection, SetupError> {
+        let VerbsOptions { token, wait, credits } = &self.options.verbs;
+        let lock = || self.station.lock().unwrap_or_else(PoisonError::into_inner);
+        // Handles connect side by side: the lock is not held meanwhile.
+        let mut station = lock().clone();
+        let opened = Connection::open(&self.address, &mut station, token, *wait, *credits, within);
+        // A device that was reset, or whose address has changed, is to be opened again.
+        *lock() = station.filter(|_| opened.is_ok());
+        opened
+    }
+}
+
+impl Handle {
+    pub fn connect(address: &VerbsAddress, options: &ClientOptions) -> Result<Handle, ConnectError> {
+        let shared = Arc::new(Shared {
+            address: address.clone(),
+            options: options.clone(),
+            clock: Clock::System,
+            station: Mutex::new(None),
+        });
+        let connection = shared.open(options.deadline)?;
+        let geometry = connection.geometry().clone();
+        let (counts, connection) = (QueueCounts::default(), Some(connection));
+        Ok(Handle { shared, connection, geometry, counts, reattached: 0, next_id: 0 })
+    }
+
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// Times it connected anew.
+    pub fn reattached(&self) -> u64 {
+        self.reattached
+    }
+
+    /// What has been asked of its queues.
+    pub fn queue_counts(&self) -> QueueCounts {
+        self.counts
+    }
+
+    fn address(&self) -> Address {
+        Address::Verbs(self.shared.address.clone())
+    }
+
+    // ---- GETs ---------------------------------------------------------------------------------------
+
+    pub fn get_into(
+        &mut self,
+        key: &[u8],
+        value: &mut Vec<u8>,
+        stats: &mut ClientStats,
+    ) -> Result<bool, GetError> {
+        self.read(stats, |reader| reader.get_into(key, value))
+    }
+
+    pub fn get_many<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+        mut each: impl FnMut(usize, Option<&[u8]>),
+        stats: &mut ClientStats,
+    ) -> Result<(), GetError> {
+        // After a failure only those are asked for again that have no answer yet.
+        let mut open: Vec<(usize, &[u8])> = keys.iter().map(AsRef::as_ref).enumerate().collect();
+        self.read(stats, |reader| {
+            let asked: Vec<&[u8]> = open.iter().map(|(_, key)| *key).collect();
+            let mut answered = vec![false; asked.len()];
+            let result = reader.get_many(&asked, |i, value| {
+                answered[i] = true;
+                each(open[i].0, value);
+            });
+            if result.is_err() {
+                let mut answered = answered.iter();
+                open.retain(|_| !answered.next().copied().unwrap_or(false));
+            }
+            result
+        })
+    }
+
+    /// Runs GETs, again on a new connection if theirs fails, until the deadline.
+    fn read<R>(
+        &mut self,
+        stats: &mut ClientStats,
+        mut get: impl FnMut(&mut Reader<'_, Counting<'_, Verbs<'_>>>) -> Result<R, ReadError<VerbsError>>,
+    ) -> Result<R, GetError> {
+        let within = self.shared.options.deadline;
+        let mut deadline = None;
+        loop {
+            self.connected(*deadline.get_or_insert_with(|| Instant::now() + within))
+                .map_err(|error| GetError::ServerGone { address: self.address(), why: error.to_string() })?;
+            let Some(connection) = &mut self.connection else { continue };
+            let geometry = &*self.geometry;
+            let fabric = Verbs { connection, clock: &self.shared.clock, grace: geometry.grace(), within };
+            let fabric = Counting::new(fabric, geometry);
+            let limits = self.shared.options.limits;
+            let mut reader = Reader::new(fabric, geometry, self.shared.clock.clone(), limits);
+            let result = get(&mut reader);
+            stats.get += reader.stats();
+            stats.read += reader.fabric().counts();
+            self.counts += connection.take_counts();
+            match result {
+                Ok(result) => return Ok(result),
+                Err(ReadError::Fabric(error)) => {
+                    self.disconnect();
+                    if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                        return Err(ReadError::Fabric(error).into());
+                    }
+                    tracing::warn!(%error, "connecting anew");
+                }
+                // READs may still be in flight: they would be taken for those of the next call.
+                Err(error @ (ReadError::Contended { .. } | ReadError::Deadline { .. })) => {
+                    if let Some(connection) = &mut self.connection
+                        && let Err(error) = connection.drain(within)
+                    {
+                        tracing::warn!(%error, "connecting anew");
+                        self.disconnect();
+                    }
+                    return Err(error.into());
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Sees to it that there is a connection: tries until the deadline, unless trying is of no use.
+    fn connected(&mut self, deadline: Instant) -> Result<(), SetupError> {
+        let mut pause = RETRY_FIRST;
+        while self.connection.is_none() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.shared.open(left.clamp(RETRY_FIRST, ATTEMPT_MAX)) {
+                Ok(connection) => {
+                    self.geometry = connection.geometry().clone();
+                    self.connection = Some(connection);
+                    self.reattached += 1;
+                }
+                Err(error) if is_final(&error) || Instant::now() + pause >= deadline => return Err(error),
+                Err(error) => {
+                    tracing::debug!(%error, "not yet");
+                    std::thread::sleep(pause);
+                    pause = (2 * pause).min(RETRY_MAX);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The connection is of no further use; what comes next makes another.
+    pub fn disconnect(&mut self) {
+        if let Some(mut connection) = self.connection.take() {
+            self.counts += connection.take_counts();
+        }
+    }
+
+    // ---- changes ------------------------------------------------------------------------------------
+
+    /// Sends requests, as many as fit in each message, and collects their replies.
+    pub fn converse(
+        &mut self,
+        requests: &[Request<'_>],
+        deadline: Instant,
+    ) -> Result<Vec<Reply>, MutateError> {
+        if self.connection.as_ref().is_some_and(Connection::is_closed) {
+            self.disconnect();
+        }
+        if let Err(error) = self.connected(deadline) {
+            return Err(match error {
+                SetupError::Handshake { .. } if Instant::now() >= deadline => self.late(),
+                error => MutateError::Connect(error.into()),
+            });
+        }
+        let first_id = self.next_id;
+        self.next_id += requests.len() as u64;
+        let Some(connection) = &mut self.connection else { return Err(self.late()) };
+        let result = talk(connection, &self.geometry, requests, first_id, deadline);
+        self.counts += connection.take_counts();
+        match result {
+            Ok(replies) => Ok(replies),
+            Err(VerbsError::Late { .. }) => {
+                // The connection is good; the answers, when they come, are thrown away.
+                connection.give_up_messages();
+                Err(self.late())
+            }
+            Err(error) => {
+                self.disconnect();
+                Err(MutateError::ServerGone { address: self.address(), reason: error.to_string() })
+            }
+        }
+    }
+
+    fn late(&self) -> MutateError {
+        MutateError::Deadline { address: self.address(), deadline: self.shared.options.deadline }
+    }
+}
+
+impl Clone for Handle {
+    /// Shares the device; begins with no connection.
+    fn clone(&self) -> Handle {
+        Handle {
+            shared: self.shared.clone(),
+            connection: None,
+            geometry: self.geometry.clone(),
+            counts: QueueCounts::default(),
+            reattached: 0,
+            next_id: 0,
+        }
+    }
+}
+
+/// Will the same happen at the next attempt?
+fn is_final(error: &SetupError) -> bool {
+    matches!(
+        error,
+        SetupError::Token { .. }
+            | SetupError::Version { .. }
+            | SetupError::Library { .. }
+            | SetupError::UnknownDevice { .. }
+            | SetupError::UnknownPort { .. }
+            | SetupError::Mtu { .. }
+            | SetupError::Register { .. }
+    )
+}
+
+fn talk(
+    connection: &mut Connection,
+    geometry: &Geometry,
+    requests: &[Request<'_>],
+    first_id: u64,
+    deadline: Instant,
+) -> Result<Vec<Reply>, VerbsError> {
+    // Each message's answers must fit into one message, too.
+    let frames_max = (connection.message_bytes() / wire::reply_bytes_max(geometry)).max(1);
+    let mut replies = Vec::with_capacity(requests.len());
+    let mut asked = requests.iter().zip(first_id..).peekable();
+    let (mut message, mut next) = (Vec::new(), Vec::new());
+    while replies.len() < requests.len() {
+        let mut frames = 0;
+        message.clear();
+        while let Some((request, id)) = asked.peek()
+            && frames < frames_max
+        {
+            next.clear();
+            request.encode(*id, &mut next);
+            if message.len() + next.len() > connection.message_bytes() {
+                break;
+            }
+            message.extend_from_slice(&next);
+            frames += 1;
+            asked.next();
+        }
+        if frames > 0 {
+            connection.send(&message, deadline)?;
+        }
+        // Messages are sent ahead of the answers as long as the server has room for them.
+        while replies.len() < requests.len() && (asked.peek().is_none() || !connection.has_room()) {
+            let first = first_id + replies.len() as u64;
+            let received = connection.receive(deadline, |bytes| wire::replies(bytes, first))?;
+            replies.extend(received.map_err(|e| VerbsError::Garbage { what: e })?);
+        }
+    }
+    Ok(replies)
+}

@@ -1,0 +1,475 @@
+//! The client's end of a connection: one reliable queue pair that carries READs, and messages for what is
+//! not a GET.
+//!
+//! # Credits
+//!
+//! READs in flight never exceed the landing slots, messages never the receives that the server has posted
+//! for this client; the send queue has room for both, the completion queue for all their completions.
+//! Nothing can overflow, and a stopped server's full receive queue never stands in a READ's way.
+//!
+//! # Ownership
+//!
+//! The landing slots, and those of messages, belong to the connection until their work requests have
+//! completed. A connection that failed is dropped: its queue pair goes first, and only then its buffers.
+
+#![allow(unsafe_code)]
+
+use super::bootstrap::{self, Answer, Challenge, Conversation, Descriptor, Join, Role, Welcome};
+use super::device::{Access, Buffer, CompletionQueue, Depth, Kind, QueuePair, Transport, Work, succeeded};
+use super::error::{SetupError, VerbsError};
+use super::ffi::Completion;
+use super::station::Station;
+use super::{Token, VerbsAddress, Wait};
+use crate::fabric::Token as ReadToken;
+use crate::fabric::landed::LandedWindow;
+use crate::layout::geometry::{Geometry, Window};
+use crate::layout::superblock::{SUPERBLOCK_WORDS, Superblock};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use std::collections::VecDeque;
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Completions taken with one poll.
+const POLLED: usize = 32;
+/// READs of one doorbell between two whose completions show. Their landing slots come free together.
+const SIGNAL_EVERY: usize = 16;
+
+/// What has been asked of a connection. Counts of the NIC's queues, beside those of READs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueCounts {
+    /// Calls of `ibv_post_send`.
+    pub doorbells: u64,
+    /// READs posted.
+    pub reads: u64,
+    /// Messages sent.
+    pub messages: u64,
+    /// Completions taken from the completion queue.
+    pub completions: u64,
+}
+
+impl std::ops::AddAssign for QueueCounts {
+    fn add_assign(&mut self, other: QueueCounts) {
+        self.doorbells += other.doorbells;
+        self.reads += other.reads;
+        self.messages += other.messages;
+        self.completions += other.completions;
+    }
+}
+
+/// A connected queue pair with its buffers.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    // The queue pair is dropped before the buffers that its work requests name.
+    pair: QueuePair,
+    queue: Arc<CompletionQueue>,
+    landing: Buffer,
+    outgoing: Buffer,
+    incoming: Buffer,
+    region: Descriptor,
+    geometry: Arc<Geometry>,
+    /// Tells when the server is gone.
+    stream: TcpStream,
+    wait: Wait,
+    /// READs posted and not yet handed out, oldest first; numbered from `handed_out` on.
+    reads: VecDeque<(ReadToken, Window)>,
+    reads_handed_out: u64,
+    reads_completed: u64,
+    messages: Messages,
+    counts: QueueCounts,
+}
+
+/// Messages by number: each is sent, and answered, in order.
+#[derive(Debug, Default)]
+struct Messages {
+    sent: u64,
+    /// Of these, those whose SEND has completed.
+    delivered: u64,
+    answered: u64,
+    /// Nobody waits for the answers to messages before this one.
+    wanted_from: u64,
+    /// Slots and lengths of answers that have come.
+    arrived: VecDeque<(usize, usize)>,
+}
+
+/// A work request's kind is in the top bits of its number.
+mod id {
+    pub const READ: u64 = 0;
+    pub const SEND: u64 = 1 << 62;
+    pub const RECEIVE: u64 = 2 << 62;
+    pub const KIND: u64 = 3 << 62;
+}
+
+impl Connection {
+    /// Connects to the server: TCP, challenge, queue pairs, superblock.
+    pub fn open(
+        address: &VerbsAddress,
+        station: &mut Option<Arc<Station>>,
+        token: &Token,
+        wait: Wait,
+        credits: usize,
+        within: Duration,
+    ) -> Result<Connection, SetupError> {
+        let mut talk = Conversation::open(address.host(), address.port(), within)?;
+        let challenge: Challenge = talk.receive()?;
+        if challenge.oneread != bootstrap::NAME {
+            let why = "sent something that is no message of oneread's; is it another service's port?".into();
+            return Err(SetupError::Handshake { peer: talk.peer, why });
+        }
+        if challenge.version != bootstrap::VERSION {
+            let (theirs, ours) = (challenge.version, bootstrap::VERSION);
+            return Err(SetupError::Version { peer: talk.peer, theirs, ours });
+        }
+        let station = match station {
+            Some(station) => station.clone(),
+            None => station.insert(Station::open(address.device(), Some(talk.peer.ip()))?).clone(),
+        };
+        let limits = station.domain().context().limits();
+        let credits = credits.clamp(1, (limits.max_qp_wr as usize).saturating_sub(MESSAGES_MAX).max(1));
+        let depth = Depth { sends: (credits + MESSAGES_MAX) as u32, receives: MESSAGES_MAX as u32 };
+        let queue = CompletionQueue::new(station.domain().context().clone(), depth.sends + depth.receives)?;
+        let mut pair = QueuePair::new(
+            station.domain().clone(),
+            queue.clone(),
+            None,
+            Transport::Rc,
+            depth,
+            station.route().clone(),
+        )?;
+        let endpoint = pair.endpoint();
+        let nonce = bootstrap::nonce()?;
+        talk.send(&Join {
+            version: bootstrap::VERSION,
+            nonce,
+            proof: bootstrap::prove(token, Role::Client, &challenge.nonce, &nonce, &endpoint),
+            endpoint,
+            network: station.network(),
+        })?;
+        let welcome = match talk.receive()? {
+            Answer::Welcome(welcome) => *welcome,
+            Answer::Refused { token: true, .. } => return Err(SetupError::Token { peer: talk.peer }),
+            Answer::Refused { why, .. } => return Err(SetupError::Refused { peer: talk.peer, why }),
+        };
+        if !bootstrap::is_proven(
+            token,
+            Role::Server,
+            &challenge.nonce,
+            &nonce,
+            &welcome.endpoint,
+            &welcome.proof,
+        ) {
+            return Err(SetupError::Token { peer: talk.peer });
+        }
+        let geometry = geometry_of(&welcome).map_err(|why| SetupError::Table { peer: talk.peer, why })?;
+        let table = |why: &str| SetupError::Table { peer: talk.peer, why: why.into() };
+        let messages = usize::from(welcome.messages);
+        if !(1..=MESSAGES_MAX).contains(&messages) || !(64..=1 << 20).contains(&welcome.message_bytes) {
+            return Err(table("its messages have an unlikely size or number"));
+        }
+        if !welcome.endpoint.mtu.is_power_of_two() || !(256..=4096).contains(&welcome.endpoint.mtu) {
+            return Err(table("its path MTU is none"));
+        }
+        station.check(&welcome.endpoint.at, welcome.network).map_err(|why| table(&why))?;
+        pair.connect(&welcome.endpoint, Access::Local)?;
+
+        let domain = station.domain();
+        let message_bytes = welcome.message_bytes as usize;
+        let landing_bytes = landing_slots(&geometry) * geometry.shape().bytes();
+        let landing = Buffer::new(domain.clone(), credits, landing_bytes, Access::Local)?;
+        let outgoing = Buffer::new(domain.clone(), messages, message_bytes, Access::Local)?;
+        let incoming = Buffer::new(domain.clone(), messages, message_bytes, Access::Local)?;
+        for slot in 0..messages {
+            let element = incoming.element(slot, incoming.slot_bytes());
+            // SAFETY: the slot is new, and posted nowhere else; the buffer outlives the queue pair.
+            unsafe { pair.post_receive(id::RECEIVE | slot as u64, element) }
+                .map_err(|_| SetupError::Call { call: "ibv_post_recv", errno: 0 })?;
+        }
+        talk.stream
+            .set_nonblocking(true)
+            .map_err(|e| SetupError::Call { call: "fcntl", errno: e.raw_os_error().unwrap_or(0) })?;
+        Ok(Connection {
+            pair,
+            queue,
+            landing,
+            outgoing,
+            incoming,
+            region: welcome.region,
+            geometry: Arc::new(geometry),
+            stream: talk.stream,
+            wait,
+            reads: VecDeque::with_capacity(credits),
+            reads_handed_out: 0,
+            reads_completed: 0,
+            messages: Messages::default(),
+            counts: QueueCounts::default(),
+        })
+    }
+
+    pub fn geometry(&self) -> &Arc<Geometry> {
+        &self.geometry
+    }
+
+    /// Counts since the last call.
+    pub fn take_counts(&mut self) -> QueueCounts {
+        std::mem::take(&mut self.counts)
+    }
+
+    // ---- READs --------------------------------------------------------------------------------------
+
+    /// READs that may be in flight.
+    pub fn credits(&self) -> usize {
+        self.landing.memory().slots()
+    }
+
+    /// Posts READs with one doorbell. At most as many as there are credits left.
+    pub fn post(&mut self, reads: &[(ReadToken, Window)]) -> Result<(), VerbsError> {
+        let credits = self.credits();
+        assert!(self.reads.len() + reads.len() <= credits, "more READs than credits");
+        let first = self.reads_handed_out + self.reads.len() as u64;
+        let (landing, geometry, region) = (&self.landing, &self.geometry, self.region);
+        let last = reads.len() - 1;
+        let works = reads.iter().enumerate().map(|(i, &(_, window))| {
+            let number = first + i as u64;
+            let slot = (number % credits as u64) as usize;
+            let bytes = geometry.window_bytes(window) as usize;
+            let address = region.address.wrapping_add(geometry.slot_offset(window.first));
+            Work {
+                id: id::READ | number,
+                element: landing.element(slot, bytes),
+                kind: Kind::Read { address, key: region.key },
+                signalled: i == last || i % SIGNAL_EVERY == SIGNAL_EVERY - 1,
+            }
+        });
+        // SAFETY: slot `number % credits` was last used by READ `number - credits`, which has been handed out
+        // (asserted); what it held is borrowed only inside `poll`. The buffer outlives the queue pair.
+        unsafe { self.pair.post(works) }?;
+        self.reads.extend(reads);
+        self.counts.doorbells += 1;
+        self.counts.reads += reads.len() as u64;
+        Ok(())
+    }
+
+    /// Waits for at least one READ, if any is in flight, and hands out those that have completed.
+    pub fn poll(
+        &mut self,
+        within: Duration,
+        mut sink: impl FnMut(ReadToken, &mut LandedWindow<'_>),
+    ) -> Result<(), VerbsError> {
+        if self.reads.is_empty() {
+            return Ok(());
+        }
+        self.wait_until(within, |this| this.reads_completed > this.reads_handed_out)?;
+        let credits = self.credits() as u64;
+        while self.reads_handed_out < self.reads_completed {
+            let Some((token, window)) = self.reads.pop_front() else { break };
+            let words = window.slots as usize * self.geometry.shape().words();
+            let slot = (self.reads_handed_out % credits) as usize;
+            // SAFETY: READ number `reads_handed_out` has completed and its slot is not posted again before
+            // this borrow ends.
+            let words = unsafe { self.landing.words(slot, words) };
+            sink(token, &mut LandedWindow::new(&self.geometry, window, words));
+            self.reads_handed_out += 1;
+        }
+        Ok(())
+    }
+
+    /// Waits for all READs in flight, and forgets what they brought.
+    pub fn drain(&mut self, within: Duration) -> Result<(), VerbsError> {
+        while !self.reads.is_empty() {
+            self.poll(within, |_, _| {})?;
+        }
+        Ok(())
+    }
+
+    // ---- messages -----------------------------------------------------------------------------------
+
+    /// Longest message, in bytes.
+    pub fn message_bytes(&self) -> usize {
+        self.outgoing.slot_bytes()
+    }
+
+    /// May another message be sent? The server has a receive posted for it, and a slot is free.
+    pub fn has_room(&self) -> bool {
+        let Messages { sent, answered, delivered, .. } = self.messages;
+        sent - answered.min(delivered) < self.outgoing.memory().slots() as u64
+    }
+
+    /// Sends a message once there is room for it. Answers that are still wanted must be received first.
+    pub fn send(&mut self, message: &[u8], deadline: Instant) -> Result<(), VerbsError> {
+        self.discard_unwanted()?;
+        while !self.has_room() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            self.wait_until(left, |this| this.has_room() || !this.messages.arrived.is_empty())?;
+            self.discard_unwanted()?;
+        }
+        let slots = self.outgoing.memory().slots() as u64;
+        let slot = (self.messages.sent % slots) as usize;
+        // SAFETY: the message that used this slot before has been delivered and answered.
+        let bytes = unsafe { self.outgoing.fill(slot, &[message]) };
+        let work = Work {
+            id: id::SEND | self.messages.sent,
+            element: self.outgoing.element(slot, bytes),
+            kind: Kind::Send,
+            signalled: true,
+        };
+        // SAFETY: as above; it is not written again before it has been delivered.
+        unsafe { self.pair.post([work]) }?;
+        self.messages.sent += 1;
+        self.counts.doorbells += 1;
+        self.counts.messages += 1;
+        Ok(())
+    }
+
+    /// Waits for the answer to the oldest message that is still wanted, and hands it to `take`.
+    pub fn receive<R>(&mut self, deadline: Instant, take: impl FnOnce(&[u8]) -> R) -> Result<R, VerbsError> {
+        loop {
+            self.discard_unwanted()?;
+            if let Some((slot, length)) = self.messages.arrived.pop_front() {
+                // SAFETY: the receive has completed, and is posted again only below.
+                let result = take(unsafe { self.incoming.bytes(slot, length) });
+                self.answered(slot)?;
+                return Ok(result);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            self.wait_until(left, |this| !this.messages.arrived.is_empty())?;
+        }
+    }
+
+    /// Nobody will wait for answers that have not come yet.
+    pub fn give_up_messages(&mut self) {
+        self.messages.wanted_from = self.messages.sent;
+    }
+
+    fn discard_unwanted(&mut self) -> Result<(), VerbsError> {
+        while self.messages.answered < self.messages.wanted_from {
+            let Some((slot, _)) = self.messages.arrived.pop_front() else { break };
+            self.answered(slot)?;
+        }
+        Ok(())
+    }
+
+    fn answered(&mut self, slot: usize) -> Result<(), VerbsError> {
+        self.messages.answered += 1;
+        let element = self.incoming.element(slot, self.incoming.slot_bytes());
+        // SAFETY: its receive has completed and nobody borrows from it any more.
+        unsafe { self.pair.post_receive(id::RECEIVE | slot as u64, element) }
+    }
+
+    // ---- completions --------------------------------------------------------------------------------
+
+    /// Takes completions until `enough`, at most for this long.
+    fn wait_until(
+        &mut self,
+        within: Duration,
+        enough: impl Fn(&Connection) -> bool,
+    ) -> Result<(), VerbsError> {
+        /// Polls before the clock is looked at, and before others may run.
+        const SPINS: u32 = 256;
+        self.take_completions()?;
+        if enough(self) {
+            return Ok(());
+        }
+        let deadline = Instant::now() + within;
+        let mut spins = 0u32;
+        loop {
+            if self.take_completions()? && enough(self) {
+                return Ok(());
+            }
+            match self.wait {
+                Wait::Poll if spins < SPINS => {
+                    spins += 1;
+                    std::hint::spin_loop();
+                    continue;
+                }
+                Wait::Poll => {
+                    spins = SPINS / 2;
+                    std::thread::yield_now();
+                }
+                Wait::Block => {
+                    self.queue.arm()?;
+                    if self.take_completions()? && enough(self) {
+                        return Ok(());
+                    }
+                    self.block(deadline)?;
+                    self.queue.take_events();
+                }
+            }
+            if Instant::now() >= deadline {
+                self.check_stream()?;
+                return Err(VerbsError::Late { within });
+            }
+        }
+    }
+
+    /// Sleeps until the completion queue has something, the server is gone, or the deadline has come.
+    fn block(&self, deadline: Instant) -> Result<(), VerbsError> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        let queue = self.queue.fd();
+        let mut watched =
+            [PollFd::from_borrowed_fd(queue, PollFlags::IN), PollFd::new(&self.stream, PollFlags::RDHUP)];
+        match rustix::event::poll(&mut watched, Some(&timeout)) {
+            Ok(_) if watched[0].revents().is_empty() && !watched[1].revents().is_empty() => {
+                Err(VerbsError::Closed)
+            }
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(e) => Err(VerbsError::Post { errno: e.raw_os_error() }),
+        }
+    }
+
+    fn check_stream(&self) -> Result<(), VerbsError> {
+        if self.is_closed() { Err(VerbsError::Closed) } else { Ok(()) }
+    }
+
+    /// Has the server closed the connection?
+    pub fn is_closed(&self) -> bool {
+        let mut watched = [PollFd::new(&self.stream, PollFlags::RDHUP)];
+        matches!(rustix::event::poll(&mut watched, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(n) if n > 0)
+    }
+
+    /// Takes what has completed; was that anything?
+    #[inline]
+    fn take_completions(&mut self) -> Result<bool, VerbsError> {
+        let mut completions = [Completion::default(); POLLED];
+        let n = self.queue.poll(&mut completions)?;
+        self.counts.completions += n as u64;
+        for completion in &completions[..n] {
+            let number = completion.wr_id() & !id::KIND;
+            match completion.wr_id() & id::KIND {
+                id::READ => {
+                    succeeded(completion, "READ")?;
+                    self.reads_completed = number + 1;
+                }
+                id::SEND => {
+                    succeeded(completion, "SEND")?;
+                    self.messages.delivered = number + 1;
+                }
+                _ => {
+                    succeeded(completion, "RECV")?;
+                    let length = completion.len().min(self.incoming.slot_bytes());
+                    self.messages.arrived.push_back((number as usize, length));
+                }
+            }
+        }
+        Ok(n > 0)
+    }
+}
+
+/// Messages a client may have unanswered, at most.
+pub(crate) const MESSAGES_MAX: usize = 16;
+
+/// Slots of the largest window.
+fn landing_slots(geometry: &Geometry) -> usize {
+    let layout = geometry.layout();
+    layout.window_slots().max(layout.block_slots) as usize
+}
+
+/// The geometry in a welcome, if all of it lies inside the region that comes with it.
+fn geometry_of(welcome: &Welcome) -> Result<Geometry, String> {
+    let words: [u64; SUPERBLOCK_WORDS] = welcome
+        .superblock
+        .as_slice()
+        .try_into()
+        .map_err(|_| "the superblock has another length".to_owned())?;
+    Superblock::from_words(words).geometry(welcome.region.bytes).map_err(|e| e.to_string())
+}

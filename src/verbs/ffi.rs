@@ -1,0 +1,93 @@
+//! libibverbs, loaded when it is needed.
+//!
+//! The library is opened with `dlopen`, so one binary runs everywhere: where `libibverbs.so.1` is missing,
+//! what needs it gives an error and everything else works. (Linking it would end such a program in the
+//! loader; a second binary would have to be found and kept in step.) Types and signatures are those of
+//! `ibverbs-sys`, checked by the compiler in `same_signatures`.
+
+#![allow(unsafe_code)]
+
+use super::error::SetupError;
+use ibverbs::ibv_wc;
+use ibverbs_sys::*;
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::sync::OnceLock;
+
+macro_rules! functions {
+    ($($name:ident($($argument:ty),*) $(-> $result:ty)?;)*) => {
+        /// The functions of the loaded library.
+        #[derive(Debug)]
+        pub(super) struct Functions {
+            $(pub $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+        }
+
+        impl Functions {
+            fn of(library: &libloading::Library) -> Result<Functions, libloading::Error> {
+                Ok(Functions {
+                    $(
+                        // SAFETY: the symbol is a function of libibverbs' stable ABI with this signature
+                        // (`same_signatures`), and the library is never unloaded.
+                        $name: *unsafe { library.get(concat!(stringify!($name), "\0").as_bytes())? },
+                    )*
+                })
+            }
+        }
+
+        /// Never called: it compiles only if the signatures above are those of the headers.
+        #[expect(dead_code, reason = "for the compiler to check")]
+        fn same_signatures() {
+            $(let _: unsafe extern "C" fn($($argument),*) $(-> $result)? = ibverbs_sys::$name;)*
+        }
+    };
+}
+
+functions! {
+    ibv_get_device_list(*mut c_int) -> *mut *mut ibv_device;
+    ibv_free_device_list(*mut *mut ibv_device);
+    ibv_get_device_name(*mut ibv_device) -> *const c_char;
+    ibv_open_device(*mut ibv_device) -> *mut ibv_context;
+    ibv_close_device(*mut ibv_context) -> c_int;
+    ibv_query_device(*mut ibv_context, *mut ibv_device_attr) -> c_int;
+    ibv_query_port(*mut ibv_context, u8, *mut _compat_ibv_port_attr) -> c_int;
+    _ibv_query_gid_table(*mut ibv_context, *mut ibv_gid_entry, usize, u32, usize) -> isize;
+    ibv_alloc_pd(*mut ibv_context) -> *mut ibv_pd;
+    ibv_dealloc_pd(*mut ibv_pd) -> c_int;
+    ibv_reg_mr(*mut ibv_pd, *mut c_void, usize, c_int) -> *mut ibv_mr;
+    ibv_dereg_mr(*mut ibv_mr) -> c_int;
+    ibv_create_comp_channel(*mut ibv_context) -> *mut ibv_comp_channel;
+    ibv_destroy_comp_channel(*mut ibv_comp_channel) -> c_int;
+    ibv_create_cq(*mut ibv_context, c_int, *mut c_void, *mut ibv_comp_channel, c_int) -> *mut ibv_cq;
+    ibv_destroy_cq(*mut ibv_cq) -> c_int;
+    ibv_get_cq_event(*mut ibv_comp_channel, *mut *mut ibv_cq, *mut *mut c_void) -> c_int;
+    ibv_ack_cq_events(*mut ibv_cq, c_uint);
+    ibv_create_srq(*mut ibv_pd, *mut ibv_srq_init_attr) -> *mut ibv_srq;
+    ibv_destroy_srq(*mut ibv_srq) -> c_int;
+    ibv_create_qp(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp;
+    ibv_modify_qp(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
+    ibv_destroy_qp(*mut ibv_qp) -> c_int;
+    ibv_create_ah(*mut ibv_pd, *mut ibv_ah_attr) -> *mut ibv_ah;
+    ibv_destroy_ah(*mut ibv_ah) -> c_int;
+}
+
+/// What the program looks for.
+const LIBRARY: &str = "libibverbs.so.1";
+
+/// The loaded library. The first call loads it; what it found is remembered.
+///
+/// # Errors
+/// [`SetupError::Library`] when it is not there or lacks a function.
+pub(super) fn functions() -> Result<&'static Functions, SetupError> {
+    static LOADED: OnceLock<Result<Functions, String>> = OnceLock::new();
+    let loaded = LOADED.get_or_init(|| {
+        // SAFETY: libibverbs' initialisers only read the environment and its configuration files.
+        let library = unsafe { libloading::Library::new(LIBRARY) }.map_err(|e| e.to_string())?;
+        let functions = Functions::of(&library).map_err(|e| e.to_string())?;
+        // Never unloaded: the functions are called until the process ends.
+        std::mem::forget(library);
+        Ok(functions)
+    });
+    loaded.as_ref().map_err(|why| SetupError::Library { why: why.clone() })
+}
+
+/// A completion as libibverbs writes it.
+pub(super) type Completion = ibv_wc;

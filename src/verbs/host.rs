@@ -1,0 +1,672 @@
+//! The server's end: a registered region, a door (TCP) where clients join, and workers that answer their
+//! messages. GETs pass by all of it.
+//!
+//! Each worker has one completion queue and one shared receive queue for all its clients. A client may have
+//! [`MESSAGES`] messages unanswered, and as many receives are posted for it when it joins, so no message
+//! ever finds the queue empty, whoever else sends how much.
+
+#![allow(unsafe_code)]
+
+use super::bootstrap::{self, Answer, Challenge, Descriptor, Join, Nonce, Role, Welcome};
+use super::connection::MESSAGES_MAX;
+use super::device::{
+    Access, Buffer, CompletionQueue, Depth, Kind, QueuePair, RegisteredRegion, SharedReceives, Transport,
+    Work, succeeded,
+};
+use super::error::{SetupError, VerbsError};
+use super::ffi::Completion;
+use super::station::Station;
+use super::{Token, VerbsAddress, Wait};
+use crate::layout::geometry::Geometry;
+use crate::layout::superblock::SUPERBLOCK_WORDS;
+use crate::server::Shared;
+use crate::wire;
+use mio::net::{TcpListener, TcpStream};
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll, Registry, Waker};
+use std::collections::{HashMap, VecDeque};
+use std::io::{self, Read, Write};
+use std::net::ToSocketAddrs;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+/// Messages a client may have unanswered.
+const MESSAGES: usize = 8;
+const _: () = assert!(MESSAGES <= MESSAGES_MAX);
+/// A client may take this long to join.
+const JOIN_WITHIN: Duration = Duration::from_secs(5);
+/// Clients that may be joining at once.
+const JOINING_MAX: usize = 256;
+/// Time for one client's messages before the next one has its turn.
+const TURN_TIME: Duration = Duration::from_millis(2);
+/// How often traces are looked after when no worker knows of any.
+const IDLE: Duration = Duration::from_secs(1);
+
+const LISTENER: mio::Token = mio::Token(0);
+const WAKER: mio::Token = mio::Token(1);
+const COMPLETIONS: mio::Token = mio::Token(2);
+const FIRST_CLIENT: usize = 3;
+
+/// What all threads of a host share.
+pub(crate) struct Host {
+    shared: Arc<Shared>,
+    station: Arc<Station>,
+    region: RegisteredRegion,
+    superblock: Vec<u64>,
+    token: Token,
+    message_bytes: usize,
+    wait: Wait,
+}
+
+/// A thread of the host, and what wakes it.
+pub(crate) type Thread = (Arc<Waker>, std::thread::JoinHandle<()>);
+
+/// Registers the region, listens, and starts door and workers. Returns the address with the port that
+/// clients find it at.
+pub(crate) fn start(
+    shared: Arc<Shared>,
+    address: &VerbsAddress,
+    token: Token,
+    wait: Wait,
+    workers: usize,
+) -> Result<(VerbsAddress, Vec<Thread>), SetupError> {
+    let listen = |why: io::Error| SetupError::Listen {
+        address: super::host_and_port(address.host(), address.port()),
+        why: why.to_string(),
+    };
+    let mut places = (address.host(), address.port()).to_socket_addrs().map_err(listen)?;
+    let place = places.next().ok_or_else(|| listen(io::Error::other("the name has no address")))?;
+    let listener = TcpListener::bind(place).map_err(listen)?;
+    let port = listener.local_addr().map_err(listen)?.port();
+
+    let near = Some(place.ip()).filter(|ip| !ip.is_unspecified() && !ip.is_loopback());
+    let station = Station::open(address.device(), near)?;
+    tracing::info!(device = station.domain().context().name(), why = station.why(), "verbs");
+    let geometry = shared.index.geometry();
+    let message_bytes = message_bytes(geometry);
+    let region = RegisteredRegion::of_region(station.domain().clone(), shared.clone())?;
+    let superblock = (0..SUPERBLOCK_WORDS).map(|word| shared.index.region().load(word)).collect();
+    let host = Arc::new(Host { shared, station, region, superblock, token, message_bytes, wait });
+
+    let threads =
+        |e: io::Error| SetupError::Call { call: "starting threads", errno: e.raw_os_error().unwrap_or(0) };
+    let mut all = Vec::new();
+    let mut desks = Vec::new();
+    for number in 0..workers.max(1) {
+        let (worker, desk) = Worker::new(host.clone())?;
+        let thread = std::thread::Builder::new()
+            .name(format!("oneread-{number}"))
+            .spawn(move || worker.run())
+            .map_err(threads)?;
+        all.push((desk.waker.clone(), thread));
+        desks.push(desk);
+    }
+    let (door, waker) = Door::new(host, listener, desks).map_err(threads)?;
+    let thread =
+        std::thread::Builder::new().name("oneread-door".into()).spawn(move || door.run()).map_err(threads)?;
+    all.push((waker, thread));
+    Ok((address.with_port(port), all))
+}
+
+/// Room for the largest request and the largest answer, and for some dozens of small ones.
+fn message_bytes(geometry: &Geometry) -> usize {
+    const USUAL: usize = 4096;
+    wire::request_bytes_max(geometry).max(wire::reply_bytes_max(geometry)).max(USUAL)
+}
+
+// ---- the door ---------------------------------------------------------------------------------------
+
+/// Lets clients in: one thread, no waiting for any of them.
+struct Door {
+    host: Arc<Host>,
+    poll: Poll,
+    listener: TcpListener,
+    joining: HashMap<mio::Token, Joining>,
+    next: usize,
+    desks: Vec<Desk>,
+}
+
+/// A client that has not joined yet.
+struct Joining {
+    stream: TcpStream,
+    nonce: Nonce,
+    input: Vec<u8>,
+    since: Instant,
+}
+
+/// Where a worker takes its clients from.
+struct Desk {
+    queue: Arc<CompletionQueue>,
+    receives: Arc<SharedReceives>,
+    clients: Arc<AtomicUsize>,
+    incoming: mpsc::Sender<Client>,
+    waker: Arc<Waker>,
+}
+
+impl Desk {
+    /// How many clients its queues have room for.
+    fn room(&self) -> usize {
+        (self.queue.capacity() as usize / (2 * MESSAGES)).min(self.receives.capacity() as usize / MESSAGES)
+    }
+}
+
+impl Door {
+    fn new(host: Arc<Host>, mut listener: TcpListener, desks: Vec<Desk>) -> io::Result<(Door, Arc<Waker>)> {
+        let poll = Poll::new()?;
+        poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
+        let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
+        Ok((Door { host, poll, listener, joining: HashMap::new(), next: FIRST_CLIENT, desks }, waker))
+    }
+
+    fn run(mut self) {
+        let mut events = Events::with_capacity(64);
+        while !self.host.shared.is_stopping() {
+            let timeout = (!self.joining.is_empty()).then_some(JOIN_WITHIN / 4);
+            if let Err(e) = self.poll.poll(&mut events, timeout)
+                && e.kind() != io::ErrorKind::Interrupted
+            {
+                return tracing::error!(error = %e, "polling failed; no more clients are let in");
+            }
+            for token in events.iter().map(|event| event.token()).collect::<Vec<_>>() {
+                match token {
+                    LISTENER => self.accept_all(),
+                    WAKER => {}
+                    token => self.listen_to(token),
+                }
+            }
+            self.joining.retain(|_, client| client.since.elapsed() < JOIN_WITHIN);
+        }
+    }
+
+    fn accept_all(&mut self) {
+        loop {
+            match self.listener.accept() {
+                Ok((stream, _)) => self.accept(stream),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                Err(e) => {
+                    // Out of descriptors, say: no event will tell of this connection again.
+                    tracing::warn!(error = %e, "accepting a client failed; trying again");
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+            }
+            if self.host.shared.is_stopping() {
+                return;
+            }
+        }
+    }
+
+    fn accept(&mut self, mut stream: TcpStream) {
+        if self.joining.len() >= JOINING_MAX {
+            return tracing::warn!("turned a client away: too many are joining");
+        }
+        let _ = stream.set_nodelay(true);
+        let Ok(nonce) = bootstrap::nonce() else { return };
+        let challenge = Challenge { oneread: bootstrap::NAME.into(), version: bootstrap::VERSION, nonce };
+        let token = mio::Token(self.next);
+        self.next += 1;
+        // The socket's buffer is empty: these few bytes go in whole or not at all.
+        let sent = stream.write(&bootstrap::encode(&challenge));
+        let watched = self.poll.registry().register(&mut stream, token, Interest::READABLE);
+        if sent.is_ok() && watched.is_ok() {
+            let since = Instant::now();
+            self.joining.insert(token, Joining { stream, nonce, input: Vec::new(), since });
+        }
+    }
+
+    fn listen_to(&mut self, token: mio::Token) {
+        let Some(client) = self.joining.get_mut(&token) else { return };
+        let join = match client.hear() {
+            Ok(None) => return,
+            Ok(Some(join)) => join,
+            Err(why) => {
+                tracing::debug!(%why, "a client that did not join");
+                self.joining.remove(&token);
+                return;
+            }
+        };
+        let Some(Joining { mut stream, nonce, .. }) = self.joining.remove(&token) else { return };
+        let _ = self.poll.registry().deregister(&mut stream);
+        if let Err((token, why, mut stream)) = self.admit(stream, &nonce, &join) {
+            tracing::warn!(%why, "turned a client away");
+            let _ = stream.write(&bootstrap::encode(&Answer::Refused { token, why }));
+        }
+    }
+
+    /// Makes the client's queue pair and hands it to a worker.
+    fn admit(&self, stream: TcpStream, nonce: &Nonce, join: &Join) -> Result<(), (bool, String, TcpStream)> {
+        let host = &self.host;
+        if join.version != bootstrap::VERSION {
+            let why = format!("it speaks version {}, the server {}", join.version, bootstrap::VERSION);
+            return Err((false, why, stream));
+        }
+        if !bootstrap::is_proven(&host.token, Role::Client, nonce, &join.nonce, &join.endpoint, &join.proof) {
+            return Err((true, "its token is not the server's".into(), stream));
+        }
+        let desk = self.desks.iter().min_by_key(|desk| desk.clients.load(Ordering::Relaxed));
+        let desk = desk.expect("a host has workers");
+        if desk.clients.load(Ordering::Relaxed) >= desk.room() || !host.shared.admit_client() {
+            return Err((false, "the server has as many clients as it can take".into(), stream));
+        }
+        let client = host.client_for(desk, join, nonce, stream);
+        client
+            .map(|client| {
+                desk.clients.fetch_add(1, Ordering::Relaxed);
+                // The worker knows the client before the client knows that it has joined.
+                let _ = desk.incoming.send(client);
+                let _ = desk.waker.wake();
+            })
+            .map_err(|(why, stream)| {
+                host.shared.dismiss_client();
+                (false, why, stream)
+            })
+    }
+}
+
+impl Joining {
+    /// What it says, once it has said it.
+    fn hear(&mut self) -> Result<Option<Join>, String> {
+        let mut chunk = [0; 4096];
+        loop {
+            match self.stream.read(&mut chunk) {
+                Ok(0) => return Err("hung up".into()),
+                Ok(n) => self.input.extend_from_slice(&chunk[..n]),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return bootstrap::decode(&self.input),
+                Err(e) => return Err(e.to_string()),
+            }
+            // A message too long is noticed before it is collected.
+            if let Some(join) = bootstrap::decode(&self.input)? {
+                return Ok(Some(join));
+            }
+        }
+    }
+}
+
+impl Host {
+    fn client_for(
+        &self,
+        desk: &Desk,
+        join: &Join,
+        nonce: &Nonce,
+        stream: TcpStream,
+    ) -> Result<Client, (String, TcpStream)> {
+        let made = || -> Result<_, SetupError> {
+            let domain = self.station.domain();
+            let mut pair = QueuePair::new(
+                domain.clone(),
+                desk.queue.clone(),
+                Some(desk.receives.clone()),
+                Transport::Rc,
+                Depth { sends: MESSAGES as u32, receives: 0 },
+                self.station.route().clone(),
+            )?;
+            pair.connect(&join.endpoint, Access::RemoteRead)?;
+            let outgoing = Buffer::new(domain.clone(), MESSAGES, self.message_bytes, Access::Local)?;
+            Ok((pair, outgoing))
+        };
+        let mtu = join.endpoint.mtu;
+        if !super::is_mtu(mtu) {
+            return Err((format!("{mtu} bytes is no path MTU"), stream));
+        }
+        if let Err(why) = self.station.check(&join.endpoint.at, join.network) {
+            return Err((format!("{why} (\"this side\" being the server's)"), stream));
+        }
+        let (pair, outgoing) = match made() {
+            Ok(made) => made,
+            Err(error) => {
+                return Err((format!("the server's queue pair cannot be connected: {error}"), stream));
+            }
+        };
+        let endpoint = pair.endpoint();
+        let welcome = Answer::Welcome(Box::new(Welcome {
+            proof: bootstrap::prove(&self.token, Role::Server, nonce, &join.nonce, &endpoint),
+            endpoint,
+            region: Descriptor {
+                address: self.region.address(),
+                key: self.region.remote_key(),
+                bytes: self.shared.index.region().bytes(),
+            },
+            superblock: self.superblock.clone(),
+            messages: MESSAGES as u16,
+            message_bytes: self.message_bytes as u32,
+            network: self.station.network(),
+        }));
+        let free = (0..MESSAGES).collect();
+        let welcome = bootstrap::encode(&welcome);
+        let (requests, ready) = (VecDeque::new(), VecDeque::new());
+        Ok(Client { pair, outgoing, stream, welcome, free, requests, answer: Vec::new(), ready })
+    }
+}
+
+// ---- workers ----------------------------------------------------------------------------------------
+
+/// A client that has joined.
+struct Client {
+    // The queue pair is dropped before the buffer that its work requests name.
+    pair: QueuePair,
+    outgoing: Buffer,
+    /// Tells when the client is gone.
+    stream: TcpStream,
+    /// Sent once the worker has taken the client.
+    welcome: Vec<u8>,
+    /// Slots of `outgoing` whose SENDs have completed.
+    free: Vec<usize>,
+    /// Messages that have come: receive slot, length, bytes answered.
+    requests: VecDeque<Request>,
+    /// The answer to the first of them, so far.
+    answer: Vec<u8>,
+    /// Answers that wait for a free slot.
+    ready: VecDeque<Vec<u8>>,
+}
+
+struct Request {
+    slot: usize,
+    length: usize,
+    done: usize,
+}
+
+/// Answers the messages of its clients.
+struct Worker {
+    host: Arc<Host>,
+    poll: Poll,
+    // Clients' queue pairs are dropped before the receives they draw from.
+    clients: HashMap<u32, Client>,
+    by_token: HashMap<mio::Token, u32>,
+    next: usize,
+    incoming: mpsc::Receiver<Client>,
+    count: Arc<AtomicUsize>,
+    queue: Arc<CompletionQueue>,
+    receives: Arc<SharedReceives>,
+    /// Where messages land; a slot's number runs through all of them.
+    landing: Vec<Buffer>,
+    /// Clients with messages to be answered, each once.
+    turns: VecDeque<u32>,
+}
+
+impl Worker {
+    fn new(host: Arc<Host>) -> Result<(Worker, Desk), SetupError> {
+        let context = host.station.domain().context();
+        let queue = CompletionQueue::new(context.clone(), context.limits().max_cqe.max(1) as u32)?;
+        let receives =
+            SharedReceives::new(host.station.domain().clone(), context.limits().max_srq_wr.max(1) as u32)?;
+        let os = |e: io::Error| SetupError::Call { call: "epoll", errno: e.raw_os_error().unwrap_or(0) };
+        let poll = Poll::new().map_err(os)?;
+        let fd = queue.fd().as_raw_fd();
+        poll.registry().register(&mut SourceFd(&fd), COMPLETIONS, Interest::READABLE).map_err(os)?;
+        let waker = Arc::new(Waker::new(poll.registry(), WAKER).map_err(os)?);
+        let (sender, incoming) = mpsc::channel();
+        let count = Arc::new(AtomicUsize::new(0));
+        let desk = Desk {
+            queue: queue.clone(),
+            receives: receives.clone(),
+            clients: count.clone(),
+            incoming: sender,
+            waker,
+        };
+        let worker = Worker {
+            host,
+            poll,
+            clients: HashMap::new(),
+            by_token: HashMap::new(),
+            next: FIRST_CLIENT,
+            incoming,
+            count,
+            queue,
+            receives,
+            landing: Vec::new(),
+            turns: VecDeque::new(),
+        };
+        Ok((worker, desk))
+    }
+
+    fn run(mut self) {
+        /// Empty polls of the completion queue before descriptors and traces are looked after.
+        const SPINS: u32 = 1024;
+        let mut events = Events::with_capacity(64);
+        let mut spins = 0;
+        while !self.host.shared.is_stopping() {
+            let busy = self.take_completions() | self.take_turns();
+            if busy || (self.host.wait == Wait::Poll && spins < SPINS) {
+                spins = if busy { 0 } else { spins + 1 };
+                std::hint::spin_loop();
+                continue;
+            }
+            spins = 0;
+            let tidy = self.host.shared.index.tidy();
+            let timeout = match self.host.wait {
+                Wait::Poll => Duration::ZERO,
+                Wait::Block => {
+                    // What completes between the last poll and arming would wake nobody.
+                    if self.queue.arm().is_err() || self.take_completions() {
+                        continue;
+                    }
+                    tidy.unwrap_or(IDLE).min(IDLE)
+                }
+            };
+            if let Err(e) = self.poll.poll(&mut events, Some(timeout))
+                && e.kind() != io::ErrorKind::Interrupted
+            {
+                return tracing::error!(error = %e, "polling failed; this worker ends");
+            }
+            for token in events.iter().map(|event| event.token()).collect::<Vec<_>>() {
+                match token {
+                    WAKER => self.adopt_all(),
+                    COMPLETIONS => self.queue.take_events(),
+                    token => self.look_after(token),
+                }
+            }
+            if self.host.wait == Wait::Poll {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    // ---- clients come and go ------------------------------------------------------------------------
+
+    fn adopt_all(&mut self) {
+        while let Ok(client) = self.incoming.try_recv() {
+            let number = client.pair.number();
+            if let Err(why) = self.adopt(client) {
+                tracing::warn!(%why, number, "a client could not be taken in");
+                self.dismissed();
+            }
+        }
+    }
+
+    fn adopt(&mut self, mut client: Client) -> Result<(), String> {
+        // As many receives as all clients together may have messages unanswered.
+        while self.landing.len() <= self.clients.len() {
+            self.post_receives().map_err(|e| e.to_string())?;
+        }
+        let token = mio::Token(self.next);
+        self.next += 1;
+        let registry: &Registry = self.poll.registry();
+        registry.register(&mut client.stream, token, Interest::READABLE).map_err(|e| e.to_string())?;
+        let number = client.pair.number();
+        // The socket's buffer is empty: this goes in whole or not at all.
+        let welcome = std::mem::take(&mut client.welcome);
+        if client.stream.write(&welcome).map_err(|e| e.to_string())? != welcome.len() {
+            return Err("its socket took half a welcome".into());
+        }
+        self.by_token.insert(token, number);
+        self.clients.insert(number, client);
+        Ok(())
+    }
+
+    fn post_receives(&mut self) -> Result<(), Box<dyn std::error::Error>> {
+        let buffer = Buffer::new(
+            self.host.station.domain().clone(),
+            MESSAGES,
+            self.host.message_bytes,
+            Access::Local,
+        )?;
+        let first = self.landing.len() * MESSAGES;
+        self.landing.push(buffer);
+        for slot in first..first + MESSAGES {
+            self.post_receive(slot)?;
+        }
+        Ok(())
+    }
+
+    fn post_receive(&self, slot: usize) -> Result<(), VerbsError> {
+        let buffer = &self.landing[slot / MESSAGES];
+        let element = buffer.element(slot % MESSAGES, buffer.slot_bytes());
+        // SAFETY: the slot is new, or its message has been answered or dropped; buffers live until the
+        // worker's last queue pair is gone.
+        unsafe { self.receives.post(slot as u64, element) }
+    }
+
+    /// A client's TCP connection has something to say: that it is gone.
+    fn look_after(&mut self, token: mio::Token) {
+        let Some(&number) = self.by_token.get(&token) else { return };
+        let gone = match self.clients.get_mut(&number) {
+            None => true,
+            Some(client) => match client.stream.read(&mut [0; 64]) {
+                Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => false,
+                // Nothing is said on this connection any more but its end.
+                _ => true,
+            },
+        };
+        if gone {
+            self.by_token.remove(&token);
+            self.drop_client(number, "it hung up");
+        }
+    }
+
+    fn drop_client(&mut self, number: u32, why: &str) {
+        let Some(client) = self.clients.remove(&number) else { return };
+        tracing::debug!(number, why, "a client is gone");
+        let slots: Vec<usize> = client.requests.iter().map(|request| request.slot).collect();
+        drop(client);
+        for slot in slots {
+            let _ = self.post_receive(slot);
+        }
+        self.dismissed();
+    }
+
+    fn dismissed(&self) {
+        self.count.fetch_sub(1, Ordering::Relaxed);
+        self.host.shared.dismiss_client();
+    }
+
+    // ---- messages -----------------------------------------------------------------------------------
+
+    /// Takes completions; was there any?
+    fn take_completions(&mut self) -> bool {
+        let mut completions = [Completion::default(); 32];
+        let n = match self.queue.poll(&mut completions) {
+            Ok(n) => n,
+            Err(error) => {
+                tracing::error!(%error, "polling the completion queue failed");
+                0
+            }
+        };
+        for completion in &completions[..n] {
+            self.take(completion);
+        }
+        n > 0
+    }
+
+    fn take(&mut self, completion: &Completion) {
+        let number = completion.qp_num;
+        let (is_send, slot) = (completion.wr_id() & SEND != 0, (completion.wr_id() & !SEND) as usize);
+        let what = if is_send { "SEND" } else { "RECV" };
+        let failed = succeeded(completion, what).err();
+        match (self.clients.get_mut(&number), failed) {
+            (Some(client), None) if is_send => {
+                client.free.push(slot);
+                if let Err(error) = client.flush() {
+                    self.drop_client(number, &error.to_string());
+                }
+            }
+            (Some(client), None) => {
+                client.requests.push_back(Request { slot, length: completion.len(), done: 0 });
+                if client.requests.len() == 1 {
+                    self.turns.push_back(number);
+                }
+            }
+            (_, failed) => {
+                // A message of a client that is gone, or the end of one.
+                if !is_send {
+                    let _ = self.post_receive(slot);
+                }
+                if let Some(error) = failed {
+                    self.drop_client(number, &error.to_string());
+                }
+            }
+        }
+    }
+
+    /// Gives the next client its turn; was there one?
+    fn take_turns(&mut self) -> bool {
+        let Some(number) = self.turns.pop_front() else { return false };
+        match self.turn(number) {
+            Ok(true) => self.turns.push_back(number),
+            Ok(false) => {}
+            Err(why) => self.drop_client(number, &why),
+        }
+        true
+    }
+
+    /// Answers a client's messages for as long as a turn lasts; are there more?
+    fn turn(&mut self, number: u32) -> Result<bool, String> {
+        let Some(client) = self.clients.get_mut(&number) else { return Ok(false) };
+        let ends = Instant::now() + TURN_TIME;
+        while let Some(request) = client.requests.front_mut() {
+            let buffer = &self.landing[request.slot / MESSAGES];
+            // SAFETY: the receive has completed, and is posted again only below.
+            let message = unsafe { buffer.bytes(request.slot % MESSAGES, request.length) };
+            while request.done < message.len() {
+                if Instant::now() >= ends {
+                    return Ok(true);
+                }
+                let frame = wire::decode(&message[request.done..]).map_err(|e| e.to_string())?;
+                let frame = frame.ok_or("it sent half a frame")?;
+                let asked = wire::Request::decode(&frame).map_err(|e| e.to_string())?;
+                let reply = self.host.shared.answer(asked).ok_or("it said hello twice")?;
+                reply.encode(frame.id, &mut client.answer);
+                request.done += frame.length;
+            }
+            if client.answer.len() > client.outgoing.slot_bytes() {
+                return Err("it asked for more than an answer holds".into());
+            }
+            let slot = request.slot;
+            client.requests.pop_front();
+            let answer = std::mem::take(&mut client.answer);
+            client.ready.push_back(answer);
+            client.flush().map_err(|e| e.to_string())?;
+            let buffer = &self.landing[slot / MESSAGES];
+            let element = buffer.element(slot % MESSAGES, buffer.slot_bytes());
+            // SAFETY: its message has been answered, and nobody borrows from it any more.
+            unsafe { self.receives.post(slot as u64, element) }.map_err(|e| e.to_string())?;
+        }
+        Ok(false)
+    }
+}
+
+/// Marks the work requests that are SENDs.
+const SEND: u64 = 1 << 63;
+
+impl Client {
+    /// Sends the answers for which there are free slots.
+    fn flush(&mut self) -> Result<(), VerbsError> {
+        while let (Some(&slot), Some(answer)) = (self.free.last(), self.ready.front()) {
+            // SAFETY: the slot is free: its last SEND has completed.
+            let bytes = unsafe { self.outgoing.fill(slot, &[answer]) };
+            let work = Work {
+                id: SEND | slot as u64,
+                element: self.outgoing.element(slot, bytes),
+                kind: Kind::Send,
+                signalled: true,
+            };
+            // SAFETY: as above; it is written again only once it is free.
+            unsafe { self.pair.post([work]) }?;
+            self.free.pop();
+            self.ready.pop_front();
+        }
+        Ok(())
+    }
+}

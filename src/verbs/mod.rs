@@ -1,0 +1,278 @@
+//! The verbs fabric: READs by an RDMA device (InfiniBand, RoCE, iWARP, Soft-RoCE).
+//!
+//! | module | what it is |
+//! | --- | --- |
+//! | `ffi` | libibverbs, loaded at run time |
+//! | `device` | verbs objects that close themselves |
+//! | [`gid`] | which GID to use, and why |
+//! | `station` | an open device with its route into the network |
+//! | `bootstrap` | the conversation over TCP before the first READ |
+//! | `connection` | the client's end: READs and messages on one reliable queue pair |
+//! | `client`, `fabric` | the client's GETs and changes over it |
+//! | `host` | the server's end: registered region, door, workers |
+//!
+//! Everything but options, addresses, errors and the choice of a GID needs the cargo feature `verbs`.
+
+#[cfg(feature = "verbs")]
+mod bootstrap;
+#[cfg(feature = "verbs")]
+pub(crate) mod client;
+#[cfg(feature = "verbs")]
+mod connection;
+#[cfg(feature = "verbs")]
+mod device;
+pub mod error;
+#[cfg(feature = "verbs")]
+mod fabric;
+#[cfg(feature = "verbs")]
+mod ffi;
+pub mod gid;
+#[cfg(feature = "verbs")]
+pub(crate) mod host;
+#[cfg(feature = "verbs")]
+mod station;
+
+#[cfg(feature = "verbs")]
+pub use connection::QueueCounts;
+pub use error::{SetupError, VerbsError};
+
+use std::fmt;
+use std::num::NonZeroU8;
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// How to wait for completions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Wait {
+    /// Look again and again, giving way to other threads after some microseconds: lowest latency, one busy
+    /// core.
+    #[default]
+    Poll,
+    /// Sleep until the device wakes this thread: some microseconds more, no CPU meanwhile.
+    Block,
+}
+
+/// A secret that server and clients share: whoever has it may connect over verbs. Never printed.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Token(Arc<[u8]>);
+
+impl Token {
+    /// A token of these bytes, any number of them. The empty token keeps nobody out.
+    pub fn new(secret: impl AsRef<[u8]>) -> Token {
+        Token(secret.as_ref().into())
+    }
+
+    /// Does it keep nobody out?
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    #[cfg(feature = "verbs")]
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.is_empty() { "Token(empty)" } else { "Token(...)" })
+    }
+}
+
+/// How a client uses verbs. Without effect on other fabrics.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VerbsOptions {
+    /// The server's token.
+    pub token: Token,
+    /// How to wait for READs and answers.
+    pub wait: Wait,
+    /// READs in flight at once, for [`Client::get_many`](crate::Client::get_many); the device may allow
+    /// fewer.
+    pub credits: usize,
+}
+
+impl Default for VerbsOptions {
+    /// No token, polling, 64 READs in flight.
+    fn default() -> VerbsOptions {
+        VerbsOptions { token: Token::default(), wait: Wait::Poll, credits: 64 }
+    }
+}
+
+/// Which device, port, GID and MTU to use. What is not named is chosen.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct DeviceChoice {
+    /// The device's name, as `ibv_devices` lists it; without one, the first with a port that is up.
+    pub device: Option<String>,
+    /// The port's number, from 1; without one, the first that is up.
+    pub port: Option<NonZeroU8>,
+    /// The index of the GID; without one, the best for the peer ([`gid::choose`]).
+    pub gid: Option<u32>,
+    /// The path MTU in bytes: 256, 512, 1024, 2048 or 4096; without one, what the port carries.
+    pub mtu: Option<u32>,
+}
+
+/// Where a server with an RDMA device is: `verbs://host:port?dev=&port=&gid=&mtu=`.
+///
+/// Host and port are those of the TCP conversation that comes first; the part after `?` is about this side's
+/// device and may differ between server and client.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct VerbsAddress {
+    host: String,
+    port: u16,
+    device: DeviceChoice,
+}
+
+/// The port when none is named.
+pub const DEFAULT_PORT: u16 = 7471;
+
+impl VerbsAddress {
+    /// The server at a host's port.
+    pub fn new(host: impl Into<String>, port: u16, device: DeviceChoice) -> VerbsAddress {
+        VerbsAddress { host: host.into(), port, device }
+    }
+
+    /// Name or IP address of the host; for a server, of the interface to listen at.
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// The TCP port; 0 lets the operating system choose one for a server.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Which device to use on this side.
+    pub fn device(&self) -> &DeviceChoice {
+        &self.device
+    }
+
+    /// The same with another port.
+    #[must_use]
+    pub fn with_port(&self, port: u16) -> VerbsAddress {
+        VerbsAddress { port, ..self.clone() }
+    }
+}
+
+pub(crate) fn host_and_port(host: &str, port: u16) -> String {
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+}
+
+impl fmt::Display for VerbsAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "verbs://{}", host_and_port(&self.host, self.port))?;
+        let DeviceChoice { device, port, gid, mtu } = &self.device;
+        let parts = [
+            device.as_ref().map(|device| format!("dev={device}")),
+            port.map(|port| format!("port={port}")),
+            gid.map(|gid| format!("gid={gid}")),
+            mtu.map(|mtu| format!("mtu={mtu}")),
+        ];
+        let mut separator = '?';
+        for part in parts.into_iter().flatten() {
+            write!(f, "{separator}{part}")?;
+            separator = '&';
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for VerbsAddress {
+    type Err = String;
+
+    /// What follows `verbs://`.
+    fn from_str(rest: &str) -> Result<VerbsAddress, String> {
+        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let place = place.trim_end_matches('/');
+        let (host, port) = match place.strip_prefix('[') {
+            Some(bracketed) => {
+                let (host, port) = bracketed.split_once(']').ok_or("the bracket after [ is missing")?;
+                (host, port.strip_prefix(':'))
+            }
+            None => match place.rsplit_once(':') {
+                Some((host, _)) if host.contains(':') => {
+                    return Err(format!(
+                        "an IPv6 address goes in brackets, as in verbs://[{place}]:{DEFAULT_PORT}"
+                    ));
+                }
+                Some((host, port)) => (host, Some(port)),
+                None => (place, None),
+            },
+        };
+        if host.is_empty() {
+            return Err("the host is missing, as in verbs://server.example:7471".into());
+        }
+        let port = match port {
+            None => DEFAULT_PORT,
+            Some(port) => port.parse().map_err(|_| format!("{port:?} is no TCP port (0 to 65535)"))?,
+        };
+        let mut device = DeviceChoice::default();
+        for part in query.split('&').filter(|part| !part.is_empty()) {
+            let (name, value) = part.split_once('=').unwrap_or((part, ""));
+            let wrong = |wants: &str| format!("{name}={value}: {wants}");
+            match name {
+                "dev" if !value.is_empty() => device.device = Some(value.into()),
+                "dev" => return Err(wrong("name a device, as in dev=mlx5_0")),
+                "port" => {
+                    device.port = Some(value.parse().map_err(|_| wrong("a device's ports are 1 to 255"))?);
+                }
+                "gid" => {
+                    let gid = value
+                        .parse::<u8>()
+                        .map_err(|_| wrong("an index in the port's GID table, 0 to 255"))?;
+                    device.gid = Some(gid.into());
+                }
+                "mtu" => {
+                    let mtu = value.parse().ok().filter(|mtu: &u32| is_mtu(*mtu));
+                    device.mtu =
+                        Some(mtu.ok_or_else(|| wrong("a path MTU is 256, 512, 1024, 2048 or 4096"))?);
+                }
+                _ => return Err(format!("{name:?} is none of dev, port, gid and mtu")),
+            }
+        }
+        Ok(VerbsAddress { host: host.into(), port, device })
+    }
+}
+
+/// Is it one of the path MTUs there are?
+pub(crate) fn is_mtu(bytes: u32) -> bool {
+    matches!(bytes, 256 | 512 | 1024 | 2048 | 4096)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses() {
+        for (given, shown) in [
+            ("h", "verbs://h:7471"),
+            ("h:1/", "verbs://h:1"),
+            ("10.0.0.1:0", "verbs://10.0.0.1:0"),
+            ("[fe80::1]", "verbs://[fe80::1]:7471"),
+            ("[::1]:9?mtu=1024&dev=mlx5_0", "verbs://[::1]:9?dev=mlx5_0&mtu=1024"),
+            ("h?dev=&", ""),
+            ("h?dev=rxe0&port=2&gid=3&mtu=4096", "verbs://h:7471?dev=rxe0&port=2&gid=3&mtu=4096"),
+            ("", ""),
+            (":7", ""),
+            ("h:x", ""),
+            ("h:70000", ""),
+            ("::1", ""),
+            ("[::1", ""),
+            ("h?mtu=1000", ""),
+            ("h?port=0", ""),
+            ("h?gid=-1", ""),
+            ("h?gid=256", ""),
+            ("h?colour=red", ""),
+        ] {
+            match given.parse::<VerbsAddress>() {
+                Ok(address) => assert_eq!(address.to_string(), shown, "{given}"),
+                Err(why) => assert!(shown.is_empty() && !why.is_empty(), "{given}: {why}"),
+            }
+        }
+    }
+
+    #[test]
+    fn tokens_are_never_shown() {
+        assert_eq!(format!("{:?}", Token::new("secret")), "Token(...)");
+    }
+}

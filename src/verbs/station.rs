@@ -1,0 +1,141 @@
+//! An open device, and its route into the network: port, GID, MTU.
+
+use super::bootstrap::Network;
+use super::device::{Context, ProtectionDomain, Route};
+use super::error::SetupError;
+use super::gid::{self, End, Entry, Kind, LinkLayer, Request};
+use super::{DeviceChoice, is_mtu};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+/// A device that is ready for queue pairs. `Send + Sync`.
+#[derive(Debug)]
+pub(crate) struct Station {
+    domain: Arc<ProtectionDomain>,
+    route: Route,
+    network: Network,
+    why: String,
+}
+
+impl Station {
+    /// Opens the device and chooses port, GID and MTU where the user has not. `peer` is whom it is to reach,
+    /// if that is known.
+    pub fn open(choice: &DeviceChoice, peer: Option<IpAddr>) -> Result<Arc<Station>, SetupError> {
+        let (context, port) = Context::open(choice.device.as_deref(), choice.port.map(|port| port.get()))?;
+        let device = || context.name().to_owned();
+        let link_layer = if port.is_infiniband { LinkLayer::InfiniBand } else { LinkLayer::Ethernet };
+        let entries: Vec<Entry> = context
+            .gids()?
+            .into_iter()
+            .filter(|entry| entry.port_num == u32::from(port.number))
+            .map(|entry| Entry {
+                index: entry.gid_index,
+                gid: raw(entry.gid),
+                kind: kind(entry.gid_type),
+                ifindex: entry.ndev_ifindex,
+                netdev: None,
+            })
+            .collect();
+        // On one host the loopback address says nothing about the device.
+        let peer = peer.filter(|peer| !peer.is_loopback());
+        let addresses = addresses();
+        let chosen = gid::choose(&Request {
+            entries: &entries,
+            link_layer,
+            lid: port.lid,
+            peer,
+            peer_prefix: None,
+            addresses: &addresses,
+            index: choice.gid,
+        })
+        .map_err(|e| SetupError::Gid { device: device(), port: port.number, why: e.to_string() })?;
+        let entry = chosen.index.and_then(|index| entries.iter().find(|entry| entry.index == index));
+        let gid = match entry {
+            None => None,
+            Some(entry) => {
+                let index = u8::try_from(entry.index).map_err(|_| SetupError::Gid {
+                    device: device(),
+                    port: port.number,
+                    why: format!("queue pairs can name GIDs 0 to 255, not {}", entry.index),
+                })?;
+                Some((index, ibverbs::Gid::from(ibverbs_sys::ibv_gid { raw: entry.gid })))
+            }
+        };
+        let mtu = match choice.mtu {
+            None => port.mtu,
+            Some(asked) if is_mtu(asked) && asked <= port.mtu => asked,
+            Some(asked) => return Err(SetupError::Mtu { device: device(), asked, active: port.mtu }),
+        };
+        let network = Network { infiniband: port.is_infiniband, kind: entry.map(|entry| number(entry.kind)) };
+        let why = format!("device {}, port {}: {}, MTU {mtu}", context.name(), port.number, chosen.why);
+        tracing::debug!(%why, "verbs");
+        let route = Route { port, gid, mtu };
+        Ok(Arc::new(Station { domain: ProtectionDomain::new(context)?, route, network, why }))
+    }
+
+    pub fn domain(&self) -> &Arc<ProtectionDomain> {
+        &self.domain
+    }
+
+    pub fn route(&self) -> &Route {
+        &self.route
+    }
+
+    /// What the other side must know to tell whether the two can talk.
+    pub fn network(&self) -> Network {
+        self.network
+    }
+
+    /// What was chosen, and why.
+    pub fn why(&self) -> &str {
+        &self.why
+    }
+
+    /// Can queue pairs here talk to one there? If not, why not.
+    pub fn check(&self, to: &ibverbs::QueuePairEndpoint, network: Network) -> Result<(), String> {
+        let ours = end(self.network, self.route.gid.map(|(_, gid)| gid));
+        gid::reachable(&ours, &end(network, to.gid)).map_err(|e| e.to_string())
+    }
+}
+
+fn end(network: Network, gid: Option<ibverbs::Gid>) -> End {
+    let link_layer = if network.infiniband { LinkLayer::InfiniBand } else { LinkLayer::Ethernet };
+    let gid = gid.map(raw).zip(network.kind.map(|number| kind(u32::from(number))));
+    End { link_layer, gid }
+}
+
+fn raw(gid: ibverbs::Gid) -> [u8; 16] {
+    let (prefix, interface) = (gid.subnet_prefix().to_be_bytes(), gid.interface_id().to_be_bytes());
+    let mut raw = [0; 16];
+    raw[..8].copy_from_slice(&prefix);
+    raw[8..].copy_from_slice(&interface);
+    raw
+}
+
+fn kind(number: u32) -> Kind {
+    match number {
+        ibverbs_sys::IBV_GID_TYPE_ROCE_V1 => Kind::RoceV1,
+        ibverbs_sys::IBV_GID_TYPE_ROCE_V2 => Kind::RoceV2,
+        _ => Kind::Ib,
+    }
+}
+
+fn number(kind: Kind) -> u8 {
+    match kind {
+        Kind::Ib => ibverbs_sys::IBV_GID_TYPE_IB as u8,
+        Kind::RoceV1 => ibverbs_sys::IBV_GID_TYPE_ROCE_V1 as u8,
+        Kind::RoceV2 => ibverbs_sys::IBV_GID_TYPE_ROCE_V2 as u8,
+    }
+}
+
+/// This machine's addresses with the lengths of their prefixes.
+fn addresses() -> Vec<(IpAddr, u8)> {
+    let interfaces = if_addrs::get_if_addrs().unwrap_or_default();
+    interfaces
+        .into_iter()
+        .map(|interface| match interface.addr {
+            if_addrs::IfAddr::V4(v4) => (IpAddr::V4(v4.ip), v4.prefixlen),
+            if_addrs::IfAddr::V6(v6) => (IpAddr::V6(v6.ip), v6.prefixlen),
+        })
+        .collect()
+}
