@@ -23,6 +23,7 @@ pub mod reader;
 pub mod region;
 pub mod server;
 mod sync;
+pub mod verbs;
 pub mod wire;
 
 pub use address::Address;

@@ -1,0 +1,3 @@
+//! The fabric `verbs`: READs by an RDMA device.
+
+pub mod gid;
