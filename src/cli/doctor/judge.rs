@@ -249,7 +249,7 @@ fn kernel(facts: &Facts) -> Finding {
             .stops_verbs("ib_uverbs is not loaded"),
         Module::Missing if !kernel.loads_modules => {
             finding(Level::Problem, " is built without RDMA and loads no modules")
-                .advice("boot a kernel with CONFIG_INFINIBAND_USER_ACCESS (every distribution's has it), or use a virtual machine that runs one")
+                .advice("boot a kernel with the modules ib_uverbs and rdma_rxe, as distributions have them, on this machine or in a virtual one")
                 .stops_verbs("this kernel has no RDMA")
         }
         Module::Missing if kernel.container => {
@@ -285,12 +285,15 @@ fn no_device(facts: &Facts) -> Finding {
     }
     let finding = none("none, and no card that could be one");
     match () {
-        () if !kernel.loads_modules => finding.advice("a kernel that loads modules can make one in software (Soft-RoCE, the module rdma_rxe); this one cannot"),
+        () if !kernel.loads_modules => {
+            finding.advice("such a kernel as above can make one in software: Soft-RoCE, the module rdma_rxe")
+        }
         () if kernel.container => finding
             .advice("on the host, not in here (the name of the interface may be another one there):")
             .command(soft_roce(facts)),
         () => {
-            let found = "none, and the module of Soft-RoCE (rdma_rxe), which makes one in software, is not installed";
+            let found =
+                "none, and the module of Soft-RoCE (rdma_rxe), which makes one in software, is not installed";
             install_modules(facts, none(found))
         }
     }
@@ -334,7 +337,7 @@ fn soft_roce(facts: &Facts) -> String {
 fn device(device: &Device) -> Finding {
     let mut about = Vec::new();
     if device.software {
-        about.push("made in software: right, but slow".to_string());
+        about.push("made in software: correct, but slow".to_string());
     }
     about.extend(device.driver.clone());
     about.extend(device.firmware.as_ref().map(|version| format!("firmware {version}")));
@@ -516,8 +519,15 @@ fn library(facts: &Facts) -> Finding {
         Some(path) => Finding::new(
             Level::Ok,
             "libibverbs.so.1",
-            format!("{}, knows {}", path.display(), library.providers.join(" ")),
+            format!("{}, with the parts for {}", path.display(), kinds(&library.providers)),
         ),
+    }
+}
+
+fn kinds(providers: &[String]) -> String {
+    match providers.len() {
+        0..=4 => providers.join(", "),
+        many => format!("{many} kinds of devices"),
     }
 }
 

@@ -15,6 +15,7 @@ use oneread::address::AddressError;
 use oneread::region::{Backing, Region};
 use oneread::{Address, Client, ClientOptions, Config, ConnectError};
 use serde_json::json;
+use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -28,7 +29,7 @@ use std::time::Duration;
   oneread doctor --fabric verbs || exit 1       for scripts
   oneread doctor --json | jq .fabrics
 
-Looks and changes nothing. Exit status 0: some fabric works; with --fabric: that one does.")]
+Looks, and changes nothing. Exit status 0: some fabric works; with --fabric: that one does.")]
 pub struct Doctor {
     /// Exit with status 1 unless this fabric works
     #[arg(long, value_name = "NAME")]
@@ -110,35 +111,32 @@ fn addresses() -> Result<Vec<InterfaceAddress>> {
 fn server(address: &Address) -> Finding {
     let options = ClientOptions { deadline: Duration::from_secs(1), ..ClientOptions::default() };
     let finding = |level, found: String| Finding::new(level, "server", found);
+    let elsewhere =
+        format!("oneread serve --at shm:/tmp/oneread-{}.sock &", rustix::process::getuid().as_raw());
     match Client::connect_with(address, options) {
         Ok(_) => finding(Level::Ok, format!("one answers at {address}")),
-        Err(ConnectError::NotThere { .. }) => {
+        Err(ConnectError::NotThere { source, .. })
+            if matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) =>
+        {
             let folder = address.socket().parent().unwrap_or(Path::new("."));
-            let writable = rustix::fs::access(folder, rustix::fs::Access::WRITE_OK);
-            match writable {
+            match rustix::fs::access(folder, rustix::fs::Access::WRITE_OK) {
                 Ok(()) => finding(Level::Note, format!("none at {address}"))
                     .command(format!("oneread serve --at {address} &")),
                 Err(error) => finding(
                     Level::Warning,
-                    format!(
-                        "none at {address}, and this user cannot start one: {}: {error}",
-                        folder.display()
-                    ),
+                    format!("none at {address}, and this user cannot start one there: {error}"),
                 )
-                .command(format!(
-                    "oneread serve --at shm:/tmp/oneread-{}.sock &",
-                    rustix::process::getuid().as_raw()
-                )),
+                .command(elsewhere),
             }
         }
-        Err(error) => finding(Level::Warning, show::chain(&error.into())),
+        Err(error) => finding(Level::Warning, show::chain(&error.into())).command(elsewhere),
     }
 }
 
 fn report(diagnosis: &Diagnosis<'_>, peer: Option<IpAddr>) -> Result<()> {
     for (fabric, verdict) in [("shm", &diagnosis.shm), ("verbs", &diagnosis.verbs)] {
         let answer = if verdict.works { "yes" } else { "no" };
-        show::say(format_args!("{}: {answer}, {}", show::bold(fabric), verdict.why))?;
+        show::say(show::paragraph(&format!("{fabric}: {answer},"), &verdict.why))?;
     }
     let mut table = show::facts();
     for finding in &diagnosis.findings {
@@ -164,9 +162,10 @@ fn report(diagnosis: &Diagnosis<'_>, peer: Option<IpAddr>) -> Result<()> {
             show::say(format_args!("\n{}", show::bold("What to do, the most pressing first:")))?;
         }
         let advice = finding.advice.as_deref().map(|advice| format!(": {advice}")).unwrap_or_default();
-        show::say(format_args!("{}. {} ({}){advice}", at + 1, finding.what, name(finding.level)))?;
+        let what = format!("{} ({}){advice}", finding.what, look(finding.level).0);
+        show::say(show::paragraph(&format!("{:>2}.", at + 1), &what))?;
         if let Some(command) = &finding.command {
-            show::say(format_args!("     {command}"))?;
+            show::say(format_args!("      {command}"))?;
         }
     }
     Ok(())
@@ -179,10 +178,6 @@ fn look(level: Level) -> (&'static str, Color) {
         Level::Warning => ("warning", Color::Yellow),
         Level::Problem => ("problem", Color::Red),
     }
-}
-
-fn name(level: Level) -> &'static str {
-    look(level).0
 }
 
 /// These columns are not broken: the others give way.

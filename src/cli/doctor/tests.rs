@@ -268,7 +268,13 @@ fn soft_roce() {
     expect(&diagnosis, "device rxe0", Level::Ok, "made in software", "");
     expect(&diagnosis, "rxe0 port 1", Level::Ok, "eth0, MTU 1500, packets of 1,024 bytes", "");
     expect(&diagnosis, "GID of rxe0 port 1", Level::Ok, "chose index 1: RoCE v2, IPv4", "");
-    expect(&diagnosis, "libibverbs.so.1", Level::Ok, "/usr/lib64/libibverbs.so.1, knows rxe", "");
+    expect(
+        &diagnosis,
+        "libibverbs.so.1",
+        Level::Ok,
+        "/usr/lib64/libibverbs.so.1, with the parts for rxe",
+        "",
+    );
     let order: Vec<_> = diagnosis.ports[0].ranking.iter().map(|ranked| ranked.entry.index).collect();
     assert_eq!(order, [1, 0]);
     assert_eq!(diagnosis.ports[0].ranking[0].entry.ifindex, 2);
