@@ -266,9 +266,9 @@ fn errors_of_use() {
     assert!(stderr(&expect(run(&["get", "k", "--at", "nowhere"]), 2)).contains("shm:PATH"));
     expect(run(&["serve", "--capacity", "1", "--slots", "1"]), 2);
     expect(run(&["frobnicate"]), 2);
-    for command in
-        ["serve", "get", "put", "del", "load", "dump", "stat", "inspect", "layouts", "bench", "demo"]
-    {
+    for command in [
+        "serve", "get", "put", "del", "load", "dump", "stat", "inspect", "layouts", "bench", "demo", "doctor",
+    ] {
         let help = stdout(&expect(run(&[command, "--help"]), 0));
         assert!(help.contains("EXAMPLES") && help.contains(&format!("oneread {command}")), "{help}");
     }

@@ -4,6 +4,7 @@ mod bench;
 mod child;
 mod data;
 mod demo;
+mod doctor;
 mod layouts;
 mod measure;
 mod plot;
@@ -36,6 +37,7 @@ use std::time::Duration;
   oneread get greeting                          the server knows nothing of this
   oneread load words.tsv                        many keys from a file
   oneread layouts --slots 65536                 what a GET costs, layout by layout
+  oneread doctor                                which fabrics work here, and what is in the others' way
 
 `oneread COMMAND --help` has examples for each command. RUST_LOG=debug tells more on stderr."
 )]
@@ -57,6 +59,7 @@ pub enum Command {
     Layouts(layouts::Layouts),
     Bench(bench::Bench),
     Demo(demo::Demo),
+    Doctor(doctor::Doctor),
 }
 
 impl Command {
@@ -84,6 +87,7 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Layouts(command) => command.run(),
         Command::Bench(command) => command.run(),
         Command::Demo(command) => command.run(),
+        Command::Doctor(command) => command.run(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! How numbers, tables and progress look. Results go to stdout; progress and complaints go to stderr.
 
-use comfy_table::{Attribute, Cell, CellAlignment, ContentArrangement, Table, presets};
+use comfy_table::{Attribute, Cell, CellAlignment, ColumnConstraint, ContentArrangement, Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
@@ -63,6 +63,20 @@ pub fn table<const N: usize>(heads: [&str; N]) -> Table {
 /// A table without heads: names on the left, values on the right.
 pub fn facts() -> Table {
     plain_table()
+}
+
+/// Text that is broken between words where the terminal ends, further lines under the end of `head`.
+pub fn paragraph(head: &str, text: &str) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
+    table.add_row([head, text]);
+    for (at, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((0, u16::from(at == 0)));
+        if at == 0 {
+            column.set_constraint(ColumnConstraint::ContentWidth);
+        }
+    }
+    table
 }
 
 fn plain_table() -> Table {

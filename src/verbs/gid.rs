@@ -85,6 +85,8 @@ pub struct Choice {
     /// The choice in words, as in "chose index 3: RoCE v2, IPv4, same subnet as the peer"; after a semicolon,
     /// what may go wrong with it and the mend.
     pub why: String,
+    /// Something may go wrong: `why` ends in a warning.
+    pub doubtful: bool,
 }
 
 /// An entry and what speaks for and against it.
@@ -222,6 +224,7 @@ pub fn choose(request: &Request<'_>) -> Result<Choice, GidError> {
         return Ok(Choice {
             index: None,
             why: format!("no GID needed: InfiniBand by LID {}, {subnet}", request.lid),
+            doubtful: false,
         });
     }
     if ranking.is_empty() {
@@ -326,11 +329,12 @@ fn take(request: &Request<'_>, ranking: &[Ranked<'_>], at: usize) -> Choice {
     };
     let ethernet = request.link_layer == LinkLayer::Ethernet;
     let best = &ranking[0];
+    let told = why.len();
     if at > 0 && ethernet && merit(best, request) != merit(&ranking[at], request) {
         why += &format!("; index {} would suit better: {}", best.entry.index, best.why);
     } else if ethernet && entry.kind == Kind::RoceV1 {
         why += "; warning: the port has RoCE v1 only, which stays within one Ethernet segment and which a peer with RoCE v2 does not understand; use a port with RoCE v2, or v1 on both sides";
-    } else if ethernet && entry.family() == Family::LinkLocal {
+    } else if ethernet && ranking.iter().all(|ranked| ranked.entry.family() == Family::LinkLocal) {
         why += "; warning: the port has link-local addresses only, which reach no further than one segment; give its interface an address";
         if let Some(netdev) = &entry.netdev {
             why += &format!(", as in `ip addr add 192.168.1.2/24 dev {netdev}`");
@@ -338,7 +342,7 @@ fn take(request: &Request<'_>, ranking: &[Ranked<'_>], at: usize) -> Choice {
     } else if !ethernet && request.lid == 0 {
         why += "; warning: the port has no LID, because no subnet manager has configured it; start one, as in `systemctl start opensm`";
     }
-    Choice { index: Some(entry.index), why }
+    Choice { index: Some(entry.index), doubtful: why.len() > told, why }
 }
 
 fn merit(ranked: &Ranked<'_>, request: &Request<'_>) -> (Kind, Grade) {
@@ -503,6 +507,7 @@ mod tests {
             let choice = choose(&request).unwrap();
             assert_eq!(choice.index, Some(ranking[0]), "{peer:?}");
             assert!(choice.why.starts_with(why), "{peer:?}: {}", choice.why);
+            assert!(!choice.doubtful, "{}", choice.why);
         }
         // The order of the table is not the order of its indexes.
         let backwards: Vec<_> = usual.iter().rev().cloned().collect();
@@ -540,12 +545,13 @@ mod tests {
     fn asked_for() {
         let (usual, known) = (usual(), addresses());
         let ask = |index| Request { index: Some(index), ..ethernet(&usual, &known, Some("10.0.0.77")) };
+        assert!(!choose(&ask(5)).unwrap().doubtful);
         assert_eq!(
             choose(&ask(5)).unwrap().why,
             "took index 5, as asked for: RoCE v2, IPv4, same subnet as the peer"
         );
         let worse = choose(&ask(8)).unwrap();
-        assert_eq!(worse.index, Some(8));
+        assert!(worse.doubtful && worse.index == Some(8));
         assert_eq!(
             worse.why,
             "took index 8, as asked for: RoCE v1, IPv6, but the peer's address is IPv4; index 5 would suit better: RoCE v2, IPv4, same subnet as the peer"
@@ -583,12 +589,12 @@ mod tests {
 
         let v1 = [entry(0, RoceV1, "fe80::1"), entry(2, RoceV1, "10.0.0.1")];
         let choice = choose(&ethernet(&v1, &[], None)).unwrap();
-        assert_eq!(choice.index, Some(2));
+        assert!(choice.doubtful && choice.index == Some(2));
         assert!(choice.why.contains("warning: the port has RoCE v1 only"), "{}", choice.why);
 
         let local = [entry(0, RoceV1, "fe80::1"), entry(1, RoceV2, "fe80::1")];
         let choice = choose(&ethernet(&local, &[], None)).unwrap();
-        assert_eq!(choice.index, Some(1));
+        assert!(choice.doubtful && choice.index == Some(1));
         assert!(choice.why.contains("warning: the port has link-local addresses only"), "{}", choice.why);
         assert!(choice.why.ends_with("`ip addr add 192.168.1.2/24 dev eth0`"), "{}", choice.why);
     }

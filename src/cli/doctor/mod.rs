@@ -1,0 +1,251 @@
+//! `doctor`: which fabrics work on this machine, and the commands that mend what is in their way.
+
+mod facts;
+mod judge;
+#[cfg(test)]
+mod tests;
+
+use super::{At, show};
+use anyhow::{Context, Result};
+use clap::{Args, ValueEnum};
+use comfy_table::{Attribute, Cell, Color, ColumnConstraint, Width};
+use facts::{Facts, InterfaceAddress, Live};
+use judge::{Diagnosis, Finding, Level, PortGids, Question};
+use oneread::address::AddressError;
+use oneread::region::{Backing, Region};
+use oneread::{Address, Client, ClientOptions, Config, ConnectError};
+use serde_json::json;
+use std::io;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Say which fabrics work on this machine, and how to mend the others
+#[derive(Debug, Args)]
+#[command(after_help = "EXAMPLES
+  oneread doctor                                what works, what does not, and the command that mends it
+  oneread doctor --peer 10.0.0.7                which GID to use towards this machine, and why
+  oneread doctor --fabric verbs || exit 1       for scripts
+  oneread doctor --json | jq .fabrics
+
+Looks, and changes nothing. Exit status 0: some fabric works; with --fabric: that one does.")]
+pub struct Doctor {
+    /// Exit with status 1 unless this fabric works
+    #[arg(long, value_name = "NAME")]
+    fabric: Option<Fabric>,
+    /// Rank GIDs for a connection with the machine at this IP address
+    #[arg(long, value_name = "ADDRESS")]
+    peer: Option<IpAddr>,
+    /// Prints one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    at: At,
+    /// Look at files under this folder instead of /
+    #[arg(long, value_name = "DIR", default_value = "/", hide = true)]
+    root: PathBuf,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Fabric {
+    /// Processes of one host
+    Shm,
+    /// RDMA
+    Verbs,
+}
+
+impl Doctor {
+    pub fn run(self) -> Result<ExitCode> {
+        let question = Question {
+            peer: self.peer,
+            verbs_built: is_built("verbs"),
+            table_bytes: Config::default().geometry()?.region_bytes(),
+        };
+        let facts = Facts::collect(&self.root, live(&self.root)?);
+        let mut diagnosis = Diagnosis::of(&facts, &question);
+        diagnosis.findings.insert(0, server(&self.at.address()));
+        if self.json {
+            show::say(report_json(&facts, &diagnosis))?;
+        } else {
+            report(&diagnosis, self.peer)?;
+        }
+        let (shm, verbs) = (diagnosis.shm.works, diagnosis.verbs.works);
+        Ok(super::status(match self.fabric {
+            Some(Fabric::Shm) => shm,
+            Some(Fabric::Verbs) => verbs,
+            None => shm || verbs,
+        }))
+    }
+}
+
+/// Does this build have a fabric?
+fn is_built(fabric: &str) -> bool {
+    !matches!(format!("{fabric}:").parse::<Address>(), Err(AddressError::Fabric { .. }))
+}
+
+fn live(root: &Path) -> Result<Live> {
+    // Another root is another machine, whose addresses nobody here knows.
+    let addresses = if root == Path::new("/") { addresses()? } else { Vec::new() };
+    Ok(Live {
+        addresses,
+        library_path: std::env::var_os("LD_LIBRARY_PATH"),
+        // Just what a server does.
+        sealing_error: Region::create(&Backing::Anonymous, 4096).err().map(|error| error.to_string()),
+    })
+}
+
+fn addresses() -> Result<Vec<InterfaceAddress>> {
+    let found = if_addrs::get_if_addrs().context("asking for the addresses of network interfaces")?;
+    let addresses = found.into_iter().map(|interface| {
+        let (address, prefix) = match &interface.addr {
+            if_addrs::IfAddr::V4(at) => (at.ip.into(), at.prefixlen),
+            if_addrs::IfAddr::V6(at) => (at.ip.into(), at.prefixlen),
+        };
+        InterfaceAddress { interface: interface.name, address, prefix }
+    });
+    Ok(addresses.collect())
+}
+
+/// Is a server there?
+fn server(address: &Address) -> Finding {
+    let options = ClientOptions { deadline: Duration::from_secs(1), ..ClientOptions::default() };
+    let finding = |level, found: String| Finding::new(level, "server", found);
+    let elsewhere =
+        format!("oneread serve --at shm:/tmp/oneread-{}.sock &", rustix::process::getuid().as_raw());
+    match Client::connect_with(address, options) {
+        Ok(_) => finding(Level::Ok, format!("one answers at {address}")),
+        Err(ConnectError::NotThere { source, .. })
+            if matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) =>
+        {
+            let folder = address.socket().parent().unwrap_or(Path::new("."));
+            match rustix::fs::access(folder, rustix::fs::Access::WRITE_OK) {
+                Ok(()) => finding(Level::Note, format!("none at {address}"))
+                    .command(format!("oneread serve --at {address} &")),
+                Err(error) => finding(
+                    Level::Warning,
+                    format!("none at {address}, and this user cannot start one there: {error}"),
+                )
+                .command(elsewhere),
+            }
+        }
+        Err(error) => finding(Level::Warning, show::chain(&error.into())).command(elsewhere),
+    }
+}
+
+fn report(diagnosis: &Diagnosis<'_>, peer: Option<IpAddr>) -> Result<()> {
+    for (fabric, verdict) in [("shm", &diagnosis.shm), ("verbs", &diagnosis.verbs)] {
+        let answer = if verdict.works { "yes" } else { "no" };
+        show::say(show::paragraph(&format!("{fabric}: {answer},"), &verdict.why))?;
+    }
+    let mut table = show::facts();
+    for finding in &diagnosis.findings {
+        let (mark, color) = look(finding.level);
+        table.add_row(vec![
+            Cell::new(mark).fg(color).add_attribute(Attribute::Bold),
+            Cell::new(&finding.what),
+            Cell::new(&finding.found),
+        ]);
+    }
+    keep_whole(&mut table, &[0, 1]);
+    show::say(table)?;
+    for port in diagnosis.ports.iter().filter(|port| !port.ranking.is_empty()) {
+        let towards = peer.map(|peer| format!(" towards {peer}")).unwrap_or_default();
+        show::say(format_args!("\nGIDs of {}{towards}, the best first:", show::bold(&port.name())))?;
+        show::say(gid_table(port))?;
+    }
+    let mut mends: Vec<_> =
+        diagnosis.findings.iter().filter(|f| f.advice.is_some() || f.command.is_some()).collect();
+    mends.sort_by_key(|finding| std::cmp::Reverse(finding.level));
+    for (at, finding) in mends.iter().enumerate() {
+        if at == 0 {
+            show::say(format_args!("\n{}", show::bold("What to do, the most pressing first:")))?;
+        }
+        let advice = finding.advice.as_deref().map(|advice| format!(": {advice}")).unwrap_or_default();
+        let what = format!("{} ({}){advice}", finding.what, look(finding.level).0);
+        show::say(show::paragraph(&format!("{:>2}.", at + 1), &what))?;
+        if let Some(command) = &finding.command {
+            show::say(format_args!("      {command}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn look(level: Level) -> (&'static str, Color) {
+    match level {
+        Level::Ok => ("ok", Color::Green),
+        Level::Note => ("note", Color::Cyan),
+        Level::Warning => ("warning", Color::Yellow),
+        Level::Problem => ("problem", Color::Red),
+    }
+}
+
+/// These columns are not broken: the others give way.
+fn keep_whole(table: &mut comfy_table::Table, columns: &[usize]) {
+    for &column in columns {
+        let width = table.column_max_content_widths()[column] + 2;
+        if let Some(column) = table.column_mut(column) {
+            column.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(width)));
+        }
+    }
+}
+
+fn gid_table(port: &PortGids<'_>) -> comfy_table::Table {
+    let mut table = show::table(["index", "GID", "interface", "why"]);
+    let chosen = port.choice.as_ref().ok().and_then(|choice| choice.index);
+    for ranked in &port.ranking {
+        let entry = ranked.entry;
+        let mut row = vec![
+            show::number(entry.index),
+            Cell::new(std::net::Ipv6Addr::from(entry.gid)),
+            Cell::new(entry.netdev.as_deref().unwrap_or("")),
+            Cell::new(&ranked.why),
+        ];
+        if chosen == Some(entry.index) {
+            row = row.into_iter().map(|c| c.fg(Color::Green).add_attribute(Attribute::Bold)).collect();
+        }
+        table.add_row(row);
+    }
+    keep_whole(&mut table, &[0, 2]);
+    table
+}
+
+fn report_json(facts: &Facts, diagnosis: &Diagnosis<'_>) -> serde_json::Value {
+    let ports: Vec<_> = diagnosis
+        .ports
+        .iter()
+        .map(|port| {
+            let ranking: Vec<_> = port
+                .ranking
+                .iter()
+                .map(|ranked| {
+                    json!({
+                        "index": ranked.entry.index,
+                        "gid": std::net::Ipv6Addr::from(ranked.entry.gid),
+                        "kind": ranked.entry.kind.to_string(),
+                        "interface": ranked.entry.netdev,
+                        "why": ranked.why,
+                    })
+                })
+                .collect();
+            let (index, why) = match &port.choice {
+                Ok(choice) => (choice.index, choice.why.clone()),
+                Err(error) => (None, error.to_string()),
+            };
+            json!({
+                "device": port.device.name,
+                "port": port.port.number,
+                "gids": ranking,
+                "found": port.choice.is_ok(),
+                "index": index,
+                "why": why,
+            })
+        })
+        .collect();
+    json!({
+        "fabrics": { "shm": diagnosis.shm, "verbs": diagnosis.verbs },
+        "findings": diagnosis.findings,
+        "ports": ports,
+        "facts": facts,
+    })
+}
