@@ -118,7 +118,7 @@ fn server(address: &Address) -> Finding {
         Err(ConnectError::NotThere { source, .. })
             if matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) =>
         {
-            let folder = address.socket().parent().unwrap_or(Path::new("."));
+            let folder = address.socket().and_then(Path::parent).unwrap_or(Path::new("."));
             match rustix::fs::access(folder, rustix::fs::Access::WRITE_OK) {
                 Ok(()) => finding(Level::Note, format!("none at {address}"))
                     .command(format!("oneread serve --at {address} &")),
