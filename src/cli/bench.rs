@@ -3,7 +3,7 @@
 //! Honest as far as one machine goes: rounds of all contestants alternate, medians are reported, and the
 //! maps it is compared with do less (their readers share a process with their writers).
 
-use super::child::ServerChild;
+use super::child::{Fabric, ServerChild};
 use super::measure::{KEY_BYTES, VALUE_BYTES, key, value};
 use super::show;
 use anyhow::{Context, Result, ensure};
@@ -112,13 +112,16 @@ impl Bench {
     }
 
     fn get(&self) -> Result<Outcome> {
-        let server = ServerChild::spawn(&[
-            format!("--layout={}", self.layout),
-            format!("--capacity={}", self.keys),
-            format!("--key-max={KEY_BYTES}"),
-            format!("--value-max={VALUE_BYTES}"),
-        ])?;
-        let mut client = Client::connect(server.address())?;
+        let server = ServerChild::spawn(
+            Fabric::Shm,
+            &[
+                format!("--layout={}", self.layout),
+                format!("--capacity={}", self.keys),
+                format!("--key-max={KEY_BYTES}"),
+                format!("--value-max={VALUE_BYTES}"),
+            ],
+        )?;
+        let mut client = server.connect()?;
         let region_bytes = client.geometry().region_bytes();
         let bar = show::bar(self.keys, "filling", "keys");
         let (dash, papa) = self.fill(&mut client, &bar)?;

@@ -286,6 +286,15 @@ impl Client {
         ClientStats { reattached, ..self.stats }
     }
 
+    /// Over verbs: what was asked of this handle's queues. Other fabrics have none.
+    #[cfg(feature = "verbs")]
+    pub fn queue_counts(&self) -> Option<crate::verbs::QueueCounts> {
+        match &self.path {
+            Path::Shm(_) => None,
+            Path::Verbs(handle) => Some(handle.queue_counts()),
+        }
+    }
+
     // ---- GETs: no server ----------------------------------------------------------------------------
 
     /// The value of `key`. Usually 1 READ and 1 round trip.

@@ -86,8 +86,8 @@ pub struct VerbsOptions {
     pub token: Token,
     /// How to wait for READs and answers.
     pub wait: Wait,
-    /// READs in flight at once, for [`Client::get_many`](crate::Client::get_many); the device may allow
-    /// fewer.
+    /// READs in flight at once, for [`Client::get_many`](crate::Client::get_many): 1 to 1,024; the device
+    /// may allow fewer.
     pub credits: usize,
 }
 
