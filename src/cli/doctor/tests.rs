@@ -252,6 +252,10 @@ fn no_device() {
     // Modules in another one's line are not here.
     machine.write("lib/modules/6.12.1-amd64/modules.dep", "kernel/z.ko: kernel/x/rdma_rxe.ko\n");
     assert_eq!(machine.facts().kernel.rxe, Module::Missing);
+    machine.remove("lib/modules");
+    let facts = machine.facts();
+    let gone = find(&Diagnosis::of(&facts, &QUESTION), "RDMA device").advice.clone().unwrap();
+    assert_eq!(gone, "/lib/modules/6.12.1-amd64 is gone, as it is after an upgrade of the kernel: reboot");
     machine.remove("proc/modules");
     assert_eq!(command(&machine), "");
 }
@@ -313,6 +317,10 @@ fn port_down() {
     let (found, command) = port(&machine);
     assert_eq!(found, "DOWN, because its interface eth0 is switched off");
     assert_eq!(command, "sudo ip link set eth0 up");
+    let facts = machine.facts();
+    let told =
+        Diagnosis::of(&facts, &QUESTION).findings.iter().any(|finding| finding.what.starts_with("GID of"));
+    assert!(!told, "what a port that is down would choose is no news");
     // Its interface is known also when the port has no GID.
     machine.remove("sys/class/infiniband/rxe0/ports/1/gids");
     assert_eq!(port(&machine), (found, command));
