@@ -7,8 +7,9 @@ use serde::Serialize;
 use std::io;
 use std::net::IpAddr;
 
-/// What a client should be able to lock for its queues and for what READs bring. A judgement, not a measurement:
-/// the limit on old systems, 64 KiB, is too little, and that of today's, 8 MiB, is plenty.
+/// What a client should be able to lock for its queues and for what READs bring. A judgement, not a bound: with
+/// 64 KiB, the limit of old systems, Soft-RoCE still exchanges messages of 1 KiB, but real devices lock their queues,
+/// too; the limit of today's systems, 8 MiB, is plenty.
 const CLIENT_LOCKS: u64 = 1 << 20;
 
 /// What the report depends on besides the machine.
@@ -552,7 +553,7 @@ fn memlock(facts: &Facts, question: &Question) -> Finding {
         Finding::new(
             Level::Problem,
             WHAT,
-            format!("up to {limit_text}: too little for a client's queues and answers"),
+            format!("up to {limit_text}: a client's queues may not fit; a server must lock its table, by default {need}"),
         )
         .stops_verbs(format!("only {limit_text} may be locked"))
     } else {

@@ -409,8 +409,14 @@ fn memlock() {
         ("unlimited", "unlimited", Level::Ok, "no limit", ""),
         ("104857600", "104857600", Level::Ok, "up to 100 MiB", ""),
         ("8388608", "8388608", Level::Warning, "a server must lock its table, by default 100 MiB", limits_d),
-        ("65536", "65536", Level::Problem, "up to 64.0 KiB: too little", limits_d),
-        ("65536", "unlimited", Level::Problem, "up to 64.0 KiB: too little", "ulimit -l unlimited"),
+        ("65536", "65536", Level::Problem, "up to 64.0 KiB: a client's queues may not fit", limits_d),
+        (
+            "65536",
+            "unlimited",
+            Level::Problem,
+            "up to 64.0 KiB: a client's queues may not fit",
+            "ulimit -l unlimited",
+        ),
     ] {
         let facts = machine.memlock(soft, hard).facts();
         let diagnosis = Diagnosis::of(&facts, &QUESTION);
