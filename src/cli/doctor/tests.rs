@@ -283,6 +283,15 @@ fn soft_roce() {
     assert_eq!(order, [1, 0]);
     assert_eq!(diagnosis.ports[0].ranking[0].entry.ifindex, 2);
 
+    // A packet's headers need room, too.
+    for (mtu, bytes) in
+        [("9000", "4,096"), ("4200", "4,096"), ("4096", "2,048"), ("1500", "1,024"), ("300", "256")]
+    {
+        let facts = machine.write("sys/class/net/eth0/mtu", mtu).facts();
+        let diagnosis = Diagnosis::of(&facts, &QUESTION);
+        expect(&diagnosis, "rxe0 port 1", Level::Ok, &format!("MTU {mtu}, packets of {bytes} bytes"), "");
+    }
+
     // The subnet's prefix is that of the interface: told truthfully.
     for (peer, said) in [("10.0.0.9", "same subnet as the peer"), ("10.0.1.9", "another subnet than")] {
         let question = Question { peer: Some(peer.parse().unwrap()), ..QUESTION };
@@ -343,6 +352,7 @@ fn sparse_gids() {
     let diagnosis = Diagnosis::of(&facts, &QUESTION);
     let order: Vec<_> = diagnosis.ports[0].ranking.iter().map(|ranked| ranked.entry.index).collect();
     assert_eq!(order, [200, 9, 37, 10]);
+    assert_eq!((facts.devices[0].ports[0].gids.len(), facts.devices[0].ports[0].gid_places), (4, 5));
     assert!(diagnosis.verbs.works);
 
     for index in [9, 10, 37, 200] {
