@@ -72,6 +72,9 @@ fn here() {
             assert!(mend || doubtful_gid, "no mend: {finding}");
         }
     }
+    let interfaces = report["facts"]["interfaces"].as_array().unwrap();
+    let mut addresses = interfaces.iter().flat_map(|interface| interface["addresses"].as_array().unwrap());
+    assert!(addresses.any(|at| at["address"] == "127.0.0.1" && at["prefix"] == 8), "{interfaces:?}");
     let text = expect(doctor(&[]), 0);
     assert!(text.starts_with("shm: yes, "), "{text}");
     assert!(text.contains("\nverbs: "), "{text}");
