@@ -1275,7 +1275,7 @@ static int post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_sen
 struct side { struct ibv_context *context; struct ibv_pd *pd; struct ibv_comp_channel *channel; struct ibv_cq *cq; struct ibv_srq *srq;
               struct ibv_qp *qp; struct ibv_mr *mr; uint64_t words[64] __attribute__((aligned(64))); };
 enum { ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE };
-static uint8_t test_gid = 3, test_rnr = 7, test_dest_reads = 16;
+static uint8_t test_gid = 3, test_rnr = 7, test_dest_reads = 16, test_psn = 5;
 
 static void open_side(struct side *side, int device, enum ibv_qp_type type, int depth, int cqe, bool with_srq) {
     int n;
@@ -1322,7 +1322,7 @@ static int ready(struct side *side, struct side *peer) {
     int error = ibv_modify_qp(side->qp, &attr, IBV_QP_STATE | (is_ud ? 0 : IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN)
                               | (is_rc ? IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER : 0));
     if (error) return error;
-    attr = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTS, .sq_psn = 5, .timeout = 14, .retry_cnt = 7, .rnr_retry = test_rnr, .max_rd_atomic = 16};
+    attr = (struct ibv_qp_attr){.qp_state = IBV_QPS_RTS, .sq_psn = test_psn, .timeout = 14, .retry_cnt = 7, .rnr_retry = test_rnr, .max_rd_atomic = 16};
     return ibv_modify_qp(side->qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN
                          | (is_rc ? IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC : 0));
 }
@@ -1378,6 +1378,14 @@ static void test_reads(void) {
     memset(a.words, 0xee, sizeof a.words);
     CHECK(!post_some(&a, &b, IBV_WR_RDMA_READ, 2, 64, 1, 0) && none(&a) && none(&a) && none(&a) && one(&a).wr_id == 0 && one(&a).wr_id == 1);
     CHECK(!memcmp(a.words, b.words, sizeof a.words));
+    bool is_mixed = false;
+    for (int i = 0; i < 20; i++) {
+        memset(a.words, 0xee, sizeof a.words);
+        CHECK(!post_some(&a, &b, IBV_WR_RDMA_READ, 1, 64, 1, 0));
+        for (int w = 1; w < 64; w++) is_mixed |= a.words[w] == b.words[w] && a.words[w - 1] != b.words[w - 1];
+        while (none(&a)) {}
+    }
+    CHECK(is_mixed);
     CHECK(!ibv_req_notify_cq(a.cq, 0) && !is_readable(a.channel->fd));
     CHECK(!post_some(&a, &b, IBV_WR_RDMA_READ, 1, 8, 1, 0) && !is_readable(a.channel->fd) && !ibv_req_notify_cq(a.cq, 0) && is_readable(a.channel->fd));
     struct ibv_cq *cq; void *cq_context;
@@ -1399,9 +1407,11 @@ static void test_refusals(void) {
     static struct side a, b;
     const struct { int what; enum ibv_wc_status status; } cases[] = {
         {0, IBV_WC_REM_ACCESS_ERR}, {1, IBV_WC_REM_ACCESS_ERR}, {2, IBV_WC_LOC_PROT_ERR}, {3, IBV_WC_REM_INV_REQ_ERR},
-        {4, IBV_WC_RETRY_EXC_ERR}, {5, IBV_WC_RETRY_EXC_ERR}, {6, IBV_WC_RESP_TIMEOUT_ERR}, {7, IBV_WC_REM_INV_REQ_ERR}};
+        {4, IBV_WC_RETRY_EXC_ERR}, {5, IBV_WC_RETRY_EXC_ERR}, {6, IBV_WC_RESP_TIMEOUT_ERR}, {7, IBV_WC_REM_INV_REQ_ERR},
+        {8, IBV_WC_RETRY_EXC_ERR}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         test_dest_reads = cases[i].what == 7 ? 1 : 16;
+        test_psn = cases[i].what == 8 ? 6 : 5;
         pair(&a, &b, IBV_QPT_RC, 16, 32, false);
         CHECK(!post_receive(&a, 90, 64) && !post_receive(&b, 91, 64));
         struct ibv_mr b_mr = *b.mr, a_mr = *a.mr, *b_real = b.mr, *a_real = a.mr;
@@ -1429,7 +1439,7 @@ static void test_refusals(void) {
         a.mr = a_real, b.mr = b_real;
         close_side(&a), close_side(&b);
     }
-    test_dest_reads = 16;
+    test_dest_reads = 16, test_psn = 5;
     open_side(&a, 0, IBV_QPT_RC, 16, 32, false), open_side(&b, 1, IBV_QPT_RC, 16, 32, false);
     CHECK(post_some(&a, &b, IBV_WR_RDMA_READ, 1, 1, 1, 0) == EINVAL && ready(&a, &b) == EINVAL && !init_qp(&a) && init_qp(&a) == 0);
     test_gid = 9; CHECK(ready(&a, &b) == EINVAL); test_gid = 3;
@@ -1459,11 +1469,14 @@ static void test_messages(bool with_srq) {
     CHECK(!post_receive(&b, 6, 64) && !post_some(&a, &b, IBV_WR_RDMA_WRITE_WITH_IMM, 1, 1, 1, 0) && one(&a).status == IBV_WC_SUCCESS);
     wc = one(&b);
     CHECK(wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM && wc.wr_id == 6 && wc.byte_len == 8);
+    CHECK(!is_readable(b.channel->fd)); /* armed once, told once */
     fake_set("FAKE_SHORT_POST", 1);
     CHECK(post_some(&a, &b, IBV_WR_RDMA_WRITE, 3, 1, 1, 0) == ENOMEM && one(&a).wr_id == 0 && none(&a));
     fake_set("FAKE_SHORT_POST", -1);
     for (int i = 0; i < 8; i++) CHECK(!post_receive(&b, i, 64));
     CHECK(post_receive(&b, 8, 64) == ENOMEM);
+    CHECK(!post_some(&a, &b, IBV_WR_SEND, 1, 1, 1, 0) && post_receive(&b, 8, 64) == ENOMEM); /* free when its completion is polled */
+    CHECK(one(&a).status == IBV_WC_SUCCESS && one(&b).wr_id == 0 && !post_receive(&b, 8, 64));
     if (with_srq) {
         struct ibv_srq_attr limit = {.srq_limit = 8};
         struct ibv_async_event event;
@@ -1569,17 +1582,19 @@ static void test_threads(void) {
     static uint64_t messages[8];
     writer.mr = ibv_reg_mr(writer.pd, messages, sizeof messages, ALL);
     CHECK(!pthread_create(&threads[0], NULL, write_words, NULL) && !pthread_create(&threads[1], NULL, receive_words, NULL));
-    long torn = 0;
     for (int i = 0; i < 200; i++) {
         struct ibv_sge sge = {(uintptr_t)messages, sizeof messages, writer.mr->lkey};
         struct ibv_recv_wr wr = {.sg_list = &sge, .num_sge = 1}, *bad;
-        while (ibv_post_srq_recv(writer.srq, &wr, &bad)) {}
-        struct ibv_mr *keep = writer.mr;
-        writer.mr = inbox;
-        CHECK(!post_some(&reader, &writer, IBV_WR_SEND, 1, 1, 1, 0) && !post_some(&reader, &writer, IBV_WR_RDMA_READ, 1, 64, 1, 0));
-        writer.mr = keep;
-        struct ibv_wc wc;
-        for (int done = 0; done < 2; done += ibv_poll_cq(reader.cq, 1, &wc)) {}
+        while (ibv_post_srq_recv(writer.srq, &wr, &bad)) sched_yield();
+        CHECK(!post_some(&reader, &writer, IBV_WR_SEND, 1, 1, 1, 0));
+        while (none(&reader)) {}
+    }
+    struct ibv_mr *outbox = writer.mr;
+    writer.mr = inbox;
+    long torn = 0;
+    for (time_t start = time(NULL); time(NULL) < start + 3 || (!torn && time(NULL) < start + 60);) {
+        CHECK(!post_some(&reader, &writer, IBV_WR_RDMA_READ, 1, 64, 1, 0));
+        while (none(&reader)) sched_yield();
         for (int w = 0; w < 64; w++) {
             CHECK(reader.words[w] >> 32 == (reader.words[w] & 0xffffffff)); /* no word is torn */
             torn += reader.words[w] != reader.words[0];
@@ -1588,20 +1603,19 @@ static void test_threads(void) {
     __atomic_store_n(&stop, 1, __ATOMIC_RELAXED);
     pthread_join(threads[0], NULL), pthread_join(threads[1], NULL);
     CHECK(torn > 0); /* but READs are */
-    CHECK(!ibv_dereg_mr(writer.mr));
-    writer.mr = inbox;
+    CHECK(!ibv_dereg_mr(outbox));
     fake_set("FAKE_DELAY_READS", 0), fake_set("FAKE_REORDER_UNITS", 0);
     close_side(&reader), close_side(&writer);
 }
 int main(void) {
     fake_set("FAKE_DEVICES", 2);
+    test_devices(); /* while the environment still counts */
     for (int link = IBV_LINK_LAYER_ETHERNET; link >= IBV_LINK_LAYER_INFINIBAND; link--) {
         fake_set("FAKE_LINK_LAYER", link);
         if (link == IBV_LINK_LAYER_ETHERNET) test_reads(), test_refusals();
         test_messages(false), test_messages(true), test_unreliable();
     }
     fake_set("FAKE_LINK_LAYER", IBV_LINK_LAYER_ETHERNET);
-    test_devices();
     test_threads();
     CHECK(N(live) == 0 && N(live_lists) == 0 && N(reads) > 200);
     puts("fake_ibverbs: all passed");
