@@ -1466,7 +1466,7 @@ static void test_messages(bool with_srq) {
     a.words[0] = 0x99;
     CHECK(!post_some(&a, &b, IBV_WR_RDMA_WRITE, 1, 1, 1, IBV_SEND_INLINE) && one(&a).opcode == IBV_WC_RDMA_WRITE && b.words[0] == 0x99 && none(&b));
     CHECK(post_some(&a, &b, IBV_WR_RDMA_WRITE, 1, 5, 1, IBV_SEND_INLINE) == EINVAL);
-    CHECK(!post_receive(&b, 6, 64) && !post_some(&a, &b, IBV_WR_RDMA_WRITE_WITH_IMM, 1, 1, 1, 0) && one(&a).status == IBV_WC_SUCCESS);
+    CHECK(!post_receive(&b, 6, 64) && !post_some(&a, &b, IBV_WR_RDMA_WRITE_WITH_IMM, 1, 1, 1, IBV_SEND_SOLICITED) && one(&a).status == IBV_WC_SUCCESS);
     wc = one(&b);
     CHECK(wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM && wc.wr_id == 6 && wc.byte_len == 8);
     CHECK(!is_readable(b.channel->fd)); /* armed once, told once */
