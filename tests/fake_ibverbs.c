@@ -130,6 +130,7 @@ struct send {
 };
 struct qp {
     struct ibv_qp base; struct qp *next; struct ibv_qp_attr attr; struct ibv_qp_cap cap; bool signal_all;
+    enum ibv_qp_state state; /* base.state is what ibv_modify_qp or ibv_query_qp last saw, as everywhere */
     struct send *ring; uint32_t freed, done, tail; /* freed <= done <= tail */
     struct receives queue; bool waits; /* for a receive of the peer */
 };
@@ -828,9 +829,9 @@ static int post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_rec
     struct qp *qp = (struct qp *)base;
     pthread_mutex_lock(&lock);
     *bad = wr;
-    if (base->srq || base->state == IBV_QPS_RESET) return failed(EINVAL);
+    if (base->srq || qp->state == IBV_QPS_RESET) return failed(EINVAL);
     int error = post_receives(&qp->queue, qp->cap.max_recv_sge, wr, bad);
-    if (base->state == IBV_QPS_ERR) enter_error(qp);
+    if (qp->state == IBV_QPS_ERR) enter_error(qp);
     wake_senders();
     return failed(error);
 }
@@ -925,7 +926,7 @@ static void complete_recv(struct qp *qp, uint64_t wr_id, struct ibv_wc wc, bool 
 }
 /* ERR: everything outstanding is flushed. */
 static void enter_error(struct qp *qp) {
-    qp->base.state = qp->attr.qp_state = IBV_QPS_ERR;
+    qp->state = IBV_QPS_ERR;
     qp->waits = false;
     while (qp->done != qp->tail) {
         struct send *send = &qp->ring[qp->done % qp->cap.max_send_wr];
@@ -947,7 +948,7 @@ int ibv_modify_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int mask) {
     enum { SETUP = IBV_QP_PKEY_INDEX | IBV_QP_PORT, PATH = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN };
     struct qp *qp = (struct qp *)base;
     pthread_mutex_lock(&lock);
-    enum ibv_qp_state from = base->state, to = mask & IBV_QP_STATE ? attr->qp_state : from;
+    enum ibv_qp_state from = qp->state, to = mask & IBV_QP_STATE ? attr->qp_state : from;
     bool is_rc = base->qp_type == IBV_QPT_RC, is_ud = base->qp_type == IBV_QPT_UD;
     int must_have = 0, may_have = IBV_QP_CUR_STATE;
     if (to == IBV_QPS_INIT && (from == IBV_QPS_RESET || from == IBV_QPS_INIT)) {
@@ -987,7 +988,7 @@ int ibv_modify_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int mask) {
     if (mask & IBV_QP_TIMEOUT) now->timeout = attr->timeout;
     if (mask & IBV_QP_RETRY_CNT) now->retry_cnt = attr->retry_cnt;
     if (mask & IBV_QP_RNR_RETRY) now->rnr_retry = attr->rnr_retry;
-    base->state = now->qp_state = now->cur_qp_state = to;
+    base->state = qp->state = to;
     if (to == IBV_QPS_RESET) empty(qp), memset(now, 0, sizeof *now);
     if (to == IBV_QPS_ERR) enter_error(qp);
     wake_senders();
@@ -999,7 +1000,7 @@ int ibv_query_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int mask, struct
     (void)mask;
     pthread_mutex_lock(&lock);
     *attr = qp->attr;
-    attr->qp_state = attr->cur_qp_state = base->state;
+    attr->qp_state = attr->cur_qp_state = base->state = qp->state;
     attr->cap = qp->cap;
     *init = (struct ibv_qp_init_attr){.qp_context = base->qp_context, .send_cq = base->send_cq, .recv_cq = base->recv_cq,
         .srq = base->srq, .cap = qp->cap, .qp_type = base->qp_type, .sq_sig_all = qp->signal_all};
@@ -1036,7 +1037,7 @@ static struct qp *arrive(struct qp *qp, const struct ibv_ah_attr *to, uint32_t n
     if (out->state != IBV_PORT_ACTIVE || to->port_num != qp->attr.port_num) return NULL;
     for (struct qp *peer = qps; peer; peer = peer->next) {
         if (peer->base.qp_num != number || peer->base.qp_type != qp->base.qp_type) continue;
-        if (peer->base.state != IBV_QPS_RTR && peer->base.state != IBV_QPS_RTS) return NULL;
+        if (peer->state != IBV_QPS_RTR && peer->state != IBV_QPS_RTS) return NULL;
         struct device *there = device_of(peer->base.context);
         struct port *in = &there->ports[peer->attr.port_num - 1];
         if (in->state != IBV_PORT_ACTIVE) return NULL;
@@ -1200,7 +1201,7 @@ static bool deliver(struct qp *qp, struct qp *peer, struct send *send) {
 static void progress(struct qp *qp, bool is_poll, bool at_once) {
     uint32_t in_flight = 0;
     qp->waits = false;
-    for (uint32_t i = qp->done; i != qp->tail && qp->base.state == IBV_QPS_RTS; i++) {
+    for (uint32_t i = qp->done; i != qp->tail && qp->state == IBV_QPS_RTS; i++) {
         struct send *send = &qp->ring[i % qp->cap.max_send_wr];
         if (!send->started) {
             if (is_read(send) && in_flight && in_flight >= qp->attr.max_rd_atomic) break;
@@ -1213,7 +1214,7 @@ static void progress(struct qp *qp, bool is_poll, bool at_once) {
                 send->finished = true;
             }
             send->started = true;
-            if (qp->base.state != IBV_QPS_RTS) return; /* its own peer refused it */
+            if (qp->state != IBV_QPS_RTS) return; /* its own peer refused it */
         } else if (!send->finished && is_poll) advance_read(qp, send, send->polls_left-- <= 0);
         if (at_once && !send->finished && send->status == IBV_WC_SUCCESS) advance_read(qp, send, true);
         if (send->status != IBV_WC_SUCCESS) send->finished = true;
@@ -1221,18 +1222,18 @@ static void progress(struct qp *qp, bool is_poll, bool at_once) {
         else in_flight++;
         if (send->status != IBV_WC_SUCCESS) break;
     }
-    while (qp->base.state == IBV_QPS_RTS && qp->done != qp->tail) {
+    while (qp->state == IBV_QPS_RTS && qp->done != qp->tail) {
         struct send *send = &qp->ring[qp->done % qp->cap.max_send_wr];
         if (!send->started || !send->finished) break;
         enum ibv_wc_status status = send->status;
         complete_send(qp, send, status);
-        if (status != IBV_WC_SUCCESS && qp->base.state == IBV_QPS_RTS) enter_error(qp);
+        if (status != IBV_WC_SUCCESS && qp->state == IBV_QPS_RTS) enter_error(qp);
     }
 }
 static int check_send(struct qp *qp, struct ibv_send_wr *wr) {
     enum ibv_qp_type type = qp->base.qp_type;
     uint64_t length = wr->num_sge > 0 && wr->num_sge <= MAX_SGE ? length_of(wr->sg_list, wr->num_sge) : 0;
-    if (qp->base.state != IBV_QPS_RTS && qp->base.state != IBV_QPS_ERR) return EINVAL;
+    if (qp->state != IBV_QPS_RTS && qp->state != IBV_QPS_ERR) return EINVAL;
     if (wr->num_sge < 0 || (uint32_t)wr->num_sge > qp->cap.max_send_sge || length > MAX_MESSAGE) return EINVAL;
     switch (wr->opcode) {
     case IBV_WR_SEND: case IBV_WR_SEND_WITH_IMM: break;
@@ -1262,7 +1263,7 @@ static int post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_sen
             memcpy(send->inline_data + at, (void *)(uintptr_t)wr->sg_list[i].addr, wr->sg_list[i].length);
         COUNT(wrs)++;
     }
-    if (base->state == IBV_QPS_ERR) enter_error(qp);
+    if (qp->state == IBV_QPS_ERR) enter_error(qp);
     else progress(qp, false, false);
     return failed(error);
 }
@@ -1355,6 +1356,12 @@ static struct ibv_wc one(struct side *side) {
     return wc;
 }
 static bool none(struct side *side) { struct ibv_wc wc; return ibv_poll_cq(side->cq, 1, &wc) == 0; }
+static enum ibv_qp_state state_of(struct side *side) {
+    struct ibv_qp_attr attr;
+    struct ibv_qp_init_attr init;
+    CHECK(!ibv_query_qp(side->qp, &attr, IBV_QP_STATE, &init));
+    return attr.qp_state;
+}
 static bool is_readable(int fd) { struct pollfd p = {.fd = fd, .events = POLLIN}; return poll(&p, 1, 0) == 1; }
 
 static void test_reads(void) {
@@ -1433,7 +1440,7 @@ static void test_refusals(void) {
         CHECK(wc.status == cases[i].status && wc.wr_id == 0 && wc.vendor_err);
         if (cases[i].what != 1) { wc = one(&a); CHECK(wc.status == IBV_WC_WR_FLUSH_ERR && wc.wr_id == 1); }
         wc = one(&a);
-        CHECK(wc.status == IBV_WC_WR_FLUSH_ERR && wc.wr_id == 90 && none(&a) && a.qp->state == IBV_QPS_ERR);
+        CHECK(wc.status == IBV_WC_WR_FLUSH_ERR && wc.wr_id == 90 && none(&a) && state_of(&a) == IBV_QPS_ERR);
         CHECK(!post_some(&a, &b, IBV_WR_RDMA_READ, 1, 1, 1, 0) && one(&a).status == IBV_WC_WR_FLUSH_ERR);
         fake_set("FAKE_PORT_STATE", IBV_PORT_ACTIVE);
         a.mr = a_real, b.mr = b_real;
@@ -1494,11 +1501,11 @@ static void test_messages(bool with_srq) {
     close_side(&a), close_side(&b);
     pair(&a, &b, IBV_QPT_RC, 4, 16, with_srq); /* too long for the receive: both sides break */
     CHECK(!post_receive(&b, 1, 4) && !post_some(&a, &b, IBV_WR_SEND, 1, 1, 1, 0));
-    CHECK(one(&a).status == IBV_WC_REM_INV_REQ_ERR && one(&b).status == IBV_WC_LOC_LEN_ERR && b.qp->state == IBV_QPS_ERR);
+    CHECK(one(&a).status == IBV_WC_REM_INV_REQ_ERR && one(&b).status == IBV_WC_LOC_LEN_ERR && state_of(&b) == IBV_QPS_ERR);
     close_side(&a), close_side(&b);
     pair(&a, &b, IBV_QPT_RC, 8, 2, with_srq);
     long before = N(cq_overflows);
-    CHECK(!post_some(&a, &b, IBV_WR_RDMA_WRITE, 3, 1, 1, 0) && N(cq_overflows) == before + 1 && a.qp->state == IBV_QPS_ERR && is_readable(a.context->async_fd));
+    CHECK(!post_some(&a, &b, IBV_WR_RDMA_WRITE, 3, 1, 1, 0) && N(cq_overflows) == before + 1 && state_of(&a) == IBV_QPS_ERR && is_readable(a.context->async_fd));
     close_side(&a), close_side(&b);
 }
 static void test_unreliable(void) {
