@@ -1,7 +1,8 @@
 /* A libibverbs.so.1 for tests: queue pairs of one process, on devices that do not exist.
  *
  *   gcc -shared -fPIC -O2 -Wl,-soname,libibverbs.so.1 -o DIR/libibverbs.so.1 tests/fake_ibverbs.c -lpthread
- *   LD_LIBRARY_PATH=DIR cargo test ...
+ *   LD_LIBRARY_PATH=DIR cargo test ...        (or a test opens DIR/libibverbs.so.1 itself, first: by its soname
+ *                                             dlopen("libibverbs.so.1") then finds it)
  *   gcc -g -DFAKE_SELFTEST -fsanitize=thread -o selftest tests/fake_ibverbs.c -lpthread && ./selftest
  *
  * Needs <infiniband/verbs.h> (package libibverbs-dev) to build, nothing to run. RC, UC and UD; READ, WRITE,
@@ -12,7 +13,9 @@
  *
  * Words of 8 aligned bytes are copied at once, as PCIe does; nothing else is. All work happens inside the calls
  * of this library, under one mutex: there are no threads. A SEND that finds no receive waits with rnr_retry 7,
- * and fails at once with less; a lost peer is found at once too (IBV_WC_RETRY_EXC_ERR).
+ * and fails at once with less; a lost peer is found at once too (IBV_WC_RETRY_EXC_ERR). Soft-RoCE differs where it
+ * is laxer: lkey and rkey are one, unsignalled requests free their places by themselves, more READs in flight than
+ * the other side's max_dest_rd_atomic are served, queues are a bit longer than asked for.
  *
  * Settings: environment variables, read when devices are listed or opened; `fake_set(name, value)` sets one in
  * the running process, which outranks the environment (0, or -1 for a name it does not know). SETTINGS below
