@@ -97,10 +97,6 @@ impl ServerChild {
         Ok(())
     }
 
-    pub fn address(&self) -> &Address {
-        &self.address
-    }
-
     /// A client of it.
     pub fn connect(&self) -> Result<Client> {
         self.connect_with(ClientOptions::default())

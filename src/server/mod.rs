@@ -57,6 +57,20 @@ pub struct ServerConfig {
     pub token: Secret,
     /// Over verbs: how workers wait for messages.
     pub wait: Wait,
+    /// Over verbs: told now and then how much of the region has been made ready for the device, which takes
+    /// some seconds for each 10 GiB.
+    pub progress: Option<fn(RegisterProgress)>,
+}
+
+/// How far the registration of a region is, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegisterProgress {
+    /// Bytes that are in memory. All of them: the device now pins them.
+    pub ready: u64,
+    /// Bytes of the region.
+    pub total: u64,
+    /// Is it registered, too?
+    pub done: bool,
 }
 
 impl ServerConfig {
@@ -71,6 +85,7 @@ impl ServerConfig {
             clients_max: 4096,
             token: Secret::default(),
             wait: Wait::Block,
+            progress: None,
         }
     }
 }
@@ -162,9 +177,13 @@ impl Server {
             Address::Shm(socket) => server.serve_shm(&socket, config.workers)?,
             #[cfg(feature = "verbs")]
             Address::Verbs(at) => {
-                let (shared, workers) = (server.shared.clone(), config.workers);
-                let (at, threads) =
-                    crate::verbs::host::start(shared, &at, config.token, config.wait, workers)?;
+                let how = crate::verbs::host::How {
+                    token: config.token,
+                    wait: config.wait,
+                    workers: config.workers,
+                    progress: config.progress,
+                };
+                let (at, threads) = crate::verbs::host::start(server.shared.clone(), &at, how)?;
                 (server.address, server.workers) = (Address::Verbs(at), threads);
             }
             #[cfg(not(feature = "verbs"))]
