@@ -203,7 +203,7 @@ impl Bench {
         bar.finish_and_clear();
         let n = self.keys;
         let pick = |round: u32, i: u64| reduce(mix(i ^ u64::from(round) << 40), n);
-        let mut times = hdrhistogram::Histogram::<u64>::new(3)?;
+        let mut times = hdrhistogram::Histogram::<u64>::new_with_bounds(1, 60_000_000_000, 3)?;
         let (mut one_by_one, mut batched) = (Vec::new(), Vec::new());
         let cpu = server.cpu_time()?;
         let before = client.stats().read;
