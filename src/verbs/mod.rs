@@ -276,3 +276,8 @@ mod tests {
         assert_eq!(format!("{:?}", Token::new("secret")), "Token(...)");
     }
 }
+
+/// The examples of docs/VERBS.md compile.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/VERBS.md")]
+mod guide {}
