@@ -24,6 +24,9 @@ fn over_verbs() -> bool {
 
 /// GETs of one reader. An emulated device does some thousand in a second.
 fn gets() -> u64 {
+    if let Ok(gets) = std::env::var("ONEREAD_GETS") {
+        return gets.parse().expect("ONEREAD_GETS is the number of GETs of each of 22 readers");
+    }
     let many = if over_verbs() { 4_000 } else { 200_000 };
     if std::env::var_os("ONEREAD_LONG").is_some() { 25 * many } else { many }
 }
