@@ -119,7 +119,8 @@ pub struct DeviceChoice {
 pub struct VerbsAddress {
     host: String,
     port: u16,
-    device: DeviceChoice,
+    /// Apart, so that errors that name an address stay small.
+    device: Box<DeviceChoice>,
 }
 
 /// The port when none is named.
@@ -128,7 +129,7 @@ pub const DEFAULT_PORT: u16 = 7471;
 impl VerbsAddress {
     /// The server at a host's port.
     pub fn new(host: impl Into<String>, port: u16, device: DeviceChoice) -> VerbsAddress {
-        VerbsAddress { host: host.into(), port, device }
+        VerbsAddress { host: host.into(), port, device: Box::new(device) }
     }
 
     /// Name or IP address of the host; for a server, of the interface to listen at.
@@ -160,7 +161,7 @@ pub(crate) fn host_and_port(host: &str, port: u16) -> String {
 impl fmt::Display for VerbsAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "verbs://{}", host_and_port(&self.host, self.port))?;
-        let DeviceChoice { device, port, gid, mtu } = &self.device;
+        let DeviceChoice { device, port, gid, mtu } = &*self.device;
         let parts = [
             device.as_ref().map(|device| format!("dev={device}")),
             port.map(|port| format!("port={port}")),
@@ -229,7 +230,7 @@ impl FromStr for VerbsAddress {
                 _ => return Err(format!("{name:?} is none of dev, port, gid and mtu")),
             }
         }
-        Ok(VerbsAddress { host: host.into(), port, device })
+        Ok(VerbsAddress::new(host, port, device))
     }
 }
 
