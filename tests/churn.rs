@@ -5,7 +5,10 @@
 mod common;
 
 use common::*;
-use oneread::{Address, Client, Clock, Config, Index, Put, PutError, PutMode, Server, ServerConfig};
+use oneread::reader::Limits;
+use oneread::{
+    Address, Client, ClientOptions, Clock, Config, Index, Put, PutError, PutMode, Server, ServerConfig,
+};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -81,7 +84,11 @@ fn reader_child() {
     let number = |name| told(name).and_then(|n| n.parse::<u64>().ok()).expect("told by the parent");
     let cast = Cast::of(number("ONEREAD_TEST_LIVE"));
     let mut numbers = Numbers(number("ONEREAD_TEST_SEED"));
-    let mut client = Client::connect(&address.parse().expect("an address")).expect("the parent serves");
+    // On a busy machine a writer may lose the CPU for long in the middle of a slot.
+    let limits = Limits { retries_max: u32::MAX, deadline: Duration::from_secs(120) };
+    let options = ClientOptions { limits, ..ClientOptions::default() };
+    let address = address.parse().expect("an address");
+    let mut client = Client::connect_with(&address, options).expect("the parent serves");
     // A reader that has seen a write never sees an earlier one of that key.
     let mut seen = vec![0u64; (cast.stable + cast.passing) as usize];
     let mut check = |n: u32, value: Option<&[u8]>| match value {
