@@ -76,6 +76,9 @@ pub struct Serve {
     /// Over verbs: wait for messages without sleeping: faster changes, busy cores
     #[arg(long)]
     poll: bool,
+    /// Over verbs: also take requests HERD's way, for `bench rpc`
+    #[arg(long, hide = true)]
+    herd: bool,
     /// Print the line that says that it is ready as JSON
     #[arg(long)]
     json: bool,
@@ -130,6 +133,7 @@ impl Serve {
             allow_uids: self.allow_uid.clone(),
             token,
             wait: if self.poll { Wait::Poll } else { Wait::Block },
+            herd: self.herd,
             ..ServerConfig::new(address, config)
         })?;
         self.announce(&server, &backing)?;

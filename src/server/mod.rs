@@ -57,6 +57,9 @@ pub struct ServerConfig {
     pub token: Secret,
     /// Over verbs: how workers wait for messages.
     pub wait: Wait,
+    /// Over verbs: also take requests HERD's way ([`Ask::Herd`](crate::verbs::Ask::Herd)), with as many workers
+    /// again. They poll without sleeping while a client is there that asks so.
+    pub herd: bool,
 }
 
 impl ServerConfig {
@@ -71,6 +74,7 @@ impl ServerConfig {
             clients_max: 4096,
             token: Secret::default(),
             wait: Wait::Block,
+            herd: false,
         }
     }
 }
@@ -125,7 +129,7 @@ pub struct Server {
     address: Address,
     /// The socket that was made and is to be removed.
     socket: Option<PathBuf>,
-    workers: Vec<(Arc<Waker>, JoinHandle<()>)>,
+    workers: Vec<(Option<Arc<Waker>>, JoinHandle<()>)>,
 }
 
 #[derive(Debug)]
@@ -164,7 +168,7 @@ impl Server {
             Address::Verbs(at) => {
                 let (shared, workers) = (server.shared.clone(), config.workers);
                 let (at, threads) =
-                    crate::verbs::host::start(shared, &at, config.token, config.wait, workers)?;
+                    crate::verbs::host::start(shared, &at, config.token, config.wait, config.herd, workers)?;
                 (server.address, server.workers) = (Address::Verbs(at), threads);
             }
             #[cfg(not(feature = "verbs"))]
@@ -186,7 +190,7 @@ impl Server {
                 .name(format!("oneread-{number}"))
                 .spawn(move || worker.run())
                 .map_err(ServeError::Threads)?;
-            self.workers.push((Arc::new(waker), thread));
+            self.workers.push((Some(Arc::new(waker)), thread));
         }
         Ok(())
     }
@@ -220,7 +224,9 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.shared.stopping.store(true, Ordering::Release);
         for (waker, thread) in self.workers.drain(..) {
-            let _ = waker.wake();
+            if let Some(waker) = waker {
+                let _ = waker.wake();
+            }
             let _ = thread.join();
         }
         if self.shared.retires {
