@@ -37,29 +37,39 @@ impl CpuTime {
 }
 
 impl ServerChild {
-    /// Starts `oneread serve --anonymous` with these further arguments, and waits until it serves.
+    /// Starts `oneread serve --anonymous` with these further arguments at a socket of its own, and waits until
+    /// it serves.
     pub fn spawn(arguments: &[String]) -> Result<ServerChild> {
+        ServerChild::spawn_at(None, "", arguments)
+    }
+
+    /// The same at an address, with a token.
+    pub fn spawn_at(at: Option<Address>, token: &str, arguments: &[String]) -> Result<ServerChild> {
         let dir = std::env::temp_dir().join(format!("oneread-{}", std::process::id()));
         std::fs::DirBuilder::new()
             .mode(0o700)
             .create(&dir)
             .with_context(|| format!("making the folder {}", dir.display()))?;
-        let socket = dir.join("sock");
+        let address = at.unwrap_or_else(|| Address::Shm(dir.join("sock")));
         let program = std::env::current_exe().context("finding this program's own file")?;
         let child = Command::new(program)
             .args(["serve", "--anonymous", "--die-with-parent", "--json", "--at"])
-            .arg(&socket)
+            .arg(address.to_string())
             .args(arguments)
+            .env("ONEREAD_TOKEN", token)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
             .context("starting a server process")?;
-        let mut server = ServerChild { child, dir, address: Address::Shm(socket) };
+        let mut server = ServerChild { child, dir, address };
         server.clean_up_on_signal()?;
         let stdout = server.child.stdout.take().context("the server's output")?;
         let mut line = String::new();
         BufReader::new(stdout).read_line(&mut line).context("waiting for the server")?;
         ensure!(line.contains("\"ready\""), "the server process did not start; it says why above");
+        // Where it is found: an address without a port has got one.
+        let ready: serde_json::Value = serde_json::from_str(&line).context("what the server says")?;
+        server.address = ready["address"].as_str().context("the server's address")?.parse()?;
         Ok(server)
     }
 
