@@ -186,8 +186,8 @@ impl<'g, F: Fabric> Reader<'g, F> {
         }
     }
 
-    /// Looks many keys up with as many READs in flight as the fabric allows, a doorbell for all that are
-    /// ready. Hands each answer to `each` with the key's number in `keys`, in no particular order.
+    /// Looks many keys up with as many READs in flight as the fabric allows: whenever some have completed, a
+    /// doorbell for all that are ready to follow. Hands each answer to `each` with the key's number in `keys`, in no particular order.
     ///
     /// # Errors
     /// [`ReadError`] as soon as one GET ends in one; `each` has then not been called for every key.
@@ -209,18 +209,21 @@ impl<'g, F: Fabric> Reader<'g, F> {
             ));
             lanes.push(Lane::new(self.geometry, &mut self.fabric, number, key.as_ref()));
         }
-        while !doorbell.is_empty() {
-            self.fabric.post(&doorbell).map_err(ReadError::Fabric)?;
-            let posted = doorbell.len();
-            doorbell.clear();
-            while judged.len() < posted {
-                self.fabric
-                    .poll(|token, landed| {
-                        let lane = &mut lanes[token as usize];
-                        judged.push((token, lane.get.feed(landed, F::EXACT, &mut lane.value)));
-                    })
-                    .map_err(ReadError::Fabric)?;
+        let mut in_flight = 0;
+        while in_flight + doorbell.len() > 0 {
+            if !doorbell.is_empty() {
+                self.fabric.post(&doorbell).map_err(ReadError::Fabric)?;
+                in_flight += doorbell.len();
+                doorbell.clear();
             }
+            // What has completed makes room for what comes next, while the rest is still under way.
+            self.fabric
+                .poll(|token, landed| {
+                    let lane = &mut lanes[token as usize];
+                    judged.push((token, lane.get.feed(landed, F::EXACT, &mut lane.value)));
+                })
+                .map_err(ReadError::Fabric)?;
+            in_flight -= judged.len();
             for (token, step) in judged.drain(..) {
                 let lane = &mut lanes[token as usize];
                 let step = match step {

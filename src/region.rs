@@ -101,7 +101,7 @@ pub struct Region {
     recorder: Option<std::sync::Arc<crate::fabric::sim::Recorder>>,
 }
 
-#[expect(dead_code, reason = "held for the memory, which is reached through `base`")]
+#[allow(dead_code, reason = "held for the memory, which is reached through `base`")]
 enum Memory {
     Mapped(MmapRaw),
     #[cfg(feature = "sim")]
@@ -248,6 +248,21 @@ impl Region {
             // A file system that cannot promise memory: it is as good as its word.
             Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
             Err(e) => Err(os("reserving", format!("{len} bytes for the region"))(e.into())),
+        }
+    }
+
+    /// Touches all of the region, piece by piece, and tells `progress` how many bytes are done: a NIC pins
+    /// memory that is there in a fraction of the time, and nobody sees how far it is. Best effort.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn touch(&self, mut progress: impl FnMut(u64)) {
+        const PIECE: usize = 64 << 20;
+        #[allow(irrefutable_let_patterns, reason = "not with the feature `sim`")]
+        let Memory::Mapped(map) = &self._memory else { return };
+        for start in (0..map.len()).step_by(PIECE) {
+            let end = (start + PIECE).min(map.len());
+            // Kernels before 5.14 do not know it: the NIC's driver then does all the work.
+            let _ = map.advise_range(memmap2::Advice::PopulateWrite, start, end - start);
+            progress(end as u64);
         }
     }
 

@@ -6,11 +6,26 @@ pub(crate) use loom::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicU64, Ordering, fence},
 };
+#[cfg(not(any(loom, target_arch = "aarch64")))]
+pub(crate) use std::sync::atomic::fence;
 #[cfg(not(loom))]
 pub(crate) use std::sync::{
     Mutex, MutexGuard,
-    atomic::{AtomicU64, Ordering, fence},
+    atomic::{AtomicU64, Ordering},
 };
+
+/// A fence that also orders what devices see (docs/HARDWARE.md, H3): on aarch64 the language's release fence
+/// is `dmb ish`, which need not reach a NIC.
+#[cfg(all(not(loom), target_arch = "aarch64"))]
+#[allow(unsafe_code)]
+#[inline]
+pub(crate) fn fence(order: Ordering) {
+    std::sync::atomic::fence(order);
+    if order == Ordering::Release {
+        // SAFETY: a barrier; it touches neither registers nor memory.
+        unsafe { std::arch::asm!("dmb osh", options(nostack, preserves_flags)) };
+    }
+}
 
 /// Locks `mutex`, also after a thread panicked while holding it: what the locks here guard is valid
 /// between any two writes.

@@ -4,7 +4,7 @@
 //! Honest as far as one machine goes: rounds of all contestants alternate, medians are reported, and the
 //! maps it is compared with do less (their readers share a process with their writers).
 
-use super::child::ServerChild;
+use super::child::{Fabric, ServerChild};
 use super::measure::{KEY_BYTES, VALUE_BYTES, key, value};
 use super::{rpc, show};
 use anyhow::{Context, Result, ensure};
@@ -64,6 +64,9 @@ struct Timing {
     /// The layout
     #[arg(long, value_name = "NAME", default_value = "windowed:8")]
     layout: Layout,
+    /// What carries the READs of `get`
+    #[arg(long, value_enum, default_value = "shm")]
+    fabric: Fabric,
     /// Prints one JSON object
     #[arg(long)]
     json: bool,
@@ -98,6 +101,7 @@ struct Outcome {
 impl Bench {
     pub fn run(self) -> Result<ExitCode> {
         match self.what {
+            What::Get(timing) if timing.fabric == Fabric::Verbs => timing.get_over_verbs(),
             What::Get(timing) => timing.show(timing.get()?),
             What::Insert(timing) => timing.show(timing.insert()?),
             What::Rpc(rpc) => rpc.run(),
@@ -125,13 +129,16 @@ impl Timing {
     }
 
     fn get(&self) -> Result<Outcome> {
-        let server = ServerChild::spawn(&[
-            format!("--layout={}", self.layout),
-            format!("--capacity={}", self.keys),
-            format!("--key-max={KEY_BYTES}"),
-            format!("--value-max={VALUE_BYTES}"),
-        ])?;
-        let mut client = Client::connect(server.address())?;
+        let server = ServerChild::spawn(
+            Fabric::Shm,
+            &[
+                format!("--layout={}", self.layout),
+                format!("--capacity={}", self.keys),
+                format!("--key-max={KEY_BYTES}"),
+                format!("--value-max={VALUE_BYTES}"),
+            ],
+        )?;
+        let mut client = server.connect()?;
         let region_bytes = client.geometry().region_bytes();
         let bar = show::bar(self.keys, "filling", "keys");
         let (dash, papa) = self.fill(&mut client, &bar)?;
@@ -184,6 +191,74 @@ impl Timing {
         let lines = self.alternate(&mut contestants, n)?;
         drop(contestants);
         self.outcome("get", region_bytes, n, lines)
+    }
+
+    /// Only what crosses the device: what the device itself can do, perftest tells (docs/BENCHMARKS.md).
+    fn get_over_verbs(&self) -> Result<ExitCode> {
+        let server = ServerChild::spawn(
+            Fabric::Verbs,
+            &[
+                format!("--layout={}", self.layout),
+                format!("--capacity={}", self.keys),
+                format!("--key-max={KEY_BYTES}"),
+                format!("--value-max={VALUE_BYTES}"),
+            ],
+        )?;
+        let mut client = server.connect()?;
+        let bar = show::bar(self.keys, "filling", "keys");
+        for first in (0..self.keys).step_by(1024) {
+            let pairs: Vec<_> = (first..(first + 1024).min(self.keys)).map(|i| (key(i), value(i))).collect();
+            for answer in client.put_many(&pairs)? {
+                answer?;
+            }
+            bar.inc(pairs.len() as u64);
+        }
+        bar.finish_and_clear();
+        let n = self.keys;
+        let pick = |round: u32, i: u64| reduce(mix(i ^ u64::from(round) << 40), n);
+        let mut times = hdrhistogram::Histogram::<u64>::new_with_bounds(1, 60_000_000_000, 3)?;
+        let (mut one_by_one, mut batched) = (Vec::new(), Vec::new());
+        let cpu = server.cpu_time()?;
+        let before = client.stats().read;
+        let mut out = Vec::new();
+        for round in 0..self.rounds {
+            one_by_one.push(
+                timed(n, |i| {
+                    let begun = Instant::now();
+                    let found = client.get_into(&key(pick(round, i)), &mut out)?;
+                    times.saturating_record(begun.elapsed().as_nanos() as u64);
+                    Ok(found && out.len() == VALUE_BYTES)
+                })? as f64
+                    / n as f64,
+            );
+            batched.push(get_many(&mut client, n, |i| pick(round, i))? as f64 / n as f64);
+        }
+        let cpu_ms = server.cpu_time()?.ms_since(cpu);
+        let read = client.stats().read;
+        let gets = 2 * n * u64::from(self.rounds);
+        let queues = thousand(&mut client, |i| pick(0, i))?;
+        let median = |times: &mut Vec<f64>| {
+            times.sort_by(f64::total_cmp);
+            times[times.len() / 2]
+        };
+        let outcome = serde_json::json!({
+            "what": "get", "fabric": "verbs", "machine": machine(), "layout": self.layout.to_string(),
+            "keys": n, "rounds": self.rounds,
+            "read_bytes": client.geometry().window_bytes(client.geometry().window(0)),
+            "get_ns": { "mean": median(&mut one_by_one), "p50": times.value_at_quantile(0.5),
+                        "p99": times.value_at_quantile(0.99) },
+            "get_many_ns_per_key": median(&mut batched),
+            "gets_per_s_batched": 1e9 / median(&mut batched),
+            "reads_per_get": (read.reads - before.reads) as f64 / gets as f64,
+            "server_cpu_ms_per_million_gets": cpu_ms * 1e6 / gets as f64,
+            "get_many_of_1000": queues,
+        });
+        if self.json {
+            show::say(outcome)?;
+        } else {
+            show::say(serde_json::to_string_pretty(&outcome)?)?;
+        }
+        Ok(ExitCode::SUCCESS)
     }
 
     #[expect(clippy::type_complexity, reason = "the two maps, named once")]
@@ -306,6 +381,29 @@ fn timed(n: u64, mut op: impl FnMut(u64) -> Result<bool>) -> Result<u64> {
     let spent = begun.elapsed();
     ensure!(well == n, "{} of {n} keys were not found", n - well);
     Ok(spent.as_nanos() as u64)
+}
+
+/// What a batch of 1,000 keys asks of the queues, and how long it takes.
+#[cfg(feature = "verbs")]
+fn thousand(client: &mut Client, pick: impl Fn(u64) -> u64) -> Result<serde_json::Value> {
+    let keys: Vec<_> = (0..1000).map(|i| key(pick(i))).collect();
+    let before = client.queue_counts().context("a verbs client counts")?;
+    let begun = Instant::now();
+    let found = client.get_many(&keys)?;
+    let spent = begun.elapsed();
+    ensure!(found.iter().all(Option::is_some), "keys of the batch were not found");
+    let after = client.queue_counts().context("a verbs client counts")?;
+    Ok(serde_json::json!({
+        "doorbells": after.doorbells - before.doorbells,
+        "reads": after.reads - before.reads,
+        "completions": after.completions - before.completions,
+        "us": spent.as_micros() as u64,
+    }))
+}
+
+#[cfg(not(feature = "verbs"))]
+fn thousand(_: &mut Client, _: impl Fn(u64) -> u64) -> Result<serde_json::Value> {
+    anyhow::bail!(oneread::verbs::SetupError::NotBuilt)
 }
 
 fn get_many(client: &mut Client, n: u64, pick: impl Fn(u64) -> u64) -> Result<u64> {

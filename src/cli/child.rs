@@ -1,7 +1,8 @@
 //! A server in a process of its own, for `demo` and `bench`. Gone when its guard is.
 
 use anyhow::{Context, Result, ensure};
-use oneread::Address;
+use oneread::verbs::{DeviceChoice, Token, VerbsAddress};
+use oneread::{Address, Client, ClientOptions};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -15,6 +16,16 @@ pub struct ServerChild {
     child: Child,
     dir: PathBuf,
     address: Address,
+    token: Token,
+}
+
+/// What carries the READs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Fabric {
+    /// The memory of this host
+    Shm,
+    /// An RDMA device
+    Verbs,
 }
 
 /// CPU time a process has used.
@@ -37,39 +48,37 @@ impl CpuTime {
 }
 
 impl ServerChild {
-    /// Starts `oneread serve --anonymous` with these further arguments at a socket of its own, and waits until
-    /// it serves.
-    pub fn spawn(arguments: &[String]) -> Result<ServerChild> {
-        ServerChild::spawn_at(None, "", arguments)
-    }
-
-    /// The same at an address, with a token.
-    pub fn spawn_at(at: Option<Address>, token: &str, arguments: &[String]) -> Result<ServerChild> {
+    /// Starts `oneread serve --anonymous` with these further arguments, and waits until it serves.
+    pub fn spawn(fabric: Fabric, arguments: &[String]) -> Result<ServerChild> {
         let dir = std::env::temp_dir().join(format!("oneread-{}", std::process::id()));
         std::fs::DirBuilder::new()
             .mode(0o700)
             .create(&dir)
             .with_context(|| format!("making the folder {}", dir.display()))?;
-        let address = at.unwrap_or_else(|| Address::Shm(dir.join("sock")));
+        let at = match fabric {
+            Fabric::Shm => Address::Shm(dir.join("sock")),
+            // The operating system chooses a port; other programs here do not know the token.
+            Fabric::Verbs => Address::Verbs(VerbsAddress::new("127.0.0.1", 0, DeviceChoice::default())),
+        };
+        let token = format!("{:032x}", rand::random::<u128>());
         let program = std::env::current_exe().context("finding this program's own file")?;
         let child = Command::new(program)
-            .args(["serve", "--anonymous", "--die-with-parent", "--json", "--at"])
-            .arg(address.to_string())
+            .args(["serve", "--anonymous", "--die-with-parent", "--json", "--at", &at.to_string()])
             .args(arguments)
-            .env("ONEREAD_TOKEN", token)
+            .env("ONEREAD_TOKEN", &token)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
             .context("starting a server process")?;
-        let mut server = ServerChild { child, dir, address };
+        let mut server = ServerChild { child, dir, address: at, token: Token::new(token) };
         server.clean_up_on_signal()?;
         let stdout = server.child.stdout.take().context("the server's output")?;
         let mut line = String::new();
         BufReader::new(stdout).read_line(&mut line).context("waiting for the server")?;
         ensure!(line.contains("\"ready\""), "the server process did not start; it says why above");
-        // Where it is found: an address without a port has got one.
-        let ready: serde_json::Value = serde_json::from_str(&line).context("what the server says")?;
-        server.address = ready["address"].as_str().context("the server's address")?.parse()?;
+        let ready: serde_json::Value = serde_json::from_str(&line).context("the server's first line")?;
+        let address = ready["address"].as_str().context("the server's first line names no address")?;
+        server.address = address.parse()?;
         Ok(server)
     }
 
@@ -88,8 +97,15 @@ impl ServerChild {
         Ok(())
     }
 
-    pub fn address(&self) -> &Address {
-        &self.address
+    /// A client of it.
+    pub fn connect(&self) -> Result<Client> {
+        self.connect_with(ClientOptions::default())
+    }
+
+    /// A client of it, with these options and its token.
+    pub fn connect_with(&self, mut options: ClientOptions) -> Result<Client> {
+        options.verbs.token = self.token.clone();
+        Ok(Client::connect_with(&self.address, options)?)
     }
 
     pub fn pid(&self) -> Pid {

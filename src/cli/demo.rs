@@ -1,7 +1,7 @@
 //! `demo`: a newcomer's first minute. A server process loads real data, is stopped, and is read all the
 //! same.
 
-use super::child::ServerChild;
+use super::child::{Fabric, ServerChild};
 use super::{show, status};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -18,16 +18,21 @@ use std::time::{Duration, Instant};
 #[command(after_help = "EXAMPLES
   oneread demo
   oneread demo --json | jq .reads_per_get
+  oneread demo --fabric verbs          the same over an RDMA device (built with --features verbs)
 
 Takes some seconds. Everything it starts it stops again. Exit status 1 if any key was missed or any value
 was wrong.")]
 pub struct Demo {
-    /// Times that every key is read with each GET timed, and as often again without
-    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
-    rounds: u32,
+    /// Times that every key is read with each GET timed, and as often again without [default: 20; over
+    /// verbs 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: Option<u32>,
     /// Seconds of reading while the server updates
     #[arg(long, default_value_t = 2.0)]
     seconds: f64,
+    /// What carries the READs
+    #[arg(long, value_enum, default_value = "shm")]
+    fabric: Fabric,
     /// No story, one JSON object at the end
     #[arg(long)]
     json: bool,
@@ -36,6 +41,7 @@ pub struct Demo {
 /// What came out. The names are those of the JSON output.
 #[derive(Debug, Default, Serialize)]
 struct Outcome {
+    fabric: &'static str,
     keys: u64,
     rounds: u32,
     found: u64,
@@ -61,7 +67,9 @@ const PUT_DEADLINE: Duration = Duration::from_millis(200);
 impl Demo {
     pub fn run(self) -> Result<ExitCode> {
         let tell = |line: &str| if self.json { Ok(()) } else { show::say(line) };
-        let mut outcome = Outcome { rounds: self.rounds, ..Outcome::default() };
+        let rounds = self.rounds.unwrap_or(if self.fabric == Fabric::Shm { 20 } else { 1 });
+        let fabric = if self.fabric == Fabric::Shm { "shm" } else { "verbs" };
+        let mut outcome = Outcome { fabric, rounds, ..Outcome::default() };
 
         let names = character_names();
         outcome.keys = names.len() as u64;
@@ -70,15 +78,18 @@ impl Demo {
         tell(&format!("  as in {} -> {name}", String::from_utf8_lossy(key)))?;
 
         let longest = names.iter().map(|(_, name)| name.len()).max().unwrap_or(0);
-        let server = ServerChild::spawn(&[
-            format!("--capacity={}", names.len()),
-            "--key-max=8".into(),
-            format!("--value-max={}", longest + Versioned::EXTRA),
-        ])?;
+        let server = ServerChild::spawn(
+            self.fabric,
+            &[
+                format!("--capacity={}", names.len()),
+                "--key-max=8".into(),
+                format!("--value-max={}", longest + Versioned::EXTRA),
+            ],
+        )?;
         tell(&format!("A server process ({}) holds the table; this process connects to it.", server.pid()))?;
-        let mut client = Client::connect(server.address())?;
+        let mut client = server.connect()?;
         let options = ClientOptions { deadline: PUT_DEADLINE, ..ClientOptions::default() };
-        let mut hasty = Client::connect_with(server.address(), options)?;
+        let mut hasty = server.connect_with(options)?;
         // Opens the connection for changes while somebody can answer.
         hasty.server_stats()?;
         load(&mut client, &names)?;
@@ -87,7 +98,7 @@ impl Demo {
         server.stop()?;
         tell(&show::bold("Now the server process is stopped (SIGSTOP): it gets no CPU at all."))?;
         let cpu = server.cpu_time()?;
-        read_all(&mut client, &names, self.rounds, &mut outcome)?;
+        read_all(&mut client, &names, rounds, &mut outcome)?;
         outcome.put_while_stopped = put_to_stopped(&mut hasty, &names[0])?;
         ensure!(server.has_stopped()?, "the server did not stay stopped");
         outcome.server_cpu_ms = server.cpu_time()?.ms_since(cpu);
@@ -95,7 +106,7 @@ impl Demo {
             "  All names were read {} times and compared, straight from its memory.\n  \
              It used {} ms of CPU meanwhile.\n  \
              A put needs it, and ends as it should: {}\n",
-            2 * self.rounds,
+            2 * rounds,
             outcome.server_cpu_ms,
             outcome.put_while_stopped
         ))?;
@@ -140,7 +151,11 @@ impl Outcome {
         row("wrong or torn values", n(self.wrong), "");
         row("READs per GET", format!("{:.4}", self.reads_per_get), "each is one round trip on a network");
         row("bytes per GET", format!("{:.0}", self.bytes_per_get), "");
-        row("GET, median", ns(self.p50_ns), "from another process's memory, value compared");
+        let how = match self.fabric {
+            "shm" => "from another process's memory, value compared",
+            _ => "by the RDMA device, value compared",
+        };
+        row("GET, median", ns(self.p50_ns), how);
         row("GET, 99 %", ns(self.p99_ns), "");
         row("GET, 99.9 %", ns(self.p999_ns), "");
         row("GETs", show::rate(self.gets_per_s), "one thread");

@@ -1,15 +1,15 @@
 //! `bench rpc`: GETs by READ beside GETs that the server does, on one table and one device.
 
 use super::bench::machine;
-use super::child::{CpuTime, ServerChild};
+use super::child::{CpuTime, Fabric, ServerChild};
 use super::measure::{KEY_BYTES, VALUE_BYTES, key, value};
 use super::{TokenArgs, rpc_plot, show};
 use anyhow::{Context, Result, bail, ensure};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use comfy_table::{Attribute, Cell};
 use hdrhistogram::Histogram;
 use oneread::layout::hash::{mix, reduce};
-use oneread::verbs::{Ask, SetupError, Token, VerbsOptions};
+use oneread::verbs::{Ask, SetupError, VerbsOptions};
 use oneread::{Address, Client, ClientOptions, ConnectError, Layout, Put};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -63,12 +63,6 @@ pub struct Rpc {
     /// Prints one JSON object
     #[arg(long)]
     json: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Fabric {
-    Shm,
-    Verbs,
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
@@ -228,32 +222,21 @@ impl Rpc {
     }
 
     fn measure(&self) -> Result<Outcome> {
-        let (server, token) = match &self.at {
-            Some(_) => (None, self.token.token()?),
-            None => {
-                let secret = secret();
-                (Some(self.spawn(&secret)?), Token::new(secret))
-            }
-        };
-        let address = server.as_ref().map(ServerChild::address).or(self.at.as_ref());
-        let address = address.context("there is a server either way")?;
+        let server = if self.at.is_none() { Some(self.spawn()?) } else { None };
         let connect = |ask| {
-            let verbs = VerbsOptions { token: token.clone(), ask, ..VerbsOptions::default() };
+            let verbs = VerbsOptions { token: self.token.token()?, ask, ..VerbsOptions::default() };
             // Many threads on few cores: a late answer is a latency, no failure.
             let deadline = Duration::from_secs(30);
-            Client::connect_with(address, ClientOptions { deadline, verbs, ..ClientOptions::default() })
+            let options = ClientOptions { deadline, verbs, ..ClientOptions::default() };
+            match (&server, &self.at) {
+                (Some(server), _) => server.connect_with(options),
+                (None, Some(address)) => Ok(Client::connect_with(address, options)?),
+                (None, None) => bail!("no server"),
+            }
         };
         let mut client = connect(Ask::Message)?;
-        let herd = match (address, connect(Ask::Herd)) {
-            (Address::Shm(_), _) => None,
-            // Clones begin without a connection: HERD's workers poll only while somebody asks so.
-            (_, Ok(herd)) => Some(herd.clone()),
-            (_, Err(ConnectError::Verbs(error @ SetupError::Herd { .. }))) => {
-                show::complain(format_args!("oneread: without HERD: {error}"));
-                None
-            }
-            (_, Err(error)) => return Err(error.into()),
-        };
+        let is_shm = matches!(client.address(), Address::Shm(_));
+        let herd = if is_shm { None } else { self.herd(connect(Ask::Herd))? };
         let bar = show::bar(self.keys, "filling", "keys");
         for first in (0..self.keys).step_by(256) {
             let numbers = first..(first + 256).min(self.keys);
@@ -268,7 +251,7 @@ impl Rpc {
         let lines = self.alternate(&table, server.as_ref())?;
         Ok(Outcome {
             machine: machine(),
-            fabric: if matches!(address, Address::Shm(_)) { "shm" } else { "verbs" },
+            fabric: if is_shm { "shm" } else { "verbs" },
             layout,
             keys: self.keys,
             rounds: self.rounds,
@@ -278,22 +261,31 @@ impl Rpc {
         })
     }
 
-    fn spawn(&self, secret: &str) -> Result<ServerChild> {
-        let mut arguments = vec![
+    fn spawn(&self) -> Result<ServerChild> {
+        let arguments = [
             format!("--layout={}", self.layout),
             format!("--capacity={}", self.keys),
             format!("--key-max={KEY_BYTES}"),
             format!("--value-max={VALUE_BYTES}"),
             format!("--workers={}", self.workers),
+            "--herd".into(),
         ];
-        let at = match self.fabric {
-            Fabric::Shm => None,
-            Fabric::Verbs => {
-                arguments.push("--herd".into());
-                Some("verbs://127.0.0.1:0".parse()?)
-            }
-        };
-        ServerChild::spawn_at(at, secret, &arguments)
+        ServerChild::spawn(self.fabric, &arguments)
+    }
+
+    /// A client that asks HERD's way, if the server takes that.
+    fn herd(&self, connected: Result<Client>) -> Result<Option<Client>> {
+        match connected {
+            // Clones begin without a connection: HERD's workers poll only while somebody asks so.
+            Ok(client) => Ok(Some(client.clone())),
+            Err(error) => match error.downcast_ref() {
+                Some(ConnectError::Verbs(why @ SetupError::Herd { .. })) if self.at.is_some() => {
+                    show::complain(format_args!("oneread: without HERD: {why}"));
+                    Ok(None)
+                }
+                _ => Err(error),
+            },
+        }
     }
 
     /// Runs all paths round after round, so that what else happens on the machine meets all of them alike.
@@ -327,11 +319,6 @@ impl Rpc {
         bar.finish_and_clear();
         Ok(lines)
     }
-}
-
-/// A token for the child process, known to nobody else.
-fn secret() -> String {
-    format!("{:032x}", rand::random::<u128>())
 }
 
 /// The value number `version` of key number `n`. Says itself which version it is.

@@ -50,7 +50,7 @@ fn paint<'a>(area: &Area<'a>, outcome: &Outcome) -> Painted<'a> {
     text(area, &outcome.about(), (40, 68), 15, INK, HPos::Left)?;
     let curves = curves(&outcome.lines);
     let rate = |line: &Line| line.ops_per_s;
-    panel(area, &curves, 90, "operations per second", &[(rate, false)], |n| show::rate(n))?;
+    panel(area, &curves, 90, "operations per second", &[(rate, false)], show::rate)?;
     let (p50, p99): (Measure, Measure) = (|line| line.p50_ns as f64, |line| line.p99_ns as f64);
     let title = "latency: solid the median, dashed the 99th percentile";
     panel(area, &curves, 860, title, &[(p50, false), (p99, true)], show::nanos)

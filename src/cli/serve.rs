@@ -5,6 +5,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use oneread::inspect::Inspector;
 use oneread::region::{Backing, Region};
+use oneread::server::RegisterProgress;
 use oneread::verbs::Wait;
 use oneread::{Address, Config, Geometry, Layout, Server, ServerConfig, Size, Start};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -13,6 +14,7 @@ use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 /// Serve a table until SIGINT or SIGTERM
@@ -134,6 +136,7 @@ impl Serve {
             token,
             wait: if self.poll { Wait::Poll } else { Wait::Block },
             herd: self.herd,
+            progress: Some(show_registration),
             ..ServerConfig::new(address, config)
         })?;
         self.announce(&server, &backing)?;
@@ -275,6 +278,23 @@ impl Serve {
             geometry.shape().bytes(),
             show::bytes(geometry.region_bytes()),
         ))?)
+    }
+}
+
+/// Shows how far the registration is, where it takes long enough to be looked at.
+fn show_registration(at: RegisterProgress) {
+    static BAR: OnceLock<indicatif::ProgressBar> = OnceLock::new();
+    let bar = BAR.get_or_init(|| show::byte_bar(at.total, "registering"));
+    bar.set_position(at.ready);
+    if at.done {
+        bar.finish_and_clear();
+        if bar.elapsed() > Duration::from_secs(1) {
+            show::complain(format_args!(
+                "registered {} in {:.1} s",
+                show::bytes(at.total),
+                bar.elapsed().as_secs_f64()
+            ));
+        }
     }
 }
 

@@ -214,7 +214,7 @@ pub struct Client {
 enum Path {
     Shm(shm::Handle),
     #[cfg(feature = "verbs")]
-    Verbs(crate::verbs::client::Handle),
+    Verbs(Box<crate::verbs::client::Handle>),
 }
 
 /// The same for every path: `on_path!(self.path, handle => ...)`.
@@ -246,7 +246,7 @@ impl Client {
         let path = match address {
             Address::Shm(socket) => Path::Shm(shm::Handle::connect(socket, &options)?),
             #[cfg(feature = "verbs")]
-            Address::Verbs(at) => Path::Verbs(crate::verbs::client::Handle::connect(at, &options)?),
+            Address::Verbs(at) => Path::Verbs(Box::new(crate::verbs::client::Handle::connect(at, &options)?)),
             #[cfg(not(feature = "verbs"))]
             Address::Verbs(_) => return Err(SetupError::NotBuilt.into()),
         };
@@ -286,7 +286,7 @@ impl Client {
         ClientStats { reattached, ..self.stats }
     }
 
-    /// What this handle has asked of its queue pairs; nothing over shm.
+    /// Over verbs: what was asked of this handle's queues. Other fabrics have none.
     #[cfg(feature = "verbs")]
     pub fn queue_counts(&self) -> Option<crate::verbs::QueueCounts> {
         match &self.path {

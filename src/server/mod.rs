@@ -60,6 +60,20 @@ pub struct ServerConfig {
     /// Over verbs: also take requests HERD's way ([`Ask::Herd`](crate::verbs::Ask::Herd)), with as many workers
     /// again. They poll without sleeping while a client is there that asks so.
     pub herd: bool,
+    /// Over verbs: told now and then how much of the region has been made ready for the device, which takes
+    /// some seconds for each 10 GiB.
+    pub progress: Option<fn(RegisterProgress)>,
+}
+
+/// How far the registration of a region is, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegisterProgress {
+    /// Bytes that are in memory. All of them: the device now pins them.
+    pub ready: u64,
+    /// Bytes of the region.
+    pub total: u64,
+    /// Is it registered, too?
+    pub done: bool,
 }
 
 impl ServerConfig {
@@ -75,6 +89,7 @@ impl ServerConfig {
             token: Secret::default(),
             wait: Wait::Block,
             herd: false,
+            progress: None,
         }
     }
 }
@@ -166,9 +181,14 @@ impl Server {
             Address::Shm(socket) => server.serve_shm(&socket, config.workers)?,
             #[cfg(feature = "verbs")]
             Address::Verbs(at) => {
-                let (shared, workers) = (server.shared.clone(), config.workers);
-                let (at, threads) =
-                    crate::verbs::host::start(shared, &at, config.token, config.wait, config.herd, workers)?;
+                let how = crate::verbs::host::How {
+                    token: config.token,
+                    wait: config.wait,
+                    herd: config.herd,
+                    workers: config.workers,
+                    progress: config.progress,
+                };
+                let (at, threads) = crate::verbs::host::start(server.shared.clone(), &at, how)?;
                 (server.address, server.workers) = (Address::Verbs(at), threads);
             }
             #[cfg(not(feature = "verbs"))]

@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 /// Pauses between attempts to connect anew: doubled from the first to the last.
 const RETRY_FIRST: Duration = Duration::from_millis(1);
 const RETRY_MAX: Duration = Duration::from_millis(100);
+/// Connections that one call may lose.
+const FAILURES_MAX: u32 = 8;
 /// An attempt that gets no answer is given up after this long, for another one.
 const ATTEMPT_MAX: Duration = Duration::from_secs(2);
 
@@ -128,9 +130,12 @@ impl Handle {
         mut get: impl FnMut(&mut Reader<'_, Counting<'_, Verbs<'_>>>) -> Result<R, ReadError<VerbsError>>,
     ) -> Result<R, GetError> {
         let within = self.shared.options.deadline;
+        let mut failures = 0;
+        // From the first failure on: a batch may take longer than that.
         let mut deadline = None;
         loop {
-            self.connected(*deadline.get_or_insert_with(|| Instant::now() + within))
+            let until = deadline.unwrap_or_else(|| Instant::now() + within);
+            self.connected(until)
                 .map_err(|error| GetError::ServerGone { address: self.address(), why: error.to_string() })?;
             let Some(connection) = &mut self.connection else { continue };
             let geometry = &*self.geometry;
@@ -146,10 +151,16 @@ impl Handle {
                 Ok(result) => return Ok(result),
                 Err(ReadError::Fabric(error)) => {
                     self.disconnect();
-                    if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                    failures += 1;
+                    // A server that is there, and whose memory cannot be read, is not hammered for long.
+                    let deadline = *deadline.get_or_insert_with(|| Instant::now() + within);
+                    if Instant::now() >= deadline || failures > FAILURES_MAX {
                         return Err(ReadError::Fabric(error).into());
                     }
                     tracing::warn!(%error, "connecting anew");
+                    if failures > 1 {
+                        std::thread::sleep((RETRY_FIRST * (1 << failures)).min(RETRY_MAX));
+                    }
                 }
                 // READs may still be in flight: they would be taken for those of the next call.
                 Err(error @ (ReadError::Contended { .. } | ReadError::Deadline { .. })) => {

@@ -36,6 +36,8 @@ use std::time::{Duration, Instant};
 
 /// Completions taken with one poll.
 const POLLED: usize = 32;
+/// READs in flight, at most: more than any device works on at once, and still a small queue.
+const CREDITS_MAX: usize = 1024;
 /// READs of one doorbell between two whose completions show. Their landing slots come free together.
 const SIGNAL_EVERY: usize = 16;
 
@@ -134,7 +136,8 @@ impl Connection {
             None => station.insert(Station::open(address.device(), Some(talk.peer.ip()))?).clone(),
         };
         let limits = station.domain().context().limits();
-        let credits = (*credits).clamp(1, (limits.max_qp_wr as usize).saturating_sub(MESSAGES_MAX).max(1));
+        let queue_max = (limits.max_qp_wr as usize).saturating_sub(MESSAGES_MAX).max(1);
+        let credits = (*credits).clamp(1, queue_max.min(CREDITS_MAX));
         let depth = Depth { sends: (credits + MESSAGES_MAX) as u32, receives: MESSAGES_MAX as u32 };
         let room = (credits + 2 * MESSAGES_MAX + herd::client::COMPLETIONS) as u32;
         let queue = CompletionQueue::new(station.domain().context().clone(), room)?;
@@ -384,12 +387,14 @@ impl Connection {
     ) -> Result<(), VerbsError> {
         /// Polls before the clock is looked at, and before others may run.
         const SPINS: u32 = 256;
+        /// How often a wait looks whether the server is still there.
+        const LOOK: Duration = Duration::from_millis(1);
         self.take_completions()?;
         if enough(self) {
             return Ok(());
         }
         let deadline = Instant::now() + within;
-        let mut spins = 0u32;
+        let (mut spins, mut look) = (0u32, Instant::now() + LOOK);
         loop {
             if self.take_completions()? && enough(self) {
                 return Ok(());
@@ -403,6 +408,11 @@ impl Connection {
                 Wait::Poll => {
                     spins = SPINS / 2;
                     std::thread::yield_now();
+                    // Sooner than the device gives up on a server that is gone.
+                    if Instant::now() >= look {
+                        self.check_stream()?;
+                        look += LOOK;
+                    }
                 }
                 Wait::Block => {
                     self.queue.arm()?;

@@ -20,7 +20,7 @@ use super::station::Station;
 use super::{Token, VerbsAddress, Wait};
 use crate::layout::geometry::Geometry;
 use crate::layout::superblock::SUPERBLOCK_WORDS;
-use crate::server::Shared;
+use crate::server::{RegisterProgress, Shared};
 use crate::wire;
 use mio::net::{TcpListener, TcpStream};
 use mio::unix::SourceFd;
@@ -65,15 +65,21 @@ pub(crate) struct Host {
 /// A thread of the host, and what wakes it, unless it never sleeps or wakes when the others end.
 pub(crate) type Thread = (Option<Arc<Waker>>, std::thread::JoinHandle<()>);
 
+/// How to serve.
+pub(crate) struct How {
+    pub token: Token,
+    pub wait: Wait,
+    pub herd: bool,
+    pub workers: usize,
+    pub progress: Option<fn(RegisterProgress)>,
+}
+
 /// Registers the region, listens, and starts door and workers. Returns the address with the port that
 /// clients find it at.
 pub(crate) fn start(
     shared: Arc<Shared>,
     address: &VerbsAddress,
-    token: Token,
-    wait: Wait,
-    herd: bool,
-    workers: usize,
+    how: How,
 ) -> Result<(VerbsAddress, Vec<Thread>), SetupError> {
     let listen = |why: io::Error| SetupError::Listen {
         address: super::host_and_port(address.host(), address.port()),
@@ -89,8 +95,9 @@ pub(crate) fn start(
     tracing::info!(device = station.domain().context().name(), why = station.why(), "verbs");
     let geometry = shared.index.geometry();
     let message_bytes = message_bytes(geometry);
-    let region = RegisteredRegion::of_region(station.domain().clone(), shared.clone())?;
+    let region = register(&station, &shared, how.progress)?;
     let superblock = (0..SUPERBLOCK_WORDS).map(|word| shared.index.region().load(word)).collect();
+    let How { token, wait, herd, workers, .. } = how;
     let herd = herd.then(|| herd::server::Desk::open(&shared, &station, workers)).transpose()?;
     let (herd, herd_threads) = herd.unzip();
     let host = Arc::new(Host { shared, station, region, superblock, token, message_bytes, wait, herd });
@@ -115,6 +122,26 @@ pub(crate) fn start(
     // These end when the desk is gone, with the last of the threads above.
     all.extend(herd_threads.into_iter().flatten().map(|thread| (None, thread)));
     Ok((address.with_port(port), all))
+}
+
+/// Registers the region, and tells how far it is.
+fn register(
+    station: &Station,
+    shared: &Arc<Shared>,
+    progress: Option<fn(RegisterProgress)>,
+) -> Result<RegisteredRegion, SetupError> {
+    let total = shared.index.region().bytes();
+    let tell = |ready, done| {
+        if let Some(progress) = progress {
+            progress(RegisterProgress { ready, total, done });
+        }
+    };
+    let begun = Instant::now();
+    shared.index.region().touch(|ready| tell(ready, false));
+    let region = RegisteredRegion::of_region(station.domain().clone(), shared.clone())?;
+    tell(total, true);
+    tracing::info!(bytes = total, took = ?begun.elapsed(), "registered the region");
+    Ok(region)
 }
 
 /// Room for the largest request and the largest answer, and for some dozens of small ones.

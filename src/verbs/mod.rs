@@ -100,8 +100,8 @@ pub struct VerbsOptions {
     pub token: Token,
     /// How to wait for READs and answers.
     pub wait: Wait,
-    /// READs in flight at once, for [`Client::get_many`](crate::Client::get_many); the device may allow
-    /// fewer.
+    /// READs in flight at once, for [`Client::get_many`](crate::Client::get_many): 1 to 1,024; the device
+    /// may allow fewer.
     pub credits: usize,
     /// How requests for the server travel.
     pub ask: Ask,
@@ -135,7 +135,8 @@ pub struct DeviceChoice {
 pub struct VerbsAddress {
     host: String,
     port: u16,
-    device: DeviceChoice,
+    /// Boxed, as addresses are part of every error.
+    device: Box<DeviceChoice>,
 }
 
 /// The port when none is named.
@@ -144,7 +145,7 @@ pub const DEFAULT_PORT: u16 = 7471;
 impl VerbsAddress {
     /// The server at a host's port.
     pub fn new(host: impl Into<String>, port: u16, device: DeviceChoice) -> VerbsAddress {
-        VerbsAddress { host: host.into(), port, device }
+        VerbsAddress { host: host.into(), port, device: Box::new(device) }
     }
 
     /// Name or IP address of the host; for a server, of the interface to listen at.
@@ -176,7 +177,7 @@ pub(crate) fn host_and_port(host: &str, port: u16) -> String {
 impl fmt::Display for VerbsAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "verbs://{}", host_and_port(&self.host, self.port))?;
-        let DeviceChoice { device, port, gid, mtu } = &self.device;
+        let DeviceChoice { device, port, gid, mtu } = &*self.device;
         let parts = [
             device.as_ref().map(|device| format!("dev={device}")),
             port.map(|port| format!("port={port}")),
@@ -245,7 +246,7 @@ impl FromStr for VerbsAddress {
                 _ => return Err(format!("{name:?} is none of dev, port, gid and mtu")),
             }
         }
-        Ok(VerbsAddress { host: host.into(), port, device })
+        Ok(VerbsAddress::new(host, port, device))
     }
 }
 
@@ -292,3 +293,8 @@ mod tests {
         assert_eq!(format!("{:?}", Token::new("secret")), "Token(...)");
     }
 }
+
+/// The examples of docs/VERBS.md compile.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/VERBS.md")]
+mod guide {}

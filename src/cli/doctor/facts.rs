@@ -441,9 +441,8 @@ fn port(root: &Root, device: &str, number: &str) -> Option<Port> {
         Some("Ethernet") => LinkLayer::Ethernet,
         _ => LinkLayer::InfiniBand,
     };
-    let mut places: Vec<u32> =
+    let places: Vec<u32> =
         root.list(&format!("{at}/gids")).iter().filter_map(|index| index.parse().ok()).collect();
-    places.sort_unstable();
     let gids: Vec<_> = places.iter().filter_map(|&index| entry(root, &at, index, link_layer)).collect();
     // Without a GID, the device knows its interface all the same.
     let netdev = gids.iter().find_map(|entry| entry.netdev.clone());

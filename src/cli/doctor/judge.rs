@@ -7,8 +7,9 @@ use serde::Serialize;
 use std::io;
 use std::net::IpAddr;
 
-/// What a client must be able to lock for queues and landing places. No rule says so; below it, devices refuse to
-/// make queues, and systems of old allowed 64 KiB.
+/// What a client should be able to lock for its queues and for what READs bring. A judgement, not a bound: with
+/// 64 KiB, the limit of old systems, Soft-RoCE still exchanges messages of 1 KiB, but real devices lock their queues,
+/// too; the limit of today's systems, 8 MiB, is plenty.
 const CLIENT_LOCKS: u64 = 1 << 20;
 
 /// What the report depends on besides the machine.
@@ -113,7 +114,9 @@ impl<'a> Diagnosis<'a> {
         for each in &facts.devices {
             findings.extend([device(each), permission(facts, each)]);
             for port in ports.iter().filter(|port| std::ptr::eq(port.device, each)) {
-                findings.extend([port.state(facts), port.gid()]);
+                findings.push(port.state(facts));
+                // What a port that is down would choose is beside the point.
+                findings.extend(port.is_active().then(|| port.gid()));
             }
         }
         findings.extend([library(facts), memlock(facts, question), build(question)]);
@@ -286,7 +289,7 @@ fn no_device(facts: &Facts) -> Finding {
     let finding = none("none, and no card that could be one");
     match () {
         () if !kernel.loads_modules => {
-            finding.advice("such a kernel as above can make one in software: Soft-RoCE, the module rdma_rxe")
+            finding.advice("with such a kernel, Soft-RoCE (the module rdma_rxe) makes one in software")
         }
         () if kernel.container => finding
             .advice("on the host, not in here (the name of the interface may be another one there):")
@@ -550,7 +553,7 @@ fn memlock(facts: &Facts, question: &Question) -> Finding {
         Finding::new(
             Level::Problem,
             WHAT,
-            format!("up to {limit_text}: too little for any queue of a device"),
+            format!("up to {limit_text}: a client's queues may not fit; a server must lock its table, by default {need}"),
         )
         .stops_verbs(format!("only {limit_text} may be locked"))
     } else {
@@ -569,7 +572,7 @@ fn memlock(facts: &Facts, question: &Question) -> Finding {
             let file = "/etc/security/limits.d/90-oneread.conf";
             let tee = if is_root(facts) { "tee" } else { "sudo tee" };
             finding
-                .advice("then log in again; a systemd unit takes LimitMEMLOCK=infinity instead, a container --ulimit memlock=-1")
+                .advice("log in again after this; instead, a systemd unit takes LimitMEMLOCK=infinity, a container --ulimit memlock=-1:")
                 .command(format!("echo {line} | {tee} {file}"))
         }
     }
@@ -607,6 +610,10 @@ fn packages(distribution: Distribution, what: &str) -> Option<String> {
 /// Adds how to get the kernel modules that small kernels lack.
 fn install_modules(facts: &Facts, finding: Finding) -> Finding {
     let release = &facts.kernel.release;
+    if !facts.kernel.has_modules {
+        let gone = format!("/lib/modules/{release} is gone, as it is after an upgrade of the kernel: reboot");
+        return finding.advice(gone);
+    }
     let debian = if cfg!(target_arch = "aarch64") { "linux-image-arm64" } else { "linux-image-amd64" };
     let command = match facts.distribution {
         Distribution::Ubuntu => format!("apt-get install linux-modules-extra-{release}"),

@@ -11,7 +11,6 @@ use clap::{Args, ValueEnum};
 use comfy_table::{Attribute, Cell, Color, ColumnConstraint, Width};
 use facts::{Facts, InterfaceAddress, Live};
 use judge::{Diagnosis, Finding, Level, PortGids, Question};
-use oneread::address::AddressError;
 use oneread::region::{Backing, Region};
 use oneread::{Address, Client, ClientOptions, Config, ConnectError};
 use serde_json::json;
@@ -59,7 +58,7 @@ impl Doctor {
     pub fn run(self) -> Result<ExitCode> {
         let question = Question {
             peer: self.peer,
-            verbs_built: is_built("verbs"),
+            verbs_built: cfg!(feature = "verbs"),
             table_bytes: Config::default().geometry()?.region_bytes(),
         };
         let facts = Facts::collect(&self.root, live(&self.root)?);
@@ -77,11 +76,6 @@ impl Doctor {
             None => shm || verbs,
         }))
     }
-}
-
-/// Does this build have a fabric?
-fn is_built(fabric: &str) -> bool {
-    !matches!(format!("{fabric}:").parse::<Address>(), Err(AddressError::Fabric { .. }))
 }
 
 fn live(root: &Path) -> Result<Live> {

@@ -252,6 +252,10 @@ fn no_device() {
     // Modules in another one's line are not here.
     machine.write("lib/modules/6.12.1-amd64/modules.dep", "kernel/z.ko: kernel/x/rdma_rxe.ko\n");
     assert_eq!(machine.facts().kernel.rxe, Module::Missing);
+    machine.remove("lib/modules");
+    let facts = machine.facts();
+    let gone = find(&Diagnosis::of(&facts, &QUESTION), "RDMA device").advice.clone().unwrap();
+    assert_eq!(gone, "/lib/modules/6.12.1-amd64 is gone, as it is after an upgrade of the kernel: reboot");
     machine.remove("proc/modules");
     assert_eq!(command(&machine), "");
 }
@@ -278,6 +282,15 @@ fn soft_roce() {
     let order: Vec<_> = diagnosis.ports[0].ranking.iter().map(|ranked| ranked.entry.index).collect();
     assert_eq!(order, [1, 0]);
     assert_eq!(diagnosis.ports[0].ranking[0].entry.ifindex, 2);
+
+    // A packet's headers need room, too.
+    for (mtu, bytes) in
+        [("9000", "4,096"), ("4200", "4,096"), ("4096", "2,048"), ("1500", "1,024"), ("300", "256")]
+    {
+        let facts = machine.write("sys/class/net/eth0/mtu", mtu).facts();
+        let diagnosis = Diagnosis::of(&facts, &QUESTION);
+        expect(&diagnosis, "rxe0 port 1", Level::Ok, &format!("MTU {mtu}, packets of {bytes} bytes"), "");
+    }
 
     // The subnet's prefix is that of the interface: told truthfully.
     for (peer, said) in [("10.0.0.9", "same subnet as the peer"), ("10.0.1.9", "another subnet than")] {
@@ -313,6 +326,10 @@ fn port_down() {
     let (found, command) = port(&machine);
     assert_eq!(found, "DOWN, because its interface eth0 is switched off");
     assert_eq!(command, "sudo ip link set eth0 up");
+    let facts = machine.facts();
+    let told =
+        Diagnosis::of(&facts, &QUESTION).findings.iter().any(|finding| finding.what.starts_with("GID of"));
+    assert!(!told, "what a port that is down would choose is no news");
     // Its interface is known also when the port has no GID.
     machine.remove("sys/class/infiniband/rxe0/ports/1/gids");
     assert_eq!(port(&machine), (found, command));
@@ -335,6 +352,7 @@ fn sparse_gids() {
     let diagnosis = Diagnosis::of(&facts, &QUESTION);
     let order: Vec<_> = diagnosis.ports[0].ranking.iter().map(|ranked| ranked.entry.index).collect();
     assert_eq!(order, [200, 9, 37, 10]);
+    assert_eq!((facts.devices[0].ports[0].gids.len(), facts.devices[0].ports[0].gid_places), (4, 5));
     assert!(diagnosis.verbs.works);
 
     for index in [9, 10, 37, 200] {
@@ -401,8 +419,14 @@ fn memlock() {
         ("unlimited", "unlimited", Level::Ok, "no limit", ""),
         ("104857600", "104857600", Level::Ok, "up to 100 MiB", ""),
         ("8388608", "8388608", Level::Warning, "a server must lock its table, by default 100 MiB", limits_d),
-        ("65536", "65536", Level::Problem, "up to 64.0 KiB: too little", limits_d),
-        ("65536", "unlimited", Level::Problem, "up to 64.0 KiB: too little", "ulimit -l unlimited"),
+        ("65536", "65536", Level::Problem, "up to 64.0 KiB: a client's queues may not fit", limits_d),
+        (
+            "65536",
+            "unlimited",
+            Level::Problem,
+            "up to 64.0 KiB: a client's queues may not fit",
+            "ulimit -l unlimited",
+        ),
     ] {
         let facts = machine.memlock(soft, hard).facts();
         let diagnosis = Diagnosis::of(&facts, &QUESTION);

@@ -1,0 +1,598 @@
+//! The verbs fabric on a real verbs device. Without one these tests say so and do nothing, unless
+//! ONEREAD_REQUIRE_VERBS is set: `./test` runs them in a guest with Soft-RoCE (tests/soft-roce-guest).
+
+mod common;
+
+use common::*;
+use oneread::layout::geometry::{Preset, presets};
+use oneread::verbs::{SetupError, Token, VerbsAddress, VerbsError, VerbsOptions, Wait};
+use oneread::{
+    Address, Client, ClientOptions, ConnectError, GetError, MutateError, PutMode, ServeError, Server,
+    ServerConfig,
+};
+use rustix::process::Signal;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+const TOKEN: &str = "a token for tests";
+
+/// Is there a device? Says so if not.
+fn is_there_a_device(test: &str) -> bool {
+    let there = std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some());
+    if !there {
+        eprintln!("skipped {test}: this machine has no RDMA device (tests/soft-roce-guest has one)");
+        assert!(std::env::var_os("ONEREAD_REQUIRE_VERBS").is_none(), "a device was required");
+    }
+    there
+}
+
+macro_rules! needs_device {
+    ($test:expr) => {
+        if !is_there_a_device($test) {
+            return;
+        }
+    };
+}
+
+/// A port nobody listens at.
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn at(place: &str) -> Address {
+    format!("verbs://{place}").parse().unwrap()
+}
+
+fn options() -> ClientOptions {
+    let verbs = VerbsOptions { token: Token::new(TOKEN), ..VerbsOptions::default() };
+    // Emulation is slow, and the machine may be busy.
+    ClientOptions { deadline: Duration::from_secs(20), verbs, ..ClientOptions::default() }
+}
+
+fn connect(address: &Address) -> Client {
+    Client::connect_with(address, options()).unwrap()
+}
+
+fn table(preset: &Preset, slots: u64) -> oneread::Config {
+    // Under emulation a READ takes some 100 us, and much longer when the machine is busy.
+    oneread::Config { grace: Duration::from_millis(50), ..config(preset, slots, 16, 46, 7) }
+}
+
+fn server_config(address: &Address, preset: &Preset, slots: u64) -> ServerConfig {
+    ServerConfig { token: Token::new(TOKEN), ..ServerConfig::new(address.clone(), table(preset, slots)) }
+}
+
+/// A server in this process.
+fn serve(preset: &Preset, slots: u64) -> Server {
+    Server::start(server_config(&at("127.0.0.1:0"), preset, slots)).unwrap()
+}
+
+fn default_preset() -> &'static Preset {
+    presets().next().unwrap()
+}
+
+fn ours(n: u32) -> (Vec<u8>, Vec<u8>) {
+    (key(n, 16), value(u64::from(n), n as usize % 47))
+}
+
+fn fill(client: &mut Client, n: u32) {
+    let pairs: Vec<_> = (0..n).map(ours).collect();
+    for answer in client.put_many(&pairs).unwrap() {
+        answer.unwrap();
+    }
+}
+
+/// Every key is there with its value, one by one and in a batch.
+fn check_all(client: &mut Client, n: u32) {
+    let keys: Vec<_> = (0..n).map(|n| ours(n).0).collect();
+    for (n, found) in client.get_many(&keys).unwrap().into_iter().enumerate() {
+        assert_eq!(found, Some(ours(n as u32).1), "key {n} in a batch");
+    }
+    for n in (0..n).step_by(7) {
+        assert_eq!(client.get(&keys[n as usize]).unwrap(), Some(ours(n).1), "key {n}");
+    }
+    assert_eq!(client.get(b"nobody put this").unwrap(), None);
+}
+
+// ---- processes --------------------------------------------------------------------------------------
+
+/// Serves as its parent tells it until its input ends. Not a test by itself.
+#[test]
+#[ignore = "started by the other tests, in a process of its own"]
+fn server_child() {
+    let Some(address) = told("ONEREAD_TEST_ADDRESS") else { return };
+    let server = Server::start(server_config(&address.parse().unwrap(), default_preset(), 4096)).unwrap();
+    let _ = std::io::stdin().read(&mut [0]);
+    server.stop();
+}
+
+/// Connects, GETs for ever. Not a test by itself.
+#[test]
+#[ignore = "started by the other tests, in a process of its own"]
+fn client_child() {
+    let Some(address) = told("ONEREAD_TEST_ADDRESS") else { return };
+    let mut client = connect(&address.parse().unwrap());
+    loop {
+        client.get(b"key").unwrap();
+    }
+}
+
+/// A server in a process of its own.
+fn serve_apart(port: u16) -> (Process, Address) {
+    let address = at(&format!("127.0.0.1:{port}"));
+    let process = Process::start("server_child", &[("ONEREAD_TEST_ADDRESS", address.to_string())]);
+    wait_for("the server to come up", || TcpStream::connect(("127.0.0.1", port)).ok());
+    (process, address)
+}
+
+// ---- what it does -----------------------------------------------------------------------------------
+
+/// The model suite: on every preset a served table answers as a map does.
+#[test]
+fn every_preset_is_a_map() {
+    needs_device!("every_preset_is_a_map");
+    on_every_preset(|preset| {
+        let server = serve(preset, 64);
+        let mut client = connect(server.address());
+        let mut model = Model::default();
+        let mut numbers = Numbers(11);
+        for _ in 0..400 {
+            let n = numbers.below(100) as u32;
+            let (k, v) = (key(n, 16), value(numbers.next(), numbers.below(47) as usize));
+            let op = match numbers.below(10) {
+                0..3 => Op::Put(k, v),
+                3 => Op::Insert(k, v),
+                4 => Op::Update(k, v),
+                5 => Op::Remove(k),
+                6 => Op::GetMany((0..numbers.below(40) as u32).map(|m| key((n + m) % 110, 16)).collect()),
+                _ => Op::Get(k),
+            };
+            model.apply(&mut client, &op);
+        }
+        let all: Vec<_> = (0..110).map(|n| key(n, 16)).collect();
+        model.apply(&mut client, &Op::GetMany(all));
+        assert_eq!(client.server_stats().unwrap().keys, model.keys.len() as u64);
+        assert!(model.keys.len() > 20, "too few keys to show anything");
+    });
+}
+
+/// Both ways of waiting, and batches that want more READs in flight than there are credits.
+#[test]
+fn large_batches() {
+    needs_device!("large_batches");
+    let server = serve(default_preset(), 20_000);
+    const KEYS: u32 = 10_000;
+    fill(&mut connect(server.address()), KEYS);
+    for (wait, credits) in [(Wait::Poll, 1), (Wait::Poll, 7), (Wait::Block, 64), (Wait::Poll, 1 << 30)] {
+        let mut options = options();
+        options.verbs = VerbsOptions { wait, credits, ..options.verbs };
+        let mut client = Client::connect_with(server.address(), options).unwrap();
+        let n = if credits == 1 { 500 } else { KEYS };
+        check_all(&mut client, n);
+        let read = client.stats().read;
+        assert!(read.reads >= u64::from(n), "{read:?}");
+        assert!(credits == 1 || read.doorbells * 2 < read.reads, "READs share doorbells: {read:?}");
+        let queues = client.queue_counts().expect("a verbs client");
+        assert_eq!((queues.reads, queues.doorbells), (read.reads, read.doorbells + queues.messages));
+        assert!(queues.completions <= queues.reads + 2 * queues.messages, "{queues:?}");
+        println!("{wait:?}, {credits} credits: {read:?}, {queues:?}");
+    }
+}
+
+/// The heart of it: a stopped server's table is read as ever; a change ends in its deadline, and is done
+/// when the server goes on.
+#[test]
+fn a_stopped_server_is_read() {
+    needs_device!("a_stopped_server_is_read");
+    let (process, address) = serve_apart(free_port());
+    let mut client = connect(&address);
+    fill(&mut client, 500);
+    let mut hasty = options();
+    hasty.deadline = Duration::from_millis(300);
+    let mut hasty = Client::connect_with(&address, hasty).unwrap();
+    hasty.server_stats().unwrap();
+
+    process.signal(Signal::STOP);
+    check_all(&mut client, 500);
+    // More changes than there are receives posted: none of them stands in the GETs' way.
+    for n in 0..12 {
+        let began = Instant::now();
+        match hasty.put(b"late", &[n]) {
+            Err(MutateError::Deadline { .. }) => {}
+            other => panic!("a put to a stopped server: {other:?}"),
+        }
+        assert!(began.elapsed() < Duration::from_secs(5), "its deadline was 0.3 s");
+        check_all(&mut hasty, 50);
+    }
+    process.signal(Signal::CONT);
+    // What was sent was done, in order; answers that nobody waits for any more are thrown away.
+    wait_for("the puts to be done", || client.get(b"late").unwrap());
+    let put = || wait_for("the server to answer", || hasty.put(b"late", b"now").ok());
+    let mut put = put;
+    put();
+    assert_eq!(client.get(b"late").unwrap(), Some(b"now".to_vec()));
+    assert_eq!(client.stats().reattached, 0, "the connection was never lost");
+}
+
+/// A killed server is noticed in time; a new one at its place is found by the same handle.
+#[test]
+fn a_killed_server_and_its_successor() {
+    needs_device!("a_killed_server_and_its_successor");
+    let port = free_port();
+    let (process, address) = serve_apart(port);
+    let mut bounded = options();
+    bounded.deadline = Duration::from_secs(3);
+    let mut client = Client::connect_with(&address, bounded).unwrap();
+    fill(&mut client, 300);
+    check_all(&mut client, 300);
+    process.kill();
+    let began = Instant::now();
+    let error = client.get(&ours(1).0).expect_err("there is nobody to read from");
+    assert!(matches!(error, GetError::ServerGone { .. }), "{error}");
+    assert!(error.to_string().contains("no server at 127.0.0.1"), "{error}");
+    assert!(began.elapsed() < Duration::from_secs(12), "{:?}", began.elapsed());
+
+    let (_process, _) = serve_apart(port);
+    assert_eq!(client.get(&ours(1).0).unwrap(), None, "a new table");
+    fill(&mut client, 200);
+    check_all(&mut client, 200);
+    assert!(client.stats().reattached >= 1);
+}
+
+/// A server that goes away in the middle of a batch: the rest of the batch is asked of its successor, no
+/// key is answered twice.
+#[test]
+fn a_batch_survives_its_server() {
+    needs_device!("a_batch_survives_its_server");
+    let address = at(&format!("127.0.0.1:{}", free_port()));
+    let server = Server::start(server_config(&address, default_preset(), 4096)).unwrap();
+    let mut client = connect(&address);
+    fill(&mut client, 2000);
+    let keys: Vec<_> = (0..2000).map(|n| ours(n).0).collect();
+    let mut server = Some(server);
+    let mut answered = vec![0; keys.len()];
+    let mut absent = 0;
+    client
+        .get_many_with(&keys, |n, value| {
+            answered[n] += 1;
+            match value {
+                Some(value) => assert_eq!(value, ours(n as u32).1),
+                None => absent += 1,
+            }
+            if answered.iter().sum::<i32>() == 500
+                && let Some(old) = server.take()
+            {
+                old.stop();
+                server = Some(Server::start(server_config(&address, default_preset(), 4096)).unwrap());
+            }
+        })
+        .unwrap();
+    assert!(answered.iter().all(|&n| n == 1), "each key once");
+    assert!((100..=1500).contains(&absent), "{absent} keys were asked of the new, empty table");
+    assert_eq!(client.stats().reattached, 1);
+}
+
+/// The server gives back what a killed client held.
+#[test]
+fn a_killed_client_is_forgotten() {
+    needs_device!("a_killed_client_is_forgotten");
+    let server = serve(default_preset(), 256);
+    let env = [("ONEREAD_TEST_ADDRESS", server.address().to_string())];
+    let clients: Vec<_> = (0..3).map(|_| Process::start("client_child", &env)).collect();
+    wait_for("the clients to join", || (server.stats().clients == 3).then_some(()));
+    clients.into_iter().for_each(Process::kill);
+    wait_for("the server to notice", || (server.stats().clients == 0).then_some(()));
+    let mut client = connect(server.address());
+    fill(&mut client, 50);
+    check_all(&mut client, 50);
+}
+
+/// A dropped server is dropped with all it held: its port is free, its device closed.
+#[test]
+fn clients_come_and_go() {
+    needs_device!("clients_come_and_go");
+    let server = serve(default_preset(), 256);
+    for round in 0..30 {
+        let mut client = connect(server.address());
+        client.put(b"round", &[round]).unwrap();
+        assert_eq!(client.get(b"round").unwrap(), Some(vec![round]));
+    }
+    wait_for("all to be gone", || (server.stats().clients == 0).then_some(()));
+}
+
+// ---- what goes wrong --------------------------------------------------------------------------------
+
+fn refused(address: &Address, options: ClientOptions) -> SetupError {
+    match Client::connect_with(address, options) {
+        Err(ConnectError::Verbs(error)) => error,
+        other => panic!("expected no connection: {other:?}"),
+    }
+}
+
+#[test]
+fn wishes_that_cannot_be_met() {
+    needs_device!("wishes_that_cannot_be_met");
+    let server = serve(default_preset(), 64);
+    let Address::Verbs(place) = server.address() else { panic!("not verbs") };
+    let with = |query: &str| at(&format!("{}:{}?{query}", place.host(), place.port()));
+    let error = refused(&with("dev=mlx9_0"), options());
+    assert!(
+        matches!(&error, SetupError::UnknownDevice { have, .. } if have.contains(&"rxe0".into())),
+        "{error}"
+    );
+    assert!(matches!(refused(&with("dev=rxe0&port=2"), options()), SetupError::UnknownPort { ports: 1, .. }));
+    let error = refused(&with("dev=rxe0&gid=200"), options());
+    assert!(
+        matches!(&error, SetupError::Gid { .. }) && error.to_string().contains("it has some at 0"),
+        "{error}"
+    );
+    let mut client = connect(&with("dev=rxe0&gid=1&mtu=256"));
+    fill(&mut client, 30);
+    check_all(&mut client, 30);
+    // IPv4 here, IPv6 there.
+    let error = refused(&with("dev=rxe0&gid=0"), options());
+    assert!(error.to_string().contains("IPv4"), "{error}");
+    let mut other = options();
+    other.verbs.token = Token::new("another");
+    assert!(matches!(refused(server.address(), other), SetupError::Token { .. }));
+    let error = refused(&at(&format!("127.0.0.1:{}", free_port())), options());
+    assert!(matches!(error, SetupError::NotThere { .. }), "{error}");
+    let taken = Server::start(server_config(server.address(), default_preset(), 64)).expect_err("taken");
+    assert!(matches!(taken, ServeError::Verbs(SetupError::Listen { .. })), "{taken}");
+}
+
+/// Whatever answers at the port: an error in time that names it.
+#[test]
+fn peers_that_are_no_servers() {
+    needs_device!("peers_that_are_no_servers");
+    let mut short = options();
+    short.deadline = Duration::from_millis(700);
+    let version_9 = br#"{"oneread":"verbs","version":9,"nonce":[0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0]}"#;
+    let framed = |body: &[u8]| [&(body.len() as u32).to_le_bytes()[..], body].concat();
+    let cases: [(&str, Vec<u8>, bool, &str); 6] = [
+        ("silence", vec![], true, "did not answer within"),
+        ("a hang-up", vec![], false, "hung up"),
+        ("another protocol", b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(), true, "another service's port"),
+        ("half a message", framed(version_9)[..40].to_vec(), true, "did not answer within"),
+        ("half a message and a hang-up", framed(version_9)[..40].to_vec(), false, "hung up"),
+        ("another version", framed(version_9), true, "version 9"),
+    ];
+    for (what, says, stays, expected) in cases {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = at(&listener.local_addr().unwrap().to_string());
+        std::thread::scope(|scope| {
+            let peer = scope.spawn(move || {
+                let (mut stream, _) = listener.accept().unwrap();
+                stream.write_all(&says).unwrap();
+                if stays {
+                    let _ = stream.read(&mut [0; 4096]);
+                }
+            });
+            let began = Instant::now();
+            let error = refused(&address, short.clone());
+            assert!(error.to_string().contains(expected), "{what}: {error}");
+            assert!(began.elapsed() < Duration::from_secs(5), "{what}: took {:?}", began.elapsed());
+            peer.join().unwrap();
+        });
+    }
+}
+
+/// Clients that send garbage, or stop in the middle, cost the server nothing but their own connection.
+#[test]
+fn clients_that_are_none() {
+    needs_device!("clients_that_are_none");
+    let server = serve(default_preset(), 256);
+    let Address::Verbs(place) = server.address() else { panic!("not verbs") };
+    let open = || TcpStream::connect((place.host(), place.port())).unwrap();
+    let mut stayers = Vec::new();
+    for garbage in [
+        &b""[..],
+        b"\xff\xff\xff\xff",
+        b"\x10\0\0\0{\"version\":1",
+        b"\x02\0\0\0{}",
+        b"GET / HTTP/1.1\r\n\r\n",
+    ] {
+        let mut stream = open();
+        stream.write_all(garbage).unwrap();
+        stayers.push(stream);
+    }
+    let mut client = connect(server.address());
+    fill(&mut client, 50);
+    check_all(&mut client, 50);
+    assert_eq!(server.stats().clients, 1);
+    // Garbage is hung up on, at once or after the time allowed.
+    for mut stream in stayers {
+        stream.set_read_timeout(Some(Duration::from_secs(15))).unwrap();
+        let mut rest = Vec::new();
+        stream.read_to_end(&mut rest).expect("the server hangs up");
+    }
+}
+
+/// Relays a conversation and changes what the server says about its region.
+fn relay(server: &VerbsAddress, change: impl Fn(&mut serde_json::Value) + Send + 'static) -> Address {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = at(&listener.local_addr().unwrap().to_string());
+    let to = (server.host().to_owned(), server.port());
+    std::thread::spawn(move || {
+        let mut open = Vec::new();
+        for client in listener.incoming() {
+            let (mut client, mut server) =
+                (client.unwrap(), TcpStream::connect((to.0.as_str(), to.1)).unwrap());
+            let message = |from: &mut TcpStream| {
+                let mut length = [0; 4];
+                from.read_exact(&mut length).ok()?;
+                let mut body = vec![0; u32::from_le_bytes(length) as usize];
+                from.read_exact(&mut body).ok()?;
+                Some(body)
+            };
+            let send = |to: &mut TcpStream, body: &[u8]| {
+                to.write_all(&[&(body.len() as u32).to_le_bytes()[..], body].concat()).unwrap();
+            };
+            let Some(challenge) = message(&mut server) else { continue };
+            send(&mut client, &challenge);
+            let Some(join) = message(&mut client) else { continue };
+            send(&mut server, &join);
+            let Some(answer) = message(&mut server) else { continue };
+            let mut answer: serde_json::Value = serde_json::from_slice(&answer).unwrap();
+            change(&mut answer["Welcome"]);
+            send(&mut client, answer.to_string().as_bytes());
+            open.push((client, server));
+        }
+    });
+    address
+}
+
+/// A READ with a key that the server's device does not know, or beyond its region, fails by name and is
+/// never taken for an answer.
+#[test]
+fn a_wrong_remote_key() {
+    needs_device!("a_wrong_remote_key");
+    let server = serve(default_preset(), 64);
+    let Address::Verbs(place) = server.address() else { panic!("not verbs") };
+    let mut bounded = options();
+    bounded.deadline = Duration::from_secs(2);
+    for (field, by) in [("key", 0x1234_5600u64), ("address", 1 << 40)] {
+        let address = relay(place, move |welcome| {
+            let old = welcome["region"][field].as_u64().unwrap();
+            welcome["region"][field] = (old ^ by).into();
+        });
+        let mut client = Client::connect_with(&address, bounded.clone()).unwrap();
+        match client.get(b"key") {
+            Err(GetError::Read(oneread::reader::ReadError::Fabric(VerbsError::Completion {
+                what: "READ",
+                status,
+                ..
+            }))) => assert_eq!(status, "IBV_WC_REM_ACCESS_ERR", "{field}"),
+            other => panic!("{field}: {other:?}"),
+        }
+    }
+    // A region too short for its table.
+    let address = relay(place, |welcome| welcome["region"]["bytes"] = 8192.into());
+    assert!(matches!(refused(&address, bounded.clone()), SetupError::Table { .. }));
+    // A server that does not know the token.
+    let address = relay(place, |welcome| welcome["proof"][3] = 999.into());
+    assert!(matches!(refused(&address, bounded.clone()), SetupError::Handshake { .. }));
+    let address = relay(place, |welcome| {
+        let byte = welcome["proof"][3].as_u64().unwrap();
+        welcome["proof"][3] = (byte ^ 1).into();
+    });
+    assert!(matches!(refused(&address, bounded), SetupError::Token { .. }));
+    let mut client = connect(server.address());
+    fill(&mut client, 20);
+    check_all(&mut client, 20);
+}
+
+/// A region that may not be locked into memory: the error names the limit.
+#[test]
+fn more_than_may_be_locked() {
+    needs_device!("more_than_may_be_locked");
+    let program = env!("CARGO_BIN_EXE_oneread");
+    let output = Command::new("setpriv")
+        .args([
+            "--bounding-set",
+            "-ipc_lock",
+            "--inh-caps",
+            "-ipc_lock",
+            "prlimit",
+            "--memlock=1048576",
+            program,
+        ])
+        .args(["serve", "--anonymous", "--capacity", "100000", "--no-token", "--at", "verbs://127.0.0.1:0"])
+        .output()
+        .unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && error.contains("ulimit -l"), "{error}");
+    assert!(error.contains("1048576"), "it names the limit: {error}");
+}
+
+// ---- a network between two devices ------------------------------------------------------------------
+
+fn run(command: &str) {
+    let status = Command::new("sh").args(["-c", command]).status().unwrap();
+    assert!(status.success(), "{command}: {status}");
+}
+
+/// Undone when dropped, also by a panic.
+struct Undo(&'static str);
+
+impl Drop for Undo {
+    fn drop(&mut self) {
+        let _ = Command::new("sh").args(["-c", self.0]).status();
+    }
+}
+
+/// Server on one device, client on the other: the packets cross a link.
+fn across() -> Option<(Server, Address)> {
+    if !std::path::Path::new("/sys/class/infiniband/rxe2").exists() {
+        eprintln!("skipped: no second pair of devices here");
+        assert!(std::env::var_os("ONEREAD_REQUIRE_VERBS").is_none(), "they were required");
+        return None;
+    }
+    let server =
+        Server::start(server_config(&at("192.168.78.1:0?dev=rxe1"), default_preset(), 1024)).unwrap();
+    let Address::Verbs(place) = server.address() else { panic!("not verbs") };
+    let address = at(&format!("{}:{}?dev=rxe2", place.host(), place.port()));
+    Some((server, address))
+}
+
+/// With packets lost, GETs take longer and are right.
+#[test]
+fn lost_packets() {
+    needs_device!("lost_packets");
+    let Some((_server, address)) = across() else { return };
+    let mut client = connect(&address);
+    fill(&mut client, 300);
+    let _undo = Undo("tc qdisc del dev veth1 root; tc qdisc del dev veth2 root");
+    run("tc qdisc add dev veth1 root netem loss 2% && tc qdisc add dev veth2 root netem loss 2%");
+    check_all(&mut client, 300);
+    client.put(b"through", b"the loss").unwrap();
+    assert_eq!(client.get(b"through").unwrap(), Some(b"the loss".to_vec()));
+    let dropped = Command::new("tc").args(["-s", "qdisc", "show", "dev", "veth1"]).output().unwrap();
+    let dropped = String::from_utf8_lossy(&dropped.stdout).into_owned();
+    assert!(!dropped.contains("dropped 0,"), "nothing was lost, so nothing was shown: {dropped}");
+}
+
+/// A network that goes down and comes up again: an error within the deadline, then all is well again.
+#[test]
+fn a_link_that_goes_down() {
+    needs_device!("a_link_that_goes_down");
+    let Some((_server, address)) = across() else { return };
+    let mut bounded = options();
+    bounded.deadline = Duration::from_secs(4);
+    let mut client = Client::connect_with(&address, bounded).unwrap();
+    fill(&mut client, 100);
+    check_all(&mut client, 100);
+    {
+        let _undo = Undo("ip link set veth1 up");
+        run("ip link set veth1 down");
+        let began = Instant::now();
+        let error = client.get(&ours(1).0).expect_err("the network is down");
+        assert!(began.elapsed() < Duration::from_secs(20), "{:?}: {error}", began.elapsed());
+        println!("while the link is down: {error} (after {:?})", began.elapsed());
+    }
+    // Routes of the guest go with the link.
+    run("ip route replace 192.168.78.2 dev veth1 src 192.168.78.1 table 12");
+    run("ip route replace 192.168.78.1 dev veth2 src 192.168.78.2 table 21");
+    let found = wait_for("the network to come back", || client.get(&ours(1).0).ok());
+    assert_eq!(found, Some(ours(1).1));
+    check_all(&mut client, 100);
+    assert_eq!(client.put(b"after", b"all").unwrap(), oneread::Put::Inserted);
+}
+
+/// The mode of a put survives the trip, and a full table says so.
+#[test]
+fn answers_of_the_server() {
+    needs_device!("answers_of_the_server");
+    let server = serve(default_preset(), 16);
+    let mut client = connect(server.address());
+    let mut full = false;
+    for n in 0..64 {
+        let (k, v) = ours(n);
+        full |= Target::put(&mut client, &k, &v, PutMode::Insert).is_err();
+    }
+    assert!(full, "a table of 16 slots took 64 keys");
+    let error = client.put(&[7; 17], b"v").expect_err("too long a key");
+    assert!(matches!(error, MutateError::Rejected(_)), "{error}");
+}
