@@ -1,8 +1,6 @@
 //! GETs and changes that the server does, over a real device: as messages and HERD's way, server and client in
 //! two processes. Without a device these tests say so and do nothing, as in `verbs.rs`.
 
-#![cfg(feature = "verbs")]
-
 mod common;
 
 use common::is_there_a_device;

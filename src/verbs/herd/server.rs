@@ -138,11 +138,12 @@ impl Desk {
             slot_bytes: seat.area.slot_bytes() as u32,
             workers: self.workers.iter().map(|(number, _)| *number).collect(),
         };
-        let seat = Arc::new(seat);
+        // From here on it is given up when anything fails.
+        let seating = Seating(Arc::new(seat));
         for (_, incoming) in &self.workers {
-            incoming.send(seat.clone()).map_err(|_| "a worker of the server's has ended".to_owned())?;
+            incoming.send(seating.0.clone()).map_err(|_| "a worker of the server's has ended".to_owned())?;
         }
-        Ok((Seating(seat), seated))
+        Ok((seating, seated))
     }
 }
 
