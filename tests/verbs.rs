@@ -18,16 +18,6 @@ use std::time::{Duration, Instant};
 
 const TOKEN: &str = "a token for tests";
 
-/// Is there a device? Says so if not.
-fn is_there_a_device(test: &str) -> bool {
-    let there = std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some());
-    if !there {
-        eprintln!("skipped {test}: this machine has no RDMA device (tests/soft-roce-guest has one)");
-        assert!(std::env::var_os("ONEREAD_REQUIRE_VERBS").is_none(), "a device was required");
-    }
-    there
-}
-
 macro_rules! needs_device {
     ($test:expr) => {
         if !is_there_a_device($test) {

@@ -1,13 +1,14 @@
-//! `bench`: what a GET and an insert take, beside what the memory itself and maps in one process take.
+//! `bench`: what a GET and an insert take, beside what the memory itself and maps in one process take; and
+//! (`rpc`) GETs by READ beside GETs that the server does.
 //!
 //! Honest as far as one machine goes: rounds of all contestants alternate, medians are reported, and the
 //! maps it is compared with do less (their readers share a process with their writers).
 
 use super::child::{Fabric, ServerChild};
 use super::measure::{KEY_BYTES, VALUE_BYTES, key, value};
-use super::show;
+use super::{rpc, show};
 use anyhow::{Context, Result, ensure};
-use clap::{Args, ValueEnum};
+use clap::{Args, Subcommand};
 use comfy_table::{Attribute, Cell};
 use dashmap::DashMap;
 use oneread::layout::hash::{mix, reduce};
@@ -19,12 +20,13 @@ use std::hint::black_box;
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// Time GETs or inserts beside bare memory and in-process maps
+/// Time GETs or inserts beside bare memory and in-process maps, or beside a server that does the GETs
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES
   oneread bench get
   oneread bench insert --layout windowed:16
   oneread bench get --keys 100000 --json
+  oneread bench rpc --connections 1,4,16
 
 `get`: one thread reads present keys of 16 bytes with values of 32, at random.
   bare, one after the other   8 words of a random 64-byte line, its address known when the last was read
@@ -38,8 +40,21 @@ use std::time::Instant;
 The bare reads go over anonymous memory of this process, of the region's size; the region is shared memory.
 Both ask for huge pages; whether the system grants them shows in the line about the machine.")]
 pub struct Bench {
-    /// What to time
+    #[command(subcommand)]
     what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Reads of present keys
+    Get(Timing),
+    /// Filling a table
+    Insert(Timing),
+    Rpc(rpc::Rpc),
+}
+
+#[derive(Debug, Args)]
+struct Timing {
     /// Keys
     #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1000..))]
     keys: u64,
@@ -55,14 +70,6 @@ pub struct Bench {
     /// Prints one JSON object
     #[arg(long)]
     json: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum What {
-    /// Reads of present keys
-    Get,
-    /// Filling a table
-    Insert,
 }
 
 /// One contestant's times. The names are those of the JSON output.
@@ -93,11 +100,17 @@ struct Outcome {
 
 impl Bench {
     pub fn run(self) -> Result<ExitCode> {
-        let outcome = match self.what {
-            What::Get if self.fabric == Fabric::Verbs => return self.get_over_verbs(),
-            What::Get => self.get()?,
-            What::Insert => self.insert()?,
-        };
+        match self.what {
+            What::Get(timing) if timing.fabric == Fabric::Verbs => timing.get_over_verbs(),
+            What::Get(timing) => timing.show(timing.get()?),
+            What::Insert(timing) => timing.show(timing.insert()?),
+            What::Rpc(rpc) => rpc.run(),
+        }
+    }
+}
+
+impl Timing {
+    fn show(&self, outcome: Outcome) -> Result<ExitCode> {
         if self.json {
             show::say(serde_json::to_string(&outcome)?)?;
             return Ok(ExitCode::SUCCESS);
@@ -442,7 +455,7 @@ fn spread(n: u64, threads: u32, op: impl Fn(u64) -> Result<()> + Sync) -> Result
 }
 
 /// CPU, number of CPUs, and what the kernel says about huge pages.
-fn machine() -> String {
+pub fn machine() -> String {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
     let info = read("/proc/cpuinfo");

@@ -9,6 +9,8 @@ mod layouts;
 mod measure;
 mod plot;
 mod records;
+mod rpc;
+mod rpc_plot;
 mod serve;
 pub mod show;
 mod stat;

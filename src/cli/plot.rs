@@ -11,13 +11,13 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use std::path::Path;
 
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+pub(super) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-const SIZE: (u32, u32) = (1500, 860);
-const INK: RGBColor = RGBColor(40, 40, 40);
-const FAINT: RGBColor = RGBColor(225, 225, 225);
-const TOP: i32 = 130;
-const BOTTOM: i32 = 780;
+pub(super) const SIZE: (u32, u32) = (1500, 860);
+pub(super) const INK: RGBColor = RGBColor(40, 40, 40);
+pub(super) const FAINT: RGBColor = RGBColor(225, 225, 225);
+pub(super) const TOP: i32 = 130;
+pub(super) const BOTTOM: i32 = 780;
 /// Pixels between the baselines of two labels.
 const LABEL_GAP: f64 = 16.0;
 /// READs beyond the first that the scale ends at: fewer are drawn at its foot.
@@ -81,7 +81,7 @@ const COLORS: [RGBColor; 11] = [
     RGBColor(150, 110, 80),
 ];
 
-type Painted<'a> = Result<(), DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>>;
+pub(super) type Painted<'a> = Result<(), DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>>;
 
 fn paint<'a>(area: &Area<'a>, curves: &[Curve<'_>], phase: Phase, keys: Keys) -> Painted<'a> {
     area.fill(&WHITE)?;
@@ -158,17 +158,17 @@ fn by_load<'a>(area: &Area<'a>, curves: &[Curve<'_>]) -> Painted<'a> {
     Ok(())
 }
 
-struct Label {
-    text: String,
-    color: RGBColor,
+pub(super) struct Label {
+    pub text: String,
+    pub color: RGBColor,
     /// Where the curve ends.
-    end: (i32, i32),
+    pub end: (i32, i32),
     /// Where the label stands.
-    y: f64,
+    pub y: f64,
 }
 
 /// Moves labels apart, each as little as the order of the curves' ends allows.
-fn spread(labels: &mut [Label]) {
+pub(super) fn spread(labels: &mut [Label]) {
     labels.sort_by_key(|label| label.end.1);
     for _ in 0..1000 {
         let mut moved = false;
@@ -193,7 +193,7 @@ fn spread(labels: &mut [Label]) {
     }
 }
 
-fn dashed<'a>(area: &Area<'a>, points: &[(i32, i32)], color: RGBColor) -> Painted<'a> {
+pub(super) fn dashed<'a>(area: &Area<'a>, points: &[(i32, i32)], color: RGBColor) -> Painted<'a> {
     const DASH: f64 = 6.0;
     for pair in points.windows(2) {
         let (from, to) = (pair[0], pair[1]);
@@ -367,7 +367,7 @@ impl Scale {
     }
 }
 
-fn text<'a>(
+pub(super) fn text<'a>(
     area: &Area<'a>,
     what: &str,
     at: (i32, i32),

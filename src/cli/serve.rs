@@ -78,6 +78,9 @@ pub struct Serve {
     /// Over verbs: wait for messages without sleeping: faster changes, busy cores
     #[arg(long)]
     poll: bool,
+    /// Over verbs: also take requests HERD's way, for `bench rpc`
+    #[arg(long, hide = true)]
+    herd: bool,
     /// Print the line that says that it is ready as JSON
     #[arg(long)]
     json: bool,
@@ -132,6 +135,7 @@ impl Serve {
             allow_uids: self.allow_uid.clone(),
             token,
             wait: if self.poll { Wait::Poll } else { Wait::Block },
+            herd: self.herd,
             progress: Some(show_registration),
             ..ServerConfig::new(address, config)
         })?;

@@ -348,6 +348,24 @@ impl Client {
         on_path!(self.path, handle => handle.get_many(keys, each, &mut self.stats))
     }
 
+    // ---- GETs by the server: the baseline ----------------------------------------------------------
+
+    /// The value of `key`, looked up by the server: the baseline that [`Client::get`] is measured against. No
+    /// READ, 1 round trip, and the server's CPU. The request goes the way that changes go: over the server's
+    /// socket, or over verbs as [`VerbsOptions::ask`] says.
+    ///
+    /// # Errors
+    /// [`MutateError`], of which nothing about changes applies; absence is `None`.
+    pub fn rpc_get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, MutateError> {
+        let deadline = Instant::now() + self.options.deadline;
+        check_key(key, self.geometry())?;
+        match self.ask(&Request::Get { key }, deadline)? {
+            Reply::Value(value) => Ok(value),
+            Reply::Put(Err(error)) => Err(error.into()),
+            _ => Err(self.unexpected()),
+        }
+    }
+
     // ---- changes: the server does them --------------------------------------------------------------
 
     /// Inserts `key` or updates its value.

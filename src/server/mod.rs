@@ -57,6 +57,9 @@ pub struct ServerConfig {
     pub token: Secret,
     /// Over verbs: how workers wait for messages.
     pub wait: Wait,
+    /// Over verbs: also take requests HERD's way ([`Ask::Herd`](crate::verbs::Ask::Herd)), with as many workers
+    /// again. They poll without sleeping while a client is there that asks so.
+    pub herd: bool,
     /// Over verbs: told now and then how much of the region has been made ready for the device, which takes
     /// some seconds for each 10 GiB.
     pub progress: Option<fn(RegisterProgress)>,
@@ -85,6 +88,7 @@ impl ServerConfig {
             clients_max: 4096,
             token: Secret::default(),
             wait: Wait::Block,
+            herd: false,
             progress: None,
         }
     }
@@ -140,7 +144,7 @@ pub struct Server {
     address: Address,
     /// The socket that was made and is to be removed.
     socket: Option<PathBuf>,
-    workers: Vec<(Arc<Waker>, JoinHandle<()>)>,
+    workers: Vec<(Option<Arc<Waker>>, JoinHandle<()>)>,
 }
 
 #[derive(Debug)]
@@ -180,6 +184,7 @@ impl Server {
                 let how = crate::verbs::host::How {
                     token: config.token,
                     wait: config.wait,
+                    herd: config.herd,
                     workers: config.workers,
                     progress: config.progress,
                 };
@@ -205,7 +210,7 @@ impl Server {
                 .name(format!("oneread-{number}"))
                 .spawn(move || worker.run())
                 .map_err(ServeError::Threads)?;
-            self.workers.push((Arc::new(waker), thread));
+            self.workers.push((Some(Arc::new(waker)), thread));
         }
         Ok(())
     }
@@ -239,7 +244,9 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.shared.stopping.store(true, Ordering::Release);
         for (waker, thread) in self.workers.drain(..) {
-            let _ = waker.wake();
+            if let Some(waker) = waker {
+                let _ = waker.wake();
+            }
             let _ = thread.join();
         }
         if self.shared.retires {

@@ -1,21 +1,22 @@
 //! The conversation before the first READ, over TCP.
 //!
 //! ```text
-//! server  Challenge   version, nonce
-//! client  Join        version, nonce, proof of the token, its queue pair
-//! server  Welcome     proof of the token, its queue pair, where the region is, the superblock
+//! server  Challenge   version, nonce, whether it serves HERD
+//! client  Join        version, nonce, proof of the token, its queue pairs
+//! server  Welcome     proof of the token, its queue pairs, where the region is, the superblock
 //!     or  Refused     why
 //! ```
 //!
 //! Each message is its length (4 bytes, little-endian) and that much JSON. A proof is the HMAC-SHA-256,
-//! under the token, of who proves, both nonces and the queue pair: it can be neither replayed nor moved to
-//! another queue pair. It keeps strangers out; what crosses the network afterwards is not encrypted.
+//! under the token, of who proves, both nonces and the queue pairs: it can be neither replayed nor moved to
+//! other queue pairs. It keeps strangers out; what crosses the network afterwards is not encrypted.
 //!
 //! The TCP connection stays open without traffic: it tells each side when the other is gone.
 
 use super::Token;
 use super::device::Endpoint;
 use super::error::SetupError;
+use super::herd;
 use hmac::{Hmac, KeyInit, Mac};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -41,6 +42,8 @@ pub(crate) struct Challenge {
     pub oneread: String,
     pub version: u32,
     pub nonce: Nonce,
+    /// Set where requests may also be made HERD's way.
+    pub herd: Option<herd::Offer>,
 }
 
 /// What [`Challenge::oneread`] says.
@@ -54,6 +57,8 @@ pub(crate) struct Join {
     pub proof: Proof,
     pub endpoint: Endpoint,
     pub network: Network,
+    /// Set by a client that will ask HERD's way.
+    pub herd: Option<herd::Join>,
 }
 
 /// How the server ends the conversation.
@@ -80,6 +85,26 @@ pub(crate) struct Welcome {
     /// Longest message in bytes, either way.
     pub message_bytes: u32,
     pub network: Network,
+    /// For a client that joined for it.
+    pub herd: Option<herd::Seated>,
+}
+
+impl Join {
+    /// The queue pairs that the proof is for.
+    pub fn endpoints(&self) -> Vec<Endpoint> {
+        endpoints(self.endpoint, self.herd.map(|herd| [herd.requests, herd.replies]))
+    }
+}
+
+impl Welcome {
+    /// The queue pairs that the proof is for.
+    pub fn endpoints(&self) -> Vec<Endpoint> {
+        endpoints(self.endpoint, self.herd.as_ref().map(|herd| [herd.requests]))
+    }
+}
+
+fn endpoints<const N: usize>(first: Endpoint, more: Option<[Endpoint; N]>) -> Vec<Endpoint> {
+    [first].into_iter().chain(more.into_iter().flatten()).collect()
 }
 
 /// What kind of network a queue pair is on: the two sides must agree.
@@ -116,7 +141,7 @@ pub(crate) fn nonce() -> Result<Nonce, SetupError> {
     Ok(nonce)
 }
 
-fn mac(token: &Token, role: Role, server: &Nonce, client: &Nonce, endpoint: &Endpoint) -> Hmac<Sha256> {
+fn mac(token: &Token, role: Role, server: &Nonce, client: &Nonce, endpoints: &[Endpoint]) -> Hmac<Sha256> {
     let mut mac = Hmac::<Sha256>::new_from_slice(token.bytes()).expect("any length is a key");
     mac.update(match role {
         Role::Client => b"oneread client",
@@ -124,13 +149,19 @@ fn mac(token: &Token, role: Role, server: &Nonce, client: &Nonce, endpoint: &End
     });
     mac.update(server);
     mac.update(client);
-    mac.update(&serde_json::to_vec(endpoint).expect("plain numbers"));
+    mac.update(&serde_json::to_vec(endpoints).expect("plain numbers"));
     mac
 }
 
 /// Proves that this side knows the token.
-pub(crate) fn prove(token: &Token, role: Role, server: &Nonce, client: &Nonce, endpoint: &Endpoint) -> Proof {
-    mac(token, role, server, client, endpoint).finalize().into_bytes().into()
+pub(crate) fn prove(
+    token: &Token,
+    role: Role,
+    server: &Nonce,
+    client: &Nonce,
+    endpoints: &[Endpoint],
+) -> Proof {
+    mac(token, role, server, client, endpoints).finalize().into_bytes().into()
 }
 
 /// Does the other side know the token? Takes the same time whatever is wrong.
@@ -139,10 +170,10 @@ pub(crate) fn is_proven(
     role: Role,
     server: &Nonce,
     client: &Nonce,
-    endpoint: &Endpoint,
+    endpoints: &[Endpoint],
     proof: &Proof,
 ) -> bool {
-    mac(token, role, server, client, endpoint).verify_slice(proof).is_ok()
+    mac(token, role, server, client, endpoints).verify_slice(proof).is_ok()
 }
 
 /// A message as it goes over the wire.
@@ -264,9 +295,9 @@ mod tests {
     fn proofs() {
         let (token, other) = (Token::new("secret"), Token::new("secreT"));
         let (server, client) = ([1; 32], [2; 32]);
-        let proof = prove(&token, Role::Client, &server, &client, &endpoint(5));
+        let proof = prove(&token, Role::Client, &server, &client, &[endpoint(5)]);
         let proven = |token: &Token, role, server: &Nonce, client: &Nonce, num| {
-            is_proven(token, role, server, client, &endpoint(num), &proof)
+            is_proven(token, role, server, client, &[endpoint(num)], &proof)
         };
         assert!(proven(&token, Role::Client, &server, &client, 5));
         assert!(!proven(&other, Role::Client, &server, &client, 5));
@@ -274,6 +305,8 @@ mod tests {
         assert!(!proven(&token, Role::Client, &[3; 32], &client, 5));
         assert!(!proven(&token, Role::Client, &server, &[3; 32], 5));
         assert!(!proven(&token, Role::Client, &server, &client, 6));
+        let more = [endpoint(5), endpoint(6)];
+        assert!(!is_proven(&token, Role::Client, &server, &client, &more, &proof));
     }
 
     proptest! {
@@ -294,6 +327,7 @@ mod tests {
             proof: [2; 32],
             endpoint: endpoint(9),
             network: Network { infiniband: false, kind: Some(2) },
+            herd: None,
         };
         let bytes = encode(&join);
         let again: Join = decode(&bytes).unwrap().unwrap();

@@ -4,7 +4,7 @@ use super::connection::{Connection, QueueCounts};
 use super::error::{SetupError, VerbsError};
 use super::fabric::Verbs;
 use super::station::Station;
-use super::{VerbsAddress, VerbsOptions};
+use super::{Ask, VerbsAddress};
 use crate::address::Address;
 use crate::client::{ClientOptions, ClientStats, ConnectError, GetError, MutateError};
 use crate::clock::Clock;
@@ -47,11 +47,10 @@ struct Shared {
 
 impl Shared {
     fn open(&self, within: Duration) -> Result<Connection, SetupError> {
-        let VerbsOptions { token, wait, credits } = &self.options.verbs;
         let lock = || self.station.lock().unwrap_or_else(PoisonError::into_inner);
         // Handles connect side by side: the lock is not held meanwhile.
         let mut station = lock().clone();
-        let opened = Connection::open(&self.address, &mut station, token, *wait, *credits, within);
+        let opened = Connection::open(&self.address, &mut station, &self.options.verbs, within);
         // A device that was reset, or whose address has changed, is to be opened again.
         *lock() = station.filter(|_| opened.is_ok());
         opened
@@ -227,7 +226,10 @@ impl Handle {
         let first_id = self.next_id;
         self.next_id += requests.len() as u64;
         let Some(connection) = &mut self.connection else { return Err(self.late()) };
-        let result = talk(connection, &self.geometry, requests, first_id, deadline);
+        let result = match self.shared.options.verbs.ask {
+            Ask::Message => talk(connection, &self.geometry, requests, first_id, deadline),
+            Ask::Herd => connection.call(requests, deadline),
+        };
         self.counts += connection.take_counts();
         match result {
             Ok(replies) => Ok(replies),
@@ -273,6 +275,7 @@ fn is_final(error: &SetupError) -> bool {
             | SetupError::UnknownPort { .. }
             | SetupError::Mtu { .. }
             | SetupError::Register { .. }
+            | SetupError::Herd { .. }
     )
 }
 

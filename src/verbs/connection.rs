@@ -18,8 +18,12 @@ use super::bootstrap::{self, Answer, Challenge, Conversation, Descriptor, Join, 
 use super::device::{Access, Buffer, CompletionQueue, Depth, Kind, QueuePair, Transport, Work, succeeded};
 use super::error::{SetupError, VerbsError};
 use super::ffi::Completion;
+use super::herd::{
+    self,
+    client::{Draft, Herd},
+};
 use super::station::Station;
-use super::{Token, VerbsAddress, Wait};
+use super::{Ask, VerbsAddress, VerbsOptions, Wait};
 use crate::fabric::Token as ReadToken;
 use crate::fabric::landed::LandedWindow;
 use crate::layout::geometry::{Geometry, Window};
@@ -46,6 +50,8 @@ pub struct QueueCounts {
     pub reads: u64,
     /// Messages sent.
     pub messages: u64,
+    /// Of HERD's requests, those that were written again because no reply had come.
+    pub repeats: u64,
     /// Completions taken from the completion queue.
     pub completions: u64,
 }
@@ -55,6 +61,7 @@ impl std::ops::AddAssign for QueueCounts {
         self.doorbells += other.doorbells;
         self.reads += other.reads;
         self.messages += other.messages;
+        self.repeats += other.repeats;
         self.completions += other.completions;
     }
 }
@@ -79,6 +86,8 @@ pub(crate) struct Connection {
     reads_completed: u64,
     messages: Messages,
     counts: QueueCounts,
+    /// Set where requests are made HERD's way. Its completions come to the same queue.
+    pub(super) herd: Option<Herd>,
 }
 
 /// Messages by number: each is sent, and answered, in order.
@@ -95,10 +104,11 @@ struct Messages {
 }
 
 /// A work request's kind is in the top bits of its number.
-mod id {
+pub(super) mod id {
     pub const READ: u64 = 0;
     pub const SEND: u64 = 1 << 62;
     pub const RECEIVE: u64 = 2 << 62;
+    pub const HERD: u64 = 3 << 62;
     pub const KIND: u64 = 3 << 62;
 }
 
@@ -107,11 +117,10 @@ impl Connection {
     pub fn open(
         address: &VerbsAddress,
         station: &mut Option<Arc<Station>>,
-        token: &Token,
-        wait: Wait,
-        credits: usize,
+        options: &VerbsOptions,
         within: Duration,
     ) -> Result<Connection, SetupError> {
+        let VerbsOptions { token, wait, credits, ask } = options;
         let mut talk = Conversation::open(address.host(), address.port(), within)?;
         let challenge: Challenge = talk.receive()?;
         if challenge.oneread != bootstrap::NAME {
@@ -128,9 +137,10 @@ impl Connection {
         };
         let limits = station.domain().context().limits();
         let queue_max = (limits.max_qp_wr as usize).saturating_sub(MESSAGES_MAX).max(1);
-        let credits = credits.clamp(1, queue_max.min(CREDITS_MAX));
+        let credits = (*credits).clamp(1, queue_max.min(CREDITS_MAX));
         let depth = Depth { sends: (credits + MESSAGES_MAX) as u32, receives: MESSAGES_MAX as u32 };
-        let queue = CompletionQueue::new(station.domain().context().clone(), depth.sends + depth.receives)?;
+        let room = (credits + 2 * MESSAGES_MAX + herd::client::COMPLETIONS) as u32;
+        let queue = CompletionQueue::new(station.domain().context().clone(), room)?;
         let mut pair = QueuePair::new(
             station.domain().clone(),
             queue.clone(),
@@ -139,15 +149,21 @@ impl Connection {
             depth,
             station.route().clone(),
         )?;
-        let endpoint = pair.endpoint();
+        let draft = match ask {
+            Ask::Message => None,
+            Ask::Herd => Some(Draft::new(&station, &queue, challenge.herd)?),
+        };
         let nonce = bootstrap::nonce()?;
-        talk.send(&Join {
+        let mut join = Join {
             version: bootstrap::VERSION,
             nonce,
-            proof: bootstrap::prove(token, Role::Client, &challenge.nonce, &nonce, &endpoint),
-            endpoint,
+            proof: Default::default(),
+            endpoint: pair.endpoint(),
             network: station.network(),
-        })?;
+            herd: draft.as_ref().map(Draft::join),
+        };
+        join.proof = bootstrap::prove(token, Role::Client, &challenge.nonce, &nonce, &join.endpoints());
+        talk.send(&join)?;
         let welcome = match talk.receive()? {
             Answer::Welcome(welcome) => *welcome,
             Answer::Refused { token: true, .. } => return Err(SetupError::Token { peer: talk.peer }),
@@ -158,7 +174,7 @@ impl Connection {
             Role::Server,
             &challenge.nonce,
             &nonce,
-            &welcome.endpoint,
+            &welcome.endpoints(),
             &welcome.proof,
         ) {
             return Err(SetupError::Token { peer: talk.peer });
@@ -187,6 +203,7 @@ impl Connection {
             unsafe { pair.post_receive(id::RECEIVE | slot as u64, element) }
                 .map_err(|_| SetupError::Call { call: "ibv_post_recv", errno: 0 })?;
         }
+        let herd = draft.map(|draft| draft.complete(&station, welcome.herd, &geometry)).transpose()?;
         talk.stream
             .set_nonblocking(true)
             .map_err(|e| SetupError::Call { call: "fcntl", errno: e.raw_os_error().unwrap_or(0) })?;
@@ -199,12 +216,13 @@ impl Connection {
             region: welcome.region,
             geometry: Arc::new(geometry),
             stream: talk.stream,
-            wait,
+            wait: *wait,
             reads: VecDeque::with_capacity(credits),
             reads_handed_out: 0,
             reads_completed: 0,
             messages: Messages::default(),
             counts: QueueCounts::default(),
+            herd,
         })
     }
 
@@ -214,7 +232,8 @@ impl Connection {
 
     /// Counts since the last call.
     pub fn take_counts(&mut self) -> QueueCounts {
-        std::mem::take(&mut self.counts)
+        let repeats = self.herd.as_mut().map_or(0, |herd| std::mem::take(&mut herd.repeats));
+        QueueCounts { repeats, ..std::mem::take(&mut self.counts) }
     }
 
     // ---- READs --------------------------------------------------------------------------------------
@@ -361,7 +380,7 @@ impl Connection {
     // ---- completions --------------------------------------------------------------------------------
 
     /// Takes completions until `enough`, at most for this long.
-    fn wait_until(
+    pub(super) fn wait_until(
         &mut self,
         within: Duration,
         enough: impl Fn(&Connection) -> bool,
@@ -453,6 +472,11 @@ impl Connection {
                 id::SEND => {
                     succeeded(completion, "SEND")?;
                     self.messages.delivered = number + 1;
+                }
+                id::HERD => {
+                    if let Some(herd) = &mut self.herd {
+                        herd.take(completion)?;
+                    }
                 }
                 _ => {
                     succeeded(completion, "RECV")?;

@@ -977,7 +977,8 @@ impl QueuePair {
     ///
     /// # Safety
     /// Every element names a slot of a [`Buffer`] that outlives this queue pair, and that until its
-    /// completion is not borrowed from nor posted again (READ), or not written (SEND, WRITE).
+    /// completion is not borrowed from nor posted again (READ), or not written (SEND, WRITE). The
+    /// [`AddressHandle`] that a datagram names lives until then, too.
     pub unsafe fn post(&mut self, works: impl IntoIterator<Item = Work>) -> Result<(), VerbsError> {
         self.requests.clear();
         self.elements.clear();

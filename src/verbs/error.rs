@@ -10,7 +10,7 @@ pub enum VerbsError {
     /// A work request completed with an error.
     #[error("a {what} failed with {status} (vendor error {vendor:#x}): {cause}")]
     Completion {
-        /// READ, SEND or RECV.
+        /// READ, WRITE, SEND or RECV.
         what: &'static str,
         /// The status, by its name in verbs.h.
         status: &'static str,
@@ -192,6 +192,12 @@ pub enum SetupError {
         theirs: u32,
         /// This program's.
         ours: u32,
+    },
+    /// Requests cannot be made HERD's way.
+    #[error("HERD: {why}")]
+    Herd {
+        /// Why not, and what mends it.
+        why: String,
     },
     /// The table's superblock makes no sense.
     #[error("the server at {peer} describes a table that this program cannot read: {why}")]

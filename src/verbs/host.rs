@@ -15,6 +15,7 @@ use super::device::{
 };
 use super::error::{SetupError, VerbsError};
 use super::ffi::Completion;
+use super::herd;
 use super::station::Station;
 use super::{Token, VerbsAddress, Wait};
 use crate::layout::geometry::Geometry;
@@ -58,15 +59,17 @@ pub(crate) struct Host {
     token: Token,
     message_bytes: usize,
     wait: Wait,
+    herd: Option<herd::server::Desk>,
 }
 
-/// A thread of the host, and what wakes it.
-pub(crate) type Thread = (Arc<Waker>, std::thread::JoinHandle<()>);
+/// A thread of the host, and what wakes it, unless it never sleeps or wakes when the others end.
+pub(crate) type Thread = (Option<Arc<Waker>>, std::thread::JoinHandle<()>);
 
 /// How to serve.
 pub(crate) struct How {
     pub token: Token,
     pub wait: Wait,
+    pub herd: bool,
     pub workers: usize,
     pub progress: Option<fn(RegisterProgress)>,
 }
@@ -94,8 +97,10 @@ pub(crate) fn start(
     let message_bytes = message_bytes(geometry);
     let region = register(&station, &shared, how.progress)?;
     let superblock = (0..SUPERBLOCK_WORDS).map(|word| shared.index.region().load(word)).collect();
-    let How { token, wait, workers, .. } = how;
-    let host = Arc::new(Host { shared, station, region, superblock, token, message_bytes, wait });
+    let How { token, wait, herd, workers, .. } = how;
+    let herd = herd.then(|| herd::server::Desk::open(&shared, &station, workers)).transpose()?;
+    let (herd, herd_threads) = herd.unzip();
+    let host = Arc::new(Host { shared, station, region, superblock, token, message_bytes, wait, herd });
 
     let threads =
         |e: io::Error| SetupError::Call { call: "starting threads", errno: e.raw_os_error().unwrap_or(0) };
@@ -107,13 +112,15 @@ pub(crate) fn start(
             .name(format!("oneread-{number}"))
             .spawn(move || worker.run())
             .map_err(threads)?;
-        all.push((desk.waker.clone(), thread));
+        all.push((Some(desk.waker.clone()), thread));
         desks.push(desk);
     }
     let (door, waker) = Door::new(host, listener, desks).map_err(threads)?;
     let thread =
         std::thread::Builder::new().name("oneread-door".into()).spawn(move || door.run()).map_err(threads)?;
-    all.push((waker, thread));
+    all.push((Some(waker), thread));
+    // These end when the desk is gone, with the last of the threads above.
+    all.extend(herd_threads.into_iter().flatten().map(|thread| (None, thread)));
     Ok((address.with_port(port), all))
 }
 
@@ -231,7 +238,9 @@ impl Door {
         }
         let _ = stream.set_nodelay(true);
         let Ok(nonce) = bootstrap::nonce() else { return };
-        let challenge = Challenge { oneread: bootstrap::NAME.into(), version: bootstrap::VERSION, nonce };
+        let herd = self.host.herd.as_ref().map(herd::server::Desk::offer);
+        let challenge =
+            Challenge { oneread: bootstrap::NAME.into(), version: bootstrap::VERSION, nonce, herd };
         let token = mio::Token(self.next);
         self.next += 1;
         // The socket's buffer is empty: these few bytes go in whole or not at all.
@@ -269,7 +278,14 @@ impl Door {
             let why = format!("it speaks version {}, the server {}", join.version, bootstrap::VERSION);
             return Err((false, why, stream));
         }
-        if !bootstrap::is_proven(&host.token, Role::Client, nonce, &join.nonce, &join.endpoint, &join.proof) {
+        if !bootstrap::is_proven(
+            &host.token,
+            Role::Client,
+            nonce,
+            &join.nonce,
+            &join.endpoints(),
+            &join.proof,
+        ) {
             return Err((true, "its token is not the server's".into(), stream));
         }
         let desk = self.desks.iter().min_by_key(|desk| desk.clients.load(Ordering::Relaxed));
@@ -347,10 +363,18 @@ impl Host {
                 return Err((format!("the server's queue pair cannot be connected: {error}"), stream));
             }
         };
-        let endpoint = pair.endpoint();
-        let welcome = Answer::Welcome(Box::new(Welcome {
-            proof: bootstrap::prove(&self.token, Role::Server, nonce, &join.nonce, &endpoint),
-            endpoint,
+        let seated = match (&join.herd, &self.herd) {
+            (None, _) => Ok(None),
+            (Some(join), Some(desk)) => desk.seat(join).map(Some),
+            (Some(_), None) => Err("it asks for HERD, which this server does not serve".into()),
+        };
+        let (seating, seated) = match seated {
+            Ok(seated) => seated.unzip(),
+            Err(why) => return Err((why, stream)),
+        };
+        let mut welcome = Welcome {
+            proof: Default::default(),
+            endpoint: pair.endpoint(),
             region: Descriptor {
                 address: self.region.address(),
                 key: self.region.remote_key(),
@@ -360,11 +384,24 @@ impl Host {
             messages: MESSAGES as u16,
             message_bytes: self.message_bytes as u32,
             network: self.station.network(),
-        }));
+            herd: seated,
+        };
+        welcome.proof = bootstrap::prove(&self.token, Role::Server, nonce, &join.nonce, &welcome.endpoints());
+        let welcome = Answer::Welcome(Box::new(welcome));
         let free = (0..MESSAGES).collect();
         let welcome = bootstrap::encode(&welcome);
         let (requests, ready) = (VecDeque::new(), VecDeque::new());
-        Ok(Client { pair, outgoing, stream, welcome, free, requests, answer: Vec::new(), ready })
+        Ok(Client {
+            pair,
+            outgoing,
+            stream,
+            welcome,
+            free,
+            requests,
+            answer: Vec::new(),
+            ready,
+            _seating: seating,
+        })
     }
 }
 
@@ -387,6 +424,8 @@ struct Client {
     answer: Vec<u8>,
     /// Answers that wait for a free slot.
     ready: VecDeque<Vec<u8>>,
+    /// HERD's workers poll for it as long as it is here.
+    _seating: Option<herd::server::Seating>,
 }
 
 struct Request {

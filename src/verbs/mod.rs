@@ -8,6 +8,7 @@
 //! | `station` | an open device with its route into the network |
 //! | `bootstrap` | the conversation over TCP before the first READ |
 //! | `connection` | the client's end: READs and messages on one reliable queue pair |
+//! | `herd` | another way to ask the server: requests by WRITE, replies by datagram |
 //! | `client`, `fabric` | the client's GETs and changes over it |
 //! | `host` | the server's end: registered region, door, workers |
 //!
@@ -27,6 +28,8 @@ mod fabric;
 #[cfg(feature = "verbs")]
 mod ffi;
 pub mod gid;
+#[cfg(feature = "verbs")]
+mod herd;
 #[cfg(feature = "verbs")]
 pub(crate) mod host;
 #[cfg(feature = "verbs")]
@@ -50,6 +53,17 @@ pub enum Wait {
     Poll,
     /// Sleep until the device wakes this thread: some microseconds more, no CPU meanwhile.
     Block,
+}
+
+/// How requests for the server (changes, [`Client::rpc_get`](crate::Client::rpc_get)) travel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ask {
+    /// As messages, SEND and RECV, on the queue pair that carries READs. The server may sleep meanwhile.
+    #[default]
+    Message,
+    /// HERD's way: WRITTEN into the server's memory, answered by datagrams. The server must have been started
+    /// for it ([`ServerConfig::herd`](crate::ServerConfig::herd)); its workers never sleep. For comparison.
+    Herd,
 }
 
 /// A secret that server and clients share: whoever has it may connect over verbs. Never printed.
@@ -89,12 +103,14 @@ pub struct VerbsOptions {
     /// READs in flight at once, for [`Client::get_many`](crate::Client::get_many): 1 to 1,024; the device
     /// may allow fewer.
     pub credits: usize,
+    /// How requests for the server travel.
+    pub ask: Ask,
 }
 
 impl Default for VerbsOptions {
-    /// No token, polling, 64 READs in flight.
+    /// No token, polling, 64 READs in flight, requests as messages.
     fn default() -> VerbsOptions {
-        VerbsOptions { token: Token::default(), wait: Wait::Poll, credits: 64 }
+        VerbsOptions { token: Token::default(), wait: Wait::Poll, credits: 64, ask: Ask::Message }
     }
 }
 

@@ -59,6 +59,18 @@ pub fn index(config: &Config, clock: Clock) -> Index {
     Index::create(region, geometry, clock).unwrap()
 }
 
+// ---- devices ---------------------------------------------------------------------------------------
+
+/// Is there an RDMA device? Says so if not, and fails if ONEREAD_REQUIRE_VERBS is set.
+pub fn is_there_a_device(test: &str) -> bool {
+    let there = std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some());
+    if !there {
+        eprintln!("skipped {test}: this machine has no RDMA device (tests/soft-roce-guest has one)");
+        assert!(std::env::var_os("ONEREAD_REQUIRE_VERBS").is_none(), "a device was required");
+    }
+    there
+}
+
 // ---- numbers, keys and values -----------------------------------------------------------------------
 
 /// A small generator for tests that are not driven by proptest: the same numbers on every machine.

@@ -1,0 +1,487 @@
+//! `bench rpc`: GETs by READ beside GETs that the server does, on one table and one device.
+
+use super::bench::machine;
+use super::child::{CpuTime, Fabric, ServerChild};
+use super::measure::{KEY_BYTES, VALUE_BYTES, key, value};
+use super::{TokenArgs, rpc_plot, show};
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use comfy_table::{Attribute, Cell};
+use hdrhistogram::Histogram;
+use oneread::layout::hash::{mix, reduce};
+use oneread::verbs::{Ask, SetupError, VerbsOptions};
+use oneread::{Address, Client, ClientOptions, ConnectError, Layout, Put};
+use serde::Serialize;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// GETs by READ beside GETs that the server does
+#[derive(Debug, Args)]
+#[command(after_help = "EXAMPLES
+  oneread bench rpc                                     on this host, over shared memory
+  oneread bench rpc --fabric verbs --plot rpc.svg       over the first RDMA device
+  oneread bench rpc --at verbs://10.0.0.1:7471          a server that is there: it gets this bench's keys
+
+One-sided: the client READs. Message: SEND and RECV, or the server's socket over shm. HERD: the request is
+WRITTEN into the server's memory, the reply is a datagram (verbs only; a server of your own needs
+`serve --herd`). Each connection is a thread that asks for one key after the other, at random; every value is
+compared with what was put. Rounds of all paths alternate. CPU is that of the server's process, all its
+threads: HERD's poll, and take what there is. What the kernel does for a software device is in nobody's.")]
+pub struct Rpc {
+    /// A server that is there [default: one in a child process]
+    #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["fabric", "layout", "workers"])]
+    at: Option<Address>,
+    /// How to reach the child process
+    #[arg(long, default_value = "shm")]
+    fabric: Fabric,
+    /// Numbers of connections
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,4,16,64", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    connections: Vec<u32>,
+    /// Seconds for each path and number of connections, all rounds together
+    #[arg(long, default_value_t = 3.0, value_parser = seconds)]
+    seconds: f64,
+    /// Rounds, of which the median counts
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: u32,
+    /// Keys
+    #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1000..1 << 32))]
+    keys: u64,
+    /// The child's layout
+    #[arg(long, value_name = "NAME", default_value = "windowed:8")]
+    layout: Layout,
+    /// The child's threads that answer, of each kind
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    workers: usize,
+    #[command(flatten)]
+    token: TokenArgs,
+    /// Draws the results into this SVG file
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+    /// Prints one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok().filter(|seconds| (0.01..=3600.0).contains(seconds));
+    seconds.ok_or_else(|| "a time in seconds, 0.01 to 3600".into())
+}
+
+/// What is timed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Operation {
+    Get,
+    Put,
+}
+
+/// How it gets to the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Path {
+    OneSided,
+    Message,
+    Herd,
+}
+
+impl Path {
+    pub fn name(self) -> &'static str {
+        match self {
+            Path::OneSided => "one-sided",
+            Path::Message => "message",
+            Path::Herd => "HERD",
+        }
+    }
+}
+
+/// In this order in each round; the first is what the others are compared with.
+const CONTESTANTS: [(Operation, Path); 5] = [
+    (Operation::Get, Path::OneSided),
+    (Operation::Get, Path::Message),
+    (Operation::Get, Path::Herd),
+    (Operation::Put, Path::Message),
+    (Operation::Put, Path::Herd),
+];
+
+/// One path at one number of connections. The names are those of the JSON output.
+#[derive(Debug, Serialize)]
+pub struct Line {
+    pub operation: Operation,
+    pub path: Path,
+    pub connections: u32,
+    /// Median over the rounds.
+    pub ops_per_s: f64,
+    /// Of one-sided GETs in the same rounds.
+    pub ratio: f64,
+    /// Over all rounds.
+    pub p50_ns: u64,
+    pub p99_ns: u64,
+    /// CPU time of the server's process per million operations; null when it is not a child of this one.
+    pub server_cpu_ms: Option<f64>,
+    pub reads_per_op: f64,
+    /// Requests that HERD's client wrote again, all rounds together.
+    pub repeats: u64,
+}
+
+#[derive(Debug, Serialize)]
+pub struct Outcome {
+    machine: String,
+    fabric: &'static str,
+    layout: String,
+    keys: u64,
+    rounds: u32,
+    seconds: f64,
+    workers: Option<usize>,
+    pub lines: Vec<Line>,
+}
+
+impl Outcome {
+    /// What was measured, in a line.
+    pub fn about(&self) -> String {
+        format!(
+            "{} keys of {KEY_BYTES} bytes with values of {VALUE_BYTES}, {}, layout {}, median of {} rounds",
+            show::count(self.keys),
+            self.fabric,
+            self.layout,
+            self.rounds
+        )
+    }
+}
+
+/// What one round, or several, came to.
+struct Tally {
+    operations: u64,
+    /// Of each round.
+    rates: Vec<f64>,
+    latencies: Histogram<u64>,
+    cpu_ms: Option<f64>,
+    reads: u64,
+    repeats: u64,
+}
+
+impl Tally {
+    fn new() -> Result<Tally> {
+        // 1 ns to 1 min, three digits.
+        let latencies = Histogram::new_with_bounds(1, 60_000_000_000, 3)?;
+        Ok(Tally { operations: 0, rates: Vec::new(), latencies, cpu_ms: None, reads: 0, repeats: 0 })
+    }
+
+    fn add(&mut self, other: &Tally) -> Result<()> {
+        self.operations += other.operations;
+        self.rates.extend(&other.rates);
+        self.latencies.add(&other.latencies)?;
+        self.cpu_ms = match (self.cpu_ms, other.cpu_ms) {
+            (Some(a), Some(b)) => Some(a + b),
+            (a, b) => a.or(b),
+        };
+        self.reads += other.reads;
+        self.repeats += other.repeats;
+        Ok(())
+    }
+
+    fn rate(&self) -> f64 {
+        let mut rates = self.rates.clone();
+        rates.sort_by(f64::total_cmp);
+        rates.get(rates.len() / 2).copied().unwrap_or(0.0)
+    }
+
+    fn line(&self, (operation, path): (Operation, Path), connections: u32, base: f64) -> Line {
+        let per = |n: f64| n / self.operations.max(1) as f64;
+        Line {
+            operation,
+            path,
+            connections,
+            ops_per_s: self.rate(),
+            ratio: self.rate() / base,
+            p50_ns: self.latencies.value_at_quantile(0.5),
+            p99_ns: self.latencies.value_at_quantile(0.99),
+            server_cpu_ms: self.cpu_ms.map(|ms| 1e6 * per(ms)),
+            reads_per_op: per(self.reads as f64),
+            repeats: self.repeats,
+        }
+    }
+}
+
+impl Rpc {
+    pub fn run(self) -> Result<ExitCode> {
+        let outcome = self.measure()?;
+        if self.json {
+            show::say(serde_json::to_string(&outcome)?)?;
+        } else {
+            show::say(format_args!("{}\n{}", outcome.about(), outcome.machine))?;
+            show::say(table(&outcome.lines))?;
+        }
+        if let Some(path) = &self.plot {
+            rpc_plot::draw(path, &outcome).with_context(|| format!("drawing {}", path.display()))?;
+            show::complain(format_args!("oneread: wrote {}", path.display()));
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn measure(&self) -> Result<Outcome> {
+        let server = if self.at.is_none() { Some(self.spawn()?) } else { None };
+        let connect = |ask| {
+            let verbs = VerbsOptions { token: self.token.token()?, ask, ..VerbsOptions::default() };
+            // Many threads on few cores: a late answer is a latency, no failure.
+            let deadline = Duration::from_secs(30);
+            let options = ClientOptions { deadline, verbs, ..ClientOptions::default() };
+            match (&server, &self.at) {
+                (Some(server), _) => server.connect_with(options),
+                (None, Some(address)) => Ok(Client::connect_with(address, options)?),
+                (None, None) => bail!("no server"),
+            }
+        };
+        let mut client = connect(Ask::Message)?;
+        let is_shm = matches!(client.address(), Address::Shm(_));
+        let herd = if is_shm { None } else { self.herd(connect(Ask::Herd))? };
+        let bar = show::bar(self.keys, "filling", "keys");
+        for first in (0..self.keys).step_by(256) {
+            let numbers = first..(first + 256).min(self.keys);
+            let pairs: Vec<_> = numbers.map(|n| (key(n), stamped(n, 0))).collect();
+            client.put_many(&pairs)?.into_iter().collect::<Result<Vec<_>, _>>()?;
+            bar.inc(pairs.len() as u64);
+        }
+        bar.finish_and_clear();
+        let layout = client.geometry().layout().to_string();
+        let table = Table { keys: self.keys, client: client.clone(), herd };
+        drop(client);
+        let lines = self.alternate(&table, server.as_ref())?;
+        Ok(Outcome {
+            machine: machine(),
+            fabric: if is_shm { "shm" } else { "verbs" },
+            layout,
+            keys: self.keys,
+            rounds: self.rounds,
+            seconds: self.seconds,
+            workers: server.map(|_| self.workers),
+            lines,
+        })
+    }
+
+    fn spawn(&self) -> Result<ServerChild> {
+        let arguments = [
+            format!("--layout={}", self.layout),
+            format!("--capacity={}", self.keys),
+            format!("--key-max={KEY_BYTES}"),
+            format!("--value-max={VALUE_BYTES}"),
+            format!("--workers={}", self.workers),
+            "--herd".into(),
+        ];
+        ServerChild::spawn(self.fabric, &arguments)
+    }
+
+    /// A client that asks HERD's way, if the server takes that.
+    fn herd(&self, connected: Result<Client>) -> Result<Option<Client>> {
+        match connected {
+            // Clones begin without a connection: HERD's workers poll only while somebody asks so.
+            Ok(client) => Ok(Some(client.clone())),
+            Err(error) => match error.downcast_ref() {
+                Some(ConnectError::Verbs(why @ SetupError::Herd { .. })) if self.at.is_some() => {
+                    show::complain(format_args!("oneread: without HERD: {why}"));
+                    Ok(None)
+                }
+                _ => Err(error),
+            },
+        }
+    }
+
+    /// Runs all paths round after round, so that what else happens on the machine meets all of them alike.
+    fn alternate(&self, table: &Table, server: Option<&ServerChild>) -> Result<Vec<Line>> {
+        let contestants: Vec<_> =
+            CONTESTANTS.into_iter().filter(|(_, path)| *path != Path::Herd || table.herd.is_some()).collect();
+        let runs = self.connections.len() as u64 * u64::from(self.rounds) * contestants.len() as u64;
+        let bar = show::bar(runs, "timing", "runs");
+        let time = Duration::from_secs_f64(self.seconds / f64::from(self.rounds));
+        // Each PUT round writes values of its own.
+        let mut version = 0;
+        let mut lines = Vec::new();
+        for &connections in &self.connections {
+            let mut tallies = Vec::new();
+            for _ in &contestants {
+                tallies.push(Tally::new()?);
+            }
+            for _ in 0..self.rounds {
+                for (&(operation, path), tally) in contestants.iter().zip(&mut tallies) {
+                    version += u64::from(operation == Operation::Put);
+                    let round = Round { table, operation, path, connections, version };
+                    tally.add(&round.run(time, server).with_context(|| {
+                        format!("{operation:?} by {} over {connections} connections", path.name())
+                    })?)?;
+                    bar.inc(1);
+                }
+            }
+            let base = tallies.first().map_or(0.0, Tally::rate);
+            lines.extend(contestants.iter().zip(&tallies).map(|(&what, t)| t.line(what, connections, base)));
+        }
+        bar.finish_and_clear();
+        Ok(lines)
+    }
+}
+
+/// The value number `version` of key number `n`. Says itself which version it is.
+fn stamped(n: u64, version: u64) -> [u8; VALUE_BYTES] {
+    let mut out = value(n ^ version << 32);
+    out[..8].copy_from_slice(&version.to_le_bytes());
+    out
+}
+
+/// Is it one of the values that were put for this key, up to this version?
+fn is_value_of(n: u64, bytes: &[u8], version: u64) -> bool {
+    let Some((stamp, _)) = bytes.split_first_chunk::<8>() else { return false };
+    let stamp = u64::from_le_bytes(*stamp);
+    stamp <= version && bytes == stamped(n, stamp)
+}
+
+/// What is asked of, and how to get there.
+struct Table {
+    keys: u64,
+    client: Client,
+    herd: Option<Client>,
+}
+
+/// Between connecting and asking.
+const SETTLE: Duration = Duration::from_millis(100);
+
+/// All connections do one thing for some time.
+struct Round<'a> {
+    table: &'a Table,
+    operation: Operation,
+    path: Path,
+    connections: u32,
+    version: u64,
+}
+
+impl Round<'_> {
+    fn run(&self, time: Duration, server: Option<&ServerChild>) -> Result<Tally> {
+        let (ready, stop) = (Barrier::new(self.connections as usize + 1), AtomicBool::new(false));
+        let cpu = || server.map(ServerChild::cpu_time).transpose();
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..self.connections)
+                .map(|number| {
+                    scope.spawn({
+                        let (ready, stop) = (&ready, &stop);
+                        move || self.ask(number, ready, stop)
+                    })
+                })
+                .collect();
+            ready.wait();
+            // What the server still does for connections that came and went is not these operations'.
+            std::thread::sleep(SETTLE);
+            ready.wait();
+            let before: Option<CpuTime> = cpu()?;
+            let begun = Instant::now();
+            std::thread::sleep(time);
+            stop.store(true, Ordering::Relaxed);
+            let mut all = Tally::new()?;
+            let mut failed = None;
+            for thread in threads {
+                match thread.join() {
+                    Ok(Ok(tally)) => all.add(&tally)?,
+                    Ok(Err(error)) => failed = Some(error),
+                    Err(_) => bail!("a thread panicked"),
+                }
+            }
+            if let Some(error) = failed {
+                return Err(error);
+            }
+            // Until the last had its answer: that is the time in which so many were done.
+            all.rates = vec![all.operations as f64 / begun.elapsed().as_secs_f64()];
+            all.cpu_ms = before.zip(cpu()?).map(|(before, after)| after.ms_since(before));
+            Ok(all)
+        })
+    }
+
+    /// One connection: asks until it is told to stop.
+    fn ask(&self, number: u32, ready: &Barrier, stop: &AtomicBool) -> Result<Tally> {
+        let mut client = match self.path {
+            Path::Herd => self.table.herd.clone().context("HERD is there, or not a contestant")?,
+            Path::OneSided | Path::Message => self.table.client.clone(),
+        };
+        let mut tally = Tally::new()?;
+        let mut buffer = Vec::new();
+        let stream = mix(u64::from(number) << 32 ^ self.version << 2 ^ self.path as u64);
+        let mut operation = |i: u64, client: &mut Client| {
+            self.once(client, reduce(mix(stream ^ i), self.table.keys), &mut buffer)
+        };
+        // Connecting, and the first answers, are nobody's latency. Who fails here fails for all, later.
+        let warm = (0..8).try_for_each(|i| operation(i, &mut client));
+        ready.wait();
+        ready.wait();
+        warm?;
+        let reads = client.stats().read.reads;
+        let repeats = repeats(&client);
+        for i in 8.. {
+            if stop.load(Ordering::Relaxed) {
+                break;
+            }
+            let begun = Instant::now();
+            operation(i, &mut client)?;
+            tally.latencies.saturating_record(begun.elapsed().as_nanos() as u64);
+            tally.operations += 1;
+        }
+        tally.reads = client.stats().read.reads - reads;
+        tally.repeats = self::repeats(&client) - repeats;
+        Ok(tally)
+    }
+
+    fn once(&self, client: &mut Client, n: u64, buffer: &mut Vec<u8>) -> Result<()> {
+        let is_right = match (self.operation, self.path) {
+            (Operation::Get, Path::OneSided) => {
+                client.get_into(&key(n), buffer)? && is_value_of(n, buffer, self.version)
+            }
+            (Operation::Get, _) => {
+                client.rpc_get(&key(n))?.is_some_and(|value| is_value_of(n, &value, self.version))
+            }
+            (Operation::Put, _) => client.put(&key(n), &stamped(n, self.version))? == Put::Updated,
+        };
+        ensure!(is_right, "key number {n} has no value, or another one than was put");
+        Ok(())
+    }
+}
+
+fn repeats(client: &Client) -> u64 {
+    #[cfg(feature = "verbs")]
+    return client.queue_counts().map_or(0, |counts| counts.repeats);
+    #[cfg(not(feature = "verbs"))]
+    return {
+        let _ = client;
+        0
+    };
+}
+
+fn table(lines: &[Line]) -> comfy_table::Table {
+    let mut table = show::table([
+        "connections",
+        "",
+        "by",
+        "per second",
+        "of one-sided GET",
+        "p50",
+        "p99",
+        "server CPU/million",
+        "READs each",
+    ]);
+    let mut last = 0;
+    for line in lines {
+        let connections = if line.connections == last { String::new() } else { line.connections.to_string() };
+        last = line.connections;
+        table.add_row(vec![
+            show::number(connections),
+            Cell::new(match line.operation {
+                Operation::Get => "GET",
+                Operation::Put => "PUT",
+            }),
+            Cell::new(line.path.name()).add_attribute(Attribute::Bold),
+            show::number(show::count(line.ops_per_s as u64)),
+            show::number(format_args!("{:.2}", line.ratio)),
+            show::number(show::nanos(line.p50_ns as f64)),
+            show::number(show::nanos(line.p99_ns as f64)),
+            show::number(line.server_cpu_ms.map_or("-".into(), |ms| format!("{ms:.0} ms"))),
+            show::number(format_args!("{:.4}", line.reads_per_op)),
+        ]);
+    }
+    table
+}

@@ -1,0 +1,337 @@
+//! The client's end: lanes, each with one request that waits for its reply.
+
+#![allow(unsafe_code)]
+
+use super::{Carrier, GRH, Join, Mark, Offer, Seated, VERSION, WINDOW, lay_out, seal, slot_bytes};
+use crate::layout::geometry::Geometry;
+use crate::layout::hash::reduce;
+use crate::verbs::bootstrap::Descriptor;
+use crate::verbs::connection::{Connection, id};
+use crate::verbs::device::{
+    Access, Buffer, CompletionQueue, Depth, Kind, QueuePair, Transport, Work, succeeded,
+};
+use crate::verbs::error::{SetupError, VerbsError};
+use crate::verbs::ffi::Completion;
+use crate::verbs::station::Station;
+use crate::wire::{self, Reply, Request};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Receives posted: repeated requests may be answered twice.
+const RECEIVES: usize = 2 * WINDOW;
+/// Completions that may come at once.
+pub(in crate::verbs) const COMPLETIONS: usize = WINDOW + RECEIVES;
+/// A request without a reply is repeated after this long, then after twice as long each time. Some times what
+/// a PUT may take that waits for a grace period (2 ms), and more than a busy machine's time slice.
+const REPEAT_FIRST: Duration = Duration::from_millis(10);
+const REPEAT_MAX: Duration = Duration::from_millis(200);
+/// Marks work requests of HERD's that are receives.
+const RECEIVE: u64 = 1 << 32;
+
+/// Queue pairs that wait to be welcomed.
+pub(in crate::verbs) struct Draft {
+    carrier: Carrier,
+    requests: QueuePair,
+    replies: QueuePair,
+}
+
+impl Draft {
+    /// Queue pairs for a server with this offer, whose completions go to `queue`.
+    pub fn new(
+        station: &Station,
+        queue: &Arc<CompletionQueue>,
+        offer: Option<Offer>,
+    ) -> Result<Draft, SetupError> {
+        let Some(offer) = offer else {
+            let why = "the server does not serve it; start it with `oneread serve --herd`".into();
+            return Err(SetupError::Herd { why });
+        };
+        if offer.version != VERSION {
+            let why = format!(
+                "the server speaks its version {}, this program version {VERSION}; use the same version of oneread on both sides",
+                offer.version
+            );
+            return Err(SetupError::Herd { why });
+        }
+        let pair = |transport, depth| {
+            let (domain, route) = (station.domain().clone(), station.route().clone());
+            QueuePair::new(domain, queue.clone(), None, transport, depth, route)
+        };
+        let depth = Depth { sends: WINDOW as u32, receives: 1 };
+        let (carrier, requests) = match pair(offer.carrier.transport(), depth) {
+            Err(SetupError::Call { errno, .. }) if offer.carrier == Carrier::Uc => {
+                tracing::info!(errno, "the device has no UC: WRITEs go over RC");
+                (Carrier::Rc, pair(Transport::Rc, depth)?)
+            }
+            made => (offer.carrier, made?),
+        };
+        let mut replies = pair(Transport::Ud, Depth { sends: 1, receives: RECEIVES as u32 })?;
+        replies.open_for_datagrams()?;
+        Ok(Draft { carrier, requests, replies })
+    }
+
+    /// What the server must know.
+    pub fn join(&self) -> Join {
+        Join { carrier: self.carrier, requests: self.requests.endpoint(), replies: self.replies.endpoint() }
+    }
+
+    /// Connects to the area that the server has given.
+    pub fn complete(
+        self,
+        station: &Station,
+        seated: Option<Seated>,
+        geometry: &Geometry,
+    ) -> Result<Herd, SetupError> {
+        let wrong = |why: &str| SetupError::Herd { why: why.into() };
+        let Some(Seated { requests: to, area, slot_bytes: stride, workers }) = seated else {
+            return Err(wrong("the server gave this client no place for its requests"));
+        };
+        let stride = stride as usize;
+        let slots = workers.len() as u64 * WINDOW as u64;
+        if workers.is_empty() || stride < slot_bytes(geometry) || slots * stride as u64 > area.bytes {
+            return Err(wrong("the server gave this client too small a place for its requests"));
+        }
+        if !crate::verbs::is_mtu(to.mtu) {
+            return Err(wrong("the server's path MTU is none"));
+        }
+        let reply_bytes = wire::reply_bytes_max(geometry);
+        if reply_bytes > station.route().mtu as usize {
+            return Err(wrong("a reply may be longer than this side's MTU; name a larger one with ?mtu="));
+        }
+        let Draft { mut requests, mut replies, .. } = self;
+        requests.connect(&to, Access::Local)?;
+        let domain = station.domain();
+        let outgoing = Buffer::new(domain.clone(), WINDOW, slot_bytes(geometry), Access::Local)?;
+        let incoming = Buffer::new(domain.clone(), RECEIVES, GRH + reply_bytes, Access::Local)?;
+        for slot in 0..RECEIVES {
+            let element = incoming.element(slot, incoming.slot_bytes());
+            // SAFETY: the slot is new, and posted nowhere else; the buffer outlives the queue pair.
+            unsafe { replies.post_receive(id::HERD | RECEIVE | slot as u64, element) }
+                .map_err(|_| SetupError::Call { call: "ibv_post_recv", errno: 0 })?;
+        }
+        Ok(Herd {
+            requests,
+            replies,
+            outgoing,
+            incoming,
+            area,
+            stride,
+            workers,
+            lanes: Default::default(),
+            arrived: VecDeque::new(),
+            sequence: 0,
+            repeats: 0,
+        })
+    }
+}
+
+/// A client's way to HERD's workers.
+#[derive(Debug)]
+pub(in crate::verbs) struct Herd {
+    // Queue pairs are dropped before the buffers that their work requests name.
+    requests: QueuePair,
+    replies: QueuePair,
+    outgoing: Buffer,
+    incoming: Buffer,
+    area: Descriptor,
+    /// From slot to slot of the area.
+    stride: usize,
+    workers: Vec<u32>,
+    lanes: [Lane; WINDOW],
+    /// Slots and lengths of datagrams that have come.
+    arrived: VecDeque<(usize, usize)>,
+    /// Of the last request.
+    sequence: u64,
+    /// Requests written again since they were counted.
+    pub repeats: u64,
+}
+
+#[derive(Debug, Default)]
+struct Lane {
+    /// What waits for a reply.
+    waiting: Option<Waiting>,
+    /// Is a WRITE from its slot in flight?
+    is_writing: bool,
+    /// Head and frame.
+    bytes: Vec<u8>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    /// Which of the call's requests it is.
+    request: usize,
+    worker: usize,
+    mark: Mark,
+    repeat_at: Instant,
+    pause: Duration,
+}
+
+fn key_of<'a>(request: &Request<'a>) -> Option<&'a [u8]> {
+    match request {
+        Request::Put { key, .. } | Request::Remove { key } | Request::Get { key } => Some(key),
+        Request::Hello { .. } | Request::Stat => None,
+    }
+}
+
+impl Connection {
+    /// Asks HERD's workers, [`WINDOW`] requests at a time; the replies in the order of the requests.
+    pub fn call(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<Vec<Reply>, VerbsError> {
+        let called = self.call_all(requests, deadline);
+        if let (Err(_), Some(herd)) = (&called, &mut self.herd) {
+            // Nobody waits for them any more (H4).
+            herd.lanes.iter_mut().for_each(|lane| lane.waiting = None);
+        }
+        called
+    }
+
+    fn call_all(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<Vec<Reply>, VerbsError> {
+        let geometry = self.geometry().clone();
+        let mut replies = vec![None; requests.len()];
+        let (mut begun, mut answered) = (0, 0);
+        while answered < requests.len() {
+            let Some(herd) = &mut self.herd else { return Err(VerbsError::Closed) };
+            while let Some(request) = requests.get(begun)
+                && let Some(lane) = herd.lane_for(requests, begun)
+            {
+                herd.begin(lane, begun, request, &geometry)?;
+                begun += 1;
+            }
+            let now = Instant::now();
+            let repeat_at = herd.repeat_due(now)?;
+            let until = repeat_at.min(deadline);
+            let waited = self.wait_until(until.saturating_duration_since(now), |this| {
+                let Some(herd) = &this.herd else { return true };
+                !herd.arrived.is_empty() || begun < requests.len() && herd.lane_for(requests, begun).is_some()
+            });
+            match waited {
+                Ok(()) => {}
+                Err(VerbsError::Late { .. }) if Instant::now() < deadline => {}
+                Err(error) => return Err(error),
+            }
+            let Some(herd) = &mut self.herd else { return Err(VerbsError::Closed) };
+            while let Some((request, reply)) = herd.next_reply()? {
+                replies[request] = Some(reply);
+                answered += 1;
+            }
+        }
+        Ok(replies.into_iter().flatten().collect())
+    }
+}
+
+impl Herd {
+    /// A lane for this request, if there is one and no other request for its key waits (H4).
+    fn lane_for(&self, requests: &[Request<'_>], number: usize) -> Option<usize> {
+        let key = key_of(&requests[number]);
+        let mut waiting = self.lanes.iter().filter_map(|lane| lane.waiting);
+        if key.is_some() && waiting.any(|other| key_of(&requests[other.request]) == key) {
+            return None;
+        }
+        self.lanes.iter().position(|lane| lane.waiting.is_none() && !lane.is_writing)
+    }
+
+    /// WRITEs a request for the first time.
+    fn begin(
+        &mut self,
+        lane: usize,
+        number: usize,
+        request: &Request<'_>,
+        geometry: &Geometry,
+    ) -> Result<(), VerbsError> {
+        self.sequence += 1;
+        let worker = key_of(request)
+            .map_or(0, |key| reduce(geometry.seeds().shard(key), self.workers.len() as u64) as usize);
+        lay_out(&mut self.lanes[lane].bytes, self.sequence, request);
+        self.lanes[lane].waiting = Some(Waiting {
+            request: number,
+            worker,
+            mark: Mark { sequence: self.sequence, attempt: 0 },
+            repeat_at: Instant::now() + REPEAT_FIRST,
+            pause: REPEAT_FIRST,
+        });
+        self.write(lane)
+    }
+
+    /// WRITEs again what has waited too long (H2); when is the next one due?
+    fn repeat_due(&mut self, now: Instant) -> Result<Instant, VerbsError> {
+        let mut next = now + REPEAT_MAX;
+        for lane in 0..WINDOW {
+            let Lane { waiting: Some(waiting), is_writing, .. } = &mut self.lanes[lane] else { continue };
+            if waiting.repeat_at <= now {
+                waiting.pause = (2 * waiting.pause).min(REPEAT_MAX);
+                waiting.repeat_at = now + waiting.pause;
+                // While the WRITE itself is under way (RC sends it again by itself), another would not help.
+                if !*is_writing {
+                    waiting.mark.attempt += 1;
+                    self.repeats += 1;
+                    self.write(lane)?;
+                }
+            }
+            next = next.min(self.lanes[lane].waiting.map_or(next, |waiting| waiting.repeat_at));
+        }
+        Ok(next)
+    }
+
+    fn write(&mut self, number: usize) -> Result<(), VerbsError> {
+        let lane = &mut self.lanes[number];
+        let Some(Waiting { worker, mark, .. }) = lane.waiting else { return Ok(()) };
+        seal(&mut lane.bytes, mark);
+        // SAFETY: no WRITE from the lane's slot is in flight.
+        let bytes = unsafe { self.outgoing.fill(number, &[&lane.bytes]) };
+        let offset = (worker * WINDOW + number) * self.stride;
+        let work = Work {
+            id: id::HERD | number as u64,
+            element: self.outgoing.element(number, bytes),
+            kind: Kind::Write { address: self.area.address.wrapping_add(offset as u64), key: self.area.key },
+            signalled: true,
+        };
+        lane.is_writing = true;
+        // SAFETY: the slot is not filled again before the WRITE has completed; the buffer outlives the queue
+        // pair.
+        unsafe { self.requests.post([work]) }
+    }
+
+    /// Takes one of this client's completions.
+    pub fn take(&mut self, completion: &Completion) -> Result<(), VerbsError> {
+        let number = completion.wr_id() & !id::KIND;
+        if number & RECEIVE == 0 {
+            succeeded(completion, "WRITE")?;
+            self.lanes[number as usize].is_writing = false;
+            return Ok(());
+        }
+        succeeded(completion, "RECV")?;
+        let slot = (number & !RECEIVE) as usize;
+        // A stray is no reply (H5): its length is that of none.
+        let is_ours = self.workers.contains(&completion.src_qp);
+        let length = if is_ours { completion.len().min(self.incoming.slot_bytes()) } else { 0 };
+        self.arrived.push_back((slot, length));
+        Ok(())
+    }
+
+    /// The next reply to a request that waits, and which one that is.
+    fn next_reply(&mut self) -> Result<Option<(usize, Reply)>, VerbsError> {
+        while let Some((slot, length)) = self.arrived.pop_front() {
+            // SAFETY: the receive has completed, and is posted again only below.
+            let datagram = unsafe { self.incoming.bytes(slot, length) };
+            let answer = datagram.get(GRH..).map(|bytes| answer(&mut self.lanes, bytes)).transpose();
+            let element = self.incoming.element(slot, self.incoming.slot_bytes());
+            // SAFETY: its receive has completed and nobody borrows from it any more.
+            unsafe { self.replies.post_receive(id::HERD | RECEIVE | slot as u64, element) }?;
+            if let Some(answer) = answer?.flatten() {
+                return Ok(Some(answer));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The reply in a datagram, and which request of the lanes' it answers, if that still waits (H5).
+fn answer(lanes: &mut [Lane], datagram: &[u8]) -> Result<Option<(usize, Reply)>, VerbsError> {
+    let garbage = |e: wire::WireError| VerbsError::Garbage { what: e.to_string() };
+    let Some(frame) = wire::decode(datagram).map_err(garbage)? else { return Ok(None) };
+    let waits = |lane: &&mut Lane| lane.waiting.is_some_and(|waiting| waiting.mark.sequence == frame.id);
+    let Some(waiting) = lanes.iter_mut().find(waits).and_then(|lane| lane.waiting.take()) else {
+        return Ok(None);
+    };
+    Ok(Some((waiting.request, Reply::decode(&frame).map_err(garbage)?)))
+}

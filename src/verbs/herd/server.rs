@@ -1,0 +1,399 @@
+//! The server's end: clients' areas, and the workers that poll them.
+
+#![allow(unsafe_code)]
+
+use super::{Carrier, Join, Mark, Offer, Seated, VERSION, WINDOW, glance, open, slot_bytes};
+use crate::server::Shared;
+use crate::verbs::bootstrap::Descriptor;
+use crate::verbs::device::{
+    Access, AddressHandle, Buffer, CompletionQueue, Depth, Kind, QueuePair, Transport, Work, succeeded,
+};
+use crate::verbs::error::{SetupError, VerbsError};
+use crate::verbs::ffi::Completion;
+use crate::verbs::station::Station;
+use crate::wire;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+
+/// Replies of one worker whose SENDs have not completed.
+const REPLIES: usize = 128;
+/// Looks at all slots before a worker looks for clients that come and go, and lets others run if it found
+/// nothing to do.
+const SWEEPS: u32 = 64;
+
+/// Where clients get their areas from.
+#[derive(Debug)]
+pub(crate) struct Desk {
+    station: Arc<Station>,
+    carrier: Carrier,
+    slot_bytes: usize,
+    /// For queue pairs that only receive WRITEs: nothing ever completes there.
+    silent: Arc<CompletionQueue>,
+    /// The workers: their queue pairs' numbers, and where they take clients from.
+    workers: Vec<(u32, mpsc::Sender<Arc<Seat>>)>,
+}
+
+/// One client's area.
+#[derive(Debug)]
+struct Seat {
+    // The queue pair is dropped before the memory it writes.
+    requests: QueuePair,
+    area: Buffer,
+    to: AddressHandle,
+    /// The number of the client's queue pair for datagrams.
+    number: u32,
+    gone: AtomicBool,
+}
+
+/// Keeps a client's area in use until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Seating(Arc<Seat>);
+
+impl Drop for Seating {
+    fn drop(&mut self) {
+        self.0.gone.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Desk {
+    /// Starts workers, which end after the desk is gone.
+    pub fn open(
+        shared: &Arc<Shared>,
+        station: &Arc<Station>,
+        workers: usize,
+    ) -> Result<(Desk, Vec<JoinHandle<()>>), SetupError> {
+        let geometry = shared.index.geometry();
+        let (reply, mtu) = (wire::reply_bytes_max(geometry), station.route().mtu as usize);
+        if reply > mtu {
+            let why = format!(
+                "a reply of this table takes up to {reply} bytes, a datagram {mtu} (the MTU): serve a table with shorter values"
+            );
+            return Err(SetupError::Herd { why });
+        }
+        let silent = CompletionQueue::new(station.domain().context().clone(), 1)?;
+        let carrier = best_carrier(station, &silent)?;
+        tracing::info!(?carrier, workers, "HERD: workers poll for requests");
+        let slot_bytes = slot_bytes(geometry);
+        let mut desk = Desk { station: station.clone(), carrier, slot_bytes, silent, workers: Vec::new() };
+        let mut threads = Vec::new();
+        for number in 0..workers.max(1) {
+            let replies = Replies::new(station, reply)?;
+            let (sender, incoming) = mpsc::channel();
+            desk.workers.push((replies.pair.number(), sender));
+            let worker = Worker {
+                shared: shared.clone(),
+                number,
+                incoming,
+                guests: Vec::new(),
+                replies,
+                copy: Vec::new(),
+            };
+            let thread = std::thread::Builder::new()
+                .name(format!("oneread-herd-{number}"))
+                .spawn(move || worker.run())
+                .map_err(|e| SetupError::Call {
+                    call: "starting threads",
+                    errno: e.raw_os_error().unwrap_or(0),
+                })?;
+            threads.push(thread);
+        }
+        Ok((desk, threads))
+    }
+
+    /// What clients are told before they join.
+    pub fn offer(&self) -> Offer {
+        Offer { version: VERSION, carrier: self.carrier }
+    }
+
+    /// Gives a client an area and shows it to the workers; or says why not.
+    pub fn seat(&self, join: &Join) -> Result<(Seating, Seated), String> {
+        if !crate::verbs::is_mtu(join.requests.mtu) {
+            return Err(format!("{} bytes is no path MTU", join.requests.mtu));
+        }
+        let made = || -> Result<_, SetupError> {
+            let (domain, route) = (self.station.domain(), self.station.route());
+            let mut requests = QueuePair::new(
+                domain.clone(),
+                self.silent.clone(),
+                None,
+                join.carrier.transport(),
+                Depth { sends: 1, receives: 1 },
+                route.clone(),
+            )?;
+            requests.connect(&join.requests, Access::RemoteWrite)?;
+            let slots = self.workers.len() * WINDOW;
+            let area = Buffer::new(domain.clone(), slots, self.slot_bytes, Access::RemoteWrite)?;
+            let to = AddressHandle::new(domain.clone(), route, &join.replies.at)?;
+            Ok(Seat { requests, area, to, number: join.replies.at.num, gone: AtomicBool::new(false) })
+        };
+        let seat = made().map_err(|error| format!("the server's end of HERD cannot be set up: {error}"))?;
+        let seated = Seated {
+            requests: seat.requests.endpoint(),
+            area: Descriptor {
+                address: seat.area.address(0),
+                key: seat.area.remote_key(),
+                bytes: (seat.area.memory().slots() * seat.area.slot_bytes()) as u64,
+            },
+            slot_bytes: seat.area.slot_bytes() as u32,
+            workers: self.workers.iter().map(|(number, _)| *number).collect(),
+        };
+        // From here on it is given up when anything fails.
+        let seating = Seating(Arc::new(seat));
+        for (_, incoming) in &self.workers {
+            incoming.send(seating.0.clone()).map_err(|_| "a worker of the server's has ended".to_owned())?;
+        }
+        Ok((seating, seated))
+    }
+}
+
+/// UC if the device has it.
+fn best_carrier(station: &Station, queue: &Arc<CompletionQueue>) -> Result<Carrier, SetupError> {
+    let depth = Depth { sends: 1, receives: 1 };
+    let (domain, route) = (station.domain().clone(), station.route().clone());
+    match QueuePair::new(domain, queue.clone(), None, Transport::Uc, depth, route) {
+        Ok(_) => Ok(Carrier::Uc),
+        Err(SetupError::Call { errno, .. }) => {
+            tracing::info!(errno, "the device has no UC: WRITEs go over RC");
+            Ok(Carrier::Rc)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Polls the slots of its number in every client's area.
+struct Worker {
+    shared: Arc<Shared>,
+    number: usize,
+    incoming: mpsc::Receiver<Arc<Seat>>,
+    // The replies' queue pair may still name a guest's address: `retire` waits for it.
+    guests: Vec<Guest>,
+    replies: Replies,
+    /// The slot being looked at.
+    copy: Vec<u64>,
+}
+
+/// A client, as one worker sees it.
+struct Guest {
+    seat: Arc<Seat>,
+    lanes: [Lane; WINDOW],
+}
+
+/// What was last taken from a slot, and the reply to it (H3).
+#[derive(Default)]
+struct Lane {
+    taken: Mark,
+    reply: Vec<u8>,
+}
+
+impl Worker {
+    fn run(mut self) {
+        let mut busy = false;
+        let mut sweeps = 0;
+        loop {
+            if self.guests.is_empty() {
+                // Nobody to poll for: sleeps until somebody comes, or the desk is gone.
+                match self.incoming.recv() {
+                    Ok(seat) => self.guests.push(Guest::new(seat)),
+                    Err(mpsc::RecvError) => break,
+                }
+            }
+            match self.sweep() {
+                Ok(found) => busy |= found,
+                Err(error) => {
+                    tracing::error!(%error, "HERD: a reply could not be sent; this worker ends");
+                    break;
+                }
+            }
+            sweeps += 1;
+            if sweeps < SWEEPS {
+                continue;
+            }
+            if !self.meet() {
+                break;
+            }
+            if !busy {
+                self.shared.index.tidy();
+                std::thread::yield_now();
+            }
+            (sweeps, busy) = (0, false);
+        }
+        self.retire(|_| true);
+    }
+
+    /// Takes in who has come, and lets go who is gone; false when the desk is.
+    fn meet(&mut self) -> bool {
+        let desk_is_there = loop {
+            match self.incoming.try_recv() {
+                Ok(seat) => self.guests.push(Guest::new(seat)),
+                Err(mpsc::TryRecvError::Empty) => break true,
+                Err(mpsc::TryRecvError::Disconnected) => break false,
+            }
+        };
+        self.retire(|guest| guest.seat.gone.load(Ordering::Relaxed));
+        desk_is_there
+    }
+
+    /// Lets guests go, once no SEND names their addresses any more.
+    fn retire(&mut self, is_gone: impl Fn(&Guest) -> bool) {
+        if self.guests.iter().any(&is_gone) {
+            if let Err(error) = self.replies.wait_for_room(REPLIES) {
+                tracing::error!(%error, "HERD: replies in flight");
+            }
+            self.guests.retain(|guest| !is_gone(guest));
+        }
+    }
+
+    /// Looks at every slot once; was there anything new?
+    fn sweep(&mut self) -> Result<bool, VerbsError> {
+        let mut busy = false;
+        let Worker { shared, number, guests, replies, copy, .. } = self;
+        for Guest { seat, lanes } in guests {
+            for (at, lane) in lanes.iter_mut().enumerate() {
+                let slot = seat.area.shared_words(*number * WINDOW + at);
+                if glance(slot) == lane.taken {
+                    continue;
+                }
+                // Not all of it may have landed (H1): then another sweep finds it.
+                let Some((mark, frame)) = open(slot, copy) else { continue };
+                busy = true;
+                if lane.take(mark, frame, |request| shared.answer(request)) {
+                    replies.send(seat, &lane.reply)?;
+                }
+            }
+        }
+        Ok(busy)
+    }
+}
+
+impl Guest {
+    fn new(seat: Arc<Seat>) -> Guest {
+        Guest { seat, lanes: Default::default() }
+    }
+}
+
+impl Lane {
+    /// Does what is asked, unless it was done before (H3); is there a reply to be sent?
+    fn take(
+        &mut self,
+        mark: Mark,
+        frame: &[u8],
+        answer: impl FnOnce(wire::Request<'_>) -> Option<wire::Reply>,
+    ) -> bool {
+        if mark.sequence < self.taken.sequence {
+            return false;
+        }
+        let is_new = mark.sequence > self.taken.sequence;
+        self.taken = mark;
+        if is_new {
+            self.reply.clear();
+            let frame = wire::decode(frame).ok().flatten().filter(|frame| frame.id == mark.sequence);
+            let request = frame.and_then(|frame| wire::Request::decode(&frame).ok());
+            match request.and_then(answer) {
+                Some(reply) => reply.encode(mark.sequence, &mut self.reply),
+                // Nothing oneread sends: whoever sent it waits in vain.
+                None => tracing::debug!("HERD: a sealed slot that is no request"),
+            }
+        }
+        !self.reply.is_empty()
+    }
+}
+
+/// Sends replies.
+struct Replies {
+    // The queue pair is dropped before the memory it reads.
+    pair: QueuePair,
+    queue: Arc<CompletionQueue>,
+    outgoing: Buffer,
+    sent: u64,
+    completed: u64,
+}
+
+impl Replies {
+    fn new(station: &Station, reply_bytes: usize) -> Result<Replies, SetupError> {
+        let domain = station.domain();
+        let queue = CompletionQueue::new(domain.context().clone(), REPLIES as u32)?;
+        let depth = Depth { sends: REPLIES as u32, receives: 1 };
+        let route = station.route().clone();
+        let mut pair = QueuePair::new(domain.clone(), queue.clone(), None, Transport::Ud, depth, route)?;
+        pair.open_for_datagrams()?;
+        let outgoing = Buffer::new(domain.clone(), REPLIES, reply_bytes, Access::Local)?;
+        Ok(Replies { pair, queue, outgoing, sent: 0, completed: 0 })
+    }
+
+    /// Sends a datagram. The seat must live until it has gone ([`Worker::retire`] sees to that).
+    fn send(&mut self, seat: &Seat, reply: &[u8]) -> Result<(), VerbsError> {
+        self.wait_for_room(1)?;
+        let slot = (self.sent % REPLIES as u64) as usize;
+        // SAFETY: the SEND that used this slot before has completed: at most REPLIES are in flight.
+        let bytes = unsafe { self.outgoing.fill(slot, &[reply]) };
+        let work = Work {
+            id: self.sent,
+            element: self.outgoing.element(slot, bytes),
+            kind: Kind::Datagram {
+                to: seat.to.raw(),
+                number: seat.number,
+                key: crate::verbs::device::DATAGRAM_KEY,
+            },
+            signalled: true,
+        };
+        // SAFETY: as above; the buffer outlives the queue pair, and the address the SEND.
+        unsafe { self.pair.post([work]) }?;
+        self.sent += 1;
+        Ok(())
+    }
+
+    /// Waits until this many slots are free. A datagram leaves without anybody's help: that does not take
+    /// long.
+    fn wait_for_room(&mut self, slots: usize) -> Result<(), VerbsError> {
+        let mut completions = [Completion::default(); 32];
+        while self.sent - self.completed > (REPLIES - slots) as u64 {
+            let n = self.queue.poll(&mut completions)?;
+            for completion in &completions[..n] {
+                succeeded(completion, "datagram")?;
+                self.completed = completion.wr_id() + 1;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::index::{Put, PutMode};
+    use crate::wire::{Reply, Request};
+
+    /// H3: what is repeated is answered as before and not done again; what is old is neither.
+    #[test]
+    fn once() {
+        let mut lane = Lane::default();
+        let mut done = 0;
+        let mut take = |sequence, attempt| {
+            let mut frame = Vec::new();
+            Request::Put { mode: PutMode::Insert, key: b"k", value: b"v" }.encode(sequence, &mut frame);
+            let is_answered = lane.take(Mark { sequence, attempt }, &frame, |_| {
+                done += 1;
+                Some(Reply::Put(Ok(if done == 1 { Put::Inserted } else { Put::Exists })))
+            });
+            let reply = is_answered.then(|| wire::replies(&lane.reply, sequence).unwrap().remove(0));
+            (reply, done)
+        };
+        let (inserted, exists) = (Some(Reply::Put(Ok(Put::Inserted))), Some(Reply::Put(Ok(Put::Exists))));
+        assert_eq!(take(3, 0), (inserted.clone(), 1));
+        assert_eq!(take(3, 1), (inserted, 1), "the first reply was lost");
+        assert_eq!(take(2, 5), (None, 1), "nobody waits for it any more");
+        assert_eq!(take(4, 0), (exists, 2));
+    }
+
+    /// A sealed slot that is no request, or another's: no reply, and no harm.
+    #[test]
+    fn nonsense() {
+        let mut lane = Lane::default();
+        let refuse = |_: Request<'_>| -> Option<Reply> { panic!("there is nothing to answer") };
+        assert!(!lane.take(Mark { sequence: 1, attempt: 0 }, b"nonsense", refuse));
+        let mut frame = Vec::new();
+        Request::Get { key: b"k" }.encode(9, &mut frame);
+        assert!(!lane.take(Mark { sequence: 2, attempt: 0 }, &frame, refuse));
+    }
+}
