@@ -224,6 +224,11 @@ impl Connection {
         self.landing.memory().slots()
     }
 
+    /// Are READs in flight?
+    pub fn is_reading(&self) -> bool {
+        !self.reads.is_empty()
+    }
+
     /// Posts READs with one doorbell. At most as many as there are credits left.
     pub fn post(&mut self, reads: &[(ReadToken, Window)]) -> Result<(), VerbsError> {
         let credits = self.credits();
