@@ -127,7 +127,9 @@ impl Connection {
             None => station.insert(Station::open(address.device(), Some(talk.peer.ip()))?).clone(),
         };
         let limits = station.domain().context().limits();
-        let queue_max = (limits.max_qp_wr as usize).saturating_sub(MESSAGES_MAX).max(1);
+        // When the queue pair fails, every work request completes: of READs, of messages either way.
+        let queue_max = limits.max_qp_wr.min(limits.max_cqe.saturating_sub(MESSAGES_MAX as i32));
+        let queue_max = (queue_max.max(0) as usize).saturating_sub(MESSAGES_MAX).max(1);
         let credits = credits.clamp(1, queue_max.min(CREDITS_MAX));
         let depth = Depth { sends: (credits + MESSAGES_MAX) as u32, receives: MESSAGES_MAX as u32 };
         let queue = CompletionQueue::new(station.domain().context().clone(), depth.sends + depth.receives)?;

@@ -389,9 +389,16 @@ struct Worker {
 impl Worker {
     fn new(host: Arc<Host>) -> Result<(Worker, Desk), SetupError> {
         let context = host.station.domain().context();
-        let queue = CompletionQueue::new(context.clone(), context.limits().max_cqe.max(1) as u32)?;
+        // Room for all clients there may be, as far as the device allows: some would allow for millions, and
+        // lock the memory for them at once.
+        let room = |for_one: usize, limit: i32| {
+            let for_all = host.shared.clients_max.saturating_mul(for_one as u64);
+            for_all.clamp(1, limit.max(1) as u64) as u32
+        };
+        let limits = context.limits();
+        let queue = CompletionQueue::new(context.clone(), room(2 * MESSAGES, limits.max_cqe))?;
         let receives =
-            SharedReceives::new(host.station.domain().clone(), context.limits().max_srq_wr.max(1) as u32)?;
+            SharedReceives::new(host.station.domain().clone(), room(MESSAGES, limits.max_srq_wr))?;
         let os = |e: io::Error| SetupError::Call { call: "epoll", errno: e.raw_os_error().unwrap_or(0) };
         let poll = Poll::new().map_err(os)?;
         let fd = queue.fd().as_raw_fd();
