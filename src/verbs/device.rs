@@ -964,6 +964,14 @@ impl QueuePair {
         self.modify(attr, ibv_qp_attr_mask::IBV_QP_STATE | ibv_qp_attr_mask::IBV_QP_SQ_PSN)
     }
 
+    /// From now on it takes nothing; what it was to do completes with an error.
+    pub fn fail(&mut self) {
+        let attr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_ERR, ..Default::default() };
+        if let Err(error) = self.modify(attr, ibv_qp_attr_mask::IBV_QP_STATE) {
+            tracing::warn!(%error, "a queue pair could not be stopped");
+        }
+    }
+
     fn address_of(&self, to: &ibverbs::QueuePairEndpoint) -> ibv_ah_attr {
         address_of(&self.route, to)
     }
