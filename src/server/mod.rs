@@ -152,7 +152,7 @@ pub(crate) struct Shared {
     pub(crate) index: Index,
     stopping: AtomicBool,
     clients: AtomicU64,
-    clients_max: u64,
+    pub(crate) clients_max: u64,
     allow_uids: Vec<u32>,
     /// The region goes with the server: clients are told so when it stops.
     retires: bool,

@@ -130,6 +130,10 @@ impl Handle {
         mut get: impl FnMut(&mut Reader<'_, Counting<'_, Verbs<'_>>>) -> Result<R, ReadError<VerbsError>>,
     ) -> Result<R, GetError> {
         let within = self.shared.options.deadline;
+        // Left behind by a callback that panicked: its READs would be taken for those of this call.
+        if self.connection.as_ref().is_some_and(Connection::is_reading) {
+            self.disconnect();
+        }
         let mut failures = 0;
         // From the first failure on: a batch may take longer than that.
         let mut deadline = None;

@@ -136,7 +136,10 @@ impl Connection {
             None => station.insert(Station::open(address.device(), Some(talk.peer.ip()))?).clone(),
         };
         let limits = station.domain().context().limits();
-        let queue_max = (limits.max_qp_wr as usize).saturating_sub(MESSAGES_MAX).max(1);
+        // When the queue pair fails, every work request completes: of READs, of messages either way.
+        let others = (MESSAGES_MAX + herd::client::COMPLETIONS) as i32;
+        let queue_max = limits.max_qp_wr.min(limits.max_cqe.saturating_sub(others));
+        let queue_max = (queue_max.max(0) as usize).saturating_sub(MESSAGES_MAX).max(1);
         let credits = (*credits).clamp(1, queue_max.min(CREDITS_MAX));
         let depth = Depth { sends: (credits + MESSAGES_MAX) as u32, receives: MESSAGES_MAX as u32 };
         let room = (credits + 2 * MESSAGES_MAX + herd::client::COMPLETIONS) as u32;
@@ -241,6 +244,11 @@ impl Connection {
     /// READs that may be in flight.
     pub fn credits(&self) -> usize {
         self.landing.memory().slots()
+    }
+
+    /// Are READs in flight?
+    pub fn is_reading(&self) -> bool {
+        !self.reads.is_empty()
     }
 
     /// Posts READs with one doorbell. At most as many as there are credits left.

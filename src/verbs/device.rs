@@ -545,10 +545,9 @@ unsafe impl Send for CompletionQueue {}
 unsafe impl Sync for CompletionQueue {}
 
 impl CompletionQueue {
-    /// A queue for at least this many completions, or as many as the device allows.
+    /// A queue for this many completions.
     pub fn new(context: Arc<Context>, entries: u32) -> Result<Arc<CompletionQueue>, SetupError> {
         let channel = Channel::new(context.clone())?;
-        let entries = entries.clamp(1, context.limits.max_cqe.max(1) as u32);
         // SAFETY: open context and channel; no context pointer.
         let raw = unsafe {
             (context.functions.ibv_create_cq)(
@@ -663,10 +662,9 @@ unsafe impl Send for SharedReceives {}
 unsafe impl Sync for SharedReceives {}
 
 impl SharedReceives {
-    /// Room for at least this many receives, or as many as the device allows.
+    /// Room for this many receives.
     pub fn new(domain: Arc<ProtectionDomain>, receives: u32) -> Result<Arc<SharedReceives>, SetupError> {
         let context = &domain.context;
-        let receives = receives.clamp(1, context.limits.max_srq_wr.max(1) as u32);
         let attr = ibv_srq_attr { max_wr: receives, max_sge: 1, srq_limit: 0 };
         let mut attr = ibv_srq_init_attr { srq_context: ptr::null_mut(), attr };
         // SAFETY: an existing domain, and a filled-in request.
@@ -964,6 +962,14 @@ impl QueuePair {
             ..Default::default()
         };
         self.modify(attr, ibv_qp_attr_mask::IBV_QP_STATE | ibv_qp_attr_mask::IBV_QP_SQ_PSN)
+    }
+
+    /// From now on it takes nothing; what it was to do completes with an error.
+    pub fn fail(&mut self) {
+        let attr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_ERR, ..Default::default() };
+        if let Err(error) = self.modify(attr, ibv_qp_attr_mask::IBV_QP_STATE) {
+            tracing::warn!(%error, "a queue pair could not be stopped");
+        }
     }
 
     fn address_of(&self, to: &ibverbs::QueuePairEndpoint) -> ibv_ah_attr {

@@ -440,6 +440,8 @@ struct Worker {
     poll: Poll,
     // Clients' queue pairs are dropped before the receives they draw from.
     clients: HashMap<u32, Client>,
+    /// Clients that are gone, until all that their queue pairs have completed is taken.
+    leaving: Vec<Client>,
     by_token: HashMap<mio::Token, u32>,
     next: usize,
     incoming: mpsc::Receiver<Client>,
@@ -455,9 +457,15 @@ struct Worker {
 impl Worker {
     fn new(host: Arc<Host>) -> Result<(Worker, Desk), SetupError> {
         let context = host.station.domain().context();
-        let queue = CompletionQueue::new(context.clone(), context.limits().max_cqe.max(1) as u32)?;
-        let receives =
-            SharedReceives::new(host.station.domain().clone(), context.limits().max_srq_wr.max(1) as u32)?;
+        // Room for all clients there may be, as far as the device allows: some would allow for millions, and
+        // lock the memory for them at once.
+        let room = |for_one: usize, limit: i32| {
+            let for_all = host.shared.clients_max.saturating_mul(for_one as u64);
+            for_all.clamp(1, limit.max(1) as u64) as u32
+        };
+        let limits = context.limits();
+        let queue = CompletionQueue::new(context.clone(), room(2 * MESSAGES, limits.max_cqe))?;
+        let receives = SharedReceives::new(host.station.domain().clone(), room(MESSAGES, limits.max_srq_wr))?;
         let os = |e: io::Error| SetupError::Call { call: "epoll", errno: e.raw_os_error().unwrap_or(0) };
         let poll = Poll::new().map_err(os)?;
         let fd = queue.fd().as_raw_fd();
@@ -476,6 +484,7 @@ impl Worker {
             host,
             poll,
             clients: HashMap::new(),
+            leaving: Vec::new(),
             by_token: HashMap::new(),
             next: FIRST_CLIENT,
             incoming,
@@ -544,7 +553,7 @@ impl Worker {
 
     fn adopt(&mut self, mut client: Client) -> Result<(), String> {
         // As many receives as all clients together may have messages unanswered.
-        while self.landing.len() <= self.clients.len() {
+        while self.landing.len() <= self.clients.len() + self.leaving.len() {
             self.post_receives().map_err(|e| e.to_string())?;
         }
         let token = mio::Token(self.next);
@@ -597,20 +606,21 @@ impl Worker {
             },
         };
         if gone {
-            self.by_token.remove(&token);
             self.drop_client(number, "it hung up");
         }
     }
 
+    /// Its queue pair takes nothing more, but may have taken receives whose completions have not been seen:
+    /// destroyed now, it would take them along, and they could not be posted again.
     fn drop_client(&mut self, number: u32, why: &str) {
-        let Some(client) = self.clients.remove(&number) else { return };
+        let Some(mut client) = self.clients.remove(&number) else { return };
         tracing::debug!(number, why, "a client is gone");
-        let slots: Vec<usize> = client.requests.iter().map(|request| request.slot).collect();
-        drop(client);
-        for slot in slots {
-            let _ = self.post_receive(slot);
+        self.by_token.retain(|_, of| *of != number);
+        client.pair.fail();
+        for request in client.requests.drain(..) {
+            let _ = self.post_receive(request.slot);
         }
-        self.dismissed();
+        self.leaving.push(client);
     }
 
     fn dismissed(&self) {
@@ -623,6 +633,7 @@ impl Worker {
     /// Takes completions; was there any?
     fn take_completions(&mut self) -> bool {
         let mut completions = [Completion::default(); 32];
+        let leaving = self.leaving.len();
         let n = match self.queue.poll(&mut completions) {
             Ok(n) => n,
             Err(error) => {
@@ -632,6 +643,11 @@ impl Worker {
         };
         for completion in &completions[..n] {
             self.take(completion);
+        }
+        if n < completions.len() {
+            // Nothing is left of those that were leaving before.
+            self.leaving.drain(..leaving);
+            (0..leaving).for_each(|_| self.dismissed());
         }
         n > 0
     }
@@ -703,11 +719,11 @@ impl Worker {
             client.requests.pop_front();
             let answer = std::mem::take(&mut client.answer);
             client.ready.push_back(answer);
-            client.flush().map_err(|e| e.to_string())?;
-            let buffer = &self.landing[slot / MESSAGES];
+            // Before the client learns that it may send another message.
             let element = buffer.element(slot % MESSAGES, buffer.slot_bytes());
             // SAFETY: its message has been answered, and nobody borrows from it any more.
             unsafe { self.receives.post(slot as u64, element) }.map_err(|e| e.to_string())?;
+            client.flush().map_err(|e| e.to_string())?;
         }
         Ok(false)
     }
