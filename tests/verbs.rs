@@ -400,8 +400,9 @@ fn clients_that_are_none() {
     }
 }
 
-/// Relays a conversation and changes what the server says about its region.
-fn relay(server: &VerbsAddress, change: impl Fn(&mut serde_json::Value) + Send + 'static) -> Address {
+/// Relays a conversation and changes the text of the server's welcome. Knows the token: `sign` makes the
+/// server's proof anew, so that the client cannot see the change.
+fn relay(server: &VerbsAddress, sign: bool, change: impl Fn(String) -> String + Send + 'static) -> Address {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = at(&listener.local_addr().unwrap().to_string());
     let to = (server.host().to_owned(), server.port());
@@ -415,23 +416,59 @@ fn relay(server: &VerbsAddress, change: impl Fn(&mut serde_json::Value) + Send +
                 from.read_exact(&mut length).ok()?;
                 let mut body = vec![0; u32::from_le_bytes(length) as usize];
                 from.read_exact(&mut body).ok()?;
-                Some(body)
+                String::from_utf8(body).ok()
             };
-            let send = |to: &mut TcpStream, body: &[u8]| {
-                to.write_all(&[&(body.len() as u32).to_le_bytes()[..], body].concat()).unwrap();
+            let send = |to: &mut TcpStream, body: &str| {
+                to.write_all(&[&(body.len() as u32).to_le_bytes()[..], body.as_bytes()].concat()).unwrap();
             };
             let Some(challenge) = message(&mut server) else { continue };
             send(&mut client, &challenge);
             let Some(join) = message(&mut client) else { continue };
             send(&mut server, &join);
             let Some(answer) = message(&mut server) else { continue };
-            let mut answer: serde_json::Value = serde_json::from_slice(&answer).unwrap();
-            change(&mut answer["Welcome"]);
-            send(&mut client, answer.to_string().as_bytes());
+            let welcome = answer.strip_prefix("{\"Welcome\":").unwrap().strip_suffix('}').unwrap();
+            let mut welcome = change(welcome.to_owned());
+            if sign {
+                let zeros = with_field(&welcome, "proof", &format!("{:?}", [0u8; 32]).replace(' ', ""));
+                let proof = proof(&bytes_of(&challenge, "nonce"), &bytes_of(&join, "nonce"), &zeros);
+                welcome = with_field(&welcome, "proof", &format!("{proof:?}").replace(' ', ""));
+            }
+            send(&mut client, &format!("{{\"Welcome\":{welcome}}}"));
             open.push((client, server));
         }
     });
     address
+}
+
+/// The server's proof of a welcome, as src/verbs/bootstrap.rs describes it.
+fn proof(server: &[u8], client: &[u8], welcome: &str) -> Vec<u8> {
+    use hmac::{Hmac, KeyInit, Mac};
+    let mut mac = Hmac::<sha2::Sha256>::new_from_slice(TOKEN.as_bytes()).unwrap();
+    [&b"oneread server"[..], server, client, welcome.as_bytes()].iter().for_each(|part| mac.update(part));
+    mac.finalize().into_bytes().to_vec()
+}
+
+fn bytes_of(json: &str, field: &str) -> Vec<u8> {
+    let json: serde_json::Value = serde_json::from_str(json).unwrap();
+    json[field].as_array().unwrap().iter().map(|byte| byte.as_u64().unwrap() as u8).collect()
+}
+
+/// The text with another value in a field: a number, or an array without arrays in it.
+fn with_field(json: &str, field: &str, value: &str) -> String {
+    let name = format!("\"{field}\":");
+    let start = json.find(&name).expect("the field") + name.len();
+    let end = if json[start..].starts_with('[') {
+        json[start..].find(']').map(|n| n + 1)
+    } else {
+        json[start..].find([',', '}'])
+    };
+    format!("{}{value}{}", &json[..start], &json[start + end.expect("its end")..])
+}
+
+fn number_in(json: &str, field: &str) -> u64 {
+    let name = format!("\"{field}\":");
+    let rest = &json[json.find(&name).expect("the field") + name.len()..];
+    rest[..rest.find([',', '}']).unwrap()].parse().unwrap()
 }
 
 /// A READ with a key that the server's device does not know, or beyond its region, fails by name and is
@@ -444,9 +481,9 @@ fn a_wrong_remote_key() {
     let mut bounded = options();
     bounded.deadline = Duration::from_secs(2);
     for (field, by) in [("key", 0x1234_5600u64), ("address", 1 << 40)] {
-        let address = relay(place, move |welcome| {
-            let old = welcome["region"][field].as_u64().unwrap();
-            welcome["region"][field] = (old ^ by).into();
+        let address = relay(place, true, move |welcome| {
+            let other = number_in(&welcome, field) ^ by;
+            with_field(&welcome, field, &other.to_string())
         });
         let mut client = Client::connect_with(&address, bounded.clone()).unwrap();
         match client.get(b"key") {
@@ -458,17 +495,23 @@ fn a_wrong_remote_key() {
             other => panic!("{field}: {other:?}"),
         }
     }
-    // A region too short for its table.
-    let address = relay(place, |welcome| welcome["region"]["bytes"] = 8192.into());
-    assert!(matches!(refused(&address, bounded.clone()), SetupError::Table { .. }));
-    // A server that does not know the token.
-    let address = relay(place, |welcome| welcome["proof"][3] = 999.into());
-    assert!(matches!(refused(&address, bounded.clone()), SetupError::Handshake { .. }));
-    let address = relay(place, |welcome| {
-        let byte = welcome["proof"][3].as_u64().unwrap();
-        welcome["proof"][3] = (byte ^ 1).into();
-    });
-    assert!(matches!(refused(&address, bounded), SetupError::Token { .. }));
+    // A region too short for its table, messages shorter than its pairs, no READs allowed.
+    for (field, value) in [("bytes", "8192"), ("message_bytes", "64"), ("reads", "0")] {
+        let address = relay(place, true, move |welcome| with_field(&welcome, field, value));
+        let error = refused(&address, bounded.clone());
+        assert!(matches!(error, SetupError::Table { .. }), "{field}: {error}");
+    }
+    // Somebody on the way who does not know the token can change nothing.
+    for field in ["key", "message_bytes", "first_packet"] {
+        let address = relay(place, false, move |welcome| {
+            let other = number_in(&welcome, field) ^ 8192;
+            with_field(&welcome, field, &other.to_string())
+        });
+        let error = refused(&address, bounded.clone());
+        assert!(matches!(error, SetupError::Token { .. }), "{field}: {error}");
+    }
+    let address = relay(place, true, |welcome| welcome);
+    fill(&mut Client::connect_with(&address, bounded).unwrap(), 5);
     let mut client = connect(server.address());
     fill(&mut client, 20);
     check_all(&mut client, 20);

@@ -35,7 +35,7 @@ pub trait Fabric {
     /// Posts READs, all with one doorbell. At most [`credits`](Fabric::credits) less those in flight.
     ///
     /// # Errors
-    /// When none of them was posted.
+    /// The fabric failed; whether some of them were posted is not known, and no READ in flight counts any more.
     fn post(&mut self, reads: &[(Token, Window)]) -> Result<(), Self::Error>;
 
     /// Waits for at least one READ, if any is in flight, and hands each completed one to `sink`.

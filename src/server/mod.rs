@@ -188,8 +188,9 @@ impl Server {
                     workers: config.workers,
                     progress: config.progress,
                 };
-                let (at, threads) = crate::verbs::host::start(server.shared.clone(), &at, how)?;
-                (server.address, server.workers) = (Address::Verbs(at), threads);
+                let shared = server.shared.clone();
+                let at = crate::verbs::host::start(shared, &at, how, &mut server.workers)?;
+                server.address = Address::Verbs(at);
             }
             #[cfg(not(feature = "verbs"))]
             Address::Verbs(_) => return Err(SetupError::NotBuilt.into()),

@@ -8,8 +8,9 @@
 //! ```
 //!
 //! Each message is its length (4 bytes, little-endian) and that much JSON. A proof is the HMAC-SHA-256,
-//! under the token, of who proves, both nonces and the queue pairs: it can be neither replayed nor moved to
-//! other queue pairs. It keeps strangers out; what crosses the network afterwards is not encrypted.
+//! under the token, of who proves, both nonces and the whole message (its proof being zeros): it can be
+//! neither replayed nor changed on the way. It keeps strangers out; what crosses the network afterwards is
+//! neither encrypted nor signed.
 //!
 //! The TCP connection stays open without traffic: it tells each side when the other is gone.
 
@@ -89,22 +90,27 @@ pub(crate) struct Welcome {
     pub herd: Option<herd::Seated>,
 }
 
-impl Join {
-    /// The queue pairs that the proof is for.
-    pub fn endpoints(&self) -> Vec<Endpoint> {
-        endpoints(self.endpoint, self.herd.map(|herd| [herd.requests, herd.replies]))
+/// A message that proves that its sender knows the token.
+pub(crate) trait Proving: Serialize {
+    const ROLE: &'static [u8];
+
+    fn proof(&mut self) -> &mut Proof;
+}
+
+impl Proving for Join {
+    const ROLE: &'static [u8] = b"oneread client";
+
+    fn proof(&mut self) -> &mut Proof {
+        &mut self.proof
     }
 }
 
-impl Welcome {
-    /// The queue pairs that the proof is for.
-    pub fn endpoints(&self) -> Vec<Endpoint> {
-        endpoints(self.endpoint, self.herd.as_ref().map(|herd| [herd.requests]))
-    }
-}
+impl Proving for Welcome {
+    const ROLE: &'static [u8] = b"oneread server";
 
-fn endpoints<const N: usize>(first: Endpoint, more: Option<[Endpoint; N]>) -> Vec<Endpoint> {
-    [first].into_iter().chain(more.into_iter().flatten()).collect()
+    fn proof(&mut self) -> &mut Proof {
+        &mut self.proof
+    }
 }
 
 /// What kind of network a queue pair is on: the two sides must agree.
@@ -126,13 +132,6 @@ pub(crate) struct Descriptor {
     pub bytes: u64,
 }
 
-/// Which side proves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
-    Client,
-    Server,
-}
-
 /// A fresh nonce.
 pub(crate) fn nonce() -> Result<Nonce, SetupError> {
     let mut nonce = [0; 32];
@@ -141,39 +140,27 @@ pub(crate) fn nonce() -> Result<Nonce, SetupError> {
     Ok(nonce)
 }
 
-fn mac(token: &Token, role: Role, server: &Nonce, client: &Nonce, endpoints: &[Endpoint]) -> Hmac<Sha256> {
+/// Of the message with a proof of zeros.
+fn mac<M: Proving>(token: &Token, server: &Nonce, client: &Nonce, message: &M) -> Hmac<Sha256> {
     let mut mac = Hmac::<Sha256>::new_from_slice(token.bytes()).expect("any length is a key");
-    mac.update(match role {
-        Role::Client => b"oneread client",
-        Role::Server => b"oneread server",
-    });
+    mac.update(M::ROLE);
     mac.update(server);
     mac.update(client);
-    mac.update(&serde_json::to_vec(endpoints).expect("plain numbers"));
+    mac.update(&serde_json::to_vec(message).expect("messages are plain data"));
     mac
 }
 
-/// Proves that this side knows the token.
-pub(crate) fn prove(
-    token: &Token,
-    role: Role,
-    server: &Nonce,
-    client: &Nonce,
-    endpoints: &[Endpoint],
-) -> Proof {
-    mac(token, role, server, client, endpoints).finalize().into_bytes().into()
+/// Fills in the proof of a message that is otherwise complete.
+pub(crate) fn prove<M: Proving>(token: &Token, server: &Nonce, client: &Nonce, message: &mut M) {
+    *message.proof() = Proof::default();
+    *message.proof() = mac(token, server, client, message).finalize().into_bytes().into();
 }
 
-/// Does the other side know the token? Takes the same time whatever is wrong.
-pub(crate) fn is_proven(
-    token: &Token,
-    role: Role,
-    server: &Nonce,
-    client: &Nonce,
-    endpoints: &[Endpoint],
-    proof: &Proof,
-) -> bool {
-    mac(token, role, server, client, endpoints).verify_slice(proof).is_ok()
+/// Does the sender know the token, and is the message as it was sent? Takes the same time whatever is wrong.
+/// Forgets the proof.
+pub(crate) fn is_proven<M: Proving>(token: &Token, server: &Nonce, client: &Nonce, message: &mut M) -> bool {
+    let proof = std::mem::take(message.proof());
+    mac(token, server, client, message).verify_slice(&proof).is_ok()
 }
 
 /// A message as it goes over the wire.
@@ -290,23 +277,37 @@ mod tests {
         Endpoint { at, first_packet: 7, mtu: 1024, reads: 16 }
     }
 
+    fn join(num: u32) -> Join {
+        Join {
+            version: 1,
+            nonce: [2; 32],
+            proof: [9; 32],
+            endpoint: endpoint(num),
+            network: Network { infiniband: false, kind: Some(2) },
+            herd: None,
+        }
+    }
+
     /// Every input of the proof counts.
     #[test]
     fn proofs() {
         let (token, other) = (Token::new("secret"), Token::new("secreT"));
         let (server, client) = ([1; 32], [2; 32]);
-        let proof = prove(&token, Role::Client, &server, &client, &[endpoint(5)]);
-        let proven = |token: &Token, role, server: &Nonce, client: &Nonce, num| {
-            is_proven(token, role, server, client, &[endpoint(num)], &proof)
+        let proven = |token: &Token, server: &Nonce, client: &Nonce, change: &dyn Fn(&mut Join)| {
+            let mut join = join(5);
+            prove(&Token::new("secret"), &[1; 32], &[2; 32], &mut join);
+            change(&mut join);
+            is_proven(token, server, client, &mut join)
         };
-        assert!(proven(&token, Role::Client, &server, &client, 5));
-        assert!(!proven(&other, Role::Client, &server, &client, 5));
-        assert!(!proven(&token, Role::Server, &server, &client, 5));
-        assert!(!proven(&token, Role::Client, &[3; 32], &client, 5));
-        assert!(!proven(&token, Role::Client, &server, &[3; 32], 5));
-        assert!(!proven(&token, Role::Client, &server, &client, 6));
-        let more = [endpoint(5), endpoint(6)];
-        assert!(!is_proven(&token, Role::Client, &server, &client, &more, &proof));
+        assert!(proven(&token, &server, &client, &|_| {}));
+        assert!(!proven(&other, &server, &client, &|_| {}));
+        assert!(!proven(&token, &[3; 32], &client, &|_| {}));
+        assert!(!proven(&token, &server, &[3; 32], &|_| {}));
+        assert!(!proven(&token, &server, &client, &|join| join.endpoint.at.num = 6));
+        assert!(!proven(&token, &server, &client, &|join| join.network.kind = Some(1)));
+        assert!(!proven(&token, &server, &client, &|join| join.proof[7] ^= 1));
+        assert!(!proven(&token, &server, &client, &|join| join.proof = Proof::default()));
+        assert_ne!(Join::ROLE, Welcome::ROLE, "a proof cannot be sent back to its sender");
     }
 
     proptest! {
@@ -321,14 +322,7 @@ mod tests {
 
     #[test]
     fn messages_round_trip() {
-        let join = Join {
-            version: 1,
-            nonce: [1; 32],
-            proof: [2; 32],
-            endpoint: endpoint(9),
-            network: Network { infiniband: false, kind: Some(2) },
-            herd: None,
-        };
+        let join = join(9);
         let bytes = encode(&join);
         let again: Join = decode(&bytes).unwrap().unwrap();
         assert_eq!((again.endpoint, again.proof), (join.endpoint, join.proof));

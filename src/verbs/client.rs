@@ -32,6 +32,7 @@ pub(crate) struct Handle {
     geometry: Arc<Geometry>,
     counts: QueueCounts,
     reattached: u64,
+    was_connected: bool,
     next_id: u64,
 }
 
@@ -68,7 +69,7 @@ impl Handle {
         let connection = shared.open(options.deadline)?;
         let geometry = connection.geometry().clone();
         let (counts, connection) = (QueueCounts::default(), Some(connection));
-        Ok(Handle { shared, connection, geometry, counts, reattached: 0, next_id: 0 })
+        Ok(Handle { shared, connection, geometry, counts, reattached: 0, was_connected: true, next_id: 0 })
     }
 
     pub fn geometry(&self) -> &Geometry {
@@ -190,7 +191,8 @@ impl Handle {
                 Ok(connection) => {
                     self.geometry = connection.geometry().clone();
                     self.connection = Some(connection);
-                    self.reattached += 1;
+                    self.reattached += u64::from(self.was_connected);
+                    self.was_connected = true;
                 }
                 Err(error) if is_final(&error) || Instant::now() + pause >= deadline => return Err(error),
                 Err(error) => {
@@ -263,6 +265,7 @@ impl Clone for Handle {
             geometry: self.geometry.clone(),
             counts: QueueCounts::default(),
             reattached: 0,
+            was_connected: false,
             next_id: 0,
         }
     }
@@ -304,6 +307,7 @@ fn talk(
             next.clear();
             request.encode(*id, &mut next);
             if message.len() + next.len() > connection.message_bytes() {
+                // One alone fits: the server's messages are long enough (checked when it was joined).
                 break;
             }
             message.extend_from_slice(&next);

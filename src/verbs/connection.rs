@@ -14,7 +14,7 @@
 
 #![allow(unsafe_code)]
 
-use super::bootstrap::{self, Answer, Challenge, Conversation, Descriptor, Join, Role, Welcome};
+use super::bootstrap::{self, Answer, Challenge, Conversation, Descriptor, Join, Welcome};
 use super::device::{Access, Buffer, CompletionQueue, Depth, Kind, QueuePair, Transport, Work, succeeded};
 use super::error::{SetupError, VerbsError};
 use super::ffi::Completion;
@@ -28,6 +28,7 @@ use crate::fabric::Token as ReadToken;
 use crate::fabric::landed::LandedWindow;
 use crate::layout::geometry::{Geometry, Window};
 use crate::layout::superblock::{SUPERBLOCK_WORDS, Superblock};
+use crate::wire;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::collections::VecDeque;
 use std::net::TcpStream;
@@ -144,6 +145,8 @@ impl Connection {
         let depth = Depth { sends: (credits + MESSAGES_MAX) as u32, receives: MESSAGES_MAX as u32 };
         let room = (credits + 2 * MESSAGES_MAX + herd::client::COMPLETIONS) as u32;
         let queue = CompletionQueue::new(station.domain().context().clone(), room)?;
+        // Declared before the queue pair, and so dropped after it, also on the way out with an error.
+        let (landing, outgoing, incoming);
         let mut pair = QueuePair::new(
             station.domain().clone(),
             queue.clone(),
@@ -165,28 +168,26 @@ impl Connection {
             network: station.network(),
             herd: draft.as_ref().map(Draft::join),
         };
-        join.proof = bootstrap::prove(token, Role::Client, &challenge.nonce, &nonce, &join.endpoints());
+        bootstrap::prove(token, &challenge.nonce, &nonce, &mut join);
         talk.send(&join)?;
-        let welcome = match talk.receive()? {
+        let mut welcome = match talk.receive()? {
             Answer::Welcome(welcome) => *welcome,
             Answer::Refused { token: true, .. } => return Err(SetupError::Token { peer: talk.peer }),
             Answer::Refused { why, .. } => return Err(SetupError::Refused { peer: talk.peer, why }),
         };
-        if !bootstrap::is_proven(
-            token,
-            Role::Server,
-            &challenge.nonce,
-            &nonce,
-            &welcome.endpoints(),
-            &welcome.proof,
-        ) {
+        if !bootstrap::is_proven(token, &challenge.nonce, &nonce, &mut welcome) {
             return Err(SetupError::Token { peer: talk.peer });
         }
         let geometry = geometry_of(&welcome).map_err(|why| SetupError::Table { peer: talk.peer, why })?;
         let table = |why: &str| SetupError::Table { peer: talk.peer, why: why.into() };
         let messages = usize::from(welcome.messages);
-        if !(1..=MESSAGES_MAX).contains(&messages) || !(64..=1 << 20).contains(&welcome.message_bytes) {
+        let needed = wire::request_bytes_max(&geometry).max(wire::reply_bytes_max(&geometry));
+        let message_bytes = welcome.message_bytes as usize;
+        if !(1..=MESSAGES_MAX).contains(&messages) || !(needed..=1 << 20).contains(&message_bytes) {
             return Err(table("its messages have an unlikely size or number"));
+        }
+        if welcome.endpoint.reads == 0 {
+            return Err(table("its queue pair allows no READs"));
         }
         if !welcome.endpoint.mtu.is_power_of_two() || !(256..=4096).contains(&welcome.endpoint.mtu) {
             return Err(table("its path MTU is none"));
@@ -195,11 +196,10 @@ impl Connection {
         pair.connect(&welcome.endpoint, Access::Local)?;
 
         let domain = station.domain();
-        let message_bytes = welcome.message_bytes as usize;
         let landing_bytes = landing_slots(&geometry) * geometry.shape().bytes();
-        let landing = Buffer::new(domain.clone(), credits, landing_bytes, Access::Local)?;
-        let outgoing = Buffer::new(domain.clone(), messages, message_bytes, Access::Local)?;
-        let incoming = Buffer::new(domain.clone(), messages, message_bytes, Access::Local)?;
+        landing = Buffer::new(domain.clone(), credits, landing_bytes, Access::Local)?;
+        outgoing = Buffer::new(domain.clone(), messages, message_bytes, Access::Local)?;
+        incoming = Buffer::new(domain.clone(), messages, message_bytes, Access::Local)?;
         for slot in 0..messages {
             let element = incoming.element(slot, incoming.slot_bytes());
             // SAFETY: the slot is new, and posted nowhere else; the buffer outlives the queue pair.
@@ -207,6 +207,7 @@ impl Connection {
                 .map_err(|_| SetupError::Call { call: "ibv_post_recv", errno: 0 })?;
         }
         let herd = draft.map(|draft| draft.complete(&station, welcome.herd, &geometry)).transpose()?;
+        super::keep_alive(&talk.stream);
         talk.stream
             .set_nonblocking(true)
             .map_err(|e| SetupError::Call { call: "fcntl", errno: e.raw_os_error().unwrap_or(0) })?;

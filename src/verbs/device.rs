@@ -127,9 +127,12 @@ impl Context {
             if name.is_some_and(|name| name != device_name) {
                 continue;
             }
-            let context = Arc::new(Context::of(list.functions, device, device_name)?);
-            match context.pick_port(port) {
-                Ok(port) => return Ok((context, port)),
+            let opened = Context::of(list.functions, device, device_name).and_then(|context| {
+                let port = context.pick_port(port)?;
+                Ok((Arc::new(context), port))
+            });
+            match opened {
+                Ok(opened) => return Ok(opened),
                 Err(error) => down = down.or(Some(error)),
             }
         }
@@ -410,6 +413,9 @@ impl Buffer {
             .map_anon()
             .map_err(|e| SetupError::Call { call: "mmap", errno: e.raw_os_error().unwrap_or(0) })?;
         let map = MmapRaw::from(map);
+        // After a fork the NIC would go on writing into pages that this process has no longer.
+        map.advise(memmap2::Advice::DontFork)
+            .map_err(|e| SetupError::Call { call: "madvise", errno: e.raw_os_error().unwrap_or(0) })?;
         let start = map.as_mut_ptr();
         // SAFETY: the mapping stays where it is until dropped; bytes in it are only reached through the
         // methods below.

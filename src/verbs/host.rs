@@ -7,7 +7,7 @@
 
 #![allow(unsafe_code)]
 
-use super::bootstrap::{self, Answer, Challenge, Descriptor, Join, Nonce, Role, Welcome};
+use super::bootstrap::{self, Answer, Challenge, Descriptor, Join, Nonce, Welcome};
 use super::connection::MESSAGES_MAX;
 use super::device::{
     Access, Buffer, CompletionQueue, Depth, Kind, QueuePair, RegisteredRegion, SharedReceives, Transport,
@@ -38,6 +38,8 @@ const MESSAGES: usize = 8;
 const _: () = assert!(MESSAGES <= MESSAGES_MAX);
 /// A client may take this long to join.
 const JOIN_WITHIN: Duration = Duration::from_secs(5);
+/// Until connections that could not be accepted, or not yet, are tried again: no event tells of them.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
 /// Clients that may be joining at once.
 const JOINING_MAX: usize = 256;
 /// Time for one client's messages before the next one has its turn.
@@ -75,12 +77,13 @@ pub(crate) struct How {
 }
 
 /// Registers the region, listens, and starts door and workers. Returns the address with the port that
-/// clients find it at.
+/// clients find it at. Threads that were started are in `all`, also after an error.
 pub(crate) fn start(
     shared: Arc<Shared>,
     address: &VerbsAddress,
     how: How,
-) -> Result<(VerbsAddress, Vec<Thread>), SetupError> {
+    all: &mut Vec<Thread>,
+) -> Result<VerbsAddress, SetupError> {
     let listen = |why: io::Error| SetupError::Listen {
         address: super::host_and_port(address.host(), address.port()),
         why: why.to_string(),
@@ -104,7 +107,6 @@ pub(crate) fn start(
 
     let threads =
         |e: io::Error| SetupError::Call { call: "starting threads", errno: e.raw_os_error().unwrap_or(0) };
-    let mut all = Vec::new();
     let mut desks = Vec::new();
     for number in 0..workers.max(1) {
         let (worker, desk) = Worker::new(host.clone())?;
@@ -121,7 +123,7 @@ pub(crate) fn start(
     all.push((Some(waker), thread));
     // These end when the desk is gone, with the last of the threads above.
     all.extend(herd_threads.into_iter().flatten().map(|thread| (None, thread)));
-    Ok((address.with_port(port), all))
+    Ok(address.with_port(port))
 }
 
 /// Registers the region, and tells how far it is.
@@ -152,7 +154,8 @@ fn message_bytes(geometry: &Geometry) -> usize {
 
 // ---- the door ---------------------------------------------------------------------------------------
 
-/// Lets clients in: one thread, no waiting for any of them.
+/// Lets clients in: one thread, which waits for none of them to speak. (The kernel may look a client's address
+/// up while its queue pair is connected: up to a second, for one that cannot be reached.)
 struct Door {
     host: Arc<Host>,
     poll: Poll,
@@ -196,8 +199,12 @@ impl Door {
 
     fn run(mut self) {
         let mut events = Events::with_capacity(64);
+        let mut more = false;
         while !self.host.shared.is_stopping() {
-            let timeout = (!self.joining.is_empty()).then_some(JOIN_WITHIN / 4);
+            let timeout = match more {
+                true => Some(ACCEPT_AGAIN),
+                false => (!self.joining.is_empty()).then_some(JOIN_WITHIN / 4),
+            };
             if let Err(e) = self.poll.poll(&mut events, timeout)
                 && e.kind() != io::ErrorKind::Interrupted
             {
@@ -205,31 +212,33 @@ impl Door {
             }
             for token in events.iter().map(|event| event.token()).collect::<Vec<_>>() {
                 match token {
-                    LISTENER => self.accept_all(),
+                    LISTENER => more = true,
                     WAKER => {}
                     token => self.listen_to(token),
                 }
+            }
+            if more {
+                more = self.accept_some();
             }
             self.joining.retain(|_, client| client.since.elapsed() < JOIN_WITHIN);
         }
     }
 
-    fn accept_all(&mut self) {
-        loop {
+    /// Accepts those that wait, but not so many that those inside starve; may there be more?
+    fn accept_some(&mut self) -> bool {
+        for _ in 0..JOINING_MAX {
             match self.listener.accept() {
                 Ok((stream, _)) => self.accept(stream),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return false,
                 Err(e) => {
-                    // Out of descriptors, say: no event will tell of this connection again.
+                    // Out of descriptors, say, until one of those that are joining gives up.
                     tracing::warn!(error = %e, "accepting a client failed; trying again");
-                    std::thread::sleep(Duration::from_millis(10));
+                    return true;
                 }
             }
-            if self.host.shared.is_stopping() {
-                return;
-            }
         }
+        true
     }
 
     fn accept(&mut self, mut stream: TcpStream) {
@@ -237,6 +246,7 @@ impl Door {
             return tracing::warn!("turned a client away: too many are joining");
         }
         let _ = stream.set_nodelay(true);
+        super::keep_alive(&stream);
         let Ok(nonce) = bootstrap::nonce() else { return };
         let herd = self.host.herd.as_ref().map(herd::server::Desk::offer);
         let challenge =
@@ -254,7 +264,7 @@ impl Door {
 
     fn listen_to(&mut self, token: mio::Token) {
         let Some(client) = self.joining.get_mut(&token) else { return };
-        let join = match client.hear() {
+        let mut join = match client.hear() {
             Ok(None) => return,
             Ok(Some(join)) => join,
             Err(why) => {
@@ -265,27 +275,26 @@ impl Door {
         };
         let Some(Joining { mut stream, nonce, .. }) = self.joining.remove(&token) else { return };
         let _ = self.poll.registry().deregister(&mut stream);
-        if let Err((token, why, mut stream)) = self.admit(stream, &nonce, &join) {
+        if let Err((token, why, mut stream)) = self.admit(stream, &nonce, &mut join) {
             tracing::warn!(%why, "turned a client away");
             let _ = stream.write(&bootstrap::encode(&Answer::Refused { token, why }));
         }
     }
 
     /// Makes the client's queue pair and hands it to a worker.
-    fn admit(&self, stream: TcpStream, nonce: &Nonce, join: &Join) -> Result<(), (bool, String, TcpStream)> {
+    fn admit(
+        &self,
+        stream: TcpStream,
+        nonce: &Nonce,
+        join: &mut Join,
+    ) -> Result<(), (bool, String, TcpStream)> {
         let host = &self.host;
         if join.version != bootstrap::VERSION {
             let why = format!("it speaks version {}, the server {}", join.version, bootstrap::VERSION);
             return Err((false, why, stream));
         }
-        if !bootstrap::is_proven(
-            &host.token,
-            Role::Client,
-            nonce,
-            &join.nonce,
-            &join.endpoints(),
-            &join.proof,
-        ) {
+        let theirs = join.nonce;
+        if !bootstrap::is_proven(&host.token, nonce, &theirs, join) {
             return Err((true, "its token is not the server's".into(), stream));
         }
         let desk = self.desks.iter().min_by_key(|desk| desk.clients.load(Ordering::Relaxed));
@@ -297,8 +306,12 @@ impl Door {
         client
             .map(|client| {
                 desk.clients.fetch_add(1, Ordering::Relaxed);
-                // The worker knows the client before the client knows that it has joined.
-                let _ = desk.incoming.send(client);
+                // The worker knows the client before the client knows that it has joined. A worker that has
+                // ended takes nobody: its desk stays closed.
+                if desk.incoming.send(client).is_err() {
+                    desk.clients.store(usize::MAX / 2, Ordering::Relaxed);
+                    host.shared.dismiss_client();
+                }
                 let _ = desk.waker.wake();
             })
             .map_err(|(why, stream)| {
@@ -386,7 +399,7 @@ impl Host {
             network: self.station.network(),
             herd: seated,
         };
-        welcome.proof = bootstrap::prove(&self.token, Role::Server, nonce, &join.nonce, &welcome.endpoints());
+        bootstrap::prove(&self.token, nonce, &join.nonce, &mut welcome);
         let welcome = Answer::Welcome(Box::new(welcome));
         let free = (0..MESSAGES).collect();
         let welcome = bootstrap::encode(&welcome);
@@ -498,33 +511,37 @@ impl Worker {
     }
 
     fn run(mut self) {
-        /// Empty polls of the completion queue before descriptors and traces are looked after.
-        const SPINS: u32 = 1024;
         let mut events = Events::with_capacity(64);
-        let mut spins = 0;
+        if let Err(error) = self.serve(&mut events) {
+            tracing::error!(%error, "the device or the event queue failed; this worker ends");
+        }
+    }
+
+    fn serve(&mut self, events: &mut Events) -> Result<(), Box<dyn std::error::Error>> {
+        /// Rounds, busy or not, after which descriptors and traces are looked after.
+        const ROUNDS: u32 = 1024;
+        let mut rounds = 0;
         while !self.host.shared.is_stopping() {
-            let busy = self.take_completions() | self.take_turns();
-            if busy || (self.host.wait == Wait::Poll && spins < SPINS) {
-                spins = if busy { 0 } else { spins + 1 };
+            let busy = self.take_completions()? | self.take_turns();
+            rounds += 1;
+            if rounds < ROUNDS && (busy || self.host.wait == Wait::Poll) {
                 std::hint::spin_loop();
                 continue;
             }
-            spins = 0;
+            rounds = 0;
             let tidy = self.host.shared.index.tidy();
             let timeout = match self.host.wait {
+                _ if busy => Duration::ZERO,
                 Wait::Poll => Duration::ZERO,
                 Wait::Block => {
                     // What completes between the last poll and arming would wake nobody.
-                    if self.queue.arm().is_err() || self.take_completions() {
-                        continue;
-                    }
-                    tidy.unwrap_or(IDLE).min(IDLE)
+                    self.queue.arm()?;
+                    if self.take_completions()? { Duration::ZERO } else { tidy.unwrap_or(IDLE).min(IDLE) }
                 }
             };
-            if let Err(e) = self.poll.poll(&mut events, Some(timeout))
-                && e.kind() != io::ErrorKind::Interrupted
-            {
-                return tracing::error!(error = %e, "polling failed; this worker ends");
+            match self.poll.poll(events, Some(timeout)) {
+                Err(e) if e.kind() != io::ErrorKind::Interrupted => return Err(e.into()),
+                _ => {}
             }
             for token in events.iter().map(|event| event.token()).collect::<Vec<_>>() {
                 match token {
@@ -537,6 +554,7 @@ impl Worker {
                 std::thread::yield_now();
             }
         }
+        Ok(())
     }
 
     // ---- clients come and go ------------------------------------------------------------------------
@@ -631,16 +649,10 @@ impl Worker {
     // ---- messages -----------------------------------------------------------------------------------
 
     /// Takes completions; was there any?
-    fn take_completions(&mut self) -> bool {
+    fn take_completions(&mut self) -> Result<bool, VerbsError> {
         let mut completions = [Completion::default(); 32];
         let leaving = self.leaving.len();
-        let n = match self.queue.poll(&mut completions) {
-            Ok(n) => n,
-            Err(error) => {
-                tracing::error!(%error, "polling the completion queue failed");
-                0
-            }
-        };
+        let n = self.queue.poll(&mut completions)?;
         for completion in &completions[..n] {
             self.take(completion);
         }
@@ -649,7 +661,7 @@ impl Worker {
             self.leaving.drain(..leaving);
             (0..leaving).for_each(|_| self.dismissed());
         }
-        n > 0
+        Ok(n > 0)
     }
 
     fn take(&mut self, completion: &Completion) {
@@ -663,6 +675,10 @@ impl Worker {
                 if let Err(error) = client.flush() {
                     self.drop_client(number, &error.to_string());
                 }
+            }
+            (Some(client), None) if client.requests.len() + client.ready.len() >= MESSAGES => {
+                let _ = self.post_receive(slot);
+                self.drop_client(number, "it has more messages unanswered than it may");
             }
             (Some(client), None) => {
                 client.requests.push_back(Request { slot, length: completion.len(), done: 0 });
@@ -726,6 +742,15 @@ impl Worker {
             client.flush().map_err(|e| e.to_string())?;
         }
         Ok(false)
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let waiting = self.incoming.try_iter().count();
+        for _ in 0..self.clients.len() + self.leaving.len() + waiting {
+            self.host.shared.dismiss_client();
+        }
     }
 }
 

@@ -250,6 +250,18 @@ impl FromStr for VerbsAddress {
     }
 }
 
+/// Has the kernel find out when the other side's host is gone without a word: an idle connection would stay
+/// for ever.
+#[cfg(feature = "verbs")]
+fn keep_alive(stream: &impl std::os::fd::AsFd) {
+    use rustix::net::sockopt;
+    use std::time::Duration;
+    let _ = sockopt::set_socket_keepalive(stream, true);
+    let _ = sockopt::set_tcp_keepidle(stream, Duration::from_secs(10));
+    let _ = sockopt::set_tcp_keepintvl(stream, Duration::from_secs(5));
+    let _ = sockopt::set_tcp_keepcnt(stream, 3);
+}
+
 /// Is it one of the path MTUs there are?
 pub(crate) fn is_mtu(bytes: u32) -> bool {
     matches!(bytes, 256 | 512 | 1024 | 2048 | 4096)
