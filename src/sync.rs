@@ -6,11 +6,15 @@ pub(crate) use loom::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicU64, Ordering, fence},
 };
+#[cfg(all(loom, any(feature = "verbs", test)))]
+pub(crate) use loom::{hint::spin_loop, thread::yield_now};
 #[cfg(not(loom))]
 pub(crate) use std::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicU64, Ordering, fence},
 };
+#[cfg(all(not(loom), any(feature = "verbs", test)))]
+pub(crate) use std::{hint::spin_loop, thread::yield_now};
 
 /// Locks `mutex`, also after a thread panicked while holding it: what the locks here guard is valid
 /// between any two writes.

@@ -15,9 +15,12 @@
 #![allow(unsafe_code)]
 
 use super::bootstrap::{self, Answer, Challenge, Conversation, Descriptor, Join, Role, Welcome};
-use super::device::{Access, Buffer, CompletionQueue, Depth, Kind, QueuePair, Transport, Work, succeeded};
+use super::device::{
+    Access, Buffer, CompletionQueue, Depth, Kind, ProtectionDomain, QueuePair, Transport, Work, succeeded,
+};
 use super::error::{SetupError, VerbsError};
 use super::ffi::Completion;
+use super::lanes::Posting;
 use super::station::Station;
 use super::{Token, VerbsAddress, Wait};
 use crate::fabric::Token as ReadToken;
@@ -66,6 +69,7 @@ pub(crate) struct Connection {
     landing: Buffer,
     outgoing: Buffer,
     incoming: Buffer,
+    domain: Arc<ProtectionDomain>,
     region: Descriptor,
     geometry: Arc<Geometry>,
     /// Tells when the server is gone.
@@ -174,8 +178,7 @@ impl Connection {
 
         let domain = station.domain();
         let message_bytes = welcome.message_bytes as usize;
-        let landing_bytes = landing_slots(&geometry) * geometry.shape().bytes();
-        let landing = Buffer::new(domain.clone(), credits, landing_bytes, Access::Local)?;
+        let landing = landing(domain, &geometry, credits)?;
         let outgoing = Buffer::new(domain.clone(), messages, message_bytes, Access::Local)?;
         let incoming = Buffer::new(domain.clone(), messages, message_bytes, Access::Local)?;
         for slot in 0..messages {
@@ -193,6 +196,7 @@ impl Connection {
             landing,
             outgoing,
             incoming,
+            domain: domain.clone(),
             region: welcome.region,
             geometry: Arc::new(geometry),
             stream: talk.stream,
@@ -209,6 +213,20 @@ impl Connection {
         &self.geometry
     }
 
+    pub fn domain(&self) -> &Arc<ProtectionDomain> {
+        &self.domain
+    }
+
+    pub fn queue(&self) -> &Arc<CompletionQueue> {
+        &self.queue
+    }
+
+    /// Its own completions aside, the next one makes the queue's descriptor readable; until then it is not.
+    pub fn arm(&self) -> Result<(), VerbsError> {
+        self.queue.take_events();
+        self.queue.arm()
+    }
+
     /// Counts since the last call.
     pub fn take_counts(&mut self) -> QueueCounts {
         std::mem::take(&mut self.counts)
@@ -221,24 +239,22 @@ impl Connection {
         self.landing.memory().slots()
     }
 
+    /// READs that may be posted now.
+    pub fn room(&self) -> usize {
+        self.credits() - self.reads.len()
+    }
+
     /// Posts READs with one doorbell. At most as many as there are credits left.
     pub fn post(&mut self, reads: &[(ReadToken, Window)]) -> Result<(), VerbsError> {
-        let credits = self.credits();
-        assert!(self.reads.len() + reads.len() <= credits, "more READs than credits");
+        assert!(reads.len() <= self.room(), "more READs than credits");
+        let credits = self.credits() as u64;
         let first = self.reads_handed_out + self.reads.len() as u64;
         let (landing, geometry, region) = (&self.landing, &self.geometry, self.region);
         let last = reads.len() - 1;
         let works = reads.iter().enumerate().map(|(i, &(_, window))| {
             let number = first + i as u64;
-            let slot = (number % credits as u64) as usize;
-            let bytes = geometry.window_bytes(window) as usize;
-            let address = region.address.wrapping_add(geometry.slot_offset(window.first));
-            Work {
-                id: id::READ | number,
-                element: landing.element(slot, bytes),
-                kind: Kind::Read { address, key: region.key },
-                signalled: i == last || i % SIGNAL_EVERY == SIGNAL_EVERY - 1,
-            }
+            let signalled = i == last || i % SIGNAL_EVERY == SIGNAL_EVERY - 1;
+            read(geometry, region, number, window, landing, (number % credits) as usize, signalled)
         });
         // SAFETY: slot `number % credits` was last used by READ `number - credits`, which has been handed out
         // (asserted); what it held is borrowed only inside `poll`. The buffer outlives the queue pair.
@@ -247,6 +263,42 @@ impl Connection {
         self.counts.doorbells += 1;
         self.counts.reads += reads.len() as u64;
         Ok(())
+    }
+
+    /// Posts READs that land in others' memory with one doorbell, at most as many as there is
+    /// [`room`](Self::room). [`take_reads`](Self::take_reads) hands out their seats.
+    ///
+    /// # Safety
+    /// As for [`Carrier::post`](super::lanes::Carrier::post).
+    pub unsafe fn post_for<'a>(
+        &mut self,
+        reads: impl Iterator<Item = Posting<'a, Buffer>>,
+    ) -> Result<(), VerbsError> {
+        let first = self.reads_handed_out + self.reads.len() as u64;
+        let Connection { pair, reads: posted, geometry, region, .. } = self;
+        let before = posted.len();
+        let works = (first..).zip(reads).map(|(number, Posting { seat, window, landing, slot, signalled })| {
+            posted.push_back((seat, window));
+            read(geometry, *region, number, window, landing, slot, signalled)
+        });
+        // SAFETY: the caller's promise.
+        unsafe { pair.post(works) }?;
+        self.counts.doorbells += 1;
+        self.counts.reads += (self.reads.len() - before) as u64;
+        Ok(())
+    }
+
+    /// Takes what has completed, without waiting, and hands out the seats of READs posted with
+    /// [`post_for`](Self::post_for).
+    pub fn take_reads(&mut self, mut done: impl FnMut(ReadToken)) -> Result<(), VerbsError> {
+        let taken = self.take_completions();
+        // Those before a failed one have succeeded.
+        while self.reads_handed_out < self.reads_completed {
+            let Some((seat, _)) = self.reads.pop_front() else { break };
+            self.reads_handed_out += 1;
+            done(seat);
+        }
+        taken.map(|_| ())
     }
 
     /// Waits for at least one READ, if any is in flight, and hands out those that have completed.
@@ -417,7 +469,9 @@ impl Connection {
         }
     }
 
-    fn check_stream(&self) -> Result<(), VerbsError> {
+    /// # Errors
+    /// When the server has closed the connection.
+    pub fn check_stream(&self) -> Result<(), VerbsError> {
         if self.is_closed() { Err(VerbsError::Closed) } else { Ok(()) }
     }
 
@@ -458,10 +512,31 @@ impl Connection {
 /// Messages a client may have unanswered, at most.
 pub(crate) const MESSAGES_MAX: usize = 16;
 
-/// Slots of the largest window.
-fn landing_slots(geometry: &Geometry) -> usize {
+/// Memory in which as many windows of any kind can land.
+pub(crate) fn landing(
+    domain: &Arc<ProtectionDomain>,
+    geometry: &Geometry,
+    windows: usize,
+) -> Result<Buffer, SetupError> {
     let layout = geometry.layout();
-    layout.window_slots().max(layout.block_slots) as usize
+    let slots = layout.window_slots().max(layout.block_slots) as usize;
+    Buffer::new(domain.clone(), windows, slots * geometry.shape().bytes(), Access::Local)
+}
+
+/// READ number `number`, of a window, into a slot of a buffer.
+fn read(
+    geometry: &Geometry,
+    region: Descriptor,
+    number: u64,
+    window: Window,
+    landing: &Buffer,
+    slot: usize,
+    signalled: bool,
+) -> Work {
+    let bytes = geometry.window_bytes(window) as usize;
+    let address = region.address.wrapping_add(geometry.slot_offset(window.first));
+    let kind = Kind::Read { address, key: region.key };
+    Work { id: id::READ | number, element: landing.element(slot, bytes), kind, signalled }
 }
 
 /// The geometry in a welcome, if all of it lies inside the region that comes with it.
