@@ -277,10 +277,11 @@ impl Connection {
         let first = self.reads_handed_out + self.reads.len() as u64;
         let Connection { pair, reads: posted, geometry, region, .. } = self;
         let before = posted.len();
-        let works = (first..).zip(reads).map(|(number, Posting { seat, window, landing, slot, signalled })| {
-            posted.push_back((seat, window));
-            read(geometry, *region, number, window, landing, slot, signalled)
-        });
+        let works =
+            (first..).zip(reads).map(|(number, Posting { seat, window, landing, slot, signalled })| {
+                posted.push_back((seat, window));
+                read(geometry, *region, number, window, landing, slot, signalled)
+            });
         // SAFETY: the caller's promise.
         unsafe { pair.post(works) }?;
         self.counts.doorbells += 1;

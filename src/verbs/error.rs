@@ -158,7 +158,9 @@ pub enum SetupError {
         why: String,
     },
     /// Another handle of the same client is making the connection that both share, and has not ended in time.
-    #[error("another handle of this client is still connecting to the server; it may be stopped or unreachable")]
+    #[error(
+        "another handle of this client is still connecting to the server; it may be stopped or unreachable"
+    )]
     Connecting,
     /// The conversation before the first READ broke off.
     #[error("the server at {peer} {why}")]

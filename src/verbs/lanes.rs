@@ -124,9 +124,13 @@ pub(crate) struct Posting<'a, L> {
 /// READs of one doorbell between two whose completions show, at most. A lane's last always does.
 const SIGNAL_EVERY: usize = 16;
 /// Polls of a pump that bring nothing, or looks at one's own number, before the next attempt.
-const LOOKS: u32 = 16;
+const LOOKS: u32 = if cfg!(loom) { 1 } else { 16 };
 /// Attempts before others may run, or the thread sleeps.
 const ATTEMPTS: u32 = 16;
+/// Times that others may run before the thread sleeps a little, awake as it ought to be: where threads are more
+/// than cores, some kernels put a thread that yields again and again behind all others for a long time.
+const YIELDS: u32 = 32;
+const DOZE: Duration = Duration::from_micros(50);
 /// A sleep lasts no longer: what another thread published just before it began would not end it.
 const NAP: Duration = Duration::from_millis(1);
 /// How often the carrier is checked while nothing completes.
@@ -382,12 +386,7 @@ impl<C: Carrier> Link<C> {
         result.map(|()| Pumped::Yes)
     }
 
-    fn pump_with(
-        &self,
-        pump: &mut Pump<C>,
-        check: bool,
-        enough: impl Fn() -> bool,
-    ) -> Result<(), C::Error> {
+    fn pump_with(&self, pump: &mut Pump<C>, check: bool, enough: impl Fn() -> bool) -> Result<(), C::Error> {
         // It may have failed by a lane that was late.
         self.check()?;
         if check && let Some(carrier) = &mut pump.carrier {
@@ -479,7 +478,7 @@ impl<C: Carrier> Lane<C> {
     /// # Errors
     /// When the link has failed, which it also does when nothing has come `within` this time.
     pub fn wait(&self, within: Duration, counts: &mut C::Counts) -> Result<(), C::Error> {
-        let mut attempts = 0;
+        let (mut attempts, mut yields) = (0, 0);
         // Deadline, and when to check next.
         let mut times: Option<(Instant, Instant)> = None;
         while !self.is_ready() && !self.asked.is_empty() {
@@ -518,10 +517,11 @@ impl<C: Carrier> Lane<C> {
                         C::sleep(bell, NAP);
                     }
                 }
-                _ => {
-                    attempts = ATTEMPTS / 2;
+                _ if yields < YIELDS => {
+                    (attempts, yields) = (ATTEMPTS / 2, yields + 1);
                     crate::sync::yield_now();
                 }
+                _ => std::thread::sleep(DOZE),
             }
         }
         Ok(())
@@ -532,5 +532,441 @@ impl<C: Carrier> Drop for Lane<C> {
     fn drop(&mut self) {
         // Partner: the load in `Pump::round`.
         self.ring.left.store(1, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, AtomicUsize};
+
+    /// A NIC that lands a window's first slot number, some READs with each poll, and knows what may not be.
+    #[derive(Debug)]
+    struct Nic {
+        credits: usize,
+        /// READs that complete with one poll.
+        pace: usize,
+        /// READs that will still succeed.
+        succeed: usize,
+        queue: VecDeque<(u32, Window, Memory, usize)>,
+        log: Arc<std::sync::Mutex<Vec<u64>>>,
+        armed: bool,
+        counts: Counts,
+    }
+
+    /// What a NIC holds of a lane's memory: a bare pointer, so to say.
+    #[derive(Clone, Debug)]
+    struct Memory {
+        slots: Arc<[AtomicU64]>,
+        freed: Arc<AtomicBool>,
+    }
+
+    /// A lane's memory.
+    #[derive(Debug)]
+    struct Landing(Memory);
+
+    impl Landing {
+        fn new(slots: usize) -> Landing {
+            let slots = (0..slots).map(|_| AtomicU64::new(u64::MAX)).collect();
+            Landing(Memory { slots, freed: Arc::default() })
+        }
+    }
+
+    impl Drop for Landing {
+        fn drop(&mut self) {
+            self.0.freed.store(true, Ordering::SeqCst);
+        }
+    }
+
+    #[derive(Debug, Default, Clone, Copy)]
+    struct Counts {
+        doorbells: u64,
+        reads: u64,
+    }
+
+    impl AddAssign for Counts {
+        fn add_assign(&mut self, other: Counts) {
+            self.doorbells += other.doorbells;
+            self.reads += other.reads;
+        }
+    }
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Broken {
+        Read,
+        Late,
+        Gone,
+    }
+
+    impl Nic {
+        fn new(credits: usize, pace: usize) -> Nic {
+            let (log, counts) = (Arc::default(), Counts::default());
+            Nic { credits, pace, succeed: usize::MAX, queue: VecDeque::new(), log, armed: false, counts }
+        }
+    }
+
+    impl Carrier for Nic {
+        type Landing = Landing;
+        type Bell = ();
+        type Counts = Counts;
+        type Error = Broken;
+
+        fn room(&self) -> usize {
+            self.credits - self.queue.len()
+        }
+
+        unsafe fn post<'a>(
+            &mut self,
+            reads: impl Iterator<Item = Posting<'a, Landing>>,
+        ) -> Result<(), Broken> {
+            let before = self.queue.len();
+            for Posting { seat, window, landing, slot, .. } in reads {
+                let busy = |(_, _, memory, other): &(_, _, Memory, _)| {
+                    Arc::ptr_eq(&memory.slots, &landing.0.slots) && *other == slot
+                };
+                assert!(!self.queue.iter().any(busy), "a slot posted twice");
+                self.log.lock().unwrap().push(window.first.0);
+                self.queue.push_back((seat, window, landing.0.clone(), slot));
+            }
+            assert!(self.queue.len() <= self.credits, "more READs than the queue pair holds");
+            assert!(self.queue.len() > before, "an empty doorbell");
+            self.counts += Counts { doorbells: 1, reads: (self.queue.len() - before) as u64 };
+            Ok(())
+        }
+
+        fn poll(&mut self, mut done: impl FnMut(u32)) -> Result<(), Broken> {
+            for _ in 0..self.pace.min(self.queue.len()) {
+                if self.succeed == 0 {
+                    return Err(Broken::Read);
+                }
+                self.succeed -= 1;
+                let Some((seat, window, memory, slot)) = self.queue.pop_front() else { break };
+                assert!(!memory.freed.load(Ordering::SeqCst), "a READ landed in memory that was given back");
+                memory.slots[slot].store(window.first.0, Ordering::Relaxed);
+                done(seat);
+            }
+            Ok(())
+        }
+
+        fn arm(&mut self) -> Result<(), Broken> {
+            self.armed = true;
+            Ok(())
+        }
+
+        fn sleep((): &(), at_most: Duration) {
+            std::thread::sleep(at_most / 10);
+        }
+
+        fn check(&mut self) -> Result<(), Broken> {
+            if self.succeed == 0 { Err(Broken::Gone) } else { Ok(()) }
+        }
+
+        fn late(_: Duration) -> Broken {
+            Broken::Late
+        }
+
+        fn take_counts(&mut self) -> Counts {
+            std::mem::take(&mut self.counts)
+        }
+    }
+
+    impl Drop for Nic {
+        fn drop(&mut self) {
+            for (_, _, memory, _) in &self.queue {
+                assert!(!memory.freed.load(Ordering::SeqCst), "memory given back before the queue pair");
+            }
+        }
+    }
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    fn window(number: u64) -> Window {
+        Window { first: SlotIx(number), slots: 1 }
+    }
+
+    fn lane(link: &Arc<Link<Nic>>, slots: usize) -> Lane<Nic> {
+        link.join(Landing::new(slots), slots)
+    }
+
+    /// Hands out what has come, checks it, and counts it.
+    fn take(lane: &mut Lane<Nic>) -> usize {
+        let mut taken = 0;
+        lane.hand_out(|token, window, landing, slot| {
+            let landed = landing.0.slots[slot].load(Ordering::Relaxed);
+            assert_eq!(landed, window.first.0, "another READ's bytes, or those of an earlier one");
+            assert_eq!(u64::from(token), window.first.0 % 1000);
+            taken += 1;
+        });
+        taken
+    }
+
+    fn submit(lane: &mut Lane<Nic>, numbers: impl Iterator<Item = u64>) {
+        let reads: Vec<_> = numbers.map(|number| ((number % 1000) as Token, window(number))).collect();
+        lane.submit(&reads);
+    }
+
+    /// Two threads, one place on the queue pair, every interleaving.
+    #[cfg(loom)]
+    #[test]
+    fn loom_two_lanes_over_one_place() {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(3);
+        builder.max_branches = 20_000;
+        builder.check(|| {
+            let link = Link::new(Nic::new(1, 1), None);
+            let mut lanes = [lane(&link, 1), lane(&link, 1)];
+            let run = |mut lane: Lane<Nic>, numbers: std::ops::Range<u64>| {
+                for number in numbers {
+                    submit(&mut lane, number..number + 1);
+                    let mut counts = Counts::default();
+                    while take(&mut lane) == 0 {
+                        lane.wait(LONG, &mut counts).expect("it does not fail");
+                    }
+                }
+            };
+            let [one, other] = lanes;
+            let thread = loom::thread::spawn(move || run(other, 10..12));
+            run(one, 20..21);
+            thread.join().expect("it ends");
+        });
+    }
+
+    #[cfg(not(loom))]
+    mod with_threads {
+        use super::*;
+
+        #[test]
+        fn every_read_comes_back_in_order() {
+            let link = Link::new(Nic::new(3, 2), None);
+            let mut lane = lane(&link, 8);
+            let (mut counts, mut next) = (Counts::default(), 0);
+            for _ in 0..50 {
+                submit(&mut lane, next..next + 8);
+                next += 8;
+                let mut taken = 0;
+                while taken < 8 {
+                    lane.wait(LONG, &mut counts).expect("it does not fail");
+                    taken += take(&mut lane);
+                }
+                assert_eq!((taken, lane.in_flight()), (8, 0));
+            }
+            assert_eq!(counts.reads, 400);
+            assert!(counts.doorbells < 400, "READs of one lane share doorbells: {counts:?}");
+            lane.wait(Duration::ZERO, &mut counts).expect("nothing to wait for");
+        }
+
+        #[test]
+        #[should_panic(expected = "more READs than credits")]
+        fn a_lane_cannot_overflow() {
+            let link = Link::new(Nic::new(4, 1), None);
+            let mut lane = lane(&link, 2);
+            submit(&mut lane, 0..2);
+            submit(&mut lane, 2..3);
+        }
+
+        #[test]
+        fn places_are_dealt_in_turn() {
+            let nic = Nic::new(4, 1);
+            let log = nic.log.clone();
+            let link = Link::new(nic, None);
+            let mut lanes: Vec<_> = (0..3).map(|_| lane(&link, 16)).collect();
+            submit(&mut lanes[0], 0..16);
+            submit(&mut lanes[1], 100..103);
+            submit(&mut lanes[2], 200..202);
+            let mut counts = Counts::default();
+            for (number, wanted) in [(0, 16), (1, 3), (2, 2)] {
+                let mut taken = 0;
+                while taken < wanted {
+                    lanes[number].wait(LONG, &mut counts).expect("it does not fail");
+                    taken += take(&mut lanes[number]);
+                }
+            }
+            let posted = log.lock().unwrap().clone();
+            // One of each as long as all have some, then of those that have, then the rest.
+            for (turn, numbers) in posted[..6].chunks(3).enumerate() {
+                let mut lanes: Vec<_> = numbers.iter().map(|number| number / 100).collect();
+                lanes.sort_unstable();
+                assert_eq!(lanes, [0, 1, 2], "turn {turn}: {posted:?}");
+            }
+            assert!(posted[6..8].contains(&102), "{posted:?}");
+            assert_eq!(posted[8..], (3..16).collect::<Vec<_>>(), "{posted:?}");
+        }
+
+        /// As long as all lanes have something to post, all get the same, however much they ask for at a time.
+        #[test]
+        fn shares_are_equal() {
+            for credits in [1, 3, 8, 20] {
+                let link = Link::new(Nic::new(credits, 1), None);
+                let mut lanes: Vec<_> = (0..8).map(|slots| lane(&link, 4 + slots)).collect();
+                let (mut done, mut counts) = ([0; 8], Counts::default());
+                for number in 0..10_000 {
+                    for lane in &mut lanes {
+                        let free = lane.credits() - lane.in_flight();
+                        submit(lane, number * 20..number * 20 + free as u64);
+                    }
+                    link.pump(false, &mut counts, || false).expect("it does not fail");
+                    for (lane, done) in lanes.iter_mut().zip(&mut done) {
+                        *done += take(lane);
+                    }
+                }
+                let (least, most) = (done.iter().min().unwrap(), done.iter().max().unwrap());
+                assert!(*least > 1000 && most - least <= 1, "{credits} credits: {done:?}");
+            }
+        }
+
+        #[test]
+        fn memory_outlives_what_is_in_flight() {
+            let link = Link::new(Nic::new(4, 1), None);
+            let (mut gone, mut stays) = (lane(&link, 4), lane(&link, 1));
+            let memory = gone.ring.landing.0.clone();
+            let mut counts = Counts::default();
+            submit(&mut gone, 0..4);
+            gone.wait(LONG, &mut counts).expect("it does not fail");
+            assert_eq!(take(&mut gone), 1);
+            drop(gone);
+            assert!(!memory.freed.load(Ordering::SeqCst), "three READs are in flight");
+            // (The NIC checks that what it lands in is there.)
+            submit(&mut stays, 4..5);
+            while take(&mut stays) == 0 {
+                stays.wait(LONG, &mut counts).expect("it does not fail");
+            }
+            submit(&mut stays, 5..6);
+            stays.wait(LONG, &mut counts).expect("it does not fail");
+            assert!(memory.freed.load(Ordering::SeqCst), "nothing is in flight, and nobody has it");
+            assert_eq!(counts.reads, 6);
+        }
+
+        #[test]
+        fn what_a_lane_leaves_behind_unposted_is_dropped() {
+            let link = Link::new(Nic::new(1, 1), None);
+            let (mut gone, mut stays) = (lane(&link, 4), lane(&link, 1));
+            submit(&mut gone, 0..4);
+            drop(gone);
+            let mut counts = Counts::default();
+            submit(&mut stays, 9..10);
+            while take(&mut stays) == 0 {
+                stays.wait(LONG, &mut counts).expect("it does not fail");
+            }
+            assert_eq!(counts.reads, 1);
+            // Its seat is free again.
+            let mut next = lane(&link, 1);
+            submit(&mut next, 10..11);
+            next.wait(LONG, &mut counts).expect("it does not fail");
+            assert_eq!(take(&mut next), 1);
+            assert_eq!(link.pump.try_lock().expect("nobody pumps").seats.len(), 2);
+        }
+
+        #[test]
+        fn a_failure_reaches_every_lane_and_frees_the_queue_pair_first() {
+            let mut nic = Nic::new(8, 1);
+            nic.succeed = 2;
+            let link = Link::new(nic, None);
+            let (mut one, mut other) = (lane(&link, 4), lane(&link, 4));
+            let mut counts = Counts::default();
+            submit(&mut one, 0..4);
+            submit(&mut other, 4..8);
+            let mut taken = 0;
+            let error = loop {
+                match one.wait(LONG, &mut counts) {
+                    Ok(()) => taken += take(&mut one),
+                    Err(error) => break error,
+                }
+            };
+            assert_eq!((error, counts.reads), (Broken::Read, 8));
+            taken += take(&mut other);
+            assert_eq!(taken, 2, "what had come before is good");
+            assert_eq!(other.wait(LONG, &mut counts), Err(Broken::Read));
+            assert!(one.has_failed() && other.has_failed());
+            let mut late = lane(&link, 1);
+            submit(&mut late, 9..10);
+            assert_eq!(late.wait(LONG, &mut counts), Err(Broken::Read));
+            // (The NIC checks when it is dropped that memory is there; here it has been dropped.)
+            let memory = one.ring.landing.0.clone();
+            drop(one);
+            assert!(memory.freed.load(Ordering::SeqCst));
+        }
+
+        #[test]
+        fn a_link_dropped_with_reads_in_flight_drops_the_queue_pair_first() {
+            let link = Link::new(Nic::new(8, 1), None);
+            let mut lane = lane(&link, 4);
+            submit(&mut lane, 0..4);
+            lane.wait(LONG, &mut Counts::default()).expect("it does not fail");
+            drop((link, lane)); // the NIC checks
+        }
+
+        #[test]
+        fn a_pump_that_stands_still_is_given_up() {
+            let link = Link::new(Nic::new(8, 1), None);
+            let (mut one, other) = (lane(&link, 1), lane(&link, 1));
+            submit(&mut one, 0..1);
+            let stuck = link.pump.try_lock().expect("nobody pumps");
+            let begun = Instant::now();
+            assert_eq!(one.wait(Duration::from_millis(30), &mut Counts::default()), Err(Broken::Late));
+            assert!(begun.elapsed() >= Duration::from_millis(30));
+            assert!(other.has_failed());
+            drop((one, stuck));
+        }
+
+        #[test]
+        fn a_carrier_that_is_gone_is_noticed() {
+            let mut nic = Nic::new(8, 0);
+            nic.succeed = 0;
+            let link = Link::new(nic, None);
+            let mut lane = lane(&link, 1);
+            submit(&mut lane, 0..1);
+            assert_eq!(lane.wait(LONG, &mut Counts::default()), Err(Broken::Gone));
+        }
+
+        /// Many threads over few places, lanes that come and go: every READ brings its own bytes, nothing
+        /// overflows (the NIC checks), and no thread is forgotten.
+        fn stress(bell: Option<()>, credits: usize) {
+            const THREADS: usize = 8;
+            let link = Link::new(Nic::new(credits, 2), bell);
+            let stop = AtomicBool::new(false);
+            let dropped = AtomicUsize::new(0);
+            let mut done = [0u64; THREADS];
+            std::thread::scope(|scope| {
+                for (thread, done) in done.iter_mut().enumerate() {
+                    let (link, stop, dropped) = (&link, &stop, &dropped);
+                    scope.spawn(move || {
+                        let (mut lane, mut next) = (lane(link, 4), thread as u64 * 1_000_000);
+                        let mut counts = Counts::default();
+                        while !stop.load(Ordering::Relaxed) {
+                            // One thread is greedy.
+                            let reads = if thread == 0 { 4 } else { 1 };
+                            submit(&mut lane, next..next + reads);
+                            next += reads;
+                            if next % 1000 == 999 {
+                                lane = super::lane(link, 4);
+                                dropped.fetch_add(1, Ordering::Relaxed);
+                                continue;
+                            }
+                            while lane.in_flight() > 0 {
+                                lane.wait(LONG, &mut counts).expect("it does not fail");
+                                *done += take(&mut lane) as u64;
+                            }
+                        }
+                    });
+                }
+                std::thread::sleep(Duration::from_millis(500));
+                stop.store(true, Ordering::Relaxed);
+            });
+            println!("{credits} places: {done:?}, {dropped:?} lanes dropped with READs in flight");
+            // How much each one runs is the scheduler's business (`shares_are_equal`); nobody is forgotten.
+            let (least, most) = (done.iter().min().unwrap(), done.iter().max().unwrap());
+            assert!(*most > 100 && *least > most / 1000, "{done:?}");
+        }
+
+        #[test]
+        fn stress_awake() {
+            stress(None, 2);
+            stress(None, 16);
+        }
+
+        #[test]
+        fn stress_asleep() {
+            stress(Some(()), 2);
+        }
     }
 }

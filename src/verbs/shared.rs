@@ -194,7 +194,10 @@ impl Drop for Place {
 
 impl Pairs {
     pub fn new(pairs: usize) -> Arc<Pairs> {
-        Arc::new(Pairs { pairs: (0..pairs.max(1)).map(|_| Pair::default()).collect(), changes: Changes::default() })
+        Arc::new(Pairs {
+            pairs: (0..pairs.max(1)).map(|_| Pair::default()).collect(),
+            changes: Changes::default(),
+        })
     }
 
     /// A place at the pair that the fewest handles read over.
