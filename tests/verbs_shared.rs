@@ -24,8 +24,8 @@ fn serve() -> Option<Server> {
 fn serve_at(port: u16, backing: Backing) -> Option<Server> {
     let config = Config { size: Size::Keys(2 * KEYS), key_max: 8, value_max: 32, ..Config::default() };
     let start = match &backing {
-        Backing::File(_) => Start::OpenOrCreate(config.clone()),
-        _ => Start::Create(config.clone()),
+        Backing::File(_) => Start::OpenOrCreate(config),
+        _ => Start::Create(config),
     };
     match Server::start(ServerConfig { backing, start, ..ServerConfig::new(at(port), config) }) {
         Ok(server) => Some(server),
@@ -65,7 +65,7 @@ fn value(number: u64, version: u64) -> [u8; 32] {
     let mut value = [0; 32];
     for (i, word) in value.chunks_mut(8).enumerate() {
         word.copy_from_slice(
-            &(number.wrapping_mul(0x9e37_79b9) ^ version << 32 ^ i as u64 * version).to_le_bytes(),
+            &(number.wrapping_mul(0x9e37_79b9) ^ (version << 32) ^ (i as u64 * version)).to_le_bytes(),
         );
     }
     value[..8].copy_from_slice(&number.to_le_bytes());

@@ -53,19 +53,20 @@ struct Shared {
 }
 
 impl Shared {
-    fn open(&self, within: Duration) -> Result<Connection, SetupError> {
-        let VerbsOptions { token, wait, credits, .. } = &self.options.verbs;
+    /// Connects, for as many READs in flight as `credits`.
+    fn open(&self, credits: usize, within: Duration) -> Result<Connection, SetupError> {
+        let VerbsOptions { token, wait, .. } = &self.options.verbs;
         let lock = || self.station.lock().unwrap_or_else(PoisonError::into_inner);
         // Handles connect side by side: the lock is not held meanwhile.
         let mut station = lock().clone();
-        let opened = Connection::open(&self.address, &mut station, token, *wait, *credits, within);
+        let opened = Connection::open(&self.address, &mut station, token, *wait, credits, within);
         // A device that was reset, or whose address has changed, is to be opened again.
         *lock() = station.filter(|_| opened.is_ok());
         opened
     }
 
     fn join(&self, place: &Place, within: Duration) -> Result<Seat, SetupError> {
-        place.join(self.options.verbs.wait, within, || self.open(within))
+        place.join(self.options.verbs.wait, within, || self.open(self.options.verbs.credits, within))
     }
 }
 
@@ -80,7 +81,9 @@ impl Handle {
         });
         let (mut connection, mut seat, mut place) = (None, None, None);
         let geometry = match &shared.pairs {
-            None => connection.insert(shared.open(options.deadline)?).geometry().clone(),
+            None => {
+                connection.insert(shared.open(options.verbs.credits, options.deadline)?).geometry().clone()
+            }
             Some(pairs) => {
                 let place = place.insert(pairs.place());
                 seat.insert(shared.join(place, options.deadline)?).geometry().clone()
@@ -212,7 +215,9 @@ impl Handle {
     /// Sees to it that there is a connection, until the deadline.
     fn connected(&mut self, deadline: Instant) -> Result<(), SetupError> {
         if self.connection.is_none() {
-            let connection = retried(deadline, |within| self.shared.open(within))?;
+            // Where queue pairs are shared, no READs go over this one.
+            let credits = if self.shared.pairs.is_some() { 1 } else { self.shared.options.verbs.credits };
+            let connection = retried(deadline, |within| self.shared.open(credits, within))?;
             if self.shared.pairs.is_none() {
                 self.geometry = connection.geometry().clone();
                 self.connected += 1;

@@ -373,7 +373,8 @@ impl<C: Carrier> Link<C> {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return Ok(Pumped::Busy),
         };
-        let result = self.pump_with(&mut pump, check, enough);
+        // (A lane that was late may have declared the link failed meanwhile.)
+        let result = self.pump_with(&mut pump, check, enough).and_then(|()| self.check());
         if let Some(carrier) = &mut pump.carrier {
             *counts += carrier.take_counts();
         }
@@ -508,6 +509,8 @@ impl<C: Carrier> Lane<C> {
             let Some(now) = now else { continue };
             if times.is_some_and(|(deadline, _)| now >= deadline) && !self.is_ready() {
                 let _ = self.link.failed.set(C::late(within));
+                // Closes the queue pair, unless another thread is the pump: then that one does.
+                let _ = self.link.pump(false, counts, || true);
                 return self.link.failure();
             }
             match &self.link.bell {
@@ -909,7 +912,11 @@ mod tests {
             assert_eq!(one.wait(Duration::from_millis(30), &mut Counts::default()), Err(Broken::Late));
             assert!(begun.elapsed() >= Duration::from_millis(30));
             assert!(other.has_failed());
-            drop((one, stuck));
+            assert!(stuck.carrier.is_some());
+            drop(stuck);
+            // Whoever comes next closes the queue pair.
+            assert_eq!(link.pump(false, &mut Counts::default(), || true), Err(Broken::Late));
+            assert!(link.pump.try_lock().expect("nobody pumps").carrier.is_none());
         }
 
         #[test]
