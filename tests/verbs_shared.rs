@@ -101,6 +101,15 @@ struct Done {
     counts: QueueCounts,
 }
 
+/// Stops readers, also when what ran beside them panicked: the scope waits for them.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// THREADS threads GET for a while, one of them in batches; `meanwhile` runs beside them.
 fn readers(client: &Client, meanwhile: impl FnOnce()) -> Vec<Done> {
     let stop = AtomicBool::new(false);
@@ -133,8 +142,9 @@ fn readers(client: &Client, meanwhile: impl FnOnce()) -> Vec<Done> {
                 })
             })
             .collect();
+        let stopping = Stop(&stop);
         meanwhile();
-        stop.store(true, Ordering::Relaxed);
+        drop(stopping);
         threads.into_iter().map(|thread| thread.join().expect("a reader's assertions hold")).collect()
     })
 }

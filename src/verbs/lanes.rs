@@ -17,6 +17,8 @@
 //! A READ for which there is no place stays in its lane's ring; a ring has room for all that its lane may
 //! have in flight. Nothing overflows.
 //!
+//! A round looks at one number of each lane, so its cost grows with the lanes of the link: dozens, not thousands.
+//!
 //! # Progress
 //!
 //! Every thread that waits pumps if nobody else does, for itself and the others. A pump that the scheduler
@@ -40,6 +42,7 @@
 //! | the pump's mutex, unlock | try_lock | one pump sees all that the last one did |
 
 #![allow(unsafe_code)]
+#![cfg_attr(loom, allow(dead_code, reason = "the model waits and fails in no more ways than one"))]
 
 use crate::fabric::Token;
 use crate::layout::geometry::{SlotIx, Window};
@@ -551,7 +554,9 @@ mod tests {
         pace: usize,
         /// READs that will still succeed.
         succeed: usize,
-        queue: VecDeque<(u32, Window, Memory, usize)>,
+        queue: VecDeque<(u32, Window, Memory, usize, bool)>,
+        /// READs at the front of the queue that have completed, but whose completions do not show yet.
+        hidden: usize,
         log: Arc<std::sync::Mutex<Vec<u64>>>,
         armed: bool,
         counts: Counts,
@@ -604,7 +609,8 @@ mod tests {
     impl Nic {
         fn new(credits: usize, pace: usize) -> Nic {
             let (log, counts) = (Arc::default(), Counts::default());
-            Nic { credits, pace, succeed: usize::MAX, queue: VecDeque::new(), log, armed: false, counts }
+            let queue = VecDeque::new();
+            Nic { credits, pace, succeed: usize::MAX, queue, hidden: 0, log, armed: false, counts }
         }
     }
 
@@ -623,13 +629,13 @@ mod tests {
             reads: impl Iterator<Item = Posting<'a, Landing>>,
         ) -> Result<(), Broken> {
             let before = self.queue.len();
-            for Posting { seat, window, landing, slot, .. } in reads {
-                let busy = |(_, _, memory, other): &(_, _, Memory, _)| {
+            for Posting { seat, window, landing, slot, signalled } in reads {
+                let busy = |(_, _, memory, other, _): &(_, _, Memory, _, _)| {
                     Arc::ptr_eq(&memory.slots, &landing.0.slots) && *other == slot
                 };
                 assert!(!self.queue.iter().any(busy), "a slot posted twice");
                 self.log.lock().unwrap().push(window.first.0);
-                self.queue.push_back((seat, window, landing.0.clone(), slot));
+                self.queue.push_back((seat, window, landing.0.clone(), slot, signalled));
             }
             assert!(self.queue.len() <= self.credits, "more READs than the queue pair holds");
             assert!(self.queue.len() > before, "an empty doorbell");
@@ -638,15 +644,19 @@ mod tests {
         }
 
         fn poll(&mut self, mut done: impl FnMut(u32)) -> Result<(), Broken> {
-            for _ in 0..self.pace.min(self.queue.len()) {
+            for _ in 0..self.pace.min(self.queue.len() - self.hidden) {
                 if self.succeed == 0 {
                     return Err(Broken::Read);
                 }
                 self.succeed -= 1;
-                let Some((seat, window, memory, slot)) = self.queue.pop_front() else { break };
+                let (_, window, memory, slot, signalled) = &self.queue[self.hidden];
                 assert!(!memory.freed.load(Ordering::SeqCst), "a READ landed in memory that was given back");
-                memory.slots[slot].store(window.first.0, Ordering::Relaxed);
-                done(seat);
+                memory.slots[*slot].store(window.first.0, Ordering::Relaxed);
+                self.hidden += 1;
+                if *signalled {
+                    self.queue.drain(..self.hidden).for_each(|(seat, ..)| done(seat));
+                    self.hidden = 0;
+                }
             }
             Ok(())
         }
@@ -675,7 +685,7 @@ mod tests {
 
     impl Drop for Nic {
         fn drop(&mut self) {
-            for (_, _, memory, _) in &self.queue {
+            for (_, _, memory, ..) in &self.queue {
                 assert!(!memory.freed.load(Ordering::SeqCst), "memory given back before the queue pair");
             }
         }
@@ -720,7 +730,7 @@ mod tests {
         builder.check(move || {
             counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             let link = Link::new(Nic::new(1, 1), None);
-            let mut lanes = [lane(&link, 1), lane(&link, 1)];
+            let lanes = [lane(&link, 1), lane(&link, 1)];
             let run = |mut lane: Lane<Nic>, numbers: std::ops::Range<u64>| {
                 for number in numbers {
                     submit(&mut lane, number..number + 1);
@@ -803,8 +813,8 @@ mod tests {
         #[test]
         fn shares_are_equal() {
             for credits in [1, 3, 8, 20] {
-                let link = Link::new(Nic::new(credits, credits.div_ceil(2)), None);
-                let mut lanes: Vec<_> = (0..8).map(|slots| lane(&link, 4 + slots)).collect();
+                let link = Link::new(Nic::new(credits, credits), None);
+                let mut lanes: Vec<_> = (0..8).map(|slots| lane(&link, 8 + slots)).collect();
                 let mut done = [0; 8];
                 for number in 0..10_000 {
                     for lane in &mut lanes {
@@ -828,10 +838,9 @@ mod tests {
             let memory = gone.ring.landing.0.clone();
             let mut counts = Counts::default();
             submit(&mut gone, 0..4);
-            gone.wait(LONG, &mut counts).expect("it does not fail");
-            assert_eq!(take(&mut gone), 1);
+            link.pump.try_lock().expect("nobody pumps").round(&link).expect("it does not fail");
             drop(gone);
-            assert!(!memory.freed.load(Ordering::SeqCst), "three READs are in flight");
+            assert!(!memory.freed.load(Ordering::SeqCst), "four READs are in flight");
             // (The NIC checks that what it lands in is there.)
             submit(&mut stays, 4..5);
             while take(&mut stays) == 0 {
@@ -866,7 +875,7 @@ mod tests {
         #[test]
         fn a_failure_reaches_every_lane_and_frees_the_queue_pair_first() {
             let mut nic = Nic::new(8, 1);
-            nic.succeed = 2;
+            nic.succeed = 7;
             let link = Link::new(nic, None);
             let (mut one, mut other) = (lane(&link, 4), lane(&link, 4));
             let mut counts = Counts::default();
@@ -881,7 +890,7 @@ mod tests {
             };
             assert_eq!((error, counts.reads), (Broken::Read, 8));
             taken += take(&mut other);
-            assert_eq!(taken, 2, "what had come before is good");
+            assert_eq!(taken, 7, "what had come before is good");
             assert_eq!(other.wait(LONG, &mut counts), Err(Broken::Read));
             assert!(one.has_failed() && other.has_failed());
             let mut late = lane(&link, 1);
