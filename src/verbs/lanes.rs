@@ -891,6 +891,7 @@ mod tests {
             assert_eq!((error, counts.reads), (Broken::Read, 8));
             taken += take(&mut other);
             assert_eq!(taken, 7, "what had come before is good");
+            submit(&mut other, 8..9);
             assert_eq!(other.wait(LONG, &mut counts), Err(Broken::Read));
             assert!(one.has_failed() && other.has_failed());
             let mut late = lane(&link, 1);
