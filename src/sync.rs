@@ -6,6 +6,8 @@ pub(crate) use loom::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicU64, Ordering, fence},
 };
+#[cfg(all(loom, any(feature = "verbs", test)))]
+pub(crate) use loom::{hint::spin_loop, thread::yield_now};
 #[cfg(not(any(loom, target_arch = "aarch64")))]
 pub(crate) use std::sync::atomic::fence;
 #[cfg(not(loom))]
@@ -13,6 +15,8 @@ pub(crate) use std::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicU64, Ordering},
 };
+#[cfg(all(not(loom), any(feature = "verbs", test)))]
+pub(crate) use std::{hint::spin_loop, thread::yield_now};
 
 /// A fence that also orders what devices see (docs/HARDWARE.md, H3): on aarch64 the language's release fence
 /// is `dmb ish`, which need not reach a NIC.

@@ -186,7 +186,8 @@ pub struct ClientStats {
 /// A handle on a served table: `Send`, one for each thread.
 ///
 /// Over shm, cloning is cheap: handles share the mapping, and each opens a connection of its own when it
-/// first changes something. Over verbs each handle has a queue pair of its own, made when it is first used.
+/// first changes something. Over verbs each handle has a queue pair of its own, made when it is first used,
+/// or all share a few ([`VerbsOptions::pairs`]).
 ///
 /// ```
 /// # use oneread::{Address, Client, Config, Server, ServerConfig, Size};
@@ -286,7 +287,9 @@ impl Client {
         ClientStats { reattached, ..self.stats }
     }
 
-    /// Over verbs: what was asked of this handle's queues. Other fabrics have none.
+    /// What was asked of verbs queues: doorbells that rang, READs, messages, completions. `None` on other
+    /// fabrics. Where handles share queue pairs, whoever waits posts and polls for all, and counts it: only
+    /// the sum over all handles means anything.
     #[cfg(feature = "verbs")]
     pub fn queue_counts(&self) -> Option<crate::verbs::QueueCounts> {
         match &self.path {

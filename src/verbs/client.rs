@@ -1,8 +1,10 @@
-//! The client's side: GETs and changes over one connection for each handle, made anew when it fails.
+//! The client's side: GETs and changes over one connection for each handle, or over connections that all
+//! handles share; made anew when they fail.
 
 use super::connection::{Connection, QueueCounts};
 use super::error::{SetupError, VerbsError};
-use super::fabric::Verbs;
+use super::fabric::{Verbs, Way};
+use super::shared::{Pairs, Place, Seat};
 use super::station::Station;
 use super::{Ask, VerbsAddress};
 use crate::address::Address;
@@ -27,12 +29,16 @@ const ATTEMPT_MAX: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(crate) struct Handle {
     shared: Arc<Shared>,
+    /// A connection of its own. Where connections are shared, only while it has its turn to change something.
     connection: Option<Connection>,
+    // The seat goes before the place it was taken at.
+    seat: Option<Seat>,
+    place: Option<Place>,
     /// That of the last connection, of this handle or of the one it was cloned from.
     geometry: Arc<Geometry>,
     counts: QueueCounts,
-    reattached: u64,
-    was_connected: bool,
+    /// Times it got a connection, or a seat at one.
+    connected: u64,
     next_id: u64,
 }
 
@@ -44,17 +50,24 @@ struct Shared {
     clock: Clock,
     /// The open device; opened again after a failure to connect.
     station: Mutex<Option<Arc<Station>>>,
+    /// The queue pairs, where handles do not have their own.
+    pairs: Option<Arc<Pairs>>,
 }
 
 impl Shared {
-    fn open(&self, within: Duration) -> Result<Connection, SetupError> {
+    /// Connects, for as many READs in flight as `credits`.
+    fn open(&self, credits: usize, within: Duration) -> Result<Connection, SetupError> {
         let lock = || self.station.lock().unwrap_or_else(PoisonError::into_inner);
         // Handles connect side by side: the lock is not held meanwhile.
         let mut station = lock().clone();
-        let opened = Connection::open(&self.address, &mut station, &self.options.verbs, within);
+        let opened = Connection::open(&self.address, &mut station, &self.options.verbs, credits, within);
         // A device that was reset, or whose address has changed, is to be opened again.
         *lock() = station.filter(|_| opened.is_ok());
         opened
+    }
+
+    fn join(&self, place: &Place, within: Duration) -> Result<Seat, SetupError> {
+        place.join(self.options.verbs.wait, within, || self.open(self.options.verbs.credits, within))
     }
 }
 
@@ -65,11 +78,20 @@ impl Handle {
             options: options.clone(),
             clock: Clock::System,
             station: Mutex::new(None),
+            pairs: options.verbs.pairs.map(Pairs::new),
         });
-        let connection = shared.open(options.deadline)?;
-        let geometry = connection.geometry().clone();
-        let (counts, connection) = (QueueCounts::default(), Some(connection));
-        Ok(Handle { shared, connection, geometry, counts, reattached: 0, was_connected: true, next_id: 0 })
+        let (mut connection, mut seat, mut place) = (None, None, None);
+        let geometry = match &shared.pairs {
+            None => {
+                connection.insert(shared.open(options.verbs.credits, options.deadline)?).geometry().clone()
+            }
+            Some(pairs) => {
+                let place = place.insert(pairs.place());
+                seat.insert(shared.join(place, options.deadline)?).geometry().clone()
+            }
+        };
+        let counts = QueueCounts::default();
+        Ok(Handle { shared, connection, seat, place, geometry, counts, connected: 1, next_id: 0 })
     }
 
     pub fn geometry(&self) -> &Geometry {
@@ -78,7 +100,7 @@ impl Handle {
 
     /// Times it connected anew.
     pub fn reattached(&self) -> u64 {
-        self.reattached
+        self.connected.saturating_sub(1)
     }
 
     /// What has been asked of its queues.
@@ -132,30 +154,36 @@ impl Handle {
     ) -> Result<R, GetError> {
         let within = self.shared.options.deadline;
         // Left behind by a callback that panicked: its READs would be taken for those of this call.
-        if self.connection.as_ref().is_some_and(Connection::is_reading) {
-            self.disconnect();
+        let is_reading = self.connection.as_ref().is_some_and(Connection::is_reading)
+            || self.seat.as_ref().is_some_and(Seat::is_reading);
+        if is_reading {
+            self.stop_reading();
         }
         let mut failures = 0;
         // From the first failure on: a batch may take longer than that.
         let mut deadline = None;
         loop {
             let until = deadline.unwrap_or_else(|| Instant::now() + within);
-            self.connected(until)
+            self.ready_to_read(until)
                 .map_err(|error| GetError::ServerGone { address: self.address(), why: error.to_string() })?;
-            let Some(connection) = &mut self.connection else { continue };
+            let way = match (&mut self.seat, &mut self.connection) {
+                (Some(seat), _) => Way::Shared(seat),
+                (None, Some(connection)) => Way::Own(connection),
+                (None, None) => continue,
+            };
             let geometry = &*self.geometry;
-            let fabric = Verbs { connection, clock: &self.shared.clock, grace: geometry.grace(), within };
+            let fabric = Verbs { way, clock: &self.shared.clock, grace: geometry.grace(), within };
             let fabric = Counting::new(fabric, geometry);
             let limits = self.shared.options.limits;
             let mut reader = Reader::new(fabric, geometry, self.shared.clock.clone(), limits);
             let result = get(&mut reader);
             stats.get += reader.stats();
             stats.read += reader.fabric().counts();
-            self.counts += connection.take_counts();
+            self.take_counts();
             match result {
                 Ok(result) => return Ok(result),
                 Err(ReadError::Fabric(error)) => {
-                    self.disconnect();
+                    self.stop_reading();
                     failures += 1;
                     // A server that is there, and whose memory cannot be read, is not hammered for long.
                     let deadline = *deadline.get_or_insert_with(|| Instant::now() + within);
@@ -169,11 +197,14 @@ impl Handle {
                 }
                 // READs may still be in flight: they would be taken for those of the next call.
                 Err(error @ (ReadError::Contended { .. } | ReadError::Deadline { .. })) => {
-                    if let Some(connection) = &mut self.connection
-                        && let Err(error) = connection.drain(within)
-                    {
+                    let drained = match (&mut self.seat, &mut self.connection) {
+                        (Some(seat), _) => seat.drain(within),
+                        (None, Some(connection)) => connection.drain(within),
+                        (None, None) => Ok(()),
+                    };
+                    if let Err(error) = drained {
                         tracing::warn!(%error, "connecting anew");
-                        self.disconnect();
+                        self.stop_reading();
                     }
                     return Err(error.into());
                 }
@@ -182,33 +213,61 @@ impl Handle {
         }
     }
 
-    /// Sees to it that there is a connection: tries until the deadline, unless trying is of no use.
+    /// Sees to it that there is something to READ over, until the deadline.
+    fn ready_to_read(&mut self, deadline: Instant) -> Result<(), SetupError> {
+        let Some(pairs) = &self.shared.pairs else { return self.connected(deadline) };
+        if self.seat.as_ref().is_some_and(|seat| !seat.has_failed()) {
+            return Ok(());
+        }
+        let place = self.place.get_or_insert_with(|| pairs.place());
+        self.seat = None;
+        let seat = retried(deadline, |within| self.shared.join(place, within))?;
+        self.geometry = seat.geometry().clone();
+        self.seat = Some(seat);
+        self.connected += 1;
+        Ok(())
+    }
+
+    /// Sees to it that there is a connection, until the deadline.
     fn connected(&mut self, deadline: Instant) -> Result<(), SetupError> {
-        let mut pause = RETRY_FIRST;
-        while self.connection.is_none() {
-            let left = deadline.saturating_duration_since(Instant::now());
-            match self.shared.open(left.clamp(RETRY_FIRST, ATTEMPT_MAX)) {
-                Ok(connection) => {
-                    self.geometry = connection.geometry().clone();
-                    self.connection = Some(connection);
-                    self.reattached += u64::from(self.was_connected);
-                    self.was_connected = true;
-                }
-                Err(error) if is_final(&error) || Instant::now() + pause >= deadline => return Err(error),
-                Err(error) => {
-                    tracing::debug!(%error, "not yet");
-                    std::thread::sleep(pause);
-                    pause = (2 * pause).min(RETRY_MAX);
-                }
+        if self.connection.is_none() {
+            // Where queue pairs are shared, no READs go over this one.
+            let credits = if self.shared.pairs.is_some() { 1 } else { self.shared.options.verbs.credits };
+            let connection = retried(deadline, |within| self.shared.open(credits, within))?;
+            if self.shared.pairs.is_none() {
+                self.geometry = connection.geometry().clone();
+                self.connected += 1;
             }
+            self.connection = Some(connection);
         }
         Ok(())
     }
 
-    /// The connection is of no further use; what comes next makes another.
-    pub fn disconnect(&mut self) {
-        if let Some(mut connection) = self.connection.take() {
+    fn take_counts(&mut self) {
+        if let Some(seat) = &mut self.seat {
+            self.counts += seat.take_counts();
+        }
+        if let Some(connection) = &mut self.connection {
             self.counts += connection.take_counts();
+        }
+    }
+
+    /// What READs go over is of no further use; the next GET makes another, or takes that which another
+    /// handle has made.
+    fn stop_reading(&mut self) {
+        self.take_counts();
+        match &self.shared.pairs {
+            Some(_) => self.seat = None,
+            None => self.connection = None,
+        }
+    }
+
+    /// The connection for changes is of no further use; what comes next makes another.
+    pub fn disconnect(&mut self) {
+        self.take_counts();
+        self.connection = None;
+        if let Some(pairs) = &self.shared.pairs {
+            pairs.changes.forget();
         }
     }
 
@@ -220,8 +279,22 @@ impl Handle {
         requests: &[Request<'_>],
         deadline: Instant,
     ) -> Result<Vec<Reply>, MutateError> {
+        let Some(pairs) = self.shared.pairs.clone() else { return self.converse_alone(requests, deadline) };
+        let Some(mut turn) = pairs.changes.turn(deadline) else { return Err(self.late()) };
+        self.connection = turn.connection.take();
+        let result = self.converse_alone(requests, deadline);
+        turn.connection = self.connection.take();
+        result
+    }
+
+    fn converse_alone(
+        &mut self,
+        requests: &[Request<'_>],
+        deadline: Instant,
+    ) -> Result<Vec<Reply>, MutateError> {
         if self.connection.as_ref().is_some_and(Connection::is_closed) {
-            self.disconnect();
+            self.take_counts();
+            self.connection = None;
         }
         if let Err(error) = self.connected(deadline) {
             return Err(match error {
@@ -245,7 +318,7 @@ impl Handle {
                 Err(self.late())
             }
             Err(error) => {
-                self.disconnect();
+                self.connection = None;
                 Err(MutateError::ServerGone { address: self.address(), reason: error.to_string() })
             }
         }
@@ -257,16 +330,36 @@ impl Handle {
 }
 
 impl Clone for Handle {
-    /// Shares the device; begins with no connection.
+    /// Shares the device, and the queue pairs if they are shared; begins with no connection and no seat.
     fn clone(&self) -> Handle {
         Handle {
             shared: self.shared.clone(),
             connection: None,
+            seat: None,
+            place: None,
             geometry: self.geometry.clone(),
             counts: QueueCounts::default(),
-            reattached: 0,
-            was_connected: false,
+            connected: 0,
             next_id: 0,
+        }
+    }
+}
+
+/// Tries until the deadline, with pauses, unless trying is of no use.
+fn retried<T>(
+    deadline: Instant,
+    mut attempt: impl FnMut(Duration) -> Result<T, SetupError>,
+) -> Result<T, SetupError> {
+    let mut pause = RETRY_FIRST;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match attempt(left.clamp(RETRY_FIRST, ATTEMPT_MAX)) {
+            Err(error) if !is_final(&error) && Instant::now() + pause < deadline => {
+                tracing::debug!(%error, "not yet");
+                std::thread::sleep(pause);
+                pause = (2 * pause).min(RETRY_MAX);
+            }
+            outcome => return outcome,
         }
     }
 }

@@ -15,13 +15,16 @@
 #![allow(unsafe_code)]
 
 use super::bootstrap::{self, Answer, Challenge, Conversation, Descriptor, Join, Welcome};
-use super::device::{Access, Buffer, CompletionQueue, Depth, Kind, QueuePair, Transport, Work, succeeded};
+use super::device::{
+    Access, Buffer, CompletionQueue, Depth, Kind, ProtectionDomain, QueuePair, Transport, Work, succeeded,
+};
 use super::error::{SetupError, VerbsError};
 use super::ffi::Completion;
 use super::herd::{
     self,
     client::{Draft, Herd},
 };
+use super::lanes::Posting;
 use super::station::Station;
 use super::{Ask, VerbsAddress, VerbsOptions, Wait};
 use crate::fabric::Token as ReadToken;
@@ -76,6 +79,7 @@ pub(crate) struct Connection {
     landing: Buffer,
     outgoing: Buffer,
     incoming: Buffer,
+    domain: Arc<ProtectionDomain>,
     region: Descriptor,
     geometry: Arc<Geometry>,
     /// Tells when the server is gone.
@@ -119,9 +123,10 @@ impl Connection {
         address: &VerbsAddress,
         station: &mut Option<Arc<Station>>,
         options: &VerbsOptions,
+        credits: usize,
         within: Duration,
     ) -> Result<Connection, SetupError> {
-        let VerbsOptions { token, wait, credits, ask } = options;
+        let VerbsOptions { token, wait, ask, .. } = options;
         let mut talk = Conversation::open(address.host(), address.port(), within)?;
         let challenge: Challenge = talk.receive()?;
         if challenge.oneread != bootstrap::NAME {
@@ -141,7 +146,7 @@ impl Connection {
         let others = (MESSAGES_MAX + herd::client::COMPLETIONS) as i32;
         let queue_max = limits.max_qp_wr.min(limits.max_cqe.saturating_sub(others));
         let queue_max = (queue_max.max(0) as usize).saturating_sub(MESSAGES_MAX).max(1);
-        let credits = (*credits).clamp(1, queue_max.min(CREDITS_MAX));
+        let credits = credits.clamp(1, queue_max.min(CREDITS_MAX));
         let depth = Depth { sends: (credits + MESSAGES_MAX) as u32, receives: MESSAGES_MAX as u32 };
         let room = (credits + 2 * MESSAGES_MAX + herd::client::COMPLETIONS) as u32;
         let queue = CompletionQueue::new(station.domain().context().clone(), room)?;
@@ -196,8 +201,7 @@ impl Connection {
         pair.connect(&welcome.endpoint, Access::Local)?;
 
         let domain = station.domain();
-        let landing_bytes = landing_slots(&geometry) * geometry.shape().bytes();
-        landing = Buffer::new(domain.clone(), credits, landing_bytes, Access::Local)?;
+        landing = landing_for(domain, &geometry, credits)?;
         outgoing = Buffer::new(domain.clone(), messages, message_bytes, Access::Local)?;
         incoming = Buffer::new(domain.clone(), messages, message_bytes, Access::Local)?;
         for slot in 0..messages {
@@ -217,6 +221,7 @@ impl Connection {
             landing,
             outgoing,
             incoming,
+            domain: domain.clone(),
             region: welcome.region,
             geometry: Arc::new(geometry),
             stream: talk.stream,
@@ -232,6 +237,20 @@ impl Connection {
 
     pub fn geometry(&self) -> &Arc<Geometry> {
         &self.geometry
+    }
+
+    pub fn domain(&self) -> &Arc<ProtectionDomain> {
+        &self.domain
+    }
+
+    pub fn queue(&self) -> &Arc<CompletionQueue> {
+        &self.queue
+    }
+
+    /// Its own completions aside, the next one makes the queue's descriptor readable; until then it is not.
+    pub fn arm(&self) -> Result<(), VerbsError> {
+        self.queue.take_events();
+        self.queue.arm()
     }
 
     /// Counts since the last call.
@@ -252,24 +271,22 @@ impl Connection {
         !self.reads.is_empty()
     }
 
+    /// READs that may be posted now.
+    pub fn room(&self) -> usize {
+        self.credits() - self.reads.len()
+    }
+
     /// Posts READs with one doorbell. At most as many as there are credits left.
     pub fn post(&mut self, reads: &[(ReadToken, Window)]) -> Result<(), VerbsError> {
-        let credits = self.credits();
-        assert!(self.reads.len() + reads.len() <= credits, "more READs than credits");
+        assert!(reads.len() <= self.room(), "more READs than credits");
+        let credits = self.credits() as u64;
         let first = self.reads_handed_out + self.reads.len() as u64;
         let (landing, geometry, region) = (&self.landing, &self.geometry, self.region);
         let last = reads.len() - 1;
         let works = reads.iter().enumerate().map(|(i, &(_, window))| {
             let number = first + i as u64;
-            let slot = (number % credits as u64) as usize;
-            let bytes = geometry.window_bytes(window) as usize;
-            let address = region.address.wrapping_add(geometry.slot_offset(window.first));
-            Work {
-                id: id::READ | number,
-                element: landing.element(slot, bytes),
-                kind: Kind::Read { address, key: region.key },
-                signalled: i == last || i % SIGNAL_EVERY == SIGNAL_EVERY - 1,
-            }
+            let signalled = i == last || i % SIGNAL_EVERY == SIGNAL_EVERY - 1;
+            read(geometry, region, number, window, landing, (number % credits) as usize, signalled)
         });
         // SAFETY: slot `number % credits` was last used by READ `number - credits`, which has been handed out
         // (asserted); what it held is borrowed only inside `poll`. The buffer outlives the queue pair.
@@ -278,6 +295,43 @@ impl Connection {
         self.counts.doorbells += 1;
         self.counts.reads += reads.len() as u64;
         Ok(())
+    }
+
+    /// Posts READs that land in others' memory with one doorbell, at most as many as there is
+    /// [`room`](Self::room). [`take_reads`](Self::take_reads) hands out their seats.
+    ///
+    /// # Safety
+    /// As for [`Carrier::post`](super::lanes::Carrier::post).
+    pub unsafe fn post_for<'a>(
+        &mut self,
+        reads: impl Iterator<Item = Posting<'a, Buffer>>,
+    ) -> Result<(), VerbsError> {
+        let first = self.reads_handed_out + self.reads.len() as u64;
+        let Connection { pair, reads: posted, geometry, region, .. } = self;
+        let before = posted.len();
+        let works =
+            (first..).zip(reads).map(|(number, Posting { seat, window, landing, slot, signalled })| {
+                posted.push_back((seat, window));
+                read(geometry, *region, number, window, landing, slot, signalled)
+            });
+        // SAFETY: the caller's promise.
+        unsafe { pair.post(works) }?;
+        self.counts.doorbells += 1;
+        self.counts.reads += (self.reads.len() - before) as u64;
+        Ok(())
+    }
+
+    /// Takes what has completed, without waiting, and hands out the seats of READs posted with
+    /// [`post_for`](Self::post_for).
+    pub fn take_reads(&mut self, mut done: impl FnMut(ReadToken)) -> Result<(), VerbsError> {
+        let taken = self.take_completions();
+        // Those before a failed one have succeeded.
+        while self.reads_handed_out < self.reads_completed {
+            let Some((seat, _)) = self.reads.pop_front() else { break };
+            self.reads_handed_out += 1;
+            done(seat);
+        }
+        taken.map(|_| ())
     }
 
     /// Waits for at least one READ, if any is in flight, and hands out those that have completed.
@@ -455,7 +509,9 @@ impl Connection {
         }
     }
 
-    fn check_stream(&self) -> Result<(), VerbsError> {
+    /// # Errors
+    /// When the server has closed the connection.
+    pub fn check_stream(&self) -> Result<(), VerbsError> {
         if self.is_closed() { Err(VerbsError::Closed) } else { Ok(()) }
     }
 
@@ -501,10 +557,31 @@ impl Connection {
 /// Messages a client may have unanswered, at most.
 pub(crate) const MESSAGES_MAX: usize = 16;
 
-/// Slots of the largest window.
-fn landing_slots(geometry: &Geometry) -> usize {
+/// Memory in which as many windows of any kind can land.
+pub(crate) fn landing_for(
+    domain: &Arc<ProtectionDomain>,
+    geometry: &Geometry,
+    windows: usize,
+) -> Result<Buffer, SetupError> {
     let layout = geometry.layout();
-    layout.window_slots().max(layout.block_slots) as usize
+    let slots = layout.window_slots().max(layout.block_slots) as usize;
+    Buffer::new(domain.clone(), windows, slots * geometry.shape().bytes(), Access::Local)
+}
+
+/// READ number `number`, of a window, into a slot of a buffer.
+fn read(
+    geometry: &Geometry,
+    region: Descriptor,
+    number: u64,
+    window: Window,
+    landing: &Buffer,
+    slot: usize,
+    signalled: bool,
+) -> Work {
+    let bytes = geometry.window_bytes(window) as usize;
+    let address = region.address.wrapping_add(geometry.slot_offset(window.first));
+    let kind = Kind::Read { address, key: region.key };
+    Work { id: id::READ | number, element: landing.element(slot, bytes), kind, signalled }
 }
 
 /// The geometry in a welcome, if all of it lies inside the region that comes with it.

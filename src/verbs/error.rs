@@ -157,6 +157,11 @@ pub enum SetupError {
         /// The operating system's words.
         why: String,
     },
+    /// Another handle of the same client is making the connection that both share, and has not ended in time.
+    #[error(
+        "another handle of this client is still connecting to the server; it may be stopped or unreachable"
+    )]
+    Connecting,
     /// The conversation before the first READ broke off.
     #[error("the server at {peer} {why}")]
     Handshake {

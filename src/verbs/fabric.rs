@@ -2,6 +2,7 @@
 
 use super::connection::Connection;
 use super::error::VerbsError;
+use super::shared::Seat;
 use crate::clock::Clock;
 use crate::fabric::landed::LandedWindow;
 use crate::fabric::{Fabric, Token};
@@ -9,10 +10,19 @@ use crate::get::Proof;
 use crate::layout::geometry::Window;
 use std::time::Duration;
 
-/// A connection for the time of one call.
+/// What READs go over.
+#[derive(Debug)]
+pub(crate) enum Way<'a> {
+    /// A connection of one's own.
+    Own(&'a mut Connection),
+    /// A lane of a shared one.
+    Shared(&'a mut Seat),
+}
+
+/// A way to the server for the time of one call.
 #[derive(Debug)]
 pub(crate) struct Verbs<'a> {
-    pub connection: &'a mut Connection,
+    pub way: Way<'a>,
     pub clock: &'a Clock,
     /// The grace time T of the table.
     pub grace: Duration,
@@ -32,15 +42,27 @@ impl Fabric for Verbs<'_> {
     type Error = VerbsError;
 
     fn credits(&self) -> usize {
-        self.connection.credits()
+        match &self.way {
+            Way::Own(connection) => connection.credits(),
+            Way::Shared(seat) => seat.credits(),
+        }
     }
 
     fn post(&mut self, reads: &[(Token, Window)]) -> Result<(), VerbsError> {
-        self.connection.post(reads)
+        match &mut self.way {
+            Way::Own(connection) => connection.post(reads),
+            Way::Shared(seat) => {
+                seat.post(reads);
+                Ok(())
+            }
+        }
     }
 
     fn poll(&mut self, sink: impl FnMut(Token, &mut LandedWindow<'_>)) -> Result<(), VerbsError> {
-        self.connection.poll(self.within, sink)
+        match &mut self.way {
+            Way::Own(connection) => connection.poll(self.within, sink),
+            Way::Shared(seat) => seat.poll(self.within, sink),
+        }
     }
 
     fn mark(&mut self, _home: u64) -> u64 {

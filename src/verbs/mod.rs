@@ -10,6 +10,8 @@
 //! | `connection` | the client's end: READs and messages on one reliable queue pair |
 //! | `herd` | another way to ask the server: requests by WRITE, replies by datagram |
 //! | `client`, `fabric` | the client's GETs and changes over it |
+//! | `lanes` | many threads' READs over one queue pair; knows nothing of verbs |
+//! | `shared` | the queue pairs that the handles of one client share |
 //! | `host` | the server's end: registered region, door, workers |
 //!
 //! Everything but options, addresses, errors and the choice of a GID needs the cargo feature `verbs`.
@@ -32,6 +34,10 @@ pub mod gid;
 mod herd;
 #[cfg(feature = "verbs")]
 pub(crate) mod host;
+#[cfg(any(feature = "verbs", test))]
+mod lanes;
+#[cfg(feature = "verbs")]
+mod shared;
 #[cfg(feature = "verbs")]
 mod station;
 
@@ -101,16 +107,29 @@ pub struct VerbsOptions {
     /// How to wait for READs and answers.
     pub wait: Wait,
     /// READs in flight at once, for [`Client::get_many`](crate::Client::get_many): 1 to 1,024; the device
-    /// may allow fewer.
+    /// may allow fewer. With [`pairs`](VerbsOptions::pairs): in flight on each queue pair, whichever handles
+    /// they are of; what exceeds that waits its turn.
     pub credits: usize,
     /// How requests for the server travel.
     pub ask: Ask,
+    /// Queue pairs for the READs of one client with all its clones. `None`: one for each handle, the fastest
+    /// while there are few. `Some(m)`: they share `m` (0 counts as 1), each made when it is first needed, and
+    /// one more for changes, which then happen one handle at a time. Of the handles on a queue pair none has
+    /// to wait for a lock to GET, and each has its fair share; a queue pair that fails is made anew once for
+    /// all of them.
+    pub pairs: Option<usize>,
 }
 
 impl Default for VerbsOptions {
-    /// No token, polling, 64 READs in flight, requests as messages.
+    /// No token, polling, 64 READs in flight, requests as messages, a queue pair for each handle.
     fn default() -> VerbsOptions {
-        VerbsOptions { token: Token::default(), wait: Wait::Poll, credits: 64, ask: Ask::Message }
+        VerbsOptions {
+            token: Token::default(),
+            wait: Wait::Poll,
+            credits: 64,
+            ask: Ask::Message,
+            pairs: None,
+        }
     }
 }
 

@@ -1,0 +1,993 @@
+//! Many threads' READs over one queue pair, with no lock that anybody waits for.
+//!
+//! Each thread has a [`Lane`]: a ring of the READs it asked for, memory for them to land in, and two numbers
+//! that only grow: how many it has submitted, and how many of these have completed. A reliable queue pair
+//! completes in order, and each lane is served in order, so the second number is all there is to say about
+//! completions.
+//!
+//! Whoever waits tries to become the *pump*: one compare-exchange ([`Mutex::try_lock`]; nobody ever blocks
+//! on that mutex). The pump takes completions, deals the free places of the queue pair to the lanes, one
+//! READ to each in turn, and posts them with one doorbell. Who does not become it looks at its own number.
+//! The pump touches no landed bytes: each thread checks what is its own.
+//!
+//! # Fairness and back pressure
+//!
+//! Dealing goes on where the last round ended, so of the lanes that have something to post none is ever more
+//! than one READ ahead of another in a round, and a lane with many READs cannot keep another from its turn.
+//! A READ for which there is no place stays in its lane's ring; a ring has room for all that its lane may
+//! have in flight. Nothing overflows.
+//!
+//! A round looks at one number of each lane, so its cost grows with the lanes of the link: dozens, not thousands.
+//!
+//! # Progress
+//!
+//! Every thread that waits pumps if nobody else does, for itself and the others. A pump that the scheduler
+//! stops delays the others for as long as that lasts, and no longer than their deadlines: a lane that is
+//! late declares the link failed, and its thread goes on over a new one. No thread pumps for others once
+//! its own READ has come, so nobody works for the rest for longer than it would have waited anyway.
+//!
+//! # Memory
+//!
+//! A lane's landing memory belongs to its owner and to the pump's seat for it; the latter lets go only when
+//! nothing of the lane is in flight. A thread may end, panic or drop its lane at any time.
+//!
+//! # Orderings
+//!
+//! | store | load | makes sure that |
+//! |---|---|---|
+//! | `submitted`, Release (owner) | Acquire (pump) | the pump sees the ring's entries; the NIC writes to a slot only after its owner has read what was there |
+//! | `completed`, Release (pump) | Acquire (owner) | the owner sees what landed before the completion was polled; it writes to a ring entry only after the pump has read it |
+//! | `left`, Release (owner) | Acquire (pump) | the owner's last look at its memory comes before the pump lets go of it |
+//! | `joined`, Release (newcomer) | Acquire (pump) | a newcomer that submits after this is seated by the round that serves it |
+//! | the pump's mutex, unlock | try_lock | one pump sees all that the last one did |
+
+#![allow(unsafe_code)]
+#![cfg_attr(loom, allow(dead_code, reason = "the model waits and fails in no more ways than one"))]
+
+use crate::fabric::Token;
+use crate::layout::geometry::{SlotIx, Window};
+use crate::sync::{AtomicU64, Mutex, Ordering, lock};
+use std::collections::VecDeque;
+use std::fmt::Debug;
+use std::ops::AddAssign;
+use std::sync::{Arc, OnceLock, TryLockError};
+use std::time::{Duration, Instant};
+
+/// One queue pair, as the pump uses it. READs complete in the order in which they were posted.
+pub(crate) trait Carrier: Debug {
+    /// A lane's memory for READs to land in.
+    type Landing: Debug;
+    /// What to sleep on until something completes. Used without the pump's mutex.
+    type Bell: Debug;
+    /// Counts of what was asked of the queue pair.
+    type Counts: Default + AddAssign + Debug;
+    /// What can go wrong.
+    type Error: Clone + Debug;
+
+    /// READs that may be posted now.
+    fn room(&self) -> usize;
+
+    /// Posts READs with one doorbell: at least one, at most [`room`](Carrier::room).
+    ///
+    /// # Errors
+    /// The queue pair is then of no further use.
+    ///
+    /// # Safety
+    /// Until a READ has completed, or the carrier is dropped, its landing memory stays where it is, and nobody
+    /// borrows from its slot or has it posted again.
+    unsafe fn post<'a>(
+        &mut self,
+        reads: impl Iterator<Item = Posting<'a, Self::Landing>>,
+    ) -> Result<(), Self::Error>
+    where
+        Self::Landing: 'a;
+
+    /// Takes what has completed, without waiting: `done` gets the seat of each READ, oldest first.
+    ///
+    /// # Errors
+    /// When one failed; the queue pair is then of no further use.
+    fn poll(&mut self, done: impl FnMut(u32)) -> Result<(), Self::Error>;
+
+    /// The next completion rings the bell, and keeps it ringing until this is called again. What completed
+    /// before may not: poll again after this.
+    ///
+    /// # Errors
+    /// The queue pair is then of no further use.
+    fn arm(&mut self) -> Result<(), Self::Error>;
+
+    /// Sleeps until the bell rings, at most this long. May return early.
+    fn sleep(bell: &Self::Bell, at_most: Duration);
+
+    /// Is the other side still there? Asked after milliseconds without a completion.
+    ///
+    /// # Errors
+    /// When it is not.
+    fn check(&mut self) -> Result<(), Self::Error>;
+
+    /// The error of a READ that has not completed within this time.
+    fn late(within: Duration) -> Self::Error;
+
+    /// Counts since the last call.
+    fn take_counts(&mut self) -> Self::Counts;
+}
+
+/// A READ on its way to the NIC.
+#[derive(Debug)]
+pub(crate) struct Posting<'a, L> {
+    /// Whose it is.
+    pub seat: u32,
+    pub window: Window,
+    pub landing: &'a L,
+    /// Where in the landing memory.
+    pub slot: usize,
+    /// Must its completion show?
+    pub signalled: bool,
+}
+
+/// READs of one doorbell between two whose completions show, at most. A lane's last always does.
+const SIGNAL_EVERY: usize = 16;
+/// Polls of a pump that bring nothing, or looks at one's own number, before the next attempt.
+const LOOKS: u32 = if cfg!(loom) { 1 } else { 16 };
+/// Attempts before others may run, or the thread sleeps.
+const ATTEMPTS: u32 = 16;
+/// Times that others may run before the thread sleeps a little, awake as it ought to be: where threads are more
+/// than cores, some kernels put a thread that yields again and again behind all others for a long time.
+const YIELDS: u32 = 32;
+const DOZE: Duration = Duration::from_micros(50);
+/// A sleep lasts no longer: what another thread published just before it began would not end it.
+const NAP: Duration = Duration::from_millis(1);
+/// How often the carrier is checked while nothing completes.
+const CHECK_EVERY: Duration = Duration::from_millis(10);
+
+/// Keeps what two threads write apart by two lines, because lines are fetched in pairs.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Apart<T>(T);
+
+// ---- a lane's ring ----------------------------------------------------------------------------------
+
+/// What a lane's owner and the pump share. READ number `n` uses entry and slot `n % entries`.
+#[derive(Debug)]
+struct Ring<L> {
+    /// First slot and number of slots of each window asked for.
+    entries: Box<[(AtomicU64, AtomicU64)]>,
+    landing: L,
+    submitted: Apart<AtomicU64>,
+    completed: Apart<AtomicU64>,
+    left: AtomicU64,
+}
+
+impl<L> Ring<L> {
+    fn entry(&self, number: u64) -> &(AtomicU64, AtomicU64) {
+        &self.entries[self.slot(number)]
+    }
+
+    fn slot(&self, number: u64) -> usize {
+        (number % self.entries.len() as u64) as usize
+    }
+
+    /// By the owner. Entry and slot were those of READ `number - entries`, which it has read.
+    fn write(&self, number: u64, window: Window) {
+        let (first, slots) = self.entry(number);
+        first.store(window.first.0, Ordering::Relaxed);
+        slots.store(window.slots.into(), Ordering::Relaxed);
+    }
+
+    /// By the pump, once `submitted` is seen to be more than `number`.
+    fn read(&self, number: u64) -> Window {
+        let (first, slots) = self.entry(number);
+        Window { first: SlotIx(first.load(Ordering::Relaxed)), slots: slots.load(Ordering::Relaxed) as u32 }
+    }
+}
+
+// ---- the pump ---------------------------------------------------------------------------------------
+
+/// A lane, as the pump sees it.
+#[derive(Debug)]
+struct Seat<L> {
+    ring: Arc<Ring<L>>,
+    /// READs that may be posted: `submitted` as it was last seen.
+    submitted: u64,
+    posted: u64,
+    completed: u64,
+}
+
+/// A READ that goes out with the next doorbell.
+#[derive(Clone, Copy, Debug)]
+struct Dealt {
+    seat: u32,
+    number: u64,
+    window: Window,
+}
+
+/// What only the pump touches.
+#[derive(Debug)]
+struct Pump<C: Carrier> {
+    // Dropped before the landing memory that the NIC may still write.
+    carrier: Option<C>,
+    seats: Vec<Option<Seat<C::Landing>>>,
+    in_flight: usize,
+    /// Whose turn it is.
+    next: usize,
+    dealt: Vec<Dealt>,
+}
+
+impl<C: Carrier> Pump<C> {
+    /// Takes completions, seats newcomers, posts. Has anything completed or been posted?
+    fn round(&mut self, link: &Link<C>) -> Result<bool, C::Error> {
+        let Pump { carrier, seats, in_flight, next, dealt } = self;
+        let Some(carrier) = carrier else { return link.failure() };
+        if link.joined.load(Ordering::Acquire) != 0 {
+            link.seat_newcomers(seats);
+        }
+        let before = *in_flight;
+        let mut left = false;
+        carrier.poll(|seat| {
+            let Some(Some(seat)) = seats.get_mut(seat as usize) else { return };
+            *in_flight -= 1;
+            seat.completed += 1;
+            seat.ring.completed.0.store(seat.completed, Ordering::Release);
+        })?;
+        let mut progress = *in_flight < before;
+
+        for seat in seats.iter_mut().flatten() {
+            if seat.ring.left.load(Ordering::Acquire) != 0 {
+                // Nobody waits for what has not been posted.
+                seat.submitted = seat.posted;
+                left = true;
+            } else {
+                seat.submitted = seat.ring.submitted.0.load(Ordering::Acquire);
+            }
+        }
+        if left {
+            for seat in seats.iter_mut() {
+                let done = |seat: &Seat<_>| {
+                    seat.ring.left.load(Ordering::Relaxed) != 0 && seat.completed == seat.posted
+                };
+                seat.take_if(|seat| done(seat));
+            }
+        }
+
+        dealt.clear();
+        let (mut room, mut passed) = (carrier.room(), 0);
+        while room > 0 && passed < seats.len() {
+            *next = if *next + 1 < seats.len() { *next + 1 } else { 0 };
+            passed += 1;
+            let Some(seat) = &mut seats[*next] else { continue };
+            if seat.posted < seat.submitted {
+                let (number, window) = (seat.posted, seat.ring.read(seat.posted));
+                dealt.push(Dealt { seat: *next as u32, number, window });
+                seat.posted += 1;
+                room -= 1;
+                passed = 0;
+            }
+        }
+        if !dealt.is_empty() {
+            *in_flight += dealt.len();
+            let postings = dealt.iter().enumerate().filter_map(|(i, &Dealt { seat, number, window })| {
+                let Seat { ring, posted, .. } = seats[seat as usize].as_ref()?;
+                let signalled = number + 1 == *posted || i % SIGNAL_EVERY == SIGNAL_EVERY - 1;
+                Some(Posting { seat, window, landing: &ring.landing, slot: ring.slot(number), signalled })
+            });
+            // SAFETY: a seat holds its ring, and so its landing memory, until nothing of it is in flight or the
+            // carrier is gone (`Pump`'s fields, `Link::fail`). The slot was that of a READ that has completed
+            // and that its owner has done with, as `submitted` says (`Lane::submit`).
+            unsafe { carrier.post(postings) }?;
+            progress = true;
+        }
+        Ok(progress)
+    }
+}
+
+// ---- the link ---------------------------------------------------------------------------------------
+
+/// A queue pair that lanes share. `Send + Sync`.
+#[derive(Debug)]
+pub(crate) struct Link<C: Carrier> {
+    /// Only ever tried.
+    pump: Mutex<Pump<C>>,
+    /// What to sleep on; without it, threads that wait stay awake.
+    bell: Option<C::Bell>,
+    newcomers: Mutex<Vec<Arc<Ring<C::Landing>>>>,
+    /// How many newcomers there are.
+    joined: AtomicU64,
+    failed: OnceLock<C::Error>,
+}
+
+/// How an attempt to pump ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pumped {
+    /// Another thread is the pump.
+    Busy,
+    Yes,
+}
+
+impl<C: Carrier> Link<C> {
+    /// A link over `carrier`. Threads that wait sleep on the bell if there is one.
+    pub fn new(carrier: C, bell: Option<C::Bell>) -> Arc<Link<C>> {
+        let pump =
+            Pump { carrier: Some(carrier), seats: Vec::new(), in_flight: 0, next: 0, dealt: Vec::new() };
+        Arc::new(Link {
+            pump: Mutex::new(pump),
+            bell,
+            newcomers: Mutex::new(Vec::new()),
+            joined: AtomicU64::new(0),
+            failed: OnceLock::new(),
+        })
+    }
+
+    /// Has it failed?
+    pub fn has_failed(&self) -> bool {
+        self.failed.get().is_some()
+    }
+
+    fn failure<T>(&self) -> Result<T, C::Error> {
+        Err(self.failed.get().expect("a link without a carrier has failed").clone())
+    }
+
+    fn check(&self) -> Result<(), C::Error> {
+        self.failed.get().map_or(Ok(()), |error| Err(error.clone()))
+    }
+
+    /// A lane that may have as many READs in flight as `landing` has slots.
+    pub fn join(self: &Arc<Self>, landing: C::Landing, slots: usize) -> Lane<C> {
+        let ring = Arc::new(Ring {
+            entries: (0..slots.max(1)).map(|_| (AtomicU64::new(0), AtomicU64::new(0))).collect(),
+            landing,
+            submitted: Apart(AtomicU64::new(0)),
+            completed: Apart(AtomicU64::new(0)),
+            left: AtomicU64::new(0),
+        });
+        let mut newcomers = lock(&self.newcomers);
+        newcomers.push(ring.clone());
+        // Partner: the load in `Pump::round`. Submissions of this lane come later.
+        self.joined.store(newcomers.len() as u64, Ordering::Release);
+        drop(newcomers);
+        Lane { link: self.clone(), ring, asked: VecDeque::with_capacity(slots), handed_out: 0 }
+    }
+
+    /// By the pump. Does not wait: who is joining this very moment will be seated by the next round.
+    fn seat_newcomers(&self, seats: &mut Vec<Option<Seat<C::Landing>>>) {
+        let mut newcomers = match self.newcomers.try_lock() {
+            Ok(newcomers) => newcomers,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        self.joined.store(0, Ordering::Relaxed);
+        for ring in newcomers.drain(..) {
+            let seat = Some(Seat { ring, submitted: 0, posted: 0, completed: 0 });
+            match seats.iter_mut().find(|seat| seat.is_none()) {
+                Some(free) => *free = seat,
+                None => seats.push(seat),
+            }
+        }
+    }
+
+    /// Becomes the pump, unless another thread is, until `enough` or nothing more happens.
+    fn pump(
+        &self,
+        check: bool,
+        counts: &mut C::Counts,
+        enough: impl Fn() -> bool,
+    ) -> Result<Pumped, C::Error> {
+        let mut pump = match self.pump.try_lock() {
+            Ok(pump) => pump,
+            // What it guards is valid between any two steps.
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Ok(Pumped::Busy),
+        };
+        // (A lane that was late may have declared the link failed meanwhile.)
+        let result = self.pump_with(&mut pump, check, enough).and_then(|()| self.check());
+        if let Some(carrier) = &mut pump.carrier {
+            *counts += carrier.take_counts();
+        }
+        if let Err(error) = &result {
+            let _ = self.failed.set(error.clone());
+            // The queue pair goes; then nobody writes the landing memory any more.
+            drop(pump.carrier.take());
+            pump.seats.clear();
+        }
+        result.map(|()| Pumped::Yes)
+    }
+
+    fn pump_with(&self, pump: &mut Pump<C>, check: bool, enough: impl Fn() -> bool) -> Result<(), C::Error> {
+        // It may have failed by a lane that was late.
+        self.check()?;
+        if check && let Some(carrier) = &mut pump.carrier {
+            carrier.check()?;
+        }
+        let mut looks = 0;
+        while looks < LOOKS && !enough() {
+            looks = if pump.round(self)? { 0 } else { looks + 1 };
+        }
+        // Whenever there is no pump and something is in flight, the bell is armed or rings.
+        if self.bell.is_some() && pump.in_flight > 0 {
+            loop {
+                if let Some(carrier) = &mut pump.carrier {
+                    carrier.arm()?;
+                }
+                if !pump.round(self)? {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+// ---- the lane ---------------------------------------------------------------------------------------
+
+/// One thread's way onto a link. Dropping it leaves what is in flight to the pump.
+#[derive(Debug)]
+pub(crate) struct Lane<C: Carrier> {
+    link: Arc<Link<C>>,
+    ring: Arc<Ring<C::Landing>>,
+    /// Submitted and not yet handed out, oldest first.
+    asked: VecDeque<(Token, Window)>,
+    handed_out: u64,
+}
+
+impl<C: Carrier> Lane<C> {
+    /// READs it may have in flight.
+    pub fn credits(&self) -> usize {
+        self.ring.entries.len()
+    }
+
+    /// READs submitted and not yet handed out.
+    pub fn in_flight(&self) -> usize {
+        self.asked.len()
+    }
+
+    /// The link has failed: this lane is of no further use.
+    pub fn has_failed(&self) -> bool {
+        self.link.has_failed()
+    }
+
+    /// Submits READs. They are posted when somebody waits ([`Lane::wait`]). Lock-free, one store for all.
+    ///
+    /// # Panics
+    /// When they are more than [`credits`](Lane::credits) less [`in_flight`](Lane::in_flight).
+    pub fn submit(&mut self, reads: &[(Token, Window)]) {
+        assert!(self.asked.len() + reads.len() <= self.credits(), "more READs than credits");
+        let first = self.handed_out + self.asked.len() as u64;
+        for (number, &(_, window)) in (first..).zip(reads) {
+            self.ring.write(number, window);
+        }
+        self.asked.extend(reads);
+        // Partner: the load in `Pump::round`. Entries and slots used again are those of READs handed out.
+        self.ring.submitted.0.store(first + reads.len() as u64, Ordering::Release);
+    }
+
+    #[inline]
+    fn is_ready(&self) -> bool {
+        // Partner: the store in `Pump::round`.
+        self.ring.completed.0.load(Ordering::Acquire) > self.handed_out
+    }
+
+    /// Hands out READs that have completed, oldest first: token, window, and where it landed.
+    pub fn hand_out(&mut self, mut sink: impl FnMut(Token, Window, &C::Landing, usize)) {
+        // Partner: the store in `Pump::round`.
+        let completed = self.ring.completed.0.load(Ordering::Acquire);
+        while self.handed_out < completed {
+            let Some((token, window)) = self.asked.pop_front() else { break };
+            let slot = self.ring.slot(self.handed_out);
+            self.handed_out += 1;
+            sink(token, window, &self.ring.landing, slot);
+        }
+    }
+
+    /// Waits until a READ has completed, if any is in flight; pumps for all lanes meanwhile if nobody else
+    /// does, and adds what that asked of the queue pair to `counts`.
+    ///
+    /// # Errors
+    /// When the link has failed, which it also does when nothing has come `within` this time.
+    pub fn wait(&self, within: Duration, counts: &mut C::Counts) -> Result<(), C::Error> {
+        let (mut attempts, mut yields) = (0, 0);
+        // Deadline, and when to check next.
+        let mut times: Option<(Instant, Instant)> = None;
+        while !self.is_ready() && !self.asked.is_empty() {
+            self.link.check()?;
+            let now = (attempts >= ATTEMPTS).then(Instant::now);
+            let check = match (now, &mut times) {
+                (Some(now), None) => {
+                    times = Some((now + within, now + CHECK_EVERY));
+                    false
+                }
+                (Some(now), Some((_, next))) if now >= *next => {
+                    *next = now + CHECK_EVERY;
+                    true
+                }
+                _ => false,
+            };
+            let pumped = self.link.pump(check, counts, || self.is_ready())?;
+            attempts += 1;
+            if pumped == Pumped::Busy {
+                for _ in 0..LOOKS {
+                    if self.is_ready() {
+                        return Ok(());
+                    }
+                    crate::sync::spin_loop();
+                }
+            }
+            let Some(now) = now else { continue };
+            if times.is_some_and(|(deadline, _)| now >= deadline) && !self.is_ready() {
+                let _ = self.link.failed.set(C::late(within));
+                // Closes the queue pair, unless another thread is the pump: then that one does.
+                let _ = self.link.pump(false, counts, || true);
+                return self.link.failure();
+            }
+            match &self.link.bell {
+                // Only who was the pump may sleep: it has seen to it that its READs are posted.
+                Some(bell) if pumped == Pumped::Yes => {
+                    if !self.is_ready() {
+                        C::sleep(bell, NAP);
+                    }
+                }
+                _ if yields < YIELDS => {
+                    (attempts, yields) = (ATTEMPTS / 2, yields + 1);
+                    crate::sync::yield_now();
+                }
+                _ => std::thread::sleep(DOZE),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<C: Carrier> Drop for Lane<C> {
+    fn drop(&mut self) {
+        // Partner: the load in `Pump::round`.
+        self.ring.left.store(1, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, AtomicUsize};
+
+    /// A NIC that lands a window's first slot number, some READs with each poll, and knows what may not be.
+    #[derive(Debug)]
+    struct Nic {
+        credits: usize,
+        /// READs that complete with one poll.
+        pace: usize,
+        /// READs that will still succeed.
+        succeed: usize,
+        queue: VecDeque<(u32, Window, Memory, usize, bool)>,
+        /// READs at the front of the queue that have completed, but whose completions do not show yet.
+        hidden: usize,
+        log: Arc<std::sync::Mutex<Vec<u64>>>,
+        armed: bool,
+        counts: Counts,
+    }
+
+    /// What a NIC holds of a lane's memory: a bare pointer, so to say.
+    #[derive(Clone, Debug)]
+    struct Memory {
+        slots: Arc<[AtomicU64]>,
+        freed: Arc<AtomicBool>,
+    }
+
+    /// A lane's memory.
+    #[derive(Debug)]
+    struct Landing(Memory);
+
+    impl Landing {
+        fn new(slots: usize) -> Landing {
+            let slots = (0..slots).map(|_| AtomicU64::new(u64::MAX)).collect();
+            Landing(Memory { slots, freed: Arc::default() })
+        }
+    }
+
+    impl Drop for Landing {
+        fn drop(&mut self) {
+            self.0.freed.store(true, Ordering::SeqCst);
+        }
+    }
+
+    #[derive(Debug, Default, Clone, Copy)]
+    struct Counts {
+        doorbells: u64,
+        reads: u64,
+    }
+
+    impl AddAssign for Counts {
+        fn add_assign(&mut self, other: Counts) {
+            self.doorbells += other.doorbells;
+            self.reads += other.reads;
+        }
+    }
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Broken {
+        Read,
+        Late,
+        Gone,
+    }
+
+    impl Nic {
+        fn new(credits: usize, pace: usize) -> Nic {
+            let (log, counts) = (Arc::default(), Counts::default());
+            let queue = VecDeque::new();
+            Nic { credits, pace, succeed: usize::MAX, queue, hidden: 0, log, armed: false, counts }
+        }
+    }
+
+    impl Carrier for Nic {
+        type Landing = Landing;
+        type Bell = ();
+        type Counts = Counts;
+        type Error = Broken;
+
+        fn room(&self) -> usize {
+            self.credits - self.queue.len()
+        }
+
+        unsafe fn post<'a>(
+            &mut self,
+            reads: impl Iterator<Item = Posting<'a, Landing>>,
+        ) -> Result<(), Broken> {
+            let before = self.queue.len();
+            for Posting { seat, window, landing, slot, signalled } in reads {
+                let busy = |(_, _, memory, other, _): &(_, _, Memory, _, _)| {
+                    Arc::ptr_eq(&memory.slots, &landing.0.slots) && *other == slot
+                };
+                assert!(!self.queue.iter().any(busy), "a slot posted twice");
+                self.log.lock().unwrap().push(window.first.0);
+                self.queue.push_back((seat, window, landing.0.clone(), slot, signalled));
+            }
+            assert!(self.queue.len() <= self.credits, "more READs than the queue pair holds");
+            assert!(self.queue.len() > before, "an empty doorbell");
+            self.counts += Counts { doorbells: 1, reads: (self.queue.len() - before) as u64 };
+            Ok(())
+        }
+
+        fn poll(&mut self, mut done: impl FnMut(u32)) -> Result<(), Broken> {
+            for _ in 0..self.pace.min(self.queue.len() - self.hidden) {
+                if self.succeed == 0 {
+                    return Err(Broken::Read);
+                }
+                self.succeed -= 1;
+                let (_, window, memory, slot, signalled) = &self.queue[self.hidden];
+                assert!(!memory.freed.load(Ordering::SeqCst), "a READ landed in memory that was given back");
+                memory.slots[*slot].store(window.first.0, Ordering::Relaxed);
+                self.hidden += 1;
+                if *signalled {
+                    self.queue.drain(..self.hidden).for_each(|(seat, ..)| done(seat));
+                    self.hidden = 0;
+                }
+            }
+            Ok(())
+        }
+
+        fn arm(&mut self) -> Result<(), Broken> {
+            self.armed = true;
+            Ok(())
+        }
+
+        fn sleep((): &(), at_most: Duration) {
+            std::thread::sleep(at_most / 10);
+        }
+
+        fn check(&mut self) -> Result<(), Broken> {
+            if self.succeed == 0 { Err(Broken::Gone) } else { Ok(()) }
+        }
+
+        fn late(_: Duration) -> Broken {
+            Broken::Late
+        }
+
+        fn take_counts(&mut self) -> Counts {
+            std::mem::take(&mut self.counts)
+        }
+    }
+
+    impl Drop for Nic {
+        fn drop(&mut self) {
+            for (_, _, memory, ..) in &self.queue {
+                assert!(!memory.freed.load(Ordering::SeqCst), "memory given back before the queue pair");
+            }
+        }
+    }
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    fn window(number: u64) -> Window {
+        Window { first: SlotIx(number), slots: 1 }
+    }
+
+    fn lane(link: &Arc<Link<Nic>>, slots: usize) -> Lane<Nic> {
+        link.join(Landing::new(slots), slots)
+    }
+
+    /// Hands out what has come, checks it, and counts it.
+    fn take(lane: &mut Lane<Nic>) -> usize {
+        let mut taken = 0;
+        lane.hand_out(|token, window, landing, slot| {
+            let landed = landing.0.slots[slot].load(Ordering::Relaxed);
+            assert_eq!(landed, window.first.0, "another READ's bytes, or those of an earlier one");
+            assert_eq!(u64::from(token), window.first.0 % 1000);
+            taken += 1;
+        });
+        taken
+    }
+
+    fn submit(lane: &mut Lane<Nic>, numbers: impl Iterator<Item = u64>) {
+        let reads: Vec<_> = numbers.map(|number| ((number % 1000) as Token, window(number))).collect();
+        lane.submit(&reads);
+    }
+
+    /// Two threads, one place on the queue pair, every interleaving.
+    #[cfg(loom)]
+    #[test]
+    fn loom_two_lanes_over_one_place() {
+        let mut builder = loom::model::Builder::new();
+        builder.preemption_bound = Some(3);
+        builder.max_branches = 20_000;
+        let tried = Arc::new(AtomicUsize::new(0));
+        let counted = tried.clone();
+        builder.check(move || {
+            counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            let link = Link::new(Nic::new(1, 1), None);
+            let lanes = [lane(&link, 1), lane(&link, 1)];
+            let run = |mut lane: Lane<Nic>, numbers: std::ops::Range<u64>| {
+                for number in numbers {
+                    submit(&mut lane, number..number + 1);
+                    let mut counts = Counts::default();
+                    while take(&mut lane) == 0 {
+                        lane.wait(LONG, &mut counts).expect("it does not fail");
+                    }
+                }
+            };
+            let [one, other] = lanes;
+            let thread = loom::thread::spawn(move || run(other, 10..12));
+            run(one, 20..21);
+            thread.join().expect("it ends");
+        });
+        println!("{tried:?} executions");
+    }
+
+    #[cfg(not(loom))]
+    mod with_threads {
+        use super::*;
+
+        #[test]
+        fn every_read_comes_back_in_order() {
+            let link = Link::new(Nic::new(3, 2), None);
+            let mut lane = lane(&link, 8);
+            let (mut counts, mut next) = (Counts::default(), 0);
+            for _ in 0..50 {
+                submit(&mut lane, next..next + 8);
+                next += 8;
+                let mut taken = 0;
+                while taken < 8 {
+                    lane.wait(LONG, &mut counts).expect("it does not fail");
+                    taken += take(&mut lane);
+                }
+                assert_eq!((taken, lane.in_flight()), (8, 0));
+            }
+            assert_eq!(counts.reads, 400);
+            assert!(counts.doorbells < 400, "READs of one lane share doorbells: {counts:?}");
+            lane.wait(Duration::ZERO, &mut counts).expect("nothing to wait for");
+        }
+
+        #[test]
+        #[should_panic(expected = "more READs than credits")]
+        fn a_lane_cannot_overflow() {
+            let link = Link::new(Nic::new(4, 1), None);
+            let mut lane = lane(&link, 2);
+            submit(&mut lane, 0..2);
+            submit(&mut lane, 2..3);
+        }
+
+        #[test]
+        fn places_are_dealt_in_turn() {
+            let nic = Nic::new(4, 1);
+            let log = nic.log.clone();
+            let link = Link::new(nic, None);
+            let mut lanes: Vec<_> = (0..3).map(|_| lane(&link, 16)).collect();
+            submit(&mut lanes[0], 0..16);
+            submit(&mut lanes[1], 100..103);
+            submit(&mut lanes[2], 200..202);
+            let mut counts = Counts::default();
+            for (number, wanted) in [(0, 16), (1, 3), (2, 2)] {
+                let mut taken = 0;
+                while taken < wanted {
+                    lanes[number].wait(LONG, &mut counts).expect("it does not fail");
+                    taken += take(&mut lanes[number]);
+                }
+            }
+            let posted = log.lock().unwrap().clone();
+            // One of each as long as all have some, then of those that have, then the rest.
+            for (turn, numbers) in posted[..6].chunks(3).enumerate() {
+                let mut lanes: Vec<_> = numbers.iter().map(|number| number / 100).collect();
+                lanes.sort_unstable();
+                assert_eq!(lanes, [0, 1, 2], "turn {turn}: {posted:?}");
+            }
+            assert!(posted[6..8].contains(&102), "{posted:?}");
+            assert_eq!(posted[8..], (3..16).collect::<Vec<_>>(), "{posted:?}");
+        }
+
+        /// As long as all lanes have something to post, all get the same, however much they ask for at a time.
+        #[test]
+        fn shares_are_equal() {
+            for credits in [1, 3, 8, 20] {
+                let link = Link::new(Nic::new(credits, credits), None);
+                let mut lanes: Vec<_> = (0..8).map(|slots| lane(&link, 8 + slots)).collect();
+                let mut done = [0; 8];
+                for number in 0..10_000 {
+                    for lane in &mut lanes {
+                        let free = lane.credits() - lane.in_flight();
+                        submit(lane, number * 20..number * 20 + free as u64);
+                    }
+                    link.pump.try_lock().expect("nobody pumps").round(&link).expect("it does not fail");
+                    for (lane, done) in lanes.iter_mut().zip(&mut done) {
+                        *done += take(lane);
+                    }
+                }
+                let (least, most) = (done.iter().min().unwrap(), done.iter().max().unwrap());
+                assert!(*least > 1000 && most - least <= 1, "{credits} places: {done:?}");
+            }
+        }
+
+        #[test]
+        fn memory_outlives_what_is_in_flight() {
+            let link = Link::new(Nic::new(4, 1), None);
+            let (mut gone, mut stays) = (lane(&link, 4), lane(&link, 1));
+            let memory = gone.ring.landing.0.clone();
+            let mut counts = Counts::default();
+            submit(&mut gone, 0..4);
+            link.pump.try_lock().expect("nobody pumps").round(&link).expect("it does not fail");
+            drop(gone);
+            assert!(!memory.freed.load(Ordering::SeqCst), "four READs are in flight");
+            // (The NIC checks that what it lands in is there.)
+            submit(&mut stays, 4..5);
+            while take(&mut stays) == 0 {
+                stays.wait(LONG, &mut counts).expect("it does not fail");
+            }
+            submit(&mut stays, 5..6);
+            stays.wait(LONG, &mut counts).expect("it does not fail");
+            assert!(memory.freed.load(Ordering::SeqCst), "nothing is in flight, and nobody has it");
+            assert_eq!(counts.reads, 6);
+        }
+
+        #[test]
+        fn what_a_lane_leaves_behind_unposted_is_dropped() {
+            let link = Link::new(Nic::new(1, 1), None);
+            let (mut gone, mut stays) = (lane(&link, 4), lane(&link, 1));
+            submit(&mut gone, 0..4);
+            drop(gone);
+            let mut counts = Counts::default();
+            submit(&mut stays, 9..10);
+            while take(&mut stays) == 0 {
+                stays.wait(LONG, &mut counts).expect("it does not fail");
+            }
+            assert_eq!(counts.reads, 1);
+            // Its seat is free again.
+            let mut next = lane(&link, 1);
+            submit(&mut next, 10..11);
+            next.wait(LONG, &mut counts).expect("it does not fail");
+            assert_eq!(take(&mut next), 1);
+            assert_eq!(link.pump.try_lock().expect("nobody pumps").seats.len(), 2);
+        }
+
+        #[test]
+        fn a_failure_reaches_every_lane_and_frees_the_queue_pair_first() {
+            let mut nic = Nic::new(8, 1);
+            nic.succeed = 7;
+            let link = Link::new(nic, None);
+            let (mut one, mut other) = (lane(&link, 4), lane(&link, 4));
+            let mut counts = Counts::default();
+            submit(&mut one, 0..4);
+            submit(&mut other, 4..8);
+            let mut taken = 0;
+            let error = loop {
+                match one.wait(LONG, &mut counts) {
+                    Ok(()) => taken += take(&mut one),
+                    Err(error) => break error,
+                }
+            };
+            assert_eq!((error, counts.reads), (Broken::Read, 8));
+            taken += take(&mut other);
+            assert_eq!(taken, 7, "what had come before is good");
+            submit(&mut other, 8..9);
+            assert_eq!(other.wait(LONG, &mut counts), Err(Broken::Read));
+            assert!(one.has_failed() && other.has_failed());
+            let mut late = lane(&link, 1);
+            submit(&mut late, 9..10);
+            assert_eq!(late.wait(LONG, &mut counts), Err(Broken::Read));
+            // (The NIC checks when it is dropped that memory is there; here it has been dropped.)
+            let memory = one.ring.landing.0.clone();
+            drop(one);
+            assert!(memory.freed.load(Ordering::SeqCst));
+        }
+
+        #[test]
+        fn a_link_dropped_with_reads_in_flight_drops_the_queue_pair_first() {
+            let link = Link::new(Nic::new(8, 1), None);
+            let mut lane = lane(&link, 4);
+            submit(&mut lane, 0..4);
+            lane.wait(LONG, &mut Counts::default()).expect("it does not fail");
+            drop((link, lane)); // the NIC checks
+        }
+
+        #[test]
+        fn a_pump_that_stands_still_is_given_up() {
+            let link = Link::new(Nic::new(8, 1), None);
+            let (mut one, other) = (lane(&link, 1), lane(&link, 1));
+            submit(&mut one, 0..1);
+            let stuck = link.pump.try_lock().expect("nobody pumps");
+            let begun = Instant::now();
+            assert_eq!(one.wait(Duration::from_millis(30), &mut Counts::default()), Err(Broken::Late));
+            assert!(begun.elapsed() >= Duration::from_millis(30));
+            assert!(other.has_failed());
+            assert!(stuck.carrier.is_some());
+            drop(stuck);
+            // Whoever comes next closes the queue pair.
+            assert_eq!(link.pump(false, &mut Counts::default(), || true), Err(Broken::Late));
+            assert!(link.pump.try_lock().expect("nobody pumps").carrier.is_none());
+        }
+
+        #[test]
+        fn a_carrier_that_is_gone_is_noticed() {
+            let mut nic = Nic::new(8, 0);
+            nic.succeed = 0;
+            let link = Link::new(nic, None);
+            let mut lane = lane(&link, 1);
+            submit(&mut lane, 0..1);
+            assert_eq!(lane.wait(LONG, &mut Counts::default()), Err(Broken::Gone));
+        }
+
+        /// Many threads over few places, lanes that come and go: every READ brings its own bytes, nothing
+        /// overflows (the NIC checks), and no thread is forgotten.
+        fn stress(bell: Option<()>, credits: usize) {
+            const THREADS: usize = 8;
+            let link = Link::new(Nic::new(credits, 2), bell);
+            let stop = AtomicBool::new(false);
+            let dropped = AtomicUsize::new(0);
+            let mut done = [0u64; THREADS];
+            std::thread::scope(|scope| {
+                for (thread, done) in done.iter_mut().enumerate() {
+                    let (link, stop, dropped) = (&link, &stop, &dropped);
+                    scope.spawn(move || {
+                        let (mut lane, mut next) = (lane(link, 4), thread as u64 * 1_000_000);
+                        let mut counts = Counts::default();
+                        while !stop.load(Ordering::Relaxed) {
+                            // One thread is greedy.
+                            let reads = if thread == 0 { 4 } else { 1 };
+                            submit(&mut lane, next..next + reads);
+                            next += reads;
+                            if next % 1000 == 999 {
+                                lane = super::lane(link, 4);
+                                dropped.fetch_add(1, Ordering::Relaxed);
+                                continue;
+                            }
+                            while lane.in_flight() > 0 {
+                                lane.wait(LONG, &mut counts).expect("it does not fail");
+                                *done += take(&mut lane) as u64;
+                            }
+                        }
+                    });
+                }
+                std::thread::sleep(Duration::from_millis(500));
+                stop.store(true, Ordering::Relaxed);
+            });
+            println!("{credits} places: {done:?}, {dropped:?} lanes dropped with READs in flight");
+            // How much each one runs is the scheduler's business (`shares_are_equal`); nobody is forgotten.
+            let (least, most) = (done.iter().min().unwrap(), done.iter().max().unwrap());
+            assert!(*most > 100 && *least > most / 1000, "{done:?}");
+        }
+
+        #[test]
+        fn stress_awake() {
+            stress(None, 2);
+            stress(None, 16);
+        }
+
+        #[test]
+        fn stress_asleep() {
+            stress(Some(()), 2);
+        }
+    }
+}

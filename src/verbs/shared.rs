@@ -1,0 +1,336 @@
+//! The queue pairs that the handles of one client share: which handle reads over which, who makes one anew
+//! when it has failed, and whose turn it is to ask for changes.
+//!
+//! READs go over lanes ([`super::lanes`]). Changes go over one connection more, one handle at a time: they are
+//! not the hot path, a conversation is not to be torn apart by somebody else's, and a stopped server's full
+//! receive queue stands in no READ's way. It is made when something is first changed.
+
+#![allow(unsafe_code)]
+
+use super::Wait;
+use super::connection::{self, Connection, QueueCounts};
+use super::device::{Buffer, CompletionQueue, ProtectionDomain};
+use super::error::{SetupError, VerbsError};
+use super::lanes::{Carrier, Lane, Link, Posting};
+use crate::fabric::Token;
+use crate::fabric::landed::LandedWindow;
+use crate::layout::geometry::{Geometry, Window};
+use crate::sync::lock;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+impl Carrier for Connection {
+    type Landing = Buffer;
+    type Bell = Arc<CompletionQueue>;
+    type Counts = QueueCounts;
+    type Error = VerbsError;
+
+    fn room(&self) -> usize {
+        self.room()
+    }
+
+    unsafe fn post<'a>(
+        &mut self,
+        reads: impl Iterator<Item = Posting<'a, Buffer>>,
+    ) -> Result<(), VerbsError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.post_for(reads) }
+    }
+
+    fn poll(&mut self, done: impl FnMut(u32)) -> Result<(), VerbsError> {
+        self.take_reads(done)
+    }
+
+    fn arm(&mut self) -> Result<(), VerbsError> {
+        Connection::arm(self)
+    }
+
+    fn sleep(bell: &Arc<CompletionQueue>, at_most: Duration) {
+        let timeout = Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: at_most.subsec_nanos().into() };
+        let mut watched = [PollFd::from_borrowed_fd(bell.fd(), PollFlags::IN)];
+        // An error is a short sleep.
+        let _ = rustix::event::poll(&mut watched, Some(&timeout));
+    }
+
+    fn check(&mut self) -> Result<(), VerbsError> {
+        self.check_stream()
+    }
+
+    fn late(within: Duration) -> VerbsError {
+        VerbsError::Late { within }
+    }
+
+    fn take_counts(&mut self) -> QueueCounts {
+        self.take_counts()
+    }
+}
+
+// ---- a handle's seat --------------------------------------------------------------------------------
+
+/// A handle's lane, with what is needed to understand what lands.
+#[derive(Debug)]
+pub(crate) struct Seat {
+    lane: Lane<Connection>,
+    geometry: Arc<Geometry>,
+    counts: QueueCounts,
+}
+
+impl Seat {
+    pub fn geometry(&self) -> &Arc<Geometry> {
+        &self.geometry
+    }
+
+    pub fn credits(&self) -> usize {
+        self.lane.credits()
+    }
+
+    pub fn has_failed(&self) -> bool {
+        self.lane.has_failed()
+    }
+
+    pub fn post(&mut self, reads: &[(Token, Window)]) {
+        self.lane.submit(reads);
+    }
+
+    /// Waits for at least one READ, if any is in flight, and hands out those that have completed.
+    pub fn poll(
+        &mut self,
+        within: Duration,
+        mut sink: impl FnMut(Token, &mut LandedWindow<'_>),
+    ) -> Result<(), VerbsError> {
+        self.lane.wait(within, &mut self.counts)?;
+        let geometry = &self.geometry;
+        self.lane.hand_out(|token, window, landing, slot| {
+            let words = window.slots as usize * geometry.shape().words();
+            // SAFETY: the READ into this slot has completed, and the slot is not posted again before this
+            // lane submits another, which takes `&mut self`.
+            let words = unsafe { landing.words(slot, words) };
+            sink(token, &mut LandedWindow::new(geometry, window, words));
+        });
+        Ok(())
+    }
+
+    /// Are READs of this handle in flight?
+    pub fn is_reading(&self) -> bool {
+        self.lane.in_flight() > 0
+    }
+
+    /// Waits for all READs in flight, and forgets what they brought.
+    pub fn drain(&mut self, within: Duration) -> Result<(), VerbsError> {
+        while self.is_reading() {
+            self.poll(within, |_, _| {})?;
+        }
+        Ok(())
+    }
+
+    /// Counts since the last call: of what this handle's thread did as the pump. Those of all handles add up
+    /// to what was asked of the queue pairs.
+    pub fn take_counts(&mut self) -> QueueCounts {
+        std::mem::take(&mut self.counts)
+    }
+}
+
+// ---- the queue pairs --------------------------------------------------------------------------------
+
+/// The queue pairs of one client.
+#[derive(Debug)]
+pub(crate) struct Pairs {
+    pairs: Box<[Pair]>,
+    pub changes: Changes,
+}
+
+/// One of them, now this connection, now that.
+#[derive(Debug, Default)]
+struct Pair {
+    state: Mutex<PairState>,
+    /// An attempt to connect has ended.
+    attempted: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct PairState {
+    /// Handles that read over it.
+    handles: usize,
+    open: Option<Open>,
+    connecting: bool,
+    /// Attempts to connect that have ended, and why the last one failed.
+    attempts: u64,
+    failure: Option<SetupError>,
+}
+
+/// A connection that lanes can join.
+#[derive(Clone, Debug)]
+struct Open {
+    link: Arc<Link<Connection>>,
+    geometry: Arc<Geometry>,
+    credits: usize,
+    domain: Arc<ProtectionDomain>,
+}
+
+impl Open {
+    fn new(connection: Connection, wait: Wait) -> Open {
+        let (geometry, credits) = (connection.geometry().clone(), connection.credits());
+        let domain = connection.domain().clone();
+        let bell = (wait == Wait::Block).then(|| connection.queue().clone());
+        Open { link: Link::new(connection, bell), geometry, credits, domain }
+    }
+
+    /// Registers memory for a lane: outside any lock.
+    fn join(self) -> Result<Seat, SetupError> {
+        let landing = connection::landing_for(&self.domain, &self.geometry, self.credits)?;
+        let lane = self.link.join(landing, self.credits);
+        Ok(Seat { lane, geometry: self.geometry, counts: QueueCounts::default() })
+    }
+}
+
+/// A handle's place at a pair, free again when dropped.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pairs: Arc<Pairs>,
+    number: usize,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        lock(&self.pairs.pairs[self.number].state).handles -= 1;
+    }
+}
+
+impl Pairs {
+    pub fn new(pairs: usize) -> Arc<Pairs> {
+        Arc::new(Pairs {
+            pairs: (0..pairs.max(1)).map(|_| Pair::default()).collect(),
+            changes: Changes::default(),
+        })
+    }
+
+    /// A place at the pair that the fewest handles read over.
+    pub fn place(self: &Arc<Self>) -> Place {
+        let handles = |number: &usize| lock(&self.pairs[*number].state).handles;
+        let number = (0..self.pairs.len()).min_by_key(handles).unwrap_or(0);
+        lock(&self.pairs[number].state).handles += 1;
+        Place { pairs: self.clone(), number }
+    }
+}
+
+impl Place {
+    /// Joins the pair's connection. If there is none, or it has failed, one of the handles that ask makes it
+    /// with `open`, and the others take its outcome for theirs.
+    pub fn join(
+        &self,
+        wait: Wait,
+        within: Duration,
+        open: impl FnOnce() -> Result<Connection, SetupError>,
+    ) -> Result<Seat, SetupError> {
+        let pair = &self.pairs.pairs[self.number];
+        let deadline = Instant::now() + within;
+        let mut state = lock(&pair.state);
+        let attempts = state.attempts;
+        loop {
+            if let Some(open) = state.open.as_ref().filter(|open| !open.link.has_failed()) {
+                let open = open.clone();
+                drop(state);
+                return open.join();
+            }
+            if let Some(failure) = state.failure.as_ref().filter(|_| state.attempts > attempts) {
+                return Err(failure.clone());
+            }
+            if !state.connecting {
+                state.connecting = true;
+                drop(state);
+                let attempt = Attempt { pair, wait, outcome: None };
+                return attempt.end(open());
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(SetupError::Connecting);
+            }
+            state = pair.attempted.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+/// An attempt to connect. Its end is told also when it panics.
+struct Attempt<'a> {
+    pair: &'a Pair,
+    wait: Wait,
+    outcome: Option<Result<Open, SetupError>>,
+}
+
+impl Attempt<'_> {
+    fn end(mut self, opened: Result<Connection, SetupError>) -> Result<Seat, SetupError> {
+        let outcome = opened.map(|connection| Open::new(connection, self.wait));
+        self.outcome = Some(outcome.clone());
+        drop(self);
+        outcome?.join()
+    }
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        let mut state = lock(&self.pair.state);
+        state.connecting = false;
+        state.attempts += 1;
+        match self.outcome.take() {
+            Some(Ok(open)) => (state.open, state.failure) = (Some(open), None),
+            Some(Err(error)) => (state.open, state.failure) = (None, Some(error)),
+            None => state.open = None,
+        }
+        self.pair.attempted.notify_all();
+    }
+}
+
+// ---- changes ----------------------------------------------------------------------------------------
+
+/// The connection for changes, which one handle at a time has.
+#[derive(Debug, Default)]
+pub(crate) struct Changes {
+    state: Mutex<ChangesState>,
+    free: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct ChangesState {
+    taken: bool,
+    connection: Option<Connection>,
+}
+
+/// A handle's turn to ask for changes. What is in `connection` at its end is the next one's.
+#[derive(Debug)]
+pub(crate) struct Turn<'a> {
+    changes: &'a Changes,
+    pub connection: Option<Connection>,
+}
+
+impl Changes {
+    /// Waits for a turn until the deadline.
+    pub fn turn(&self, deadline: Instant) -> Option<Turn<'_>> {
+        let mut state = lock(&self.state);
+        while state.taken {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            state = self.free.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state.taken = true;
+        // (A turn whose handle panicked has left no connection.)
+        Some(Turn { changes: self, connection: state.connection.take() })
+    }
+
+    /// The connection is of no further use, unless somebody has it already.
+    pub fn forget(&self) {
+        let connection = lock(&self.state).connection.take();
+        drop(connection);
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut state = lock(&self.changes.state);
+        state.taken = false;
+        state.connection = self.connection.take();
+        self.changes.free.notify_one();
+    }
+}

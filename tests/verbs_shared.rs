@@ -1,0 +1,339 @@
+//! Many threads over few queue pairs, on whatever RDMA device there is: Soft-RoCE in `tests/soft-roce-guest`, or
+//! `tests/fake_ibverbs.c`. Without a device these tests pass without testing anything, and say so, unless
+//! ONEREAD_VERBS is set.
+
+#![cfg(feature = "verbs")]
+
+use oneread::region::Backing;
+use oneread::server::{ServerConfig, Start};
+use oneread::verbs::{DeviceChoice, QueueCounts, SetupError, VerbsAddress, VerbsOptions, Wait};
+use oneread::{Address, Client, ClientOptions, Config, ServeError, Server, Size};
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const THREADS: usize = 8;
+const KEYS: u64 = 1000;
+
+fn serve() -> Option<Server> {
+    serve_at(0, Backing::Anonymous)
+}
+
+fn serve_at(port: u16, backing: Backing) -> Option<Server> {
+    let config = Config { size: Size::Keys(2 * KEYS), key_max: 8, value_max: 32, ..Config::default() };
+    let start = match &backing {
+        Backing::File(_) => Start::OpenOrCreate(config),
+        _ => Start::Create(config),
+    };
+    match Server::start(ServerConfig { backing, start, ..ServerConfig::new(at(port), config) }) {
+        Ok(server) => Some(server),
+        Err(ServeError::Verbs(why @ (SetupError::Library { .. } | SetupError::NoDevice { .. })))
+            if std::env::var_os("ONEREAD_VERBS").is_none() =>
+        {
+            println!("not tested: {why}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn port(address: &Address) -> u16 {
+    match address {
+        Address::Verbs(address) => address.port(),
+        Address::Shm(_) => unreachable!("served over verbs"),
+    }
+}
+
+fn at(port: u16) -> Address {
+    Address::Verbs(VerbsAddress::new("127.0.0.1", port, DeviceChoice::default()))
+}
+
+fn options(pairs: Option<usize>, credits: usize, wait: Wait) -> ClientOptions {
+    let verbs = VerbsOptions { pairs, credits, wait, ..VerbsOptions::default() };
+    // Emulated devices on busy machines are slow.
+    ClientOptions { verbs, deadline: Duration::from_secs(30), ..ClientOptions::default() }
+}
+
+fn key(number: u64) -> [u8; 8] {
+    number.to_le_bytes()
+}
+
+/// A key's value says whose it is and how old.
+fn value(number: u64, version: u64) -> [u8; 32] {
+    let mut value = [0; 32];
+    for (i, word) in value.chunks_mut(8).enumerate() {
+        word.copy_from_slice(
+            &(number.wrapping_mul(0x9e37_79b9) ^ (version << 32) ^ (i as u64 * version)).to_le_bytes(),
+        );
+    }
+    value[..8].copy_from_slice(&number.to_le_bytes());
+    value[8..16].copy_from_slice(&version.to_le_bytes());
+    value
+}
+
+/// The version of a value that is one of this key's.
+fn version(number: u64, bytes: &[u8]) -> u64 {
+    let version = u64::from_le_bytes(bytes[8..16].try_into().expect("8 bytes"));
+    assert_eq!(bytes, value(number, version), "key {number}: no value that it ever had");
+    version
+}
+
+fn fill(client: &mut Client) {
+    let pairs: Vec<_> = (0..KEYS).map(|number| (key(number), value(number, 0))).collect();
+    for answer in client.put_many(&pairs).expect("the server is there") {
+        answer.expect("there is room");
+    }
+}
+
+fn sum(counts: impl IntoIterator<Item = QueueCounts>) -> QueueCounts {
+    counts.into_iter().fold(QueueCounts::default(), |mut all, counts| {
+        all += counts;
+        all
+    })
+}
+
+/// What each of several threads did.
+struct Done {
+    gets: u64,
+    reattached: u64,
+    counts: QueueCounts,
+}
+
+/// Stops readers, also when what ran beside them panicked: the scope waits for them.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// THREADS threads GET for a while, one of them in batches; `meanwhile` runs beside them.
+fn readers(client: &Client, meanwhile: impl FnOnce()) -> Vec<Done> {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS)
+            .map(|thread| {
+                let (mut client, stop) = (client.clone(), &stop);
+                scope.spawn(move || {
+                    let mut newest = vec![0; KEYS as usize];
+                    let (mut next, mut gets) = (thread as u64, 0u64);
+                    while !stop.load(Ordering::Relaxed) {
+                        let batch = if thread == 0 { 32 } else { 1 };
+                        let numbers: Vec<u64> = (0..batch).map(|i| (next + i * 7) % KEYS).collect();
+                        next = next.wrapping_mul(25_214_903_917).wrapping_add(11) >> 3;
+                        let keys: Vec<_> = numbers.iter().map(|number| key(*number)).collect();
+                        let values = match batch {
+                            1 => vec![client.get(&keys[0]).expect("an answer")],
+                            _ => client.get_many(&keys).expect("answers"),
+                        };
+                        for (number, value) in numbers.into_iter().zip(values) {
+                            let version = version(number, &value.expect("it is never removed"));
+                            let newest = &mut newest[number as usize];
+                            assert!(version >= *newest, "key {number} went back to version {version}");
+                            *newest = version;
+                        }
+                        gets += batch;
+                    }
+                    let counts = client.queue_counts().expect("verbs");
+                    Done { gets, reattached: client.stats().reattached, counts }
+                })
+            })
+            .collect();
+        let stopping = Stop(&stop);
+        meanwhile();
+        drop(stopping);
+        threads.into_iter().map(|thread| thread.join().expect("a reader's assertions hold")).collect()
+    })
+}
+
+/// The server changes keys all the time; readers see nothing but values that were there, in order.
+fn churn(pairs: usize, credits: usize, wait: Wait) {
+    let Some(server) = serve() else { return };
+    let mut client =
+        Client::connect_with(server.address(), options(Some(pairs), credits, wait)).expect("connects");
+    fill(&mut client);
+    let mut writer = client.clone();
+    let mut changes = 0;
+    let done = readers(&client, || {
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_secs(3) {
+            changes += 1;
+            let number = changes * 31 % KEYS;
+            writer.put(&key(number), &value(number, changes)).expect("the server is there");
+        }
+        // All READs go over `pairs` queue pairs, all changes over one more.
+        let clients = writer.server_stats().expect("the server is there").clients;
+        assert_eq!(clients, pairs as u64 + 1, "queue pairs");
+    });
+    let gets: Vec<u64> = done.iter().map(|done| done.gets).collect();
+    let counts = sum(done.iter().map(|done| done.counts));
+    println!(
+        "{pairs} pairs, {credits} credits, {wait:?}: {changes} changes, GETs {gets:?}, {:.2} READs a doorbell",
+        counts.reads as f64 / counts.doorbells as f64
+    );
+    assert!(changes > 0);
+    assert!(done.iter().all(|done| done.reattached == 0), "a queue pair failed");
+    // Thread 0 asks for 32 at a time: it may have more, and must not starve the others.
+    let (least, most) = (*gets[1..].iter().min().expect("7"), *gets[1..].iter().max().expect("7"));
+    // (On a busy machine threads run as the scheduler likes; what the queue pair gives each is equal: unit tests.)
+    assert!(least > 0 && most <= 10 * least, "unfair: {gets:?}");
+}
+
+#[test]
+fn one_pair() {
+    churn(1, 64, Wait::Poll);
+}
+
+#[test]
+fn two_pairs() {
+    churn(2, 64, Wait::Poll);
+}
+
+#[test]
+fn two_pairs_asleep() {
+    churn(2, 64, Wait::Block);
+}
+
+/// Eight threads, two READs in flight: the others wait for their turn.
+#[test]
+fn tiny_credits() {
+    churn(1, 2, Wait::Poll);
+}
+
+#[test]
+fn one_credit_asleep() {
+    churn(1, 1, Wait::Block);
+}
+
+/// A TCP relay in front of a server: counts who connects, and can hang up on all of them.
+struct Relay {
+    port: u16,
+    accepted: Arc<AtomicUsize>,
+    open: Arc<Mutex<Vec<TcpStream>>>,
+}
+
+impl Relay {
+    fn start(to: u16) -> Relay {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        let (accepted, open) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(Vec::new())));
+        let relay = Relay { port, accepted: accepted.clone(), open: open.clone() };
+        // (Ends with the test's process.)
+        std::thread::spawn(move || {
+            for client in listener.incoming() {
+                let (client, Ok(server)) = (client.expect("a client"), TcpStream::connect(("127.0.0.1", to)))
+                else {
+                    continue;
+                };
+                accepted.fetch_add(1, Ordering::SeqCst);
+                for (from, into) in [(&client, &server), (&server, &client)] {
+                    let (mut from, mut into) = (from.try_clone().expect("fd"), into.try_clone().expect("fd"));
+                    std::thread::spawn(move || {
+                        let mut bytes = [0; 4096];
+                        while let Ok(n @ 1..) = from.read(&mut bytes) {
+                            let _ = into.write_all(&bytes[..n]);
+                        }
+                        let _ = (from.shutdown(Shutdown::Both), into.shutdown(Shutdown::Both));
+                    });
+                }
+                open.lock().expect("no panics").push(server);
+            }
+        });
+        relay
+    }
+
+    fn hang_up(&self) {
+        for stream in self.open.lock().expect("no panics").drain(..) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn accepted(&self) -> usize {
+        self.accepted.load(Ordering::SeqCst)
+    }
+}
+
+/// The server drops a queue pair under eight threads: each GET is answered nonetheless, over one new queue
+/// pair for all of them.
+fn killed(pairs: usize, wait: Wait) {
+    let Some(server) = serve() else { return };
+    let mut filler = Client::connect(server.address()).expect("connects");
+    fill(&mut filler);
+    drop(filler);
+    let relay = Relay::start(port(server.address()));
+    let client = Client::connect_with(&at(relay.port), options(Some(pairs), 64, wait)).expect("connects");
+    let mut before = 0;
+    let done = readers(&client, || {
+        let pause = Duration::from_millis(1500);
+        std::thread::sleep(pause);
+        before = relay.accepted();
+        for times in 1..=2 {
+            relay.hang_up();
+            std::thread::sleep(pause);
+            assert_eq!(relay.accepted(), before + times * pairs, "each queue pair is made anew once");
+        }
+    });
+    assert_eq!(before, pairs);
+    let reattached: Vec<u64> = done.iter().map(|done| done.reattached).collect();
+    assert_eq!(reattached, vec![2; THREADS], "every handle went over to the new ones");
+}
+
+#[test]
+fn killed_pair() {
+    killed(1, Wait::Poll);
+}
+
+#[test]
+fn killed_pairs_asleep() {
+    killed(2, Wait::Block);
+}
+
+/// The server goes, and another comes to the same place: GETs under way wait for it.
+#[test]
+fn restarted_server() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let backing = Backing::File(folder.path().join("table"));
+    let Some(server) = serve_at(0, backing.clone()) else { return };
+    let port = port(server.address());
+    let mut client =
+        Client::connect_with(server.address(), options(Some(1), 16, Wait::Poll)).expect("connects");
+    fill(&mut client);
+    let mut server = Some(server);
+    let done = readers(&client, || {
+        std::thread::sleep(Duration::from_millis(500));
+        drop(server.take());
+        server = serve_at(port, backing);
+        std::thread::sleep(Duration::from_millis(1000));
+        client.clone().put(&key(1), &value(1, 1)).expect("the new server is there");
+    });
+    for (thread, done) in done.iter().enumerate() {
+        assert!(done.gets > 0 && done.reattached >= 1, "thread {thread}");
+    }
+    assert!(server.is_some());
+}
+
+/// Handles that come and go leave nothing behind: the places on queue pairs, and the memory, are used again.
+#[test]
+fn handles_come_and_go() {
+    let Some(server) = serve() else { return };
+    let mut client =
+        Client::connect_with(server.address(), options(Some(2), 16, Wait::Poll)).expect("connects");
+    fill(&mut client);
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let client = &client;
+            scope.spawn(move || {
+                for number in 0..25 {
+                    let (mut handle, number) = (client.clone(), thread * 100 + number);
+                    let bytes = handle.get(&key(number)).expect("an answer").expect("it is there");
+                    assert_eq!(bytes, value(number, 0));
+                    assert_eq!(handle.stats().reattached, 0);
+                }
+            });
+        }
+    });
+    assert_eq!(client.server_stats().expect("the server is there").clients, 3);
+}
