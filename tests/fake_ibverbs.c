@@ -63,8 +63,8 @@
     X(FAKE_MAX_CQE, 65536)                                                                                       \
     X(FAKE_MAX_SRQ_WR, 16384)                                                                                    \
     X(FAKE_REG_ERRNO, 0)       /* ibv_reg_mr fails with it */                                                    \
-    X(FAKE_FAIL_NTH_READ, 0)   /* the n-th READ from when it was set fails, once, with ... */                    \
-    X(FAKE_FAIL_STATUS, 12)    /* ... this status of enum ibv_wc_status (12: retries exceeded) */                \
+    X(FAKE_FAIL_NTH_READ, 0)   /* the n-th READ from when it was set fails, once (-1: each does) ... */ \
+    X(FAKE_FAIL_STATUS, 12)    /* ... with this status of enum ibv_wc_status (12: retries exceeded) */           \
     X(FAKE_SHORT_POST, -1)     /* of a chain only so many are taken, then ENOMEM; -1: all */                     \
     X(FAKE_DROP_NTH, 0)        /* the n-th message over UC or UD from when it was set is lost, once */           \
     X(FAKE_DELAY_READS, 0)     /* so many polls find nothing before a READ completes; arming ends the delay */ \
@@ -76,6 +76,7 @@
     X(wrs)       /* work requests they accepted */                                                            \
     X(receives)  /* receives posted */                                                                        \
     X(polls) X(armings) X(reads) X(writes) X(sends) X(bytes) /* of the three */                               \
+    X(completions) /* polled */                                                                               \
     X(errors)    /* completions without success ... */                                                        \
     X(flushes)   /* ... of which flushed */                                                                   \
     X(drops)     /* messages lost on the way, over UC or UD */                                                \
@@ -744,6 +745,7 @@ static int poll_cq(struct ibv_cq *base, int room, struct ibv_wc *wc) {
     for (; n < room && cq->head != cq->tail; n++) {
         struct cqe *cqe = &cq->ring[cq->head++ % base->cqe];
         wc[n] = cqe->wc;
+        COUNT(completions)++;
         if (cqe->is_send) cqe->qp->freed = cqe->frees;
         else if (cqe->qp->base.srq) ((struct srq *)cqe->qp->base.srq)->queue.unpolled--;
         else cqe->qp->queue.unpolled--;
@@ -1108,7 +1110,7 @@ static void advance_read(struct qp *qp, struct send *send, bool all) {
 static enum ibv_wc_status start_read(struct qp *qp, struct qp *peer, struct send *send) {
     uint32_t waiting = 0;
     COUNT(reads)++;
-    if (reads_until_failure && --reads_until_failure == 0) return (enum ibv_wc_status)SET(FAKE_FAIL_STATUS);
+    if (reads_until_failure < 0 || (reads_until_failure && --reads_until_failure == 0)) return (enum ibv_wc_status)SET(FAKE_FAIL_STATUS);
     if (!qp->attr.max_rd_atomic) return IBV_WC_LOC_QP_OP_ERR;
     if (!peer) return IBV_WC_RETRY_EXC_ERR;
     for (uint32_t i = qp->done; i != qp->tail; i++) waiting += is_read(&qp->ring[i % qp->cap.max_send_wr]);

@@ -1,0 +1,898 @@
+//! The verbs fabric against tests/fake_ibverbs.c: devices that fail, refuse, delay and reorder at will, and
+//! that count what is asked of them.
+//!
+//! The fake's settings are its process's, so each story runs in a process of its own, with server and client
+//! in it. Whatever it tells: at its end nothing is left of what was opened, nothing has overflowed, and the
+//! library was not misused.
+
+#![allow(unsafe_code, reason = "the fake is loaded, and called, as C")]
+
+mod common;
+
+use common::*;
+use oneread::layout::geometry::{Family, Preset, presets};
+use oneread::reader::{Limits, ReadError};
+use oneread::verbs::{SetupError, Token, VerbsAddress, VerbsError, VerbsOptions, Wait};
+use oneread::{Address, Client, ClientOptions, ConnectError, GetError, MutateError, ServeError, Server};
+use oneread::{Config, ServerConfig};
+use std::ffi::{CString, c_char, c_int, c_long};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+// ---- the fake ---------------------------------------------------------------------------------------
+
+/// Is this the guest with real devices? There these tests show nothing that they do not show elsewhere.
+fn is_guest(test: &str) -> bool {
+    let there = std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some());
+    if there {
+        eprintln!("skipped {test}: this machine has an RDMA device; tests/verbs.rs is for it");
+    }
+    there
+}
+
+fn compile(more: &[&str], output: &Path) {
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fake_ibverbs.c");
+    let gcc = Command::new("gcc")
+        .args(["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror"])
+        .args(more)
+        .arg("-o")
+        .args([output, Path::new(source)])
+        .arg("-lpthread")
+        .output()
+        .expect("starting gcc");
+    assert!(gcc.status.success(), "{}", String::from_utf8_lossy(&gcc.stderr));
+}
+
+/// The fake's folder: it is built once for each run.
+fn folder() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake_ibverbs");
+        std::fs::create_dir_all(&folder).unwrap();
+        let made = tempfile::tempdir_in(&folder).unwrap();
+        let (new, library) = (made.path().join("new"), folder.join("libibverbs.so.1"));
+        compile(&["-shared", "-fPIC", "-Wl,-soname,libibverbs.so.1"], &new);
+        // At once: another run may be using it.
+        std::fs::rename(new, library).unwrap();
+        folder
+    })
+}
+
+/// The fake, loaded.
+struct Fake(libloading::Library);
+
+impl Fake {
+    fn load(path: &str) -> Fake {
+        // SAFETY: its initialisers do nothing.
+        Fake(unsafe { libloading::Library::new(path) }.unwrap())
+    }
+
+    fn set(&self, name: &str, value: i64) {
+        let name = CString::new(name).unwrap();
+        // SAFETY: the signature in fake_ibverbs.c.
+        let result = unsafe {
+            let set = self.0.get::<unsafe extern "C" fn(*const c_char, c_long) -> c_int>(b"fake_set\0");
+            set.unwrap()(name.as_ptr(), value)
+        };
+        assert_eq!(result, 0, "the fake has no setting {name:?}");
+    }
+
+    fn count(&self, name: &str) -> i64 {
+        let name = CString::new(name).unwrap();
+        // SAFETY: the signature in fake_ibverbs.c.
+        let count = unsafe {
+            let count = self.0.get::<unsafe extern "C" fn(*const c_char) -> c_long>(b"fake_count\0");
+            count.unwrap()(name.as_ptr())
+        };
+        assert!(count >= 0, "the fake counts {count} of {name:?}");
+        count
+    }
+
+    /// Nothing overflowed, nothing was misused.
+    fn check(&self) {
+        for name in ["misuse", "queue_full", "cq_overflows", "rnr_waits"] {
+            assert_eq!(self.count(name), 0, "{name}");
+        }
+    }
+
+    /// Nothing is left.
+    fn check_closed(&self) {
+        for kind in ["lists", "contexts", "pds", "mrs", "channels", "cqs", "srqs", "qps", "ahs"] {
+            assert_eq!(self.count(&format!("live_{kind}")), 0, "{kind} are left");
+        }
+    }
+}
+
+fn story(name: &str) -> fn(&Fake) {
+    STORIES.iter().find(|(story, _)| *story == name).unwrap_or_else(|| panic!("no story {name}")).1
+}
+
+/// Tells one story. Not a test by itself.
+#[test]
+#[ignore = "started by the other tests, in a process of its own"]
+fn teller() {
+    let (Some(name), Some(library)) = (told("ONEREAD_TEST_STORY"), told("ONEREAD_TEST_LIBRARY")) else {
+        return;
+    };
+    let fake = Fake::load(&library);
+    story(&name)(&fake);
+    fake.check();
+    fake.check_closed();
+}
+
+/// Has a story told in a process of its own; what it said.
+fn tell(name: &str, more: &[(&str, &str)]) -> String {
+    let library = folder().join("libibverbs.so.1").display().to_string();
+    let mut env = vec![("ONEREAD_TEST_STORY", name.to_owned()), ("ONEREAD_TEST_LIBRARY", library)];
+    env.extend(more.iter().map(|(name, value)| (*name, (*value).to_owned())));
+    Process::start("teller", &env).finish()
+}
+
+/// Each story is a test, or told by one.
+macro_rules! stories {
+    (tests: [$($test:ident,)*] told: [$($told:ident,)*]) => {
+        mod stories {
+            $(#[test]
+            fn $test() {
+                if !super::is_guest(stringify!($test)) {
+                    super::tell(stringify!($test), &[]);
+                }
+            })*
+        }
+
+        const STORIES: &[(&str, fn(&Fake))] =
+            &[$((stringify!($test), $test),)* $((stringify!($told), $told),)*];
+    };
+}
+
+stories! {
+    tests: [
+        a_read_that_fails,
+        reads_that_all_fail,
+        short_posts,
+        devices_that_vanish,
+        memory_that_may_not_be_registered,
+        reordered_words_and_writers,
+        tiny_devices,
+        rooms_that_are_full,
+        failed_handshakes,
+        hanging_up_while_asking,
+        a_callback_that_panics,
+        costs_of_a_batch,
+    ]
+    told: [choice,]
+}
+
+/// The fake's own test.
+#[test]
+fn the_fake_passes_its_own_test() {
+    if is_guest("the_fake_passes_its_own_test") {
+        return;
+    }
+    let made = tempfile::tempdir().unwrap();
+    let program = made.path().join("selftest");
+    compile(&["-DFAKE_SELFTEST"], &program);
+    let output = Command::new(program).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+// ---- server and client ------------------------------------------------------------------------------
+
+const TOKEN: &str = "a token for tests";
+
+fn at(place: &str) -> Address {
+    format!("verbs://{place}").parse().unwrap()
+}
+
+fn options() -> ClientOptions {
+    let verbs = VerbsOptions { token: Token::new(TOKEN), ..VerbsOptions::default() };
+    let limits = Limits { deadline: Duration::from_secs(20), ..Limits::default() };
+    ClientOptions { deadline: Duration::from_secs(20), limits, verbs, ..ClientOptions::default() }
+}
+
+fn with_credits(credits: usize) -> ClientOptions {
+    let verbs = VerbsOptions { credits, ..options().verbs };
+    ClientOptions { verbs, ..options() }
+}
+
+fn default_preset() -> &'static Preset {
+    presets().next().unwrap()
+}
+
+fn try_to_serve(place: &str, preset: &Preset, slots: u64) -> Result<Server, ServeError> {
+    // The machine may be busy: a GET may take long, and is to be believed all the same.
+    let table = Config { grace: Duration::from_millis(500), ..config(preset, slots, 16, 46, 7) };
+    Server::start(ServerConfig { token: Token::new(TOKEN), ..ServerConfig::new(at(place), table) })
+}
+
+fn serve(slots: u64) -> Server {
+    try_to_serve("127.0.0.1:0", default_preset(), slots).unwrap()
+}
+
+fn place(server: &Server) -> &VerbsAddress {
+    let Address::Verbs(place) = server.address() else { panic!("not verbs") };
+    place
+}
+
+fn connect(server: &Server) -> Client {
+    Client::connect_with(server.address(), options()).unwrap()
+}
+
+fn refused(address: &Address, options: ClientOptions) -> SetupError {
+    match Client::connect_with(address, options) {
+        Err(ConnectError::Verbs(error)) => error,
+        other => panic!("expected no connection: {other:?}"),
+    }
+}
+
+fn ours(n: u32) -> (Vec<u8>, Vec<u8>) {
+    (key(n, 16), value(u64::from(n), n as usize % 47))
+}
+
+fn keys(n: u32) -> Vec<Vec<u8>> {
+    (0..n).map(|n| ours(n).0).collect()
+}
+
+fn fill(client: &mut Client, n: u32) {
+    let pairs: Vec<_> = (0..n).map(ours).collect();
+    for answer in client.put_many(&pairs).unwrap() {
+        answer.unwrap();
+    }
+}
+
+fn check_all(client: &mut Client, n: u32) {
+    for (n, found) in client.get_many(&keys(n)).unwrap().into_iter().enumerate() {
+        assert_eq!(found, Some(ours(n as u32).1), "key {n} in a batch");
+    }
+    for n in (0..n).step_by(7) {
+        assert_eq!(client.get(&ours(n).0).unwrap(), Some(ours(n).1), "key {n}");
+    }
+    assert_eq!(client.get(b"nobody put this").unwrap(), None);
+}
+
+// ---- READs that fail --------------------------------------------------------------------------------
+
+/// Whatever READ fails, with whatever status: what was asked is asked again on a new connection.
+fn a_read_that_fails(fake: &Fake) {
+    let server = serve(1024);
+    let mut client = connect(&server);
+    fill(&mut client, 200);
+    let mut failures = 0;
+    for status in 1..=23 {
+        for (nth, delay) in [(1, 0), (30, 3), (200, 0), (215, 0)] {
+            fake.set("FAKE_DELAY_READS", delay);
+            fake.set("FAKE_FAIL_STATUS", status);
+            fake.set("FAKE_FAIL_NTH_READ", nth);
+            check_all(&mut client, 200);
+            failures += 1;
+            assert_eq!(client.stats().reattached, failures, "status {status} of READ {nth}");
+        }
+    }
+    assert_eq!(fake.count("errors") - fake.count("flushes"), failures as i64 - 4, "one of them is a flush");
+}
+
+/// When all of them fail, there is an end to it, with the status by its name.
+fn reads_that_all_fail(fake: &Fake) {
+    let server = serve(1024);
+    let mut client = connect(&server);
+    fill(&mut client, 100);
+    let mut reattached = 0;
+    let statuses = [
+        (1, "IBV_WC_LOC_LEN_ERR"),
+        (4, "IBV_WC_LOC_PROT_ERR"),
+        (5, "IBV_WC_WR_FLUSH_ERR"),
+        (10, "IBV_WC_REM_ACCESS_ERR"),
+        (12, "IBV_WC_RETRY_EXC_ERR"),
+        (21, "IBV_WC_GENERAL_ERR"),
+        (99, "an unknown status"),
+    ];
+    for (number, name) in statuses {
+        fake.set("FAKE_FAIL_STATUS", number);
+        fake.set("FAKE_FAIL_NTH_READ", -1);
+        fake.set("counts", 0);
+        let began = Instant::now();
+        let error = client.get(&ours(1).0).expect_err("no READ arrives");
+        let GetError::Read(ReadError::Fabric(VerbsError::Completion {
+            what: "READ", status, vendor, ..
+        })) = &error
+        else {
+            panic!("{error:?}");
+        };
+        assert_eq!((*status, i64::from(*vendor)), (name, 0x80 + number));
+        assert!(error.to_string().contains(name), "{error}");
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+        assert_eq!(fake.count("reads"), 9, "one, and eight more");
+        client.get_many_with(&keys(100), |n, _| panic!("{n} is answered")).expect_err("no READ arrives");
+        assert_eq!(fake.count("reads"), 18, "of a chain only the first is tried");
+        fake.check();
+
+        fake.set("FAKE_FAIL_NTH_READ", 0);
+        check_all(&mut client, 100);
+        reattached += 8 + 9 + 1;
+        assert_eq!(client.stats().reattached, reattached);
+    }
+}
+
+/// Of a chain only the first are taken: the rest, and what was in flight, is asked again.
+fn short_posts(fake: &Fake) {
+    let post = |result| match result {
+        Err(GetError::Read(ReadError::Fabric(error))) => assert_eq!(error, VerbsError::Post { errno: 12 }),
+        other => panic!("nothing can be posted: {other:?}"),
+    };
+    let server = serve(1024);
+    let mut client = connect(&server);
+    fill(&mut client, 200);
+    for taken in [0, 1, 3, 15, 63] {
+        for delay in [0, 3] {
+            fake.set("FAKE_DELAY_READS", delay);
+            // It takes a chain in full again once it has not taken one.
+            fake.set("FAKE_SHORT_POST", taken);
+            let (before, reattached) = (fake.count("doorbells"), client.stats().reattached);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    wait_for("a doorbell", || (fake.count("doorbells") > before).then_some(()));
+                    fake.set("FAKE_SHORT_POST", -1);
+                });
+                for (n, found) in client.get_many(&keys(200)).unwrap().into_iter().enumerate() {
+                    assert_eq!(found, Some(ours(n as u32).1), "key {n}, of a chain {taken} taken");
+                }
+            });
+            assert!(client.stats().reattached > reattached, "of a chain {taken} taken: no failure");
+        }
+    }
+    // For ever.
+    fake.set("FAKE_SHORT_POST", 3);
+    post(client.get_many(&keys(200)).map(|_| ()));
+    assert_eq!(client.get(&ours(1).0).unwrap(), Some(ours(1).1), "a chain of one");
+    fake.set("FAKE_SHORT_POST", 0);
+    post(client.get(&ours(1).0).map(|_| ()));
+    // The server may not send anything either, and is none the worse for it.
+    for _ in 0..2 {
+        let error = client.put(b"key", b"value").expect_err("nothing can be posted");
+        assert!(matches!(&error, MutateError::ServerGone { reason, .. } if reason.contains("posting")));
+    }
+    fake.set("FAKE_SHORT_POST", -1);
+    client.put(b"key", b"value").unwrap();
+    check_all(&mut client, 200);
+}
+
+// ---- choosing ---------------------------------------------------------------------------------------
+
+/// Serves and connects as told; says what was chosen, or what was wrong.
+fn choice(_: &Fake) {
+    tracing_subscriber::fmt().with_ansi(false).with_max_level(tracing::Level::INFO).init();
+    match try_to_serve(&format!("127.0.0.1:0{}", told("ONEREAD_TEST_QUERY").unwrap()), default_preset(), 128)
+    {
+        Err(ServeError::Verbs(error)) => println!("not served: {error}"),
+        Err(error) => panic!("{error}"),
+        Ok(server) => {
+            let mut client = connect(&server);
+            fill(&mut client, 30);
+            check_all(&mut client, 30);
+            println!("served");
+        }
+    }
+}
+
+/// The fake's settings, the address's query, and what is said.
+type Case = (&'static [(&'static str, &'static str)], &'static str, &'static [&'static str]);
+
+#[test]
+fn what_is_chosen() {
+    if is_guest("what_is_chosen") {
+        return;
+    }
+    const NO_GID: (&str, &str) = ("FAKE_GIDS", "");
+    const TWO_PORTS: [(&str, &str); 2] = [("FAKE_PORTS", "2"), ("FAKE_PORT_STATE", "down,active")];
+    const DOWN: [(&str, &str); 2] = [("FAKE_PORTS", "2"), ("FAKE_PORT_STATE", "down")];
+    const INFINIBAND: (&str, &str) = ("FAKE_LINK_LAYER", "infiniband");
+    const SPARSE: (&str, &str) =
+        ("FAKE_GIDS", "7=v1:192.0.2.1 9=v2:fe80::1 90=v2:2001:db8::1 200=v2:192.0.2.1");
+    const V1: (&str, &str) = ("FAKE_GIDS", "3=v1:192.0.2.1 4=v1:fe80::1");
+    const LINK_LOCAL: (&str, &str) = ("FAKE_GIDS", "0=v1:fe80::1 5=v2:fe80::1");
+    let served: &[Case] = &[
+        (&[], "", &["device fake0, port 1: chose index 3: RoCE v2, IPv4, MTU 1024"]),
+        (&[SPARSE], "", &["chose index 200: RoCE v2, IPv4, MTU"]),
+        (&[SPARSE], "?gid=90", &["took index 90, as asked for: RoCE v2, IPv6; index 200 would suit better"]),
+        (&[V1], "", &["chose index 3: RoCE v1, IPv4; warning", "v1 on both sides"]),
+        (
+            &[LINK_LOCAL],
+            "",
+            &["chose index 5: RoCE v2, IPv6 link-local; warning", "give its interface an address"],
+        ),
+        (&TWO_PORTS, "", &["device fake0, port 2: chose index 3"]),
+        (&[("FAKE_DEVICES", "2")], "?dev=fake1", &["device fake1, port 1: chose index 3"]),
+        (&[INFINIBAND], "", &["no GID needed: InfiniBand by LID 1"]),
+        (&[INFINIBAND, NO_GID], "", &["no GID needed: InfiniBand by LID 1"]),
+        (&[INFINIBAND], "?gid=0", &["took index 0, as asked for: InfiniBand"]),
+        (&[("FAKE_MTU", "256")], "", &["MTU 256"]),
+        (&[("FAKE_MTU", "512")], "", &["MTU 512"]),
+        (&[("FAKE_MTU", "2048")], "?mtu=2048", &["MTU 2048"]),
+        (&[("FAKE_MTU", "4096")], "", &["MTU 4096"]),
+        (&[("FAKE_MTU", "4096")], "?mtu=256", &["MTU 256"]),
+    ];
+    let not_served: &[Case] = &[
+        (&[NO_GID], "", &["device fake0, port 1: the port has no GID", "ip link set eth0 up"]),
+        (&[("FAKE_GIDS", "2=v2:::")], "", &["device fake0, port 1: all 1 GIDs", "ip addr add"]),
+        (&[], "?gid=9", &["device fake0, port 1: the port has no GID at index 9; it has some at 0, 1, 2, 3"]),
+        (&TWO_PORTS, "?port=1", &["port 1 of device fake0 is down; bring its link up"]),
+        (&TWO_PORTS, "?port=3", &["device fake0 has no port 3; it has ports 1 to 2"]),
+        (&DOWN, "", &["no port of device fake0 is up; bring its link up", "?dev=DEVICE&port=N"]),
+        (&[("FAKE_DEVICES", "2")], "?dev=mlx5_0", &["no RDMA device \"mlx5_0\"; there are: fake0, fake1"]),
+        (&[], "?mtu=2048", &["an MTU of 2048 bytes", "device fake0, whose port carries up to 1024"]),
+    ];
+    for (cases, outcome) in [(served, "\nserved"), (not_served, "not served: ")] {
+        for (env, query, expected) in cases {
+            let said = tell("choice", &[env, &[("ONEREAD_TEST_QUERY", *query)][..]].concat());
+            for expected in expected.iter().chain([&outcome]) {
+                assert!(said.contains(expected), "{env:?}, {query:?}: {expected:?} is not in\n{said}");
+            }
+        }
+    }
+}
+
+// ---- nothing to work with ---------------------------------------------------------------------------
+
+/// Runs the program with this library path, and this in its environment.
+fn oneread(library_path: &Path, env: &[(&str, &str)], arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_oneread"));
+    command.env("LD_LIBRARY_PATH", library_path).envs(env.iter().copied()).env_remove("ONEREAD_AT");
+    command.args(arguments).stdin(Stdio::null()).output().unwrap()
+}
+
+#[track_caller]
+fn cannot_serve(library_path: &Path, env: &[(&str, &str)], expected: &[&str]) {
+    let arguments =
+        ["serve", "--anonymous", "--capacity", "100", "--no-token", "--at", "verbs://127.0.0.1:0"];
+    let output = oneread(library_path, env, &arguments);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{output:?}");
+    for expected in expected {
+        assert!(error.contains(expected), "{expected:?} is not in {error}");
+    }
+}
+
+#[test]
+fn no_device() {
+    if is_guest("no_device") {
+        return;
+    }
+    let none = ["this machine has no RDMA device; ", "modprobe rdma_rxe", "oneread doctor"];
+    cannot_serve(folder(), &[("FAKE_DEVICES", "0")], &none);
+    let no_module = ["no RDMA device (the kernel module ib_uverbs is not loaded)", "modprobe rdma_rxe"];
+    cannot_serve(folder(), &[("FAKE_DEVICES", "-ENOSYS")], &no_module);
+    cannot_serve(
+        folder(),
+        &[("FAKE_DEVICES", "-13")],
+        &["ibv_get_device_list: ", "error 13", "oneread doctor"],
+    );
+}
+
+/// Without the library verbs says so, and shared memory works.
+#[test]
+fn no_library() {
+    if is_guest("no_library") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("libibverbs.so.1"), "this hides the system's").unwrap();
+    let mend = ["libibverbs.so.1 cannot be loaded: ", "apt-get install libibverbs1 ibverbs-providers"];
+    cannot_serve(dir.path(), &[], &mend);
+
+    let at = format!("shm:{}", dir.path().join("sock").display());
+    let mut server = Command::new(env!("CARGO_BIN_EXE_oneread"))
+        .env("LD_LIBRARY_PATH", dir.path())
+        .args(["serve", "--anonymous", "--capacity", "100", "--json", "--at", &at])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut ready = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut ready).unwrap();
+    let put = oneread(dir.path(), &[], &["put", "--at", &at, "key", "value"]);
+    let get = oneread(dir.path(), &[], &["get", "-n", "--at", &at, "key"]);
+    server.kill().unwrap();
+    server.wait().unwrap();
+    assert!(put.status.success() && get.status.success(), "{ready}{put:?}, {get:?}");
+    assert_eq!(get.stdout, b"value");
+}
+
+/// The same for a client whose server still has a device; and when it is back, the handle works on.
+fn devices_that_vanish(fake: &Fake) {
+    let server = serve(128);
+    let mut client = connect(&server);
+    fill(&mut client, 30);
+    fake.set("FAKE_DEVICES", 0);
+    let error = refused(server.address(), options());
+    assert_eq!(error, SetupError::NoDevice { no_module: false });
+    fake.set("FAKE_DEVICES", -38);
+    let error = refused(server.address(), options());
+    assert_eq!(error, SetupError::NoDevice { no_module: true });
+    fake.set("FAKE_DEVICES", 1);
+    fake.set("FAKE_PORT_STATE", 1);
+    let error = refused(server.address(), options());
+    assert_eq!(error, SetupError::PortDown { device: "fake0".into(), port: None });
+    let mut hasty = Client::clone(&client);
+    client.get(&ours(1).0).expect_err("the port is down");
+    hasty.get(&ours(1).0).expect_err("the port is down");
+    fake.set("FAKE_PORT_STATE", 4);
+    check_all(&mut client, 30);
+    check_all(&mut hasty, 30);
+}
+
+/// A relay to the server that does something, with its connections to client and server, as soon as the
+/// server has welcomed the client.
+fn relay(server: &Server, welcomed: impl FnOnce([&TcpStream; 2]) + Send + 'static) -> Address {
+    fn message(from: &mut TcpStream) -> Vec<u8> {
+        let mut length = [0; 4];
+        from.read_exact(&mut length).unwrap();
+        let mut message = length.to_vec();
+        from.take(u32::from_le_bytes(length).into()).read_to_end(&mut message).unwrap();
+        message
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = at(&listener.local_addr().unwrap().to_string());
+    let to = (place(server).host().to_owned(), place(server).port());
+    std::thread::spawn(move || {
+        let (mut client, _) = listener.accept().unwrap();
+        let mut server = TcpStream::connect((to.0.as_str(), to.1)).unwrap();
+        client.write_all(&message(&mut server)).unwrap();
+        server.write_all(&message(&mut client)).unwrap();
+        let welcome = message(&mut server);
+        welcomed([&client, &server]);
+        client.write_all(&welcome).unwrap();
+        let _ = client.read(&mut [0]);
+    });
+    address
+}
+
+/// Memory that the device does not take: the limit on locked memory is named, and its mend.
+fn memory_that_may_not_be_registered(fake: &Fake) {
+    const ENOMEM: i32 = 12;
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock);
+    let limit = rustix::process::Rlimit { current: Some(49152), ..limit };
+    rustix::process::setrlimit(rustix::process::Resource::Memlock, limit).unwrap();
+    let mends = |why: &str| why.contains("lock only 49152 bytes") && why.contains("ulimit -l unlimited");
+    fake.set("FAKE_REG_ERRNO", ENOMEM.into());
+    match try_to_serve("127.0.0.1:0", default_preset(), 128) {
+        Err(ServeError::Verbs(error)) => {
+            assert!(matches!(error, SetupError::Register { errno: ENOMEM, limit: Some(49152), .. }));
+            assert!(mends(&error.to_string()), "{error}");
+        }
+        other => panic!("{other:?}"),
+    }
+    fake.set("FAKE_REG_ERRNO", 0);
+    let server = serve(128);
+    fake.set("FAKE_REG_ERRNO", ENOMEM.into());
+    // The server cannot.
+    match refused(server.address(), options()) {
+        SetupError::Refused { why, .. } => assert!(mends(&why), "{why}"),
+        error => panic!("{error}"),
+    }
+    fake.set("FAKE_REG_ERRNO", 0);
+    // The client cannot. Set by name, because the relay's thread may not borrow the fake.
+    let library = told("ONEREAD_TEST_LIBRARY").unwrap();
+    let address = relay(&server, move |_| Fake::load(&library).set("FAKE_REG_ERRNO", ENOMEM.into()));
+    let error = refused(&address, options());
+    assert!(matches!(error, SetupError::Register { errno: ENOMEM, .. }), "{error}");
+    assert!(mends(&error.to_string()), "{error}");
+    fake.set("FAKE_REG_ERRNO", 0);
+    wait_for("the server to notice", || (server.stats().clients == 0).then_some(()));
+    let mut client = connect(&server);
+    fill(&mut client, 30);
+    check_all(&mut client, 30);
+}
+
+// ---- reordered READs --------------------------------------------------------------------------------
+
+/// READs take long and copy their words in random order while the table changes: right all the same.
+fn reordered_words_and_writers(fake: &Fake) {
+    for family in [Family::Cuckoo, Family::Hopscotch, Family::Chained] {
+        let preset = presets().find(|preset| preset.layout.family == family).unwrap();
+        let server = try_to_serve("127.0.0.1:0", preset, 256).unwrap();
+        churn(fake, &server);
+        println!("{}", preset.layout);
+    }
+}
+
+/// Keys that stay, each with a growing version; the others come and go.
+const STAY: u32 = 24;
+const COME: std::ops::Range<u32> = STAY..260;
+
+fn version(n: u32, version: u64) -> Vec<u8> {
+    let rest = value(version << 8 | u64::from(n), version as usize % 38);
+    [&version.to_le_bytes()[..], &rest].concat()
+}
+
+/// The version a value is of: all of it.
+fn version_of(n: u32, found: Option<Vec<u8>>) -> u64 {
+    let found = found.unwrap_or_else(|| panic!("key {n} is missing"));
+    let number = u64::from_le_bytes(found[..8].try_into().unwrap());
+    assert_eq!(found, version(n, number), "a value that nobody wrote, of key {n}");
+    number
+}
+
+fn churn(fake: &Fake, server: &Server) {
+    let (begun, done): (Vec<_>, Vec<_>) = (0..STAY).map(|_| (AtomicU64::new(0), AtomicU64::new(0))).unzip();
+    // Few READs at a time: each gives way to the writers many times.
+    let mut client = Client::connect_with(server.address(), with_credits(8)).unwrap();
+    for n in 0..STAY {
+        client.put(&ours(n).0, &version(n, 0)).unwrap();
+    }
+    fake.set("FAKE_REORDER_UNITS", 1);
+    fake.set("FAKE_DELAY_READS", 20);
+    let over = AtomicBool::new(false);
+    let write = |first: u32| {
+        let mut options = options();
+        options.verbs.wait = Wait::Block;
+        let mut client = Client::connect_with(server.address(), options).unwrap();
+        let mut numbers = Numbers(first.into());
+        for number in 1.. {
+            for n in (first..STAY).step_by(2) {
+                begun[n as usize].store(number, Ordering::SeqCst);
+                client.put(&ours(n).0, &version(n, number)).unwrap();
+                done[n as usize].store(number, Ordering::SeqCst);
+                let come =
+                    COME.start + 2 * numbers.below(u64::from(COME.end - COME.start) / 2) as u32 + first;
+                match numbers.below(2) {
+                    // It may be full.
+                    0 => drop(client.put(&ours(come).0, &version(come, number))),
+                    _ => drop(client.remove(&ours(come).0).unwrap()),
+                }
+                if over.load(Ordering::Relaxed) {
+                    return;
+                }
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        /// Also when a check fails.
+        struct Over<'a>(&'a AtomicBool);
+        impl Drop for Over<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Relaxed);
+            }
+        }
+        let _over = Over(&over);
+        scope.spawn(|| write(0));
+        scope.spawn(|| write(1));
+        let all = keys(COME.end);
+        let began = Instant::now();
+        let mut rounds = 0;
+        while began.elapsed() < Duration::from_millis(1500) || client.stats().get.retries_torn == 0 {
+            assert!(began.elapsed() < Duration::from_secs(30), "no READ is torn: {:?}", client.stats());
+            let numbers = |of: &[AtomicU64]| of.iter().map(|n| n.load(Ordering::SeqCst)).collect::<Vec<_>>();
+            let oldest = numbers(&done);
+            let found = client.get_many(&all).unwrap();
+            let newest = numbers(&begun);
+            for (n, found) in (0..).zip(found) {
+                if n >= STAY {
+                    found.map(|found| version_of(n, Some(found)));
+                    continue;
+                }
+                let number = version_of(n, found);
+                let may_be = oldest[n as usize]..=newest[n as usize];
+                assert!(may_be.contains(&number), "key {n}: version {number}, not of {may_be:?}");
+            }
+            let n = rounds % STAY;
+            let oldest = done[n as usize].load(Ordering::SeqCst);
+            assert!(version_of(n, client.get(&ours(n).0).unwrap()) >= oldest);
+            assert_eq!(client.get(&ours(1000 + n).0).unwrap(), None);
+            rounds += 1;
+        }
+        println!("{rounds} rounds, {:?}", client.stats().get);
+    });
+    assert_eq!(client.stats().reattached, 0);
+    fake.set("FAKE_REORDER_UNITS", 0);
+    fake.set("FAKE_DELAY_READS", 0);
+}
+
+// ---- small devices ----------------------------------------------------------------------------------
+
+/// Queues as short as can be: what the client does fits into them, also when all of it fails at once.
+fn tiny_devices(fake: &Fake) {
+    for (setting, value) in [
+        ("FAKE_MAX_RD_ATOMIC", 1),
+        ("FAKE_MAX_QP_WR", 17),
+        ("FAKE_MAX_QP_WR", 40),
+        ("FAKE_MAX_CQE", 33),
+        ("FAKE_MAX_CQE", 64),
+        ("FAKE_MAX_SRQ_WR", 8),
+    ] {
+        let normal = [("FAKE_MAX_RD_ATOMIC", 16), ("FAKE_MAX_QP_WR", 16384), ("FAKE_MAX_CQE", 65536)];
+        fake.set(setting, value);
+        let server = serve(1024);
+        let mut client = connect(&server);
+        fill(&mut client, 200);
+        for (nth, delay) in [(0, 0), (0, 5), (1, 5), (20, 5), (100, 0)] {
+            fake.set("FAKE_DELAY_READS", delay);
+            fake.set("FAKE_FAIL_NTH_READ", nth);
+            check_all(&mut client, 200);
+            fill(&mut client, 200);
+        }
+        for name in ["queue_full", "cq_overflows", "misuse"] {
+            assert_eq!(fake.count(name), 0, "{name} with {setting}={value}");
+        }
+        for (setting, value) in normal.into_iter().chain([("FAKE_MAX_SRQ_WR", 16384)]) {
+            fake.set(setting, value);
+        }
+    }
+    // Too short for one READ and the messages.
+    for (setting, value, normal) in [("FAKE_MAX_QP_WR", 16, 16384), ("FAKE_MAX_CQE", 32, 65536)] {
+        let server = serve(128);
+        fake.set(setting, value);
+        let error = refused(server.address(), options());
+        assert!(matches!(error, SetupError::Call { errno: 22, .. }), "{error}");
+        fake.set(setting, normal);
+    }
+}
+
+/// A server lets in as many clients as its queues have room for. The next one is told so.
+fn rooms_that_are_full(fake: &Fake) {
+    // Of each of the two workers.
+    for (setting, value, room) in [("FAKE_MAX_CQE", 64, 4), ("FAKE_MAX_SRQ_WR", 31, 3)] {
+        fake.set(setting, value);
+        let server = serve(1024);
+        let mut clients: Vec<_> = (0..2 * room).map(|_| connect(&server)).collect();
+        fill(&mut clients[0], 100);
+        for round in 0..3 {
+            match refused(server.address(), options()) {
+                SetupError::Refused { why, .. } => assert!(why.contains("as many clients as it can take")),
+                error => panic!("{error}"),
+            }
+            // All at once, as many messages as they may.
+            std::thread::scope(|scope| {
+                for client in &mut clients {
+                    scope.spawn(|| {
+                        fill(client, 300);
+                        check_all(client, 300);
+                    });
+                }
+            });
+            fake.check();
+            clients.remove(round);
+            let again = wait_for("room", || Client::connect_with(server.address(), options()).ok());
+            clients.push(again);
+        }
+        fake.set("FAKE_MAX_CQE", 65536);
+    }
+}
+
+// ---- nothing is left --------------------------------------------------------------------------------
+
+/// However a handshake ends: nothing is left of it on either side.
+fn failed_handshakes(fake: &Fake) {
+    let server = serve(128);
+    let of_the_server: Vec<_> = ["qps", "mrs"].map(|kind| fake.count(&format!("live_{kind}"))).into();
+    let mut stranger = options();
+    stranger.verbs.token = Token::new("another");
+    assert!(matches!(refused(server.address(), stranger), SetupError::Token { .. }));
+    let mut stayers = Vec::new();
+    for garbage in [&b""[..], b"\xff\xff\xff\xff", b"\x02\0\0\0{}", b"\x10\0\0\0{\"version\":1"] {
+        let mut stream = TcpStream::connect((place(&server).host(), place(&server).port())).unwrap();
+        stream.write_all(garbage).unwrap();
+        stayers.push(stream);
+    }
+    // Welcomed, and gone before it knew.
+    let library = told("ONEREAD_TEST_LIBRARY").unwrap();
+    let address = relay(&server, move |_| Fake::load(&library).set("FAKE_REG_ERRNO", 14));
+    let error = refused(&address, options());
+    assert!(matches!(error, SetupError::Register { errno: 14, .. }), "{error}");
+    fake.set("FAKE_REG_ERRNO", 0);
+    wait_for("the server to notice", || (server.stats().clients == 0).then_some(()));
+    let left: Vec<_> = ["qps", "mrs"].map(|kind| fake.count(&format!("live_{kind}"))).into();
+    // One client's receives are kept for the next.
+    assert_eq!((left[0], left[1]), (of_the_server[0], of_the_server[1] + 1));
+    let mut client = connect(&server);
+    fill(&mut client, 30);
+    // One is dropped before its server, one after it.
+    let mut other = client.clone();
+    check_all(&mut other, 30);
+    drop(client);
+    server.stop();
+    let GetError::ServerGone { .. } = other.get(&ours(1).0).expect_err("no server") else { panic!() };
+}
+
+/// A client may hang up at any time: also when its message has just come, and the server has not looked. The
+/// receive that it took is there again for the next client.
+fn hanging_up_while_asking(fake: &Fake) {
+    let server = serve(128);
+    for _ in 0..200 {
+        let (sender, streams) = std::sync::mpsc::channel();
+        let address = relay(&server, move |streams| {
+            sender.send(streams.map(|stream| stream.try_clone().unwrap())).unwrap();
+        });
+        let mut client = Client::connect_with(&address, options()).unwrap();
+        let [to_client, to_server] = streams.recv().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(5));
+                to_client.shutdown(Shutdown::Both).unwrap();
+            });
+            to_server.shutdown(Shutdown::Both).unwrap();
+            // There is no answer any more, unless the server was very quick.
+            let _ = client.put(b"key", b"value");
+        });
+        fake.check();
+    }
+    let mut client = connect(&server);
+    fill(&mut client, 60);
+    check_all(&mut client, 60);
+}
+
+/// A callback that panics leaves READs in flight. They are not taken for the answers to what is asked next.
+fn a_callback_that_panics(fake: &Fake) {
+    std::panic::set_hook(Box::new(|_| {}));
+    let server = serve(1024);
+    let mut client = connect(&server);
+    fill(&mut client, 200);
+    for delay in [0, 200] {
+        fake.set("FAKE_DELAY_READS", delay);
+        for answers in [0u32, 1, 20] {
+            let mut left = answers;
+            let panics = |n: usize, found: Option<&[u8]>| {
+                assert_eq!(found, Some(&ours(n as u32).1[..]));
+                left = left.checked_sub(1).expect("that is enough");
+            };
+            catch_unwind(AssertUnwindSafe(|| client.get_many_with(&keys(200), panics))).expect_err("a panic");
+            // Keys that nobody asked for just now.
+            for n in (0..200).rev().step_by(9) {
+                assert_eq!(client.get(&ours(n).0).unwrap(), Some(ours(n).1), "key {n}");
+            }
+            check_all(&mut client, 200);
+        }
+    }
+    // Dropped with READs in flight.
+    let panics = |_: usize, _: Option<&[u8]>| panic!("at once");
+    catch_unwind(AssertUnwindSafe(|| client.get_many_with(&keys(200), panics))).expect_err("a panic");
+    drop(client);
+    fake.check();
+}
+
+// ---- what it costs ----------------------------------------------------------------------------------
+
+/// What a batch asks of the device, by the device's count and by the client's.
+fn costs_of_a_batch(fake: &Fake) {
+    const KEYS: u32 = 1000;
+    let server = serve(20_000);
+    for (wait, credits, doorbells, completions) in [
+        // 15 times 64 and 40 READs; of 16 one completion shows, and the last one of each doorbell.
+        (Wait::Poll, 64, 16, 15 * 4 + 3),
+        (Wait::Block, 64, 16, 15 * 4 + 3),
+        (Wait::Poll, 7, 143, 143),
+        (Wait::Poll, 1, 1000, 1000),
+    ] {
+        let mut options = with_credits(credits);
+        options.verbs.wait = wait;
+        let mut client = Client::connect_with(server.address(), options).unwrap();
+        fill(&mut client, KEYS);
+        // The server's SENDs may still be completing.
+        std::thread::sleep(Duration::from_millis(20));
+        let before = client.queue_counts().unwrap();
+        fake.set("counts", 0);
+        for (n, found) in client.get_many(&keys(KEYS)).unwrap().into_iter().enumerate() {
+            assert_eq!(found, Some(ours(n as u32).1));
+        }
+        let counted = ["doorbells", "reads", "completions", "wrs"].map(|name| fake.count(name));
+        assert_eq!(
+            counted,
+            [doorbells, KEYS.into(), completions, KEYS.into()],
+            "{wait:?}, {credits} credits"
+        );
+        let after = client.queue_counts().unwrap();
+        let asked = [
+            after.doorbells - before.doorbells,
+            after.reads - before.reads,
+            after.completions - before.completions,
+        ];
+        assert_eq!(asked.map(|n| n as i64), [doorbells, KEYS.into(), completions]);
+        assert_eq!(after.messages, before.messages, "the server is not asked");
+        let read = client.stats().read;
+        assert_eq!((read.reads as i64, read.doorbells as i64), (KEYS.into(), doorbells));
+    }
+}
