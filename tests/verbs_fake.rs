@@ -207,7 +207,7 @@ fn default_preset() -> &'static Preset {
 
 fn try_to_serve(place: &str, preset: &Preset, slots: u64) -> Result<Server, ServeError> {
     // The machine may be busy: a GET may take long, and is to be believed all the same.
-    let table = Config { grace: Duration::from_millis(100), ..config(preset, slots, 16, 46, 7) };
+    let table = Config { grace: Duration::from_millis(500), ..config(preset, slots, 16, 46, 7) };
     Server::start(ServerConfig { token: Token::new(TOKEN), ..ServerConfig::new(at(place), table) })
 }
 
@@ -380,6 +380,9 @@ fn choice(_: &Fake) {
     }
 }
 
+/// The fake's settings, the address's query, and what is said.
+type Case = (&'static [(&'static str, &'static str)], &'static str, &'static [&'static str]);
+
 #[test]
 fn what_is_chosen() {
     if is_guest("what_is_chosen") {
@@ -393,7 +396,7 @@ fn what_is_chosen() {
         ("FAKE_GIDS", "7=v1:192.0.2.1 9=v2:fe80::1 90=v2:2001:db8::1 200=v2:192.0.2.1");
     const V1: (&str, &str) = ("FAKE_GIDS", "3=v1:192.0.2.1 4=v1:fe80::1");
     const LINK_LOCAL: (&str, &str) = ("FAKE_GIDS", "0=v1:fe80::1 5=v2:fe80::1");
-    let served: &[(&[(&str, &str)], &str, &[&str])] = &[
+    let served: &[Case] = &[
         (&[], "", &["device fake0, port 1: chose index 3: RoCE v2, IPv4, MTU 1024"]),
         (&[SPARSE], "", &["chose index 200: RoCE v2, IPv4, MTU"]),
         (&[SPARSE], "?gid=90", &["took index 90, as asked for: RoCE v2, IPv6; index 200 would suit better"]),
@@ -414,7 +417,7 @@ fn what_is_chosen() {
         (&[("FAKE_MTU", "4096")], "", &["MTU 4096"]),
         (&[("FAKE_MTU", "4096")], "?mtu=256", &["MTU 256"]),
     ];
-    let not_served: &[(&[(&str, &str)], &str, &[&str])] = &[
+    let not_served: &[Case] = &[
         (&[NO_GID], "", &["device fake0, port 1: the port has no GID", "ip link set eth0 up"]),
         (&[("FAKE_GIDS", "2=v2:::")], "", &["device fake0, port 1: all 1 GIDs", "ip addr add"]),
         (&[], "?gid=9", &["device fake0, port 1: the port has no GID at index 9; it has some at 0, 1, 2, 3"]),
@@ -599,7 +602,7 @@ fn reordered_words_and_writers(fake: &Fake) {
 
 /// Keys that stay, each with a growing version; the others come and go.
 const STAY: u32 = 24;
-const COME: std::ops::Range<u32> = STAY..150;
+const COME: std::ops::Range<u32> = STAY..260;
 
 fn version(n: u32, version: u64) -> Vec<u8> {
     let rest = value(version << 8 | u64::from(n), version as usize % 38);
@@ -616,7 +619,8 @@ fn version_of(n: u32, found: Option<Vec<u8>>) -> u64 {
 
 fn churn(fake: &Fake, server: &Server) {
     let (begun, done): (Vec<_>, Vec<_>) = (0..STAY).map(|_| (AtomicU64::new(0), AtomicU64::new(0))).unzip();
-    let mut client = connect(server);
+    // Few READs at a time: each gives way to the writers many times.
+    let mut client = Client::connect_with(server.address(), with_credits(8)).unwrap();
     for n in 0..STAY {
         client.put(&ours(n).0, &version(n, 0)).unwrap();
     }
@@ -624,7 +628,9 @@ fn churn(fake: &Fake, server: &Server) {
     fake.set("FAKE_DELAY_READS", 20);
     let over = AtomicBool::new(false);
     let write = |first: u32| {
-        let mut client = connect(server);
+        let mut options = options();
+        options.verbs.wait = Wait::Block;
+        let mut client = Client::connect_with(server.address(), options).unwrap();
         let mut numbers = Numbers(first.into());
         for number in 1.. {
             for n in (first..STAY).step_by(2) {
