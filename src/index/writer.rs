@@ -79,7 +79,9 @@ impl<'a> SlotWriter<'a> {
             self.region.store(base + w, if odd_still { odd_copy(word) } else { word });
         }
         // Pairs with R1: a reader that sees the even stamp sees the words of W2 after its fence.
-        fence(Ordering::Release);
+        if !broken(Rule::EvenFence) {
+            fence(Ordering::Release);
+        }
         // W3. The first line last: whoever goes by it alone (shm) sees a slot that is whole for everybody.
         for w in stamp_copies(shape) {
             self.region.store(base + w, image[w]);
