@@ -40,11 +40,27 @@ pub enum Rule {
     CountBeforeErase,
     /// The shm reader compares the counter of begun moves before it reports a miss.
     MoveCounter,
+    /// A slot with a ghost does not give up its occupant.
+    OneGhost,
+    /// An unlinked block keeps its own link until it is used again.
+    BlockLink,
+    /// The counter of begun moves goes up between a block's unlinking and its next use.
+    BlockCount,
+    /// The shm reader fences the first stamp before it loads the words.
+    StampFence,
+    /// The writer fences the bytes before it stores the even stamps.
+    EvenFence,
+    /// A path's slots are locked before it is walked.
+    SlotLock,
+    /// Stripes are locked in increasing order.
+    LockOrder,
+    /// A path found without locks is checked again under them.
+    PathCheck,
 }
 
 impl Rule {
     /// Every rule.
-    pub const ALL: [Rule; 16] = {
+    pub const ALL: [Rule; 24] = {
         use Rule::*;
         [
             OddPass,
@@ -63,6 +79,14 @@ impl Rule {
             WriterFence,
             CountBeforeErase,
             MoveCounter,
+            OneGhost,
+            BlockLink,
+            BlockCount,
+            StampFence,
+            EvenFence,
+            SlotLock,
+            LockOrder,
+            PathCheck,
         ]
     };
 }

@@ -245,3 +245,71 @@ impl<'a> Get<'a> {
         Step::Again(self.primary, why)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::chain::{Block, with_link};
+    use crate::layout::geometry::{Config, Size};
+    use crate::layout::hash::Seeds;
+
+    /// Slots that show what they are told to.
+    struct Showing<F>(F);
+
+    impl<F: FnMut(SlotIx) -> Look> Landed for Showing<F> {
+        fn look(&mut self, slot: SlotIx, _key: &[u8], _value: &mut Vec<u8>) -> Look {
+            (self.0)(slot)
+        }
+    }
+
+    fn geometry(layout: &str, slots: u64, value_max: usize) -> Geometry {
+        let layout = layout.parse().unwrap();
+        let seeds = Some(Seeds::from_number(1));
+        let size = Size::Slots(slots);
+        Config { layout, size, key_max: 8, value_max, seeds, ..Config::default() }.geometry().unwrap()
+    }
+
+    /// A hit in a slot of several lines is proven by the clock, because the short copies of its stamp wrap;
+    /// one in a slot of one line, or in one that the fabric vouches for, is not.
+    #[test]
+    fn hits_that_need_proof() {
+        for (value_max, exact, at_once) in
+            [(8, false, true), (40, false, true), (100, false, false), (8, true, true), (100, true, true)]
+        {
+            let geometry = geometry("cluster", 8, value_max);
+            let mut get = Get::new(&geometry, b"key");
+            let mut hit = || get.feed(&mut Showing(|_| Look::Match), exact, &mut Vec::new());
+            let expected = if at_once { Step::Found } else { Step::Judge };
+            assert_eq!(hit(), expected, "{value_max} bytes, exact: {exact}");
+            if !at_once {
+                assert_eq!(get.judge(Proof::None), Step::Again(get.start(), Retry::Late));
+                assert_eq!(get.feed(&mut Showing(|_| Look::Match), exact, &mut Vec::new()), Step::Judge);
+                assert_eq!(get.judge(Proof::InGrace), Step::Found);
+            }
+        }
+    }
+
+    /// A chain as long as the server links one is followed to its end; a longer one is given up.
+    #[test]
+    fn chains_are_followed_so_far() {
+        let geometry = geometry("list", 1000, 8);
+        let follow = |windows: u32| {
+            let mut get = Get::new(&geometry, b"key");
+            let mut head = |slot: SlotIx| {
+                let nth = slot.0.checked_sub(geometry.main_slots()).map_or(0, |block| block as u32 + 1);
+                let link = (nth + 1 < windows).then_some(Block(nth));
+                let aux = with_link(0xff, link);
+                Look::Other(Header { stamp: 2, crc: 0, klen: 0, ghost: 0, vlen: 0, aux })
+            };
+            loop {
+                match get.feed(&mut Showing(&mut head), false, &mut Vec::new()) {
+                    Step::Read(_) => {}
+                    end => return end,
+                }
+            }
+        };
+        assert_eq!(follow(CHAIN_MAX), Step::Judge);
+        assert!(matches!(follow(CHAIN_MAX + 2), Step::Again(_, Retry::Chain)));
+        assert!(matches!(follow(u32::MAX), Step::Again(_, Retry::Chain)));
+    }
+}

@@ -10,6 +10,7 @@
 
 #![allow(unsafe_code)]
 
+use crate::layout::WORD;
 use crate::sync::{AtomicU64, Ordering};
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{FlockOperation, MemfdFlags, SealFlags};
@@ -193,7 +194,7 @@ impl Region {
         // A window is read at random: fewer, larger TLB entries where the system allows it. Best effort.
         let _ = map.advise(memmap2::Advice::HugePage);
         Region {
-            words: map.len() / size_of::<AtomicU64>(),
+            words: map.len() / WORD,
             base: NonNull::new(map.as_mut_ptr().cast()).unwrap_or(NonNull::dangling()),
             writable,
             _memory: Memory::Mapped(map),
@@ -207,7 +208,7 @@ impl Region {
     /// A region of `bytes` zero bytes in this process's own memory, which tells `recorder` of every store.
     #[cfg(feature = "sim")]
     pub fn recorded(bytes: u64, recorder: std::sync::Arc<crate::fabric::sim::Recorder>) -> Region {
-        let words = bytes as usize / size_of::<AtomicU64>();
+        let words = bytes as usize / WORD;
         let memory: Box<[AtomicU64]> = (0..words).map(|_| AtomicU64::new(0)).collect();
         Region {
             base: NonNull::from(&*memory).cast(),
@@ -222,7 +223,7 @@ impl Region {
 
     /// Length in bytes (whole words).
     pub fn bytes(&self) -> u64 {
-        (self.words * size_of::<AtomicU64>()) as u64
+        (self.words * WORD) as u64
     }
 
     /// Where it is mapped: what a NIC is told to read. Nothing in this process goes through this pointer.
@@ -336,7 +337,7 @@ impl Region {
         const LINES_MAX: u64 = 8;
         let lines = bytes.div_ceil(crate::layout::LINE as u64).min(LINES_MAX);
         for line in 0..lines {
-            self.prefetch((offset as usize + line as usize * crate::layout::LINE) / size_of::<AtomicU64>());
+            self.prefetch((offset as usize + line as usize * crate::layout::LINE) / WORD);
         }
     }
 

@@ -9,7 +9,7 @@
 #![cfg(feature = "sim")]
 
 use oneread::Layout;
-use oneread::adversary::{KeyNumber, Scene, Violation, World};
+use oneread::adversary::{KeyNumber, Scene, Violation, World, key};
 use oneread::fabric::sim::{Adversary, Every, Hardware, History, Instant, Random, Unit, Witness};
 use std::time::Duration;
 
@@ -560,6 +560,81 @@ mod broken {
             case
         };
         must_be_caught(&[Rule::BlockGrace, Rule::GhostGrace], LINES, 1, emptied);
+    }
+
+    /// The first `n` keys with this home.
+    fn keys_of_home(world: &World, home: u64, n: usize) -> Vec<KeyNumber> {
+        let geometry = world.geometry();
+        let is_home = |&number: &KeyNumber| geometry.home(geometry.seeds().first(&key(number)).0) == home;
+        (0..).filter(is_home).take(n).collect()
+    }
+
+    /// A chain of two blocks. The first is empty, and cannot be filled from the second, whose key stands
+    /// beside a ghost: so it will be unlinked while there is a key behind it. That key, and one that only
+    /// finds room in a block of another chain.
+    fn block_emptied_before_another() -> (World, KeyNumber, KeyNumber) {
+        let mut world = World::new(scene("list", 2, ONE_LINE, 1));
+        let [a, b, c, d] = keys_of_home(&world, 0, 4)[..] else { unreachable!() };
+        let [other, newcomer] = keys_of_home(&world, 1, 2)[..] else { unreachable!() };
+        let all_put = [a, b, c, other].into_iter().all(|number| world.put(number));
+        // `c` goes from the second block to the first, `d` to where its ghost is, `c` out of the first.
+        assert!(all_put && world.remove(b) && world.put(d) && world.remove(c));
+        (world, d, newcomer)
+    }
+
+    fn chain_case(world: World, begin: Instant, wanted: KeyNumber) -> Case {
+        Case { name: "block unlinked before another", world, begin, keys: vec![wanted] }
+    }
+
+    #[test]
+    fn block_used_again_at_once() {
+        must_be_caught(&[Rule::BlockGrace], LINES, 1, || {
+            let (mut world, behind, newcomer) = block_emptied_before_another();
+            let begin = world.now();
+            world.tidy();
+            assert!(world.put(newcomer));
+            chain_case(world, begin, behind)
+        });
+    }
+
+    #[test]
+    fn unlinked_block_that_leads_nowhere() {
+        must_be_caught(&[Rule::BlockLink], LINES, 1, || {
+            let (world, behind, _) = block_emptied_before_another();
+            world.wait(3 * GRACE);
+            let begin = world.now();
+            world.tidy();
+            chain_case(world, begin, behind)
+        });
+    }
+
+    #[test]
+    fn block_used_again_uncounted() {
+        must_be_caught(&[Rule::BlockCount], COUNTED, 1, || {
+            let (mut world, behind, newcomer) = block_emptied_before_another();
+            world.wait(3 * GRACE);
+            let begin = world.now();
+            // Unlinked, then given back.
+            world.tidy();
+            world.wait(3 * GRACE);
+            world.tidy();
+            assert!(world.put(newcomer));
+            chain_case(world, begin, behind)
+        });
+    }
+
+    /// A key moves out of a slot; the next one there, too: the second ghost takes the place of the first.
+    #[test]
+    fn two_ghosts_in_one_slot() {
+        must_be_caught(&[Rule::OneGhost], Hardware { passes_max: 1, ..LINES }, 1, || {
+            let mut world = World::new(scene("list", 1, ONE_LINE, 1));
+            assert!((0..4).all(|number| world.put(number)));
+            let begin = world.now();
+            // 3 goes from the third block to the first, 4 comes to where its ghost is. 4 might fill the
+            // second block.
+            assert!(world.remove(1) && world.put(4) && world.remove(2));
+            Case { name: "two moves out of a slot", world, begin, keys: vec![3] }
+        });
     }
 
     #[test]

@@ -66,8 +66,11 @@ fn for_stories(cases: u32, test: impl Fn(&Story)) {
     result.unwrap_or_else(|failure| panic!("{failure}"));
 }
 
+/// How many random cases: `PROPTEST_CASES`, if it says (cargo-mutants wants few).
 fn cases(short: u32) -> u32 {
-    if std::env::var_os("ONEREAD_LONG").is_some() { 100 * short } else { short }
+    let said = std::env::var("PROPTEST_CASES").ok().map(|n| n.parse().expect("a number"));
+    let long = std::env::var_os("ONEREAD_LONG").is_some();
+    said.unwrap_or(if long { 100 * short } else { short })
 }
 
 /// Where each key stands.

@@ -178,8 +178,8 @@ impl Index {
         to: SlotIx,
     ) -> bool {
         let occupant = self.slots().read(from);
-        if occupant.ghost != 0 {
-            return false; // M3
+        if !has_room_for_ghost(occupant.ghost) {
+            return false;
         }
         self.overwrite(to, &occupant.key, &occupant.value);
         let bit = placement::filter_bit(&self.geometry, self.geometry.seeds().first(&occupant.key));
@@ -216,6 +216,9 @@ impl Index {
             .find(|&head| chain::link(self.slots().header(head).aux) == Some(block));
         let Some(before) = before else { return };
         self.link(before, chain::link(self.slots().header(window.first).aux));
+        if broken(Rule::BlockLink) {
+            self.link(window.first, None);
+        }
         self.grace.push(self.grace.due_ns(Rule::BlockGrace), Trace::Reuse { home, block });
     }
 
@@ -224,7 +227,9 @@ impl Index {
         // A reader that goes by the counter and took its mark before this sees that it went up, since what
         // it reads in the block is written after; one that took it later sees the new link.
         fence(Ordering::Release);
-        self.region.add(move_counter_word(home));
+        if !broken(Rule::BlockCount) {
+            self.region.add(move_counter_word(home));
+        }
         fence(Ordering::Release);
         self.blocks.give_back(block);
     }

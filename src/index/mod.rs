@@ -60,13 +60,29 @@ use smallvec::SmallVec;
 use stripes::{Displaced, Locked, Place, StripeSet, Stripes};
 use writer::{Owned, SlotWriter};
 
-/// The slot writer alone, for the model checker.
+/// Parts of the index alone, for the model checker.
 #[cfg(all(test, loom))]
 pub(crate) mod loom_access {
+    pub(crate) use super::stripes::{StripeSet, Stripes};
     use super::*;
 
     pub fn write_slot(region: &Region, geometry: &Geometry, slot: SlotIx, key: &[u8], value: &[u8]) {
         SlotWriter { region, geometry }.write(slot, &Content { key, value, ghost: 0, aux: 0 });
+    }
+
+    /// The path that a put of `key` would take now.
+    pub fn path(index: &Index, key: &[u8]) -> Option<Path> {
+        find_path(index.slots(), key, index.geometry.seeds().first(key))
+    }
+
+    /// Puts `key`, with its own bytes as value, along a path found before.
+    pub fn put_along(index: &Index, path: &Path, key: &[u8]) -> Option<Put> {
+        index.put_along(path, key, key, index.geometry.seeds().first(key), PutMode::Upsert)
+    }
+
+    /// Main slots that hold `key`.
+    pub fn copies(index: &Index, key: &[u8]) -> usize {
+        (0..index.geometry.main_slots()).filter(|&slot| index.slots().holds(SlotIx(slot), key)).count()
     }
 }
 
@@ -181,6 +197,11 @@ struct Counters {
     moves: AtomicU64,
     homings: AtomicU64,
     waits: AtomicU64,
+}
+
+/// May the occupant of a slot with this ghost be moved (M3)?
+fn has_room_for_ghost(ghost: u8) -> bool {
+    ghost == 0 || broken(Rule::OneGhost)
 }
 
 fn count(counter: &AtomicU64) {
@@ -362,19 +383,27 @@ impl Index {
                     PutError::Full { keys: counts.keys, slots: counts.slots }
                 });
             };
-            let mut set = self.stripes_of_key(key, first);
-            self.add_path(&mut set, &path);
-            let mut locked = self.stripes.lock(set);
-            if let Some(answer) = self.put_present(&mut locked, key, value, first, mode) {
+            if let Some(answer) = self.put_along(&path, key, value, first, mode) {
                 return Ok(answer);
             }
-            if !self.still_good(&locked, &path) {
-                continue;
-            }
-            self.move_along(&mut locked, &path, |locked| self.place(locked, path[0], key, value, first));
-            return Ok(Put::Inserted);
         }
         Err(PutError::Busy { rounds: ROUNDS_MAX })
+    }
+
+    /// Puts a key by moving others along a path that was found without locks. `None` when the path is not
+    /// what it was any more.
+    fn put_along(&self, path: &Path, key: &[u8], value: &[u8], first: First, mode: PutMode) -> Option<Put> {
+        let mut set = self.stripes_of_key(key, first);
+        self.add_path(&mut set, path);
+        let mut locked = self.stripes.lock(set);
+        if let Some(answer) = self.put_present(&mut locked, key, value, first, mode) {
+            return Some(answer);
+        }
+        if !self.still_good(&locked, path) {
+            return None;
+        }
+        self.move_along(&mut locked, path, |locked| self.place(locked, path[0], key, value, first));
+        Some(Put::Inserted)
     }
 
     /// Removes `key`; was it there?
@@ -454,7 +483,7 @@ impl Index {
     /// The stripes of a path's slots, and of the homes of the keys in them (L2).
     fn add_path(&self, set: &mut StripeSet, path: &Path) {
         for &slot in path {
-            if slot.0 < self.geometry.main_slots() {
+            if slot.0 < self.geometry.main_slots() && !broken(Rule::SlotLock) {
                 set.push(self.stripes.of(slot));
             }
             if let Some((_, occupant)) = self.slots().peek(slot).filter(|(_, key)| !key.is_empty()) {
@@ -520,13 +549,16 @@ impl Index {
 
     /// Is a path still what the search saw? The caller holds its locks.
     fn still_good(&self, locked: &Locked<'_>, path: &Path) -> bool {
+        if broken(Rule::PathCheck) {
+            return true;
+        }
         let (&last, movers) = path.split_last().expect("a path has a slot");
         self.slots().header(last).is_free()
             && movers.iter().zip(&path[1..]).all(|(&from, &to)| {
                 let occupant = self.slots().read(from);
                 let first = self.geometry.seeds().first(&occupant.key);
                 !occupant.key.is_empty()
-                    && occupant.ghost == 0
+                    && has_room_for_ghost(occupant.ghost)
                     && locked.covers(self.home_slot(first))
                     && mutation::destinations(&self.geometry, &occupant.key, first, Some(from))
                         .iter()
@@ -586,7 +618,7 @@ impl Index {
         if before.is_free() {
             return self.slots().write(slot, &content);
         }
-        debug_assert_eq!(before.ghost, 0, "M3");
+        debug_assert!(has_room_for_ghost(before.ghost), "M3");
         let moved = self.geometry.seeds().first(&self.slots().read(slot).key);
         if !broken(Rule::Ghost) {
             content.ghost = moved.ghost();

@@ -7,6 +7,7 @@
 //! Searching holds no lock; what it found is checked again under the locks of the path
 //! (MemC3, NSDI'13, section 4.2; libcuckoo, EuroSys'14, section 4.3).
 
+use super::has_room_for_ghost;
 use super::writer::SlotWriter;
 use crate::layout::geometry::{SlotIx, Window};
 use crate::layout::hash::{First, mix, reduce};
@@ -67,8 +68,9 @@ fn walk(slots: SlotWriter<'_>, key: &[u8], first: First, round: u64) -> Option<P
             path.push(if path.is_empty() { free[0] } else { free[pick(free.len())] });
             return Some(path);
         }
-        let evictable: SmallVec<[SlotIx; 4]> =
-            all().filter(|slot| slots.header(*slot).ghost == 0 && !path.contains(slot)).collect();
+        let evictable: SmallVec<[SlotIx; 4]> = all()
+            .filter(|slot| has_room_for_ghost(slots.header(*slot).ghost) && !path.contains(slot))
+            .collect();
         if evictable.is_empty() {
             return None;
         }
@@ -106,7 +108,8 @@ impl Search {
                 let slot = self.nodes[node as usize].slot;
                 // A slot with a ghost cannot give up its occupant: it has room for one ghost. A slot that
                 // is being written is passed over: somebody is busy there.
-                let Some((_, occupant)) = slots.peek(slot).filter(|(h, _)| h.ghost == 0 && !h.is_free())
+                let Some((_, occupant)) =
+                    slots.peek(slot).filter(|(h, _)| has_room_for_ghost(h.ghost) && !h.is_free())
                 else {
                     continue;
                 };

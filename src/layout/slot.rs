@@ -148,7 +148,7 @@ impl SlotShape {
             let room = if line == 0 { self.bytes().min(LINE) - HEADER } else { FURTHER };
             let take = left.min(room);
             left -= take;
-            (take > 0 || line == 0).then_some(start..start + take)
+            (take > 0).then_some(start..start + take)
         })
     }
 }
@@ -381,6 +381,17 @@ mod tests {
         assert!(SlotShape::for_lengths(255, shape(SLOT_BYTES_MAX).payload_max() - 254).is_none());
         assert!(SlotShape::for_lengths(usize::MAX, 1).is_none());
         assert!([0, 16, 33, 96, 65 * 64].iter().all(|&b| SlotShape::from_bytes(b).is_none()));
+    }
+
+    /// Also words that a seqlock vouches for are looked at for lengths that lead out of them.
+    #[test]
+    fn lengths_are_never_believed() {
+        let s = shape(64);
+        let mut image = encode(s, ID, 2, &Content { key: b"key", value: b"value", ..Content::default() });
+        assert!(View::consistent(s, &image).is_ok());
+        image[1] |= 0xffff << 16;
+        assert_eq!(View::consistent(s, &image).err(), Some(Torn::Lengths));
+        assert_eq!(View::consistent(s, &[0; 4]).err(), Some(Torn::Lengths));
     }
 
     proptest! {
