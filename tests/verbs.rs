@@ -5,6 +5,7 @@ mod common;
 
 use common::*;
 use oneread::layout::geometry::{Preset, presets};
+use oneread::region::Backing;
 use oneread::verbs::{SetupError, Token, VerbsAddress, VerbsError, VerbsOptions, Wait};
 use oneread::{
     Address, Client, ClientOptions, ConnectError, GetError, MutateError, PutMode, ServeError, Server,
@@ -515,6 +516,26 @@ fn a_wrong_remote_key() {
     let mut client = connect(server.address());
     fill(&mut client, 20);
     check_all(&mut client, 20);
+}
+
+/// A region in huge pages is read as any other.
+#[test]
+fn huge_pages() {
+    needs_device!("huge_pages");
+    let pages = "/proc/sys/vm/nr_hugepages";
+    let before = std::fs::read_to_string(pages).unwrap();
+    if std::fs::write(pages, "16").is_err() {
+        eprintln!("skipped: no huge pages can be reserved here");
+        assert!(std::env::var_os("ONEREAD_REQUIRE_VERBS").is_none(), "they were required");
+        return;
+    }
+    let config = server_config(&at("127.0.0.1:0"), default_preset(), 4096);
+    let server = Server::start(ServerConfig { backing: Backing::HugePages, ..config }).unwrap();
+    let mut client = connect(server.address());
+    fill(&mut client, 500);
+    check_all(&mut client, 500);
+    drop(server);
+    let _ = std::fs::write(pages, before);
 }
 
 /// A region that may not be locked into memory: the error names the limit.

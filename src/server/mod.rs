@@ -245,7 +245,8 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.shared.stopping.store(true, Ordering::Release);
         for (waker, thread) in self.workers.drain(..) {
-            if let Some(waker) = waker {
+            // Kept until the thread has ended: a waker that is closed takes its event along.
+            if let Some(waker) = &waker {
                 let _ = waker.wake();
             }
             let _ = thread.join();
