@@ -9,7 +9,7 @@ use clap::Args;
 use comfy_table::{Attribute, Cell};
 use hdrhistogram::Histogram;
 use oneread::layout::hash::{mix, reduce};
-use oneread::verbs::{Ask, SetupError, VerbsOptions};
+use oneread::verbs::{Ask, SetupError, VerbsOptions, Wait};
 use oneread::{Address, Client, ClientOptions, ConnectError, Layout, Put};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -55,6 +55,9 @@ pub struct Rpc {
     /// The child's threads that answer, of each kind
     #[arg(long, value_name = "N", default_value_t = 1)]
     workers: usize,
+    /// Clients sleep while they wait, as is best with more connections than CPUs; else they poll
+    #[arg(long)]
+    block: bool,
     #[command(flatten)]
     token: TokenArgs,
     /// Draws the results into this SVG file
@@ -134,6 +137,7 @@ pub struct Outcome {
     keys: u64,
     rounds: u32,
     seconds: f64,
+    block: bool,
     workers: Option<usize>,
     pub lines: Vec<Line>,
 }
@@ -142,10 +146,11 @@ impl Outcome {
     /// What was measured, in a line.
     pub fn about(&self) -> String {
         format!(
-            "{} keys of {KEY_BYTES} bytes with values of {VALUE_BYTES}, {}, layout {}, median of {} rounds",
+            "{} keys of {KEY_BYTES} bytes with values of {VALUE_BYTES}, {}, layout {}, clients {}, median of {} rounds",
             show::count(self.keys),
             self.fabric,
             self.layout,
+            if self.block { "sleep" } else { "poll" },
             self.rounds
         )
     }
@@ -224,7 +229,8 @@ impl Rpc {
     fn measure(&self) -> Result<Outcome> {
         let server = if self.at.is_none() { Some(self.spawn()?) } else { None };
         let connect = |ask| {
-            let verbs = VerbsOptions { token: self.token.token()?, ask, ..VerbsOptions::default() };
+            let wait = if self.block { Wait::Block } else { Wait::Poll };
+            let verbs = VerbsOptions { token: self.token.token()?, ask, wait, ..VerbsOptions::default() };
             // Many threads on few cores: a late answer is a latency, no failure.
             let deadline = Duration::from_secs(30);
             let options = ClientOptions { deadline, verbs, ..ClientOptions::default() };
@@ -247,8 +253,7 @@ impl Rpc {
         bar.finish_and_clear();
         let layout = client.geometry().layout().to_string();
         let table = Table { keys: self.keys, client: client.clone(), herd };
-        drop(client);
-        let lines = self.alternate(&table, server.as_ref())?;
+        let lines = self.alternate(&table, &mut client, server.as_ref())?;
         Ok(Outcome {
             machine: machine(),
             fabric: if is_shm { "shm" } else { "verbs" },
@@ -256,6 +261,7 @@ impl Rpc {
             keys: self.keys,
             rounds: self.rounds,
             seconds: self.seconds,
+            block: self.block,
             workers: server.map(|_| self.workers),
             lines,
         })
@@ -289,7 +295,13 @@ impl Rpc {
     }
 
     /// Runs all paths round after round, so that what else happens on the machine meets all of them alike.
-    fn alternate(&self, table: &Table, server: Option<&ServerChild>) -> Result<Vec<Line>> {
+    fn alternate(
+        &self,
+        table: &Table,
+        visitor: &mut Client,
+        server: Option<&ServerChild>,
+    ) -> Result<Vec<Line>> {
+        let visitors = visitor.server_stats()?.clients;
         let contestants: Vec<_> =
             CONTESTANTS.into_iter().filter(|(_, path)| *path != Path::Herd || table.herd.is_some()).collect();
         let runs = self.connections.len() as u64 * u64::from(self.rounds) * contestants.len() as u64;
@@ -306,6 +318,7 @@ impl Rpc {
             for _ in 0..self.rounds {
                 for (&(operation, path), tally) in contestants.iter().zip(&mut tallies) {
                     version += u64::from(operation == Operation::Put);
+                    wait_for_quiet(visitor, visitors)?;
                     let round = Round { table, operation, path, connections, version };
                     tally.add(&round.run(time, server).with_context(|| {
                         format!("{operation:?} by {} over {connections} connections", path.name())
@@ -342,6 +355,17 @@ struct Table {
     herd: Option<Client>,
 }
 
+/// Waits until the server has let all connections go but those that are always there: what it does for them
+/// is nobody's operation. A server of somebody else's may have other clients: not for long.
+fn wait_for_quiet(visitor: &mut Client, visitors: u64) -> Result<()> {
+    let begun = Instant::now();
+    while visitor.server_stats()?.clients > visitors && begun.elapsed() < QUIET_MAX {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+const QUIET_MAX: Duration = Duration::from_secs(5);
 /// Between connecting and asking.
 const SETTLE: Duration = Duration::from_millis(100);
 
@@ -368,7 +392,7 @@ impl Round<'_> {
                 })
                 .collect();
             ready.wait();
-            // What the server still does for connections that came and went is not these operations'.
+            // What the server still does for a connection that has just come is not for these operations.
             std::thread::sleep(SETTLE);
             ready.wait();
             let before: Option<CpuTime> = cpu()?;

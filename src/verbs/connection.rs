@@ -90,6 +90,8 @@ pub(crate) struct Connection {
     reads_handed_out: u64,
     reads_completed: u64,
     messages: Messages,
+    /// What the last poll brought: made once, because a GET polls dozens of times.
+    polled: Box<[Completion; POLLED]>,
     counts: QueueCounts,
     /// Set where requests are made HERD's way. Its completions come to the same queue.
     pub(super) herd: Option<Herd>,
@@ -230,6 +232,7 @@ impl Connection {
             reads_handed_out: 0,
             reads_completed: 0,
             messages: Messages::default(),
+            polled: Box::new([Completion::default(); POLLED]),
             counts: QueueCounts::default(),
             herd,
         })
@@ -524,10 +527,10 @@ impl Connection {
     /// Takes what has completed; was that anything?
     #[inline]
     fn take_completions(&mut self) -> Result<bool, VerbsError> {
-        let mut completions = [Completion::default(); POLLED];
-        let n = self.queue.poll(&mut completions)?;
+        let n = self.queue.poll(&mut self.polled[..])?;
         self.counts.completions += n as u64;
-        for completion in &completions[..n] {
+        for i in 0..n {
+            let completion = &self.polled[i];
             let number = completion.wr_id() & !id::KIND;
             match completion.wr_id() & id::KIND {
                 id::READ => {
