@@ -145,12 +145,13 @@ impl Connection {
         };
         let limits = station.domain().context().limits();
         // When the queue pair fails, every work request completes: of READs, of messages either way.
-        let others = (MESSAGES_MAX + herd::client::COMPLETIONS) as i32;
+        let herds = if *ask == Ask::Herd { herd::client::COMPLETIONS } else { 0 };
+        let others = (MESSAGES_MAX + herds) as i32;
         let queue_max = limits.max_qp_wr.min(limits.max_cqe.saturating_sub(others));
         let queue_max = (queue_max.max(0) as usize).saturating_sub(MESSAGES_MAX).max(1);
         let credits = credits.clamp(1, queue_max.min(CREDITS_MAX));
         let depth = Depth { sends: (credits + MESSAGES_MAX) as u32, receives: MESSAGES_MAX as u32 };
-        let room = (credits + 2 * MESSAGES_MAX + herd::client::COMPLETIONS) as u32;
+        let room = (credits + 2 * MESSAGES_MAX + herds) as u32;
         let queue = CompletionQueue::new(station.domain().context().clone(), room)?;
         // Declared before the queue pair, and so dropped after it, also on the way out with an error.
         let (landing, outgoing, incoming);
