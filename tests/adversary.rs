@@ -674,7 +674,7 @@ mod broken {
         for broken in rules {
             let _broken: Vec<_> = broken.iter().map(|&rule| Broken::rule(rule)).collect();
             let found = ["windowed:8", "bucketized:4"].iter().find_map(|name| {
-                (0..40)
+                (0..400)
                     .find_map(|seed| random_run(name, seed..seed + 1, 200).err().map(|(s, v)| (*name, s, v)))
             });
             let (name, seed, violation) = found.unwrap_or_else(|| panic!("{broken:?}: not found"));
