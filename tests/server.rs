@@ -5,11 +5,11 @@ mod common;
 
 use common::*;
 use oneread::layout::geometry::{Preset, presets};
-use oneread::region::Backing;
+use oneread::region::{Backing, RegionError};
 use oneread::wire::{self, PROTOCOL_VERSION, Reply, Request};
 use oneread::{
-    Address, Client, ClientOptions, Config, ConnectError, GetError, MutateError, Put, PutError, Server,
-    ServerConfig, Start,
+    Address, Client, ClientOptions, Config, ConnectError, GetError, MutateError, Put, PutError, ServeError,
+    Server, ServerConfig, Start,
 };
 use rustix::process::Signal;
 use std::io::{Read, Write};
@@ -99,7 +99,12 @@ fn server_child() {
         config.backing = Backing::File(file.into());
         config.start = Start::OpenOrCreate(table(preset));
     }
-    let server = Server::start(config).unwrap();
+    // The test's own process had the region before. Another test that starts a process at this moment makes a
+    // copy of all descriptors, that of the lock among them, until the new program runs.
+    let server = wait_for("the region", || match Server::start(config.clone()) {
+        Err(ServeError::Region(RegionError::InUse { .. })) => None,
+        started => Some(started.unwrap()),
+    });
     let _ = std::io::stdin().read(&mut [0]);
     server.stop();
 }
