@@ -129,15 +129,7 @@ impl Timing {
     }
 
     fn get(&self) -> Result<Outcome> {
-        let server = ServerChild::spawn(
-            Fabric::Shm,
-            &[
-                format!("--layout={}", self.layout),
-                format!("--capacity={}", self.keys),
-                format!("--key-max={KEY_BYTES}"),
-                format!("--value-max={VALUE_BYTES}"),
-            ],
-        )?;
+        let server = self.serve(Fabric::Shm)?;
         let mut client = server.connect()?;
         let region_bytes = client.geometry().region_bytes();
         let bar = show::bar(self.keys, "filling", "keys");
@@ -195,24 +187,10 @@ impl Timing {
 
     /// Only what crosses the device: what the device itself can do, perftest tells (docs/BENCHMARKS.md).
     fn get_over_verbs(&self) -> Result<ExitCode> {
-        let server = ServerChild::spawn(
-            Fabric::Verbs,
-            &[
-                format!("--layout={}", self.layout),
-                format!("--capacity={}", self.keys),
-                format!("--key-max={KEY_BYTES}"),
-                format!("--value-max={VALUE_BYTES}"),
-            ],
-        )?;
+        let server = self.serve(Fabric::Verbs)?;
         let mut client = server.connect()?;
         let bar = show::bar(self.keys, "filling", "keys");
-        for first in (0..self.keys).step_by(1024) {
-            let pairs: Vec<_> = (first..(first + 1024).min(self.keys)).map(|i| (key(i), value(i))).collect();
-            for answer in client.put_many(&pairs)? {
-                answer?;
-            }
-            bar.inc(pairs.len() as u64);
-        }
+        self.load(&mut client, &bar, |_, _| {})?;
         bar.finish_and_clear();
         let n = self.keys;
         let pick = |round: u32, i: u64| reduce(mix(i ^ u64::from(round) << 40), n);
@@ -273,20 +251,43 @@ impl Timing {
         let dash = DashMap::with_capacity_and_hasher(self.keys as usize, FxBuildHasher);
         let papa = papaya::HashMap::with_capacity_and_hasher(self.keys as usize, FxBuildHasher);
         let pinned = papa.pin();
+        self.load(client, bar, |key, value| {
+            dash.insert(key, value);
+            pinned.insert(key, value);
+        })?;
+        drop(pinned);
+        Ok((dash, papa))
+    }
+
+    /// A server in a process of its own, with room for the keys.
+    fn serve(&self, fabric: Fabric) -> Result<ServerChild> {
+        ServerChild::spawn(
+            fabric,
+            &[
+                format!("--layout={}", self.layout),
+                format!("--capacity={}", self.keys),
+                format!("--key-max={KEY_BYTES}"),
+                format!("--value-max={VALUE_BYTES}"),
+            ],
+        )
+    }
+
+    /// Puts all keys, and hands each pair to `each`.
+    fn load(
+        &self,
+        client: &mut Client,
+        bar: &indicatif::ProgressBar,
+        mut each: impl FnMut([u8; KEY_BYTES], [u8; VALUE_BYTES]),
+    ) -> Result<()> {
         for first in (0..self.keys).step_by(1024) {
-            let numbers = first..(first + 1024).min(self.keys);
-            let pairs: Vec<_> = numbers.map(|i| (key(i), value(i))).collect();
+            let pairs: Vec<_> = (first..(first + 1024).min(self.keys)).map(|i| (key(i), value(i))).collect();
             for answer in client.put_many(&pairs)? {
                 answer?;
             }
-            for (key, value) in &pairs {
-                dash.insert(*key, *value);
-                pinned.insert(*key, *value);
-            }
+            pairs.iter().for_each(|(key, value)| each(*key, *value));
             bar.inc(pairs.len() as u64);
         }
-        drop(pinned);
-        Ok((dash, papa))
+        Ok(())
     }
 
     fn insert(&self) -> Result<Outcome> {

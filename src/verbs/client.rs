@@ -13,8 +13,9 @@ use crate::clock::Clock;
 use crate::fabric::counting::Counting;
 use crate::layout::geometry::Geometry;
 use crate::reader::{ReadError, Reader};
+use crate::sync::lock;
 use crate::wire::{self, Reply, Request};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Pauses between attempts to connect anew: doubled from the first to the last.
@@ -57,12 +58,11 @@ struct Shared {
 impl Shared {
     /// Connects, for as many READs in flight as `credits`.
     fn open(&self, credits: usize, within: Duration) -> Result<Connection, SetupError> {
-        let lock = || self.station.lock().unwrap_or_else(PoisonError::into_inner);
         // Handles connect side by side: the lock is not held meanwhile.
-        let mut station = lock().clone();
+        let mut station = lock(&self.station).clone();
         let opened = Connection::open(&self.address, &mut station, &self.options.verbs, credits, within);
         // A device that was reset, or whose address has changed, is to be opened again.
-        *lock() = station.filter(|_| opened.is_ok());
+        *lock(&self.station) = station.filter(|_| opened.is_ok());
         opened
     }
 

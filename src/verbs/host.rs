@@ -531,8 +531,8 @@ impl Worker {
             rounds = 0;
             let tidy = self.host.shared.index.tidy();
             let timeout = match self.host.wait {
-                _ if busy => Duration::ZERO,
                 Wait::Poll => Duration::ZERO,
+                Wait::Block if busy => Duration::ZERO,
                 Wait::Block => {
                     // What completes between the last poll and arming would wake nobody.
                     self.queue.arm()?;
@@ -605,11 +605,7 @@ impl Worker {
     }
 
     fn post_receive(&self, slot: usize) -> Result<(), VerbsError> {
-        let buffer = &self.landing[slot / MESSAGES];
-        let element = buffer.element(slot % MESSAGES, buffer.slot_bytes());
-        // SAFETY: the slot is new, or its message has been answered or dropped; buffers live until the
-        // worker's last queue pair is gone.
-        unsafe { self.receives.post(slot as u64, element) }
+        post_receive(&self.landing, &self.receives, slot)
     }
 
     /// A client's TCP connection has something to say: that it is gone.
@@ -736,13 +732,20 @@ impl Worker {
             let answer = std::mem::take(&mut client.answer);
             client.ready.push_back(answer);
             // Before the client learns that it may send another message.
-            let element = buffer.element(slot % MESSAGES, buffer.slot_bytes());
-            // SAFETY: its message has been answered, and nobody borrows from it any more.
-            unsafe { self.receives.post(slot as u64, element) }.map_err(|e| e.to_string())?;
+            post_receive(&self.landing, &self.receives, slot).map_err(|e| e.to_string())?;
             client.flush().map_err(|e| e.to_string())?;
         }
         Ok(false)
     }
+}
+
+/// Posts a worker's slot for a message to land in: one that is new, or whose message has been answered or
+/// dropped, so that nobody borrows from it.
+fn post_receive(landing: &[Buffer], receives: &SharedReceives, slot: usize) -> Result<(), VerbsError> {
+    let buffer = &landing[slot / MESSAGES];
+    let element = buffer.element(slot % MESSAGES, buffer.slot_bytes());
+    // SAFETY: as said above; buffers live until the worker's last queue pair is gone.
+    unsafe { receives.post(slot as u64, element) }
 }
 
 impl Drop for Worker {
