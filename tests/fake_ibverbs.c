@@ -68,6 +68,7 @@
     X(FAKE_SHORT_POST, -1)     /* of a chain only so many are taken, then ENOMEM; -1: all */                     \
     X(FAKE_DROP_NTH, 0)        /* the n-th message over UC or UD from when it was set is lost, once */           \
     X(FAKE_DELAY_READS, 0)     /* so many polls find nothing before a READ completes; arming ends the delay */ \
+    X(FAKE_DELAY_SENDS, 0)     /* so many polls do not find a SEND that has completed: others pass it; as above */ \
     X(FAKE_REORDER_UNITS, 0)   /* a READ copies its words in random order, with a delay at random polls */       \
     X(FAKE_SEED, 1)            /* of that randomness */
 
@@ -119,7 +120,7 @@ struct channel { struct ibv_comp_channel base; int users; struct events events; 
 struct recv { uint64_t wr_id; int sges; struct ibv_sge sge[MAX_SGE]; };
 struct receives { struct recv *ring; uint32_t size, head, tail, unpolled; }; /* unpolled: consumed, completion not taken */
 struct srq { struct ibv_srq base; int users; struct receives queue; uint32_t limit; };
-struct cqe { struct ibv_wc wc; struct qp *qp; uint32_t frees; bool is_send, solicited; };
+struct cqe { struct ibv_wc wc; struct qp *qp; uint32_t frees; bool is_send, solicited; long polls_left; };
 struct cq {
     struct ibv_cq base; int users;
     struct cqe *ring; uint32_t head, tail; bool is_dead; int armed; /* 1: for all, 2: for solicited ones */
@@ -706,6 +707,11 @@ void ibv_ack_cq_events(struct ibv_cq *base, unsigned count) {
     pthread_mutex_unlock(&lock);
 }
 static void enter_error(struct qp *qp);
+static void notify(struct cq *cq, bool is_solicited) {
+    if (!cq->armed || (cq->armed == 2 && !is_solicited)) return;
+    cq->armed = 0;
+    if (cq->base.channel) raise_event(&((struct channel *)cq->base.channel)->events, (struct event){.cq = cq});
+}
 static void complete(struct cq *cq, struct cqe cqe) {
     if (cqe.wc.status != IBV_WC_SUCCESS) COUNT(errors)++;
     if (cqe.wc.status == IBV_WC_WR_FLUSH_ERR) COUNT(flushes)++;
@@ -720,9 +726,17 @@ static void complete(struct cq *cq, struct cqe cqe) {
         return;
     }
     cq->ring[cq->tail++ % cq->base.cqe] = cqe;
-    if (!cq->armed || (cq->armed == 2 && !cqe.solicited && cqe.wc.status == IBV_WC_SUCCESS)) return;
-    cq->armed = 0;
-    if (cq->base.channel) raise_event(&((struct channel *)cq->base.channel)->events, (struct event){.cq = cq});
+    notify(cq, cqe.solicited || cqe.wc.status != IBV_WC_SUCCESS);
+}
+/* The SENDs that polls did not find: they complete only now. */
+static void release_sends(struct cq *cq) {
+    bool any = false;
+    for (uint32_t i = cq->head; i != cq->tail; i++) {
+        struct cqe *cqe = &cq->ring[i % cq->base.cqe];
+        any |= cqe->polls_left > 0;
+        cqe->polls_left = 0;
+    }
+    if (any) notify(cq, false);
 }
 static void purge(struct cq *cq, struct qp *qp) { /* completions of a queue pair that is no more */
     uint32_t kept = cq->head;
@@ -742,14 +756,22 @@ static int poll_cq(struct ibv_cq *base, int room, struct ibv_wc *wc) {
     if (reads_in_flight)
         for (struct qp *qp = qps; qp; qp = qp->next)
             if (qp->base.send_cq == base) progress(qp, true, false);
-    for (; n < room && cq->head != cq->tail; n++) {
-        struct cqe *cqe = &cq->ring[cq->head++ % base->cqe];
-        wc[n] = cqe->wc;
+    uint32_t at = cq->head, held = cq->head;
+    for (; n < room && at != cq->tail; at++) {
+        struct cqe cqe = cq->ring[at % base->cqe];
+        if (cqe.polls_left > 0 && SET(FAKE_DELAY_SENDS)) {
+            cqe.polls_left--;
+            cq->ring[held++ % base->cqe] = cqe;
+            continue;
+        }
+        wc[n++] = cqe.wc;
         COUNT(completions)++;
-        if (cqe->is_send) cqe->qp->freed = cqe->frees;
-        else if (cqe->qp->base.srq) ((struct srq *)cqe->qp->base.srq)->queue.unpolled--;
-        else cqe->qp->queue.unpolled--;
+        if (cqe.is_send) cqe.qp->freed = cqe.frees;
+        else if (cqe.qp->base.srq) ((struct srq *)cqe.qp->base.srq)->queue.unpolled--;
+        else cqe.qp->queue.unpolled--;
     }
+    while (held != cq->head) cq->ring[--at % base->cqe] = cq->ring[--held % base->cqe];
+    cq->head = at;
     pthread_mutex_unlock(&lock);
     return n;
 }
@@ -761,6 +783,7 @@ static int req_notify_cq(struct ibv_cq *base, int solicited_only) {
     if (reads_in_flight) /* nobody polls now, and there are no threads here */
         for (struct qp *qp = qps; qp; qp = qp->next)
             if (qp->base.send_cq == base) progress(qp, true, true);
+    release_sends((struct cq *)base);
     pthread_mutex_unlock(&lock);
     return 0;
 }
@@ -920,7 +943,8 @@ static void complete_send(struct qp *qp, struct send *send, enum ibv_wc_status s
     if (status == IBV_WC_SUCCESS && !qp->signal_all && !(send->wr.send_flags & IBV_SEND_SIGNALED)) return;
     struct ibv_wc wc = {.wr_id = send->wr.wr_id, .status = status, .opcode = opcode_of(send->wr.opcode),
         .vendor_err = status == IBV_WC_SUCCESS ? 0 : 0x80 + status, .byte_len = send->length, .qp_num = qp->base.qp_num};
-    complete((struct cq *)qp->base.send_cq, (struct cqe){.wc = wc, .qp = qp, .frees = qp->done, .is_send = true});
+    complete((struct cq *)qp->base.send_cq, (struct cqe){.wc = wc, .qp = qp, .frees = qp->done, .is_send = true,
+        .polls_left = wc.opcode == IBV_WC_SEND ? SET(FAKE_DELAY_SENDS) : 0});
 }
 static void complete_recv(struct qp *qp, uint64_t wr_id, struct ibv_wc wc, bool solicited) {
     wc.wr_id = wr_id;
@@ -1482,6 +1506,14 @@ static void test_messages(bool with_srq) {
     wc = one(&b);
     CHECK(wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM && wc.wr_id == 6 && wc.byte_len == 8);
     CHECK(!is_readable(b.channel->fd)); /* armed once, told once */
+    /* the answer passes its message; arming brings what is late */
+    fake_set("FAKE_DELAY_SENDS", 3);
+    CHECK(!post_receive(&b, 7, 64) && !post_receive(&a, 7, 64) && !post_some(&a, &b, IBV_WR_SEND, 1, 1, 1, 0) && one(&b).wr_id == 7);
+    CHECK(!post_some(&b, &a, IBV_WR_SEND, 1, 1, 1, 0) && one(&a).wr_id == 7 && none(&a) && none(&a) && one(&a).opcode == IBV_WC_SEND && none(&a));
+    CHECK(!ibv_req_notify_cq(b.cq, 0) && is_readable(b.channel->fd) && one(&b).opcode == IBV_WC_SEND);
+    CHECK(!ibv_get_cq_event(b.channel, &cq, &cq_context));
+    ibv_ack_cq_events(cq, 1);
+    fake_set("FAKE_DELAY_SENDS", 0);
     fake_set("FAKE_SHORT_POST", 1);
     CHECK(post_some(&a, &b, IBV_WR_RDMA_WRITE, 3, 1, 1, 0) == ENOMEM && one(&a).wr_id == 0 && none(&a));
     fake_set("FAKE_SHORT_POST", -1);

@@ -165,6 +165,7 @@ stories! {
         hanging_up_while_asking,
         a_callback_that_panics,
         costs_of_a_batch,
+        answers_that_come_first,
     ]
     told: [choice,]
 }
@@ -894,5 +895,33 @@ fn costs_of_a_batch(fake: &Fake) {
         assert_eq!(after.messages, before.messages, "the server is not asked");
         let read = client.stats().read;
         assert_eq!((read.reads as i64, read.doorbells as i64), (KEYS.into(), doorbells));
+    }
+}
+
+// ---- messages ---------------------------------------------------------------------------------------
+
+/// The answer to a message may come before the message's own completion does: the two go different ways. No
+/// client waits for answers that it has, none writes over a message that the device may still be sending.
+fn answers_that_come_first(fake: &Fake) {
+    const KEYS: u32 = 2000;
+    let server = serve(20_000);
+    for wait in [Wait::Poll, Wait::Block] {
+        let mut options = options();
+        options.verbs.wait = wait;
+        options.deadline = Duration::from_secs(5);
+        let mut client = Client::connect_with(server.address(), options).unwrap();
+        for polls in [1, 10, 1000, 100_000] {
+            fake.set("FAKE_DELAY_SENDS", polls);
+            let before = client.queue_counts().unwrap().messages;
+            fill(&mut client, KEYS);
+            let messages = client.queue_counts().unwrap().messages - before;
+            assert!(messages > 16, "{messages} messages: more than may be under way");
+            for n in 0..20 {
+                client.put(&ours(n).0, &ours(n).1).unwrap();
+            }
+            fake.set("FAKE_DELAY_SENDS", 0);
+        }
+        check_all(&mut client, KEYS);
+        assert_eq!(client.stats().reattached, 0);
     }
 }

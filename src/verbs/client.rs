@@ -411,7 +411,7 @@ fn talk(
             connection.send(&message, deadline)?;
         }
         // Messages are sent ahead of the answers as long as the server has room for them.
-        while replies.len() < requests.len() && (asked.peek().is_none() || !connection.has_room()) {
+        while replies.len() < requests.len() && (asked.peek().is_none() || connection.is_full()) {
             let first = first_id + replies.len() as u64;
             let received = connection.receive(deadline, |bytes| wire::replies(bytes, first))?;
             replies.extend(received.map_err(|e| VerbsError::Garbage { what: e })?);

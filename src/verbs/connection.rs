@@ -377,21 +377,32 @@ impl Connection {
         self.outgoing.slot_bytes()
     }
 
-    /// May another message be sent? The server has a receive posted for it, and a slot is free.
-    pub fn has_room(&self) -> bool {
-        let Messages { sent, answered, delivered, .. } = self.messages;
-        sent - answered.min(delivered) < self.outgoing.memory().slots() as u64
+    /// Messages that may be unanswered: the server has a receive posted for each.
+    fn messages_max(&self) -> u64 {
+        self.outgoing.memory().slots() as u64
     }
 
-    /// Sends a message once there is room for it. Answers that are still wanted must be received first.
+    /// Must an answer be received before another message can be sent?
+    pub fn is_full(&self) -> bool {
+        self.messages.sent - self.messages.answered == self.messages_max()
+    }
+
+    /// Sends a message. Where the connection [is full](Self::is_full), answers that are still wanted must be
+    /// received first.
     pub fn send(&mut self, message: &[u8], deadline: Instant) -> Result<(), VerbsError> {
+        let left = || deadline.saturating_duration_since(Instant::now());
         self.discard_unwanted()?;
-        while !self.has_room() {
-            let left = deadline.saturating_duration_since(Instant::now());
-            self.wait_until(left, |this| this.has_room() || !this.messages.arrived.is_empty())?;
+        while self.is_full() {
+            assert!(
+                self.messages.answered < self.messages.wanted_from,
+                "a wanted answer has not been received"
+            );
+            self.wait_until(left(), |this| !this.messages.arrived.is_empty())?;
             self.discard_unwanted()?;
         }
-        let slots = self.outgoing.memory().slots() as u64;
+        let slots = self.messages_max();
+        // An answer may come before its message is known to have been delivered.
+        self.wait_until(left(), |this| this.messages.sent - this.messages.delivered < slots)?;
         let slot = (self.messages.sent % slots) as usize;
         // SAFETY: the message that used this slot before has been delivered and answered.
         let bytes = unsafe { self.outgoing.fill(slot, &[message]) };
