@@ -59,6 +59,14 @@ pub trait Landed {
     /// Looks at `slot` for `key`. On [`Look::Match`] the value replaces what was in `value`; on anything
     /// else `value` is unspecified.
     fn look(&mut self, slot: SlotIx, key: &[u8], value: &mut Vec<u8>) -> Look;
+
+    /// The slot of `window` that is to be looked at first: one that seems to hold `key`, by a glance that
+    /// proves nothing. Spares a hit the validation of the others, where that costs more than the glance.
+    #[inline]
+    fn glance(&self, window: Window, key: &[u8]) -> Option<SlotIx> {
+        let _ = (window, key);
+        None
+    }
 }
 
 /// How good a proof the fabric can give that no move of the key went unseen.
@@ -169,7 +177,9 @@ impl<'a> Get<'a> {
     #[inline]
     pub fn feed<L: Landed>(&mut self, landed: &mut L, exact: bool, value: &mut Vec<u8>) -> Step {
         let mut torn = false;
-        for slot in self.window.iter() {
+        let likely = landed.glance(self.window, self.key);
+        let others = self.window.iter().filter(|slot| Some(*slot) != likely);
+        for slot in likely.into_iter().chain(others) {
             match landed.look(slot, self.key, value) {
                 Look::Match if exact || self.geometry.shape().lines() == 1 => return Step::Found,
                 Look::Match => {
@@ -311,5 +321,39 @@ mod tests {
         assert_eq!(follow(CHAIN_MAX), Step::Judge);
         assert!(matches!(follow(CHAIN_MAX + 2), Step::Again(_, Retry::Chain)));
         assert!(matches!(follow(u32::MAX), Step::Again(_, Retry::Chain)));
+    }
+
+    /// Slots that show nothing, one of which seems to hold the key.
+    struct Glancing {
+        likely: Option<SlotIx>,
+        looked_at: Vec<u64>,
+    }
+
+    impl Landed for Glancing {
+        fn look(&mut self, slot: SlotIx, _key: &[u8], _value: &mut Vec<u8>) -> Look {
+            self.looked_at.push(slot.0);
+            Look::Other(Header { stamp: 2, crc: 0, klen: 0, ghost: 0, vlen: 0, aux: 0 })
+        }
+
+        fn glance(&self, _window: Window, _key: &[u8]) -> Option<SlotIx> {
+            self.likely
+        }
+    }
+
+    /// What seems to hold the key is looked at first; a guess that was wrong leaves no slot out.
+    #[test]
+    fn each_slot_once() {
+        let geometry = geometry("cluster", 8, 8);
+        let mut get = Get::new(&geometry, b"key");
+        let all: Vec<u64> = get.start().iter().map(|slot| slot.0).collect();
+        assert!(all.len() > 2, "{all:?}");
+        let likely = all[2];
+        let first = [likely].into_iter().chain(all.iter().copied().filter(|slot| *slot != likely)).collect();
+        for (likely, order) in [(None, all), (Some(SlotIx(likely)), first)] {
+            let mut slots = Glancing { likely, looked_at: Vec::new() };
+            get.feed(&mut slots, false, &mut Vec::new());
+            assert_eq!(slots.looked_at, order);
+            get = Get::new(&geometry, b"key");
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::get::{Landed, Look};
 use crate::layout::geometry::{Geometry, SlotIx, Window};
-use crate::layout::slot::check;
+use crate::layout::slot::{View, check};
 
 /// A landed window. Nobody writes the memory it borrows any more.
 #[derive(Debug)]
@@ -21,15 +21,19 @@ impl<'a> LandedWindow<'a> {
         assert!(words.len() >= window.slots as usize * geometry.shape().words(), "a window's worth of words");
         LandedWindow { geometry, window, words }
     }
+
+    fn slot(&self, slot: SlotIx) -> &'a [u64] {
+        let words = self.geometry.shape().words();
+        let at = (slot.0 - self.window.first.0) as usize * words;
+        &self.words[at..at + words]
+    }
 }
 
 impl Landed for LandedWindow<'_> {
     #[inline]
     fn look(&mut self, slot: SlotIx, key: &[u8], value: &mut Vec<u8>) -> Look {
         debug_assert!(self.window.contains(slot));
-        let shape = self.geometry.shape();
-        let at = (slot.0 - self.window.first.0) as usize * shape.words();
-        match check(shape, self.geometry.identity(slot), &self.words[at..at + shape.words()]) {
+        match check(self.geometry.shape(), self.geometry.identity(slot), self.slot(slot)) {
             Err(_) => Look::Torn,
             Ok(view) if view.holds(key) => {
                 view.value_into(value);
@@ -37,5 +41,52 @@ impl Landed for LandedWindow<'_> {
             }
             Ok(view) => Look::Other(view.header()),
         }
+    }
+
+    /// Comparing keys costs less than the CRC of a slot.
+    #[inline]
+    fn glance(&self, window: Window, key: &[u8]) -> Option<SlotIx> {
+        debug_assert_eq!(window, self.window);
+        let shape = self.geometry.shape();
+        window.iter().find(|slot| View::consistent(shape, self.slot(*slot)).is_ok_and(|view| view.holds(key)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::geometry::{Config, Size};
+    use crate::layout::slot::{Content, encode};
+
+    /// A glance finds the slot of a key without proof, and finds nothing in bytes with impossible lengths.
+    #[test]
+    fn glances() {
+        let config = Config { size: Size::Slots(64), key_max: 8, value_max: 8, ..Config::default() };
+        let geometry = config.geometry().unwrap();
+        let (shape, window) = (geometry.shape(), geometry.window(0));
+        let mut words = vec![0; window.slots as usize * shape.words()];
+        let at = |n: u64| SlotIx(window.first.0 + n);
+        let mut put = |n: u64, key: &[u8]| {
+            let content = Content { key, value: b"value", ..Content::default() };
+            let image = encode(shape, geometry.identity(at(n)), 4, &content);
+            words[n as usize * shape.words()..][..shape.words()].copy_from_slice(&image);
+        };
+        (0..4).for_each(|n| put(n, &[b'a' + n as u8; 5]));
+        let mut value = Vec::new();
+        let landed = |words: &[u64], key: &[u8], value: &mut Vec<u8>| {
+            let mut landed = LandedWindow::new(&geometry, window, words);
+            let likely = landed.glance(window, key);
+            likely.map(|slot| (slot, landed.look(slot, key, value)))
+        };
+        assert_eq!(landed(&words, b"ccccc", &mut value), Some((at(2), Look::Match)));
+        assert_eq!(value, b"value");
+        assert_eq!(landed(&words, b"cccc", &mut value), None);
+        assert_eq!(landed(&words, b"zzzzz", &mut value), None);
+        // The CRC is wrong: it is still the first to look at, and is no hit.
+        words[2 * shape.words() + 3] ^= 1 << 8;
+        assert_eq!(landed(&words, b"ccccc", &mut value), Some((at(2), Look::Torn)));
+        // Lengths that go beyond the slot.
+        words[2 * shape.words() + 1] = u64::MAX;
+        assert_eq!(landed(&words, b"ccccc", &mut value), None);
     }
 }

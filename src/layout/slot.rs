@@ -280,7 +280,7 @@ pub fn check(shape: SlotShape, identity: Identity, words: &[u64]) -> Result<View
     Ok(view)
 }
 
-/// One slot's bytes, validated: the only thing a key is ever compared with.
+/// One slot's bytes, validated: only a key found in such bytes is a hit.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     shape: SlotShape,
@@ -288,7 +288,8 @@ pub struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// A view of words that a seqlock read, or a lock, has already shown to be of one write.
+    /// A view of words that a seqlock read, or a lock, has already shown to be of one write; or of others, for
+    /// a guess.
     ///
     /// Lengths are checked all the same: they index into `words`.
     pub(crate) fn consistent(shape: SlotShape, words: &'a [u64]) -> Result<View<'a>, Torn> {

@@ -471,16 +471,18 @@ impl Connection {
         if enough(self) {
             return Ok(());
         }
-        let deadline = Instant::now() + within;
-        let (mut spins, mut look) = (0u32, Instant::now() + LOOK);
+        let begun = Instant::now();
+        let (deadline, mut look) = (begun + within, begun + LOOK);
+        let mut spins = 0u32;
         loop {
             if self.take_completions()? && enough(self) {
                 return Ok(());
             }
             match self.wait {
+                // (A poll is pause enough. Emulated processors, on which devices are tried out, give up their time
+                // slice at a PAUSE.)
                 Wait::Poll if spins < SPINS => {
                     spins += 1;
-                    std::hint::spin_loop();
                     continue;
                 }
                 Wait::Poll => {
