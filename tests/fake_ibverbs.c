@@ -69,6 +69,7 @@
     X(FAKE_DROP_NTH, 0)        /* the n-th message over UC or UD from when it was set is lost, once */           \
     X(FAKE_DELAY_READS, 0)     /* so many polls find nothing before a READ completes; arming ends the delay */ \
     X(FAKE_DELAY_SENDS, 0)     /* so many polls do not find a SEND that has completed: others pass it; as above */ \
+    X(FAKE_LATE_FLUSH, 0)      /* a queue pair that fails takes one receive more from its shared queue, and flushes it so many polls later */ \
     X(FAKE_REORDER_UNITS, 0)   /* a READ copies its words in random order, with a delay at random polls */       \
     X(FAKE_SEED, 1)            /* of that randomness */
 
@@ -81,6 +82,7 @@
     X(errors)    /* completions without success ... */                                                        \
     X(flushes)   /* ... of which flushed */                                                                   \
     X(drops)     /* messages lost on the way, over UC or UD */                                                \
+    X(lost_receives) /* that went with a queue pair destroyed too early */                                    \
     X(queue_full) X(cq_overflows) X(rnr_waits) X(misuse)                                                      \
     X(live) X(live_lists) X(live_contexts) X(live_pds) X(live_mrs) X(live_channels) X(live_cqs) X(live_srqs)  \
     X(live_qps) X(live_ahs)
@@ -138,11 +140,12 @@ struct qp {
     enum ibv_qp_state state; /* base.state is what ibv_modify_qp or ibv_query_qp last saw, as everywhere */
     struct send *ring; uint32_t freed, done, tail; /* freed <= done <= tail */
     struct receives queue; bool waits; /* for a receive of the peer */
+    long flush_in; uint64_t kept; /* polls until it flushes the receive that it keeps; 0: it keeps none */
 };
 static struct context *contexts;
 static struct mr *mrs;
 static struct qp *qps;
-static long reads_in_flight;
+static long reads_in_flight, late_flushes;
 
 /* ---- small things ---- */
 
@@ -748,6 +751,7 @@ static void purge(struct cq *cq, struct qp *qp) { /* completions of a queue pair
     cq->tail = kept;
 }
 static void progress(struct qp *qp, bool is_poll, bool at_once);
+static void flush_late(struct cq *cq, bool at_once);
 static int poll_cq(struct ibv_cq *base, int room, struct ibv_wc *wc) {
     struct cq *cq = (struct cq *)base;
     int n = 0;
@@ -756,6 +760,7 @@ static int poll_cq(struct ibv_cq *base, int room, struct ibv_wc *wc) {
     if (reads_in_flight)
         for (struct qp *qp = qps; qp; qp = qp->next)
             if (qp->base.send_cq == base) progress(qp, true, false);
+    flush_late(cq, false);
     uint32_t at = cq->head, held = cq->head;
     for (; n < room && at != cq->tail; at++) {
         struct cqe cqe = cq->ring[at % base->cqe];
@@ -784,6 +789,7 @@ static int req_notify_cq(struct ibv_cq *base, int solicited_only) {
         for (struct qp *qp = qps; qp; qp = qp->next)
             if (qp->base.send_cq == base) progress(qp, true, true);
     release_sends((struct cq *)base);
+    flush_late((struct cq *)base, true);
     pthread_mutex_unlock(&lock);
     return 0;
 }
@@ -909,6 +915,8 @@ static void empty(struct qp *qp) { /* RESET: as new, and silent */
     qp->freed = qp->done = qp->tail = 0;
     qp->queue.head = qp->queue.tail = qp->queue.unpolled = 0;
     qp->waits = false;
+    if (qp->flush_in) late_flushes--, COUNT(lost_receives)++;
+    qp->flush_in = 0;
 }
 int ibv_destroy_qp(struct ibv_qp *base) {
     struct qp *qp = (struct qp *)base, **at = &qps;
@@ -953,8 +961,28 @@ static void complete_recv(struct qp *qp, uint64_t wr_id, struct ibv_wc wc, bool 
     else qp->queue.unpolled++;
     complete((struct cq *)qp->base.recv_cq, (struct cqe){.wc = wc, .qp = qp, .solicited = solicited});
 }
+static void last_receive(struct qp *qp) {
+    raise_async(qp->base.context, (struct ibv_async_event){.element.qp = &qp->base, .event_type = IBV_EVENT_QP_LAST_WQE_REACHED});
+}
+static void flush_late(struct cq *cq, bool at_once) {
+    for (struct qp *qp = qps; qp && late_flushes; qp = qp->next) {
+        if (qp->base.recv_cq != &cq->base || !qp->flush_in || (--qp->flush_in && !at_once)) continue;
+        qp->flush_in = 0;
+        late_flushes--;
+        complete_recv(qp, qp->kept, (struct ibv_wc){.status = IBV_WC_WR_FLUSH_ERR, .opcode = IBV_WC_RECV}, false);
+        last_receive(qp);
+    }
+}
 /* ERR: everything outstanding is flushed. */
 static void enter_error(struct qp *qp) {
+    if (qp->base.srq && qp->state != IBV_QPS_ERR) {
+        struct receives *queue = &((struct srq *)qp->base.srq)->queue;
+        if (SET(FAKE_LATE_FLUSH) && queue->head != queue->tail) {
+            qp->kept = queue->ring[queue->head++ % queue->size].wr_id;
+            qp->flush_in = SET(FAKE_LATE_FLUSH);
+            late_flushes++;
+        } else last_receive(qp);
+    }
     qp->state = IBV_QPS_ERR;
     qp->waits = false;
     while (qp->done != qp->tail) {
@@ -1017,9 +1045,10 @@ int ibv_modify_qp(struct ibv_qp *base, struct ibv_qp_attr *attr, int mask) {
     if (mask & IBV_QP_TIMEOUT) now->timeout = attr->timeout;
     if (mask & IBV_QP_RETRY_CNT) now->retry_cnt = attr->retry_cnt;
     if (mask & IBV_QP_RNR_RETRY) now->rnr_retry = attr->rnr_retry;
-    base->state = qp->state = to;
-    if (to == IBV_QPS_RESET) empty(qp), memset(now, 0, sizeof *now);
+    base->state = to;
     if (to == IBV_QPS_ERR) enter_error(qp);
+    qp->state = to;
+    if (to == IBV_QPS_RESET) empty(qp), memset(now, 0, sizeof *now);
     wake_senders();
     pthread_mutex_unlock(&lock);
     return 0;

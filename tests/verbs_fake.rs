@@ -96,7 +96,7 @@ impl Fake {
 
     /// Nothing overflowed, nothing was misused.
     fn check(&self) {
-        for name in ["misuse", "queue_full", "cq_overflows", "rnr_waits"] {
+        for name in ["misuse", "queue_full", "cq_overflows", "rnr_waits", "lost_receives"] {
             assert_eq!(self.count(name), 0, "{name}");
         }
     }
@@ -166,6 +166,7 @@ stories! {
         a_callback_that_panics,
         costs_of_a_batch,
         answers_that_come_first,
+        receives_that_come_back_late,
     ]
     told: [choice,]
 }
@@ -923,5 +924,32 @@ fn answers_that_come_first(fake: &Fake) {
         }
         check_all(&mut client, KEYS);
         assert_eq!(client.stats().reattached, 0);
+    }
+}
+
+/// A queue pair that has failed may still take a receive from the queue that it shares with others. None is
+/// lost, however many clients come and go.
+fn receives_that_come_back_late(fake: &Fake) {
+    for wait in [Wait::Block, Wait::Poll] {
+        let table = config(default_preset(), 2000, 16, 46, 7);
+        let at = at("127.0.0.1:0");
+        let one = ServerConfig { workers: 1, wait, ..ServerConfig::new(at, table) };
+        let server = Server::start(ServerConfig { token: Token::new(TOKEN), ..one }).unwrap();
+        fake.set("FAKE_LATE_FLUSH", 50);
+        let before = fake.count("flushes");
+        for n in 0..40 {
+            let mut client = connect(&server);
+            client.put(&ours(n).0, &ours(n).1).unwrap();
+        }
+        // By the device's word, or after a while.
+        wait_for("all to be gone", || (server.stats().clients == 0).then_some(()));
+        let flushed = fake.count("flushes") - before;
+        assert!(flushed >= 40, "{wait:?}: each of them took a receive along: {flushed}");
+        fake.set("FAKE_LATE_FLUSH", 0);
+        let mut client = connect(&server);
+        fill(&mut client, 1000);
+        check_all(&mut client, 1000);
+        drop(client);
+        wait_for("the last to be gone", || (server.stats().clients == 0).then_some(()));
     }
 }

@@ -61,6 +61,16 @@ unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
+/// What a device tells out of turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// This queue pair has failed and takes no more from its shared receive queue: all that it took has
+    /// completed.
+    LastReceive { number: u32 },
+    /// Something else: a value of `enum ibv_event_type`.
+    Other { kind: u32 },
+}
+
 /// What a port said when it was asked.
 #[derive(Clone, Debug)]
 pub(crate) struct Port {
@@ -152,7 +162,37 @@ impl Context {
         let mut context = Context { functions, raw, name, limits: ibv_device_attr::default() };
         // SAFETY: an open context, and room for the answer.
         done("ibv_query_device", unsafe { (functions.ibv_query_device)(raw.as_ptr(), &mut context.limits) })?;
+        // Events are taken until there are none: the descriptor must not block.
+        rustix::io::ioctl_fionbio(context.events_fd(), true)
+            .map_err(|e| SetupError::Call { call: "ioctl(FIONBIO)", errno: e.raw_os_error() })?;
         Ok(context)
+    }
+
+    /// Readable when the device has something to tell. `poll(2)` it, then take [`next_event`](Self::next_event)
+    /// until there is none.
+    pub fn events_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor is open as long as the context, and does not change.
+        unsafe { BorrowedFd::borrow_raw((*self.raw.as_ptr()).async_fd) }
+    }
+
+    /// What the device tells next, if anything. Does not wait.
+    pub fn next_event(&self) -> Option<Event> {
+        let mut event = ibv_async_event::default();
+        // SAFETY: an open context, and room for the answer; it does not block.
+        if unsafe { (self.functions.ibv_get_async_event)(self.raw.as_ptr(), &mut event) } != 0 {
+            return None;
+        }
+        let told = match event.event_type {
+            IBV_EVENT_QP_LAST_WQE_REACHED => {
+                // SAFETY: this kind of event is of a queue pair; destroying that waits for the acknowledgement.
+                let number = unsafe { (*event.element.qp).qp_num };
+                Event::LastReceive { number }
+            }
+            kind => Event::Other { kind },
+        };
+        // SAFETY: taken above, acknowledged once.
+        unsafe { (self.functions.ibv_ack_async_event)(&mut event) };
+        Some(told)
     }
 
     /// The device's name.

@@ -47,6 +47,8 @@ functions! {
     ibv_get_device_name(*mut ibv_device) -> *const c_char;
     ibv_open_device(*mut ibv_device) -> *mut ibv_context;
     ibv_close_device(*mut ibv_context) -> c_int;
+    ibv_get_async_event(*mut ibv_context, *mut ibv_async_event) -> c_int;
+    ibv_ack_async_event(*mut ibv_async_event);
     ibv_query_device(*mut ibv_context, *mut ibv_device_attr) -> c_int;
     ibv_query_port(*mut ibv_context, u8, *mut _compat_ibv_port_attr) -> c_int;
     _ibv_query_gid_table(*mut ibv_context, *mut ibv_gid_entry, usize, u32, usize) -> isize;

@@ -10,8 +10,8 @@
 use super::bootstrap::{self, Answer, Challenge, Descriptor, Join, Nonce, Welcome};
 use super::connection::MESSAGES_MAX;
 use super::device::{
-    Access, Buffer, CompletionQueue, Depth, Kind, QueuePair, RegisteredRegion, SharedReceives, Transport,
-    Work, succeeded,
+    Access, Buffer, CompletionQueue, Depth, Event, Kind, QueuePair, RegisteredRegion, SharedReceives,
+    Transport, Work, succeeded,
 };
 use super::error::{SetupError, VerbsError};
 use super::ffi::Completion;
@@ -44,13 +44,17 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
 const JOINING_MAX: usize = 256;
 /// Time for one client's messages before the next one has its turn.
 const TURN_TIME: Duration = Duration::from_millis(2);
+/// A client that is gone is kept this long if the device does not tell that its queue pair has taken its last
+/// receive (some tell only when it is destroyed): far longer than any completion takes.
+const LAST_RECEIVE_WITHIN: Duration = Duration::from_millis(100);
 /// How often traces are looked after when no worker knows of any.
 const IDLE: Duration = Duration::from_secs(1);
 
 const LISTENER: mio::Token = mio::Token(0);
 const WAKER: mio::Token = mio::Token(1);
 const COMPLETIONS: mio::Token = mio::Token(2);
-const FIRST_CLIENT: usize = 3;
+const EVENTS: mio::Token = mio::Token(3);
+const FIRST_CLIENT: usize = 4;
 
 /// What all threads of a host share.
 pub(crate) struct Host {
@@ -178,8 +182,17 @@ struct Desk {
     queue: Arc<CompletionQueue>,
     receives: Arc<SharedReceives>,
     clients: Arc<AtomicUsize>,
-    incoming: mpsc::Sender<Client>,
+    news: mpsc::Sender<News>,
     waker: Arc<Waker>,
+}
+
+/// What the door tells a worker.
+enum News {
+    Joined(Box<Client>),
+    /// The device has told so of this queue pair, which may be another worker's.
+    LastReceive {
+        number: u32,
+    },
 }
 
 impl Desk {
@@ -193,6 +206,8 @@ impl Door {
     fn new(host: Arc<Host>, mut listener: TcpListener, desks: Vec<Desk>) -> io::Result<(Door, Arc<Waker>)> {
         let poll = Poll::new()?;
         poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
+        let events = host.station.domain().context().events_fd().as_raw_fd();
+        poll.registry().register(&mut SourceFd(&events), EVENTS, Interest::READABLE)?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
         Ok((Door { host, poll, listener, joining: HashMap::new(), next: FIRST_CLIENT, desks }, waker))
     }
@@ -214,6 +229,7 @@ impl Door {
                 match token {
                     LISTENER => more = true,
                     WAKER => {}
+                    EVENTS => self.take_events(),
                     token => self.listen_to(token),
                 }
             }
@@ -221,6 +237,18 @@ impl Door {
                 more = self.accept_some();
             }
             self.joining.retain(|_, client| client.since.elapsed() < JOIN_WITHIN);
+        }
+    }
+
+    /// Hears what the device tells, and passes on what concerns the workers.
+    fn take_events(&self) {
+        while let Some(event) = self.host.station.domain().context().next_event() {
+            tracing::debug!(?event, "from the device");
+            let Event::LastReceive { number } = event else { continue };
+            for desk in &self.desks {
+                let _ = desk.news.send(News::LastReceive { number });
+                let _ = desk.waker.wake();
+            }
         }
     }
 
@@ -308,7 +336,7 @@ impl Door {
                 desk.clients.fetch_add(1, Ordering::Relaxed);
                 // The worker knows the client before the client knows that it has joined. A worker that has
                 // ended takes nobody: its desk stays closed.
-                if desk.incoming.send(client).is_err() {
+                if desk.news.send(News::Joined(Box::new(client))).is_err() {
                     desk.clients.store(usize::MAX / 2, Ordering::Relaxed);
                     host.shared.dismiss_client();
                 }
@@ -413,6 +441,7 @@ impl Host {
             requests,
             answer: Vec::new(),
             ready,
+            is_spent: false,
             _seating: seating,
         })
     }
@@ -437,6 +466,8 @@ struct Client {
     answer: Vec<u8>,
     /// Answers that wait for a free slot.
     ready: VecDeque<Vec<u8>>,
+    /// Its queue pair takes no more receives.
+    is_spent: bool,
     /// HERD's workers poll for it as long as it is here.
     _seating: Option<herd::server::Seating>,
 }
@@ -447,17 +478,23 @@ struct Request {
     done: usize,
 }
 
+/// A client that is gone, until all that its queue pair has completed is taken.
+struct Leaving {
+    client: Box<Client>,
+    /// When all of it has completed.
+    ends: Instant,
+}
+
 /// Answers the messages of its clients.
 struct Worker {
     host: Arc<Host>,
     poll: Poll,
     // Clients' queue pairs are dropped before the receives they draw from.
-    clients: HashMap<u32, Client>,
-    /// Clients that are gone, until all that their queue pairs have completed is taken.
-    leaving: Vec<Client>,
+    clients: HashMap<u32, Box<Client>>,
+    leaving: Vec<Leaving>,
     by_token: HashMap<mio::Token, u32>,
     next: usize,
-    incoming: mpsc::Receiver<Client>,
+    news: mpsc::Receiver<News>,
     count: Arc<AtomicUsize>,
     queue: Arc<CompletionQueue>,
     receives: Arc<SharedReceives>,
@@ -484,13 +521,13 @@ impl Worker {
         let fd = queue.fd().as_raw_fd();
         poll.registry().register(&mut SourceFd(&fd), COMPLETIONS, Interest::READABLE).map_err(os)?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER).map_err(os)?);
-        let (sender, incoming) = mpsc::channel();
+        let (sender, news) = mpsc::channel();
         let count = Arc::new(AtomicUsize::new(0));
         let desk = Desk {
             queue: queue.clone(),
             receives: receives.clone(),
             clients: count.clone(),
-            incoming: sender,
+            news: sender,
             waker,
         };
         let worker = Worker {
@@ -500,7 +537,7 @@ impl Worker {
             leaving: Vec::new(),
             by_token: HashMap::new(),
             next: FIRST_CLIENT,
-            incoming,
+            news,
             count,
             queue,
             receives,
@@ -536,7 +573,8 @@ impl Worker {
                 Wait::Block => {
                     // What completes between the last poll and arming would wake nobody.
                     self.queue.arm()?;
-                    if self.take_completions()? { Duration::ZERO } else { tidy.unwrap_or(IDLE).min(IDLE) }
+                    let busy = self.take_completions()?;
+                    if busy { Duration::ZERO } else { tidy.unwrap_or(IDLE).min(self.idle()) }
                 }
             };
             match self.poll.poll(events, Some(timeout)) {
@@ -545,7 +583,7 @@ impl Worker {
             }
             for token in events.iter().map(|event| event.token()).collect::<Vec<_>>() {
                 match token {
-                    WAKER => self.adopt_all(),
+                    WAKER => self.hear_news(),
                     COMPLETIONS => self.queue.take_events(),
                     token => self.look_after(token),
                 }
@@ -559,17 +597,42 @@ impl Worker {
 
     // ---- clients come and go ------------------------------------------------------------------------
 
-    fn adopt_all(&mut self) {
-        while let Ok(client) = self.incoming.try_recv() {
-            let number = client.pair.number();
-            if let Err(why) = self.adopt(client) {
-                tracing::warn!(%why, number, "a client could not be taken in");
-                self.dismissed();
+    /// How long there is nothing to do but wait, at most.
+    fn idle(&self) -> Duration {
+        let now = Instant::now();
+        self.leaving
+            .iter()
+            .map(|gone| gone.ends.saturating_duration_since(now))
+            .min()
+            .unwrap_or(IDLE)
+            .min(IDLE)
+    }
+
+    fn hear_news(&mut self) {
+        while let Ok(news) = self.news.try_recv() {
+            match news {
+                News::Joined(client) => {
+                    let number = client.pair.number();
+                    if let Err(why) = self.adopt(client) {
+                        tracing::warn!(%why, number, "a client could not be taken in");
+                        self.dismissed();
+                    }
+                }
+                News::LastReceive { number } => {
+                    if let Some(client) = self.clients.get_mut(&number) {
+                        client.is_spent = true;
+                    }
+                    if let Some(gone) =
+                        self.leaving.iter_mut().find(|gone| gone.client.pair.number() == number)
+                    {
+                        gone.ends = Instant::now();
+                    }
+                }
             }
         }
     }
 
-    fn adopt(&mut self, mut client: Client) -> Result<(), String> {
+    fn adopt(&mut self, mut client: Box<Client>) -> Result<(), String> {
         // As many receives as all clients together may have messages unanswered.
         while self.landing.len() <= self.clients.len() + self.leaving.len() {
             self.post_receives().map_err(|e| e.to_string())?;
@@ -624,8 +687,9 @@ impl Worker {
         }
     }
 
-    /// Its queue pair takes nothing more, but may have taken receives whose completions have not been seen:
-    /// destroyed now, it would take them along, and they could not be posted again.
+    /// Its queue pair has taken receives whose completions have not been seen, and may be taking one this moment:
+    /// destroyed now, it would take them along, and they could not be posted again. The device tells when it
+    /// has taken its last one.
     fn drop_client(&mut self, number: u32, why: &str) {
         let Some(mut client) = self.clients.remove(&number) else { return };
         tracing::debug!(number, why, "a client is gone");
@@ -634,7 +698,8 @@ impl Worker {
         for request in client.requests.drain(..) {
             let _ = self.post_receive(request.slot);
         }
-        self.leaving.push(client);
+        let ends = Instant::now() + if client.is_spent { Duration::ZERO } else { LAST_RECEIVE_WITHIN };
+        self.leaving.push(Leaving { client, ends });
     }
 
     fn dismissed(&self) {
@@ -647,15 +712,16 @@ impl Worker {
     /// Takes completions; was there any?
     fn take_completions(&mut self) -> Result<bool, VerbsError> {
         let mut completions = [Completion::default(); 32];
-        let leaving = self.leaving.len();
+        let polled_at = (!self.leaving.is_empty()).then(Instant::now);
         let n = self.queue.poll(&mut completions)?;
         for completion in &completions[..n] {
             self.take(completion);
         }
-        if n < completions.len() {
-            // Nothing is left of those that were leaving before.
-            self.leaving.drain(..leaving);
-            (0..leaving).for_each(|_| self.dismissed());
+        if let Some(polled_at) = polled_at.filter(|_| n < completions.len()) {
+            // What had completed by then has been taken.
+            let leaving = self.leaving.len();
+            self.leaving.retain(|gone| gone.ends > polled_at);
+            (self.leaving.len()..leaving).for_each(|_| self.dismissed());
         }
         Ok(n > 0)
     }
@@ -750,7 +816,7 @@ fn post_receive(landing: &[Buffer], receives: &SharedReceives, slot: usize) -> R
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        let waiting = self.incoming.try_iter().count();
+        let waiting = self.news.try_iter().filter(|news| matches!(news, News::Joined(_))).count();
         for _ in 0..self.clients.len() + self.leaving.len() + waiting {
             self.host.shared.dismiss_client();
         }
