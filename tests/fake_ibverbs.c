@@ -62,6 +62,7 @@
     X(FAKE_MAX_QP_WR, 16384)                                                                                     \
     X(FAKE_MAX_CQE, 65536)                                                                                       \
     X(FAKE_MAX_SRQ_WR, 16384)                                                                                    \
+    X(FAKE_NO_UC, 0)           /* 1: queue pairs of type UC cannot be made */                                    \
     X(FAKE_REG_ERRNO, 0)       /* ibv_reg_mr fails with it */                                                    \
     X(FAKE_FAIL_NTH_READ, 0)   /* the n-th READ from when it was set fails, once (-1: each does) ... */ \
     X(FAKE_FAIL_STATUS, 12)    /* ... with this status of enum ibv_wc_status (12: retries exceeded) */           \
@@ -876,6 +877,7 @@ struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *init) {
     struct ibv_qp_cap *cap = &init->cap;
     pthread_mutex_lock(&lock);
     if (init->qp_type != IBV_QPT_RC && init->qp_type != IBV_QPT_UC && init->qp_type != IBV_QPT_UD) return no_object(EOPNOTSUPP);
+    if (init->qp_type == IBV_QPT_UC && SET(FAKE_NO_UC)) return no_object(EOPNOTSUPP);
     if (!init->send_cq || !init->recv_cq || (long)cap->max_send_wr > SET(FAKE_MAX_QP_WR) || (long)cap->max_recv_wr > SET(FAKE_MAX_QP_WR)
         || cap->max_send_sge > MAX_SGE || cap->max_recv_sge > MAX_SGE || cap->max_inline_data > MAX_INLINE)
         return no_object(EINVAL);

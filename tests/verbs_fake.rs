@@ -12,8 +12,8 @@ mod common;
 use common::*;
 use oneread::layout::geometry::{Family, Preset, presets};
 use oneread::reader::{Limits, ReadError};
-use oneread::verbs::{SetupError, Token, VerbsAddress, VerbsError, VerbsOptions, Wait};
-use oneread::{Address, Client, ClientOptions, ConnectError, GetError, MutateError, ServeError, Server};
+use oneread::verbs::{Ask, SetupError, Token, VerbsAddress, VerbsError, VerbsOptions, Wait};
+use oneread::{Address, Client, ClientOptions, ConnectError, GetError, MutateError, Put, ServeError, Server};
 use oneread::{Config, ServerConfig};
 use std::ffi::{CString, c_char, c_int, c_long};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -167,6 +167,7 @@ stories! {
         costs_of_a_batch,
         answers_that_come_first,
         receives_that_come_back_late,
+        herd_over_uc_and_rc,
     ]
     told: [choice,]
 }
@@ -951,5 +952,35 @@ fn receives_that_come_back_late(fake: &Fake) {
         check_all(&mut client, 1000);
         drop(client);
         wait_for("the last to be gone", || (server.stats().clients == 0).then_some(()));
+    }
+}
+
+/// HERD's WRITEs go over UC where both sides have it, else over RC; what is lost is asked for again.
+fn herd_over_uc_and_rc(fake: &Fake) {
+    const KEYS: u32 = 300;
+    for (server_lacks_uc, client_lacks_uc) in [(0, 0), (1, 1), (0, 1), (1, 0)] {
+        fake.set("FAKE_NO_UC", server_lacks_uc);
+        let table = config(default_preset(), 2000, 16, 46, 7);
+        let herd = ServerConfig { herd: true, ..ServerConfig::new(at("127.0.0.1:0"), table) };
+        let server = Server::start(ServerConfig { token: Token::new(TOKEN), ..herd }).unwrap();
+        fake.set("FAKE_NO_UC", client_lacks_uc);
+        let mut options = options();
+        options.verbs.ask = Ask::Herd;
+        let mut client = Client::connect_with(server.address(), options).unwrap();
+        fill(&mut client, KEYS);
+        // The n-th WRITE or datagram from here on is lost, of which RC loses none.
+        for lost in 1..=8i64 {
+            fake.set("FAKE_DROP_NTH", lost);
+            for n in 0..8 {
+                let (key, value) = ours(KEYS + 8 * lost as u32 + n);
+                assert_eq!(client.insert(&key, &value).unwrap(), Put::Inserted, "once, though asked twice");
+                assert_eq!(client.rpc_get(&key).unwrap(), Some(value));
+            }
+        }
+        fake.set("FAKE_DROP_NTH", 0);
+        let repeats = client.queue_counts().unwrap().repeats;
+        assert!(repeats >= 8, "{repeats} repeats for 8 that were lost");
+        check_all(&mut client, KEYS);
+        assert_eq!(client.stats().reattached, 0);
     }
 }
