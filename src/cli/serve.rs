@@ -65,8 +65,8 @@ pub struct Serve {
     #[arg(long, conflicts_with_all = ["anonymous", "huge_pages"])]
     fresh: bool,
     /// Threads that make changes
-    #[arg(long, value_name = "N", default_value_t = 2)]
-    workers: usize,
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..))]
+    workers: u16,
     /// Another user who may connect, and change the table (repeatable)
     #[arg(long, value_name = "UID")]
     allow_uid: Vec<u32>,
@@ -131,7 +131,7 @@ impl Serve {
                 Backing::File(_) => Start::OpenOrCreate(config),
                 _ => Start::Create(config),
             },
-            workers: self.workers,
+            workers: self.workers.into(),
             allow_uids: self.allow_uid.clone(),
             token,
             wait: if self.poll { Wait::Poll } else { Wait::Block },
