@@ -61,9 +61,10 @@ pub enum Ask {
     /// After HERD (Kalia et al., SIGCOMM'14): requests go into slots of memory at which the server's threads look.
     /// The server must have been started for it ([`ServerConfig::herd`](crate::ServerConfig::herd)).
     ///
-    /// * shm: slots for requests and for replies, in memory that this handle and the server share (25 KiB for
-    ///   each handle that changes something, with the default lengths; up to 520 KiB with the longest). No system call while both are
-    ///   busy. Who has nothing to do for some 50 microseconds sleeps, and is woken over the socket.
+    /// * shm: slots for requests and replies in memory that this handle and the server share: 25 KiB for each handle
+    ///   that changes something, with the default lengths, up to 520 KiB with the longest. No system call while both
+    ///   are busy. A client looks for its reply for up to 20 microseconds, a server for requests up to 50, each for
+    ///   less where that was in vain; then they sleep, and are woken over the socket.
     /// * verbs: the client WRITEs requests, replies are datagrams. The server's workers never sleep while such a
     ///   client is there. For comparison.
     Herd,

@@ -111,22 +111,24 @@ impl Slots {
     /// Returns when there is a reply. Has all been asked?
     fn wait(&mut self, socket: &mut impl Socket, is_all: bool, deadline: Instant) -> Result<(), LinkError> {
         let next = self.answered + 1;
-        if self.has(next) {
-            return Ok(());
-        }
+        // Of a batch, all replies, or so many that half the slots are free: whoever looks at each reply as it is stored
+        // slows the server down, and to be woken for each would cost more than it saves.
+        let until = if is_all { self.asked } else { self.asked.min(self.answered + WINDOW / 2) };
         let begun = Instant::now();
         while begun.elapsed() < self.patience.time() {
             for _ in 0..LOOKS {
                 std::hint::spin_loop();
-                if self.has(next) {
+                if self.has(until) {
                     self.patience.rewarded();
                     return Ok(());
                 }
             }
         }
+        if self.has(next) {
+            self.patience.rewarded();
+            return Ok(());
+        }
         self.patience.exhausted();
-        // To be woken for each reply would cost more than it saves: for all of them, or when half the slots are free.
-        let until = if is_all { self.asked } else { self.asked.min(self.answered + WINDOW / 2) };
         let slept = loop {
             self.area.client().announce(until);
             if self.has(until) {

@@ -120,6 +120,8 @@ impl Seat {
     fn answer(&mut self, shared: &Shared) -> Result<(), String> {
         let Seat { area, once, copy, .. } = self;
         let sequence = once.taken().sequence.wrapping_add(1);
+        // What another CPU has stored takes its time to come: of a batch, the next comes meanwhile.
+        area.prefetch_request(sequence.wrapping_add(1));
         let frame = herd::load(area.request(sequence), sequence, copy);
         let frame = frame.ok_or("a request slot that makes no sense")?;
         if !once.take(Mark { sequence, attempt: 0 }, frame, |request| shared.answer(request)) {
