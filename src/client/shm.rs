@@ -558,6 +558,10 @@ impl Socket for Link {
     }
 
     fn sleep(&mut self, deadline: Instant) -> Result<(), LinkError> {
+        // Whoever rings all the time and never answers would keep it awake for ever.
+        if Instant::now() >= deadline {
+            return Err(LinkError::Deadline(self.allowed));
+        }
         self.receive(deadline)?;
         self.input.clear();
         Ok(())

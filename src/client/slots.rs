@@ -85,6 +85,8 @@ impl Slots {
                 socket.ring(deadline)?;
             }
             self.wait(socket, requests.is_empty(), deadline)?;
+            // Replies are stored in order: if a later one is there and this is not, it is no server of ours.
+            replies.push(self.take()?);
             while self.has(self.answered + 1) {
                 replies.push(self.take()?);
             }
@@ -108,7 +110,7 @@ impl Slots {
         sequence <= self.asked && glance(self.area.reply(sequence)).sequence == sequence
     }
 
-    /// Returns when there is a reply. Has all been asked?
+    /// Returns when there is a reply, or a later one. Has all been asked?
     fn wait(&mut self, socket: &mut impl Socket, is_all: bool, deadline: Instant) -> Result<(), LinkError> {
         let next = self.answered + 1;
         // Of a batch, all replies, or so many that half the slots are free: whoever looks at each reply as it is stored
@@ -152,5 +154,67 @@ impl Slots {
         let frame = wire::decode(frame.ok_or(LinkError::Unexpected)?)?;
         let frame = frame.filter(|frame| frame.id == self.answered).ok_or(LinkError::Unexpected)?;
         Ok(Reply::decode(&frame)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::index::Put;
+    use crate::layout::geometry::{Config, Size};
+
+    /// A server at the other end of the slots, which acts when it is rung for, or slept for.
+    struct Server<'a> {
+        area: &'a Area,
+        /// Stores these replies, numbered, when somebody sleeps.
+        replies: Vec<(u64, Vec<u8>)>,
+    }
+
+    impl Socket for Server<'_> {
+        fn ring(&mut self, _: Instant) -> Result<(), LinkError> {
+            Ok(())
+        }
+
+        fn sleep(&mut self, _: Instant) -> Result<(), LinkError> {
+            if self.replies.is_empty() {
+                return Err(LinkError::HungUp);
+            }
+            for (sequence, frame) in self.replies.drain(..) {
+                assert!(store(self.area.reply(sequence), sequence, &frame));
+            }
+            Ok(())
+        }
+    }
+
+    fn reply(id: u64) -> Vec<u8> {
+        let mut frame = Vec::new();
+        Reply::Put(Ok(Put::Inserted)).encode(id, &mut frame);
+        frame
+    }
+
+    fn converse(replies: Vec<(u64, Vec<u8>)>) -> Result<Vec<Reply>, LinkError> {
+        let geometry = Config { size: Size::Keys(10), ..Config::default() }.geometry().unwrap();
+        let (area, fd) = Area::make(&geometry).unwrap();
+        let mut slots = Slots::new(Area::map(fd, &geometry).unwrap(), Arc::new(geometry));
+        let requests = [Request::Get { key: b"one" }, Request::Get { key: b"two" }];
+        let deadline = Instant::now() + Duration::from_secs(5);
+        slots.converse(&mut Server { area: &area, replies }, &requests, deadline)
+    }
+
+    /// Replies that are there, that are not, and that are none.
+    #[test]
+    fn replies() {
+        assert_eq!(converse(vec![(1, reply(1)), (2, reply(2))]).unwrap().len(), 2);
+        assert!(matches!(converse(vec![]), Err(LinkError::HungUp)));
+        assert!(matches!(converse(vec![(1, reply(1))]), Err(LinkError::HungUp)), "half of them");
+        for wrong in [
+            vec![(2, reply(2))],
+            vec![(1, reply(2)), (2, reply(2))],
+            vec![(1, b"nonsense".to_vec()), (2, reply(2))],
+            vec![(1, Vec::new()), (2, reply(2))],
+        ] {
+            let error = converse(wrong.clone()).unwrap_err();
+            assert!(matches!(error, LinkError::Unexpected | LinkError::Wire(_)), "{wrong:?}: {error}");
+        }
     }
 }
