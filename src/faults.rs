@@ -56,11 +56,14 @@ pub enum Rule {
     LockOrder,
     /// A path found without locks is checked again under them.
     PathCheck,
+    /// Who will sleep fences its announcement before it looks a last time; who stored fences that before it looks
+    /// whether the other sleeps.
+    BellFence,
 }
 
 impl Rule {
     /// Every rule.
-    pub const ALL: [Rule; 24] = {
+    pub const ALL: [Rule; 25] = {
         use Rule::*;
         [
             OddPass,
@@ -87,6 +90,7 @@ impl Rule {
             SlotLock,
             LockOrder,
             PathCheck,
+            BellFence,
         ]
     };
 }

@@ -11,6 +11,7 @@ pub mod cuckoo;
 pub mod fabric;
 pub mod faults;
 pub mod get;
+mod herd;
 pub mod hopscotch;
 pub mod index;
 pub mod inspect;
@@ -27,7 +28,7 @@ pub mod verbs;
 pub mod wire;
 
 pub use address::Address;
-pub use client::{Client, ClientOptions, ConnectError, GetError, MutateError};
+pub use client::{Ask, Client, ClientOptions, ConnectError, GetError, MutateError};
 pub use clock::Clock;
 pub use index::{Index, Put, PutError, PutMode};
 pub use layout::geometry::{Config, ConfigError, Geometry, Layout, Size};

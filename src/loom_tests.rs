@@ -9,6 +9,8 @@ use crate::fabric::Fabric;
 use crate::fabric::shm::Shm;
 use crate::fabric::sim::Recorder;
 use crate::get::{Landed, Look};
+use crate::herd::area::Bell;
+use crate::herd::{glance, load, store};
 use crate::index::loom_access::{StripeSet, Stripes, copies, path, put_along, write_slot};
 use crate::index::{Index, Put, PutMode};
 use crate::layout::geometry::{Config, Geometry, Layout, Size, SlotIx, Window};
@@ -169,6 +171,30 @@ fn writers_cross() {
     }
 }
 
+/// A client stores a request while the server goes to sleep: whichever way they meet, the client rings, or the server
+/// sees the request before it sleeps, and then sees all of it.
+fn bell() {
+    const REQUEST: &[u8] = b"a request";
+    let area: Arc<[AtomicU64; 6]> = Arc::default();
+    let client = {
+        let area = area.clone();
+        loom::thread::spawn(move || {
+            let (word, slot) = area.split_first().expect("six words");
+            assert!(store(slot, 1, REQUEST));
+            Bell(word).heard() != 0
+        })
+    };
+    let (word, slot) = area.split_first().expect("six words");
+    Bell(word).announce(1);
+    let found = glance(slot).sequence == 1;
+    if found {
+        Bell(word).withdraw();
+        assert_eq!(load(slot, 1, &mut Vec::new()), Some(REQUEST), "half a request");
+    }
+    let rung = client.join().expect("the client ends");
+    assert!(found || rung, "the server sleeps, and nobody wakes it");
+}
+
 #[test]
 fn loom_reader_against_writer() {
     model(2, reader_against_writer);
@@ -187,6 +213,11 @@ fn loom_writers_lock_stripes() {
 #[test]
 fn loom_writers_cross() {
     model(2, writers_cross);
+}
+
+#[test]
+fn loom_bell() {
+    model(4, bell);
 }
 
 #[cfg(feature = "faults")]
@@ -220,6 +251,11 @@ mod broken {
     fn loom_move_rules() {
         let rules = [Rule::CountBeforeErase, Rule::MoveCounter, Rule::CopyBeforeErase];
         rules.into_iter().for_each(|rule| must_be_caught(rule, 1, reader_against_move));
+    }
+
+    #[test]
+    fn loom_bell_rule() {
+        must_be_caught(Rule::BellFence, 2, bell);
     }
 
     #[test]

@@ -161,20 +161,50 @@ impl Region {
         let share = File::open(path).map_err(os("opening for reading", &name))?;
         let bytes = file.metadata().map_err(os("reading the length of", &name))?.len();
         let map = MmapOptions::new().len(bytes as usize).map_raw(&file).map_err(os("mapping", &name))?;
-        Ok(Region::from_map(map, true, share.into(), Some(file)))
+        Ok(Region::from_map(map, true, Some(share.into()), Some(file)))
     }
 
     fn anonymous(flags: MemfdFlags, bytes: u64) -> Result<Region, RegionError> {
         let what = || format!("{bytes} bytes of shared memory");
-        let fd = rustix::fs::memfd_create("oneread", flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-            .map_err(|e| os("making", what())(e.into()))?;
-        let file = File::from(fd);
-        file.set_len(bytes).map_err(os("making", what()))?;
+        let file = memfd(flags, bytes)?;
         let map = MmapOptions::new().len(bytes as usize).map_raw(&file).map_err(os("mapping", what()))?;
         let seals = SealFlags::GROW | SealFlags::SHRINK | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals).map_err(|e| os("sealing", what())(e.into()))?;
         let share = file.as_fd().try_clone_to_owned().map_err(os("sharing", what()))?;
-        Ok(Region::from_map(map, true, share, Some(file)))
+        Ok(Region::from_map(map, true, Some(share), Some(file)))
+    }
+
+    /// Memory that this process and one other both write: so many zero bytes, and what the other is handed. It is
+    /// there, and sealed: nobody can make it shorter, so that no access of either side ends in SIGBUS.
+    ///
+    /// # Errors
+    /// [`RegionError`] when there is not enough.
+    pub(crate) fn exchange(bytes: u64) -> Result<(Region, OwnedFd), RegionError> {
+        let what = || format!("{bytes} bytes of shared memory");
+        let file = memfd(MemfdFlags::empty(), bytes)?;
+        let seals = SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&file, seals).map_err(|e| os("sealing", what())(e.into()))?;
+        reserve(&file, 0, bytes)?;
+        let map = MmapOptions::new().len(bytes as usize).map_raw(&file).map_err(os("mapping", what()))?;
+        Ok((Region::from_map(map, true, None, None), file.into()))
+    }
+
+    /// Maps memory that a server made with [`Region::exchange`] and handed over.
+    ///
+    /// # Errors
+    /// [`RegionError`] when it cannot be mapped, or is not sealed.
+    pub(crate) fn map_exchange(fd: OwnedFd) -> Result<Region, RegionError> {
+        let file = File::from(fd);
+        let what = "the slots the server handed over";
+        let seals = rustix::fs::fcntl_get_seals(&file).map_err(|e| os("checking", what)(e.into()))?;
+        if !seals.contains(SealFlags::SHRINK) {
+            let source =
+                io::Error::other("they can be made shorter; use the same version of oneread on both sides");
+            return Err(os("checking", what)(source));
+        }
+        let bytes = file.metadata().map_err(os("reading the length of", what))?.len();
+        let map = MmapOptions::new().len(bytes as usize).map_raw(&file).map_err(os("mapping", what))?;
+        Ok(Region::from_map(map, true, None, None))
     }
 
     /// Maps a region that a server handed over, for reading only.
@@ -187,10 +217,10 @@ impl Region {
         let bytes = file.metadata().map_err(os("reading the length of", what))?.len();
         let map =
             MmapOptions::new().len(bytes as usize).map_raw_read_only(&file).map_err(os("mapping", what))?;
-        Ok(Region::from_map(map, false, file.into(), None))
+        Ok(Region::from_map(map, false, Some(file.into()), None))
     }
 
-    fn from_map(map: MmapRaw, writable: bool, share: OwnedFd, file: Option<File>) -> Region {
+    fn from_map(map: MmapRaw, writable: bool, share: Option<OwnedFd>, file: Option<File>) -> Region {
         // A window is read at random: fewer, larger TLB entries where the system allows it. Best effort.
         let _ = map.advise(memmap2::Advice::HugePage);
         Region {
@@ -198,7 +228,7 @@ impl Region {
             base: NonNull::new(map.as_mut_ptr().cast()).unwrap_or(NonNull::dangling()),
             writable,
             _memory: Memory::Mapped(map),
-            share: Some(share),
+            share,
             file,
             #[cfg(feature = "sim")]
             recorder: None,
@@ -244,12 +274,7 @@ impl Region {
     /// [`RegionError`] when there is not enough.
     pub fn back(&self, bytes: std::ops::Range<u64>) -> Result<(), RegionError> {
         let Some(file) = &self.file else { return Ok(()) };
-        let (start, len) = (bytes.start, bytes.end.min(self.bytes()).saturating_sub(bytes.start));
-        match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), start, len.max(1)) {
-            // A file system that cannot promise memory: it is as good as its word.
-            Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
-            Err(e) => Err(os("reserving", format!("{len} bytes for the region"))(e.into())),
-        }
+        reserve(file, bytes.start, bytes.end.min(self.bytes()).saturating_sub(bytes.start))
     }
 
     /// Touches all of the region, piece by piece, and tells `progress` how many bytes are done: a NIC pins
@@ -354,6 +379,25 @@ impl Region {
     }
 }
 
+/// Anonymous shared memory that can be sealed.
+fn memfd(flags: MemfdFlags, bytes: u64) -> Result<File, RegionError> {
+    let what = || format!("{bytes} bytes of shared memory");
+    let fd = rustix::fs::memfd_create("oneread", flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+        .map_err(|e| os("making", what())(e.into()))?;
+    let file = File::from(fd);
+    file.set_len(bytes).map_err(os("making", what()))?;
+    Ok(file)
+}
+
+/// Has the file system put memory behind so many bytes of a file.
+fn reserve(file: &File, start: u64, len: u64) -> Result<(), RegionError> {
+    match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), start, len.max(1)) {
+        // A file system that cannot promise memory: it is as good as its word.
+        Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
+        Err(e) => Err(os("reserving", format!("{len} bytes of shared memory"))(e.into())),
+    }
+}
+
 /// Opens a region file for writing and keeps other servers away from it.
 fn lock_file(path: &Path, create: bool) -> Result<File, RegionError> {
     let name = path.display().to_string();
@@ -390,6 +434,20 @@ mod tests {
             assert!(std::os::unix::fs::FileExt::write_at(&file, b"x", 0).is_err(), "{backing:?} written");
             assert!(client.bytes() == 8192 && file.set_len(0).is_err(), "{backing:?} truncated");
         }
+    }
+
+    /// What server and client both write: each sees the other's stores, and neither can make it shorter.
+    #[test]
+    fn exchanged_memory_stays() {
+        let (server, fd) = Region::exchange(8192).unwrap();
+        let file = File::from(fd.try_clone().unwrap());
+        let client = Region::map_exchange(fd).unwrap();
+        server.store(3, 42);
+        client.store(4, 43);
+        assert_eq!((client.load(3), server.load(4), client.bytes()), (42, 43, 8192));
+        assert!(file.set_len(0).is_err() && file.set_len(1 << 20).is_err());
+        let unsealed = memfd(MemfdFlags::empty(), 8192).unwrap();
+        assert!(Region::map_exchange(unsealed.into()).is_err());
     }
 
     #[test]

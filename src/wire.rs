@@ -12,6 +12,10 @@
 //! descriptor of the region that can only be mapped for reading. After that, requests may be pipelined;
 //! replies come in the order of the requests.
 //!
+//! A client may ask for [slots](crate::server::ServerConfig::herd): `Slots`, whose reply carries the descriptor of
+//! memory that both may write. From then on its requests are there, and what either side sends over the socket only
+//! wakes the other: the client `Wake`, the server single bytes.
+//!
 //! Decoding takes any bytes: it gives a frame, asks for more, or names what is wrong.
 
 use crate::index::{IndexCounts, Put, PutError, PutMode};
@@ -52,6 +56,8 @@ mod op {
     pub const REMOVE: u16 = 5;
     pub const STAT: u16 = 6;
     pub const GET: u16 = 7;
+    pub const SLOTS: u16 = 8;
+    pub const WAKE: u16 = 9;
     pub const REPLY: u16 = 0x8000;
 }
 
@@ -66,6 +72,7 @@ mod status {
     pub const STAT: u16 = 7;
     pub const VALUE: u16 = 8;
     pub const ABSENT: u16 = 9;
+    pub const SLOTS: u16 = 10;
     pub const KEY_LENGTH: u16 = 100;
     pub const VALUE_LENGTH: u16 = 101;
     pub const FULL: u16 = 102;
@@ -102,6 +109,13 @@ pub enum Request<'a> {
     },
     /// Asks for the server's counters.
     Stat,
+    /// Asks for slots: further requests will be there.
+    Slots {
+        /// The client's version of them.
+        version: u32,
+    },
+    /// There is something in the client's slots. Has no reply.
+    Wake,
 }
 
 /// The server's counters, as a reply carries them.
@@ -172,9 +186,14 @@ pub enum Reply {
     Value(Option<Vec<u8>>),
     /// The server's counters.
     Stat(ServerStats),
-    /// The server will not talk to this client.
+    /// The client has slots: the descriptor of their memory comes along.
+    Slots {
+        /// The server's version of them.
+        version: u32,
+    },
+    /// The server will not talk to this client, or not in slots.
     Refused {
-        /// The server's protocol version.
+        /// The server's protocol version, or that of its slots, where it has none 0.
         version: u32,
     },
 }
@@ -296,6 +315,8 @@ impl<'a> Request<'a> {
             Request::Remove { key } => encode(out, op::REMOVE, 0, id, &[key]),
             Request::Get { key } => encode(out, op::GET, 0, id, &[key]),
             Request::Stat => encode(out, op::STAT, 0, id, &[]),
+            Request::Slots { version } => encode(out, op::SLOTS, 0, id, &[&version.to_le_bytes()]),
+            Request::Wake => encode(out, op::WAKE, 0, id, &[]),
         }
     }
 
@@ -325,7 +346,12 @@ impl<'a> Request<'a> {
             op::REMOVE => Ok(Request::Remove { key: frame.body }),
             op::GET => Ok(Request::Get { key: frame.body }),
             op::STAT if frame.body.is_empty() => Ok(Request::Stat),
-            op::STAT => Err(unfitting),
+            op::SLOTS => {
+                let version = frame.body.try_into().map_err(|_| unfitting)?;
+                Ok(Request::Slots { version: u32::from_le_bytes(version) })
+            }
+            op::WAKE if frame.body.is_empty() => Ok(Request::Wake),
+            op::STAT | op::WAKE => Err(unfitting),
             op => Err(WireError::Unknown { op, status: frame.status }),
         }
     }
@@ -339,6 +365,7 @@ impl Reply {
         match self {
             Reply::Welcome { version } => reply(status::WELCOME, &version.to_le_bytes()),
             Reply::Refused { version } => reply(status::REFUSED, &version.to_le_bytes()),
+            Reply::Slots { version } => reply(status::SLOTS, &version.to_le_bytes()),
             Reply::Put(Ok(Put::Inserted)) => reply(status::INSERTED, &[]),
             Reply::Put(Ok(Put::Updated)) => reply(status::UPDATED, &[]),
             Reply::Put(Ok(Put::Exists)) => reply(status::EXISTS, &[]),
@@ -378,6 +405,7 @@ impl Reply {
         Ok(match frame.status {
             status::WELCOME => Reply::Welcome { version: version()? },
             status::REFUSED => Reply::Refused { version: version()? },
+            status::SLOTS => Reply::Slots { version: version()? },
             status::INSERTED => Reply::Put(Ok(Put::Inserted)),
             status::UPDATED => Reply::Put(Ok(Put::Updated)),
             status::EXISTS => Reply::Put(Ok(Put::Exists)),
@@ -409,7 +437,7 @@ mod tests {
     proptest! {
         /// Any bytes give a frame, a wish for more, or an error; and what decodes encodes to itself.
         #[test]
-        fn any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200), op in 0u16..9, len in 0u32..64) {
+        fn any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200), op in 0u16..11, len in 0u32..64) {
             let mut framed = bytes.clone();
             if framed.len() >= HEAD {
                 framed[..4].copy_from_slice(&len.to_le_bytes());
@@ -434,6 +462,7 @@ mod tests {
         let replies = [
             Reply::Welcome { version: 1 },
             Reply::Refused { version: 9 },
+            Reply::Slots { version: 1 },
             Reply::Put(Ok(Put::Inserted)),
             Reply::Put(Ok(Put::Updated)),
             Reply::Put(Ok(Put::Exists)),

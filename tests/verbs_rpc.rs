@@ -4,8 +4,8 @@
 mod common;
 
 use common::is_there_a_device;
-use oneread::verbs::{Ask, SetupError, VerbsOptions};
-use oneread::{Address, Client, ClientOptions, ConnectError, MutateError, Put, PutError};
+use oneread::verbs::SetupError;
+use oneread::{Address, Ask, Client, ClientOptions, ConnectError, MutateError, Put, PutError};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -52,8 +52,7 @@ impl Drop for Server {
 }
 
 fn try_connect(address: &Address, ask: Ask) -> Result<Client, ConnectError> {
-    let verbs = VerbsOptions { ask, ..VerbsOptions::default() };
-    let options = ClientOptions { deadline: Duration::from_secs(20), verbs, ..ClientOptions::default() };
+    let options = ClientOptions { deadline: Duration::from_secs(20), ask, ..ClientOptions::default() };
     Client::connect_with(address, options)
 }
 
@@ -183,8 +182,8 @@ fn server_gone_and_back() {
     }
     let mut server = Server::start("verbs://127.0.0.1:0", &["--herd"]);
     let address = server.address.clone();
-    let verbs = VerbsOptions { ask: Ask::Herd, ..VerbsOptions::default() };
-    let options = ClientOptions { deadline: Duration::from_secs(2), verbs, ..ClientOptions::default() };
+    let options =
+        ClientOptions { deadline: Duration::from_secs(2), ask: Ask::Herd, ..ClientOptions::default() };
     let mut herd = Client::connect_with(&address, options).unwrap();
     herd.put(b"key", b"before").unwrap();
     server.kill();

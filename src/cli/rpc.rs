@@ -1,4 +1,4 @@
-//! `bench rpc`: GETs by READ beside GETs that the server does, on one table and one device.
+//! `bench rpc`: GETs by READ beside GETs and PUTs that the server does, on one table and one fabric.
 
 use super::bench::machine;
 use super::child::{CpuTime, Fabric, ServerChild};
@@ -9,8 +9,8 @@ use clap::Args;
 use comfy_table::{Attribute, Cell};
 use hdrhistogram::Histogram;
 use oneread::layout::hash::{mix, reduce};
-use oneread::verbs::{Ask, SetupError, VerbsOptions, Wait};
-use oneread::{Address, Client, ClientOptions, ConnectError, Layout, Put};
+use oneread::verbs::{SetupError, VerbsOptions, Wait};
+use oneread::{Address, Ask, Client, ClientOptions, ConnectError, Layout, Put};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -25,11 +25,12 @@ use std::time::{Duration, Instant};
   oneread bench rpc --fabric verbs --plot rpc.svg       over the first RDMA device
   oneread bench rpc --at verbs://10.0.0.1:7471          a server that is there: it gets this bench's keys
 
-One-sided: the client READs. Message: SEND and RECV, or the server's socket over shm. HERD: the request is
-WRITTEN into the server's memory, the reply is a datagram (verbs only; a server of your own needs
-`serve --herd`). Each connection is a thread that asks for one key after the other, at random; every value is
-compared with what was put. Rounds of all paths alternate. CPU is that of the server's process, all its
-threads: HERD's poll, and take what there is. What the kernel does for a software device is in nobody's.")]
+One-sided: the client READs. Message: SEND and RECV, or the server's socket over shm. HERD: the request is put
+into a slot of memory at which the server looks: over verbs WRITTEN there, and the reply is a datagram; over shm
+the reply is in a slot, too. (A server of your own needs `serve --herd`.) Each connection is a thread that asks
+for one key after the other, at random; every value is compared with what was put. PUTs are also made in batches:
+their latency is that of a batch. Rounds of all paths alternate. CPU is that of the server's process, all its
+threads: HERD's poll, over verbs without end. What the kernel does for a software device is in nobody's.")]
 pub struct Rpc {
     /// A server that is there [default: one in a child process]
     #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["fabric", "layout", "workers"])]
@@ -46,6 +47,9 @@ pub struct Rpc {
     /// Rounds, of which the median counts
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
+    /// Puts in a batch
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    batch: u32,
     /// Keys
     #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1000..1 << 32))]
     keys: u64,
@@ -75,10 +79,22 @@ fn seconds(text: &str) -> Result<f64, String> {
 
 /// What is timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum Operation {
     Get,
     Put,
+    /// A batch of them.
+    PutMany,
+}
+
+impl Operation {
+    pub fn name(self) -> &'static str {
+        match self {
+            Operation::Get => "GET",
+            Operation::Put => "PUT",
+            Operation::PutMany => "PUTs, batched",
+        }
+    }
 }
 
 /// How it gets to the table.
@@ -101,12 +117,14 @@ impl Path {
 }
 
 /// In this order in each round; the first is what the others are compared with.
-const CONTESTANTS: [(Operation, Path); 5] = [
+const CONTESTANTS: [(Operation, Path); 7] = [
     (Operation::Get, Path::OneSided),
     (Operation::Get, Path::Message),
     (Operation::Get, Path::Herd),
     (Operation::Put, Path::Message),
     (Operation::Put, Path::Herd),
+    (Operation::PutMany, Path::Message),
+    (Operation::PutMany, Path::Herd),
 ];
 
 /// One path at one number of connections. The names are those of the JSON output.
@@ -117,9 +135,13 @@ pub struct Line {
     pub connections: u32,
     /// Median over the rounds.
     pub ops_per_s: f64,
+    /// The best round.
+    pub best_ops_per_s: f64,
     /// Of one-sided GETs in the same rounds.
     pub ratio: f64,
-    /// Over all rounds.
+    /// Of the same operation by message: the median of the ratios round by round.
+    pub of_message: Option<f64>,
+    /// Over all rounds. Of a batch, for batches.
     pub p50_ns: u64,
     pub p99_ns: u64,
     /// CPU time of the server's process per million operations; null when it is not a child of this one.
@@ -138,6 +160,7 @@ pub struct Outcome {
     rounds: u32,
     seconds: f64,
     block: bool,
+    batch: u32,
     workers: Option<usize>,
     pub lines: Vec<Line>,
 }
@@ -188,19 +211,26 @@ impl Tally {
     }
 
     fn rate(&self) -> f64 {
-        let mut rates = self.rates.clone();
-        rates.sort_by(f64::total_cmp);
-        rates.get(rates.len() / 2).copied().unwrap_or(0.0)
+        median(self.rates.clone())
     }
 
-    fn line(&self, (operation, path): (Operation, Path), connections: u32, base: f64) -> Line {
+    fn line(
+        &self,
+        (operation, path): (Operation, Path),
+        connections: u32,
+        base: f64,
+        message: Option<&Tally>,
+    ) -> Line {
         let per = |n: f64| n / self.operations.max(1) as f64;
         Line {
             operation,
             path,
             connections,
             ops_per_s: self.rate(),
+            best_ops_per_s: self.rates.iter().copied().fold(0.0, f64::max),
             ratio: self.rate() / base,
+            of_message: message
+                .map(|m| median(self.rates.iter().zip(&m.rates).map(|(a, b)| a / b).collect())),
             p50_ns: self.latencies.value_at_quantile(0.5),
             p99_ns: self.latencies.value_at_quantile(0.99),
             server_cpu_ms: self.cpu_ms.map(|ms| 1e6 * per(ms)),
@@ -208,6 +238,11 @@ impl Tally {
             repeats: self.repeats,
         }
     }
+}
+
+fn median(mut numbers: Vec<f64>) -> f64 {
+    numbers.sort_by(f64::total_cmp);
+    numbers.get(numbers.len() / 2).copied().unwrap_or(0.0)
 }
 
 impl Rpc {
@@ -230,10 +265,10 @@ impl Rpc {
         let server = if self.at.is_none() { Some(self.spawn()?) } else { None };
         let connect = |ask| {
             let wait = if self.block { Wait::Block } else { Wait::Poll };
-            let verbs = VerbsOptions { token: self.token.token()?, ask, wait, ..VerbsOptions::default() };
+            let verbs = VerbsOptions { token: self.token.token()?, wait, ..VerbsOptions::default() };
             // Many threads on few cores: a late answer is a latency, no failure.
             let deadline = Duration::from_secs(30);
-            let options = ClientOptions { deadline, verbs, ..ClientOptions::default() };
+            let options = ClientOptions { deadline, ask, verbs, ..ClientOptions::default() };
             match (&server, &self.at) {
                 (Some(server), _) => server.connect_with(options),
                 (None, Some(address)) => Ok(Client::connect_with(address, options)?),
@@ -242,7 +277,7 @@ impl Rpc {
         };
         let mut client = connect(Ask::Message)?;
         let is_shm = matches!(client.address(), Address::Shm(_));
-        let herd = if is_shm { None } else { self.herd(connect(Ask::Herd))? };
+        let herd = self.herd(connect(Ask::Herd))?;
         let bar = show::bar(self.keys, "filling", "keys");
         for first in (0..self.keys).step_by(256) {
             let numbers = first..(first + 256).min(self.keys);
@@ -252,7 +287,7 @@ impl Rpc {
         }
         bar.finish_and_clear();
         let layout = client.geometry().layout().to_string();
-        let table = Table { keys: self.keys, client: client.clone(), herd };
+        let table = Table { keys: self.keys, batch: self.batch, client: client.clone(), herd };
         let lines = self.alternate(&table, &mut client, server.as_ref())?;
         Ok(Outcome {
             machine: machine(),
@@ -262,6 +297,7 @@ impl Rpc {
             rounds: self.rounds,
             seconds: self.seconds,
             block: self.block,
+            batch: self.batch,
             workers: server.map(|_| self.workers),
             lines,
         })
@@ -285,7 +321,9 @@ impl Rpc {
             // Clones begin without a connection: HERD's workers poll only while somebody asks so.
             Ok(client) => Ok(Some(client.clone())),
             Err(error) => match error.downcast_ref() {
-                Some(ConnectError::Verbs(why @ SetupError::Herd { .. })) if self.at.is_some() => {
+                Some(why @ (ConnectError::Verbs(SetupError::Herd { .. }) | ConnectError::Herd { .. }))
+                    if self.at.is_some() =>
+                {
                     show::complain(format_args!("oneread: without HERD: {why}"));
                     Ok(None)
                 }
@@ -317,7 +355,7 @@ impl Rpc {
             }
             for _ in 0..self.rounds {
                 for (&(operation, path), tally) in contestants.iter().zip(&mut tallies) {
-                    version += u64::from(operation == Operation::Put);
+                    version += u64::from(operation != Operation::Get);
                     wait_for_quiet(visitor, visitors)?;
                     let round = Round { table, operation, path, connections, version };
                     tally.add(&round.run(time, server).with_context(|| {
@@ -327,7 +365,10 @@ impl Rpc {
                 }
             }
             let base = tallies.first().map_or(0.0, Tally::rate);
-            lines.extend(contestants.iter().zip(&tallies).map(|(&what, t)| t.line(what, connections, base)));
+            let message = |operation| contestants.iter().position(|what| *what == (operation, Path::Message));
+            lines.extend(contestants.iter().zip(&tallies).map(|(&what, tally)| {
+                tally.line(what, connections, base, message(what.0).map(|at| &tallies[at]))
+            }));
         }
         bar.finish_and_clear();
         Ok(lines)
@@ -351,6 +392,7 @@ fn is_value_of(n: u64, bytes: &[u8], version: u64) -> bool {
 /// What is asked of, and how to get there.
 struct Table {
     keys: u64,
+    batch: u32,
     client: Client,
     herd: Option<Client>,
 }
@@ -427,11 +469,20 @@ impl Round<'_> {
         let mut tally = Tally::new()?;
         let mut buffer = Vec::new();
         let stream = mix(u64::from(number) << 32 ^ self.version << 2 ^ self.path as u64);
-        let mut operation = |i: u64, client: &mut Client| {
-            self.once(client, reduce(mix(stream ^ i), self.table.keys), &mut buffer)
+        let mut operation = |i: u64, client: &mut Client| match self.operation {
+            Operation::PutMany => {
+                let batch = u64::from(self.table.batch);
+                let numbers = i * batch..(i + 1) * batch;
+                let numbers = numbers.map(|i| reduce(mix(stream ^ i), self.table.keys));
+                let pairs: Vec<_> = numbers.map(|n| (key(n), stamped(n, self.version))).collect();
+                let answers = client.put_many(&pairs)?;
+                ensure!(answers.iter().all(|answer| *answer == Ok(Put::Updated)), "a key is gone");
+                Ok(batch)
+            }
+            _ => self.once(client, reduce(mix(stream ^ i), self.table.keys), &mut buffer).map(|()| 1),
         };
         // Connecting, and the first answers, are nobody's latency. Who fails here fails for all, later.
-        let warm = (0..8).try_for_each(|i| operation(i, &mut client));
+        let warm = (0..8).try_for_each(|i| operation(i, &mut client).map(drop));
         ready.wait();
         ready.wait();
         warm?;
@@ -442,9 +493,9 @@ impl Round<'_> {
                 break;
             }
             let begun = Instant::now();
-            operation(i, &mut client)?;
+            let done = operation(i, &mut client)?;
             tally.latencies.saturating_record(begun.elapsed().as_nanos() as u64);
-            tally.operations += 1;
+            tally.operations += done;
         }
         tally.reads = client.stats().read.reads - reads;
         tally.repeats = self::repeats(&client) - repeats;
@@ -459,7 +510,9 @@ impl Round<'_> {
             (Operation::Get, _) => {
                 client.rpc_get(&key(n))?.is_some_and(|value| is_value_of(n, &value, self.version))
             }
-            (Operation::Put, _) => client.put(&key(n), &stamped(n, self.version))? == Put::Updated,
+            (Operation::Put | Operation::PutMany, _) => {
+                client.put(&key(n), &stamped(n, self.version))? == Put::Updated
+            }
         };
         ensure!(is_right, "key number {n} has no value, or another one than was put");
         Ok(())
@@ -483,6 +536,7 @@ fn table(lines: &[Line]) -> comfy_table::Table {
         "by",
         "per second",
         "of one-sided GET",
+        "of message",
         "p50",
         "p99",
         "server CPU/million",
@@ -494,13 +548,11 @@ fn table(lines: &[Line]) -> comfy_table::Table {
         last = line.connections;
         table.add_row(vec![
             show::number(connections),
-            Cell::new(match line.operation {
-                Operation::Get => "GET",
-                Operation::Put => "PUT",
-            }),
+            Cell::new(line.operation.name()),
             Cell::new(line.path.name()).add_attribute(Attribute::Bold),
             show::number(show::count(line.ops_per_s as u64)),
             show::number(format_args!("{:.2}", line.ratio)),
+            show::number(line.of_message.map_or("-".into(), |ratio| format!("{ratio:.2}"))),
             show::number(show::nanos(line.p50_ns as f64)),
             show::number(show::nanos(line.p99_ns as f64)),
             show::number(line.server_cpu_ms.map_or("-".into(), |ms| format!("{ms:.0} ms"))),

@@ -22,13 +22,14 @@ fn color(line: &Line) -> RGBColor {
         (Operation::Get, Path::Message) => RGBColor(20, 90, 180),
         (Operation::Get, Path::Herd) => RGBColor(30, 140, 60),
         (Operation::Put, Path::Herd) => RGBColor(190, 140, 0),
+        (Operation::PutMany, Path::Herd) => RGBColor(150, 60, 160),
         (Operation::Put, _) => RGBColor(110, 110, 110),
+        (Operation::PutMany, _) => RGBColor(60, 60, 60),
     }
 }
 
 fn name(line: &Line) -> String {
-    let operation = if line.operation == Operation::Get { "GET" } else { "PUT" };
-    format!("{operation} {}", line.path.name())
+    format!("{} {}", line.operation.name(), line.path.name())
 }
 
 /// The lines of each path, by connections.

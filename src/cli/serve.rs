@@ -78,8 +78,8 @@ pub struct Serve {
     /// Over verbs: wait for messages without sleeping: faster changes, busy cores
     #[arg(long)]
     poll: bool,
-    /// Over verbs: also take requests HERD's way, for `bench rpc`
-    #[arg(long, hide = true)]
+    /// Also take requests in slots of memory, after HERD: no system calls over shm; over verbs, busy cores
+    #[arg(long)]
     herd: bool,
     /// Print the line that says that it is ready as JSON
     #[arg(long)]

@@ -22,6 +22,7 @@
 //! generation, or end in `ServerGone`.
 
 mod shm;
+mod slots;
 
 use crate::address::Address;
 use crate::fabric::counting::ReadCounts;
@@ -44,17 +45,39 @@ pub struct ClientOptions {
     pub deadline: Duration,
     /// How long GETs still answer after the server is gone. (Shm: over verbs there is then nothing to read.)
     pub lease: Duration,
+    /// How requests for the server (changes, [`Client::rpc_get`]) travel.
+    pub ask: Ask,
     /// What only matters over verbs.
     pub verbs: VerbsOptions,
 }
 
+/// How requests for the server (changes, [`Client::rpc_get`], [`Client::server_stats`]) travel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ask {
+    /// As messages: through the server's Unix socket, or over verbs by SEND and RECV on the queue pair that carries
+    /// READs. The server may sleep meanwhile.
+    #[default]
+    Message,
+    /// After HERD (Kalia et al., SIGCOMM'14): requests go into slots of memory at which the server's threads look.
+    /// The server must have been started for it ([`ServerConfig::herd`](crate::ServerConfig::herd)).
+    ///
+    /// * shm: slots for requests and replies in memory that this handle and the server share: 25 KiB for each handle
+    ///   that changes something, with the default lengths, up to 520 KiB with the longest. No system call while both
+    ///   are busy. A client looks for its reply for up to 20 microseconds, a server for requests up to 50, each for
+    ///   less where that was in vain; then they sleep, and are woken over the socket.
+    /// * verbs: the client WRITEs requests, replies are datagrams. The server's workers never sleep while such a
+    ///   client is there. For comparison.
+    Herd,
+}
+
 impl Default for ClientOptions {
-    /// Changes: 5 s. Lease: 10 s.
+    /// Changes: 5 s, as messages. Lease: 10 s.
     fn default() -> ClientOptions {
         ClientOptions {
             limits: Limits::default(),
             deadline: Duration::from_secs(5),
             lease: Duration::from_secs(10),
+            ask: Ask::Message,
             verbs: VerbsOptions::default(),
         }
     }
@@ -82,6 +105,14 @@ pub enum ConnectError {
         address: Address,
         /// The server's protocol version.
         theirs: u32,
+    },
+    /// On shm, requests cannot be made in slots ([`Ask::Herd`]).
+    #[error("the server at {address} gives no slots for requests: {why}")]
+    Herd {
+        /// The address.
+        address: Address,
+        /// Why not, and what mends it.
+        why: String,
     },
     /// The conversation broke off.
     #[error("talking to the server at {address}: {source}")]
@@ -354,8 +385,8 @@ impl Client {
     // ---- GETs by the server: the baseline ----------------------------------------------------------
 
     /// The value of `key`, looked up by the server: the baseline that [`Client::get`] is measured against. No
-    /// READ, 1 round trip, and the server's CPU. The request goes the way that changes go: over the server's
-    /// socket, or over verbs as [`VerbsOptions::ask`] says.
+    /// READ, 1 round trip, and the server's CPU. The request goes the way that changes go
+    /// ([`ClientOptions::ask`]).
     ///
     /// # Errors
     /// [`MutateError`], of which nothing about changes applies; absence is `None`.
@@ -501,11 +532,17 @@ fn check_key(key: &[u8], geometry: &Geometry) -> Result<(), PutError> {
 }
 
 fn check_request(request: &Request<'_>, geometry: &Geometry) -> Result<(), PutError> {
-    if let Request::Put { key, value, .. } = request {
-        check_key(key, geometry)?;
-        if value.len() > geometry.value_max() {
-            return Err(PutError::ValueLength { given: value.len(), max: geometry.value_max() });
+    let value_max = geometry.value_max();
+    match request {
+        Request::Put { key, .. } | Request::Remove { key } | Request::Get { key } => {
+            check_key(key, geometry)?
         }
+        _ => {}
     }
-    Ok(())
+    match request {
+        Request::Put { value, .. } if value.len() > value_max => {
+            Err(PutError::ValueLength { given: value.len(), max: value_max })
+        }
+        _ => Ok(()),
+    }
 }

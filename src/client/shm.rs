@@ -1,10 +1,12 @@
 //! A server on this host: its region is mapped, and it is talked to over a Unix socket.
 
-use super::{ClientOptions, ClientStats, ConnectError, GetError, LinkError, MutateError};
+use super::slots::{Slots, Socket};
+use super::{Ask, ClientOptions, ClientStats, ConnectError, GetError, LinkError, MutateError};
 use crate::address::Address;
 use crate::clock::Clock;
 use crate::fabric::counting::Counting;
 use crate::fabric::shm::Shm;
+use crate::herd::area::{self, Area};
 use crate::index::geometry_of;
 use crate::layout::control::{Phase, STATE_WORD, State};
 use crate::layout::geometry::Geometry;
@@ -66,7 +68,7 @@ impl Shared {
 #[derive(Debug)]
 struct Attachment {
     region: Region,
-    geometry: Geometry,
+    geometry: Arc<Geometry>,
     /// Device and inode of the region's memory, and which server of this region handed it over.
     identity: (u64, u64, u64),
 }
@@ -85,12 +87,17 @@ impl Handle {
             version: AtomicU64::new(0),
             gone_ns: AtomicU64::new(0),
         });
-        let weak = Arc::downgrade(&shared);
+        let mut handle = Handle { shared, attached, version: 0, link: None, reattached: 0 };
+        if options.ask == Ask::Herd {
+            // A server that gives no slots is found out here.
+            handle.open_link(options.deadline)?;
+        }
+        let weak = Arc::downgrade(&handle.shared);
         std::thread::Builder::new()
             .name("oneread-watch".into())
             .spawn(move || watch(&weak, link))
             .map_err(|e| ConnectError::Link { address, source: LinkError::Os(e) })?;
-        Ok(Handle { shared, attached, version: 0, link: None, reattached: 0 })
+        Ok(handle)
     }
 
     pub fn geometry(&self) -> &Geometry {
@@ -192,22 +199,43 @@ impl Handle {
         requests: &[Request<'_>],
         deadline: Instant,
     ) -> Result<Vec<Reply>, MutateError> {
-        if self.link.as_ref().is_none_or(Link::is_hung_up) {
+        if !self.is_linked(deadline) {
             let left = deadline.saturating_duration_since(Instant::now());
-            let attached = attach(&self.shared.address, &self.shared.socket, left);
-            let (link, attachment) = attached.map_err(|error| match error {
+            self.open_link(left).map_err(|error| match error {
                 ConnectError::Link { source: source @ LinkError::Deadline(_), .. } => self.lost(source),
                 error => error.into(),
             })?;
-            self.link = Some(link);
-            if attachment.identity != self.attached.identity {
-                // A new server, maybe with a new region: what is put there must be read there.
-                self.shared.publish(attachment);
-                self.reattach();
-            }
         }
         let link = self.link.as_mut().expect("made above");
         link.converse(requests, deadline).map_err(|error| self.lost(error))
+    }
+
+    /// Is there a connection that the server has not hung up? Where requests are in slots, no system call is spent on
+    /// that right after the last conversation: that the server is gone then shows while it is waited for.
+    fn is_linked(&mut self, deadline: Instant) -> bool {
+        /// Between two conversations' beginnings, that is between their deadlines.
+        const RECENT: Duration = Duration::from_millis(1);
+        let Some(link) = &mut self.link else { return false };
+        let last = std::mem::replace(&mut link.asked_until, deadline);
+        let is_recent = link.slots.is_some() && deadline.saturating_duration_since(last) < RECENT;
+        is_recent || !link.is_hung_up()
+    }
+
+    /// Opens a connection for changes.
+    fn open_link(&mut self, within: Duration) -> Result<(), ConnectError> {
+        let deadline = Instant::now() + within;
+        let address = &self.shared.address;
+        let (mut link, attachment) = attach(address, &self.shared.socket, within)?;
+        if self.shared.options.ask == Ask::Herd {
+            link.take_slots(address, &attachment.geometry, deadline)?;
+        }
+        if attachment.identity != self.attached.identity {
+            // A new server, maybe with a new region: what is put there must be read there.
+            self.shared.publish(attachment);
+            self.reattach();
+        }
+        self.link = Some(link);
+        Ok(())
     }
 
     /// The connection is of no further use; the next change opens another.
@@ -251,10 +279,14 @@ fn attach(address: &Address, socket: &Path, within: Duration) -> Result<(Link, A
     let failed = |source| ConnectError::Link { address: address.clone(), source };
     let deadline = Instant::now() + within;
     let stream = open_socket(address, socket, within, deadline)?;
-    let mut link = Link { stream, input: Vec::new(), next_id: 0, allowed: within };
-    let fd = match link.hello(deadline) {
-        Ok(Ok(fd)) => fd,
-        Ok(Err(theirs)) => return Err(ConnectError::Refused { address: address.clone(), theirs }),
+    let mut link =
+        Link { stream, input: Vec::new(), next_id: 0, allowed: within, slots: None, asked_until: deadline };
+    let fd = match link.ask_for_memory(Request::Hello { version: PROTOCOL_VERSION }, deadline) {
+        Ok((Reply::Welcome { .. }, Some(fd))) => fd,
+        Ok((Reply::Refused { version: theirs }, _)) => {
+            return Err(ConnectError::Refused { address: address.clone(), theirs });
+        }
+        Ok(_) => return Err(failed(LinkError::Unexpected)),
         Err(error) => return Err(failed(error)),
     };
     let stat = rustix::fs::fstat(&fd).map_err(|e| failed(LinkError::Os(e.into())))?;
@@ -263,7 +295,7 @@ fn attach(address: &Address, socket: &Path, within: Duration) -> Result<(Link, A
         .map_err(|source| ConnectError::Superblock { address: address.clone(), source })?;
     let incarnation = State::from_word(region.load(STATE_WORD)).incarnation;
     let identity = (stat.st_dev, stat.st_ino, incarnation);
-    Ok((link, Attachment { region, geometry, identity }))
+    Ok((link, Attachment { region, geometry: Arc::new(geometry), identity }))
 }
 
 /// Opens a socket to the server without ever waiting past the deadline: a stopped server's backlog may be
@@ -345,13 +377,21 @@ struct Link {
     next_id: u64,
     /// The time that was allowed in all, for error messages.
     allowed: Duration,
+    /// Where requests go, if not over the stream.
+    slots: Option<Box<Slots>>,
+    /// Deadline of the last conversation.
+    asked_until: Instant,
 }
 
 impl Link {
-    /// Says hello; the region's descriptor, or the version of a server that refuses.
-    fn hello(&mut self, deadline: Instant) -> Result<Result<OwnedFd, u32>, LinkError> {
+    /// Asks for something that comes with a descriptor: the reply, and that if it came.
+    fn ask_for_memory(
+        &mut self,
+        request: Request<'_>,
+        deadline: Instant,
+    ) -> Result<(Reply, Option<OwnedFd>), LinkError> {
         let mut out = Vec::new();
-        Request::Hello { version: PROTOCOL_VERSION }.encode(0, &mut out);
+        request.encode(0, &mut out);
         // A server that refuses hangs up at once; its refusal is then still to be read.
         let sent = self.send(&out, deadline);
         let mut fd = None;
@@ -359,11 +399,7 @@ impl Link {
             if let Some(frame) = wire::decode(&self.input)? {
                 let reply = Reply::decode(&frame)?;
                 self.input.drain(..frame.length);
-                return match (reply, fd) {
-                    (Reply::Welcome { .. }, Some(fd)) => Ok(Ok(fd)),
-                    (Reply::Refused { version }, _) => Ok(Err(version)),
-                    _ => Err(LinkError::Unexpected),
-                };
+                return Ok((reply, fd));
             }
             self.wait(PollFlags::IN, deadline)?;
             let mut chunk = [0u8; 256];
@@ -393,7 +429,49 @@ impl Link {
         }
     }
 
+    /// Asks for slots; requests then go there.
+    fn take_slots(
+        &mut self,
+        address: &Address,
+        geometry: &Arc<Geometry>,
+        deadline: Instant,
+    ) -> Result<(), ConnectError> {
+        let refused = |why: String| ConnectError::Herd { address: address.clone(), why };
+        let request = Request::Slots { version: area::VERSION };
+        let fd = match self.ask_for_memory(request, deadline) {
+            Ok((Reply::Slots { version: area::VERSION }, Some(fd))) => fd,
+            Ok((Reply::Refused { version: 0 }, _)) => {
+                return Err(refused("start it with `oneread serve --herd`, or ask it by messages".into()));
+            }
+            Ok((Reply::Refused { version } | Reply::Slots { version }, _)) => {
+                return Err(refused(format!(
+                    "it has version {version} of them, this program version {}; use the same version of oneread on both sides",
+                    area::VERSION
+                )));
+            }
+            Ok(_) => return Err(refused(LinkError::Unexpected.to_string())),
+            Err(source) => return Err(ConnectError::Link { address: address.clone(), source }),
+        };
+        self.slots = Some(Box::new(Slots::new(Area::map(fd, geometry)?, geometry.clone())));
+        Ok(())
+    }
+
     fn converse(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<Vec<Reply>, LinkError> {
+        match self.slots.take() {
+            None => self.converse_by_messages(requests, deadline),
+            Some(mut slots) => {
+                let replies = slots.converse(self, requests, deadline);
+                self.slots = Some(slots);
+                replies
+            }
+        }
+    }
+
+    fn converse_by_messages(
+        &mut self,
+        requests: &[Request<'_>],
+        deadline: Instant,
+    ) -> Result<Vec<Reply>, LinkError> {
         let first_id = self.next_id;
         self.next_id += requests.len() as u64;
         let mut out = Vec::new();
@@ -468,5 +546,24 @@ impl Link {
         let timeout = Timespec { tv_sec: within.as_secs() as i64, tv_nsec: within.subsec_nanos().into() };
         let mut watched = [PollFd::new(&self.stream, PollFlags::RDHUP)];
         matches!(rustix::event::poll(&mut watched, Some(&timeout)), Ok(n) if n > 0)
+    }
+}
+
+/// What comes over the stream of a client with slots only wakes it: whatever the bytes are.
+impl Socket for Link {
+    fn ring(&mut self, deadline: Instant) -> Result<(), LinkError> {
+        let mut out = Vec::new();
+        Request::Wake.encode(0, &mut out);
+        self.send(&out, deadline)
+    }
+
+    fn sleep(&mut self, deadline: Instant) -> Result<(), LinkError> {
+        // Whoever rings all the time and never answers would keep it awake for ever.
+        if Instant::now() >= deadline {
+            return Err(LinkError::Deadline(self.allowed));
+        }
+        self.receive(deadline)?;
+        self.input.clear();
+        Ok(())
     }
 }

@@ -4,6 +4,7 @@
 //! directly. A client that sends garbage, stops in the middle of a frame, never reads its replies or
 //! disappears costs its own connection and nothing else.
 
+mod seat;
 mod session;
 
 use crate::address::Address;
@@ -16,8 +17,9 @@ use crate::verbs::{SetupError, Token as Secret, Wait};
 use crate::wire::{Reply, Request, ServerStats};
 use mio::net::{UnixListener, UnixStream};
 use mio::{Events, Interest, Poll, Token, Waker};
+use rustc_hash::FxHashMap;
+use seat::Visit;
 use session::{Fate, Session};
-use std::collections::HashMap;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -57,8 +59,10 @@ pub struct ServerConfig {
     pub token: Secret,
     /// Over verbs: how workers wait for messages.
     pub wait: Wait,
-    /// Over verbs: also take requests HERD's way ([`Ask::Herd`](crate::verbs::Ask::Herd)), with as many workers
-    /// again. They poll without sleeping while a client is there that asks so.
+    /// Also take requests in slots ([`Ask::Herd`](crate::client::Ask::Herd)). On shm the workers look at the slots of
+    /// clients that ask so, and sleep when nobody has asked for 50 microseconds or less; each such client has memory
+    /// of its own here (25 KiB with the default lengths, up to 520 KiB with the longest). Over verbs as many workers
+    /// again poll, and never sleep while such a client is there.
     pub herd: bool,
     /// Over verbs: told now and then how much of the region has been made ready for the device, which takes
     /// some seconds for each 10 GiB.
@@ -156,6 +160,31 @@ pub(crate) struct Shared {
     allow_uids: Vec<u32>,
     /// The region goes with the server: clients are told so when it stops.
     retires: bool,
+    /// Are clients on shm given slots?
+    pub(crate) herd: bool,
+    slots: Counters,
+}
+
+/// What workers did about clients' slots on shm ([`Server::slot_counts`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SlotCounts {
+    /// Requests answered there.
+    pub requests: u64,
+    /// Looks at all slots of clients that had lately asked.
+    pub sweeps: u64,
+    /// Times that a client's slots were no longer looked at, because it had not asked for some time.
+    pub rests: u64,
+    /// Times that a client that slept was woken.
+    pub rings: u64,
+}
+
+/// What becomes of [`SlotCounts`].
+#[derive(Debug, Default)]
+struct Counters {
+    requests: AtomicU64,
+    sweeps: AtomicU64,
+    rests: AtomicU64,
+    rings: AtomicU64,
 }
 
 impl Server {
@@ -174,6 +203,8 @@ impl Server {
             clients_max: config.clients_max as u64,
             allow_uids,
             retires: !matches!(config.backing, Backing::File(_)),
+            herd: config.herd,
+            slots: Counters::default(),
         });
         let mut server =
             Server { shared, recovered, address: config.address, socket: None, workers: Vec::new() };
@@ -236,6 +267,15 @@ impl Server {
         self.shared.stats()
     }
 
+    /// What was done about clients' slots on shm, all workers together. Each count is right, but they may be of
+    /// different moments.
+    pub fn slot_counts(&self) -> SlotCounts {
+        let Counters { requests, sweeps, rests, rings } = &self.shared.slots;
+        let [requests, sweeps, rests, rings] =
+            [requests, sweeps, rests, rings].map(|count| count.load(Ordering::Relaxed));
+        SlotCounts { requests, sweeps, rests, rings }
+    }
+
     /// Stops serving: closes every connection and removes the socket. A region file stays as it is, for
     /// the next server; clients of an anonymous region are told that it is given up.
     pub fn stop(self) {}
@@ -285,10 +325,10 @@ impl Shared {
         self.clients.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Does what is asked. `None`: this is for the beginning of a conversation.
+    /// Does what is asked. `None`: this is about the conversation itself.
     pub(crate) fn answer(&self, request: Request<'_>) -> Option<Reply> {
         Some(match request {
-            Request::Hello { .. } => return None,
+            Request::Hello { .. } | Request::Slots { .. } | Request::Wake => return None,
             Request::Put { mode, key, value } => Reply::Put(self.index.put(key, value, mode)),
             Request::Remove { key } => Reply::Removed(self.index.remove(key)),
             Request::Get { key } => self.look_up(key),
@@ -367,11 +407,20 @@ const HALF_FRAME_MAX: Duration = Duration::from_secs(10);
 /// How often traces are looked after when no worker knows of any.
 const TRACES_LOOK: Duration = Duration::from_secs(1);
 
+/// Looks at slots before a worker looks at its sockets again.
+const SWEEPS: u64 = 64;
+/// A worker that answers what is in slots looks at its sockets again after this long.
+const TURN_TIME: Duration = Duration::from_millis(1);
+/// How often a worker does what is not urgent while it looks at slots.
+const CHORES: Duration = Duration::from_millis(1);
+
 struct Worker {
     shared: Arc<Shared>,
     poll: Poll,
     listener: UnixListener,
-    sessions: HashMap<Token, Session>,
+    sessions: FxHashMap<Token, Session>,
+    /// Those whose slots are looked at.
+    awake: Vec<Token>,
     next: usize,
     /// Sessions whose turn ended before their input did.
     unfinished: Vec<Token>,
@@ -392,7 +441,8 @@ impl Worker {
             shared,
             poll,
             listener,
-            sessions: HashMap::new(),
+            sessions: FxHashMap::default(),
+            awake: Vec::new(),
             next: FIRST_SESSION,
             unfinished: Vec::new(),
             looks_after_traces,
@@ -401,12 +451,21 @@ impl Worker {
 
     fn run(mut self) {
         let mut events = Events::with_capacity(256);
+        let mut chores_done = Instant::now();
         while !self.shared.is_stopping() {
-            let tidy = self.shared.index.tidy();
-            let idle = self.looks_after_traces.then_some(TRACES_LOOK);
-            let half = self.sessions.values().any(Session::is_halfway).then_some(HALF_FRAME_MAX / 4);
-            let at_once = (!self.unfinished.is_empty()).then_some(Duration::ZERO);
-            let timeout = [tidy, idle, half, at_once].into_iter().flatten().min();
+            let is_polling = !self.awake.is_empty() && self.unfinished.is_empty();
+            let timeout = if is_polling && chores_done.elapsed() < CHORES {
+                Some(Duration::ZERO)
+            } else {
+                chores_done = Instant::now();
+                self.drop_halfway();
+                let tidy = self.shared.index.tidy();
+                let idle = self.looks_after_traces.then_some(TRACES_LOOK);
+                let half = self.sessions.values().any(Session::is_halfway).then_some(HALF_FRAME_MAX / 4);
+                let at_once =
+                    (!self.unfinished.is_empty() || !self.awake.is_empty()).then_some(Duration::ZERO);
+                [tidy, idle, half, at_once].into_iter().flatten().min()
+            };
             match self.poll.poll(&mut events, timeout) {
                 Err(e) if e.kind() != io::ErrorKind::Interrupted => {
                     tracing::error!(error = %e, "polling failed; this worker ends");
@@ -422,7 +481,61 @@ impl Worker {
                     token => self.serve(token),
                 }
             }
-            self.drop_halfway();
+            self.sweep();
+        }
+    }
+
+    /// Answers what is in the slots of clients that are awake, for a turn; those who have been quiet for some time
+    /// are not looked at any more until they ring.
+    fn sweep(&mut self) {
+        if self.awake.is_empty() {
+            return;
+        }
+        let turn_ends = Instant::now() + TURN_TIME;
+        let (mut requests, mut rings, mut sweeps, mut rests) = (0, 0, 0, 0);
+        while sweeps < SWEEPS {
+            sweeps += 1;
+            let before = requests;
+            self.awake.retain(|token| {
+                let Some(session) = self.sessions.get_mut(token) else { return false };
+                match session.visit(&self.shared, turn_ends) {
+                    Ok(Visit { answered, has_rung }) => {
+                        requests += answered;
+                        rings += u64::from(has_rung);
+                    }
+                    Err(why) => {
+                        tracing::debug!(%why, "a client is gone");
+                        self.sessions.remove(token);
+                        self.shared.dismiss_client();
+                    }
+                }
+                true
+            });
+            if requests == before {
+                std::hint::spin_loop();
+            } else if Instant::now() >= turn_ends {
+                break;
+            }
+        }
+        let now = Instant::now();
+        self.awake.retain(|token| {
+            let Some(session) = self.sessions.get_mut(token) else { return false };
+            let rests_now = session.rests(now);
+            rests += u64::from(rests_now);
+            !rests_now
+        });
+        // Nobody is always the first.
+        if !self.awake.is_empty() {
+            self.awake.rotate_left(1);
+        }
+        let counters = &self.shared.slots;
+        for (counter, n) in [
+            (&counters.requests, requests),
+            (&counters.sweeps, sweeps),
+            (&counters.rests, rests),
+            (&counters.rings, rings),
+        ] {
+            counter.fetch_add(n, Ordering::Relaxed);
         }
     }
 
@@ -473,7 +586,11 @@ impl Worker {
 
     fn serve(&mut self, token: Token) {
         let Some(session) = self.sessions.get_mut(&token) else { return };
-        match session.advance(&self.shared) {
+        let fate = session.advance(&self.shared);
+        if session.wakes() {
+            self.awake.push(token);
+        }
+        match fate {
             Fate::Stay => {}
             Fate::Again => self.unfinished.push(token),
             Fate::Close(why) => {

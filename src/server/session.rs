@@ -1,7 +1,8 @@
 //! One client's connection: bytes in, frames, mutations, bytes out.
 
 use super::Shared;
-use crate::index::Index;
+use super::seat::{Seat, Visit};
+use crate::herd::area;
 use crate::wire::{self, PROTOCOL_VERSION, Reply, Request};
 use mio::net::UnixStream;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
@@ -36,6 +37,8 @@ pub(super) struct Session {
     greeted: bool,
     /// Since when a frame (or the hello) has been incomplete.
     halfway: Option<Instant>,
+    /// Where further requests are, if the client has asked for that.
+    seat: Option<Seat>,
 }
 
 /// Turns a client away, if it is still there to hear it.
@@ -53,7 +56,30 @@ impl Session {
             output: Vec::new(),
             greeted: false,
             halfway: Some(Instant::now()),
+            seat: None,
         }
+    }
+
+    /// Something has come: are its slots to be looked at again?
+    pub fn wakes(&mut self) -> bool {
+        self.seat.as_mut().is_some_and(Seat::wakes)
+    }
+
+    /// Are its slots no longer to be looked at, for now?
+    pub fn rests(&mut self, now: Instant) -> bool {
+        self.seat.as_mut().is_none_or(|seat| seat.rests(now))
+    }
+
+    /// Answers what is in its slots, until about `turn_ends`.
+    #[inline]
+    pub fn visit(&mut self, shared: &Shared, turn_ends: Instant) -> Result<Visit, String> {
+        let Some(seat) = &mut self.seat else { return Ok(Visit::default()) };
+        let visit = seat.visit(shared, turn_ends)?;
+        if visit.has_rung {
+            // A socket that takes nothing has something in it: that wakes the client, too.
+            let _ = self.stream.write(&[0]);
+        }
+        Ok(visit)
     }
 
     /// Is the client in the middle of a frame, or has it not said hello yet?
@@ -137,8 +163,13 @@ impl Session {
                 Reply::Refused { version: PROTOCOL_VERSION }.encode(id, &mut self.output);
                 return Err(format!("it said hello in protocol version {version}"));
             }
-            Request::Hello { .. } => return self.welcome(id, &shared.index),
+            Request::Hello { .. } => {
+                let region = shared.index.region().share().map_err(|e| e.to_string())?;
+                self.send_with(id, &Reply::Welcome { version: PROTOCOL_VERSION }, &region)?;
+                self.greeted = true;
+            }
             _ if !self.greeted => return Err("it did not say hello first".into()),
+            Request::Slots { version } => return self.be_seated(id, version, shared),
             request => {
                 if let Some(reply) = shared.answer(request) {
                     reply.encode(id, &mut self.output);
@@ -148,12 +179,27 @@ impl Session {
         Ok(())
     }
 
-    /// Sends the welcome with the region's descriptor.
-    fn welcome(&mut self, id: u64, index: &Index) -> Result<(), String> {
+    /// Gives the client slots, once; or says that there are none, or of which version.
+    fn be_seated(&mut self, id: u64, version: u32, shared: &Shared) -> Result<(), String> {
+        if !shared.herd || version != area::VERSION {
+            let version = if shared.herd { area::VERSION } else { 0 };
+            Reply::Refused { version }.encode(id, &mut self.output);
+            return Ok(());
+        }
+        if self.seat.is_some() || !self.output.is_empty() {
+            return Err("it asked for slots in the middle of a conversation".into());
+        }
+        let (seat, memory) = Seat::new(shared.index.geometry()).map_err(|e| e.to_string())?;
+        self.send_with(id, &Reply::Slots { version }, &memory)?;
+        self.seat = Some(seat);
+        Ok(())
+    }
+
+    /// Sends a reply with a descriptor.
+    fn send_with(&mut self, id: u64, reply: &Reply, memory: &impl AsFd) -> Result<(), String> {
         let mut out = Vec::new();
-        Reply::Welcome { version: PROTOCOL_VERSION }.encode(id, &mut out);
-        let region = index.region().share().map_err(|e| e.to_string())?;
-        let fds = [region.as_fd()];
+        reply.encode(id, &mut out);
+        let fds = [memory.as_fd()];
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         ancillary.push(SendAncillaryMessage::ScmRights(&fds));
@@ -162,9 +208,8 @@ impl Session {
             rustix::net::sendmsg(&self.stream, &[IoSlice::new(&out)], &mut ancillary, SendFlags::NOSIGNAL)
                 .map_err(|e| e.to_string())?;
         if sent != out.len() {
-            return Err("its socket took half a welcome".into());
+            return Err("its socket took half a reply".into());
         }
-        self.greeted = true;
         Ok(())
     }
 

@@ -1,14 +1,14 @@
 //! The client's side: GETs and changes over one connection for each handle, or over connections that all
 //! handles share; made anew when they fail.
 
+use super::VerbsAddress;
 use super::connection::{Connection, QueueCounts};
 use super::error::{SetupError, VerbsError};
 use super::fabric::{Verbs, Way};
 use super::shared::{Pairs, Place, Seat};
 use super::station::Station;
-use super::{Ask, VerbsAddress};
 use crate::address::Address;
-use crate::client::{ClientOptions, ClientStats, ConnectError, GetError, MutateError};
+use crate::client::{Ask, ClientOptions, ClientStats, ConnectError, GetError, MutateError};
 use crate::clock::Clock;
 use crate::fabric::counting::Counting;
 use crate::layout::geometry::Geometry;
@@ -60,7 +60,7 @@ impl Shared {
     fn open(&self, credits: usize, within: Duration) -> Result<Connection, SetupError> {
         // Handles connect side by side: the lock is not held meanwhile.
         let mut station = lock(&self.station).clone();
-        let opened = Connection::open(&self.address, &mut station, &self.options.verbs, credits, within);
+        let opened = Connection::open(&self.address, &mut station, &self.options, credits, within);
         // A device that was reset, or whose address has changed, is to be opened again.
         *lock(&self.station) = station.filter(|_| opened.is_ok());
         opened
@@ -305,7 +305,7 @@ impl Handle {
         let first_id = self.next_id;
         self.next_id += requests.len() as u64;
         let Some(connection) = &mut self.connection else { return Err(self.late()) };
-        let result = match self.shared.options.verbs.ask {
+        let result = match self.shared.options.ask {
             Ask::Message => talk(connection, &self.geometry, requests, first_id, deadline),
             Ask::Herd => connection.call(requests, deadline),
         };

@@ -26,7 +26,8 @@ use super::herd::{
 };
 use super::lanes::Posting;
 use super::station::Station;
-use super::{Ask, VerbsAddress, VerbsOptions, Wait};
+use super::{VerbsAddress, VerbsOptions, Wait};
+use crate::client::{Ask, ClientOptions};
 use crate::fabric::Token as ReadToken;
 use crate::fabric::landed::LandedWindow;
 use crate::layout::geometry::{Geometry, Window};
@@ -124,11 +125,11 @@ impl Connection {
     pub fn open(
         address: &VerbsAddress,
         station: &mut Option<Arc<Station>>,
-        options: &VerbsOptions,
+        options: &ClientOptions,
         credits: usize,
         within: Duration,
     ) -> Result<Connection, SetupError> {
-        let VerbsOptions { token, wait, ask, .. } = options;
+        let ClientOptions { ask, verbs: VerbsOptions { token, wait, .. }, .. } = options;
         let mut talk = Conversation::open(address.host(), address.port(), within)?;
         let challenge: Challenge = talk.receive()?;
         if challenge.oneread != bootstrap::NAME {

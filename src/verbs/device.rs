@@ -490,7 +490,7 @@ impl Buffer {
     }
 
     /// The words of a slot that a NIC may be writing: load them `Relaxed`, then fence.
-    pub fn shared_words(&self, slot: usize) -> &[std::sync::atomic::AtomicU64] {
+    pub fn shared_words(&self, slot: usize) -> &[crate::sync::AtomicU64] {
         let words = self.memory.slot_bytes / size_of::<u64>();
         // SAFETY: inside the mapping and aligned; the memory is touched as atomics by this process wherever
         // it uses this method.

@@ -786,7 +786,8 @@ impl Worker {
                 let frame = wire::decode(&message[request.done..]).map_err(|e| e.to_string())?;
                 let frame = frame.ok_or("it sent half a frame")?;
                 let asked = wire::Request::decode(&frame).map_err(|e| e.to_string())?;
-                let reply = self.host.shared.answer(asked).ok_or("it said hello twice")?;
+                let reply =
+                    self.host.shared.answer(asked).ok_or("it said hello twice, or asked for slots")?;
                 reply.encode(frame.id, &mut client.answer);
                 request.done += frame.length;
             }

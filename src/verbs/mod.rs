@@ -61,17 +61,6 @@ pub enum Wait {
     Block,
 }
 
-/// How requests for the server (changes, [`Client::rpc_get`](crate::Client::rpc_get)) travel.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Ask {
-    /// As messages, SEND and RECV, on the queue pair that carries READs. The server may sleep meanwhile.
-    #[default]
-    Message,
-    /// HERD's way: WRITTEN into the server's memory, answered by datagrams. The server must have been started
-    /// for it ([`ServerConfig::herd`](crate::ServerConfig::herd)); its workers never sleep. For comparison.
-    Herd,
-}
-
 /// A secret that server and clients share: whoever has it may connect over verbs. Never printed.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Token(Arc<[u8]>);
@@ -110,8 +99,6 @@ pub struct VerbsOptions {
     /// may allow fewer. With [`pairs`](VerbsOptions::pairs): in flight on each queue pair, whichever handles
     /// they are of; what exceeds that waits its turn.
     pub credits: usize,
-    /// How requests for the server travel.
-    pub ask: Ask,
     /// Queue pairs for the READs of one client with all its clones. `None`: one for each handle, the fastest
     /// while there are few. `Some(m)`: they share `m` (0 counts as 1), each made when it is first needed, and
     /// one more for changes, which then happen one handle at a time. Of the handles on a queue pair none has
@@ -121,15 +108,9 @@ pub struct VerbsOptions {
 }
 
 impl Default for VerbsOptions {
-    /// No token, polling, 64 READs in flight, requests as messages, a queue pair for each handle.
+    /// No token, polling, 64 READs in flight, a queue pair for each handle.
     fn default() -> VerbsOptions {
-        VerbsOptions {
-            token: Token::default(),
-            wait: Wait::Poll,
-            credits: 64,
-            ask: Ask::Message,
-            pairs: None,
-        }
+        VerbsOptions { token: Token::default(), wait: Wait::Poll, credits: 64, pairs: None }
     }
 }
 

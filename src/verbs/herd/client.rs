@@ -2,7 +2,9 @@
 
 #![allow(unsafe_code)]
 
-use super::{Carrier, GRH, Join, Mark, Offer, Seated, VERSION, WINDOW, lay_out, seal, slot_bytes};
+use super::{Carrier, GRH, Join, Offer, Seated, VERSION, WINDOW, slot_bytes};
+use crate::herd::Mark;
+use crate::herd::sealed::{lay_out, seal};
 use crate::layout::geometry::Geometry;
 use crate::layout::hash::reduce;
 use crate::verbs::bootstrap::Descriptor;
@@ -170,7 +172,7 @@ struct Waiting {
 fn key_of<'a>(request: &Request<'a>) -> Option<&'a [u8]> {
     match request {
         Request::Put { key, .. } | Request::Remove { key } | Request::Get { key } => Some(key),
-        Request::Hello { .. } | Request::Stat => None,
+        Request::Hello { .. } | Request::Stat | Request::Slots { .. } | Request::Wake => None,
     }
 }
 
@@ -241,7 +243,7 @@ impl Herd {
         self.sequence += 1;
         let worker = key_of(request)
             .map_or(0, |key| reduce(geometry.seeds().shard(key), self.workers.len() as u64) as usize);
-        lay_out(&mut self.lanes[lane].bytes, self.sequence, request);
+        lay_out(&mut self.lanes[lane].bytes, |out| request.encode(self.sequence, out));
         self.lanes[lane].waiting = Some(Waiting {
             request: number,
             worker,

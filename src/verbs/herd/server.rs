@@ -2,7 +2,8 @@
 
 #![allow(unsafe_code)]
 
-use super::{Carrier, Join, Mark, Offer, Seated, VERSION, WINDOW, glance, open, slot_bytes};
+use super::{Carrier, Join, Offer, Seated, VERSION, WINDOW, slot_bytes};
+use crate::herd::{Once, glance, sealed};
 use crate::server::Shared;
 use crate::verbs::bootstrap::Descriptor;
 use crate::verbs::device::{
@@ -176,14 +177,7 @@ struct Worker {
 /// A client, as one worker sees it.
 struct Guest {
     seat: Arc<Seat>,
-    lanes: [Lane; WINDOW],
-}
-
-/// What was last taken from a slot, and the reply to it (H3).
-#[derive(Default)]
-struct Lane {
-    taken: Mark,
-    reply: Vec<u8>,
+    lanes: [Once; WINDOW],
 }
 
 impl Worker {
@@ -251,14 +245,14 @@ impl Worker {
         for Guest { seat, lanes } in guests {
             for (at, lane) in lanes.iter_mut().enumerate() {
                 let slot = seat.area.shared_words(*number * WINDOW + at);
-                if glance(slot) == lane.taken {
+                if glance(slot) == lane.taken() {
                     continue;
                 }
                 // Not all of it may have landed (H1): then another sweep finds it.
-                let Some((mark, frame)) = open(slot, copy) else { continue };
+                let Some((mark, frame)) = sealed::open(slot, copy) else { continue };
                 busy = true;
                 if lane.take(mark, frame, |request| shared.answer(request)) {
-                    replies.send(seat, &lane.reply)?;
+                    replies.send(seat, lane.reply())?;
                 }
             }
         }
@@ -269,33 +263,6 @@ impl Worker {
 impl Guest {
     fn new(seat: Arc<Seat>) -> Guest {
         Guest { seat, lanes: Default::default() }
-    }
-}
-
-impl Lane {
-    /// Does what is asked, unless it was done before (H3); is there a reply to be sent?
-    fn take(
-        &mut self,
-        mark: Mark,
-        frame: &[u8],
-        answer: impl FnOnce(wire::Request<'_>) -> Option<wire::Reply>,
-    ) -> bool {
-        if mark.sequence < self.taken.sequence {
-            return false;
-        }
-        let is_new = mark.sequence > self.taken.sequence;
-        self.taken = mark;
-        if is_new {
-            self.reply.clear();
-            let frame = wire::decode(frame).ok().flatten().filter(|frame| frame.id == mark.sequence);
-            let request = frame.and_then(|frame| wire::Request::decode(&frame).ok());
-            match request.and_then(answer) {
-                Some(reply) => reply.encode(mark.sequence, &mut self.reply),
-                // Nothing oneread sends: whoever sent it waits in vain.
-                None => tracing::debug!("HERD: a sealed slot that is no request"),
-            }
-        }
-        !self.reply.is_empty()
     }
 }
 
@@ -355,45 +322,5 @@ impl Replies {
             }
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::index::{Put, PutMode};
-    use crate::wire::{Reply, Request};
-
-    /// H3: what is repeated is answered as before and not done again; what is old is neither.
-    #[test]
-    fn once() {
-        let mut lane = Lane::default();
-        let mut done = 0;
-        let mut take = |sequence, attempt| {
-            let mut frame = Vec::new();
-            Request::Put { mode: PutMode::Insert, key: b"k", value: b"v" }.encode(sequence, &mut frame);
-            let is_answered = lane.take(Mark { sequence, attempt }, &frame, |_| {
-                done += 1;
-                Some(Reply::Put(Ok(if done == 1 { Put::Inserted } else { Put::Exists })))
-            });
-            let reply = is_answered.then(|| wire::replies(&lane.reply, sequence).unwrap().remove(0));
-            (reply, done)
-        };
-        let (inserted, exists) = (Some(Reply::Put(Ok(Put::Inserted))), Some(Reply::Put(Ok(Put::Exists))));
-        assert_eq!(take(3, 0), (inserted.clone(), 1));
-        assert_eq!(take(3, 1), (inserted, 1), "the first reply was lost");
-        assert_eq!(take(2, 5), (None, 1), "nobody waits for it any more");
-        assert_eq!(take(4, 0), (exists, 2));
-    }
-
-    /// A sealed slot that is no request, or another's: no reply, and no harm.
-    #[test]
-    fn nonsense() {
-        let mut lane = Lane::default();
-        let refuse = |_: Request<'_>| -> Option<Reply> { panic!("there is nothing to answer") };
-        assert!(!lane.take(Mark { sequence: 1, attempt: 0 }, b"nonsense", refuse));
-        let mut frame = Vec::new();
-        Request::Get { key: b"k" }.encode(9, &mut frame);
-        assert!(!lane.take(Mark { sequence: 2, attempt: 0 }, &frame, refuse));
     }
 }

@@ -1,0 +1,220 @@
+//! Requests in slots of memory shared with the server ([`crate::herd::area`]): the client's end.
+
+use super::{LinkError, check_request};
+use crate::herd::area::{Area, WINDOW};
+use crate::herd::{Patience, glance, load, store};
+use crate::layout::geometry::Geometry;
+use crate::wire::{self, Reply, Request};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A client looks for a reply for so long before it sleeps, if replies then mostly come; else for a shorter time. A
+/// server that is awake and not busy answers within a microsecond or two.
+const LOOK_MIN: Duration = Duration::from_micros(1);
+const LOOK_MAX: Duration = Duration::from_micros(20);
+/// Looks between looks at the clock.
+const LOOKS: u32 = 8;
+
+/// What the client and its server need the socket for.
+pub(super) trait Socket {
+    /// Wakes the server.
+    fn ring(&mut self, deadline: Instant) -> Result<(), LinkError>;
+    /// Sleeps until the server rings or hangs up, the latter an error, or until the deadline, another.
+    fn sleep(&mut self, deadline: Instant) -> Result<(), LinkError>;
+}
+
+/// A client's slots.
+#[derive(Debug)]
+pub(super) struct Slots {
+    area: Area,
+    geometry: Arc<Geometry>,
+    /// Number of the last request.
+    asked: u64,
+    /// Number of the last reply.
+    answered: u64,
+    frame: Vec<u8>,
+    copy: Vec<u64>,
+    patience: Patience,
+}
+
+impl Slots {
+    /// New slots, in an area that nobody has used yet.
+    pub fn new(area: Area, geometry: Arc<Geometry>) -> Slots {
+        let patience = Patience::new(LOOK_MIN, LOOK_MAX);
+        Slots { area, geometry, asked: 0, answered: 0, frame: Vec::new(), copy: Vec::new(), patience }
+    }
+
+    /// Asks, and waits for the replies; they are in the order of the requests. After an error the slots are of no
+    /// further use.
+    pub fn converse(
+        &mut self,
+        socket: &mut impl Socket,
+        requests: &[Request<'_>],
+        deadline: Instant,
+    ) -> Result<Vec<Reply>, LinkError> {
+        let mut replies = Vec::with_capacity(requests.len());
+        let mut rest = requests;
+        loop {
+            // A new server's table may take less than the one they were checked against: no slot would hold them.
+            let why_not = |request: &Request<'_>| check_request(request, &self.geometry).err();
+            let unfit = rest.iter().enumerate().find_map(|(n, request)| why_not(request).map(|why| (n, why)));
+            let (fit, why) = unfit.unzip();
+            let fit = fit.unwrap_or(rest.len());
+            self.talk(socket, &rest[..fit], deadline, &mut replies)?;
+            let Some(why) = why else { return Ok(replies) };
+            replies.push(Reply::Put(Err(why)));
+            rest = &rest[fit + 1..];
+        }
+    }
+
+    fn talk(
+        &mut self,
+        socket: &mut impl Socket,
+        mut requests: &[Request<'_>],
+        deadline: Instant,
+        replies: &mut Vec<Reply>,
+    ) -> Result<(), LinkError> {
+        while !requests.is_empty() || self.answered < self.asked {
+            let room = (WINDOW - (self.asked - self.answered)) as usize;
+            let (now, later) = requests.split_at(room.min(requests.len()));
+            requests = later;
+            for request in now {
+                self.ask(request)?;
+            }
+            if !now.is_empty() && self.area.server().heard() != 0 {
+                socket.ring(deadline)?;
+            }
+            self.wait(socket, requests.is_empty(), deadline)?;
+            // Replies are stored in order: if a later one is there and this is not, it is no server of ours.
+            replies.push(self.take()?);
+            while self.has(self.answered + 1) {
+                replies.push(self.take()?);
+            }
+        }
+        Ok(())
+    }
+
+    fn ask(&mut self, request: &Request<'_>) -> Result<(), LinkError> {
+        self.asked += 1;
+        self.frame.clear();
+        request.encode(self.asked, &mut self.frame);
+        // It fits: its lengths were checked, and the slot was made for them.
+        store(self.area.request(self.asked), self.asked, &self.frame)
+            .then_some(())
+            .ok_or(LinkError::Unexpected)
+    }
+
+    /// Is the reply with this number there, if it is one of the next [`WINDOW`]?
+    #[inline]
+    fn has(&self, sequence: u64) -> bool {
+        sequence <= self.asked && glance(self.area.reply(sequence)).sequence == sequence
+    }
+
+    /// Returns when there is a reply, or a later one. Has all been asked?
+    fn wait(&mut self, socket: &mut impl Socket, is_all: bool, deadline: Instant) -> Result<(), LinkError> {
+        let next = self.answered + 1;
+        // Of a batch, all replies, or so many that half the slots are free: whoever looks at each reply as it is stored
+        // slows the server down, and to be woken for each would cost more than it saves.
+        let until = if is_all { self.asked } else { self.asked.min(self.answered + WINDOW / 2) };
+        let begun = Instant::now();
+        while begun.elapsed() < self.patience.time() {
+            for _ in 0..LOOKS {
+                std::hint::spin_loop();
+                if self.has(until) {
+                    self.patience.rewarded();
+                    return Ok(());
+                }
+            }
+        }
+        if self.has(next) {
+            self.patience.rewarded();
+            return Ok(());
+        }
+        self.patience.exhausted();
+        let slept = loop {
+            self.area.client().announce(until);
+            if self.has(until) {
+                break Ok(());
+            }
+            match socket.sleep(deadline) {
+                Ok(()) => {}
+                // What it answered before it went counts.
+                Err(LinkError::HungUp) if self.has(next) => break Ok(()),
+                Err(error) => break Err(error),
+            }
+        };
+        self.area.client().withdraw();
+        slept
+    }
+
+    /// The reply that is due, and there.
+    fn take(&mut self) -> Result<Reply, LinkError> {
+        self.answered += 1;
+        let frame = load(self.area.reply(self.answered), self.answered, &mut self.copy);
+        let frame = wire::decode(frame.ok_or(LinkError::Unexpected)?)?;
+        let frame = frame.filter(|frame| frame.id == self.answered).ok_or(LinkError::Unexpected)?;
+        Ok(Reply::decode(&frame)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::index::Put;
+    use crate::layout::geometry::{Config, Size};
+
+    /// A server at the other end of the slots, which acts when it is rung for, or slept for.
+    struct Server<'a> {
+        area: &'a Area,
+        /// Stores these replies, numbered, when somebody sleeps.
+        replies: Vec<(u64, Vec<u8>)>,
+    }
+
+    impl Socket for Server<'_> {
+        fn ring(&mut self, _: Instant) -> Result<(), LinkError> {
+            Ok(())
+        }
+
+        fn sleep(&mut self, _: Instant) -> Result<(), LinkError> {
+            if self.replies.is_empty() {
+                return Err(LinkError::HungUp);
+            }
+            for (sequence, frame) in self.replies.drain(..) {
+                assert!(store(self.area.reply(sequence), sequence, &frame));
+            }
+            Ok(())
+        }
+    }
+
+    fn reply(id: u64) -> Vec<u8> {
+        let mut frame = Vec::new();
+        Reply::Put(Ok(Put::Inserted)).encode(id, &mut frame);
+        frame
+    }
+
+    fn converse(replies: Vec<(u64, Vec<u8>)>) -> Result<Vec<Reply>, LinkError> {
+        let geometry = Config { size: Size::Keys(10), ..Config::default() }.geometry().unwrap();
+        let (area, fd) = Area::make(&geometry).unwrap();
+        let mut slots = Slots::new(Area::map(fd, &geometry).unwrap(), Arc::new(geometry));
+        let requests = [Request::Get { key: b"one" }, Request::Get { key: b"two" }];
+        let deadline = Instant::now() + Duration::from_secs(5);
+        slots.converse(&mut Server { area: &area, replies }, &requests, deadline)
+    }
+
+    /// Replies that are there, that are not, and that are none.
+    #[test]
+    fn replies() {
+        assert_eq!(converse(vec![(1, reply(1)), (2, reply(2))]).unwrap().len(), 2);
+        assert!(matches!(converse(vec![]), Err(LinkError::HungUp)));
+        assert!(matches!(converse(vec![(1, reply(1))]), Err(LinkError::HungUp)), "half of them");
+        for wrong in [
+            vec![(2, reply(2))],
+            vec![(1, reply(2)), (2, reply(2))],
+            vec![(1, b"nonsense".to_vec()), (2, reply(2))],
+            vec![(1, Vec::new()), (2, reply(2))],
+        ] {
+            let error = converse(wrong.clone()).unwrap_err();
+            assert!(matches!(error, LinkError::Unexpected | LinkError::Wire(_)), "{wrong:?}: {error}");
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Memory that one client and its server both write (fabric `shm`): request slots, reply slots, two bells.
+//!
+//! ```text
+//! 0..8       the server's bell: 0 while it looks at the slots, 1 while it sleeps
+//! 64..72     the client's bell: 0 while it looks, else it sleeps until the reply with this number is there
+//! 128..      WINDOW request slots, then WINDOW reply slots; number n of either kind is in slot n % WINDOW
+//! ```
+//!
+//! The server makes an area for each client that asks for one, and hands it over on the client's socket. One of its
+//! event loops, that of the socket, answers what is in it; so requests are done in the order of their numbers, as
+//! they would be over the socket.
+//!
+//! Beside H1 and H3 hold:
+//!
+//! * **A1.** Requests are numbered from 1 on without gaps, and so are replies. Request n + WINDOW is stored only after
+//!   reply n was seen: no slot is stored over that anybody still has to read. Nothing is lost on the way, so nothing
+//!   is ever repeated.
+//! * **A2.** Either side reads the other's words one by one into memory of its own, and judges that copy. A slot with
+//!   the number that is due but no sense ends the conversation; any other number is nothing.
+//! * **A3.** Who finds nothing for some time announces that it sleeps, looks a last time, and only then sleeps, in
+//!   its wait for the socket. Who stored something looks for an announcement afterwards, and if there is one rings:
+//!   a few bytes over the socket. See [`Bell`].
+
+use super::slot_bytes;
+use crate::faults::{Rule, broken};
+use crate::layout::geometry::Geometry;
+use crate::layout::{LINE, WORD};
+use crate::region::{Region, RegionError};
+use crate::sync::{AtomicU64, Ordering, fence};
+use crate::wire;
+use std::io;
+use std::os::fd::OwnedFd;
+
+/// Version of the area.
+pub(crate) const VERSION: u32 = 1;
+/// Requests of one client that may be unanswered.
+pub(crate) const WINDOW: u64 = 64;
+
+const SERVER_BELL: usize = 0;
+const CLIENT_BELL: usize = LINE / WORD;
+const SLOTS: usize = 2 * LINE / WORD;
+
+/// An area, mapped.
+#[derive(Debug)]
+pub(crate) struct Area {
+    memory: Region,
+    request_words: usize,
+    reply_words: usize,
+}
+
+impl Area {
+    /// A new one for a table of this geometry, and what its client is handed.
+    pub fn make(geometry: &Geometry) -> Result<(Area, OwnedFd), RegionError> {
+        let (memory, fd) = Region::exchange(bytes(geometry))?;
+        Ok((Area::of(memory, geometry), fd))
+    }
+
+    /// One that a server has handed over, for a table of this geometry.
+    pub fn map(fd: OwnedFd, geometry: &Geometry) -> Result<Area, RegionError> {
+        let memory = Region::map_exchange(fd)?;
+        let (have, need) = (memory.bytes(), bytes(geometry));
+        if have != need {
+            let source = io::Error::other(format!("they have {have} bytes instead of {need}"));
+            let what = "the slots the server handed over".into();
+            return Err(RegionError::Os { doing: "checking", what, source });
+        }
+        Ok(Area::of(memory, geometry))
+    }
+
+    fn of(memory: Region, geometry: &Geometry) -> Area {
+        let (request, reply) = slots_of(geometry);
+        Area { memory, request_words: request / WORD, reply_words: reply / WORD }
+    }
+
+    /// The slot of a request.
+    #[inline]
+    pub fn request(&self, sequence: u64) -> &[AtomicU64] {
+        self.memory.words(SLOTS + (sequence % WINDOW) as usize * self.request_words, self.request_words)
+    }
+
+    /// The request with this number will be looked at next. No effect but on time.
+    #[inline]
+    pub fn prefetch_request(&self, sequence: u64) {
+        let first = SLOTS + (sequence % WINDOW) as usize * self.request_words;
+        self.memory.prefetch_bytes((first * WORD) as u64, (self.request_words * WORD) as u64);
+    }
+
+    /// The slot of a reply.
+    #[inline]
+    pub fn reply(&self, sequence: u64) -> &[AtomicU64] {
+        let replies = SLOTS + WINDOW as usize * self.request_words;
+        self.memory.words(replies + (sequence % WINDOW) as usize * self.reply_words, self.reply_words)
+    }
+
+    /// The bell at the server's side.
+    pub fn server(&self) -> Bell<'_> {
+        Bell(&self.memory.words(SERVER_BELL, 1)[0])
+    }
+
+    /// The bell at the client's side.
+    pub fn client(&self) -> Bell<'_> {
+        Bell(&self.memory.words(CLIENT_BELL, 1)[0])
+    }
+}
+
+/// Bytes of a request slot and of a reply slot.
+fn slots_of(geometry: &Geometry) -> (usize, usize) {
+    (slot_bytes(wire::request_bytes_max(geometry)), slot_bytes(wire::reply_bytes_max(geometry)))
+}
+
+fn bytes(geometry: &Geometry) -> u64 {
+    let (request, reply) = slots_of(geometry);
+    (SLOTS * WORD) as u64 + WINDOW * (request + reply) as u64
+}
+
+/// A word by which its owner says that it sleeps, and for what.
+///
+/// No ring is ever missing. The owner stores the announcement, fences, and looks at the slot a last time; the
+/// other side stores into the slot, fences, and looks at the announcement. Both fences are `SeqCst`, and all of
+/// these have one order. If the owner's comes first, the other side's look, after its own fence, sees the
+/// announcement: it rings. If the other side's comes first, the owner's last look sees the slot: it does not sleep.
+/// (`loom_bell` tries all orders; without the fences, which [`Rule::BellFence`] takes away, both may look too early.)
+///
+/// A ring may be one too many, where both looks succeed. It costs a look.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bell<'a>(pub &'a AtomicU64);
+
+impl Bell<'_> {
+    /// The owner will sleep `until` something (not 0), unless it now finds what it waits for.
+    pub fn announce(self, until: u64) {
+        self.0.store(until, Ordering::Relaxed);
+        between();
+    }
+
+    /// The owner looks at the slots again.
+    pub fn withdraw(self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+
+    /// For the other side, after it has stored: until what does the owner sleep? 0: it does not.
+    pub fn heard(self) -> u64 {
+        between();
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Between a store and the look at the other side's.
+fn between() {
+    if !broken(Rule::BellFence) {
+        fence(Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,88 @@
+//! What is asked in a slot is done once.
+
+use super::Mark;
+use crate::wire;
+
+/// What was last taken from a slot, and the reply to it (H3).
+#[derive(Debug, Default)]
+pub(crate) struct Once {
+    taken: Mark,
+    reply: Vec<u8>,
+}
+
+impl Once {
+    /// What was taken last.
+    pub fn taken(&self) -> Mark {
+        self.taken
+    }
+
+    /// The reply to that: a frame, or nothing if it was no request.
+    pub fn reply(&self) -> &[u8] {
+        &self.reply
+    }
+
+    /// Does what is asked, unless it was done before (H3); is there a reply to be sent?
+    pub fn take(
+        &mut self,
+        mark: Mark,
+        frame: &[u8],
+        answer: impl FnOnce(wire::Request<'_>) -> Option<wire::Reply>,
+    ) -> bool {
+        if mark.sequence < self.taken.sequence {
+            return false;
+        }
+        let is_new = mark.sequence > self.taken.sequence;
+        self.taken = mark;
+        if is_new {
+            self.reply.clear();
+            let frame = wire::decode(frame).ok().flatten().filter(|frame| frame.id == mark.sequence);
+            let request = frame.and_then(|frame| wire::Request::decode(&frame).ok());
+            match request.and_then(answer) {
+                Some(reply) => reply.encode(mark.sequence, &mut self.reply),
+                // Nothing oneread sends: whoever sent it waits in vain.
+                None => tracing::debug!("a sealed slot that is no request"),
+            }
+        }
+        !self.reply.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::index::{Put, PutMode};
+    use crate::wire::{Reply, Request};
+
+    /// H3: what is repeated is answered as before and not done again; what is old is neither.
+    #[test]
+    fn once() {
+        let mut lane = Once::default();
+        let mut done = 0;
+        let mut take = |sequence, attempt| {
+            let mut frame = Vec::new();
+            Request::Put { mode: PutMode::Insert, key: b"k", value: b"v" }.encode(sequence, &mut frame);
+            let is_answered = lane.take(Mark { sequence, attempt }, &frame, |_| {
+                done += 1;
+                Some(Reply::Put(Ok(if done == 1 { Put::Inserted } else { Put::Exists })))
+            });
+            let reply = is_answered.then(|| wire::replies(&lane.reply, sequence).unwrap().remove(0));
+            (reply, done)
+        };
+        let (inserted, exists) = (Some(Reply::Put(Ok(Put::Inserted))), Some(Reply::Put(Ok(Put::Exists))));
+        assert_eq!(take(3, 0), (inserted.clone(), 1));
+        assert_eq!(take(3, 1), (inserted, 1), "the first reply was lost");
+        assert_eq!(take(2, 5), (None, 1), "nobody waits for it any more");
+        assert_eq!(take(4, 0), (exists, 2));
+    }
+
+    /// A sealed slot that is no request, or another's: no reply, and no harm.
+    #[test]
+    fn nonsense() {
+        let mut lane = Once::default();
+        let refuse = |_: Request<'_>| -> Option<Reply> { panic!("there is nothing to answer") };
+        assert!(!lane.take(Mark { sequence: 1, attempt: 0 }, b"nonsense", refuse));
+        let mut frame = Vec::new();
+        Request::Get { key: b"k" }.encode(9, &mut frame);
+        assert!(!lane.take(Mark { sequence: 2, attempt: 0 }, &frame, refuse));
+    }
+}

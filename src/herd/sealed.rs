@@ -1,0 +1,100 @@
+//! Slots that a NIC writes, in whatever order: a CRC tells whether all of a request has landed (H1).
+
+use super::{HEAD, Head, Mark, copied};
+use crate::sync::AtomicU64;
+
+fn crc(head: Head, frame: &[u8]) -> u32 {
+    let mut crc = crc32fast::Hasher::new();
+    crc.update(bytemuck::bytes_of(&Head { crc: 0, ..head }));
+    crc.update(frame);
+    crc.finalize()
+}
+
+/// Lays out what goes into a slot; `encode` appends the frame. [`seal`] completes it.
+pub(crate) fn lay_out(slot: &mut Vec<u8>, encode: impl FnOnce(&mut Vec<u8>)) {
+    slot.clear();
+    slot.resize(HEAD, 0);
+    encode(slot);
+}
+
+/// Writes the head of a slot that holds a frame.
+pub(crate) fn seal(slot: &mut [u8], mark: Mark) {
+    let (head, frame) = slot.split_at_mut(HEAD);
+    let Mark { sequence, attempt } = mark;
+    let open = Head { sequence, attempt, length: frame.len() as u32, crc: 0, reserved: 0 };
+    head.copy_from_slice(bytemuck::bytes_of(&Head { crc: crc(open, frame), ..open }));
+}
+
+/// The frame in a slot, if all of it is there. Copies it into `copy` first.
+pub(crate) fn open<'a>(slot: &[AtomicU64], copy: &'a mut Vec<u64>) -> Option<(Mark, &'a [u8])> {
+    let (head, frame) = copied(slot, copy)?;
+    let sound = head.sequence != 0 && head.reserved == 0 && head.crc == crc(head, frame);
+    sound.then_some((Mark { sequence: head.sequence, attempt: head.attempt }, frame))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::herd::glance;
+    use crate::wire::{self, Request};
+    use proptest::prelude::*;
+
+    fn sealed(mark: Mark, key: &[u8]) -> Vec<u8> {
+        let mut slot = Vec::new();
+        lay_out(&mut slot, |out| Request::Get { key }.encode(mark.sequence, out));
+        seal(&mut slot, mark);
+        slot
+    }
+
+    /// Memory as a worker sees it, with these bytes at its beginning.
+    fn memory(bytes: &[u8]) -> Vec<AtomicU64> {
+        let mut padded = bytes.to_vec();
+        padded.resize(256, 0);
+        let words = padded.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap()));
+        words.map(AtomicU64::new).collect()
+    }
+
+    #[test]
+    fn what_was_sealed_opens() {
+        let mark = Mark { sequence: 7, attempt: 2 };
+        let slot = memory(&sealed(mark, b"a key"));
+        let mut copy = Vec::new();
+        let (opened, frame) = open(&slot, &mut copy).unwrap();
+        assert_eq!((opened, glance(&slot)), (mark, mark));
+        let frame = wire::decode(frame).unwrap().unwrap();
+        assert_eq!((frame.id, Request::decode(&frame).unwrap()), (7, Request::Get { key: b"a key" }));
+        assert!(open(&memory(&[]), &mut copy).is_none(), "nothing was ever written");
+    }
+
+    proptest! {
+        /// One request is written over another, its bytes in any order: none of the states in between opens as
+        /// anything but one of the two.
+        #[test]
+        fn half_landed(order in Just((0..72usize).collect::<Vec<_>>()).prop_shuffle(), attempt in 0u32..2) {
+            let old = sealed(Mark { sequence: 5, attempt: 0 }, b"one of the keys, long");
+            let new = sealed(Mark { sequence: 5 + u64::from(attempt == 0), attempt }, b"another key");
+            let mut bytes = old.clone();
+            bytes.resize(72, 0);
+            let mut target = bytes.clone();
+            target[..new.len()].copy_from_slice(&new);
+            let mut copy = Vec::new();
+            for at in order {
+                bytes[at] = target[at];
+                if let Some((mark, frame)) = open(&memory(&bytes), &mut copy) {
+                    let whole = if mark.sequence == 5 && mark.attempt == 0 { &old } else { &new };
+                    prop_assert_eq!(frame, &whole[HEAD..]);
+                }
+            }
+            prop_assert_eq!(open(&memory(&bytes), &mut copy).unwrap().1, &new[HEAD..]);
+        }
+
+        /// Any bit that flips is noticed.
+        #[test]
+        fn flipped(bit in 0usize..8 * 45) {
+            let mut bytes = sealed(Mark { sequence: 1, attempt: 0 }, b"keyed");
+            assert_eq!(bytes.len(), 45);
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            prop_assert!(open(&memory(&bytes), &mut Vec::new()).is_none());
+        }
+    }
+}

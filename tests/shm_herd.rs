@@ -1,0 +1,654 @@
+//! Requests in slots of shared memory (`Ask::Herd` on shm): the same answers as over the socket, and what becomes of
+//! clients and servers that stop, die, or write what they like into the slots.
+
+mod common;
+
+use common::*;
+use memmap2::{MmapOptions, MmapRaw};
+use oneread::layout::geometry::{Preset, presets};
+use oneread::region::Backing;
+use oneread::wire::{self, PROTOCOL_VERSION, Reply, Request};
+use oneread::{
+    Address, Ask, Client, ClientOptions, Config, ConnectError, MutateError, Put, PutError, Server,
+    ServerConfig, Size, Start,
+};
+use rustix::process::Signal;
+use std::io::{IoSliceMut, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const WINDOW: u32 = 64;
+
+struct Place {
+    dir: tempfile::TempDir,
+    address: Address,
+}
+
+impl Place {
+    fn new() -> Place {
+        let dir = tempfile::tempdir().unwrap();
+        let address = Address::Shm(dir.path().join("socket"));
+        Place { dir, address }
+    }
+
+    fn config(&self, preset: &Preset) -> ServerConfig {
+        let table = config(preset, 2048, 16, 32, 11);
+        ServerConfig { herd: true, ..ServerConfig::new(self.address.clone(), table) }
+    }
+
+    fn serve(&self) -> Server {
+        Server::start(self.config(default_preset())).unwrap()
+    }
+
+    /// A server in a process of its own, with its table in a file.
+    fn serve_apart(&self) -> Process {
+        let file = self.dir.path().join("region").display().to_string();
+        let process = Process::start(
+            "serving_child",
+            &[("ONEREAD_TEST_ADDRESS", self.address.to_string()), ("ONEREAD_TEST_FILE", file)],
+        );
+        wait_for("the server to come up", || UnixStream::connect(self.address.socket().unwrap()).ok());
+        process
+    }
+
+    fn client(&self) -> Client {
+        self.client_within(Duration::from_secs(10))
+    }
+
+    fn client_within(&self, deadline: Duration) -> Client {
+        let options = ClientOptions { ask: Ask::Herd, deadline, ..ClientOptions::default() };
+        Client::connect_with(&self.address, options).unwrap()
+    }
+}
+
+fn default_preset() -> &'static Preset {
+    presets().next().unwrap()
+}
+
+#[test]
+#[ignore = "started by the other tests, in a process of its own"]
+fn serving_child() {
+    let Some(address) = told("ONEREAD_TEST_ADDRESS") else { return };
+    let table = config(default_preset(), 2048, 16, 32, 11);
+    let config = ServerConfig {
+        herd: true,
+        backing: Backing::File(told("ONEREAD_TEST_FILE").unwrap().into()),
+        start: Start::OpenOrCreate(table),
+        ..ServerConfig::new(address.parse().unwrap(), table)
+    };
+    let server = wait_for("the region", || Server::start(config.clone()).ok());
+    let _ = std::io::stdin().read(&mut [0]);
+    server.stop();
+}
+
+#[test]
+#[ignore = "started by the other tests, in a process of its own"]
+fn putting_child() {
+    let Some(address) = told("ONEREAD_TEST_ADDRESS") else { return };
+    let options = ClientOptions { ask: Ask::Herd, ..ClientOptions::default() };
+    let mut client = Client::connect_with(&address.parse().unwrap(), options).unwrap();
+    for n in 0.. {
+        let key = |n: u32| key(10_000 + n % 200, 16);
+        let _ = client.put(&key(n), &value(n.into(), 30));
+        let batch: Vec<_> = (0..50).map(|more| (key(n + more), value(more.into(), 20))).collect();
+        let _ = client.put_many(&batch);
+    }
+}
+
+// ---- answers ----------------------------------------------------------------------------------------
+
+/// A client is a map, on every preset: the model's operations, and what the server looks up.
+#[test]
+fn a_client_sees_a_map() {
+    on_every_preset(|preset| {
+        let place = Place::new();
+        let server = Server::start(place.config(preset)).unwrap();
+        let mut client = place.client();
+        let mut model = Model::default();
+        let mut numbers = Numbers(3);
+        for _ in 0..1000 {
+            let n = numbers.below(600) as u32;
+            let v = value(numbers.next(), numbers.below(33) as usize);
+            let op = match numbers.below(10) {
+                0..4 => Op::Put(key(n, 16), v),
+                4..6 => Op::Insert(key(n, 16), v),
+                6 => Op::Update(key(n, 16), v),
+                7 | 8 => Op::Remove(key(n, 16)),
+                _ => Op::Get(key(n, 16)),
+            };
+            assert_eq!(model.apply(&mut client, &op), None, "{op:?}");
+            assert_eq!(client.rpc_get(&key(n, 16)).unwrap().as_ref(), model.keys.get(&key(n, 16)));
+        }
+        assert_eq!(client.server_stats().unwrap().keys, model.keys.len() as u64);
+        assert!(server.slot_counts().requests >= 1800, "{:?}", server.slot_counts());
+    });
+}
+
+/// Batches of every length around the number of slots: answers in the order of the pairs; of puts of one key the
+/// last stays; keys that do not fit are refused, and the rest of the batch is done.
+#[test]
+fn batches() {
+    let place = Place::new();
+    let _server = place.serve();
+    let mut client = place.client();
+    for length in [0, 1, 2, WINDOW / 2, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW, 1200] {
+        let pairs: Vec<_> =
+            (0..length).map(|n| ([n / 3, length].map(u32::to_le_bytes).concat(), n)).collect();
+        let pairs: Vec<_> = pairs.into_iter().map(|(key, n)| (key, n.to_le_bytes())).collect();
+        let answers = client.put_many(&pairs).unwrap();
+        assert_eq!(answers.len(), pairs.len());
+        for (n, answer) in answers.into_iter().enumerate() {
+            assert_eq!(answer.unwrap(), if n % 3 == 0 { Put::Inserted } else { Put::Updated });
+        }
+        for (n, (key, _)) in pairs.iter().enumerate() {
+            let last = (n as u32 / 3 * 3 + 2).min(length - 1).to_le_bytes();
+            assert_eq!(client.get(key).unwrap().unwrap(), last, "{n} of {length}");
+        }
+        for (n, (key, _)) in pairs.iter().enumerate() {
+            assert_eq!(client.remove(key).unwrap(), n % 3 == 0);
+        }
+    }
+    for given in [0, 17, 255, 100_000] {
+        let wrong = PutError::KeyLength { given, max: 16 };
+        let error = client.put(&vec![1; given], b"").unwrap_err();
+        assert!(matches!(error, MutateError::Rejected(ref error) if *error == wrong), "{error}");
+        let pairs = [(b"good".to_vec(), vec![1]), (vec![1; given], vec![]), (b"fine".to_vec(), vec![0; 33])];
+        let answers = client.put_many(&pairs).unwrap();
+        assert!(answers[0].is_ok());
+        assert_eq!(answers[1..], [Err(wrong), Err(PutError::ValueLength { given: 33, max: 32 })]);
+    }
+}
+
+/// Slots are as large as the table's longest pair needs: the longest there is, and values of no bytes.
+#[test]
+fn long_slots() {
+    let place = Place::new();
+    let table = Config { size: Size::Keys(200), key_max: 255, value_max: 3699, ..Config::default() };
+    let config = ServerConfig { herd: true, ..ServerConfig::new(place.address.clone(), table) };
+    let _server = Server::start(config).unwrap();
+    let mut client = place.client();
+    let pairs: Vec<_> =
+        (0..100).map(|n| (vec![n + 1; 255], vec![n; if n % 2 == 0 { 3699 } else { 0 }])).collect();
+    client.put_many(&pairs).unwrap().into_iter().for_each(|answer| assert_eq!(answer, Ok(Put::Inserted)));
+    for (key, value) in &pairs {
+        assert_eq!(client.rpc_get(key).unwrap().as_ref(), Some(value));
+    }
+}
+
+/// More clients than the server has threads, each on a thread, singly and in batches; half of them by messages.
+#[test]
+fn many_clients() {
+    let place = Place::new();
+    let server = place.serve();
+    let first = place.client();
+    let socket = Client::connect(&place.address).unwrap();
+    std::thread::scope(|scope| {
+        for lane in 0..12u32 {
+            let mut client = if lane % 2 == 0 { first.clone() } else { socket.clone() };
+            scope.spawn(move || {
+                for round in 0..20u32 {
+                    let pairs: Vec<_> =
+                        (0..40).map(|n| (key(lane * 40 + n, 16), round.to_le_bytes())).collect();
+                    assert!(client.put_many(&pairs).unwrap().iter().all(Result::is_ok));
+                    for (key, value) in &pairs {
+                        assert_eq!(client.rpc_get(key).unwrap().unwrap(), value);
+                        assert_eq!(client.get(key).unwrap().unwrap(), value);
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(server.index().len(), 12 * 40);
+    drop(socket);
+    // Of the first client: its watch, and its conversation, which was opened when it connected.
+    wait_for("the clients to be gone", || (server.stats().clients == 2).then_some(()));
+}
+
+/// A server that gives no slots says so at once, and how that is mended; one too many client is turned away.
+#[test]
+fn refused() {
+    let place = Place::new();
+    let server = Server::start(ServerConfig { herd: false, ..place.config(default_preset()) }).unwrap();
+    let options = ClientOptions { ask: Ask::Herd, ..ClientOptions::default() };
+    let error = Client::connect_with(&place.address, options.clone()).unwrap_err();
+    assert!(matches!(error, ConnectError::Herd { .. }) && error.to_string().contains("--herd"), "{error}");
+    wait_for("the client to be gone", || (server.stats().clients == 0).then_some(()));
+    drop(server);
+    let server = Server::start(ServerConfig { clients_max: 3, ..place.config(default_preset()) }).unwrap();
+    let mut client = Client::connect_with(&place.address, options).unwrap();
+    client.put(b"key", b"value").unwrap();
+    let mut second = client.clone();
+    second.put(b"key", b"value").unwrap();
+    let error = client.clone().put(b"key", b"value").unwrap_err();
+    assert!(matches!(error, MutateError::Connect(ConnectError::Refused { .. })), "{error}");
+    drop(second);
+    wait_for("room", || (server.stats().clients == 2).then_some(()));
+    client.clone().put(b"key", b"value").unwrap();
+}
+
+// ---- sleeping and waking ----------------------------------------------------------------------------
+
+/// No ring is lost: requests with pauses of every length, around the time after which either side sleeps. A lost
+/// one would end in the deadline.
+#[test]
+fn no_ring_is_lost() {
+    let place = Place::new();
+    let server = place.serve();
+    let begun = Instant::now();
+    let requests = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for lane in 0..3u32 {
+            let (place, requests) = (&place, &requests);
+            scope.spawn(move || {
+                let mut client = place.client_within(Duration::from_secs(5));
+                let mut numbers = Numbers(lane.into());
+                // As many as there is time for on a busy machine, 100,000 on a quiet one.
+                while requests.fetch_add(1, Ordering::Relaxed) < 100_000
+                    && begun.elapsed() < Duration::from_secs(6)
+                {
+                    let n = numbers.next();
+                    let key = [lane, n as u32 % 64].map(u32::to_le_bytes).concat();
+                    client.put(&key, &n.to_le_bytes()).unwrap();
+                    match n >> 60 {
+                        0 => std::thread::sleep(Duration::from_micros(n >> 8 & 63)),
+                        1..12 => (0..n >> 8 & 0xfff).for_each(|_| std::hint::spin_loop()),
+                        _ => {}
+                    }
+                    if n.is_multiple_of(16) {
+                        assert_eq!(client.rpc_get(&key).unwrap().unwrap(), n.to_le_bytes());
+                    }
+                }
+            });
+        }
+    });
+    let counts = server.slot_counts();
+    println!("{} requests, {counts:?}, {:?}", requests.load(Ordering::Relaxed), begun.elapsed());
+    assert!(requests.load(Ordering::Relaxed) >= 10_000 && counts.rests > 500, "{counts:?}");
+}
+
+/// A client that asks nothing costs nothing: the server stops to look at its slots, and does not begin again.
+#[test]
+fn idle_workers_sleep() {
+    let place = Place::new();
+    let server = place.serve();
+    let mut clients: Vec<_> = (0..4).map(|_| place.client()).collect();
+    for client in &mut clients {
+        client.put(b"key", b"value").unwrap();
+    }
+    let quiet = wait_for("the workers to sleep", || {
+        let before = server.slot_counts();
+        std::thread::sleep(Duration::from_millis(20));
+        (server.slot_counts() == before).then_some(before)
+    });
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(server.slot_counts(), quiet, "somebody looks");
+    assert!(quiet.rests >= 4, "{quiet:?}");
+    for client in &mut clients {
+        assert_eq!(client.rpc_get(b"key").unwrap().unwrap(), b"value");
+    }
+    assert!(server.slot_counts().sweeps > quiet.sweeps);
+}
+
+// ---- servers that stop and die ----------------------------------------------------------------------
+
+/// Stopped: the deadline. Resumed: the same client goes on. Killed: a typed error, long before the deadline.
+/// Restarted: the same client goes on, and idle clients do not even notice.
+#[test]
+fn server_stopped_killed_and_back() {
+    let place = Place::new();
+    let server = place.serve_apart();
+    let mut client = place.client_within(Duration::from_millis(300));
+    let mut idle = place.client_within(Duration::from_secs(10));
+    client.put(b"key", b"1").unwrap();
+    idle.put(b"idle", b"1").unwrap();
+    server.signal(Signal::STOP);
+    // Its threads stop one after the other.
+    let (error, took) = wait_for("the server to stop", || {
+        let begun = Instant::now();
+        client.put(b"key", b"2").err().map(|error| (error, begun.elapsed()))
+    });
+    assert!(matches!(error, MutateError::Deadline { .. }), "{error}");
+    assert!((300..3000).contains(&took.as_millis()), "{took:?}");
+    assert_eq!(client.get(b"idle").unwrap().unwrap(), b"1", "GETs go on");
+    server.signal(Signal::CONT);
+    wait_for("the server to go on", || client.put(b"key", b"3").ok());
+    assert_eq!(client.rpc_get(b"key").unwrap().unwrap(), b"3");
+
+    // Killed while it is asked: every thread's client gets a typed error.
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for lane in 0..3u32 {
+            let (mut client, stop) = (idle.clone(), &stop);
+            scope.spawn(move || {
+                let begun = Instant::now();
+                let error = loop {
+                    assert!(begun.elapsed() < Duration::from_secs(20), "nobody said that it is gone");
+                    if let Err(error) = client.put(&lane.to_le_bytes(), b"value") {
+                        break error;
+                    }
+                };
+                assert!(stop.load(Ordering::Relaxed), "before it was killed: {error}");
+                let is_typed = matches!(
+                    error,
+                    MutateError::ServerGone { .. } | MutateError::Connect(ConnectError::NotThere { .. })
+                );
+                assert!(is_typed, "{error:?}");
+            });
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        stop.store(true, Ordering::Relaxed);
+        server.kill();
+    });
+    let begun = Instant::now();
+    let error = idle.put(b"idle", b"2").unwrap_err();
+    assert!(matches!(error, MutateError::Connect(ConnectError::NotThere { .. })), "{error:?}");
+    assert!(begun.elapsed() < Duration::from_secs(3));
+
+    let server = place.serve_apart();
+    assert_eq!(idle.rpc_get(b"idle").unwrap().unwrap(), b"1", "it took the table over");
+    idle.put(b"idle", b"3").unwrap();
+    server.kill();
+    let server = place.serve_apart();
+    // Nothing was asked meanwhile: as over the socket, the client finds the new server without an error, although
+    // the last one was killed while it still looked at the slots.
+    idle.put(b"idle", b"4").unwrap();
+    assert_eq!(idle.get(b"idle").unwrap().unwrap(), b"4");
+    drop(server);
+}
+
+// ---- clients that die and scribble ------------------------------------------------------------------
+
+/// Mappings of shared memory in this process, and descriptors.
+fn mappings() -> (usize, usize) {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let fds = std::fs::read_dir("/proc/self/fd").unwrap().count();
+    (maps.lines().filter(|line| line.contains("memfd:oneread")).count(), fds)
+}
+
+/// Serves in this process, which does nothing else, and counts what is mapped. Not a test by itself.
+#[test]
+#[ignore = "started by the other tests, in a process of its own"]
+fn counting_child() {
+    if told("ONEREAD_TEST_FILE").is_none() {
+        return;
+    }
+    let place = Place::new();
+    let server = place.serve();
+    let before = mappings();
+    for round in 0..4 {
+        let children: Vec<_> = (0..2)
+            .map(|_| Process::start("putting_child", &[("ONEREAD_TEST_ADDRESS", place.address.to_string())]))
+            .collect();
+        let asked = server.slot_counts().requests;
+        wait_for("the children to be putting", || {
+            (server.slot_counts().requests > asked + 500).then_some(())
+        });
+        assert!(mappings() > before, "{round}");
+        children.into_iter().for_each(Process::kill);
+        wait_for("the killed clients to be gone", || (server.stats().clients == 0).then_some(()));
+        wait_for("their slots to be gone", || (mappings() == before).then_some(()));
+    }
+}
+
+/// What a killed client had is given back: mappings and descriptors are as before.
+#[test]
+fn killed_clients_leave_nothing() {
+    let child = Process::start("counting_child", &[("ONEREAD_TEST_FILE", "none".into())]);
+    child.finish();
+}
+
+/// A connection with slots, and without a client: writes into them what it likes.
+struct Raw {
+    stream: UnixStream,
+    map: MmapRaw,
+}
+
+impl Raw {
+    fn connect(address: &Address) -> Raw {
+        let mut stream = UnixStream::connect(address.socket().unwrap()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        for (request, expected) in [
+            (Request::Hello { version: PROTOCOL_VERSION }, Reply::Welcome { version: PROTOCOL_VERSION }),
+            (Request::Slots { version: 1 }, Reply::Slots { version: 1 }),
+        ] {
+            let mut bytes = Vec::new();
+            request.encode(1, &mut bytes);
+            stream.write_all(&bytes).unwrap();
+            let (reply, fd) = receive(&stream);
+            assert_eq!(reply, expected);
+            if request != (Request::Slots { version: 1 }) {
+                continue;
+            }
+            let file = std::fs::File::from(fd.expect("the slots' memory"));
+            assert!(file.set_len(0).is_err(), "it is sealed");
+            let length = file.metadata().unwrap().len() as usize;
+            return Raw { stream, map: MmapOptions::new().len(length).map_raw(&file).unwrap() };
+        }
+        unreachable!("the second request is the last")
+    }
+
+    #[allow(unsafe_code)]
+    fn words(&self) -> &[AtomicU64] {
+        // SAFETY: inside the mapping, which lives as long as `self`, aligned, and touched as atomics only.
+        unsafe { std::slice::from_raw_parts(self.map.as_mut_ptr().cast(), self.map.len() / 8) }
+    }
+
+    /// The server hangs up.
+    fn ends(mut self) {
+        match self.stream.read_to_end(&mut Vec::new()) {
+            Ok(_) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {}
+            Err(error) => panic!("the server does not hang up: {error}"),
+        }
+    }
+
+    fn ring(&mut self) -> std::io::Result<()> {
+        let mut bytes = Vec::new();
+        Request::Wake.encode(1, &mut bytes);
+        self.stream.write_all(&bytes)
+    }
+}
+
+/// A reply, and the descriptor that came with it.
+fn receive(stream: &UnixStream) -> (Reply, Option<OwnedFd>) {
+    use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+    let mut chunk = [0; 64];
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let received = recvmsg(stream, &mut [IoSliceMut::new(&mut chunk)], &mut ancillary, RecvFlags::empty());
+    let bytes = received.unwrap().bytes;
+    let fd = ancillary.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    });
+    (Reply::decode(&wire::decode(&chunk[..bytes]).unwrap().unwrap()).unwrap(), fd)
+}
+
+/// Writes garbage over a whole area, all the time: random words, and words that look like slots. Nobody else
+/// notices. (The server hangs up when it is due to look at nonsense: then the next one comes.)
+#[test]
+fn a_client_that_scribbles() {
+    let place = Place::new();
+    let server = place.serve();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let scribbler = scope.spawn(|| {
+            let mut numbers = Numbers(7);
+            let mut connections = 0;
+            while !stop.load(Ordering::Relaxed) {
+                connections += 1;
+                let mut raw = Raw::connect(&place.address);
+                for round in 0..50 {
+                    for word in raw.words() {
+                        let n = numbers.next();
+                        let word_of_a_slot = match n >> 61 {
+                            0 => n & 0x3f,
+                            1 => (n & 0x7f) << 32,
+                            2 => u64::MAX,
+                            3 => 0,
+                            _ => n,
+                        };
+                        word.store(word_of_a_slot, Ordering::Relaxed);
+                    }
+                    if round % 4 == 0 && raw.ring().is_err() {
+                        break;
+                    }
+                }
+            }
+            connections
+        });
+        let mut clients: Vec<_> = (0..3).map(|_| place.client()).collect();
+        let begun = Instant::now();
+        let mut rounds = 0u32;
+        while begun.elapsed() < Duration::from_secs(2) {
+            for (n, client) in clients.iter_mut().enumerate() {
+                let pairs: Vec<_> = (0..100u32)
+                    .map(|m| ([n as u32, m].map(u32::to_le_bytes).concat(), rounds.to_le_bytes()))
+                    .collect();
+                assert!(client.put_many(&pairs).unwrap().iter().all(Result::is_ok));
+                for (key, value) in pairs.iter().step_by(10) {
+                    assert_eq!(client.rpc_get(key).unwrap().unwrap(), value);
+                }
+            }
+            rounds += 1;
+        }
+        stop.store(true, Ordering::Relaxed);
+        let connections = scribbler.join().unwrap();
+        println!("{rounds} rounds, {connections} scribblers");
+        assert!(rounds > 5 && connections > 5);
+        assert!(clients.iter().all(|client| client.stats().reattached == 0));
+    });
+    // Three clients with a watch each.
+    wait_for("the scribblers to be gone", || (server.stats().clients == 0).then_some(()));
+}
+
+/// A slot that is due and holds no sense ends that conversation: too long, no request, a hello, another's number.
+#[test]
+fn nonsense_in_a_slot() {
+    let place = Place::new();
+    let _server = place.serve();
+    let mut good = place.client();
+    let frame = |request: &Request<'_>, id| {
+        let mut bytes = Vec::new();
+        request.encode(id, &mut bytes);
+        bytes.resize(bytes.len().next_multiple_of(8), 0);
+        bytes.chunks(8).map(|b| u64::from_le_bytes(b.try_into().unwrap())).collect::<Vec<_>>()
+    };
+    let hello = frame(&Request::Hello { version: PROTOCOL_VERSION }, 1);
+    let wake = frame(&Request::Wake, 1);
+    let other = frame(&Request::Stat, 2);
+    for (length, body) in [
+        (u32::MAX, &other),
+        (1000, &other),
+        (0, &other),
+        (7, &other),
+        (16, &other),
+        (16, &wake),
+        (32, &hello),
+        (40, &vec![u64::MAX; 5]),
+    ] {
+        let mut raw = Raw::connect(&place.address);
+        // Request 1 is in slot 1. A slot of this table: 24 + 16 + 2 + 16 + 32 bytes, in whole lines.
+        let slot = &raw.words()[16 + 16..];
+        slot[1].store(u64::from(length) << 32, Ordering::Relaxed);
+        slot[2].store(0, Ordering::Relaxed);
+        slot[3..].iter().zip(body).for_each(|(to, word)| to.store(*word, Ordering::Relaxed));
+        slot[0].store(1, Ordering::Release);
+        let _ = raw.ring();
+        raw.ends();
+        good.put(b"key", &length.to_le_bytes()).unwrap();
+        assert_eq!(good.rpc_get(b"key").unwrap().unwrap(), length.to_le_bytes());
+    }
+    // Slots are given once, and not in the middle of a conversation.
+    let mut raw = Raw::connect(&place.address);
+    let mut bytes = Vec::new();
+    Request::Slots { version: 1 }.encode(1, &mut bytes);
+    raw.stream.write_all(&bytes).unwrap();
+    raw.ends();
+}
+
+/// A server that writes what it likes: typed errors before the deadline is long over, and no more. (It is a thread of
+/// this test that says hello and hands over slots as a server does.)
+#[test]
+fn a_server_that_scribbles() {
+    let place = Place::new();
+    let server = place.serve();
+    let path = place.dir.path().join("proxy");
+    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let stop = AtomicBool::new(false);
+    let relay = |stream: UnixStream| {
+        // The real server's welcome and memory; then garbage.
+        let mut stream = stream;
+        let mut raw = UnixStream::connect(place.address.socket().unwrap()).unwrap();
+        let mut memory = None;
+        let mut numbers = Numbers(9);
+        for _ in 0..2 {
+            let mut bytes = vec![0; 64];
+            let Ok(n @ 1..) = stream.read(&mut bytes) else { return };
+            raw.write_all(&bytes[..n]).unwrap();
+            let (reply, fd) = receive(&raw);
+            let fd = fd.expect("memory");
+            let mut out = Vec::new();
+            reply.encode(0, &mut out);
+            send_with(&stream, &out, &fd);
+            memory = Some(std::fs::File::from(fd));
+        }
+        let file = memory.unwrap();
+        let length = file.metadata().unwrap().len() as usize;
+        let map = MmapOptions::new().len(length).map_raw(&file).unwrap();
+        let garbage = Raw { stream: raw, map };
+        let mut n = 0u64;
+        while !stop.load(Ordering::Relaxed) {
+            for word in garbage.words() {
+                let random = numbers.next();
+                word.store(if random >> 63 == 0 { random & 0x3f } else { random }, Ordering::Relaxed);
+            }
+            n += 1;
+            if n.is_multiple_of(8) && stream.write_all(&[0; 3]).is_err() {
+                return;
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        let listener = &listener;
+        let (stop, relay) = (&stop, &relay);
+        scope.spawn(move || {
+            for stream in listener.incoming() {
+                if stop.load(Ordering::Relaxed) {
+                    return;
+                }
+                scope.spawn(move || relay(stream.unwrap()));
+            }
+        });
+        let address = Address::Shm(path.clone());
+        let deadline = Duration::from_millis(200);
+        let options = ClientOptions { ask: Ask::Herd, deadline, ..ClientOptions::default() };
+        let mut client = Client::connect_with(&address, options).unwrap();
+        let begun = Instant::now();
+        for n in 0..10u32 {
+            let pairs: Vec<_> = (0..100u32).map(|m| (m.to_le_bytes(), n.to_le_bytes())).collect();
+            let tried = Instant::now();
+            // Whatever it is: a random reply that makes sense cannot be told from a true one.
+            let _ = client.put_many(&pairs);
+            let _ = client.rpc_get(b"key");
+            assert!(tried.elapsed() < Duration::from_secs(2), "{:?}", tried.elapsed());
+        }
+        println!("{:?}", begun.elapsed());
+        stop.store(true, Ordering::Relaxed);
+        drop(client);
+        let _ = UnixStream::connect(&path);
+    });
+    drop(server);
+}
+
+fn send_with(stream: &UnixStream, bytes: &[u8], fd: &OwnedFd) {
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+    use std::os::fd::AsFd;
+    let fds = [fd.as_fd()];
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    ancillary.push(SendAncillaryMessage::ScmRights(&fds));
+    sendmsg(stream, &[std::io::IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL).unwrap();
+}
