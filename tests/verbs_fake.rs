@@ -12,8 +12,10 @@ mod common;
 use common::*;
 use oneread::layout::geometry::{Family, Preset, presets};
 use oneread::reader::{Limits, ReadError};
-use oneread::verbs::{Ask, SetupError, Token, VerbsAddress, VerbsError, VerbsOptions, Wait};
-use oneread::{Address, Client, ClientOptions, ConnectError, GetError, MutateError, Put, ServeError, Server};
+use oneread::verbs::{SetupError, Token, VerbsAddress, VerbsError, VerbsOptions, Wait};
+use oneread::{
+    Address, Ask, Client, ClientOptions, ConnectError, GetError, MutateError, Put, ServeError, Server,
+};
 use oneread::{Config, ServerConfig};
 use std::ffi::{CString, c_char, c_int, c_long};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -965,7 +967,7 @@ fn herd_over_uc_and_rc(fake: &Fake) {
         let server = Server::start(ServerConfig { token: Token::new(TOKEN), ..herd }).unwrap();
         fake.set("FAKE_NO_UC", client_lacks_uc);
         let mut options = options();
-        options.verbs.ask = Ask::Herd;
+        options.ask = Ask::Herd;
         let mut client = Client::connect_with(server.address(), options).unwrap();
         fill(&mut client, KEYS);
         // The n-th WRITE or datagram from here on is lost, of which RC loses none.
