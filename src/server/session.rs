@@ -5,8 +5,10 @@ use super::seat::{Seat, Visit};
 use crate::herd::area;
 use crate::wire::{self, PROTOCOL_VERSION, Reply, Request};
 use mio::net::UnixStream;
+use rustix::buffer::spare_capacity;
+use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
-use std::io::{self, IoSlice, Read, Write};
+use std::io::{self, IoSlice, Write};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -119,16 +121,12 @@ impl Session {
     fn fill(&mut self) -> io::Result<Filled> {
         let start = self.input.len();
         while self.input.len() - start < TURN_BYTES {
-            let at = self.input.len();
-            self.input.resize(at + CHUNK, 0);
-            let read = self.stream.read(&mut self.input[at..]);
-            self.input.truncate(at + *read.as_ref().unwrap_or(&0));
-            match read {
+            self.input.reserve(CHUNK);
+            match rustix::io::read(&self.stream, spare_capacity(&mut self.input)) {
                 Ok(0) => return Ok(Filled::Ended),
-                Ok(_) => {}
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(Filled::Drained),
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(e),
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(Errno::WOULDBLOCK) => return Ok(Filled::Drained),
+                Err(e) => return Err(e.into()),
             }
         }
         Ok(Filled::More)
