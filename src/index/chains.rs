@@ -53,7 +53,8 @@ impl Blocks {
         }
         if pool.ever_used == pool.backed {
             let block_bytes = geometry.shape().bytes() as u64 * u64::from(geometry.layout().block_slots);
-            let more = BACKING_STEP.div_ceil(block_bytes).min(self.reserved - pool.backed);
+            // The last step ends with the region.
+            let more = BACKING_STEP.div_ceil(block_bytes);
             let start = geometry.slot_offset(chain::window(geometry, Block(pool.backed as u32)).first);
             if let Err(error) = region.back(start..start + more * block_bytes) {
                 tracing::error!(%error, "no memory for overflow blocks");
