@@ -153,7 +153,7 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    /// From its first store to its last, every further line shows an odd stamp, also where the copies wrap;
+    /// From its first store to its last, every line shows an odd stamp, also where the copies wrap;
     /// and marking a line changes nothing else in it, so that a slot only marked is still whole.
     #[test]
     fn further_lines_are_marked() {
@@ -168,6 +168,9 @@ mod tests {
         let begin = recorder.now();
         writer.write(slot, &content(&[0x55; 150]));
         let history = recorder.history(geometry.region_bytes());
+        let first: Vec<_> = history.stores(base..base + 1, begin, history.end());
+        assert_eq!(first.len(), 2, "W1 and W3");
+        assert_eq!(first[0].2, history.word(base, begin) + 1, "only the stamp, and that odd");
         assert!(stamp_copies(geometry.shape()).count() == 3);
         for word in stamp_copies(geometry.shape()).map(|copy| base + copy) {
             let stores = history.stores(word..word + 1, begin, history.end());
