@@ -344,7 +344,8 @@ impl Patience {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use super::*;
     use std::convert::Infallible;
