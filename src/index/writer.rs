@@ -201,8 +201,10 @@ mod tests {
         for before in [0, 2, 0xfffc, 0xfffe, 0xffff_fffc, 0xffff_fffe] {
             region.store(base, region.load(base) & !0xffff_ffff | before);
             writer.write(slot, &content);
+            assert_eq!(writer.peek(slot).expect("at rest").1[..], *content.key);
             for &(word, odd) in &lines {
                 region.store(word, region.load(word) + odd);
+                assert!(writer.peek(slot).is_none(), "being written");
                 let found = writer.before_the_write(slot).expect("whole");
                 assert_eq!((&found.key[..], &found.value[..]), (content.key, content.value));
                 assert_eq!((found.ghost, found.aux), (content.ghost, content.aux));
