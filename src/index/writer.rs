@@ -211,6 +211,8 @@ mod tests {
             }
             region.store(base + 4, region.load(base + 4) ^ 1);
             assert!(writer.before_the_write(slot).is_none(), "one bit is wrong");
+            writer.write(slot, &content);
+            assert!(writer.is_valid(slot), "written again");
         }
     }
 }
