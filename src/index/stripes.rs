@@ -201,6 +201,7 @@ mod tests {
         stripe.add(3, Displaced { bit: 1, place: at(10) });
         stripe.add(3, Displaced { bit: 4, place: at(10) });
         stripe.add(8, Displaced { bit: 2, place: at(10) });
+        stripe.add(8, Displaced { bit: 2, place: at(13) });
         stripe.change(3, 4, SlotIx(10), at(11));
         stripe.change(3, 1, SlotIx(10), Place::Lingers { until_ns: 50 });
         assert_eq!((stripe.filter(3), stripe.filter(8), stripe.filter(4)), (5, 2, 0));
@@ -211,6 +212,6 @@ mod tests {
         assert_eq!(stripe.filter(3), 4);
         stripe.change(3, 4, SlotIx(11), Place::Lingers { until_ns: 60 });
         stripe.expire(3, 70);
-        assert_eq!(stripe.census().collect::<Vec<_>>(), [1], "nothing is kept of a home without entries");
+        assert_eq!(stripe.census().collect::<Vec<_>>(), [2], "nothing is kept of a home without entries");
     }
 }
