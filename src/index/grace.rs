@@ -109,6 +109,7 @@ mod tests {
         let clock = Clock::manual();
         let grace = Grace::new(clock.clone(), Duration::from_nanos(50));
         clock.advance(Duration::from_nanos(7));
+        assert_eq!(grace.clock().now_ns(), 7);
         assert_eq!(grace.due_ns(Rule::GhostGrace), 107, "twice the grace time from now");
         assert_eq!((grace.pop_due(), grace.last_due_ns(), grace.until_next()), (None, None, None));
 
