@@ -343,3 +343,78 @@ impl Patience {
         Ok(())
     }
 }
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use std::convert::Infallible;
+    use std::time::Instant;
+
+    fn pause(patience: &mut Patience, clock: &Clock, limits: &Limits) -> Result<(), ReadError<Infallible>> {
+        patience.pause(Retry::Torn, clock, limits)
+    }
+
+    #[test]
+    fn patience_ends_at_its_bounds() {
+        let clock = Clock::manual();
+        clock.advance(Duration::from_secs(5));
+        let last = Retry::Torn;
+        let limits = Limits { retries_max: 3, deadline: Duration::from_nanos(10) };
+        let mut patience = Patience::new();
+        assert_eq!(pause(&mut patience, &clock, &limits), Ok(()));
+        assert_eq!(pause(&mut patience, &clock, &limits), Ok(()));
+        let contended = Err(ReadError::Contended { retries: 3, last });
+        assert_eq!(pause(&mut patience, &clock, &limits), contended);
+
+        let limits = Limits { retries_max: 1000, ..limits };
+        let mut patience = Patience::new();
+        assert_eq!(pause(&mut patience, &clock, &limits), Ok(()), "the time until now does not count");
+        clock.advance(Duration::from_nanos(9));
+        assert_eq!(pause(&mut patience, &clock, &limits), Ok(()));
+        clock.advance(Duration::from_nanos(1));
+        let late = Err(ReadError::Deadline { deadline: limits.deadline, retries: 3, last });
+        assert_eq!(pause(&mut patience, &clock, &limits), late);
+    }
+
+    #[test]
+    fn patience_sleeps_after_a_while() {
+        let limits = Limits { retries_max: 1000, deadline: Duration::from_secs(600) };
+        let mut patience = Patience::new();
+        for _ in 0..YIELDS {
+            pause(&mut patience, &Clock::System, &limits).unwrap();
+        }
+        let begun = Instant::now();
+        for _ in 0..100 {
+            pause(&mut patience, &Clock::System, &limits).unwrap();
+        }
+        assert!(begun.elapsed() >= 100 * SLEEP);
+    }
+
+    #[test]
+    fn counts_are_added_up() {
+        let numbers = |n: u64| GetStats {
+            gets: n,
+            hits: 2 * n,
+            retries_torn: 3 * n,
+            retries_moved: 4 * n,
+            retries_late: 5 * n,
+            retries_chain: 6 * n,
+        };
+        let mut sum = numbers(10);
+        sum += numbers(100);
+        assert_eq!(sum, numbers(110));
+        let mut counted = numbers(10);
+        for (times, why) in [(2, Retry::Torn), (3, Retry::Moved), (4, Retry::Late), (5, Retry::Chain)] {
+            (0..times).for_each(|_| counted.count(why));
+        }
+        let expected = GetStats {
+            retries_torn: 32,
+            retries_moved: 43,
+            retries_late: 54,
+            retries_chain: 65,
+            ..numbers(10)
+        };
+        assert_eq!(counted, expected);
+    }
+}

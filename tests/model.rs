@@ -194,6 +194,41 @@ fn nothing_is_left_when_ghosts_forbid_moves() {
     });
 }
 
+/// Where no ghost forbids it, a delete closes the hole it makes: the home's window stays full, and its chain
+/// has no more blocks than its keys take.
+#[test]
+fn chains_have_no_holes() {
+    on_every_preset(|preset| {
+        let block_slots = preset.layout.block_slots as usize;
+        for seed in 0..if block_slots == 0 { 0 } else { 8 } {
+            let mut table = Table::new(&config(preset, 1, 8, 8, seed));
+            let mut model = Model::default();
+            let main_slots = table.geometry().main_slots() as usize;
+            let check = |table: &Table, model: &Model| {
+                check_structure(table, model);
+                let in_chain = model.keys.len().saturating_sub(main_slots);
+                assert_eq!(linked_blocks(table).len(), in_chain.div_ceil(block_slots), "{in_chain} keys");
+            };
+            for n in 0..(main_slots + 3 * block_slots) as u32 {
+                let full = model.apply(&mut table, &Op::Put(key(n, 8), value(n.into(), 8)));
+                if full.is_some() {
+                    break;
+                }
+                check(&table, &model);
+            }
+            assert!(linked_blocks(&table).len() > 1, "a chain");
+            let mut numbers = Numbers(seed);
+            while !model.keys.is_empty() {
+                let nth = numbers.below(model.keys.len() as u64) as usize;
+                let k = model.keys.keys().nth(nth).unwrap().clone();
+                model.apply(&mut table, &Op::Remove(k));
+                table.settle();
+                check(&table, &model);
+            }
+        }
+    });
+}
+
 /// Lengths at every boundary: the shortest and longest key with the shortest and longest value, around
 /// each place where the payload goes over into the next line.
 #[test]

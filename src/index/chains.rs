@@ -53,7 +53,8 @@ impl Blocks {
         }
         if pool.ever_used == pool.backed {
             let block_bytes = geometry.shape().bytes() as u64 * u64::from(geometry.layout().block_slots);
-            let more = BACKING_STEP.div_ceil(block_bytes).min(self.reserved - pool.backed);
+            // The last step ends with the region.
+            let more = BACKING_STEP.div_ceil(block_bytes);
             let start = geometry.slot_offset(chain::window(geometry, Block(pool.backed as u32)).first);
             if let Err(error) = region.back(start..start + more * block_bytes) {
                 tracing::error!(%error, "no memory for overflow blocks");
@@ -232,5 +233,47 @@ impl Index {
         }
         fence(Ordering::Release);
         self.blocks.give_back(block);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::layout::geometry::{Config, Size};
+    use crate::region::Backing;
+    use std::fs::File;
+    use std::os::unix::fs::MetadataExt;
+
+    /// A block has memory behind it when it is handed out, and not much more has been taken for it. When all
+    /// are in use there is none, until one is given back.
+    #[test]
+    fn memory_is_put_behind_blocks_in_steps() {
+        let config = Config {
+            layout: "cluster".parse().unwrap(),
+            size: Size::Slots(2000),
+            value_max: 3900,
+            ..Config::default()
+        };
+        let geometry = config.geometry().unwrap();
+        let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).unwrap();
+        let blocks = Blocks::new(geometry.overflow_blocks());
+        let memory = File::from(region.share().unwrap());
+        let block_bytes = geometry.window_bytes(chain::window(&geometry, Block(0)));
+        assert!(geometry.overflow_blocks() * block_bytes > 3 * BACKING_STEP, "several steps");
+        for n in 0..geometry.overflow_blocks() {
+            assert_eq!(blocks.take(&region, &geometry), Some(Block(n as u32)));
+            assert_eq!((blocks.ever_used(), region.load(BLOCKS_WORD)), (n + 1, n + 1));
+            let backed = memory.metadata().unwrap().blocks() * 512;
+            assert!(backed >= (n + 1) * block_bytes, "{backed} bytes for {} blocks", n + 1);
+            // A huge page more where the system has them.
+            assert!(
+                backed <= (n + 1) * block_bytes + BACKING_STEP + (2 << 20),
+                "{backed} bytes for {n} blocks"
+            );
+        }
+        assert_eq!(blocks.take(&region, &geometry), None);
+        blocks.give_back(Block(7));
+        assert_eq!(blocks.take(&region, &geometry), Some(Block(7)));
+        assert_eq!(blocks.take(&region, &geometry), None);
     }
 }

@@ -99,3 +99,37 @@ impl Grace {
         &self.clock
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn traces_come_out_in_order_and_not_before_their_time() {
+        let clock = Clock::manual();
+        let grace = Grace::new(clock.clone(), Duration::from_nanos(50));
+        clock.advance(Duration::from_nanos(7));
+        assert_eq!(grace.clock().now_ns(), 7);
+        assert_eq!(grace.due_ns(Rule::GhostGrace), 107, "twice the grace time from now");
+        assert_eq!((grace.pop_due(), grace.last_due_ns(), grace.until_next()), (None, None, None));
+
+        let trace = |home| Trace::Filter { home };
+        for (due_ns, home) in [(120, 0), (110, 1), (120, 2), (115, 3), (110, 4)] {
+            grace.push(due_ns, trace(home));
+        }
+        assert_eq!(grace.last_due_ns(), Some(120));
+        assert_eq!(grace.until_next(), Some(Duration::from_nanos(103)));
+        clock.advance(Duration::from_nanos(102));
+        assert_eq!(grace.pop_due(), None, "one nanosecond before");
+        clock.advance(Duration::from_nanos(1));
+        assert_eq!(grace.pop_due(), Some((110, trace(1))));
+        assert_eq!(grace.pop_due(), Some((110, trace(4))), "in the order in which they came");
+        assert_eq!(grace.pop_due(), None);
+        assert_eq!(grace.until_next(), Some(Duration::from_nanos(5)));
+        clock.advance(Duration::from_nanos(100));
+        assert_eq!(grace.until_next(), Some(Duration::ZERO));
+        let left: Vec<_> = std::iter::from_fn(|| grace.pop_due()).collect();
+        assert_eq!(left, [(115, trace(3)), (120, trace(0)), (120, trace(2))]);
+        assert_eq!((grace.last_due_ns(), grace.until_next()), (None, None));
+    }
+}

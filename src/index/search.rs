@@ -214,3 +214,124 @@ impl Visited {
         }
     }
 }
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::clock::Clock;
+    use crate::index::{Index, PutMode};
+    use crate::layout::geometry::{Config, Size};
+    use crate::layout::hash::Seeds;
+    use crate::layout::slot::Content;
+    use crate::region::{Backing, Region};
+
+    fn index(layout: &str, slots: u64) -> Index {
+        let config = Config {
+            layout: layout.parse().unwrap(),
+            size: Size::Slots(slots),
+            key_max: 8,
+            value_max: 8,
+            seeds: Some(Seeds::from_number(slots)),
+            ..Config::default()
+        };
+        let geometry = config.geometry().unwrap();
+        let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).unwrap();
+        Index::create(region, geometry, Clock::manual()).unwrap()
+    }
+
+    fn displaced_by(slots: SlotWriter<'_>, key: &[u8], at: Option<SlotIx>, to: SlotIx) -> usize {
+        let onward = destinations(slots.geometry, key, slots.geometry.seeds().first(key), at);
+        let there = onward.iter().filter(|d| d.window.contains(to));
+        there.map(|d| usize::from(d.displaces)).min().expect("a step leads into a window of the key")
+    }
+
+    /// How many keys a newcomer must displace at the least: tries everything.
+    fn least_displaced(slots: SlotWriter<'_>, key: &[u8]) -> Option<usize> {
+        let geometry = slots.geometry;
+        let mut cost = vec![usize::MAX; geometry.main_slots() as usize];
+        let mut todo = vec![(None, key.to_vec(), 0)];
+        while let Some((at, mover, so_far)) = todo.pop() {
+            for d in destinations(geometry, &mover, geometry.seeds().first(&mover), at) {
+                let there = so_far + usize::from(d.displaces);
+                for slot in d.window.iter().filter(|slot| there < cost[slot.0 as usize]).collect::<Vec<_>>() {
+                    cost[slot.0 as usize] = there;
+                    let (header, occupant) = slots.peek(slot).unwrap();
+                    if !header.is_free() && header.ghost == 0 {
+                        todo.push((Some(slot), occupant.to_vec(), there));
+                    }
+                }
+            }
+        }
+        let free = (0..geometry.main_slots()).filter(|&slot| slots.header(SlotIx(slot)).is_free());
+        free.map(|slot| cost[slot as usize]).min().filter(|&least| least < usize::MAX)
+    }
+
+    /// Each step leads into a window of the key that takes it, to the end, which is free; and no path
+    /// displaces fewer keys.
+    #[test]
+    fn a_path_displaces_as_few_as_possible() {
+        for layout in ["windowed:8", "bucketized:4", "slotwise:8"] {
+            let index = index(layout, 120);
+            let mut paths = [0; 3];
+            for n in 0..300u64 {
+                let key = n.to_le_bytes();
+                let first = index.geometry().seeds().first(&key);
+                let slots = index.slots();
+                let path = find_path(slots, &key, first);
+                let mut displaced = path.is_some().then_some(0);
+                let (mut mover, mut at) = (key.to_vec(), None);
+                for &slot in path.iter().flatten() {
+                    *displaced.as_mut().unwrap() += displaced_by(slots, &mover, at, slot);
+                    (mover, at) = (slots.read(slot).key.to_vec(), Some(slot));
+                }
+                assert!(mover.is_empty() || path.is_none(), "the end is free");
+                assert_eq!(displaced, least_displaced(slots, &key), "{layout}, key {n}");
+                if let Some(displaced) = displaced {
+                    paths[displaced.min(2)] += 1;
+                    index.put(&key, b"", PutMode::Insert).unwrap();
+                    index.grace.clock().advance(3 * index.geometry().grace());
+                    index.tidy();
+                }
+            }
+            assert!(paths[0] > 80 && (layout == "slotwise:8" || paths[1] > 3), "{layout}: {paths:?}");
+        }
+    }
+
+    /// A table without a free slot is searched so far and no further.
+    #[test]
+    fn a_search_ends() {
+        let index = index("windowed:8", 6000);
+        let geometry = index.geometry();
+        let mut numbers = 0u64..;
+        for slot in (0..geometry.main_slots()).map(SlotIx) {
+            let at_home = |n: &u64| geometry.primary(geometry.seeds().first(&n.to_le_bytes())).contains(slot);
+            let key = numbers.find(at_home).unwrap().to_le_bytes();
+            index.slots().write(slot, &Content { key: &key, ..Content::default() });
+        }
+        let mut search = Search::default();
+        let first = geometry.seeds().first(b"newcomer");
+        assert!(search.run(index.slots(), b"newcomer", first).is_none());
+        // What one layer adds at the most, when the bound is not yet reached.
+        let layer = LAYER_MAX * geometry.layout().window_slots() as usize;
+        let entered = SEARCH_MAX..SEARCH_MAX + layer;
+        assert!(entered.contains(&search.nodes.len()), "{} slots entered", search.nodes.len());
+    }
+
+    #[test]
+    fn slots_are_visited_once() {
+        let mut visited = Visited::default();
+        let most = 2 * SEARCH_MAX as u64;
+        for _ in 0..3 {
+            assert!((0..most).all(|n| visited.insert(SlotIx(n))));
+            assert!((0..most).all(|n| !visited.insert(SlotIx(n))), "again");
+            assert!(!visited.insert(SlotIx(most)), "half full");
+            visited.clear();
+        }
+        // The rounds begin anew: an empty entry must not look like one of this round.
+        visited.round = u32::MAX;
+        assert!(visited.insert(SlotIx(1)));
+        visited.clear();
+        assert!(visited.insert(SlotIx(0)) && visited.insert(SlotIx(1)));
+    }
+}

@@ -164,3 +164,54 @@ impl Locked<'_> {
         &mut held.expect("L2: the home's stripe is locked").1
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_share_a_stripe() {
+        for (main_slots, count) in [(1, 1), (64, 1), (65, 2), (129, 4), (1 << 18, 4096), (1 << 30, 4096)] {
+            assert_eq!(Stripes::new(main_slots).all.len(), count, "{main_slots} slots");
+        }
+        let stripes = Stripes::new(1000);
+        let of = [0, 63, 64, 1023, 1024, 1090].map(|slot| stripes.of(SlotIx(slot)));
+        assert_eq!(of, [0, 0, 1, 15, 0, 1]);
+    }
+
+    #[test]
+    fn a_stripe_named_twice_is_locked_once() {
+        let stripes = Stripes::new(1000);
+        let mut locked = stripes.lock(StripeSet::from_slice(&[2, 0, 2]));
+        let covered = [0, 64, 128, 192].map(|slot| locked.covers(SlotIx(slot)));
+        assert_eq!(covered, [true, false, true, false]);
+        let place = Place::At(SlotIx(5));
+        locked.stripe(SlotIx(128)).add(128, Displaced { bit: 1, place });
+        locked.stripe(SlotIx(0)).add(0, Displaced { bit: 1, place });
+        locked.stripe(SlotIx(0)).add(1, Displaced { bit: 1, place: Place::Lingers { until_ns: 9 } });
+        drop(locked);
+        assert_eq!(stripes.displaced(), 2, "what lingers is not displaced");
+    }
+
+    /// One key of a home leaves a slot that another one of it enters: each keeps its own bit.
+    #[test]
+    fn the_register_knows_keys_apart() {
+        let mut stripe = Stripe::default();
+        let at = |slot| Place::At(SlotIx(slot));
+        stripe.add(3, Displaced { bit: 1, place: at(10) });
+        stripe.add(3, Displaced { bit: 4, place: at(10) });
+        stripe.add(8, Displaced { bit: 2, place: at(10) });
+        stripe.add(8, Displaced { bit: 2, place: at(13) });
+        stripe.change(3, 4, SlotIx(10), at(11));
+        stripe.change(3, 1, SlotIx(10), Place::Lingers { until_ns: 50 });
+        assert_eq!((stripe.filter(3), stripe.filter(8), stripe.filter(4)), (5, 2, 0));
+        assert_eq!(stripe.displaced(3)[1], Displaced { bit: 4, place: at(11) });
+        stripe.expire(3, 49);
+        assert_eq!(stripe.filter(3), 5, "one nanosecond before");
+        stripe.expire(3, 50);
+        assert_eq!(stripe.filter(3), 4);
+        stripe.change(3, 4, SlotIx(11), Place::Lingers { until_ns: 60 });
+        stripe.expire(3, 70);
+        assert_eq!(stripe.census().collect::<Vec<_>>(), [2], "nothing is kept of a home without entries");
+    }
+}

@@ -382,7 +382,7 @@ pub fn check_settled(table: &Table) {
 }
 
 /// The overflow blocks in chains, and the home of each.
-fn linked_blocks(table: &Table) -> HashMap<Block, u64> {
+pub fn linked_blocks(table: &Table) -> HashMap<Block, u64> {
     let geometry = table.geometry();
     let inspector = table.inspector();
     let mut linked = HashMap::new();
