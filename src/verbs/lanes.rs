@@ -946,9 +946,10 @@ mod tests {
             let link = Link::new(Nic::new(credits, 2), bell);
             let stop = AtomicBool::new(false);
             let dropped = AtomicUsize::new(0);
-            let mut done = [0u64; THREADS];
+            let done: [AtomicUsize; THREADS] = Default::default();
+            let least = || done.iter().map(|done| done.load(Ordering::Relaxed)).min().unwrap();
             std::thread::scope(|scope| {
-                for (thread, done) in done.iter_mut().enumerate() {
+                for (thread, done) in done.iter().enumerate() {
                     let (link, stop, dropped) = (&link, &stop, &dropped);
                     scope.spawn(move || {
                         let (mut lane, mut next) = (lane(link, 4), thread as u64 * 1_000_000);
@@ -965,18 +966,22 @@ mod tests {
                             }
                             while lane.in_flight() > 0 {
                                 lane.wait(LONG, &mut counts).expect("it does not fail");
-                                *done += take(&mut lane) as u64;
+                                done.fetch_add(take(&mut lane), Ordering::Relaxed);
                             }
                         }
                     });
                 }
                 std::thread::sleep(Duration::from_millis(500));
+                // How much each one runs is the scheduler's business, on a busy machine next to nothing
+                // (`shares_are_equal`); nobody is forgotten.
+                let begun = Instant::now();
+                while least() < 100 && begun.elapsed() < LONG {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
                 stop.store(true, Ordering::Relaxed);
             });
             println!("{credits} places: {done:?}, {dropped:?} lanes dropped with READs in flight");
-            // How much each one runs is the scheduler's business (`shares_are_equal`); nobody is forgotten.
-            let (least, most) = (done.iter().min().unwrap(), done.iter().max().unwrap());
-            assert!(*most > 100 && *least > most / 1000, "{done:?}");
+            assert!(least() >= 100, "{done:?}");
         }
 
         #[test]
