@@ -18,7 +18,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// GETs by READ beside GETs that the server does
+/// GETs by READ beside GETs and PUTs that the server does
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES
   oneread bench rpc                                     on this host, over shared memory
@@ -30,7 +30,7 @@ into a slot of memory at which the server looks: over verbs WRITTEN there, and t
 the reply is in a slot, too. (A server of your own needs `serve --herd`.) Each connection is a thread that asks
 for one key after the other, at random; every value is compared with what was put. PUTs are also made in batches:
 their latency is that of a batch. Rounds of all paths alternate. CPU is that of the server's process, all its
-threads: HERD's poll, over verbs without end. What the kernel does for a software device is in nobody's.")]
+threads: HERD polls, over verbs for as long as a client is there. What the kernel does for a software device is in nobody's.")]
 pub struct Rpc {
     /// A server that is there [default: one in a child process]
     #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["fabric", "layout", "workers"])]
@@ -59,7 +59,7 @@ pub struct Rpc {
     /// The child's threads that answer, of each kind
     #[arg(long, value_name = "N", default_value_t = 1)]
     workers: usize,
-    /// Clients sleep while they wait, as is best with more connections than CPUs; else they poll
+    /// Over verbs: clients sleep while they wait, as is best with more connections than CPUs; else they poll
     #[arg(long)]
     block: bool,
     #[command(flatten)]
@@ -169,11 +169,15 @@ impl Outcome {
     /// What was measured, in a line.
     pub fn about(&self) -> String {
         format!(
-            "{} keys of {KEY_BYTES} bytes with values of {VALUE_BYTES}, {}, layout {}, clients {}, median of {} rounds",
+            "{} keys of {KEY_BYTES} bytes with values of {VALUE_BYTES}, {}{}, layout {}, median of {} rounds",
             show::count(self.keys),
             self.fabric,
+            match (self.fabric, self.block) {
+                ("shm", _) => "",
+                (_, true) => ", clients that sleep",
+                (_, false) => ", clients that poll",
+            },
             self.layout,
-            if self.block { "sleep" } else { "poll" },
             self.rounds
         )
     }

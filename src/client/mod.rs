@@ -45,7 +45,7 @@ pub struct ClientOptions {
     pub deadline: Duration,
     /// How long GETs still answer after the server is gone. (Shm: over verbs there is then nothing to read.)
     pub lease: Duration,
-    /// How requests for the server (changes, [`Client::rpc_get`]) travel.
+    /// How requests for the server (changes, [`Client::rpc_get`], [`Client::server_stats`]) travel.
     pub ask: Ask,
     /// What only matters over verbs.
     pub verbs: VerbsOptions,
@@ -59,10 +59,12 @@ pub enum Ask {
     #[default]
     Message,
     /// After HERD (Kalia et al., SIGCOMM'14): requests go into slots of memory at which the server's threads look.
-    /// The server must have been started for it ([`ServerConfig::herd`](crate::ServerConfig::herd)).
+    /// The server must have been started for it ([`ServerConfig::herd`](crate::ServerConfig::herd)), else connecting
+    /// fails ([`ConnectError::Herd`], over verbs [`SetupError::Herd`](crate::verbs::SetupError::Herd)).
     ///
-    /// * shm: slots for requests and replies in memory that this handle and the server share: 25 KiB for each handle
-    ///   that changes something, with the default lengths, up to 520 KiB with the longest. No system call while both
+    /// * shm: slots for requests and replies in memory that a handle and the server share: 28 KiB with the default
+    ///   lengths, up to 508 KiB with the longest, for the handle that connects and for each clone from its first
+    ///   request on. No system call while both
     ///   are busy. A client looks for its reply for up to 20 microseconds, a server for requests up to 50, each for
     ///   less where that was in vain; then they sleep, and are woken over the socket.
     /// * verbs: the client WRITEs requests, replies are datagrams. The server's workers never sleep while such a

@@ -10,7 +10,7 @@
 //! event loops, that of the socket, answers what is in it; so requests are done in the order of their numbers, as
 //! they would be over the socket.
 //!
-//! Beside H1 and H3 hold:
+//! Beside Q1 and Q3 hold:
 //!
 //! * **A1.** Requests are numbered from 1 on without gaps, and so are replies. Request n + WINDOW is stored only after
 //!   reply n was seen: no slot is stored over that anybody still has to read. Nothing is lost on the way, so nothing

@@ -22,12 +22,12 @@
 //!
 //! Each module that uses slots says which further rules hold there.
 //!
-//! * **H1.** HERD polls a request's last byte, because its NICs wrote in address order. Nothing promises that
+//! * **Q1.** HERD polls a request's last byte, because its NICs wrote in address order. Nothing promises that
 //!   order: a slot is copied into private memory, and taken only if sequence number, length and CRC of the
 //!   copy fit each other. Else it is looked at again ([`sealed`]). Where a CPU stores, the sequence number is stored
 //!   last ([`store`]): who sees it sees the rest, and there is no CRC, which would cost as much as all else. The slot
 //!   is copied all the same before it is judged ([`load`]), since the other process may write it again at any time.
-//! * **H3.** Its reader remembers the last sequence number and the reply. The same number in another attempt gets
+//! * **Q3.** Its reader remembers the last sequence number and the reply. The same number in another attempt gets
 //!   the same reply: a PUT is done once. A lower number is old and gets none.
 
 pub(crate) mod area;

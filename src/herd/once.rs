@@ -3,7 +3,7 @@
 use super::Mark;
 use crate::wire;
 
-/// What was last taken from a slot, and the reply to it (H3).
+/// What was last taken from a slot, and the reply to it (Q3).
 #[derive(Debug, Default)]
 pub(crate) struct Once {
     taken: Mark,
@@ -21,7 +21,7 @@ impl Once {
         &self.reply
     }
 
-    /// Does what is asked, unless it was done before (H3); is there a reply to be sent?
+    /// Does what is asked, unless it was done before (Q3); is there a reply to be sent?
     pub fn take(
         &mut self,
         mark: Mark,
@@ -53,7 +53,7 @@ mod tests {
     use crate::index::{Put, PutMode};
     use crate::wire::{Reply, Request};
 
-    /// H3: what is repeated is answered as before and not done again; what is old is neither.
+    /// Q3: what is repeated is answered as before and not done again; what is old is neither.
     #[test]
     fn once() {
         let mut lane = Once::default();

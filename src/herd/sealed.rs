@@ -1,4 +1,4 @@
-//! Slots that a NIC writes, in whatever order: a CRC tells whether all of a request has landed (H1).
+//! Slots that a NIC writes, in whatever order: a CRC tells whether all of a request has landed (Q1).
 
 use super::{HEAD, Head, Mark, copied};
 use crate::sync::AtomicU64;

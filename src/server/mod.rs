@@ -60,9 +60,9 @@ pub struct ServerConfig {
     /// Over verbs: how workers wait for messages.
     pub wait: Wait,
     /// Also take requests in slots ([`Ask::Herd`](crate::client::Ask::Herd)). On shm the workers look at the slots of
-    /// clients that ask so, and sleep when nobody has asked for 50 microseconds or less; each such client has memory
-    /// of its own here (25 KiB with the default lengths, up to 520 KiB with the longest). Over verbs as many workers
-    /// again poll, and never sleep while such a client is there.
+    /// clients that ask so, and stop looking at most 50 microseconds after a client's last request; each such client
+    /// has memory of its own here (28 KiB with the default lengths, up to 508 KiB with the longest). Over verbs this
+    /// starts `workers` further threads, which poll without sleeping while such a client is connected.
     pub herd: bool,
     /// Over verbs: told now and then how much of the region has been made ready for the device, which takes
     /// some seconds for each 10 GiB.

@@ -181,7 +181,7 @@ impl Connection {
     pub fn call(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<Vec<Reply>, VerbsError> {
         let called = self.call_all(requests, deadline);
         if let (Err(_), Some(herd)) = (&called, &mut self.herd) {
-            // Nobody waits for them any more (H4).
+            // Nobody waits for them any more (Q4).
             herd.lanes.iter_mut().for_each(|lane| lane.waiting = None);
         }
         called
@@ -222,7 +222,7 @@ impl Connection {
 }
 
 impl Herd {
-    /// A lane for this request, if there is one and no other request for its key waits (H4).
+    /// A lane for this request, if there is one and no other request for its key waits (Q4).
     fn lane_for(&self, requests: &[Request<'_>], number: usize) -> Option<usize> {
         let key = key_of(&requests[number]);
         let mut waiting = self.lanes.iter().filter_map(|lane| lane.waiting);
@@ -254,7 +254,7 @@ impl Herd {
         self.write(lane)
     }
 
-    /// WRITEs again what has waited too long (H2); when is the next one due?
+    /// WRITEs again what has waited too long (Q2); when is the next one due?
     fn repeat_due(&mut self, now: Instant) -> Result<Instant, VerbsError> {
         let mut next = now + REPEAT_MAX;
         for lane in 0..WINDOW {
@@ -303,7 +303,7 @@ impl Herd {
         }
         succeeded(completion, "RECV")?;
         let slot = (number & !RECEIVE) as usize;
-        // A stray is no reply (H5): its length is that of none.
+        // A stray is no reply (Q5): its length is that of none.
         let is_ours = self.workers.contains(&completion.src_qp);
         let length = if is_ours { completion.len().min(self.incoming.slot_bytes()) } else { 0 };
         self.arrived.push_back((slot, length));
@@ -327,7 +327,7 @@ impl Herd {
     }
 }
 
-/// The reply in a datagram, and which request of the lanes' it answers, if that still waits (H5).
+/// The reply in a datagram, and which request of the lanes' it answers, if that still waits (Q5).
 fn answer(lanes: &mut [Lane], datagram: &[u8]) -> Result<Option<(usize, Reply)>, VerbsError> {
     let garbage = |e: wire::WireError| VerbsError::Garbage { what: e.to_string() };
     let Some(frame) = wire::decode(datagram).map_err(garbage)? else { return Ok(None) };

@@ -13,14 +13,14 @@
 //!
 //! The worker is chosen by the key's hash. [`WINDOW`] requests may be unanswered, one for each lane.
 //!
-//! Slots, and the rules H1 and H3, are those of [`crate::herd`]. Here hold, too:
+//! Slots, and the rules Q1 and Q3, are those of [`crate::herd`]. Here hold, too:
 //!
-//! * **H2.** A datagram may be lost, and over UC a WRITE, too. A client that waits in vain WRITEs the same
+//! * **Q2.** A datagram may be lost, and over UC a WRITE, too. A client that waits in vain WRITEs the same
 //!   request, with the same sequence number and the next attempt.
-//! * **H4.** A lane's next request is WRITTEN only when the lane's last one has been answered or given up: no
+//! * **Q4.** A lane's next request is WRITTEN only when the lane's last one has been answered or given up: no
 //!   slot holds more than one request that anybody waits for. Requests for the same key wait for each other,
 //!   since lanes are not served in order.
-//! * **H5.** A reply counts only if it comes from one of the workers' queue pairs and names a request that
+//! * **Q5.** A reply counts only if it comes from one of the workers' queue pairs and names a request that
 //!   waits.
 //!
 //! # Otherwise than in the paper

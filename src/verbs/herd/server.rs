@@ -248,7 +248,7 @@ impl Worker {
                 if glance(slot) == lane.taken() {
                     continue;
                 }
-                // Not all of it may have landed (H1): then another sweep finds it.
+                // Not all of it may have landed (Q1): then another sweep finds it.
                 let Some((mark, frame)) = sealed::open(slot, copy) else { continue };
                 busy = true;
                 if lane.take(mark, frame, |request| shared.answer(request)) {
