@@ -175,7 +175,9 @@ impl Region {
     }
 
     /// Memory that this process and one other both write: so many zero bytes, and what the other is handed. It is
-    /// there, and sealed: nobody can make it shorter, so that no access of either side ends in SIGBUS.
+    /// there, and sealed: nobody can make it shorter, and have an access of the other side end in SIGBUS. (What the
+    /// seals allow is to punch holes. They fill with zeros when they are touched, unless the system is then out of
+    /// memory.)
     ///
     /// # Errors
     /// [`RegionError`] when there is not enough.
@@ -290,6 +292,15 @@ impl Region {
             let _ = map.advise_range(memmap2::Advice::PopulateWrite, start, end - start);
             progress(end as u64);
         }
+    }
+
+    /// Gives the pages of [exchanged](Region::exchange) memory back to the system, also those that the other process has
+    /// mapped: they read as zero from now on. Best effort.
+    pub(crate) fn discard(&self) {
+        #[allow(irrefutable_let_patterns, reason = "not with the feature `sim`")]
+        let Memory::Mapped(map) = &self._memory else { return };
+        // SAFETY: the mapping stays; its words are only touched as atomics, and any words are good.
+        let _ = unsafe { map.unchecked_advise(memmap2::UncheckedAdvice::Remove) };
     }
 
     /// A descriptor for the region's memory that cannot be mapped writable.
@@ -446,6 +457,14 @@ mod tests {
         client.store(4, 43);
         assert_eq!((client.load(3), server.load(4), client.bytes()), (42, 43, 8192));
         assert!(file.set_len(0).is_err() && file.set_len(1 << 20).is_err());
+        let pages = || std::os::unix::fs::MetadataExt::blocks(&file.metadata().unwrap());
+        assert!(pages() > 0);
+        server.discard();
+        assert_eq!(
+            (pages(), client.load(4)),
+            (0, 0),
+            "the client keeps a mapping, and no memory of the server's"
+        );
         let unsealed = memfd(MemfdFlags::empty(), 8192).unwrap();
         assert!(Region::map_exchange(unsealed.into()).is_err());
     }

@@ -141,6 +141,7 @@ struct qp {
     enum ibv_qp_state state; /* base.state is what ibv_modify_qp or ibv_query_qp last saw, as everywhere */
     struct send *ring; uint32_t freed, done, tail; /* freed <= done <= tail */
     struct receives queue; bool waits; /* for a receive of the peer */
+    unsigned events_taken, events_acknowledged;
     long flush_in; uint64_t kept; /* polls until it flushes the receive that it keeps; 0: it keeps none */
 };
 static struct context *contexts;
@@ -173,6 +174,9 @@ static void *no_object(int error) { pthread_mutex_unlock(&lock); errno = error; 
 #define BORN(kind) (COUNT(live)++, COUNT(live_##kind)++)
 #define DIED(kind) (COUNT(live)--, COUNT(live_##kind)--)
 
+static bool is_of_qp(enum ibv_event_type type) {
+    return (type >= IBV_EVENT_QP_FATAL && type <= IBV_EVENT_PATH_MIG_ERR) || type == IBV_EVENT_QP_LAST_WQE_REACHED;
+}
 static void raise_event(struct events *events, struct event event) {
     struct event **at = &events->first, *new = must(malloc(sizeof *new));
     *new = event;
@@ -196,6 +200,7 @@ static int take_event(struct events *events, struct event *into) {
             events->first = event->next;
             free(event);
             if (into->cq) into->cq->delivered++;
+            else if (is_of_qp(into->async.event_type)) ((struct qp *)into->async.element.qp)->events_taken++;
             pthread_mutex_unlock(&lock);
             return 0;
         }
@@ -510,7 +515,14 @@ int ibv_get_async_event(struct ibv_context *context, struct ibv_async_event *int
     *into = event.async;
     return 0;
 }
-void ibv_ack_async_event(struct ibv_async_event *event) { (void)event; }
+void ibv_ack_async_event(struct ibv_async_event *event) {
+    if (!is_of_qp(event->event_type)) return;
+    pthread_mutex_lock(&lock);
+    struct qp *qp = (struct qp *)event->element.qp;
+    if (++qp->events_acknowledged > qp->events_taken) misuse("ibv_ack_async_event of an event that was not taken");
+    pthread_cond_broadcast(&acknowledged);
+    pthread_mutex_unlock(&lock);
+}
 
 /* ---- memory ---- */
 
@@ -925,6 +937,14 @@ int ibv_destroy_qp(struct ibv_qp *base) {
     pthread_mutex_lock(&lock);
     empty(qp);
     forget_events(&context_of(base->context)->events, qp);
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 5;
+    while (qp->events_taken != qp->events_acknowledged)
+        if (pthread_cond_timedwait(&acknowledged, &lock, &until)) {
+            misuse("ibv_destroy_qp would wait for ever: %u events were taken, %u acknowledged", qp->events_taken, qp->events_acknowledged);
+            break;
+        }
     while (*at != qp) at = &(*at)->next;
     *at = qp->next;
     ((struct pd *)base->pd)->users--;

@@ -450,6 +450,10 @@ impl Link {
                 )));
             }
             Ok(_) => return Err(refused(LinkError::Unexpected.to_string())),
+            Err(LinkError::HungUp) => {
+                let why = "it hung up, as one does that knows of no slots; use the same version of oneread on both sides";
+                return Err(refused(why.into()));
+            }
             Err(source) => return Err(ConnectError::Link { address: address.clone(), source }),
         };
         self.slots = Some(Box::new(Slots::new(Area::map(fd, geometry)?, geometry.clone())));

@@ -72,6 +72,11 @@ impl Area {
         Area { memory, request_words: request / WORD, reply_words: reply / WORD }
     }
 
+    /// Takes the memory away from both sides, as far as the system can: what is there reads as zero from now on.
+    pub fn discard(&self) {
+        self.memory.discard();
+    }
+
     /// The slot of a request.
     #[inline]
     pub fn request(&self, sequence: u64) -> &[AtomicU64] {

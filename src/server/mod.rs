@@ -411,6 +411,8 @@ const TRACES_LOOK: Duration = Duration::from_secs(1);
 const SWEEPS: u64 = 64;
 /// A worker that answers what is in slots looks at its sockets again after this long.
 const TURN_TIME: Duration = Duration::from_millis(1);
+/// Until a client that could not be accepted is tried again.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
 /// How often a worker does what is not urgent while it looks at slots.
 const CHORES: Duration = Duration::from_millis(1);
 
@@ -421,6 +423,8 @@ struct Worker {
     sessions: FxHashMap<Token, Session>,
     /// Those whose slots are looked at.
     awake: Vec<Token>,
+    /// When to accept again after a failure.
+    accept_again: Option<Instant>,
     next: usize,
     /// Sessions whose turn ended before their input did.
     unfinished: Vec<Token>,
@@ -443,6 +447,7 @@ impl Worker {
             listener,
             sessions: FxHashMap::default(),
             awake: Vec::new(),
+            accept_again: None,
             next: FIRST_SESSION,
             unfinished: Vec::new(),
             looks_after_traces,
@@ -464,7 +469,8 @@ impl Worker {
                 let half = self.sessions.values().any(Session::is_halfway).then_some(HALF_FRAME_MAX / 4);
                 let at_once =
                     (!self.unfinished.is_empty() || !self.awake.is_empty()).then_some(Duration::ZERO);
-                [tidy, idle, half, at_once].into_iter().flatten().min()
+                let again = self.accept_again.map(|at| at.saturating_duration_since(Instant::now()));
+                [tidy, idle, half, at_once, again].into_iter().flatten().min()
             };
             match self.poll.poll(&mut events, timeout) {
                 Err(e) if e.kind() != io::ErrorKind::Interrupted => {
@@ -472,6 +478,9 @@ impl Worker {
                     return;
                 }
                 _ => {}
+            }
+            if self.accept_again.take_if(|at| *at <= Instant::now()).is_some() {
+                self.accept_all();
             }
             let unfinished = std::mem::take(&mut self.unfinished);
             for token in unfinished.into_iter().chain(events.iter().map(|event| event.token())) {
@@ -549,8 +558,8 @@ impl Worker {
                     // Out of descriptors, say: the connection stays in the backlog, and no event will tell of
                     // it again.
                     tracing::warn!(error = %e, "accepting a client failed; trying again");
-                    std::thread::sleep(Duration::from_millis(10));
-                    return self.unfinished.push(LISTENER);
+                    self.accept_again = Some(Instant::now() + ACCEPT_AGAIN);
+                    return;
                 }
             }
         }

@@ -29,6 +29,13 @@ pub(super) struct Seat {
     rung: u64,
 }
 
+impl Drop for Seat {
+    /// A client that keeps its mapping does not keep the server's memory.
+    fn drop(&mut self) {
+        self.area.discard();
+    }
+}
+
 /// What came of a look at the slots.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Visit {

@@ -39,6 +39,8 @@ pub(super) struct Session {
     greeted: bool,
     /// Since when a frame (or the hello) has been incomplete.
     halfway: Option<Instant>,
+    /// Has anything come since [`wakes`](Self::wakes) was last asked?
+    has_heard: bool,
     /// Where further requests are, if the client has asked for that.
     seat: Option<Seat>,
 }
@@ -58,13 +60,14 @@ impl Session {
             output: Vec::new(),
             greeted: false,
             halfway: Some(Instant::now()),
+            has_heard: false,
             seat: None,
         }
     }
 
     /// Something has come: are its slots to be looked at again?
     pub fn wakes(&mut self) -> bool {
-        self.seat.as_mut().is_some_and(Seat::wakes)
+        std::mem::take(&mut self.has_heard) && self.seat.as_mut().is_some_and(Seat::wakes)
     }
 
     /// Are its slots no longer to be looked at, for now?
@@ -78,10 +81,21 @@ impl Session {
         let Some(seat) = &mut self.seat else { return Ok(Visit::default()) };
         let visit = seat.visit(shared, turn_ends)?;
         if visit.has_rung {
-            // A socket that takes nothing has something in it: that wakes the client, too.
-            let _ = self.stream.write(&[0]);
+            self.ring().map_err(|e| e.to_string())?;
         }
         Ok(visit)
+    }
+
+    /// Wakes the client. An error leaves it asleep: to hang up wakes it, too.
+    fn ring(&mut self) -> io::Result<()> {
+        loop {
+            match self.stream.write(&[0]) {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                // A socket that takes nothing has something in it: that wakes the client.
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                written => return written.map(|_| ()),
+            }
+        }
     }
 
     /// Is the client in the middle of a frame, or has it not said hello yet?
@@ -124,7 +138,8 @@ impl Session {
             self.input.reserve(CHUNK);
             match rustix::io::read(&self.stream, spare_capacity(&mut self.input)) {
                 Ok(0) => return Ok(Filled::Ended),
-                Ok(_) | Err(Errno::INTR) => {}
+                Ok(_) => self.has_heard = true,
+                Err(Errno::INTR) => {}
                 Err(Errno::WOULDBLOCK) => return Ok(Filled::Drained),
                 Err(e) => return Err(e.into()),
             }

@@ -415,6 +415,9 @@ fn talk(
             let first = first_id + replies.len() as u64;
             let received = connection.receive(deadline, |bytes| wire::replies(bytes, first))?;
             replies.extend(received.map_err(|e| VerbsError::Garbage { what: e })?);
+            if replies.len() > requests.len() {
+                return Err(VerbsError::Garbage { what: "more replies than requests".into() });
+            }
         }
     }
     Ok(replies)

@@ -385,7 +385,7 @@ impl Connection {
 
     /// Must an answer be received before another message can be sent?
     pub fn is_full(&self) -> bool {
-        self.messages.sent - self.messages.answered == self.messages_max()
+        self.messages.sent - self.messages.answered >= self.messages_max()
     }
 
     /// Sends a message. Where the connection [is full](Self::is_full), answers that are still wanted must be
@@ -563,6 +563,12 @@ impl Connection {
                 }
                 _ => {
                     succeeded(completion, "RECV")?;
+                    let Messages { sent, answered, ref arrived, .. } = self.messages;
+                    if answered + arrived.len() as u64 >= sent {
+                        return Err(VerbsError::Garbage {
+                            what: "an answer to nothing that was asked".into(),
+                        });
+                    }
                     let length = completion.len().min(self.incoming.slot_bytes());
                     self.messages.arrived.push_back((number as usize, length));
                 }

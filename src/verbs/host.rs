@@ -695,6 +695,7 @@ impl Worker {
         tracing::debug!(number, why, "a client is gone");
         self.by_token.retain(|_, of| *of != number);
         client.pair.fail();
+        client._seating = None;
         for request in client.requests.drain(..) {
             let _ = self.post_receive(request.slot);
         }
