@@ -170,6 +170,7 @@ stories! {
         answers_that_come_first,
         receives_that_come_back_late,
         herd_over_uc_and_rc,
+        an_answer_too_many,
     ]
     told: [choice,]
 }
@@ -985,4 +986,31 @@ fn herd_over_uc_and_rc(fake: &Fake) {
         check_all(&mut client, KEYS);
         assert_eq!(client.stats().reattached, 0);
     }
+}
+
+/// A server that answers twice, or does twice what was asked once: the connection is given up, and nothing else.
+fn an_answer_too_many(fake: &Fake) {
+    let server = serve(2000);
+    let mut client = connect(&server);
+    let mut given_up = 0;
+    // A message that arrives twice, or its answer.
+    for nth in 1..=8 {
+        fake.set("FAKE_TWICE_NTH", nth);
+        for n in 0..20 {
+            let (key, value) = ours(n);
+            match client.put(&key, &value) {
+                Ok(_) => {}
+                Err(MutateError::ServerGone { reason, .. }) => {
+                    assert!(reason.contains("nothing that was asked"), "{reason}");
+                    given_up += 1;
+                }
+                Err(error) => panic!("{error}"),
+            }
+            assert_eq!(client.get(&key).unwrap(), Some(value), "key {n}");
+        }
+        fake.set("FAKE_TWICE_NTH", 0);
+        fill(&mut client, 500);
+        check_all(&mut client, 500);
+    }
+    assert!((1..=8).contains(&given_up), "{given_up} times given up");
 }
