@@ -60,7 +60,7 @@ pub enum Ask {
     Message,
     /// After HERD (Kalia et al., SIGCOMM'14): requests go into slots of memory at which the server's threads look.
     /// The server must have been started for it ([`ServerConfig::herd`](crate::ServerConfig::herd)), else connecting
-    /// fails ([`ConnectError::Herd`], over verbs [`SetupError::Herd`](crate::verbs::SetupError::Herd)).
+    /// fails ([`ConnectError::Herd`], over verbs [`SetupError::Herd`]).
     ///
     /// * shm: slots for requests and replies in memory that a handle and the server share: 28 KiB with the default
     ///   lengths, up to 508 KiB with the longest, for the handle that connects and for each clone from its first
