@@ -298,6 +298,29 @@ mod tests {
         }
     }
 
+    /// A key that is removed takes no ghost along: whoever looks for the key that was moved away must see it.
+    #[test]
+    fn what_is_removed_leaves_ghosts_behind() {
+        for layout in ["windowed:8", "bucketized:4", "slotwise:8"] {
+            let index = index(layout, 120);
+            let mut ghosts = 0;
+            for n in 0..400u64 {
+                let _ = index.put(&n.to_le_bytes(), b"", PutMode::Insert);
+                for slot in (0..index.geometry().main_slots()).map(SlotIx) {
+                    let before = index.slots().header(slot);
+                    if before.ghost != 0 && !before.is_free() {
+                        assert!(index.remove(&index.slots().read(slot).key).unwrap());
+                        assert_eq!(index.slots().header(slot).ghost, before.ghost, "{layout}, {slot:?}");
+                        ghosts += 1;
+                    }
+                }
+                index.grace.clock().advance(3 * index.geometry().grace());
+                index.tidy();
+            }
+            assert!(ghosts > 3, "{layout}: {ghosts}");
+        }
+    }
+
     /// A table without a free slot is searched so far and no further.
     #[test]
     fn a_search_ends() {
