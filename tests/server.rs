@@ -5,11 +5,11 @@ mod common;
 
 use common::*;
 use oneread::layout::geometry::{Preset, presets};
-use oneread::region::{Backing, RegionError};
+use oneread::region::Backing;
 use oneread::wire::{self, PROTOCOL_VERSION, Reply, Request};
 use oneread::{
-    Address, Client, ClientOptions, Config, ConnectError, GetError, MutateError, Put, PutError, ServeError,
-    Server, ServerConfig, Start,
+    Address, Client, ClientOptions, Config, ConnectError, GetError, MutateError, Put, PutError, Server,
+    ServerConfig, Start,
 };
 use rustix::process::Signal;
 use std::io::{Read, Write};
@@ -23,19 +23,7 @@ fn table(preset: &Preset) -> Config {
     config(preset, SLOTS, 16, 32, 11)
 }
 
-/// A socket's path, and a folder for it that goes when this does.
-struct Place {
-    dir: tempfile::TempDir,
-    address: Address,
-}
-
 impl Place {
-    fn new() -> Place {
-        let dir = tempfile::tempdir().unwrap();
-        let address = Address::Shm(dir.path().join("socket"));
-        Place { dir, address }
-    }
-
     fn file(&self) -> PathBuf {
         self.dir.path().join("region")
     }
@@ -81,10 +69,6 @@ fn on_every_family(mut story: impl FnMut(&'static Preset)) {
     });
 }
 
-fn default_preset() -> &'static Preset {
-    presets().next().unwrap()
-}
-
 // ---- processes that tests start ---------------------------------------------------------------------
 
 /// Serves as its parent tells it until the parent is gone or closes its input. Not a test by itself.
@@ -99,14 +83,7 @@ fn server_child() {
         config.backing = Backing::File(file.into());
         config.start = Start::OpenOrCreate(table(preset));
     }
-    // The test's own process had the region before. Another test that starts a process at this moment makes a
-    // copy of all descriptors, that of the lock among them, until the new program runs.
-    let server = wait_for("the region", || match Server::start(config.clone()) {
-        Err(ServeError::Region(RegionError::InUse { .. })) => None,
-        started => Some(started.unwrap()),
-    });
-    let _ = std::io::stdin().read(&mut [0]);
-    server.stop();
+    serve_until_told(&config);
 }
 
 /// Puts, updates and removes keys of its own in a loop, alone and in batches, until it is killed.
@@ -115,13 +92,7 @@ fn server_child() {
 fn putting_child() {
     let Some(address) = told("ONEREAD_TEST_ADDRESS") else { return };
     let mut client = Client::connect(&address.parse().unwrap()).unwrap();
-    for n in 0.. {
-        let key = |n: u32| key(10_000 + n % 200, 16);
-        let _ = client.put(&key(n), &value(n.into(), 30));
-        let batch: Vec<_> = (0..50).map(|more| (key(n + more), value(more.into(), 20))).collect();
-        let _ = client.put_many(&batch);
-        let _ = client.remove(&key(n + 7));
-    }
+    put_for_ever(&mut client, |client, key| drop(client.remove(key)));
 }
 
 // ---- clients ----------------------------------------------------------------------------------------
@@ -137,15 +108,7 @@ fn a_client_sees_a_map() {
         let mut numbers = Numbers(3);
         for _ in 0..1500 {
             let n = numbers.below(600) as u32;
-            let v = value(numbers.next(), numbers.below(33) as usize);
-            let op = match numbers.below(12) {
-                0..4 => Op::Put(key(n, 16), v),
-                4..6 => Op::Insert(key(n, 16), v),
-                6 => Op::Update(key(n, 16), v),
-                7 | 8 => Op::Remove(key(n, 16)),
-                9 | 10 => Op::Get(key(n, 16)),
-                _ => Op::GetMany((n..n + 40).map(|n| key(n, 16)).collect()),
-            };
+            let op = some_op(&mut numbers, n, 12);
             assert_eq!(model.apply(&mut client, &op), None, "{op:?}");
         }
         assert_eq!(client.server_stats().unwrap().keys, model.keys.len() as u64);

@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use memmap2::{MmapOptions, MmapRaw};
-use oneread::layout::geometry::{Preset, presets};
+use oneread::layout::geometry::Preset;
 use oneread::region::Backing;
 use oneread::wire::{self, PROTOCOL_VERSION, Reply, Request};
 use oneread::{
@@ -21,18 +21,7 @@ use std::time::{Duration, Instant};
 
 const WINDOW: u32 = 64;
 
-struct Place {
-    dir: tempfile::TempDir,
-    address: Address,
-}
-
 impl Place {
-    fn new() -> Place {
-        let dir = tempfile::tempdir().unwrap();
-        let address = Address::Shm(dir.path().join("socket"));
-        Place { dir, address }
-    }
-
     fn config(&self, preset: &Preset) -> ServerConfig {
         let table = config(preset, 2048, 16, 32, 11);
         ServerConfig { herd: true, ..ServerConfig::new(self.address.clone(), table) }
@@ -63,10 +52,6 @@ impl Place {
     }
 }
 
-fn default_preset() -> &'static Preset {
-    presets().next().unwrap()
-}
-
 #[test]
 #[ignore = "started by the other tests, in a process of its own"]
 fn serving_child() {
@@ -78,9 +63,7 @@ fn serving_child() {
         start: Start::OpenOrCreate(table),
         ..ServerConfig::new(address.parse().unwrap(), table)
     };
-    let server = wait_for("the region", || Server::start(config.clone()).ok());
-    let _ = std::io::stdin().read(&mut [0]);
-    server.stop();
+    serve_until_told(&config);
 }
 
 #[test]
@@ -89,12 +72,7 @@ fn putting_child() {
     let Some(address) = told("ONEREAD_TEST_ADDRESS") else { return };
     let options = ClientOptions { ask: Ask::Herd, ..ClientOptions::default() };
     let mut client = Client::connect_with(&address.parse().unwrap(), options).unwrap();
-    for n in 0.. {
-        let key = |n: u32| key(10_000 + n % 200, 16);
-        let _ = client.put(&key(n), &value(n.into(), 30));
-        let batch: Vec<_> = (0..50).map(|more| (key(n + more), value(more.into(), 20))).collect();
-        let _ = client.put_many(&batch);
-    }
+    put_for_ever(&mut client, |_, _| {});
 }
 
 // ---- answers ----------------------------------------------------------------------------------------
@@ -110,14 +88,7 @@ fn a_client_sees_a_map() {
         let mut numbers = Numbers(3);
         for _ in 0..1000 {
             let n = numbers.below(600) as u32;
-            let v = value(numbers.next(), numbers.below(33) as usize);
-            let op = match numbers.below(10) {
-                0..4 => Op::Put(key(n, 16), v),
-                4..6 => Op::Insert(key(n, 16), v),
-                6 => Op::Update(key(n, 16), v),
-                7 | 8 => Op::Remove(key(n, 16)),
-                _ => Op::Get(key(n, 16)),
-            };
+            let op = some_op(&mut numbers, n, 10);
             assert_eq!(model.apply(&mut client, &op), None, "{op:?}");
             assert_eq!(client.rpc_get(&key(n, 16)).unwrap().as_ref(), model.keys.get(&key(n, 16)));
         }

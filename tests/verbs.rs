@@ -4,7 +4,7 @@
 mod common;
 
 use common::*;
-use oneread::layout::geometry::{Preset, presets};
+use oneread::layout::geometry::Preset;
 use oneread::region::Backing;
 use oneread::verbs::{SetupError, Token, VerbsAddress, VerbsError, VerbsOptions, Wait};
 use oneread::{
@@ -58,10 +58,6 @@ fn server_config(address: &Address, preset: &Preset, slots: u64) -> ServerConfig
 /// A server in this process.
 fn serve(preset: &Preset, slots: u64) -> Server {
     Server::start(server_config(&at("127.0.0.1:0"), preset, slots)).unwrap()
-}
-
-fn default_preset() -> &'static Preset {
-    presets().next().unwrap()
 }
 
 fn ours(n: u32) -> (Vec<u8>, Vec<u8>) {

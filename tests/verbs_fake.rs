@@ -207,10 +207,6 @@ fn with_credits(credits: usize) -> ClientOptions {
     ClientOptions { verbs, ..options() }
 }
 
-fn default_preset() -> &'static Preset {
-    presets().next().unwrap()
-}
-
 fn try_to_serve(place: &str, preset: &Preset, slots: u64) -> Result<Server, ServeError> {
     // The machine may be busy: a GET may take long, and is to be believed all the same.
     let table = Config { grace: Duration::from_millis(500), ..config(preset, slots, 16, 46, 7) };

@@ -5,7 +5,7 @@
 //! maps it is compared with do less (their readers share a process with their writers).
 
 use super::child::{Fabric, ServerChild};
-use super::measure::{KEY_BYTES, VALUE_BYTES, key, value};
+use super::measure::{KEY_BYTES, VALUE_BYTES, key, median, value};
 use super::{rpc, show};
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
@@ -215,18 +215,15 @@ impl Timing {
         let read = client.stats().read;
         let gets = 2 * n * u64::from(self.rounds);
         let queues = thousand(&mut client, |i| pick(0, i))?;
-        let median = |times: &mut Vec<f64>| {
-            times.sort_by(f64::total_cmp);
-            times[times.len() / 2]
-        };
+        let ns_per_key = median(batched);
         let outcome = serde_json::json!({
             "what": "get", "fabric": "verbs", "machine": machine(), "layout": self.layout.to_string(),
             "keys": n, "rounds": self.rounds,
             "read_bytes": client.geometry().window_bytes(client.geometry().window(0)),
-            "get_ns": { "mean": median(&mut one_by_one), "p50": times.value_at_quantile(0.5),
+            "get_ns": { "mean": median(one_by_one), "p50": times.value_at_quantile(0.5),
                         "p99": times.value_at_quantile(0.99) },
-            "get_many_ns_per_key": median(&mut batched),
-            "gets_per_s_batched": 1e9 / median(&mut batched),
+            "get_many_ns_per_key": ns_per_key,
+            "gets_per_s_batched": 1e9 / ns_per_key,
             "reads_per_get": (read.reads - before.reads) as f64 / gets as f64,
             "server_cpu_ms_per_million_gets": cpu_ms * 1e6 / gets as f64,
             "get_many_of_1000": queues,

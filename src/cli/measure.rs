@@ -61,6 +61,12 @@ pub enum Keys {
     Zipf,
 }
 
+/// The middle one; 0 of none.
+pub fn median(mut numbers: Vec<f64>) -> f64 {
+    numbers.sort_by(f64::total_cmp);
+    numbers.get(numbers.len() / 2).copied().unwrap_or(0.0)
+}
+
 /// Makes 16-byte keys from numbers.
 pub fn key(n: u64) -> [u8; KEY_BYTES] {
     let mut out = [0; KEY_BYTES];

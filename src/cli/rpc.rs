@@ -2,7 +2,7 @@
 
 use super::bench::machine;
 use super::child::{CpuTime, Fabric, ServerChild};
-use super::measure::{KEY_BYTES, VALUE_BYTES, key, value};
+use super::measure::{KEY_BYTES, VALUE_BYTES, key, median, value};
 use super::{TokenArgs, rpc_plot, show};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
@@ -242,11 +242,6 @@ impl Tally {
             repeats: self.repeats,
         }
     }
-}
-
-fn median(mut numbers: Vec<f64>) -> f64 {
-    numbers.sort_by(f64::total_cmp);
-    numbers.get(numbers.len() / 2).copied().unwrap_or(0.0)
 }
 
 impl Rpc {

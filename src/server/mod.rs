@@ -411,8 +411,8 @@ const TRACES_LOOK: Duration = Duration::from_secs(1);
 const SWEEPS: u64 = 64;
 /// A worker that answers what is in slots looks at its sockets again after this long.
 const TURN_TIME: Duration = Duration::from_millis(1);
-/// Until a client that could not be accepted is tried again.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
+/// Until connections that could not be accepted, or not yet, are tried again: no event tells of them.
+pub(crate) const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
 /// How often a worker does what is not urgent while it looks at slots.
 const CHORES: Duration = Duration::from_millis(1);
 

@@ -38,6 +38,12 @@ fn done(call: &'static str, result: c_int) -> Result<(), SetupError> {
     }
 }
 
+/// Events are taken until there are none: their descriptor must not block.
+fn never_block(events: BorrowedFd<'_>) -> Result<(), SetupError> {
+    rustix::io::ioctl_fionbio(events, true)
+        .map_err(|e| SetupError::Call { call: "ioctl(FIONBIO)", errno: e.raw_os_error() })
+}
+
 /// Destroying fails only when something made from it is left, which the `Arc`s rule out.
 fn destroyed(call: &'static str, result: c_int) {
     if result != 0 {
@@ -162,9 +168,7 @@ impl Context {
         let mut context = Context { functions, raw, name, limits: ibv_device_attr::default() };
         // SAFETY: an open context, and room for the answer.
         done("ibv_query_device", unsafe { (functions.ibv_query_device)(raw.as_ptr(), &mut context.limits) })?;
-        // Events are taken until there are none: the descriptor must not block.
-        rustix::io::ioctl_fionbio(context.events_fd(), true)
-            .map_err(|e| SetupError::Call { call: "ioctl(FIONBIO)", errno: e.raw_os_error() })?;
+        never_block(context.events_fd())?;
         Ok(context)
     }
 
@@ -547,9 +551,7 @@ impl Channel {
         // SAFETY: an open context.
         let raw = unsafe { (functions.ibv_create_comp_channel)(context.raw.as_ptr()) };
         let channel = Channel { raw: object("ibv_create_comp_channel", raw)?, context };
-        // Events are taken until there are none: the descriptor must not block.
-        rustix::io::ioctl_fionbio(channel.fd(), true)
-            .map_err(|e| SetupError::Call { call: "ioctl(FIONBIO)", errno: e.raw_os_error() })?;
+        never_block(channel.fd())?;
         Ok(channel)
     }
 

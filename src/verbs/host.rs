@@ -20,7 +20,7 @@ use super::station::Station;
 use super::{Token, VerbsAddress, Wait};
 use crate::layout::geometry::Geometry;
 use crate::layout::superblock::SUPERBLOCK_WORDS;
-use crate::server::{RegisterProgress, Shared};
+use crate::server::{ACCEPT_AGAIN, RegisterProgress, Shared};
 use crate::wire;
 use mio::net::{TcpListener, TcpStream};
 use mio::unix::SourceFd;
@@ -38,8 +38,6 @@ const MESSAGES: usize = 8;
 const _: () = assert!(MESSAGES <= MESSAGES_MAX);
 /// A client may take this long to join.
 const JOIN_WITHIN: Duration = Duration::from_secs(5);
-/// Until connections that could not be accepted, or not yet, are tried again: no event tells of them.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
 /// Clients that may be joining at once.
 const JOINING_MAX: usize = 256;
 /// Time for one client's messages before the next one has its turn.
@@ -442,7 +440,7 @@ impl Host {
             answer: Vec::new(),
             ready,
             is_spent: false,
-            _seating: seating,
+            seating,
         })
     }
 }
@@ -469,7 +467,7 @@ struct Client {
     /// Its queue pair takes no more receives.
     is_spent: bool,
     /// HERD's workers poll for it as long as it is here.
-    _seating: Option<herd::server::Seating>,
+    seating: Option<herd::server::Seating>,
 }
 
 struct Request {
@@ -695,7 +693,7 @@ impl Worker {
         tracing::debug!(number, why, "a client is gone");
         self.by_token.retain(|_, of| *of != number);
         client.pair.fail();
-        client._seating = None;
+        client.seating = None;
         for request in client.requests.drain(..) {
             let _ = self.post_receive(request.slot);
         }

@@ -11,10 +11,14 @@ use oneread::layout::geometry::{Family, Preset, presets};
 use oneread::layout::hash::{Seeds, mix};
 use oneread::placement;
 use oneread::reader::{Limits, Reader};
-use oneread::region::{Backing, Region};
-use oneread::{Client, Clock, Config, Geometry, Index, Put, PutError, PutMode, Size};
+use oneread::region::{Backing, Region, RegionError};
+use oneread::{
+    Address, Client, Clock, Config, Geometry, Index, Put, PutError, PutMode, ServeError, Server,
+    ServerConfig, Size,
+};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -39,6 +43,11 @@ pub fn on_every_preset(mut story: impl FnMut(&'static Preset)) {
 
 /// The grace time of tests that set their clock by hand.
 pub const GRACE: Duration = Duration::from_millis(2);
+
+/// What a table is when nobody says otherwise.
+pub fn default_preset() -> &'static Preset {
+    presets().next().unwrap()
+}
 
 /// A table of `slots` main slots with seeds that follow from `seed`.
 pub fn config(preset: &Preset, slots: u64, key_max: usize, value_max: usize, seed: u64) -> Config {
@@ -257,6 +266,20 @@ fn rejected_or<T>(answer: Result<T, oneread::MutateError>) -> Result<T, PutError
         Ok(answer) => Ok(answer),
         Err(oneread::MutateError::Rejected(error)) => Err(error),
         Err(error) => panic!("the server is there: {error}"),
+    }
+}
+
+/// An operation on key `n` of 16 bytes, with values of up to 32, of the first `kinds` of 12: puts, inserts, updates,
+/// removes (9), GETs (2), batches of GETs (1).
+pub fn some_op(numbers: &mut Numbers, n: u32, kinds: u64) -> Op {
+    let v = value(numbers.next(), numbers.below(33) as usize);
+    match numbers.below(kinds) {
+        0..4 => Op::Put(key(n, 16), v),
+        4..6 => Op::Insert(key(n, 16), v),
+        6 => Op::Update(key(n, 16), v),
+        7 | 8 => Op::Remove(key(n, 16)),
+        9 | 10 => Op::Get(key(n, 16)),
+        _ => Op::GetMany((n..n + 40).map(|n| key(n, 16)).collect()),
     }
 }
 
@@ -490,6 +513,44 @@ impl Drop for Process {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
+    }
+}
+
+/// Puts keys of its own in a loop, alone and in batches, until it is killed; `more` is done in each round, with
+/// a key of the last one's.
+pub fn put_for_ever(client: &mut Client, mut more: impl FnMut(&mut Client, &[u8])) {
+    for n in 0.. {
+        let key = |n: u32| key(10_000 + n % 200, 16);
+        let _ = client.put(&key(n), &value(n.into(), 30));
+        let batch: Vec<_> = (0..50).map(|more| (key(n + more), value(more.into(), 20))).collect();
+        let _ = client.put_many(&batch);
+        more(client, &key(n + 7));
+    }
+}
+
+/// Serves until this process's input ends. The test's own process may have had the region before, and another test
+/// that starts a process at that moment makes a copy of all descriptors, that of the lock among them, until the new
+/// program runs.
+pub fn serve_until_told(config: &ServerConfig) {
+    let server = wait_for("the region", || match Server::start(config.clone()) {
+        Err(ServeError::Region(RegionError::InUse { .. })) => None,
+        started => Some(started.unwrap()),
+    });
+    let _ = std::io::stdin().read(&mut [0]);
+    server.stop();
+}
+
+/// A socket's path, and a folder for it that goes when this does.
+pub struct Place {
+    pub dir: tempfile::TempDir,
+    pub address: Address,
+}
+
+impl Place {
+    pub fn new() -> Place {
+        let dir = tempfile::tempdir().unwrap();
+        let address = Address::Shm(dir.path().join("socket"));
+        Place { dir, address }
     }
 }
 
