@@ -8,11 +8,12 @@
 use crate::clock::Clock;
 use crate::fabric::sim::{Adversary, Hardware, History, Instant, ReadFailed, Recorder, Sim};
 use crate::index::{Index, PutError, PutMode};
-use crate::layout::geometry::{Config, Geometry, Layout, Size};
+use crate::inspect::Inspector;
+use crate::layout::geometry::{Config, Geometry, Layout, Size, SlotIx};
 use crate::layout::hash::Seeds;
 use crate::reader::{Limits, ReadError, Reader};
 use crate::region::Region;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,6 +34,9 @@ pub struct Scene {
     /// Seed of the table's hashes.
     pub seed: u64,
 }
+
+/// What a store takes.
+const PER_STORE: Duration = Duration::from_nanos(1);
 
 /// Bytes of every key.
 pub const KEY_BYTES: usize = 8;
@@ -72,6 +76,21 @@ pub struct World {
     scene: Scene,
     versions: HashMap<KeyNumber, Vec<Version>>,
     operations: u64,
+    places: BTreeMap<KeyNumber, SlotIx>,
+    moves: Vec<Move>,
+}
+
+/// A key that was moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Move {
+    /// The key.
+    pub key: KeyNumber,
+    /// When the operation that moved it began.
+    pub began: Instant,
+    /// Where it stood.
+    pub from: SlotIx,
+    /// Where it stands.
+    pub to: SlotIx,
 }
 
 /// A GET's answer, or why there was none.
@@ -107,11 +126,12 @@ impl World {
     /// When the scene is impossible.
     pub fn new(scene: Scene) -> World {
         let clock = Clock::manual();
-        let recorder = Arc::new(Recorder::new(clock.clone(), Duration::from_nanos(1)));
+        let recorder = Arc::new(Recorder::new(clock.clone(), PER_STORE));
         let geometry = scene.config().geometry().expect("a possible scene");
         let region = Region::recorded(geometry.region_bytes(), recorder.clone());
         let index = Index::create(region, geometry, clock.clone()).expect("private memory needs no backing");
-        World { index, recorder, clock, scene, versions: HashMap::new(), operations: 0 }
+        let (versions, places, moves) = Default::default();
+        World { index, recorder, clock, scene, versions, operations: 0, places, moves }
     }
 
     /// The server.
@@ -155,10 +175,10 @@ impl World {
         // Every word differs from every other value's: a mixture of two is never taken for either.
         let stamp = self.operations.to_le_bytes();
         let value: Vec<u8> = stamp.iter().cycle().take(self.scene.value_bytes).copied().collect();
-        let from = self.now();
+        let (from, moves) = (self.now(), self.index.counts().moves);
         match self.index.put(&key(number), &value, PutMode::Upsert) {
             Ok(_) => {
-                self.record(number, Some(value), from);
+                self.record(number, Some(value), from, moves);
                 true
             }
             Err(PutError::Full { .. }) => false,
@@ -168,15 +188,95 @@ impl World {
 
     /// Removes a key; was it there?
     pub fn remove(&mut self, number: KeyNumber) -> bool {
-        let from = self.now();
+        let (from, moves) = (self.now(), self.index.counts().moves);
         let there = self.index.remove(&key(number)).expect("a key of allowed length");
         if there {
-            self.record(number, None, from);
+            self.record(number, None, from, moves);
         }
         there
     }
 
-    fn record(&mut self, number: KeyNumber, value: Option<Vec<u8>>, from: Instant) {
+    /// The world in which this server was killed at the instant `killed` and another has taken its region
+    /// over ([`Index::open`]); when that was done; and how many keys were lost.
+    ///
+    /// # Panics
+    /// When there is more amiss than a killed server may leave behind: a value that never was, or more keys
+    /// lost than slots were half written.
+    pub fn taken_over_at(&self, killed: Instant) -> (World, u64) {
+        let clock = Clock::manual();
+        let recorder = Arc::new(Recorder::new(clock.clone(), PER_STORE));
+        let region = Region::recorded(self.geometry().region_bytes(), recorder.clone());
+        self.recorder.repeat(killed, &region, &clock);
+        let (index, found) = Index::open(region, clock.clone()).expect("a region that was served");
+        let (scene, operations) = (self.scene, self.operations);
+        let (versions, places, moves) = Default::default();
+        let mut world = World { index, recorder, clock, scene, versions, operations, places, moves };
+        let taken_over = world.now();
+        let mut lost = 0;
+        for (&number, versions) in &self.versions {
+            let mut versions: Vec<_> = versions.iter().filter(|v| v.from <= killed).cloned().collect();
+            let mut value = Vec::new();
+            let found = world.index.reader().get_into(&key(number), &mut value).expect("a table at rest");
+            let value = found.then_some(value);
+            // The operation that was under way has been done or not. Whichever it is, it may be so only now.
+            let under_way = |v: &Version| v.until.is_some_and(|until| until > killed);
+            if let [.., before, last] = &mut versions[..]
+                && under_way(before)
+            {
+                before.until = Some(taken_over);
+                if last.value != value && before.value == value {
+                    versions.pop();
+                }
+            }
+            let last = versions.last_mut().expect("each key was absent at first");
+            last.until = None;
+            if last.value != value {
+                assert_eq!(value, None, "key {number} has a value that it had not");
+                last.until = Some(taken_over);
+                versions.push(Version { value: None, from: killed, until: None });
+                lost += 1;
+            }
+            world.versions.insert(number, versions);
+            if let Some(place) = world.place(number) {
+                world.places.insert(number, place);
+            }
+        }
+        assert!(lost <= found.torn, "{lost} keys lost, but only {} slots half written", found.torn);
+        (world, lost)
+    }
+
+    /// Keys moved so far, in order; a key that one operation moved twice is in it once.
+    pub fn moves(&self) -> &[Move] {
+        &self.moves
+    }
+
+    fn place(&self, number: KeyNumber) -> Option<SlotIx> {
+        let inspector = Inspector::new(self.index.region(), self.geometry());
+        let (windows, _) = inspector.windows(&key(number));
+        let mut slots = windows.iter().flat_map(|window| window.iter());
+        slots.find(|&slot| inspector.slot(slot).key == key(number))
+    }
+
+    /// Takes down an operation that began at `from`, when there had been `moves` moves.
+    fn record(&mut self, number: KeyNumber, value: Option<Vec<u8>>, from: Instant, moves: u64) {
+        match value {
+            Some(_) => {
+                let place = self.place(number).expect("it was just put");
+                self.places.insert(number, place);
+            }
+            None => {
+                self.places.remove(&number);
+            }
+        }
+        if self.index.counts().moves != moves {
+            for (key, stood) in std::mem::take(&mut self.places) {
+                let stands = self.place(key).expect("a key that is there");
+                if stands != stood {
+                    self.moves.push(Move { key, began: from, from: stood, to: stands });
+                }
+                self.places.insert(key, stands);
+            }
+        }
         let to = self.now();
         let never = || vec![Version { value: None, from: Instant(0), until: None }];
         let versions = self.versions.entry(number).or_insert_with(never);
@@ -227,7 +327,7 @@ impl World {
     /// Stores into the key's windows during a GET that went wrong, then what its READs sampled.
     fn story(&self, history: &History, violation: &Violation, reads: &[String]) -> String {
         let geometry = self.geometry();
-        let inspector = crate::inspect::Inspector::new(self.index.region(), geometry);
+        let inspector = Inspector::new(self.index.region(), geometry);
         let (windows, _) = inspector.windows(&key(violation.key));
         let mut story = String::from("\nstores into the windows that the key has at the end:");
         for slot in windows.iter().flat_map(|window| window.iter()) {

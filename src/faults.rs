@@ -22,6 +22,8 @@ pub enum Rule {
     Ghost,
     /// A ghost stays for the grace time.
     GhostGrace,
+    /// A ghost stays whatever is written into its slot meanwhile.
+    GhostStays,
     /// The home's filter names a displaced key before its displaced copy is live.
     FilterBeforeCopy,
     /// The home's filter keeps naming a displaced key for the grace time after it left.
@@ -46,6 +48,10 @@ pub enum Rule {
     BlockLink,
     /// The counter of begun moves goes up between a block's unlinking and its next use.
     BlockCount,
+    /// A server that takes a region over waits for the grace time before it changes anything.
+    TakeoverGrace,
+    /// Every counter of begun moves goes up when a region is taken over.
+    TakeoverCount,
     /// The shm reader fences the first stamp before it loads the words.
     StampFence,
     /// The writer fences the bytes before it stores the even stamps.
@@ -63,7 +69,7 @@ pub enum Rule {
 
 impl Rule {
     /// Every rule.
-    pub const ALL: [Rule; 25] = {
+    pub const ALL: [Rule; 28] = {
         use Rule::*;
         [
             OddPass,
@@ -73,6 +79,7 @@ impl Rule {
             CopyBeforeErase,
             Ghost,
             GhostGrace,
+            GhostStays,
             FilterBeforeCopy,
             FilterGrace,
             ClientClock,
@@ -85,6 +92,8 @@ impl Rule {
             OneGhost,
             BlockLink,
             BlockCount,
+            TakeoverGrace,
+            TakeoverCount,
             StampFence,
             EvenFence,
             SlotLock,

@@ -71,7 +71,8 @@ impl<'a> Inspector<'a> {
         State::from_word(self.region.load(STATE_WORD))
     }
 
-    /// Moves begun since the region was made.
+    /// Moves begun since the region was made; the reuse of an overflow block counts as one, a takeover by
+    /// another server as one for each of the [`MOVE_COUNTERS`].
     pub fn moves_begun(&self) -> u64 {
         (0..MOVE_COUNTERS).map(|home| self.region.load(move_counter_word(home))).sum()
     }

@@ -282,13 +282,109 @@ fn every_schedule_of_an_unlink() {
     }
 }
 
+/// The server is killed at each store of the case's mutation, and another takes over. `after` is what that one
+/// does then.
+fn every_kill(case: &Case, after: impl Fn(&mut World)) -> impl Iterator<Item = (Case, u64)> {
+    (case.begin.0..=case.world.now().0).map(move |killed| {
+        let (mut world, lost) = case.world.taken_over_at(Instant(killed));
+        after(&mut world);
+        (Case { name: case.name, world, begin: case.begin, keys: case.keys.clone() }, lost)
+    })
+}
+
+#[test]
+fn every_schedule_of_a_killed_server() {
+    for name in ["pilaf", "bucketized:4", "windowed:8", "farm", "cluster", "list"] {
+        let slots = |tight| {
+            if name == "pilaf" {
+                8
+            } else if name == "list" {
+                tight
+            } else {
+                24
+            }
+        };
+        let mut cases = vec![delete(name), displaced_put(name, slots(4), ONE_LINE)];
+        if name != "pilaf" {
+            cases.push(homing(name, slots(4), ONE_LINE));
+        }
+        if !["cluster", "list"].contains(&name) {
+            cases.push(put_that_moves(name, slots(4), ONE_LINE, 1));
+        }
+        if ["farm", "cluster", "list"].contains(&name) {
+            cases.push(unlink(name, if name == "list" { 2 } else { 16 }, ONE_LINE));
+        }
+        for hardware in [LINES, COUNTED] {
+            let hardware = Hardware { passes_max: 1, ..hardware };
+            for case in &cases {
+                let (mut schedules, mut kills, mut lost) = (0, 0, 0);
+                for (killed, lost_here) in every_kill(case, |_| {}) {
+                    schedules += every_schedule(&killed, hardware, 1)
+                        .unwrap_or_else(|(_, violation)| panic!("{} in {name}: {violation}", case.name));
+                    kills += 1;
+                    lost += lost_here;
+                }
+                println!(
+                    "{schedules:>10} schedules: {kills} kills in {} in {name}, {lost} keys lost, {:?}",
+                    case.name, hardware.witness
+                );
+            }
+        }
+    }
+}
+
+/// The first `n` keys with this home.
+fn keys_of_home(world: &World, home: u64, n: usize) -> Vec<KeyNumber> {
+    let geometry = world.geometry();
+    let is_home = |&number: &KeyNumber| geometry.home(geometry.seeds().first(&key(number)).0) == home;
+    (0..).filter(is_home).take(n).collect()
+}
+
+/// A chain of two blocks. The first is empty, and cannot be filled from the second, whose key stands
+/// beside a ghost: so it will be unlinked while there is a key behind it. That key, and one that only
+/// finds room in a block of another chain.
+fn block_emptied_before_another() -> (World, KeyNumber, KeyNumber) {
+    let mut world = World::new(scene("list", 2, ONE_LINE, 1));
+    let [a, b, c, d] = keys_of_home(&world, 0, 4)[..] else { unreachable!() };
+    let [other, newcomer] = keys_of_home(&world, 1, 2)[..] else { unreachable!() };
+    let all_put = [a, b, c, other].into_iter().all(|number| world.put(number));
+    // `c` goes from the second block to the first, `d` to where its ghost is, `c` out of the first.
+    assert!(all_put && world.remove(b) && world.put(d) && world.remove(c));
+    (world, d, newcomer)
+}
+
+fn chain_case(world: World, begin: Instant, wanted: KeyNumber) -> Case {
+    Case { name: "block unlinked before another", world, begin, keys: vec![wanted] }
+}
+
+/// A block is unlinked. The case, and a key that would use the block.
+fn block_unlinked_before_another() -> (Case, KeyNumber) {
+    let (world, behind, newcomer) = block_emptied_before_another();
+    world.wait(3 * GRACE);
+    let begin = world.now();
+    world.tidy();
+    (chain_case(world, begin, behind), newcomer)
+}
+
+/// A block was unlinked, its server is killed, and the next one uses the block for another home at once.
+#[test]
+fn every_schedule_of_a_block_used_again_by_another_server() {
+    let (case, newcomer) = block_unlinked_before_another();
+    for hardware in [LINES, COUNTED] {
+        for (case, _) in every_kill(&case, |world| assert!(world.put(newcomer))) {
+            all_right(case, hardware, 1);
+        }
+    }
+}
+
 // ---- random schedules on a table that is churned ------------------------------------------------------
 
 struct Run {
     gets: u64,
 }
 
-/// A server that churns a small, nearly full table.
+/// A server that churns a small, nearly full table. In every third one it is killed in the midst of it, and
+/// another goes on.
 fn churned(name: &str, seed: u64, operations: usize) -> (World, Instant, Vec<KeyNumber>) {
     let mut random = Random::new(seed);
     let value_bytes = [HALF_LINE, ONE_LINE, TWO_LINES][random.pick(3)];
@@ -299,8 +395,26 @@ fn churned(name: &str, seed: u64, operations: usize) -> (World, Instant, Vec<Key
         world.put(number);
     }
     let begin = world.now();
-    for _ in 0..operations {
-        let number = numbers[random.pick(numbers.len())];
+    if random.pick(3) == 0 {
+        churn(&mut world, &numbers, &mut random, operations / 2);
+        let killed = Instant(begin.0 + random.pick(world.now().0 - begin.0));
+        world = world.taken_over_at(killed).0;
+        churn(&mut world, &numbers, &mut random, operations / 2);
+    } else {
+        churn(&mut world, &numbers, &mut random, operations);
+    }
+    (world, begin, numbers)
+}
+
+fn churn(world: &mut World, numbers: &[KeyNumber], random: &mut Random, operations: usize) {
+    let mut latest = [0; 4];
+    for operation in 0..operations {
+        // Half of the time one of the latest again: what matters happens between two changes of one slot.
+        let number = match random.pick(2) {
+            0 => numbers[random.pick(numbers.len())],
+            _ => latest[random.pick(latest.len())],
+        };
+        latest[operation % latest.len()] = number;
         match random.pick(8) {
             0..3 => {
                 world.remove(number);
@@ -314,7 +428,6 @@ fn churned(name: &str, seed: u64, operations: usize) -> (World, Instant, Vec<Key
         let wait = [0, 5, 50, 300, 2_000][random.pick(5)];
         world.wait(Duration::from_nanos(wait));
     }
-    (world, begin, numbers)
 }
 
 fn random_client(
@@ -334,9 +447,15 @@ fn random_client(
         error_one_in: [0, 0, 50][random.pick(3)],
         passes_max: usize::MAX,
     };
-    let start = Instant(begin.0 + random.pick(history.end().0 - begin.0));
     // A few keys again and again: versions must not go back.
-    let few: Vec<KeyNumber> = (0..4).map(|_| numbers[random.pick(numbers.len())]).collect();
+    let mut few: Vec<KeyNumber> = (0..4).map(|_| numbers[random.pick(numbers.len())]).collect();
+    let mut start = Instant(begin.0 + random.pick(history.end().0 - begin.0));
+    let moves = world.moves();
+    if !moves.is_empty() && random.pick(2) == 0 {
+        // Shortly before a move, for the key that is moved.
+        let moved = moves[random.pick(moves.len())];
+        (few[0], start) = (moved.key, Instant(moved.began.0.saturating_sub(random.pick(30)).max(begin.0)));
+    }
     let wanted: Vec<KeyNumber> = (0..GETS).map(|_| few[random.pick(few.len())]).collect();
     if random.pick(4) == 0 {
         world.batch(history, hardware, &mut random, start, &wanted)?;
@@ -413,7 +532,10 @@ fn a_server_that_stops_anywhere() {
 #[cfg(feature = "faults")]
 mod broken {
     use super::*;
+    use oneread::adversary::Move;
     use oneread::faults::{Broken, Rule};
+    use oneread::inspect::{Inspector, SlotReport};
+    use oneread::layout::geometry::SlotIx;
 
     /// Breaks rules while `case` is made and looked at; the schedule that shows it.
     fn caught(rules: &[Rule], hardware: Hardware, gets: usize, case: impl Fn() -> Case) -> Option<u64> {
@@ -495,6 +617,114 @@ mod broken {
         must_be_caught(&[Rule::GhostGrace], LINES, 1, || kick_then_tidy(Duration::ZERO));
     }
 
+    /// A key moves out of a slot; then `next` changes something, and the key that moved is looked for. Tries
+    /// seed after seed until `next` likes what it did.
+    fn just_moved(
+        name: &str,
+        mut operation: impl FnMut(&mut World) -> Option<Move>,
+        mut next: impl FnMut(&mut World, Move) -> bool,
+    ) -> Case {
+        (0..5000)
+            .find_map(|seed| {
+                let mut world = World::new(scene(name, 24, ONE_LINE, seed));
+                let moved = operation(&mut world)?;
+                let name = "slot written again after a move";
+                next(&mut world, moved).then(|| Case {
+                    name,
+                    begin: moved.began,
+                    keys: vec![moved.key],
+                    world,
+                })
+            })
+            .expect("some seed does it")
+    }
+
+    /// Puts until one of them moves exactly one key.
+    fn put_until_one_moves(world: &mut World) -> Option<Move> {
+        for number in 0..24 {
+            world.wait(Duration::from_nanos(5_000));
+            world.tidy();
+            if !world.put(number) {
+                return None;
+            }
+            match world.moves() {
+                [] => {}
+                [moved] => return Some(*moved),
+                _ => return None,
+            }
+        }
+        None
+    }
+
+    /// Fills the table, then removes until a displaced key comes home.
+    fn remove_until_one_comes_home(world: &mut World) -> Option<Move> {
+        let numbers: Vec<_> = (0..24).filter(|&number| world.put(number)).collect();
+        for number in numbers {
+            world.wait(Duration::from_nanos(50_000));
+            world.tidy();
+            let before = world.moves().len();
+            world.remove(number);
+            match world.moves()[before..] {
+                [] => {}
+                [moved] => return Some(moved),
+                _ => return None,
+            }
+        }
+        None
+    }
+
+    fn inspector(world: &World) -> Inspector<'_> {
+        Inspector::new(world.index().region(), world.geometry())
+    }
+
+    fn slot_of(world: &World, slot: SlotIx) -> SlotReport {
+        inspector(world).slot(slot)
+    }
+
+    fn number_of(world: &World, slot: SlotIx) -> KeyNumber {
+        let there = slot_of(world, slot).key;
+        (0..1000).find(|&number| key(number)[..] == there[..]).expect("a key")
+    }
+
+    /// The ghost is still needed when the slot is written again: each kind of write keeps it.
+    #[test]
+    fn ghost_gone_with_the_next_write() {
+        let caught = |case: &dyn Fn() -> Case| {
+            must_be_caught(&[Rule::GhostStays], Hardware { passes_max: 1, ..LINES }, 1, case);
+        };
+        // The key that came into the slot is removed, ...
+        caught(&|| {
+            just_moved("windowed:8", put_until_one_moves, |world, moved| {
+                world.remove(number_of(world, moved.from))
+            })
+        });
+        // ... is updated, ...
+        caught(&|| {
+            just_moved("windowed:8", put_until_one_moves, |world, moved| {
+                world.put(number_of(world, moved.from))
+            })
+        });
+        // ... stays, but the home that the slot begins gets another filter.
+        caught(&|| {
+            just_moved("windowed:8", put_until_one_moves, |world, moved| {
+                let home_slot = inspector(world).windows(&key(moved.key)).0[0].first;
+                let before = slot_of(world, moved.from);
+                moved.from != home_slot
+                    && (100..110).any(|number| {
+                        world.put(number);
+                        let after = slot_of(world, moved.from);
+                        after.key == before.key && after.header.aux != before.header.aux
+                    })
+            })
+        });
+        // The slot was left free, and a new key comes.
+        caught(&|| {
+            just_moved("windowed:8", remove_until_one_comes_home, |world, moved| {
+                world.put(100) && slot_of(world, moved.from).key == key(100)
+            })
+        });
+    }
+
     #[test]
     fn filter_set_late() {
         let displacing = || {
@@ -562,30 +792,6 @@ mod broken {
         must_be_caught(&[Rule::BlockGrace, Rule::GhostGrace], LINES, 1, emptied);
     }
 
-    /// The first `n` keys with this home.
-    fn keys_of_home(world: &World, home: u64, n: usize) -> Vec<KeyNumber> {
-        let geometry = world.geometry();
-        let is_home = |&number: &KeyNumber| geometry.home(geometry.seeds().first(&key(number)).0) == home;
-        (0..).filter(is_home).take(n).collect()
-    }
-
-    /// A chain of two blocks. The first is empty, and cannot be filled from the second, whose key stands
-    /// beside a ghost: so it will be unlinked while there is a key behind it. That key, and one that only
-    /// finds room in a block of another chain.
-    fn block_emptied_before_another() -> (World, KeyNumber, KeyNumber) {
-        let mut world = World::new(scene("list", 2, ONE_LINE, 1));
-        let [a, b, c, d] = keys_of_home(&world, 0, 4)[..] else { unreachable!() };
-        let [other, newcomer] = keys_of_home(&world, 1, 2)[..] else { unreachable!() };
-        let all_put = [a, b, c, other].into_iter().all(|number| world.put(number));
-        // `c` goes from the second block to the first, `d` to where its ghost is, `c` out of the first.
-        assert!(all_put && world.remove(b) && world.put(d) && world.remove(c));
-        (world, d, newcomer)
-    }
-
-    fn chain_case(world: World, begin: Instant, wanted: KeyNumber) -> Case {
-        Case { name: "block unlinked before another", world, begin, keys: vec![wanted] }
-    }
-
     #[test]
     fn block_used_again_at_once() {
         must_be_caught(&[Rule::BlockGrace], LINES, 1, || {
@@ -599,28 +805,31 @@ mod broken {
 
     #[test]
     fn unlinked_block_that_leads_nowhere() {
-        must_be_caught(&[Rule::BlockLink], LINES, 1, || {
-            let (world, behind, _) = block_emptied_before_another();
-            world.wait(3 * GRACE);
-            let begin = world.now();
-            world.tidy();
-            chain_case(world, begin, behind)
-        });
+        must_be_caught(&[Rule::BlockLink], LINES, 1, || block_unlinked_before_another().0);
     }
 
     #[test]
     fn block_used_again_uncounted() {
         must_be_caught(&[Rule::BlockCount], COUNTED, 1, || {
-            let (mut world, behind, newcomer) = block_emptied_before_another();
-            world.wait(3 * GRACE);
-            let begin = world.now();
-            // Unlinked, then given back.
-            world.tidy();
-            world.wait(3 * GRACE);
-            world.tidy();
-            assert!(world.put(newcomer));
-            chain_case(world, begin, behind)
+            let (mut case, newcomer) = block_unlinked_before_another();
+            // Given back.
+            case.world.wait(3 * GRACE);
+            case.world.tidy();
+            assert!(case.world.put(newcomer));
+            case
         });
+    }
+
+    #[test]
+    fn block_used_again_by_another_server() {
+        let taken_over = || {
+            let (mut case, newcomer) = block_unlinked_before_another();
+            case.world = case.world.taken_over_at(case.world.now()).0;
+            assert!(case.world.put(newcomer));
+            case
+        };
+        must_be_caught(&[Rule::TakeoverGrace], LINES, 1, taken_over);
+        must_be_caught(&[Rule::TakeoverCount], COUNTED, 1, taken_over);
     }
 
     /// A key moves out of a slot; the next one there, too: the second ghost takes the place of the first.

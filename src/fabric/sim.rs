@@ -19,7 +19,6 @@ use crate::get::Proof;
 use crate::layout::control::move_counter_word;
 use crate::layout::geometry::{Geometry, Window};
 use crate::layout::{LINE, WORD};
-#[cfg(doc)]
 use crate::region::Region;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -55,6 +54,17 @@ impl Recorder {
     /// Stores so far: the instant now.
     pub fn now(&self) -> Instant {
         Instant(self.stores.lock().unwrap_or_else(PoisonError::into_inner).len())
+    }
+
+    /// Stores again what had been stored up to `until`, each store at its time, into `region`, which has a
+    /// recorder of its own with the clock `clock`.
+    pub(crate) fn repeat(&self, until: Instant, region: &Region, clock: &Clock) {
+        let stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner)[..until.0].to_vec();
+        for store in stores {
+            let begun_ns = store.at_ns - self.per_store.as_nanos() as u64;
+            clock.sleep_until(begun_ns);
+            region.store(store.word as usize, store.value);
+        }
     }
 
     /// The history so far, of a region of `bytes` bytes that was zero at first.

@@ -46,7 +46,7 @@ use crate::faults::{Rule, broken};
 use crate::layout::control::{Phase, STATE_WORD, State, move_counter_word};
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::hash::First;
-use crate::layout::slot::Content;
+use crate::layout::slot::{Content, Header};
 use crate::layout::superblock::Superblock;
 use crate::mutation;
 use crate::placement;
@@ -539,8 +539,7 @@ impl Index {
         if mode == PutMode::Insert {
             return Some(Put::Exists);
         }
-        let header = self.slots().header(slot);
-        self.slots().write(slot, &Content { key, value, ghost: header.ghost, aux: header.aux });
+        self.rewrite(slot, self.slots().header(slot), key, value);
         count(&self.counters.updates);
         Some(Put::Updated)
     }
@@ -610,26 +609,30 @@ impl Index {
         }
     }
 
+    /// Writes key and value into a slot that is free, or whose occupant is updated or removed. What the
+    /// slot says about other keys, by its ghost (M2) and `aux`, stays as it was `before`.
+    fn rewrite(&self, slot: SlotIx, before: Header, key: &[u8], value: &[u8]) {
+        let ghost = if broken(Rule::GhostStays) { 0 } else { before.ghost };
+        self.slots().write(slot, &Content { key, value, ghost, aux: before.aux });
+    }
+
     /// Writes key and value over whatever is in `slot`. An occupant that is still there has been copied
     /// elsewhere: its ghost stays behind.
     fn overwrite(&self, slot: SlotIx, key: &[u8], value: &[u8]) {
         let before = self.slots().header(slot);
-        let mut content = Content { key, value, ghost: before.ghost, aux: before.aux };
         if before.is_free() {
-            return self.slots().write(slot, &content);
+            return self.rewrite(slot, before, key, value);
         }
         debug_assert!(has_room_for_ghost(before.ghost), "M3");
         let moved = self.geometry.seeds().first(&self.slots().read(slot).key);
-        if !broken(Rule::Ghost) {
-            content.ghost = moved.ghost();
-        }
+        let ghost = if broken(Rule::Ghost) { before.ghost } else { moved.ghost() };
         // M4. The fence pairs with R4: who sees the slot overwritten sees the count.
         let counted_late = broken(Rule::CountBeforeErase);
         if !counted_late {
             self.region.add(move_counter_word(self.home(moved)));
             fence(Ordering::Release);
         }
-        self.slots().write(slot, &content);
+        self.slots().write(slot, &Content { key, value, ghost, aux: before.aux });
         if counted_late {
             self.region.add(move_counter_word(self.home(moved)));
         }
@@ -657,8 +660,7 @@ impl Index {
 
     /// Frees the slot of a key that is removed (M6).
     fn erase(&self, locked: &mut Locked<'_>, slot: SlotIx, first: First) {
-        let header = self.slots().header(slot);
-        self.slots().write(slot, &Content { ghost: header.ghost, aux: header.aux, ..Content::default() });
+        self.rewrite(slot, self.slots().header(slot), &[], &[]);
         let primary = self.geometry.primary(first);
         if !primary.contains(slot) {
             self.linger(locked, first, slot);
@@ -677,9 +679,10 @@ impl Index {
 
     /// Writes the `aux` of a slot, if that changes it.
     fn set_aux(&self, slot: SlotIx, aux: u32) {
-        if self.slots().header(slot).aux != aux {
-            let Owned { key, value, ghost, .. } = self.slots().read(slot);
-            self.slots().write(slot, &Content { key: &key, value: &value, ghost, aux });
+        let before = self.slots().header(slot);
+        if before.aux != aux {
+            let Owned { key, value, .. } = self.slots().read(slot);
+            self.rewrite(slot, Header { aux, ..before }, &key, &value);
         }
     }
 

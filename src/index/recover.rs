@@ -7,16 +7,15 @@
 use super::stripes::{Displaced, Place};
 use super::{Index, Trace};
 use crate::clock::Clock;
-use crate::faults::Rule;
+use crate::faults::{Rule, broken};
 use crate::layout::chain::{self, Block};
-use crate::layout::control::{BLOCKS_WORD, Phase, STATE_WORD, State};
+use crate::layout::control::{BLOCKS_WORD, MOVE_COUNTERS, Phase, STATE_WORD, State, move_counter_word};
 use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::hash::First;
-use crate::layout::slot::Content;
 use crate::layout::superblock::{Superblock, SuperblockError};
 use crate::placement;
 use crate::region::Region;
-use crate::sync::Ordering;
+use crate::sync::{Ordering, fence};
 use smallvec::SmallVec;
 
 /// Why a region could not be taken over.
@@ -89,8 +88,10 @@ impl Index {
         let incarnation = State::from_word(region.load(STATE_WORD)).incarnation + 1;
         let index = Index::over(region, geometry, clock, incarnation);
         // GETs under way may rest on traces that the server before this one meant to keep: let them end.
-        let clock = index.grace.clock();
-        clock.sleep_until(clock.now_ns() + index.grace_ns());
+        if !broken(Rule::TakeoverGrace) {
+            let clock = index.grace.clock();
+            clock.sleep_until(clock.now_ns() + index.grace_ns());
+        }
         index.publish_state(Phase::Serving);
         let mut found = Recovered::default();
         for slot in (0..index.geometry.main_slots()).map(SlotIx) {
@@ -129,8 +130,23 @@ impl Index {
             let mut locked = index.stripes.lock(SmallVec::from_slice(&[index.stripes.of(home_slot)]));
             index.note_if_empty(&mut locked, home_slot, home, block);
         }
+        // B3: blocks that the server before this one had unlinked may be used again from here on.
+        index.count_all_homes();
         index.counters.keys.store(found.keys, Ordering::Relaxed);
         Ok((index, found))
+    }
+
+    /// For readers that go by the counters of begun moves, whatever happens from here on is a move of every
+    /// home.
+    fn count_all_homes(&self) {
+        if broken(Rule::TakeoverCount) {
+            return;
+        }
+        // As in `Index::reuse`: who took a mark before this sees that its counter went up once it sees what is
+        // written after; who took it later sees the links as they are now.
+        fence(Ordering::Release);
+        (0..MOVE_COUNTERS).for_each(|home| self.region.add(move_counter_word(home)));
+        fence(Ordering::Release);
     }
 
     /// Mends a slot whose writer died. Before it had stored a byte, the old content is still whole;
@@ -143,8 +159,7 @@ impl Index {
         if let Some(whole) = self.slots().before_the_write(slot) {
             return self.slots().write(slot, &whole.content());
         }
-        let header = self.slots().header(slot);
-        self.slots().write(slot, &Content { ghost: header.ghost, aux: header.aux, ..Content::default() });
+        self.rewrite(slot, self.slots().header(slot), &[], &[]);
         found.torn += 1;
     }
 
@@ -202,8 +217,7 @@ impl Index {
             return;
         }
         if !self.may_be_at(&content.key, first, slot, guard) {
-            self.slots()
-                .write(slot, &Content { ghost: content.ghost, aux: content.aux, ..Content::default() });
+            self.rewrite(slot, self.slots().header(slot), &[], &[]);
             found.misplaced += 1;
             return;
         }

@@ -74,3 +74,29 @@ impl State {
         State { incarnation: word >> 8, phase }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where things stand is part of the format: a region outlives the server that wrote it.
+    #[test]
+    fn words_of_the_control_page() {
+        assert_eq!(CONTROL_OFFSET, 4096);
+        assert_eq!(STATE_WORD, 512);
+        let counters: Vec<usize> = (0..MOVE_COUNTERS).map(move_counter_word).collect();
+        assert_eq!(counters, (520..776).step_by(8).collect::<Vec<_>>(), "one to a line, behind the state's");
+        assert_eq!(move_counter_word(MOVE_COUNTERS * 7 + 3), counters[3], "homes share counters");
+        assert_eq!(BLOCKS_WORD, 776);
+    }
+
+    #[test]
+    fn states_in_a_word() {
+        for (phase, low) in [(Phase::Starting, 0), (Phase::Serving, 1), (Phase::Retired, 2)] {
+            let state = State { incarnation: 0x1234_5678_9abc, phase };
+            assert_eq!(state.to_word(), 0x12_3456_789a_bc00 | low);
+            assert_eq!(State::from_word(state.to_word()), state);
+        }
+        assert_eq!(State::from_word(3 << 8 | 0x77), State { incarnation: 3, phase: Phase::Retired });
+    }
+}
