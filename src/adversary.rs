@@ -78,6 +78,7 @@ pub struct World {
     operations: u64,
     places: BTreeMap<KeyNumber, SlotIx>,
     moves: Vec<Move>,
+    killed: Option<Instant>,
 }
 
 /// A key that was moved.
@@ -130,8 +131,12 @@ impl World {
         let geometry = scene.config().geometry().expect("a possible scene");
         let region = Region::recorded(geometry.region_bytes(), recorder.clone());
         let index = Index::create(region, geometry, clock.clone()).expect("private memory needs no backing");
-        let (versions, places, moves) = Default::default();
-        World { index, recorder, clock, scene, versions, operations: 0, places, moves }
+        World::over(index, recorder, clock, scene)
+    }
+
+    fn over(index: Index, recorder: Arc<Recorder>, clock: Clock, scene: Scene) -> World {
+        let (versions, operations, places, moves, killed) = Default::default();
+        World { index, recorder, clock, scene, versions, operations, places, moves, killed }
     }
 
     /// The server.
@@ -208,9 +213,8 @@ impl World {
         let region = Region::recorded(self.geometry().region_bytes(), recorder.clone());
         self.recorder.repeat(killed, &region, &clock);
         let (index, found) = Index::open(region, clock.clone()).expect("a region that was served");
-        let (scene, operations) = (self.scene, self.operations);
-        let (versions, places, moves) = Default::default();
-        let mut world = World { index, recorder, clock, scene, versions, operations, places, moves };
+        let mut world = World::over(index, recorder, clock, self.scene);
+        (world.operations, world.killed) = (self.operations, Some(killed));
         let taken_over = world.now();
         let mut lost = 0;
         for (&number, versions) in &self.versions {
@@ -248,6 +252,11 @@ impl World {
     /// Keys moved so far, in order; a key that one operation moved twice is in it once.
     pub fn moves(&self) -> &[Move] {
         &self.moves
+    }
+
+    /// When the server before this one was killed.
+    pub fn killed(&self) -> Option<Instant> {
+        self.killed
     }
 
     fn place(&self, number: KeyNumber) -> Option<SlotIx> {

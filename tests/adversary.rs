@@ -451,10 +451,16 @@ fn random_client(
     let mut few: Vec<KeyNumber> = (0..4).map(|_| numbers[random.pick(numbers.len())]).collect();
     let mut start = Instant(begin.0 + random.pick(history.end().0 - begin.0));
     let moves = world.moves();
-    if !moves.is_empty() && random.pick(2) == 0 {
-        // Shortly before a move, for the key that is moved.
-        let moved = moves[random.pick(moves.len())];
-        (few[0], start) = (moved.key, Instant(moved.began.0.saturating_sub(random.pick(30)).max(begin.0)));
+    let shortly_before = |random: &mut Random, instant: Instant| {
+        Instant(instant.0.saturating_sub(random.pick(30)).max(begin.0))
+    };
+    match (random.pick(4), world.killed()) {
+        (0, Some(killed)) => start = shortly_before(&mut random, killed),
+        (0 | 1, _) if !moves.is_empty() => {
+            let moved = moves[random.pick(moves.len())];
+            (few[0], start) = (moved.key, shortly_before(&mut random, moved.began));
+        }
+        _ => {}
     }
     let wanted: Vec<KeyNumber> = (0..GETS).map(|_| few[random.pick(few.len())]).collect();
     if random.pick(4) == 0 {
