@@ -632,7 +632,7 @@ mod broken {
     ) -> Case {
         (0..5000)
             .find_map(|seed| {
-                let mut world = World::new(scene(name, 24, ONE_LINE, seed));
+                let mut world = World::new(scene(name, 12, ONE_LINE, seed));
                 let moved = operation(&mut world)?;
                 let name = "slot written again after a move";
                 next(&mut world, moved).then(|| Case {

@@ -100,6 +100,41 @@ pub fn mix(mut x: u64) -> u64 {
 mod tests {
     use super::*;
 
+    /// Where a key stands is part of the format: the first outputs of SplitMix64 from state 0, as published.
+    #[test]
+    fn mixes_as_published() {
+        let published = [0xe220_a839_7b1d_cdaf, 0x6e78_9e6a_a1b9_65f4, 0x06c4_5d18_8009_454f];
+        for (n, output) in (1..).zip(published) {
+            assert_eq!(mix(0x9e37_79b9_7f4a_7c15u64.wrapping_mul(n)), output);
+        }
+        assert_eq!(Seeds::from_number(0).0[0][..3], published);
+    }
+
+    #[test]
+    fn parts_of_a_first_hash() {
+        for (hash, ghost) in [(0, 1), (31, 1), (32, 2), (254 << 5, 255), (255 << 5, 1), (u64::MAX, 1)] {
+            assert_eq!(First(hash).ghost(), ghost, "{hash:#x}");
+        }
+        assert_eq!(First(0b1_1101).filter_bit(32), 1 << 0b1_1101);
+        assert_eq!(First(0b1_1101).filter_bit(8), 1 << 0b101);
+        assert_eq!([0, 1 << 63, u64::MAX].map(|hash| reduce(hash, 10)), [0, 5, 9]);
+    }
+
+    /// Each of the three hashes has seeds of its own, and random seeds fill all of them.
+    #[test]
+    fn three_hashes() {
+        let mut seeds = Seeds::random().expect("random bytes");
+        assert_ne!(seeds, Seeds::random().expect("random bytes"));
+        assert!(seeds.0.iter().flatten().all(|&word| word != 0), "{seeds:?}");
+        let hashes = |seeds: &Seeds| [seeds.first(b"key").0, seeds.second(b"key"), seeds.shard(b"key")];
+        for which in 0..3 {
+            let before = hashes(&seeds);
+            seeds.0[which][3] ^= 1 << 40;
+            let changed = |n: usize| before[n] != hashes(&seeds)[n];
+            assert_eq!([0, 1, 2].map(changed), [0, 1, 2].map(|n| n == which));
+        }
+    }
+
     /// Sharding by key must not crowd a shard's keys into some homes: chi-square over 64 homes for the
     /// keys of one shard of four.
     #[test]
