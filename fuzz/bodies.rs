@@ -708,6 +708,12 @@ pub fn schedule(data: &[u8]) -> Result<(), Box<Violation>> {
                 world.remove(number);
             }
             6 => world.tidy(),
+            _ if op == 0xff => {
+                // The server is killed, somewhere in what it did last.
+                let since = world.now().0 - begin.0;
+                let killed = world.now().0 - usize::from(input.u16()) % (since + 1);
+                world = world.taken_over_at(Instant(killed))?.0;
+            }
             _ => world.wait(GRACE * u32::from(op / 8) / 8),
         }
     }
@@ -724,9 +730,15 @@ pub fn schedule(data: &[u8]) -> Result<(), Box<Violation>> {
         .map(|_| {
             let start = begin.0 + usize::from(input.u16()) % (history.end().0 - begin.0 + 1);
             let shape = input.byte();
-            let few: [KeyNumber; 2] = std::array::from_fn(|_| KeyNumber::from(input.byte()) % keys);
+            let mut few: [KeyNumber; 2] = std::array::from_fn(|_| KeyNumber::from(input.byte()) % keys);
+            let (mut start, moves) = (Instant(start), world.moves());
+            if flags & 0xc0 == 0x40 && !moves.is_empty() {
+                // From the beginning of a move on, for the key that is moved.
+                let moved = moves[start.0 % moves.len()];
+                (few[0], start) = (moved.key, moved.began);
+            }
             let wanted: Vec<_> = (0..1 + shape % 6).map(|n| few[usize::from(shape >> n & 1)]).collect();
-            (Instant(start), shape & 0x80 != 0, wanted)
+            (start, shape & 0x80 != 0, wanted)
         })
         .collect();
     let mut adversary = Bytes(input.0);
@@ -741,7 +753,7 @@ pub fn schedule(data: &[u8]) -> Result<(), Box<Violation>> {
 }
 
 /// Rules whose breaking a fuzzer must notice.
-pub const CANARIES: [&[Rule]; 8] = [
+pub const CANARIES: [&[Rule]; 11] = [
     &[Rule::Ghost],
     &[Rule::CrcCheck, Rule::StampCheck],
     &[Rule::CopyBeforeErase],
@@ -750,6 +762,9 @@ pub const CANARIES: [&[Rule]; 8] = [
     &[Rule::MoveCounter],
     &[Rule::GhostGrace],
     &[Rule::FilterGrace],
+    &[Rule::GhostStays],
+    &[Rule::FilterBeforeCopy],
+    &[Rule::CountBeforeErase],
 ];
 
 /// [`schedule`] with rules broken on purpose, which ones the first byte says.

@@ -6,6 +6,7 @@
 //! of it, and later GETs of the same client never go back to an older version.
 
 use crate::clock::Clock;
+use crate::fabric::Fabric;
 use crate::fabric::sim::{Adversary, Hardware, History, Instant, ReadFailed, Recorder, Sim};
 use crate::index::{Index, PutError, PutMode};
 use crate::inspect::Inspector;
@@ -67,6 +68,16 @@ struct Version {
     until: Option<Instant>,
 }
 
+impl Version {
+    fn is<E>(&self, answer: &Answer<E>) -> bool {
+        answer.as_ref().is_ok_and(|answer| *answer == self.value)
+    }
+
+    fn show(&self) -> String {
+        self.value.as_ref().map_or("absent".into(), |value| show_value(value))
+    }
+}
+
 /// A server over a recorded region, and what it did.
 #[derive(Debug)]
 pub struct World {
@@ -95,7 +106,12 @@ pub struct Move {
 }
 
 /// A GET's answer, or why there was none.
-pub type Answer = Result<Option<Vec<u8>>, ReadError<ReadFailed>>;
+pub type Answer<E = ReadFailed> = Result<Option<Vec<u8>>, ReadError<E>>;
+
+fn answer<F: Fabric>(reader: &mut Reader<'_, F>, number: KeyNumber) -> Answer<F::Error> {
+    let mut value = Vec::new();
+    reader.get_into(&key(number), &mut value).map(|found| found.then_some(value))
+}
 
 /// A GET that reported what was not so.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -113,6 +129,22 @@ pub struct Violation {
     pub right: String,
     /// What the server stored meanwhile and what the GET's READs sampled, if that was to be told.
     pub story: String,
+}
+
+impl Violation {
+    fn new<E: std::error::Error>(
+        key: KeyNumber,
+        (from, to): (Instant, Instant),
+        answer: &Answer<E>,
+        right: String,
+    ) -> Box<Violation> {
+        let answer = match answer {
+            Ok(Some(value)) => show_value(value),
+            Ok(None) => "absent".into(),
+            Err(error) => error.to_string(),
+        };
+        Box::new(Violation { key, from, to, answer, right, story: String::new() })
+    }
 }
 
 /// The bytes of a key.
@@ -202,12 +234,12 @@ impl World {
     }
 
     /// The world in which this server was killed at the instant `killed` and another has taken its region
-    /// over ([`Index::open`]); when that was done; and how many keys were lost.
+    /// over ([`Index::open`]); and how many keys were lost.
     ///
-    /// # Panics
-    /// When there is more amiss than a killed server may leave behind: a value that never was, or more keys
-    /// lost than slots were half written.
-    pub fn taken_over_at(&self, killed: Instant) -> (World, u64) {
+    /// # Errors
+    /// [`Violation`], when more is amiss than a killed server may leave behind: a value that never was, or
+    /// more keys lost than slots were half written.
+    pub fn taken_over_at(&self, killed: Instant) -> Result<(World, u64), Box<Violation>> {
         let clock = Clock::manual();
         let recorder = Arc::new(Recorder::new(clock.clone(), PER_STORE));
         let region = Region::recorded(self.geometry().region_bytes(), recorder.clone());
@@ -219,34 +251,34 @@ impl World {
         let mut lost = 0;
         for (&number, versions) in &self.versions {
             let mut versions: Vec<_> = versions.iter().filter(|v| v.from <= killed).cloned().collect();
-            let mut value = Vec::new();
-            let found = world.index.reader().get_into(&key(number), &mut value).expect("a table at rest");
-            let value = found.then_some(value);
+            let answer = answer(&mut world.index.reader(), number);
             // The operation that was under way has been done or not. Whichever it is, it may be so only now.
             let under_way = |v: &Version| v.until.is_some_and(|until| until > killed);
             if let [.., before, last] = &mut versions[..]
                 && under_way(before)
             {
                 before.until = Some(taken_over);
-                if last.value != value && before.value == value {
+                if !last.is(&answer) && before.is(&answer) {
                     versions.pop();
                 }
             }
             let last = versions.last_mut().expect("each key was absent at first");
             last.until = None;
-            if last.value != value {
-                assert_eq!(value, None, "key {number} has a value that it had not");
+            if !last.is(&answer) {
+                lost += 1;
+                if !matches!(answer, Ok(None)) || lost > found.torn {
+                    let right = format!("{}, {} slots half written", last.show(), found.torn);
+                    return Err(Violation::new(number, (killed, taken_over), &answer, right));
+                }
                 last.until = Some(taken_over);
                 versions.push(Version { value: None, from: killed, until: None });
-                lost += 1;
             }
             world.versions.insert(number, versions);
             if let Some(place) = world.place(number) {
                 world.places.insert(number, place);
             }
         }
-        assert!(lost <= found.torn, "{lost} keys lost, but only {} slots half written", found.torn);
-        (world, lost)
+        Ok((world, lost))
     }
 
     /// Keys moved so far, in order; a key that one operation moved twice is in it once.
@@ -308,29 +340,13 @@ impl World {
         let never = [Version { value: None, from: Instant(0), until: None }];
         let versions = self.versions.get(&number).map_or(&never[..], |v| v);
         let right = |v: &Version| v.from <= to && v.until.is_none_or(|until| from < until);
-        let matching = |(n, v): &(usize, &Version)| {
-            *n >= seen && right(v) && answer.as_ref().is_ok_and(|answer| *answer == v.value)
-        };
+        let matching = |(n, v): &(usize, &Version)| *n >= seen && right(v) && v.is(answer);
         if let Some((n, _)) = versions.iter().enumerate().find(matching) {
             return Ok(n);
         }
-        let show = |n: usize, v: &Version| match &v.value {
-            Some(value) => format!("#{n} {}", show_value(value)),
-            None => format!("#{n} absent"),
-        };
-        let all = versions.iter().enumerate().filter(|(_, v)| right(v)).map(|(n, v)| show(n, v));
-        Err(Box::new(Violation {
-            key: number,
-            from,
-            to,
-            answer: match answer {
-                Ok(Some(value)) => show_value(value),
-                Ok(None) => "absent".into(),
-                Err(error) => error.to_string(),
-            },
-            right: format!("{:?}, having seen #{seen}", all.collect::<Vec<_>>()),
-            story: String::new(),
-        }))
+        let show = |(n, v): (usize, &Version)| format!("#{n} {}", v.show());
+        let all: Vec<_> = versions.iter().enumerate().filter(|(_, v)| right(v)).map(show).collect();
+        Err(Violation::new(number, (from, to), answer, format!("{all:?}, having seen #{seen}")))
     }
 
     /// Stores into the key's windows during a GET that went wrong, then what its READs sampled.
@@ -374,8 +390,7 @@ impl World {
         for &number in numbers {
             let from = reader.fabric().now();
             reader.fabric_mut().begin();
-            let mut value = Vec::new();
-            let answer = reader.get_into(&key(number), &mut value).map(|found| found.then_some(value));
+            let answer = answer(&mut reader, number);
             if hardware.error_one_in > 0 && matches!(answer, Err(ReadError::Fabric(ReadFailed))) {
                 continue;
             }

@@ -87,7 +87,7 @@ fn canary() {
 #[test]
 #[ignore = "writes into fuzz/corpus/canary"]
 fn search_for_canaries() {
-    const TRIES: u64 = 100_000;
+    const TRIES: u64 = 1_000_000;
     let found = |data: &[u8]| bodies::canary(data).1.is_err();
     for (n, rules) in bodies::CANARIES.iter().enumerate() {
         let mut random = Random::new(n as u64);
