@@ -11,6 +11,7 @@
 use oneread::Layout;
 use oneread::adversary::{KeyNumber, Scene, Violation, World, key};
 use oneread::fabric::sim::{Adversary, Every, Hardware, History, Instant, Random, Unit, Witness};
+use oneread::inspect::Inspector;
 use std::time::Duration;
 
 const GRACE: Duration = Duration::from_nanos(400);
@@ -381,6 +382,36 @@ fn every_schedule_of_a_block_used_again_by_another_server() {
     }
 }
 
+/// A new server waits until nobody rests on the traces of the old one; then no trace is left, and filters say
+/// what they say once all has come to rest.
+#[test]
+fn a_takeover_leaves_no_trace() {
+    for name in ["pilaf", "bucketized:4", "windowed:8"] {
+        let mut traces = 0;
+        for seed in 0..150 {
+            let mut world = World::new(scene(name, 40, ONE_LINE, seed));
+            let mut random = Random::new(seed);
+            let numbers: Vec<KeyNumber> = (0..42).collect();
+            for &number in &numbers {
+                world.put(number);
+            }
+            churn(&mut world, &numbers, &mut random, 100);
+            let headers = |world: &World| -> Vec<_> {
+                let inspector = Inspector::new(world.index().region(), world.geometry());
+                inspector.slots().map(|report| (report.header.ghost, report.header.aux)).collect()
+            };
+            let before = headers(&world);
+            let (next, lost) = taken_over(&world, world.now());
+            assert_eq!((lost, next.index().tidy()), (0, None));
+            world.wait(3 * GRACE);
+            world.tidy();
+            assert_eq!(headers(&next), headers(&world), "{name}, seed {seed}");
+            traces += before.iter().zip(headers(&world)).filter(|(old, new)| *old != new).count();
+        }
+        assert!(traces > 10, "{name}: {traces}");
+    }
+}
+
 // ---- random schedules on a table that is churned ------------------------------------------------------
 
 struct Run {
@@ -553,7 +584,7 @@ mod broken {
     use super::*;
     use oneread::adversary::Move;
     use oneread::faults::{Broken, Rule};
-    use oneread::inspect::{Inspector, SlotReport};
+    use oneread::inspect::SlotReport;
     use oneread::layout::geometry::SlotIx;
 
     /// Breaks rules while `case` is made and looked at; the schedule that shows it.

@@ -13,7 +13,8 @@ use comfy_table::{Attribute, Cell};
 use dashmap::DashMap;
 use oneread::layout::hash::{mix, reduce};
 use oneread::region::{Backing, Region};
-use oneread::{Client, Clock, Config, Index, Layout, PutMode, Size};
+use oneread::verbs::VerbsOptions;
+use oneread::{Client, ClientOptions, Clock, Config, Index, Layout, PutMode, Size};
 use rustc_hash::FxBuildHasher;
 use serde::Serialize;
 use std::hint::black_box;
@@ -67,6 +68,9 @@ struct Timing {
     /// What carries the READs of `get`
     #[arg(long, value_enum, default_value = "shm")]
     fabric: Fabric,
+    /// Over verbs: READs in flight at once, for get_many
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    credits: u16,
     /// Prints one JSON object
     #[arg(long)]
     json: bool,
@@ -188,7 +192,8 @@ impl Timing {
     /// Only what crosses the device: what the device itself can do, perftest tells (docs/BENCHMARKS.md).
     fn get_over_verbs(&self) -> Result<ExitCode> {
         let server = self.serve(Fabric::Verbs)?;
-        let mut client = server.connect()?;
+        let verbs = VerbsOptions { credits: self.credits.into(), ..VerbsOptions::default() };
+        let mut client = server.connect_with(ClientOptions { verbs, ..ClientOptions::default() })?;
         let bar = show::bar(self.keys, "filling", "keys");
         self.load(&mut client, &bar, |_, _| {})?;
         bar.finish_and_clear();
@@ -218,7 +223,7 @@ impl Timing {
         let ns_per_key = median(batched);
         let outcome = serde_json::json!({
             "what": "get", "fabric": "verbs", "machine": machine(), "layout": self.layout.to_string(),
-            "keys": n, "rounds": self.rounds,
+            "keys": n, "rounds": self.rounds, "credits": self.credits,
             "read_bytes": client.geometry().window_bytes(client.geometry().window(0)),
             "get_ns": { "mean": median(one_by_one), "p50": times.value_at_quantile(0.5),
                         "p99": times.value_at_quantile(0.99) },

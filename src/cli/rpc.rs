@@ -62,6 +62,9 @@ pub struct Rpc {
     /// Over verbs: clients sleep while they wait, as is best with more connections than CPUs; else they poll
     #[arg(long)]
     block: bool,
+    /// Over verbs: the clients share N queue pairs for their READs [default: one each]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pairs: Option<u16>,
     #[command(flatten)]
     token: TokenArgs,
     /// Draws the results into this SVG file
@@ -160,6 +163,8 @@ pub struct Outcome {
     rounds: u32,
     seconds: f64,
     block: bool,
+    /// Queue pairs that the clients share.
+    pairs: Option<u16>,
     batch: u32,
     workers: Option<usize>,
     pub lines: Vec<Line>,
@@ -169,13 +174,18 @@ impl Outcome {
     /// What was measured, in a line.
     pub fn about(&self) -> String {
         format!(
-            "{} keys of {KEY_BYTES} bytes with values of {VALUE_BYTES}, {}{}, layout {}, median of {} rounds",
+            "{} keys of {KEY_BYTES} bytes with values of {VALUE_BYTES}, {}{}{}, layout {}, median of {} rounds",
             show::count(self.keys),
             self.fabric,
             match (self.fabric, self.block) {
                 ("shm", _) => "",
                 (_, true) => ", clients that sleep",
                 (_, false) => ", clients that poll",
+            },
+            match (self.fabric, self.pairs) {
+                ("shm", _) | (_, None) => String::new(),
+                (_, Some(1)) => ", one queue pair for all READs".into(),
+                (_, Some(pairs)) => format!(", {pairs} queue pairs for all READs"),
             },
             self.layout,
             self.rounds
@@ -264,7 +274,8 @@ impl Rpc {
         let server = if self.at.is_none() { Some(self.spawn()?) } else { None };
         let connect = |ask| {
             let wait = if self.block { Wait::Block } else { Wait::Poll };
-            let verbs = VerbsOptions { token: self.token.token()?, wait, ..VerbsOptions::default() };
+            let (token, pairs) = (self.token.token()?, self.pairs.map(usize::from));
+            let verbs = VerbsOptions { token, wait, pairs, ..VerbsOptions::default() };
             // Many threads on few cores: a late answer is a latency, no failure.
             let deadline = Duration::from_secs(30);
             let options = ClientOptions { deadline, ask, verbs, ..ClientOptions::default() };
@@ -296,6 +307,7 @@ impl Rpc {
             rounds: self.rounds,
             seconds: self.seconds,
             block: self.block,
+            pairs: self.pairs,
             batch: self.batch,
             workers: server.map(|_| self.workers),
             lines,

@@ -333,10 +333,6 @@ impl Index {
         Reader::new(fabric, &self.geometry, self.grace.clock().clone(), Limits::default())
     }
 
-    fn grace_ns(&self) -> u64 {
-        self.geometry.grace().as_nanos() as u64
-    }
-
     fn slots(&self) -> SlotWriter<'_> {
         SlotWriter { region: &self.region, geometry: &self.geometry }
     }
@@ -701,8 +697,8 @@ impl Index {
             match trace {
                 Trace::Ghost { slot, guard } => {
                     let _locked = self.stripes.lock(SmallVec::from_slice(&[self.stripes.of(guard)]));
-                    let Owned { key, value, aux, .. } = self.slots().read(slot);
-                    self.slots().write(slot, &Content { key: &key, value: &value, ghost: 0, aux });
+                    let without = Owned { ghost: 0, ..self.slots().read(slot) };
+                    self.slots().write(slot, &without.content());
                 }
                 Trace::Filter { home } => {
                     let home_slot = self.geometry.window(home).first;

@@ -4,8 +4,9 @@
 //! overwriting of the original), filter bits and ghosts whose time nobody keeps any more. Readers may be
 //! reading all the while.
 
+use super::Index;
 use super::stripes::{Displaced, Place};
-use super::{Index, Trace};
+use super::writer::Owned;
 use crate::clock::Clock;
 use crate::faults::{Rule, broken};
 use crate::layout::chain::{self, Block};
@@ -74,9 +75,9 @@ pub(crate) fn geometry_of(region: &Region) -> Result<(Geometry, Superblock), Rec
 }
 
 impl Index {
-    /// Takes over the table in `region`: frees half-written slots and second copies, rebuilds the register
-    /// of displaced keys, and schedules what ghosts and filter bits are left for removal. Takes time in
-    /// proportion to the table. Clients that have the region mapped go on reading.
+    /// Takes over the table in `region`: waits for twice the grace time, frees half-written slots and second
+    /// copies, takes away what ghosts and filter bits are left, and rebuilds the register of displaced keys.
+    /// Takes time in proportion to the table. Clients that have the region mapped go on reading.
     ///
     /// # Errors
     /// [`RecoverError`]; the region is then unchanged.
@@ -87,15 +88,12 @@ impl Index {
         }
         let incarnation = State::from_word(region.load(STATE_WORD)).incarnation + 1;
         let index = Index::over(region, geometry, clock, incarnation);
-        // GETs under way may rest on traces that the server before this one meant to keep: let them end.
-        if !broken(Rule::TakeoverGrace) {
-            let clock = index.grace.clock();
-            clock.sleep_until(clock.now_ns() + index.grace_ns());
-        }
+        // GETs under way may rest on traces of the server before this one: let them end. No others do.
+        index.grace.clock().sleep_until(index.grace.due_ns(Rule::TakeoverGrace));
         index.publish_state(Phase::Serving);
         let mut found = Recovered::default();
         for slot in (0..index.geometry.main_slots()).map(SlotIx) {
-            index.free_if_torn(slot, &mut found);
+            index.mend(slot, &mut found);
         }
         let chains = index.recover_chains(&mut found);
         for slot in (0..index.geometry.main_slots()).map(SlotIx) {
@@ -107,23 +105,10 @@ impl Index {
                 index.recover_slot(slot, guard, &mut found);
             }
         }
-        // Filters are exact again once whatever was due before the server died is surely over.
-        let due = index.grace.due_ns(Rule::FilterGrace);
         for home in 0..index.geometry.homes() {
             let home_slot = index.geometry.window(home).first;
             let mut locked = index.stripes.lock(SmallVec::from_slice(&[index.stripes.of(home_slot)]));
-            let aux = index.slots().header(home_slot).aux;
-            let exact = locked.stripe(home_slot).filter(home);
-            if exact & !aux != 0 {
-                // Lost with a torn home slot: set it at once.
-                index.set_filter(&mut locked, home, home_slot);
-            }
-            let left_over = aux & !exact & placement::filter_mask(&index.geometry);
-            if left_over != 0 {
-                let place = Place::Lingers { until_ns: due };
-                locked.stripe(home_slot).add(home, Displaced { bit: left_over, place });
-                index.grace.push(due, Trace::Filter { home });
-            }
+            index.set_filter(&mut locked, home, home_slot);
         }
         for (block, home) in chains.blocks {
             let home_slot = index.geometry.window(home).first;
@@ -149,18 +134,23 @@ impl Index {
         fence(Ordering::Release);
     }
 
-    /// Mends a slot whose writer died. Before it had stored a byte, the old content is still whole;
-    /// otherwise the key in it is lost, but not what the slot says about others: `ghost` and `aux` stand in
-    /// one word, which is old or new, and right either way.
-    fn free_if_torn(&self, slot: SlotIx, found: &mut Recovered) {
-        if self.slots().is_valid(slot) {
-            return;
-        }
-        if let Some(whole) = self.slots().before_the_write(slot) {
-            return self.slots().write(slot, &whole.content());
-        }
-        self.rewrite(slot, self.slots().header(slot), &[], &[]);
-        found.torn += 1;
+    /// Mends a slot whose writer died, and takes away its ghost. Before the writer had stored a byte, the old
+    /// content is still whole; otherwise the key in it is lost, but not what the slot says about others: `aux`
+    /// stands in one word, which is old or new, and right either way.
+    fn mend(&self, slot: SlotIx, found: &mut Recovered) {
+        let header = self.slots().header(slot);
+        let whole = if self.slots().is_valid(slot) {
+            if header.ghost == 0 {
+                return;
+            }
+            Some(self.slots().read(slot))
+        } else {
+            self.slots().before_the_write(slot)
+        };
+        let lost = Owned { aux: header.aux, ..Owned::default() };
+        found.torn += u64::from(whole.is_none());
+        let mended = Owned { ghost: 0, ..whole.unwrap_or(lost) };
+        self.slots().write(slot, &mended.content());
     }
 
     /// Follows every chain; cuts it where it leads out of the table or into another chain. Blocks with keys
@@ -178,7 +168,7 @@ impl Index {
                 continue;
             }
             let window = chain::window(&self.geometry, block);
-            window.iter().for_each(|slot| self.free_if_torn(slot, found));
+            window.iter().for_each(|slot| self.mend(slot, found));
             let keys = window.iter().map(|slot| self.slots().read(slot).key);
             let Some(key) = keys.into_iter().find(|key| !key.is_empty()) else { continue };
             let first = self.geometry.seeds().first(&key);
@@ -200,7 +190,7 @@ impl Index {
             *seen = true;
             chains.blocks.push((block, home));
             let window = chain::window(&self.geometry, block);
-            window.iter().for_each(|slot| self.free_if_torn(slot, found));
+            window.iter().for_each(|slot| self.mend(slot, found));
             head = window.first;
         }
     }
@@ -210,9 +200,6 @@ impl Index {
         let content = self.slots().read(slot);
         let first = self.geometry.seeds().first(&content.key);
         let primary = self.geometry.primary(first);
-        if content.ghost != 0 {
-            self.grace.push(self.grace.due_ns(Rule::GhostGrace), Trace::Ghost { slot, guard });
-        }
         if content.key.is_empty() {
             return;
         }
@@ -221,11 +208,9 @@ impl Index {
             found.misplaced += 1;
             return;
         }
-        // A move interrupted between M1 and the overwriting of the original. The original has no ghost
-        // (M3); the copy may have one.
-        let elsewhere = self.find_all(&content.key, first).into_iter().any(|other| other != slot);
-        if elsewhere && content.ghost == 0 {
-            // Both copies are equal: an update waits for the move to end.
+        if self.find_all(&content.key, first).into_iter().any(|other| other != slot) {
+            // A move interrupted between M1 and the overwriting of the original. Both copies are equal: an
+            // update waits for the move to end.
             self.vacate(slot);
             found.doubled += 1;
             return;
