@@ -216,7 +216,11 @@ fn chains_have_no_holes() {
                 }
                 check(&table, &model);
             }
-            assert!(linked_blocks(&table).len() > 1, "a chain");
+            let blocks = linked_blocks(&table).len();
+            assert!(blocks > 1, "a chain");
+            let (counts, slots) = (table.index.counts(), (main_slots + blocks * block_slots) as u64);
+            assert_eq!((counts.slots, counts.main_slots), (slots, main_slots as u64));
+            assert_eq!(table.index.load_true(), model.keys.len() as f64 / slots as f64);
             let mut numbers = Numbers(seed);
             while !model.keys.is_empty() {
                 let nth = numbers.below(model.keys.len() as u64) as usize;
@@ -323,4 +327,41 @@ fn modes_of_a_put() {
         let counts = table.index.counts();
         assert_eq!((counts.keys, counts.inserts, counts.updates, counts.removes), (1, 2, 2, 1));
     });
+}
+
+/// Which layouts bring displaced keys home after a delete: all in which a key has more than one window, or a
+/// chain, but `pilaf`, as published.
+#[test]
+fn who_comes_home() {
+    on_every_preset(|preset| {
+        let table = Table::new(&config(preset, 64, 8, 8, 1));
+        let keys: Vec<_> = (0..200).map(|n| key(n, 8)).collect();
+        let there = |key: &&Vec<u8>| table.index.put(key, b"", PutMode::Insert).is_ok();
+        let there: Vec<_> = keys.iter().filter(there).collect();
+        assert!(table.index.displaced() > 0, "{} keys", there.len());
+        for key in there {
+            table.settle();
+            assert_eq!(table.index.remove(key), Ok(true));
+        }
+        assert_eq!(table.index.counts().homings == 0, preset.name == "pilaf");
+    });
+}
+
+/// What is too long is refused with the length that is allowed, and the mend.
+#[test]
+fn lengths_refused() {
+    let table = Table::new(&config(default_preset(), 64, 8, 16, 1));
+    let refused = |key: &[u8], value: &[u8]| {
+        let error = table.index.put(key, value, PutMode::Upsert).expect_err("refused");
+        error.to_string()
+    };
+    assert_eq!(refused(b"", b""), "the key is 0 bytes long, this table takes 1 to 8");
+    assert_eq!(
+        refused(b"nine byte", b""),
+        "the key is 9 bytes long, this table takes 1 to 8; longer ones need a new table: dump this one, serve with a larger key-max, load the dump"
+    );
+    assert_eq!(
+        refused(b"key", &[0; 17]),
+        "the value is 17 bytes long, this table takes 0 to 16; longer ones need a new table: dump this one, serve with a larger value-max, load the dump"
+    );
 }

@@ -142,9 +142,12 @@ fn hashes_are_pinned() {
         GOLDEN_HASHES
     );
     assert_eq!((first.ghost(), first.filter_bit(32), first.filter_bit(8)), GOLDEN_TAGS);
-    let table = Table::new(&golden_config());
-    let (windows, _) = table.inspector().windows(b"key");
-    assert_eq!(windows.iter().map(|window| window.first.0).collect::<Vec<_>>(), GOLDEN_WINDOWS);
+    // Two choices, and three.
+    for (layout, golden) in [("windowed:8", &GOLDEN_WINDOWS[..]), ("pilaf", &GOLDEN_WINDOWS_PILAF)] {
+        let table = Table::new(&Config { layout: layout.parse().unwrap(), ..golden_config() });
+        let (windows, _) = table.inspector().windows(b"key");
+        assert_eq!(windows.iter().map(|window| window.first.0).collect::<Vec<_>>(), golden);
+    }
     let families = [Family::Cuckoo as u32, Family::Hopscotch as u32, Family::Chained as u32];
     assert_eq!(families, [1, 2, 3]);
 }
@@ -187,6 +190,7 @@ const GOLDEN_TWO_LINES: &str = "\
 ";
 const GOLDEN_HASHES: [&str; 3] = ["76ccc7b9097af76c", "37b62e1c872cf898", "a43df4469a0997af"];
 const GOLDEN_TAGS: (u8, u32, u32) = (148, 0x1000, 0x10);
+const GOLDEN_WINDOWS_PILAF: [u64; 3] = [46, 21, 99];
 const GOLDEN_WINDOWS: [u64; 2] = [43, 20];
 
 // ---- damaged regions --------------------------------------------------------------------------------
