@@ -496,6 +496,12 @@ impl Index {
         self.geometry.home(first.0)
     }
 
+    /// May who holds these locks write a key with this hash into the slot, or away from it (L1)?
+    fn may_write(&self, locked: &Locked<'_>, slot: SlotIx, first: First) -> bool {
+        let guard = if slot.0 < self.geometry.main_slots() { slot } else { self.home_slot(first) };
+        locked.covers(guard) || broken(Rule::SlotLock)
+    }
+
     /// The slot that holds `key`. The caller holds the key's locks.
     fn find(&self, key: &[u8], first: First) -> Option<SlotIx> {
         let holds = |window: Window| window.iter().find(|&slot| self.slots().holds(slot, key));
@@ -535,6 +541,7 @@ impl Index {
         if mode == PutMode::Insert {
             return Some(Put::Exists);
         }
+        debug_assert!(self.may_write(locked, slot, first), "L1");
         self.rewrite(slot, self.slots().header(slot), key, value);
         count(&self.counters.updates);
         Some(Put::Updated)
@@ -588,6 +595,7 @@ impl Index {
                 (false, false) => locked.stripe(primary.first).change(home, bit, from, Place::At(to)),
                 (_, true) => {}
             }
+            debug_assert!(self.may_write(locked, from, first) && self.may_write(locked, to, first), "L1");
             // M1: the copy is live before `from` is overwritten, by the next step or the caller.
             self.overwrite(to, &occupant.key, &occupant.value);
             if !primary.contains(from) && primary.contains(to) {
@@ -638,6 +646,7 @@ impl Index {
 
     /// Puts a new key into a slot that is free or whose occupant was moved away.
     fn place(&self, locked: &mut Locked<'_>, slot: SlotIx, key: &[u8], value: &[u8], first: First) {
+        debug_assert!(self.may_write(locked, slot, first), "L1");
         let primary = self.geometry.primary(first);
         if !primary.contains(slot) {
             let (home, bit) = (self.home(first), placement::filter_bit(&self.geometry, first));
@@ -656,6 +665,7 @@ impl Index {
 
     /// Frees the slot of a key that is removed (M6).
     fn erase(&self, locked: &mut Locked<'_>, slot: SlotIx, first: First) {
+        debug_assert!(self.may_write(locked, slot, first), "L1");
         self.rewrite(slot, self.slots().header(slot), &[], &[]);
         let primary = self.geometry.primary(first);
         if !primary.contains(slot) {
