@@ -606,6 +606,33 @@ fn a_torn_slot_is_reported_and_freed() {
     });
 }
 
+/// In a damaged region keys may stand where no GET looks for them: their slots are freed, and counted.
+#[test]
+fn keys_where_nobody_looks_are_freed() {
+    on_every_preset(|preset| {
+        let left = Left::with_keys(preset, 100, 30);
+        let (model, places) = left.look();
+        let stray = key(1000, 16);
+        let region = Region::open(&left.path).unwrap();
+        let (geometry, _) = Inspector::superblock(&region).unwrap();
+        let (windows, _) = Inspector::new(&region, &geometry).windows(&stray);
+        let elsewhere = |slot: &SlotIx| {
+            let taken = places.iter().any(|(place, _)| place == slot);
+            !taken && !windows.iter().any(|window| window.contains(*slot))
+        };
+        let slots: Vec<_> = (0..geometry.main_slots()).map(SlotIx).filter(elsewhere).take(2).collect();
+        for slot in &slots {
+            let aux = left.header(*slot).aux;
+            left.write(*slot, &Content { key: &stray, value: b"stray", aux, ..Content::default() });
+        }
+        drop(region);
+        let (table, recovered) = left.take_over();
+        let keys = model.keys.len() as u64;
+        assert_eq!(recovered, Recovered { keys, misplaced: 2, ..Recovered::default() });
+        check_structure(&table, &model);
+    });
+}
+
 /// A writer that dies after it made the stamps odd, and before it stored a byte, costs nothing.
 #[test]
 fn a_marked_slot_is_whole_again() {
