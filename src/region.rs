@@ -17,7 +17,7 @@ use rustix::fs::{FlockOperation, MemfdFlags, SealFlags};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
@@ -159,7 +159,13 @@ impl Region {
     fn of_file(path: &Path, file: File) -> Result<Region, RegionError> {
         let name = path.display().to_string();
         let share = File::open(path).map_err(os("opening for reading", &name))?;
-        let bytes = file.metadata().map_err(os("reading the length of", &name))?.len();
+        let about = |file: &File| file.metadata().map_err(os("reading the length of", &name));
+        let (ours, theirs) = (about(&file)?, about(&share)?);
+        if (ours.dev(), ours.ino()) != (theirs.dev(), theirs.ino()) {
+            let source = io::Error::other("another file took its place meanwhile; try again");
+            return Err(os("opening for reading", &name)(source));
+        }
+        let bytes = ours.len();
         let map = MmapOptions::new().len(bytes as usize).map_raw(&file).map_err(os("mapping", &name))?;
         Ok(Region::from_map(map, true, Some(share.into()), Some(file)))
     }

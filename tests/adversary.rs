@@ -382,6 +382,46 @@ fn every_schedule_of_a_block_used_again_by_another_server() {
     }
 }
 
+/// GETs that begin after the kill, at each store of the takeover: they are not over before it goes on.
+#[test]
+fn every_schedule_begun_in_a_takeover() {
+    /// Past the last of these stores, counters go up and nothing else happens.
+    const COUNTERS: usize = oneread::layout::control::MOVE_COUNTERS as usize;
+    for name in ["pilaf", "windowed:8", "farm", "list"] {
+        let slots = if name == "pilaf" { 8 } else { 24 };
+        let cases = match name {
+            "list" => {
+                vec![displaced_put(name, 4, ONE_LINE), homing(name, 4, ONE_LINE), unlink(name, 2, ONE_LINE)]
+            }
+            "pilaf" => vec![put_that_moves(name, slots, ONE_LINE, 2)],
+            _ => vec![put_that_moves(name, slots, ONE_LINE, 1), homing(name, slots, ONE_LINE)],
+        };
+        for case in &cases {
+            let mut schedules = 0;
+            for killed in case.begin.0..=case.world.now().0 {
+                let (world, _) = taken_over(&case.world, Instant(killed));
+                for begin in killed..world.now().0 - COUNTERS {
+                    let history = world.history();
+                    for hardware in [LINES, COUNTED].map(|hardware| Hardware { passes_max: 1, ..hardware }) {
+                        for &number in &case.keys {
+                            let mut every = Every::default();
+                            while every.next_schedule() {
+                                world
+                                    .client(&history, hardware, &mut every, Instant(begin), &[number], false)
+                                    .unwrap_or_else(|v| {
+                                        panic!("{} in {name}, killed at {killed}: {v}", case.name)
+                                    });
+                            }
+                            schedules += every.schedules();
+                        }
+                    }
+                }
+            }
+            println!("{schedules:>10} schedules: {} in {name}", case.name);
+        }
+    }
+}
+
 /// A new server waits until nobody rests on the traces of the old one; then no trace is left, and filters say
 /// what they say once all has come to rest.
 #[test]

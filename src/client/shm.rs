@@ -51,17 +51,39 @@ struct Shared {
 }
 
 impl Shared {
-    /// A server is there, with this region: if it is a new one, every handle goes over to it at its next
-    /// GET.
-    fn publish(&self, attachment: Attachment) {
+    /// A server is there, with this region: if it is a new one, every handle goes over to it at its next GET.
+    /// `seen` is the version before that server was looked for. `false`: somebody has published another region
+    /// since, and whose server came later nobody knows: look again.
+    fn publish(&self, seen: u64, attachment: Attachment, who: Publisher) -> bool {
         let mut newest = lock(&self.newest);
         if attachment.identity != newest.identity {
+            // Relaxed: changed under this lock only.
+            if self.version.load(Ordering::Relaxed) != seen {
+                return false;
+            }
             *newest = Arc::new(attachment);
             // Release pairs with the handles' Acquire.
             self.version.fetch_add(1, Ordering::Release);
         }
-        self.gone_ns.store(0, Ordering::Relaxed);
+        match who {
+            Publisher::Watcher => self.gone_ns.store(0, Ordering::Relaxed),
+            // It was there just now; whether it still is the watcher will tell.
+            Publisher::Handle if self.gone_ns.load(Ordering::Relaxed) != 0 => {
+                self.gone_ns.store(self.clock.now_ns().max(1), Ordering::Relaxed);
+            }
+            Publisher::Handle => {}
+        }
+        true
     }
+}
+
+/// Who found a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Publisher {
+    /// The thread that also notices when it is gone.
+    Watcher,
+    /// A handle that wanted to change something.
+    Handle,
 }
 
 /// A mapped region and what its superblock says.
@@ -225,17 +247,23 @@ impl Handle {
     fn open_link(&mut self, within: Duration) -> Result<(), ConnectError> {
         let deadline = Instant::now() + within;
         let address = &self.shared.address;
-        let (mut link, attachment) = attach(address, &self.shared.socket, within)?;
-        if self.shared.options.ask == Ask::Herd {
-            link.take_slots(address, &attachment.geometry, deadline)?;
+        loop {
+            let seen = self.shared.version.load(Ordering::Relaxed);
+            let within = deadline.saturating_duration_since(Instant::now());
+            let (mut link, attachment) = attach(address, &self.shared.socket, within)?;
+            if self.shared.options.ask == Ask::Herd {
+                link.take_slots(address, &attachment.geometry, deadline)?;
+            }
+            if attachment.identity != self.attached.identity {
+                // A new server, maybe with a new region: what is put there must be read there.
+                if !self.shared.publish(seen, attachment, Publisher::Handle) {
+                    continue;
+                }
+                self.reattach();
+            }
+            self.link = Some(link);
+            return Ok(());
         }
-        if attachment.identity != self.attached.identity {
-            // A new server, maybe with a new region: what is put there must be read there.
-            self.shared.publish(attachment);
-            self.reattach();
-        }
-        self.link = Some(link);
-        Ok(())
     }
 
     /// The connection is of no further use; the next change opens another.
@@ -347,21 +375,23 @@ fn watch(shared: &Weak<Shared>, mut link: Link) {
         let deadline = gone.options.deadline;
         drop(gone);
         let mut pause = Duration::from_millis(1);
-        let (new_link, attachment) = loop {
+        link = loop {
+            let Some(seen) = shared.upgrade().map(|shared| shared.version.load(Ordering::Relaxed)) else {
+                return;
+            };
             match attach(&address, &socket, deadline) {
-                Ok(attached) => break attached,
+                Ok((link, attachment)) => {
+                    let Some(back) = shared.upgrade() else { return };
+                    if back.publish(seen, attachment, Publisher::Watcher) {
+                        break link;
+                    }
+                }
                 Err(error) => tracing::debug!(%error, "not yet"),
             }
             std::thread::sleep(pause);
             pause = (2 * pause).min(RETRY_MAX);
-            if shared.strong_count() == 0 {
-                return;
-            }
         };
-        let Some(back) = shared.upgrade() else { return };
-        back.publish(attachment);
         tracing::info!(%address, "connected anew");
-        link = new_link;
     }
 }
 
@@ -569,5 +599,47 @@ impl Socket for Link {
         self.receive(deadline)?;
         self.input.clear();
         Ok(())
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::layout::geometry::{Config, Size};
+    use crate::region::Backing;
+
+    fn attachment(inode: u64) -> Attachment {
+        let geometry = Config { size: Size::Slots(8), ..Config::default() }.geometry().unwrap();
+        let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).unwrap();
+        Attachment { region, geometry: Arc::new(geometry), identity: (1, inode, 1) }
+    }
+
+    /// A handle that found a server, and slept until that one was gone and the next one known, sends nobody back
+    /// to the first.
+    #[test]
+    fn who_comes_late_does_not_publish() {
+        let socket = PathBuf::from("/nowhere");
+        let shared = Shared {
+            address: Address::Shm(socket.clone()),
+            socket,
+            options: ClientOptions::default(),
+            clock: Clock::manual(),
+            newest: Mutex::new(Arc::new(attachment(0))),
+            version: AtomicU64::new(0),
+            gone_ns: AtomicU64::new(7),
+        };
+        let known = || (lock(&shared.newest).identity.1, shared.version.load(Ordering::Relaxed));
+        assert!(shared.publish(0, attachment(2), Publisher::Watcher));
+        assert_eq!((known(), shared.gone_ns.load(Ordering::Relaxed)), ((2, 1), 0));
+        assert!(!shared.publish(0, attachment(1), Publisher::Handle));
+        assert_eq!(known(), (2, 1));
+        // The one that is known already may come late.
+        assert!(shared.publish(0, attachment(2), Publisher::Handle));
+        assert_eq!(known(), (2, 1));
+        // A handle says that a server was there now, not that it still is: the lease begins anew.
+        shared.gone_ns.store(7, Ordering::Relaxed);
+        shared.clock.advance(Duration::from_nanos(100));
+        assert!(shared.publish(1, attachment(3), Publisher::Handle));
+        assert_eq!((known(), shared.gone_ns.load(Ordering::Relaxed)), ((3, 2), 100));
     }
 }

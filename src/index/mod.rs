@@ -630,7 +630,8 @@ impl Index {
         debug_assert!(has_room_for_ghost(before.ghost), "M3");
         let moved = self.geometry.seeds().first(&self.slots().read(slot).key);
         let ghost = if broken(Rule::Ghost) { before.ghost } else { moved.ghost() };
-        // M4. The fence pairs with R4: who sees the slot overwritten sees the count.
+        // M4. The fence pairs with R4: who sees the slot overwritten sees the count. (And who sees the count by R3
+        // sees the copy, or its slot being written: the fence before the even pass there came before this.)
         let counted_late = broken(Rule::CountBeforeErase);
         if !counted_late {
             self.region.add(move_counter_word(self.home(moved)));

@@ -43,7 +43,8 @@ pub enum RecoverError {
 pub struct Recovered {
     /// Keys there.
     pub keys: u64,
-    /// Slots that a writer left half written: their keys are lost.
+    /// Slots that a writer left half written: the key that was in one is lost, unless it was being moved and
+    /// stands elsewhere.
     pub torn: u64,
     /// Keys that stood in two slots; one copy was freed.
     pub doubled: u64,
@@ -137,6 +138,9 @@ impl Index {
     /// Mends a slot whose writer died, and takes away its ghost. Before the writer had stored a byte, the old
     /// content is still whole; otherwise the key in it is lost, but not what the slot says about others: `aux`
     /// stands in one word, which is old or new, and right either way.
+    ///
+    /// The stamp is then the one that the torn write would have had: in a slot of several lines, a line of that
+    /// write may pass for one of this. It is of a slot that is free now, and shows no key.
     fn mend(&self, slot: SlotIx, found: &mut Recovered) {
         let header = self.slots().header(slot);
         let whole = if self.slots().is_valid(slot) {
@@ -168,7 +172,8 @@ impl Index {
                 continue;
             }
             let window = chain::window(&self.geometry, block);
-            window.iter().for_each(|slot| self.mend(slot, found));
+            // Who reads looks into no such block: a key torn here was never there, and is not lost.
+            window.iter().for_each(|slot| self.mend(slot, &mut Recovered::default()));
             let keys = window.iter().map(|slot| self.slots().read(slot).key);
             let Some(key) = keys.into_iter().find(|key| !key.is_empty()) else { continue };
             let first = self.geometry.seeds().first(&key);

@@ -147,7 +147,7 @@ pub struct Server {
     recovered: Option<Recovered>,
     address: Address,
     /// The socket that was made and is to be removed.
-    socket: Option<PathBuf>,
+    socket: Option<(PathBuf, std::os::unix::net::UnixListener)>,
     workers: Vec<(Option<Arc<Waker>>, JoinHandle<()>)>,
 }
 
@@ -231,8 +231,7 @@ impl Server {
     }
 
     fn serve_shm(&mut self, socket: &Path, workers: usize) -> Result<(), ServeError> {
-        let listener = listen(&self.address, socket)?;
-        self.socket = Some(socket.into());
+        let (_, listener) = self.socket.insert((socket.into(), listen(&self.address, socket)?));
         for number in 0..workers.max(1) {
             let listener = listener.try_clone().map_err(ServeError::Threads)?;
             let worker =
@@ -294,8 +293,11 @@ impl Drop for Server {
         if self.shared.retires {
             self.shared.index.retire();
         }
-        if let Some(socket) = &self.socket {
+        // While the listener is open no other server takes the address: its clients' changes and this one's are
+        // never both seen, and the socket that is removed is this one's.
+        if let Some((socket, listener)) = self.socket.take() {
             let _ = std::fs::remove_file(socket);
+            drop(listener);
         }
     }
 }
