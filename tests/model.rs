@@ -229,6 +229,7 @@ fn chains_have_no_holes() {
                 table.settle();
                 check(&table, &model);
             }
+            assert_eq!(table.index.load_true(), 0.0);
         }
     });
 }
