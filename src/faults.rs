@@ -48,7 +48,7 @@ pub enum Rule {
     BlockLink,
     /// The counter of begun moves goes up between a block's unlinking and its next use.
     BlockCount,
-    /// A server that takes a region over waits for the grace time before it changes anything.
+    /// A server that takes a region over waits for twice the grace time before it changes anything.
     TakeoverGrace,
     /// Every counter of begun moves goes up when a region is taken over.
     TakeoverCount,

@@ -246,17 +246,17 @@ impl Handle {
     /// Opens a connection for changes.
     fn open_link(&mut self, within: Duration) -> Result<(), ConnectError> {
         let deadline = Instant::now() + within;
-        let address = &self.shared.address;
+        let (address, mut left) = (&self.shared.address, within);
         loop {
             let seen = self.shared.version.load(Ordering::Relaxed);
-            let within = deadline.saturating_duration_since(Instant::now());
-            let (mut link, attachment) = attach(address, &self.shared.socket, within)?;
+            let (mut link, attachment) = attach(address, &self.shared.socket, left)?;
             if self.shared.options.ask == Ask::Herd {
                 link.take_slots(address, &attachment.geometry, deadline)?;
             }
             if attachment.identity != self.attached.identity {
                 // A new server, maybe with a new region: what is put there must be read there.
                 if !self.shared.publish(seen, attachment, Publisher::Handle) {
+                    left = deadline.saturating_duration_since(Instant::now());
                     continue;
                 }
                 self.reattach();
