@@ -347,6 +347,28 @@ fn impossible_fields_are_noticed() {
         let mut newer = bytes_of(&good.to_words());
         newer[8] = 2;
         assert_eq!(sealed(newer).geometry(u64::MAX), Err(SuperblockError::Version { found: 2 }));
+        // Each by itself would pass; one is refused for what another says. Offsets as in docs/FORMAT.md.
+        let changed = |changes: &[(usize, u32)]| {
+            let mut bytes = bytes_of(&good.to_words());
+            changes.iter().for_each(|&(at, to)| bytes[at..at + 4].copy_from_slice(&to.to_le_bytes()));
+            sealed(bytes).geometry(u64::MAX)
+        };
+        let refused = |field, changes: &[(usize, u32)]| match changed(changes) {
+            Err(SuperblockError::Field { field: found, .. }) => assert_eq!(found, field),
+            other => panic!("{changes:?}: {other:?}"),
+        };
+        let payload = geometry.shape().payload_max() as u32;
+        assert!(changed(&[(60, payload - 16)]).is_ok());
+        refused("value_max", &[(60, payload - 15)]);
+        refused("bucket_slots * window_buckets", &[(40, 16), (44, 16)]);
+        refused("table_offset", &[(80, 8000)]);
+        refused("table_offset", &[(80, 2)]);
+        // Chains without blocks, or blocks that no chain uses.
+        let family = good.family;
+        assert_eq!(
+            changed(&[(72, u32::from(good.block_slots == 0))]),
+            Err(SuperblockError::Layout { family })
+        );
         let mut unknown = bytes_of(&good.to_words());
         unknown[32] = 9;
         assert_eq!(sealed(unknown).geometry(u64::MAX), Err(SuperblockError::Layout { family: 9 }));
