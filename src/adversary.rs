@@ -36,8 +36,12 @@ pub struct Scene {
     pub seed: u64,
 }
 
-/// What a store takes.
-const PER_STORE: Duration = Duration::from_nanos(1);
+/// Memory for a table, whose stores are recorded. Each takes 1 ns.
+fn memory(geometry: &Geometry) -> (Region, Arc<Recorder>, Clock) {
+    let clock = Clock::manual();
+    let recorder = Arc::new(Recorder::new(clock.clone(), Duration::from_nanos(1)));
+    (Region::recorded(geometry.region_bytes(), recorder.clone()), recorder, clock)
+}
 
 /// Bytes of every key.
 pub const KEY_BYTES: usize = 8;
@@ -158,10 +162,8 @@ impl World {
     /// # Panics
     /// When the scene is impossible.
     pub fn new(scene: Scene) -> World {
-        let clock = Clock::manual();
-        let recorder = Arc::new(Recorder::new(clock.clone(), PER_STORE));
         let geometry = scene.config().geometry().expect("a possible scene");
-        let region = Region::recorded(geometry.region_bytes(), recorder.clone());
+        let (region, recorder, clock) = memory(&geometry);
         let index = Index::create(region, geometry, clock.clone()).expect("private memory needs no backing");
         World::over(index, recorder, clock, scene)
     }
@@ -174,6 +176,11 @@ impl World {
     /// The server.
     pub fn index(&self) -> &Index {
         &self.index
+    }
+
+    /// Looks into its region.
+    pub fn inspector(&self) -> Inspector<'_> {
+        Inspector::new(self.index.region(), self.geometry())
     }
 
     /// The scene.
@@ -240,9 +247,7 @@ impl World {
     /// [`Violation`], when more is amiss than a killed server with one thread may leave behind: a value that
     /// never was, or a key lost though no slot was half written, or more than one.
     pub fn taken_over_at(&self, killed: Instant) -> Result<(World, u64), Box<Violation>> {
-        let clock = Clock::manual();
-        let recorder = Arc::new(Recorder::new(clock.clone(), PER_STORE));
-        let region = Region::recorded(self.geometry().region_bytes(), recorder.clone());
+        let (region, recorder, clock) = memory(self.geometry());
         self.recorder.repeat(killed, &region, &clock);
         let (index, found) = Index::open(region, clock.clone()).expect("a region that was served");
         let mut world = World::over(index, recorder, clock, self.scene);
@@ -292,7 +297,7 @@ impl World {
     }
 
     fn place(&self, number: KeyNumber) -> Option<SlotIx> {
-        let inspector = Inspector::new(self.index.region(), self.geometry());
+        let inspector = self.inspector();
         let (windows, _) = inspector.windows(&key(number));
         let mut slots = windows.iter().flat_map(|window| window.iter());
         slots.find(|&slot| inspector.slot(slot).key == key(number))
@@ -352,7 +357,7 @@ impl World {
     /// Stores into the key's windows during a GET that went wrong, then what its READs sampled.
     fn story(&self, history: &History, violation: &Violation, reads: &[String]) -> String {
         let geometry = self.geometry();
-        let inspector = Inspector::new(self.index.region(), geometry);
+        let inspector = self.inspector();
         let (windows, _) = inspector.windows(&key(violation.key));
         let mut story = String::from("\nstores into the windows that the key has at the end:");
         for slot in windows.iter().flat_map(|window| window.iter()) {

@@ -463,7 +463,7 @@ mod tests {
         client.store(4, 43);
         assert_eq!((client.load(3), server.load(4), client.bytes()), (42, 43, 8192));
         assert!(file.set_len(0).is_err() && file.set_len(1 << 20).is_err());
-        let pages = || std::os::unix::fs::MetadataExt::blocks(&file.metadata().unwrap());
+        let pages = || file.metadata().unwrap().blocks();
         assert!(pages() > 0);
         server.discard();
         assert_eq!(

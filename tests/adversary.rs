@@ -11,7 +11,6 @@
 use oneread::Layout;
 use oneread::adversary::{KeyNumber, Scene, Violation, World, key};
 use oneread::fabric::sim::{Adversary, Every, Hardware, History, Instant, Random, Unit, Witness};
-use oneread::inspect::Inspector;
 use std::time::Duration;
 
 const GRACE: Duration = Duration::from_nanos(400);
@@ -73,10 +72,9 @@ fn delete(name: &str) -> Case {
     Case { name: "delete", world, begin, keys: vec![1, 2] }
 }
 
-/// Fills tables until a put makes exactly `moves` moves (and `settled` likes what is there), with seed
-/// after seed.
-fn put_that_moves(name: &str, slots: u64, value_bytes: usize, moves: u64) -> Case {
-    for seed in 0..5000 {
+/// Fills tables, with seed after seed, each until a put makes exactly `moves` moves.
+fn puts_that_move(name: &str, slots: u64, value_bytes: usize, moves: u64) -> impl Iterator<Item = Case> {
+    (0..5000).filter_map(move |seed| {
         let mut world = World::new(scene(name, slots, value_bytes, seed));
         for number in 0..slots as KeyNumber {
             world.wait(Duration::from_nanos(5_000));
@@ -87,16 +85,21 @@ fn put_that_moves(name: &str, slots: u64, value_bytes: usize, moves: u64) -> Cas
             }
             let after = world.index().counts();
             if after.waits == before.waits && after.moves - before.moves == moves {
-                return Case { name: "put that moves", world, begin, keys: (0..=number + 1).collect() };
+                return Some(Case { name: "put that moves", world, begin, keys: (0..=number + 1).collect() });
             }
         }
-    }
-    panic!("no put of {moves} moves in {name}");
+        None
+    })
 }
 
-/// A remove that lets a displaced key come home.
-fn homing(name: &str, slots: u64, value_bytes: usize) -> Case {
-    for seed in 0..5000 {
+fn put_that_moves(name: &str, slots: u64, value_bytes: usize, moves: u64) -> Case {
+    let first = puts_that_move(name, slots, value_bytes, moves).next();
+    first.unwrap_or_else(|| panic!("no put of {moves} moves in {name}"))
+}
+
+/// Removes that let a displaced key come home, with seed after seed.
+fn homings(name: &str, slots: u64, value_bytes: usize) -> impl Iterator<Item = Case> {
+    (0..5000).filter_map(move |seed| {
         let mut world = World::new(scene(name, slots, value_bytes, seed));
         let mut numbers = Vec::new();
         for number in 0..2 * slots as KeyNumber {
@@ -107,7 +110,7 @@ fn homing(name: &str, slots: u64, value_bytes: usize) -> Case {
         world.wait(Duration::from_nanos(50_000));
         world.tidy();
         if world.index().displaced() == 0 {
-            continue;
+            return None;
         }
         for &victim in &numbers {
             world.wait(Duration::from_nanos(50_000));
@@ -117,11 +120,15 @@ fn homing(name: &str, slots: u64, value_bytes: usize) -> Case {
                 break;
             }
             if world.index().counts().homings == before.homings + 1 {
-                return Case { name: "homing", world, begin, keys: numbers };
+                return Some(Case { name: "homing", world, begin, keys: numbers });
             }
         }
-    }
-    panic!("no homing in {name}");
+        None
+    })
+}
+
+fn homing(name: &str, slots: u64, value_bytes: usize) -> Case {
+    homings(name, slots, value_bytes).next().unwrap_or_else(|| panic!("no homing in {name}"))
 }
 
 /// A put that is displaced without moving anybody: into its second window, or into a chain.
@@ -194,17 +201,20 @@ fn every_schedule(case: &Case, hardware: Hardware, gets: usize) -> Result<u64, (
     Ok(schedules)
 }
 
+/// The same; each must be right.
+fn right_schedules(case: &Case, hardware: Hardware, gets: usize) -> u64 {
+    every_schedule(case, hardware, gets).unwrap_or_else(|(n, violation)| {
+        let (layout, killed) = (case.world.scene().layout, case.world.killed());
+        panic!("{} in {layout} ({hardware:?}, killed: {killed:?}), schedule {n}: {violation}", case.name)
+    })
+}
+
 fn all_right(case: Case, hardware: Hardware, gets: usize) {
-    let scene = case.world.scene();
-    match every_schedule(&case, hardware, gets) {
-        Ok(schedules) => println!(
-            "{:>10} schedules: {} in {}, {} bytes of value, {gets} GETs, {:?} {:?}",
-            schedules, case.name, scene.layout, scene.value_bytes, hardware.unit, hardware.witness
-        ),
-        Err((n, violation)) => {
-            panic!("{} in {} ({hardware:?}), schedule {n}: {violation}", case.name, scene.layout)
-        }
-    }
+    let (scene, schedules) = (case.world.scene(), right_schedules(&case, hardware, gets));
+    println!(
+        "{:>10} schedules: {} in {}, {} bytes of value, {gets} GETs, {:?} {:?}",
+        schedules, case.name, scene.layout, scene.value_bytes, hardware.unit, hardware.witness
+    );
 }
 
 #[test]
@@ -300,21 +310,17 @@ fn every_kill(case: &Case, after: impl Fn(&mut World)) -> impl Iterator<Item = (
 #[test]
 fn every_schedule_of_a_killed_server() {
     for name in ["pilaf", "bucketized:4", "windowed:8", "farm", "cluster", "list"] {
-        let slots = |tight| {
-            if name == "pilaf" {
-                8
-            } else if name == "list" {
-                tight
-            } else {
-                24
-            }
+        let slots = match name {
+            "pilaf" => 8,
+            "list" => 4,
+            _ => 24,
         };
-        let mut cases = vec![delete(name), displaced_put(name, slots(4), ONE_LINE)];
+        let mut cases = vec![delete(name), displaced_put(name, slots, ONE_LINE)];
         if name != "pilaf" {
-            cases.push(homing(name, slots(4), ONE_LINE));
+            cases.push(homing(name, slots, ONE_LINE));
         }
         if !["cluster", "list"].contains(&name) {
-            cases.push(put_that_moves(name, slots(4), ONE_LINE, 1));
+            cases.push(put_that_moves(name, slots, ONE_LINE, 1));
         }
         if ["farm", "cluster", "list"].contains(&name) {
             cases.push(unlink(name, if name == "list" { 2 } else { 16 }, ONE_LINE));
@@ -324,8 +330,7 @@ fn every_schedule_of_a_killed_server() {
             for case in &cases {
                 let (mut schedules, mut kills, mut lost) = (0, 0, 0);
                 for (killed, lost_here) in every_kill(case, |_| {}) {
-                    schedules += every_schedule(&killed, hardware, 1)
-                        .unwrap_or_else(|(_, violation)| panic!("{} in {name}: {violation}", case.name));
+                    schedules += right_schedules(&killed, hardware, 1);
                     kills += 1;
                     lost += lost_here;
                 }
@@ -388,32 +393,21 @@ fn every_schedule_begun_in_a_takeover() {
     /// Past the last of these stores, counters go up and nothing else happens.
     const COUNTERS: usize = oneread::layout::control::MOVE_COUNTERS as usize;
     for name in ["pilaf", "windowed:8", "farm", "list"] {
-        let slots = if name == "pilaf" { 8 } else { 24 };
         let cases = match name {
             "list" => {
                 vec![displaced_put(name, 4, ONE_LINE), homing(name, 4, ONE_LINE), unlink(name, 2, ONE_LINE)]
             }
-            "pilaf" => vec![put_that_moves(name, slots, ONE_LINE, 2)],
-            _ => vec![put_that_moves(name, slots, ONE_LINE, 1), homing(name, slots, ONE_LINE)],
+            "pilaf" => vec![put_that_moves(name, 8, ONE_LINE, 2)],
+            _ => vec![put_that_moves(name, 24, ONE_LINE, 1), homing(name, 24, ONE_LINE)],
         };
         for case in &cases {
             let mut schedules = 0;
-            for killed in case.begin.0..=case.world.now().0 {
-                let (world, _) = taken_over(&case.world, Instant(killed));
-                for begin in killed..world.now().0 - COUNTERS {
-                    let history = world.history();
-                    for hardware in [LINES, COUNTED].map(|hardware| Hardware { passes_max: 1, ..hardware }) {
-                        for &number in &case.keys {
-                            let mut every = Every::default();
-                            while every.next_schedule() {
-                                world
-                                    .client(&history, hardware, &mut every, Instant(begin), &[number], false)
-                                    .unwrap_or_else(|v| {
-                                        panic!("{} in {name}, killed at {killed}: {v}", case.name)
-                                    });
-                            }
-                            schedules += every.schedules();
-                        }
+            for (mut taken_over, _) in every_kill(case, |_| {}) {
+                let killed = taken_over.world.killed().expect("it was killed");
+                for begin in killed.0..taken_over.world.now().0 - COUNTERS {
+                    taken_over.begin = Instant(begin);
+                    for hardware in [LINES, COUNTED] {
+                        schedules += right_schedules(&taken_over, Hardware { passes_max: 1, ..hardware }, 1);
                     }
                 }
             }
@@ -437,8 +431,7 @@ fn a_takeover_leaves_no_trace() {
             }
             churn(&mut world, &numbers, &mut random, 100);
             let headers = |world: &World| -> Vec<_> {
-                let inspector = Inspector::new(world.index().region(), world.geometry());
-                inspector.slots().map(|report| (report.header.ghost, report.header.aux)).collect()
+                world.inspector().slots().map(|report| (report.header.ghost, report.header.aux)).collect()
             };
             let before = headers(&world);
             let (next, lost) = taken_over(&world, world.now());
@@ -707,68 +700,24 @@ mod broken {
         must_be_caught(&[Rule::GhostGrace], LINES, 1, || kick_then_tidy(Duration::ZERO));
     }
 
-    /// A key moves out of a slot; then `next` changes something, and the key that moved is looked for. Tries
-    /// seed after seed until `next` likes what it did.
+    /// The first of these cases in which one key moved, and in which `next` then changed what it was to change. The
+    /// key that moved is looked for.
     fn just_moved(
-        name: &str,
-        mut operation: impl FnMut(&mut World) -> Option<Move>,
+        mut cases: impl Iterator<Item = Case>,
         mut next: impl FnMut(&mut World, Move) -> bool,
     ) -> Case {
-        (0..5000)
-            .find_map(|seed| {
-                let mut world = World::new(scene(name, 12, ONE_LINE, seed));
-                let moved = operation(&mut world)?;
-                let name = "slot written again after a move";
-                next(&mut world, moved).then(|| Case {
-                    name,
-                    begin: moved.began,
-                    keys: vec![moved.key],
-                    world,
-                })
-            })
-            .expect("some seed does it")
-    }
-
-    /// Puts until one of them moves exactly one key.
-    fn put_until_one_moves(world: &mut World) -> Option<Move> {
-        for number in 0..24 {
-            world.wait(Duration::from_nanos(5_000));
-            world.tidy();
-            if !world.put(number) {
-                return None;
-            }
-            match world.moves() {
-                [] => {}
-                [moved] => return Some(*moved),
-                _ => return None,
-            }
-        }
-        None
-    }
-
-    /// Fills the table, then removes until a displaced key comes home.
-    fn remove_until_one_comes_home(world: &mut World) -> Option<Move> {
-        let numbers: Vec<_> = (0..24).filter(|&number| world.put(number)).collect();
-        for number in numbers {
-            world.wait(Duration::from_nanos(50_000));
-            world.tidy();
-            let before = world.moves().len();
-            world.remove(number);
-            match world.moves()[before..] {
-                [] => {}
-                [moved] => return Some(moved),
-                _ => return None,
-            }
-        }
-        None
-    }
-
-    fn inspector(world: &World) -> Inspector<'_> {
-        Inspector::new(world.index().region(), world.geometry())
+        let changed = cases.find_map(|mut case| {
+            let mut moves = case.world.moves().iter().filter(|moved| moved.began == case.begin);
+            let (Some(&moved), None) = (moves.next(), moves.next()) else { return None };
+            case.name = "slot written again after a move";
+            case.keys = vec![moved.key];
+            next(&mut case.world, moved).then_some(case)
+        });
+        changed.expect("some seed does it")
     }
 
     fn slot_of(world: &World, slot: SlotIx) -> SlotReport {
-        inspector(world).slot(slot)
+        world.inspector().slot(slot)
     }
 
     fn number_of(world: &World, slot: SlotIx) -> KeyNumber {
@@ -784,20 +733,20 @@ mod broken {
         };
         // The key that came into the slot is removed, ...
         caught(&|| {
-            just_moved("windowed:8", put_until_one_moves, |world, moved| {
+            just_moved(puts_that_move("windowed:8", 12, ONE_LINE, 1), |world, moved| {
                 world.remove(number_of(world, moved.from))
             })
         });
         // ... is updated, ...
         caught(&|| {
-            just_moved("windowed:8", put_until_one_moves, |world, moved| {
+            just_moved(puts_that_move("windowed:8", 12, ONE_LINE, 1), |world, moved| {
                 world.put(number_of(world, moved.from))
             })
         });
         // ... stays, but the home that the slot begins gets another filter.
         caught(&|| {
-            just_moved("windowed:8", put_until_one_moves, |world, moved| {
-                let home_slot = inspector(world).windows(&key(moved.key)).0[0].first;
+            just_moved(puts_that_move("windowed:8", 12, ONE_LINE, 1), |world, moved| {
+                let home_slot = world.inspector().windows(&key(moved.key)).0[0].first;
                 let before = slot_of(world, moved.from);
                 moved.from != home_slot
                     && (100..110).any(|number| {
@@ -809,7 +758,7 @@ mod broken {
         });
         // The slot was left free, and a new key comes.
         caught(&|| {
-            just_moved("windowed:8", remove_until_one_comes_home, |world, moved| {
+            just_moved(homings("windowed:8", 12, ONE_LINE), |world, moved| {
                 world.put(100) && slot_of(world, moved.from).key == key(100)
             })
         });

@@ -202,7 +202,7 @@ impl Index {
     /// Takes a block out of its chain, if it has been empty ever since `due_ns` was noted.
     pub(super) fn unlink(&self, home: u64, block: Block, due_ns: u64) {
         let home_slot = self.geometry.window(home).first;
-        let mut locked = self.stripes.lock(SmallVec::from_slice(&[self.stripes.of(home_slot)]));
+        let mut locked = self.lock_slot(home_slot);
         if locked.stripe(home_slot).empty_blocks.get(&block) != Some(&due_ns) {
             return; // Used again meanwhile: another note, if any, is about that.
         }
@@ -223,15 +223,21 @@ impl Index {
         self.grace.push(self.grace.due_ns(Rule::BlockGrace), Trace::Reuse { home, block });
     }
 
-    /// Gives an unlinked block back for use by any home (B3).
-    pub(super) fn reuse(&self, home: u64, block: Block) {
+    /// For readers that go by the counters of begun moves, the blocks that were unlinked so far are used again from
+    /// here on (B3), which is as if keys of these homes had moved.
+    pub(super) fn count_homes(&self, homes: impl IntoIterator<Item = u64>, rule: Rule) {
         // A reader that goes by the counter and took its mark before this sees that it went up, since what
         // it reads in the block is written after; one that took it later sees the new link.
         fence(Ordering::Release);
-        if !broken(Rule::BlockCount) {
-            self.region.add(move_counter_word(home));
+        if !broken(rule) {
+            homes.into_iter().for_each(|home| self.region.add(move_counter_word(home)));
         }
         fence(Ordering::Release);
+    }
+
+    /// Gives an unlinked block back for use by any home (B3).
+    pub(super) fn reuse(&self, home: u64, block: Block) {
+        self.count_homes([home], Rule::BlockCount);
         self.blocks.give_back(block);
     }
 }

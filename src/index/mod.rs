@@ -496,10 +496,19 @@ impl Index {
         self.geometry.home(first.0)
     }
 
+    /// The main slot whose stripe guards a slot that a key with this hash may stand in.
+    fn guard_of(&self, slot: SlotIx, first: First) -> SlotIx {
+        if slot.0 < self.geometry.main_slots() { slot } else { self.home_slot(first) }
+    }
+
     /// May who holds these locks write a key with this hash into the slot, or away from it (L1)?
     fn may_write(&self, locked: &Locked<'_>, slot: SlotIx, first: First) -> bool {
-        let guard = if slot.0 < self.geometry.main_slots() { slot } else { self.home_slot(first) };
-        locked.covers(guard) || broken(Rule::SlotLock)
+        locked.covers(self.guard_of(slot, first)) || broken(Rule::SlotLock)
+    }
+
+    /// Locks the stripe of one main slot.
+    fn lock_slot(&self, slot: SlotIx) -> Locked<'_> {
+        self.stripes.lock(SmallVec::from_slice(&[self.stripes.of(slot)]))
     }
 
     /// The slot that holds `key`. The caller holds the key's locks.
@@ -641,7 +650,7 @@ impl Index {
         if counted_late {
             self.region.add(move_counter_word(self.home(moved)));
         }
-        let guard = if slot.0 < self.geometry.main_slots() { slot } else { self.home_slot(moved) };
+        let guard = self.guard_of(slot, moved);
         self.grace.push(self.grace.due_ns(Rule::GhostGrace), Trace::Ghost { slot, guard });
     }
 
@@ -707,13 +716,13 @@ impl Index {
             let Some((due_ns, trace)) = self.grace.pop_due() else { return };
             match trace {
                 Trace::Ghost { slot, guard } => {
-                    let _locked = self.stripes.lock(SmallVec::from_slice(&[self.stripes.of(guard)]));
+                    let _locked = self.lock_slot(guard);
                     let without = Owned { ghost: 0, ..self.slots().read(slot) };
                     self.slots().write(slot, &without.content());
                 }
                 Trace::Filter { home } => {
                     let home_slot = self.geometry.window(home).first;
-                    let mut locked = self.stripes.lock(SmallVec::from_slice(&[self.stripes.of(home_slot)]));
+                    let mut locked = self.lock_slot(home_slot);
                     locked.stripe(home_slot).expire(home, due_ns);
                     self.set_filter(&mut locked, home, home_slot);
                 }
@@ -766,7 +775,7 @@ impl Index {
     fn bring_one_home(&self, home: u64, free: SlotIx) -> Option<SlotIx> {
         let home_slot = self.geometry.window(home).first;
         let candidates: SmallVec<[SlotIx; 4]> = {
-            let mut locked = self.stripes.lock(SmallVec::from_slice(&[self.stripes.of(home_slot)]));
+            let mut locked = self.lock_slot(home_slot);
             let entries = locked.stripe(home_slot).displaced(home).iter();
             entries.filter_map(|e| if let Place::At(slot) = e.place { Some(slot) } else { None }).collect()
         };

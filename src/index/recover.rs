@@ -8,16 +8,15 @@ use super::Index;
 use super::stripes::{Displaced, Place};
 use super::writer::Owned;
 use crate::clock::Clock;
-use crate::faults::{Rule, broken};
+use crate::faults::Rule;
 use crate::layout::chain::{self, Block};
-use crate::layout::control::{BLOCKS_WORD, MOVE_COUNTERS, Phase, STATE_WORD, State, move_counter_word};
+use crate::layout::control::{BLOCKS_WORD, MOVE_COUNTERS, Phase, STATE_WORD, State};
 use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::hash::First;
 use crate::layout::superblock::{Superblock, SuperblockError};
 use crate::placement;
 use crate::region::Region;
-use crate::sync::{Ordering, fence};
-use smallvec::SmallVec;
+use crate::sync::Ordering;
 
 /// Why a region could not be taken over.
 #[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
@@ -108,31 +107,18 @@ impl Index {
         }
         for home in 0..index.geometry.homes() {
             let home_slot = index.geometry.window(home).first;
-            let mut locked = index.stripes.lock(SmallVec::from_slice(&[index.stripes.of(home_slot)]));
+            let mut locked = index.lock_slot(home_slot);
             index.set_filter(&mut locked, home, home_slot);
         }
         for (block, home) in chains.blocks {
             let home_slot = index.geometry.window(home).first;
-            let mut locked = index.stripes.lock(SmallVec::from_slice(&[index.stripes.of(home_slot)]));
+            let mut locked = index.lock_slot(home_slot);
             index.note_if_empty(&mut locked, home_slot, home, block);
         }
         // B3: blocks that the server before this one had unlinked may be used again from here on.
-        index.count_all_homes();
+        index.count_homes(0..MOVE_COUNTERS, Rule::TakeoverCount);
         index.counters.keys.store(found.keys, Ordering::Relaxed);
         Ok((index, found))
-    }
-
-    /// For readers that go by the counters of begun moves, whatever happens from here on is a move of every
-    /// home.
-    fn count_all_homes(&self) {
-        if broken(Rule::TakeoverCount) {
-            return;
-        }
-        // As in `Index::reuse`: who took a mark before this sees that its counter went up once it sees what is
-        // written after; who took it later sees the links as they are now.
-        fence(Ordering::Release);
-        (0..MOVE_COUNTERS).for_each(|home| self.region.add(move_counter_word(home)));
-        fence(Ordering::Release);
     }
 
     /// Mends a slot whose writer died, and takes away its ghost. Before the writer had stored a byte, the old
@@ -223,7 +209,7 @@ impl Index {
         found.keys += 1;
         if !primary.contains(slot) {
             let bit = placement::filter_bit(&self.geometry, first);
-            let mut locked = self.stripes.lock(SmallVec::from_slice(&[self.stripes.of(primary.first)]));
+            let mut locked = self.lock_slot(primary.first);
             let home = self.geometry.home(first.0);
             locked.stripe(primary.first).add(home, Displaced { bit, place: Place::At(slot) });
         }
