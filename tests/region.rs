@@ -360,15 +360,29 @@ fn impossible_fields_are_noticed() {
         let payload = geometry.shape().payload_max() as u32;
         assert!(changed(&[(60, payload - 16)]).is_ok());
         refused("value_max", &[(60, payload - 15)]);
-        refused("bucket_slots * window_buckets", &[(40, 16), (44, 16)]);
+        let chained = preset.layout.family == Family::Chained;
+        let window = if chained { "window_buckets" } else { "bucket_slots * window_buckets" };
+        refused(window, &[(40, 16), (44, 16)]);
         refused("table_offset", &[(80, 8000)]);
         refused("table_offset", &[(80, 2)]);
         // Chains without blocks, or blocks that no chain uses.
-        let family = good.family;
-        assert_eq!(
-            changed(&[(72, u32::from(good.block_slots == 0))]),
-            Err(SuperblockError::Layout { family })
-        );
+        refused("overflow_blocks", &[(72, u32::from(good.block_slots == 0))]);
+        refused("block_slots", &[(48, u32::from(good.block_slots == 0))]);
+        for (field, change) in [
+            ("choices", (36, 4)),
+            ("bucket_slots", (40, 65)),
+            ("window_buckets", (44, 65)),
+            ("block_slots", (48, 65)),
+            ("slot_bytes", (52, 96)),
+            ("key_max", (56, 0)),
+            ("homes", (64, 0)),
+            ("homes", (68, 1 << 9)),
+            ("overflow_blocks", (72, 1 << 24)),
+            ("region_bytes", (88, 8)),
+            ("grace_ns", (100, 14)),
+        ] {
+            refused(field, &[change]);
+        }
         let mut unknown = bytes_of(&good.to_words());
         unknown[32] = 9;
         assert_eq!(sealed(unknown).geometry(u64::MAX), Err(SuperblockError::Layout { family: 9 }));
@@ -805,4 +819,35 @@ fn one_server_for_each_file() {
     assert!(matches!(Server::start(same_place), Err(ServeError::AddressInUse { .. })));
     first.stop();
     assert_eq!(Server::start(config("b")).unwrap().index().incarnation(), 3);
+}
+
+/// Servers that start at one address at once, where a killed one has left its socket: one of them serves there, and is
+/// found there.
+#[test]
+fn one_server_for_each_address() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    for _ in 0..50 {
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        let barrier = std::sync::Barrier::new(4);
+        let start = || {
+            barrier.wait();
+            Server::start(ServerConfig::new(Address::Shm(path.clone()), golden_config()))
+        };
+        let started: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(start)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let refused = started.iter().filter_map(|server| server.as_ref().err());
+        assert_eq!(refused.filter(|e| matches!(e, ServeError::AddressInUse { .. })).count(), 3);
+        std::os::unix::net::UnixStream::connect(&path).expect("the one that serves is found");
+        drop(started);
+        assert!(!path.exists());
+    }
+    // Whoever else keeps the folder locked keeps no server from serving.
+    let folder = File::open(dir.path()).unwrap();
+    rustix::fs::flock(&folder, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    Server::start(ServerConfig::new(Address::Shm(path.clone()), golden_config())).unwrap().stop();
+    let nowhere = ServerConfig::new(Address::Shm(path.join("socket")), golden_config());
+    assert!(matches!(Server::start(nowhere), Err(ServeError::Listen { .. })));
 }

@@ -67,18 +67,18 @@ impl Family {
 }
 
 /// A layout: a family and its numbers. Parse one from a preset's name, as in
-/// `"windowed:16".parse::<Layout>()`.
+/// `"windowed:16".parse::<Layout>()`, or choose numbers of your own; [`Config::geometry`] refuses what cannot be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Layout {
     /// How keys are placed.
     pub family: Family,
-    /// Number of windows a key may be in; 1 for layouts with overflow chains.
+    /// Number of windows a key may be in: 2 or 3 in cuckoo layouts; 1 in those with overflow chains.
     pub choices: u32,
-    /// Slots per bucket, the unit of placement.
+    /// Slots per bucket, the unit of placement: at least 1.
     pub bucket_slots: u32,
-    /// Buckets per window, the unit of a READ.
+    /// Buckets per window, the unit of a READ: at least 1, in chained layouts 1. A window has at most 64 slots.
     pub window_buckets: u32,
-    /// Slots per overflow block; 0 when there are none.
+    /// Slots per overflow block: 1 to 64; 0 in cuckoo layouts, which have none.
     pub block_slots: u32,
 }
 
@@ -113,14 +113,45 @@ impl Layout {
         presets().find(|p| p.layout == self)
     }
 
-    /// Do the numbers fit the family?
-    pub(crate) fn is_sound(self) -> bool {
-        match self.family {
-            Family::Cuckoo => self.choices >= 2 && self.block_slots == 0,
-            Family::Hopscotch => self.choices == 1 && self.block_slots > 0,
-            Family::Chained => self.choices == 1 && self.block_slots > 0 && self.window_buckets == 1,
+    /// Is each number one that the family can have? (In 64 bits, because what is checked here may be anything.)
+    pub(crate) fn check(self) -> Result<(), OutOfRange> {
+        let (choices, window_buckets, block_slots) = match self.family {
+            Family::Cuckoo => (2..=3, 1..=64, 0..=0),
+            Family::Hopscotch => (1..=1, 1..=64, 1..=64),
+            Family::Chained => (1..=1, 1..=1, 1..=64),
+        };
+        let window = u64::from(self.bucket_slots) * u64::from(self.window_buckets);
+        within("choices", self.choices.into(), choices)?;
+        within("bucket_slots", self.bucket_slots.into(), 1..=64)?;
+        within("window_buckets", self.window_buckets.into(), window_buckets)?;
+        within("bucket_slots * window_buckets", window, 1..=64)?;
+        within("block_slots", self.block_slots.into(), block_slots)
+    }
+}
+
+/// A number of a geometry that cannot be.
+pub(crate) struct OutOfRange {
+    pub field: &'static str,
+    pub value: u64,
+    pub allowed: RangeInclusive<u64>,
+}
+
+impl OutOfRange {
+    /// The range in words.
+    pub fn allowed(&self) -> String {
+        match (self.allowed.start(), self.allowed.end()) {
+            (only, last) if only == last => only.to_string(),
+            (first, last) => format!("{first} to {last}"),
         }
     }
+}
+
+pub(crate) fn within(
+    field: &'static str,
+    value: u64,
+    allowed: RangeInclusive<u64>,
+) -> Result<(), OutOfRange> {
+    if allowed.contains(&value) { Ok(()) } else { Err(OutOfRange { field, value, allowed }) }
 }
 
 impl fmt::Display for Layout {
@@ -159,32 +190,13 @@ impl FromStr for Layout {
     }
 }
 
-/// The allowed range of each number in a superblock.
-pub(crate) struct Limits {
-    pub choices: RangeInclusive<u64>,
-    pub bucket_slots: RangeInclusive<u64>,
-    pub window_buckets: RangeInclusive<u64>,
-    pub window_slots: RangeInclusive<u64>,
-    pub block_slots: RangeInclusive<u64>,
-    pub homes: RangeInclusive<u64>,
-    pub overflow_blocks: RangeInclusive<u64>,
-    pub grace_ns: RangeInclusive<u64>,
-    pub key_max: RangeInclusive<u64>,
-}
-
-/// Every size computed from numbers within these limits fits into 63 bits:
-/// (2^40 + 64) * 64 slots + 2^24 * 64 slots, times 4096 bytes, is below 2^59.
-pub(crate) const GEOMETRY_LIMITS: Limits = Limits {
-    choices: 1..=3,
-    bucket_slots: 1..=64,
-    window_buckets: 1..=64,
-    window_slots: 1..=64,
-    block_slots: 0..=64,
-    homes: 1..=1 << 40,
-    overflow_blocks: 0..=(1 << 24) - 1,
-    grace_ns: 0..=60_000_000_000,
-    key_max: 1..=KEY_MAX as u64,
-};
+/// Most homes. With [`OVERFLOW_BLOCKS_MAX`], every size computed from numbers within their limits fits into 63
+/// bits: (2^40 + 64) * 64 slots + 2^24 * 64 slots, times 4096 bytes, is below 2^59.
+pub(crate) const HOMES_MAX: u64 = 1 << 40;
+/// Most overflow blocks, so that a link has room for the number of each.
+pub(crate) const OVERFLOW_BLOCKS_MAX: u64 = (1 << 24) - 1;
+/// Longest grace time.
+pub(crate) const GRACE_MAX: Duration = Duration::from_secs(60);
 
 /// How large a table shall be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -279,16 +291,25 @@ pub enum ConfigError {
         room: usize,
     },
     /// A grace time out of range.
-    #[error("the grace time is {given:?}, allowed is 0 to 60 s")]
+    #[error("the grace time is {given:?}, allowed is 0 to {GRACE_MAX:?}")]
     Grace {
         /// What was asked for.
         given: Duration,
     },
-    /// The layout's numbers contradict each other.
-    #[error("impossible layout {given:?}; there are: {}", preset_names())]
+    /// A number of the layout that its family cannot have.
+    #[error(
+        "a {family} layout with {field} = {value} is impossible, allowed is {allowed}; there are: {}",
+        preset_names()
+    )]
     Impossible {
+        /// Name of the family.
+        family: &'static str,
+        /// Name of the number.
+        field: &'static str,
         /// What was asked for.
-        given: Layout,
+        value: u64,
+        /// What is allowed.
+        allowed: String,
     },
     /// No random seeds to be had.
     #[error("no random bytes for the hash seeds: {reason}; give seeds of your own")]
@@ -309,14 +330,13 @@ impl Config {
     /// [`ConfigError`] says what was given and what is allowed.
     pub fn geometry(&self) -> Result<Geometry, ConfigError> {
         let layout = self.layout;
-        let limits = &GEOMETRY_LIMITS;
-        if !layout.is_sound()
-            || !limits.window_slots.contains(&u64::from(layout.window_slots()))
-            || !limits.choices.contains(&u64::from(layout.choices))
-        {
-            return Err(ConfigError::Impossible { given: layout });
-        }
-        if !limits.key_max.contains(&(self.key_max as u64)) {
+        layout.check().map_err(|number| ConfigError::Impossible {
+            family: layout.family.name(),
+            field: number.field,
+            value: number.value,
+            allowed: number.allowed(),
+        })?;
+        if !(1..=KEY_MAX).contains(&self.key_max) {
             return Err(ConfigError::KeyMax { given: self.key_max });
         }
         let shape = SlotShape::for_lengths(self.key_max, self.value_max).ok_or(ConfigError::ValueMax {
@@ -324,11 +344,10 @@ impl Config {
             value_max: self.value_max,
             room: SlotShape::from_bytes(super::slot::SLOT_BYTES_MAX).map_or(0, SlotShape::payload_max),
         })?;
-        if self.grace.as_nanos() > u128::from(*limits.grace_ns.end()) {
+        if self.grace > GRACE_MAX {
             return Err(ConfigError::Grace { given: self.grace });
         }
         let (b, w) = (u64::from(layout.bucket_slots), u64::from(layout.window_buckets));
-        let max = *limits.homes.end();
         let (given, unit) = match self.size {
             Size::Keys(n) => (n, "keys"),
             Size::Slots(n) => (n, "slots"),
@@ -336,21 +355,18 @@ impl Config {
         if given == 0 {
             return Err(ConfigError::ZeroCapacity { unit });
         }
-        let design = layout.preset().map_or(75, |p| p.design_load);
-        let slots = match self.size {
-            Size::Keys(n) => (u128::from(n) * 100).div_ceil(u128::from(design)) + u128::from((w - 1) * b),
-            Size::Slots(n) => u128::from(n),
-        };
-        let max = max.min(layout.main_slots_max());
-        if slots > u128::from(max) {
-            return Err(ConfigError::TooLarge { given, unit, max });
-        }
+        let design = u64::from(layout.preset().map_or(75, |p| p.design_load));
         // A size in keys is rounded up to whole buckets, a size in slots down; one window at least.
         let buckets = match self.size {
-            Size::Keys(_) => (slots as u64).div_ceil(b),
-            Size::Slots(n) => n / b,
+            Size::Keys(n) => (u128::from(n) * 100).div_ceil(u128::from(design * b)) + u128::from(w - 1),
+            Size::Slots(n) => u128::from(n / b),
         };
-        let homes = buckets.max(w) - (w - 1);
+        let buckets = buckets.max(w.into());
+        let max = layout.main_slots_max();
+        if buckets * u128::from(b) > max.into() {
+            return Err(ConfigError::TooLarge { given, unit, max });
+        }
+        let homes = buckets as u64 - (w - 1);
         let overflow_blocks = layout.overflow_blocks(homes * b);
         let seeds = match self.seeds {
             Some(seeds) => seeds,
@@ -381,11 +397,11 @@ impl Layout {
         }
     }
 
-    /// Most main slots whose overflow blocks a link can still number.
+    /// Most main slots: as many as there may be homes, and with overflow blocks that a link can number.
     fn main_slots_max(self) -> u64 {
         match u64::from(self.block_slots) {
-            0 => u64::MAX,
-            b => GEOMETRY_LIMITS.overflow_blocks.end() * 2 * b,
+            0 => HOMES_MAX,
+            b => OVERFLOW_BLOCKS_MAX * 2 * b,
         }
     }
 }
@@ -520,5 +536,214 @@ impl Geometry {
     /// The window whose first slot is `home_slot` (a home's).
     pub(crate) fn home_of_slot(&self, slot: SlotIx) -> u64 {
         slot.0 / u64::from(self.layout.bucket_slots)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str) -> Layout {
+        text.parse().unwrap_or_else(|e| panic!("{e}"))
+    }
+
+    fn made(layout: Layout, size: Size) -> Result<Geometry, ConfigError> {
+        Config { layout, size, seeds: Some(Seeds::from_number(1)), ..Config::default() }.geometry()
+    }
+
+    #[test]
+    fn families_by_number_and_name() {
+        let found = [0, 1, 2, 3, 4].map(|n| Family::from_number(n).map(Family::name));
+        assert_eq!(found, [None, Some("cuckoo"), Some("hopscotch"), Some("chained"), None]);
+        assert_eq!(Family::list(), "cuckoo (1), hopscotch (2), chained (3)");
+    }
+
+    #[test]
+    fn layouts_by_name() {
+        let names: Vec<_> = presets().map(|p| p.layout.to_string()).collect();
+        assert_eq!(names.len(), 11);
+        assert_eq!(preset_names(), names.join(", "));
+        for preset in presets() {
+            assert_eq!(preset.layout.preset().map(|p| p.name), Some(preset.name));
+            assert_eq!(parsed(preset.name), preset.layout);
+            assert_eq!(parsed(&preset.layout.to_string()), preset.layout);
+        }
+        for (short, long) in [
+            ("cuckoo", "cuckoo:windowed:8"),
+            ("hopscotch", "hopscotch:farm"),
+            ("chained", "chained:cluster"),
+            ("windowed", "windowed:8"),
+            ("hopscotch:slotwise", "slotwise:8"),
+        ] {
+            assert_eq!(parsed(short), parsed(long), "{short}");
+        }
+        for given in
+            ["", ":", "windowed:9", "windowed:", "Pilaf", "cuckoo:farm", "farm:cuckoo", "windowed:8:1"]
+        {
+            let unknown = ConfigError::UnknownLayout { given: given.into() };
+            assert!(unknown.to_string().ends_with(&preset_names()));
+            assert_eq!(given.parse::<Layout>(), Err(unknown));
+        }
+        let own = Layout { bucket_slots: 3, ..parsed("bucketized:4") };
+        assert_eq!((own.preset().map(|p| p.name), own.to_string()), (None, "cuckoo:d=2,b=3,w=1".into()));
+    }
+
+    /// Homes, main slots, overflow blocks, slots.
+    #[test]
+    fn sizes() {
+        let own = Layout { bucket_slots: 3, window_buckets: 4, ..parsed("pilaf") };
+        for (layout, size, expected) in [
+            (parsed("windowed:8"), Size::Keys(1_000_000), [1_111_112, 1_111_119, 0, 1_111_119]),
+            (parsed("windowed:8"), Size::Slots(1_000), [993, 1_000, 0, 1_000]),
+            (parsed("windowed:8"), Size::Slots(1), [1, 8, 0, 8]),
+            (parsed("windowed:8"), Size::Keys(1), [2, 9, 0, 9]),
+            (parsed("bucketized:4"), Size::Slots(1_003), [250, 1_000, 0, 1_000]),
+            (parsed("bucketized:4"), Size::Keys(850), [250, 1_000, 0, 1_000]),
+            (parsed("bucketized:4"), Size::Keys(851), [251, 1_004, 0, 1_004]),
+            (parsed("pilaf"), Size::Slots(2), [2, 2, 0, 2]),
+            // Two buckets of 4 a window, blocks of 4: half as many slots again.
+            (parsed("farm"), Size::Slots(1_000), [249, 1_000, 125, 1_500]),
+            (parsed("farm"), Size::Slots(8), [1, 8, 4, 24]),
+            (parsed("cluster"), Size::Keys(8_001), [1_251, 10_008, 626, 15_016]),
+            (parsed("list"), Size::Slots(9), [9, 9, 5, 14]),
+            // Not a preset: sized for 75 %.
+            (own, Size::Keys(900), [400, 1_209, 0, 1_209]),
+        ] {
+            let it = made(layout, size).unwrap();
+            let found = [it.homes(), it.main_slots(), it.overflow_blocks(), it.slots()];
+            assert_eq!(found, expected, "{layout} {size:?}");
+        }
+    }
+
+    #[test]
+    fn sizes_out_of_range() {
+        let most_links = (1 << 25) - 2;
+        for (name, max) in [
+            ("windowed:8", 1 << 40),
+            ("pilaf", 1 << 40),
+            ("farm", 4 * most_links),
+            ("list", most_links),
+            ("cluster", 8 * most_links),
+        ] {
+            let layout = parsed(name);
+            assert_eq!(made(layout, Size::Slots(max)).unwrap().main_slots(), max);
+            let bucket = u64::from(layout.bucket_slots);
+            for (given, unit, size) in [
+                (max + bucket, "slots", Size::Slots(max + bucket)),
+                (max, "keys", Size::Keys(max)),
+                (u64::MAX, "slots", Size::Slots(u64::MAX)),
+                (u64::MAX, "keys", Size::Keys(u64::MAX)),
+            ] {
+                assert_eq!(made(layout, size), Err(ConfigError::TooLarge { given, unit, max }), "{name}");
+            }
+            for (unit, size) in [("slots", Size::Slots(0)), ("keys", Size::Keys(0))] {
+                assert_eq!(made(layout, size), Err(ConfigError::ZeroCapacity { unit }), "{name}");
+            }
+            // The largest table with nearly the largest slots: no size overflows, each block can be linked.
+            let config = Config { size: Size::Slots(max), layout, value_max: 3_000, ..Config::default() };
+            let it = config.geometry().unwrap();
+            assert!(
+                it.region_bytes() == 8_192 + it.slots() * it.shape().bytes() as u64
+                    && it.overflow_blocks() < 1 << 24
+            );
+        }
+    }
+
+    #[test]
+    fn lengths_and_times_out_of_range() {
+        let made = |key_max, value_max, grace| {
+            let config =
+                Config { key_max, value_max, grace, seeds: Some(Seeds::from_number(1)), ..Config::default() };
+            config.geometry().map(|it| it.shape().bytes())
+        };
+        // The room of the largest slot, as docs/FORMAT.md counts it.
+        let room = 48 + 63 * 62;
+        let ms = Duration::from_millis(1);
+        assert_eq!(made(1, 0, ms), Ok(32));
+        assert_eq!(made(255, room - 255, ms), Ok(4096));
+        assert_eq!(made(8, 8, Duration::ZERO), Ok(32));
+        assert_eq!(made(8, 8, Duration::from_secs(60)), Ok(32));
+        for given in [0, 256, usize::MAX] {
+            assert_eq!(made(given, 8, ms), Err(ConfigError::KeyMax { given }));
+        }
+        for value_max in [room - 254, usize::MAX] {
+            let refused = ConfigError::ValueMax { key_max: 255, value_max, room };
+            assert!(refused.to_string().ends_with(&format!("lower value_max to {}", room - 255)));
+            assert_eq!(made(255, value_max, ms), Err(refused));
+        }
+        let given = Duration::from_nanos(60_000_000_001);
+        assert_eq!(made(8, 8, given), Err(ConfigError::Grace { given }));
+    }
+
+    #[test]
+    fn impossible_layouts() {
+        let (cuckoo, hopscotch, chained) = (parsed("cuckoo"), parsed("hopscotch"), parsed("chained"));
+        let numbers = |layout, choices, bucket_slots, window_buckets, block_slots| Layout {
+            choices,
+            bucket_slots,
+            window_buckets,
+            block_slots,
+            ..layout
+        };
+        for layout in [
+            numbers(cuckoo, 2, 1, 1, 0),
+            numbers(cuckoo, 3, 64, 1, 0),
+            numbers(cuckoo, 3, 1, 64, 0),
+            numbers(hopscotch, 1, 1, 64, 64),
+            numbers(hopscotch, 1, 8, 8, 1),
+            numbers(chained, 1, 64, 1, 64),
+        ] {
+            assert!(made(layout, Size::Slots(1_000)).is_ok(), "{layout:?}");
+        }
+        let window = "bucket_slots * window_buckets";
+        for (layout, field, value, allowed) in [
+            (numbers(cuckoo, 1, 4, 2, 0), "choices", 1, "2 to 3"),
+            (numbers(cuckoo, 4, 4, 2, 0), "choices", 4, "2 to 3"),
+            (numbers(hopscotch, 2, 4, 2, 4), "choices", 2, "1"),
+            (numbers(chained, 0, 4, 1, 4), "choices", 0, "1"),
+            (numbers(cuckoo, 2, 0, 2, 0), "bucket_slots", 0, "1 to 64"),
+            (numbers(chained, 1, 65, 1, 4), "bucket_slots", 65, "1 to 64"),
+            (numbers(cuckoo, 2, 4, 0, 0), "window_buckets", 0, "1 to 64"),
+            // 3 times this is 1 in 32 bits.
+            (numbers(cuckoo, 2, 3, 0xaaaa_aaab, 0), "window_buckets", 0xaaaa_aaab, "1 to 64"),
+            (numbers(chained, 1, 4, 2, 4), "window_buckets", 2, "1"),
+            (numbers(cuckoo, 2, 13, 5, 0), window, 65, "1 to 64"),
+            (numbers(cuckoo, 2, 4, 2, 4), "block_slots", 4, "0"),
+            (numbers(hopscotch, 1, 4, 2, 0), "block_slots", 0, "1 to 64"),
+            (numbers(chained, 1, 4, 1, 65), "block_slots", 65, "1 to 64"),
+        ] {
+            let (family, allowed) = (layout.family.name(), allowed.to_string());
+            let refused = ConfigError::Impossible { family, field, value, allowed };
+            assert_eq!(made(layout, Size::Slots(1_000)), Err(refused));
+        }
+    }
+
+    /// What stands in the superblock is what was asked for, and everything is where docs/FORMAT.md says.
+    #[test]
+    fn where_everything_is() {
+        let layout = parsed("farm");
+        let seeds = Seeds::from_number(5);
+        let grace = Duration::from_micros(300);
+        let size = Size::Slots(100);
+        let config = Config { layout, size, key_max: 20, value_max: 90, grace, seeds: Some(seeds) };
+        let it = config.geometry().unwrap();
+        assert_eq!((it.layout(), it.shape().bytes(), it.key_max(), it.value_max()), (layout, 128, 20, 90));
+        assert_eq!((it.homes(), it.main_slots(), it.overflow_blocks(), it.slots()), (24, 100, 12, 148));
+        assert_eq!((it.grace(), *it.seeds()), (grace, seeds));
+        assert_eq!(it.generation(), super::super::hash::mix(seeds.0[2][3]));
+        assert_eq!((it.table_offset(), it.region_bytes()), (8_192, 8_192 + 148 * 128));
+        assert_eq!((it.slot_offset(SlotIx(0)), it.slot_offset(SlotIx(147))), (8_192, 8_192 + 147 * 128));
+        assert_eq!((it.slot_word(SlotIx(0)), it.slot_word(SlotIx(3))), (1_024, 1_024 + 3 * 16));
+        let identity = it.identity(SlotIx(7));
+        assert_eq!((identity.generation, identity.index), (it.generation(), 7));
+
+        // Home 23, the last: buckets 23 and 24.
+        let last = it.window(23);
+        assert_eq!((last, it.window_bytes(last)), (Window { first: SlotIx(92), slots: 8 }, 1_024));
+        assert_eq!(it.primary(First(u64::MAX)), last);
+        assert_eq!(it.primary(First(0)), it.window(0));
+        assert_eq!([0, 3, 4, 92].map(|slot| it.home_of_slot(SlotIx(slot))), [0, 0, 1, 23]);
+        assert!(last.iter().map(|slot| slot.0).eq(92..100));
+        assert_eq!([91, 92, 99, 100].map(|n| last.contains(SlotIx(n))), [false, true, true, false]);
     }
 }

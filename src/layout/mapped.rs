@@ -93,3 +93,72 @@ pub(crate) fn value_into(
     value.extend_from_slice(&bytemuck::cast_slice(&words)[klen..klen + vlen]);
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::slot::{Content, Identity, encode};
+
+    fn mapped(image: &[u64]) -> Vec<AtomicU64> {
+        image.iter().map(|&word| AtomicU64::new(word)).collect()
+    }
+
+    /// What is read in place is what was written, for slots of one line, of half a one and of more, and for each
+    /// length of key and value about where words and lines end.
+    #[test]
+    fn in_place_as_in_a_copy() {
+        let identity = Identity { generation: 3, index: 77 };
+        for bytes in [32, 64, 128, 192] {
+            let shape = SlotShape::from_bytes(bytes).unwrap();
+            let max = shape.payload_max();
+            for klen in (1..=max.min(64)).chain([max.min(110), max]) {
+                for vlen in [0, 1, 7, 8, 48, max - klen].into_iter().filter(|vlen| klen + vlen <= max) {
+                    let key: Vec<u8> = (0..klen).map(|i| 1 + i as u8).collect();
+                    let value: Vec<u8> = (0..vlen).map(|i| 200 - i as u8).collect();
+                    let content = Content { key: &key, value: &value, ghost: 9, aux: 8 };
+                    let image_there = encode(shape, identity, 4, &content);
+                    let slot = mapped(&image_there);
+                    let case = format!("{bytes}: {klen} + {vlen}");
+
+                    assert_eq!(image(&slot), image_there);
+                    let (there, found) = header_and_key(shape, &slot).unwrap();
+                    assert_eq!((there, &*found), (header(&slot), &*key), "{case}");
+                    assert_eq!((there.stamp, there.ghost, there.aux), (4, 9, 8), "{case}");
+                    assert!(begins_with(shape, &slot, &key), "{case}");
+                    for at in 0..klen {
+                        let mut other = key.clone();
+                        other[at] ^= 0x80;
+                        assert!(!begins_with(shape, &slot, &other), "{case}: byte {at}");
+                    }
+                    let mut found = vec![1, 2, 3];
+                    value_into(shape, &slot, &there, &mut found).unwrap();
+                    assert_eq!(found, value, "{case}");
+                }
+            }
+        }
+    }
+
+    /// A slot that is being written may say any length.
+    #[test]
+    fn lengths_are_never_believed() {
+        for bytes in [32, 64, 128] {
+            let shape = SlotShape::from_bytes(bytes).unwrap();
+            let max = shape.payload_max();
+            for (klen, vlen) in
+                (0..=255).flat_map(|klen| [0, max - klen.min(max), 4_000].map(|vlen| (klen, vlen)))
+            {
+                let said = Header { klen: klen as u8, vlen: vlen as u16, ..bytemuck::Zeroable::zeroed() };
+                let mut image = Image::from_elem(0, shape.words());
+                image[..2].copy_from_slice(&bytemuck::cast::<_, [u64; 2]>(said));
+                let slot = mapped(&image);
+                let case = format!("{bytes}: {klen} + {vlen}");
+                let whole = klen + vlen <= max;
+                assert_eq!(value_into(shape, &slot, &said, &mut Vec::new()).is_ok(), whole, "{case}");
+                match header_and_key(shape, &slot) {
+                    Ok((there, key)) => assert!(there == said && key.len() == klen && klen <= max, "{case}"),
+                    Err(torn) => assert!(torn == Torn::Lengths && !whole, "{case}"),
+                }
+            }
+        }
+    }
+}

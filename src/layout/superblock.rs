@@ -3,9 +3,11 @@
 //! Checksummed as a whole, and stamped like a slot (odd while it is being written). Written once, when the
 //! region is made, before anybody reads it; what changes later stands in the control page.
 
-use super::geometry::{Family, GEOMETRY_LIMITS, Geometry, Layout};
+use super::geometry::{
+    Family, GRACE_MAX, Geometry, HOMES_MAX, Layout, OVERFLOW_BLOCKS_MAX, OutOfRange, within,
+};
 use super::hash::Seeds;
-use super::slot::SlotShape;
+use super::slot::{KEY_MAX, SlotShape};
 use super::{PAGE, WORD};
 use std::mem::{offset_of, size_of};
 use std::time::Duration;
@@ -154,6 +156,13 @@ pub enum SuperblockError {
     },
 }
 
+impl From<OutOfRange> for SuperblockError {
+    fn from(number: OutOfRange) -> SuperblockError {
+        let allowed = number.allowed();
+        SuperblockError::Field { field: number.field, value: number.value, allowed }
+    }
+}
+
 impl Superblock {
     /// The superblock of a table with this geometry.
     pub fn new(geometry: &Geometry, created: u64) -> Superblock {
@@ -223,33 +232,6 @@ impl Superblock {
         }
         let family =
             Family::from_number(self.family).ok_or(SuperblockError::Layout { family: self.family })?;
-        let limits = &GEOMETRY_LIMITS;
-        let within = |field, value: u64, allowed: &std::ops::RangeInclusive<u64>| {
-            if allowed.contains(&value) {
-                Ok(())
-            } else {
-                let allowed = format!("{} to {}", allowed.start(), allowed.end());
-                Err(SuperblockError::Field { field, value, allowed })
-            }
-        };
-        within("choices", self.choices.into(), &limits.choices)?;
-        within("bucket_slots", self.bucket_slots.into(), &limits.bucket_slots)?;
-        within("window_buckets", self.window_buckets.into(), &limits.window_buckets)?;
-        within("block_slots", self.block_slots.into(), &limits.block_slots)?;
-        within("homes", self.homes, &limits.homes)?;
-        within("overflow_blocks", self.overflow_blocks, &limits.overflow_blocks)?;
-        within("grace_ns", self.grace_ns, &limits.grace_ns)?;
-        let window = u64::from(self.bucket_slots) * u64::from(self.window_buckets);
-        within("bucket_slots * window_buckets", window, &limits.window_slots)?;
-        let shape = SlotShape::from_bytes(self.slot_bytes as usize).ok_or(SuperblockError::Field {
-            field: "slot_bytes",
-            value: self.slot_bytes.into(),
-            allowed: "32 or 64 to 4096 in steps of 64".into(),
-        })?;
-        let payload = shape.payload_max() as u64;
-        within("key_max", self.key_max.into(), &(1..=payload.min(*limits.key_max.end())))?;
-        within("value_max", self.value_max.into(), &(0..=payload - u64::from(self.key_max)))?;
-        within("table_offset", self.table_offset, &(2 * PAGE as u64..=2 * PAGE as u64))?;
         let layout = Layout {
             family,
             choices: self.choices,
@@ -257,9 +239,21 @@ impl Superblock {
             window_buckets: self.window_buckets,
             block_slots: self.block_slots,
         };
-        if (layout.block_slots == 0) != (self.overflow_blocks == 0) || !layout.is_sound() {
-            return Err(SuperblockError::Layout { family: self.family });
-        }
+        layout.check()?;
+        within("homes", self.homes, 1..=HOMES_MAX)?;
+        // Blocks if and only if the layout has chains.
+        let blocks = if layout.block_slots == 0 { 0..=0 } else { 1..=OVERFLOW_BLOCKS_MAX };
+        within("overflow_blocks", self.overflow_blocks, blocks)?;
+        within("grace_ns", self.grace_ns, 0..=GRACE_MAX.as_nanos() as u64)?;
+        let shape = SlotShape::from_bytes(self.slot_bytes as usize).ok_or(SuperblockError::Field {
+            field: "slot_bytes",
+            value: self.slot_bytes.into(),
+            allowed: "32 or 64 to 4096 in steps of 64".into(),
+        })?;
+        let payload = shape.payload_max() as u64;
+        within("key_max", self.key_max.into(), 1..=payload.min(KEY_MAX as u64))?;
+        within("value_max", self.value_max.into(), 0..=payload - u64::from(self.key_max))?;
+        within("table_offset", self.table_offset, 2 * PAGE as u64..=2 * PAGE as u64)?;
         let geometry = Geometry::assemble(
             layout,
             shape,
@@ -272,7 +266,7 @@ impl Superblock {
             Seeds(self.seeds),
         );
         let need = geometry.region_bytes();
-        within("region_bytes", self.region_bytes, &(need..=need))?;
+        within("region_bytes", self.region_bytes, need..=need)?;
         if have < need {
             return Err(SuperblockError::Truncated { have, need });
         }

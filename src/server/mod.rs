@@ -384,8 +384,17 @@ fn index_for(config: &ServerConfig) -> Result<(Index, Option<Recovered>), ServeE
 /// Binds the socket. A socket that nobody listens to any more is replaced.
 fn listen(address: &Address, path: &Path) -> Result<std::os::unix::net::UnixListener, ServeError> {
     let failed = |source| ServeError::Listen { address: address.clone(), source };
-    if std::os::unix::net::UnixStream::connect(path).is_ok() {
-        return Err(ServeError::AddressInUse { address: address.clone() });
+    let _claim = claim(path).inspect_err(|why| {
+        tracing::warn!(%address, %why, "the socket's folder is not locked; start no second server here right now");
+    });
+    match UnixStream::connect(path) {
+        // Or somebody who has no room for one more connection.
+        Ok(_) => return Err(ServeError::AddressInUse { address: address.clone() }),
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+            return Err(ServeError::AddressInUse { address: address.clone() });
+        }
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {}
+        Err(e) => return Err(failed(e)),
     }
     // Only ever a socket is removed: a file of another kind makes bind fail.
     if std::fs::symlink_metadata(path)
@@ -399,6 +408,27 @@ fn listen(address: &Address, path: &Path) -> Result<std::os::unix::net::UnixList
     listener.set_nonblocking(true).map_err(failed)?;
     Ok(listener)
 }
+
+/// Locks the folder of a socket, until the answer is dropped: of two servers that start at once, both could else find
+/// nobody there, and the second would remove the first one's socket. Fails where the folder may not be read, and where
+/// somebody else keeps it locked.
+fn claim(path: &Path) -> io::Result<std::os::fd::OwnedFd> {
+    use rustix::fs::{FlockOperation, Mode, OFlags};
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder =
+        rustix::fs::open(folder, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let waits_until = Instant::now() + CLAIM_MAX;
+    while let Err(why) = rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive) {
+        if why != rustix::io::Errno::WOULDBLOCK || Instant::now() >= waits_until {
+            return Err(why.into());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(folder)
+}
+
+/// Longest wait for a folder's lock. Servers hold it for microseconds.
+const CLAIM_MAX: Duration = Duration::from_secs(1);
 
 const LISTENER: Token = Token(0);
 const WAKER: Token = Token(1);
