@@ -328,7 +328,7 @@ impl Patience {
         if self.retries == 1 {
             self.since_ns = now;
         }
-        if now - self.since_ns >= limits.deadline.as_nanos() as u64 {
+        if Duration::from_nanos(now - self.since_ns) >= limits.deadline {
             return Err(ReadError::Deadline { deadline: limits.deadline, retries: self.retries, last });
         }
         if self.retries <= SPINS {

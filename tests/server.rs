@@ -5,6 +5,7 @@ mod common;
 
 use common::*;
 use oneread::layout::geometry::{Preset, presets};
+use oneread::reader::Limits;
 use oneread::region::Backing;
 use oneread::wire::{self, PROTOCOL_VERSION, Reply, Request};
 use oneread::{
@@ -566,6 +567,29 @@ fn a_stopped_server() {
         assert_eq!(other.get(b"after").unwrap().as_deref(), Some(&b"1"[..]));
         assert_eq!(client.stats().reattached, 0, "it was never gone");
     });
+}
+
+/// Who never wants to give up says so with the longest time there is; who has no time at all is told so.
+#[test]
+fn times_without_end() {
+    let place = Place::new();
+    let server = place.serve_apart(default_preset(), false);
+    let options = |time| {
+        let limits = Limits { deadline: time, ..Limits::default() };
+        ClientOptions { limits, deadline: time, lease: time, ..ClientOptions::default() }
+    };
+    let mut client = Client::connect_with(&place.address, options(Duration::MAX)).unwrap();
+    client.put(b"key", b"value").unwrap();
+    drop(client.clone());
+    server.signal(Signal::KILL);
+    wait_for("the server to be gone", || client.put(b"key", b"other").err());
+    assert_eq!(client.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+    assert!(Client::connect_with(&place.address, options(Duration::MAX)).is_err());
+
+    let place = Place::new();
+    let _server = place.serve(default_preset());
+    let error = Client::connect_with(&place.address, options(Duration::ZERO)).expect_err("no time");
+    assert!(error.to_string().contains("no answer within 0ns"), "{error}");
 }
 
 /// The first put that meets a stopped server, over a connection that was made before, says that the

@@ -61,8 +61,8 @@ struct Outcome {
     moved_retries: u64,
 }
 
-/// How long a put to the stopped server is waited for.
-const PUT_DEADLINE: Duration = Duration::from_millis(200);
+/// How long a put to the stopped server is waited for; also, before it is stopped, how long connecting may take.
+const PUT_DEADLINE: Duration = Duration::from_secs(1);
 
 impl Demo {
     pub fn run(self) -> Result<ExitCode> {

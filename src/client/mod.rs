@@ -35,7 +35,7 @@ use crate::wire::{PROTOCOL_VERSION, Reply, Request, ServerStats, WireError};
 use std::io;
 use std::time::{Duration, Instant};
 
-/// Bounds on what a client does, and how it does it.
+/// Bounds on what a client does, and how it does it. A time of more than a hundred years is taken for that.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientOptions {
     /// Bounds of a GET that has to look again.
@@ -82,6 +82,17 @@ impl Default for ClientOptions {
             ask: Ask::Message,
             verbs: VerbsOptions::default(),
         }
+    }
+}
+
+impl ClientOptions {
+    /// No time is so long that it cannot be added to what a clock says.
+    fn bounded(mut self) -> ClientOptions {
+        const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+        for time in [&mut self.limits.deadline, &mut self.deadline, &mut self.lease] {
+            *time = LONGEST.min(*time);
+        }
+        self
     }
 }
 
@@ -277,6 +288,7 @@ impl Client {
     /// # Errors
     /// As [`Client::connect`].
     pub fn connect_with(address: &Address, options: ClientOptions) -> Result<Client, ConnectError> {
+        let options = options.bounded();
         let path = match address {
             Address::Shm(socket) => Path::Shm(shm::Handle::connect(socket, &options)?),
             #[cfg(feature = "verbs")]

@@ -205,8 +205,8 @@ impl Handle {
             return gone("it has given its region up".into());
         }
         let lease = self.shared.options.lease;
-        let since = self.shared.clock.now_ns().saturating_sub(gone_ns);
-        if gone_ns != 0 && since >= lease.as_nanos() as u64 {
+        let since = Duration::from_nanos(self.shared.clock.now_ns().saturating_sub(gone_ns));
+        if gone_ns != 0 && since >= lease {
             return gone(format!("the lease of {lease:?} has ended"));
         }
         Ok(())
