@@ -8,13 +8,14 @@
 use crate::clock::Clock;
 use crate::fabric::Fabric;
 use crate::fabric::sim::{Adversary, Hardware, History, Instant, ReadFailed, Recorder, Sim};
-use crate::index::{Index, PutError, PutMode};
+use crate::index::{Index, Put, PutError, PutMode};
 use crate::inspect::Inspector;
 use crate::layout::geometry::{Config, Geometry, Layout, Size, SlotIx};
 use crate::layout::hash::Seeds;
 use crate::reader::{Limits, ReadError, Reader};
 use crate::region::Region;
-use std::collections::{BTreeMap, HashMap};
+use crate::turns;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -73,12 +74,52 @@ struct Version {
 }
 
 impl Version {
+    /// What every key is at first.
+    const ABSENT: Version = Version { value: None, from: Instant(0), until: None };
+
     fn is<E>(&self, answer: &Answer<E>) -> bool {
         answer.as_ref().is_ok_and(|answer| *answer == self.value)
     }
 
     fn show(&self) -> String {
         self.value.as_ref().map_or("absent".into(), |value| show_value(value))
+    }
+}
+
+/// What a server thread is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Put a new value.
+    Put(KeyNumber),
+    /// Remove the key.
+    Remove(KeyNumber),
+    /// Take away traces that are due.
+    Tidy,
+    /// Let time pass.
+    Wait(Duration),
+}
+
+impl Change {
+    fn number(self) -> Option<KeyNumber> {
+        match self {
+            Change::Put(number) | Change::Remove(number) => Some(number),
+            Change::Tidy | Change::Wait(_) => None,
+        }
+    }
+}
+
+/// What a change of a key came to: whether the server found it, what it has then, and when the operation began and ended.
+struct Done {
+    number: KeyNumber,
+    had: bool,
+    has: Option<Vec<u8>>,
+    from: Instant,
+    to: Instant,
+}
+
+impl Done {
+    fn changes(&self) -> bool {
+        self.had || self.has.is_some()
     }
 }
 
@@ -89,11 +130,13 @@ pub struct World {
     recorder: Arc<Recorder>,
     clock: Clock,
     scene: Scene,
-    versions: HashMap<KeyNumber, Vec<Version>>,
+    versions: BTreeMap<KeyNumber, Vec<Version>>,
     operations: u64,
     places: BTreeMap<KeyNumber, SlotIx>,
     moves: Vec<Move>,
     killed: Option<Instant>,
+    /// Most server threads at once.
+    threads: u64,
 }
 
 /// A key that was moved.
@@ -136,18 +179,16 @@ pub struct Violation {
 }
 
 impl Violation {
-    fn new<E: std::error::Error>(
-        key: KeyNumber,
-        (from, to): (Instant, Instant),
-        answer: &Answer<E>,
-        right: String,
-    ) -> Box<Violation> {
-        let answer = match answer {
-            Ok(Some(value)) => show_value(value),
-            Ok(None) => "absent".into(),
-            Err(error) => error.to_string(),
-        };
+    fn new(key: KeyNumber, (from, to): (Instant, Instant), answer: String, right: String) -> Box<Violation> {
         Box::new(Violation { key, from, to, answer, right, story: String::new() })
+    }
+}
+
+fn show_answer<E: std::error::Error>(answer: &Answer<E>) -> String {
+    match answer {
+        Ok(Some(value)) => show_value(value),
+        Ok(None) => "absent".into(),
+        Err(error) => error.to_string(),
     }
 }
 
@@ -170,7 +211,7 @@ impl World {
 
     fn over(index: Index, recorder: Arc<Recorder>, clock: Clock, scene: Scene) -> World {
         let (versions, operations, places, moves, killed) = Default::default();
-        World { index, recorder, clock, scene, versions, operations, places, moves, killed }
+        World { index, recorder, clock, scene, versions, operations, places, moves, killed, threads: 1 }
     }
 
     /// The server.
@@ -216,36 +257,96 @@ impl World {
     /// Puts a new value; `false` when the table is full.
     pub fn put(&mut self, number: KeyNumber) -> bool {
         self.operations += 1;
-        // Every word differs from every other value's: a mixture of two is never taken for either.
-        let stamp = self.operations.to_le_bytes();
-        let value: Vec<u8> = stamp.iter().cycle().take(self.scene.value_bytes).copied().collect();
-        let (from, moves) = (self.now(), self.index.counts().moves);
-        match self.index.put(&key(number), &value, PutMode::Upsert) {
-            Ok(_) => {
-                self.record(number, Some(value), from, moves);
-                true
-            }
-            Err(PutError::Full { .. }) => false,
-            Err(error) => panic!("the scene allows every put: {error}"),
-        }
+        self.change_and_record(Change::Put(number))
     }
 
     /// Removes a key; was it there?
     pub fn remove(&mut self, number: KeyNumber) -> bool {
-        let (from, moves) = (self.now(), self.index.counts().moves);
-        let there = self.index.remove(&key(number)).expect("a key of allowed length");
-        if there {
-            self.record(number, None, from, moves);
+        self.change_and_record(Change::Remove(number))
+    }
+
+    /// Does what the scripts say, each with a server thread of its own. Their accesses interleave as `seed` decides.
+    /// [`World::moves`] does not tell of them.
+    ///
+    /// # Errors
+    /// [`Violation`], when the server was wrong about whether a key was there, or at the end has lost or doubled one.
+    ///
+    /// # Panics
+    /// When one key is in two scripts: which change came first would be anybody's guess.
+    pub fn interleave(&mut self, seed: u64, scripts: &[Vec<Change>]) -> Result<(), Box<Violation>> {
+        let keys = scripts.iter().map(|script| script.iter().filter_map(|change| change.number()).collect());
+        let keys: Vec<BTreeSet<_>> = keys.collect();
+        let all: BTreeSet<_> = keys.iter().flatten().collect();
+        assert_eq!(all.len(), keys.iter().map(BTreeSet::len).sum::<usize>(), "a key in two scripts");
+        self.threads = self.threads.max(scripts.len() as u64);
+        let from = self.now();
+        let mut operation = self.operations;
+        let world = &*self;
+        let work = |script: &Vec<Change>| {
+            let numbered: Vec<_> = (operation + 1..).zip(script.clone()).collect();
+            operation += script.len() as u64;
+            move || numbered.into_iter().filter_map(|(n, change)| world.change(n, change)).collect::<Vec<_>>()
+        };
+        let done = turns::run(seed, scripts.iter().map(work).collect());
+        self.operations = operation;
+        done.into_iter().flatten().try_for_each(|done| self.note(&done))?;
+
+        let mut slots: BTreeMap<Vec<u8>, Vec<SlotIx>> = BTreeMap::new();
+        for report in self.inspector().slots().filter(|report| !report.key.is_empty()) {
+            slots.entry(report.key).or_default().push(report.slot);
         }
-        there
+        self.places.clear();
+        for (&number, versions) in &self.versions {
+            let last = versions.last().expect("at least one");
+            match (&last.value, slots.get(&key(number)[..]).map_or(&[][..], |slots| slots)) {
+                (Some(_), &[slot]) => {
+                    self.places.insert(number, slot);
+                }
+                (None, []) => {}
+                (_, copies) => {
+                    let answer = format!("nothing: {} slots hold it", copies.len());
+                    return Err(Violation::new(number, (from, self.now()), answer, last.show()));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a change; `None` if it is not of a key.
+    fn change(&self, operation: u64, change: Change) -> Option<Done> {
+        let from = self.now();
+        let (number, had, has) = match change {
+            Change::Put(number) => {
+                // Every word differs from every other value's: a mixture of two is never taken for either.
+                let stamp = operation.to_le_bytes();
+                let value: Vec<u8> = stamp.iter().cycle().take(self.scene.value_bytes).copied().collect();
+                match self.index.put(&key(number), &value, PutMode::Upsert) {
+                    Ok(put) => (number, put == Put::Updated, Some(value)),
+                    Err(PutError::Full { .. }) => (number, false, None),
+                    Err(error) => panic!("the scene allows every put: {error}"),
+                }
+            }
+            Change::Remove(number) => {
+                (number, self.index.remove(&key(number)).expect("a key of allowed length"), None)
+            }
+            Change::Tidy => {
+                self.tidy();
+                return None;
+            }
+            Change::Wait(time) => {
+                self.wait(time);
+                return None;
+            }
+        };
+        Some(Done { number, had, has, from, to: self.now() })
     }
 
     /// The world in which this server was killed at the instant `killed` and another has taken its region
     /// over ([`Index::open`]); and how many keys were lost.
     ///
     /// # Errors
-    /// [`Violation`], when more is amiss than a killed server with one thread may leave behind: a value that
-    /// never was, or a key lost though no slot was half written, or more than one.
+    /// [`Violation`], when more is amiss than a killed server may leave behind: a value that never was, or a
+    /// key lost though no slot was half written, or more than it had threads.
     pub fn taken_over_at(&self, killed: Instant) -> Result<(World, u64), Box<Violation>> {
         let (region, recorder, clock) = memory(self.geometry());
         self.recorder.repeat(killed, &region, &clock);
@@ -271,9 +372,9 @@ impl World {
             last.until = None;
             if !last.is(&answer) {
                 lost += 1;
-                if !matches!(answer, Ok(None)) || lost > found.torn.min(1) {
+                if !matches!(answer, Ok(None)) || lost > found.torn.min(self.threads) {
                     let right = format!("{}, {} slots half written", last.show(), found.torn);
-                    return Err(Violation::new(number, (killed, taken_over), &answer, right));
+                    return Err(Violation::new(number, (killed, taken_over), show_answer(&answer), right));
                 }
                 last.until = Some(taken_over);
                 versions.push(Version { value: None, from: killed, until: None });
@@ -303,31 +404,44 @@ impl World {
         slots.find(|&slot| inspector.slot(slot).key == key(number))
     }
 
-    /// Takes down an operation that began at `from`, when there had been `moves` moves.
-    fn record(&mut self, number: KeyNumber, value: Option<Vec<u8>>, from: Instant, moves: u64) {
-        match value {
-            Some(_) => {
-                let place = self.place(number).expect("it was just put");
-                self.places.insert(number, place);
-            }
-            None => {
-                self.places.remove(&number);
-            }
+    /// Makes a change of a key, and takes down what came of it; `false` if it changed nothing.
+    fn change_and_record(&mut self, change: Change) -> bool {
+        let moves = self.index.counts().moves;
+        let done = self.change(self.operations, change).expect("a change of a key");
+        self.note(&done).unwrap_or_else(|violation| panic!("{violation}"));
+        if done.has.is_some() {
+            let place = self.place(done.number).expect("it was just put");
+            self.places.insert(done.number, place);
+        } else {
+            self.places.remove(&done.number);
         }
         if self.index.counts().moves != moves {
             for (key, stood) in std::mem::take(&mut self.places) {
                 let stands = self.place(key).expect("a key that is there");
                 if stands != stood {
-                    self.moves.push(Move { key, began: from, from: stood, to: stands });
+                    self.moves.push(Move { key, began: done.from, from: stood, to: stands });
                 }
                 self.places.insert(key, stands);
             }
         }
-        let to = self.now();
-        let never = || vec![Version { value: None, from: Instant(0), until: None }];
-        let versions = self.versions.entry(number).or_insert_with(never);
-        versions.last_mut().expect("at least one").until = Some(to);
-        versions.push(Version { value, from, until: None });
+        done.changes()
+    }
+
+    /// Takes a change down: the key had another value from then on. The server cannot have been wrong about whether it
+    /// was there: only one thread at a time changes a key.
+    fn note(&mut self, done: &Done) -> Result<(), Box<Violation>> {
+        let versions = self.versions.entry(done.number).or_insert_with(|| vec![Version::ABSENT]);
+        let last = versions.last_mut().expect("at least one");
+        if done.had != last.value.is_some() {
+            let found = if done.had { "there" } else { "not there" };
+            let answer = format!("the server, which was to change it, {found}");
+            return Err(Violation::new(done.number, (done.from, done.to), answer, last.show()));
+        }
+        if done.changes() {
+            last.until = Some(done.to);
+            versions.push(Version { value: done.has.clone(), from: done.from, until: None });
+        }
+        Ok(())
     }
 
     /// Holds an answer against what was so. `seen` is the number of the newest version of the key that the
@@ -342,8 +456,7 @@ impl World {
         (from, to): (Instant, Instant),
         seen: usize,
     ) -> Result<usize, Box<Violation>> {
-        let never = [Version { value: None, from: Instant(0), until: None }];
-        let versions = self.versions.get(&number).map_or(&never[..], |v| v);
+        let versions = self.versions.get(&number).map_or(&[Version::ABSENT][..], |v| v);
         let right = |v: &Version| v.from <= to && v.until.is_none_or(|until| from < until);
         let matching = |(n, v): &(usize, &Version)| *n >= seen && right(v) && v.is(answer);
         if let Some((n, _)) = versions.iter().enumerate().find(matching) {
@@ -351,7 +464,8 @@ impl World {
         }
         let show = |(n, v): (usize, &Version)| format!("#{n} {}", v.show());
         let all: Vec<_> = versions.iter().enumerate().filter(|(_, v)| right(v)).map(show).collect();
-        Err(Violation::new(number, (from, to), answer, format!("{all:?}, having seen #{seen}")))
+        let right = format!("{all:?}, having seen #{seen}");
+        Err(Violation::new(number, (from, to), show_answer(answer), right))
     }
 
     /// Stores into the key's windows during a GET that went wrong, then what its READs sampled.

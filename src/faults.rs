@@ -121,6 +121,24 @@ pub(crate) fn broken(rule: Rule) -> bool {
     }
 }
 
+/// The rules that are broken on this thread, for [`break_all`] on another.
+#[cfg(feature = "sim")]
+pub(crate) fn all_broken() -> u32 {
+    #[cfg(feature = "faults")]
+    return BROKEN.get();
+    #[cfg(not(feature = "faults"))]
+    0
+}
+
+/// Breaks these rules on this thread for good.
+#[cfg(feature = "sim")]
+pub(crate) fn break_all(rules: u32) {
+    #[cfg(feature = "faults")]
+    BROKEN.set(rules);
+    #[cfg(not(feature = "faults"))]
+    let _ = rules;
+}
+
 /// While this lives, rules are broken on the thread that made it.
 #[cfg(feature = "faults")]
 #[derive(Debug)]

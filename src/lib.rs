@@ -24,6 +24,8 @@ pub mod reader;
 pub mod region;
 pub mod server;
 mod sync;
+#[cfg(feature = "sim")]
+mod turns;
 pub mod verbs;
 pub mod wire;
 

@@ -328,6 +328,11 @@ impl Region {
     #[inline]
     pub(crate) fn words(&self, first: usize, len: usize) -> &[AtomicU64] {
         assert!(first <= self.words && len <= self.words - first, "words {first}+{len} of {}", self.words);
+        // The adversary's server threads take turns.
+        #[cfg(feature = "sim")]
+        if self.recorder.is_some() {
+            crate::turns::may_pass();
+        }
         // SAFETY:
         // * the range lies inside `_memory` (asserted), which lives as long as `self`;
         // * it is aligned: a mapping begins on a page, and AtomicU64 has alignment 8;

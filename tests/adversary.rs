@@ -9,7 +9,7 @@
 #![cfg(feature = "sim")]
 
 use oneread::Layout;
-use oneread::adversary::{KeyNumber, Scene, Violation, World, key};
+use oneread::adversary::{Change, KeyNumber, Scene, Violation, World, key};
 use oneread::fabric::sim::{Adversary, Every, Hardware, History, Instant, Random, Unit, Witness};
 use std::time::Duration;
 
@@ -447,17 +447,12 @@ fn a_takeover_leaves_no_trace() {
 
 // ---- random schedules on a table that is churned ------------------------------------------------------
 
-struct Run {
-    gets: u64,
-}
+/// A server that has served, the instant when churn began, and its keys.
+type Served = Result<(World, Instant, Vec<KeyNumber>), Box<Violation>>;
 
 /// A server that churns a small, nearly full table. In every third one it is killed in the midst of it, and
 /// another goes on.
-fn churned(
-    name: &str,
-    seed: u64,
-    operations: usize,
-) -> Result<(World, Instant, Vec<KeyNumber>), Box<Violation>> {
+fn churned(name: &str, seed: u64, operations: usize) -> Served {
     let mut random = Random::new(seed);
     let value_bytes = [HALF_LINE, ONE_LINE, TWO_LINES][random.pick(3)];
     let slots = 24 + random.pick(40) as u64;
@@ -527,7 +522,7 @@ fn random_client(
     // A few keys again and again: versions must not go back.
     let mut few: Vec<KeyNumber> = (0..4).map(|_| numbers[random.pick(numbers.len())]).collect();
     let mut start = Instant(begin.0 + random.pick(history.end().0 - begin.0));
-    let moves = world.moves();
+    let moves = &world.moves()[world.moves().partition_point(|moved| moved.began < begin)..];
     let shortly_before = |random: &mut Random, instant: Instant| {
         Instant(instant.0.saturating_sub(random.pick(30)).max(begin.0))
     };
@@ -548,46 +543,97 @@ fn random_client(
     Ok(GETS as u64)
 }
 
-/// Random GETs against random churn of one layout.
+/// A nearly full table of a few stripes, which two server threads churn at once, half of the time on either side of where
+/// one stripe ends, where they get in each other's way. In every third table they are killed in the midst of it, each with
+/// at most one change half done, and another server goes on.
+fn interleaved(name: &str, seed: u64) -> Served {
+    let mut random = Random::new(seed);
+    /// Slots that share a lock.
+    const STRIPE: u64 = 64;
+    let slots = STRIPE + 40 + random.pick(150) as u64;
+    let mut world = World::new(Scene { grace: GRACE, ..scene(name, slots, ONE_LINE, seed) });
+    let numbers: Vec<KeyNumber> = (0..(slots + slots / 8) as KeyNumber).collect();
+    for &number in &numbers[..(slots * 9 / 10) as usize] {
+        world.put(number);
+    }
+    let begin = world.now();
+    let geometry = world.geometry().clone();
+    for round in 0..4 {
+        let reach = [12, u64::MAX][random.pick(2)];
+        let is_near = |number: &KeyNumber| {
+            let first = geometry.seeds().first(&key(*number));
+            geometry.primary(first).first.0.abs_diff(STRIPE) < reach
+        };
+        let mut script = |thread: u32| -> Vec<Change> {
+            let mine = numbers.iter().copied().filter(|number| number % 2 == thread && is_near(number));
+            let mine: Vec<_> = mine.collect();
+            let mut change = || match random.pick(8) {
+                0..3 => Change::Remove(mine[random.pick(mine.len())]),
+                3..6 => Change::Put(mine[random.pick(mine.len())]),
+                6 => Change::Tidy,
+                _ => Change::Wait(Duration::from_nanos([5, 300, 2_000][random.pick(3)])),
+            };
+            (0..16).map(|_| change()).collect()
+        };
+        let scripts = [script(0), script(1)];
+        world.interleave(seed << 8 | round, &scripts)?;
+    }
+    if random.pick(3) == 0 {
+        let killed = Instant(begin.0 + random.pick(world.now().0 - begin.0));
+        world = world.taken_over_at(killed)?.0;
+        churn(&mut world, &numbers, &mut random, 40);
+    }
+    Ok((world, begin, numbers))
+}
+
+/// Random GETs against what random servers did, one server a seed.
 fn random_run(
-    name: &str,
+    serve: impl Fn(u64) -> Served,
     seeds: impl Iterator<Item = u64>,
     clients: u64,
-) -> Result<Run, (u64, Box<Violation>)> {
+) -> Result<u64, (u64, Box<Violation>)> {
     let mut gets = 0;
     for seed in seeds {
-        let (world, begin, numbers) = churned(name, seed, 400).map_err(|violation| (seed, violation))?;
+        let (world, begin, numbers) = serve(seed).map_err(|violation| (seed, violation))?;
         let history = world.history();
         for client in 0..clients {
             let run = |tell| random_client(&world, &history, begin, &numbers, seed << 20 | client, tell);
             // Once more, for the story: the same seed does the same.
             gets += run(false).or_else(|_| run(true)).map_err(|violation| (seed, violation))?;
         }
+        // Nothing is lost at the end.
+        let last = world.client(&history, LINES, &mut Random::new(seed), history.end(), &numbers, true);
+        last.map_err(|violation| (seed, violation))?;
     }
-    Ok(Run { gets })
+    Ok(gets)
 }
 
-#[test]
-fn random_schedules() {
+/// The same on every preset; so many seeds and clients in short runs, and in long ones.
+fn random_runs(serve: impl Fn(&str, u64) -> Served, short: (u64, u64), long: (u64, u64)) {
     let started = std::time::Instant::now();
-    let long = std::env::var_os("ONEREAD_LONG").is_some();
     let chosen = std::env::var("ONEREAD_SEED").ok().map(|seed| seed.parse::<u64>().expect("a number"));
+    let (seeds, clients) = if std::env::var_os("ONEREAD_LONG").is_some() { long } else { short };
     let mut total = 0;
     for preset in oneread::layout::geometry::presets() {
-        let seeds = match chosen {
-            Some(seed) => seed..seed + 1,
-            None => 0..if long { 2_000 } else { 50 },
-        };
-        match random_run(preset.name, seeds, if long { 350 } else { 130 }) {
-            Ok(run) => total += run.gets,
+        let seeds = chosen.map_or(0..seeds, |seed| seed..seed + 1);
+        match random_run(|seed| serve(preset.name, seed), seeds, clients) {
+            Ok(gets) => total += gets,
             Err((seed, violation)) => panic!("{}, ONEREAD_SEED={seed}: {violation}", preset.name),
         }
     }
     println!("{total} GETs, {:.0} a second", total as f64 / started.elapsed().as_secs_f64());
 }
 
-/// A server that stops for ever at any store: what it had finished is there, what it had not begun is not,
-/// and a GET ends.
+#[test]
+fn random_schedules() {
+    random_runs(|name, seed| churned(name, seed, 400), (50, 130), (2_000, 350));
+}
+
+#[test]
+fn interleaved_server_threads() {
+    random_runs(interleaved, (20, 50), (1_000, 100));
+}
+
 #[test]
 fn a_server_that_stops_anywhere() {
     for preset in oneread::layout::geometry::presets() {
@@ -619,6 +665,7 @@ mod broken {
     use oneread::faults::{Broken, Rule};
     use oneread::inspect::SlotReport;
     use oneread::layout::geometry::SlotIx;
+    use std::panic::catch_unwind;
 
     /// Breaks rules while `case` is made and looked at; the schedule that shows it.
     fn caught(rules: &[Rule], hardware: Hardware, gets: usize, case: impl Fn() -> Case) -> Option<u64> {
@@ -906,6 +953,28 @@ mod broken {
         assert!(check(shape, here, &other).is_ok_and(|view| view.holds(b"key")), "caught");
     }
 
+    /// Two server threads without a lock, with a path that is walked unseen, with locks in any order: keys are lost, an
+    /// assertion fails, or nobody goes on.
+    #[test]
+    fn interleaved_threads_find_broken_rules() {
+        for (rule, name) in
+            [(Rule::SlotLock, "bucketized:4"), (Rule::PathCheck, "pilaf"), (Rule::LockOrder, "bucketized:4")]
+        {
+            let broken = Broken::rule(rule);
+            let run = |seed| random_run(|seed| interleaved(name, seed), seed..seed + 1, 50);
+            let (seed, how) = (0..400)
+                .find_map(|seed| match catch_unwind(|| run(seed)) {
+                    Ok(Ok(_)) => None,
+                    Ok(Err((_, violation))) => Some((seed, violation.to_string())),
+                    Err(_) => Some((seed, "a panic".into())),
+                })
+                .unwrap_or_else(|| panic!("{rule:?}: not found"));
+            println!("{rule:?}: {name}, seed {seed}: {how}");
+            drop(broken);
+            assert_eq!(run(seed).map_err(|(_, violation)| violation).err(), None, "{rule:?}: not for that");
+        }
+    }
+
     /// The random run notices each of these, too, without being told where to look.
     #[test]
     fn random_schedules_find_broken_rules() {
@@ -925,8 +994,11 @@ mod broken {
         for broken in rules {
             let _broken: Vec<_> = broken.iter().map(|&rule| Broken::rule(rule)).collect();
             let found = ["bucketized:4", "windowed:8", "list"].iter().find_map(|name| {
-                (0..400)
-                    .find_map(|seed| random_run(name, seed..seed + 1, 200).err().map(|(s, v)| (*name, s, v)))
+                (0..400).find_map(|seed| {
+                    random_run(|seed| churned(name, seed, 400), seed..seed + 1, 200)
+                        .err()
+                        .map(|(s, v)| (*name, s, v))
+                })
             });
             let (name, seed, violation) = found.unwrap_or_else(|| panic!("{broken:?}: not found"));
             println!("{broken:?}: {name}, seed {seed}: {violation}");

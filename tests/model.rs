@@ -301,7 +301,8 @@ fn a_batch_answers_every_key() {
             let counts = reader.fabric().counts();
             assert_eq!(counts.reads, reads, "a batch of {length} READs as much as {length} GETs");
             assert!(counts.doorbells <= counts.reads, "{counts:?}");
-            assert_eq!(reader.stats().gets, length as u64);
+            let hits = keys[..length].iter().filter(|key| model.keys.contains_key(*key)).count() as u64;
+            assert_eq!((reader.stats().gets, reader.stats().hits), (length as u64, hits));
         }
     });
 }

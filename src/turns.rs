@@ -1,0 +1,197 @@
+//! Server threads that take turns, for the adversary ([`crate::adversary`]).
+//!
+//! One of them runs at a time. Who goes on is decided, by a seed, before each lock and each access to recorded memory: one
+//! word stored, or one slot loaded. So the accesses of several threads come in any order that the locks allow, and in the
+//! same one again with the same seed.
+
+use crate::fabric::sim::{Adversary, Random};
+use crate::faults;
+use std::cell::RefCell;
+use std::panic::resume_unwind;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::ScopedJoinHandle;
+
+#[derive(Debug)]
+struct Turns {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    random: Random,
+    /// One in so many times somebody else may go on.
+    one_in: usize,
+    /// Threads that have not ended.
+    going: Vec<usize>,
+    whose: usize,
+    /// Turns given away in a row, because a lock was held.
+    in_vain: usize,
+}
+
+/// After so many turns given away in a row nobody ever goes on.
+const IN_VAIN_MAX: usize = 1_000;
+
+thread_local! {
+    static ME: RefCell<Option<(Arc<Turns>, usize)>> = const { RefCell::new(None) };
+}
+
+/// Runs each of `works` on a thread of its own, in turns, with the rules broken that are broken here.
+///
+/// # Panics
+/// When one of them does, or when each waits for a lock that another holds.
+pub(crate) fn run<T: Send>(seed: u64, works: Vec<impl FnOnce() -> T + Send>) -> Vec<T> {
+    let mut random = Random::new(seed);
+    let one_in = [2, 16, 128][random.pick(3)];
+    let whose = random.pick(works.len());
+    let state = State { random, one_in, going: (0..works.len()).collect(), whose, in_vain: 0 };
+    let turns = Arc::new(Turns { state: Mutex::new(state), changed: Condvar::new() });
+    let rules = faults::all_broken();
+    std::thread::scope(|scope| {
+        let mut threads = Vec::with_capacity(works.len());
+        for (me, work) in works.into_iter().enumerate() {
+            let turns = turns.clone();
+            threads.push(scope.spawn(move || {
+                faults::break_all(rules);
+                let _place = Place::take(turns, me);
+                work()
+            }));
+        }
+        let end = |thread: ScopedJoinHandle<'_, T>| thread.join().unwrap_or_else(|e| resume_unwind(e));
+        threads.into_iter().map(end).collect()
+    })
+}
+
+/// Now another thread may go on.
+pub(crate) fn may_pass() {
+    with_me(|turns, me| turns.pass(me, false));
+}
+
+/// May let others go on; lets them until a lock that this thread needs is free. Returns at once on a thread that takes no turns.
+#[cfg(not(loom))]
+pub(crate) fn until(is_free: impl Fn() -> bool) {
+    may_pass();
+    with_me(|turns, me| {
+        while !is_free() {
+            turns.pass(me, true);
+        }
+    });
+}
+
+fn with_me(then: impl FnOnce(&Turns, usize)) {
+    ME.with_borrow(|me| {
+        if let Some((turns, me)) = me {
+            then(turns, *me);
+        }
+    });
+}
+
+impl Turns {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pass(&self, me: usize, must: bool) {
+        let mut state = self.lock();
+        state.in_vain = if must { state.in_vain + 1 } else { 0 };
+        assert!(state.in_vain < IN_VAIN_MAX, "every server thread waits for a lock that another holds");
+        let one_in = state.one_in;
+        if must || state.random.pick(one_in) == 0 {
+            state.choose();
+            self.wait(state, me);
+        }
+    }
+
+    fn wait(&self, mut state: MutexGuard<'_, State>, me: usize) {
+        self.changed.notify_all();
+        while state.whose != me {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl State {
+    fn choose(&mut self) {
+        let n = self.random.pick(self.going.len());
+        self.whose = self.going[n];
+    }
+}
+
+/// A thread's place among those that take turns. Left when dropped, also by a panic: the others go on.
+struct Place;
+
+impl Place {
+    /// Returns when it is this thread's turn.
+    fn take(turns: Arc<Turns>, me: usize) -> Place {
+        turns.wait(turns.lock(), me);
+        ME.set(Some((turns, me)));
+        Place
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Some((turns, me)) = ME.take() {
+            let mut state = turns.lock();
+            state.going.retain(|&other| other != me);
+            if !state.going.is_empty() {
+                state.choose();
+            }
+            turns.changed.notify_all();
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::sync::{Mutex, lock};
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    /// Who went on when, as decided by a seed.
+    fn order(seed: u64) -> Vec<usize> {
+        let order = Mutex::new(Vec::new());
+        let work = |me| {
+            let order = &order;
+            move || {
+                for _ in 0..50 {
+                    lock(order).push(me);
+                }
+            }
+        };
+        run(seed, (0..3).map(work).collect());
+        std::mem::take(&mut lock(&order))
+    }
+
+    #[test]
+    fn a_seed_decides() {
+        let mut orders: Vec<_> = (0..20).map(order).collect();
+        assert_eq!(orders, (0..20).map(order).collect::<Vec<_>>());
+        let turns = |order: &Vec<usize>| order.windows(2).filter(|two| two[0] != two[1]).count();
+        let turns: Vec<_> = orders.iter().map(turns).collect();
+        assert!(turns.iter().any(|&n| n > 30) && turns.iter().any(|&n| n < 10), "{turns:?}");
+        orders.sort();
+        orders.dedup();
+        assert!(orders.len() > 10, "{}", orders.len());
+    }
+
+    /// Two locks taken in either order: with some seeds neither thread goes on, and that is told.
+    #[test]
+    fn who_waits_for_ever_is_told() {
+        let ends = |crosswise: bool, seed| {
+            let locks = [Mutex::new(()), Mutex::new(())];
+            let work = |me: usize| {
+                let locks = &locks;
+                move || {
+                    let first = if crosswise { me } else { 0 };
+                    let _first = lock(&locks[first]);
+                    let _second = lock(&locks[1 - first]);
+                }
+            };
+            catch_unwind(AssertUnwindSafe(|| run(seed, (0..2).map(work).collect()))).is_ok()
+        };
+        assert!((0..50).all(|seed| ends(false, seed)));
+        let told = (0..50).filter(|&seed| !ends(true, seed)).count();
+        assert!((1..50).contains(&told), "{told}");
+    }
+}
