@@ -21,7 +21,7 @@ use oneread::{Address, Clock, Config, Index, PutMode, ServeError, Server, Server
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 fn hex(bytes: &[u8]) -> String {
     bytes.chunks(16).map(|row| row.iter().map(|b| format!("{b:02x}")).collect::<String>() + "\n").collect()
@@ -458,7 +458,7 @@ fn a_server_refuses_what_is_no_region() {
 /// that lead back to themselves).
 #[test]
 fn a_reader_of_garbage_comes_to_an_end() {
-    let limits = Limits { retries_max: 20, deadline: Duration::from_millis(200) };
+    let limits = Limits { retries_max: 20, deadline: Duration::from_millis(50) };
     on_every_preset(|preset| {
         for (seed, (key_max, value_max)) in [(8, 8), (16, 32), (32, 78), (255, 300)].into_iter().enumerate() {
             let dir = tempfile::tempdir().unwrap();
@@ -468,7 +468,6 @@ fn a_reader_of_garbage_comes_to_an_end() {
             drop(Index::create(region, geometry.clone(), Clock::manual()).unwrap());
             scribble(&path, &geometry, seed as u64);
 
-            let began = Instant::now();
             let region = Region::open(&path).unwrap();
             let inspector = Inspector::new(&region, &geometry);
             let fabric = Shm::new(&region, &geometry);
@@ -479,7 +478,10 @@ fn a_reader_of_garbage_comes_to_an_end() {
             for key in &keys {
                 match reader.get_into(key, &mut value) {
                     Ok(_) => answers += 1,
-                    Err(ReadError::Contended { .. } | ReadError::Deadline { .. }) => errors += 1,
+                    Err(ReadError::Contended { retries, .. } | ReadError::Deadline { retries, .. }) => {
+                        assert!(retries <= limits.retries_max, "{retries}");
+                        errors += 1;
+                    }
                     Err(error) => panic!("{error}"),
                 }
                 inspector.windows(key);
@@ -493,7 +495,6 @@ fn a_reader_of_garbage_comes_to_an_end() {
             let is_torn = |n: &u64| inspector.slot(SlotIx(*n)).verdict.is_err();
             let torn = (0..geometry.main_slots()).filter(is_torn).count() as u64;
             assert!(torn > geometry.main_slots() * 9 / 10, "{torn} of {}", geometry.main_slots());
-            assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
             drop(region);
 
             // A server that takes this over frees what is not valid and has a working, empty table.

@@ -38,8 +38,7 @@ fn at(place: &str) -> Address {
 
 fn options() -> ClientOptions {
     let verbs = VerbsOptions { token: Token::new(TOKEN), ..VerbsOptions::default() };
-    // Emulation is slow, and the machine may be busy.
-    ClientOptions { deadline: Duration::from_secs(20), verbs, ..ClientOptions::default() }
+    ClientOptions { verbs, ..patient() }
 }
 
 fn connect(address: &Address) -> Client {
@@ -48,7 +47,7 @@ fn connect(address: &Address) -> Client {
 
 fn table(preset: &Preset, slots: u64) -> oneread::Config {
     // Under emulation a READ takes some 100 us, and much longer when the machine is busy.
-    oneread::Config { grace: Duration::from_millis(50), ..config(preset, slots, 16, 46, 7) }
+    oneread::Config { grace: Duration::from_millis(250), ..config(preset, slots, 16, 46, 7) }
 }
 
 fn server_config(address: &Address, preset: &Preset, slots: u64) -> ServerConfig {
@@ -177,20 +176,20 @@ fn a_stopped_server_is_read() {
     let mut client = connect(&address);
     fill(&mut client, 500);
     let mut hasty = options();
-    hasty.deadline = Duration::from_millis(300);
+    hasty.deadline = Duration::from_secs(1);
     let mut hasty = Client::connect_with(&address, hasty).unwrap();
     hasty.server_stats().unwrap();
 
-    process.signal(Signal::STOP);
+    process.stop();
     check_all(&mut client, 500);
     // More changes than there are receives posted: none of them stands in the GETs' way.
-    for n in 0..12 {
+    for n in 0..10 {
         let began = Instant::now();
         match hasty.put(b"late", &[n]) {
             Err(MutateError::Deadline { .. }) => {}
             other => panic!("a put to a stopped server: {other:?}"),
         }
-        assert!(began.elapsed() < Duration::from_secs(5), "its deadline was 0.3 s");
+        assert!(began.elapsed() < SOON, "its deadline was 1 s");
         check_all(&mut hasty, 50);
     }
     process.signal(Signal::CONT);
@@ -210,7 +209,7 @@ fn a_killed_server_and_its_successor() {
     let port = free_port();
     let (process, address) = serve_apart(port);
     let mut bounded = options();
-    bounded.deadline = Duration::from_secs(3);
+    bounded.deadline = Duration::from_secs(8);
     let mut client = Client::connect_with(&address, bounded).unwrap();
     fill(&mut client, 300);
     check_all(&mut client, 300);
@@ -219,7 +218,7 @@ fn a_killed_server_and_its_successor() {
     let error = client.get(&ours(1).0).expect_err("there is nobody to read from");
     assert!(matches!(error, GetError::ServerGone { .. }), "{error}");
     assert!(error.to_string().contains("no server at 127.0.0.1"), "{error}");
-    assert!(began.elapsed() < Duration::from_secs(12), "{:?}", began.elapsed());
+    assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
 
     let (_process, _) = serve_apart(port);
     assert_eq!(client.get(&ours(1).0).unwrap(), None, "a new table");
@@ -360,7 +359,7 @@ fn peers_that_are_no_servers() {
             let began = Instant::now();
             let error = refused(&address, short.clone());
             assert!(error.to_string().contains(expected), "{what}: {error}");
-            assert!(began.elapsed() < Duration::from_secs(5), "{what}: took {:?}", began.elapsed());
+            assert!(began.elapsed() < SOON, "{what}: took {:?}", began.elapsed());
             peer.join().unwrap();
         });
     }
@@ -391,7 +390,7 @@ fn clients_that_are_none() {
     assert_eq!(server.stats().clients, 1);
     // Garbage is hung up on, at once or after the time allowed.
     for mut stream in stayers {
-        stream.set_read_timeout(Some(Duration::from_secs(15))).unwrap();
+        stream.set_read_timeout(Some(SOON)).unwrap();
         let mut rest = Vec::new();
         stream.read_to_end(&mut rest).expect("the server hangs up");
     }
@@ -475,14 +474,12 @@ fn a_wrong_remote_key() {
     needs_device!("a_wrong_remote_key");
     let server = serve(default_preset(), 64);
     let Address::Verbs(place) = server.address() else { panic!("not verbs") };
-    let mut bounded = options();
-    bounded.deadline = Duration::from_secs(2);
     for (field, by) in [("key", 0x1234_5600u64), ("address", 1 << 40)] {
         let address = relay(place, true, move |welcome| {
             let other = number_in(&welcome, field) ^ by;
             with_field(&welcome, field, &other.to_string())
         });
-        let mut client = Client::connect_with(&address, bounded.clone()).unwrap();
+        let mut client = connect(&address);
         match client.get(b"key") {
             Err(GetError::Read(oneread::reader::ReadError::Fabric(VerbsError::Completion {
                 what: "READ",
@@ -495,7 +492,7 @@ fn a_wrong_remote_key() {
     // A region too short for its table, messages shorter than its pairs, no READs allowed.
     for (field, value) in [("bytes", "8192"), ("message_bytes", "64"), ("reads", "0")] {
         let address = relay(place, true, move |welcome| with_field(&welcome, field, value));
-        let error = refused(&address, bounded.clone());
+        let error = refused(&address, options());
         assert!(matches!(error, SetupError::Table { .. }), "{field}: {error}");
     }
     // Somebody on the way who does not know the token can change nothing.
@@ -504,11 +501,11 @@ fn a_wrong_remote_key() {
             let other = number_in(&welcome, field) ^ 8192;
             with_field(&welcome, field, &other.to_string())
         });
-        let error = refused(&address, bounded.clone());
+        let error = refused(&address, options());
         assert!(matches!(error, SetupError::Token { .. }), "{field}: {error}");
     }
     let address = relay(place, true, |welcome| welcome);
-    fill(&mut Client::connect_with(&address, bounded).unwrap(), 5);
+    fill(&mut connect(&address), 5);
     let mut client = connect(server.address());
     fill(&mut client, 20);
     check_all(&mut client, 20);
@@ -610,7 +607,7 @@ fn a_link_that_goes_down() {
     needs_device!("a_link_that_goes_down");
     let Some((_server, address)) = across() else { return };
     let mut bounded = options();
-    bounded.deadline = Duration::from_secs(4);
+    bounded.deadline = Duration::from_secs(8);
     let mut client = Client::connect_with(&address, bounded).unwrap();
     fill(&mut client, 100);
     check_all(&mut client, 100);
@@ -619,7 +616,7 @@ fn a_link_that_goes_down() {
         run("ip link set veth1 down");
         let began = Instant::now();
         let error = client.get(&ours(1).0).expect_err("the network is down");
-        assert!(began.elapsed() < Duration::from_secs(20), "{:?}: {error}", began.elapsed());
+        assert!(began.elapsed() < SOON, "{:?}: {error}", began.elapsed());
         println!("while the link is down: {error} (after {:?})", began.elapsed());
     }
     // Routes of the guest go with the link.

@@ -11,7 +11,7 @@ mod common;
 
 use common::*;
 use oneread::layout::geometry::{Family, Preset, presets};
-use oneread::reader::{Limits, ReadError};
+use oneread::reader::ReadError;
 use oneread::verbs::{SetupError, Token, VerbsAddress, VerbsError, VerbsOptions, Wait};
 use oneread::{
     Address, Ask, Client, ClientOptions, ConnectError, GetError, MutateError, Put, ServeError, Server,
@@ -198,8 +198,7 @@ fn at(place: &str) -> Address {
 
 fn options() -> ClientOptions {
     let verbs = VerbsOptions { token: Token::new(TOKEN), ..VerbsOptions::default() };
-    let limits = Limits { deadline: Duration::from_secs(20), ..Limits::default() };
-    ClientOptions { deadline: Duration::from_secs(20), limits, verbs, ..ClientOptions::default() }
+    ClientOptions { verbs, ..patient() }
 }
 
 fn with_credits(credits: usize) -> ClientOptions {
@@ -308,7 +307,7 @@ fn reads_that_all_fail(fake: &Fake) {
         };
         assert_eq!((*status, i64::from(*vendor)), (name, 0x80 + number));
         assert!(error.to_string().contains(name), "{error}");
-        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+        assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
         assert_eq!(fake.count("reads"), 9, "one, and eight more");
         client.get_many_with(&keys(100), |n, _| panic!("{n} is answered")).expect_err("no READ arrives");
         assert_eq!(fake.count("reads"), 18, "of a chain only the first is tried");
@@ -667,7 +666,7 @@ fn churn(fake: &Fake, server: &Server) {
         let began = Instant::now();
         let mut rounds = 0;
         while began.elapsed() < Duration::from_millis(1500) || client.stats().get.retries_torn == 0 {
-            assert!(began.elapsed() < Duration::from_secs(30), "no READ is torn: {:?}", client.stats());
+            assert!(began.elapsed() < SOON, "no READ is torn: {:?}", client.stats());
             let numbers = |of: &[AtomicU64]| of.iter().map(|n| n.load(Ordering::SeqCst)).collect::<Vec<_>>();
             let oldest = numbers(&done);
             let found = client.get_many(&all).unwrap();
@@ -790,7 +789,8 @@ fn failed_handshakes(fake: &Fake) {
     let left: Vec<_> = ["qps", "mrs"].map(|kind| fake.count(&format!("live_{kind}"))).into();
     // One client's receives are kept for the next.
     assert_eq!((left[0], left[1]), (of_the_server[0], of_the_server[1] + 1));
-    let mut client = connect(&server);
+    let options = ClientOptions { deadline: Duration::from_secs(10), ..options() };
+    let mut client = Client::connect_with(server.address(), options).unwrap();
     fill(&mut client, 30);
     // One is dropped before its server, one after it.
     let mut other = client.clone();
@@ -909,7 +909,6 @@ fn answers_that_come_first(fake: &Fake) {
     for wait in [Wait::Poll, Wait::Block] {
         let mut options = options();
         options.verbs.wait = wait;
-        options.deadline = Duration::from_secs(5);
         let mut client = Client::connect_with(server.address(), options).unwrap();
         for polls in [1, 10, 1000, 100_000] {
             fake.set("FAKE_DELAY_SENDS", polls);

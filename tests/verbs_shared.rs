@@ -8,9 +8,12 @@ use oneread::verbs::{DeviceChoice, QueueCounts, SetupError, VerbsAddress, VerbsO
 use oneread::{Address, Client, ClientOptions, Config, ServeError, Server, Size};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+
+mod common;
+use common::{patient, wait_for};
 
 const THREADS: usize = 8;
 const KEYS: u64 = 1000;
@@ -50,8 +53,7 @@ fn at(port: u16) -> Address {
 
 fn options(pairs: Option<usize>, credits: usize, wait: Wait) -> ClientOptions {
     let verbs = VerbsOptions { pairs, credits, wait, ..VerbsOptions::default() };
-    // Emulated devices on busy machines are slow.
-    ClientOptions { verbs, deadline: Duration::from_secs(30), ..ClientOptions::default() }
+    ClientOptions { verbs, ..patient() }
 }
 
 fn key(number: u64) -> [u8; 8] {
@@ -108,13 +110,23 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// THREADS threads GET for a while, one of them in batches; `meanwhile` runs beside them.
-fn readers(client: &Client, meanwhile: impl FnOnce()) -> Vec<Done> {
+/// THREADS threads GET for a while, one of them in batches; `meanwhile` runs beside them. What it is given waits until
+/// each thread has begun a GET and had its answer.
+fn readers(client: &Client, meanwhile: impl FnOnce(&dyn Fn())) -> Vec<Done> {
     let stop = AtomicBool::new(false);
+    let answered = [const { AtomicU64::new(0) }; THREADS];
+    let all_go_on = || {
+        let before = answered.each_ref().map(|answered| answered.load(Ordering::Relaxed));
+        wait_for("a GET by each thread", || {
+            let mut both = before.iter().zip(&answered);
+            // The first answer may be to a GET that had begun before.
+            both.all(|(before, now)| now.load(Ordering::Relaxed) >= before + 2).then_some(())
+        });
+    };
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..THREADS)
             .map(|thread| {
-                let (mut client, stop) = (client.clone(), &stop);
+                let (mut client, stop, answered) = (client.clone(), &stop, &answered[thread]);
                 scope.spawn(move || {
                     let mut newest = vec![0; KEYS as usize];
                     let (mut next, mut gets) = (thread as u64, 0u64);
@@ -134,6 +146,7 @@ fn readers(client: &Client, meanwhile: impl FnOnce()) -> Vec<Done> {
                             *newest = version;
                         }
                         gets += batch;
+                        answered.fetch_add(1, Ordering::Relaxed);
                     }
                     let counts = client.queue_counts().expect("verbs");
                     Done { gets, reattached: client.stats().reattached, counts }
@@ -141,7 +154,7 @@ fn readers(client: &Client, meanwhile: impl FnOnce()) -> Vec<Done> {
             })
             .collect();
         let stopping = Stop(&stop);
-        meanwhile();
+        meanwhile(&all_go_on);
         drop(stopping);
         threads.into_iter().map(|thread| thread.join().expect("a reader's assertions hold")).collect()
     })
@@ -155,13 +168,14 @@ fn churn(pairs: usize, credits: usize, wait: Wait) {
     fill(&mut client);
     let mut writer = client.clone();
     let mut changes = 0;
-    let done = readers(&client, || {
+    let done = readers(&client, |all_go_on| {
         let begun = Instant::now();
         while begun.elapsed() < Duration::from_secs(3) {
             changes += 1;
             let number = changes * 31 % KEYS;
             writer.put(&key(number), &value(number, changes)).expect("the server is there");
         }
+        all_go_on();
         // All READs go over `pairs` queue pairs, all changes over one more.
         let clients = writer.server_stats().expect("the server is there").clients;
         assert_eq!(clients, pairs as u64 + 1, "queue pairs");
@@ -258,19 +272,20 @@ impl Relay {
 /// pair for all of them.
 fn killed(pairs: usize, wait: Wait) {
     let Some(server) = serve() else { return };
-    let mut filler = Client::connect(server.address()).expect("connects");
+    let mut filler = Client::connect_with(server.address(), patient()).expect("connects");
     fill(&mut filler);
     drop(filler);
     let relay = Relay::start(port(server.address()));
     let client = Client::connect_with(&at(relay.port), options(Some(pairs), 64, wait)).expect("connects");
     let mut before = 0;
-    let done = readers(&client, || {
-        let pause = Duration::from_millis(1500);
-        std::thread::sleep(pause);
+    let done = readers(&client, |all_go_on| {
+        all_go_on();
         before = relay.accepted();
         for times in 1..=2 {
             relay.hang_up();
-            std::thread::sleep(pause);
+            wait_for("new queue pairs", || (relay.accepted() >= before + times * pairs).then_some(()));
+            all_go_on();
+            std::thread::sleep(Duration::from_millis(500));
             assert_eq!(relay.accepted(), before + times * pairs, "each queue pair is made anew once");
         }
     });
@@ -300,11 +315,11 @@ fn restarted_server() {
         Client::connect_with(server.address(), options(Some(1), 16, Wait::Poll)).expect("connects");
     fill(&mut client);
     let mut server = Some(server);
-    let done = readers(&client, || {
-        std::thread::sleep(Duration::from_millis(500));
+    let done = readers(&client, |all_go_on| {
+        all_go_on();
         drop(server.take());
         server = serve_at(port, backing);
-        std::thread::sleep(Duration::from_millis(1000));
+        all_go_on();
         client.clone().put(&key(1), &value(1, 1)).expect("the new server is there");
     });
     for (thread, done) in done.iter().enumerate() {

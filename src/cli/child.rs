@@ -1,6 +1,7 @@
 //! A server in a process of its own, for `demo` and `bench`. Gone when its guard is.
 
 use anyhow::{Context, Result, ensure};
+use oneread::reader::Limits;
 use oneread::verbs::{DeviceChoice, Token, VerbsAddress};
 use oneread::{Address, Client, ClientOptions};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process};
@@ -10,6 +11,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 /// A child process that serves. Killed, stopped or not, when dropped.
 pub struct ServerChild {
@@ -99,7 +101,10 @@ impl ServerChild {
 
     /// A client of it.
     pub fn connect(&self) -> Result<Client> {
-        self.connect_with(ClientOptions::default())
+        // Whatever keeps it waiting, its server is there.
+        const PATIENT: Duration = Duration::from_secs(30);
+        let limits = Limits { deadline: PATIENT, ..Limits::default() };
+        self.connect_with(ClientOptions { limits, deadline: PATIENT, ..ClientOptions::default() })
     }
 
     /// A client of it, with these options and its token.

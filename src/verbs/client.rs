@@ -351,13 +351,18 @@ fn retried<T>(
     mut attempt: impl FnMut(Duration) -> Result<T, SetupError>,
 ) -> Result<T, SetupError> {
     let mut pause = RETRY_FIRST;
+    let mut within = deadline.saturating_duration_since(Instant::now());
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        match attempt(left.clamp(RETRY_FIRST, ATTEMPT_MAX)) {
+        match attempt(within.clamp(RETRY_FIRST, ATTEMPT_MAX)) {
             Err(error) if !is_final(&error) && Instant::now() + pause < deadline => {
                 tracing::debug!(%error, "not yet");
                 std::thread::sleep(pause);
                 pause = (2 * pause).min(RETRY_MAX);
+                within = deadline.saturating_duration_since(Instant::now());
+                // What is left after a sleep may be too little to find out anything more.
+                if within < RETRY_FIRST {
+                    return Err(error);
+                }
             }
             outcome => return outcome,
         }

@@ -13,8 +13,8 @@ use oneread::placement;
 use oneread::reader::{Limits, Reader};
 use oneread::region::{Backing, Region, RegionError};
 use oneread::{
-    Address, Client, Clock, Config, Geometry, Index, Put, PutError, PutMode, ServeError, Server,
-    ServerConfig, Size,
+    Address, Client, ClientOptions, Clock, Config, Geometry, Index, Put, PutError, PutMode, ServeError,
+    Server, ServerConfig, Size,
 };
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -43,6 +43,16 @@ pub fn on_every_preset(mut story: impl FnMut(&'static Preset)) {
 
 /// The grace time of tests that set their clock by hand.
 pub const GRACE: Duration = Duration::from_millis(2);
+
+/// Time for whatever ends by itself, on a machine that is busy with other things: tells a hang from slowness, and
+/// nothing else.
+pub const SOON: Duration = Duration::from_secs(60);
+
+/// A client that gives up only what hangs.
+pub fn patient() -> ClientOptions {
+    let limits = Limits { deadline: SOON, ..Limits::default() };
+    ClientOptions { limits, deadline: SOON, ..ClientOptions::default() }
+}
 
 /// What a table is when nobody says otherwise.
 pub fn default_preset() -> &'static Preset {
@@ -498,6 +508,20 @@ impl Process {
         rustix::process::kill_process(pid, signal).expect("sending a signal");
     }
 
+    /// Stops it, and waits until each of its threads has stopped.
+    pub fn stop(&self) {
+        self.signal(rustix::process::Signal::STOP);
+        let tasks = format!("/proc/{}/task", self.0.id());
+        wait_for("its threads to stop", || {
+            let mut tasks = std::fs::read_dir(&tasks).expect("the process is there").flatten();
+            let is_stopped = |task: std::fs::DirEntry| {
+                let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+                stat.rsplit(") ").next().is_some_and(|state| state.starts_with('T'))
+            };
+            tasks.all(is_stopped).then_some(())
+        });
+    }
+
     /// Waits for its end; its output.
     pub fn finish(mut self) -> String {
         let mut output = String::new();
@@ -561,12 +585,12 @@ pub fn told(name: &str) -> Option<String> {
 
 /// Asks again until the answer is there; fails the test when it takes too long.
 pub fn wait_for<T>(what: &str, mut answer: impl FnMut() -> Option<T>) -> T {
-    let give_up = Instant::now() + Duration::from_secs(20);
+    let give_up = Instant::now() + SOON;
     loop {
         if let Some(answer) = answer() {
             return answer;
         }
-        assert!(Instant::now() < give_up, "waited 20 s for {what}");
+        assert!(Instant::now() < give_up, "waited {SOON:?} for {what}");
         std::thread::sleep(Duration::from_millis(2));
     }
 }
