@@ -724,6 +724,7 @@ pub fn schedule(data: &[u8]) -> Result<(), Box<Violation>> {
         witness: if flags & 2 == 0 { Witness::Clock } else { Witness::Counter },
         read_stores_max: [usize::MAX >> 1, 5, 40, 300][usize::from(flags >> 2 & 3)],
         error_one_in: if flags & 0xf0 == 0xf0 { 50 } else { 0 },
+        client_ns: 1 + (seed & 1),
         passes_max: 1 + usize::from(flags >> 4 & 3),
     };
     let clients: Vec<_> = (0..1 + input.below(4))

@@ -62,6 +62,10 @@ pub enum Rule {
     LockOrder,
     /// A path found without locks is checked again under them.
     PathCheck,
+    /// Traces stay for twice the grace time, because the client's clock may run at half the rate of the server's.
+    GraceTwice,
+    /// Under the locks of the path that is to make room for a key, that key is looked for again.
+    LookAgain,
     /// Who will sleep fences its announcement before it looks a last time; who stored fences that before it looks
     /// whether the other sleeps.
     BellFence,
@@ -69,7 +73,7 @@ pub enum Rule {
 
 impl Rule {
     /// Every rule.
-    pub const ALL: [Rule; 28] = {
+    pub const ALL: [Rule; 30] = {
         use Rule::*;
         [
             OddPass,
@@ -99,6 +103,8 @@ impl Rule {
             SlotLock,
             LockOrder,
             PathCheck,
+            GraceTwice,
+            LookAgain,
             BellFence,
         ]
     };

@@ -362,6 +362,8 @@ fn watch(shared: &Weak<Shared>, mut link: Link) {
     /// How often it looks whether any handle is left.
     const LOOK: Duration = Duration::from_millis(500);
     const RETRY_MAX: Duration = Duration::from_millis(100);
+    /// An attempt that gets no answer is given up after this long: meanwhile it does not look.
+    const ATTEMPT_MAX: Duration = Duration::from_secs(2);
     loop {
         while !link.wait_for_hang_up(LOOK) {
             if shared.strong_count() == 0 {
@@ -372,14 +374,14 @@ fn watch(shared: &Weak<Shared>, mut link: Link) {
         gone.gone_ns.store(gone.clock.now_ns().max(1), Ordering::Relaxed);
         tracing::warn!(address = %gone.address, "the server is gone; connecting anew in the background");
         let (address, socket) = (gone.address.clone(), gone.socket.clone());
-        let deadline = gone.options.deadline;
+        let within = gone.options.deadline.min(ATTEMPT_MAX);
         drop(gone);
         let mut pause = Duration::from_millis(1);
         link = loop {
             let Some(seen) = shared.upgrade().map(|shared| shared.version.load(Ordering::Relaxed)) else {
                 return;
             };
-            match attach(&address, &socket, deadline) {
+            match attach(&address, &socket, within) {
                 Ok((link, attachment)) => {
                     let Some(back) = shared.upgrade() else { return };
                     if back.publish(seen, attachment, Publisher::Watcher) {

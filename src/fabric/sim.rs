@@ -286,6 +286,8 @@ pub struct Hardware {
     pub read_stores_max: usize,
     /// One READ in so many fails; 0: none does.
     pub error_one_in: usize,
+    /// How many nanoseconds of the server's clock one of the client's takes.
+    pub client_ns: u64,
     /// Passes of one GET that the adversary meddles with; the ones after see memory as it is at the end.
     pub passes_max: usize,
 }
@@ -444,7 +446,8 @@ impl<A: Adversary> Fabric for Sim<'_, A> {
             Witness::Clock => {
                 // It may have begun late in the first instant and ended early in the last.
                 let took_ns = self.history.time_ns(self.now).saturating_sub(self.history.last_ns(mark));
-                let in_grace = u128::from(took_ns) < self.geometry.grace().as_nanos();
+                let in_grace =
+                    u128::from(took_ns / self.hardware.client_ns) < self.geometry.grace().as_nanos();
                 if in_grace { Proof::InGrace } else { Proof::None }
             }
             Witness::Counter => {

@@ -392,7 +392,10 @@ impl Index {
         let mut set = self.stripes_of_key(key, first);
         self.add_path(&mut set, path);
         let mut locked = self.stripes.lock(set);
-        if let Some(answer) = self.put_present(&mut locked, key, value, first, mode) {
+        // Somebody may have put the same key meanwhile.
+        if !broken(Rule::LookAgain)
+            && let Some(answer) = self.put_present(&mut locked, key, value, first, mode)
+        {
             return Some(answer);
         }
         if !self.still_good(&locked, path) {
