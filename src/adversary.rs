@@ -12,10 +12,11 @@ use crate::index::{Index, Put, PutError, PutMode};
 use crate::inspect::Inspector;
 use crate::layout::geometry::{Config, Geometry, Layout, Size, SlotIx};
 use crate::layout::hash::Seeds;
+use crate::layout::slot::{Header, check};
 use crate::reader::{Limits, ReadError, Reader};
 use crate::region::Region;
 use crate::turns;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -82,7 +83,7 @@ impl Version {
     }
 
     fn show(&self) -> String {
-        self.value.as_ref().map_or("absent".into(), |value| show_value(value))
+        show(&self.value)
     }
 }
 
@@ -99,16 +100,8 @@ pub enum Change {
     Wait(Duration),
 }
 
-impl Change {
-    fn number(self) -> Option<KeyNumber> {
-        match self {
-            Change::Put(number) | Change::Remove(number) => Some(number),
-            Change::Tidy | Change::Wait(_) => None,
-        }
-    }
-}
-
 /// What a change of a key came to: whether the server found it, what it has then, and when the operation began and ended.
+#[derive(Debug)]
 struct Done {
     number: KeyNumber,
     had: bool,
@@ -120,6 +113,144 @@ struct Done {
 impl Done {
     fn changes(&self) -> bool {
         self.had || self.has.is_some()
+    }
+
+    /// The changes of one key that did something, each with its event, in the order of the events. Each change must have
+    /// had its event, and each event its change; a change that did nothing must have had an instant at which the key was
+    /// absent.
+    fn in_order(
+        mut done: Vec<Done>,
+        events: &[Event],
+        mut had: bool,
+        (begin, end): (Instant, Instant),
+    ) -> Result<Vec<(Done, &Event)>, Box<Violation>> {
+        // Of several removes that a disappearance may be due to, it was the one that ended first, if any order is right.
+        done.sort_by_key(|done| done.to);
+        let mut in_order = Vec::new();
+        let mut absent_since = (!had).then_some(begin);
+        for event in events {
+            let due_to = |done: &Done| {
+                done.changes()
+                    && done.has == event.has
+                    && done.had == had
+                    && (done.from < event.at && event.at <= done.to)
+            };
+            let Some(n) = done.iter().position(due_to) else {
+                let what = format!("{} since {}, which no change explains", show(&event.has), event.at.0);
+                let number = event.number;
+                return Err(Violation::new(
+                    number,
+                    (begin, end),
+                    what,
+                    done.iter().map(Done::show).collect::<Vec<_>>().join(", "),
+                ));
+            };
+            in_order.push((done.remove(n), event));
+            had = event.has.is_some();
+            match (had, absent_since.take()) {
+                (true, Some(since)) => done.retain(|done| !done.did_nothing(since, event.at)),
+                (false, _) => absent_since = Some(event.at),
+                (true, None) => {}
+            }
+        }
+        if let Some(since) = absent_since {
+            done.retain(|done| !done.did_nothing(since, Instant(usize::MAX)));
+        }
+        match done.first() {
+            None => Ok(in_order),
+            Some(done) => {
+                let what = format!("{}, which no store bears out", done.show());
+                Err(Violation::new(done.number, (done.from, done.to), what, "such a store".into()))
+            }
+        }
+    }
+
+    fn show(&self) -> String {
+        let [had, has] = [if self.had { "there" } else { "absent" }, &show(&self.has)];
+        format!("a change from {} to {}: was {had}, is {has}", self.from.0, self.to.0)
+    }
+
+    /// Did it do nothing, and was there reason to, the key being absent from `since` until `until`?
+    fn did_nothing(&self, since: Instant, until: Instant) -> bool {
+        !self.changes() && since <= self.to && self.from < until
+    }
+}
+
+/// A key got another value, or none.
+#[derive(Debug)]
+struct Event {
+    number: KeyNumber,
+    at: Instant,
+    has: Option<Vec<u8>>,
+}
+
+/// What stores did to keys.
+#[derive(Debug, Default)]
+struct Stores {
+    events: BTreeMap<KeyNumber, Vec<Event>>,
+    moves: Vec<Move>,
+    /// The slots in which each key stands at the end.
+    copies: BTreeMap<KeyNumber, Vec<SlotIx>>,
+}
+
+impl Stores {
+    /// Looks at each slot at `from`, and then whenever one was written.
+    fn read_off(history: &History, geometry: &Geometry, from: Instant) -> Stores {
+        let (shape, words) = (geometry.shape(), geometry.shape().words());
+        let occupant = |slot: SlotIx, at: Instant| {
+            let first = geometry.slot_word(slot);
+            let image: Vec<u64> = (first..first + words).map(|word| history.word(word, at)).collect();
+            let view = check(shape, geometry.identity(slot), &image).ok()?;
+            let mut value = Vec::new();
+            view.value_into(&mut value);
+            (!view.header().is_free()).then(|| (number_of(&view.key()), value))
+        };
+        let mut stores = Stores::default();
+        let mut values: BTreeMap<KeyNumber, Vec<u8>> = BTreeMap::new();
+        let mut occupants: Vec<_> = (0..geometry.slots()).map(|n| occupant(SlotIx(n), from)).collect();
+        for (n, occupant) in occupants.iter().enumerate() {
+            if let Some((number, value)) = occupant {
+                stores.copies.entry(*number).or_default().push(SlotIx(n as u64));
+                values.insert(*number, value.clone());
+            }
+        }
+        let first = geometry.slot_word(SlotIx(0));
+        let all = first..first + geometry.slots() as usize * words;
+        for (at, word, value) in history.stores(all, from, history.end()) {
+            // A slot's first word is the last one that is written, and the one that then has an even stamp.
+            let (slot, nth) = (SlotIx(((word - first) / words) as u64), (word - first) % words);
+            if nth != 0 || !Header::from_words([value, 0]).stamp.is_multiple_of(2) {
+                continue;
+            }
+            let now = occupant(slot, at);
+            let before = std::mem::replace(&mut occupants[slot.0 as usize], now.clone());
+            let event = |number, has| Event { number, at, has };
+            if let Some((number, value)) = now {
+                let copies = stores.copies.entry(number).or_default();
+                let is_new = values.insert(number, value.clone()).as_ref() != Some(&value);
+                if is_new {
+                    stores.events.entry(number).or_default().push(event(number, Some(value)));
+                }
+                if !copies.contains(&slot) {
+                    if let (&[from], false) = (&copies[..], is_new) {
+                        stores.moves.push(Move { key: number, began: at, from, to: slot });
+                    }
+                    copies.push(slot);
+                }
+            }
+            let stays = occupants[slot.0 as usize].as_ref().map(|(number, _)| *number);
+            if let Some((number, _)) = before
+                && stays != Some(number)
+            {
+                let copies = stores.copies.entry(number).or_default();
+                copies.retain(|&copy| copy != slot);
+                if copies.is_empty() {
+                    values.remove(&number);
+                    stores.events.entry(number).or_default().push(event(number, None));
+                }
+            }
+        }
+        stores
     }
 }
 
@@ -144,7 +275,7 @@ pub struct World {
 pub struct Move {
     /// The key.
     pub key: KeyNumber,
-    /// When the operation that moved it began.
+    /// When the operation that moved it began, or, with several server threads, its copy was whole.
     pub began: Instant,
     /// Where it stood.
     pub from: SlotIx,
@@ -160,19 +291,19 @@ fn answer<F: Fabric>(reader: &mut Reader<'_, F>, number: KeyNumber) -> Answer<F:
     reader.get_into(&key(number), &mut value).map(|found| found.then_some(value))
 }
 
-/// A GET that reported what was not so.
+/// A GET, or a server thread, that reported what was not so, or memory that holds what no change explains.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("GET of key {key} from instant {} to {} answered {answer}; right were {right}{story}", from.0, to.0)]
+#[error("key {key} from instant {} to {}: {answer}; right: {right}{story}", from.0, to.0)]
 pub struct Violation {
     /// The key.
     pub key: KeyNumber,
-    /// When the GET began.
+    /// When the GET, or what else was wrong, began.
     pub from: Instant,
     /// When it ended.
     pub to: Instant,
-    /// What it answered.
+    /// What was wrong.
     pub answer: String,
-    /// What it might have answered.
+    /// What would have been right.
     pub right: String,
     /// What the server stored meanwhile and what the GET's READs sampled, if that was to be told.
     pub story: String,
@@ -195,6 +326,11 @@ fn show_answer<E: std::error::Error>(answer: &Answer<E>) -> String {
 /// The bytes of a key.
 pub fn key(number: KeyNumber) -> [u8; KEY_BYTES] {
     (u64::from(number) << 32 | 0xabcd_ef01).to_le_bytes()
+}
+
+fn number_of(bytes: &[u8]) -> KeyNumber {
+    let bytes = bytes.try_into().expect("a key of this module's");
+    (u64::from_le_bytes(bytes) >> 32) as KeyNumber
 }
 
 impl World {
@@ -265,19 +401,14 @@ impl World {
         self.change_and_record(Change::Remove(number))
     }
 
-    /// Does what the scripts say, each with a server thread of its own. Their accesses interleave as `seed` decides.
-    /// [`World::moves`] does not tell of them.
+    /// Does what the scripts say, each with a server thread of its own. Their accesses interleave as `seed` decides. Which
+    /// of two changes of one key came first is read off the stores.
     ///
     /// # Errors
-    /// [`Violation`], when the server was wrong about whether a key was there, or at the end has lost or doubled one.
-    ///
-    /// # Panics
-    /// When one key is in two scripts: which change came first would be anybody's guess.
+    /// [`Violation`], when what the threads stored is not what the changes, one after the other in some order that their
+    /// times allow, would have done; when the server was wrong about whether a key was there; or when at the end a
+    /// key does not stand in just one slot.
     pub fn interleave(&mut self, seed: u64, scripts: &[Vec<Change>]) -> Result<(), Box<Violation>> {
-        let keys = scripts.iter().map(|script| script.iter().filter_map(|change| change.number()).collect());
-        let keys: Vec<BTreeSet<_>> = keys.collect();
-        let all: BTreeSet<_> = keys.iter().flatten().collect();
-        assert_eq!(all.len(), keys.iter().map(BTreeSet::len).sum::<usize>(), "a key in two scripts");
         self.threads = self.threads.max(scripts.len() as u64);
         let from = self.now();
         let mut operation = self.operations;
@@ -289,23 +420,35 @@ impl World {
         };
         let done = turns::run(seed, scripts.iter().map(work).collect());
         self.operations = operation;
-        done.into_iter().flatten().try_for_each(|done| self.note(&done))?;
-
-        let mut slots: BTreeMap<Vec<u8>, Vec<SlotIx>> = BTreeMap::new();
-        for report in self.inspector().slots().filter(|report| !report.key.is_empty()) {
-            slots.entry(report.key).or_default().push(report.slot);
+        let mut all_done: BTreeMap<KeyNumber, Vec<Done>> = BTreeMap::new();
+        for done in done.into_iter().flatten() {
+            all_done.entry(done.number).or_default().push(done);
         }
+
+        let stores = Stores::read_off(&self.history(), self.geometry(), from);
+        self.moves.extend(&stores.moves);
         self.places.clear();
-        for (&number, versions) in &self.versions {
+        for &number in all_done.keys().chain(stores.copies.keys()).chain(stores.events.keys()) {
+            self.versions.entry(number).or_insert_with(|| vec![Version::ABSENT]);
+        }
+        let to = self.now();
+        for (&number, versions) in &mut self.versions {
+            let done = all_done.remove(&number).unwrap_or_default();
+            let events = stores.events.get(&number).map_or(&[][..], |events| events);
+            let had = versions.last().expect("at least one").value.is_some();
+            for (done, event) in Done::in_order(done, events, had, (from, to))? {
+                versions.last_mut().expect("at least one").until = Some(done.to);
+                versions.push(Version { value: event.has.clone(), from: done.from, until: None });
+            }
             let last = versions.last().expect("at least one");
-            match (&last.value, slots.get(&key(number)[..]).map_or(&[][..], |slots| slots)) {
-                (Some(_), &[slot]) => {
+            match (&last.value, &stores.copies.get(&number).map_or(&[][..], |slots| slots)) {
+                (Some(_), &&[slot]) => {
                     self.places.insert(number, slot);
                 }
                 (None, []) => {}
                 (_, copies) => {
-                    let answer = format!("nothing: {} slots hold it", copies.len());
-                    return Err(Violation::new(number, (from, self.now()), answer, last.show()));
+                    let answer = format!("{} slots hold it at the end", copies.len());
+                    return Err(Violation::new(number, (from, to), answer, last.show()));
                 }
             }
         }
@@ -358,23 +501,21 @@ impl World {
         for (&number, versions) in &self.versions {
             let mut versions: Vec<_> = versions.iter().filter(|v| v.from <= killed).cloned().collect();
             let answer = answer(&mut world.index.reader(), number);
-            // The operation that was under way has been done or not. Whichever it is, it may be so only now.
+            // Operations that were under way have been done or not. Whichever it is, it may be so only now.
             let under_way = |v: &Version| v.until.is_some_and(|until| until > killed);
-            if let [.., before, last] = &mut versions[..]
-                && under_way(before)
-            {
-                before.until = Some(taken_over);
-                if !last.is(&answer) && before.is(&answer) {
-                    versions.pop();
-                }
-            }
+            let ended = versions[..versions.len() - 1].iter().rposition(|v| !under_way(v));
+            let sure = ended.map_or(0, |n| n + 1);
+            let newest = (sure..versions.len()).rev().find(|&n| versions[n].is(&answer));
+            versions.truncate(newest.map_or(versions.len(), |n| n + 1));
+            versions[sure..].iter_mut().for_each(|version| version.until = Some(taken_over));
             let last = versions.last_mut().expect("each key was absent at first");
             last.until = None;
             if !last.is(&answer) {
                 lost += 1;
                 if !matches!(answer, Ok(None)) || lost > found.torn.min(self.threads) {
                     let right = format!("{}, {} slots half written", last.show(), found.torn);
-                    return Err(Violation::new(number, (killed, taken_over), show_answer(&answer), right));
+                    let answer = format!("a GET after the takeover answered {}", show_answer(&answer));
+                    return Err(Violation::new(number, (killed, taken_over), answer, right));
                 }
                 last.until = Some(taken_over);
                 versions.push(Version { value: None, from: killed, until: None });
@@ -433,8 +574,8 @@ impl World {
         let versions = self.versions.entry(done.number).or_insert_with(|| vec![Version::ABSENT]);
         let last = versions.last_mut().expect("at least one");
         if done.had != last.value.is_some() {
-            let found = if done.had { "there" } else { "not there" };
-            let answer = format!("the server, which was to change it, {found}");
+            let found = if done.had { "there" } else { "absent" };
+            let answer = format!("the server that was to change it found it {found}");
             return Err(Violation::new(done.number, (done.from, done.to), answer, last.show()));
         }
         if done.changes() {
@@ -465,7 +606,7 @@ impl World {
         let show = |(n, v): (usize, &Version)| format!("#{n} {}", v.show());
         let all: Vec<_> = versions.iter().enumerate().filter(|(_, v)| right(v)).map(show).collect();
         let right = format!("{all:?}, having seen #{seen}");
-        Err(Violation::new(number, (from, to), show_answer(answer), right))
+        Err(Violation::new(number, (from, to), format!("a GET answered {}", show_answer(answer)), right))
     }
 
     /// Stores into the key's windows during a GET that went wrong, then what its READs sampled.
@@ -554,6 +695,10 @@ impl World {
         }
         Ok(())
     }
+}
+
+fn show(value: &Option<Vec<u8>>) -> String {
+    value.as_ref().map_or("absent".into(), |value| show_value(value))
 }
 
 /// The operation that wrote a value; all of them for a mixture.

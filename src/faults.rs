@@ -64,7 +64,7 @@ pub enum Rule {
     PathCheck,
     /// Traces stay for twice the grace time, because the client's clock may run at half the rate of the server's.
     GraceTwice,
-    /// Under the locks of the path that is to make room for a key, that key is looked for again.
+    /// Under the locks of what is to make room for a key, a path or a chain, that key is looked for again.
     LookAgain,
     /// Who will sleep fences its announcement before it looks a last time; who stored fences that before it looks
     /// whether the other sleeps.

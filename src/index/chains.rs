@@ -109,7 +109,10 @@ impl Index {
         }
         let home_slot = self.home_slot(first);
         let mut locked = self.stripes.lock(self.stripes_of_key(key, first));
-        if let Some(answer) = self.put_present(&mut locked, key, value, first, mode) {
+        // Somebody may have put the same key meanwhile.
+        if !broken(Rule::LookAgain)
+            && let Some(answer) = self.put_present(&mut locked, key, value, first, mode)
+        {
             return Some(answer);
         }
         let heads: SmallVec<[SlotIx; 4]> = self.chain_heads(home_slot).collect();
