@@ -626,8 +626,8 @@ impl World {
         reads.iter().fold(story, |story, read| story + "\n" + read)
     }
 
-    /// A client's GETs of one key after the other, from `start` on, against `history`. With `tell`, a
-    /// violation comes with its story.
+    /// A client's GETs of one key after the other, from `start` on, against `history`; how many had an answer. With `tell`,
+    /// a violation comes with its story.
     ///
     /// # Errors
     /// The first [`Violation`].
@@ -639,7 +639,8 @@ impl World {
         start: Instant,
         numbers: &[KeyNumber],
         tell: bool,
-    ) -> Result<(), Box<Violation>> {
+    ) -> Result<u64, Box<Violation>> {
+        let mut judged_gets = 0;
         let mut seen: HashMap<KeyNumber, usize> = HashMap::new();
         let geometry = self.geometry();
         let mut fabric = Sim::new(history, geometry, hardware, adversary, start);
@@ -662,11 +663,12 @@ impl World {
                 }
                 violation
             })?;
+            judged_gets += 1;
         }
-        Ok(())
+        Ok(judged_gets)
     }
 
-    /// A batch of GETs in one [`Reader::get_many`].
+    /// A batch of GETs in one [`Reader::get_many`]; how many had an answer.
     ///
     /// # Errors
     /// The first [`Violation`].
@@ -677,7 +679,7 @@ impl World {
         adversary: &mut impl Adversary,
         start: Instant,
         numbers: &[KeyNumber],
-    ) -> Result<(), Box<Violation>> {
+    ) -> Result<u64, Box<Violation>> {
         let geometry = self.geometry();
         let fabric = Sim::new(history, geometry, hardware, adversary, start);
         let mut reader = Reader::new(fabric, geometry, Clock::manual(), LIMITS);
@@ -685,15 +687,18 @@ impl World {
         let mut answers: Vec<Option<Answer>> = vec![None; keys.len()];
         let ended = reader.get_many(&keys, |n, value| answers[n] = Some(Ok(value.map(<[u8]>::to_vec))));
         let to = reader.fabric().now();
-        if hardware.error_one_in > 0 && matches!(ended, Err(ReadError::Fabric(ReadFailed))) {
-            return Ok(());
-        }
+        let may_end = hardware.error_one_in > 0 && matches!(ended, Err(ReadError::Fabric(ReadFailed)));
+        let mut judged_gets = 0;
         for (&number, answer) in numbers.iter().zip(answers) {
+            if answer.is_none() && may_end {
+                continue;
+            }
             let answer =
                 answer.unwrap_or_else(|| Err(ended.clone().expect_err("a missing answer has a reason")));
             self.judge(number, &answer, (start, to), 0)?;
+            judged_gets += 1;
         }
-        Ok(())
+        Ok(judged_gets)
     }
 }
 

@@ -1,4 +1,4 @@
-//! One switch for each protocol rule, to show that a test notices when the rule is broken.
+//! Switches for protocol rules, to show that a test notices when the rule is broken.
 //!
 //! Without the feature `faults` every question below is answered `false` at compile time and costs
 //! nothing. With it, a test breaks a rule on its own thread with `Broken::rule`; dropping the guard

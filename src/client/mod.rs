@@ -2,22 +2,24 @@
 //!
 //! # What is promised when the server is not there
 //!
-//! * **Stopped or busy** (SIGSTOP, debugger, overload): GETs go on as ever. Changes end in
-//!   [`MutateError::Deadline`].
+//! * **Stopped or busy** (SIGSTOP, debugger, overload): GETs go on as ever, but for those that need a slot which the
+//!   server was just writing, one for each of its threads at the most: these end in their bound
+//!   ([`ClientOptions::limits`]). Changes end in [`MutateError::Deadline`], and may still happen at any later time.
 //! * **Gone** (exit, crash, kill -9): the operating system hangs the connection up, which a watching
-//!   thread of the client's notices at once. From then on GETs still answer from the region as the server
+//!   thread of the client's notices as soon as it runs. From then on GETs still answer from the region as the server
 //!   left it, until the client has connected anew or its lease ([`ClientOptions::lease`]) ends; then they
 //!   end in [`GetError::ServerGone`]. Meanwhile the watcher tries to connect anew, at first every
 //!   millisecond, later every 100 ms.
-//! * **Back** at the same address: the watcher connects within 100 ms and every handle reads the new
+//! * **Back** at the same address: the watcher connects within 100 ms (or, where an attempt was under way and got no
+//!   answer, 2 s) and every handle reads the new
 //!   server's region from its next GET on. If the new server took over the region file, the old mapping
 //!   shows its changes even before that. If it made a new region, GETs may answer from the old one for
 //!   that long.
 //! * **Retired**: a server that gives its region up says so in it; GETs then end in `ServerGone` at once
 //!   unless the client has connected anew.
 //!
-//! Over verbs a server that is gone has taken its registered memory along: GETs never answer from a dead
-//! server's region. A READ that fails makes the connection anew, at first at once, later every 100 ms, until
+//! Over verbs a server that is gone has taken its registered memory along: once the kernel has torn its queue pairs
+//! down, no GET answers from its region. A READ that fails makes the connection anew, at first at once, later every 100 ms, until
 //! [`ClientOptions::deadline`]; GETs under way are asked again of the new connection, with its geometry and
 //! generation, or end in `ServerGone`.
 

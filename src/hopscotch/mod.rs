@@ -10,15 +10,15 @@
 //!
 //! # Invariants
 //!
-//! * **H1** A key is in at most one slot, but for the instant of a move, when it is in two; both then hold
+//! * **N1** A key is in at most one slot, but for the instant of a move, when it is in two; both then hold
 //!   the same value.
-//! * **H2** That slot lies in the key's primary window (its neighbourhood), or in a block of its home's
+//! * **N2** That slot lies in the key's primary window (its neighbourhood), or in a block of its home's
 //!   chain.
-//! * **H3** While a key is in the chain, and for twice the grace time after, its bit is set in the filter in
+//! * **N3** While a key is in the chain, and for twice the grace time after, its bit is set in the filter in
 //!   the header of its home slot (low 8 bits of `aux`).
-//! * **H4** For twice the grace time after a key was moved out of a slot, the slot's `ghost` is the key's
+//! * **N4** For twice the grace time after a key was moved out of a slot, the slot's `ghost` is the key's
 //!   tag.
-//! * **H5** A block is linked after it is written; it is unlinked no earlier than twice the grace time after
+//! * **N5** A block is linked after it is written; it is unlinked no earlier than twice the grace time after
 //!   its last key left, and reused no earlier than twice the grace time after it was unlinked.
 //!
 //! # Costs
