@@ -11,7 +11,9 @@ use crate::fabric::sim::Recorder;
 use crate::get::{Landed, Look};
 use crate::herd::area::Bell;
 use crate::herd::{glance, load, store};
-use crate::index::loom_access::{StripeSet, Stripes, copies, path, put_along, write_slot};
+use crate::index::loom_access::{
+    StripeSet, Stripes, copies, path, paths_by_two_slots, put_along, write_slot,
+};
 use crate::index::{Index, Put, PutMode};
 use crate::layout::geometry::{Config, Geometry, Layout, Size, SlotIx, Window};
 use crate::layout::hash::Seeds;
@@ -151,8 +153,7 @@ fn writers_cross() {
     const SEED: u64 = 389;
     const THERE: KeyNumber = 4;
     const NEWCOMERS: [KeyNumber; 2] = [4, 5];
-    let two_slots = Layout { choices: 2, bucket_slots: 1, window_buckets: 1, ..WINDOWED_8 };
-    let index = Arc::new(table(two_slots, 6, SEED, THERE));
+    let index = Arc::new(table(two_slots(), 6, SEED, THERE));
     let paths = NEWCOMERS.map(|number| path(&index, &key(number)).expect("a path"));
     assert!(paths[0].len() == 2 && paths[0][1] == paths[1][1], "paths that end in the same slot: {paths:?}");
     let put =
@@ -169,6 +170,31 @@ fn writers_cross() {
     for (number, inserted) in NEWCOMERS.into_iter().zip(inserted) {
         assert_eq!(copies(&index, &key(number)), usize::from(inserted), "key {number}, a newcomer");
     }
+}
+
+/// Two server threads put the same key at once, each along a good path of its own, found before the other changed
+/// anything: the key comes to stand in one slot, once inserted and once updated, or one thread has to look for a path again.
+fn writers_meet() {
+    /// With this seed each of the two slots in which the newcomer may stand is taken by a key that can go to a free one.
+    const SEED: u64 = 192;
+    let index = Arc::new(table(two_slots(), 6, SEED, 4));
+    let newcomer = key(4);
+    let paths = paths_by_two_slots(&index, &newcomer).expect("two paths");
+    let put = move |index: &Index, n: usize| put_along(index, &paths[n], &newcomer);
+    let other = {
+        let (index, put) = (index.clone(), put.clone());
+        loom::thread::spawn(move || put(&index, 1))
+    };
+    let mut answers = [put(&index, 0), other.join().expect("the other thread ends")];
+    answers.sort_by_key(|answer| *answer != Some(Put::Inserted));
+    assert_eq!(answers, [Some(Put::Inserted), Some(Put::Updated)], "one came first, and the other saw it");
+    for number in 0..=4 {
+        assert_eq!(copies(&index, &key(number)), 1, "key {number}");
+    }
+}
+
+fn two_slots() -> Layout {
+    Layout { choices: 2, bucket_slots: 1, window_buckets: 1, ..WINDOWED_8 }
 }
 
 /// A client stores a request while the server goes to sleep: whichever way they meet, the client rings, or the server
@@ -213,6 +239,11 @@ fn loom_writers_lock_stripes() {
 #[test]
 fn loom_writers_cross() {
     model(2, writers_cross);
+}
+
+#[test]
+fn loom_writers_meet() {
+    model(2, writers_meet);
 }
 
 #[test]
@@ -264,5 +295,6 @@ mod broken {
         for rule in [Rule::SlotLock, Rule::PathCheck] {
             must_be_caught(rule, 2, writers_cross);
         }
+        must_be_caught(Rule::LookAgain, 2, writers_meet);
     }
 }

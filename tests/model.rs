@@ -4,11 +4,16 @@
 mod common;
 
 use common::*;
-use oneread::layout::geometry::Preset;
-use oneread::{Put, PutError, PutMode};
+use oneread::fabric::shm::Shm;
+use oneread::inspect::Inspector;
+use oneread::layout::geometry::{Family, Preset};
+use oneread::reader::{Limits, Reader};
+use oneread::region::{Backing, Region};
+use oneread::{Clock, Index, Put, PutError, PutMode};
 use proptest::prelude::*;
 use proptest::test_runner::{Config as RunnerConfig, RngAlgorithm, TestRng, TestRunner};
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use std::time::Duration;
 
 /// Longest key and value of each kind of slot: half a line, one line, two, and seven.
@@ -366,4 +371,87 @@ fn lengths_refused() {
         refused(b"key", &[0; 17]),
         "the value is 17 bytes long, this table takes 0 to 16; longer ones need a new table: dump this one, serve with a larger value-max, load the dump"
     );
+}
+
+/// Two threads put and remove the same few keys in a table that is nearly full, while another reads: each key was inserted
+/// as often as it was removed, or once more if it is there; and of what one thread has put, no reader sees the older
+/// after the newer.
+#[test]
+fn two_threads_change_the_same_keys() {
+    const KEYS: u32 = 12;
+    const CHANGES: u32 = 40_000;
+    on_every_preset(|preset| {
+        let config = config(preset, 64, 8, 8, 5);
+        let geometry = config.geometry().unwrap();
+        let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).unwrap();
+        let index = Index::create(region, geometry, Clock::System).unwrap();
+        for n in 0..48 {
+            index.put(&key(KEYS + n, 8), &[0; 8], PutMode::Insert).unwrap();
+        }
+        let inserted = [const { AtomicI64::new(0) }; KEYS as usize];
+        let writers_left = AtomicU32::new(2);
+        /// Counts a writer out, also one that panics: the reader does not wait for it.
+        struct Left<'a>(&'a AtomicU32);
+        impl Drop for Left<'_> {
+            fn drop(&mut self) {
+                self.0.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+        let change = |thread: u32| {
+            let _left = Left(&writers_left);
+            let mut numbers = Numbers(thread.into());
+            for sequence in 1..=CHANGES {
+                let n = numbers.below(KEYS.into()) as u32;
+                let by = if numbers.below(2) == 0 {
+                    let value: [u8; 8] = bytemuck::cast([thread, sequence]);
+                    match index.put(&key(n, 8), &value, PutMode::Upsert) {
+                        Ok(put) => i64::from(put == Put::Inserted),
+                        Err(PutError::Full { .. }) => 0,
+                        Err(error) => panic!("{error}"),
+                    }
+                } else {
+                    -i64::from(index.remove(&key(n, 8)).unwrap())
+                };
+                inserted[n as usize].fetch_add(by, Ordering::Relaxed);
+            }
+        };
+        let read = || {
+            let (mut newest, mut value) = ([[0; 2]; KEYS as usize], Vec::new());
+            let limits = Limits { retries_max: u32::MAX, deadline: SOON };
+            let fabric = Shm::new(index.region(), index.geometry());
+            let mut reader = Reader::new(fabric, index.geometry(), Clock::System, limits);
+            let mut hits = 0;
+            while writers_left.load(Ordering::Relaxed) > 0 {
+                for n in 0..KEYS {
+                    if reader.get_into(&key(n, 8), &mut value).unwrap() {
+                        let [thread, sequence]: [u32; 2] = bytemuck::pod_read_unaligned(&value);
+                        let newest = &mut newest[n as usize][thread as usize];
+                        assert!(sequence >= *newest, "key {n}: {sequence} of thread {thread} after {newest}");
+                        *newest = sequence;
+                        hits += 1;
+                    }
+                }
+            }
+            assert!(hits > 0, "a reader that sees nothing shows nothing");
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| change(0));
+            scope.spawn(|| change(1));
+            scope.spawn(read);
+        });
+        let mut value = Vec::new();
+        for n in 0..KEYS {
+            let is_there = index.reader().get_into(&key(n, 8), &mut value).unwrap();
+            assert_eq!(inserted[n as usize].load(Ordering::Relaxed), i64::from(is_there), "key {n}");
+            let slots = Inspector::new(index.region(), index.geometry()).slots();
+            let copies = slots.filter(|report| report.key == key(n, 8)).count();
+            assert_eq!(copies, usize::from(is_there), "key {n}");
+        }
+        let counts = index.counts();
+        assert!(
+            counts.moves > 0 || preset.layout.family == Family::Chained,
+            "nobody had to move: {counts:?}"
+        );
+        println!("{}: {counts:?}", preset.layout);
+    });
 }

@@ -75,6 +75,22 @@ pub(crate) mod loom_access {
         find_path(index.slots(), key, index.geometry.seeds().first(key))
     }
 
+    /// Two paths by which a key of a layout with two choices of one slot could be put now, each by one move, over slots
+    /// that the other does not touch.
+    pub fn paths_by_two_slots(index: &Index, key: &[u8]) -> Option<[Path; 2]> {
+        let first = |key: &[u8]| index.geometry.seeds().first(key);
+        let path = |window: Window| -> Option<Path> {
+            let from = window.first;
+            let occupant = index.slots().read(from).key;
+            let to = mutation::destinations(&index.geometry, &occupant, first(&occupant), Some(from));
+            let free = to.iter().find_map(|destination| index.free_slot(destination.window));
+            Some([from, free.filter(|_| !occupant.is_empty())?].into_iter().collect())
+        };
+        let mut choices = crate::cuckoo::placement::choices(&index.geometry, key, first(key));
+        let paths = [path(choices.next()?)?, path(choices.next()?)?];
+        paths[0].iter().all(|slot| !paths[1].contains(slot)).then_some(paths)
+    }
+
     /// Puts `key`, with its own bytes as value, along a path found before.
     pub fn put_along(index: &Index, path: &Path, key: &[u8]) -> Option<Put> {
         index.put_along(path, key, key, index.geometry.seeds().first(key), PutMode::Upsert)
