@@ -68,9 +68,9 @@ impl Scene {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Version {
     value: Option<Vec<u8>>,
-    /// When the operation that made it began.
+    /// When the operation that made it began, or, where that is known, made it.
     from: Instant,
-    /// When the operation that ended it had ended; `None`: it is the last.
+    /// When the operation that ended it, or one after that, had ended; `None`: it is the last.
     until: Option<Instant>,
 }
 
@@ -189,6 +189,8 @@ struct Event {
 struct Stores {
     events: BTreeMap<KeyNumber, Vec<Event>>,
     moves: Vec<Move>,
+    /// A key that got another value in one slot while it stood in two.
+    differ: Option<(KeyNumber, Instant)>,
     /// The slots in which each key stands at the end.
     copies: BTreeMap<KeyNumber, Vec<SlotIx>>,
 }
@@ -236,6 +238,9 @@ impl Stores {
                         stores.moves.push(Move { key: number, began: at, from, to: slot });
                     }
                     copies.push(slot);
+                }
+                if is_new && copies.len() > 1 {
+                    stores.differ.get_or_insert((number, at));
                 }
             }
             let stays = occupants[slot.0 as usize].as_ref().map(|(number, _)| *number);
@@ -426,6 +431,10 @@ impl World {
         }
 
         let stores = Stores::read_off(&self.history(), self.geometry(), from);
+        if let Some((number, at)) = stores.differ {
+            let what = format!("another value in one of two slots since {}", at.0);
+            return Err(Violation::new(number, (from, self.now()), what, "the same in both".into()));
+        }
         self.moves.extend(&stores.moves);
         self.places.clear();
         for &number in all_done.keys().chain(stores.copies.keys()).chain(stores.events.keys()) {
@@ -436,9 +445,17 @@ impl World {
             let done = all_done.remove(&number).unwrap_or_default();
             let events = stores.events.get(&number).map_or(&[][..], |events| events);
             let had = versions.last().expect("at least one").value.is_some();
-            for (done, event) in Done::in_order(done, events, had, (from, to))? {
-                versions.last_mut().expect("at least one").until = Some(done.to);
-                versions.push(Version { value: event.has.clone(), from: done.from, until: None });
+            let in_order = Done::in_order(done, events, had, (from, to))?;
+            // A change shows from its store on, and what was before it until it, or any change after it, has ended.
+            let mut ended = Instant(usize::MAX);
+            let ended = in_order.iter().rev().map(|(done, _)| {
+                ended = ended.min(done.to);
+                ended
+            });
+            let ended: Vec<_> = ended.collect();
+            for ((_, event), &ended) in in_order.iter().zip(ended.iter().rev()) {
+                versions.last_mut().expect("at least one").until = Some(ended);
+                versions.push(Version { value: event.has.clone(), from: event.at, until: None });
             }
             let last = versions.last().expect("at least one");
             match (&last.value, &stores.copies.get(&number).map_or(&[][..], |slots| slots)) {
@@ -528,7 +545,7 @@ impl World {
         Ok((world, lost))
     }
 
-    /// Keys moved so far, in order; a key that one operation moved twice is in it once.
+    /// Keys moved so far, in order; a key that one operation of a single thread moved twice is in it once.
     pub fn moves(&self) -> &[Move] {
         &self.moves
     }

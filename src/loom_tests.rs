@@ -173,7 +173,7 @@ fn writers_cross() {
 }
 
 /// Two server threads put the same key at once, each along a good path of its own, found before the other changed
-/// anything: the key comes to stand in one slot, once inserted and once updated, or one thread has to look for a path again.
+/// anything: the key comes to stand in one slot, once inserted and once updated.
 fn writers_meet() {
     /// With this seed each of the two slots in which the newcomer may stand is taken by a key that can go to a free one.
     const SEED: u64 = 192;

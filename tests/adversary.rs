@@ -554,7 +554,8 @@ fn interleaved(name: &str, seed: u64) -> Served {
     /// Slots that share a lock.
     const STRIPE: u64 = 64;
     let slots = STRIPE + 40 + random.pick(150) as u64;
-    let mut world = World::new(Scene { grace: GRACE, ..scene(name, slots, ONE_LINE, seed) });
+    let value_bytes = [HALF_LINE, ONE_LINE, TWO_LINES][random.pick(3)];
+    let mut world = World::new(Scene { grace: GRACE, ..scene(name, slots, value_bytes, seed) });
     let numbers: Vec<KeyNumber> = (0..(slots + slots / 8) as KeyNumber).collect();
     for &number in &numbers[..(slots * 9 / 10) as usize] {
         world.put(number);

@@ -92,7 +92,7 @@ impl Demo {
         let began = Instant::now();
         let mut client = server.connect()?;
         // One deadline bounds connecting, too.
-        let deadline = PUT_DEADLINE.max(Duration::from_secs(4 * began.elapsed().as_secs()));
+        let deadline = PUT_DEADLINE.max(Duration::from_secs((4 * began.elapsed()).as_secs()));
         let options = ClientOptions { deadline, ..ClientOptions::default() };
         let mut hasty = server.connect_with(options)?;
         // Opens the connection for changes while somebody can answer.

@@ -1,7 +1,7 @@
 //! Striped locks, and what each guards.
 //!
 //! * **L1** A slot is written only under its stripe's lock.
-//! * **L2** A key is inserted, moved and erased only under the lock of its home slot's stripe. That lock
+//! * **L2** A key is inserted, updated, moved and erased only under the lock of its home slot's stripe. That lock
 //!   also guards the home's entries in the register of displaced keys, and its filter.
 //! * **L3** Several stripes are locked in increasing order, all at once.
 //!
