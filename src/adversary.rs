@@ -119,15 +119,16 @@ impl Done {
     /// had its event, and each event its change; a change that did nothing must have had an instant at which the key was
     /// absent.
     fn in_order(
+        number: KeyNumber,
         mut done: Vec<Done>,
         events: &[Event],
         mut had: bool,
-        (begin, end): (Instant, Instant),
+        during: (Instant, Instant),
     ) -> Result<Vec<(Done, &Event)>, Box<Violation>> {
         // Of several removes that a disappearance may be due to, it was the one that ended first, if any order is right.
         done.sort_by_key(|done| done.to);
         let mut in_order = Vec::new();
-        let mut absent_since = (!had).then_some(begin);
+        let mut absent_since = (!had).then_some(during.0);
         for event in events {
             let due_to = |done: &Done| {
                 done.changes()
@@ -137,13 +138,8 @@ impl Done {
             };
             let Some(n) = done.iter().position(due_to) else {
                 let what = format!("{} since {}, which no change explains", show(&event.has), event.at.0);
-                let number = event.number;
-                return Err(Violation::new(
-                    number,
-                    (begin, end),
-                    what,
-                    done.iter().map(Done::show).collect::<Vec<_>>().join(", "),
-                ));
+                let left: Vec<_> = done.iter().map(Done::show).collect();
+                return Err(Violation::new(number, during, what, left.join(", ")));
             };
             in_order.push((done.remove(n), event));
             had = event.has.is_some();
@@ -160,7 +156,7 @@ impl Done {
             None => Ok(in_order),
             Some(done) => {
                 let what = format!("{}, which no store bears out", done.show());
-                Err(Violation::new(done.number, (done.from, done.to), what, "such a store".into()))
+                Err(Violation::new(number, (done.from, done.to), what, "such a store".into()))
             }
         }
     }
@@ -179,7 +175,6 @@ impl Done {
 /// A key got another value, or none.
 #[derive(Debug)]
 struct Event {
-    number: KeyNumber,
     at: Instant,
     has: Option<Vec<u8>>,
 }
@@ -203,17 +198,13 @@ impl Stores {
             let first = geometry.slot_word(slot);
             let image: Vec<u64> = (first..first + words).map(|word| history.word(word, at)).collect();
             let view = check(shape, geometry.identity(slot), &image).ok()?;
-            let mut value = Vec::new();
-            view.value_into(&mut value);
-            (!view.header().is_free()).then(|| (number_of(&view.key()), value))
+            (!view.header().is_free()).then(|| (number_of(&view.key()), view.value().to_vec()))
         };
         let mut stores = Stores::default();
-        let mut values: BTreeMap<KeyNumber, Vec<u8>> = BTreeMap::new();
         let mut occupants: Vec<_> = (0..geometry.slots()).map(|n| occupant(SlotIx(n), from)).collect();
         for (n, occupant) in occupants.iter().enumerate() {
-            if let Some((number, value)) = occupant {
+            if let Some((number, _)) = occupant {
                 stores.copies.entry(*number).or_default().push(SlotIx(n as u64));
-                values.insert(*number, value.clone());
             }
         }
         let first = geometry.slot_word(SlotIx(0));
@@ -225,33 +216,32 @@ impl Stores {
                 continue;
             }
             let now = occupant(slot, at);
-            let before = std::mem::replace(&mut occupants[slot.0 as usize], now.clone());
-            let event = |number, has| Event { number, at, has };
-            if let Some((number, value)) = now {
-                let copies = stores.copies.entry(number).or_default();
-                let is_new = values.insert(number, value.clone()).as_ref() != Some(&value);
+            if let Some((number, value)) = &now {
+                let copies = stores.copies.entry(*number).or_default();
+                let is_new = copies.first().is_none_or(|&copy| occupants[copy.0 as usize] != now);
                 if is_new {
-                    stores.events.entry(number).or_default().push(event(number, Some(value)));
+                    let event = Event { at, has: Some(value.clone()) };
+                    stores.events.entry(*number).or_default().push(event);
                 }
                 if !copies.contains(&slot) {
                     if let (&[from], false) = (&copies[..], is_new) {
-                        stores.moves.push(Move { key: number, began: at, from, to: slot });
+                        stores.moves.push(Move { key: *number, began: at, from, to: slot });
                     }
                     copies.push(slot);
                 }
                 if is_new && copies.len() > 1 {
-                    stores.differ.get_or_insert((number, at));
+                    stores.differ.get_or_insert((*number, at));
                 }
             }
-            let stays = occupants[slot.0 as usize].as_ref().map(|(number, _)| *number);
+            let stays = now.as_ref().map(|(number, _)| *number);
+            let before = std::mem::replace(&mut occupants[slot.0 as usize], now);
             if let Some((number, _)) = before
                 && stays != Some(number)
             {
                 let copies = stores.copies.entry(number).or_default();
                 copies.retain(|&copy| copy != slot);
                 if copies.is_empty() {
-                    values.remove(&number);
-                    stores.events.entry(number).or_default().push(event(number, None));
+                    stores.events.entry(number).or_default().push(Event { at, has: None });
                 }
             }
         }
@@ -431,41 +421,36 @@ impl World {
         }
 
         let stores = Stores::read_off(&self.history(), self.geometry(), from);
+        let during = (from, self.now());
         if let Some((number, at)) = stores.differ {
             let what = format!("another value in one of two slots since {}", at.0);
-            return Err(Violation::new(number, (from, self.now()), what, "the same in both".into()));
+            return Err(Violation::new(number, during, what, "the same in both".into()));
         }
         self.moves.extend(&stores.moves);
         self.places.clear();
-        for &number in all_done.keys().chain(stores.copies.keys()).chain(stores.events.keys()) {
+        for &number in all_done.keys().chain(stores.copies.keys()) {
             self.versions.entry(number).or_insert_with(|| vec![Version::ABSENT]);
         }
-        let to = self.now();
         for (&number, versions) in &mut self.versions {
             let done = all_done.remove(&number).unwrap_or_default();
             let events = stores.events.get(&number).map_or(&[][..], |events| events);
             let had = versions.last().expect("at least one").value.is_some();
-            let in_order = Done::in_order(done, events, had, (from, to))?;
+            let in_order = Done::in_order(number, done, events, had, during)?;
             // A change shows from its store on, and what was before it until it, or any change after it, has ended.
-            let mut ended = Instant(usize::MAX);
-            let ended = in_order.iter().rev().map(|(done, _)| {
-                ended = ended.min(done.to);
-                ended
-            });
-            let ended: Vec<_> = ended.collect();
-            for ((_, event), &ended) in in_order.iter().zip(ended.iter().rev()) {
-                versions.last_mut().expect("at least one").until = Some(ended);
+            for (n, (_, event)) in in_order.iter().enumerate() {
+                versions.last_mut().expect("at least one").until =
+                    in_order[n..].iter().map(|(done, _)| done.to).min();
                 versions.push(Version { value: event.has.clone(), from: event.at, until: None });
             }
             let last = versions.last().expect("at least one");
-            match (&last.value, &stores.copies.get(&number).map_or(&[][..], |slots| slots)) {
-                (Some(_), &&[slot]) => {
+            match (&last.value, stores.copies.get(&number).map_or(&[][..], |slots| slots)) {
+                (Some(_), &[slot]) => {
                     self.places.insert(number, slot);
                 }
                 (None, []) => {}
                 (_, copies) => {
                     let answer = format!("{} slots hold it at the end", copies.len());
-                    return Err(Violation::new(number, (from, to), answer, last.show()));
+                    return Err(Violation::new(number, during, answer, last.show()));
                 }
             }
         }
@@ -566,7 +551,7 @@ impl World {
     fn change_and_record(&mut self, change: Change) -> bool {
         let moves = self.index.counts().moves;
         let done = self.change(self.operations, change).expect("a change of a key");
-        self.note(&done).unwrap_or_else(|violation| panic!("{violation}"));
+        self.note(&done);
         if done.has.is_some() {
             let place = self.place(done.number).expect("it was just put");
             self.places.insert(done.number, place);
@@ -587,19 +572,21 @@ impl World {
 
     /// Takes a change down: the key had another value from then on. The server cannot have been wrong about whether it
     /// was there: only one thread at a time changes a key.
-    fn note(&mut self, done: &Done) -> Result<(), Box<Violation>> {
+    fn note(&mut self, done: &Done) {
         let versions = self.versions.entry(done.number).or_insert_with(|| vec![Version::ABSENT]);
         let last = versions.last_mut().expect("at least one");
-        if done.had != last.value.is_some() {
-            let found = if done.had { "there" } else { "absent" };
-            let answer = format!("the server that was to change it found it {found}");
-            return Err(Violation::new(done.number, (done.from, done.to), answer, last.show()));
-        }
+        assert_eq!(
+            done.had,
+            last.value.is_some(),
+            "key {}: {}, not {}",
+            done.number,
+            done.show(),
+            last.show()
+        );
         if done.changes() {
             last.until = Some(done.to);
             versions.push(Version { value: done.has.clone(), from: done.from, until: None });
         }
-        Ok(())
     }
 
     /// Holds an answer against what was so. `seen` is the number of the newest version of the key that the

@@ -459,7 +459,7 @@ fn churned(name: &str, seed: u64, operations: usize) -> Served {
     let mut random = Random::new(seed);
     let value_bytes = [HALF_LINE, ONE_LINE, TWO_LINES][random.pick(3)];
     let slots = 24 + random.pick(40) as u64;
-    let mut world = World::new(Scene { grace: GRACE, ..scene(name, slots, value_bytes, seed) });
+    let mut world = World::new(scene(name, slots, value_bytes, seed));
     let numbers: Vec<KeyNumber> = (0..(slots + slots / 8) as KeyNumber).collect();
     for &number in &numbers {
         world.put(number);
@@ -467,18 +467,22 @@ fn churned(name: &str, seed: u64, operations: usize) -> Served {
     let begin = world.now();
     if random.pick(3) == 0 {
         churn(&mut world, &numbers, &mut random, operations / 2);
-        let killed = Instant(begin.0 + random.pick(world.now().0 - begin.0));
-        world = world.taken_over_at(killed)?.0;
+        world = killed_since(&world, begin, &mut random)?;
         if random.pick(2) == 0 {
             // The next one is killed while it takes over.
-            let killed = Instant(killed.0 + random.pick(world.now().0 - killed.0));
-            world = world.taken_over_at(killed)?.0;
+            world = killed_since(&world, world.killed().expect("it was"), &mut random)?;
         }
         churn(&mut world, &numbers, &mut random, operations / 2);
     } else {
         churn(&mut world, &numbers, &mut random, operations);
     }
     Ok((world, begin, numbers))
+}
+
+/// The world in which the server was killed at some store after `since`, and another goes on.
+fn killed_since(world: &World, since: Instant, random: &mut Random) -> Result<World, Box<Violation>> {
+    let killed = Instant(since.0 + random.pick(world.now().0 - since.0));
+    Ok(world.taken_over_at(killed)?.0)
 }
 
 fn churn(world: &mut World, numbers: &[KeyNumber], random: &mut Random, operations: usize) {
@@ -555,7 +559,7 @@ fn interleaved(name: &str, seed: u64) -> Served {
     const STRIPE: u64 = 64;
     let slots = STRIPE + 40 + random.pick(150) as u64;
     let value_bytes = [HALF_LINE, ONE_LINE, TWO_LINES][random.pick(3)];
-    let mut world = World::new(Scene { grace: GRACE, ..scene(name, slots, value_bytes, seed) });
+    let mut world = World::new(scene(name, slots, value_bytes, seed));
     let numbers: Vec<KeyNumber> = (0..(slots + slots / 8) as KeyNumber).collect();
     for &number in &numbers[..(slots * 9 / 10) as usize] {
         world.put(number);
@@ -588,8 +592,7 @@ fn interleaved(name: &str, seed: u64) -> Served {
         world.interleave(seed << 8 | round, &scripts)?;
     }
     if random.pick(3) == 0 {
-        let killed = Instant(begin.0 + random.pick(world.now().0 - begin.0));
-        world = world.taken_over_at(killed)?.0;
+        world = killed_since(&world, begin, &mut random)?;
         churn(&mut world, &numbers, &mut random, 40);
     }
     Ok((world, begin, numbers))
@@ -697,12 +700,19 @@ mod broken {
         put_that_moves("windowed:8", 24, ONE_LINE, 1)
     }
 
-    /// The same, with the traces that are due taken away `after` the move.
-    fn kick_then_tidy(after: Duration) -> Case {
-        let case = kick();
+    /// The same case, with the traces that are due taken away so long `after` it.
+    fn then_tidy(case: Case, after: Duration) -> Case {
         case.world.wait(after);
         case.world.tidy();
         case
+    }
+
+    fn kick_then_tidy(after: Duration) -> Case {
+        then_tidy(kick(), after)
+    }
+
+    fn homing_then_tidy(after: Duration) -> Case {
+        then_tidy(homing("bucketized:4", 24, ONE_LINE), after)
     }
 
     #[test]
@@ -853,12 +863,8 @@ mod broken {
 
     #[test]
     fn filter_cleared_early() {
-        let homing_then_tidy = || {
-            let case = homing("bucketized:4", 24, ONE_LINE);
-            case.world.tidy();
-            case
-        };
-        must_be_caught(&[Rule::FilterGrace], Hardware { passes_max: 1, ..LINES }, 1, homing_then_tidy);
+        let homing = || homing_then_tidy(Duration::ZERO);
+        must_be_caught(&[Rule::FilterGrace], Hardware { passes_max: 1, ..LINES }, 1, homing);
     }
 
     /// Traces kept for the grace time alone: too short where the client's clock is slow, long enough where not.
@@ -867,13 +873,8 @@ mod broken {
         let kick = || kick_then_tidy(GRACE);
         must_be_caught(&[Rule::GraceTwice], SLOW, 1, kick);
         assert_eq!(caught(&[Rule::GraceTwice], LINES, 1, kick), None);
-        let homing_then_tidy = || {
-            let case = homing("bucketized:4", 24, ONE_LINE);
-            case.world.wait(GRACE);
-            case.world.tidy();
-            case
-        };
-        must_be_caught(&[Rule::GraceTwice], Hardware { passes_max: 1, ..SLOW }, 1, homing_then_tidy);
+        let homing = || homing_then_tidy(GRACE);
+        must_be_caught(&[Rule::GraceTwice], Hardware { passes_max: 1, ..SLOW }, 1, homing);
     }
 
     #[test]

@@ -8,8 +8,7 @@ use oneread::fabric::shm::Shm;
 use oneread::inspect::Inspector;
 use oneread::layout::geometry::{Family, Preset};
 use oneread::reader::{Limits, Reader};
-use oneread::region::{Backing, Region};
-use oneread::{Clock, Index, Put, PutError, PutMode};
+use oneread::{Clock, Put, PutError, PutMode};
 use proptest::prelude::*;
 use proptest::test_runner::{Config as RunnerConfig, RngAlgorithm, TestRng, TestRunner};
 use std::collections::HashMap;
@@ -381,10 +380,7 @@ fn two_threads_change_the_same_keys() {
     const KEYS: u32 = 12;
     const CHANGES: u32 = 40_000;
     on_every_preset(|preset| {
-        let config = config(preset, 64, 8, 8, 5);
-        let geometry = config.geometry().unwrap();
-        let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).unwrap();
-        let index = Index::create(region, geometry, Clock::System).unwrap();
+        let index = index(&config(preset, 64, 8, 8, 5), Clock::System);
         for n in 0..48 {
             index.put(&key(KEYS + n, 8), &[0; 8], PutMode::Insert).unwrap();
         }

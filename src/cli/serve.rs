@@ -28,9 +28,10 @@ use std::time::Duration;
   ONEREAD_TOKEN=secret oneread serve --at verbs://0.0.0.0:7471    over RDMA (built with --features verbs)
 
 The table lives in a file in memory (/dev/shm), so it is still there when the server is started anew, but
-not after a reboot; --region on a disk survives a clean one, too. (After a crash of the machine,
-start with --fresh: what is on the disk then is of different ages, and nothing tells.) Clients on this host that are connected go on reading
-while the server is away, until their lease ends (10 s unless they say otherwise); over verbs they cannot.
+not after a reboot; --region on a disk survives a clean one, too. (After a crash of the machine, start with
+--fresh: what is on the disk then is of different ages, and nothing tells.) Clients on this host that are
+connected go on reading while the server is away, until their lease ends (10 s unless they say otherwise);
+over verbs they cannot.
 `oneread layouts --list` names the layouts.")]
 pub struct Serve {
     #[command(flatten)]

@@ -11,16 +11,15 @@
 //!   end in [`GetError::ServerGone`]. Meanwhile the watcher tries to connect anew, at first every
 //!   millisecond, later every 100 ms.
 //! * **Back** at the same address: the watcher connects within 100 ms (or, where an attempt was under way and got no
-//!   answer, 2 s) and every handle reads the new
-//!   server's region from its next GET on. If the new server took over the region file, the old mapping
+//!   answer, 2 s) and every handle reads the new server's region from its next GET on. If the new server took over the region file, the old mapping
 //!   shows its changes even before that. If it made a new region, GETs may answer from the old one for
 //!   that long.
 //! * **Retired**: a server that gives its region up says so in it; GETs then end in `ServerGone` at once
 //!   unless the client has connected anew.
 //!
 //! Over verbs a server that is gone has taken its registered memory along: once the kernel has torn its queue pairs
-//! down, no GET answers from its region. A READ that fails makes the connection anew, at first at once, later every 100 ms, until
-//! [`ClientOptions::deadline`]; GETs under way are asked again of the new connection, with its geometry and
+//! down, no GET answers from its region. A READ that fails makes the connection anew, at first at once, later every
+//! 100 ms, until [`ClientOptions::deadline`]; GETs under way are asked again of the new connection, with its geometry and
 //! generation, or end in `ServerGone`.
 
 mod shm;
@@ -36,6 +35,12 @@ use crate::verbs::{SetupError, VerbsError, VerbsOptions};
 use crate::wire::{PROTOCOL_VERSION, Reply, Request, ServerStats, WireError};
 use std::io;
 use std::time::{Duration, Instant};
+
+/// Pauses between attempts to connect anew: doubled from the first to the last.
+pub(crate) const RETRY_FIRST: Duration = Duration::from_millis(1);
+pub(crate) const RETRY_MAX: Duration = Duration::from_millis(100);
+/// An attempt to connect anew that gets no answer is given up after this long, for another one.
+pub(crate) const ATTEMPT_MAX: Duration = Duration::from_secs(2);
 
 /// Bounds on what a client does, and how it does it. A time of more than a hundred years is taken for that.
 #[derive(Clone, Debug, PartialEq, Eq)]

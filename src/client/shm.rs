@@ -1,7 +1,10 @@
 //! A server on this host: its region is mapped, and it is talked to over a Unix socket.
 
 use super::slots::{Slots, Socket};
-use super::{Ask, ClientOptions, ClientStats, ConnectError, GetError, LinkError, MutateError};
+use super::{
+    ATTEMPT_MAX, Ask, ClientOptions, ClientStats, ConnectError, GetError, LinkError, MutateError,
+    RETRY_FIRST, RETRY_MAX,
+};
 use crate::address::Address;
 use crate::clock::Clock;
 use crate::fabric::counting::Counting;
@@ -361,9 +364,6 @@ fn open_socket(
 fn watch(shared: &Weak<Shared>, mut link: Link) {
     /// How often it looks whether any handle is left.
     const LOOK: Duration = Duration::from_millis(500);
-    const RETRY_MAX: Duration = Duration::from_millis(100);
-    /// An attempt that gets no answer is given up after this long: meanwhile it does not look.
-    const ATTEMPT_MAX: Duration = Duration::from_secs(2);
     loop {
         while !link.wait_for_hang_up(LOOK) {
             if shared.strong_count() == 0 {
@@ -376,7 +376,7 @@ fn watch(shared: &Weak<Shared>, mut link: Link) {
         let (address, socket) = (gone.address.clone(), gone.socket.clone());
         let within = gone.options.deadline.min(ATTEMPT_MAX);
         drop(gone);
-        let mut pause = Duration::from_millis(1);
+        let mut pause = RETRY_FIRST;
         link = loop {
             let Some(seen) = shared.upgrade().map(|shared| shared.version.load(Ordering::Relaxed)) else {
                 return;

@@ -388,13 +388,10 @@ fn listen(address: &Address, path: &Path) -> Result<std::os::unix::net::UnixList
         tracing::warn!(%address, %why, "the socket's folder is not locked; start no second server here right now");
     });
     match UnixStream::connect(path) {
-        // Or somebody who has no room for one more connection.
-        Ok(_) => return Err(ServeError::AddressInUse { address: address.clone() }),
-        Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-            return Err(ServeError::AddressInUse { address: address.clone() });
-        }
         Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {}
-        Err(e) => return Err(failed(e)),
+        Err(e) if e.kind() != io::ErrorKind::WouldBlock => return Err(failed(e)),
+        // Somebody, who may have no room for one more connection.
+        _ => return Err(ServeError::AddressInUse { address: address.clone() }),
     }
     // Only ever a socket is removed: a file of another kind makes bind fail.
     if std::fs::symlink_metadata(path)

@@ -8,7 +8,9 @@ use super::fabric::{Verbs, Way};
 use super::shared::{Pairs, Place, Seat};
 use super::station::Station;
 use crate::address::Address;
-use crate::client::{Ask, ClientOptions, ClientStats, ConnectError, GetError, MutateError};
+use crate::client::{
+    ATTEMPT_MAX, Ask, ClientOptions, ClientStats, ConnectError, GetError, MutateError, RETRY_FIRST, RETRY_MAX,
+};
 use crate::clock::Clock;
 use crate::fabric::counting::Counting;
 use crate::layout::geometry::Geometry;
@@ -18,13 +20,8 @@ use crate::wire::{self, Reply, Request};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Pauses between attempts to connect anew: doubled from the first to the last.
-const RETRY_FIRST: Duration = Duration::from_millis(1);
-const RETRY_MAX: Duration = Duration::from_millis(100);
 /// Connections that one call may lose.
 const FAILURES_MAX: u32 = 8;
-/// An attempt that gets no answer is given up after this long, for another one.
-const ATTEMPT_MAX: Duration = Duration::from_secs(2);
 
 /// One thread's way to the server.
 #[derive(Debug)]
@@ -351,16 +348,15 @@ fn retried<T>(
     mut attempt: impl FnMut(Duration) -> Result<T, SetupError>,
 ) -> Result<T, SetupError> {
     let mut pause = RETRY_FIRST;
-    let mut within = deadline.saturating_duration_since(Instant::now());
+    let left = || deadline.saturating_duration_since(Instant::now());
     loop {
-        match attempt(within.clamp(RETRY_FIRST, ATTEMPT_MAX)) {
-            Err(error) if !is_final(&error) && Instant::now() + pause < deadline => {
+        match attempt(left().clamp(RETRY_FIRST, ATTEMPT_MAX)) {
+            Err(error) if !is_final(&error) && pause < left() => {
                 tracing::debug!(%error, "not yet");
                 std::thread::sleep(pause);
                 pause = (2 * pause).min(RETRY_MAX);
-                within = deadline.saturating_duration_since(Instant::now());
                 // What is left after a sleep may be too little to find out anything more.
-                if within < RETRY_FIRST {
+                if left() < RETRY_FIRST {
                     return Err(error);
                 }
             }

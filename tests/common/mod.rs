@@ -510,16 +510,11 @@ impl Process {
 
     /// Stops it, and waits until each of its threads has stopped.
     pub fn stop(&self) {
-        self.signal(rustix::process::Signal::STOP);
-        let tasks = format!("/proc/{}/task", self.0.id());
-        wait_for("its threads to stop", || {
-            let mut tasks = std::fs::read_dir(&tasks).expect("the process is there").flatten();
-            let is_stopped = |task: std::fs::DirEntry| {
-                let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
-                stat.rsplit(") ").next().is_some_and(|state| state.starts_with('T'))
-            };
-            tasks.all(is_stopped).then_some(())
-        });
+        use rustix::process::{Pid, Signal, WaitOptions, waitpid};
+        self.signal(Signal::STOP);
+        // A parent is told when the last of them has stopped.
+        let told = waitpid(Some(Pid::from_child(&self.0)), WaitOptions::UNTRACED).expect("a child");
+        assert!(told.is_some_and(|(_, status)| status.stopped()), "{told:?}");
     }
 
     /// Waits for its end; its output.
