@@ -5,7 +5,7 @@
 //! cutting one off makes it simpler.
 #![forbid(unsafe_code)]
 
-use oneread::adversary::{KeyNumber, Scene, Violation, World};
+use oneread::adversary::{Ask, KeyNumber, Scene, Violation, World};
 use oneread::fabric::landed::LandedWindow;
 use oneread::fabric::shm::Shm;
 use oneread::fabric::sim::{Bytes, Hardware, Instant, Recorder, Unit, Witness};
@@ -717,7 +717,7 @@ pub fn schedule(data: &[u8]) -> Result<(), Box<Violation>> {
             _ => world.wait(GRACE * u32::from(op / 8) / 8),
         }
     }
-    let history = world.history();
+    let past = world.bare_past();
     let flags = input.byte();
     let hardware = Hardware {
         unit: if flags & 1 == 0 { Unit::Line } else { Unit::Word },
@@ -729,7 +729,7 @@ pub fn schedule(data: &[u8]) -> Result<(), Box<Violation>> {
     };
     let clients: Vec<_> = (0..1 + input.below(4))
         .map(|_| {
-            let start = begin.0 + usize::from(input.u16()) % (history.end().0 - begin.0 + 1);
+            let start = begin.0 + usize::from(input.u16()) % (past.history.end().0 - begin.0 + 1);
             let shape = input.byte();
             let mut few: [KeyNumber; 2] = std::array::from_fn(|_| KeyNumber::from(input.byte()) % keys);
             let (mut start, moves) = (Instant(start), world.moves());
@@ -745,9 +745,9 @@ pub fn schedule(data: &[u8]) -> Result<(), Box<Violation>> {
     let mut adversary = Bytes(input.0);
     for (start, batch, wanted) in clients {
         if batch {
-            world.batch(&history, hardware, &mut adversary, start, &wanted)?;
+            world.batch(&past, hardware, &mut adversary, start, &wanted)?;
         } else {
-            world.client(&history, hardware, &mut adversary, start, &wanted, false)?;
+            world.client(&past, hardware, &mut adversary, &mut Ask::all(start, &wanted), false)?;
         }
     }
     Ok(())

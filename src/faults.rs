@@ -1,8 +1,8 @@
 //! Switches for protocol rules, to show that a test notices when the rule is broken.
 //!
 //! Without the feature `faults` every question below is answered `false` at compile time and costs
-//! nothing. With it, a test breaks a rule on its own thread with `Broken::rule`; dropping the guard
-//! mends it.
+//! nothing. With it, a test breaks a rule on its own thread with `Broken::rule`, or shortens its wait with
+//! `Broken::wait`; dropping the guard mends it.
 
 /// A rule of the slot or movement protocol (`docs/PROTOCOL.md` explains each).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,8 +32,14 @@ pub enum Rule {
     ClientClock,
     /// The client looks again when it saw a new ghost of its key.
     ClientGhost,
-    /// A chain block is unlinked no earlier than the grace time after its last key left, and not reused within the grace time.
+    /// The client tells a new ghost from an old one by its slot and its stamp.
+    GhostStamp,
+    /// A chain block is unlinked no earlier than twice the grace time after its last key left.
     BlockGrace,
+    /// A chain block in which there is a ghost is not unlinked.
+    BlockGhost,
+    /// An unlinked block is used again no earlier than twice the grace time after.
+    ReuseGrace,
     /// The shm reader fences its loads before it looks at the stamp again.
     ReaderFence,
     /// The writer fences the odd pass before it stores the bytes.
@@ -44,10 +50,14 @@ pub enum Rule {
     MoveCounter,
     /// A slot with a ghost does not give up its occupant.
     OneGhost,
+    /// A block is linked before a key is written into it.
+    LinkFirst,
     /// An unlinked block keeps its own link until it is used again.
     BlockLink,
     /// The counter of begun moves goes up between a block's unlinking and its next use.
     BlockCount,
+    /// It goes up before the block is given back, not after.
+    BlockCountFirst,
     /// A server that takes a region over waits for twice the grace time before it changes anything.
     TakeoverGrace,
     /// Every counter of begun moves goes up when a region is taken over.
@@ -62,64 +72,56 @@ pub enum Rule {
     LockOrder,
     /// A path found without locks is checked again under them.
     PathCheck,
-    /// Traces stay for twice the grace time, because the client's clock may run at half the rate of the server's.
-    GraceTwice,
     /// Under the locks of what is to make room for a key, a path or a chain, that key is looked for again.
     LookAgain,
+    /// Before a put answers that the table is full, it looks for its key a last time.
+    LastLook,
     /// Who will sleep fences its announcement before it looks a last time; who stored fences that before it looks
     /// whether the other sleeps.
     BellFence,
 }
 
+#[cfg(feature = "faults")]
 impl Rule {
-    /// Every rule.
-    pub const ALL: [Rule; 30] = {
-        use Rule::*;
-        [
-            OddPass,
-            StampCheck,
-            CrcCheck,
-            CrcBindsSlot,
-            CopyBeforeErase,
-            Ghost,
-            GhostGrace,
-            GhostStays,
-            FilterBeforeCopy,
-            FilterGrace,
-            ClientClock,
-            ClientGhost,
-            BlockGrace,
-            ReaderFence,
-            WriterFence,
-            CountBeforeErase,
-            MoveCounter,
-            OneGhost,
-            BlockLink,
-            BlockCount,
-            TakeoverGrace,
-            TakeoverCount,
-            StampFence,
-            EvenFence,
-            SlotLock,
-            LockOrder,
-            PathCheck,
-            GraceTwice,
-            LookAgain,
-            BellFence,
-        ]
-    };
+    /// The last rule.
+    const LAST: Rule = Rule::BellFence;
+
+    /// The bit of a rule in a set of rules.
+    const fn bit(self) -> u64 {
+        const { assert!((Rule::LAST as u32) < u64::BITS) };
+        1 << self as u32
+    }
 }
+
+/// Which rules are broken on a thread, and which waits are shortened.
+#[cfg(feature = "sim")]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Faults {
+    #[cfg(feature = "faults")]
+    rules: u64,
+    #[cfg(feature = "faults")]
+    waits: Waits,
+}
+
+/// Rules that wait for a shorter time than they say, and for how many nanoseconds.
+#[cfg(feature = "faults")]
+type Waits = [Option<(Rule, u64)>; WAITS_MAX];
+
+/// Rules that a test may shorten at once.
+#[cfg(feature = "faults")]
+const WAITS_MAX: usize = 5;
 
 #[cfg(feature = "faults")]
 std::thread_local! {
-    static BROKEN: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+    static RULES: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+    static WAITS: std::cell::Cell<Waits> = const { std::cell::Cell::new([None; WAITS_MAX]) };
 }
 
 /// Is `rule` switched off on this thread? Always `false` without the feature `faults`.
 #[inline(always)]
 pub(crate) fn broken(rule: Rule) -> bool {
     #[cfg(feature = "faults")]
-    return BROKEN.get() & (1 << rule as u32) != 0;
+    return RULES.get() & rule.bit() != 0;
     #[cfg(not(feature = "faults"))]
     {
         let _ = rule;
@@ -127,42 +129,73 @@ pub(crate) fn broken(rule: Rule) -> bool {
     }
 }
 
-/// The rules that are broken on this thread, for [`break_all`] on another.
-#[cfg(feature = "sim")]
-pub(crate) fn all_broken() -> u32 {
+/// How long `rule` waits: `right_ns`, unless it is switched off, or shortened, on this thread.
+#[inline(always)]
+pub(crate) fn wait_ns(rule: Rule, right_ns: u64) -> u64 {
     #[cfg(feature = "faults")]
-    return BROKEN.get();
-    #[cfg(not(feature = "faults"))]
-    0
+    if let Some((_, short_ns)) = WAITS.get().into_iter().flatten().find(|(short, _)| *short == rule) {
+        return short_ns;
+    }
+    if broken(rule) { 0 } else { right_ns }
 }
 
-/// Breaks these rules on this thread for good.
+/// What is broken on this thread, for [`break_all`] on another.
 #[cfg(feature = "sim")]
-pub(crate) fn break_all(rules: u32) {
+pub(crate) fn all_broken() -> Faults {
     #[cfg(feature = "faults")]
-    BROKEN.set(rules);
+    return Faults { rules: RULES.get(), waits: WAITS.get() };
     #[cfg(not(feature = "faults"))]
-    let _ = rules;
+    Faults::default()
 }
 
-/// While this lives, rules are broken on the thread that made it.
+/// Breaks the same on this thread for good.
+#[cfg(feature = "sim")]
+pub(crate) fn break_all(faults: Faults) {
+    #[cfg(feature = "faults")]
+    {
+        RULES.set(faults.rules);
+        WAITS.set(faults.waits);
+    }
+    #[cfg(not(feature = "faults"))]
+    let _ = faults;
+}
+
+/// While this lives, a rule is broken on the thread that made it.
 #[cfg(feature = "faults")]
 #[derive(Debug)]
-pub struct Broken(u32);
+pub struct Broken {
+    newly: u64,
+    shortened: Option<Rule>,
+}
 
 #[cfg(feature = "faults")]
 impl Broken {
     /// Breaks `rule`.
     pub fn rule(rule: Rule) -> Broken {
-        let newly = !BROKEN.get() & (1 << rule as u32);
-        BROKEN.set(BROKEN.get() | newly);
-        Broken(newly)
+        let newly = !RULES.get() & rule.bit();
+        RULES.set(RULES.get() | newly);
+        Broken { newly, shortened: None }
+    }
+
+    /// Has `rule`, which says how long something stays, wait only so long.
+    ///
+    /// # Panics
+    /// When it is shortened already, or too many rules are.
+    pub fn wait(rule: Rule, wait: std::time::Duration) -> Broken {
+        let mut waits = WAITS.get();
+        assert!(waits.iter().flatten().all(|(short, _)| *short != rule), "{rule:?} is shortened already");
+        let free = waits.iter_mut().find(|wait| wait.is_none()).expect("few rules are shortened at once");
+        *free = Some((rule, wait.as_nanos() as u64));
+        WAITS.set(waits);
+        Broken { newly: 0, shortened: Some(rule) }
     }
 }
 
 #[cfg(feature = "faults")]
 impl Drop for Broken {
     fn drop(&mut self) {
-        BROKEN.set(BROKEN.get() & !self.0);
+        RULES.set(RULES.get() & !self.newly);
+        let mended = |wait: &Option<(Rule, u64)>| wait.is_some_and(|(rule, _)| Some(rule) == self.shortened);
+        WAITS.set(WAITS.get().map(|wait| wait.filter(|_| !mended(&wait))));
     }
 }

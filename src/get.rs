@@ -42,6 +42,7 @@ use crate::layout::hash::First;
 use crate::layout::slot::Header;
 use crate::placement;
 use smallvec::SmallVec;
+use std::time::Duration;
 
 /// What one slot showed when it was looked at for a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +79,20 @@ pub enum Proof {
     InGrace,
     /// Neither.
     None,
+}
+
+impl Proof {
+    /// Over a network: the pass took `took_ns` by the client's clock, of a table with this grace time.
+    #[inline]
+    pub fn by_clock(took_ns: u64, grace: Duration) -> Proof {
+        if u128::from(took_ns) < grace.as_nanos() { Proof::InGrace } else { Proof::None }
+    }
+
+    /// On shm: the counter of begun moves for the key's home, before and after the pass.
+    #[inline]
+    pub fn by_counter(before: u64, after: u64) -> Proof {
+        if before == after || broken(Rule::MoveCounter) { Proof::NoMove } else { Proof::None }
+    }
 }
 
 /// What the machine wants next.
@@ -171,6 +186,12 @@ impl<'a> Get<'a> {
         self.home
     }
 
+    /// Does the next READ begin a pass? Then its mark is taken right before it.
+    #[inline]
+    pub fn begins_pass(&self) -> bool {
+        self.read == 0
+    }
+
     /// Takes in the window that was asked for. `exact` says that the fabric's samples are proof enough
     /// for a hit by themselves (shm); without it a hit in a slot of several lines is judged too, because
     /// the short copies of its stamp wrap.
@@ -242,7 +263,13 @@ impl<'a> Get<'a> {
     }
 
     fn no_new_ghost(&self) -> bool {
-        self.ghosts.iter().all(|ghost| self.before.contains(ghost))
+        let is_old = |&(slot, stamp): &(SlotIx, u32)| {
+            let same = |&(old_slot, old_stamp): &(SlotIx, u32)| {
+                old_slot == slot && (old_stamp == stamp || broken(Rule::GhostStamp))
+            };
+            self.before.iter().any(same)
+        };
+        self.ghosts.iter().all(is_old)
     }
 
     fn again(&mut self, why: Retry) -> Step {
@@ -297,6 +324,37 @@ mod tests {
                 assert_eq!(get.judge(Proof::InGrace), Step::Found);
             }
         }
+    }
+
+    /// A pass may take less than the grace time, not as long; with a grace time of nothing no pass is trusted.
+    #[test]
+    fn passes_by_the_clock() {
+        let ns = Duration::from_nanos;
+        for (took_ns, grace, proof) in [
+            (0, ns(400), Proof::InGrace),
+            (399, ns(400), Proof::InGrace),
+            (400, ns(400), Proof::None),
+            (u64::MAX, ns(400), Proof::None),
+            (0, ns(0), Proof::None),
+        ] {
+            assert_eq!(Proof::by_clock(took_ns, grace), proof, "{took_ns} of {grace:?}");
+        }
+        assert_eq!(Proof::by_counter(7, 7), Proof::NoMove);
+        assert_eq!(Proof::by_counter(7, 8), Proof::None);
+    }
+
+    /// A hit that came too late is none, and is not remembered as one: if the key is gone at the next look, it is absent.
+    #[test]
+    fn a_late_hit_is_forgotten() {
+        let geometry = geometry("cluster", 8, 100);
+        let mut get = Get::new(&geometry, b"key");
+        let free = Header { stamp: 2, crc: 0, klen: 0, ghost: 0, vlen: 0, aux: 0 };
+        let feed = |get: &mut Get<'_>, look| get.feed(&mut Showing(|_| look), false, &mut Vec::new());
+        assert_eq!(feed(&mut get, Look::Match), Step::Judge);
+        assert_eq!(get.judge(Proof::None), Step::Again(get.start(), Retry::Late));
+        assert_eq!(feed(&mut get, Look::Torn), Step::Again(get.start(), Retry::Torn));
+        assert_eq!(feed(&mut get, Look::Other(free)), Step::Judge);
+        assert_eq!(get.judge(Proof::InGrace), Step::Absent);
     }
 
     /// A chain as long as the server links one is followed to its end; a longer one is given up.

@@ -12,8 +12,11 @@ use std::time::Duration;
 pub struct Limits {
     /// Passes that may be inconclusive before the GET ends in [`ReadError::Contended`].
     pub retries_max: u32,
-    /// Time a GET (or a whole batch) may take once it has to look again, before it ends in
-    /// [`ReadError::Deadline`].
+    /// Time a GET may take once it has to look again, before it ends in [`ReadError::Deadline`]. A batch ends
+    /// so when one of its GETs does. It also ends when it has fallen behind by this time: while GETs of it look
+    /// again, rounds of READs that bring no GET on add their time, rounds that answer keys take theirs off. So
+    /// many keys that have to be looked for again, one after the other, do not add up. The caller's own time, in
+    /// the callback of a batch, does not count.
     pub deadline: Duration,
 }
 
@@ -156,7 +159,7 @@ impl<'g, F: Fabric> Reader<'g, F> {
         self.check_key(key)?;
         let mut get = Get::new(self.geometry, key);
         let home = get.home();
-        let mut patience = Patience::new();
+        let mut patience = Patience::default();
         let mut mark = self.fabric.mark(home);
         let mut step = Step::Read(get.start());
         loop {
@@ -168,7 +171,7 @@ impl<'g, F: Fabric> Reader<'g, F> {
                 Step::Judge => get.judge(self.fabric.proof(home, mark)),
                 Step::Again(window, why) => {
                     self.stats.count(why);
-                    patience.pause(why, &self.clock, &self.limits)?;
+                    patience.again(why, self.clock.now_ns(), &self.limits)?.take(&self.clock);
                     mark = self.fabric.mark(home);
                     Step::Read(window)
                 }
@@ -187,10 +190,15 @@ impl<'g, F: Fabric> Reader<'g, F> {
     }
 
     /// Looks many keys up with as many READs in flight as the fabric allows: whenever some have completed, a
-    /// doorbell for all that are ready to follow. Hands each answer to `each` with the key's number in `keys`, in no particular order.
+    /// doorbell for all that are ready to follow. Hands each answer to `each` with the key's number in `keys`,
+    /// in no particular order.
+    ///
+    /// A GET that has to look again rests by itself, while the others go on. While one looks again because it
+    /// was late, answers are handed over only when no pass is under way: so a slow `each` makes no GET late twice.
     ///
     /// # Errors
-    /// [`ReadError`] as soon as one GET ends in one; `each` has then not been called for every key.
+    /// [`ReadError`] as soon as one GET ends in one, or the batch reaches its deadline; `each` has then not
+    /// been called for every key.
     pub fn get_many<K: AsRef<[u8]>>(
         &mut self,
         keys: &[K],
@@ -198,57 +206,113 @@ impl<'g, F: Fabric> Reader<'g, F> {
     ) -> Result<(), ReadError<F::Error>> {
         keys.iter().try_for_each(|key| self.check_key(key.as_ref()))?;
         let lanes_max = self.fabric.credits().min(keys.len());
-        let mut lanes: Vec<Lane<'_, F::Mark>> = Vec::with_capacity(lanes_max);
-        let mut doorbell: Vec<(Token, Window)> = Vec::with_capacity(lanes_max);
-        let mut judged: Vec<(Token, Step)> = Vec::with_capacity(lanes_max);
         let mut todo = keys.iter().enumerate();
-        for (number, key) in todo.by_ref().take(lanes_max) {
-            doorbell.push((
-                lanes.len() as Token,
-                self.geometry.primary(self.geometry.seeds().first(key.as_ref())),
-            ));
-            lanes.push(Lane::new(self.geometry, &mut self.fabric, number, key.as_ref()));
-        }
+        let first = todo.by_ref().take(lanes_max);
+        let mut lanes: Vec<_> =
+            first.map(|(number, key)| Lane::new(self.geometry, number, key.as_ref())).collect();
+        // READs for the next doorbell, lanes that rest until their time has come, lanes that have an answer.
+        let mut ready: Vec<(Token, Window)> = (0..).zip(lanes.iter().map(|lane| lane.get.start())).collect();
+        let mut resting: Vec<(u64, Token)> = Vec::new();
+        let mut answered: Vec<Token> = Vec::with_capacity(lanes_max);
+        let mut landed: Vec<(Token, Step)> = Vec::with_capacity(lanes_max);
         let mut in_flight = 0;
-        while in_flight + doorbell.len() > 0 {
-            if !doorbell.is_empty() {
-                self.fabric.post(&doorbell).map_err(ReadError::Fabric)?;
-                in_flight += doorbell.len();
-                doorbell.clear();
+        // GETs that have looked again, and those of them that were late.
+        let mut looking_again = 0;
+        let mut late = 0;
+        let mut lag = Lag::default();
+        while in_flight + ready.len() + resting.len() > 0 {
+            if !resting.is_empty() {
+                if in_flight + ready.len() == 0 {
+                    lag.sleep_until(resting.iter().map(|(until_ns, _)| *until_ns).min(), &self.clock);
+                }
+                let now_ns = lag.now_ns(&self.clock);
+                ready.extend(
+                    resting
+                        .extract_if(.., |(until_ns, _)| *until_ns <= now_ns)
+                        .map(|(_, token)| (token, lanes[token as usize].get.start())),
+                );
+            }
+            if !ready.is_empty() {
+                // A mark is no older than its READ, whatever took time before.
+                for &(token, _) in &ready {
+                    let lane = &mut lanes[token as usize];
+                    if lane.get.begins_pass() {
+                        lane.mark = Some(self.fabric.mark(lane.get.home()));
+                    }
+                }
+                self.fabric.post(&ready).map_err(ReadError::Fabric)?;
+                in_flight += ready.len();
+                ready.clear();
             }
             // What has completed makes room for what comes next, while the rest is still under way.
             self.fabric
-                .poll(|token, landed| {
+                .poll(|token, window| {
                     let lane = &mut lanes[token as usize];
-                    judged.push((token, lane.get.feed(landed, F::EXACT, &mut lane.value)));
+                    landed.push((token, lane.get.feed(window, F::EXACT, &mut lane.value)));
                 })
                 .map_err(ReadError::Fabric)?;
-            in_flight -= judged.len();
-            for (token, step) in judged.drain(..) {
+            in_flight -= landed.len();
+            // All that landed is judged before anything else takes time.
+            for (token, step) in &mut landed {
+                let lane = &mut lanes[*token as usize];
+                if *step == Step::Judge {
+                    let mark = lane.mark.expect("taken before the pass's first READ");
+                    *step = lane.get.judge(self.fabric.proof(lane.get.home(), mark));
+                }
+            }
+            let mut round = Round { rest: (in_flight == 0).then_some(Rest::Sleep), ..Round::default() };
+            for (token, step) in landed.drain(..) {
                 let lane = &mut lanes[token as usize];
-                let step = match step {
-                    Step::Judge => lane.get.judge(self.fabric.proof(lane.get.home(), lane.mark)),
-                    step => step,
-                };
                 match step {
-                    Step::Read(window) => doorbell.push((token, window)),
+                    Step::Read(window) => {
+                        ready.push((token, window));
+                        round.rest = None;
+                        round.went_on |= lane.patience.retries == 0;
+                    }
                     Step::Again(window, why) => {
                         self.stats.count(why);
-                        lane.patience.pause(why, &self.clock, &self.limits)?;
-                        lane.mark = self.fabric.mark(lane.get.home());
-                        doorbell.push((token, window));
-                    }
-                    Step::Found | Step::Absent | Step::Judge => {
-                        let found = step == Step::Found;
-                        self.stats.gets += 1;
-                        self.stats.hits += u64::from(found);
-                        each(lane.number, found.then_some(lane.value.as_slice()));
-                        if let Some((number, key)) = todo.next() {
-                            lane.restart(self.geometry, &mut self.fabric, number, key.as_ref());
-                            doorbell.push((token, lane.get.start()));
+                        looking_again += usize::from(lane.patience.retries == 0);
+                        late -= usize::from(std::mem::replace(&mut lane.is_late, why == Retry::Late));
+                        late += usize::from(lane.is_late);
+                        let now_ns = lag.now_ns(&self.clock);
+                        let rest = lane.patience.again(why, now_ns, &self.limits)?;
+                        round.again = Some((now_ns, lane.patience.retries, why));
+                        round.rest = round.rest.map(|shortest| shortest.min(rest));
+                        match rest {
+                            Rest::Sleep => resting.push((now_ns + SLEEP_NS, token)),
+                            Rest::Spin | Rest::Yield => ready.push((token, window)),
                         }
                     }
+                    Step::Found | Step::Absent | Step::Judge => {
+                        lane.is_found = step == Step::Found;
+                        answered.push(token);
+                        round.answered = true;
+                    }
                 }
+            }
+            lag.add(&round, looking_again > 0, &self.clock, &self.limits)?;
+            let no_pass_under_way =
+                in_flight == 0 && ready.iter().all(|&(token, _)| lanes[token as usize].get.begins_pass());
+            if late == 0 || no_pass_under_way {
+                lag.pause(&self.clock, || {
+                    for token in answered.drain(..) {
+                        let lane = &mut lanes[token as usize];
+                        looking_again -= usize::from(lane.patience.retries > 0);
+                        late -= usize::from(lane.is_late);
+                        self.stats.gets += 1;
+                        self.stats.hits += u64::from(lane.is_found);
+                        each(lane.number, lane.is_found.then_some(lane.value.as_slice()));
+                        if let Some((number, key)) = todo.next() {
+                            lane.restart(self.geometry, number, key.as_ref());
+                            ready.push((token, lane.get.start()));
+                        }
+                    }
+                });
+            }
+            if !round.answered
+                && let Some(short @ (Rest::Spin | Rest::Yield)) = round.rest
+            {
+                short.take(&self.clock);
             }
         }
         Ok(())
@@ -268,79 +332,147 @@ impl<'g, F: Fabric> Reader<'g, F> {
 struct Lane<'a, M> {
     get: Get<'a>,
     number: usize,
-    mark: M,
+    /// Of the pass under way.
+    mark: Option<M>,
     value: Vec<u8>,
     patience: Patience,
+    is_found: bool,
+    /// Has it looked again because it was late?
+    is_late: bool,
 }
 
-impl<'a, M: Copy> Lane<'a, M> {
-    fn new<F: Fabric<Mark = M>>(
-        geometry: &'a Geometry,
-        fabric: &mut F,
-        number: usize,
-        key: &'a [u8],
-    ) -> Self {
-        let get = Get::new(geometry, key);
-        let mark = fabric.mark(get.home());
-        Lane { get, number, mark, value: Vec::new(), patience: Patience::new() }
+impl<'a, M> Lane<'a, M> {
+    fn new(geometry: &'a Geometry, number: usize, key: &'a [u8]) -> Self {
+        let (get, patience) = (Get::new(geometry, key), Patience::default());
+        Lane { get, number, mark: None, value: Vec::new(), patience, is_found: false, is_late: false }
     }
 
-    fn restart<F: Fabric<Mark = M>>(
-        &mut self,
-        geometry: &'a Geometry,
-        fabric: &mut F,
-        number: usize,
-        key: &'a [u8],
-    ) {
-        self.get = Get::new(geometry, key);
-        self.mark = fabric.mark(self.get.home());
-        self.number = number;
-        self.patience = Patience::new();
+    fn restart(&mut self, geometry: &'a Geometry, number: usize, key: &'a [u8]) {
+        let value = std::mem::take(&mut self.value);
+        *self = Lane { value, ..Lane::new(geometry, number, key) };
     }
 }
 
-/// How long one GET goes on looking again, and how it waits in between: first it spins, because a slot is
-/// rewritten in some 20 ns; then it lets others run, because the writer may have been preempted; then it
-/// sleeps.
+/// How long one GET goes on looking again, and how it rests in between.
+#[derive(Default)]
 struct Patience {
     retries: u32,
     since_ns: u64,
 }
 
-/// Retries that spin, and retries after which it sleeps.
+/// What a GET does before it looks again, shortest first: it spins, because a slot is rewritten in some 20 ns;
+/// then it lets others run, because the writer may have been preempted; then it sleeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Rest {
+    Spin,
+    Yield,
+    Sleep,
+}
+
+/// Retries that spin, retries after which it sleeps, and for how long.
 const SPINS: u32 = 8;
 const YIELDS: u32 = 64;
-const SLEEP: Duration = Duration::from_micros(50);
+const SLEEP_NS: u64 = 50_000;
 
 impl Patience {
-    #[inline]
-    fn new() -> Patience {
-        Patience { retries: 0, since_ns: 0 }
-    }
-
+    /// A look was inconclusive; what to do before the next one.
     #[cold]
-    fn pause<E>(&mut self, last: Retry, clock: &Clock, limits: &Limits) -> Result<(), ReadError<E>> {
+    fn again<E>(&mut self, last: Retry, now_ns: u64, limits: &Limits) -> Result<Rest, ReadError<E>> {
         self.retries += 1;
         if self.retries >= limits.retries_max {
             return Err(ReadError::Contended { retries: self.retries, last });
         }
-        let now = clock.now_ns();
         if self.retries == 1 {
-            self.since_ns = now;
+            self.since_ns = now_ns;
         }
-        if Duration::from_nanos(now - self.since_ns) >= limits.deadline {
+        if Duration::from_nanos(now_ns - self.since_ns) >= limits.deadline {
             return Err(ReadError::Deadline { deadline: limits.deadline, retries: self.retries, last });
         }
-        if self.retries <= SPINS {
-            std::hint::spin_loop();
-        } else if matches!(clock, Clock::Manual(_)) {
-            // Simulated time does not pass by waiting.
+        Ok(if self.retries <= SPINS {
+            Rest::Spin
         } else if self.retries <= YIELDS {
-            std::thread::yield_now();
+            Rest::Yield
         } else {
-            std::thread::sleep(SLEEP);
+            Rest::Sleep
+        })
+    }
+}
+
+impl Rest {
+    fn take(self, clock: &Clock) {
+        match (self, clock) {
+            (Rest::Spin, _) | (Rest::Yield, Clock::Manual(_)) => std::hint::spin_loop(),
+            (Rest::Yield, Clock::System) => std::thread::yield_now(),
+            (Rest::Sleep, clock) => clock.sleep_until(clock.now_ns() + SLEEP_NS),
         }
-        Ok(())
+    }
+}
+
+/// What one round of a batch brought: all that one poll gave.
+#[derive(Default)]
+struct Round {
+    answered: bool,
+    /// Has a GET that has not looked again read a window, and goes on to the next one?
+    went_on: bool,
+    /// When the last GET that has to look again was judged, its retries, and why.
+    again: Option<(u64, u32, Retry)>,
+    /// The shortest rest before a READ of this round; `None` when another GET goes on.
+    rest: Option<Rest>,
+}
+
+/// How far a batch has fallen behind, while GETs of it look again: rounds that brought no GET on add their
+/// time, rounds that answered keys take it off. Nothing is measured, and no clock read, while none looks again.
+#[derive(Default)]
+struct Lag {
+    behind_ns: u64,
+    /// When the last round ended; `None` while nothing is measured.
+    since_ns: Option<u64>,
+    /// Time spent in the caller's code, which does not count.
+    elsewhere_ns: u64,
+}
+
+impl Lag {
+    /// The time on `clock`, without what was spent elsewhere.
+    fn now_ns(&self, clock: &Clock) -> u64 {
+        clock.now_ns() - self.elsewhere_ns
+    }
+
+    fn sleep_until(&self, until_ns: Option<u64>, clock: &Clock) {
+        clock.sleep_until(until_ns.unwrap_or(0) + self.elsewhere_ns);
+    }
+
+    /// A round has ended. Does any GET look again?
+    fn add<E>(
+        &mut self,
+        round: &Round,
+        looks_again: bool,
+        clock: &Clock,
+        limits: &Limits,
+    ) -> Result<(), ReadError<E>> {
+        if self.since_ns.is_none() && !looks_again {
+            return Ok(());
+        }
+        let now_ns = round.again.map_or_else(|| self.now_ns(clock), |(now_ns, ..)| now_ns);
+        let took_ns = self.since_ns.map_or(0, |since_ns| now_ns - since_ns);
+        self.behind_ns = match round {
+            Round { answered: true, .. } => self.behind_ns.saturating_sub(took_ns),
+            Round { went_on: true, .. } => self.behind_ns,
+            _ => self.behind_ns + took_ns,
+        };
+        self.since_ns = (self.behind_ns > 0 || looks_again).then_some(now_ns);
+        match round.again {
+            Some((_, retries, last)) if Duration::from_nanos(self.behind_ns) >= limits.deadline => {
+                Err(ReadError::Deadline { deadline: limits.deadline, retries, last })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Runs the caller's code.
+    fn pause(&mut self, clock: &Clock, each: impl FnOnce()) {
+        let begun_ns = self.since_ns.map(|_| clock.now_ns());
+        each();
+        self.elsewhere_ns += begun_ns.map_or(0, |begun_ns| clock.now_ns() - begun_ns);
     }
 }
 
@@ -348,11 +480,15 @@ impl Patience {
 #[cfg(not(loom))]
 mod tests {
     use super::*;
+    use crate::get::{Landed, Look, Proof};
+    use crate::layout::chain::{Block, with_link};
+    use crate::layout::geometry::{Config, Size, SlotIx};
+    use crate::layout::slot::Header;
     use std::convert::Infallible;
     use std::time::Instant;
 
     fn pause(patience: &mut Patience, clock: &Clock, limits: &Limits) -> Result<(), ReadError<Infallible>> {
-        patience.pause(Retry::Torn, clock, limits)
+        patience.again(Retry::Torn, clock.now_ns(), limits).map(|rest| rest.take(clock))
     }
 
     #[test]
@@ -361,14 +497,14 @@ mod tests {
         clock.advance(Duration::from_secs(5));
         let last = Retry::Torn;
         let limits = Limits { retries_max: 3, deadline: Duration::from_nanos(10) };
-        let mut patience = Patience::new();
+        let mut patience = Patience::default();
         assert_eq!(pause(&mut patience, &clock, &limits), Ok(()));
         assert_eq!(pause(&mut patience, &clock, &limits), Ok(()));
         let contended = Err(ReadError::Contended { retries: 3, last });
         assert_eq!(pause(&mut patience, &clock, &limits), contended);
 
         let limits = Limits { retries_max: 1000, ..limits };
-        let mut patience = Patience::new();
+        let mut patience = Patience::default();
         assert_eq!(pause(&mut patience, &clock, &limits), Ok(()), "the time until now does not count");
         clock.advance(Duration::from_nanos(9));
         assert_eq!(pause(&mut patience, &clock, &limits), Ok(()));
@@ -380,7 +516,7 @@ mod tests {
     #[test]
     fn patience_sleeps_after_a_while() {
         let limits = Limits { retries_max: 1000, deadline: Duration::from_secs(600) };
-        let mut patience = Patience::new();
+        let mut patience = Patience::default();
         for _ in 0..YIELDS {
             pause(&mut patience, &Clock::System, &limits).unwrap();
         }
@@ -388,7 +524,266 @@ mod tests {
         for _ in 0..100 {
             pause(&mut patience, &Clock::System, &limits).unwrap();
         }
-        assert!(begun.elapsed() >= 100 * SLEEP);
+        assert!(begun.elapsed() >= 100 * Duration::from_nanos(SLEEP_NS));
+    }
+
+    // ---- batches, over a fabric whose READs take as long as is said --------------------------------------
+
+    /// Milliseconds, in nanoseconds.
+    const MS: u64 = 1_000_000;
+    const GRACE: Duration = Duration::from_millis(2);
+
+    /// Slots that show nothing, by what is said of the key that is looked for.
+    struct Shown<'a> {
+        is_torn: &'a mut dyn FnMut(u32) -> bool,
+        windows: fn(u32) -> u32,
+        main_slots: u64,
+    }
+
+    impl Landed for Shown<'_> {
+        fn look(&mut self, slot: SlotIx, key: &[u8], _value: &mut Vec<u8>) -> Look {
+            let number = u32::from_le_bytes(key.try_into().unwrap());
+            // Chains of single slots, block after block.
+            let nth = slot.0.checked_sub(self.main_slots).map_or(0, |block| block as u32 + 1);
+            let aux = with_link(0xff, (nth + 1 < (self.windows)(number)).then_some(Block(nth)));
+            let free = Header { stamp: 2, crc: 0, klen: 0, ghost: 0, vlen: 0, aux };
+            if (self.is_torn)(number) { Look::Torn } else { Look::Other(free) }
+        }
+    }
+
+    /// READs over one queue pair: they complete in the order in which they were posted, each so long after. Time
+    /// passes while one waits for a READ, sleeps, or hands an answer over, and never otherwise.
+    struct Slow<L, T> {
+        clock: Clock,
+        credits: usize,
+        posted: std::collections::VecDeque<(Token, u64)>,
+        /// How long a READ takes that is posted now.
+        takes_ns: L,
+        /// Is the slot of the key with this number being written now?
+        is_torn: T,
+        /// Windows that the key with this number is looked for in.
+        windows: fn(u32) -> u32,
+        main_slots: u64,
+        reads: u64,
+    }
+
+    /// What one poll brings at the most.
+    const COMPLETIONS: usize = 16;
+
+    impl<L: FnMut(u64) -> u64, T: FnMut(u64, u32) -> bool> Fabric for Slow<L, T> {
+        type Landed<'a>
+            = Shown<'a>
+        where
+            Self: 'a;
+        const EXACT: bool = false;
+        type Mark = u64;
+        type Error = Infallible;
+
+        fn credits(&self) -> usize {
+            self.credits
+        }
+
+        fn post(&mut self, reads: &[(Token, Window)]) -> Result<(), Infallible> {
+            let now = self.clock.now_ns();
+            let done = (now + (self.takes_ns)(now)).max(self.posted.back().map_or(0, |(_, done)| *done));
+            self.posted.extend(reads.iter().map(|(token, _)| (*token, done)));
+            self.reads += reads.len() as u64;
+            assert!(self.posted.len() <= self.credits, "no more in flight than there are credits");
+            Ok(())
+        }
+
+        fn poll(&mut self, mut sink: impl FnMut(Token, &mut Shown<'_>)) -> Result<(), Infallible> {
+            self.clock.sleep_until(self.posted.front().expect("something is in flight").1);
+            let now = self.clock.now_ns();
+            for _ in 0..COMPLETIONS {
+                let Some((token, _)) = self.posted.pop_front_if(|(_, done)| *done <= now) else { break };
+                let is_torn = &mut |number| (self.is_torn)(now, number);
+                sink(token, &mut Shown { is_torn, windows: self.windows, main_slots: self.main_slots });
+            }
+            Ok(())
+        }
+
+        fn mark(&mut self, _home: u64) -> u64 {
+            self.clock.now_ns()
+        }
+
+        fn proof(&mut self, _home: u64, mark: u64) -> Proof {
+            Proof::by_clock(self.clock.now_ns() - mark, GRACE)
+        }
+    }
+
+    /// What a batch came to.
+    struct Came {
+        result: Result<(), ReadError<Infallible>>,
+        stats: GetStats,
+        reads: u64,
+        /// When each key was answered, in nanoseconds.
+        at_ns: Vec<Option<u64>>,
+        took_ns: u64,
+    }
+
+    /// Looks up `keys` keys over `credits` lanes, with the default limits; each answer takes the caller `each_ns`.
+    fn batch(
+        shape: (u32, usize, u64),
+        takes_ns: impl FnMut(u64) -> u64,
+        is_torn: impl FnMut(u64, u32) -> bool,
+    ) -> Came {
+        batch_of(|_| 1, shape, takes_ns, is_torn)
+    }
+
+    /// The same, of keys that are looked for in so many windows.
+    fn batch_of(
+        windows: fn(u32) -> u32,
+        (keys, credits, each_ns): (u32, usize, u64),
+        takes_ns: impl FnMut(u64) -> u64,
+        is_torn: impl FnMut(u64, u32) -> bool,
+    ) -> Came {
+        let config = Config {
+            layout: "list".parse().unwrap(),
+            size: Size::Slots(64),
+            key_max: 4,
+            value_max: 8,
+            ..Config::default()
+        };
+        let geometry = config.geometry().unwrap();
+        let clock = Clock::manual();
+        let main_slots = geometry.main_slots();
+        let (posted, reads) = Default::default();
+        let fabric =
+            Slow { clock: clock.clone(), credits, posted, takes_ns, is_torn, windows, main_slots, reads };
+        let mut reader = Reader::new(fabric, &geometry, clock.clone(), Limits::default());
+        let numbers: Vec<_> = (0..keys).map(u32::to_le_bytes).collect();
+        let mut at_ns = vec![None; keys as usize];
+        let result = reader.get_many(&numbers, |n, value| {
+            assert_eq!((value, at_ns[n]), (None, None));
+            at_ns[n] = Some(clock.now_ns());
+            clock.advance(Duration::from_nanos(each_ns));
+        });
+        Came { result, stats: reader.stats(), reads: reader.fabric().reads, at_ns, took_ns: clock.now_ns() }
+    }
+
+    impl Came {
+        fn all_answered(&self) {
+            assert_eq!(self.result, Ok(()));
+            assert!(self.at_ns.iter().all(Option::is_some));
+        }
+
+        fn reached_its_deadline(&self) -> u64 {
+            let deadline = Limits::default().deadline;
+            assert!(matches!(self.result, Err(ReadError::Deadline { deadline: d, .. }) if d == deadline));
+            self.took_ns
+        }
+    }
+
+    /// READs that take longer than the grace time for a while: with any number of lanes a batch goes on as soon as they
+    /// are fast again. Each lane's mark is as old as its own READ, not as the rest of another lane.
+    #[test]
+    fn a_batch_recovers_from_slow_reads() {
+        for credits in [1, 16, 32, 64, 512] {
+            let slow = |now| if now < 300 * MS { 3 * MS } else { 2_000 };
+            let came = batch((20_064, credits, 0), slow, |_, _| false);
+            came.all_answered();
+            let fast_ns = 20_064 / credits as u64 * 2_000;
+            assert!(came.took_ns < 304 * MS + 2 * fast_ns, "{credits} lanes: {} ns", came.took_ns);
+            assert_eq!(came.stats.retries_late, 100 * credits as u64, "{credits} lanes");
+        }
+    }
+
+    /// Slots that are being written for a while: the lanes that need them look again, the others know nothing of it.
+    #[test]
+    fn one_lanes_trouble_is_not_the_others() {
+        for (torn, credits) in [(1, 2), (16, 64), (63, 64)] {
+            let came = batch((20_000, credits, 0), |_| 10_000, |now, n| n < torn && now < 300 * MS);
+            came.all_answered();
+            assert_eq!((came.stats.retries_late, came.stats.retries_moved), (0, 0));
+            let free = credits as u64 - u64::from(torn);
+            // Twice what it takes when nobody looks again.
+            let others = came.at_ns[torn as usize..].iter().flatten().max().unwrap();
+            assert!(*others < 2 * 20_000 / free * 10_000, "{torn} of {credits}: {others} ns");
+            let torn_ones = came.at_ns[..torn as usize].iter().flatten();
+            assert!(torn_ones.min().unwrap() >= &(300 * MS));
+            // They rest in between.
+            let retries = came.stats.retries_torn / u64::from(torn);
+            assert!((100..300 * MS / SLEEP_NS + 100).contains(&retries), "{retries} retries");
+        }
+    }
+
+    /// However many keys of a batch have to be looked for again, one after the other or side by side, the
+    /// deadline bounds the batch; and one key that never becomes conclusive ends it though all others do.
+    #[test]
+    fn the_deadline_bounds_a_batch() {
+        let second = 1_000 * MS;
+        for (keys, credits) in [(50, 1), (50, 50), (500, 64), (3_000, 7)] {
+            // Each is torn for 900 ms from when it is first looked at.
+            let mut first_look = vec![None; keys as usize];
+            let is_torn = |now, n: u32| now < *first_look[n as usize].get_or_insert(now) + 900 * MS;
+            let took = batch((keys, credits, 0), |_| 5_000, is_torn);
+            if keys as usize > credits {
+                let took_ns = took.reached_its_deadline();
+                assert!((second..second + 200 * MS).contains(&took_ns), "{keys}, {credits}: {took_ns}");
+            } else {
+                took.all_answered();
+            }
+        }
+        let never = batch((u32::pow(10, 6), 64, 0), |_| 100_000, |_, n| n == 7);
+        let took_ns = never.reached_its_deadline();
+        assert!((second..second + 2 * MS).contains(&took_ns), "{took_ns}");
+        assert!(never.at_ns.iter().flatten().count() > 600_000);
+    }
+
+    /// A large batch, of which now and then a key is to be looked for again, takes longer than the deadline allows for
+    /// looking again, and is answered. So does one whose caller takes his time.
+    #[test]
+    fn a_batch_that_goes_on_has_no_deadline() {
+        for (keys, credits, each_ns) in
+            [(1_000_000, 64, 0), (40_000, 1, 0), (2_000, 64, 5 * MS), (500, 1, 5 * MS)]
+        {
+            let mut looks = vec![0; keys as usize];
+            let is_torn = |_, n: u32| {
+                looks[n as usize] += 1;
+                n % 20 == 3 && looks[n as usize] < 12
+            };
+            let came = batch((keys, credits, each_ns), |_| 100_000, is_torn);
+            came.all_answered();
+            assert!(came.took_ns > 1_500 * MS, "{} ns", came.took_ns);
+        }
+    }
+
+    /// Keys in several windows: that a GET reads one after the other is no sign that it looks again.
+    #[test]
+    fn long_ways_are_no_lag() {
+        for credits in [1, 16] {
+            let mut looks = vec![0; 200_000];
+            let is_torn = |_, n: u32| {
+                looks[n as usize] += 1;
+                n % 1_000 == 3 && looks[n as usize] == 1
+            };
+            let came = batch_of(|_| 4, (200_000, credits, 0), |_| 20_000 * credits as u64, is_torn);
+            came.all_answered();
+            assert!(came.took_ns > 10_000 * MS, "{} ns", came.took_ns);
+            assert_eq!(came.reads, 4 * 200_000 + 200, "one more for each key that was torn");
+        }
+    }
+
+    /// A caller that takes longer with each answer than the grace time makes GETs late that are under way, but none of
+    /// them twice; nor one that has further windows to read.
+    #[test]
+    fn a_slow_caller_makes_no_get_late_twice() {
+        for (windows, credits) in
+            [((|_| 1) as fn(u32) -> u32, 64), (|n| 1 + u32::from(n == 0), 2), (|n| 1 + n % 3, 64)]
+        {
+            let mut looks = vec![0; 3_200];
+            let is_torn = |_, n: u32| {
+                looks[n as usize] += 1;
+                false
+            };
+            let came = batch_of(windows, (3_200, credits, 5 * MS), |_| 10_000, is_torn);
+            came.all_answered();
+            assert!(came.stats.retries_late > 0);
+            for (n, &looks) in (0..).zip(&looks) {
+                assert!(looks <= 2 * windows(n), "key {n} in {} windows: {looks} READs", windows(n));
+            }
+        }
     }
 
     #[test]

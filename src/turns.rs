@@ -20,14 +20,20 @@ struct Turns {
 #[derive(Debug)]
 struct State {
     random: Random,
-    /// One in so many times somebody else may go on.
-    one_in: usize,
+    /// Turns are of so many orders of length.
+    lengths: usize,
+    /// So many times may the one whose turn it is go on before somebody else does.
+    left: usize,
     /// Threads that have not ended.
     going: Vec<usize>,
     whose: usize,
     /// Turns given away in a row, because a lock was held.
     in_vain: usize,
 }
+
+/// Orders of length, in powers of two: from hardly longer than an access, so that threads alternate, to so long that one is
+/// overtaken by all that another does.
+const LENGTHS: std::ops::RangeInclusive<usize> = 2..=10;
 
 /// After so many turns given away in a row nobody ever goes on.
 const IN_VAIN_MAX: usize = 1_000;
@@ -42,9 +48,10 @@ thread_local! {
 /// When one of them does, or when each waits for a lock that another holds.
 pub(crate) fn run<T: Send>(seed: u64, works: Vec<impl FnOnce() -> T + Send>) -> Vec<T> {
     let mut random = Random::new(seed);
-    let one_in = [2, 16, 128][random.pick(3)];
     let whose = random.pick(works.len());
-    let state = State { random, one_in, going: (0..works.len()).collect(), whose, in_vain: 0 };
+    let lengths = LENGTHS.start() + random.pick(LENGTHS.end() - LENGTHS.start() + 1);
+    let mut state = State { random, lengths, left: 0, going: (0..works.len()).collect(), whose, in_vain: 0 };
+    state.choose();
     let turns = Arc::new(Turns { state: Mutex::new(state), changed: Condvar::new() });
     let rules = faults::all_broken();
     std::thread::scope(|scope| {
@@ -95,10 +102,12 @@ impl Turns {
         let mut state = self.lock();
         state.in_vain = if must { state.in_vain + 1 } else { 0 };
         assert!(state.in_vain < IN_VAIN_MAX, "every server thread waits for a lock that another holds");
-        let one_in = state.one_in;
-        if must || state.random.pick(one_in) == 0 {
-            state.choose();
-            self.wait(state, me);
+        match state.left.checked_sub(1).filter(|_| !must) {
+            Some(left) => state.left = left,
+            None => {
+                state.choose();
+                self.wait(state, me);
+            }
         }
     }
 
@@ -114,6 +123,8 @@ impl State {
     fn choose(&mut self) {
         let n = self.random.pick(self.going.len());
         self.whose = self.going[n];
+        let length = self.random.pick(self.lengths);
+        self.left = self.random.pick(1 << length);
     }
 }
 

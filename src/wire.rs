@@ -488,4 +488,54 @@ mod tests {
         }
         assert!(rest.is_empty());
     }
+
+    /// Replies count under the numbers of their requests, in order, and whole.
+    #[test]
+    fn replies_to_these_requests() {
+        let bytes = |ids: &[u64]| {
+            let mut bytes = Vec::new();
+            ids.iter().for_each(|id| Reply::Removed(Ok(id % 2 == 0)).encode(*id, &mut bytes));
+            bytes
+        };
+        let removed = |ids: &[u64]| ids.iter().map(|id| Reply::Removed(Ok(id % 2 == 0))).collect();
+        for first in [0, 7, 1 << 40] {
+            let due = [first, first + 1, first + 2];
+            for n in 0..=3 {
+                assert_eq!(super::replies(&bytes(&due[..n]), first), Ok(removed(&due[..n])));
+            }
+            let [a, b, c] = due;
+            for wrong in [[b, a, c], [a, c, b], [a, a, b], [a, b, b], [b, c, c + 1], [a, b, 0x100 + c]] {
+                let error = super::replies(&bytes(&wrong), first).unwrap_err();
+                assert!(error.contains("a reply to request"), "{wrong:?}: {error}");
+            }
+            let whole = bytes(&due);
+            for cut in (1..whole.len()).filter(|cut| !cut.is_multiple_of(bytes(&[0]).len())) {
+                assert!(super::replies(&whole[..cut], first).is_err(), "cut off at {cut}");
+            }
+        }
+    }
+
+    /// The longest request and the longest reply of a table are as long as is said: slots and messages are made for them.
+    #[test]
+    fn the_longest_requests_and_replies() {
+        use crate::layout::geometry::{Config, Size};
+        for (key_max, value_max) in [(1, 0), (1, 1), (7, 33), (8, 8), (32, 78), (255, 100), (255, 3_600)] {
+            let config = Config { key_max, value_max, size: Size::Slots(8), ..Config::default() };
+            let geometry = config.geometry().unwrap();
+            let (key, value) = (vec![1; key_max], vec![2; geometry.value_max()]);
+            let length = |request: Request<'_>| {
+                let mut bytes = Vec::new();
+                request.encode(7, &mut bytes);
+                bytes.len()
+            };
+            let put = length(Request::Put { mode: PutMode::Upsert, key: &key, value: &value });
+            assert_eq!(put, request_bytes_max(&geometry), "{key_max}, {value_max}");
+            assert!(length(Request::Remove { key: &key }) <= put);
+            let mut found = Vec::new();
+            Reply::Value(Some(value)).encode(7, &mut found);
+            let mut full = Vec::new();
+            Reply::Put(Err(PutError::Full { keys: 1, slots: 2 })).encode(7, &mut full);
+            assert!(found.len().max(full.len()) <= reply_bytes_max(&geometry));
+        }
+    }
 }

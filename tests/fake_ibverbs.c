@@ -69,6 +69,7 @@
     X(FAKE_SHORT_POST, -1)     /* of a chain only so many are taken, then ENOMEM; -1: all */                     \
     X(FAKE_DROP_NTH, 0)        /* the n-th message over UC or UD from when it was set is lost, once */           \
     X(FAKE_TWICE_NTH, 0)       /* the n-th SEND over RC from when it was set arrives twice, once: a peer that repeats itself */ \
+    X(FAKE_RENUMBER_NTH, 0)    /* of the n-th SEND from when it was set byte 8 arrives as another, once: a peer that misnumbers its first frame */ \
     X(FAKE_DELAY_READS, 0)     /* so many polls find nothing before a READ completes; arming ends the delay */ \
     X(FAKE_DELAY_SENDS, 0)     /* so many polls do not find a SEND that has completed: others pass it; as above */ \
     X(FAKE_LATE_FLUSH, 0)      /* a queue pair that fails takes one receive more from its shared queue, and flushes it so many polls later */ \
@@ -109,7 +110,7 @@ static pthread_cond_t acknowledged = PTHREAD_COND_INITIALIZER;
 static uint32_t next_number = 0x11; /* of queue pairs */
 static uint32_t next_key = 0x1001;
 static uint64_t dice = 1;
-static long reads_until_failure, messages_until_drop, sends_until_twin; /* 0: none to come */
+static long reads_until_failure, messages_until_drop, sends_until_twin, sends_until_lie; /* 0: none to come */
 
 struct port { enum ibv_port_state state; struct ibv_gid_entry gids[GID_PLACES]; bool has[GID_PLACES]; };
 struct device { struct ibv_device base; int index; struct port ports[MAX_PORTS]; };
@@ -224,6 +225,7 @@ static void apply(int setting) {
     if (setting == SET_FAKE_SEED) dice = (uint64_t)SET(FAKE_SEED) * 0x9e3779b97f4a7c15 | 1;
     if (setting == SET_FAKE_FAIL_NTH_READ) reads_until_failure = SET(FAKE_FAIL_NTH_READ);
     if (setting == SET_FAKE_TWICE_NTH) sends_until_twin = SET(FAKE_TWICE_NTH);
+    if (setting == SET_FAKE_RENUMBER_NTH) sends_until_lie = SET(FAKE_RENUMBER_NTH);
     if (setting == SET_FAKE_DROP_NTH) messages_until_drop = SET(FAKE_DROP_NTH);
     if (setting != SET_FAKE_PORT_STATE) return;
     for (int d = 0; d < MAX_DEVICES; d++)
@@ -1274,6 +1276,13 @@ static bool deliver(struct qp *qp, struct qp *peer, struct send *send) {
         }
     }
     copy(&to, is_write ? 0 : header, &from, 0, send->length);
+    if (!is_write && send->length > 8 && sends_until_lie && --sends_until_lie == 0) {
+        uint8_t number = 0;
+        struct memory lie = {1, {{&number, 1}}};
+        copy(&lie, 0, &to, header + 8, 1);
+        number++;
+        copy(&to, header + 8, &lie, 0, 1);
+    }
     *(is_write ? &COUNT(writes) : &COUNT(sends)) += 1;
     COUNT(bytes) += send->length;
     if (takes_receive) complete_recv(peer, recv.wr_id, wc, solicited);

@@ -4,6 +4,7 @@
 mod common;
 
 use common::*;
+use oneread::client::LinkError;
 use oneread::layout::geometry::{Preset, presets};
 use oneread::reader::Limits;
 use oneread::region::Backing;
@@ -16,6 +17,7 @@ use rustix::process::Signal;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 const SLOTS: u64 = 2048;
@@ -220,6 +222,23 @@ fn wrong_lengths_are_refused() {
     assert_eq!(server.index().len(), 1);
 }
 
+/// Whatever is wrong with some pairs of a batch: each answer is that of its own pair.
+#[test]
+fn bad_pairs_in_a_batch() {
+    let place = Place::new();
+    let _server = place.serve(default_preset());
+    bad_pairs_in_batches(&mut place.client());
+}
+
+/// What a server that is gone would not have taken the next one is asked, and the other way round.
+#[test]
+fn lengths_are_those_of_the_server_that_is_there() {
+    let place = Place::new();
+    lengths_of_the_next_server(&patient(), |_, table| {
+        Server::start(ServerConfig::new(place.address.clone(), *table)).unwrap()
+    });
+}
+
 /// A client that did not check lengths: the server does, and the conversation goes on.
 #[test]
 fn the_server_checks_lengths_too() {
@@ -346,6 +365,40 @@ impl Raw {
     }
 }
 
+/// A region file that a start left empty is made into a table; a server that takes other users takes its own, too.
+#[test]
+fn what_a_server_starts_from() {
+    let place = Place::new();
+    let file = place.dir.path().join("region");
+    std::fs::write(&file, b"").unwrap();
+    let config = ServerConfig {
+        backing: Backing::File(file),
+        start: Start::OpenOrCreate(table(default_preset())),
+        allow_uids: vec![12_345],
+        ..ServerConfig::new(place.address.clone(), table(default_preset()))
+    };
+    let server = Server::start(config).unwrap();
+    assert_eq!(server.recovered(), None);
+    place.client().put(b"key", b"value").unwrap();
+}
+
+/// More requests at once than a worker answers in one turn, and then silence: all are answered.
+#[test]
+fn a_client_with_very_many_requests() {
+    const REQUESTS: usize = 100_000;
+    let place = Place::new();
+    let _server = place.serve(default_preset());
+    let mut raw = Raw::greeted(&place.address);
+    raw.stream.set_read_timeout(Some(SOON)).unwrap();
+    let mut bytes = Vec::new();
+    (0..REQUESTS).for_each(|_| Request::Get { key: b"nobody" }.encode(1, &mut bytes));
+    let mut writer = raw.stream.try_clone().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(move || writer.write_all(&bytes).unwrap());
+        (0..REQUESTS).for_each(|n| assert_eq!(raw.reply(), Some(Reply::Value(None)), "request {n}"));
+    });
+}
+
 /// Garbage, half a frame, nothing at all, a wrong first word, replies that nobody reads, a sudden end:
 /// each costs the connection it came over at most. A client that was there before, and one that comes
 /// after, are served as ever.
@@ -465,6 +518,30 @@ fn strangers_are_refused() {
     wait_for("room for another client", || Client::connect(&place.address).ok());
 }
 
+/// A socket whose server is gone is replaced, and any other file stays. Whoever may reach the socket may connect: who
+/// is let in is decided by credentials.
+#[test]
+fn what_is_there_instead_of_a_socket() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = Place::new();
+    let path = place.address.socket().unwrap();
+    let config = || ServerConfig::new(place.address.clone(), table(default_preset()));
+    std::fs::write(path, "somebody's file").unwrap();
+    let error = Server::start(config()).expect_err("a file is there");
+    assert!(matches!(error, oneread::ServeError::Listen { .. }), "{error}");
+    assert_eq!(std::fs::read(path).unwrap(), b"somebody's file");
+    std::fs::remove_file(path).unwrap();
+    std::os::unix::fs::symlink("nowhere", path).unwrap();
+    let error = Server::start(config()).expect_err("a link is there");
+    assert!(matches!(error, oneread::ServeError::Listen { .. }), "{error}");
+    assert!(path.is_symlink());
+    std::fs::remove_file(path).unwrap();
+    drop(std::os::unix::net::UnixListener::bind(path).unwrap());
+    let _server = Server::start(config()).unwrap();
+    assert_eq!(std::fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o666);
+    place.client().put(b"key", b"value").unwrap();
+}
+
 /// Nobody there; somebody there who is no server.
 #[test]
 fn connecting_to_nobody() {
@@ -484,6 +561,194 @@ fn connecting_to_nobody() {
     let error = Client::connect(&place.address).expect_err("no server of ours");
     assert!(matches!(error, ConnectError::Link { .. }), "{error}");
     answering.join().unwrap();
+}
+
+/// A server that ends before it has accepted a connection, or before it has read what came over it, resets it. The
+/// client says that the server hung up, not which call it learned that from.
+#[test]
+fn a_server_that_ends_while_clients_connect() {
+    use rustix::event::{PollFd, PollFlags, poll};
+    let place = Place::new();
+    for accepts in [false, true] {
+        let listener = std::os::unix::net::UnixListener::bind(place.address.socket().unwrap()).unwrap();
+        let address = place.address.clone();
+        let connecting = std::thread::spawn(move || Client::connect(&address).expect_err("it ends"));
+        assert_eq!(poll(&mut [PollFd::new(&listener, PollFlags::IN)], None), Ok(1), "somebody connects");
+        if accepts {
+            let (stream, _) = listener.accept().unwrap();
+            assert_eq!(poll(&mut [PollFd::new(&stream, PollFlags::IN)], None), Ok(1), "a hello");
+        }
+        drop(listener);
+        let error = connecting.join().unwrap();
+        let hung_up = matches!(error, ConnectError::Link { source: LinkError::HungUp, .. });
+        assert!(hung_up, "accepted: {accepts}: {error:?}");
+        std::fs::remove_file(place.address.socket().unwrap()).unwrap();
+    }
+}
+
+/// A server that welcomes clients as a true one does, and then numbers its replies as it likes: whole frames, each an
+/// answer by itself. Not one of them is handed out.
+#[test]
+fn a_server_that_misnumbers() {
+    /// The numbers of the replies to requests with these.
+    type Lie = (&'static str, fn(&[u64]) -> Vec<u64>);
+    type Question = fn(&mut Client) -> Result<(), MutateError>;
+    const LIES: [Lie; 10] = [
+        ("one more", |ids| ids.iter().map(|id| id + 1).collect()),
+        ("one less", |ids| ids.iter().map(|id| id.wrapping_sub(1)).collect()),
+        ("far more", |ids| ids.iter().map(|id| id | 1 << 40).collect()),
+        ("of the hello", |ids| vec![0; ids.len()]),
+        ("of the last conversation", |ids| ids.iter().map(|id| id - ids.len() as u64).collect()),
+        ("backwards", |ids| if ids.len() > 1 { ids.iter().rev().copied().collect() } else { vec![9] }),
+        ("the last two swapped", |ids| {
+            let mut ids = ids.to_vec();
+            let n = ids.len();
+            if n > 1 {
+                ids.swap(n - 1, n - 2)
+            } else {
+                ids[0] += 1
+            }
+            ids
+        }),
+        ("the first twice", |ids| {
+            let mut ids = ids.to_vec();
+            if ids.len() > 1 {
+                ids[1] = ids[0]
+            } else {
+                ids[0] -= 1
+            }
+            ids
+        }),
+        ("the last missing, then another", |ids| {
+            let mut ids = ids.to_vec();
+            *ids.last_mut().unwrap() += 1;
+            ids
+        }),
+        ("only the last wrong", |ids| {
+            let mut ids = ids.to_vec();
+            *ids.last_mut().unwrap() ^= 2;
+            ids
+        }),
+    ];
+    let place = Place::new();
+    let _server = place.serve(default_preset());
+    let path = place.dir.path().join("liar");
+    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    // What is answered to a hello, and of which kind answers are.
+    let (hello_id, other_kind) = (AtomicU64::new(0), AtomicBool::new(false));
+    // The lie that is told from now on; none beyond the last one.
+    let lie = AtomicUsize::new(LIES.len());
+    let [lies, welcomed] = [const { AtomicUsize::new(0) }; 2];
+    let ordering = Ordering::SeqCst;
+    let serve = |mut stream: UnixStream| -> std::io::Result<()> {
+        let mut hello = [0; 32];
+        stream.read_exact(&mut hello)?;
+        let mut raw = Raw::connect(&place.address);
+        raw.stream.write_all(&hello)?;
+        let (welcome, memory) = receive(&raw.stream);
+        let mut bytes = Vec::new();
+        welcome.encode(hello_id.load(ordering), &mut bytes);
+        send_with(&stream, &bytes, &memory.expect("a region"));
+        welcomed.fetch_add(1, ordering);
+        let mut input = Vec::new();
+        loop {
+            let mut chunk = [0; 4096];
+            let n = stream.read(&mut chunk)?;
+            if n == 0 {
+                return Ok(());
+            }
+            input.extend_from_slice(&chunk[..n]);
+            let (mut ids, mut replies, mut rest) = (Vec::new(), Vec::new(), &input[..]);
+            while let Some(frame) = wire::decode(rest).unwrap() {
+                ids.push(frame.id);
+                replies.push(match Request::decode(&frame).unwrap() {
+                    Request::Put { .. } if other_kind.load(ordering) => Reply::Removed(Ok(true)),
+                    _ if other_kind.load(ordering) => Reply::Put(Ok(Put::Updated)),
+                    Request::Put { .. } => Reply::Put(Ok(Put::Inserted)),
+                    Request::Remove { .. } => Reply::Removed(Ok(true)),
+                    Request::Get { .. } => Reply::Value(Some(b"a value".to_vec())),
+                    other => panic!("{other:?}"),
+                });
+                rest = &rest[frame.length..];
+            }
+            input = rest.to_vec();
+            if let Some((_, lie)) = LIES.get(lie.load(ordering)).filter(|_| !ids.is_empty()) {
+                ids = lie(&ids);
+                lies.fetch_add(1, ordering);
+            }
+            let mut out = Vec::new();
+            replies.iter().zip(ids).for_each(|(reply, id)| reply.encode(id, &mut out));
+            stream.write_all(&out)?;
+        }
+    };
+    std::thread::scope(|scope| {
+        /// Ends the thread that accepts, also when a check fails: the scope waits for it.
+        struct Over<'a>(&'a AtomicUsize, &'a std::path::Path);
+        impl Drop for Over<'_> {
+            fn drop(&mut self) {
+                self.0.store(usize::MAX, Ordering::SeqCst);
+                let _ = UnixStream::connect(self.1);
+            }
+        }
+        let _over = Over(&lie, &path);
+        let (listener, serve, lie) = (&listener, &serve, &lie);
+        scope.spawn(move || {
+            for stream in listener.incoming() {
+                if lie.load(ordering) > LIES.len() {
+                    return;
+                }
+                // (It ends when the client hangs up, which may reset the connection.)
+                scope.spawn(move || drop(serve(stream.unwrap())));
+            }
+        });
+        let mut client = Client::connect_with(&Address::Shm(path.clone()), patient()).unwrap();
+        let asks: [Question; 4] = [
+            |client| client.put(b"k", b"v").map(|put| assert_eq!(put, Put::Inserted)),
+            |client| client.remove(b"k").map(|there| assert!(there)),
+            |client| client.rpc_get(b"k").map(|found| assert_eq!(found.unwrap(), b"a value")),
+            |client| {
+                let pairs = [(b"a", b"1"), (b"b", b"2"), (b"c", b"3")];
+                client.put_many(&pairs).map(|answers| assert_eq!(answers, vec![Ok(Put::Inserted); 3]))
+            },
+        ];
+        for (number, (name, _)) in LIES.iter().enumerate() {
+            for (which, ask) in asks.iter().enumerate() {
+                // It tells the truth, over a new connection: numbers begin anew, so the next lie is about others.
+                (0..4).for_each(|_| ask(&mut client).unwrap());
+                lie.store(number, ordering);
+                let told = lies.load(ordering);
+                match ask(&mut client) {
+                    Err(MutateError::ServerGone { reason, .. }) => {
+                        assert!(reason.contains("does not speak oneread's protocol"), "{name}: {reason}");
+                    }
+                    other => panic!("{name}, request {which}: {other:?}"),
+                }
+                assert!(lies.load(ordering) > told);
+                lie.store(LIES.len(), ordering);
+            }
+        }
+        let speaks_otherwise = |result: Result<(), MutateError>| match result {
+            Err(MutateError::ServerGone { reason, .. }) => {
+                assert!(reason.contains("does not speak oneread's protocol"), "{reason}");
+            }
+            other => panic!("{other:?}"),
+        };
+        // Answers of another kind; the connection they came over is not used again.
+        for ask in &asks {
+            ask(&mut client).unwrap();
+            other_kind.store(true, ordering);
+            let connections = welcomed.load(ordering);
+            speaks_otherwise(ask(&mut client));
+            other_kind.store(false, ordering);
+            ask(&mut client).unwrap();
+            assert_eq!(welcomed.load(ordering), connections + 1);
+        }
+        // A welcome under another number than the hello's.
+        hello_id.store(1, ordering);
+        let error = Client::connect(&Address::Shm(path.clone())).expect_err("no answer to its hello");
+        assert!(matches!(error, ConnectError::Link { .. }), "{error}");
+        assert!(error.to_string().contains("does not speak oneread's protocol"), "{error}");
+    });
 }
 
 /// A client killed while it puts leaves the others alone, and a table in which every slot is sound and
@@ -539,6 +804,8 @@ fn a_stopped_server() {
         for n in 0..500 {
             other.put(&key(n, 16), &value(n.into(), 20)).unwrap();
         }
+        // Its first change below is asked of a server that it has talked to.
+        wait_for("a change", || client.put(b"before", b"1").ok());
         server.stop();
         let mut shortest = SOON;
         for round in 0..3 {
@@ -547,15 +814,8 @@ fn a_stopped_server() {
             let took = began.elapsed();
             assert!(took >= deadline, "{took:?}");
             shortest = shortest.min(took);
-            // A conversation that was cut off is not taken up again: no connection, no change.
-            let is_deadline = matches!(error, MutateError::Deadline { .. })
-                || matches!(
-                    &error,
-                    MutateError::Connect(ConnectError::Link {
-                        source: oneread::client::LinkError::Deadline(_),
-                        ..
-                    })
-                );
+            // A conversation that was cut off is not taken up again: no connection, no change. Either way it was late.
+            let is_deadline = matches!(error, MutateError::Deadline { .. });
             assert!(is_deadline, "{error}");
             for n in 0..500 {
                 assert_eq!(other.get(&key(n, 16)).unwrap(), Some(value(n.into(), 20)));
@@ -565,7 +825,13 @@ fn a_stopped_server() {
         // One deadline, not several; a busy machine does not delay each of them.
         assert!(shortest < 4 * deadline, "{shortest:?}");
         server.signal(Signal::CONT);
-        wait_for("the server to go on", || client.put(b"after", b"1").ok());
+        wait_for("the server to go on", || other.put(b"other", b"1").ok());
+        // What it answers to the changes that were given up is not taken for an answer to this one.
+        wait_for("a change", || match client.put(b"after", b"1") {
+            Ok(put) => Some(put),
+            Err(MutateError::ServerGone { reason, .. }) => panic!("{reason}"),
+            Err(_) => None,
+        });
         assert_eq!(other.get(b"after").unwrap().as_deref(), Some(&b"1"[..]));
         assert_eq!(client.stats().reattached, 0, "it was never gone");
     });

@@ -5,16 +5,16 @@ mod common;
 
 use common::*;
 use memmap2::{MmapOptions, MmapRaw};
+use oneread::client::LinkError;
 use oneread::layout::geometry::Preset;
 use oneread::region::Backing;
-use oneread::wire::{self, PROTOCOL_VERSION, Reply, Request};
+use oneread::wire::{PROTOCOL_VERSION, Reply, Request};
 use oneread::{
     Address, Ask, Client, ClientOptions, Config, ConnectError, MutateError, Put, PutError, Server,
     ServerConfig, Size, Start,
 };
 use rustix::process::Signal;
-use std::io::{IoSliceMut, Read, Write};
-use std::os::fd::OwnedFd;
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -130,6 +130,25 @@ fn batches() {
         assert!(answers[0].is_ok());
         assert_eq!(answers[1..], [Err(wrong), Err(PutError::ValueLength { given: 33, max: 32 })]);
     }
+}
+
+/// Whatever is wrong with some pairs of a batch: each answer is that of its own pair.
+#[test]
+fn bad_pairs_in_a_batch() {
+    let place = Place::new();
+    let _server = place.serve();
+    bad_pairs_in_batches(&mut place.client());
+}
+
+/// What a server that is gone would not have taken the next one is asked, and the other way round.
+#[test]
+fn lengths_are_those_of_the_server_that_is_there() {
+    let place = Place::new();
+    let options = ClientOptions { ask: Ask::Herd, ..patient() };
+    lengths_of_the_next_server(&options, |_, table| {
+        let config = ServerConfig { herd: true, ..ServerConfig::new(place.address.clone(), *table) };
+        Server::start(config).unwrap()
+    });
 }
 
 /// Slots are as large as the table's longest pair needs: the longest there is, and values of no bytes.
@@ -301,7 +320,11 @@ fn server_stopped_killed_and_back() {
                 assert!(stop.load(Ordering::Relaxed), "before it was killed: {error}");
                 let is_typed = matches!(
                     error,
-                    MutateError::ServerGone { .. } | MutateError::Connect(ConnectError::NotThere { .. })
+                    MutateError::ServerGone { .. }
+                        | MutateError::Connect(
+                            ConnectError::NotThere { .. }
+                                | ConnectError::Link { source: LinkError::HungUp, .. }
+                        )
                 );
                 assert!(is_typed, "{error:?}");
             });
@@ -420,19 +443,42 @@ impl Raw {
     }
 }
 
-/// A reply, and the descriptor that came with it.
-fn receive(stream: &UnixStream) -> (Reply, Option<OwnedFd>) {
-    use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
-    let mut chunk = [0; 64];
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let received = recvmsg(stream, &mut [IoSliceMut::new(&mut chunk)], &mut ancillary, RecvFlags::empty());
-    let bytes = received.unwrap().bytes;
-    let fd = ancillary.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
-        _ => None,
-    });
-    (Reply::decode(&wire::decode(&chunk[..bytes]).unwrap().unwrap()).unwrap(), fd)
+/// A client that is gone and keeps its mapping does not keep the server's memory: it reads as zero.
+#[test]
+fn a_mapping_that_is_kept() {
+    let place = Place::new();
+    let server = place.serve();
+    let raw = Raw::connect(&place.address);
+    raw.words().iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
+    raw.stream.shutdown(std::net::Shutdown::Both).unwrap();
+    wait_for("the server to notice", || (server.stats().clients == 0).then_some(()));
+    let left = raw.words().iter().filter(|word| word.load(Ordering::Relaxed) != 0).count();
+    assert_eq!(left, 0, "of {} words", raw.words().len());
+}
+
+/// A client that wants slots of another version, or of a server that gives none, is told so, and may go on by messages.
+#[test]
+fn slots_of_another_version() {
+    let place = Place::new();
+    for herd in [true, false] {
+        let _server = Server::start(ServerConfig { herd, ..place.config(default_preset()) }).unwrap();
+        let mut stream = UnixStream::connect(place.address.socket().unwrap()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let mut ask = |request: &Request<'_>| {
+            let mut bytes = Vec::new();
+            request.encode(1, &mut bytes);
+            stream.write_all(&bytes).unwrap();
+            receive(&stream)
+        };
+        let (welcome, _) = ask(&Request::Hello { version: PROTOCOL_VERSION });
+        assert_eq!(welcome, Reply::Welcome { version: PROTOCOL_VERSION });
+        for version in [0, 2, u32::MAX] {
+            let (reply, memory) = ask(&Request::Slots { version });
+            assert_eq!(reply, Reply::Refused { version: herd.into() });
+            assert!(memory.is_none());
+            assert_eq!(ask(&Request::Remove { key: b"k" }).0, Reply::Removed(Ok(false)));
+        }
+    }
 }
 
 /// Writes garbage over a whole area, all the time: random words, and words that look like slots. Nobody else
@@ -610,14 +656,4 @@ fn a_server_that_scribbles() {
         let _ = UnixStream::connect(&path);
     });
     drop(server);
-}
-
-fn send_with(stream: &UnixStream, bytes: &[u8], fd: &OwnedFd) {
-    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-    use std::os::fd::AsFd;
-    let fds = [fd.as_fd()];
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    ancillary.push(SendAncillaryMessage::ScmRights(&fds));
-    sendmsg(stream, &[std::io::IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL).unwrap();
 }

@@ -14,7 +14,8 @@ use oneread::layout::geometry::{Family, Preset, presets};
 use oneread::reader::ReadError;
 use oneread::verbs::{SetupError, Token, VerbsAddress, VerbsError, VerbsOptions, Wait};
 use oneread::{
-    Address, Ask, Client, ClientOptions, ConnectError, GetError, MutateError, Put, ServeError, Server,
+    Address, Ask, Client, ClientOptions, ConnectError, GetError, MutateError, Put, PutError, ServeError,
+    Server,
 };
 use oneread::{Config, ServerConfig};
 use std::ffi::{CString, c_char, c_int, c_long};
@@ -171,6 +172,10 @@ stories! {
         receives_that_come_back_late,
         herd_over_uc_and_rc,
         an_answer_too_many,
+        answers_to_something_else,
+        bad_pairs_in_a_batch,
+        full_tables_in_a_batch,
+        lengths_are_those_of_the_server_that_is_there,
     ]
     told: [choice,]
 }
@@ -1008,4 +1013,96 @@ fn an_answer_too_many(fake: &Fake) {
         check_all(&mut client, 500);
     }
     assert!((1..=8).contains(&given_up), "{given_up} times given up");
+}
+
+/// Clients that ask in each way there is: by messages or HERD's way, over queue pairs of their own or shared ones.
+fn ways() -> impl Iterator<Item = ClientOptions> {
+    let ways =
+        [Ask::Message, Ask::Herd].into_iter().flat_map(|ask| [None, Some(1), Some(2)].map(|n| (ask, n)));
+    ways.flat_map(|(ask, pairs)| {
+        [Wait::Poll, Wait::Block].map(|wait| {
+            let verbs = VerbsOptions { pairs, wait, ..options().verbs };
+            ClientOptions { ask, verbs, ..options() }
+        })
+    })
+}
+
+fn serve_herd(place: Address, table: Config) -> Server {
+    let config = ServerConfig { herd: true, token: Token::new(TOKEN), ..ServerConfig::new(place, table) };
+    Server::start(config).unwrap()
+}
+
+/// A reply with another number is not taken for the one that is due, whether the server misnumbers it or was asked
+/// under another number. By messages the connection is given up, and nothing else; HERD's datagrams are repeated.
+fn answers_to_something_else(fake: &Fake) {
+    let server = serve_herd(at("127.0.0.1:0"), config(default_preset(), 2000, 16, 46, 7));
+    for options in ways() {
+        let is_herd = options.ask == Ask::Herd;
+        let mut client = Client::connect_with(server.address(), options).unwrap();
+        client.put(b"there", b"value").unwrap();
+        for batch in [1u32, 2, 300] {
+            for nth in [1, 2] {
+                // The first SEND is the request, where it is one, and the second its reply.
+                fake.set("FAKE_RENUMBER_NTH", nth);
+                let pairs: Vec<_> = (0..batch).map(ours).collect();
+                match client.put_many(&pairs) {
+                    Ok(answers) => {
+                        assert!(is_herd, "an answer to something else");
+                        assert!(answers.iter().all(Result::is_ok), "{answers:?}");
+                    }
+                    Err(MutateError::ServerGone { reason, .. }) if !is_herd => {
+                        assert!(reason.contains("does not speak oneread's protocol: a reply to"), "{reason}");
+                    }
+                    Err(error) => panic!("{error}"),
+                }
+                fake.set("FAKE_RENUMBER_NTH", 0);
+                assert_eq!(client.rpc_get(b"there").unwrap().as_deref(), Some(&b"value"[..]));
+                assert_eq!(client.rpc_get(b"not there").unwrap(), None);
+            }
+        }
+        if is_herd {
+            // (A batch of one has one SEND.)
+            assert!(client.queue_counts().unwrap().repeats >= 5, "{:?}", client.queue_counts());
+        }
+    }
+}
+
+/// Whatever is wrong with some pairs of a batch: each answer is that of its own pair.
+fn bad_pairs_in_a_batch(_: &Fake) {
+    for options in ways() {
+        let server = serve_herd(at("127.0.0.1:0"), config(default_preset(), 2000, 16, 46, 7));
+        bad_pairs_in_batches(&mut Client::connect_with(server.address(), options).unwrap());
+    }
+}
+
+/// Answers may take more room than their requests: no message asks for more of them than one message holds.
+fn full_tables_in_a_batch(_: &Fake) {
+    for options in ways() {
+        let server = serve_herd(at("127.0.0.1:0"), config(default_preset(), 64, 16, 46, 7));
+        let mut client = Client::connect_with(server.address(), options).unwrap();
+        let pairs: Vec<_> = (0..3000u16).map(|n| (n.to_le_bytes(), b"")).collect();
+        let answers = client.put_many(&pairs).unwrap();
+        let mut there = 0;
+        for ((key, _), answer) in pairs.iter().zip(answers) {
+            let found = client.rpc_get(key).unwrap().is_some();
+            match answer {
+                Ok(Put::Inserted) => assert!(found, "{key:?}"),
+                Err(PutError::Full { .. }) => assert!(!found, "{key:?}"),
+                other => panic!("{key:?}: {other:?}"),
+            }
+            there += u64::from(found);
+        }
+        assert!(there >= 32 && there == server.index().len(), "{there} keys");
+        assert_eq!(client.stats().reattached, 0);
+    }
+}
+
+/// What a server that is gone would not have taken the next one is asked, and the other way round.
+fn lengths_are_those_of_the_server_that_is_there(_: &Fake) {
+    for options in ways() {
+        lengths_of_the_next_server(&options, |address, table| {
+            let address = address.cloned().unwrap_or_else(|| at("127.0.0.1:0"));
+            serve_herd(address, Config { grace: Duration::from_millis(500), ..*table })
+        });
+    }
 }

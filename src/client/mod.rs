@@ -178,6 +178,16 @@ pub enum LinkError {
     Os(io::Error),
 }
 
+impl From<io::Error> for LinkError {
+    /// A server that ends resets the connections that it has not accepted, or not read to the end.
+    fn from(error: io::Error) -> LinkError {
+        match error.kind() {
+            io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => LinkError::HungUp,
+            _ => LinkError::Os(error),
+        }
+    }
+}
+
 /// Why a GET gave no answer. Absence is not an error.
 #[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
 pub enum GetError {
@@ -197,7 +207,8 @@ pub enum GetError {
 /// Why a change did not happen, or may not have.
 #[derive(Debug, thiserror::Error)]
 pub enum MutateError {
-    /// The server says no. The table is as it was.
+    /// Rejected by the server, or by the client for it: key or value are too long for the table of the server that the
+    /// client is connected to. The table is as it was.
     #[error(transparent)]
     Rejected(#[from] PutError),
     /// No answer in time: the change may still happen, or have happened.
@@ -413,7 +424,6 @@ impl Client {
     /// [`MutateError`], of which nothing about changes applies; absence is `None`.
     pub fn rpc_get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, MutateError> {
         let deadline = Instant::now() + self.options.deadline;
-        check_key(key, self.geometry())?;
         match self.ask(&Request::Get { key }, deadline)? {
             Reply::Value(value) => Ok(value),
             Reply::Put(Err(error)) => Err(error.into()),
@@ -453,7 +463,6 @@ impl Client {
     /// As [`Client::put`].
     pub fn remove(&mut self, key: &[u8]) -> Result<bool, MutateError> {
         let deadline = Instant::now() + self.options.deadline;
-        check_key(key, self.geometry())?;
         match self.ask(&Request::Remove { key }, deadline)? {
             Reply::Removed(there) => Ok(there?),
             Reply::Put(Err(error)) => Err(error.into()),
@@ -478,16 +487,11 @@ impl Client {
                 key: key.as_ref(),
                 value: value.as_ref(),
             });
-            // What does not fit is answered here: the server need not see it, nor could a frame hold it.
-            let checked: Vec<_> = requests.map(|r| check_request(&r, self.geometry()).map(|()| r)).collect();
-            let sound: Vec<_> = checked.iter().filter_map(|r| r.as_ref().ok().copied()).collect();
-            let mut replies = on_path!(self.path, handle => handle.converse(&sound, deadline))?.into_iter();
-            for request in checked {
-                answers.push(match request.map(|_| replies.next()) {
-                    Err(error) => Err(error),
-                    Ok(Some(Reply::Put(answer))) => answer,
-                    Ok(_) => return Err(self.unexpected()),
-                });
+            let requests: Vec<_> = requests.collect();
+            let replies = self.converse(&requests, deadline)?;
+            for reply in replies {
+                let Reply::Put(answer) = reply else { return Err(self.unexpected()) };
+                answers.push(answer);
             }
         }
         Ok(answers)
@@ -507,7 +511,6 @@ impl Client {
 
     fn mutate_one(&mut self, request: Request<'_>) -> Result<Put, MutateError> {
         let deadline = Instant::now() + self.options.deadline;
-        check_request(&request, self.geometry())?;
         match self.ask(&request, deadline)? {
             Reply::Put(answer) => Ok(answer?),
             _ => Err(self.unexpected()),
@@ -515,9 +518,17 @@ impl Client {
     }
 
     fn ask(&mut self, request: &Request<'_>, deadline: Instant) -> Result<Reply, MutateError> {
-        let requests = std::slice::from_ref(request);
-        let mut replies = on_path!(self.path, handle => handle.converse(requests, deadline))?;
+        let mut replies = self.converse(std::slice::from_ref(request), deadline)?;
         replies.pop().ok_or_else(|| self.unexpected())
+    }
+
+    /// One reply for each request, in order.
+    fn converse(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<Vec<Reply>, MutateError> {
+        let replies = on_path!(self.path, handle => handle.converse(requests, deadline))?;
+        if replies.len() != requests.len() {
+            return Err(self.unexpected());
+        }
+        Ok(replies)
     }
 
     /// An answer to another question: the connection is of no further use.
@@ -544,26 +555,105 @@ impl Clone for Client {
     }
 }
 
-fn check_key(key: &[u8], geometry: &Geometry) -> Result<(), PutError> {
-    let max = geometry.key_max();
-    if key.is_empty() || key.len() > max {
-        return Err(PutError::KeyLength { given: key.len(), max });
+/// Sends the requests that a table of this geometry takes, and puts what is wrong with the others in its place among
+/// the replies: the server need not see those, nor could a frame or a slot hold them. The geometry is that of the
+/// server that `send` goes to, seen to be there: another one may take what this one does not.
+pub(crate) fn send_fitting<E>(
+    requests: &[Request<'_>],
+    geometry: &Geometry,
+    send: impl FnOnce(&[Request<'_>]) -> Result<Vec<Reply>, E>,
+) -> Result<Vec<Reply>, E> {
+    if fit(requests, geometry) {
+        return send(requests);
     }
-    Ok(())
+    let checked: Vec<_> =
+        requests.iter().map(|request| check(request, geometry).map(|()| *request)).collect();
+    let fitting: Vec<_> = checked.iter().filter_map(|request| request.as_ref().ok().copied()).collect();
+    let replies = if fitting.is_empty() { Vec::new() } else { send(&fitting)? };
+    let mut replies = replies.into_iter();
+    let in_place = checked.into_iter().map_while(|request| match request {
+        Ok(_) => replies.next(),
+        Err(why) => Some(Reply::Put(Err(why))),
+    });
+    Ok(in_place.collect())
 }
 
-fn check_request(request: &Request<'_>, geometry: &Geometry) -> Result<(), PutError> {
-    let value_max = geometry.value_max();
+/// Does a table of this geometry take all of these?
+fn fit(requests: &[Request<'_>], geometry: &Geometry) -> bool {
+    requests.iter().all(|request| check(request, geometry).is_ok())
+}
+
+fn check(request: &Request<'_>, geometry: &Geometry) -> Result<(), PutError> {
+    let (key_max, value_max) = (geometry.key_max(), geometry.value_max());
     match request {
-        Request::Put { key, .. } | Request::Remove { key } | Request::Get { key } => {
-            check_key(key, geometry)?
+        Request::Put { key, .. } | Request::Remove { key } | Request::Get { key }
+            if key.is_empty() || key.len() > key_max =>
+        {
+            Err(PutError::KeyLength { given: key.len(), max: key_max })
         }
-        _ => {}
-    }
-    match request {
         Request::Put { value, .. } if value.len() > value_max => {
             Err(PutError::ValueLength { given: value.len(), max: value_max })
         }
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::geometry::{Config, Size};
+
+    /// What does not fit is not sent, and its rejection is where its reply would be; a reply too few is not made up for.
+    #[test]
+    fn rejections_are_in_their_places() {
+        let config = Config { size: Size::Keys(10), key_max: 4, value_max: 4, ..Config::default() };
+        let geometry = config.geometry().unwrap();
+        let put = |key, value| Request::Put { mode: PutMode::Upsert, key, value };
+        let long = [1; 5];
+        let key_length = |given| Reply::Put(Err(PutError::KeyLength { given, max: 4 }));
+        let value_length = Reply::Put(Err(PutError::ValueLength { given: 5, max: 4 }));
+        // Each request, and what is wrong with it.
+        let all = [
+            (put(b"k", b"v"), None),
+            (put(b"", b"v"), Some(key_length(0))),
+            (put(b"four", b"four"), None),
+            (put(&long, b""), Some(key_length(5))),
+            (put(&long, &long), Some(key_length(5))),
+            (put(b"k", &long), Some(value_length)),
+            (Request::Remove { key: b"four" }, None),
+            (Request::Remove { key: &long }, Some(key_length(5))),
+            (Request::Get { key: b"k" }, None),
+            (Request::Get { key: b"" }, Some(key_length(0))),
+            (Request::Stat, None),
+        ];
+        for first in 0..all.len() {
+            for last in first..=all.len() {
+                let (asked, wrong): (Vec<_>, Vec<_>) = all[first..last].iter().cloned().unzip();
+                let mut sent = Vec::new();
+                let send = |requests: &[Request<'_>]| {
+                    sent.extend(requests.iter().map(|request| format!("{request:?}")));
+                    // Each has a reply of its own.
+                    Ok::<_, LinkError>(
+                        (0..requests.len()).map(|n| Reply::Value(Some(vec![n as u8]))).collect(),
+                    )
+                };
+                let replies = send_fitting(&asked, &geometry, send).unwrap();
+                let mut fitting = 0;
+                let expected = wrong.iter().map(|wrong| {
+                    wrong.clone().unwrap_or_else(|| {
+                        fitting += 1;
+                        Reply::Value(Some(vec![fitting - 1]))
+                    })
+                });
+                assert_eq!(replies, expected.collect::<Vec<_>>());
+                let those = asked.iter().zip(&wrong).filter(|(_, wrong)| wrong.is_none());
+                assert_eq!(sent, those.map(|(request, _)| format!("{request:?}")).collect::<Vec<_>>());
+            }
+        }
+        let asked: Vec<_> = all.iter().map(|(request, _)| *request).collect();
+        let too_few = |_: &[Request<'_>]| Ok::<_, LinkError>(vec![Reply::Value(None)]);
+        assert_eq!(send_fitting(&asked, &geometry, too_few).unwrap().len(), 2);
+        let failed = send_fitting(&asked, &geometry, |_| Err(LinkError::HungUp));
+        assert!(matches!(failed, Err(LinkError::HungUp)));
     }
 }

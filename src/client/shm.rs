@@ -3,7 +3,7 @@
 use super::slots::{Slots, Socket};
 use super::{
     ATTEMPT_MAX, Ask, ClientOptions, ClientStats, ConnectError, GetError, LinkError, MutateError,
-    RETRY_FIRST, RETRY_MAX,
+    RETRY_FIRST, RETRY_MAX, fit, send_fitting,
 };
 use crate::address::Address;
 use crate::clock::Clock;
@@ -33,7 +33,7 @@ pub(super) struct Handle {
     shared: Arc<Shared>,
     attached: Arc<Attachment>,
     version: u64,
-    link: Option<Link>,
+    conversation: Option<Conversation>,
     reattached: u64,
 }
 
@@ -112,10 +112,10 @@ impl Handle {
             version: AtomicU64::new(0),
             gone_ns: AtomicU64::new(0),
         });
-        let mut handle = Handle { shared, attached, version: 0, link: None, reattached: 0 };
+        let mut handle = Handle { shared, attached, version: 0, conversation: None, reattached: 0 };
         if options.ask == Ask::Herd {
             // A server that gives no slots is found out here.
-            handle.open_link(options.deadline)?;
+            handle.open_conversation(options.deadline)?;
         }
         let weak = Arc::downgrade(&handle.shared);
         std::thread::Builder::new()
@@ -224,38 +224,43 @@ impl Handle {
         requests: &[Request<'_>],
         deadline: Instant,
     ) -> Result<Vec<Reply>, MutateError> {
-        if !self.is_linked(deadline) {
+        if !self.is_linked(requests, deadline) {
             let left = deadline.saturating_duration_since(Instant::now());
-            self.open_link(left).map_err(|error| match error {
+            self.open_conversation(left).map_err(|error| match error {
                 ConnectError::Link { source: source @ LinkError::Deadline(_), .. } => self.lost(source),
                 error => error.into(),
             })?;
         }
-        let link = self.link.as_mut().expect("made above");
-        link.converse(requests, deadline).map_err(|error| self.lost(error))
+        let conversation = self.conversation.as_mut().expect("opened above");
+        conversation.converse(requests, deadline).map_err(|error| self.lost(error))
     }
 
     /// Is there a connection that the server has not hung up? Where requests are in slots, no system call is spent on
-    /// that right after the last conversation: that the server is gone then shows while it is waited for.
-    fn is_linked(&mut self, deadline: Instant) -> bool {
+    /// that right after the last conversation: that the server is gone then shows while it is waited for. For a
+    /// request that will not be sent, because its table does not take it, that would never show.
+    fn is_linked(&mut self, requests: &[Request<'_>], deadline: Instant) -> bool {
         /// Between two conversations' beginnings, that is between their deadlines.
         const RECENT: Duration = Duration::from_millis(1);
-        let Some(link) = &mut self.link else { return false };
-        let last = std::mem::replace(&mut link.asked_until, deadline);
-        let is_recent = link.slots.is_some() && deadline.saturating_duration_since(last) < RECENT;
-        is_recent || !link.is_hung_up()
+        let Some(Conversation { link, geometry, slots, asked_until, .. }) = &mut self.conversation else {
+            return false;
+        };
+        let last = std::mem::replace(asked_until, deadline);
+        let is_recent = slots.is_some() && deadline.saturating_duration_since(last) < RECENT;
+        is_recent && fit(requests, geometry) || !link.is_hung_up()
     }
 
     /// Opens a connection for changes.
-    fn open_link(&mut self, within: Duration) -> Result<(), ConnectError> {
+    fn open_conversation(&mut self, within: Duration) -> Result<(), ConnectError> {
         let deadline = Instant::now() + within;
         let (address, mut left) = (&self.shared.address, within);
         loop {
             let seen = self.shared.version.load(Ordering::Relaxed);
             let (mut link, attachment) = attach(address, &self.shared.socket, left)?;
-            if self.shared.options.ask == Ask::Herd {
-                link.take_slots(address, &attachment.geometry, deadline)?;
-            }
+            let geometry = attachment.geometry.clone();
+            let slots = match self.shared.options.ask {
+                Ask::Message => None,
+                Ask::Herd => Some(Box::new(link.take_slots(address, &geometry, deadline)?)),
+            };
             if attachment.identity != self.attached.identity {
                 // A new server, maybe with a new region: what is put there must be read there.
                 if !self.shared.publish(seen, attachment, Publisher::Handle) {
@@ -264,14 +269,15 @@ impl Handle {
                 }
                 self.reattach();
             }
-            self.link = Some(link);
+            self.conversation =
+                Some(Conversation { link, geometry, slots, next_id: 0, asked_until: deadline });
             return Ok(());
         }
     }
 
     /// The connection is of no further use; the next change opens another.
     pub fn disconnect(&mut self) {
-        self.link = None;
+        self.conversation = None;
     }
 
     fn lost(&mut self, error: LinkError) -> MutateError {
@@ -293,7 +299,7 @@ impl Clone for Handle {
             shared: self.shared.clone(),
             attached: self.attached.clone(),
             version: self.version,
-            link: None,
+            conversation: None,
             reattached: 0,
         }
     }
@@ -310,8 +316,7 @@ fn attach(address: &Address, socket: &Path, within: Duration) -> Result<(Link, A
     let failed = |source| ConnectError::Link { address: address.clone(), source };
     let deadline = Instant::now() + within;
     let stream = open_socket(address, socket, within, deadline)?;
-    let mut link =
-        Link { stream, input: Vec::new(), next_id: 0, allowed: within, slots: None, asked_until: deadline };
+    let mut link = Link { stream, input: Vec::new(), allowed: within };
     let fd = match link.ask_for_memory(Request::Hello { version: PROTOCOL_VERSION }, deadline) {
         Ok((Reply::Welcome { .. }, Some(fd))) => fd,
         Ok((Reply::Refused { version: theirs }, _)) => {
@@ -401,18 +406,41 @@ fn is_transient(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
+/// A handle's connection for changes.
+#[derive(Debug)]
+struct Conversation {
+    link: Link,
+    /// That of the server at its other end.
+    geometry: Arc<Geometry>,
+    /// Where requests go, if not over the stream.
+    slots: Option<Box<Slots>>,
+    /// Number of the next message.
+    next_id: u64,
+    /// Deadline of the last requests.
+    asked_until: Instant,
+}
+
+impl Conversation {
+    fn converse(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<Vec<Reply>, LinkError> {
+        let Conversation { link, geometry, slots, next_id, .. } = self;
+        send_fitting(requests, geometry, |requests| match slots {
+            Some(slots) => slots.converse(link, requests, deadline),
+            None => {
+                let first_id = *next_id;
+                *next_id += requests.len() as u64;
+                link.converse(requests, first_id, deadline)
+            }
+        })
+    }
+}
+
 /// A connection to the server.
 #[derive(Debug)]
 struct Link {
     stream: UnixStream,
     input: Vec<u8>,
-    next_id: u64,
     /// The time that was allowed in all, for error messages.
     allowed: Duration,
-    /// Where requests go, if not over the stream.
-    slots: Option<Box<Slots>>,
-    /// Deadline of the last conversation.
-    asked_until: Instant,
 }
 
 impl Link {
@@ -422,14 +450,18 @@ impl Link {
         request: Request<'_>,
         deadline: Instant,
     ) -> Result<(Reply, Option<OwnedFd>), LinkError> {
+        const ID: u64 = 0;
         let mut out = Vec::new();
-        request.encode(0, &mut out);
+        request.encode(ID, &mut out);
         // A server that refuses hangs up at once; its refusal is then still to be read.
         let sent = self.send(&out, deadline);
         let mut fd = None;
         loop {
             if let Some(frame) = wire::decode(&self.input)? {
                 let reply = Reply::decode(&frame)?;
+                if frame.id != ID {
+                    return Err(LinkError::Unexpected);
+                }
                 self.input.drain(..frame.length);
                 return Ok((reply, fd));
             }
@@ -443,9 +475,9 @@ impl Link {
                 &mut ancillary,
                 RecvFlags::CMSG_CLOEXEC,
             )
-            .map_err(|e| LinkError::Os(e.into()));
+            .map_err(io::Error::from);
             let received = match received {
-                Err(LinkError::Os(e)) if is_transient(&e) => continue,
+                Err(e) if is_transient(&e) => continue,
                 received => received?,
             };
             for message in ancillary.drain() {
@@ -461,13 +493,13 @@ impl Link {
         }
     }
 
-    /// Asks for slots; requests then go there.
+    /// Asks for slots, where requests then go.
     fn take_slots(
         &mut self,
         address: &Address,
-        geometry: &Arc<Geometry>,
+        geometry: &Geometry,
         deadline: Instant,
-    ) -> Result<(), ConnectError> {
+    ) -> Result<Slots, ConnectError> {
         let refused = |why: String| ConnectError::Herd { address: address.clone(), why };
         let request = Request::Slots { version: area::VERSION };
         let fd = match self.ask_for_memory(request, deadline) {
@@ -482,34 +514,18 @@ impl Link {
                 )));
             }
             Ok(_) => return Err(refused(LinkError::Unexpected.to_string())),
-            Err(LinkError::HungUp) => {
-                let why = "it hung up, as one does that knows of no slots; use the same version of oneread on both sides";
-                return Err(refused(why.into()));
-            }
             Err(source) => return Err(ConnectError::Link { address: address.clone(), source }),
         };
-        self.slots = Some(Box::new(Slots::new(Area::map(fd, geometry)?, geometry.clone())));
-        Ok(())
+        Ok(Slots::new(Area::map(fd, geometry)?))
     }
 
-    fn converse(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<Vec<Reply>, LinkError> {
-        match self.slots.take() {
-            None => self.converse_by_messages(requests, deadline),
-            Some(mut slots) => {
-                let replies = slots.converse(self, requests, deadline);
-                self.slots = Some(slots);
-                replies
-            }
-        }
-    }
-
-    fn converse_by_messages(
+    /// Sends requests, numbered from `first_id` on, and receives their replies.
+    fn converse(
         &mut self,
         requests: &[Request<'_>],
+        first_id: u64,
         deadline: Instant,
     ) -> Result<Vec<Reply>, LinkError> {
-        let first_id = self.next_id;
-        self.next_id += requests.len() as u64;
         let mut out = Vec::new();
         requests.iter().zip(first_id..).for_each(|(request, id)| request.encode(id, &mut out));
         self.send(&out, deadline)?;
@@ -542,8 +558,7 @@ impl Link {
                 Ok(())
             }
             Err(e) if is_transient(&e) => Ok(()),
-            Err(e) if e.kind() == io::ErrorKind::ConnectionReset => Err(LinkError::HungUp),
-            Err(e) => Err(LinkError::Os(e)),
+            Err(e) => Err(e.into()),
         }
     }
 
@@ -552,8 +567,7 @@ impl Link {
             match self.stream.write(bytes) {
                 Ok(n) => bytes = &bytes[n..],
                 Err(e) if is_transient(&e) => self.wait(PollFlags::OUT, deadline)?,
-                Err(e) if e.kind() == io::ErrorKind::BrokenPipe => return Err(LinkError::HungUp),
-                Err(e) => return Err(LinkError::Os(e)),
+                Err(e) => return Err(e.into()),
             }
         }
         Ok(())
@@ -607,8 +621,10 @@ impl Socket for Link {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::index::{Put, PutError, PutMode};
     use crate::layout::geometry::{Config, Size};
     use crate::region::Backing;
+    use crate::server::{Server, ServerConfig};
 
     fn attachment(inode: u64) -> Attachment {
         let geometry = Config { size: Size::Slots(8), ..Config::default() }.geometry().unwrap();
@@ -643,5 +659,66 @@ mod tests {
         shared.clock.advance(Duration::from_nanos(100));
         assert!(shared.publish(1, attachment(3), Publisher::Handle));
         assert_eq!((known(), shared.gone_ns.load(Ordering::Relaxed)), ((3, 2), 100));
+        // The watcher finds the same one: it is there, and there is no lease.
+        assert!(shared.publish(2, attachment(3), Publisher::Watcher));
+        assert_eq!((known(), shared.gone_ns.load(Ordering::Relaxed)), ((3, 2), 0));
+    }
+
+    /// A client that is dropped while its server is gone takes its thread and its mapping along.
+    #[test]
+    fn nothing_is_left_of_a_client_without_a_server() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("socket");
+        let table = Config { size: Size::Keys(10), ..Config::default() };
+        let server = Server::start(ServerConfig::new(Address::Shm(socket.clone()), table)).unwrap();
+        let handle = Handle::connect(&socket, &ClientOptions::default()).unwrap();
+        server.stop();
+        let until = Instant::now() + Duration::from_secs(60);
+        let wait = || {
+            assert!(Instant::now() < until);
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        while handle.shared.gone_ns.load(Ordering::Relaxed) == 0 {
+            wait();
+        }
+        let left = Arc::downgrade(&handle.shared);
+        drop(handle);
+        while left.strong_count() > 0 {
+            wait();
+        }
+    }
+
+    /// Requests in slots that follow each other at once are not preceded by a look at the socket, unless one is to be
+    /// turned down here: somebody who asks for nothing else would never notice the next server.
+    #[test]
+    fn a_request_that_is_not_sent_looks_for_the_server() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("socket");
+        let serve = |value_max| {
+            let table = Config { size: Size::Keys(10), value_max, ..Config::default() };
+            let config = ServerConfig::new(Address::Shm(socket.clone()), table);
+            Server::start(ServerConfig { herd: true, ..config }).unwrap()
+        };
+        let put = |value| Request::Put { mode: PutMode::Upsert, key: b"key", value };
+        for ask in [Ask::Message, Ask::Herd] {
+            let server = serve(8);
+            let options = ClientOptions { ask, ..ClientOptions::default() };
+            let mut handle = Handle::connect(&socket, &options).unwrap();
+            // The same for all conversations: each begins when the one before did.
+            let deadline = Instant::now() + Duration::from_secs(60);
+            let too_long = [Reply::Put(Err(PutError::ValueLength { given: 50, max: 8 }))];
+            for _ in 0..3 {
+                assert_eq!(handle.converse(&[put(&[1; 50])], deadline).unwrap(), too_long);
+                assert_eq!(handle.converse(&[put(&[1; 5])], deadline).unwrap().len(), 1);
+            }
+            server.stop();
+            let server = serve(100);
+            let inserted = [Reply::Put(Ok(Put::Inserted))];
+            assert_eq!(handle.converse(&[put(&[1; 50])], deadline).unwrap(), inserted);
+            server.stop();
+            // Nobody is there to say what would be too long.
+            let error = handle.converse(&[put(&[1; 101])], deadline).unwrap_err();
+            assert!(matches!(error, MutateError::Connect(ConnectError::NotThere { .. })), "{error}");
+        }
     }
 }

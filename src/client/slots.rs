@@ -1,11 +1,9 @@
 //! Requests in slots of memory shared with the server ([`crate::herd::area`]): the client's end.
 
-use super::{LinkError, check_request};
+use super::LinkError;
 use crate::herd::area::{Area, WINDOW};
 use crate::herd::{Patience, glance, load, store};
-use crate::layout::geometry::Geometry;
 use crate::wire::{self, Reply, Request};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A client looks for a reply for so long before it sleeps, if replies then mostly come; else for a shorter time. A
@@ -27,7 +25,6 @@ pub(super) trait Socket {
 #[derive(Debug)]
 pub(super) struct Slots {
     area: Area,
-    geometry: Arc<Geometry>,
     /// Number of the last request.
     asked: u64,
     /// Number of the last reply.
@@ -39,41 +36,20 @@ pub(super) struct Slots {
 
 impl Slots {
     /// New slots, in an area that nobody has used yet.
-    pub fn new(area: Area, geometry: Arc<Geometry>) -> Slots {
+    pub fn new(area: Area) -> Slots {
         let patience = Patience::new(LOOK_MIN, LOOK_MAX);
-        Slots { area, geometry, asked: 0, answered: 0, frame: Vec::new(), copy: Vec::new(), patience }
+        Slots { area, asked: 0, answered: 0, frame: Vec::new(), copy: Vec::new(), patience }
     }
 
-    /// Asks, and waits for the replies; they are in the order of the requests. After an error the slots are of no
-    /// further use.
+    /// Asks what the server's table takes, and waits for the replies; they are in the order of the requests. After an
+    /// error the slots are of no further use.
     pub fn converse(
-        &mut self,
-        socket: &mut impl Socket,
-        requests: &[Request<'_>],
-        deadline: Instant,
-    ) -> Result<Vec<Reply>, LinkError> {
-        let mut replies = Vec::with_capacity(requests.len());
-        let mut rest = requests;
-        loop {
-            // A new server's table may take less than the one they were checked against: no slot would hold them.
-            let why_not = |request: &Request<'_>| check_request(request, &self.geometry).err();
-            let unfit = rest.iter().enumerate().find_map(|(n, request)| why_not(request).map(|why| (n, why)));
-            let (fit, why) = unfit.unzip();
-            let fit = fit.unwrap_or(rest.len());
-            self.talk(socket, &rest[..fit], deadline, &mut replies)?;
-            let Some(why) = why else { return Ok(replies) };
-            replies.push(Reply::Put(Err(why)));
-            rest = &rest[fit + 1..];
-        }
-    }
-
-    fn talk(
         &mut self,
         socket: &mut impl Socket,
         mut requests: &[Request<'_>],
         deadline: Instant,
-        replies: &mut Vec<Reply>,
-    ) -> Result<(), LinkError> {
+    ) -> Result<Vec<Reply>, LinkError> {
+        let mut replies = Vec::with_capacity(requests.len());
         while !requests.is_empty() || self.answered < self.asked {
             let room = (WINDOW - (self.asked - self.answered)) as usize;
             let (now, later) = requests.split_at(room.min(requests.len()));
@@ -91,7 +67,7 @@ impl Slots {
                 replies.push(self.take()?);
             }
         }
-        Ok(())
+        Ok(replies)
     }
 
     fn ask(&mut self, request: &Request<'_>) -> Result<(), LinkError> {
@@ -168,6 +144,8 @@ mod tests {
         area: &'a Area,
         /// Stores these replies, numbered, when somebody sleeps.
         replies: Vec<(u64, Vec<u8>)>,
+        /// And is gone then.
+        hangs_up: bool,
     }
 
     impl Socket for Server<'_> {
@@ -182,7 +160,7 @@ mod tests {
             for (sequence, frame) in self.replies.drain(..) {
                 assert!(store(self.area.reply(sequence), sequence, &frame));
             }
-            Ok(())
+            if self.hangs_up { Err(LinkError::HungUp) } else { Ok(()) }
         }
     }
 
@@ -193,12 +171,16 @@ mod tests {
     }
 
     fn converse(replies: Vec<(u64, Vec<u8>)>) -> Result<Vec<Reply>, LinkError> {
+        converse_with(replies, false)
+    }
+
+    fn converse_with(replies: Vec<(u64, Vec<u8>)>, hangs_up: bool) -> Result<Vec<Reply>, LinkError> {
         let geometry = Config { size: Size::Keys(10), ..Config::default() }.geometry().unwrap();
         let (area, fd) = Area::make(&geometry).unwrap();
-        let mut slots = Slots::new(Area::map(fd, &geometry).unwrap(), Arc::new(geometry));
+        let mut slots = Slots::new(Area::map(fd, &geometry).unwrap());
         let requests = [Request::Get { key: b"one" }, Request::Get { key: b"two" }];
         let deadline = Instant::now() + Duration::from_secs(5);
-        slots.converse(&mut Server { area: &area, replies }, &requests, deadline)
+        slots.converse(&mut Server { area: &area, replies, hangs_up }, &requests, deadline)
     }
 
     /// Replies that are there, that are not, and that are none.
@@ -207,6 +189,9 @@ mod tests {
         assert_eq!(converse(vec![(1, reply(1)), (2, reply(2))]).unwrap().len(), 2);
         assert!(matches!(converse(vec![]), Err(LinkError::HungUp)));
         assert!(matches!(converse(vec![(1, reply(1))]), Err(LinkError::HungUp)), "half of them");
+        // What was answered before the server went counts.
+        assert_eq!(converse_with(vec![(1, reply(1)), (2, reply(2))], true).unwrap().len(), 2);
+        assert!(matches!(converse_with(vec![(1, reply(1))], true), Err(LinkError::HungUp)), "half of them");
         for wrong in [
             vec![(2, reply(2))],
             vec![(1, reply(2)), (2, reply(2))],

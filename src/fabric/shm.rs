@@ -132,8 +132,7 @@ impl<'f> Fabric for Shm<'f> {
         // R4: the counter is loaded after the pass's loads: whoever saw a source overwritten, or a filter
         // bit cleared, sees the count that went up before it.
         fence(Ordering::Acquire);
-        let unchanged = self.region.load(move_counter_word(home)) == mark;
-        if unchanged || broken(Rule::MoveCounter) { Proof::NoMove } else { Proof::None }
+        Proof::by_counter(mark, self.region.load(move_counter_word(home)))
     }
 
     #[inline]

@@ -17,9 +17,14 @@ use crate::clock::Clock;
 use crate::fabric::landed::LandedWindow;
 use crate::get::Proof;
 use crate::layout::control::move_counter_word;
-use crate::layout::geometry::{Geometry, Window};
+use crate::layout::geometry::{Geometry, SlotIx, Window};
+use crate::layout::slot::{COPY_SHIFT, View};
 use crate::layout::{LINE, WORD};
 use crate::region::Region;
+use smallvec::SmallVec;
+use std::cell::Cell;
+use std::ops::Range;
+use std::rc::Rc;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -37,18 +42,46 @@ pub struct Recorder {
     clock: Clock,
     per_store: Duration,
     stores: Mutex<Vec<Store>>,
+    stalls: Mutex<Stalls>,
+}
+
+/// Where the server loses its processor.
+#[derive(Clone, Copy, Debug, Default)]
+pub enum Stalls {
+    /// Nowhere.
+    #[default]
+    Never,
+    /// After the store that makes this the instant now, for so long.
+    Once(Instant, Duration),
+    /// Once in so many stores, for up to so long.
+    Random(Random, usize, Duration),
 }
 
 impl Recorder {
     /// Takes times from `clock`, which each store advances by `per_store`.
     pub fn new(clock: Clock, per_store: Duration) -> Recorder {
-        Recorder { clock, per_store, stores: Mutex::default() }
+        Recorder { clock, per_store, stores: Mutex::default(), stalls: Mutex::default() }
     }
 
     pub(crate) fn store(&self, word: usize, value: u64) {
         self.clock.advance(self.per_store);
         let store = Store { word: word as u32, value, at_ns: self.clock.now_ns() };
-        self.stores.lock().unwrap_or_else(PoisonError::into_inner).push(store);
+        let mut stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
+        stores.push(store);
+        match &mut *self.stalls.lock().unwrap_or_else(PoisonError::into_inner) {
+            Stalls::Once(after, time) if after.0 == stores.len() => self.clock.advance(*time),
+            Stalls::Random(random, one_in, most) => {
+                if random.pick(*one_in) == 0 {
+                    self.clock.advance(*most * (1 + random.pick(8)) as u32 / 8);
+                }
+            }
+            Stalls::Once(..) | Stalls::Never => {}
+        }
+    }
+
+    /// From now on the server loses its processor so.
+    pub fn stall(&self, stalls: Stalls) {
+        *self.stalls.lock().unwrap_or_else(PoisonError::into_inner) = stalls;
     }
 
     /// Stores so far: the instant now.
@@ -125,12 +158,7 @@ impl History {
     }
 
     /// Stores into `words` after `from` and up to `to`: instant, word, value.
-    pub fn stores(
-        &self,
-        words: std::ops::Range<usize>,
-        from: Instant,
-        to: Instant,
-    ) -> Vec<(Instant, usize, u64)> {
+    pub fn stores(&self, words: Range<usize>, from: Instant, to: Instant) -> Vec<(Instant, usize, u64)> {
         let within = |since: u32| (from.0 + 1..=to.0).contains(&(since as usize));
         let mut stores: Vec<_> = words
             .flat_map(|word| self.versions[word].iter().map(move |&(since, value)| (since, word, value)))
@@ -160,6 +188,18 @@ impl History {
 pub trait Adversary {
     /// A number below `n`, which is at least 1.
     fn pick(&mut self, n: usize) -> usize;
+
+    /// Which of `n` instants a unit is sampled at. `is_whole` says at which of them no write of it is under way.
+    fn pick_sample(&mut self, n: usize, is_whole: impl Fn(usize) -> bool) -> usize {
+        let _ = is_whole;
+        self.pick(n)
+    }
+
+    /// Between two passes: 0 to go on at once, 1 to let the server store once, beyond that to sleep until one of so many
+    /// `leaps`.
+    fn pick_pause(&mut self, leaps: usize) -> usize {
+        self.pick(2 + leaps)
+    }
 }
 
 /// Decides by a pseudo-random sequence.
@@ -177,6 +217,33 @@ impl Adversary for Random {
     fn pick(&mut self, n: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         crate::layout::hash::reduce(crate::layout::hash::mix(self.0), n as u64) as usize
+    }
+
+    /// Seven times in eight one at which the unit is whole, as early or as late as can be, or any: what is torn
+    /// sends a GET round again, and what lies furthest apart contradicts itself most.
+    fn pick_sample(&mut self, n: usize, is_whole: impl Fn(usize) -> bool) -> usize {
+        let how = self.pick(8);
+        if n < 3 || how == 0 {
+            return self.pick(n);
+        }
+        let mut whole = (0..n).filter(|&instant| is_whole(instant));
+        let found = match how {
+            1..3 => whole.next(),
+            3..6 => whole.next_back(),
+            _ => {
+                let whole: SmallVec<[usize; 32]> = whole.collect();
+                (!whole.is_empty()).then(|| whole[self.pick(whole.len())])
+            }
+        };
+        found.unwrap_or_else(|| self.pick(n))
+    }
+
+    /// Two times in five it sleeps.
+    fn pick_pause(&mut self, leaps: usize) -> usize {
+        match self.pick(5) {
+            0 | 1 if leaps > 0 => 2 + self.pick(leaps),
+            _ => self.pick(2),
+        }
     }
 }
 
@@ -297,6 +364,52 @@ pub struct Hardware {
 #[error("the READ failed")]
 pub struct ReadFailed;
 
+/// Leaps that a client chooses among.
+const LEAPS_MAX: usize = 3;
+
+/// What a GET looks for, and when its client sleeps.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Aim<'a> {
+    /// The key's home and ghost.
+    pub home: u64,
+    /// 0: nobody's.
+    pub ghost: u8,
+    /// Its READs last at most so many stores, if that is less than the hardware allows.
+    pub read_stores_max: Option<usize>,
+    /// Instants up to which its client may sleep between two passes.
+    pub leaps: &'a [Instant],
+}
+
+/// One pass of a GET.
+#[derive(Clone, Copy, Debug)]
+pub struct Pass {
+    /// When it began.
+    pub from: Instant,
+    /// When its last READ had completed.
+    pub to: Instant,
+    /// What could be said of it; `None` if a slot was torn, or nothing needed to be said.
+    pub proof: Option<Proof>,
+}
+
+/// What a GET met with.
+#[derive(Clone, Debug, Default)]
+pub struct Met {
+    /// Could some unit show more than one thing?
+    pub choice: bool,
+    /// Its passes.
+    pub passes: Vec<Pass>,
+    /// Has a client slept between two passes?
+    pub slept: bool,
+    /// In the last pass: windows beyond the primary one, overflow blocks among them, ghosts of the key.
+    pub further: u32,
+    /// See above.
+    pub blocks: u32,
+    /// See above.
+    pub ghosts: u32,
+    /// Was there a key of another home in an overflow block?
+    pub block_reused: bool,
+}
+
 /// A client's fabric over a history. Starts at some instant and moves on with each READ.
 #[derive(Debug)]
 pub struct Sim<'a, A> {
@@ -304,7 +417,10 @@ pub struct Sim<'a, A> {
     geometry: &'a Geometry,
     hardware: Hardware,
     adversary: &'a mut A,
-    now: Instant,
+    /// Who hands answers over can look at it.
+    now: Rc<Cell<Instant>>,
+    aim: Aim<'a>,
+    met: Met,
     passes: usize,
     posted: Vec<(Token, Window, Instant)>,
     landing: Vec<u64>,
@@ -326,7 +442,9 @@ impl<'a, A: Adversary> Sim<'a, A> {
             geometry,
             hardware,
             adversary,
-            now: start,
+            now: Rc::new(Cell::new(start)),
+            aim: Aim::default(),
+            met: Met::default(),
             passes: 0,
             posted: Vec::new(),
             landing: Vec::new(),
@@ -335,10 +453,23 @@ impl<'a, A: Adversary> Sim<'a, A> {
         }
     }
 
-    /// A new GET begins.
-    pub fn begin(&mut self) {
+    /// A new GET begins, no earlier than at `from`.
+    pub fn begin(&mut self, from: Instant, aim: Aim<'a>) {
+        self.now.set(self.now.get().max(from));
         self.passes = 0;
+        self.aim = aim;
+        self.met = Met::default();
         self.story.iter_mut().for_each(Vec::clear);
+    }
+
+    /// What the GET that began last has met with.
+    pub fn met(&self) -> &Met {
+        &self.met
+    }
+
+    /// Shows the instant that the client has reached, also while a batch is under way.
+    pub fn watch(&self) -> Rc<Cell<Instant>> {
+        self.now.clone()
     }
 
     /// Takes down from now on what each READ of a GET samples.
@@ -353,14 +484,16 @@ impl<'a, A: Adversary> Sim<'a, A> {
 
     /// The instant that the client has reached.
     pub fn now(&self) -> Instant {
-        self.now
+        self.now.get()
     }
 
     /// Lands a READ that was posted at `posted`; the instant of its last sample.
     fn land(&mut self, window: Window, posted: Instant) -> Instant {
         let first = self.geometry.slot_word(window.first);
         let words = window.slots as usize * self.geometry.shape().words();
-        let latest = Instant(self.history.end.min(posted.0 + self.hardware.read_stores_max));
+        let stores_max =
+            self.hardware.read_stores_max.min(self.aim.read_stores_max.unwrap_or(usize::MAX >> 1));
+        let latest = Instant(self.history.end.min(posted.0 + stores_max));
         let unit_words = match self.hardware.unit {
             Unit::Line => LINE / WORD,
             Unit::Word => 1,
@@ -372,7 +505,14 @@ impl<'a, A: Adversary> Sim<'a, A> {
         while at < first + words {
             let next = ((at / unit_words + 1) * unit_words).min(first + words);
             self.history.distinct(at, next - at, posted, latest, &mut self.instants);
-            let instant = self.instants[self.adversary.pick(self.instants.len())];
+            let instants = &self.instants;
+            let (history, geometry) = (self.history, self.geometry);
+            let whole = |n: usize| is_whole(history, geometry, at..next, instants[n]);
+            let instant = match instants[..] {
+                [only] => only,
+                _ => instants[self.adversary.pick_sample(instants.len(), whole)],
+            };
+            self.met.choice |= self.instants.len() > 1;
             completed = completed.max(instant);
             if self.story.is_some() {
                 sampled.push(instant.0);
@@ -388,8 +528,43 @@ impl<'a, A: Adversary> Sim<'a, A> {
                 posted.0
             ));
         }
+        self.look_for_what_it_met(window);
         completed
     }
+
+    fn look_for_what_it_met(&mut self, window: Window) {
+        let is_block = window.first.0 >= self.geometry.main_slots();
+        self.met.blocks += u32::from(is_block);
+        self.met.further += u32::from(window.first != self.geometry.window(self.aim.home).first);
+        if self.aim.ghost == 0 {
+            return;
+        }
+        let shape = self.geometry.shape();
+        for image in self.landing.chunks_exact(shape.words()) {
+            let Ok(view) = View::consistent(shape, image) else { continue };
+            let header = view.header();
+            self.met.ghosts += u32::from(header.ghost == self.aim.ghost);
+            if is_block && !header.is_free() && header.stamp.is_multiple_of(2) {
+                let home = self.geometry.home(self.geometry.seeds().first(&view.key()).0);
+                self.met.block_reused |= home != self.aim.home;
+            }
+        }
+    }
+}
+
+/// Is no write of these words' slots under way, as far as their stamps say?
+fn is_whole(history: &History, geometry: &Geometry, mut words: Range<usize>, at: Instant) -> bool {
+    let slot_words = geometry.shape().words();
+    let first = geometry.slot_word(SlotIx(0));
+    words.all(|word| {
+        let nth = (word - first) % slot_words;
+        let is_odd = |shift: u32| history.word(word, at) >> shift & 1 == 1;
+        match nth {
+            0 => !is_odd(0),
+            _ if nth >= LINE / WORD && nth % (LINE / WORD) == LINE / WORD - 1 => !is_odd(COPY_SHIFT),
+            _ => true,
+        }
+    })
 }
 
 impl<A: Adversary> Fabric for Sim<'_, A> {
@@ -406,7 +581,7 @@ impl<A: Adversary> Fabric for Sim<'_, A> {
     }
 
     fn post(&mut self, reads: &[(Token, Window)]) -> Result<(), ReadFailed> {
-        self.posted.extend(reads.iter().map(|&(token, window)| (token, window, self.now)));
+        self.posted.extend(reads.iter().map(|&(token, window)| (token, window, self.now.get())));
         Ok(())
     }
 
@@ -422,40 +597,56 @@ impl<A: Adversary> Fabric for Sim<'_, A> {
         let which = self.adversary.pick(self.posted.len());
         let (token, window, posted) = self.posted.swap_remove(which);
         let completed = self.land(window, posted);
-        self.now = self.now.max(completed);
+        self.now.set(self.now.get().max(completed));
+        if let Some(pass) = self.met.passes.last_mut() {
+            pass.to = self.now.get();
+        }
         sink(token, &mut LandedWindow::new(self.geometry, window, &self.landing));
         Ok(())
     }
 
     fn mark(&mut self, _home: u64) -> Instant {
-        // Between two passes the server may do something or nothing.
-        match self.passes {
-            0 => {}
+        let now = self.now.get();
+        let begins = match self.passes {
+            0 => now,
             n if n < self.hardware.passes_max => {
-                let on = self.adversary.pick(2);
-                self.now = Instant((self.now.0 + on).min(self.history.end));
+                // Between two passes the server may do something or nothing, or much, while the client sleeps.
+                let next = Instant((now.0 + 1).min(self.history.end));
+                let leaps = self.aim.leaps;
+                let ahead = &leaps[leaps.partition_point(|leap| *leap <= next)..];
+                match self.adversary.pick_pause(ahead.len().min(LEAPS_MAX)) {
+                    0 => now,
+                    1 => next,
+                    n => {
+                        self.met.slept = true;
+                        ahead[n - 2].min(self.history.end())
+                    }
+                }
             }
-            _ => self.now = self.history.end(),
-        }
+            _ => self.history.end(),
+        };
+        self.now.set(begins);
         self.passes += 1;
-        self.now
+        self.met.passes.push(Pass { from: begins, to: begins, proof: None });
+        (self.met.further, self.met.blocks, self.met.ghosts) = (0, 0, 0);
+        begins
     }
 
     fn proof(&mut self, home: u64, mark: Instant) -> Proof {
-        match self.hardware.witness {
+        let proof = match self.hardware.witness {
             Witness::Clock => {
                 // It may have begun late in the first instant and ended early in the last.
-                let took_ns = self.history.time_ns(self.now).saturating_sub(self.history.last_ns(mark));
-                let in_grace =
-                    u128::from(took_ns / self.hardware.client_ns) < self.geometry.grace().as_nanos();
-                if in_grace { Proof::InGrace } else { Proof::None }
+                let took_ns = self.history.time_ns(self.now.get()).saturating_sub(self.history.last_ns(mark));
+                Proof::by_clock(took_ns / self.hardware.client_ns, self.geometry.grace())
             }
             Witness::Counter => {
                 let word = move_counter_word(home);
-                let unchanged = self.history.word(word, mark) == self.history.word(word, self.now);
-                let broken = crate::faults::broken(crate::faults::Rule::MoveCounter);
-                if unchanged || broken { Proof::NoMove } else { Proof::None }
+                Proof::by_counter(self.history.word(word, mark), self.history.word(word, self.now.get()))
             }
+        };
+        if let Some(pass) = self.met.passes.last_mut() {
+            pass.proof = Some(proof);
         }
+        proof
     }
 }

@@ -18,7 +18,7 @@
 //!   the header of its home slot (low 8 bits of `aux`).
 //! * **N4** For twice the grace time after a key was moved out of a slot, the slot's `ghost` is the key's
 //!   tag.
-//! * **N5** A block is linked after it is written; it is unlinked no earlier than twice the grace time after
+//! * **N5** A block is linked before a key is written into it; it is unlinked no earlier than twice the grace time after
 //!   its last key left, and reused no earlier than twice the grace time after it was unlinked.
 //!
 //! # Costs

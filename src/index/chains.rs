@@ -2,7 +2,8 @@
 //!
 //! A home's chain, all slots in it included, is guarded by the lock of the home's stripe.
 //!
-//! * **B1** A block is linked after the key that needs it is written into it.
+//! * **B1** A block is linked, empty, before a key is written into it: a reader that stands on it, because it had been in
+//!   this chain before, finds the key no earlier than those who come by the link.
 //! * **B2** A block is unlinked no earlier than twice the grace time after its last key left. So whoever
 //!   samples the home while a key may still be found, live or as a ghost, in a block, finds the way there.
 //! * **B3** An unlinked block keeps its own link, and is reused no earlier than twice the grace time after:
@@ -16,12 +17,49 @@ use super::*;
 use crate::layout::chain::{self, Block, CHAIN_MAX};
 use crate::layout::control::BLOCKS_WORD;
 use crate::sync::{Mutex, lock};
+use rustc_hash::FxHashMap;
 
 /// Which overflow blocks are in use.
 #[derive(Debug)]
 pub(super) struct Blocks {
     reserved: u64,
     pool: Mutex<Pool>,
+    owners: Owners,
+}
+
+/// The home whose lock guards each block, from when it takes the block until it gives it back. Known apart from what
+/// the code that writes says, for assertions (L1) only.
+#[derive(Debug, Default)]
+struct Owners {
+    // Neither the adversary nor the model checker sees this lock: it must not change what they try.
+    #[cfg(debug_assertions)]
+    homes: std::sync::Mutex<FxHashMap<Block, u64>>,
+}
+
+impl Owners {
+    fn set(&self, block: Block, home: Option<u64>) {
+        #[cfg(debug_assertions)]
+        {
+            let mut homes = self.homes.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let before = match home {
+                Some(home) => homes.insert(block, home),
+                None => homes.remove(&block),
+            };
+            assert_eq!(before.is_some(), home.is_none(), "{block:?} is taken, or given back, twice");
+        }
+        #[cfg(not(debug_assertions))]
+        let _ = (block, home);
+    }
+
+    fn home(&self, block: Block) -> Option<u64> {
+        #[cfg(debug_assertions)]
+        return self.homes.lock().unwrap_or_else(std::sync::PoisonError::into_inner).get(&block).copied();
+        #[cfg(not(debug_assertions))]
+        {
+            let _ = block;
+            None
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -39,11 +77,17 @@ const BACKING_STEP: u64 = 1 << 20;
 
 impl Blocks {
     pub fn new(reserved: u64) -> Blocks {
-        Blocks { reserved, pool: Mutex::default() }
+        Blocks { reserved, pool: Mutex::default(), owners: Owners::default() }
     }
 
-    /// A block that nobody uses; `None` when there is none, or no memory for it.
-    fn take(&self, region: &Region, geometry: &Geometry) -> Option<Block> {
+    /// A block that nobody uses, for a home; `None` when there is none, or no memory for it.
+    fn take(&self, region: &Region, geometry: &Geometry, home: u64) -> Option<Block> {
+        let block = self.take_any(region, geometry)?;
+        self.owners.set(block, Some(home));
+        Some(block)
+    }
+
+    fn take_any(&self, region: &Region, geometry: &Geometry) -> Option<Block> {
         let pool = &mut *lock(&self.pool);
         if let Some(block) = pool.free.pop() {
             return Some(block);
@@ -67,8 +111,21 @@ impl Blocks {
         Some(Block(pool.ever_used as u32 - 1))
     }
 
+    /// Lets any home take the block.
     pub fn give_back(&self, block: Block) {
+        self.owners.set(block, None);
         lock(&self.pool).free.push(block);
+    }
+
+    /// The home whose lock guards a block in use. For assertions: `None` without them.
+    pub fn owner(&self, block: Block) -> Option<u64> {
+        self.owners.home(block)
+    }
+
+    /// Blocks that anybody may take.
+    #[cfg(all(test, feature = "sim", not(loom)))]
+    pub fn free(&self) -> Vec<Block> {
+        lock(&self.pool).free.clone()
     }
 
     /// Blocks used now or before: their memory has been paid for.
@@ -76,13 +133,15 @@ impl Blocks {
         lock(&self.pool).ever_used
     }
 
-    /// Takes over what a server before this one had in use: of the first `ever_used`, those that `in_use`
-    /// names.
-    pub fn restore(&self, ever_used: u64, in_use: impl Fn(Block) -> bool) {
+    /// Takes over what a server before this one had: of the first `ever_used` blocks, these, with their homes, are in
+    /// use.
+    pub fn restore(&self, ever_used: u64, in_use: &[(Block, u64)]) {
         let pool = &mut *lock(&self.pool);
         pool.ever_used = ever_used;
         pool.backed = ever_used;
-        pool.free = (0..ever_used as u32).map(Block).filter(|&b| !in_use(b)).collect();
+        let in_use: FxHashMap<Block, u64> = in_use.iter().copied().collect();
+        pool.free = (0..ever_used as u32).map(Block).filter(|b| !in_use.contains_key(b)).collect();
+        in_use.into_iter().for_each(|(block, home)| self.owners.set(block, Some(home)));
     }
 }
 
@@ -107,7 +166,7 @@ impl Index {
         if self.geometry.overflow_blocks() == 0 {
             return None;
         }
-        let home_slot = self.home_slot(first);
+        let (home, home_slot) = (self.home(first), self.home_slot(first));
         let mut locked = self.stripes.lock(self.stripes_of_key(key, first));
         // Somebody may have put the same key meanwhile.
         if !broken(Rule::LookAgain)
@@ -120,26 +179,31 @@ impl Index {
         let mut blocks = heads.iter().filter_map(|&head| block_at(head));
         let free = blocks.find_map(|b| Some((b, self.free_slot(chain::window(&self.geometry, b))?)));
         if let Some((block, slot)) = free {
-            locked.stripe(home_slot).empty_blocks.remove(&block);
+            self.stripe(&mut locked, home).empty_blocks.remove(&block);
             self.place(&mut locked, slot, key, value, first);
             return Some(Put::Inserted);
         }
         if heads.len() >= CHAIN_MAX as usize {
             return None;
         }
-        let block = self.blocks.take(&self.region, &self.geometry)?;
+        let block = self.blocks.take(&self.region, &self.geometry, home)?;
         let window = chain::window(&self.geometry, block);
         let (slot, tail) = (window.first, *heads.last().expect("the home is a head"));
         // First use, or a link left over from the last one.
-        window.iter().for_each(|slot| self.slots().write(slot, &Content::default()));
+        window.iter().for_each(|slot| self.write(&locked, slot, &Content::default()));
+        if broken(Rule::LinkFirst) {
+            self.place(&mut locked, slot, key, value, first);
+            self.link(&locked, tail, Some(block));
+            return Some(Put::Inserted);
+        }
+        self.link(&locked, tail, Some(block));
         self.place(&mut locked, slot, key, value, first);
-        self.link(tail, Some(block));
         Some(Put::Inserted)
     }
 
     /// Makes `head` link to another block.
-    pub(super) fn link(&self, head: SlotIx, to: Option<Block>) {
-        self.set_aux(head, chain::with_link(self.slots().header(head).aux, to));
+    pub(super) fn link(&self, locked: &Locked<'_>, head: SlotIx, to: Option<Block>) {
+        self.set_aux(locked, head, chain::with_link(self.slots().header(head).aux, to));
     }
 
     /// A key of `home` has left `slot`. If that is a chain slot, fills the hole with the chain's last key,
@@ -151,10 +215,10 @@ impl Index {
         // Only a key from a later block: then the chain gets shorter.
         let from_later = last.filter(|&(later, _)| self.comes_before(home_slot, block, later));
         let emptied = match from_later {
-            Some((later, from)) if self.move_within_chain(locked, home_slot, home, from, slot) => later,
+            Some((later, from)) if self.move_within_chain(locked, home, from, slot) => later,
             _ => block,
         };
-        self.note_if_empty(locked, home_slot, home, emptied);
+        self.note_if_empty(locked, home, emptied);
     }
 
     fn last_in_chain(&self, home_slot: SlotIx) -> Option<(Block, SlotIx)> {
@@ -173,31 +237,24 @@ impl Index {
 
     /// Moves a key of `home` from one slot of its chain to another, which is free; `false` if it may not be
     /// moved now.
-    fn move_within_chain(
-        &self,
-        locked: &mut Locked<'_>,
-        home_slot: SlotIx,
-        home: u64,
-        from: SlotIx,
-        to: SlotIx,
-    ) -> bool {
+    fn move_within_chain(&self, locked: &mut Locked<'_>, home: u64, from: SlotIx, to: SlotIx) -> bool {
         let occupant = self.slots().read(from);
         if !has_room_for_ghost(occupant.ghost) {
             return false;
         }
-        self.overwrite(to, &occupant.key, &occupant.value);
+        self.overwrite(locked, to, &occupant.key, &occupant.value);
         let bit = placement::filter_bit(&self.geometry, self.geometry.seeds().first(&occupant.key));
-        locked.stripe(home_slot).change(home, bit, from, Place::At(to));
-        self.vacate(from);
+        self.stripe(locked, home).change(home, bit, from, Place::At(to));
+        self.vacate(locked, from);
         count(&self.counters.moves);
         true
     }
 
-    pub(super) fn note_if_empty(&self, locked: &mut Locked<'_>, home_slot: SlotIx, home: u64, block: Block) {
+    pub(super) fn note_if_empty(&self, locked: &mut Locked<'_>, home: u64, block: Block) {
         let mut slots = chain::window(&self.geometry, block).iter();
         if slots.all(|slot| self.slots().header(slot).is_free()) {
             let due_ns = self.grace.due_ns(Rule::BlockGrace);
-            locked.stripe(home_slot).empty_blocks.insert(block, due_ns);
+            self.stripe(locked, home).empty_blocks.insert(block, due_ns);
             self.grace.push(due_ns, Trace::Unlink { home, block });
         }
     }
@@ -205,25 +262,26 @@ impl Index {
     /// Takes a block out of its chain, if it has been empty ever since `due_ns` was noted.
     pub(super) fn unlink(&self, home: u64, block: Block, due_ns: u64) {
         let home_slot = self.geometry.window(home).first;
-        let mut locked = self.lock_slot(home_slot);
-        if locked.stripe(home_slot).empty_blocks.get(&block) != Some(&due_ns) {
+        let mut locked = self.lock_home(home);
+        if self.stripe(&mut locked, home).empty_blocks.get(&block) != Some(&due_ns) {
             return; // Used again meanwhile: another note, if any, is about that.
         }
         let window = chain::window(&self.geometry, block);
-        if window.iter().any(|slot| self.slots().header(slot).ghost != 0) {
+        let has_ghost = window.iter().any(|slot| self.slots().header(slot).ghost != 0);
+        if has_ghost && !broken(Rule::BlockGhost) {
             // Whoever is about to take that ghost away relies on this home's lock: the block stays.
-            return self.note_if_empty(&mut locked, home_slot, home, block);
+            return self.note_if_empty(&mut locked, home, block);
         }
-        locked.stripe(home_slot).empty_blocks.remove(&block);
+        self.stripe(&mut locked, home).empty_blocks.remove(&block);
         let before = self
             .chain_heads(home_slot)
             .find(|&head| chain::link(self.slots().header(head).aux) == Some(block));
         let Some(before) = before else { return };
-        self.link(before, chain::link(self.slots().header(window.first).aux));
+        self.link(&locked, before, chain::link(self.slots().header(window.first).aux));
         if broken(Rule::BlockLink) {
-            self.link(window.first, None);
+            self.link(&locked, window.first, None);
         }
-        self.grace.push(self.grace.due_ns(Rule::BlockGrace), Trace::Reuse { home, block });
+        self.grace.push(self.grace.due_ns(Rule::ReuseGrace), Trace::Reuse { home, block });
     }
 
     /// For readers that go by the counters of begun moves, the blocks that were unlinked so far are used again from
@@ -240,6 +298,10 @@ impl Index {
 
     /// Gives an unlinked block back for use by any home (B3).
     pub(super) fn reuse(&self, home: u64, block: Block) {
+        if broken(Rule::BlockCountFirst) {
+            self.blocks.give_back(block);
+            return self.count_homes([home], Rule::BlockCount);
+        }
         self.count_homes([home], Rule::BlockCount);
         self.blocks.give_back(block);
     }
@@ -270,7 +332,7 @@ mod tests {
         let block_bytes = geometry.window_bytes(chain::window(&geometry, Block(0)));
         assert!(geometry.overflow_blocks() * block_bytes > 3 * BACKING_STEP, "several steps");
         for n in 0..geometry.overflow_blocks() {
-            assert_eq!(blocks.take(&region, &geometry), Some(Block(n as u32)));
+            assert_eq!(blocks.take(&region, &geometry, n), Some(Block(n as u32)));
             assert_eq!((blocks.ever_used(), region.load(BLOCKS_WORD)), (n + 1, n + 1));
             let backed = memory.metadata().unwrap().blocks() * 512;
             assert!(backed >= (n + 1) * block_bytes, "{backed} bytes for {} blocks", n + 1);
@@ -280,9 +342,9 @@ mod tests {
                 "{backed} bytes for {n} blocks"
             );
         }
-        assert_eq!(blocks.take(&region, &geometry), None);
+        assert_eq!(blocks.take(&region, &geometry, 0), None);
         blocks.give_back(Block(7));
-        assert_eq!(blocks.take(&region, &geometry), Some(Block(7)));
-        assert_eq!(blocks.take(&region, &geometry), None);
+        assert_eq!(blocks.take(&region, &geometry, 0), Some(Block(7)));
+        assert_eq!(blocks.take(&region, &geometry, 0), None);
     }
 }

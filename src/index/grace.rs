@@ -9,7 +9,7 @@
 //! filter bit is an entry of its own in the home's register, with its own time.
 
 use crate::clock::Clock;
-use crate::faults::{Rule, broken};
+use crate::faults::{Rule, wait_ns};
 use crate::layout::chain::Block;
 use crate::layout::geometry::SlotIx;
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
@@ -43,7 +43,7 @@ impl Grace {
     pub fn new(clock: Clock, grace: Duration) -> Grace {
         Grace {
             clock,
-            wait_ns: if broken(Rule::GraceTwice) { 1 } else { 2 } * grace.as_nanos() as u64,
+            wait_ns: 2 * grace.as_nanos() as u64,
             queue: Mutex::default(),
             next_due_ns: AtomicU64::new(u64::MAX),
         }
@@ -51,7 +51,7 @@ impl Grace {
 
     /// When something that happened just now may be taken away.
     pub fn due_ns(&self, rule: Rule) -> u64 {
-        self.clock.now_ns() + if broken(rule) { 0 } else { self.wait_ns }
+        self.clock.now_ns() + wait_ns(rule, self.wait_ns)
     }
 
     /// Puts a trace into the queue.
@@ -98,6 +98,12 @@ impl Grace {
     pub fn clock(&self) -> &Clock {
         &self.clock
     }
+
+    /// Everything in the queue, with the time when it is due.
+    #[cfg(all(test, feature = "sim", not(loom)))]
+    pub fn traces(&self) -> Vec<(u64, Trace)> {
+        lock(&self.queue).iter().copied().collect()
+    }
 }
 
 #[cfg(all(test, not(loom)))]
@@ -131,5 +137,22 @@ mod tests {
         let left: Vec<_> = std::iter::from_fn(|| grace.pop_due()).collect();
         assert_eq!(left, [(115, trace(3)), (120, trace(0)), (120, trace(2))]);
         assert_eq!((grace.last_due_ns(), grace.until_next()), (None, None));
+    }
+
+    /// Two threads take away what is due, and only one trace is: the other one stays, whoever comes first to the queue.
+    #[cfg(feature = "sim")]
+    #[test]
+    fn nothing_is_taken_before_its_time_by_two() {
+        for seed in 0..200 {
+            let clock = Clock::manual();
+            let grace = Grace::new(clock.clone(), Duration::from_nanos(50));
+            grace.push(10, Trace::Filter { home: 1 });
+            grace.push(90, Trace::Filter { home: 2 });
+            clock.advance(Duration::from_nanos(10));
+            let grace = &grace;
+            let took = crate::turns::run(seed, [(); 2].map(|()| move || grace.pop_due()).into());
+            let took: Vec<_> = took.into_iter().flatten().collect();
+            assert_eq!(took, [(10, Trace::Filter { home: 1 })], "seed {seed}");
+        }
     }
 }

@@ -35,6 +35,8 @@ mod grace;
 mod recover;
 mod search;
 mod stripes;
+#[cfg(all(test, feature = "sim", not(loom)))]
+mod tests;
 mod writer;
 
 pub(crate) use recover::geometry_of;
@@ -43,6 +45,7 @@ pub use recover::{RecoverError, Recovered};
 use crate::clock::Clock;
 use crate::fabric::shm::Shm;
 use crate::faults::{Rule, broken};
+use crate::layout::chain;
 use crate::layout::control::{Phase, STATE_WORD, State, move_counter_word};
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::hash::First;
@@ -57,7 +60,7 @@ use chains::Blocks;
 use grace::{Grace, Trace};
 use search::{Path, find_path};
 use smallvec::SmallVec;
-use stripes::{Displaced, Locked, Place, StripeSet, Stripes};
+use stripes::{Displaced, Locked, Place, Stripe, StripeSet, Stripes};
 use writer::{Owned, SlotWriter};
 
 /// Parts of the index alone, for the model checker.
@@ -175,7 +178,7 @@ fn mend(given: usize, max: usize, what: &str) -> String {
 /// Paths that may be changed by others under our feet before a put gives up.
 const ROUNDS_MAX: u32 = 1_000;
 /// Times a put that finds no room waits for grace periods to end before the table counts as full.
-const WAITS_MAX: u32 = 3;
+pub(crate) const WAITS_MAX: u32 = 3;
 /// Traces a mutation takes away in passing.
 const REAP_MAX: usize = 8;
 /// Displaced keys that one delete may bring home, each into the slot that the one before left.
@@ -256,7 +259,7 @@ impl Index {
         index.publish_state(Phase::Starting);
         index.publish_superblock();
         for slot in 0..index.geometry.main_slots() {
-            index.slots().write(SlotIx(slot), &Content::default());
+            index.write(&index.stripes.alone(), SlotIx(slot), &Content::default());
         }
         index.publish_state(Phase::Serving);
         Ok(index)
@@ -390,7 +393,12 @@ impl Index {
                 }
                 // Somebody may have put the same key meanwhile.
                 let mut locked = self.stripes.lock(self.stripes_of_key(key, first));
-                return self.put_present(&mut locked, key, value, first, mode).ok_or_else(|| {
+                let answer = if broken(Rule::LastLook) {
+                    None
+                } else {
+                    self.put_present(&mut locked, key, value, first, mode)
+                };
+                return answer.ok_or_else(|| {
                     let counts = self.counts();
                     PutError::Full { keys: counts.keys, slots: counts.slots }
                 });
@@ -520,14 +528,52 @@ impl Index {
         if slot.0 < self.geometry.main_slots() { slot } else { self.home_slot(first) }
     }
 
-    /// May who holds these locks write a key with this hash into the slot, or away from it (L1)?
-    fn may_write(&self, locked: &Locked<'_>, slot: SlotIx, first: First) -> bool {
-        locked.covers(self.guard_of(slot, first)) || broken(Rule::SlotLock)
+    /// The main slot whose stripe guards a slot (L1), by what is known of its block and not by what key stands in it;
+    /// `None` for a block that nobody uses. For assertions.
+    fn known_guard(&self, slot: SlotIx) -> Option<SlotIx> {
+        match chain::block_of(&self.geometry, slot) {
+            None => Some(slot),
+            Some(block) => self.blocks.owner(block).map(|home| self.geometry.window(home).first),
+        }
+    }
+
+    /// Does the stripe of this main slot guard the slot? For assertions.
+    fn is_guarded_by(&self, slot: SlotIx, guard: SlotIx) -> bool {
+        // Where a block is unlinked with a ghost in it, the next home that uses it has come to guard that.
+        self.known_guard(slot) == Some(guard) || broken(Rule::BlockGhost)
+    }
+
+    /// May who holds these locks write the slot (L1)? For assertions.
+    fn may_write(&self, locked: &Locked<'_>, slot: SlotIx) -> bool {
+        locked.is_alone()
+            || self.known_guard(slot).is_some_and(|guard| locked.covers(guard))
+            || [Rule::SlotLock, Rule::BlockGhost].into_iter().any(broken)
+    }
+
+    /// May who holds these locks insert, update, move or erase a key with this hash (L2)? For assertions.
+    fn may_change(&self, locked: &Locked<'_>, first: First) -> bool {
+        locked.covers(self.home_slot(first)) || broken(Rule::PathCheck)
+    }
+
+    /// What the lock of a home guards beside slots (L2).
+    fn stripe<'l>(&self, locked: &'l mut Locked<'_>, home: u64) -> &'l mut Stripe {
+        locked.stripe(self.geometry.window(home).first)
+    }
+
+    /// Replaces a slot's content. All writes of an index come through here.
+    fn write(&self, locked: &Locked<'_>, slot: SlotIx, content: &Content<'_>) {
+        debug_assert!(self.may_write(locked, slot), "L1: {slot:?} is written without its lock");
+        self.slots().write(slot, content);
     }
 
     /// Locks the stripe of one main slot.
     fn lock_slot(&self, slot: SlotIx) -> Locked<'_> {
         self.stripes.lock(SmallVec::from_slice(&[self.stripes.of(slot)]))
+    }
+
+    /// Locks the stripe of a home slot.
+    fn lock_home(&self, home: u64) -> Locked<'_> {
+        self.lock_slot(self.geometry.window(home).first)
     }
 
     /// The slot that holds `key`. The caller holds the key's locks.
@@ -562,15 +608,14 @@ impl Index {
         first: First,
         mode: PutMode,
     ) -> Option<Put> {
-        debug_assert!(locked.covers(self.home_slot(first)));
+        debug_assert!(self.may_change(locked, first), "L2");
         let Some(slot) = self.find(key, first) else {
             return (mode == PutMode::Update).then_some(Put::Missing);
         };
         if mode == PutMode::Insert {
             return Some(Put::Exists);
         }
-        debug_assert!(self.may_write(locked, slot, first), "L1");
-        self.rewrite(slot, self.slots().header(slot), key, value);
+        self.rewrite(locked, slot, self.slots().header(slot), key, value);
         count(&self.counters.updates);
         Some(Put::Updated)
     }
@@ -605,27 +650,28 @@ impl Index {
             let (from, to) = (step[0], step[1]);
             let occupant = self.slots().read(from);
             let first = self.geometry.seeds().first(&occupant.key);
+            debug_assert!(self.may_change(locked, first), "L2");
             let primary = self.geometry.primary(first);
             let home = self.home(first);
             let bit = placement::filter_bit(&self.geometry, first);
             if broken(Rule::CopyBeforeErase) {
-                self.slots().write(from, &Content { ghost: 0, aux: occupant.aux, ..Content::default() });
+                let free = Content { ghost: 0, aux: occupant.aux, ..Content::default() };
+                self.write(locked, from, &free);
             }
             match (primary.contains(from), primary.contains(to)) {
                 (true, false) => {
-                    locked.stripe(primary.first).add(home, Displaced { bit, place: Place::At(to) });
+                    self.stripe(locked, home).add(home, Displaced { bit, place: Place::At(to) });
                     if broken(Rule::FilterBeforeCopy) {
                         filtered_late.push(first);
                     } else {
-                        self.set_filter(locked, home, primary.first);
+                        self.set_filter(locked, home);
                     }
                 }
-                (false, false) => locked.stripe(primary.first).change(home, bit, from, Place::At(to)),
+                (false, false) => self.stripe(locked, home).change(home, bit, from, Place::At(to)),
                 (_, true) => {}
             }
-            debug_assert!(self.may_write(locked, from, first) && self.may_write(locked, to, first), "L1");
             // M1: the copy is live before `from` is overwritten, by the next step or the caller.
-            self.overwrite(to, &occupant.key, &occupant.value);
+            self.overwrite(locked, to, &occupant.key, &occupant.value);
             if !primary.contains(from) && primary.contains(to) {
                 came_home.push((first, from));
             }
@@ -633,7 +679,7 @@ impl Index {
         }
         finish(locked);
         for first in filtered_late {
-            self.set_filter(locked, self.home(first), self.home_slot(first));
+            self.set_filter(locked, self.home(first));
         }
         // M5: only now are their displaced copies gone; the grace time counts from here.
         for (first, from) in came_home {
@@ -643,17 +689,17 @@ impl Index {
 
     /// Writes key and value into a slot that is free, or whose occupant is updated or removed. What the
     /// slot says about other keys, by its ghost (M2) and `aux`, stays as it was `before`.
-    fn rewrite(&self, slot: SlotIx, before: Header, key: &[u8], value: &[u8]) {
+    fn rewrite(&self, locked: &Locked<'_>, slot: SlotIx, before: Header, key: &[u8], value: &[u8]) {
         let ghost = if broken(Rule::GhostStays) { 0 } else { before.ghost };
-        self.slots().write(slot, &Content { key, value, ghost, aux: before.aux });
+        self.write(locked, slot, &Content { key, value, ghost, aux: before.aux });
     }
 
     /// Writes key and value over whatever is in `slot`. An occupant that is still there has been copied
     /// elsewhere: its ghost stays behind.
-    fn overwrite(&self, slot: SlotIx, key: &[u8], value: &[u8]) {
+    fn overwrite(&self, locked: &Locked<'_>, slot: SlotIx, key: &[u8], value: &[u8]) {
         let before = self.slots().header(slot);
         if before.is_free() {
-            return self.rewrite(slot, before, key, value);
+            return self.rewrite(locked, slot, before, key, value);
         }
         debug_assert!(has_room_for_ghost(before.ghost), "M3");
         let moved = self.geometry.seeds().first(&self.slots().read(slot).key);
@@ -665,7 +711,7 @@ impl Index {
             self.region.add(move_counter_word(self.home(moved)));
             fence(Ordering::Release);
         }
-        self.slots().write(slot, &Content { key, value, ghost, aux: before.aux });
+        self.write(locked, slot, &Content { key, value, ghost, aux: before.aux });
         if counted_late {
             self.region.add(move_counter_word(self.home(moved)));
         }
@@ -675,27 +721,26 @@ impl Index {
 
     /// Puts a new key into a slot that is free or whose occupant was moved away.
     fn place(&self, locked: &mut Locked<'_>, slot: SlotIx, key: &[u8], value: &[u8], first: First) {
-        debug_assert!(self.may_write(locked, slot, first), "L1");
-        let primary = self.geometry.primary(first);
-        if !primary.contains(slot) {
+        debug_assert!(self.may_change(locked, first), "L2");
+        if !self.geometry.primary(first).contains(slot) {
             let (home, bit) = (self.home(first), placement::filter_bit(&self.geometry, first));
-            locked.stripe(primary.first).add(home, Displaced { bit, place: Place::At(slot) });
-            self.set_filter(locked, home, primary.first);
+            self.stripe(locked, home).add(home, Displaced { bit, place: Place::At(slot) });
+            self.set_filter(locked, home);
         }
-        self.overwrite(slot, key, value);
+        self.overwrite(locked, slot, key, value);
         count(&self.counters.keys);
         count(&self.counters.inserts);
     }
 
     /// Frees a slot whose occupant was moved away.
-    fn vacate(&self, slot: SlotIx) {
-        self.overwrite(slot, &[], &[]);
+    fn vacate(&self, locked: &Locked<'_>, slot: SlotIx) {
+        self.overwrite(locked, slot, &[], &[]);
     }
 
     /// Frees the slot of a key that is removed (M6).
     fn erase(&self, locked: &mut Locked<'_>, slot: SlotIx, first: First) {
-        debug_assert!(self.may_write(locked, slot, first), "L1");
-        self.rewrite(slot, self.slots().header(slot), &[], &[]);
+        debug_assert!(self.may_change(locked, first), "L2");
+        self.rewrite(locked, slot, self.slots().header(slot), &[], &[]);
         let primary = self.geometry.primary(first);
         if !primary.contains(slot) {
             self.linger(locked, first, slot);
@@ -706,18 +751,20 @@ impl Index {
     // ---- filters and traces -------------------------------------------------------------------------
 
     /// Writes the filter of a home as its register says, if that changes it.
-    fn set_filter(&self, locked: &mut Locked<'_>, home: u64, home_slot: SlotIx) {
+    fn set_filter(&self, locked: &mut Locked<'_>, home: u64) {
+        let home_slot = self.geometry.window(home).first;
         let mask = placement::filter_mask(&self.geometry);
         let aux = self.slots().header(home_slot).aux;
-        self.set_aux(home_slot, aux & !mask | locked.stripe(home_slot).filter(home));
+        let filter = self.stripe(locked, home).filter(home);
+        self.set_aux(locked, home_slot, aux & !mask | filter);
     }
 
     /// Writes the `aux` of a slot, if that changes it.
-    fn set_aux(&self, slot: SlotIx, aux: u32) {
+    fn set_aux(&self, locked: &Locked<'_>, slot: SlotIx, aux: u32) {
         let before = self.slots().header(slot);
         if before.aux != aux {
             let Owned { key, value, .. } = self.slots().read(slot);
-            self.rewrite(slot, Header { aux, ..before }, &key, &value);
+            self.rewrite(locked, slot, Header { aux, ..before }, &key, &value);
         }
     }
 
@@ -725,7 +772,7 @@ impl Index {
     fn linger(&self, locked: &mut Locked<'_>, first: First, slot: SlotIx) {
         let (home, until_ns) = (self.home(first), self.grace.due_ns(Rule::FilterGrace));
         let bit = placement::filter_bit(&self.geometry, first);
-        locked.stripe(self.home_slot(first)).change(home, bit, slot, Place::Lingers { until_ns });
+        self.stripe(locked, home).change(home, bit, slot, Place::Lingers { until_ns });
         self.grace.push(until_ns, Trace::Filter { home });
     }
 
@@ -733,21 +780,25 @@ impl Index {
     fn reap(&self, most: usize) {
         for _ in 0..most {
             let Some((due_ns, trace)) = self.grace.pop_due() else { return };
-            match trace {
-                Trace::Ghost { slot, guard } => {
-                    let _locked = self.lock_slot(guard);
-                    let without = Owned { ghost: 0, ..self.slots().read(slot) };
-                    self.slots().write(slot, &without.content());
-                }
-                Trace::Filter { home } => {
-                    let home_slot = self.geometry.window(home).first;
-                    let mut locked = self.lock_slot(home_slot);
-                    locked.stripe(home_slot).expire(home, due_ns);
-                    self.set_filter(&mut locked, home, home_slot);
-                }
-                Trace::Unlink { home, block } => self.unlink(home, block, due_ns),
-                Trace::Reuse { home, block } => self.reuse(home, block),
+            self.take_away(due_ns, trace);
+        }
+    }
+
+    fn take_away(&self, due_ns: u64, trace: Trace) {
+        match trace {
+            Trace::Ghost { slot, guard } => {
+                debug_assert!(self.is_guarded_by(slot, guard), "L1: {guard:?} does not guard {slot:?}");
+                let locked = self.lock_slot(guard);
+                let without = Owned { ghost: 0, ..self.slots().read(slot) };
+                self.write(&locked, slot, &without.content());
             }
+            Trace::Filter { home } => {
+                let mut locked = self.lock_home(home);
+                self.stripe(&mut locked, home).expire(home, due_ns);
+                self.set_filter(&mut locked, home);
+            }
+            Trace::Unlink { home, block } => self.unlink(home, block, due_ns),
+            Trace::Reuse { home, block } => self.reuse(home, block),
         }
     }
 
@@ -794,8 +845,8 @@ impl Index {
     fn bring_one_home(&self, home: u64, free: SlotIx) -> Option<SlotIx> {
         let home_slot = self.geometry.window(home).first;
         let candidates: SmallVec<[SlotIx; 4]> = {
-            let mut locked = self.lock_slot(home_slot);
-            let entries = locked.stripe(home_slot).displaced(home).iter();
+            let mut locked = self.lock_home(home);
+            let entries = self.stripe(&mut locked, home).displaced(home).iter();
             entries.filter_map(|e| if let Place::At(slot) = e.place { Some(slot) } else { None }).collect()
         };
         candidates.into_iter().find(|&from| {
@@ -804,11 +855,11 @@ impl Index {
             self.add_path(&mut set, &path);
             let mut locked = self.stripes.lock(set);
             let still_there =
-                locked.stripe(home_slot).displaced(home).iter().any(|e| e.place == Place::At(from));
+                self.stripe(&mut locked, home).displaced(home).iter().any(|e| e.place == Place::At(from));
             if !still_there || !self.still_good(&locked, &path) {
                 return false;
             }
-            self.move_along(&mut locked, &path, |_| self.vacate(from));
+            self.move_along(&mut locked, &path, |locked| self.vacate(locked, from));
             self.left_slot_of_home(&mut locked, from, home);
             count(&self.counters.homings);
             true

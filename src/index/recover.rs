@@ -106,14 +106,10 @@ impl Index {
             }
         }
         for home in 0..index.geometry.homes() {
-            let home_slot = index.geometry.window(home).first;
-            let mut locked = index.lock_slot(home_slot);
-            index.set_filter(&mut locked, home, home_slot);
+            index.set_filter(&mut index.lock_home(home), home);
         }
         for (block, home) in chains.blocks {
-            let home_slot = index.geometry.window(home).first;
-            let mut locked = index.lock_slot(home_slot);
-            index.note_if_empty(&mut locked, home_slot, home, block);
+            index.note_if_empty(&mut index.lock_home(home), home, block);
         }
         // B3: blocks that the server before this one had unlinked may be used again from here on.
         index.count_homes(0..MOVE_COUNTERS, Rule::TakeoverCount);
@@ -140,12 +136,11 @@ impl Index {
         let lost = Owned { aux: header.aux, ..Owned::default() };
         found.torn += u64::from(whole.is_none());
         let mended = Owned { ghost: 0, ..whole.unwrap_or(lost) };
-        self.slots().write(slot, &mended.content());
+        self.write(&self.stripes.alone(), slot, &mended.content());
     }
 
     /// Follows every chain; cuts it where it leads out of the table or into another chain. Blocks with keys
-    /// that no chain leads to (the slot with the link was torn, or the link was about to be written) are
-    /// linked again.
+    /// that no chain leads to are linked again: no killed server leaves any (B1), a damaged region may.
     fn recover_chains(&self, found: &mut Recovered) -> Chains {
         let ever_used = self.region.load(BLOCKS_WORD).min(self.geometry.overflow_blocks());
         let mut chains = Chains { linked: vec![false; ever_used as usize], blocks: Vec::new() };
@@ -164,10 +159,10 @@ impl Index {
             let Some(key) = keys.into_iter().find(|key| !key.is_empty()) else { continue };
             let first = self.geometry.seeds().first(&key);
             let tail = self.chain_heads(self.home_slot(first)).last().expect("the home is a head");
-            self.link(tail, Some(block));
+            self.link(&self.stripes.alone(), tail, Some(block));
             self.follow_chain(self.home(first), tail, &mut chains, found);
         }
-        self.blocks.restore(ever_used, |block| chains.linked[block.0 as usize]);
+        self.blocks.restore(ever_used, &chains.blocks);
         chains
     }
 
@@ -176,7 +171,7 @@ impl Index {
         while let Some(block) = chain::link(self.slots().header(head).aux) {
             let Some(seen @ false) = chains.linked.get_mut(block.0 as usize) else {
                 found.cut += 1;
-                return self.link(head, None);
+                return self.link(&self.stripes.alone(), head, None);
             };
             *seen = true;
             chains.blocks.push((block, home));
@@ -195,23 +190,23 @@ impl Index {
             return;
         }
         if !self.may_be_at(&content.key, first, slot, guard) {
-            self.rewrite(slot, self.slots().header(slot), &[], &[]);
+            self.rewrite(&self.stripes.alone(), slot, self.slots().header(slot), &[], &[]);
             found.misplaced += 1;
             return;
         }
         if self.find_all(&content.key, first).into_iter().any(|other| other != slot) {
             // A move interrupted between M1 and the overwriting of the original. Both copies are equal: an
             // update waits for the move to end.
-            self.vacate(slot);
+            self.vacate(&self.stripes.alone(), slot);
             found.doubled += 1;
             return;
         }
         found.keys += 1;
         if !primary.contains(slot) {
             let bit = placement::filter_bit(&self.geometry, first);
-            let mut locked = self.lock_slot(primary.first);
-            let home = self.geometry.home(first.0);
-            locked.stripe(primary.first).add(home, Displaced { bit, place: Place::At(slot) });
+            let home = self.home(first);
+            let mut locked = self.lock_home(home);
+            self.stripe(&mut locked, home).add(home, Displaced { bit, place: Place::At(slot) });
         }
     }
 

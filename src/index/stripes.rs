@@ -132,7 +132,14 @@ impl Stripes {
             set.sort_unstable();
             set.dedup();
         }
-        Locked { held: set.into_iter().map(|n| (n, lock(&self.all[n]))).collect(), stripes: self }
+        let held = set.into_iter().map(|n| (n, lock(&self.all[n]))).collect();
+        Locked { held, stripes: self, is_alone: false }
+    }
+
+    /// Locks nothing, and may write every slot: for who makes a table or takes one over. That is one thread, and no other
+    /// has the table before it is done. (What a home's lock guards beside slots still takes that lock.)
+    pub fn alone(&self) -> Locked<'_> {
+        Locked { held: SmallVec::new(), stripes: self, is_alone: true }
     }
 
     /// Displaced keys in the whole table.
@@ -145,6 +152,7 @@ impl Stripes {
 pub(crate) struct Locked<'a> {
     held: SmallVec<[(usize, MutexGuard<'a, Stripe>); 8]>,
     stripes: &'a Stripes,
+    is_alone: bool,
 }
 
 impl Locked<'_> {
@@ -152,6 +160,11 @@ impl Locked<'_> {
     pub fn covers(&self, slot: SlotIx) -> bool {
         let number = self.stripes.of(slot);
         self.held.iter().any(|(n, _)| *n == number)
+    }
+
+    /// Does no other thread have the table yet?
+    pub fn is_alone(&self) -> bool {
+        self.is_alone
     }
 
     /// What the lock of this home slot guards.

@@ -4,6 +4,7 @@
 //! directly. A client that sends garbage, stops in the middle of a frame, never reads its replies or
 //! disappears costs its own connection and nothing else.
 
+mod end;
 mod seat;
 mod session;
 
@@ -15,6 +16,7 @@ use crate::reader::ReadError;
 use crate::region::{Backing, Region, RegionError};
 use crate::verbs::{SetupError, Token as Secret, Wait};
 use crate::wire::{Reply, Request, ServerStats};
+use end::{Ended, Retired, Socket, Thread};
 use mio::net::{UnixListener, UnixStream};
 use mio::{Events, Interest, Poll, Token, Waker};
 use rustc_hash::FxHashMap;
@@ -25,7 +27,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// What to do about a region that may already be there.
@@ -147,8 +148,8 @@ pub struct Server {
     recovered: Option<Recovered>,
     address: Address,
     /// The socket that was made and is to be removed.
-    socket: Option<(PathBuf, std::os::unix::net::UnixListener)>,
-    workers: Vec<(Option<Arc<Waker>>, JoinHandle<()>)>,
+    socket: Option<Socket>,
+    threads: Vec<Thread>,
 }
 
 #[derive(Debug)]
@@ -158,8 +159,8 @@ pub(crate) struct Shared {
     clients: AtomicU64,
     pub(crate) clients_max: u64,
     allow_uids: Vec<u32>,
-    /// The region goes with the server: clients are told so when it stops.
-    retires: bool,
+    /// For the next server. Else the region goes with this one, and clients are told so when it stops.
+    region_stays: bool,
     /// Are clients on shm given slots?
     pub(crate) herd: bool,
     slots: Counters,
@@ -202,12 +203,12 @@ impl Server {
             clients: AtomicU64::new(0),
             clients_max: config.clients_max as u64,
             allow_uids,
-            retires: !matches!(config.backing, Backing::File(_)),
+            region_stays: matches!(config.backing, Backing::File(_)),
             herd: config.herd,
             slots: Counters::default(),
         });
         let mut server =
-            Server { shared, recovered, address: config.address, socket: None, workers: Vec::new() };
+            Server { shared, recovered, address: config.address, socket: None, threads: Vec::new() };
         match server.address.clone() {
             Address::Shm(socket) => server.serve_shm(&socket, config.workers)?,
             #[cfg(feature = "verbs")]
@@ -220,7 +221,7 @@ impl Server {
                     progress: config.progress,
                 };
                 let shared = server.shared.clone();
-                let at = crate::verbs::host::start(shared, &at, how, &mut server.workers)?;
+                let at = crate::verbs::host::start(shared, &at, how, &mut server.threads)?;
                 server.address = Address::Verbs(at);
             }
             #[cfg(not(feature = "verbs"))]
@@ -231,9 +232,9 @@ impl Server {
     }
 
     fn serve_shm(&mut self, socket: &Path, workers: usize) -> Result<(), ServeError> {
-        let (_, listener) = self.socket.insert((socket.into(), listen(&self.address, socket)?));
+        let socket = self.socket.insert(Socket::new(socket, listen(&self.address, socket)?));
         for number in 0..workers.max(1) {
-            let listener = listener.try_clone().map_err(ServeError::Threads)?;
+            let listener = socket.listener().map_err(ServeError::Threads)?;
             let worker =
                 Worker::new(self.shared.clone(), listener, number == 0).map_err(ServeError::Threads)?;
             let waker = Waker::new(worker.poll.registry(), WAKER).map_err(ServeError::Threads)?;
@@ -241,7 +242,7 @@ impl Server {
                 .name(format!("oneread-{number}"))
                 .spawn(move || worker.run())
                 .map_err(ServeError::Threads)?;
-            self.workers.push((Some(Arc::new(waker)), thread));
+            self.threads.push((Some(Arc::new(waker)), thread));
         }
         Ok(())
     }
@@ -282,22 +283,11 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.shared.stopping.store(true, Ordering::Release);
-        for (waker, thread) in self.workers.drain(..) {
-            // Kept until the thread has ended: a waker that is closed takes its event along.
-            if let Some(waker) = &waker {
-                let _ = waker.wake();
-            }
-            let _ = thread.join();
-        }
-        if self.shared.retires {
-            self.shared.index.retire();
-        }
-        // While the listener is open no other server takes the address: its clients' changes and this one's are
-        // never both seen, and the socket that is removed is this one's.
-        if let Some((socket, listener)) = self.socket.take() {
-            let _ = std::fs::remove_file(socket);
-            drop(listener);
+        let Server { shared, threads, socket, .. } = self;
+        let ended = Ended::new(&shared.stopping, threads);
+        let retired = Retired::new(&ended, &shared.index, shared.region_stays);
+        if let Some(socket) = socket.take() {
+            socket.remove(&retired);
         }
     }
 }

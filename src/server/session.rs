@@ -253,3 +253,102 @@ enum Filled {
     /// The client is done.
     Ended,
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::{Server, ServerConfig};
+    use super::*;
+    use crate::address::Address;
+    use crate::layout::geometry::{Config, Size};
+    use crate::wire::ServerStats;
+
+    /// A session that is driven by hand, its client's end, and a server to answer from.
+    fn session() -> (Session, std::os::unix::net::UnixStream, Server, tempfile::TempDir) {
+        let dir = tempfile::tempdir().unwrap();
+        let table = Config { size: Size::Keys(10), ..Config::default() };
+        let server = Server::start(ServerConfig::new(Address::Shm(dir.path().join("s")), table)).unwrap();
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        for end in [&ours, &theirs] {
+            end.set_nonblocking(true).unwrap();
+        }
+        (Session::new(UnixStream::from_std(ours)), theirs, server, dir)
+    }
+
+    fn frames(requests: &[Request<'_>]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        requests.iter().for_each(|request| request.encode(0, &mut bytes));
+        bytes
+    }
+
+    const HELLO: Request<'_> = Request::Hello { version: PROTOCOL_VERSION };
+
+    /// Time runs against a client from its first moment until its hello is whole, and from the first byte of a frame
+    /// until the last, however slowly they come; not between frames.
+    #[test]
+    fn halfway() {
+        let (mut session, mut client, server, _dir) = session();
+        let mut advance = |bytes: &[u8]| {
+            client.write_all(bytes).unwrap();
+            assert!(matches!(session.advance(&server.shared), Fate::Stay));
+            assert_eq!(session.is_halfway(), session.halfway.is_some());
+            let later = Instant::now() + Duration::from_secs(60);
+            assert_eq!(session.halfway_for(later) > Duration::from_secs(50), session.is_halfway());
+            session.halfway
+        };
+        let (hello, get) = (frames(&[HELLO]), frames(&[Request::Get { key: b"key" }]));
+        let since = advance(&[]);
+        assert!(since.is_some(), "it has not said hello");
+        assert_eq!(advance(&hello[..1]), since);
+        assert_eq!(advance(&hello[1..10]), since);
+        assert_eq!(advance(&hello[10..]), None);
+        assert_eq!(advance(&[]), None);
+        let since = advance(&get[..1]);
+        assert!(since.is_some());
+        assert_eq!(advance(&get[1..17]), since, "slow bytes do not begin it anew");
+        assert_eq!(advance(&get[17..]), None);
+        // The end of one, and the beginning of the next.
+        let first = advance(&get[..5]);
+        std::thread::sleep(Duration::from_millis(2));
+        let second = advance(&[&get[5..], &get[..5]].concat());
+        assert!(second > first, "it began later");
+        assert_eq!(advance(&get[5..]), None);
+    }
+
+    /// Of a client that asks and does not read, only so much is kept; when it reads, it is heard again.
+    #[test]
+    fn replies_that_nobody_reads() {
+        let (mut session, mut client, server, _dir) = session();
+        client.write_all(&frames(&[HELLO])).unwrap();
+        assert!(matches!(session.advance(&server.shared), Fate::Stay));
+        let stats = frames(&[Request::Stat; 1000]);
+        let reply = 16 + size_of::<ServerStats>();
+        // What one turn may add.
+        let most = UNREAD_MAX + (TURN_BYTES + CHUNK) / 16 * reply;
+        let (mut asked, mut refusals) = (0, 0);
+        while refusals < 100 {
+            // Half a request is no harm here: the rest follows.
+            match client.write(&stats[asked % stats.len()..]) {
+                Ok(n) => asked += n,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => refusals += 1,
+                Err(e) => panic!("{e}"),
+            }
+            assert!(!matches!(session.advance(&server.shared), Fate::Close(_)));
+            assert!(session.output.len() <= most, "{} bytes of replies are kept", session.output.len());
+            assert!(asked < 100 * most, "it is heard for ever");
+        }
+        assert!(session.output.len() > UNREAD_MAX);
+        assert!(!session.is_halfway(), "its silence is not held against it");
+        let (mut chunk, mut received) = (vec![0; 1 << 16], 0);
+        // The welcome comes first.
+        while received < 16 + 4 + asked / 16 * reply {
+            match io::Read::read(&mut client, &mut chunk) {
+                Ok(n) => received += n,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    assert!(!matches!(session.advance(&server.shared), Fate::Close(_)));
+                }
+                Err(e) => panic!("{e}"),
+            }
+        }
+        assert_eq!(session.output.len(), 0);
+    }
+}

@@ -9,7 +9,8 @@ use super::shared::{Pairs, Place, Seat};
 use super::station::Station;
 use crate::address::Address;
 use crate::client::{
-    ATTEMPT_MAX, Ask, ClientOptions, ClientStats, ConnectError, GetError, MutateError, RETRY_FIRST, RETRY_MAX,
+    ATTEMPT_MAX, Ask, ClientOptions, ClientStats, ConnectError, GetError, MutateError, RETRY_FIRST,
+    RETRY_MAX, send_fitting,
 };
 use crate::clock::Clock;
 use crate::fabric::counting::Counting;
@@ -177,6 +178,13 @@ impl Handle {
             stats.get += reader.stats();
             stats.read += reader.fabric().counts();
             self.take_counts();
+            // No READ has shown whether this is still the server that takes no such key.
+            let result = match result {
+                Err(error @ ReadError::KeyLength { .. }) => {
+                    self.check_server().map_err(ReadError::Fabric).and(Err(error))
+                }
+                result => result,
+            };
             match result {
                 Ok(result) => return Ok(result),
                 Err(ReadError::Fabric(error)) => {
@@ -207,6 +215,15 @@ impl Handle {
                 }
                 Err(error) => return Err(error.into()),
             }
+        }
+    }
+
+    /// Is the server there whose table READs go to?
+    fn check_server(&mut self) -> Result<(), VerbsError> {
+        match (&mut self.seat, &self.connection) {
+            (Some(seat), _) => seat.check(),
+            (None, Some(connection)) => connection.check_stream(),
+            (None, None) => Err(VerbsError::Closed),
         }
     }
 
@@ -299,13 +316,16 @@ impl Handle {
                 error => MutateError::Connect(error.into()),
             });
         }
-        let first_id = self.next_id;
-        self.next_id += requests.len() as u64;
         let Some(connection) = &mut self.connection else { return Err(self.late()) };
-        let result = match self.shared.options.ask {
-            Ask::Message => talk(connection, &self.geometry, requests, first_id, deadline),
+        let geometry = connection.geometry().clone();
+        let result = send_fitting(requests, &geometry, |requests| match self.shared.options.ask {
+            Ask::Message => {
+                let first_id = self.next_id;
+                self.next_id += requests.len() as u64;
+                talk(connection, requests, first_id, deadline)
+            }
             Ask::Herd => connection.call(requests, deadline),
-        };
+        });
         self.counts += connection.take_counts();
         match result {
             Ok(replies) => Ok(replies),
@@ -382,13 +402,12 @@ fn is_final(error: &SetupError) -> bool {
 
 fn talk(
     connection: &mut Connection,
-    geometry: &Geometry,
     requests: &[Request<'_>],
     first_id: u64,
     deadline: Instant,
 ) -> Result<Vec<Reply>, VerbsError> {
     // Each message's answers must fit into one message, too.
-    let frames_max = (connection.message_bytes() / wire::reply_bytes_max(geometry)).max(1);
+    let frames_max = (connection.message_bytes() / wire::reply_bytes_max(connection.geometry())).max(1);
     let mut replies = Vec::with_capacity(requests.len());
     let mut asked = requests.iter().zip(first_id..).peekable();
     let (mut message, mut next) = (Vec::new(), Vec::new());

@@ -84,7 +84,7 @@ pub(crate) struct Connection {
     region: Descriptor,
     geometry: Arc<Geometry>,
     /// Tells when the server is gone.
-    stream: TcpStream,
+    stream: Arc<TcpStream>,
     wait: Wait,
     /// READs posted and not yet handed out, oldest first; numbered from `handed_out` on.
     reads: VecDeque<(ReadToken, Window)>,
@@ -228,7 +228,7 @@ impl Connection {
             domain: domain.clone(),
             region: welcome.region,
             geometry: Arc::new(geometry),
-            stream: talk.stream,
+            stream: Arc::new(talk.stream),
             wait: *wait,
             reads: VecDeque::with_capacity(credits),
             reads_handed_out: 0,
@@ -517,7 +517,7 @@ impl Connection {
         let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
         let queue = self.queue.fd();
         let mut watched =
-            [PollFd::from_borrowed_fd(queue, PollFlags::IN), PollFd::new(&self.stream, PollFlags::RDHUP)];
+            [PollFd::from_borrowed_fd(queue, PollFlags::IN), PollFd::new(&*self.stream, PollFlags::RDHUP)];
         match rustix::event::poll(&mut watched, Some(&timeout)) {
             Ok(_) if watched[0].revents().is_empty() && !watched[1].revents().is_empty() => {
                 Err(VerbsError::Closed)
@@ -535,8 +535,12 @@ impl Connection {
 
     /// Has the server closed the connection?
     pub fn is_closed(&self) -> bool {
-        let mut watched = [PollFd::new(&self.stream, PollFlags::RDHUP)];
-        matches!(rustix::event::poll(&mut watched, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(n) if n > 0)
+        is_closed(&self.stream)
+    }
+
+    /// The socket, for callers of [`is_closed`] that do not own the connection.
+    pub fn stream(&self) -> &Arc<TcpStream> {
+        &self.stream
     }
 
     /// Takes what has completed; was that anything?
@@ -576,6 +580,12 @@ impl Connection {
         }
         Ok(n > 0)
     }
+}
+
+/// Has the server closed this connection?
+pub(crate) fn is_closed(stream: &TcpStream) -> bool {
+    let mut watched = [PollFd::new(stream, PollFlags::RDHUP)];
+    matches!(rustix::event::poll(&mut watched, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(n) if n > 0)
 }
 
 /// Messages a client may have unanswered, at most.

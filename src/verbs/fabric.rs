@@ -71,7 +71,6 @@ impl Fabric for Verbs<'_> {
 
     fn proof(&mut self, _home: u64, mark: u64) -> Proof {
         // The completion has been seen: what was sampled was sampled before now.
-        let took = self.clock.now_ns().saturating_sub(mark);
-        if u128::from(took) < self.grace.as_nanos() { Proof::InGrace } else { Proof::None }
+        Proof::by_clock(self.clock.now_ns().saturating_sub(mark), self.grace)
     }
 }

@@ -270,7 +270,7 @@ impl<C: Carrier> Pump<C> {
                 Some(Posting { seat, window, landing: &ring.landing, slot: ring.slot(number), signalled })
             });
             // SAFETY: a seat holds its ring, and so its landing memory, until nothing of it is in flight or the
-            // carrier is gone (`Pump`'s fields, `Link::fail`). The slot was that of a READ that has completed
+            // carrier is gone (`Pump`'s fields, `Link::pump`). The slot was that of a READ that has completed
             // and that its owner has done with, as `submitted` says (`Lane::submit`).
             unsafe { carrier.post(postings) }?;
             progress = true;
@@ -458,6 +458,13 @@ impl<C: Carrier> Lane<C> {
         self.ring.submitted.0.store(first + reads.len() as u64, Ordering::Release);
     }
 
+    /// Declares the link failed, for all its lanes.
+    pub fn fail(&self, why: C::Error, counts: &mut C::Counts) {
+        let _ = self.link.failed.set(why);
+        // Closes the queue pair, unless another thread is the pump: then that one does.
+        let _ = self.link.pump(false, counts, || true);
+    }
+
     #[inline]
     fn is_ready(&self) -> bool {
         // Partner: the store in `Pump::round`.
@@ -511,9 +518,7 @@ impl<C: Carrier> Lane<C> {
             }
             let Some(now) = now else { continue };
             if times.is_some_and(|(deadline, _)| now >= deadline) && !self.is_ready() {
-                let _ = self.link.failed.set(C::late(within));
-                // Closes the queue pair, unless another thread is the pump: then that one does.
-                let _ = self.link.pump(false, counts, || true);
+                self.fail(C::late(within), counts);
                 return self.link.failure();
             }
             match &self.link.bell {

@@ -17,7 +17,8 @@ use crate::fabric::landed::LandedWindow;
 use crate::layout::geometry::{Geometry, Window};
 use crate::sync::lock;
 use rustix::event::{PollFd, PollFlags, Timespec};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::net::TcpStream;
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 impl Carrier for Connection {
@@ -73,6 +74,8 @@ impl Carrier for Connection {
 pub(crate) struct Seat {
     lane: Lane<Connection>,
     geometry: Arc<Geometry>,
+    /// The connection's, and closed with it.
+    stream: Weak<TcpStream>,
     counts: QueueCounts,
 }
 
@@ -87,6 +90,17 @@ impl Seat {
 
     pub fn has_failed(&self) -> bool {
         self.lane.has_failed()
+    }
+
+    /// # Errors
+    /// When the server is gone, or the connection: it is then of no further use to anybody.
+    pub fn check(&mut self) -> Result<(), VerbsError> {
+        // Whoever is the pump has the connection.
+        if self.stream.upgrade().is_some_and(|stream| !connection::is_closed(&stream)) {
+            return Ok(());
+        }
+        self.lane.fail(VerbsError::Closed, &mut self.counts);
+        Err(VerbsError::Closed)
     }
 
     pub fn post(&mut self, reads: &[(Token, Window)]) {
@@ -166,21 +180,22 @@ struct Open {
     geometry: Arc<Geometry>,
     credits: usize,
     domain: Arc<ProtectionDomain>,
+    stream: Weak<TcpStream>,
 }
 
 impl Open {
     fn new(connection: Connection, wait: Wait) -> Open {
         let (geometry, credits) = (connection.geometry().clone(), connection.credits());
-        let domain = connection.domain().clone();
+        let (domain, stream) = (connection.domain().clone(), Arc::downgrade(connection.stream()));
         let bell = (wait == Wait::Block).then(|| connection.queue().clone());
-        Open { link: Link::new(connection, bell), geometry, credits, domain }
+        Open { link: Link::new(connection, bell), geometry, credits, domain, stream }
     }
 
     /// Registers memory for a lane: outside any lock.
     fn join(self) -> Result<Seat, SetupError> {
         let landing = connection::landing_for(&self.domain, &self.geometry, self.credits)?;
         let lane = self.link.join(landing, self.credits);
-        Ok(Seat { lane, geometry: self.geometry, counts: QueueCounts::default() })
+        Ok(Seat { lane, geometry: self.geometry, stream: self.stream, counts: QueueCounts::default() })
     }
 }
 

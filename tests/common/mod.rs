@@ -12,6 +12,7 @@ use oneread::layout::hash::{Seeds, mix};
 use oneread::placement;
 use oneread::reader::{Limits, Reader};
 use oneread::region::{Backing, Region, RegionError};
+use oneread::wire::{self, Reply};
 use oneread::{
     Address, Client, ClientOptions, Clock, Config, Geometry, Index, Put, PutError, PutMode, ServeError,
     Server, ServerConfig, Size,
@@ -19,6 +20,8 @@ use oneread::{
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -479,6 +482,212 @@ pub fn is_full_for(table: &Table, model: &Model, newcomer: &[u8]) -> bool {
         seat(n, &options, &mut owner, &mut seen)
     });
     seated.count() < keys.len()
+}
+
+// ---- what any client is asked, over any fabric ------------------------------------------------------
+
+/// Batches with pairs that the table does not take, wherever: each answer is that of its own pair.
+pub fn bad_pairs_in_batches(client: &mut Client) {
+    let (key_max, value_max) = (client.geometry().key_max(), client.geometry().value_max());
+    let mut there = std::collections::BTreeSet::new();
+    let mut numbers = Numbers(5);
+    let mut put = |client: &mut Client, are_bad: &[bool]| {
+        let (mut pairs, mut expected) = (Vec::new(), Vec::new());
+        for &is_bad in are_bad {
+            // Few keys: of one after the other some are new and some are not.
+            let n = numbers.below(100) as u32;
+            let (mut key, mut value) = (key(n, key_max), n.to_le_bytes().to_vec());
+            expected.push(match numbers.below(3) {
+                _ if !is_bad && there.insert(key.clone()) => Ok(Put::Inserted),
+                _ if !is_bad => Ok(Put::Updated),
+                0 => {
+                    value = vec![0; value_max + 1 + n as usize];
+                    Err(PutError::ValueLength { given: value.len(), max: value_max })
+                }
+                which => {
+                    key = if which == 1 { Vec::new() } else { vec![1; key_max + 1 + n as usize] };
+                    Err(PutError::KeyLength { given: key.len(), max: key_max })
+                }
+            });
+            pairs.push((key, value));
+        }
+        assert_eq!(client.put_many(&pairs).unwrap(), expected, "{are_bad:?}");
+        for ((key, value), answer) in pairs.iter().zip(expected) {
+            if answer.is_ok() {
+                assert_eq!(client.get(key).unwrap().as_ref(), Some(value));
+            }
+        }
+        // Half of them go again.
+        for (key, _) in pairs.iter().step_by(2).filter(|(key, _)| !key.is_empty() && key.len() <= key_max) {
+            assert_eq!(client.remove(key).unwrap(), there.remove(key), "{are_bad:?}");
+        }
+    };
+    // Wherever among five.
+    for which in 0..32 {
+        put(client, &[0, 1, 2, 3, 4].map(|n| which >> n & 1 == 1));
+    }
+    // In long batches: the first, one in the middle, the last, all.
+    for length in [1, 63, 64, 65, 130, 512, 513, 1300] {
+        for bad in [0..1, length / 2..length / 2 + 1, length - 1..length, 0..length, 1..length, 0..length - 1]
+        {
+            put(client, &(0..length).map(|n| bad.contains(&n)).collect::<Vec<_>>());
+        }
+        put(client, &(0..length).map(|n| n % 3 == 0).collect::<Vec<_>>());
+    }
+}
+
+/// What may be asked of a server: of a key and a value of these lengths, the one or the other of which may be too long.
+type Ask = fn(&mut Client, &[u8], &[u8]) -> Result<(), Refusal>;
+
+/// What an answer that was none says is wrong.
+#[derive(Clone, Debug, PartialEq)]
+enum Refusal {
+    Rejected(PutError),
+    Gone,
+}
+
+impl From<oneread::MutateError> for Refusal {
+    fn from(error: oneread::MutateError) -> Refusal {
+        match error {
+            oneread::MutateError::Rejected(why) => Refusal::Rejected(why),
+            error => panic!("no answer: {error}"),
+        }
+    }
+}
+
+impl From<oneread::GetError> for Refusal {
+    fn from(error: oneread::GetError) -> Refusal {
+        use oneread::{GetError, reader::ReadError};
+        match error {
+            GetError::Read(ReadError::KeyLength { given, max }) => {
+                Refusal::Rejected(PutError::KeyLength { given, max })
+            }
+            GetError::ServerGone { .. } => Refusal::Gone,
+            error => panic!("no answer: {error}"),
+        }
+    }
+}
+
+/// A server makes way for one at the same address whose table takes longer keys and values, and that one for the first
+/// again: a client that has asked before is told the limits of the one that is there, whatever it asks first.
+pub fn lengths_of_the_next_server(
+    options: &ClientOptions,
+    serve: impl Fn(Option<&Address>, &Config) -> Server,
+) {
+    const SMALL: (usize, usize) = (8, 8);
+    const LARGE: (usize, usize) = (40, 100);
+    let put_many: Ask = |client, key, value| {
+        // Those around it have their own answers.
+        let (short, long) = ((b"s".to_vec(), b"s".to_vec()), (b"l".to_vec(), vec![1; 1000]));
+        let max = |client: &Client| client.geometry().value_max();
+        let pairs = [short.clone(), long.clone(), (key.to_vec(), value.to_vec()), short, long];
+        let answers = client.put_many(&pairs)?;
+        let too_long = Err(PutError::ValueLength { given: 1000, max: max(client) });
+        assert!(answers[0].is_ok() && answers[3] == Ok(Put::Updated), "{answers:?}");
+        // (Over verbs, where queue pairs are shared, the geometry is that of READs.)
+        assert!(answers[1] == too_long || client.region().is_none(), "{answers:?}");
+        assert_eq!(answers[1], answers[4]);
+        answers[2].clone().map(drop).map_err(Refusal::Rejected)
+    };
+    let changes: [(&str, bool, Ask); 6] = [
+        ("put", true, |client, key, value| Ok(client.put(key, value).map(|_| ())?)),
+        ("insert", true, |client, key, value| Ok(client.insert(key, value).map(|_| ())?)),
+        ("update", true, |client, key, value| Ok(client.update(key, value).map(|_| ())?)),
+        ("put_many", true, put_many),
+        ("remove", false, |client, key, _| Ok(client.remove(key).map(|_| ())?)),
+        ("rpc_get", false, |client, key, _| Ok(client.rpc_get(key).map(|_| ())?)),
+    ];
+    let gets: [(&str, bool, Ask); 3] = [
+        ("get", false, |client, key, _| Ok(client.get(key).map(|_| ())?)),
+        ("get_many", false, |client, key, _| Ok(client.get_many(&[b"s", key]).map(|_| ())?)),
+        ("contains", false, |client, key, _| Ok(client.contains(key).map(|_| ())?)),
+    ];
+    let table = |(key_max, value_max)| Config {
+        size: Size::Keys(200),
+        key_max,
+        value_max,
+        ..config(default_preset(), 0, 8, 8, 3)
+    };
+    let mut server = serve(None, &table(SMALL));
+    let mut client = Client::connect_with(server.address(), options.clone()).unwrap();
+    let asks = changes.map(|ask| (ask, false)).into_iter().chain(gets.map(|ask| (ask, true)));
+    for ((name, has_value, ask), is_get) in asks {
+        // One has a connection of its own already; another has none.
+        let mut fresh = client.clone();
+        // On shm, that there is a new server is found in the background, after the old one has given its region up.
+        let asked = |client: &mut Client, key: &[u8], value: &[u8]| {
+            wait_for("an answer", || match ask(client, key, value) {
+                Err(Refusal::Gone) if is_get && client.region().is_some() => None,
+                answer => Some(answer),
+            })
+        };
+        for (now, next) in [(SMALL, LARGE), (LARGE, SMALL)] {
+            let too_long = |of: usize, value: bool| match value {
+                false => Err(Refusal::Rejected(PutError::KeyLength { given: of, max: now.0 })),
+                true => Err(Refusal::Rejected(PutError::ValueLength { given: of, max: now.1 })),
+            };
+            for client in [&mut client, &mut fresh] {
+                for length in [1, now.0, now.0 + 1, 0, 2000] {
+                    let expected =
+                        if (1..=now.0).contains(&length) { Ok(()) } else { too_long(length, false) };
+                    assert_eq!(asked(client, &vec![2; length], b""), expected, "{name}: a key of {length}");
+                }
+                for length in [0, now.1, now.1 + 1, 2000] {
+                    let expected = if has_value && length > now.1 { too_long(length, true) } else { Ok(()) };
+                    assert_eq!(
+                        asked(client, b"k", &vec![2; length]),
+                        expected,
+                        "{name}: a value of {length}"
+                    );
+                }
+            }
+            // The last thing that the clients asked was of this server.
+            let address = server.address().clone();
+            server.stop();
+            // Requests in slots that follow each other at once are not preceded by a look at the socket: then a
+            // request that is sent may find the server gone.
+            std::thread::sleep(Duration::from_millis(3));
+            server = serve(Some(&address), &table(next));
+            for (client, key, value) in [(&mut client, 12, 1), (&mut fresh, 1, 50)] {
+                let expected = match (next == SMALL, key > 8, has_value) {
+                    (true, true, _) => Err(Refusal::Rejected(PutError::KeyLength { given: key, max: 8 })),
+                    (true, false, true) => {
+                        Err(Refusal::Rejected(PutError::ValueLength { given: value, max: 8 }))
+                    }
+                    _ => Ok(()),
+                };
+                assert_eq!(asked(client, &vec![3; key], &vec![3; value]), expected, "{name}: from {now:?}");
+            }
+        }
+    }
+}
+
+// ---- bytes with descriptors --------------------------------------------------------------------------
+
+/// A reply, and the descriptor that came with it.
+pub fn receive(stream: &UnixStream) -> (Reply, Option<OwnedFd>) {
+    use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+    let mut chunk = [0; 64];
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let received =
+        recvmsg(stream, &mut [std::io::IoSliceMut::new(&mut chunk)], &mut ancillary, RecvFlags::empty());
+    let bytes = received.unwrap().bytes;
+    let fd = ancillary.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    });
+    (Reply::decode(&wire::decode(&chunk[..bytes]).unwrap().unwrap()).unwrap(), fd)
+}
+
+/// Sends bytes with a descriptor.
+pub fn send_with(stream: &UnixStream, bytes: &[u8], fd: &OwnedFd) {
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+    let fds = [fd.as_fd()];
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    ancillary.push(SendAncillaryMessage::ScmRights(&fds));
+    sendmsg(stream, &[std::io::IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL).unwrap();
 }
 
 // ---- other processes --------------------------------------------------------------------------------

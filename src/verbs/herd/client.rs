@@ -337,3 +337,42 @@ fn answer(lanes: &mut [Lane], datagram: &[u8]) -> Result<Option<(usize, Reply)>,
     };
     Ok(Some((waiting.request, Reply::decode(&frame).map_err(garbage)?)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn datagram(id: u64, there: bool) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        Reply::Removed(Ok(there)).encode(id, &mut bytes);
+        bytes
+    }
+
+    /// Q5: a reply is that of the request that waits under its number, once; any other is nobody's.
+    #[test]
+    fn replies_find_their_requests() {
+        let mut lanes: [Lane; WINDOW] = Default::default();
+        for (lane, request, sequence) in [(2, 5, 11), (0, 6, 12), (3, 7, 13)] {
+            lanes[lane].waiting = Some(Waiting {
+                request,
+                worker: 0,
+                mark: Mark { sequence, attempt: 1 },
+                repeat_at: Instant::now(),
+                pause: REPEAT_FIRST,
+            });
+        }
+        let waiting = |lanes: &[Lane]| lanes.iter().filter(|lane| lane.waiting.is_some()).count();
+        for stray in [datagram(10, true), datagram(14, true), datagram(0, true), Vec::new(), vec![0; 7]] {
+            assert_eq!(answer(&mut lanes, &stray).unwrap(), None, "{stray:?}");
+            assert_eq!(waiting(&lanes), 3, "{stray:?}");
+        }
+        for (left, (id, request, there)) in
+            [(12, 6, false), (13, 7, true), (11, 5, false)].into_iter().enumerate()
+        {
+            let expected = Some((request, Reply::Removed(Ok(there))));
+            assert_eq!(answer(&mut lanes, &datagram(id, there)).unwrap(), expected);
+            assert_eq!(answer(&mut lanes, &datagram(id, !there)).unwrap(), None, "twice");
+            assert_eq!(waiting(&lanes), 2 - left);
+        }
+    }
+}

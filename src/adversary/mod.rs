@@ -5,20 +5,35 @@
 //! `v` was the key's value at some instant of the GET, `Absent` only if the key was absent at some instant
 //! of it, and later GETs of the same client never go back to an older version.
 
+mod decided;
+mod stores;
+
+pub use decided::{By, Decided};
+pub use stores::{Incident, Kind};
+
 use crate::clock::Clock;
 use crate::fabric::Fabric;
-use crate::fabric::sim::{Adversary, Hardware, History, Instant, ReadFailed, Recorder, Sim};
-use crate::index::{Index, Put, PutError, PutMode};
+use crate::fabric::shm::Shm;
+use crate::fabric::sim::{
+    Adversary, Aim, Hardware, History, Instant, Met, ReadFailed, Recorder, Sim, Stalls, Witness,
+};
+use crate::get::Proof;
+use crate::index::{Index, Put, PutError, PutMode, WAITS_MAX};
 use crate::inspect::Inspector;
+use crate::layout::chain::CHAIN_MAX;
 use crate::layout::geometry::{Config, Geometry, Layout, Size, SlotIx};
 use crate::layout::hash::Seeds;
-use crate::layout::slot::{Header, check};
+use crate::layout::slot::Header;
+use crate::placement;
 use crate::reader::{Limits, ReadError, Reader};
 use crate::region::Region;
 use crate::turns;
+use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use stores::{Event, Stores};
 
 /// A key, by number; its bytes follow from it.
 pub type KeyNumber = u32;
@@ -98,6 +113,68 @@ pub enum Change {
     Tidy,
     /// Let time pass.
     Wait(Duration),
+    /// Look a key up, as a client on shm does.
+    Get(KeyNumber),
+}
+
+/// What a server did, as clients may find it.
+#[derive(Clone, Debug)]
+pub struct Past {
+    /// Every store.
+    pub history: History,
+    /// What went on with keys, in the order in which it began. Empty for who looks everywhere anyway.
+    pub incidents: Vec<Incident>,
+    /// For each key, instants at which something begins to go on with it.
+    leaps: BTreeMap<KeyNumber, Vec<Instant>>,
+}
+
+impl Past {
+    fn new(history: History, incidents: Vec<Incident>) -> Past {
+        let mut leaps: BTreeMap<KeyNumber, Vec<Instant>> = BTreeMap::new();
+        let is_leap = |incident: &&Incident| {
+            !matches!(
+                incident.kind,
+                Kind::GhostGone | Kind::Filter | Kind::Link | Kind::Return | Kind::Overlaid
+            )
+        };
+        for incident in incidents.iter().filter(is_leap) {
+            leaps.entry(incident.key).or_default().push(incident.from);
+        }
+        leaps.values_mut().for_each(|leaps| leaps.dedup());
+        Past { history, incidents, leaps }
+    }
+
+    /// The past of a server that stops for ever at `instant`.
+    pub fn until(&self, instant: Instant) -> Past {
+        Past { history: self.history.clone().until(instant), ..self.clone() }
+    }
+
+    /// Whoever looks this key up may sleep, between two passes, until any of these instants.
+    pub fn may_sleep(&mut self, number: KeyNumber, until: Vec<Instant>) {
+        self.leaps.insert(number, until);
+    }
+}
+
+/// Says which GET a client makes next, from when it has ended the one before; `None`: no further one.
+pub type Asks<'a> = dyn FnMut(Instant) -> Option<Ask> + 'a;
+
+/// A GET that a client is to make.
+#[derive(Clone, Copy, Debug)]
+pub struct Ask {
+    /// Of this key.
+    pub key: KeyNumber,
+    /// Not before this instant.
+    pub from: Instant,
+    /// Its READs last at most so many stores, if that is less than the hardware allows.
+    pub read_stores_max: Option<usize>,
+}
+
+impl Ask {
+    /// GETs of these keys, one right after the other.
+    pub fn all(from: Instant, numbers: &[KeyNumber]) -> impl FnMut(Instant) -> Option<Ask> {
+        let mut numbers = numbers.iter();
+        move |_| numbers.next().map(|&key| Ask { key, from, read_stores_max: None })
+    }
 }
 
 /// What a change of a key came to: whether the server found it, what it has then, and when the operation began and ended.
@@ -108,6 +185,15 @@ struct Done {
     has: Option<Vec<u8>>,
     from: Instant,
     to: Instant,
+    /// Was it a put into a full table?
+    is_full: bool,
+}
+
+/// What a server thread did: a change, or a look as a client on shm takes it.
+#[derive(Debug)]
+enum Did {
+    Change(Done),
+    Look(KeyNumber, Answer<Infallible>, (Instant, Instant)),
 }
 
 impl Done {
@@ -166,86 +252,11 @@ impl Done {
         format!("a change from {} to {}: was {had}, is {has}", self.from.0, self.to.0)
     }
 
-    /// Did it do nothing, and was there reason to, the key being absent from `since` until `until`?
+    /// Did it do nothing, and was there reason to, the key being absent from `since` until `until`? A put
+    /// into a full table looks last whether somebody else has put the key.
     fn did_nothing(&self, since: Instant, until: Instant) -> bool {
-        !self.changes() && since <= self.to && self.from < until
-    }
-}
-
-/// A key got another value, or none.
-#[derive(Debug)]
-struct Event {
-    at: Instant,
-    has: Option<Vec<u8>>,
-}
-
-/// What stores did to keys.
-#[derive(Debug, Default)]
-struct Stores {
-    events: BTreeMap<KeyNumber, Vec<Event>>,
-    moves: Vec<Move>,
-    /// A key that got another value in one slot while it stood in two.
-    differ: Option<(KeyNumber, Instant)>,
-    /// The slots in which each key stands at the end.
-    copies: BTreeMap<KeyNumber, Vec<SlotIx>>,
-}
-
-impl Stores {
-    /// Looks at each slot at `from`, and then whenever one was written.
-    fn read_off(history: &History, geometry: &Geometry, from: Instant) -> Stores {
-        let (shape, words) = (geometry.shape(), geometry.shape().words());
-        let occupant = |slot: SlotIx, at: Instant| {
-            let first = geometry.slot_word(slot);
-            let image: Vec<u64> = (first..first + words).map(|word| history.word(word, at)).collect();
-            let view = check(shape, geometry.identity(slot), &image).ok()?;
-            (!view.header().is_free()).then(|| (number_of(&view.key()), view.value().to_vec()))
-        };
-        let mut stores = Stores::default();
-        let mut occupants: Vec<_> = (0..geometry.slots()).map(|n| occupant(SlotIx(n), from)).collect();
-        for (n, occupant) in occupants.iter().enumerate() {
-            if let Some((number, _)) = occupant {
-                stores.copies.entry(*number).or_default().push(SlotIx(n as u64));
-            }
-        }
-        let first = geometry.slot_word(SlotIx(0));
-        let all = first..first + geometry.slots() as usize * words;
-        for (at, word, value) in history.stores(all, from, history.end()) {
-            // A slot's first word is the last one that is written, and the one that then has an even stamp.
-            let (slot, nth) = (SlotIx(((word - first) / words) as u64), (word - first) % words);
-            if nth != 0 || !Header::from_words([value, 0]).stamp.is_multiple_of(2) {
-                continue;
-            }
-            let now = occupant(slot, at);
-            if let Some((number, value)) = &now {
-                let copies = stores.copies.entry(*number).or_default();
-                let is_new = copies.first().is_none_or(|&copy| occupants[copy.0 as usize] != now);
-                if is_new {
-                    let event = Event { at, has: Some(value.clone()) };
-                    stores.events.entry(*number).or_default().push(event);
-                }
-                if !copies.contains(&slot) {
-                    if let (&[from], false) = (&copies[..], is_new) {
-                        stores.moves.push(Move { key: *number, began: at, from, to: slot });
-                    }
-                    copies.push(slot);
-                }
-                if is_new && copies.len() > 1 {
-                    stores.differ.get_or_insert((*number, at));
-                }
-            }
-            let stays = now.as_ref().map(|(number, _)| *number);
-            let before = std::mem::replace(&mut occupants[slot.0 as usize], now);
-            if let Some((number, _)) = before
-                && stays != Some(number)
-            {
-                let copies = stores.copies.entry(number).or_default();
-                copies.retain(|&copy| copy != slot);
-                if copies.is_empty() {
-                    stores.events.entry(number).or_default().push(Event { at, has: None });
-                }
-            }
-        }
-        stores
+        let looked_last = if self.is_full { self.to } else { self.from };
+        !self.changes() && since <= self.to && looked_last < until
     }
 }
 
@@ -260,9 +271,13 @@ pub struct World {
     operations: u64,
     places: BTreeMap<KeyNumber, SlotIx>,
     moves: Vec<Move>,
-    killed: Option<Instant>,
+    killed: Option<(Instant, Instant)>,
     /// Most server threads at once.
     threads: u64,
+    /// All that was done, to be done again; `None` where that would not lead to the same.
+    log: Option<Mutex<Vec<Change>>>,
+    /// What threads met with while they were interleaved.
+    met: Decided,
 }
 
 /// A key that was moved.
@@ -342,7 +357,21 @@ impl World {
 
     fn over(index: Index, recorder: Arc<Recorder>, clock: Clock, scene: Scene) -> World {
         let (versions, operations, places, moves, killed) = Default::default();
-        World { index, recorder, clock, scene, versions, operations, places, moves, killed, threads: 1 }
+        let (log, met) = (Some(Mutex::default()), Decided::default());
+        World {
+            index,
+            recorder,
+            clock,
+            scene,
+            versions,
+            operations,
+            places,
+            moves,
+            killed,
+            threads: 1,
+            log,
+            met,
+        }
     }
 
     /// The server.
@@ -370,6 +399,60 @@ impl World {
         self.recorder.history(self.geometry().region_bytes())
     }
 
+    /// The past so far, for clients who look everywhere.
+    pub fn bare_past(&self) -> Past {
+        Past::new(self.history(), Vec::new())
+    }
+
+    /// The past from `begin` on, for clients who look where something goes on.
+    pub fn past(&self, begin: Instant) -> Past {
+        let history = self.history();
+        let incidents = Stores::read_off(&history, self.geometry(), begin, self.killed).incidents;
+        Past::new(history, incidents)
+    }
+
+    /// What threads met with while they were interleaved.
+    pub fn met(&self) -> Decided {
+        self.met.clone()
+    }
+
+    /// From now on the server loses its processor so.
+    pub fn stall(&self, stalls: Stalls) {
+        self.recorder.stall(stalls);
+    }
+
+    /// A server that does the same again, and loses its processor once, after the store that makes it
+    /// `after`, for so long.
+    ///
+    /// # Panics
+    /// When what this one did was not done by one server thread.
+    pub fn stalled_at(&self, after: Instant, time: Duration) -> World {
+        let log = self.log.as_ref().expect("one server thread did it all");
+        let log = log.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut world = World::new(self.scene);
+        world.stall(Stalls::Once(after, time));
+        for change in log {
+            match change {
+                Change::Put(number) => {
+                    world.put(number);
+                }
+                Change::Remove(number) => {
+                    world.remove(number);
+                }
+                Change::Tidy => world.tidy(),
+                Change::Wait(time) => world.wait(time),
+                Change::Get(_) => {}
+            }
+        }
+        world
+    }
+
+    fn log(&self, change: Change) {
+        if let Some(log) = &self.log {
+            log.lock().unwrap_or_else(PoisonError::into_inner).push(change);
+        }
+    }
+
     /// The table's geometry.
     pub fn geometry(&self) -> &Geometry {
         self.index.geometry()
@@ -377,11 +460,13 @@ impl World {
 
     /// Lets time pass.
     pub fn wait(&self, time: Duration) {
+        self.log(Change::Wait(time));
         self.clock.advance(time);
     }
 
     /// Takes away traces that are due.
     pub fn tidy(&self) {
+        self.log(Change::Tidy);
         self.index.tidy();
     }
 
@@ -405,6 +490,7 @@ impl World {
     /// key does not stand in just one slot.
     pub fn interleave(&mut self, seed: u64, scripts: &[Vec<Change>]) -> Result<(), Box<Violation>> {
         self.threads = self.threads.max(scripts.len() as u64);
+        self.log = None;
         let from = self.now();
         let mut operation = self.operations;
         let world = &*self;
@@ -413,14 +499,41 @@ impl World {
             operation += script.len() as u64;
             move || numbered.into_iter().filter_map(|(n, change)| world.change(n, change)).collect::<Vec<_>>()
         };
-        let done = turns::run(seed, scripts.iter().map(work).collect());
+        let waits = self.index.counts().waits;
+        let did = turns::run(seed, scripts.iter().map(work).collect());
+        let puts = scripts.iter().flatten().filter(|change| matches!(change, Change::Put(_))).count() as u64;
+        let waited = self.index.counts().waits - waits;
+        assert!(waited <= puts * u64::from(WAITS_MAX), "{puts} puts have waited {waited} times");
         self.operations = operation;
         let mut all_done: BTreeMap<KeyNumber, Vec<Done>> = BTreeMap::new();
-        for done in done.into_iter().flatten() {
-            all_done.entry(done.number).or_default().push(done);
+        // Of each thread, its looks in their order.
+        let mut looks = Vec::new();
+        let mut in_chains: Vec<Vec<(u64, Instant, Instant)>> = Vec::new();
+        for did in did {
+            let (mut mine, mut chains) = (Vec::new(), Vec::new());
+            for did in did {
+                match did {
+                    Did::Look(number, answer, during) => mine.push((number, answer, during)),
+                    Did::Change(done) => {
+                        if done.changes() && self.has_chain(done.number) {
+                            chains.push((self.home(done.number), done.from, done.to));
+                        }
+                        all_done.entry(done.number).or_default().push(done);
+                    }
+                }
+            }
+            looks.push(mine);
+            in_chains.push(chains);
+        }
+        for (n, mine) in in_chains.iter().enumerate() {
+            let others = in_chains[n + 1..].iter().flatten();
+            for (home, from, to) in others {
+                let met = mine.iter().filter(|(h, f, t)| h == home && f < to && from < t).count();
+                (0..met).for_each(|_| self.met.count(By::TwoInChain, true));
+            }
         }
 
-        let stores = Stores::read_off(&self.history(), self.geometry(), from);
+        let stores = Stores::read_off(&self.history(), self.geometry(), from, None);
         let during = (from, self.now());
         if let Some((number, at)) = stores.differ {
             let what = format!("another value in one of two slots since {}", at.0);
@@ -454,12 +567,31 @@ impl World {
                 }
             }
         }
+        for mine in looks {
+            let mut seen: HashMap<KeyNumber, usize> = HashMap::new();
+            for (number, answer, during) in mine {
+                let newest = seen.entry(number).or_default();
+                *newest = self.judge(number, &answer, during, *newest)?;
+                self.met.gets += 1;
+                self.met.count(By::Shm, during.0 < during.1);
+            }
+        }
         Ok(())
     }
 
+    fn home(&self, number: KeyNumber) -> u64 {
+        self.geometry().home(self.geometry().seeds().first(&key(number)).0)
+    }
+
+    /// Has the key's home a chain now?
+    fn has_chain(&self, number: KeyNumber) -> bool {
+        self.inspector().windows(&key(number)).0.iter().any(|w| w.first.0 >= self.geometry().main_slots())
+    }
+
     /// Makes a change; `None` if it is not of a key.
-    fn change(&self, operation: u64, change: Change) -> Option<Done> {
+    fn change(&self, operation: u64, change: Change) -> Option<Did> {
         let from = self.now();
+        let mut is_full = false;
         let (number, had, has) = match change {
             Change::Put(number) => {
                 // Every word differs from every other value's: a mixture of two is never taken for either.
@@ -467,7 +599,10 @@ impl World {
                 let value: Vec<u8> = stamp.iter().cycle().take(self.scene.value_bytes).copied().collect();
                 match self.index.put(&key(number), &value, PutMode::Upsert) {
                     Ok(put) => (number, put == Put::Updated, Some(value)),
-                    Err(PutError::Full { .. }) => (number, false, None),
+                    Err(PutError::Full { .. }) => {
+                        is_full = true;
+                        (number, false, None)
+                    }
                     Err(error) => panic!("the scene allows every put: {error}"),
                 }
             }
@@ -482,8 +617,14 @@ impl World {
                 self.wait(time);
                 return None;
             }
+            Change::Get(number) => {
+                let fabric = Shm::new(self.index.region(), self.geometry());
+                let mut reader = Reader::new(fabric, self.geometry(), Clock::manual(), LIMITS);
+                let answer = answer(&mut reader, number);
+                return Some(Did::Look(number, answer, (from, self.now())));
+            }
         };
-        Some(Done { number, had, has, from, to: self.now() })
+        Some(Did::Change(Done { number, had, has, from, to: self.now(), is_full }))
     }
 
     /// The world in which this server was killed at the instant `killed` and another has taken its region
@@ -497,8 +638,8 @@ impl World {
         self.recorder.repeat(killed, &region, &clock);
         let (index, found) = Index::open(region, clock.clone()).expect("a region that was served");
         let mut world = World::over(index, recorder, clock, self.scene);
-        (world.operations, world.killed) = (self.operations, Some(killed));
         let taken_over = world.now();
+        (world.operations, world.killed, world.log) = (self.operations, Some((killed, taken_over)), None);
         let mut lost = 0;
         for (&number, versions) in &self.versions {
             let mut versions: Vec<_> = versions.iter().filter(|v| v.from <= killed).cloned().collect();
@@ -535,8 +676,8 @@ impl World {
         &self.moves
     }
 
-    /// When the server before this one was killed.
-    pub fn killed(&self) -> Option<Instant> {
+    /// When the server before this one was killed, and when this one had taken its region over.
+    pub fn killed(&self) -> Option<(Instant, Instant)> {
         self.killed
     }
 
@@ -549,8 +690,11 @@ impl World {
 
     /// Makes a change of a key, and takes down what came of it; `false` if it changed nothing.
     fn change_and_record(&mut self, change: Change) -> bool {
+        self.log(change);
         let moves = self.index.counts().moves;
-        let done = self.change(self.operations, change).expect("a change of a key");
+        let Some(Did::Change(done)) = self.change(self.operations, change) else {
+            unreachable!("a change of a key")
+        };
         self.note(&done);
         if done.has.is_some() {
             let place = self.place(done.number).expect("it was just put");
@@ -594,10 +738,10 @@ impl World {
     ///
     /// # Errors
     /// [`Violation`].
-    pub fn judge(
+    pub fn judge<E: std::error::Error>(
         &self,
         number: KeyNumber,
-        answer: &Answer,
+        answer: &Answer<E>,
         (from, to): (Instant, Instant),
         seen: usize,
     ) -> Result<usize, Box<Violation>> {
@@ -611,6 +755,24 @@ impl World {
         let all: Vec<_> = versions.iter().enumerate().filter(|(_, v)| right(v)).map(show).collect();
         let right = format!("{all:?}, having seen #{seen}");
         Err(Violation::new(number, (from, to), format!("a GET answered {}", show_answer(answer)), right))
+    }
+
+    /// Is a slot half written at this instant, in any window that a GET of the key then reads?
+    pub fn is_half_written(&self, history: &History, number: KeyNumber, at: Instant) -> bool {
+        let (geometry, key) = (self.geometry(), key(number));
+        let first = geometry.seeds().first(&key);
+        let header = |slot: SlotIx| {
+            let word = geometry.slot_word(slot);
+            Header::from_words([history.word(word, at), history.word(word + 1, at)])
+        };
+        let primary = geometry.primary(first);
+        let is_displaced = placement::may_be_displaced(geometry, first, header(primary.first).aux);
+        let further = (1..=CHAIN_MAX).scan(primary, |last, read| {
+            *last = placement::after(geometry, &key, first, read, header(last.first).aux)?;
+            Some(*last)
+        });
+        let windows = std::iter::once(primary).chain(further.take_while(|_| is_displaced));
+        windows.flat_map(|window| window.iter()).any(|slot| !header(slot).stamp.is_multiple_of(2))
     }
 
     /// Stores into the key's windows during a GET that went wrong, then what its READs sampled.
@@ -630,31 +792,42 @@ impl World {
         reads.iter().fold(story, |story, read| story + "\n" + read)
     }
 
-    /// A client's GETs of one key after the other, from `start` on, against `history`; how many had an answer. With `tell`,
-    /// a violation comes with its story.
+    /// Was the key there at every instant of `[from, to]`?
+    fn stays(&self, number: KeyNumber, (from, to): (Instant, Instant)) -> bool {
+        let during = |v: &&Version| v.from <= to && v.until.is_none_or(|until| from <= until);
+        let versions = self.versions.get(&number).map_or(&[][..], |versions| versions);
+        let mut during = versions.iter().filter(during).peekable();
+        during.peek().is_some() && during.all(|version| version.value.is_some())
+    }
+
+    /// A client's GETs, one after the other; how many had an answer, and what decided them. With `tell`, a violation comes
+    /// with its story.
     ///
     /// # Errors
     /// The first [`Violation`].
     pub fn client(
         &self,
-        history: &History,
+        past: &Past,
         hardware: Hardware,
         adversary: &mut impl Adversary,
-        start: Instant,
-        numbers: &[KeyNumber],
+        asks: &mut Asks<'_>,
         tell: bool,
-    ) -> Result<u64, Box<Violation>> {
-        let mut judged_gets = 0;
+    ) -> Result<Decided, Box<Violation>> {
+        let mut decided = Decided::default();
         let mut seen: HashMap<KeyNumber, usize> = HashMap::new();
         let geometry = self.geometry();
-        let mut fabric = Sim::new(history, geometry, hardware, adversary, start);
+        let by_clock = hardware.witness == Witness::Clock;
+        let mut fabric = Sim::new(&past.history, geometry, hardware, adversary, Instant(0));
         if tell {
             fabric.tell();
         }
         let mut reader = Reader::new(fabric, geometry, Clock::manual(), LIMITS);
-        for &number in numbers {
-            let from = reader.fabric().now();
-            reader.fabric_mut().begin();
+        while let Some(Ask { key: number, from, read_stores_max }) = asks(reader.fabric().now()) {
+            let first = geometry.seeds().first(&key(number));
+            let leaps = past.leaps.get(&number).map_or(&[][..], |leaps| leaps);
+            let aim = Aim { home: geometry.home(first.0), ghost: first.ghost(), read_stores_max, leaps };
+            reader.fabric_mut().begin(from, aim);
+            let (from, before) = (reader.fabric().now(), reader.stats().retries_torn);
             let answer = answer(&mut reader, number);
             if hardware.error_one_in > 0 && matches!(answer, Err(ReadError::Fabric(ReadFailed))) {
                 continue;
@@ -663,46 +836,113 @@ impl World {
             let judged = self.judge(number, &answer, (from, reader.fabric().now()), *newest);
             *newest = judged.map_err(|mut violation| {
                 if tell {
-                    violation.story = self.story(history, &violation, reader.fabric().story());
+                    violation.story = self.story(&past.history, &violation, reader.fabric().story());
                 }
                 violation
             })?;
-            judged_gets += 1;
+            let during = (from, reader.fabric().now());
+            let was_torn = reader.stats().retries_torn > before;
+            decided.gets += 1;
+            self.count(&mut decided, number, &answer, during, was_torn, (reader.fabric().met(), by_clock));
         }
-        Ok(judged_gets)
+        Ok(decided)
     }
 
-    /// A batch of GETs in one [`Reader::get_many`]; how many had an answer.
+    /// Counts what decided a GET.
+    fn count(
+        &self,
+        decided: &mut Decided,
+        number: KeyNumber,
+        answer: &Answer,
+        (from, to): (Instant, Instant),
+        was_torn: bool,
+        (met, by_clock): (&Met, bool),
+    ) {
+        let found = matches!(answer, Ok(Some(_)));
+        // A pass before the last, and what could be said of it: had it been taken for an answer, would that have been wrong?
+        let earlier = &met.passes[..met.passes.len().saturating_sub(1)];
+        let saved = |proof| {
+            earlier.iter().any(|pass| pass.proof == Some(proof) && self.stays(number, (pass.from, pass.to)))
+        };
+        let last = met.passes.last().and_then(|pass| pass.proof);
+        let taken_over = self.killed.is_some_and(|(killed, until)| from < until && killed < to);
+        for (what, is_so) in [
+            (By::Choice, met.choice),
+            (By::Torn, was_torn),
+            (By::NewGhost, saved(Proof::InGrace)),
+            (By::Late, by_clock && saved(Proof::None)),
+            (By::Counter, !by_clock && saved(Proof::None)),
+            (By::OldGhost, !found && last == Some(Proof::InGrace) && met.ghosts > 0),
+            (By::Filter, !found && met.further > 0),
+            (By::DisplacedHit, found && met.further > 0),
+            (By::BlockHit, found && met.blocks > 0),
+            (By::BlockReused, met.block_reused),
+            (By::Takeover, taken_over),
+            (By::Slept, met.slept),
+        ] {
+            decided.count(what, is_so);
+        }
+    }
+
+    /// A batch of GETs in one [`Reader::get_many`]; how many had an answer. Each answer is judged over its own time, with
+    /// what its key had been seen to be before that.
     ///
     /// # Errors
     /// The first [`Violation`].
     pub fn batch(
         &self,
-        history: &History,
+        past: &Past,
         hardware: Hardware,
         adversary: &mut impl Adversary,
         start: Instant,
         numbers: &[KeyNumber],
-    ) -> Result<u64, Box<Violation>> {
-        let geometry = self.geometry();
-        let fabric = Sim::new(history, geometry, hardware, adversary, start);
-        let mut reader = Reader::new(fabric, geometry, Clock::manual(), LIMITS);
-        let keys: Vec<_> = numbers.iter().map(|&n| key(n)).collect();
-        let mut answers: Vec<Option<Answer>> = vec![None; keys.len()];
-        let ended = reader.get_many(&keys, |n, value| answers[n] = Some(Ok(value.map(<[u8]>::to_vec))));
-        let to = reader.fabric().now();
-        let may_end = hardware.error_one_in > 0 && matches!(ended, Err(ReadError::Fabric(ReadFailed)));
-        let mut judged_gets = 0;
-        for (&number, answer) in numbers.iter().zip(answers) {
-            if answer.is_none() && may_end {
-                continue;
-            }
-            let answer =
-                answer.unwrap_or_else(|| Err(ended.clone().expect_err("a missing answer has a reason")));
-            self.judge(number, &answer, (start, to), 0)?;
-            judged_gets += 1;
+    ) -> Result<Decided, Box<Violation>> {
+        /// A key that notes when it is looked at last before its answer: when its GET begins.
+        struct Wanted<'w> {
+            bytes: [u8; KEY_BYTES],
+            began: Cell<(Instant, usize)>,
+            now: &'w Cell<Instant>,
+            answers: &'w Cell<usize>,
         }
-        Ok(judged_gets)
+        impl AsRef<[u8]> for Wanted<'_> {
+            fn as_ref(&self) -> &[u8] {
+                self.began.set((self.now.get(), self.answers.get()));
+                &self.bytes
+            }
+        }
+        let geometry = self.geometry();
+        let fabric = Sim::new(&past.history, geometry, hardware, adversary, start);
+        let now = fabric.watch();
+        let mut reader = Reader::new(fabric, geometry, Clock::manual(), LIMITS);
+        let answers = Cell::new(0);
+        let wanted = |&n: &KeyNumber| {
+            let began = Cell::new((start, 0));
+            Wanted { bytes: key(n), began, now: &now, answers: &answers }
+        };
+        let wanted: Vec<_> = numbers.iter().map(wanted).collect();
+        // Which key, its answer, when it began and how many answers there were by then, when it ended.
+        let mut answered: Vec<(usize, Answer, (Instant, usize), Instant)> = Vec::new();
+        let ended = reader.get_many(&wanted, |n, value| {
+            answered.push((n, Ok(value.map(<[u8]>::to_vec)), wanted[n].began.get(), now.get()));
+            answers.set(answers.get() + 1);
+        });
+        let failed = hardware.error_one_in > 0 && matches!(ended, Err(ReadError::Fabric(ReadFailed)));
+        if let (Err(error), false) = (ended, failed) {
+            let open = (0..numbers.len()).find(|n| answered.iter().all(|(other, ..)| other != n));
+            let number = numbers[open.unwrap_or(0)];
+            self.judge(number, &Err(error), (start, now.get()), 0)?;
+        }
+        let mut decided = Decided::default();
+        let mut seen: Vec<(KeyNumber, usize)> = Vec::new();
+        for (n, answer, (from, before), to) in answered {
+            let known = seen[..before].iter().filter(|(number, _)| *number == numbers[n]);
+            let newest = known.map(|(_, version)| *version).max().unwrap_or(0);
+            seen.push((numbers[n], self.judge(numbers[n], &answer, (from, to), newest)?));
+            decided.gets += 1;
+        }
+        let choice = reader.fabric().met().choice;
+        (0..decided.gets).for_each(|_| decided.count(By::Choice, choice));
+        Ok(decided)
     }
 }
 

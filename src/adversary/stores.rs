@@ -1,0 +1,346 @@
+//! What a server did, read off its stores: which key came to stand where, and when something went on that a GET
+//! may stumble over.
+
+use super::{KeyNumber, Move, number_of};
+use crate::fabric::sim::{History, Instant};
+use crate::layout::chain::{self, Block};
+use crate::layout::geometry::{Geometry, SlotIx};
+use crate::layout::slot::{Header, check};
+use std::collections::{BTreeMap, HashMap};
+
+/// A key got another value, or none.
+#[derive(Debug)]
+pub(super) struct Event {
+    pub at: Instant,
+    pub has: Option<Vec<u8>>,
+}
+
+/// What may go on in memory while a GET of a key looks at it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// It is inserted.
+    Insert,
+    /// It gets another value where it stands.
+    Update,
+    /// The same, in an overflow block.
+    ChainUpdate,
+    /// It is removed.
+    Remove,
+    /// It has been removed, and a ghost of it stands.
+    Haunts,
+    /// It gives way to another key.
+    Kick,
+    /// It comes back into its primary window.
+    Homing,
+    /// It moves from one block of its chain to another one.
+    Compaction,
+    /// It leaves a slot, comes back, and leaves it again.
+    Return,
+    /// Another key leaves the slot where its ghost stands.
+    Overlaid,
+    /// Its ghost is taken away.
+    GhostGone,
+    /// The filter of its home changes, and it is, or was lately, displaced.
+    Filter,
+    /// A link of its home's chain changes.
+    Link,
+    /// A block of its home's chain is unlinked, and used again.
+    Reuse,
+    /// The same, and it comes into it.
+    ComesBack,
+    /// It stood in a slot that a killed server left half written, or had been moved, or its home's filter or chain changed,
+    /// shortly before.
+    Takeover,
+}
+
+/// Something that goes on with a key, from before its first store to its last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Incident {
+    /// What.
+    pub kind: Kind,
+    /// The key.
+    pub key: KeyNumber,
+    /// Before its first store.
+    pub from: Instant,
+    /// After its last.
+    pub to: Instant,
+}
+
+/// A slot's content at rest.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct AtRest {
+    key: Option<KeyNumber>,
+    value: Vec<u8>,
+    ghost: u8,
+    aux: u32,
+}
+
+/// What stores did to keys.
+#[derive(Debug, Default)]
+pub(super) struct Stores {
+    pub events: BTreeMap<KeyNumber, Vec<Event>>,
+    pub moves: Vec<Move>,
+    /// A key that got another value in one slot while it stood in two.
+    pub differ: Option<(KeyNumber, Instant)>,
+    /// The slots in which each key stands at the end.
+    pub copies: BTreeMap<KeyNumber, Vec<SlotIx>>,
+    /// In the order in which they began.
+    pub incidents: Vec<Incident>,
+}
+
+impl Stores {
+    /// Looks at each slot at `from`, and then whenever one was written. A server was killed at an instant, and its region
+    /// taken over by another.
+    pub fn read_off(
+        history: &History,
+        geometry: &Geometry,
+        from: Instant,
+        killed: Option<(Instant, Instant)>,
+    ) -> Stores {
+        let (shape, words) = (geometry.shape(), geometry.shape().words());
+        let content = |slot: SlotIx, at: Instant| {
+            let first = geometry.slot_word(slot);
+            let image: Vec<u64> = (first..first + words).map(|word| history.word(word, at)).collect();
+            let Ok(view) = check(shape, geometry.identity(slot), &image) else { return AtRest::default() };
+            let header = view.header();
+            let key = (!header.is_free()).then(|| number_of(&view.key()));
+            AtRest { key, value: view.value().to_vec(), ghost: header.ghost, aux: header.aux }
+        };
+        let mut contents: Vec<_> = (0..geometry.slots()).map(|n| content(SlotIx(n), from)).collect();
+        let mut reading = Reading::new(geometry);
+        for (n, content) in contents.iter().enumerate() {
+            if let Some(number) = content.key {
+                reading.stores.copies.entry(number).or_default().push(SlotIx(n as u64));
+                reading.values.insert(number, content.value.clone());
+                reading.stands(number, SlotIx(n as u64));
+            }
+        }
+        // The first store of the write of each slot that has not ended.
+        let mut begun: Vec<Option<Instant>> = vec![None; contents.len()];
+        let first = geometry.slot_word(SlotIx(0));
+        let all = first..first + geometry.slots() as usize * words;
+        for (at, word, value) in history.stores(all, from, history.end()) {
+            // A slot's first word is the last one that is written, and the one that then has an even stamp.
+            let (slot, nth) = (SlotIx(((word - first) / words) as u64), (word - first) % words);
+            let since = *begun[slot.0 as usize].get_or_insert(Instant(at.0 - 1));
+            if nth != 0 || !Header::from_words([value, 0]).stamp.is_multiple_of(2) {
+                continue;
+            }
+            begun[slot.0 as usize] = None;
+            let after = content(slot, at);
+            let before = std::mem::replace(&mut contents[slot.0 as usize], after.clone());
+            reading.written(slot, &before, &after, (since, at), killed.map(|(killed, _)| killed));
+        }
+        if let Some((killed, until)) = killed {
+            reading.survive(killed, until);
+        }
+        reading.stores.incidents.sort_by_key(|incident| incident.from);
+        reading.stores
+    }
+}
+
+/// What is known so far.
+struct Reading<'a> {
+    geometry: &'a Geometry,
+    stores: Stores,
+    values: HashMap<KeyNumber, Vec<u8>>,
+    /// Since when each key that stands in two slots does.
+    doubled: HashMap<KeyNumber, Instant>,
+    /// The keys that moved out of each slot, the latest last, and since when.
+    left: HashMap<SlotIx, Vec<(KeyNumber, Instant)>>,
+    /// Whose ghost stands in each slot.
+    ghosts: HashMap<SlotIx, KeyNumber>,
+    /// Keys of each home that were displaced, the latest last.
+    displaced: HashMap<u64, Vec<KeyNumber>>,
+    /// The home that used each block last; and when it was unlinked.
+    owners: HashMap<Block, u64>,
+    unlinked: HashMap<Block, Instant>,
+}
+
+/// Keys that are remembered as displaced, of one home.
+const DISPLACED_MAX: usize = 4;
+
+impl<'a> Reading<'a> {
+    fn new(geometry: &'a Geometry) -> Reading<'a> {
+        let (stores, values, doubled, left, ghosts) = Default::default();
+        let (displaced, owners, unlinked) = Default::default();
+        Reading { geometry, stores, values, doubled, left, ghosts, displaced, owners, unlinked }
+    }
+
+    fn home(&self, number: KeyNumber) -> u64 {
+        self.geometry.home(self.geometry.seeds().first(&super::key(number)).0)
+    }
+
+    fn is_primary(&self, number: KeyNumber, slot: SlotIx) -> bool {
+        self.geometry.window(self.home(number)).contains(slot)
+    }
+
+    fn note(&mut self, kind: Kind, key: KeyNumber, from: Instant, to: Instant) {
+        self.stores.incidents.push(Incident { kind, key, from, to });
+    }
+
+    /// The same, for each key of a home that is displaced, or was lately.
+    fn note_displaced(&mut self, kind: Kind, home: u64, from: Instant, to: Instant) {
+        for number in self.displaced.get(&home).cloned().unwrap_or_default() {
+            self.note(kind, number, from, to);
+        }
+    }
+
+    /// A key stands in a slot.
+    fn stands(&mut self, number: KeyNumber, slot: SlotIx) {
+        let home = self.home(number);
+        if let Some(block) = chain::block_of(self.geometry, slot) {
+            self.owners.insert(block, home);
+        }
+        if !self.is_primary(number, slot) {
+            let displaced = self.displaced.entry(home).or_default();
+            displaced.retain(|&other| other != number);
+            displaced.push(number);
+            if displaced.len() > DISPLACED_MAX {
+                displaced.remove(0);
+            }
+        }
+    }
+
+    /// What went on shortly before a server was killed goes on while another takes its region over.
+    fn survive(&mut self, killed: Instant, until: Instant) {
+        /// Stores.
+        const SHORTLY: usize = 150;
+        let concerns = |incident: &&Incident| {
+            let kinds = [Kind::Kick, Kind::Homing, Kind::Compaction, Kind::Filter, Kind::Link];
+            kinds.contains(&incident.kind) && incident.from < killed && killed.0 < incident.to.0 + SHORTLY
+        };
+        let concerned: Vec<_> = self.stores.incidents.iter().filter(concerns).copied().collect();
+        for Incident { key, from, .. } in concerned {
+            self.note(Kind::Takeover, key, from, until);
+        }
+    }
+
+    /// A slot was written.
+    fn written(
+        &mut self,
+        slot: SlotIx,
+        before: &AtRest,
+        after: &AtRest,
+        (from, to): (Instant, Instant),
+        killed: Option<Instant>,
+    ) {
+        let block = chain::block_of(self.geometry, slot);
+        if let Some(number) = after.key {
+            self.comes(number, slot, before, after, from, to);
+        }
+        if let Some(number) = before.key.filter(|_| before.key != after.key) {
+            self.goes(number, slot, from, to);
+        }
+        if let (Some(number), Some(killed)) = (before.key, killed)
+            && (from..to).contains(&killed)
+        {
+            self.note(Kind::Takeover, number, killed, to);
+        }
+        if before.ghost != 0
+            && after.ghost == 0
+            && let Some(number) = self.ghosts.remove(&slot)
+        {
+            self.note(Kind::GhostGone, number, from, to);
+        }
+        if before.aux != after.aux {
+            let home = match block {
+                None => Some(self.geometry.home_of_slot(slot)),
+                Some(block) => self.owners.get(&block).copied(),
+            };
+            let [old, new] = [before.aux, after.aux].map(chain::link);
+            let has_chains = self.geometry.overflow_blocks() > 0;
+            let kind = if has_chains && old != new { Kind::Link } else { Kind::Filter };
+            if let Some(home) = home {
+                self.note_displaced(kind, home, from, to);
+            }
+            if let Some(unlinked) = old.filter(|_| kind == Kind::Link) {
+                self.unlinked.insert(unlinked, from);
+            }
+        }
+    }
+
+    fn comes(
+        &mut self,
+        number: KeyNumber,
+        slot: SlotIx,
+        before: &AtRest,
+        after: &AtRest,
+        from: Instant,
+        to: Instant,
+    ) {
+        let copies = self.stores.copies.entry(number).or_default();
+        let is_new = copies.is_empty() || self.values.get(&number) != Some(&after.value);
+        let stood = copies.contains(&slot);
+        if is_new {
+            let event = Event { at: to, has: Some(after.value.clone()) };
+            self.stores.events.entry(number).or_default().push(event);
+            self.values.insert(number, after.value.clone());
+        }
+        if !stood {
+            if let (&[was], false) = (&copies[..], is_new) {
+                self.stores.moves.push(Move { key: number, began: to, from: was, to: slot });
+            }
+            copies.push(slot);
+        }
+        let doubled = copies.len() > 1;
+        if is_new && doubled {
+            self.stores.differ.get_or_insert((number, to));
+        }
+        if doubled && !stood {
+            self.doubled.insert(number, from);
+        }
+        let block = chain::block_of(self.geometry, slot);
+        match (stood, block) {
+            (true, Some(_)) if before.value != after.value => self.note(Kind::ChainUpdate, number, from, to),
+            (true, None) if before.value != after.value => self.note(Kind::Update, number, from, to),
+            (false, _) if !doubled => self.note(Kind::Insert, number, from, to),
+            _ => {}
+        }
+        if let (false, Some(block)) = (stood, block) {
+            let old = self.owners.get(&block).copied();
+            if let (Some(old), Some(since)) = (old, self.unlinked.remove(&block)) {
+                self.note_displaced(Kind::Reuse, old, since, to);
+                if old == self.home(number) {
+                    self.note(Kind::ComesBack, number, since, to);
+                }
+            }
+        }
+        self.stands(number, slot);
+    }
+
+    fn goes(&mut self, number: KeyNumber, slot: SlotIx, from: Instant, to: Instant) {
+        let copies = self.stores.copies.entry(number).or_default();
+        copies.retain(|&copy| copy != slot);
+        let Some(&stays) = copies.first() else {
+            self.stores.events.entry(number).or_default().push(Event { at: to, has: None });
+            self.values.remove(&number);
+            self.note(Kind::Remove, number, from, to);
+            if self.ghosts.values().any(|&other| other == number) {
+                self.note(Kind::Haunts, number, to, Instant(to.0 + 1));
+            }
+            return;
+        };
+        let since = self.doubled.remove(&number).unwrap_or(from);
+        let in_block = |slot| chain::block_of(self.geometry, slot).is_some();
+        let kind = if in_block(slot) && in_block(stays) {
+            Kind::Compaction
+        } else if !self.is_primary(number, slot) && self.is_primary(number, stays) {
+            Kind::Homing
+        } else {
+            Kind::Kick
+        };
+        self.note(kind, number, since, to);
+        let left = self.left.entry(slot).or_default();
+        if let Some(other) = self.ghosts.insert(slot, number)
+            && let Some(&(_, since)) = left.iter().find(|(left, _)| *left == other)
+        {
+            self.stores.incidents.push(Incident { kind: Kind::Overlaid, key: other, from: since, to });
+        }
+        let before = left.iter().position(|(other, _)| *other == number).map(|n| left.remove(n));
+        left.push((number, since));
+        if let Some((_, since)) = before {
+            self.note(Kind::Return, number, since, to);
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! The order in which a server ends: its threads, then its region, then the name that clients find it by.
+//!
+//! Each step asks for the proof of the one before, which nothing else makes: in another order none of it compiles.
+
+use crate::index::Index;
+use std::io;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+/// A thread, and what wakes it.
+pub(super) type Thread = (Option<Arc<mio::Waker>>, JoinHandle<()>);
+
+/// Proof that no thread of the server answers anybody any more.
+#[derive(Debug)]
+pub(super) struct Ended(());
+
+impl Ended {
+    /// Tells the threads to stop, and waits for them.
+    pub fn new(stopping: &AtomicBool, threads: &mut Vec<Thread>) -> Ended {
+        stopping.store(true, Ordering::Release);
+        for (waker, thread) in threads.drain(..) {
+            // Kept until the thread has ended: a waker that is closed takes its event along.
+            if let Some(waker) = &waker {
+                let _ = waker.wake();
+            }
+            let _ = thread.join();
+        }
+        Ended(())
+    }
+}
+
+/// Proof that clients of a region that goes with its server have been told so in it.
+#[derive(Debug)]
+pub(super) struct Retired(());
+
+impl Retired {
+    /// Tells clients that the region is given up, unless it stays for the next server.
+    pub fn new(_: &Ended, index: &Index, region_stays: bool) -> Retired {
+        if !region_stays {
+            index.retire();
+        }
+        Retired(())
+    }
+}
+
+/// A server's socket: its name, and what listens there.
+#[derive(Debug)]
+pub(super) struct Socket {
+    path: PathBuf,
+    listener: UnixListener,
+}
+
+impl Socket {
+    /// One that has been made under this name.
+    pub fn new(path: &Path, listener: UnixListener) -> Socket {
+        Socket { path: path.into(), listener }
+    }
+
+    /// For a worker.
+    pub fn listener(&self) -> io::Result<UnixListener> {
+        self.listener.try_clone()
+    }
+
+    /// Takes the name away.
+    pub fn remove(self, retired: &Retired) {
+        self.remove_by(retired, |path| drop(std::fs::remove_file(path)));
+    }
+
+    /// While the listener is open no other server takes the address: its clients' changes and this one's are never
+    /// both seen, and the socket that is removed is this one's.
+    fn remove_by(self, _: &Retired, remove: impl FnOnce(&Path)) {
+        let Socket { path, listener } = self;
+        remove(&path);
+        drop(listener);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::{ServeError, Server, ServerConfig, Shared, Start};
+    use super::*;
+    use crate::address::Address;
+    use crate::layout::control::{Phase, STATE_WORD, State};
+    use crate::layout::geometry::{Config, Size};
+    use crate::region::Backing;
+    use std::os::unix::net::UnixStream;
+
+    fn phase(shared: &Shared) -> Phase {
+        State::from_word(shared.index.region().load(STATE_WORD)).phase
+    }
+
+    /// When the name goes, no thread answers any more, the region says that it is given up (a file, which stays, does
+    /// not), and the address is still taken.
+    #[test]
+    fn threads_then_region_then_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = Config { size: Size::Keys(10), ..Config::default() };
+        let address = Address::Shm(dir.path().join("socket"));
+        for (backing, expected) in
+            [(Backing::Anonymous, Phase::Retired), (Backing::File(dir.path().join("region")), Phase::Serving)]
+        {
+            let region_stays = expected == Phase::Serving;
+            let config = ServerConfig {
+                backing,
+                start: Start::Create(config),
+                ..ServerConfig::new(address.clone(), config)
+            };
+            let mut server = Server::start(config.clone()).unwrap();
+            assert_eq!(server.shared.region_stays, region_stays);
+            let shared = server.shared.clone();
+            assert_eq!((phase(&shared), shared.is_stopping()), (Phase::Serving, false));
+            // As the server is dropped.
+            let ended = Ended::new(&shared.stopping, &mut server.threads);
+            assert!(shared.is_stopping() && server.threads.is_empty());
+            assert_eq!(phase(&shared), Phase::Serving);
+            let retired = Retired::new(&ended, &shared.index, shared.region_stays);
+            let mut is_removed = false;
+            server.socket.take().unwrap().remove_by(&retired, |path| {
+                assert_eq!(phase(&shared), expected, "{:?}", config.backing);
+                // The server's threads and the socket have one left who holds it: this one.
+                assert_eq!(Arc::strong_count(&shared), 2, "a thread is left");
+                assert!(UnixStream::connect(path).is_ok(), "somebody listens");
+                let other = Server::start(ServerConfig { backing: Backing::Anonymous, ..config.clone() });
+                assert!(matches!(other, Err(ServeError::AddressInUse { .. })), "the address is taken");
+                std::fs::remove_file(path).unwrap();
+                is_removed = true;
+            });
+            assert!(is_removed);
+            drop(server);
+            Server::start(ServerConfig { backing: Backing::Anonymous, ..config }).unwrap().stop();
+        }
+    }
+
+    /// A server that is dropped takes all of these steps.
+    #[test]
+    fn a_server_that_is_dropped() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = Config { size: Size::Keys(10), ..Config::default() };
+        let path = dir.path().join("socket");
+        let server = Server::start(ServerConfig::new(Address::Shm(path.clone()), config)).unwrap();
+        let shared = server.shared.clone();
+        server.stop();
+        assert_eq!((phase(&shared), shared.is_stopping(), path.exists()), (Phase::Retired, true, false));
+        assert_eq!(Arc::strong_count(&shared), 1, "a thread is left");
+    }
+}

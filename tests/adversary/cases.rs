@@ -1,0 +1,256 @@
+//! Small scenes: one mutation, and everything a GET may see of it.
+
+use super::{KeyNumber, grace};
+use oneread::Layout;
+use oneread::adversary::{Past, Scene, World, key};
+use oneread::fabric::sim::Instant;
+
+/// A table in some state, then one mutation (and what follows it), to be looked at in every way.
+pub struct Case {
+    pub name: &'static str,
+    pub world: World,
+    /// From where on GETs begin.
+    pub begin: Instant,
+    pub keys: Vec<KeyNumber>,
+    /// Instants up to which a client may sleep between two passes.
+    pub sleeps: Vec<Instant>,
+}
+
+impl Case {
+    pub fn new(name: &'static str, world: World, begin: Instant, keys: Vec<KeyNumber>) -> Case {
+        Case { name, world, begin, keys, sleeps: Vec::new() }
+    }
+
+    /// What the server did.
+    pub fn past(&self) -> Past {
+        let mut past = self.world.bare_past();
+        self.keys.iter().for_each(|&number| past.may_sleep(number, self.sleeps.clone()));
+        past
+    }
+}
+
+pub fn layout(name: &str) -> Layout {
+    name.parse().unwrap()
+}
+
+pub fn scene(name: &str, slots: u64, value_bytes: usize, seed: u64) -> Scene {
+    Scene { layout: layout(name), slots, value_bytes, grace: grace(), seed }
+}
+
+/// Value lengths that make slots of half a line, 1, 2, 3 and 4 lines.
+pub const HALF_LINE: usize = 8;
+pub const ONE_LINE: usize = 16;
+pub const TWO_LINES: usize = 60;
+pub const THREE_LINES: usize = 120;
+pub const FOUR_LINES: usize = 180;
+
+pub fn update(value_bytes: usize) -> Case {
+    let mut world = World::new(scene("cluster", 8, value_bytes, 1));
+    world.put(1);
+    world.put(2);
+    let begin = world.now();
+    world.put(1);
+    Case::new("update", world, begin, vec![1, 2, 3])
+}
+
+pub fn delete(name: &str) -> Case {
+    let mut world = World::new(scene(name, 8, ONE_LINE, 1));
+    world.put(1);
+    world.put(2);
+    let begin = world.now();
+    world.remove(1);
+    Case::new("delete", world, begin, vec![1, 2])
+}
+
+/// Fills tables, with seed after seed, each until a put makes exactly `moves` moves.
+pub fn puts_that_move(name: &str, slots: u64, value_bytes: usize, moves: u64) -> impl Iterator<Item = Case> {
+    (0..5000).filter_map(move |seed| {
+        let mut world = World::new(scene(name, slots, value_bytes, seed));
+        for number in 0..slots as KeyNumber {
+            world.wait(13 * grace());
+            world.tidy();
+            let (begin, before) = (world.now(), world.index().counts());
+            if !world.put(number) {
+                break;
+            }
+            let after = world.index().counts();
+            if after.waits == before.waits && after.moves - before.moves == moves {
+                return Some(Case::new("put that moves", world, begin, (0..=number + 1).collect()));
+            }
+        }
+        None
+    })
+}
+
+pub fn put_that_moves(name: &str, slots: u64, value_bytes: usize, moves: u64) -> Case {
+    let first = puts_that_move(name, slots, value_bytes, moves).next();
+    first.unwrap_or_else(|| panic!("no put of {moves} moves in {name}"))
+}
+
+/// Removes that let a displaced key come home, with seed after seed.
+pub fn homings(name: &str, slots: u64, value_bytes: usize) -> impl Iterator<Item = Case> {
+    (0..5000).filter_map(move |seed| {
+        let mut world = World::new(scene(name, slots, value_bytes, seed));
+        let mut numbers = Vec::new();
+        for number in 0..2 * slots as KeyNumber {
+            if world.put(number) {
+                numbers.push(number);
+            }
+        }
+        world.wait(125 * grace());
+        world.tidy();
+        if world.index().displaced() == 0 {
+            return None;
+        }
+        for &victim in &numbers {
+            world.wait(125 * grace());
+            world.tidy();
+            let (begin, before) = (world.now(), world.index().counts());
+            if before.keys < 2 || !world.remove(victim) {
+                break;
+            }
+            if world.index().counts().homings == before.homings + 1 {
+                return Some(Case::new("homing", world, begin, numbers));
+            }
+        }
+        None
+    })
+}
+
+pub fn homing(name: &str, slots: u64, value_bytes: usize) -> Case {
+    homings(name, slots, value_bytes).next().unwrap_or_else(|| panic!("no homing in {name}"))
+}
+
+/// A put that is displaced without moving anybody: into its second window, or into a chain.
+pub fn displaced_put(name: &str, slots: u64, value_bytes: usize) -> Case {
+    for seed in 0..5000 {
+        let mut world = World::new(scene(name, slots, value_bytes, seed));
+        for number in 0..2 * slots as KeyNumber {
+            world.wait(13 * grace());
+            world.tidy();
+            let (begin, before, moves) =
+                (world.now(), world.index().displaced(), world.index().counts().moves);
+            if !world.put(number) {
+                break;
+            }
+            if world.index().counts().moves == moves && world.index().displaced() == before + 1 {
+                return Case::new("displaced put", world, begin, (0..=number + 1).collect());
+            }
+        }
+    }
+    panic!("no displaced put in {name}");
+}
+
+/// A delete of a key that was moved a moment ago, so that its ghost is still there.
+pub fn delete_of_moved(name: &str, slots: u64, value_bytes: usize) -> Case {
+    let mut case = put_that_moves(name, slots, value_bytes, 1);
+    let begin = case.world.now();
+    for &number in &case.keys.clone() {
+        if case.world.index().counts().keys > 1 {
+            case.world.remove(number);
+        }
+    }
+    case.begin = begin;
+    case.name = "delete of moved keys";
+    case
+}
+
+/// The last key of a chain goes; its block is unlinked after the grace time, and used again after another.
+pub fn unlink(name: &str, slots: u64, value_bytes: usize) -> Case {
+    let mut case = displaced_put(name, slots, value_bytes);
+    let newest = case.keys[case.keys.len() - 2];
+    case.begin = case.world.now();
+    // Somebody in the primary window goes, the displaced key comes home, its block is empty.
+    for &number in &case.keys.clone() {
+        if number != newest && case.world.remove(number) && case.world.index().displaced() == 0 {
+            break;
+        }
+    }
+    case.world.wait(3 * grace());
+    case.world.tidy();
+    case.name = "unlink";
+    case
+}
+
+/// The first `n` keys with this home.
+pub fn keys_of_home(world: &World, home: u64, n: usize) -> Vec<KeyNumber> {
+    let geometry = world.geometry();
+    let is_home = |&number: &KeyNumber| geometry.home(geometry.seeds().first(&key(number)).0) == home;
+    (0..).filter(is_home).take(n).collect()
+}
+
+/// A chain of two blocks. The first is empty, and cannot be filled from the second, whose key stands
+/// beside a ghost: so it will be unlinked while there is a key behind it. That key, and one that only
+/// finds room in a block of another chain.
+pub fn block_emptied_before_another() -> (World, KeyNumber, KeyNumber) {
+    let mut world = World::new(scene("list", 2, ONE_LINE, 1));
+    let [a, b, c, d] = keys_of_home(&world, 0, 4)[..] else { unreachable!() };
+    let [other, newcomer] = keys_of_home(&world, 1, 2)[..] else { unreachable!() };
+    let all_put = [a, b, c, other].into_iter().all(|number| world.put(number));
+    // `c` goes from the second block to the first, `d` to where its ghost is, `c` out of the first.
+    assert!(all_put && world.remove(b) && world.put(d) && world.remove(c));
+    (world, d, newcomer)
+}
+
+pub fn chain_case(world: World, begin: Instant, wanted: KeyNumber) -> Case {
+    Case::new("block unlinked before another", world, begin, vec![wanted])
+}
+
+/// A block is unlinked. The case, and a key that would use the block.
+pub fn block_unlinked_before_another() -> (Case, KeyNumber) {
+    let (world, behind, newcomer) = block_emptied_before_another();
+    world.wait(3 * grace());
+    let begin = world.now();
+    world.tidy();
+    (chain_case(world, begin, behind), newcomer)
+}
+
+/// A key leaves a slot, comes back, and leaves it again, while a client sleeps between its first pass and the next. To
+/// tell the second ghost from the first takes the slot's stamp.
+pub fn leaves_twice(name: &str, slots: u64) -> Case {
+    let found = puts_that_move(name, slots, ONE_LINE, 1).find_map(|mut case| {
+        let pusher = case.keys[case.keys.len() - 2];
+        let moves = |case: &Case| -> Vec<_> {
+            let since = |moved: &&oneread::adversary::Move| moved.began >= case.begin;
+            case.world.moves().iter().filter(since).copied().collect()
+        };
+        let [first] = moves(&case)[..] else { return None };
+        for is_put in [false, true] {
+            case.world.wait(3 * grace());
+            case.world.tidy();
+            case.sleeps = vec![case.world.now()];
+            if is_put {
+                case.world.put(pusher)
+            } else {
+                case.world.remove(pusher)
+            };
+        }
+        let [_, back, again] = moves(&case)[..] else { return None };
+        // Whoever sees the filter of the home change is sent on, and finds it.
+        let home_slot = case.world.inspector().windows(&key(first.key)).0[0].first;
+        let is_it = first.from != home_slot
+            && (back.key, back.to) == (first.key, first.from)
+            && (again.key, again.from) == (first.key, first.from);
+        case.keys = vec![first.key];
+        is_it.then_some(case)
+    });
+    Case { name: "key that leaves a slot twice", ..found.expect("some seed does it") }
+}
+
+/// A key is removed from a block of its home's chain; the block is unlinked, is free again, and comes back with the
+/// same key.
+pub fn block_comes_back(name: &str, slots: u64) -> Case {
+    let mut case = displaced_put(name, slots, ONE_LINE);
+    let newest = case.keys[case.keys.len() - 2];
+    assert!(case.world.remove(newest));
+    // From when the block is unlinked. The key's filter bit lingers until then.
+    case.begin = case.world.now();
+    for _ in 0..2 {
+        case.world.wait(3 * grace());
+        case.world.tidy();
+    }
+    assert!(case.world.put(newest) && case.world.index().displaced() == 1);
+    case.keys = vec![newest];
+    case.name = "block that comes back";
+    case
+}

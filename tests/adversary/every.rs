@@ -1,0 +1,299 @@
+//! Every schedule there is, on small scenes.
+
+use super::cases::*;
+use super::random::churn;
+use super::{COUNTED, KeyNumber, LINES, SLOW, WORDS, grace, ns};
+use oneread::adversary::{Ask, Violation, World};
+use oneread::fabric::sim::{Every, Hardware, Instant, Random};
+
+/// Runs every schedule of `gets` GETs of each key, one after the other. How many there were.
+pub fn every_schedule(case: &Case, hardware: Hardware, gets: usize) -> Result<u64, (u64, Box<Violation>)> {
+    /// A case with more schedules than this is too large to be called small.
+    const SCHEDULES_MAX: u64 = 20_000_000;
+    let past = case.past();
+    let mut schedules = 0;
+    for &number in &case.keys {
+        let mut every = Every::default();
+        while every.next_schedule() {
+            case.world
+                .client(&past, hardware, &mut every, &mut Ask::all(case.begin, &vec![number; gets]), false)
+                .map_err(|violation| (schedules + every.schedules(), violation))?;
+            assert!(every.schedules() < SCHEDULES_MAX, "{}: not a small case", case.name);
+        }
+        schedules += every.schedules();
+    }
+    Ok(schedules)
+}
+
+/// The same; each must be right.
+pub fn right_schedules(case: &Case, hardware: Hardware, gets: usize) -> u64 {
+    every_schedule(case, hardware, gets).unwrap_or_else(|(n, violation)| {
+        let (layout, killed) = (case.world.scene().layout, case.world.killed());
+        panic!("{} in {layout} ({hardware:?}, killed: {killed:?}), schedule {n}: {violation}", case.name)
+    })
+}
+
+pub fn all_right(case: Case, hardware: Hardware, gets: usize) {
+    let (scene, schedules) = (case.world.scene(), right_schedules(&case, hardware, gets));
+    println!(
+        "{:>10} schedules: {} in {}, {} bytes of value, {gets} GETs, {:?} {:?}",
+        schedules, case.name, scene.layout, scene.value_bytes, hardware.unit, hardware.witness
+    );
+}
+
+#[test]
+fn every_schedule_of_an_update() {
+    for value_bytes in [HALF_LINE, ONE_LINE, TWO_LINES, THREE_LINES] {
+        all_right(update(value_bytes), LINES, 1);
+        all_right(update(value_bytes), COUNTED, 1);
+    }
+    all_right(update(FOUR_LINES), Hardware { passes_max: 1, ..LINES }, 1);
+    all_right(update(ONE_LINE), LINES, 2);
+    all_right(update(TWO_LINES), Hardware { passes_max: 1, ..LINES }, 2);
+    all_right(update(HALF_LINE), WORDS, 1);
+    all_right(update(ONE_LINE), Hardware { passes_max: 1, ..WORDS }, 1);
+}
+
+#[test]
+fn every_schedule_of_a_delete() {
+    for name in ["pilaf", "bucketized:4", "farm", "cluster", "list"] {
+        all_right(delete(name), LINES, 2);
+        all_right(delete(name), COUNTED, 2);
+        all_right(delete(name), Hardware { passes_max: 1, ..WORDS }, 1);
+    }
+}
+
+#[test]
+fn every_schedule_of_moves() {
+    for name in ["pilaf", "bucketized:4", "farm", "slotwise:8", "windowed:8"] {
+        let slots = if name == "pilaf" { 8 } else { 24 };
+        for hardware in [LINES, SLOW, COUNTED] {
+            all_right(put_that_moves(name, slots, HALF_LINE, 1), hardware, 1);
+            all_right(put_that_moves(name, slots, ONE_LINE, 1), hardware, 1);
+        }
+    }
+    for name in ["pilaf", "windowed:8", "farm"] {
+        let slots = if name == "pilaf" { 8 } else { 24 };
+        all_right(put_that_moves(name, slots, ONE_LINE, 2), Hardware { passes_max: 1, ..LINES }, 1);
+        all_right(put_that_moves(name, slots, TWO_LINES, 1), Hardware { passes_max: 1, ..LINES }, 1);
+    }
+    all_right(put_that_moves("pilaf", 8, HALF_LINE, 1), Hardware { passes_max: 1, ..WORDS }, 1);
+}
+
+#[test]
+fn every_schedule_of_a_homing() {
+    for name in ["bucketized:4", "windowed:8", "farm", "cluster", "list"] {
+        for hardware in [LINES, COUNTED] {
+            let hardware = Hardware { passes_max: 1, ..hardware };
+            all_right(homing(name, if name == "list" { 4 } else { 24 }, ONE_LINE), hardware, 1);
+        }
+    }
+}
+
+#[test]
+fn every_schedule_of_a_displaced_put() {
+    for name in ["pilaf", "bucketized:4", "windowed:8", "farm", "cluster", "list"] {
+        for hardware in [LINES, COUNTED] {
+            all_right(displaced_put(name, if name == "list" { 4 } else { 24 }, ONE_LINE), hardware, 1);
+        }
+    }
+}
+
+#[test]
+fn every_schedule_of_a_delete_after_a_move() {
+    for name in ["pilaf", "windowed:8", "farm"] {
+        let slots = if name == "pilaf" { 8 } else { 24 };
+        all_right(delete_of_moved(name, slots, HALF_LINE), Hardware { passes_max: 1, ..LINES }, 1);
+    }
+}
+
+#[test]
+fn every_schedule_of_an_unlink() {
+    for name in ["list", "cluster", "farm"] {
+        for hardware in [LINES, COUNTED] {
+            let hardware = Hardware { passes_max: 1, ..hardware };
+            all_right(unlink(name, if name == "list" { 2 } else { 16 }, ONE_LINE), hardware, 1);
+        }
+    }
+}
+
+pub fn taken_over(world: &World, killed: Instant) -> (World, u64) {
+    world.taken_over_at(killed).unwrap_or_else(|violation| panic!("killed at {}: {violation}", killed.0))
+}
+
+/// The server is killed at each store of the case's mutation, and another takes over. `after` is what that one
+/// does then.
+fn every_kill(case: &Case, after: impl Fn(&mut World)) -> impl Iterator<Item = (Case, u64)> {
+    (case.begin.0..=case.world.now().0).map(move |killed| {
+        let (mut world, lost) = taken_over(&case.world, Instant(killed));
+        after(&mut world);
+        (Case::new(case.name, world, case.begin, case.keys.clone()), lost)
+    })
+}
+
+/// Of two GETs, one that stands on the block while it is away, and one that comes by the link.
+#[test]
+fn every_schedule_of_a_block_that_comes_back() {
+    for hardware in [LINES, COUNTED] {
+        all_right(block_comes_back("list", 2), Hardware { passes_max: 1, ..hardware }, 2);
+    }
+}
+
+#[test]
+fn every_schedule_of_a_key_that_leaves_twice() {
+    for name in ["windowed:8", "bucketized:4"] {
+        for hardware in [LINES, SLOW, COUNTED] {
+            all_right(leaves_twice(name, 12), hardware, 1);
+        }
+    }
+}
+
+/// The server loses its processor, for longer than the grace time, after any one of the stores of a change. Its traces are
+/// taken away not a nanosecond early, and not much later: twice the grace time after the last store.
+#[test]
+fn every_schedule_of_a_server_that_loses_its_processor() {
+    let chain = || {
+        let (mut case, newcomer) = block_unlinked_before_another();
+        case.world.wait(2 * grace() + ns(20));
+        case.world.tidy();
+        assert!(case.world.put(newcomer));
+        case
+    };
+    let cases = [
+        put_that_moves("windowed:8", 24, ONE_LINE, 1),
+        put_that_moves("farm", 24, ONE_LINE, 1),
+        homing("bucketized:4", 24, ONE_LINE),
+        homing("list", 4, ONE_LINE),
+        displaced_put("cluster", 24, ONE_LINE),
+        unlink("list", 2, ONE_LINE),
+        chain(),
+    ];
+    for case in cases {
+        // The keys that are worth it: a GET of another one shows nothing here.
+        let (begin, end) = (case.begin, case.world.now());
+        for wait in [2 * grace() - ns(1), ns(30)] {
+            case.world.wait(wait);
+            case.world.tidy();
+        }
+        let concerned: std::collections::BTreeSet<_> =
+            case.world.past(begin).incidents.iter().map(|incident| incident.key).collect();
+        let mut schedules = 0;
+        for after in (begin.0..end.0).map(Instant) {
+            for time in [grace() + ns(1), 3 * grace()] {
+                let world = case.world.stalled_at(after, time);
+                let keys = case.keys.iter().copied().filter(|key| concerned.contains(key)).collect();
+                let stalled = Case::new(case.name, world, begin, keys);
+                for hardware in [SLOW, COUNTED] {
+                    schedules += right_schedules(&stalled, Hardware { passes_max: 1, ..hardware }, 1);
+                }
+            }
+        }
+        println!("{schedules:>10} schedules: {} in {}, stalled", case.name, case.world.scene().layout);
+        assert!(schedules > 1_000);
+    }
+}
+
+#[test]
+fn every_schedule_of_a_killed_server() {
+    for name in ["pilaf", "bucketized:4", "windowed:8", "farm", "cluster", "list"] {
+        let slots = match name {
+            "pilaf" => 8,
+            "list" => 4,
+            _ => 24,
+        };
+        let mut cases = vec![delete(name), displaced_put(name, slots, ONE_LINE)];
+        if name != "pilaf" {
+            cases.push(homing(name, slots, ONE_LINE));
+        }
+        if !["cluster", "list"].contains(&name) {
+            cases.push(put_that_moves(name, slots, ONE_LINE, 1));
+        }
+        if ["farm", "cluster", "list"].contains(&name) {
+            cases.push(unlink(name, if name == "list" { 2 } else { 16 }, ONE_LINE));
+        }
+        for hardware in [LINES, COUNTED] {
+            let hardware = Hardware { passes_max: 1, ..hardware };
+            for case in &cases {
+                let (mut schedules, mut kills, mut lost) = (0, 0, 0);
+                for (killed, lost_here) in every_kill(case, |_| {}) {
+                    schedules += right_schedules(&killed, hardware, 1);
+                    kills += 1;
+                    lost += lost_here;
+                }
+                println!(
+                    "{schedules:>10} schedules: {kills} kills in {} in {name}, {lost} keys lost, {:?}",
+                    case.name, hardware.witness
+                );
+            }
+        }
+    }
+}
+
+/// A block was unlinked, its server is killed, and the next one uses the block for another home at once.
+#[test]
+fn every_schedule_of_a_block_used_again_by_another_server() {
+    let (case, newcomer) = block_unlinked_before_another();
+    for hardware in [LINES, COUNTED] {
+        for (case, _) in every_kill(&case, |world| assert!(world.put(newcomer))) {
+            all_right(case, hardware, 1);
+        }
+    }
+}
+
+/// GETs that begin after the kill, at each store of the takeover: they are not over before it goes on.
+#[test]
+fn every_schedule_begun_in_a_takeover() {
+    /// Past the last of these stores, counters go up and nothing else happens.
+    const COUNTERS: usize = oneread::layout::control::MOVE_COUNTERS as usize;
+    for name in ["pilaf", "windowed:8", "farm", "list"] {
+        let cases = match name {
+            "list" => {
+                vec![displaced_put(name, 4, ONE_LINE), homing(name, 4, ONE_LINE), unlink(name, 2, ONE_LINE)]
+            }
+            "pilaf" => vec![put_that_moves(name, 8, ONE_LINE, 2)],
+            _ => vec![put_that_moves(name, 24, ONE_LINE, 1), homing(name, 24, ONE_LINE)],
+        };
+        for case in &cases {
+            let mut schedules = 0;
+            for (mut taken_over, _) in every_kill(case, |_| {}) {
+                let killed = taken_over.world.killed().expect("it was killed").0;
+                for begin in killed.0..taken_over.world.now().0 - COUNTERS {
+                    taken_over.begin = Instant(begin);
+                    for hardware in [LINES, COUNTED] {
+                        schedules += right_schedules(&taken_over, Hardware { passes_max: 1, ..hardware }, 1);
+                    }
+                }
+            }
+            println!("{schedules:>10} schedules: {} in {name}", case.name);
+        }
+    }
+}
+
+/// A new server waits until nobody rests on the traces of the old one; then no trace is left, and filters say
+/// what they say once all has come to rest.
+#[test]
+fn a_takeover_leaves_no_trace() {
+    for name in ["pilaf", "bucketized:4", "windowed:8"] {
+        let mut traces = 0;
+        for seed in 0..150 {
+            let mut world = World::new(scene(name, 40, ONE_LINE, seed));
+            let mut random = Random::new(seed);
+            let numbers: Vec<KeyNumber> = (0..42).collect();
+            for &number in &numbers {
+                world.put(number);
+            }
+            churn(&mut world, &numbers, &mut random, 100);
+            let headers = |world: &World| -> Vec<_> {
+                world.inspector().slots().map(|report| (report.header.ghost, report.header.aux)).collect()
+            };
+            let before = headers(&world);
+            let (next, lost) = taken_over(&world, world.now());
+            assert_eq!((lost, next.index().tidy()), (0, None));
+            world.wait(3 * grace());
+            world.tidy();
+            assert_eq!(headers(&next), headers(&world), "{name}, seed {seed}");
+            traces += before.iter().zip(headers(&world)).filter(|(old, new)| *old != new).count();
+        }
+        assert!(traces > 10, "{name}: {traces}");
+    }
+}
