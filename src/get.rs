@@ -35,12 +35,12 @@
 //!
 //! A hit needs no proof: the slot's sample is the instant at which the GET takes effect.
 
+use crate::families;
 use crate::faults::{Rule, broken};
 use crate::layout::chain::CHAIN_MAX;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::hash::First;
 use crate::layout::slot::Header;
-use crate::placement;
 use smallvec::SmallVec;
 use std::time::Duration;
 
@@ -243,10 +243,10 @@ impl<'a> Get<'a> {
     /// The window that follows, if the home's filter says that the key may be there.
     #[inline]
     fn next_window(&self) -> Option<Window> {
-        if !placement::may_be_displaced(self.geometry, self.first, self.home_aux) {
+        if !families::may_be_displaced(self.geometry, self.first, self.home_aux) {
             return None;
         }
-        placement::after(self.geometry, self.key, self.first, self.read, self.head_aux)
+        families::after(self.geometry, self.key, self.first, self.read, self.head_aux)
     }
 
     #[inline]
@@ -286,8 +286,8 @@ impl<'a> Get<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{Config, Size};
     use crate::layout::chain::{Block, with_link};
-    use crate::layout::geometry::{Config, Size};
     use crate::layout::hash::Seeds;
 
     /// Slots that show what they are told to.

@@ -3,6 +3,7 @@
 //! For people and tools (`oneread inspect`, `oneread dump`), not for GETs: nothing here proves a key
 //! absent.
 
+use crate::families;
 use crate::index::{RecoverError, geometry_of};
 use crate::layout::chain::CHAIN_MAX;
 use crate::layout::control::{BLOCKS_WORD, MOVE_COUNTERS, STATE_WORD, State, move_counter_word};
@@ -10,7 +11,6 @@ use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::mapped;
 use crate::layout::slot::{Header, Image, Torn, View, check};
 use crate::layout::superblock::Superblock;
-use crate::placement;
 use crate::region::Region;
 
 /// What stands in a slot.
@@ -118,11 +118,11 @@ impl<'a> Inspector<'a> {
         let mut windows = vec![self.geometry.primary(first)];
         for read in 1..CHAIN_MAX {
             let head_aux = self.slot(windows[windows.len() - 1].first).header.aux;
-            let Some(next) = placement::after(self.geometry, key, first, read, head_aux) else { break };
+            let Some(next) = families::after(self.geometry, key, first, read, head_aux) else { break };
             windows.push(next);
         }
         let home_aux = self.slot(windows[0].first).header.aux;
-        (windows, placement::may_be_displaced(self.geometry, first, home_aux))
+        (windows, families::may_be_displaced(self.geometry, first, home_aux))
     }
 
     /// Counts slots by what they hold. Reads the whole table; calls `progress` with each slot's number.
@@ -137,7 +137,7 @@ impl<'a> Inspector<'a> {
                 continue;
             }
             found.ghosts += u64::from(report.header.ghost != 0);
-            found.filters += u64::from(main && placement::names_displaced(self.geometry, report.header.aux));
+            found.filters += u64::from(main && families::names_displaced(self.geometry, report.header.aux));
             if !report.key.is_empty() {
                 *if main { &mut found.live_main } else { &mut found.live_overflow } += 1;
                 let primary = self.geometry.primary(self.geometry.seeds().first(&report.key));

@@ -4,6 +4,7 @@
 
 use crate::adversary::{KeyNumber, key};
 use crate::clock::Clock;
+use crate::config::{Config, Size};
 use crate::cuckoo::WINDOWED_8;
 use crate::fabric::Fabric;
 use crate::fabric::shm::Shm;
@@ -15,7 +16,7 @@ use crate::index::loom_access::{
     StripeSet, Stripes, copies, path, paths_by_two_slots, put_along, write_slot,
 };
 use crate::index::{Index, Put, PutMode};
-use crate::layout::geometry::{Config, Geometry, Layout, Size, SlotIx, Window};
+use crate::layout::geometry::{Geometry, Layout, SlotIx, Window};
 use crate::layout::hash::Seeds;
 use crate::reader::{Limits, ReadError, Reader};
 use crate::region::Region;

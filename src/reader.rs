@@ -480,9 +480,10 @@ impl Lag {
 #[cfg(not(loom))]
 mod tests {
     use super::*;
+    use crate::config::{Config, Size};
     use crate::get::{Landed, Look, Proof};
     use crate::layout::chain::{Block, with_link};
-    use crate::layout::geometry::{Config, Size, SlotIx};
+    use crate::layout::geometry::SlotIx;
     use crate::layout::slot::Header;
     use std::convert::Infallible;
     use std::time::Instant;

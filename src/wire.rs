@@ -518,7 +518,7 @@ mod tests {
     /// The longest request and the longest reply of a table are as long as is said: slots and messages are made for them.
     #[test]
     fn the_longest_requests_and_replies() {
-        use crate::layout::geometry::{Config, Size};
+        use crate::config::{Config, Size};
         for (key_max, value_max) in [(1, 0), (1, 1), (7, 33), (8, 8), (32, 78), (255, 100), (255, 3_600)] {
             let config = Config { key_max, value_max, size: Size::Slots(8), ..Config::default() };
             let geometry = config.geometry().unwrap();

@@ -7,11 +7,12 @@
 mod common;
 
 use common::*;
+use oneread::config::Preset;
 use oneread::fabric::shm::Shm;
 use oneread::index::{RecoverError, Recovered};
 use oneread::inspect::Inspector;
 use oneread::layout::chain;
-use oneread::layout::geometry::{Family, Preset, SlotIx};
+use oneread::layout::geometry::{Family, SlotIx};
 use oneread::layout::hash::Seeds;
 use oneread::layout::slot::{Content, Header, Identity, SlotShape, Torn, check, encode};
 use oneread::layout::superblock::{FORMAT_VERSION, Superblock, SuperblockError};
@@ -784,7 +785,7 @@ fn a_key_doubled_across_windows_is_kept_once() {
                 let region = Region::open(&left.path).unwrap();
                 Inspector::new(&region, &geometry).slot(home)
             };
-            let aux = occupant.header.aux | oneread::placement::filter_bit(&geometry, first);
+            let aux = occupant.header.aux | oneread::families::filter_bit(&geometry, first);
             left.write(home, &Content { key: &occupant.key, value: &occupant.value, ghost: 0, aux });
             left.write(
                 to,
@@ -805,7 +806,7 @@ fn a_key_doubled_across_windows_is_kept_once() {
 /// A file cannot be served twice, and a table too large for its file is refused.
 #[test]
 fn one_server_for_each_file() {
-    let left = Left::with_keys(oneread::layout::geometry::presets().next().unwrap(), 40, 20);
+    let left = Left::with_keys(oneread::families::presets().next().unwrap(), 40, 20);
     let dir = tempfile::tempdir().unwrap();
     let config = |name: &str| ServerConfig {
         backing: Backing::File(left.path.clone()),

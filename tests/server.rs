@@ -5,7 +5,8 @@ mod common;
 
 use common::*;
 use oneread::client::LinkError;
-use oneread::layout::geometry::{Preset, presets};
+use oneread::config::Preset;
+use oneread::families::presets;
 use oneread::reader::Limits;
 use oneread::region::Backing;
 use oneread::wire::{self, PROTOCOL_VERSION, Reply, Request};

@@ -10,7 +10,9 @@
 mod common;
 
 use common::*;
-use oneread::layout::geometry::{Family, Preset, presets};
+use oneread::config::Preset;
+use oneread::families::presets;
+use oneread::layout::geometry::Family;
 use oneread::reader::ReadError;
 use oneread::verbs::{SetupError, Token, VerbsAddress, VerbsError, VerbsOptions, Wait};
 use oneread::{

@@ -12,19 +12,20 @@ pub use decided::{By, Decided};
 pub use stores::{Incident, Kind};
 
 use crate::clock::Clock;
+use crate::config::{Config, Size};
 use crate::fabric::Fabric;
 use crate::fabric::shm::Shm;
 use crate::fabric::sim::{
     Adversary, Aim, Hardware, History, Instant, Met, ReadFailed, Recorder, Sim, Stalls, Witness,
 };
+use crate::families;
 use crate::get::Proof;
 use crate::index::{Index, Put, PutError, PutMode, WAITS_MAX};
 use crate::inspect::Inspector;
 use crate::layout::chain::CHAIN_MAX;
-use crate::layout::geometry::{Config, Geometry, Layout, Size, SlotIx};
+use crate::layout::geometry::{Geometry, Layout, SlotIx};
 use crate::layout::hash::Seeds;
 use crate::layout::slot::Header;
-use crate::placement;
 use crate::reader::{Limits, ReadError, Reader};
 use crate::region::Region;
 use crate::turns;
@@ -766,9 +767,9 @@ impl World {
             Header::from_words([history.word(word, at), history.word(word + 1, at)])
         };
         let primary = geometry.primary(first);
-        let is_displaced = placement::may_be_displaced(geometry, first, header(primary.first).aux);
+        let is_displaced = families::may_be_displaced(geometry, first, header(primary.first).aux);
         let further = (1..=CHAIN_MAX).scan(primary, |last, read| {
-            *last = placement::after(geometry, &key, first, read, header(last.first).aux)?;
+            *last = families::after(geometry, &key, first, read, header(last.first).aux)?;
             Some(*last)
         });
         let windows = std::iter::once(primary).chain(further.take_while(|_| is_displaced));

@@ -601,7 +601,7 @@ fn check(request: &Request<'_>, geometry: &Geometry) -> Result<(), PutError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::geometry::{Config, Size};
+    use crate::config::{Config, Size};
 
     /// What does not fit is not sent, and its rejection is where its reply would be; a reply too few is not made up for.
     #[test]

@@ -621,8 +621,8 @@ impl Socket for Link {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::config::{Config, Size};
     use crate::index::{Put, PutError, PutMode};
-    use crate::layout::geometry::{Config, Size};
     use crate::region::Backing;
     use crate::server::{Server, ServerConfig};
 

@@ -136,8 +136,8 @@ impl Slots {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{Config, Size};
     use crate::index::Put;
-    use crate::layout::geometry::{Config, Size};
 
     /// A server at the other end of the slots, which acts when it is rung for, or slept for.
     struct Server<'a> {

@@ -55,7 +55,7 @@ impl Landed for LandedWindow<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::geometry::{Config, Size};
+    use crate::config::{Config, Size};
     use crate::layout::slot::{Content, encode};
 
     /// A glance finds the slot of a key without proof, and finds nothing in bytes with impossible lengths.

@@ -243,7 +243,7 @@ impl Index {
             return false;
         }
         self.overwrite(locked, to, &occupant.key, &occupant.value);
-        let bit = placement::filter_bit(&self.geometry, self.geometry.seeds().first(&occupant.key));
+        let bit = families::filter_bit(&self.geometry, self.geometry.seeds().first(&occupant.key));
         self.stripe(locked, home).change(home, bit, from, Place::At(to));
         self.vacate(locked, from);
         count(&self.counters.moves);
@@ -310,7 +310,7 @@ impl Index {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::layout::geometry::{Config, Size};
+    use crate::config::{Config, Size};
     use crate::region::Backing;
     use std::fs::File;
     use std::os::unix::fs::MetadataExt;

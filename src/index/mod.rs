@@ -44,6 +44,7 @@ pub use recover::{RecoverError, Recovered};
 
 use crate::clock::Clock;
 use crate::fabric::shm::Shm;
+use crate::families;
 use crate::faults::{Rule, broken};
 use crate::layout::chain;
 use crate::layout::control::{Phase, STATE_WORD, State, move_counter_word};
@@ -51,8 +52,6 @@ use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::hash::First;
 use crate::layout::slot::{Content, Header};
 use crate::layout::superblock::Superblock;
-use crate::mutation;
-use crate::placement;
 use crate::reader::{Limits, Reader};
 use crate::region::{Region, RegionError};
 use crate::sync::{AtomicU64, Ordering, fence};
@@ -85,7 +84,7 @@ pub(crate) mod loom_access {
         let path = |window: Window| -> Option<Path> {
             let from = window.first;
             let occupant = index.slots().read(from).key;
-            let to = mutation::destinations(&index.geometry, &occupant, first(&occupant), Some(from));
+            let to = families::destinations(&index.geometry, &occupant, first(&occupant), Some(from));
             let free = to.iter().find_map(|destination| index.free_slot(destination.window));
             Some([from, free.filter(|_| !occupant.is_empty())?].into_iter().collect())
         };
@@ -485,13 +484,13 @@ impl Index {
 
     fn may_be_displaced(&self, first: First) -> bool {
         let home_slot = self.geometry.primary(first).first;
-        placement::may_be_displaced(&self.geometry, first, self.slots().header(home_slot).aux)
+        families::may_be_displaced(&self.geometry, first, self.slots().header(home_slot).aux)
     }
 
     /// The stripes of all windows of a key.
     fn stripes_of_key(&self, key: &[u8], first: First) -> StripeSet {
         let mut set = StripeSet::new();
-        for destination in mutation::destinations(&self.geometry, key, first, None) {
+        for destination in families::destinations(&self.geometry, key, first, None) {
             self.add_window(&mut set, destination.window);
         }
         set
@@ -589,7 +588,7 @@ impl Index {
         (1..)
             .map_while(|read| {
                 let head_aux = self.slots().header(last.first).aux;
-                last = placement::after(&self.geometry, key, first, read, head_aux)?;
+                last = families::after(&self.geometry, key, first, read, head_aux)?;
                 Some(last)
             })
             .find_map(holds)
@@ -635,7 +634,7 @@ impl Index {
                 !occupant.key.is_empty()
                     && has_room_for_ghost(occupant.ghost)
                     && locked.covers(self.home_slot(first))
-                    && mutation::destinations(&self.geometry, &occupant.key, first, Some(from))
+                    && families::destinations(&self.geometry, &occupant.key, first, Some(from))
                         .iter()
                         .any(|d| d.window.contains(to))
             })
@@ -653,7 +652,7 @@ impl Index {
             debug_assert!(self.may_change(locked, first), "L2");
             let primary = self.geometry.primary(first);
             let home = self.home(first);
-            let bit = placement::filter_bit(&self.geometry, first);
+            let bit = families::filter_bit(&self.geometry, first);
             if broken(Rule::CopyBeforeErase) {
                 let free = Content { ghost: 0, aux: occupant.aux, ..Content::default() };
                 self.write(locked, from, &free);
@@ -723,7 +722,7 @@ impl Index {
     fn place(&self, locked: &mut Locked<'_>, slot: SlotIx, key: &[u8], value: &[u8], first: First) {
         debug_assert!(self.may_change(locked, first), "L2");
         if !self.geometry.primary(first).contains(slot) {
-            let (home, bit) = (self.home(first), placement::filter_bit(&self.geometry, first));
+            let (home, bit) = (self.home(first), families::filter_bit(&self.geometry, first));
             self.stripe(locked, home).add(home, Displaced { bit, place: Place::At(slot) });
             self.set_filter(locked, home);
         }
@@ -753,7 +752,7 @@ impl Index {
     /// Writes the filter of a home as its register says, if that changes it.
     fn set_filter(&self, locked: &mut Locked<'_>, home: u64) {
         let home_slot = self.geometry.window(home).first;
-        let mask = placement::filter_mask(&self.geometry);
+        let mask = families::filter_mask(&self.geometry);
         let aux = self.slots().header(home_slot).aux;
         let filter = self.stripe(locked, home).filter(home);
         self.set_aux(locked, home_slot, aux & !mask | filter);
@@ -771,7 +770,7 @@ impl Index {
     /// A displaced key has left `slot`: its filter bit lingers (M5).
     fn linger(&self, locked: &mut Locked<'_>, first: First, slot: SlotIx) {
         let (home, until_ns) = (self.home(first), self.grace.due_ns(Rule::FilterGrace));
-        let bit = placement::filter_bit(&self.geometry, first);
+        let bit = families::filter_bit(&self.geometry, first);
         self.stripe(locked, home).change(home, bit, slot, Place::Lingers { until_ns });
         self.grace.push(until_ns, Trace::Filter { home });
     }
@@ -816,7 +815,7 @@ impl Index {
     /// Lets a displaced key come home into the free slot `free`, another into the slot that one left, and
     /// so on.
     fn bring_home(&self, mut free: SlotIx) {
-        if !mutation::homes_on_delete(&self.geometry) {
+        if !families::homes_on_delete(&self.geometry) {
             return;
         }
         for _ in 0..HOMINGS_MAX {
@@ -837,7 +836,7 @@ impl Index {
         let last = bucket.min(self.geometry.homes() - 1);
         (bucket.saturating_sub(window_buckets - 1)..=last).filter(|&home| {
             let aux = self.slots().header(self.geometry.window(home).first).aux;
-            placement::names_displaced(&self.geometry, aux)
+            families::names_displaced(&self.geometry, aux)
         })
     }
 

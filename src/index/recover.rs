@@ -8,13 +8,13 @@ use super::Index;
 use super::stripes::{Displaced, Place};
 use super::writer::Owned;
 use crate::clock::Clock;
+use crate::families;
 use crate::faults::Rule;
 use crate::layout::chain::{self, Block};
 use crate::layout::control::{BLOCKS_WORD, MOVE_COUNTERS, Phase, STATE_WORD, State};
 use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::hash::First;
 use crate::layout::superblock::{Superblock, SuperblockError};
-use crate::placement;
 use crate::region::Region;
 use crate::sync::Ordering;
 
@@ -203,7 +203,7 @@ impl Index {
         }
         found.keys += 1;
         if !primary.contains(slot) {
-            let bit = placement::filter_bit(&self.geometry, first);
+            let bit = families::filter_bit(&self.geometry, first);
             let home = self.home(first);
             let mut locked = self.lock_home(home);
             self.stripe(&mut locked, home).add(home, Displaced { bit, place: Place::At(slot) });
@@ -215,13 +215,13 @@ impl Index {
         if slot.0 >= self.geometry.main_slots() {
             return self.home_slot(first) == guard;
         }
-        let windows = crate::mutation::destinations(&self.geometry, key, first, None);
+        let windows = crate::families::destinations(&self.geometry, key, first, None);
         windows.iter().any(|destination| destination.window.contains(slot))
     }
 
     /// Every slot that holds `key`, in any of its windows and its home's chain.
     fn find_all(&self, key: &[u8], first: First) -> Vec<SlotIx> {
-        let windows = crate::mutation::destinations(&self.geometry, key, first, None).into_iter();
+        let windows = crate::families::destinations(&self.geometry, key, first, None).into_iter();
         let blocks =
             self.chain_heads(self.home_slot(first)).filter_map(|h| chain::block_of(&self.geometry, h));
         windows

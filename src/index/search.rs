@@ -9,10 +9,11 @@
 
 use super::has_room_for_ghost;
 use super::writer::SlotWriter;
+use crate::families::{self, destinations};
 use crate::layout::geometry::{SlotIx, Window};
 use crate::layout::hash::{First, mix, reduce};
 use crate::layout::slot::Key;
-use crate::mutation::{self, Destination, destinations};
+use crate::mutation::Destination;
 use smallvec::SmallVec;
 use std::cell::RefCell;
 
@@ -35,7 +36,7 @@ const ROOT: u32 = u32::MAX;
 
 /// A path for a newcomer; `None` when the bounds of the search were reached first.
 pub(crate) fn find_path(slots: SlotWriter<'_>, key: &[u8], first: First) -> Option<Path> {
-    if mutation::walks(slots.geometry) {
+    if families::walks(slots.geometry) {
         return (0..WALKS_MAX).find_map(|round| walk(slots, key, first, round));
     }
     thread_local! {
@@ -220,8 +221,8 @@ impl Visited {
 mod tests {
     use super::*;
     use crate::clock::Clock;
+    use crate::config::{Config, Size};
     use crate::index::{Index, PutMode};
-    use crate::layout::geometry::{Config, Size};
     use crate::layout::hash::Seeds;
     use crate::layout::slot::Content;
     use crate::region::{Backing, Region};

@@ -2,11 +2,13 @@
 //! counters, and when each of them may go.
 
 use super::*;
+use crate::config::{Config, Size};
 use crate::fabric::sim::{Adversary, History, Instant, Random, Recorder};
+use crate::families::presets;
 use crate::get::{Get, Landed, Look, Proof, Retry, Step};
 use crate::layout::chain::Block;
 use crate::layout::control::{BLOCKS_WORD, MOVE_COUNTERS};
-use crate::layout::geometry::{Config, Family, Size, presets};
+use crate::layout::geometry::Family;
 use crate::layout::hash::Seeds;
 use crate::layout::slot::Key;
 use std::collections::{BTreeMap, BTreeSet};

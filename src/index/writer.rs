@@ -148,8 +148,8 @@ impl<'a> SlotWriter<'a> {
 mod tests {
     use super::*;
     use crate::clock::Clock;
+    use crate::config::Config;
     use crate::fabric::sim::{Instant, Recorder};
-    use crate::layout::geometry::Config;
     use std::sync::Arc;
     use std::time::Duration;
 

@@ -1,11 +1,9 @@
 //! Where everything is: parsed once from a configuration or a superblock, trusted ever after.
 
 use super::hash::{First, Seeds, reduce};
-use super::slot::{Identity, KEY_MAX, SlotShape};
+use super::slot::{Identity, SlotShape};
 use super::{PAGE, WORD};
-use std::fmt;
 use std::ops::RangeInclusive;
-use std::str::FromStr;
 use std::time::Duration;
 
 /// Number of a slot in its table: main slots first, then overflow slots.
@@ -48,7 +46,7 @@ pub enum Family {
 }
 
 impl Family {
-    const ALL: [(Family, &'static str); 3] =
+    pub(crate) const ALL: [(Family, &'static str); 3] =
         [(Family::Cuckoo, "cuckoo"), (Family::Hopscotch, "hopscotch"), (Family::Chained, "chained")];
 
     pub(crate) fn from_number(n: u32) -> Option<Family> {
@@ -82,35 +80,11 @@ pub struct Layout {
     pub block_slots: u32,
 }
 
-/// A layout with a name, as published or as recommended.
-#[derive(Clone, Copy, Debug)]
-pub struct Preset {
-    /// The name, as the command line takes it.
-    pub name: &'static str,
-    /// The layout.
-    pub layout: Layout,
-    /// Load, in percent of the main slots, for which a table of this preset is sized when a capacity in
-    /// keys is asked for: inserts are still quick there, and READs per GET near their best.
-    pub design_load: u32,
-    /// What it is, in one line.
-    pub summary: &'static str,
-}
-
-/// Every preset of every family.
-pub fn presets() -> impl Iterator<Item = &'static Preset> {
-    crate::cuckoo::PRESETS.iter().chain(crate::hopscotch::PRESETS).chain(crate::chained::PRESETS)
-}
-
 impl Layout {
     /// Slots per window.
     #[inline]
     pub fn window_slots(self) -> u32 {
         self.bucket_slots * self.window_buckets
-    }
-
-    /// The preset with exactly this layout, if any.
-    pub fn preset(self) -> Option<&'static Preset> {
-        presets().find(|p| p.layout == self)
     }
 
     /// Is each number one that the family can have? (In 64 bits, because what is checked here may be anything.)
@@ -154,42 +128,6 @@ pub(crate) fn within(
     if allowed.contains(&value) { Ok(()) } else { Err(OutOfRange { field, value, allowed }) }
 }
 
-impl fmt::Display for Layout {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.preset() {
-            Some(preset) => write!(f, "{}:{}", self.family.name(), preset.name),
-            None => write!(
-                f,
-                "{}:d={},b={},w={}",
-                self.family.name(),
-                self.choices,
-                self.bucket_slots,
-                self.window_buckets
-            ),
-        }
-    }
-}
-
-impl FromStr for Layout {
-    type Err = ConfigError;
-
-    /// Takes `preset`, `preset:n`, `family:preset` and `family:preset:n`; a family alone means its first
-    /// preset, a preset without its number the first of that name.
-    fn from_str(text: &str) -> Result<Layout, ConfigError> {
-        let (family, rest) = match text.split_once(':') {
-            Some((f, rest)) if Family::ALL.iter().any(|x| x.1 == f) => (Some(f), rest),
-            None if Family::ALL.iter().any(|x| x.1 == text) => (Some(text), ""),
-            _ => (None, text),
-        };
-        presets()
-            .filter(|p| family.is_none_or(|f| p.layout.family.name() == f))
-            .find(|p| rest.is_empty() || p.name == rest || p.name.split(':').next() == Some(rest))
-            .filter(|_| !text.is_empty())
-            .map(|p| p.layout)
-            .ok_or_else(|| ConfigError::UnknownLayout { given: text.into() })
-    }
-}
-
 /// Most homes. With [`OVERFLOW_BLOCKS_MAX`], every size computed from numbers within their limits fits into 63
 /// bits: (2^40 + 64) * 64 slots + 2^24 * 64 slots, times 4096 bytes, is below 2^59.
 pub(crate) const HOMES_MAX: u64 = 1 << 40;
@@ -197,214 +135,6 @@ pub(crate) const HOMES_MAX: u64 = 1 << 40;
 pub(crate) const OVERFLOW_BLOCKS_MAX: u64 = (1 << 24) - 1;
 /// Longest grace time.
 pub(crate) const GRACE_MAX: Duration = Duration::from_secs(60);
-
-/// How large a table shall be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Size {
-    /// Room for this many keys at the preset's design load.
-    Keys(u64),
-    /// This many main slots.
-    Slots(u64),
-}
-
-/// What to make a table from. All lengths in bytes.
-///
-/// ```
-/// use oneread::{Config, Size};
-/// let config = Config { size: Size::Keys(10_000), value_max: 100, ..Config::default() };
-/// let geometry = config.geometry().unwrap();
-/// assert_eq!(geometry.shape().bytes(), 192); // 16 header + 32 key + 100 value + stamps, in whole lines
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Config {
-    /// How keys are placed.
-    pub layout: Layout,
-    /// How many keys or slots.
-    pub size: Size,
-    /// Longest key, 1 to 255.
-    pub key_max: usize,
-    /// Longest inline value.
-    pub value_max: usize,
-    /// The grace time T: how long a GET over a network may take and still be trusted when it found
-    /// nothing. Twice as long a moved key's traces stay. Zero only where every reader is on this host.
-    pub grace: Duration,
-    /// Seeds of the hashes; random when `None`.
-    pub seeds: Option<Seeds>,
-}
-
-impl Default for Config {
-    /// `windowed:8`, one million keys of at most 32 bytes with values of at most 78 bytes (two lines a
-    /// slot), grace time 2 ms.
-    fn default() -> Config {
-        Config {
-            layout: crate::cuckoo::WINDOWED_8,
-            size: Size::Keys(1_000_000),
-            key_max: 32,
-            value_max: 78,
-            grace: Duration::from_millis(2),
-            seeds: None,
-        }
-    }
-}
-
-/// Why a table cannot be made from a [`Config`].
-#[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
-pub enum ConfigError {
-    /// No preset of that name.
-    #[error("unknown layout {given:?}; there are: {}", preset_names())]
-    UnknownLayout {
-        /// What was asked for.
-        given: String,
-    },
-    /// A capacity of nothing.
-    #[error("a table for 0 {unit} cannot hold anything; ask for 1 or more")]
-    ZeroCapacity {
-        /// "keys" or "slots".
-        unit: &'static str,
-    },
-    /// More slots than the layout can address.
-    #[error(
-        "{given} {unit} are more than a table of this layout can have, at most {max} slots; split the keys over several tables"
-    )]
-    TooLarge {
-        /// What was asked for.
-        given: u64,
-        /// "keys" or "slots".
-        unit: &'static str,
-        /// Most main slots possible.
-        max: u64,
-    },
-    /// A key length out of range.
-    #[error("key_max is {given} bytes, allowed is 1 to {KEY_MAX}")]
-    KeyMax {
-        /// What was asked for.
-        given: usize,
-    },
-    /// Key and value do not fit into the largest slot.
-    #[error("a key of {key_max} and a value of {value_max} bytes do not fit into the largest slot, which holds {room}; lower value_max to {}", room - key_max)]
-    ValueMax {
-        /// Longest key asked for.
-        key_max: usize,
-        /// Longest value asked for.
-        value_max: usize,
-        /// Bytes of payload in the largest slot.
-        room: usize,
-    },
-    /// A grace time out of range.
-    #[error("the grace time is {given:?}, allowed is 0 to {GRACE_MAX:?}")]
-    Grace {
-        /// What was asked for.
-        given: Duration,
-    },
-    /// A number of the layout that its family cannot have.
-    #[error(
-        "a {family} layout with {field} = {value} is impossible, allowed is {allowed}; there are: {}",
-        preset_names()
-    )]
-    Impossible {
-        /// Name of the family.
-        family: &'static str,
-        /// Name of the number.
-        field: &'static str,
-        /// What was asked for.
-        value: u64,
-        /// What is allowed.
-        allowed: String,
-    },
-    /// No random seeds to be had.
-    #[error("no random bytes for the hash seeds: {reason}; give seeds of your own")]
-    Seeds {
-        /// The operating system's reason.
-        reason: String,
-    },
-}
-
-fn preset_names() -> String {
-    presets().map(|p| format!("{}:{}", p.layout.family.name(), p.name)).collect::<Vec<_>>().join(", ")
-}
-
-impl Config {
-    /// The geometry that follows.
-    ///
-    /// # Errors
-    /// [`ConfigError`] says what was given and what is allowed.
-    pub fn geometry(&self) -> Result<Geometry, ConfigError> {
-        let layout = self.layout;
-        layout.check().map_err(|number| ConfigError::Impossible {
-            family: layout.family.name(),
-            field: number.field,
-            value: number.value,
-            allowed: number.allowed(),
-        })?;
-        if !(1..=KEY_MAX).contains(&self.key_max) {
-            return Err(ConfigError::KeyMax { given: self.key_max });
-        }
-        let shape = SlotShape::for_lengths(self.key_max, self.value_max).ok_or(ConfigError::ValueMax {
-            key_max: self.key_max,
-            value_max: self.value_max,
-            room: SlotShape::from_bytes(super::slot::SLOT_BYTES_MAX).map_or(0, SlotShape::payload_max),
-        })?;
-        if self.grace > GRACE_MAX {
-            return Err(ConfigError::Grace { given: self.grace });
-        }
-        let (b, w) = (u64::from(layout.bucket_slots), u64::from(layout.window_buckets));
-        let (given, unit) = match self.size {
-            Size::Keys(n) => (n, "keys"),
-            Size::Slots(n) => (n, "slots"),
-        };
-        if given == 0 {
-            return Err(ConfigError::ZeroCapacity { unit });
-        }
-        let design = u64::from(layout.preset().map_or(75, |p| p.design_load));
-        // A size in keys is rounded up to whole buckets, a size in slots down; one window at least.
-        let buckets = match self.size {
-            Size::Keys(n) => (u128::from(n) * 100).div_ceil(u128::from(design * b)) + u128::from(w - 1),
-            Size::Slots(n) => u128::from(n / b),
-        };
-        let buckets = buckets.max(w.into());
-        let max = layout.main_slots_max();
-        if buckets * u128::from(b) > max.into() {
-            return Err(ConfigError::TooLarge { given, unit, max });
-        }
-        let homes = buckets as u64 - (w - 1);
-        let overflow_blocks = layout.overflow_blocks(homes * b);
-        let seeds = match self.seeds {
-            Some(seeds) => seeds,
-            None => Seeds::random().map_err(|e| ConfigError::Seeds { reason: e.to_string() })?,
-        };
-        Ok(Geometry::assemble(
-            layout,
-            shape,
-            self.key_max,
-            self.value_max,
-            homes,
-            overflow_blocks,
-            self.grace,
-            // Random like the seeds, so that no other table's slots validate in this one.
-            super::hash::mix(seeds.0[2][3]),
-            seeds,
-        ))
-    }
-}
-
-impl Layout {
-    /// Overflow blocks to reserve beside `main` slots: half as many slots again, more than any preset uses
-    /// at 95 % load.
-    fn overflow_blocks(self, main: u64) -> u64 {
-        match u64::from(self.block_slots) {
-            0 => 0,
-            b => main.div_ceil(2 * b).max(4),
-        }
-    }
-
-    /// Most main slots: as many as there may be homes, and with overflow blocks that a link can number.
-    fn main_slots_max(self) -> u64 {
-        match u64::from(self.block_slots) {
-            0 => HOMES_MAX,
-            b => OVERFLOW_BLOCKS_MAX * 2 * b,
-        }
-    }
-}
 
 /// A table's geometry. Every slot it names lies inside its region; nothing needs checking twice.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -421,8 +151,8 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    #[expect(clippy::too_many_arguments, reason = "private to layout/: the fields of a superblock, in order")]
-    pub(super) fn assemble(
+    #[expect(clippy::too_many_arguments, reason = "the fields of a superblock, in order")]
+    pub(crate) fn assemble(
         layout: Layout,
         shape: SlotShape,
         key_max: usize,
@@ -542,14 +272,7 @@ impl Geometry {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn parsed(text: &str) -> Layout {
-        text.parse().unwrap_or_else(|e| panic!("{e}"))
-    }
-
-    fn made(layout: Layout, size: Size) -> Result<Geometry, ConfigError> {
-        Config { layout, size, seeds: Some(Seeds::from_number(1)), ..Config::default() }.geometry()
-    }
+    use crate::config::{Config, Size};
 
     #[test]
     fn families_by_number_and_name() {
@@ -558,170 +281,10 @@ mod tests {
         assert_eq!(Family::list(), "cuckoo (1), hopscotch (2), chained (3)");
     }
 
-    #[test]
-    fn layouts_by_name() {
-        let names: Vec<_> = presets().map(|p| p.layout.to_string()).collect();
-        assert_eq!(names.len(), 11);
-        assert_eq!(preset_names(), names.join(", "));
-        for preset in presets() {
-            assert_eq!(preset.layout.preset().map(|p| p.name), Some(preset.name));
-            assert_eq!(parsed(preset.name), preset.layout);
-            assert_eq!(parsed(&preset.layout.to_string()), preset.layout);
-        }
-        for (short, long) in [
-            ("cuckoo", "cuckoo:windowed:8"),
-            ("hopscotch", "hopscotch:farm"),
-            ("chained", "chained:cluster"),
-            ("windowed", "windowed:8"),
-            ("hopscotch:slotwise", "slotwise:8"),
-        ] {
-            assert_eq!(parsed(short), parsed(long), "{short}");
-        }
-        for given in
-            ["", ":", "windowed:9", "windowed:", "Pilaf", "cuckoo:farm", "farm:cuckoo", "windowed:8:1"]
-        {
-            let unknown = ConfigError::UnknownLayout { given: given.into() };
-            assert!(unknown.to_string().ends_with(&preset_names()));
-            assert_eq!(given.parse::<Layout>(), Err(unknown));
-        }
-        let own = Layout { bucket_slots: 3, ..parsed("bucketized:4") };
-        assert_eq!((own.preset().map(|p| p.name), own.to_string()), (None, "cuckoo:d=2,b=3,w=1".into()));
-    }
-
-    /// Homes, main slots, overflow blocks, slots.
-    #[test]
-    fn sizes() {
-        let own = Layout { bucket_slots: 3, window_buckets: 4, ..parsed("pilaf") };
-        for (layout, size, expected) in [
-            (parsed("windowed:8"), Size::Keys(1_000_000), [1_111_112, 1_111_119, 0, 1_111_119]),
-            (parsed("windowed:8"), Size::Slots(1_000), [993, 1_000, 0, 1_000]),
-            (parsed("windowed:8"), Size::Slots(1), [1, 8, 0, 8]),
-            (parsed("windowed:8"), Size::Keys(1), [2, 9, 0, 9]),
-            (parsed("bucketized:4"), Size::Slots(1_003), [250, 1_000, 0, 1_000]),
-            (parsed("bucketized:4"), Size::Keys(850), [250, 1_000, 0, 1_000]),
-            (parsed("bucketized:4"), Size::Keys(851), [251, 1_004, 0, 1_004]),
-            (parsed("pilaf"), Size::Slots(2), [2, 2, 0, 2]),
-            // Two buckets of 4 a window, blocks of 4: half as many slots again.
-            (parsed("farm"), Size::Slots(1_000), [249, 1_000, 125, 1_500]),
-            (parsed("farm"), Size::Slots(8), [1, 8, 4, 24]),
-            (parsed("cluster"), Size::Keys(8_001), [1_251, 10_008, 626, 15_016]),
-            (parsed("list"), Size::Slots(9), [9, 9, 5, 14]),
-            // Not a preset: sized for 75 %.
-            (own, Size::Keys(900), [400, 1_209, 0, 1_209]),
-        ] {
-            let it = made(layout, size).unwrap();
-            let found = [it.homes(), it.main_slots(), it.overflow_blocks(), it.slots()];
-            assert_eq!(found, expected, "{layout} {size:?}");
-        }
-    }
-
-    #[test]
-    fn sizes_out_of_range() {
-        let most_links = (1 << 25) - 2;
-        for (name, max) in [
-            ("windowed:8", 1 << 40),
-            ("pilaf", 1 << 40),
-            ("farm", 4 * most_links),
-            ("list", most_links),
-            ("cluster", 8 * most_links),
-        ] {
-            let layout = parsed(name);
-            assert_eq!(made(layout, Size::Slots(max)).unwrap().main_slots(), max);
-            let bucket = u64::from(layout.bucket_slots);
-            for (given, unit, size) in [
-                (max + bucket, "slots", Size::Slots(max + bucket)),
-                (max, "keys", Size::Keys(max)),
-                (u64::MAX, "slots", Size::Slots(u64::MAX)),
-                (u64::MAX, "keys", Size::Keys(u64::MAX)),
-            ] {
-                assert_eq!(made(layout, size), Err(ConfigError::TooLarge { given, unit, max }), "{name}");
-            }
-            for (unit, size) in [("slots", Size::Slots(0)), ("keys", Size::Keys(0))] {
-                assert_eq!(made(layout, size), Err(ConfigError::ZeroCapacity { unit }), "{name}");
-            }
-            // The largest table with nearly the largest slots: no size overflows, each block can be linked.
-            let config = Config { size: Size::Slots(max), layout, value_max: 3_000, ..Config::default() };
-            let it = config.geometry().unwrap();
-            assert!(
-                it.region_bytes() == 8_192 + it.slots() * it.shape().bytes() as u64
-                    && it.overflow_blocks() < 1 << 24
-            );
-        }
-    }
-
-    #[test]
-    fn lengths_and_times_out_of_range() {
-        let made = |key_max, value_max, grace| {
-            let config =
-                Config { key_max, value_max, grace, seeds: Some(Seeds::from_number(1)), ..Config::default() };
-            config.geometry().map(|it| it.shape().bytes())
-        };
-        // The room of the largest slot, as docs/FORMAT.md counts it.
-        let room = 48 + 63 * 62;
-        let ms = Duration::from_millis(1);
-        assert_eq!(made(1, 0, ms), Ok(32));
-        assert_eq!(made(255, room - 255, ms), Ok(4096));
-        assert_eq!(made(8, 8, Duration::ZERO), Ok(32));
-        assert_eq!(made(8, 8, Duration::from_secs(60)), Ok(32));
-        for given in [0, 256, usize::MAX] {
-            assert_eq!(made(given, 8, ms), Err(ConfigError::KeyMax { given }));
-        }
-        for value_max in [room - 254, usize::MAX] {
-            let refused = ConfigError::ValueMax { key_max: 255, value_max, room };
-            assert!(refused.to_string().ends_with(&format!("lower value_max to {}", room - 255)));
-            assert_eq!(made(255, value_max, ms), Err(refused));
-        }
-        let given = Duration::from_nanos(60_000_000_001);
-        assert_eq!(made(8, 8, given), Err(ConfigError::Grace { given }));
-    }
-
-    #[test]
-    fn impossible_layouts() {
-        let (cuckoo, hopscotch, chained) = (parsed("cuckoo"), parsed("hopscotch"), parsed("chained"));
-        let numbers = |layout, choices, bucket_slots, window_buckets, block_slots| Layout {
-            choices,
-            bucket_slots,
-            window_buckets,
-            block_slots,
-            ..layout
-        };
-        for layout in [
-            numbers(cuckoo, 2, 1, 1, 0),
-            numbers(cuckoo, 3, 64, 1, 0),
-            numbers(cuckoo, 3, 1, 64, 0),
-            numbers(hopscotch, 1, 1, 64, 64),
-            numbers(hopscotch, 1, 8, 8, 1),
-            numbers(chained, 1, 64, 1, 64),
-        ] {
-            assert!(made(layout, Size::Slots(1_000)).is_ok(), "{layout:?}");
-        }
-        let window = "bucket_slots * window_buckets";
-        for (layout, field, value, allowed) in [
-            (numbers(cuckoo, 1, 4, 2, 0), "choices", 1, "2 to 3"),
-            (numbers(cuckoo, 4, 4, 2, 0), "choices", 4, "2 to 3"),
-            (numbers(hopscotch, 2, 4, 2, 4), "choices", 2, "1"),
-            (numbers(chained, 0, 4, 1, 4), "choices", 0, "1"),
-            (numbers(cuckoo, 2, 0, 2, 0), "bucket_slots", 0, "1 to 64"),
-            (numbers(chained, 1, 65, 1, 4), "bucket_slots", 65, "1 to 64"),
-            (numbers(cuckoo, 2, 4, 0, 0), "window_buckets", 0, "1 to 64"),
-            // 3 times this is 1 in 32 bits.
-            (numbers(cuckoo, 2, 3, 0xaaaa_aaab, 0), "window_buckets", 0xaaaa_aaab, "1 to 64"),
-            (numbers(chained, 1, 4, 2, 4), "window_buckets", 2, "1"),
-            (numbers(cuckoo, 2, 13, 5, 0), window, 65, "1 to 64"),
-            (numbers(cuckoo, 2, 4, 2, 4), "block_slots", 4, "0"),
-            (numbers(hopscotch, 1, 4, 2, 0), "block_slots", 0, "1 to 64"),
-            (numbers(chained, 1, 4, 1, 65), "block_slots", 65, "1 to 64"),
-        ] {
-            let (family, allowed) = (layout.family.name(), allowed.to_string());
-            let refused = ConfigError::Impossible { family, field, value, allowed };
-            assert_eq!(made(layout, Size::Slots(1_000)), Err(refused));
-        }
-    }
-
     /// What stands in the superblock is what was asked for, and everything is where docs/FORMAT.md says.
     #[test]
     fn where_everything_is() {
-        let layout = parsed("farm");
+        let layout = "farm".parse().unwrap();
         let seeds = Seeds::from_number(5);
         let grace = Duration::from_micros(300);
         let size = Size::Slots(100);

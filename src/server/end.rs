@@ -83,8 +83,8 @@ mod tests {
     use super::super::{ServeError, Server, ServerConfig, Shared, Start};
     use super::*;
     use crate::address::Address;
+    use crate::config::{Config, Size};
     use crate::layout::control::{Phase, STATE_WORD, State};
-    use crate::layout::geometry::{Config, Size};
     use crate::region::Backing;
     use std::os::unix::net::UnixStream;
 

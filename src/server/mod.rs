@@ -10,8 +10,8 @@ mod session;
 
 use crate::address::Address;
 use crate::clock::Clock;
+use crate::config::{Config, ConfigError};
 use crate::index::{Index, PutError, RecoverError, Recovered};
-use crate::layout::geometry::{Config, ConfigError};
 use crate::reader::ReadError;
 use crate::region::{Backing, Region, RegionError};
 use crate::verbs::{SetupError, Token as Secret, Wait};

@@ -259,7 +259,7 @@ mod tests {
     use super::super::{Server, ServerConfig};
     use super::*;
     use crate::address::Address;
-    use crate::layout::geometry::{Config, Size};
+    use crate::config::{Config, Size};
     use crate::wire::ServerStats;
 
     /// A session that is driven by hand, its client's end, and a server to answer from.

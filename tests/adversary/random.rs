@@ -5,7 +5,8 @@ use super::{KeyNumber, LINES, grace};
 use oneread::Layout;
 use oneread::adversary::{Ask, By, Change, Decided, Incident, Kind, Past, Scene, Violation, World, key};
 use oneread::fabric::sim::{Adversary, Hardware, Instant, Random, Stalls, Unit, Witness};
-use oneread::layout::geometry::{Family, Window, presets};
+use oneread::families::presets;
+use oneread::layout::geometry::{Family, Window};
 use std::collections::BTreeMap;
 use std::time::Duration;
 

@@ -3,13 +3,15 @@
 
 #![allow(dead_code, reason = "each test binary uses its part of this")]
 
+use oneread::config::Preset;
 use oneread::fabric::counting::Counting;
 use oneread::fabric::shm::Shm;
+use oneread::families;
+use oneread::families::presets;
 use oneread::inspect::Inspector;
 use oneread::layout::chain::{self, Block};
-use oneread::layout::geometry::{Family, Preset, presets};
+use oneread::layout::geometry::Family;
 use oneread::layout::hash::{Seeds, mix};
-use oneread::placement;
 use oneread::reader::{Limits, Reader};
 use oneread::region::{Backing, Region, RegionError};
 use oneread::wire::{self, Reply};
@@ -402,11 +404,11 @@ pub fn check_settled(table: &Table) {
         }
         let first = geometry.seeds().first(&report.key);
         if !geometry.primary(first).contains(report.slot) {
-            *filters.entry(geometry.home(first.0)).or_default() |= placement::filter_bit(geometry, first);
+            *filters.entry(geometry.home(first.0)).or_default() |= families::filter_bit(geometry, first);
         }
         live_blocks.extend(chain::block_of(geometry, report.slot));
     }
-    let mask = u32::MAX >> (32 - placement::filter_bits(geometry.layout().family));
+    let mask = u32::MAX >> (32 - families::filter_bits(geometry.layout().family));
     for home in 0..geometry.homes() {
         let aux = inspector.slot(geometry.window(home).first).header.aux;
         let exact = filters.get(&home).copied().unwrap_or(0);

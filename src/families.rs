@@ -1,0 +1,97 @@
+//! The three families of layouts: every question whose answer depends on the family is asked here, and nowhere else.
+//!
+//! | question | asked by | answered in |
+//! | --- | --- | --- |
+//! | which presets are there? | configuration | `*/mod.rs` |
+//! | where can a key be? | GETs | `*/placement.rs` |
+//! | where may a key go to make room? | puts and deletes | `*/mutation.rs` |
+
+use crate::config::Preset;
+use crate::layout::geometry::{Family, Geometry, SlotIx, Window};
+use crate::layout::hash::First;
+use crate::mutation::Destination;
+use crate::{chained, cuckoo, hopscotch};
+use smallvec::SmallVec;
+
+/// Every preset of every family.
+pub fn presets() -> impl Iterator<Item = &'static Preset> {
+    cuckoo::PRESETS.iter().chain(hopscotch::PRESETS).chain(chained::PRESETS)
+}
+
+// ---- where a key can be -----------------------------------------------------------------------------
+
+/// Number of bits in the filter of displaced keys in a home's header.
+#[inline]
+pub fn filter_bits(family: Family) -> u32 {
+    match family {
+        Family::Cuckoo => cuckoo::placement::FILTER_BITS,
+        Family::Hopscotch => hopscotch::placement::FILTER_BITS,
+        Family::Chained => chained::placement::FILTER_BITS,
+    }
+}
+
+/// The bit of the home's `aux` that stands for the key.
+#[inline]
+pub fn filter_bit(geometry: &Geometry, first: First) -> u32 {
+    first.filter_bit(filter_bits(geometry.layout().family))
+}
+
+/// The bits of a home's `aux` that are its filter.
+#[inline]
+pub(crate) fn filter_mask(geometry: &Geometry) -> u32 {
+    u32::MAX >> (32 - filter_bits(geometry.layout().family))
+}
+
+/// Does the home's `aux` name any displaced key?
+pub fn names_displaced(geometry: &Geometry, home_aux: u32) -> bool {
+    home_aux & filter_mask(geometry) != 0
+}
+
+/// Does the home's `aux` allow that the key is displaced? Never false for a displaced key.
+#[inline]
+pub fn may_be_displaced(geometry: &Geometry, first: First, home_aux: u32) -> bool {
+    home_aux & filter_bit(geometry, first) != 0
+}
+
+/// The window to READ after `read` windows (at least 1) did not show the key; `head_aux` is the `aux` of
+/// the first slot of the last one. `None` after the last.
+#[inline]
+pub fn after(geometry: &Geometry, key: &[u8], first: First, read: u32, head_aux: u32) -> Option<Window> {
+    match geometry.layout().family {
+        Family::Cuckoo => cuckoo::placement::after(geometry, key, first, read),
+        Family::Hopscotch => hopscotch::placement::after(geometry, head_aux),
+        Family::Chained => chained::placement::after(geometry, head_aux),
+    }
+}
+
+// ---- making room ------------------------------------------------------------------------------------
+
+/// Where a key that is at `at` (or nowhere yet) may go, by moves alone.
+pub(crate) fn destinations(
+    geometry: &Geometry,
+    key: &[u8],
+    first: First,
+    at: Option<SlotIx>,
+) -> SmallVec<[Destination; 3]> {
+    match geometry.layout().family {
+        Family::Cuckoo => cuckoo::mutation::destinations(geometry, key, first, at),
+        Family::Hopscotch => hopscotch::mutation::destinations(geometry, first),
+        Family::Chained => chained::mutation::destinations(geometry, first, at),
+    }
+}
+
+/// Is a path searched by random walks rather than breadth first?
+pub(crate) fn walks(geometry: &Geometry) -> bool {
+    match geometry.layout().family {
+        Family::Cuckoo => cuckoo::mutation::walks(geometry),
+        Family::Hopscotch | Family::Chained => false,
+    }
+}
+
+/// Does a slot that a delete frees attract displaced keys whose primary window contains it?
+pub(crate) fn homes_on_delete(geometry: &Geometry) -> bool {
+    match geometry.layout().family {
+        Family::Cuckoo => cuckoo::mutation::homes_on_delete(geometry),
+        Family::Hopscotch | Family::Chained => true,
+    }
+}
