@@ -5,10 +5,8 @@
 //! cutting one off makes it simpler.
 #![forbid(unsafe_code)]
 
-use oneread::adversary::{Ask, KeyNumber, Scene, Violation, World};
 use oneread::fabric::landed::LandedWindow;
 use oneread::fabric::shm::Shm;
-use oneread::fabric::sim::{Bytes, Hardware, Instant, Recorder, Unit, Witness};
 use oneread::fabric::{Fabric, Token};
 use oneread::families::presets;
 use oneread::faults::{Broken, Rule};
@@ -23,6 +21,8 @@ use oneread::layout::slot::{Content, Identity, check, encode};
 use oneread::layout::superblock::{FORMAT_VERSION, MAGIC, SUPERBLOCK_WORDS, Superblock, SuperblockError};
 use oneread::reader::{Limits, ReadError, Reader};
 use oneread::region::{Backing, Region};
+use oneread::sim::{Ask, KeyNumber, Scene, Violation, World};
+use oneread::sim::{Bytes, Hardware, Instant, Recorder, Unit, Witness};
 use oneread::wire::{self, Reply, Request};
 use oneread::{Clock, Config, Geometry, Index, Layout, Put, PutError, PutMode, Size};
 use std::collections::{HashMap, HashSet};
@@ -620,7 +620,7 @@ pub fn crash(data: &[u8]) {
     let keys = 1 + input.below(64) as u8;
     let clock = Clock::manual();
     let recorder = Arc::new(Recorder::new(clock.clone(), Duration::from_nanos(1)));
-    let region = Region::recorded(geometry.region_bytes(), recorder.clone());
+    let region = recorder.region(geometry.region_bytes());
     let index = Index::create(region, geometry.clone(), clock.clone()).expect("memory for it");
     let begin = recorder.now();
     let mut model = Model::new();

@@ -2,8 +2,6 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod address;
-#[cfg(feature = "sim")]
-pub mod adversary;
 pub mod chained;
 pub mod client;
 pub mod clock;
@@ -21,12 +19,13 @@ pub mod layout;
 #[cfg(all(test, loom))]
 mod loom_tests;
 mod mutation;
+mod observe;
 pub mod reader;
 pub mod region;
 pub mod server;
-mod sync;
 #[cfg(feature = "sim")]
-mod turns;
+pub mod sim;
+mod sync;
 pub mod verbs;
 pub mod wire;
 

@@ -2,13 +2,11 @@
 //! model lets a load return: the shm reader against the slot writer, a GET against a move, server threads
 //! against each other. Run with `RUSTFLAGS="--cfg loom"` (docs/TESTING.md says how).
 
-use crate::adversary::{KeyNumber, key};
 use crate::clock::Clock;
 use crate::config::{Config, Size};
 use crate::cuckoo::WINDOWED_8;
 use crate::fabric::Fabric;
 use crate::fabric::shm::Shm;
-use crate::fabric::sim::Recorder;
 use crate::get::{Landed, Look};
 use crate::herd::area::Bell;
 use crate::herd::{glance, load, store};
@@ -20,6 +18,8 @@ use crate::layout::geometry::{Geometry, Layout, SlotIx, Window};
 use crate::layout::hash::Seeds;
 use crate::reader::{Limits, ReadError, Reader};
 use crate::region::Region;
+use crate::sim::Recorder;
+use crate::sim::{KeyNumber, key};
 use crate::sync::{AtomicU64, Ordering::Relaxed};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -43,7 +43,7 @@ fn list() -> Layout {
 
 fn region(geometry: &Geometry) -> Region {
     let recorder = Arc::new(Recorder::new(Clock::manual(), Duration::from_nanos(1)));
-    Region::recorded(geometry.region_bytes(), recorder)
+    recorder.region(geometry.region_bytes())
 }
 
 /// Runs `test` in every way there is with so many preemptions at most; how often that was.

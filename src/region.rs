@@ -11,6 +11,7 @@
 #![allow(unsafe_code)]
 
 use crate::layout::WORD;
+use crate::observe::Observed;
 use crate::sync::{AtomicU64, Ordering};
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{FlockOperation, MemfdFlags, SealFlags};
@@ -97,15 +98,12 @@ pub struct Region {
     /// The memory as a file, open for writing by the one server; also holds the lock that keeps a second
     /// one away.
     file: Option<File>,
-    /// What is told of every store.
-    #[cfg(feature = "sim")]
-    recorder: Option<std::sync::Arc<crate::fabric::sim::Recorder>>,
+    observed: Observed,
 }
 
 #[allow(dead_code, reason = "held for the memory, which is reached through `base`")]
 enum Memory {
     Mapped(MmapRaw),
-    #[cfg(feature = "sim")]
     Private(Box<[AtomicU64]>),
 }
 
@@ -238,14 +236,12 @@ impl Region {
             _memory: Memory::Mapped(map),
             share,
             file,
-            #[cfg(feature = "sim")]
-            recorder: None,
+            observed: Observed::default(),
         }
     }
 
-    /// A region of `bytes` zero bytes in this process's own memory, which tells `recorder` of every store.
-    #[cfg(feature = "sim")]
-    pub fn recorded(bytes: u64, recorder: std::sync::Arc<crate::fabric::sim::Recorder>) -> Region {
+    /// A region of `bytes` zero bytes in this process's own memory, which no other can map.
+    pub fn private(bytes: u64) -> Region {
         let words = bytes as usize / WORD;
         let memory: Box<[AtomicU64]> = (0..words).map(|_| AtomicU64::new(0)).collect();
         Region {
@@ -255,8 +251,14 @@ impl Region {
             _memory: Memory::Private(memory),
             share: None,
             file: None,
-            recorder: Some(recorder),
+            observed: Observed::default(),
         }
+    }
+
+    /// The same region, observed from now on.
+    #[cfg(feature = "sim")]
+    pub(crate) fn observed(self, observer: std::sync::Arc<dyn crate::observe::Observer>) -> Region {
+        Region { observed: Observed::by(observer), ..self }
     }
 
     /// Length in bytes (whole words).
@@ -290,7 +292,6 @@ impl Region {
     #[cfg(feature = "verbs")]
     pub(crate) fn touch(&self, mut progress: impl FnMut(u64)) {
         const PIECE: usize = 64 << 20;
-        #[allow(irrefutable_let_patterns, reason = "not with the feature `sim`")]
         let Memory::Mapped(map) = &self._memory else { return };
         for start in (0..map.len()).step_by(PIECE) {
             let end = (start + PIECE).min(map.len());
@@ -303,7 +304,6 @@ impl Region {
     /// Gives the pages of [exchanged](Region::exchange) memory back to the system, also those that the other process has
     /// mapped: they read as zero from now on. Best effort.
     pub(crate) fn discard(&self) {
-        #[allow(irrefutable_let_patterns, reason = "not with the feature `sim`")]
         let Memory::Mapped(map) = &self._memory else { return };
         // SAFETY: the mapping stays; its words are only touched as atomics, and any words are good.
         let _ = unsafe { map.unchecked_advise(memmap2::UncheckedAdvice::Remove) };
@@ -328,11 +328,7 @@ impl Region {
     #[inline]
     pub(crate) fn words(&self, first: usize, len: usize) -> &[AtomicU64] {
         assert!(first <= self.words && len <= self.words - first, "words {first}+{len} of {}", self.words);
-        // The adversary's server threads take turns.
-        #[cfg(feature = "sim")]
-        if self.recorder.is_some() {
-            crate::turns::may_pass();
-        }
+        self.observed.access();
         // SAFETY:
         // * the range lies inside `_memory` (asserted), which lives as long as `self`;
         // * it is aligned: a mapping begins on a page, and AtomicU64 has alignment 8;
@@ -355,7 +351,7 @@ impl Region {
     pub(crate) fn store(&self, word: usize, value: u64) {
         assert!(self.writable, "a store into a read-only region");
         self.words(word, 1)[0].store(value, Ordering::Relaxed);
-        self.record(word, value);
+        self.observed.stored(word, value);
     }
 
     /// Adds 1 to a word that several server threads count in.
@@ -363,17 +359,7 @@ impl Region {
     pub(crate) fn add(&self, word: usize) {
         assert!(self.writable, "a store into a read-only region");
         let before = self.words(word, 1)[0].fetch_add(1, Ordering::Relaxed);
-        self.record(word, before.wrapping_add(1));
-    }
-
-    #[inline]
-    fn record(&self, word: usize, value: u64) {
-        #[cfg(feature = "sim")]
-        if let Some(recorder) = &self.recorder {
-            recorder.store(word, value);
-        }
-        #[cfg(not(feature = "sim"))]
-        let _ = (word, value);
+        self.observed.stored(word, before.wrapping_add(1));
     }
 
     /// Asks the CPU to fetch the lines of these bytes, but no more than it can fetch side by side. No effect

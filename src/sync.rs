@@ -36,8 +36,8 @@ pub(crate) fn fence(order: Ordering) {
 /// Locks `mutex`, also after a thread panicked while holding it: what the locks here guard is valid
 /// between any two writes.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    #[cfg(all(feature = "sim", not(loom)))]
-    crate::turns::until(|| !matches!(mutex.try_lock(), Err(std::sync::TryLockError::WouldBlock)));
+    #[cfg(not(loom))]
+    crate::observe::before_lock(|| !matches!(mutex.try_lock(), Err(std::sync::TryLockError::WouldBlock)));
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 

@@ -4,7 +4,7 @@
 #[path = "../fuzz/bodies.rs"]
 mod bodies;
 
-use oneread::fabric::sim::{Adversary, Random};
+use oneread::sim::{Adversary, Random};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 

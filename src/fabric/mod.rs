@@ -6,8 +6,6 @@
 pub mod counting;
 pub mod landed;
 pub mod shm;
-#[cfg(feature = "sim")]
-pub mod sim;
 
 use crate::get::{Landed, Proof};
 use crate::layout::geometry::Window;

@@ -150,7 +150,7 @@ mod tests {
             grace.push(90, Trace::Filter { home: 2 });
             clock.advance(Duration::from_nanos(10));
             let grace = &grace;
-            let took = crate::turns::run(seed, [(); 2].map(|()| move || grace.pop_due()).into());
+            let took = crate::sim::turns::run(seed, [(); 2].map(|()| move || grace.pop_due()).into());
             let took: Vec<_> = took.into_iter().flatten().collect();
             assert_eq!(took, [(10, Trace::Filter { home: 1 })], "seed {seed}");
         }

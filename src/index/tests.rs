@@ -3,7 +3,6 @@
 
 use super::*;
 use crate::config::{Config, Size};
-use crate::fabric::sim::{Adversary, History, Instant, Random, Recorder};
 use crate::families::presets;
 use crate::get::{Get, Landed, Look, Proof, Retry, Step};
 use crate::layout::chain::Block;
@@ -11,6 +10,7 @@ use crate::layout::control::{BLOCKS_WORD, MOVE_COUNTERS};
 use crate::layout::geometry::Family;
 use crate::layout::hash::Seeds;
 use crate::layout::slot::Key;
+use crate::sim::{Adversary, History, Instant, Random, Recorder};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,7 +61,7 @@ fn recorded(layout: &str, slots: u64, seed: u64) -> (Region, Arc<Recorder>, Cloc
     let geometry = config.geometry().unwrap();
     let clock = Clock::manual();
     let recorder = Arc::new(Recorder::new(clock.clone(), Duration::from_nanos(1)));
-    (Region::recorded(geometry.region_bytes(), recorder.clone()), recorder, clock, geometry)
+    (recorder.region(geometry.region_bytes()), recorder, clock, geometry)
 }
 
 /// A slot at rest.
@@ -467,7 +467,7 @@ impl Watch {
         let geometry = self.index.geometry.clone();
         let clock = Clock::manual();
         let recorder = Arc::new(Recorder::new(clock.clone(), Duration::from_nanos(1)));
-        let region = Region::recorded(geometry.region_bytes(), recorder.clone());
+        let region = recorder.region(geometry.region_bytes());
         self.recorder.repeat(at, &region, &clock);
         let before = counters(&region);
         let (index, found) = Index::open(region, clock.clone()).unwrap();
@@ -904,7 +904,7 @@ fn a_block_between_two_homes() -> (u32, u32) {
         assert_eq!(watch.put(&keys[0], b"").0, Ok(Put::Inserted));
         let (index, from) = (&watch.index, watch.recorder.now());
         index.grace.clock().sleep_until(index.grace.last_due_ns().expect("a block waits") - 200);
-        crate::turns::run(
+        crate::sim::turns::run(
             seed,
             [true, false]
                 .map(|tidies| {
@@ -980,7 +980,7 @@ fn put_into_a_full_table(layout: &str, mode: PutMode) -> (u32, u32) {
             is_put.store(true, Ordering::Relaxed);
             (answer, true)
         };
-        let answers = crate::turns::run(
+        let answers = crate::sim::turns::run(
             seed,
             [true, false]
                 .map(|puts| {
@@ -1028,7 +1028,7 @@ fn a_table_half_made_is_not_taken_over() {
         for at in 0..=end.0 {
             let clock = Clock::manual();
             let again = Arc::new(Recorder::new(clock.clone(), Duration::from_nanos(1)));
-            let region = Region::recorded(geometry.region_bytes(), again);
+            let region = again.region(geometry.region_bytes());
             recorder.repeat(Instant(at), &region, &clock);
             let opened = Index::open(region, clock).map(|(_, found)| (found.torn, found.keys));
             if at == end.0 {
@@ -1053,7 +1053,7 @@ fn relinked(blocks: usize, relink: impl Fn(&Index, &[SlotIx])) -> (usize, u64, u
     relink(&watch.index, &heads);
     let clock = Clock::manual();
     let again = Arc::new(Recorder::new(clock.clone(), Duration::from_nanos(1)));
-    let region = Region::recorded(watch.index.geometry.region_bytes(), again);
+    let region = again.region(watch.index.geometry.region_bytes());
     watch.recorder.repeat(watch.recorder.now(), &region, &clock);
     let (index, found) = Index::open(region, clock).unwrap();
     let there =

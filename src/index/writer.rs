@@ -149,7 +149,7 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
     use crate::config::Config;
-    use crate::fabric::sim::{Instant, Recorder};
+    use crate::sim::{Instant, Recorder};
     use std::sync::Arc;
     use std::time::Duration;
 
@@ -159,7 +159,7 @@ mod tests {
     fn further_lines_are_marked() {
         let geometry = Config { value_max: 150, ..Config::default() }.geometry().unwrap();
         let recorder = Arc::new(Recorder::new(Clock::manual(), Duration::from_nanos(1)));
-        let region = Region::recorded(geometry.region_bytes(), recorder.clone());
+        let region = recorder.region(geometry.region_bytes());
         let (writer, slot) = (SlotWriter { region: &region, geometry: &geometry }, SlotIx(0));
         let content = |value| Content { key: b"key", value, ..Content::default() };
         writer.write(slot, &content(&[0xaa; 150]));
@@ -191,7 +191,7 @@ mod tests {
     fn a_slot_only_marked_is_what_it_was() {
         let geometry = Config { value_max: 150, ..Config::default() }.geometry().unwrap();
         let recorder = Arc::new(Recorder::new(Clock::manual(), Duration::from_nanos(1)));
-        let region = Region::recorded(geometry.region_bytes(), recorder);
+        let region = recorder.region(geometry.region_bytes());
         let (writer, slot) = (SlotWriter { region: &region, geometry: &geometry }, SlotIx(1));
         let content = Content { key: b"key", value: &[0xaa; 150], ghost: 5, aux: 0x1234_5678 };
         let base = geometry.slot_word(slot);

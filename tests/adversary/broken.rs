@@ -5,11 +5,11 @@ use super::every::{all_right, every_schedule, taken_over};
 use super::random::{OPERATIONS, SHORT, SHORT_INTERLEAVED, Served, churned, interleaved, random_run};
 use super::{COUNTED, KeyNumber, LINES, SLOW, WORDS, grace, ns, with_grace};
 use oneread::Layout;
-use oneread::adversary::{Change, Move, World, key};
-use oneread::fabric::sim::Hardware;
 use oneread::faults::{Broken, Rule};
 use oneread::inspect::SlotReport;
 use oneread::layout::geometry::SlotIx;
+use oneread::sim::Hardware;
+use oneread::sim::{Change, Move, World, key};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 

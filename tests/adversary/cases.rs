@@ -2,8 +2,8 @@
 
 use super::{KeyNumber, grace};
 use oneread::Layout;
-use oneread::adversary::{Past, Scene, World, key};
-use oneread::fabric::sim::Instant;
+use oneread::sim::Instant;
+use oneread::sim::{Past, Scene, World, key};
 
 /// A table in some state, then one mutation (and what follows it), to be looked at in every way.
 pub struct Case {
@@ -211,7 +211,7 @@ pub fn leaves_twice(name: &str, slots: u64) -> Case {
     let found = puts_that_move(name, slots, ONE_LINE, 1).find_map(|mut case| {
         let pusher = case.keys[case.keys.len() - 2];
         let moves = |case: &Case| -> Vec<_> {
-            let since = |moved: &&oneread::adversary::Move| moved.began >= case.begin;
+            let since = |moved: &&oneread::sim::Move| moved.began >= case.begin;
             case.world.moves().iter().filter(since).copied().collect()
         };
         let [first] = moves(&case)[..] else { return None };

@@ -3,8 +3,8 @@
 use super::cases::*;
 use super::random::churn;
 use super::{COUNTED, KeyNumber, LINES, SLOW, WORDS, grace, ns};
-use oneread::adversary::{Ask, Violation, World};
-use oneread::fabric::sim::{Every, Hardware, Instant, Random};
+use oneread::sim::{Ask, Violation, World};
+use oneread::sim::{Every, Hardware, Instant, Random};
 
 /// Runs every schedule of `gets` GETs of each key, one after the other. How many there were.
 pub fn every_schedule(case: &Case, hardware: Hardware, gets: usize) -> Result<u64, (u64, Box<Violation>)> {

@@ -14,8 +14,8 @@ mod cases;
 mod every;
 mod random;
 
-use oneread::adversary::KeyNumber;
-use oneread::fabric::sim::{Hardware, Unit, Witness};
+use oneread::sim::KeyNumber;
+use oneread::sim::{Hardware, Unit, Witness};
 use std::cell::Cell;
 use std::time::Duration;
 

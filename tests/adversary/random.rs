@@ -3,10 +3,10 @@
 use super::cases::{HALF_LINE, ONE_LINE, TWO_LINES};
 use super::{KeyNumber, LINES, grace};
 use oneread::Layout;
-use oneread::adversary::{Ask, By, Change, Decided, Incident, Kind, Past, Scene, Violation, World, key};
-use oneread::fabric::sim::{Adversary, Hardware, Instant, Random, Stalls, Unit, Witness};
 use oneread::families::presets;
 use oneread::layout::geometry::{Family, Window};
+use oneread::sim::{Adversary, Hardware, Instant, Random, Stalls, Unit, Witness};
+use oneread::sim::{Ask, By, Change, Decided, Incident, Kind, Past, Scene, Violation, World, key};
 use std::collections::BTreeMap;
 use std::time::Duration;
 

@@ -1,23 +1,18 @@
-//! Scenarios for the adversarial fabric, and the oracle that judges what GETs report.
+//! Scenarios for the simulated NIC, and the oracle that judges what GETs report.
 //!
 //! A [`World`] is a server over a recorded region. It remembers, for each key, every value the key had and
 //! from when to when. [`World::judge`] then holds a GET's answer against that: `Found(v)` is right only if
 //! `v` was the key's value at some instant of the GET, `Absent` only if the key was absent at some instant
 //! of it, and later GETs of the same client never go back to an older version.
 
-mod decided;
-mod stores;
-
-pub use decided::{By, Decided};
-pub use stores::{Incident, Kind};
-
+use super::decided::{By, Decided};
+use super::stores::{Event, Incident, Kind, Stores};
+use super::turns;
+use super::{Adversary, Aim, Hardware, History, Instant, Met, ReadFailed, Recorder, Sim, Stalls, Witness};
 use crate::clock::Clock;
 use crate::config::{Config, Size};
 use crate::fabric::Fabric;
 use crate::fabric::shm::Shm;
-use crate::fabric::sim::{
-    Adversary, Aim, Hardware, History, Instant, Met, ReadFailed, Recorder, Sim, Stalls, Witness,
-};
 use crate::families;
 use crate::get::Proof;
 use crate::index::{Index, Put, PutError, PutMode, WAITS_MAX};
@@ -28,13 +23,11 @@ use crate::layout::hash::Seeds;
 use crate::layout::slot::Header;
 use crate::reader::{Limits, ReadError, Reader};
 use crate::region::Region;
-use crate::turns;
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use stores::{Event, Stores};
 
 /// A key, by number; its bytes follow from it.
 pub type KeyNumber = u32;
@@ -58,7 +51,7 @@ pub struct Scene {
 fn memory(geometry: &Geometry) -> (Region, Arc<Recorder>, Clock) {
     let clock = Clock::manual();
     let recorder = Arc::new(Recorder::new(clock.clone(), Duration::from_nanos(1)));
-    (Region::recorded(geometry.region_bytes(), recorder.clone()), recorder, clock)
+    (recorder.region(geometry.region_bytes()), recorder, clock)
 }
 
 /// Bytes of every key.
@@ -339,7 +332,7 @@ pub fn key(number: KeyNumber) -> [u8; KEY_BYTES] {
     (u64::from(number) << 32 | 0xabcd_ef01).to_le_bytes()
 }
 
-fn number_of(bytes: &[u8]) -> KeyNumber {
+pub(super) fn number_of(bytes: &[u8]) -> KeyNumber {
     let bytes = bytes.try_into().expect("a key of this module's");
     (u64::from_le_bytes(bytes) >> 32) as KeyNumber
 }

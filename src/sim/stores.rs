@@ -1,8 +1,8 @@
 //! What a server did, read off its stores: which key came to stand where, and when something went on that a GET
 //! may stumble over.
 
-use super::{KeyNumber, Move, number_of};
-use crate::fabric::sim::{History, Instant};
+use super::history::{History, Instant};
+use super::world::{KeyNumber, Move, number_of};
 use crate::layout::chain::{self, Block};
 use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::slot::{Header, check};
@@ -168,7 +168,7 @@ impl<'a> Reading<'a> {
     }
 
     fn home(&self, number: KeyNumber) -> u64 {
-        self.geometry.home(self.geometry.seeds().first(&super::key(number)).0)
+        self.geometry.home(self.geometry.seeds().first(&super::world::key(number)).0)
     }
 
     fn is_primary(&self, number: KeyNumber, slot: SlotIx) -> bool {

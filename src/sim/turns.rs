@@ -1,13 +1,14 @@
-//! Server threads that take turns, for the adversary ([`crate::adversary`]).
+//! Server threads that take turns, for the adversary ([`crate::sim`]).
 //!
 //! One of them runs at a time. Who goes on is decided, by a seed, before each lock and each access to recorded memory: one
 //! word stored, or one slot loaded. So the accesses of several threads come in any order that the locks allow, and in the
 //! same one again with the same seed.
 
-use crate::fabric::sim::{Adversary, Random};
+use super::choices::{Adversary, Random};
 use crate::faults;
-use std::cell::RefCell;
+use crate::observe::{self, Scheduler};
 use std::panic::resume_unwind;
+use std::rc::Rc;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::ScopedJoinHandle;
 
@@ -38,10 +39,6 @@ const LENGTHS: std::ops::RangeInclusive<usize> = 2..=10;
 /// After so many turns given away in a row nobody ever goes on.
 const IN_VAIN_MAX: usize = 1_000;
 
-thread_local! {
-    static ME: RefCell<Option<(Arc<Turns>, usize)>> = const { RefCell::new(None) };
-}
-
 /// Runs each of `works` on a thread of its own, in turns, with the rules broken that are broken here.
 ///
 /// # Panics
@@ -60,37 +57,13 @@ pub(crate) fn run<T: Send>(seed: u64, works: Vec<impl FnOnce() -> T + Send>) -> 
             let turns = turns.clone();
             threads.push(scope.spawn(move || {
                 faults::break_all(rules);
-                let _place = Place::take(turns, me);
+                let _membership = Membership::take(turns, me);
                 work()
             }));
         }
         let end = |thread: ScopedJoinHandle<'_, T>| thread.join().unwrap_or_else(|e| resume_unwind(e));
         threads.into_iter().map(end).collect()
     })
-}
-
-/// Now another thread may go on.
-pub(crate) fn may_pass() {
-    with_me(|turns, me| turns.pass(me, false));
-}
-
-/// May let others go on; lets them until a lock that this thread needs is free. Returns at once on a thread that takes no turns.
-#[cfg(not(loom))]
-pub(crate) fn until(is_free: impl Fn() -> bool) {
-    may_pass();
-    with_me(|turns, me| {
-        while !is_free() {
-            turns.pass(me, true);
-        }
-    });
-}
-
-fn with_me(then: impl FnOnce(&Turns, usize)) {
-    ME.with_borrow(|me| {
-        if let Some((turns, me)) = me {
-            then(turns, *me);
-        }
-    });
 }
 
 impl Turns {
@@ -128,28 +101,49 @@ impl State {
     }
 }
 
-/// A thread's place among those that take turns. Left when dropped, also by a panic: the others go on.
-struct Place;
+/// A thread among those that take turns.
+#[derive(Clone)]
+struct Member {
+    turns: Arc<Turns>,
+    me: usize,
+}
 
-impl Place {
-    /// Returns when it is this thread's turn.
-    fn take(turns: Arc<Turns>, me: usize) -> Place {
-        turns.wait(turns.lock(), me);
-        ME.set(Some((turns, me)));
-        Place
+impl Scheduler for Member {
+    fn may_pass(&self) {
+        self.turns.pass(self.me, false);
+    }
+
+    /// Lets others go on until then.
+    fn wait_until(&self, is_free: &dyn Fn() -> bool) {
+        while !is_free() {
+            self.turns.pass(self.me, true);
+        }
     }
 }
 
-impl Drop for Place {
+/// A thread's membership. Left when dropped, also by a panic: the others go on.
+struct Membership(Member);
+
+impl Membership {
+    /// Returns when it is this thread's turn.
+    fn take(turns: Arc<Turns>, me: usize) -> Membership {
+        turns.wait(turns.lock(), me);
+        let member = Member { turns, me };
+        observe::schedule(Some(Rc::new(member.clone())));
+        Membership(member)
+    }
+}
+
+impl Drop for Membership {
     fn drop(&mut self) {
-        if let Some((turns, me)) = ME.take() {
-            let mut state = turns.lock();
-            state.going.retain(|&other| other != me);
-            if !state.going.is_empty() {
-                state.choose();
-            }
-            turns.changed.notify_all();
+        observe::schedule(None);
+        let Member { turns, me } = &self.0;
+        let mut state = turns.lock();
+        state.going.retain(|other| other != me);
+        if !state.going.is_empty() {
+            state.choose();
         }
+        turns.changed.notify_all();
     }
 }
 

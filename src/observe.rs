@@ -1,0 +1,91 @@
+//! The one seam through which the simulator sees what the core does, and decides which thread does it.
+//!
+//! The core says when it touches a region that is observed, what it has stored there, and when it needs a lock.
+//! Without the feature `sim` all of that is empty and costs nothing.
+
+#[cfg(feature = "sim")]
+pub(crate) use with_sim::{Observer, Scheduler, schedule};
+
+/// Who observes a region, if anybody.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Observed(#[cfg(feature = "sim")] Option<std::sync::Arc<dyn Observer>>);
+
+#[cfg(feature = "sim")]
+mod with_sim {
+    use std::cell::RefCell;
+    use std::fmt::Debug;
+    use std::rc::Rc;
+
+    /// Is told of every store into a region.
+    pub(crate) trait Observer: Debug + Send + Sync {
+        /// This word has now this value.
+        fn stored(&self, word: usize, value: u64);
+    }
+
+    /// Decides which of several threads goes on.
+    pub(crate) trait Scheduler {
+        /// Another thread may go on now.
+        fn may_pass(&self);
+        /// Returns when `is_free` says so.
+        fn wait_until(&self, is_free: &dyn Fn() -> bool);
+    }
+
+    thread_local! {
+        static SCHEDULER: RefCell<Option<Rc<dyn Scheduler>>> = const { RefCell::new(None) };
+    }
+
+    /// From now on `scheduler` decides when this thread goes on; `None`: the operating system does.
+    pub(crate) fn schedule(scheduler: Option<Rc<dyn Scheduler>>) {
+        SCHEDULER.set(scheduler);
+    }
+
+    pub(super) fn with_scheduler(then: impl FnOnce(&dyn Scheduler)) {
+        SCHEDULER.with_borrow(|scheduler| {
+            if let Some(scheduler) = scheduler {
+                then(&**scheduler);
+            }
+        });
+    }
+
+    impl super::Observed {
+        /// By this observer.
+        pub fn by(observer: std::sync::Arc<dyn Observer>) -> super::Observed {
+            super::Observed(Some(observer))
+        }
+    }
+}
+
+impl Observed {
+    /// Words are about to be loaded or stored.
+    #[inline(always)]
+    pub fn access(&self) {
+        #[cfg(feature = "sim")]
+        if self.0.is_some() {
+            with_sim::with_scheduler(|scheduler| scheduler.may_pass());
+        }
+    }
+
+    /// A word was stored.
+    #[inline(always)]
+    pub fn stored(&self, word: usize, value: u64) {
+        #[cfg(feature = "sim")]
+        if let Some(observer) = &self.0 {
+            observer.stored(word, value);
+        }
+        #[cfg(not(feature = "sim"))]
+        let _ = (word, value);
+    }
+}
+
+/// This thread is about to take a lock; `is_free` says whether it would get it now.
+#[cfg(not(loom))]
+#[inline(always)]
+pub(crate) fn before_lock(is_free: impl Fn() -> bool) {
+    #[cfg(feature = "sim")]
+    with_sim::with_scheduler(|scheduler| {
+        scheduler.may_pass();
+        scheduler.wait_until(&is_free);
+    });
+    #[cfg(not(feature = "sim"))]
+    let _ = is_free;
+}

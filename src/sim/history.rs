@@ -1,0 +1,180 @@
+//! What a server stored, in which order and when.
+
+use super::choices::{Adversary, Random};
+use crate::clock::Clock;
+use crate::layout::WORD;
+use crate::observe::Observer;
+use crate::region::Region;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// One store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Store {
+    word: u32,
+    value: u64,
+    at_ns: u64,
+}
+
+/// Takes down every store into a region, with its time.
+#[derive(Debug)]
+pub struct Recorder {
+    clock: Clock,
+    per_store: Duration,
+    stores: Mutex<Vec<Store>>,
+    stalls: Mutex<Stalls>,
+}
+
+/// Where the server loses its processor.
+#[derive(Clone, Copy, Debug, Default)]
+pub enum Stalls {
+    /// Nowhere.
+    #[default]
+    Never,
+    /// After the store that makes this the instant now, for so long.
+    Once(Instant, Duration),
+    /// Once in so many stores, for up to so long.
+    Random(Random, usize, Duration),
+}
+
+impl Recorder {
+    /// Takes times from `clock`, which each store advances by `per_store`.
+    pub fn new(clock: Clock, per_store: Duration) -> Recorder {
+        Recorder { clock, per_store, stores: Mutex::default(), stalls: Mutex::default() }
+    }
+
+    /// A region of `bytes` zero bytes whose stores are taken down here.
+    pub fn region(self: &Arc<Self>, bytes: u64) -> Region {
+        Region::private(bytes).observed(self.clone())
+    }
+
+    /// From now on the server loses its processor so.
+    pub fn stall(&self, stalls: Stalls) {
+        *self.stalls.lock().unwrap_or_else(PoisonError::into_inner) = stalls;
+    }
+
+    /// Stores so far: the instant now.
+    pub fn now(&self) -> Instant {
+        Instant(self.stores.lock().unwrap_or_else(PoisonError::into_inner).len())
+    }
+
+    /// Stores again what had been stored up to `until`, each store at its time, into `region`, which has a
+    /// recorder of its own with the clock `clock`.
+    pub(crate) fn repeat(&self, until: Instant, region: &Region, clock: &Clock) {
+        let stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner)[..until.0].to_vec();
+        for store in stores {
+            let begun_ns = store.at_ns - self.per_store.as_nanos() as u64;
+            clock.sleep_until(begun_ns);
+            region.store(store.word as usize, store.value);
+        }
+    }
+
+    /// The history so far, of a region of `bytes` bytes that was zero at first.
+    pub fn history(&self, bytes: u64) -> History {
+        let stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut versions = vec![Vec::new(); bytes as usize / WORD];
+        let mut times = Vec::with_capacity(stores.len() + 1);
+        times.push(0);
+        for (n, store) in stores.iter().enumerate() {
+            versions[store.word as usize].push((n as u32 + 1, store.value));
+            times.push(store.at_ns);
+        }
+        History { versions, times, end: stores.len() }
+    }
+}
+
+impl Observer for Recorder {
+    fn stored(&self, word: usize, value: u64) {
+        self.clock.advance(self.per_store);
+        let store = Store { word: word as u32, value, at_ns: self.clock.now_ns() };
+        let mut stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
+        stores.push(store);
+        match &mut *self.stalls.lock().unwrap_or_else(PoisonError::into_inner) {
+            Stalls::Once(after, time) if after.0 == stores.len() => self.clock.advance(*time),
+            Stalls::Random(random, one_in, most) => {
+                if random.pick(*one_in) == 0 {
+                    self.clock.advance(*most * (1 + random.pick(8)) as u32 / 8);
+                }
+            }
+            Stalls::Once(..) | Stalls::Never => {}
+        }
+    }
+}
+
+/// A place in a history: after so many stores.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Instant(pub usize);
+
+/// All stores into a region.
+#[derive(Clone, Debug)]
+pub struct History {
+    /// For each word, its values and the instant from which each holds; zero before the first.
+    versions: Vec<Vec<(u32, u64)>>,
+    /// When each instant began.
+    times: Vec<u64>,
+    end: usize,
+}
+
+impl History {
+    /// The last instant.
+    pub fn end(&self) -> Instant {
+        Instant(self.end)
+    }
+
+    /// The history of a server that stops for ever at `instant`.
+    pub fn until(mut self, instant: Instant) -> History {
+        self.end = instant.0.min(self.end);
+        self
+    }
+
+    /// Time of an instant, in nanoseconds.
+    pub fn time_ns(&self, instant: Instant) -> u64 {
+        self.times[instant.0]
+    }
+
+    /// The last nanosecond of an instant: a client that begins in it may have begun as late as that.
+    pub(super) fn last_ns(&self, instant: Instant) -> u64 {
+        self.times.get(instant.0 + 1).map_or(self.times[instant.0], |next| next - 1)
+    }
+
+    /// A word's value at an instant.
+    pub fn word(&self, word: usize, instant: Instant) -> u64 {
+        let versions = &self.versions[word];
+        let known = versions.partition_point(|&(since, _)| since as usize <= instant.0);
+        known.checked_sub(1).map_or(0, |n| versions[n].1)
+    }
+
+    /// Stores into `words` after `from` and up to `to`: instant, word, value.
+    pub fn stores(&self, words: Range<usize>, from: Instant, to: Instant) -> Vec<(Instant, usize, u64)> {
+        let within = |since: u32| (from.0 + 1..=to.0).contains(&(since as usize));
+        let mut stores: Vec<_> = words
+            .flat_map(|word| self.versions[word].iter().map(move |&(since, value)| (since, word, value)))
+            .filter(|&(since, ..)| within(since))
+            .map(|(since, word, value)| (Instant(since as usize), word, value))
+            .collect();
+        stores.sort_unstable();
+        stores
+    }
+
+    /// Instants within `[from, to]` at which some word of `first..first + len` is new, and `from` itself:
+    /// samples at other instants show nothing else.
+    pub(super) fn distinct(
+        &self,
+        first: usize,
+        len: usize,
+        from: Instant,
+        to: Instant,
+        out: &mut Vec<Instant>,
+    ) {
+        out.clear();
+        out.push(from);
+        for versions in &self.versions[first..first + len] {
+            let start = versions.partition_point(|&(since, _)| since as usize <= from.0);
+            let within = versions[start..].iter().take_while(|&&(since, _)| since as usize <= to.0);
+            out.extend(within.map(|&(since, _)| Instant(since as usize)));
+        }
+        out[1..].sort_unstable();
+        out.dedup();
+    }
+}
