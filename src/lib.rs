@@ -11,6 +11,7 @@ pub mod fabric;
 pub mod families;
 pub mod faults;
 pub mod get;
+#[cfg(feature = "verbs")]
 mod herd;
 pub mod hopscotch;
 pub mod index;
@@ -18,6 +19,7 @@ pub mod inspect;
 pub mod layout;
 #[cfg(all(test, loom))]
 mod loom_tests;
+mod mailbox;
 mod mutation;
 mod observe;
 pub mod reader;

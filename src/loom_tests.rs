@@ -8,14 +8,14 @@ use crate::cuckoo::WINDOWED_8;
 use crate::fabric::Fabric;
 use crate::fabric::shm::Shm;
 use crate::get::{Landed, Look};
-use crate::herd::area::Bell;
-use crate::herd::{glance, load, store};
 use crate::index::loom_access::{
     StripeSet, Stripes, copies, path, paths_by_two_slots, put_along, write_slot,
 };
 use crate::index::{Index, Put, PutMode};
 use crate::layout::geometry::{Geometry, Layout, SlotIx, Window};
 use crate::layout::hash::Seeds;
+use crate::mailbox::area::Bell;
+use crate::mailbox::{glance, load, store};
 use crate::reader::{Limits, ReadError, Reader};
 use crate::region::Region;
 use crate::sim::Recorder;

@@ -22,8 +22,12 @@
 //! 100 ms, until [`ClientOptions::deadline`]; GETs under way are asked again of the new connection, with its geometry and
 //! generation, or end in `ServerGone`.
 
+#[cfg(any(feature = "verbs", test))]
+mod lanes;
 mod shm;
 mod slots;
+#[cfg(feature = "verbs")]
+pub(crate) mod verbs;
 
 use crate::address::Address;
 use crate::fabric::counting::ReadCounts;
@@ -277,7 +281,7 @@ pub struct Client {
 enum Path {
     Shm(shm::Handle),
     #[cfg(feature = "verbs")]
-    Verbs(Box<crate::verbs::client::Handle>),
+    Verbs(Box<verbs::Handle>),
 }
 
 /// The same for every path: `on_path!(self.path, handle => ...)`.
@@ -310,7 +314,7 @@ impl Client {
         let path = match address {
             Address::Shm(socket) => Path::Shm(shm::Handle::connect(socket, &options)?),
             #[cfg(feature = "verbs")]
-            Address::Verbs(at) => Path::Verbs(Box::new(crate::verbs::client::Handle::connect(at, &options)?)),
+            Address::Verbs(at) => Path::Verbs(Box::new(verbs::Handle::connect(at, &options)?)),
             #[cfg(not(feature = "verbs"))]
             Address::Verbs(_) => return Err(SetupError::NotBuilt.into()),
         };

@@ -1,8 +1,8 @@
-//! Requests in slots of memory shared with the server ([`crate::herd::area`]): the client's end.
+//! Requests in slots of memory shared with the server ([`crate::mailbox::area`]): the client's end.
 
 use super::LinkError;
-use crate::herd::area::{Area, WINDOW};
-use crate::herd::{Patience, glance, load, store};
+use crate::mailbox::area::{Area, WINDOW};
+use crate::mailbox::{Patience, glance, load, store};
 use crate::wire::{self, Reply, Request};
 use std::time::{Duration, Instant};
 

@@ -1,6 +1,6 @@
 //! Slots that a NIC writes, in whatever order: a CRC tells whether all of a request has landed (Q1).
 
-use super::{HEAD, Head, Mark, copied};
+use crate::mailbox::{HEAD, Head, Mark, copied};
 use crate::sync::AtomicU64;
 
 fn crc(head: Head, frame: &[u8]) -> u32 {
@@ -35,7 +35,7 @@ pub(crate) fn open<'a>(slot: &[AtomicU64], copy: &'a mut Vec<u64>) -> Option<(Ma
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::herd::glance;
+    use crate::mailbox::glance;
     use crate::wire::{self, Request};
     use proptest::prelude::*;
 

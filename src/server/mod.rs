@@ -7,6 +7,8 @@
 mod end;
 mod seat;
 mod session;
+#[cfg(feature = "verbs")]
+mod verbs;
 
 use crate::address::Address;
 use crate::clock::Clock;
@@ -213,7 +215,7 @@ impl Server {
             Address::Shm(socket) => server.serve_shm(&socket, config.workers)?,
             #[cfg(feature = "verbs")]
             Address::Verbs(at) => {
-                let how = crate::verbs::host::How {
+                let how = verbs::How {
                     token: config.token,
                     wait: config.wait,
                     herd: config.herd,
@@ -221,7 +223,7 @@ impl Server {
                     progress: config.progress,
                 };
                 let shared = server.shared.clone();
-                let at = crate::verbs::host::start(shared, &at, how, &mut server.threads)?;
+                let at = verbs::start(shared, &at, how, &mut server.threads)?;
                 server.address = Address::Verbs(at);
             }
             #[cfg(not(feature = "verbs"))]

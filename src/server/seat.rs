@@ -1,9 +1,9 @@
-//! One client's slots on shm ([`crate::herd::area`]): the server's end.
+//! One client's slots on shm ([`crate::mailbox::area`]): the server's end.
 
 use super::Shared;
-use crate::herd::area::{Area, WINDOW};
-use crate::herd::{self, Mark, Once, Patience};
 use crate::layout::geometry::Geometry;
+use crate::mailbox::area::{Area, WINDOW};
+use crate::mailbox::{self, Mark, Once, Patience};
 use crate::region::RegionError;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -92,7 +92,7 @@ impl Seat {
 
     fn is_next_there(&self) -> bool {
         let next = self.once.taken().sequence.wrapping_add(1);
-        herd::glance(self.area.request(next)).sequence == next
+        mailbox::glance(self.area.request(next)).sequence == next
     }
 
     /// Answers what is there, at most as much as there are slots, and after `turn_ends` only one. An error ends the
@@ -129,12 +129,12 @@ impl Seat {
         let sequence = once.taken().sequence.wrapping_add(1);
         // What another CPU has stored takes its time to come: of a batch, the next comes meanwhile.
         area.prefetch_request(sequence.wrapping_add(1));
-        let frame = herd::load(area.request(sequence), sequence, copy);
+        let frame = mailbox::load(area.request(sequence), sequence, copy);
         let frame = frame.ok_or("a request slot that makes no sense")?;
         if !once.take(Mark { sequence, attempt: 0 }, frame, |request| shared.answer(request)) {
             return Err("a request slot without a request".into());
         }
-        if !herd::store(area.reply(sequence), sequence, once.reply()) {
+        if !mailbox::store(area.reply(sequence), sequence, once.reply()) {
             return Err("a reply that fits no slot".into());
         }
         Ok(())

@@ -2,7 +2,7 @@
 
 use super::Shared;
 use super::seat::{Seat, Visit};
-use crate::herd::area;
+use crate::mailbox::area;
 use crate::wire::{self, PROTOCOL_VERSION, Reply, Request};
 use mio::net::UnixStream;
 use rustix::buffer::spare_capacity;

@@ -17,7 +17,6 @@
 use super::Token;
 use super::device::Endpoint;
 use super::error::SetupError;
-use super::herd;
 use hmac::{Hmac, KeyInit, Mac};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -25,6 +24,9 @@ use sha2::Sha256;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
+
+/// Messages a client may have unanswered, at most.
+pub(crate) const MESSAGES_MAX: usize = 16;
 
 /// Version of this conversation and of the messages after it.
 pub(crate) const VERSION: u32 = 1;
@@ -43,8 +45,8 @@ pub(crate) struct Challenge {
     pub oneread: String,
     pub version: u32,
     pub nonce: Nonce,
-    /// Set where requests may also be made HERD's way.
-    pub herd: Option<herd::Offer>,
+    /// What the server offers besides, in words that are not this module's.
+    pub extension: Option<serde_json::Value>,
 }
 
 /// What [`Challenge::oneread`] says.
@@ -58,8 +60,8 @@ pub(crate) struct Join {
     pub proof: Proof,
     pub endpoint: Endpoint,
     pub network: Network,
-    /// Set by a client that will ask HERD's way.
-    pub herd: Option<herd::Join>,
+    /// What the client takes of the offer.
+    pub extension: Option<serde_json::Value>,
 }
 
 /// How the server ends the conversation.
@@ -86,8 +88,8 @@ pub(crate) struct Welcome {
     /// Longest message in bytes, either way.
     pub message_bytes: u32,
     pub network: Network,
-    /// For a client that joined for it.
-    pub herd: Option<herd::Seated>,
+    /// What it is given then.
+    pub extension: Option<serde_json::Value>,
 }
 
 /// A message that proves that its sender knows the token.
@@ -284,7 +286,7 @@ mod tests {
             proof: [9; 32],
             endpoint: endpoint(num),
             network: Network { infiniband: false, kind: Some(2) },
-            herd: None,
+            extension: None,
         }
     }
 

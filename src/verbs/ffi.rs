@@ -92,4 +92,4 @@ pub(super) fn functions() -> Result<&'static Functions, SetupError> {
 }
 
 /// A completion as libibverbs writes it.
-pub(super) type Completion = ibv_wc;
+pub(crate) type Completion = ibv_wc;

@@ -7,48 +7,56 @@
 //! | [`gid`] | which GID to use, and why |
 //! | `station` | an open device with its route into the network |
 //! | `bootstrap` | the conversation over TCP before the first READ |
-//! | `connection` | the client's end: READs and messages on one reliable queue pair |
-//! | `herd` | another way to ask the server: requests by WRITE, replies by datagram |
-//! | `client`, `fabric` | the client's GETs and changes over it |
-//! | `lanes` | many threads' READs over one queue pair; knows nothing of verbs |
-//! | `shared` | the queue pairs that the handles of one client share |
-//! | `host` | the server's end: registered region, door, workers |
+//!
+//! Nothing here knows keys or slots. What a client does over verbs stands in `client/verbs/`, what a server does in
+//! `server/verbs.rs`.
 //!
 //! Everything but options, addresses, errors and the choice of a GID needs the cargo feature `verbs`.
 
 #[cfg(feature = "verbs")]
-mod bootstrap;
+pub(crate) mod bootstrap;
 #[cfg(feature = "verbs")]
-pub(crate) mod client;
-#[cfg(feature = "verbs")]
-mod connection;
-#[cfg(feature = "verbs")]
-mod device;
+pub(crate) mod device;
 pub mod error;
 #[cfg(feature = "verbs")]
-mod fabric;
-#[cfg(feature = "verbs")]
-mod ffi;
+pub(crate) mod ffi;
 pub mod gid;
 #[cfg(feature = "verbs")]
-mod herd;
-#[cfg(feature = "verbs")]
-pub(crate) mod host;
-#[cfg(any(feature = "verbs", test))]
-mod lanes;
-#[cfg(feature = "verbs")]
-mod shared;
-#[cfg(feature = "verbs")]
-mod station;
+pub(crate) mod station;
 
-#[cfg(feature = "verbs")]
-pub use connection::QueueCounts;
 pub use error::{SetupError, VerbsError};
 
 use std::fmt;
 use std::num::NonZeroU8;
 use std::str::FromStr;
 use std::sync::Arc;
+
+/// What has been asked of a connection. Counts of the NIC's queues, beside those of READs.
+#[cfg(feature = "verbs")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueCounts {
+    /// Calls of `ibv_post_send`.
+    pub doorbells: u64,
+    /// READs posted.
+    pub reads: u64,
+    /// Messages sent.
+    pub messages: u64,
+    /// Of HERD's requests, those that were written again because no reply had come.
+    pub repeats: u64,
+    /// Completions taken from the completion queue.
+    pub completions: u64,
+}
+
+#[cfg(feature = "verbs")]
+impl std::ops::AddAssign for QueueCounts {
+    fn add_assign(&mut self, other: QueueCounts) {
+        self.doorbells += other.doorbells;
+        self.reads += other.reads;
+        self.messages += other.messages;
+        self.repeats += other.repeats;
+        self.completions += other.completions;
+    }
+}
 
 /// How to wait for completions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -253,7 +261,7 @@ impl FromStr for VerbsAddress {
 /// Has the kernel find out when the other side's host is gone without a word: an idle connection would stay
 /// for ever.
 #[cfg(feature = "verbs")]
-fn keep_alive(stream: &impl std::os::fd::AsFd) {
+pub(crate) fn keep_alive(stream: &impl std::os::fd::AsFd) {
     use rustix::net::sockopt;
     use std::time::Duration;
     let _ = sockopt::set_socket_keepalive(stream, true);

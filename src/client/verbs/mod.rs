@@ -1,23 +1,28 @@
 //! The client's side: GETs and changes over one connection for each handle, or over connections that all
 //! handles share; made anew when they fail.
 
-use super::VerbsAddress;
-use super::connection::{Connection, QueueCounts};
-use super::error::{SetupError, VerbsError};
-use super::fabric::{Verbs, Way};
-use super::shared::{Pairs, Place, Seat};
-use super::station::Station;
-use crate::address::Address;
-use crate::client::{
+pub(crate) mod connection;
+mod fabric;
+mod pairs;
+
+use super::{
     ATTEMPT_MAX, Ask, ClientOptions, ClientStats, ConnectError, GetError, MutateError, RETRY_FIRST,
     RETRY_MAX, send_fitting,
 };
+use crate::address::Address;
 use crate::clock::Clock;
 use crate::fabric::counting::Counting;
 use crate::layout::geometry::Geometry;
 use crate::reader::{ReadError, Reader};
 use crate::sync::lock;
+use crate::verbs::QueueCounts;
+use crate::verbs::VerbsAddress;
+use crate::verbs::error::{SetupError, VerbsError};
+use crate::verbs::station::Station;
 use crate::wire::{self, Reply, Request};
+use connection::Connection;
+use fabric::{Verbs, Way};
+use pairs::{Pairs, Place, Seat};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 

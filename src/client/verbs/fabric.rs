@@ -1,13 +1,13 @@
 //! READs over a connection, as GETs see them.
 
 use super::connection::Connection;
-use super::error::VerbsError;
-use super::shared::Seat;
+use super::pairs::Seat;
 use crate::clock::Clock;
 use crate::fabric::landed::LandedWindow;
 use crate::fabric::{Fabric, Token};
 use crate::get::Proof;
 use crate::layout::geometry::Window;
+use crate::verbs::error::VerbsError;
 use std::time::Duration;
 
 /// What READs go over.

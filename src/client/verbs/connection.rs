@@ -14,24 +14,25 @@
 
 #![allow(unsafe_code)]
 
-use super::bootstrap::{self, Answer, Challenge, Conversation, Descriptor, Join, Welcome};
-use super::device::{
-    Access, Buffer, CompletionQueue, Depth, Kind, ProtectionDomain, QueuePair, Transport, Work, succeeded,
-};
-use super::error::{SetupError, VerbsError};
-use super::ffi::Completion;
-use super::herd::{
-    self,
-    client::{Draft, Herd},
-};
-use super::lanes::Posting;
-use super::station::Station;
-use super::{VerbsAddress, VerbsOptions, Wait};
+use crate::client::lanes::Posting;
 use crate::client::{Ask, ClientOptions};
 use crate::fabric::Token as ReadToken;
 use crate::fabric::landed::LandedWindow;
+use crate::herd::{
+    self,
+    client::{Draft, Herd},
+};
 use crate::layout::geometry::{Geometry, Window};
 use crate::layout::superblock::{SUPERBLOCK_WORDS, Superblock};
+use crate::verbs::bootstrap::MESSAGES_MAX;
+use crate::verbs::bootstrap::{self, Answer, Challenge, Conversation, Descriptor, Join, Welcome};
+use crate::verbs::device::{
+    Access, Buffer, CompletionQueue, Depth, Kind, ProtectionDomain, QueuePair, Transport, Work, succeeded,
+};
+use crate::verbs::error::{SetupError, VerbsError};
+use crate::verbs::ffi::Completion;
+use crate::verbs::station::Station;
+use crate::verbs::{QueueCounts, VerbsAddress, VerbsOptions, Wait};
 use crate::wire;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::collections::VecDeque;
@@ -45,31 +46,6 @@ const POLLED: usize = 32;
 const CREDITS_MAX: usize = 1024;
 /// READs of one doorbell between two whose completions show. Their landing slots come free together.
 const SIGNAL_EVERY: usize = 16;
-
-/// What has been asked of a connection. Counts of the NIC's queues, beside those of READs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct QueueCounts {
-    /// Calls of `ibv_post_send`.
-    pub doorbells: u64,
-    /// READs posted.
-    pub reads: u64,
-    /// Messages sent.
-    pub messages: u64,
-    /// Of HERD's requests, those that were written again because no reply had come.
-    pub repeats: u64,
-    /// Completions taken from the completion queue.
-    pub completions: u64,
-}
-
-impl std::ops::AddAssign for QueueCounts {
-    fn add_assign(&mut self, other: QueueCounts) {
-        self.doorbells += other.doorbells;
-        self.reads += other.reads;
-        self.messages += other.messages;
-        self.repeats += other.repeats;
-        self.completions += other.completions;
-    }
-}
 
 /// A connected queue pair with its buffers.
 #[derive(Debug)]
@@ -95,7 +71,7 @@ pub(crate) struct Connection {
     polled: Box<[Completion; POLLED]>,
     counts: QueueCounts,
     /// Set where requests are made HERD's way. Its completions come to the same queue.
-    pub(super) herd: Option<Herd>,
+    pub(crate) herd: Option<Herd>,
 }
 
 /// Messages by number: each is sent, and answered, in order.
@@ -112,7 +88,7 @@ struct Messages {
 }
 
 /// A work request's kind is in the top bits of its number.
-pub(super) mod id {
+pub(crate) mod id {
     pub const READ: u64 = 0;
     pub const SEND: u64 = 1 << 62;
     pub const RECEIVE: u64 = 2 << 62;
@@ -166,7 +142,11 @@ impl Connection {
         )?;
         let draft = match ask {
             Ask::Message => None,
-            Ask::Herd => Some(Draft::new(&station, &queue, challenge.herd)?),
+            Ask::Herd => Some(Draft::new(
+                &station,
+                &queue,
+                challenge.extension.as_ref().map(herd::known).transpose()?,
+            )?),
         };
         let nonce = bootstrap::nonce()?;
         let mut join = Join {
@@ -175,7 +155,7 @@ impl Connection {
             proof: Default::default(),
             endpoint: pair.endpoint(),
             network: station.network(),
-            herd: draft.as_ref().map(Draft::join),
+            extension: draft.as_ref().map(|draft| herd::told(&draft.join())),
         };
         bootstrap::prove(token, &challenge.nonce, &nonce, &mut join);
         talk.send(&join)?;
@@ -214,8 +194,12 @@ impl Connection {
             unsafe { pair.post_receive(id::RECEIVE | slot as u64, element) }
                 .map_err(|_| SetupError::Call { call: "ibv_post_recv", errno: 0 })?;
         }
-        let herd = draft.map(|draft| draft.complete(&station, welcome.herd, &geometry)).transpose()?;
-        super::keep_alive(&talk.stream);
+        let herd = draft
+            .map(|draft| {
+                draft.complete(&station, welcome.extension.as_ref().map(herd::known).transpose()?, &geometry)
+            })
+            .transpose()?;
+        crate::verbs::keep_alive(&talk.stream);
         talk.stream
             .set_nonblocking(true)
             .map_err(|e| SetupError::Call { call: "fcntl", errno: e.raw_os_error().unwrap_or(0) })?;
@@ -306,7 +290,7 @@ impl Connection {
     /// [`room`](Self::room). [`take_reads`](Self::take_reads) hands out their seats.
     ///
     /// # Safety
-    /// As for [`Carrier::post`](super::lanes::Carrier::post).
+    /// As for [`Carrier::post`](crate::client::lanes::Carrier::post).
     pub unsafe fn post_for<'a>(
         &mut self,
         reads: impl Iterator<Item = Posting<'a, Buffer>>,
@@ -459,7 +443,7 @@ impl Connection {
     // ---- completions --------------------------------------------------------------------------------
 
     /// Takes completions until `enough`, at most for this long.
-    pub(super) fn wait_until(
+    pub(crate) fn wait_until(
         &mut self,
         within: Duration,
         enough: impl Fn(&Connection) -> bool,
@@ -587,9 +571,6 @@ pub(crate) fn is_closed(stream: &TcpStream) -> bool {
     let mut watched = [PollFd::new(stream, PollFlags::RDHUP)];
     matches!(rustix::event::poll(&mut watched, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(n) if n > 0)
 }
-
-/// Messages a client may have unanswered, at most.
-pub(crate) const MESSAGES_MAX: usize = 16;
 
 /// Memory in which as many windows of any kind can land.
 pub(crate) fn landing_for(

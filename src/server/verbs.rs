@@ -7,20 +7,20 @@
 
 #![allow(unsafe_code)]
 
-use super::bootstrap::{self, Answer, Challenge, Descriptor, Join, Nonce, Welcome};
-use super::connection::MESSAGES_MAX;
-use super::device::{
+use super::{ACCEPT_AGAIN, RegisterProgress, Shared};
+use crate::herd;
+use crate::layout::geometry::Geometry;
+use crate::layout::superblock::SUPERBLOCK_WORDS;
+use crate::verbs::bootstrap::MESSAGES_MAX;
+use crate::verbs::bootstrap::{self, Answer, Challenge, Descriptor, Join, Nonce, Welcome};
+use crate::verbs::device::{
     Access, Buffer, CompletionQueue, Depth, Event, Kind, QueuePair, RegisteredRegion, SharedReceives,
     Transport, Work, succeeded,
 };
-use super::error::{SetupError, VerbsError};
-use super::ffi::Completion;
-use super::herd;
-use super::station::Station;
-use super::{Token, VerbsAddress, Wait};
-use crate::layout::geometry::Geometry;
-use crate::layout::superblock::SUPERBLOCK_WORDS;
-use crate::server::{ACCEPT_AGAIN, RegisterProgress, Shared};
+use crate::verbs::error::{SetupError, VerbsError};
+use crate::verbs::ffi::Completion;
+use crate::verbs::station::Station;
+use crate::verbs::{Token, VerbsAddress, Wait};
 use crate::wire;
 use mio::net::{TcpListener, TcpStream};
 use mio::unix::SourceFd;
@@ -87,7 +87,7 @@ pub(crate) fn start(
     all: &mut Vec<Thread>,
 ) -> Result<VerbsAddress, SetupError> {
     let listen = |why: io::Error| SetupError::Listen {
-        address: super::host_and_port(address.host(), address.port()),
+        address: crate::verbs::host_and_port(address.host(), address.port()),
         why: why.to_string(),
     };
     let mut places = (address.host(), address.port()).to_socket_addrs().map_err(listen)?;
@@ -272,11 +272,11 @@ impl Door {
             return tracing::warn!("turned a client away: too many are joining");
         }
         let _ = stream.set_nodelay(true);
-        super::keep_alive(&stream);
+        crate::verbs::keep_alive(&stream);
         let Ok(nonce) = bootstrap::nonce() else { return };
-        let herd = self.host.herd.as_ref().map(herd::server::Desk::offer);
+        let extension = self.host.herd.as_ref().map(|desk| herd::told(&desk.offer()));
         let challenge =
-            Challenge { oneread: bootstrap::NAME.into(), version: bootstrap::VERSION, nonce, herd };
+            Challenge { oneread: bootstrap::NAME.into(), version: bootstrap::VERSION, nonce, extension };
         let token = mio::Token(self.next);
         self.next += 1;
         // The socket's buffer is empty: these few bytes go in whole or not at all.
@@ -390,7 +390,7 @@ impl Host {
             Ok((pair, outgoing))
         };
         let mtu = join.endpoint.mtu;
-        if !super::is_mtu(mtu) {
+        if !crate::verbs::is_mtu(mtu) {
             return Err((format!("{mtu} bytes is no path MTU"), stream));
         }
         if let Err(why) = self.station.check(&join.endpoint.at, join.network) {
@@ -402,7 +402,7 @@ impl Host {
                 return Err((format!("the server's queue pair cannot be connected: {error}"), stream));
             }
         };
-        let seated = match (&join.herd, &self.herd) {
+        let seated = match (&join.extension, &self.herd) {
             (None, _) => Ok(None),
             (Some(join), Some(desk)) => desk.seat(join).map(Some),
             (Some(_), None) => Err("it asks for HERD, which this server does not serve".into()),
@@ -423,7 +423,7 @@ impl Host {
             messages: MESSAGES as u16,
             message_bytes: self.message_bytes as u32,
             network: self.station.network(),
-            herd: seated,
+            extension: seated.as_ref().map(herd::told),
         };
         bootstrap::prove(&self.token, nonce, &join.nonce, &mut welcome);
         let welcome = Answer::Welcome(Box::new(welcome));

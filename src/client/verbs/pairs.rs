@@ -1,21 +1,22 @@
 //! The queue pairs that the handles of one client share: which handle reads over which, who makes one anew
 //! when it has failed, and whose turn it is to ask for changes.
 //!
-//! READs go over lanes ([`super::lanes`]). Changes go over one connection more, one handle at a time: they are
+//! READs go over lanes ([`crate::client::lanes`]). Changes go over one connection more, one handle at a time: they are
 //! not the hot path, a conversation is not to be torn apart by somebody else's, and a stopped server's full
 //! receive queue stands in no READ's way. It is made when something is first changed.
 
 #![allow(unsafe_code)]
 
-use super::Wait;
-use super::connection::{self, Connection, QueueCounts};
-use super::device::{Buffer, CompletionQueue, ProtectionDomain};
-use super::error::{SetupError, VerbsError};
-use super::lanes::{Carrier, Lane, Link, Posting};
+use super::connection::{self, Connection};
+use crate::client::lanes::{Carrier, Lane, Link, Posting};
 use crate::fabric::Token;
 use crate::fabric::landed::LandedWindow;
 use crate::layout::geometry::{Geometry, Window};
 use crate::sync::lock;
+use crate::verbs::QueueCounts;
+use crate::verbs::Wait;
+use crate::verbs::device::{Buffer, CompletionQueue, ProtectionDomain};
+use crate::verbs::error::{SetupError, VerbsError};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::net::TcpStream;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};

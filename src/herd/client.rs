@@ -2,13 +2,13 @@
 
 #![allow(unsafe_code)]
 
+use super::sealed::{lay_out, seal};
 use super::{Carrier, GRH, Join, Offer, Seated, VERSION, WINDOW, slot_bytes};
-use crate::herd::Mark;
-use crate::herd::sealed::{lay_out, seal};
+use crate::client::verbs::connection::{Connection, id};
 use crate::layout::geometry::Geometry;
 use crate::layout::hash::reduce;
+use crate::mailbox::Mark;
 use crate::verbs::bootstrap::Descriptor;
-use crate::verbs::connection::{Connection, id};
 use crate::verbs::device::{
     Access, Buffer, CompletionQueue, Depth, Kind, QueuePair, Transport, Work, succeeded,
 };
@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 /// Receives posted: repeated requests may be answered twice.
 const RECEIVES: usize = 2 * WINDOW;
 /// Completions that may come at once.
-pub(in crate::verbs) const COMPLETIONS: usize = WINDOW + RECEIVES;
+pub(crate) const COMPLETIONS: usize = WINDOW + RECEIVES;
 /// A request without a reply is repeated after this long, then after twice as long each time. Some times what
 /// a PUT may take that waits for a grace period (2 ms), and more than a busy machine's time slice.
 const REPEAT_FIRST: Duration = Duration::from_millis(10);
@@ -32,7 +32,7 @@ const REPEAT_MAX: Duration = Duration::from_millis(200);
 const RECEIVE: u64 = 1 << 32;
 
 /// Queue pairs that wait to be welcomed.
-pub(in crate::verbs) struct Draft {
+pub(crate) struct Draft {
     carrier: Carrier,
     requests: QueuePair,
     replies: QueuePair,
@@ -130,7 +130,7 @@ impl Draft {
 
 /// A client's way to HERD's workers.
 #[derive(Debug)]
-pub(in crate::verbs) struct Herd {
+pub(crate) struct Herd {
     // Queue pairs are dropped before the buffers that their work requests name.
     requests: QueuePair,
     replies: QueuePair,

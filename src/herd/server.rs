@@ -2,8 +2,9 @@
 
 #![allow(unsafe_code)]
 
-use super::{Carrier, Join, Offer, Seated, VERSION, WINDOW, slot_bytes};
-use crate::herd::{Once, glance, sealed};
+use super::sealed;
+use super::{Carrier, Join, Offer, Seated, VERSION, WINDOW, known, slot_bytes};
+use crate::mailbox::{Once, glance};
 use crate::server::Shared;
 use crate::verbs::bootstrap::Descriptor;
 use crate::verbs::device::{
@@ -108,7 +109,8 @@ impl Desk {
     }
 
     /// Gives a client an area and shows it to the workers; or says why not.
-    pub fn seat(&self, join: &Join) -> Result<(Seating, Seated), String> {
+    pub fn seat(&self, join: &serde_json::Value) -> Result<(Seating, Seated), String> {
+        let join: Join = known(join).map_err(|error| error.to_string())?;
         if !crate::verbs::is_mtu(join.requests.mtu) {
             return Err(format!("{} bytes is no path MTU", join.requests.mtu));
         }

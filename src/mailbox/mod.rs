@@ -1,0 +1,154 @@
+//! Requests in slots that a server's workers poll, after HERD (Kalia, Kaminsky, Andersen, "Using RDMA efficiently
+//! for key-value services", SIGCOMM'14): a client puts a request into a slot of the server's memory, a worker
+//! that looks there finds it and does what is asked. No message on the way there, and no system call.
+//!
+//! | fabric | slots get there by | replies come back by | who looks, and how long |
+//! | --- | --- | --- | --- |
+//! | `verbs` (`verbs/herd/`) | RDMA WRITE | datagram | workers of their own, without sleeping |
+//! | `shm` ([`area`]) | stores into shared memory | slots, too | the server's event loops, for a moment; then a bell wakes them |
+//!
+//! # A slot
+//!
+//! ```text
+//! 0..8     sequence number, never 0, rising from request to request
+//! 8..12    attempt
+//! 12..16   length of the frame
+//! 16..20   where a NIC writes: CRC-32 of head (with 0 here) and frame; else 0
+//! 20..24   0
+//! 24..     the frame (wire.rs), numbered with the sequence number
+//! ```
+//!
+//! # Rules
+//!
+//! Each module that uses slots says which further rules hold there.
+//!
+//! * **Q1.** HERD polls a request's last byte, because its NICs wrote in address order. Nothing promises that
+//!   order: a slot is copied into private memory, and taken only if sequence number, length and CRC of the
+//!   copy fit each other. Else it is looked at again ([`sealed`]). Where a CPU stores, the sequence number is stored
+//!   last ([`store`]): who sees it sees the rest, and there is no CRC, which would cost as much as all else. The slot
+//!   is copied all the same before it is judged ([`load`]), since the other process may write it again at any time.
+//! * **Q3.** Its reader remembers the last sequence number and the reply. The same number in another attempt gets
+//!   the same reply: a PUT is done once. A lower number is old and gets none.
+
+pub(crate) mod area;
+mod once;
+mod patience;
+
+pub(crate) use once::Once;
+pub(crate) use patience::Patience;
+
+use crate::sync::{AtomicU64, Ordering, fence};
+use bytemuck::{Pod, Zeroable};
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+pub(crate) struct Head {
+    pub sequence: u64,
+    pub attempt: u32,
+    pub length: u32,
+    pub crc: u32,
+    pub reserved: u32,
+}
+
+pub(crate) const HEAD: usize = size_of::<Head>();
+const HEAD_WORDS: usize = HEAD / size_of::<u64>();
+
+/// Which attempt at which request a slot holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Mark {
+    pub sequence: u64,
+    pub attempt: u32,
+}
+
+/// Bytes of a slot for frames of at most `frame_max` bytes.
+pub(crate) fn slot_bytes(frame_max: usize) -> usize {
+    (HEAD + frame_max).next_multiple_of(crate::layout::LINE)
+}
+
+/// What a slot seems to hold: worth a closer look if it is not what was there last. A hint.
+#[inline]
+pub(crate) fn glance(slot: &[AtomicU64]) -> Mark {
+    // Acquire pairs with the Release in `store`: who sees the number sees all of the slot.
+    let sequence = slot[0].load(Ordering::Acquire);
+    Mark { sequence, attempt: slot[1].load(Ordering::Relaxed) as u32 }
+}
+
+/// Stores a frame into a slot that another process reads, the sequence number last; false, and nothing done, if it
+/// does not fit.
+pub(crate) fn store(slot: &[AtomicU64], sequence: u64, frame: &[u8]) -> bool {
+    if HEAD + frame.len() > size_of_val(slot) {
+        return false;
+    }
+    let head = Head { sequence, attempt: 0, length: frame.len() as u32, crc: 0, reserved: 0 };
+    let head: [u64; HEAD_WORDS] = bytemuck::cast(head);
+    for (to, word) in slot.iter().zip(head).skip(1) {
+        to.store(word, Ordering::Relaxed);
+    }
+    for (to, bytes) in slot[HEAD_WORDS..].iter().zip(frame.chunks(size_of::<u64>())) {
+        let mut word = [0; size_of::<u64>()];
+        word[..bytes.len()].copy_from_slice(bytes);
+        to.store(u64::from_ne_bytes(word), Ordering::Relaxed);
+    }
+    // Release pairs with the Acquire in `glance`.
+    slot[0].store(head[0], Ordering::Release);
+    true
+}
+
+/// The frame that was stored into a slot under this number, which [`glance`] has seen there; `None` if it has been
+/// written again, or makes no sense. Copies it into `copy` first.
+pub(crate) fn load<'a>(slot: &[AtomicU64], sequence: u64, copy: &'a mut Vec<u64>) -> Option<&'a [u8]> {
+    let (head, frame) = copied(slot, copy)?;
+    (head.sequence == sequence).then_some(frame)
+}
+
+/// Head and frame of a slot that others may be writing, copied; `None` if it cannot be as long as it says.
+pub(crate) fn copied<'a>(slot: &[AtomicU64], copy: &'a mut Vec<u64>) -> Option<(Head, &'a [u8])> {
+    copy.clear();
+    copy.extend(slot[..HEAD_WORDS].iter().map(|word| word.load(Ordering::Relaxed)));
+    let length = bytemuck::pod_read_unaligned::<Head>(bytemuck::cast_slice(copy)).length as usize;
+    let end = HEAD.checked_add(length).filter(|end| *end <= size_of_val(slot))?;
+    let body = &slot[HEAD_WORDS..end.div_ceil(size_of::<u64>())];
+    copy.extend(body.iter().map(|word| word.load(Ordering::Relaxed)));
+    // What is done for the request comes after it was seen.
+    fence(Ordering::Acquire);
+    let bytes: &[u8] = bytemuck::cast_slice(copy);
+    Some((bytemuck::pod_read_unaligned(&bytes[..HEAD]), &bytes[HEAD..end]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn what_was_stored_is_loaded() {
+        let slot: Vec<AtomicU64> = (0..32).map(|_| AtomicU64::new(0)).collect();
+        let mut copy = Vec::new();
+        for (sequence, length) in [(1, 0), (2, 1), (3, 8), (4, 100), (5, 256 - HEAD)] {
+            let frame: Vec<u8> = (1..).take(length).collect();
+            assert!(store(&slot, sequence, &frame));
+            assert_eq!(glance(&slot), Mark { sequence, attempt: 0 });
+            assert_eq!(load(&slot, sequence, &mut copy), Some(&frame[..]));
+            assert_eq!(load(&slot, sequence + 1, &mut copy), None, "another request's");
+        }
+        let words = || slot.iter().map(|word| word.load(Ordering::Relaxed)).collect::<Vec<_>>();
+        let before = words();
+        assert!(!store(&slot, 6, &[7; 256 - HEAD + 1]));
+        assert_eq!(words(), before, "too long: nothing done");
+    }
+
+    proptest! {
+        /// Any bytes: a frame inside the slot, or none.
+        #[test]
+        fn any_words(words in proptest::collection::vec(any::<u64>(), 8), length in 0u32..100, sensible: bool) {
+            let slot: Vec<AtomicU64> = words.iter().map(|word| AtomicU64::new(*word)).collect();
+            if sensible {
+                slot[1].store(u64::from(length) << 32, Ordering::Relaxed);
+            }
+            let mut copy = Vec::new();
+            if let Some(frame) = load(&slot, glance(&slot).sequence, &mut copy) {
+                prop_assert!(frame.len() <= 64 - HEAD);
+            }
+        }
+    }
+}
