@@ -6,23 +6,10 @@ use crate::families::presets;
 use crate::layout::geometry::{Family, GRACE_MAX, Geometry, HOMES_MAX, Layout, OVERFLOW_BLOCKS_MAX};
 use crate::layout::hash::{Seeds, mix};
 use crate::layout::slot::{KEY_MAX, SLOT_BYTES_MAX, SlotShape};
+use crate::placement::Preset;
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
-
-/// A layout with a name, as published or as recommended.
-#[derive(Clone, Copy, Debug)]
-pub struct Preset {
-    /// The name, as the command line takes it.
-    pub name: &'static str,
-    /// The layout.
-    pub layout: Layout,
-    /// Load, in percent of the main slots, for which a table of this preset is sized when a capacity in
-    /// keys is asked for: inserts are still quick there, and READs per GET near their best.
-    pub design_load: u32,
-    /// What it is, in one line.
-    pub summary: &'static str,
-}
 
 impl Layout {
     /// The preset with exactly this layout, if any.

@@ -6,10 +6,10 @@
 //! | where can a key be? | GETs | `*/placement.rs` |
 //! | where may a key go to make room? | puts and deletes | `*/mutation.rs` |
 
-use crate::config::Preset;
 use crate::layout::geometry::{Family, Geometry, SlotIx, Window};
 use crate::layout::hash::First;
-use crate::mutation::Destination;
+use crate::placement::Destination;
+use crate::placement::Preset;
 use crate::{chained, cuckoo, hopscotch};
 use smallvec::SmallVec;
 

@@ -20,8 +20,8 @@ pub mod layout;
 #[cfg(all(test, loom))]
 mod loom_tests;
 mod mailbox;
-mod mutation;
 mod observe;
+pub mod placement;
 pub mod reader;
 pub mod region;
 pub mod server;

@@ -4,10 +4,10 @@
 mod common;
 
 use common::*;
-use oneread::config::Preset;
 use oneread::fabric::shm::Shm;
 use oneread::inspect::Inspector;
 use oneread::layout::geometry::Family;
+use oneread::placement::Preset;
 use oneread::reader::{Limits, Reader};
 use oneread::{Clock, Put, PutError, PutMode};
 use proptest::prelude::*;

@@ -7,7 +7,6 @@
 mod common;
 
 use common::*;
-use oneread::config::Preset;
 use oneread::fabric::shm::Shm;
 use oneread::index::{RecoverError, Recovered};
 use oneread::inspect::Inspector;
@@ -16,6 +15,7 @@ use oneread::layout::geometry::{Family, SlotIx};
 use oneread::layout::hash::Seeds;
 use oneread::layout::slot::{Content, Header, Identity, SlotShape, Torn, check, encode};
 use oneread::layout::superblock::{FORMAT_VERSION, Superblock, SuperblockError};
+use oneread::placement::Preset;
 use oneread::reader::{Limits, ReadError, Reader};
 use oneread::region::{Backing, Region};
 use oneread::{Address, Clock, Config, Index, PutMode, ServeError, Server, ServerConfig, Size, Start};

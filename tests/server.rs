@@ -5,8 +5,8 @@ mod common;
 
 use common::*;
 use oneread::client::LinkError;
-use oneread::config::Preset;
 use oneread::families::presets;
+use oneread::placement::Preset;
 use oneread::reader::Limits;
 use oneread::region::Backing;
 use oneread::wire::{self, PROTOCOL_VERSION, Reply, Request};

@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use memmap2::{MmapOptions, MmapRaw};
 use oneread::client::LinkError;
-use oneread::config::Preset;
+use oneread::placement::Preset;
 use oneread::region::Backing;
 use oneread::wire::{PROTOCOL_VERSION, Reply, Request};
 use oneread::{

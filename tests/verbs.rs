@@ -4,7 +4,7 @@
 mod common;
 
 use common::*;
-use oneread::config::Preset;
+use oneread::placement::Preset;
 use oneread::region::Backing;
 use oneread::verbs::{SetupError, Token, VerbsAddress, VerbsError, VerbsOptions, Wait};
 use oneread::{

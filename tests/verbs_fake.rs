@@ -10,9 +10,9 @@
 mod common;
 
 use common::*;
-use oneread::config::Preset;
 use oneread::families::presets;
 use oneread::layout::geometry::Family;
+use oneread::placement::Preset;
 use oneread::reader::ReadError;
 use oneread::verbs::{SetupError, Token, VerbsAddress, VerbsError, VerbsOptions, Wait};
 use oneread::{

@@ -28,8 +28,8 @@
 pub mod mutation;
 pub mod placement;
 
-use crate::config::Preset;
 use crate::layout::geometry::{Family, Layout};
+use crate::placement::Preset;
 
 const fn layout(bucket_slots: u32) -> Layout {
     Layout { family: Family::Chained, choices: 1, bucket_slots, window_buckets: 1, block_slots: bucket_slots }

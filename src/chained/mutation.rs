@@ -2,7 +2,7 @@
 
 use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::hash::First;
-use crate::mutation::Destination;
+use crate::placement::Destination;
 use smallvec::{SmallVec, smallvec};
 
 /// Where a key may go by moves alone: a newcomer into its bucket, an occupant nowhere.

@@ -203,3 +203,19 @@ impl Table {
         })
     }
 }
+
+/// CPU, number of CPUs, and what the kernel says about huge pages.
+pub fn machine() -> String {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let info = read("/proc/cpuinfo");
+    let model = info.lines().find_map(|l| l.strip_prefix("model name")).and_then(|l| l.split_once(": "));
+    let model = model.map_or("unknown CPU", |(_, name)| name.trim());
+    let chosen =
+        |path: &str| read(path).split(['[', ']']).nth(1).map_or_else(|| "unknown".to_owned(), str::to_owned);
+    format!(
+        "{model}, {cpus} CPUs; huge pages: anonymous {}, shared {}",
+        chosen("/sys/kernel/mm/transparent_hugepage/enabled"),
+        chosen("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+    )
+}

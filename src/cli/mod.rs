@@ -10,7 +10,6 @@ mod measure;
 mod plot;
 mod records;
 mod rpc;
-mod rpc_plot;
 mod serve;
 pub mod show;
 mod stat;

@@ -29,8 +29,8 @@
 pub mod mutation;
 pub mod placement;
 
-use crate::config::Preset;
 use crate::layout::geometry::{Family, Layout};
+use crate::placement::Preset;
 
 const fn layout(choices: u32, bucket_slots: u32, window_buckets: u32) -> Layout {
     Layout { family: Family::Cuckoo, choices, bucket_slots, window_buckets, block_slots: 0 }

@@ -11,7 +11,7 @@
 use super::placement::choices;
 use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::hash::First;
-use crate::mutation::Destination;
+use crate::placement::Destination;
 use smallvec::SmallVec;
 
 /// Where a key that is at `at` (or nowhere yet) may go.

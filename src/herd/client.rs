@@ -4,13 +4,12 @@
 
 use super::sealed::{lay_out, seal};
 use super::{Carrier, GRH, Join, Offer, Seated, VERSION, WINDOW, slot_bytes};
-use crate::client::verbs::connection::{Connection, id};
 use crate::layout::geometry::Geometry;
 use crate::layout::hash::reduce;
 use crate::mailbox::Mark;
 use crate::verbs::bootstrap::Descriptor;
 use crate::verbs::device::{
-    Access, Buffer, CompletionQueue, Depth, Kind, QueuePair, Transport, Work, succeeded,
+    Access, Buffer, CompletionQueue, Depth, Kind, QueuePair, Transport, Work, id, succeeded,
 };
 use crate::verbs::error::{SetupError, VerbsError};
 use crate::verbs::ffi::Completion;
@@ -176,54 +175,19 @@ fn key_of<'a>(request: &Request<'a>) -> Option<&'a [u8]> {
     }
 }
 
-impl Connection {
-    /// Asks HERD's workers, [`WINDOW`] requests at a time; the replies in the order of the requests.
-    pub fn call(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<Vec<Reply>, VerbsError> {
-        let called = self.call_all(requests, deadline);
-        if let (Err(_), Some(herd)) = (&called, &mut self.herd) {
-            // Nobody waits for them any more (Q4).
-            herd.lanes.iter_mut().for_each(|lane| lane.waiting = None);
-        }
-        called
-    }
-
-    fn call_all(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<Vec<Reply>, VerbsError> {
-        let geometry = self.geometry().clone();
-        let mut replies = vec![None; requests.len()];
-        let (mut begun, mut answered) = (0, 0);
-        while answered < requests.len() {
-            let Some(herd) = &mut self.herd else { return Err(VerbsError::Closed) };
-            while let Some(request) = requests.get(begun)
-                && let Some(lane) = herd.lane_for(requests, begun)
-            {
-                herd.begin(lane, begun, request, &geometry)?;
-                begun += 1;
-            }
-            let now = Instant::now();
-            let repeat_at = herd.repeat_due(now)?;
-            let until = repeat_at.min(deadline);
-            let waited = self.wait_until(until.saturating_duration_since(now), |this| {
-                let Some(herd) = &this.herd else { return true };
-                !herd.arrived.is_empty() || begun < requests.len() && herd.lane_for(requests, begun).is_some()
-            });
-            match waited {
-                Ok(()) => {}
-                Err(VerbsError::Late { .. }) if Instant::now() < deadline => {}
-                Err(error) => return Err(error),
-            }
-            let Some(herd) = &mut self.herd else { return Err(VerbsError::Closed) };
-            while let Some((request, reply)) = herd.next_reply()? {
-                replies[request] = Some(reply);
-                answered += 1;
-            }
-        }
-        Ok(replies.into_iter().flatten().collect())
-    }
-}
-
 impl Herd {
+    /// Has a datagram come that nobody has looked at?
+    pub fn has_arrived(&self) -> bool {
+        !self.arrived.is_empty()
+    }
+
+    /// Nobody waits any more for what was asked (Q4).
+    pub fn give_up(&mut self) {
+        self.lanes.iter_mut().for_each(|lane| lane.waiting = None);
+    }
+
     /// A lane for this request, if there is one and no other request for its key waits (Q4).
-    fn lane_for(&self, requests: &[Request<'_>], number: usize) -> Option<usize> {
+    pub fn lane_for(&self, requests: &[Request<'_>], number: usize) -> Option<usize> {
         let key = key_of(&requests[number]);
         let mut waiting = self.lanes.iter().filter_map(|lane| lane.waiting);
         if key.is_some() && waiting.any(|other| key_of(&requests[other.request]) == key) {
@@ -233,7 +197,7 @@ impl Herd {
     }
 
     /// WRITEs a request for the first time.
-    fn begin(
+    pub fn begin(
         &mut self,
         lane: usize,
         number: usize,
@@ -255,7 +219,7 @@ impl Herd {
     }
 
     /// WRITEs again what has waited too long (Q2); when is the next one due?
-    fn repeat_due(&mut self, now: Instant) -> Result<Instant, VerbsError> {
+    pub fn repeat_due(&mut self, now: Instant) -> Result<Instant, VerbsError> {
         let mut next = now + REPEAT_MAX;
         for lane in 0..WINDOW {
             let Lane { waiting: Some(waiting), is_writing, .. } = &mut self.lanes[lane] else { continue };
@@ -311,7 +275,7 @@ impl Herd {
     }
 
     /// The next reply to a request that waits, and which one that is.
-    fn next_reply(&mut self) -> Result<Option<(usize, Reply)>, VerbsError> {
+    pub fn next_reply(&mut self) -> Result<Option<(usize, Reply)>, VerbsError> {
         while let Some((slot, length)) = self.arrived.pop_front() {
             // SAFETY: the receive has completed, and is posted again only below.
             let datagram = unsafe { self.incoming.bytes(slot, length) };

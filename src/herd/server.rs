@@ -5,7 +5,7 @@
 use super::sealed;
 use super::{Carrier, Join, Offer, Seated, VERSION, WINDOW, known, slot_bytes};
 use crate::mailbox::{Once, glance};
-use crate::server::Shared;
+use crate::server::shared::Shared;
 use crate::verbs::bootstrap::Descriptor;
 use crate::verbs::device::{
     Access, AddressHandle, Buffer, CompletionQueue, Depth, Kind, QueuePair, Transport, Work, succeeded,

@@ -29,8 +29,8 @@
 pub mod mutation;
 pub mod placement;
 
-use crate::config::Preset;
 use crate::layout::geometry::{Family, Layout};
+use crate::placement::Preset;
 
 const fn layout(bucket_slots: u32, window_buckets: u32, block_slots: u32) -> Layout {
     Layout { family: Family::Hopscotch, choices: 1, bucket_slots, window_buckets, block_slots }

@@ -5,7 +5,7 @@
 
 use crate::layout::geometry::Geometry;
 use crate::layout::hash::First;
-use crate::mutation::Destination;
+use crate::placement::Destination;
 use smallvec::{SmallVec, smallvec};
 
 /// Where a key may go by moves alone.

@@ -13,7 +13,7 @@ use crate::families::{self, destinations};
 use crate::layout::geometry::{SlotIx, Window};
 use crate::layout::hash::{First, mix, reduce};
 use crate::layout::slot::Key;
-use crate::mutation::Destination;
+use crate::placement::Destination;
 use smallvec::SmallVec;
 use std::cell::RefCell;
 

@@ -7,23 +7,25 @@
 mod end;
 mod seat;
 mod session;
+pub(crate) mod shared;
 #[cfg(feature = "verbs")]
 mod verbs;
 
 use crate::address::Address;
 use crate::clock::Clock;
 use crate::config::{Config, ConfigError};
-use crate::index::{Index, PutError, RecoverError, Recovered};
-use crate::reader::ReadError;
+use crate::index::{Index, RecoverError, Recovered};
 use crate::region::{Backing, Region, RegionError};
 use crate::verbs::{SetupError, Token as Secret, Wait};
-use crate::wire::{Reply, Request, ServerStats};
+use crate::wire::ServerStats;
 use end::{Ended, Retired, Socket, Thread};
 use mio::net::{UnixListener, UnixStream};
 use mio::{Events, Interest, Poll, Token, Waker};
 use rustc_hash::FxHashMap;
 use seat::Visit;
 use session::{Fate, Session};
+use shared::Counters;
+use shared::Shared;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -154,20 +156,6 @@ pub struct Server {
     threads: Vec<Thread>,
 }
 
-#[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) index: Index,
-    stopping: AtomicBool,
-    clients: AtomicU64,
-    pub(crate) clients_max: u64,
-    allow_uids: Vec<u32>,
-    /// For the next server. Else the region goes with this one, and clients are told so when it stops.
-    region_stays: bool,
-    /// Are clients on shm given slots?
-    pub(crate) herd: bool,
-    slots: Counters,
-}
-
 /// What workers did about clients' slots on shm ([`Server::slot_counts`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SlotCounts {
@@ -179,15 +167,6 @@ pub struct SlotCounts {
     pub rests: u64,
     /// Times that a client that slept was woken.
     pub rings: u64,
-}
-
-/// What becomes of [`SlotCounts`].
-#[derive(Debug, Default)]
-struct Counters {
-    requests: AtomicU64,
-    sweeps: AtomicU64,
-    rests: AtomicU64,
-    rings: AtomicU64,
 }
 
 impl Server {
@@ -291,61 +270,6 @@ impl Drop for Server {
         if let Some(socket) = socket.take() {
             socket.remove(&retired);
         }
-    }
-}
-
-impl Shared {
-    fn stats(&self) -> ServerStats {
-        let clients = self.clients.load(Ordering::Relaxed);
-        ServerStats::new(self.index.counts(), clients, self.index.incarnation())
-    }
-
-    /// Is the server being stopped?
-    pub(crate) fn is_stopping(&self) -> bool {
-        self.stopping.load(Ordering::Acquire)
-    }
-
-    /// Counts one more client, unless there are too many.
-    pub(crate) fn admit_client(&self) -> bool {
-        let admitted = self.clients.fetch_add(1, Ordering::Relaxed) < self.clients_max;
-        if !admitted {
-            self.dismiss_client();
-        }
-        admitted
-    }
-
-    /// Counts one client less.
-    pub(crate) fn dismiss_client(&self) {
-        self.clients.fetch_sub(1, Ordering::Relaxed);
-    }
-
-    /// Does what is asked. `None`: this is about the conversation itself.
-    pub(crate) fn answer(&self, request: Request<'_>) -> Option<Reply> {
-        Some(match request {
-            Request::Hello { .. } | Request::Slots { .. } | Request::Wake => return None,
-            Request::Put { mode, key, value } => Reply::Put(self.index.put(key, value, mode)),
-            Request::Remove { key } => Reply::Removed(self.index.remove(key)),
-            Request::Get { key } => self.look_up(key),
-            Request::Stat => Reply::Stat(self.stats()),
-        })
-    }
-
-    fn look_up(&self, key: &[u8]) -> Reply {
-        let mut value = Vec::new();
-        match self.index.reader().get_into(key, &mut value) {
-            Ok(found) => Reply::Value(found.then_some(value)),
-            Err(ReadError::KeyLength { given, max }) => Reply::Put(Err(PutError::KeyLength { given, max })),
-            Err(
-                ReadError::Contended { retries: rounds, .. } | ReadError::Deadline { retries: rounds, .. },
-            ) => Reply::Put(Err(PutError::Busy { rounds })),
-            Err(ReadError::Fabric(never)) => match never {},
-        }
-    }
-}
-
-impl AsRef<Region> for Shared {
-    fn as_ref(&self) -> &Region {
-        self.index.region()
     }
 }
 

@@ -7,7 +7,8 @@
 
 #![allow(unsafe_code)]
 
-use super::{ACCEPT_AGAIN, RegisterProgress, Shared};
+use super::shared::Shared;
+use super::{ACCEPT_AGAIN, RegisterProgress};
 use crate::herd;
 use crate::layout::geometry::Geometry;
 use crate::layout::superblock::SUPERBLOCK_WORDS;

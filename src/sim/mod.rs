@@ -18,6 +18,7 @@
 //! | `choices` | who decides what hardware leaves open |
 //! | `nic` | the fabric: READs torn as chosen |
 //! | `turns` | server threads that run one at a time, as chosen |
+//! | `keys` | keys by number |
 //! | `stores` | what the stores of a history did: moves, homings, blocks |
 //! | `world` | a server, its clients, and the oracle that judges what they report |
 //! | `decided` | how many GETs each rule decided |
@@ -27,6 +28,7 @@
 mod choices;
 mod decided;
 mod history;
+mod keys;
 mod nic;
 mod stores;
 pub(crate) mod turns;
@@ -35,6 +37,7 @@ mod world;
 pub use choices::{Adversary, Bytes, Every, Random};
 pub use decided::{By, Decided};
 pub use history::{History, Instant, Recorder, Stalls};
+pub use keys::{KEY_BYTES, KeyNumber, key};
 pub use nic::{Aim, Hardware, Met, Pass, ReadFailed, Sim, Unit, Witness};
-pub use stores::{Incident, Kind};
-pub use world::{Answer, Ask, Asks, Change, KEY_BYTES, KeyNumber, Move, Past, Scene, Violation, World, key};
+pub use stores::{Incident, Kind, Move};
+pub use world::{Answer, Ask, Asks, Change, Past, Scene, Violation, World};

@@ -2,11 +2,24 @@
 //! may stumble over.
 
 use super::history::{History, Instant};
-use super::world::{KeyNumber, Move, number_of};
+use super::keys::{KeyNumber, number_of};
 use crate::layout::chain::{self, Block};
 use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::slot::{Header, check};
 use std::collections::{BTreeMap, HashMap};
+
+/// A key that was moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Move {
+    /// The key.
+    pub key: KeyNumber,
+    /// When the operation that moved it began, or, with several server threads, its copy was whole.
+    pub began: Instant,
+    /// Where it stood.
+    pub from: SlotIx,
+    /// Where it stands.
+    pub to: SlotIx,
+}
 
 /// A key got another value, or none.
 #[derive(Debug)]
@@ -168,7 +181,7 @@ impl<'a> Reading<'a> {
     }
 
     fn home(&self, number: KeyNumber) -> u64 {
-        self.geometry.home(self.geometry.seeds().first(&super::world::key(number)).0)
+        self.geometry.home(self.geometry.seeds().first(&super::keys::key(number)).0)
     }
 
     fn is_primary(&self, number: KeyNumber, slot: SlotIx) -> bool {

@@ -6,7 +6,8 @@
 //! of it, and later GETs of the same client never go back to an older version.
 
 use super::decided::{By, Decided};
-use super::stores::{Event, Incident, Kind, Stores};
+use super::keys::{KEY_BYTES, KeyNumber, key};
+use super::stores::{Event, Incident, Kind, Move, Stores};
 use super::turns;
 use super::{Adversary, Aim, Hardware, History, Instant, Met, ReadFailed, Recorder, Sim, Stalls, Witness};
 use crate::clock::Clock;
@@ -29,9 +30,6 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// A key, by number; its bytes follow from it.
-pub type KeyNumber = u32;
-
 /// What a world is made from.
 #[derive(Clone, Copy, Debug)]
 pub struct Scene {
@@ -53,9 +51,6 @@ fn memory(geometry: &Geometry) -> (Region, Arc<Recorder>, Clock) {
     let recorder = Arc::new(Recorder::new(clock.clone(), Duration::from_nanos(1)));
     (recorder.region(geometry.region_bytes()), recorder, clock)
 }
-
-/// Bytes of every key.
-pub const KEY_BYTES: usize = 8;
 
 /// Bounds of every GET in a world: its clock stands still, so only retries end one.
 const LIMITS: Limits = Limits { retries_max: 1_000, deadline: Duration::from_secs(3600) };
@@ -274,19 +269,6 @@ pub struct World {
     met: Decided,
 }
 
-/// A key that was moved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Move {
-    /// The key.
-    pub key: KeyNumber,
-    /// When the operation that moved it began, or, with several server threads, its copy was whole.
-    pub began: Instant,
-    /// Where it stood.
-    pub from: SlotIx,
-    /// Where it stands.
-    pub to: SlotIx,
-}
-
 /// A GET's answer, or why there was none.
 pub type Answer<E = ReadFailed> = Result<Option<Vec<u8>>, ReadError<E>>;
 
@@ -325,16 +307,6 @@ fn show_answer<E: std::error::Error>(answer: &Answer<E>) -> String {
         Ok(None) => "absent".into(),
         Err(error) => error.to_string(),
     }
-}
-
-/// The bytes of a key.
-pub fn key(number: KeyNumber) -> [u8; KEY_BYTES] {
-    (u64::from(number) << 32 | 0xabcd_ef01).to_le_bytes()
-}
-
-pub(super) fn number_of(bytes: &[u8]) -> KeyNumber {
-    let bytes = bytes.try_into().expect("a key of this module's");
-    (u64::from_le_bytes(bytes) >> 32) as KeyNumber
 }
 
 impl World {

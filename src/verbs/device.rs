@@ -20,6 +20,15 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+/// A work request's kind is in the top bits of its number.
+pub(crate) mod id {
+    pub const READ: u64 = 0;
+    pub const SEND: u64 = 1 << 62;
+    pub const RECEIVE: u64 = 2 << 62;
+    pub const HERD: u64 = 3 << 62;
+    pub const KIND: u64 = 3 << 62;
+}
+
 /// The last error of the C library, which verbs calls that return pointers leave behind.
 fn last_errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)

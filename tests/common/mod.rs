@@ -3,7 +3,6 @@
 
 #![allow(dead_code, reason = "each test binary uses its part of this")]
 
-use oneread::config::Preset;
 use oneread::fabric::counting::Counting;
 use oneread::fabric::shm::Shm;
 use oneread::families;
@@ -12,6 +11,7 @@ use oneread::inspect::Inspector;
 use oneread::layout::chain::{self, Block};
 use oneread::layout::geometry::Family;
 use oneread::layout::hash::{Seeds, mix};
+use oneread::placement::Preset;
 use oneread::reader::{Limits, Reader};
 use oneread::region::{Backing, Region, RegionError};
 use oneread::wire::{self, Reply};

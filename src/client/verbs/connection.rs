@@ -27,13 +27,13 @@ use crate::layout::superblock::{SUPERBLOCK_WORDS, Superblock};
 use crate::verbs::bootstrap::MESSAGES_MAX;
 use crate::verbs::bootstrap::{self, Answer, Challenge, Conversation, Descriptor, Join, Welcome};
 use crate::verbs::device::{
-    Access, Buffer, CompletionQueue, Depth, Kind, ProtectionDomain, QueuePair, Transport, Work, succeeded,
+    Access, Buffer, CompletionQueue, Depth, Kind, ProtectionDomain, QueuePair, Transport, Work, id, succeeded,
 };
 use crate::verbs::error::{SetupError, VerbsError};
 use crate::verbs::ffi::Completion;
 use crate::verbs::station::Station;
 use crate::verbs::{QueueCounts, VerbsAddress, VerbsOptions, Wait};
-use crate::wire;
+use crate::wire::{self, Reply, Request};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::collections::VecDeque;
 use std::net::TcpStream;
@@ -85,15 +85,6 @@ struct Messages {
     wanted_from: u64,
     /// Slots and lengths of answers that have come.
     arrived: VecDeque<(usize, usize)>,
-}
-
-/// A work request's kind is in the top bits of its number.
-pub(crate) mod id {
-    pub const READ: u64 = 0;
-    pub const SEND: u64 = 1 << 62;
-    pub const RECEIVE: u64 = 2 << 62;
-    pub const HERD: u64 = 3 << 62;
-    pub const KIND: u64 = 3 << 62;
 }
 
 impl Connection {
@@ -525,6 +516,50 @@ impl Connection {
     /// The socket, for callers of [`is_closed`] that do not own the connection.
     pub fn stream(&self) -> &Arc<TcpStream> {
         &self.stream
+    }
+
+    // ---- HERD ---------------------------------------------------------------------------------------
+
+    /// Asks HERD's workers, [`herd::WINDOW`] requests at a time; the replies in the order of the requests.
+    pub fn call(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<Vec<Reply>, VerbsError> {
+        let called = self.call_all(requests, deadline);
+        if let (Err(_), Some(herd)) = (&called, &mut self.herd) {
+            herd.give_up();
+        }
+        called
+    }
+
+    fn call_all(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<Vec<Reply>, VerbsError> {
+        let geometry = self.geometry().clone();
+        let mut replies = vec![None; requests.len()];
+        let (mut begun, mut answered) = (0, 0);
+        while answered < requests.len() {
+            let Some(herd) = &mut self.herd else { return Err(VerbsError::Closed) };
+            while let Some(request) = requests.get(begun)
+                && let Some(lane) = herd.lane_for(requests, begun)
+            {
+                herd.begin(lane, begun, request, &geometry)?;
+                begun += 1;
+            }
+            let now = Instant::now();
+            let repeat_at = herd.repeat_due(now)?;
+            let until = repeat_at.min(deadline);
+            let waited = self.wait_until(until.saturating_duration_since(now), |this| {
+                let Some(herd) = &this.herd else { return true };
+                herd.has_arrived() || begun < requests.len() && herd.lane_for(requests, begun).is_some()
+            });
+            match waited {
+                Ok(()) => {}
+                Err(VerbsError::Late { .. }) if Instant::now() < deadline => {}
+                Err(error) => return Err(error),
+            }
+            let Some(herd) = &mut self.herd else { return Err(VerbsError::Closed) };
+            while let Some((request, reply)) = herd.next_reply()? {
+                replies[request] = Some(reply);
+                answered += 1;
+            }
+        }
+        Ok(replies.into_iter().flatten().collect())
     }
 
     /// Takes what has completed; was that anything?

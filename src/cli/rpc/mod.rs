@@ -1,9 +1,10 @@
 //! `bench rpc`: GETs by READ beside GETs and PUTs that the server does, on one table and one fabric.
 
-use super::bench::machine;
+mod plot;
+
 use super::child::{CpuTime, Fabric, ServerChild};
-use super::measure::{KEY_BYTES, VALUE_BYTES, key, median, value};
-use super::{TokenArgs, rpc_plot, show};
+use super::measure::{KEY_BYTES, VALUE_BYTES, key, machine, median, value};
+use super::{TokenArgs, show};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use comfy_table::{Attribute, Cell};
@@ -264,7 +265,7 @@ impl Rpc {
             show::say(table(&outcome.lines))?;
         }
         if let Some(path) = &self.plot {
-            rpc_plot::draw(path, &outcome).with_context(|| format!("drawing {}", path.display()))?;
+            plot::draw(path, &outcome).with_context(|| format!("drawing {}", path.display()))?;
             show::complain(format_args!("oneread: wrote {}", path.display()));
         }
         Ok(ExitCode::SUCCESS)

@@ -1,0 +1,86 @@
+//! What the threads of a server share, and how any of them answers a request.
+
+use crate::index::{Index, PutError};
+use crate::reader::ReadError;
+use crate::region::Region;
+use crate::wire::{Reply, Request, ServerStats};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// What all threads share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) index: Index,
+    pub(super) stopping: AtomicBool,
+    pub(super) clients: AtomicU64,
+    pub(crate) clients_max: u64,
+    pub(super) allow_uids: Vec<u32>,
+    /// For the next server. Else the region goes with this one, and clients are told so when it stops.
+    pub(super) region_stays: bool,
+    /// Are clients on shm given slots?
+    pub(crate) herd: bool,
+    pub(super) slots: Counters,
+}
+
+/// What becomes of [`SlotCounts`](super::SlotCounts).
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub requests: AtomicU64,
+    pub sweeps: AtomicU64,
+    pub rests: AtomicU64,
+    pub rings: AtomicU64,
+}
+
+impl Shared {
+    pub(super) fn stats(&self) -> ServerStats {
+        let clients = self.clients.load(Ordering::Relaxed);
+        ServerStats::new(self.index.counts(), clients, self.index.incarnation())
+    }
+
+    /// Is the server being stopped?
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    /// Counts one more client, unless there are too many.
+    pub(crate) fn admit_client(&self) -> bool {
+        let admitted = self.clients.fetch_add(1, Ordering::Relaxed) < self.clients_max;
+        if !admitted {
+            self.dismiss_client();
+        }
+        admitted
+    }
+
+    /// Counts one client less.
+    pub(crate) fn dismiss_client(&self) {
+        self.clients.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Does what is asked. `None`: this is about the conversation itself.
+    pub(crate) fn answer(&self, request: Request<'_>) -> Option<Reply> {
+        Some(match request {
+            Request::Hello { .. } | Request::Slots { .. } | Request::Wake => return None,
+            Request::Put { mode, key, value } => Reply::Put(self.index.put(key, value, mode)),
+            Request::Remove { key } => Reply::Removed(self.index.remove(key)),
+            Request::Get { key } => self.look_up(key),
+            Request::Stat => Reply::Stat(self.stats()),
+        })
+    }
+
+    fn look_up(&self, key: &[u8]) -> Reply {
+        let mut value = Vec::new();
+        match self.index.reader().get_into(key, &mut value) {
+            Ok(found) => Reply::Value(found.then_some(value)),
+            Err(ReadError::KeyLength { given, max }) => Reply::Put(Err(PutError::KeyLength { given, max })),
+            Err(
+                ReadError::Contended { retries: rounds, .. } | ReadError::Deadline { retries: rounds, .. },
+            ) => Reply::Put(Err(PutError::Busy { rounds })),
+            Err(ReadError::Fabric(never)) => match never {},
+        }
+    }
+}
+
+impl AsRef<Region> for Shared {
+    fn as_ref(&self) -> &Region {
+        self.index.region()
+    }
+}
