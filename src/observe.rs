@@ -27,6 +27,7 @@ mod with_sim {
         /// Another thread may go on now.
         fn may_pass(&self);
         /// Returns when `is_free` says so.
+        #[cfg_attr(loom, allow(dead_code, reason = "loom has locks of its own"))]
         fn wait_until(&self, is_free: &dyn Fn() -> bool);
     }
 
