@@ -419,12 +419,14 @@ mod tests {
     /// What is torn beside the key does not make the key's own slot doubtful, before it or after it.
     #[test]
     fn a_hit_beside_a_torn_slot() {
-        let geometry = geometry("cluster", 8, 8);
-        for at in [0, 3, 7] {
-            let mut get = Get::new(&geometry, b"key");
-            let hit = get.start().first.0 + at;
-            let show = |slot: SlotIx| if slot.0 == hit { Look::Match } else { Look::Torn };
-            assert_eq!(get.feed(&mut Showing(show), false, &mut Vec::new()), Step::Found, "slot {at}");
+        for (value_max, expected) in [(8, Step::Found), (100, Step::Judge)] {
+            let geometry = geometry("cluster", 8, value_max);
+            for at in [0, 3, 7] {
+                let mut get = Get::new(&geometry, b"key");
+                let hit = get.start().first.0 + at;
+                let show = |slot: SlotIx| if slot.0 == hit { Look::Match } else { Look::Torn };
+                assert_eq!(get.feed(&mut Showing(show), false, &mut Vec::new()), expected, "slot {at}");
+            }
         }
     }
 

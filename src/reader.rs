@@ -527,6 +527,21 @@ mod tests {
         assert!(begun.elapsed() >= 100 * Duration::from_nanos(SLEEP_NS));
     }
 
+    /// First it spins, then lets others run, then sleeps, for as long as is said.
+    #[test]
+    fn patience_rests_longer_and_longer() {
+        let limits = Limits { retries_max: 1000, deadline: Duration::from_secs(1) };
+        let mut patience = Patience::default();
+        let mut rest = || patience.again::<Infallible>(Retry::Torn, 7, &limits).unwrap();
+        let (spins, yields, sleeps) = (Rest::Spin, Rest::Yield, Rest::Sleep);
+        assert!((0..8).all(|_| rest() == spins));
+        assert!((0..56).all(|_| rest() == yields));
+        assert!((0..100).all(|_| rest() == sleeps));
+        let clock = Clock::manual();
+        [spins, yields, sleeps].into_iter().for_each(|rest| rest.take(&clock));
+        assert_eq!(clock.now_ns(), 50_000);
+    }
+
     // ---- batches, over a fabric whose READs take as long as is said --------------------------------------
 
     /// Milliseconds, in nanoseconds.
@@ -857,6 +872,18 @@ mod tests {
         }
         assert_eq!((reader.stats(), reader.fabric().reads), (GetStats::default(), 0));
         assert_eq!(reader.get_into(&[1; 4], &mut Vec::new()), Ok(false));
+    }
+
+    /// A key that is torn for long, and a caller that takes long with each of the others: in the end nothing is under
+    /// way but the one that rests, and it sleeps by the clock that counts the caller's time, too.
+    #[test]
+    fn a_rest_after_a_slow_caller() {
+        let came = batch((100, 2, MS), |_| 10_000, |now, n| n == 0 && now < 300 * MS);
+        came.all_answered();
+        let at_ns = came.at_ns[0].unwrap();
+        assert!((300 * MS..301 * MS).contains(&at_ns), "{at_ns} ns");
+        // Every 60 us while nothing else goes on, and less often before.
+        assert!((3_000..5_100).contains(&came.stats.retries_torn), "{:?}", came.stats);
     }
 
     /// What is in the documentation.
