@@ -181,6 +181,8 @@ stories! {
         gets_that_are_given_up,
         places_that_are_free,
         a_server_that_is_away_for_a_while,
+        costs_over_a_shared_pair,
+        herds_that_go_home,
     ]
     told: [choice,]
 }
@@ -1234,5 +1236,61 @@ fn a_server_that_is_away_for_a_while(_: &Fake) {
         assert_eq!(client.get(b"key").unwrap().as_deref(), Some(&b"three"[..]));
         assert_eq!(client.stats().reattached - before, 1, "{options:?}");
         server.stop();
+    }
+}
+
+/// What handles ask of a pair that they share adds up to the device's count, whichever of them did it for the others;
+/// and all their changes go over one connection, which stays.
+fn costs_over_a_shared_pair(fake: &Fake) {
+    for wait in [Wait::Poll, Wait::Block] {
+        let server = serve(2000);
+        let verbs = VerbsOptions { pairs: Some(1), wait, ..options().verbs };
+        let one = Client::connect_with(server.address(), ClientOptions { verbs, ..options() }).unwrap();
+        let mut clients = [one.clone(), one];
+        fill(&mut clients[0], 200);
+        check_all(&mut clients[1], 200);
+        let device = || ["reads", "doorbells"].map(|name| fake.count(name));
+        let asked = |clients: &[Client; 2]| {
+            let counts = clients.each_ref().map(|client| client.queue_counts().unwrap());
+            let sum = |of: fn(&oneread::verbs::QueueCounts) -> u64| counts.iter().map(of).sum::<u64>() as i64;
+            [sum(|counts| counts.reads), sum(|counts| counts.doorbells), sum(|counts| counts.messages)]
+        };
+        let (before, asked_before) = (device(), asked(&clients));
+        for client in &mut clients {
+            check_all(client, 200);
+        }
+        let (after, asked_after) = (device(), asked(&clients));
+        let [reads, doorbells, messages] = [0, 1, 2].map(|n| asked_after[n] - asked_before[n]);
+        assert_eq!([reads, doorbells], [0, 1].map(|n| after[n] - before[n]), "{wait:?}");
+        assert!(reads >= 2 * (200 + 29 + 1) && doorbells < reads && messages == 0, "{reads}, {doorbells}");
+        let pairs = fake.count("live_qps");
+        for n in 0..20 {
+            clients[n % 2].put(b"key", b"value").unwrap();
+            assert_eq!(fake.count("live_qps"), pairs, "the connection for changes is kept");
+        }
+        assert_eq!(asked(&clients)[2] - asked_after[2], 20);
+    }
+}
+
+/// When a client that asked HERD's way is gone, the workers let go of its place, though others stay: nothing of it is
+/// left on the server's side.
+fn herds_that_go_home(fake: &Fake) {
+    let server = serve_herd(at("127.0.0.1:0"), config(default_preset(), 2000, 16, 46, 7));
+    let herd = ClientOptions { ask: Ask::Herd, ..options() };
+    let mut stays = Client::connect_with(server.address(), herd.clone()).unwrap();
+    let ask = |client: &mut Client| {
+        client.put(b"key", b"value").unwrap();
+        assert_eq!(client.rpc_get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+    };
+    let kinds = ["live_qps", "live_ahs"];
+    ask(&mut stays);
+    let before = kinds.map(|kind| fake.count(kind));
+    for _ in 0..5 {
+        let mut goes = Client::connect_with(server.address(), herd.clone()).unwrap();
+        ask(&mut goes);
+        assert!(kinds.map(|kind| fake.count(kind)).into_iter().zip(before).all(|(now, then)| now > then));
+        drop(goes);
+        wait_for("its place to be given up", || (kinds.map(|kind| fake.count(kind)) == before).then_some(()));
+        ask(&mut stays);
     }
 }
