@@ -357,9 +357,10 @@ mod tests {
         assert_eq!(get.judge(Proof::InGrace), Step::Absent);
     }
 
-    /// Ghosts of the key, by slot and stamp, in one pass after the other, with the fabric's word for the last one. A
-    /// ghost is old if the pass before saw it in the same slot under the same stamp, whatever came of that pass; one
-    /// new ghost among old ones is enough to look again. A fabric that saw no move begin need not ask for ghosts.
+    /// Ghosts of the key, by slot and stamp, in one pass after the other, with the fabric's word for the last
+    /// one. A ghost is old if the pass before saw it in the same slot under the same stamp, whatever came of
+    /// that pass; one new ghost among old ones is enough to look again. A fabric that saw no move begin need
+    /// not ask for ghosts.
     #[test]
     fn ghosts_are_remembered_for_one_pass() {
         let geometry = geometry("cluster", 8, 8);
@@ -450,8 +451,8 @@ mod tests {
         }
     }
 
-    /// Only the first slot of a window says where the chain goes on, and whether the key may be displaced: the
-    /// others are homes of their own.
+    /// Only the first slot of a window says where the chain goes on, and whether the key may be displaced:
+    /// the others are homes of their own.
     #[test]
     fn the_first_slot_speaks_for_its_window() {
         let geometry = geometry("farm", 1000, 8);

@@ -822,8 +822,8 @@ mod tests {
         Config { layout, size, key_max: 4, value_max: 8, ..Config::default() }.geometry().unwrap()
     }
 
-    /// A pass over several windows is as old as its first READ: two READs of three quarters of the grace time each
-    /// prove nothing. The next pass is as old as its own first READ.
+    /// A pass over several windows is as old as its first READ: two READs of three quarters of the grace time
+    /// each prove nothing. The next pass is as old as its own first READ.
     #[test]
     fn a_pass_is_as_old_as_its_first_read() {
         let geometry = list();
@@ -874,8 +874,8 @@ mod tests {
         assert_eq!(reader.get_into(&[1; 4], &mut Vec::new()), Ok(false));
     }
 
-    /// A key that is torn for long, and a caller that takes long with each of the others: in the end nothing is under
-    /// way but the one that rests, and it sleeps by the clock that counts the caller's time, too.
+    /// A key that is torn for long, and a caller that takes long with each of the others: in the end nothing
+    /// is under way but the one that rests, and it sleeps by the clock that counts the caller's time, too.
     #[test]
     fn a_rest_after_a_slow_caller() {
         let came = batch((100, 2, MS), |_| 10_000, |now, n| n == 0 && now < 300 * MS);

@@ -1114,8 +1114,8 @@ fn lengths_are_those_of_the_server_that_is_there(_: &Fake) {
     }
 }
 
-/// Answers to changes that were late come all the same, several of them one after the other. None is taken for that
-/// to what is asked next, and the connection is as good as before.
+/// Answers to changes that were late come all the same, several of them one after the other. None is taken
+/// for that to what is asked next, and the connection is as good as before.
 fn answers_that_nobody_waits_for(_: &Fake) {
     for options in ways() {
         let table = config(default_preset(), 64, 16, 46, 7);
@@ -1128,12 +1128,14 @@ fn answers_that_nobody_waits_for(_: &Fake) {
         let began = Instant::now();
         while late < 4 {
             assert!(began.elapsed() < SOON, "{options:?}: {late} were late");
-            // Where keys come and go, slots wait for traces to be taken away. A put that needs one waits, too.
+            // Where keys come and go, slots wait for traces to be taken away. A put that needs one waits,
+            // too.
             for (n, is_late) in (next..).zip((0..).map(|n| n % 2 == 1)).take(12) {
                 match client.put(&ours(n).0, &ours(n).1) {
                     Ok(_) => {}
                     Err(MutateError::Rejected(PutError::Full { .. })) => {}
-                    // By messages a connection's requests are answered in order: the next ones are late as well.
+                    // By messages a connection's requests are answered in order: the next ones are late as
+                    // well.
                     Err(MutateError::Deadline { .. }) => late += 1,
                     Err(error) => panic!("{options:?}: {error}"),
                 }
@@ -1159,8 +1161,8 @@ fn answers_that_nobody_waits_for(_: &Fake) {
     }
 }
 
-/// A batch that ends in an error leaves READs in flight. They are waited for: the connection is good, and what they
-/// bring is not taken for the answers to what is asked next.
+/// A batch that ends in an error leaves READs in flight. They are waited for: the connection is good, and
+/// what they bring is not taken for the answers to what is asked next.
 fn gets_that_are_given_up(fake: &Fake) {
     for pairs in [None, Some(1)] {
         // No pass is ever fast enough to say that a key is absent; a slot of one line is a proof by itself.
@@ -1190,8 +1192,8 @@ fn gets_that_are_given_up(fake: &Fake) {
     }
 }
 
-/// A handle reads over the pair that the fewest read over, and whoever is gone does not count: the place of a handle
-/// that is dropped is the next one's, and no further connection is made.
+/// A handle reads over the pair that the fewest read over, and whoever is gone does not count: the place of a
+/// handle that is dropped is the next one's, and no further connection is made.
 fn places_that_are_free(fake: &Fake) {
     let server = serve(1024);
     let verbs = VerbsOptions { pairs: Some(3), ..options().verbs };
@@ -1211,8 +1213,8 @@ fn places_that_are_free(fake: &Fake) {
     }
 }
 
-/// A server that is away is looked for until the deadline, by each call anew. When another one is at its place, the
-/// handles that found none before find it, each connecting anew once.
+/// A server that is away is looked for until the deadline, by each call anew. When another one is at its
+/// place, the handles that found none before find it, each connecting anew once.
 fn a_server_that_is_away_for_a_while(_: &Fake) {
     for options in ways().filter(|way| way.ask == Ask::Message && way.verbs.wait == Wait::Poll) {
         let table = Config { grace: Duration::from_millis(500), ..config(default_preset(), 1024, 16, 46, 7) };
@@ -1239,8 +1241,8 @@ fn a_server_that_is_away_for_a_while(_: &Fake) {
     }
 }
 
-/// What handles ask of a pair that they share adds up to the device's count, whichever of them did it for the others;
-/// and all their changes go over one connection, which stays.
+/// What handles ask of a pair that they share adds up to the device's count, whichever of them did it for the
+/// others; and all their changes go over one connection, which stays.
 fn costs_over_a_shared_pair(fake: &Fake) {
     for wait in [Wait::Poll, Wait::Block] {
         let server = serve(2000);
@@ -1272,8 +1274,8 @@ fn costs_over_a_shared_pair(fake: &Fake) {
     }
 }
 
-/// When a client that asked HERD's way is gone, the workers let go of its place, though others stay: nothing of it is
-/// left on the server's side.
+/// When a client that asked HERD's way is gone, the workers let go of its place, though others stay: nothing
+/// of it is left on the server's side.
 fn herds_that_go_home(fake: &Fake) {
     let server = serve_herd(at("127.0.0.1:0"), config(default_preset(), 2000, 16, 46, 7));
     let herd = ClientOptions { ask: Ask::Herd, ..options() };

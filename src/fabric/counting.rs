@@ -140,8 +140,8 @@ mod tests {
         }
     }
 
-    /// A doorbell counts once for all its READs, each READ for all its bytes; what failed is not counted. Everything
-    /// else is the inner fabric's.
+    /// A doorbell counts once for all its READs, each READ for all its bytes; what failed is not counted.
+    /// Everything else is the inner fabric's.
     #[test]
     fn what_is_counted() {
         let config = Config { size: Size::Slots(64), key_max: 8, value_max: 100, ..Config::default() };

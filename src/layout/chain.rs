@@ -60,8 +60,8 @@ mod tests {
     use super::*;
     use crate::layout::geometry::{Config, Size};
 
-    /// A link is beside the filter, leads to each block there is, and to no other: what lies behind the last one is
-    /// no memory of the table's.
+    /// A link is beside the filter, leads to each block there is, and to no other: what lies behind the last
+    /// one is no memory of the table's.
     #[test]
     fn links_lead_to_blocks() {
         let layout = "farm".parse().unwrap();

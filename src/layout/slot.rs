@@ -395,8 +395,8 @@ mod tests {
         assert_eq!(View::consistent(s, &[0; 4]).err(), Some(Torn::Lengths));
     }
 
-    /// Each bit of stamp, header, key, value and copies counts, in slots of every kind, and so does each bit of what
-    /// the slot is bound to. Bytes that neither key nor value takes up do not.
+    /// Each bit of stamp, header, key, value and copies counts, in slots of every kind, and so does each bit
+    /// of what the slot is bound to. Bytes that neither key nor value takes up do not.
     #[test]
     fn each_covered_bit_counts() {
         for (bytes, klen, vlen) in
