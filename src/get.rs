@@ -357,6 +357,119 @@ mod tests {
         assert_eq!(get.judge(Proof::InGrace), Step::Absent);
     }
 
+    /// Ghosts of the key, by slot and stamp, in one pass after the other, with the fabric's word for the last
+    /// one. A ghost is old if the pass before saw it in the same slot under the same stamp, whatever came of
+    /// that pass; one new ghost among old ones is enough to look again. A fabric that saw no move begin need
+    /// not ask for ghosts.
+    #[test]
+    fn ghosts_are_remembered_for_one_pass() {
+        let geometry = geometry("cluster", 8, 8);
+        let tag = geometry.seeds().first(b"key").ghost();
+        let first = Get::new(&geometry, b"key").start().first.0;
+        let (absent, moved) = (Step::Absent, Step::Again(Get::new(&geometry, b"key").start(), Retry::Moved));
+        // What the slots show, is one of them torn, and the proof.
+        type Pass<'a> = (&'a [(u64, u32)], bool, Proof);
+        let cases: &[(&[Pass<'_>], Step)] = &[
+            (&[(&[], false, Proof::InGrace)], absent),
+            (&[(&[(0, 4)], false, Proof::InGrace)], moved),
+            (&[(&[(3, 4)], false, Proof::NoMove)], absent),
+            (&[(&[(3, 4)], false, Proof::InGrace), (&[(3, 4)], false, Proof::InGrace)], absent),
+            (&[(&[(3, 4)], false, Proof::InGrace), (&[], false, Proof::InGrace)], absent),
+            (&[(&[(3, 4)], false, Proof::InGrace), (&[(3, 6)], false, Proof::InGrace)], moved),
+            (&[(&[(3, 4)], false, Proof::InGrace), (&[(2, 4)], false, Proof::InGrace)], moved),
+            (&[(&[(3, 4)], false, Proof::None), (&[(3, 4)], false, Proof::InGrace)], absent),
+            (&[(&[(3, 4)], true, Proof::None), (&[(3, 4)], false, Proof::InGrace)], absent),
+            (
+                &[(&[(3, 4)], false, Proof::None), (&[(3, 4)], false, Proof::None)],
+                Step::Again(geometry.window(0), Retry::Late),
+            ),
+            (
+                &[(&[(1, 4), (3, 8)], false, Proof::InGrace), (&[(1, 4), (3, 8)], false, Proof::InGrace)],
+                absent,
+            ),
+            (&[(&[(1, 4)], false, Proof::InGrace), (&[(1, 4), (3, 8)], false, Proof::InGrace)], moved),
+            (&[(&[(3, 8)], false, Proof::InGrace), (&[(1, 4), (3, 8)], false, Proof::InGrace)], moved),
+            (
+                &[
+                    (&[(1, 4), (3, 8)], false, Proof::None),
+                    (&[(1, 4), (3, 8), (5, 8)], false, Proof::InGrace),
+                ],
+                moved,
+            ),
+        ];
+        for (passes, expected) in cases {
+            let mut get = Get::new(&geometry, b"key");
+            let mut verdict = None;
+            for (ghosts, torn, proof) in *passes {
+                let show = |slot: SlotIx| {
+                    let seen = ghosts.iter().find(|(at, _)| first + at == slot.0);
+                    let (stamp, ghost) = seen.map_or((2, tag % 255 + 1), |(_, stamp)| (*stamp, tag));
+                    // (The last slot is torn, after all that is seen.)
+                    match *torn && slot.0 == first + 7 {
+                        true => Look::Torn,
+                        false => Look::Other(Header { stamp, crc: 0, klen: 3, ghost, vlen: 0, aux: 0 }),
+                    }
+                };
+                let fed = get.feed(&mut Showing(show), false, &mut Vec::new());
+                verdict = Some(if *torn { fed } else { get.judge(*proof) });
+            }
+            assert_eq!(verdict.as_ref(), Some(expected), "{passes:?}");
+        }
+    }
+
+    /// What is torn beside the key does not make the key's own slot doubtful, before it or after it.
+    #[test]
+    fn a_hit_beside_a_torn_slot() {
+        for (value_max, expected) in [(8, Step::Found), (100, Step::Judge)] {
+            let geometry = geometry("cluster", 8, value_max);
+            for at in [0, 3, 7] {
+                let mut get = Get::new(&geometry, b"key");
+                let hit = get.start().first.0 + at;
+                let show = |slot: SlotIx| if slot.0 == hit { Look::Match } else { Look::Torn };
+                assert_eq!(get.feed(&mut Showing(show), false, &mut Vec::new()), expected, "slot {at}");
+            }
+        }
+    }
+
+    /// A torn slot in a further window begins the pass anew, with the primary window.
+    #[test]
+    fn torn_further_windows() {
+        let geometry = geometry("list", 1000, 8);
+        let mut get = Get::new(&geometry, b"key");
+        let show = |slot: SlotIx| {
+            let aux = with_link(0xff, Some(Block(0)));
+            let home = Look::Other(Header { stamp: 2, crc: 0, klen: 0, ghost: 0, vlen: 0, aux });
+            if slot.0 < geometry.main_slots() { home } else { Look::Torn }
+        };
+        for _ in 0..3 {
+            assert!(get.begins_pass());
+            let block = Window { first: SlotIx(geometry.main_slots()), slots: 1 };
+            assert_eq!(get.feed(&mut Showing(show), false, &mut Vec::new()), Step::Read(block));
+            assert!(!get.begins_pass());
+            let again = Step::Again(get.start(), Retry::Torn);
+            assert_eq!(get.feed(&mut Showing(show), false, &mut Vec::new()), again);
+        }
+    }
+
+    /// Only the first slot of a window says where the chain goes on, and whether the key may be displaced:
+    /// the others are homes of their own.
+    #[test]
+    fn the_first_slot_speaks_for_its_window() {
+        let geometry = geometry("farm", 1000, 8);
+        let follow = |named_at: u64| {
+            let mut get = Get::new(&geometry, b"key");
+            let first = get.start().first.0;
+            let show = |slot: SlotIx| {
+                let aux = if slot.0 == first + named_at { with_link(0xff, Some(Block(5))) } else { 0 };
+                Look::Other(Header { stamp: 2, crc: 0, klen: 0, ghost: 0, vlen: 0, aux })
+            };
+            get.feed(&mut Showing(show), false, &mut Vec::new())
+        };
+        let block = Window { first: SlotIx(geometry.main_slots() + 5 * 4), slots: 4 };
+        assert_eq!(follow(0), Step::Read(block));
+        assert_eq!((follow(1), follow(4), follow(7)), (Step::Judge, Step::Judge, Step::Judge));
+    }
+
     /// A chain as long as the server links one is followed to its end; a longer one is given up.
     #[test]
     fn chains_are_followed_so_far() {
@@ -377,6 +490,7 @@ mod tests {
             }
         };
         assert_eq!(follow(CHAIN_MAX), Step::Judge);
+        assert!(matches!(follow(CHAIN_MAX + 1), Step::Again(_, Retry::Chain)));
         assert!(matches!(follow(CHAIN_MAX + 2), Step::Again(_, Retry::Chain)));
         assert!(matches!(follow(u32::MAX), Step::Again(_, Retry::Chain)));
     }

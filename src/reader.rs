@@ -528,6 +528,21 @@ mod tests {
         assert!(begun.elapsed() >= 100 * Duration::from_nanos(SLEEP_NS));
     }
 
+    /// First it spins, then lets others run, then sleeps, for as long as is said.
+    #[test]
+    fn patience_rests_longer_and_longer() {
+        let limits = Limits { retries_max: 1000, deadline: Duration::from_secs(1) };
+        let mut patience = Patience::default();
+        let mut rest = || patience.again::<Infallible>(Retry::Torn, 7, &limits).unwrap();
+        let (spins, yields, sleeps) = (Rest::Spin, Rest::Yield, Rest::Sleep);
+        assert!((0..8).all(|_| rest() == spins));
+        assert!((0..56).all(|_| rest() == yields));
+        assert!((0..100).all(|_| rest() == sleeps));
+        let clock = Clock::manual();
+        [spins, yields, sleeps].into_iter().for_each(|rest| rest.take(&clock));
+        assert_eq!(clock.now_ns(), 50_000);
+    }
+
     // ---- batches, over a fabric whose READs take as long as is said --------------------------------------
 
     /// Milliseconds, in nanoseconds.
@@ -785,6 +800,98 @@ mod tests {
                 assert!(looks <= 2 * windows(n), "key {n} in {} windows: {looks} READs", windows(n));
             }
         }
+    }
+
+    /// A reader of a table of single slots, and the clock that its READs advance.
+    fn reader_of<L: FnMut(u64) -> u64>(
+        geometry: &Geometry,
+        windows: fn(u32) -> u32,
+        credits: usize,
+        takes_ns: L,
+    ) -> Reader<'_, Slow<L, fn(u64, u32) -> bool>> {
+        let clock = Clock::manual();
+        let is_torn: fn(u64, u32) -> bool = |_, _| false;
+        let main_slots = geometry.main_slots();
+        let (posted, reads) = Default::default();
+        let fabric =
+            Slow { clock: clock.clone(), credits, posted, takes_ns, is_torn, windows, main_slots, reads };
+        Reader::new(fabric, geometry, clock, Limits::default())
+    }
+
+    fn list() -> Geometry {
+        let (layout, size) = ("list".parse().unwrap(), Size::Slots(64));
+        Config { layout, size, key_max: 4, value_max: 8, ..Config::default() }.geometry().unwrap()
+    }
+
+    /// A pass over several windows is as old as its first READ: two READs of three quarters of the grace time
+    /// each prove nothing. The next pass is as old as its own first READ.
+    #[test]
+    fn a_pass_is_as_old_as_its_first_read() {
+        let geometry = list();
+        let slow = |now| if now < 100 * MS { 3 * MS / 2 } else { 2_000 };
+        // Of 3 ms each; the one that begins after 99 ms has one slow READ.
+        let expected = GetStats { gets: 1, retries_late: 33, ..GetStats::default() };
+        let key = 7u32.to_le_bytes();
+        let mut one = reader_of(&geometry, |_| 2, 1, slow);
+        let mut value = vec![1, 2, 3];
+        assert_eq!(one.get_into(&key, &mut value), Ok(false));
+        assert_eq!((value, one.stats(), one.fabric().reads), (vec![], expected, 68));
+        let mut many = reader_of(&geometry, |_| 2, 1, slow);
+        let mut answers = Vec::new();
+        many.get_many(&[key], |n, value| answers.push((n, value.map(Vec::from)))).unwrap();
+        assert_eq!((answers, many.stats(), many.fabric().reads), (vec![(0, None)], expected, 68));
+    }
+
+    /// As many keys as there are lanes, one less, one more, none: each is READ once and answered once.
+    #[test]
+    fn batches_of_every_size() {
+        let geometry = list();
+        for keys in [0, 1, 3, 4, 5, 8, 9] {
+            let mut reader = reader_of(&geometry, |_| 1, 4, |_| 1_000);
+            let keys: Vec<_> = (0..keys).map(u32::to_le_bytes).collect();
+            let mut answered = vec![0; keys.len()];
+            reader.get_many(&keys, |n, _| answered[n] += 1).unwrap();
+            assert!(answered.iter().all(|&times| times == 1), "{answered:?}");
+            let gets = keys.len() as u64;
+            assert_eq!(reader.stats(), GetStats { gets, ..GetStats::default() });
+            assert_eq!(reader.fabric().reads, gets);
+        }
+    }
+
+    /// A key that the table does not take is refused before anything is READ, wherever it stands in a batch.
+    #[test]
+    fn lengths_are_looked_at_first() {
+        let geometry = list();
+        let mut reader = reader_of(&geometry, |_| 1, 4, |_| 1_000);
+        for given in [0, 5, 256] {
+            let refused = Err(ReadError::KeyLength { given, max: 4 });
+            let bad = vec![1; given];
+            assert_eq!(reader.get_into(&bad, &mut Vec::new()).map(|_| ()), refused);
+            for keys in [vec![bad.clone()], vec![vec![1; 4], bad.clone()], vec![bad.clone(), vec![1; 4]]] {
+                assert_eq!(reader.get_many(&keys, |n, _| panic!("{n} is answered")), refused);
+            }
+        }
+        assert_eq!((reader.stats(), reader.fabric().reads), (GetStats::default(), 0));
+        assert_eq!(reader.get_into(&[1; 4], &mut Vec::new()), Ok(false));
+    }
+
+    /// A key that is torn for long, and a caller that takes long with each of the others: in the end nothing
+    /// is under way but the one that rests, and it sleeps by the clock that counts the caller's time, too.
+    #[test]
+    fn a_rest_after_a_slow_caller() {
+        let came = batch((100, 2, MS), |_| 10_000, |now, n| n == 0 && now < 300 * MS);
+        came.all_answered();
+        let at_ns = came.at_ns[0].unwrap();
+        assert!((300 * MS..301 * MS).contains(&at_ns), "{at_ns} ns");
+        // Every 60 us while nothing else goes on, and less often before.
+        assert!((3_000..5_100).contains(&came.stats.retries_torn), "{:?}", came.stats);
+    }
+
+    /// What is in the documentation.
+    #[test]
+    fn limits_by_default() {
+        let documented = Limits { retries_max: 100_000, deadline: Duration::from_secs(1) };
+        assert_eq!(Limits::default(), documented);
     }
 
     #[test]

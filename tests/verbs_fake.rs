@@ -11,13 +11,14 @@ mod common;
 
 use common::*;
 use oneread::families::presets;
+use oneread::get::Retry;
 use oneread::layout::geometry::Family;
 use oneread::placement::Preset;
-use oneread::reader::ReadError;
+use oneread::reader::{Limits, ReadError};
 use oneread::verbs::{SetupError, Token, VerbsAddress, VerbsError, VerbsOptions, Wait};
 use oneread::{
-    Address, Ask, Client, ClientOptions, ConnectError, GetError, MutateError, Put, PutError, ServeError,
-    Server,
+    Address, Ask, Client, ClientOptions, ConnectError, GetError, MutateError, Put, PutError, PutMode,
+    ServeError, Server,
 };
 use oneread::{Config, ServerConfig};
 use std::ffi::{CString, c_char, c_int, c_long};
@@ -178,6 +179,12 @@ stories! {
         bad_pairs_in_a_batch,
         full_tables_in_a_batch,
         lengths_are_those_of_the_server_that_is_there,
+        answers_that_nobody_waits_for,
+        gets_that_are_given_up,
+        places_that_are_free,
+        a_server_that_is_away_for_a_while,
+        costs_over_a_shared_pair,
+        herds_that_go_home,
     ]
     told: [choice,]
 }
@@ -1106,5 +1113,188 @@ fn lengths_are_those_of_the_server_that_is_there(_: &Fake) {
             let address = address.cloned().unwrap_or_else(|| at("127.0.0.1:0"));
             serve_herd(address, Config { grace: Duration::from_millis(500), ..*table })
         });
+    }
+}
+
+/// Answers to changes that were late come all the same, several of them one after the other. None is taken
+/// for that to what is asked next, and the connection is as good as before.
+fn answers_that_nobody_waits_for(_: &Fake) {
+    for options in ways() {
+        let table = config(default_preset(), 64, 16, 46, 7);
+        let server = serve_herd(at("127.0.0.1:0"), Config { grace: Duration::from_millis(50), ..table });
+        let hasty = ClientOptions { deadline: Duration::from_millis(20), ..options.clone() };
+        let connect = || Client::connect_with(server.address(), hasty.clone()).ok();
+        let mut client = wait_for("a connection within 20 ms", connect);
+        server.index().put(b"there", b"value", PutMode::Upsert).unwrap();
+        let (mut late, mut oldest, mut next) = (0, 0, 0);
+        let began = Instant::now();
+        while late < 4 {
+            assert!(began.elapsed() < SOON, "{options:?}: {late} were late");
+            // Where keys come and go, slots wait for traces to be taken away. A put that needs one waits,
+            // too.
+            for (n, is_late) in (next..).zip((0..).map(|n| n % 2 == 1)).take(12) {
+                match client.put(&ours(n).0, &ours(n).1) {
+                    Ok(_) => {}
+                    Err(MutateError::Rejected(PutError::Full { .. })) => {}
+                    // By messages a connection's requests are answered in order: the next ones are late as
+                    // well.
+                    Err(MutateError::Deadline { .. }) => late += 1,
+                    Err(error) => panic!("{options:?}: {error}"),
+                }
+                let (key, value) =
+                    if is_late { (&b"there"[..], Some(&b"value"[..])) } else { (&b"not"[..], None) };
+                match client.rpc_get(key) {
+                    Ok(found) => assert_eq!(found.as_deref(), value, "{options:?}"),
+                    Err(MutateError::Deadline { .. }) => late += 1,
+                    Err(error) => panic!("{options:?}: {error}"),
+                }
+            }
+            next += 12;
+            while server.index().len() > 50 {
+                server.index().remove(&ours(oldest).0).unwrap();
+                oldest += 1;
+            }
+        }
+        // (What is still under way is put before.)
+        wait_for("an answer in time", || client.put(b"there", b"last").ok());
+        let found = wait_for("an answer in time", || client.rpc_get(b"there").ok());
+        assert_eq!(found.as_deref(), Some(&b"last"[..]), "{options:?}");
+        assert_eq!(client.stats().reattached, 0, "{options:?}");
+    }
+}
+
+/// A batch that ends in an error leaves READs in flight. They are waited for: the connection is good, and
+/// what they bring is not taken for the answers to what is asked next.
+fn gets_that_are_given_up(fake: &Fake) {
+    for pairs in [None, Some(1)] {
+        // No pass is ever fast enough to say that a key is absent; a slot of one line is a proof by itself.
+        let table = config(default_preset(), 1024, 16, 32, 7);
+        let server = serve_herd(at("127.0.0.1:0"), Config { grace: Duration::from_nanos(1), ..table });
+        let verbs = VerbsOptions { pairs, credits: 64, ..options().verbs };
+        let limits = Limits { retries_max: 3, ..options().limits };
+        let mut client =
+            Client::connect_with(server.address(), ClientOptions { verbs, limits, ..options() }).unwrap();
+        let pairs: Vec<_> = (0..100).map(|n| (key(n, 16), value(u64::from(n), 32))).collect();
+        client.put_many(&pairs).unwrap().into_iter().for_each(|answer| assert_eq!(answer, Ok(Put::Inserted)));
+        for delay in [0, 200] {
+            fake.set("FAKE_DELAY_READS", delay);
+            for _ in 0..3 {
+                let absent: Vec<_> = (1_000..1_100).map(|n| key(n, 16)).collect();
+                match client.get_many_with(&absent, |n, _| panic!("{n} is answered")) {
+                    Err(GetError::Read(ReadError::Contended { retries: 3, last: Retry::Late })) => {}
+                    other => panic!("{other:?}"),
+                }
+                for (key, value) in &pairs {
+                    assert_eq!(client.get(key).unwrap().as_ref(), Some(value));
+                }
+            }
+        }
+        assert_eq!(client.stats().reattached, 0);
+        fake.set("FAKE_DELAY_READS", 0);
+    }
+}
+
+/// A handle reads over the pair that the fewest read over, and whoever is gone does not count: the place of a
+/// handle that is dropped is the next one's, and no further connection is made.
+fn places_that_are_free(fake: &Fake) {
+    let server = serve(1024);
+    let verbs = VerbsOptions { pairs: Some(3), ..options().verbs };
+    let mut first = Client::connect_with(server.address(), ClientOptions { verbs, ..options() }).unwrap();
+    fill(&mut first, 50);
+    let before = fake.count("live_qps");
+    for _ in 0..5 {
+        check_all(&mut first.clone(), 50);
+        // One end of it is the server's.
+        assert_eq!(fake.count("live_qps"), before + 2, "one pair more, each time the same");
+    }
+    let mut others: Vec<_> = (0..5).map(|_| first.clone()).collect();
+    for (other, pairs) in others.iter_mut().zip([1, 2, 2, 2, 2]) {
+        check_all(other, 50);
+        assert_eq!(fake.count("live_qps"), before + 2 * pairs);
+        assert_eq!(other.stats().reattached, 0);
+    }
+}
+
+/// A server that is away is looked for until the deadline, by each call anew. When another one is at its
+/// place, the handles that found none before find it, each connecting anew once.
+fn a_server_that_is_away_for_a_while(_: &Fake) {
+    for options in ways().filter(|way| way.ask == Ask::Message && way.verbs.wait == Wait::Poll) {
+        let table = Config { grace: Duration::from_millis(500), ..config(default_preset(), 1024, 16, 46, 7) };
+        let server = serve_herd(at("127.0.0.1:0"), table);
+        let address = server.address().clone();
+        let brief = ClientOptions { deadline: Duration::from_millis(300), ..options.clone() };
+        let connect = || Client::connect_with(&address, brief.clone()).ok();
+        let mut client = wait_for("a connection within 300 ms", connect);
+        wait_for("a put", || client.put(b"key", b"one").ok());
+        assert_eq!(client.get(b"key").unwrap().as_deref(), Some(&b"one"[..]));
+        let before = client.stats().reattached;
+        server.stop();
+        assert!(matches!(client.get(b"key"), Err(GetError::ServerGone { .. })), "{options:?}");
+        match client.put(b"key", b"two") {
+            Err(MutateError::ServerGone { .. } | MutateError::Connect(_) | MutateError::Deadline { .. }) => {}
+            other => panic!("{options:?}: {other:?}"),
+        }
+        let server = serve_herd(address.clone(), table);
+        assert_eq!(wait_for("a GET", || client.get(b"key").ok()), None, "another table, {options:?}");
+        wait_for("a put", || client.put(b"key", b"three").ok());
+        assert_eq!(client.get(b"key").unwrap().as_deref(), Some(&b"three"[..]));
+        assert_eq!(client.stats().reattached - before, 1, "{options:?}");
+        server.stop();
+    }
+}
+
+/// What handles ask of a pair that they share adds up to the device's count, whichever of them did it for the
+/// others; and all their changes go over one connection, which stays.
+fn costs_over_a_shared_pair(fake: &Fake) {
+    for wait in [Wait::Poll, Wait::Block] {
+        let server = serve(2000);
+        let verbs = VerbsOptions { pairs: Some(1), wait, ..options().verbs };
+        let one = Client::connect_with(server.address(), ClientOptions { verbs, ..options() }).unwrap();
+        let mut clients = [one.clone(), one];
+        fill(&mut clients[0], 200);
+        check_all(&mut clients[1], 200);
+        let device = || ["reads", "doorbells"].map(|name| fake.count(name));
+        let asked = |clients: &[Client; 2]| {
+            let counts = clients.each_ref().map(|client| client.queue_counts().unwrap());
+            let sum = |of: fn(&oneread::verbs::QueueCounts) -> u64| counts.iter().map(of).sum::<u64>() as i64;
+            [sum(|counts| counts.reads), sum(|counts| counts.doorbells), sum(|counts| counts.messages)]
+        };
+        let (before, asked_before) = (device(), asked(&clients));
+        for client in &mut clients {
+            check_all(client, 200);
+        }
+        let (after, asked_after) = (device(), asked(&clients));
+        let [reads, doorbells, messages] = [0, 1, 2].map(|n| asked_after[n] - asked_before[n]);
+        assert_eq!([reads, doorbells], [0, 1].map(|n| after[n] - before[n]), "{wait:?}");
+        assert!(reads >= 2 * (200 + 29 + 1) && doorbells < reads && messages == 0, "{reads}, {doorbells}");
+        let pairs = fake.count("live_qps");
+        for n in 0..20 {
+            clients[n % 2].put(b"key", b"value").unwrap();
+            assert_eq!(fake.count("live_qps"), pairs, "the connection for changes is kept");
+        }
+        assert_eq!(asked(&clients)[2] - asked_after[2], 20);
+    }
+}
+
+/// When a client that asked HERD's way is gone, the workers let go of its place, though others stay: nothing
+/// of it is left on the server's side.
+fn herds_that_go_home(fake: &Fake) {
+    let server = serve_herd(at("127.0.0.1:0"), config(default_preset(), 2000, 16, 46, 7));
+    let herd = ClientOptions { ask: Ask::Herd, ..options() };
+    let mut stays = Client::connect_with(server.address(), herd.clone()).unwrap();
+    let ask = |client: &mut Client| {
+        client.put(b"key", b"value").unwrap();
+        assert_eq!(client.rpc_get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+    };
+    let kinds = ["live_qps", "live_ahs"];
+    ask(&mut stays);
+    let before = kinds.map(|kind| fake.count(kind));
+    for _ in 0..5 {
+        let mut goes = Client::connect_with(server.address(), herd.clone()).unwrap();
+        ask(&mut goes);
+        assert!(kinds.map(|kind| fake.count(kind)).into_iter().zip(before).all(|(now, then)| now > then));
+        drop(goes);
+        wait_for("its place to be given up", || (kinds.map(|kind| fake.count(kind)) == before).then_some(()));
+        ask(&mut stays);
     }
 }

@@ -89,4 +89,14 @@ mod tests {
         words[2 * shape.words() + 1] = u64::MAX;
         assert_eq!(landed(&words, b"ccccc", &mut value), None);
     }
+
+    /// Too few words are refused at once, not when the slot that is missing is looked at.
+    #[test]
+    #[should_panic(expected = "a window's worth of words")]
+    fn a_window_is_whole() {
+        let geometry = Config { size: Size::Slots(64), ..Config::default() }.geometry().unwrap();
+        let window = geometry.window(0);
+        let words = vec![0; window.slots as usize * geometry.shape().words() - 1];
+        let _ = LandedWindow::new(&geometry, window, &words);
+    }
 }

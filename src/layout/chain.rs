@@ -54,3 +54,39 @@ pub fn block_of(geometry: &Geometry, slot: SlotIx) -> Option<Block> {
 pub fn next(geometry: &Geometry, aux: u32) -> Option<Window> {
     link(aux).filter(|b| u64::from(b.0) < geometry.overflow_blocks()).map(|b| window(geometry, b))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, Size};
+
+    /// A link is beside the filter, leads to each block there is, and to no other: what lies behind the last
+    /// one is no memory of the table's.
+    #[test]
+    fn links_lead_to_blocks() {
+        let layout = "farm".parse().unwrap();
+        let config = Config { layout, size: Size::Slots(1_000), ..Config::default() };
+        let geometry = config.geometry().unwrap();
+        let (blocks, slots) = (geometry.overflow_blocks() as u32, geometry.slots());
+        assert_eq!((blocks, slots), (125, 1_500));
+        for (number, first) in [(0, 1_000), (1, 1_004), (blocks - 1, 1_496)] {
+            for filter in [0, 0x5a, 0xff] {
+                let aux = with_link(0xabcd_ef00 | filter, Some(Block(number)));
+                assert_eq!(aux, filter | (number + 1) << 8);
+                assert_eq!(link(aux), Some(Block(number)));
+                let window = Window { first: SlotIx(first), slots: 4 };
+                assert_eq!(next(&geometry, aux), Some(window));
+                assert_eq!(with_link(aux, None), filter);
+            }
+            for slot in first..first + 4 {
+                assert_eq!(block_of(&geometry, SlotIx(slot)), Some(Block(number)));
+            }
+        }
+        assert_eq!((block_of(&geometry, SlotIx(0)), block_of(&geometry, SlotIx(999))), (None, None));
+        assert_eq!((link(0xff), next(&geometry, 0xff)), (None, None));
+        for damaged in [blocks, blocks + 1, 0x00ff_fffe] {
+            let aux = with_link(0, Some(Block(damaged)));
+            assert_eq!((link(aux), next(&geometry, aux)), (Some(Block(damaged)), None));
+        }
+    }
+}

@@ -395,6 +395,50 @@ mod tests {
         assert_eq!(View::consistent(s, &[0; 4]).err(), Some(Torn::Lengths));
     }
 
+    /// Each bit of stamp, header, key, value and copies counts, in slots of every kind, and so does each bit
+    /// of what the slot is bound to. Bytes that neither key nor value takes up do not.
+    #[test]
+    fn each_covered_bit_counts() {
+        for (bytes, klen, vlen) in
+            [(32, 1, 0), (32, 16, 0), (32, 3, 13), (64, 5, 20), (128, 16, 94), (192, 60, 70)]
+        {
+            let s = shape(bytes);
+            let (key, value) = (vec![7u8; klen], vec![8u8; vlen]);
+            let content = Content { key: &key, value: &value, ghost: 5, aux: 0x1234 };
+            let image = encode(s, ID, 0x0001_000a, &content);
+            for bit in 0..64 {
+                let generation = Identity { generation: ID.generation ^ 1 << bit, ..ID };
+                assert_eq!(check(s, generation, &image).err(), Some(Torn::Crc), "generation, bit {bit}");
+                let index = Identity { index: ID.index ^ 1 << bit, ..ID };
+                assert_eq!(check(s, index, &image).err(), Some(Torn::Crc), "index, bit {bit}");
+            }
+            for bit in 0..bytes * 8 {
+                let mut changed = image.clone();
+                changed[bit / 64] ^= 1 << (bit % 64);
+                let at = bit / 8;
+                let is_copy = at >= LINE && at % LINE >= FURTHER;
+                let is_payload = s.pieces(klen + vlen).any(|piece| piece.contains(&at));
+                let expected = match at {
+                    _ if bit == 0 => Some(Torn::Writing),
+                    _ if is_copy => Some(Torn::Stamps),
+                    0..2 if bytes > LINE => Some(Torn::Stamps),
+                    8 | 10 | 11 => {
+                        let said = |header: Header| usize::from(header.klen) + usize::from(header.vlen);
+                        let lengths = said(Header::from_words([changed[0], changed[1]]));
+                        Some(if lengths > s.payload_max() { Torn::Lengths } else { Torn::Crc })
+                    }
+                    _ if at < HEADER || is_payload => Some(Torn::Crc),
+                    _ => None,
+                };
+                assert_eq!(
+                    check(s, ID, &changed).err(),
+                    expected,
+                    "{bytes} bytes, {klen} + {vlen}: bit {bit}"
+                );
+            }
+        }
+    }
+
     proptest! {
         /// What is encoded is what is viewed, for every slot size and every split of the payload.
         #[test]
