@@ -188,6 +188,15 @@ struct Counters {
     rings: AtomicU64,
 }
 
+impl Counters {
+    fn counts(&self) -> SlotCounts {
+        let Counters { requests, sweeps, rests, rings } = self;
+        let [requests, sweeps, rests, rings] =
+            [requests, sweeps, rests, rings].map(|count| count.load(Ordering::Relaxed));
+        SlotCounts { requests, sweeps, rests, rings }
+    }
+}
+
 impl Server {
     /// Makes or opens the table and begins to serve it. Returns once clients can connect.
     ///
@@ -270,10 +279,7 @@ impl Server {
     /// What was done about clients' slots on shm, all workers together. Each count is right, but they may be of
     /// different moments.
     pub fn slot_counts(&self) -> SlotCounts {
-        let Counters { requests, sweeps, rests, rings } = &self.shared.slots;
-        let [requests, sweeps, rests, rings] =
-            [requests, sweeps, rests, rings].map(|count| count.load(Ordering::Relaxed));
-        SlotCounts { requests, sweeps, rests, rings }
+        self.shared.slots.counts()
     }
 
     /// Stops serving: closes every connection and removes the socket. A region file stays as it is, for
@@ -482,14 +488,8 @@ impl Worker {
                 Some(Duration::ZERO)
             } else {
                 chores_done = Instant::now();
-                self.drop_halfway();
-                let tidy = self.shared.index.tidy();
-                let idle = self.looks_after_traces.then_some(TRACES_LOOK);
-                let half = self.sessions.values().any(Session::is_halfway).then_some(HALF_FRAME_MAX / 4);
-                let at_once =
-                    (!self.unfinished.is_empty() || !self.awake.is_empty()).then_some(Duration::ZERO);
-                let again = self.accept_again.map(|at| at.saturating_duration_since(Instant::now()));
-                [tidy, idle, half, at_once, again].into_iter().flatten().min()
+                self.drop_halfway(chores_done);
+                self.tidy()
             };
             match self.poll.poll(&mut events, timeout) {
                 Err(e) if e.kind() != io::ErrorKind::Interrupted => {
@@ -511,6 +511,16 @@ impl Worker {
             }
             self.sweep();
         }
+    }
+
+    /// Tidies the table up. Returns how long the worker may sleep then, if there is an end to that.
+    fn tidy(&self) -> Option<Duration> {
+        let tidy = self.shared.index.tidy();
+        let idle = self.looks_after_traces.then_some(TRACES_LOOK);
+        let half = self.sessions.values().any(Session::is_halfway).then_some(HALF_FRAME_MAX / 4);
+        let at_once = (!self.unfinished.is_empty() || !self.awake.is_empty()).then_some(Duration::ZERO);
+        let again = self.accept_again.map(|at| at.saturating_duration_since(Instant::now()));
+        [tidy, idle, half, at_once, again].into_iter().flatten().min()
     }
 
     /// Answers what is in the slots of clients that are awake, for a turn; those who have been quiet for some time
@@ -628,8 +638,7 @@ impl Worker {
         }
     }
 
-    fn drop_halfway(&mut self) {
-        let now = Instant::now();
+    fn drop_halfway(&mut self, now: Instant) {
         let late: Vec<Token> = self
             .sessions
             .iter()
@@ -639,7 +648,7 @@ impl Worker {
         for token in late {
             // The worker may have been busy, and the rest of the frame be there by now.
             self.serve(token);
-            if self.sessions.get(&token).is_some_and(|s| s.halfway_for(Instant::now()) > HALF_FRAME_MAX) {
+            if self.sessions.get(&token).is_some_and(|s| s.halfway_for(now) > HALF_FRAME_MAX) {
                 tracing::debug!("a client stopped in the middle of a frame");
                 self.close(token);
             }
@@ -658,3 +667,6 @@ impl Drop for Worker {
         self.shared.clients.fetch_sub(self.sessions.len() as u64, Ordering::Relaxed);
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

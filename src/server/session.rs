@@ -245,6 +245,24 @@ impl Session {
     }
 }
 
+#[cfg(all(test, not(loom)))]
+impl Session {
+    /// As if it had been halfway for so long.
+    pub fn be_halfway_since(&mut self, since: Instant) {
+        self.halfway = Some(since);
+    }
+
+    /// As if it had asked for slots and was given these.
+    pub fn take_seat(&mut self, seat: Seat) {
+        self.seat = Some(seat);
+    }
+
+    /// As if these bytes had come.
+    pub fn has_read(&mut self, bytes: &[u8]) {
+        self.input.extend_from_slice(bytes);
+    }
+}
+
 enum Filled {
     /// There may be more to read.
     More,
@@ -312,6 +330,121 @@ mod tests {
         let second = advance(&[&get[5..], &get[..5]].concat());
         assert!(second > first, "it began later");
         assert_eq!(advance(&get[5..]), None);
+    }
+
+    fn why(fate: Fate) -> String {
+        match fate {
+            Fate::Close(why) => why,
+            Fate::Stay => panic!("it stays"),
+            Fate::Again => panic!("it goes on"),
+        }
+    }
+
+    /// A conversation begins with one hello, in this version; who says anything else is told the version where that
+    /// helps, and is hung up on.
+    #[test]
+    fn hellos() {
+        let refused = frames_of(&[Reply::Refused { version: PROTOCOL_VERSION }]);
+        let welcome = frames_of(&[Reply::Welcome { version: PROTOCOL_VERSION }]);
+        let (twice, nothing) = ([&welcome[..], &refused[..]].concat(), Vec::new());
+        let other = Request::Hello { version: PROTOCOL_VERSION + 1 };
+        let long = [0xff; 16].to_vec();
+        for (asked, answered, expected) in [
+            (frames(&[other]), &refused, "it said hello in protocol version 2"),
+            (frames(&[HELLO, HELLO]), &twice, "it said hello in protocol version 1"),
+            (frames(&[Request::Stat, HELLO]), &nothing, "it did not say hello first"),
+            (frames(&[Request::Slots { version: 1 }]), &nothing, "it did not say hello first"),
+            (long, &nothing, "a frame of 4294967295 bytes was announced, the longest is 65536"),
+            (Vec::new(), &nothing, "it hung up"),
+        ] {
+            let (mut session, mut client, server, _dir) = session();
+            client.write_all(&asked).unwrap();
+            client.shutdown(std::net::Shutdown::Write).unwrap();
+            assert_eq!(why(session.advance(&server.shared)), expected);
+            drop(session);
+            let mut output = Vec::new();
+            io::Read::read_to_end(&mut client, &mut output).unwrap();
+            assert_eq!(&output, answered, "{expected}");
+        }
+    }
+
+    fn frames_of(replies: &[Reply]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        replies.iter().for_each(|reply| reply.encode(0, &mut bytes));
+        bytes
+    }
+
+    /// Slots are handed out once, to a client that has no answer due.
+    #[test]
+    fn slots_are_handed_out_between_answers() {
+        let slots = Request::Slots { version: area::VERSION };
+        for asked in [&[HELLO, Request::Stat, slots][..], &[HELLO, slots, slots]] {
+            let (mut session, mut client, _server, _dir) = session();
+            client.write_all(&frames(asked)).unwrap();
+            let why = why(session.advance(&super::super::tests::shared()));
+            assert_eq!(why, "it asked for slots in the middle of a conversation");
+        }
+    }
+
+    /// What was asked before the client hung up is done, however much it is.
+    #[test]
+    fn who_asks_much_and_hangs_up() {
+        let (mut session, mut client, server, _dir) = session();
+        client.write_all(&frames(&[HELLO])).unwrap();
+        assert!(matches!(session.advance(&server.shared), Fate::Stay));
+        let put = Request::Put { mode: crate::index::PutMode::Insert, key: b"last", value: b"value" };
+        session.has_read(&frames(&[Request::Remove { key: b"none" }]).repeat(100_000));
+        session.has_read(&frames(&[put]));
+        client.shutdown(std::net::Shutdown::Write).unwrap();
+        let reads = std::thread::spawn(move || {
+            client.set_nonblocking(false).unwrap();
+            io::copy(&mut client, &mut io::sink()).unwrap()
+        });
+        let mut turns = 0;
+        let why = loop {
+            match session.advance(&server.shared) {
+                Fate::Close(why) => break why,
+                Fate::Again => turns += 1,
+                // Its replies are to be read first.
+                Fate::Stay => std::thread::sleep(Duration::from_millis(1)),
+            }
+        };
+        assert_eq!(why, "it hung up");
+        assert!(turns > 0, "so fast");
+        assert_eq!(server.shared.stats().keys, 1);
+        drop(session);
+        assert!(reads.join().unwrap() > 0);
+    }
+
+    /// A client with slots is woken by a byte. One whose socket is full wakes by what is in it, one that is gone needs no
+    /// waking. Whatever comes from it wakes its slots.
+    #[test]
+    fn rings_both_ways() {
+        let (mut session, mut client, server, _dir) = session();
+        assert!(session.rests(Instant::now()), "it has no slots");
+        client.write_all(&frames(&[HELLO])).unwrap();
+        assert!(matches!(session.advance(&server.shared), Fate::Stay));
+        assert!(!session.wakes(), "it has no slots");
+        let (seat, _memory) = Seat::new(server.shared.index.geometry()).unwrap();
+        session.take_seat(seat);
+        assert!(matches!(session.advance(&server.shared), Fate::Stay));
+        assert!(!session.wakes(), "nothing has come");
+        client.write_all(&frames(&[Request::Wake])).unwrap();
+        assert!(matches!(session.advance(&server.shared), Fate::Stay));
+        assert_eq!([session.wakes(), session.wakes()], [true, false]);
+        client.write_all(&frames(&[Request::Wake])).unwrap();
+        assert!(matches!(session.advance(&server.shared), Fate::Stay));
+        assert!(!session.wakes(), "it is awake");
+        assert!(!session.rests(Instant::now() - Duration::from_secs(1)), "it has asked lately");
+        assert!(session.rests(Instant::now() + Duration::from_secs(1)));
+        let mut welcome = [0; 20];
+        io::Read::read_exact(&mut client, &mut welcome).unwrap();
+        session.ring().unwrap();
+        let mut byte = [0; 8];
+        assert_eq!(io::Read::read(&mut client, &mut byte).unwrap(), 1, "a ring");
+        (0..10_000).for_each(|_| session.ring().expect("a full socket is no harm"));
+        drop(client);
+        assert!(session.ring().is_err());
     }
 
     /// Of a client that asks and does not read, only so much is kept; when it reads, it is heard again.
