@@ -75,7 +75,8 @@ mod tests {
         assert_eq!(clock.now_ns(), 3_000_000_001);
     }
 
-    /// The system's clock is the one that also counts suspended time, in nanoseconds. Nobody wakes before it is time.
+    /// The system's clock is the one that also counts suspended time, in nanoseconds. Nobody wakes before it
+    /// is time.
     #[test]
     fn the_systems_clock() {
         let clock = Clock::default();

@@ -103,7 +103,8 @@ mod checked {
 mod tests {
     use super::*;
 
-    /// A thread that panics while it holds a lock keeps nobody else from it, and what it guards is as that thread left it.
+    /// A thread that panics while it holds a lock keeps nobody else from it, and what it guards is as that
+    /// thread left it.
     #[test]
     fn a_lock_outlives_a_panic() {
         let mutex = Mutex::new(1);

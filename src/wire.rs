@@ -495,8 +495,8 @@ mod tests {
         [&length[..], &op.to_le_bytes(), &status.to_le_bytes(), &id.to_le_bytes(), body].concat()
     }
 
-    /// The bytes of each request, which servers and clients of other builds rely on. Who changes them gives the protocol
-    /// another version.
+    /// The bytes of each request, which servers and clients of other builds rely on. Who changes them gives
+    /// the protocol another version.
     #[test]
     fn golden_requests() {
         assert_eq!((PROTOCOL_VERSION, BODY_MAX, HEAD), (1, 65_536, 16));
@@ -576,7 +576,8 @@ mod tests {
         assert_eq!(removed, put);
     }
 
-    /// Half a frame is waited for, to its last byte; one that is too long is not. What follows a frame is not part of it.
+    /// Half a frame is waited for, to its last byte; one that is too long is not. What follows a frame is not
+    /// part of it.
     #[test]
     fn whole_frames() {
         for length in [0, 1, 100, BODY_MAX] {

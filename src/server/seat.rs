@@ -147,6 +147,14 @@ impl Seat {
 }
 
 #[cfg(all(test, not(loom)))]
+impl Seat {
+    /// As if it had asked lately, for an hour.
+    pub fn never_rests(&mut self) {
+        self.last = Instant::now() + Duration::from_secs(3600);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::super::tests::shared;
     use super::*;
@@ -175,8 +183,8 @@ mod tests {
         Instant::now() + Duration::from_secs(3600)
     }
 
-    /// A request that comes between the announcement and the last look is found by that look. Before the announcement
-    /// its client would not ring, and after the look nobody would see it.
+    /// A request that comes between the announcement and the last look is found by that look. Before the
+    /// announcement its client would not ring, and after the look nobody would see it.
     #[test]
     fn the_last_look_comes_after_the_announcement() {
         let (mut seat, area, shared) = seat();
@@ -201,8 +209,8 @@ mod tests {
         assert_eq!(area.server().heard(), 0);
     }
 
-    /// It looks for some time after the last request: shorter when nothing came in that time, longer again when
-    /// something did. What it was rung for does not count.
+    /// It looks for some time after the last request: shorter when nothing came in that time, longer again
+    /// when something did. What it was rung for does not count.
     #[test]
     fn how_long_it_looks() {
         let (mut seat, area, shared) = seat();
@@ -254,6 +262,13 @@ mod tests {
             assert_eq!(wire::replies(frame, sequence), Ok(vec![Reply::Value(None)]));
         }
         assert_eq!(glance(area.reply(next)).sequence, next - WINDOW, "nothing was asked");
+        // Another number in the slot that is due is nothing.
+        for sequence in [next + WINDOW, next - WINDOW, u64::MAX, 0] {
+            assert!(store(area.request(next), sequence, b"nonsense"));
+            assert_eq!(seat.visit(&shared, later()).unwrap().answered, 0, "{sequence}");
+        }
+        assert!(store(area.request(next), next, b"nonsense"));
+        assert_eq!(seat.visit(&shared, later()).unwrap_err(), "a request slot without a request");
     }
 
     /// A client that sleeps until a certain reply is there is rung for when it is there, once.

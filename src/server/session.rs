@@ -257,6 +257,11 @@ impl Session {
         self.seat = Some(seat);
     }
 
+    /// Its slots.
+    pub fn seat(&mut self) -> &mut Seat {
+        self.seat.as_mut().expect("it has slots")
+    }
+
     /// As if these bytes had come.
     pub fn has_read(&mut self, bytes: &[u8]) {
         self.input.extend_from_slice(bytes);
@@ -340,8 +345,8 @@ mod tests {
         }
     }
 
-    /// A conversation begins with one hello, in this version; who says anything else is told the version where that
-    /// helps, and is hung up on.
+    /// A conversation begins with one hello, in this version; who says anything else is told the version
+    /// where that helps, and is hung up on.
     #[test]
     fn hellos() {
         let refused = frames_of(&[Reply::Refused { version: PROTOCOL_VERSION }]);
@@ -386,6 +391,31 @@ mod tests {
         }
     }
 
+    /// Of what a client has sent only so much is read in a turn; the others have theirs, and then comes the
+    /// rest.
+    #[test]
+    fn as_much_as_a_turn_reads() {
+        let (mut session, mut client, server, _dir) = session();
+        rustix::net::sockopt::set_socket_send_buffer_size(&client, 1 << 20).unwrap();
+        client.write_all(&frames(&[HELLO])).unwrap();
+        assert!(matches!(session.advance(&server.shared), Fate::Stay));
+        let mut replies = vec![0; 1 << 16];
+        assert_eq!(io::Read::read(&mut client, &mut replies).unwrap(), 20);
+        // Each of them takes 64 KiB; of the last one, as much as there is room for.
+        let remove = frames(&[Request::Remove { key: &[1; (1 << 16) - 16] }]);
+        let mut sent = 0;
+        while let Ok(n) = client.write(&remove[sent % remove.len()..]) {
+            sent += n;
+        }
+        if sent < 5 << 16 {
+            return eprintln!("skipped: this system's sockets hold no more than {sent} bytes");
+        }
+        assert!(matches!(session.advance(&server.shared), Fate::Again));
+        assert_eq!(io::Read::read(&mut client, &mut replies).unwrap(), 4 * 32, "answers");
+        while matches!(session.advance(&server.shared), Fate::Again) {}
+        assert_eq!(io::Read::read(&mut client, &mut replies).unwrap(), ((sent >> 16) - 4) * 32, "the rest");
+    }
+
     /// What was asked before the client hung up is done, however much it is.
     #[test]
     fn who_asks_much_and_hangs_up() {
@@ -416,8 +446,8 @@ mod tests {
         assert!(reads.join().unwrap() > 0);
     }
 
-    /// A client with slots is woken by a byte. One whose socket is full wakes by what is in it, one that is gone needs no
-    /// waking. Whatever comes from it wakes its slots.
+    /// A client with slots is woken by a byte. One whose socket is full wakes by what is in it, one that is
+    /// gone needs no waking. Whatever comes from it wakes its slots.
     #[test]
     fn rings_both_ways() {
         let (mut session, mut client, server, _dir) = session();
@@ -456,7 +486,7 @@ mod tests {
         let stats = frames(&[Request::Stat; 1000]);
         let reply = 16 + size_of::<ServerStats>();
         // What one turn may add.
-        let most = UNREAD_MAX + (TURN_BYTES + CHUNK) / 16 * reply;
+        let most = (1 << 20) + ((1 << 18) + (1 << 16)) / 16 * reply;
         let (mut asked, mut refusals) = (0, 0);
         while refusals < 100 {
             // Half a request is no harm here: the rest follows.
@@ -469,8 +499,23 @@ mod tests {
             assert!(session.output.len() <= most, "{} bytes of replies are kept", session.output.len());
             assert!(asked < 100 * most, "it is heard for ever");
         }
-        assert!(session.output.len() > UNREAD_MAX);
+        assert!(session.output.len() > 1 << 20);
+        session.be_halfway_since(Instant::now());
+        assert!(matches!(session.advance(&server.shared), Fate::Stay), "there is nothing to do for it");
         assert!(!session.is_halfway(), "its silence is not held against it");
+        // No more than a few bytes too many, and nothing is answered.
+        for (kept, is_heard) in [((1 << 20) + 1, false), (1 << 20, true)] {
+            let (mut session, mut client, server, _dir) = self::session();
+            // (Until its socket takes nothing.)
+            while session.output.is_empty() {
+                session.output.resize(1 << 16, 0);
+                session.flush().unwrap();
+            }
+            session.output.resize(kept, 0);
+            client.write_all(&frames(&[HELLO])[..5]).unwrap();
+            assert!(matches!(session.advance(&server.shared), Fate::Stay));
+            assert_eq!(session.input.len() == 5, is_heard, "{kept} bytes are kept");
+        }
         let (mut chunk, mut received) = (vec![0; 1 << 16], 0);
         // The welcome comes first.
         while received < 16 + 4 + asked / 16 * reply {

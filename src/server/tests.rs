@@ -174,8 +174,8 @@ fn how_long_a_worker_sleeps() {
     assert_eq!(second.worker.tidy(), Some(Duration::ZERO));
 }
 
-/// Who is in the middle of a frame, or has not said hello, for too long is dropped: not before, and not when the rest
-/// has come meanwhile.
+/// Who is in the middle of a frame, or has not said hello, for too long is dropped: not before, and not when
+/// the rest has come meanwhile.
 #[test]
 fn who_is_halfway_for_too_long() {
     let mut second = Second::new(shared());
@@ -203,8 +203,9 @@ fn who_is_halfway_for_too_long() {
     });
 }
 
-/// What no event tells of is done all the same, by each worker: clients that are halfway for too long are dropped,
-/// requests that were left over when a turn ended are answered, and connections that could not be accepted are.
+/// What no event tells of is done all the same, by each worker: clients that are halfway for too long are
+/// dropped, requests that were left over when a turn ended are answered, and connections that could not be
+/// accepted are.
 #[test]
 fn what_no_event_tells_of() {
     let mut second = Second::new(shared());
@@ -302,8 +303,8 @@ fn as_many_clients_as_allowed() {
     }
 }
 
-/// What is in slots is answered and counted, rings too; who writes nonsense is dropped, and nobody else; who is quiet is
-/// not looked at any more.
+/// What is in slots is answered and counted, rings too; who writes nonsense is dropped, and nobody else; who
+/// is quiet is not looked at any more.
 #[test]
 fn a_sweep() {
     let ask = |area: &Area, sequence| {
@@ -348,49 +349,79 @@ fn a_sweep() {
     assert_eq!(second.worker.awake, [first]);
     assert_eq!((asks.server().heard(), looks.server().heard()), (0, 1));
     ask(&asks, 6);
-    // Nobody is always the first.
     second.worker.awake.push(third);
     second.worker.sweep();
     assert_eq!(second.slot_counts().requests, 8);
     assert_eq!(second.slot_counts().rings, 1, "the same announcement");
 }
 
-/// A worker with clients in slots looks at its sockets, and tidies the table, all the same.
+/// A worker that looks at slots all the time looks at its sockets, and drops who is halfway, all the same.
 #[test]
 fn slots_do_not_keep_a_worker_from_all_else() {
     let mut second = Second::new(shared());
-    let (_asking, _, area) = second.seated();
+    let (_slots, seated, _area) = second.seated();
+    second.worker.sessions.get_mut(&seated).unwrap().seat().never_rests();
     let (mut silent, token) = second.client();
-    let (mut other, _) = second.greeted();
-    second.miss_events();
-    let done = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let done = &done;
-        let long_ago = Instant::now() - 2 * HALF_FRAME_MAX;
-        second.worker.sessions.get_mut(&token).unwrap().be_halfway_since(long_ago);
-        second.run(|| {
-            scope.spawn(move || {
-                let mut sequence = 0;
-                while !done.load(Ordering::Relaxed) {
-                    sequence += 1;
-                    let mut frame = Vec::new();
-                    GET.encode(sequence, &mut frame);
-                    assert!(store(area.request(sequence), sequence, &frame));
-                    while glance(area.reply(sequence)).sequence != sequence && !done.load(Ordering::Relaxed) {
-                        std::hint::spin_loop();
-                    }
-                }
-            });
-            other.write_all(&frame(&GET)).unwrap();
-            assert_eq!(reply(&mut other), Some(Reply::Value(None)));
-            assert_eq!(reply(&mut silent), None);
-            done.store(true, Ordering::Relaxed);
-        });
+    let mut other = second.greeted().0;
+    let long_ago = Instant::now() - 2 * HALF_FRAME_MAX;
+    second.worker.sessions.get_mut(&token).unwrap().be_halfway_since(long_ago);
+    second.run(|| {
+        other.write_all(&frame(&GET)).unwrap();
+        assert_eq!(reply(&mut other), Some(Reply::Value(None)));
+        assert_eq!(reply(&mut silent), None);
     });
 }
 
-/// A server has as many workers as it is told, at least one; takes its own user's clients beside those that are named;
-/// and serves as it says when nobody says otherwise.
+/// Nobody's slots are always the first to be looked at.
+#[test]
+fn slots_take_turns() {
+    let mut second = Second::new(shared());
+    let seated = [(); 3].map(|()| second.seated());
+    let [a, b, c] = seated.each_ref().map(|(_, token, _)| *token);
+    for token in [a, b, c] {
+        second.worker.sessions.get_mut(&token).unwrap().seat().never_rests();
+    }
+    for order in [[a, b, c], [b, c, a], [c, a, b], [a, b, c]] {
+        assert_eq!(second.worker.awake, order);
+        second.worker.sweep();
+    }
+    assert_eq!(second.slot_counts().rests, 0);
+}
+
+/// Removes keys from a full table, so that others are moved. Their traces are left for some time.
+fn leave_traces(index: &Index) {
+    let full = (0..10_000u32).find(|n| index.put(&n.to_le_bytes(), b"", PutMode::Insert).is_err()).unwrap();
+    (0..full).for_each(|n| assert_eq!(index.remove(&n.to_le_bytes()), Ok(true)));
+}
+
+fn traces(index: &Index) -> u64 {
+    crate::inspect::Inspector::new(index.region(), index.geometry()).occupancy(|_| {}).ghosts
+}
+
+/// Traces of an embedder's changes go by themselves when nobody asks the server anything, and a worker that
+/// has seen some sleeps no longer than they are due.
+#[test]
+fn traces_go_by_themselves() {
+    let dir = tempfile::tempdir().unwrap();
+    let table = Config { size: Size::Slots(256), layout: "list".parse().unwrap(), ..table() };
+    let server = Server::start(ServerConfig::new(Address::Shm(dir.path().join("socket")), table)).unwrap();
+    let second = Second::new(Shared {
+        index: index_for(&ServerConfig::new(server.address().clone(), table)).unwrap().0,
+        ..shared()
+    });
+    leave_traces(&second.worker.shared.index);
+    assert!(traces(&second.worker.shared.index) > 0);
+    assert!(second.worker.tidy().is_some_and(|due| due <= 2 * table.grace));
+    leave_traces(server.index());
+    let give_up = Instant::now() + Duration::from_secs(60);
+    while traces(server.index()) > 0 {
+        assert!(Instant::now() < give_up, "they stay");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A server has as many workers as it is told, at least one; takes its own user's clients beside those that
+/// are named; and serves as it says when nobody says otherwise.
 #[test]
 fn what_a_server_is_told() {
     let dir = tempfile::tempdir().unwrap();
@@ -465,41 +496,34 @@ fn look_ups() {
     }
 }
 
-/// Of servers that find a socket that nobody listens at, all at the same instant, one gets it, and is found there.
+/// Of servers that find a socket that nobody listens at, all at the same instant, one gets it, and is found
+/// there.
 #[test]
 fn one_of_those_who_listen_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("socket");
     let address = Address::Shm(path.clone());
     let barrier = std::sync::Barrier::new(3);
-    std::thread::scope(|scope| {
-        let (path, address, barrier) = (&path, &address, &barrier);
-        let threads = [(); 3].map(|()| {
-            scope.spawn(move || {
-                for round in 0..300 {
-                    // A socket that a killed server has left.
-                    if barrier.wait().is_leader() {
-                        drop(std::os::unix::net::UnixListener::bind(path).unwrap());
-                    }
+    for round in 0..200 {
+        // A socket that a killed server has left.
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        let listeners = std::thread::scope(|scope| {
+            let threads = [(); 3].map(|()| {
+                scope.spawn(|| {
                     barrier.wait();
-                    let listener = listen(address, path);
-                    // Who comes last has seen all of them.
-                    barrier.wait();
-                    match &listener {
-                        Ok(listener) => {
-                            let _client = Stream::connect(path).unwrap();
-                            listener.accept().unwrap_or_else(|e| panic!("two listen in round {round}: {e}"));
-                            std::fs::remove_file(path).unwrap();
-                        }
-                        Err(ServeError::AddressInUse { address: taken }) => assert_eq!(taken, address),
-                        Err(e) => panic!("{e}"),
-                    }
-                    barrier.wait();
-                }
-            })
+                    listen(&address, &path)
+                })
+            });
+            threads.map(|thread| thread.join().unwrap())
         });
-        threads.into_iter().for_each(|thread| thread.join().unwrap());
-    });
+        let _client = Stream::connect(&path).unwrap();
+        let found = listeners.iter().flatten().filter(|listener| listener.accept().is_ok()).count();
+        assert_eq!((found, listeners.iter().flatten().count()), (1, 1), "round {round}: {listeners:?}");
+        for refused in listeners.iter().filter_map(|listener| listener.as_ref().err()) {
+            assert!(matches!(refused, ServeError::AddressInUse { .. }), "{refused}");
+        }
+        std::fs::remove_file(&path).unwrap();
+    }
 }
 
 /// A folder's lock is waited for, as long as it is sensible; the folder of a bare name is the current one.
