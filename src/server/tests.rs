@@ -344,6 +344,8 @@ fn a_sweep() {
     second.worker.sweep();
     assert_eq!(second.slot_counts(), counts);
     assert!(asks.server().heard() != 0 && looks.server().heard() != 0, "they are to ring");
+    second.worker.serve(first);
+    assert!(second.worker.awake.is_empty(), "nothing has come");
     asleep.write_all(&frame(&Request::Wake)).unwrap();
     second.worker.serve(first);
     assert_eq!(second.worker.awake, [first]);
@@ -370,6 +372,25 @@ fn slots_do_not_keep_a_worker_from_all_else() {
         assert_eq!(reply(&mut other), Some(Reply::Value(None)));
         assert_eq!(reply(&mut silent), None);
     });
+}
+
+/// When requests in slots take long, the worker looks at its sockets before it answers the next of them.
+#[test]
+fn a_turn_ends() {
+    let mut second = Second::new(shared());
+    let (_stream, _, area) = second.seated();
+    // As many retries as a GET makes take longer than a turn.
+    be_written_for_ever(&second.worker.shared.index, b"key");
+    for sequence in 1..=3 {
+        let mut frame = Vec::new();
+        GET.encode(sequence, &mut frame);
+        assert!(store(area.request(sequence), sequence, &frame));
+    }
+    for requests in 1..=3 {
+        second.worker.sweep();
+        let counts = second.slot_counts();
+        assert_eq!((counts.requests, counts.sweeps), (requests, requests));
+    }
 }
 
 /// Nobody's slots are always the first to be looked at.
@@ -453,6 +474,44 @@ fn what_a_server_is_told() {
     }
 }
 
+/// What keeps a server from starting is said, and of what.
+#[test]
+fn why_a_server_does_not_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("region");
+    std::fs::write(&path, b"no region").unwrap();
+    let address = Address::Shm(dir.path().join("no folder").join("socket"));
+    let usual = ServerConfig::new(address.clone(), table());
+    let start = |backing: &Backing, start: &Start| {
+        let config = ServerConfig { backing: backing.clone(), start: start.clone(), ..usual.clone() };
+        Server::start(config).expect_err("it cannot start")
+    };
+    for backing in [Backing::Anonymous, Backing::HugePages] {
+        assert!(matches!(start(&backing, &Start::Open), ServeError::NothingToOpen));
+    }
+    for old in [Start::Open, Start::OpenOrCreate(table())] {
+        match start(&Backing::File(path.clone()), &old) {
+            ServeError::Recover { what, .. } => assert_eq!(what, path.display().to_string()),
+            other => panic!("{other}"),
+        }
+    }
+    let file = Backing::File(path.clone());
+    assert!(matches!(start(&file, &Start::Create(table())), ServeError::Region(RegionError::Length { .. })));
+    let missing = Backing::File(dir.path().join("missing"));
+    assert!(matches!(start(&missing, &Start::Open), ServeError::Region(RegionError::Os { .. })));
+    let no_table = Config { key_max: 0, ..table() };
+    assert!(matches!(start(&Backing::Anonymous, &Start::Create(no_table)), ServeError::Config(_)));
+    for start_with in [Start::Create(table()), Start::OpenOrCreate(table())] {
+        match start(&Backing::Anonymous, &start_with) {
+            ServeError::Listen { address: told, source } => {
+                assert_eq!((told, source.kind()), (address.clone(), io::ErrorKind::NotFound));
+            }
+            other => panic!("{other}"),
+        }
+    }
+    assert_eq!(std::fs::read(&path).unwrap(), b"no region");
+}
+
 /// Each count is handed out under its own name.
 #[test]
 fn counts() {
@@ -471,6 +530,15 @@ fn counts() {
     assert_eq!((stats.keys, stats.inserts, stats.clients, stats.incarnation), (1, 1, 2, 1));
 }
 
+/// Leaves the slots where a key may be as a writer does that never comes to an end.
+fn be_written_for_ever(index: &Index, key: &[u8]) {
+    let geometry = index.geometry();
+    for slot in geometry.primary(geometry.seeds().first(key)).iter() {
+        let word = geometry.slot_word(slot);
+        index.region().store(word, index.region().load(word) | 1);
+    }
+}
+
 /// What the server looks up for a client, and why it cannot.
 #[test]
 fn look_ups() {
@@ -483,12 +551,7 @@ fn look_ups() {
         let error = PutError::KeyLength { given, max: 16 };
         assert_eq!(get(&vec![1; given]), Reply::Put(Err(error)));
     }
-    // As a writer leaves it that never comes to an end.
-    let geometry = shared.index.geometry();
-    for slot in geometry.primary(geometry.seeds().first(b"key")).iter() {
-        let word = geometry.slot_word(slot);
-        shared.index.region().store(word, shared.index.region().load(word) | 1);
-    }
+    be_written_for_ever(&shared.index, b"key");
     let Reply::Put(Err(PutError::Busy { rounds })) = get(b"key") else { panic!("an answer") };
     assert!(rounds > 0);
     for about in [HELLO, Request::Slots { version: 1 }, Request::Wake] {
