@@ -130,10 +130,46 @@ mod tests {
         for bad in ["verbs:h:1", "verbs://", "verbs://h:1?mtu=7"] {
             assert!(matches!(bad.parse::<Address>(), Err(AddressError::Verbs { .. })), "{bad}");
         }
-        assert!(matches!("sim:1".parse::<Address>(), Err(AddressError::Fabric { .. })));
-        assert!(matches!(
-            format!("/{}", "x".repeat(200)).parse::<Address>(),
-            Err(AddressError::TooLong { .. })
-        ));
+        assert_eq!("shm:a/b".parse(), shm("a/b"));
+        assert_eq!("shm:shm:a".parse(), shm("shm:a"));
+        assert_eq!("verbs://h:1".parse::<Address>().unwrap().socket(), None);
+        assert_eq!("shm:/a".parse::<Address>().unwrap().socket(), Some(std::path::Path::new("/a")));
+    }
+
+    /// What is wrong is said with what was given.
+    #[test]
+    fn no_addresses() {
+        let error = |given: &str| given.parse::<Address>().unwrap_err();
+        for given in ["", "shm:", "host:1", "tcp://host:1"] {
+            assert_eq!(error(given), AddressError::Unknown { given: given.into() });
+        }
+        let given = "sim:1".to_string();
+        assert_eq!(error("sim:1"), AddressError::Fabric { given, fabric: "sim".into() });
+        let (given, why) = ("verbs:h:1".to_string(), "// is missing".to_string());
+        assert_eq!(error("verbs:h:1"), AddressError::Verbs { given, why });
+        let AddressError::Verbs { given, .. } = error("verbs://h:x") else { panic!("no port") };
+        assert_eq!(given, "verbs://h:x");
+    }
+
+    /// As long as the system takes: a socket can be bound there.
+    #[test]
+    fn the_longest_path() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |length: usize| {
+            let begin = dir.path().join("").display().to_string();
+            let rest = "x".repeat(length - begin.len());
+            begin + &rest
+        };
+        for given in [path(107), format!("shm:{}", path(107))] {
+            assert_eq!(given.parse(), Ok(Address::Shm(path(107).into())));
+        }
+        drop(std::os::unix::net::UnixListener::bind(path(107)).unwrap());
+        assert!(std::os::unix::net::UnixListener::bind(path(108)).is_err());
+        for length in [108, 200] {
+            for given in [path(length), format!("shm:{}", path(length))] {
+                let expected = AddressError::TooLong { path: path(length).into(), length };
+                assert_eq!(given.parse::<Address>(), Err(expected));
+            }
+        }
     }
 }

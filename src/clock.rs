@@ -55,3 +55,48 @@ impl Clock {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// A manual clock goes forward only, by as much as it is told, and is the same one when cloned.
+    #[test]
+    fn a_clock_set_by_hand() {
+        let clock = Clock::manual();
+        assert_eq!(clock.now_ns(), 0);
+        clock.clone().advance(Duration::new(2, 5));
+        assert_eq!(clock.now_ns(), 2_000_000_005);
+        clock.sleep_until(2_000_000_004);
+        assert_eq!(clock.now_ns(), 2_000_000_005, "that is over");
+        clock.sleep_until(3_000_000_000);
+        assert_eq!(clock.now_ns(), 3_000_000_000);
+        clock.advance(Duration::from_nanos(1));
+        assert_eq!(clock.now_ns(), 3_000_000_001);
+    }
+
+    /// The system's clock is the one that also counts suspended time, in nanoseconds. Nobody wakes before it
+    /// is time.
+    #[test]
+    fn the_systems_clock() {
+        let clock = Clock::default();
+        assert!(matches!(clock, Clock::System));
+        let boottime = || {
+            let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+            u64::try_from(time.tv_sec).unwrap() * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap()
+        };
+        for _ in 0..100 {
+            let (before, now, after) = (boottime(), clock.now_ns(), boottime());
+            assert!((before..=after).contains(&now), "{before} {now} {after}");
+        }
+        for time in [0, 1_000, 100_000, 3_000_000] {
+            let due = clock.now_ns() + time;
+            clock.sleep_until(due);
+            assert!(clock.now_ns() >= due);
+        }
+        clock.sleep_until(0);
+        // It cannot be set.
+        clock.advance(Duration::from_secs(1_000_000_000));
+        assert!(clock.now_ns() <= boottime());
+    }
+}

@@ -98,3 +98,26 @@ mod checked {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// A thread that panics while it holds a lock keeps nobody else from it, and what it guards is as that
+    /// thread left it.
+    #[test]
+    fn a_lock_outlives_a_panic() {
+        let mutex = Mutex::new(1);
+        let ended = std::thread::scope(|scope| {
+            let dying = scope.spawn(|| {
+                let mut guard = lock(&mutex);
+                *guard += 1;
+                panic!("on purpose");
+            });
+            dying.join()
+        });
+        assert!(ended.is_err());
+        assert_eq!(*lock(&mutex), 2);
+        assert!(mutex.is_poisoned());
+    }
+}

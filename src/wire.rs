@@ -489,6 +489,165 @@ mod tests {
         assert!(rest.is_empty());
     }
 
+    /// A frame in words: length, operation, status, number, body.
+    fn frame(op: u16, status: u16, id: u64, body: &[u8]) -> Vec<u8> {
+        let length = (body.len() as u32).to_le_bytes();
+        [&length[..], &op.to_le_bytes(), &status.to_le_bytes(), &id.to_le_bytes(), body].concat()
+    }
+
+    /// The bytes of each request, which servers and clients of other builds rely on. Who changes them gives
+    /// the protocol another version.
+    #[test]
+    fn golden_requests() {
+        assert_eq!((PROTOCOL_VERSION, BODY_MAX, HEAD), (1, 65_536, 16));
+        let put = |mode| Request::Put { mode, key: b"key", value: b"value" };
+        let hello = b"ONEREAD?\x01\x02\x03\x04\0\0\0\0";
+        for (op, request, body) in [
+            (1, Request::Hello { version: 0x0403_0201 }, &hello[..]),
+            (2, put(PutMode::Upsert), b"\x03\0keyvalue"),
+            (3, put(PutMode::Insert), b"\x03\0keyvalue"),
+            (4, put(PutMode::Update), b"\x03\0keyvalue"),
+            (5, Request::Remove { key: b"key" }, b"key"),
+            (6, Request::Stat, b""),
+            (7, Request::Get { key: b"key" }, b"key"),
+            (8, Request::Slots { version: 0x0403_0201 }, b"\x01\x02\x03\x04"),
+            (9, Request::Wake, b""),
+        ] {
+            let id = 0x0102_0304_0506_0708;
+            let expected = frame(op, 0, id, body);
+            let mut bytes = b"before".to_vec();
+            request.encode(id, &mut bytes);
+            assert_eq!(bytes, [b"before", &expected[..]].concat(), "{request:?}");
+            let decoded = decode(&expected).unwrap().unwrap();
+            assert_eq!((decoded.id, decoded.length), (id, expected.len()));
+            assert_eq!(Request::decode(&decoded), Ok(request));
+        }
+    }
+
+    /// The bytes of each reply.
+    #[test]
+    fn golden_replies() {
+        let two = |a: u64, b: u64| [a.to_le_bytes(), b.to_le_bytes()].concat();
+        let counts = IndexCounts {
+            keys: 1,
+            inserts: 2,
+            updates: 3,
+            removes: 4,
+            moves: 5,
+            homings: 6,
+            waits: 7,
+            slots: 8,
+            main_slots: 9,
+        };
+        let pid = u64::from(std::process::id());
+        let stats = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, pid, 11].map(u64::to_le_bytes).concat();
+        for (status, reply, body) in [
+            (1, Reply::Welcome { version: 0x0102_0304 }, vec![4, 3, 2, 1]),
+            (2, Reply::Put(Ok(Put::Inserted)), vec![]),
+            (3, Reply::Put(Ok(Put::Updated)), vec![]),
+            (4, Reply::Put(Ok(Put::Exists)), vec![]),
+            (5, Reply::Put(Ok(Put::Missing)), vec![]),
+            (6, Reply::Removed(Ok(false)), vec![0]),
+            (6, Reply::Removed(Ok(true)), vec![1]),
+            (7, Reply::Stat(ServerStats::new(counts, 10, 11)), stats),
+            (8, Reply::Value(Some(b"value".to_vec())), b"value".to_vec()),
+            (9, Reply::Value(None), vec![]),
+            (10, Reply::Slots { version: 0x0102_0304 }, vec![4, 3, 2, 1]),
+            (100, Reply::Put(Err(PutError::KeyLength { given: 300, max: 16 })), two(300, 16)),
+            (101, Reply::Put(Err(PutError::ValueLength { given: 301, max: 17 })), two(301, 17)),
+            (102, Reply::Put(Err(PutError::Full { keys: 12, slots: 13 })), two(12, 13)),
+            (103, Reply::Put(Err(PutError::Busy { rounds: 14 })), two(14, 0)),
+            (104, Reply::Refused { version: 0x0102_0304 }, vec![4, 3, 2, 1]),
+        ] {
+            let id = 0x0102_0304_0506_0708;
+            let expected = frame(0x8000, status, id, &body);
+            let mut bytes = Vec::new();
+            reply.encode(id, &mut bytes);
+            assert_eq!(bytes, expected, "{reply:?}");
+            let decoded = decode(&expected).unwrap().unwrap();
+            assert_eq!((decoded.id, decoded.length), (id, expected.len()));
+            assert_eq!(Reply::decode(&decoded), Ok(reply));
+        }
+        // Errors of removes look like those of puts.
+        let (mut removed, mut put) = (Vec::new(), Vec::new());
+        let error = PutError::KeyLength { given: 1, max: 2 };
+        Reply::Removed(Err(error.clone())).encode(5, &mut removed);
+        Reply::Put(Err(error)).encode(5, &mut put);
+        assert_eq!(removed, put);
+    }
+
+    /// Half a frame is waited for, to its last byte; one that is too long is not. What follows a frame is not
+    /// part of it.
+    #[test]
+    fn whole_frames() {
+        for length in [0, 1, 100, BODY_MAX] {
+            let mut bytes = frame(5, 0, 9, &vec![7; length]);
+            for cut in [0, 1, 4, 15, 16, bytes.len() - 1].into_iter().filter(|cut| *cut < bytes.len()) {
+                assert!(decode(&bytes[..cut]).unwrap().is_none(), "{cut} of {length}");
+            }
+            bytes.extend([1; 20]);
+            let decoded = decode(&bytes).unwrap().unwrap();
+            assert_eq!((decoded.length, decoded.body), (HEAD + length, &vec![7; length][..]));
+        }
+        for given in [BODY_MAX as u32 + 1, u32::MAX] {
+            let head = [&given.to_le_bytes()[..], &[0; 12]].concat();
+            assert_eq!(decode(&head).unwrap_err(), WireError::TooLong { given });
+        }
+    }
+
+    /// What is wrong with a frame is said by its operation and the length of its body, or its status.
+    #[test]
+    fn frames_that_are_none() {
+        let unfitting = |op, len| WireError::Body { op, len };
+        let unknown = |op, status| WireError::Unknown { op, status };
+        let hello = |magic: &[u8; 8], more: usize| [&magic[..], &vec![0; more]].concat();
+        for (op, status, body, expected) in [
+            (0, 0, vec![], unknown(0, 0)),
+            (10, 3, vec![], unknown(10, 3)),
+            (0x8000, 6, vec![1], unknown(0x8000, 6)),
+            (1, 0, hello(b"ONEREAD!", 8), unfitting(1, 16)),
+            (1, 0, hello(b"ONEREAD?", 7), unfitting(1, 15)),
+            (1, 0, hello(b"ONEREAD?", 9), unfitting(1, 17)),
+            (2, 0, vec![1], unfitting(2, 1)),
+            (3, 0, vec![2, 0, 7], unfitting(3, 3)),
+            (4, 0, vec![0, 1, 7], unfitting(4, 3)),
+            (6, 0, vec![0], unfitting(6, 1)),
+            (8, 0, vec![0; 3], unfitting(8, 3)),
+            (8, 0, vec![0; 5], unfitting(8, 5)),
+            (9, 0, vec![0; 2], unfitting(9, 2)),
+        ] {
+            let bytes = frame(op, status, 1, &body);
+            let decoded = decode(&bytes).unwrap().unwrap();
+            assert_eq!(Request::decode(&decoded), Err(expected), "{op} with {body:?}");
+        }
+        // A key that is all of the body, and one of no bytes, are the table's to judge.
+        for (body, key, value) in [(&b"\x02\0ke"[..], &b"ke"[..], &b""[..]), (b"\0\0v", b"", b"v")] {
+            let bytes = frame(2, 0, 1, body);
+            let put = Request::decode(&decode(&bytes).unwrap().unwrap());
+            assert_eq!(put, Ok(Request::Put { mode: PutMode::Upsert, key, value }));
+        }
+        for (op, status, length, expected) in [
+            (5, 6, 1, unknown(5, 6)),
+            (0x8001, 6, 1, unknown(0x8001, 6)),
+            (0x8000, 0, 0, unknown(0x8000, 0)),
+            (0x8000, 11, 0, unknown(0x8000, 11)),
+            (0x8000, 105, 4, unknown(0x8000, 105)),
+            (0x8000, 1, 3, unfitting(0x8000, 3)),
+            (0x8000, 104, 5, unfitting(0x8000, 5)),
+            (0x8000, 10, 0, unfitting(0x8000, 0)),
+            (0x8000, 6, 0, unfitting(0x8000, 0)),
+            (0x8000, 7, 95, unfitting(0x8000, 95)),
+            (0x8000, 100, 15, unfitting(0x8000, 15)),
+            (0x8000, 101, 17, unfitting(0x8000, 17)),
+            (0x8000, 102, 8, unfitting(0x8000, 8)),
+            (0x8000, 103, 0, unfitting(0x8000, 0)),
+        ] {
+            let bytes = frame(op, status, 1, &vec![0; length]);
+            let decoded = decode(&bytes).unwrap().unwrap();
+            assert_eq!(Reply::decode(&decoded), Err(expected), "{op}, {status} with {length} bytes");
+        }
+    }
+
     /// Replies count under the numbers of their requests, in order, and whole.
     #[test]
     fn replies_to_these_requests() {
@@ -535,7 +694,10 @@ mod tests {
             Reply::Value(Some(value)).encode(7, &mut found);
             let mut full = Vec::new();
             Reply::Put(Err(PutError::Full { keys: 1, slots: 2 })).encode(7, &mut full);
-            assert!(found.len().max(full.len()) <= reply_bytes_max(&geometry));
+            let mut stats = Vec::new();
+            Reply::Stat(ServerStats::default()).encode(7, &mut stats);
+            assert!(full.len() <= stats.len(), "not the longest");
+            assert_eq!(found.len().max(stats.len()), reply_bytes_max(&geometry));
         }
     }
 }

@@ -289,6 +289,36 @@ fn nobody_there() {
     }
 }
 
+/// Who says no address means that in the user's runtime folder, and where there is none, one that has the
+/// user's number in its name.
+#[test]
+fn the_address_that_is_meant() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let uid = rustix::process::getuid().as_raw();
+    let run_user = PathBuf::from(format!("/run/user/{uid}"));
+    let elsewhere = match run_user.is_dir() {
+        true => run_user.join("oneread.sock"),
+        false => format!("/tmp/oneread-{uid}.sock").into(),
+    };
+    let own = dir.path().join("oneread.sock");
+    for (runtime, expected) in [
+        (dir.path(), &own),
+        (&dir.path().join("none"), &elsewhere),
+        (&file, &elsewhere),
+        (Path::new(""), &elsewhere),
+    ] {
+        // (Somebody may serve there.)
+        if !expected.exists() {
+            let out = oneread().args(["get", "k"]).env("XDG_RUNTIME_DIR", runtime).output().unwrap();
+            let message = stderr(&expect(out, 1));
+            let begins = format!("oneread: error: no server at shm:{}: ", expected.display());
+            assert!(message.starts_with(&begins), "{message}");
+        }
+    }
+}
+
 /// `oneread dump | head -1` ends quietly.
 #[test]
 fn broken_pipe_is_quiet() {

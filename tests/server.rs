@@ -261,6 +261,8 @@ fn the_server_checks_lengths_too() {
             PutError::ValueLength { given: 300, max: 32 },
         ),
         (Request::Remove { key: &long }, PutError::KeyLength { given: 300, max: 16 }),
+        (Request::Get { key: &long }, PutError::KeyLength { given: 300, max: 16 }),
+        (Request::Get { key: b"" }, PutError::KeyLength { given: 0, max: 16 }),
     ] {
         raw.send(&request);
         assert_eq!(raw.reply(), Some(Reply::Put(Err(expected))));

@@ -142,8 +142,18 @@ mod tests {
         let path = dir.path().join("socket");
         let server = Server::start(ServerConfig::new(Address::Shm(path.clone()), config)).unwrap();
         let shared = server.shared.clone();
+        let mut clients: Vec<_> = (0..5).map(|_| UnixStream::connect(&path).unwrap()).collect();
+        let give_up = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while shared.stats().clients < 5 {
+            assert!(std::time::Instant::now() < give_up);
+            std::thread::yield_now();
+        }
         server.stop();
         assert_eq!((phase(&shared), shared.is_stopping(), path.exists()), (Phase::Retired, true, false));
+        assert_eq!(shared.stats().clients, 0, "nobody is connected any more");
+        for client in &mut clients {
+            assert_eq!(std::io::Read::read(client, &mut [0]).unwrap(), 0, "it is told so");
+        }
         assert_eq!(Arc::strong_count(&shared), 1, "a thread is left");
     }
 }

@@ -26,6 +26,7 @@ use seat::Visit;
 use session::{Fate, Session};
 use shared::Counters;
 use shared::Shared;
+pub use shared::SlotCounts;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -156,19 +157,6 @@ pub struct Server {
     threads: Vec<Thread>,
 }
 
-/// What workers did about clients' slots on shm ([`Server::slot_counts`]).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SlotCounts {
-    /// Requests answered there.
-    pub requests: u64,
-    /// Looks at all slots of clients that had lately asked.
-    pub sweeps: u64,
-    /// Times that a client's slots were no longer looked at, because it had not asked for some time.
-    pub rests: u64,
-    /// Times that a client that slept was woken.
-    pub rings: u64,
-}
-
 impl Server {
     /// Makes or opens the table and begins to serve it. Returns once clients can connect.
     ///
@@ -251,10 +239,7 @@ impl Server {
     /// What was done about clients' slots on shm, all workers together. Each count is right, but they may be of
     /// different moments.
     pub fn slot_counts(&self) -> SlotCounts {
-        let Counters { requests, sweeps, rests, rings } = &self.shared.slots;
-        let [requests, sweeps, rests, rings] =
-            [requests, sweeps, rests, rings].map(|count| count.load(Ordering::Relaxed));
-        SlotCounts { requests, sweeps, rests, rings }
+        self.shared.slots.counts()
     }
 
     /// Stops serving: closes every connection and removes the socket. A region file stays as it is, for
@@ -408,14 +393,8 @@ impl Worker {
                 Some(Duration::ZERO)
             } else {
                 chores_done = Instant::now();
-                self.drop_halfway();
-                let tidy = self.shared.index.tidy();
-                let idle = self.looks_after_traces.then_some(TRACES_LOOK);
-                let half = self.sessions.values().any(Session::is_halfway).then_some(HALF_FRAME_MAX / 4);
-                let at_once =
-                    (!self.unfinished.is_empty() || !self.awake.is_empty()).then_some(Duration::ZERO);
-                let again = self.accept_again.map(|at| at.saturating_duration_since(Instant::now()));
-                [tidy, idle, half, at_once, again].into_iter().flatten().min()
+                self.drop_halfway(chores_done);
+                self.tidy()
             };
             match self.poll.poll(&mut events, timeout) {
                 Err(e) if e.kind() != io::ErrorKind::Interrupted => {
@@ -437,6 +416,16 @@ impl Worker {
             }
             self.sweep();
         }
+    }
+
+    /// Tidies the table up. Returns how long the worker may sleep then, if there is an end to that.
+    fn tidy(&self) -> Option<Duration> {
+        let tidy = self.shared.index.tidy();
+        let idle = self.looks_after_traces.then_some(TRACES_LOOK);
+        let half = self.sessions.values().any(Session::is_halfway).then_some(HALF_FRAME_MAX / 4);
+        let at_once = (!self.unfinished.is_empty() || !self.awake.is_empty()).then_some(Duration::ZERO);
+        let again = self.accept_again.map(|at| at.saturating_duration_since(Instant::now()));
+        [tidy, idle, half, at_once, again].into_iter().flatten().min()
     }
 
     /// Answers what is in the slots of clients that are awake, for a turn; those who have been quiet for some time
@@ -554,8 +543,7 @@ impl Worker {
         }
     }
 
-    fn drop_halfway(&mut self) {
-        let now = Instant::now();
+    fn drop_halfway(&mut self, now: Instant) {
         let late: Vec<Token> = self
             .sessions
             .iter()
@@ -565,7 +553,7 @@ impl Worker {
         for token in late {
             // The worker may have been busy, and the rest of the frame be there by now.
             self.serve(token);
-            if self.sessions.get(&token).is_some_and(|s| s.halfway_for(Instant::now()) > HALF_FRAME_MAX) {
+            if self.sessions.get(&token).is_some_and(|s| s.halfway_for(now) > HALF_FRAME_MAX) {
                 tracing::debug!("a client stopped in the middle of a frame");
                 self.close(token);
             }
@@ -584,3 +572,6 @@ impl Drop for Worker {
         self.shared.clients.fetch_sub(self.sessions.len() as u64, Ordering::Relaxed);
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -245,6 +245,29 @@ impl Session {
     }
 }
 
+#[cfg(all(test, not(loom)))]
+impl Session {
+    /// As if it had been halfway for so long.
+    pub fn be_halfway_since(&mut self, since: Instant) {
+        self.halfway = Some(since);
+    }
+
+    /// As if it had asked for slots and was given these.
+    pub fn take_seat(&mut self, seat: Seat) {
+        self.seat = Some(seat);
+    }
+
+    /// Its slots.
+    pub fn seat(&mut self) -> &mut Seat {
+        self.seat.as_mut().expect("it has slots")
+    }
+
+    /// As if these bytes had come.
+    pub fn has_read(&mut self, bytes: &[u8]) {
+        self.input.extend_from_slice(bytes);
+    }
+}
+
 enum Filled {
     /// There may be more to read.
     More,
@@ -314,6 +337,146 @@ mod tests {
         assert_eq!(advance(&get[5..]), None);
     }
 
+    fn why(fate: Fate) -> String {
+        match fate {
+            Fate::Close(why) => why,
+            Fate::Stay => panic!("it stays"),
+            Fate::Again => panic!("it goes on"),
+        }
+    }
+
+    /// A conversation begins with one hello, in this version; who says anything else is told the version
+    /// where that helps, and is hung up on.
+    #[test]
+    fn hellos() {
+        let refused = frames_of(&[Reply::Refused { version: PROTOCOL_VERSION }]);
+        let welcome = frames_of(&[Reply::Welcome { version: PROTOCOL_VERSION }]);
+        let (twice, nothing) = ([&welcome[..], &refused[..]].concat(), Vec::new());
+        let other = Request::Hello { version: PROTOCOL_VERSION + 1 };
+        let long = [0xff; 16].to_vec();
+        for (asked, answered, expected) in [
+            (frames(&[other]), &refused, "it said hello in protocol version 2"),
+            (frames(&[HELLO, HELLO]), &twice, "it said hello in protocol version 1"),
+            (frames(&[Request::Stat, HELLO]), &nothing, "it did not say hello first"),
+            (frames(&[Request::Slots { version: 1 }]), &nothing, "it did not say hello first"),
+            (long, &nothing, "a frame of 4294967295 bytes was announced, the longest is 65536"),
+            (Vec::new(), &nothing, "it hung up"),
+        ] {
+            let (mut session, mut client, server, _dir) = session();
+            client.write_all(&asked).unwrap();
+            client.shutdown(std::net::Shutdown::Write).unwrap();
+            assert_eq!(why(session.advance(&server.shared)), expected);
+            drop(session);
+            let mut output = Vec::new();
+            io::Read::read_to_end(&mut client, &mut output).unwrap();
+            assert_eq!(&output, answered, "{expected}");
+        }
+    }
+
+    fn frames_of(replies: &[Reply]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        replies.iter().for_each(|reply| reply.encode(0, &mut bytes));
+        bytes
+    }
+
+    /// Slots are handed out once, to a client that has no answer due.
+    #[test]
+    fn slots_are_handed_out_between_answers() {
+        let slots = Request::Slots { version: area::VERSION };
+        for asked in [&[HELLO, Request::Stat, slots][..], &[HELLO, slots, slots]] {
+            let (mut session, mut client, _server, _dir) = session();
+            client.write_all(&frames(asked)).unwrap();
+            let why = why(session.advance(&super::super::tests::shared()));
+            assert_eq!(why, "it asked for slots in the middle of a conversation");
+        }
+    }
+
+    /// Of what a client has sent only so much is read in a turn; the others have theirs, and then comes the
+    /// rest.
+    #[test]
+    fn as_much_as_a_turn_reads() {
+        let (mut session, mut client, server, _dir) = session();
+        rustix::net::sockopt::set_socket_send_buffer_size(&client, 1 << 20).unwrap();
+        client.write_all(&frames(&[HELLO])).unwrap();
+        assert!(matches!(session.advance(&server.shared), Fate::Stay));
+        let mut replies = vec![0; 1 << 16];
+        assert_eq!(io::Read::read(&mut client, &mut replies).unwrap(), 20);
+        // Each of them takes 64 KiB; of the last one, as much as there is room for.
+        let remove = frames(&[Request::Remove { key: &[1; (1 << 16) - 16] }]);
+        let mut sent = 0;
+        while let Ok(n) = client.write(&remove[sent % remove.len()..]) {
+            sent += n;
+        }
+        if sent < 5 << 16 {
+            return eprintln!("skipped: this system's sockets hold no more than {sent} bytes");
+        }
+        assert!(matches!(session.advance(&server.shared), Fate::Again));
+        assert_eq!(io::Read::read(&mut client, &mut replies).unwrap(), 4 * 32, "answers");
+        while matches!(session.advance(&server.shared), Fate::Again) {}
+        assert_eq!(io::Read::read(&mut client, &mut replies).unwrap(), ((sent >> 16) - 4) * 32, "the rest");
+    }
+
+    /// What was asked before the client hung up is done, however much it is.
+    #[test]
+    fn who_asks_much_and_hangs_up() {
+        let (mut session, mut client, server, _dir) = session();
+        client.write_all(&frames(&[HELLO])).unwrap();
+        assert!(matches!(session.advance(&server.shared), Fate::Stay));
+        let put = Request::Put { mode: crate::index::PutMode::Insert, key: b"last", value: b"value" };
+        session.has_read(&frames(&[Request::Remove { key: b"none" }]).repeat(100_000));
+        session.has_read(&frames(&[put]));
+        client.shutdown(std::net::Shutdown::Write).unwrap();
+        let reads = std::thread::spawn(move || {
+            client.set_nonblocking(false).unwrap();
+            io::copy(&mut client, &mut io::sink()).unwrap()
+        });
+        let mut turns = 0;
+        let why = loop {
+            match session.advance(&server.shared) {
+                Fate::Close(why) => break why,
+                Fate::Again => turns += 1,
+                // Its replies are to be read first.
+                Fate::Stay => std::thread::sleep(Duration::from_millis(1)),
+            }
+        };
+        assert_eq!(why, "it hung up");
+        assert!(turns > 0, "so fast");
+        assert_eq!(server.shared.stats().keys, 1);
+        drop(session);
+        assert!(reads.join().unwrap() > 0);
+    }
+
+    /// A client with slots is woken by a byte. One whose socket is full wakes by what is in it, one that is
+    /// gone needs no waking. Whatever comes from it wakes its slots.
+    #[test]
+    fn rings_both_ways() {
+        let (mut session, mut client, server, _dir) = session();
+        assert!(session.rests(Instant::now()), "it has no slots");
+        client.write_all(&frames(&[HELLO])).unwrap();
+        assert!(matches!(session.advance(&server.shared), Fate::Stay));
+        assert!(!session.wakes(), "it has no slots");
+        let (seat, _memory) = Seat::new(server.shared.index.geometry()).unwrap();
+        session.take_seat(seat);
+        assert!(matches!(session.advance(&server.shared), Fate::Stay));
+        assert!(!session.wakes(), "nothing has come");
+        client.write_all(&frames(&[Request::Wake])).unwrap();
+        assert!(matches!(session.advance(&server.shared), Fate::Stay));
+        assert_eq!([session.wakes(), session.wakes()], [true, false]);
+        client.write_all(&frames(&[Request::Wake])).unwrap();
+        assert!(matches!(session.advance(&server.shared), Fate::Stay));
+        assert!(!session.wakes(), "it is awake");
+        assert!(!session.rests(Instant::now() - Duration::from_secs(1)), "it has asked lately");
+        assert!(session.rests(Instant::now() + Duration::from_secs(1)));
+        let mut welcome = [0; 20];
+        io::Read::read_exact(&mut client, &mut welcome).unwrap();
+        session.ring().unwrap();
+        let mut byte = [0; 8];
+        assert_eq!(io::Read::read(&mut client, &mut byte).unwrap(), 1, "a ring");
+        (0..10_000).for_each(|_| session.ring().expect("a full socket is no harm"));
+        drop(client);
+        assert!(session.ring().is_err());
+    }
+
     /// Of a client that asks and does not read, only so much is kept; when it reads, it is heard again.
     #[test]
     fn replies_that_nobody_reads() {
@@ -323,7 +486,7 @@ mod tests {
         let stats = frames(&[Request::Stat; 1000]);
         let reply = 16 + size_of::<ServerStats>();
         // What one turn may add.
-        let most = UNREAD_MAX + (TURN_BYTES + CHUNK) / 16 * reply;
+        let most = (1 << 20) + ((1 << 18) + (1 << 16)) / 16 * reply;
         let (mut asked, mut refusals) = (0, 0);
         while refusals < 100 {
             // Half a request is no harm here: the rest follows.
@@ -336,8 +499,23 @@ mod tests {
             assert!(session.output.len() <= most, "{} bytes of replies are kept", session.output.len());
             assert!(asked < 100 * most, "it is heard for ever");
         }
-        assert!(session.output.len() > UNREAD_MAX);
+        assert!(session.output.len() > 1 << 20);
+        session.be_halfway_since(Instant::now());
+        assert!(matches!(session.advance(&server.shared), Fate::Stay), "there is nothing to do for it");
         assert!(!session.is_halfway(), "its silence is not held against it");
+        // No more than a few bytes too many, and nothing is answered.
+        for (kept, is_heard) in [((1 << 20) + 1, false), (1 << 20, true)] {
+            let (mut session, mut client, server, _dir) = self::session();
+            // (Until its socket takes nothing.)
+            while session.output.is_empty() {
+                session.output.resize(1 << 16, 0);
+                session.flush().unwrap();
+            }
+            session.output.resize(kept, 0);
+            client.write_all(&frames(&[HELLO])[..5]).unwrap();
+            assert!(matches!(session.advance(&server.shared), Fate::Stay));
+            assert_eq!(session.input.len() == 5, is_heard, "{kept} bytes are kept");
+        }
         let (mut chunk, mut received) = (vec![0; 1 << 16], 0);
         // The welcome comes first.
         while received < 16 + 4 + asked / 16 * reply {

@@ -21,13 +21,35 @@ pub(crate) struct Shared {
     pub(super) slots: Counters,
 }
 
-/// What becomes of [`SlotCounts`](super::SlotCounts).
+/// What workers did about clients' slots on shm ([`Server::slot_counts`](super::Server::slot_counts)).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SlotCounts {
+    /// Requests answered there.
+    pub requests: u64,
+    /// Looks at all slots of clients that had lately asked.
+    pub sweeps: u64,
+    /// Times that a client's slots were no longer looked at, because it had not asked for some time.
+    pub rests: u64,
+    /// Times that a client that slept was woken.
+    pub rings: u64,
+}
+
+/// What becomes of [`SlotCounts`].
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub requests: AtomicU64,
     pub sweeps: AtomicU64,
     pub rests: AtomicU64,
     pub rings: AtomicU64,
+}
+
+impl Counters {
+    pub(super) fn counts(&self) -> SlotCounts {
+        let Counters { requests, sweeps, rests, rings } = self;
+        let [requests, sweeps, rests, rings] =
+            [requests, sweeps, rests, rings].map(|count| count.load(Ordering::Relaxed));
+        SlotCounts { requests, sweeps, rests, rings }
+    }
 }
 
 impl Shared {

@@ -1,0 +1,637 @@
+//! A worker that is driven by hand, step by step: here it is the only one, so nobody else does its work.
+
+use super::seat::Seat;
+use super::shared::Counters;
+use super::*;
+use crate::config::Size;
+use crate::index::{PutError, PutMode};
+use crate::mailbox::area::Area;
+use crate::mailbox::{glance, store};
+use crate::wire::{self, PROTOCOL_VERSION, Reply, Request};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream as Stream;
+
+fn table() -> Config {
+    Config { size: Size::Keys(10), key_max: 16, value_max: 32, ..Config::default() }
+}
+
+fn uid() -> u32 {
+    rustix::process::getuid().as_raw()
+}
+
+/// What workers share, of a server that has none.
+pub(super) fn shared() -> Shared {
+    let config = ServerConfig::new(Address::Shm("nowhere".into()), table());
+    Shared {
+        index: index_for(&config).unwrap().0,
+        stopping: AtomicBool::new(false),
+        clients: AtomicU64::new(0),
+        clients_max: 10,
+        allow_uids: vec![uid()],
+        region_stays: false,
+        herd: true,
+        slots: Counters::default(),
+    }
+}
+
+/// Not the first worker, and where clients find it.
+struct Second {
+    worker: Worker,
+    path: PathBuf,
+    _dir: tempfile::TempDir,
+}
+
+impl Second {
+    fn new(shared: Shared) -> Second {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let worker = Worker::new(Arc::new(shared), listener, false).unwrap();
+        Second { worker, path, _dir: dir }
+    }
+
+    fn connect(&self) -> Stream {
+        let stream = Stream::connect(&self.path).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        stream
+    }
+
+    /// A client that is accepted, and its number.
+    fn client(&mut self) -> (Stream, Token) {
+        let (stream, token) = (self.connect(), Token(self.worker.next));
+        self.worker.accept_all();
+        assert!(self.worker.sessions.contains_key(&token));
+        (stream, token)
+    }
+
+    /// One that has said hello, too.
+    fn greeted(&mut self) -> (Stream, Token) {
+        let (mut stream, token) = self.client();
+        stream.write_all(&frame(&HELLO)).unwrap();
+        self.worker.serve(token);
+        assert_eq!(reply(&mut stream), Some(Reply::Welcome { version: PROTOCOL_VERSION }));
+        (stream, token)
+    }
+
+    /// One with slots that are looked at, and its end of them.
+    fn seated(&mut self) -> (Stream, Token, Area) {
+        let (stream, token) = self.greeted();
+        let geometry = self.worker.shared.index.geometry();
+        let (mut seat, memory) = Seat::new(geometry).unwrap();
+        let area = Area::map(memory, geometry).unwrap();
+        assert!(seat.wakes());
+        self.worker.sessions.get_mut(&token).unwrap().take_seat(seat);
+        self.worker.awake.push(token);
+        (stream, token, area)
+    }
+
+    fn clients(&self) -> u64 {
+        assert_eq!(self.worker.shared.stats().clients, self.worker.sessions.len() as u64);
+        self.worker.sessions.len() as u64
+    }
+
+    fn slot_counts(&self) -> SlotCounts {
+        self.worker.shared.slots.counts()
+    }
+
+    /// Takes the events that are there now: none tells of the same again.
+    fn miss_events(&mut self) {
+        let mut events = Events::with_capacity(256);
+        while self.worker.poll.poll(&mut events, Some(Duration::ZERO)).is_ok() && !events.is_empty() {}
+    }
+
+    /// Lets it run until `story` ends.
+    fn run(self, story: impl FnOnce()) {
+        let Second { worker, path, _dir } = self;
+        let shared = worker.shared.clone();
+        std::thread::scope(|scope| {
+            /// Ends the worker, also when a check fails: the scope waits for it.
+            struct Over<'a>(&'a Shared, &'a Path);
+            impl Drop for Over<'_> {
+                fn drop(&mut self) {
+                    self.0.stopping.store(true, Ordering::Release);
+                    let _ = Stream::connect(self.1);
+                }
+            }
+            let _over = Over(&shared, &path);
+            scope.spawn(move || worker.run());
+            story();
+        });
+        assert_eq!(shared.stats().clients, 0, "it leaves nobody behind");
+    }
+}
+
+const HELLO: Request<'_> = Request::Hello { version: PROTOCOL_VERSION };
+const GET: Request<'_> = Request::Get { key: b"key" };
+
+fn frame(request: &Request<'_>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    request.encode(1, &mut bytes);
+    bytes
+}
+
+/// The next reply; `None` when the server hangs up instead.
+fn reply(stream: &mut Stream) -> Option<Reply> {
+    let mut head = [0; 16];
+    match stream.read_exact(&mut head) {
+        Ok(()) => {}
+        Err(e) if matches!(e.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset) => {
+            return None;
+        }
+        Err(e) => panic!("no reply and no end: {e}"),
+    }
+    let mut frame = head.to_vec();
+    frame.resize(16 + u32::from_le_bytes(head[..4].try_into().unwrap()) as usize, 0);
+    stream.read_exact(&mut frame[16..]).unwrap();
+    Some(Reply::decode(&wire::decode(&frame).unwrap().unwrap()).unwrap())
+}
+
+/// A worker sleeps no longer than until it has something to do that no event tells of.
+#[test]
+fn how_long_a_worker_sleeps() {
+    let mut second = Second::new(shared());
+    assert_eq!(second.worker.tidy(), None);
+    second.worker.looks_after_traces = true;
+    assert_eq!(second.worker.tidy(), Some(Duration::from_secs(1)));
+    second.worker.looks_after_traces = false;
+    let (mut stream, token) = second.client();
+    assert_eq!(second.worker.tidy(), Some(Duration::from_millis(2_500)), "no hello");
+    stream.write_all(&frame(&HELLO)).unwrap();
+    second.worker.serve(token);
+    assert_eq!(second.worker.tidy(), None);
+    stream.write_all(&frame(&GET)[..1]).unwrap();
+    second.worker.serve(token);
+    assert_eq!(second.worker.tidy(), Some(Duration::from_millis(2_500)), "half a frame");
+    second.worker.unfinished.push(token);
+    assert_eq!(second.worker.tidy(), Some(Duration::ZERO));
+    second.worker.unfinished.clear();
+    second.worker.awake.push(token);
+    assert_eq!(second.worker.tidy(), Some(Duration::ZERO));
+    second.worker.awake.clear();
+    second.worker.accept_again = Some(Instant::now() + Duration::from_secs(1));
+    assert!(second.worker.tidy().unwrap() <= Duration::from_secs(1));
+    second.worker.accept_again = Some(Instant::now());
+    assert_eq!(second.worker.tidy(), Some(Duration::ZERO));
+}
+
+/// Who is in the middle of a frame, or has not said hello, for too long is dropped: not before, and not when
+/// the rest has come meanwhile.
+#[test]
+fn who_is_halfway_for_too_long() {
+    let mut second = Second::new(shared());
+    let mut silent = second.client().0;
+    let mut idle = second.greeted().0;
+    let [mut half, mut late] = [(); 2].map(|()| {
+        let (mut stream, token) = second.greeted();
+        stream.write_all(&frame(&GET)[..7]).unwrap();
+        second.worker.serve(token);
+        stream
+    });
+    let now = Instant::now();
+    second.worker.drop_halfway(now + Duration::from_secs(9));
+    assert_eq!(second.clients(), 4);
+    late.write_all(&frame(&GET)[7..]).unwrap();
+    second.worker.drop_halfway(now + Duration::from_secs(11));
+    assert_eq!(second.clients(), 2);
+    assert_eq!((reply(&mut silent), reply(&mut half)), (None, None));
+    assert_eq!(reply(&mut late), Some(Reply::Value(None)));
+    second.run(|| {
+        for stream in [&mut idle, &mut late] {
+            stream.write_all(&frame(&GET)).unwrap();
+            assert_eq!(reply(stream), Some(Reply::Value(None)));
+        }
+    });
+}
+
+/// What no event tells of is done all the same, by each worker: clients that are halfway for too long are
+/// dropped, requests that were left over when a turn ended are answered, and connections that could not be
+/// accepted are.
+#[test]
+fn what_no_event_tells_of() {
+    let mut second = Second::new(shared());
+    let (mut silent, token) = second.client();
+    let long_ago = Instant::now() - 2 * HALF_FRAME_MAX;
+    second.worker.sessions.get_mut(&token).unwrap().be_halfway_since(long_ago);
+    second.miss_events();
+    second.run(|| assert_eq!(reply(&mut silent), None));
+
+    let mut second = Second::new(shared());
+    let (mut asking, token) = second.greeted();
+    asking.write_all(&frame(&GET)).unwrap();
+    second.miss_events();
+    second.worker.unfinished.push(token);
+    second.run(|| assert_eq!(reply(&mut asking), Some(Reply::Value(None))));
+
+    let mut second = Second::new(shared());
+    let mut waiting = second.connect();
+    waiting.write_all(&frame(&HELLO)).unwrap();
+    second.miss_events();
+    second.worker.accept_again = Some(Instant::now() + Duration::from_millis(5));
+    second.run(|| assert!(matches!(reply(&mut waiting), Some(Reply::Welcome { .. }))));
+}
+
+/// More requests than a turn lasts: the others have their turn, and the rest is not forgotten.
+#[test]
+fn more_than_a_turn() {
+    const REQUESTS: usize = 100_000;
+    let mut second = Second::new(shared());
+    let (mut stream, token) = second.greeted();
+    second.miss_events();
+    let mut requests = frame(&GET).repeat(REQUESTS);
+    requests.extend(frame(&Request::Put { mode: PutMode::Insert, key: b"last", value: b"value" }));
+    second.worker.sessions.get_mut(&token).unwrap().has_read(&requests);
+    second.worker.serve(token);
+    assert_eq!(second.worker.unfinished, [token]);
+    assert!(second.worker.shared.index.is_empty(), "so fast");
+    second.run(|| {
+        (0..REQUESTS).for_each(|_| assert_eq!(reply(&mut stream), Some(Reply::Value(None))));
+        assert_eq!(reply(&mut stream), Some(Reply::Put(Ok(crate::index::Put::Inserted))));
+    });
+}
+
+/// Connections that could not be accepted are tried again soon.
+#[test]
+fn accepting_fails() {
+    let mut second = Second::new(shared());
+    // A socket at which nobody listens.
+    let socket = rustix::net::socket(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::STREAM, None);
+    second.worker.listener = UnixListener::from_std(socket.unwrap().into());
+    second.worker.accept_all();
+    assert!(second.worker.accept_again.is_some());
+    assert!(second.worker.tidy().unwrap() <= Duration::from_millis(10));
+}
+
+/// Only the users that are named are let in; the others are told so, and do not count.
+#[test]
+fn whose_clients_are_let_in() {
+    for (allow_uids, is_let_in) in [
+        (vec![], false),
+        (vec![uid() + 1], false),
+        (vec![uid()], true),
+        (vec![uid() + 1, uid(), uid() + 2], true),
+    ] {
+        let mut second = Second::new(Shared { allow_uids, ..shared() });
+        let mut stream = second.connect();
+        second.worker.accept_all();
+        assert_eq!(second.clients(), u64::from(is_let_in));
+        if !is_let_in {
+            assert_eq!(reply(&mut stream), Some(Reply::Refused { version: PROTOCOL_VERSION }));
+            assert_eq!(reply(&mut stream), None);
+        }
+    }
+}
+
+/// One client too many is told so; as soon as one is gone there is room.
+#[test]
+fn as_many_clients_as_allowed() {
+    for clients_max in [0, 1, 3] {
+        let mut second = Second::new(Shared { clients_max, ..shared() });
+        let mut streams: Vec<_> = (0..clients_max).map(|_| second.greeted()).collect();
+        for _ in 0..2 {
+            let mut refused = second.connect();
+            second.worker.accept_all();
+            assert_eq!(second.clients(), clients_max);
+            assert_eq!(reply(&mut refused), Some(Reply::Refused { version: PROTOCOL_VERSION }));
+            assert_eq!(reply(&mut refused), None);
+        }
+        if let Some((stream, token)) = streams.pop() {
+            drop(stream);
+            second.worker.serve(token);
+            assert_eq!(second.clients(), clients_max - 1);
+            second.greeted();
+        }
+    }
+}
+
+/// What is in slots is answered and counted, rings too; who writes nonsense is dropped, and nobody else; who
+/// is quiet is not looked at any more.
+#[test]
+fn a_sweep() {
+    let ask = |area: &Area, sequence| {
+        let mut frame = Vec::new();
+        GET.encode(sequence, &mut frame);
+        assert!(store(area.request(sequence), sequence, &frame));
+    };
+    let mut second = Second::new(shared());
+    second.worker.sweep();
+    assert_eq!(second.slot_counts(), SlotCounts::default(), "there are none");
+    let (mut asleep, first, asks) = second.seated();
+    let (_looking, third, looks) = second.seated();
+    let (mut wrong, _, scribbles) = second.seated();
+    (1..=5).for_each(|sequence| ask(&asks, sequence));
+    (1..=2).for_each(|sequence| ask(&looks, sequence));
+    asks.client().announce(5);
+    assert!(store(scribbles.request(1), 1, b"nonsense"));
+    let before = Instant::now();
+    second.worker.sweep();
+    let counts = second.slot_counts();
+    assert_eq!((counts.requests, counts.rings), (7, 1));
+    assert!((1..=64).contains(&counts.sweeps), "{counts:?}");
+    assert_eq!([glance(asks.reply(5)), glance(looks.reply(2))].map(|mark| mark.sequence), [5, 2]);
+    let mut bell = [0; 2];
+    assert_eq!(asleep.read(&mut bell).unwrap(), 1, "one ring");
+    assert_eq!(reply(&mut wrong), None);
+    assert_eq!(second.clients(), 2);
+    // Nothing more comes: they rest at some time, and are woken when they ring.
+    let mut sweeps = counts.sweeps;
+    while !second.worker.awake.is_empty() {
+        assert!(before.elapsed() < Duration::from_secs(60), "they never rest");
+        second.worker.sweep();
+        sweeps += 64;
+    }
+    let counts = second.slot_counts();
+    assert_eq!(counts, SlotCounts { requests: 7, rings: 1, rests: 2, sweeps });
+    second.worker.sweep();
+    assert_eq!(second.slot_counts(), counts);
+    assert!(asks.server().heard() != 0 && looks.server().heard() != 0, "they are to ring");
+    second.worker.serve(first);
+    assert!(second.worker.awake.is_empty(), "nothing has come");
+    asleep.write_all(&frame(&Request::Wake)).unwrap();
+    second.worker.serve(first);
+    assert_eq!(second.worker.awake, [first]);
+    assert_eq!((asks.server().heard(), looks.server().heard()), (0, 1));
+    ask(&asks, 6);
+    second.worker.awake.push(third);
+    second.worker.sweep();
+    assert_eq!(second.slot_counts().requests, 8);
+    assert_eq!(second.slot_counts().rings, 1, "the same announcement");
+}
+
+/// A worker that looks at slots all the time looks at its sockets, and drops who is halfway, all the same.
+#[test]
+fn slots_do_not_keep_a_worker_from_all_else() {
+    let mut second = Second::new(shared());
+    let (_slots, seated, _area) = second.seated();
+    second.worker.sessions.get_mut(&seated).unwrap().seat().never_rests();
+    let (mut silent, token) = second.client();
+    let mut other = second.greeted().0;
+    let long_ago = Instant::now() - 2 * HALF_FRAME_MAX;
+    second.worker.sessions.get_mut(&token).unwrap().be_halfway_since(long_ago);
+    second.run(|| {
+        other.write_all(&frame(&GET)).unwrap();
+        assert_eq!(reply(&mut other), Some(Reply::Value(None)));
+        assert_eq!(reply(&mut silent), None);
+    });
+}
+
+/// When requests in slots take long, the worker looks at its sockets before it answers the next of them.
+#[test]
+fn a_turn_ends() {
+    let mut second = Second::new(shared());
+    let (_stream, _, area) = second.seated();
+    for sequence in 1..=2 {
+        let mut frame = Vec::new();
+        GET.encode(sequence, &mut frame);
+        assert!(store(area.request(sequence), sequence, &frame));
+    }
+    // The first GET waits for a writer, for longer than a turn.
+    let shared = second.worker.shared.clone();
+    let written = be_written(&shared.index, b"key");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(30));
+            written.iter().for_each(|(word, before)| shared.index.region().store(*word, *before));
+        });
+        second.worker.sweep();
+    });
+    let counts = second.slot_counts();
+    assert_eq!((counts.requests, counts.sweeps), (1, 1));
+    second.worker.sweep();
+    assert_eq!(second.slot_counts().requests, 2);
+}
+
+/// Nobody's slots are always the first to be looked at.
+#[test]
+fn slots_take_turns() {
+    let mut second = Second::new(shared());
+    let seated = [(); 3].map(|()| second.seated());
+    let [a, b, c] = seated.each_ref().map(|(_, token, _)| *token);
+    for token in [a, b, c] {
+        second.worker.sessions.get_mut(&token).unwrap().seat().never_rests();
+    }
+    for order in [[a, b, c], [b, c, a], [c, a, b], [a, b, c]] {
+        assert_eq!(second.worker.awake, order);
+        second.worker.sweep();
+    }
+    assert_eq!(second.slot_counts().rests, 0);
+}
+
+/// Removes keys from a full table, so that others are moved. Their traces are left for some time.
+fn leave_traces(index: &Index) {
+    let full = (0..10_000u32).find(|n| index.put(&n.to_le_bytes(), b"", PutMode::Insert).is_err()).unwrap();
+    (0..full).for_each(|n| assert_eq!(index.remove(&n.to_le_bytes()), Ok(true)));
+}
+
+fn traces(index: &Index) -> u64 {
+    crate::inspect::Inspector::new(index.region(), index.geometry()).occupancy(|_| {}).ghosts
+}
+
+/// Traces of an embedder's changes go by themselves when nobody asks the server anything, and a worker that
+/// has seen some sleeps no longer than they are due.
+#[test]
+fn traces_go_by_themselves() {
+    let dir = tempfile::tempdir().unwrap();
+    let table = Config { size: Size::Slots(256), layout: "list".parse().unwrap(), ..table() };
+    let server = Server::start(ServerConfig::new(Address::Shm(dir.path().join("socket")), table)).unwrap();
+    let second = Second::new(Shared {
+        index: index_for(&ServerConfig::new(server.address().clone(), table)).unwrap().0,
+        ..shared()
+    });
+    leave_traces(&second.worker.shared.index);
+    assert!(traces(&second.worker.shared.index) > 0);
+    assert!(second.worker.tidy().is_some_and(|due| due <= 2 * table.grace));
+    leave_traces(server.index());
+    let give_up = Instant::now() + Duration::from_secs(60);
+    while traces(server.index()) > 0 {
+        assert!(Instant::now() < give_up, "they stay");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A server has as many workers as it is told, at least one; takes its own user's clients beside those that
+/// are named; and serves as it says when nobody says otherwise.
+#[test]
+fn what_a_server_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let address = Address::Shm(dir.path().join("socket"));
+    let usual = ServerConfig::new(address.clone(), table());
+    let ServerConfig { workers, clients_max, herd, token, wait, .. } = usual.clone();
+    assert_eq!((workers, clients_max, herd, token, wait), (2, 4096, false, Secret::default(), Wait::Block));
+    assert_eq!((usual.backing.clone(), usual.start.clone()), (Backing::Anonymous, Start::Create(table())));
+    assert!(usual.allow_uids.is_empty());
+    for (workers, threads) in [(0, 1), (1, 1), (3, 3)] {
+        let config = ServerConfig {
+            workers,
+            allow_uids: vec![1_234_567, 1_234_568],
+            clients_max: 7,
+            herd: workers == 1,
+            ..usual.clone()
+        };
+        let server = Server::start(config).unwrap();
+        let names: Vec<_> =
+            server.threads.iter().map(|(_, thread)| thread.thread().name().unwrap()).collect();
+        let expected: Vec<_> = (0..threads).map(|number| format!("oneread-{number}")).collect();
+        assert_eq!(names, expected);
+        assert_eq!(server.shared.allow_uids, [1_234_567, 1_234_568, uid()]);
+        assert_eq!((server.shared.clients_max, server.shared.herd), (7, workers == 1));
+        assert_eq!(server.address(), &address);
+        let mut stream = Stream::connect(address.socket().unwrap()).unwrap();
+        stream.write_all(&frame(&HELLO)).unwrap();
+        assert!(matches!(reply(&mut stream), Some(Reply::Welcome { .. })));
+    }
+}
+
+/// What keeps a server from starting is said, and of what.
+#[test]
+fn why_a_server_does_not_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("region");
+    std::fs::write(&path, b"no region").unwrap();
+    let address = Address::Shm(dir.path().join("no folder").join("socket"));
+    let usual = ServerConfig::new(address.clone(), table());
+    let start = |backing: &Backing, start: &Start| {
+        let config = ServerConfig { backing: backing.clone(), start: start.clone(), ..usual.clone() };
+        Server::start(config).expect_err("it cannot start")
+    };
+    for backing in [Backing::Anonymous, Backing::HugePages] {
+        assert!(matches!(start(&backing, &Start::Open), ServeError::NothingToOpen));
+    }
+    for old in [Start::Open, Start::OpenOrCreate(table())] {
+        match start(&Backing::File(path.clone()), &old) {
+            ServeError::Recover { what, .. } => assert_eq!(what, path.display().to_string()),
+            other => panic!("{other}"),
+        }
+    }
+    let file = Backing::File(path.clone());
+    assert!(matches!(start(&file, &Start::Create(table())), ServeError::Region(RegionError::Length { .. })));
+    let missing = Backing::File(dir.path().join("missing"));
+    assert!(matches!(start(&missing, &Start::Open), ServeError::Region(RegionError::Os { .. })));
+    let no_table = Config { key_max: 0, ..table() };
+    assert!(matches!(start(&Backing::Anonymous, &Start::Create(no_table)), ServeError::Config(_)));
+    for start_with in [Start::Create(table()), Start::OpenOrCreate(table())] {
+        match start(&Backing::Anonymous, &start_with) {
+            ServeError::Listen { address: told, source } => {
+                assert_eq!((told, source.kind()), (address.clone(), io::ErrorKind::NotFound));
+            }
+            other => panic!("{other}"),
+        }
+    }
+    assert_eq!(std::fs::read(&path).unwrap(), b"no region");
+}
+
+/// Each count is handed out under its own name.
+#[test]
+fn counts() {
+    let counters = Counters {
+        requests: AtomicU64::new(1),
+        sweeps: AtomicU64::new(2),
+        rests: AtomicU64::new(3),
+        rings: AtomicU64::new(4),
+    };
+    assert_eq!(counters.counts(), SlotCounts { requests: 1, sweeps: 2, rests: 3, rings: 4 });
+    let shared = shared();
+    shared.index.put(b"key", b"value", PutMode::Insert).unwrap();
+    (0..3).for_each(|_| assert!(shared.admit_client()));
+    shared.dismiss_client();
+    let stats = shared.stats();
+    assert_eq!((stats.keys, stats.inserts, stats.clients, stats.incarnation), (1, 1, 2, 1));
+}
+
+/// Leaves the slots where a key may be as a writer does that has not come to its end. What was there before.
+fn be_written(index: &Index, key: &[u8]) -> Vec<(usize, u64)> {
+    let geometry = index.geometry();
+    let slots = geometry.primary(geometry.seeds().first(key)).iter();
+    let words = slots.map(|slot| geometry.slot_word(slot)).map(|word| (word, index.region().load(word)));
+    let words: Vec<_> = words.collect();
+    words.iter().for_each(|(word, before)| index.region().store(*word, before | 1));
+    words
+}
+
+/// What the server looks up for a client, and why it cannot.
+#[test]
+fn look_ups() {
+    let shared = shared();
+    shared.index.put(b"key", b"value", PutMode::Insert).unwrap();
+    let get = |key: &[u8]| shared.answer(Request::Get { key }).unwrap();
+    assert_eq!(get(b"key"), Reply::Value(Some(b"value".to_vec())));
+    assert_eq!(get(b"none"), Reply::Value(None));
+    for given in [0, 17] {
+        let error = PutError::KeyLength { given, max: 16 };
+        assert_eq!(get(&vec![1; given]), Reply::Put(Err(error)));
+    }
+    be_written(&shared.index, b"key");
+    let Reply::Put(Err(PutError::Busy { rounds })) = get(b"key") else { panic!("an answer") };
+    assert!(rounds > 0);
+    for about in [HELLO, Request::Slots { version: 1 }, Request::Wake] {
+        assert_eq!(shared.answer(about), None, "{about:?}");
+    }
+}
+
+/// Of servers that find a socket that nobody listens at, all at the same instant, one gets it, and is found
+/// there.
+#[test]
+fn one_of_those_who_listen_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let address = Address::Shm(path.clone());
+    let barrier = std::sync::Barrier::new(3);
+    for round in 0..200 {
+        // A socket that a killed server has left.
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        let listeners = std::thread::scope(|scope| {
+            let threads = [(); 3].map(|()| {
+                scope.spawn(|| {
+                    barrier.wait();
+                    listen(&address, &path)
+                })
+            });
+            threads.map(|thread| thread.join().unwrap())
+        });
+        let _client = Stream::connect(&path).unwrap();
+        let found = listeners.iter().flatten().filter(|listener| listener.accept().is_ok()).count();
+        assert_eq!((found, listeners.iter().flatten().count()), (1, 1), "round {round}: {listeners:?}");
+        for refused in listeners.iter().filter_map(|listener| listener.as_ref().err()) {
+            assert!(matches!(refused, ServeError::AddressInUse { .. }), "{refused}");
+        }
+        std::fs::remove_file(&path).unwrap();
+    }
+}
+
+/// A folder's lock is waited for, as long as it is sensible; the folder of a bare name is the current one.
+#[test]
+fn a_folder_that_is_locked() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let first = claim(&path).unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| claim(&path).map(drop));
+        std::thread::sleep(Duration::from_millis(30));
+        assert!(!waiting.is_finished(), "it does not wait");
+        drop(first);
+        waiting.join().unwrap().expect("it is free again");
+    });
+    assert_eq!(claim(&path.join("socket")).unwrap_err().kind(), io::ErrorKind::NotFound);
+    claim(Path::new("socket")).unwrap();
+}
+
+/// A server whose backlog is full is there all the same: its socket is not taken away.
+#[test]
+fn a_server_that_is_busy() {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let busy = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+    bind(&busy, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+    listen(&busy, 0).unwrap();
+    let mut clients = Vec::new();
+    while let Ok(client) = UnixStream::connect(&path) {
+        clients.push(client);
+    }
+    let address = Address::Shm(path.clone());
+    match Server::start(ServerConfig::new(address.clone(), table())) {
+        Err(ServeError::AddressInUse { address: taken }) => assert_eq!(taken, address),
+        other => panic!("{other:?}"),
+    }
+    assert!(path.exists());
+}
