@@ -507,7 +507,7 @@ impl Link {
             Ok((Reply::Refused { version: 0 }, _)) => {
                 return Err(refused("start it with `oneread serve --herd`, or ask it by messages".into()));
             }
-            Ok((Reply::Refused { version } | Reply::Slots { version }, _)) => {
+            Ok((Reply::Refused { version } | Reply::Slots { version }, _)) if version != area::VERSION => {
                 return Err(refused(format!(
                     "it has version {version} of them, this program version {}; use the same version of oneread on both sides",
                     area::VERSION
