@@ -974,7 +974,7 @@ fn nobody_answers() {
 }
 
 /// A server that has other slots, or none, or does not say: what is in the way is named. One that rings and rings and
-/// answers nothing keeps nobody beyond the deadline.
+/// answers nothing is waited for until the deadline.
 #[test]
 fn slots_that_are_none() {
     type Is = fn(&ConnectError) -> bool;

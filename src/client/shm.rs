@@ -777,6 +777,24 @@ mod tests {
         assert_eq!(first.reattached(), 2);
     }
 
+    /// A server that rings all the time and never answers keeps nobody awake past the deadline; what it rings with is
+    /// not kept.
+    #[test]
+    fn rings_after_the_deadline() {
+        let (stream, mut server) = UnixStream::pair().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let allowed = Duration::from_secs(3);
+        let mut link = Link { stream, input: Vec::new(), allowed };
+        server.write_all(&[0; 5]).unwrap();
+        let late = link.sleep(Instant::now());
+        assert!(matches!(late, Err(LinkError::Deadline(bound)) if bound == allowed), "{late:?}");
+        link.sleep(Instant::now() + Duration::from_secs(60)).unwrap();
+        assert!(link.input.is_empty());
+        drop(server);
+        let gone = link.sleep(Instant::now() + Duration::from_secs(60));
+        assert!(matches!(gone, Err(LinkError::HungUp)), "{gone:?}");
+    }
+
     /// A client that is dropped while its server is gone takes its thread and its mapping along.
     #[test]
     fn nothing_is_left_of_a_client_without_a_server() {
