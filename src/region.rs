@@ -475,4 +475,177 @@ mod tests {
         drop(first);
         assert_eq!(Region::open(&path).unwrap().bytes(), 8192);
     }
+
+    fn about(error: RegionError) -> (&'static str, String, io::Error) {
+        match error {
+            RegionError::Os { doing, what, source } => (doing, what, source),
+            other => panic!("{other}"),
+        }
+    }
+
+    /// A new file is the user's alone, and as long as was asked for; one that holds something is refused with both
+    /// lengths, and left as it is; one that is not there is not made by who opens it.
+    #[test]
+    fn files_of_regions() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("r");
+        let (doing, what, source) = about(Region::open(&path).unwrap_err());
+        assert_eq!(
+            (doing, &what[..], source.kind()),
+            ("opening", path.to_str().unwrap(), io::ErrorKind::NotFound)
+        );
+        assert!(!path.exists(), "who opens makes nothing");
+        let backing = Backing::File(path.clone());
+        let region = Region::create(&backing, 8192).unwrap();
+        let about_file = std::fs::metadata(&path).unwrap();
+        assert_eq!((about_file.len(), about_file.permissions().mode() & 0o7777), (8192, 0o600));
+        assert!(region.is_writable() && region.bytes() == 8192);
+        region.store(1, 42);
+        for opened in [Region::open(&path), Region::create(&backing, 8192)] {
+            match opened {
+                Err(RegionError::InUse { path: which }) => assert_eq!(which, path),
+                other => panic!("{other:?}"),
+            }
+        }
+        drop(region);
+        for need in [4096, 8192, 16384] {
+            match Region::create(&backing, need) {
+                Err(RegionError::Length { path: which, have: 8192, need: asked }) => {
+                    assert_eq!((which, asked), (path.clone(), need));
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        let region = Region::open(&path).unwrap();
+        assert_eq!((region.load(1), region.bytes(), region.is_writable()), (42, 8192, true));
+        drop(region);
+        // Its mode is its owner's business from then on.
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
+        drop(Region::open(&path).unwrap());
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o640);
+        // What is handed out is not the file that has taken its place.
+        let other = dir.path().join("other");
+        std::fs::write(&other, [0; 8192]).unwrap();
+        let (_, what, source) = about(Region::of_file(&other, File::open(&path).unwrap()).unwrap_err());
+        assert_eq!(what, other.to_str().unwrap());
+        assert!(source.to_string().contains("another file took its place"), "{source}");
+    }
+
+    /// Anonymous memory is sealed against all that a client could do to it, and what is exchanged against all but
+    /// writing; neither is inherited by programs that this one starts.
+    #[test]
+    fn seals() {
+        let always = SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
+        let region = Region::create(&Backing::Anonymous, 8192).unwrap();
+        let (exchanged, fd) = Region::exchange(8192).unwrap();
+        for (fd, seals) in [(region.share().unwrap(), always | SealFlags::FUTURE_WRITE), (fd, always)] {
+            assert_eq!(rustix::fs::fcntl_get_seals(&fd).unwrap(), seals);
+            assert!(rustix::io::fcntl_getfd(&fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+        }
+        assert_eq!(exchanged.share().unwrap_err().kind(), io::ErrorKind::Unsupported);
+        assert!(exchanged.is_writable() && exchanged.bytes() == 8192);
+        // A file that is no such memory, and memory that could be made shorter, or only not be made longer.
+        let unsealed = memfd(MemfdFlags::empty(), 8192).unwrap();
+        let grown = memfd(MemfdFlags::empty(), 8192).unwrap();
+        rustix::fs::fcntl_add_seals(&grown, SealFlags::GROW | SealFlags::SEAL).unwrap();
+        let file = tempfile::tempfile().unwrap();
+        for fd in [unsealed, grown, file] {
+            let (doing, _, _) = about(Region::map_exchange(fd.into()).unwrap_err());
+            assert_eq!(doing, "checking");
+        }
+    }
+
+    /// Nothing is stored into what is mapped for reading, and nothing is touched beyond a region's last word.
+    #[test]
+    fn what_a_region_does_not_do() {
+        let server = Region::create(&Backing::Anonymous, 4096).unwrap();
+        let client = Region::map_shared(server.share().unwrap()).unwrap();
+        let panics = |what: &dyn Fn()| std::panic::catch_unwind(std::panic::AssertUnwindSafe(what)).is_err();
+        assert!(panics(&|| client.store(3, 1)) && panics(&|| client.add(3)));
+        server.add(3);
+        server.add(3);
+        assert_eq!((server.load(3), client.load(3)), (2, 2));
+        assert_eq!(server.words(511, 1).len() + server.words(512, 0).len() + server.words(0, 512).len(), 513);
+        for (first, len) in [(512, 1), (511, 2), (513, 0), (0, 513), (1, usize::MAX), (usize::MAX, 1)] {
+            assert!(panics(&|| _ = server.words(first, len)), "{first}+{len}");
+        }
+    }
+
+    /// Memory is put behind what is asked for, and the file is never made longer for it.
+    #[test]
+    fn memory_behind_a_region() {
+        let region = Region::create(&Backing::Anonymous, 16384).unwrap();
+        let file = File::from(region.share().unwrap());
+        let blocks = || file.metadata().unwrap().blocks();
+        assert_eq!(blocks(), 0);
+        region.back(4096..8192).unwrap();
+        assert!((8..=32).contains(&blocks()), "{}", blocks());
+        region.back(0..u64::MAX).unwrap();
+        assert_eq!(blocks(), 32);
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("r");
+        let region = Region::create(&Backing::File(path.clone()), 16384).unwrap();
+        region.back(8192..1 << 20).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 16384);
+        // What is exchanged has all of it from the beginning.
+        let (_region, fd) = Region::exchange(16384).unwrap();
+        assert_eq!(File::from(fd).metadata().unwrap().blocks(), 32);
+        // There is nothing to be done for a region that somebody else made.
+        let shared = Region::map_shared(region.share().unwrap()).unwrap();
+        shared.back(0..16384).unwrap();
+        // No memory is that large: an error, and no region.
+        let (doing, what, _) = about(Region::create(&Backing::Anonymous, 1 << 63).unwrap_err());
+        assert_eq!((doing, what), ("making", format!("{} bytes of shared memory", 1u64 << 63)));
+    }
+
+    /// Huge pages are huge, and where there are none, that is an error that says so; memory of another kind is not
+    /// taken instead.
+    #[test]
+    fn huge_pages() {
+        match Region::create(&Backing::HugePages, 4 << 10 | 4 << 20) {
+            Ok(region) => {
+                assert_eq!(region.bytes(), 6 << 20);
+                assert_eq!(File::from(region.share().unwrap()).metadata().unwrap().blksize(), 2 << 20);
+            }
+            Err(error) => {
+                assert!(
+                    error.to_string().contains("no huge pages: see /proc/sys/vm/nr_hugepages"),
+                    "{error}"
+                );
+                let (_, what, _) = about(error);
+                assert_eq!(what, format!("{} bytes of shared memory", 6 << 20));
+            }
+        }
+    }
+
+    /// An error says what would help, where anybody knows.
+    #[test]
+    fn hints() {
+        use rustix::io::Errno;
+        for (errno, hint) in [
+            (Errno::NOMEM, "not enough memory"),
+            (Errno::NOSPC, "the file system is full"),
+            (Errno::ACCESS, "check who owns it"),
+            (Errno::PERM, "check who owns it"),
+            (Errno::NOENT, "does the folder exist?"),
+        ] {
+            let error = os("doing", "it")(errno.into()).to_string();
+            assert!(error.starts_with("doing it: ") && error.contains(&format!("; {hint}")), "{error}");
+        }
+        assert!(!os("doing", "it")(Errno::IO.into()).to_string().contains(';'));
+    }
+
+    /// All of a region is touched, and what is done is told piece by piece.
+    #[cfg(feature = "verbs")]
+    #[test]
+    fn touched() {
+        let bytes = (64 << 20) + 8192;
+        let region = Region::create(&Backing::Anonymous, bytes).unwrap();
+        let mut told = Vec::new();
+        region.touch(|done| told.push(done));
+        assert_eq!(told, [64 << 20, bytes]);
+        let blocks = File::from(region.share().unwrap()).metadata().unwrap().blocks();
+        assert!(blocks == bytes / 512 || blocks == 0, "{blocks}");
+    }
 }

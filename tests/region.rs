@@ -425,6 +425,81 @@ fn files_that_are_no_region() {
     });
 }
 
+/// Whoever looks into a region from outside is told what is there, figure by figure, each worked out here from what was
+/// put into the file.
+#[test]
+fn what_is_seen_from_outside() {
+    let mut all = oneread::inspect::Occupancy::default();
+    on_every_preset(|preset| {
+        let left = Left::with_keys(preset, 100, 92);
+        let geometry = left.config.geometry().unwrap();
+        let (_, places) = left.look();
+        let u64_at = |at: u64| {
+            let mut bytes = [0; 8];
+            left.file().read_exact_at(&mut bytes, at).unwrap();
+            u64::from_le_bytes(bytes)
+        };
+        // The state, and moves, each counter with a number of its own.
+        left.file().write_all_at(&(5u64 << 8 | 2).to_le_bytes(), 4096).unwrap();
+        let mut moves = 0;
+        for k in 1..=32u64 {
+            left.file().write_all_at(&(k * k).to_le_bytes(), 4096 + 64 * k).unwrap();
+            moves += k * k;
+        }
+        // Ghosts in two main slots; a slot that is being written.
+        let free = (0..geometry.main_slots()).map(SlotIx).filter(|&slot| left.header(slot).klen == 0);
+        let ghosts: Vec<_> = free.take(2).collect();
+        for &slot in &ghosts {
+            let Header { aux, .. } = left.header(slot);
+            left.write(slot, &Content { ghost: 9, aux, ..Content::default() });
+        }
+        let torn = places.iter().find(|(slot, _)| left.header(*slot).aux == 0).unwrap().clone();
+        left.tear(torn.0);
+        let mask = u32::MAX >> (32 - oneread::families::filter_bits(preset.layout.family));
+
+        let region = Region::open(&left.path).unwrap();
+        let inspector = Inspector::new(&region, &geometry);
+        let state = inspector.state();
+        assert_eq!((state.incarnation, state.phase), (5, oneread::layout::control::Phase::Retired));
+        assert_eq!(inspector.moves_begun(), moves);
+        let blocks = u64_at(4096 + 64 * 33);
+        let used = geometry.main_slots() + blocks * u64::from(preset.layout.block_slots);
+        assert_eq!(inspector.slots_used(), used);
+        let report = inspector.slot(torn.0);
+        assert_eq!((report.slot, report.verdict), (torn.0, Err(Torn::Writing)));
+        assert_eq!((report.key.len(), report.value.len(), report.header.stamp % 2), (0, 0, 1));
+        let mut expected = oneread::inspect::Occupancy { torn: 1, ..Default::default() };
+        for (slot, key) in places.iter().filter(|(slot, _)| *slot != torn.0) {
+            let report = inspector.slot(*slot);
+            assert_eq!((report.slot, &report.key, report.verdict), (*slot, key, Ok(())));
+            assert_eq!((report.header, report.value.len()), (left.header(*slot), 20));
+            let is_main = slot.0 < geometry.main_slots();
+            *if is_main { &mut expected.live_main } else { &mut expected.live_overflow } += 1;
+            let primary = geometry.primary(geometry.seeds().first(key));
+            expected.displaced += u64::from(!primary.contains(*slot));
+        }
+        for slot in (0..geometry.main_slots()).map(SlotIx).filter(|slot| *slot != torn.0) {
+            expected.filters += u64::from(left.header(slot).aux & mask != 0);
+        }
+        let others = (0..used).map(SlotIx).filter(|slot| *slot != torn.0);
+        expected.ghosts = others.filter(|slot| left.header(*slot).ghost != 0).count() as u64;
+        assert!(expected.ghosts >= 2);
+        all.displaced += expected.displaced;
+        all.filters += expected.filters;
+        all.live_overflow += expected.live_overflow;
+        let mut seen = Vec::new();
+        assert_eq!(inspector.occupancy(|slot| seen.push(slot)), expected);
+        assert_eq!(seen, (0..used).collect::<Vec<_>>(), "torn ones, too");
+        assert_eq!(inspector.slots().map(|report| report.slot.0).collect::<Vec<_>>(), seen);
+        drop(region);
+        // More blocks than the table has are not there, whatever is said of them.
+        left.file().write_all_at(&u64::MAX.to_le_bytes(), 4096 + 64 * 33).unwrap();
+        let region = Region::open(&left.path).unwrap();
+        assert_eq!(Inspector::new(&region, &geometry).slots_used(), geometry.slots());
+    });
+    assert!(all.displaced > 0 && all.filters > 0 && all.live_overflow > 0, "{all:?}");
+}
+
 /// A server started on such a file says so, and serves nothing.
 #[test]
 fn a_server_refuses_what_is_no_region() {

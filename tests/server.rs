@@ -11,13 +11,14 @@ use oneread::reader::Limits;
 use oneread::region::Backing;
 use oneread::wire::{self, PROTOCOL_VERSION, Reply, Request};
 use oneread::{
-    Address, Client, ClientOptions, Config, ConnectError, GetError, MutateError, Put, PutError, Server,
-    ServerConfig, Start,
+    Address, Ask, Client, ClientOptions, Config, ConnectError, GetError, MutateError, Put, PutError, Server,
+    ServerConfig, Size, Start,
 };
 use rustix::process::Signal;
 use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -752,6 +753,438 @@ fn a_server_that_misnumbers() {
         assert!(matches!(error, ConnectError::Link { .. }), "{error}");
         assert!(error.to_string().contains("does not speak oneread's protocol"), "{error}");
     });
+}
+
+// ---- servers that say what their test says ------------------------------------------------------------
+
+/// Has the region of a true server, and its slots; what is said to clients, and when, is up to its test.
+struct Fake {
+    listener: UnixListener,
+    address: Address,
+    streams: Mutex<Vec<UnixStream>>,
+    is_over: AtomicBool,
+    _server: Server,
+    place: Place,
+}
+
+impl Fake {
+    fn new() -> Fake {
+        let place = Place::new();
+        let config = ServerConfig::new(place.address.clone(), table(default_preset()));
+        let _server = Server::start(ServerConfig { herd: true, ..config }).unwrap();
+        let path = place.dir.path().join("fake");
+        let listener = UnixListener::bind(&path).unwrap();
+        let (address, is_over) = (Address::Shm(path), AtomicBool::new(false));
+        Fake { listener, address, streams: Mutex::default(), is_over, _server, place }
+    }
+
+    /// A client that gives up after so long, and its connections within that.
+    fn client(&self, options: &ClientOptions) -> Client {
+        wait_for("a connection", || Client::connect_with(&self.address, options.clone()).ok())
+    }
+
+    /// The next connection.
+    fn accept(&self) -> UnixStream {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let soon = Timespec { tv_sec: SOON.as_secs() as i64, tv_nsec: 0 };
+        let there = poll(&mut [PollFd::new(&self.listener, PollFlags::IN)], Some(&soon));
+        assert_eq!(there, Ok(1), "nobody connects");
+        let (stream, _) = self.listener.accept().unwrap();
+        stream.set_read_timeout(Some(SOON)).unwrap();
+        stream
+    }
+
+    /// Answers a hello as the true server does; its end of that. `None`: the client is gone.
+    fn welcome(&self, stream: &mut UnixStream) -> Option<Raw> {
+        let mut hello = [0; 32];
+        stream.read_exact(&mut hello).ok()?;
+        let mut raw = Raw::connect(&self.place.address);
+        raw.stream.write_all(&hello).unwrap();
+        let (welcome, memory) = receive(&raw.stream);
+        let mut bytes = Vec::new();
+        welcome.encode(0, &mut bytes);
+        send_with(stream, &bytes, &memory.expect("a region"));
+        Some(raw)
+    }
+
+    fn welcomed(&self) -> UnixStream {
+        let mut stream = self.accept();
+        self.welcome(&mut stream).expect("a hello");
+        stream
+    }
+
+    /// Does `each` with every connection, on a thread of its own, while `then` lasts.
+    fn during(&self, each: impl Fn(UnixStream) + Sync, then: impl FnOnce()) {
+        /// Ends all threads, also when a check fails: the scope waits for them.
+        struct Over<'a>(&'a Fake);
+        impl Drop for Over<'_> {
+            fn drop(&mut self) {
+                self.0.is_over.store(true, Ordering::SeqCst);
+                let _ = UnixStream::connect(self.0.address.socket().unwrap());
+                self.0.hang_up();
+            }
+        }
+        std::thread::scope(|scope| {
+            let each = &each;
+            scope.spawn(move || {
+                for stream in self.listener.incoming() {
+                    let stream = stream.unwrap();
+                    let mut streams = self.streams.lock().unwrap();
+                    if self.is_over.load(Ordering::SeqCst) {
+                        return;
+                    }
+                    stream.set_read_timeout(Some(SOON)).unwrap();
+                    streams.push(stream.try_clone().unwrap());
+                    scope.spawn(move || each(stream));
+                }
+            });
+            let _over = Over(self);
+            then();
+        });
+    }
+
+    /// Hangs all connections up.
+    fn hang_up(&self) {
+        for stream in self.streams.lock().unwrap().drain(..) {
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        }
+    }
+}
+
+/// Reads requests until there are `n`, or the client hangs up; their numbers, and whether there is more.
+fn requests_of(stream: &mut UnixStream, n: usize) -> (Vec<u64>, bool) {
+    let (mut input, mut ids, mut taken) = (Vec::new(), Vec::new(), 0);
+    while ids.len() < n {
+        let mut chunk = [0; 4096];
+        match stream.read(&mut chunk) {
+            Ok(read @ 1..) => input.extend_from_slice(&chunk[..read]),
+            _ => break,
+        }
+        while let Some(frame) = wire::decode(&input[taken..]).unwrap().filter(|_| ids.len() < n) {
+            ids.push(frame.id);
+            taken += frame.length;
+        }
+    }
+    (ids, taken < input.len())
+}
+
+/// A batch is sent ahead of its replies, but no more of it than so many pairs: their replies fit into a socket.
+#[test]
+fn batches_are_sent_in_pieces() {
+    let fake = Fake::new();
+    let pairs: Vec<_> = (0..1025u32).map(|n| (n.to_le_bytes(), n.to_le_bytes())).collect();
+    let address = fake.address.clone();
+    let putting = std::thread::spawn(move || {
+        let mut client = Client::connect_with(&address, patient()).unwrap();
+        assert_eq!(client.put_many(&pairs).unwrap(), vec![Ok(Put::Inserted); 1025]);
+    });
+    let (_watch, mut stream) = (fake.welcomed(), fake.welcomed());
+    let mut first_id = 0;
+    for length in [512, 512, 1] {
+        let (ids, has_more) = requests_of(&mut stream, length);
+        assert_eq!(ids, (first_id..first_id + length as u64).collect::<Vec<_>>());
+        assert!(!has_more, "more than {length}");
+        std::thread::sleep(Duration::from_millis(20));
+        stream.set_nonblocking(true).unwrap();
+        let more = stream.read(&mut [0]).unwrap_err();
+        assert_eq!(more.kind(), std::io::ErrorKind::WouldBlock, "more than {length}");
+        stream.set_nonblocking(false).unwrap();
+        let mut out = Vec::new();
+        ids.into_iter().for_each(|id| Reply::Put(Ok(Put::Inserted)).encode(id, &mut out));
+        stream.write_all(&out).unwrap();
+        first_id += length as u64;
+    }
+    putting.join().unwrap();
+}
+
+/// A slow server: a batch has one deadline, not one for each of its pieces, and the connection that is made for a
+/// change has none of its own.
+#[test]
+fn a_deadline_is_for_all_of_it() {
+    let deadline = Duration::from_millis(250);
+    let pause = deadline * 3 / 5;
+    for slow_welcome in [false, true] {
+        let fake = Fake::new();
+        let is_slow = AtomicBool::new(false);
+        let serve = |mut stream: UnixStream| {
+            if slow_welcome && is_slow.load(Ordering::SeqCst) {
+                std::thread::sleep(pause);
+            }
+            let Some(_raw) = fake.welcome(&mut stream) else { return };
+            loop {
+                let (ids, _) = requests_of(&mut stream, if slow_welcome { 1 } else { 512 });
+                if ids.is_empty() {
+                    return;
+                }
+                std::thread::sleep(pause);
+                let mut out = Vec::new();
+                ids.into_iter().for_each(|id| Reply::Put(Ok(Put::Inserted)).encode(id, &mut out));
+                let _ = stream.write_all(&out);
+            }
+        };
+        fake.during(serve, || {
+            let mut client = fake.client(&ClientOptions { deadline, ..patient() });
+            is_slow.store(true, Ordering::SeqCst);
+            let pairs: Vec<_> = (0..1024u32).map(|n| (n.to_le_bytes(), n.to_le_bytes())).collect();
+            let began = Instant::now();
+            let answers = client.put_many(if slow_welcome { &pairs[..1] } else { &pairs });
+            assert!(matches!(answers, Err(MutateError::Deadline { .. })), "{slow_welcome}: {answers:?}");
+            assert!(began.elapsed() >= deadline);
+        });
+    }
+}
+
+/// Whatever is asked of a server that does not answer ends in the client's own deadline, with its address, and costs
+/// the connection: an answer that comes late is nobody's.
+#[test]
+fn nobody_answers() {
+    type Question = fn(&mut Client) -> Result<(), MutateError>;
+    let asks: [Question; 8] = [
+        |client| client.put(b"k", b"v").map(drop),
+        |client| client.insert(b"k", b"v").map(drop),
+        |client| client.update(b"k", b"v").map(drop),
+        |client| client.remove(b"k").map(drop),
+        |client| client.rpc_get(b"k").map(drop),
+        |client| client.server_stats().map(drop),
+        |client| client.put_many(&[(b"k", b"v")]).map(drop),
+        // A clone has its original's bounds.
+        |client| client.clone().put(b"k", b"v").map(drop),
+    ];
+    let fake = Fake::new();
+    let deadline = Duration::from_millis(40);
+    let connections = AtomicUsize::new(0);
+    let serve = |mut stream: UnixStream| {
+        connections.fetch_add(1, Ordering::SeqCst);
+        let _raw = fake.welcome(&mut stream);
+        let _ = stream.read_to_end(&mut Vec::new());
+    };
+    fake.during(serve, || {
+        let mut client = fake.client(&ClientOptions { deadline, ..patient() });
+        assert_eq!(client.address(), &fake.address);
+        for (which, ask) in asks.iter().enumerate() {
+            let (before, began) = (connections.load(Ordering::SeqCst), Instant::now());
+            match ask(&mut client) {
+                Err(MutateError::Deadline { address, deadline: bound }) => {
+                    assert_eq!((address, bound), (fake.address.clone(), deadline), "{which}");
+                }
+                other => panic!("{which}: {other:?}"),
+            }
+            assert!(began.elapsed() >= deadline, "{which}: {:?}", began.elapsed());
+            wait_for("a connection", || (connections.load(Ordering::SeqCst) > before).then_some(()));
+        }
+        assert_eq!(client.stats().reattached, 0);
+    });
+}
+
+/// A server that has other slots, or none, or does not say: what is in the way is named. One that rings and rings and
+/// answers nothing is waited for until the deadline.
+#[test]
+fn slots_that_are_none() {
+    type Is = fn(&ConnectError) -> bool;
+    let answers: [(&str, Option<(u64, Reply)>, bool, Is); 9] = [
+        ("oneread serve --herd", Some((0, Reply::Refused { version: 0 })), false, is_herd),
+        (
+            "version 7 of them, this program version 1",
+            Some((0, Reply::Refused { version: 7 })),
+            false,
+            is_herd,
+        ),
+        ("version 2 of them, this program version 1", Some((0, Reply::Slots { version: 2 })), true, is_herd),
+        ("unexpected reply", Some((0, Reply::Slots { version: 1 })), false, is_herd),
+        ("unexpected reply", Some((0, Reply::Value(None))), false, is_herd),
+        ("unexpected reply", Some((1, Reply::Slots { version: 1 })), true, |error| {
+            matches!(error, ConnectError::Link { source: LinkError::Unexpected, .. })
+        }),
+        ("checking the slots", Some((0, Reply::Slots { version: 1 })), true, |error| {
+            matches!(error, ConnectError::Region(_))
+        }),
+        ("hung up", None, false, |error| {
+            matches!(error, ConnectError::Link { source: LinkError::HungUp, .. })
+        }),
+        ("no answer within", None, true, |error| {
+            matches!(error, ConnectError::Link { source: LinkError::Deadline(_), .. })
+        }),
+    ];
+    fn is_herd(error: &ConnectError) -> bool {
+        matches!(error, ConnectError::Herd { .. })
+    }
+    let fake = Fake::new();
+    let nth = AtomicUsize::new(0);
+    let serve = |mut stream: UnixStream| {
+        let Some(mut raw) = fake.welcome(&mut stream) else { return };
+        let (ids, _) = requests_of(&mut stream, 1);
+        if ids.is_empty() {
+            return;
+        }
+        match answers.get(nth.load(Ordering::SeqCst)) {
+            Some((_, Some((id, reply)), has_memory, _)) => {
+                let mut out = Vec::new();
+                reply.encode(*id, &mut out);
+                if *has_memory {
+                    send_with(&stream, &out, &tempfile::tempfile().unwrap().into());
+                } else {
+                    stream.write_all(&out).unwrap();
+                }
+                let _ = stream.read_to_end(&mut Vec::new());
+            }
+            Some((_, None, false, _)) => stream.shutdown(std::net::Shutdown::Both).unwrap(),
+            Some((_, None, true, _)) => drop(stream.read_to_end(&mut Vec::new())),
+            None => {
+                raw.send(&Request::Slots { version: 1 });
+                let (reply, memory) = receive(&raw.stream);
+                let mut out = Vec::new();
+                reply.encode(0, &mut out);
+                send_with(&stream, &out, &memory.unwrap());
+                while stream.write_all(&[0; 100]).is_ok() {}
+            }
+        }
+    };
+    fake.during(serve, || {
+        let options = ClientOptions { ask: Ask::Herd, ..patient() };
+        for (number, (text, _, _, is)) in answers.iter().enumerate() {
+            nth.store(number, Ordering::SeqCst);
+            let deadline = if number + 1 == answers.len() { Duration::from_millis(100) } else { SOON };
+            let options = ClientOptions { deadline, ..options.clone() };
+            let error = Client::connect_with(&fake.address, options).expect_err("no slots");
+            assert!(is(&error) && error.to_string().contains(text), "{number}: {error:?}");
+            if let ConnectError::Herd { address, .. } | ConnectError::Link { address, .. } = error {
+                assert_eq!(address, fake.address);
+            }
+        }
+        nth.store(answers.len(), Ordering::SeqCst);
+        let deadline = Duration::from_millis(150);
+        let mut client = fake.client(&ClientOptions { deadline, ..options });
+        for _ in 0..2 {
+            let error = client.put(b"k", b"v").unwrap_err();
+            assert!(
+                matches!(error, MutateError::Deadline { deadline: bound, .. } if bound == deadline),
+                "{error}"
+            );
+        }
+    });
+}
+
+/// Attempts to connect anew: at once, then after pauses that double from one millisecond to a hundred, and from one
+/// again when the server is gone again. Found anew, the same region is the same: nobody goes over to it.
+#[test]
+fn attempts_to_connect_anew() {
+    let fake = Fake::new();
+    let (address, options) = (fake.address.clone(), ClientOptions { lease: Duration::ZERO, ..patient() });
+    let connecting = std::thread::spawn(move || Client::connect_with(&address, options).unwrap());
+    let mut watch = fake.welcomed();
+    let mut client = connecting.join().unwrap();
+    for round in 0.. {
+        assert_eq!(client.get(b"k"), Ok(None));
+        let began = Instant::now();
+        drop(watch);
+        for n in 0..if round == 0 { 17 } else { 7 } {
+            drop(fake.accept());
+            let pauses: u64 = (0..n).map(|n| (1 << n).min(100)).sum();
+            let took = began.elapsed();
+            assert!((Duration::from_millis(pauses)..SOON).contains(&took), "attempt {n} after {took:?}");
+        }
+        let took = began.elapsed();
+        assert!(matches!(client.get(b"k"), Err(GetError::ServerGone { .. })));
+        watch = fake.welcomed();
+        wait_for("the client to know", || client.get(b"k").ok());
+        // 63 ms; on a busy machine it may need some rounds for a quick one.
+        if round > 0 && took < Duration::from_millis(400) {
+            break;
+        }
+        assert!(round < 50, "it goes on as it ended: {took:?}");
+    }
+    assert_eq!(client.stats().reattached, 0);
+}
+
+/// An attempt to connect anew that nobody answers is given up for another one: after the client's deadline, and after
+/// two seconds if that is longer.
+#[test]
+fn attempts_that_nobody_answers() {
+    for (deadline, least) in [(Duration::from_millis(30), 30), (Duration::MAX, 2000)] {
+        let fake = Fake::new();
+        let answers = AtomicBool::new(true);
+        let took = Mutex::new(Vec::new());
+        let serve = |mut stream: UnixStream| {
+            let began = Instant::now();
+            if answers.load(Ordering::SeqCst) {
+                let _raw = fake.welcome(&mut stream);
+                let _ = stream.read_to_end(&mut Vec::new());
+            } else {
+                let _ = stream.read_to_end(&mut Vec::new());
+                took.lock().unwrap().push(began.elapsed());
+            }
+        };
+        fake.during(serve, || {
+            let mut client = fake.client(&ClientOptions { deadline, lease: Duration::ZERO, ..patient() });
+            answers.store(false, Ordering::SeqCst);
+            let began = Instant::now();
+            fake.hang_up();
+            // Of the first that is timed at all, how long it took; of a short one, one that shows that it is short.
+            wait_for("an attempt to be given up", || {
+                let short = |took: &&Duration| least == 2000 || **took < Duration::from_secs(1);
+                took.lock().unwrap().iter().find(short).copied()
+            });
+            assert!(began.elapsed() >= Duration::from_millis(least), "{:?}", began.elapsed());
+            assert!(client.get(b"k").is_err());
+            answers.store(true, Ordering::SeqCst);
+            wait_for("the client to be back", || client.get(b"k").ok());
+        });
+    }
+}
+
+/// A server that accepts nobody, with as many waiting as may: a client waits for its turn, until its deadline.
+#[test]
+fn more_wait_than_may() {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+    let place = Place::new();
+    let name = SocketAddrUnix::new(place.address.socket().unwrap()).unwrap();
+    let socket = || {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap()
+    };
+    let listener = socket();
+    rustix::net::bind(&listener, &name).unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    let mut waiting = Vec::new();
+    loop {
+        let stream = socket();
+        match rustix::net::connect(&stream, &name) {
+            Ok(()) => waiting.push(stream),
+            Err(error) => break assert_eq!(error, rustix::io::Errno::AGAIN),
+        }
+    }
+    let deadline = Duration::from_millis(50);
+    let began = Instant::now();
+    let error = Client::connect_with(&place.address, ClientOptions { deadline, ..patient() }).unwrap_err();
+    assert!(began.elapsed() >= deadline);
+    let is_late = |source: &LinkError| matches!(source, LinkError::Deadline(bound) if *bound == deadline);
+    assert!(matches!(&error, ConnectError::Link { source, .. } if is_late(source)), "{error:?}");
+    let address = place.address.clone();
+    let connecting = std::thread::spawn(move || Client::connect_with(&address, patient()));
+    std::thread::sleep(Duration::from_millis(10));
+    assert!(!connecting.is_finished());
+    // There is room for it, and then nobody.
+    (0..waiting.len()).for_each(|_| drop(rustix::net::accept(&listener).unwrap()));
+    let mut there = [rustix::event::PollFd::new(&listener, rustix::event::PollFlags::IN)];
+    assert_eq!(rustix::event::poll(&mut there, None), Ok(1));
+    drop(listener);
+    let error = connecting.join().unwrap().unwrap_err();
+    assert!(matches!(error, ConnectError::Link { source: LinkError::HungUp, .. }), "{error:?}");
+}
+
+/// Batches of pairs far longer than a socket's buffer, by messages: each comes to stand where it belongs.
+#[test]
+fn batches_longer_than_a_socket() {
+    let place = Place::new();
+    let table = Config { size: Size::Keys(600), key_max: 255, value_max: 3699, ..Config::default() };
+    let _server = Server::start(ServerConfig::new(place.address.clone(), table)).unwrap();
+    let mut client = place.client();
+    let pairs: Vec<_> = (0..520).map(|n| (key(n, 255), value(n.into(), 3699 - n as usize))).collect();
+    assert_eq!(client.put_many(&pairs).unwrap(), vec![Ok(Put::Inserted); 520]);
+    for (key, value) in &pairs {
+        assert_eq!(client.rpc_get(key).unwrap().as_ref(), Some(value));
+        assert_eq!(client.get(key).unwrap().as_ref(), Some(value));
+    }
 }
 
 /// A client killed while it puts leaves the others alone, and a table in which every slot is sound and

@@ -607,6 +607,66 @@ mod tests {
     use super::*;
     use crate::config::{Config, Size};
 
+    /// Every time that is longer than a clock can bear is cut, each for itself, and no other is touched.
+    #[test]
+    fn times_are_bounded() {
+        let century = Duration::from_secs(100 * 365 * 24 * 3600);
+        let second = Duration::from_secs(1);
+        let options = |[limit, deadline, lease]: [Duration; 3]| ClientOptions {
+            limits: Limits { retries_max: 7, deadline: limit },
+            deadline,
+            lease,
+            ask: Ask::Herd,
+            ..ClientOptions::default()
+        };
+        for which in 0..3 {
+            for (time, bounded) in [
+                (Duration::ZERO, Duration::ZERO),
+                (century - second, century - second),
+                (century, century),
+                (century + second, century),
+                (Duration::MAX, century),
+            ] {
+                let (mut given, mut expected) = ([second; 3], [second; 3]);
+                (given[which], expected[which]) = (time, bounded);
+                assert_eq!(options(given).bounded(), options(expected), "time {which} of {time:?}");
+            }
+        }
+    }
+
+    /// What the documentation says of a client that nobody has told otherwise.
+    #[test]
+    fn what_is_promised() {
+        let expected = ClientOptions {
+            limits: Limits::default(),
+            deadline: Duration::from_secs(5),
+            lease: Duration::from_secs(10),
+            ask: Ask::Message,
+            verbs: VerbsOptions::default(),
+        };
+        assert_eq!(ClientOptions::default(), expected);
+        assert_eq!([RETRY_FIRST, RETRY_MAX, ATTEMPT_MAX], [1, 100, 2000].map(Duration::from_millis));
+    }
+
+    /// A connection that ended is said to have ended, whichever call it was learned from; nothing else is.
+    #[test]
+    fn how_a_link_ends() {
+        use io::ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset, Other, TimedOut};
+        for (kind, is_hung_up) in [
+            (ConnectionReset, true),
+            (BrokenPipe, true),
+            (ConnectionRefused, false),
+            (TimedOut, false),
+            (Other, false),
+        ] {
+            match LinkError::from(io::Error::from(kind)) {
+                LinkError::HungUp => assert!(is_hung_up, "{kind:?}"),
+                LinkError::Os(error) => assert!(!is_hung_up && error.kind() == kind, "{kind:?}"),
+                other => panic!("{kind:?}: {other}"),
+            }
+        }
+    }
+
     /// What does not fit is not sent, and its rejection is where its reply would be; a reply too few is not made up for.
     #[test]
     fn rejections_are_in_their_places() {

@@ -507,7 +507,7 @@ impl Link {
             Ok((Reply::Refused { version: 0 }, _)) => {
                 return Err(refused("start it with `oneread serve --herd`, or ask it by messages".into()));
             }
-            Ok((Reply::Refused { version } | Reply::Slots { version }, _)) => {
+            Ok((Reply::Refused { version } | Reply::Slots { version }, _)) if version != area::VERSION => {
                 return Err(refused(format!(
                     "it has version {version} of them, this program version {}; use the same version of oneread on both sides",
                     area::VERSION
@@ -662,6 +662,137 @@ mod tests {
         // The watcher finds the same one: it is there, and there is no lease.
         assert!(shared.publish(2, attachment(3), Publisher::Watcher));
         assert_eq!((known(), shared.gone_ns.load(Ordering::Relaxed)), ((3, 2), 0));
+        // Where no server was missed, a handle begins no lease.
+        assert!(shared.publish(2, attachment(4), Publisher::Handle));
+        assert_eq!((known(), shared.gone_ns.load(Ordering::Relaxed)), ((4, 3), 0));
+        // Who comes late changes nothing, whoever it is.
+        for who in [Publisher::Watcher, Publisher::Handle] {
+            shared.gone_ns.store(7, Ordering::Relaxed);
+            for seen in [2, 4] {
+                assert!(!shared.publish(seen, attachment(5), who));
+                assert_eq!((known(), shared.gone_ns.load(Ordering::Relaxed)), ((4, 3), 7), "{who:?}");
+            }
+        }
+        // The same region of another server of it, or on another device, is another one.
+        for (at, other) in [(0, (2, 4, 1)), (1, (2, 4, 2))] {
+            let other = Attachment { identity: other, ..attachment(4) };
+            assert!(shared.publish(3 + at, other, Publisher::Watcher));
+            assert_eq!(known(), (4, 4 + at));
+        }
+        // On a clock that stands at its beginning, a lease begins all the same.
+        let new = Shared { clock: Clock::manual(), gone_ns: AtomicU64::new(7), ..shared };
+        assert!(new.publish(5, attachment(6), Publisher::Handle));
+        assert_eq!(new.gone_ns.load(Ordering::Relaxed), 1);
+    }
+
+    /// A handle of a server that is not there, with a clock that is set by hand.
+    fn handle(lease: Duration) -> Handle {
+        let socket = PathBuf::from("/nowhere");
+        let attached = Arc::new(attachment(0));
+        let shared = Arc::new(Shared {
+            address: Address::Shm(socket.clone()),
+            socket,
+            options: ClientOptions { lease, ..ClientOptions::default() },
+            clock: Clock::manual(),
+            newest: Mutex::new(attached.clone()),
+            version: AtomicU64::new(0),
+            gone_ns: AtomicU64::new(0),
+        });
+        Handle { shared, attached, version: 0, conversation: None, reattached: 0 }
+    }
+
+    fn enters(attachment: &Attachment, phase: Phase) {
+        attachment.region.store(STATE_WORD, State { incarnation: 1, phase }.to_word());
+    }
+
+    /// GETs answer until the lease has lasted to its last nanosecond, counted from when the server was found gone; not
+    /// from a region that was given up, lease or not.
+    #[test]
+    fn a_lease() {
+        let lease = Duration::from_nanos(1000);
+        let mut handle = handle(lease);
+        let mut why = |gone_ns: u64, now_ns: u64, phase| {
+            enters(&handle.attached, phase);
+            let now = handle.shared.clock.now_ns();
+            handle.shared.clock.advance(Duration::from_nanos(now_ns - now));
+            handle.shared.gone_ns.store(gone_ns, Ordering::Relaxed);
+            handle.attach_newest().err().map(|error| match error {
+                GetError::ServerGone { address, why } => {
+                    assert_eq!(address, Address::Shm("/nowhere".into()));
+                    why
+                }
+                error => panic!("{error}"),
+            })
+        };
+        for phase in [Phase::Serving, Phase::Starting] {
+            assert_eq!(why(0, 5000, phase), None, "it is there");
+        }
+        assert!(why(0, 5000, Phase::Retired).unwrap().contains("given its region up"));
+        assert!(why(5000, 5000, Phase::Retired).unwrap().contains("given its region up"));
+        assert_eq!(why(5000, 5000, Phase::Serving), None);
+        for phase in [Phase::Serving, Phase::Starting] {
+            assert_eq!(why(5000, 5999, phase), None, "{phase:?}");
+        }
+        assert_eq!(why(9000, 5999, Phase::Serving), None, "another thread's clock was ahead");
+        for phase in [Phase::Serving, Phase::Starting] {
+            let ended = why(5000, 6000, phase).unwrap();
+            assert!(ended.contains("lease of 1µs has ended"), "{ended}");
+        }
+        assert!(why(5000, 7000, Phase::Retired).unwrap().contains("given its region up"));
+        assert_eq!(why(6001, 7000, Phase::Serving), None, "it was gone again later");
+        assert_eq!(why(0, 7000, Phase::Serving), None, "it is back");
+    }
+
+    /// A handle goes over once for each time that it finds something newer, and counts that; a clone begins where its
+    /// original is, and counts for itself.
+    #[test]
+    fn going_over() {
+        let mut first = handle(Duration::ZERO);
+        enters(&first.attached, Phase::Serving);
+        let mut second = first.clone();
+        let mut publish = |inode, seen| {
+            let new = attachment(inode);
+            enters(&new, Phase::Serving);
+            assert!(first.shared.publish(seen, new, Publisher::Watcher));
+            for _ in 0..3 {
+                first.attach_newest().unwrap();
+            }
+            (first.reattached(), first.version, first.attached.identity.1)
+        };
+        assert_eq!(publish(1, 0), (1, 1, 1));
+        assert_eq!(publish(2, 1), (2, 2, 2));
+        assert_eq!(publish(2, 2), (2, 2, 2), "the same one");
+        // Two steps at once are one.
+        second.attach_newest().unwrap();
+        second.attach_newest().unwrap();
+        assert_eq!((second.reattached(), second.version, second.attached.identity.1), (1, 2, 2));
+        let mut third = first.clone();
+        third.attach_newest().unwrap();
+        assert_eq!((third.reattached(), third.version, third.attached.identity.1), (0, 2, 2));
+        assert!(Arc::ptr_eq(&third.attached, &first.attached) && third.conversation.is_none());
+        // Whoever finds that nobody is there to read from has gone over all the same.
+        first.shared.gone_ns.store(1, Ordering::Relaxed);
+        first.shared.clock.advance(Duration::from_nanos(2));
+        assert!(first.attach_newest().is_err());
+        assert_eq!(first.reattached(), 2);
+    }
+
+    /// A server that rings all the time and never answers keeps nobody awake past the deadline; what it rings with is
+    /// not kept.
+    #[test]
+    fn rings_after_the_deadline() {
+        let (stream, mut server) = UnixStream::pair().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let allowed = Duration::from_secs(3);
+        let mut link = Link { stream, input: Vec::new(), allowed };
+        server.write_all(&[0; 5]).unwrap();
+        let late = link.sleep(Instant::now());
+        assert!(matches!(late, Err(LinkError::Deadline(bound)) if bound == allowed), "{late:?}");
+        link.sleep(Instant::now() + Duration::from_secs(60)).unwrap();
+        assert!(link.input.is_empty());
+        drop(server);
+        let gone = link.sleep(Instant::now() + Duration::from_secs(60));
+        assert!(matches!(gone, Err(LinkError::HungUp)), "{gone:?}");
     }
 
     /// A client that is dropped while its server is gone takes its thread and its mapping along.

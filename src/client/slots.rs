@@ -164,6 +164,92 @@ mod tests {
         }
     }
 
+    /// A server that is slow: asked to sleep, its client finds so many replies more.
+    struct Slow<'a> {
+        area: &'a Area,
+        /// How many it answers at a time; none: it never does.
+        steps: Vec<u64>,
+        answered: u64,
+        /// For each sleep: the number of the last request there, and what the client says it waits for.
+        slept: Vec<(u64, u64)>,
+        /// For each ring: the number of the last request there.
+        rung: Vec<u64>,
+        deadline: Instant,
+    }
+
+    impl Slow<'_> {
+        /// The number of the last request there.
+        fn asked(&self) -> u64 {
+            (0..WINDOW).map(|slot| glance(self.area.request(slot)).sequence).max().unwrap()
+        }
+    }
+
+    impl Socket for Slow<'_> {
+        fn ring(&mut self, deadline: Instant) -> Result<(), LinkError> {
+            assert_eq!((deadline, self.area.client().heard()), (self.deadline, 0));
+            self.rung.push(self.asked());
+            Ok(())
+        }
+
+        fn sleep(&mut self, deadline: Instant) -> Result<(), LinkError> {
+            assert_eq!(deadline, self.deadline);
+            let asked = self.asked();
+            self.slept.push((asked, self.area.client().heard()));
+            if self.steps.is_empty() {
+                return Err(LinkError::Deadline(Duration::ZERO));
+            }
+            for _ in 0..self.steps.remove(0) {
+                self.answered += 1;
+                assert!(self.answered <= asked, "nobody asked for it");
+                // Request n is still in its slot, and says n.
+                let mut copy = Vec::new();
+                let frame = load(self.area.request(self.answered), self.answered, &mut copy).unwrap();
+                let frame = wire::decode(frame).unwrap().unwrap();
+                assert_eq!(frame.id, self.answered);
+                let Request::Get { key } = Request::decode(&frame).unwrap() else { panic!("a get") };
+                let mut out = Vec::new();
+                Reply::Value(Some(key.to_vec())).encode(frame.id, &mut out);
+                assert!(store(self.area.reply(self.answered), self.answered, &out));
+            }
+            Ok(())
+        }
+    }
+
+    /// Of a batch longer than there are slots, a request is stored only over one whose reply was seen; the client
+    /// says for which reply it is to be woken, the last of all or one that frees half the slots, and takes that back
+    /// when it is awake; and it rings for a server that sleeps, once for all that it has stored, and for no other.
+    #[test]
+    fn batches_longer_than_the_window() {
+        let geometry = Config { size: Size::Keys(10), ..Config::default() }.geometry().unwrap();
+        for sleeps in [true, false] {
+            let (area, fd) = Area::make(&geometry).unwrap();
+            if sleeps {
+                area.server().announce(1);
+            }
+            let mut slots = Slots::new(Area::map(fd, &geometry).unwrap());
+            let deadline = Instant::now() + Duration::from_secs(60);
+            let keys: Vec<_> = (0..150u32).map(u32::to_le_bytes).collect();
+            let requests: Vec<_> = keys.iter().map(|key| Request::Get { key }).collect();
+            let steps = vec![10, 22, 40, 24, 40, 10, 4, 1];
+            let mut server = Slow { area: &area, steps, answered: 0, slept: vec![], rung: vec![], deadline };
+            let replies = slots.converse(&mut server, &requests, deadline).unwrap();
+            let values: Vec<_> = keys.iter().map(|key| Reply::Value(Some(key.to_vec()))).collect();
+            assert_eq!(replies, values);
+            assert_eq!(area.client().heard(), 0);
+            // The next conversation goes on where this one ended.
+            let replies = slots.converse(&mut server, &requests[..1], deadline).unwrap();
+            assert_eq!(replies, values[..1]);
+            // Woken too early, it sleeps on. 32, 72, 136, 150 and 151 replies are there when it is awake.
+            let early = [(64, 32), (64, 32), (96, 64), (136, 104), (136, 104)];
+            assert_eq!(server.slept, [&early[..], &[(150, 150), (150, 150), (151, 151)]].concat());
+            assert_eq!(server.rung, if sleeps { vec![64, 96, 136, 150, 151] } else { vec![] });
+            // Nobody answers: the bell is left as if nobody slept.
+            let error = slots.converse(&mut server, &requests[..1], deadline).unwrap_err();
+            assert!(matches!(error, LinkError::Deadline(_)), "{error}");
+            assert_eq!(area.client().heard(), 0);
+        }
+    }
+
     fn reply(id: u64) -> Vec<u8> {
         let mut frame = Vec::new();
         Reply::Put(Ok(Put::Inserted)).encode(id, &mut frame);

@@ -66,6 +66,29 @@ mod tests {
         assert!(open(&memory(&[]), &mut copy).is_none(), "nothing was ever written");
     }
 
+    /// A seal alone does not do: number 0 is nobody's, and what is reserved is 0.
+    #[test]
+    fn sound_seals_of_nothing() {
+        let zero = memory(&sealed(Mark { sequence: 0, attempt: 0 }, b"a key"));
+        assert!(open(&zero, &mut Vec::new()).is_none());
+        for (reserved, opens) in [(0, true), (1, false), (1 << 31, false)] {
+            let mut slot = sealed(Mark { sequence: 1, attempt: 0 }, b"a key");
+            let (head, frame) = slot.split_at_mut(HEAD);
+            let unsealed = Head { crc: 0, reserved, ..bytemuck::pod_read_unaligned(head) };
+            let crc = crc(unsealed, frame);
+            head.copy_from_slice(bytemuck::bytes_of(&Head { crc, ..unsealed }));
+            assert_eq!(open(&memory(&slot), &mut Vec::new()).is_some(), opens, "{reserved}");
+        }
+    }
+
+    /// What was in the buffer before is not part of the slot.
+    #[test]
+    fn laid_out_anew() {
+        let mut slot = vec![7; 100];
+        lay_out(&mut slot, |out| out.extend([1, 2, 3]));
+        assert_eq!(slot, [&[0; 24][..], &[1, 2, 3]].concat());
+    }
+
     proptest! {
         /// One request is written over another, its bytes in any order: none of the states in between opens as
         /// anything but one of the two.

@@ -273,3 +273,172 @@ impl Superblock {
         Ok(geometry)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, Size};
+    use crate::families::presets;
+
+    fn geometry(layout: Layout) -> Geometry {
+        let config = Config {
+            layout,
+            size: Size::Slots(100),
+            key_max: 20,
+            value_max: 70,
+            grace: Duration::from_micros(1500),
+            seeds: Some(Seeds::from_number(9)),
+        };
+        config.geometry().unwrap()
+    }
+
+    /// With the checksum that belongs to it.
+    fn sealed(superblock: Superblock) -> Superblock {
+        Superblock { crc: superblock.computed_crc(), ..superblock }
+    }
+
+    /// Each field says of the table what its name says, in a table in which no two of them are alike, and a client
+    /// gets the same table back.
+    #[test]
+    fn fields() {
+        for preset in presets() {
+            let geometry = geometry(preset.layout);
+            let it = Superblock::new(&geometry, 12_345);
+            assert_eq!((it.magic.to_le_bytes(), it.version, it.stamp), (*b"ONEREAD\0", 1, 0));
+            assert_eq!((it.reserved_0, it.reserved, it.created), (0, 0, 12_345));
+            assert_eq!((it.generation, it.seeds), (geometry.generation(), Seeds::from_number(9).0));
+            let layout = preset.layout;
+            assert_eq!((it.family, it.choices), (layout.family as u32, layout.choices));
+            assert_eq!((it.bucket_slots, it.window_buckets), (layout.bucket_slots, layout.window_buckets));
+            assert_eq!((it.block_slots, it.slot_bytes), (layout.block_slots, 128));
+            assert_eq!((it.key_max, it.value_max, it.grace_ns), (20, 70, 1_500_000));
+            assert_eq!((it.homes, it.overflow_blocks), (geometry.homes(), geometry.overflow_blocks()));
+            assert_eq!((it.table_offset, it.region_bytes), (8192, geometry.region_bytes()));
+            assert_eq!(it.geometry(it.region_bytes), Ok(geometry.clone()));
+            assert_eq!(Superblock::from_words(it.to_words()), it);
+            // Another time and number do not change where anything is; a number is a table's own.
+            let other = sealed(Superblock { created: 1, generation: it.generation ^ 1, ..it });
+            let found = other.geometry(it.region_bytes).unwrap();
+            assert_eq!(found.generation(), it.generation ^ 1);
+            assert_eq!((found.homes(), found.region_bytes()), (it.homes, it.region_bytes));
+        }
+    }
+
+    /// The last value that is allowed, and the first that is not: that one is refused for its own sake, with what it is
+    /// and what is allowed. (What is allowed by itself may make the table longer than it says that it is.)
+    #[test]
+    fn fields_at_their_limits() {
+        type Set = fn(&mut Superblock, u64);
+        for preset in presets() {
+            let geometry = geometry(preset.layout);
+            let it = Superblock::new(&geometry, 1);
+            let check = |field: &'static str, set: Set, value: u64, is_allowed: bool, region: &str| {
+                let mut changed = it;
+                set(&mut changed, value);
+                match sealed(changed).geometry(u64::MAX) {
+                    Ok(_) => assert!(is_allowed, "{field} = {value}"),
+                    Err(SuperblockError::Field { field: "region_bytes", .. }) if field == "region_bytes" => {
+                        assert!(!is_allowed, "{value}");
+                    }
+                    Err(SuperblockError::Field { field: found, value: which, allowed }) if is_allowed => {
+                        assert_eq!((found, which), ("region_bytes", it.region_bytes), "{field} = {value}");
+                        assert!(!allowed.is_empty());
+                    }
+                    Err(SuperblockError::Field { field: found, value: which, allowed }) => {
+                        assert_eq!((found, which), (field, value));
+                        assert!(allowed.contains(region), "{field} = {value}: {allowed}");
+                    }
+                    other => panic!("{field} = {value}: {other:?}"),
+                }
+            };
+            let homes: Set = |it, value| it.homes = value;
+            let key_max: Set = |it, value| it.key_max = value as u32;
+            let value_max: Set = |it, value| it.value_max = value as u32;
+            let blocks: Set = |it, value| it.overflow_blocks = value;
+            let grace: Set = |it, value| it.grace_ns = value;
+            let offset: Set = |it, value| it.table_offset = value;
+            let bytes: Set = |it, value| it.region_bytes = value;
+            let slot: Set = |it, value| it.slot_bytes = value as u32;
+            let few = 1 << 40;
+            [(0, false), (1, true), (few, true), (few + 1, false)]
+                .into_iter()
+                .for_each(|(value, good)| check("homes", homes, value, good, "1099511627776"));
+            let most = (1 << 24) - 1;
+            if it.block_slots == 0 {
+                [(0, true), (1, false)]
+                    .into_iter()
+                    .for_each(|(value, good)| check("overflow_blocks", blocks, value, good, "0"));
+            } else {
+                [(0, false), (1, true), (most, true), (most + 1, false)]
+                    .into_iter()
+                    .for_each(|(value, good)| check("overflow_blocks", blocks, value, good, "16777215"));
+            }
+            let minute = 60_000_000_000;
+            [(0, true), (minute, true), (minute + 1, false)]
+                .into_iter()
+                .for_each(|(value, good)| check("grace_ns", grace, value, good, "60000000000"));
+            [(8191, false), (8192, true), (8193, false)]
+                .into_iter()
+                .for_each(|(value, good)| check("table_offset", offset, value, good, "8192"));
+            let need = it.region_bytes;
+            [(need - 1, false), (need, true), (need + 1, false)]
+                .into_iter()
+                .for_each(|(value, good)| check("region_bytes", bytes, value, good, &need.to_string()));
+            // 128 bytes in two lines: 16 of head, 2 of the second line's stamp.
+            [(70, true), (90, true), (91, false), (0, true)]
+                .into_iter()
+                .for_each(|(value, good)| check("value_max", value_max, value, good, "90"));
+            [(0, false), (1, true), (40, true)]
+                .into_iter()
+                .for_each(|(value, good)| check("key_max", key_max, value, good, "1"));
+            [(0, false), (31, false), (96, false), (128, true), (192, true), (4096, true), (4160, false)]
+                .into_iter()
+                .for_each(|(value, good)| check("slot_bytes", slot, value, good, "64 to 4096"));
+            // A key takes no more than its slot has, and never more than 255 bytes.
+            for (slot_bytes, most, value_max) in [(128, 110, 0), (4096, 255, 70)] {
+                for (key_max, good) in [(most, true), (most + 1, false)] {
+                    let changed = sealed(Superblock { slot_bytes, key_max, value_max, ..it });
+                    match changed.geometry(u64::MAX) {
+                        Err(SuperblockError::Field { field: "key_max", value, .. }) => {
+                            assert!(!good && value == u64::from(key_max), "{key_max}");
+                        }
+                        other => assert!(good, "{key_max}: {other:?}"),
+                    }
+                }
+            }
+            for (have, good) in [(need - 1, false), (need, true), (need + 1, true), (0, false)] {
+                let found = it.geometry(have);
+                assert_eq!(found.is_ok(), good, "{have}");
+                assert!(good || found == Err(SuperblockError::Truncated { have, need }));
+            }
+        }
+    }
+
+    /// Of several things that are wrong the first is named that explains the others: what is no region has no version,
+    /// what has another version has another checksum.
+    #[test]
+    fn what_is_wrong_first() {
+        let geometry = geometry(presets().next().unwrap().layout);
+        let good = Superblock::new(&geometry, 1);
+        let mut it = Superblock { homes: 0, family: 77, ..good };
+        let found = |it: &Superblock| it.geometry(0).unwrap_err();
+        (it.crc, it.stamp, it.version, it.magic) = (it.crc ^ 1, 7, 2, 3);
+        assert_eq!(found(&it), SuperblockError::Magic { found: 3 });
+        it.magic = MAGIC;
+        assert_eq!(found(&it), SuperblockError::Version { found: 2 });
+        it.version = 0;
+        assert_eq!(found(&it), SuperblockError::Version { found: 0 });
+        it.version = FORMAT_VERSION;
+        assert_eq!(found(&it), SuperblockError::Writing { stamp: 7 });
+        it.stamp = 8;
+        let computed = it.computed_crc();
+        assert_eq!(computed, Superblock { stamp: 0, ..it }.computed_crc(), "whatever the stamp");
+        assert_eq!(found(&it), SuperblockError::Checksum { found: it.crc, computed });
+        it.crc = computed;
+        assert_eq!(found(&it), SuperblockError::Layout { family: 77 });
+        it = sealed(Superblock { family: good.family, ..it });
+        assert!(matches!(found(&it), SuperblockError::Field { field: "homes", value: 0, .. }));
+        it = sealed(Superblock { homes: good.homes, ..it });
+        assert_eq!(found(&it), SuperblockError::Truncated { have: 0, need: good.region_bytes });
+    }
+}

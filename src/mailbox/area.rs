@@ -155,3 +155,75 @@ fn between() {
         fence(Ordering::SeqCst);
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::config::{Config, Size};
+
+    fn geometry(key_max: usize, value_max: usize) -> Geometry {
+        Config { size: Size::Keys(10), key_max, value_max, ..Config::default() }.geometry().unwrap()
+    }
+
+    /// Client and server may be of different builds: where bells and slots stand is part of the version.
+    #[test]
+    fn words_of_an_area() {
+        assert_eq!((VERSION, WINDOW), (1, 64));
+        // Bytes of a request slot and of a reply slot: their heads of 24 bytes each, in whole lines.
+        for (key_max, value_max, request, reply) in [
+            (16, 32, 128, 192),
+            (1, 0, 64, 192),
+            (8, 14, 64, 192),
+            (8, 15, 128, 192),
+            (255, 3699, 4032, 3776),
+        ] {
+            let geometry = geometry(key_max, value_max);
+            let (area, _) = Area::make(&geometry).unwrap();
+            let slots = 128 + 64 * request;
+            assert_eq!(area.memory.bytes(), (slots + 64 * reply) as u64, "{key_max}, {value_max}");
+            area.server().announce(5);
+            area.client().announce(7);
+            let found = |word| area.memory.load(word);
+            assert_eq!((found(0), found(8)), (5, 7));
+            assert_eq!((area.server().heard(), area.client().heard()), (5, 7));
+            area.server().withdraw();
+            assert_eq!((found(0), found(8)), (0, 7));
+            area.client().withdraw();
+            assert_eq!((found(0), found(8)), (0, 0));
+            for sequence in [1, 2, 63, 64, 65, 127, 128, u64::MAX] {
+                let nth = (sequence % 64) as usize;
+                for (slot, at, bytes) in [
+                    (area.request(sequence), 128 + nth * request, request),
+                    (area.reply(sequence), slots + nth * reply, reply),
+                ] {
+                    let there = area.memory.words(at / 8, bytes / 8).as_ptr_range();
+                    assert_eq!(slot.as_ptr_range(), there, "{sequence} of {key_max}, {value_max}");
+                }
+            }
+        }
+    }
+
+    /// Memory of another length than the table's slots need is refused, with both lengths; memory that its maker could
+    /// make shorter, too.
+    #[test]
+    fn what_is_handed_over_is_checked() {
+        let (small, large) = (geometry(16, 32), geometry(16, 300));
+        for (made, expected) in [(&small, &large), (&large, &small)] {
+            let (_, fd) = Area::make(made).unwrap();
+            let error = Area::map(fd, expected).unwrap_err().to_string();
+            let lengths = format!("have {} bytes instead of {}", bytes(made), bytes(expected));
+            assert!(error.contains(&lengths), "{error}");
+        }
+        for length in [bytes(&small) - 64, bytes(&small) + 64] {
+            let (_, fd) = Region::exchange(length).unwrap();
+            assert!(Area::map(fd, &small).is_err(), "{length}");
+        }
+        let (area, fd) = Area::make(&small).unwrap();
+        let client = Area::map(fd, &small).unwrap();
+        // Both have the same memory, and it goes when the server says so.
+        area.reply(3)[0].store(9, Ordering::Relaxed);
+        assert_eq!(client.reply(3)[0].load(Ordering::Relaxed), 9);
+        area.discard();
+        assert_eq!(client.reply(3)[0].load(Ordering::Relaxed), 0);
+    }
+}

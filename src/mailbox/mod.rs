@@ -137,6 +137,36 @@ mod tests {
         assert_eq!(words(), before, "too long: nothing done");
     }
 
+    /// The picture of a slot above, byte by byte, and how long slots are.
+    #[test]
+    fn bytes_of_a_slot() {
+        let slot: Vec<AtomicU64> = (0..8).map(|_| AtomicU64::new(u64::MAX)).collect();
+        assert!(store(&slot, 0x0102_0304_0506_0708, b"nine byte"));
+        let bytes: Vec<u8> =
+            slot.iter().flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes()).collect();
+        assert_eq!(bytes[..8], [8, 7, 6, 5, 4, 3, 2, 1]);
+        assert_eq!(bytes[8..24], [0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(bytes[24..40], *b"nine byte\0\0\0\0\0\0\0");
+        assert_eq!(bytes[40..], [0xff; 24], "no more than the frame is written");
+        let lengths = [0, 1, 39, 40, 41, 104, 105].map(slot_bytes);
+        assert_eq!(lengths, [64, 64, 64, 64, 128, 128, 192]);
+    }
+
+    /// A frame as long as the slot is one; a longer one is none, however long it says it is.
+    #[test]
+    fn frames_at_the_end_of_a_slot() {
+        let slot: Vec<AtomicU64> = (0..8).map(AtomicU64::new).collect();
+        let mut copy = Vec::new();
+        for (length, is_there) in [(39u32, true), (40, true), (41, false), (64, false), (u32::MAX, false)] {
+            slot[1].store(u64::from(length) << 32 | 3, Ordering::Relaxed);
+            assert_eq!(glance(&slot), Mark { sequence: 0, attempt: 3 });
+            let frame = load(&slot, 0, &mut copy);
+            assert_eq!(frame.map(<[u8]>::len), is_there.then_some(length as usize));
+            let there: Vec<u8> = (3..8).flat_map(u64::to_le_bytes).collect();
+            assert!(frame.is_none_or(|frame| *frame == there[..length as usize]));
+        }
+    }
+
     proptest! {
         /// Any bytes: a frame inside the slot, or none.
         #[test]

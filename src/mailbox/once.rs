@@ -84,5 +84,23 @@ mod tests {
         let mut frame = Vec::new();
         Request::Get { key: b"k" }.encode(9, &mut frame);
         assert!(!lane.take(Mark { sequence: 2, attempt: 0 }, &frame, refuse));
+        assert_eq!(lane.taken(), Mark { sequence: 2, attempt: 0 });
+        // Nonsense after a request is not answered with the reply to that, however often it comes, and is done with.
+        assert!(lane.take(Mark { sequence: 9, attempt: 4 }, &frame, |_| Some(Reply::Value(None))));
+        assert_eq!(lane.taken(), Mark { sequence: 9, attempt: 4 });
+        assert_eq!(wire::replies(lane.reply(), 9), Ok(vec![Reply::Value(None)]));
+        for attempt in 0..2 {
+            let mark = Mark { sequence: 10, attempt };
+            assert!(!lane.take(mark, b"nonsense", refuse));
+            assert_eq!((lane.taken(), lane.reply()), (mark, &b""[..]));
+        }
+        // So is a request that has no answer.
+        let mut frame = Vec::new();
+        Request::Get { key: b"k" }.encode(11, &mut frame);
+        assert!(!lane.take(Mark { sequence: 11, attempt: 0 }, &frame, |_| None));
+        assert!(!lane.take(Mark { sequence: 11, attempt: 1 }, &frame, refuse), "done once");
+        // What is old stays undone, and leaves the last as it is.
+        assert!(!lane.take(Mark { sequence: 9, attempt: 5 }, &frame, refuse));
+        assert_eq!(lane.taken(), Mark { sequence: 11, attempt: 1 });
     }
 }

@@ -63,5 +63,18 @@ mod tests {
         assert_eq!(patience.time(), 2 * least);
         (0..10).for_each(|_| patience.rewarded());
         assert_eq!(patience.time(), most);
+        // One time in so many it is as patient as can be, counted from the last reward.
+        for before in [0, 5, PROBE - 2] {
+            (0..before).for_each(|_| patience.exhausted());
+            patience.rewarded();
+            let mut in_vain = 0;
+            patience.exhausted();
+            (0..4).for_each(|_| patience.exhausted());
+            while patience.time() < most {
+                patience.exhausted();
+                in_vain += 1;
+            }
+            assert_eq!(in_vain + 5, 63, "after {before}");
+        }
     }
 }
