@@ -1158,9 +1158,9 @@ fn tables_get_so_full() {
 #[test]
 fn a_path_that_has_changed_is_not_walked() {
     for layout in ["windowed:8", "bucketized:4", "pilaf", "slotwise:8"] {
-        let mut watch = Watch::new(layout, 300, 1);
-        let (mut walked, mut longest) = (0, 0);
-        for newcomer in (0..330).map(key) {
+        let mut watch = Watch::new(layout, 160, 1);
+        let (mut walked, mut longest, mut uncovered) = (0, 0, 0);
+        for newcomer in (0..175).map(key) {
             watch.settle();
             let index = &watch.index;
             let first = index.geometry.seeds().first(&newcomer);
@@ -1192,6 +1192,14 @@ fn a_path_that_has_changed_is_not_walked() {
                 let other = (1_000..).map(key).find(|key| !may_go(key)).unwrap();
                 refused(at, Content { key: &other, ..Content::default() });
             }
+            // Without the lock of a mover's home, which may have come since the stripes were chosen.
+            let of = |slot| index.stripes.of(slot);
+            let home =
+                |&at: &SlotIx| index.home_slot(index.geometry.seeds().first(&index.slots().read(at).key));
+            let locks: StripeSet = path.iter().map(|&slot| of(slot)).collect();
+            let covered = movers.iter().all(|at| locks.contains(&of(home(at))));
+            uncovered += u32::from(!covered);
+            assert_eq!(index.still_good(&index.stripes.lock(locks), &path), covered, "{layout}: {path:?}");
             watch.before = look(index);
             let along = |index: &Index| index.put_along(&path, &newcomer, b"", first, PutMode::Insert);
             let (answer, moved) = watch.change(along);
@@ -1202,6 +1210,7 @@ fn a_path_that_has_changed_is_not_walked() {
             longest = longest.max(path.len());
         }
         assert!(walked > 10 && longest > 2, "{layout}: {walked}, {longest}");
+        assert!(uncovered > 0 || layout != "pilaf", "{layout}: each home is near");
     }
 }
 
@@ -1452,6 +1461,20 @@ fn damaged_links_are_taken_over() {
         let cut = relinked(3, |index, heads| link_to(index, heads[cut_off], None));
         assert_eq!(cut, (4, 0, 3), "behind block {cut_off}");
     }
+    // A key in the chain of another home, where nobody looks for it, in place of the last one.
+    let stray = relinked(3, |index, heads| {
+        let (key, aux) = (keys_of_home(index, 1).next().unwrap(), index.slots().header(heads[3]).aux);
+        index.write(&index.stripes.alone(), heads[3], &Content { key: &key, aux, ..Content::default() });
+    });
+    assert_eq!(stray, (3, 0, 3));
+    // The same key twice in one chain, as when a server dies that closes a hole.
+    let doubled = relinked(3, |index, heads| {
+        let Owned { key, value, .. } = index.slots().read(heads[3]);
+        let aux = index.slots().header(heads[2]).aux;
+        let copy = Content { key: &key, value: &value, ghost: 0, aux };
+        index.write(&index.stripes.alone(), heads[2], &copy);
+    });
+    assert_eq!(doubled, (3, 0, 3));
     // The number of blocks ever used: too small a one makes links lead nowhere, too large a one is not
     // believed.
     let ever_used = |blocks| move |index: &Index, _: &[SlotIx]| index.region.store(BLOCKS_WORD, blocks);
