@@ -352,12 +352,18 @@ mod tests {
     /// at once.
     #[test]
     fn memory_is_put_behind_blocks_beyond_those_taken_over() {
-        let config =
-            Config { layout: "cluster".parse().unwrap(), size: Size::Slots(2000), ..Config::default() };
+        let config = Config {
+            layout: "cluster".parse().unwrap(),
+            size: Size::Slots(2000),
+            value_max: 3900,
+            ..Config::default()
+        };
         let geometry = config.geometry().unwrap();
         let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).unwrap();
         let memory = File::from(region.share().unwrap());
-        let backed = || memory.metadata().unwrap().blocks() * 512;
+        region.store(BLOCKS_WORD, 3);
+        let before = memory.metadata().unwrap().blocks();
+        let backed = || (memory.metadata().unwrap().blocks() - before) * 512;
         let blocks = Blocks::new(geometry.overflow_blocks());
         blocks.restore(3, &[(Block(1), 7)]);
         assert_eq!((blocks.ever_used(), blocks.owner(Block(1))), (3, cfg!(debug_assertions).then_some(7)));

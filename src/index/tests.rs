@@ -1026,6 +1026,21 @@ fn whoever_can_comes_home() {
     }
 }
 
+/// A displaced key that stands on a ghost stays where it is (M3), and another one of its home comes home instead.
+#[test]
+fn another_comes_home_instead() {
+    let index = Watch::new("list", 4, 1).index;
+    let keys: Vec<_> = keys_of_home(&index, 0).take(3).collect();
+    keys.iter().for_each(|key| assert_eq!(index.put(key, b"", PutMode::Insert), Ok(Put::Inserted)));
+    let home_slot = index.geometry.window(0).first;
+    let next = index.chain_heads(home_slot).nth(1).unwrap();
+    let there = index.slots().read(next);
+    assert_eq!(there.key[..], keys[1]);
+    index.write(&index.stripes.alone(), next, &Content { ghost: 7, ..there.content() });
+    assert_eq!(index.remove(&keys[0]), Ok(true));
+    assert!(index.slots().holds(next, &keys[1]) && index.slots().holds(home_slot, &keys[2]));
+}
+
 /// Where one of a key's windows has a free slot, a newcomer takes the first of the first such window, and
 /// moves nobody: else it would cost its readers a READ more, from the start on.
 #[test]
