@@ -199,3 +199,63 @@ impl Drop for Broken {
         WAITS.set(WAITS.get().map(|wait| wait.filter(|_| !mended(&wait))));
     }
 }
+
+#[cfg(all(test, feature = "faults"))]
+mod tests {
+    use super::*;
+    use std::panic::catch_unwind;
+    use std::time::Duration;
+
+    /// A rule is broken while somebody wants it broken, on that thread alone: else a test that shows a rule
+    /// broken shows nothing, or spoils the next one.
+    #[test]
+    fn broken_until_the_last_is_dropped() {
+        let outer = Broken::rule(Rule::Ghost);
+        let inner = Broken::rule(Rule::Ghost);
+        let other = Broken::rule(Rule::BellFence);
+        drop(inner);
+        assert!(broken(Rule::Ghost) && broken(Rule::BellFence) && !broken(Rule::GhostGrace));
+        std::thread::scope(|scope| {
+            let elsewhere = scope.spawn(|| broken(Rule::Ghost)).join().unwrap();
+            assert!(!elsewhere, "another thread");
+        });
+        drop(outer);
+        assert!(!broken(Rule::Ghost) && broken(Rule::BellFence));
+        drop(other);
+        assert!(!broken(Rule::BellFence));
+    }
+
+    /// A wait is as long as is right, or nothing, or what a test says, which goes before.
+    #[test]
+    fn waits_are_shortened_one_by_one() {
+        let waits = || [Rule::GhostGrace, Rule::ReuseGrace].map(|rule| wait_ns(rule, 70));
+        let short = Broken::wait(Rule::GhostGrace, Duration::from_nanos(40));
+        assert_eq!(waits(), [40, 70]);
+        assert!(!broken(Rule::GhostGrace));
+        let none = [Rule::GhostGrace, Rule::ReuseGrace].map(Broken::rule);
+        assert_eq!(waits(), [40, 0]);
+        let twice = catch_unwind(|| drop(Broken::wait(Rule::GhostGrace, Duration::ZERO)));
+        assert!(twice.is_err(), "shortened already");
+        let other = Broken::wait(Rule::ReuseGrace, Duration::from_nanos(50));
+        drop(short);
+        assert_eq!(waits(), [0, 50]);
+        drop(none);
+        assert_eq!(waits(), [70, 50]);
+        drop(other);
+        assert_eq!(waits(), [70, 70]);
+    }
+
+    /// What is broken here can be broken on another thread, for good.
+    #[cfg(feature = "sim")]
+    #[test]
+    fn broken_on_another_thread_as_here() {
+        let _rule = Broken::rule(Rule::OddPass);
+        let _wait = Broken::wait(Rule::BlockGrace, Duration::from_nanos(3));
+        let all = all_broken();
+        let there = std::thread::spawn(move || {
+            break_all(all);
+            (broken(Rule::OddPass), broken(Rule::Ghost), wait_ns(Rule::BlockGrace, 9))
+        });
+        assert_eq!(there.join().unwrap(), (true, false, 3));
+    }
+}

@@ -347,4 +347,31 @@ mod tests {
         assert_eq!(blocks.take(&region, &geometry, 0), Some(Block(7)));
         assert_eq!(blocks.take(&region, &geometry, 0), None);
     }
+
+    /// Blocks that a server before this one had used have memory behind them: the first new one gets its own,
+    /// at once.
+    #[test]
+    fn memory_is_put_behind_blocks_beyond_those_taken_over() {
+        let config = Config {
+            layout: "cluster".parse().unwrap(),
+            size: Size::Slots(2000),
+            value_max: 3900,
+            ..Config::default()
+        };
+        let geometry = config.geometry().unwrap();
+        let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).unwrap();
+        let memory = File::from(region.share().unwrap());
+        region.store(BLOCKS_WORD, 3);
+        let before = memory.metadata().unwrap().blocks();
+        let backed = || (memory.metadata().unwrap().blocks() - before) * 512;
+        let blocks = Blocks::new(geometry.overflow_blocks());
+        blocks.restore(3, &[(Block(1), 7)]);
+        assert_eq!((blocks.ever_used(), blocks.owner(Block(1))), (3, cfg!(debug_assertions).then_some(7)));
+        let taken: std::collections::BTreeSet<_> =
+            (0..2).map(|home| blocks.take(&region, &geometry, home).unwrap().0).collect();
+        assert!(taken.iter().eq(&[0, 2]) && backed() == 0, "{taken:?}, {} bytes", backed());
+        assert_eq!(blocks.take(&region, &geometry, 0), Some(Block(3)));
+        assert_eq!((blocks.ever_used(), region.load(BLOCKS_WORD)), (4, 4));
+        assert!(backed() >= geometry.window_bytes(chain::window(&geometry, Block(3))), "{} bytes", backed());
+    }
 }
