@@ -14,10 +14,11 @@ pub(crate) struct Observed(#[cfg(feature = "sim")] Option<std::sync::Arc<dyn Obs
 mod with_sim {
     use std::cell::RefCell;
     use std::fmt::Debug;
+    use std::panic::RefUnwindSafe;
     use std::rc::Rc;
 
     /// Is told of every store into a region.
-    pub(crate) trait Observer: Debug + Send + Sync {
+    pub(crate) trait Observer: Debug + Send + Sync + RefUnwindSafe {
         /// This word has now this value.
         fn stored(&self, word: usize, value: u64);
     }

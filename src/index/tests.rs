@@ -1217,7 +1217,7 @@ fn a_path_that_has_changed_is_not_walked() {
                 refused(at, Content { ghost: 1, ..mover.content() });
                 let may_go = |key: &[u8; 8]| {
                     let first = index.geometry.seeds().first(key);
-                    let windows = mutation::destinations(&index.geometry, key, first, Some(at));
+                    let windows = families::destinations(&index.geometry, key, first, Some(at));
                     windows.iter().any(|destination| destination.window.contains(to))
                 };
                 let other = (1_000..).map(key).find(|key| !may_go(key)).unwrap();
