@@ -9,7 +9,7 @@
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use oneread::region::{Backing, Region};
-use oneread::{Clock, Config, Index, Layout, PutMode, Size};
+use oneread::{Clock, Config, Index, Layout, PutMode, TableSize};
 use std::hint::black_box;
 
 const KEYS: u64 = 1_000_000;
@@ -39,7 +39,8 @@ fn next(state: &mut u64) -> u64 {
 
 fn index(layout: &str) -> Index {
     let layout: Layout = layout.parse().expect("a preset");
-    let config = Config { layout, size: Size::Keys(KEYS), key_max: 16, value_max: 32, ..Config::default() };
+    let config =
+        Config { layout, size: TableSize::Keys(KEYS), key_max: 16, value_max: 32, ..Config::default() };
     let geometry = config.geometry().expect("possible");
     let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).expect("memory");
     let index = Index::create(region, geometry, Clock::System).expect("memory");

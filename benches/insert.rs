@@ -4,7 +4,7 @@
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use oneread::region::{Backing, Region};
-use oneread::{Clock, Config, Index, Layout, PutMode, Size};
+use oneread::{Clock, Config, Index, Layout, PutMode, TableSize};
 
 const KEYS: u64 = 1_000_000;
 
@@ -17,7 +17,8 @@ fn key(n: u64) -> [u8; 16] {
 
 fn empty(layout: &str) -> Index {
     let layout: Layout = layout.parse().expect("a preset");
-    let config = Config { layout, size: Size::Keys(KEYS), key_max: 16, value_max: 32, ..Config::default() };
+    let config =
+        Config { layout, size: TableSize::Keys(KEYS), key_max: 16, value_max: 32, ..Config::default() };
     let geometry = config.geometry().expect("possible");
     let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).expect("memory");
     Index::create(region, geometry, Clock::System).expect("memory")

@@ -7,7 +7,7 @@
 
 use oneread::server::ServerConfig;
 use oneread::verbs::{DeviceChoice, QueueCounts, VerbsAddress, VerbsOptions, Wait};
-use oneread::{Address, Client, ClientOptions, Config, Server, Size};
+use oneread::{Address, Client, ClientOptions, Config, Server, TableSize};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
@@ -105,7 +105,7 @@ fn main() {
     let length = Duration::from_millis(if is_bench { set("ONEREAD_MILLIS", 1000) } else { 20 });
 
     let place = VerbsAddress::new("127.0.0.1", 0, DeviceChoice::default());
-    let config = Config { size: Size::Keys(2 * KEYS), key_max: 8, value_max: 32, ..Config::default() };
+    let config = Config { size: TableSize::Keys(2 * KEYS), key_max: 8, value_max: 32, ..Config::default() };
     let server = match Server::start(ServerConfig::new(Address::Verbs(place), config)) {
         Ok(server) => server,
         Err(error) => return println!("not measured: {error}"),

@@ -21,10 +21,10 @@ use oneread::layout::slot::{Content, Identity, check, encode};
 use oneread::layout::superblock::{FORMAT_VERSION, MAGIC, SUPERBLOCK_WORDS, Superblock, SuperblockError};
 use oneread::reader::{Limits, ReadError, Reader};
 use oneread::region::{Backing, Region};
-use oneread::sim::{Ask, KeyNumber, Scene, Violation, World};
 use oneread::sim::{Bytes, Hardware, Instant, Recorder, Unit, Witness};
+use oneread::sim::{KeyNumber, PlannedGet, Scene, Violation, World};
 use oneread::wire::{self, Reply, Request};
-use oneread::{Clock, Config, Geometry, Index, Layout, Put, PutError, PutMode, Size};
+use oneread::{Clock, Config, Geometry, Index, Layout, PutError, PutMode, PutOutcome, TableSize};
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
 use std::fs::{File, OpenOptions};
@@ -82,7 +82,7 @@ fn config(input: &mut Input<'_>) -> Config {
     let (key_max, value_max) = SHAPES[input.below(SHAPES.len())];
     Config {
         layout,
-        size: Size::Slots(1 + input.below(32) as u64),
+        size: TableSize::Slots(1 + input.below(32) as u64),
         key_max,
         value_max,
         grace: GRACE,
@@ -588,20 +588,20 @@ pub fn ops(data: &[u8]) {
 
 fn put(index: &Index, model: &mut Model, key: Vec<u8>, value: Vec<u8>, mode: PutMode, present: bool) {
     let expected = match (mode, present) {
-        (PutMode::Insert, true) => Put::Exists,
-        (PutMode::Update, false) => Put::Missing,
-        (_, true) => Put::Updated,
-        (_, false) => Put::Inserted,
+        (PutMode::Insert, true) => PutOutcome::Exists,
+        (PutMode::Update, false) => PutOutcome::Missing,
+        (_, true) => PutOutcome::Updated,
+        (_, false) => PutOutcome::Inserted,
     };
     match index.put(&key, &value, mode) {
         Ok(put) => {
             assert_eq!(put, expected);
-            if matches!(put, Put::Inserted | Put::Updated) {
+            if matches!(put, PutOutcome::Inserted | PutOutcome::Updated) {
                 model.insert(key, value);
             }
         }
         Err(PutError::Full { keys, .. }) => {
-            assert_eq!((expected, keys), (Put::Inserted, model.len() as u64));
+            assert_eq!((expected, keys), (PutOutcome::Inserted, model.len() as u64));
             assert_eq!(get(index, &key), None);
         }
         Err(error) => panic!("{error}"),
@@ -748,7 +748,7 @@ pub fn schedule(data: &[u8]) -> Result<(), Box<Violation>> {
         if batch {
             world.batch(&past, hardware, &mut adversary, start, &wanted)?;
         } else {
-            world.client(&past, hardware, &mut adversary, &mut Ask::all(start, &wanted), false)?;
+            world.client(&past, hardware, &mut adversary, &mut PlannedGet::all(start, &wanted), false)?;
         }
     }
     Ok(())

@@ -56,7 +56,7 @@ impl FromStr for Layout {
 
 /// How large a table shall be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Size {
+pub enum TableSize {
     /// Room for this many keys at the preset's design load.
     Keys(u64),
     /// This many main slots.
@@ -76,7 +76,7 @@ pub struct Config {
     /// How keys are placed.
     pub layout: Layout,
     /// How many keys or slots.
-    pub size: Size,
+    pub size: TableSize,
     /// Longest key, 1 to 255.
     pub key_max: usize,
     /// Longest inline value.
@@ -94,7 +94,7 @@ impl Default for Config {
     fn default() -> Config {
         Config {
             layout: crate::cuckoo::WINDOWED_8,
-            size: Size::Keys(1_000_000),
+            size: TableSize::Keys(1_000_000),
             key_max: 32,
             value_max: 78,
             grace: Duration::from_millis(2),
@@ -205,8 +205,8 @@ impl Config {
         }
         let (b, w) = (u64::from(layout.bucket_slots), u64::from(layout.window_buckets));
         let (given, unit) = match self.size {
-            Size::Keys(n) => (n, "keys"),
-            Size::Slots(n) => (n, "slots"),
+            TableSize::Keys(n) => (n, "keys"),
+            TableSize::Slots(n) => (n, "slots"),
         };
         if given == 0 {
             return Err(ConfigError::ZeroCapacity { unit });
@@ -214,8 +214,8 @@ impl Config {
         let design = u64::from(layout.preset().map_or(75, |p| p.design_load));
         // A size in keys is rounded up to whole buckets, a size in slots down; one window at least.
         let buckets = match self.size {
-            Size::Keys(n) => (u128::from(n) * 100).div_ceil(u128::from(design * b)) + u128::from(w - 1),
-            Size::Slots(n) => u128::from(n / b),
+            TableSize::Keys(n) => (u128::from(n) * 100).div_ceil(u128::from(design * b)) + u128::from(w - 1),
+            TableSize::Slots(n) => u128::from(n / b),
         };
         let buckets = buckets.max(w.into());
         let max = layout.main_slots_max();
@@ -270,7 +270,7 @@ mod tests {
         text.parse().unwrap_or_else(|e| panic!("{e}"))
     }
 
-    fn made(layout: Layout, size: Size) -> Result<Geometry, ConfigError> {
+    fn made(layout: Layout, size: TableSize) -> Result<Geometry, ConfigError> {
         Config { layout, size, seeds: Some(Seeds::from_number(1)), ..Config::default() }.geometry()
     }
 
@@ -309,21 +309,21 @@ mod tests {
     fn sizes() {
         let own = Layout { bucket_slots: 3, window_buckets: 4, ..parsed("pilaf") };
         for (layout, size, expected) in [
-            (parsed("windowed:8"), Size::Keys(1_000_000), [1_111_112, 1_111_119, 0, 1_111_119]),
-            (parsed("windowed:8"), Size::Slots(1_000), [993, 1_000, 0, 1_000]),
-            (parsed("windowed:8"), Size::Slots(1), [1, 8, 0, 8]),
-            (parsed("windowed:8"), Size::Keys(1), [2, 9, 0, 9]),
-            (parsed("bucketized:4"), Size::Slots(1_003), [250, 1_000, 0, 1_000]),
-            (parsed("bucketized:4"), Size::Keys(850), [250, 1_000, 0, 1_000]),
-            (parsed("bucketized:4"), Size::Keys(851), [251, 1_004, 0, 1_004]),
-            (parsed("pilaf"), Size::Slots(2), [2, 2, 0, 2]),
+            (parsed("windowed:8"), TableSize::Keys(1_000_000), [1_111_112, 1_111_119, 0, 1_111_119]),
+            (parsed("windowed:8"), TableSize::Slots(1_000), [993, 1_000, 0, 1_000]),
+            (parsed("windowed:8"), TableSize::Slots(1), [1, 8, 0, 8]),
+            (parsed("windowed:8"), TableSize::Keys(1), [2, 9, 0, 9]),
+            (parsed("bucketized:4"), TableSize::Slots(1_003), [250, 1_000, 0, 1_000]),
+            (parsed("bucketized:4"), TableSize::Keys(850), [250, 1_000, 0, 1_000]),
+            (parsed("bucketized:4"), TableSize::Keys(851), [251, 1_004, 0, 1_004]),
+            (parsed("pilaf"), TableSize::Slots(2), [2, 2, 0, 2]),
             // Two buckets of 4 a window, blocks of 4: half as many slots again.
-            (parsed("farm"), Size::Slots(1_000), [249, 1_000, 125, 1_500]),
-            (parsed("farm"), Size::Slots(8), [1, 8, 4, 24]),
-            (parsed("cluster"), Size::Keys(8_001), [1_251, 10_008, 626, 15_016]),
-            (parsed("list"), Size::Slots(9), [9, 9, 5, 14]),
+            (parsed("farm"), TableSize::Slots(1_000), [249, 1_000, 125, 1_500]),
+            (parsed("farm"), TableSize::Slots(8), [1, 8, 4, 24]),
+            (parsed("cluster"), TableSize::Keys(8_001), [1_251, 10_008, 626, 15_016]),
+            (parsed("list"), TableSize::Slots(9), [9, 9, 5, 14]),
             // Not a preset: sized for 75 %.
-            (own, Size::Keys(900), [400, 1_209, 0, 1_209]),
+            (own, TableSize::Keys(900), [400, 1_209, 0, 1_209]),
         ] {
             let it = made(layout, size).unwrap();
             let found = [it.homes(), it.main_slots(), it.overflow_blocks(), it.slots()];
@@ -342,21 +342,22 @@ mod tests {
             ("cluster", 8 * most_links),
         ] {
             let layout = parsed(name);
-            assert_eq!(made(layout, Size::Slots(max)).unwrap().main_slots(), max);
+            assert_eq!(made(layout, TableSize::Slots(max)).unwrap().main_slots(), max);
             let bucket = u64::from(layout.bucket_slots);
             for (given, unit, size) in [
-                (max + bucket, "slots", Size::Slots(max + bucket)),
-                (max, "keys", Size::Keys(max)),
-                (u64::MAX, "slots", Size::Slots(u64::MAX)),
-                (u64::MAX, "keys", Size::Keys(u64::MAX)),
+                (max + bucket, "slots", TableSize::Slots(max + bucket)),
+                (max, "keys", TableSize::Keys(max)),
+                (u64::MAX, "slots", TableSize::Slots(u64::MAX)),
+                (u64::MAX, "keys", TableSize::Keys(u64::MAX)),
             ] {
                 assert_eq!(made(layout, size), Err(ConfigError::TooLarge { given, unit, max }), "{name}");
             }
-            for (unit, size) in [("slots", Size::Slots(0)), ("keys", Size::Keys(0))] {
+            for (unit, size) in [("slots", TableSize::Slots(0)), ("keys", TableSize::Keys(0))] {
                 assert_eq!(made(layout, size), Err(ConfigError::ZeroCapacity { unit }), "{name}");
             }
             // The largest table with nearly the largest slots: no size overflows, each block can be linked.
-            let config = Config { size: Size::Slots(max), layout, value_max: 3_000, ..Config::default() };
+            let config =
+                Config { size: TableSize::Slots(max), layout, value_max: 3_000, ..Config::default() };
             let it = config.geometry().unwrap();
             assert!(
                 it.region_bytes() == 8_192 + it.slots() * it.shape().bytes() as u64
@@ -409,7 +410,7 @@ mod tests {
             numbers(hopscotch, 1, 8, 8, 1),
             numbers(chained, 1, 64, 1, 64),
         ] {
-            assert!(made(layout, Size::Slots(1_000)).is_ok(), "{layout:?}");
+            assert!(made(layout, TableSize::Slots(1_000)).is_ok(), "{layout:?}");
         }
         let window = "bucket_slots * window_buckets";
         for (layout, field, value, allowed) in [
@@ -430,7 +431,7 @@ mod tests {
         ] {
             let (family, allowed) = (layout.family.name(), allowed.to_string());
             let refused = ConfigError::Impossible { family, field, value, allowed };
-            assert_eq!(made(layout, Size::Slots(1_000)), Err(refused));
+            assert_eq!(made(layout, TableSize::Slots(1_000)), Err(refused));
         }
     }
 }

@@ -286,7 +286,7 @@ impl<'a> Get<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Config, Size};
+    use crate::config::{Config, TableSize};
     use crate::layout::chain::{Block, with_link};
     use crate::layout::hash::Seeds;
 
@@ -302,7 +302,7 @@ mod tests {
     fn geometry(layout: &str, slots: u64, value_max: usize) -> Geometry {
         let layout = layout.parse().unwrap();
         let seeds = Some(Seeds::from_number(1));
-        let size = Size::Slots(slots);
+        let size = TableSize::Slots(slots);
         Config { layout, size, key_max: 8, value_max, seeds, ..Config::default() }.geometry().unwrap()
     }
 

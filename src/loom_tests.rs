@@ -3,7 +3,7 @@
 //! against each other. Run with `RUSTFLAGS="--cfg loom"` (docs/TESTING.md says how).
 
 use crate::clock::Clock;
-use crate::config::{Config, Size};
+use crate::config::{Config, TableSize};
 use crate::cuckoo::WINDOWED_8;
 use crate::fabric::Fabric;
 use crate::fabric::shm::Shm;
@@ -11,7 +11,7 @@ use crate::get::{Landed, Look};
 use crate::index::loom_access::{
     StripeSet, Stripes, copies, path, paths_by_two_slots, put_along, write_slot,
 };
-use crate::index::{Index, Put, PutMode};
+use crate::index::{Index, PutMode, PutOutcome};
 use crate::layout::geometry::{Geometry, Layout, SlotIx, Window};
 use crate::layout::hash::Seeds;
 use crate::mailbox::area::Bell;
@@ -28,7 +28,7 @@ use std::time::Duration;
 fn geometry(layout: Layout, slots: u64, seed: u64) -> Geometry {
     let config = Config {
         layout,
-        size: Size::Slots(slots),
+        size: TableSize::Slots(slots),
         key_max: 8,
         value_max: 8,
         seeds: Some(Seeds::from_number(seed)),
@@ -157,8 +157,9 @@ fn writers_cross() {
     let index = Arc::new(table(two_slots(), 6, SEED, THERE));
     let paths = NEWCOMERS.map(|number| path(&index, &key(number)).expect("a path"));
     assert!(paths[0].len() == 2 && paths[0][1] == paths[1][1], "paths that end in the same slot: {paths:?}");
-    let put =
-        move |index: &Index, n: usize| put_along(index, &paths[n], &key(NEWCOMERS[n])) == Some(Put::Inserted);
+    let put = move |index: &Index, n: usize| {
+        put_along(index, &paths[n], &key(NEWCOMERS[n])) == Some(PutOutcome::Inserted)
+    };
     let other = {
         let (index, put) = (index.clone(), put.clone());
         loom::thread::spawn(move || put(&index, 1))
@@ -187,8 +188,12 @@ fn writers_meet() {
         loom::thread::spawn(move || put(&index, 1))
     };
     let mut answers = [put(&index, 0), other.join().expect("the other thread ends")];
-    answers.sort_by_key(|answer| *answer != Some(Put::Inserted));
-    assert_eq!(answers, [Some(Put::Inserted), Some(Put::Updated)], "one came first, and the other saw it");
+    answers.sort_by_key(|answer| *answer != Some(PutOutcome::Inserted));
+    assert_eq!(
+        answers,
+        [Some(PutOutcome::Inserted), Some(PutOutcome::Updated)],
+        "one came first, and the other saw it"
+    );
     for number in 0..=4 {
         assert_eq!(copies(&index, &key(number)), 1, "key {number}");
     }

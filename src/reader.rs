@@ -159,7 +159,7 @@ impl<'g, F: Fabric> Reader<'g, F> {
         self.check_key(key)?;
         let mut get = Get::new(self.geometry, key);
         let home = get.home();
-        let mut patience = Patience::default();
+        let mut patience = RetryBudget::default();
         let mut mark = self.fabric.mark(home);
         let mut step = Step::Read(get.start());
         loop {
@@ -209,7 +209,7 @@ impl<'g, F: Fabric> Reader<'g, F> {
         let mut todo = keys.iter().enumerate();
         let first = todo.by_ref().take(lanes_max);
         let mut lanes: Vec<_> =
-            first.map(|(number, key)| Lane::new(self.geometry, number, key.as_ref())).collect();
+            first.map(|(number, key)| PendingGet::new(self.geometry, number, key.as_ref())).collect();
         // READs for the next doorbell, lanes that rest until their time has come, lanes that have an answer.
         let mut ready: Vec<(Token, Window)> = (0..).zip(lanes.iter().map(|lane| lane.get.start())).collect();
         let mut resting: Vec<(u64, Token)> = Vec::new();
@@ -329,33 +329,33 @@ impl<'g, F: Fabric> Reader<'g, F> {
 }
 
 /// One of several GETs in flight.
-struct Lane<'a, M> {
+struct PendingGet<'a, M> {
     get: Get<'a>,
     number: usize,
     /// Of the pass under way.
     mark: Option<M>,
     value: Vec<u8>,
-    patience: Patience,
+    patience: RetryBudget,
     is_found: bool,
     /// Has it looked again because it was late?
     is_late: bool,
 }
 
-impl<'a, M> Lane<'a, M> {
+impl<'a, M> PendingGet<'a, M> {
     fn new(geometry: &'a Geometry, number: usize, key: &'a [u8]) -> Self {
-        let (get, patience) = (Get::new(geometry, key), Patience::default());
-        Lane { get, number, mark: None, value: Vec::new(), patience, is_found: false, is_late: false }
+        let (get, patience) = (Get::new(geometry, key), RetryBudget::default());
+        PendingGet { get, number, mark: None, value: Vec::new(), patience, is_found: false, is_late: false }
     }
 
     fn restart(&mut self, geometry: &'a Geometry, number: usize, key: &'a [u8]) {
         let value = std::mem::take(&mut self.value);
-        *self = Lane { value, ..Lane::new(geometry, number, key) };
+        *self = PendingGet { value, ..PendingGet::new(geometry, number, key) };
     }
 }
 
 /// How long one GET goes on looking again, and how it rests in between.
 #[derive(Default)]
-struct Patience {
+struct RetryBudget {
     retries: u32,
     since_ns: u64,
 }
@@ -374,7 +374,7 @@ const SPINS: u32 = 8;
 const YIELDS: u32 = 64;
 const SLEEP_NS: u64 = 50_000;
 
-impl Patience {
+impl RetryBudget {
     /// A look was inconclusive; what to do before the next one.
     #[cold]
     fn again<E>(&mut self, last: Retry, now_ns: u64, limits: &Limits) -> Result<Rest, ReadError<E>> {
@@ -480,7 +480,7 @@ impl Lag {
 #[cfg(not(loom))]
 mod tests {
     use super::*;
-    use crate::config::{Config, Size};
+    use crate::config::{Config, TableSize};
     use crate::get::{Landed, Look, Proof};
     use crate::layout::chain::{Block, with_link};
     use crate::layout::geometry::SlotIx;
@@ -488,7 +488,11 @@ mod tests {
     use std::convert::Infallible;
     use std::time::Instant;
 
-    fn pause(patience: &mut Patience, clock: &Clock, limits: &Limits) -> Result<(), ReadError<Infallible>> {
+    fn pause(
+        patience: &mut RetryBudget,
+        clock: &Clock,
+        limits: &Limits,
+    ) -> Result<(), ReadError<Infallible>> {
         patience.again(Retry::Torn, clock.now_ns(), limits).map(|rest| rest.take(clock))
     }
 
@@ -498,14 +502,14 @@ mod tests {
         clock.advance(Duration::from_secs(5));
         let last = Retry::Torn;
         let limits = Limits { retries_max: 3, deadline: Duration::from_nanos(10) };
-        let mut patience = Patience::default();
+        let mut patience = RetryBudget::default();
         assert_eq!(pause(&mut patience, &clock, &limits), Ok(()));
         assert_eq!(pause(&mut patience, &clock, &limits), Ok(()));
         let contended = Err(ReadError::Contended { retries: 3, last });
         assert_eq!(pause(&mut patience, &clock, &limits), contended);
 
         let limits = Limits { retries_max: 1000, ..limits };
-        let mut patience = Patience::default();
+        let mut patience = RetryBudget::default();
         assert_eq!(pause(&mut patience, &clock, &limits), Ok(()), "the time until now does not count");
         clock.advance(Duration::from_nanos(9));
         assert_eq!(pause(&mut patience, &clock, &limits), Ok(()));
@@ -517,7 +521,7 @@ mod tests {
     #[test]
     fn patience_sleeps_after_a_while() {
         let limits = Limits { retries_max: 1000, deadline: Duration::from_secs(600) };
-        let mut patience = Patience::default();
+        let mut patience = RetryBudget::default();
         for _ in 0..YIELDS {
             pause(&mut patience, &Clock::System, &limits).unwrap();
         }
@@ -532,7 +536,7 @@ mod tests {
     #[test]
     fn patience_rests_longer_and_longer() {
         let limits = Limits { retries_max: 1000, deadline: Duration::from_secs(1) };
-        let mut patience = Patience::default();
+        let mut patience = RetryBudget::default();
         let mut rest = || patience.again::<Infallible>(Retry::Torn, 7, &limits).unwrap();
         let (spins, yields, sleeps) = (Rest::Spin, Rest::Yield, Rest::Sleep);
         assert!((0..8).all(|_| rest() == spins));
@@ -656,7 +660,7 @@ mod tests {
     ) -> Came {
         let config = Config {
             layout: "list".parse().unwrap(),
-            size: Size::Slots(64),
+            size: TableSize::Slots(64),
             key_max: 4,
             value_max: 8,
             ..Config::default()
@@ -819,7 +823,7 @@ mod tests {
     }
 
     fn list() -> Geometry {
-        let (layout, size) = ("list".parse().unwrap(), Size::Slots(64));
+        let (layout, size) = ("list".parse().unwrap(), TableSize::Slots(64));
         Config { layout, size, key_max: 4, value_max: 8, ..Config::default() }.geometry().unwrap()
     }
 

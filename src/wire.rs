@@ -18,7 +18,7 @@
 //!
 //! Decoding takes any bytes: it gives a frame, asks for more, or names what is wrong.
 
-use crate::index::{IndexCounts, Put, PutError, PutMode};
+use crate::index::{IndexCounts, PutError, PutMode, PutOutcome};
 use crate::layout::geometry::Geometry;
 use bytemuck::{Pod, Zeroable};
 
@@ -28,11 +28,11 @@ const HELLO_MAGIC: u64 = u64::from_le_bytes(*b"ONEREAD?");
 pub const PROTOCOL_VERSION: u32 = 1;
 /// Longest body, in bytes: larger than any key and value with their lengths.
 pub const BODY_MAX: usize = 1 << 16;
-const HEAD: usize = size_of::<Head>();
+const HEAD: usize = size_of::<FrameHead>();
 
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-struct Head {
+struct FrameHead {
     body_len: u32,
     op: u16,
     status: u16,
@@ -179,7 +179,7 @@ pub enum Reply {
         version: u32,
     },
     /// How a put ended.
-    Put(Result<Put, PutError>),
+    Put(Result<PutOutcome, PutError>),
     /// How a remove ended.
     Removed(Result<bool, PutError>),
     /// What the server found.
@@ -274,7 +274,7 @@ pub struct Frame<'a> {
 /// [`WireError::TooLong`].
 pub fn decode(bytes: &[u8]) -> Result<Option<Frame<'_>>, WireError> {
     let Some((head, rest)) = bytes.split_at_checked(HEAD) else { return Ok(None) };
-    let head: Head = bytemuck::pod_read_unaligned(head);
+    let head: FrameHead = bytemuck::pod_read_unaligned(head);
     let length = head.body_len as usize;
     if length > BODY_MAX {
         return Err(WireError::TooLong { given: head.body_len });
@@ -292,7 +292,7 @@ pub fn decode(bytes: &[u8]) -> Result<Option<Frame<'_>>, WireError> {
 fn encode(out: &mut Vec<u8>, op: u16, status: u16, id: u64, body: &[&[u8]]) {
     let body_len = body.iter().map(|part| part.len()).sum::<usize>();
     debug_assert!(body_len <= BODY_MAX);
-    out.extend_from_slice(bytemuck::bytes_of(&Head { body_len: body_len as u32, op, status, id }));
+    out.extend_from_slice(bytemuck::bytes_of(&FrameHead { body_len: body_len as u32, op, status, id }));
     body.iter().for_each(|part| out.extend_from_slice(part));
 }
 
@@ -366,10 +366,10 @@ impl Reply {
             Reply::Welcome { version } => reply(status::WELCOME, &version.to_le_bytes()),
             Reply::Refused { version } => reply(status::REFUSED, &version.to_le_bytes()),
             Reply::Slots { version } => reply(status::SLOTS, &version.to_le_bytes()),
-            Reply::Put(Ok(Put::Inserted)) => reply(status::INSERTED, &[]),
-            Reply::Put(Ok(Put::Updated)) => reply(status::UPDATED, &[]),
-            Reply::Put(Ok(Put::Exists)) => reply(status::EXISTS, &[]),
-            Reply::Put(Ok(Put::Missing)) => reply(status::MISSING, &[]),
+            Reply::Put(Ok(PutOutcome::Inserted)) => reply(status::INSERTED, &[]),
+            Reply::Put(Ok(PutOutcome::Updated)) => reply(status::UPDATED, &[]),
+            Reply::Put(Ok(PutOutcome::Exists)) => reply(status::EXISTS, &[]),
+            Reply::Put(Ok(PutOutcome::Missing)) => reply(status::MISSING, &[]),
             Reply::Removed(Ok(there)) => reply(status::REMOVED, &[u8::from(*there)]),
             Reply::Value(Some(value)) => reply(status::VALUE, value),
             Reply::Value(None) => reply(status::ABSENT, &[]),
@@ -406,10 +406,10 @@ impl Reply {
             status::WELCOME => Reply::Welcome { version: version()? },
             status::REFUSED => Reply::Refused { version: version()? },
             status::SLOTS => Reply::Slots { version: version()? },
-            status::INSERTED => Reply::Put(Ok(Put::Inserted)),
-            status::UPDATED => Reply::Put(Ok(Put::Updated)),
-            status::EXISTS => Reply::Put(Ok(Put::Exists)),
-            status::MISSING => Reply::Put(Ok(Put::Missing)),
+            status::INSERTED => Reply::Put(Ok(PutOutcome::Inserted)),
+            status::UPDATED => Reply::Put(Ok(PutOutcome::Updated)),
+            status::EXISTS => Reply::Put(Ok(PutOutcome::Exists)),
+            status::MISSING => Reply::Put(Ok(PutOutcome::Missing)),
             status::REMOVED => Reply::Removed(Ok(*frame.body.first().ok_or(unfitting)? != 0)),
             status::VALUE => Reply::Value(Some(frame.body.to_vec())),
             status::ABSENT => Reply::Value(None),
@@ -463,10 +463,10 @@ mod tests {
             Reply::Welcome { version: 1 },
             Reply::Refused { version: 9 },
             Reply::Slots { version: 1 },
-            Reply::Put(Ok(Put::Inserted)),
-            Reply::Put(Ok(Put::Updated)),
-            Reply::Put(Ok(Put::Exists)),
-            Reply::Put(Ok(Put::Missing)),
+            Reply::Put(Ok(PutOutcome::Inserted)),
+            Reply::Put(Ok(PutOutcome::Updated)),
+            Reply::Put(Ok(PutOutcome::Exists)),
+            Reply::Put(Ok(PutOutcome::Missing)),
             Reply::Removed(Ok(true)),
             Reply::Removed(Ok(false)),
             Reply::Value(Some(b"value".to_vec())),
@@ -543,10 +543,10 @@ mod tests {
         let stats = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, pid, 11].map(u64::to_le_bytes).concat();
         for (status, reply, body) in [
             (1, Reply::Welcome { version: 0x0102_0304 }, vec![4, 3, 2, 1]),
-            (2, Reply::Put(Ok(Put::Inserted)), vec![]),
-            (3, Reply::Put(Ok(Put::Updated)), vec![]),
-            (4, Reply::Put(Ok(Put::Exists)), vec![]),
-            (5, Reply::Put(Ok(Put::Missing)), vec![]),
+            (2, Reply::Put(Ok(PutOutcome::Inserted)), vec![]),
+            (3, Reply::Put(Ok(PutOutcome::Updated)), vec![]),
+            (4, Reply::Put(Ok(PutOutcome::Exists)), vec![]),
+            (5, Reply::Put(Ok(PutOutcome::Missing)), vec![]),
             (6, Reply::Removed(Ok(false)), vec![0]),
             (6, Reply::Removed(Ok(true)), vec![1]),
             (7, Reply::Stat(ServerStats::new(counts, 10, 11)), stats),
@@ -677,9 +677,9 @@ mod tests {
     /// The longest request and the longest reply of a table are as long as is said: slots and messages are made for them.
     #[test]
     fn the_longest_requests_and_replies() {
-        use crate::config::{Config, Size};
+        use crate::config::{Config, TableSize};
         for (key_max, value_max) in [(1, 0), (1, 1), (7, 33), (8, 8), (32, 78), (255, 100), (255, 3_600)] {
-            let config = Config { key_max, value_max, size: Size::Slots(8), ..Config::default() };
+            let config = Config { key_max, value_max, size: TableSize::Slots(8), ..Config::default() };
             let geometry = config.geometry().unwrap();
             let (key, value) = (vec![1; key_max], vec![2; geometry.value_max()]);
             let length = |request: Request<'_>| {

@@ -7,7 +7,7 @@ mod common;
 use common::*;
 use oneread::reader::Limits;
 use oneread::{
-    Address, Client, ClientOptions, Clock, Config, Index, Put, PutError, PutMode, Server, ServerConfig,
+    Address, Client, ClientOptions, Clock, Config, Index, PutError, PutMode, PutOutcome, Server, ServerConfig,
 };
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -156,7 +156,7 @@ fn write(index: &Index, cast: &Cast, lane: u64, stop: &AtomicBool) -> u64 {
         gone.push(leaver);
         match index.put(&name(comer), &describe(comer, sequence), PutMode::Insert) {
             Ok(put) => {
-                assert_eq!(put, Put::Inserted, "key {comer}");
+                assert_eq!(put, PutOutcome::Inserted, "key {comer}");
                 live.push(comer);
             }
             // The load is below what was reached before, but other keys are there now.
@@ -169,7 +169,7 @@ fn write(index: &Index, cast: &Cast, lane: u64, stop: &AtomicBool) -> u64 {
         let n =
             if sequence % 2 == 0 { staying[numbers.below(staying.len() as u64) as usize] } else { live[0] };
         let updated = index.put(&name(n), &describe(n, sequence), PutMode::Update);
-        assert_eq!(updated, Ok(Put::Updated), "key {n}");
+        assert_eq!(updated, Ok(PutOutcome::Updated), "key {n}");
     }
     sequence
 }

@@ -9,7 +9,7 @@ use oneread::inspect::Inspector;
 use oneread::layout::geometry::Family;
 use oneread::placement::Preset;
 use oneread::reader::{Limits, Reader};
-use oneread::{Clock, Put, PutError, PutMode};
+use oneread::{Clock, PutError, PutMode, PutOutcome};
 use proptest::prelude::*;
 use proptest::test_runner::{Config as RunnerConfig, RngAlgorithm, TestRng, TestRunner};
 use std::collections::HashMap;
@@ -320,17 +320,17 @@ fn modes_of_a_put() {
         let put = |value: &[u8], mode| table.index.put(b"key", value, mode).unwrap();
         let get = |value: &mut Vec<u8>| table.index.reader().get_into(b"key", value).unwrap();
         let mut value = Vec::new();
-        assert_eq!(put(b"a", PutMode::Update), Put::Missing);
+        assert_eq!(put(b"a", PutMode::Update), PutOutcome::Missing);
         assert!(!get(&mut value));
-        assert_eq!(put(b"b", PutMode::Insert), Put::Inserted);
-        assert_eq!(put(b"c", PutMode::Insert), Put::Exists);
+        assert_eq!(put(b"b", PutMode::Insert), PutOutcome::Inserted);
+        assert_eq!(put(b"c", PutMode::Insert), PutOutcome::Exists);
         assert!(get(&mut value) && value == b"b");
-        assert_eq!(put(b"d", PutMode::Update), Put::Updated);
-        assert_eq!(put(b"", PutMode::Upsert), Put::Updated);
+        assert_eq!(put(b"d", PutMode::Update), PutOutcome::Updated);
+        assert_eq!(put(b"", PutMode::Upsert), PutOutcome::Updated);
         assert!(get(&mut value) && value.is_empty());
         assert_eq!(table.index.remove(b"key"), Ok(true));
         assert_eq!(table.index.remove(b"key"), Ok(false));
-        assert_eq!(put(b"e", PutMode::Upsert), Put::Inserted);
+        assert_eq!(put(b"e", PutMode::Upsert), PutOutcome::Inserted);
         let counts = table.index.counts();
         assert_eq!((counts.keys, counts.inserts, counts.updates, counts.removes), (1, 2, 2, 1));
     });
@@ -402,7 +402,7 @@ fn two_threads_change_the_same_keys() {
                 let by = if numbers.below(2) == 0 {
                     let value: [u8; 8] = bytemuck::cast([thread, sequence]);
                     match index.put(&key(n, 8), &value, PutMode::Upsert) {
-                        Ok(put) => i64::from(put == Put::Inserted),
+                        Ok(put) => i64::from(put == PutOutcome::Inserted),
                         Err(PutError::Full { .. }) => 0,
                         Err(error) => panic!("{error}"),
                     }

@@ -18,7 +18,9 @@ use oneread::layout::superblock::{FORMAT_VERSION, Superblock, SuperblockError};
 use oneread::placement::Preset;
 use oneread::reader::{Limits, ReadError, Reader};
 use oneread::region::{Backing, Region};
-use oneread::{Address, Clock, Config, Index, PutMode, ServeError, Server, ServerConfig, Size, Start};
+use oneread::{
+    Address, Clock, Config, Index, PutMode, ServeError, Server, ServerConfig, StartMode, TableSize,
+};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -38,7 +40,7 @@ fn bytes_of(words: &[u64]) -> Vec<u8> {
 fn golden_config() -> Config {
     Config {
         layout: "windowed:8".parse().unwrap(),
-        size: Size::Slots(100),
+        size: TableSize::Slots(100),
         key_max: 16,
         value_max: 32,
         grace: Duration::from_millis(2),
@@ -512,17 +514,17 @@ fn a_server_refuses_what_is_no_region() {
         ..ServerConfig::new(address.clone(), golden_config())
     };
     std::fs::write(&path, "no region").unwrap();
-    for start in [Start::Open, Start::OpenOrCreate(golden_config())] {
+    for start in [StartMode::Open, StartMode::OpenOrCreate(golden_config())] {
         let error = Server::start(config(start)).expect_err("no region");
         assert!(
             matches!(error, ServeError::Recover { source: RecoverError::TooShort { .. }, .. }),
             "{error}"
         );
     }
-    assert!(matches!(Server::start(config(Start::Create(golden_config()))), Err(ServeError::Region(_))));
+    assert!(matches!(Server::start(config(StartMode::Create(golden_config()))), Err(ServeError::Region(_))));
     assert_eq!(std::fs::read(&path).unwrap(), b"no region");
     assert!(!address.socket().unwrap().exists());
-    let anonymous = ServerConfig { start: Start::Open, ..ServerConfig::new(address, golden_config()) };
+    let anonymous = ServerConfig { start: StartMode::Open, ..ServerConfig::new(address, golden_config()) };
     assert!(matches!(Server::start(anonymous), Err(ServeError::NothingToOpen)));
 }
 
@@ -885,7 +887,7 @@ fn one_server_for_each_file() {
     let dir = tempfile::tempdir().unwrap();
     let config = |name: &str| ServerConfig {
         backing: Backing::File(left.path.clone()),
-        start: Start::Open,
+        start: StartMode::Open,
         ..ServerConfig::new(Address::Shm(dir.path().join(name)), golden_config())
     };
     let first = Server::start(config("a")).unwrap();

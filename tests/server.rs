@@ -11,8 +11,8 @@ use oneread::reader::Limits;
 use oneread::region::Backing;
 use oneread::wire::{self, PROTOCOL_VERSION, Reply, Request};
 use oneread::{
-    Address, Ask, Client, ClientOptions, Config, ConnectError, GetError, MutateError, Put, PutError, Server,
-    ServerConfig, Size, Start,
+    Address, Ask, Client, ClientOptions, Config, ConnectError, GetError, MutateError, PutError, PutOutcome,
+    Server, ServerConfig, StartMode, TableSize,
 };
 use rustix::process::Signal;
 use std::io::{Read, Write};
@@ -86,7 +86,7 @@ fn server_child() {
     let mut config = ServerConfig::new(address.parse().unwrap(), table(preset));
     if let Some(file) = told("ONEREAD_TEST_FILE").filter(|file| !file.is_empty()) {
         config.backing = Backing::File(file.into());
-        config.start = Start::OpenOrCreate(table(preset));
+        config.start = StartMode::OpenOrCreate(table(preset));
     }
     serve_until_told(&config);
 }
@@ -187,7 +187,7 @@ fn many_gets_are_gets() {
         let mut client = place.client();
         let pairs: Vec<_> = (0..1000).map(|n| (key(n, 16), value(n.into(), n as usize % 33))).collect();
         let answers = client.put_many(&pairs).unwrap();
-        assert!(answers.iter().all(|answer| *answer == Ok(Put::Inserted)));
+        assert!(answers.iter().all(|answer| *answer == Ok(PutOutcome::Inserted)));
         let keys: Vec<_> = (0..1200).rev().map(|n| key(n, 16)).collect();
         let one_by_one: Vec<_> = keys.iter().map(|key| client.get(key).unwrap()).collect();
         assert_eq!(client.get_many(&keys).unwrap(), one_by_one);
@@ -206,7 +206,7 @@ fn wrong_lengths_are_refused() {
     for given in [0, 17, 255, 100_000] {
         let wrong = PutError::KeyLength { given, max: 16 };
         let key = vec![1; given];
-        let rejected = |result: Result<Put, MutateError>| match result {
+        let rejected = |result: Result<PutOutcome, MutateError>| match result {
             Err(MutateError::Rejected(error)) => error,
             other => panic!("{other:?}"),
         };
@@ -286,7 +286,7 @@ fn clones_on_threads() {
                 scope.spawn(move || {
                     for n in 0..400 {
                         let (key, value) = (key(2 * n + lane, 16), value(n.into(), 20));
-                        assert_eq!(mine.put(&key, &value).unwrap(), Put::Inserted);
+                        assert_eq!(mine.put(&key, &value).unwrap(), PutOutcome::Inserted);
                         assert_eq!(mine.get(&key).unwrap(), Some(value));
                     }
                     assert_eq!(mine.stats().get.hits, 400);
@@ -377,7 +377,7 @@ fn what_a_server_starts_from() {
     std::fs::write(&file, b"").unwrap();
     let config = ServerConfig {
         backing: Backing::File(file),
-        start: Start::OpenOrCreate(table(default_preset())),
+        start: StartMode::OpenOrCreate(table(default_preset())),
         allow_uids: vec![12_345],
         ..ServerConfig::new(place.address.clone(), table(default_preset()))
     };
@@ -463,7 +463,7 @@ fn a_bad_client_costs_its_own_connection() {
         let silent = kept.len() as u64;
         wait_for("the bad clients to be dropped", || (server.stats().clients == silent + 2).then_some(()));
         let mut newcomer = place.client();
-        assert_eq!(newcomer.put(b"new", b"1").unwrap(), Put::Inserted);
+        assert_eq!(newcomer.put(b"new", b"1").unwrap(), PutOutcome::Inserted);
         assert_eq!(newcomer.get(b"good").unwrap(), Some(vec![19]));
         assert_eq!(newcomer.get(b"bad").unwrap().as_deref(), Some(&b"value"[..]), "whole frames count");
     });
@@ -667,8 +667,8 @@ fn a_server_that_misnumbers() {
                 ids.push(frame.id);
                 replies.push(match Request::decode(&frame).unwrap() {
                     Request::Put { .. } if other_kind.load(ordering) => Reply::Removed(Ok(true)),
-                    _ if other_kind.load(ordering) => Reply::Put(Ok(Put::Updated)),
-                    Request::Put { .. } => Reply::Put(Ok(Put::Inserted)),
+                    _ if other_kind.load(ordering) => Reply::Put(Ok(PutOutcome::Updated)),
+                    Request::Put { .. } => Reply::Put(Ok(PutOutcome::Inserted)),
                     Request::Remove { .. } => Reply::Removed(Ok(true)),
                     Request::Get { .. } => Reply::Value(Some(b"a value".to_vec())),
                     other => panic!("{other:?}"),
@@ -707,12 +707,12 @@ fn a_server_that_misnumbers() {
         });
         let mut client = Client::connect_with(&Address::Shm(path.clone()), patient()).unwrap();
         let asks: [Question; 4] = [
-            |client| client.put(b"k", b"v").map(|put| assert_eq!(put, Put::Inserted)),
+            |client| client.put(b"k", b"v").map(|put| assert_eq!(put, PutOutcome::Inserted)),
             |client| client.remove(b"k").map(|there| assert!(there)),
             |client| client.rpc_get(b"k").map(|found| assert_eq!(found.unwrap(), b"a value")),
             |client| {
                 let pairs = [(b"a", b"1"), (b"b", b"2"), (b"c", b"3")];
-                client.put_many(&pairs).map(|answers| assert_eq!(answers, vec![Ok(Put::Inserted); 3]))
+                client.put_many(&pairs).map(|answers| assert_eq!(answers, vec![Ok(PutOutcome::Inserted); 3]))
             },
         ];
         for (number, (name, _)) in LIES.iter().enumerate() {
@@ -876,7 +876,7 @@ fn batches_are_sent_in_pieces() {
     let address = fake.address.clone();
     let putting = std::thread::spawn(move || {
         let mut client = Client::connect_with(&address, patient()).unwrap();
-        assert_eq!(client.put_many(&pairs).unwrap(), vec![Ok(Put::Inserted); 1025]);
+        assert_eq!(client.put_many(&pairs).unwrap(), vec![Ok(PutOutcome::Inserted); 1025]);
     });
     let (_watch, mut stream) = (fake.welcomed(), fake.welcomed());
     let mut first_id = 0;
@@ -890,7 +890,7 @@ fn batches_are_sent_in_pieces() {
         assert_eq!(more.kind(), std::io::ErrorKind::WouldBlock, "more than {length}");
         stream.set_nonblocking(false).unwrap();
         let mut out = Vec::new();
-        ids.into_iter().for_each(|id| Reply::Put(Ok(Put::Inserted)).encode(id, &mut out));
+        ids.into_iter().for_each(|id| Reply::Put(Ok(PutOutcome::Inserted)).encode(id, &mut out));
         stream.write_all(&out).unwrap();
         first_id += length as u64;
     }
@@ -918,7 +918,7 @@ fn a_deadline_is_for_all_of_it() {
                 }
                 std::thread::sleep(pause);
                 let mut out = Vec::new();
-                ids.into_iter().for_each(|id| Reply::Put(Ok(Put::Inserted)).encode(id, &mut out));
+                ids.into_iter().for_each(|id| Reply::Put(Ok(PutOutcome::Inserted)).encode(id, &mut out));
                 let _ = stream.write_all(&out);
             }
         };
@@ -1176,11 +1176,11 @@ fn more_wait_than_may() {
 #[test]
 fn batches_longer_than_a_socket() {
     let place = Place::new();
-    let table = Config { size: Size::Keys(600), key_max: 255, value_max: 3699, ..Config::default() };
+    let table = Config { size: TableSize::Keys(600), key_max: 255, value_max: 3699, ..Config::default() };
     let _server = Server::start(ServerConfig::new(place.address.clone(), table)).unwrap();
     let mut client = place.client();
     let pairs: Vec<_> = (0..520).map(|n| (key(n, 255), value(n.into(), 3699 - n as usize))).collect();
-    assert_eq!(client.put_many(&pairs).unwrap(), vec![Ok(Put::Inserted); 520]);
+    assert_eq!(client.put_many(&pairs).unwrap(), vec![Ok(PutOutcome::Inserted); 520]);
     for (key, value) in &pairs {
         assert_eq!(client.rpc_get(key).unwrap().as_ref(), Some(value));
         assert_eq!(client.get(key).unwrap().as_ref(), Some(value));
@@ -1367,7 +1367,7 @@ fn killed_and_started_again_on_the_same_file() {
         for round in 0..3u32 {
             for n in round * 400..(round + 1) * 400 {
                 let (key, value) = (key(n, 16), value(n.into(), 20));
-                assert_eq!(client.put(&key, &value).unwrap(), Put::Inserted);
+                assert_eq!(client.put(&key, &value).unwrap(), PutOutcome::Inserted);
                 model.keys.insert(key, value);
             }
             for n in (round * 400..(round + 1) * 400).step_by(5) {
@@ -1423,7 +1423,7 @@ fn killed_while_changing() {
             child.kill();
             let server = Server::start(ServerConfig {
                 backing: Backing::File(place.file()),
-                start: Start::Open,
+                start: StartMode::Open,
                 ..ServerConfig::new(place.address.clone(), table(preset))
             })
             .unwrap();

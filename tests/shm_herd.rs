@@ -10,8 +10,8 @@ use oneread::placement::Preset;
 use oneread::region::Backing;
 use oneread::wire::{PROTOCOL_VERSION, Reply, Request};
 use oneread::{
-    Address, Ask, Client, ClientOptions, Config, ConnectError, MutateError, Put, PutError, Server,
-    ServerConfig, Size, Start,
+    Address, Ask, Client, ClientOptions, Config, ConnectError, MutateError, PutError, PutOutcome, Server,
+    ServerConfig, StartMode, TableSize,
 };
 use rustix::process::Signal;
 use std::io::{Read, Write};
@@ -60,7 +60,7 @@ fn serving_child() {
     let config = ServerConfig {
         herd: true,
         backing: Backing::File(told("ONEREAD_TEST_FILE").unwrap().into()),
-        start: Start::OpenOrCreate(table),
+        start: StartMode::OpenOrCreate(table),
         ..ServerConfig::new(address.parse().unwrap(), table)
     };
     serve_until_told(&config);
@@ -111,7 +111,7 @@ fn batches() {
         let answers = client.put_many(&pairs).unwrap();
         assert_eq!(answers.len(), pairs.len());
         for (n, answer) in answers.into_iter().enumerate() {
-            assert_eq!(answer.unwrap(), if n % 3 == 0 { Put::Inserted } else { Put::Updated });
+            assert_eq!(answer.unwrap(), if n % 3 == 0 { PutOutcome::Inserted } else { PutOutcome::Updated });
         }
         for (n, (key, _)) in pairs.iter().enumerate() {
             let last = (n as u32 / 3 * 3 + 2).min(length - 1).to_le_bytes();
@@ -155,13 +155,17 @@ fn lengths_are_those_of_the_server_that_is_there() {
 #[test]
 fn long_slots() {
     let place = Place::new();
-    let table = Config { size: Size::Keys(200), key_max: 255, value_max: 3699, ..Config::default() };
+    let table = Config { size: TableSize::Keys(200), key_max: 255, value_max: 3699, ..Config::default() };
     let config = ServerConfig { herd: true, ..ServerConfig::new(place.address.clone(), table) };
     let _server = Server::start(config).unwrap();
     let mut client = place.client();
     let pairs: Vec<_> =
         (0..100).map(|n| (vec![n + 1; 255], vec![n; if n % 2 == 0 { 3699 } else { 0 }])).collect();
-    client.put_many(&pairs).unwrap().into_iter().for_each(|answer| assert_eq!(answer, Ok(Put::Inserted)));
+    client
+        .put_many(&pairs)
+        .unwrap()
+        .into_iter()
+        .for_each(|answer| assert_eq!(answer, Ok(PutOutcome::Inserted)));
     for (key, value) in &pairs {
         assert_eq!(client.rpc_get(key).unwrap().as_ref(), Some(value));
     }

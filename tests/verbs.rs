@@ -625,7 +625,7 @@ fn a_link_that_goes_down() {
     let found = wait_for("the network to come back", || client.get(&ours(1).0).ok());
     assert_eq!(found, Some(ours(1).1));
     check_all(&mut client, 100);
-    assert_eq!(client.put(b"after", b"all").unwrap(), oneread::Put::Inserted);
+    assert_eq!(client.put(b"after", b"all").unwrap(), oneread::PutOutcome::Inserted);
 }
 
 /// The mode of a put survives the trip, and a full table says so.

@@ -17,7 +17,7 @@ use oneread::placement::Preset;
 use oneread::reader::{Limits, ReadError};
 use oneread::verbs::{SetupError, Token, VerbsAddress, VerbsError, VerbsOptions, Wait};
 use oneread::{
-    Address, Ask, Client, ClientOptions, ConnectError, GetError, MutateError, Put, PutError, PutMode,
+    Address, Ask, Client, ClientOptions, ConnectError, GetError, MutateError, PutError, PutMode, PutOutcome,
     ServeError, Server,
 };
 use oneread::{Config, ServerConfig};
@@ -985,7 +985,11 @@ fn herd_over_uc_and_rc(fake: &Fake) {
             fake.set("FAKE_DROP_NTH", lost);
             for n in 0..8 {
                 let (key, value) = ours(KEYS + 8 * lost as u32 + n);
-                assert_eq!(client.insert(&key, &value).unwrap(), Put::Inserted, "once, though asked twice");
+                assert_eq!(
+                    client.insert(&key, &value).unwrap(),
+                    PutOutcome::Inserted,
+                    "once, though asked twice"
+                );
                 assert_eq!(client.rpc_get(&key).unwrap(), Some(value));
             }
         }
@@ -1095,7 +1099,7 @@ fn full_tables_in_a_batch(_: &Fake) {
         for ((key, _), answer) in pairs.iter().zip(answers) {
             let found = client.rpc_get(key).unwrap().is_some();
             match answer {
-                Ok(Put::Inserted) => assert!(found, "{key:?}"),
+                Ok(PutOutcome::Inserted) => assert!(found, "{key:?}"),
                 Err(PutError::Full { .. }) => assert!(!found, "{key:?}"),
                 other => panic!("{key:?}: {other:?}"),
             }
@@ -1175,7 +1179,11 @@ fn gets_that_are_given_up(fake: &Fake) {
         let mut client =
             Client::connect_with(server.address(), ClientOptions { verbs, limits, ..options() }).unwrap();
         let pairs: Vec<_> = (0..100).map(|n| (key(n, 16), value(u64::from(n), 32))).collect();
-        client.put_many(&pairs).unwrap().into_iter().for_each(|answer| assert_eq!(answer, Ok(Put::Inserted)));
+        client
+            .put_many(&pairs)
+            .unwrap()
+            .into_iter()
+            .for_each(|answer| assert_eq!(answer, Ok(PutOutcome::Inserted)));
         for delay in [0, 200] {
             fake.set("FAKE_DELAY_READS", delay);
             for _ in 0..3 {

@@ -5,7 +5,7 @@ mod common;
 
 use common::{SOON, is_there_a_device, patient, wait_for};
 use oneread::verbs::SetupError;
-use oneread::{Address, Ask, Client, ClientOptions, ConnectError, MutateError, Put, PutError};
+use oneread::{Address, Ask, Client, ClientOptions, ConnectError, MutateError, PutError, PutOutcome};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -75,7 +75,7 @@ fn all_ways_agree() {
         let writer = if n % 2 == 0 { &mut message } else { &mut herd };
         match n % 3 {
             0 => {}
-            _ => assert_eq!(writer.put(key, &vec![n as u8; n * 100 / 59]).unwrap(), Put::Inserted),
+            _ => assert_eq!(writer.put(key, &vec![n as u8; n * 100 / 59]).unwrap(), PutOutcome::Inserted),
         }
     }
     assert!(herd.remove(&keys[1]).unwrap() && message.remove(&keys[2]).unwrap());
@@ -110,7 +110,7 @@ fn many_at_once() {
     let mut herd = connect(&server.address, Ask::Herd);
     let pairs: Vec<_> = (0..1200u32).map(|n| ((n / 3).to_le_bytes(), n.to_le_bytes())).collect();
     for (n, answer) in herd.put_many(&pairs).unwrap().into_iter().enumerate() {
-        assert_eq!(answer.unwrap(), if n % 3 == 0 { Put::Inserted } else { Put::Updated });
+        assert_eq!(answer.unwrap(), if n % 3 == 0 { PutOutcome::Inserted } else { PutOutcome::Updated });
     }
     for n in 0..400u32 {
         assert_eq!(herd.rpc_get(&n.to_le_bytes()).unwrap().unwrap(), (3 * n + 2).to_le_bytes());
@@ -161,7 +161,7 @@ fn lost_packets() {
     let loss = Loss::begin();
     let mut inserts = 0;
     for n in 0..150u32 {
-        assert_eq!(herd.insert(&n.to_le_bytes(), &[n as u8; 50]).unwrap(), Put::Inserted, "key {n}");
+        assert_eq!(herd.insert(&n.to_le_bytes(), &[n as u8; 50]).unwrap(), PutOutcome::Inserted, "key {n}");
         assert_eq!(herd.rpc_get(&n.to_le_bytes()).unwrap().unwrap(), [n as u8; 50]);
         inserts += 1;
     }

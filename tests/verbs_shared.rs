@@ -3,9 +3,9 @@
 //! ONEREAD_REQUIRE_VERBS is set.
 
 use oneread::region::Backing;
-use oneread::server::{ServerConfig, Start};
+use oneread::server::{ServerConfig, StartMode};
 use oneread::verbs::{DeviceChoice, QueueCounts, SetupError, VerbsAddress, VerbsOptions, Wait};
-use oneread::{Address, Client, ClientOptions, Config, ServeError, Server, Size};
+use oneread::{Address, Client, ClientOptions, Config, ServeError, Server, TableSize};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -23,10 +23,10 @@ fn serve() -> Option<Server> {
 }
 
 fn serve_at(port: u16, backing: Backing) -> Option<Server> {
-    let config = Config { size: Size::Keys(2 * KEYS), key_max: 8, value_max: 32, ..Config::default() };
+    let config = Config { size: TableSize::Keys(2 * KEYS), key_max: 8, value_max: 32, ..Config::default() };
     let start = match &backing {
-        Backing::File(_) => Start::OpenOrCreate(config),
-        _ => Start::Create(config),
+        Backing::File(_) => StartMode::OpenOrCreate(config),
+        _ => StartMode::Create(config),
     };
     match Server::start(ServerConfig { backing, start, ..ServerConfig::new(at(port), config) }) {
         Ok(server) => Some(server),

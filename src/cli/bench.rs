@@ -14,7 +14,7 @@ use dashmap::DashMap;
 use oneread::layout::hash::{mix, reduce};
 use oneread::region::{Backing, Region};
 use oneread::verbs::VerbsOptions;
-use oneread::{Client, ClientOptions, Clock, Config, Index, Layout, PutMode, Size};
+use oneread::{Client, ClientOptions, Clock, Config, Index, Layout, PutMode, TableSize};
 use rustc_hash::FxBuildHasher;
 use serde::Serialize;
 use std::hint::black_box;
@@ -295,7 +295,7 @@ impl Timing {
     fn insert(&self) -> Result<Outcome> {
         let config = Config {
             layout: self.layout,
-            size: Size::Slots(self.keys * 100 / 90),
+            size: TableSize::Slots(self.keys * 100 / 90),
             key_max: KEY_BYTES,
             value_max: VALUE_BYTES,
             ..Config::default()

@@ -4,7 +4,7 @@ use super::records::{self, Format, Pair, Records};
 use super::{Server, show, stat, status};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use oneread::{Client, Put as Outcome, PutError};
+use oneread::{Client, PutError, PutOutcome as Outcome};
 use serde::Serialize;
 use std::fs::File;
 use std::io::{Read, Write};

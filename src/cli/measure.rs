@@ -6,7 +6,7 @@ use oneread::index::IndexCounts;
 use oneread::layout::hash::{Seeds, mix};
 use oneread::reader::{Limits, Reader};
 use oneread::region::{Backing, Region};
-use oneread::{Clock, Config, Index, Layout, PutError, PutMode, Size};
+use oneread::{Clock, Config, Index, Layout, PutError, PutMode, TableSize};
 use rand::distr::Distribution;
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
@@ -99,7 +99,7 @@ impl Table {
     pub fn new(layout: Layout, slots: u64, seed: u64) -> anyhow::Result<Table> {
         let config = Config {
             layout,
-            size: Size::Slots(slots),
+            size: TableSize::Slots(slots),
             key_max: KEY_BYTES,
             value_max: VALUE_BYTES,
             seeds: Some(Seeds::from_number(seed)),

@@ -7,7 +7,7 @@ use oneread::inspect::Inspector;
 use oneread::region::{Backing, Region};
 use oneread::server::RegisterProgress;
 use oneread::verbs::Wait;
-use oneread::{Address, Config, Geometry, Layout, Server, ServerConfig, Size, Start};
+use oneread::{Address, Config, Geometry, Layout, Server, ServerConfig, StartMode, TableSize};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::fs::File;
@@ -130,8 +130,8 @@ impl Serve {
         let server = Server::start(ServerConfig {
             backing: backing.clone(),
             start: match backing {
-                Backing::File(_) => Start::OpenOrCreate(config),
-                _ => Start::Create(config),
+                Backing::File(_) => StartMode::OpenOrCreate(config),
+                _ => StartMode::Create(config),
             },
             workers: self.workers.into(),
             allow_uids: self.allow_uid.clone(),
@@ -152,8 +152,8 @@ impl Serve {
         Config {
             layout: self.layout.unwrap_or(base.layout),
             size: match (self.slots, self.capacity) {
-                (Some(n), _) => Size::Slots(n),
-                (_, Some(n)) => Size::Keys(n),
+                (Some(n), _) => TableSize::Slots(n),
+                (_, Some(n)) => TableSize::Keys(n),
                 _ => base.size,
             },
             key_max: self.key_max.unwrap_or(base.key_max),
@@ -202,7 +202,7 @@ impl Serve {
     fn check(&self, path: &Path, has: &Geometry) -> Result<()> {
         let asked = self.config(Config {
             layout: has.layout(),
-            size: Size::Slots(has.main_slots()),
+            size: TableSize::Slots(has.main_slots()),
             key_max: has.key_max(),
             value_max: has.value_max(),
             grace: has.grace(),

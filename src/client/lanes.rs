@@ -54,7 +54,7 @@ use std::sync::{Arc, OnceLock, TryLockError};
 use std::time::{Duration, Instant};
 
 /// One queue pair, as the pump uses it. READs complete in the order in which they were posted.
-pub(crate) trait Carrier: Debug {
+pub(crate) trait ReadQueue: Debug {
     /// A lane's memory for READs to land in.
     type Landing: Debug;
     /// What to sleep on until something completes. Used without the pump's mutex.
@@ -184,7 +184,7 @@ impl<L> Ring<L> {
 
 /// A lane, as the pump sees it.
 #[derive(Debug)]
-struct Seat<L> {
+struct PumpedLane<L> {
     ring: Arc<Ring<L>>,
     /// READs that may be posted: `submitted` as it was last seen.
     submitted: u64,
@@ -202,19 +202,19 @@ struct Dealt {
 
 /// What only the pump touches.
 #[derive(Debug)]
-struct Pump<C: Carrier> {
+struct Pump<C: ReadQueue> {
     // Dropped before the landing memory that the NIC may still write.
     carrier: Option<C>,
-    seats: Vec<Option<Seat<C::Landing>>>,
+    seats: Vec<Option<PumpedLane<C::Landing>>>,
     in_flight: usize,
     /// Whose turn it is.
     next: usize,
     dealt: Vec<Dealt>,
 }
 
-impl<C: Carrier> Pump<C> {
+impl<C: ReadQueue> Pump<C> {
     /// Takes completions, seats newcomers, posts. Has anything completed or been posted?
-    fn round(&mut self, link: &Link<C>) -> Result<bool, C::Error> {
+    fn round(&mut self, link: &Mux<C>) -> Result<bool, C::Error> {
         let Pump { carrier, seats, in_flight, next, dealt } = self;
         let Some(carrier) = carrier else { return link.failure() };
         if link.joined.load(Ordering::Acquire) != 0 {
@@ -241,7 +241,7 @@ impl<C: Carrier> Pump<C> {
         }
         if left {
             for seat in seats.iter_mut() {
-                let done = |seat: &Seat<_>| {
+                let done = |seat: &PumpedLane<_>| {
                     seat.ring.left.load(Ordering::Relaxed) != 0 && seat.completed == seat.posted
                 };
                 seat.take_if(|seat| done(seat));
@@ -265,12 +265,12 @@ impl<C: Carrier> Pump<C> {
         if !dealt.is_empty() {
             *in_flight += dealt.len();
             let postings = dealt.iter().enumerate().filter_map(|(i, &Dealt { seat, number, window })| {
-                let Seat { ring, posted, .. } = seats[seat as usize].as_ref()?;
+                let PumpedLane { ring, posted, .. } = seats[seat as usize].as_ref()?;
                 let signalled = number + 1 == *posted || i % SIGNAL_EVERY == SIGNAL_EVERY - 1;
                 Some(Posting { seat, window, landing: &ring.landing, slot: ring.slot(number), signalled })
             });
             // SAFETY: a seat holds its ring, and so its landing memory, until nothing of it is in flight or the
-            // carrier is gone (`Pump`'s fields, `Link::pump`). The slot was that of a READ that has completed
+            // carrier is gone (`Pump`'s fields, `Mux::pump`). The slot was that of a READ that has completed
             // and that its owner has done with, as `submitted` says (`Lane::submit`).
             unsafe { carrier.post(postings) }?;
             progress = true;
@@ -283,7 +283,7 @@ impl<C: Carrier> Pump<C> {
 
 /// A queue pair that lanes share. `Send + Sync`.
 #[derive(Debug)]
-pub(crate) struct Link<C: Carrier> {
+pub(crate) struct Mux<C: ReadQueue> {
     /// Only ever tried.
     pump: Mutex<Pump<C>>,
     /// What to sleep on; without it, threads that wait stay awake.
@@ -302,12 +302,12 @@ enum Pumped {
     Yes,
 }
 
-impl<C: Carrier> Link<C> {
+impl<C: ReadQueue> Mux<C> {
     /// A link over `carrier`. Threads that wait sleep on the bell if there is one.
-    pub fn new(carrier: C, bell: Option<C::Bell>) -> Arc<Link<C>> {
+    pub fn new(carrier: C, bell: Option<C::Bell>) -> Arc<Mux<C>> {
         let pump =
             Pump { carrier: Some(carrier), seats: Vec::new(), in_flight: 0, next: 0, dealt: Vec::new() };
-        Arc::new(Link {
+        Arc::new(Mux {
             pump: Mutex::new(pump),
             bell,
             newcomers: Mutex::new(Vec::new()),
@@ -347,7 +347,7 @@ impl<C: Carrier> Link<C> {
     }
 
     /// By the pump. Does not wait: who is joining this very moment will be seated by the next round.
-    fn seat_newcomers(&self, seats: &mut Vec<Option<Seat<C::Landing>>>) {
+    fn seat_newcomers(&self, seats: &mut Vec<Option<PumpedLane<C::Landing>>>) {
         let mut newcomers = match self.newcomers.try_lock() {
             Ok(newcomers) => newcomers,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -355,7 +355,7 @@ impl<C: Carrier> Link<C> {
         };
         self.joined.store(0, Ordering::Relaxed);
         for ring in newcomers.drain(..) {
-            let seat = Some(Seat { ring, submitted: 0, posted: 0, completed: 0 });
+            let seat = Some(PumpedLane { ring, submitted: 0, posted: 0, completed: 0 });
             match seats.iter_mut().find(|seat| seat.is_none()) {
                 Some(free) => *free = seat,
                 None => seats.push(seat),
@@ -419,15 +419,15 @@ impl<C: Carrier> Link<C> {
 
 /// One thread's way onto a link. Dropping it leaves what is in flight to the pump.
 #[derive(Debug)]
-pub(crate) struct Lane<C: Carrier> {
-    link: Arc<Link<C>>,
+pub(crate) struct Lane<C: ReadQueue> {
+    link: Arc<Mux<C>>,
     ring: Arc<Ring<C::Landing>>,
     /// Submitted and not yet handed out, oldest first.
     asked: VecDeque<(Token, Window)>,
     handed_out: u64,
 }
 
-impl<C: Carrier> Lane<C> {
+impl<C: ReadQueue> Lane<C> {
     /// READs it may have in flight.
     pub fn credits(&self) -> usize {
         self.ring.entries.len()
@@ -539,7 +539,7 @@ impl<C: Carrier> Lane<C> {
     }
 }
 
-impl<C: Carrier> Drop for Lane<C> {
+impl<C: ReadQueue> Drop for Lane<C> {
     fn drop(&mut self) {
         // Partner: the load in `Pump::round`.
         self.ring.left.store(1, Ordering::Release);
@@ -559,7 +559,7 @@ mod tests {
         pace: usize,
         /// READs that will still succeed.
         succeed: usize,
-        queue: VecDeque<(u32, Window, Memory, usize, bool)>,
+        queue: VecDeque<(u32, Window, TestMemory, usize, bool)>,
         /// READs at the front of the queue that have completed, but whose completions do not show yet.
         hidden: usize,
         log: Arc<std::sync::Mutex<Vec<u64>>>,
@@ -569,19 +569,19 @@ mod tests {
 
     /// What a NIC holds of a lane's memory: a bare pointer, so to say.
     #[derive(Clone, Debug)]
-    struct Memory {
+    struct TestMemory {
         slots: Arc<[AtomicU64]>,
         freed: Arc<AtomicBool>,
     }
 
     /// A lane's memory.
     #[derive(Debug)]
-    struct Landing(Memory);
+    struct Landing(TestMemory);
 
     impl Landing {
         fn new(slots: usize) -> Landing {
             let slots = (0..slots).map(|_| AtomicU64::new(u64::MAX)).collect();
-            Landing(Memory { slots, freed: Arc::default() })
+            Landing(TestMemory { slots, freed: Arc::default() })
         }
     }
 
@@ -605,7 +605,7 @@ mod tests {
     }
 
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    enum Broken {
+    enum LaneBug {
         Read,
         Late,
         Gone,
@@ -619,11 +619,11 @@ mod tests {
         }
     }
 
-    impl Carrier for Nic {
+    impl ReadQueue for Nic {
         type Landing = Landing;
         type Bell = ();
         type Counts = Counts;
-        type Error = Broken;
+        type Error = LaneBug;
 
         fn room(&self) -> usize {
             self.credits - self.queue.len()
@@ -632,10 +632,10 @@ mod tests {
         unsafe fn post<'a>(
             &mut self,
             reads: impl Iterator<Item = Posting<'a, Landing>>,
-        ) -> Result<(), Broken> {
+        ) -> Result<(), LaneBug> {
             let before = self.queue.len();
             for Posting { seat, window, landing, slot, signalled } in reads {
-                let busy = |(_, _, memory, other, _): &(_, _, Memory, _, _)| {
+                let busy = |(_, _, memory, other, _): &(_, _, TestMemory, _, _)| {
                     Arc::ptr_eq(&memory.slots, &landing.0.slots) && *other == slot
                 };
                 assert!(!self.queue.iter().any(busy), "a slot posted twice");
@@ -648,10 +648,10 @@ mod tests {
             Ok(())
         }
 
-        fn poll(&mut self, mut done: impl FnMut(u32)) -> Result<(), Broken> {
+        fn poll(&mut self, mut done: impl FnMut(u32)) -> Result<(), LaneBug> {
             for _ in 0..self.pace.min(self.queue.len() - self.hidden) {
                 if self.succeed == 0 {
-                    return Err(Broken::Read);
+                    return Err(LaneBug::Read);
                 }
                 self.succeed -= 1;
                 let (_, window, memory, slot, signalled) = &self.queue[self.hidden];
@@ -666,7 +666,7 @@ mod tests {
             Ok(())
         }
 
-        fn arm(&mut self) -> Result<(), Broken> {
+        fn arm(&mut self) -> Result<(), LaneBug> {
             self.armed = true;
             Ok(())
         }
@@ -675,12 +675,12 @@ mod tests {
             std::thread::sleep(at_most / 10);
         }
 
-        fn check(&mut self) -> Result<(), Broken> {
-            if self.succeed == 0 { Err(Broken::Gone) } else { Ok(()) }
+        fn check(&mut self) -> Result<(), LaneBug> {
+            if self.succeed == 0 { Err(LaneBug::Gone) } else { Ok(()) }
         }
 
-        fn late(_: Duration) -> Broken {
-            Broken::Late
+        fn late(_: Duration) -> LaneBug {
+            LaneBug::Late
         }
 
         fn take_counts(&mut self) -> Counts {
@@ -702,7 +702,7 @@ mod tests {
         Window { first: SlotIx(number), slots: 1 }
     }
 
-    fn lane(link: &Arc<Link<Nic>>, slots: usize) -> Lane<Nic> {
+    fn lane(link: &Arc<Mux<Nic>>, slots: usize) -> Lane<Nic> {
         link.join(Landing::new(slots), slots)
     }
 
@@ -734,7 +734,7 @@ mod tests {
         let counted = tried.clone();
         builder.check(move || {
             counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            let link = Link::new(Nic::new(1, 1), None);
+            let link = Mux::new(Nic::new(1, 1), None);
             let lanes = [lane(&link, 1), lane(&link, 1)];
             let run = |mut lane: Lane<Nic>, numbers: std::ops::Range<u64>| {
                 for number in numbers {
@@ -759,7 +759,7 @@ mod tests {
 
         #[test]
         fn every_read_comes_back_in_order() {
-            let link = Link::new(Nic::new(3, 2), None);
+            let link = Mux::new(Nic::new(3, 2), None);
             let mut lane = lane(&link, 8);
             let (mut counts, mut next) = (Counts::default(), 0);
             for _ in 0..50 {
@@ -780,7 +780,7 @@ mod tests {
         #[test]
         #[should_panic(expected = "more READs than credits")]
         fn a_lane_cannot_overflow() {
-            let link = Link::new(Nic::new(4, 1), None);
+            let link = Mux::new(Nic::new(4, 1), None);
             let mut lane = lane(&link, 2);
             submit(&mut lane, 0..2);
             submit(&mut lane, 2..3);
@@ -790,7 +790,7 @@ mod tests {
         fn places_are_dealt_in_turn() {
             let nic = Nic::new(4, 1);
             let log = nic.log.clone();
-            let link = Link::new(nic, None);
+            let link = Mux::new(nic, None);
             let mut lanes: Vec<_> = (0..3).map(|_| lane(&link, 16)).collect();
             submit(&mut lanes[0], 0..16);
             submit(&mut lanes[1], 100..103);
@@ -818,7 +818,7 @@ mod tests {
         #[test]
         fn shares_are_equal() {
             for credits in [1, 3, 8, 20] {
-                let link = Link::new(Nic::new(credits, credits), None);
+                let link = Mux::new(Nic::new(credits, credits), None);
                 let mut lanes: Vec<_> = (0..8).map(|slots| lane(&link, 8 + slots)).collect();
                 let mut done = [0; 8];
                 for number in 0..10_000 {
@@ -838,7 +838,7 @@ mod tests {
 
         #[test]
         fn memory_outlives_what_is_in_flight() {
-            let link = Link::new(Nic::new(4, 1), None);
+            let link = Mux::new(Nic::new(4, 1), None);
             let (mut gone, mut stays) = (lane(&link, 4), lane(&link, 1));
             let memory = gone.ring.landing.0.clone();
             let mut counts = Counts::default();
@@ -859,7 +859,7 @@ mod tests {
 
         #[test]
         fn what_a_lane_leaves_behind_unposted_is_dropped() {
-            let link = Link::new(Nic::new(1, 1), None);
+            let link = Mux::new(Nic::new(1, 1), None);
             let (mut gone, mut stays) = (lane(&link, 4), lane(&link, 1));
             submit(&mut gone, 0..4);
             drop(gone);
@@ -881,7 +881,7 @@ mod tests {
         fn a_failure_reaches_every_lane_and_frees_the_queue_pair_first() {
             let mut nic = Nic::new(8, 1);
             nic.succeed = 7;
-            let link = Link::new(nic, None);
+            let link = Mux::new(nic, None);
             let (mut one, mut other) = (lane(&link, 4), lane(&link, 4));
             let mut counts = Counts::default();
             submit(&mut one, 0..4);
@@ -893,15 +893,15 @@ mod tests {
                     Err(error) => break error,
                 }
             };
-            assert_eq!((error, counts.reads), (Broken::Read, 8));
+            assert_eq!((error, counts.reads), (LaneBug::Read, 8));
             taken += take(&mut other);
             assert_eq!(taken, 7, "what had come before is good");
             submit(&mut other, 8..9);
-            assert_eq!(other.wait(LONG, &mut counts), Err(Broken::Read));
+            assert_eq!(other.wait(LONG, &mut counts), Err(LaneBug::Read));
             assert!(one.has_failed() && other.has_failed());
             let mut late = lane(&link, 1);
             submit(&mut late, 9..10);
-            assert_eq!(late.wait(LONG, &mut counts), Err(Broken::Read));
+            assert_eq!(late.wait(LONG, &mut counts), Err(LaneBug::Read));
             // (The NIC checks when it is dropped that memory is there; here it has been dropped.)
             let memory = one.ring.landing.0.clone();
             drop(one);
@@ -910,7 +910,7 @@ mod tests {
 
         #[test]
         fn a_link_dropped_with_reads_in_flight_drops_the_queue_pair_first() {
-            let link = Link::new(Nic::new(8, 1), None);
+            let link = Mux::new(Nic::new(8, 1), None);
             let mut lane = lane(&link, 4);
             submit(&mut lane, 0..4);
             lane.wait(LONG, &mut Counts::default()).expect("it does not fail");
@@ -919,18 +919,18 @@ mod tests {
 
         #[test]
         fn a_pump_that_stands_still_is_given_up() {
-            let link = Link::new(Nic::new(8, 1), None);
+            let link = Mux::new(Nic::new(8, 1), None);
             let (mut one, other) = (lane(&link, 1), lane(&link, 1));
             submit(&mut one, 0..1);
             let stuck = link.pump.try_lock().expect("nobody pumps");
             let begun = Instant::now();
-            assert_eq!(one.wait(Duration::from_millis(30), &mut Counts::default()), Err(Broken::Late));
+            assert_eq!(one.wait(Duration::from_millis(30), &mut Counts::default()), Err(LaneBug::Late));
             assert!(begun.elapsed() >= Duration::from_millis(30));
             assert!(other.has_failed());
             assert!(stuck.carrier.is_some());
             drop(stuck);
             // Whoever comes next closes the queue pair.
-            assert_eq!(link.pump(false, &mut Counts::default(), || true), Err(Broken::Late));
+            assert_eq!(link.pump(false, &mut Counts::default(), || true), Err(LaneBug::Late));
             assert!(link.pump.try_lock().expect("nobody pumps").carrier.is_none());
         }
 
@@ -938,17 +938,17 @@ mod tests {
         fn a_carrier_that_is_gone_is_noticed() {
             let mut nic = Nic::new(8, 0);
             nic.succeed = 0;
-            let link = Link::new(nic, None);
+            let link = Mux::new(nic, None);
             let mut lane = lane(&link, 1);
             submit(&mut lane, 0..1);
-            assert_eq!(lane.wait(LONG, &mut Counts::default()), Err(Broken::Gone));
+            assert_eq!(lane.wait(LONG, &mut Counts::default()), Err(LaneBug::Gone));
         }
 
         /// Many threads over few places, lanes that come and go: every READ brings its own bytes, nothing
         /// overflows (the NIC checks), and no thread is forgotten.
         fn stress(bell: Option<()>, credits: usize) {
             const THREADS: usize = 8;
-            let link = Link::new(Nic::new(credits, 2), bell);
+            let link = Mux::new(Nic::new(credits, 2), bell);
             let stop = AtomicBool::new(false);
             let dropped = AtomicUsize::new(0);
             let done: [AtomicUsize; THREADS] = Default::default();

@@ -31,7 +31,7 @@ pub(crate) mod verbs;
 
 use crate::address::Address;
 use crate::fabric::counting::ReadCounts;
-use crate::index::{Put, PutError, PutMode, RecoverError};
+use crate::index::{PutError, PutMode, PutOutcome, RecoverError};
 use crate::layout::geometry::Geometry;
 use crate::reader::{GetStats, Limits, ReadError};
 use crate::region::{Region, RegionError};
@@ -272,25 +272,25 @@ pub struct ClientStats {
 pub struct Client {
     address: Address,
     options: ClientOptions,
-    path: Path,
+    path: ServerPath,
     stats: ClientStats,
 }
 
 /// How the server's region is reached.
 #[derive(Clone, Debug)]
-enum Path {
-    Shm(shm::Handle),
+enum ServerPath {
+    Shm(shm::ShmHandle),
     #[cfg(feature = "verbs")]
-    Verbs(Box<verbs::Handle>),
+    Verbs(Box<verbs::VerbsHandle>),
 }
 
 /// The same for every path: `on_path!(self.path, handle => ...)`.
 macro_rules! on_path {
     ($path:expr, $handle:ident => $then:expr) => {
         match &mut $path {
-            Path::Shm($handle) => $then,
+            ServerPath::Shm($handle) => $then,
             #[cfg(feature = "verbs")]
-            Path::Verbs($handle) => $then,
+            ServerPath::Verbs($handle) => $then,
         }
     };
 }
@@ -312,9 +312,9 @@ impl Client {
     pub fn connect_with(address: &Address, options: ClientOptions) -> Result<Client, ConnectError> {
         let options = options.bounded();
         let path = match address {
-            Address::Shm(socket) => Path::Shm(shm::Handle::connect(socket, &options)?),
+            Address::Shm(socket) => ServerPath::Shm(shm::ShmHandle::connect(socket, &options)?),
             #[cfg(feature = "verbs")]
-            Address::Verbs(at) => Path::Verbs(Box::new(verbs::Handle::connect(at, &options)?)),
+            Address::Verbs(at) => ServerPath::Verbs(Box::new(verbs::VerbsHandle::connect(at, &options)?)),
             #[cfg(not(feature = "verbs"))]
             Address::Verbs(_) => return Err(SetupError::NotBuilt.into()),
         };
@@ -329,27 +329,27 @@ impl Client {
     /// The geometry of the table being read.
     pub fn geometry(&self) -> &Geometry {
         match &self.path {
-            Path::Shm(handle) => handle.geometry(),
+            ServerPath::Shm(handle) => handle.geometry(),
             #[cfg(feature = "verbs")]
-            Path::Verbs(handle) => handle.geometry(),
+            ServerPath::Verbs(handle) => handle.geometry(),
         }
     }
 
     /// The region being read, where it is mapped: not over verbs.
     pub fn region(&self) -> Option<&Region> {
         match &self.path {
-            Path::Shm(handle) => Some(handle.region()),
+            ServerPath::Shm(handle) => Some(handle.region()),
             #[cfg(feature = "verbs")]
-            Path::Verbs(_) => None,
+            ServerPath::Verbs(_) => None,
         }
     }
 
     /// Counts of this handle.
     pub fn stats(&self) -> ClientStats {
         let reattached = match &self.path {
-            Path::Shm(handle) => handle.reattached(),
+            ServerPath::Shm(handle) => handle.reattached(),
             #[cfg(feature = "verbs")]
-            Path::Verbs(handle) => handle.reattached(),
+            ServerPath::Verbs(handle) => handle.reattached(),
         };
         ClientStats { reattached, ..self.stats }
     }
@@ -360,8 +360,8 @@ impl Client {
     #[cfg(feature = "verbs")]
     pub fn queue_counts(&self) -> Option<crate::verbs::QueueCounts> {
         match &self.path {
-            Path::Shm(_) => None,
-            Path::Verbs(handle) => Some(handle.queue_counts()),
+            ServerPath::Shm(_) => None,
+            ServerPath::Verbs(handle) => Some(handle.queue_counts()),
         }
     }
 
@@ -441,23 +441,23 @@ impl Client {
     ///
     /// # Errors
     /// [`MutateError`] says whether the change may have happened.
-    pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<Put, MutateError> {
+    pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<PutOutcome, MutateError> {
         self.mutate_one(Request::Put { mode: PutMode::Upsert, key, value })
     }
 
-    /// Inserts `key` if it is absent: [`Put::Inserted`] or [`Put::Exists`].
+    /// Inserts `key` if it is absent: [`PutOutcome::Inserted`] or [`PutOutcome::Exists`].
     ///
     /// # Errors
     /// As [`Client::put`].
-    pub fn insert(&mut self, key: &[u8], value: &[u8]) -> Result<Put, MutateError> {
+    pub fn insert(&mut self, key: &[u8], value: &[u8]) -> Result<PutOutcome, MutateError> {
         self.mutate_one(Request::Put { mode: PutMode::Insert, key, value })
     }
 
-    /// Updates `key` if it is present: [`Put::Updated`] or [`Put::Missing`].
+    /// Updates `key` if it is present: [`PutOutcome::Updated`] or [`PutOutcome::Missing`].
     ///
     /// # Errors
     /// As [`Client::put`].
-    pub fn update(&mut self, key: &[u8], value: &[u8]) -> Result<Put, MutateError> {
+    pub fn update(&mut self, key: &[u8], value: &[u8]) -> Result<PutOutcome, MutateError> {
         self.mutate_one(Request::Put { mode: PutMode::Update, key, value })
     }
 
@@ -482,7 +482,7 @@ impl Client {
     pub fn put_many<K: AsRef<[u8]>, V: AsRef<[u8]>>(
         &mut self,
         pairs: &[(K, V)],
-    ) -> Result<Vec<Result<Put, PutError>>, MutateError> {
+    ) -> Result<Vec<Result<PutOutcome, PutError>>, MutateError> {
         let deadline = Instant::now() + self.options.deadline;
         let mut answers = Vec::with_capacity(pairs.len());
         for batch in pairs.chunks(BATCH) {
@@ -513,7 +513,7 @@ impl Client {
         }
     }
 
-    fn mutate_one(&mut self, request: Request<'_>) -> Result<Put, MutateError> {
+    fn mutate_one(&mut self, request: Request<'_>) -> Result<PutOutcome, MutateError> {
         let deadline = Instant::now() + self.options.deadline;
         match self.ask(&request, deadline)? {
             Reply::Put(answer) => Ok(answer?),
@@ -605,7 +605,7 @@ fn check(request: &Request<'_>, geometry: &Geometry) -> Result<(), PutError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Config, Size};
+    use crate::config::{Config, TableSize};
 
     /// Every time that is longer than a clock can bear is cut, each for itself, and no other is touched.
     #[test]
@@ -670,7 +670,7 @@ mod tests {
     /// What does not fit is not sent, and its rejection is where its reply would be; a reply too few is not made up for.
     #[test]
     fn rejections_are_in_their_places() {
-        let config = Config { size: Size::Keys(10), key_max: 4, value_max: 4, ..Config::default() };
+        let config = Config { size: TableSize::Keys(10), key_max: 4, value_max: 4, ..Config::default() };
         let geometry = config.geometry().unwrap();
         let put = |key, value| Request::Put { mode: PutMode::Upsert, key, value };
         let long = [1; 5];

@@ -1,6 +1,6 @@
 //! A server on this host: its region is mapped, and it is talked to over a Unix socket.
 
-use super::slots::{Slots, Socket};
+use super::slots::{BellSocket, ClientMailbox};
 use super::{
     ATTEMPT_MAX, Ask, ClientOptions, ClientStats, ConnectError, GetError, LinkError, MutateError,
     RETRY_FIRST, RETRY_MAX, fit, send_fitting,
@@ -12,7 +12,7 @@ use crate::fabric::shm::Shm;
 use crate::index::geometry_of;
 use crate::layout::control::{Phase, STATE_WORD, State};
 use crate::layout::geometry::Geometry;
-use crate::mailbox::area::{self, Area};
+use crate::mailbox::area::{self, Mailbox};
 use crate::reader::{ReadError, Reader};
 use crate::region::Region;
 use crate::wire::{self, PROTOCOL_VERSION, Reply, Request};
@@ -29,17 +29,17 @@ use std::time::{Duration, Instant};
 
 /// One thread's way to the server.
 #[derive(Debug)]
-pub(super) struct Handle {
-    shared: Arc<Shared>,
+pub(super) struct ShmHandle {
+    shared: Arc<ShmShared>,
     attached: Arc<Attachment>,
     version: u64,
-    conversation: Option<Conversation>,
+    conversation: Option<ShmConnection>,
     reattached: u64,
 }
 
 /// What the handles of one client share.
 #[derive(Debug)]
-struct Shared {
+struct ShmShared {
     /// For messages.
     address: Address,
     /// The server's socket.
@@ -53,7 +53,7 @@ struct Shared {
     gone_ns: AtomicU64,
 }
 
-impl Shared {
+impl ShmShared {
     /// A server is there, with this region: if it is a new one, every handle goes over to it at its next GET.
     /// `seen` is the version before that server was looked for. `false`: somebody has published another region
     /// since, and whose server came later nobody knows: look again.
@@ -98,12 +98,12 @@ struct Attachment {
     identity: (u64, u64, u64),
 }
 
-impl Handle {
-    pub fn connect(socket: &Path, options: &ClientOptions) -> Result<Handle, ConnectError> {
+impl ShmHandle {
+    pub fn connect(socket: &Path, options: &ClientOptions) -> Result<ShmHandle, ConnectError> {
         let address = Address::Shm(socket.into());
         let (link, attachment) = attach(&address, socket, options.deadline)?;
         let attached = Arc::new(attachment);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ShmShared {
             address: address.clone(),
             socket: socket.into(),
             options: options.clone(),
@@ -112,7 +112,7 @@ impl Handle {
             version: AtomicU64::new(0),
             gone_ns: AtomicU64::new(0),
         });
-        let mut handle = Handle { shared, attached, version: 0, conversation: None, reattached: 0 };
+        let mut handle = ShmHandle { shared, attached, version: 0, conversation: None, reattached: 0 };
         if options.ask == Ask::Herd {
             // A server that gives no slots is found out here.
             handle.open_conversation(options.deadline)?;
@@ -241,7 +241,7 @@ impl Handle {
     fn is_linked(&mut self, requests: &[Request<'_>], deadline: Instant) -> bool {
         /// Between two conversations' beginnings, that is between their deadlines.
         const RECENT: Duration = Duration::from_millis(1);
-        let Some(Conversation { link, geometry, slots, asked_until, .. }) = &mut self.conversation else {
+        let Some(ShmConnection { link, geometry, slots, asked_until, .. }) = &mut self.conversation else {
             return false;
         };
         let last = std::mem::replace(asked_until, deadline);
@@ -270,7 +270,7 @@ impl Handle {
                 self.reattach();
             }
             self.conversation =
-                Some(Conversation { link, geometry, slots, next_id: 0, asked_until: deadline });
+                Some(ShmConnection { link, geometry, slots, next_id: 0, asked_until: deadline });
             return Ok(());
         }
     }
@@ -292,10 +292,10 @@ impl Handle {
     }
 }
 
-impl Clone for Handle {
+impl Clone for ShmHandle {
     /// Shares the mapping; begins with no connection.
-    fn clone(&self) -> Handle {
-        Handle {
+    fn clone(&self) -> ShmHandle {
+        ShmHandle {
             shared: self.shared.clone(),
             attached: self.attached.clone(),
             version: self.version,
@@ -312,11 +312,15 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 // ---- connecting -------------------------------------------------------------------------------------
 
 /// Connects, says hello, maps the region.
-fn attach(address: &Address, socket: &Path, within: Duration) -> Result<(Link, Attachment), ConnectError> {
+fn attach(
+    address: &Address,
+    socket: &Path,
+    within: Duration,
+) -> Result<(SocketLink, Attachment), ConnectError> {
     let failed = |source| ConnectError::Link { address: address.clone(), source };
     let deadline = Instant::now() + within;
     let stream = open_socket(address, socket, within, deadline)?;
-    let mut link = Link { stream, input: Vec::new(), allowed: within };
+    let mut link = SocketLink { stream, input: Vec::new(), allowed: within };
     let fd = match link.ask_for_memory(Request::Hello { version: PROTOCOL_VERSION }, deadline) {
         Ok((Reply::Welcome { .. }, Some(fd))) => fd,
         Ok((Reply::Refused { version: theirs }, _)) => {
@@ -366,7 +370,7 @@ fn open_socket(
 }
 
 /// Waits for the server to hang up, then connects anew, until the last handle is dropped.
-fn watch(shared: &Weak<Shared>, mut link: Link) {
+fn watch(shared: &Weak<ShmShared>, mut link: SocketLink) {
     /// How often it looks whether any handle is left.
     const LOOK: Duration = Duration::from_millis(500);
     loop {
@@ -408,21 +412,21 @@ fn is_transient(error: &io::Error) -> bool {
 
 /// A handle's connection for changes.
 #[derive(Debug)]
-struct Conversation {
-    link: Link,
+struct ShmConnection {
+    link: SocketLink,
     /// That of the server at its other end.
     geometry: Arc<Geometry>,
     /// Where requests go, if not over the stream.
-    slots: Option<Box<Slots>>,
+    slots: Option<Box<ClientMailbox>>,
     /// Number of the next message.
     next_id: u64,
     /// Deadline of the last requests.
     asked_until: Instant,
 }
 
-impl Conversation {
+impl ShmConnection {
     fn converse(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<Vec<Reply>, LinkError> {
-        let Conversation { link, geometry, slots, next_id, .. } = self;
+        let ShmConnection { link, geometry, slots, next_id, .. } = self;
         send_fitting(requests, geometry, |requests| match slots {
             Some(slots) => slots.converse(link, requests, deadline),
             None => {
@@ -436,14 +440,14 @@ impl Conversation {
 
 /// A connection to the server.
 #[derive(Debug)]
-struct Link {
+struct SocketLink {
     stream: UnixStream,
     input: Vec<u8>,
     /// The time that was allowed in all, for error messages.
     allowed: Duration,
 }
 
-impl Link {
+impl SocketLink {
     /// Asks for something that comes with a descriptor: the reply, and that if it came.
     fn ask_for_memory(
         &mut self,
@@ -499,7 +503,7 @@ impl Link {
         address: &Address,
         geometry: &Geometry,
         deadline: Instant,
-    ) -> Result<Slots, ConnectError> {
+    ) -> Result<ClientMailbox, ConnectError> {
         let refused = |why: String| ConnectError::Herd { address: address.clone(), why };
         let request = Request::Slots { version: area::VERSION };
         let fd = match self.ask_for_memory(request, deadline) {
@@ -516,7 +520,7 @@ impl Link {
             Ok(_) => return Err(refused(LinkError::Unexpected.to_string())),
             Err(source) => return Err(ConnectError::Link { address: address.clone(), source }),
         };
-        Ok(Slots::new(Area::map(fd, geometry)?))
+        Ok(ClientMailbox::new(Mailbox::map(fd, geometry)?))
     }
 
     /// Sends requests, numbered from `first_id` on, and receives their replies.
@@ -600,7 +604,7 @@ impl Link {
 }
 
 /// What comes over the stream of a client with slots only wakes it: whatever the bytes are.
-impl Socket for Link {
+impl BellSocket for SocketLink {
     fn ring(&mut self, deadline: Instant) -> Result<(), LinkError> {
         let mut out = Vec::new();
         Request::Wake.encode(0, &mut out);
@@ -621,13 +625,13 @@ impl Socket for Link {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::config::{Config, Size};
-    use crate::index::{Put, PutError, PutMode};
+    use crate::config::{Config, TableSize};
+    use crate::index::{PutError, PutMode, PutOutcome};
     use crate::region::Backing;
     use crate::server::{Server, ServerConfig};
 
     fn attachment(inode: u64) -> Attachment {
-        let geometry = Config { size: Size::Slots(8), ..Config::default() }.geometry().unwrap();
+        let geometry = Config { size: TableSize::Slots(8), ..Config::default() }.geometry().unwrap();
         let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).unwrap();
         Attachment { region, geometry: Arc::new(geometry), identity: (1, inode, 1) }
     }
@@ -637,7 +641,7 @@ mod tests {
     #[test]
     fn who_comes_late_does_not_publish() {
         let socket = PathBuf::from("/nowhere");
-        let shared = Shared {
+        let shared = ShmShared {
             address: Address::Shm(socket.clone()),
             socket,
             options: ClientOptions::default(),
@@ -680,16 +684,16 @@ mod tests {
             assert_eq!(known(), (4, 4 + at));
         }
         // On a clock that stands at its beginning, a lease begins all the same.
-        let new = Shared { clock: Clock::manual(), gone_ns: AtomicU64::new(7), ..shared };
+        let new = ShmShared { clock: Clock::manual(), gone_ns: AtomicU64::new(7), ..shared };
         assert!(new.publish(5, attachment(6), Publisher::Handle));
         assert_eq!(new.gone_ns.load(Ordering::Relaxed), 1);
     }
 
     /// A handle of a server that is not there, with a clock that is set by hand.
-    fn handle(lease: Duration) -> Handle {
+    fn handle(lease: Duration) -> ShmHandle {
         let socket = PathBuf::from("/nowhere");
         let attached = Arc::new(attachment(0));
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ShmShared {
             address: Address::Shm(socket.clone()),
             socket,
             options: ClientOptions { lease, ..ClientOptions::default() },
@@ -698,7 +702,7 @@ mod tests {
             version: AtomicU64::new(0),
             gone_ns: AtomicU64::new(0),
         });
-        Handle { shared, attached, version: 0, conversation: None, reattached: 0 }
+        ShmHandle { shared, attached, version: 0, conversation: None, reattached: 0 }
     }
 
     fn enters(attachment: &Attachment, phase: Phase) {
@@ -784,7 +788,7 @@ mod tests {
         let (stream, mut server) = UnixStream::pair().unwrap();
         stream.set_nonblocking(true).unwrap();
         let allowed = Duration::from_secs(3);
-        let mut link = Link { stream, input: Vec::new(), allowed };
+        let mut link = SocketLink { stream, input: Vec::new(), allowed };
         server.write_all(&[0; 5]).unwrap();
         let late = link.sleep(Instant::now());
         assert!(matches!(late, Err(LinkError::Deadline(bound)) if bound == allowed), "{late:?}");
@@ -800,9 +804,9 @@ mod tests {
     fn nothing_is_left_of_a_client_without_a_server() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("socket");
-        let table = Config { size: Size::Keys(10), ..Config::default() };
+        let table = Config { size: TableSize::Keys(10), ..Config::default() };
         let server = Server::start(ServerConfig::new(Address::Shm(socket.clone()), table)).unwrap();
-        let handle = Handle::connect(&socket, &ClientOptions::default()).unwrap();
+        let handle = ShmHandle::connect(&socket, &ClientOptions::default()).unwrap();
         server.stop();
         let until = Instant::now() + Duration::from_secs(60);
         let wait = || {
@@ -826,7 +830,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("socket");
         let serve = |value_max| {
-            let table = Config { size: Size::Keys(10), value_max, ..Config::default() };
+            let table = Config { size: TableSize::Keys(10), value_max, ..Config::default() };
             let config = ServerConfig::new(Address::Shm(socket.clone()), table);
             Server::start(ServerConfig { herd: true, ..config }).unwrap()
         };
@@ -834,7 +838,7 @@ mod tests {
         for ask in [Ask::Message, Ask::Herd] {
             let server = serve(8);
             let options = ClientOptions { ask, ..ClientOptions::default() };
-            let mut handle = Handle::connect(&socket, &options).unwrap();
+            let mut handle = ShmHandle::connect(&socket, &options).unwrap();
             // The same for all conversations: each begins when the one before did.
             let deadline = Instant::now() + Duration::from_secs(60);
             let too_long = [Reply::Put(Err(PutError::ValueLength { given: 50, max: 8 }))];
@@ -844,7 +848,7 @@ mod tests {
             }
             server.stop();
             let server = serve(100);
-            let inserted = [Reply::Put(Ok(Put::Inserted))];
+            let inserted = [Reply::Put(Ok(PutOutcome::Inserted))];
             assert_eq!(handle.converse(&[put(&[1; 50])], deadline).unwrap(), inserted);
             server.stop();
             // Nobody is there to say what would be too long.

@@ -1,8 +1,8 @@
 //! Requests in slots of memory shared with the server ([`crate::mailbox::area`]): the client's end.
 
 use super::LinkError;
-use crate::mailbox::area::{Area, WINDOW};
-use crate::mailbox::{Patience, glance, load, store};
+use crate::mailbox::area::{Mailbox, WINDOW};
+use crate::mailbox::{SpinTime, glance, load, store};
 use crate::wire::{self, Reply, Request};
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ const LOOK_MAX: Duration = Duration::from_micros(20);
 const LOOKS: u32 = 8;
 
 /// What the client and its server need the socket for.
-pub(super) trait Socket {
+pub(super) trait BellSocket {
     /// Wakes the server.
     fn ring(&mut self, deadline: Instant) -> Result<(), LinkError>;
     /// Sleeps until the server rings or hangs up, the latter an error, or until the deadline, another.
@@ -23,29 +23,29 @@ pub(super) trait Socket {
 
 /// A client's slots.
 #[derive(Debug)]
-pub(super) struct Slots {
-    area: Area,
+pub(super) struct ClientMailbox {
+    area: Mailbox,
     /// Number of the last request.
     asked: u64,
     /// Number of the last reply.
     answered: u64,
     frame: Vec<u8>,
     copy: Vec<u64>,
-    patience: Patience,
+    patience: SpinTime,
 }
 
-impl Slots {
+impl ClientMailbox {
     /// New slots, in an area that nobody has used yet.
-    pub fn new(area: Area) -> Slots {
-        let patience = Patience::new(LOOK_MIN, LOOK_MAX);
-        Slots { area, asked: 0, answered: 0, frame: Vec::new(), copy: Vec::new(), patience }
+    pub fn new(area: Mailbox) -> ClientMailbox {
+        let patience = SpinTime::new(LOOK_MIN, LOOK_MAX);
+        ClientMailbox { area, asked: 0, answered: 0, frame: Vec::new(), copy: Vec::new(), patience }
     }
 
     /// Asks what the server's table takes, and waits for the replies; they are in the order of the requests. After an
     /// error the slots are of no further use.
     pub fn converse(
         &mut self,
-        socket: &mut impl Socket,
+        socket: &mut impl BellSocket,
         mut requests: &[Request<'_>],
         deadline: Instant,
     ) -> Result<Vec<Reply>, LinkError> {
@@ -87,7 +87,12 @@ impl Slots {
     }
 
     /// Returns when there is a reply, or a later one. Has all been asked?
-    fn wait(&mut self, socket: &mut impl Socket, is_all: bool, deadline: Instant) -> Result<(), LinkError> {
+    fn wait(
+        &mut self,
+        socket: &mut impl BellSocket,
+        is_all: bool,
+        deadline: Instant,
+    ) -> Result<(), LinkError> {
         let next = self.answered + 1;
         // Of a batch, all replies, or so many that half the slots are free: whoever looks at each reply as it is stored
         // slows the server down, and to be woken for each would cost more than it saves.
@@ -136,19 +141,19 @@ impl Slots {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Config, Size};
-    use crate::index::Put;
+    use crate::config::{Config, TableSize};
+    use crate::index::PutOutcome;
 
     /// A server at the other end of the slots, which acts when it is rung for, or slept for.
     struct Server<'a> {
-        area: &'a Area,
+        area: &'a Mailbox,
         /// Stores these replies, numbered, when somebody sleeps.
         replies: Vec<(u64, Vec<u8>)>,
         /// And is gone then.
         hangs_up: bool,
     }
 
-    impl Socket for Server<'_> {
+    impl BellSocket for Server<'_> {
         fn ring(&mut self, _: Instant) -> Result<(), LinkError> {
             Ok(())
         }
@@ -166,7 +171,7 @@ mod tests {
 
     /// A server that is slow: asked to sleep, its client finds so many replies more.
     struct Slow<'a> {
-        area: &'a Area,
+        area: &'a Mailbox,
         /// How many it answers at a time; none: it never does.
         steps: Vec<u64>,
         answered: u64,
@@ -184,7 +189,7 @@ mod tests {
         }
     }
 
-    impl Socket for Slow<'_> {
+    impl BellSocket for Slow<'_> {
         fn ring(&mut self, deadline: Instant) -> Result<(), LinkError> {
             assert_eq!((deadline, self.area.client().heard()), (self.deadline, 0));
             self.rung.push(self.asked());
@@ -220,13 +225,13 @@ mod tests {
     /// when it is awake; and it rings for a server that sleeps, once for all that it has stored, and for no other.
     #[test]
     fn batches_longer_than_the_window() {
-        let geometry = Config { size: Size::Keys(10), ..Config::default() }.geometry().unwrap();
+        let geometry = Config { size: TableSize::Keys(10), ..Config::default() }.geometry().unwrap();
         for sleeps in [true, false] {
-            let (area, fd) = Area::make(&geometry).unwrap();
+            let (area, fd) = Mailbox::make(&geometry).unwrap();
             if sleeps {
                 area.server().announce(1);
             }
-            let mut slots = Slots::new(Area::map(fd, &geometry).unwrap());
+            let mut slots = ClientMailbox::new(Mailbox::map(fd, &geometry).unwrap());
             let deadline = Instant::now() + Duration::from_secs(60);
             let keys: Vec<_> = (0..150u32).map(u32::to_le_bytes).collect();
             let requests: Vec<_> = keys.iter().map(|key| Request::Get { key }).collect();
@@ -252,7 +257,7 @@ mod tests {
 
     fn reply(id: u64) -> Vec<u8> {
         let mut frame = Vec::new();
-        Reply::Put(Ok(Put::Inserted)).encode(id, &mut frame);
+        Reply::Put(Ok(PutOutcome::Inserted)).encode(id, &mut frame);
         frame
     }
 
@@ -261,9 +266,9 @@ mod tests {
     }
 
     fn converse_with(replies: Vec<(u64, Vec<u8>)>, hangs_up: bool) -> Result<Vec<Reply>, LinkError> {
-        let geometry = Config { size: Size::Keys(10), ..Config::default() }.geometry().unwrap();
-        let (area, fd) = Area::make(&geometry).unwrap();
-        let mut slots = Slots::new(Area::map(fd, &geometry).unwrap());
+        let geometry = Config { size: TableSize::Keys(10), ..Config::default() }.geometry().unwrap();
+        let (area, fd) = Mailbox::make(&geometry).unwrap();
+        let mut slots = ClientMailbox::new(Mailbox::map(fd, &geometry).unwrap());
         let requests = [Request::Get { key: b"one" }, Request::Get { key: b"two" }];
         let deadline = Instant::now() + Duration::from_secs(5);
         slots.converse(&mut Server { area: &area, replies, hangs_up }, &requests, deadline)

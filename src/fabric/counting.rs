@@ -96,7 +96,7 @@ impl<F: Fabric> Fabric for Counting<'_, F> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Config, Size};
+    use crate::config::{Config, TableSize};
     use crate::fabric::landed::LandedWindow;
 
     /// READs of zeros, of which a doorbell takes two.
@@ -144,7 +144,7 @@ mod tests {
     /// Everything else is the inner fabric's.
     #[test]
     fn what_is_counted() {
-        let config = Config { size: Size::Slots(64), key_max: 8, value_max: 100, ..Config::default() };
+        let config = Config { size: TableSize::Slots(64), key_max: 8, value_max: 100, ..Config::default() };
         // (A READ of its own lands something that lives for ever, for all that the compiler can say.)
         let geometry: &Geometry = Box::leak(Box::new(config.geometry().unwrap()));
         let large = geometry.window(3);

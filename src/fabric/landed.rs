@@ -55,13 +55,13 @@ impl Landed for LandedWindow<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Config, Size};
+    use crate::config::{Config, TableSize};
     use crate::layout::slot::{Content, encode};
 
     /// A glance finds the slot of a key without proof, and finds nothing in bytes with impossible lengths.
     #[test]
     fn glances() {
-        let config = Config { size: Size::Slots(64), key_max: 8, value_max: 8, ..Config::default() };
+        let config = Config { size: TableSize::Slots(64), key_max: 8, value_max: 8, ..Config::default() };
         let geometry = config.geometry().unwrap();
         let (shape, window) = (geometry.shape(), geometry.window(0));
         let mut words = vec![0; window.slots as usize * shape.words()];
@@ -94,7 +94,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "a window's worth of words")]
     fn a_window_is_whole() {
-        let geometry = Config { size: Size::Slots(64), ..Config::default() }.geometry().unwrap();
+        let geometry = Config { size: TableSize::Slots(64), ..Config::default() }.geometry().unwrap();
         let window = geometry.window(0);
         let words = vec![0; window.slots as usize * geometry.shape().words() - 1];
         let _ = LandedWindow::new(&geometry, window, &words);

@@ -3,13 +3,13 @@
 #![allow(unsafe_code)]
 
 use super::sealed::{lay_out, seal};
-use super::{Carrier, GRH, Join, Offer, Seated, VERSION, WINDOW, slot_bytes};
+use super::{GRH, HerdJoin, HerdOffer, HerdWelcome, VERSION, WINDOW, WriteTransport, slot_bytes};
 use crate::layout::geometry::Geometry;
 use crate::layout::hash::reduce;
-use crate::mailbox::Mark;
+use crate::mailbox::CellMark;
 use crate::verbs::bootstrap::Descriptor;
 use crate::verbs::device::{
-    Access, Buffer, CompletionQueue, Depth, Kind, QueuePair, Transport, Work, id, succeeded,
+    Access, Buffer, CompletionQueue, Depth, QueuePair, Transport, Work, WorkKind, id, succeeded,
 };
 use crate::verbs::error::{SetupError, VerbsError};
 use crate::verbs::ffi::Completion;
@@ -31,19 +31,19 @@ const REPEAT_MAX: Duration = Duration::from_millis(200);
 const RECEIVE: u64 = 1 << 32;
 
 /// Queue pairs that wait to be welcomed.
-pub(crate) struct Draft {
-    carrier: Carrier,
+pub(crate) struct HerdDraft {
+    carrier: WriteTransport,
     requests: QueuePair,
     replies: QueuePair,
 }
 
-impl Draft {
+impl HerdDraft {
     /// Queue pairs for a server with this offer, whose completions go to `queue`.
     pub fn new(
         station: &Station,
         queue: &Arc<CompletionQueue>,
-        offer: Option<Offer>,
-    ) -> Result<Draft, SetupError> {
+        offer: Option<HerdOffer>,
+    ) -> Result<HerdDraft, SetupError> {
         let Some(offer) = offer else {
             let why = "the server does not serve it; start it with `oneread serve --herd`".into();
             return Err(SetupError::Herd { why });
@@ -61,31 +61,35 @@ impl Draft {
         };
         let depth = Depth { sends: WINDOW as u32, receives: 1 };
         let (carrier, requests) = match pair(offer.carrier.transport(), depth) {
-            Err(SetupError::Call { errno, .. }) if offer.carrier == Carrier::Uc => {
+            Err(SetupError::Call { errno, .. }) if offer.carrier == WriteTransport::Uc => {
                 tracing::info!(errno, "the device has no UC: WRITEs go over RC");
-                (Carrier::Rc, pair(Transport::Rc, depth)?)
+                (WriteTransport::Rc, pair(Transport::Rc, depth)?)
             }
             made => (offer.carrier, made?),
         };
         let mut replies = pair(Transport::Ud, Depth { sends: 1, receives: RECEIVES as u32 })?;
         replies.open_for_datagrams()?;
-        Ok(Draft { carrier, requests, replies })
+        Ok(HerdDraft { carrier, requests, replies })
     }
 
     /// What the server must know.
-    pub fn join(&self) -> Join {
-        Join { carrier: self.carrier, requests: self.requests.endpoint(), replies: self.replies.endpoint() }
+    pub fn join(&self) -> HerdJoin {
+        HerdJoin {
+            carrier: self.carrier,
+            requests: self.requests.endpoint(),
+            replies: self.replies.endpoint(),
+        }
     }
 
     /// Connects to the area that the server has given.
     pub fn complete(
         self,
         station: &Station,
-        seated: Option<Seated>,
+        seated: Option<HerdWelcome>,
         geometry: &Geometry,
-    ) -> Result<Herd, SetupError> {
+    ) -> Result<HerdClient, SetupError> {
         let wrong = |why: &str| SetupError::Herd { why: why.into() };
-        let Some(Seated { requests: to, area, slot_bytes: stride, workers }) = seated else {
+        let Some(HerdWelcome { requests: to, area, slot_bytes: stride, workers }) = seated else {
             return Err(wrong("the server gave this client no place for its requests"));
         };
         let stride = stride as usize;
@@ -100,7 +104,7 @@ impl Draft {
         if reply_bytes > station.route().mtu as usize {
             return Err(wrong("a reply may be longer than this side's MTU; name a larger one with ?mtu="));
         }
-        let Draft { mut requests, mut replies, .. } = self;
+        let HerdDraft { mut requests, mut replies, .. } = self;
         requests.connect(&to, Access::Local)?;
         let domain = station.domain();
         let outgoing = Buffer::new(domain.clone(), WINDOW, slot_bytes(geometry), Access::Local)?;
@@ -111,7 +115,7 @@ impl Draft {
             unsafe { replies.post_receive(id::HERD | RECEIVE | slot as u64, element) }
                 .map_err(|_| SetupError::Call { call: "ibv_post_recv", errno: 0 })?;
         }
-        Ok(Herd {
+        Ok(HerdClient {
             requests,
             replies,
             outgoing,
@@ -129,7 +133,7 @@ impl Draft {
 
 /// A client's way to HERD's workers.
 #[derive(Debug)]
-pub(crate) struct Herd {
+pub(crate) struct HerdClient {
     // Queue pairs are dropped before the buffers that their work requests name.
     requests: QueuePair,
     replies: QueuePair,
@@ -139,7 +143,7 @@ pub(crate) struct Herd {
     /// From slot to slot of the area.
     stride: usize,
     workers: Vec<u32>,
-    lanes: [Lane; WINDOW],
+    lanes: [RequestCell; WINDOW],
     /// Slots and lengths of datagrams that have come.
     arrived: VecDeque<(usize, usize)>,
     /// Of the last request.
@@ -149,7 +153,7 @@ pub(crate) struct Herd {
 }
 
 #[derive(Debug, Default)]
-struct Lane {
+struct RequestCell {
     /// What waits for a reply.
     waiting: Option<Waiting>,
     /// Is a WRITE from its slot in flight?
@@ -163,7 +167,7 @@ struct Waiting {
     /// Which of the call's requests it is.
     request: usize,
     worker: usize,
-    mark: Mark,
+    mark: CellMark,
     repeat_at: Instant,
     pause: Duration,
 }
@@ -175,7 +179,7 @@ fn key_of<'a>(request: &Request<'a>) -> Option<&'a [u8]> {
     }
 }
 
-impl Herd {
+impl HerdClient {
     /// Has a datagram come that nobody has looked at?
     pub fn has_arrived(&self) -> bool {
         !self.arrived.is_empty()
@@ -211,7 +215,7 @@ impl Herd {
         self.lanes[lane].waiting = Some(Waiting {
             request: number,
             worker,
-            mark: Mark { sequence: self.sequence, attempt: 0 },
+            mark: CellMark { sequence: self.sequence, attempt: 0 },
             repeat_at: Instant::now() + REPEAT_FIRST,
             pause: REPEAT_FIRST,
         });
@@ -222,7 +226,9 @@ impl Herd {
     pub fn repeat_due(&mut self, now: Instant) -> Result<Instant, VerbsError> {
         let mut next = now + REPEAT_MAX;
         for lane in 0..WINDOW {
-            let Lane { waiting: Some(waiting), is_writing, .. } = &mut self.lanes[lane] else { continue };
+            let RequestCell { waiting: Some(waiting), is_writing, .. } = &mut self.lanes[lane] else {
+                continue;
+            };
             if waiting.repeat_at <= now {
                 waiting.pause = (2 * waiting.pause).min(REPEAT_MAX);
                 waiting.repeat_at = now + waiting.pause;
@@ -248,7 +254,10 @@ impl Herd {
         let work = Work {
             id: id::HERD | number as u64,
             element: self.outgoing.element(number, bytes),
-            kind: Kind::Write { address: self.area.address.wrapping_add(offset as u64), key: self.area.key },
+            kind: WorkKind::Write {
+                address: self.area.address.wrapping_add(offset as u64),
+                key: self.area.key,
+            },
             signalled: true,
         };
         lane.is_writing = true;
@@ -292,10 +301,11 @@ impl Herd {
 }
 
 /// The reply in a datagram, and which request of the lanes' it answers, if that still waits (Q5).
-fn answer(lanes: &mut [Lane], datagram: &[u8]) -> Result<Option<(usize, Reply)>, VerbsError> {
+fn answer(lanes: &mut [RequestCell], datagram: &[u8]) -> Result<Option<(usize, Reply)>, VerbsError> {
     let garbage = |e: wire::WireError| VerbsError::Garbage { what: e.to_string() };
     let Some(frame) = wire::decode(datagram).map_err(garbage)? else { return Ok(None) };
-    let waits = |lane: &&mut Lane| lane.waiting.is_some_and(|waiting| waiting.mark.sequence == frame.id);
+    let waits =
+        |lane: &&mut RequestCell| lane.waiting.is_some_and(|waiting| waiting.mark.sequence == frame.id);
     let Some(waiting) = lanes.iter_mut().find(waits).and_then(|lane| lane.waiting.take()) else {
         return Ok(None);
     };
@@ -315,17 +325,17 @@ mod tests {
     /// Q5: a reply is that of the request that waits under its number, once; any other is nobody's.
     #[test]
     fn replies_find_their_requests() {
-        let mut lanes: [Lane; WINDOW] = Default::default();
+        let mut lanes: [RequestCell; WINDOW] = Default::default();
         for (lane, request, sequence) in [(2, 5, 11), (0, 6, 12), (3, 7, 13)] {
             lanes[lane].waiting = Some(Waiting {
                 request,
                 worker: 0,
-                mark: Mark { sequence, attempt: 1 },
+                mark: CellMark { sequence, attempt: 1 },
                 repeat_at: Instant::now(),
                 pause: REPEAT_FIRST,
             });
         }
-        let waiting = |lanes: &[Lane]| lanes.iter().filter(|lane| lane.waiting.is_some()).count();
+        let waiting = |lanes: &[RequestCell]| lanes.iter().filter(|lane| lane.waiting.is_some()).count();
         for stray in [datagram(10, true), datagram(14, true), datagram(0, true), Vec::new(), vec![0; 7]] {
             assert_eq!(answer(&mut lanes, &stray).unwrap(), None, "{stray:?}");
             assert_eq!(waiting(&lanes), 3, "{stray:?}");

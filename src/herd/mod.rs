@@ -52,32 +52,32 @@ pub(crate) const GRH: usize = 40;
 
 /// Which queue pairs carry the WRITEs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Carrier {
+pub(crate) enum WriteTransport {
     Uc,
     Rc,
 }
 
-impl Carrier {
+impl WriteTransport {
     pub fn transport(self) -> Transport {
         match self {
-            Carrier::Uc => Transport::Uc,
-            Carrier::Rc => Transport::Rc,
+            WriteTransport::Uc => Transport::Uc,
+            WriteTransport::Rc => Transport::Rc,
         }
     }
 }
 
 /// In the challenge: this server takes requests this way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Offer {
+pub(crate) struct HerdOffer {
     pub version: u32,
     /// The best that the server's device can do; RC is always possible.
-    pub carrier: Carrier,
+    pub carrier: WriteTransport,
 }
 
 /// In the client's answer: it will ask this way.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Join {
-    pub carrier: Carrier,
+pub(crate) struct HerdJoin {
+    pub carrier: WriteTransport,
     /// What WRITEs requests.
     pub requests: Endpoint,
     /// Where datagrams are to go.
@@ -86,7 +86,7 @@ pub(crate) struct Join {
 
 /// In the welcome: where requests go, and where replies come from.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Seated {
+pub(crate) struct HerdWelcome {
     /// What receives the WRITEs.
     pub requests: Endpoint,
     /// The client's area: [`WINDOW`] slots for each worker.

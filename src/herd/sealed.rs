@@ -1,11 +1,11 @@
 //! Slots that a NIC writes, in whatever order: a CRC tells whether all of a request has landed (Q1).
 
-use crate::mailbox::{HEAD, Head, Mark, copied};
+use crate::mailbox::{CellHead, CellMark, HEAD, copied};
 use crate::sync::AtomicU64;
 
-fn crc(head: Head, frame: &[u8]) -> u32 {
+fn crc(head: CellHead, frame: &[u8]) -> u32 {
     let mut crc = crc32fast::Hasher::new();
-    crc.update(bytemuck::bytes_of(&Head { crc: 0, ..head }));
+    crc.update(bytemuck::bytes_of(&CellHead { crc: 0, ..head }));
     crc.update(frame);
     crc.finalize()
 }
@@ -18,18 +18,18 @@ pub(crate) fn lay_out(slot: &mut Vec<u8>, encode: impl FnOnce(&mut Vec<u8>)) {
 }
 
 /// Writes the head of a slot that holds a frame.
-pub(crate) fn seal(slot: &mut [u8], mark: Mark) {
+pub(crate) fn seal(slot: &mut [u8], mark: CellMark) {
     let (head, frame) = slot.split_at_mut(HEAD);
-    let Mark { sequence, attempt } = mark;
-    let open = Head { sequence, attempt, length: frame.len() as u32, crc: 0, reserved: 0 };
-    head.copy_from_slice(bytemuck::bytes_of(&Head { crc: crc(open, frame), ..open }));
+    let CellMark { sequence, attempt } = mark;
+    let open = CellHead { sequence, attempt, length: frame.len() as u32, crc: 0, reserved: 0 };
+    head.copy_from_slice(bytemuck::bytes_of(&CellHead { crc: crc(open, frame), ..open }));
 }
 
 /// The frame in a slot, if all of it is there. Copies it into `copy` first.
-pub(crate) fn open<'a>(slot: &[AtomicU64], copy: &'a mut Vec<u64>) -> Option<(Mark, &'a [u8])> {
+pub(crate) fn open<'a>(slot: &[AtomicU64], copy: &'a mut Vec<u64>) -> Option<(CellMark, &'a [u8])> {
     let (head, frame) = copied(slot, copy)?;
     let sound = head.sequence != 0 && head.reserved == 0 && head.crc == crc(head, frame);
-    sound.then_some((Mark { sequence: head.sequence, attempt: head.attempt }, frame))
+    sound.then_some((CellMark { sequence: head.sequence, attempt: head.attempt }, frame))
 }
 
 #[cfg(test)]
@@ -39,7 +39,7 @@ mod tests {
     use crate::wire::{self, Request};
     use proptest::prelude::*;
 
-    fn sealed(mark: Mark, key: &[u8]) -> Vec<u8> {
+    fn sealed(mark: CellMark, key: &[u8]) -> Vec<u8> {
         let mut slot = Vec::new();
         lay_out(&mut slot, |out| Request::Get { key }.encode(mark.sequence, out));
         seal(&mut slot, mark);
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn what_was_sealed_opens() {
-        let mark = Mark { sequence: 7, attempt: 2 };
+        let mark = CellMark { sequence: 7, attempt: 2 };
         let slot = memory(&sealed(mark, b"a key"));
         let mut copy = Vec::new();
         let (opened, frame) = open(&slot, &mut copy).unwrap();
@@ -69,14 +69,14 @@ mod tests {
     /// A seal alone does not do: number 0 is nobody's, and what is reserved is 0.
     #[test]
     fn sound_seals_of_nothing() {
-        let zero = memory(&sealed(Mark { sequence: 0, attempt: 0 }, b"a key"));
+        let zero = memory(&sealed(CellMark { sequence: 0, attempt: 0 }, b"a key"));
         assert!(open(&zero, &mut Vec::new()).is_none());
         for (reserved, opens) in [(0, true), (1, false), (1 << 31, false)] {
-            let mut slot = sealed(Mark { sequence: 1, attempt: 0 }, b"a key");
+            let mut slot = sealed(CellMark { sequence: 1, attempt: 0 }, b"a key");
             let (head, frame) = slot.split_at_mut(HEAD);
-            let unsealed = Head { crc: 0, reserved, ..bytemuck::pod_read_unaligned(head) };
+            let unsealed = CellHead { crc: 0, reserved, ..bytemuck::pod_read_unaligned(head) };
             let crc = crc(unsealed, frame);
-            head.copy_from_slice(bytemuck::bytes_of(&Head { crc, ..unsealed }));
+            head.copy_from_slice(bytemuck::bytes_of(&CellHead { crc, ..unsealed }));
             assert_eq!(open(&memory(&slot), &mut Vec::new()).is_some(), opens, "{reserved}");
         }
     }
@@ -94,8 +94,8 @@ mod tests {
         /// anything but one of the two.
         #[test]
         fn half_landed(order in Just((0..72usize).collect::<Vec<_>>()).prop_shuffle(), attempt in 0u32..2) {
-            let old = sealed(Mark { sequence: 5, attempt: 0 }, b"one of the keys, long");
-            let new = sealed(Mark { sequence: 5 + u64::from(attempt == 0), attempt }, b"another key");
+            let old = sealed(CellMark { sequence: 5, attempt: 0 }, b"one of the keys, long");
+            let new = sealed(CellMark { sequence: 5 + u64::from(attempt == 0), attempt }, b"another key");
             let mut bytes = old.clone();
             bytes.resize(72, 0);
             let mut target = bytes.clone();
@@ -114,7 +114,7 @@ mod tests {
         /// Any bit that flips is noticed.
         #[test]
         fn flipped(bit in 0usize..8 * 45) {
-            let mut bytes = sealed(Mark { sequence: 1, attempt: 0 }, b"keyed");
+            let mut bytes = sealed(CellMark { sequence: 1, attempt: 0 }, b"keyed");
             assert_eq!(bytes.len(), 45);
             bytes[bit / 8] ^= 1 << (bit % 8);
             prop_assert!(open(&memory(&bytes), &mut Vec::new()).is_none());

@@ -3,12 +3,12 @@
 #![allow(unsafe_code)]
 
 use super::sealed;
-use super::{Carrier, Join, Offer, Seated, VERSION, WINDOW, known, slot_bytes};
+use super::{HerdJoin, HerdOffer, HerdWelcome, VERSION, WINDOW, WriteTransport, known, slot_bytes};
 use crate::mailbox::{Once, glance};
-use crate::server::shared::Shared;
+use crate::server::shared::ServerState;
 use crate::verbs::bootstrap::Descriptor;
 use crate::verbs::device::{
-    Access, AddressHandle, Buffer, CompletionQueue, Depth, Kind, QueuePair, Transport, Work, succeeded,
+    Access, AddressHandle, Buffer, CompletionQueue, Depth, QueuePair, Transport, Work, WorkKind, succeeded,
 };
 use crate::verbs::error::{SetupError, VerbsError};
 use crate::verbs::ffi::Completion;
@@ -26,19 +26,19 @@ const SWEEPS: u32 = 64;
 
 /// Where clients get their areas from.
 #[derive(Debug)]
-pub(crate) struct Desk {
+pub(crate) struct HerdAcceptor {
     station: Arc<Station>,
-    carrier: Carrier,
+    carrier: WriteTransport,
     slot_bytes: usize,
     /// For queue pairs that only receive WRITEs: nothing ever completes there.
     silent: Arc<CompletionQueue>,
     /// The workers: their queue pairs' numbers, and where they take clients from.
-    workers: Vec<(u32, mpsc::Sender<Arc<Seat>>)>,
+    workers: Vec<(u32, mpsc::Sender<Arc<HerdSession>>)>,
 }
 
 /// One client's area.
 #[derive(Debug)]
-struct Seat {
+struct HerdSession {
     // The queue pair is dropped before the memory it writes.
     requests: QueuePair,
     area: Buffer,
@@ -50,21 +50,21 @@ struct Seat {
 
 /// Keeps a client's area in use until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Seating(Arc<Seat>);
+pub(crate) struct HerdLease(Arc<HerdSession>);
 
-impl Drop for Seating {
+impl Drop for HerdLease {
     fn drop(&mut self) {
         self.0.gone.store(true, Ordering::Relaxed);
     }
 }
 
-impl Desk {
+impl HerdAcceptor {
     /// Starts workers, which end after the desk is gone.
     pub fn open(
-        shared: &Arc<Shared>,
+        shared: &Arc<ServerState>,
         station: &Arc<Station>,
         workers: usize,
-    ) -> Result<(Desk, Vec<JoinHandle<()>>), SetupError> {
+    ) -> Result<(HerdAcceptor, Vec<JoinHandle<()>>), SetupError> {
         let geometry = shared.index.geometry();
         let (reply, mtu) = (wire::reply_bytes_max(geometry), station.route().mtu as usize);
         if reply > mtu {
@@ -77,13 +77,14 @@ impl Desk {
         let carrier = best_carrier(station, &silent)?;
         tracing::info!(?carrier, workers, "HERD: workers poll for requests");
         let slot_bytes = slot_bytes(geometry);
-        let mut desk = Desk { station: station.clone(), carrier, slot_bytes, silent, workers: Vec::new() };
+        let mut desk =
+            HerdAcceptor { station: station.clone(), carrier, slot_bytes, silent, workers: Vec::new() };
         let mut threads = Vec::new();
         for number in 0..workers.max(1) {
             let replies = Replies::new(station, reply)?;
             let (sender, incoming) = mpsc::channel();
             desk.workers.push((replies.pair.number(), sender));
-            let worker = Worker {
+            let worker = HerdWorker {
                 shared: shared.clone(),
                 number,
                 incoming,
@@ -104,13 +105,13 @@ impl Desk {
     }
 
     /// What clients are told before they join.
-    pub fn offer(&self) -> Offer {
-        Offer { version: VERSION, carrier: self.carrier }
+    pub fn offer(&self) -> HerdOffer {
+        HerdOffer { version: VERSION, carrier: self.carrier }
     }
 
     /// Gives a client an area and shows it to the workers; or says why not.
-    pub fn seat(&self, join: &serde_json::Value) -> Result<(Seating, Seated), String> {
-        let join: Join = known(join).map_err(|error| error.to_string())?;
+    pub fn seat(&self, join: &serde_json::Value) -> Result<(HerdLease, HerdWelcome), String> {
+        let join: HerdJoin = known(join).map_err(|error| error.to_string())?;
         if !crate::verbs::is_mtu(join.requests.mtu) {
             return Err(format!("{} bytes is no path MTU", join.requests.mtu));
         }
@@ -128,10 +129,10 @@ impl Desk {
             let slots = self.workers.len() * WINDOW;
             let area = Buffer::new(domain.clone(), slots, self.slot_bytes, Access::RemoteWrite)?;
             let to = AddressHandle::new(domain.clone(), route, &join.replies.at)?;
-            Ok(Seat { requests, area, to, number: join.replies.at.num, gone: AtomicBool::new(false) })
+            Ok(HerdSession { requests, area, to, number: join.replies.at.num, gone: AtomicBool::new(false) })
         };
         let seat = made().map_err(|error| format!("the server's end of HERD cannot be set up: {error}"))?;
-        let seated = Seated {
+        let seated = HerdWelcome {
             requests: seat.requests.endpoint(),
             area: Descriptor {
                 address: seat.area.address(0),
@@ -142,7 +143,7 @@ impl Desk {
             workers: self.workers.iter().map(|(number, _)| *number).collect(),
         };
         // From here on it is given up when anything fails.
-        let seating = Seating(Arc::new(seat));
+        let seating = HerdLease(Arc::new(seat));
         for (_, incoming) in &self.workers {
             incoming.send(seating.0.clone()).map_err(|_| "a worker of the server's has ended".to_owned())?;
         }
@@ -151,38 +152,38 @@ impl Desk {
 }
 
 /// UC if the device has it.
-fn best_carrier(station: &Station, queue: &Arc<CompletionQueue>) -> Result<Carrier, SetupError> {
+fn best_carrier(station: &Station, queue: &Arc<CompletionQueue>) -> Result<WriteTransport, SetupError> {
     let depth = Depth { sends: 1, receives: 1 };
     let (domain, route) = (station.domain().clone(), station.route().clone());
     match QueuePair::new(domain, queue.clone(), None, Transport::Uc, depth, route) {
-        Ok(_) => Ok(Carrier::Uc),
+        Ok(_) => Ok(WriteTransport::Uc),
         Err(SetupError::Call { errno, .. }) => {
             tracing::info!(errno, "the device has no UC: WRITEs go over RC");
-            Ok(Carrier::Rc)
+            Ok(WriteTransport::Rc)
         }
         Err(error) => Err(error),
     }
 }
 
 /// Polls the slots of its number in every client's area.
-struct Worker {
-    shared: Arc<Shared>,
+struct HerdWorker {
+    shared: Arc<ServerState>,
     number: usize,
-    incoming: mpsc::Receiver<Arc<Seat>>,
+    incoming: mpsc::Receiver<Arc<HerdSession>>,
     // The replies' queue pair may still name a guest's address: `retire` waits for it.
-    guests: Vec<Guest>,
+    guests: Vec<PolledClient>,
     replies: Replies,
     /// The slot being looked at.
     copy: Vec<u64>,
 }
 
 /// A client, as one worker sees it.
-struct Guest {
-    seat: Arc<Seat>,
+struct PolledClient {
+    seat: Arc<HerdSession>,
     lanes: [Once; WINDOW],
 }
 
-impl Worker {
+impl HerdWorker {
     fn run(mut self) {
         let mut busy = false;
         let mut sweeps = 0;
@@ -190,7 +191,7 @@ impl Worker {
             if self.guests.is_empty() {
                 // Nobody to poll for: sleeps until somebody comes, or the desk is gone.
                 match self.incoming.recv() {
-                    Ok(seat) => self.guests.push(Guest::new(seat)),
+                    Ok(seat) => self.guests.push(PolledClient::new(seat)),
                     Err(mpsc::RecvError) => break,
                 }
             }
@@ -221,7 +222,7 @@ impl Worker {
     fn meet(&mut self) -> bool {
         let desk_is_there = loop {
             match self.incoming.try_recv() {
-                Ok(seat) => self.guests.push(Guest::new(seat)),
+                Ok(seat) => self.guests.push(PolledClient::new(seat)),
                 Err(mpsc::TryRecvError::Empty) => break true,
                 Err(mpsc::TryRecvError::Disconnected) => break false,
             }
@@ -231,7 +232,7 @@ impl Worker {
     }
 
     /// Lets guests go, once no SEND names their addresses any more.
-    fn retire(&mut self, is_gone: impl Fn(&Guest) -> bool) {
+    fn retire(&mut self, is_gone: impl Fn(&PolledClient) -> bool) {
         if self.guests.iter().any(&is_gone) {
             if let Err(error) = self.replies.wait_for_room(REPLIES) {
                 tracing::error!(%error, "HERD: replies in flight");
@@ -243,8 +244,8 @@ impl Worker {
     /// Looks at every slot once; was there anything new?
     fn sweep(&mut self) -> Result<bool, VerbsError> {
         let mut busy = false;
-        let Worker { shared, number, guests, replies, copy, .. } = self;
-        for Guest { seat, lanes } in guests {
+        let HerdWorker { shared, number, guests, replies, copy, .. } = self;
+        for PolledClient { seat, lanes } in guests {
             for (at, lane) in lanes.iter_mut().enumerate() {
                 let slot = seat.area.shared_words(*number * WINDOW + at);
                 if glance(slot) == lane.taken() {
@@ -262,9 +263,9 @@ impl Worker {
     }
 }
 
-impl Guest {
-    fn new(seat: Arc<Seat>) -> Guest {
-        Guest { seat, lanes: Default::default() }
+impl PolledClient {
+    fn new(seat: Arc<HerdSession>) -> PolledClient {
+        PolledClient { seat, lanes: Default::default() }
     }
 }
 
@@ -290,8 +291,8 @@ impl Replies {
         Ok(Replies { pair, queue, outgoing, sent: 0, completed: 0 })
     }
 
-    /// Sends a datagram. The seat must live until it has gone ([`Worker::retire`] sees to that).
-    fn send(&mut self, seat: &Seat, reply: &[u8]) -> Result<(), VerbsError> {
+    /// Sends a datagram. The seat must live until it has gone ([`HerdWorker::retire`] sees to that).
+    fn send(&mut self, seat: &HerdSession, reply: &[u8]) -> Result<(), VerbsError> {
         self.wait_for_room(1)?;
         let slot = (self.sent % REPLIES as u64) as usize;
         // SAFETY: the SEND that used this slot before has completed: at most REPLIES are in flight.
@@ -299,7 +300,7 @@ impl Replies {
         let work = Work {
             id: self.sent,
             element: self.outgoing.element(slot, bytes),
-            kind: Kind::Datagram {
+            kind: WorkKind::Datagram {
                 to: seat.to.raw(),
                 number: seat.number,
                 key: crate::verbs::device::DATAGRAM_KEY,

@@ -162,7 +162,7 @@ impl Index {
         value: &[u8],
         first: First,
         mode: PutMode,
-    ) -> Option<Put> {
+    ) -> Option<PutOutcome> {
         if self.geometry.overflow_blocks() == 0 {
             return None;
         }
@@ -181,7 +181,7 @@ impl Index {
         if let Some((block, slot)) = free {
             self.stripe(&mut locked, home).empty_blocks.remove(&block);
             self.place(&mut locked, slot, key, value, first);
-            return Some(Put::Inserted);
+            return Some(PutOutcome::Inserted);
         }
         if heads.len() >= CHAIN_MAX as usize {
             return None;
@@ -194,11 +194,11 @@ impl Index {
         if broken(Rule::LinkFirst) {
             self.place(&mut locked, slot, key, value, first);
             self.link(&locked, tail, Some(block));
-            return Some(Put::Inserted);
+            return Some(PutOutcome::Inserted);
         }
         self.link(&locked, tail, Some(block));
         self.place(&mut locked, slot, key, value, first);
-        Some(Put::Inserted)
+        Some(PutOutcome::Inserted)
     }
 
     /// Makes `head` link to another block.
@@ -244,7 +244,7 @@ impl Index {
         }
         self.overwrite(locked, to, &occupant.key, &occupant.value);
         let bit = families::filter_bit(&self.geometry, self.geometry.seeds().first(&occupant.key));
-        self.stripe(locked, home).change(home, bit, from, Place::At(to));
+        self.stripe(locked, home).change(home, bit, from, DisplacedAt::At(to));
         self.vacate(locked, from);
         count(&self.counters.moves);
         true
@@ -310,7 +310,7 @@ impl Index {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::config::{Config, Size};
+    use crate::config::{Config, TableSize};
     use crate::region::Backing;
     use std::fs::File;
     use std::os::unix::fs::MetadataExt;
@@ -321,7 +321,7 @@ mod tests {
     fn memory_is_put_behind_blocks_in_steps() {
         let config = Config {
             layout: "cluster".parse().unwrap(),
-            size: Size::Slots(2000),
+            size: TableSize::Slots(2000),
             value_max: 3900,
             ..Config::default()
         };
@@ -354,7 +354,7 @@ mod tests {
     fn memory_is_put_behind_blocks_beyond_those_taken_over() {
         let config = Config {
             layout: "cluster".parse().unwrap(),
-            size: Size::Slots(2000),
+            size: TableSize::Slots(2000),
             value_max: 3900,
             ..Config::default()
         };

@@ -57,9 +57,9 @@ use crate::region::{Region, RegionError};
 use crate::sync::{AtomicU64, Ordering, fence};
 use chains::Blocks;
 use grace::{Grace, Trace};
-use search::{Path, find_path};
+use search::{MovePath, find_path};
 use smallvec::SmallVec;
-use stripes::{Displaced, Locked, Place, Stripe, StripeSet, Stripes};
+use stripes::{Displaced, DisplacedAt, Locked, Stripe, StripeSet, Stripes};
 use writer::{Owned, SlotWriter};
 
 /// Parts of the index alone, for the model checker.
@@ -73,15 +73,15 @@ pub(crate) mod loom_access {
     }
 
     /// The path that a put of `key` would take now.
-    pub fn path(index: &Index, key: &[u8]) -> Option<Path> {
+    pub fn path(index: &Index, key: &[u8]) -> Option<MovePath> {
         find_path(index.slots(), key, index.geometry.seeds().first(key))
     }
 
     /// Two paths by which a key of a layout with two choices of one slot could be put now, each by one move, over slots
     /// that the other does not touch.
-    pub fn paths_by_two_slots(index: &Index, key: &[u8]) -> Option<[Path; 2]> {
+    pub fn paths_by_two_slots(index: &Index, key: &[u8]) -> Option<[MovePath; 2]> {
         let first = |key: &[u8]| index.geometry.seeds().first(key);
-        let path = |window: Window| -> Option<Path> {
+        let path = |window: Window| -> Option<MovePath> {
             let from = window.first;
             let occupant = index.slots().read(from).key;
             let to = families::destinations(&index.geometry, &occupant, first(&occupant), Some(from));
@@ -94,7 +94,7 @@ pub(crate) mod loom_access {
     }
 
     /// Puts `key`, with its own bytes as value, along a path found before.
-    pub fn put_along(index: &Index, path: &Path, key: &[u8]) -> Option<Put> {
+    pub fn put_along(index: &Index, path: &MovePath, key: &[u8]) -> Option<PutOutcome> {
         index.put_along(path, key, key, index.geometry.seeds().first(key), PutMode::Upsert)
     }
 
@@ -106,7 +106,7 @@ pub(crate) mod loom_access {
 
 /// What a put found and did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Put {
+pub enum PutOutcome {
     /// The key was absent and is now present.
     Inserted,
     /// The key was present and has the new value.
@@ -207,7 +207,7 @@ pub struct IndexCounts {
 }
 
 #[derive(Debug, Default)]
-struct Counters {
+struct IndexCounters {
     keys: AtomicU64,
     inserts: AtomicU64,
     updates: AtomicU64,
@@ -237,7 +237,7 @@ pub struct Index {
     stripes: Stripes,
     grace: Grace,
     blocks: Blocks,
-    counters: Counters,
+    counters: IndexCounters,
 }
 
 impl Index {
@@ -272,7 +272,7 @@ impl Index {
             region,
             geometry,
             incarnation,
-            counters: Counters::default(),
+            counters: IndexCounters::default(),
         }
     }
 
@@ -361,7 +361,7 @@ impl Index {
     ///
     /// # Errors
     /// [`PutError`]; the table is then as it was.
-    pub fn put(&self, key: &[u8], value: &[u8], mode: PutMode) -> Result<Put, PutError> {
+    pub fn put(&self, key: &[u8], value: &[u8], mode: PutMode) -> Result<PutOutcome, PutError> {
         self.check_lengths(key, value)?;
         self.reap(REAP_MAX);
         let first = self.geometry.seeds().first(key);
@@ -371,7 +371,7 @@ impl Index {
         }
         if let Some(slot) = self.free_slot(self.geometry.primary(first)) {
             self.place(&mut locked, slot, key, value, first);
-            return Ok(Put::Inserted);
+            return Ok(PutOutcome::Inserted);
         }
         drop(locked);
         self.put_by_moving(key, value, first, mode)
@@ -379,7 +379,13 @@ impl Index {
 
     /// The rest of a put that found neither the key nor a free slot in its primary window.
     #[cold]
-    fn put_by_moving(&self, key: &[u8], value: &[u8], first: First, mode: PutMode) -> Result<Put, PutError> {
+    fn put_by_moving(
+        &self,
+        key: &[u8],
+        value: &[u8],
+        first: First,
+        mode: PutMode,
+    ) -> Result<PutOutcome, PutError> {
         let mut waits = 0;
         for _ in 0..ROUNDS_MAX {
             let Some(path) = find_path(self.slots(), key, first) else {
@@ -411,7 +417,14 @@ impl Index {
 
     /// Puts a key by moving others along a path that was found without locks. `None` when the path is not
     /// what it was any more.
-    fn put_along(&self, path: &Path, key: &[u8], value: &[u8], first: First, mode: PutMode) -> Option<Put> {
+    fn put_along(
+        &self,
+        path: &MovePath,
+        key: &[u8],
+        value: &[u8],
+        first: First,
+        mode: PutMode,
+    ) -> Option<PutOutcome> {
         let mut set = self.stripes_of_key(key, first);
         self.add_path(&mut set, path);
         let mut locked = self.stripes.lock(set);
@@ -425,7 +438,7 @@ impl Index {
             return None;
         }
         self.move_along(&mut locked, path, |locked| self.place(locked, path[0], key, value, first));
-        Some(Put::Inserted)
+        Some(PutOutcome::Inserted)
     }
 
     /// Removes `key`; was it there?
@@ -503,7 +516,7 @@ impl Index {
     }
 
     /// The stripes of a path's slots, and of the homes of the keys in them (L2).
-    fn add_path(&self, set: &mut StripeSet, path: &Path) {
+    fn add_path(&self, set: &mut StripeSet, path: &MovePath) {
         for &slot in path {
             if slot.0 < self.geometry.main_slots() && !broken(Rule::SlotLock) {
                 set.push(self.stripes.of(slot));
@@ -606,23 +619,23 @@ impl Index {
         value: &[u8],
         first: First,
         mode: PutMode,
-    ) -> Option<Put> {
+    ) -> Option<PutOutcome> {
         debug_assert!(self.may_change(locked, first), "L2");
         let Some(slot) = self.find(key, first) else {
-            return (mode == PutMode::Update).then_some(Put::Missing);
+            return (mode == PutMode::Update).then_some(PutOutcome::Missing);
         };
         if mode == PutMode::Insert {
-            return Some(Put::Exists);
+            return Some(PutOutcome::Exists);
         }
         self.rewrite(locked, slot, self.slots().header(slot), key, value);
         count(&self.counters.updates);
-        Some(Put::Updated)
+        Some(PutOutcome::Updated)
     }
 
     // ---- moving -------------------------------------------------------------------------------------
 
     /// Is a path still what the search saw? The caller holds its locks.
-    fn still_good(&self, locked: &Locked<'_>, path: &Path) -> bool {
+    fn still_good(&self, locked: &Locked<'_>, path: &MovePath) -> bool {
         if broken(Rule::PathCheck) {
             return true;
         }
@@ -642,7 +655,7 @@ impl Index {
 
     /// Moves every occupant of the path one step on, from the free end back; `finish` then overwrites
     /// `path[0]`, whose occupant has been copied away, by [`Index::place`] or [`Index::vacate`].
-    fn move_along<'a>(&self, locked: &mut Locked<'a>, path: &Path, finish: impl FnOnce(&mut Locked<'a>)) {
+    fn move_along<'a>(&self, locked: &mut Locked<'a>, path: &MovePath, finish: impl FnOnce(&mut Locked<'a>)) {
         let mut came_home: SmallVec<[(First, SlotIx); 4]> = SmallVec::new();
         let mut filtered_late: SmallVec<[First; 1]> = SmallVec::new();
         for step in path.windows(2).rev() {
@@ -659,14 +672,14 @@ impl Index {
             }
             match (primary.contains(from), primary.contains(to)) {
                 (true, false) => {
-                    self.stripe(locked, home).add(home, Displaced { bit, place: Place::At(to) });
+                    self.stripe(locked, home).add(home, Displaced { bit, place: DisplacedAt::At(to) });
                     if broken(Rule::FilterBeforeCopy) {
                         filtered_late.push(first);
                     } else {
                         self.set_filter(locked, home);
                     }
                 }
-                (false, false) => self.stripe(locked, home).change(home, bit, from, Place::At(to)),
+                (false, false) => self.stripe(locked, home).change(home, bit, from, DisplacedAt::At(to)),
                 (_, true) => {}
             }
             // M1: the copy is live before `from` is overwritten, by the next step or the caller.
@@ -723,7 +736,7 @@ impl Index {
         debug_assert!(self.may_change(locked, first), "L2");
         if !self.geometry.primary(first).contains(slot) {
             let (home, bit) = (self.home(first), families::filter_bit(&self.geometry, first));
-            self.stripe(locked, home).add(home, Displaced { bit, place: Place::At(slot) });
+            self.stripe(locked, home).add(home, Displaced { bit, place: DisplacedAt::At(slot) });
             self.set_filter(locked, home);
         }
         self.overwrite(locked, slot, key, value);
@@ -771,7 +784,7 @@ impl Index {
     fn linger(&self, locked: &mut Locked<'_>, first: First, slot: SlotIx) {
         let (home, until_ns) = (self.home(first), self.grace.due_ns(Rule::FilterGrace));
         let bit = families::filter_bit(&self.geometry, first);
-        self.stripe(locked, home).change(home, bit, slot, Place::Lingers { until_ns });
+        self.stripe(locked, home).change(home, bit, slot, DisplacedAt::Lingers { until_ns });
         self.grace.push(until_ns, Trace::Filter { home });
     }
 
@@ -846,15 +859,20 @@ impl Index {
         let candidates: SmallVec<[SlotIx; 4]> = {
             let mut locked = self.lock_home(home);
             let entries = self.stripe(&mut locked, home).displaced(home).iter();
-            entries.filter_map(|e| if let Place::At(slot) = e.place { Some(slot) } else { None }).collect()
+            entries
+                .filter_map(|e| if let DisplacedAt::At(slot) = e.place { Some(slot) } else { None })
+                .collect()
         };
         candidates.into_iter().find(|&from| {
-            let path = Path::from_slice(&[from, free]);
+            let path = MovePath::from_slice(&[from, free]);
             let mut set = StripeSet::from_slice(&[self.stripes.of(home_slot)]);
             self.add_path(&mut set, &path);
             let mut locked = self.stripes.lock(set);
-            let still_there =
-                self.stripe(&mut locked, home).displaced(home).iter().any(|e| e.place == Place::At(from));
+            let still_there = self
+                .stripe(&mut locked, home)
+                .displaced(home)
+                .iter()
+                .any(|e| e.place == DisplacedAt::At(from));
             if !still_there || !self.still_good(&locked, &path) {
                 return false;
             }

@@ -5,7 +5,7 @@
 //! reading all the while.
 
 use super::Index;
-use super::stripes::{Displaced, Place};
+use super::stripes::{Displaced, DisplacedAt};
 use super::writer::Owned;
 use crate::clock::Clock;
 use crate::families;
@@ -206,7 +206,7 @@ impl Index {
             let bit = families::filter_bit(&self.geometry, first);
             let home = self.home(first);
             let mut locked = self.lock_home(home);
-            self.stripe(&mut locked, home).add(home, Displaced { bit, place: Place::At(slot) });
+            self.stripe(&mut locked, home).add(home, Displaced { bit, place: DisplacedAt::At(slot) });
         }
     }
 

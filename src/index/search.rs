@@ -24,7 +24,7 @@ const LAYER_MAX: usize = 256;
 const SEARCH_MAX: usize = 4096;
 
 /// Slots from where the newcomer goes to the free one; each occupant moves to the next.
-pub(crate) type Path = SmallVec<[SlotIx; 8]>;
+pub(crate) type MovePath = SmallVec<[SlotIx; 8]>;
 
 #[derive(Clone, Copy)]
 struct Node {
@@ -35,7 +35,7 @@ struct Node {
 const ROOT: u32 = u32::MAX;
 
 /// A path for a newcomer; `None` when the bounds of the search were reached first.
-pub(crate) fn find_path(slots: SlotWriter<'_>, key: &[u8], first: First) -> Option<Path> {
+pub(crate) fn find_path(slots: SlotWriter<'_>, key: &[u8], first: First) -> Option<MovePath> {
     if families::walks(slots.geometry) {
         return (0..WALKS_MAX).find_map(|round| walk(slots, key, first, round));
     }
@@ -52,8 +52,8 @@ const STEPS_MAX: usize = 512;
 /// One random walk (Fotakis, Pagh, Sanders, Spirakis, 2005): the newcomer takes the first of its windows
 /// that has a free slot; if none has, it evicts a random occupant, which goes to a random one of its other
 /// windows, one with a free slot if there is one. Never the same slot twice.
-fn walk(slots: SlotWriter<'_>, key: &[u8], first: First, round: u64) -> Option<Path> {
-    let mut path = Path::new();
+fn walk(slots: SlotWriter<'_>, key: &[u8], first: First, round: u64) -> Option<MovePath> {
+    let mut path = MovePath::new();
     let mut random = mix(first.0 ^ round);
     let mut pick = |n: usize| {
         random = mix(random.wrapping_add(0x9e37_79b9_7f4a_7c15));
@@ -93,7 +93,7 @@ struct Search {
 }
 
 impl Search {
-    fn run(&mut self, slots: SlotWriter<'_>, key: &[u8], first: First) -> Option<Path> {
+    fn run(&mut self, slots: SlotWriter<'_>, key: &[u8], first: First) -> Option<MovePath> {
         self.nodes.clear();
         self.visited.clear();
         self.later.clear();
@@ -135,7 +135,7 @@ impl Search {
 
     /// Adds what can be reached from `parent`: to this layer, or to the next if it displaces a key. The
     /// path, if it ends here.
-    fn reach(&mut self, slots: SlotWriter<'_>, parent: u32, onward: &[Destination]) -> Option<Path> {
+    fn reach(&mut self, slots: SlotWriter<'_>, parent: u32, onward: &[Destination]) -> Option<MovePath> {
         for destination in onward {
             if destination.displaces {
                 self.later.push((parent, destination.window));
@@ -147,7 +147,7 @@ impl Search {
     }
 
     /// Adds the slots of a window to this layer; the path, if one of them is free.
-    fn enter(&mut self, slots: SlotWriter<'_>, parent: u32, window: Window) -> Option<Path> {
+    fn enter(&mut self, slots: SlotWriter<'_>, parent: u32, window: Window) -> Option<MovePath> {
         for slot in window.iter() {
             if !self.visited.insert(slot) {
                 continue;
@@ -160,8 +160,8 @@ impl Search {
         None
     }
 
-    fn path(&self, mut node: u32, end: SlotIx) -> Path {
-        let mut path = Path::new();
+    fn path(&self, mut node: u32, end: SlotIx) -> MovePath {
+        let mut path = MovePath::new();
         path.push(end);
         while node != ROOT {
             let Node { slot, parent } = self.nodes[node as usize];
@@ -221,7 +221,7 @@ impl Visited {
 mod tests {
     use super::*;
     use crate::clock::Clock;
-    use crate::config::{Config, Size};
+    use crate::config::{Config, TableSize};
     use crate::index::{Index, PutMode};
     use crate::layout::hash::Seeds;
     use crate::layout::slot::Content;
@@ -230,7 +230,7 @@ mod tests {
     fn index(layout: &str, slots: u64) -> Index {
         let config = Config {
             layout: layout.parse().unwrap(),
-            size: Size::Slots(slots),
+            size: TableSize::Slots(slots),
             key_max: 8,
             value_max: 8,
             seeds: Some(Seeds::from_number(slots)),

@@ -28,12 +28,12 @@ pub(crate) struct Displaced {
     /// The key's bit in its home's filter.
     pub bit: u32,
     /// Where it is; `None` when it left, and only its bit lingers.
-    pub place: Place,
+    pub place: DisplacedAt,
 }
 
 /// Where a displaced key is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum DisplacedAt {
     /// In this slot.
     At(SlotIx),
     /// Gone; its filter bit may be cleared at this time.
@@ -69,8 +69,8 @@ impl Stripe {
 
     /// The key of `home` with this bit that was at `from` is now at `to`. (The slot alone does not name the
     /// key: along a path, one key of a home may leave a slot and another one enter it.)
-    pub fn change(&mut self, home: u64, bit: u32, from: SlotIx, to: Place) {
-        let was = Displaced { bit, place: Place::At(from) };
+    pub fn change(&mut self, home: u64, bit: u32, from: SlotIx, to: DisplacedAt) {
+        let was = Displaced { bit, place: DisplacedAt::At(from) };
         let entries = self.displaced.get_mut(&home);
         let entry = entries.and_then(|all| all.iter_mut().find(|e| **e == was));
         debug_assert!(entry.is_some(), "no displaced key of home {home} at {from:?}");
@@ -82,7 +82,7 @@ impl Stripe {
     /// Forgets entries that have lingered long enough.
     pub fn expire(&mut self, home: u64, now_ns: u64) {
         if let Some(entries) = self.displaced.get_mut(&home) {
-            entries.retain(|e| !matches!(e.place, Place::Lingers { until_ns } if until_ns <= now_ns));
+            entries.retain(|e| !matches!(e.place, DisplacedAt::Lingers { until_ns } if until_ns <= now_ns));
             if entries.is_empty() {
                 self.displaced.remove(&home);
             }
@@ -93,7 +93,7 @@ impl Stripe {
     pub fn census(&self) -> impl Iterator<Item = usize> {
         self.displaced
             .values()
-            .map(|entries| entries.iter().filter(|e| matches!(e.place, Place::At(_))).count())
+            .map(|entries| entries.iter().filter(|e| matches!(e.place, DisplacedAt::At(_))).count())
     }
 }
 
@@ -198,10 +198,10 @@ mod tests {
         let mut locked = stripes.lock(StripeSet::from_slice(&[2, 0, 2]));
         let covered = [0, 64, 128, 192].map(|slot| locked.covers(SlotIx(slot)));
         assert_eq!(covered, [true, false, true, false]);
-        let place = Place::At(SlotIx(5));
+        let place = DisplacedAt::At(SlotIx(5));
         locked.stripe(SlotIx(128)).add(128, Displaced { bit: 1, place });
         locked.stripe(SlotIx(0)).add(0, Displaced { bit: 1, place });
-        locked.stripe(SlotIx(0)).add(1, Displaced { bit: 1, place: Place::Lingers { until_ns: 9 } });
+        locked.stripe(SlotIx(0)).add(1, Displaced { bit: 1, place: DisplacedAt::Lingers { until_ns: 9 } });
         drop(locked);
         assert_eq!(stripes.displaced(), 2, "what lingers is not displaced");
     }
@@ -210,20 +210,20 @@ mod tests {
     #[test]
     fn the_register_knows_keys_apart() {
         let mut stripe = Stripe::default();
-        let at = |slot| Place::At(SlotIx(slot));
+        let at = |slot| DisplacedAt::At(SlotIx(slot));
         stripe.add(3, Displaced { bit: 1, place: at(10) });
         stripe.add(3, Displaced { bit: 4, place: at(10) });
         stripe.add(8, Displaced { bit: 2, place: at(10) });
         stripe.add(8, Displaced { bit: 2, place: at(13) });
         stripe.change(3, 4, SlotIx(10), at(11));
-        stripe.change(3, 1, SlotIx(10), Place::Lingers { until_ns: 50 });
+        stripe.change(3, 1, SlotIx(10), DisplacedAt::Lingers { until_ns: 50 });
         assert_eq!((stripe.filter(3), stripe.filter(8), stripe.filter(4)), (5, 2, 0));
         assert_eq!(stripe.displaced(3)[1], Displaced { bit: 4, place: at(11) });
         stripe.expire(3, 49);
         assert_eq!(stripe.filter(3), 5, "one nanosecond before");
         stripe.expire(3, 50);
         assert_eq!(stripe.filter(3), 4);
-        stripe.change(3, 4, SlotIx(11), Place::Lingers { until_ns: 60 });
+        stripe.change(3, 4, SlotIx(11), DisplacedAt::Lingers { until_ns: 60 });
         stripe.expire(3, 70);
         assert_eq!(stripe.census().collect::<Vec<_>>(), [2], "nothing is kept of a home without entries");
     }

@@ -2,7 +2,7 @@
 //! counters, and when each of them may go.
 
 use super::*;
-use crate::config::{Config, Size};
+use crate::config::{Config, TableSize};
 use crate::families::presets;
 use crate::get::{Get, Landed, Look, Proof, Retry, Step};
 use crate::layout::chain::Block;
@@ -52,7 +52,7 @@ fn is_displaced(index: &Index, key: &[u8], slot: SlotIx) -> bool {
 // ---- a table that is watched ---------------------------------------------------------------------------
 
 fn small(layout: &str, slots: u64) -> Config {
-    let (layout, size) = (layout.parse().unwrap(), Size::Slots(slots));
+    let (layout, size) = (layout.parse().unwrap(), TableSize::Slots(slots));
     Config { layout, size, key_max: 8, value_max: 8, grace: GRACE, seeds: None }
 }
 
@@ -167,8 +167,8 @@ fn check_books(index: &Index) {
         let (mut at, mut lingers) = (Vec::new(), Vec::new());
         for entry in stripe.displaced(home) {
             match entry.place {
-                Place::At(slot) => at.push((entry.bit, slot)),
-                Place::Lingers { until_ns } => lingers.push(until_ns),
+                DisplacedAt::At(slot) => at.push((entry.bit, slot)),
+                DisplacedAt::Lingers { until_ns } => lingers.push(until_ns),
             }
         }
         let filter = stripe.displaced(home).iter().fold(0, |filter, entry| filter | u64::from(entry.bit));
@@ -310,10 +310,10 @@ impl Watch {
         (answer, moved)
     }
 
-    fn put(&mut self, key: &[u8], value: &[u8]) -> (Result<Put, PutError>, Vec<Moved>) {
+    fn put(&mut self, key: &[u8], value: &[u8]) -> (Result<PutOutcome, PutError>, Vec<Moved>) {
         let updates = self.index.counts().updates;
         let (answer, moved) = self.change(|index| index.put(key, value, PutMode::Upsert));
-        let updated = answer == Ok(Put::Updated);
+        let updated = answer == Ok(PutOutcome::Updated);
         assert_eq!(self.index.counts().updates - updates, u64::from(updated));
         (answer, moved)
     }
@@ -802,7 +802,7 @@ fn emptied_of(layout: &str, in_second: usize) -> (Watch, Block) {
     let layout = watch.index.geometry.layout();
     let before = layout.window_slots() as usize + layout.block_slots as usize;
     let keys: Vec<_> = keys_of_home(&watch.index, 0).take(before + in_second).collect();
-    keys.iter().for_each(|key| assert_eq!(watch.put(key, b"").0, Ok(Put::Inserted)));
+    keys.iter().for_each(|key| assert_eq!(watch.put(key, b"").0, Ok(PutOutcome::Inserted)));
     let chain: Vec<_> = chains(&watch.index).into_iter().map(|(block, _)| block).collect();
     assert_eq!(chain.len(), 2);
     for key in &keys[..in_second] {
@@ -871,10 +871,10 @@ fn empty_blocks_are_taken_over() {
     let keys: Vec<_> = keys_of_home(&watch.index, 1).take(3).collect();
     watch.wait(2 * GRACE);
     assert_eq!(watch.index.blocks.free(), [block]);
-    keys[..2].iter().for_each(|key| assert_eq!(watch.put(key, b"").0, Ok(Put::Inserted)));
+    keys[..2].iter().for_each(|key| assert_eq!(watch.put(key, b"").0, Ok(PutOutcome::Inserted)));
     assert!(chains(&watch.index).contains(&(block, 1)), "used again by another home");
     assert_eq!((watch.index.counts().slots, watch.index.blocks.ever_used()), (slots, 2));
-    assert_eq!(watch.put(&keys[2], b"").0, Ok(Put::Inserted));
+    assert_eq!(watch.put(&keys[2], b"").0, Ok(PutOutcome::Inserted));
     assert_eq!((watch.index.counts().slots, watch.index.blocks.ever_used()), (slots + 1, 3));
 }
 
@@ -893,7 +893,7 @@ fn half_taken(layout: &str, blocks: u64) {
     let (mut begun, mut n) = (watch.recorder.now(), 0);
     while watch.index.blocks.ever_used() < blocks {
         begun = watch.recorder.now();
-        assert_eq!(watch.put(&keys[n], b"").0, Ok(Put::Inserted));
+        assert_eq!(watch.put(&keys[n], b"").0, Ok(PutOutcome::Inserted));
         n += 1;
     }
     keys.truncate(n);
@@ -934,7 +934,7 @@ fn a_block_between_two_homes() -> (u32, u32) {
             watch.wait(2 * GRACE);
         }
         let keys: Vec<_> = keys_of_home(&watch.index, 1).take(2).collect();
-        assert_eq!(watch.put(&keys[0], b"").0, Ok(Put::Inserted));
+        assert_eq!(watch.put(&keys[0], b"").0, Ok(PutOutcome::Inserted));
         let (index, from) = (&watch.index, watch.recorder.now());
         index.grace.clock().sleep_until(index.grace.last_due_ns().expect("a block waits") - 200);
         crate::sim::turns::run(
@@ -947,7 +947,7 @@ fn a_block_between_two_homes() -> (u32, u32) {
                             index.grace.clock().advance(Duration::from_nanos(200));
                             index.tidy();
                         } else {
-                            assert_eq!(index.put(key, b"", PutMode::Insert), Ok(Put::Inserted));
+                            assert_eq!(index.put(key, b"", PutMode::Insert), Ok(PutOutcome::Inserted));
                         }
                     }
                 })
@@ -976,7 +976,7 @@ fn chains_end_where_readers_end() {
     let mut watch = Watch::new("list", 200, 1);
     let keys: Vec<_> = keys_of_home(&watch.index, 0).take(chain::CHAIN_MAX as usize + 1).collect();
     let (newcomer, keys) = keys.split_last().unwrap();
-    keys.iter().for_each(|key| assert_eq!(watch.put(key, b"").0, Ok(Put::Inserted)));
+    keys.iter().for_each(|key| assert_eq!(watch.put(key, b"").0, Ok(PutOutcome::Inserted)));
     assert!(matches!(watch.put(newcomer, b"").0, Err(PutError::Full { .. })));
     let mut reader = watch.index.reader();
     assert!(keys.iter().all(|key| reader.get_into(key, &mut Vec::new()) == Ok(true)));
@@ -1033,7 +1033,7 @@ fn whoever_can_comes_home() {
 fn another_comes_home_instead() {
     let index = Watch::new("list", 4, 1).index;
     let keys: Vec<_> = keys_of_home(&index, 0).take(3).collect();
-    keys.iter().for_each(|key| assert_eq!(index.put(key, b"", PutMode::Insert), Ok(Put::Inserted)));
+    keys.iter().for_each(|key| assert_eq!(index.put(key, b"", PutMode::Insert), Ok(PutOutcome::Inserted)));
     let home_slot = index.geometry.window(0).first;
     let next = index.chain_heads(home_slot).nth(1).unwrap();
     let there = index.slots().read(next);
@@ -1065,7 +1065,7 @@ fn a_newcomer_takes_the_first_free_slot() {
             let moves = index.counts().moves;
             let Ok(put) = index.put(&key, b"", PutMode::Insert) else { continue };
             let Some((n, slot)) = free else { continue };
-            assert!(put == Put::Inserted && index.slots().holds(slot, &key), "{layout}: {slot:?}");
+            assert!(put == PutOutcome::Inserted && index.slots().holds(slot, &key), "{layout}: {slot:?}");
             assert_eq!(index.counts().moves, moves);
             taken[n] += 1;
         }
@@ -1083,7 +1083,7 @@ fn a_put_waits_three_times() {
     let (index, clock) = (&watch.index, &watch.clock);
     let put = |key: &[u8; 8]| index.put(key, b"", PutMode::Insert);
     let keys: Vec<_> = keys_of_home(index, 1).take(4).collect();
-    keys[..3].iter().for_each(|key| assert_eq!(put(key), Ok(Put::Inserted)));
+    keys[..3].iter().for_each(|key| assert_eq!(put(key), Ok(PutOutcome::Inserted)));
     let ever_used = index.blocks.ever_used();
     assert_eq!((ever_used, index.geometry.overflow_blocks(), index.counts().waits), (4, 4, 0));
     let slot = chain::window(&index.geometry, block).first;
@@ -1104,13 +1104,13 @@ fn a_put_waits_three_times() {
     assert!((2 * TWICE_NS..3 * TWICE_NS + 1_000).contains(&waited_ns), "{waited_ns}");
     let (due_ns, ghost) = ghost.expect("a ghost in the block");
     index.take_away(due_ns, ghost);
-    assert_eq!(put(&keys[3]), Ok(Put::Inserted));
+    assert_eq!(put(&keys[3]), Ok(PutOutcome::Inserted));
     assert_eq!(index.counts().waits, 5, "until it is unlinked, and until it is free");
     assert!(chains(index).contains(&(block, 1)));
     let (watch, _) = emptied();
     let newcomer = keys_of_home(&watch.index, 0).nth(3).unwrap();
     assert!(!watch.index.grace.traces().is_empty());
-    assert_eq!(watch.index.put(&newcomer, b"", PutMode::Insert), Ok(Put::Inserted));
+    assert_eq!(watch.index.put(&newcomer, b"", PutMode::Insert), Ok(PutOutcome::Inserted));
     assert_eq!(watch.index.counts().waits, 0, "the empty block is in the chain still");
 }
 
@@ -1130,7 +1130,7 @@ fn traces_are_taken_away_in_passing() {
     assert_eq!(index.tidy(), Some(Duration::from_nanos(left_ns)), "nothing is due");
     watch.clock.advance(2 * GRACE);
     let traces = index.grace.traces();
-    assert_eq!(index.put(&absent, b"", PutMode::Update), Ok(Put::Missing));
+    assert_eq!(index.put(&absent, b"", PutMode::Update), Ok(PutOutcome::Missing));
     assert_eq!(index.grace.traces(), traces[8..]);
     assert_eq!(index.remove(&absent), Ok(false));
     assert_eq!(index.grace.traces(), traces[16..]);
@@ -1164,7 +1164,8 @@ fn tables_get_so_full() {
         let mut sums = [0; 4];
         for seed in 0..2 {
             let seeds = Some(Seeds::from_number(seed));
-            let config = Config { layout: preset.layout, size: Size::Keys(KEYS), seeds, ..small(name, 1) };
+            let config =
+                Config { layout: preset.layout, size: TableSize::Keys(KEYS), seeds, ..small(name, 1) };
             let geometry = config.geometry().unwrap();
             let region = Region::create(&crate::region::Backing::Anonymous, geometry.region_bytes()).unwrap();
             let clock = Clock::manual();
@@ -1234,9 +1235,9 @@ fn a_path_that_has_changed_is_not_walked() {
             watch.before = look(index);
             let along = |index: &Index| index.put_along(&path, &newcomer, b"", first, PutMode::Insert);
             let (answer, moved) = watch.change(along);
-            assert_eq!((answer, moved.len()), (Some(Put::Inserted), movers.len()));
+            assert_eq!((answer, moved.len()), (Some(PutOutcome::Inserted), movers.len()));
             let (answer, moved) = watch.change(along);
-            assert_eq!((answer, moved.len()), (Some(Put::Exists), 0), "it is there already");
+            assert_eq!((answer, moved.len()), (Some(PutOutcome::Exists), 0), "it is there already");
             walked += 1;
             longest = longest.max(path.len());
         }
@@ -1347,7 +1348,7 @@ fn a_takeover_is_taken_over() {
 #[test]
 fn a_retired_table_is_taken_over() {
     let mut watch = Watch::new("windowed:8", 12, 1);
-    assert_eq!(watch.put(&key(1), b"").0, Ok(Put::Inserted));
+    assert_eq!(watch.put(&key(1), b"").0, Ok(PutOutcome::Inserted));
     watch.index.retire();
     assert_eq!(State::from_word(watch.index.region.load(STATE_WORD)).phase, Phase::Retired);
     let next = watch.take_over(watch.recorder.now());
@@ -1394,8 +1395,8 @@ fn put_into_a_full_table(layout: &str, mode: PutMode) -> (u32, u32) {
         );
         match answers[0] {
             (Err(PutError::Full { .. }), is_put) => wrong += u32::from(is_put),
-            (Ok(Put::Updated | Put::Exists), _) => found += 1,
-            (Ok(Put::Inserted), _) => assert_eq!(answers[1].0, Ok(Put::Exists)),
+            (Ok(PutOutcome::Updated | PutOutcome::Exists), _) => found += 1,
+            (Ok(PutOutcome::Inserted), _) => assert_eq!(answers[1].0, Ok(PutOutcome::Exists)),
             _ => panic!("{answers:?}"),
         }
     }
@@ -1456,7 +1457,8 @@ fn relinked(blocks: usize, relink: impl Fn(&Index, &[SlotIx])) -> (usize, u64, u
 fn taken_over(blocks: usize, relink: impl Fn(&Index, &[SlotIx])) -> (Index, usize, u64) {
     let watch = Watch::new("list", 4, 1);
     let keys: Vec<_> = keys_of_home(&watch.index, 0).take(blocks + 1).collect();
-    keys.iter().for_each(|key| assert_eq!(watch.index.put(key, b"", PutMode::Insert), Ok(Put::Inserted)));
+    keys.iter()
+        .for_each(|key| assert_eq!(watch.index.put(key, b"", PutMode::Insert), Ok(PutOutcome::Inserted)));
     let home_slot = watch.index.geometry.window(0).first;
     let heads: Vec<_> = watch.index.chain_heads(home_slot).collect();
     assert_eq!(heads.len(), blocks + 1);
@@ -1528,7 +1530,7 @@ fn empty_blocks_go_on_a_running_clock() {
     let region = Region::create(&crate::region::Backing::Anonymous, geometry.region_bytes()).unwrap();
     let index = Index::create(region, geometry, Clock::System).unwrap();
     let keys: Vec<_> = keys_of_home(&index, 0).take(3).collect();
-    keys.iter().for_each(|key| assert_eq!(index.put(key, b"", PutMode::Insert), Ok(Put::Inserted)));
+    keys.iter().for_each(|key| assert_eq!(index.put(key, b"", PutMode::Insert), Ok(PutOutcome::Inserted)));
     assert_eq!(chains(&index).len(), 2);
     keys.iter().for_each(|key| assert_eq!(index.remove(key), Ok(true)));
     let begun = std::time::Instant::now();

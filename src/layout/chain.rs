@@ -58,14 +58,14 @@ pub fn next(geometry: &Geometry, aux: u32) -> Option<Window> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Config, Size};
+    use crate::config::{Config, TableSize};
 
     /// A link is beside the filter, leads to each block there is, and to no other: what lies behind the last
     /// one is no memory of the table's.
     #[test]
     fn links_lead_to_blocks() {
         let layout = "farm".parse().unwrap();
-        let config = Config { layout, size: Size::Slots(1_000), ..Config::default() };
+        let config = Config { layout, size: TableSize::Slots(1_000), ..Config::default() };
         let geometry = config.geometry().unwrap();
         let (blocks, slots) = (geometry.overflow_blocks() as u32, geometry.slots());
         assert_eq!((blocks, slots), (125, 1_500));

@@ -272,7 +272,7 @@ impl Geometry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Config, Size};
+    use crate::config::{Config, TableSize};
 
     #[test]
     fn families_by_number_and_name() {
@@ -287,7 +287,7 @@ mod tests {
         let layout = "farm".parse().unwrap();
         let seeds = Seeds::from_number(5);
         let grace = Duration::from_micros(300);
-        let size = Size::Slots(100);
+        let size = TableSize::Slots(100);
         let config = Config { layout, size, key_max: 20, value_max: 90, grace, seeds: Some(seeds) };
         let it = config.geometry().unwrap();
         assert_eq!((it.layout(), it.shape().bytes(), it.key_max(), it.value_max()), (layout, 128, 20, 90));

@@ -277,13 +277,13 @@ impl Superblock {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Config, Size};
+    use crate::config::{Config, TableSize};
     use crate::families::presets;
 
     fn geometry(layout: Layout) -> Geometry {
         let config = Config {
             layout,
-            size: Size::Slots(100),
+            size: TableSize::Slots(100),
             key_max: 20,
             value_max: 70,
             grace: Duration::from_micros(1500),

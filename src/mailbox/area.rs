@@ -42,21 +42,21 @@ const SLOTS: usize = 2 * LINE / WORD;
 
 /// An area, mapped.
 #[derive(Debug)]
-pub(crate) struct Area {
+pub(crate) struct Mailbox {
     memory: Region,
     request_words: usize,
     reply_words: usize,
 }
 
-impl Area {
+impl Mailbox {
     /// A new one for a table of this geometry, and what its client is handed.
-    pub fn make(geometry: &Geometry) -> Result<(Area, OwnedFd), RegionError> {
+    pub fn make(geometry: &Geometry) -> Result<(Mailbox, OwnedFd), RegionError> {
         let (memory, fd) = Region::exchange(bytes(geometry))?;
-        Ok((Area::of(memory, geometry), fd))
+        Ok((Mailbox::of(memory, geometry), fd))
     }
 
     /// One that a server has handed over, for a table of this geometry.
-    pub fn map(fd: OwnedFd, geometry: &Geometry) -> Result<Area, RegionError> {
+    pub fn map(fd: OwnedFd, geometry: &Geometry) -> Result<Mailbox, RegionError> {
         let memory = Region::map_exchange(fd)?;
         let (have, need) = (memory.bytes(), bytes(geometry));
         if have != need {
@@ -64,12 +64,12 @@ impl Area {
             let what = "the slots the server handed over".into();
             return Err(RegionError::Os { doing: "checking", what, source });
         }
-        Ok(Area::of(memory, geometry))
+        Ok(Mailbox::of(memory, geometry))
     }
 
-    fn of(memory: Region, geometry: &Geometry) -> Area {
+    fn of(memory: Region, geometry: &Geometry) -> Mailbox {
         let (request, reply) = slots_of(geometry);
-        Area { memory, request_words: request / WORD, reply_words: reply / WORD }
+        Mailbox { memory, request_words: request / WORD, reply_words: reply / WORD }
     }
 
     /// Takes the memory away from both sides, as far as the system can: what is there reads as zero from now on.
@@ -159,10 +159,10 @@ fn between() {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::config::{Config, Size};
+    use crate::config::{Config, TableSize};
 
     fn geometry(key_max: usize, value_max: usize) -> Geometry {
-        Config { size: Size::Keys(10), key_max, value_max, ..Config::default() }.geometry().unwrap()
+        Config { size: TableSize::Keys(10), key_max, value_max, ..Config::default() }.geometry().unwrap()
     }
 
     /// Client and server may be of different builds: where bells and slots stand is part of the version.
@@ -178,7 +178,7 @@ mod tests {
             (255, 3699, 4032, 3776),
         ] {
             let geometry = geometry(key_max, value_max);
-            let (area, _) = Area::make(&geometry).unwrap();
+            let (area, _) = Mailbox::make(&geometry).unwrap();
             let slots = 128 + 64 * request;
             assert_eq!(area.memory.bytes(), (slots + 64 * reply) as u64, "{key_max}, {value_max}");
             area.server().announce(5);
@@ -209,17 +209,17 @@ mod tests {
     fn what_is_handed_over_is_checked() {
         let (small, large) = (geometry(16, 32), geometry(16, 300));
         for (made, expected) in [(&small, &large), (&large, &small)] {
-            let (_, fd) = Area::make(made).unwrap();
-            let error = Area::map(fd, expected).unwrap_err().to_string();
+            let (_, fd) = Mailbox::make(made).unwrap();
+            let error = Mailbox::map(fd, expected).unwrap_err().to_string();
             let lengths = format!("have {} bytes instead of {}", bytes(made), bytes(expected));
             assert!(error.contains(&lengths), "{error}");
         }
         for length in [bytes(&small) - 64, bytes(&small) + 64] {
             let (_, fd) = Region::exchange(length).unwrap();
-            assert!(Area::map(fd, &small).is_err(), "{length}");
+            assert!(Mailbox::map(fd, &small).is_err(), "{length}");
         }
-        let (area, fd) = Area::make(&small).unwrap();
-        let client = Area::map(fd, &small).unwrap();
+        let (area, fd) = Mailbox::make(&small).unwrap();
+        let client = Mailbox::map(fd, &small).unwrap();
         // Both have the same memory, and it goes when the server says so.
         area.reply(3)[0].store(9, Ordering::Relaxed);
         assert_eq!(client.reply(3)[0].load(Ordering::Relaxed), 9);

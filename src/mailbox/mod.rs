@@ -35,14 +35,14 @@ mod once;
 mod patience;
 
 pub(crate) use once::Once;
-pub(crate) use patience::Patience;
+pub(crate) use patience::SpinTime;
 
 use crate::sync::{AtomicU64, Ordering, fence};
 use bytemuck::{Pod, Zeroable};
 
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
-pub(crate) struct Head {
+pub(crate) struct CellHead {
     pub sequence: u64,
     pub attempt: u32,
     pub length: u32,
@@ -50,12 +50,12 @@ pub(crate) struct Head {
     pub reserved: u32,
 }
 
-pub(crate) const HEAD: usize = size_of::<Head>();
+pub(crate) const HEAD: usize = size_of::<CellHead>();
 const HEAD_WORDS: usize = HEAD / size_of::<u64>();
 
 /// Which attempt at which request a slot holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Mark {
+pub(crate) struct CellMark {
     pub sequence: u64,
     pub attempt: u32,
 }
@@ -67,10 +67,10 @@ pub(crate) fn slot_bytes(frame_max: usize) -> usize {
 
 /// What a slot seems to hold: worth a closer look if it is not what was there last. A hint.
 #[inline]
-pub(crate) fn glance(slot: &[AtomicU64]) -> Mark {
+pub(crate) fn glance(slot: &[AtomicU64]) -> CellMark {
     // Acquire pairs with the Release in `store`: who sees the number sees all of the slot.
     let sequence = slot[0].load(Ordering::Acquire);
-    Mark { sequence, attempt: slot[1].load(Ordering::Relaxed) as u32 }
+    CellMark { sequence, attempt: slot[1].load(Ordering::Relaxed) as u32 }
 }
 
 /// Stores a frame into a slot that another process reads, the sequence number last; false, and nothing done, if it
@@ -79,7 +79,7 @@ pub(crate) fn store(slot: &[AtomicU64], sequence: u64, frame: &[u8]) -> bool {
     if HEAD + frame.len() > size_of_val(slot) {
         return false;
     }
-    let head = Head { sequence, attempt: 0, length: frame.len() as u32, crc: 0, reserved: 0 };
+    let head = CellHead { sequence, attempt: 0, length: frame.len() as u32, crc: 0, reserved: 0 };
     let head: [u64; HEAD_WORDS] = bytemuck::cast(head);
     for (to, word) in slot.iter().zip(head).skip(1) {
         to.store(word, Ordering::Relaxed);
@@ -102,10 +102,10 @@ pub(crate) fn load<'a>(slot: &[AtomicU64], sequence: u64, copy: &'a mut Vec<u64>
 }
 
 /// Head and frame of a slot that others may be writing, copied; `None` if it cannot be as long as it says.
-pub(crate) fn copied<'a>(slot: &[AtomicU64], copy: &'a mut Vec<u64>) -> Option<(Head, &'a [u8])> {
+pub(crate) fn copied<'a>(slot: &[AtomicU64], copy: &'a mut Vec<u64>) -> Option<(CellHead, &'a [u8])> {
     copy.clear();
     copy.extend(slot[..HEAD_WORDS].iter().map(|word| word.load(Ordering::Relaxed)));
-    let length = bytemuck::pod_read_unaligned::<Head>(bytemuck::cast_slice(copy)).length as usize;
+    let length = bytemuck::pod_read_unaligned::<CellHead>(bytemuck::cast_slice(copy)).length as usize;
     let end = HEAD.checked_add(length).filter(|end| *end <= size_of_val(slot))?;
     let body = &slot[HEAD_WORDS..end.div_ceil(size_of::<u64>())];
     copy.extend(body.iter().map(|word| word.load(Ordering::Relaxed)));
@@ -127,7 +127,7 @@ mod tests {
         for (sequence, length) in [(1, 0), (2, 1), (3, 8), (4, 100), (5, 256 - HEAD)] {
             let frame: Vec<u8> = (1..).take(length).collect();
             assert!(store(&slot, sequence, &frame));
-            assert_eq!(glance(&slot), Mark { sequence, attempt: 0 });
+            assert_eq!(glance(&slot), CellMark { sequence, attempt: 0 });
             assert_eq!(load(&slot, sequence, &mut copy), Some(&frame[..]));
             assert_eq!(load(&slot, sequence + 1, &mut copy), None, "another request's");
         }
@@ -159,7 +159,7 @@ mod tests {
         let mut copy = Vec::new();
         for (length, is_there) in [(39u32, true), (40, true), (41, false), (64, false), (u32::MAX, false)] {
             slot[1].store(u64::from(length) << 32 | 3, Ordering::Relaxed);
-            assert_eq!(glance(&slot), Mark { sequence: 0, attempt: 3 });
+            assert_eq!(glance(&slot), CellMark { sequence: 0, attempt: 3 });
             let frame = load(&slot, 0, &mut copy);
             assert_eq!(frame.map(<[u8]>::len), is_there.then_some(length as usize));
             let there: Vec<u8> = (3..8).flat_map(u64::to_le_bytes).collect();

@@ -1,18 +1,18 @@
 //! What is asked in a slot is done once.
 
-use super::Mark;
+use super::CellMark;
 use crate::wire;
 
 /// What was last taken from a slot, and the reply to it (Q3).
 #[derive(Debug, Default)]
 pub(crate) struct Once {
-    taken: Mark,
+    taken: CellMark,
     reply: Vec<u8>,
 }
 
 impl Once {
     /// What was taken last.
-    pub fn taken(&self) -> Mark {
+    pub fn taken(&self) -> CellMark {
         self.taken
     }
 
@@ -24,7 +24,7 @@ impl Once {
     /// Does what is asked, unless it was done before (Q3); is there a reply to be sent?
     pub fn take(
         &mut self,
-        mark: Mark,
+        mark: CellMark,
         frame: &[u8],
         answer: impl FnOnce(wire::Request<'_>) -> Option<wire::Reply>,
     ) -> bool {
@@ -50,7 +50,7 @@ impl Once {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::index::{Put, PutMode};
+    use crate::index::{PutMode, PutOutcome};
     use crate::wire::{Reply, Request};
 
     /// Q3: what is repeated is answered as before and not done again; what is old is neither.
@@ -61,14 +61,15 @@ mod tests {
         let mut take = |sequence, attempt| {
             let mut frame = Vec::new();
             Request::Put { mode: PutMode::Insert, key: b"k", value: b"v" }.encode(sequence, &mut frame);
-            let is_answered = lane.take(Mark { sequence, attempt }, &frame, |_| {
+            let is_answered = lane.take(CellMark { sequence, attempt }, &frame, |_| {
                 done += 1;
-                Some(Reply::Put(Ok(if done == 1 { Put::Inserted } else { Put::Exists })))
+                Some(Reply::Put(Ok(if done == 1 { PutOutcome::Inserted } else { PutOutcome::Exists })))
             });
             let reply = is_answered.then(|| wire::replies(&lane.reply, sequence).unwrap().remove(0));
             (reply, done)
         };
-        let (inserted, exists) = (Some(Reply::Put(Ok(Put::Inserted))), Some(Reply::Put(Ok(Put::Exists))));
+        let (inserted, exists) =
+            (Some(Reply::Put(Ok(PutOutcome::Inserted))), Some(Reply::Put(Ok(PutOutcome::Exists))));
         assert_eq!(take(3, 0), (inserted.clone(), 1));
         assert_eq!(take(3, 1), (inserted, 1), "the first reply was lost");
         assert_eq!(take(2, 5), (None, 1), "nobody waits for it any more");
@@ -80,27 +81,27 @@ mod tests {
     fn nonsense() {
         let mut lane = Once::default();
         let refuse = |_: Request<'_>| -> Option<Reply> { panic!("there is nothing to answer") };
-        assert!(!lane.take(Mark { sequence: 1, attempt: 0 }, b"nonsense", refuse));
+        assert!(!lane.take(CellMark { sequence: 1, attempt: 0 }, b"nonsense", refuse));
         let mut frame = Vec::new();
         Request::Get { key: b"k" }.encode(9, &mut frame);
-        assert!(!lane.take(Mark { sequence: 2, attempt: 0 }, &frame, refuse));
-        assert_eq!(lane.taken(), Mark { sequence: 2, attempt: 0 });
+        assert!(!lane.take(CellMark { sequence: 2, attempt: 0 }, &frame, refuse));
+        assert_eq!(lane.taken(), CellMark { sequence: 2, attempt: 0 });
         // Nonsense after a request is not answered with the reply to that, however often it comes, and is done with.
-        assert!(lane.take(Mark { sequence: 9, attempt: 4 }, &frame, |_| Some(Reply::Value(None))));
-        assert_eq!(lane.taken(), Mark { sequence: 9, attempt: 4 });
+        assert!(lane.take(CellMark { sequence: 9, attempt: 4 }, &frame, |_| Some(Reply::Value(None))));
+        assert_eq!(lane.taken(), CellMark { sequence: 9, attempt: 4 });
         assert_eq!(wire::replies(lane.reply(), 9), Ok(vec![Reply::Value(None)]));
         for attempt in 0..2 {
-            let mark = Mark { sequence: 10, attempt };
+            let mark = CellMark { sequence: 10, attempt };
             assert!(!lane.take(mark, b"nonsense", refuse));
             assert_eq!((lane.taken(), lane.reply()), (mark, &b""[..]));
         }
         // So is a request that has no answer.
         let mut frame = Vec::new();
         Request::Get { key: b"k" }.encode(11, &mut frame);
-        assert!(!lane.take(Mark { sequence: 11, attempt: 0 }, &frame, |_| None));
-        assert!(!lane.take(Mark { sequence: 11, attempt: 1 }, &frame, refuse), "done once");
+        assert!(!lane.take(CellMark { sequence: 11, attempt: 0 }, &frame, |_| None));
+        assert!(!lane.take(CellMark { sequence: 11, attempt: 1 }, &frame, refuse), "done once");
         // What is old stays undone, and leaves the last as it is.
-        assert!(!lane.take(Mark { sequence: 9, attempt: 5 }, &frame, refuse));
-        assert_eq!(lane.taken(), Mark { sequence: 11, attempt: 1 });
+        assert!(!lane.take(CellMark { sequence: 9, attempt: 5 }, &frame, refuse));
+        assert_eq!(lane.taken(), CellMark { sequence: 11, attempt: 1 });
     }
 }

@@ -8,16 +8,16 @@ const PROBE: u32 = 64;
 /// Time to look for something before one sleeps: long while that succeeds, short when it does not, because whoever is
 /// waited for may need the very CPU. Now and then as long as can be, to notice when that has changed.
 #[derive(Debug)]
-pub(crate) struct Patience {
+pub(crate) struct SpinTime {
     least: Duration,
     most: Duration,
     now: Duration,
     in_vain: u32,
 }
 
-impl Patience {
-    pub fn new(least: Duration, most: Duration) -> Patience {
-        Patience { least, most, now: most, in_vain: 0 }
+impl SpinTime {
+    pub fn new(least: Duration, most: Duration) -> SpinTime {
+        SpinTime { least, most, now: most, in_vain: 0 }
     }
 
     /// How long to look this time.
@@ -47,7 +47,7 @@ mod tests {
     #[test]
     fn patience() {
         let [least, most] = [1, 8].map(Duration::from_micros);
-        let mut patience = Patience::new(least, most);
+        let mut patience = SpinTime::new(least, most);
         assert_eq!(patience.time(), most);
         let times: Vec<_> = (0..2 * PROBE)
             .map(|_| {

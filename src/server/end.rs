@@ -80,15 +80,15 @@ impl Socket {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::super::{ServeError, Server, ServerConfig, Shared, Start};
+    use super::super::{ServeError, Server, ServerConfig, ServerState, StartMode};
     use super::*;
     use crate::address::Address;
-    use crate::config::{Config, Size};
+    use crate::config::{Config, TableSize};
     use crate::layout::control::{Phase, STATE_WORD, State};
     use crate::region::Backing;
     use std::os::unix::net::UnixStream;
 
-    fn phase(shared: &Shared) -> Phase {
+    fn phase(shared: &ServerState) -> Phase {
         State::from_word(shared.index.region().load(STATE_WORD)).phase
     }
 
@@ -97,7 +97,7 @@ mod tests {
     #[test]
     fn threads_then_region_then_name() {
         let dir = tempfile::tempdir().unwrap();
-        let config = Config { size: Size::Keys(10), ..Config::default() };
+        let config = Config { size: TableSize::Keys(10), ..Config::default() };
         let address = Address::Shm(dir.path().join("socket"));
         for (backing, expected) in
             [(Backing::Anonymous, Phase::Retired), (Backing::File(dir.path().join("region")), Phase::Serving)]
@@ -105,7 +105,7 @@ mod tests {
             let region_stays = expected == Phase::Serving;
             let config = ServerConfig {
                 backing,
-                start: Start::Create(config),
+                start: StartMode::Create(config),
                 ..ServerConfig::new(address.clone(), config)
             };
             let mut server = Server::start(config.clone()).unwrap();
@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn a_server_that_is_dropped() {
         let dir = tempfile::tempdir().unwrap();
-        let config = Config { size: Size::Keys(10), ..Config::default() };
+        let config = Config { size: TableSize::Keys(10), ..Config::default() };
         let path = dir.path().join("socket");
         let server = Server::start(ServerConfig::new(Address::Shm(path.clone()), config)).unwrap();
         let shared = server.shared.clone();

@@ -24,8 +24,8 @@ use mio::{Events, Interest, Poll, Token, Waker};
 use rustc_hash::FxHashMap;
 use seat::Visit;
 use session::{Fate, Session};
-use shared::Counters;
-use shared::Shared;
+use shared::MailboxCounters;
+use shared::ServerState;
 pub use shared::SlotCounts;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -36,7 +36,7 @@ use std::time::{Duration, Instant};
 
 /// What to do about a region that may already be there.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Start {
+pub enum StartMode {
     /// Make a new table; a region file must not exist, or be empty.
     Create(Config),
     /// Take over the table in the region file; it must exist.
@@ -53,7 +53,7 @@ pub struct ServerConfig {
     /// Where the region's memory comes from.
     pub backing: Backing,
     /// New table or old one.
-    pub start: Start,
+    pub start: StartMode,
     /// Threads that serve mutations; at least 1.
     pub workers: usize,
     /// Users, beside the server's own, who may connect. They can then change the table, too.
@@ -92,7 +92,7 @@ impl ServerConfig {
         ServerConfig {
             address,
             backing: Backing::Anonymous,
-            start: Start::Create(config),
+            start: StartMode::Create(config),
             workers: 2,
             allow_uids: Vec::new(),
             clients_max: 4096,
@@ -149,7 +149,7 @@ pub enum ServeError {
 /// A running server. Stops when dropped.
 #[derive(Debug)]
 pub struct Server {
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     recovered: Option<Recovered>,
     address: Address,
     /// The socket that was made and is to be removed.
@@ -166,7 +166,7 @@ impl Server {
         let (index, recovered) = index_for(&config)?;
         let mut allow_uids = config.allow_uids;
         allow_uids.push(rustix::process::getuid().as_raw());
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ServerState {
             index,
             stopping: AtomicBool::new(false),
             clients: AtomicU64::new(0),
@@ -174,7 +174,7 @@ impl Server {
             allow_uids,
             region_stays: matches!(config.backing, Backing::File(_)),
             herd: config.herd,
-            slots: Counters::default(),
+            slots: MailboxCounters::default(),
         });
         let mut server =
             Server { shared, recovered, address: config.address, socket: None, threads: Vec::new() };
@@ -182,7 +182,7 @@ impl Server {
             Address::Shm(socket) => server.serve_shm(&socket, config.workers)?,
             #[cfg(feature = "verbs")]
             Address::Verbs(at) => {
-                let how = verbs::How {
+                let how = verbs::VerbsServing {
                     token: config.token,
                     wait: config.wait,
                     herd: config.herd,
@@ -205,7 +205,7 @@ impl Server {
         for number in 0..workers.max(1) {
             let listener = socket.listener().map_err(ServeError::Threads)?;
             let worker =
-                Worker::new(self.shared.clone(), listener, number == 0).map_err(ServeError::Threads)?;
+                ShmWorker::new(self.shared.clone(), listener, number == 0).map_err(ServeError::Threads)?;
             let waker = Waker::new(worker.poll.registry(), WAKER).map_err(ServeError::Threads)?;
             let thread = std::thread::Builder::new()
                 .name(format!("oneread-{number}"))
@@ -270,15 +270,15 @@ fn index_for(config: &ServerConfig) -> Result<(Index, Option<Recovered>), ServeE
         Ok((index, Some(recovered)))
     };
     match (&config.start, &config.backing) {
-        (Start::Create(table), _) => create(table),
-        (Start::Open, Backing::File(path)) => open(path),
-        (Start::Open, _) => Err(ServeError::NothingToOpen),
-        (Start::OpenOrCreate(_), Backing::File(path))
+        (StartMode::Create(table), _) => create(table),
+        (StartMode::Open, Backing::File(path)) => open(path),
+        (StartMode::Open, _) => Err(ServeError::NothingToOpen),
+        (StartMode::OpenOrCreate(_), Backing::File(path))
             if std::fs::metadata(path).is_ok_and(|file| file.len() > 0) =>
         {
             open(path)
         }
-        (Start::OpenOrCreate(table), _) => create(table),
+        (StartMode::OpenOrCreate(table), _) => create(table),
     }
 }
 
@@ -346,8 +346,8 @@ pub(crate) const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
 /// How often a worker does what is not urgent while it looks at slots.
 const CHORES: Duration = Duration::from_millis(1);
 
-struct Worker {
-    shared: Arc<Shared>,
+struct ShmWorker {
+    shared: Arc<ServerState>,
     poll: Poll,
     listener: UnixListener,
     sessions: FxHashMap<Token, Session>,
@@ -362,16 +362,16 @@ struct Worker {
     looks_after_traces: bool,
 }
 
-impl Worker {
+impl ShmWorker {
     fn new(
-        shared: Arc<Shared>,
+        shared: Arc<ServerState>,
         listener: std::os::unix::net::UnixListener,
         looks_after_traces: bool,
-    ) -> io::Result<Worker> {
+    ) -> io::Result<ShmWorker> {
         let poll = Poll::new()?;
         let mut listener = UnixListener::from_std(listener);
         poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
-        Ok(Worker {
+        Ok(ShmWorker {
             shared,
             poll,
             listener,
@@ -567,7 +567,7 @@ impl Worker {
     }
 }
 
-impl Drop for Worker {
+impl Drop for ShmWorker {
     fn drop(&mut self) {
         self.shared.clients.fetch_sub(self.sessions.len() as u64, Ordering::Relaxed);
     }

@@ -1,9 +1,9 @@
 //! One client's slots on shm ([`crate::mailbox::area`]): the server's end.
 
-use super::Shared;
+use super::ServerState;
 use crate::layout::geometry::Geometry;
-use crate::mailbox::area::{Area, WINDOW};
-use crate::mailbox::{self, Mark, Once, Patience};
+use crate::mailbox::area::{Mailbox, WINDOW};
+use crate::mailbox::{self, CellMark, Once, SpinTime};
 use crate::region::RegionError;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -15,21 +15,21 @@ const LINGER_MAX: Duration = Duration::from_micros(50);
 
 /// A client's slots. Unmapped when dropped.
 #[derive(Debug)]
-pub(super) struct Seat {
-    area: Area,
+pub(super) struct ServerMailbox {
+    area: Mailbox,
     once: Once,
     copy: Vec<u64>,
     is_awake: bool,
     /// Since it was woken.
     has_asked: bool,
-    patience: Patience,
+    patience: SpinTime,
     /// When something was last found.
     last: Instant,
     /// The announcement of the client's for which it was woken last.
     rung: u64,
 }
 
-impl Drop for Seat {
+impl Drop for ServerMailbox {
     /// A client that keeps its mapping does not keep the server's memory.
     fn drop(&mut self) {
         self.area.discard();
@@ -44,19 +44,19 @@ pub(super) struct Visit {
     pub has_rung: bool,
 }
 
-impl Seat {
+impl ServerMailbox {
     /// New slots, and what the client is handed.
-    pub fn new(geometry: &Geometry) -> Result<(Seat, OwnedFd), RegionError> {
-        let (area, fd) = Area::make(geometry)?;
+    pub fn new(geometry: &Geometry) -> Result<(ServerMailbox, OwnedFd), RegionError> {
+        let (area, fd) = Mailbox::make(geometry)?;
         // Until it is awake.
         area.server().announce(1);
-        let seat = Seat {
+        let seat = ServerMailbox {
             area,
             once: Once::default(),
             copy: Vec::new(),
             is_awake: false,
             has_asked: false,
-            patience: Patience::new(LINGER_MIN, LINGER_MAX),
+            patience: SpinTime::new(LINGER_MIN, LINGER_MAX),
             last: Instant::now(),
             rung: 0,
         };
@@ -77,11 +77,11 @@ impl Seat {
 
     /// If the client has been quiet for some time, its slots are no longer looked at until it rings (A3). So?
     pub fn rests(&mut self, now: Instant) -> bool {
-        self.rests_unless(now, Seat::is_next_there)
+        self.rests_unless(now, ServerMailbox::is_next_there)
     }
 
     /// As [`rests`](Self::rests). `is_next_there` is the last look: it comes after the announcement.
-    fn rests_unless(&mut self, now: Instant, is_next_there: impl FnOnce(&Seat) -> bool) -> bool {
+    fn rests_unless(&mut self, now: Instant, is_next_there: impl FnOnce(&ServerMailbox) -> bool) -> bool {
         if now.saturating_duration_since(self.last) < self.patience.time() {
             return false;
         }
@@ -103,11 +103,11 @@ impl Seat {
     /// Answers what is there, at most as much as there are slots, and after `turn_ends` only one. An error ends the
     /// conversation: no client of oneread's stores such a thing.
     #[inline]
-    pub fn visit(&mut self, shared: &Shared, turn_ends: Instant) -> Result<Visit, String> {
+    pub fn visit(&mut self, shared: &ServerState, turn_ends: Instant) -> Result<Visit, String> {
         if self.is_next_there() { self.answer_all(shared, turn_ends) } else { Ok(Visit::default()) }
     }
 
-    fn answer_all(&mut self, shared: &Shared, turn_ends: Instant) -> Result<Visit, String> {
+    fn answer_all(&mut self, shared: &ServerState, turn_ends: Instant) -> Result<Visit, String> {
         // What a ring has told of does not count.
         if std::mem::replace(&mut self.has_asked, true) {
             self.patience.rewarded();
@@ -129,14 +129,14 @@ impl Seat {
         Ok(Visit { answered, has_rung })
     }
 
-    fn answer(&mut self, shared: &Shared) -> Result<(), String> {
-        let Seat { area, once, copy, .. } = self;
+    fn answer(&mut self, shared: &ServerState) -> Result<(), String> {
+        let ServerMailbox { area, once, copy, .. } = self;
         let sequence = once.taken().sequence.wrapping_add(1);
         // What another CPU has stored takes its time to come: of a batch, the next comes meanwhile.
         area.prefetch_request(sequence.wrapping_add(1));
         let frame = mailbox::load(area.request(sequence), sequence, copy);
         let frame = frame.ok_or("a request slot that makes no sense")?;
-        if !once.take(Mark { sequence, attempt: 0 }, frame, |request| shared.answer(request)) {
+        if !once.take(CellMark { sequence, attempt: 0 }, frame, |request| shared.answer(request)) {
             return Err("a request slot without a request".into());
         }
         if !mailbox::store(area.reply(sequence), sequence, once.reply()) {
@@ -147,7 +147,7 @@ impl Seat {
 }
 
 #[cfg(all(test, not(loom)))]
-impl Seat {
+impl ServerMailbox {
     /// As if it had asked lately, for an hour.
     pub fn never_rests(&mut self) {
         self.last = Instant::now() + Duration::from_secs(3600);
@@ -164,16 +164,16 @@ mod tests {
     const MICROSECOND: Duration = Duration::from_micros(1);
 
     /// A seat that looks, the client's end of its slots, and what answers.
-    fn seat() -> (Seat, Area, Shared) {
+    fn seat() -> (ServerMailbox, Mailbox, ServerState) {
         let shared = shared();
-        let (mut seat, memory) = Seat::new(shared.index.geometry()).unwrap();
-        let area = Area::map(memory, shared.index.geometry()).unwrap();
+        let (mut seat, memory) = ServerMailbox::new(shared.index.geometry()).unwrap();
+        let area = Mailbox::map(memory, shared.index.geometry()).unwrap();
         assert_eq!(area.server().heard(), 1, "it sleeps until it is rung for");
         assert!(seat.wakes());
         (seat, area, shared)
     }
 
-    fn ask(area: &Area, sequence: u64) {
+    fn ask(area: &Mailbox, sequence: u64) {
         let mut frame = Vec::new();
         Request::Get { key: b"key" }.encode(sequence, &mut frame);
         assert!(store(area.request(sequence), sequence, &frame));
@@ -215,14 +215,14 @@ mod tests {
     fn how_long_it_looks() {
         let (mut seat, area, shared) = seat();
         let mut asked = 0;
-        let mut ask_one = |seat: &mut Seat| {
+        let mut ask_one = |seat: &mut ServerMailbox| {
             asked += 1;
             ask(&area, asked);
             let before = Instant::now();
             assert_eq!(seat.visit(&shared, later()).unwrap().answered, 1);
             assert!(seat.last >= before, "it looks for so long from now on");
         };
-        let rests_after = |seat: &mut Seat, time: Duration| {
+        let rests_after = |seat: &mut ServerMailbox, time: Duration| {
             assert!(!seat.rests(seat.last + time - Duration::from_nanos(1)), "before {time:?}");
             assert!(seat.rests(seat.last + time), "after {time:?}");
             let before = Instant::now();

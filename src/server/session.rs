@@ -1,7 +1,7 @@
 //! One client's connection: bytes in, frames, mutations, bytes out.
 
-use super::Shared;
-use super::seat::{Seat, Visit};
+use super::ServerState;
+use super::seat::{ServerMailbox, Visit};
 use crate::mailbox::area;
 use crate::wire::{self, PROTOCOL_VERSION, Reply, Request};
 use mio::net::UnixStream;
@@ -42,7 +42,7 @@ pub(super) struct Session {
     /// Has anything come since [`wakes`](Self::wakes) was last asked?
     has_heard: bool,
     /// Where further requests are, if the client has asked for that.
-    seat: Option<Seat>,
+    seat: Option<ServerMailbox>,
 }
 
 /// Turns a client away, if it is still there to hear it.
@@ -67,7 +67,7 @@ impl Session {
 
     /// Something has come: are its slots to be looked at again?
     pub fn wakes(&mut self) -> bool {
-        std::mem::take(&mut self.has_heard) && self.seat.as_mut().is_some_and(Seat::wakes)
+        std::mem::take(&mut self.has_heard) && self.seat.as_mut().is_some_and(ServerMailbox::wakes)
     }
 
     /// Are its slots no longer to be looked at, for now?
@@ -77,7 +77,7 @@ impl Session {
 
     /// Answers what is in its slots, until about `turn_ends`.
     #[inline]
-    pub fn visit(&mut self, shared: &Shared, turn_ends: Instant) -> Result<Visit, String> {
+    pub fn visit(&mut self, shared: &ServerState, turn_ends: Instant) -> Result<Visit, String> {
         let Some(seat) = &mut self.seat else { return Ok(Visit::default()) };
         let visit = seat.visit(shared, turn_ends)?;
         if visit.has_rung {
@@ -109,11 +109,11 @@ impl Session {
     }
 
     /// Reads, answers and writes as far as that goes without waiting, but not for longer than a turn.
-    pub fn advance(&mut self, shared: &Shared) -> Fate {
+    pub fn advance(&mut self, shared: &ServerState) -> Fate {
         self.turn(shared).unwrap_or_else(Fate::Close)
     }
 
-    fn turn(&mut self, shared: &Shared) -> Result<Fate, String> {
+    fn turn(&mut self, shared: &ServerState) -> Result<Fate, String> {
         self.flush()?;
         if self.output.len() > UNREAD_MAX {
             // It will be heard again when it has read: the socket becomes writable then.
@@ -148,7 +148,7 @@ impl Session {
     }
 
     /// Answers the requests that are there, for as long as a turn lasts; were those all?
-    fn answer_all(&mut self, shared: &Shared) -> Result<bool, String> {
+    fn answer_all(&mut self, shared: &ServerState) -> Result<bool, String> {
         let input = std::mem::take(&mut self.input);
         let mut rest = input.as_slice();
         let turn_ends = Instant::now() + TURN_TIME;
@@ -170,7 +170,7 @@ impl Session {
         Ok(all_answered)
     }
 
-    fn answer(&mut self, id: u64, request: Request<'_>, shared: &Shared) -> Result<(), String> {
+    fn answer(&mut self, id: u64, request: Request<'_>, shared: &ServerState) -> Result<(), String> {
         match request {
             Request::Hello { version } if self.greeted || version != PROTOCOL_VERSION => {
                 Reply::Refused { version: PROTOCOL_VERSION }.encode(id, &mut self.output);
@@ -193,7 +193,7 @@ impl Session {
     }
 
     /// Gives the client slots, once; or says that there are none, or of which version.
-    fn be_seated(&mut self, id: u64, version: u32, shared: &Shared) -> Result<(), String> {
+    fn be_seated(&mut self, id: u64, version: u32, shared: &ServerState) -> Result<(), String> {
         if !shared.herd || version != area::VERSION {
             let version = if shared.herd { area::VERSION } else { 0 };
             Reply::Refused { version }.encode(id, &mut self.output);
@@ -202,7 +202,7 @@ impl Session {
         if self.seat.is_some() || !self.output.is_empty() {
             return Err("it asked for slots in the middle of a conversation".into());
         }
-        let (seat, memory) = Seat::new(shared.index.geometry()).map_err(|e| e.to_string())?;
+        let (seat, memory) = ServerMailbox::new(shared.index.geometry()).map_err(|e| e.to_string())?;
         self.send_with(id, &Reply::Slots { version }, &memory)?;
         self.seat = Some(seat);
         Ok(())
@@ -253,12 +253,12 @@ impl Session {
     }
 
     /// As if it had asked for slots and was given these.
-    pub fn take_seat(&mut self, seat: Seat) {
+    pub fn take_seat(&mut self, seat: ServerMailbox) {
         self.seat = Some(seat);
     }
 
     /// Its slots.
-    pub fn seat(&mut self) -> &mut Seat {
+    pub fn seat(&mut self) -> &mut ServerMailbox {
         self.seat.as_mut().expect("it has slots")
     }
 
@@ -282,13 +282,13 @@ mod tests {
     use super::super::{Server, ServerConfig};
     use super::*;
     use crate::address::Address;
-    use crate::config::{Config, Size};
+    use crate::config::{Config, TableSize};
     use crate::wire::ServerStats;
 
     /// A session that is driven by hand, its client's end, and a server to answer from.
     fn session() -> (Session, std::os::unix::net::UnixStream, Server, tempfile::TempDir) {
         let dir = tempfile::tempdir().unwrap();
-        let table = Config { size: Size::Keys(10), ..Config::default() };
+        let table = Config { size: TableSize::Keys(10), ..Config::default() };
         let server = Server::start(ServerConfig::new(Address::Shm(dir.path().join("s")), table)).unwrap();
         let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         for end in [&ours, &theirs] {
@@ -455,7 +455,7 @@ mod tests {
         client.write_all(&frames(&[HELLO])).unwrap();
         assert!(matches!(session.advance(&server.shared), Fate::Stay));
         assert!(!session.wakes(), "it has no slots");
-        let (seat, _memory) = Seat::new(server.shared.index.geometry()).unwrap();
+        let (seat, _memory) = ServerMailbox::new(server.shared.index.geometry()).unwrap();
         session.take_seat(seat);
         assert!(matches!(session.advance(&server.shared), Fate::Stay));
         assert!(!session.wakes(), "nothing has come");

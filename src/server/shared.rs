@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// What all threads share.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct ServerState {
     pub(crate) index: Index,
     pub(super) stopping: AtomicBool,
     pub(super) clients: AtomicU64,
@@ -18,7 +18,7 @@ pub(crate) struct Shared {
     pub(super) region_stays: bool,
     /// Are clients on shm given slots?
     pub(crate) herd: bool,
-    pub(super) slots: Counters,
+    pub(super) slots: MailboxCounters,
 }
 
 /// What workers did about clients' slots on shm ([`Server::slot_counts`](super::Server::slot_counts)).
@@ -36,23 +36,23 @@ pub struct SlotCounts {
 
 /// What becomes of [`SlotCounts`].
 #[derive(Debug, Default)]
-pub(super) struct Counters {
+pub(super) struct MailboxCounters {
     pub requests: AtomicU64,
     pub sweeps: AtomicU64,
     pub rests: AtomicU64,
     pub rings: AtomicU64,
 }
 
-impl Counters {
+impl MailboxCounters {
     pub(super) fn counts(&self) -> SlotCounts {
-        let Counters { requests, sweeps, rests, rings } = self;
+        let MailboxCounters { requests, sweeps, rests, rings } = self;
         let [requests, sweeps, rests, rings] =
             [requests, sweeps, rests, rings].map(|count| count.load(Ordering::Relaxed));
         SlotCounts { requests, sweeps, rests, rings }
     }
 }
 
-impl Shared {
+impl ServerState {
     pub(super) fn stats(&self) -> ServerStats {
         let clients = self.clients.load(Ordering::Relaxed);
         ServerStats::new(self.index.counts(), clients, self.index.incarnation())
@@ -101,7 +101,7 @@ impl Shared {
     }
 }
 
-impl AsRef<Region> for Shared {
+impl AsRef<Region> for ServerState {
     fn as_ref(&self) -> &Region {
         self.index.region()
     }

@@ -1,18 +1,18 @@
 //! A worker that is driven by hand, step by step: here it is the only one, so nobody else does its work.
 
-use super::seat::Seat;
-use super::shared::Counters;
+use super::seat::ServerMailbox;
+use super::shared::MailboxCounters;
 use super::*;
-use crate::config::Size;
+use crate::config::TableSize;
 use crate::index::{PutError, PutMode};
-use crate::mailbox::area::Area;
+use crate::mailbox::area::Mailbox;
 use crate::mailbox::{glance, store};
 use crate::wire::{self, PROTOCOL_VERSION, Reply, Request};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream as Stream;
 
 fn table() -> Config {
-    Config { size: Size::Keys(10), key_max: 16, value_max: 32, ..Config::default() }
+    Config { size: TableSize::Keys(10), key_max: 16, value_max: 32, ..Config::default() }
 }
 
 fn uid() -> u32 {
@@ -20,9 +20,9 @@ fn uid() -> u32 {
 }
 
 /// What workers share, of a server that has none.
-pub(super) fn shared() -> Shared {
+pub(super) fn shared() -> ServerState {
     let config = ServerConfig::new(Address::Shm("nowhere".into()), table());
-    Shared {
+    ServerState {
         index: index_for(&config).unwrap().0,
         stopping: AtomicBool::new(false),
         clients: AtomicU64::new(0),
@@ -30,24 +30,24 @@ pub(super) fn shared() -> Shared {
         allow_uids: vec![uid()],
         region_stays: false,
         herd: true,
-        slots: Counters::default(),
+        slots: MailboxCounters::default(),
     }
 }
 
 /// Not the first worker, and where clients find it.
 struct Second {
-    worker: Worker,
+    worker: ShmWorker,
     path: PathBuf,
     _dir: tempfile::TempDir,
 }
 
 impl Second {
-    fn new(shared: Shared) -> Second {
+    fn new(shared: ServerState) -> Second {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
         let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
         listener.set_nonblocking(true).unwrap();
-        let worker = Worker::new(Arc::new(shared), listener, false).unwrap();
+        let worker = ShmWorker::new(Arc::new(shared), listener, false).unwrap();
         Second { worker, path, _dir: dir }
     }
 
@@ -75,11 +75,11 @@ impl Second {
     }
 
     /// One with slots that are looked at, and its end of them.
-    fn seated(&mut self) -> (Stream, Token, Area) {
+    fn seated(&mut self) -> (Stream, Token, Mailbox) {
         let (stream, token) = self.greeted();
         let geometry = self.worker.shared.index.geometry();
-        let (mut seat, memory) = Seat::new(geometry).unwrap();
-        let area = Area::map(memory, geometry).unwrap();
+        let (mut seat, memory) = ServerMailbox::new(geometry).unwrap();
+        let area = Mailbox::map(memory, geometry).unwrap();
         assert!(seat.wakes());
         self.worker.sessions.get_mut(&token).unwrap().take_seat(seat);
         self.worker.awake.push(token);
@@ -107,7 +107,7 @@ impl Second {
         let shared = worker.shared.clone();
         std::thread::scope(|scope| {
             /// Ends the worker, also when a check fails: the scope waits for it.
-            struct Over<'a>(&'a Shared, &'a Path);
+            struct Over<'a>(&'a ServerState, &'a Path);
             impl Drop for Over<'_> {
                 fn drop(&mut self) {
                     self.0.stopping.store(true, Ordering::Release);
@@ -246,7 +246,7 @@ fn more_than_a_turn() {
     assert!(second.worker.shared.index.is_empty(), "so fast");
     second.run(|| {
         (0..REQUESTS).for_each(|_| assert_eq!(reply(&mut stream), Some(Reply::Value(None))));
-        assert_eq!(reply(&mut stream), Some(Reply::Put(Ok(crate::index::Put::Inserted))));
+        assert_eq!(reply(&mut stream), Some(Reply::Put(Ok(crate::index::PutOutcome::Inserted))));
     });
 }
 
@@ -271,7 +271,7 @@ fn whose_clients_are_let_in() {
         (vec![uid()], true),
         (vec![uid() + 1, uid(), uid() + 2], true),
     ] {
-        let mut second = Second::new(Shared { allow_uids, ..shared() });
+        let mut second = Second::new(ServerState { allow_uids, ..shared() });
         let mut stream = second.connect();
         second.worker.accept_all();
         assert_eq!(second.clients(), u64::from(is_let_in));
@@ -286,7 +286,7 @@ fn whose_clients_are_let_in() {
 #[test]
 fn as_many_clients_as_allowed() {
     for clients_max in [0, 1, 3] {
-        let mut second = Second::new(Shared { clients_max, ..shared() });
+        let mut second = Second::new(ServerState { clients_max, ..shared() });
         let mut streams: Vec<_> = (0..clients_max).map(|_| second.greeted()).collect();
         for _ in 0..2 {
             let mut refused = second.connect();
@@ -308,7 +308,7 @@ fn as_many_clients_as_allowed() {
 /// is quiet is not looked at any more.
 #[test]
 fn a_sweep() {
-    let ask = |area: &Area, sequence| {
+    let ask = |area: &Mailbox, sequence| {
         let mut frame = Vec::new();
         GET.encode(sequence, &mut frame);
         assert!(store(area.request(sequence), sequence, &frame));
@@ -432,9 +432,9 @@ fn traces(index: &Index) -> u64 {
 #[test]
 fn traces_go_by_themselves() {
     let dir = tempfile::tempdir().unwrap();
-    let table = Config { size: Size::Slots(256), layout: "list".parse().unwrap(), ..table() };
+    let table = Config { size: TableSize::Slots(256), layout: "list".parse().unwrap(), ..table() };
     let server = Server::start(ServerConfig::new(Address::Shm(dir.path().join("socket")), table)).unwrap();
-    let second = Second::new(Shared {
+    let second = Second::new(ServerState {
         index: index_for(&ServerConfig::new(server.address().clone(), table)).unwrap().0,
         ..shared()
     });
@@ -458,7 +458,10 @@ fn what_a_server_is_told() {
     let usual = ServerConfig::new(address.clone(), table());
     let ServerConfig { workers, clients_max, herd, token, wait, .. } = usual.clone();
     assert_eq!((workers, clients_max, herd, token, wait), (2, 4096, false, Secret::default(), Wait::Block));
-    assert_eq!((usual.backing.clone(), usual.start.clone()), (Backing::Anonymous, Start::Create(table())));
+    assert_eq!(
+        (usual.backing.clone(), usual.start.clone()),
+        (Backing::Anonymous, StartMode::Create(table()))
+    );
     assert!(usual.allow_uids.is_empty());
     for (workers, threads) in [(0, 1), (1, 1), (3, 3)] {
         let config = ServerConfig {
@@ -490,26 +493,29 @@ fn why_a_server_does_not_start() {
     std::fs::write(&path, b"no region").unwrap();
     let address = Address::Shm(dir.path().join("no folder").join("socket"));
     let usual = ServerConfig::new(address.clone(), table());
-    let start = |backing: &Backing, start: &Start| {
+    let start = |backing: &Backing, start: &StartMode| {
         let config = ServerConfig { backing: backing.clone(), start: start.clone(), ..usual.clone() };
         Server::start(config).expect_err("it cannot start")
     };
     for backing in [Backing::Anonymous, Backing::HugePages] {
-        assert!(matches!(start(&backing, &Start::Open), ServeError::NothingToOpen));
+        assert!(matches!(start(&backing, &StartMode::Open), ServeError::NothingToOpen));
     }
-    for old in [Start::Open, Start::OpenOrCreate(table())] {
+    for old in [StartMode::Open, StartMode::OpenOrCreate(table())] {
         match start(&Backing::File(path.clone()), &old) {
             ServeError::Recover { what, .. } => assert_eq!(what, path.display().to_string()),
             other => panic!("{other}"),
         }
     }
     let file = Backing::File(path.clone());
-    assert!(matches!(start(&file, &Start::Create(table())), ServeError::Region(RegionError::Length { .. })));
+    assert!(matches!(
+        start(&file, &StartMode::Create(table())),
+        ServeError::Region(RegionError::Length { .. })
+    ));
     let missing = Backing::File(dir.path().join("missing"));
-    assert!(matches!(start(&missing, &Start::Open), ServeError::Region(RegionError::Os { .. })));
+    assert!(matches!(start(&missing, &StartMode::Open), ServeError::Region(RegionError::Os { .. })));
     let no_table = Config { key_max: 0, ..table() };
-    assert!(matches!(start(&Backing::Anonymous, &Start::Create(no_table)), ServeError::Config(_)));
-    for start_with in [Start::Create(table()), Start::OpenOrCreate(table())] {
+    assert!(matches!(start(&Backing::Anonymous, &StartMode::Create(no_table)), ServeError::Config(_)));
+    for start_with in [StartMode::Create(table()), StartMode::OpenOrCreate(table())] {
         match start(&Backing::Anonymous, &start_with) {
             ServeError::Listen { address: told, source } => {
                 assert_eq!((told, source.kind()), (address.clone(), io::ErrorKind::NotFound));
@@ -523,7 +529,7 @@ fn why_a_server_does_not_start() {
 /// Each count is handed out under its own name.
 #[test]
 fn counts() {
-    let counters = Counters {
+    let counters = MailboxCounters {
         requests: AtomicU64::new(1),
         sweeps: AtomicU64::new(2),
         rests: AtomicU64::new(3),

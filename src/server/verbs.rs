@@ -7,16 +7,16 @@
 
 #![allow(unsafe_code)]
 
-use super::shared::Shared;
+use super::shared::ServerState;
 use super::{ACCEPT_AGAIN, RegisterProgress};
 use crate::herd;
 use crate::layout::geometry::Geometry;
 use crate::layout::superblock::SUPERBLOCK_WORDS;
 use crate::verbs::bootstrap::MESSAGES_MAX;
-use crate::verbs::bootstrap::{self, Answer, Challenge, Descriptor, Join, Nonce, Welcome};
+use crate::verbs::bootstrap::{self, Challenge, Descriptor, Join, JoinAnswer, Nonce, Welcome};
 use crate::verbs::device::{
-    Access, Buffer, CompletionQueue, Depth, Event, Kind, QueuePair, RegisteredRegion, SharedReceives,
-    Transport, Work, succeeded,
+    Access, Buffer, CompletionQueue, Depth, DeviceEvent, QueuePair, RegisteredRegion, SharedReceives,
+    Transport, Work, WorkKind, succeeded,
 };
 use crate::verbs::error::{SetupError, VerbsError};
 use crate::verbs::ffi::Completion;
@@ -56,22 +56,22 @@ const EVENTS: mio::Token = mio::Token(3);
 const FIRST_CLIENT: usize = 4;
 
 /// What all threads of a host share.
-pub(crate) struct Host {
-    shared: Arc<Shared>,
+pub(crate) struct VerbsServer {
+    shared: Arc<ServerState>,
     station: Arc<Station>,
     region: RegisteredRegion,
     superblock: Vec<u64>,
     token: Token,
     message_bytes: usize,
     wait: Wait,
-    herd: Option<herd::server::Desk>,
+    herd: Option<herd::server::HerdAcceptor>,
 }
 
 /// A thread of the host, and what wakes it, unless it never sleeps or wakes when the others end.
 pub(crate) type Thread = (Option<Arc<Waker>>, std::thread::JoinHandle<()>);
 
 /// How to serve.
-pub(crate) struct How {
+pub(crate) struct VerbsServing {
     pub token: Token,
     pub wait: Wait,
     pub herd: bool,
@@ -82,9 +82,9 @@ pub(crate) struct How {
 /// Registers the region, listens, and starts door and workers. Returns the address with the port that
 /// clients find it at. Threads that were started are in `all`, also after an error.
 pub(crate) fn start(
-    shared: Arc<Shared>,
+    shared: Arc<ServerState>,
     address: &VerbsAddress,
-    how: How,
+    how: VerbsServing,
     all: &mut Vec<Thread>,
 ) -> Result<VerbsAddress, SetupError> {
     let listen = |why: io::Error| SetupError::Listen {
@@ -103,16 +103,17 @@ pub(crate) fn start(
     let message_bytes = message_bytes(geometry);
     let region = register(&station, &shared, how.progress)?;
     let superblock = (0..SUPERBLOCK_WORDS).map(|word| shared.index.region().load(word)).collect();
-    let How { token, wait, herd, workers, .. } = how;
-    let herd = herd.then(|| herd::server::Desk::open(&shared, &station, workers)).transpose()?;
+    let VerbsServing { token, wait, herd, workers, .. } = how;
+    let herd = herd.then(|| herd::server::HerdAcceptor::open(&shared, &station, workers)).transpose()?;
     let (herd, herd_threads) = herd.unzip();
-    let host = Arc::new(Host { shared, station, region, superblock, token, message_bytes, wait, herd });
+    let host =
+        Arc::new(VerbsServer { shared, station, region, superblock, token, message_bytes, wait, herd });
 
     let threads =
         |e: io::Error| SetupError::Call { call: "starting threads", errno: e.raw_os_error().unwrap_or(0) };
     let mut desks = Vec::new();
     for number in 0..workers.max(1) {
-        let (worker, desk) = Worker::new(host.clone())?;
+        let (worker, desk) = VerbsWorker::new(host.clone())?;
         let thread = std::thread::Builder::new()
             .name(format!("oneread-{number}"))
             .spawn(move || worker.run())
@@ -120,7 +121,7 @@ pub(crate) fn start(
         all.push((Some(desk.waker.clone()), thread));
         desks.push(desk);
     }
-    let (door, waker) = Door::new(host, listener, desks).map_err(threads)?;
+    let (door, waker) = Acceptor::new(host, listener, desks).map_err(threads)?;
     let thread =
         std::thread::Builder::new().name("oneread-door".into()).spawn(move || door.run()).map_err(threads)?;
     all.push((Some(waker), thread));
@@ -132,7 +133,7 @@ pub(crate) fn start(
 /// Registers the region, and tells how far it is.
 fn register(
     station: &Station,
-    shared: &Arc<Shared>,
+    shared: &Arc<ServerState>,
     progress: Option<fn(RegisterProgress)>,
 ) -> Result<RegisteredRegion, SetupError> {
     let total = shared.index.region().bytes();
@@ -159,17 +160,17 @@ fn message_bytes(geometry: &Geometry) -> usize {
 
 /// Lets clients in: one thread, which waits for none of them to speak. (The kernel may look a client's address
 /// up while its queue pair is connected: up to a second, for one that cannot be reached.)
-struct Door {
-    host: Arc<Host>,
+struct Acceptor {
+    host: Arc<VerbsServer>,
     poll: Poll,
     listener: TcpListener,
-    joining: HashMap<mio::Token, Joining>,
+    joining: HashMap<mio::Token, PendingSession>,
     next: usize,
-    desks: Vec<Desk>,
+    desks: Vec<WorkerInbox>,
 }
 
 /// A client that has not joined yet.
-struct Joining {
+struct PendingSession {
     stream: TcpStream,
     nonce: Nonce,
     input: Vec<u8>,
@@ -177,38 +178,42 @@ struct Joining {
 }
 
 /// Where a worker takes its clients from.
-struct Desk {
+struct WorkerInbox {
     queue: Arc<CompletionQueue>,
     receives: Arc<SharedReceives>,
     clients: Arc<AtomicUsize>,
-    news: mpsc::Sender<News>,
+    news: mpsc::Sender<WorkerEvent>,
     waker: Arc<Waker>,
 }
 
 /// What the door tells a worker.
-enum News {
-    Joined(Box<Client>),
+enum WorkerEvent {
+    Joined(Box<VerbsSession>),
     /// The device has told so of this queue pair, which may be another worker's.
     LastReceive {
         number: u32,
     },
 }
 
-impl Desk {
+impl WorkerInbox {
     /// How many clients its queues have room for.
     fn room(&self) -> usize {
         (self.queue.capacity() as usize / (2 * MESSAGES)).min(self.receives.capacity() as usize / MESSAGES)
     }
 }
 
-impl Door {
-    fn new(host: Arc<Host>, mut listener: TcpListener, desks: Vec<Desk>) -> io::Result<(Door, Arc<Waker>)> {
+impl Acceptor {
+    fn new(
+        host: Arc<VerbsServer>,
+        mut listener: TcpListener,
+        desks: Vec<WorkerInbox>,
+    ) -> io::Result<(Acceptor, Arc<Waker>)> {
         let poll = Poll::new()?;
         poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
         let events = host.station.domain().context().events_fd().as_raw_fd();
         poll.registry().register(&mut SourceFd(&events), EVENTS, Interest::READABLE)?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
-        Ok((Door { host, poll, listener, joining: HashMap::new(), next: FIRST_CLIENT, desks }, waker))
+        Ok((Acceptor { host, poll, listener, joining: HashMap::new(), next: FIRST_CLIENT, desks }, waker))
     }
 
     fn run(mut self) {
@@ -243,9 +248,9 @@ impl Door {
     fn take_events(&self) {
         while let Some(event) = self.host.station.domain().context().next_event() {
             tracing::debug!(?event, "from the device");
-            let Event::LastReceive { number } = event else { continue };
+            let DeviceEvent::LastReceive { number } = event else { continue };
             for desk in &self.desks {
-                let _ = desk.news.send(News::LastReceive { number });
+                let _ = desk.news.send(WorkerEvent::LastReceive { number });
                 let _ = desk.waker.wake();
             }
         }
@@ -285,7 +290,7 @@ impl Door {
         let watched = self.poll.registry().register(&mut stream, token, Interest::READABLE);
         if sent.is_ok() && watched.is_ok() {
             let since = Instant::now();
-            self.joining.insert(token, Joining { stream, nonce, input: Vec::new(), since });
+            self.joining.insert(token, PendingSession { stream, nonce, input: Vec::new(), since });
         }
     }
 
@@ -300,11 +305,11 @@ impl Door {
                 return;
             }
         };
-        let Some(Joining { mut stream, nonce, .. }) = self.joining.remove(&token) else { return };
+        let Some(PendingSession { mut stream, nonce, .. }) = self.joining.remove(&token) else { return };
         let _ = self.poll.registry().deregister(&mut stream);
         if let Err((token, why, mut stream)) = self.admit(stream, &nonce, &mut join) {
             tracing::warn!(%why, "turned a client away");
-            let _ = stream.write(&bootstrap::encode(&Answer::Refused { token, why }));
+            let _ = stream.write(&bootstrap::encode(&JoinAnswer::Refused { token, why }));
         }
     }
 
@@ -335,7 +340,7 @@ impl Door {
                 desk.clients.fetch_add(1, Ordering::Relaxed);
                 // The worker knows the client before the client knows that it has joined. A worker that has
                 // ended takes nobody: its desk stays closed.
-                if desk.news.send(News::Joined(Box::new(client))).is_err() {
+                if desk.news.send(WorkerEvent::Joined(Box::new(client))).is_err() {
                     desk.clients.store(usize::MAX / 2, Ordering::Relaxed);
                     host.shared.dismiss_client();
                 }
@@ -348,7 +353,7 @@ impl Door {
     }
 }
 
-impl Joining {
+impl PendingSession {
     /// What it says, once it has said it.
     fn hear(&mut self) -> Result<Option<Join>, String> {
         let mut chunk = [0; 4096];
@@ -368,14 +373,14 @@ impl Joining {
     }
 }
 
-impl Host {
+impl VerbsServer {
     fn client_for(
         &self,
-        desk: &Desk,
+        desk: &WorkerInbox,
         join: &Join,
         nonce: &Nonce,
         stream: TcpStream,
-    ) -> Result<Client, (String, TcpStream)> {
+    ) -> Result<VerbsSession, (String, TcpStream)> {
         let made = || -> Result<_, SetupError> {
             let domain = self.station.domain();
             let mut pair = QueuePair::new(
@@ -427,11 +432,11 @@ impl Host {
             extension: seated.as_ref().map(herd::told),
         };
         bootstrap::prove(&self.token, nonce, &join.nonce, &mut welcome);
-        let welcome = Answer::Welcome(Box::new(welcome));
+        let welcome = JoinAnswer::Welcome(Box::new(welcome));
         let free = (0..MESSAGES).collect();
         let welcome = bootstrap::encode(&welcome);
         let (requests, ready) = (VecDeque::new(), VecDeque::new());
-        Ok(Client {
+        Ok(VerbsSession {
             pair,
             outgoing,
             stream,
@@ -449,7 +454,7 @@ impl Host {
 // ---- workers ----------------------------------------------------------------------------------------
 
 /// A client that has joined.
-struct Client {
+struct VerbsSession {
     // The queue pair is dropped before the buffer that its work requests name.
     pair: QueuePair,
     outgoing: Buffer,
@@ -460,7 +465,7 @@ struct Client {
     /// Slots of `outgoing` whose SENDs have completed.
     free: Vec<usize>,
     /// Messages that have come: receive slot, length, bytes answered.
-    requests: VecDeque<Request>,
+    requests: VecDeque<ReceivedMessage>,
     /// The answer to the first of them, so far.
     answer: Vec<u8>,
     /// Answers that wait for a free slot.
@@ -468,10 +473,10 @@ struct Client {
     /// Its queue pair takes no more receives.
     is_spent: bool,
     /// HERD's workers poll for it as long as it is here.
-    seating: Option<herd::server::Seating>,
+    seating: Option<herd::server::HerdLease>,
 }
 
-struct Request {
+struct ReceivedMessage {
     slot: usize,
     length: usize,
     done: usize,
@@ -479,21 +484,21 @@ struct Request {
 
 /// A client that is gone, until all that its queue pair has completed is taken.
 struct Leaving {
-    client: Box<Client>,
+    client: Box<VerbsSession>,
     /// When all of it has completed.
     ends: Instant,
 }
 
 /// Answers the messages of its clients.
-struct Worker {
-    host: Arc<Host>,
+struct VerbsWorker {
+    host: Arc<VerbsServer>,
     poll: Poll,
     // Clients' queue pairs are dropped before the receives they draw from.
-    clients: HashMap<u32, Box<Client>>,
+    clients: HashMap<u32, Box<VerbsSession>>,
     leaving: Vec<Leaving>,
     by_token: HashMap<mio::Token, u32>,
     next: usize,
-    news: mpsc::Receiver<News>,
+    news: mpsc::Receiver<WorkerEvent>,
     count: Arc<AtomicUsize>,
     queue: Arc<CompletionQueue>,
     receives: Arc<SharedReceives>,
@@ -503,8 +508,8 @@ struct Worker {
     turns: VecDeque<u32>,
 }
 
-impl Worker {
-    fn new(host: Arc<Host>) -> Result<(Worker, Desk), SetupError> {
+impl VerbsWorker {
+    fn new(host: Arc<VerbsServer>) -> Result<(VerbsWorker, WorkerInbox), SetupError> {
         let context = host.station.domain().context();
         // Room for all clients there may be, as far as the device allows: some would allow for millions, and
         // lock the memory for them at once.
@@ -522,14 +527,14 @@ impl Worker {
         let waker = Arc::new(Waker::new(poll.registry(), WAKER).map_err(os)?);
         let (sender, news) = mpsc::channel();
         let count = Arc::new(AtomicUsize::new(0));
-        let desk = Desk {
+        let desk = WorkerInbox {
             queue: queue.clone(),
             receives: receives.clone(),
             clients: count.clone(),
             news: sender,
             waker,
         };
-        let worker = Worker {
+        let worker = VerbsWorker {
             host,
             poll,
             clients: HashMap::new(),
@@ -610,14 +615,14 @@ impl Worker {
     fn hear_news(&mut self) {
         while let Ok(news) = self.news.try_recv() {
             match news {
-                News::Joined(client) => {
+                WorkerEvent::Joined(client) => {
                     let number = client.pair.number();
                     if let Err(why) = self.adopt(client) {
                         tracing::warn!(%why, number, "a client could not be taken in");
                         self.dismissed();
                     }
                 }
-                News::LastReceive { number } => {
+                WorkerEvent::LastReceive { number } => {
                     if let Some(client) = self.clients.get_mut(&number) {
                         client.is_spent = true;
                     }
@@ -631,7 +636,7 @@ impl Worker {
         }
     }
 
-    fn adopt(&mut self, mut client: Box<Client>) -> Result<(), String> {
+    fn adopt(&mut self, mut client: Box<VerbsSession>) -> Result<(), String> {
         // As many receives as all clients together may have messages unanswered.
         while self.landing.len() <= self.clients.len() + self.leaving.len() {
             self.post_receives().map_err(|e| e.to_string())?;
@@ -743,7 +748,7 @@ impl Worker {
                 self.drop_client(number, "it has more messages unanswered than it may");
             }
             (Some(client), None) => {
-                client.requests.push_back(Request { slot, length: completion.len(), done: 0 });
+                client.requests.push_back(ReceivedMessage { slot, length: completion.len(), done: 0 });
                 if client.requests.len() == 1 {
                     self.turns.push_back(number);
                 }
@@ -815,9 +820,9 @@ fn post_receive(landing: &[Buffer], receives: &SharedReceives, slot: usize) -> R
     unsafe { receives.post(slot as u64, element) }
 }
 
-impl Drop for Worker {
+impl Drop for VerbsWorker {
     fn drop(&mut self) {
-        let waiting = self.news.try_iter().filter(|news| matches!(news, News::Joined(_))).count();
+        let waiting = self.news.try_iter().filter(|news| matches!(news, WorkerEvent::Joined(_))).count();
         for _ in 0..self.clients.len() + self.leaving.len() + waiting {
             self.host.shared.dismiss_client();
         }
@@ -827,7 +832,7 @@ impl Drop for Worker {
 /// Marks the work requests that are SENDs.
 const SEND: u64 = 1 << 63;
 
-impl Client {
+impl VerbsSession {
     /// Sends the answers for which there are free slots.
     fn flush(&mut self) -> Result<(), VerbsError> {
         while let (Some(&slot), Some(answer)) = (self.free.last(), self.ready.front()) {
@@ -836,7 +841,7 @@ impl Client {
             let work = Work {
                 id: SEND | slot as u64,
                 element: self.outgoing.element(slot, bytes),
-                kind: Kind::Send,
+                kind: WorkKind::Send,
                 signalled: true,
             };
             // SAFETY: as above; it is written again only once it is free.

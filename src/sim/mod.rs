@@ -39,5 +39,5 @@ pub use decided::{By, Decided};
 pub use history::{History, Instant, Recorder, Stalls};
 pub use keys::{KEY_BYTES, KeyNumber, key};
 pub use nic::{Aim, Hardware, Met, Pass, ReadFailed, Sim, Unit, Witness};
-pub use stores::{Incident, Kind, Move};
-pub use world::{Answer, Ask, Asks, Change, Past, Scene, Violation, World};
+pub use stores::{Incident, IncidentKind, Move};
+pub use world::{Change, GetAnswer, Past, PlannedGet, PlannedGets, Scene, Violation, World};

@@ -23,14 +23,14 @@ pub struct Move {
 
 /// A key got another value, or none.
 #[derive(Debug)]
-pub(super) struct Event {
+pub(super) struct StoreEvent {
     pub at: Instant,
     pub has: Option<Vec<u8>>,
 }
 
 /// What may go on in memory while a GET of a key looks at it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Kind {
+pub enum IncidentKind {
     /// It is inserted.
     Insert,
     /// It gets another value where it stands.
@@ -70,7 +70,7 @@ pub enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Incident {
     /// What.
-    pub kind: Kind,
+    pub kind: IncidentKind,
     /// The key.
     pub key: KeyNumber,
     /// Before its first store.
@@ -91,7 +91,7 @@ struct AtRest {
 /// What stores did to keys.
 #[derive(Debug, Default)]
 pub(super) struct Stores {
-    pub events: BTreeMap<KeyNumber, Vec<Event>>,
+    pub events: BTreeMap<KeyNumber, Vec<StoreEvent>>,
     pub moves: Vec<Move>,
     /// A key that got another value in one slot while it stood in two.
     pub differ: Option<(KeyNumber, Instant)>,
@@ -188,12 +188,12 @@ impl<'a> Reading<'a> {
         self.geometry.window(self.home(number)).contains(slot)
     }
 
-    fn note(&mut self, kind: Kind, key: KeyNumber, from: Instant, to: Instant) {
+    fn note(&mut self, kind: IncidentKind, key: KeyNumber, from: Instant, to: Instant) {
         self.stores.incidents.push(Incident { kind, key, from, to });
     }
 
     /// The same, for each key of a home that is displaced, or was lately.
-    fn note_displaced(&mut self, kind: Kind, home: u64, from: Instant, to: Instant) {
+    fn note_displaced(&mut self, kind: IncidentKind, home: u64, from: Instant, to: Instant) {
         for number in self.displaced.get(&home).cloned().unwrap_or_default() {
             self.note(kind, number, from, to);
         }
@@ -220,12 +220,18 @@ impl<'a> Reading<'a> {
         /// Stores.
         const SHORTLY: usize = 150;
         let concerns = |incident: &&Incident| {
-            let kinds = [Kind::Kick, Kind::Homing, Kind::Compaction, Kind::Filter, Kind::Link];
+            let kinds = [
+                IncidentKind::Kick,
+                IncidentKind::Homing,
+                IncidentKind::Compaction,
+                IncidentKind::Filter,
+                IncidentKind::Link,
+            ];
             kinds.contains(&incident.kind) && incident.from < killed && killed.0 < incident.to.0 + SHORTLY
         };
         let concerned: Vec<_> = self.stores.incidents.iter().filter(concerns).copied().collect();
         for Incident { key, from, .. } in concerned {
-            self.note(Kind::Takeover, key, from, until);
+            self.note(IncidentKind::Takeover, key, from, until);
         }
     }
 
@@ -248,13 +254,13 @@ impl<'a> Reading<'a> {
         if let (Some(number), Some(killed)) = (before.key, killed)
             && (from..to).contains(&killed)
         {
-            self.note(Kind::Takeover, number, killed, to);
+            self.note(IncidentKind::Takeover, number, killed, to);
         }
         if before.ghost != 0
             && after.ghost == 0
             && let Some(number) = self.ghosts.remove(&slot)
         {
-            self.note(Kind::GhostGone, number, from, to);
+            self.note(IncidentKind::GhostGone, number, from, to);
         }
         if before.aux != after.aux {
             let home = match block {
@@ -263,11 +269,11 @@ impl<'a> Reading<'a> {
             };
             let [old, new] = [before.aux, after.aux].map(chain::link);
             let has_chains = self.geometry.overflow_blocks() > 0;
-            let kind = if has_chains && old != new { Kind::Link } else { Kind::Filter };
+            let kind = if has_chains && old != new { IncidentKind::Link } else { IncidentKind::Filter };
             if let Some(home) = home {
                 self.note_displaced(kind, home, from, to);
             }
-            if let Some(unlinked) = old.filter(|_| kind == Kind::Link) {
+            if let Some(unlinked) = old.filter(|_| kind == IncidentKind::Link) {
                 self.unlinked.insert(unlinked, from);
             }
         }
@@ -286,7 +292,7 @@ impl<'a> Reading<'a> {
         let is_new = copies.is_empty() || self.values.get(&number) != Some(&after.value);
         let stood = copies.contains(&slot);
         if is_new {
-            let event = Event { at: to, has: Some(after.value.clone()) };
+            let event = StoreEvent { at: to, has: Some(after.value.clone()) };
             self.stores.events.entry(number).or_default().push(event);
             self.values.insert(number, after.value.clone());
         }
@@ -305,17 +311,19 @@ impl<'a> Reading<'a> {
         }
         let block = chain::block_of(self.geometry, slot);
         match (stood, block) {
-            (true, Some(_)) if before.value != after.value => self.note(Kind::ChainUpdate, number, from, to),
-            (true, None) if before.value != after.value => self.note(Kind::Update, number, from, to),
-            (false, _) if !doubled => self.note(Kind::Insert, number, from, to),
+            (true, Some(_)) if before.value != after.value => {
+                self.note(IncidentKind::ChainUpdate, number, from, to)
+            }
+            (true, None) if before.value != after.value => self.note(IncidentKind::Update, number, from, to),
+            (false, _) if !doubled => self.note(IncidentKind::Insert, number, from, to),
             _ => {}
         }
         if let (false, Some(block)) = (stood, block) {
             let old = self.owners.get(&block).copied();
             if let (Some(old), Some(since)) = (old, self.unlinked.remove(&block)) {
-                self.note_displaced(Kind::Reuse, old, since, to);
+                self.note_displaced(IncidentKind::Reuse, old, since, to);
                 if old == self.home(number) {
-                    self.note(Kind::ComesBack, number, since, to);
+                    self.note(IncidentKind::ComesBack, number, since, to);
                 }
             }
         }
@@ -326,34 +334,39 @@ impl<'a> Reading<'a> {
         let copies = self.stores.copies.entry(number).or_default();
         copies.retain(|&copy| copy != slot);
         let Some(&stays) = copies.first() else {
-            self.stores.events.entry(number).or_default().push(Event { at: to, has: None });
+            self.stores.events.entry(number).or_default().push(StoreEvent { at: to, has: None });
             self.values.remove(&number);
-            self.note(Kind::Remove, number, from, to);
+            self.note(IncidentKind::Remove, number, from, to);
             if self.ghosts.values().any(|&other| other == number) {
-                self.note(Kind::Haunts, number, to, Instant(to.0 + 1));
+                self.note(IncidentKind::Haunts, number, to, Instant(to.0 + 1));
             }
             return;
         };
         let since = self.doubled.remove(&number).unwrap_or(from);
         let in_block = |slot| chain::block_of(self.geometry, slot).is_some();
         let kind = if in_block(slot) && in_block(stays) {
-            Kind::Compaction
+            IncidentKind::Compaction
         } else if !self.is_primary(number, slot) && self.is_primary(number, stays) {
-            Kind::Homing
+            IncidentKind::Homing
         } else {
-            Kind::Kick
+            IncidentKind::Kick
         };
         self.note(kind, number, since, to);
         let left = self.left.entry(slot).or_default();
         if let Some(other) = self.ghosts.insert(slot, number)
             && let Some(&(_, since)) = left.iter().find(|(left, _)| *left == other)
         {
-            self.stores.incidents.push(Incident { kind: Kind::Overlaid, key: other, from: since, to });
+            self.stores.incidents.push(Incident {
+                kind: IncidentKind::Overlaid,
+                key: other,
+                from: since,
+                to,
+            });
         }
         let before = left.iter().position(|(other, _)| *other == number).map(|n| left.remove(n));
         left.push((number, since));
         if let Some((_, since)) = before {
-            self.note(Kind::Return, number, since, to);
+            self.note(IncidentKind::Return, number, since, to);
         }
     }
 }

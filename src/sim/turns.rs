@@ -14,12 +14,12 @@ use std::thread::ScopedJoinHandle;
 
 #[derive(Debug)]
 struct Turns {
-    state: Mutex<State>,
+    state: Mutex<TurnState>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
-struct State {
+struct TurnState {
     random: Random,
     /// Turns are of so many orders of length.
     lengths: usize,
@@ -47,7 +47,8 @@ pub(crate) fn run<T: Send>(seed: u64, works: Vec<impl FnOnce() -> T + Send>) -> 
     let mut random = Random::new(seed);
     let whose = random.pick(works.len());
     let lengths = LENGTHS.start() + random.pick(LENGTHS.end() - LENGTHS.start() + 1);
-    let mut state = State { random, lengths, left: 0, going: (0..works.len()).collect(), whose, in_vain: 0 };
+    let mut state =
+        TurnState { random, lengths, left: 0, going: (0..works.len()).collect(), whose, in_vain: 0 };
     state.choose();
     let turns = Arc::new(Turns { state: Mutex::new(state), changed: Condvar::new() });
     let rules = faults::all_broken();
@@ -67,7 +68,7 @@ pub(crate) fn run<T: Send>(seed: u64, works: Vec<impl FnOnce() -> T + Send>) -> 
 }
 
 impl Turns {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, TurnState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -84,7 +85,7 @@ impl Turns {
         }
     }
 
-    fn wait(&self, mut state: MutexGuard<'_, State>, me: usize) {
+    fn wait(&self, mut state: MutexGuard<'_, TurnState>, me: usize) {
         self.changed.notify_all();
         while state.whose != me {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -92,7 +93,7 @@ impl Turns {
     }
 }
 
-impl State {
+impl TurnState {
     fn choose(&mut self) {
         let n = self.random.pick(self.going.len());
         self.whose = self.going[n];

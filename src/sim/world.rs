@@ -7,16 +7,16 @@
 
 use super::decided::{By, Decided};
 use super::keys::{KEY_BYTES, KeyNumber, key};
-use super::stores::{Event, Incident, Kind, Move, Stores};
+use super::stores::{Incident, IncidentKind, Move, StoreEvent, Stores};
 use super::turns;
 use super::{Adversary, Aim, Hardware, History, Instant, Met, ReadFailed, Recorder, Sim, Stalls, Witness};
 use crate::clock::Clock;
-use crate::config::{Config, Size};
+use crate::config::{Config, TableSize};
 use crate::fabric::Fabric;
 use crate::fabric::shm::Shm;
 use crate::families;
 use crate::get::Proof;
-use crate::index::{Index, Put, PutError, PutMode, WAITS_MAX};
+use crate::index::{Index, PutError, PutMode, PutOutcome, WAITS_MAX};
 use crate::inspect::Inspector;
 use crate::layout::chain::CHAIN_MAX;
 use crate::layout::geometry::{Geometry, Layout, SlotIx};
@@ -59,7 +59,7 @@ impl Scene {
     fn config(&self) -> Config {
         Config {
             layout: self.layout,
-            size: Size::Slots(self.slots),
+            size: TableSize::Slots(self.slots),
             key_max: KEY_BYTES,
             value_max: self.value_bytes,
             grace: self.grace,
@@ -82,7 +82,7 @@ impl Version {
     /// What every key is at first.
     const ABSENT: Version = Version { value: None, from: Instant(0), until: None };
 
-    fn is<E>(&self, answer: &Answer<E>) -> bool {
+    fn is<E>(&self, answer: &GetAnswer<E>) -> bool {
         answer.as_ref().is_ok_and(|answer| *answer == self.value)
     }
 
@@ -123,7 +123,11 @@ impl Past {
         let is_leap = |incident: &&Incident| {
             !matches!(
                 incident.kind,
-                Kind::GhostGone | Kind::Filter | Kind::Link | Kind::Return | Kind::Overlaid
+                IncidentKind::GhostGone
+                    | IncidentKind::Filter
+                    | IncidentKind::Link
+                    | IncidentKind::Return
+                    | IncidentKind::Overlaid
             )
         };
         for incident in incidents.iter().filter(is_leap) {
@@ -145,11 +149,11 @@ impl Past {
 }
 
 /// Says which GET a client makes next, from when it has ended the one before; `None`: no further one.
-pub type Asks<'a> = dyn FnMut(Instant) -> Option<Ask> + 'a;
+pub type PlannedGets<'a> = dyn FnMut(Instant) -> Option<PlannedGet> + 'a;
 
 /// A GET that a client is to make.
 #[derive(Clone, Copy, Debug)]
-pub struct Ask {
+pub struct PlannedGet {
     /// Of this key.
     pub key: KeyNumber,
     /// Not before this instant.
@@ -158,11 +162,11 @@ pub struct Ask {
     pub read_stores_max: Option<usize>,
 }
 
-impl Ask {
+impl PlannedGet {
     /// GETs of these keys, one right after the other.
-    pub fn all(from: Instant, numbers: &[KeyNumber]) -> impl FnMut(Instant) -> Option<Ask> {
+    pub fn all(from: Instant, numbers: &[KeyNumber]) -> impl FnMut(Instant) -> Option<PlannedGet> {
         let mut numbers = numbers.iter();
-        move |_| numbers.next().map(|&key| Ask { key, from, read_stores_max: None })
+        move |_| numbers.next().map(|&key| PlannedGet { key, from, read_stores_max: None })
     }
 }
 
@@ -182,7 +186,7 @@ struct Done {
 #[derive(Debug)]
 enum Did {
     Change(Done),
-    Look(KeyNumber, Answer<Infallible>, (Instant, Instant)),
+    Look(KeyNumber, GetAnswer<Infallible>, (Instant, Instant)),
 }
 
 impl Done {
@@ -196,10 +200,10 @@ impl Done {
     fn in_order(
         number: KeyNumber,
         mut done: Vec<Done>,
-        events: &[Event],
+        events: &[StoreEvent],
         mut had: bool,
         during: (Instant, Instant),
-    ) -> Result<Vec<(Done, &Event)>, Box<Violation>> {
+    ) -> Result<Vec<(Done, &StoreEvent)>, Box<Violation>> {
         // Of several removes that a disappearance may be due to, it was the one that ended first, if any order is right.
         done.sort_by_key(|done| done.to);
         let mut in_order = Vec::new();
@@ -270,9 +274,9 @@ pub struct World {
 }
 
 /// A GET's answer, or why there was none.
-pub type Answer<E = ReadFailed> = Result<Option<Vec<u8>>, ReadError<E>>;
+pub type GetAnswer<E = ReadFailed> = Result<Option<Vec<u8>>, ReadError<E>>;
 
-fn answer<F: Fabric>(reader: &mut Reader<'_, F>, number: KeyNumber) -> Answer<F::Error> {
+fn answer<F: Fabric>(reader: &mut Reader<'_, F>, number: KeyNumber) -> GetAnswer<F::Error> {
     let mut value = Vec::new();
     reader.get_into(&key(number), &mut value).map(|found| found.then_some(value))
 }
@@ -301,7 +305,7 @@ impl Violation {
     }
 }
 
-fn show_answer<E: std::error::Error>(answer: &Answer<E>) -> String {
+fn show_answer<E: std::error::Error>(answer: &GetAnswer<E>) -> String {
     match answer {
         Ok(Some(value)) => show_value(value),
         Ok(None) => "absent".into(),
@@ -564,7 +568,7 @@ impl World {
                 let stamp = operation.to_le_bytes();
                 let value: Vec<u8> = stamp.iter().cycle().take(self.scene.value_bytes).copied().collect();
                 match self.index.put(&key(number), &value, PutMode::Upsert) {
-                    Ok(put) => (number, put == Put::Updated, Some(value)),
+                    Ok(put) => (number, put == PutOutcome::Updated, Some(value)),
                     Err(PutError::Full { .. }) => {
                         is_full = true;
                         (number, false, None)
@@ -707,7 +711,7 @@ impl World {
     pub fn judge<E: std::error::Error>(
         &self,
         number: KeyNumber,
-        answer: &Answer<E>,
+        answer: &GetAnswer<E>,
         (from, to): (Instant, Instant),
         seen: usize,
     ) -> Result<usize, Box<Violation>> {
@@ -776,7 +780,7 @@ impl World {
         past: &Past,
         hardware: Hardware,
         adversary: &mut impl Adversary,
-        asks: &mut Asks<'_>,
+        asks: &mut PlannedGets<'_>,
         tell: bool,
     ) -> Result<Decided, Box<Violation>> {
         let mut decided = Decided::default();
@@ -788,7 +792,7 @@ impl World {
             fabric.tell();
         }
         let mut reader = Reader::new(fabric, geometry, Clock::manual(), LIMITS);
-        while let Some(Ask { key: number, from, read_stores_max }) = asks(reader.fabric().now()) {
+        while let Some(PlannedGet { key: number, from, read_stores_max }) = asks(reader.fabric().now()) {
             let first = geometry.seeds().first(&key(number));
             let leaps = past.leaps.get(&number).map_or(&[][..], |leaps| leaps);
             let aim = Aim { home: geometry.home(first.0), ghost: first.ghost(), read_stores_max, leaps };
@@ -819,7 +823,7 @@ impl World {
         &self,
         decided: &mut Decided,
         number: KeyNumber,
-        answer: &Answer,
+        answer: &GetAnswer,
         (from, to): (Instant, Instant),
         was_torn: bool,
         (met, by_clock): (&Met, bool),
@@ -887,7 +891,7 @@ impl World {
         };
         let wanted: Vec<_> = numbers.iter().map(wanted).collect();
         // Which key, its answer, when it began and how many answers there were by then, when it ended.
-        let mut answered: Vec<(usize, Answer, (Instant, usize), Instant)> = Vec::new();
+        let mut answered: Vec<(usize, GetAnswer, (Instant, usize), Instant)> = Vec::new();
         let ended = reader.get_many(&wanted, |n, value| {
             answered.push((n, Ok(value.map(<[u8]>::to_vec)), wanted[n].began.get(), now.get()));
             answers.set(answers.get() + 1);

@@ -36,7 +36,7 @@ const MESSAGE_MAX: usize = 16 << 10;
 /// Never used twice.
 pub(crate) type Nonce = [u8; 32];
 /// Proof of knowing the token.
-pub(crate) type Proof = [u8; 32];
+pub(crate) type TokenProof = [u8; 32];
 
 /// The server begins.
 #[derive(Debug, Serialize, Deserialize)]
@@ -57,7 +57,7 @@ pub(crate) const NAME: &str = "verbs";
 pub(crate) struct Join {
     pub version: u32,
     pub nonce: Nonce,
-    pub proof: Proof,
+    pub proof: TokenProof,
     pub endpoint: Endpoint,
     pub network: Network,
     /// What the client takes of the offer.
@@ -66,7 +66,7 @@ pub(crate) struct Join {
 
 /// How the server ends the conversation.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Answer {
+pub(crate) enum JoinAnswer {
     Welcome(Box<Welcome>),
     Refused {
         /// Is the token the reason?
@@ -78,7 +78,7 @@ pub(crate) enum Answer {
 /// Everything a client needs to read.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Welcome {
-    pub proof: Proof,
+    pub proof: TokenProof,
     pub endpoint: Endpoint,
     pub region: Descriptor,
     /// The superblock's words: geometry and generation.
@@ -96,13 +96,13 @@ pub(crate) struct Welcome {
 pub(crate) trait Proving: Serialize {
     const ROLE: &'static [u8];
 
-    fn proof(&mut self) -> &mut Proof;
+    fn proof(&mut self) -> &mut TokenProof;
 }
 
 impl Proving for Join {
     const ROLE: &'static [u8] = b"oneread client";
 
-    fn proof(&mut self) -> &mut Proof {
+    fn proof(&mut self) -> &mut TokenProof {
         &mut self.proof
     }
 }
@@ -110,7 +110,7 @@ impl Proving for Join {
 impl Proving for Welcome {
     const ROLE: &'static [u8] = b"oneread server";
 
-    fn proof(&mut self) -> &mut Proof {
+    fn proof(&mut self) -> &mut TokenProof {
         &mut self.proof
     }
 }
@@ -154,7 +154,7 @@ fn mac<M: Proving>(token: &Token, server: &Nonce, client: &Nonce, message: &M) -
 
 /// Fills in the proof of a message that is otherwise complete.
 pub(crate) fn prove<M: Proving>(token: &Token, server: &Nonce, client: &Nonce, message: &mut M) {
-    *message.proof() = Proof::default();
+    *message.proof() = TokenProof::default();
     *message.proof() = mac(token, server, client, message).finalize().into_bytes().into();
 }
 
@@ -184,16 +184,16 @@ pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<Option<T>, Str
 }
 
 /// The client's side of the stream: every wait ends at the deadline.
-pub(crate) struct Conversation {
+pub(crate) struct Handshake {
     pub stream: TcpStream,
     pub peer: SocketAddr,
     deadline: Instant,
     within: Duration,
 }
 
-impl Conversation {
+impl Handshake {
     /// Connects to the first of the host's addresses that answers.
-    pub fn open(host: &str, port: u16, within: Duration) -> Result<Conversation, SetupError> {
+    pub fn open(host: &str, port: u16, within: Duration) -> Result<Handshake, SetupError> {
         use std::net::ToSocketAddrs;
         let address = super::host_and_port(host, port);
         let not_there = |why: String| SetupError::NotThere { address: address.clone(), why };
@@ -205,7 +205,7 @@ impl Conversation {
             match TcpStream::connect_timeout(&peer, left) {
                 Ok(stream) => {
                     let _ = stream.set_nodelay(true);
-                    return Ok(Conversation { stream, peer, deadline, within });
+                    return Ok(Handshake { stream, peer, deadline, within });
                 }
                 Err(e) => last = e.to_string(),
             }
@@ -308,7 +308,7 @@ mod tests {
         assert!(!proven(&token, &server, &client, &|join| join.endpoint.at.num = 6));
         assert!(!proven(&token, &server, &client, &|join| join.network.kind = Some(1)));
         assert!(!proven(&token, &server, &client, &|join| join.proof[7] ^= 1));
-        assert!(!proven(&token, &server, &client, &|join| join.proof = Proof::default()));
+        assert!(!proven(&token, &server, &client, &|join| join.proof = TokenProof::default()));
         assert_ne!(Join::ROLE, Welcome::ROLE, "a proof cannot be sent back to its sender");
     }
 
@@ -318,7 +318,7 @@ mod tests {
         fn any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..100), len in 0u32..64) {
             let _ = decode::<Join>(&bytes);
             let framed = [&len.to_le_bytes()[..], &bytes].concat();
-            let _ = decode::<Answer>(&framed);
+            let _ = decode::<JoinAnswer>(&framed);
         }
     }
 

@@ -78,7 +78,7 @@ unsafe impl Sync for Context {}
 
 /// What a device tells out of turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Event {
+pub(crate) enum DeviceEvent {
     /// This queue pair has failed and takes no more from its shared receive queue: all that it took has
     /// completed.
     LastReceive { number: u32 },
@@ -189,7 +189,7 @@ impl Context {
     }
 
     /// What the device tells next, if anything. Does not wait.
-    pub fn next_event(&self) -> Option<Event> {
+    pub fn next_event(&self) -> Option<DeviceEvent> {
         let mut event = ibv_async_event::default();
         // SAFETY: an open context, and room for the answer; it does not block.
         if unsafe { (self.functions.ibv_get_async_event)(self.raw.as_ptr(), &mut event) } != 0 {
@@ -199,9 +199,9 @@ impl Context {
             IBV_EVENT_QP_LAST_WQE_REACHED => {
                 // SAFETY: this kind of event is of a queue pair; destroying that waits for the acknowledgement.
                 let number = unsafe { (*event.element.qp).qp_num };
-                Event::LastReceive { number }
+                DeviceEvent::LastReceive { number }
             }
-            kind => Event::Other { kind },
+            kind => DeviceEvent::Other { kind },
         };
         // SAFETY: taken above, acknowledged once.
         unsafe { (self.functions.ibv_ack_async_event)(&mut event) };
@@ -435,16 +435,16 @@ impl RegisteredRegion {
 }
 
 /// Memory of our own that NICs write into or read from, in equal slots.
-pub(crate) type Buffer = Registered<Slots>;
+pub(crate) type Buffer = Registered<Cells>;
 
 /// An anonymous mapping cut into slots.
 #[derive(Debug)]
-pub(crate) struct Slots {
+pub(crate) struct Cells {
     map: MmapRaw,
     slot_bytes: usize,
 }
 
-impl Slots {
+impl Cells {
     /// How many there are.
     pub fn slots(&self) -> usize {
         self.map.len() / self.slot_bytes
@@ -472,7 +472,7 @@ impl Buffer {
         let start = map.as_mut_ptr();
         // SAFETY: the mapping stays where it is until dropped; bytes in it are only reached through the
         // methods below.
-        unsafe { Registered::register(domain, Slots { map, slot_bytes }, start, bytes, access) }
+        unsafe { Registered::register(domain, Cells { map, slot_bytes }, start, bytes, access) }
     }
 
     pub fn slot_bytes(&self) -> usize {
@@ -830,14 +830,14 @@ unsafe impl Sync for QueuePair {}
 pub(crate) struct Work {
     pub id: u64,
     pub element: ibv_sge,
-    pub kind: Kind,
+    pub kind: WorkKind,
     /// Does its completion show? (A completion also stands for those before it that do not.)
     pub signalled: bool,
 }
 
 /// What a work request does.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Kind {
+pub(crate) enum WorkKind {
     /// READs remote memory into the element.
     Read { address: u64, key: u32 },
     /// WRITEs the element into remote memory.
@@ -1047,10 +1047,10 @@ impl QueuePair {
         self.elements.clear();
         for work in works {
             let (opcode, wr) = match work.kind {
-                Kind::Read { address, key } => (ibv_wr_opcode::IBV_WR_RDMA_READ, rdma(address, key)),
-                Kind::Write { address, key } => (ibv_wr_opcode::IBV_WR_RDMA_WRITE, rdma(address, key)),
-                Kind::Send => (ibv_wr_opcode::IBV_WR_SEND, Default::default()),
-                Kind::Datagram { to, number, key } => {
+                WorkKind::Read { address, key } => (ibv_wr_opcode::IBV_WR_RDMA_READ, rdma(address, key)),
+                WorkKind::Write { address, key } => (ibv_wr_opcode::IBV_WR_RDMA_WRITE, rdma(address, key)),
+                WorkKind::Send => (ibv_wr_opcode::IBV_WR_SEND, Default::default()),
+                WorkKind::Datagram { to, number, key } => {
                     let ud = ibv_send_wr__bindgen_ty_2__bindgen_ty_3 {
                         ah: to,
                         remote_qpn: number,

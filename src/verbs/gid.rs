@@ -20,7 +20,7 @@ pub struct Entry {
     /// The GID, in network byte order.
     pub gid: [u8; 16],
     /// What packets from it look like.
-    pub kind: Kind,
+    pub kind: GidKind,
     /// The number of the network interface it belongs to; 0 if there is none.
     pub ifindex: u32,
     /// The name of that interface.
@@ -29,7 +29,7 @@ pub struct Entry {
 
 /// What packets with a GID look like on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum GidKind {
     /// InfiniBand.
     Ib,
     /// RDMA in Ethernet frames of their own type: within one Ethernet segment.
@@ -49,7 +49,7 @@ pub enum LinkLayer {
 
 /// The kind of network address that a GID is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Family {
+pub enum AddressFamily {
     /// An IPv4 address, mapped into IPv6.
     V4,
     /// An IPv6 address.
@@ -60,7 +60,7 @@ pub enum Family {
 
 /// What a GID is chosen by.
 #[derive(Clone, Copy, Debug)]
-pub struct Request<'a> {
+pub struct GidQuery<'a> {
     /// The port's GID table, in any order.
     pub entries: &'a [Entry],
     /// The port's link layer.
@@ -130,7 +130,7 @@ pub struct End {
     /// The port's link layer.
     pub link_layer: LinkLayer,
     /// The GID it uses and its kind; `None`: by LID.
-    pub gid: Option<([u8; 16], Kind)>,
+    pub gid: Option<([u8; 16], GidKind)>,
 }
 
 /// Why two ends cannot talk.
@@ -149,13 +149,13 @@ pub enum Mismatch {
     /// RoCE v1 against v2.
     #[error(
         "this side chose a GID of {local}, the peer one of {remote}: they do not understand each other; choose {} GIDs on both sides (`oneread doctor` lists them)",
-        Kind::RoceV2
+        GidKind::RoceV2
     )]
     Versions {
         /// This side's.
-        local: Kind,
+        local: GidKind,
         /// The peer's.
-        remote: Kind,
+        remote: GidKind,
     },
     /// IPv4 against IPv6.
     #[error(
@@ -163,9 +163,9 @@ pub enum Mismatch {
     )]
     Families {
         /// This side's.
-        local: Family,
+        local: AddressFamily,
         /// The peer's.
-        remote: Family,
+        remote: AddressFamily,
     },
 }
 
@@ -176,7 +176,7 @@ impl Entry {
     }
 
     /// What kind of address the GID is.
-    pub fn family(&self) -> Family {
+    pub fn family(&self) -> AddressFamily {
         family(self.gid)
     }
 
@@ -189,16 +189,16 @@ fn address(gid: [u8; 16]) -> IpAddr {
     IpAddr::V6(Ipv6Addr::from(gid)).to_canonical()
 }
 
-fn family(gid: [u8; 16]) -> Family {
+fn family(gid: [u8; 16]) -> AddressFamily {
     match address(gid) {
-        IpAddr::V4(_) => Family::V4,
-        IpAddr::V6(ip) if ip.is_unicast_link_local() => Family::LinkLocal,
-        IpAddr::V6(_) => Family::V6,
+        IpAddr::V4(_) => AddressFamily::V4,
+        IpAddr::V6(ip) if ip.is_unicast_link_local() => AddressFamily::LinkLocal,
+        IpAddr::V6(_) => AddressFamily::V6,
     }
 }
 
 /// Chooses the GID for a port's queue pairs. An index that the user asked for is taken if it exists.
-pub fn choose(request: &Request<'_>) -> Result<Choice, GidError> {
+pub fn choose(request: &GidQuery<'_>) -> Result<Choice, GidError> {
     let ranking = rank(request);
     if let Some(asked) = request.index {
         return match ranking.iter().position(|ranked| ranked.entry.index == asked) {
@@ -234,14 +234,16 @@ pub fn choose(request: &Request<'_>) -> Result<Choice, GidError> {
 }
 
 /// All entries that hold a GID, the best first, each with what speaks for and against it.
-pub fn rank<'a>(request: &Request<'a>) -> Vec<Ranked<'a>> {
+pub fn rank<'a>(request: &GidQuery<'a>) -> Vec<Ranked<'a>> {
     let mut graded: Vec<_> = request
         .entries
         .iter()
         .filter(|entry| !entry.is_empty())
         .map(|entry| {
             let (grade, why) = match request.link_layer {
-                LinkLayer::InfiniBand => (Grade::InPeersSubnet(Family::V6), infiniband(entry, request)),
+                LinkLayer::InfiniBand => {
+                    (Grade::InPeersSubnet(AddressFamily::V6), infiniband(entry, request))
+                }
                 LinkLayer::Ethernet => grade(entry, request),
             };
             ((std::cmp::Reverse(entry.kind as u8), grade, entry.index), Ranked { entry, why })
@@ -265,7 +267,7 @@ pub fn reachable(local: &End, remote: &End) -> Result<(), Mismatch> {
     }
     // RoCE v1 does not go by IP: there, a GID is a name and nothing else.
     let (ours, theirs) = (family(ours), family(theirs));
-    if our_kind == Kind::RoceV2 && (ours == Family::V4) != (theirs == Family::V4) {
+    if our_kind == GidKind::RoceV2 && (ours == AddressFamily::V4) != (theirs == AddressFamily::V4) {
         return Err(Mismatch::Families { local: ours, remote: theirs });
     }
     Ok(())
@@ -275,29 +277,29 @@ pub fn reachable(local: &End, remote: &End) -> Result<(), Mismatch> {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Grade {
     /// IPv4 before IPv6.
-    InPeersSubnet(Family),
+    InPeersSubnet(AddressFamily),
     /// The peer's kind of address, or IPv4 while no peer is known.
     Fitting,
     Other,
     LinkLocal,
 }
 
-fn grade(entry: &Entry, request: &Request<'_>) -> (Grade, String) {
+fn grade(entry: &Entry, request: &GidQuery<'_>) -> (Grade, String) {
     let (own, family) = (entry.address(), entry.family());
     let kind = format!("{}, {family}", entry.kind);
     let Some(peer) = request.peer.map(|peer| peer.to_canonical()) else {
         return match family {
-            Family::V4 => (Grade::Fitting, kind),
-            Family::V6 => (Grade::Other, kind),
-            Family::LinkLocal => (Grade::LinkLocal, kind),
+            AddressFamily::V4 => (Grade::Fitting, kind),
+            AddressFamily::V6 => (Grade::Other, kind),
+            AddressFamily::LinkLocal => (Grade::LinkLocal, kind),
         };
     };
     if own == peer {
         return (Grade::InPeersSubnet(family), format!("{kind}, the peer's own address"));
     }
     if own.is_ipv4() != peer.is_ipv4() {
-        let grade = if family == Family::LinkLocal { Grade::LinkLocal } else { Grade::Other };
-        let theirs = if peer.is_ipv4() { Family::V4 } else { Family::V6 };
+        let grade = if family == AddressFamily::LinkLocal { Grade::LinkLocal } else { Grade::Other };
+        let theirs = if peer.is_ipv4() { AddressFamily::V4 } else { AddressFamily::V6 };
         return (grade, format!("{kind}, but the peer's address is {theirs}"));
     }
     let prefixes = || request.addresses.iter().filter(|(address, _)| address.to_canonical() == own);
@@ -305,14 +307,17 @@ fn grade(entry: &Entry, request: &Request<'_>) -> (Grade, String) {
         return (Grade::InPeersSubnet(family), format!("{kind}, same subnet as the peer"));
     }
     let subnet = match prefixes().next() {
-        _ if family == Family::LinkLocal => "for one segment only",
+        _ if family == AddressFamily::LinkLocal => "for one segment only",
         Some(_) => "another subnet than the peer's",
         None => "its subnet is not known",
     };
-    (if family == Family::LinkLocal { Grade::LinkLocal } else { Grade::Fitting }, format!("{kind}, {subnet}"))
+    (
+        if family == AddressFamily::LinkLocal { Grade::LinkLocal } else { Grade::Fitting },
+        format!("{kind}, {subnet}"),
+    )
 }
 
-fn infiniband(entry: &Entry, request: &Request<'_>) -> String {
+fn infiniband(entry: &Entry, request: &GidQuery<'_>) -> String {
     match request.peer_prefix {
         Some(theirs) if entry.gid[..8] == theirs => "InfiniBand, same subnet as the peer".into(),
         Some(_) => "InfiniBand, another subnet than the peer's: routed".into(),
@@ -321,7 +326,7 @@ fn infiniband(entry: &Entry, request: &Request<'_>) -> String {
 }
 
 /// The entry at this place of the ranking, in words.
-fn take(request: &Request<'_>, ranking: &[Ranked<'_>], at: usize) -> Choice {
+fn take(request: &GidQuery<'_>, ranking: &[Ranked<'_>], at: usize) -> Choice {
     let Ranked { entry, why } = &ranking[at];
     let mut why = match request.index {
         Some(asked) => format!("took index {asked}, as asked for: {why}"),
@@ -332,9 +337,9 @@ fn take(request: &Request<'_>, ranking: &[Ranked<'_>], at: usize) -> Choice {
     let told = why.len();
     if at > 0 && ethernet && merit(best, request) != merit(&ranking[at], request) {
         why += &format!("; index {} would suit better: {}", best.entry.index, best.why);
-    } else if ethernet && entry.kind == Kind::RoceV1 {
+    } else if ethernet && entry.kind == GidKind::RoceV1 {
         why += "; warning: the port has RoCE v1 only, which stays within one Ethernet segment and which a peer with RoCE v2 does not understand; use a port with RoCE v2, or v1 on both sides";
-    } else if ethernet && ranking.iter().all(|ranked| ranked.entry.family() == Family::LinkLocal) {
+    } else if ethernet && ranking.iter().all(|ranked| ranked.entry.family() == AddressFamily::LinkLocal) {
         why += "; warning: the port has link-local addresses only, which reach no further than one segment; give its interface an address";
         if let Some(netdev) = &entry.netdev {
             why += &format!(", as in `ip addr add 192.168.1.2/24 dev {netdev}`");
@@ -345,11 +350,11 @@ fn take(request: &Request<'_>, ranking: &[Ranked<'_>], at: usize) -> Choice {
     Choice { index: Some(entry.index), doubtful: why.len() > told, why }
 }
 
-fn merit(ranked: &Ranked<'_>, request: &Request<'_>) -> (Kind, Grade) {
+fn merit(ranked: &Ranked<'_>, request: &GidQuery<'_>) -> (GidKind, Grade) {
     (ranked.entry.kind, grade(ranked.entry, request).0)
 }
 
-fn nothing(request: &Request<'_>) -> GidError {
+fn nothing(request: &GidQuery<'_>) -> GidError {
     match request.entries.len() {
         0 => GidError::NoGid,
         places => GidError::OnlyZero { places },
@@ -372,16 +377,16 @@ fn list(indexes: &[u32]) -> String {
 }
 
 /// The family as it matters between two ends.
-fn ip(family: &Family) -> &'static str {
-    if *family == Family::V4 { "IPv4" } else { "IPv6" }
+fn ip(family: &AddressFamily) -> &'static str {
+    if *family == AddressFamily::V4 { "IPv4" } else { "IPv6" }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for GidKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Kind::Ib => "InfiniBand",
-            Kind::RoceV1 => "RoCE v1",
-            Kind::RoceV2 => "RoCE v2",
+            GidKind::Ib => "InfiniBand",
+            GidKind::RoceV1 => "RoCE v1",
+            GidKind::RoceV2 => "RoCE v2",
         })
     }
 }
@@ -395,12 +400,12 @@ impl fmt::Display for LinkLayer {
     }
 }
 
-impl fmt::Display for Family {
+impl fmt::Display for AddressFamily {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Family::V4 => "IPv4",
-            Family::V6 => "IPv6",
-            Family::LinkLocal => "IPv6 link-local",
+            AddressFamily::V4 => "IPv4",
+            AddressFamily::V6 => "IPv6",
+            AddressFamily::LinkLocal => "IPv6 link-local",
         })
     }
 }
@@ -409,9 +414,9 @@ impl fmt::Display for Family {
 mod tests {
     use super::*;
 
-    use Kind::{Ib, RoceV1, RoceV2};
+    use GidKind::{Ib, RoceV1, RoceV2};
 
-    fn entry(index: u32, kind: Kind, address: &str) -> Entry {
+    fn entry(index: u32, kind: GidKind, address: &str) -> Entry {
         let gid = match address.parse().unwrap() {
             IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
             IpAddr::V6(ip) => ip.octets(),
@@ -438,8 +443,8 @@ mod tests {
             .into()
     }
 
-    fn ethernet<'a>(entries: &'a [Entry], addresses: &'a [(IpAddr, u8)], peer: Option<&str>) -> Request<'a> {
-        Request {
+    fn ethernet<'a>(entries: &'a [Entry], addresses: &'a [(IpAddr, u8)], peer: Option<&str>) -> GidQuery<'a> {
+        GidQuery {
             entries,
             link_layer: LinkLayer::Ethernet,
             lid: 0,
@@ -450,8 +455,8 @@ mod tests {
         }
     }
 
-    fn infiniband<'a>(entries: &'a [Entry], lid: u16, peer_prefix: Option<[u8; 8]>) -> Request<'a> {
-        Request { link_layer: LinkLayer::InfiniBand, lid, peer_prefix, ..ethernet(entries, &[], None) }
+    fn infiniband<'a>(entries: &'a [Entry], lid: u16, peer_prefix: Option<[u8; 8]>) -> GidQuery<'a> {
+        GidQuery { link_layer: LinkLayer::InfiniBand, lid, peer_prefix, ..ethernet(entries, &[], None) }
     }
 
     #[test]
@@ -544,7 +549,7 @@ mod tests {
     #[test]
     fn asked_for() {
         let (usual, known) = (usual(), addresses());
-        let ask = |index| Request { index: Some(index), ..ethernet(&usual, &known, Some("10.0.0.77")) };
+        let ask = |index| GidQuery { index: Some(index), ..ethernet(&usual, &known, Some("10.0.0.77")) };
         assert!(!choose(&ask(5)).unwrap().doubtful);
         assert_eq!(
             choose(&ask(5)).unwrap().why,
@@ -564,10 +569,10 @@ mod tests {
         );
         // An equal that only has a higher index is as good.
         let twice = [entry(3, RoceV2, "10.0.0.1"), entry(7, RoceV2, "10.0.0.2")];
-        let why = choose(&Request { index: Some(7), ..ethernet(&twice, &[], None) }).unwrap().why;
+        let why = choose(&GidQuery { index: Some(7), ..ethernet(&twice, &[], None) }).unwrap().why;
         assert_eq!(why, "took index 7, as asked for: RoCE v2, IPv4");
         // Asking for something does not hide that there is nothing.
-        assert_eq!(choose(&Request { index: Some(7), ..ethernet(&[], &[], None) }), Err(GidError::NoGid));
+        assert_eq!(choose(&GidQuery { index: Some(7), ..ethernet(&[], &[], None) }), Err(GidError::NoGid));
     }
 
     #[test]
@@ -576,14 +581,14 @@ mod tests {
         let zeros = [entry(0, RoceV2, "::"), entry(1, RoceV2, "::")];
         assert_eq!(choose(&ethernet(&zeros, &[], None)), Err(GidError::OnlyZero { places: 2 }));
         assert_eq!(
-            choose(&Request { index: Some(0), ..ethernet(&zeros, &[], None) }),
+            choose(&GidQuery { index: Some(0), ..ethernet(&zeros, &[], None) }),
             Err(GidError::OnlyZero { places: 2 })
         );
         // An empty place is no GID, also if asked for.
         let one = [entry(0, RoceV2, "::"), entry(6, RoceV2, "10.0.0.1")];
         assert_eq!(choose(&ethernet(&one, &[], None)).unwrap().index, Some(6));
         assert_eq!(
-            choose(&Request { index: Some(0), ..ethernet(&one, &[], None) }),
+            choose(&GidQuery { index: Some(0), ..ethernet(&one, &[], None) }),
             Err(GidError::NoSuchIndex { asked: 0, exist: vec![6] })
         );
 
@@ -621,7 +626,7 @@ mod tests {
         assert_eq!(no_lid.index, Some(0));
         assert!(no_lid.why.contains("no subnet manager"), "{}", no_lid.why);
         assert_eq!(choose(&infiniband(&[], 0, None)), Err(GidError::NoGid));
-        let asked = choose(&Request { index: Some(1), ..infiniband(&table, 5, None) }).unwrap();
+        let asked = choose(&GidQuery { index: Some(1), ..infiniband(&table, 5, None) }).unwrap();
         assert_eq!((asked.index, asked.why.as_str()), (Some(1), "took index 1, as asked for: InfiniBand"));
     }
 
@@ -651,7 +656,7 @@ mod tests {
             (
                 end(RoceV2, "fe80::1"),
                 end(RoceV2, "10.0.0.2"),
-                Mismatch::Families { local: Family::LinkLocal, remote: Family::V4 },
+                Mismatch::Families { local: AddressFamily::LinkLocal, remote: AddressFamily::V4 },
                 ["is an IPv6 address, the peer one that is an IPv4 address", "the same kind on both sides"],
             ),
             (

@@ -3,7 +3,7 @@
 use super::bootstrap::Network;
 use super::device::{Context, ProtectionDomain, Route};
 use super::error::SetupError;
-use super::gid::{self, End, Entry, Kind, LinkLayer, Request};
+use super::gid::{self, End, Entry, GidKind, GidQuery, LinkLayer};
 use super::{DeviceChoice, is_mtu};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ impl Station {
         // On one host the loopback address says nothing about the device.
         let peer = peer.filter(|peer| !peer.is_loopback());
         let addresses = addresses();
-        let chosen = gid::choose(&Request {
+        let chosen = gid::choose(&GidQuery {
             entries: &entries,
             link_layer,
             lid: port.lid,
@@ -112,19 +112,19 @@ fn raw(gid: ibverbs::Gid) -> [u8; 16] {
     raw
 }
 
-fn kind(number: u32) -> Kind {
+fn kind(number: u32) -> GidKind {
     match number {
-        ibverbs_sys::IBV_GID_TYPE_ROCE_V1 => Kind::RoceV1,
-        ibverbs_sys::IBV_GID_TYPE_ROCE_V2 => Kind::RoceV2,
-        _ => Kind::Ib,
+        ibverbs_sys::IBV_GID_TYPE_ROCE_V1 => GidKind::RoceV1,
+        ibverbs_sys::IBV_GID_TYPE_ROCE_V2 => GidKind::RoceV2,
+        _ => GidKind::Ib,
     }
 }
 
-fn number(kind: Kind) -> u8 {
+fn number(kind: GidKind) -> u8 {
     match kind {
-        Kind::Ib => ibverbs_sys::IBV_GID_TYPE_IB as u8,
-        Kind::RoceV1 => ibverbs_sys::IBV_GID_TYPE_ROCE_V1 as u8,
-        Kind::RoceV2 => ibverbs_sys::IBV_GID_TYPE_ROCE_V2 as u8,
+        GidKind::Ib => ibverbs_sys::IBV_GID_TYPE_IB as u8,
+        GidKind::RoceV1 => ibverbs_sys::IBV_GID_TYPE_ROCE_V1 as u8,
+        GidKind::RoceV2 => ibverbs_sys::IBV_GID_TYPE_ROCE_V2 as u8,
     }
 }
 

@@ -3,8 +3,8 @@
 use super::cases::*;
 use super::random::churn;
 use super::{COUNTED, KeyNumber, LINES, SLOW, WORDS, grace, ns};
-use oneread::sim::{Ask, Violation, World};
 use oneread::sim::{Every, Hardware, Instant, Random};
+use oneread::sim::{PlannedGet, Violation, World};
 
 /// Runs every schedule of `gets` GETs of each key, one after the other. How many there were.
 pub fn every_schedule(case: &Case, hardware: Hardware, gets: usize) -> Result<u64, (u64, Box<Violation>)> {
@@ -16,7 +16,13 @@ pub fn every_schedule(case: &Case, hardware: Hardware, gets: usize) -> Result<u6
         let mut every = Every::default();
         while every.next_schedule() {
             case.world
-                .client(&past, hardware, &mut every, &mut Ask::all(case.begin, &vec![number; gets]), false)
+                .client(
+                    &past,
+                    hardware,
+                    &mut every,
+                    &mut PlannedGet::all(case.begin, &vec![number; gets]),
+                    false,
+                )
                 .map_err(|violation| (schedules + every.schedules(), violation))?;
             assert!(every.schedules() < SCHEDULES_MAX, "{}: not a small case", case.name);
         }

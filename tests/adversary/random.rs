@@ -6,7 +6,9 @@ use oneread::Layout;
 use oneread::families::presets;
 use oneread::layout::geometry::{Family, Window};
 use oneread::sim::{Adversary, Hardware, Instant, Random, Stalls, Unit, Witness};
-use oneread::sim::{Ask, By, Change, Decided, Incident, Kind, Past, Scene, Violation, World, key};
+use oneread::sim::{
+    By, Change, Decided, Incident, IncidentKind, Past, PlannedGet, Scene, Violation, World, key,
+};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -79,7 +81,9 @@ fn killed_since(world: &World, since: Instant, random: &mut Random) -> Result<Wo
     let mut killed = Instant(since.0 + random.pick(world.now().0 - since.0));
     // Half of the time shortly after something that rests on time.
     let past = world.past(since);
-    let lasting = |incident: &&Incident| matches!(incident.kind, Kind::Link | Kind::Kick | Kind::Homing);
+    let lasting = |incident: &&Incident| {
+        matches!(incident.kind, IncidentKind::Link | IncidentKind::Kick | IncidentKind::Homing)
+    };
     let lasting: Vec<_> = past.incidents.iter().filter(lasting).collect();
     if random.pick(2) == 0 && !lasting.is_empty() {
         let after = lasting[random.pick(lasting.len())].to.0 + random.pick(40);
@@ -186,18 +190,20 @@ fn hollow(world: &mut World, numbers: &[KeyNumber]) -> bool {
 }
 
 /// GETs of keys with which something goes on, each from shortly before it.
-fn where_something_goes_on(past: &Past, mut random: Random) -> impl FnMut(Instant) -> Option<Ask> {
-    let mut by_kind: BTreeMap<Kind, Vec<&Incident>> = BTreeMap::new();
+fn where_something_goes_on(past: &Past, mut random: Random) -> impl FnMut(Instant) -> Option<PlannedGet> {
+    let mut by_kind: BTreeMap<IncidentKind, Vec<&Incident>> = BTreeMap::new();
     past.incidents.iter().for_each(|incident| by_kind.entry(incident.kind).or_default().push(incident));
     let mut kinds = Vec::new();
     for (kind, incidents) in by_kind {
         // What this project is about, more often than the rest.
         let weight = match kind {
-            Kind::Return => 4,
-            Kind::Kick | Kind::Homing | Kind::Compaction | Kind::Overlaid => 3,
-            Kind::Takeover => 3,
-            Kind::Reuse | Kind::ComesBack => 4,
-            Kind::Filter | Kind::Link => 2,
+            IncidentKind::Return => 4,
+            IncidentKind::Kick | IncidentKind::Homing | IncidentKind::Compaction | IncidentKind::Overlaid => {
+                3
+            }
+            IncidentKind::Takeover => 3,
+            IncidentKind::Reuse | IncidentKind::ComesBack => 4,
+            IncidentKind::Filter | IncidentKind::Link => 2,
             _ => 1,
         };
         kinds.extend(std::iter::repeat_n(incidents, weight));
@@ -209,7 +215,7 @@ fn where_something_goes_on(past: &Past, mut random: Random) -> impl FnMut(Instan
         gets += 1;
         // Now and then the same again: nobody goes back in time.
         if let Some(key) = last.take().filter(|_| gets <= GETS && random.pick(4) == 0) {
-            return Some(Ask { key, from: now, read_stores_max: Some(random.pick(12)) });
+            return Some(PlannedGet { key, from: now, read_stores_max: Some(random.pick(12)) });
         }
         let incident = (0..TRIES).filter(|_| gets <= GETS && !kinds.is_empty()).find_map(|_| {
             let of_kind = &kinds[random.pick(kinds.len())];
@@ -221,10 +227,10 @@ fn where_something_goes_on(past: &Past, mut random: Random) -> impl FnMut(Instan
         let from = Instant(incident.from.0.saturating_sub(random.pick(4)));
         // A READ that ends with it shows what is before and what is after, and little else.
         let stores = incident.to.0 - from.0;
-        let stores = if incident.kind == Kind::Return { 40 } else { stores };
+        let stores = if incident.kind == IncidentKind::Return { 40 } else { stores };
         let read_stores_max = (random.pick(4) > 0).then(|| stores + random.pick(12));
         last = Some(incident.key);
-        Some(Ask { key: incident.key, from, read_stores_max })
+        Some(PlannedGet { key: incident.key, from, read_stores_max })
     }
 }
 
@@ -268,7 +274,7 @@ fn random_client(
     if random.pick(2) == 0 {
         world.batch(past, hardware, &mut random, start, &wanted)
     } else {
-        world.client(past, hardware, &mut random, &mut Ask::all(start, &wanted), tell)
+        world.client(past, hardware, &mut random, &mut PlannedGet::all(start, &wanted), tell)
     }
 }
 
@@ -365,7 +371,7 @@ pub fn random_run(
         }
     }
     // Nothing is lost at the end.
-    let mut last = Ask::all(past.history.end(), &numbers);
+    let mut last = PlannedGet::all(past.history.end(), &numbers);
     let ended = world.client(&past, LINES, &mut Random::new(seed), &mut last, true);
     (decided, ended.map(drop))
 }
@@ -526,7 +532,7 @@ fn a_server_that_stops_anywhere() {
                 let number = numbers[random.pick(numbers.len())];
                 let hardware = Hardware { passes_max: usize::MAX, ..LINES };
                 let one = &[number];
-                let mut asks = Ask::all(stop, one);
+                let mut asks = PlannedGet::all(stop, one);
                 let result = world.client(&stopped, hardware, &mut random, &mut asks, false);
                 let is_half_written = world.is_half_written(&stopped.history, number, stop);
                 match result {

@@ -16,8 +16,8 @@ use oneread::reader::{Limits, Reader};
 use oneread::region::{Backing, Region, RegionError};
 use oneread::wire::{self, Reply};
 use oneread::{
-    Address, Client, ClientOptions, Clock, Config, Geometry, Index, Put, PutError, PutMode, ServeError,
-    Server, ServerConfig, Size,
+    Address, Client, ClientOptions, Clock, Config, Geometry, Index, PutError, PutMode, PutOutcome,
+    ServeError, Server, ServerConfig, TableSize,
 };
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -68,7 +68,7 @@ pub fn default_preset() -> &'static Preset {
 pub fn config(preset: &Preset, slots: u64, key_max: usize, value_max: usize, seed: u64) -> Config {
     Config {
         layout: preset.layout,
-        size: Size::Slots(slots),
+        size: TableSize::Slots(slots),
         key_max,
         value_max,
         grace: GRACE,
@@ -164,7 +164,7 @@ impl fmt::Debug for Op {
 
 /// What operations are done to: a table in this process, or a server through its client.
 pub trait Target {
-    fn put(&mut self, key: &[u8], value: &[u8], mode: PutMode) -> Result<Put, PutError>;
+    fn put(&mut self, key: &[u8], value: &[u8], mode: PutMode) -> Result<PutOutcome, PutError>;
     fn remove(&mut self, key: &[u8]) -> Result<bool, PutError>;
     fn get(&mut self, key: &[u8]) -> Option<Vec<u8>>;
     fn get_many(&mut self, keys: &[Vec<u8>]) -> Vec<Option<Vec<u8>>>;
@@ -213,7 +213,7 @@ impl Table {
 }
 
 impl Target for Table {
-    fn put(&mut self, key: &[u8], value: &[u8], mode: PutMode) -> Result<Put, PutError> {
+    fn put(&mut self, key: &[u8], value: &[u8], mode: PutMode) -> Result<PutOutcome, PutError> {
         self.index.put(key, value, mode)
     }
 
@@ -248,7 +248,7 @@ impl Target for Table {
 }
 
 impl Target for Client {
-    fn put(&mut self, key: &[u8], value: &[u8], mode: PutMode) -> Result<Put, PutError> {
+    fn put(&mut self, key: &[u8], value: &[u8], mode: PutMode) -> Result<PutOutcome, PutError> {
         let answer = match mode {
             PutMode::Upsert => Client::put(self, key, value),
             PutMode::Insert => Client::insert(self, key, value),
@@ -329,20 +329,20 @@ impl Model {
     fn put(&mut self, target: &mut impl Target, k: &[u8], v: &[u8], mode: PutMode) -> Option<Vec<u8>> {
         let there = self.keys.contains_key(k);
         let expected = match (mode, there) {
-            (PutMode::Insert, true) => Put::Exists,
-            (PutMode::Update, false) => Put::Missing,
-            (_, true) => Put::Updated,
-            (_, false) => Put::Inserted,
+            (PutMode::Insert, true) => PutOutcome::Exists,
+            (PutMode::Update, false) => PutOutcome::Missing,
+            (_, true) => PutOutcome::Updated,
+            (_, false) => PutOutcome::Inserted,
         };
         match target.put(k, v, mode) {
             Ok(put) => {
                 assert_eq!(put, expected, "{mode:?} of {k:02x?}");
-                if matches!(put, Put::Inserted | Put::Updated) {
+                if matches!(put, PutOutcome::Inserted | PutOutcome::Updated) {
                     self.keys.insert(k.to_vec(), v.to_vec());
                 }
                 None
             }
-            Err(PutError::Full { keys, .. }) if expected == Put::Inserted => {
+            Err(PutError::Full { keys, .. }) if expected == PutOutcome::Inserted => {
                 assert_eq!(keys, self.keys.len() as u64, "the error counts the keys");
                 Some(k.to_vec())
             }
@@ -500,8 +500,8 @@ pub fn bad_pairs_in_batches(client: &mut Client) {
             let n = numbers.below(100) as u32;
             let (mut key, mut value) = (key(n, key_max), n.to_le_bytes().to_vec());
             expected.push(match numbers.below(3) {
-                _ if !is_bad && there.insert(key.clone()) => Ok(Put::Inserted),
-                _ if !is_bad => Ok(Put::Updated),
+                _ if !is_bad && there.insert(key.clone()) => Ok(PutOutcome::Inserted),
+                _ if !is_bad => Ok(PutOutcome::Updated),
                 0 => {
                     value = vec![0; value_max + 1 + n as usize];
                     Err(PutError::ValueLength { given: value.len(), max: value_max })
@@ -585,7 +585,7 @@ pub fn lengths_of_the_next_server(
         let pairs = [short.clone(), long.clone(), (key.to_vec(), value.to_vec()), short, long];
         let answers = client.put_many(&pairs)?;
         let too_long = Err(PutError::ValueLength { given: 1000, max: max(client) });
-        assert!(answers[0].is_ok() && answers[3] == Ok(Put::Updated), "{answers:?}");
+        assert!(answers[0].is_ok() && answers[3] == Ok(PutOutcome::Updated), "{answers:?}");
         // (Over verbs, where queue pairs are shared, the geometry is that of READs.)
         assert!(answers[1] == too_long || client.region().is_none(), "{answers:?}");
         assert_eq!(answers[1], answers[4]);
@@ -605,7 +605,7 @@ pub fn lengths_of_the_next_server(
         ("contains", false, |client, key, _| Ok(client.contains(key).map(|_| ())?)),
     ];
     let table = |(key_max, value_max)| Config {
-        size: Size::Keys(200),
+        size: TableSize::Keys(200),
         key_max,
         value_max,
         ..config(default_preset(), 0, 8, 8, 3)

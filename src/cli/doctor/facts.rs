@@ -3,7 +3,7 @@
 //! Everything that stands in files is looked up under a root folder, so that a test can lay out a machine. A file
 //! that is missing or makes no sense is a fact that is missing: nothing here fails.
 
-use oneread::verbs::gid::{Entry, Kind, LinkLayer};
+use oneread::verbs::gid::{Entry, GidKind, LinkLayer};
 use serde::Serialize;
 use std::ffi::OsString;
 use std::fs::OpenOptions;
@@ -470,9 +470,9 @@ fn entry(root: &Root, port: &str, index: u32, link_layer: LinkLayer) -> Option<E
     }
     let netdev = root.text(&format!("{port}/gid_attrs/ndevs/{index}"));
     let kind = match root.text(&format!("{port}/gid_attrs/types/{index}")).as_deref() {
-        Some("RoCE v2") => Kind::RoceV2,
-        _ if link_layer == LinkLayer::Ethernet => Kind::RoceV1,
-        _ => Kind::Ib,
+        Some("RoCE v2") => GidKind::RoceV2,
+        _ if link_layer == LinkLayer::Ethernet => GidKind::RoceV1,
+        _ => GidKind::Ib,
     };
     let ifindex = netdev.as_ref().and_then(|name| root.number(&format!("sys/class/net/{name}/ifindex")));
     Some(Entry { index, gid: gid.octets(), kind, ifindex: ifindex.unwrap_or(0), netdev })

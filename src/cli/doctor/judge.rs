@@ -2,7 +2,7 @@
 
 use super::facts::{Device, Distribution, Facts, Interface, Module, Port};
 use crate::cli::show;
-use oneread::verbs::gid::{self, Choice, GidError, LinkLayer, Ranked, Request};
+use oneread::verbs::gid::{self, Choice, GidError, GidQuery, LinkLayer, Ranked};
 use serde::Serialize;
 use std::io;
 use std::net::IpAddr;
@@ -412,7 +412,7 @@ impl<'a> PortGids<'a> {
         addresses: &'a [(IpAddr, u8)],
         peer: Option<IpAddr>,
     ) -> PortGids<'a> {
-        let request = Request {
+        let request = GidQuery {
             entries: &port.gids,
             link_layer: port.link_layer,
             lid: port.lid,

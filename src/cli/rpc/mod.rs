@@ -11,7 +11,7 @@ use comfy_table::{Attribute, Cell};
 use hdrhistogram::Histogram;
 use oneread::layout::hash::{mix, reduce};
 use oneread::verbs::{SetupError, VerbsOptions, Wait};
-use oneread::{Address, Ask, Client, ClientOptions, ConnectError, Layout, Put};
+use oneread::{Address, Ask, Client, ClientOptions, ConnectError, Layout, PutOutcome};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -488,7 +488,7 @@ impl Round<'_> {
                 let numbers = numbers.map(|i| reduce(mix(stream ^ i), self.table.keys));
                 let pairs: Vec<_> = numbers.map(|n| (key(n), stamped(n, self.version))).collect();
                 let answers = client.put_many(&pairs)?;
-                ensure!(answers.iter().all(|answer| *answer == Ok(Put::Updated)), "a key is gone");
+                ensure!(answers.iter().all(|answer| *answer == Ok(PutOutcome::Updated)), "a key is gone");
                 Ok(batch)
             }
             _ => self.once(client, reduce(mix(stream ^ i), self.table.keys), &mut buffer).map(|()| 1),
@@ -523,7 +523,7 @@ impl Round<'_> {
                 client.rpc_get(&key(n))?.is_some_and(|value| is_value_of(n, &value, self.version))
             }
             (Operation::Put | Operation::PutMany, _) => {
-                client.put(&key(n), &stamped(n, self.version))? == Put::Updated
+                client.put(&key(n), &stamped(n, self.version))? == PutOutcome::Updated
             }
         };
         ensure!(is_right, "key number {n} has no value, or another one than was put");

@@ -20,14 +20,15 @@ use crate::fabric::Token as ReadToken;
 use crate::fabric::landed::LandedWindow;
 use crate::herd::{
     self,
-    client::{Draft, Herd},
+    client::{HerdClient, HerdDraft},
 };
 use crate::layout::geometry::{Geometry, Window};
 use crate::layout::superblock::{SUPERBLOCK_WORDS, Superblock};
 use crate::verbs::bootstrap::MESSAGES_MAX;
-use crate::verbs::bootstrap::{self, Answer, Challenge, Conversation, Descriptor, Join, Welcome};
+use crate::verbs::bootstrap::{self, Challenge, Descriptor, Handshake, Join, JoinAnswer, Welcome};
 use crate::verbs::device::{
-    Access, Buffer, CompletionQueue, Depth, Kind, ProtectionDomain, QueuePair, Transport, Work, id, succeeded,
+    Access, Buffer, CompletionQueue, Depth, ProtectionDomain, QueuePair, Transport, Work, WorkKind, id,
+    succeeded,
 };
 use crate::verbs::error::{SetupError, VerbsError};
 use crate::verbs::ffi::Completion;
@@ -71,7 +72,7 @@ pub(crate) struct Connection {
     polled: Box<[Completion; POLLED]>,
     counts: QueueCounts,
     /// Set where requests are made HERD's way. Its completions come to the same queue.
-    pub(crate) herd: Option<Herd>,
+    pub(crate) herd: Option<HerdClient>,
 }
 
 /// Messages by number: each is sent, and answered, in order.
@@ -97,7 +98,7 @@ impl Connection {
         within: Duration,
     ) -> Result<Connection, SetupError> {
         let ClientOptions { ask, verbs: VerbsOptions { token, wait, .. }, .. } = options;
-        let mut talk = Conversation::open(address.host(), address.port(), within)?;
+        let mut talk = Handshake::open(address.host(), address.port(), within)?;
         let challenge: Challenge = talk.receive()?;
         if challenge.oneread != bootstrap::NAME {
             let why = "sent something that is no message of oneread's; is it another service's port?".into();
@@ -133,7 +134,7 @@ impl Connection {
         )?;
         let draft = match ask {
             Ask::Message => None,
-            Ask::Herd => Some(Draft::new(
+            Ask::Herd => Some(HerdDraft::new(
                 &station,
                 &queue,
                 challenge.extension.as_ref().map(herd::known).transpose()?,
@@ -151,9 +152,9 @@ impl Connection {
         bootstrap::prove(token, &challenge.nonce, &nonce, &mut join);
         talk.send(&join)?;
         let mut welcome = match talk.receive()? {
-            Answer::Welcome(welcome) => *welcome,
-            Answer::Refused { token: true, .. } => return Err(SetupError::Token { peer: talk.peer }),
-            Answer::Refused { why, .. } => return Err(SetupError::Refused { peer: talk.peer, why }),
+            JoinAnswer::Welcome(welcome) => *welcome,
+            JoinAnswer::Refused { token: true, .. } => return Err(SetupError::Token { peer: talk.peer }),
+            JoinAnswer::Refused { why, .. } => return Err(SetupError::Refused { peer: talk.peer, why }),
         };
         if !bootstrap::is_proven(token, &challenge.nonce, &nonce, &mut welcome) {
             return Err(SetupError::Token { peer: talk.peer });
@@ -281,7 +282,7 @@ impl Connection {
     /// [`room`](Self::room). [`take_reads`](Self::take_reads) hands out their seats.
     ///
     /// # Safety
-    /// As for [`Carrier::post`](crate::client::lanes::Carrier::post).
+    /// As for [`ReadQueue::post`](crate::client::lanes::Carrier::post).
     pub unsafe fn post_for<'a>(
         &mut self,
         reads: impl Iterator<Item = Posting<'a, Buffer>>,
@@ -385,7 +386,7 @@ impl Connection {
         let work = Work {
             id: id::SEND | self.messages.sent,
             element: self.outgoing.element(slot, bytes),
-            kind: Kind::Send,
+            kind: WorkKind::Send,
             signalled: true,
         };
         // SAFETY: as above; it is not written again before it has been delivered.
@@ -630,7 +631,7 @@ fn read(
 ) -> Work {
     let bytes = geometry.window_bytes(window) as usize;
     let address = region.address.wrapping_add(geometry.slot_offset(window.first));
-    let kind = Kind::Read { address, key: region.key };
+    let kind = WorkKind::Read { address, key: region.key };
     Work { id: id::READ | number, element: landing.element(slot, bytes), kind, signalled }
 }
 

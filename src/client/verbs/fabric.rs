@@ -1,7 +1,7 @@
 //! READs over a connection, as GETs see them.
 
 use super::connection::Connection;
-use super::pairs::Seat;
+use super::pairs::LaneReader;
 use crate::clock::Clock;
 use crate::fabric::landed::LandedWindow;
 use crate::fabric::{Fabric, Token};
@@ -12,17 +12,17 @@ use std::time::Duration;
 
 /// What READs go over.
 #[derive(Debug)]
-pub(crate) enum Way<'a> {
+pub(crate) enum ReadPath<'a> {
     /// A connection of one's own.
     Own(&'a mut Connection),
     /// A lane of a shared one.
-    Shared(&'a mut Seat),
+    Shared(&'a mut LaneReader),
 }
 
 /// A way to the server for the time of one call.
 #[derive(Debug)]
 pub(crate) struct Verbs<'a> {
-    pub way: Way<'a>,
+    pub way: ReadPath<'a>,
     pub clock: &'a Clock,
     /// The grace time T of the table.
     pub grace: Duration,
@@ -43,15 +43,15 @@ impl Fabric for Verbs<'_> {
 
     fn credits(&self) -> usize {
         match &self.way {
-            Way::Own(connection) => connection.credits(),
-            Way::Shared(seat) => seat.credits(),
+            ReadPath::Own(connection) => connection.credits(),
+            ReadPath::Shared(seat) => seat.credits(),
         }
     }
 
     fn post(&mut self, reads: &[(Token, Window)]) -> Result<(), VerbsError> {
         match &mut self.way {
-            Way::Own(connection) => connection.post(reads),
-            Way::Shared(seat) => {
+            ReadPath::Own(connection) => connection.post(reads),
+            ReadPath::Shared(seat) => {
                 seat.post(reads);
                 Ok(())
             }
@@ -60,8 +60,8 @@ impl Fabric for Verbs<'_> {
 
     fn poll(&mut self, sink: impl FnMut(Token, &mut LandedWindow<'_>)) -> Result<(), VerbsError> {
         match &mut self.way {
-            Way::Own(connection) => connection.poll(self.within, sink),
-            Way::Shared(seat) => seat.poll(self.within, sink),
+            ReadPath::Own(connection) => connection.poll(self.within, sink),
+            ReadPath::Shared(seat) => seat.poll(self.within, sink),
         }
     }
 

@@ -21,8 +21,8 @@ use crate::verbs::error::{SetupError, VerbsError};
 use crate::verbs::station::Station;
 use crate::wire::{self, Reply, Request};
 use connection::Connection;
-use fabric::{Verbs, Way};
-use pairs::{Pairs, Place, Seat};
+use fabric::{ReadPath, Verbs};
+use pairs::{LaneReader, PairLease, SharedPairs};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -31,13 +31,13 @@ const FAILURES_MAX: u32 = 8;
 
 /// One thread's way to the server.
 #[derive(Debug)]
-pub(crate) struct Handle {
-    shared: Arc<Shared>,
+pub(crate) struct VerbsHandle {
+    shared: Arc<VerbsShared>,
     /// A connection of its own. Where connections are shared, only while it has its turn to change something.
     connection: Option<Connection>,
     // The seat goes before the place it was taken at.
-    seat: Option<Seat>,
-    place: Option<Place>,
+    seat: Option<LaneReader>,
+    place: Option<PairLease>,
     /// That of the last connection, of this handle or of the one it was cloned from.
     geometry: Arc<Geometry>,
     counts: QueueCounts,
@@ -48,17 +48,17 @@ pub(crate) struct Handle {
 
 /// What the handles of one client share.
 #[derive(Debug)]
-struct Shared {
+struct VerbsShared {
     address: VerbsAddress,
     options: ClientOptions,
     clock: Clock,
     /// The open device; opened again after a failure to connect.
     station: Mutex<Option<Arc<Station>>>,
     /// The queue pairs, where handles do not have their own.
-    pairs: Option<Arc<Pairs>>,
+    pairs: Option<Arc<SharedPairs>>,
 }
 
-impl Shared {
+impl VerbsShared {
     /// Connects, for as many READs in flight as `credits`.
     fn open(&self, credits: usize, within: Duration) -> Result<Connection, SetupError> {
         // Handles connect side by side: the lock is not held meanwhile.
@@ -69,19 +69,19 @@ impl Shared {
         opened
     }
 
-    fn join(&self, place: &Place, within: Duration) -> Result<Seat, SetupError> {
+    fn join(&self, place: &PairLease, within: Duration) -> Result<LaneReader, SetupError> {
         place.join(self.options.verbs.wait, within, || self.open(self.options.verbs.credits, within))
     }
 }
 
-impl Handle {
-    pub fn connect(address: &VerbsAddress, options: &ClientOptions) -> Result<Handle, ConnectError> {
-        let shared = Arc::new(Shared {
+impl VerbsHandle {
+    pub fn connect(address: &VerbsAddress, options: &ClientOptions) -> Result<VerbsHandle, ConnectError> {
+        let shared = Arc::new(VerbsShared {
             address: address.clone(),
             options: options.clone(),
             clock: Clock::System,
             station: Mutex::new(None),
-            pairs: options.verbs.pairs.map(Pairs::new),
+            pairs: options.verbs.pairs.map(SharedPairs::new),
         });
         let (mut connection, mut seat, mut place) = (None, None, None);
         let geometry = match &shared.pairs {
@@ -94,7 +94,7 @@ impl Handle {
             }
         };
         let counts = QueueCounts::default();
-        Ok(Handle { shared, connection, seat, place, geometry, counts, connected: 1, next_id: 0 })
+        Ok(VerbsHandle { shared, connection, seat, place, geometry, counts, connected: 1, next_id: 0 })
     }
 
     pub fn geometry(&self) -> &Geometry {
@@ -158,7 +158,7 @@ impl Handle {
         let within = self.shared.options.deadline;
         // Left behind by a callback that panicked: its READs would be taken for those of this call.
         let is_reading = self.connection.as_ref().is_some_and(Connection::is_reading)
-            || self.seat.as_ref().is_some_and(Seat::is_reading);
+            || self.seat.as_ref().is_some_and(LaneReader::is_reading);
         if is_reading {
             self.stop_reading();
         }
@@ -170,8 +170,8 @@ impl Handle {
             self.ready_to_read(until)
                 .map_err(|error| GetError::ServerGone { address: self.address(), why: error.to_string() })?;
             let way = match (&mut self.seat, &mut self.connection) {
-                (Some(seat), _) => Way::Shared(seat),
-                (None, Some(connection)) => Way::Own(connection),
+                (Some(seat), _) => ReadPath::Shared(seat),
+                (None, Some(connection)) => ReadPath::Own(connection),
                 (None, None) => continue,
             };
             let geometry = &*self.geometry;
@@ -351,10 +351,10 @@ impl Handle {
     }
 }
 
-impl Clone for Handle {
+impl Clone for VerbsHandle {
     /// Shares the device, and the queue pairs if they are shared; begins with no connection and no seat.
-    fn clone(&self) -> Handle {
-        Handle {
+    fn clone(&self) -> VerbsHandle {
+        VerbsHandle {
             shared: self.shared.clone(),
             connection: None,
             seat: None,

@@ -8,7 +8,7 @@
 #![allow(unsafe_code)]
 
 use super::connection::{self, Connection};
-use crate::client::lanes::{Carrier, Lane, Link, Posting};
+use crate::client::lanes::{Lane, Mux, Posting, ReadQueue};
 use crate::fabric::Token;
 use crate::fabric::landed::LandedWindow;
 use crate::layout::geometry::{Geometry, Window};
@@ -22,7 +22,7 @@ use std::net::TcpStream;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-impl Carrier for Connection {
+impl ReadQueue for Connection {
     type Landing = Buffer;
     type Bell = Arc<CompletionQueue>;
     type Counts = QueueCounts;
@@ -72,7 +72,7 @@ impl Carrier for Connection {
 
 /// A handle's lane, with what is needed to understand what lands.
 #[derive(Debug)]
-pub(crate) struct Seat {
+pub(crate) struct LaneReader {
     lane: Lane<Connection>,
     geometry: Arc<Geometry>,
     /// The connection's, and closed with it.
@@ -80,7 +80,7 @@ pub(crate) struct Seat {
     counts: QueueCounts,
 }
 
-impl Seat {
+impl LaneReader {
     pub fn geometry(&self) -> &Arc<Geometry> {
         &self.geometry
     }
@@ -150,24 +150,24 @@ impl Seat {
 
 /// The queue pairs of one client.
 #[derive(Debug)]
-pub(crate) struct Pairs {
-    pairs: Box<[Pair]>,
+pub(crate) struct SharedPairs {
+    pairs: Box<[SharedPair]>,
     pub changes: Changes,
 }
 
 /// One of them, now this connection, now that.
 #[derive(Debug, Default)]
-struct Pair {
-    state: Mutex<PairState>,
+struct SharedPair {
+    state: Mutex<SharedPairState>,
     /// An attempt to connect has ended.
     attempted: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct PairState {
+struct SharedPairState {
     /// Handles that read over it.
     handles: usize,
-    open: Option<Open>,
+    open: Option<OpenPair>,
     connecting: bool,
     /// Attempts to connect that have ended, and why the last one failed.
     attempts: u64,
@@ -176,61 +176,61 @@ struct PairState {
 
 /// A connection that lanes can join.
 #[derive(Clone, Debug)]
-struct Open {
-    link: Arc<Link<Connection>>,
+struct OpenPair {
+    link: Arc<Mux<Connection>>,
     geometry: Arc<Geometry>,
     credits: usize,
     domain: Arc<ProtectionDomain>,
     stream: Weak<TcpStream>,
 }
 
-impl Open {
-    fn new(connection: Connection, wait: Wait) -> Open {
+impl OpenPair {
+    fn new(connection: Connection, wait: Wait) -> OpenPair {
         let (geometry, credits) = (connection.geometry().clone(), connection.credits());
         let (domain, stream) = (connection.domain().clone(), Arc::downgrade(connection.stream()));
         let bell = (wait == Wait::Block).then(|| connection.queue().clone());
-        Open { link: Link::new(connection, bell), geometry, credits, domain, stream }
+        OpenPair { link: Mux::new(connection, bell), geometry, credits, domain, stream }
     }
 
     /// Registers memory for a lane: outside any lock.
-    fn join(self) -> Result<Seat, SetupError> {
+    fn join(self) -> Result<LaneReader, SetupError> {
         let landing = connection::landing_for(&self.domain, &self.geometry, self.credits)?;
         let lane = self.link.join(landing, self.credits);
-        Ok(Seat { lane, geometry: self.geometry, stream: self.stream, counts: QueueCounts::default() })
+        Ok(LaneReader { lane, geometry: self.geometry, stream: self.stream, counts: QueueCounts::default() })
     }
 }
 
 /// A handle's place at a pair, free again when dropped.
 #[derive(Debug)]
-pub(crate) struct Place {
-    pairs: Arc<Pairs>,
+pub(crate) struct PairLease {
+    pairs: Arc<SharedPairs>,
     number: usize,
 }
 
-impl Drop for Place {
+impl Drop for PairLease {
     fn drop(&mut self) {
         lock(&self.pairs.pairs[self.number].state).handles -= 1;
     }
 }
 
-impl Pairs {
-    pub fn new(pairs: usize) -> Arc<Pairs> {
-        Arc::new(Pairs {
-            pairs: (0..pairs.max(1)).map(|_| Pair::default()).collect(),
+impl SharedPairs {
+    pub fn new(pairs: usize) -> Arc<SharedPairs> {
+        Arc::new(SharedPairs {
+            pairs: (0..pairs.max(1)).map(|_| SharedPair::default()).collect(),
             changes: Changes::default(),
         })
     }
 
     /// A place at the pair that the fewest handles read over.
-    pub fn place(self: &Arc<Self>) -> Place {
+    pub fn place(self: &Arc<Self>) -> PairLease {
         let handles = |number: &usize| lock(&self.pairs[*number].state).handles;
         let number = (0..self.pairs.len()).min_by_key(handles).unwrap_or(0);
         lock(&self.pairs[number].state).handles += 1;
-        Place { pairs: self.clone(), number }
+        PairLease { pairs: self.clone(), number }
     }
 }
 
-impl Place {
+impl PairLease {
     /// Joins the pair's connection. If there is none, or it has failed, one of the handles that ask makes it
     /// with `open`, and the others take its outcome for theirs.
     pub fn join(
@@ -238,7 +238,7 @@ impl Place {
         wait: Wait,
         within: Duration,
         open: impl FnOnce() -> Result<Connection, SetupError>,
-    ) -> Result<Seat, SetupError> {
+    ) -> Result<LaneReader, SetupError> {
         let pair = &self.pairs.pairs[self.number];
         let deadline = Instant::now() + within;
         let mut state = lock(&pair.state);
@@ -269,14 +269,14 @@ impl Place {
 
 /// An attempt to connect. Its end is told also when it panics.
 struct Attempt<'a> {
-    pair: &'a Pair,
+    pair: &'a SharedPair,
     wait: Wait,
-    outcome: Option<Result<Open, SetupError>>,
+    outcome: Option<Result<OpenPair, SetupError>>,
 }
 
 impl Attempt<'_> {
-    fn end(mut self, opened: Result<Connection, SetupError>) -> Result<Seat, SetupError> {
-        let outcome = opened.map(|connection| Open::new(connection, self.wait));
+    fn end(mut self, opened: Result<Connection, SetupError>) -> Result<LaneReader, SetupError> {
+        let outcome = opened.map(|connection| OpenPair::new(connection, self.wait));
         self.outcome = Some(outcome.clone());
         drop(self);
         outcome?.join()
@@ -314,14 +314,14 @@ struct ChangesState {
 
 /// A handle's turn to ask for changes. What is in `connection` at its end is the next one's.
 #[derive(Debug)]
-pub(crate) struct Turn<'a> {
+pub(crate) struct ChangeTurn<'a> {
     changes: &'a Changes,
     pub connection: Option<Connection>,
 }
 
 impl Changes {
     /// Waits for a turn until the deadline.
-    pub fn turn(&self, deadline: Instant) -> Option<Turn<'_>> {
+    pub fn turn(&self, deadline: Instant) -> Option<ChangeTurn<'_>> {
         let mut state = lock(&self.state);
         while state.taken {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -332,7 +332,7 @@ impl Changes {
         }
         state.taken = true;
         // (A turn whose handle panicked has left no connection.)
-        Some(Turn { changes: self, connection: state.connection.take() })
+        Some(ChangeTurn { changes: self, connection: state.connection.take() })
     }
 
     /// The connection is of no further use, unless somebody has it already.
@@ -342,7 +342,7 @@ impl Changes {
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for ChangeTurn<'_> {
     fn drop(&mut self) {
         let mut state = lock(&self.changes.state);
         state.taken = false;
