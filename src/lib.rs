@@ -32,7 +32,7 @@ pub mod verbs;
 pub mod wire;
 
 pub use address::Address;
-pub use client::{Ask, Client, ClientOptions, ConnectError, GetError, MutateError};
+pub use client::{Client, ClientOptions, ConnectError, GetError, MutateError, RequestPath};
 pub use clock::Clock;
 pub use config::{Config, ConfigError, TableSize};
 pub use index::{Index, PutError, PutMode, PutOutcome};

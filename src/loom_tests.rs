@@ -14,7 +14,7 @@ use crate::index::loom_access::{
 use crate::index::{Index, PutMode, PutOutcome};
 use crate::layout::geometry::{Geometry, Layout, SlotIx, Window};
 use crate::layout::hash::Seeds;
-use crate::mailbox::area::Bell;
+use crate::mailbox::memory::Bell;
 use crate::mailbox::{glance, load, store};
 use crate::reader::{Limits, ReadError, Reader};
 use crate::region::Region;

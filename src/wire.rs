@@ -56,7 +56,7 @@ mod op {
     pub const REMOVE: u16 = 5;
     pub const STAT: u16 = 6;
     pub const GET: u16 = 7;
-    pub const SLOTS: u16 = 8;
+    pub const MAILBOX: u16 = 8;
     pub const WAKE: u16 = 9;
     pub const REPLY: u16 = 0x8000;
 }
@@ -72,7 +72,7 @@ mod status {
     pub const STAT: u16 = 7;
     pub const VALUE: u16 = 8;
     pub const ABSENT: u16 = 9;
-    pub const SLOTS: u16 = 10;
+    pub const MAILBOX: u16 = 10;
     pub const KEY_LENGTH: u16 = 100;
     pub const VALUE_LENGTH: u16 = 101;
     pub const FULL: u16 = 102;
@@ -110,7 +110,7 @@ pub enum Request<'a> {
     /// Asks for the server's counters.
     Stat,
     /// Asks for slots: further requests will be there.
-    Slots {
+    Mailbox {
         /// The client's version of them.
         version: u32,
     },
@@ -187,7 +187,7 @@ pub enum Reply {
     /// The server's counters.
     Stat(ServerStats),
     /// The client has slots: the descriptor of their memory comes along.
-    Slots {
+    Mailbox {
         /// The server's version of them.
         version: u32,
     },
@@ -315,7 +315,7 @@ impl<'a> Request<'a> {
             Request::Remove { key } => encode(out, op::REMOVE, 0, id, &[key]),
             Request::Get { key } => encode(out, op::GET, 0, id, &[key]),
             Request::Stat => encode(out, op::STAT, 0, id, &[]),
-            Request::Slots { version } => encode(out, op::SLOTS, 0, id, &[&version.to_le_bytes()]),
+            Request::Mailbox { version } => encode(out, op::MAILBOX, 0, id, &[&version.to_le_bytes()]),
             Request::Wake => encode(out, op::WAKE, 0, id, &[]),
         }
     }
@@ -346,9 +346,9 @@ impl<'a> Request<'a> {
             op::REMOVE => Ok(Request::Remove { key: frame.body }),
             op::GET => Ok(Request::Get { key: frame.body }),
             op::STAT if frame.body.is_empty() => Ok(Request::Stat),
-            op::SLOTS => {
+            op::MAILBOX => {
                 let version = frame.body.try_into().map_err(|_| unfitting)?;
-                Ok(Request::Slots { version: u32::from_le_bytes(version) })
+                Ok(Request::Mailbox { version: u32::from_le_bytes(version) })
             }
             op::WAKE if frame.body.is_empty() => Ok(Request::Wake),
             op::STAT | op::WAKE => Err(unfitting),
@@ -365,7 +365,7 @@ impl Reply {
         match self {
             Reply::Welcome { version } => reply(status::WELCOME, &version.to_le_bytes()),
             Reply::Refused { version } => reply(status::REFUSED, &version.to_le_bytes()),
-            Reply::Slots { version } => reply(status::SLOTS, &version.to_le_bytes()),
+            Reply::Mailbox { version } => reply(status::MAILBOX, &version.to_le_bytes()),
             Reply::Put(Ok(PutOutcome::Inserted)) => reply(status::INSERTED, &[]),
             Reply::Put(Ok(PutOutcome::Updated)) => reply(status::UPDATED, &[]),
             Reply::Put(Ok(PutOutcome::Exists)) => reply(status::EXISTS, &[]),
@@ -405,7 +405,7 @@ impl Reply {
         Ok(match frame.status {
             status::WELCOME => Reply::Welcome { version: version()? },
             status::REFUSED => Reply::Refused { version: version()? },
-            status::SLOTS => Reply::Slots { version: version()? },
+            status::MAILBOX => Reply::Mailbox { version: version()? },
             status::INSERTED => Reply::Put(Ok(PutOutcome::Inserted)),
             status::UPDATED => Reply::Put(Ok(PutOutcome::Updated)),
             status::EXISTS => Reply::Put(Ok(PutOutcome::Exists)),
@@ -462,7 +462,7 @@ mod tests {
         let replies = [
             Reply::Welcome { version: 1 },
             Reply::Refused { version: 9 },
-            Reply::Slots { version: 1 },
+            Reply::Mailbox { version: 1 },
             Reply::Put(Ok(PutOutcome::Inserted)),
             Reply::Put(Ok(PutOutcome::Updated)),
             Reply::Put(Ok(PutOutcome::Exists)),
@@ -510,7 +510,7 @@ mod tests {
             (5, Request::Remove { key: b"key" }, b"key"),
             (6, Request::Stat, b""),
             (7, Request::Get { key: b"key" }, b"key"),
-            (8, Request::Slots { version: 0x0403_0201 }, b"\x01\x02\x03\x04"),
+            (8, Request::Mailbox { version: 0x0403_0201 }, b"\x01\x02\x03\x04"),
             (9, Request::Wake, b""),
         ] {
             let id = 0x0102_0304_0506_0708;
@@ -552,7 +552,7 @@ mod tests {
             (7, Reply::Stat(ServerStats::new(counts, 10, 11)), stats),
             (8, Reply::Value(Some(b"value".to_vec())), b"value".to_vec()),
             (9, Reply::Value(None), vec![]),
-            (10, Reply::Slots { version: 0x0102_0304 }, vec![4, 3, 2, 1]),
+            (10, Reply::Mailbox { version: 0x0102_0304 }, vec![4, 3, 2, 1]),
             (100, Reply::Put(Err(PutError::KeyLength { given: 300, max: 16 })), two(300, 16)),
             (101, Reply::Put(Err(PutError::ValueLength { given: 301, max: 17 })), two(301, 17)),
             (102, Reply::Put(Err(PutError::Full { keys: 12, slots: 13 })), two(12, 13)),

@@ -11,8 +11,8 @@ use oneread::reader::Limits;
 use oneread::region::Backing;
 use oneread::wire::{self, PROTOCOL_VERSION, Reply, Request};
 use oneread::{
-    Address, Ask, Client, ClientOptions, Config, ConnectError, GetError, MutateError, PutError, PutOutcome,
-    Server, ServerConfig, StartMode, TableSize,
+    Address, Client, ClientOptions, Config, ConnectError, GetError, MutateError, PutError, PutOutcome,
+    RequestPath, ServeError, Server, ServerConfig, StartMode, TableSize,
 };
 use rustix::process::Signal;
 use std::io::{Read, Write};
@@ -546,6 +546,33 @@ fn what_is_there_instead_of_a_socket() {
     place.client().put(b"key", b"value").unwrap();
 }
 
+/// Options of another fabric are refused by name, at the server and at the client. Nothing is left behind.
+#[test]
+fn options_of_another_fabric() {
+    let place = Place::new();
+    let verbs: Address = "verbs://127.0.0.1:1".parse().unwrap();
+    let new = |address: &Address| ServerConfig::new(address.clone(), table(default_preset()));
+    for (config, wanted) in [
+        (ServerConfig { herd: true, ..new(&place.address) }, ("herd", "verbs")),
+        (ServerConfig { mailbox: true, ..new(&verbs) }, ("mailbox", "shm")),
+    ] {
+        let ServeError::Elsewhere { option, fabric, address } = Server::start(config).unwrap_err() else {
+            panic!("another error")
+        };
+        assert_eq!((option, fabric), wanted);
+        assert!([&place.address, &verbs].contains(&&address));
+    }
+    assert!(!place.address.socket().unwrap().exists());
+    let _server = place.serve(default_preset());
+    for (at, requests) in [(&place.address, RequestPath::Herd), (&verbs, RequestPath::Mailbox)] {
+        let options = ClientOptions { requests, ..patient() };
+        let error = Client::connect_with(at, options).unwrap_err();
+        let ConnectError::RequestPath { path, address, why } = &error else { panic!("{error}") };
+        assert_eq!((path, address), (&requests, at));
+        assert!(why.contains("messages") && error.to_string().contains(requests.name()), "{error}");
+    }
+}
+
 /// Nobody there; somebody there who is no server.
 #[test]
 fn connecting_to_nobody() {
@@ -763,7 +790,7 @@ struct Fake {
     address: Address,
     streams: Mutex<Vec<UnixStream>>,
     is_over: AtomicBool,
-    _server: Server,
+    server: Server,
     place: Place,
 }
 
@@ -771,11 +798,11 @@ impl Fake {
     fn new() -> Fake {
         let place = Place::new();
         let config = ServerConfig::new(place.address.clone(), table(default_preset()));
-        let _server = Server::start(ServerConfig { herd: true, ..config }).unwrap();
+        let server = Server::start(ServerConfig { mailbox: true, ..config }).unwrap();
         let path = place.dir.path().join("fake");
         let listener = UnixListener::bind(&path).unwrap();
         let (address, is_over) = (Address::Shm(path), AtomicBool::new(false));
-        Fake { listener, address, streams: Mutex::default(), is_over, _server, place }
+        Fake { listener, address, streams: Mutex::default(), is_over, server, place }
     }
 
     /// A client that gives up after so long, and its connections within that.
@@ -982,20 +1009,25 @@ fn nobody_answers() {
 fn slots_that_are_none() {
     type Is = fn(&ConnectError) -> bool;
     let answers: [(&str, Option<(u64, Reply)>, bool, Is); 9] = [
-        ("oneread serve --herd", Some((0, Reply::Refused { version: 0 })), false, is_herd),
+        ("oneread serve --mailbox", Some((0, Reply::Refused { version: 0 })), false, is_herd),
         (
             "version 7 of them, this program version 1",
             Some((0, Reply::Refused { version: 7 })),
             false,
             is_herd,
         ),
-        ("version 2 of them, this program version 1", Some((0, Reply::Slots { version: 2 })), true, is_herd),
-        ("unexpected reply", Some((0, Reply::Slots { version: 1 })), false, is_herd),
+        (
+            "version 2 of them, this program version 1",
+            Some((0, Reply::Mailbox { version: 2 })),
+            true,
+            is_herd,
+        ),
+        ("unexpected reply", Some((0, Reply::Mailbox { version: 1 })), false, is_herd),
         ("unexpected reply", Some((0, Reply::Value(None))), false, is_herd),
-        ("unexpected reply", Some((1, Reply::Slots { version: 1 })), true, |error| {
+        ("unexpected reply", Some((1, Reply::Mailbox { version: 1 })), true, |error| {
             matches!(error, ConnectError::Link { source: LinkError::Unexpected, .. })
         }),
-        ("checking the slots", Some((0, Reply::Slots { version: 1 })), true, |error| {
+        ("checking the slots", Some((0, Reply::Mailbox { version: 1 })), true, |error| {
             matches!(error, ConnectError::Region(_))
         }),
         ("hung up", None, false, |error| {
@@ -1006,7 +1038,7 @@ fn slots_that_are_none() {
         }),
     ];
     fn is_herd(error: &ConnectError) -> bool {
-        matches!(error, ConnectError::Herd { .. })
+        matches!(error, ConnectError::RequestPath { .. })
     }
     let fake = Fake::new();
     let nth = AtomicUsize::new(0);
@@ -1030,8 +1062,12 @@ fn slots_that_are_none() {
             Some((_, None, false, _)) => stream.shutdown(std::net::Shutdown::Both).unwrap(),
             Some((_, None, true, _)) => drop(stream.read_to_end(&mut Vec::new())),
             None => {
-                raw.send(&Request::Slots { version: 1 });
+                // The true server looks at a new mailbox for a moment. Afterwards it would have to be rung for.
+                let rests = fake.server.mailbox_counts().rests;
+                raw.send(&Request::Mailbox { version: 1 });
                 let (reply, memory) = receive(&raw.stream);
+                let rested = || (fake.server.mailbox_counts().rests > rests).then_some(());
+                wait_for("the true server to look no longer", rested);
                 let mut out = Vec::new();
                 reply.encode(0, &mut out);
                 send_with(&stream, &out, &memory.unwrap());
@@ -1040,14 +1076,14 @@ fn slots_that_are_none() {
         }
     };
     fake.during(serve, || {
-        let options = ClientOptions { ask: Ask::Herd, ..patient() };
+        let options = ClientOptions { requests: RequestPath::Mailbox, ..patient() };
         for (number, (text, _, _, is)) in answers.iter().enumerate() {
             nth.store(number, Ordering::SeqCst);
             let deadline = if number + 1 == answers.len() { Duration::from_millis(100) } else { SOON };
             let options = ClientOptions { deadline, ..options.clone() };
             let error = Client::connect_with(&fake.address, options).expect_err("no slots");
             assert!(is(&error) && error.to_string().contains(text), "{number}: {error:?}");
-            if let ConnectError::Herd { address, .. } | ConnectError::Link { address, .. } = error {
+            if let ConnectError::RequestPath { address, .. } | ConnectError::Link { address, .. } = error {
                 assert_eq!(address, fake.address);
             }
         }

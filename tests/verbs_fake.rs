@@ -17,8 +17,8 @@ use oneread::placement::Preset;
 use oneread::reader::{Limits, ReadError};
 use oneread::verbs::{SetupError, Token, VerbsAddress, VerbsError, VerbsOptions, Wait};
 use oneread::{
-    Address, Ask, Client, ClientOptions, ConnectError, GetError, MutateError, PutError, PutMode, PutOutcome,
-    ServeError, Server,
+    Address, Client, ClientOptions, ConnectError, GetError, MutateError, PutError, PutMode, PutOutcome,
+    RequestPath, ServeError, Server,
 };
 use oneread::{Config, ServerConfig};
 use std::ffi::{CString, c_char, c_int, c_long};
@@ -977,7 +977,7 @@ fn herd_over_uc_and_rc(fake: &Fake) {
         let server = Server::start(ServerConfig { token: Token::new(TOKEN), ..herd }).unwrap();
         fake.set("FAKE_NO_UC", client_lacks_uc);
         let mut options = options();
-        options.ask = Ask::Herd;
+        options.requests = RequestPath::Herd;
         let mut client = Client::connect_with(server.address(), options).unwrap();
         fill(&mut client, KEYS);
         // The n-th WRITE or datagram from here on is lost, of which RC loses none.
@@ -1030,12 +1030,13 @@ fn an_answer_too_many(fake: &Fake) {
 
 /// Clients that ask in each way there is: by messages or HERD's way, over queue pairs of their own or shared ones.
 fn ways() -> impl Iterator<Item = ClientOptions> {
-    let ways =
-        [Ask::Message, Ask::Herd].into_iter().flat_map(|ask| [None, Some(1), Some(2)].map(|n| (ask, n)));
-    ways.flat_map(|(ask, pairs)| {
+    let ways = [RequestPath::Message, RequestPath::Herd]
+        .into_iter()
+        .flat_map(|requests| [None, Some(1), Some(2)].map(|n| (requests, n)));
+    ways.flat_map(|(requests, pairs)| {
         [Wait::Poll, Wait::Block].map(|wait| {
             let verbs = VerbsOptions { pairs, wait, ..options().verbs };
-            ClientOptions { ask, verbs, ..options() }
+            ClientOptions { requests, verbs, ..options() }
         })
     })
 }
@@ -1050,7 +1051,7 @@ fn serve_herd(place: Address, table: Config) -> Server {
 fn answers_to_something_else(fake: &Fake) {
     let server = serve_herd(at("127.0.0.1:0"), config(default_preset(), 2000, 16, 46, 7));
     for options in ways() {
-        let is_herd = options.ask == Ask::Herd;
+        let is_herd = options.requests == RequestPath::Herd;
         let mut client = Client::connect_with(server.address(), options).unwrap();
         client.put(b"there", b"value").unwrap();
         for batch in [1u32, 2, 300] {
@@ -1226,7 +1227,7 @@ fn places_that_are_free(fake: &Fake) {
 /// A server that is away is looked for until the deadline, by each call anew. When another one is at its
 /// place, the handles that found none before find it, each connecting anew once.
 fn a_server_that_is_away_for_a_while(_: &Fake) {
-    for options in ways().filter(|way| way.ask == Ask::Message && way.verbs.wait == Wait::Poll) {
+    for options in ways().filter(|way| way.requests == RequestPath::Message && way.verbs.wait == Wait::Poll) {
         let table = Config { grace: Duration::from_millis(500), ..config(default_preset(), 1024, 16, 46, 7) };
         let server = serve_herd(at("127.0.0.1:0"), table);
         let address = server.address().clone();
@@ -1288,7 +1289,7 @@ fn costs_over_a_shared_pair(fake: &Fake) {
 /// of it is left on the server's side.
 fn herds_that_go_home(fake: &Fake) {
     let server = serve_herd(at("127.0.0.1:0"), config(default_preset(), 2000, 16, 46, 7));
-    let herd = ClientOptions { ask: Ask::Herd, ..options() };
+    let herd = ClientOptions { requests: RequestPath::Herd, ..options() };
     let mut stays = Client::connect_with(server.address(), herd.clone()).unwrap();
     let ask = |client: &mut Client| {
         client.put(b"key", b"value").unwrap();

@@ -5,7 +5,7 @@ mod common;
 
 use common::{SOON, is_there_a_device, patient, wait_for};
 use oneread::verbs::SetupError;
-use oneread::{Address, Ask, Client, ClientOptions, ConnectError, MutateError, PutError, PutOutcome};
+use oneread::{Address, Client, ClientOptions, ConnectError, MutateError, PutError, PutOutcome, RequestPath};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -51,13 +51,13 @@ impl Drop for Server {
     }
 }
 
-fn try_connect(address: &Address, ask: Ask) -> Result<Client, ConnectError> {
-    let options = ClientOptions { ask, ..patient() };
+fn try_connect(address: &Address, requests: RequestPath) -> Result<Client, ConnectError> {
+    let options = ClientOptions { requests, ..patient() };
     Client::connect_with(address, options)
 }
 
-fn connect(address: &Address, ask: Ask) -> Client {
-    try_connect(address, ask).unwrap()
+fn connect(address: &Address, requests: RequestPath) -> Client {
+    try_connect(address, requests).unwrap()
 }
 
 /// One-sided, as a message, HERD's way: the same answers for keys that are there, that are not, that were
@@ -68,8 +68,8 @@ fn all_ways_agree() {
         return;
     }
     let server = Server::start("verbs://127.0.0.1:0", &["--herd"]);
-    let mut message = connect(&server.address, Ask::Message);
-    let mut herd = connect(&server.address, Ask::Herd);
+    let mut message = connect(&server.address, RequestPath::Message);
+    let mut herd = connect(&server.address, RequestPath::Herd);
     let keys: Vec<Vec<u8>> = (0u8..60).map(|n| vec![n + 1; 1 + usize::from(n) % 40]).collect();
     for (n, key) in keys.iter().enumerate() {
         let writer = if n % 2 == 0 { &mut message } else { &mut herd };
@@ -107,7 +107,7 @@ fn many_at_once() {
         return;
     }
     let server = Server::start("verbs://127.0.0.1:0", &["--herd", "--workers=2"]);
-    let mut herd = connect(&server.address, Ask::Herd);
+    let mut herd = connect(&server.address, RequestPath::Herd);
     let pairs: Vec<_> = (0..1200u32).map(|n| ((n / 3).to_le_bytes(), n.to_le_bytes())).collect();
     for (n, answer) in herd.put_many(&pairs).unwrap().into_iter().enumerate() {
         assert_eq!(answer.unwrap(), if n % 3 == 0 { PutOutcome::Inserted } else { PutOutcome::Updated });
@@ -157,7 +157,7 @@ fn lost_packets() {
         return eprintln!("skipped lost_packets: it needs the two devices of tests/soft-roce-guest");
     }
     let server = Server::start("verbs://192.168.78.2:0?dev=rxe2", &["--herd", "--workers=2"]);
-    let mut herd = connect(&server.by("rxe1"), Ask::Herd);
+    let mut herd = connect(&server.by("rxe1"), RequestPath::Herd);
     let loss = Loss::begin();
     let mut inserts = 0;
     for n in 0..150u32 {
@@ -182,7 +182,8 @@ fn server_gone_and_back() {
     }
     let mut server = Server::start("verbs://127.0.0.1:0", &["--herd"]);
     let address = server.address.clone();
-    let options = ClientOptions { deadline: Duration::from_secs(8), ask: Ask::Herd, ..patient() };
+    let options =
+        ClientOptions { deadline: Duration::from_secs(8), requests: RequestPath::Herd, ..patient() };
     let mut herd = Client::connect_with(&address, options).unwrap();
     herd.put(b"key", b"before").unwrap();
     server.kill();
@@ -210,9 +211,9 @@ fn server_gone_and_back() {
     let error = ended.unwrap_err();
     let is_herd = matches!(error, MutateError::Connect(ConnectError::Verbs(SetupError::Herd { .. })));
     assert!(is_herd && error.to_string().contains("--herd"), "{error}");
-    let error = try_connect(&address, Ask::Herd).unwrap_err();
+    let error = try_connect(&address, RequestPath::Herd).unwrap_err();
     assert!(matches!(error, ConnectError::Verbs(SetupError::Herd { .. })), "{error}");
-    assert_eq!(connect(&address, Ask::Message).rpc_get(b"key").unwrap(), None);
+    assert_eq!(connect(&address, RequestPath::Message).rpc_get(b"key").unwrap(), None);
 }
 
 /// Clients come and go, several at a time: the areas of those that are gone are not in the others' way.
@@ -222,7 +223,7 @@ fn clients_come_and_go() {
         return;
     }
     let server = Server::start("verbs://127.0.0.1:0", &["--herd"]);
-    let first = connect(&server.address, Ask::Herd);
+    let first = connect(&server.address, RequestPath::Herd);
     for round in 0..5u32 {
         std::thread::scope(|scope| {
             for number in 0..4u32 {
@@ -237,7 +238,7 @@ fn clients_come_and_go() {
             }
         });
     }
-    let mut last = connect(&server.address, Ask::Message);
+    let mut last = connect(&server.address, RequestPath::Message);
     let are_gone = |last: &mut Client| last.server_stats().unwrap().clients <= 2;
     wait_for("those that are gone to be forgotten", || are_gone(&mut last).then_some(()));
     assert_eq!(last.server_stats().unwrap().keys, 80);

@@ -80,7 +80,10 @@ pub struct Serve {
     /// Over verbs: wait for messages without sleeping: faster changes, busy cores
     #[arg(long)]
     poll: bool,
-    /// Also take requests in slots of memory, after HERD: no system calls over shm; over verbs, busy cores
+    /// On shm: also take requests through mailboxes, without system calls
+    #[arg(long)]
+    mailbox: bool,
+    /// Over verbs, for comparison: also take requests HERD's way, with busy cores
     #[arg(long)]
     herd: bool,
     /// Print the line that says that it is ready as JSON
@@ -137,6 +140,7 @@ impl Serve {
             allow_uids: self.allow_uid.clone(),
             token,
             wait: if self.poll { Wait::Poll } else { Wait::Block },
+            mailbox: self.mailbox,
             herd: self.herd,
             progress: Some(show_registration),
             ..ServerConfig::new(address, config)

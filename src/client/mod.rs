@@ -24,8 +24,8 @@
 
 #[cfg(any(feature = "verbs", test))]
 mod lanes;
+mod mailbox;
 mod shm;
-mod slots;
 #[cfg(feature = "verbs")]
 pub(crate) mod verbs;
 
@@ -57,30 +57,52 @@ pub struct ClientOptions {
     /// How long GETs still answer after the server is gone. (Shm: over verbs there is then nothing to read.)
     pub lease: Duration,
     /// How requests for the server (changes, [`Client::rpc_get`], [`Client::server_stats`]) travel.
-    pub ask: Ask,
+    pub requests: RequestPath,
     /// What only matters over verbs.
     pub verbs: VerbsOptions,
 }
 
 /// How requests for the server (changes, [`Client::rpc_get`], [`Client::server_stats`]) travel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Ask {
+pub enum RequestPath {
     /// As messages: through the server's Unix socket, or over verbs by SEND and RECV on the queue pair that carries
     /// READs. The server may sleep meanwhile.
     #[default]
     Message,
-    /// After HERD (Kalia et al., SIGCOMM'14): requests go into slots of memory at which the server's threads look.
-    /// The server must have been started for it ([`ServerConfig::herd`](crate::ServerConfig::herd)), else connecting
-    /// fails ([`ConnectError::Herd`], over verbs [`SetupError::Herd`]).
+    /// Only on shm: through a mailbox, memory that a handle and the server share. The server must have been started
+    /// for it ([`ServerConfig::mailbox`](crate::ServerConfig::mailbox)).
     ///
-    /// * shm: slots for requests and replies in memory that a handle and the server share: 28 KiB with the default
-    ///   lengths, up to 508 KiB with the longest, for the handle that connects and for each clone from its first
-    ///   request on. No system call while both
-    ///   are busy. A client looks for its reply for up to 20 microseconds, a server for requests up to 50, each for
-    ///   less where that was in vain; then they sleep, and are woken over the socket.
-    /// * verbs: the client WRITEs requests, replies are datagrams. The server's workers never sleep while such a
-    ///   client is there. For comparison.
+    /// Needs 28 KiB with the default lengths, up to 508 KiB with the longest, for the handle that connects and for
+    /// each clone from its first request on. No system call while both sides are busy. A client looks for its reply
+    /// for up to 20 microseconds, a server for requests up to 50, each for less where that was in vain; then they
+    /// sleep, and are woken over the socket.
+    Mailbox,
+    /// Only over verbs, for comparison: after HERD (Kalia et al., SIGCOMM'14), the client WRITEs requests and the
+    /// replies are datagrams. The server must have been started for it
+    /// ([`ServerConfig::herd`](crate::ServerConfig::herd)); its workers never sleep while such a client is there.
     Herd,
+}
+
+impl RequestPath {
+    /// As the command line calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            RequestPath::Message => "message",
+            RequestPath::Mailbox => "mailbox",
+            RequestPath::Herd => "herd",
+        }
+    }
+
+    /// # Errors
+    /// When requests never go this way over `fabric`.
+    fn check(self, address: &Address) -> Result<(), ConnectError> {
+        let why = match (address, self) {
+            (Address::Shm(_), RequestPath::Herd) => "that is for verbs; on shm, use a mailbox, or messages",
+            (Address::Verbs(_), RequestPath::Mailbox) => "that is for shm; over verbs, use messages",
+            _ => return Ok(()),
+        };
+        Err(ConnectError::RequestPath { path: self, address: address.clone(), why: why.into() })
+    }
 }
 
 impl Default for ClientOptions {
@@ -90,7 +112,7 @@ impl Default for ClientOptions {
             limits: Limits::default(),
             deadline: Duration::from_secs(5),
             lease: Duration::from_secs(10),
-            ask: Ask::Message,
+            requests: RequestPath::Message,
             verbs: VerbsOptions::default(),
         }
     }
@@ -130,9 +152,11 @@ pub enum ConnectError {
         /// The server's protocol version.
         theirs: u32,
     },
-    /// On shm, requests cannot be made in slots ([`Ask::Herd`]).
-    #[error("the server at {address} gives no slots for requests: {why}")]
-    Herd {
+    /// Requests cannot go that way ([`ClientOptions::requests`]).
+    #[error("requests to the server at {address} cannot go by {}: {why}", path.name())]
+    RequestPath {
+        /// The way that was asked for.
+        path: RequestPath,
         /// The address.
         address: Address,
         /// Why not, and what mends it.
@@ -311,6 +335,7 @@ impl Client {
     /// As [`Client::connect`].
     pub fn connect_with(address: &Address, options: ClientOptions) -> Result<Client, ConnectError> {
         let options = options.bounded();
+        options.requests.check(address)?;
         let path = match address {
             Address::Shm(socket) => ServerPath::Shm(shm::ShmHandle::connect(socket, &options)?),
             #[cfg(feature = "verbs")]
@@ -616,7 +641,7 @@ mod tests {
             limits: Limits { retries_max: 7, deadline: limit },
             deadline,
             lease,
-            ask: Ask::Herd,
+            requests: RequestPath::Mailbox,
             ..ClientOptions::default()
         };
         for which in 0..3 {
@@ -641,7 +666,7 @@ mod tests {
             limits: Limits::default(),
             deadline: Duration::from_secs(5),
             lease: Duration::from_secs(10),
-            ask: Ask::Message,
+            requests: RequestPath::Message,
             verbs: VerbsOptions::default(),
         };
         assert_eq!(ClientOptions::default(), expected);

@@ -1,9 +1,9 @@
 //! A server on this host: its region is mapped, and it is talked to over a Unix socket.
 
-use super::slots::{BellSocket, ClientMailbox};
+use super::mailbox::{BellSocket, ClientMailbox};
 use super::{
-    ATTEMPT_MAX, Ask, ClientOptions, ClientStats, ConnectError, GetError, LinkError, MutateError,
-    RETRY_FIRST, RETRY_MAX, fit, send_fitting,
+    ATTEMPT_MAX, ClientOptions, ClientStats, ConnectError, GetError, LinkError, MutateError, RETRY_FIRST,
+    RETRY_MAX, RequestPath, fit, send_fitting,
 };
 use crate::address::Address;
 use crate::clock::Clock;
@@ -12,7 +12,7 @@ use crate::fabric::shm::Shm;
 use crate::index::geometry_of;
 use crate::layout::control::{Phase, STATE_WORD, State};
 use crate::layout::geometry::Geometry;
-use crate::mailbox::area::{self, Mailbox};
+use crate::mailbox::memory::{self, Mailbox};
 use crate::reader::{ReadError, Reader};
 use crate::region::Region;
 use crate::wire::{self, PROTOCOL_VERSION, Reply, Request};
@@ -113,8 +113,8 @@ impl ShmHandle {
             gone_ns: AtomicU64::new(0),
         });
         let mut handle = ShmHandle { shared, attached, version: 0, conversation: None, reattached: 0 };
-        if options.ask == Ask::Herd {
-            // A server that gives no slots is found out here.
+        if options.requests == RequestPath::Mailbox {
+            // A server that has no mailboxes is found out here.
             handle.open_conversation(options.deadline)?;
         }
         let weak = Arc::downgrade(&handle.shared);
@@ -235,17 +235,17 @@ impl ShmHandle {
         conversation.converse(requests, deadline).map_err(|error| self.lost(error))
     }
 
-    /// Is there a connection that the server has not hung up? Where requests are in slots, no system call is spent on
+    /// Is there a connection that the server has not hung up? Where requests go by a mailbox, no system call is spent on
     /// that right after the last conversation: that the server is gone then shows while it is waited for. For a
     /// request that will not be sent, because its table does not take it, that would never show.
     fn is_linked(&mut self, requests: &[Request<'_>], deadline: Instant) -> bool {
         /// Between two conversations' beginnings, that is between their deadlines.
         const RECENT: Duration = Duration::from_millis(1);
-        let Some(ShmConnection { link, geometry, slots, asked_until, .. }) = &mut self.conversation else {
+        let Some(ShmConnection { link, geometry, mailbox, asked_until, .. }) = &mut self.conversation else {
             return false;
         };
         let last = std::mem::replace(asked_until, deadline);
-        let is_recent = slots.is_some() && deadline.saturating_duration_since(last) < RECENT;
+        let is_recent = mailbox.is_some() && deadline.saturating_duration_since(last) < RECENT;
         is_recent && fit(requests, geometry) || !link.is_hung_up()
     }
 
@@ -257,9 +257,9 @@ impl ShmHandle {
             let seen = self.shared.version.load(Ordering::Relaxed);
             let (mut link, attachment) = attach(address, &self.shared.socket, left)?;
             let geometry = attachment.geometry.clone();
-            let slots = match self.shared.options.ask {
-                Ask::Message => None,
-                Ask::Herd => Some(Box::new(link.take_slots(address, &geometry, deadline)?)),
+            let mailbox = match self.shared.options.requests {
+                RequestPath::Message | RequestPath::Herd => None,
+                RequestPath::Mailbox => Some(Box::new(link.take_mailbox(address, &geometry, deadline)?)),
             };
             if attachment.identity != self.attached.identity {
                 // A new server, maybe with a new region: what is put there must be read there.
@@ -270,7 +270,7 @@ impl ShmHandle {
                 self.reattach();
             }
             self.conversation =
-                Some(ShmConnection { link, geometry, slots, next_id: 0, asked_until: deadline });
+                Some(ShmConnection { link, geometry, mailbox, next_id: 0, asked_until: deadline });
             return Ok(());
         }
     }
@@ -417,7 +417,7 @@ struct ShmConnection {
     /// That of the server at its other end.
     geometry: Arc<Geometry>,
     /// Where requests go, if not over the stream.
-    slots: Option<Box<ClientMailbox>>,
+    mailbox: Option<Box<ClientMailbox>>,
     /// Number of the next message.
     next_id: u64,
     /// Deadline of the last requests.
@@ -426,9 +426,9 @@ struct ShmConnection {
 
 impl ShmConnection {
     fn converse(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<Vec<Reply>, LinkError> {
-        let ShmConnection { link, geometry, slots, next_id, .. } = self;
-        send_fitting(requests, geometry, |requests| match slots {
-            Some(slots) => slots.converse(link, requests, deadline),
+        let ShmConnection { link, geometry, mailbox, next_id, .. } = self;
+        send_fitting(requests, geometry, |requests| match mailbox {
+            Some(mailbox) => mailbox.converse(link, requests, deadline),
             None => {
                 let first_id = *next_id;
                 *next_id += requests.len() as u64;
@@ -497,24 +497,30 @@ impl SocketLink {
         }
     }
 
-    /// Asks for slots, where requests then go.
-    fn take_slots(
+    /// Asks for a mailbox, which requests then go through.
+    fn take_mailbox(
         &mut self,
         address: &Address,
         geometry: &Geometry,
         deadline: Instant,
     ) -> Result<ClientMailbox, ConnectError> {
-        let refused = |why: String| ConnectError::Herd { address: address.clone(), why };
-        let request = Request::Slots { version: area::VERSION };
+        let refused = |why: String| ConnectError::RequestPath {
+            path: RequestPath::Mailbox,
+            address: address.clone(),
+            why,
+        };
+        let request = Request::Mailbox { version: memory::VERSION };
         let fd = match self.ask_for_memory(request, deadline) {
-            Ok((Reply::Slots { version: area::VERSION }, Some(fd))) => fd,
+            Ok((Reply::Mailbox { version: memory::VERSION }, Some(fd))) => fd,
             Ok((Reply::Refused { version: 0 }, _)) => {
-                return Err(refused("start it with `oneread serve --herd`, or ask it by messages".into()));
+                return Err(refused("start it with `oneread serve --mailbox`, or ask it by messages".into()));
             }
-            Ok((Reply::Refused { version } | Reply::Slots { version }, _)) if version != area::VERSION => {
+            Ok((Reply::Refused { version } | Reply::Mailbox { version }, _))
+                if version != memory::VERSION =>
+            {
                 return Err(refused(format!(
                     "it has version {version} of them, this program version {}; use the same version of oneread on both sides",
-                    area::VERSION
+                    memory::VERSION
                 )));
             }
             Ok(_) => return Err(refused(LinkError::Unexpected.to_string())),
@@ -603,7 +609,7 @@ impl SocketLink {
     }
 }
 
-/// What comes over the stream of a client with slots only wakes it: whatever the bytes are.
+/// What comes over the stream of a client with a mailbox only wakes it: whatever the bytes are.
 impl BellSocket for SocketLink {
     fn ring(&mut self, deadline: Instant) -> Result<(), LinkError> {
         let mut out = Vec::new();
@@ -823,7 +829,7 @@ mod tests {
         }
     }
 
-    /// Requests in slots that follow each other at once are not preceded by a look at the socket, unless one is to be
+    /// Requests by mailbox that follow each other at once are not preceded by a look at the socket, unless one is to be
     /// turned down here: somebody who asks for nothing else would never notice the next server.
     #[test]
     fn a_request_that_is_not_sent_looks_for_the_server() {
@@ -832,12 +838,12 @@ mod tests {
         let serve = |value_max| {
             let table = Config { size: TableSize::Keys(10), value_max, ..Config::default() };
             let config = ServerConfig::new(Address::Shm(socket.clone()), table);
-            Server::start(ServerConfig { herd: true, ..config }).unwrap()
+            Server::start(ServerConfig { mailbox: true, ..config }).unwrap()
         };
         let put = |value| Request::Put { mode: PutMode::Upsert, key: b"key", value };
-        for ask in [Ask::Message, Ask::Herd] {
+        for requests in [RequestPath::Message, RequestPath::Mailbox] {
             let server = serve(8);
-            let options = ClientOptions { ask, ..ClientOptions::default() };
+            let options = ClientOptions { requests, ..ClientOptions::default() };
             let mut handle = ShmHandle::connect(&socket, &options).unwrap();
             // The same for all conversations: each begins when the one before did.
             let deadline = Instant::now() + Duration::from_secs(60);

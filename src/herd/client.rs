@@ -175,7 +175,7 @@ struct Waiting {
 fn key_of<'a>(request: &Request<'a>) -> Option<&'a [u8]> {
     match request {
         Request::Put { key, .. } | Request::Remove { key } | Request::Get { key } => Some(key),
-        Request::Hello { .. } | Request::Stat | Request::Slots { .. } | Request::Wake => None,
+        Request::Hello { .. } | Request::Stat | Request::Mailbox { .. } | Request::Wake => None,
     }
 }
 

@@ -5,7 +5,7 @@
 //! | fabric | slots get there by | replies come back by | who looks, and how long |
 //! | --- | --- | --- | --- |
 //! | `verbs` (`verbs/herd/`) | RDMA WRITE | datagram | workers of their own, without sleeping |
-//! | `shm` ([`area`]) | stores into shared memory | slots, too | the server's event loops, for a moment; then a bell wakes them |
+//! | `shm` ([`memory`]) | stores into shared memory | slots, too | the server's event loops, for a moment; then a bell wakes them |
 //!
 //! # A slot
 //!
@@ -30,7 +30,7 @@
 //! * **Q3.** Its reader remembers the last sequence number and the reply. The same number in another attempt gets
 //!   the same reply: a PUT is done once. A lower number is old and gets none.
 
-pub(crate) mod area;
+pub(crate) mod memory;
 mod once;
 mod patience;
 

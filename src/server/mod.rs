@@ -5,7 +5,7 @@
 //! disappears costs its own connection and nothing else.
 
 mod end;
-mod seat;
+mod mailbox;
 mod session;
 pub(crate) mod shared;
 #[cfg(feature = "verbs")]
@@ -19,14 +19,14 @@ use crate::region::{Backing, Region, RegionError};
 use crate::verbs::{SetupError, Token as Secret, Wait};
 use crate::wire::ServerStats;
 use end::{Ended, Retired, Socket, Thread};
+use mailbox::Visit;
 use mio::net::{UnixListener, UnixStream};
 use mio::{Events, Interest, Poll, Token, Waker};
 use rustc_hash::FxHashMap;
-use seat::Visit;
 use session::{Fate, Session};
 use shared::MailboxCounters;
+pub use shared::MailboxCounts;
 use shared::ServerState;
-pub use shared::SlotCounts;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -65,10 +65,14 @@ pub struct ServerConfig {
     pub token: Secret,
     /// Over verbs: how workers wait for messages.
     pub wait: Wait,
-    /// Also take requests in slots ([`Ask::Herd`](crate::client::Ask::Herd)). On shm the workers look at the slots of
-    /// clients that ask so, and stop looking at most 50 microseconds after a client's last request; each such client
-    /// has memory of its own here (28 KiB with the default lengths, up to 508 KiB with the longest). Over verbs this
-    /// starts `workers` further threads, which poll without sleeping while such a client is connected.
+    /// On shm: clients may make requests through a mailbox
+    /// ([`RequestPath::Mailbox`](crate::client::RequestPath::Mailbox)). The workers look at the mailboxes of clients
+    /// that ask so, and stop looking at most 50 microseconds after a client's last request. Each such client has
+    /// memory of its own here: 28 KiB with the default lengths, up to 508 KiB with the longest.
+    pub mailbox: bool,
+    /// Over verbs, for comparison: clients may make requests HERD's way
+    /// ([`RequestPath::Herd`](crate::client::RequestPath::Herd)). Starts `workers` further threads, which poll
+    /// without sleeping while such a client is connected.
     pub herd: bool,
     /// Over verbs: told now and then how much of the region has been made ready for the device, which takes
     /// some seconds for each 10 GiB.
@@ -98,6 +102,7 @@ impl ServerConfig {
             clients_max: 4096,
             token: Secret::default(),
             wait: Wait::Block,
+            mailbox: false,
             herd: false,
             progress: None,
         }
@@ -124,6 +129,16 @@ pub enum ServeError {
     /// Only a file outlives its server.
     #[error("only a region file can be opened again; name one, or create a new table")]
     NothingToOpen,
+    /// An option of another fabric.
+    #[error("`{option}` is an option of servers over {fabric}, not of one at {address}; leave it out")]
+    Elsewhere {
+        /// The option's name.
+        option: &'static str,
+        /// Where there is such a thing.
+        fabric: &'static str,
+        /// The address.
+        address: Address,
+    },
     /// Somebody serves there.
     #[error("another server is at {address}; stop it, or serve at another address")]
     AddressInUse {
@@ -163,6 +178,13 @@ impl Server {
     /// # Errors
     /// [`ServeError`]; nothing is left behind but a region file, if one was made.
     pub fn start(config: ServerConfig) -> Result<Server, ServeError> {
+        let elsewhere = match config.address {
+            Address::Shm(_) => config.herd.then_some(("herd", "verbs")),
+            Address::Verbs(_) => config.mailbox.then_some(("mailbox", "shm")),
+        };
+        if let Some((option, fabric)) = elsewhere {
+            return Err(ServeError::Elsewhere { option, fabric, address: config.address });
+        }
         let (index, recovered) = index_for(&config)?;
         let mut allow_uids = config.allow_uids;
         allow_uids.push(rustix::process::getuid().as_raw());
@@ -173,7 +195,7 @@ impl Server {
             clients_max: config.clients_max as u64,
             allow_uids,
             region_stays: matches!(config.backing, Backing::File(_)),
-            herd: config.herd,
+            mailbox: config.mailbox,
             slots: MailboxCounters::default(),
         });
         let mut server =
@@ -238,7 +260,7 @@ impl Server {
 
     /// What was done about clients' slots on shm, all workers together. Each count is right, but they may be of
     /// different moments.
-    pub fn slot_counts(&self) -> SlotCounts {
+    pub fn mailbox_counts(&self) -> MailboxCounts {
         self.shared.slots.counts()
     }
 

@@ -1,8 +1,8 @@
 //! One client's connection: bytes in, frames, mutations, bytes out.
 
 use super::ServerState;
-use super::seat::{ServerMailbox, Visit};
-use crate::mailbox::area;
+use super::mailbox::{ServerMailbox, Visit};
+use crate::mailbox::memory;
 use crate::wire::{self, PROTOCOL_VERSION, Reply, Request};
 use mio::net::UnixStream;
 use rustix::buffer::spare_capacity;
@@ -42,7 +42,7 @@ pub(super) struct Session {
     /// Has anything come since [`wakes`](Self::wakes) was last asked?
     has_heard: bool,
     /// Where further requests are, if the client has asked for that.
-    seat: Option<ServerMailbox>,
+    mailbox: Option<ServerMailbox>,
 }
 
 /// Turns a client away, if it is still there to hear it.
@@ -61,25 +61,25 @@ impl Session {
             greeted: false,
             halfway: Some(Instant::now()),
             has_heard: false,
-            seat: None,
+            mailbox: None,
         }
     }
 
     /// Something has come: are its slots to be looked at again?
     pub fn wakes(&mut self) -> bool {
-        std::mem::take(&mut self.has_heard) && self.seat.as_mut().is_some_and(ServerMailbox::wakes)
+        std::mem::take(&mut self.has_heard) && self.mailbox.as_mut().is_some_and(ServerMailbox::wakes)
     }
 
     /// Are its slots no longer to be looked at, for now?
     pub fn rests(&mut self, now: Instant) -> bool {
-        self.seat.as_mut().is_none_or(|seat| seat.rests(now))
+        self.mailbox.as_mut().is_none_or(|mailbox| mailbox.rests(now))
     }
 
     /// Answers what is in its slots, until about `turn_ends`.
     #[inline]
     pub fn visit(&mut self, shared: &ServerState, turn_ends: Instant) -> Result<Visit, String> {
-        let Some(seat) = &mut self.seat else { return Ok(Visit::default()) };
-        let visit = seat.visit(shared, turn_ends)?;
+        let Some(mailbox) = &mut self.mailbox else { return Ok(Visit::default()) };
+        let visit = mailbox.visit(shared, turn_ends)?;
         if visit.has_rung {
             self.ring().map_err(|e| e.to_string())?;
         }
@@ -182,7 +182,7 @@ impl Session {
                 self.greeted = true;
             }
             _ if !self.greeted => return Err("it did not say hello first".into()),
-            Request::Slots { version } => return self.be_seated(id, version, shared),
+            Request::Mailbox { version } => return self.be_seated(id, version, shared),
             request => {
                 if let Some(reply) = shared.answer(request) {
                     reply.encode(id, &mut self.output);
@@ -194,17 +194,17 @@ impl Session {
 
     /// Gives the client slots, once; or says that there are none, or of which version.
     fn be_seated(&mut self, id: u64, version: u32, shared: &ServerState) -> Result<(), String> {
-        if !shared.herd || version != area::VERSION {
-            let version = if shared.herd { area::VERSION } else { 0 };
+        if !shared.mailbox || version != memory::VERSION {
+            let version = if shared.mailbox { memory::VERSION } else { 0 };
             Reply::Refused { version }.encode(id, &mut self.output);
             return Ok(());
         }
-        if self.seat.is_some() || !self.output.is_empty() {
+        if self.mailbox.is_some() || !self.output.is_empty() {
             return Err("it asked for slots in the middle of a conversation".into());
         }
-        let (seat, memory) = ServerMailbox::new(shared.index.geometry()).map_err(|e| e.to_string())?;
-        self.send_with(id, &Reply::Slots { version }, &memory)?;
-        self.seat = Some(seat);
+        let (mailbox, memory) = ServerMailbox::new(shared.index.geometry()).map_err(|e| e.to_string())?;
+        self.send_with(id, &Reply::Mailbox { version }, &memory)?;
+        self.mailbox = Some(mailbox);
         Ok(())
     }
 
@@ -253,13 +253,13 @@ impl Session {
     }
 
     /// As if it had asked for slots and was given these.
-    pub fn take_seat(&mut self, seat: ServerMailbox) {
-        self.seat = Some(seat);
+    pub fn take_mailbox(&mut self, mailbox: ServerMailbox) {
+        self.mailbox = Some(mailbox);
     }
 
     /// Its slots.
-    pub fn seat(&mut self) -> &mut ServerMailbox {
-        self.seat.as_mut().expect("it has slots")
+    pub fn mailbox(&mut self) -> &mut ServerMailbox {
+        self.mailbox.as_mut().expect("it has slots")
     }
 
     /// As if these bytes had come.
@@ -358,7 +358,7 @@ mod tests {
             (frames(&[other]), &refused, "it said hello in protocol version 2"),
             (frames(&[HELLO, HELLO]), &twice, "it said hello in protocol version 1"),
             (frames(&[Request::Stat, HELLO]), &nothing, "it did not say hello first"),
-            (frames(&[Request::Slots { version: 1 }]), &nothing, "it did not say hello first"),
+            (frames(&[Request::Mailbox { version: 1 }]), &nothing, "it did not say hello first"),
             (long, &nothing, "a frame of 4294967295 bytes was announced, the longest is 65536"),
             (Vec::new(), &nothing, "it hung up"),
         ] {
@@ -382,7 +382,7 @@ mod tests {
     /// Slots are handed out once, to a client that has no answer due.
     #[test]
     fn slots_are_handed_out_between_answers() {
-        let slots = Request::Slots { version: area::VERSION };
+        let slots = Request::Mailbox { version: memory::VERSION };
         for asked in [&[HELLO, Request::Stat, slots][..], &[HELLO, slots, slots]] {
             let (mut session, mut client, _server, _dir) = session();
             client.write_all(&frames(asked)).unwrap();
@@ -455,8 +455,8 @@ mod tests {
         client.write_all(&frames(&[HELLO])).unwrap();
         assert!(matches!(session.advance(&server.shared), Fate::Stay));
         assert!(!session.wakes(), "it has no slots");
-        let (seat, _memory) = ServerMailbox::new(server.shared.index.geometry()).unwrap();
-        session.take_seat(seat);
+        let (mailbox, _memory) = ServerMailbox::new(server.shared.index.geometry()).unwrap();
+        session.take_mailbox(mailbox);
         assert!(matches!(session.advance(&server.shared), Fate::Stay));
         assert!(!session.wakes(), "nothing has come");
         client.write_all(&frames(&[Request::Wake])).unwrap();

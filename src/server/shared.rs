@@ -16,14 +16,14 @@ pub(crate) struct ServerState {
     pub(super) allow_uids: Vec<u32>,
     /// For the next server. Else the region goes with this one, and clients are told so when it stops.
     pub(super) region_stays: bool,
-    /// Are clients on shm given slots?
-    pub(crate) herd: bool,
+    /// Are clients on shm given mailboxes?
+    pub(crate) mailbox: bool,
     pub(super) slots: MailboxCounters,
 }
 
-/// What workers did about clients' slots on shm ([`Server::slot_counts`](super::Server::slot_counts)).
+/// What workers did about clients' slots on shm ([`Server::mailbox_counts`](super::Server::mailbox_counts)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SlotCounts {
+pub struct MailboxCounts {
     /// Requests answered there.
     pub requests: u64,
     /// Looks at all slots of clients that had lately asked.
@@ -34,7 +34,7 @@ pub struct SlotCounts {
     pub rings: u64,
 }
 
-/// What becomes of [`SlotCounts`].
+/// What becomes of [`MailboxCounts`].
 #[derive(Debug, Default)]
 pub(super) struct MailboxCounters {
     pub requests: AtomicU64,
@@ -44,11 +44,11 @@ pub(super) struct MailboxCounters {
 }
 
 impl MailboxCounters {
-    pub(super) fn counts(&self) -> SlotCounts {
+    pub(super) fn counts(&self) -> MailboxCounts {
         let MailboxCounters { requests, sweeps, rests, rings } = self;
         let [requests, sweeps, rests, rings] =
             [requests, sweeps, rests, rings].map(|count| count.load(Ordering::Relaxed));
-        SlotCounts { requests, sweeps, rests, rings }
+        MailboxCounts { requests, sweeps, rests, rings }
     }
 }
 
@@ -80,7 +80,7 @@ impl ServerState {
     /// Does what is asked. `None`: this is about the conversation itself.
     pub(crate) fn answer(&self, request: Request<'_>) -> Option<Reply> {
         Some(match request {
-            Request::Hello { .. } | Request::Slots { .. } | Request::Wake => return None,
+            Request::Hello { .. } | Request::Mailbox { .. } | Request::Wake => return None,
             Request::Put { mode, key, value } => Reply::Put(self.index.put(key, value, mode)),
             Request::Remove { key } => Reply::Removed(self.index.remove(key)),
             Request::Get { key } => self.look_up(key),

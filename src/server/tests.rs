@@ -1,11 +1,11 @@
 //! A worker that is driven by hand, step by step: here it is the only one, so nobody else does its work.
 
-use super::seat::ServerMailbox;
+use super::mailbox::ServerMailbox;
 use super::shared::MailboxCounters;
 use super::*;
 use crate::config::TableSize;
 use crate::index::{PutError, PutMode};
-use crate::mailbox::area::Mailbox;
+use crate::mailbox::memory::Mailbox;
 use crate::mailbox::{glance, store};
 use crate::wire::{self, PROTOCOL_VERSION, Reply, Request};
 use std::io::{Read, Write};
@@ -29,7 +29,7 @@ pub(super) fn shared() -> ServerState {
         clients_max: 10,
         allow_uids: vec![uid()],
         region_stays: false,
-        herd: true,
+        mailbox: true,
         slots: MailboxCounters::default(),
     }
 }
@@ -75,15 +75,15 @@ impl Second {
     }
 
     /// One with slots that are looked at, and its end of them.
-    fn seated(&mut self) -> (Stream, Token, Mailbox) {
+    fn served(&mut self) -> (Stream, Token, Mailbox) {
         let (stream, token) = self.greeted();
         let geometry = self.worker.shared.index.geometry();
-        let (mut seat, memory) = ServerMailbox::new(geometry).unwrap();
-        let area = Mailbox::map(memory, geometry).unwrap();
-        assert!(seat.wakes());
-        self.worker.sessions.get_mut(&token).unwrap().take_seat(seat);
+        let (mut mailbox, memory) = ServerMailbox::new(geometry).unwrap();
+        let memory = Mailbox::map(memory, geometry).unwrap();
+        assert!(mailbox.wakes());
+        self.worker.sessions.get_mut(&token).unwrap().take_mailbox(mailbox);
         self.worker.awake.push(token);
-        (stream, token, area)
+        (stream, token, memory)
     }
 
     fn clients(&self) -> u64 {
@@ -91,7 +91,7 @@ impl Second {
         self.worker.sessions.len() as u64
     }
 
-    fn slot_counts(&self) -> SlotCounts {
+    fn mailbox_counts(&self) -> MailboxCounts {
         self.worker.shared.slots.counts()
     }
 
@@ -308,24 +308,24 @@ fn as_many_clients_as_allowed() {
 /// is quiet is not looked at any more.
 #[test]
 fn a_sweep() {
-    let ask = |area: &Mailbox, sequence| {
+    let ask = |memory: &Mailbox, sequence| {
         let mut frame = Vec::new();
         GET.encode(sequence, &mut frame);
-        assert!(store(area.request(sequence), sequence, &frame));
+        assert!(store(memory.request(sequence), sequence, &frame));
     };
     let mut second = Second::new(shared());
     second.worker.sweep();
-    assert_eq!(second.slot_counts(), SlotCounts::default(), "there are none");
-    let (mut asleep, first, asks) = second.seated();
-    let (_looking, third, looks) = second.seated();
-    let (mut wrong, _, scribbles) = second.seated();
+    assert_eq!(second.mailbox_counts(), MailboxCounts::default(), "there are none");
+    let (mut asleep, first, asks) = second.served();
+    let (_looking, third, looks) = second.served();
+    let (mut wrong, _, scribbles) = second.served();
     (1..=5).for_each(|sequence| ask(&asks, sequence));
     (1..=2).for_each(|sequence| ask(&looks, sequence));
     asks.client().announce(5);
     assert!(store(scribbles.request(1), 1, b"nonsense"));
     let before = Instant::now();
     second.worker.sweep();
-    let counts = second.slot_counts();
+    let counts = second.mailbox_counts();
     assert_eq!((counts.requests, counts.rings), (7, 1));
     assert!((1..=64).contains(&counts.sweeps), "{counts:?}");
     assert_eq!([glance(asks.reply(5)), glance(looks.reply(2))].map(|mark| mark.sequence), [5, 2]);
@@ -340,10 +340,10 @@ fn a_sweep() {
         second.worker.sweep();
         sweeps += 64;
     }
-    let counts = second.slot_counts();
-    assert_eq!(counts, SlotCounts { requests: 7, rings: 1, rests: 2, sweeps });
+    let counts = second.mailbox_counts();
+    assert_eq!(counts, MailboxCounts { requests: 7, rings: 1, rests: 2, sweeps });
     second.worker.sweep();
-    assert_eq!(second.slot_counts(), counts);
+    assert_eq!(second.mailbox_counts(), counts);
     assert!(asks.server().heard() != 0 && looks.server().heard() != 0, "they are to ring");
     second.worker.serve(first);
     assert!(second.worker.awake.is_empty(), "nothing has come");
@@ -354,16 +354,16 @@ fn a_sweep() {
     ask(&asks, 6);
     second.worker.awake.push(third);
     second.worker.sweep();
-    assert_eq!(second.slot_counts().requests, 8);
-    assert_eq!(second.slot_counts().rings, 1, "the same announcement");
+    assert_eq!(second.mailbox_counts().requests, 8);
+    assert_eq!(second.mailbox_counts().rings, 1, "the same announcement");
 }
 
 /// A worker that looks at slots all the time looks at its sockets, and drops who is halfway, all the same.
 #[test]
 fn slots_do_not_keep_a_worker_from_all_else() {
     let mut second = Second::new(shared());
-    let (_slots, seated, _area) = second.seated();
-    second.worker.sessions.get_mut(&seated).unwrap().seat().never_rests();
+    let (_slots, served, _area) = second.served();
+    second.worker.sessions.get_mut(&served).unwrap().mailbox().never_rests();
     let (mut silent, token) = second.client();
     let mut other = second.greeted().0;
     let long_ago = Instant::now() - 2 * HALF_FRAME_MAX;
@@ -379,11 +379,11 @@ fn slots_do_not_keep_a_worker_from_all_else() {
 #[test]
 fn a_turn_ends() {
     let mut second = Second::new(shared());
-    let (_stream, _, area) = second.seated();
+    let (_stream, _, memory) = second.served();
     for sequence in 1..=2 {
         let mut frame = Vec::new();
         GET.encode(sequence, &mut frame);
-        assert!(store(area.request(sequence), sequence, &frame));
+        assert!(store(memory.request(sequence), sequence, &frame));
     }
     // The first GET waits for a writer, for longer than a turn.
     let shared = second.worker.shared.clone();
@@ -395,26 +395,26 @@ fn a_turn_ends() {
         });
         second.worker.sweep();
     });
-    let counts = second.slot_counts();
+    let counts = second.mailbox_counts();
     assert_eq!((counts.requests, counts.sweeps), (1, 1));
     second.worker.sweep();
-    assert_eq!(second.slot_counts().requests, 2);
+    assert_eq!(second.mailbox_counts().requests, 2);
 }
 
 /// Nobody's slots are always the first to be looked at.
 #[test]
 fn slots_take_turns() {
     let mut second = Second::new(shared());
-    let seated = [(); 3].map(|()| second.seated());
-    let [a, b, c] = seated.each_ref().map(|(_, token, _)| *token);
+    let served = [(); 3].map(|()| second.served());
+    let [a, b, c] = served.each_ref().map(|(_, token, _)| *token);
     for token in [a, b, c] {
-        second.worker.sessions.get_mut(&token).unwrap().seat().never_rests();
+        second.worker.sessions.get_mut(&token).unwrap().mailbox().never_rests();
     }
     for order in [[a, b, c], [b, c, a], [c, a, b], [a, b, c]] {
         assert_eq!(second.worker.awake, order);
         second.worker.sweep();
     }
-    assert_eq!(second.slot_counts().rests, 0);
+    assert_eq!(second.mailbox_counts().rests, 0);
 }
 
 /// Removes keys from a full table, so that others are moved. Their traces are left for some time.
@@ -468,7 +468,7 @@ fn what_a_server_is_told() {
             workers,
             allow_uids: vec![1_234_567, 1_234_568],
             clients_max: 7,
-            herd: workers == 1,
+            mailbox: workers == 1,
             ..usual.clone()
         };
         let server = Server::start(config).unwrap();
@@ -477,7 +477,7 @@ fn what_a_server_is_told() {
         let expected: Vec<_> = (0..threads).map(|number| format!("oneread-{number}")).collect();
         assert_eq!(names, expected);
         assert_eq!(server.shared.allow_uids, [1_234_567, 1_234_568, uid()]);
-        assert_eq!((server.shared.clients_max, server.shared.herd), (7, workers == 1));
+        assert_eq!((server.shared.clients_max, server.shared.mailbox), (7, workers == 1));
         assert_eq!(server.address(), &address);
         let mut stream = Stream::connect(address.socket().unwrap()).unwrap();
         stream.write_all(&frame(&HELLO)).unwrap();
@@ -535,7 +535,7 @@ fn counts() {
         rests: AtomicU64::new(3),
         rings: AtomicU64::new(4),
     };
-    assert_eq!(counters.counts(), SlotCounts { requests: 1, sweeps: 2, rests: 3, rings: 4 });
+    assert_eq!(counters.counts(), MailboxCounts { requests: 1, sweeps: 2, rests: 3, rings: 4 });
     let shared = shared();
     shared.index.put(b"key", b"value", PutMode::Insert).unwrap();
     (0..3).for_each(|_| assert!(shared.admit_client()));
@@ -569,7 +569,7 @@ fn look_ups() {
     be_written(&shared.index, b"key");
     let Reply::Put(Err(PutError::Busy { rounds })) = get(b"key") else { panic!("an answer") };
     assert!(rounds > 0);
-    for about in [HELLO, Request::Slots { version: 1 }, Request::Wake] {
+    for about in [HELLO, Request::Mailbox { version: 1 }, Request::Wake] {
         assert_eq!(shared.answer(about), None, "{about:?}");
     }
 }

@@ -539,7 +539,7 @@ pub fn bad_pairs_in_batches(client: &mut Client) {
 }
 
 /// What may be asked of a server: of a key and a value of these lengths, the one or the other of which may be too long.
-type Ask = fn(&mut Client, &[u8], &[u8]) -> Result<(), Refusal>;
+type Attempt = fn(&mut Client, &[u8], &[u8]) -> Result<(), Refusal>;
 
 /// What an answer that was none says is wrong.
 #[derive(Clone, Debug, PartialEq)]
@@ -578,7 +578,7 @@ pub fn lengths_of_the_next_server(
 ) {
     const SMALL: (usize, usize) = (8, 8);
     const LARGE: (usize, usize) = (40, 100);
-    let put_many: Ask = |client, key, value| {
+    let put_many: Attempt = |client, key, value| {
         // Those around it have their own answers.
         let (short, long) = ((b"s".to_vec(), b"s".to_vec()), (b"l".to_vec(), vec![1; 1000]));
         let max = |client: &Client| client.geometry().value_max();
@@ -591,7 +591,7 @@ pub fn lengths_of_the_next_server(
         assert_eq!(answers[1], answers[4]);
         answers[2].clone().map(drop).map_err(Refusal::Rejected)
     };
-    let changes: [(&str, bool, Ask); 6] = [
+    let changes: [(&str, bool, Attempt); 6] = [
         ("put", true, |client, key, value| Ok(client.put(key, value).map(|_| ())?)),
         ("insert", true, |client, key, value| Ok(client.insert(key, value).map(|_| ())?)),
         ("update", true, |client, key, value| Ok(client.update(key, value).map(|_| ())?)),
@@ -599,7 +599,7 @@ pub fn lengths_of_the_next_server(
         ("remove", false, |client, key, _| Ok(client.remove(key).map(|_| ())?)),
         ("rpc_get", false, |client, key, _| Ok(client.rpc_get(key).map(|_| ())?)),
     ];
-    let gets: [(&str, bool, Ask); 3] = [
+    let gets: [(&str, bool, Attempt); 3] = [
         ("get", false, |client, key, _| Ok(client.get(key).map(|_| ())?)),
         ("get_many", false, |client, key, _| Ok(client.get_many(&[b"s", key]).map(|_| ())?)),
         ("contains", false, |client, key, _| Ok(client.contains(key).map(|_| ())?)),

@@ -11,7 +11,7 @@ use comfy_table::{Attribute, Cell};
 use hdrhistogram::Histogram;
 use oneread::layout::hash::{mix, reduce};
 use oneread::verbs::{SetupError, VerbsOptions, Wait};
-use oneread::{Address, Ask, Client, ClientOptions, ConnectError, Layout, PutOutcome};
+use oneread::{Address, Client, ClientOptions, ConnectError, Layout, PutOutcome, RequestPath};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -26,12 +26,13 @@ use std::time::{Duration, Instant};
   oneread bench rpc --fabric verbs --plot rpc.svg       over the first RDMA device
   oneread bench rpc --at verbs://10.0.0.1:7471          a server that is there: it gets this bench's keys
 
-One-sided: the client READs. Message: SEND and RECV, or the server's socket over shm. HERD: the request is put
-into a slot of memory at which the server looks: over verbs WRITTEN there, and the reply is a datagram; over shm
-the reply is in a slot, too. (A server of your own needs `serve --herd`.) Each connection is a thread that asks
+One-sided: the client READs. Message: SEND and RECV, or the server's socket over shm. Mailbox, over shm: requests
+and replies go through memory that the client and the server share (a server of your own needs `serve --mailbox`).
+HERD, over verbs: the request is WRITTEN into memory that the server polls, and the reply is a datagram (`serve
+--herd`). Each connection is a thread that asks
 for one key after the other, at random; every value is compared with what was put. PUTs are also made in batches:
 their latency is that of a batch. Rounds of all paths alternate. CPU is that of the server's process, all its
-threads: HERD polls, over verbs for as long as a client is there. What the kernel does for a software device is in nobody's.")]
+threads: HERD polls for as long as a client is there. What the kernel does for a software device is in nobody's.")]
 pub struct Rpc {
     /// A server that is there [default: one in a child process]
     #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["fabric", "layout", "workers"])]
@@ -107,6 +108,7 @@ impl Operation {
 pub enum Path {
     OneSided,
     Message,
+    Mailbox,
     Herd,
 }
 
@@ -115,19 +117,23 @@ impl Path {
         match self {
             Path::OneSided => "one-sided",
             Path::Message => "message",
+            Path::Mailbox => "mailbox",
             Path::Herd => "HERD",
         }
     }
 }
 
 /// In this order in each round; the first is what the others are compared with.
-const CONTESTANTS: [(Operation, Path); 7] = [
+const CONTESTANTS: [(Operation, Path); 10] = [
     (Operation::Get, Path::OneSided),
     (Operation::Get, Path::Message),
+    (Operation::Get, Path::Mailbox),
     (Operation::Get, Path::Herd),
     (Operation::Put, Path::Message),
+    (Operation::Put, Path::Mailbox),
     (Operation::Put, Path::Herd),
     (Operation::PutMany, Path::Message),
+    (Operation::PutMany, Path::Mailbox),
     (Operation::PutMany, Path::Herd),
 ];
 
@@ -273,22 +279,25 @@ impl Rpc {
 
     fn measure(&self) -> Result<Outcome> {
         let server = if self.at.is_none() { Some(self.spawn()?) } else { None };
-        let connect = |ask| {
+        let connect = |requests| {
             let wait = if self.block { Wait::Block } else { Wait::Poll };
             let (token, pairs) = (self.token.token()?, self.pairs.map(usize::from));
             let verbs = VerbsOptions { token, wait, pairs, ..VerbsOptions::default() };
             // Many threads on few cores: a late answer is a latency, no failure.
             let deadline = Duration::from_secs(30);
-            let options = ClientOptions { deadline, ask, verbs, ..ClientOptions::default() };
+            let options = ClientOptions { deadline, requests, verbs, ..ClientOptions::default() };
             match (&server, &self.at) {
                 (Some(server), _) => server.connect_with(options),
                 (None, Some(address)) => Ok(Client::connect_with(address, options)?),
                 (None, None) => bail!("no server"),
             }
         };
-        let mut client = connect(Ask::Message)?;
+        let mut client = connect(RequestPath::Message)?;
         let is_shm = matches!(client.address(), Address::Shm(_));
-        let herd = self.herd(connect(Ask::Herd))?;
+        let polled = match is_shm {
+            true => self.polled(Path::Mailbox, connect(RequestPath::Mailbox))?,
+            false => self.polled(Path::Herd, connect(RequestPath::Herd))?,
+        };
         let bar = show::bar(self.keys, "filling", "keys");
         for first in (0..self.keys).step_by(256) {
             let numbers = first..(first + 256).min(self.keys);
@@ -298,7 +307,7 @@ impl Rpc {
         }
         bar.finish_and_clear();
         let layout = client.geometry().layout().to_string();
-        let table = Table { keys: self.keys, batch: self.batch, client: client.clone(), herd };
+        let table = Table { keys: self.keys, batch: self.batch, client: client.clone(), polled };
         let lines = self.alternate(&table, &mut client, server.as_ref())?;
         Ok(Outcome {
             machine: machine(),
@@ -322,21 +331,24 @@ impl Rpc {
             format!("--key-max={KEY_BYTES}"),
             format!("--value-max={VALUE_BYTES}"),
             format!("--workers={}", self.workers),
-            "--herd".into(),
+            match self.fabric {
+                Fabric::Shm => "--mailbox".into(),
+                Fabric::Verbs => "--herd".into(),
+            },
         ];
         ServerChild::spawn(self.fabric, &arguments)
     }
 
-    /// A client that asks HERD's way, if the server takes that.
-    fn herd(&self, connected: Result<Client>) -> Result<Option<Client>> {
+    /// A client whose requests the server looks for, and how they get there, if the server takes that.
+    fn polled(&self, path: Path, connected: Result<Client>) -> Result<Option<(Path, Client)>> {
         match connected {
             // Clones begin without a connection: HERD's workers poll only while somebody asks so.
-            Ok(client) => Ok(Some(client.clone())),
+            Ok(client) => Ok(Some((path, client.clone()))),
             Err(error) => match error.downcast_ref() {
-                Some(why @ (ConnectError::Verbs(SetupError::Herd { .. }) | ConnectError::Herd { .. }))
-                    if self.at.is_some() =>
-                {
-                    show::complain(format_args!("oneread: without HERD: {why}"));
+                Some(
+                    why @ (ConnectError::Verbs(SetupError::Herd { .. }) | ConnectError::RequestPath { .. }),
+                ) if self.at.is_some() => {
+                    show::complain(format_args!("oneread: without {}: {why}", path.name()));
                     Ok(None)
                 }
                 _ => Err(error),
@@ -353,7 +365,7 @@ impl Rpc {
     ) -> Result<Vec<Line>> {
         let visitors = visitor.server_stats()?.clients;
         let contestants: Vec<_> =
-            CONTESTANTS.into_iter().filter(|(_, path)| *path != Path::Herd || table.herd.is_some()).collect();
+            CONTESTANTS.into_iter().filter(|(_, path)| table.client_for(*path).is_some()).collect();
         let runs = self.connections.len() as u64 * u64::from(self.rounds) * contestants.len() as u64;
         let bar = show::bar(runs, "timing", "runs");
         let time = Duration::from_secs_f64(self.seconds / f64::from(self.rounds));
@@ -406,7 +418,20 @@ struct Table {
     keys: u64,
     batch: u32,
     client: Client,
-    herd: Option<Client>,
+    /// Whose requests the server looks for, and how they get there.
+    polled: Option<(Path, Client)>,
+}
+
+impl Table {
+    /// A client that goes this way, if the server takes that.
+    fn client_for(&self, path: Path) -> Option<Client> {
+        match path {
+            Path::OneSided | Path::Message => Some(self.client.clone()),
+            Path::Mailbox | Path::Herd => {
+                self.polled.as_ref().filter(|(polled, _)| *polled == path).map(|(_, client)| client.clone())
+            }
+        }
+    }
 }
 
 /// Waits until the server has let all connections go but those that are always there: what it does for them
@@ -474,10 +499,7 @@ impl Round<'_> {
 
     /// One connection: asks until it is told to stop.
     fn ask(&self, number: u32, ready: &Barrier, stop: &AtomicBool) -> Result<Tally> {
-        let mut client = match self.path {
-            Path::Herd => self.table.herd.clone().context("HERD is there, or not a contestant")?,
-            Path::OneSided | Path::Message => self.table.client.clone(),
-        };
+        let mut client = self.table.client_for(self.path).context("a path that is no contestant")?;
         let mut tally = Tally::new()?;
         let mut buffer = Vec::new();
         let stream = mix(u64::from(number) << 32 ^ self.version << 2 ^ self.path as u64);

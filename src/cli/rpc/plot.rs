@@ -20,9 +20,9 @@ fn color(line: &Line) -> RGBColor {
     match (line.operation, line.path) {
         (Operation::Get, Path::OneSided) => RGBColor(214, 39, 40),
         (Operation::Get, Path::Message) => RGBColor(20, 90, 180),
-        (Operation::Get, Path::Herd) => RGBColor(30, 140, 60),
-        (Operation::Put, Path::Herd) => RGBColor(190, 140, 0),
-        (Operation::PutMany, Path::Herd) => RGBColor(150, 60, 160),
+        (Operation::Get, Path::Mailbox | Path::Herd) => RGBColor(30, 140, 60),
+        (Operation::Put, Path::Mailbox | Path::Herd) => RGBColor(190, 140, 0),
+        (Operation::PutMany, Path::Mailbox | Path::Herd) => RGBColor(150, 60, 160),
         (Operation::Put, _) => RGBColor(110, 110, 110),
         (Operation::PutMany, _) => RGBColor(60, 60, 60),
     }

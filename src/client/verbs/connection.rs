@@ -15,7 +15,7 @@
 #![allow(unsafe_code)]
 
 use crate::client::lanes::Posting;
-use crate::client::{Ask, ClientOptions};
+use crate::client::{ClientOptions, RequestPath};
 use crate::fabric::Token as ReadToken;
 use crate::fabric::landed::LandedWindow;
 use crate::herd::{
@@ -97,7 +97,7 @@ impl Connection {
         credits: usize,
         within: Duration,
     ) -> Result<Connection, SetupError> {
-        let ClientOptions { ask, verbs: VerbsOptions { token, wait, .. }, .. } = options;
+        let ClientOptions { requests, verbs: VerbsOptions { token, wait, .. }, .. } = options;
         let mut talk = Handshake::open(address.host(), address.port(), within)?;
         let challenge: Challenge = talk.receive()?;
         if challenge.oneread != bootstrap::NAME {
@@ -114,7 +114,7 @@ impl Connection {
         };
         let limits = station.domain().context().limits();
         // When the queue pair fails, every work request completes: of READs, of messages either way.
-        let herds = if *ask == Ask::Herd { herd::client::COMPLETIONS } else { 0 };
+        let herds = if *requests == RequestPath::Herd { herd::client::COMPLETIONS } else { 0 };
         let others = (MESSAGES_MAX + herds) as i32;
         let queue_max = limits.max_qp_wr.min(limits.max_cqe.saturating_sub(others));
         let queue_max = (queue_max.max(0) as usize).saturating_sub(MESSAGES_MAX).max(1);
@@ -132,9 +132,9 @@ impl Connection {
             depth,
             station.route().clone(),
         )?;
-        let draft = match ask {
-            Ask::Message => None,
-            Ask::Herd => Some(HerdDraft::new(
+        let draft = match requests {
+            RequestPath::Message | RequestPath::Mailbox => None,
+            RequestPath::Herd => Some(HerdDraft::new(
                 &station,
                 &queue,
                 challenge.extension.as_ref().map(herd::known).transpose()?,

@@ -6,8 +6,8 @@ mod fabric;
 mod pairs;
 
 use super::{
-    ATTEMPT_MAX, Ask, ClientOptions, ClientStats, ConnectError, GetError, MutateError, RETRY_FIRST,
-    RETRY_MAX, send_fitting,
+    ATTEMPT_MAX, ClientOptions, ClientStats, ConnectError, GetError, MutateError, RETRY_FIRST, RETRY_MAX,
+    RequestPath, send_fitting,
 };
 use crate::address::Address;
 use crate::clock::Clock;
@@ -323,13 +323,13 @@ impl VerbsHandle {
         }
         let Some(connection) = &mut self.connection else { return Err(self.late()) };
         let geometry = connection.geometry().clone();
-        let result = send_fitting(requests, &geometry, |requests| match self.shared.options.ask {
-            Ask::Message => {
+        let result = send_fitting(requests, &geometry, |requests| match self.shared.options.requests {
+            RequestPath::Message | RequestPath::Mailbox => {
                 let first_id = self.next_id;
                 self.next_id += requests.len() as u64;
                 talk(connection, requests, first_id, deadline)
             }
-            Ask::Herd => connection.call(requests, deadline),
+            RequestPath::Herd => connection.call(requests, deadline),
         });
         self.counts += connection.take_counts();
         match result {

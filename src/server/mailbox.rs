@@ -1,8 +1,8 @@
-//! One client's slots on shm ([`crate::mailbox::area`]): the server's end.
+//! One client's slots on shm ([`crate::mailbox::mailbox`]): the server's end.
 
 use super::ServerState;
 use crate::layout::geometry::Geometry;
-use crate::mailbox::area::{Mailbox, WINDOW};
+use crate::mailbox::memory::{Mailbox, WINDOW};
 use crate::mailbox::{self, CellMark, Once, SpinTime};
 use crate::region::RegionError;
 use std::os::fd::OwnedFd;
@@ -16,7 +16,7 @@ const LINGER_MAX: Duration = Duration::from_micros(50);
 /// A client's slots. Unmapped when dropped.
 #[derive(Debug)]
 pub(super) struct ServerMailbox {
-    area: Mailbox,
+    mailbox: Mailbox,
     once: Once,
     copy: Vec<u64>,
     is_awake: bool,
@@ -32,7 +32,7 @@ pub(super) struct ServerMailbox {
 impl Drop for ServerMailbox {
     /// A client that keeps its mapping does not keep the server's memory.
     fn drop(&mut self) {
-        self.area.discard();
+        self.mailbox.discard();
     }
 }
 
@@ -47,11 +47,11 @@ pub(super) struct Visit {
 impl ServerMailbox {
     /// New slots, and what the client is handed.
     pub fn new(geometry: &Geometry) -> Result<(ServerMailbox, OwnedFd), RegionError> {
-        let (area, fd) = Mailbox::make(geometry)?;
+        let (mailbox, fd) = Mailbox::make(geometry)?;
         // Until it is awake.
-        area.server().announce(1);
-        let seat = ServerMailbox {
-            area,
+        mailbox.server().announce(1);
+        let end = ServerMailbox {
+            mailbox,
             once: Once::default(),
             copy: Vec::new(),
             is_awake: false,
@@ -60,7 +60,7 @@ impl ServerMailbox {
             last: Instant::now(),
             rung: 0,
         };
-        Ok((seat, fd))
+        Ok((end, fd))
     }
 
     /// The client has rung: its slots are looked at again. Were they not?
@@ -68,7 +68,7 @@ impl ServerMailbox {
         if self.is_awake {
             return false;
         }
-        self.area.server().withdraw();
+        self.mailbox.server().withdraw();
         self.last = Instant::now();
         self.has_asked = false;
         self.is_awake = true;
@@ -85,9 +85,9 @@ impl ServerMailbox {
         if now.saturating_duration_since(self.last) < self.patience.time() {
             return false;
         }
-        self.area.server().announce(1);
+        self.mailbox.server().announce(1);
         if is_next_there(self) {
-            self.area.server().withdraw();
+            self.mailbox.server().withdraw();
             return false;
         }
         self.is_awake = false;
@@ -97,7 +97,7 @@ impl ServerMailbox {
 
     fn is_next_there(&self) -> bool {
         let next = self.once.taken().sequence.wrapping_add(1);
-        mailbox::glance(self.area.request(next)).sequence == next
+        mailbox::glance(self.mailbox.request(next)).sequence == next
     }
 
     /// Answers what is there, at most as much as there are slots, and after `turn_ends` only one. An error ends the
@@ -121,7 +121,7 @@ impl ServerMailbox {
                 break;
             }
         }
-        let until = self.area.client().heard();
+        let until = self.mailbox.client().heard();
         let has_rung = until != 0 && until <= self.once.taken().sequence && until != self.rung;
         if has_rung {
             self.rung = until;
@@ -130,16 +130,16 @@ impl ServerMailbox {
     }
 
     fn answer(&mut self, shared: &ServerState) -> Result<(), String> {
-        let ServerMailbox { area, once, copy, .. } = self;
+        let ServerMailbox { mailbox, once, copy, .. } = self;
         let sequence = once.taken().sequence.wrapping_add(1);
         // What another CPU has stored takes its time to come: of a batch, the next comes meanwhile.
-        area.prefetch_request(sequence.wrapping_add(1));
-        let frame = mailbox::load(area.request(sequence), sequence, copy);
+        mailbox.prefetch_request(sequence.wrapping_add(1));
+        let frame = mailbox::load(mailbox.request(sequence), sequence, copy);
         let frame = frame.ok_or("a request slot that makes no sense")?;
         if !once.take(CellMark { sequence, attempt: 0 }, frame, |request| shared.answer(request)) {
             return Err("a request slot without a request".into());
         }
-        if !mailbox::store(area.reply(sequence), sequence, once.reply()) {
+        if !mailbox::store(mailbox.reply(sequence), sequence, once.reply()) {
             return Err("a reply that fits no slot".into());
         }
         Ok(())
@@ -163,20 +163,20 @@ mod tests {
 
     const MICROSECOND: Duration = Duration::from_micros(1);
 
-    /// A seat that looks, the client's end of its slots, and what answers.
-    fn seat() -> (ServerMailbox, Mailbox, ServerState) {
+    /// A end that looks, the client's end of its slots, and what answers.
+    fn end() -> (ServerMailbox, Mailbox, ServerState) {
         let shared = shared();
-        let (mut seat, memory) = ServerMailbox::new(shared.index.geometry()).unwrap();
-        let area = Mailbox::map(memory, shared.index.geometry()).unwrap();
-        assert_eq!(area.server().heard(), 1, "it sleeps until it is rung for");
-        assert!(seat.wakes());
-        (seat, area, shared)
+        let (mut end, memory) = ServerMailbox::new(shared.index.geometry()).unwrap();
+        let mailbox = Mailbox::map(memory, shared.index.geometry()).unwrap();
+        assert_eq!(mailbox.server().heard(), 1, "it sleeps until it is rung for");
+        assert!(end.wakes());
+        (end, mailbox, shared)
     }
 
-    fn ask(area: &Mailbox, sequence: u64) {
+    fn ask(mailbox: &Mailbox, sequence: u64) {
         let mut frame = Vec::new();
         Request::Get { key: b"key" }.encode(sequence, &mut frame);
-        assert!(store(area.request(sequence), sequence, &frame));
+        assert!(store(mailbox.request(sequence), sequence, &frame));
     }
 
     fn later() -> Instant {
@@ -187,108 +187,108 @@ mod tests {
     /// announcement its client would not ring, and after the look nobody would see it.
     #[test]
     fn the_last_look_comes_after_the_announcement() {
-        let (mut seat, area, shared) = seat();
-        assert_eq!(area.server().heard(), 0, "it looks");
-        assert!(!seat.wakes(), "it was awake");
+        let (mut end, mailbox, shared) = end();
+        assert_eq!(mailbox.server().heard(), 0, "it looks");
+        assert!(!end.wakes(), "it was awake");
         let mut looks = 0;
-        let rests = seat.rests_unless(later(), |seat| {
+        let rests = end.rests_unless(later(), |end| {
             looks += 1;
-            assert_eq!(area.server().heard(), 1, "a look before the announcement");
-            assert!(!seat.is_next_there());
-            ask(&area, 1);
-            seat.is_next_there()
+            assert_eq!(mailbox.server().heard(), 1, "a look before the announcement");
+            assert!(!end.is_next_there());
+            ask(&mailbox, 1);
+            end.is_next_there()
         });
         assert_eq!((rests, looks), (false, 1));
-        assert_eq!(area.server().heard(), 0, "it looks on, and nobody needs to ring");
-        assert!(!seat.wakes(), "it is awake still");
-        assert_eq!(seat.visit(&shared, later()).unwrap().answered, 1);
+        assert_eq!(mailbox.server().heard(), 0, "it looks on, and nobody needs to ring");
+        assert!(!end.wakes(), "it is awake still");
+        assert_eq!(end.visit(&shared, later()).unwrap().answered, 1);
         // Nothing comes.
-        assert!(seat.rests(later()));
-        assert_eq!(area.server().heard(), 1);
-        assert!(seat.wakes());
-        assert_eq!(area.server().heard(), 0);
+        assert!(end.rests(later()));
+        assert_eq!(mailbox.server().heard(), 1);
+        assert!(end.wakes());
+        assert_eq!(mailbox.server().heard(), 0);
     }
 
     /// It looks for some time after the last request: shorter when nothing came in that time, longer again
     /// when something did. What it was rung for does not count.
     #[test]
     fn how_long_it_looks() {
-        let (mut seat, area, shared) = seat();
+        let (mut end, mailbox, shared) = end();
         let mut asked = 0;
-        let mut ask_one = |seat: &mut ServerMailbox| {
+        let mut ask_one = |end: &mut ServerMailbox| {
             asked += 1;
-            ask(&area, asked);
+            ask(&mailbox, asked);
             let before = Instant::now();
-            assert_eq!(seat.visit(&shared, later()).unwrap().answered, 1);
-            assert!(seat.last >= before, "it looks for so long from now on");
+            assert_eq!(end.visit(&shared, later()).unwrap().answered, 1);
+            assert!(end.last >= before, "it looks for so long from now on");
         };
-        let rests_after = |seat: &mut ServerMailbox, time: Duration| {
-            assert!(!seat.rests(seat.last + time - Duration::from_nanos(1)), "before {time:?}");
-            assert!(seat.rests(seat.last + time), "after {time:?}");
+        let rests_after = |end: &mut ServerMailbox, time: Duration| {
+            assert!(!end.rests(end.last + time - Duration::from_nanos(1)), "before {time:?}");
+            assert!(end.rests(end.last + time), "after {time:?}");
             let before = Instant::now();
-            assert!(seat.wakes() && seat.last >= before);
+            assert!(end.wakes() && end.last >= before);
         };
-        rests_after(&mut seat, MICROSECOND * 50);
-        ask_one(&mut seat);
-        rests_after(&mut seat, MICROSECOND * 25);
-        (0..2).for_each(|_| ask_one(&mut seat));
-        rests_after(&mut seat, MICROSECOND * 25);
+        rests_after(&mut end, MICROSECOND * 50);
+        ask_one(&mut end);
+        rests_after(&mut end, MICROSECOND * 25);
+        (0..2).for_each(|_| ask_one(&mut end));
+        rests_after(&mut end, MICROSECOND * 25);
         for time in [MICROSECOND * 25 / 2, MICROSECOND * 25 / 4, MICROSECOND * 4, MICROSECOND * 4] {
-            rests_after(&mut seat, time);
+            rests_after(&mut end, time);
         }
-        (0..3).for_each(|_| ask_one(&mut seat));
-        rests_after(&mut seat, MICROSECOND * 16);
-        (0..100).for_each(|_| ask_one(&mut seat));
-        rests_after(&mut seat, MICROSECOND * 50);
+        (0..3).for_each(|_| ask_one(&mut end));
+        rests_after(&mut end, MICROSECOND * 16);
+        (0..100).for_each(|_| ask_one(&mut end));
+        rests_after(&mut end, MICROSECOND * 50);
     }
 
     /// A visit answers all that is there, each request in its slot; when the turn is over, one.
     #[test]
     fn how_much_a_visit_answers() {
-        let (mut seat, area, shared) = seat();
+        let (mut end, mailbox, shared) = end();
         let over = Instant::now();
         let mut next = 1;
         for (asked, turn_ends, answered) in
             [(0, later(), 0), (WINDOW, over, 1), (0, over, 1), (0, later(), WINDOW - 2), (3, later(), 3)]
         {
-            (next..next + asked).for_each(|sequence| ask(&area, sequence));
+            (next..next + asked).for_each(|sequence| ask(&mailbox, sequence));
             next += asked;
-            assert_eq!(seat.visit(&shared, turn_ends).unwrap().answered, answered);
+            assert_eq!(end.visit(&shared, turn_ends).unwrap().answered, answered);
         }
-        assert_eq!(seat.visit(&shared, later()).unwrap().answered, 0);
+        assert_eq!(end.visit(&shared, later()).unwrap().answered, 0);
         for sequence in next - WINDOW..next {
             let mut copy = Vec::new();
-            let frame = mailbox::load(area.reply(sequence), sequence, &mut copy).expect("its reply");
+            let frame = mailbox::load(mailbox.reply(sequence), sequence, &mut copy).expect("its reply");
             assert_eq!(wire::replies(frame, sequence), Ok(vec![Reply::Value(None)]));
         }
-        assert_eq!(glance(area.reply(next)).sequence, next - WINDOW, "nothing was asked");
+        assert_eq!(glance(mailbox.reply(next)).sequence, next - WINDOW, "nothing was asked");
         // Another number in the slot that is due is nothing.
         for sequence in [next + WINDOW, next - WINDOW, u64::MAX, 0] {
-            assert!(store(area.request(next), sequence, b"nonsense"));
-            assert_eq!(seat.visit(&shared, later()).unwrap().answered, 0, "{sequence}");
+            assert!(store(mailbox.request(next), sequence, b"nonsense"));
+            assert_eq!(end.visit(&shared, later()).unwrap().answered, 0, "{sequence}");
         }
-        assert!(store(area.request(next), next, b"nonsense"));
-        assert_eq!(seat.visit(&shared, later()).unwrap_err(), "a request slot without a request");
+        assert!(store(mailbox.request(next), next, b"nonsense"));
+        assert_eq!(end.visit(&shared, later()).unwrap_err(), "a request slot without a request");
     }
 
     /// A client that sleeps until a certain reply is there is rung for when it is there, once.
     #[test]
     fn when_it_rings() {
-        let (mut seat, area, shared) = seat();
+        let (mut end, mailbox, shared) = end();
         let mut visit = |asked: std::ops::RangeInclusive<u64>| {
-            asked.for_each(|sequence| ask(&area, sequence));
-            seat.visit(&shared, later()).unwrap().has_rung
+            asked.for_each(|sequence| ask(&mailbox, sequence));
+            end.visit(&shared, later()).unwrap().has_rung
         };
         assert!(!visit(1..=1), "it does not sleep");
-        area.client().announce(3);
+        mailbox.client().announce(3);
         assert!(!visit(2..=2), "not yet");
         assert!(visit(3..=3));
         assert!(!visit(4..=4), "it was rung for");
-        area.client().announce(6);
+        mailbox.client().announce(6);
         assert!(visit(5..=8), "and more is there");
-        area.client().withdraw();
+        mailbox.client().withdraw();
         assert!(!visit(9..=9));
-        area.client().announce(10);
+        mailbox.client().announce(10);
         assert!(visit(10..=10));
     }
 }

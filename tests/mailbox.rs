@@ -1,4 +1,4 @@
-//! Requests in slots of shared memory (`Ask::Herd` on shm): the same answers as over the socket, and what becomes of
+//! Requests in slots of shared memory (`RequestPath::Mailbox` on shm): the same answers as over the socket, and what becomes of
 //! clients and servers that stop, die, or write what they like into the slots.
 
 mod common;
@@ -10,8 +10,8 @@ use oneread::placement::Preset;
 use oneread::region::Backing;
 use oneread::wire::{PROTOCOL_VERSION, Reply, Request};
 use oneread::{
-    Address, Ask, Client, ClientOptions, Config, ConnectError, MutateError, PutError, PutOutcome, Server,
-    ServerConfig, StartMode, TableSize,
+    Address, Client, ClientOptions, Config, ConnectError, MutateError, PutError, PutOutcome, RequestPath,
+    Server, ServerConfig, StartMode, TableSize,
 };
 use rustix::process::Signal;
 use std::io::{Read, Write};
@@ -24,7 +24,7 @@ const WINDOW: u32 = 64;
 impl Place {
     fn config(&self, preset: &Preset) -> ServerConfig {
         let table = config(preset, 2048, 16, 32, 11);
-        ServerConfig { herd: true, ..ServerConfig::new(self.address.clone(), table) }
+        ServerConfig { mailbox: true, ..ServerConfig::new(self.address.clone(), table) }
     }
 
     fn serve(&self) -> Server {
@@ -47,7 +47,7 @@ impl Place {
     }
 
     fn client_within(&self, deadline: Duration) -> Client {
-        let options = ClientOptions { ask: Ask::Herd, deadline, ..patient() };
+        let options = ClientOptions { requests: RequestPath::Mailbox, deadline, ..patient() };
         Client::connect_with(&self.address, options).unwrap()
     }
 }
@@ -58,7 +58,7 @@ fn serving_child() {
     let Some(address) = told("ONEREAD_TEST_ADDRESS") else { return };
     let table = config(default_preset(), 2048, 16, 32, 11);
     let config = ServerConfig {
-        herd: true,
+        mailbox: true,
         backing: Backing::File(told("ONEREAD_TEST_FILE").unwrap().into()),
         start: StartMode::OpenOrCreate(table),
         ..ServerConfig::new(address.parse().unwrap(), table)
@@ -70,7 +70,7 @@ fn serving_child() {
 #[ignore = "started by the other tests, in a process of its own"]
 fn putting_child() {
     let Some(address) = told("ONEREAD_TEST_ADDRESS") else { return };
-    let options = ClientOptions { ask: Ask::Herd, ..patient() };
+    let options = ClientOptions { requests: RequestPath::Mailbox, ..patient() };
     let mut client = Client::connect_with(&address.parse().unwrap(), options).unwrap();
     put_for_ever(&mut client, |_, _| {});
 }
@@ -93,7 +93,7 @@ fn a_client_sees_a_map() {
             assert_eq!(client.rpc_get(&key(n, 16)).unwrap().as_ref(), model.keys.get(&key(n, 16)));
         }
         assert_eq!(client.server_stats().unwrap().keys, model.keys.len() as u64);
-        assert!(server.slot_counts().requests >= 1800, "{:?}", server.slot_counts());
+        assert!(server.mailbox_counts().requests >= 1800, "{:?}", server.mailbox_counts());
     });
 }
 
@@ -144,9 +144,9 @@ fn bad_pairs_in_a_batch() {
 #[test]
 fn lengths_are_those_of_the_server_that_is_there() {
     let place = Place::new();
-    let options = ClientOptions { ask: Ask::Herd, ..patient() };
+    let options = ClientOptions { requests: RequestPath::Mailbox, ..patient() };
     lengths_of_the_next_server(&options, |_, table| {
-        let config = ServerConfig { herd: true, ..ServerConfig::new(place.address.clone(), *table) };
+        let config = ServerConfig { mailbox: true, ..ServerConfig::new(place.address.clone(), *table) };
         Server::start(config).unwrap()
     });
 }
@@ -156,7 +156,7 @@ fn lengths_are_those_of_the_server_that_is_there() {
 fn long_slots() {
     let place = Place::new();
     let table = Config { size: TableSize::Keys(200), key_max: 255, value_max: 3699, ..Config::default() };
-    let config = ServerConfig { herd: true, ..ServerConfig::new(place.address.clone(), table) };
+    let config = ServerConfig { mailbox: true, ..ServerConfig::new(place.address.clone(), table) };
     let _server = Server::start(config).unwrap();
     let mut client = place.client();
     let pairs: Vec<_> =
@@ -204,10 +204,13 @@ fn many_clients() {
 #[test]
 fn refused() {
     let place = Place::new();
-    let server = Server::start(ServerConfig { herd: false, ..place.config(default_preset()) }).unwrap();
-    let options = ClientOptions { ask: Ask::Herd, ..patient() };
+    let server = Server::start(ServerConfig { mailbox: false, ..place.config(default_preset()) }).unwrap();
+    let options = ClientOptions { requests: RequestPath::Mailbox, ..patient() };
     let error = Client::connect_with(&place.address, options.clone()).unwrap_err();
-    assert!(matches!(error, ConnectError::Herd { .. }) && error.to_string().contains("--herd"), "{error}");
+    assert!(
+        matches!(error, ConnectError::RequestPath { .. }) && error.to_string().contains("--herd"),
+        "{error}"
+    );
     wait_for("the client to be gone", || (server.stats().clients == 0).then_some(()));
     drop(server);
     let server = Server::start(ServerConfig { clients_max: 3, ..place.config(default_preset()) }).unwrap();
@@ -257,7 +260,7 @@ fn no_ring_is_lost() {
             });
         }
     });
-    let counts = server.slot_counts();
+    let counts = server.mailbox_counts();
     println!("{} requests, {counts:?}, {:?}", requests.load(Ordering::Relaxed), begun.elapsed());
     assert!(requests.load(Ordering::Relaxed) >= 10_000 && counts.rests > 500, "{counts:?}");
 }
@@ -272,17 +275,17 @@ fn idle_workers_sleep() {
         client.put(b"key", b"value").unwrap();
     }
     let quiet = wait_for("the workers to sleep", || {
-        let before = server.slot_counts();
+        let before = server.mailbox_counts();
         std::thread::sleep(Duration::from_millis(20));
-        (server.slot_counts() == before).then_some(before)
+        (server.mailbox_counts() == before).then_some(before)
     });
     std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(server.slot_counts(), quiet, "somebody looks");
+    assert_eq!(server.mailbox_counts(), quiet, "somebody looks");
     assert!(quiet.rests >= 4, "{quiet:?}");
     for client in &mut clients {
         assert_eq!(client.rpc_get(b"key").unwrap().unwrap(), b"value");
     }
-    assert!(server.slot_counts().sweeps > quiet.sweeps);
+    assert!(server.mailbox_counts().sweeps > quiet.sweeps);
 }
 
 // ---- servers that stop and die ----------------------------------------------------------------------
@@ -377,9 +380,9 @@ fn counting_child() {
         let children: Vec<_> = (0..2)
             .map(|_| Process::start("putting_child", &[("ONEREAD_TEST_ADDRESS", place.address.to_string())]))
             .collect();
-        let asked = server.slot_counts().requests;
+        let asked = server.mailbox_counts().requests;
         wait_for("the children to be putting", || {
-            (server.slot_counts().requests > asked + 500).then_some(())
+            (server.mailbox_counts().requests > asked + 500).then_some(())
         });
         assert!(mappings() > before, "{round}");
         children.into_iter().for_each(Process::kill);
@@ -407,14 +410,14 @@ impl Raw {
         stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         for (request, expected) in [
             (Request::Hello { version: PROTOCOL_VERSION }, Reply::Welcome { version: PROTOCOL_VERSION }),
-            (Request::Slots { version: 1 }, Reply::Slots { version: 1 }),
+            (Request::Mailbox { version: 1 }, Reply::Mailbox { version: 1 }),
         ] {
             let mut bytes = Vec::new();
             request.encode(1, &mut bytes);
             stream.write_all(&bytes).unwrap();
             let (reply, fd) = receive(&stream);
             assert_eq!(reply, expected);
-            if request != (Request::Slots { version: 1 }) {
+            if request != (Request::Mailbox { version: 1 }) {
                 continue;
             }
             let file = std::fs::File::from(fd.expect("the slots' memory"));
@@ -477,7 +480,7 @@ fn slots_of_another_version() {
         let (welcome, _) = ask(&Request::Hello { version: PROTOCOL_VERSION });
         assert_eq!(welcome, Reply::Welcome { version: PROTOCOL_VERSION });
         for version in [0, 2, u32::MAX] {
-            let (reply, memory) = ask(&Request::Slots { version });
+            let (reply, memory) = ask(&Request::Mailbox { version });
             assert_eq!(reply, Reply::Refused { version: herd.into() });
             assert!(memory.is_none());
             assert_eq!(ask(&Request::Remove { key: b"k" }).0, Reply::Removed(Ok(false)));
@@ -583,7 +586,7 @@ fn nonsense_in_a_slot() {
     // Slots are given once, and not in the middle of a conversation.
     let mut raw = Raw::connect(&place.address);
     let mut bytes = Vec::new();
-    Request::Slots { version: 1 }.encode(1, &mut bytes);
+    Request::Mailbox { version: 1 }.encode(1, &mut bytes);
     raw.stream.write_all(&bytes).unwrap();
     raw.ends();
 }
@@ -643,7 +646,7 @@ fn a_server_that_scribbles() {
         });
         let address = Address::Shm(path.clone());
         let deadline = Duration::from_millis(200);
-        let options = ClientOptions { ask: Ask::Herd, deadline, ..ClientOptions::default() };
+        let options = ClientOptions { requests: RequestPath::Mailbox, deadline, ..ClientOptions::default() };
         let mut client = Client::connect_with(&address, options).unwrap();
         let begun = Instant::now();
         for n in 0..10u32 {

@@ -1,7 +1,7 @@
-//! Requests in slots of memory shared with the server ([`crate::mailbox::area`]): the client's end.
+//! Requests in slots of memory shared with the server ([`crate::mailbox::mailbox`]): the client's end.
 
 use super::LinkError;
-use crate::mailbox::area::{Mailbox, WINDOW};
+use crate::mailbox::memory::{Mailbox, WINDOW};
 use crate::mailbox::{SpinTime, glance, load, store};
 use crate::wire::{self, Reply, Request};
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ pub(super) trait BellSocket {
 /// A client's slots.
 #[derive(Debug)]
 pub(super) struct ClientMailbox {
-    area: Mailbox,
+    mailbox: Mailbox,
     /// Number of the last request.
     asked: u64,
     /// Number of the last reply.
@@ -35,10 +35,10 @@ pub(super) struct ClientMailbox {
 }
 
 impl ClientMailbox {
-    /// New slots, in an area that nobody has used yet.
-    pub fn new(area: Mailbox) -> ClientMailbox {
+    /// New slots, in an mailbox that nobody has used yet.
+    pub fn new(mailbox: Mailbox) -> ClientMailbox {
         let patience = SpinTime::new(LOOK_MIN, LOOK_MAX);
-        ClientMailbox { area, asked: 0, answered: 0, frame: Vec::new(), copy: Vec::new(), patience }
+        ClientMailbox { mailbox, asked: 0, answered: 0, frame: Vec::new(), copy: Vec::new(), patience }
     }
 
     /// Asks what the server's table takes, and waits for the replies; they are in the order of the requests. After an
@@ -57,7 +57,7 @@ impl ClientMailbox {
             for request in now {
                 self.ask(request)?;
             }
-            if !now.is_empty() && self.area.server().heard() != 0 {
+            if !now.is_empty() && self.mailbox.server().heard() != 0 {
                 socket.ring(deadline)?;
             }
             self.wait(socket, requests.is_empty(), deadline)?;
@@ -75,7 +75,7 @@ impl ClientMailbox {
         self.frame.clear();
         request.encode(self.asked, &mut self.frame);
         // It fits: its lengths were checked, and the slot was made for them.
-        store(self.area.request(self.asked), self.asked, &self.frame)
+        store(self.mailbox.request(self.asked), self.asked, &self.frame)
             .then_some(())
             .ok_or(LinkError::Unexpected)
     }
@@ -83,7 +83,7 @@ impl ClientMailbox {
     /// Is the reply with this number there, if it is one of the next [`WINDOW`]?
     #[inline]
     fn has(&self, sequence: u64) -> bool {
-        sequence <= self.asked && glance(self.area.reply(sequence)).sequence == sequence
+        sequence <= self.asked && glance(self.mailbox.reply(sequence)).sequence == sequence
     }
 
     /// Returns when there is a reply, or a later one. Has all been asked?
@@ -113,7 +113,7 @@ impl ClientMailbox {
         }
         self.patience.exhausted();
         let slept = loop {
-            self.area.client().announce(until);
+            self.mailbox.client().announce(until);
             if self.has(until) {
                 break Ok(());
             }
@@ -124,14 +124,14 @@ impl ClientMailbox {
                 Err(error) => break Err(error),
             }
         };
-        self.area.client().withdraw();
+        self.mailbox.client().withdraw();
         slept
     }
 
     /// The reply that is due, and there.
     fn take(&mut self) -> Result<Reply, LinkError> {
         self.answered += 1;
-        let frame = load(self.area.reply(self.answered), self.answered, &mut self.copy);
+        let frame = load(self.mailbox.reply(self.answered), self.answered, &mut self.copy);
         let frame = wire::decode(frame.ok_or(LinkError::Unexpected)?)?;
         let frame = frame.filter(|frame| frame.id == self.answered).ok_or(LinkError::Unexpected)?;
         Ok(Reply::decode(&frame)?)
@@ -146,7 +146,7 @@ mod tests {
 
     /// A server at the other end of the slots, which acts when it is rung for, or slept for.
     struct Server<'a> {
-        area: &'a Mailbox,
+        mailbox: &'a Mailbox,
         /// Stores these replies, numbered, when somebody sleeps.
         replies: Vec<(u64, Vec<u8>)>,
         /// And is gone then.
@@ -163,7 +163,7 @@ mod tests {
                 return Err(LinkError::HungUp);
             }
             for (sequence, frame) in self.replies.drain(..) {
-                assert!(store(self.area.reply(sequence), sequence, &frame));
+                assert!(store(self.mailbox.reply(sequence), sequence, &frame));
             }
             if self.hangs_up { Err(LinkError::HungUp) } else { Ok(()) }
         }
@@ -171,7 +171,7 @@ mod tests {
 
     /// A server that is slow: asked to sleep, its client finds so many replies more.
     struct Slow<'a> {
-        area: &'a Mailbox,
+        mailbox: &'a Mailbox,
         /// How many it answers at a time; none: it never does.
         steps: Vec<u64>,
         answered: u64,
@@ -185,13 +185,13 @@ mod tests {
     impl Slow<'_> {
         /// The number of the last request there.
         fn asked(&self) -> u64 {
-            (0..WINDOW).map(|slot| glance(self.area.request(slot)).sequence).max().unwrap()
+            (0..WINDOW).map(|slot| glance(self.mailbox.request(slot)).sequence).max().unwrap()
         }
     }
 
     impl BellSocket for Slow<'_> {
         fn ring(&mut self, deadline: Instant) -> Result<(), LinkError> {
-            assert_eq!((deadline, self.area.client().heard()), (self.deadline, 0));
+            assert_eq!((deadline, self.mailbox.client().heard()), (self.deadline, 0));
             self.rung.push(self.asked());
             Ok(())
         }
@@ -199,7 +199,7 @@ mod tests {
         fn sleep(&mut self, deadline: Instant) -> Result<(), LinkError> {
             assert_eq!(deadline, self.deadline);
             let asked = self.asked();
-            self.slept.push((asked, self.area.client().heard()));
+            self.slept.push((asked, self.mailbox.client().heard()));
             if self.steps.is_empty() {
                 return Err(LinkError::Deadline(Duration::ZERO));
             }
@@ -208,13 +208,13 @@ mod tests {
                 assert!(self.answered <= asked, "nobody asked for it");
                 // Request n is still in its slot, and says n.
                 let mut copy = Vec::new();
-                let frame = load(self.area.request(self.answered), self.answered, &mut copy).unwrap();
+                let frame = load(self.mailbox.request(self.answered), self.answered, &mut copy).unwrap();
                 let frame = wire::decode(frame).unwrap().unwrap();
                 assert_eq!(frame.id, self.answered);
                 let Request::Get { key } = Request::decode(&frame).unwrap() else { panic!("a get") };
                 let mut out = Vec::new();
                 Reply::Value(Some(key.to_vec())).encode(frame.id, &mut out);
-                assert!(store(self.area.reply(self.answered), self.answered, &out));
+                assert!(store(self.mailbox.reply(self.answered), self.answered, &out));
             }
             Ok(())
         }
@@ -227,20 +227,21 @@ mod tests {
     fn batches_longer_than_the_window() {
         let geometry = Config { size: TableSize::Keys(10), ..Config::default() }.geometry().unwrap();
         for sleeps in [true, false] {
-            let (area, fd) = Mailbox::make(&geometry).unwrap();
+            let (mailbox, fd) = Mailbox::make(&geometry).unwrap();
             if sleeps {
-                area.server().announce(1);
+                mailbox.server().announce(1);
             }
             let mut slots = ClientMailbox::new(Mailbox::map(fd, &geometry).unwrap());
             let deadline = Instant::now() + Duration::from_secs(60);
             let keys: Vec<_> = (0..150u32).map(u32::to_le_bytes).collect();
             let requests: Vec<_> = keys.iter().map(|key| Request::Get { key }).collect();
             let steps = vec![10, 22, 40, 24, 40, 10, 4, 1];
-            let mut server = Slow { area: &area, steps, answered: 0, slept: vec![], rung: vec![], deadline };
+            let mut server =
+                Slow { mailbox: &mailbox, steps, answered: 0, slept: vec![], rung: vec![], deadline };
             let replies = slots.converse(&mut server, &requests, deadline).unwrap();
             let values: Vec<_> = keys.iter().map(|key| Reply::Value(Some(key.to_vec()))).collect();
             assert_eq!(replies, values);
-            assert_eq!(area.client().heard(), 0);
+            assert_eq!(mailbox.client().heard(), 0);
             // The next conversation goes on where this one ended.
             let replies = slots.converse(&mut server, &requests[..1], deadline).unwrap();
             assert_eq!(replies, values[..1]);
@@ -251,7 +252,7 @@ mod tests {
             // Nobody answers: the bell is left as if nobody slept.
             let error = slots.converse(&mut server, &requests[..1], deadline).unwrap_err();
             assert!(matches!(error, LinkError::Deadline(_)), "{error}");
-            assert_eq!(area.client().heard(), 0);
+            assert_eq!(mailbox.client().heard(), 0);
         }
     }
 
@@ -267,11 +268,11 @@ mod tests {
 
     fn converse_with(replies: Vec<(u64, Vec<u8>)>, hangs_up: bool) -> Result<Vec<Reply>, LinkError> {
         let geometry = Config { size: TableSize::Keys(10), ..Config::default() }.geometry().unwrap();
-        let (area, fd) = Mailbox::make(&geometry).unwrap();
+        let (mailbox, fd) = Mailbox::make(&geometry).unwrap();
         let mut slots = ClientMailbox::new(Mailbox::map(fd, &geometry).unwrap());
         let requests = [Request::Get { key: b"one" }, Request::Get { key: b"two" }];
         let deadline = Instant::now() + Duration::from_secs(5);
-        slots.converse(&mut Server { area: &area, replies, hangs_up }, &requests, deadline)
+        slots.converse(&mut Server { mailbox: &mailbox, replies, hangs_up }, &requests, deadline)
     }
 
     /// Replies that are there, that are not, and that are none.
