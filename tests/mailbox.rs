@@ -208,7 +208,7 @@ fn refused() {
     let options = ClientOptions { requests: RequestPath::Mailbox, ..patient() };
     let error = Client::connect_with(&place.address, options.clone()).unwrap_err();
     assert!(
-        matches!(error, ConnectError::RequestPath { .. }) && error.to_string().contains("--herd"),
+        matches!(error, ConnectError::RequestPath { .. }) && error.to_string().contains("--mailbox"),
         "{error}"
     );
     wait_for("the client to be gone", || (server.stats().clients == 0).then_some(()));
