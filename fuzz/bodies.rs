@@ -7,7 +7,7 @@
 
 use oneread::fabric::landed::LandedWindow;
 use oneread::fabric::shm::Shm;
-use oneread::fabric::{Fabric, Token};
+use oneread::fabric::{Fabric, ReadId};
 use oneread::families::presets;
 use oneread::faults::{Broken, Rule};
 use oneread::get::Proof;
@@ -147,7 +147,7 @@ struct Memory<'a> {
     geometry: &'a Geometry,
     words: &'a [u64],
     proofs: &'a [Proof],
-    posted: Vec<(Token, Window)>,
+    posted: Vec<(ReadId, Window)>,
     reads: u64,
 }
 
@@ -164,12 +164,12 @@ impl Fabric for Memory<'_> {
         3
     }
 
-    fn post(&mut self, reads: &[(Token, Window)]) -> Result<(), Infallible> {
+    fn post(&mut self, reads: &[(ReadId, Window)]) -> Result<(), Infallible> {
         self.posted.extend_from_slice(reads);
         Ok(())
     }
 
-    fn poll(&mut self, mut sink: impl FnMut(Token, &mut LandedWindow<'_>)) -> Result<(), Infallible> {
+    fn poll(&mut self, mut sink: impl FnMut(ReadId, &mut LandedWindow<'_>)) -> Result<(), Infallible> {
         for (token, window) in self.posted.drain(..) {
             self.reads += 1;
             let slot = self.geometry.slot_offset(window.first) as usize / WORD;

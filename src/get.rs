@@ -368,8 +368,8 @@ mod tests {
         let first = Get::new(&geometry, b"key").start().first.0;
         let (absent, moved) = (Step::Absent, Step::Again(Get::new(&geometry, b"key").start(), Retry::Moved));
         // What the slots show, is one of them torn, and the proof.
-        type Pass<'a> = (&'a [(u64, u32)], bool, Proof);
-        let cases: &[(&[Pass<'_>], Step)] = &[
+        type Looked<'a> = (&'a [(u64, u32)], bool, Proof);
+        let cases: &[(&[Looked<'_>], Step)] = &[
             (&[(&[], false, Proof::InGrace)], absent),
             (&[(&[(0, 4)], false, Proof::InGrace)], moved),
             (&[(&[(3, 4)], false, Proof::NoMove)], absent),

@@ -2,7 +2,7 @@
 //! it may do.
 
 use crate::clock::Clock;
-use crate::fabric::{Fabric, Token};
+use crate::fabric::{Fabric, ReadId};
 use crate::get::{Get, Retry, Step};
 use crate::layout::geometry::{Geometry, Window};
 use std::time::Duration;
@@ -211,10 +211,10 @@ impl<'g, F: Fabric> Reader<'g, F> {
         let mut lanes: Vec<_> =
             first.map(|(number, key)| PendingGet::new(self.geometry, number, key.as_ref())).collect();
         // READs for the next doorbell, lanes that rest until their time has come, lanes that have an answer.
-        let mut ready: Vec<(Token, Window)> = (0..).zip(lanes.iter().map(|lane| lane.get.start())).collect();
-        let mut resting: Vec<(u64, Token)> = Vec::new();
-        let mut answered: Vec<Token> = Vec::with_capacity(lanes_max);
-        let mut landed: Vec<(Token, Step)> = Vec::with_capacity(lanes_max);
+        let mut ready: Vec<(ReadId, Window)> = (0..).zip(lanes.iter().map(|lane| lane.get.start())).collect();
+        let mut resting: Vec<(u64, ReadId)> = Vec::new();
+        let mut answered: Vec<ReadId> = Vec::with_capacity(lanes_max);
+        let mut landed: Vec<(ReadId, Step)> = Vec::with_capacity(lanes_max);
         let mut in_flight = 0;
         // GETs that have looked again, and those of them that were late.
         let mut looking_again = 0;
@@ -576,7 +576,7 @@ mod tests {
     struct Slow<L, T> {
         clock: Clock,
         credits: usize,
-        posted: std::collections::VecDeque<(Token, u64)>,
+        posted: std::collections::VecDeque<(ReadId, u64)>,
         /// How long a READ takes that is posted now.
         takes_ns: L,
         /// Is the slot of the key with this number being written now?
@@ -603,7 +603,7 @@ mod tests {
             self.credits
         }
 
-        fn post(&mut self, reads: &[(Token, Window)]) -> Result<(), Infallible> {
+        fn post(&mut self, reads: &[(ReadId, Window)]) -> Result<(), Infallible> {
             let now = self.clock.now_ns();
             let done = (now + (self.takes_ns)(now)).max(self.posted.back().map_or(0, |(_, done)| *done));
             self.posted.extend(reads.iter().map(|(token, _)| (*token, done)));
@@ -612,7 +612,7 @@ mod tests {
             Ok(())
         }
 
-        fn poll(&mut self, mut sink: impl FnMut(Token, &mut Shown<'_>)) -> Result<(), Infallible> {
+        fn poll(&mut self, mut sink: impl FnMut(ReadId, &mut Shown<'_>)) -> Result<(), Infallible> {
             self.clock.sleep_until(self.posted.front().expect("something is in flight").1);
             let now = self.clock.now_ns();
             for _ in 0..COMPLETIONS {

@@ -44,7 +44,7 @@
 #![allow(unsafe_code)]
 #![cfg_attr(loom, allow(dead_code, reason = "the model waits and fails in no more ways than one"))]
 
-use crate::fabric::Token;
+use crate::fabric::ReadId;
 use crate::layout::geometry::{SlotIx, Window};
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 use std::collections::VecDeque;
@@ -423,7 +423,7 @@ pub(crate) struct Lane<C: ReadQueue> {
     link: Arc<Mux<C>>,
     ring: Arc<Ring<C::Landing>>,
     /// Submitted and not yet handed out, oldest first.
-    asked: VecDeque<(Token, Window)>,
+    asked: VecDeque<(ReadId, Window)>,
     handed_out: u64,
 }
 
@@ -447,7 +447,7 @@ impl<C: ReadQueue> Lane<C> {
     ///
     /// # Panics
     /// When they are more than [`credits`](Lane::credits) less [`in_flight`](Lane::in_flight).
-    pub fn submit(&mut self, reads: &[(Token, Window)]) {
+    pub fn submit(&mut self, reads: &[(ReadId, Window)]) {
         assert!(self.asked.len() + reads.len() <= self.credits(), "more READs than credits");
         let first = self.handed_out + self.asked.len() as u64;
         for (number, &(_, window)) in (first..).zip(reads) {
@@ -472,7 +472,7 @@ impl<C: ReadQueue> Lane<C> {
     }
 
     /// Hands out READs that have completed, oldest first: token, window, and where it landed.
-    pub fn hand_out(&mut self, mut sink: impl FnMut(Token, Window, &C::Landing, usize)) {
+    pub fn hand_out(&mut self, mut sink: impl FnMut(ReadId, Window, &C::Landing, usize)) {
         // Partner: the store in `Pump::round`.
         let completed = self.ring.completed.0.load(Ordering::Acquire);
         while self.handed_out < completed {
@@ -719,7 +719,7 @@ mod tests {
     }
 
     fn submit(lane: &mut Lane<Nic>, numbers: impl Iterator<Item = u64>) {
-        let reads: Vec<_> = numbers.map(|number| ((number % 1000) as Token, window(number))).collect();
+        let reads: Vec<_> = numbers.map(|number| ((number % 1000) as ReadId, window(number))).collect();
         lane.submit(&reads);
     }
 

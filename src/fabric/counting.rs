@@ -1,6 +1,6 @@
 //! A fabric around another one, which counts what is asked of it.
 
-use super::{Fabric, Token};
+use super::{Fabric, ReadId};
 use crate::get::Proof;
 use crate::layout::geometry::{Geometry, Window};
 
@@ -63,7 +63,7 @@ impl<F: Fabric> Fabric for Counting<'_, F> {
     }
 
     #[inline]
-    fn post(&mut self, reads: &[(Token, Window)]) -> Result<(), F::Error> {
+    fn post(&mut self, reads: &[(ReadId, Window)]) -> Result<(), F::Error> {
         self.inner.post(reads)?;
         self.counts.doorbells += 1;
         reads.iter().for_each(|&(_, window)| self.count(window));
@@ -71,7 +71,7 @@ impl<F: Fabric> Fabric for Counting<'_, F> {
     }
 
     #[inline]
-    fn poll(&mut self, sink: impl FnMut(Token, &mut F::Landed<'_>)) -> Result<(), F::Error> {
+    fn poll(&mut self, sink: impl FnMut(ReadId, &mut F::Landed<'_>)) -> Result<(), F::Error> {
         self.inner.poll(sink)
     }
 
@@ -103,7 +103,7 @@ mod tests {
     struct Zeros<'g> {
         geometry: &'g Geometry,
         words: Vec<u64>,
-        posted: Vec<(Token, Window)>,
+        posted: Vec<(ReadId, Window)>,
     }
 
     impl Fabric for Zeros<'_> {
@@ -119,12 +119,12 @@ mod tests {
             5
         }
 
-        fn post(&mut self, reads: &[(Token, Window)]) -> Result<(), &'static str> {
+        fn post(&mut self, reads: &[(ReadId, Window)]) -> Result<(), &'static str> {
             self.posted.extend_from_slice(reads);
             if reads.len() > 2 { Err("too many") } else { Ok(()) }
         }
 
-        fn poll(&mut self, mut sink: impl FnMut(Token, &mut LandedWindow<'_>)) -> Result<(), &'static str> {
+        fn poll(&mut self, mut sink: impl FnMut(ReadId, &mut LandedWindow<'_>)) -> Result<(), &'static str> {
             for (token, window) in self.posted.drain(..) {
                 sink(token, &mut LandedWindow::new(self.geometry, window, &self.words));
             }

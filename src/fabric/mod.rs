@@ -11,7 +11,7 @@ use crate::get::{Landed, Proof};
 use crate::layout::geometry::Window;
 
 /// Which GET of a batch a READ belongs to.
-pub type Token = u32;
+pub type ReadId = u32;
 
 /// Carries READs of windows. One per thread: `&mut self` throughout.
 pub trait Fabric {
@@ -34,13 +34,13 @@ pub trait Fabric {
     ///
     /// # Errors
     /// The fabric failed; whether some of them were posted is not known, and no READ in flight counts any more.
-    fn post(&mut self, reads: &[(Token, Window)]) -> Result<(), Self::Error>;
+    fn post(&mut self, reads: &[(ReadId, Window)]) -> Result<(), Self::Error>;
 
     /// Waits for at least one READ, if any is in flight, and hands each completed one to `sink`.
     ///
     /// # Errors
     /// When the fabric failed; what was in flight is lost.
-    fn poll(&mut self, sink: impl FnMut(Token, &mut Self::Landed<'_>)) -> Result<(), Self::Error>;
+    fn poll(&mut self, sink: impl FnMut(ReadId, &mut Self::Landed<'_>)) -> Result<(), Self::Error>;
 
     /// The beginning of a pass for a key with this home.
     fn mark(&mut self, home: u64) -> Self::Mark;

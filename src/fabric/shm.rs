@@ -5,7 +5,7 @@
 //! stamp, the second load of the stamp shows it. No CRC, no clock, no system call; nothing is copied but
 //! a matching slot.
 
-use super::{Fabric, Token};
+use super::{Fabric, ReadId};
 use crate::faults::{Rule, broken};
 use crate::get::{Landed, Look, Proof};
 use crate::layout::control::move_counter_word;
@@ -22,7 +22,7 @@ pub struct Shm<'a> {
     region: &'a Region,
     geometry: &'a Geometry,
     /// READs posted and not yet polled.
-    posted: SmallVec<[(Token, Window); CREDITS]>,
+    posted: SmallVec<[(ReadId, Window); CREDITS]>,
 }
 
 /// More in flight than this buys nothing: a core has 10 to 16 line-fill buffers.
@@ -99,7 +99,7 @@ impl<'f> Fabric for Shm<'f> {
     }
 
     #[inline]
-    fn post(&mut self, reads: &[(Token, Window)]) -> Result<(), Infallible> {
+    fn post(&mut self, reads: &[(ReadId, Window)]) -> Result<(), Infallible> {
         debug_assert!(self.posted.len() + reads.len() <= CREDITS);
         self.posted.extend_from_slice(reads);
         for &(_, window) in reads {
@@ -110,7 +110,7 @@ impl<'f> Fabric for Shm<'f> {
     }
 
     #[inline]
-    fn poll(&mut self, mut sink: impl FnMut(Token, &mut MappedSlots<'f>)) -> Result<(), Infallible> {
+    fn poll(&mut self, mut sink: impl FnMut(ReadId, &mut MappedSlots<'f>)) -> Result<(), Infallible> {
         let mut landed = self.landed();
         for (token, _) in self.posted.drain(..) {
             sink(token, &mut landed);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-/// A thread, and what wakes it.
+/// A thread, and what wakes it, unless it never sleeps or wakes when the others end.
 pub(super) type Thread = (Option<Arc<mio::Waker>>, JoinHandle<()>);
 
 /// Proof that no thread of the server answers anybody any more.

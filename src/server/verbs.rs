@@ -7,6 +7,7 @@
 
 #![allow(unsafe_code)]
 
+use super::end::Thread;
 use super::shared::ServerState;
 use super::{ACCEPT_AGAIN, RegisterProgress};
 use crate::herd;
@@ -66,9 +67,6 @@ pub(crate) struct VerbsServer {
     wait: Wait,
     herd: Option<herd::server::HerdAcceptor>,
 }
-
-/// A thread of the host, and what wakes it, unless it never sleeps or wakes when the others end.
-pub(crate) type Thread = (Option<Arc<Waker>>, std::thread::JoinHandle<()>);
 
 /// How to serve.
 pub(crate) struct VerbsServing {

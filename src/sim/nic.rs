@@ -3,7 +3,7 @@
 use super::choices::Adversary;
 use super::history::{History, Instant};
 use crate::fabric::landed::LandedWindow;
-use crate::fabric::{Fabric, Token};
+use crate::fabric::{Fabric, ReadId};
 use crate::get::Proof;
 use crate::layout::control::move_counter_word;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
@@ -111,7 +111,7 @@ pub struct Sim<'a, A> {
     aim: Aim<'a>,
     met: Met,
     passes: usize,
-    posted: Vec<(Token, Window, Instant)>,
+    posted: Vec<(ReadId, Window, Instant)>,
     landing: Vec<u64>,
     instants: Vec<Instant>,
     story: Option<Vec<String>>,
@@ -269,12 +269,12 @@ impl<A: Adversary> Fabric for Sim<'_, A> {
         8
     }
 
-    fn post(&mut self, reads: &[(Token, Window)]) -> Result<(), ReadFailed> {
+    fn post(&mut self, reads: &[(ReadId, Window)]) -> Result<(), ReadFailed> {
         self.posted.extend(reads.iter().map(|&(token, window)| (token, window, self.now.get())));
         Ok(())
     }
 
-    fn poll(&mut self, mut sink: impl FnMut(Token, &mut LandedWindow<'_>)) -> Result<(), ReadFailed> {
+    fn poll(&mut self, mut sink: impl FnMut(ReadId, &mut LandedWindow<'_>)) -> Result<(), ReadFailed> {
         if self.posted.is_empty() {
             return Ok(());
         }

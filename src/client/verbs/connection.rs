@@ -16,7 +16,7 @@
 
 use crate::client::lanes::Posting;
 use crate::client::{ClientOptions, RequestPath};
-use crate::fabric::Token as ReadToken;
+use crate::fabric::ReadId;
 use crate::fabric::landed::LandedWindow;
 use crate::herd::{
     self,
@@ -64,7 +64,7 @@ pub(crate) struct Connection {
     stream: Arc<TcpStream>,
     wait: Wait,
     /// READs posted and not yet handed out, oldest first; numbered from `handed_out` on.
-    reads: VecDeque<(ReadToken, Window)>,
+    reads: VecDeque<(ReadId, Window)>,
     reads_handed_out: u64,
     reads_completed: u64,
     messages: Messages,
@@ -258,7 +258,7 @@ impl Connection {
     }
 
     /// Posts READs with one doorbell. At most as many as there are credits left.
-    pub fn post(&mut self, reads: &[(ReadToken, Window)]) -> Result<(), VerbsError> {
+    pub fn post(&mut self, reads: &[(ReadId, Window)]) -> Result<(), VerbsError> {
         assert!(reads.len() <= self.room(), "more READs than credits");
         let credits = self.credits() as u64;
         let first = self.reads_handed_out + self.reads.len() as u64;
@@ -304,7 +304,7 @@ impl Connection {
 
     /// Takes what has completed, without waiting, and hands out the seats of READs posted with
     /// [`post_for`](Self::post_for).
-    pub fn take_reads(&mut self, mut done: impl FnMut(ReadToken)) -> Result<(), VerbsError> {
+    pub fn take_reads(&mut self, mut done: impl FnMut(ReadId)) -> Result<(), VerbsError> {
         let taken = self.take_completions();
         // Those before a failed one have succeeded.
         while self.reads_handed_out < self.reads_completed {
@@ -319,7 +319,7 @@ impl Connection {
     pub fn poll(
         &mut self,
         within: Duration,
-        mut sink: impl FnMut(ReadToken, &mut LandedWindow<'_>),
+        mut sink: impl FnMut(ReadId, &mut LandedWindow<'_>),
     ) -> Result<(), VerbsError> {
         if self.reads.is_empty() {
             return Ok(());

@@ -4,7 +4,7 @@ use super::connection::Connection;
 use super::pairs::LaneReader;
 use crate::clock::Clock;
 use crate::fabric::landed::LandedWindow;
-use crate::fabric::{Fabric, Token};
+use crate::fabric::{Fabric, ReadId};
 use crate::get::Proof;
 use crate::layout::geometry::Window;
 use crate::verbs::error::VerbsError;
@@ -48,7 +48,7 @@ impl Fabric for Verbs<'_> {
         }
     }
 
-    fn post(&mut self, reads: &[(Token, Window)]) -> Result<(), VerbsError> {
+    fn post(&mut self, reads: &[(ReadId, Window)]) -> Result<(), VerbsError> {
         match &mut self.way {
             ReadPath::Own(connection) => connection.post(reads),
             ReadPath::Shared(seat) => {
@@ -58,7 +58,7 @@ impl Fabric for Verbs<'_> {
         }
     }
 
-    fn poll(&mut self, sink: impl FnMut(Token, &mut LandedWindow<'_>)) -> Result<(), VerbsError> {
+    fn poll(&mut self, sink: impl FnMut(ReadId, &mut LandedWindow<'_>)) -> Result<(), VerbsError> {
         match &mut self.way {
             ReadPath::Own(connection) => connection.poll(self.within, sink),
             ReadPath::Shared(seat) => seat.poll(self.within, sink),

@@ -9,7 +9,7 @@
 
 use super::connection::{self, Connection};
 use crate::client::lanes::{Lane, Mux, Posting, ReadQueue};
-use crate::fabric::Token;
+use crate::fabric::ReadId;
 use crate::fabric::landed::LandedWindow;
 use crate::layout::geometry::{Geometry, Window};
 use crate::sync::lock;
@@ -104,7 +104,7 @@ impl LaneReader {
         Err(VerbsError::Closed)
     }
 
-    pub fn post(&mut self, reads: &[(Token, Window)]) {
+    pub fn post(&mut self, reads: &[(ReadId, Window)]) {
         self.lane.submit(reads);
     }
 
@@ -112,7 +112,7 @@ impl LaneReader {
     pub fn poll(
         &mut self,
         within: Duration,
-        mut sink: impl FnMut(Token, &mut LandedWindow<'_>),
+        mut sink: impl FnMut(ReadId, &mut LandedWindow<'_>),
     ) -> Result<(), VerbsError> {
         self.lane.wait(within, &mut self.counts)?;
         let geometry = &self.geometry;
