@@ -31,10 +31,23 @@ mod sync;
 pub mod verbs;
 pub mod wire;
 
-pub use address::Address;
-pub use client::{Client, ClientOptions, ConnectError, GetError, MutateError, RequestPath};
+// What an embedder needs: to configure, to call, to handle errors, to read counts.
+pub use address::{Address, AddressError};
+pub use client::{
+    Client, ClientOptions, ClientStats, ConnectError, GetError, LinkError, MutateError, RequestPath,
+};
 pub use clock::Clock;
 pub use config::{Config, ConfigError, TableSize};
-pub use index::{Index, PutError, PutMode, PutOutcome};
-pub use layout::geometry::{Geometry, Layout};
-pub use server::{ServeError, Server, ServerConfig, StartMode};
+pub use fabric::counting::ReadCounts;
+pub use families::presets;
+pub use get::Retry;
+pub use index::{Index, IndexCounts, PutError, PutMode, PutOutcome, RecoverError, Recovered};
+pub use layout::geometry::{Family, Geometry, Layout};
+pub use layout::hash::Seeds;
+pub use layout::superblock::SuperblockError;
+pub use placement::Preset;
+pub use reader::{GetStats, Limits, ReadError, Reader};
+pub use region::{Backing, Region, RegionError};
+pub use server::{MailboxCounts, RegisterProgress, ServeError, Server, ServerConfig, StartMode};
+pub use verbs::{DeviceChoice, SetupError, Token, VerbsAddress, VerbsError, VerbsOptions, Wait};
+pub use wire::{ServerStats, WireError};
