@@ -16,6 +16,7 @@ pub enum Address {
 
 /// Why text is no address.
 #[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum AddressError {
     /// No known fabric in front.
     #[error(

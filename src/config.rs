@@ -56,6 +56,7 @@ impl FromStr for Layout {
 
 /// How large a table shall be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum TableSize {
     /// Room for this many keys at the preset's design load.
     Keys(u64),
@@ -105,6 +106,7 @@ impl Default for Config {
 
 /// Why a table cannot be made from a [`Config`].
 #[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum ConfigError {
     /// No preset of that name.
     #[error("unknown layout {given:?}; there are: {}", preset_names())]

@@ -113,6 +113,7 @@ pub enum Step {
 
 /// Why a pass was not conclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Retry {
     /// A slot was being written.
     Torn,

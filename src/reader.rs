@@ -29,6 +29,7 @@ impl Default for Limits {
 
 /// Why a GET gave no answer.
 #[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum ReadError<E> {
     /// The key's length is out of range.
     #[error("the key is {given} bytes long, this table takes 1 to {max}")]

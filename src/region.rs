@@ -15,6 +15,7 @@ use crate::observe::Observed;
 use crate::sync::{AtomicU64, Ordering};
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{FlockOperation, MemfdFlags, SealFlags};
+use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,6 +25,7 @@ use std::ptr::NonNull;
 
 /// Where a region's memory comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Backing {
     /// Anonymous shared memory (memfd), sealed so that nobody can map it writable after the server.
     /// Gone when the last process that maps it is.
@@ -34,8 +36,19 @@ pub enum Backing {
     File(PathBuf),
 }
 
+impl fmt::Display for Backing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Backing::Anonymous => f.write_str("anonymous memory"),
+            Backing::HugePages => f.write_str("anonymous huge pages"),
+            Backing::File(path) => path.display().fmt(f),
+        }
+    }
+}
+
 /// Why a region's memory could not be had.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum RegionError {
     /// A system call failed.
     #[error("{doing} {what}: {source}{}", hint(.source))]

@@ -200,6 +200,7 @@ pub enum Reply {
 
 /// Why bytes are no frame. The connection they came from is of no further use.
 #[derive(Debug, thiserror::Error, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum WireError {
     /// A body longer than any frame has.
     #[error("a frame of {given} bytes was announced, the longest is {BODY_MAX}")]

@@ -238,11 +238,7 @@ impl Serve {
     fn announce(&self, server: &Server, backing: &Backing) -> Result<()> {
         let index = server.index();
         let geometry = index.geometry();
-        let where_to = match backing {
-            Backing::Anonymous => "anonymous memory".into(),
-            Backing::HugePages => "anonymous huge pages".into(),
-            Backing::File(path) => path.display().to_string(),
-        };
+        let where_to = backing.to_string();
         if self.json {
             let recovered = server.recovered().map(|found| {
                 serde_json::json!({ "keys": found.keys, "torn": found.torn, "doubled": found.doubled })

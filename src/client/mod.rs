@@ -64,6 +64,7 @@ pub struct ClientOptions {
 
 /// How requests for the server (changes, [`Client::rpc_get`], [`Client::server_stats`]) travel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum RequestPath {
     /// As messages: through the server's Unix socket, or over verbs by SEND and RECV on the queue pair that carries
     /// READs. The server may sleep meanwhile.
@@ -131,6 +132,7 @@ impl ClientOptions {
 
 /// Why a client could not connect.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ConnectError {
     /// Nobody is there.
     #[error(
@@ -188,6 +190,7 @@ pub enum ConnectError {
 
 /// What can happen to a conversation with the server.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum LinkError {
     /// No answer in time.
     #[error("no answer within {0:?}; the server may be stopped or busy")]
@@ -218,6 +221,7 @@ impl From<io::Error> for LinkError {
 
 /// Why a GET gave no answer. Absence is not an error.
 #[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum GetError {
     /// A key's length is out of range, or no conclusive look within the bounds.
     #[error(transparent)]
@@ -234,6 +238,7 @@ pub enum GetError {
 
 /// Why a change did not happen, or may not have.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum MutateError {
     /// Rejected by the server, or by the client for it: key or value are too long for the table of the server that the
     /// client is connected to. The table is as it was.

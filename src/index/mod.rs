@@ -130,6 +130,7 @@ pub enum PutMode {
 
 /// Why a key could not be put.
 #[derive(Debug, thiserror::Error, Clone, PartialEq)]
+#[non_exhaustive]
 pub enum PutError {
     /// The key's length is out of range.
     #[error(

@@ -20,6 +20,7 @@ use crate::sync::Ordering;
 
 /// Why a region could not be taken over.
 #[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum RecoverError {
     /// The superblock is not usable.
     #[error(transparent)]

@@ -93,6 +93,7 @@ pub const SUPERBLOCK_WORDS: usize = size_of::<Superblock>() / WORD;
 
 /// Why the first page of a region could not be used.
 #[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum SuperblockError {
     /// Not a oneread region at all.
     #[error(

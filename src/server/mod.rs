@@ -36,6 +36,7 @@ use std::time::{Duration, Instant};
 
 /// What to do about a region that may already be there.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum StartMode {
     /// Make a new table; a region file must not exist, or be empty.
     Create(Config),
@@ -111,6 +112,7 @@ impl ServerConfig {
 
 /// Why a server could not start.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ServeError {
     /// No such table can be made.
     #[error(transparent)]

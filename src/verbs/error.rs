@@ -6,6 +6,7 @@ use std::time::Duration;
 
 /// A verbs connection failed under way. What was in flight on it is lost, and never taken for an answer.
 #[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum VerbsError {
     /// A work request completed with an error.
     #[error("a {what} failed with {status} (vendor error {vendor:#x}): {cause}")]
@@ -51,6 +52,7 @@ fn os(errno: &i32) -> std::io::Error {
 
 /// Why verbs could not be set up. Each names one suspect and what mends it.
 #[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum SetupError {
     /// Built without verbs.
     #[error("this build of oneread has no verbs fabric; build it with `--features verbs`")]
