@@ -67,8 +67,8 @@ pub enum TableSize {
 /// What to make a table from. All lengths in bytes.
 ///
 /// ```
-/// use oneread::{Config, Size};
-/// let config = Config { size: Size::Keys(10_000), value_max: 100, ..Config::default() };
+/// use oneread::{Config, TableSize};
+/// let config = Config { size: TableSize::Keys(10_000), value_max: 100, ..Config::default() };
 /// let geometry = config.geometry().unwrap();
 /// assert_eq!(geometry.shape().bytes(), 192); // 16 header + 32 key + 100 value + stamps, in whole lines
 /// ```

@@ -214,11 +214,11 @@ impl Region {
     /// [`RegionError`] when it cannot be mapped, or is not sealed.
     pub(crate) fn map_exchange(fd: OwnedFd) -> Result<Region, RegionError> {
         let file = File::from(fd);
-        let what = "the slots the server handed over";
+        let what = "the mailbox the server handed over";
         let seals = rustix::fs::fcntl_get_seals(&file).map_err(|e| os("checking", what)(e.into()))?;
         if !seals.contains(SealFlags::SHRINK) {
             let source =
-                io::Error::other("they can be made shorter; use the same version of oneread on both sides");
+                io::Error::other("it can be made shorter; use the same version of oneread on both sides");
             return Err(os("checking", what)(source));
         }
         let bytes = file.metadata().map_err(os("reading the length of", what))?.len();

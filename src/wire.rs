@@ -12,7 +12,7 @@
 //! descriptor of the region that can only be mapped for reading. After that, requests may be pipelined;
 //! replies come in the order of the requests.
 //!
-//! A client may ask for [slots](crate::server::ServerConfig::herd): `Slots`, whose reply carries the descriptor of
+//! A client may ask for a [mailbox](crate::server::ServerConfig::mailbox): `Mailbox`, whose reply carries the descriptor of
 //! memory that both may write. From then on its requests are there, and what either side sends over the socket only
 //! wakes the other: the client `Wake`, the server single bytes.
 //!

@@ -1030,7 +1030,7 @@ fn slots_that_are_none() {
         ("unexpected reply", Some((1, Reply::Mailbox { version: 1 })), true, |error| {
             matches!(error, ConnectError::Link { source: LinkError::Unexpected, .. })
         }),
-        ("checking the slots", Some((0, Reply::Mailbox { version: 1 })), true, |error| {
+        ("checking the mailbox", Some((0, Reply::Mailbox { version: 1 })), true, |error| {
             matches!(error, ConnectError::Region(_))
         }),
         ("hung up", None, false, |error| {

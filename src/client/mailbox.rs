@@ -1,4 +1,4 @@
-//! Requests in slots of memory shared with the server ([`crate::mailbox::mailbox`]): the client's end.
+//! Requests in cells of memory shared with the server ([`crate::mailbox::memory`]): the client's end.
 
 use super::LinkError;
 use crate::mailbox::memory::{Mailbox, WINDOW};
@@ -21,7 +21,7 @@ pub(super) trait BellSocket {
     fn sleep(&mut self, deadline: Instant) -> Result<(), LinkError>;
 }
 
-/// A client's slots.
+/// A client's cells.
 #[derive(Debug)]
 pub(super) struct ClientMailbox {
     mailbox: Mailbox,
@@ -35,14 +35,14 @@ pub(super) struct ClientMailbox {
 }
 
 impl ClientMailbox {
-    /// New slots, in an mailbox that nobody has used yet.
+    /// New cells, in an mailbox that nobody has used yet.
     pub fn new(mailbox: Mailbox) -> ClientMailbox {
         let patience = SpinTime::new(LOOK_MIN, LOOK_MAX);
         ClientMailbox { mailbox, asked: 0, answered: 0, frame: Vec::new(), copy: Vec::new(), patience }
     }
 
     /// Asks what the server's table takes, and waits for the replies; they are in the order of the requests. After an
-    /// error the slots are of no further use.
+    /// error the cells are of no further use.
     pub fn converse(
         &mut self,
         socket: &mut impl BellSocket,
@@ -74,7 +74,7 @@ impl ClientMailbox {
         self.asked += 1;
         self.frame.clear();
         request.encode(self.asked, &mut self.frame);
-        // It fits: its lengths were checked, and the slot was made for them.
+        // It fits: its lengths were checked, and the cell was made for them.
         store(self.mailbox.request(self.asked), self.asked, &self.frame)
             .then_some(())
             .ok_or(LinkError::Unexpected)
@@ -94,7 +94,7 @@ impl ClientMailbox {
         deadline: Instant,
     ) -> Result<(), LinkError> {
         let next = self.answered + 1;
-        // Of a batch, all replies, or so many that half the slots are free: whoever looks at each reply as it is stored
+        // Of a batch, all replies, or so many that half the cells are free: whoever looks at each reply as it is stored
         // slows the server down, and to be woken for each would cost more than it saves.
         let until = if is_all { self.asked } else { self.asked.min(self.answered + WINDOW / 2) };
         let begun = Instant::now();
@@ -144,7 +144,7 @@ mod tests {
     use crate::config::{Config, TableSize};
     use crate::index::PutOutcome;
 
-    /// A server at the other end of the slots, which acts when it is rung for, or slept for.
+    /// A server at the other end of the cells, which acts when it is rung for, or slept for.
     struct Server<'a> {
         mailbox: &'a Mailbox,
         /// Stores these replies, numbered, when somebody sleeps.
@@ -185,7 +185,7 @@ mod tests {
     impl Slow<'_> {
         /// The number of the last request there.
         fn asked(&self) -> u64 {
-            (0..WINDOW).map(|slot| glance(self.mailbox.request(slot)).sequence).max().unwrap()
+            (0..WINDOW).map(|cell| glance(self.mailbox.request(cell)).sequence).max().unwrap()
         }
     }
 
@@ -206,7 +206,7 @@ mod tests {
             for _ in 0..self.steps.remove(0) {
                 self.answered += 1;
                 assert!(self.answered <= asked, "nobody asked for it");
-                // Request n is still in its slot, and says n.
+                // Request n is still in its cell, and says n.
                 let mut copy = Vec::new();
                 let frame = load(self.mailbox.request(self.answered), self.answered, &mut copy).unwrap();
                 let frame = wire::decode(frame).unwrap().unwrap();
@@ -220,8 +220,8 @@ mod tests {
         }
     }
 
-    /// Of a batch longer than there are slots, a request is stored only over one whose reply was seen; the client
-    /// says for which reply it is to be woken, the last of all or one that frees half the slots, and takes that back
+    /// Of a batch longer than there are cells, a request is stored only over one whose reply was seen; the client
+    /// says for which reply it is to be woken, the last of all or one that frees half the cells, and takes that back
     /// when it is awake; and it rings for a server that sleeps, once for all that it has stored, and for no other.
     #[test]
     fn batches_longer_than_the_window() {
@@ -231,26 +231,26 @@ mod tests {
             if sleeps {
                 mailbox.server().announce(1);
             }
-            let mut slots = ClientMailbox::new(Mailbox::map(fd, &geometry).unwrap());
+            let mut cells = ClientMailbox::new(Mailbox::map(fd, &geometry).unwrap());
             let deadline = Instant::now() + Duration::from_secs(60);
             let keys: Vec<_> = (0..150u32).map(u32::to_le_bytes).collect();
             let requests: Vec<_> = keys.iter().map(|key| Request::Get { key }).collect();
             let steps = vec![10, 22, 40, 24, 40, 10, 4, 1];
             let mut server =
                 Slow { mailbox: &mailbox, steps, answered: 0, slept: vec![], rung: vec![], deadline };
-            let replies = slots.converse(&mut server, &requests, deadline).unwrap();
+            let replies = cells.converse(&mut server, &requests, deadline).unwrap();
             let values: Vec<_> = keys.iter().map(|key| Reply::Value(Some(key.to_vec()))).collect();
             assert_eq!(replies, values);
             assert_eq!(mailbox.client().heard(), 0);
             // The next conversation goes on where this one ended.
-            let replies = slots.converse(&mut server, &requests[..1], deadline).unwrap();
+            let replies = cells.converse(&mut server, &requests[..1], deadline).unwrap();
             assert_eq!(replies, values[..1]);
             // Woken too early, it sleeps on. 32, 72, 136, 150 and 151 replies are there when it is awake.
             let early = [(64, 32), (64, 32), (96, 64), (136, 104), (136, 104)];
             assert_eq!(server.slept, [&early[..], &[(150, 150), (150, 150), (151, 151)]].concat());
             assert_eq!(server.rung, if sleeps { vec![64, 96, 136, 150, 151] } else { vec![] });
             // Nobody answers: the bell is left as if nobody slept.
-            let error = slots.converse(&mut server, &requests[..1], deadline).unwrap_err();
+            let error = cells.converse(&mut server, &requests[..1], deadline).unwrap_err();
             assert!(matches!(error, LinkError::Deadline(_)), "{error}");
             assert_eq!(mailbox.client().heard(), 0);
         }
@@ -269,10 +269,10 @@ mod tests {
     fn converse_with(replies: Vec<(u64, Vec<u8>)>, hangs_up: bool) -> Result<Vec<Reply>, LinkError> {
         let geometry = Config { size: TableSize::Keys(10), ..Config::default() }.geometry().unwrap();
         let (mailbox, fd) = Mailbox::make(&geometry).unwrap();
-        let mut slots = ClientMailbox::new(Mailbox::map(fd, &geometry).unwrap());
+        let mut cells = ClientMailbox::new(Mailbox::map(fd, &geometry).unwrap());
         let requests = [Request::Get { key: b"one" }, Request::Get { key: b"two" }];
         let deadline = Instant::now() + Duration::from_secs(5);
-        slots.converse(&mut Server { mailbox: &mailbox, replies, hangs_up }, &requests, deadline)
+        cells.converse(&mut Server { mailbox: &mailbox, replies, hangs_up }, &requests, deadline)
     }
 
     /// Replies that are there, that are not, and that are none.

@@ -285,10 +285,10 @@ pub struct ClientStats {
 /// or all share a few ([`VerbsOptions::pairs`]).
 ///
 /// ```
-/// # use oneread::{Address, Client, Config, Server, ServerConfig, Size};
+/// # use oneread::{Address, Client, Config, Server, ServerConfig, TableSize};
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let address = Address::Shm(dir.path().join("s"));
-/// # let config = Config { size: Size::Keys(100), ..Config::default() };
+/// # let config = Config { size: TableSize::Keys(100), ..Config::default() };
 /// let server = Server::start(ServerConfig::new(address.clone(), config))?;
 ///
 /// let mut client = Client::connect(&address)?;
@@ -452,10 +452,10 @@ impl Client {
 
     /// The value of `key`, looked up by the server: the baseline that [`Client::get`] is measured against. No
     /// READ, 1 round trip, and the server's CPU. The request goes the way that changes go
-    /// ([`ClientOptions::ask`]).
+    /// ([`ClientOptions::requests`]).
     ///
     /// # Errors
-    /// [`MutateError`], of which nothing about changes applies; absence is `None`.
+    /// [`MutateError`]; the variants about changes do not occur here. Absence is `None`.
     pub fn rpc_get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, MutateError> {
         let deadline = Instant::now() + self.options.deadline;
         match self.ask(&Request::Get { key }, deadline)? {

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::sealed::{lay_out, seal};
-use super::{GRH, HerdJoin, HerdOffer, HerdWelcome, VERSION, WINDOW, WriteTransport, slot_bytes};
+use super::{GRH, HerdJoin, HerdOffer, HerdWelcome, VERSION, WINDOW, WriteTransport, cell_bytes};
 use crate::layout::geometry::Geometry;
 use crate::layout::hash::reduce;
 use crate::mailbox::CellMark;
@@ -89,12 +89,12 @@ impl HerdDraft {
         geometry: &Geometry,
     ) -> Result<HerdClient, SetupError> {
         let wrong = |why: &str| SetupError::Herd { why: why.into() };
-        let Some(HerdWelcome { requests: to, area, slot_bytes: stride, workers }) = seated else {
+        let Some(HerdWelcome { requests: to, area, cell_bytes: stride, workers }) = seated else {
             return Err(wrong("the server gave this client no place for its requests"));
         };
         let stride = stride as usize;
-        let slots = workers.len() as u64 * WINDOW as u64;
-        if workers.is_empty() || stride < slot_bytes(geometry) || slots * stride as u64 > area.bytes {
+        let cells = workers.len() as u64 * WINDOW as u64;
+        if workers.is_empty() || stride < cell_bytes(geometry) || cells * stride as u64 > area.bytes {
             return Err(wrong("the server gave this client too small a place for its requests"));
         }
         if !crate::verbs::is_mtu(to.mtu) {
@@ -107,12 +107,12 @@ impl HerdDraft {
         let HerdDraft { mut requests, mut replies, .. } = self;
         requests.connect(&to, Access::Local)?;
         let domain = station.domain();
-        let outgoing = Buffer::new(domain.clone(), WINDOW, slot_bytes(geometry), Access::Local)?;
+        let outgoing = Buffer::new(domain.clone(), WINDOW, cell_bytes(geometry), Access::Local)?;
         let incoming = Buffer::new(domain.clone(), RECEIVES, GRH + reply_bytes, Access::Local)?;
-        for slot in 0..RECEIVES {
-            let element = incoming.element(slot, incoming.slot_bytes());
-            // SAFETY: the slot is new, and posted nowhere else; the buffer outlives the queue pair.
-            unsafe { replies.post_receive(id::HERD | RECEIVE | slot as u64, element) }
+        for cell in 0..RECEIVES {
+            let element = incoming.element(cell, incoming.cell_bytes());
+            // SAFETY: the cell is new, and posted nowhere else; the buffer outlives the queue pair.
+            unsafe { replies.post_receive(id::HERD | RECEIVE | cell as u64, element) }
                 .map_err(|_| SetupError::Call { call: "ibv_post_recv", errno: 0 })?;
         }
         Ok(HerdClient {
@@ -140,11 +140,11 @@ pub(crate) struct HerdClient {
     outgoing: Buffer,
     incoming: Buffer,
     area: Descriptor,
-    /// From slot to slot of the area.
+    /// From cell to cell of the area.
     stride: usize,
     workers: Vec<u32>,
     lanes: [RequestCell; WINDOW],
-    /// Slots and lengths of datagrams that have come.
+    /// Cells and lengths of datagrams that have come.
     arrived: VecDeque<(usize, usize)>,
     /// Of the last request.
     sequence: u64,
@@ -156,7 +156,7 @@ pub(crate) struct HerdClient {
 struct RequestCell {
     /// What waits for a reply.
     waiting: Option<Waiting>,
-    /// Is a WRITE from its slot in flight?
+    /// Is a WRITE from its cell in flight?
     is_writing: bool,
     /// Head and frame.
     bytes: Vec<u8>,
@@ -248,7 +248,7 @@ impl HerdClient {
         let lane = &mut self.lanes[number];
         let Some(Waiting { worker, mark, .. }) = lane.waiting else { return Ok(()) };
         seal(&mut lane.bytes, mark);
-        // SAFETY: no WRITE from the lane's slot is in flight.
+        // SAFETY: no WRITE from the lane's cell is in flight.
         let bytes = unsafe { self.outgoing.fill(number, &[&lane.bytes]) };
         let offset = (worker * WINDOW + number) * self.stride;
         let work = Work {
@@ -261,7 +261,7 @@ impl HerdClient {
             signalled: true,
         };
         lane.is_writing = true;
-        // SAFETY: the slot is not filled again before the WRITE has completed; the buffer outlives the queue
+        // SAFETY: the cell is not filled again before the WRITE has completed; the buffer outlives the queue
         // pair.
         unsafe { self.requests.post([work]) }
     }
@@ -275,23 +275,23 @@ impl HerdClient {
             return Ok(());
         }
         succeeded(completion, "RECV")?;
-        let slot = (number & !RECEIVE) as usize;
+        let cell = (number & !RECEIVE) as usize;
         // A stray is no reply (Q5): its length is that of none.
         let is_ours = self.workers.contains(&completion.src_qp);
-        let length = if is_ours { completion.len().min(self.incoming.slot_bytes()) } else { 0 };
-        self.arrived.push_back((slot, length));
+        let length = if is_ours { completion.len().min(self.incoming.cell_bytes()) } else { 0 };
+        self.arrived.push_back((cell, length));
         Ok(())
     }
 
     /// The next reply to a request that waits, and which one that is.
     pub fn next_reply(&mut self) -> Result<Option<(usize, Reply)>, VerbsError> {
-        while let Some((slot, length)) = self.arrived.pop_front() {
+        while let Some((cell, length)) = self.arrived.pop_front() {
             // SAFETY: the receive has completed, and is posted again only below.
-            let datagram = unsafe { self.incoming.bytes(slot, length) };
+            let datagram = unsafe { self.incoming.bytes(cell, length) };
             let answer = datagram.get(GRH..).map(|bytes| answer(&mut self.lanes, bytes)).transpose();
-            let element = self.incoming.element(slot, self.incoming.slot_bytes());
+            let element = self.incoming.element(cell, self.incoming.cell_bytes());
             // SAFETY: its receive has completed and nobody borrows from it any more.
-            unsafe { self.replies.post_receive(id::HERD | RECEIVE | slot as u64, element) }?;
+            unsafe { self.replies.post_receive(id::HERD | RECEIVE | cell as u64, element) }?;
             if let Some(answer) = answer?.flatten() {
                 return Ok(Some(answer));
             }

@@ -1,24 +1,24 @@
 //! HERD's way to ask a server (Kalia, Kaminsky, Andersen, "Using RDMA efficiently for key-value services",
 //! SIGCOMM'14): the two-sided rival that one-sided GETs are measured against.
 //!
-//! A client WRITEs a request into its slot in the server's memory; a worker of the server, which polls that
+//! A client WRITEs a request into its cell in the server's memory; a worker of the server, which polls that
 //! memory and never sleeps, does what is asked and SENDs the reply as a datagram. One round trip, no READ,
 //! and the server's CPU on every GET.
 //!
 //! ```text
 //! client                                          server
-//! lane 0..W ── WRITE (UC, or RC) ──► its area, slot [worker][lane] ◄── polled by that worker
+//! lane 0..W ── WRITE (UC, or RC) ──► its area, cell [worker][lane] ◄── polled by that worker
 //!          ◄── datagram (UD) ───────────────────── reply
 //! ```
 //!
 //! The worker is chosen by the key's hash. [`WINDOW`] requests may be unanswered, one for each lane.
 //!
-//! Slots, and the rules Q1 and Q3, are those of [`crate::mailbox`]. Here hold, too:
+//! Cells, and the rules Q1 and Q3, are those of [`crate::mailbox`]. Here hold, too:
 //!
 //! * **Q2.** A datagram may be lost, and over UC a WRITE, too. A client that waits in vain WRITEs the same
 //!   request, with the same sequence number and the next attempt.
 //! * **Q4.** A lane's next request is WRITTEN only when the lane's last one has been answered or given up: no
-//!   slot holds more than one request that anybody waits for. Requests for the same key wait for each other,
+//!   cell holds more than one request that anybody waits for. Requests for the same key wait for each other,
 //!   since lanes are not served in order.
 //! * **Q5.** A reply counts only if it comes from one of the workers' queue pairs and names a request that
 //!   waits.
@@ -43,7 +43,7 @@ use crate::wire;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// Version of slots and datagrams.
+/// Version of cells and datagrams.
 pub(crate) const VERSION: u32 = 1;
 /// W: requests of one client that may be unanswered. HERD's 4 (section 4.2).
 pub(crate) const WINDOW: usize = 4;
@@ -89,16 +89,16 @@ pub(crate) struct HerdJoin {
 pub(crate) struct HerdWelcome {
     /// What receives the WRITEs.
     pub requests: Endpoint,
-    /// The client's area: [`WINDOW`] slots for each worker.
+    /// The client's area: [`WINDOW`] cells for each worker.
     pub area: Descriptor,
-    pub slot_bytes: u32,
+    pub cell_bytes: u32,
     /// Numbers of the queue pairs that send replies, one for each worker.
     pub workers: Vec<u32>,
 }
 
-/// Bytes of a slot for a table of this geometry.
-fn slot_bytes(geometry: &Geometry) -> usize {
-    crate::mailbox::slot_bytes(wire::request_bytes_max(geometry))
+/// Bytes of a cell for a table of this geometry.
+fn cell_bytes(geometry: &Geometry) -> usize {
+    crate::mailbox::cell_bytes(wire::request_bytes_max(geometry))
 }
 
 /// What one side tells the other while they connect, as the conversation carries it.

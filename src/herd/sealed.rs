@@ -1,4 +1,4 @@
-//! Slots that a NIC writes, in whatever order: a CRC tells whether all of a request has landed (Q1).
+//! Cells that a NIC writes, in whatever order: a CRC tells whether all of a request has landed (Q1).
 
 use crate::mailbox::{CellHead, CellMark, HEAD, copied};
 use crate::sync::AtomicU64;
@@ -10,24 +10,24 @@ fn crc(head: CellHead, frame: &[u8]) -> u32 {
     crc.finalize()
 }
 
-/// Lays out what goes into a slot; `encode` appends the frame. [`seal`] completes it.
-pub(crate) fn lay_out(slot: &mut Vec<u8>, encode: impl FnOnce(&mut Vec<u8>)) {
-    slot.clear();
-    slot.resize(HEAD, 0);
-    encode(slot);
+/// Lays out what goes into a cell; `encode` appends the frame. [`seal`] completes it.
+pub(crate) fn lay_out(cell: &mut Vec<u8>, encode: impl FnOnce(&mut Vec<u8>)) {
+    cell.clear();
+    cell.resize(HEAD, 0);
+    encode(cell);
 }
 
-/// Writes the head of a slot that holds a frame.
-pub(crate) fn seal(slot: &mut [u8], mark: CellMark) {
-    let (head, frame) = slot.split_at_mut(HEAD);
+/// Writes the head of a cell that holds a frame.
+pub(crate) fn seal(cell: &mut [u8], mark: CellMark) {
+    let (head, frame) = cell.split_at_mut(HEAD);
     let CellMark { sequence, attempt } = mark;
     let open = CellHead { sequence, attempt, length: frame.len() as u32, crc: 0, reserved: 0 };
     head.copy_from_slice(bytemuck::bytes_of(&CellHead { crc: crc(open, frame), ..open }));
 }
 
-/// The frame in a slot, if all of it is there. Copies it into `copy` first.
-pub(crate) fn open<'a>(slot: &[AtomicU64], copy: &'a mut Vec<u64>) -> Option<(CellMark, &'a [u8])> {
-    let (head, frame) = copied(slot, copy)?;
+/// The frame in a cell, if all of it is there. Copies it into `copy` first.
+pub(crate) fn open<'a>(cell: &[AtomicU64], copy: &'a mut Vec<u64>) -> Option<(CellMark, &'a [u8])> {
+    let (head, frame) = copied(cell, copy)?;
     let sound = head.sequence != 0 && head.reserved == 0 && head.crc == crc(head, frame);
     sound.then_some((CellMark { sequence: head.sequence, attempt: head.attempt }, frame))
 }
@@ -40,10 +40,10 @@ mod tests {
     use proptest::prelude::*;
 
     fn sealed(mark: CellMark, key: &[u8]) -> Vec<u8> {
-        let mut slot = Vec::new();
-        lay_out(&mut slot, |out| Request::Get { key }.encode(mark.sequence, out));
-        seal(&mut slot, mark);
-        slot
+        let mut cell = Vec::new();
+        lay_out(&mut cell, |out| Request::Get { key }.encode(mark.sequence, out));
+        seal(&mut cell, mark);
+        cell
     }
 
     /// Memory as a worker sees it, with these bytes at its beginning.
@@ -57,10 +57,10 @@ mod tests {
     #[test]
     fn what_was_sealed_opens() {
         let mark = CellMark { sequence: 7, attempt: 2 };
-        let slot = memory(&sealed(mark, b"a key"));
+        let cell = memory(&sealed(mark, b"a key"));
         let mut copy = Vec::new();
-        let (opened, frame) = open(&slot, &mut copy).unwrap();
-        assert_eq!((opened, glance(&slot)), (mark, mark));
+        let (opened, frame) = open(&cell, &mut copy).unwrap();
+        assert_eq!((opened, glance(&cell)), (mark, mark));
         let frame = wire::decode(frame).unwrap().unwrap();
         assert_eq!((frame.id, Request::decode(&frame).unwrap()), (7, Request::Get { key: b"a key" }));
         assert!(open(&memory(&[]), &mut copy).is_none(), "nothing was ever written");
@@ -72,21 +72,21 @@ mod tests {
         let zero = memory(&sealed(CellMark { sequence: 0, attempt: 0 }, b"a key"));
         assert!(open(&zero, &mut Vec::new()).is_none());
         for (reserved, opens) in [(0, true), (1, false), (1 << 31, false)] {
-            let mut slot = sealed(CellMark { sequence: 1, attempt: 0 }, b"a key");
-            let (head, frame) = slot.split_at_mut(HEAD);
+            let mut cell = sealed(CellMark { sequence: 1, attempt: 0 }, b"a key");
+            let (head, frame) = cell.split_at_mut(HEAD);
             let unsealed = CellHead { crc: 0, reserved, ..bytemuck::pod_read_unaligned(head) };
             let crc = crc(unsealed, frame);
             head.copy_from_slice(bytemuck::bytes_of(&CellHead { crc, ..unsealed }));
-            assert_eq!(open(&memory(&slot), &mut Vec::new()).is_some(), opens, "{reserved}");
+            assert_eq!(open(&memory(&cell), &mut Vec::new()).is_some(), opens, "{reserved}");
         }
     }
 
-    /// What was in the buffer before is not part of the slot.
+    /// What was in the buffer before is not part of the cell.
     #[test]
     fn laid_out_anew() {
-        let mut slot = vec![7; 100];
-        lay_out(&mut slot, |out| out.extend([1, 2, 3]));
-        assert_eq!(slot, [&[0; 24][..], &[1, 2, 3]].concat());
+        let mut cell = vec![7; 100];
+        lay_out(&mut cell, |out| out.extend([1, 2, 3]));
+        assert_eq!(cell, [&[0; 24][..], &[1, 2, 3]].concat());
     }
 
     proptest! {

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::sealed;
-use super::{HerdJoin, HerdOffer, HerdWelcome, VERSION, WINDOW, WriteTransport, known, slot_bytes};
+use super::{HerdJoin, HerdOffer, HerdWelcome, VERSION, WINDOW, WriteTransport, cell_bytes, known};
 use crate::mailbox::{Once, glance};
 use crate::server::shared::ServerState;
 use crate::verbs::bootstrap::Descriptor;
@@ -20,7 +20,7 @@ use std::thread::JoinHandle;
 
 /// Replies of one worker whose SENDs have not completed.
 const REPLIES: usize = 128;
-/// Looks at all slots before a worker looks for clients that come and go, and lets others run if it found
+/// Looks at all cells before a worker looks for clients that come and go, and lets others run if it found
 /// nothing to do.
 const SWEEPS: u32 = 64;
 
@@ -29,7 +29,7 @@ const SWEEPS: u32 = 64;
 pub(crate) struct HerdAcceptor {
     station: Arc<Station>,
     carrier: WriteTransport,
-    slot_bytes: usize,
+    cell_bytes: usize,
     /// For queue pairs that only receive WRITEs: nothing ever completes there.
     silent: Arc<CompletionQueue>,
     /// The workers: their queue pairs' numbers, and where they take clients from.
@@ -59,7 +59,7 @@ impl Drop for HerdLease {
 }
 
 impl HerdAcceptor {
-    /// Starts workers, which end after the desk is gone.
+    /// Starts workers, which end after the acceptor is gone.
     pub fn open(
         shared: &Arc<ServerState>,
         station: &Arc<Station>,
@@ -76,19 +76,19 @@ impl HerdAcceptor {
         let silent = CompletionQueue::new(station.domain().context().clone(), 1)?;
         let carrier = best_carrier(station, &silent)?;
         tracing::info!(?carrier, workers, "HERD: workers poll for requests");
-        let slot_bytes = slot_bytes(geometry);
-        let mut desk =
-            HerdAcceptor { station: station.clone(), carrier, slot_bytes, silent, workers: Vec::new() };
+        let cell_bytes = cell_bytes(geometry);
+        let mut acceptor =
+            HerdAcceptor { station: station.clone(), carrier, cell_bytes, silent, workers: Vec::new() };
         let mut threads = Vec::new();
         for number in 0..workers.max(1) {
             let replies = Replies::new(station, reply)?;
             let (sender, incoming) = mpsc::channel();
-            desk.workers.push((replies.pair.number(), sender));
+            acceptor.workers.push((replies.pair.number(), sender));
             let worker = HerdWorker {
                 shared: shared.clone(),
                 number,
                 incoming,
-                guests: Vec::new(),
+                clients: Vec::new(),
                 replies,
                 copy: Vec::new(),
             };
@@ -101,7 +101,7 @@ impl HerdAcceptor {
                 })?;
             threads.push(thread);
         }
-        Ok((desk, threads))
+        Ok((acceptor, threads))
     }
 
     /// What clients are told before they join.
@@ -110,7 +110,7 @@ impl HerdAcceptor {
     }
 
     /// Gives a client an area and shows it to the workers; or says why not.
-    pub fn seat(&self, join: &serde_json::Value) -> Result<(HerdLease, HerdWelcome), String> {
+    pub fn admit(&self, join: &serde_json::Value) -> Result<(HerdLease, HerdWelcome), String> {
         let join: HerdJoin = known(join).map_err(|error| error.to_string())?;
         if !crate::verbs::is_mtu(join.requests.mtu) {
             return Err(format!("{} bytes is no path MTU", join.requests.mtu));
@@ -126,28 +126,29 @@ impl HerdAcceptor {
                 route.clone(),
             )?;
             requests.connect(&join.requests, Access::RemoteWrite)?;
-            let slots = self.workers.len() * WINDOW;
-            let area = Buffer::new(domain.clone(), slots, self.slot_bytes, Access::RemoteWrite)?;
+            let cells = self.workers.len() * WINDOW;
+            let area = Buffer::new(domain.clone(), cells, self.cell_bytes, Access::RemoteWrite)?;
             let to = AddressHandle::new(domain.clone(), route, &join.replies.at)?;
             Ok(HerdSession { requests, area, to, number: join.replies.at.num, gone: AtomicBool::new(false) })
         };
-        let seat = made().map_err(|error| format!("the server's end of HERD cannot be set up: {error}"))?;
+        let session =
+            made().map_err(|error| format!("the server's end of HERD cannot be set up: {error}"))?;
         let seated = HerdWelcome {
-            requests: seat.requests.endpoint(),
+            requests: session.requests.endpoint(),
             area: Descriptor {
-                address: seat.area.address(0),
-                key: seat.area.remote_key(),
-                bytes: (seat.area.memory().slots() * seat.area.slot_bytes()) as u64,
+                address: session.area.address(0),
+                key: session.area.remote_key(),
+                bytes: (session.area.memory().cells() * session.area.cell_bytes()) as u64,
             },
-            slot_bytes: seat.area.slot_bytes() as u32,
+            cell_bytes: session.area.cell_bytes() as u32,
             workers: self.workers.iter().map(|(number, _)| *number).collect(),
         };
         // From here on it is given up when anything fails.
-        let seating = HerdLease(Arc::new(seat));
+        let lease = HerdLease(Arc::new(session));
         for (_, incoming) in &self.workers {
-            incoming.send(seating.0.clone()).map_err(|_| "a worker of the server's has ended".to_owned())?;
+            incoming.send(lease.0.clone()).map_err(|_| "a worker of the server's has ended".to_owned())?;
         }
-        Ok((seating, seated))
+        Ok((lease, seated))
     }
 }
 
@@ -165,21 +166,21 @@ fn best_carrier(station: &Station, queue: &Arc<CompletionQueue>) -> Result<Write
     }
 }
 
-/// Polls the slots of its number in every client's area.
+/// Polls the cells of its number in every client's area.
 struct HerdWorker {
     shared: Arc<ServerState>,
     number: usize,
     incoming: mpsc::Receiver<Arc<HerdSession>>,
-    // The replies' queue pair may still name a guest's address: `retire` waits for it.
-    guests: Vec<PolledClient>,
+    // The replies' queue pair may still name a client's address: `retire` waits for it.
+    clients: Vec<PolledClient>,
     replies: Replies,
-    /// The slot being looked at.
+    /// The cell being looked at.
     copy: Vec<u64>,
 }
 
 /// A client, as one worker sees it.
 struct PolledClient {
-    seat: Arc<HerdSession>,
+    session: Arc<HerdSession>,
     lanes: [Once; WINDOW],
 }
 
@@ -188,10 +189,10 @@ impl HerdWorker {
         let mut busy = false;
         let mut sweeps = 0;
         loop {
-            if self.guests.is_empty() {
-                // Nobody to poll for: sleeps until somebody comes, or the desk is gone.
+            if self.clients.is_empty() {
+                // Nobody to poll for: sleeps until somebody comes, or the acceptor is gone.
                 match self.incoming.recv() {
-                    Ok(seat) => self.guests.push(PolledClient::new(seat)),
+                    Ok(session) => self.clients.push(PolledClient::new(session)),
                     Err(mpsc::RecvError) => break,
                 }
             }
@@ -218,44 +219,44 @@ impl HerdWorker {
         self.retire(|_| true);
     }
 
-    /// Takes in who has come, and lets go who is gone; false when the desk is.
+    /// Takes in who has come, and lets go who is gone; false when the acceptor is.
     fn meet(&mut self) -> bool {
         let desk_is_there = loop {
             match self.incoming.try_recv() {
-                Ok(seat) => self.guests.push(PolledClient::new(seat)),
+                Ok(session) => self.clients.push(PolledClient::new(session)),
                 Err(mpsc::TryRecvError::Empty) => break true,
                 Err(mpsc::TryRecvError::Disconnected) => break false,
             }
         };
-        self.retire(|guest| guest.seat.gone.load(Ordering::Relaxed));
+        self.retire(|client| client.session.gone.load(Ordering::Relaxed));
         desk_is_there
     }
 
-    /// Lets guests go, once no SEND names their addresses any more.
+    /// Lets clients go, once no SEND names their addresses any more.
     fn retire(&mut self, is_gone: impl Fn(&PolledClient) -> bool) {
-        if self.guests.iter().any(&is_gone) {
+        if self.clients.iter().any(&is_gone) {
             if let Err(error) = self.replies.wait_for_room(REPLIES) {
                 tracing::error!(%error, "HERD: replies in flight");
             }
-            self.guests.retain(|guest| !is_gone(guest));
+            self.clients.retain(|client| !is_gone(client));
         }
     }
 
-    /// Looks at every slot once; was there anything new?
+    /// Looks at every cell once; was there anything new?
     fn sweep(&mut self) -> Result<bool, VerbsError> {
         let mut busy = false;
-        let HerdWorker { shared, number, guests, replies, copy, .. } = self;
-        for PolledClient { seat, lanes } in guests {
+        let HerdWorker { shared, number, clients, replies, copy, .. } = self;
+        for PolledClient { session, lanes } in clients {
             for (at, lane) in lanes.iter_mut().enumerate() {
-                let slot = seat.area.shared_words(*number * WINDOW + at);
-                if glance(slot) == lane.taken() {
+                let cell = session.area.shared_words(*number * WINDOW + at);
+                if glance(cell) == lane.taken() {
                     continue;
                 }
                 // Not all of it may have landed (Q1): then another sweep finds it.
-                let Some((mark, frame)) = sealed::open(slot, copy) else { continue };
+                let Some((mark, frame)) = sealed::open(cell, copy) else { continue };
                 busy = true;
                 if lane.take(mark, frame, |request| shared.answer(request)) {
-                    replies.send(seat, lane.reply())?;
+                    replies.send(session, lane.reply())?;
                 }
             }
         }
@@ -264,8 +265,8 @@ impl HerdWorker {
 }
 
 impl PolledClient {
-    fn new(seat: Arc<HerdSession>) -> PolledClient {
-        PolledClient { seat, lanes: Default::default() }
+    fn new(session: Arc<HerdSession>) -> PolledClient {
+        PolledClient { session, lanes: Default::default() }
     }
 }
 
@@ -291,18 +292,18 @@ impl Replies {
         Ok(Replies { pair, queue, outgoing, sent: 0, completed: 0 })
     }
 
-    /// Sends a datagram. The seat must live until it has gone ([`HerdWorker::retire`] sees to that).
-    fn send(&mut self, seat: &HerdSession, reply: &[u8]) -> Result<(), VerbsError> {
+    /// Sends a datagram. The session must live until it has gone ([`HerdWorker::retire`] sees to that).
+    fn send(&mut self, session: &HerdSession, reply: &[u8]) -> Result<(), VerbsError> {
         self.wait_for_room(1)?;
-        let slot = (self.sent % REPLIES as u64) as usize;
-        // SAFETY: the SEND that used this slot before has completed: at most REPLIES are in flight.
-        let bytes = unsafe { self.outgoing.fill(slot, &[reply]) };
+        let cell = (self.sent % REPLIES as u64) as usize;
+        // SAFETY: the SEND that used this cell before has completed: at most REPLIES are in flight.
+        let bytes = unsafe { self.outgoing.fill(cell, &[reply]) };
         let work = Work {
             id: self.sent,
-            element: self.outgoing.element(slot, bytes),
+            element: self.outgoing.element(cell, bytes),
             kind: WorkKind::Datagram {
-                to: seat.to.raw(),
-                number: seat.number,
+                to: session.to.raw(),
+                number: session.number,
                 key: crate::verbs::device::DATAGRAM_KEY,
             },
             signalled: true,
@@ -313,11 +314,11 @@ impl Replies {
         Ok(())
     }
 
-    /// Waits until this many slots are free. A datagram leaves without anybody's help: that does not take
+    /// Waits until this many cells are free. A datagram leaves without anybody's help: that does not take
     /// long.
-    fn wait_for_room(&mut self, slots: usize) -> Result<(), VerbsError> {
+    fn wait_for_room(&mut self, cells: usize) -> Result<(), VerbsError> {
         let mut completions = [Completion::default(); 32];
-        while self.sent - self.completed > (REPLIES - slots) as u64 {
+        while self.sent - self.completed > (REPLIES - cells) as u64 {
             let n = self.queue.poll(&mut completions)?;
             for completion in &completions[..n] {
                 succeeded(completion, "datagram")?;

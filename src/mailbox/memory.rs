@@ -1,27 +1,27 @@
-//! Memory that one client and its server both write (fabric `shm`): request slots, reply slots, two bells.
+//! Memory that one client and its server both write (fabric `shm`): request cells, reply cells, two bells.
 //!
 //! ```text
-//! 0..8       the server's bell: 0 while it looks at the slots, 1 while it sleeps
+//! 0..8       the server's bell: 0 while it looks at the cells, 1 while it sleeps
 //! 64..72     the client's bell: 0 while it looks, else it sleeps until the reply with this number is there
-//! 128..      WINDOW request slots, then WINDOW reply slots; number n of either kind is in slot n % WINDOW
+//! 128..      WINDOW request cells, then WINDOW reply cells; number n of either kind is in cell n % WINDOW
 //! ```
 //!
-//! The server makes an area for each client that asks for one, and hands it over on the client's socket. One of its
+//! The server makes a mailbox for each client that asks for one, and hands it over on the client's socket. One of its
 //! event loops, that of the socket, answers what is in it; so requests are done in the order of their numbers, as
 //! they would be over the socket.
 //!
 //! Beside Q1 and Q3 hold:
 //!
 //! * **A1.** Requests are numbered from 1 on without gaps, and so are replies. Request n + WINDOW is stored only after
-//!   reply n was seen: no slot is stored over that anybody still has to read. Nothing is lost on the way, so nothing
+//!   reply n was seen: no cell is stored over that anybody still has to read. Nothing is lost on the way, so nothing
 //!   is ever repeated.
-//! * **A2.** Either side reads the other's words one by one into memory of its own, and judges that copy. A slot with
+//! * **A2.** Either side reads the other's words one by one into memory of its own, and judges that copy. A cell with
 //!   the number that is due but no sense ends the conversation; any other number is nothing.
 //! * **A3.** Who finds nothing for some time announces that it sleeps, looks a last time, and only then sleeps, in
 //!   its wait for the socket. Who stored something looks for an announcement afterwards, and if there is one rings:
 //!   a few bytes over the socket. See [`Bell`].
 
-use super::slot_bytes;
+use super::cell_bytes;
 use crate::faults::{Rule, broken};
 use crate::layout::geometry::Geometry;
 use crate::layout::{LINE, WORD};
@@ -31,16 +31,16 @@ use crate::wire;
 use std::io;
 use std::os::fd::OwnedFd;
 
-/// Version of the area.
+/// Version of the mailbox.
 pub(crate) const VERSION: u32 = 1;
 /// Requests of one client that may be unanswered.
 pub(crate) const WINDOW: u64 = 64;
 
 const SERVER_BELL: usize = 0;
 const CLIENT_BELL: usize = LINE / WORD;
-const SLOTS: usize = 2 * LINE / WORD;
+const CELLS: usize = 2 * LINE / WORD;
 
-/// An area, mapped.
+/// A mailbox, mapped.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
     memory: Region,
@@ -60,15 +60,15 @@ impl Mailbox {
         let memory = Region::map_exchange(fd)?;
         let (have, need) = (memory.bytes(), bytes(geometry));
         if have != need {
-            let source = io::Error::other(format!("they have {have} bytes instead of {need}"));
-            let what = "the slots the server handed over".into();
+            let source = io::Error::other(format!("it has {have} bytes instead of {need}"));
+            let what = "the mailbox the server handed over".into();
             return Err(RegionError::Os { doing: "checking", what, source });
         }
         Ok(Mailbox::of(memory, geometry))
     }
 
     fn of(memory: Region, geometry: &Geometry) -> Mailbox {
-        let (request, reply) = slots_of(geometry);
+        let (request, reply) = cells_of(geometry);
         Mailbox { memory, request_words: request / WORD, reply_words: reply / WORD }
     }
 
@@ -77,23 +77,23 @@ impl Mailbox {
         self.memory.discard();
     }
 
-    /// The slot of a request.
+    /// The cell of a request.
     #[inline]
     pub fn request(&self, sequence: u64) -> &[AtomicU64] {
-        self.memory.words(SLOTS + (sequence % WINDOW) as usize * self.request_words, self.request_words)
+        self.memory.words(CELLS + (sequence % WINDOW) as usize * self.request_words, self.request_words)
     }
 
     /// The request with this number will be looked at next. No effect but on time.
     #[inline]
     pub fn prefetch_request(&self, sequence: u64) {
-        let first = SLOTS + (sequence % WINDOW) as usize * self.request_words;
+        let first = CELLS + (sequence % WINDOW) as usize * self.request_words;
         self.memory.prefetch_bytes((first * WORD) as u64, (self.request_words * WORD) as u64);
     }
 
-    /// The slot of a reply.
+    /// The cell of a reply.
     #[inline]
     pub fn reply(&self, sequence: u64) -> &[AtomicU64] {
-        let replies = SLOTS + WINDOW as usize * self.request_words;
+        let replies = CELLS + WINDOW as usize * self.request_words;
         self.memory.words(replies + (sequence % WINDOW) as usize * self.reply_words, self.reply_words)
     }
 
@@ -108,22 +108,22 @@ impl Mailbox {
     }
 }
 
-/// Bytes of a request slot and of a reply slot.
-fn slots_of(geometry: &Geometry) -> (usize, usize) {
-    (slot_bytes(wire::request_bytes_max(geometry)), slot_bytes(wire::reply_bytes_max(geometry)))
+/// Bytes of a request cell and of a reply cell.
+fn cells_of(geometry: &Geometry) -> (usize, usize) {
+    (cell_bytes(wire::request_bytes_max(geometry)), cell_bytes(wire::reply_bytes_max(geometry)))
 }
 
 fn bytes(geometry: &Geometry) -> u64 {
-    let (request, reply) = slots_of(geometry);
-    (SLOTS * WORD) as u64 + WINDOW * (request + reply) as u64
+    let (request, reply) = cells_of(geometry);
+    (CELLS * WORD) as u64 + WINDOW * (request + reply) as u64
 }
 
 /// A word by which its owner says that it sleeps, and for what.
 ///
-/// No ring is ever missing. The owner stores the announcement, fences, and looks at the slot a last time; the
-/// other side stores into the slot, fences, and looks at the announcement. Both fences are `SeqCst`, and all of
+/// No ring is ever missing. The owner stores the announcement, fences, and looks at the cell a last time; the
+/// other side stores into the cell, fences, and looks at the announcement. Both fences are `SeqCst`, and all of
 /// these have one order. If the owner's comes first, the other side's look, after its own fence, sees the
-/// announcement: it rings. If the other side's comes first, the owner's last look sees the slot: it does not sleep.
+/// announcement: it rings. If the other side's comes first, the owner's last look sees the cell: it does not sleep.
 /// (`loom_bell` tries all orders; without the fences, which [`Rule::BellFence`] takes away, both may look too early.)
 ///
 /// A ring may be one too many, where both looks succeed. It costs a look.
@@ -137,7 +137,7 @@ impl Bell<'_> {
         between();
     }
 
-    /// The owner looks at the slots again.
+    /// The owner looks at the cells again.
     pub fn withdraw(self) {
         self.0.store(0, Ordering::Relaxed);
     }
@@ -165,11 +165,11 @@ mod tests {
         Config { size: TableSize::Keys(10), key_max, value_max, ..Config::default() }.geometry().unwrap()
     }
 
-    /// Client and server may be of different builds: where bells and slots stand is part of the version.
+    /// Client and server may be of different builds: where bells and cells stand is part of the version.
     #[test]
     fn words_of_an_area() {
         assert_eq!((VERSION, WINDOW), (1, 64));
-        // Bytes of a request slot and of a reply slot: their heads of 24 bytes each, in whole lines.
+        // Bytes of a request cell and of a reply cell: their heads of 24 bytes each, in whole lines.
         for (key_max, value_max, request, reply) in [
             (16, 32, 128, 192),
             (1, 0, 64, 192),
@@ -179,8 +179,8 @@ mod tests {
         ] {
             let geometry = geometry(key_max, value_max);
             let (area, _) = Mailbox::make(&geometry).unwrap();
-            let slots = 128 + 64 * request;
-            assert_eq!(area.memory.bytes(), (slots + 64 * reply) as u64, "{key_max}, {value_max}");
+            let cells = 128 + 64 * request;
+            assert_eq!(area.memory.bytes(), (cells + 64 * reply) as u64, "{key_max}, {value_max}");
             area.server().announce(5);
             area.client().announce(7);
             let found = |word| area.memory.load(word);
@@ -192,18 +192,18 @@ mod tests {
             assert_eq!((found(0), found(8)), (0, 0));
             for sequence in [1, 2, 63, 64, 65, 127, 128, u64::MAX] {
                 let nth = (sequence % 64) as usize;
-                for (slot, at, bytes) in [
+                for (cell, at, bytes) in [
                     (area.request(sequence), 128 + nth * request, request),
-                    (area.reply(sequence), slots + nth * reply, reply),
+                    (area.reply(sequence), cells + nth * reply, reply),
                 ] {
                     let there = area.memory.words(at / 8, bytes / 8).as_ptr_range();
-                    assert_eq!(slot.as_ptr_range(), there, "{sequence} of {key_max}, {value_max}");
+                    assert_eq!(cell.as_ptr_range(), there, "{sequence} of {key_max}, {value_max}");
                 }
             }
         }
     }
 
-    /// Memory of another length than the table's slots need is refused, with both lengths; memory that its maker could
+    /// Memory of another length than the table's cells need is refused, with both lengths; memory that its maker could
     /// make shorter, too.
     #[test]
     fn what_is_handed_over_is_checked() {

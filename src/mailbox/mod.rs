@@ -1,13 +1,12 @@
-//! Requests in slots that a server's workers poll, after HERD (Kalia, Kaminsky, Andersen, "Using RDMA efficiently
-//! for key-value services", SIGCOMM'14): a client puts a request into a slot of the server's memory, a worker
-//! that looks there finds it and does what is asked. No message on the way there, and no system call.
+//! Mailboxes, on shm: memory that one client and its server share, in which requests and replies pass without a
+//! system call. After HERD (Kalia, Kaminsky, Andersen, "Using RDMA efficiently for key-value services", SIGCOMM'14).
 //!
-//! | fabric | slots get there by | replies come back by | who looks, and how long |
-//! | --- | --- | --- | --- |
-//! | `verbs` (`verbs/herd/`) | RDMA WRITE | datagram | workers of their own, without sleeping |
-//! | `shm` ([`memory`]) | stores into shared memory | slots, too | the server's event loops, for a moment; then a bell wakes them |
+//! The client stores a request into a *cell*. A worker of the server looks there, does what is asked, and stores the
+//! reply into a cell of its own ([`memory`]). Both look for a moment only; then a bell wakes them.
 //!
-//! # A slot
+//! What is said here of cells also holds over verbs, where a NIC writes them (`herd/`).
+//!
+//! # A cell
 //!
 //! ```text
 //! 0..8     sequence number, never 0, rising from request to request
@@ -20,12 +19,12 @@
 //!
 //! # Rules
 //!
-//! Each module that uses slots says which further rules hold there.
+//! [`memory`] says which further rules hold on shm, `herd/` which hold over verbs.
 //!
 //! * **Q1.** HERD polls a request's last byte, because its NICs wrote in address order. Nothing promises that
-//!   order: a slot is copied into private memory, and taken only if sequence number, length and CRC of the
-//!   copy fit each other. Else it is looked at again ([`sealed`]). Where a CPU stores, the sequence number is stored
-//!   last ([`store`]): who sees it sees the rest, and there is no CRC, which would cost as much as all else. The slot
+//!   order: a cell is copied into private memory, and taken only if sequence number, length and CRC of the
+//!   copy fit each other. Else it is looked at again (`herd/sealed.rs`). Where a CPU stores, the sequence number is stored
+//!   last ([`store`]): who sees it sees the rest, and there is no CRC, which would cost as much as all else. The cell
 //!   is copied all the same before it is judged ([`load`]), since the other process may write it again at any time.
 //! * **Q3.** Its reader remembers the last sequence number and the reply. The same number in another attempt gets
 //!   the same reply: a PUT is done once. A lower number is old and gets none.
@@ -53,61 +52,61 @@ pub(crate) struct CellHead {
 pub(crate) const HEAD: usize = size_of::<CellHead>();
 const HEAD_WORDS: usize = HEAD / size_of::<u64>();
 
-/// Which attempt at which request a slot holds.
+/// Which attempt at which request a cell holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CellMark {
     pub sequence: u64,
     pub attempt: u32,
 }
 
-/// Bytes of a slot for frames of at most `frame_max` bytes.
-pub(crate) fn slot_bytes(frame_max: usize) -> usize {
+/// Bytes of a cell for frames of at most `frame_max` bytes.
+pub(crate) fn cell_bytes(frame_max: usize) -> usize {
     (HEAD + frame_max).next_multiple_of(crate::layout::LINE)
 }
 
-/// What a slot seems to hold: worth a closer look if it is not what was there last. A hint.
+/// What a cell seems to hold: worth a closer look if it is not what was there last. A hint.
 #[inline]
-pub(crate) fn glance(slot: &[AtomicU64]) -> CellMark {
-    // Acquire pairs with the Release in `store`: who sees the number sees all of the slot.
-    let sequence = slot[0].load(Ordering::Acquire);
-    CellMark { sequence, attempt: slot[1].load(Ordering::Relaxed) as u32 }
+pub(crate) fn glance(cell: &[AtomicU64]) -> CellMark {
+    // Acquire pairs with the Release in `store`: who sees the number sees all of the cell.
+    let sequence = cell[0].load(Ordering::Acquire);
+    CellMark { sequence, attempt: cell[1].load(Ordering::Relaxed) as u32 }
 }
 
-/// Stores a frame into a slot that another process reads, the sequence number last; false, and nothing done, if it
+/// Stores a frame into a cell that another process reads, the sequence number last; false, and nothing done, if it
 /// does not fit.
-pub(crate) fn store(slot: &[AtomicU64], sequence: u64, frame: &[u8]) -> bool {
-    if HEAD + frame.len() > size_of_val(slot) {
+pub(crate) fn store(cell: &[AtomicU64], sequence: u64, frame: &[u8]) -> bool {
+    if HEAD + frame.len() > size_of_val(cell) {
         return false;
     }
     let head = CellHead { sequence, attempt: 0, length: frame.len() as u32, crc: 0, reserved: 0 };
     let head: [u64; HEAD_WORDS] = bytemuck::cast(head);
-    for (to, word) in slot.iter().zip(head).skip(1) {
+    for (to, word) in cell.iter().zip(head).skip(1) {
         to.store(word, Ordering::Relaxed);
     }
-    for (to, bytes) in slot[HEAD_WORDS..].iter().zip(frame.chunks(size_of::<u64>())) {
+    for (to, bytes) in cell[HEAD_WORDS..].iter().zip(frame.chunks(size_of::<u64>())) {
         let mut word = [0; size_of::<u64>()];
         word[..bytes.len()].copy_from_slice(bytes);
         to.store(u64::from_ne_bytes(word), Ordering::Relaxed);
     }
     // Release pairs with the Acquire in `glance`.
-    slot[0].store(head[0], Ordering::Release);
+    cell[0].store(head[0], Ordering::Release);
     true
 }
 
-/// The frame that was stored into a slot under this number, which [`glance`] has seen there; `None` if it has been
+/// The frame that was stored into a cell under this number, which [`glance`] has seen there; `None` if it has been
 /// written again, or makes no sense. Copies it into `copy` first.
-pub(crate) fn load<'a>(slot: &[AtomicU64], sequence: u64, copy: &'a mut Vec<u64>) -> Option<&'a [u8]> {
-    let (head, frame) = copied(slot, copy)?;
+pub(crate) fn load<'a>(cell: &[AtomicU64], sequence: u64, copy: &'a mut Vec<u64>) -> Option<&'a [u8]> {
+    let (head, frame) = copied(cell, copy)?;
     (head.sequence == sequence).then_some(frame)
 }
 
-/// Head and frame of a slot that others may be writing, copied; `None` if it cannot be as long as it says.
-pub(crate) fn copied<'a>(slot: &[AtomicU64], copy: &'a mut Vec<u64>) -> Option<(CellHead, &'a [u8])> {
+/// Head and frame of a cell that others may be writing, copied; `None` if it cannot be as long as it says.
+pub(crate) fn copied<'a>(cell: &[AtomicU64], copy: &'a mut Vec<u64>) -> Option<(CellHead, &'a [u8])> {
     copy.clear();
-    copy.extend(slot[..HEAD_WORDS].iter().map(|word| word.load(Ordering::Relaxed)));
+    copy.extend(cell[..HEAD_WORDS].iter().map(|word| word.load(Ordering::Relaxed)));
     let length = bytemuck::pod_read_unaligned::<CellHead>(bytemuck::cast_slice(copy)).length as usize;
-    let end = HEAD.checked_add(length).filter(|end| *end <= size_of_val(slot))?;
-    let body = &slot[HEAD_WORDS..end.div_ceil(size_of::<u64>())];
+    let end = HEAD.checked_add(length).filter(|end| *end <= size_of_val(cell))?;
+    let body = &cell[HEAD_WORDS..end.div_ceil(size_of::<u64>())];
     copy.extend(body.iter().map(|word| word.load(Ordering::Relaxed)));
     // What is done for the request comes after it was seen.
     fence(Ordering::Acquire);
@@ -122,45 +121,45 @@ mod tests {
 
     #[test]
     fn what_was_stored_is_loaded() {
-        let slot: Vec<AtomicU64> = (0..32).map(|_| AtomicU64::new(0)).collect();
+        let cell: Vec<AtomicU64> = (0..32).map(|_| AtomicU64::new(0)).collect();
         let mut copy = Vec::new();
         for (sequence, length) in [(1, 0), (2, 1), (3, 8), (4, 100), (5, 256 - HEAD)] {
             let frame: Vec<u8> = (1..).take(length).collect();
-            assert!(store(&slot, sequence, &frame));
-            assert_eq!(glance(&slot), CellMark { sequence, attempt: 0 });
-            assert_eq!(load(&slot, sequence, &mut copy), Some(&frame[..]));
-            assert_eq!(load(&slot, sequence + 1, &mut copy), None, "another request's");
+            assert!(store(&cell, sequence, &frame));
+            assert_eq!(glance(&cell), CellMark { sequence, attempt: 0 });
+            assert_eq!(load(&cell, sequence, &mut copy), Some(&frame[..]));
+            assert_eq!(load(&cell, sequence + 1, &mut copy), None, "another request's");
         }
-        let words = || slot.iter().map(|word| word.load(Ordering::Relaxed)).collect::<Vec<_>>();
+        let words = || cell.iter().map(|word| word.load(Ordering::Relaxed)).collect::<Vec<_>>();
         let before = words();
-        assert!(!store(&slot, 6, &[7; 256 - HEAD + 1]));
+        assert!(!store(&cell, 6, &[7; 256 - HEAD + 1]));
         assert_eq!(words(), before, "too long: nothing done");
     }
 
-    /// The picture of a slot above, byte by byte, and how long slots are.
+    /// The picture of a cell above, byte by byte, and how long cells are.
     #[test]
-    fn bytes_of_a_slot() {
-        let slot: Vec<AtomicU64> = (0..8).map(|_| AtomicU64::new(u64::MAX)).collect();
-        assert!(store(&slot, 0x0102_0304_0506_0708, b"nine byte"));
+    fn bytes_of_a_cell() {
+        let cell: Vec<AtomicU64> = (0..8).map(|_| AtomicU64::new(u64::MAX)).collect();
+        assert!(store(&cell, 0x0102_0304_0506_0708, b"nine byte"));
         let bytes: Vec<u8> =
-            slot.iter().flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes()).collect();
+            cell.iter().flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes()).collect();
         assert_eq!(bytes[..8], [8, 7, 6, 5, 4, 3, 2, 1]);
         assert_eq!(bytes[8..24], [0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(bytes[24..40], *b"nine byte\0\0\0\0\0\0\0");
         assert_eq!(bytes[40..], [0xff; 24], "no more than the frame is written");
-        let lengths = [0, 1, 39, 40, 41, 104, 105].map(slot_bytes);
+        let lengths = [0, 1, 39, 40, 41, 104, 105].map(cell_bytes);
         assert_eq!(lengths, [64, 64, 64, 64, 128, 128, 192]);
     }
 
-    /// A frame as long as the slot is one; a longer one is none, however long it says it is.
+    /// A frame as long as the cell is one; a longer one is none, however long it says it is.
     #[test]
-    fn frames_at_the_end_of_a_slot() {
-        let slot: Vec<AtomicU64> = (0..8).map(AtomicU64::new).collect();
+    fn frames_at_the_end_of_a_cell() {
+        let cell: Vec<AtomicU64> = (0..8).map(AtomicU64::new).collect();
         let mut copy = Vec::new();
         for (length, is_there) in [(39u32, true), (40, true), (41, false), (64, false), (u32::MAX, false)] {
-            slot[1].store(u64::from(length) << 32 | 3, Ordering::Relaxed);
-            assert_eq!(glance(&slot), CellMark { sequence: 0, attempt: 3 });
-            let frame = load(&slot, 0, &mut copy);
+            cell[1].store(u64::from(length) << 32 | 3, Ordering::Relaxed);
+            assert_eq!(glance(&cell), CellMark { sequence: 0, attempt: 3 });
+            let frame = load(&cell, 0, &mut copy);
             assert_eq!(frame.map(<[u8]>::len), is_there.then_some(length as usize));
             let there: Vec<u8> = (3..8).flat_map(u64::to_le_bytes).collect();
             assert!(frame.is_none_or(|frame| *frame == there[..length as usize]));
@@ -168,15 +167,15 @@ mod tests {
     }
 
     proptest! {
-        /// Any bytes: a frame inside the slot, or none.
+        /// Any bytes: a frame inside the cell, or none.
         #[test]
         fn any_words(words in proptest::collection::vec(any::<u64>(), 8), length in 0u32..100, sensible: bool) {
-            let slot: Vec<AtomicU64> = words.iter().map(|word| AtomicU64::new(*word)).collect();
+            let cell: Vec<AtomicU64> = words.iter().map(|word| AtomicU64::new(*word)).collect();
             if sensible {
-                slot[1].store(u64::from(length) << 32, Ordering::Relaxed);
+                cell[1].store(u64::from(length) << 32, Ordering::Relaxed);
             }
             let mut copy = Vec::new();
-            if let Some(frame) = load(&slot, glance(&slot).sequence, &mut copy) {
+            if let Some(frame) = load(&cell, glance(&cell).sequence, &mut copy) {
                 prop_assert!(frame.len() <= 64 - HEAD);
             }
         }

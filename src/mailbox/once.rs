@@ -1,9 +1,9 @@
-//! What is asked in a slot is done once.
+//! What is asked in a cell is done once.
 
 use super::CellMark;
 use crate::wire;
 
-/// What was last taken from a slot, and the reply to it (Q3).
+/// What was last taken from a cell, and the reply to it (Q3).
 #[derive(Debug, Default)]
 pub(crate) struct Once {
     taken: CellMark,
@@ -40,7 +40,7 @@ impl Once {
             match request.and_then(answer) {
                 Some(reply) => reply.encode(mark.sequence, &mut self.reply),
                 // Nothing oneread sends: whoever sent it waits in vain.
-                None => tracing::debug!("a sealed slot that is no request"),
+                None => tracing::debug!("a sealed cell that is no request"),
             }
         }
         !self.reply.is_empty()
@@ -76,7 +76,7 @@ mod tests {
         assert_eq!(take(4, 0), (exists, 2));
     }
 
-    /// A sealed slot that is no request, or another's: no reply, and no harm.
+    /// A sealed cell that is no request, or another's: no reply, and no harm.
     #[test]
     fn nonsense() {
         let mut lane = Once::default();

@@ -1,4 +1,4 @@
-//! One client's slots on shm ([`crate::mailbox::mailbox`]): the server's end.
+//! One client's cells on shm ([`crate::mailbox::memory`]): the server's end.
 
 use super::ServerState;
 use crate::layout::geometry::Geometry;
@@ -8,12 +8,12 @@ use crate::region::RegionError;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-/// A client's slots are looked at for so long after its last request, if it then often makes another; else for a
+/// A client's cells are looked at for so long after its last request, if it then often makes another; else for a
 /// shorter time. To be woken takes some microseconds.
 const LINGER_MIN: Duration = Duration::from_micros(4);
 const LINGER_MAX: Duration = Duration::from_micros(50);
 
-/// A client's slots. Unmapped when dropped.
+/// A client's cells. Unmapped when dropped.
 #[derive(Debug)]
 pub(super) struct ServerMailbox {
     mailbox: Mailbox,
@@ -36,7 +36,7 @@ impl Drop for ServerMailbox {
     }
 }
 
-/// What came of a look at the slots.
+/// What came of a look at the cells.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Visit {
     pub answered: u64,
@@ -45,7 +45,7 @@ pub(super) struct Visit {
 }
 
 impl ServerMailbox {
-    /// New slots, and what the client is handed.
+    /// New cells, and what the client is handed.
     pub fn new(geometry: &Geometry) -> Result<(ServerMailbox, OwnedFd), RegionError> {
         let (mailbox, fd) = Mailbox::make(geometry)?;
         // Until it is awake.
@@ -63,7 +63,7 @@ impl ServerMailbox {
         Ok((end, fd))
     }
 
-    /// The client has rung: its slots are looked at again. Were they not?
+    /// The client has rung: its cells are looked at again. Were they not?
     pub fn wakes(&mut self) -> bool {
         if self.is_awake {
             return false;
@@ -75,7 +75,7 @@ impl ServerMailbox {
         true
     }
 
-    /// If the client has been quiet for some time, its slots are no longer looked at until it rings (A3). So?
+    /// If the client has been quiet for some time, its cells are no longer looked at until it rings (A3). So?
     pub fn rests(&mut self, now: Instant) -> bool {
         self.rests_unless(now, ServerMailbox::is_next_there)
     }
@@ -100,7 +100,7 @@ impl ServerMailbox {
         mailbox::glance(self.mailbox.request(next)).sequence == next
     }
 
-    /// Answers what is there, at most as much as there are slots, and after `turn_ends` only one. An error ends the
+    /// Answers what is there, at most as much as there are cells, and after `turn_ends` only one. An error ends the
     /// conversation: no client of oneread's stores such a thing.
     #[inline]
     pub fn visit(&mut self, shared: &ServerState, turn_ends: Instant) -> Result<Visit, String> {
@@ -135,12 +135,12 @@ impl ServerMailbox {
         // What another CPU has stored takes its time to come: of a batch, the next comes meanwhile.
         mailbox.prefetch_request(sequence.wrapping_add(1));
         let frame = mailbox::load(mailbox.request(sequence), sequence, copy);
-        let frame = frame.ok_or("a request slot that makes no sense")?;
+        let frame = frame.ok_or("a request cell that makes no sense")?;
         if !once.take(CellMark { sequence, attempt: 0 }, frame, |request| shared.answer(request)) {
-            return Err("a request slot without a request".into());
+            return Err("a request cell without a request".into());
         }
         if !mailbox::store(mailbox.reply(sequence), sequence, once.reply()) {
-            return Err("a reply that fits no slot".into());
+            return Err("a reply that fits no cell".into());
         }
         Ok(())
     }
@@ -163,7 +163,7 @@ mod tests {
 
     const MICROSECOND: Duration = Duration::from_micros(1);
 
-    /// A end that looks, the client's end of its slots, and what answers.
+    /// A end that looks, the client's end of its cells, and what answers.
     fn end() -> (ServerMailbox, Mailbox, ServerState) {
         let shared = shared();
         let (mut end, memory) = ServerMailbox::new(shared.index.geometry()).unwrap();
@@ -242,7 +242,7 @@ mod tests {
         rests_after(&mut end, MICROSECOND * 50);
     }
 
-    /// A visit answers all that is there, each request in its slot; when the turn is over, one.
+    /// A visit answers all that is there, each request in its cell; when the turn is over, one.
     #[test]
     fn how_much_a_visit_answers() {
         let (mut end, mailbox, shared) = end();
@@ -262,13 +262,13 @@ mod tests {
             assert_eq!(wire::replies(frame, sequence), Ok(vec![Reply::Value(None)]));
         }
         assert_eq!(glance(mailbox.reply(next)).sequence, next - WINDOW, "nothing was asked");
-        // Another number in the slot that is due is nothing.
+        // Another number in the cell that is due is nothing.
         for sequence in [next + WINDOW, next - WINDOW, u64::MAX, 0] {
             assert!(store(mailbox.request(next), sequence, b"nonsense"));
             assert_eq!(end.visit(&shared, later()).unwrap().answered, 0, "{sequence}");
         }
         assert!(store(mailbox.request(next), next, b"nonsense"));
-        assert_eq!(end.visit(&shared, later()).unwrap_err(), "a request slot without a request");
+        assert_eq!(end.visit(&shared, later()).unwrap_err(), "a request cell without a request");
     }
 
     /// A client that sleeps until a certain reply is there is rung for when it is there, once.

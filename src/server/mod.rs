@@ -198,7 +198,7 @@ impl Server {
             allow_uids,
             region_stays: matches!(config.backing, Backing::File(_)),
             mailbox: config.mailbox,
-            slots: MailboxCounters::default(),
+            mailboxes: MailboxCounters::default(),
         });
         let mut server =
             Server { shared, recovered, address: config.address, socket: None, threads: Vec::new() };
@@ -260,10 +260,10 @@ impl Server {
         self.shared.stats()
     }
 
-    /// What was done about clients' slots on shm, all workers together. Each count is right, but they may be of
+    /// What was done about clients' mailboxes on shm, all workers together. Each count is right, but they may be of
     /// different moments.
     pub fn mailbox_counts(&self) -> MailboxCounts {
-        self.shared.slots.counts()
+        self.shared.mailboxes.counts()
     }
 
     /// Stops serving: closes every connection and removes the socket. A region file stays as it is, for
@@ -361,13 +361,13 @@ const HALF_FRAME_MAX: Duration = Duration::from_secs(10);
 /// How often traces are looked after when no worker knows of any.
 const TRACES_LOOK: Duration = Duration::from_secs(1);
 
-/// Looks at slots before a worker looks at its sockets again.
+/// Looks at mailboxes before a worker looks at its sockets again.
 const SWEEPS: u64 = 64;
-/// A worker that answers what is in slots looks at its sockets again after this long.
+/// A worker that answers what is in mailboxes looks at its sockets again after this long.
 const TURN_TIME: Duration = Duration::from_millis(1);
 /// Until connections that could not be accepted, or not yet, are tried again: no event tells of them.
 pub(crate) const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
-/// How often a worker does what is not urgent while it looks at slots.
+/// How often a worker does what is not urgent while it looks at mailboxes.
 const CHORES: Duration = Duration::from_millis(1);
 
 struct ShmWorker {
@@ -375,7 +375,7 @@ struct ShmWorker {
     poll: Poll,
     listener: UnixListener,
     sessions: FxHashMap<Token, Session>,
-    /// Those whose slots are looked at.
+    /// Those whose mailboxes are looked at.
     awake: Vec<Token>,
     /// When to accept again after a failure.
     accept_again: Option<Instant>,
@@ -452,7 +452,7 @@ impl ShmWorker {
         [tidy, idle, half, at_once, again].into_iter().flatten().min()
     }
 
-    /// Answers what is in the slots of clients that are awake, for a turn; those who have been quiet for some time
+    /// Answers what is in the mailboxes of clients that are awake, for a turn; those who have been quiet for some time
     /// are not looked at any more until they ring.
     fn sweep(&mut self) {
         if self.awake.is_empty() {
@@ -495,7 +495,7 @@ impl ShmWorker {
         if !self.awake.is_empty() {
             self.awake.rotate_left(1);
         }
-        let counters = &self.shared.slots;
+        let counters = &self.shared.mailboxes;
         for (counter, n) in [
             (&counters.requests, requests),
             (&counters.sweeps, sweeps),

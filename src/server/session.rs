@@ -65,17 +65,17 @@ impl Session {
         }
     }
 
-    /// Something has come: are its slots to be looked at again?
+    /// Something has come: are its mailbox to be looked at again?
     pub fn wakes(&mut self) -> bool {
         std::mem::take(&mut self.has_heard) && self.mailbox.as_mut().is_some_and(ServerMailbox::wakes)
     }
 
-    /// Are its slots no longer to be looked at, for now?
+    /// Are its mailbox no longer to be looked at, for now?
     pub fn rests(&mut self, now: Instant) -> bool {
         self.mailbox.as_mut().is_none_or(|mailbox| mailbox.rests(now))
     }
 
-    /// Answers what is in its slots, until about `turn_ends`.
+    /// Answers what is in its mailbox, until about `turn_ends`.
     #[inline]
     pub fn visit(&mut self, shared: &ServerState, turn_ends: Instant) -> Result<Visit, String> {
         let Some(mailbox) = &mut self.mailbox else { return Ok(Visit::default()) };
@@ -192,7 +192,7 @@ impl Session {
         Ok(())
     }
 
-    /// Gives the client slots, once; or says that there are none, or of which version.
+    /// Gives the client a mailbox, once; or says that there is none, or of which version.
     fn be_seated(&mut self, id: u64, version: u32, shared: &ServerState) -> Result<(), String> {
         if !shared.mailbox || version != memory::VERSION {
             let version = if shared.mailbox { memory::VERSION } else { 0 };
@@ -200,7 +200,7 @@ impl Session {
             return Ok(());
         }
         if self.mailbox.is_some() || !self.output.is_empty() {
-            return Err("it asked for slots in the middle of a conversation".into());
+            return Err("it asked for a mailbox in the middle of a conversation".into());
         }
         let (mailbox, memory) = ServerMailbox::new(shared.index.geometry()).map_err(|e| e.to_string())?;
         self.send_with(id, &Reply::Mailbox { version }, &memory)?;
@@ -252,12 +252,12 @@ impl Session {
         self.halfway = Some(since);
     }
 
-    /// As if it had asked for slots and was given these.
+    /// As if it had asked for a mailbox and was given these.
     pub fn take_mailbox(&mut self, mailbox: ServerMailbox) {
         self.mailbox = Some(mailbox);
     }
 
-    /// Its slots.
+    /// Its mailbox.
     pub fn mailbox(&mut self) -> &mut ServerMailbox {
         self.mailbox.as_mut().expect("it has slots")
     }
@@ -381,13 +381,13 @@ mod tests {
 
     /// Slots are handed out once, to a client that has no answer due.
     #[test]
-    fn slots_are_handed_out_between_answers() {
+    fn mailboxes_are_handed_out_between_answers() {
         let slots = Request::Mailbox { version: memory::VERSION };
         for asked in [&[HELLO, Request::Stat, slots][..], &[HELLO, slots, slots]] {
             let (mut session, mut client, _server, _dir) = session();
             client.write_all(&frames(asked)).unwrap();
             let why = why(session.advance(&super::super::tests::shared()));
-            assert_eq!(why, "it asked for slots in the middle of a conversation");
+            assert_eq!(why, "it asked for a mailbox in the middle of a conversation");
         }
     }
 
@@ -446,15 +446,15 @@ mod tests {
         assert!(reads.join().unwrap() > 0);
     }
 
-    /// A client with slots is woken by a byte. One whose socket is full wakes by what is in it, one that is
-    /// gone needs no waking. Whatever comes from it wakes its slots.
+    /// A client with a mailbox is woken by a byte. One whose socket is full wakes by what is in it, one that is
+    /// gone needs no waking. Whatever comes from it wakes its mailbox.
     #[test]
     fn rings_both_ways() {
         let (mut session, mut client, server, _dir) = session();
-        assert!(session.rests(Instant::now()), "it has no slots");
+        assert!(session.rests(Instant::now()), "it has no mailbox");
         client.write_all(&frames(&[HELLO])).unwrap();
         assert!(matches!(session.advance(&server.shared), Fate::Stay));
-        assert!(!session.wakes(), "it has no slots");
+        assert!(!session.wakes(), "it has no mailbox");
         let (mailbox, _memory) = ServerMailbox::new(server.shared.index.geometry()).unwrap();
         session.take_mailbox(mailbox);
         assert!(matches!(session.advance(&server.shared), Fate::Stay));

@@ -18,17 +18,17 @@ pub(crate) struct ServerState {
     pub(super) region_stays: bool,
     /// Are clients on shm given mailboxes?
     pub(crate) mailbox: bool,
-    pub(super) slots: MailboxCounters,
+    pub(super) mailboxes: MailboxCounters,
 }
 
-/// What workers did about clients' slots on shm ([`Server::mailbox_counts`](super::Server::mailbox_counts)).
+/// What workers did about clients' mailboxes on shm ([`Server::mailbox_counts`](super::Server::mailbox_counts)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MailboxCounts {
     /// Requests answered there.
     pub requests: u64,
-    /// Looks at all slots of clients that had lately asked.
+    /// Looks at all mailboxes of clients that had lately asked.
     pub sweeps: u64,
-    /// Times that a client's slots were no longer looked at, because it had not asked for some time.
+    /// Times that a client's mailbox was no longer looked at, because it had not asked for some time.
     pub rests: u64,
     /// Times that a client that slept was woken.
     pub rings: u64,

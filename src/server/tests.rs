@@ -30,7 +30,7 @@ pub(super) fn shared() -> ServerState {
         allow_uids: vec![uid()],
         region_stays: false,
         mailbox: true,
-        slots: MailboxCounters::default(),
+        mailboxes: MailboxCounters::default(),
     }
 }
 
@@ -74,7 +74,7 @@ impl Second {
         (stream, token)
     }
 
-    /// One with slots that are looked at, and its end of them.
+    /// One with a mailbox that are looked at, and its end of them.
     fn served(&mut self) -> (Stream, Token, Mailbox) {
         let (stream, token) = self.greeted();
         let geometry = self.worker.shared.index.geometry();
@@ -92,7 +92,7 @@ impl Second {
     }
 
     fn mailbox_counts(&self) -> MailboxCounts {
-        self.worker.shared.slots.counts()
+        self.worker.shared.mailboxes.counts()
     }
 
     /// Takes the events that are there now: none tells of the same again.
@@ -304,7 +304,7 @@ fn as_many_clients_as_allowed() {
     }
 }
 
-/// What is in slots is answered and counted, rings too; who writes nonsense is dropped, and nobody else; who
+/// What is in mailboxes is answered and counted, rings too; who writes nonsense is dropped, and nobody else; who
 /// is quiet is not looked at any more.
 #[test]
 fn a_sweep() {
@@ -358,7 +358,7 @@ fn a_sweep() {
     assert_eq!(second.mailbox_counts().rings, 1, "the same announcement");
 }
 
-/// A worker that looks at slots all the time looks at its sockets, and drops who is halfway, all the same.
+/// A worker that looks at mailboxes all the time looks at its sockets, and drops who is halfway, all the same.
 #[test]
 fn slots_do_not_keep_a_worker_from_all_else() {
     let mut second = Second::new(shared());
@@ -375,7 +375,7 @@ fn slots_do_not_keep_a_worker_from_all_else() {
     });
 }
 
-/// When requests in slots take long, the worker looks at its sockets before it answers the next of them.
+/// When requests in mailboxes take long, the worker looks at its sockets before it answers the next of them.
 #[test]
 fn a_turn_ends() {
     let mut second = Second::new(shared());

@@ -1,4 +1,4 @@
-//! The server's end: a registered region, a door (TCP) where clients join, and workers that answer their
+//! The server's end: a registered region, an acceptor (TCP) where clients join, and workers that answer their
 //! messages. GETs pass by all of it.
 //!
 //! Each worker has one completion queue and one shared receive queue for all its clients. A client may have
@@ -77,7 +77,7 @@ pub(crate) struct VerbsServing {
     pub progress: Option<fn(RegisterProgress)>,
 }
 
-/// Registers the region, listens, and starts door and workers. Returns the address with the port that
+/// Registers the region, listens, and starts the acceptor and workers. Returns the address with the port that
 /// clients find it at. Threads that were started are in `all`, also after an error.
 pub(crate) fn start(
     shared: Arc<ServerState>,
@@ -109,21 +109,23 @@ pub(crate) fn start(
 
     let threads =
         |e: io::Error| SetupError::Call { call: "starting threads", errno: e.raw_os_error().unwrap_or(0) };
-    let mut desks = Vec::new();
+    let mut inboxes = Vec::new();
     for number in 0..workers.max(1) {
-        let (worker, desk) = VerbsWorker::new(host.clone())?;
+        let (worker, inbox) = VerbsWorker::new(host.clone())?;
         let thread = std::thread::Builder::new()
             .name(format!("oneread-{number}"))
             .spawn(move || worker.run())
             .map_err(threads)?;
-        all.push((Some(desk.waker.clone()), thread));
-        desks.push(desk);
+        all.push((Some(inbox.waker.clone()), thread));
+        inboxes.push(inbox);
     }
-    let (door, waker) = Acceptor::new(host, listener, desks).map_err(threads)?;
-    let thread =
-        std::thread::Builder::new().name("oneread-door".into()).spawn(move || door.run()).map_err(threads)?;
+    let (acceptor, waker) = Acceptor::new(host, listener, inboxes).map_err(threads)?;
+    let thread = std::thread::Builder::new()
+        .name("oneread-acceptor".into())
+        .spawn(move || acceptor.run())
+        .map_err(threads)?;
     all.push((Some(waker), thread));
-    // These end when the desk is gone, with the last of the threads above.
+    // These end when the inbox is gone, with the last of the threads above.
     all.extend(herd_threads.into_iter().flatten().map(|thread| (None, thread)));
     Ok(address.with_port(port))
 }
@@ -154,7 +156,7 @@ fn message_bytes(geometry: &Geometry) -> usize {
     wire::request_bytes_max(geometry).max(wire::reply_bytes_max(geometry)).max(USUAL)
 }
 
-// ---- the door ---------------------------------------------------------------------------------------
+// ---- the acceptor ---------------------------------------------------------------------------------------
 
 /// Lets clients in: one thread, which waits for none of them to speak. (The kernel may look a client's address
 /// up while its queue pair is connected: up to a second, for one that cannot be reached.)
@@ -164,7 +166,7 @@ struct Acceptor {
     listener: TcpListener,
     joining: HashMap<mio::Token, PendingSession>,
     next: usize,
-    desks: Vec<WorkerInbox>,
+    inboxes: Vec<WorkerInbox>,
 }
 
 /// A client that has not joined yet.
@@ -180,11 +182,11 @@ struct WorkerInbox {
     queue: Arc<CompletionQueue>,
     receives: Arc<SharedReceives>,
     clients: Arc<AtomicUsize>,
-    news: mpsc::Sender<WorkerEvent>,
+    events: mpsc::Sender<WorkerEvent>,
     waker: Arc<Waker>,
 }
 
-/// What the door tells a worker.
+/// What the acceptor tells a worker.
 enum WorkerEvent {
     Joined(Box<VerbsSession>),
     /// The device has told so of this queue pair, which may be another worker's.
@@ -204,14 +206,14 @@ impl Acceptor {
     fn new(
         host: Arc<VerbsServer>,
         mut listener: TcpListener,
-        desks: Vec<WorkerInbox>,
+        inboxes: Vec<WorkerInbox>,
     ) -> io::Result<(Acceptor, Arc<Waker>)> {
         let poll = Poll::new()?;
         poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
         let events = host.station.domain().context().events_fd().as_raw_fd();
         poll.registry().register(&mut SourceFd(&events), EVENTS, Interest::READABLE)?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
-        Ok((Acceptor { host, poll, listener, joining: HashMap::new(), next: FIRST_CLIENT, desks }, waker))
+        Ok((Acceptor { host, poll, listener, joining: HashMap::new(), next: FIRST_CLIENT, inboxes }, waker))
     }
 
     fn run(mut self) {
@@ -247,9 +249,9 @@ impl Acceptor {
         while let Some(event) = self.host.station.domain().context().next_event() {
             tracing::debug!(?event, "from the device");
             let DeviceEvent::LastReceive { number } = event else { continue };
-            for desk in &self.desks {
-                let _ = desk.news.send(WorkerEvent::LastReceive { number });
-                let _ = desk.waker.wake();
+            for inbox in &self.inboxes {
+                let _ = inbox.events.send(WorkerEvent::LastReceive { number });
+                let _ = inbox.waker.wake();
             }
         }
     }
@@ -278,7 +280,7 @@ impl Acceptor {
         let _ = stream.set_nodelay(true);
         crate::verbs::keep_alive(&stream);
         let Ok(nonce) = bootstrap::nonce() else { return };
-        let extension = self.host.herd.as_ref().map(|desk| herd::told(&desk.offer()));
+        let extension = self.host.herd.as_ref().map(|acceptor| herd::told(&acceptor.offer()));
         let challenge =
             Challenge { oneread: bootstrap::NAME.into(), version: bootstrap::VERSION, nonce, extension };
         let token = mio::Token(self.next);
@@ -327,22 +329,22 @@ impl Acceptor {
         if !bootstrap::is_proven(&host.token, nonce, &theirs, join) {
             return Err((true, "its token is not the server's".into(), stream));
         }
-        let desk = self.desks.iter().min_by_key(|desk| desk.clients.load(Ordering::Relaxed));
-        let desk = desk.expect("a host has workers");
-        if desk.clients.load(Ordering::Relaxed) >= desk.room() || !host.shared.admit_client() {
+        let inbox = self.inboxes.iter().min_by_key(|inbox| inbox.clients.load(Ordering::Relaxed));
+        let inbox = inbox.expect("a host has workers");
+        if inbox.clients.load(Ordering::Relaxed) >= inbox.room() || !host.shared.admit_client() {
             return Err((false, "the server has as many clients as it can take".into(), stream));
         }
-        let client = host.client_for(desk, join, nonce, stream);
+        let client = host.client_for(inbox, join, nonce, stream);
         client
             .map(|client| {
-                desk.clients.fetch_add(1, Ordering::Relaxed);
+                inbox.clients.fetch_add(1, Ordering::Relaxed);
                 // The worker knows the client before the client knows that it has joined. A worker that has
-                // ended takes nobody: its desk stays closed.
-                if desk.news.send(WorkerEvent::Joined(Box::new(client))).is_err() {
-                    desk.clients.store(usize::MAX / 2, Ordering::Relaxed);
+                // ended takes nobody: its inbox stays closed.
+                if inbox.events.send(WorkerEvent::Joined(Box::new(client))).is_err() {
+                    inbox.clients.store(usize::MAX / 2, Ordering::Relaxed);
                     host.shared.dismiss_client();
                 }
-                let _ = desk.waker.wake();
+                let _ = inbox.waker.wake();
             })
             .map_err(|(why, stream)| {
                 host.shared.dismiss_client();
@@ -374,7 +376,7 @@ impl PendingSession {
 impl VerbsServer {
     fn client_for(
         &self,
-        desk: &WorkerInbox,
+        inbox: &WorkerInbox,
         join: &Join,
         nonce: &Nonce,
         stream: TcpStream,
@@ -383,8 +385,8 @@ impl VerbsServer {
             let domain = self.station.domain();
             let mut pair = QueuePair::new(
                 domain.clone(),
-                desk.queue.clone(),
-                Some(desk.receives.clone()),
+                inbox.queue.clone(),
+                Some(inbox.receives.clone()),
                 Transport::Rc,
                 Depth { sends: MESSAGES as u32, receives: 0 },
                 self.station.route().clone(),
@@ -408,7 +410,7 @@ impl VerbsServer {
         };
         let seated = match (&join.extension, &self.herd) {
             (None, _) => Ok(None),
-            (Some(join), Some(desk)) => desk.seat(join).map(Some),
+            (Some(join), Some(acceptor)) => acceptor.admit(join).map(Some),
             (Some(_), None) => Err("it asks for HERD, which this server does not serve".into()),
         };
         let (seating, seated) = match seated {
@@ -496,7 +498,7 @@ struct VerbsWorker {
     leaving: Vec<Leaving>,
     by_token: HashMap<mio::Token, u32>,
     next: usize,
-    news: mpsc::Receiver<WorkerEvent>,
+    events: mpsc::Receiver<WorkerEvent>,
     count: Arc<AtomicUsize>,
     queue: Arc<CompletionQueue>,
     receives: Arc<SharedReceives>,
@@ -523,13 +525,13 @@ impl VerbsWorker {
         let fd = queue.fd().as_raw_fd();
         poll.registry().register(&mut SourceFd(&fd), COMPLETIONS, Interest::READABLE).map_err(os)?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER).map_err(os)?);
-        let (sender, news) = mpsc::channel();
+        let (sender, events) = mpsc::channel();
         let count = Arc::new(AtomicUsize::new(0));
-        let desk = WorkerInbox {
+        let inbox = WorkerInbox {
             queue: queue.clone(),
             receives: receives.clone(),
             clients: count.clone(),
-            news: sender,
+            events: sender,
             waker,
         };
         let worker = VerbsWorker {
@@ -539,14 +541,14 @@ impl VerbsWorker {
             leaving: Vec::new(),
             by_token: HashMap::new(),
             next: FIRST_CLIENT,
-            news,
+            events,
             count,
             queue,
             receives,
             landing: Vec::new(),
             turns: VecDeque::new(),
         };
-        Ok((worker, desk))
+        Ok((worker, inbox))
     }
 
     fn run(mut self) {
@@ -611,8 +613,8 @@ impl VerbsWorker {
     }
 
     fn hear_news(&mut self) {
-        while let Ok(news) = self.news.try_recv() {
-            match news {
+        while let Ok(events) = self.events.try_recv() {
+            match events {
                 WorkerEvent::Joined(client) => {
                     let number = client.pair.number();
                     if let Err(why) = self.adopt(client) {
@@ -794,7 +796,7 @@ impl VerbsWorker {
                 reply.encode(frame.id, &mut client.answer);
                 request.done += frame.length;
             }
-            if client.answer.len() > client.outgoing.slot_bytes() {
+            if client.answer.len() > client.outgoing.cell_bytes() {
                 return Err("it asked for more than an answer holds".into());
             }
             let slot = request.slot;
@@ -813,14 +815,15 @@ impl VerbsWorker {
 /// dropped, so that nobody borrows from it.
 fn post_receive(landing: &[Buffer], receives: &SharedReceives, slot: usize) -> Result<(), VerbsError> {
     let buffer = &landing[slot / MESSAGES];
-    let element = buffer.element(slot % MESSAGES, buffer.slot_bytes());
+    let element = buffer.element(slot % MESSAGES, buffer.cell_bytes());
     // SAFETY: as said above; buffers live until the worker's last queue pair is gone.
     unsafe { receives.post(slot as u64, element) }
 }
 
 impl Drop for VerbsWorker {
     fn drop(&mut self) {
-        let waiting = self.news.try_iter().filter(|news| matches!(news, WorkerEvent::Joined(_))).count();
+        let waiting =
+            self.events.try_iter().filter(|events| matches!(events, WorkerEvent::Joined(_))).count();
         for _ in 0..self.clients.len() + self.leaving.len() + waiting {
             self.host.shared.dismiss_client();
         }

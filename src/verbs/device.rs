@@ -434,33 +434,33 @@ impl RegisteredRegion {
     }
 }
 
-/// Memory of our own that NICs write into or read from, in equal slots.
+/// Memory of our own that NICs write into or read from, in equal cells.
 pub(crate) type Buffer = Registered<Cells>;
 
-/// An anonymous mapping cut into slots.
+/// An anonymous mapping cut into cells.
 #[derive(Debug)]
 pub(crate) struct Cells {
     map: MmapRaw,
-    slot_bytes: usize,
+    cell_bytes: usize,
 }
 
 impl Cells {
     /// How many there are.
-    pub fn slots(&self) -> usize {
-        self.map.len() / self.slot_bytes
+    pub fn cells(&self) -> usize {
+        self.map.len() / self.cell_bytes
     }
 }
 
 impl Buffer {
-    /// `slots` slots of `slot_bytes` bytes each, rounded up to whole lines; zeroed.
+    /// `cells` cells of `cell_bytes` bytes each, rounded up to whole lines; zeroed.
     pub fn new(
         domain: Arc<ProtectionDomain>,
-        slots: usize,
-        slot_bytes: usize,
+        cells: usize,
+        cell_bytes: usize,
         access: Access,
     ) -> Result<Buffer, SetupError> {
-        let slot_bytes = slot_bytes.next_multiple_of(crate::layout::LINE);
-        let bytes = slots * slot_bytes;
+        let cell_bytes = cell_bytes.next_multiple_of(crate::layout::LINE);
+        let bytes = cells * cell_bytes;
         let map = MmapOptions::new()
             .len(bytes)
             .map_anon()
@@ -472,62 +472,62 @@ impl Buffer {
         let start = map.as_mut_ptr();
         // SAFETY: the mapping stays where it is until dropped; bytes in it are only reached through the
         // methods below.
-        unsafe { Registered::register(domain, Cells { map, slot_bytes }, start, bytes, access) }
+        unsafe { Registered::register(domain, Cells { map, cell_bytes }, start, bytes, access) }
     }
 
-    pub fn slot_bytes(&self) -> usize {
-        self.memory.slot_bytes
+    pub fn cell_bytes(&self) -> usize {
+        self.memory.cell_bytes
     }
 
-    fn slot(&self, slot: usize) -> *mut u8 {
-        let at = slot * self.memory.slot_bytes;
-        assert!(at + self.memory.slot_bytes <= self.memory.map.len(), "slot {slot} lies outside the buffer");
+    fn cell(&self, cell: usize) -> *mut u8 {
+        let at = cell * self.memory.cell_bytes;
+        assert!(at + self.memory.cell_bytes <= self.memory.map.len(), "cell {cell} lies outside the buffer");
         // SAFETY: inside the mapping.
         unsafe { self.memory.map.as_mut_ptr().add(at) }
     }
 
-    /// The address of a slot, for work requests of the other side.
-    pub fn address(&self, slot: usize) -> u64 {
-        self.slot(slot) as u64
+    /// The address of a cell, for work requests of the other side.
+    pub fn address(&self, cell: usize) -> u64 {
+        self.cell(cell) as u64
     }
 
-    /// The first words of a slot.
+    /// The first words of a cell.
     ///
     /// # Safety
-    /// No NIC writes into the slot, and nothing in this process does, while the words are borrowed: each
+    /// No NIC writes into the cell, and nothing in this process does, while the words are borrowed: each
     /// work request that names it has completed, or its queue pair is gone.
-    pub unsafe fn words(&self, slot: usize, words: usize) -> &[u64] {
-        assert!(words * size_of::<u64>() <= self.memory.slot_bytes, "more words than a slot has");
+    pub unsafe fn words(&self, cell: usize, words: usize) -> &[u64] {
+        assert!(words * size_of::<u64>() <= self.memory.cell_bytes, "more words than a cell has");
         // SAFETY: inside the mapping, aligned to lines, any bits are a u64; the rest is the caller's promise.
-        unsafe { std::slice::from_raw_parts(self.slot(slot).cast(), words) }
+        unsafe { std::slice::from_raw_parts(self.cell(cell).cast(), words) }
     }
 
-    /// The words of a slot that a NIC may be writing: load them `Relaxed`, then fence.
-    pub fn shared_words(&self, slot: usize) -> &[crate::sync::AtomicU64] {
-        let words = self.memory.slot_bytes / size_of::<u64>();
+    /// The words of a cell that a NIC may be writing: load them `Relaxed`, then fence.
+    pub fn shared_words(&self, cell: usize) -> &[crate::sync::AtomicU64] {
+        let words = self.memory.cell_bytes / size_of::<u64>();
         // SAFETY: inside the mapping and aligned; the memory is touched as atomics by this process wherever
         // it uses this method.
-        unsafe { std::slice::from_raw_parts(self.slot(slot).cast(), words) }
+        unsafe { std::slice::from_raw_parts(self.cell(cell).cast(), words) }
     }
 
-    /// The first bytes of a slot.
+    /// The first bytes of a cell.
     ///
     /// # Safety
     /// As for [`Buffer::words`].
-    pub unsafe fn bytes(&self, slot: usize, bytes: usize) -> &[u8] {
-        assert!(bytes <= self.memory.slot_bytes, "more bytes than a slot has");
+    pub unsafe fn bytes(&self, cell: usize, bytes: usize) -> &[u8] {
+        assert!(bytes <= self.memory.cell_bytes, "more bytes than a cell has");
         // SAFETY: inside the mapping; the rest is the caller's promise.
-        unsafe { std::slice::from_raw_parts(self.slot(slot), bytes) }
+        unsafe { std::slice::from_raw_parts(self.cell(cell), bytes) }
     }
 
-    /// Copies bytes into a slot.
+    /// Copies bytes into a cell.
     ///
     /// # Safety
-    /// No work request that names the slot is in flight, and nobody borrows from it.
-    pub unsafe fn fill(&self, slot: usize, parts: &[&[u8]]) -> usize {
+    /// No work request that names the cell is in flight, and nobody borrows from it.
+    pub unsafe fn fill(&self, cell: usize, parts: &[&[u8]]) -> usize {
         let bytes = parts.iter().map(|part| part.len()).sum::<usize>();
-        assert!(bytes <= self.memory.slot_bytes, "more bytes than a slot has");
-        let mut to = self.slot(slot);
+        assert!(bytes <= self.memory.cell_bytes, "more bytes than a cell has");
+        let mut to = self.cell(cell);
         for part in parts {
             // SAFETY: there is room (asserted); the caller's promise keeps others away.
             unsafe {
@@ -538,10 +538,10 @@ impl Buffer {
         bytes
     }
 
-    /// A scatter/gather element for the first bytes of a slot.
-    pub fn element(&self, slot: usize, bytes: usize) -> ibv_sge {
-        assert!(bytes <= self.memory.slot_bytes, "more bytes than a slot has");
-        ibv_sge { addr: self.slot(slot) as u64, length: bytes as u32, lkey: self.keys().0 }
+    /// A scatter/gather element for the first bytes of a cell.
+    pub fn element(&self, cell: usize, bytes: usize) -> ibv_sge {
+        assert!(bytes <= self.memory.cell_bytes, "more bytes than a cell has");
+        ibv_sge { addr: self.cell(cell) as u64, length: bytes as u32, lkey: self.keys().0 }
     }
 }
 
@@ -734,10 +734,10 @@ impl SharedReceives {
         self.capacity
     }
 
-    /// Posts a slot for a message to land in.
+    /// Posts a cell for a message to land in.
     ///
     /// # Safety
-    /// `element` names a slot of a [`Buffer`] that nobody borrows from or has posted elsewhere, and that
+    /// `element` names a cell of a [`Buffer`] that nobody borrows from or has posted elsewhere, and that
     /// lives until every queue pair on this object is gone.
     pub unsafe fn post(&self, id: u64, mut element: ibv_sge) -> Result<(), VerbsError> {
         let mut request = ibv_recv_wr { wr_id: id, next: ptr::null_mut(), sg_list: &mut element, num_sge: 1 };
@@ -1039,7 +1039,7 @@ impl QueuePair {
     /// [`VerbsError::Post`]: some of them may have been posted, so the queue pair is of no further use.
     ///
     /// # Safety
-    /// Every element names a slot of a [`Buffer`] that outlives this queue pair, and that until its
+    /// Every element names a cell of a [`Buffer`] that outlives this queue pair, and that until its
     /// completion is not borrowed from nor posted again (READ), or not written (SEND, WRITE). The
     /// [`AddressHandle`] that a datagram names lives until then, too.
     pub unsafe fn post(&mut self, works: impl IntoIterator<Item = Work>) -> Result<(), VerbsError> {
@@ -1089,7 +1089,7 @@ impl QueuePair {
         posted(unsafe { post(self.raw.as_ptr(), requests, &mut bad) })
     }
 
-    /// Posts a slot for a message to land in.
+    /// Posts a cell for a message to land in.
     ///
     /// # Safety
     /// As for [`SharedReceives::post`], until this queue pair is gone.

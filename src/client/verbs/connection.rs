@@ -181,7 +181,7 @@ impl Connection {
         outgoing = Buffer::new(domain.clone(), messages, message_bytes, Access::Local)?;
         incoming = Buffer::new(domain.clone(), messages, message_bytes, Access::Local)?;
         for slot in 0..messages {
-            let element = incoming.element(slot, incoming.slot_bytes());
+            let element = incoming.element(slot, incoming.cell_bytes());
             // SAFETY: the slot is new, and posted nowhere else; the buffer outlives the queue pair.
             unsafe { pair.post_receive(id::RECEIVE | slot as u64, element) }
                 .map_err(|_| SetupError::Call { call: "ibv_post_recv", errno: 0 })?;
@@ -244,7 +244,7 @@ impl Connection {
 
     /// READs that may be in flight.
     pub fn credits(&self) -> usize {
-        self.landing.memory().slots()
+        self.landing.memory().cells()
     }
 
     /// Are READs in flight?
@@ -282,7 +282,7 @@ impl Connection {
     /// [`room`](Self::room). [`take_reads`](Self::take_reads) hands out their seats.
     ///
     /// # Safety
-    /// As for [`ReadQueue::post`](crate::client::lanes::Carrier::post).
+    /// As for [`ReadQueue::post`](crate::client::lanes::ReadQueue::post).
     pub unsafe fn post_for<'a>(
         &mut self,
         reads: impl Iterator<Item = Posting<'a, Buffer>>,
@@ -351,12 +351,12 @@ impl Connection {
 
     /// Longest message, in bytes.
     pub fn message_bytes(&self) -> usize {
-        self.outgoing.slot_bytes()
+        self.outgoing.cell_bytes()
     }
 
     /// Messages that may be unanswered: the server has a receive posted for each.
     fn messages_max(&self) -> u64 {
-        self.outgoing.memory().slots() as u64
+        self.outgoing.memory().cells() as u64
     }
 
     /// Must an answer be received before another message can be sent?
@@ -427,7 +427,7 @@ impl Connection {
 
     fn answered(&mut self, slot: usize) -> Result<(), VerbsError> {
         self.messages.answered += 1;
-        let element = self.incoming.element(slot, self.incoming.slot_bytes());
+        let element = self.incoming.element(slot, self.incoming.cell_bytes());
         // SAFETY: its receive has completed and nobody borrows from it any more.
         unsafe { self.pair.post_receive(id::RECEIVE | slot as u64, element) }
     }
@@ -593,7 +593,7 @@ impl Connection {
                             what: "an answer to nothing that was asked".into(),
                         });
                     }
-                    let length = completion.len().min(self.incoming.slot_bytes());
+                    let length = completion.len().min(self.incoming.cell_bytes());
                     self.messages.arrived.push_back((number as usize, length));
                 }
             }
