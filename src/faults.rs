@@ -4,80 +4,82 @@
 //! nothing. With it, a test breaks a rule on its own thread with `Broken::rule`, or shortens its wait with
 //! `Broken::wait`; dropping the guard mends it.
 
-/// A rule of the slot or movement protocol (`docs/PROTOCOL.md` explains each).
+/// A rule of `docs/PROTOCOL.md`, by its id there, or a part of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Rule {
-    /// The writer makes every stamp odd before it stores a byte.
+    /// W1: the writer makes every stamp odd before it stores a byte.
     OddPass,
-    /// The reader checks the stamps.
+    /// S1: the reader checks the stamps.
     StampCheck,
-    /// The reader checks the CRC.
+    /// S2: the reader checks the CRC.
     CrcCheck,
-    /// The CRC covers the slot's number.
+    /// S2: the CRC covers the slot's number.
     CrcBindsSlot,
-    /// A move writes the copy before it takes the original away.
+    /// M1: a move writes the copy before it takes the original away.
     CopyBeforeErase,
-    /// A move leaves a ghost in the slot it empties.
+    /// M2: a move leaves a ghost in the slot it empties.
     Ghost,
-    /// A ghost stays for the grace time.
+    /// M2: a ghost stays for twice the grace time.
     GhostGrace,
-    /// A ghost stays whatever is written into its slot meanwhile.
+    /// M2: a ghost stays whatever is written into its slot meanwhile.
     GhostStays,
-    /// The home's filter names a displaced key before its displaced copy is live.
+    /// M5: the home's filter names a displaced key before its displaced copy is live.
     FilterBeforeCopy,
-    /// The home's filter keeps naming a displaced key for the grace time after it left.
+    /// M5: the home's filter keeps naming a displaced key for twice the grace time after it left.
     FilterGrace,
-    /// The client looks again when its GET took longer than the grace time.
+    /// G4, G7: the client looks again when its pass took the grace time or longer.
     ClientClock,
-    /// The client looks again when it saw a new ghost of its key.
+    /// G5: the client looks again when it saw a new ghost of its key.
     ClientGhost,
-    /// The client tells a new ghost from an old one by its slot and its stamp.
+    /// G5: the client tells a new ghost from an old one by its slot and its stamp.
     GhostStamp,
-    /// A chain block is unlinked no earlier than twice the grace time after its last key left.
+    /// B2: a chain block is unlinked no earlier than twice the grace time after its last key left.
     BlockGrace,
-    /// A chain block in which there is a ghost is not unlinked.
+    /// B2: a chain block in which there is a ghost is not unlinked.
     BlockGhost,
-    /// An unlinked block is used again no earlier than twice the grace time after.
+    /// B3: an unlinked block is used again no earlier than twice the grace time after.
     ReuseGrace,
-    /// The shm reader fences its loads before it looks at the stamp again.
+    /// R2: the shm reader fences its loads before it looks at the stamp again.
     ReaderFence,
-    /// The writer fences the odd pass before it stores the bytes.
+    /// W2: the writer fences the odd pass before it stores the bytes.
     WriterFence,
-    /// The counter of begun moves goes up before the original is overwritten.
+    /// M4: the counter of begun moves goes up before the original is overwritten.
     CountBeforeErase,
-    /// The shm reader compares the counter of begun moves before it reports a miss.
+    /// G6: the shm reader compares the counter of begun moves before it reports a miss.
     MoveCounter,
-    /// A slot with a ghost does not give up its occupant.
+    /// M3: a slot with a ghost does not give up its occupant.
     OneGhost,
-    /// A block is linked before a key is written into it.
+    /// B1: a block is linked before a key is written into it.
     LinkFirst,
-    /// An unlinked block keeps its own link until it is used again.
+    /// B3: an unlinked block keeps its own link until it is used again.
     BlockLink,
-    /// The counter of begun moves goes up between a block's unlinking and its next use.
+    /// B3: the counter of begun moves goes up between a block's unlinking and its next use.
     BlockCount,
-    /// It goes up before the block is given back, not after.
+    /// B3: it goes up before the block is given back, not after.
     BlockCountFirst,
-    /// A server that takes a region over waits for twice the grace time before it changes anything.
+    /// T1: a server that takes a region over waits for twice the grace time before it changes
+    /// anything.
     TakeoverGrace,
-    /// Every counter of begun moves goes up when a region is taken over.
+    /// T5: every counter of begun moves goes up when a region is taken over.
     TakeoverCount,
-    /// The shm reader fences the first stamp before it loads the words.
+    /// R1: the shm reader fences the first stamp before it loads the words.
     StampFence,
-    /// The writer fences the bytes before it stores the even stamps.
+    /// W3: the writer fences the bytes before it stores the even stamps.
     EvenFence,
-    /// A path's slots are locked before it is walked.
+    /// L1: a path's slots are locked before it is walked.
     SlotLock,
-    /// Stripes are locked in increasing order.
+    /// L3: stripes are locked in increasing order.
     LockOrder,
-    /// A path found without locks is checked again under them.
+    /// L4: a path found without locks is checked again under them.
     PathCheck,
-    /// Under the locks of what is to make room for a key, a path or a chain, that key is looked for again.
+    /// L5: under the locks of what is to make room for a key, a path or a chain, that key is looked
+    /// for again.
     LookAgain,
-    /// Before a put answers that the table is full, it looks for its key a last time.
+    /// L6: before a put answers that the table is full, it looks for its key a last time.
     LastLook,
-    /// Who will sleep fences its announcement before it looks a last time; who stored fences that before it looks
-    /// whether the other sleeps.
+    /// A3: who will sleep fences its announcement before it looks a last time; who stored fences
+    /// that before it looks whether the other sleeps.
     BellFence,
 }
 

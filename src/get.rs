@@ -19,21 +19,14 @@
 //!
 //! # Why a miss is right
 //!
-//! Suppose the key was present throughout a pass `[s, e]`, and let `p` be its slot at `s`.
+//! docs/PROTOCOL.md has the proof (G1 to G7). In short: suppose that the key was present throughout a pass, and that
+//! its slot did not show it. Then the key was moved out of that slot during the pass (G1, G2). On shm a counter went up (G6).
+//! Over a network the slot shows the key's ghost, and the home's filter has led the reader there (G3); both stay for twice
+//! the grace time, which is why the pass must take less than that time (G4). A ghost that the previous pass saw in
+//! the same slot under the same stamp is older than this pass (G5).
 //!
-//! * **G1** If the key had not left `p` when `p` was sampled, the sample shows it: Found, not a miss.
-//! * **G2** If it had, it was moved out of `p` after `s`: a counter of begun moves went up (shm), and `p`
-//!   carries the key's ghost until twice the grace time after the move. If the pass took less than the
-//!   grace time, the sample of `p` shows that ghost, written after `s`. A ghost that the previous pass
-//!   saw in the same slot under the same stamp was written before `s`, so it is not this one.
-//! * **G3** `p` was sampled: if it lies outside the primary window, the key's bit in the home's filter was
-//!   set at `s` and stays set until twice the grace time after the key left `p`, so the home's sample
-//!   shows it, and `p`'s window is read.
-//!
-//! So in each case the pass did not end in Absent. Clock *rates* matter, not clock agreement: the server
-//! keeps traces for 2T where the client trusts T.
-//!
-//! A hit needs no proof: the slot's sample is the instant at which the GET takes effect.
+//! A hit needs no proof: the slot's sample is the instant at which the GET takes effect. In a slot of several lines
+//! it needs the clock (G7).
 
 use crate::families;
 use crate::faults::{Rule, broken};

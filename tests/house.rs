@@ -1,6 +1,6 @@
 //! What a reader relies on who finds their way by names: one type for each name.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// Names that several types of the library have, and why.
@@ -66,4 +66,66 @@ fn types_have_names_of_their_own() {
     for (name, why) in SHARED {
         assert!(shared.contains_key(name) && !why.is_empty(), "{name} is shared no longer");
     }
+}
+
+/// Ids of rules in a text: a letter, a digit, and nothing else around.
+fn ids(text: &str) -> BTreeSet<String> {
+    let is_id = |word: &&str| {
+        let mut chars = word.chars();
+        let letter = chars.next().is_some_and(|letter| "ABCGHKLMNQRSTW".contains(letter));
+        letter && word.len() == 2 && chars.all(|digit| digit.is_ascii_digit())
+    };
+    text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(is_id).map(str::to_owned).collect()
+}
+
+/// docs/PROTOCOL.md owns the rules: each that the code's comments cite is there, each that is there is cited by the
+/// code, and each switch that breaks one is named in the row of its rule, whose id the switch names in turn.
+#[test]
+fn rules_are_cited_by_their_ids() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
+    let (protocol, hardware) = (read("docs/PROTOCOL.md"), read("docs/HARDWARE.md"));
+    // The rows of the tables of rules: id or ids, then the rule, and the switch last.
+    let rows: Vec<(BTreeSet<String>, &str)> = protocol
+        .lines()
+        .filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |")?.split_once(" | "))
+        .map(|(first, rest)| (ids(first), rest.rsplit(" | ").next().unwrap_or_default()))
+        .filter(|(ids, _)| !ids.is_empty())
+        .collect();
+    let mut known: BTreeSet<String> = rows.iter().flat_map(|(ids, _)| ids.clone()).collect();
+    assert!(known.len() > 40, "the tables are not found: {known:?}");
+    // Steps of a proof have ids, too.
+    known.extend(protocol.lines().filter(|line| line.starts_with("* **G")).flat_map(ids));
+    let assumptions = ids(&hardware);
+
+    let mut found = Vec::new();
+    files(&root.join("src"), &mut found);
+    let mut cited = BTreeSet::new();
+    for file in found {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let comments = text.lines().filter_map(|line| line.split_once("//")).map(|(_, comment)| comment);
+        for id in comments.flat_map(ids) {
+            assert!(known.contains(&id) || assumptions.contains(&id), "{}: no rule {id}", file.display());
+            cited.insert(id);
+        }
+    }
+    let silent: Vec<_> = known.difference(&cited).collect();
+    assert!(silent.is_empty(), "no code says that it keeps {silent:?}");
+
+    let faults = read("src/faults.rs");
+    let (mut about, mut switches) = (BTreeSet::new(), 0);
+    let rules = faults.split_once("pub enum Rule {").unwrap().1.split_once("\n}").unwrap().0;
+    for line in rules.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        if let Some(comment) = line.strip_prefix("///") {
+            about.extend(ids(comment));
+            continue;
+        }
+        let switch = format!("`{}`", line.trim_end_matches(','));
+        for id in std::mem::take(&mut about) {
+            let names = |(ids, last): &(BTreeSet<String>, &str)| ids.contains(&id) && last.contains(&switch);
+            assert!(rows.iter().any(names), "the row of {id} does not name {switch}");
+            switches += 1;
+        }
+    }
+    assert!(switches >= 35, "{switches} switches");
 }

@@ -17,7 +17,7 @@
 //! * **K4** For twice the grace time after a key was moved out of a slot, the slot's `ghost` is the key's
 //!   tag.
 //! * **K5** A block is linked before a key is written into it; it is unlinked no earlier than twice the grace time after
-//!   its last key left, and reused no earlier than twice the grace time after it was unlinked.
+//!   its last key left, when no slot of it has a ghost, and reused no earlier than twice the grace time after that.
 //!
 //! # Costs
 //!

@@ -2,13 +2,9 @@
 //!
 //! A home's chain, all slots in it included, is guarded by the lock of the home's stripe.
 //!
-//! * **B1** A block is linked, empty, before a key is written into it: a reader that stands on it, because it had been in
-//!   this chain before, finds the key no earlier than those who come by the link.
-//! * **B2** A block is unlinked no earlier than twice the grace time after its last key left. So whoever
-//!   samples the home while a key may still be found, live or as a ghost, in a block, finds the way there.
-//! * **B3** An unlinked block keeps its own link, and is reused no earlier than twice the grace time after:
-//!   a reader that stands on it still finds the rest of the chain. For readers that do not go by the
-//!   clock (shm), the counter of begun moves goes up between unlinking and reuse.
+//! Rules B1 to B3 (docs/PROTOCOL.md): a block is linked empty, before its first key; it is unlinked when it has been
+//! empty for twice the grace time and no slot of it has a ghost; it keeps its own link, and is used again no earlier
+//! than twice the grace time after, with the counters raised in between.
 //!
 //! Overflow memory is address space until a block is first used: only then is memory put behind it and its
 //! slots are written. So what a table's chains cost is what they used.

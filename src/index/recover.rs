@@ -118,7 +118,7 @@ impl Index {
         Ok((index, found))
     }
 
-    /// Mends a slot whose writer died, and takes away its ghost. Before the writer had stored a byte, the old
+    /// T2: mends a slot whose writer died, and takes away its ghost. Before the writer had stored a byte, the old
     /// content is still whole; otherwise the key in it is lost, but not what the slot says about others: `aux`
     /// stands in one word, which is old or new, and right either way.
     ///
@@ -140,7 +140,7 @@ impl Index {
         self.write(&self.stripes.alone(), slot, &mended.content());
     }
 
-    /// Follows every chain; cuts it where it leads out of the table or into another chain. Blocks with keys
+    /// T3: follows every chain; cuts it where it leads out of the table or into another chain. Blocks with keys
     /// that no chain leads to are linked again: no killed server leaves any (B1), a damaged region may.
     fn recover_chains(&self, found: &mut Recovered) -> Chains {
         let ever_used = self.region.load(BLOCKS_WORD).min(self.geometry.overflow_blocks());
@@ -182,7 +182,7 @@ impl Index {
         }
     }
 
-    /// Takes note of what stands in a slot, which the stripe of `guard` guards.
+    /// T4: frees a second copy, and takes note of what stands in a slot, which the stripe of `guard` guards.
     fn recover_slot(&self, slot: SlotIx, guard: SlotIx, found: &mut Recovered) {
         let content = self.slots().read(slot);
         let first = self.geometry.seeds().first(&content.key);

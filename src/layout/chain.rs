@@ -15,7 +15,7 @@ use super::geometry::{Geometry, SlotIx, Window};
 pub const FILTER_BITS: u32 = 8;
 const LINK_SHIFT: u32 = FILTER_BITS;
 
-/// Blocks in a chain that a GET follows before it gives up this pass, and that the server links at most.
+/// Windows that a GET reads, the home's included, before it gives up this pass. So the server links one block less.
 /// Chains of sound tables are far shorter (a `list` at 130 % of its main slots: 12); a reader of damaged
 /// memory must come to an end.
 pub const CHAIN_MAX: u32 = 64;

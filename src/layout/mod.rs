@@ -12,7 +12,7 @@
 //! Who writes: the server's threads, through `Region::store` and
 //! nowhere else. Who reads: anybody, at any time, holding nothing. So whatever stands here must either
 //! verify itself (slots: stamps and CRC; superblock: stamp and CRC), be one 8-byte word (control page),
-//! or stay put for the grace time.
+//! or stay put for twice the grace time.
 //!
 //! All integers are little-endian.
 

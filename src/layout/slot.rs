@@ -4,7 +4,7 @@
 //! line 0   0..4    stamp   u32  even: at rest; odd: being written; +2 with every write
 //!          4..8    crc     u32  CRC-32 of generation, slot index, stamp, bytes 8..16, key, value
 //!          8       klen    u8   0: free
-//!          9       ghost   u8   tag of the key that moved out of here less than the grace time ago, or 0
+//!          9       ghost   u8   tag of the key that moved out of here less than 2T ago (M2), or 0
 //!         10..12   vlen    u16  bytes of value
 //!         12..16   aux     u32  as a home (or head of a chain block): filter of displaced keys, link
 //!         16..64   key, then value
@@ -58,7 +58,7 @@ pub struct Header {
     pub crc: u32,
     /// Length of the key in bytes; 0 when the slot is free.
     pub klen: u8,
-    /// Tag of the key that moved out of this slot less than the grace time ago; 0 when none did.
+    /// Tag of the key that moved out of this slot less than twice the grace time ago (M2); 0 when none did.
     pub ghost: u8,
     /// Length of the value in bytes.
     pub vlen: u16,

@@ -1,7 +1,7 @@
 //! The superblock: the first page of a region. A client needs nothing else to find its way.
 //!
-//! Checksummed as a whole, and stamped like a slot (odd while it is being written). Written once, when the
-//! region is made, before anybody reads it; what changes later stands in the control page.
+//! Checksummed as a whole. Written once, when the region is made, before anybody reads it; what changes later stands
+//! in the control page. Its stamp is even; a reader refuses an odd one.
 
 use super::geometry::{
     Family, GRACE_MAX, Geometry, HOMES_MAX, Layout, OVERFLOW_BLOCKS_MAX, OutOfRange, within,
