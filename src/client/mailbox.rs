@@ -35,7 +35,7 @@ pub(super) struct ClientMailbox {
 }
 
 impl ClientMailbox {
-    /// New cells, in an mailbox that nobody has used yet.
+    /// New cells, in a mailbox that nobody has used yet.
     pub fn new(mailbox: Mailbox) -> ClientMailbox {
         let patience = SpinTime::new(LOOK_MIN, LOOK_MAX);
         ClientMailbox { mailbox, asked: 0, answered: 0, frame: Vec::new(), copy: Vec::new(), patience }
