@@ -807,15 +807,17 @@ mod tests {
         }
     }
 
+    type Never = fn(u64, u32) -> bool;
+
     /// A reader of a table of single slots, and the clock that its READs advance.
     fn reader_of<L: FnMut(u64) -> u64>(
         geometry: &Geometry,
         windows: fn(u32) -> u32,
         credits: usize,
         takes_ns: L,
-    ) -> Reader<'_, Slow<L, fn(u64, u32) -> bool>> {
+    ) -> Reader<'_, Slow<L, Never>> {
         let clock = Clock::manual();
-        let is_torn: fn(u64, u32) -> bool = |_, _| false;
+        let is_torn: Never = |_, _| false;
         let main_slots = geometry.main_slots();
         let (posted, reads) = Default::default();
         let fabric =

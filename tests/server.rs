@@ -1011,7 +1011,9 @@ fn nobody_answers() {
 #[test]
 fn slots_that_are_none() {
     type Is = fn(&ConnectError) -> bool;
-    let answers: [(&str, Option<(u64, Reply)>, bool, Is); 9] = [
+    /// What the error says, the number and the reply, does memory come with it, and the error's kind.
+    type Case = (&'static str, Option<(u64, Reply)>, bool, Is);
+    let answers: [Case; 9] = [
         ("oneread serve --mailbox", Some((0, Reply::Refused { version: 0 })), false, is_herd),
         (
             "version 7 of them, this program version 1",

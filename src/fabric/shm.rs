@@ -145,3 +145,34 @@ impl<'f> Fabric for Shm<'f> {
         Ok(take(&mut self.landed()))
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::config::{Config, TableSize};
+
+    /// Bytes that are at rest and make no sense (a damaged region: no server writes such lengths): the slot holds
+    /// the key, and says that its value is longer than the slot. That is no hit, in slots of one line and of two.
+    #[test]
+    fn impossible_lengths_are_no_hit() {
+        for (key_max, value_max) in [(8, 8), (8, 30), (8, 90)] {
+            let config = Config { key_max, value_max, size: TableSize::Slots(16), ..Config::default() };
+            let geometry = config.geometry().unwrap();
+            let region = Region::private(geometry.region_bytes());
+            let (slot, payload) = (SlotIx(3), geometry.shape().payload_max() as u64);
+            let base = geometry.slot_word(slot);
+            let shm = Shm::new(&region, &geometry);
+            for (vlen, hits) in
+                [(payload - 8, geometry.shape().lines() == 1), (payload - 7, false), (0xffff, false)]
+            {
+                region.store(base + 1, 8 | vlen << 16);
+                region.store(base + 2, u64::from_le_bytes(*b"mykeyis8"));
+                let mut value = vec![1, 2, 3];
+                let look = shm.landed().look(slot, b"mykeyis8", &mut value);
+                assert_eq!(look == Look::Match, hits, "{value_max}: {vlen}: {look:?}");
+                assert_eq!(look == Look::Torn, !hits, "{value_max}: {vlen}: {look:?}");
+                assert!(!hits || value.len() as u64 == vlen);
+            }
+        }
+    }
+}
