@@ -95,3 +95,27 @@ pub(crate) fn homes_on_delete(geometry: &Geometry) -> bool {
         Family::Hopscotch | Family::Chained => true,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, TableSize};
+    use crate::layout::chain::{Block, with_link};
+
+    /// A link to a chain's block is no bit of the filter, and the other way round.
+    #[test]
+    fn a_link_names_nobody() {
+        for preset in presets() {
+            let config = Config { layout: preset.layout, size: TableSize::Slots(64), ..Config::default() };
+            let geometry = config.geometry().unwrap();
+            assert!(!names_displaced(&geometry, 0), "{}", preset.name);
+            let bits = filter_bits(preset.layout.family);
+            assert_eq!(bits, if preset.layout.block_slots == 0 { 32 } else { 8 });
+            assert!((0..bits).all(|bit| names_displaced(&geometry, 1 << bit)), "{}", preset.name);
+            if preset.layout.block_slots > 0 {
+                assert!((8..32).all(|bit| !names_displaced(&geometry, 1 << bit)), "{}", preset.name);
+                assert!(!names_displaced(&geometry, with_link(0, Some(Block(3)))));
+            }
+        }
+    }
+}

@@ -849,6 +849,37 @@ mod tests {
         assert_eq!((answers, many.stats(), many.fabric().reads), (vec![(0, None)], expected, 68));
     }
 
+    /// What a GET rests before it looks again is not part of the pass: after 50 microseconds of sleep, a READ that takes
+    /// nearly the grace time still proves something.
+    #[test]
+    fn a_pass_begins_after_the_rest() {
+        let geometry = list();
+        let takes_ns = |_| GRACE.as_nanos() as u64 - 20_000;
+        for batch in [false, true] {
+            let (clock, mut looks) = (Clock::manual(), 0);
+            let fabric = Slow {
+                clock: clock.clone(),
+                credits: 1,
+                posted: Default::default(),
+                takes_ns,
+                is_torn: |_, _| {
+                    looks += 1;
+                    looks <= YIELDS + 5
+                },
+                windows: |_| 1,
+                main_slots: geometry.main_slots(),
+                reads: 0,
+            };
+            let mut reader = Reader::new(fabric, &geometry, clock, Limits::default());
+            match batch {
+                false => assert_eq!(reader.get_into(&[0; 4], &mut Vec::new()), Ok(false)),
+                true => reader.get_many(&[[0; 4]], |_, value| assert_eq!(value, None)).unwrap(),
+            }
+            let torn = u64::from(YIELDS) + 5;
+            assert_eq!(reader.stats(), GetStats { gets: 1, retries_torn: torn, ..GetStats::default() });
+        }
+    }
+
     /// As many keys as there are lanes, one less, one more, none: each is READ once and answered once.
     #[test]
     fn batches_of_every_size() {

@@ -162,9 +162,7 @@ mod tests {
             let (slot, payload) = (SlotIx(3), geometry.shape().payload_max() as u64);
             let base = geometry.slot_word(slot);
             let shm = Shm::new(&region, &geometry);
-            for (vlen, hits) in
-                [(payload - 8, geometry.shape().lines() == 1), (payload - 7, false), (0xffff, false)]
-            {
+            for (vlen, hits) in [(payload - 8, true), (payload - 7, false), (0xffff, false)] {
                 region.store(base + 1, 8 | vlen << 16);
                 region.store(base + 2, u64::from_le_bytes(*b"mykeyis8"));
                 let mut value = vec![1, 2, 3];

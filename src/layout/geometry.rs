@@ -65,7 +65,7 @@ impl Family {
 }
 
 /// A layout: a family and its numbers. Parse one from a preset's name, as in
-/// `"windowed:16".parse::<Layout>()`, or choose numbers of your own; [`Config::geometry`] refuses what cannot be.
+/// `"windowed:16".parse::<Layout>()`, or choose numbers of your own; [`Config::geometry`](crate::Config::geometry) refuses what cannot be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Layout {
     /// How keys are placed.
