@@ -905,7 +905,10 @@ mod tests {
             let refused = Err(ReadError::KeyLength { given, max: 4 });
             let bad = vec![1; given];
             assert_eq!(reader.get_into(&bad, &mut Vec::new()).map(|_| ()), refused);
-            for keys in [vec![bad.clone()], vec![vec![1; 4], bad.clone()], vec![bad.clone(), vec![1; 4]]] {
+            let last = [vec![vec![1; 4]; 20], vec![bad.clone()]].concat();
+            for keys in
+                [vec![bad.clone()], vec![vec![1; 4], bad.clone()], vec![bad.clone(), vec![1; 4]], last]
+            {
                 assert_eq!(reader.get_many(&keys, |n, _| panic!("{n} is answered")), refused);
             }
         }

@@ -39,3 +39,24 @@ pub fn walks(geometry: &Geometry) -> bool {
 pub fn homes_on_delete(geometry: &Geometry) -> bool {
     geometry.layout().window_slots() > 1
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, TableSize};
+    use crate::layout::geometry::{Family, Layout};
+
+    /// Walks at random, and no homing, belong to windows of one slot, however many of them a key has.
+    #[test]
+    fn who_walks() {
+        for (choices, bucket_slots, window_buckets) in [(3, 1, 1), (2, 1, 1), (3, 4, 1), (3, 1, 8), (2, 8, 1)]
+        {
+            let layout =
+                Layout { family: Family::Cuckoo, choices, bucket_slots, window_buckets, block_slots: 0 };
+            let config = Config { layout, size: TableSize::Slots(64), ..Config::default() };
+            let geometry = config.geometry().unwrap();
+            let single = bucket_slots * window_buckets == 1;
+            assert_eq!((walks(&geometry), homes_on_delete(&geometry)), (single, !single), "{layout:?}");
+        }
+    }
+}
