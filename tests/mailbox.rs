@@ -463,12 +463,12 @@ fn a_mapping_that_is_kept() {
     assert_eq!(left, 0, "of {} words", raw.words().len());
 }
 
-/// A client that wants slots of another version, or of a server that gives none, is told so, and may go on by messages.
+/// A client that wants a mailbox of another version, or of a server that gives none, is told so, and may go on by messages.
 #[test]
-fn slots_of_another_version() {
+fn mailboxes_of_another_version() {
     let place = Place::new();
-    for herd in [true, false] {
-        let _server = Server::start(ServerConfig { herd, ..place.config(default_preset()) }).unwrap();
+    for mailbox in [true, false] {
+        let _server = Server::start(ServerConfig { mailbox, ..place.config(default_preset()) }).unwrap();
         let mut stream = UnixStream::connect(place.address.socket().unwrap()).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         let mut ask = |request: &Request<'_>| {
@@ -481,7 +481,7 @@ fn slots_of_another_version() {
         assert_eq!(welcome, Reply::Welcome { version: PROTOCOL_VERSION });
         for version in [0, 2, u32::MAX] {
             let (reply, memory) = ask(&Request::Mailbox { version });
-            assert_eq!(reply, Reply::Refused { version: herd.into() });
+            assert_eq!(reply, Reply::Refused { version: mailbox.into() });
             assert!(memory.is_none());
             assert_eq!(ask(&Request::Remove { key: b"k" }).0, Reply::Removed(Ok(false)));
         }

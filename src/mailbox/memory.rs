@@ -211,7 +211,7 @@ mod tests {
         for (made, expected) in [(&small, &large), (&large, &small)] {
             let (_, fd) = Mailbox::make(made).unwrap();
             let error = Mailbox::map(fd, expected).unwrap_err().to_string();
-            let lengths = format!("have {} bytes instead of {}", bytes(made), bytes(expected));
+            let lengths = format!("has {} bytes instead of {}", bytes(made), bytes(expected));
             assert!(error.contains(&lengths), "{error}");
         }
         for length in [bytes(&small) - 64, bytes(&small) + 64] {
