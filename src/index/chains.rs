@@ -311,10 +311,8 @@ mod tests {
     use std::fs::File;
     use std::os::unix::fs::MetadataExt;
 
-    /// A block has memory behind it when it is handed out, and not much more has been taken for it. When all
-    /// are in use there is none, until one is given back.
-    #[test]
-    fn memory_is_put_behind_blocks_in_steps() {
+    /// A table of large blocks, its region, and the file that tells how much memory is behind that.
+    fn sparse() -> (Geometry, Region, File) {
         let config = Config {
             layout: "cluster".parse().unwrap(),
             size: TableSize::Slots(2000),
@@ -323,8 +321,16 @@ mod tests {
         };
         let geometry = config.geometry().unwrap();
         let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).unwrap();
-        let blocks = Blocks::new(geometry.overflow_blocks());
         let memory = File::from(region.share().unwrap());
+        (geometry, region, memory)
+    }
+
+    /// A block has memory behind it when it is handed out, and not much more has been taken for it. When all
+    /// are in use there is none, until one is given back.
+    #[test]
+    fn memory_is_put_behind_blocks_in_steps() {
+        let (geometry, region, memory) = sparse();
+        let blocks = Blocks::new(geometry.overflow_blocks());
         let block_bytes = geometry.window_bytes(chain::window(&geometry, Block(0)));
         assert!(geometry.overflow_blocks() * block_bytes > 3 * BACKING_STEP, "several steps");
         for n in 0..geometry.overflow_blocks() {
@@ -348,15 +354,7 @@ mod tests {
     /// at once.
     #[test]
     fn memory_is_put_behind_blocks_beyond_those_taken_over() {
-        let config = Config {
-            layout: "cluster".parse().unwrap(),
-            size: TableSize::Slots(2000),
-            value_max: 3900,
-            ..Config::default()
-        };
-        let geometry = config.geometry().unwrap();
-        let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).unwrap();
-        let memory = File::from(region.share().unwrap());
+        let (geometry, region, memory) = sparse();
         region.store(BLOCKS_WORD, 3);
         let before = memory.metadata().unwrap().blocks();
         let backed = || (memory.metadata().unwrap().blocks() - before) * 512;
