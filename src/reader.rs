@@ -786,6 +786,27 @@ mod tests {
         }
     }
 
+    /// Windows that a GET reads on its first way change nothing; those that it reads when it looks again are time
+    /// that the batch loses. The bound is reached at the very READ that this gives.
+    #[test]
+    fn only_a_second_way_is_lag() {
+        const READ_NS: u64 = 400_000;
+        let mut looks = vec![0; 1_000];
+        // Each key is read in four windows, twice: the last one is torn at first.
+        let is_torn = |_, n: u32| {
+            looks[n as usize] += 1;
+            looks[n as usize] == 4
+        };
+        let came = batch_of(|_| 4, (1_000, 1, 0), |_| READ_NS, is_torn);
+        // A key adds the READ that is torn and the three of its second way that lead on; the one that answers is
+        // taken off. Of the first key, the READ that is torn begins the measure. So key n comes to its torn READ
+        // with 3 n READs behind, and the first with a second behind is number 834.
+        let last = (1_000 * MS).div_ceil(3 * READ_NS);
+        assert_eq!(came.reached_its_deadline(), (8 * last + 4) * READ_NS);
+        assert_eq!(came.at_ns.iter().flatten().count() as u64, last);
+        assert_eq!((came.stats.gets, came.stats.retries_torn), (last, last + 1));
+    }
+
     /// A caller that takes longer with each answer than the grace time makes GETs late that are under way, but none of
     /// them twice; nor one that has further windows to read.
     #[test]
