@@ -32,7 +32,6 @@ use std::time::{Duration, Instant};
 pub(super) struct ShmHandle {
     shared: Arc<ShmShared>,
     attached: Arc<Attachment>,
-    version: u64,
     conversation: Option<ShmConnection>,
     reattached: u64,
 }
@@ -46,8 +45,9 @@ struct ShmShared {
     socket: PathBuf,
     options: ClientOptions,
     clock: Clock,
-    /// The newest mapping; handles look only when `version` has changed.
+    /// The newest mapping.
     newest: Mutex<Arc<Attachment>>,
+    /// Its version, stored under that lock. Only a hint: a handle that has another one looks there.
     version: AtomicU64,
     /// When the server was found gone, on `clock`; 0 while it is there.
     gone_ns: AtomicU64,
@@ -60,13 +60,13 @@ impl ShmShared {
     fn publish(&self, seen: u64, attachment: Attachment, who: Publisher) -> bool {
         let mut newest = lock(&self.newest);
         if attachment.identity != newest.identity {
-            // Relaxed: changed under this lock only.
-            if self.version.load(Ordering::Relaxed) != seen {
+            if newest.version != seen {
                 return false;
             }
-            *newest = Arc::new(attachment);
-            // Release pairs with the handles' Acquire.
-            self.version.fetch_add(1, Ordering::Release);
+            let version = seen + 1;
+            *newest = Arc::new(Attachment { version, ..attachment });
+            // Relaxed: who sees it takes the lock, and that brings what was stored under it.
+            self.version.store(version, Ordering::Relaxed);
         }
         match who {
             Publisher::Watcher => self.gone_ns.store(0, Ordering::Relaxed),
@@ -77,6 +77,10 @@ impl ShmShared {
             Publisher::Handle => {}
         }
         true
+    }
+
+    fn newest(&self) -> Arc<Attachment> {
+        lock(&self.newest).clone()
     }
 }
 
@@ -96,6 +100,8 @@ struct Attachment {
     geometry: Arc<Geometry>,
     /// Device and inode of the region's memory, and which server of this region handed it over.
     identity: (u64, u64, u64),
+    /// How many the client's handles had before; 0 until it is published.
+    version: u64,
 }
 
 impl ShmHandle {
@@ -112,7 +118,7 @@ impl ShmHandle {
             version: AtomicU64::new(0),
             gone_ns: AtomicU64::new(0),
         });
-        let mut handle = ShmHandle { shared, attached, version: 0, conversation: None, reattached: 0 };
+        let mut handle = ShmHandle { shared, attached, conversation: None, reattached: 0 };
         if options.requests == RequestPath::Mailbox {
             // A server that has no mailboxes is found out here.
             handle.open_conversation(options.deadline)?;
@@ -178,8 +184,8 @@ impl ShmHandle {
     /// Goes over to a newer region if there is one; an error when this one is no longer to be read.
     #[inline]
     fn attach_newest(&mut self) -> Result<(), GetError> {
-        // Acquire pairs with the watcher's Release: who sees the version sees the attachment.
-        if self.shared.version.load(Ordering::Acquire) != self.version {
+        // Relaxed: it only says where to look (`ShmShared::publish`).
+        if self.shared.version.load(Ordering::Relaxed) != self.attached.version {
             self.reattach();
         }
         let gone_ns = self.shared.gone_ns.load(Ordering::Relaxed);
@@ -192,9 +198,7 @@ impl ShmHandle {
 
     #[cold]
     fn reattach(&mut self) {
-        let newest = lock(&self.shared.newest);
-        self.version = self.shared.version.load(Ordering::Acquire);
-        self.attached = newest.clone();
+        self.attached = self.shared.newest();
         self.reattached += 1;
     }
 
@@ -254,7 +258,7 @@ impl ShmHandle {
         let deadline = Instant::now() + within;
         let (address, mut left) = (&self.shared.address, within);
         loop {
-            let seen = self.shared.version.load(Ordering::Relaxed);
+            let seen = self.shared.newest().version;
             let (mut link, attachment) = attach(address, &self.shared.socket, left)?;
             let geometry = attachment.geometry.clone();
             let mailbox = match self.shared.options.requests {
@@ -298,7 +302,6 @@ impl Clone for ShmHandle {
         ShmHandle {
             shared: self.shared.clone(),
             attached: self.attached.clone(),
-            version: self.version,
             conversation: None,
             reattached: 0,
         }
@@ -335,7 +338,7 @@ fn attach(
         .map_err(|source| ConnectError::Superblock { address: address.clone(), source })?;
     let incarnation = State::from_word(region.load(STATE_WORD)).incarnation;
     let identity = (stat.st_dev, stat.st_ino, incarnation);
-    Ok((link, Attachment { region, geometry: Arc::new(geometry), identity }))
+    Ok((link, Attachment { region, geometry: Arc::new(geometry), identity, version: 0 }))
 }
 
 /// Opens a socket to the server without ever waiting past the deadline: a stopped server's backlog may be
@@ -387,7 +390,7 @@ fn watch(shared: &Weak<ShmShared>, mut link: SocketLink) {
         drop(gone);
         let mut pause = RETRY_FIRST;
         link = loop {
-            let Some(seen) = shared.upgrade().map(|shared| shared.version.load(Ordering::Relaxed)) else {
+            let Some(seen) = shared.upgrade().map(|shared| shared.newest().version) else {
                 return;
             };
             match attach(&address, &socket, within) {
@@ -639,7 +642,7 @@ mod tests {
     fn attachment(inode: u64) -> Attachment {
         let geometry = Config { size: TableSize::Slots(8), ..Config::default() }.geometry().unwrap();
         let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).unwrap();
-        Attachment { region, geometry: Arc::new(geometry), identity: (1, inode, 1) }
+        Attachment { region, geometry: Arc::new(geometry), identity: (1, inode, 1), version: 0 }
     }
 
     /// A handle that found a server, and slept until that one was gone and the next one known, sends nobody back
@@ -656,7 +659,11 @@ mod tests {
             version: AtomicU64::new(0),
             gone_ns: AtomicU64::new(7),
         };
-        let known = || (lock(&shared.newest).identity.1, shared.version.load(Ordering::Relaxed));
+        let known = || {
+            let newest = shared.newest();
+            assert_eq!(newest.version, shared.version.load(Ordering::Relaxed), "handles look at this one");
+            (newest.identity.1, newest.version)
+        };
         assert!(shared.publish(0, attachment(2), Publisher::Watcher));
         assert_eq!((known(), shared.gone_ns.load(Ordering::Relaxed)), ((2, 1), 0));
         assert!(!shared.publish(0, attachment(1), Publisher::Handle));
@@ -708,11 +715,35 @@ mod tests {
             version: AtomicU64::new(0),
             gone_ns: AtomicU64::new(0),
         });
-        ShmHandle { shared, attached, version: 0, conversation: None, reattached: 0 }
+        ShmHandle { shared, attached, conversation: None, reattached: 0 }
     }
 
     fn enters(attachment: &Attachment, phase: Phase) {
         attachment.region.store(STATE_WORD, State { incarnation: 1, phase }.to_word());
+    }
+
+    /// Connecting again inside a batch takes what is left of its deadline, not all of it.
+    #[test]
+    fn connecting_again_takes_what_is_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("socket");
+        // It takes connections, and never says a word.
+        let _server = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let all = Duration::from_secs(30);
+        for requests in [RequestPath::Message, RequestPath::Mailbox] {
+            let mut handle = handle(Duration::ZERO);
+            let shared = Arc::get_mut(&mut handle.shared).unwrap();
+            shared.socket.clone_from(&socket);
+            shared.options = ClientOptions { requests, deadline: all, ..ClientOptions::default() };
+            for left in [Duration::from_millis(50), Duration::ZERO] {
+                let begun = Instant::now();
+                let late = handle.converse(&[Request::Wake], begun + left);
+                let took = begun.elapsed();
+                let is_late = matches!(late, Err(MutateError::Deadline { deadline, .. }) if deadline == all);
+                assert!(is_late, "{late:?}");
+                assert!((left..all).contains(&took), "{took:?} of {left:?}");
+            }
+        }
     }
 
     /// GETs answer until the lease has lasted to its last nanosecond, counted from when the server was found gone; not
@@ -767,7 +798,7 @@ mod tests {
             for _ in 0..3 {
                 first.attach_newest().unwrap();
             }
-            (first.reattached(), first.version, first.attached.identity.1)
+            (first.reattached(), first.attached.version, first.attached.identity.1)
         };
         assert_eq!(publish(1, 0), (1, 1, 1));
         assert_eq!(publish(2, 1), (2, 2, 2));
@@ -775,10 +806,10 @@ mod tests {
         // Two steps at once are one.
         second.attach_newest().unwrap();
         second.attach_newest().unwrap();
-        assert_eq!((second.reattached(), second.version, second.attached.identity.1), (1, 2, 2));
+        assert_eq!((second.reattached(), second.attached.version, second.attached.identity.1), (1, 2, 2));
         let mut third = first.clone();
         third.attach_newest().unwrap();
-        assert_eq!((third.reattached(), third.version, third.attached.identity.1), (0, 2, 2));
+        assert_eq!((third.reattached(), third.attached.version, third.attached.identity.1), (0, 2, 2));
         assert!(Arc::ptr_eq(&third.attached, &first.attached) && third.conversation.is_none());
         // Whoever finds that nobody is there to read from has gone over all the same.
         first.shared.gone_ns.store(1, Ordering::Relaxed);
