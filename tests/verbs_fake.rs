@@ -8,6 +8,8 @@
 #![allow(unsafe_code, reason = "the fake is loaded, and called, as C")]
 
 mod common;
+#[path = "common/forged.rs"]
+mod forged;
 
 use common::*;
 use oneread::families::presets;
@@ -168,6 +170,7 @@ stories! {
         tiny_devices,
         rooms_that_are_full,
         failed_handshakes,
+        welcomes_that_are_changed,
         hanging_up_while_asking,
         a_callback_that_panics,
         costs_of_a_batch,
@@ -812,6 +815,16 @@ fn failed_handshakes(fake: &Fake) {
     drop(client);
     server.stop();
     let GetError::ServerGone { .. } = other.get(&ours(1).0).expect_err("no server") else { panic!() };
+}
+
+/// Welcomes that somebody on the way has changed are not believed; the same ones unchanged are.
+fn welcomes_that_are_changed(_: &Fake) {
+    let server = serve(128);
+    forged::forged_welcomes(place(&server));
+    let address = forged::relay(place(&server), true, |welcome| welcome);
+    let mut client = Client::connect_with(&address, options()).unwrap();
+    fill(&mut client, 30);
+    check_all(&mut client, 30);
 }
 
 /// A client may hang up at any time: also when its message has just come, and the server has not looked. The

@@ -27,8 +27,8 @@ use crate::layout::superblock::{SUPERBLOCK_WORDS, Superblock};
 use crate::verbs::bootstrap::MESSAGES_MAX;
 use crate::verbs::bootstrap::{self, Challenge, Descriptor, Handshake, Join, JoinAnswer, Welcome};
 use crate::verbs::device::{
-    Access, Buffer, CompletionQueue, Depth, ProtectionDomain, QueuePair, Transport, Work, WorkKind, id,
-    succeeded,
+    Access, Buffer, CompletionQueue, Depth, Endpoint, ProtectionDomain, QueuePair, Transport, Work, WorkKind,
+    id, succeeded,
 };
 use crate::verbs::error::{SetupError, VerbsError};
 use crate::verbs::ffi::Completion;
@@ -47,6 +47,8 @@ const POLLED: usize = 32;
 const CREDITS_MAX: usize = 1024;
 /// READs of one doorbell between two whose completions show. Their landing slots come free together.
 const SIGNAL_EVERY: usize = 16;
+/// Longest message that a server may ask for, in bytes.
+const MESSAGE_BYTES_MAX: usize = 1 << 20;
 
 /// A connected queue pair with its buffers.
 #[derive(Debug)]
@@ -159,25 +161,14 @@ impl Connection {
         if !bootstrap::is_proven(token, &challenge.nonce, &nonce, &mut welcome) {
             return Err(SetupError::Token { peer: talk.peer });
         }
-        let geometry = geometry_of(&welcome).map_err(|why| SetupError::Table { peer: talk.peer, why })?;
-        let table = |why: &str| SetupError::Table { peer: talk.peer, why: why.into() };
-        let messages = usize::from(welcome.messages);
-        let needed = wire::request_bytes_max(&geometry).max(wire::reply_bytes_max(&geometry));
-        let message_bytes = welcome.message_bytes as usize;
-        if !(1..=MESSAGES_MAX).contains(&messages) || !(needed..=1 << 20).contains(&message_bytes) {
-            return Err(table("its messages have an unlikely size or number"));
-        }
-        if welcome.endpoint.reads == 0 {
-            return Err(table("its queue pair allows no READs"));
-        }
-        if !welcome.endpoint.mtu.is_power_of_two() || !(256..=4096).contains(&welcome.endpoint.mtu) {
-            return Err(table("its path MTU is none"));
-        }
-        station.check(&welcome.endpoint.at, welcome.network).map_err(|why| table(&why))?;
+        let table = |why: String| SetupError::Table { peer: talk.peer, why };
+        let geometry = table_of(&welcome).map_err(table)?;
+        station.check(&welcome.endpoint.at, welcome.network).map_err(table)?;
         pair.connect(&welcome.endpoint, Access::Local)?;
 
         let domain = station.domain();
         landing = landing_for(domain, &geometry, credits)?;
+        let (messages, message_bytes) = (usize::from(welcome.messages), welcome.message_bytes as usize);
         outgoing = Buffer::new(domain.clone(), messages, message_bytes, Access::Local)?;
         incoming = Buffer::new(domain.clone(), messages, message_bytes, Access::Local)?;
         for slot in 0..messages {
@@ -635,6 +626,25 @@ fn read(
     Work { id: id::READ | number, element: landing.element(slot, bytes), kind, signalled }
 }
 
+/// The table that a welcome describes, if a client can do with what it says of that and of its queue pair.
+fn table_of(welcome: &Welcome) -> Result<Geometry, String> {
+    let geometry = geometry_of(welcome)?;
+    let needed = wire::request_bytes_max(&geometry).max(wire::reply_bytes_max(&geometry));
+    if !(1..=MESSAGES_MAX).contains(&usize::from(welcome.messages))
+        || !(needed..=MESSAGE_BYTES_MAX).contains(&(welcome.message_bytes as usize))
+    {
+        return Err("its messages have an unlikely size or number".into());
+    }
+    let Endpoint { reads, mtu, .. } = welcome.endpoint;
+    if reads == 0 {
+        return Err("its queue pair allows no READs".into());
+    }
+    if !mtu.is_power_of_two() || !(256..=4096).contains(&mtu) {
+        return Err("its path MTU is none".into());
+    }
+    Ok(geometry)
+}
+
 /// The geometry in a welcome, if all of it lies inside the region that comes with it.
 fn geometry_of(welcome: &Welcome) -> Result<Geometry, String> {
     let words: [u64; SUPERBLOCK_WORDS] = welcome
@@ -643,4 +653,118 @@ fn geometry_of(welcome: &Welcome) -> Result<Geometry, String> {
         .try_into()
         .map_err(|_| "the superblock has another length".to_owned())?;
     Superblock::from_words(words).geometry(welcome.region.bytes).map_err(|e| e.to_string())
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::config::{Config, TableSize};
+    use crate::verbs::bootstrap::Network;
+    use std::io::Write;
+    use std::net::TcpListener;
+
+    /// Why a client turns away from a server that begins so, before it opens a device.
+    fn turned_away(challenge: &Challenge) -> SetupError {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let place = format!("verbs://{}", server.local_addr().unwrap());
+        let Ok(crate::Address::Verbs(address)) = place.parse() else { panic!("{place}") };
+        let bytes = bootstrap::encode(challenge);
+        let says = std::thread::spawn(move || {
+            let (mut stream, _) = server.accept().unwrap();
+            stream.write_all(&bytes).unwrap();
+            stream
+        });
+        let within = Duration::from_secs(20);
+        let error = Connection::open(&address, &mut None, &ClientOptions::default(), 1, within).unwrap_err();
+        drop(says.join().unwrap());
+        error
+    }
+
+    #[test]
+    fn challenges_of_others() {
+        let challenge = |name: &str, version| Challenge {
+            oneread: name.into(),
+            version,
+            nonce: [1; 32],
+            extension: None,
+        };
+        for name in ["", "verb", "verbs2", "Verbs"] {
+            let error = turned_away(&challenge(name, bootstrap::VERSION));
+            let is_other =
+                matches!(&error, SetupError::Handshake { why, .. } if why.contains("another service"));
+            assert!(is_other, "{name}: {error}");
+        }
+        for version in [0, 2, u32::MAX] {
+            let error = turned_away(&challenge("verbs", version));
+            let is_other = matches!(error, SetupError::Version { theirs, ours: 1, .. } if theirs == version);
+            assert!(is_other, "{version}: {error}");
+        }
+    }
+
+    fn welcome() -> Welcome {
+        let config = Config { size: TableSize::Slots(64), key_max: 16, value_max: 46, ..Config::default() };
+        let geometry = config.geometry().unwrap();
+        let at = ibverbs::QueuePairEndpoint { num: 5, lid: 0, gid: Some(ibverbs::Gid::default()) };
+        Welcome {
+            proof: Default::default(),
+            endpoint: Endpoint { at, first_packet: 7, mtu: 1024, reads: 16 },
+            region: Descriptor { address: 4096, key: 1, bytes: geometry.region_bytes() as u64 },
+            superblock: Superblock::new(&geometry, 0).to_words().to_vec(),
+            messages: 16,
+            message_bytes: 4096,
+            network: Network { infiniband: false, kind: Some(2) },
+            extension: None,
+        }
+    }
+
+    /// Everything that a welcome says is looked at, at its bounds.
+    #[test]
+    fn welcomes() {
+        let of = |change: &dyn Fn(&mut Welcome)| {
+            let mut welcome = welcome();
+            change(&mut welcome);
+            table_of(&welcome)
+        };
+        let geometry = of(&|_| {}).unwrap();
+        let longest = wire::request_bytes_max(&geometry).max(wire::reply_bytes_max(&geometry)) as u32;
+        assert_eq!((geometry.key_max(), geometry.value_max()), (16, 46));
+        let good: [&dyn Fn(&mut Welcome); 8] = [
+            &|welcome| welcome.messages = 1,
+            &|welcome| welcome.message_bytes = longest,
+            &|welcome| welcome.message_bytes = 1 << 20,
+            &|welcome| welcome.endpoint.reads = 1,
+            &|welcome| welcome.endpoint.mtu = 256,
+            &|welcome| welcome.endpoint.mtu = 4096,
+            &|welcome| welcome.region.bytes += 1,
+            &|welcome| welcome.region.address = u64::MAX,
+        ];
+        for (n, change) in good.iter().enumerate() {
+            assert!(of(change).is_ok(), "{n}");
+        }
+        let (messages, words) = ("unlikely size or number", welcome().superblock.len());
+        let bad: [(&dyn Fn(&mut Welcome), &str); 13] = [
+            (&|welcome| welcome.messages = 0, messages),
+            (&|welcome| welcome.messages = 17, messages),
+            (&|welcome| welcome.message_bytes = 0, messages),
+            (&|welcome| welcome.message_bytes = longest - 1, messages),
+            (&|welcome| welcome.message_bytes = (1 << 20) + 1, messages),
+            (&|welcome| welcome.endpoint.reads = 0, "no READs"),
+            (&|welcome| welcome.endpoint.mtu = 0, "MTU"),
+            (&|welcome| welcome.endpoint.mtu = 128, "MTU"),
+            (&|welcome| welcome.endpoint.mtu = 1500, "MTU"),
+            (&|welcome| welcome.endpoint.mtu = 8192, "MTU"),
+            (&|welcome| welcome.region.bytes = 8192, ""),
+            (&|welcome| welcome.superblock.push(0), "length"),
+            (&|welcome| welcome.superblock.truncate(words - 1), "length"),
+        ];
+        for (n, (change, expected)) in bad.iter().enumerate() {
+            let why = of(change).unwrap_err();
+            assert!(why.contains(expected), "{n}: {why}");
+        }
+        // No word of the superblock can be another one, but for the time at which the table was made.
+        let unseen: Vec<_> =
+            (0..words).filter(|&word| of(&|welcome| welcome.superblock[word] ^= 1).is_ok()).collect();
+        println!("{unseen:?}");
+        assert!(unseen.is_empty(), "{unseen:?}");
+    }
 }

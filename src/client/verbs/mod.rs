@@ -447,3 +447,50 @@ fn talk(
     }
     Ok(replies)
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::config::{Config, TableSize};
+    use crate::verbs::VerbsOptions;
+    use std::net::TcpListener;
+
+    /// Connecting again inside a batch takes what is left of its deadline, not all of it; also where handles take turns.
+    #[test]
+    fn connecting_again_takes_what_is_left() {
+        // It takes connections, and never says a word.
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let place = format!("verbs://{}", server.local_addr().unwrap());
+        let Ok(Address::Verbs(address)) = place.parse() else { panic!("{place}") };
+        let all = Duration::from_secs(30);
+        let table = Config { size: TableSize::Slots(8), ..Config::default() };
+        for pairs in [None, Some(1)] {
+            let verbs = VerbsOptions { pairs, ..VerbsOptions::default() };
+            let options = ClientOptions { deadline: all, verbs, ..ClientOptions::default() };
+            let mut handle = VerbsHandle {
+                shared: Arc::new(VerbsShared {
+                    address: address.clone(),
+                    clock: Clock::System,
+                    station: Mutex::new(None),
+                    pairs: options.verbs.pairs.map(SharedPairs::new),
+                    options,
+                }),
+                connection: None,
+                seat: None,
+                place: None,
+                geometry: Arc::new(table.geometry().unwrap()),
+                counts: QueueCounts::default(),
+                connected: 0,
+                next_id: 0,
+            };
+            for left in [Duration::from_millis(50), Duration::from_millis(1)] {
+                let begun = Instant::now();
+                let late = handle.converse(&[Request::Wake], begun + left);
+                let took = begun.elapsed();
+                let is_late = matches!(late, Err(MutateError::Deadline { deadline, .. }) if deadline == all);
+                assert!(is_late, "{late:?}");
+                assert!((left..all).contains(&took), "{took:?} of {left:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! A relay that changes what a verbs server says of itself, for the tests with a device and those with the fake one.
+
+use super::{TOKEN, at, options, refused};
+use oneread::Address;
+use oneread::verbs::{SetupError, VerbsAddress};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+
+/// Relays a conversation and changes the text of the server's welcome. Knows the token: `sign` makes the
+/// server's proof anew, so that the client cannot see the change.
+pub fn relay(
+    server: &VerbsAddress,
+    sign: bool,
+    change: impl Fn(String) -> String + Send + 'static,
+) -> Address {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = at(&listener.local_addr().unwrap().to_string());
+    let to = (server.host().to_owned(), server.port());
+    std::thread::spawn(move || {
+        let mut open = Vec::new();
+        for client in listener.incoming() {
+            let (mut client, mut server) =
+                (client.unwrap(), TcpStream::connect((to.0.as_str(), to.1)).unwrap());
+            let message = |from: &mut TcpStream| {
+                let mut length = [0; 4];
+                from.read_exact(&mut length).ok()?;
+                let mut body = vec![0; u32::from_le_bytes(length) as usize];
+                from.read_exact(&mut body).ok()?;
+                String::from_utf8(body).ok()
+            };
+            let send = |to: &mut TcpStream, body: &str| {
+                to.write_all(&[&(body.len() as u32).to_le_bytes()[..], body.as_bytes()].concat()).unwrap();
+            };
+            let Some(challenge) = message(&mut server) else { continue };
+            send(&mut client, &challenge);
+            let Some(join) = message(&mut client) else { continue };
+            send(&mut server, &join);
+            let Some(answer) = message(&mut server) else { continue };
+            let welcome = answer.strip_prefix("{\"Welcome\":").unwrap().strip_suffix('}').unwrap();
+            let mut welcome = change(welcome.to_owned());
+            if sign {
+                let zeros = with_field(&welcome, "proof", &format!("{:?}", [0u8; 32]).replace(' ', ""));
+                let proof = proof(&bytes_of(&challenge, "nonce"), &bytes_of(&join, "nonce"), &zeros);
+                welcome = with_field(&welcome, "proof", &format!("{proof:?}").replace(' ', ""));
+            }
+            send(&mut client, &format!("{{\"Welcome\":{welcome}}}"));
+            open.push((client, server));
+        }
+    });
+    address
+}
+
+/// The server's proof of a welcome, as src/verbs/bootstrap.rs describes it.
+fn proof(server: &[u8], client: &[u8], welcome: &str) -> Vec<u8> {
+    use hmac::{Hmac, KeyInit, Mac};
+    let mut mac = Hmac::<sha2::Sha256>::new_from_slice(TOKEN.as_bytes()).unwrap();
+    [&b"oneread server"[..], server, client, welcome.as_bytes()].iter().for_each(|part| mac.update(part));
+    mac.finalize().into_bytes().to_vec()
+}
+
+fn bytes_of(json: &str, field: &str) -> Vec<u8> {
+    let json: serde_json::Value = serde_json::from_str(json).unwrap();
+    json[field].as_array().unwrap().iter().map(|byte| byte.as_u64().unwrap() as u8).collect()
+}
+
+/// The text with another value in a field: a number, or an array without arrays in it.
+pub fn with_field(json: &str, field: &str, value: &str) -> String {
+    let name = format!("\"{field}\":");
+    let start = json.find(&name).expect("the field") + name.len();
+    let end = if json[start..].starts_with('[') {
+        json[start..].find(']').map(|n| n + 1)
+    } else {
+        json[start..].find([',', '}'])
+    };
+    format!("{}{value}{}", &json[..start], &json[start + end.expect("its end")..])
+}
+
+pub fn number_in(json: &str, field: &str) -> u64 {
+    let name = format!("\"{field}\":");
+    let rest = &json[json.find(&name).expect("the field") + name.len()..];
+    rest[..rest.find([',', '}']).unwrap()].parse().unwrap()
+}
+
+/// A client looks at what it is told before it believes it; and somebody on the way who does not know the token can
+/// change nothing.
+pub fn forged_welcomes(server: &VerbsAddress) {
+    // A region too short for its table, messages shorter than its pairs, no READs allowed, other networks.
+    for (field, value) in [
+        ("bytes", "8192"),
+        ("message_bytes", "64"),
+        ("messages", "17"),
+        ("reads", "0"),
+        ("mtu", "1000"),
+        ("infiniband", "true"),
+        ("kind", "1"),
+    ] {
+        let address = relay(server, true, move |welcome| with_field(&welcome, field, value));
+        let error = refused(&address, options());
+        assert!(matches!(error, SetupError::Table { .. }), "{field}: {error}");
+    }
+    for field in ["key", "message_bytes", "first_packet"] {
+        let address = relay(server, false, move |welcome| {
+            let other = number_in(&welcome, field) ^ 8192;
+            with_field(&welcome, field, &other.to_string())
+        });
+        let error = refused(&address, options());
+        assert!(matches!(error, SetupError::Token { .. }), "{field}: {error}");
+    }
+}
