@@ -10,8 +10,12 @@ use crate::layout::control::{BLOCKS_WORD, MOVE_COUNTERS};
 use crate::layout::geometry::Family;
 use crate::layout::hash::Seeds;
 use crate::layout::slot::Key;
+use crate::observe::{self, Scheduler};
+use crate::region::Backing;
 use crate::sim::{Adversary, History, Instant, Random, Recorder};
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -1244,6 +1248,103 @@ fn a_path_that_has_changed_is_not_walked() {
         assert!(walked > 10 && longest > 2, "{layout}: {walked}, {longest}");
         assert!(uncovered > 0 || layout != "pilaf", "{layout}: each home is near");
     }
+}
+
+/// A server thread that takes a key from one slot to another each time that this thread is about to take a lock.
+struct Restless {
+    index: Arc<Index>,
+    /// Where the key is, and the free slot.
+    at: Cell<[SlotIx; 2]>,
+    moves: Cell<u32>,
+}
+
+impl Restless {
+    fn go(&self) {
+        let [from, to] = self.at.get();
+        let [was, free] = [from, to].map(|slot| self.index.slots().read(slot));
+        let (nobody, alone) = (Content::default(), self.index.stripes.alone());
+        self.index.write(&alone, to, &Content { ghost: free.ghost, aux: free.aux, ..was.content() });
+        self.index.write(&alone, from, &Content { ghost: was.ghost, aux: was.aux, ..nobody });
+        self.at.set([to, from]);
+        self.moves.set(self.moves.get() + 1);
+    }
+}
+
+impl Scheduler for Restless {
+    fn may_pass(&self) {}
+
+    fn wait_until(&self, _is_free: &dyn Fn() -> bool) {
+        self.go();
+    }
+}
+
+/// Each path that a put finds is changed before it is locked: after 1,000 of them the put gives up, and nothing has
+/// changed. It succeeds when it is left alone.
+#[test]
+fn a_put_gives_up_after_a_thousand_paths() {
+    for layout in ["windowed:8", "bucketized:4", "pilaf", "slotwise:8"] {
+        // One stripe: each attempt takes one lock.
+        let config = Config { seeds: Some(Seeds::from_number(1)), ..small(layout, 40) };
+        let geometry = config.geometry().unwrap();
+        let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).unwrap();
+        let index = Arc::new(Index::create(region, geometry, Clock::manual()).unwrap());
+        assert!(index.geometry.main_slots() <= 64);
+        let first = |key: &[u8]| index.geometry.seeds().first(key);
+        let has_room = |key: &[u8]| index.free_slot(index.geometry.primary(first(key))).is_some();
+        for key in (0..200).map(key).filter(|key| has_room(key)).take(38) {
+            assert_eq!(index.put(&key, b"value", PutMode::Insert), Ok(PutOutcome::Inserted));
+        }
+        // A newcomer's path ends at a free slot; there it is occupied, and another one is free, to which a path goes.
+        let end = |key: &[u8]| find_path(index.slots(), key, first(key))?.last().copied();
+        let taken = || (0..index.geometry.main_slots()).map(SlotIx).filter(|&at| !is_free(&index, at));
+        let restless = (200..300).map(key).filter(|key| !has_room(key)).find_map(|newcomer| {
+            let free = end(&newcomer)?;
+            let primary = index.geometry.primary(first(&newcomer));
+            taken().filter(|&at| !primary.contains(at)).collect::<Vec<_>>().into_iter().find_map(|at| {
+                let (index, at, moves) = (index.clone(), Cell::new([at, free]), Cell::new(0));
+                let restless = Restless { index, at, moves };
+                restless.go();
+                let is_found = end(&newcomer) == Some(restless.at.get()[1]);
+                restless.go();
+                is_found.then_some((newcomer, restless))
+            })
+        });
+        let (newcomer, restless) = restless.unwrap_or_else(|| panic!("{layout}: no two paths"));
+        let restless = Rc::new(restless);
+        // Slots as they are, but for how often that other thread has written two of them.
+        let shown = || {
+            let slots = (0..).map(SlotIx).zip(look(&index)).map(|(at, seen)| {
+                let moves = if restless.at.get().contains(&at) { restless.moves.get() } else { 0 };
+                let Header { stamp, ghost, aux, .. } = seen.header;
+                (seen.key, seen.value, stamp - 2 * moves, ghost, aux)
+            });
+            (slots.collect::<Vec<_>>(), index.counts(), index.grace.traces())
+        };
+        // The locks that each change takes of its own key.
+        observe::schedule(Some(restless.clone()));
+        assert_eq!(index.remove(&newcomer), Ok(false));
+        observe::schedule(None);
+        let locks = restless.moves.replace(0) - 2;
+        if locks % 2 == 1 {
+            restless.go();
+            restless.moves.set(0);
+        }
+        let before = shown();
+        observe::schedule(Some(restless.clone()));
+        let answer = index.put(&newcomer, b"new", PutMode::Upsert);
+        observe::schedule(None);
+        assert_eq!(answer, Err(PutError::Busy { rounds: 1_000 }), "{layout}");
+        assert_eq!(restless.moves.get(), locks + 1_000, "{layout}");
+        if locks % 2 == 1 {
+            restless.go();
+        }
+        assert_eq!(shown(), before, "{layout}");
+        assert_eq!(index.put(&newcomer, b"new", PutMode::Upsert), Ok(PutOutcome::Inserted), "{layout}");
+    }
+}
+
+fn is_free(index: &Index, slot: SlotIx) -> bool {
+    index.slots().header(slot).is_free()
 }
 
 /// A filter or a link that is right already is not written again: whoever reads the slot would have to look
