@@ -563,7 +563,11 @@ mod tests {
         /// READs at the front of the queue that have completed, but whose completions do not show yet.
         hidden: usize,
         log: Arc<std::sync::Mutex<Vec<u64>>>,
+        /// Of these, those whose completions show.
+        shown: Arc<std::sync::Mutex<Vec<u64>>>,
         armed: bool,
+        /// What the pace is once it is armed, if that changes it.
+        pace_armed: Option<usize>,
         counts: Counts,
     }
 
@@ -613,9 +617,9 @@ mod tests {
 
     impl Nic {
         fn new(credits: usize, pace: usize) -> Nic {
-            let (log, counts) = (Arc::default(), Counts::default());
-            let queue = VecDeque::new();
-            Nic { credits, pace, succeed: usize::MAX, queue, hidden: 0, log, armed: false, counts }
+            let (log, shown, counts) = (Arc::default(), Arc::default(), Counts::default());
+            let (queue, succeed, armed, pace_armed) = (VecDeque::new(), usize::MAX, false, None);
+            Nic { credits, pace, succeed, queue, hidden: 0, log, shown, armed, pace_armed, counts }
         }
     }
 
@@ -640,6 +644,9 @@ mod tests {
                 };
                 assert!(!self.queue.iter().any(busy), "a slot posted twice");
                 self.log.lock().unwrap().push(window.first.0);
+                if signalled {
+                    self.shown.lock().unwrap().push(window.first.0);
+                }
                 self.queue.push_back((seat, window, landing.0.clone(), slot, signalled));
             }
             assert!(self.queue.len() <= self.credits, "more READs than the queue pair holds");
@@ -668,6 +675,7 @@ mod tests {
 
         fn arm(&mut self) -> Result<(), LaneBug> {
             self.armed = true;
+            self.pace = self.pace_armed.unwrap_or(self.pace);
             Ok(())
         }
 
@@ -942,6 +950,97 @@ mod tests {
             let mut lane = lane(&link, 1);
             submit(&mut lane, 0..1);
             assert_eq!(lane.wait(LONG, &mut Counts::default()), Err(LaneBug::Gone));
+        }
+
+        /// Of the READs of one doorbell every sixteenth shows when it completes, and the last one.
+        #[test]
+        fn few_completions_show() {
+            let nic = Nic::new(64, 64);
+            let shown = nic.shown.clone();
+            let link = Mux::new(nic, None);
+            let mut lane = lane(&link, 40);
+            submit(&mut lane, 0..40);
+            lane.wait(LONG, &mut Counts::default()).expect("it does not fail");
+            assert_eq!(*shown.lock().unwrap(), [15, 31, 39]);
+        }
+
+        fn pump(link: &Arc<Mux<Nic>>) {
+            let pumped = link.pump(false, &mut Counts::default(), || false);
+            assert_eq!(pumped, Ok(Pumped::Yes));
+        }
+
+        /// Is the bell armed? Forgets that it is.
+        fn was_armed(link: &Arc<Mux<Nic>>) -> bool {
+            let mut pump = link.pump.try_lock().expect("nobody pumps");
+            std::mem::take(&mut pump.carrier.as_mut().expect("it has not failed").armed)
+        }
+
+        /// A pump that leaves READs in flight has armed the bell, and has looked again after that; where nothing is in
+        /// flight, it arms none.
+        #[test]
+        fn a_pump_arms_the_bell() {
+            let mut nic = Nic::new(8, 0);
+            nic.pace_armed = Some(2);
+            let link = Mux::new(nic, Some(()));
+            let mut lane = lane(&link, 2);
+            pump(&link);
+            assert!(!was_armed(&link), "nothing was asked for");
+            submit(&mut lane, 0..2);
+            // Both complete as soon as it is armed, and neither before.
+            pump(&link);
+            assert_eq!((was_armed(&link), take(&mut lane)), (true, 2));
+            pump(&link);
+            assert!(!was_armed(&link), "all has come");
+            let link = Mux::new(Nic::new(8, 0), None);
+            let mut lane = super::lane(&link, 1);
+            submit(&mut lane, 0..1);
+            pump(&link);
+            assert!(!was_armed(&link), "nobody sleeps");
+        }
+
+        /// Who declares the link failed closes the queue pair, if nobody is the pump; else the pump does. What had been
+        /// asked of it counts.
+        #[test]
+        fn a_declared_failure_closes_the_queue_pair() {
+            let is_closed = |link: &Arc<Mux<Nic>>| link.pump.try_lock().unwrap().carrier.is_none();
+            let link = Mux::new(Nic::new(8, 0), None);
+            let (mut gone, one) = (lane(&link, 4), lane(&link, 1));
+            let memory = gone.ring.landing.0.clone();
+            submit(&mut gone, 0..4);
+            pump(&link);
+            drop(gone);
+            // (The NIC checks that this memory is there until it has gone itself.)
+            one.fail(LaneBug::Gone, &mut Counts::default());
+            assert!(is_closed(&link) && memory.freed.load(Ordering::SeqCst));
+            let link = Mux::new(Nic::new(8, 0), None);
+            let pumped = link.pump(false, &mut Counts::default(), || {
+                let _ = link.failed.set(LaneBug::Late);
+                true
+            });
+            assert_eq!((pumped, is_closed(&link)), (Err(LaneBug::Late), true));
+            let mut nic = Nic::new(8, 1);
+            nic.succeed = 0;
+            let link = Mux::new(nic, None);
+            let mut lane = lane(&link, 3);
+            submit(&mut lane, 0..3);
+            let mut counts = Counts::default();
+            assert_eq!(lane.wait(LONG, &mut counts), Err(LaneBug::Read));
+            assert_eq!((counts.doorbells, counts.reads, is_closed(&link)), (1, 3, true));
+        }
+
+        /// A lane that goes leaves READs behind that the pump has seen and found no place for: they are not posted.
+        #[test]
+        fn what_was_seen_and_not_posted_is_dropped() {
+            let nic = Nic::new(1, 0);
+            let log = nic.log.clone();
+            let link = Mux::new(nic, None);
+            let mut gone = lane(&link, 4);
+            submit(&mut gone, 0..4);
+            pump(&link);
+            drop(gone);
+            link.pump.try_lock().unwrap().carrier.as_mut().unwrap().pace = 1;
+            pump(&link);
+            assert_eq!(*log.lock().unwrap(), [0]);
         }
 
         /// Many threads over few places, lanes that come and go: every READ brings its own bytes, nothing
