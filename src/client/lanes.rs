@@ -1031,16 +1031,19 @@ mod tests {
         /// A lane that goes leaves READs behind that the pump has seen and found no place for: they are not posted.
         #[test]
         fn what_was_seen_and_not_posted_is_dropped() {
-            let nic = Nic::new(1, 0);
+            let nic = Nic::new(2, 0);
             let log = nic.log.clone();
             let link = Mux::new(nic, None);
             let mut gone = lane(&link, 4);
-            submit(&mut gone, 0..4);
+            // One doorbell each: the second READ is in flight when the first has made room.
+            submit(&mut gone, 0..1);
+            pump(&link);
+            submit(&mut gone, 1..4);
             pump(&link);
             drop(gone);
             link.pump.try_lock().unwrap().carrier.as_mut().unwrap().pace = 1;
             pump(&link);
-            assert_eq!(*log.lock().unwrap(), [0]);
+            assert_eq!(*log.lock().unwrap(), [0, 1]);
         }
 
         /// Many threads over few places, lanes that come and go: every READ brings its own bytes, nothing
