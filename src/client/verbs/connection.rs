@@ -708,7 +708,7 @@ mod tests {
         Welcome {
             proof: Default::default(),
             endpoint: Endpoint { at, first_packet: 7, mtu: 1024, reads: 16 },
-            region: Descriptor { address: 4096, key: 1, bytes: geometry.region_bytes() as u64 },
+            region: Descriptor { address: 4096, key: 1, bytes: geometry.region_bytes() },
             superblock: Superblock::new(&geometry, 0).to_words().to_vec(),
             messages: 16,
             message_bytes: 4096,
@@ -716,6 +716,8 @@ mod tests {
             extension: None,
         }
     }
+
+    type Damage<'a> = &'a dyn Fn(&mut Welcome);
 
     /// Everything that a welcome says is looked at, at its bounds.
     #[test]
@@ -728,7 +730,7 @@ mod tests {
         let geometry = of(&|_| {}).unwrap();
         let longest = wire::request_bytes_max(&geometry).max(wire::reply_bytes_max(&geometry)) as u32;
         assert_eq!((geometry.key_max(), geometry.value_max()), (16, 46));
-        let good: [&dyn Fn(&mut Welcome); 8] = [
+        let good: [Damage<'_>; 8] = [
             &|welcome| welcome.messages = 1,
             &|welcome| welcome.message_bytes = longest,
             &|welcome| welcome.message_bytes = 1 << 20,
@@ -742,7 +744,7 @@ mod tests {
             assert!(of(change).is_ok(), "{n}");
         }
         let (messages, words) = ("unlikely size or number", welcome().superblock.len());
-        let bad: [(&dyn Fn(&mut Welcome), &str); 13] = [
+        let bad: [(Damage<'_>, &str); 13] = [
             (&|welcome| welcome.messages = 0, messages),
             (&|welcome| welcome.messages = 17, messages),
             (&|welcome| welcome.message_bytes = 0, messages),
@@ -761,10 +763,9 @@ mod tests {
             let why = of(change).unwrap_err();
             assert!(why.contains(expected), "{n}: {why}");
         }
-        // No word of the superblock can be another one, but for the time at which the table was made.
+        // No word of the superblock can be another one.
         let unseen: Vec<_> =
             (0..words).filter(|&word| of(&|welcome| welcome.superblock[word] ^= 1).is_ok()).collect();
-        println!("{unseen:?}");
         assert!(unseen.is_empty(), "{unseen:?}");
     }
 }
