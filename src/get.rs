@@ -32,7 +32,7 @@ use crate::families;
 use crate::faults::{Rule, broken};
 use crate::layout::chain::CHAIN_MAX;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
-use crate::layout::hash::First;
+use crate::layout::hash::Hashed;
 use crate::layout::slot::Header;
 use smallvec::SmallVec;
 use std::time::Duration;
@@ -126,9 +126,7 @@ type Ghosts = SmallVec<[(SlotIx, u32); 2]>;
 #[derive(Debug)]
 pub struct Get<'a> {
     geometry: &'a Geometry,
-    key: &'a [u8],
-    first: First,
-    home: u64,
+    key: Hashed<'a>,
     ghost: u8,
     primary: Window,
     /// The window being read, and how many this pass has read before it.
@@ -148,15 +146,12 @@ impl<'a> Get<'a> {
     /// [`Get::start`].
     #[inline]
     pub fn new(geometry: &'a Geometry, key: &'a [u8]) -> Get<'a> {
-        let first = geometry.seeds().first(key);
-        let home = geometry.home(first.0);
-        let primary = geometry.window(home);
+        let key = geometry.hashed(key);
+        let primary = geometry.primary(key);
         Get {
             geometry,
             key,
-            first,
-            home,
-            ghost: first.ghost(),
+            ghost: key.ghost(),
             primary,
             window: primary,
             read: 0,
@@ -177,7 +172,7 @@ impl<'a> Get<'a> {
     /// The key's home: what a fabric's mark is taken for.
     #[inline]
     pub fn home(&self) -> u64 {
-        self.home
+        self.key.home()
     }
 
     /// Does the next READ begin a pass? Then its mark is taken right before it.
@@ -192,10 +187,10 @@ impl<'a> Get<'a> {
     #[inline]
     pub fn feed<L: Landed>(&mut self, landed: &mut L, exact: bool, value: &mut Vec<u8>) -> Step {
         let mut torn = false;
-        let likely = landed.glance(self.window, self.key);
+        let likely = landed.glance(self.window, self.key.key());
         let others = self.window.iter().filter(|slot| Some(*slot) != likely);
         for slot in likely.into_iter().chain(others) {
-            match landed.look(slot, self.key, value) {
+            match landed.look(slot, self.key.key(), value) {
                 Look::Match if exact || self.geometry.shape().lines() == 1 => return Step::Found,
                 Look::Match => {
                     self.found = true;
@@ -237,10 +232,10 @@ impl<'a> Get<'a> {
     /// The window that follows, if the home's filter says that the key may be there.
     #[inline]
     fn next_window(&self) -> Option<Window> {
-        if !families::may_be_displaced(self.geometry, self.first, self.home_aux) {
+        if !families::may_be_displaced(self.geometry, self.key, self.home_aux) {
             return None;
         }
-        families::after(self.geometry, self.key, self.first, self.read, self.head_aux)
+        families::after(self.geometry, self.key, self.read, self.head_aux)
     }
 
     #[inline]
@@ -358,7 +353,7 @@ mod tests {
     #[test]
     fn ghosts_are_remembered_for_one_pass() {
         let geometry = geometry("cluster", 8, 8);
-        let tag = geometry.seeds().first(b"key").ghost();
+        let tag = geometry.hashed(b"key").ghost();
         let first = Get::new(&geometry, b"key").start().first.0;
         let (absent, moved) = (Step::Absent, Step::Again(Get::new(&geometry, b"key").start(), Retry::Moved));
         // What the slots show, is one of them torn, and the proof.

@@ -114,15 +114,15 @@ impl<'a> Inspector<'a> {
     /// The windows that a GET of `key` may READ, in order, and whether the home's filter sends it beyond
     /// the first one.
     pub fn windows(&self, key: &[u8]) -> (Vec<Window>, bool) {
-        let first = self.geometry.seeds().first(key);
-        let mut windows = vec![self.geometry.primary(first)];
+        let key = self.geometry.hashed(key);
+        let mut windows = vec![self.geometry.primary(key)];
         for read in 1..CHAIN_MAX {
             let head_aux = self.slot(windows[windows.len() - 1].first).header.aux;
-            let Some(next) = families::after(self.geometry, key, first, read, head_aux) else { break };
+            let Some(next) = families::after(self.geometry, key, read, head_aux) else { break };
             windows.push(next);
         }
         let home_aux = self.slot(windows[0].first).header.aux;
-        (windows, families::may_be_displaced(self.geometry, first, home_aux))
+        (windows, families::may_be_displaced(self.geometry, key, home_aux))
     }
 
     /// Counts slots by what they hold. Reads the whole table; calls `progress` with each slot's number.
@@ -140,7 +140,7 @@ impl<'a> Inspector<'a> {
             found.filters += u64::from(main && families::names_displaced(self.geometry, report.header.aux));
             if !report.key.is_empty() {
                 *if main { &mut found.live_main } else { &mut found.live_overflow } += 1;
-                let primary = self.geometry.primary(self.geometry.seeds().first(&report.key));
+                let primary = self.geometry.primary(self.geometry.hashed(&report.key));
                 found.displaced += u64::from(!primary.contains(report.slot));
             }
         }

@@ -152,21 +152,15 @@ impl Index {
 
     /// Puts a key into its home's chain, into a free slot or a new block. `None` when the layout has no
     /// chains, or no block is left.
-    pub(super) fn put_into_chain(
-        &self,
-        key: &[u8],
-        value: &[u8],
-        first: First,
-        mode: PutMode,
-    ) -> Option<PutOutcome> {
+    pub(super) fn put_into_chain(&self, key: Hashed<'_>, value: &[u8], mode: PutMode) -> Option<PutOutcome> {
         if self.geometry.overflow_blocks() == 0 {
             return None;
         }
-        let (home, home_slot) = (self.home(first), self.home_slot(first));
-        let mut locked = self.stripes.lock(self.stripes_of_key(key, first));
+        let (home, home_slot) = (key.home(), self.home_slot(key));
+        let mut locked = self.stripes.lock(self.stripes_of_key(key));
         // Somebody may have put the same key meanwhile.
         if !broken(Rule::LookAgain)
-            && let Some(answer) = self.put_present(&mut locked, key, value, first, mode)
+            && let Some(answer) = self.put_present(&mut locked, key, value, mode)
         {
             return Some(answer);
         }
@@ -176,7 +170,7 @@ impl Index {
         let free = blocks.find_map(|b| Some((b, self.free_slot(chain::window(&self.geometry, b))?)));
         if let Some((block, slot)) = free {
             self.stripe(&mut locked, home).empty_blocks.remove(&block);
-            self.place(&mut locked, slot, key, value, first);
+            self.place(&mut locked, slot, key, value);
             return Some(PutOutcome::Inserted);
         }
         if heads.len() >= CHAIN_MAX as usize {
@@ -188,12 +182,12 @@ impl Index {
         // First use, or a link left over from the last one.
         window.iter().for_each(|slot| self.write(&locked, slot, &Content::default()));
         if broken(Rule::LinkFirst) {
-            self.place(&mut locked, slot, key, value, first);
+            self.place(&mut locked, slot, key, value);
             self.link(&locked, tail, Some(block));
             return Some(PutOutcome::Inserted);
         }
         self.link(&locked, tail, Some(block));
-        self.place(&mut locked, slot, key, value, first);
+        self.place(&mut locked, slot, key, value);
         Some(PutOutcome::Inserted)
     }
 
@@ -239,7 +233,7 @@ impl Index {
             return false;
         }
         self.overwrite(locked, to, &occupant.key, &occupant.value);
-        let bit = families::filter_bit(&self.geometry, self.geometry.seeds().first(&occupant.key));
+        let bit = families::filter_bit(&self.geometry, self.geometry.hashed(&occupant.key));
         self.stripe(locked, home).change(home, bit, from, DisplacedAt::At(to));
         self.vacate(locked, from);
         count(&self.counters.moves);

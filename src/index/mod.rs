@@ -49,7 +49,7 @@ use crate::faults::{Rule, broken};
 use crate::layout::chain;
 use crate::layout::control::{Phase, STATE_WORD, State, move_counter_word};
 use crate::layout::geometry::{Geometry, SlotIx, Window};
-use crate::layout::hash::First;
+use crate::layout::hash::Hashed;
 use crate::layout::slot::{Content, Header};
 use crate::layout::superblock::Superblock;
 use crate::reader::{Limits, Reader};
@@ -74,28 +74,27 @@ pub(crate) mod loom_access {
 
     /// The path that a put of `key` would take now.
     pub fn path(index: &Index, key: &[u8]) -> Option<MovePath> {
-        find_path(index.slots(), key, index.geometry.seeds().first(key))
+        find_path(index.slots(), index.geometry.hashed(key))
     }
 
     /// Two paths by which a key of a layout with two choices of one slot could be put now, each by one move, over slots
     /// that the other does not touch.
     pub fn paths_by_two_slots(index: &Index, key: &[u8]) -> Option<[MovePath; 2]> {
-        let first = |key: &[u8]| index.geometry.seeds().first(key);
         let path = |window: Window| -> Option<MovePath> {
             let from = window.first;
             let occupant = index.slots().read(from).key;
-            let to = families::destinations(&index.geometry, &occupant, first(&occupant), Some(from));
+            let to = families::destinations(&index.geometry, index.geometry.hashed(&occupant), Some(from));
             let free = to.iter().find_map(|destination| index.free_slot(destination.window));
             Some([from, free.filter(|_| !occupant.is_empty())?].into_iter().collect())
         };
-        let mut choices = crate::cuckoo::placement::choices(&index.geometry, key, first(key));
+        let mut choices = crate::cuckoo::placement::choices(&index.geometry, index.geometry.hashed(key));
         let paths = [path(choices.next()?)?, path(choices.next()?)?];
         paths[0].iter().all(|slot| !paths[1].contains(slot)).then_some(paths)
     }
 
     /// Puts `key`, with its own bytes as value, along a path found before.
     pub fn put_along(index: &Index, path: &MovePath, key: &[u8]) -> Option<PutOutcome> {
-        index.put_along(path, key, key, index.geometry.seeds().first(key), PutMode::Upsert)
+        index.put_along(path, index.geometry.hashed(key), key, PutMode::Upsert)
     }
 
     /// Main slots that hold `key`.
@@ -365,32 +364,26 @@ impl Index {
     pub fn put(&self, key: &[u8], value: &[u8], mode: PutMode) -> Result<PutOutcome, PutError> {
         self.check_lengths(key, value)?;
         self.reap(REAP_MAX);
-        let first = self.geometry.seeds().first(key);
-        let mut locked = self.lock_key(key, first);
-        if let Some(answer) = self.put_present(&mut locked, key, value, first, mode) {
+        let key = self.geometry.hashed(key);
+        let mut locked = self.lock_key(key);
+        if let Some(answer) = self.put_present(&mut locked, key, value, mode) {
             return Ok(answer);
         }
-        if let Some(slot) = self.free_slot(self.geometry.primary(first)) {
-            self.place(&mut locked, slot, key, value, first);
+        if let Some(slot) = self.free_slot(self.geometry.primary(key)) {
+            self.place(&mut locked, slot, key, value);
             return Ok(PutOutcome::Inserted);
         }
         drop(locked);
-        self.put_by_moving(key, value, first, mode)
+        self.put_by_moving(key, value, mode)
     }
 
     /// The rest of a put that found neither the key nor a free slot in its primary window.
     #[cold]
-    fn put_by_moving(
-        &self,
-        key: &[u8],
-        value: &[u8],
-        first: First,
-        mode: PutMode,
-    ) -> Result<PutOutcome, PutError> {
+    fn put_by_moving(&self, key: Hashed<'_>, value: &[u8], mode: PutMode) -> Result<PutOutcome, PutError> {
         let mut waits = 0;
         for _ in 0..ROUNDS_MAX {
-            let Some(path) = find_path(self.slots(), key, first) else {
-                if let Some(answer) = self.put_into_chain(key, value, first, mode) {
+            let Some(path) = find_path(self.slots(), key) else {
+                if let Some(answer) = self.put_into_chain(key, value, mode) {
                     return Ok(answer);
                 }
                 if waits < WAITS_MAX && self.wait_for_grace() {
@@ -398,18 +391,18 @@ impl Index {
                     continue;
                 }
                 // Somebody may have put the same key meanwhile.
-                let mut locked = self.stripes.lock(self.stripes_of_key(key, first));
+                let mut locked = self.stripes.lock(self.stripes_of_key(key));
                 let answer = if broken(Rule::LastLook) {
                     None
                 } else {
-                    self.put_present(&mut locked, key, value, first, mode)
+                    self.put_present(&mut locked, key, value, mode)
                 };
                 return answer.ok_or_else(|| {
                     let counts = self.counts();
                     PutError::Full { keys: counts.keys, slots: counts.slots }
                 });
             };
-            if let Some(answer) = self.put_along(&path, key, value, first, mode) {
+            if let Some(answer) = self.put_along(&path, key, value, mode) {
                 return Ok(answer);
             }
         }
@@ -418,27 +411,20 @@ impl Index {
 
     /// Puts a key by moving others along a path that was found without locks. `None` when the path is not
     /// what it was any more.
-    fn put_along(
-        &self,
-        path: &MovePath,
-        key: &[u8],
-        value: &[u8],
-        first: First,
-        mode: PutMode,
-    ) -> Option<PutOutcome> {
-        let mut set = self.stripes_of_key(key, first);
+    fn put_along(&self, path: &MovePath, key: Hashed<'_>, value: &[u8], mode: PutMode) -> Option<PutOutcome> {
+        let mut set = self.stripes_of_key(key);
         self.add_path(&mut set, path);
         let mut locked = self.stripes.lock(set);
         // Somebody may have put the same key meanwhile.
         if !broken(Rule::LookAgain)
-            && let Some(answer) = self.put_present(&mut locked, key, value, first, mode)
+            && let Some(answer) = self.put_present(&mut locked, key, value, mode)
         {
             return Some(answer);
         }
         if !self.still_good(&locked, path) {
             return None;
         }
-        self.move_along(&mut locked, path, |locked| self.place(locked, path[0], key, value, first));
+        self.move_along(&mut locked, path, |locked| self.place(locked, path[0], key, value));
         Some(PutOutcome::Inserted)
     }
 
@@ -449,10 +435,10 @@ impl Index {
     pub fn remove(&self, key: &[u8]) -> Result<bool, PutError> {
         self.check_lengths(key, &[])?;
         self.reap(REAP_MAX);
-        let first = self.geometry.seeds().first(key);
-        let mut locked = self.lock_key(key, first);
-        let Some(slot) = self.find(key, first) else { return Ok(false) };
-        self.erase(&mut locked, slot, first);
+        let key = self.geometry.hashed(key);
+        let mut locked = self.lock_key(key);
+        let Some(slot) = self.find(key) else { return Ok(false) };
+        self.erase(&mut locked, slot, key);
         drop(locked);
         self.counters.keys.fetch_sub(1, Ordering::Relaxed);
         count(&self.counters.removes);
@@ -482,29 +468,28 @@ impl Index {
 
     /// Locks what a key's presence depends on: its primary window, and its other windows if the home's
     /// filter says that it may be there.
-    fn lock_key(&self, key: &[u8], first: First) -> Locked<'_> {
-        let primary = self.geometry.primary(first);
+    fn lock_key(&self, key: Hashed<'_>) -> Locked<'_> {
+        let primary = self.geometry.primary(key);
         self.region
             .prefetch_bytes(self.geometry.slot_offset(primary.first), self.geometry.window_bytes(primary));
         let mut set = StripeSet::new();
         self.add_window(&mut set, primary);
         let locked = self.stripes.lock(set);
-        if !self.may_be_displaced(first) {
+        if !self.may_be_displaced(key) {
             return locked;
         }
         drop(locked);
-        self.stripes.lock(self.stripes_of_key(key, first))
+        self.stripes.lock(self.stripes_of_key(key))
     }
 
-    fn may_be_displaced(&self, first: First) -> bool {
-        let home_slot = self.geometry.primary(first).first;
-        families::may_be_displaced(&self.geometry, first, self.slots().header(home_slot).aux)
+    fn may_be_displaced(&self, key: Hashed<'_>) -> bool {
+        families::may_be_displaced(&self.geometry, key, self.slots().header(self.home_slot(key)).aux)
     }
 
     /// The stripes of all windows of a key.
-    fn stripes_of_key(&self, key: &[u8], first: First) -> StripeSet {
+    fn stripes_of_key(&self, key: Hashed<'_>) -> StripeSet {
         let mut set = StripeSet::new();
-        for destination in families::destinations(&self.geometry, key, first, None) {
+        for destination in families::destinations(&self.geometry, key, None) {
             self.add_window(&mut set, destination.window);
         }
         set
@@ -523,22 +508,18 @@ impl Index {
                 set.push(self.stripes.of(slot));
             }
             if let Some((_, occupant)) = self.slots().peek(slot).filter(|(_, key)| !key.is_empty()) {
-                set.push(self.stripes.of(self.home_slot(self.geometry.seeds().first(&occupant))));
+                set.push(self.stripes.of(self.home_slot(self.geometry.hashed(&occupant))));
             }
         }
     }
 
-    fn home_slot(&self, first: First) -> SlotIx {
-        self.geometry.primary(first).first
+    fn home_slot(&self, key: Hashed<'_>) -> SlotIx {
+        self.geometry.primary(key).first
     }
 
-    fn home(&self, first: First) -> u64 {
-        self.geometry.home(first.0)
-    }
-
-    /// The main slot whose stripe guards a slot that a key with this hash may stand in.
-    fn guard_of(&self, slot: SlotIx, first: First) -> SlotIx {
-        if slot.0 < self.geometry.main_slots() { slot } else { self.home_slot(first) }
+    /// The main slot whose stripe guards a slot that the key may stand in.
+    fn guard_of(&self, slot: SlotIx, key: Hashed<'_>) -> SlotIx {
+        if slot.0 < self.geometry.main_slots() { slot } else { self.home_slot(key) }
     }
 
     /// The main slot whose stripe guards a slot (L1), by what is known of its block and not by what key stands in it;
@@ -563,9 +544,9 @@ impl Index {
             || [Rule::SlotLock, Rule::BlockGhost].into_iter().any(broken)
     }
 
-    /// May who holds these locks insert, update, move or erase a key with this hash (L2)? For assertions.
-    fn may_change(&self, locked: &Locked<'_>, first: First) -> bool {
-        locked.covers(self.home_slot(first)) || broken(Rule::PathCheck)
+    /// May who holds these locks insert, update, move or erase the key (L2)? For assertions.
+    fn may_change(&self, locked: &Locked<'_>, key: Hashed<'_>) -> bool {
+        locked.covers(self.home_slot(key)) || broken(Rule::PathCheck)
     }
 
     /// What the lock of a home guards beside slots (L2).
@@ -590,19 +571,19 @@ impl Index {
     }
 
     /// The slot that holds `key`. The caller holds the key's locks.
-    fn find(&self, key: &[u8], first: First) -> Option<SlotIx> {
-        let holds = |window: Window| window.iter().find(|&slot| self.slots().holds(slot, key));
-        if let Some(slot) = holds(self.geometry.primary(first)) {
+    fn find(&self, key: Hashed<'_>) -> Option<SlotIx> {
+        let holds = |window: Window| window.iter().find(|&slot| self.slots().holds(slot, key.key()));
+        if let Some(slot) = holds(self.geometry.primary(key)) {
             return Some(slot);
         }
-        if !self.may_be_displaced(first) {
+        if !self.may_be_displaced(key) {
             return None;
         }
-        let mut last = self.geometry.primary(first);
+        let mut last = self.geometry.primary(key);
         (1..)
             .map_while(|read| {
                 let head_aux = self.slots().header(last.first).aux;
-                last = families::after(&self.geometry, key, first, read, head_aux)?;
+                last = families::after(&self.geometry, key, read, head_aux)?;
                 Some(last)
             })
             .find_map(holds)
@@ -616,19 +597,18 @@ impl Index {
     fn put_present(
         &self,
         locked: &mut Locked<'_>,
-        key: &[u8],
+        key: Hashed<'_>,
         value: &[u8],
-        first: First,
         mode: PutMode,
     ) -> Option<PutOutcome> {
-        debug_assert!(self.may_change(locked, first), "L2");
-        let Some(slot) = self.find(key, first) else {
+        debug_assert!(self.may_change(locked, key), "L2");
+        let Some(slot) = self.find(key) else {
             return (mode == PutMode::Update).then_some(PutOutcome::Missing);
         };
         if mode == PutMode::Insert {
             return Some(PutOutcome::Exists);
         }
-        self.rewrite(locked, slot, self.slots().header(slot), key, value);
+        self.rewrite(locked, slot, self.slots().header(slot), key.key(), value);
         count(&self.counters.updates);
         Some(PutOutcome::Updated)
     }
@@ -644,11 +624,11 @@ impl Index {
         self.slots().header(last).is_free()
             && movers.iter().zip(&path[1..]).all(|(&from, &to)| {
                 let occupant = self.slots().read(from);
-                let first = self.geometry.seeds().first(&occupant.key);
+                let mover = self.geometry.hashed(&occupant.key);
                 !occupant.key.is_empty()
                     && has_room_for_ghost(occupant.ghost)
-                    && locked.covers(self.home_slot(first))
-                    && families::destinations(&self.geometry, &occupant.key, first, Some(from))
+                    && locked.covers(self.home_slot(mover))
+                    && families::destinations(&self.geometry, mover, Some(from))
                         .iter()
                         .any(|d| d.window.contains(to))
             })
@@ -657,16 +637,15 @@ impl Index {
     /// Moves every occupant of the path one step on, from the free end back; `finish` then overwrites
     /// `path[0]`, whose occupant has been copied away, by [`Index::place`] or [`Index::vacate`].
     fn move_along<'a>(&self, locked: &mut Locked<'a>, path: &MovePath, finish: impl FnOnce(&mut Locked<'a>)) {
-        let mut came_home: SmallVec<[(First, SlotIx); 4]> = SmallVec::new();
-        let mut filtered_late: SmallVec<[First; 1]> = SmallVec::new();
+        let mut came_home: SmallVec<[(u64, u32, SlotIx); 4]> = SmallVec::new();
+        let mut filtered_late: SmallVec<[u64; 1]> = SmallVec::new();
         for step in path.windows(2).rev() {
             let (from, to) = (step[0], step[1]);
             let occupant = self.slots().read(from);
-            let first = self.geometry.seeds().first(&occupant.key);
-            debug_assert!(self.may_change(locked, first), "L2");
-            let primary = self.geometry.primary(first);
-            let home = self.home(first);
-            let bit = families::filter_bit(&self.geometry, first);
+            let mover = self.geometry.hashed(&occupant.key);
+            debug_assert!(self.may_change(locked, mover), "L2");
+            let (primary, home) = (self.geometry.primary(mover), mover.home());
+            let bit = families::filter_bit(&self.geometry, mover);
             if broken(Rule::CopyBeforeErase) {
                 let free = Content { ghost: 0, aux: occupant.aux, ..Content::default() };
                 self.write(locked, from, &free);
@@ -675,7 +654,7 @@ impl Index {
                 (true, false) => {
                     self.stripe(locked, home).add(home, Displaced { bit, place: DisplacedAt::At(to) });
                     if broken(Rule::FilterBeforeCopy) {
-                        filtered_late.push(first);
+                        filtered_late.push(home);
                     } else {
                         self.set_filter(locked, home);
                     }
@@ -686,17 +665,17 @@ impl Index {
             // M1: the copy is live before `from` is overwritten, by the next step or the caller.
             self.overwrite(locked, to, &occupant.key, &occupant.value);
             if !primary.contains(from) && primary.contains(to) {
-                came_home.push((first, from));
+                came_home.push((home, bit, from));
             }
             count(&self.counters.moves);
         }
         finish(locked);
-        for first in filtered_late {
-            self.set_filter(locked, self.home(first));
+        for home in filtered_late {
+            self.set_filter(locked, home);
         }
         // M5: only now are their displaced copies gone; the grace time counts from here.
-        for (first, from) in came_home {
-            self.linger(locked, first, from);
+        for (home, bit, from) in came_home {
+            self.linger(locked, home, bit, from);
         }
     }
 
@@ -715,32 +694,33 @@ impl Index {
             return self.rewrite(locked, slot, before, key, value);
         }
         debug_assert!(has_room_for_ghost(before.ghost), "M3");
-        let moved = self.geometry.seeds().first(&self.slots().read(slot).key);
+        let occupant = self.slots().read(slot);
+        let moved = self.geometry.hashed(&occupant.key);
         let ghost = if broken(Rule::Ghost) { before.ghost } else { moved.ghost() };
         // M4. The fence pairs with R4: who sees the slot overwritten sees the count. (And who sees the count by R3
         // sees the copy, or its slot being written: the fence before the even pass there came before this.)
         let counted_late = broken(Rule::CountBeforeErase);
         if !counted_late {
-            self.region.add(move_counter_word(self.home(moved)));
+            self.region.add(move_counter_word(moved.home()));
             fence(Ordering::Release);
         }
         self.write(locked, slot, &Content { key, value, ghost, aux: before.aux });
         if counted_late {
-            self.region.add(move_counter_word(self.home(moved)));
+            self.region.add(move_counter_word(moved.home()));
         }
         let guard = self.guard_of(slot, moved);
         self.grace.push(self.grace.due_ns(Rule::GhostGrace), Trace::Ghost { slot, guard });
     }
 
     /// Puts a new key into a slot that is free or whose occupant was moved away.
-    fn place(&self, locked: &mut Locked<'_>, slot: SlotIx, key: &[u8], value: &[u8], first: First) {
-        debug_assert!(self.may_change(locked, first), "L2");
-        if !self.geometry.primary(first).contains(slot) {
-            let (home, bit) = (self.home(first), families::filter_bit(&self.geometry, first));
+    fn place(&self, locked: &mut Locked<'_>, slot: SlotIx, key: Hashed<'_>, value: &[u8]) {
+        debug_assert!(self.may_change(locked, key), "L2");
+        if !self.geometry.primary(key).contains(slot) {
+            let (home, bit) = (key.home(), families::filter_bit(&self.geometry, key));
             self.stripe(locked, home).add(home, Displaced { bit, place: DisplacedAt::At(slot) });
             self.set_filter(locked, home);
         }
-        self.overwrite(locked, slot, key, value);
+        self.overwrite(locked, slot, key.key(), value);
         count(&self.counters.keys);
         count(&self.counters.inserts);
     }
@@ -751,14 +731,13 @@ impl Index {
     }
 
     /// Frees the slot of a key that is removed (M6).
-    fn erase(&self, locked: &mut Locked<'_>, slot: SlotIx, first: First) {
-        debug_assert!(self.may_change(locked, first), "L2");
+    fn erase(&self, locked: &mut Locked<'_>, slot: SlotIx, key: Hashed<'_>) {
+        debug_assert!(self.may_change(locked, key), "L2");
         self.rewrite(locked, slot, self.slots().header(slot), &[], &[]);
-        let primary = self.geometry.primary(first);
-        if !primary.contains(slot) {
-            self.linger(locked, first, slot);
+        if !self.geometry.primary(key).contains(slot) {
+            self.linger(locked, key.home(), families::filter_bit(&self.geometry, key), slot);
         }
-        self.left_slot_of_home(locked, slot, self.home(first));
+        self.left_slot_of_home(locked, slot, key.home());
     }
 
     // ---- filters and traces -------------------------------------------------------------------------
@@ -781,10 +760,9 @@ impl Index {
         }
     }
 
-    /// A displaced key has left `slot`: its filter bit lingers (M5).
-    fn linger(&self, locked: &mut Locked<'_>, first: First, slot: SlotIx) {
-        let (home, until_ns) = (self.home(first), self.grace.due_ns(Rule::FilterGrace));
-        let bit = families::filter_bit(&self.geometry, first);
+    /// The displaced key of `home` with this filter bit has left `slot`: the bit lingers (M5).
+    fn linger(&self, locked: &mut Locked<'_>, home: u64, bit: u32, slot: SlotIx) {
+        let until_ns = self.grace.due_ns(Rule::FilterGrace);
         self.stripe(locked, home).change(home, bit, slot, DisplacedAt::Lingers { until_ns });
         self.grace.push(until_ns, Trace::Filter { home });
     }

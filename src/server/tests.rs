@@ -547,7 +547,7 @@ fn counts() {
 /// Leaves the slots where a key may be as a writer does that has not come to its end. What was there before.
 fn be_written(index: &Index, key: &[u8]) -> Vec<(usize, u64)> {
     let geometry = index.geometry();
-    let slots = geometry.primary(geometry.seeds().first(key)).iter();
+    let slots = geometry.primary(geometry.hashed(key)).iter();
     let words = slots.map(|slot| geometry.slot_word(slot)).map(|word| (word, index.region().load(word)));
     let words: Vec<_> = words.collect();
     words.iter().for_each(|(word, before)| index.region().store(*word, before | 1));
