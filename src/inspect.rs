@@ -4,13 +4,12 @@
 //! absent.
 
 use crate::families;
-use crate::index::{RecoverError, geometry_of};
 use crate::layout::chain::CHAIN_MAX;
 use crate::layout::control::{BLOCKS_WORD, MOVE_COUNTERS, STATE_WORD, State, move_counter_word};
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::mapped;
 use crate::layout::slot::{Header, Image, Torn, View, check};
-use crate::layout::superblock::Superblock;
+use crate::layout::superblock::{Superblock, SuperblockError};
 use crate::region::Region;
 
 /// What stands in a slot.
@@ -61,9 +60,9 @@ impl<'a> Inspector<'a> {
     /// The superblock as it stands, and the geometry that it describes.
     ///
     /// # Errors
-    /// [`RecoverError`] when it makes no sense.
-    pub fn superblock(region: &Region) -> Result<(Geometry, Superblock), RecoverError> {
-        geometry_of(region)
+    /// [`SuperblockError`] when it makes no sense.
+    pub fn superblock(region: &Region) -> Result<(Geometry, Superblock), SuperblockError> {
+        Superblock::open(region.bytes(), |word| region.load(word))
     }
 
     /// The state word.

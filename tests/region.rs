@@ -294,7 +294,7 @@ fn any_wrong_byte_of_the_superblock_is_noticed() {
             left.file().write_all_at(&[good[at] ^ flip], at as u64).unwrap();
             let region = Region::open(&left.path).unwrap();
             let found = Inspector::superblock(&region).map(|_| ());
-            let Err(RecoverError::Superblock(error)) = found else {
+            let Err(error) = found else {
                 assert!((12..16).contains(&at) && (at > 12 || flip == 0x80), "byte {at} ^ {flip}: {found:?}");
                 left.file().write_all_at(&good[..216], 0).unwrap();
                 continue;
@@ -407,7 +407,10 @@ fn files_that_are_no_region() {
         for have in [0u64, 1, 7, 8, 216, 4096, 8191] {
             // Regions are whole words.
             let rounded = have / 8 * 8;
-            assert_eq!(attempt(&good[..have as usize]), RecoverError::TooShort { have: rounded });
+            assert_eq!(
+                attempt(&good[..have as usize]),
+                RecoverError::Superblock(SuperblockError::TooShort { have: rounded })
+            );
         }
         let text = b"#!/bin/sh\necho 'no region, but long enough for one'\n".repeat(300);
         let magic = matches!(attempt(&text), RecoverError::Superblock(SuperblockError::Magic { .. }));
@@ -517,7 +520,13 @@ fn a_server_refuses_what_is_no_region() {
     for start in [StartMode::Open, StartMode::OpenOrCreate(golden_config())] {
         let error = Server::start(config(start)).expect_err("no region");
         assert!(
-            matches!(error, ServeError::Recover { source: RecoverError::TooShort { .. }, .. }),
+            matches!(
+                error,
+                ServeError::Recover {
+                    source: RecoverError::Superblock(SuperblockError::TooShort { .. }),
+                    ..
+                }
+            ),
             "{error}"
         );
     }

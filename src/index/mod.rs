@@ -39,7 +39,6 @@ mod stripes;
 mod tests;
 mod writer;
 
-pub(crate) use recover::geometry_of;
 pub use recover::{RecoverError, Recovered};
 
 use crate::clock::Clock;

@@ -12,7 +12,7 @@ use crate::families;
 use crate::faults::Rule;
 use crate::layout::chain::{self, Block};
 use crate::layout::control::{BLOCKS_WORD, MOVE_COUNTERS, Phase, STATE_WORD, State};
-use crate::layout::geometry::{Geometry, SlotIx};
+use crate::layout::geometry::SlotIx;
 use crate::layout::hash::Hashed;
 use crate::layout::superblock::{Superblock, SuperblockError};
 use crate::region::Region;
@@ -25,12 +25,6 @@ pub enum RecoverError {
     /// The superblock is not usable.
     #[error(transparent)]
     Superblock(#[from] SuperblockError),
-    /// Shorter than a superblock and its control page.
-    #[error("this is no oneread region: it is only {have} bytes long; name a file that `oneread serve` made")]
-    TooShort {
-        /// Its length.
-        have: u64,
-    },
     /// The server that made it died before it was ready.
     #[error(
         "the server that was making this region died before it was ready; remove the file and serve again"
@@ -62,19 +56,6 @@ struct Chains {
     blocks: Vec<(Block, u64)>,
 }
 
-/// Reads and validates the superblock of a mapped region.
-///
-/// # Errors
-/// [`RecoverError::TooShort`] or [`RecoverError::Superblock`].
-pub(crate) fn geometry_of(region: &Region) -> Result<(Geometry, Superblock), RecoverError> {
-    let have = region.bytes();
-    if have < 2 * crate::layout::PAGE as u64 {
-        return Err(RecoverError::TooShort { have });
-    }
-    let superblock = Superblock::from_words(std::array::from_fn(|w| region.load(w)));
-    Ok((superblock.geometry(have)?, superblock))
-}
-
 impl Index {
     /// Takes over the table in `region`: waits for twice the grace time, frees half-written slots and second
     /// copies, takes away what ghosts and filter bits are left, and rebuilds the register of displaced keys.
@@ -83,7 +64,7 @@ impl Index {
     /// # Errors
     /// [`RecoverError`]; the region is then unchanged.
     pub fn open(region: Region, clock: Clock) -> Result<(Index, Recovered), RecoverError> {
-        let (geometry, _) = geometry_of(&region)?;
+        let (geometry, _) = Superblock::open(region.bytes(), |word| region.load(word))?;
         if State::from_word(region.load(STATE_WORD)).phase == Phase::Starting {
             return Err(RecoverError::Unfinished);
         }

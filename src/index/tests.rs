@@ -1286,7 +1286,7 @@ fn a_table_is_made_now_and_within_its_region() {
     let now = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
     let begun = now();
     let watch = Watch::new("list", 4, 1);
-    let (geometry, superblock) = geometry_of(&watch.index.region).unwrap();
+    let (geometry, superblock) = crate::inspect::Inspector::superblock(&watch.index.region).unwrap();
     assert!((begun..=now()).contains(&superblock.created), "{}", superblock.created);
     assert_eq!((geometry, watch.index.incarnation()), (watch.index.geometry.clone(), 1));
     let geometry = small("list", 400).geometry().unwrap();
