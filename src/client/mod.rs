@@ -31,9 +31,9 @@ pub(crate) mod verbs;
 
 use crate::address::Address;
 use crate::fabric::counting::ReadCounts;
-use crate::index::{PutError, PutMode, PutOutcome};
 use crate::layout::geometry::Geometry;
 use crate::layout::superblock::SuperblockError;
+use crate::outcome::{PutError, PutMode, PutOutcome};
 use crate::reader::{GetStats, Limits, ReadError};
 use crate::region::{Region, RegionError};
 use crate::verbs::{SetupError, VerbsError, VerbsOptions};

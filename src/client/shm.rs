@@ -632,7 +632,7 @@ impl BellSocket for SocketLink {
 mod tests {
     use super::*;
     use crate::config::{Config, TableSize};
-    use crate::index::{PutError, PutMode, PutOutcome};
+    use crate::outcome::{PutError, PutMode, PutOutcome};
     use crate::region::Backing;
     use crate::server::{Server, ServerConfig};
 

@@ -221,9 +221,10 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
     use crate::config::{Config, TableSize};
-    use crate::index::{Index, PutMode};
+    use crate::index::Index;
     use crate::layout::hash::Seeds;
     use crate::layout::slot::Content;
+    use crate::outcome::PutMode;
     use crate::region::{Backing, Region};
 
     fn index(layout: &str, slots: u64) -> Index {
