@@ -17,16 +17,9 @@
 //!         otherwise                                                   -> new pass
 //! ```
 //!
-//! # Why a miss is right
-//!
-//! docs/PROTOCOL.md has the proof (G1 to G7). In short: suppose that the key was present throughout a pass, and that
-//! its slot did not show it. Then the key was moved out of that slot during the pass (G1, G2). On shm a counter went up (G6).
-//! Over a network the slot shows the key's ghost, and the home's filter has led the reader there (G3); both stay for twice
-//! the grace time, which is why the pass must take less than that time (G4). A ghost that the previous pass saw in
-//! the same slot under the same stamp is older than this pass (G5).
-//!
-//! A hit needs no proof: the slot's sample is the instant at which the GET takes effect. In a slot of several lines
-//! it needs the clock (G7).
+//! docs/PROTOCOL.md has the proof that a miss is right (G1, G2, G3), and what it asks for (G4, G5, G6). A hit needs no
+//! proof: the slot's sample is the instant at which the GET takes effect. In a slot of several lines it needs
+//! the clock (G7).
 
 use crate::families;
 use crate::faults::{Rule, broken};

@@ -1,10 +1,7 @@
 //! Overflow chains: for layouts that have them, the room of last resort.
 //!
-//! A home's chain, all slots in it included, is guarded by the lock of the home's stripe.
-//!
-//! Rules B1 to B3 (docs/PROTOCOL.md): a block is linked empty, before its first key; it is unlinked when it has been
-//! empty for twice the grace time and no slot of it has a ghost; it keeps its own link, and is used again no earlier
-//! than twice the grace time after, with the counters raised in between.
+//! A home's chain, all slots in it included, is guarded by the lock of the home's stripe. What becomes of a block
+//! follows B1, B2 and B3.
 //!
 //! Overflow memory is address space until a block is first used: only then is memory put behind it and its
 //! slots are written. So what a table's chains cost is what they used.

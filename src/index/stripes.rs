@@ -1,14 +1,7 @@
-//! Striped locks, and what each guards.
-//!
-//! * **L1** A slot is written only under its stripe's lock.
-//! * **L2** A key is inserted, updated, moved and erased only under the lock of its home slot's stripe. That lock
-//!   also guards the home's entries in the register of displaced keys, its filter, its chain, and the notes on the
-//!   chain's empty blocks.
-//! * **L3** Several stripes are locked in increasing order, all at once.
+//! Striped locks, and what each guards (L1, L2, L3). They keep server threads apart. Readers take none and are
+//! held back by none.
 //!
 //! Overflow slots have no stripe of their own: the home of the chain guards them.
-//!
-//! These locks keep server threads apart. Readers take none and are held back by none.
 
 use crate::faults::{Rule, broken};
 use crate::layout::chain::Block;

@@ -9,7 +9,7 @@ use crate::layout::chain::Block;
 use crate::layout::control::{BLOCKS_WORD, MOVE_COUNTERS};
 use crate::layout::geometry::Family;
 use crate::layout::hash::Seeds;
-use crate::layout::slot::Key;
+use crate::layout::slot::{Header, Key};
 use crate::sim::{Adversary, History, Instant, Random, Recorder};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,18 +1,7 @@
-//! The slot writer: the only code that changes a slot.
+//! The slot writer: the only code that changes a slot. It keeps W1, W2 and W3 of docs/PROTOCOL.md.
 //!
-//! # Protocol
-//!
-//! Who writes: one server thread at a time, holding the slot's lock. Who reads: anybody.
-//!
-//! * **W1** Every line's stamp is made odd.
-//! * **W2** Then the bytes are stored, every word with an odd stamp in it still.
-//! * **W3** Then every line's stamp is made even, 2 above what it was, and the CRC with it.
-//!
-//! W1 before W2 is what makes stamps sufficient: without it a line half old, half new could carry the
-//! old, even stamp in a word not yet overwritten.
-//!
-//! A writer that dies between W1 and W3 leaves the slot odd: readers end in `Contended` there and
-//! nowhere else, until the server is restarted.
+//! One server thread writes at a time, and holds the slot's lock. Anybody reads. A writer that dies on its way
+//! leaves the slot odd: readers end in `Contended` there and nowhere else, until the server is restarted.
 
 use crate::faults::{Rule, broken};
 use crate::layout::geometry::{Geometry, SlotIx};
