@@ -22,7 +22,7 @@
 //! the clock (G7).
 
 use crate::families;
-use crate::faults::{Rule, broken};
+use crate::faults::{Rule, kept};
 use crate::layout::chain::CHAIN_MAX;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::hash::Hashed;
@@ -77,7 +77,7 @@ impl Proof {
     /// On shm: the counter of begun moves for the key's home, before and after the pass.
     #[inline]
     pub fn by_counter(before: u64, after: u64) -> Proof {
-        if before == after || broken(Rule::MoveCounter) { Proof::NoMove } else { Proof::None }
+        if kept(Rule::MoveCounter, || before == after) { Proof::NoMove } else { Proof::None }
     }
 }
 
@@ -212,14 +212,16 @@ impl<'a> Get<'a> {
     /// Concludes a pass that showed nothing (or a hit that needs proof) from the fabric's proof for it.
     #[inline]
     pub fn judge(&mut self, proof: Proof) -> Step {
-        let proof = if broken(Rule::ClientClock) && proof == Proof::None { Proof::InGrace } else { proof };
-        match proof {
-            Proof::None => self.again(Retry::Late),
-            _ if self.found => Step::Found,
-            Proof::NoMove => Step::Absent,
-            Proof::InGrace if self.no_new_ghost() || broken(Rule::ClientGhost) => Step::Absent,
-            Proof::InGrace => self.again(Retry::Moved),
+        if !kept(Rule::ClientClock, || proof != Proof::None) {
+            return self.again(Retry::Late);
         }
+        if self.found {
+            return Step::Found;
+        }
+        if proof == Proof::NoMove || kept(Rule::ClientGhost, || self.no_new_ghost()) {
+            return Step::Absent;
+        }
+        self.again(Retry::Moved)
     }
 
     /// The window that follows, if the home's filter says that the key may be there.
@@ -247,7 +249,7 @@ impl<'a> Get<'a> {
     fn no_new_ghost(&self) -> bool {
         let is_old = |&(slot, stamp): &(SlotIx, u32)| {
             let same = |&(old_slot, old_stamp): &(SlotIx, u32)| {
-                old_slot == slot && (old_stamp == stamp || broken(Rule::GhostStamp))
+                old_slot == slot && kept(Rule::GhostStamp, || old_stamp == stamp)
             };
             self.before.iter().any(same)
         };

@@ -155,11 +155,10 @@ impl Index {
         }
         let (home, home_slot) = (key.home(), self.home_slot(key));
         let mut locked = self.stripes.lock(self.stripes_of_key(key));
-        // Somebody may have put the same key meanwhile.
-        if !broken(Rule::LookAgain)
-            && let Some(answer) = self.put_present(&mut locked, key, value, mode)
-        {
-            return Some(answer);
+        // L5: somebody may have put the same key meanwhile.
+        let answer = obey(Rule::LookAgain, || self.put_present(&mut locked, key, value, mode));
+        if answer.is_some() {
+            return answer;
         }
         let heads: SmallVec<[SlotIx; 4]> = self.chain_heads(home_slot).collect();
         let block_at = |head| chain::block_of(&self.geometry, head);
@@ -178,13 +177,12 @@ impl Index {
         let (slot, tail) = (window.first, *heads.last().expect("the home is a head"));
         // First use, or a link left over from the last one.
         window.iter().for_each(|slot| self.write(&locked, slot, &Content::default()));
-        if broken(Rule::LinkFirst) {
-            self.place(&mut locked, slot, key, value);
-            self.link(&locked, tail, Some(block));
-            return Some(PutOutcome::Inserted);
-        }
-        self.link(&locked, tail, Some(block));
-        self.place(&mut locked, slot, key, value);
+        in_order(
+            Rule::LinkFirst,
+            &mut locked,
+            |locked| self.link(locked, tail, Some(block)),
+            |locked| self.place(locked, slot, key, value),
+        );
         Some(PutOutcome::Inserted)
     }
 
@@ -254,8 +252,8 @@ impl Index {
             return; // Used again meanwhile: another note, if any, is about that.
         }
         let window = chain::window(&self.geometry, block);
-        let has_ghost = window.iter().any(|slot| self.slots().header(slot).ghost != 0);
-        if has_ghost && !broken(Rule::BlockGhost) {
+        let is_bare = window.iter().all(|slot| self.slots().header(slot).ghost == 0);
+        if !kept(Rule::BlockGhost, || is_bare) {
             // Whoever is about to take that ghost away relies on this home's lock: the block stays.
             return self.note_if_empty(&mut locked, home, block);
         }
@@ -265,9 +263,7 @@ impl Index {
             .find(|&head| chain::link(self.slots().header(head).aux) == Some(block));
         let Some(before) = before else { return };
         self.link(&locked, before, chain::link(self.slots().header(window.first).aux));
-        if broken(Rule::BlockLink) {
-            self.link(&locked, window.first, None);
-        }
+        disobey(Rule::BlockLink, || self.link(&locked, window.first, None));
         self.grace.push(self.grace.due_ns(Rule::ReuseGrace), Trace::Reuse { home, block });
     }
 
@@ -277,20 +273,18 @@ impl Index {
         // A reader that goes by the counter and took its mark before this sees that it went up, since what
         // it reads in the block is written after; one that took it later sees the new link.
         fence(Ordering::Release);
-        if !broken(rule) {
-            homes.into_iter().for_each(|home| self.region.add(move_counter_word(home)));
-        }
+        obey(rule, || homes.into_iter().for_each(|home| self.region.add(move_counter_word(home))));
         fence(Ordering::Release);
     }
 
     /// Gives an unlinked block back for use by any home (B3).
     pub(super) fn reuse(&self, home: u64, block: Block) {
-        if broken(Rule::BlockCountFirst) {
-            self.blocks.give_back(block);
-            return self.count_homes([home], Rule::BlockCount);
-        }
-        self.count_homes([home], Rule::BlockCount);
-        self.blocks.give_back(block);
+        in_order(
+            Rule::BlockCountFirst,
+            self,
+            |index| index.count_homes([home], Rule::BlockCount),
+            |index| index.blocks.give_back(block),
+        );
     }
 }
 

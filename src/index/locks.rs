@@ -37,8 +37,8 @@ impl Index {
     /// The stripes of a path's slots, and of the homes of the keys in them (L2).
     pub(super) fn add_path(&self, set: &mut StripeSet, path: &MovePath) {
         for &slot in path {
-            if slot.0 < self.geometry.main_slots() && !broken(Rule::SlotLock) {
-                set.push(self.stripes.of(slot));
+            if slot.0 < self.geometry.main_slots() {
+                obey(Rule::SlotLock, || set.push(self.stripes.of(slot)));
             }
             if let Some((_, occupant)) = self.slots().peek(slot).filter(|(_, key)| !key.is_empty()) {
                 set.push(self.stripes.of(self.home_slot(self.geometry.hashed(&occupant))));
@@ -78,18 +78,17 @@ impl Index {
     /// Does the stripe of this main slot guard the slot? For assertions.
     pub(super) fn is_guarded_by(&self, slot: SlotIx, guard: SlotIx) -> bool {
         // Where a block is unlinked with a ghost in it, the next home that uses it has come to guard that.
-        self.known_guard(slot) == Some(guard) || broken(Rule::BlockGhost)
+        kept(Rule::BlockGhost, || self.known_guard(slot) == Some(guard))
     }
 
     /// May who holds these locks write the slot (L1)? For assertions.
     pub(super) fn may_write(&self, locked: &Locked<'_>, slot: SlotIx) -> bool {
-        locked.is_alone()
-            || self.known_guard(slot).is_some_and(|guard| locked.covers(guard))
-            || [Rule::SlotLock, Rule::BlockGhost].into_iter().any(broken)
+        let is_locked = || self.known_guard(slot).is_some_and(|guard| locked.covers(guard));
+        locked.is_alone() || kept(Rule::SlotLock, || kept(Rule::BlockGhost, is_locked))
     }
 
     /// May who holds these locks insert, update, move or erase the key (L2)? For assertions.
     pub(super) fn may_change(&self, locked: &Locked<'_>, key: Hashed<'_>) -> bool {
-        locked.covers(self.home_slot(key)) || broken(Rule::PathCheck)
+        kept(Rule::PathCheck, || locked.covers(self.home_slot(key)))
     }
 }

@@ -37,7 +37,7 @@ pub use recover::{RecoverError, Recovered};
 use crate::clock::Clock;
 use crate::fabric::shm::Shm;
 use crate::families;
-use crate::faults::{Rule, broken};
+use crate::faults::{AtOnce, Rule, by_rule, disobey, in_order, kept, obey};
 use crate::layout::chain;
 use crate::layout::control::{Phase, STATE_WORD, State, move_counter_word};
 use crate::layout::geometry::{Geometry, SlotIx, Window};
@@ -240,13 +240,9 @@ impl Index {
                     waits += 1;
                     continue;
                 }
-                // Somebody may have put the same key meanwhile.
+                // L6: somebody may have put the same key meanwhile.
                 let mut locked = self.stripes.lock(self.stripes_of_key(key));
-                let answer = if broken(Rule::LastLook) {
-                    None
-                } else {
-                    self.put_present(&mut locked, key, value, mode)
-                };
+                let answer = obey(Rule::LastLook, || self.put_present(&mut locked, key, value, mode));
                 return answer.ok_or_else(|| {
                     let counts = self.counts();
                     PutError::Full { keys: counts.keys, slots: counts.slots }

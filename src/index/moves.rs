@@ -5,7 +5,7 @@ use crate::layout::slot::Header;
 
 /// May the occupant of a slot with this ghost be moved (M3)?
 pub(super) fn has_room_for_ghost(ghost: u8) -> bool {
-    ghost == 0 || broken(Rule::OneGhost)
+    kept(Rule::OneGhost, || ghost == 0)
 }
 
 impl Index {
@@ -21,11 +21,10 @@ impl Index {
         let mut set = self.stripes_of_key(key);
         self.add_path(&mut set, path);
         let mut locked = self.stripes.lock(set);
-        // Somebody may have put the same key meanwhile.
-        if !broken(Rule::LookAgain)
-            && let Some(answer) = self.put_present(&mut locked, key, value, mode)
-        {
-            return Some(answer);
+        // L5: somebody may have put the same key meanwhile.
+        let answer = obey(Rule::LookAgain, || self.put_present(&mut locked, key, value, mode));
+        if answer.is_some() {
+            return answer;
         }
         if !self.still_good(&locked, path) {
             return None;
@@ -34,11 +33,12 @@ impl Index {
         Some(PutOutcome::Inserted)
     }
 
-    /// Is a path still what the search saw? The caller holds its locks.
+    /// Is a path still what the search saw (L4)? The caller holds its locks.
     pub(super) fn still_good(&self, locked: &Locked<'_>, path: &MovePath) -> bool {
-        if broken(Rule::PathCheck) {
-            return true;
-        }
+        kept(Rule::PathCheck, || self.is_as_found(locked, path))
+    }
+
+    fn is_as_found(&self, locked: &Locked<'_>, path: &MovePath) -> bool {
         let (&last, movers) = path.split_last().expect("a path has a slot");
         self.slots().header(last).is_free()
             && movers.iter().zip(&path[1..]).all(|(&from, &to)| {
@@ -61,46 +61,48 @@ impl Index {
         path: &MovePath,
         finish: impl FnOnce(&mut Locked<'a>),
     ) {
+        let mut filters = AtOnce::new(Rule::FilterBeforeCopy);
         let mut came_home: SmallVec<[(u64, u32, SlotIx); 4]> = SmallVec::new();
-        let mut filtered_late: SmallVec<[u64; 1]> = SmallVec::new();
         for step in path.windows(2).rev() {
             let (from, to) = (step[0], step[1]);
-            let occupant = self.slots().read(from);
-            let mover = self.geometry.hashed(&occupant.key);
-            debug_assert!(self.may_change(locked, mover), "L2");
-            let (primary, home) = (self.geometry.primary(mover), mover.home());
-            let bit = families::filter_bit(&self.geometry, mover);
-            if broken(Rule::CopyBeforeErase) {
-                let free = Content { ghost: 0, aux: occupant.aux, ..Content::default() };
-                self.write(locked, from, &free);
-            }
-            match (primary.contains(from), primary.contains(to)) {
-                (true, false) => {
-                    self.stripe(locked, home).add(home, Displaced { bit, place: DisplacedAt::At(to) });
-                    if broken(Rule::FilterBeforeCopy) {
-                        filtered_late.push(home);
-                    } else {
-                        self.set_filter(locked, home);
-                    }
-                }
-                (false, false) => self.stripe(locked, home).change(home, bit, from, DisplacedAt::At(to)),
-                (_, true) => {}
-            }
-            // M1: the copy is live before `from` is overwritten, by the next step or the caller.
-            self.overwrite(locked, to, &occupant.key, &occupant.value);
-            if !primary.contains(from) && primary.contains(to) {
-                came_home.push((home, bit, from));
-            }
-            count(&self.counters.moves);
+            let left = self.copy(locked, from, to, &mut filters);
+            came_home.extend(left.map(|(home, bit)| (home, bit, from)));
         }
         finish(locked);
-        for home in filtered_late {
-            self.set_filter(locked, home);
-        }
+        filters.finish(|home| self.set_filter(locked, home));
         // M5: only now are their displaced copies gone; the grace time counts from here.
         for (home, bit, from) in came_home {
             self.linger(locked, home, bit, from);
         }
+    }
+
+    /// Copies the occupant of `from` to `to`. If it comes home by that: its home, and its filter bit.
+    fn copy(
+        &self,
+        locked: &mut Locked<'_>,
+        from: SlotIx,
+        to: SlotIx,
+        filters: &mut AtOnce<u64>,
+    ) -> Option<(u64, u32)> {
+        let occupant = self.slots().read(from);
+        let mover = self.geometry.hashed(&occupant.key);
+        debug_assert!(self.may_change(locked, mover), "L2");
+        let (primary, home) = (self.geometry.primary(mover), mover.home());
+        let bit = families::filter_bit(&self.geometry, mover);
+        let free = Content { aux: occupant.aux, ..Content::default() };
+        disobey(Rule::CopyBeforeErase, || self.write(locked, from, &free));
+        match (primary.contains(from), primary.contains(to)) {
+            (true, false) => {
+                self.stripe(locked, home).add(home, Displaced { bit, place: DisplacedAt::At(to) });
+                filters.step(home, |home| self.set_filter(locked, home));
+            }
+            (false, false) => self.stripe(locked, home).change(home, bit, from, DisplacedAt::At(to)),
+            (_, true) => {}
+        }
+        // M1: the copy is live before `from` is overwritten, by the next step or the caller.
+        self.overwrite(locked, to, &occupant.key, &occupant.value);
+        count(&self.counters.moves);
+        (!primary.contains(from) && primary.contains(to)).then_some((home, bit))
     }
 
     /// Puts a new key into a slot that is free or whose occupant was moved away.
@@ -141,7 +143,7 @@ impl Index {
         key: &[u8],
         value: &[u8],
     ) {
-        let ghost = if broken(Rule::GhostStays) { 0 } else { before.ghost };
+        let ghost = by_rule(Rule::GhostStays, before.ghost, 0);
         self.write(locked, slot, &Content { key, value, ghost, aux: before.aux });
     }
 
@@ -155,18 +157,16 @@ impl Index {
         debug_assert!(has_room_for_ghost(before.ghost), "M3");
         let occupant = self.slots().read(slot);
         let moved = self.geometry.hashed(&occupant.key);
-        let ghost = if broken(Rule::Ghost) { before.ghost } else { moved.ghost() };
-        // M4. The fence pairs with R4: who sees the slot overwritten sees the count. (And who sees the count by R3
-        // sees the copy, or its slot being written: the fence before the even pass there came before this.)
-        let counted_late = broken(Rule::CountBeforeErase);
-        if !counted_late {
-            self.region.add(move_counter_word(moved.home()));
+        let ghost = by_rule(Rule::Ghost, moved.ghost(), before.ghost);
+        let begun = |index: &mut &Index| {
+            index.region.add(move_counter_word(moved.home()));
+            // Pairs with R4: who sees the slot overwritten sees the count. (And who sees the count by R3 sees the copy,
+            // or its slot being written: the fence before the even pass there came before this.)
             fence(Ordering::Release);
-        }
-        self.write(locked, slot, &Content { key, value, ghost, aux: before.aux });
-        if counted_late {
-            self.region.add(move_counter_word(moved.home()));
-        }
+        };
+        let content = Content { key, value, ghost, aux: before.aux };
+        // M4
+        in_order(Rule::CountBeforeErase, self, begun, |index| index.write(locked, slot, &content));
         let guard = self.guard_of(slot, moved);
         self.grace.push(self.grace.due_ns(Rule::GhostGrace), Trace::Ghost { slot, guard });
     }

@@ -113,19 +113,8 @@ impl Stripes {
     }
 
     /// Locks a set of stripes (L3).
-    pub fn lock(&self, mut set: StripeSet) -> Locked<'_> {
-        if broken(Rule::LockOrder) {
-            let mut seen = StripeSet::new();
-            set.retain(|n| {
-                !seen.contains(n) && {
-                    seen.push(*n);
-                    true
-                }
-            });
-        } else {
-            set.sort_unstable();
-            set.dedup();
-        }
+    pub fn lock(&self, set: StripeSet) -> Locked<'_> {
+        let set = if broken(Rule::LockOrder) { as_named(set) } else { increasing(set) };
         let held = set.into_iter().map(|n| (n, lock(&self.all[n]))).collect();
         Locked { held, stripes: self, is_alone: false }
     }
@@ -140,6 +129,24 @@ impl Stripes {
     pub fn displaced(&self) -> usize {
         self.all.iter().map(|stripe| lock(stripe).census().sum::<usize>()).sum()
     }
+}
+
+/// Each stripe of the set once, in increasing order.
+fn increasing(mut set: StripeSet) -> StripeSet {
+    set.sort_unstable();
+    set.dedup();
+    set
+}
+
+/// Each once, in the order in which they were named: wrong.
+fn as_named(mut set: StripeSet) -> StripeSet {
+    let mut seen = StripeSet::new();
+    set.retain(|number| {
+        let is_new = !seen.contains(number);
+        seen.extend(is_new.then_some(*number));
+        is_new
+    });
+    set
 }
 
 /// Locked stripes. Dropping it unlocks them.
