@@ -217,12 +217,12 @@ fn damaged_region(input: &mut Input<'_>, geometry: &Geometry) -> Vec<u64> {
                 let key = if kind == 3 { Vec::new() } else { key(of % KEYS, geometry.key_max()) };
                 let room = shape.payload_max() - key.len();
                 let value = value(of, if of.is_multiple_of(5) { room } else { usize::from(of) % (room + 1) });
-                let (first, blocks) = (geometry.seeds().first(&key), geometry.overflow_blocks());
+                let (ghost, blocks) = (geometry.hashed(&key).ghost(), geometry.overflow_blocks());
                 let link = Block((u64::from(input.byte()) % (blocks + 2)) as u32);
                 let filter = if mode & 0x80 == 0 { 0 } else { !0 };
                 let (ghost, aux) = match kind {
                     4 => (0, 0),
-                    5 => (first.ghost(), chain::with_link(filter, Some(link))),
+                    5 => (ghost, chain::with_link(filter, Some(link))),
                     _ => (input.byte(), chain::with_link(filter, (mode & 0x40 != 0).then_some(link))),
                 };
                 let stamp = if mode & 0x20 == 0 { 2 } else { input.u32() & !1 };

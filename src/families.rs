@@ -7,7 +7,7 @@
 //! | where may a key go to make room? | puts and deletes | `*/mutation.rs` |
 
 use crate::layout::geometry::{Family, Geometry, SlotIx, Window};
-use crate::layout::hash::First;
+use crate::layout::hash::Hashed;
 use crate::placement::Destination;
 use crate::placement::Preset;
 use crate::{chained, cuckoo, hopscotch};
@@ -32,8 +32,8 @@ pub fn filter_bits(family: Family) -> u32 {
 
 /// The bit of the home's `aux` that stands for the key.
 #[inline]
-pub fn filter_bit(geometry: &Geometry, first: First) -> u32 {
-    first.filter_bit(filter_bits(geometry.layout().family))
+pub fn filter_bit(geometry: &Geometry, key: Hashed<'_>) -> u32 {
+    key.first().filter_bit(filter_bits(geometry.layout().family))
 }
 
 /// The bits of a home's `aux` that are its filter.
@@ -49,16 +49,16 @@ pub fn names_displaced(geometry: &Geometry, home_aux: u32) -> bool {
 
 /// Does the home's `aux` allow that the key is displaced? Never false for a displaced key.
 #[inline]
-pub fn may_be_displaced(geometry: &Geometry, first: First, home_aux: u32) -> bool {
-    home_aux & filter_bit(geometry, first) != 0
+pub fn may_be_displaced(geometry: &Geometry, key: Hashed<'_>, home_aux: u32) -> bool {
+    home_aux & filter_bit(geometry, key) != 0
 }
 
 /// The window to READ after `read` windows (at least 1) did not show the key; `head_aux` is the `aux` of
 /// the first slot of the last one. `None` after the last.
 #[inline]
-pub fn after(geometry: &Geometry, key: &[u8], first: First, read: u32, head_aux: u32) -> Option<Window> {
+pub fn after(geometry: &Geometry, key: Hashed<'_>, read: u32, head_aux: u32) -> Option<Window> {
     match geometry.layout().family {
-        Family::Cuckoo => cuckoo::placement::after(geometry, key, first, read),
+        Family::Cuckoo => cuckoo::placement::after(geometry, key, read),
         Family::Hopscotch => hopscotch::placement::after(geometry, head_aux),
         Family::Chained => chained::placement::after(geometry, head_aux),
     }
@@ -69,14 +69,13 @@ pub fn after(geometry: &Geometry, key: &[u8], first: First, read: u32, head_aux:
 /// Where a key that is at `at` (or nowhere yet) may go, by moves alone.
 pub(crate) fn destinations(
     geometry: &Geometry,
-    key: &[u8],
-    first: First,
+    key: Hashed<'_>,
     at: Option<SlotIx>,
 ) -> SmallVec<[Destination; 3]> {
     match geometry.layout().family {
-        Family::Cuckoo => cuckoo::mutation::destinations(geometry, key, first, at),
-        Family::Hopscotch => hopscotch::mutation::destinations(geometry, first),
-        Family::Chained => chained::mutation::destinations(geometry, first, at),
+        Family::Cuckoo => cuckoo::mutation::destinations(geometry, key, at),
+        Family::Hopscotch => hopscotch::mutation::destinations(geometry, key),
+        Family::Chained => chained::mutation::destinations(geometry, key, at),
     }
 }
 

@@ -131,6 +131,80 @@ pub(crate) fn broken(rule: Rule) -> bool {
     }
 }
 
+/// Is what `rule` asks for so? Where it is broken, nobody asks.
+#[inline(always)]
+pub(crate) fn kept(rule: Rule, is_so: impl FnOnce() -> bool) -> bool {
+    broken(rule) || is_so()
+}
+
+/// Takes a step because `rule` says so. Where it is broken, the step is left out.
+#[inline(always)]
+pub(crate) fn obey<T: Default>(rule: Rule, step: impl FnOnce() -> T) -> T {
+    if broken(rule) { T::default() } else { step() }
+}
+
+/// Takes a step that `rule` forbids, where it is broken.
+#[inline(always)]
+pub(crate) fn disobey(rule: Rule, step: impl FnOnce()) {
+    if broken(rule) {
+        step();
+    }
+}
+
+/// Takes two steps, in an order that is a rule. Where it is broken, they are taken the other way round.
+#[inline(always)]
+pub(crate) fn in_order<S>(rule: Rule, mut on: S, first: impl FnOnce(&mut S), then: impl FnOnce(&mut S)) {
+    if broken(rule) {
+        then(&mut on);
+        first(&mut on);
+    } else {
+        first(&mut on);
+        then(&mut on);
+    }
+}
+
+/// What `rule` says; where it is broken, the other.
+#[inline(always)]
+pub(crate) fn by_rule<T>(rule: Rule, right: T, wrong: T) -> T {
+    if broken(rule) { wrong } else { right }
+}
+
+/// Steps that a rule wants before others. Where it is broken, they are put off until after these.
+pub(crate) struct AtOnce<T> {
+    rule: Rule,
+    #[cfg(feature = "faults")]
+    late: Vec<T>,
+    #[cfg(not(feature = "faults"))]
+    late: std::marker::PhantomData<T>,
+}
+
+impl<T> AtOnce<T> {
+    #[inline(always)]
+    pub fn new(rule: Rule) -> AtOnce<T> {
+        AtOnce { rule, late: Default::default() }
+    }
+
+    /// Takes a step, with this.
+    #[inline(always)]
+    pub fn step(&mut self, with: T, step: impl FnOnce(T)) {
+        if broken(self.rule) {
+            #[cfg(feature = "faults")]
+            self.late.push(with);
+        } else {
+            step(with);
+        }
+    }
+
+    /// Takes the steps that were put off.
+    #[inline(always)]
+    pub fn finish(self, step: impl FnMut(T)) {
+        #[cfg(feature = "faults")]
+        self.late.into_iter().for_each(step);
+        #[cfg(not(feature = "faults"))]
+        let _ = step;
+    }
+}
+
 /// How long `rule` waits: `right_ns`, unless it is switched off, or shortened, on this thread.
 #[inline(always)]
 pub(crate) fn wait_ns(rule: Rule, right_ns: u64) -> u64 {
@@ -138,7 +212,7 @@ pub(crate) fn wait_ns(rule: Rule, right_ns: u64) -> u64 {
     if let Some((_, short_ns)) = WAITS.get().into_iter().flatten().find(|(short, _)| *short == rule) {
         return short_ns;
     }
-    if broken(rule) { 0 } else { right_ns }
+    by_rule(rule, right_ns, 0)
 }
 
 /// What is broken on this thread, for [`break_all`] on another.

@@ -17,22 +17,15 @@
 //!         otherwise                                                   -> new pass
 //! ```
 //!
-//! # Why a miss is right
-//!
-//! docs/PROTOCOL.md has the proof (G1 to G7). In short: suppose that the key was present throughout a pass, and that
-//! its slot did not show it. Then the key was moved out of that slot during the pass (G1, G2). On shm a counter went up (G6).
-//! Over a network the slot shows the key's ghost, and the home's filter has led the reader there (G3); both stay for twice
-//! the grace time, which is why the pass must take less than that time (G4). A ghost that the previous pass saw in
-//! the same slot under the same stamp is older than this pass (G5).
-//!
-//! A hit needs no proof: the slot's sample is the instant at which the GET takes effect. In a slot of several lines
-//! it needs the clock (G7).
+//! docs/PROTOCOL.md has the proof that a miss is right (G1, G2, G3), and what it asks for (G4, G5, G6). A hit needs no
+//! proof: the slot's sample is the instant at which the GET takes effect. In a slot of several lines it needs
+//! the clock (G7).
 
 use crate::families;
-use crate::faults::{Rule, broken};
+use crate::faults::{Rule, kept};
 use crate::layout::chain::CHAIN_MAX;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
-use crate::layout::hash::First;
+use crate::layout::hash::Hashed;
 use crate::layout::slot::Header;
 use smallvec::SmallVec;
 use std::time::Duration;
@@ -84,7 +77,7 @@ impl Proof {
     /// On shm: the counter of begun moves for the key's home, before and after the pass.
     #[inline]
     pub fn by_counter(before: u64, after: u64) -> Proof {
-        if before == after || broken(Rule::MoveCounter) { Proof::NoMove } else { Proof::None }
+        if kept(Rule::MoveCounter, || before == after) { Proof::NoMove } else { Proof::None }
     }
 }
 
@@ -126,9 +119,7 @@ type Ghosts = SmallVec<[(SlotIx, u32); 2]>;
 #[derive(Debug)]
 pub struct Get<'a> {
     geometry: &'a Geometry,
-    key: &'a [u8],
-    first: First,
-    home: u64,
+    key: Hashed<'a>,
     ghost: u8,
     primary: Window,
     /// The window being read, and how many this pass has read before it.
@@ -148,15 +139,12 @@ impl<'a> Get<'a> {
     /// [`Get::start`].
     #[inline]
     pub fn new(geometry: &'a Geometry, key: &'a [u8]) -> Get<'a> {
-        let first = geometry.seeds().first(key);
-        let home = geometry.home(first.0);
-        let primary = geometry.window(home);
+        let key = geometry.hashed(key);
+        let primary = geometry.primary(key);
         Get {
             geometry,
             key,
-            first,
-            home,
-            ghost: first.ghost(),
+            ghost: key.ghost(),
             primary,
             window: primary,
             read: 0,
@@ -177,7 +165,7 @@ impl<'a> Get<'a> {
     /// The key's home: what a fabric's mark is taken for.
     #[inline]
     pub fn home(&self) -> u64 {
-        self.home
+        self.key.home()
     }
 
     /// Does the next READ begin a pass? Then its mark is taken right before it.
@@ -192,10 +180,10 @@ impl<'a> Get<'a> {
     #[inline]
     pub fn feed<L: Landed>(&mut self, landed: &mut L, exact: bool, value: &mut Vec<u8>) -> Step {
         let mut torn = false;
-        let likely = landed.glance(self.window, self.key);
+        let likely = landed.glance(self.window, self.key.key());
         let others = self.window.iter().filter(|slot| Some(*slot) != likely);
         for slot in likely.into_iter().chain(others) {
-            match landed.look(slot, self.key, value) {
+            match landed.look(slot, self.key.key(), value) {
                 Look::Match if exact || self.geometry.shape().lines() == 1 => return Step::Found,
                 Look::Match => {
                     self.found = true;
@@ -224,23 +212,25 @@ impl<'a> Get<'a> {
     /// Concludes a pass that showed nothing (or a hit that needs proof) from the fabric's proof for it.
     #[inline]
     pub fn judge(&mut self, proof: Proof) -> Step {
-        let proof = if broken(Rule::ClientClock) && proof == Proof::None { Proof::InGrace } else { proof };
-        match proof {
-            Proof::None => self.again(Retry::Late),
-            _ if self.found => Step::Found,
-            Proof::NoMove => Step::Absent,
-            Proof::InGrace if self.no_new_ghost() || broken(Rule::ClientGhost) => Step::Absent,
-            Proof::InGrace => self.again(Retry::Moved),
+        if !kept(Rule::ClientClock, || proof != Proof::None) {
+            return self.again(Retry::Late);
         }
+        if self.found {
+            return Step::Found;
+        }
+        if proof == Proof::NoMove || kept(Rule::ClientGhost, || self.no_new_ghost()) {
+            return Step::Absent;
+        }
+        self.again(Retry::Moved)
     }
 
     /// The window that follows, if the home's filter says that the key may be there.
     #[inline]
     fn next_window(&self) -> Option<Window> {
-        if !families::may_be_displaced(self.geometry, self.first, self.home_aux) {
+        if !families::may_be_displaced(self.geometry, self.key, self.home_aux) {
             return None;
         }
-        families::after(self.geometry, self.key, self.first, self.read, self.head_aux)
+        families::after(self.geometry, self.key, self.read, self.head_aux)
     }
 
     #[inline]
@@ -259,7 +249,7 @@ impl<'a> Get<'a> {
     fn no_new_ghost(&self) -> bool {
         let is_old = |&(slot, stamp): &(SlotIx, u32)| {
             let same = |&(old_slot, old_stamp): &(SlotIx, u32)| {
-                old_slot == slot && (old_stamp == stamp || broken(Rule::GhostStamp))
+                old_slot == slot && kept(Rule::GhostStamp, || old_stamp == stamp)
             };
             self.before.iter().any(same)
         };
@@ -358,7 +348,7 @@ mod tests {
     #[test]
     fn ghosts_are_remembered_for_one_pass() {
         let geometry = geometry("cluster", 8, 8);
-        let tag = geometry.seeds().first(b"key").ghost();
+        let tag = geometry.hashed(b"key").ghost();
         let first = Get::new(&geometry, b"key").start().first.0;
         let (absent, moved) = (Step::Absent, Step::Again(Get::new(&geometry, b"key").start(), Retry::Moved));
         // What the slots show, is one of them torn, and the proof.

@@ -4,13 +4,12 @@
 //! absent.
 
 use crate::families;
-use crate::index::{RecoverError, geometry_of};
 use crate::layout::chain::CHAIN_MAX;
 use crate::layout::control::{BLOCKS_WORD, MOVE_COUNTERS, STATE_WORD, State, move_counter_word};
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::mapped;
 use crate::layout::slot::{Header, Image, Torn, View, check};
-use crate::layout::superblock::Superblock;
+use crate::layout::superblock::{Superblock, SuperblockError};
 use crate::region::Region;
 
 /// What stands in a slot.
@@ -61,9 +60,9 @@ impl<'a> Inspector<'a> {
     /// The superblock as it stands, and the geometry that it describes.
     ///
     /// # Errors
-    /// [`RecoverError`] when it makes no sense.
-    pub fn superblock(region: &Region) -> Result<(Geometry, Superblock), RecoverError> {
-        geometry_of(region)
+    /// [`SuperblockError`] when it makes no sense.
+    pub fn superblock(region: &Region) -> Result<(Geometry, Superblock), SuperblockError> {
+        Superblock::open(region.bytes(), |word| region.load(word))
     }
 
     /// The state word.
@@ -114,15 +113,15 @@ impl<'a> Inspector<'a> {
     /// The windows that a GET of `key` may READ, in order, and whether the home's filter sends it beyond
     /// the first one.
     pub fn windows(&self, key: &[u8]) -> (Vec<Window>, bool) {
-        let first = self.geometry.seeds().first(key);
-        let mut windows = vec![self.geometry.primary(first)];
+        let key = self.geometry.hashed(key);
+        let mut windows = vec![self.geometry.primary(key)];
         for read in 1..CHAIN_MAX {
             let head_aux = self.slot(windows[windows.len() - 1].first).header.aux;
-            let Some(next) = families::after(self.geometry, key, first, read, head_aux) else { break };
+            let Some(next) = families::after(self.geometry, key, read, head_aux) else { break };
             windows.push(next);
         }
         let home_aux = self.slot(windows[0].first).header.aux;
-        (windows, families::may_be_displaced(self.geometry, first, home_aux))
+        (windows, families::may_be_displaced(self.geometry, key, home_aux))
     }
 
     /// Counts slots by what they hold. Reads the whole table; calls `progress` with each slot's number.
@@ -140,7 +139,7 @@ impl<'a> Inspector<'a> {
             found.filters += u64::from(main && families::names_displaced(self.geometry, report.header.aux));
             if !report.key.is_empty() {
                 *if main { &mut found.live_main } else { &mut found.live_overflow } += 1;
-                let primary = self.geometry.primary(self.geometry.seeds().first(&report.key));
+                let primary = self.geometry.primary(self.geometry.hashed(&report.key));
                 found.displaced += u64::from(!primary.contains(report.slot));
             }
         }

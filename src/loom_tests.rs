@@ -8,14 +8,15 @@ use crate::cuckoo::WINDOWED_8;
 use crate::fabric::Fabric;
 use crate::fabric::shm::Shm;
 use crate::get::{Landed, Look};
+use crate::index::Index;
 use crate::index::loom_access::{
     StripeSet, Stripes, copies, path, paths_by_two_slots, put_along, write_slot,
 };
-use crate::index::{Index, PutMode, PutOutcome};
 use crate::layout::geometry::{Geometry, Layout, SlotIx, Window};
 use crate::layout::hash::Seeds;
 use crate::mailbox::memory::Bell;
 use crate::mailbox::{glance, load, store};
+use crate::outcome::{PutMode, PutOutcome};
 use crate::reader::{Limits, ReadError, Reader};
 use crate::region::Region;
 use crate::sim::Recorder;

@@ -18,8 +18,8 @@
 //!
 //! Decoding takes any bytes: it gives a frame, asks for more, or names what is wrong.
 
-use crate::index::{IndexCounts, PutError, PutMode, PutOutcome};
 use crate::layout::geometry::Geometry;
+use crate::outcome::{IndexCounts, PutError, PutMode, PutOutcome};
 use bytemuck::{Pod, Zeroable};
 
 /// What a `Hello` begins with.

@@ -112,7 +112,7 @@ fn a_region_holds_just_these_bytes() {
             assert_eq!(bytes[4096..4104], [1, 1, 0, 0, 0, 0, 0, 0]);
             assert!(bytes[4104..8192].iter().all(|&b| b == 0), "the rest of the control page");
 
-            let home = geometry.primary(geometry.seeds().first(b"key")).first;
+            let home = geometry.primary(geometry.hashed(b"key")).first;
             for slot in (0..geometry.slots()).map(SlotIx) {
                 let at = 8192 + slot.0 as usize * slot_bytes as usize;
                 let is_home = slot == home;
@@ -294,7 +294,7 @@ fn any_wrong_byte_of_the_superblock_is_noticed() {
             left.file().write_all_at(&[good[at] ^ flip], at as u64).unwrap();
             let region = Region::open(&left.path).unwrap();
             let found = Inspector::superblock(&region).map(|_| ());
-            let Err(RecoverError::Superblock(error)) = found else {
+            let Err(error) = found else {
                 assert!((12..16).contains(&at) && (at > 12 || flip == 0x80), "byte {at} ^ {flip}: {found:?}");
                 left.file().write_all_at(&good[..216], 0).unwrap();
                 continue;
@@ -407,7 +407,10 @@ fn files_that_are_no_region() {
         for have in [0u64, 1, 7, 8, 216, 4096, 8191] {
             // Regions are whole words.
             let rounded = have / 8 * 8;
-            assert_eq!(attempt(&good[..have as usize]), RecoverError::TooShort { have: rounded });
+            assert_eq!(
+                attempt(&good[..have as usize]),
+                RecoverError::Superblock(SuperblockError::TooShort { have: rounded })
+            );
         }
         let text = b"#!/bin/sh\necho 'no region, but long enough for one'\n".repeat(300);
         let magic = matches!(attempt(&text), RecoverError::Superblock(SuperblockError::Magic { .. }));
@@ -477,7 +480,7 @@ fn what_is_seen_from_outside() {
             assert_eq!((report.header, report.value.len()), (left.header(*slot), 20));
             let is_main = slot.0 < geometry.main_slots();
             *if is_main { &mut expected.live_main } else { &mut expected.live_overflow } += 1;
-            let primary = geometry.primary(geometry.seeds().first(key));
+            let primary = geometry.primary(geometry.hashed(key));
             expected.displaced += u64::from(!primary.contains(*slot));
         }
         for slot in (0..geometry.main_slots()).map(SlotIx).filter(|slot| *slot != torn.0) {
@@ -517,7 +520,13 @@ fn a_server_refuses_what_is_no_region() {
     for start in [StartMode::Open, StartMode::OpenOrCreate(golden_config())] {
         let error = Server::start(config(start)).expect_err("no region");
         assert!(
-            matches!(error, ServeError::Recover { source: RecoverError::TooShort { .. }, .. }),
+            matches!(
+                error,
+                ServeError::Recover {
+                    source: RecoverError::Superblock(SuperblockError::TooShort { .. }),
+                    ..
+                }
+            ),
             "{error}"
         );
     }
@@ -805,8 +814,7 @@ fn a_doubled_key_is_kept_once() {
             let mut doubled = 0;
             for (slot, key) in places {
                 // A free slot in the primary window, as a move inside it, or a homing, has it.
-                let first = geometry.seeds().first(&key);
-                let window = geometry.primary(first);
+                let window = geometry.primary(geometry.hashed(&key));
                 let Some(to) = window.iter().find(|&to| left.header(to).klen == 0) else { continue };
                 // The original has no ghost (M3); the copy may have one, of a key that left there before.
                 let Header { aux, .. } = left.header(to);
@@ -849,7 +857,6 @@ fn a_key_doubled_across_windows_is_kept_once() {
                 let region = Region::open(&left.path).unwrap();
                 Inspector::new(&region, &geometry).windows(&key).0
             };
-            let first = geometry.seeds().first(&key);
             let mut beyond = windows[1..].iter().flat_map(|window| window.iter());
             let to = beyond.find(|&to| !windows[0].contains(to) && left.header(to).klen == 0);
             let (Some(to), true) = (to, windows[0].contains(slot)) else { continue };
@@ -862,7 +869,7 @@ fn a_key_doubled_across_windows_is_kept_once() {
                 let region = Region::open(&left.path).unwrap();
                 Inspector::new(&region, &geometry).slot(home)
             };
-            let aux = occupant.header.aux | oneread::families::filter_bit(&geometry, first);
+            let aux = occupant.header.aux | oneread::families::filter_bit(&geometry, geometry.hashed(&key));
             left.write(home, &Content { key: &occupant.key, value: &occupant.value, ghost: 0, aux });
             left.write(
                 to,

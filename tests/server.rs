@@ -138,7 +138,7 @@ fn stats_count_reads_exactly() {
         client.put(b"key", b"value").unwrap();
         assert_eq!(client.stats().read.reads, 0, "puts READ nothing");
         let geometry = client.geometry().clone();
-        let window = geometry.window_bytes(geometry.primary(geometry.seeds().first(b"key")));
+        let window = geometry.window_bytes(geometry.primary(geometry.hashed(b"key")));
         for n in 1..=10 {
             assert_eq!(client.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
             let stats = client.stats();

@@ -7,17 +7,7 @@
 //! * `cluster`: buckets of 8 slots, DrTM's "cluster chaining" (Wei, Shi, Chen, Chen, Chen, SOSP'15,
 //!   section 5.2).
 //!
-//! # Invariants
-//!
-//! * **K1** A key is in at most one slot, but for the instant of a move, when it is in two; both then hold
-//!   the same value.
-//! * **K2** That slot lies in the key's bucket, or in a block of the bucket's chain.
-//! * **K3** While a key is in the chain, and for twice the grace time after, its bit is set in the filter in
-//!   the header of its home slot (low 8 bits of `aux`).
-//! * **K4** For twice the grace time after a key was moved out of a slot, the slot's `ghost` is the key's
-//!   tag.
-//! * **K5** A block is linked before a key is written into it; it is unlinked no earlier than twice the grace time after
-//!   its last key left, when no slot of it has a ghost, and reused no earlier than twice the grace time after that.
+//! Its invariants are K1, K2, K3, K4 and K5 of docs/PROTOCOL.md.
 //!
 //! # Costs
 //!

@@ -1,8 +1,8 @@
 //! Measures a layout by the READs that the client's own GET code issues.
 
+use oneread::IndexCounts;
 use oneread::fabric::counting::{Counting, ReadCounts};
 use oneread::fabric::shm::Shm;
-use oneread::index::IndexCounts;
 use oneread::layout::hash::{Seeds, mix};
 use oneread::reader::{Limits, Reader};
 use oneread::region::{Backing, Region};

@@ -142,7 +142,7 @@ impl ClientMailbox {
 mod tests {
     use super::*;
     use crate::config::{Config, TableSize};
-    use crate::index::PutOutcome;
+    use crate::outcome::PutOutcome;
 
     /// A server at the other end of the cells, which acts when it is rung for, or slept for.
     struct Server<'a> {

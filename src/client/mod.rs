@@ -31,8 +31,9 @@ pub(crate) mod verbs;
 
 use crate::address::Address;
 use crate::fabric::counting::ReadCounts;
-use crate::index::{PutError, PutMode, PutOutcome, RecoverError};
 use crate::layout::geometry::Geometry;
+use crate::layout::superblock::SuperblockError;
+use crate::outcome::{PutError, PutMode, PutOutcome};
 use crate::reader::{GetStats, Limits, ReadError};
 use crate::region::{Region, RegionError};
 use crate::verbs::{SetupError, VerbsError, VerbsOptions};
@@ -184,7 +185,7 @@ pub enum ConnectError {
         /// The address.
         address: Address,
         /// What is wrong.
-        source: RecoverError,
+        source: SuperblockError,
     },
 }
 

@@ -9,9 +9,9 @@ use crate::address::Address;
 use crate::clock::Clock;
 use crate::fabric::counting::Counting;
 use crate::fabric::shm::Shm;
-use crate::index::geometry_of;
 use crate::layout::control::{Phase, STATE_WORD, State};
 use crate::layout::geometry::Geometry;
+use crate::layout::superblock::Superblock;
 use crate::mailbox::memory::{self, Mailbox};
 use crate::reader::{ReadError, Reader};
 use crate::region::Region;
@@ -334,7 +334,7 @@ fn attach(
     };
     let stat = rustix::fs::fstat(&fd).map_err(|e| failed(LinkError::Os(e.into())))?;
     let region = Region::map_shared(fd)?;
-    let (geometry, _) = geometry_of(&region)
+    let (geometry, _) = Superblock::open(region.bytes(), |word| region.load(word))
         .map_err(|source| ConnectError::Superblock { address: address.clone(), source })?;
     let incarnation = State::from_word(region.load(STATE_WORD)).incarnation;
     let identity = (stat.st_dev, stat.st_ino, incarnation);
@@ -635,7 +635,7 @@ impl BellSocket for SocketLink {
 mod tests {
     use super::*;
     use crate::config::{Config, TableSize};
-    use crate::index::{PutError, PutMode, PutOutcome};
+    use crate::outcome::{PutError, PutMode, PutOutcome};
     use crate::region::Backing;
     use crate::server::{Server, ServerConfig};
 

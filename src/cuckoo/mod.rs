@@ -11,15 +11,7 @@
 //!   hopscotch hashing (Herlihy, Shavit, Tzafrir, DISC'08); only when that fails does it, or a cheaper
 //!   neighbour, go to its second window; deletes bring displaced keys home. Our own, and the default.
 //!
-//! # Invariants
-//!
-//! * **C1** A key is in at most one slot, but for the instant of a move, when it is in two; both then
-//!   hold the same value.
-//! * **C2** That slot lies in one of the key's `d` windows.
-//! * **C3** While a key is outside its primary window, and for twice the grace time after, its bit is
-//!   set in the filter in the header of its home slot (`aux`, 32 bits, one per key).
-//! * **C4** For twice the grace time after a key was moved out of a slot, the slot's `ghost` is the key's
-//!   tag, whatever else the slot holds.
+//! Its invariants are C1, C2, C3 and C4 of docs/PROTOCOL.md.
 //!
 //! # Costs
 //!

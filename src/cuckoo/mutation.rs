@@ -10,20 +10,15 @@
 
 use super::placement::choices;
 use crate::layout::geometry::{Geometry, SlotIx};
-use crate::layout::hash::First;
+use crate::layout::hash::Hashed;
 use crate::placement::Destination;
 use smallvec::SmallVec;
 
 /// Where a key that is at `at` (or nowhere yet) may go.
-pub fn destinations(
-    geometry: &Geometry,
-    key: &[u8],
-    first: First,
-    at: Option<SlotIx>,
-) -> SmallVec<[Destination; 3]> {
-    let primary = geometry.primary(first);
+pub fn destinations(geometry: &Geometry, key: Hashed<'_>, at: Option<SlotIx>) -> SmallVec<[Destination; 3]> {
+    let primary = geometry.primary(key);
     let is_home = at.is_none_or(|slot| primary.contains(slot));
-    choices(geometry, key, first)
+    choices(geometry, key)
         .enumerate()
         .map(|(n, window)| Destination { window, displaces: is_home && n > 0 })
         .collect()

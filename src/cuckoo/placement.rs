@@ -1,30 +1,30 @@
 //! Where a key can be: `d` windows.
 
 use crate::layout::geometry::{Geometry, Window};
-use crate::layout::hash::{First, mix};
+use crate::layout::hash::{Hashed, mix};
 
 /// Bits of `aux` that are the filter of displaced keys: all of them.
 pub const FILTER_BITS: u32 = 32;
 
 /// The window to READ after `read` windows (at least 1) did not show the key; `None` after the last.
 #[inline]
-pub fn after(geometry: &Geometry, key: &[u8], first: First, read: u32) -> Option<Window> {
-    (read < geometry.layout().choices).then(|| choice(geometry, key, first, read))
+pub fn after(geometry: &Geometry, key: Hashed<'_>, read: u32) -> Option<Window> {
+    (read < geometry.layout().choices).then(|| choice(geometry, key, read))
 }
 
 /// The key's window number `n`; 0 is the primary one.
 #[inline]
-pub fn choice(geometry: &Geometry, key: &[u8], first: First, n: u32) -> Window {
+pub fn choice(geometry: &Geometry, key: Hashed<'_>, n: u32) -> Window {
     if n == 0 {
-        return geometry.primary(first);
+        return geometry.primary(key);
     }
-    let second = geometry.seeds().second(key);
+    let second = geometry.seeds().second(key.key());
     // The third choice comes from both hashes: for a fixed second it still takes any value.
-    let hash = if n == 1 { second } else { mix(second ^ first.0.rotate_left(32)) };
+    let hash = if n == 1 { second } else { mix(second ^ key.first().0.rotate_left(32)) };
     geometry.window(geometry.home(hash))
 }
 
 /// The key's windows, the primary one first.
-pub fn choices(geometry: &Geometry, key: &[u8], first: First) -> impl Iterator<Item = Window> {
-    (0..geometry.layout().choices).map(move |n| choice(geometry, key, first, n))
+pub fn choices<'a>(geometry: &'a Geometry, key: Hashed<'a>) -> impl Iterator<Item = Window> {
+    (0..geometry.layout().choices).map(move |n| choice(geometry, key, n))
 }

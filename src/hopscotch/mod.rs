@@ -8,18 +8,7 @@
 //! * `slotwise:8`, `:16`, `:32`: the same with buckets of one slot, as in the original hopscotch hashing
 //!   (Herlihy, Shavit, Tzafrir, DISC'08): neighbourhoods begin at every slot.
 //!
-//! # Invariants
-//!
-//! * **N1** A key is in at most one slot, but for the instant of a move, when it is in two; both then hold
-//!   the same value.
-//! * **N2** That slot lies in the key's primary window (its neighbourhood), or in a block of its home's
-//!   chain.
-//! * **N3** While a key is in the chain, and for twice the grace time after, its bit is set in the filter in
-//!   the header of its home slot (low 8 bits of `aux`).
-//! * **N4** For twice the grace time after a key was moved out of a slot, the slot's `ghost` is the key's
-//!   tag.
-//! * **N5** A block is linked before a key is written into it; it is unlinked no earlier than twice the grace time after
-//!   its last key left, when no slot of it has a ghost, and reused no earlier than twice the grace time after that.
+//! Its invariants are N1, N2, N3, N4 and N5 of docs/PROTOCOL.md.
 //!
 //! # Costs
 //!

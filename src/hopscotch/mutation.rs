@@ -4,11 +4,11 @@
 //! nobody and finds the path with the fewest moves.
 
 use crate::layout::geometry::Geometry;
-use crate::layout::hash::First;
+use crate::layout::hash::Hashed;
 use crate::placement::Destination;
 use smallvec::{SmallVec, smallvec};
 
 /// Where a key may go by moves alone.
-pub fn destinations(geometry: &Geometry, first: First) -> SmallVec<[Destination; 3]> {
-    smallvec![Destination { window: geometry.primary(first), displaces: false }]
+pub fn destinations(geometry: &Geometry, key: Hashed<'_>) -> SmallVec<[Destination; 3]> {
+    smallvec![Destination { window: geometry.primary(key), displaces: false }]
 }

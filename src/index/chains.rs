@@ -1,10 +1,7 @@
 //! Overflow chains: for layouts that have them, the room of last resort.
 //!
-//! A home's chain, all slots in it included, is guarded by the lock of the home's stripe.
-//!
-//! Rules B1 to B3 (docs/PROTOCOL.md): a block is linked empty, before its first key; it is unlinked when it has been
-//! empty for twice the grace time and no slot of it has a ghost; it keeps its own link, and is used again no earlier
-//! than twice the grace time after, with the counters raised in between.
+//! A home's chain, all slots in it included, is guarded by the lock of the home's stripe. What becomes of a block
+//! follows B1, B2 and B3.
 //!
 //! Overflow memory is address space until a block is first used: only then is memory put behind it and its
 //! slots are written. So what a table's chains cost is what they used.
@@ -152,23 +149,16 @@ impl Index {
 
     /// Puts a key into its home's chain, into a free slot or a new block. `None` when the layout has no
     /// chains, or no block is left.
-    pub(super) fn put_into_chain(
-        &self,
-        key: &[u8],
-        value: &[u8],
-        first: First,
-        mode: PutMode,
-    ) -> Option<PutOutcome> {
+    pub(super) fn put_into_chain(&self, key: Hashed<'_>, value: &[u8], mode: PutMode) -> Option<PutOutcome> {
         if self.geometry.overflow_blocks() == 0 {
             return None;
         }
-        let (home, home_slot) = (self.home(first), self.home_slot(first));
-        let mut locked = self.stripes.lock(self.stripes_of_key(key, first));
-        // Somebody may have put the same key meanwhile.
-        if !broken(Rule::LookAgain)
-            && let Some(answer) = self.put_present(&mut locked, key, value, first, mode)
-        {
-            return Some(answer);
+        let (home, home_slot) = (key.home(), self.home_slot(key));
+        let mut locked = self.stripes.lock(self.stripes_of_key(key));
+        // L5: somebody may have put the same key meanwhile.
+        let answer = obey(Rule::LookAgain, || self.put_present(&mut locked, key, value, mode));
+        if answer.is_some() {
+            return answer;
         }
         let heads: SmallVec<[SlotIx; 4]> = self.chain_heads(home_slot).collect();
         let block_at = |head| chain::block_of(&self.geometry, head);
@@ -176,7 +166,7 @@ impl Index {
         let free = blocks.find_map(|b| Some((b, self.free_slot(chain::window(&self.geometry, b))?)));
         if let Some((block, slot)) = free {
             self.stripe(&mut locked, home).empty_blocks.remove(&block);
-            self.place(&mut locked, slot, key, value, first);
+            self.place(&mut locked, slot, key, value);
             return Some(PutOutcome::Inserted);
         }
         if heads.len() >= CHAIN_MAX as usize {
@@ -187,13 +177,12 @@ impl Index {
         let (slot, tail) = (window.first, *heads.last().expect("the home is a head"));
         // First use, or a link left over from the last one.
         window.iter().for_each(|slot| self.write(&locked, slot, &Content::default()));
-        if broken(Rule::LinkFirst) {
-            self.place(&mut locked, slot, key, value, first);
-            self.link(&locked, tail, Some(block));
-            return Some(PutOutcome::Inserted);
-        }
-        self.link(&locked, tail, Some(block));
-        self.place(&mut locked, slot, key, value, first);
+        in_order(
+            Rule::LinkFirst,
+            &mut locked,
+            |locked| self.link(locked, tail, Some(block)),
+            |locked| self.place(locked, slot, key, value),
+        );
         Some(PutOutcome::Inserted)
     }
 
@@ -239,7 +228,7 @@ impl Index {
             return false;
         }
         self.overwrite(locked, to, &occupant.key, &occupant.value);
-        let bit = families::filter_bit(&self.geometry, self.geometry.seeds().first(&occupant.key));
+        let bit = families::filter_bit(&self.geometry, self.geometry.hashed(&occupant.key));
         self.stripe(locked, home).change(home, bit, from, DisplacedAt::At(to));
         self.vacate(locked, from);
         count(&self.counters.moves);
@@ -263,8 +252,8 @@ impl Index {
             return; // Used again meanwhile: another note, if any, is about that.
         }
         let window = chain::window(&self.geometry, block);
-        let has_ghost = window.iter().any(|slot| self.slots().header(slot).ghost != 0);
-        if has_ghost && !broken(Rule::BlockGhost) {
+        let is_bare = window.iter().all(|slot| self.slots().header(slot).ghost == 0);
+        if !kept(Rule::BlockGhost, || is_bare) {
             // Whoever is about to take that ghost away relies on this home's lock: the block stays.
             return self.note_if_empty(&mut locked, home, block);
         }
@@ -274,9 +263,7 @@ impl Index {
             .find(|&head| chain::link(self.slots().header(head).aux) == Some(block));
         let Some(before) = before else { return };
         self.link(&locked, before, chain::link(self.slots().header(window.first).aux));
-        if broken(Rule::BlockLink) {
-            self.link(&locked, window.first, None);
-        }
+        disobey(Rule::BlockLink, || self.link(&locked, window.first, None));
         self.grace.push(self.grace.due_ns(Rule::ReuseGrace), Trace::Reuse { home, block });
     }
 
@@ -286,20 +273,18 @@ impl Index {
         // A reader that goes by the counter and took its mark before this sees that it went up, since what
         // it reads in the block is written after; one that took it later sees the new link.
         fence(Ordering::Release);
-        if !broken(rule) {
-            homes.into_iter().for_each(|home| self.region.add(move_counter_word(home)));
-        }
+        obey(rule, || homes.into_iter().for_each(|home| self.region.add(move_counter_word(home))));
         fence(Ordering::Release);
     }
 
     /// Gives an unlinked block back for use by any home (B3).
     pub(super) fn reuse(&self, home: u64, block: Block) {
-        if broken(Rule::BlockCountFirst) {
-            self.blocks.give_back(block);
-            return self.count_homes([home], Rule::BlockCount);
-        }
-        self.count_homes([home], Rule::BlockCount);
-        self.blocks.give_back(block);
+        in_order(
+            Rule::BlockCountFirst,
+            self,
+            |index| index.count_homes([home], Rule::BlockCount),
+            |index| index.blocks.give_back(block),
+        );
     }
 }
 

@@ -7,173 +7,54 @@
 //! remove  erase the live slot -> let a displaced key come home into it
 //! ```
 //!
+//! The rules of it all (M, B, L, T) and their proofs are in docs/PROTOCOL.md.
+//!
 //! * `writer` changes one slot so that no torn read of it is accepted;
-//! * `stripes` keeps server threads apart;
-//! * `search` finds the cheapest path of moves;
-//! * `grace` takes traces away once no remote reader can depend on them;
+//! * `stripes` keeps server threads apart, `locks` says which of them an operation locks;
+//! * `search` finds the cheapest path of moves, `moves` walks it;
 //! * `chains` links and unlinks overflow blocks;
+//! * `homing` brings displaced keys home after a delete;
+//! * `traces` keeps filters, and takes traces away when `grace` says that no remote reader can depend on them;
 //! * `recover` takes a region over from a server that is gone.
-//!
-//! # Moving a key without hiding it
-//!
-//! A GET samples slots one by one while keys move. These rules keep a present key from being missed; the
-//! proof is in [`crate::get`]:
-//!
-//! * **M1** The copy at the destination is live before the original is overwritten.
-//! * **M2** A slot whose occupant was moved away carries that key's *ghost*, an 8-bit tag in the header,
-//!   for twice the grace time, whatever is written into the slot meanwhile. So a vacated slot can take the
-//!   next key of the path at once: a path of n moves costs n + 1 slot writes and no waiting.
-//! * **M3** A slot has room for one ghost: while it has one, its occupant is not moved.
-//! * **M4** The counter of begun moves for the key's home goes up before the original is overwritten.
-//! * **M5** The home's filter names a displaced key before the displaced copy is live, and for twice the
-//!   grace time after it is gone.
-//! * **M6** A delete erases the one live copy. Its old ghosts may outlive it: a reader that meets one
-//!   looks again, finds the same ghost, and reports the miss.
 
 mod chains;
 mod grace;
+mod homing;
+mod locks;
+#[cfg(all(test, loom))]
+pub(crate) mod loom_access;
+mod moves;
 mod recover;
 mod search;
 mod stripes;
 #[cfg(all(test, feature = "sim", not(loom)))]
 mod tests;
+mod traces;
 mod writer;
 
-pub(crate) use recover::geometry_of;
 pub use recover::{RecoverError, Recovered};
 
 use crate::clock::Clock;
 use crate::fabric::shm::Shm;
 use crate::families;
-use crate::faults::{Rule, broken};
+use crate::faults::{AtOnce, Rule, by_rule, disobey, in_order, kept, obey};
 use crate::layout::chain;
 use crate::layout::control::{Phase, STATE_WORD, State, move_counter_word};
 use crate::layout::geometry::{Geometry, SlotIx, Window};
-use crate::layout::hash::First;
-use crate::layout::slot::{Content, Header};
+use crate::layout::hash::Hashed;
+use crate::layout::slot::Content;
 use crate::layout::superblock::Superblock;
+use crate::outcome::{IndexCounts, PutError, PutMode, PutOutcome};
 use crate::reader::{Limits, Reader};
 use crate::region::{Region, RegionError};
 use crate::sync::{AtomicU64, Ordering, fence};
 use chains::Blocks;
 use grace::{Grace, Trace};
+use moves::has_room_for_ghost;
 use search::{MovePath, find_path};
 use smallvec::SmallVec;
 use stripes::{Displaced, DisplacedAt, Locked, Stripe, StripeSet, Stripes};
 use writer::{Owned, SlotWriter};
-
-/// Parts of the index alone, for the model checker.
-#[cfg(all(test, loom))]
-pub(crate) mod loom_access {
-    pub(crate) use super::stripes::{StripeSet, Stripes};
-    use super::*;
-
-    pub fn write_slot(region: &Region, geometry: &Geometry, slot: SlotIx, key: &[u8], value: &[u8]) {
-        SlotWriter { region, geometry }.write(slot, &Content { key, value, ghost: 0, aux: 0 });
-    }
-
-    /// The path that a put of `key` would take now.
-    pub fn path(index: &Index, key: &[u8]) -> Option<MovePath> {
-        find_path(index.slots(), key, index.geometry.seeds().first(key))
-    }
-
-    /// Two paths by which a key of a layout with two choices of one slot could be put now, each by one move, over slots
-    /// that the other does not touch.
-    pub fn paths_by_two_slots(index: &Index, key: &[u8]) -> Option<[MovePath; 2]> {
-        let first = |key: &[u8]| index.geometry.seeds().first(key);
-        let path = |window: Window| -> Option<MovePath> {
-            let from = window.first;
-            let occupant = index.slots().read(from).key;
-            let to = families::destinations(&index.geometry, &occupant, first(&occupant), Some(from));
-            let free = to.iter().find_map(|destination| index.free_slot(destination.window));
-            Some([from, free.filter(|_| !occupant.is_empty())?].into_iter().collect())
-        };
-        let mut choices = crate::cuckoo::placement::choices(&index.geometry, key, first(key));
-        let paths = [path(choices.next()?)?, path(choices.next()?)?];
-        paths[0].iter().all(|slot| !paths[1].contains(slot)).then_some(paths)
-    }
-
-    /// Puts `key`, with its own bytes as value, along a path found before.
-    pub fn put_along(index: &Index, path: &MovePath, key: &[u8]) -> Option<PutOutcome> {
-        index.put_along(path, key, key, index.geometry.seeds().first(key), PutMode::Upsert)
-    }
-
-    /// Main slots that hold `key`.
-    pub fn copies(index: &Index, key: &[u8]) -> usize {
-        (0..index.geometry.main_slots()).filter(|&slot| index.slots().holds(SlotIx(slot), key)).count()
-    }
-}
-
-/// What a put found and did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PutOutcome {
-    /// The key was absent and is now present.
-    Inserted,
-    /// The key was present and has the new value.
-    Updated,
-    /// The key was present and stays as it was ([`PutMode::Insert`]).
-    Exists,
-    /// The key was absent and stays so ([`PutMode::Update`]).
-    Missing,
-}
-
-/// What a put may do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PutMode {
-    /// Insert or update.
-    Upsert,
-    /// Only insert.
-    Insert,
-    /// Only update.
-    Update,
-}
-
-/// Why a key could not be put.
-#[derive(Debug, thiserror::Error, Clone, PartialEq)]
-#[non_exhaustive]
-pub enum PutError {
-    /// The key's length is out of range.
-    #[error(
-        "the key is {given} bytes long, this table takes 1 to {max}{}", mend(*given, *max, "key")
-    )]
-    KeyLength {
-        /// Length given.
-        given: usize,
-        /// Longest allowed.
-        max: usize,
-    },
-    /// The value is too long.
-    #[error(
-        "the value is {given} bytes long, this table takes 0 to {max}{}", mend(*given, *max, "value")
-    )]
-    ValueLength {
-        /// Length given.
-        given: usize,
-        /// Longest allowed.
-        max: usize,
-    },
-    /// No room found.
-    #[error("the table is full: {keys} keys in {slots} slots (load {:.1} %), and no path of moves makes room; remove keys, or serve a larger table", 100.0 * *keys as f64 / *slots as f64)]
-    Full {
-        /// Keys in the table.
-        keys: u64,
-        /// Slots allocated.
-        slots: u64,
-    },
-    /// Other threads changed the path each time before it could be locked.
-    #[error("{rounds} paths in a row were changed by other threads before they could be locked; try again")]
-    Busy {
-        /// Paths tried.
-        rounds: u32,
-    },
-}
-
-fn mend(given: usize, max: usize, what: &str) -> String {
-    if given <= max {
-        return String::new();
-    }
-    format!("; longer ones need a new table: dump this one, serve with a larger {what}-max, load the dump")
-}
 
 /// Paths that may be changed by others under our feet before a put gives up.
 const ROUNDS_MAX: u32 = 1_000;
@@ -181,31 +62,6 @@ const ROUNDS_MAX: u32 = 1_000;
 pub(crate) const WAITS_MAX: u32 = 3;
 /// Traces a mutation takes away in passing.
 const REAP_MAX: usize = 8;
-/// Displaced keys that one delete may bring home, each into the slot that the one before left.
-const HOMINGS_MAX: usize = 4;
-
-/// Counts of what the server did; see [`Index::counts`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct IndexCounts {
-    /// Keys in the table.
-    pub keys: u64,
-    /// Keys inserted since the server started.
-    pub inserts: u64,
-    /// Keys updated.
-    pub updates: u64,
-    /// Keys removed.
-    pub removes: u64,
-    /// Keys moved from one slot to another.
-    pub moves: u64,
-    /// Of these, displaced keys brought back into their primary window by deletes.
-    pub homings: u64,
-    /// Puts that waited for a grace period to end.
-    pub waits: u64,
-    /// Slots allocated: main slots, and overflow slots ever linked.
-    pub slots: u64,
-    /// Main slots.
-    pub main_slots: u64,
-}
 
 #[derive(Debug, Default)]
 struct IndexCounters {
@@ -216,11 +72,6 @@ struct IndexCounters {
     moves: AtomicU64,
     homings: AtomicU64,
     waits: AtomicU64,
-}
-
-/// May the occupant of a slot with this ghost be moved (M3)?
-fn has_room_for_ghost(ghost: u8) -> bool {
-    ghost == 0 || broken(Rule::OneGhost)
 }
 
 fn count(counter: &AtomicU64) {
@@ -356,8 +207,6 @@ impl Index {
         SlotWriter { region: &self.region, geometry: &self.geometry }
     }
 
-    // ---- mutations ----------------------------------------------------------------------------------
-
     /// Puts `key` with `value`, as `mode` allows. When it returns, every GET that starts later sees it.
     ///
     /// # Errors
@@ -365,81 +214,45 @@ impl Index {
     pub fn put(&self, key: &[u8], value: &[u8], mode: PutMode) -> Result<PutOutcome, PutError> {
         self.check_lengths(key, value)?;
         self.reap(REAP_MAX);
-        let first = self.geometry.seeds().first(key);
-        let mut locked = self.lock_key(key, first);
-        if let Some(answer) = self.put_present(&mut locked, key, value, first, mode) {
+        let key = self.geometry.hashed(key);
+        let mut locked = self.lock_key(key);
+        if let Some(answer) = self.put_present(&mut locked, key, value, mode) {
             return Ok(answer);
         }
-        if let Some(slot) = self.free_slot(self.geometry.primary(first)) {
-            self.place(&mut locked, slot, key, value, first);
+        if let Some(slot) = self.free_slot(self.geometry.primary(key)) {
+            self.place(&mut locked, slot, key, value);
             return Ok(PutOutcome::Inserted);
         }
         drop(locked);
-        self.put_by_moving(key, value, first, mode)
+        self.put_by_moving(key, value, mode)
     }
 
     /// The rest of a put that found neither the key nor a free slot in its primary window.
     #[cold]
-    fn put_by_moving(
-        &self,
-        key: &[u8],
-        value: &[u8],
-        first: First,
-        mode: PutMode,
-    ) -> Result<PutOutcome, PutError> {
+    fn put_by_moving(&self, key: Hashed<'_>, value: &[u8], mode: PutMode) -> Result<PutOutcome, PutError> {
         let mut waits = 0;
         for _ in 0..ROUNDS_MAX {
-            let Some(path) = find_path(self.slots(), key, first) else {
-                if let Some(answer) = self.put_into_chain(key, value, first, mode) {
+            let Some(path) = find_path(self.slots(), key) else {
+                if let Some(answer) = self.put_into_chain(key, value, mode) {
                     return Ok(answer);
                 }
                 if waits < WAITS_MAX && self.wait_for_grace() {
                     waits += 1;
                     continue;
                 }
-                // Somebody may have put the same key meanwhile.
-                let mut locked = self.stripes.lock(self.stripes_of_key(key, first));
-                let answer = if broken(Rule::LastLook) {
-                    None
-                } else {
-                    self.put_present(&mut locked, key, value, first, mode)
-                };
+                // L6: somebody may have put the same key meanwhile.
+                let mut locked = self.stripes.lock(self.stripes_of_key(key));
+                let answer = obey(Rule::LastLook, || self.put_present(&mut locked, key, value, mode));
                 return answer.ok_or_else(|| {
                     let counts = self.counts();
                     PutError::Full { keys: counts.keys, slots: counts.slots }
                 });
             };
-            if let Some(answer) = self.put_along(&path, key, value, first, mode) {
+            if let Some(answer) = self.put_along(&path, key, value, mode) {
                 return Ok(answer);
             }
         }
         Err(PutError::Busy { rounds: ROUNDS_MAX })
-    }
-
-    /// Puts a key by moving others along a path that was found without locks. `None` when the path is not
-    /// what it was any more.
-    fn put_along(
-        &self,
-        path: &MovePath,
-        key: &[u8],
-        value: &[u8],
-        first: First,
-        mode: PutMode,
-    ) -> Option<PutOutcome> {
-        let mut set = self.stripes_of_key(key, first);
-        self.add_path(&mut set, path);
-        let mut locked = self.stripes.lock(set);
-        // Somebody may have put the same key meanwhile.
-        if !broken(Rule::LookAgain)
-            && let Some(answer) = self.put_present(&mut locked, key, value, first, mode)
-        {
-            return Some(answer);
-        }
-        if !self.still_good(&locked, path) {
-            return None;
-        }
-        self.move_along(&mut locked, path, |locked| self.place(locked, path[0], key, value, first));
-        Some(PutOutcome::Inserted)
     }
 
     /// Removes `key`; was it there?
@@ -449,10 +262,10 @@ impl Index {
     pub fn remove(&self, key: &[u8]) -> Result<bool, PutError> {
         self.check_lengths(key, &[])?;
         self.reap(REAP_MAX);
-        let first = self.geometry.seeds().first(key);
-        let mut locked = self.lock_key(key, first);
-        let Some(slot) = self.find(key, first) else { return Ok(false) };
-        self.erase(&mut locked, slot, first);
+        let key = self.geometry.hashed(key);
+        let mut locked = self.lock_key(key);
+        let Some(slot) = self.find(key) else { return Ok(false) };
+        self.erase(&mut locked, slot, key);
         drop(locked);
         self.counters.keys.fetch_sub(1, Ordering::Relaxed);
         count(&self.counters.removes);
@@ -478,131 +291,28 @@ impl Index {
         Ok(())
     }
 
-    // ---- finding, under locks -----------------------------------------------------------------------
-
-    /// Locks what a key's presence depends on: its primary window, and its other windows if the home's
-    /// filter says that it may be there.
-    fn lock_key(&self, key: &[u8], first: First) -> Locked<'_> {
-        let primary = self.geometry.primary(first);
-        self.region
-            .prefetch_bytes(self.geometry.slot_offset(primary.first), self.geometry.window_bytes(primary));
-        let mut set = StripeSet::new();
-        self.add_window(&mut set, primary);
-        let locked = self.stripes.lock(set);
-        if !self.may_be_displaced(first) {
-            return locked;
-        }
-        drop(locked);
-        self.stripes.lock(self.stripes_of_key(key, first))
+    fn may_be_displaced(&self, key: Hashed<'_>) -> bool {
+        families::may_be_displaced(&self.geometry, key, self.slots().header(self.home_slot(key)).aux)
     }
 
-    fn may_be_displaced(&self, first: First) -> bool {
-        let home_slot = self.geometry.primary(first).first;
-        families::may_be_displaced(&self.geometry, first, self.slots().header(home_slot).aux)
-    }
-
-    /// The stripes of all windows of a key.
-    fn stripes_of_key(&self, key: &[u8], first: First) -> StripeSet {
-        let mut set = StripeSet::new();
-        for destination in families::destinations(&self.geometry, key, first, None) {
-            self.add_window(&mut set, destination.window);
-        }
-        set
-    }
-
-    fn add_window(&self, set: &mut StripeSet, window: Window) {
-        // A window is at most 64 slots, a stripe's group has 64: first and last slot name all stripes.
-        set.push(self.stripes.of(window.first));
-        set.push(self.stripes.of(SlotIx(window.first.0 + u64::from(window.slots) - 1)));
-    }
-
-    /// The stripes of a path's slots, and of the homes of the keys in them (L2).
-    fn add_path(&self, set: &mut StripeSet, path: &MovePath) {
-        for &slot in path {
-            if slot.0 < self.geometry.main_slots() && !broken(Rule::SlotLock) {
-                set.push(self.stripes.of(slot));
-            }
-            if let Some((_, occupant)) = self.slots().peek(slot).filter(|(_, key)| !key.is_empty()) {
-                set.push(self.stripes.of(self.home_slot(self.geometry.seeds().first(&occupant))));
-            }
-        }
-    }
-
-    fn home_slot(&self, first: First) -> SlotIx {
-        self.geometry.primary(first).first
-    }
-
-    fn home(&self, first: First) -> u64 {
-        self.geometry.home(first.0)
-    }
-
-    /// The main slot whose stripe guards a slot that a key with this hash may stand in.
-    fn guard_of(&self, slot: SlotIx, first: First) -> SlotIx {
-        if slot.0 < self.geometry.main_slots() { slot } else { self.home_slot(first) }
-    }
-
-    /// The main slot whose stripe guards a slot (L1), by what is known of its block and not by what key stands in it;
-    /// `None` for a block that nobody uses. For assertions.
-    fn known_guard(&self, slot: SlotIx) -> Option<SlotIx> {
-        match chain::block_of(&self.geometry, slot) {
-            None => Some(slot),
-            Some(block) => self.blocks.owner(block).map(|home| self.geometry.window(home).first),
-        }
-    }
-
-    /// Does the stripe of this main slot guard the slot? For assertions.
-    fn is_guarded_by(&self, slot: SlotIx, guard: SlotIx) -> bool {
-        // Where a block is unlinked with a ghost in it, the next home that uses it has come to guard that.
-        self.known_guard(slot) == Some(guard) || broken(Rule::BlockGhost)
-    }
-
-    /// May who holds these locks write the slot (L1)? For assertions.
-    fn may_write(&self, locked: &Locked<'_>, slot: SlotIx) -> bool {
-        locked.is_alone()
-            || self.known_guard(slot).is_some_and(|guard| locked.covers(guard))
-            || [Rule::SlotLock, Rule::BlockGhost].into_iter().any(broken)
-    }
-
-    /// May who holds these locks insert, update, move or erase a key with this hash (L2)? For assertions.
-    fn may_change(&self, locked: &Locked<'_>, first: First) -> bool {
-        locked.covers(self.home_slot(first)) || broken(Rule::PathCheck)
-    }
-
-    /// What the lock of a home guards beside slots (L2).
-    fn stripe<'l>(&self, locked: &'l mut Locked<'_>, home: u64) -> &'l mut Stripe {
-        locked.stripe(self.geometry.window(home).first)
-    }
-
-    /// Replaces a slot's content. All writes of an index come through here.
-    fn write(&self, locked: &Locked<'_>, slot: SlotIx, content: &Content<'_>) {
-        debug_assert!(self.may_write(locked, slot), "L1: {slot:?} is written without its lock");
-        self.slots().write(slot, content);
-    }
-
-    /// Locks the stripe of one main slot.
-    fn lock_slot(&self, slot: SlotIx) -> Locked<'_> {
-        self.stripes.lock(SmallVec::from_slice(&[self.stripes.of(slot)]))
-    }
-
-    /// Locks the stripe of a home slot.
-    fn lock_home(&self, home: u64) -> Locked<'_> {
-        self.lock_slot(self.geometry.window(home).first)
+    fn home_slot(&self, key: Hashed<'_>) -> SlotIx {
+        self.geometry.primary(key).first
     }
 
     /// The slot that holds `key`. The caller holds the key's locks.
-    fn find(&self, key: &[u8], first: First) -> Option<SlotIx> {
-        let holds = |window: Window| window.iter().find(|&slot| self.slots().holds(slot, key));
-        if let Some(slot) = holds(self.geometry.primary(first)) {
+    fn find(&self, key: Hashed<'_>) -> Option<SlotIx> {
+        let holds = |window: Window| window.iter().find(|&slot| self.slots().holds(slot, key.key()));
+        if let Some(slot) = holds(self.geometry.primary(key)) {
             return Some(slot);
         }
-        if !self.may_be_displaced(first) {
+        if !self.may_be_displaced(key) {
             return None;
         }
-        let mut last = self.geometry.primary(first);
+        let mut last = self.geometry.primary(key);
         (1..)
             .map_while(|read| {
                 let head_aux = self.slots().header(last.first).aux;
-                last = families::after(&self.geometry, key, first, read, head_aux)?;
+                last = families::after(&self.geometry, key, read, head_aux)?;
                 Some(last)
             })
             .find_map(holds)
@@ -616,271 +326,19 @@ impl Index {
     fn put_present(
         &self,
         locked: &mut Locked<'_>,
-        key: &[u8],
+        key: Hashed<'_>,
         value: &[u8],
-        first: First,
         mode: PutMode,
     ) -> Option<PutOutcome> {
-        debug_assert!(self.may_change(locked, first), "L2");
-        let Some(slot) = self.find(key, first) else {
+        debug_assert!(self.may_change(locked, key), "L2");
+        let Some(slot) = self.find(key) else {
             return (mode == PutMode::Update).then_some(PutOutcome::Missing);
         };
         if mode == PutMode::Insert {
             return Some(PutOutcome::Exists);
         }
-        self.rewrite(locked, slot, self.slots().header(slot), key, value);
+        self.rewrite(locked, slot, self.slots().header(slot), key.key(), value);
         count(&self.counters.updates);
         Some(PutOutcome::Updated)
-    }
-
-    // ---- moving -------------------------------------------------------------------------------------
-
-    /// Is a path still what the search saw? The caller holds its locks.
-    fn still_good(&self, locked: &Locked<'_>, path: &MovePath) -> bool {
-        if broken(Rule::PathCheck) {
-            return true;
-        }
-        let (&last, movers) = path.split_last().expect("a path has a slot");
-        self.slots().header(last).is_free()
-            && movers.iter().zip(&path[1..]).all(|(&from, &to)| {
-                let occupant = self.slots().read(from);
-                let first = self.geometry.seeds().first(&occupant.key);
-                !occupant.key.is_empty()
-                    && has_room_for_ghost(occupant.ghost)
-                    && locked.covers(self.home_slot(first))
-                    && families::destinations(&self.geometry, &occupant.key, first, Some(from))
-                        .iter()
-                        .any(|d| d.window.contains(to))
-            })
-    }
-
-    /// Moves every occupant of the path one step on, from the free end back; `finish` then overwrites
-    /// `path[0]`, whose occupant has been copied away, by [`Index::place`] or [`Index::vacate`].
-    fn move_along<'a>(&self, locked: &mut Locked<'a>, path: &MovePath, finish: impl FnOnce(&mut Locked<'a>)) {
-        let mut came_home: SmallVec<[(First, SlotIx); 4]> = SmallVec::new();
-        let mut filtered_late: SmallVec<[First; 1]> = SmallVec::new();
-        for step in path.windows(2).rev() {
-            let (from, to) = (step[0], step[1]);
-            let occupant = self.slots().read(from);
-            let first = self.geometry.seeds().first(&occupant.key);
-            debug_assert!(self.may_change(locked, first), "L2");
-            let primary = self.geometry.primary(first);
-            let home = self.home(first);
-            let bit = families::filter_bit(&self.geometry, first);
-            if broken(Rule::CopyBeforeErase) {
-                let free = Content { ghost: 0, aux: occupant.aux, ..Content::default() };
-                self.write(locked, from, &free);
-            }
-            match (primary.contains(from), primary.contains(to)) {
-                (true, false) => {
-                    self.stripe(locked, home).add(home, Displaced { bit, place: DisplacedAt::At(to) });
-                    if broken(Rule::FilterBeforeCopy) {
-                        filtered_late.push(first);
-                    } else {
-                        self.set_filter(locked, home);
-                    }
-                }
-                (false, false) => self.stripe(locked, home).change(home, bit, from, DisplacedAt::At(to)),
-                (_, true) => {}
-            }
-            // M1: the copy is live before `from` is overwritten, by the next step or the caller.
-            self.overwrite(locked, to, &occupant.key, &occupant.value);
-            if !primary.contains(from) && primary.contains(to) {
-                came_home.push((first, from));
-            }
-            count(&self.counters.moves);
-        }
-        finish(locked);
-        for first in filtered_late {
-            self.set_filter(locked, self.home(first));
-        }
-        // M5: only now are their displaced copies gone; the grace time counts from here.
-        for (first, from) in came_home {
-            self.linger(locked, first, from);
-        }
-    }
-
-    /// Writes key and value into a slot that is free, or whose occupant is updated or removed. What the
-    /// slot says about other keys, by its ghost (M2) and `aux`, stays as it was `before`.
-    fn rewrite(&self, locked: &Locked<'_>, slot: SlotIx, before: Header, key: &[u8], value: &[u8]) {
-        let ghost = if broken(Rule::GhostStays) { 0 } else { before.ghost };
-        self.write(locked, slot, &Content { key, value, ghost, aux: before.aux });
-    }
-
-    /// Writes key and value over whatever is in `slot`. An occupant that is still there has been copied
-    /// elsewhere: its ghost stays behind.
-    fn overwrite(&self, locked: &Locked<'_>, slot: SlotIx, key: &[u8], value: &[u8]) {
-        let before = self.slots().header(slot);
-        if before.is_free() {
-            return self.rewrite(locked, slot, before, key, value);
-        }
-        debug_assert!(has_room_for_ghost(before.ghost), "M3");
-        let moved = self.geometry.seeds().first(&self.slots().read(slot).key);
-        let ghost = if broken(Rule::Ghost) { before.ghost } else { moved.ghost() };
-        // M4. The fence pairs with R4: who sees the slot overwritten sees the count. (And who sees the count by R3
-        // sees the copy, or its slot being written: the fence before the even pass there came before this.)
-        let counted_late = broken(Rule::CountBeforeErase);
-        if !counted_late {
-            self.region.add(move_counter_word(self.home(moved)));
-            fence(Ordering::Release);
-        }
-        self.write(locked, slot, &Content { key, value, ghost, aux: before.aux });
-        if counted_late {
-            self.region.add(move_counter_word(self.home(moved)));
-        }
-        let guard = self.guard_of(slot, moved);
-        self.grace.push(self.grace.due_ns(Rule::GhostGrace), Trace::Ghost { slot, guard });
-    }
-
-    /// Puts a new key into a slot that is free or whose occupant was moved away.
-    fn place(&self, locked: &mut Locked<'_>, slot: SlotIx, key: &[u8], value: &[u8], first: First) {
-        debug_assert!(self.may_change(locked, first), "L2");
-        if !self.geometry.primary(first).contains(slot) {
-            let (home, bit) = (self.home(first), families::filter_bit(&self.geometry, first));
-            self.stripe(locked, home).add(home, Displaced { bit, place: DisplacedAt::At(slot) });
-            self.set_filter(locked, home);
-        }
-        self.overwrite(locked, slot, key, value);
-        count(&self.counters.keys);
-        count(&self.counters.inserts);
-    }
-
-    /// Frees a slot whose occupant was moved away.
-    fn vacate(&self, locked: &Locked<'_>, slot: SlotIx) {
-        self.overwrite(locked, slot, &[], &[]);
-    }
-
-    /// Frees the slot of a key that is removed (M6).
-    fn erase(&self, locked: &mut Locked<'_>, slot: SlotIx, first: First) {
-        debug_assert!(self.may_change(locked, first), "L2");
-        self.rewrite(locked, slot, self.slots().header(slot), &[], &[]);
-        let primary = self.geometry.primary(first);
-        if !primary.contains(slot) {
-            self.linger(locked, first, slot);
-        }
-        self.left_slot_of_home(locked, slot, self.home(first));
-    }
-
-    // ---- filters and traces -------------------------------------------------------------------------
-
-    /// Writes the filter of a home as its register says, if that changes it.
-    fn set_filter(&self, locked: &mut Locked<'_>, home: u64) {
-        let home_slot = self.geometry.window(home).first;
-        let mask = families::filter_mask(&self.geometry);
-        let aux = self.slots().header(home_slot).aux;
-        let filter = self.stripe(locked, home).filter(home);
-        self.set_aux(locked, home_slot, aux & !mask | filter);
-    }
-
-    /// Writes the `aux` of a slot, if that changes it.
-    fn set_aux(&self, locked: &Locked<'_>, slot: SlotIx, aux: u32) {
-        let before = self.slots().header(slot);
-        if before.aux != aux {
-            let Owned { key, value, .. } = self.slots().read(slot);
-            self.rewrite(locked, slot, Header { aux, ..before }, &key, &value);
-        }
-    }
-
-    /// A displaced key has left `slot`: its filter bit lingers (M5).
-    fn linger(&self, locked: &mut Locked<'_>, first: First, slot: SlotIx) {
-        let (home, until_ns) = (self.home(first), self.grace.due_ns(Rule::FilterGrace));
-        let bit = families::filter_bit(&self.geometry, first);
-        self.stripe(locked, home).change(home, bit, slot, DisplacedAt::Lingers { until_ns });
-        self.grace.push(until_ns, Trace::Filter { home });
-    }
-
-    /// Takes away up to `most` traces that are due.
-    fn reap(&self, most: usize) {
-        for _ in 0..most {
-            let Some((due_ns, trace)) = self.grace.pop_due() else { return };
-            self.take_away(due_ns, trace);
-        }
-    }
-
-    fn take_away(&self, due_ns: u64, trace: Trace) {
-        match trace {
-            Trace::Ghost { slot, guard } => {
-                debug_assert!(self.is_guarded_by(slot, guard), "L1: {guard:?} does not guard {slot:?}");
-                let locked = self.lock_slot(guard);
-                let without = Owned { ghost: 0, ..self.slots().read(slot) };
-                self.write(&locked, slot, &without.content());
-            }
-            Trace::Filter { home } => {
-                let mut locked = self.lock_home(home);
-                self.stripe(&mut locked, home).expire(home, due_ns);
-                self.set_filter(&mut locked, home);
-            }
-            Trace::Unlink { home, block } => self.unlink(home, block, due_ns),
-            Trace::Reuse { home, block } => self.reuse(home, block),
-        }
-    }
-
-    /// Waits until all traces there are now are gone; `false` when there are none.
-    fn wait_for_grace(&self) -> bool {
-        let Some(due_ns) = self.grace.last_due_ns() else { return false };
-        count(&self.counters.waits);
-        self.grace.clock().sleep_until(due_ns);
-        self.reap(usize::MAX);
-        true
-    }
-
-    // ---- homing -------------------------------------------------------------------------------------
-
-    /// Lets a displaced key come home into the free slot `free`, another into the slot that one left, and
-    /// so on.
-    fn bring_home(&self, mut free: SlotIx) {
-        if !families::homes_on_delete(&self.geometry) {
-            return;
-        }
-        for _ in 0..HOMINGS_MAX {
-            if free.0 >= self.geometry.main_slots() {
-                return;
-            }
-            let Some(left) = self.homes_around(free).find_map(|home| self.bring_one_home(home, free)) else {
-                return;
-            };
-            free = left;
-        }
-    }
-
-    /// Homes whose primary window contains `slot` and whose filter names somebody. Unlocked: a guess.
-    fn homes_around(&self, slot: SlotIx) -> impl Iterator<Item = u64> {
-        let bucket = self.geometry.home_of_slot(slot);
-        let window_buckets = u64::from(self.geometry.layout().window_buckets);
-        let last = bucket.min(self.geometry.homes() - 1);
-        (bucket.saturating_sub(window_buckets - 1)..=last).filter(|&home| {
-            let aux = self.slots().header(self.geometry.window(home).first).aux;
-            families::names_displaced(&self.geometry, aux)
-        })
-    }
-
-    /// Moves a displaced key of `home` into `free`; the slot it left, if there was one to move.
-    fn bring_one_home(&self, home: u64, free: SlotIx) -> Option<SlotIx> {
-        let home_slot = self.geometry.window(home).first;
-        let candidates: SmallVec<[SlotIx; 4]> = {
-            let mut locked = self.lock_home(home);
-            let entries = self.stripe(&mut locked, home).displaced(home).iter();
-            entries
-                .filter_map(|e| if let DisplacedAt::At(slot) = e.place { Some(slot) } else { None })
-                .collect()
-        };
-        candidates.into_iter().find(|&from| {
-            let path = MovePath::from_slice(&[from, free]);
-            let mut set = StripeSet::from_slice(&[self.stripes.of(home_slot)]);
-            self.add_path(&mut set, &path);
-            let mut locked = self.stripes.lock(set);
-            let still_there = self
-                .stripe(&mut locked, home)
-                .displaced(home)
-                .iter()
-                .any(|e| e.place == DisplacedAt::At(from));
-            if !still_there || !self.still_good(&locked, &path) {
-                return false;
-            }
-            self.move_along(&mut locked, &path, |locked| self.vacate(locked, from));
-            self.left_slot_of_home(&mut locked, from, home);
-            count(&self.counters.homings);
-            true
-        })
     }
 }

@@ -12,8 +12,8 @@ use crate::families;
 use crate::faults::Rule;
 use crate::layout::chain::{self, Block};
 use crate::layout::control::{BLOCKS_WORD, MOVE_COUNTERS, Phase, STATE_WORD, State};
-use crate::layout::geometry::{Geometry, SlotIx};
-use crate::layout::hash::First;
+use crate::layout::geometry::SlotIx;
+use crate::layout::hash::Hashed;
 use crate::layout::superblock::{Superblock, SuperblockError};
 use crate::region::Region;
 use crate::sync::Ordering;
@@ -25,12 +25,6 @@ pub enum RecoverError {
     /// The superblock is not usable.
     #[error(transparent)]
     Superblock(#[from] SuperblockError),
-    /// Shorter than a superblock and its control page.
-    #[error("this is no oneread region: it is only {have} bytes long; name a file that `oneread serve` made")]
-    TooShort {
-        /// Its length.
-        have: u64,
-    },
     /// The server that made it died before it was ready.
     #[error(
         "the server that was making this region died before it was ready; remove the file and serve again"
@@ -62,19 +56,6 @@ struct Chains {
     blocks: Vec<(Block, u64)>,
 }
 
-/// Reads and validates the superblock of a mapped region.
-///
-/// # Errors
-/// [`RecoverError::TooShort`] or [`RecoverError::Superblock`].
-pub(crate) fn geometry_of(region: &Region) -> Result<(Geometry, Superblock), RecoverError> {
-    let have = region.bytes();
-    if have < 2 * crate::layout::PAGE as u64 {
-        return Err(RecoverError::TooShort { have });
-    }
-    let superblock = Superblock::from_words(std::array::from_fn(|w| region.load(w)));
-    Ok((superblock.geometry(have)?, superblock))
-}
-
 impl Index {
     /// Takes over the table in `region`: waits for twice the grace time, frees half-written slots and second
     /// copies, takes away what ghosts and filter bits are left, and rebuilds the register of displaced keys.
@@ -83,7 +64,7 @@ impl Index {
     /// # Errors
     /// [`RecoverError`]; the region is then unchanged.
     pub fn open(region: Region, clock: Clock) -> Result<(Index, Recovered), RecoverError> {
-        let (geometry, _) = geometry_of(&region)?;
+        let (geometry, _) = Superblock::open(region.bytes(), |word| region.load(word))?;
         if State::from_word(region.load(STATE_WORD)).phase == Phase::Starting {
             return Err(RecoverError::Unfinished);
         }
@@ -158,10 +139,10 @@ impl Index {
             window.iter().for_each(|slot| self.mend(slot, &mut Recovered::default()));
             let keys = window.iter().map(|slot| self.slots().read(slot).key);
             let Some(key) = keys.into_iter().find(|key| !key.is_empty()) else { continue };
-            let first = self.geometry.seeds().first(&key);
-            let tail = self.chain_heads(self.home_slot(first)).last().expect("the home is a head");
+            let key = self.geometry.hashed(&key);
+            let tail = self.chain_heads(self.home_slot(key)).last().expect("the home is a head");
             self.link(&self.stripes.alone(), tail, Some(block));
-            self.follow_chain(self.home(first), tail, &mut chains, found);
+            self.follow_chain(key.home(), tail, &mut chains, found);
         }
         self.blocks.restore(ever_used, &chains.blocks);
         chains
@@ -185,17 +166,16 @@ impl Index {
     /// T4: frees a second copy, and takes note of what stands in a slot, which the stripe of `guard` guards.
     fn recover_slot(&self, slot: SlotIx, guard: SlotIx, found: &mut Recovered) {
         let content = self.slots().read(slot);
-        let first = self.geometry.seeds().first(&content.key);
-        let primary = self.geometry.primary(first);
         if content.key.is_empty() {
             return;
         }
-        if !self.may_be_at(&content.key, first, slot, guard) {
+        let key = self.geometry.hashed(&content.key);
+        if !self.may_be_at(key, slot, guard) {
             self.rewrite(&self.stripes.alone(), slot, self.slots().header(slot), &[], &[]);
             found.misplaced += 1;
             return;
         }
-        if self.find_all(&content.key, first).into_iter().any(|other| other != slot) {
+        if self.find_all(key).into_iter().any(|other| other != slot) {
             // A move interrupted between M1 and the overwriting of the original. Both copies are equal: an
             // update waits for the move to end.
             self.vacate(&self.stripes.alone(), slot);
@@ -203,33 +183,31 @@ impl Index {
             return;
         }
         found.keys += 1;
-        if !primary.contains(slot) {
-            let bit = families::filter_bit(&self.geometry, first);
-            let home = self.home(first);
+        if !self.geometry.primary(key).contains(slot) {
+            let (home, bit) = (key.home(), families::filter_bit(&self.geometry, key));
             let mut locked = self.lock_home(home);
             self.stripe(&mut locked, home).add(home, Displaced { bit, place: DisplacedAt::At(slot) });
         }
     }
 
     /// May a GET find the key in this slot, which the stripe of `guard` guards?
-    fn may_be_at(&self, key: &[u8], first: First, slot: SlotIx, guard: SlotIx) -> bool {
+    fn may_be_at(&self, key: Hashed<'_>, slot: SlotIx, guard: SlotIx) -> bool {
         if slot.0 >= self.geometry.main_slots() {
-            return self.home_slot(first) == guard;
+            return self.home_slot(key) == guard;
         }
-        let windows = crate::families::destinations(&self.geometry, key, first, None);
+        let windows = families::destinations(&self.geometry, key, None);
         windows.iter().any(|destination| destination.window.contains(slot))
     }
 
     /// Every slot that holds `key`, in any of its windows and its home's chain.
-    fn find_all(&self, key: &[u8], first: First) -> Vec<SlotIx> {
-        let windows = crate::families::destinations(&self.geometry, key, first, None).into_iter();
-        let blocks =
-            self.chain_heads(self.home_slot(first)).filter_map(|h| chain::block_of(&self.geometry, h));
+    fn find_all(&self, key: Hashed<'_>) -> Vec<SlotIx> {
+        let windows = families::destinations(&self.geometry, key, None).into_iter();
+        let blocks = self.chain_heads(self.home_slot(key)).filter_map(|h| chain::block_of(&self.geometry, h));
         windows
             .map(|destination| destination.window)
             .chain(blocks.map(|block| chain::window(&self.geometry, block)))
             .flat_map(|window| window.iter())
-            .filter(|&slot| self.slots().holds(slot, key))
+            .filter(|&slot| self.slots().holds(slot, key.key()))
             .collect()
     }
 }

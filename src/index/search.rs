@@ -11,7 +11,7 @@ use super::has_room_for_ghost;
 use super::writer::SlotWriter;
 use crate::families::{self, destinations};
 use crate::layout::geometry::{SlotIx, Window};
-use crate::layout::hash::{First, mix, reduce};
+use crate::layout::hash::{Hashed, mix, reduce};
 use crate::layout::slot::Key;
 use crate::placement::Destination;
 use smallvec::SmallVec;
@@ -35,14 +35,14 @@ struct Node {
 const ROOT: u32 = u32::MAX;
 
 /// A path for a newcomer; `None` when the bounds of the search were reached first.
-pub(crate) fn find_path(slots: SlotWriter<'_>, key: &[u8], first: First) -> Option<MovePath> {
+pub(crate) fn find_path(slots: SlotWriter<'_>, key: Hashed<'_>) -> Option<MovePath> {
     if families::walks(slots.geometry) {
-        return (0..WALKS_MAX).find_map(|round| walk(slots, key, first, round));
+        return (0..WALKS_MAX).find_map(|round| walk(slots, key, round));
     }
     thread_local! {
         static SCRATCH: RefCell<Search> = RefCell::default();
     }
-    SCRATCH.with_borrow_mut(|search| search.run(slots, key, first))
+    SCRATCH.with_borrow_mut(|search| search.run(slots, key))
 }
 
 /// Walks before the table counts as full, and steps of each.
@@ -52,17 +52,17 @@ const STEPS_MAX: usize = 512;
 /// One random walk (Fotakis, Pagh, Sanders, Spirakis, 2005): the newcomer takes the first of its windows
 /// that has a free slot; if none has, it evicts a random occupant, which goes to a random one of its other
 /// windows, one with a free slot if there is one. Never the same slot twice.
-fn walk(slots: SlotWriter<'_>, key: &[u8], first: First, round: u64) -> Option<MovePath> {
+fn walk(slots: SlotWriter<'_>, newcomer: Hashed<'_>, round: u64) -> Option<MovePath> {
     let mut path = MovePath::new();
-    let mut random = mix(first.0 ^ round);
+    let mut random = mix(newcomer.first().0 ^ round);
     let mut pick = |n: usize| {
         random = mix(random.wrapping_add(0x9e37_79b9_7f4a_7c15));
         reduce(random, n as u64) as usize
     };
-    let mut mover: Key = SmallVec::from_slice(key);
-    let mut hash = first;
+    let mut evicted = Key::new();
     while path.len() < STEPS_MAX {
-        let onward = destinations(slots.geometry, &mover, hash, path.last().copied());
+        let mover = if path.is_empty() { newcomer } else { slots.geometry.hashed(&evicted) };
+        let onward = destinations(slots.geometry, mover, path.last().copied());
         let all = || onward.iter().flat_map(|d| d.window.iter());
         let free: SmallVec<[SlotIx; 4]> = all().filter(|&slot| slots.header(slot).is_free()).collect();
         if !free.is_empty() {
@@ -77,8 +77,7 @@ fn walk(slots: SlotWriter<'_>, key: &[u8], first: First, round: u64) -> Option<M
         }
         let slot = evictable[pick(evictable.len())];
         path.push(slot);
-        mover = slots.peek(slot).filter(|(header, _)| !header.is_free())?.1;
-        hash = slots.geometry.seeds().first(&mover);
+        evicted = slots.peek(slot).filter(|(header, _)| !header.is_free())?.1;
     }
     None
 }
@@ -93,13 +92,13 @@ struct Search {
 }
 
 impl Search {
-    fn run(&mut self, slots: SlotWriter<'_>, key: &[u8], first: First) -> Option<MovePath> {
+    fn run(&mut self, slots: SlotWriter<'_>, newcomer: Hashed<'_>) -> Option<MovePath> {
         self.nodes.clear();
         self.visited.clear();
         self.later.clear();
         let mut next = 0;
         let mut layer_end = LAYER_MAX;
-        if let Some(path) = self.reach(slots, ROOT, &destinations(slots.geometry, key, first, None)) {
+        if let Some(path) = self.reach(slots, ROOT, &destinations(slots.geometry, newcomer, None)) {
             return Some(path);
         }
         loop {
@@ -114,8 +113,8 @@ impl Search {
                 else {
                     continue;
                 };
-                let hash = slots.geometry.seeds().first(&occupant);
-                let onward = destinations(slots.geometry, &occupant, hash, Some(slot));
+                let mover = slots.geometry.hashed(&occupant);
+                let onward = destinations(slots.geometry, mover, Some(slot));
                 if let Some(path) = self.reach(slots, node, &onward) {
                     return Some(path);
                 }
@@ -222,9 +221,10 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
     use crate::config::{Config, TableSize};
-    use crate::index::{Index, PutMode};
+    use crate::index::Index;
     use crate::layout::hash::Seeds;
     use crate::layout::slot::Content;
+    use crate::outcome::PutMode;
     use crate::region::{Backing, Region};
 
     fn index(layout: &str, slots: u64) -> Index {
@@ -242,10 +242,10 @@ mod tests {
     }
 
     fn displaced_by(slots: SlotWriter<'_>, key: &[u8], at: Option<SlotIx>, to: SlotIx) -> usize {
-        let first = slots.geometry.seeds().first(key);
-        let onward = destinations(slots.geometry, key, first, at);
+        let key = slots.geometry.hashed(key);
+        let onward = destinations(slots.geometry, key, at);
         assert!(onward.iter().any(|d| d.window.contains(to)), "a step leads into a window of the key");
-        let is_home = |slot| slots.geometry.primary(first).contains(slot);
+        let is_home = |slot| slots.geometry.primary(key).contains(slot);
         usize::from(at.is_none_or(is_home) && !is_home(to))
     }
 
@@ -256,7 +256,7 @@ mod tests {
         let mut layer = vec![(None, key.to_vec())];
         for length in 1.. {
             for (at, mover) in std::mem::take(&mut layer) {
-                for d in destinations(geometry, &mover, geometry.seeds().first(&mover), at) {
+                for d in destinations(geometry, geometry.hashed(&mover), at) {
                     for slot in d.window.iter().filter(|&slot| displaced_by(slots, &mover, at, slot) == 0) {
                         let (header, occupant) = slots.peek(slot).unwrap();
                         if header.is_free() {
@@ -282,7 +282,7 @@ mod tests {
         let mut cost = vec![usize::MAX; geometry.main_slots() as usize];
         let mut todo = vec![(None, key.to_vec(), 0)];
         while let Some((at, mover, so_far)) = todo.pop() {
-            for d in destinations(geometry, &mover, geometry.seeds().first(&mover), at) {
+            for d in destinations(geometry, geometry.hashed(&mover), at) {
                 for slot in d.window.iter() {
                     let there = so_far + displaced_by(slots, &mover, at, slot);
                     if there >= cost[slot.0 as usize] {
@@ -309,9 +309,8 @@ mod tests {
             let mut paths = [0; 3];
             for n in 0..300u64 {
                 let key = n.to_le_bytes();
-                let first = index.geometry().seeds().first(&key);
                 let slots = index.slots();
-                let path = find_path(slots, &key, first);
+                let path = find_path(slots, index.geometry().hashed(&key));
                 let mut displaced = path.is_some().then_some(0);
                 let (mut mover, mut at) = (key.to_vec(), None);
                 for &slot in path.iter().flatten() {
@@ -364,13 +363,12 @@ mod tests {
         let geometry = index.geometry();
         let mut numbers = 0u64..;
         for slot in (0..geometry.main_slots()).map(SlotIx) {
-            let at_home = |n: &u64| geometry.primary(geometry.seeds().first(&n.to_le_bytes())).contains(slot);
+            let at_home = |n: &u64| geometry.primary(geometry.hashed(&n.to_le_bytes())).contains(slot);
             let key = numbers.find(at_home).unwrap().to_le_bytes();
             index.slots().write(slot, &Content { key: &key, ..Content::default() });
         }
         let mut search = Search::default();
-        let first = geometry.seeds().first(b"newcomer");
-        assert!(search.run(index.slots(), b"newcomer", first).is_none());
+        assert!(search.run(index.slots(), geometry.hashed(b"newcomer")).is_none());
         // What one layer adds at the most, when the bound is not yet reached.
         let layer = LAYER_MAX * geometry.layout().window_slots() as usize;
         let entered = SEARCH_MAX..SEARCH_MAX + layer;

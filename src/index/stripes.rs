@@ -1,14 +1,7 @@
-//! Striped locks, and what each guards.
-//!
-//! * **L1** A slot is written only under its stripe's lock.
-//! * **L2** A key is inserted, updated, moved and erased only under the lock of its home slot's stripe. That lock
-//!   also guards the home's entries in the register of displaced keys, its filter, its chain, and the notes on the
-//!   chain's empty blocks.
-//! * **L3** Several stripes are locked in increasing order, all at once.
+//! Striped locks, and what each guards (L1, L2, L3). They keep server threads apart. Readers take none and are
+//! held back by none.
 //!
 //! Overflow slots have no stripe of their own: the home of the chain guards them.
-//!
-//! These locks keep server threads apart. Readers take none and are held back by none.
 
 use crate::faults::{Rule, broken};
 use crate::layout::chain::Block;
@@ -120,19 +113,8 @@ impl Stripes {
     }
 
     /// Locks a set of stripes (L3).
-    pub fn lock(&self, mut set: StripeSet) -> Locked<'_> {
-        if broken(Rule::LockOrder) {
-            let mut seen = StripeSet::new();
-            set.retain(|n| {
-                !seen.contains(n) && {
-                    seen.push(*n);
-                    true
-                }
-            });
-        } else {
-            set.sort_unstable();
-            set.dedup();
-        }
+    pub fn lock(&self, set: StripeSet) -> Locked<'_> {
+        let set = if broken(Rule::LockOrder) { as_named(set) } else { increasing(set) };
         let held = set.into_iter().map(|n| (n, lock(&self.all[n]))).collect();
         Locked { held, stripes: self, is_alone: false }
     }
@@ -147,6 +129,24 @@ impl Stripes {
     pub fn displaced(&self) -> usize {
         self.all.iter().map(|stripe| lock(stripe).census().sum::<usize>()).sum()
     }
+}
+
+/// Each stripe of the set once, in increasing order.
+fn increasing(mut set: StripeSet) -> StripeSet {
+    set.sort_unstable();
+    set.dedup();
+    set
+}
+
+/// Each once, in the order in which they were named: wrong.
+fn as_named(mut set: StripeSet) -> StripeSet {
+    let mut seen = StripeSet::new();
+    set.retain(|number| {
+        let is_new = !seen.contains(number);
+        seen.extend(is_new.then_some(*number));
+        is_new
+    });
+    set
 }
 
 /// Locked stripes. Dropping it unlocks them.

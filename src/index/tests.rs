@@ -9,7 +9,7 @@ use crate::layout::chain::Block;
 use crate::layout::control::{BLOCKS_WORD, MOVE_COUNTERS};
 use crate::layout::geometry::Family;
 use crate::layout::hash::Seeds;
-use crate::layout::slot::Key;
+use crate::layout::slot::{Header, Key};
 use crate::observe::{self, Scheduler};
 use crate::region::Backing;
 use crate::sim::{Adversary, History, Instant, Random, Recorder};
@@ -46,7 +46,7 @@ fn filter_at(index: &Index, home: u64) -> u64 {
 }
 
 fn home_of(index: &Index, key: &[u8]) -> u64 {
-    index.geometry.home(index.geometry.seeds().first(key).0)
+    index.geometry.hashed(key).home()
 }
 
 fn is_displaced(index: &Index, key: &[u8], slot: SlotIx) -> bool {
@@ -1056,10 +1056,10 @@ fn a_newcomer_takes_the_first_free_slot() {
         let index = &watch.index;
         let mut taken = [0; 3];
         for key in (0..80).map(key) {
-            let first = index.geometry.seeds().first(&key);
+            let hashed = index.geometry.hashed(&key);
             let windows: Vec<_> = match index.geometry.layout().family {
-                Family::Cuckoo => crate::cuckoo::placement::choices(&index.geometry, &key, first).collect(),
-                _ => vec![index.geometry.primary(first)],
+                Family::Cuckoo => crate::cuckoo::placement::choices(&index.geometry, hashed).collect(),
+                _ => vec![index.geometry.primary(hashed)],
             };
             // Beyond the primary window, only `pilaf` does not look for cheaper paths.
             let windows = if layout == "pilaf" { &windows[..] } else { &windows[..1] };
@@ -1199,8 +1199,8 @@ fn a_path_that_has_changed_is_not_walked() {
         for newcomer in (0..175).map(key) {
             watch.settle();
             let index = &watch.index;
-            let first = index.geometry.seeds().first(&newcomer);
-            let path = find_path(index.slots(), &newcomer, first).filter(|path| path.len() > 1);
+            let hashed = index.geometry.hashed(&newcomer);
+            let path = find_path(index.slots(), hashed).filter(|path| path.len() > 1);
             let Some(path) = path else {
                 drop(watch.put(&newcomer, b""));
                 continue;
@@ -1209,7 +1209,7 @@ fn a_path_that_has_changed_is_not_walked() {
                 let was = index.slots().read(at);
                 index.write(&index.stripes.alone(), at, &Content { aux: was.aux, ..now });
                 let before = (look(index), index.counts());
-                let answer = index.put_along(&path, &newcomer, b"", first, PutMode::Insert);
+                let answer = index.put_along(&path, hashed, b"", PutMode::Insert);
                 assert_eq!(answer, None, "{layout}: {at:?} of {path:?} is {now:?}");
                 assert_eq!((look(index), index.counts()), before);
                 index.write(&index.stripes.alone(), at, &was.content());
@@ -1221,8 +1221,8 @@ fn a_path_that_has_changed_is_not_walked() {
                 refused(at, Content::default());
                 refused(at, Content { ghost: 1, ..mover.content() });
                 let may_go = |key: &[u8; 8]| {
-                    let first = index.geometry.seeds().first(key);
-                    let windows = families::destinations(&index.geometry, key, first, Some(at));
+                    let key = index.geometry.hashed(key);
+                    let windows = families::destinations(&index.geometry, key, Some(at));
                     windows.iter().any(|destination| destination.window.contains(to))
                 };
                 let other = (1_000..).map(key).find(|key| !may_go(key)).unwrap();
@@ -1230,14 +1230,13 @@ fn a_path_that_has_changed_is_not_walked() {
             }
             // Without the lock of a mover's home, which may have come since the stripes were chosen.
             let of = |slot| index.stripes.of(slot);
-            let home =
-                |&at: &SlotIx| index.home_slot(index.geometry.seeds().first(&index.slots().read(at).key));
+            let home = |&at: &SlotIx| index.home_slot(index.geometry.hashed(&index.slots().read(at).key));
             let locks: StripeSet = path.iter().map(|&slot| of(slot)).collect();
             let covered = movers.iter().all(|at| locks.contains(&of(home(at))));
             uncovered += u32::from(!covered);
             assert_eq!(index.still_good(&index.stripes.lock(locks), &path), covered, "{layout}: {path:?}");
             watch.before = look(index);
-            let along = |index: &Index| index.put_along(&path, &newcomer, b"", first, PutMode::Insert);
+            let along = |index: &Index| index.put_along(&path, hashed, b"", PutMode::Insert);
             let (answer, moved) = watch.change(along);
             assert_eq!((answer, moved.len()), (Some(PutOutcome::Inserted), movers.len()));
             let (answer, moved) = watch.change(along);
@@ -1388,7 +1387,7 @@ fn a_table_is_made_now_and_within_its_region() {
     let now = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
     let begun = now();
     let watch = Watch::new("list", 4, 1);
-    let (geometry, superblock) = geometry_of(&watch.index.region).unwrap();
+    let (geometry, superblock) = crate::inspect::Inspector::superblock(&watch.index.region).unwrap();
     assert!((begun..=now()).contains(&superblock.created), "{}", superblock.created);
     assert_eq!((geometry, watch.index.incarnation()), (watch.index.geometry.clone(), 1));
     let geometry = small("list", 400).geometry().unwrap();

@@ -1,20 +1,9 @@
-//! The slot writer: the only code that changes a slot.
+//! The slot writer: the only code that changes a slot. It keeps W1, W2 and W3 of docs/PROTOCOL.md.
 //!
-//! # Protocol
-//!
-//! Who writes: one server thread at a time, holding the slot's lock. Who reads: anybody.
-//!
-//! * **W1** Every line's stamp is made odd.
-//! * **W2** Then the bytes are stored, every word with an odd stamp in it still.
-//! * **W3** Then every line's stamp is made even, 2 above what it was, and the CRC with it.
-//!
-//! W1 before W2 is what makes stamps sufficient: without it a line half old, half new could carry the
-//! old, even stamp in a word not yet overwritten.
-//!
-//! A writer that dies between W1 and W3 leaves the slot odd: readers end in `Contended` there and
-//! nowhere else, until the server is restarted.
+//! One server thread writes at a time, and holds the slot's lock. Anybody reads. A writer that dies on its way
+//! leaves the slot odd: readers end in `Contended` there and nowhere else, until the server is restarted.
 
-use crate::faults::{Rule, broken};
+use crate::faults::{Rule, by_rule, obey};
 use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::slot::{COPY_SHIFT, Content, Header, Image, Key, View, encode, stamp_copies};
 use crate::layout::{mapped, slot};
@@ -60,28 +49,24 @@ impl<'a> SlotWriter<'a> {
         let image = encode(shape, self.geometry.identity(slot), even, content);
         let odd_copy = |word: u64| word & !(0xffff << COPY_SHIFT) | u64::from(odd as u16) << COPY_SHIFT;
 
-        if !broken(Rule::OddPass) {
-            // W1
+        // W1
+        obey(Rule::OddPass, || {
             self.region.store(base, before & !0xffff_ffff | u64::from(odd));
             for w in stamp_copies(shape) {
                 self.region.store(base + w, odd_copy(self.region.load(base + w)));
             }
-        }
-        if !broken(Rule::WriterFence) {
-            // Pairs with R2: a reader that sees a word of W2 sees the odd stamp after its fence.
-            fence(Ordering::Release);
-        }
+        });
+        // Pairs with R2: a reader that sees a word of W2 sees the odd stamp after its fence.
+        obey(Rule::WriterFence, || fence(Ordering::Release));
         // W2
         let mut copies = stamp_copies(shape).peekable();
         for (w, &word) in image.iter().enumerate().skip(1) {
             let carries_stamp = copies.next_if_eq(&w).is_some();
-            let odd_still = carries_stamp && !broken(Rule::OddPass);
+            let odd_still = by_rule(Rule::OddPass, carries_stamp, false);
             self.region.store(base + w, if odd_still { odd_copy(word) } else { word });
         }
         // Pairs with R1: a reader that sees the even stamp sees the words of W2 after its fence.
-        if !broken(Rule::EvenFence) {
-            fence(Ordering::Release);
-        }
+        obey(Rule::EvenFence, || fence(Ordering::Release));
         // W3. The first line last: whoever goes by it alone (shm) sees a slot that is whole for everybody.
         for w in stamp_copies(shape) {
             self.region.store(base + w, image[w]);

@@ -1,6 +1,6 @@
 //! Where everything is: parsed once from a configuration or a superblock, trusted ever after.
 
-use super::hash::{First, Seeds, reduce};
+use super::hash::{Hashed, Seeds, reduce};
 use super::slot::{Identity, SlotShape};
 use super::{PAGE, WORD};
 use std::ops::RangeInclusive;
@@ -245,6 +245,12 @@ impl Geometry {
         Identity { generation: self.generation, index: slot.0 }
     }
 
+    /// A key, hashed: its home and tags. What follows takes it and hashes no key again.
+    #[inline]
+    pub fn hashed<'a>(&self, key: &'a [u8]) -> Hashed<'a> {
+        let first = self.seeds.first(key);
+        Hashed { key, first, home: self.home(first.0) }
+    }
     /// The home a hash falls on.
     #[inline]
     pub fn home(&self, hash: u64) -> u64 {
@@ -260,8 +266,8 @@ impl Geometry {
     }
     /// A key's primary window. Its first slot is the key's home slot, whose header names displaced keys.
     #[inline]
-    pub fn primary(&self, first: First) -> Window {
-        self.window(self.home(first.0))
+    pub fn primary(&self, key: Hashed<'_>) -> Window {
+        self.window(key.home)
     }
     /// The window whose first slot is `home_slot` (a home's).
     pub(crate) fn home_of_slot(&self, slot: SlotIx) -> u64 {
@@ -271,6 +277,7 @@ impl Geometry {
 
 #[cfg(test)]
 mod tests {
+    use super::super::hash::First;
     use super::*;
     use crate::config::{Config, TableSize};
 
@@ -303,8 +310,9 @@ mod tests {
         // Home 23, the last: buckets 23 and 24.
         let last = it.window(23);
         assert_eq!((last, it.window_bytes(last)), (Window { first: SlotIx(92), slots: 8 }, 1_024));
-        assert_eq!(it.primary(First(u64::MAX)), last);
-        assert_eq!(it.primary(First(0)), it.window(0));
+        let of = |hash| it.primary(Hashed { key: b"", first: First(hash), home: it.home(hash) });
+        assert_eq!(of(u64::MAX), last);
+        assert_eq!(of(0), it.window(0));
         assert_eq!([0, 3, 4, 92].map(|slot| it.home_of_slot(SlotIx(slot))), [0, 0, 1, 23]);
         assert!(last.iter().map(|slot| slot.0).eq(92..100));
         assert_eq!([91, 92, 99, 100].map(|n| last.contains(SlotIx(n))), [false, true, true, false]);

@@ -81,6 +81,41 @@ impl First {
     }
 }
 
+/// A key that has been hashed for one table, once for each operation.
+/// [`Geometry::hashed`](super::geometry::Geometry::hashed) makes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hashed<'a> {
+    pub(super) key: &'a [u8],
+    pub(super) first: First,
+    pub(super) home: u64,
+}
+
+impl<'a> Hashed<'a> {
+    /// The key.
+    #[inline]
+    pub fn key(self) -> &'a [u8] {
+        self.key
+    }
+
+    /// Its first hash.
+    #[inline]
+    pub fn first(self) -> First {
+        self.first
+    }
+
+    /// Its home.
+    #[inline]
+    pub fn home(self) -> u64 {
+        self.home
+    }
+
+    /// What it leaves behind in a slot that it is moved out of; see [`First::ghost`].
+    #[inline]
+    pub fn ghost(self) -> u8 {
+        self.first.ghost()
+    }
+}
+
 /// Maps a hash onto `0..n` by its high bits (Lemire, "Fast Random Integer Generation in an Interval",
 /// 2019): `n` need not be a power of two.
 #[inline]

@@ -95,6 +95,12 @@ pub const SUPERBLOCK_WORDS: usize = size_of::<Superblock>() / WORD;
 #[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SuperblockError {
+    /// Shorter than a superblock and its control page.
+    #[error("this is no oneread region: it is only {have} bytes long; name a file that `oneread serve` made")]
+    TooShort {
+        /// Its length.
+        have: u64,
+    },
     /// Not a oneread region at all.
     #[error(
         "this is no oneread region: it begins with {found:#018x}, a region begins with \"ONEREAD\"; name a file that `oneread serve` made"
@@ -210,6 +216,21 @@ impl Superblock {
     /// The bytes as words.
     pub fn to_words(self) -> [u64; SUPERBLOCK_WORDS] {
         bytemuck::cast(self)
+    }
+
+    /// Opens a region of `have` bytes, of which `load` reads the words: its superblock, validated.
+    ///
+    /// # Errors
+    /// [`SuperblockError`]
+    pub(crate) fn open(
+        have: u64,
+        load: impl FnMut(usize) -> u64,
+    ) -> Result<(Geometry, Superblock), SuperblockError> {
+        if have < 2 * PAGE as u64 {
+            return Err(SuperblockError::TooShort { have });
+        }
+        let superblock = Superblock::from_words(std::array::from_fn(load));
+        Ok((superblock.geometry(have)?, superblock))
     }
 
     /// Validates everything once. Whoever holds the [`Geometry`] need not check it again: every slot it

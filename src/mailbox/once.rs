@@ -50,7 +50,7 @@ impl Once {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::index::{PutMode, PutOutcome};
+    use crate::outcome::{PutMode, PutOutcome};
     use crate::wire::{Reply, Request};
 
     /// Q3: what is repeated is answered as before and not done again; what is old is neither.

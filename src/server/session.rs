@@ -422,7 +422,7 @@ mod tests {
         let (mut session, mut client, server, _dir) = session();
         client.write_all(&frames(&[HELLO])).unwrap();
         assert!(matches!(session.advance(&server.shared), Fate::Stay));
-        let put = Request::Put { mode: crate::index::PutMode::Insert, key: b"last", value: b"value" };
+        let put = Request::Put { mode: crate::outcome::PutMode::Insert, key: b"last", value: b"value" };
         session.has_read(&frames(&[Request::Remove { key: b"none" }]).repeat(100_000));
         session.has_read(&frames(&[put]));
         client.shutdown(std::net::Shutdown::Write).unwrap();

@@ -1,6 +1,7 @@
 //! What the threads of a server share, and how any of them answers a request.
 
-use crate::index::{Index, PutError};
+use crate::index::Index;
+use crate::outcome::PutError;
 use crate::reader::ReadError;
 use crate::region::Region;
 use crate::wire::{Reply, Request, ServerStats};

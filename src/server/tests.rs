@@ -4,9 +4,9 @@ use super::mailbox::ServerMailbox;
 use super::shared::MailboxCounters;
 use super::*;
 use crate::config::TableSize;
-use crate::index::{PutError, PutMode};
 use crate::mailbox::memory::Mailbox;
 use crate::mailbox::{glance, store};
+use crate::outcome::{PutError, PutMode};
 use crate::wire::{self, PROTOCOL_VERSION, Reply, Request};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream as Stream;
@@ -246,7 +246,7 @@ fn more_than_a_turn() {
     assert!(second.worker.shared.index.is_empty(), "so fast");
     second.run(|| {
         (0..REQUESTS).for_each(|_| assert_eq!(reply(&mut stream), Some(Reply::Value(None))));
-        assert_eq!(reply(&mut stream), Some(Reply::Put(Ok(crate::index::PutOutcome::Inserted))));
+        assert_eq!(reply(&mut stream), Some(Reply::Put(Ok(crate::outcome::PutOutcome::Inserted))));
     });
 }
 
@@ -547,7 +547,7 @@ fn counts() {
 /// Leaves the slots where a key may be as a writer does that has not come to its end. What was there before.
 fn be_written(index: &Index, key: &[u8]) -> Vec<(usize, u64)> {
     let geometry = index.geometry();
-    let slots = geometry.primary(geometry.seeds().first(key)).iter();
+    let slots = geometry.primary(geometry.hashed(key)).iter();
     let words = slots.map(|slot| geometry.slot_word(slot)).map(|word| (word, index.region().load(word)));
     let words: Vec<_> = words.collect();
     words.iter().for_each(|(word, before)| index.region().store(*word, before | 1));

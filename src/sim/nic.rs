@@ -234,7 +234,7 @@ impl<'a, A: Adversary> Sim<'a, A> {
             let header = view.header();
             self.met.ghosts += u32::from(header.ghost == self.aim.ghost);
             if is_block && !header.is_free() && header.stamp.is_multiple_of(2) {
-                let home = self.geometry.home(self.geometry.seeds().first(&view.key()).0);
+                let home = self.geometry.hashed(&view.key()).home();
                 self.met.block_reused |= home != self.aim.home;
             }
         }

@@ -181,7 +181,7 @@ impl<'a> Reading<'a> {
     }
 
     fn home(&self, number: KeyNumber) -> u64 {
-        self.geometry.home(self.geometry.seeds().first(&super::keys::key(number)).0)
+        self.geometry.hashed(&super::keys::key(number)).home()
     }
 
     fn is_primary(&self, number: KeyNumber, slot: SlotIx) -> bool {

@@ -16,12 +16,13 @@ use crate::fabric::Fabric;
 use crate::fabric::shm::Shm;
 use crate::families;
 use crate::get::Proof;
-use crate::index::{Index, PutError, PutMode, PutOutcome, WAITS_MAX};
+use crate::index::{Index, WAITS_MAX};
 use crate::inspect::Inspector;
 use crate::layout::chain::CHAIN_MAX;
 use crate::layout::geometry::{Geometry, Layout, SlotIx};
 use crate::layout::hash::Seeds;
 use crate::layout::slot::Header;
+use crate::outcome::{PutError, PutMode, PutOutcome};
 use crate::reader::{Limits, ReadError, Reader};
 use crate::region::Region;
 use std::cell::Cell;
@@ -550,7 +551,7 @@ impl World {
     }
 
     fn home(&self, number: KeyNumber) -> u64 {
-        self.geometry().home(self.geometry().seeds().first(&key(number)).0)
+        self.geometry().hashed(&key(number)).home()
     }
 
     /// Has the key's home a chain now?
@@ -730,15 +731,15 @@ impl World {
     /// Is a slot half written at this instant, in any window that a GET of the key then reads?
     pub fn is_half_written(&self, history: &History, number: KeyNumber, at: Instant) -> bool {
         let (geometry, key) = (self.geometry(), key(number));
-        let first = geometry.seeds().first(&key);
+        let key = geometry.hashed(&key);
         let header = |slot: SlotIx| {
             let word = geometry.slot_word(slot);
             Header::from_words([history.word(word, at), history.word(word + 1, at)])
         };
-        let primary = geometry.primary(first);
-        let is_displaced = families::may_be_displaced(geometry, first, header(primary.first).aux);
+        let primary = geometry.primary(key);
+        let is_displaced = families::may_be_displaced(geometry, key, header(primary.first).aux);
         let further = (1..=CHAIN_MAX).scan(primary, |last, read| {
-            *last = families::after(geometry, &key, first, read, header(last.first).aux)?;
+            *last = families::after(geometry, key, read, header(last.first).aux)?;
             Some(*last)
         });
         let windows = std::iter::once(primary).chain(further.take_while(|_| is_displaced));
@@ -793,9 +794,10 @@ impl World {
         }
         let mut reader = Reader::new(fabric, geometry, Clock::manual(), LIMITS);
         while let Some(PlannedGet { key: number, from, read_stores_max }) = asks(reader.fabric().now()) {
-            let first = geometry.seeds().first(&key(number));
+            let key = key(number);
+            let key = geometry.hashed(&key);
             let leaps = past.leaps.get(&number).map_or(&[][..], |leaps| leaps);
-            let aim = Aim { home: geometry.home(first.0), ghost: first.ghost(), read_stores_max, leaps };
+            let aim = Aim { home: key.home(), ghost: key.ghost(), read_stores_max, leaps };
             reader.fabric_mut().begin(from, aim);
             let (from, before) = (reader.fabric().now(), reader.stats().retries_torn);
             let answer = answer(&mut reader, number);

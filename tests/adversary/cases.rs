@@ -175,7 +175,7 @@ pub fn unlink(name: &str, slots: u64, value_bytes: usize) -> Case {
 /// The first `n` keys with this home.
 pub fn keys_of_home(world: &World, home: u64, n: usize) -> Vec<KeyNumber> {
     let geometry = world.geometry();
-    let is_home = |&number: &KeyNumber| geometry.home(geometry.seeds().first(&key(number)).0) == home;
+    let is_home = |&number: &KeyNumber| geometry.hashed(&key(number)).home() == home;
     (0..).filter(is_home).take(n).collect()
 }
 

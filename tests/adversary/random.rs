@@ -174,7 +174,7 @@ fn hollow(world: &mut World, numbers: &[KeyNumber]) -> bool {
         is_it.then_some((number, first, last))
     });
     let Some((number, first, last)) = found else { return false };
-    let home = |n: KeyNumber| world.geometry().primary(world.geometry().seeds().first(&key(n))).first;
+    let home = |n: KeyNumber| world.geometry().primary(world.geometry().hashed(&key(n))).first;
     let is_absent = |n: &KeyNumber| !is_there(world, *n) && home(*n) == home(number);
     let Some(newcomer) = numbers.iter().copied().find(is_absent) else { return false };
     for &number in keys_in(world, last).iter().skip(1) {
@@ -296,7 +296,7 @@ pub fn interleaved(layout: Layout, seed: u64) -> Served {
     let begin = world.now();
     may_stall(&world, &mut random);
     let geometry = world.geometry().clone();
-    let home_slot = |number: KeyNumber| geometry.primary(geometry.seeds().first(&key(number))).first.0;
+    let home_slot = |number: KeyNumber| geometry.primary(geometry.hashed(&key(number))).first.0;
     for round in 0..4 {
         let near: Vec<_> = match random.pick(3) {
             _ if crowded => {

@@ -402,9 +402,9 @@ pub fn check_settled(table: &Table) {
         if report.key.is_empty() {
             continue;
         }
-        let first = geometry.seeds().first(&report.key);
-        if !geometry.primary(first).contains(report.slot) {
-            *filters.entry(geometry.home(first.0)).or_default() |= families::filter_bit(geometry, first);
+        let key = geometry.hashed(&report.key);
+        if !geometry.primary(key).contains(report.slot) {
+            *filters.entry(key.home()).or_default() |= families::filter_bit(geometry, key);
         }
         live_blocks.extend(chain::block_of(geometry, report.slot));
     }

@@ -1,0 +1,94 @@
+//! Which stripes an operation locks, and what their locks guard (L1, L2).
+
+use super::*;
+
+impl Index {
+    /// Locks what a key's presence depends on: its primary window, and its other windows if the home's
+    /// filter says that it may be there.
+    pub(super) fn lock_key(&self, key: Hashed<'_>) -> Locked<'_> {
+        let primary = self.geometry.primary(key);
+        self.region
+            .prefetch_bytes(self.geometry.slot_offset(primary.first), self.geometry.window_bytes(primary));
+        let mut set = StripeSet::new();
+        self.add_window(&mut set, primary);
+        let locked = self.stripes.lock(set);
+        if !self.may_be_displaced(key) {
+            return locked;
+        }
+        drop(locked);
+        self.stripes.lock(self.stripes_of_key(key))
+    }
+
+    /// The stripes of all windows of a key.
+    pub(super) fn stripes_of_key(&self, key: Hashed<'_>) -> StripeSet {
+        let mut set = StripeSet::new();
+        for destination in families::destinations(&self.geometry, key, None) {
+            self.add_window(&mut set, destination.window);
+        }
+        set
+    }
+
+    pub(super) fn add_window(&self, set: &mut StripeSet, window: Window) {
+        // A window is at most 64 slots, a stripe's group has 64: first and last slot name all stripes.
+        set.push(self.stripes.of(window.first));
+        set.push(self.stripes.of(SlotIx(window.first.0 + u64::from(window.slots) - 1)));
+    }
+
+    /// The stripes of a path's slots, and of the homes of the keys in them (L2).
+    pub(super) fn add_path(&self, set: &mut StripeSet, path: &MovePath) {
+        for &slot in path {
+            if slot.0 < self.geometry.main_slots() {
+                obey(Rule::SlotLock, || set.push(self.stripes.of(slot)));
+            }
+            if let Some((_, occupant)) = self.slots().peek(slot).filter(|(_, key)| !key.is_empty()) {
+                set.push(self.stripes.of(self.home_slot(self.geometry.hashed(&occupant))));
+            }
+        }
+    }
+
+    /// Locks the stripe of one main slot.
+    pub(super) fn lock_slot(&self, slot: SlotIx) -> Locked<'_> {
+        self.stripes.lock(SmallVec::from_slice(&[self.stripes.of(slot)]))
+    }
+
+    /// Locks the stripe of a home slot.
+    pub(super) fn lock_home(&self, home: u64) -> Locked<'_> {
+        self.lock_slot(self.geometry.window(home).first)
+    }
+
+    /// What the lock of a home guards beside slots (L2).
+    pub(super) fn stripe<'l>(&self, locked: &'l mut Locked<'_>, home: u64) -> &'l mut Stripe {
+        locked.stripe(self.geometry.window(home).first)
+    }
+
+    /// The main slot whose stripe guards a slot that the key may stand in.
+    pub(super) fn guard_of(&self, slot: SlotIx, key: Hashed<'_>) -> SlotIx {
+        if slot.0 < self.geometry.main_slots() { slot } else { self.home_slot(key) }
+    }
+
+    /// The main slot whose stripe guards a slot (L1), by what is known of its block and not by what key stands in it;
+    /// `None` for a block that nobody uses. For assertions.
+    pub(super) fn known_guard(&self, slot: SlotIx) -> Option<SlotIx> {
+        match chain::block_of(&self.geometry, slot) {
+            None => Some(slot),
+            Some(block) => self.blocks.owner(block).map(|home| self.geometry.window(home).first),
+        }
+    }
+
+    /// Does the stripe of this main slot guard the slot? For assertions.
+    pub(super) fn is_guarded_by(&self, slot: SlotIx, guard: SlotIx) -> bool {
+        // Where a block is unlinked with a ghost in it, the next home that uses it has come to guard that.
+        kept(Rule::BlockGhost, || self.known_guard(slot) == Some(guard))
+    }
+
+    /// May who holds these locks write the slot (L1)? For assertions.
+    pub(super) fn may_write(&self, locked: &Locked<'_>, slot: SlotIx) -> bool {
+        let is_locked = || self.known_guard(slot).is_some_and(|guard| locked.covers(guard));
+        locked.is_alone() || kept(Rule::SlotLock, || kept(Rule::BlockGhost, is_locked))
+    }
+
+    /// May who holds these locks insert, update, move or erase the key (L2)? For assertions.
+    pub(super) fn may_change(&self, locked: &Locked<'_>, key: Hashed<'_>) -> bool {
+        kept(Rule::PathCheck, || locked.covers(self.home_slot(key)))
+    }
+}

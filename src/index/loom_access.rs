@@ -1,0 +1,38 @@
+//! Parts of the index alone, for the model checker.
+
+pub(crate) use super::stripes::{StripeSet, Stripes};
+use super::*;
+
+pub fn write_slot(region: &Region, geometry: &Geometry, slot: SlotIx, key: &[u8], value: &[u8]) {
+    SlotWriter { region, geometry }.write(slot, &Content { key, value, ghost: 0, aux: 0 });
+}
+
+/// The path that a put of `key` would take now.
+pub fn path(index: &Index, key: &[u8]) -> Option<MovePath> {
+    find_path(index.slots(), index.geometry.hashed(key))
+}
+
+/// Two paths by which a key of a layout with two choices of one slot could be put now, each by one move, over slots
+/// that the other does not touch.
+pub fn paths_by_two_slots(index: &Index, key: &[u8]) -> Option<[MovePath; 2]> {
+    let path = |window: Window| -> Option<MovePath> {
+        let from = window.first;
+        let occupant = index.slots().read(from).key;
+        let to = families::destinations(&index.geometry, index.geometry.hashed(&occupant), Some(from));
+        let free = to.iter().find_map(|destination| index.free_slot(destination.window));
+        Some([from, free.filter(|_| !occupant.is_empty())?].into_iter().collect())
+    };
+    let mut choices = crate::cuckoo::placement::choices(&index.geometry, index.geometry.hashed(key));
+    let paths = [path(choices.next()?)?, path(choices.next()?)?];
+    paths[0].iter().all(|slot| !paths[1].contains(slot)).then_some(paths)
+}
+
+/// Puts `key`, with its own bytes as value, along a path found before.
+pub fn put_along(index: &Index, path: &MovePath, key: &[u8]) -> Option<PutOutcome> {
+    index.put_along(path, index.geometry.hashed(key), key, PutMode::Upsert)
+}
+
+/// Main slots that hold `key`.
+pub fn copies(index: &Index, key: &[u8]) -> usize {
+    (0..index.geometry.main_slots()).filter(|&slot| index.slots().holds(SlotIx(slot), key)).count()
+}

@@ -1,0 +1,179 @@
+//! Moving keys along a path, and the writes that a move is made of (M1 to M6).
+
+use super::*;
+use crate::layout::slot::Header;
+
+/// May the occupant of a slot with this ghost be moved (M3)?
+pub(super) fn has_room_for_ghost(ghost: u8) -> bool {
+    kept(Rule::OneGhost, || ghost == 0)
+}
+
+impl Index {
+    /// Puts a key by moving others along a path that was found without locks. `None` when the path is not
+    /// what it was any more.
+    pub(super) fn put_along(
+        &self,
+        path: &MovePath,
+        key: Hashed<'_>,
+        value: &[u8],
+        mode: PutMode,
+    ) -> Option<PutOutcome> {
+        let mut set = self.stripes_of_key(key);
+        self.add_path(&mut set, path);
+        let mut locked = self.stripes.lock(set);
+        // L5: somebody may have put the same key meanwhile.
+        let answer = obey(Rule::LookAgain, || self.put_present(&mut locked, key, value, mode));
+        if answer.is_some() {
+            return answer;
+        }
+        if !self.still_good(&locked, path) {
+            return None;
+        }
+        self.move_along(&mut locked, path, |locked| self.place(locked, path[0], key, value));
+        Some(PutOutcome::Inserted)
+    }
+
+    /// Is a path still what the search saw (L4)? The caller holds its locks.
+    pub(super) fn still_good(&self, locked: &Locked<'_>, path: &MovePath) -> bool {
+        kept(Rule::PathCheck, || self.is_as_found(locked, path))
+    }
+
+    fn is_as_found(&self, locked: &Locked<'_>, path: &MovePath) -> bool {
+        let (&last, movers) = path.split_last().expect("a path has a slot");
+        self.slots().header(last).is_free()
+            && movers.iter().zip(&path[1..]).all(|(&from, &to)| {
+                let occupant = self.slots().read(from);
+                let mover = self.geometry.hashed(&occupant.key);
+                !occupant.key.is_empty()
+                    && has_room_for_ghost(occupant.ghost)
+                    && locked.covers(self.home_slot(mover))
+                    && families::destinations(&self.geometry, mover, Some(from))
+                        .iter()
+                        .any(|d| d.window.contains(to))
+            })
+    }
+
+    /// Moves every occupant of the path one step on, from the free end back; `finish` then overwrites
+    /// `path[0]`, whose occupant has been copied away, by [`Index::place`] or [`Index::vacate`].
+    pub(super) fn move_along<'a>(
+        &self,
+        locked: &mut Locked<'a>,
+        path: &MovePath,
+        finish: impl FnOnce(&mut Locked<'a>),
+    ) {
+        let mut filters = AtOnce::new(Rule::FilterBeforeCopy);
+        let mut came_home: SmallVec<[(u64, u32, SlotIx); 4]> = SmallVec::new();
+        for step in path.windows(2).rev() {
+            let (from, to) = (step[0], step[1]);
+            let left = self.copy(locked, from, to, &mut filters);
+            came_home.extend(left.map(|(home, bit)| (home, bit, from)));
+        }
+        finish(locked);
+        filters.finish(|home| self.set_filter(locked, home));
+        // M5: only now are their displaced copies gone; the grace time counts from here.
+        for (home, bit, from) in came_home {
+            self.linger(locked, home, bit, from);
+        }
+    }
+
+    /// Copies the occupant of `from` to `to`. If it comes home by that: its home, and its filter bit.
+    fn copy(
+        &self,
+        locked: &mut Locked<'_>,
+        from: SlotIx,
+        to: SlotIx,
+        filters: &mut AtOnce<u64>,
+    ) -> Option<(u64, u32)> {
+        let occupant = self.slots().read(from);
+        let mover = self.geometry.hashed(&occupant.key);
+        debug_assert!(self.may_change(locked, mover), "L2");
+        let (primary, home) = (self.geometry.primary(mover), mover.home());
+        let bit = families::filter_bit(&self.geometry, mover);
+        let free = Content { aux: occupant.aux, ..Content::default() };
+        disobey(Rule::CopyBeforeErase, || self.write(locked, from, &free));
+        match (primary.contains(from), primary.contains(to)) {
+            (true, false) => {
+                self.stripe(locked, home).add(home, Displaced { bit, place: DisplacedAt::At(to) });
+                filters.step(home, |home| self.set_filter(locked, home));
+            }
+            (false, false) => self.stripe(locked, home).change(home, bit, from, DisplacedAt::At(to)),
+            (_, true) => {}
+        }
+        // M1: the copy is live before `from` is overwritten, by the next step or the caller.
+        self.overwrite(locked, to, &occupant.key, &occupant.value);
+        count(&self.counters.moves);
+        (!primary.contains(from) && primary.contains(to)).then_some((home, bit))
+    }
+
+    /// Puts a new key into a slot that is free or whose occupant was moved away.
+    pub(super) fn place(&self, locked: &mut Locked<'_>, slot: SlotIx, key: Hashed<'_>, value: &[u8]) {
+        debug_assert!(self.may_change(locked, key), "L2");
+        if !self.geometry.primary(key).contains(slot) {
+            let (home, bit) = (key.home(), families::filter_bit(&self.geometry, key));
+            self.stripe(locked, home).add(home, Displaced { bit, place: DisplacedAt::At(slot) });
+            self.set_filter(locked, home);
+        }
+        self.overwrite(locked, slot, key.key(), value);
+        count(&self.counters.keys);
+        count(&self.counters.inserts);
+    }
+
+    /// Frees a slot whose occupant was moved away.
+    pub(super) fn vacate(&self, locked: &Locked<'_>, slot: SlotIx) {
+        self.overwrite(locked, slot, &[], &[]);
+    }
+
+    /// Frees the slot of a key that is removed (M6).
+    pub(super) fn erase(&self, locked: &mut Locked<'_>, slot: SlotIx, key: Hashed<'_>) {
+        debug_assert!(self.may_change(locked, key), "L2");
+        self.rewrite(locked, slot, self.slots().header(slot), &[], &[]);
+        if !self.geometry.primary(key).contains(slot) {
+            self.linger(locked, key.home(), families::filter_bit(&self.geometry, key), slot);
+        }
+        self.left_slot_of_home(locked, slot, key.home());
+    }
+
+    /// Writes key and value into a slot that is free, or whose occupant is updated or removed. What the
+    /// slot says about other keys, by its ghost (M2) and `aux`, stays as it was `before`.
+    pub(super) fn rewrite(
+        &self,
+        locked: &Locked<'_>,
+        slot: SlotIx,
+        before: Header,
+        key: &[u8],
+        value: &[u8],
+    ) {
+        let ghost = by_rule(Rule::GhostStays, before.ghost, 0);
+        self.write(locked, slot, &Content { key, value, ghost, aux: before.aux });
+    }
+
+    /// Writes key and value over whatever is in `slot`. An occupant that is still there has been copied
+    /// elsewhere: its ghost stays behind.
+    pub(super) fn overwrite(&self, locked: &Locked<'_>, slot: SlotIx, key: &[u8], value: &[u8]) {
+        let before = self.slots().header(slot);
+        if before.is_free() {
+            return self.rewrite(locked, slot, before, key, value);
+        }
+        debug_assert!(has_room_for_ghost(before.ghost), "M3");
+        let occupant = self.slots().read(slot);
+        let moved = self.geometry.hashed(&occupant.key);
+        let ghost = by_rule(Rule::Ghost, moved.ghost(), before.ghost);
+        let begun = |index: &mut &Index| {
+            index.region.add(move_counter_word(moved.home()));
+            // Pairs with R4: who sees the slot overwritten sees the count. (And who sees the count by R3 sees the copy,
+            // or its slot being written: the fence before the even pass there came before this.)
+            fence(Ordering::Release);
+        };
+        let content = Content { key, value, ghost, aux: before.aux };
+        // M4
+        in_order(Rule::CountBeforeErase, self, begun, |index| index.write(locked, slot, &content));
+        let guard = self.guard_of(slot, moved);
+        self.grace.push(self.grace.due_ns(Rule::GhostGrace), Trace::Ghost { slot, guard });
+    }
+
+    /// Replaces a slot's content. All writes of an index come through here.
+    pub(super) fn write(&self, locked: &Locked<'_>, slot: SlotIx, content: &Content<'_>) {
+        debug_assert!(self.may_write(locked, slot), "L1: {slot:?} is written without its lock");
+        self.slots().write(slot, content);
+    }
+}

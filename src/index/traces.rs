@@ -1,0 +1,66 @@
+//! What a move or a delete leaves for readers on their way, and who takes it away when it is due (M2, M5).
+
+use super::*;
+use crate::layout::slot::Header;
+
+impl Index {
+    /// Writes the filter of a home as its register says, if that changes it.
+    pub(super) fn set_filter(&self, locked: &mut Locked<'_>, home: u64) {
+        let home_slot = self.geometry.window(home).first;
+        let mask = families::filter_mask(&self.geometry);
+        let aux = self.slots().header(home_slot).aux;
+        let filter = self.stripe(locked, home).filter(home);
+        self.set_aux(locked, home_slot, aux & !mask | filter);
+    }
+
+    /// Writes the `aux` of a slot, if that changes it.
+    pub(super) fn set_aux(&self, locked: &Locked<'_>, slot: SlotIx, aux: u32) {
+        let before = self.slots().header(slot);
+        if before.aux != aux {
+            let Owned { key, value, .. } = self.slots().read(slot);
+            self.rewrite(locked, slot, Header { aux, ..before }, &key, &value);
+        }
+    }
+
+    /// The displaced key of `home` with this filter bit has left `slot`: the bit lingers (M5).
+    pub(super) fn linger(&self, locked: &mut Locked<'_>, home: u64, bit: u32, slot: SlotIx) {
+        let until_ns = self.grace.due_ns(Rule::FilterGrace);
+        self.stripe(locked, home).change(home, bit, slot, DisplacedAt::Lingers { until_ns });
+        self.grace.push(until_ns, Trace::Filter { home });
+    }
+
+    /// Takes away up to `most` traces that are due.
+    pub(super) fn reap(&self, most: usize) {
+        for _ in 0..most {
+            let Some((due_ns, trace)) = self.grace.pop_due() else { return };
+            self.take_away(due_ns, trace);
+        }
+    }
+
+    pub(super) fn take_away(&self, due_ns: u64, trace: Trace) {
+        match trace {
+            Trace::Ghost { slot, guard } => {
+                debug_assert!(self.is_guarded_by(slot, guard), "L1: {guard:?} does not guard {slot:?}");
+                let locked = self.lock_slot(guard);
+                let without = Owned { ghost: 0, ..self.slots().read(slot) };
+                self.write(&locked, slot, &without.content());
+            }
+            Trace::Filter { home } => {
+                let mut locked = self.lock_home(home);
+                self.stripe(&mut locked, home).expire(home, due_ns);
+                self.set_filter(&mut locked, home);
+            }
+            Trace::Unlink { home, block } => self.unlink(home, block, due_ns),
+            Trace::Reuse { home, block } => self.reuse(home, block),
+        }
+    }
+
+    /// Waits until all traces there are now are gone; `false` when there are none.
+    pub(super) fn wait_for_grace(&self) -> bool {
+        let Some(due_ns) = self.grace.last_due_ns() else { return false };
+        count(&self.counters.waits);
+        self.grace.clock().sleep_until(due_ns);
+        self.reap(usize::MAX);
+        true
+    }
+}

@@ -1,0 +1,96 @@
+//! What a change may do, what it did, and why it could not. The index decides it, frames carry it, and
+//! clients hand it out.
+
+/// What a put found and did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PutOutcome {
+    /// The key was absent and is now present.
+    Inserted,
+    /// The key was present and has the new value.
+    Updated,
+    /// The key was present and stays as it was ([`PutMode::Insert`]).
+    Exists,
+    /// The key was absent and stays so ([`PutMode::Update`]).
+    Missing,
+}
+
+/// What a put may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PutMode {
+    /// Insert or update.
+    Upsert,
+    /// Only insert.
+    Insert,
+    /// Only update.
+    Update,
+}
+
+/// Why a key could not be put.
+#[derive(Debug, thiserror::Error, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum PutError {
+    /// The key's length is out of range.
+    #[error(
+        "the key is {given} bytes long, this table takes 1 to {max}{}", mend(*given, *max, "key")
+    )]
+    KeyLength {
+        /// Length given.
+        given: usize,
+        /// Longest allowed.
+        max: usize,
+    },
+    /// The value is too long.
+    #[error(
+        "the value is {given} bytes long, this table takes 0 to {max}{}", mend(*given, *max, "value")
+    )]
+    ValueLength {
+        /// Length given.
+        given: usize,
+        /// Longest allowed.
+        max: usize,
+    },
+    /// No room found.
+    #[error("the table is full: {keys} keys in {slots} slots (load {:.1} %), and no path of moves makes room; remove keys, or serve a larger table", 100.0 * *keys as f64 / *slots as f64)]
+    Full {
+        /// Keys in the table.
+        keys: u64,
+        /// Slots allocated.
+        slots: u64,
+    },
+    /// Other threads changed the path each time before it could be locked.
+    #[error("{rounds} paths in a row were changed by other threads before they could be locked; try again")]
+    Busy {
+        /// Paths tried.
+        rounds: u32,
+    },
+}
+
+fn mend(given: usize, max: usize, what: &str) -> String {
+    if given <= max {
+        return String::new();
+    }
+    format!("; longer ones need a new table: dump this one, serve with a larger {what}-max, load the dump")
+}
+
+/// Counts of what the server did; see [`Index::counts`](crate::Index::counts).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IndexCounts {
+    /// Keys in the table.
+    pub keys: u64,
+    /// Keys inserted since the server started.
+    pub inserts: u64,
+    /// Keys updated.
+    pub updates: u64,
+    /// Keys removed.
+    pub removes: u64,
+    /// Keys moved from one slot to another.
+    pub moves: u64,
+    /// Of these, displaced keys brought back into their primary window by deletes.
+    pub homings: u64,
+    /// Puts that waited for a grace period to end.
+    pub waits: u64,
+    /// Slots allocated: main slots, and overflow slots ever linked.
+    pub slots: u64,
+    /// Main slots.
+    pub main_slots: u64,
+}
