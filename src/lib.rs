@@ -38,7 +38,6 @@ pub use client::{
 };
 pub use clock::Clock;
 pub use config::{Config, ConfigError, TableSize};
-pub use fabric::counting::ReadCounts;
 pub use families::presets;
 pub use get::Retry;
 pub use index::{Index, IndexCounts, PutError, PutMode, PutOutcome, RecoverError, Recovered};
@@ -46,8 +45,10 @@ pub use layout::geometry::{Family, Geometry, Layout};
 pub use layout::hash::Seeds;
 pub use layout::superblock::SuperblockError;
 pub use placement::Preset;
-pub use reader::{GetStats, Limits, ReadError, Reader};
+pub use reader::{GetStats, Limits, ReadCounts, ReadError, Reader};
 pub use region::{Backing, Region, RegionError};
 pub use server::{MailboxCounts, RegisterProgress, ServeError, Server, ServerConfig, StartMode};
-pub use verbs::{DeviceChoice, SetupError, Token, VerbsAddress, VerbsError, VerbsOptions, Wait};
+pub use verbs::{DeviceChoice, Token, VerbsAddress, VerbsOptions, Wait};
+#[cfg(feature = "verbs")]
+pub use verbs::{SetupError, VerbsError};
 pub use wire::{ServerStats, WireError};

@@ -27,10 +27,11 @@ impl Default for Limits {
     }
 }
 
-/// Why a GET gave no answer.
+/// Why a GET gave no answer, whatever the fabric. What a fabric can fail with besides is its own
+/// ([`Fabric::Error`]).
 #[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum ReadError<E> {
+pub enum ReadError {
     /// The key's length is out of range.
     #[error("the key is {given} bytes long, this table takes 1 to {max}")]
     KeyLength {
@@ -61,22 +62,24 @@ pub enum ReadError<E> {
         /// Why the last one was inconclusive.
         last: Retry,
     },
-    /// The fabric failed.
-    #[error(transparent)]
-    Fabric(E),
 }
 
-impl ReadError<std::convert::Infallible> {
-    /// The same error where fabrics can fail.
-    pub fn widen<E>(self) -> ReadError<E> {
-        match self {
-            ReadError::KeyLength { given, max } => ReadError::KeyLength { given, max },
-            ReadError::Contended { retries, last } => ReadError::Contended { retries, last },
-            ReadError::Deadline { deadline, retries, last } => {
-                ReadError::Deadline { deadline, retries, last }
-            }
-            ReadError::Fabric(never) => match never {},
-        }
+/// What was asked of the fabric. Add them up with `+=`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReadCounts {
+    /// READs posted.
+    pub reads: u64,
+    /// Bytes those READs asked for.
+    pub bytes: u64,
+    /// Doorbells rung.
+    pub doorbells: u64,
+}
+
+impl std::ops::AddAssign for ReadCounts {
+    fn add_assign(&mut self, other: ReadCounts) {
+        self.reads += other.reads;
+        self.bytes += other.bytes;
+        self.doorbells += other.doorbells;
     }
 }
 
@@ -127,12 +130,13 @@ pub struct Reader<'g, F> {
     clock: Clock,
     limits: Limits,
     stats: GetStats,
+    reads: ReadCounts,
 }
 
 impl<'g, F: Fabric> Reader<'g, F> {
     /// A reader of the table with this geometry.
     pub fn new(fabric: F, geometry: &'g Geometry, clock: Clock, limits: Limits) -> Reader<'g, F> {
-        Reader { fabric, geometry, clock, limits, stats: GetStats::default() }
+        Reader { fabric, geometry, clock, limits, stats: GetStats::default(), reads: ReadCounts::default() }
     }
 
     /// The fabric.
@@ -150,13 +154,18 @@ impl<'g, F: Fabric> Reader<'g, F> {
         self.stats
     }
 
+    /// What was asked of the fabric so far.
+    pub fn read_counts(&self) -> ReadCounts {
+        self.reads
+    }
+
     /// Looks `key` up; its value replaces what was in `value`. Returns whether it was found. Usually 1
     /// READ and 1 round trip; allocates only if `value` is too small.
     ///
     /// # Errors
-    /// [`ReadError`]; absence is not one.
+    /// [`ReadError`], or the fabric's own; absence is not one.
     #[inline]
-    pub fn get_into(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, ReadError<F::Error>> {
+    pub fn get_into(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, F::Error> {
         self.check_key(key)?;
         let mut get = Get::new(self.geometry, key);
         let home = get.home();
@@ -165,10 +174,11 @@ impl<'g, F: Fabric> Reader<'g, F> {
         let mut step = Step::Read(get.start());
         loop {
             step = match step {
-                Step::Read(window) => self
-                    .fabric
-                    .read(window, |landed| get.feed(landed, F::EXACT, value))
-                    .map_err(ReadError::Fabric)?,
+                Step::Read(window) => {
+                    self.reads.doorbells += 1;
+                    self.count_read(window);
+                    self.fabric.read(window, |landed| get.feed(landed, F::EXACT, value))?
+                }
                 Step::Judge => get.judge(self.fabric.proof(home, mark)),
                 Step::Again(window, why) => {
                     self.stats.count(why);
@@ -198,13 +208,13 @@ impl<'g, F: Fabric> Reader<'g, F> {
     /// was late, answers are handed over only when no pass is under way: so a slow `each` makes no GET late twice.
     ///
     /// # Errors
-    /// [`ReadError`] as soon as one GET ends in one, or the batch reaches its deadline; `each` has then not
+    /// [`ReadError`], or the fabric's own, as soon as one GET ends in one, or the batch reaches its deadline; `each` has then not
     /// been called for every key.
     pub fn get_many<K: AsRef<[u8]>>(
         &mut self,
         keys: &[K],
         mut each: impl FnMut(usize, Option<&[u8]>),
-    ) -> Result<(), ReadError<F::Error>> {
+    ) -> Result<(), F::Error> {
         keys.iter().try_for_each(|key| self.check_key(key.as_ref()))?;
         let lanes_max = self.fabric.credits().min(keys.len());
         let mut todo = keys.iter().enumerate();
@@ -241,17 +251,17 @@ impl<'g, F: Fabric> Reader<'g, F> {
                         lane.mark = Some(self.fabric.mark(lane.get.home()));
                     }
                 }
-                self.fabric.post(&ready).map_err(ReadError::Fabric)?;
+                self.fabric.post(&ready)?;
+                self.reads.doorbells += 1;
+                ready.iter().for_each(|&(_, window)| self.count_read(window));
                 in_flight += ready.len();
                 ready.clear();
             }
             // What has completed makes room for what comes next, while the rest is still under way.
-            self.fabric
-                .poll(|token, window| {
-                    let lane = &mut lanes[token as usize];
-                    landed.push((token, lane.get.feed(window, F::EXACT, &mut lane.value)));
-                })
-                .map_err(ReadError::Fabric)?;
+            self.fabric.poll(|token, window| {
+                let lane = &mut lanes[token as usize];
+                landed.push((token, lane.get.feed(window, F::EXACT, &mut lane.value)));
+            })?;
             in_flight -= landed.len();
             // All that landed is judged before anything else takes time.
             for (token, step) in &mut landed {
@@ -320,7 +330,13 @@ impl<'g, F: Fabric> Reader<'g, F> {
     }
 
     #[inline]
-    fn check_key(&self, key: &[u8]) -> Result<(), ReadError<F::Error>> {
+    fn count_read(&mut self, window: Window) {
+        self.reads.reads += 1;
+        self.reads.bytes += self.geometry.window_bytes(window);
+    }
+
+    #[inline]
+    fn check_key(&self, key: &[u8]) -> Result<(), ReadError> {
         let max = self.geometry.key_max();
         if key.is_empty() || key.len() > max {
             return Err(ReadError::KeyLength { given: key.len(), max });
@@ -378,7 +394,7 @@ const SLEEP_NS: u64 = 50_000;
 impl RetryBudget {
     /// A look was inconclusive; what to do before the next one.
     #[cold]
-    fn again<E>(&mut self, last: Retry, now_ns: u64, limits: &Limits) -> Result<Rest, ReadError<E>> {
+    fn again(&mut self, last: Retry, now_ns: u64, limits: &Limits) -> Result<Rest, ReadError> {
         self.retries += 1;
         if self.retries >= limits.retries_max {
             return Err(ReadError::Contended { retries: self.retries, last });
@@ -443,13 +459,13 @@ impl Lag {
     }
 
     /// A round has ended. Does any GET look again?
-    fn add<E>(
+    fn add(
         &mut self,
         round: &Round,
         looks_again: bool,
         clock: &Clock,
         limits: &Limits,
-    ) -> Result<(), ReadError<E>> {
+    ) -> Result<(), ReadError> {
         if self.since_ns.is_none() && !looks_again {
             return Ok(());
         }
@@ -486,14 +502,9 @@ mod tests {
     use crate::layout::chain::{Block, with_link};
     use crate::layout::geometry::SlotIx;
     use crate::layout::slot::Header;
-    use std::convert::Infallible;
     use std::time::Instant;
 
-    fn pause(
-        patience: &mut RetryBudget,
-        clock: &Clock,
-        limits: &Limits,
-    ) -> Result<(), ReadError<Infallible>> {
+    fn pause(patience: &mut RetryBudget, clock: &Clock, limits: &Limits) -> Result<(), ReadError> {
         patience.again(Retry::Torn, clock.now_ns(), limits).map(|rest| rest.take(clock))
     }
 
@@ -538,7 +549,7 @@ mod tests {
     fn patience_rests_longer_and_longer() {
         let limits = Limits { retries_max: 1000, deadline: Duration::from_secs(1) };
         let mut patience = RetryBudget::default();
-        let mut rest = || patience.again::<Infallible>(Retry::Torn, 7, &limits).unwrap();
+        let mut rest = || patience.again(Retry::Torn, 7, &limits).unwrap();
         let (spins, yields, sleeps) = (Rest::Spin, Rest::Yield, Rest::Sleep);
         assert!((0..8).all(|_| rest() == spins));
         assert!((0..56).all(|_| rest() == yields));
@@ -598,13 +609,13 @@ mod tests {
             Self: 'a;
         const EXACT: bool = false;
         type Mark = u64;
-        type Error = Infallible;
+        type Error = ReadError;
 
         fn credits(&self) -> usize {
             self.credits
         }
 
-        fn post(&mut self, reads: &[(ReadId, Window)]) -> Result<(), Infallible> {
+        fn post(&mut self, reads: &[(ReadId, Window)]) -> Result<(), ReadError> {
             let now = self.clock.now_ns();
             let done = (now + (self.takes_ns)(now)).max(self.posted.back().map_or(0, |(_, done)| *done));
             self.posted.extend(reads.iter().map(|(token, _)| (*token, done)));
@@ -613,7 +624,7 @@ mod tests {
             Ok(())
         }
 
-        fn poll(&mut self, mut sink: impl FnMut(ReadId, &mut Shown<'_>)) -> Result<(), Infallible> {
+        fn poll(&mut self, mut sink: impl FnMut(ReadId, &mut Shown<'_>)) -> Result<(), ReadError> {
             self.clock.sleep_until(self.posted.front().expect("something is in flight").1);
             let now = self.clock.now_ns();
             for _ in 0..COMPLETIONS {
@@ -635,7 +646,7 @@ mod tests {
 
     /// What a batch came to.
     struct Came {
-        result: Result<(), ReadError<Infallible>>,
+        result: Result<(), ReadError>,
         stats: GetStats,
         reads: u64,
         /// When each key was answered, in nanoseconds.

@@ -124,7 +124,7 @@ fn batches() {
     for given in [0, 17, 255, 100_000] {
         let wrong = PutError::KeyLength { given, max: 16 };
         let error = client.put(&vec![1; given], b"").unwrap_err();
-        assert!(matches!(error, MutateError::Rejected(ref error) if *error == wrong), "{error}");
+        assert_eq!(error.rejection().as_ref(), Some(&wrong), "{error}");
         let pairs = [(b"good".to_vec(), vec![1]), (vec![1; given], vec![]), (b"fine".to_vec(), vec![0; 33])];
         let answers = client.put_many(&pairs).unwrap();
         assert!(answers[0].is_ok());

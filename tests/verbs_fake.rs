@@ -10,11 +10,12 @@
 mod common;
 
 use common::*;
+use oneread::client::LinkError;
 use oneread::families::presets;
 use oneread::get::Retry;
 use oneread::layout::geometry::Family;
 use oneread::placement::Preset;
-use oneread::reader::{Limits, ReadError};
+use oneread::reader::Limits;
 use oneread::verbs::{SetupError, Token, VerbsAddress, VerbsError, VerbsOptions, Wait};
 use oneread::{
     Address, Client, ClientOptions, ConnectError, GetError, MutateError, PutError, PutMode, PutOutcome,
@@ -313,9 +314,10 @@ fn reads_that_all_fail(fake: &Fake) {
         fake.set("counts", 0);
         let began = Instant::now();
         let error = client.get(&ours(1).0).expect_err("no READ arrives");
-        let GetError::Read(ReadError::Fabric(VerbsError::Completion {
-            what: "READ", status, vendor, ..
-        })) = &error
+        let GetError::ServerGone {
+            source: LinkError::Verbs(VerbsError::Completion { what: "READ", status, vendor, .. }),
+            ..
+        } = &error
         else {
             panic!("{error:?}");
         };
@@ -337,7 +339,9 @@ fn reads_that_all_fail(fake: &Fake) {
 /// Of a chain only the first are taken: the rest, and what was in flight, is asked again.
 fn short_posts(fake: &Fake) {
     let post = |result| match result {
-        Err(GetError::Read(ReadError::Fabric(error))) => assert_eq!(error, VerbsError::Post { errno: 12 }),
+        Err(GetError::ServerGone { source: LinkError::Verbs(error), .. }) => {
+            assert_eq!(error, VerbsError::Post { errno: 12 });
+        }
         other => panic!("nothing can be posted: {other:?}"),
     };
     let server = serve(1024);
@@ -370,7 +374,10 @@ fn short_posts(fake: &Fake) {
     // The server may not send anything either, and is none the worse for it.
     for _ in 0..2 {
         let error = client.put(b"key", b"value").expect_err("nothing can be posted");
-        assert!(matches!(&error, MutateError::ServerGone { reason, .. } if reason.contains("posting")));
+        let MutateError::ServerGone { source: LinkError::Verbs(error), .. } = error else {
+            panic!("{error}");
+        };
+        assert_eq!(error, VerbsError::Post { errno: 12 });
     }
     fake.set("FAKE_SHORT_POST", -1);
     client.put(b"key", b"value").unwrap();
@@ -811,7 +818,7 @@ fn failed_handshakes(fake: &Fake) {
     check_all(&mut other, 30);
     drop(client);
     server.stop();
-    let GetError::ServerGone { .. } = other.get(&ours(1).0).expect_err("no server") else { panic!() };
+    let GetError::Connect(_) = other.get(&ours(1).0).expect_err("no server") else { panic!() };
 }
 
 /// A client may hang up at any time: also when its message has just come, and the server has not looked. The
@@ -1013,8 +1020,8 @@ fn an_answer_too_many(fake: &Fake) {
             let (key, value) = ours(n);
             match client.put(&key, &value) {
                 Ok(_) => {}
-                Err(MutateError::ServerGone { reason, .. }) => {
-                    assert!(reason.contains("nothing that was asked"), "{reason}");
+                Err(MutateError::ServerGone { source, .. }) => {
+                    assert!(source.to_string().contains("nothing that was asked"), "{source}");
                     given_up += 1;
                 }
                 Err(error) => panic!("{error}"),
@@ -1064,8 +1071,9 @@ fn answers_to_something_else(fake: &Fake) {
                         assert!(is_herd, "an answer to something else");
                         assert!(answers.iter().all(Result::is_ok), "{answers:?}");
                     }
-                    Err(MutateError::ServerGone { reason, .. }) if !is_herd => {
-                        assert!(reason.contains("does not speak oneread's protocol: a reply to"), "{reason}");
+                    Err(MutateError::ServerGone { source, .. }) if !is_herd => {
+                        let told = source.to_string();
+                        assert!(told.contains("does not speak oneread's protocol: a reply to"), "{told}");
                     }
                     Err(error) => panic!("{error}"),
                 }
@@ -1140,7 +1148,7 @@ fn answers_that_nobody_waits_for(_: &Fake) {
             for (n, is_late) in (next..).zip((0..).map(|n| n % 2 == 1)).take(12) {
                 match client.put(&ours(n).0, &ours(n).1) {
                     Ok(_) => {}
-                    Err(MutateError::Rejected(PutError::Full { .. })) => {}
+                    Err(MutateError::Full { .. }) => {}
                     // By messages a connection's requests are answered in order: the next ones are late as
                     // well.
                     Err(MutateError::Deadline { .. }) => late += 1,
@@ -1190,7 +1198,7 @@ fn gets_that_are_given_up(fake: &Fake) {
             for _ in 0..3 {
                 let absent: Vec<_> = (1_000..1_100).map(|n| key(n, 16)).collect();
                 match client.get_many_with(&absent, |n, _| panic!("{n} is answered")) {
-                    Err(GetError::Read(ReadError::Contended { retries: 3, last: Retry::Late })) => {}
+                    Err(GetError::Contended { retries: 3, last: Retry::Late }) => {}
                     other => panic!("{other:?}"),
                 }
                 for (key, value) in &pairs {
@@ -1238,7 +1246,7 @@ fn a_server_that_is_away_for_a_while(_: &Fake) {
         assert_eq!(client.get(b"key").unwrap().as_deref(), Some(&b"one"[..]));
         let before = client.stats().reattached;
         server.stop();
-        assert!(matches!(client.get(b"key"), Err(GetError::ServerGone { .. })), "{options:?}");
+        assert!(matches!(client.get(b"key"), Err(GetError::Connect(_))), "{options:?}");
         match client.put(b"key", b"two") {
             Err(MutateError::ServerGone { .. } | MutateError::Connect(_) | MutateError::Deadline { .. }) => {}
             other => panic!("{options:?}: {other:?}"),

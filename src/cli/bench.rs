@@ -406,7 +406,7 @@ fn thousand(client: &mut Client, pick: impl Fn(u64) -> u64) -> Result<serde_json
 
 #[cfg(not(feature = "verbs"))]
 fn thousand(_: &mut Client, _: impl Fn(u64) -> u64) -> Result<serde_json::Value> {
-    anyhow::bail!(oneread::verbs::SetupError::NotBuilt)
+    anyhow::bail!("this build of oneread has no verbs fabric; build it with `--features verbs`")
 }
 
 fn get_many(client: &mut Client, n: u64, pick: impl Fn(u64) -> u64) -> Result<u64> {

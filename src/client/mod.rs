@@ -20,7 +20,7 @@
 //! Over verbs a server that is gone has taken its registered memory along: once the kernel has torn its queue pairs
 //! down, no GET answers from its region. A READ that fails makes the connection anew, at first at once, later every
 //! 100 ms, until [`ClientOptions::deadline`]; GETs under way are asked again of the new connection, with its geometry and
-//! generation, or end in `ServerGone`.
+//! generation. Where none can be made, they end in [`GetError::Connect`].
 
 #[cfg(any(feature = "verbs", test))]
 mod lanes;
@@ -30,12 +30,14 @@ mod shm;
 pub(crate) mod verbs;
 
 use crate::address::Address;
-use crate::fabric::counting::ReadCounts;
+use crate::get::Retry;
 use crate::index::{PutError, PutMode, PutOutcome, RecoverError};
 use crate::layout::geometry::Geometry;
-use crate::reader::{GetStats, Limits, ReadError};
+use crate::reader::{GetStats, Limits, ReadCounts, ReadError};
 use crate::region::{Region, RegionError};
-use crate::verbs::{SetupError, VerbsError, VerbsOptions};
+use crate::verbs::VerbsOptions;
+#[cfg(feature = "verbs")]
+use crate::verbs::{SetupError, VerbsError};
 use crate::wire::{PROTOCOL_VERSION, Reply, Request, ServerStats, WireError};
 use std::io;
 use std::time::{Duration, Instant};
@@ -175,7 +177,16 @@ pub enum ConnectError {
     /// The region could not be mapped.
     #[error(transparent)]
     Region(#[from] RegionError),
+    /// This build has no verbs fabric.
+    #[error(
+        "this build of oneread cannot reach {address}: it has no verbs fabric; build it with `--features verbs`"
+    )]
+    NotBuilt {
+        /// The address.
+        address: Address,
+    },
     /// Verbs could not be set up, or the server there could not be reached.
+    #[cfg(feature = "verbs")]
     #[error(transparent)]
     Verbs(#[from] SetupError),
     /// The region makes no sense.
@@ -207,6 +218,16 @@ pub enum LinkError {
     /// A system call failed.
     #[error(transparent)]
     Os(io::Error),
+    /// The server hung up, and the lease of what it left behind has ended.
+    #[error("the lease of {0:?} has ended; it is tried again in the background")]
+    LeaseEnded(Duration),
+    /// The server has given its region up.
+    #[error("it has given its region up; it is tried again in the background")]
+    Retired,
+    /// The queue pair failed, or what it carried made no sense.
+    #[cfg(feature = "verbs")]
+    #[error(transparent)]
+    Verbs(#[from] VerbsError),
 }
 
 impl From<io::Error> for LinkError {
@@ -219,31 +240,109 @@ impl From<io::Error> for LinkError {
     }
 }
 
-/// Why a GET gave no answer. Absence is not an error.
-#[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
+/// Why a GET gave no answer. Absence is not an error. What can also happen to a change is the variant of the
+/// same name in [`MutateError`].
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GetError {
-    /// A key's length is out of range, or no conclusive look within the bounds.
-    #[error(transparent)]
-    Read(#[from] ReadError<VerbsError>),
-    /// The server is gone: over shm the lease has ended, too; over verbs it could not be reached again.
-    #[error("the server at {address} is gone: {why}")]
+    /// The key's length is out of range.
+    #[error("{}", ReadError::KeyLength { given: *given, max: *max })]
+    KeyLength {
+        /// Length given.
+        given: usize,
+        /// Longest allowed.
+        max: usize,
+    },
+    /// The bound on retries was reached ([`Limits::retries_max`]).
+    #[error("{}", ReadError::Contended { retries: *retries, last: *last })]
+    Contended {
+        /// Passes made.
+        retries: u32,
+        /// Why the last one was inconclusive.
+        last: Retry,
+    },
+    /// No conclusive look in time ([`Limits::deadline`]).
+    #[error("{}", ReadError::Deadline { deadline: *within, retries: *retries, last: *last })]
+    Inconclusive {
+        /// The bound.
+        within: Duration,
+        /// Passes made.
+        retries: u32,
+        /// Why the last one was inconclusive.
+        last: Retry,
+    },
+    /// Over verbs: no READ completed in time ([`ClientOptions::deadline`]).
+    #[error(
+        "the server at {address} could not be read from within {deadline:?}; it may be stopped or unreachable"
+    )]
+    Deadline {
+        /// The address.
+        address: Address,
+        /// The bound.
+        deadline: Duration,
+    },
+    /// The server is gone: over shm the lease has ended, too; over verbs its queue pair failed, also when it
+    /// was made again.
+    #[error("the server at {address} is gone: {source}")]
     ServerGone {
         /// The address.
         address: Address,
         /// What ended, or what was in the way.
-        why: String,
+        source: LinkError,
     },
+    /// Over verbs: the connection was lost, and there is no other.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
 }
 
-/// Why a change did not happen, or may not have.
+impl From<ReadError> for GetError {
+    fn from(error: ReadError) -> GetError {
+        match error {
+            ReadError::KeyLength { given, max } => GetError::KeyLength { given, max },
+            ReadError::Contended { retries, last } => GetError::Contended { retries, last },
+            ReadError::Deadline { deadline: within, retries, last } => {
+                GetError::Inconclusive { within, retries, last }
+            }
+        }
+    }
+}
+
+/// Why a change did not happen, or may not have. After the first four the table is as it was: the server
+/// has rejected the change ([`MutateError::rejection`]), or the client for it, by the limits of the server
+/// that it is connected to.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MutateError {
-    /// Rejected by the server, or by the client for it: key or value are too long for the table of the server that the
-    /// client is connected to. The table is as it was.
-    #[error(transparent)]
-    Rejected(#[from] PutError),
+    /// The key's length is out of range.
+    #[error("{}", PutError::KeyLength { given: *given, max: *max })]
+    KeyLength {
+        /// Length given.
+        given: usize,
+        /// Longest allowed.
+        max: usize,
+    },
+    /// The value is too long.
+    #[error("{}", PutError::ValueLength { given: *given, max: *max })]
+    ValueLength {
+        /// Length given.
+        given: usize,
+        /// Longest allowed.
+        max: usize,
+    },
+    /// The table has no room for the key.
+    #[error("{}", PutError::Full { keys: *keys, slots: *slots })]
+    Full {
+        /// Keys in the table.
+        keys: u64,
+        /// Slots allocated.
+        slots: u64,
+    },
+    /// Others changed the same places each time; try again.
+    #[error("{}", PutError::Busy { rounds: *rounds })]
+    Busy {
+        /// Attempts made.
+        rounds: u32,
+    },
     /// No answer in time: the change may still happen, or have happened.
     #[error(
         "the server at {address} did not answer within {deadline:?}; it may be stopped or busy, and the change may still happen"
@@ -255,16 +354,41 @@ pub enum MutateError {
         deadline: Duration,
     },
     /// The connection ended before the answer: the change may have happened.
-    #[error("the server at {address} went away before it answered ({reason}); the change may have happened")]
+    #[error("the server at {address} went away before it answered ({source}); the change may have happened")]
     ServerGone {
         /// The address.
         address: Address,
         /// How it went.
-        reason: String,
+        source: LinkError,
     },
     /// No connection: the change did not happen.
     #[error(transparent)]
     Connect(#[from] ConnectError),
+}
+
+impl From<PutError> for MutateError {
+    fn from(error: PutError) -> MutateError {
+        match error {
+            PutError::KeyLength { given, max } => MutateError::KeyLength { given, max },
+            PutError::ValueLength { given, max } => MutateError::ValueLength { given, max },
+            PutError::Full { keys, slots } => MutateError::Full { keys, slots },
+            PutError::Busy { rounds } => MutateError::Busy { rounds },
+        }
+    }
+}
+
+impl MutateError {
+    /// Why the change was rejected, as [`Client::put_many`] says it of each key. `None`: it was not, or
+    /// nobody knows.
+    pub fn rejection(&self) -> Option<PutError> {
+        match *self {
+            MutateError::KeyLength { given, max } => Some(PutError::KeyLength { given, max }),
+            MutateError::ValueLength { given, max } => Some(PutError::ValueLength { given, max }),
+            MutateError::Full { keys, slots } => Some(PutError::Full { keys, slots }),
+            MutateError::Busy { rounds } => Some(PutError::Busy { rounds }),
+            _ => None,
+        }
+    }
 }
 
 /// What a client did.
@@ -346,7 +470,7 @@ impl Client {
             #[cfg(feature = "verbs")]
             Address::Verbs(at) => ServerPath::Verbs(Box::new(verbs::VerbsHandle::connect(at, &options)?)),
             #[cfg(not(feature = "verbs"))]
-            Address::Verbs(_) => return Err(SetupError::NotBuilt.into()),
+            Address::Verbs(_) => return Err(ConnectError::NotBuilt { address: address.clone() }),
         };
         Ok(Client { address: address.clone(), options, path, stats: ClientStats::default() })
     }
@@ -568,8 +692,7 @@ impl Client {
     /// An answer to another question: the connection is of no further use.
     fn unexpected(&mut self) -> MutateError {
         on_path!(self.path, handle => handle.disconnect());
-        let reason = LinkError::Unexpected.to_string();
-        MutateError::ServerGone { address: self.address.clone(), reason }
+        MutateError::ServerGone { address: self.address.clone(), source: LinkError::Unexpected }
     }
 }
 

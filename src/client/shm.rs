@@ -7,7 +7,6 @@ use super::{
 };
 use crate::address::Address;
 use crate::clock::Clock;
-use crate::fabric::counting::Counting;
 use crate::fabric::shm::Shm;
 use crate::index::geometry_of;
 use crate::layout::control::{Phase, STATE_WORD, State};
@@ -18,7 +17,6 @@ use crate::region::Region;
 use crate::wire::{self, PROTOCOL_VERSION, Reply, Request};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
-use std::convert::Infallible;
 use std::io::{self, IoSliceMut, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -163,16 +161,16 @@ impl ShmHandle {
     fn read<R>(
         &mut self,
         stats: &mut ClientStats,
-        get: impl FnOnce(&mut Reader<'_, Counting<'_, Shm<'_>>>) -> Result<R, ReadError<Infallible>>,
+        get: impl FnOnce(&mut Reader<'_, Shm<'_>>) -> Result<R, ReadError>,
     ) -> Result<R, GetError> {
         self.attach_newest()?;
         let Attachment { region, geometry, .. } = &*self.attached;
-        let fabric = Counting::new(Shm::new(region, geometry), geometry);
+        let fabric = Shm::new(region, geometry);
         let mut reader = Reader::new(fabric, geometry, self.shared.clock.clone(), self.shared.options.limits);
         let result = get(&mut reader);
         stats.get += reader.stats();
-        stats.read += reader.fabric().counts();
-        result.map_err(|error| error.widen().into())
+        stats.read += reader.read_counts();
+        Ok(result?)
     }
 
     /// Goes over to a newer region if there is one; an error when this one is no longer to be read.
@@ -200,17 +198,14 @@ impl ShmHandle {
 
     #[cold]
     fn check_lease(&mut self, gone_ns: u64, state: State) -> Result<(), GetError> {
-        let gone = |why: String| {
-            let why = format!("{why}; it is tried again in the background");
-            Err(GetError::ServerGone { address: self.shared.address.clone(), why })
-        };
+        let gone = |source| Err(GetError::ServerGone { address: self.shared.address.clone(), source });
         if state.phase == Phase::Retired {
-            return gone("it has given its region up".into());
+            return gone(LinkError::Retired);
         }
         let lease = self.shared.options.lease;
         let since = Duration::from_nanos(self.shared.clock.now_ns().saturating_sub(gone_ns));
         if gone_ns != 0 && since >= lease {
-            return gone(format!("the lease of {lease:?} has ended"));
+            return gone(LinkError::LeaseEnded(lease));
         }
         Ok(())
     }
@@ -287,7 +282,7 @@ impl ShmHandle {
             LinkError::Deadline(_) => {
                 MutateError::Deadline { address, deadline: self.shared.options.deadline }
             }
-            error => MutateError::ServerGone { address, reason: error.to_string() },
+            source => MutateError::ServerGone { address, source },
         }
     }
 }
@@ -727,9 +722,9 @@ mod tests {
             handle.shared.clock.advance(Duration::from_nanos(now_ns - now));
             handle.shared.gone_ns.store(gone_ns, Ordering::Relaxed);
             handle.attach_newest().err().map(|error| match error {
-                GetError::ServerGone { address, why } => {
+                GetError::ServerGone { address, source } => {
                     assert_eq!(address, Address::Shm("/nowhere".into()));
-                    why
+                    source.to_string()
                 }
                 error => panic!("{error}"),
             })

@@ -16,7 +16,9 @@ use crate::clock::Clock;
 use crate::config::{Config, ConfigError};
 use crate::index::{Index, RecoverError, Recovered};
 use crate::region::{Backing, Region, RegionError};
-use crate::verbs::{SetupError, Token as Secret, Wait};
+#[cfg(feature = "verbs")]
+use crate::verbs::SetupError;
+use crate::verbs::{Token as Secret, Wait};
 use crate::wire::ServerStats;
 use end::{Ended, Retired, Socket, Thread};
 use mailbox::Visit;
@@ -155,7 +157,16 @@ pub enum ServeError {
         /// The operating system's answer.
         source: io::Error,
     },
+    /// This build has no verbs fabric.
+    #[error(
+        "this build of oneread cannot serve at {address}: it has no verbs fabric; build it with `--features verbs`"
+    )]
+    NotBuilt {
+        /// The address.
+        address: Address,
+    },
     /// Verbs could not be set up.
+    #[cfg(feature = "verbs")]
     #[error(transparent)]
     Verbs(#[from] SetupError),
     /// Threads or event queues could not be made.
@@ -218,7 +229,7 @@ impl Server {
                 server.address = Address::Verbs(at);
             }
             #[cfg(not(feature = "verbs"))]
-            Address::Verbs(_) => return Err(SetupError::NotBuilt.into()),
+            Address::Verbs(_) => return Err(ServeError::NotBuilt { address: server.address.clone() }),
         }
         tracing::info!(address = %server.address, "serving");
         Ok(server)

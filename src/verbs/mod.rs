@@ -11,12 +11,13 @@
 //! Nothing here knows keys or slots. What a client does over verbs stands in `client/verbs/`, what a server does in
 //! `server/verbs.rs`.
 //!
-//! Everything but options, addresses, errors and the choice of a GID needs the cargo feature `verbs`.
+//! Everything but options, addresses and the choice of a GID needs the cargo feature `verbs`.
 
 #[cfg(feature = "verbs")]
 pub(crate) mod bootstrap;
 #[cfg(feature = "verbs")]
 pub(crate) mod device;
+#[cfg(feature = "verbs")]
 pub mod error;
 #[cfg(feature = "verbs")]
 pub(crate) mod ffi;
@@ -24,6 +25,7 @@ pub mod gid;
 #[cfg(feature = "verbs")]
 pub(crate) mod station;
 
+#[cfg(feature = "verbs")]
 pub use error::{SetupError, VerbsError};
 
 use std::fmt;

@@ -3,7 +3,6 @@
 
 #![allow(dead_code, reason = "each test binary uses its part of this")]
 
-use oneread::fabric::counting::Counting;
 use oneread::fabric::shm::Shm;
 use oneread::families;
 use oneread::families::presets;
@@ -192,9 +191,9 @@ impl Table {
         Inspector::new(self.index.region(), self.index.geometry())
     }
 
-    /// A reader that counts its READs.
-    pub fn counting_reader(&self) -> Reader<'_, Counting<'_, Shm<'_>>> {
-        let fabric = Counting::new(Shm::new(self.index.region(), self.geometry()), self.geometry());
+    /// A reader by the table's clock.
+    pub fn reader(&self) -> Reader<'_, Shm<'_>> {
+        let fabric = Shm::new(self.index.region(), self.geometry());
         Reader::new(fabric, self.geometry(), self.clock.clone(), Limits::default())
     }
 
@@ -279,8 +278,7 @@ impl Target for Client {
 fn rejected_or<T>(answer: Result<T, oneread::MutateError>) -> Result<T, PutError> {
     match answer {
         Ok(answer) => Ok(answer),
-        Err(oneread::MutateError::Rejected(error)) => Err(error),
-        Err(error) => panic!("the server is there: {error}"),
+        Err(error) => Err(error.rejection().unwrap_or_else(|| panic!("the server is there: {error}"))),
     }
 }
 
@@ -550,21 +548,16 @@ enum Refusal {
 
 impl From<oneread::MutateError> for Refusal {
     fn from(error: oneread::MutateError) -> Refusal {
-        match error {
-            oneread::MutateError::Rejected(why) => Refusal::Rejected(why),
-            error => panic!("no answer: {error}"),
-        }
+        Refusal::Rejected(error.rejection().unwrap_or_else(|| panic!("no answer: {error}")))
     }
 }
 
 impl From<oneread::GetError> for Refusal {
     fn from(error: oneread::GetError) -> Refusal {
-        use oneread::{GetError, reader::ReadError};
+        use oneread::GetError;
         match error {
-            GetError::Read(ReadError::KeyLength { given, max }) => {
-                Refusal::Rejected(PutError::KeyLength { given, max })
-            }
-            GetError::ServerGone { .. } => Refusal::Gone,
+            GetError::KeyLength { given, max } => Refusal::Rejected(PutError::KeyLength { given, max }),
+            GetError::ServerGone { .. } | GetError::Connect(_) => Refusal::Gone,
             error => panic!("no answer: {error}"),
         }
     }

@@ -10,7 +10,7 @@ use clap::Args;
 use comfy_table::{Attribute, Cell};
 use hdrhistogram::Histogram;
 use oneread::layout::hash::{mix, reduce};
-use oneread::verbs::{SetupError, VerbsOptions, Wait};
+use oneread::verbs::{VerbsOptions, Wait};
 use oneread::{Address, Client, ClientOptions, ConnectError, Layout, PutOutcome, RequestPath};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -345,9 +345,7 @@ impl Rpc {
             // Clones begin without a connection: HERD's workers poll only while somebody asks so.
             Ok(client) => Ok(Some((path, client.clone()))),
             Err(error) => match error.downcast_ref() {
-                Some(
-                    why @ (ConnectError::Verbs(SetupError::Herd { .. }) | ConnectError::RequestPath { .. }),
-                ) if self.at.is_some() => {
+                Some(why) if self.at.is_some() && is_not_taken(why) => {
                     show::complain(format_args!("oneread: without {}: {why}", path.name()));
                     Ok(None)
                 }
@@ -397,6 +395,15 @@ impl Rpc {
         bar.finish_and_clear();
         Ok(lines)
     }
+}
+
+/// Does the server not take requests that way?
+fn is_not_taken(error: &ConnectError) -> bool {
+    #[cfg(feature = "verbs")]
+    if matches!(error, ConnectError::Verbs(oneread::verbs::SetupError::Herd { .. })) {
+        return true;
+    }
+    matches!(error, ConnectError::RequestPath { .. })
 }
 
 /// The value number `version` of key number `n`. Says itself which version it is.

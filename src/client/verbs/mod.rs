@@ -11,7 +11,6 @@ use super::{
 };
 use crate::address::Address;
 use crate::clock::Clock;
-use crate::fabric::counting::Counting;
 use crate::layout::geometry::Geometry;
 use crate::reader::{ReadError, Reader};
 use crate::sync::lock;
@@ -21,7 +20,7 @@ use crate::verbs::error::{SetupError, VerbsError};
 use crate::verbs::station::Station;
 use crate::wire::{self, Reply, Request};
 use connection::Connection;
-use fabric::{ReadPath, Verbs};
+use fabric::{ReadPath, Verbs, VerbsGetError};
 use pairs::{LaneReader, PairLease, SharedPairs};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -153,7 +152,7 @@ impl VerbsHandle {
     fn read<R>(
         &mut self,
         stats: &mut ClientStats,
-        mut get: impl FnMut(&mut Reader<'_, Counting<'_, Verbs<'_>>>) -> Result<R, ReadError<VerbsError>>,
+        mut get: impl FnMut(&mut Reader<'_, Verbs<'_>>) -> Result<R, VerbsGetError>,
     ) -> Result<R, GetError> {
         let within = self.shared.options.deadline;
         // Left behind by a callback that panicked: its READs would be taken for those of this call.
@@ -167,8 +166,10 @@ impl VerbsHandle {
         let mut deadline = None;
         loop {
             let until = deadline.unwrap_or_else(|| Instant::now() + within);
-            self.ready_to_read(until)
-                .map_err(|error| GetError::ServerGone { address: self.address(), why: error.to_string() })?;
+            self.ready_to_read(until).map_err(|error| match is_late(&error, until) {
+                true => GetError::Deadline { address: self.address(), deadline: within },
+                false => GetError::Connect(error.into()),
+            })?;
             let way = match (&mut self.seat, &mut self.connection) {
                 (Some(seat), _) => ReadPath::Shared(seat),
                 (None, Some(connection)) => ReadPath::Own(connection),
@@ -176,29 +177,28 @@ impl VerbsHandle {
             };
             let geometry = &*self.geometry;
             let fabric = Verbs { way, clock: &self.shared.clock, grace: geometry.grace(), within };
-            let fabric = Counting::new(fabric, geometry);
             let limits = self.shared.options.limits;
             let mut reader = Reader::new(fabric, geometry, self.shared.clock.clone(), limits);
             let result = get(&mut reader);
             stats.get += reader.stats();
-            stats.read += reader.fabric().counts();
+            stats.read += reader.read_counts();
             self.take_counts();
             // No READ has shown whether this is still the server that takes no such key.
             let result = match result {
-                Err(error @ ReadError::KeyLength { .. }) => {
-                    self.check_server().map_err(ReadError::Fabric).and(Err(error))
+                Err(error @ VerbsGetError::Read(ReadError::KeyLength { .. })) => {
+                    self.check_server().map_err(VerbsGetError::Link).and(Err(error))
                 }
                 result => result,
             };
             match result {
                 Ok(result) => return Ok(result),
-                Err(ReadError::Fabric(error)) => {
+                Err(VerbsGetError::Link(error)) => {
                     self.stop_reading();
                     failures += 1;
                     // A server that is there, and whose memory cannot be read, is not hammered for long.
                     let deadline = *deadline.get_or_insert_with(|| Instant::now() + within);
                     if Instant::now() >= deadline || failures > FAILURES_MAX {
-                        return Err(ReadError::Fabric(error).into());
+                        return Err(self.failed_to_read(error));
                     }
                     tracing::warn!(%error, "connecting anew");
                     if failures > 1 {
@@ -206,7 +206,7 @@ impl VerbsHandle {
                     }
                 }
                 // READs may still be in flight: they would be taken for those of the next call.
-                Err(error @ (ReadError::Contended { .. } | ReadError::Deadline { .. })) => {
+                Err(VerbsGetError::Read(error)) => {
                     let drained = match (&mut self.seat, &mut self.connection) {
                         (Some(seat), _) => seat.drain(within),
                         (None, Some(connection)) => connection.drain(within),
@@ -218,8 +218,15 @@ impl VerbsHandle {
                     }
                     return Err(error.into());
                 }
-                Err(error) => return Err(error.into()),
             }
+        }
+    }
+
+    fn failed_to_read(&self, error: VerbsError) -> GetError {
+        let address = self.address();
+        match error {
+            VerbsError::Late { .. } => GetError::Deadline { address, deadline: self.shared.options.deadline },
+            error => GetError::ServerGone { address, source: error.into() },
         }
     }
 
@@ -316,9 +323,9 @@ impl VerbsHandle {
             self.connection = None;
         }
         if let Err(error) = self.connected(deadline) {
-            return Err(match error {
-                SetupError::Handshake { .. } if Instant::now() >= deadline => self.late(),
-                error => MutateError::Connect(error.into()),
+            return Err(match is_late(&error, deadline) {
+                true => self.late(),
+                false => MutateError::Connect(error.into()),
             });
         }
         let Some(connection) = &mut self.connection else { return Err(self.late()) };
@@ -341,7 +348,7 @@ impl VerbsHandle {
             }
             Err(error) => {
                 self.connection = None;
-                Err(MutateError::ServerGone { address: self.address(), reason: error.to_string() })
+                Err(MutateError::ServerGone { address: self.address(), source: error.into() })
             }
         }
     }
@@ -349,6 +356,11 @@ impl VerbsHandle {
     fn late(&self) -> MutateError {
         MutateError::Deadline { address: self.address(), deadline: self.shared.options.deadline }
     }
+}
+
+/// Did connecting end because the time was up?
+fn is_late(error: &SetupError, deadline: Instant) -> bool {
+    matches!(error, SetupError::Handshake { .. }) && Instant::now() >= deadline
 }
 
 impl Clone for VerbsHandle {
