@@ -79,14 +79,13 @@ const GRACE: Duration = Duration::from_nanos(400);
 fn config(input: &mut Input<'_>) -> Config {
     let layout = input.layout();
     let (key_max, value_max) = SHAPES[input.below(SHAPES.len())];
-    Config {
-        layout,
-        size: TableSize::Slots(1 + input.below(32) as u64),
-        key_max,
-        value_max,
-        grace: GRACE,
-        seeds: Some(Seeds::from_number(u64::from(input.byte()))),
-    }
+    Config::new()
+        .layout(layout)
+        .size(TableSize::Slots(1 + input.below(32) as u64))
+        .key_max(key_max)
+        .value_max(value_max)
+        .grace(GRACE)
+        .seeds(Seeds::from_number(u64::from(input.byte())))
 }
 
 /// Key number `n`: lengths from 1 to `key_max`, each key different.
@@ -186,7 +185,7 @@ impl Fabric for Memory<'_> {
 }
 
 /// Few retries: whatever the bytes are, a GET ends soon.
-const LIMITS: Limits = Limits { retries_max: 3, deadline: Duration::from_secs(1) };
+const LIMITS: Limits = Limits::new().retries_max(3).deadline(Duration::from_secs(1));
 
 /// Nothing but these may come of a GET in a damaged region.
 fn inconclusive(error: &ReadError) {

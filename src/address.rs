@@ -7,6 +7,7 @@ use std::str::FromStr;
 
 /// A server's address. The fabric is part of it: there is no falling back from one to another.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Address {
     /// On this host: the path of the server's Unix socket.
     Shm(PathBuf),

@@ -7,6 +7,7 @@ use crate::layout::geometry::{Family, GRACE_MAX, Geometry, HOMES_MAX, Layout, OV
 use crate::layout::hash::{Seeds, mix};
 use crate::layout::slot::{KEY_MAX, SLOT_BYTES_MAX, SlotShape};
 use crate::placement::Preset;
+use crate::setters::setters;
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -68,11 +69,12 @@ pub enum TableSize {
 ///
 /// ```
 /// use oneread::{Config, TableSize};
-/// let config = Config { size: TableSize::Keys(10_000), value_max: 100, ..Config::default() };
+/// let config = Config::new().size(TableSize::Keys(10_000)).value_max(100);
 /// let geometry = config.geometry().unwrap();
 /// assert_eq!(geometry.shape().bytes(), 192); // 16 header + 32 key + 100 value + stamps, in whole lines
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Config {
     /// How keys are placed.
     pub layout: Layout,
@@ -88,6 +90,15 @@ pub struct Config {
     /// Seeds of the hashes; random when `None`.
     pub seeds: Option<Seeds>,
 }
+
+setters!(Config {
+    layout: Layout,
+    size: TableSize,
+    key_max: usize,
+    value_max: usize,
+    grace: Duration,
+    seeds: impl Into<Option<Seeds>>,
+});
 
 impl Default for Config {
     /// `windowed:8`, one million keys of at most 32 bytes with values of at most 78 bytes (two lines a
@@ -182,6 +193,11 @@ fn preset_names() -> String {
 }
 
 impl Config {
+    /// [`Config::default`].
+    pub fn new() -> Config {
+        Config::default()
+    }
+
     /// The geometry that follows.
     ///
     /// # Errors

@@ -25,6 +25,7 @@ pub mod placement;
 pub mod reader;
 pub mod region;
 pub mod server;
+mod setters;
 #[cfg(feature = "sim")]
 pub mod sim;
 mod sync;

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 /// Bounds of one GET. The first one reached ends it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Limits {
     /// Passes that may be inconclusive before the GET ends in [`ReadError::Contended`].
     pub retries_max: u32,
@@ -21,9 +22,27 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// 100,000 retries, one second.
     fn default() -> Limits {
+        Limits::new()
+    }
+}
+
+impl Limits {
+    /// 100,000 retries, one second.
+    pub const fn new() -> Limits {
         Limits { retries_max: 100_000, deadline: Duration::from_secs(1) }
+    }
+
+    /// The same with another `retries_max`.
+    #[must_use]
+    pub const fn retries_max(self, retries_max: u32) -> Limits {
+        Limits { retries_max, ..self }
+    }
+
+    /// The same with another `deadline`.
+    #[must_use]
+    pub const fn deadline(self, deadline: Duration) -> Limits {
+        Limits { deadline, ..self }
     }
 }
 

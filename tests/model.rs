@@ -414,7 +414,7 @@ fn two_threads_change_the_same_keys() {
         };
         let read = || {
             let (mut newest, mut value) = ([[0; 2]; KEYS as usize], Vec::new());
-            let limits = Limits { retries_max: u32::MAX, deadline: SOON };
+            let limits = Limits::new().retries_max(u32::MAX).deadline(SOON);
             let fabric = Shm::new(index.region(), index.geometry());
             let mut reader = Reader::new(fabric, index.geometry(), Clock::System, limits);
             let mut hits = 0;

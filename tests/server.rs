@@ -58,7 +58,7 @@ impl Place {
     }
 
     fn client_with(&self, lease: Duration, deadline: Duration) -> Client {
-        let options = ClientOptions { lease, deadline, ..patient() };
+        let options = patient().lease(lease).deadline(deadline);
         Client::connect_with(&self.address, options).unwrap()
     }
 }
@@ -375,12 +375,10 @@ fn what_a_server_starts_from() {
     let place = Place::new();
     let file = place.dir.path().join("region");
     std::fs::write(&file, b"").unwrap();
-    let config = ServerConfig {
-        backing: Backing::File(file),
-        start: StartMode::OpenOrCreate(table(default_preset())),
-        allow_uids: vec![12_345],
-        ..ServerConfig::new(place.address.clone(), table(default_preset()))
-    };
+    let config = ServerConfig::new(place.address.clone(), table(default_preset()))
+        .backing(Backing::File(file))
+        .start(StartMode::OpenOrCreate(table(default_preset())))
+        .allow_uids(vec![12_345]);
     let server = Server::start(config).unwrap();
     assert_eq!(server.recovered(), None);
     place.client().put(b"key", b"value").unwrap();
@@ -509,8 +507,7 @@ fn strangers_are_refused() {
         assert_eq!(raw.reply(), Some(Reply::Refused { version: PROTOCOL_VERSION }), "version {version}");
         assert_eq!(raw.reply(), None);
     }
-    let config =
-        ServerConfig { clients_max: 2, ..ServerConfig::new(place.address.clone(), table(default_preset())) };
+    let config = ServerConfig::new(place.address.clone(), table(default_preset())).clients_max(2);
     let _server = Server::start(config).unwrap();
     let mut first = place.client();
     first.put(b"key", b"value").unwrap();
@@ -552,10 +549,9 @@ fn options_of_another_fabric() {
     let place = Place::new();
     let verbs: Address = "verbs://127.0.0.1:1".parse().unwrap();
     let new = |address: &Address| ServerConfig::new(address.clone(), table(default_preset()));
-    for (config, wanted) in [
-        (ServerConfig { herd: true, ..new(&place.address) }, ("herd", "verbs")),
-        (ServerConfig { mailbox: true, ..new(&verbs) }, ("mailbox", "shm")),
-    ] {
+    for (config, wanted) in
+        [(new(&place.address).herd(true), ("herd", "verbs")), (new(&verbs).mailbox(true), ("mailbox", "shm"))]
+    {
         let ServeError::Elsewhere { option, fabric, address } = Server::start(config).unwrap_err() else {
             panic!("another error")
         };
@@ -565,7 +561,7 @@ fn options_of_another_fabric() {
     assert!(!place.address.socket().unwrap().exists());
     let _server = place.serve(default_preset());
     for (at, requests) in [(&place.address, RequestPath::Herd), (&verbs, RequestPath::Mailbox)] {
-        let options = ClientOptions { requests, ..patient() };
+        let options = patient().requests(requests);
         let error = Client::connect_with(at, options).unwrap_err();
         let ConnectError::RequestPath { path, address, why } = &error else { panic!("{error}") };
         assert_eq!((path, address), (&requests, at));
@@ -580,7 +576,7 @@ fn connecting_to_nobody() {
     let error = Client::connect(&place.address).expect_err("nobody is there");
     assert!(matches!(error, ConnectError::NotThere { .. }), "{error}");
     let listener = std::os::unix::net::UnixListener::bind(place.address.socket().unwrap()).unwrap();
-    let options = ClientOptions { deadline: Duration::from_millis(100), ..ClientOptions::default() };
+    let options = ClientOptions::new().deadline(Duration::from_millis(100));
     let error = Client::connect_with(&place.address, options).expect_err("nobody answers");
     assert!(matches!(error, ConnectError::Link { .. }), "{error}");
     let answering = std::thread::spawn(move || {
@@ -799,7 +795,7 @@ impl Fake {
     fn new() -> Fake {
         let place = Place::new();
         let config = ServerConfig::new(place.address.clone(), table(default_preset()));
-        let server = Server::start(ServerConfig { mailbox: true, ..config }).unwrap();
+        let server = Server::start(config.mailbox(true)).unwrap();
         let path = place.dir.path().join("fake");
         let listener = UnixListener::bind(&path).unwrap();
         let (address, is_over) = (Address::Shm(path), AtomicBool::new(false));
@@ -951,7 +947,7 @@ fn a_deadline_is_for_all_of_it() {
             }
         };
         fake.during(serve, || {
-            let mut client = fake.client(&ClientOptions { deadline, ..patient() });
+            let mut client = fake.client(&patient().deadline(deadline));
             is_slow.store(true, Ordering::SeqCst);
             let pairs: Vec<_> = (0..1024u32).map(|n| (n.to_le_bytes(), n.to_le_bytes())).collect();
             let began = Instant::now();
@@ -987,7 +983,7 @@ fn nobody_answers() {
         let _ = stream.read_to_end(&mut Vec::new());
     };
     fake.during(serve, || {
-        let mut client = fake.client(&ClientOptions { deadline, ..patient() });
+        let mut client = fake.client(&patient().deadline(deadline));
         assert_eq!(client.address(), &fake.address);
         for (which, ask) in asks.iter().enumerate() {
             let (before, began) = (connections.load(Ordering::SeqCst), Instant::now());
@@ -1079,11 +1075,11 @@ fn slots_that_are_none() {
         }
     };
     fake.during(serve, || {
-        let options = ClientOptions { requests: RequestPath::Mailbox, ..patient() };
+        let options = patient().requests(RequestPath::Mailbox);
         for (number, (text, _, _, is)) in answers.iter().enumerate() {
             nth.store(number, Ordering::SeqCst);
             let deadline = if number + 1 == answers.len() { Duration::from_millis(100) } else { SOON };
-            let options = ClientOptions { deadline, ..options.clone() };
+            let options = options.clone().deadline(deadline);
             let error = Client::connect_with(&fake.address, options).expect_err("no slots");
             assert!(is(&error) && error.to_string().contains(text), "{number}: {error:?}");
             if let ConnectError::RequestPath { address, .. } | ConnectError::Link { address, .. } = error {
@@ -1092,7 +1088,7 @@ fn slots_that_are_none() {
         }
         nth.store(answers.len(), Ordering::SeqCst);
         let deadline = Duration::from_millis(150);
-        let mut client = fake.client(&ClientOptions { deadline, ..options });
+        let mut client = fake.client(&options.deadline(deadline));
         for _ in 0..2 {
             let error = client.put(b"k", b"v").unwrap_err();
             assert!(
@@ -1108,7 +1104,7 @@ fn slots_that_are_none() {
 #[test]
 fn attempts_to_connect_anew() {
     let fake = Fake::new();
-    let (address, options) = (fake.address.clone(), ClientOptions { lease: Duration::ZERO, ..patient() });
+    let (address, options) = (fake.address.clone(), patient().lease(Duration::ZERO));
     let connecting = std::thread::spawn(move || Client::connect_with(&address, options).unwrap());
     let mut watch = fake.welcomed();
     let mut client = connecting.join().unwrap();
@@ -1154,7 +1150,7 @@ fn attempts_that_nobody_answers() {
             }
         };
         fake.during(serve, || {
-            let mut client = fake.client(&ClientOptions { deadline, lease: Duration::ZERO, ..patient() });
+            let mut client = fake.client(&patient().deadline(deadline).lease(Duration::ZERO));
             answers.store(false, Ordering::SeqCst);
             let began = Instant::now();
             fake.hang_up();
@@ -1194,7 +1190,7 @@ fn more_wait_than_may() {
     }
     let deadline = Duration::from_millis(50);
     let began = Instant::now();
-    let error = Client::connect_with(&place.address, ClientOptions { deadline, ..patient() }).unwrap_err();
+    let error = Client::connect_with(&place.address, patient().deadline(deadline)).unwrap_err();
     assert!(began.elapsed() >= deadline);
     let is_late = |source: &LinkError| matches!(source, LinkError::Deadline(bound) if *bound == deadline);
     assert!(matches!(&error, ConnectError::Link { source, .. } if is_late(source)), "{error:?}");
@@ -1215,7 +1211,7 @@ fn more_wait_than_may() {
 #[test]
 fn batches_longer_than_a_socket() {
     let place = Place::new();
-    let table = Config { size: TableSize::Keys(600), key_max: 255, value_max: 3699, ..Config::default() };
+    let table = Config::new().size(TableSize::Keys(600)).key_max(255).value_max(3699);
     let _server = Server::start(ServerConfig::new(place.address.clone(), table)).unwrap();
     let mut client = place.client();
     let pairs: Vec<_> = (0..520).map(|n| (key(n, 255), value(n.into(), 3699 - n as usize))).collect();
@@ -1318,8 +1314,8 @@ fn times_without_end() {
     let place = Place::new();
     let server = place.serve_apart(default_preset(), false);
     let options = |time| {
-        let limits = Limits { deadline: time, ..Limits::default() };
-        ClientOptions { limits, deadline: time, lease: time, ..ClientOptions::default() }
+        let limits = Limits::new().deadline(time);
+        ClientOptions::new().limits(limits).deadline(time).lease(time)
     };
     let mut client = Client::connect_with(&place.address, options(Duration::MAX)).unwrap();
     client.put(b"key", b"value").unwrap();
@@ -1460,11 +1456,11 @@ fn killed_while_changing() {
             });
             server.kill();
             child.kill();
-            let server = Server::start(ServerConfig {
-                backing: Backing::File(place.file()),
-                start: StartMode::Open,
-                ..ServerConfig::new(place.address.clone(), table(preset))
-            })
+            let server = Server::start(
+                ServerConfig::new(place.address.clone(), table(preset))
+                    .backing(Backing::File(place.file()))
+                    .start(StartMode::Open),
+            )
             .unwrap();
             let recovered = server.recovered().unwrap();
             let index = server.index();

@@ -38,8 +38,8 @@ fn at(place: &str) -> Address {
 }
 
 fn options() -> ClientOptions {
-    let verbs = VerbsOptions { token: Token::new(TOKEN), ..VerbsOptions::default() };
-    ClientOptions { verbs, ..patient() }
+    let verbs = VerbsOptions::new().token(Token::new(TOKEN));
+    patient().verbs(verbs)
 }
 
 fn connect(address: &Address) -> Client {
@@ -48,11 +48,11 @@ fn connect(address: &Address) -> Client {
 
 fn table(preset: &Preset, slots: u64) -> oneread::Config {
     // Under emulation a READ takes some 100 us, and much longer when the machine is busy.
-    oneread::Config { grace: Duration::from_millis(250), ..config(preset, slots, 16, 46, 7) }
+    config(preset, slots, 16, 46, 7).grace(Duration::from_millis(250))
 }
 
 fn server_config(address: &Address, preset: &Preset, slots: u64) -> ServerConfig {
-    ServerConfig { token: Token::new(TOKEN), ..ServerConfig::new(address.clone(), table(preset, slots)) }
+    ServerConfig::new(address.clone(), table(preset, slots)).token(Token::new(TOKEN))
 }
 
 /// A server in this process.
@@ -154,7 +154,7 @@ fn large_batches() {
     fill(&mut connect(server.address()), KEYS);
     for (wait, credits) in [(Wait::Poll, 1), (Wait::Poll, 7), (Wait::Block, 64), (Wait::Poll, 1 << 30)] {
         let mut options = options();
-        options.verbs = VerbsOptions { wait, credits, ..options.verbs };
+        options.verbs = options.verbs.wait(wait).credits(credits);
         let mut client = Client::connect_with(server.address(), options).unwrap();
         let n = if credits == 1 { 500 } else { KEYS };
         check_all(&mut client, n);
@@ -523,7 +523,7 @@ fn huge_pages() {
         return;
     }
     let config = server_config(&at("127.0.0.1:0"), default_preset(), 4096);
-    let server = Server::start(ServerConfig { backing: Backing::HugePages, ..config }).unwrap();
+    let server = Server::start(config.backing(Backing::HugePages)).unwrap();
     let mut client = connect(server.address());
     fill(&mut client, 500);
     check_all(&mut client, 500);

@@ -212,19 +212,19 @@ fn at(place: &str) -> Address {
 }
 
 fn options() -> ClientOptions {
-    let verbs = VerbsOptions { token: Token::new(TOKEN), ..VerbsOptions::default() };
-    ClientOptions { verbs, ..patient() }
+    let verbs = VerbsOptions::new().token(Token::new(TOKEN));
+    patient().verbs(verbs)
 }
 
 fn with_credits(credits: usize) -> ClientOptions {
-    let verbs = VerbsOptions { credits, ..options().verbs };
-    ClientOptions { verbs, ..options() }
+    let verbs = options().verbs.credits(credits);
+    options().verbs(verbs)
 }
 
 fn try_to_serve(place: &str, preset: &Preset, slots: u64) -> Result<Server, ServeError> {
     // The machine may be busy: a GET may take long, and is to be believed all the same.
-    let table = Config { grace: Duration::from_millis(500), ..config(preset, slots, 16, 46, 7) };
-    Server::start(ServerConfig { token: Token::new(TOKEN), ..ServerConfig::new(at(place), table) })
+    let table = config(preset, slots, 16, 46, 7).grace(Duration::from_millis(500));
+    Server::start(ServerConfig::new(at(place), table).token(Token::new(TOKEN)))
 }
 
 fn serve(slots: u64) -> Server {
@@ -810,7 +810,7 @@ fn failed_handshakes(fake: &Fake) {
     let left: Vec<_> = ["qps", "mrs"].map(|kind| fake.count(&format!("live_{kind}"))).into();
     // One client's receives are kept for the next.
     assert_eq!((left[0], left[1]), (of_the_server[0], of_the_server[1] + 1));
-    let options = ClientOptions { deadline: Duration::from_secs(10), ..options() };
+    let options = options().deadline(Duration::from_secs(10));
     let mut client = Client::connect_with(server.address(), options).unwrap();
     fill(&mut client, 30);
     // One is dropped before its server, one after it.
@@ -953,8 +953,8 @@ fn receives_that_come_back_late(fake: &Fake) {
     for wait in [Wait::Block, Wait::Poll] {
         let table = config(default_preset(), 2000, 16, 46, 7);
         let at = at("127.0.0.1:0");
-        let one = ServerConfig { workers: 1, wait, ..ServerConfig::new(at, table) };
-        let server = Server::start(ServerConfig { token: Token::new(TOKEN), ..one }).unwrap();
+        let one = ServerConfig::new(at, table).workers(1).wait(wait);
+        let server = Server::start(one.token(Token::new(TOKEN))).unwrap();
         fake.set("FAKE_LATE_FLUSH", 50);
         let before = fake.count("flushes");
         for n in 0..40 {
@@ -980,8 +980,8 @@ fn herd_over_uc_and_rc(fake: &Fake) {
     for (server_lacks_uc, client_lacks_uc) in [(0, 0), (1, 1), (0, 1), (1, 0)] {
         fake.set("FAKE_NO_UC", server_lacks_uc);
         let table = config(default_preset(), 2000, 16, 46, 7);
-        let herd = ServerConfig { herd: true, ..ServerConfig::new(at("127.0.0.1:0"), table) };
-        let server = Server::start(ServerConfig { token: Token::new(TOKEN), ..herd }).unwrap();
+        let herd = ServerConfig::new(at("127.0.0.1:0"), table).herd(true);
+        let server = Server::start(herd.token(Token::new(TOKEN))).unwrap();
         fake.set("FAKE_NO_UC", client_lacks_uc);
         let mut options = options();
         options.requests = RequestPath::Herd;
@@ -1042,14 +1042,14 @@ fn ways() -> impl Iterator<Item = ClientOptions> {
         .flat_map(|requests| [None, Some(1), Some(2)].map(|n| (requests, n)));
     ways.flat_map(|(requests, pairs)| {
         [Wait::Poll, Wait::Block].map(|wait| {
-            let verbs = VerbsOptions { pairs, wait, ..options().verbs };
-            ClientOptions { requests, verbs, ..options() }
+            let verbs = options().verbs.pairs(pairs).wait(wait);
+            options().requests(requests).verbs(verbs)
         })
     })
 }
 
 fn serve_herd(place: Address, table: Config) -> Server {
-    let config = ServerConfig { herd: true, token: Token::new(TOKEN), ..ServerConfig::new(place, table) };
+    let config = ServerConfig::new(place, table).herd(true).token(Token::new(TOKEN));
     Server::start(config).unwrap()
 }
 
@@ -1124,7 +1124,7 @@ fn lengths_are_those_of_the_server_that_is_there(_: &Fake) {
     for options in ways() {
         lengths_of_the_next_server(&options, |address, table| {
             let address = address.cloned().unwrap_or_else(|| at("127.0.0.1:0"));
-            serve_herd(address, Config { grace: Duration::from_millis(500), ..*table })
+            serve_herd(address, table.grace(Duration::from_millis(500)))
         });
     }
 }
@@ -1134,8 +1134,8 @@ fn lengths_are_those_of_the_server_that_is_there(_: &Fake) {
 fn answers_that_nobody_waits_for(_: &Fake) {
     for options in ways() {
         let table = config(default_preset(), 64, 16, 46, 7);
-        let server = serve_herd(at("127.0.0.1:0"), Config { grace: Duration::from_millis(50), ..table });
-        let hasty = ClientOptions { deadline: Duration::from_millis(20), ..options.clone() };
+        let server = serve_herd(at("127.0.0.1:0"), table.grace(Duration::from_millis(50)));
+        let hasty = options.clone().deadline(Duration::from_millis(20));
         let connect = || Client::connect_with(server.address(), hasty.clone()).ok();
         let mut client = wait_for("a connection within 20 ms", connect);
         server.index().put(b"there", b"value", PutMode::Upsert).unwrap();
@@ -1182,11 +1182,11 @@ fn gets_that_are_given_up(fake: &Fake) {
     for pairs in [None, Some(1)] {
         // No pass is ever fast enough to say that a key is absent; a slot of one line is a proof by itself.
         let table = config(default_preset(), 1024, 16, 32, 7);
-        let server = serve_herd(at("127.0.0.1:0"), Config { grace: Duration::from_nanos(1), ..table });
-        let verbs = VerbsOptions { pairs, credits: 64, ..options().verbs };
-        let limits = Limits { retries_max: 3, ..options().limits };
+        let server = serve_herd(at("127.0.0.1:0"), table.grace(Duration::from_nanos(1)));
+        let verbs = options().verbs.pairs(pairs).credits(64);
+        let limits = options().limits.retries_max(3);
         let mut client =
-            Client::connect_with(server.address(), ClientOptions { verbs, limits, ..options() }).unwrap();
+            Client::connect_with(server.address(), options().verbs(verbs).limits(limits)).unwrap();
         let pairs: Vec<_> = (0..100).map(|n| (key(n, 16), value(u64::from(n), 32))).collect();
         client
             .put_many(&pairs)
@@ -1215,8 +1215,8 @@ fn gets_that_are_given_up(fake: &Fake) {
 /// handle that is dropped is the next one's, and no further connection is made.
 fn places_that_are_free(fake: &Fake) {
     let server = serve(1024);
-    let verbs = VerbsOptions { pairs: Some(3), ..options().verbs };
-    let mut first = Client::connect_with(server.address(), ClientOptions { verbs, ..options() }).unwrap();
+    let verbs = options().verbs.pairs(3);
+    let mut first = Client::connect_with(server.address(), options().verbs(verbs)).unwrap();
     fill(&mut first, 50);
     let before = fake.count("live_qps");
     for _ in 0..5 {
@@ -1236,10 +1236,10 @@ fn places_that_are_free(fake: &Fake) {
 /// place, the handles that found none before find it, each connecting anew once.
 fn a_server_that_is_away_for_a_while(_: &Fake) {
     for options in ways().filter(|way| way.requests == RequestPath::Message && way.verbs.wait == Wait::Poll) {
-        let table = Config { grace: Duration::from_millis(500), ..config(default_preset(), 1024, 16, 46, 7) };
+        let table = config(default_preset(), 1024, 16, 46, 7).grace(Duration::from_millis(500));
         let server = serve_herd(at("127.0.0.1:0"), table);
         let address = server.address().clone();
-        let brief = ClientOptions { deadline: Duration::from_millis(300), ..options.clone() };
+        let brief = options.clone().deadline(Duration::from_millis(300));
         let connect = || Client::connect_with(&address, brief.clone()).ok();
         let mut client = wait_for("a connection within 300 ms", connect);
         wait_for("a put", || client.put(b"key", b"one").ok());
@@ -1265,8 +1265,8 @@ fn a_server_that_is_away_for_a_while(_: &Fake) {
 fn costs_over_a_shared_pair(fake: &Fake) {
     for wait in [Wait::Poll, Wait::Block] {
         let server = serve(2000);
-        let verbs = VerbsOptions { pairs: Some(1), wait, ..options().verbs };
-        let one = Client::connect_with(server.address(), ClientOptions { verbs, ..options() }).unwrap();
+        let verbs = options().verbs.pairs(1).wait(wait);
+        let one = Client::connect_with(server.address(), options().verbs(verbs)).unwrap();
         let mut clients = [one.clone(), one];
         fill(&mut clients[0], 200);
         check_all(&mut clients[1], 200);
@@ -1297,7 +1297,7 @@ fn costs_over_a_shared_pair(fake: &Fake) {
 /// of it is left on the server's side.
 fn herds_that_go_home(fake: &Fake) {
     let server = serve_herd(at("127.0.0.1:0"), config(default_preset(), 2000, 16, 46, 7));
-    let herd = ClientOptions { requests: RequestPath::Herd, ..options() };
+    let herd = options().requests(RequestPath::Herd);
     let mut stays = Client::connect_with(server.address(), herd.clone()).unwrap();
     let ask = |client: &mut Client| {
         client.put(b"key", b"value").unwrap();

@@ -52,7 +52,7 @@ impl Drop for Server {
 }
 
 fn try_connect(address: &Address, requests: RequestPath) -> Result<Client, ConnectError> {
-    let options = ClientOptions { requests, ..patient() };
+    let options = patient().requests(requests);
     Client::connect_with(address, options)
 }
 
@@ -179,8 +179,7 @@ fn server_gone_and_back() {
     }
     let mut server = Server::start("verbs://127.0.0.1:0", &["--herd"]);
     let address = server.address.clone();
-    let options =
-        ClientOptions { deadline: Duration::from_secs(8), requests: RequestPath::Herd, ..patient() };
+    let options = patient().deadline(Duration::from_secs(8)).requests(RequestPath::Herd);
     let mut herd = Client::connect_with(&address, options).unwrap();
     herd.put(b"key", b"before").unwrap();
     server.kill();

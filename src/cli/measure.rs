@@ -96,14 +96,12 @@ impl Table {
     /// An empty table. Time is simulated, a microsecond for each mutation, so that a run depends on its
     /// seed alone.
     pub fn new(layout: Layout, slots: u64, seed: u64) -> anyhow::Result<Table> {
-        let config = Config {
-            layout,
-            size: TableSize::Slots(slots),
-            key_max: KEY_BYTES,
-            value_max: VALUE_BYTES,
-            seeds: Some(Seeds::from_number(seed)),
-            ..Config::default()
-        };
+        let config = Config::new()
+            .layout(layout)
+            .size(TableSize::Slots(slots))
+            .key_max(KEY_BYTES)
+            .value_max(VALUE_BYTES)
+            .seeds(Seeds::from_number(seed));
         let geometry = config.geometry()?;
         let region = Region::create(&Backing::Anonymous, geometry.region_bytes())?;
         let clock = Clock::manual();

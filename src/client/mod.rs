@@ -35,6 +35,7 @@ use crate::index::{PutError, PutMode, PutOutcome, RecoverError};
 use crate::layout::geometry::Geometry;
 use crate::reader::{GetStats, Limits, ReadCounts, ReadError};
 use crate::region::{Region, RegionError};
+use crate::setters::setters;
 use crate::verbs::VerbsOptions;
 #[cfg(feature = "verbs")]
 use crate::verbs::{SetupError, VerbsError};
@@ -49,7 +50,15 @@ pub(crate) const RETRY_MAX: Duration = Duration::from_millis(100);
 pub(crate) const ATTEMPT_MAX: Duration = Duration::from_secs(2);
 
 /// Bounds on what a client does, and how it does it. A time of more than a hundred years is taken for that.
+///
+/// ```
+/// use oneread::{ClientOptions, Limits};
+/// use std::time::Duration;
+/// let soon = Duration::from_millis(100);
+/// let options = ClientOptions::new().limits(Limits::new().deadline(soon)).deadline(soon);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ClientOptions {
     /// Bounds of a GET that has to look again.
     pub limits: Limits,
@@ -121,7 +130,20 @@ impl Default for ClientOptions {
     }
 }
 
+setters!(ClientOptions {
+    limits: Limits,
+    deadline: Duration,
+    lease: Duration,
+    requests: RequestPath,
+    verbs: VerbsOptions,
+});
+
 impl ClientOptions {
+    /// [`ClientOptions::default`].
+    pub fn new() -> ClientOptions {
+        ClientOptions::default()
+    }
+
     /// No time is so long that it cannot be added to what a clock says.
     fn bounded(mut self) -> ClientOptions {
         const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
@@ -412,7 +434,7 @@ pub struct ClientStats {
 /// # use oneread::{Address, Client, Config, Server, ServerConfig, TableSize};
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let address = Address::Shm(dir.path().join("s"));
-/// # let config = Config { size: TableSize::Keys(100), ..Config::default() };
+/// # let config = Config::new().size(TableSize::Keys(100));
 /// let server = Server::start(ServerConfig::new(address.clone(), config))?;
 ///
 /// let mut client = Client::connect(&address)?;

@@ -16,6 +16,7 @@ use crate::clock::Clock;
 use crate::config::{Config, ConfigError};
 use crate::index::{Index, RecoverError, Recovered};
 use crate::region::{Backing, Region, RegionError};
+use crate::setters::setters;
 #[cfg(feature = "verbs")]
 use crate::verbs::SetupError;
 use crate::verbs::{Token as Secret, Wait};
@@ -50,6 +51,7 @@ pub enum StartMode {
 
 /// How to serve.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct ServerConfig {
     /// Where clients find the server.
     pub address: Address,
@@ -111,6 +113,19 @@ impl ServerConfig {
         }
     }
 }
+
+setters!(ServerConfig {
+    backing: Backing,
+    start: StartMode,
+    workers: usize,
+    allow_uids: impl Into<Vec<u32>>,
+    clients_max: usize,
+    token: Secret,
+    wait: Wait,
+    mailbox: bool,
+    herd: bool,
+    progress: fn(RegisterProgress),
+});
 
 /// Why a server could not start.
 #[derive(Debug, thiserror::Error)]

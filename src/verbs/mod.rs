@@ -28,6 +28,7 @@ pub(crate) mod station;
 #[cfg(feature = "verbs")]
 pub use error::{SetupError, VerbsError};
 
+use crate::setters::setters;
 use std::fmt;
 use std::num::NonZeroU8;
 use std::str::FromStr;
@@ -62,6 +63,7 @@ impl std::ops::AddAssign for QueueCounts {
 
 /// How to wait for completions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Wait {
     /// Look again and again, giving way to other threads after some microseconds: lowest latency, one busy
     /// core.
@@ -100,6 +102,7 @@ impl fmt::Debug for Token {
 
 /// How a client uses verbs. Without effect on other fabrics.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct VerbsOptions {
     /// The server's token.
     pub token: Token,
@@ -117,6 +120,20 @@ pub struct VerbsOptions {
     pub pairs: Option<usize>,
 }
 
+setters!(VerbsOptions {
+    token: Token,
+    wait: Wait,
+    credits: usize,
+    pairs: impl Into<Option<usize>>,
+});
+
+impl VerbsOptions {
+    /// [`VerbsOptions::default`].
+    pub fn new() -> VerbsOptions {
+        VerbsOptions::default()
+    }
+}
+
 impl Default for VerbsOptions {
     /// No token, polling, 64 READs in flight, a queue pair for each handle.
     fn default() -> VerbsOptions {
@@ -126,6 +143,7 @@ impl Default for VerbsOptions {
 
 /// Which device, port, GID and MTU to use. What is not named is chosen.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct DeviceChoice {
     /// The device's name, as `ibv_devices` lists it; without one, the first with a port that is up.
     pub device: Option<String>,
@@ -135,6 +153,20 @@ pub struct DeviceChoice {
     pub gid: Option<u32>,
     /// The path MTU in bytes: 256, 512, 1024, 2048 or 4096; without one, what the port carries.
     pub mtu: Option<u32>,
+}
+
+setters!(DeviceChoice {
+    device: impl Into<Option<String>>,
+    port: impl Into<Option<NonZeroU8>>,
+    gid: impl Into<Option<u32>>,
+    mtu: impl Into<Option<u32>>,
+});
+
+impl DeviceChoice {
+    /// Everything is chosen.
+    pub fn new() -> DeviceChoice {
+        DeviceChoice::default()
+    }
 }
 
 /// Where a server with an RDMA device is: `verbs://host:port?dev=&port=&gid=&mtu=`.

@@ -54,8 +54,8 @@ pub const SOON: Duration = Duration::from_secs(60);
 
 /// A client that gives up only what hangs.
 pub fn patient() -> ClientOptions {
-    let limits = Limits { deadline: SOON, ..Limits::default() };
-    ClientOptions { limits, deadline: SOON, ..ClientOptions::default() }
+    let limits = Limits::new().deadline(SOON);
+    ClientOptions::new().limits(limits).deadline(SOON)
 }
 
 /// What a table is when nobody says otherwise.
@@ -65,14 +65,13 @@ pub fn default_preset() -> &'static Preset {
 
 /// A table of `slots` main slots with seeds that follow from `seed`.
 pub fn config(preset: &Preset, slots: u64, key_max: usize, value_max: usize, seed: u64) -> Config {
-    Config {
-        layout: preset.layout,
-        size: TableSize::Slots(slots),
-        key_max,
-        value_max,
-        grace: GRACE,
-        seeds: Some(Seeds::from_number(seed)),
-    }
+    Config::new()
+        .layout(preset.layout)
+        .size(TableSize::Slots(slots))
+        .key_max(key_max)
+        .value_max(value_max)
+        .grace(GRACE)
+        .seeds(Seeds::from_number(seed))
 }
 
 /// An empty table in anonymous memory.
@@ -597,11 +596,8 @@ pub fn lengths_of_the_next_server(
         ("get_many", false, |client, key, _| Ok(client.get_many(&[b"s", key]).map(|_| ())?)),
         ("contains", false, |client, key, _| Ok(client.contains(key).map(|_| ())?)),
     ];
-    let table = |(key_max, value_max)| Config {
-        size: TableSize::Keys(200),
-        key_max,
-        value_max,
-        ..config(default_preset(), 0, 8, 8, 3)
+    let table = |(key_max, value_max)| {
+        config(default_preset(), 0, 8, 8, 3).size(TableSize::Keys(200)).key_max(key_max).value_max(value_max)
     };
     let mut server = serve(None, &table(SMALL));
     let mut client = Client::connect_with(server.address(), options.clone()).unwrap();

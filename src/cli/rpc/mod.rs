@@ -282,10 +282,10 @@ impl Rpc {
         let connect = |requests| {
             let wait = if self.block { Wait::Block } else { Wait::Poll };
             let (token, pairs) = (self.token.token()?, self.pairs.map(usize::from));
-            let verbs = VerbsOptions { token, wait, pairs, ..VerbsOptions::default() };
+            let verbs = VerbsOptions::new().token(token).wait(wait).pairs(pairs);
             // Many threads on few cores: a late answer is a latency, no failure.
             let deadline = Duration::from_secs(30);
-            let options = ClientOptions { deadline, requests, verbs, ..ClientOptions::default() };
+            let options = ClientOptions::new().deadline(deadline).requests(requests).verbs(verbs);
             match (&server, &self.at) {
                 (Some(server), _) => server.connect_with(options),
                 (None, Some(address)) => Ok(Client::connect_with(address, options)?),
