@@ -63,9 +63,8 @@ fn round(client: &Client, threads: usize, batch: usize, length: Duration) -> Rou
                     let counts = QueueCounts {
                         doorbells: after.doorbells - before.doorbells,
                         reads: after.reads - before.reads,
-                        messages: 0,
-                        repeats: 0,
                         completions: after.completions - before.completions,
+                        ..QueueCounts::default()
                     };
                     (gets, times, counts)
                 })

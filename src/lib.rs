@@ -11,7 +11,7 @@ pub mod fabric;
 pub mod families;
 pub mod faults;
 pub mod get;
-#[cfg(feature = "verbs")]
+#[cfg(feature = "herd")]
 mod herd;
 pub mod hopscotch;
 pub mod index;

@@ -15,7 +15,6 @@ use oneread::families::presets;
 use oneread::get::Retry;
 use oneread::layout::geometry::Family;
 use oneread::placement::Preset;
-use oneread::reader::Limits;
 use oneread::verbs::{SetupError, Token, VerbsAddress, VerbsError, VerbsOptions, Wait};
 use oneread::{
     Address, Client, ClientOptions, ConnectError, GetError, MutateError, PutError, PutMode, PutOutcome,
@@ -143,9 +142,10 @@ fn tell(name: &str, more: &[(&str, &str)]) -> String {
 
 /// Each story is a test, or told by one.
 macro_rules! stories {
-    (tests: [$($test:ident,)*] told: [$($told:ident,)*]) => {
+    (tests: [$($(#[$only:meta])* $test:ident,)*] told: [$($told:ident,)*]) => {
         mod stories {
-            $(#[test]
+            $($(#[$only])*
+            #[test]
             fn $test() {
                 if !super::is_guest(stringify!($test)) {
                     super::tell(stringify!($test), &[]);
@@ -154,7 +154,7 @@ macro_rules! stories {
         }
 
         const STORIES: &[(&str, fn(&Fake))] =
-            &[$((stringify!($test), $test),)* $((stringify!($told), $told),)*];
+            &[$($(#[$only])* (stringify!($test), $test),)* $((stringify!($told), $told),)*];
     };
 }
 
@@ -174,6 +174,7 @@ stories! {
         costs_of_a_batch,
         answers_that_come_first,
         receives_that_come_back_late,
+        #[cfg(feature = "herd")]
         herd_over_uc_and_rc,
         an_answer_too_many,
         answers_to_something_else,
@@ -185,6 +186,7 @@ stories! {
         places_that_are_free,
         a_server_that_is_away_for_a_while,
         costs_over_a_shared_pair,
+        #[cfg(feature = "herd")]
         herds_that_go_home,
     ]
     told: [choice,]
@@ -975,6 +977,7 @@ fn receives_that_come_back_late(fake: &Fake) {
 }
 
 /// HERD's WRITEs go over UC where both sides have it, else over RC; what is lost is asked for again.
+#[cfg(feature = "herd")]
 fn herd_over_uc_and_rc(fake: &Fake) {
     const KEYS: u32 = 300;
     for (server_lacks_uc, client_lacks_uc) in [(0, 0), (1, 1), (0, 1), (1, 0)] {
@@ -1037,9 +1040,12 @@ fn an_answer_too_many(fake: &Fake) {
 
 /// Clients that ask in each way there is: by messages or HERD's way, over queue pairs of their own or shared ones.
 fn ways() -> impl Iterator<Item = ClientOptions> {
-    let ways = [RequestPath::Message, RequestPath::Herd]
-        .into_iter()
-        .flat_map(|requests| [None, Some(1), Some(2)].map(|n| (requests, n)));
+    let requests = [
+        RequestPath::Message,
+        #[cfg(feature = "herd")]
+        RequestPath::Herd,
+    ];
+    let ways = requests.into_iter().flat_map(|requests| [None, Some(1), Some(2)].map(|n| (requests, n)));
     ways.flat_map(|(requests, pairs)| {
         [Wait::Poll, Wait::Block].map(|wait| {
             let verbs = options().verbs.pairs(pairs).wait(wait);
@@ -1048,17 +1054,20 @@ fn ways() -> impl Iterator<Item = ClientOptions> {
     })
 }
 
-fn serve_herd(place: Address, table: Config) -> Server {
-    let config = ServerConfig::new(place, table).herd(true).token(Token::new(TOKEN));
+/// Takes requests in each of these ways.
+fn serve_ways(place: Address, table: Config) -> Server {
+    let config = ServerConfig::new(place, table).token(Token::new(TOKEN));
+    #[cfg(feature = "herd")]
+    let config = config.herd(true);
     Server::start(config).unwrap()
 }
 
 /// A reply with another number is not taken for the one that is due, whether the server misnumbers it or was asked
 /// under another number. By messages the connection is given up, and nothing else; HERD's datagrams are repeated.
 fn answers_to_something_else(fake: &Fake) {
-    let server = serve_herd(at("127.0.0.1:0"), config(default_preset(), 2000, 16, 46, 7));
+    let server = serve_ways(at("127.0.0.1:0"), config(default_preset(), 2000, 16, 46, 7));
     for options in ways() {
-        let is_herd = options.requests == RequestPath::Herd;
+        let is_herd = options.requests != RequestPath::Message;
         let mut client = Client::connect_with(server.address(), options).unwrap();
         client.put(b"there", b"value").unwrap();
         for batch in [1u32, 2, 300] {
@@ -1084,6 +1093,7 @@ fn answers_to_something_else(fake: &Fake) {
         }
         if is_herd {
             // (A batch of one has one SEND.)
+            #[cfg(feature = "herd")]
             assert!(client.queue_counts().unwrap().repeats >= 5, "{:?}", client.queue_counts());
         }
     }
@@ -1092,7 +1102,7 @@ fn answers_to_something_else(fake: &Fake) {
 /// Whatever is wrong with some pairs of a batch: each answer is that of its own pair.
 fn bad_pairs_in_a_batch(_: &Fake) {
     for options in ways() {
-        let server = serve_herd(at("127.0.0.1:0"), config(default_preset(), 2000, 16, 46, 7));
+        let server = serve_ways(at("127.0.0.1:0"), config(default_preset(), 2000, 16, 46, 7));
         bad_pairs_in_batches(&mut Client::connect_with(server.address(), options).unwrap());
     }
 }
@@ -1100,7 +1110,7 @@ fn bad_pairs_in_a_batch(_: &Fake) {
 /// Answers may take more room than their requests: no message asks for more of them than one message holds.
 fn full_tables_in_a_batch(_: &Fake) {
     for options in ways() {
-        let server = serve_herd(at("127.0.0.1:0"), config(default_preset(), 64, 16, 46, 7));
+        let server = serve_ways(at("127.0.0.1:0"), config(default_preset(), 64, 16, 46, 7));
         let mut client = Client::connect_with(server.address(), options).unwrap();
         let pairs: Vec<_> = (0..3000u16).map(|n| (n.to_le_bytes(), b"")).collect();
         let answers = client.put_many(&pairs).unwrap();
@@ -1124,7 +1134,7 @@ fn lengths_are_those_of_the_server_that_is_there(_: &Fake) {
     for options in ways() {
         lengths_of_the_next_server(&options, |address, table| {
             let address = address.cloned().unwrap_or_else(|| at("127.0.0.1:0"));
-            serve_herd(address, table.grace(Duration::from_millis(500)))
+            serve_ways(address, table.grace(Duration::from_millis(500)))
         });
     }
 }
@@ -1134,7 +1144,7 @@ fn lengths_are_those_of_the_server_that_is_there(_: &Fake) {
 fn answers_that_nobody_waits_for(_: &Fake) {
     for options in ways() {
         let table = config(default_preset(), 64, 16, 46, 7);
-        let server = serve_herd(at("127.0.0.1:0"), table.grace(Duration::from_millis(50)));
+        let server = serve_ways(at("127.0.0.1:0"), table.grace(Duration::from_millis(50)));
         let hasty = options.clone().deadline(Duration::from_millis(20));
         let connect = || Client::connect_with(server.address(), hasty.clone()).ok();
         let mut client = wait_for("a connection within 20 ms", connect);
@@ -1182,7 +1192,7 @@ fn gets_that_are_given_up(fake: &Fake) {
     for pairs in [None, Some(1)] {
         // No pass is ever fast enough to say that a key is absent; a slot of one line is a proof by itself.
         let table = config(default_preset(), 1024, 16, 32, 7);
-        let server = serve_herd(at("127.0.0.1:0"), table.grace(Duration::from_nanos(1)));
+        let server = serve_ways(at("127.0.0.1:0"), table.grace(Duration::from_nanos(1)));
         let verbs = options().verbs.pairs(pairs).credits(64);
         let limits = options().limits.retries_max(3);
         let mut client =
@@ -1237,7 +1247,7 @@ fn places_that_are_free(fake: &Fake) {
 fn a_server_that_is_away_for_a_while(_: &Fake) {
     for options in ways().filter(|way| way.requests == RequestPath::Message && way.verbs.wait == Wait::Poll) {
         let table = config(default_preset(), 1024, 16, 46, 7).grace(Duration::from_millis(500));
-        let server = serve_herd(at("127.0.0.1:0"), table);
+        let server = serve_ways(at("127.0.0.1:0"), table);
         let address = server.address().clone();
         let brief = options.clone().deadline(Duration::from_millis(300));
         let connect = || Client::connect_with(&address, brief.clone()).ok();
@@ -1251,7 +1261,7 @@ fn a_server_that_is_away_for_a_while(_: &Fake) {
             Err(MutateError::ServerGone { .. } | MutateError::Connect(_) | MutateError::Deadline { .. }) => {}
             other => panic!("{options:?}: {other:?}"),
         }
-        let server = serve_herd(address.clone(), table);
+        let server = serve_ways(address.clone(), table);
         assert_eq!(wait_for("a GET", || client.get(b"key").ok()), None, "another table, {options:?}");
         wait_for("a put", || client.put(b"key", b"three").ok());
         assert_eq!(client.get(b"key").unwrap().as_deref(), Some(&b"three"[..]));
@@ -1295,8 +1305,9 @@ fn costs_over_a_shared_pair(fake: &Fake) {
 
 /// When a client that asked HERD's way is gone, the workers let go of its place, though others stay: nothing
 /// of it is left on the server's side.
+#[cfg(feature = "herd")]
 fn herds_that_go_home(fake: &Fake) {
-    let server = serve_herd(at("127.0.0.1:0"), config(default_preset(), 2000, 16, 46, 7));
+    let server = serve_ways(at("127.0.0.1:0"), config(default_preset(), 2000, 16, 46, 7));
     let herd = options().requests(RequestPath::Herd);
     let mut stays = Client::connect_with(server.address(), herd.clone()).unwrap();
     let ask = |client: &mut Client| {

@@ -5,7 +5,7 @@ mod common;
 
 use common::{SOON, is_there_a_device, patient, wait_for};
 use oneread::verbs::SetupError;
-use oneread::{Address, Client, ClientOptions, ConnectError, MutateError, PutOutcome, RequestPath};
+use oneread::{Address, Client, ConnectError, MutateError, PutOutcome, RequestPath};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};

@@ -84,6 +84,7 @@ pub struct Serve {
     #[arg(long)]
     mailbox: bool,
     /// Over verbs, for comparison: also take requests HERD's way, with busy cores
+    #[cfg(feature = "herd")]
     #[arg(long)]
     herd: bool,
     /// Print the line that says that it is ready as JSON
@@ -104,6 +105,7 @@ pub fn region_file(address: &Address) -> PathBuf {
         }
         // Whichever device it uses, and whichever of its names the host is called by.
         Address::Verbs(at) => format!("verbs:{}", at.port()).into(),
+        other => other.to_string().into(),
     };
     let hash = seahash::hash(place.as_encoded_bytes());
     PathBuf::from(format!("/dev/shm/oneread-{uid}-{hash:016x}.region"))
@@ -130,21 +132,22 @@ impl Serve {
         } else {
             Backing::File(self.prepare_file(&address, &config)?)
         };
-        let server = Server::start(
-            ServerConfig::new(address, config)
-                .backing(backing.clone())
-                .start(match backing {
-                    Backing::File(_) => StartMode::OpenOrCreate(config),
-                    _ => StartMode::Create(config),
-                })
-                .workers(self.workers.into())
-                .allow_uids(self.allow_uid.clone())
-                .token(token)
-                .wait(if self.poll { Wait::Poll } else { Wait::Block })
-                .mailbox(self.mailbox)
-                .herd(self.herd)
-                .progress(show_registration),
-        )?;
+        let start = match backing {
+            Backing::File(_) => StartMode::OpenOrCreate(config),
+            _ => StartMode::Create(config),
+        };
+        let how = ServerConfig::new(address, config)
+            .backing(backing.clone())
+            .start(start)
+            .workers(self.workers.into())
+            .allow_uids(self.allow_uid.clone())
+            .token(token)
+            .wait(if self.poll { Wait::Poll } else { Wait::Block })
+            .mailbox(self.mailbox)
+            .progress(show_registration);
+        #[cfg(feature = "herd")]
+        let how = how.herd(self.herd);
+        let server = Server::start(how)?;
         self.announce(&server, &backing)?;
         signals.forever().next();
         server.stop();

@@ -92,6 +92,7 @@ pub enum RequestPath {
     /// Only over verbs, for comparison: after HERD (Kalia et al., SIGCOMM'14), the client WRITEs requests and the
     /// replies are datagrams. The server must have been started for it
     /// ([`ServerConfig::herd`](crate::ServerConfig::herd)); its workers never sleep while such a client is there.
+    #[cfg(feature = "herd")]
     Herd,
 }
 
@@ -101,6 +102,7 @@ impl RequestPath {
         match self {
             RequestPath::Message => "message",
             RequestPath::Mailbox => "mailbox",
+            #[cfg(feature = "herd")]
             RequestPath::Herd => "herd",
         }
     }
@@ -109,6 +111,7 @@ impl RequestPath {
     /// When requests never go this way over `fabric`.
     fn check(self, address: &Address) -> Result<(), ConnectError> {
         let why = match (address, self) {
+            #[cfg(feature = "herd")]
             (Address::Shm(_), RequestPath::Herd) => "that is for verbs; on shm, use a mailbox, or messages",
             (Address::Verbs(_), RequestPath::Mailbox) => "that is for shm; over verbs, use messages",
             _ => return Ok(()),

@@ -252,10 +252,10 @@ impl ShmHandle {
             let seen = self.shared.version.load(Ordering::Relaxed);
             let (mut link, attachment) = attach(address, &self.shared.socket, left)?;
             let geometry = attachment.geometry.clone();
-            let mailbox = match self.shared.options.requests {
-                RequestPath::Message | RequestPath::Herd => None,
-                RequestPath::Mailbox => Some(Box::new(link.take_mailbox(address, &geometry, deadline)?)),
-            };
+            let mut mailbox = None;
+            if self.shared.options.requests == RequestPath::Mailbox {
+                mailbox = Some(Box::new(link.take_mailbox(address, &geometry, deadline)?));
+            }
             if attachment.identity != self.attached.identity {
                 // A new server, maybe with a new region: what is put there must be read there.
                 if !self.shared.publish(seen, attachment, Publisher::Handle) {

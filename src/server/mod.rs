@@ -78,6 +78,7 @@ pub struct ServerConfig {
     /// Over verbs, for comparison: clients may make requests HERD's way
     /// ([`RequestPath::Herd`](crate::client::RequestPath::Herd)). Starts `workers` further threads, which poll
     /// without sleeping while such a client is connected.
+    #[cfg(feature = "herd")]
     pub herd: bool,
     /// Over verbs: told now and then how much of the region has been made ready for the device, which takes
     /// some seconds for each 10 GiB.
@@ -108,6 +109,7 @@ impl ServerConfig {
             token: Secret::default(),
             wait: Wait::Block,
             mailbox: false,
+            #[cfg(feature = "herd")]
             herd: false,
             progress: None,
         }
@@ -123,6 +125,7 @@ setters!(ServerConfig {
     token: Secret,
     wait: Wait,
     mailbox: bool,
+    #[cfg(feature = "herd")]
     herd: bool,
     progress: fn(RegisterProgress),
 });
@@ -207,7 +210,10 @@ impl Server {
     /// [`ServeError`]; nothing is left behind but a region file, if one was made.
     pub fn start(config: ServerConfig) -> Result<Server, ServeError> {
         let elsewhere = match config.address {
+            #[cfg(feature = "herd")]
             Address::Shm(_) => config.herd.then_some(("herd", "verbs")),
+            #[cfg(not(feature = "herd"))]
+            Address::Shm(_) => None,
             Address::Verbs(_) => config.mailbox.then_some(("mailbox", "shm")),
         };
         if let Some((option, fabric)) = elsewhere {
@@ -235,6 +241,7 @@ impl Server {
                 let how = verbs::VerbsServing {
                     token: config.token,
                     wait: config.wait,
+                    #[cfg(feature = "herd")]
                     herd: config.herd,
                     workers: config.workers,
                     progress: config.progress,

@@ -197,6 +197,7 @@ pub enum SetupError {
         ours: u32,
     },
     /// Requests cannot be made HERD's way.
+    #[cfg(feature = "herd")]
     #[error("HERD: {why}")]
     Herd {
         /// Why not, and what mends it.

@@ -45,6 +45,7 @@ pub struct QueueCounts {
     /// Messages sent.
     pub messages: u64,
     /// Of HERD's requests, those that were written again because no reply had come.
+    #[cfg(feature = "herd")]
     pub repeats: u64,
     /// Completions taken from the completion queue.
     pub completions: u64,
@@ -56,7 +57,10 @@ impl std::ops::AddAssign for QueueCounts {
         self.doorbells += other.doorbells;
         self.reads += other.reads;
         self.messages += other.messages;
-        self.repeats += other.repeats;
+        #[cfg(feature = "herd")]
+        {
+            self.repeats += other.repeats;
+        }
         self.completions += other.completions;
     }
 }

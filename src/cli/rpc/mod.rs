@@ -296,7 +296,10 @@ impl Rpc {
         let is_shm = matches!(client.address(), Address::Shm(_));
         let polled = match is_shm {
             true => self.polled(Path::Mailbox, connect(RequestPath::Mailbox))?,
+            #[cfg(feature = "herd")]
             false => self.polled(Path::Herd, connect(RequestPath::Herd))?,
+            #[cfg(not(feature = "herd"))]
+            false => None,
         };
         let bar = show::bar(self.keys, "filling", "keys");
         for first in (0..self.keys).step_by(256) {
@@ -399,7 +402,7 @@ impl Rpc {
 
 /// Does the server not take requests that way?
 fn is_not_taken(error: &ConnectError) -> bool {
-    #[cfg(feature = "verbs")]
+    #[cfg(feature = "herd")]
     if matches!(error, ConnectError::Verbs(oneread::verbs::SetupError::Herd { .. })) {
         return true;
     }
@@ -561,9 +564,9 @@ impl Round<'_> {
 }
 
 fn repeats(client: &Client) -> u64 {
-    #[cfg(feature = "verbs")]
+    #[cfg(feature = "herd")]
     return client.queue_counts().map_or(0, |counts| counts.repeats);
-    #[cfg(not(feature = "verbs"))]
+    #[cfg(not(feature = "herd"))]
     return {
         let _ = client;
         0

@@ -7,7 +7,7 @@ mod pairs;
 
 use super::{
     ATTEMPT_MAX, ClientOptions, ClientStats, ConnectError, GetError, MutateError, RETRY_FIRST, RETRY_MAX,
-    RequestPath, send_fitting,
+    send_fitting,
 };
 use crate::address::Address;
 use crate::clock::Clock;
@@ -330,13 +330,14 @@ impl VerbsHandle {
         }
         let Some(connection) = &mut self.connection else { return Err(self.late()) };
         let geometry = connection.geometry().clone();
-        let result = send_fitting(requests, &geometry, |requests| match self.shared.options.requests {
-            RequestPath::Message | RequestPath::Mailbox => {
-                let first_id = self.next_id;
-                self.next_id += requests.len() as u64;
-                talk(connection, requests, first_id, deadline)
+        let result = send_fitting(requests, &geometry, |requests| {
+            #[cfg(feature = "herd")]
+            if connection.herd.is_some() {
+                return connection.call(requests, deadline);
             }
-            RequestPath::Herd => connection.call(requests, deadline),
+            let first_id = self.next_id;
+            self.next_id += requests.len() as u64;
+            talk(connection, requests, first_id, deadline)
         });
         self.counts += connection.take_counts();
         match result {
@@ -404,6 +405,10 @@ fn retried<T>(
 
 /// Will the same happen at the next attempt?
 fn is_final(error: &SetupError) -> bool {
+    #[cfg(feature = "herd")]
+    if matches!(error, SetupError::Herd { .. }) {
+        return true;
+    }
     matches!(
         error,
         SetupError::Token { .. }
@@ -413,7 +418,6 @@ fn is_final(error: &SetupError) -> bool {
             | SetupError::UnknownPort { .. }
             | SetupError::Mtu { .. }
             | SetupError::Register { .. }
-            | SetupError::Herd { .. }
     )
 }
 
