@@ -433,6 +433,30 @@ pub struct ClientStats {
 /// first changes something. Over verbs each handle has a queue pair of its own, made when it is first used,
 /// or all share a few ([`VerbsOptions::pairs`]).
 ///
+/// It is `Sync`, too, but that is of little use: whatever asks takes `&mut self`. Clone it; a mutex around one
+/// handle makes GETs wait for each other, and for changes.
+///
+/// # What blocks, and for how long
+///
+/// | call | waits for | at most |
+/// |---|---|---|
+/// | GETs on shm | nothing: no system call, no server. Where a slot is being written, the GET looks again: it spins, then yields, then sleeps 50 microseconds in between | [`Limits::deadline`], 1 s |
+/// | GETs over verbs | the NIC, some microseconds, spinning or asleep ([`Wait`](crate::Wait)). Where the connection failed, for another one | [`ClientOptions::deadline`], 5 s, and [`Limits::deadline`] |
+/// | changes, [`rpc_get`](Client::rpc_get), [`server_stats`](Client::server_stats) | the server's answer, and a connection if there is none | [`ClientOptions::deadline`] |
+/// | [`connect`](Client::connect) | the server | [`ClientOptions::deadline`] |
+/// | cloning, dropping | nothing | |
+///
+/// A batch of GETs takes as long as its READs; of the bounds above, the time counts in which it does not get on.
+///
+/// # In an async program
+///
+/// There is no `async` variant, because there is nothing to await where it would matter: a GET on shm is over
+/// before a task could be switched. So call GETs on shm right in a task, with a clone for each and a short
+/// [`Limits::deadline`]. Give everything else to a thread that may block: `spawn_blocking`, or better one thread
+/// that owns a handle and takes changes from a channel, which makes batches of them
+/// ([`put_many`](Client::put_many)). `examples/tokio.rs` does both. Over verbs, GETs belong to such a thread, too,
+/// with [`get_many`](Client::get_many), unless a task may wait for the NIC.
+///
 /// ```
 /// # use oneread::{Address, Client, Config, Server, ServerConfig, TableSize};
 /// # let dir = tempfile::tempdir().unwrap();
@@ -454,6 +478,39 @@ pub struct Client {
     stats: ClientStats,
 }
 
+/// One thread's way to a server: what every path does for a [`Client`], whose methods say what is promised.
+/// A clone is for another thread: it shares what can be shared, and begins with no connection.
+trait Handle: Clone {
+    /// The geometry of the table being read.
+    fn geometry(&self) -> &Geometry;
+
+    /// Times it went over to a new region, or connected anew.
+    fn reattached(&self) -> u64;
+
+    /// Replaces what is in `value` with the value of `key`; was it found? Adds what it did to `stats`.
+    fn get_into(
+        &mut self,
+        key: &[u8],
+        value: &mut Vec<u8>,
+        stats: &mut ClientStats,
+    ) -> Result<bool, GetError>;
+
+    /// Hands the value of each key to `each`, with the key's number, in any order, once.
+    fn get_many<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+        each: impl FnMut(usize, Option<&[u8]>),
+        stats: &mut ClientStats,
+    ) -> Result<(), GetError>;
+
+    /// Sends requests, and collects their replies, in order, until the deadline. Connects where there is no
+    /// connection. One that broke is not used again.
+    fn converse(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<Vec<Reply>, MutateError>;
+
+    /// The connection for changes is of no further use; the next change opens another.
+    fn disconnect(&mut self);
+}
+
 /// How the server's region is reached.
 #[derive(Clone, Debug)]
 enum ServerPath {
@@ -462,10 +519,10 @@ enum ServerPath {
     Verbs(Box<verbs::VerbsHandle>),
 }
 
-/// The same for every path: `on_path!(self.path, handle => ...)`.
+/// Does the same with the [`Handle`] of whichever path: `on_path!(&mut self.path, handle => ...)`.
 macro_rules! on_path {
     ($path:expr, $handle:ident => $then:expr) => {
-        match &mut $path {
+        match $path {
             ServerPath::Shm($handle) => $then,
             #[cfg(feature = "verbs")]
             ServerPath::Verbs($handle) => $then,
@@ -507,11 +564,7 @@ impl Client {
 
     /// The geometry of the table being read.
     pub fn geometry(&self) -> &Geometry {
-        match &self.path {
-            ServerPath::Shm(handle) => handle.geometry(),
-            #[cfg(feature = "verbs")]
-            ServerPath::Verbs(handle) => handle.geometry(),
-        }
+        on_path!(&self.path, handle => handle.geometry())
     }
 
     /// The region being read, where it is mapped: not over verbs.
@@ -525,12 +578,7 @@ impl Client {
 
     /// Counts of this handle.
     pub fn stats(&self) -> ClientStats {
-        let reattached = match &self.path {
-            ServerPath::Shm(handle) => handle.reattached(),
-            #[cfg(feature = "verbs")]
-            ServerPath::Verbs(handle) => handle.reattached(),
-        };
-        ClientStats { reattached, ..self.stats }
+        ClientStats { reattached: on_path!(&self.path, handle => handle.reattached()), ..self.stats }
     }
 
     /// What was asked of verbs queues: doorbells that rang, READs, messages, completions. `None` on other
@@ -562,7 +610,7 @@ impl Client {
     /// As [`Client::get`].
     #[inline]
     pub fn get_into(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, GetError> {
-        on_path!(self.path, handle => handle.get_into(key, value, &mut self.stats))
+        on_path!(&mut self.path, handle => handle.get_into(key, value, &mut self.stats))
     }
 
     /// Is `key` present? Costs as much as [`Client::get_into`].
@@ -594,7 +642,7 @@ impl Client {
         keys: &[K],
         each: impl FnMut(usize, Option<&[u8]>),
     ) -> Result<(), GetError> {
-        on_path!(self.path, handle => handle.get_many(keys, each, &mut self.stats))
+        on_path!(&mut self.path, handle => handle.get_many(keys, each, &mut self.stats))
     }
 
     // ---- GETs by the server: the baseline ----------------------------------------------------------
@@ -707,7 +755,7 @@ impl Client {
 
     /// One reply for each request, in order.
     fn converse(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<Vec<Reply>, MutateError> {
-        let replies = on_path!(self.path, handle => handle.converse(requests, deadline))?;
+        let replies = on_path!(&mut self.path, handle => handle.converse(requests, deadline))?;
         if replies.len() != requests.len() {
             return Err(self.unexpected());
         }
@@ -716,7 +764,7 @@ impl Client {
 
     /// An answer to another question: the connection is of no further use.
     fn unexpected(&mut self) -> MutateError {
-        on_path!(self.path, handle => handle.disconnect());
+        on_path!(&mut self.path, handle => handle.disconnect());
         MutateError::ServerGone { address: self.address.clone(), source: LinkError::Unexpected }
     }
 }
@@ -784,6 +832,23 @@ fn check(request: &Request<'_>, geometry: &Geometry) -> Result<(), PutError> {
 mod tests {
     use super::*;
     use crate::config::{Config, TableSize};
+
+    /// What is said of threads.
+    #[test]
+    fn handles_go_to_other_threads() {
+        fn shared<T: Send + Sync>() {}
+        shared::<Client>();
+        fn sent<T: Send + Sync + std::error::Error + 'static>() {}
+        sent::<GetError>();
+        sent::<MutateError>();
+        sent::<ConnectError>();
+    }
+
+    /// A GET's result is a few words, however much there is to say of an error.
+    #[test]
+    fn results_of_gets_are_small() {
+        assert!(size_of::<Result<bool, GetError>>() <= 128, "{}", size_of::<GetError>());
+    }
 
     /// Every time that is longer than a clock can bear is cut, each for itself, and no other is touched.
     #[test]

@@ -2,8 +2,8 @@
 
 use super::mailbox::{BellSocket, ClientMailbox};
 use super::{
-    ATTEMPT_MAX, ClientOptions, ClientStats, ConnectError, GetError, LinkError, MutateError, RETRY_FIRST,
-    RETRY_MAX, RequestPath, fit, send_fitting,
+    ATTEMPT_MAX, ClientOptions, ClientStats, ConnectError, GetError, Handle, LinkError, MutateError,
+    RETRY_FIRST, RETRY_MAX, RequestPath, fit, send_fitting,
 };
 use crate::address::Address;
 use crate::clock::Clock;
@@ -123,39 +123,11 @@ impl ShmHandle {
         Ok(handle)
     }
 
-    pub fn geometry(&self) -> &Geometry {
-        &self.attached.geometry
-    }
-
     pub fn region(&self) -> &Region {
         &self.attached.region
     }
 
-    /// Times it went over to a new region.
-    pub fn reattached(&self) -> u64 {
-        self.reattached
-    }
-
     // ---- GETs ---------------------------------------------------------------------------------------
-
-    #[inline]
-    pub fn get_into(
-        &mut self,
-        key: &[u8],
-        value: &mut Vec<u8>,
-        stats: &mut ClientStats,
-    ) -> Result<bool, GetError> {
-        self.read(stats, |reader| reader.get_into(key, value))
-    }
-
-    pub fn get_many<K: AsRef<[u8]>>(
-        &mut self,
-        keys: &[K],
-        each: impl FnMut(usize, Option<&[u8]>),
-        stats: &mut ClientStats,
-    ) -> Result<(), GetError> {
-        self.read(stats, |reader| reader.get_many(keys, each))
-    }
 
     #[inline]
     fn read<R>(
@@ -212,24 +184,6 @@ impl ShmHandle {
 
     // ---- changes ------------------------------------------------------------------------------------
 
-    /// Sends requests, collects their replies. A conversation that went wrong is not taken up again: the
-    /// next one opens a new connection.
-    pub fn converse(
-        &mut self,
-        requests: &[Request<'_>],
-        deadline: Instant,
-    ) -> Result<Vec<Reply>, MutateError> {
-        if !self.is_linked(requests, deadline) {
-            let left = deadline.saturating_duration_since(Instant::now());
-            self.open_conversation(left).map_err(|error| match error {
-                ConnectError::Link { source: source @ LinkError::Deadline(_), .. } => self.lost(source),
-                error => error.into(),
-            })?;
-        }
-        let conversation = self.conversation.as_mut().expect("opened above");
-        conversation.converse(requests, deadline).map_err(|error| self.lost(error))
-    }
-
     /// Is there a connection that the server has not hung up? Where requests go by a mailbox, no system call is spent on
     /// that right after the last conversation: that the server is gone then shows while it is waited for. For a
     /// request that will not be sent, because its table does not take it, that would never show.
@@ -270,11 +224,6 @@ impl ShmHandle {
         }
     }
 
-    /// The connection is of no further use; the next change opens another.
-    pub fn disconnect(&mut self) {
-        self.conversation = None;
-    }
-
     fn lost(&mut self, error: LinkError) -> MutateError {
         self.disconnect();
         let address = self.shared.address.clone();
@@ -284,6 +233,51 @@ impl ShmHandle {
             }
             source => MutateError::ServerGone { address, source },
         }
+    }
+}
+
+impl Handle for ShmHandle {
+    fn geometry(&self) -> &Geometry {
+        &self.attached.geometry
+    }
+
+    fn reattached(&self) -> u64 {
+        self.reattached
+    }
+
+    #[inline]
+    fn get_into(
+        &mut self,
+        key: &[u8],
+        value: &mut Vec<u8>,
+        stats: &mut ClientStats,
+    ) -> Result<bool, GetError> {
+        self.read(stats, |reader| reader.get_into(key, value))
+    }
+
+    fn get_many<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+        each: impl FnMut(usize, Option<&[u8]>),
+        stats: &mut ClientStats,
+    ) -> Result<(), GetError> {
+        self.read(stats, |reader| reader.get_many(keys, each))
+    }
+
+    fn converse(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<Vec<Reply>, MutateError> {
+        if !self.is_linked(requests, deadline) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            self.open_conversation(left).map_err(|error| match error {
+                ConnectError::Link { source: source @ LinkError::Deadline(_), .. } => self.lost(source),
+                error => error.into(),
+            })?;
+        }
+        let conversation = self.conversation.as_mut().expect("opened above");
+        conversation.converse(requests, deadline).map_err(|error| self.lost(error))
+    }
+
+    fn disconnect(&mut self) {
+        self.conversation = None;
     }
 }
 

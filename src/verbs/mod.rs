@@ -28,6 +28,7 @@ pub(crate) mod station;
 #[cfg(feature = "verbs")]
 pub use error::{SetupError, VerbsError};
 
+use crate::address::AddressError;
 use crate::setters::setters;
 use std::fmt;
 use std::num::NonZeroU8;
@@ -217,7 +218,11 @@ impl VerbsAddress {
 }
 
 pub(crate) fn host_and_port(host: &str, port: u16) -> String {
-    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+    if host.contains(':') || host.starts_with('[') {
+        format!("[{host}]:{port}")
+    } else {
+        format!("{host}:{port}")
+    }
 }
 
 impl fmt::Display for VerbsAddress {
@@ -240,16 +245,27 @@ impl fmt::Display for VerbsAddress {
 }
 
 impl FromStr for VerbsAddress {
-    type Err = String;
+    type Err = AddressError;
 
-    /// What follows `verbs://`.
-    fn from_str(rest: &str) -> Result<VerbsAddress, String> {
+    /// `verbs://HOST:PORT?dev=DEVICE&port=N&gid=INDEX&mtu=BYTES`; all but the host may be left out.
+    fn from_str(given: &str) -> Result<VerbsAddress, AddressError> {
+        let rest = given.strip_prefix("verbs://").ok_or_else(|| "it does not begin with verbs://".into());
+        rest.and_then(VerbsAddress::parse).map_err(|why| AddressError::Verbs { given: given.into(), why })
+    }
+}
+
+impl VerbsAddress {
+    /// Parses what follows `verbs://`; an error says what is wrong with it.
+    fn parse(rest: &str) -> Result<VerbsAddress, String> {
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
         let place = place.trim_end_matches('/');
         let (host, port) = match place.strip_prefix('[') {
             Some(bracketed) => {
                 let (host, port) = bracketed.split_once(']').ok_or("the bracket after [ is missing")?;
-                (host, port.strip_prefix(':'))
+                match port.strip_prefix(':') {
+                    None if !port.is_empty() => return Err(format!("{port:?} after the bracket is no port")),
+                    port => (host, port),
+                }
             }
             None => match place.rsplit_once(':') {
                 Some((host, _)) if host.contains(':') => {
@@ -333,15 +349,21 @@ mod tests {
             ("h:70000", ""),
             ("::1", ""),
             ("[::1", ""),
+            ("[::1]7", ""),
+            ("[h]:9", "verbs://h:9"),
             ("h?mtu=1000", ""),
             ("h?port=0", ""),
             ("h?gid=-1", ""),
             ("h?gid=256", ""),
             ("h?colour=red", ""),
         ] {
-            match given.parse::<VerbsAddress>() {
+            assert!(given.parse::<VerbsAddress>().is_err(), "{given}: nothing in front");
+            match format!("verbs://{given}").parse::<VerbsAddress>() {
                 Ok(address) => assert_eq!(address.to_string(), shown, "{given}"),
-                Err(why) => assert!(shown.is_empty() && !why.is_empty(), "{given}: {why}"),
+                Err(AddressError::Verbs { why, .. }) => {
+                    assert!(shown.is_empty() && !why.is_empty(), "{given}: {why}");
+                }
+                Err(error) => panic!("{error}"),
             }
         }
     }

@@ -6,8 +6,8 @@ mod fabric;
 mod pairs;
 
 use super::{
-    ATTEMPT_MAX, ClientOptions, ClientStats, ConnectError, GetError, MutateError, RETRY_FIRST, RETRY_MAX,
-    send_fitting,
+    ATTEMPT_MAX, ClientOptions, ClientStats, ConnectError, GetError, Handle, MutateError, RETRY_FIRST,
+    RETRY_MAX, send_fitting,
 };
 use crate::address::Address;
 use crate::clock::Clock;
@@ -96,15 +96,6 @@ impl VerbsHandle {
         Ok(VerbsHandle { shared, connection, seat, place, geometry, counts, connected: 1, next_id: 0 })
     }
 
-    pub fn geometry(&self) -> &Geometry {
-        &self.geometry
-    }
-
-    /// Times it connected anew.
-    pub fn reattached(&self) -> u64 {
-        self.connected.saturating_sub(1)
-    }
-
     /// What has been asked of its queues.
     pub fn queue_counts(&self) -> QueueCounts {
         self.counts
@@ -115,38 +106,6 @@ impl VerbsHandle {
     }
 
     // ---- GETs ---------------------------------------------------------------------------------------
-
-    pub fn get_into(
-        &mut self,
-        key: &[u8],
-        value: &mut Vec<u8>,
-        stats: &mut ClientStats,
-    ) -> Result<bool, GetError> {
-        self.read(stats, |reader| reader.get_into(key, value))
-    }
-
-    pub fn get_many<K: AsRef<[u8]>>(
-        &mut self,
-        keys: &[K],
-        mut each: impl FnMut(usize, Option<&[u8]>),
-        stats: &mut ClientStats,
-    ) -> Result<(), GetError> {
-        // After a failure only those are asked for again that have no answer yet.
-        let mut open: Vec<(usize, &[u8])> = keys.iter().map(AsRef::as_ref).enumerate().collect();
-        self.read(stats, |reader| {
-            let asked: Vec<&[u8]> = open.iter().map(|(_, key)| *key).collect();
-            let mut answered = vec![false; asked.len()];
-            let result = reader.get_many(&asked, |i, value| {
-                answered[i] = true;
-                each(open[i].0, value);
-            });
-            if result.is_err() {
-                let mut answered = answered.iter();
-                open.retain(|_| !answered.next().copied().unwrap_or(false));
-            }
-            result
-        })
-    }
 
     /// Runs GETs, again on a new connection if theirs fails, until the deadline.
     fn read<R>(
@@ -288,31 +247,9 @@ impl VerbsHandle {
         }
     }
 
-    /// The connection for changes is of no further use; what comes next makes another.
-    pub fn disconnect(&mut self) {
-        self.take_counts();
-        self.connection = None;
-        if let Some(pairs) = &self.shared.pairs {
-            pairs.changes.forget();
-        }
-    }
-
     // ---- changes ------------------------------------------------------------------------------------
 
-    /// Sends requests, as many as fit in each message, and collects their replies.
-    pub fn converse(
-        &mut self,
-        requests: &[Request<'_>],
-        deadline: Instant,
-    ) -> Result<Vec<Reply>, MutateError> {
-        let Some(pairs) = self.shared.pairs.clone() else { return self.converse_alone(requests, deadline) };
-        let Some(mut turn) = pairs.changes.turn(deadline) else { return Err(self.late()) };
-        self.connection = turn.connection.take();
-        let result = self.converse_alone(requests, deadline);
-        turn.connection = self.connection.take();
-        result
-    }
-
+    /// Sends requests, as many as fit in each message, over a connection that no other handle uses.
     fn converse_alone(
         &mut self,
         requests: &[Request<'_>],
@@ -356,6 +293,65 @@ impl VerbsHandle {
 
     fn late(&self) -> MutateError {
         MutateError::Deadline { address: self.address(), deadline: self.shared.options.deadline }
+    }
+}
+
+impl Handle for VerbsHandle {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn reattached(&self) -> u64 {
+        self.connected.saturating_sub(1)
+    }
+
+    fn get_into(
+        &mut self,
+        key: &[u8],
+        value: &mut Vec<u8>,
+        stats: &mut ClientStats,
+    ) -> Result<bool, GetError> {
+        self.read(stats, |reader| reader.get_into(key, value))
+    }
+
+    fn get_many<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+        mut each: impl FnMut(usize, Option<&[u8]>),
+        stats: &mut ClientStats,
+    ) -> Result<(), GetError> {
+        // After a failure only those are asked for again that have no answer yet.
+        let mut open: Vec<(usize, &[u8])> = keys.iter().map(AsRef::as_ref).enumerate().collect();
+        self.read(stats, |reader| {
+            let asked: Vec<&[u8]> = open.iter().map(|(_, key)| *key).collect();
+            let mut answered = vec![false; asked.len()];
+            let result = reader.get_many(&asked, |i, value| {
+                answered[i] = true;
+                each(open[i].0, value);
+            });
+            if result.is_err() {
+                let mut answered = answered.iter();
+                open.retain(|_| !answered.next().copied().unwrap_or(false));
+            }
+            result
+        })
+    }
+
+    fn converse(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<Vec<Reply>, MutateError> {
+        let Some(pairs) = self.shared.pairs.clone() else { return self.converse_alone(requests, deadline) };
+        let Some(mut turn) = pairs.changes.turn(deadline) else { return Err(self.late()) };
+        self.connection = turn.connection.take();
+        let result = self.converse_alone(requests, deadline);
+        turn.connection = self.connection.take();
+        result
+    }
+
+    fn disconnect(&mut self) {
+        self.take_counts();
+        self.connection = None;
+        if let Some(pairs) = &self.shared.pairs {
+            pairs.changes.forget();
+        }
     }
 }
 
