@@ -910,6 +910,70 @@ mod tests {
         }
     }
 
+    /// A fabric over which nothing can be READ.
+    struct NoReads;
+
+    const BROKEN: ReadError = ReadError::Contended { retries: 77, last: Retry::Torn };
+
+    impl Fabric for NoReads {
+        type Landed<'a>
+            = Shown<'a>
+        where
+            Self: 'a;
+        const EXACT: bool = false;
+        type Mark = ();
+        type Error = ReadError;
+
+        fn credits(&self) -> usize {
+            5
+        }
+
+        fn post(&mut self, _: &[(ReadId, Window)]) -> Result<(), ReadError> {
+            Err(BROKEN)
+        }
+
+        fn poll(&mut self, _: impl FnMut(ReadId, &mut Shown<'_>)) -> Result<(), ReadError> {
+            Err(BROKEN)
+        }
+
+        fn mark(&mut self, _home: u64) {}
+
+        fn proof(&mut self, _home: u64, (): ()) -> Proof {
+            Proof::None
+        }
+    }
+
+    /// A doorbell counts once for all its READs, each READ for all its bytes; what a batch could not post is
+    /// not counted.
+    #[test]
+    fn what_is_read_is_counted() {
+        let geometry = list();
+        let slot = geometry.shape().bytes() as u64;
+        let mut reader = reader_of(&geometry, |_| 3, 4, |_| 1_000);
+        assert_eq!(reader.read_counts(), ReadCounts::default());
+        reader.get_into(&[7; 4], &mut Vec::new()).unwrap();
+        let one = ReadCounts { reads: 3, bytes: 3 * slot, doorbells: 3 };
+        assert_eq!(reader.read_counts(), one);
+        // Four at once in three windows each, then the fifth.
+        reader.get_many(&[[1; 4]; 5], |_, _| {}).unwrap();
+        let six = ReadCounts { reads: 18, bytes: 18 * slot, doorbells: 9 };
+        assert_eq!((reader.read_counts(), reader.fabric().reads), (six, 18));
+
+        let config = Config { size: TableSize::Slots(64), key_max: 4, value_max: 100, ..Config::default() };
+        let geometry = config.geometry().unwrap();
+        assert_eq!((geometry.window(3).slots, geometry.shape().bytes()), (8, 128));
+        let mut reader = Reader::new(NoReads, &geometry, Clock::manual(), Limits::default());
+        assert_eq!(reader.get_many(&[[1; 4]; 3], |n, _| panic!("{n} is answered")), Err(BROKEN));
+        assert_eq!((reader.read_counts(), reader.stats()), Default::default());
+        assert_eq!(reader.get_into(&[1; 4], &mut Vec::new()), Err(BROKEN));
+        let window = ReadCounts { reads: 1, bytes: 8 * 128, doorbells: 1 };
+        assert_eq!(reader.read_counts(), window);
+
+        let mut sum = ReadCounts { reads: 1, bytes: 20, doorbells: 300 };
+        sum += ReadCounts { reads: 4_000, bytes: 50_000, doorbells: 600_000 };
+        assert_eq!(sum, ReadCounts { reads: 4_001, bytes: 50_020, doorbells: 600_300 });
+    }
+
     /// As many keys as there are lanes, one less, one more, none: each is READ once and answered once.
     #[test]
     fn batches_of_every_size() {
