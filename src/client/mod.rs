@@ -444,7 +444,8 @@ pub struct ClientStats {
 /// | GETs over verbs | the NIC, some microseconds, spinning or asleep ([`Wait`](crate::Wait)). Where the connection failed, for another one | [`ClientOptions::deadline`], 5 s, and [`Limits::deadline`] |
 /// | changes, [`rpc_get`](Client::rpc_get), [`server_stats`](Client::server_stats) | the server's answer, and a connection if there is none | [`ClientOptions::deadline`] |
 /// | [`connect`](Client::connect) | the server | [`ClientOptions::deadline`] |
-/// | cloning, dropping | nothing | |
+/// | cloning | nothing | |
+/// | dropping the last handle | the end of the watching thread, some microseconds | |
 ///
 /// A batch of GETs takes as long as its READs; of the bounds above, the time counts in which it does not get on.
 ///

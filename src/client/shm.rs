@@ -15,14 +15,15 @@ use crate::mailbox::memory::{self, Mailbox};
 use crate::reader::{ReadError, Reader};
 use crate::region::Region;
 use crate::wire::{self, PROTOCOL_VERSION, Reply, Request};
-use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use std::io::{self, IoSliceMut, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// One thread's way to the server.
@@ -33,6 +34,52 @@ pub(super) struct ShmHandle {
     version: u64,
     conversation: Option<ShmConnection>,
     reattached: u64,
+    /// Ends with the last handle. (None in tests that have no server.)
+    watcher: Option<Arc<Watcher>>,
+}
+
+/// The thread that notices when the server is gone.
+#[derive(Debug)]
+struct Watcher {
+    alarm: Arc<Alarm>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// How a watcher is told that there is no handle any more.
+#[derive(Debug)]
+struct Alarm {
+    /// An eventfd.
+    raised: OwnedFd,
+    /// Is the watcher talking to a server, which may keep it waiting?
+    is_attaching: AtomicBool,
+}
+
+impl Alarm {
+    fn new() -> io::Result<Alarm> {
+        let raised = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Alarm { raised, is_attaching: AtomicBool::new(false) })
+    }
+
+    /// Is it raised, or is it within this time?
+    fn wait(&self, within: Duration) -> bool {
+        let timeout = Timespec { tv_sec: within.as_secs() as i64, tv_nsec: within.subsec_nanos().into() };
+        let mut watched = [PollFd::new(&self.raised, PollFlags::IN)];
+        matches!(rustix::event::poll(&mut watched, Some(&timeout)), Ok(n) if n > 0)
+    }
+}
+
+impl Drop for Watcher {
+    /// The thread ends before this returns, so that a program leaves nothing behind when it ends; unless a
+    /// server that does not answer keeps it: then it ends later, by itself.
+    fn drop(&mut self) {
+        let _ = rustix::io::write(&self.alarm.raised, &1u64.to_ne_bytes());
+        // SeqCst, as the watcher's: it looks at the alarm after it has said so, and this the other way round.
+        if !self.alarm.is_attaching.load(Ordering::SeqCst)
+            && let Some(thread) = self.thread.take()
+        {
+            let _ = thread.join();
+        }
+    }
 }
 
 /// What the handles of one client share.
@@ -110,16 +157,23 @@ impl ShmHandle {
             version: AtomicU64::new(0),
             gone_ns: AtomicU64::new(0),
         });
-        let mut handle = ShmHandle { shared, attached, version: 0, conversation: None, reattached: 0 };
+        let mut handle =
+            ShmHandle { shared, attached, version: 0, conversation: None, reattached: 0, watcher: None };
         if options.requests == RequestPath::Mailbox {
             // A server that has no mailboxes is found out here.
             handle.open_conversation(options.deadline)?;
         }
+        let failed = |e| ConnectError::Link { address, source: LinkError::Os(e) };
         let weak = Arc::downgrade(&handle.shared);
-        std::thread::Builder::new()
-            .name("oneread-watch".into())
-            .spawn(move || watch(&weak, link))
-            .map_err(|e| ConnectError::Link { address, source: LinkError::Os(e) })?;
+        let start = || {
+            let alarm = Arc::new(Alarm::new()?);
+            let thread = std::thread::Builder::new().name("oneread-watch".into()).spawn({
+                let alarm = alarm.clone();
+                move || watch(&weak, link, &alarm)
+            })?;
+            Ok(Arc::new(Watcher { alarm, thread: Some(thread) }))
+        };
+        handle.watcher = Some(start().map_err(failed)?);
         Ok(handle)
     }
 
@@ -290,6 +344,7 @@ impl Clone for ShmHandle {
             version: self.version,
             conversation: None,
             reattached: 0,
+            watcher: self.watcher.clone(),
         }
     }
 }
@@ -359,15 +414,9 @@ fn open_socket(
 }
 
 /// Waits for the server to hang up, then connects anew, until the last handle is dropped.
-fn watch(shared: &Weak<ShmShared>, mut link: SocketLink) {
-    /// How often it looks whether any handle is left.
-    const LOOK: Duration = Duration::from_millis(500);
+fn watch(shared: &Weak<ShmShared>, mut link: SocketLink, alarm: &Alarm) {
     loop {
-        while !link.wait_for_hang_up(LOOK) {
-            if shared.strong_count() == 0 {
-                return;
-            }
-        }
+        link.wait_for_hang_up_or(&alarm.raised);
         let Some(gone) = shared.upgrade() else { return };
         gone.gone_ns.store(gone.clock.now_ns().max(1), Ordering::Relaxed);
         tracing::warn!(address = %gone.address, "the server is gone; connecting anew in the background");
@@ -379,7 +428,13 @@ fn watch(shared: &Weak<ShmShared>, mut link: SocketLink) {
             let Some(seen) = shared.upgrade().map(|shared| shared.version.load(Ordering::Relaxed)) else {
                 return;
             };
-            match attach(&address, &socket, within) {
+            alarm.is_attaching.store(true, Ordering::SeqCst);
+            if alarm.wait(Duration::ZERO) {
+                return;
+            }
+            let attached = attach(&address, &socket, within);
+            alarm.is_attaching.store(false, Ordering::SeqCst);
+            match attached {
                 Ok((link, attachment)) => {
                     let Some(back) = shared.upgrade() else { return };
                     if back.publish(seen, attachment, Publisher::Watcher) {
@@ -388,7 +443,9 @@ fn watch(shared: &Weak<ShmShared>, mut link: SocketLink) {
                 }
                 Err(error) => tracing::debug!(%error, "not yet"),
             }
-            std::thread::sleep(pause);
+            if alarm.wait(pause) {
+                return;
+            }
             pause = (2 * pause).min(RETRY_MAX);
         };
         tracing::info!(%address, "connected anew");
@@ -587,14 +644,15 @@ impl SocketLink {
     }
 
     fn is_hung_up(&self) -> bool {
-        self.wait_for_hang_up(Duration::ZERO)
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut watched = [PollFd::new(&self.stream, PollFlags::RDHUP)];
+        matches!(rustix::event::poll(&mut watched, Some(&now)), Ok(n) if n > 0)
     }
 
-    /// Has the server hung up, or does it within this time?
-    fn wait_for_hang_up(&self, within: Duration) -> bool {
-        let timeout = Timespec { tv_sec: within.as_secs() as i64, tv_nsec: within.subsec_nanos().into() };
-        let mut watched = [PollFd::new(&self.stream, PollFlags::RDHUP)];
-        matches!(rustix::event::poll(&mut watched, Some(&timeout)), Ok(n) if n > 0)
+    /// Waits until the server has hung up, or `other` is readable.
+    fn wait_for_hang_up_or(&self, other: &OwnedFd) {
+        let mut watched = [PollFd::new(&self.stream, PollFlags::RDHUP), PollFd::new(other, PollFlags::IN)];
+        while !matches!(rustix::event::poll(&mut watched, None), Ok(n) if n > 0) {}
     }
 }
 
@@ -697,7 +755,7 @@ mod tests {
             version: AtomicU64::new(0),
             gone_ns: AtomicU64::new(0),
         });
-        ShmHandle { shared, attached, version: 0, conversation: None, reattached: 0 }
+        ShmHandle { shared, attached, version: 0, conversation: None, reattached: 0, watcher: None }
     }
 
     fn enters(attachment: &Attachment, phase: Phase) {
@@ -792,6 +850,22 @@ mod tests {
         drop(server);
         let gone = link.sleep(Instant::now() + Duration::from_secs(60));
         assert!(matches!(gone, Err(LinkError::HungUp)), "{gone:?}");
+    }
+
+    /// The watching thread has ended when the last handle has been dropped.
+    #[test]
+    fn the_watcher_goes_with_the_last_handle() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("socket");
+        let table = Config { size: TableSize::Keys(10), ..Config::default() };
+        let _server = Server::start(ServerConfig::new(Address::Shm(socket.clone()), table)).unwrap();
+        let first = ShmHandle::connect(&socket, &ClientOptions::default()).unwrap();
+        let alarm = Arc::downgrade(&first.watcher.as_ref().unwrap().alarm);
+        let second = first.clone();
+        drop(first);
+        assert_eq!(alarm.strong_count(), 2, "that of the thread, and that of who wakes it");
+        drop(second);
+        assert_eq!(alarm.strong_count(), 0);
     }
 
     /// A client that is dropped while its server is gone takes its thread and its mapping along.
