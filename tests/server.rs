@@ -549,11 +549,12 @@ fn options_of_another_fabric() {
     let place = Place::new();
     let verbs: Address = "verbs://127.0.0.1:1".parse().unwrap();
     let new = |address: &Address| ServerConfig::new(address.clone(), table(default_preset()));
-    for (config, wanted) in [
+    let elsewhere = [
         #[cfg(feature = "herd")]
         (new(&place.address).herd(true), ("herd", "verbs")),
         (new(&verbs).mailbox(true), ("mailbox", "shm")),
-    ] {
+    ];
+    for (config, wanted) in elsewhere {
         let ServeError::Elsewhere { option, fabric, address } = Server::start(config).unwrap_err() else {
             panic!("another error")
         };
@@ -562,11 +563,12 @@ fn options_of_another_fabric() {
     }
     assert!(!place.address.socket().unwrap().exists());
     let _server = place.serve(default_preset());
-    for (at, requests) in [
+    let refused = [
         #[cfg(feature = "herd")]
         (&place.address, RequestPath::Herd),
         (&verbs, RequestPath::Mailbox),
-    ] {
+    ];
+    for (at, requests) in refused {
         let options = patient().requests(requests);
         let error = Client::connect_with(at, options).unwrap_err();
         let ConnectError::RequestPath { path, address, why } = &error else { panic!("{error}") };
