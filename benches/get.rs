@@ -39,8 +39,7 @@ fn next(state: &mut u64) -> u64 {
 
 fn index(layout: &str) -> Index {
     let layout: Layout = layout.parse().expect("a preset");
-    let config =
-        Config { layout, size: TableSize::Keys(KEYS), key_max: 16, value_max: 32, ..Config::default() };
+    let config = Config::new().layout(layout).size(TableSize::Keys(KEYS)).key_max(16).value_max(32);
     let geometry = config.geometry().expect("possible");
     let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).expect("memory");
     let index = Index::create(region, geometry, Clock::System).expect("memory");

@@ -17,8 +17,7 @@ fn key(n: u64) -> [u8; 16] {
 
 fn empty(layout: &str) -> Index {
     let layout: Layout = layout.parse().expect("a preset");
-    let config =
-        Config { layout, size: TableSize::Keys(KEYS), key_max: 16, value_max: 32, ..Config::default() };
+    let config = Config::new().layout(layout).size(TableSize::Keys(KEYS)).key_max(16).value_max(32);
     let geometry = config.geometry().expect("possible");
     let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).expect("memory");
     Index::create(region, geometry, Clock::System).expect("memory")

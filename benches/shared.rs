@@ -63,9 +63,8 @@ fn round(client: &Client, threads: usize, batch: usize, length: Duration) -> Rou
                     let counts = QueueCounts {
                         doorbells: after.doorbells - before.doorbells,
                         reads: after.reads - before.reads,
-                        messages: 0,
-                        repeats: 0,
                         completions: after.completions - before.completions,
+                        ..QueueCounts::default()
                     };
                     (gets, times, counts)
                 })
@@ -105,14 +104,14 @@ fn main() {
     let length = Duration::from_millis(if is_bench { set("ONEREAD_MILLIS", 1000) } else { 20 });
 
     let place = VerbsAddress::new("127.0.0.1", 0, DeviceChoice::default());
-    let config = Config { size: TableSize::Keys(2 * KEYS), key_max: 8, value_max: 32, ..Config::default() };
+    let config = Config::new().size(TableSize::Keys(2 * KEYS)).key_max(8).value_max(32);
     let server = match Server::start(ServerConfig::new(Address::Verbs(place), config)) {
         Ok(server) => server,
         Err(error) => return println!("not measured: {error}"),
     };
     let connect = |pairs, wait| {
-        let verbs = VerbsOptions { pairs, wait, ..VerbsOptions::default() };
-        let options = ClientOptions { verbs, deadline: Duration::from_secs(30), ..ClientOptions::default() };
+        let verbs = VerbsOptions::new().pairs(pairs).wait(wait);
+        let options = ClientOptions::new().verbs(verbs).deadline(Duration::from_secs(30));
         Client::connect_with(server.address(), options).expect("the server is there")
     };
     let mut filler = connect(None, Wait::Block);

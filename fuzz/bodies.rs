@@ -26,7 +26,6 @@ use oneread::sim::{KeyNumber, PlannedGet, Scene, Violation, World};
 use oneread::wire::{self, Reply, Request};
 use oneread::{Clock, Config, Geometry, Index, Layout, PutError, PutMode, PutOutcome, TableSize};
 use std::collections::{HashMap, HashSet};
-use std::convert::Infallible;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::fd::AsRawFd;
@@ -80,14 +79,13 @@ const GRACE: Duration = Duration::from_nanos(400);
 fn config(input: &mut Input<'_>) -> Config {
     let layout = input.layout();
     let (key_max, value_max) = SHAPES[input.below(SHAPES.len())];
-    Config {
-        layout,
-        size: TableSize::Slots(1 + input.below(32) as u64),
-        key_max,
-        value_max,
-        grace: GRACE,
-        seeds: Some(Seeds::from_number(u64::from(input.byte()))),
-    }
+    Config::new()
+        .layout(layout)
+        .size(TableSize::Slots(1 + input.below(32) as u64))
+        .key_max(key_max)
+        .value_max(value_max)
+        .grace(GRACE)
+        .seeds(Seeds::from_number(u64::from(input.byte())))
 }
 
 /// Key number `n`: lengths from 1 to `key_max`, each key different.
@@ -158,18 +156,18 @@ impl Fabric for Memory<'_> {
         Self: 'l;
     const EXACT: bool = false;
     type Mark = ();
-    type Error = Infallible;
+    type Error = ReadError;
 
     fn credits(&self) -> usize {
         3
     }
 
-    fn post(&mut self, reads: &[(ReadId, Window)]) -> Result<(), Infallible> {
+    fn post(&mut self, reads: &[(ReadId, Window)]) -> Result<(), ReadError> {
         self.posted.extend_from_slice(reads);
         Ok(())
     }
 
-    fn poll(&mut self, mut sink: impl FnMut(ReadId, &mut LandedWindow<'_>)) -> Result<(), Infallible> {
+    fn poll(&mut self, mut sink: impl FnMut(ReadId, &mut LandedWindow<'_>)) -> Result<(), ReadError> {
         for (token, window) in self.posted.drain(..) {
             self.reads += 1;
             let slot = self.geometry.slot_offset(window.first) as usize / WORD;
@@ -187,10 +185,10 @@ impl Fabric for Memory<'_> {
 }
 
 /// Few retries: whatever the bytes are, a GET ends soon.
-const LIMITS: Limits = Limits { retries_max: 3, deadline: Duration::from_secs(1) };
+const LIMITS: Limits = Limits::new().retries_max(3).deadline(Duration::from_secs(1));
 
 /// Nothing but these may come of a GET in a damaged region.
-fn inconclusive<E>(error: &ReadError<E>) {
+fn inconclusive(error: &ReadError) {
     assert!(matches!(error, ReadError::Contended { .. } | ReadError::Deadline { .. }));
 }
 

@@ -7,6 +7,7 @@ use std::str::FromStr;
 
 /// A server's address. The fabric is part of it: there is no falling back from one to another.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Address {
     /// On this host: the path of the server's Unix socket.
     Shm(PathBuf),
@@ -89,11 +90,11 @@ impl fmt::Display for Address {
 impl FromStr for Address {
     type Err = AddressError;
 
-    /// `shm:PATH`, or a path that begins with `/` or `.`, or `verbs://HOST:PORT`.
+    /// `shm:PATH`, or a path that begins with `/` or `.`, or `verbs://HOST:PORT`. What is shown of an address
+    /// is parsed to the same address; only of a path that is no UTF-8 it is an approximation.
     fn from_str(given: &str) -> Result<Address, AddressError> {
-        if let Some(rest) = given.strip_prefix("verbs://") {
-            let wrong = |why| AddressError::Verbs { given: given.into(), why };
-            return rest.parse().map(Address::Verbs).map_err(wrong);
+        if given.starts_with("verbs://") {
+            return given.parse().map(Address::Verbs);
         }
         let path = match given.split_once(':') {
             Some(("shm", path)) if !path.is_empty() => path,
@@ -116,6 +117,8 @@ impl FromStr for Address {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verbs::DeviceChoice;
+    use proptest::prelude::{ProptestConfig, Strategy, any, prop_assert_eq, prop_oneof, proptest};
 
     #[test]
     fn addresses() {
@@ -135,6 +138,43 @@ mod tests {
         assert_eq!("shm:shm:a".parse(), shm("shm:a"));
         assert_eq!("verbs://h:1".parse::<Address>().unwrap().socket(), None);
         assert_eq!("shm:/a".parse::<Address>().unwrap().socket(), Some(std::path::Path::new("/a")));
+    }
+
+    /// What is shown of an address names it, whatever it was parsed from.
+    #[test]
+    fn addresses_and_their_names() {
+        let path = "[^\\x00]{1,26}".prop_map(|path| Address::Shm(path.into()));
+        let host = "[a-z0-9./\\[\\] -]{0,8}|[0-9a-f:]{0,8}|\\PC{1,8}";
+        let part = "&|dev=\\PC{0,6}|port=[0-9]{0,3}|gid=[0-9]{0,3}|mtu=(256|1024|4096)|\\PC{0,3}";
+        let parts = proptest::collection::vec(part, 0..4).prop_map(|parts| parts.join("&"));
+        let port = "|:|:[0-9]{0,5}|:7/";
+        let verbs = (host, port, parts, any::<bool>()).prop_map(|(host, port, parts, is_bracketed)| {
+            let host = if is_bracketed { format!("[{host}]") } else { host };
+            format!("verbs://{host}{port}?{parts}")
+        });
+        let text = prop_oneof!["\\PC*", "(shm:|verbs:|verbs://|/|\\.)\\PC{0,12}", verbs];
+        let parsed = std::cell::Cell::new(0);
+        proptest!(ProptestConfig::with_cases(4096), |(text in text)| {
+            if let Ok(address) = text.parse::<Address>() {
+                parsed.set(parsed.get() + 1);
+                prop_assert_eq!(address.to_string().parse(), Ok(address));
+            }
+        });
+        assert!(parsed.get() > 1000, "of 4096 only {} are addresses", parsed.get());
+        proptest!(|(path in path)| prop_assert_eq!(path.to_string().parse(), Ok(path)));
+        let device = (
+            proptest::option::of("[a-z0-9_=?:/]{1,12}"),
+            proptest::option::of(any::<std::num::NonZeroU8>()),
+            proptest::option::of(0..256u32),
+            proptest::option::of((8..13).prop_map(|bits| 1u32 << bits)),
+        );
+        let host = "[a-z0-9][a-z0-9.-]{0,20}|[0-9a-f]{0,4}::[0-9a-f:]{0,20}|\\[";
+        proptest!(|(host in host, port: u16, (device, device_port, gid, mtu) in device)| {
+            let device = DeviceChoice { device, port: device_port, gid, mtu };
+            let address = VerbsAddress::new(host, port, device);
+            prop_assert_eq!(address.to_string().parse(), Ok(address.clone()));
+            prop_assert_eq!(address.to_string().parse(), Ok(Address::Verbs(address)));
+        });
     }
 
     /// What is wrong is said with what was given.

@@ -7,6 +7,7 @@ use crate::layout::geometry::{Family, GRACE_MAX, Geometry, HOMES_MAX, Layout, OV
 use crate::layout::hash::{Seeds, mix};
 use crate::layout::slot::{KEY_MAX, SLOT_BYTES_MAX, SlotShape};
 use crate::placement::Preset;
+use crate::setters::setters;
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -22,14 +23,11 @@ impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.preset() {
             Some(preset) => write!(f, "{}:{}", self.family.name(), preset.name),
-            None => write!(
-                f,
-                "{}:d={},b={},w={}",
-                self.family.name(),
-                self.choices,
-                self.bucket_slots,
-                self.window_buckets
-            ),
+            None => {
+                let Layout { family, choices, bucket_slots, window_buckets, block_slots } = self;
+                write!(f, "{}:d={choices},b={bucket_slots},w={window_buckets}", family.name())?;
+                if *block_slots > 0 { write!(f, ",o={block_slots}") } else { Ok(()) }
+            }
         }
     }
 }
@@ -38,7 +36,9 @@ impl FromStr for Layout {
     type Err = ConfigError;
 
     /// Takes `preset`, `preset:n`, `family:preset` and `family:preset:n`; a family alone means its first
-    /// preset, a preset without its number the first of that name.
+    /// preset, a preset without its number the first of that name. `family:d=2,b=3,w=4,o=5` gives the
+    /// numbers themselves: choices, slots per bucket, buckets per window, slots per overflow block (left
+    /// out where there are none). [`Config::geometry`] refuses what cannot be.
     fn from_str(text: &str) -> Result<Layout, ConfigError> {
         let (family, rest) = match text.split_once(':') {
             Some((f, rest)) if Family::ALL.iter().any(|x| x.1 == f) => (Some(f), rest),
@@ -50,8 +50,20 @@ impl FromStr for Layout {
             .find(|p| rest.is_empty() || p.name == rest || p.name.split(':').next() == Some(rest))
             .filter(|_| !text.is_empty())
             .map(|p| p.layout)
+            .or_else(|| by_numbers(family?, rest))
             .ok_or_else(|| ConfigError::UnknownLayout { given: text.into() })
     }
+}
+
+/// The layout of a family with the numbers in `text`.
+fn by_numbers(family: &str, text: &str) -> Option<Layout> {
+    let family = Family::ALL.iter().find(|x| x.1 == family)?.0;
+    let mut parts = text.split(',');
+    let mut number = |name: &str| parts.next()?.strip_prefix(name)?.strip_prefix('=')?.parse().ok();
+    let (choices, bucket_slots, window_buckets) = (number("d")?, number("b")?, number("w")?);
+    let block_slots = if text.contains(",o=") { number("o")? } else { 0 };
+    let layout = Layout { family, choices, bucket_slots, window_buckets, block_slots };
+    parts.next().is_none().then_some(layout)
 }
 
 /// How large a table shall be.
@@ -68,11 +80,12 @@ pub enum TableSize {
 ///
 /// ```
 /// use oneread::{Config, TableSize};
-/// let config = Config { size: TableSize::Keys(10_000), value_max: 100, ..Config::default() };
+/// let config = Config::new().size(TableSize::Keys(10_000)).value_max(100);
 /// let geometry = config.geometry().unwrap();
 /// assert_eq!(geometry.shape().bytes(), 192); // 16 header + 32 key + 100 value + stamps, in whole lines
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Config {
     /// How keys are placed.
     pub layout: Layout,
@@ -88,6 +101,15 @@ pub struct Config {
     /// Seeds of the hashes; random when `None`.
     pub seeds: Option<Seeds>,
 }
+
+setters!(Config {
+    layout: Layout,
+    size: TableSize,
+    key_max: usize,
+    value_max: usize,
+    grace: Duration,
+    seeds: impl Into<Option<Seeds>>,
+});
 
 impl Default for Config {
     /// `windowed:8`, one million keys of at most 32 bytes with values of at most 78 bytes (two lines a
@@ -182,6 +204,11 @@ fn preset_names() -> String {
 }
 
 impl Config {
+    /// [`Config::default`].
+    pub fn new() -> Config {
+        Config::default()
+    }
+
     /// The geometry that follows.
     ///
     /// # Errors
@@ -267,6 +294,7 @@ impl Layout {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::{Just, any, prop_assert_eq, prop_oneof, proptest};
 
     fn parsed(text: &str) -> Layout {
         text.parse().unwrap_or_else(|e| panic!("{e}"))
@@ -304,6 +332,29 @@ mod tests {
         }
         let own = Layout { bucket_slots: 3, ..parsed("bucketized:4") };
         assert_eq!((own.preset().map(|p| p.name), own.to_string()), (None, "cuckoo:d=2,b=3,w=1".into()));
+    }
+
+    /// What is shown of a layout names it.
+    #[test]
+    fn layouts_and_their_names() {
+        let family = prop_oneof![Just(Family::Cuckoo), Just(Family::Hopscotch), Just(Family::Chained)];
+        let numbers = (0..4u32, any::<u32>(), 0..70u32, prop_oneof![Just(0), Just(4), any::<u32>()]);
+        proptest!(|((choices, bucket_slots, window_buckets, block_slots) in numbers, family in family)| {
+            let layout = Layout { family, choices, bucket_slots, window_buckets, block_slots };
+            prop_assert_eq!(layout.to_string().parse(), Ok(layout));
+        });
+        for given in [
+            "cuckoo:d=2,b=3",
+            "cuckoo:d=2,b=3,w=4,o=",
+            "cuckoo:d=2,b=3,w=4,",
+            "d=2,b=3,w=4",
+            "cuckoo:b=3,d=2,w=4",
+            "cuckoo:d=2,b=3,w=4,o=1,x=1",
+            "cuckoo:d=-2,b=3,w=4",
+            "cuckoo:d=2,b=99999999999,w=4",
+        ] {
+            assert!(given.parse::<Layout>().is_err(), "{given}");
+        }
     }
 
     /// Homes, main slots, overflow blocks, slots.

@@ -11,7 +11,7 @@ pub mod fabric;
 pub mod families;
 pub mod faults;
 pub mod get;
-#[cfg(feature = "verbs")]
+#[cfg(feature = "herd")]
 mod herd;
 pub mod hopscotch;
 pub mod index;
@@ -26,6 +26,7 @@ pub mod placement;
 pub mod reader;
 pub mod region;
 pub mod server;
+mod setters;
 #[cfg(feature = "sim")]
 pub mod sim;
 mod sync;
@@ -39,7 +40,6 @@ pub use client::{
 };
 pub use clock::Clock;
 pub use config::{Config, ConfigError, TableSize};
-pub use fabric::counting::ReadCounts;
 pub use families::presets;
 pub use get::Retry;
 pub use index::{Index, RecoverError, Recovered};
@@ -48,8 +48,10 @@ pub use layout::hash::Seeds;
 pub use layout::superblock::SuperblockError;
 pub use outcome::{IndexCounts, PutError, PutMode, PutOutcome};
 pub use placement::Preset;
-pub use reader::{GetStats, Limits, ReadError, Reader};
+pub use reader::{GetStats, Limits, ReadCounts, ReadError, Reader};
 pub use region::{Backing, Region, RegionError};
 pub use server::{MailboxCounts, RegisterProgress, ServeError, Server, ServerConfig, StartMode};
-pub use verbs::{DeviceChoice, SetupError, Token, VerbsAddress, VerbsError, VerbsOptions, Wait};
+pub use verbs::{DeviceChoice, Token, VerbsAddress, VerbsOptions, Wait};
+#[cfg(feature = "verbs")]
+pub use verbs::{SetupError, VerbsError};
 pub use wire::{ServerStats, WireError};

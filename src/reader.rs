@@ -9,6 +9,7 @@ use std::time::Duration;
 
 /// Bounds of one GET. The first one reached ends it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Limits {
     /// Passes that may be inconclusive before the GET ends in [`ReadError::Contended`].
     pub retries_max: u32,
@@ -21,16 +22,35 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// 100,000 retries, one second.
     fn default() -> Limits {
-        Limits { retries_max: 100_000, deadline: Duration::from_secs(1) }
+        Limits::new()
     }
 }
 
-/// Why a GET gave no answer.
+impl Limits {
+    /// 100,000 retries, one second.
+    pub const fn new() -> Limits {
+        Limits { retries_max: 100_000, deadline: Duration::from_secs(1) }
+    }
+
+    /// The same with another `retries_max`.
+    #[must_use]
+    pub const fn retries_max(self, retries_max: u32) -> Limits {
+        Limits { retries_max, ..self }
+    }
+
+    /// The same with another `deadline`.
+    #[must_use]
+    pub const fn deadline(self, deadline: Duration) -> Limits {
+        Limits { deadline, ..self }
+    }
+}
+
+/// Why a GET gave no answer, whatever the fabric. What a fabric can fail with besides is its own
+/// ([`Fabric::Error`]).
 #[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum ReadError<E> {
+pub enum ReadError {
     /// The key's length is out of range.
     #[error("the key is {given} bytes long, this table takes 1 to {max}")]
     KeyLength {
@@ -61,22 +81,24 @@ pub enum ReadError<E> {
         /// Why the last one was inconclusive.
         last: Retry,
     },
-    /// The fabric failed.
-    #[error(transparent)]
-    Fabric(E),
 }
 
-impl ReadError<std::convert::Infallible> {
-    /// The same error where fabrics can fail.
-    pub fn widen<E>(self) -> ReadError<E> {
-        match self {
-            ReadError::KeyLength { given, max } => ReadError::KeyLength { given, max },
-            ReadError::Contended { retries, last } => ReadError::Contended { retries, last },
-            ReadError::Deadline { deadline, retries, last } => {
-                ReadError::Deadline { deadline, retries, last }
-            }
-            ReadError::Fabric(never) => match never {},
-        }
+/// What was asked of the fabric. Add them up with `+=`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReadCounts {
+    /// READs posted.
+    pub reads: u64,
+    /// Bytes those READs asked for.
+    pub bytes: u64,
+    /// Doorbells rung.
+    pub doorbells: u64,
+}
+
+impl std::ops::AddAssign for ReadCounts {
+    fn add_assign(&mut self, other: ReadCounts) {
+        self.reads += other.reads;
+        self.bytes += other.bytes;
+        self.doorbells += other.doorbells;
     }
 }
 
@@ -127,12 +149,13 @@ pub struct Reader<'g, F> {
     clock: Clock,
     limits: Limits,
     stats: GetStats,
+    reads: ReadCounts,
 }
 
 impl<'g, F: Fabric> Reader<'g, F> {
     /// A reader of the table with this geometry.
     pub fn new(fabric: F, geometry: &'g Geometry, clock: Clock, limits: Limits) -> Reader<'g, F> {
-        Reader { fabric, geometry, clock, limits, stats: GetStats::default() }
+        Reader { fabric, geometry, clock, limits, stats: GetStats::default(), reads: ReadCounts::default() }
     }
 
     /// The fabric.
@@ -150,13 +173,18 @@ impl<'g, F: Fabric> Reader<'g, F> {
         self.stats
     }
 
+    /// What was asked of the fabric so far.
+    pub fn read_counts(&self) -> ReadCounts {
+        self.reads
+    }
+
     /// Looks `key` up; its value replaces what was in `value`. Returns whether it was found. Usually 1
     /// READ and 1 round trip; allocates only if `value` is too small.
     ///
     /// # Errors
-    /// [`ReadError`]; absence is not one.
+    /// [`ReadError`], or the fabric's own; absence is not one.
     #[inline]
-    pub fn get_into(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, ReadError<F::Error>> {
+    pub fn get_into(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, F::Error> {
         self.check_key(key)?;
         let mut get = Get::new(self.geometry, key);
         let home = get.home();
@@ -165,10 +193,11 @@ impl<'g, F: Fabric> Reader<'g, F> {
         let mut step = Step::Read(get.start());
         loop {
             step = match step {
-                Step::Read(window) => self
-                    .fabric
-                    .read(window, |landed| get.feed(landed, F::EXACT, value))
-                    .map_err(ReadError::Fabric)?,
+                Step::Read(window) => {
+                    self.reads.doorbells += 1;
+                    self.count_read(window);
+                    self.fabric.read(window, |landed| get.feed(landed, F::EXACT, value))?
+                }
                 Step::Judge => get.judge(self.fabric.proof(home, mark)),
                 Step::Again(window, why) => {
                     self.stats.count(why);
@@ -198,13 +227,13 @@ impl<'g, F: Fabric> Reader<'g, F> {
     /// was late, answers are handed over only when no pass is under way: so a slow `each` makes no GET late twice.
     ///
     /// # Errors
-    /// [`ReadError`] as soon as one GET ends in one, or the batch reaches its deadline; `each` has then not
+    /// [`ReadError`], or the fabric's own, as soon as one GET ends in one, or the batch reaches its deadline; `each` has then not
     /// been called for every key.
     pub fn get_many<K: AsRef<[u8]>>(
         &mut self,
         keys: &[K],
         mut each: impl FnMut(usize, Option<&[u8]>),
-    ) -> Result<(), ReadError<F::Error>> {
+    ) -> Result<(), F::Error> {
         keys.iter().try_for_each(|key| self.check_key(key.as_ref()))?;
         let lanes_max = self.fabric.credits().min(keys.len());
         let mut todo = keys.iter().enumerate();
@@ -241,17 +270,17 @@ impl<'g, F: Fabric> Reader<'g, F> {
                         lane.mark = Some(self.fabric.mark(lane.get.home()));
                     }
                 }
-                self.fabric.post(&ready).map_err(ReadError::Fabric)?;
+                self.fabric.post(&ready)?;
+                self.reads.doorbells += 1;
+                ready.iter().for_each(|&(_, window)| self.count_read(window));
                 in_flight += ready.len();
                 ready.clear();
             }
             // What has completed makes room for what comes next, while the rest is still under way.
-            self.fabric
-                .poll(|token, window| {
-                    let lane = &mut lanes[token as usize];
-                    landed.push((token, lane.get.feed(window, F::EXACT, &mut lane.value)));
-                })
-                .map_err(ReadError::Fabric)?;
+            self.fabric.poll(|token, window| {
+                let lane = &mut lanes[token as usize];
+                landed.push((token, lane.get.feed(window, F::EXACT, &mut lane.value)));
+            })?;
             in_flight -= landed.len();
             // All that landed is judged before anything else takes time.
             for (token, step) in &mut landed {
@@ -320,7 +349,13 @@ impl<'g, F: Fabric> Reader<'g, F> {
     }
 
     #[inline]
-    fn check_key(&self, key: &[u8]) -> Result<(), ReadError<F::Error>> {
+    fn count_read(&mut self, window: Window) {
+        self.reads.reads += 1;
+        self.reads.bytes += self.geometry.window_bytes(window);
+    }
+
+    #[inline]
+    fn check_key(&self, key: &[u8]) -> Result<(), ReadError> {
         let max = self.geometry.key_max();
         if key.is_empty() || key.len() > max {
             return Err(ReadError::KeyLength { given: key.len(), max });
@@ -378,7 +413,7 @@ const SLEEP_NS: u64 = 50_000;
 impl RetryBudget {
     /// A look was inconclusive; what to do before the next one.
     #[cold]
-    fn again<E>(&mut self, last: Retry, now_ns: u64, limits: &Limits) -> Result<Rest, ReadError<E>> {
+    fn again(&mut self, last: Retry, now_ns: u64, limits: &Limits) -> Result<Rest, ReadError> {
         self.retries += 1;
         if self.retries >= limits.retries_max {
             return Err(ReadError::Contended { retries: self.retries, last });
@@ -443,13 +478,13 @@ impl Lag {
     }
 
     /// A round has ended. Does any GET look again?
-    fn add<E>(
+    fn add(
         &mut self,
         round: &Round,
         looks_again: bool,
         clock: &Clock,
         limits: &Limits,
-    ) -> Result<(), ReadError<E>> {
+    ) -> Result<(), ReadError> {
         if self.since_ns.is_none() && !looks_again {
             return Ok(());
         }
@@ -486,14 +521,9 @@ mod tests {
     use crate::layout::chain::{Block, with_link};
     use crate::layout::geometry::SlotIx;
     use crate::layout::slot::Header;
-    use std::convert::Infallible;
     use std::time::Instant;
 
-    fn pause(
-        patience: &mut RetryBudget,
-        clock: &Clock,
-        limits: &Limits,
-    ) -> Result<(), ReadError<Infallible>> {
+    fn pause(patience: &mut RetryBudget, clock: &Clock, limits: &Limits) -> Result<(), ReadError> {
         patience.again(Retry::Torn, clock.now_ns(), limits).map(|rest| rest.take(clock))
     }
 
@@ -538,7 +568,7 @@ mod tests {
     fn patience_rests_longer_and_longer() {
         let limits = Limits { retries_max: 1000, deadline: Duration::from_secs(1) };
         let mut patience = RetryBudget::default();
-        let mut rest = || patience.again::<Infallible>(Retry::Torn, 7, &limits).unwrap();
+        let mut rest = || patience.again(Retry::Torn, 7, &limits).unwrap();
         let (spins, yields, sleeps) = (Rest::Spin, Rest::Yield, Rest::Sleep);
         assert!((0..8).all(|_| rest() == spins));
         assert!((0..56).all(|_| rest() == yields));
@@ -598,13 +628,13 @@ mod tests {
             Self: 'a;
         const EXACT: bool = false;
         type Mark = u64;
-        type Error = Infallible;
+        type Error = ReadError;
 
         fn credits(&self) -> usize {
             self.credits
         }
 
-        fn post(&mut self, reads: &[(ReadId, Window)]) -> Result<(), Infallible> {
+        fn post(&mut self, reads: &[(ReadId, Window)]) -> Result<(), ReadError> {
             let now = self.clock.now_ns();
             let done = (now + (self.takes_ns)(now)).max(self.posted.back().map_or(0, |(_, done)| *done));
             self.posted.extend(reads.iter().map(|(token, _)| (*token, done)));
@@ -613,7 +643,7 @@ mod tests {
             Ok(())
         }
 
-        fn poll(&mut self, mut sink: impl FnMut(ReadId, &mut Shown<'_>)) -> Result<(), Infallible> {
+        fn poll(&mut self, mut sink: impl FnMut(ReadId, &mut Shown<'_>)) -> Result<(), ReadError> {
             self.clock.sleep_until(self.posted.front().expect("something is in flight").1);
             let now = self.clock.now_ns();
             for _ in 0..COMPLETIONS {
@@ -635,7 +665,7 @@ mod tests {
 
     /// What a batch came to.
     struct Came {
-        result: Result<(), ReadError<Infallible>>,
+        result: Result<(), ReadError>,
         stats: GetStats,
         reads: u64,
         /// When each key was answered, in nanoseconds.
@@ -899,6 +929,70 @@ mod tests {
             let torn = u64::from(YIELDS) + 5;
             assert_eq!(reader.stats(), GetStats { gets: 1, retries_torn: torn, ..GetStats::default() });
         }
+    }
+
+    /// A fabric over which nothing can be READ.
+    struct NoReads;
+
+    const BROKEN: ReadError = ReadError::Contended { retries: 77, last: Retry::Torn };
+
+    impl Fabric for NoReads {
+        type Landed<'a>
+            = Shown<'a>
+        where
+            Self: 'a;
+        const EXACT: bool = false;
+        type Mark = ();
+        type Error = ReadError;
+
+        fn credits(&self) -> usize {
+            5
+        }
+
+        fn post(&mut self, _: &[(ReadId, Window)]) -> Result<(), ReadError> {
+            Err(BROKEN)
+        }
+
+        fn poll(&mut self, _: impl FnMut(ReadId, &mut Shown<'_>)) -> Result<(), ReadError> {
+            Err(BROKEN)
+        }
+
+        fn mark(&mut self, _home: u64) {}
+
+        fn proof(&mut self, _home: u64, (): ()) -> Proof {
+            Proof::None
+        }
+    }
+
+    /// A doorbell counts once for all its READs, each READ for all its bytes; what a batch could not post is
+    /// not counted.
+    #[test]
+    fn what_is_read_is_counted() {
+        let geometry = list();
+        let slot = geometry.shape().bytes() as u64;
+        let mut reader = reader_of(&geometry, |_| 3, 4, |_| 1_000);
+        assert_eq!(reader.read_counts(), ReadCounts::default());
+        reader.get_into(&[7; 4], &mut Vec::new()).unwrap();
+        let one = ReadCounts { reads: 3, bytes: 3 * slot, doorbells: 3 };
+        assert_eq!(reader.read_counts(), one);
+        // Four at once in three windows each, then the fifth.
+        reader.get_many(&[[1; 4]; 5], |_, _| {}).unwrap();
+        let six = ReadCounts { reads: 18, bytes: 18 * slot, doorbells: 9 };
+        assert_eq!((reader.read_counts(), reader.fabric().reads), (six, 18));
+
+        let config = Config { size: TableSize::Slots(64), key_max: 4, value_max: 100, ..Config::default() };
+        let geometry = config.geometry().unwrap();
+        assert_eq!((geometry.window(3).slots, geometry.shape().bytes()), (8, 128));
+        let mut reader = Reader::new(NoReads, &geometry, Clock::manual(), Limits::default());
+        assert_eq!(reader.get_many(&[[1; 4]; 3], |n, _| panic!("{n} is answered")), Err(BROKEN));
+        assert_eq!((reader.read_counts(), reader.stats()), Default::default());
+        assert_eq!(reader.get_into(&[1; 4], &mut Vec::new()), Err(BROKEN));
+        let window = ReadCounts { reads: 1, bytes: 8 * 128, doorbells: 1 };
+        assert_eq!(reader.read_counts(), window);
+
+        let mut sum = ReadCounts { reads: 1, bytes: 20, doorbells: 300 };
+        sum += ReadCounts { reads: 4_000, bytes: 50_000, doorbells: 600_000 };
+        assert_eq!(sum, ReadCounts { reads: 4_001, bytes: 50_020, doorbells: 600_300 });
     }
 
     /// As many keys as there are lanes, one less, one more, none: each is READ once and answered once.

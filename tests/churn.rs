@@ -85,8 +85,8 @@ fn reader_child() {
     let cast = Cast::of(number("ONEREAD_TEST_LIVE"));
     let mut numbers = Numbers(number("ONEREAD_TEST_SEED"));
     // On a busy machine a writer may lose the CPU for long in the middle of a slot.
-    let limits = Limits { retries_max: u32::MAX, deadline: Duration::from_secs(120) };
-    let options = ClientOptions { limits, ..ClientOptions::default() };
+    let limits = Limits::new().retries_max(u32::MAX).deadline(Duration::from_secs(120));
+    let options = ClientOptions::new().limits(limits);
     let address = address.parse().expect("an address");
     let mut client = Client::connect_with(&address, options).expect("the parent serves");
     // A reader that has seen a write never sees an earlier one of that key.
@@ -196,10 +196,8 @@ fn keys_that_stay_are_never_missed() {
     let dir = tempfile::tempdir().unwrap();
     on_every_preset(|preset| {
         let began = Instant::now();
-        let config = Config {
-            grace: GRACE_TIME[usize::from(over_verbs())],
-            ..config(preset, SLOTS, KEY_MAX, VALUE_MAX, 42)
-        };
+        let config =
+            config(preset, SLOTS, KEY_MAX, VALUE_MAX, 42).grace(GRACE_TIME[usize::from(over_verbs())]);
         let live = live_keys(&config);
         let cast = Cast::of(live);
         let address = match over_verbs() {

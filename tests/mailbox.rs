@@ -24,7 +24,7 @@ const WINDOW: u32 = 64;
 impl Place {
     fn config(&self, preset: &Preset) -> ServerConfig {
         let table = config(preset, 2048, 16, 32, 11);
-        ServerConfig { mailbox: true, ..ServerConfig::new(self.address.clone(), table) }
+        ServerConfig::new(self.address.clone(), table).mailbox(true)
     }
 
     fn serve(&self) -> Server {
@@ -47,7 +47,7 @@ impl Place {
     }
 
     fn client_within(&self, deadline: Duration) -> Client {
-        let options = ClientOptions { requests: RequestPath::Mailbox, deadline, ..patient() };
+        let options = patient().requests(RequestPath::Mailbox).deadline(deadline);
         Client::connect_with(&self.address, options).unwrap()
     }
 }
@@ -57,12 +57,10 @@ impl Place {
 fn serving_child() {
     let Some(address) = told("ONEREAD_TEST_ADDRESS") else { return };
     let table = config(default_preset(), 2048, 16, 32, 11);
-    let config = ServerConfig {
-        mailbox: true,
-        backing: Backing::File(told("ONEREAD_TEST_FILE").unwrap().into()),
-        start: StartMode::OpenOrCreate(table),
-        ..ServerConfig::new(address.parse().unwrap(), table)
-    };
+    let config = ServerConfig::new(address.parse().unwrap(), table)
+        .mailbox(true)
+        .backing(Backing::File(told("ONEREAD_TEST_FILE").unwrap().into()))
+        .start(StartMode::OpenOrCreate(table));
     serve_until_told(&config);
 }
 
@@ -70,7 +68,7 @@ fn serving_child() {
 #[ignore = "started by the other tests, in a process of its own"]
 fn putting_child() {
     let Some(address) = told("ONEREAD_TEST_ADDRESS") else { return };
-    let options = ClientOptions { requests: RequestPath::Mailbox, ..patient() };
+    let options = patient().requests(RequestPath::Mailbox);
     let mut client = Client::connect_with(&address.parse().unwrap(), options).unwrap();
     put_for_ever(&mut client, |_, _| {});
 }
@@ -124,7 +122,7 @@ fn batches() {
     for given in [0, 17, 255, 100_000] {
         let wrong = PutError::KeyLength { given, max: 16 };
         let error = client.put(&vec![1; given], b"").unwrap_err();
-        assert!(matches!(error, MutateError::Rejected(ref error) if *error == wrong), "{error}");
+        assert_eq!(error.rejection().as_ref(), Some(&wrong), "{error}");
         let pairs = [(b"good".to_vec(), vec![1]), (vec![1; given], vec![]), (b"fine".to_vec(), vec![0; 33])];
         let answers = client.put_many(&pairs).unwrap();
         assert!(answers[0].is_ok());
@@ -144,9 +142,9 @@ fn bad_pairs_in_a_batch() {
 #[test]
 fn lengths_are_those_of_the_server_that_is_there() {
     let place = Place::new();
-    let options = ClientOptions { requests: RequestPath::Mailbox, ..patient() };
+    let options = patient().requests(RequestPath::Mailbox);
     lengths_of_the_next_server(&options, |_, table| {
-        let config = ServerConfig { mailbox: true, ..ServerConfig::new(place.address.clone(), *table) };
+        let config = ServerConfig::new(place.address.clone(), *table).mailbox(true);
         Server::start(config).unwrap()
     });
 }
@@ -155,8 +153,8 @@ fn lengths_are_those_of_the_server_that_is_there() {
 #[test]
 fn long_slots() {
     let place = Place::new();
-    let table = Config { size: TableSize::Keys(200), key_max: 255, value_max: 3699, ..Config::default() };
-    let config = ServerConfig { mailbox: true, ..ServerConfig::new(place.address.clone(), table) };
+    let table = Config::new().size(TableSize::Keys(200)).key_max(255).value_max(3699);
+    let config = ServerConfig::new(place.address.clone(), table).mailbox(true);
     let _server = Server::start(config).unwrap();
     let mut client = place.client();
     let pairs: Vec<_> =
@@ -204,8 +202,8 @@ fn many_clients() {
 #[test]
 fn refused() {
     let place = Place::new();
-    let server = Server::start(ServerConfig { mailbox: false, ..place.config(default_preset()) }).unwrap();
-    let options = ClientOptions { requests: RequestPath::Mailbox, ..patient() };
+    let server = Server::start(place.config(default_preset()).mailbox(false)).unwrap();
+    let options = patient().requests(RequestPath::Mailbox);
     let error = Client::connect_with(&place.address, options.clone()).unwrap_err();
     assert!(
         matches!(error, ConnectError::RequestPath { .. }) && error.to_string().contains("--mailbox"),
@@ -213,7 +211,7 @@ fn refused() {
     );
     wait_for("the client to be gone", || (server.stats().clients == 0).then_some(()));
     drop(server);
-    let server = Server::start(ServerConfig { clients_max: 3, ..place.config(default_preset()) }).unwrap();
+    let server = Server::start(place.config(default_preset()).clients_max(3)).unwrap();
     let mut client = Client::connect_with(&place.address, options).unwrap();
     client.put(b"key", b"value").unwrap();
     let mut second = client.clone();
@@ -468,7 +466,7 @@ fn a_mapping_that_is_kept() {
 fn mailboxes_of_another_version() {
     let place = Place::new();
     for mailbox in [true, false] {
-        let _server = Server::start(ServerConfig { mailbox, ..place.config(default_preset()) }).unwrap();
+        let _server = Server::start(place.config(default_preset()).mailbox(mailbox)).unwrap();
         let mut stream = UnixStream::connect(place.address.socket().unwrap()).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         let mut ask = |request: &Request<'_>| {
@@ -646,7 +644,7 @@ fn a_server_that_scribbles() {
         });
         let address = Address::Shm(path.clone());
         let deadline = Duration::from_millis(200);
-        let options = ClientOptions { requests: RequestPath::Mailbox, deadline, ..ClientOptions::default() };
+        let options = ClientOptions::new().requests(RequestPath::Mailbox).deadline(deadline);
         let mut client = Client::connect_with(&address, options).unwrap();
         let begun = Instant::now();
         for n in 0..10u32 {

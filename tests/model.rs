@@ -119,13 +119,13 @@ fn is_insert(op: &Op, model: &Model) -> bool {
 fn check_gets(table: &Table, model: &Model, story: &Story) {
     let geometry = table.geometry();
     let most = table.geometry().layout().choices as u64 + geometry.overflow_blocks();
-    let mut reader = table.counting_reader();
+    let mut reader = table.reader();
     let mut value = Vec::new();
     for n in 0..2 * story.slots as u32 + 4 {
         let key = key(n, story.shape.0);
-        let before = reader.fabric().counts().reads;
+        let before = reader.read_counts().reads;
         let found = reader.get_into(&key, &mut value).expect("a conclusive look");
-        let reads = reader.fabric().counts().reads - before;
+        let reads = reader.read_counts().reads - before;
         assert_eq!(found.then_some(&value), model.keys.get(&key), "{key:02x?}");
         assert!((1..=most).contains(&reads), "{reads} READs for {key:02x?}");
         assert_eq!(reads, reads_expected(table, &key), "READs for {key:02x?}");
@@ -300,10 +300,10 @@ fn a_batch_answers_every_key() {
         let keys: Vec<_> = (0..300).chain(0..20).map(|n| key(n, 16)).collect();
         for length in [0, 1, 2, 15, 16, 17, 33, keys.len()] {
             model.apply(&mut table, &Op::GetMany(keys[..length].to_vec()));
-            let mut reader = table.counting_reader();
+            let mut reader = table.reader();
             reader.get_many(&keys[..length], |_, _| {}).unwrap();
             let reads: u64 = keys[..length].iter().map(|k| reads_expected(&table, k)).sum();
-            let counts = reader.fabric().counts();
+            let counts = reader.read_counts();
             assert_eq!(counts.reads, reads, "a batch of {length} READs as much as {length} GETs");
             assert!(counts.doorbells <= counts.reads, "{counts:?}");
             let hits = keys[..length].iter().filter(|key| model.keys.contains_key(*key)).count() as u64;
@@ -414,7 +414,7 @@ fn two_threads_change_the_same_keys() {
         };
         let read = || {
             let (mut newest, mut value) = ([[0; 2]; KEYS as usize], Vec::new());
-            let limits = Limits { retries_max: u32::MAX, deadline: SOON };
+            let limits = Limits::new().retries_max(u32::MAX).deadline(SOON);
             let fabric = Shm::new(index.region(), index.geometry());
             let mut reader = Reader::new(fabric, index.geometry(), Clock::System, limits);
             let mut hits = 0;

@@ -38,14 +38,13 @@ fn bytes_of(words: &[u64]) -> Vec<u8> {
 
 /// The table that the golden bytes are of: everything in it is fixed.
 fn golden_config() -> Config {
-    Config {
-        layout: "windowed:8".parse().unwrap(),
-        size: TableSize::Slots(100),
-        key_max: 16,
-        value_max: 32,
-        grace: Duration::from_millis(2),
-        seeds: Some(Seeds::from_number(1)),
-    }
+    Config::new()
+        .layout("windowed:8".parse().unwrap())
+        .size(TableSize::Slots(100))
+        .key_max(16)
+        .value_max(32)
+        .grace(Duration::from_millis(2))
+        .seeds(Seeds::from_number(1))
 }
 
 /// A region written by one build is read by every later one of this format version. Whoever changes a byte
@@ -147,7 +146,7 @@ fn hashes_are_pinned() {
     assert_eq!((first.ghost(), first.filter_bit(32), first.filter_bit(8)), GOLDEN_TAGS);
     // Two choices, and three.
     for (layout, golden) in [("windowed:8", &GOLDEN_WINDOWS[..]), ("pilaf", &GOLDEN_WINDOWS_PILAF)] {
-        let table = Table::new(&Config { layout: layout.parse().unwrap(), ..golden_config() });
+        let table = Table::new(&golden_config().layout(layout.parse().unwrap()));
         let (windows, _) = table.inspector().windows(b"key");
         assert_eq!(windows.iter().map(|window| window.first.0).collect::<Vec<_>>(), golden);
     }
@@ -511,10 +510,8 @@ fn a_server_refuses_what_is_no_region() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("region");
     let address = Address::Shm(dir.path().join("socket"));
-    let config = |start| ServerConfig {
-        backing: Backing::File(path.clone()),
-        start,
-        ..ServerConfig::new(address.clone(), golden_config())
+    let config = |start| {
+        ServerConfig::new(address.clone(), golden_config()).backing(Backing::File(path.clone())).start(start)
     };
     std::fs::write(&path, "no region").unwrap();
     for start in [StartMode::Open, StartMode::OpenOrCreate(golden_config())] {
@@ -533,7 +530,7 @@ fn a_server_refuses_what_is_no_region() {
     assert!(matches!(Server::start(config(StartMode::Create(golden_config()))), Err(ServeError::Region(_))));
     assert_eq!(std::fs::read(&path).unwrap(), b"no region");
     assert!(!address.socket().unwrap().exists());
-    let anonymous = ServerConfig { start: StartMode::Open, ..ServerConfig::new(address, golden_config()) };
+    let anonymous = ServerConfig::new(address, golden_config()).start(StartMode::Open);
     assert!(matches!(Server::start(anonymous), Err(ServeError::NothingToOpen)));
 }
 
@@ -545,7 +542,7 @@ fn a_server_refuses_what_is_no_region() {
 /// that lead back to themselves).
 #[test]
 fn a_reader_of_garbage_comes_to_an_end() {
-    let limits = Limits { retries_max: 20, deadline: Duration::from_millis(50) };
+    let limits = Limits::new().retries_max(20).deadline(Duration::from_millis(50));
     on_every_preset(|preset| {
         for (seed, (key_max, value_max)) in [(8, 8), (16, 32), (32, 78), (255, 300)].into_iter().enumerate() {
             let dir = tempfile::tempdir().unwrap();
@@ -641,7 +638,7 @@ fn a_chain_that_bites_its_tail() {
             );
         }
         let region = Region::open(&left.path).unwrap();
-        let limits = Limits { retries_max: 5, deadline: Duration::from_millis(500) };
+        let limits = Limits::new().retries_max(5).deadline(Duration::from_millis(500));
         let mut reader = Reader::new(Shm::new(&region, &geometry), &geometry, Clock::System, limits);
         let looked = reader.get_into(b"key", &mut Vec::new());
         assert!(matches!(looked, Err(ReadError::Contended { .. })), "{looked:?}");
@@ -704,7 +701,7 @@ fn a_torn_slot_is_reported_and_freed() {
         let inspector = Inspector::new(&region, &geometry);
         assert_eq!(inspector.slot(slot).verdict, Err(Torn::Writing));
         assert_eq!(inspector.occupancy(|_| {}).torn, 1);
-        let limits = Limits { retries_max: 50, deadline: Duration::from_millis(500) };
+        let limits = Limits::new().retries_max(50).deadline(Duration::from_millis(500));
         let mut reader = Reader::new(Shm::new(&region, &geometry), &geometry, Clock::System, limits);
         let mut got = Vec::new();
         for (key, value) in &model.keys {
@@ -892,10 +889,10 @@ fn a_key_doubled_across_windows_is_kept_once() {
 fn one_server_for_each_file() {
     let left = Left::with_keys(oneread::families::presets().next().unwrap(), 40, 20);
     let dir = tempfile::tempdir().unwrap();
-    let config = |name: &str| ServerConfig {
-        backing: Backing::File(left.path.clone()),
-        start: StartMode::Open,
-        ..ServerConfig::new(Address::Shm(dir.path().join(name)), golden_config())
+    let config = |name: &str| {
+        ServerConfig::new(Address::Shm(dir.path().join(name)), golden_config())
+            .backing(Backing::File(left.path.clone()))
+            .start(StartMode::Open)
     };
     let first = Server::start(config("a")).unwrap();
     assert_eq!(first.recovered(), Some(Recovered { keys: 20, ..Recovered::default() }));

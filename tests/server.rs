@@ -58,7 +58,7 @@ impl Place {
     }
 
     fn client_with(&self, lease: Duration, deadline: Duration) -> Client {
-        let options = ClientOptions { lease, deadline, ..patient() };
+        let options = patient().lease(lease).deadline(deadline);
         Client::connect_with(&self.address, options).unwrap()
     }
 }
@@ -209,16 +209,13 @@ fn wrong_lengths_are_refused() {
     for given in [0, 17, 255, 100_000] {
         let wrong = PutError::KeyLength { given, max: 16 };
         let key = vec![1; given];
-        let rejected = |result: Result<PutOutcome, MutateError>| match result {
-            Err(MutateError::Rejected(error)) => error,
-            other => panic!("{other:?}"),
-        };
+        let rejected = |result: Result<PutOutcome, MutateError>| result.unwrap_err().rejection().unwrap();
         assert_eq!(rejected(client.put(&key, b"")), wrong);
         assert_eq!(rejected(client.insert(&key, b"")), wrong);
         assert_eq!(rejected(client.update(&key, b"")), wrong);
-        assert!(matches!(client.remove(&key), Err(MutateError::Rejected(error)) if error == wrong));
-        let read = oneread::reader::ReadError::KeyLength { given, max: 16 };
-        assert_eq!(client.get(&key), Err(GetError::Read(read)));
+        assert_eq!(client.remove(&key).unwrap_err().rejection().unwrap(), wrong);
+        let read = client.get(&key).unwrap_err();
+        assert!(matches!(read, GetError::KeyLength { given: told, max: 16 } if told == given), "{read}");
         let pairs = [(b"good".to_vec(), vec![1]), (key, vec![]), (b"fine".to_vec(), vec![0; 33])];
         let answers = client.put_many(&pairs).unwrap();
         assert!(answers[0].is_ok());
@@ -378,12 +375,10 @@ fn what_a_server_starts_from() {
     let place = Place::new();
     let file = place.dir.path().join("region");
     std::fs::write(&file, b"").unwrap();
-    let config = ServerConfig {
-        backing: Backing::File(file),
-        start: StartMode::OpenOrCreate(table(default_preset())),
-        allow_uids: vec![12_345],
-        ..ServerConfig::new(place.address.clone(), table(default_preset()))
-    };
+    let config = ServerConfig::new(place.address.clone(), table(default_preset()))
+        .backing(Backing::File(file))
+        .start(StartMode::OpenOrCreate(table(default_preset())))
+        .allow_uids(vec![12_345]);
     let server = Server::start(config).unwrap();
     assert_eq!(server.recovered(), None);
     place.client().put(b"key", b"value").unwrap();
@@ -512,8 +507,7 @@ fn strangers_are_refused() {
         assert_eq!(raw.reply(), Some(Reply::Refused { version: PROTOCOL_VERSION }), "version {version}");
         assert_eq!(raw.reply(), None);
     }
-    let config =
-        ServerConfig { clients_max: 2, ..ServerConfig::new(place.address.clone(), table(default_preset())) };
+    let config = ServerConfig::new(place.address.clone(), table(default_preset())).clients_max(2);
     let _server = Server::start(config).unwrap();
     let mut first = place.client();
     first.put(b"key", b"value").unwrap();
@@ -555,10 +549,12 @@ fn options_of_another_fabric() {
     let place = Place::new();
     let verbs: Address = "verbs://127.0.0.1:1".parse().unwrap();
     let new = |address: &Address| ServerConfig::new(address.clone(), table(default_preset()));
-    for (config, wanted) in [
-        (ServerConfig { herd: true, ..new(&place.address) }, ("herd", "verbs")),
-        (ServerConfig { mailbox: true, ..new(&verbs) }, ("mailbox", "shm")),
-    ] {
+    let elsewhere = [
+        #[cfg(feature = "herd")]
+        (new(&place.address).herd(true), ("herd", "verbs")),
+        (new(&verbs).mailbox(true), ("mailbox", "shm")),
+    ];
+    for (config, wanted) in elsewhere {
         let ServeError::Elsewhere { option, fabric, address } = Server::start(config).unwrap_err() else {
             panic!("another error")
         };
@@ -567,8 +563,13 @@ fn options_of_another_fabric() {
     }
     assert!(!place.address.socket().unwrap().exists());
     let _server = place.serve(default_preset());
-    for (at, requests) in [(&place.address, RequestPath::Herd), (&verbs, RequestPath::Mailbox)] {
-        let options = ClientOptions { requests, ..patient() };
+    let refused = [
+        #[cfg(feature = "herd")]
+        (&place.address, RequestPath::Herd),
+        (&verbs, RequestPath::Mailbox),
+    ];
+    for (at, requests) in refused {
+        let options = patient().requests(requests);
         let error = Client::connect_with(at, options).unwrap_err();
         let ConnectError::RequestPath { path, address, why } = &error else { panic!("{error}") };
         assert_eq!((path, address), (&requests, at));
@@ -583,7 +584,7 @@ fn connecting_to_nobody() {
     let error = Client::connect(&place.address).expect_err("nobody is there");
     assert!(matches!(error, ConnectError::NotThere { .. }), "{error}");
     let listener = std::os::unix::net::UnixListener::bind(place.address.socket().unwrap()).unwrap();
-    let options = ClientOptions { deadline: Duration::from_millis(100), ..ClientOptions::default() };
+    let options = ClientOptions::new().deadline(Duration::from_millis(100));
     let error = Client::connect_with(&place.address, options).expect_err("nobody answers");
     assert!(matches!(error, ConnectError::Link { .. }), "{error}");
     let answering = std::thread::spawn(move || {
@@ -752,8 +753,9 @@ fn a_server_that_misnumbers() {
                 lie.store(number, ordering);
                 let told = lies.load(ordering);
                 match ask(&mut client) {
-                    Err(MutateError::ServerGone { reason, .. }) => {
-                        assert!(reason.contains("does not speak oneread's protocol"), "{name}: {reason}");
+                    Err(MutateError::ServerGone { source, .. }) => {
+                        let told = source.to_string();
+                        assert!(told.contains("does not speak oneread's protocol"), "{name}: {told}");
                     }
                     other => panic!("{name}, request {which}: {other:?}"),
                 }
@@ -762,8 +764,8 @@ fn a_server_that_misnumbers() {
             }
         }
         let speaks_otherwise = |result: Result<(), MutateError>| match result {
-            Err(MutateError::ServerGone { reason, .. }) => {
-                assert!(reason.contains("does not speak oneread's protocol"), "{reason}");
+            Err(MutateError::ServerGone { source, .. }) => {
+                assert!(source.to_string().contains("does not speak oneread's protocol"), "{source}");
             }
             other => panic!("{other:?}"),
         };
@@ -801,7 +803,7 @@ impl Fake {
     fn new() -> Fake {
         let place = Place::new();
         let config = ServerConfig::new(place.address.clone(), table(default_preset()));
-        let server = Server::start(ServerConfig { mailbox: true, ..config }).unwrap();
+        let server = Server::start(config.mailbox(true)).unwrap();
         let path = place.dir.path().join("fake");
         let listener = UnixListener::bind(&path).unwrap();
         let (address, is_over) = (Address::Shm(path), AtomicBool::new(false));
@@ -953,7 +955,7 @@ fn a_deadline_is_for_all_of_it() {
             }
         };
         fake.during(serve, || {
-            let mut client = fake.client(&ClientOptions { deadline, ..patient() });
+            let mut client = fake.client(&patient().deadline(deadline));
             is_slow.store(true, Ordering::SeqCst);
             let pairs: Vec<_> = (0..1024u32).map(|n| (n.to_le_bytes(), n.to_le_bytes())).collect();
             let began = Instant::now();
@@ -989,7 +991,7 @@ fn nobody_answers() {
         let _ = stream.read_to_end(&mut Vec::new());
     };
     fake.during(serve, || {
-        let mut client = fake.client(&ClientOptions { deadline, ..patient() });
+        let mut client = fake.client(&patient().deadline(deadline));
         assert_eq!(client.address(), &fake.address);
         for (which, ask) in asks.iter().enumerate() {
             let (before, began) = (connections.load(Ordering::SeqCst), Instant::now());
@@ -1081,11 +1083,11 @@ fn slots_that_are_none() {
         }
     };
     fake.during(serve, || {
-        let options = ClientOptions { requests: RequestPath::Mailbox, ..patient() };
+        let options = patient().requests(RequestPath::Mailbox);
         for (number, (text, _, _, is)) in answers.iter().enumerate() {
             nth.store(number, Ordering::SeqCst);
             let deadline = if number + 1 == answers.len() { Duration::from_millis(100) } else { SOON };
-            let options = ClientOptions { deadline, ..options.clone() };
+            let options = options.clone().deadline(deadline);
             let error = Client::connect_with(&fake.address, options).expect_err("no slots");
             assert!(is(&error) && error.to_string().contains(text), "{number}: {error:?}");
             if let ConnectError::RequestPath { address, .. } | ConnectError::Link { address, .. } = error {
@@ -1094,7 +1096,7 @@ fn slots_that_are_none() {
         }
         nth.store(answers.len(), Ordering::SeqCst);
         let deadline = Duration::from_millis(150);
-        let mut client = fake.client(&ClientOptions { deadline, ..options });
+        let mut client = fake.client(&options.deadline(deadline));
         for _ in 0..2 {
             let error = client.put(b"k", b"v").unwrap_err();
             assert!(
@@ -1110,12 +1112,12 @@ fn slots_that_are_none() {
 #[test]
 fn attempts_to_connect_anew() {
     let fake = Fake::new();
-    let (address, options) = (fake.address.clone(), ClientOptions { lease: Duration::ZERO, ..patient() });
+    let (address, options) = (fake.address.clone(), patient().lease(Duration::ZERO));
     let connecting = std::thread::spawn(move || Client::connect_with(&address, options).unwrap());
     let mut watch = fake.welcomed();
     let mut client = connecting.join().unwrap();
     for round in 0.. {
-        assert_eq!(client.get(b"k"), Ok(None));
+        assert_eq!(client.get(b"k").unwrap(), None);
         let began = Instant::now();
         drop(watch);
         for n in 0..if round == 0 { 17 } else { 7 } {
@@ -1156,7 +1158,7 @@ fn attempts_that_nobody_answers() {
             }
         };
         fake.during(serve, || {
-            let mut client = fake.client(&ClientOptions { deadline, lease: Duration::ZERO, ..patient() });
+            let mut client = fake.client(&patient().deadline(deadline).lease(Duration::ZERO));
             answers.store(false, Ordering::SeqCst);
             let began = Instant::now();
             fake.hang_up();
@@ -1196,7 +1198,7 @@ fn more_wait_than_may() {
     }
     let deadline = Duration::from_millis(50);
     let began = Instant::now();
-    let error = Client::connect_with(&place.address, ClientOptions { deadline, ..patient() }).unwrap_err();
+    let error = Client::connect_with(&place.address, patient().deadline(deadline)).unwrap_err();
     assert!(began.elapsed() >= deadline);
     let is_late = |source: &LinkError| matches!(source, LinkError::Deadline(bound) if *bound == deadline);
     assert!(matches!(&error, ConnectError::Link { source, .. } if is_late(source)), "{error:?}");
@@ -1217,7 +1219,7 @@ fn more_wait_than_may() {
 #[test]
 fn batches_longer_than_a_socket() {
     let place = Place::new();
-    let table = Config { size: TableSize::Keys(600), key_max: 255, value_max: 3699, ..Config::default() };
+    let table = Config::new().size(TableSize::Keys(600)).key_max(255).value_max(3699);
     let _server = Server::start(ServerConfig::new(place.address.clone(), table)).unwrap();
     let mut client = place.client();
     let pairs: Vec<_> = (0..520).map(|n| (key(n, 255), value(n.into(), 3699 - n as usize))).collect();
@@ -1306,7 +1308,7 @@ fn a_stopped_server() {
         // What it answers to the changes that were given up is not taken for an answer to this one.
         wait_for("a change", || match client.put(b"after", b"1") {
             Ok(put) => Some(put),
-            Err(MutateError::ServerGone { reason, .. }) => panic!("{reason}"),
+            Err(MutateError::ServerGone { source, .. }) => panic!("{source}"),
             Err(_) => None,
         });
         assert_eq!(other.get(b"after").unwrap().as_deref(), Some(&b"1"[..]));
@@ -1320,8 +1322,8 @@ fn times_without_end() {
     let place = Place::new();
     let server = place.serve_apart(default_preset(), false);
     let options = |time| {
-        let limits = Limits { deadline: time, ..Limits::default() };
-        ClientOptions { limits, deadline: time, lease: time, ..ClientOptions::default() }
+        let limits = Limits::new().deadline(time);
+        ClientOptions::new().limits(limits).deadline(time).lease(time)
     };
     let mut client = Client::connect_with(&place.address, options(Duration::MAX)).unwrap();
     client.put(b"key", b"value").unwrap();
@@ -1462,11 +1464,11 @@ fn killed_while_changing() {
             });
             server.kill();
             child.kill();
-            let server = Server::start(ServerConfig {
-                backing: Backing::File(place.file()),
-                start: StartMode::Open,
-                ..ServerConfig::new(place.address.clone(), table(preset))
-            })
+            let server = Server::start(
+                ServerConfig::new(place.address.clone(), table(preset))
+                    .backing(Backing::File(place.file()))
+                    .start(StartMode::Open),
+            )
             .unwrap();
             let recovered = server.recovered().unwrap();
             let index = server.index();

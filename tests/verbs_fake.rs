@@ -12,11 +12,11 @@ mod common;
 mod forged;
 
 use common::*;
+use oneread::client::LinkError;
 use oneread::families::presets;
 use oneread::get::Retry;
 use oneread::layout::geometry::Family;
 use oneread::placement::Preset;
-use oneread::reader::{Limits, ReadError};
 use oneread::verbs::{SetupError, Token, VerbsAddress, VerbsError, VerbsOptions, Wait};
 use oneread::{
     Address, Client, ClientOptions, ConnectError, GetError, MutateError, PutError, PutMode, PutOutcome,
@@ -144,9 +144,10 @@ fn tell(name: &str, more: &[(&str, &str)]) -> String {
 
 /// Each story is a test, or told by one.
 macro_rules! stories {
-    (tests: [$($test:ident,)*] told: [$($told:ident,)*]) => {
+    (tests: [$($(#[$only:meta])* $test:ident,)*] told: [$($told:ident,)*]) => {
         mod stories {
-            $(#[test]
+            $($(#[$only])*
+            #[test]
             fn $test() {
                 if !super::is_guest(stringify!($test)) {
                     super::tell(stringify!($test), &[]);
@@ -155,7 +156,7 @@ macro_rules! stories {
         }
 
         const STORIES: &[(&str, fn(&Fake))] =
-            &[$((stringify!($test), $test),)* $((stringify!($told), $told),)*];
+            &[$($(#[$only])* (stringify!($test), $test),)* $((stringify!($told), $told),)*];
     };
 }
 
@@ -176,6 +177,7 @@ stories! {
         costs_of_a_batch,
         answers_that_come_first,
         receives_that_come_back_late,
+        #[cfg(feature = "herd")]
         herd_over_uc_and_rc,
         an_answer_too_many,
         answers_to_something_else,
@@ -187,6 +189,7 @@ stories! {
         places_that_are_free,
         a_server_that_is_away_for_a_while,
         costs_over_a_shared_pair,
+        #[cfg(feature = "herd")]
         herds_that_go_home,
     ]
     told: [choice,]
@@ -214,19 +217,19 @@ fn at(place: &str) -> Address {
 }
 
 fn options() -> ClientOptions {
-    let verbs = VerbsOptions { token: Token::new(TOKEN), ..VerbsOptions::default() };
-    ClientOptions { verbs, ..patient() }
+    let verbs = VerbsOptions::new().token(Token::new(TOKEN));
+    patient().verbs(verbs)
 }
 
 fn with_credits(credits: usize) -> ClientOptions {
-    let verbs = VerbsOptions { credits, ..options().verbs };
-    ClientOptions { verbs, ..options() }
+    let verbs = options().verbs.credits(credits);
+    options().verbs(verbs)
 }
 
 fn try_to_serve(place: &str, preset: &Preset, slots: u64) -> Result<Server, ServeError> {
     // The machine may be busy: a GET may take long, and is to be believed all the same.
-    let table = Config { grace: Duration::from_millis(500), ..config(preset, slots, 16, 46, 7) };
-    Server::start(ServerConfig { token: Token::new(TOKEN), ..ServerConfig::new(at(place), table) })
+    let table = config(preset, slots, 16, 46, 7).grace(Duration::from_millis(500));
+    Server::start(ServerConfig::new(at(place), table).token(Token::new(TOKEN)))
 }
 
 fn serve(slots: u64) -> Server {
@@ -316,9 +319,10 @@ fn reads_that_all_fail(fake: &Fake) {
         fake.set("counts", 0);
         let began = Instant::now();
         let error = client.get(&ours(1).0).expect_err("no READ arrives");
-        let GetError::Read(ReadError::Fabric(VerbsError::Completion {
-            what: "READ", status, vendor, ..
-        })) = &error
+        let GetError::ServerGone {
+            source: LinkError::Verbs(VerbsError::Completion { what: "READ", status, vendor, .. }),
+            ..
+        } = &error
         else {
             panic!("{error:?}");
         };
@@ -340,7 +344,9 @@ fn reads_that_all_fail(fake: &Fake) {
 /// Of a chain only the first are taken: the rest, and what was in flight, is asked again.
 fn short_posts(fake: &Fake) {
     let post = |result| match result {
-        Err(GetError::Read(ReadError::Fabric(error))) => assert_eq!(error, VerbsError::Post { errno: 12 }),
+        Err(GetError::ServerGone { source: LinkError::Verbs(error), .. }) => {
+            assert_eq!(error, VerbsError::Post { errno: 12 });
+        }
         other => panic!("nothing can be posted: {other:?}"),
     };
     let server = serve(1024);
@@ -373,7 +379,10 @@ fn short_posts(fake: &Fake) {
     // The server may not send anything either, and is none the worse for it.
     for _ in 0..2 {
         let error = client.put(b"key", b"value").expect_err("nothing can be posted");
-        assert!(matches!(&error, MutateError::ServerGone { reason, .. } if reason.contains("posting")));
+        let MutateError::ServerGone { source: LinkError::Verbs(error), .. } = error else {
+            panic!("{error}");
+        };
+        assert_eq!(error, VerbsError::Post { errno: 12 });
     }
     fake.set("FAKE_SHORT_POST", -1);
     client.put(b"key", b"value").unwrap();
@@ -806,7 +815,7 @@ fn failed_handshakes(fake: &Fake) {
     let left: Vec<_> = ["qps", "mrs"].map(|kind| fake.count(&format!("live_{kind}"))).into();
     // One client's receives are kept for the next.
     assert_eq!((left[0], left[1]), (of_the_server[0], of_the_server[1] + 1));
-    let options = ClientOptions { deadline: Duration::from_secs(10), ..options() };
+    let options = options().deadline(Duration::from_secs(10));
     let mut client = Client::connect_with(server.address(), options).unwrap();
     fill(&mut client, 30);
     // One is dropped before its server, one after it.
@@ -814,7 +823,7 @@ fn failed_handshakes(fake: &Fake) {
     check_all(&mut other, 30);
     drop(client);
     server.stop();
-    let GetError::ServerGone { .. } = other.get(&ours(1).0).expect_err("no server") else { panic!() };
+    let GetError::Connect(_) = other.get(&ours(1).0).expect_err("no server") else { panic!() };
 }
 
 /// Welcomes that somebody on the way has changed are not believed; the same ones unchanged are.
@@ -959,8 +968,8 @@ fn receives_that_come_back_late(fake: &Fake) {
     for wait in [Wait::Block, Wait::Poll] {
         let table = config(default_preset(), 2000, 16, 46, 7);
         let at = at("127.0.0.1:0");
-        let one = ServerConfig { workers: 1, wait, ..ServerConfig::new(at, table) };
-        let server = Server::start(ServerConfig { token: Token::new(TOKEN), ..one }).unwrap();
+        let one = ServerConfig::new(at, table).workers(1).wait(wait);
+        let server = Server::start(one.token(Token::new(TOKEN))).unwrap();
         fake.set("FAKE_LATE_FLUSH", 50);
         let before = fake.count("flushes");
         for n in 0..40 {
@@ -981,13 +990,14 @@ fn receives_that_come_back_late(fake: &Fake) {
 }
 
 /// HERD's WRITEs go over UC where both sides have it, else over RC; what is lost is asked for again.
+#[cfg(feature = "herd")]
 fn herd_over_uc_and_rc(fake: &Fake) {
     const KEYS: u32 = 300;
     for (server_lacks_uc, client_lacks_uc) in [(0, 0), (1, 1), (0, 1), (1, 0)] {
         fake.set("FAKE_NO_UC", server_lacks_uc);
         let table = config(default_preset(), 2000, 16, 46, 7);
-        let herd = ServerConfig { herd: true, ..ServerConfig::new(at("127.0.0.1:0"), table) };
-        let server = Server::start(ServerConfig { token: Token::new(TOKEN), ..herd }).unwrap();
+        let herd = ServerConfig::new(at("127.0.0.1:0"), table).herd(true);
+        let server = Server::start(herd.token(Token::new(TOKEN))).unwrap();
         fake.set("FAKE_NO_UC", client_lacks_uc);
         let mut options = options();
         options.requests = RequestPath::Herd;
@@ -1026,8 +1036,8 @@ fn an_answer_too_many(fake: &Fake) {
             let (key, value) = ours(n);
             match client.put(&key, &value) {
                 Ok(_) => {}
-                Err(MutateError::ServerGone { reason, .. }) => {
-                    assert!(reason.contains("nothing that was asked"), "{reason}");
+                Err(MutateError::ServerGone { source, .. }) => {
+                    assert!(source.to_string().contains("nothing that was asked"), "{source}");
                     given_up += 1;
                 }
                 Err(error) => panic!("{error}"),
@@ -1043,28 +1053,34 @@ fn an_answer_too_many(fake: &Fake) {
 
 /// Clients that ask in each way there is: by messages or HERD's way, over queue pairs of their own or shared ones.
 fn ways() -> impl Iterator<Item = ClientOptions> {
-    let ways = [RequestPath::Message, RequestPath::Herd]
-        .into_iter()
-        .flat_map(|requests| [None, Some(1), Some(2)].map(|n| (requests, n)));
+    let requests = [
+        RequestPath::Message,
+        #[cfg(feature = "herd")]
+        RequestPath::Herd,
+    ];
+    let ways = requests.into_iter().flat_map(|requests| [None, Some(1), Some(2)].map(|n| (requests, n)));
     ways.flat_map(|(requests, pairs)| {
         [Wait::Poll, Wait::Block].map(|wait| {
-            let verbs = VerbsOptions { pairs, wait, ..options().verbs };
-            ClientOptions { requests, verbs, ..options() }
+            let verbs = options().verbs.pairs(pairs).wait(wait);
+            options().requests(requests).verbs(verbs)
         })
     })
 }
 
-fn serve_herd(place: Address, table: Config) -> Server {
-    let config = ServerConfig { herd: true, token: Token::new(TOKEN), ..ServerConfig::new(place, table) };
+/// Takes requests in each of these ways.
+fn serve_ways(place: Address, table: Config) -> Server {
+    let config = ServerConfig::new(place, table).token(Token::new(TOKEN));
+    #[cfg(feature = "herd")]
+    let config = config.herd(true);
     Server::start(config).unwrap()
 }
 
 /// A reply with another number is not taken for the one that is due, whether the server misnumbers it or was asked
 /// under another number. By messages the connection is given up, and nothing else; HERD's datagrams are repeated.
 fn answers_to_something_else(fake: &Fake) {
-    let server = serve_herd(at("127.0.0.1:0"), config(default_preset(), 2000, 16, 46, 7));
+    let server = serve_ways(at("127.0.0.1:0"), config(default_preset(), 2000, 16, 46, 7));
     for options in ways() {
-        let is_herd = options.requests == RequestPath::Herd;
+        let is_herd = options.requests != RequestPath::Message;
         let mut client = Client::connect_with(server.address(), options).unwrap();
         client.put(b"there", b"value").unwrap();
         for batch in [1u32, 2, 300] {
@@ -1077,8 +1093,9 @@ fn answers_to_something_else(fake: &Fake) {
                         assert!(is_herd, "an answer to something else");
                         assert!(answers.iter().all(Result::is_ok), "{answers:?}");
                     }
-                    Err(MutateError::ServerGone { reason, .. }) if !is_herd => {
-                        assert!(reason.contains("does not speak oneread's protocol: a reply to"), "{reason}");
+                    Err(MutateError::ServerGone { source, .. }) if !is_herd => {
+                        let told = source.to_string();
+                        assert!(told.contains("does not speak oneread's protocol: a reply to"), "{told}");
                     }
                     Err(error) => panic!("{error}"),
                 }
@@ -1089,6 +1106,7 @@ fn answers_to_something_else(fake: &Fake) {
         }
         if is_herd {
             // (A batch of one has one SEND.)
+            #[cfg(feature = "herd")]
             assert!(client.queue_counts().unwrap().repeats >= 5, "{:?}", client.queue_counts());
         }
     }
@@ -1097,7 +1115,7 @@ fn answers_to_something_else(fake: &Fake) {
 /// Whatever is wrong with some pairs of a batch: each answer is that of its own pair.
 fn bad_pairs_in_a_batch(_: &Fake) {
     for options in ways() {
-        let server = serve_herd(at("127.0.0.1:0"), config(default_preset(), 2000, 16, 46, 7));
+        let server = serve_ways(at("127.0.0.1:0"), config(default_preset(), 2000, 16, 46, 7));
         bad_pairs_in_batches(&mut Client::connect_with(server.address(), options).unwrap());
     }
 }
@@ -1105,7 +1123,7 @@ fn bad_pairs_in_a_batch(_: &Fake) {
 /// Answers may take more room than their requests: no message asks for more of them than one message holds.
 fn full_tables_in_a_batch(_: &Fake) {
     for options in ways() {
-        let server = serve_herd(at("127.0.0.1:0"), config(default_preset(), 64, 16, 46, 7));
+        let server = serve_ways(at("127.0.0.1:0"), config(default_preset(), 64, 16, 46, 7));
         let mut client = Client::connect_with(server.address(), options).unwrap();
         let pairs: Vec<_> = (0..3000u16).map(|n| (n.to_le_bytes(), b"")).collect();
         let answers = client.put_many(&pairs).unwrap();
@@ -1129,7 +1147,7 @@ fn lengths_are_those_of_the_server_that_is_there(_: &Fake) {
     for options in ways() {
         lengths_of_the_next_server(&options, |address, table| {
             let address = address.cloned().unwrap_or_else(|| at("127.0.0.1:0"));
-            serve_herd(address, Config { grace: Duration::from_millis(500), ..*table })
+            serve_ways(address, table.grace(Duration::from_millis(500)))
         });
     }
 }
@@ -1139,8 +1157,8 @@ fn lengths_are_those_of_the_server_that_is_there(_: &Fake) {
 fn answers_that_nobody_waits_for(_: &Fake) {
     for options in ways() {
         let table = config(default_preset(), 64, 16, 46, 7);
-        let server = serve_herd(at("127.0.0.1:0"), Config { grace: Duration::from_millis(50), ..table });
-        let hasty = ClientOptions { deadline: Duration::from_millis(20), ..options.clone() };
+        let server = serve_ways(at("127.0.0.1:0"), table.grace(Duration::from_millis(50)));
+        let hasty = options.clone().deadline(Duration::from_millis(20));
         let connect = || Client::connect_with(server.address(), hasty.clone()).ok();
         let mut client = wait_for("a connection within 20 ms", connect);
         server.index().put(b"there", b"value", PutMode::Upsert).unwrap();
@@ -1153,7 +1171,7 @@ fn answers_that_nobody_waits_for(_: &Fake) {
             for (n, is_late) in (next..).zip((0..).map(|n| n % 2 == 1)).take(12) {
                 match client.put(&ours(n).0, &ours(n).1) {
                     Ok(_) => {}
-                    Err(MutateError::Rejected(PutError::Full { .. })) => {}
+                    Err(MutateError::Full { .. }) => {}
                     // By messages a connection's requests are answered in order: the next ones are late as
                     // well.
                     Err(MutateError::Deadline { .. }) => late += 1,
@@ -1187,11 +1205,11 @@ fn gets_that_are_given_up(fake: &Fake) {
     for pairs in [None, Some(1)] {
         // No pass is ever fast enough to say that a key is absent; a slot of one line is a proof by itself.
         let table = config(default_preset(), 1024, 16, 32, 7);
-        let server = serve_herd(at("127.0.0.1:0"), Config { grace: Duration::from_nanos(1), ..table });
-        let verbs = VerbsOptions { pairs, credits: 64, ..options().verbs };
-        let limits = Limits { retries_max: 3, ..options().limits };
+        let server = serve_ways(at("127.0.0.1:0"), table.grace(Duration::from_nanos(1)));
+        let verbs = options().verbs.pairs(pairs).credits(64);
+        let limits = options().limits.retries_max(3);
         let mut client =
-            Client::connect_with(server.address(), ClientOptions { verbs, limits, ..options() }).unwrap();
+            Client::connect_with(server.address(), options().verbs(verbs).limits(limits)).unwrap();
         let pairs: Vec<_> = (0..100).map(|n| (key(n, 16), value(u64::from(n), 32))).collect();
         client
             .put_many(&pairs)
@@ -1203,7 +1221,7 @@ fn gets_that_are_given_up(fake: &Fake) {
             for _ in 0..3 {
                 let absent: Vec<_> = (1_000..1_100).map(|n| key(n, 16)).collect();
                 match client.get_many_with(&absent, |n, _| panic!("{n} is answered")) {
-                    Err(GetError::Read(ReadError::Contended { retries: 3, last: Retry::Late })) => {}
+                    Err(GetError::Contended { retries: 3, last: Retry::Late }) => {}
                     other => panic!("{other:?}"),
                 }
                 for (key, value) in &pairs {
@@ -1220,8 +1238,8 @@ fn gets_that_are_given_up(fake: &Fake) {
 /// handle that is dropped is the next one's, and no further connection is made.
 fn places_that_are_free(fake: &Fake) {
     let server = serve(1024);
-    let verbs = VerbsOptions { pairs: Some(3), ..options().verbs };
-    let mut first = Client::connect_with(server.address(), ClientOptions { verbs, ..options() }).unwrap();
+    let verbs = options().verbs.pairs(3);
+    let mut first = Client::connect_with(server.address(), options().verbs(verbs)).unwrap();
     fill(&mut first, 50);
     let before = fake.count("live_qps");
     for _ in 0..5 {
@@ -1241,22 +1259,22 @@ fn places_that_are_free(fake: &Fake) {
 /// place, the handles that found none before find it, each connecting anew once.
 fn a_server_that_is_away_for_a_while(_: &Fake) {
     for options in ways().filter(|way| way.requests == RequestPath::Message && way.verbs.wait == Wait::Poll) {
-        let table = Config { grace: Duration::from_millis(500), ..config(default_preset(), 1024, 16, 46, 7) };
-        let server = serve_herd(at("127.0.0.1:0"), table);
+        let table = config(default_preset(), 1024, 16, 46, 7).grace(Duration::from_millis(500));
+        let server = serve_ways(at("127.0.0.1:0"), table);
         let address = server.address().clone();
-        let brief = ClientOptions { deadline: Duration::from_millis(300), ..options.clone() };
+        let brief = options.clone().deadline(Duration::from_millis(300));
         let connect = || Client::connect_with(&address, brief.clone()).ok();
         let mut client = wait_for("a connection within 300 ms", connect);
         wait_for("a put", || client.put(b"key", b"one").ok());
         assert_eq!(client.get(b"key").unwrap().as_deref(), Some(&b"one"[..]));
         let before = client.stats().reattached;
         server.stop();
-        assert!(matches!(client.get(b"key"), Err(GetError::ServerGone { .. })), "{options:?}");
+        assert!(matches!(client.get(b"key"), Err(GetError::Connect(_))), "{options:?}");
         match client.put(b"key", b"two") {
             Err(MutateError::ServerGone { .. } | MutateError::Connect(_) | MutateError::Deadline { .. }) => {}
             other => panic!("{options:?}: {other:?}"),
         }
-        let server = serve_herd(address.clone(), table);
+        let server = serve_ways(address.clone(), table);
         assert_eq!(wait_for("a GET", || client.get(b"key").ok()), None, "another table, {options:?}");
         wait_for("a put", || client.put(b"key", b"three").ok());
         assert_eq!(client.get(b"key").unwrap().as_deref(), Some(&b"three"[..]));
@@ -1270,8 +1288,8 @@ fn a_server_that_is_away_for_a_while(_: &Fake) {
 fn costs_over_a_shared_pair(fake: &Fake) {
     for wait in [Wait::Poll, Wait::Block] {
         let server = serve(2000);
-        let verbs = VerbsOptions { pairs: Some(1), wait, ..options().verbs };
-        let one = Client::connect_with(server.address(), ClientOptions { verbs, ..options() }).unwrap();
+        let verbs = options().verbs.pairs(1).wait(wait);
+        let one = Client::connect_with(server.address(), options().verbs(verbs)).unwrap();
         let mut clients = [one.clone(), one];
         fill(&mut clients[0], 200);
         check_all(&mut clients[1], 200);
@@ -1300,9 +1318,10 @@ fn costs_over_a_shared_pair(fake: &Fake) {
 
 /// When a client that asked HERD's way is gone, the workers let go of its place, though others stay: nothing
 /// of it is left on the server's side.
+#[cfg(feature = "herd")]
 fn herds_that_go_home(fake: &Fake) {
-    let server = serve_herd(at("127.0.0.1:0"), config(default_preset(), 2000, 16, 46, 7));
-    let herd = ClientOptions { requests: RequestPath::Herd, ..options() };
+    let server = serve_ways(at("127.0.0.1:0"), config(default_preset(), 2000, 16, 46, 7));
+    let herd = options().requests(RequestPath::Herd);
     let mut stays = Client::connect_with(server.address(), herd.clone()).unwrap();
     let ask = |client: &mut Client| {
         client.put(b"key", b"value").unwrap();

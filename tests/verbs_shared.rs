@@ -23,12 +23,12 @@ fn serve() -> Option<Server> {
 }
 
 fn serve_at(port: u16, backing: Backing) -> Option<Server> {
-    let config = Config { size: TableSize::Keys(2 * KEYS), key_max: 8, value_max: 32, ..Config::default() };
+    let config = Config::new().size(TableSize::Keys(2 * KEYS)).key_max(8).value_max(32);
     let start = match &backing {
         Backing::File(_) => StartMode::OpenOrCreate(config),
         _ => StartMode::Create(config),
     };
-    match Server::start(ServerConfig { backing, start, ..ServerConfig::new(at(port), config) }) {
+    match Server::start(ServerConfig::new(at(port), config).backing(backing).start(start)) {
         Ok(server) => Some(server),
         Err(ServeError::Verbs(why @ (SetupError::Library { .. } | SetupError::NoDevice { .. })))
             if std::env::var_os("ONEREAD_REQUIRE_VERBS").is_none() =>
@@ -41,10 +41,8 @@ fn serve_at(port: u16, backing: Backing) -> Option<Server> {
 }
 
 fn port(address: &Address) -> u16 {
-    match address {
-        Address::Verbs(address) => address.port(),
-        Address::Shm(_) => unreachable!("served over verbs"),
-    }
+    let Address::Verbs(address) = address else { unreachable!("served over verbs") };
+    address.port()
 }
 
 fn at(port: u16) -> Address {
@@ -52,8 +50,8 @@ fn at(port: u16) -> Address {
 }
 
 fn options(pairs: Option<usize>, credits: usize, wait: Wait) -> ClientOptions {
-    let verbs = VerbsOptions { pairs, credits, wait, ..VerbsOptions::default() };
-    ClientOptions { verbs, ..patient() }
+    let verbs = VerbsOptions::new().pairs(pairs).credits(credits).wait(wait);
+    patient().verbs(verbs)
 }
 
 fn key(number: u64) -> [u8; 8] {

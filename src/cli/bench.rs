@@ -192,8 +192,8 @@ impl Timing {
     /// Only what crosses the device: what the device itself can do, perftest tells (docs/BENCHMARKS.md).
     fn get_over_verbs(&self) -> Result<ExitCode> {
         let server = self.serve(Fabric::Verbs)?;
-        let verbs = VerbsOptions { credits: self.credits.into(), ..VerbsOptions::default() };
-        let mut client = server.connect_with(ClientOptions { verbs, ..ClientOptions::default() })?;
+        let verbs = VerbsOptions::new().credits(self.credits.into());
+        let mut client = server.connect_with(ClientOptions::new().verbs(verbs))?;
         let bar = show::bar(self.keys, "filling", "keys");
         self.load(&mut client, &bar, |_, _| {})?;
         bar.finish_and_clear();
@@ -293,13 +293,11 @@ impl Timing {
     }
 
     fn insert(&self) -> Result<Outcome> {
-        let config = Config {
-            layout: self.layout,
-            size: TableSize::Slots(self.keys * 100 / 90),
-            key_max: KEY_BYTES,
-            value_max: VALUE_BYTES,
-            ..Config::default()
-        };
+        let config = Config::new()
+            .layout(self.layout)
+            .size(TableSize::Slots(self.keys * 100 / 90))
+            .key_max(KEY_BYTES)
+            .value_max(VALUE_BYTES);
         let geometry = config.geometry()?;
         let n = (0.9 * geometry.main_slots() as f64) as u64;
         let region_bytes = geometry.region_bytes();
@@ -406,7 +404,7 @@ fn thousand(client: &mut Client, pick: impl Fn(u64) -> u64) -> Result<serde_json
 
 #[cfg(not(feature = "verbs"))]
 fn thousand(_: &mut Client, _: impl Fn(u64) -> u64) -> Result<serde_json::Value> {
-    anyhow::bail!(oneread::verbs::SetupError::NotBuilt)
+    anyhow::bail!("this build of oneread has no verbs fabric; build it with `--features verbs`")
 }
 
 fn get_many(client: &mut Client, n: u64, pick: impl Fn(u64) -> u64) -> Result<u64> {

@@ -103,8 +103,8 @@ impl ServerChild {
     pub fn connect(&self) -> Result<Client> {
         // Whatever keeps it waiting, its server is there.
         const PATIENT: Duration = Duration::from_secs(30);
-        let limits = Limits { deadline: PATIENT, ..Limits::default() };
-        self.connect_with(ClientOptions { limits, deadline: PATIENT, ..ClientOptions::default() })
+        let limits = Limits::new().deadline(PATIENT);
+        self.connect_with(ClientOptions::new().limits(limits).deadline(PATIENT))
     }
 
     /// A client of it, with these options and its token.

@@ -93,7 +93,7 @@ impl Demo {
         let mut client = server.connect()?;
         // One deadline bounds connecting, too.
         let deadline = PUT_DEADLINE.max(Duration::from_secs((4 * began.elapsed()).as_secs()));
-        let options = ClientOptions { deadline, ..ClientOptions::default() };
+        let options = ClientOptions::new().deadline(deadline);
         let mut hasty = server.connect_with(options)?;
         // Opens the connection for changes while somebody can answer.
         hasty.server_stats()?;

@@ -1,12 +1,11 @@
 //! Measures a layout by the READs that the client's own GET code issues.
 
 use oneread::IndexCounts;
-use oneread::fabric::counting::{Counting, ReadCounts};
 use oneread::fabric::shm::Shm;
 use oneread::layout::hash::{Seeds, mix};
 use oneread::reader::{Limits, Reader};
 use oneread::region::{Backing, Region};
-use oneread::{Clock, Config, Index, Layout, PutError, PutMode, TableSize};
+use oneread::{Clock, Config, Index, Layout, PutError, PutMode, ReadCounts, TableSize};
 use rand::distr::Distribution;
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
@@ -97,14 +96,12 @@ impl Table {
     /// An empty table. Time is simulated, a microsecond for each mutation, so that a run depends on its
     /// seed alone.
     pub fn new(layout: Layout, slots: u64, seed: u64) -> anyhow::Result<Table> {
-        let config = Config {
-            layout,
-            size: TableSize::Slots(slots),
-            key_max: KEY_BYTES,
-            value_max: VALUE_BYTES,
-            seeds: Some(Seeds::from_number(seed)),
-            ..Config::default()
-        };
+        let config = Config::new()
+            .layout(layout)
+            .size(TableSize::Slots(slots))
+            .key_max(KEY_BYTES)
+            .value_max(VALUE_BYTES)
+            .seeds(Seeds::from_number(seed));
         let geometry = config.geometry()?;
         let region = Region::create(&Backing::Anonymous, geometry.region_bytes())?;
         let clock = Clock::manual();
@@ -156,7 +153,7 @@ impl Table {
 
     fn count(&self, numbers: &[u64], present: bool) -> anyhow::Result<ReadCounts> {
         let geometry = self.index.geometry();
-        let fabric = Counting::new(Shm::new(self.index.region(), geometry), geometry);
+        let fabric = Shm::new(self.index.region(), geometry);
         let mut reader = Reader::new(fabric, geometry, Clock::System, Limits::default());
         let mut got = Vec::new();
         for &n in numbers {
@@ -164,7 +161,7 @@ impl Table {
             anyhow::ensure!(found == present, "key {n}: found {found}, expected {present}");
             anyhow::ensure!(!found || got == value(n), "key {n} has a wrong value");
         }
-        Ok(reader.fabric().counts())
+        Ok(reader.read_counts())
     }
 
     /// A row of what the table is now.

@@ -147,8 +147,8 @@ pub struct Server {
 impl Server {
     pub fn connect(&self) -> anyhow::Result<Client> {
         let deadline = Duration::from_millis(self.deadline_ms);
-        let verbs = VerbsOptions { token: self.token.token()?, ..VerbsOptions::default() };
-        let options = ClientOptions { deadline, verbs, ..ClientOptions::default() };
+        let verbs = VerbsOptions::new().token(self.token.token()?);
+        let options = ClientOptions::new().deadline(deadline).verbs(verbs);
         Ok(Client::connect_with(&self.at.address(), options)?)
     }
 }

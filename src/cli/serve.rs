@@ -84,6 +84,7 @@ pub struct Serve {
     #[arg(long)]
     mailbox: bool,
     /// Over verbs, for comparison: also take requests HERD's way, with busy cores
+    #[cfg(feature = "herd")]
     #[arg(long)]
     herd: bool,
     /// Print the line that says that it is ready as JSON
@@ -104,6 +105,7 @@ pub fn region_file(address: &Address) -> PathBuf {
         }
         // Whichever device it uses, and whichever of its names the host is called by.
         Address::Verbs(at) => format!("verbs:{}", at.port()).into(),
+        other => other.to_string().into(),
     };
     let hash = seahash::hash(place.as_encoded_bytes());
     PathBuf::from(format!("/dev/shm/oneread-{uid}-{hash:016x}.region"))
@@ -130,21 +132,22 @@ impl Serve {
         } else {
             Backing::File(self.prepare_file(&address, &config)?)
         };
-        let server = Server::start(ServerConfig {
-            backing: backing.clone(),
-            start: match backing {
-                Backing::File(_) => StartMode::OpenOrCreate(config),
-                _ => StartMode::Create(config),
-            },
-            workers: self.workers.into(),
-            allow_uids: self.allow_uid.clone(),
-            token,
-            wait: if self.poll { Wait::Poll } else { Wait::Block },
-            mailbox: self.mailbox,
-            herd: self.herd,
-            progress: Some(show_registration),
-            ..ServerConfig::new(address, config)
-        })?;
+        let start = match backing {
+            Backing::File(_) => StartMode::OpenOrCreate(config),
+            _ => StartMode::Create(config),
+        };
+        let how = ServerConfig::new(address, config)
+            .backing(backing.clone())
+            .start(start)
+            .workers(self.workers.into())
+            .allow_uids(self.allow_uid.clone())
+            .token(token)
+            .wait(if self.poll { Wait::Poll } else { Wait::Block })
+            .mailbox(self.mailbox)
+            .progress(show_registration);
+        #[cfg(feature = "herd")]
+        let how = how.herd(self.herd);
+        let server = Server::start(how)?;
         self.announce(&server, &backing)?;
         signals.forever().next();
         server.stop();
@@ -153,18 +156,16 @@ impl Serve {
 
     /// `base` with what was asked for.
     fn config(&self, base: Config) -> Config {
-        Config {
-            layout: self.layout.unwrap_or(base.layout),
-            size: match (self.slots, self.capacity) {
+        Config::new()
+            .layout(self.layout.unwrap_or(base.layout))
+            .size(match (self.slots, self.capacity) {
                 (Some(n), _) => TableSize::Slots(n),
                 (_, Some(n)) => TableSize::Keys(n),
                 _ => base.size,
-            },
-            key_max: self.key_max.unwrap_or(base.key_max),
-            value_max: self.value_max.unwrap_or(base.value_max),
-            grace: self.grace_us.map_or(base.grace, Duration::from_micros),
-            seeds: None,
-        }
+            })
+            .key_max(self.key_max.unwrap_or(base.key_max))
+            .value_max(self.value_max.unwrap_or(base.value_max))
+            .grace(self.grace_us.map_or(base.grace, Duration::from_micros))
     }
 
     /// The region file, which then either holds a table such as was asked for, or does not exist.
@@ -204,14 +205,14 @@ impl Serve {
 
     /// What was asked for must be what there is.
     fn check(&self, path: &Path, has: &Geometry) -> Result<()> {
-        let asked = self.config(Config {
-            layout: has.layout(),
-            size: TableSize::Slots(has.main_slots()),
-            key_max: has.key_max(),
-            value_max: has.value_max(),
-            grace: has.grace(),
-            seeds: None,
-        });
+        let asked = self.config(
+            Config::new()
+                .layout(has.layout())
+                .size(TableSize::Slots(has.main_slots()))
+                .key_max(has.key_max())
+                .value_max(has.value_max())
+                .grace(has.grace()),
+        );
         let asked_slots = asked.geometry()?.main_slots();
         let mut differ = Vec::new();
         let mut compare = |what: &str, has: String, asked: String| {

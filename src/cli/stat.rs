@@ -109,7 +109,7 @@ impl Source {
         /// A server that runs hands its region over in much less.
         const DEADLINE: Duration = Duration::from_secs(1);
         let address = self.at.address();
-        let options = ClientOptions { deadline: DEADLINE, ..ClientOptions::default() };
+        let options = ClientOptions::new().deadline(DEADLINE);
         let error = match Client::connect_with(&address, options) {
             Ok(client) if client.region().is_some() => return Ok(Opened::Served(Box::new(client))),
             Ok(_) => bail!(

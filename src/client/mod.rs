@@ -20,7 +20,7 @@
 //! Over verbs a server that is gone has taken its registered memory along: once the kernel has torn its queue pairs
 //! down, no GET answers from its region. A READ that fails makes the connection anew, at first at once, later every
 //! 100 ms, until [`ClientOptions::deadline`]; GETs under way are asked again of the new connection, with its geometry and
-//! generation, or end in `ServerGone`.
+//! generation. Where none can be made, they end in [`GetError::Connect`].
 
 #[cfg(any(feature = "verbs", test))]
 mod lanes;
@@ -30,13 +30,16 @@ mod shm;
 pub(crate) mod verbs;
 
 use crate::address::Address;
-use crate::fabric::counting::ReadCounts;
+use crate::get::Retry;
 use crate::layout::geometry::Geometry;
 use crate::layout::superblock::SuperblockError;
 use crate::outcome::{PutError, PutMode, PutOutcome};
-use crate::reader::{GetStats, Limits, ReadError};
+use crate::reader::{GetStats, Limits, ReadCounts, ReadError};
 use crate::region::{Region, RegionError};
-use crate::verbs::{SetupError, VerbsError, VerbsOptions};
+use crate::setters::setters;
+use crate::verbs::VerbsOptions;
+#[cfg(feature = "verbs")]
+use crate::verbs::{SetupError, VerbsError};
 use crate::wire::{PROTOCOL_VERSION, Reply, Request, ServerStats, WireError};
 use std::io;
 use std::time::{Duration, Instant};
@@ -48,7 +51,15 @@ pub(crate) const RETRY_MAX: Duration = Duration::from_millis(100);
 pub(crate) const ATTEMPT_MAX: Duration = Duration::from_secs(2);
 
 /// Bounds on what a client does, and how it does it. A time of more than a hundred years is taken for that.
+///
+/// ```
+/// use oneread::{ClientOptions, Limits};
+/// use std::time::Duration;
+/// let soon = Duration::from_millis(100);
+/// let options = ClientOptions::new().limits(Limits::new().deadline(soon)).deadline(soon);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ClientOptions {
     /// Bounds of a GET that has to look again.
     pub limits: Limits,
@@ -82,6 +93,7 @@ pub enum RequestPath {
     /// Only over verbs, for comparison: after HERD (Kalia et al., SIGCOMM'14), the client WRITEs requests and the
     /// replies are datagrams. The server must have been started for it
     /// ([`ServerConfig::herd`](crate::ServerConfig::herd)); its workers never sleep while such a client is there.
+    #[cfg(feature = "herd")]
     Herd,
 }
 
@@ -91,6 +103,7 @@ impl RequestPath {
         match self {
             RequestPath::Message => "message",
             RequestPath::Mailbox => "mailbox",
+            #[cfg(feature = "herd")]
             RequestPath::Herd => "herd",
         }
     }
@@ -99,6 +112,7 @@ impl RequestPath {
     /// When requests never go this way over `fabric`.
     fn check(self, address: &Address) -> Result<(), ConnectError> {
         let why = match (address, self) {
+            #[cfg(feature = "herd")]
             (Address::Shm(_), RequestPath::Herd) => "that is for verbs; on shm, use a mailbox, or messages",
             (Address::Verbs(_), RequestPath::Mailbox) => "that is for shm; over verbs, use messages",
             _ => return Ok(()),
@@ -120,7 +134,20 @@ impl Default for ClientOptions {
     }
 }
 
+setters!(ClientOptions {
+    limits: Limits,
+    deadline: Duration,
+    lease: Duration,
+    requests: RequestPath,
+    verbs: VerbsOptions,
+});
+
 impl ClientOptions {
+    /// [`ClientOptions::default`].
+    pub fn new() -> ClientOptions {
+        ClientOptions::default()
+    }
+
     /// No time is so long that it cannot be added to what a clock says.
     fn bounded(mut self) -> ClientOptions {
         const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
@@ -176,7 +203,16 @@ pub enum ConnectError {
     /// The region could not be mapped.
     #[error(transparent)]
     Region(#[from] RegionError),
+    /// This build has no verbs fabric.
+    #[error(
+        "this build of oneread cannot reach {address}: it has no verbs fabric; build it with `--features verbs`"
+    )]
+    NotBuilt {
+        /// The address.
+        address: Address,
+    },
     /// Verbs could not be set up, or the server there could not be reached.
+    #[cfg(feature = "verbs")]
     #[error(transparent)]
     Verbs(#[from] SetupError),
     /// The region makes no sense.
@@ -208,6 +244,16 @@ pub enum LinkError {
     /// A system call failed.
     #[error(transparent)]
     Os(io::Error),
+    /// The server hung up, and the lease of what it left behind has ended.
+    #[error("the lease of {0:?} has ended; it is tried again in the background")]
+    LeaseEnded(Duration),
+    /// The server has given its region up.
+    #[error("it has given its region up; it is tried again in the background")]
+    Retired,
+    /// The queue pair failed, or what it carried made no sense.
+    #[cfg(feature = "verbs")]
+    #[error(transparent)]
+    Verbs(#[from] VerbsError),
 }
 
 impl From<io::Error> for LinkError {
@@ -220,31 +266,109 @@ impl From<io::Error> for LinkError {
     }
 }
 
-/// Why a GET gave no answer. Absence is not an error.
-#[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
+/// Why a GET gave no answer. Absence is not an error. What can also happen to a change is the variant of the
+/// same name in [`MutateError`].
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GetError {
-    /// A key's length is out of range, or no conclusive look within the bounds.
-    #[error(transparent)]
-    Read(#[from] ReadError<VerbsError>),
-    /// The server is gone: over shm the lease has ended, too; over verbs it could not be reached again.
-    #[error("the server at {address} is gone: {why}")]
+    /// The key's length is out of range.
+    #[error("{}", ReadError::KeyLength { given: *given, max: *max })]
+    KeyLength {
+        /// Length given.
+        given: usize,
+        /// Longest allowed.
+        max: usize,
+    },
+    /// The bound on retries was reached ([`Limits::retries_max`]).
+    #[error("{}", ReadError::Contended { retries: *retries, last: *last })]
+    Contended {
+        /// Passes made.
+        retries: u32,
+        /// Why the last one was inconclusive.
+        last: Retry,
+    },
+    /// No conclusive look in time ([`Limits::deadline`]).
+    #[error("{}", ReadError::Deadline { deadline: *within, retries: *retries, last: *last })]
+    Inconclusive {
+        /// The bound.
+        within: Duration,
+        /// Passes made.
+        retries: u32,
+        /// Why the last one was inconclusive.
+        last: Retry,
+    },
+    /// Over verbs: no READ completed in time ([`ClientOptions::deadline`]).
+    #[error(
+        "the server at {address} could not be read from within {deadline:?}; it may be stopped or unreachable"
+    )]
+    Deadline {
+        /// The address.
+        address: Address,
+        /// The bound.
+        deadline: Duration,
+    },
+    /// The server is gone: over shm the lease has ended, too; over verbs its queue pair failed, also when it
+    /// was made again.
+    #[error("the server at {address} is gone: {source}")]
     ServerGone {
         /// The address.
         address: Address,
         /// What ended, or what was in the way.
-        why: String,
+        source: LinkError,
     },
+    /// Over verbs: the connection was lost, and there is no other.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
 }
 
-/// Why a change did not happen, or may not have.
+impl From<ReadError> for GetError {
+    fn from(error: ReadError) -> GetError {
+        match error {
+            ReadError::KeyLength { given, max } => GetError::KeyLength { given, max },
+            ReadError::Contended { retries, last } => GetError::Contended { retries, last },
+            ReadError::Deadline { deadline: within, retries, last } => {
+                GetError::Inconclusive { within, retries, last }
+            }
+        }
+    }
+}
+
+/// Why a change did not happen, or may not have. After the first four the table is as it was: the server
+/// has rejected the change ([`MutateError::rejection`]), or the client for it, by the limits of the server
+/// that it is connected to.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MutateError {
-    /// Rejected by the server, or by the client for it: key or value are too long for the table of the server that the
-    /// client is connected to. The table is as it was.
-    #[error(transparent)]
-    Rejected(#[from] PutError),
+    /// The key's length is out of range.
+    #[error("{}", PutError::KeyLength { given: *given, max: *max })]
+    KeyLength {
+        /// Length given.
+        given: usize,
+        /// Longest allowed.
+        max: usize,
+    },
+    /// The value is too long.
+    #[error("{}", PutError::ValueLength { given: *given, max: *max })]
+    ValueLength {
+        /// Length given.
+        given: usize,
+        /// Longest allowed.
+        max: usize,
+    },
+    /// The table has no room for the key.
+    #[error("{}", PutError::Full { keys: *keys, slots: *slots })]
+    Full {
+        /// Keys in the table.
+        keys: u64,
+        /// Slots allocated.
+        slots: u64,
+    },
+    /// Others changed the same places each time; try again.
+    #[error("{}", PutError::Busy { rounds: *rounds })]
+    Busy {
+        /// Attempts made.
+        rounds: u32,
+    },
     /// No answer in time: the change may still happen, or have happened.
     #[error(
         "the server at {address} did not answer within {deadline:?}; it may be stopped or busy, and the change may still happen"
@@ -256,16 +380,41 @@ pub enum MutateError {
         deadline: Duration,
     },
     /// The connection ended before the answer: the change may have happened.
-    #[error("the server at {address} went away before it answered ({reason}); the change may have happened")]
+    #[error("the server at {address} went away before it answered ({source}); the change may have happened")]
     ServerGone {
         /// The address.
         address: Address,
         /// How it went.
-        reason: String,
+        source: LinkError,
     },
     /// No connection: the change did not happen.
     #[error(transparent)]
     Connect(#[from] ConnectError),
+}
+
+impl From<PutError> for MutateError {
+    fn from(error: PutError) -> MutateError {
+        match error {
+            PutError::KeyLength { given, max } => MutateError::KeyLength { given, max },
+            PutError::ValueLength { given, max } => MutateError::ValueLength { given, max },
+            PutError::Full { keys, slots } => MutateError::Full { keys, slots },
+            PutError::Busy { rounds } => MutateError::Busy { rounds },
+        }
+    }
+}
+
+impl MutateError {
+    /// Why the change was rejected, as [`Client::put_many`] says it of each key. `None`: it was not, or
+    /// nobody knows.
+    pub fn rejection(&self) -> Option<PutError> {
+        match *self {
+            MutateError::KeyLength { given, max } => Some(PutError::KeyLength { given, max }),
+            MutateError::ValueLength { given, max } => Some(PutError::ValueLength { given, max }),
+            MutateError::Full { keys, slots } => Some(PutError::Full { keys, slots }),
+            MutateError::Busy { rounds } => Some(PutError::Busy { rounds }),
+            _ => None,
+        }
+    }
 }
 
 /// What a client did.
@@ -285,11 +434,36 @@ pub struct ClientStats {
 /// first changes something. Over verbs each handle has a queue pair of its own, made when it is first used,
 /// or all share a few ([`VerbsOptions::pairs`]).
 ///
+/// It is `Sync`, too, but that is of little use: whatever asks takes `&mut self`. Clone it; a mutex around one
+/// handle makes GETs wait for each other, and for changes.
+///
+/// # What blocks, and for how long
+///
+/// | call | waits for | at most |
+/// |---|---|---|
+/// | GETs on shm | nothing: no system call, no server. Where a slot is being written, the GET looks again: it spins, then yields, then sleeps 50 microseconds in between | [`Limits::deadline`], 1 s |
+/// | GETs over verbs | the NIC, some microseconds, spinning or asleep ([`Wait`](crate::Wait)). Where the connection failed, for another one | [`ClientOptions::deadline`], 5 s, and [`Limits::deadline`] |
+/// | changes, [`rpc_get`](Client::rpc_get), [`server_stats`](Client::server_stats) | the server's answer, and a connection if there is none | [`ClientOptions::deadline`] |
+/// | [`connect`](Client::connect) | the server | [`ClientOptions::deadline`] |
+/// | cloning | nothing | |
+/// | dropping the last handle | the end of the watching thread, some microseconds | |
+///
+/// A batch of GETs takes as long as its READs; of the bounds above, the time counts in which it does not get on.
+///
+/// # In an async program
+///
+/// There is no `async` variant, because there is nothing to await where it would matter: a GET on shm is over
+/// before a task could be switched. So call GETs on shm right in a task, with a clone for each and a short
+/// [`Limits::deadline`]. Give everything else to a thread that may block: `spawn_blocking`, or better one thread
+/// that owns a handle and takes changes from a channel, which makes batches of them
+/// ([`put_many`](Client::put_many)). `examples/tokio.rs` does both. Over verbs, GETs belong to such a thread, too,
+/// with [`get_many`](Client::get_many), unless a task may wait for the NIC.
+///
 /// ```
 /// # use oneread::{Address, Client, Config, Server, ServerConfig, TableSize};
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let address = Address::Shm(dir.path().join("s"));
-/// # let config = Config { size: TableSize::Keys(100), ..Config::default() };
+/// # let config = Config::new().size(TableSize::Keys(100));
 /// let server = Server::start(ServerConfig::new(address.clone(), config))?;
 ///
 /// let mut client = Client::connect(&address)?;
@@ -306,6 +480,39 @@ pub struct Client {
     stats: ClientStats,
 }
 
+/// One thread's way to a server: what every path does for a [`Client`], whose methods say what is promised.
+/// A clone is for another thread: it shares what can be shared, and begins with no connection.
+trait Handle: Clone {
+    /// The geometry of the table being read.
+    fn geometry(&self) -> &Geometry;
+
+    /// Times it went over to a new region, or connected anew.
+    fn reattached(&self) -> u64;
+
+    /// Replaces what is in `value` with the value of `key`; was it found? Adds what it did to `stats`.
+    fn get_into(
+        &mut self,
+        key: &[u8],
+        value: &mut Vec<u8>,
+        stats: &mut ClientStats,
+    ) -> Result<bool, GetError>;
+
+    /// Hands the value of each key to `each`, with the key's number, in any order, once.
+    fn get_many<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+        each: impl FnMut(usize, Option<&[u8]>),
+        stats: &mut ClientStats,
+    ) -> Result<(), GetError>;
+
+    /// Sends requests, and collects their replies, in order, until the deadline. Connects where there is no
+    /// connection. One that broke is not used again.
+    fn converse(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<Vec<Reply>, MutateError>;
+
+    /// The connection for changes is of no further use; the next change opens another.
+    fn disconnect(&mut self);
+}
+
 /// How the server's region is reached.
 #[derive(Clone, Debug)]
 enum ServerPath {
@@ -314,10 +521,10 @@ enum ServerPath {
     Verbs(Box<verbs::VerbsHandle>),
 }
 
-/// The same for every path: `on_path!(self.path, handle => ...)`.
+/// Does the same with the [`Handle`] of whichever path: `on_path!(&mut self.path, handle => ...)`.
 macro_rules! on_path {
     ($path:expr, $handle:ident => $then:expr) => {
-        match &mut $path {
+        match $path {
             ServerPath::Shm($handle) => $then,
             #[cfg(feature = "verbs")]
             ServerPath::Verbs($handle) => $then,
@@ -347,7 +554,7 @@ impl Client {
             #[cfg(feature = "verbs")]
             Address::Verbs(at) => ServerPath::Verbs(Box::new(verbs::VerbsHandle::connect(at, &options)?)),
             #[cfg(not(feature = "verbs"))]
-            Address::Verbs(_) => return Err(SetupError::NotBuilt.into()),
+            Address::Verbs(_) => return Err(ConnectError::NotBuilt { address: address.clone() }),
         };
         Ok(Client { address: address.clone(), options, path, stats: ClientStats::default() })
     }
@@ -359,11 +566,7 @@ impl Client {
 
     /// The geometry of the table being read.
     pub fn geometry(&self) -> &Geometry {
-        match &self.path {
-            ServerPath::Shm(handle) => handle.geometry(),
-            #[cfg(feature = "verbs")]
-            ServerPath::Verbs(handle) => handle.geometry(),
-        }
+        on_path!(&self.path, handle => handle.geometry())
     }
 
     /// The region being read, where it is mapped: not over verbs.
@@ -377,12 +580,7 @@ impl Client {
 
     /// Counts of this handle.
     pub fn stats(&self) -> ClientStats {
-        let reattached = match &self.path {
-            ServerPath::Shm(handle) => handle.reattached(),
-            #[cfg(feature = "verbs")]
-            ServerPath::Verbs(handle) => handle.reattached(),
-        };
-        ClientStats { reattached, ..self.stats }
+        ClientStats { reattached: on_path!(&self.path, handle => handle.reattached()), ..self.stats }
     }
 
     /// What was asked of verbs queues: doorbells that rang, READs, messages, completions. `None` on other
@@ -414,7 +612,7 @@ impl Client {
     /// As [`Client::get`].
     #[inline]
     pub fn get_into(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, GetError> {
-        on_path!(self.path, handle => handle.get_into(key, value, &mut self.stats))
+        on_path!(&mut self.path, handle => handle.get_into(key, value, &mut self.stats))
     }
 
     /// Is `key` present? Costs as much as [`Client::get_into`].
@@ -446,7 +644,7 @@ impl Client {
         keys: &[K],
         each: impl FnMut(usize, Option<&[u8]>),
     ) -> Result<(), GetError> {
-        on_path!(self.path, handle => handle.get_many(keys, each, &mut self.stats))
+        on_path!(&mut self.path, handle => handle.get_many(keys, each, &mut self.stats))
     }
 
     // ---- GETs by the server: the baseline ----------------------------------------------------------
@@ -559,7 +757,7 @@ impl Client {
 
     /// One reply for each request, in order.
     fn converse(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<Vec<Reply>, MutateError> {
-        let replies = on_path!(self.path, handle => handle.converse(requests, deadline))?;
+        let replies = on_path!(&mut self.path, handle => handle.converse(requests, deadline))?;
         if replies.len() != requests.len() {
             return Err(self.unexpected());
         }
@@ -568,9 +766,8 @@ impl Client {
 
     /// An answer to another question: the connection is of no further use.
     fn unexpected(&mut self) -> MutateError {
-        on_path!(self.path, handle => handle.disconnect());
-        let reason = LinkError::Unexpected.to_string();
-        MutateError::ServerGone { address: self.address.clone(), reason }
+        on_path!(&mut self.path, handle => handle.disconnect());
+        MutateError::ServerGone { address: self.address.clone(), source: LinkError::Unexpected }
     }
 }
 
@@ -637,6 +834,23 @@ fn check(request: &Request<'_>, geometry: &Geometry) -> Result<(), PutError> {
 mod tests {
     use super::*;
     use crate::config::{Config, TableSize};
+
+    /// What is said of threads.
+    #[test]
+    fn handles_go_to_other_threads() {
+        fn shared<T: Send + Sync>() {}
+        shared::<Client>();
+        fn sent<T: Send + Sync + std::error::Error + 'static>() {}
+        sent::<GetError>();
+        sent::<MutateError>();
+        sent::<ConnectError>();
+    }
+
+    /// A GET's result is a few words, however much there is to say of an error.
+    #[test]
+    fn results_of_gets_are_small() {
+        assert!(size_of::<Result<bool, GetError>>() <= 128, "{}", size_of::<GetError>());
+    }
 
     /// Every time that is longer than a clock can bear is cut, each for itself, and no other is touched.
     #[test]

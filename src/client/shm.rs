@@ -2,12 +2,11 @@
 
 use super::mailbox::{BellSocket, ClientMailbox};
 use super::{
-    ATTEMPT_MAX, ClientOptions, ClientStats, ConnectError, GetError, LinkError, MutateError, RETRY_FIRST,
-    RETRY_MAX, RequestPath, fit, send_fitting,
+    ATTEMPT_MAX, ClientOptions, ClientStats, ConnectError, GetError, Handle, LinkError, MutateError,
+    RETRY_FIRST, RETRY_MAX, RequestPath, fit, send_fitting,
 };
 use crate::address::Address;
 use crate::clock::Clock;
-use crate::fabric::counting::Counting;
 use crate::fabric::shm::Shm;
 use crate::layout::control::{Phase, STATE_WORD, State};
 use crate::layout::geometry::Geometry;
@@ -16,15 +15,15 @@ use crate::mailbox::memory::{self, Mailbox};
 use crate::reader::{ReadError, Reader};
 use crate::region::Region;
 use crate::wire::{self, PROTOCOL_VERSION, Reply, Request};
-use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
-use std::convert::Infallible;
 use std::io::{self, IoSliceMut, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// One thread's way to the server.
@@ -34,6 +33,52 @@ pub(super) struct ShmHandle {
     attached: Arc<Attachment>,
     conversation: Option<ShmConnection>,
     reattached: u64,
+    /// Ends with the last handle. (None in tests that have no server.)
+    watcher: Option<Arc<Watcher>>,
+}
+
+/// The thread that notices when the server is gone.
+#[derive(Debug)]
+struct Watcher {
+    alarm: Arc<Alarm>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// How a watcher is told that there is no handle any more.
+#[derive(Debug)]
+struct Alarm {
+    /// An eventfd.
+    raised: OwnedFd,
+    /// Is the watcher talking to a server, which may keep it waiting?
+    is_attaching: AtomicBool,
+}
+
+impl Alarm {
+    fn new() -> io::Result<Alarm> {
+        let raised = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Alarm { raised, is_attaching: AtomicBool::new(false) })
+    }
+
+    /// Is it raised, or is it within this time?
+    fn wait(&self, within: Duration) -> bool {
+        let timeout = Timespec { tv_sec: within.as_secs() as i64, tv_nsec: within.subsec_nanos().into() };
+        let mut watched = [PollFd::new(&self.raised, PollFlags::IN)];
+        matches!(rustix::event::poll(&mut watched, Some(&timeout)), Ok(n) if n > 0)
+    }
+}
+
+impl Drop for Watcher {
+    /// The thread ends before this returns, so that a program leaves nothing behind when it ends; unless a
+    /// server that does not answer keeps it: then it ends later, by itself.
+    fn drop(&mut self) {
+        let _ = rustix::io::write(&self.alarm.raised, &1u64.to_ne_bytes());
+        // SeqCst, as the watcher's: it looks at the alarm after it has said so, and this the other way round.
+        if !self.alarm.is_attaching.load(Ordering::SeqCst)
+            && let Some(thread) = self.thread.take()
+        {
+            let _ = thread.join();
+        }
+    }
 }
 
 /// What the handles of one client share.
@@ -118,67 +163,45 @@ impl ShmHandle {
             version: AtomicU64::new(0),
             gone_ns: AtomicU64::new(0),
         });
-        let mut handle = ShmHandle { shared, attached, conversation: None, reattached: 0 };
+        let mut handle = ShmHandle { shared, attached, conversation: None, reattached: 0, watcher: None };
         if options.requests == RequestPath::Mailbox {
             // A server that has no mailboxes is found out here.
             handle.open_conversation(options.deadline)?;
         }
+        let failed = |e| ConnectError::Link { address, source: LinkError::Os(e) };
         let weak = Arc::downgrade(&handle.shared);
-        std::thread::Builder::new()
-            .name("oneread-watch".into())
-            .spawn(move || watch(&weak, link))
-            .map_err(|e| ConnectError::Link { address, source: LinkError::Os(e) })?;
+        let start = || {
+            let alarm = Arc::new(Alarm::new()?);
+            let thread = std::thread::Builder::new().name("oneread-watch".into()).spawn({
+                let alarm = alarm.clone();
+                move || watch(&weak, link, &alarm)
+            })?;
+            Ok(Arc::new(Watcher { alarm, thread: Some(thread) }))
+        };
+        handle.watcher = Some(start().map_err(failed)?);
         Ok(handle)
-    }
-
-    pub fn geometry(&self) -> &Geometry {
-        &self.attached.geometry
     }
 
     pub fn region(&self) -> &Region {
         &self.attached.region
     }
 
-    /// Times it went over to a new region.
-    pub fn reattached(&self) -> u64 {
-        self.reattached
-    }
-
     // ---- GETs ---------------------------------------------------------------------------------------
-
-    #[inline]
-    pub fn get_into(
-        &mut self,
-        key: &[u8],
-        value: &mut Vec<u8>,
-        stats: &mut ClientStats,
-    ) -> Result<bool, GetError> {
-        self.read(stats, |reader| reader.get_into(key, value))
-    }
-
-    pub fn get_many<K: AsRef<[u8]>>(
-        &mut self,
-        keys: &[K],
-        each: impl FnMut(usize, Option<&[u8]>),
-        stats: &mut ClientStats,
-    ) -> Result<(), GetError> {
-        self.read(stats, |reader| reader.get_many(keys, each))
-    }
 
     #[inline]
     fn read<R>(
         &mut self,
         stats: &mut ClientStats,
-        get: impl FnOnce(&mut Reader<'_, Counting<'_, Shm<'_>>>) -> Result<R, ReadError<Infallible>>,
+        get: impl FnOnce(&mut Reader<'_, Shm<'_>>) -> Result<R, ReadError>,
     ) -> Result<R, GetError> {
         self.attach_newest()?;
         let Attachment { region, geometry, .. } = &*self.attached;
-        let fabric = Counting::new(Shm::new(region, geometry), geometry);
+        let fabric = Shm::new(region, geometry);
         let mut reader = Reader::new(fabric, geometry, self.shared.clock.clone(), self.shared.options.limits);
         let result = get(&mut reader);
         stats.get += reader.stats();
-        stats.read += reader.fabric().counts();
-        result.map_err(|error| error.widen().into())
+        stats.read += reader.read_counts();
+        Ok(result?)
     }
 
     /// Goes over to a newer region if there is one; an error when this one is no longer to be read.
@@ -204,40 +227,19 @@ impl ShmHandle {
 
     #[cold]
     fn check_lease(&mut self, gone_ns: u64, state: State) -> Result<(), GetError> {
-        let gone = |why: String| {
-            let why = format!("{why}; it is tried again in the background");
-            Err(GetError::ServerGone { address: self.shared.address.clone(), why })
-        };
+        let gone = |source| Err(GetError::ServerGone { address: self.shared.address.clone(), source });
         if state.phase == Phase::Retired {
-            return gone("it has given its region up".into());
+            return gone(LinkError::Retired);
         }
         let lease = self.shared.options.lease;
         let since = Duration::from_nanos(self.shared.clock.now_ns().saturating_sub(gone_ns));
         if gone_ns != 0 && since >= lease {
-            return gone(format!("the lease of {lease:?} has ended"));
+            return gone(LinkError::LeaseEnded(lease));
         }
         Ok(())
     }
 
     // ---- changes ------------------------------------------------------------------------------------
-
-    /// Sends requests, collects their replies. A conversation that went wrong is not taken up again: the
-    /// next one opens a new connection.
-    pub fn converse(
-        &mut self,
-        requests: &[Request<'_>],
-        deadline: Instant,
-    ) -> Result<Vec<Reply>, MutateError> {
-        if !self.is_linked(requests, deadline) {
-            let left = deadline.saturating_duration_since(Instant::now());
-            self.open_conversation(left).map_err(|error| match error {
-                ConnectError::Link { source: source @ LinkError::Deadline(_), .. } => self.lost(source),
-                error => error.into(),
-            })?;
-        }
-        let conversation = self.conversation.as_mut().expect("opened above");
-        conversation.converse(requests, deadline).map_err(|error| self.lost(error))
-    }
 
     /// Is there a connection that the server has not hung up? Where requests go by a mailbox, no system call is spent on
     /// that right after the last conversation: that the server is gone then shows while it is waited for. For a
@@ -261,10 +263,10 @@ impl ShmHandle {
             let seen = self.shared.newest().version;
             let (mut link, attachment) = attach(address, &self.shared.socket, left)?;
             let geometry = attachment.geometry.clone();
-            let mailbox = match self.shared.options.requests {
-                RequestPath::Message | RequestPath::Herd => None,
-                RequestPath::Mailbox => Some(Box::new(link.take_mailbox(address, &geometry, deadline)?)),
-            };
+            let mut mailbox = None;
+            if self.shared.options.requests == RequestPath::Mailbox {
+                mailbox = Some(Box::new(link.take_mailbox(address, &geometry, deadline)?));
+            }
             if attachment.identity != self.attached.identity {
                 // A new server, maybe with a new region: what is put there must be read there.
                 if !self.shared.publish(seen, attachment, Publisher::Handle) {
@@ -279,11 +281,6 @@ impl ShmHandle {
         }
     }
 
-    /// The connection is of no further use; the next change opens another.
-    pub fn disconnect(&mut self) {
-        self.conversation = None;
-    }
-
     fn lost(&mut self, error: LinkError) -> MutateError {
         self.disconnect();
         let address = self.shared.address.clone();
@@ -291,8 +288,53 @@ impl ShmHandle {
             LinkError::Deadline(_) => {
                 MutateError::Deadline { address, deadline: self.shared.options.deadline }
             }
-            error => MutateError::ServerGone { address, reason: error.to_string() },
+            source => MutateError::ServerGone { address, source },
         }
+    }
+}
+
+impl Handle for ShmHandle {
+    fn geometry(&self) -> &Geometry {
+        &self.attached.geometry
+    }
+
+    fn reattached(&self) -> u64 {
+        self.reattached
+    }
+
+    #[inline]
+    fn get_into(
+        &mut self,
+        key: &[u8],
+        value: &mut Vec<u8>,
+        stats: &mut ClientStats,
+    ) -> Result<bool, GetError> {
+        self.read(stats, |reader| reader.get_into(key, value))
+    }
+
+    fn get_many<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+        each: impl FnMut(usize, Option<&[u8]>),
+        stats: &mut ClientStats,
+    ) -> Result<(), GetError> {
+        self.read(stats, |reader| reader.get_many(keys, each))
+    }
+
+    fn converse(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<Vec<Reply>, MutateError> {
+        if !self.is_linked(requests, deadline) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            self.open_conversation(left).map_err(|error| match error {
+                ConnectError::Link { source: source @ LinkError::Deadline(_), .. } => self.lost(source),
+                error => error.into(),
+            })?;
+        }
+        let conversation = self.conversation.as_mut().expect("opened above");
+        conversation.converse(requests, deadline).map_err(|error| self.lost(error))
+    }
+
+    fn disconnect(&mut self) {
+        self.conversation = None;
     }
 }
 
@@ -304,6 +346,7 @@ impl Clone for ShmHandle {
             attached: self.attached.clone(),
             conversation: None,
             reattached: 0,
+            watcher: self.watcher.clone(),
         }
     }
 }
@@ -373,15 +416,9 @@ fn open_socket(
 }
 
 /// Waits for the server to hang up, then connects anew, until the last handle is dropped.
-fn watch(shared: &Weak<ShmShared>, mut link: SocketLink) {
-    /// How often it looks whether any handle is left.
-    const LOOK: Duration = Duration::from_millis(500);
+fn watch(shared: &Weak<ShmShared>, mut link: SocketLink, alarm: &Alarm) {
     loop {
-        while !link.wait_for_hang_up(LOOK) {
-            if shared.strong_count() == 0 {
-                return;
-            }
-        }
+        link.wait_for_hang_up_or(&alarm.raised);
         let Some(gone) = shared.upgrade() else { return };
         gone.gone_ns.store(gone.clock.now_ns().max(1), Ordering::Relaxed);
         tracing::warn!(address = %gone.address, "the server is gone; connecting anew in the background");
@@ -393,7 +430,13 @@ fn watch(shared: &Weak<ShmShared>, mut link: SocketLink) {
             let Some(seen) = shared.upgrade().map(|shared| shared.newest().version) else {
                 return;
             };
-            match attach(&address, &socket, within) {
+            alarm.is_attaching.store(true, Ordering::SeqCst);
+            if alarm.wait(Duration::ZERO) {
+                return;
+            }
+            let attached = attach(&address, &socket, within);
+            alarm.is_attaching.store(false, Ordering::SeqCst);
+            match attached {
                 Ok((link, attachment)) => {
                     let Some(back) = shared.upgrade() else { return };
                     if back.publish(seen, attachment, Publisher::Watcher) {
@@ -402,7 +445,9 @@ fn watch(shared: &Weak<ShmShared>, mut link: SocketLink) {
                 }
                 Err(error) => tracing::debug!(%error, "not yet"),
             }
-            std::thread::sleep(pause);
+            if alarm.wait(pause) {
+                return;
+            }
             pause = (2 * pause).min(RETRY_MAX);
         };
         tracing::info!(%address, "connected anew");
@@ -601,14 +646,15 @@ impl SocketLink {
     }
 
     fn is_hung_up(&self) -> bool {
-        self.wait_for_hang_up(Duration::ZERO)
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut watched = [PollFd::new(&self.stream, PollFlags::RDHUP)];
+        matches!(rustix::event::poll(&mut watched, Some(&now)), Ok(n) if n > 0)
     }
 
-    /// Has the server hung up, or does it within this time?
-    fn wait_for_hang_up(&self, within: Duration) -> bool {
-        let timeout = Timespec { tv_sec: within.as_secs() as i64, tv_nsec: within.subsec_nanos().into() };
-        let mut watched = [PollFd::new(&self.stream, PollFlags::RDHUP)];
-        matches!(rustix::event::poll(&mut watched, Some(&timeout)), Ok(n) if n > 0)
+    /// Waits until the server has hung up, or `other` is readable.
+    fn wait_for_hang_up_or(&self, other: &OwnedFd) {
+        let mut watched = [PollFd::new(&self.stream, PollFlags::RDHUP), PollFd::new(other, PollFlags::IN)];
+        while !matches!(rustix::event::poll(&mut watched, None), Ok(n) if n > 0) {}
     }
 }
 
@@ -715,7 +761,7 @@ mod tests {
             version: AtomicU64::new(0),
             gone_ns: AtomicU64::new(0),
         });
-        ShmHandle { shared, attached, conversation: None, reattached: 0 }
+        ShmHandle { shared, attached, conversation: None, reattached: 0, watcher: None }
     }
 
     fn enters(attachment: &Attachment, phase: Phase) {
@@ -758,9 +804,9 @@ mod tests {
             handle.shared.clock.advance(Duration::from_nanos(now_ns - now));
             handle.shared.gone_ns.store(gone_ns, Ordering::Relaxed);
             handle.attach_newest().err().map(|error| match error {
-                GetError::ServerGone { address, why } => {
+                GetError::ServerGone { address, source } => {
                     assert_eq!(address, Address::Shm("/nowhere".into()));
-                    why
+                    source.to_string()
                 }
                 error => panic!("{error}"),
             })
@@ -834,6 +880,22 @@ mod tests {
         drop(server);
         let gone = link.sleep(Instant::now() + Duration::from_secs(60));
         assert!(matches!(gone, Err(LinkError::HungUp)), "{gone:?}");
+    }
+
+    /// The watching thread has ended when the last handle has been dropped.
+    #[test]
+    fn the_watcher_goes_with_the_last_handle() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("socket");
+        let table = Config { size: TableSize::Keys(10), ..Config::default() };
+        let _server = Server::start(ServerConfig::new(Address::Shm(socket.clone()), table)).unwrap();
+        let first = ShmHandle::connect(&socket, &ClientOptions::default()).unwrap();
+        let alarm = Arc::downgrade(&first.watcher.as_ref().unwrap().alarm);
+        let second = first.clone();
+        drop(first);
+        assert_eq!(alarm.strong_count(), 2, "that of the thread, and that of who wakes it");
+        drop(second);
+        assert_eq!(alarm.strong_count(), 0);
     }
 
     /// A client that is dropped while its server is gone takes its thread and its mapping along.

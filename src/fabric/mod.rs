@@ -3,12 +3,12 @@
 //! A fabric takes READs in doorbells and gives them back as they complete. It neither knows keys nor
 //! interprets bytes; it says how its samples may be believed ([`Fabric::EXACT`], [`Fabric::proof`]).
 
-pub mod counting;
 pub mod landed;
 pub mod shm;
 
 use crate::get::{Landed, Proof};
 use crate::layout::geometry::Window;
+use crate::reader::ReadError;
 
 /// Which GET of a batch a READ belongs to.
 pub type ReadId = u32;
@@ -24,8 +24,9 @@ pub trait Fabric {
     const EXACT: bool;
     /// Taken at the start of a pass, handed back for its proof.
     type Mark: Copy;
-    /// What can go wrong underneath.
-    type Error;
+    /// Why a GET over it gives no answer: what can happen on every fabric, and what can go wrong
+    /// underneath this one. [`ReadError`] itself where nothing can.
+    type Error: From<ReadError>;
 
     /// READs that may be in flight at once. At least 1.
     fn credits(&self) -> usize;

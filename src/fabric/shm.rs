@@ -11,10 +11,10 @@ use crate::get::{Landed, Look, Proof};
 use crate::layout::control::move_counter_word;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::mapped;
+use crate::reader::ReadError;
 use crate::region::Region;
 use crate::sync::{Ordering, fence};
 use smallvec::SmallVec;
-use std::convert::Infallible;
 
 /// Loads from a mapped region. Cheap to make; one per thread.
 #[derive(Clone, Debug)]
@@ -92,14 +92,15 @@ impl<'f> Fabric for Shm<'f> {
         Self: 'a;
     const EXACT: bool = true;
     type Mark = u64;
-    type Error = Infallible;
+    /// The memory is there, or the process is not.
+    type Error = ReadError;
 
     fn credits(&self) -> usize {
         CREDITS
     }
 
     #[inline]
-    fn post(&mut self, reads: &[(ReadId, Window)]) -> Result<(), Infallible> {
+    fn post(&mut self, reads: &[(ReadId, Window)]) -> Result<(), ReadError> {
         debug_assert!(self.posted.len() + reads.len() <= CREDITS);
         self.posted.extend_from_slice(reads);
         for &(_, window) in reads {
@@ -110,7 +111,7 @@ impl<'f> Fabric for Shm<'f> {
     }
 
     #[inline]
-    fn poll(&mut self, mut sink: impl FnMut(ReadId, &mut MappedSlots<'f>)) -> Result<(), Infallible> {
+    fn poll(&mut self, mut sink: impl FnMut(ReadId, &mut MappedSlots<'f>)) -> Result<(), ReadError> {
         let mut landed = self.landed();
         for (token, _) in self.posted.drain(..) {
             sink(token, &mut landed);
@@ -140,7 +141,7 @@ impl<'f> Fabric for Shm<'f> {
         &mut self,
         window: Window,
         take: impl FnOnce(&mut MappedSlots<'f>) -> R,
-    ) -> Result<R, Infallible> {
+    ) -> Result<R, ReadError> {
         self.prefetch(window);
         Ok(take(&mut self.landed()))
     }

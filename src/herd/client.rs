@@ -4,6 +4,7 @@
 
 use super::sealed::{lay_out, seal};
 use super::{GRH, HerdJoin, HerdOffer, HerdWelcome, VERSION, WINDOW, WriteTransport, cell_bytes};
+use crate::client::verbs::connection::Connection;
 use crate::layout::geometry::Geometry;
 use crate::layout::hash::reduce;
 use crate::mailbox::CellMark;
@@ -297,6 +298,50 @@ impl HerdClient {
             }
         }
         Ok(None)
+    }
+}
+
+impl Connection {
+    /// Asks HERD's workers, [`WINDOW`] requests at a time; the replies in the order of the requests.
+    pub fn call(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<Vec<Reply>, VerbsError> {
+        let called = self.call_all(requests, deadline);
+        if let (Err(_), Some(herd)) = (&called, &mut self.herd) {
+            herd.give_up();
+        }
+        called
+    }
+
+    fn call_all(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<Vec<Reply>, VerbsError> {
+        let geometry = self.geometry().clone();
+        let mut replies = vec![None; requests.len()];
+        let (mut begun, mut answered) = (0, 0);
+        while answered < requests.len() {
+            let Some(herd) = &mut self.herd else { return Err(VerbsError::Closed) };
+            while let Some(request) = requests.get(begun)
+                && let Some(lane) = herd.lane_for(requests, begun)
+            {
+                herd.begin(lane, begun, request, &geometry)?;
+                begun += 1;
+            }
+            let now = Instant::now();
+            let repeat_at = herd.repeat_due(now)?;
+            let until = repeat_at.min(deadline);
+            let waited = self.wait_until(until.saturating_duration_since(now), |this| {
+                let Some(herd) = &this.herd else { return true };
+                herd.has_arrived() || begun < requests.len() && herd.lane_for(requests, begun).is_some()
+            });
+            match waited {
+                Ok(()) => {}
+                Err(VerbsError::Late { .. }) if Instant::now() < deadline => {}
+                Err(error) => return Err(error),
+            }
+            let Some(herd) = &mut self.herd else { return Err(VerbsError::Closed) };
+            while let Some((request, reply)) = herd.next_reply()? {
+                replies[request] = Some(reply);
+                answered += 1;
+            }
+        }
+        Ok(replies.into_iter().flatten().collect())
     }
 }
 

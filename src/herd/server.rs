@@ -328,3 +328,17 @@ impl Replies {
         Ok(())
     }
 }
+/// Gives a client that asks for it a place: the place, and what the client is told of it. `Err` says why not.
+pub(crate) fn admit(
+    acceptor: Option<&HerdAcceptor>,
+    asked: Option<&serde_json::Value>,
+) -> Result<(Option<HerdLease>, Option<serde_json::Value>), String> {
+    match (asked, acceptor) {
+        (None, _) => Ok((None, None)),
+        (Some(join), Some(acceptor)) => {
+            let (lease, welcome) = acceptor.admit(join)?;
+            Ok((Some(lease), Some(super::told(&welcome))))
+        }
+        (Some(_), None) => Err("it asks for HERD, which this server does not serve".into()),
+    }
+}

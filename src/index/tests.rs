@@ -1288,17 +1288,17 @@ fn a_put_gives_up_after_a_thousand_paths() {
         let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).unwrap();
         let index = Arc::new(Index::create(region, geometry, Clock::manual()).unwrap());
         assert!(index.geometry.main_slots() <= 64);
-        let first = |key: &[u8]| index.geometry.seeds().first(key);
-        let has_room = |key: &[u8]| index.free_slot(index.geometry.primary(first(key))).is_some();
+        let has_room =
+            |key: &[u8]| index.free_slot(index.geometry.primary(index.geometry.hashed(key))).is_some();
         for key in (0..200).map(key).filter(|key| has_room(key)).take(38) {
             assert_eq!(index.put(&key, b"value", PutMode::Insert), Ok(PutOutcome::Inserted));
         }
         // A newcomer's path ends at a free slot; there it is occupied, and another one is free, to which a path goes.
-        let end = |key: &[u8]| find_path(index.slots(), key, first(key))?.last().copied();
+        let end = |key: &[u8]| find_path(index.slots(), index.geometry.hashed(key))?.last().copied();
         let taken = || (0..index.geometry.main_slots()).map(SlotIx).filter(|&at| !is_free(&index, at));
         let restless = (200..300).map(key).filter(|key| !has_room(key)).find_map(|newcomer| {
             let free = end(&newcomer)?;
-            let primary = index.geometry.primary(first(&newcomer));
+            let primary = index.geometry.primary(index.geometry.hashed(&newcomer));
             taken().filter(|&at| !primary.contains(at)).collect::<Vec<_>>().into_iter().find_map(|at| {
                 let (index, at, moves) = (index.clone(), Cell::new([at, free]), Cell::new(0));
                 let restless = Restless { index, at, moves };

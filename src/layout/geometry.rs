@@ -36,6 +36,7 @@ impl Window {
 /// The three ways to place keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
+#[non_exhaustive]
 pub enum Family {
     /// A key is in one of several windows ([`crate::cuckoo`]).
     Cuckoo = 1,

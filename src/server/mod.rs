@@ -16,7 +16,10 @@ use crate::clock::Clock;
 use crate::config::{Config, ConfigError};
 use crate::index::{Index, RecoverError, Recovered};
 use crate::region::{Backing, Region, RegionError};
-use crate::verbs::{SetupError, Token as Secret, Wait};
+use crate::setters::setters;
+#[cfg(feature = "verbs")]
+use crate::verbs::SetupError;
+use crate::verbs::{Token as Secret, Wait};
 use crate::wire::ServerStats;
 use end::{Ended, Retired, Socket, Thread};
 use mailbox::Visit;
@@ -48,6 +51,7 @@ pub enum StartMode {
 
 /// How to serve.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct ServerConfig {
     /// Where clients find the server.
     pub address: Address,
@@ -74,6 +78,7 @@ pub struct ServerConfig {
     /// Over verbs, for comparison: clients may make requests HERD's way
     /// ([`RequestPath::Herd`](crate::client::RequestPath::Herd)). Starts `workers` further threads, which poll
     /// without sleeping while such a client is connected.
+    #[cfg(feature = "herd")]
     pub herd: bool,
     /// Over verbs: told now and then how much of the region has been made ready for the device, which takes
     /// some seconds for each 10 GiB.
@@ -104,11 +109,26 @@ impl ServerConfig {
             token: Secret::default(),
             wait: Wait::Block,
             mailbox: false,
+            #[cfg(feature = "herd")]
             herd: false,
             progress: None,
         }
     }
 }
+
+setters!(ServerConfig {
+    backing: Backing,
+    start: StartMode,
+    workers: usize,
+    allow_uids: impl Into<Vec<u32>>,
+    clients_max: usize,
+    token: Secret,
+    wait: Wait,
+    mailbox: bool,
+    #[cfg(feature = "herd")]
+    herd: bool,
+    progress: fn(RegisterProgress),
+});
 
 /// Why a server could not start.
 #[derive(Debug, thiserror::Error)]
@@ -155,7 +175,16 @@ pub enum ServeError {
         /// The operating system's answer.
         source: io::Error,
     },
+    /// This build has no verbs fabric.
+    #[error(
+        "this build of oneread cannot serve at {address}: it has no verbs fabric; build it with `--features verbs`"
+    )]
+    NotBuilt {
+        /// The address.
+        address: Address,
+    },
     /// Verbs could not be set up.
+    #[cfg(feature = "verbs")]
     #[error(transparent)]
     Verbs(#[from] SetupError),
     /// Threads or event queues could not be made.
@@ -181,7 +210,10 @@ impl Server {
     /// [`ServeError`]; nothing is left behind but a region file, if one was made.
     pub fn start(config: ServerConfig) -> Result<Server, ServeError> {
         let elsewhere = match config.address {
+            #[cfg(feature = "herd")]
             Address::Shm(_) => config.herd.then_some(("herd", "verbs")),
+            #[cfg(not(feature = "herd"))]
+            Address::Shm(_) => None,
             Address::Verbs(_) => config.mailbox.then_some(("mailbox", "shm")),
         };
         if let Some((option, fabric)) = elsewhere {
@@ -209,6 +241,7 @@ impl Server {
                 let how = verbs::VerbsServing {
                     token: config.token,
                     wait: config.wait,
+                    #[cfg(feature = "herd")]
                     herd: config.herd,
                     workers: config.workers,
                     progress: config.progress,
@@ -218,7 +251,7 @@ impl Server {
                 server.address = Address::Verbs(at);
             }
             #[cfg(not(feature = "verbs"))]
-            Address::Verbs(_) => return Err(SetupError::NotBuilt.into()),
+            Address::Verbs(_) => return Err(ServeError::NotBuilt { address: server.address.clone() }),
         }
         tracing::info!(address = %server.address, "serving");
         Ok(server)

@@ -97,7 +97,6 @@ impl ServerState {
             Err(
                 ReadError::Contended { retries: rounds, .. } | ReadError::Deadline { retries: rounds, .. },
             ) => Reply::Put(Err(PutError::Busy { rounds })),
-            Err(ReadError::Fabric(never)) => match never {},
         }
     }
 }

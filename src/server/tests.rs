@@ -456,8 +456,10 @@ fn what_a_server_is_told() {
     let dir = tempfile::tempdir().unwrap();
     let address = Address::Shm(dir.path().join("socket"));
     let usual = ServerConfig::new(address.clone(), table());
-    let ServerConfig { workers, clients_max, herd, token, wait, .. } = usual.clone();
-    assert_eq!((workers, clients_max, herd, token, wait), (2, 4096, false, Secret::default(), Wait::Block));
+    let ServerConfig { workers, clients_max, token, wait, .. } = usual.clone();
+    assert_eq!((workers, clients_max, token, wait), (2, 4096, Secret::default(), Wait::Block));
+    #[cfg(feature = "herd")]
+    assert!(!usual.herd);
     assert_eq!(
         (usual.backing.clone(), usual.start.clone()),
         (Backing::Anonymous, StartMode::Create(table()))

@@ -10,6 +10,7 @@
 use super::end::Thread;
 use super::shared::ServerState;
 use super::{ACCEPT_AGAIN, RegisterProgress};
+#[cfg(feature = "herd")]
 use crate::herd;
 use crate::layout::geometry::Geometry;
 use crate::layout::superblock::SUPERBLOCK_WORDS;
@@ -65,6 +66,7 @@ pub(crate) struct VerbsServer {
     token: Token,
     message_bytes: usize,
     wait: Wait,
+    #[cfg(feature = "herd")]
     herd: Option<herd::server::HerdAcceptor>,
 }
 
@@ -72,6 +74,7 @@ pub(crate) struct VerbsServer {
 pub(crate) struct VerbsServing {
     pub token: Token,
     pub wait: Wait,
+    #[cfg(feature = "herd")]
     pub herd: bool,
     pub workers: usize,
     pub progress: Option<fn(RegisterProgress)>,
@@ -101,11 +104,21 @@ pub(crate) fn start(
     let message_bytes = message_bytes(geometry);
     let region = register(&station, &shared, how.progress)?;
     let superblock = (0..SUPERBLOCK_WORDS).map(|word| shared.index.region().load(word)).collect();
-    let VerbsServing { token, wait, herd, workers, .. } = how;
-    let herd = herd.then(|| herd::server::HerdAcceptor::open(&shared, &station, workers)).transpose()?;
-    let (herd, herd_threads) = herd.unzip();
-    let host =
-        Arc::new(VerbsServer { shared, station, region, superblock, token, message_bytes, wait, herd });
+    let VerbsServing { token, wait, workers, .. } = how;
+    #[cfg(feature = "herd")]
+    let (herd, herd_threads) =
+        how.herd.then(|| herd::server::HerdAcceptor::open(&shared, &station, workers)).transpose()?.unzip();
+    let host = Arc::new(VerbsServer {
+        shared,
+        station,
+        region,
+        superblock,
+        token,
+        message_bytes,
+        wait,
+        #[cfg(feature = "herd")]
+        herd,
+    });
 
     let threads =
         |e: io::Error| SetupError::Call { call: "starting threads", errno: e.raw_os_error().unwrap_or(0) };
@@ -126,6 +139,7 @@ pub(crate) fn start(
         .map_err(threads)?;
     all.push((Some(waker), thread));
     // These end when the inbox is gone, with the last of the threads above.
+    #[cfg(feature = "herd")]
     all.extend(herd_threads.into_iter().flatten().map(|thread| (None, thread)));
     Ok(address.with_port(port))
 }
@@ -280,7 +294,10 @@ impl Acceptor {
         let _ = stream.set_nodelay(true);
         crate::verbs::keep_alive(&stream);
         let Ok(nonce) = bootstrap::nonce() else { return };
+        #[cfg(feature = "herd")]
         let extension = self.host.herd.as_ref().map(|acceptor| herd::told(&acceptor.offer()));
+        #[cfg(not(feature = "herd"))]
+        let extension = None;
         let challenge =
             Challenge { oneread: bootstrap::NAME.into(), version: bootstrap::VERSION, nonce, extension };
         let token = mio::Token(self.next);
@@ -408,15 +425,17 @@ impl VerbsServer {
                 return Err((format!("the server's queue pair cannot be connected: {error}"), stream));
             }
         };
-        let seated = match (&join.extension, &self.herd) {
-            (None, _) => Ok(None),
-            (Some(join), Some(acceptor)) => acceptor.admit(join).map(Some),
-            (Some(_), None) => Err("it asks for HERD, which this server does not serve".into()),
-        };
-        let (seating, seated) = match seated {
-            Ok(seated) => seated.unzip(),
+        #[cfg(feature = "herd")]
+        let (seating, extension) = match herd::server::admit(self.herd.as_ref(), join.extension.as_ref()) {
+            Ok(admitted) => admitted,
             Err(why) => return Err((why, stream)),
         };
+        #[cfg(not(feature = "herd"))]
+        let extension = None;
+        #[cfg(not(feature = "herd"))]
+        if join.extension.is_some() {
+            return Err(("it asks for what this server does not serve".into(), stream));
+        }
         let mut welcome = Welcome {
             proof: Default::default(),
             endpoint: pair.endpoint(),
@@ -429,7 +448,7 @@ impl VerbsServer {
             messages: MESSAGES as u16,
             message_bytes: self.message_bytes as u32,
             network: self.station.network(),
-            extension: seated.as_ref().map(herd::told),
+            extension,
         };
         bootstrap::prove(&self.token, nonce, &join.nonce, &mut welcome);
         let welcome = JoinAnswer::Welcome(Box::new(welcome));
@@ -446,6 +465,7 @@ impl VerbsServer {
             answer: Vec::new(),
             ready,
             is_spent: false,
+            #[cfg(feature = "herd")]
             seating,
         })
     }
@@ -473,6 +493,7 @@ struct VerbsSession {
     /// Its queue pair takes no more receives.
     is_spent: bool,
     /// HERD's workers poll for it as long as it is here.
+    #[cfg(feature = "herd")]
     seating: Option<herd::server::HerdLease>,
 }
 
@@ -699,7 +720,10 @@ impl VerbsWorker {
         tracing::debug!(number, why, "a client is gone");
         self.by_token.retain(|_, of| *of != number);
         client.pair.fail();
-        client.seating = None;
+        #[cfg(feature = "herd")]
+        {
+            client.seating = None;
+        }
         for request in client.requests.drain(..) {
             let _ = self.post_receive(request.slot);
         }

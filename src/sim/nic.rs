@@ -9,6 +9,7 @@ use crate::layout::control::move_counter_word;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::slot::{COPY_SHIFT, View};
 use crate::layout::{LINE, WORD};
+use crate::reader::ReadError;
 use std::cell::Cell;
 use std::ops::Range;
 use std::rc::Rc;
@@ -48,10 +49,16 @@ pub struct Hardware {
     pub passes_max: usize,
 }
 
-/// A READ that the adversary let fail.
-#[derive(Debug, thiserror::Error, Clone, Copy, PartialEq, Eq)]
-#[error("the READ failed")]
-pub struct ReadFailed;
+/// Why a GET over the simulated NIC gave no answer.
+#[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
+pub enum SimGetError {
+    /// What can happen on every fabric.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// The adversary let a READ fail.
+    #[error("the READ failed")]
+    ReadFailed,
+}
 
 /// Leaps that a client chooses among.
 const LEAPS_MAX: usize = 3;
@@ -263,25 +270,25 @@ impl<A: Adversary> Fabric for Sim<'_, A> {
         Self: 'l;
     const EXACT: bool = false;
     type Mark = Instant;
-    type Error = ReadFailed;
+    type Error = SimGetError;
 
     fn credits(&self) -> usize {
         8
     }
 
-    fn post(&mut self, reads: &[(ReadId, Window)]) -> Result<(), ReadFailed> {
+    fn post(&mut self, reads: &[(ReadId, Window)]) -> Result<(), SimGetError> {
         self.posted.extend(reads.iter().map(|&(token, window)| (token, window, self.now.get())));
         Ok(())
     }
 
-    fn poll(&mut self, mut sink: impl FnMut(ReadId, &mut LandedWindow<'_>)) -> Result<(), ReadFailed> {
+    fn poll(&mut self, mut sink: impl FnMut(ReadId, &mut LandedWindow<'_>)) -> Result<(), SimGetError> {
         if self.posted.is_empty() {
             return Ok(());
         }
         let one_in = self.hardware.error_one_in;
         if one_in > 0 && self.adversary.pick(one_in) == 0 {
             self.posted.clear();
-            return Err(ReadFailed);
+            return Err(SimGetError::ReadFailed);
         }
         let which = self.adversary.pick(self.posted.len());
         let (token, window, posted) = self.posted.swap_remove(which);

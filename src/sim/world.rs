@@ -9,7 +9,7 @@ use super::decided::{By, Decided};
 use super::keys::{KEY_BYTES, KeyNumber, key};
 use super::stores::{Incident, IncidentKind, Move, StoreEvent, Stores};
 use super::turns;
-use super::{Adversary, Aim, Hardware, History, Instant, Met, ReadFailed, Recorder, Sim, Stalls, Witness};
+use super::{Adversary, Aim, Hardware, History, Instant, Met, Recorder, Sim, SimGetError, Stalls, Witness};
 use crate::clock::Clock;
 use crate::config::{Config, TableSize};
 use crate::fabric::Fabric;
@@ -27,7 +27,6 @@ use crate::reader::{Limits, ReadError, Reader};
 use crate::region::Region;
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
-use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -187,7 +186,7 @@ struct Done {
 #[derive(Debug)]
 enum Did {
     Change(Done),
-    Look(KeyNumber, GetAnswer<Infallible>, (Instant, Instant)),
+    Look(KeyNumber, GetAnswer<ReadError>, (Instant, Instant)),
 }
 
 impl Done {
@@ -275,7 +274,7 @@ pub struct World {
 }
 
 /// A GET's answer, or why there was none.
-pub type GetAnswer<E = ReadFailed> = Result<Option<Vec<u8>>, ReadError<E>>;
+pub type GetAnswer<E = SimGetError> = Result<Option<Vec<u8>>, E>;
 
 fn answer<F: Fabric>(reader: &mut Reader<'_, F>, number: KeyNumber) -> GetAnswer<F::Error> {
     let mut value = Vec::new();
@@ -801,7 +800,7 @@ impl World {
             reader.fabric_mut().begin(from, aim);
             let (from, before) = (reader.fabric().now(), reader.stats().retries_torn);
             let answer = answer(&mut reader, number);
-            if hardware.error_one_in > 0 && matches!(answer, Err(ReadError::Fabric(ReadFailed))) {
+            if hardware.error_one_in > 0 && matches!(answer, Err(SimGetError::ReadFailed)) {
                 continue;
             }
             let newest = seen.entry(number).or_default();
@@ -898,7 +897,7 @@ impl World {
             answered.push((n, Ok(value.map(<[u8]>::to_vec)), wanted[n].began.get(), now.get()));
             answers.set(answers.get() + 1);
         });
-        let failed = hardware.error_one_in > 0 && matches!(ended, Err(ReadError::Fabric(ReadFailed)));
+        let failed = hardware.error_one_in > 0 && matches!(ended, Err(SimGetError::ReadFailed));
         if let (Err(error), false) = (ended, failed) {
             let open = (0..numbers.len()).find(|n| answered.iter().all(|(other, ..)| other != n));
             let number = numbers[open.unwrap_or(0)];

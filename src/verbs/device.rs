@@ -9,6 +9,12 @@
 
 #![allow(unsafe_code)]
 
+#[cfg(feature = "herd")]
+mod rival;
+
+#[cfg(feature = "herd")]
+pub(crate) use rival::AddressHandle;
+
 use super::error::{SetupError, VerbsError, status};
 use super::ffi::{Completion, Functions, functions};
 use crate::region::Region;
@@ -25,6 +31,7 @@ pub(crate) mod id {
     pub const READ: u64 = 0;
     pub const SEND: u64 = 1 << 62;
     pub const RECEIVE: u64 = 2 << 62;
+    #[cfg(feature = "herd")]
     pub const HERD: u64 = 3 << 62;
     pub const KIND: u64 = 3 << 62;
 }
@@ -336,6 +343,7 @@ pub(crate) enum Access {
     Local,
     /// READ it.
     RemoteRead,
+    #[cfg(feature = "herd")]
     /// WRITE it.
     RemoteWrite,
 }
@@ -345,6 +353,7 @@ impl Access {
         let flags = match self {
             Access::Local => ibv_access_flags::IBV_ACCESS_LOCAL_WRITE,
             Access::RemoteRead => ibv_access_flags::IBV_ACCESS_REMOTE_READ,
+            #[cfg(feature = "herd")]
             Access::RemoteWrite => {
                 ibv_access_flags::IBV_ACCESS_LOCAL_WRITE | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE
             }
@@ -486,11 +495,6 @@ impl Buffer {
         unsafe { self.memory.map.as_mut_ptr().add(at) }
     }
 
-    /// The address of a cell, for work requests of the other side.
-    pub fn address(&self, cell: usize) -> u64 {
-        self.cell(cell) as u64
-    }
-
     /// The first words of a cell.
     ///
     /// # Safety
@@ -499,14 +503,6 @@ impl Buffer {
     pub unsafe fn words(&self, cell: usize, words: usize) -> &[u64] {
         assert!(words * size_of::<u64>() <= self.memory.cell_bytes, "more words than a cell has");
         // SAFETY: inside the mapping, aligned to lines, any bits are a u64; the rest is the caller's promise.
-        unsafe { std::slice::from_raw_parts(self.cell(cell).cast(), words) }
-    }
-
-    /// The words of a cell that a NIC may be writing: load them `Relaxed`, then fence.
-    pub fn shared_words(&self, cell: usize) -> &[crate::sync::AtomicU64] {
-        let words = self.memory.cell_bytes / size_of::<u64>();
-        // SAFETY: inside the mapping and aligned; the memory is touched as atomics by this process wherever
-        // it uses this method.
         unsafe { std::slice::from_raw_parts(self.cell(cell).cast(), words) }
     }
 
@@ -770,8 +766,10 @@ fn posted(result: c_int) -> Result<(), VerbsError> {
 pub(crate) enum Transport {
     /// Reliable, connected: everything.
     Rc,
+    #[cfg(feature = "herd")]
     /// Unreliable, connected: WRITE and SEND.
     Uc,
+    #[cfg(feature = "herd")]
     /// Unreliable, to anybody: SEND.
     Ud,
 }
@@ -840,10 +838,12 @@ pub(crate) struct Work {
 pub(crate) enum WorkKind {
     /// READs remote memory into the element.
     Read { address: u64, key: u32 },
+    #[cfg(feature = "herd")]
     /// WRITEs the element into remote memory.
     Write { address: u64, key: u32 },
     /// SENDs the element.
     Send,
+    #[cfg(feature = "herd")]
     /// SENDs the element as a datagram.
     Datagram { to: *mut ibv_ah, number: u32, key: u32 },
 }
@@ -881,7 +881,9 @@ impl QueuePair {
             },
             qp_type: match transport {
                 Transport::Rc => ibv_qp_type::IBV_QPT_RC,
+                #[cfg(feature = "herd")]
                 Transport::Uc => ibv_qp_type::IBV_QPT_UC,
+                #[cfg(feature = "herd")]
                 Transport::Ud => ibv_qp_type::IBV_QPT_UD,
             },
             sq_sig_all: 0,
@@ -1002,23 +1004,11 @@ impl QueuePair {
         self.modify(
             attr,
             mask | match self.transport {
+                #[cfg(feature = "herd")]
                 Transport::Ud => ibv_qp_attr_mask::IBV_QP_QKEY,
                 _ => ibv_qp_attr_mask::IBV_QP_ACCESS_FLAGS,
             },
         )
-    }
-
-    /// For datagrams: may send and receive from now on.
-    pub fn open_for_datagrams(&mut self) -> Result<(), SetupError> {
-        self.initialise(Access::Local)?;
-        let attr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_RTR, ..Default::default() };
-        self.modify(attr, ibv_qp_attr_mask::IBV_QP_STATE)?;
-        let attr = ibv_qp_attr {
-            qp_state: ibv_qp_state::IBV_QPS_RTS,
-            sq_psn: self.first_packet,
-            ..Default::default()
-        };
-        self.modify(attr, ibv_qp_attr_mask::IBV_QP_STATE | ibv_qp_attr_mask::IBV_QP_SQ_PSN)
     }
 
     /// From now on it takes nothing; what it was to do completes with an error.
@@ -1041,15 +1031,17 @@ impl QueuePair {
     /// # Safety
     /// Every element names a cell of a [`Buffer`] that outlives this queue pair, and that until its
     /// completion is not borrowed from nor posted again (READ), or not written (SEND, WRITE). The
-    /// [`AddressHandle`] that a datagram names lives until then, too.
+    /// address handle that a datagram names lives until then, too.
     pub unsafe fn post(&mut self, works: impl IntoIterator<Item = Work>) -> Result<(), VerbsError> {
         self.requests.clear();
         self.elements.clear();
         for work in works {
             let (opcode, wr) = match work.kind {
                 WorkKind::Read { address, key } => (ibv_wr_opcode::IBV_WR_RDMA_READ, rdma(address, key)),
+                #[cfg(feature = "herd")]
                 WorkKind::Write { address, key } => (ibv_wr_opcode::IBV_WR_RDMA_WRITE, rdma(address, key)),
                 WorkKind::Send => (ibv_wr_opcode::IBV_WR_SEND, Default::default()),
+                #[cfg(feature = "herd")]
                 WorkKind::Datagram { to, number, key } => {
                     let ud = ibv_send_wr__bindgen_ty_2__bindgen_ty_3 {
                         ah: to,
@@ -1125,41 +1117,4 @@ fn address_of(route: &Route, to: &ibverbs::QueuePairEndpoint) -> ibv_ah_attr {
             ibv_global_route { dgid: gid.into(), sgid_index: index, hop_limit: 64, ..Default::default() };
     }
     attr
-}
-
-/// Where datagrams go.
-#[derive(Debug)]
-pub(crate) struct AddressHandle {
-    raw: NonNull<ibv_ah>,
-    domain: Arc<ProtectionDomain>,
-}
-
-// SAFETY: as for `Context`.
-unsafe impl Send for AddressHandle {}
-// SAFETY: as for `Context`.
-unsafe impl Sync for AddressHandle {}
-
-impl AddressHandle {
-    pub fn new(
-        domain: Arc<ProtectionDomain>,
-        route: &Route,
-        to: &ibverbs::QueuePairEndpoint,
-    ) -> Result<AddressHandle, SetupError> {
-        let mut attr = address_of(route, to);
-        // SAFETY: an existing domain, and a filled-in address.
-        let raw = unsafe { (domain.context.functions.ibv_create_ah)(domain.raw.as_ptr(), &mut attr) };
-        Ok(AddressHandle { raw: object("ibv_create_ah", raw)?, domain })
-    }
-
-    pub fn raw(&self) -> *mut ibv_ah {
-        self.raw.as_ptr()
-    }
-}
-
-impl Drop for AddressHandle {
-    fn drop(&mut self) {
-        let functions = self.domain.context.functions;
-        // SAFETY: ours, once.
-        destroyed("ibv_destroy_ah", unsafe { (functions.ibv_destroy_ah)(self.raw.as_ptr()) });
-    }
 }

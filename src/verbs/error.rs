@@ -1,5 +1,4 @@
-//! What can go wrong with verbs: in setting up, and under way. Part of every build, so that errors have
-//! the same types everywhere.
+//! What can go wrong with verbs: in setting up, and under way.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -54,9 +53,6 @@ fn os(errno: &i32) -> std::io::Error {
 #[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SetupError {
-    /// Built without verbs.
-    #[error("this build of oneread has no verbs fabric; build it with `--features verbs`")]
-    NotBuilt,
     /// The library is not there.
     #[error(
         "libibverbs.so.1 cannot be loaded: {why}; on Debian: apt-get install libibverbs1 ibverbs-providers"
@@ -201,6 +197,7 @@ pub enum SetupError {
         ours: u32,
     },
     /// Requests cannot be made HERD's way.
+    #[cfg(feature = "herd")]
     #[error("HERD: {why}")]
     Herd {
         /// Why not, and what mends it.
@@ -246,7 +243,6 @@ fn call_hint(errno: i32) -> &'static str {
 }
 
 /// Name and usual cause of a completion status (verbs.h, `enum ibv_wc_status`).
-#[cfg_attr(not(feature = "verbs"), expect(dead_code, reason = "completions need verbs"))]
 pub(crate) fn status(number: u32) -> (&'static str, &'static str) {
     const STATUSES: [(&str, &str); 24] = [
         ("IBV_WC_SUCCESS", "no error"),

@@ -14,17 +14,18 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
 
 macro_rules! functions {
-    ($($name:ident($($argument:ty),*) $(-> $result:ty)?;)*) => {
+    ($($(#[$only:meta])* $name:ident($($argument:ty),*) $(-> $result:ty)?;)*) => {
         /// The functions of the loaded library.
         #[derive(Debug)]
         pub(super) struct Functions {
-            $(pub $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+            $($(#[$only])* pub $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
         }
 
         impl Functions {
             fn of(library: &libloading::Library) -> Result<Functions, libloading::Error> {
                 Ok(Functions {
                     $(
+                        $(#[$only])*
                         // SAFETY: the symbol is a function of libibverbs' stable ABI with this signature
                         // (`same_signatures`), and the library is never unloaded.
                         $name: *unsafe { library.get(concat!(stringify!($name), "\0").as_bytes())? },
@@ -36,7 +37,7 @@ macro_rules! functions {
         /// Never called: it compiles only if the signatures above are those of the headers.
         #[expect(dead_code, reason = "for the compiler to check")]
         fn same_signatures() {
-            $(let _: unsafe extern "C" fn($($argument),*) $(-> $result)? = ibverbs_sys::$name;)*
+            $($(#[$only])* let _: unsafe extern "C" fn($($argument),*) $(-> $result)? = ibverbs_sys::$name;)*
         }
     };
 }
@@ -67,7 +68,9 @@ functions! {
     ibv_create_qp(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp;
     ibv_modify_qp(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
     ibv_destroy_qp(*mut ibv_qp) -> c_int;
+    #[cfg(feature = "herd")]
     ibv_create_ah(*mut ibv_pd, *mut ibv_ah_attr) -> *mut ibv_ah;
+    #[cfg(feature = "herd")]
     ibv_destroy_ah(*mut ibv_ah) -> c_int;
 }
 

@@ -11,12 +11,13 @@
 //! Nothing here knows keys or slots. What a client does over verbs stands in `client/verbs/`, what a server does in
 //! `server/verbs.rs`.
 //!
-//! Everything but options, addresses, errors and the choice of a GID needs the cargo feature `verbs`.
+//! Everything but options, addresses and the choice of a GID needs the cargo feature `verbs`.
 
 #[cfg(feature = "verbs")]
 pub(crate) mod bootstrap;
 #[cfg(feature = "verbs")]
 pub(crate) mod device;
+#[cfg(feature = "verbs")]
 pub mod error;
 #[cfg(feature = "verbs")]
 pub(crate) mod ffi;
@@ -24,8 +25,11 @@ pub mod gid;
 #[cfg(feature = "verbs")]
 pub(crate) mod station;
 
+#[cfg(feature = "verbs")]
 pub use error::{SetupError, VerbsError};
 
+use crate::address::AddressError;
+use crate::setters::setters;
 use std::fmt;
 use std::num::NonZeroU8;
 use std::str::FromStr;
@@ -42,6 +46,7 @@ pub struct QueueCounts {
     /// Messages sent.
     pub messages: u64,
     /// Of HERD's requests, those that were written again because no reply had come.
+    #[cfg(feature = "herd")]
     pub repeats: u64,
     /// Completions taken from the completion queue.
     pub completions: u64,
@@ -53,13 +58,17 @@ impl std::ops::AddAssign for QueueCounts {
         self.doorbells += other.doorbells;
         self.reads += other.reads;
         self.messages += other.messages;
-        self.repeats += other.repeats;
+        #[cfg(feature = "herd")]
+        {
+            self.repeats += other.repeats;
+        }
         self.completions += other.completions;
     }
 }
 
 /// How to wait for completions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Wait {
     /// Look again and again, giving way to other threads after some microseconds: lowest latency, one busy
     /// core.
@@ -98,6 +107,7 @@ impl fmt::Debug for Token {
 
 /// How a client uses verbs. Without effect on other fabrics.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct VerbsOptions {
     /// The server's token.
     pub token: Token,
@@ -115,6 +125,20 @@ pub struct VerbsOptions {
     pub pairs: Option<usize>,
 }
 
+setters!(VerbsOptions {
+    token: Token,
+    wait: Wait,
+    credits: usize,
+    pairs: impl Into<Option<usize>>,
+});
+
+impl VerbsOptions {
+    /// [`VerbsOptions::default`].
+    pub fn new() -> VerbsOptions {
+        VerbsOptions::default()
+    }
+}
+
 impl Default for VerbsOptions {
     /// No token, polling, 64 READs in flight, a queue pair for each handle.
     fn default() -> VerbsOptions {
@@ -124,6 +148,7 @@ impl Default for VerbsOptions {
 
 /// Which device, port, GID and MTU to use. What is not named is chosen.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct DeviceChoice {
     /// The device's name, as `ibv_devices` lists it; without one, the first with a port that is up.
     pub device: Option<String>,
@@ -133,6 +158,20 @@ pub struct DeviceChoice {
     pub gid: Option<u32>,
     /// The path MTU in bytes: 256, 512, 1024, 2048 or 4096; without one, what the port carries.
     pub mtu: Option<u32>,
+}
+
+setters!(DeviceChoice {
+    device: impl Into<Option<String>>,
+    port: impl Into<Option<NonZeroU8>>,
+    gid: impl Into<Option<u32>>,
+    mtu: impl Into<Option<u32>>,
+});
+
+impl DeviceChoice {
+    /// Everything is chosen.
+    pub fn new() -> DeviceChoice {
+        DeviceChoice::default()
+    }
 }
 
 /// Where a server with an RDMA device is: `verbs://host:port?dev=&port=&gid=&mtu=`.
@@ -179,7 +218,11 @@ impl VerbsAddress {
 }
 
 pub(crate) fn host_and_port(host: &str, port: u16) -> String {
-    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+    if host.contains(':') || host.starts_with('[') {
+        format!("[{host}]:{port}")
+    } else {
+        format!("{host}:{port}")
+    }
 }
 
 impl fmt::Display for VerbsAddress {
@@ -202,16 +245,27 @@ impl fmt::Display for VerbsAddress {
 }
 
 impl FromStr for VerbsAddress {
-    type Err = String;
+    type Err = AddressError;
 
-    /// What follows `verbs://`.
-    fn from_str(rest: &str) -> Result<VerbsAddress, String> {
+    /// `verbs://HOST:PORT?dev=DEVICE&port=N&gid=INDEX&mtu=BYTES`; all but the host may be left out.
+    fn from_str(given: &str) -> Result<VerbsAddress, AddressError> {
+        let rest = given.strip_prefix("verbs://").ok_or_else(|| "it does not begin with verbs://".into());
+        rest.and_then(VerbsAddress::parse).map_err(|why| AddressError::Verbs { given: given.into(), why })
+    }
+}
+
+impl VerbsAddress {
+    /// Parses what follows `verbs://`; an error says what is wrong with it.
+    fn parse(rest: &str) -> Result<VerbsAddress, String> {
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
         let place = place.trim_end_matches('/');
         let (host, port) = match place.strip_prefix('[') {
             Some(bracketed) => {
                 let (host, port) = bracketed.split_once(']').ok_or("the bracket after [ is missing")?;
-                (host, port.strip_prefix(':'))
+                match port.strip_prefix(':') {
+                    None if !port.is_empty() => return Err(format!("{port:?} after the bracket is no port")),
+                    port => (host, port),
+                }
             }
             None => match place.rsplit_once(':') {
                 Some((host, _)) if host.contains(':') => {
@@ -295,15 +349,21 @@ mod tests {
             ("h:70000", ""),
             ("::1", ""),
             ("[::1", ""),
+            ("[::1]7", ""),
+            ("[h]:9", "verbs://h:9"),
             ("h?mtu=1000", ""),
             ("h?port=0", ""),
             ("h?gid=-1", ""),
             ("h?gid=256", ""),
             ("h?colour=red", ""),
         ] {
-            match given.parse::<VerbsAddress>() {
+            assert!(given.parse::<VerbsAddress>().is_err(), "{given}: nothing in front");
+            match format!("verbs://{given}").parse::<VerbsAddress>() {
                 Ok(address) => assert_eq!(address.to_string(), shown, "{given}"),
-                Err(why) => assert!(shown.is_empty() && !why.is_empty(), "{given}: {why}"),
+                Err(AddressError::Verbs { why, .. }) => {
+                    assert!(shown.is_empty() && !why.is_empty(), "{given}: {why}");
+                }
+                Err(error) => panic!("{error}"),
             }
         }
     }

@@ -3,7 +3,6 @@
 
 #![allow(dead_code, reason = "each test binary uses its part of this")]
 
-use oneread::fabric::counting::Counting;
 use oneread::fabric::shm::Shm;
 use oneread::families;
 use oneread::families::presets;
@@ -55,8 +54,8 @@ pub const SOON: Duration = Duration::from_secs(60);
 
 /// A client that gives up only what hangs.
 pub fn patient() -> ClientOptions {
-    let limits = Limits { deadline: SOON, ..Limits::default() };
-    ClientOptions { limits, deadline: SOON, ..ClientOptions::default() }
+    let limits = Limits::new().deadline(SOON);
+    ClientOptions::new().limits(limits).deadline(SOON)
 }
 
 /// What a table is when nobody says otherwise.
@@ -66,14 +65,13 @@ pub fn default_preset() -> &'static Preset {
 
 /// A table of `slots` main slots with seeds that follow from `seed`.
 pub fn config(preset: &Preset, slots: u64, key_max: usize, value_max: usize, seed: u64) -> Config {
-    Config {
-        layout: preset.layout,
-        size: TableSize::Slots(slots),
-        key_max,
-        value_max,
-        grace: GRACE,
-        seeds: Some(Seeds::from_number(seed)),
-    }
+    Config::new()
+        .layout(preset.layout)
+        .size(TableSize::Slots(slots))
+        .key_max(key_max)
+        .value_max(value_max)
+        .grace(GRACE)
+        .seeds(Seeds::from_number(seed))
 }
 
 /// An empty table in anonymous memory.
@@ -192,9 +190,9 @@ impl Table {
         Inspector::new(self.index.region(), self.index.geometry())
     }
 
-    /// A reader that counts its READs.
-    pub fn counting_reader(&self) -> Reader<'_, Counting<'_, Shm<'_>>> {
-        let fabric = Counting::new(Shm::new(self.index.region(), self.geometry()), self.geometry());
+    /// A reader by the table's clock.
+    pub fn reader(&self) -> Reader<'_, Shm<'_>> {
+        let fabric = Shm::new(self.index.region(), self.geometry());
         Reader::new(fabric, self.geometry(), self.clock.clone(), Limits::default())
     }
 
@@ -279,8 +277,7 @@ impl Target for Client {
 fn rejected_or<T>(answer: Result<T, oneread::MutateError>) -> Result<T, PutError> {
     match answer {
         Ok(answer) => Ok(answer),
-        Err(oneread::MutateError::Rejected(error)) => Err(error),
-        Err(error) => panic!("the server is there: {error}"),
+        Err(error) => Err(error.rejection().unwrap_or_else(|| panic!("the server is there: {error}"))),
     }
 }
 
@@ -550,21 +547,16 @@ enum Refusal {
 
 impl From<oneread::MutateError> for Refusal {
     fn from(error: oneread::MutateError) -> Refusal {
-        match error {
-            oneread::MutateError::Rejected(why) => Refusal::Rejected(why),
-            error => panic!("no answer: {error}"),
-        }
+        Refusal::Rejected(error.rejection().unwrap_or_else(|| panic!("no answer: {error}")))
     }
 }
 
 impl From<oneread::GetError> for Refusal {
     fn from(error: oneread::GetError) -> Refusal {
-        use oneread::{GetError, reader::ReadError};
+        use oneread::GetError;
         match error {
-            GetError::Read(ReadError::KeyLength { given, max }) => {
-                Refusal::Rejected(PutError::KeyLength { given, max })
-            }
-            GetError::ServerGone { .. } => Refusal::Gone,
+            GetError::KeyLength { given, max } => Refusal::Rejected(PutError::KeyLength { given, max }),
+            GetError::ServerGone { .. } | GetError::Connect(_) => Refusal::Gone,
             error => panic!("no answer: {error}"),
         }
     }
@@ -604,11 +596,8 @@ pub fn lengths_of_the_next_server(
         ("get_many", false, |client, key, _| Ok(client.get_many(&[b"s", key]).map(|_| ())?)),
         ("contains", false, |client, key, _| Ok(client.contains(key).map(|_| ())?)),
     ];
-    let table = |(key_max, value_max)| Config {
-        size: TableSize::Keys(200),
-        key_max,
-        value_max,
-        ..config(default_preset(), 0, 8, 8, 3)
+    let table = |(key_max, value_max)| {
+        config(default_preset(), 0, 8, 8, 3).size(TableSize::Keys(200)).key_max(key_max).value_max(value_max)
     };
     let mut server = serve(None, &table(SMALL));
     let mut client = Client::connect_with(server.address(), options.clone()).unwrap();

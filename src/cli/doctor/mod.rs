@@ -103,7 +103,7 @@ fn addresses() -> Result<Vec<InterfaceAddress>> {
 
 /// Is a server there?
 fn server(address: &Address) -> Finding {
-    let options = ClientOptions { deadline: Duration::from_secs(1), ..ClientOptions::default() };
+    let options = ClientOptions::new().deadline(Duration::from_secs(1));
     let finding = |level, found: String| Finding::new(level, "server", found);
     let elsewhere =
         format!("oneread serve --at shm:/tmp/oneread-{}.sock &", rustix::process::getuid().as_raw());

@@ -10,7 +10,7 @@ use clap::Args;
 use comfy_table::{Attribute, Cell};
 use hdrhistogram::Histogram;
 use oneread::layout::hash::{mix, reduce};
-use oneread::verbs::{SetupError, VerbsOptions, Wait};
+use oneread::verbs::{VerbsOptions, Wait};
 use oneread::{Address, Client, ClientOptions, ConnectError, Layout, PutOutcome, RequestPath};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -282,10 +282,10 @@ impl Rpc {
         let connect = |requests| {
             let wait = if self.block { Wait::Block } else { Wait::Poll };
             let (token, pairs) = (self.token.token()?, self.pairs.map(usize::from));
-            let verbs = VerbsOptions { token, wait, pairs, ..VerbsOptions::default() };
+            let verbs = VerbsOptions::new().token(token).wait(wait).pairs(pairs);
             // Many threads on few cores: a late answer is a latency, no failure.
             let deadline = Duration::from_secs(30);
-            let options = ClientOptions { deadline, requests, verbs, ..ClientOptions::default() };
+            let options = ClientOptions::new().deadline(deadline).requests(requests).verbs(verbs);
             match (&server, &self.at) {
                 (Some(server), _) => server.connect_with(options),
                 (None, Some(address)) => Ok(Client::connect_with(address, options)?),
@@ -296,7 +296,10 @@ impl Rpc {
         let is_shm = matches!(client.address(), Address::Shm(_));
         let polled = match is_shm {
             true => self.polled(Path::Mailbox, connect(RequestPath::Mailbox))?,
+            #[cfg(feature = "herd")]
             false => self.polled(Path::Herd, connect(RequestPath::Herd))?,
+            #[cfg(not(feature = "herd"))]
+            false => None,
         };
         let bar = show::bar(self.keys, "filling", "keys");
         for first in (0..self.keys).step_by(256) {
@@ -345,9 +348,7 @@ impl Rpc {
             // Clones begin without a connection: HERD's workers poll only while somebody asks so.
             Ok(client) => Ok(Some((path, client.clone()))),
             Err(error) => match error.downcast_ref() {
-                Some(
-                    why @ (ConnectError::Verbs(SetupError::Herd { .. }) | ConnectError::RequestPath { .. }),
-                ) if self.at.is_some() => {
+                Some(why) if self.at.is_some() && is_not_taken(why) => {
                     show::complain(format_args!("oneread: without {}: {why}", path.name()));
                     Ok(None)
                 }
@@ -397,6 +398,15 @@ impl Rpc {
         bar.finish_and_clear();
         Ok(lines)
     }
+}
+
+/// Does the server not take requests that way?
+fn is_not_taken(error: &ConnectError) -> bool {
+    #[cfg(feature = "herd")]
+    if matches!(error, ConnectError::Verbs(oneread::verbs::SetupError::Herd { .. })) {
+        return true;
+    }
+    matches!(error, ConnectError::RequestPath { .. })
 }
 
 /// The value number `version` of key number `n`. Says itself which version it is.
@@ -554,9 +564,9 @@ impl Round<'_> {
 }
 
 fn repeats(client: &Client) -> u64 {
-    #[cfg(feature = "verbs")]
+    #[cfg(feature = "herd")]
     return client.queue_counts().map_or(0, |counts| counts.repeats);
-    #[cfg(not(feature = "verbs"))]
+    #[cfg(not(feature = "herd"))]
     return {
         let _ = client;
         0

@@ -14,10 +14,13 @@
 
 #![allow(unsafe_code)]
 
+use crate::client::ClientOptions;
+#[cfg(feature = "herd")]
+use crate::client::RequestPath;
 use crate::client::lanes::Posting;
-use crate::client::{ClientOptions, RequestPath};
 use crate::fabric::ReadId;
 use crate::fabric::landed::LandedWindow;
+#[cfg(feature = "herd")]
 use crate::herd::{
     self,
     client::{HerdClient, HerdDraft},
@@ -34,7 +37,7 @@ use crate::verbs::error::{SetupError, VerbsError};
 use crate::verbs::ffi::Completion;
 use crate::verbs::station::Station;
 use crate::verbs::{QueueCounts, VerbsAddress, VerbsOptions, Wait};
-use crate::wire::{self, Reply, Request};
+use crate::wire;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::collections::VecDeque;
 use std::net::TcpStream;
@@ -74,6 +77,7 @@ pub(crate) struct Connection {
     polled: Box<[Completion; POLLED]>,
     counts: QueueCounts,
     /// Set where requests are made HERD's way. Its completions come to the same queue.
+    #[cfg(feature = "herd")]
     pub(crate) herd: Option<HerdClient>,
 }
 
@@ -99,7 +103,7 @@ impl Connection {
         credits: usize,
         within: Duration,
     ) -> Result<Connection, SetupError> {
-        let ClientOptions { requests, verbs: VerbsOptions { token, wait, .. }, .. } = options;
+        let VerbsOptions { token, wait, .. } = &options.verbs;
         let mut talk = Handshake::open(address.host(), address.port(), within)?;
         let challenge: Challenge = talk.receive()?;
         if challenge.oneread != bootstrap::NAME {
@@ -116,13 +120,13 @@ impl Connection {
         };
         let limits = station.domain().context().limits();
         // When the queue pair fails, every work request completes: of READs, of messages either way.
-        let herds = if *requests == RequestPath::Herd { herd::client::COMPLETIONS } else { 0 };
-        let others = (MESSAGES_MAX + herds) as i32;
+        let extra = extra_completions(options);
+        let others = (MESSAGES_MAX + extra) as i32;
         let queue_max = limits.max_qp_wr.min(limits.max_cqe.saturating_sub(others));
         let queue_max = (queue_max.max(0) as usize).saturating_sub(MESSAGES_MAX).max(1);
         let credits = credits.clamp(1, queue_max.min(CREDITS_MAX));
         let depth = Depth { sends: (credits + MESSAGES_MAX) as u32, receives: MESSAGES_MAX as u32 };
-        let room = (credits + 2 * MESSAGES_MAX + herds) as u32;
+        let room = (credits + 2 * MESSAGES_MAX + extra) as u32;
         let queue = CompletionQueue::new(station.domain().context().clone(), room)?;
         // Declared before the queue pair, and so dropped after it, also on the way out with an error.
         let (landing, outgoing, incoming);
@@ -134,13 +138,13 @@ impl Connection {
             depth,
             station.route().clone(),
         )?;
-        let draft = match requests {
-            RequestPath::Message | RequestPath::Mailbox => None,
-            RequestPath::Herd => Some(HerdDraft::new(
-                &station,
-                &queue,
-                challenge.extension.as_ref().map(herd::known).transpose()?,
-            )?),
+        #[cfg(feature = "herd")]
+        let draft = match options.requests {
+            RequestPath::Herd => {
+                let offer = challenge.extension.as_ref().map(herd::known).transpose()?;
+                Some(HerdDraft::new(&station, &queue, offer)?)
+            }
+            _ => None,
         };
         let nonce = bootstrap::nonce()?;
         let mut join = Join {
@@ -149,7 +153,10 @@ impl Connection {
             proof: Default::default(),
             endpoint: pair.endpoint(),
             network: station.network(),
+            #[cfg(feature = "herd")]
             extension: draft.as_ref().map(|draft| herd::told(&draft.join())),
+            #[cfg(not(feature = "herd"))]
+            extension: None,
         };
         bootstrap::prove(token, &challenge.nonce, &nonce, &mut join);
         talk.send(&join)?;
@@ -177,6 +184,7 @@ impl Connection {
             unsafe { pair.post_receive(id::RECEIVE | slot as u64, element) }
                 .map_err(|_| SetupError::Call { call: "ibv_post_recv", errno: 0 })?;
         }
+        #[cfg(feature = "herd")]
         let herd = draft
             .map(|draft| {
                 draft.complete(&station, welcome.extension.as_ref().map(herd::known).transpose()?, &geometry)
@@ -203,6 +211,7 @@ impl Connection {
             messages: Messages::default(),
             polled: Box::new([Completion::default(); POLLED]),
             counts: QueueCounts::default(),
+            #[cfg(feature = "herd")]
             herd,
         })
     }
@@ -227,8 +236,11 @@ impl Connection {
 
     /// Counts since the last call.
     pub fn take_counts(&mut self) -> QueueCounts {
-        let repeats = self.herd.as_mut().map_or(0, |herd| std::mem::take(&mut herd.repeats));
-        QueueCounts { repeats, ..std::mem::take(&mut self.counts) }
+        #[cfg(feature = "herd")]
+        if let Some(herd) = &mut self.herd {
+            self.counts.repeats += std::mem::take(&mut herd.repeats);
+        }
+        std::mem::take(&mut self.counts)
     }
 
     // ---- READs --------------------------------------------------------------------------------------
@@ -510,50 +522,6 @@ impl Connection {
         &self.stream
     }
 
-    // ---- HERD ---------------------------------------------------------------------------------------
-
-    /// Asks HERD's workers, [`herd::WINDOW`] requests at a time; the replies in the order of the requests.
-    pub fn call(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<Vec<Reply>, VerbsError> {
-        let called = self.call_all(requests, deadline);
-        if let (Err(_), Some(herd)) = (&called, &mut self.herd) {
-            herd.give_up();
-        }
-        called
-    }
-
-    fn call_all(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<Vec<Reply>, VerbsError> {
-        let geometry = self.geometry().clone();
-        let mut replies = vec![None; requests.len()];
-        let (mut begun, mut answered) = (0, 0);
-        while answered < requests.len() {
-            let Some(herd) = &mut self.herd else { return Err(VerbsError::Closed) };
-            while let Some(request) = requests.get(begun)
-                && let Some(lane) = herd.lane_for(requests, begun)
-            {
-                herd.begin(lane, begun, request, &geometry)?;
-                begun += 1;
-            }
-            let now = Instant::now();
-            let repeat_at = herd.repeat_due(now)?;
-            let until = repeat_at.min(deadline);
-            let waited = self.wait_until(until.saturating_duration_since(now), |this| {
-                let Some(herd) = &this.herd else { return true };
-                herd.has_arrived() || begun < requests.len() && herd.lane_for(requests, begun).is_some()
-            });
-            match waited {
-                Ok(()) => {}
-                Err(VerbsError::Late { .. }) if Instant::now() < deadline => {}
-                Err(error) => return Err(error),
-            }
-            let Some(herd) = &mut self.herd else { return Err(VerbsError::Closed) };
-            while let Some((request, reply)) = herd.next_reply()? {
-                replies[request] = Some(reply);
-                answered += 1;
-            }
-        }
-        Ok(replies.into_iter().flatten().collect())
-    }
-
     /// Takes what has completed; was that anything?
     #[inline]
     fn take_completions(&mut self) -> Result<bool, VerbsError> {
@@ -571,6 +539,7 @@ impl Connection {
                     succeeded(completion, "SEND")?;
                     self.messages.delivered = number + 1;
                 }
+                #[cfg(feature = "herd")]
                 id::HERD => {
                     if let Some(herd) = &mut self.herd {
                         herd.take(completion)?;
@@ -591,6 +560,16 @@ impl Connection {
         }
         Ok(n > 0)
     }
+}
+
+/// Completions of what is neither a READ nor a message.
+fn extra_completions(options: &ClientOptions) -> usize {
+    #[cfg(feature = "herd")]
+    if options.requests == RequestPath::Herd {
+        return herd::client::COMPLETIONS;
+    }
+    let _ = options;
+    0
 }
 
 /// Has the server closed this connection?

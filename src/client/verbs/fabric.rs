@@ -7,6 +7,7 @@ use crate::fabric::landed::LandedWindow;
 use crate::fabric::{Fabric, ReadId};
 use crate::get::Proof;
 use crate::layout::geometry::Window;
+use crate::reader::ReadError;
 use crate::verbs::error::VerbsError;
 use std::time::Duration;
 
@@ -17,6 +18,17 @@ pub(crate) enum ReadPath<'a> {
     Own(&'a mut Connection),
     /// A lane of a shared one.
     Shared(&'a mut LaneReader),
+}
+
+/// Why a GET over a connection gave no answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum VerbsGetError {
+    /// What can happen on every fabric.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// The connection failed.
+    #[error(transparent)]
+    Link(#[from] VerbsError),
 }
 
 /// A way to the server for the time of one call.
@@ -39,7 +51,7 @@ impl Fabric for Verbs<'_> {
     const EXACT: bool = false;
     /// When the pass began, before its first READ was posted.
     type Mark = u64;
-    type Error = VerbsError;
+    type Error = VerbsGetError;
 
     fn credits(&self) -> usize {
         match &self.way {
@@ -48,21 +60,20 @@ impl Fabric for Verbs<'_> {
         }
     }
 
-    fn post(&mut self, reads: &[(ReadId, Window)]) -> Result<(), VerbsError> {
+    fn post(&mut self, reads: &[(ReadId, Window)]) -> Result<(), VerbsGetError> {
         match &mut self.way {
-            ReadPath::Own(connection) => connection.post(reads),
-            ReadPath::Shared(seat) => {
-                seat.post(reads);
-                Ok(())
-            }
+            ReadPath::Own(connection) => connection.post(reads)?,
+            ReadPath::Shared(seat) => seat.post(reads),
         }
+        Ok(())
     }
 
-    fn poll(&mut self, sink: impl FnMut(ReadId, &mut LandedWindow<'_>)) -> Result<(), VerbsError> {
+    fn poll(&mut self, sink: impl FnMut(ReadId, &mut LandedWindow<'_>)) -> Result<(), VerbsGetError> {
         match &mut self.way {
-            ReadPath::Own(connection) => connection.poll(self.within, sink),
-            ReadPath::Shared(seat) => seat.poll(self.within, sink),
+            ReadPath::Own(connection) => connection.poll(self.within, sink)?,
+            ReadPath::Shared(seat) => seat.poll(self.within, sink)?,
         }
+        Ok(())
     }
 
     fn mark(&mut self, _home: u64) -> u64 {

@@ -6,12 +6,11 @@ mod fabric;
 mod pairs;
 
 use super::{
-    ATTEMPT_MAX, ClientOptions, ClientStats, ConnectError, GetError, MutateError, RETRY_FIRST, RETRY_MAX,
-    RequestPath, send_fitting,
+    ATTEMPT_MAX, ClientOptions, ClientStats, ConnectError, GetError, Handle, MutateError, RETRY_FIRST,
+    RETRY_MAX, send_fitting,
 };
 use crate::address::Address;
 use crate::clock::Clock;
-use crate::fabric::counting::Counting;
 use crate::layout::geometry::Geometry;
 use crate::reader::{ReadError, Reader};
 use crate::sync::lock;
@@ -21,7 +20,7 @@ use crate::verbs::error::{SetupError, VerbsError};
 use crate::verbs::station::Station;
 use crate::wire::{self, Reply, Request};
 use connection::Connection;
-use fabric::{ReadPath, Verbs};
+use fabric::{ReadPath, Verbs, VerbsGetError};
 use pairs::{LaneReader, PairLease, SharedPairs};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -97,15 +96,6 @@ impl VerbsHandle {
         Ok(VerbsHandle { shared, connection, seat, place, geometry, counts, connected: 1, next_id: 0 })
     }
 
-    pub fn geometry(&self) -> &Geometry {
-        &self.geometry
-    }
-
-    /// Times it connected anew.
-    pub fn reattached(&self) -> u64 {
-        self.connected.saturating_sub(1)
-    }
-
     /// What has been asked of its queues.
     pub fn queue_counts(&self) -> QueueCounts {
         self.counts
@@ -117,43 +107,11 @@ impl VerbsHandle {
 
     // ---- GETs ---------------------------------------------------------------------------------------
 
-    pub fn get_into(
-        &mut self,
-        key: &[u8],
-        value: &mut Vec<u8>,
-        stats: &mut ClientStats,
-    ) -> Result<bool, GetError> {
-        self.read(stats, |reader| reader.get_into(key, value))
-    }
-
-    pub fn get_many<K: AsRef<[u8]>>(
-        &mut self,
-        keys: &[K],
-        mut each: impl FnMut(usize, Option<&[u8]>),
-        stats: &mut ClientStats,
-    ) -> Result<(), GetError> {
-        // After a failure only those are asked for again that have no answer yet.
-        let mut open: Vec<(usize, &[u8])> = keys.iter().map(AsRef::as_ref).enumerate().collect();
-        self.read(stats, |reader| {
-            let asked: Vec<&[u8]> = open.iter().map(|(_, key)| *key).collect();
-            let mut answered = vec![false; asked.len()];
-            let result = reader.get_many(&asked, |i, value| {
-                answered[i] = true;
-                each(open[i].0, value);
-            });
-            if result.is_err() {
-                let mut answered = answered.iter();
-                open.retain(|_| !answered.next().copied().unwrap_or(false));
-            }
-            result
-        })
-    }
-
     /// Runs GETs, again on a new connection if theirs fails, until the deadline.
     fn read<R>(
         &mut self,
         stats: &mut ClientStats,
-        mut get: impl FnMut(&mut Reader<'_, Counting<'_, Verbs<'_>>>) -> Result<R, ReadError<VerbsError>>,
+        mut get: impl FnMut(&mut Reader<'_, Verbs<'_>>) -> Result<R, VerbsGetError>,
     ) -> Result<R, GetError> {
         let within = self.shared.options.deadline;
         // Left behind by a callback that panicked: its READs would be taken for those of this call.
@@ -167,8 +125,10 @@ impl VerbsHandle {
         let mut deadline = None;
         loop {
             let until = deadline.unwrap_or_else(|| Instant::now() + within);
-            self.ready_to_read(until)
-                .map_err(|error| GetError::ServerGone { address: self.address(), why: error.to_string() })?;
+            self.ready_to_read(until).map_err(|error| match is_late(&error, until) {
+                true => GetError::Deadline { address: self.address(), deadline: within },
+                false => GetError::Connect(error.into()),
+            })?;
             let way = match (&mut self.seat, &mut self.connection) {
                 (Some(seat), _) => ReadPath::Shared(seat),
                 (None, Some(connection)) => ReadPath::Own(connection),
@@ -176,29 +136,28 @@ impl VerbsHandle {
             };
             let geometry = &*self.geometry;
             let fabric = Verbs { way, clock: &self.shared.clock, grace: geometry.grace(), within };
-            let fabric = Counting::new(fabric, geometry);
             let limits = self.shared.options.limits;
             let mut reader = Reader::new(fabric, geometry, self.shared.clock.clone(), limits);
             let result = get(&mut reader);
             stats.get += reader.stats();
-            stats.read += reader.fabric().counts();
+            stats.read += reader.read_counts();
             self.take_counts();
             // No READ has shown whether this is still the server that takes no such key.
             let result = match result {
-                Err(error @ ReadError::KeyLength { .. }) => {
-                    self.check_server().map_err(ReadError::Fabric).and(Err(error))
+                Err(error @ VerbsGetError::Read(ReadError::KeyLength { .. })) => {
+                    self.check_server().map_err(VerbsGetError::Link).and(Err(error))
                 }
                 result => result,
             };
             match result {
                 Ok(result) => return Ok(result),
-                Err(ReadError::Fabric(error)) => {
+                Err(VerbsGetError::Link(error)) => {
                     self.stop_reading();
                     failures += 1;
                     // A server that is there, and whose memory cannot be read, is not hammered for long.
                     let deadline = *deadline.get_or_insert_with(|| Instant::now() + within);
                     if Instant::now() >= deadline || failures > FAILURES_MAX {
-                        return Err(ReadError::Fabric(error).into());
+                        return Err(self.failed_to_read(error));
                     }
                     tracing::warn!(%error, "connecting anew");
                     if failures > 1 {
@@ -206,7 +165,7 @@ impl VerbsHandle {
                     }
                 }
                 // READs may still be in flight: they would be taken for those of the next call.
-                Err(error @ (ReadError::Contended { .. } | ReadError::Deadline { .. })) => {
+                Err(VerbsGetError::Read(error)) => {
                     let drained = match (&mut self.seat, &mut self.connection) {
                         (Some(seat), _) => seat.drain(within),
                         (None, Some(connection)) => connection.drain(within),
@@ -218,8 +177,15 @@ impl VerbsHandle {
                     }
                     return Err(error.into());
                 }
-                Err(error) => return Err(error.into()),
             }
+        }
+    }
+
+    fn failed_to_read(&self, error: VerbsError) -> GetError {
+        let address = self.address();
+        match error {
+            VerbsError::Late { .. } => GetError::Deadline { address, deadline: self.shared.options.deadline },
+            error => GetError::ServerGone { address, source: error.into() },
         }
     }
 
@@ -281,31 +247,9 @@ impl VerbsHandle {
         }
     }
 
-    /// The connection for changes is of no further use; what comes next makes another.
-    pub fn disconnect(&mut self) {
-        self.take_counts();
-        self.connection = None;
-        if let Some(pairs) = &self.shared.pairs {
-            pairs.changes.forget();
-        }
-    }
-
     // ---- changes ------------------------------------------------------------------------------------
 
-    /// Sends requests, as many as fit in each message, and collects their replies.
-    pub fn converse(
-        &mut self,
-        requests: &[Request<'_>],
-        deadline: Instant,
-    ) -> Result<Vec<Reply>, MutateError> {
-        let Some(pairs) = self.shared.pairs.clone() else { return self.converse_alone(requests, deadline) };
-        let Some(mut turn) = pairs.changes.turn(deadline) else { return Err(self.late()) };
-        self.connection = turn.connection.take();
-        let result = self.converse_alone(requests, deadline);
-        turn.connection = self.connection.take();
-        result
-    }
-
+    /// Sends requests, as many as fit in each message, over a connection that no other handle uses.
     fn converse_alone(
         &mut self,
         requests: &[Request<'_>],
@@ -316,20 +260,21 @@ impl VerbsHandle {
             self.connection = None;
         }
         if let Err(error) = self.connected(deadline) {
-            return Err(match error {
-                SetupError::Handshake { .. } if Instant::now() >= deadline => self.late(),
-                error => MutateError::Connect(error.into()),
+            return Err(match is_late(&error, deadline) {
+                true => self.late(),
+                false => MutateError::Connect(error.into()),
             });
         }
         let Some(connection) = &mut self.connection else { return Err(self.late()) };
         let geometry = connection.geometry().clone();
-        let result = send_fitting(requests, &geometry, |requests| match self.shared.options.requests {
-            RequestPath::Message | RequestPath::Mailbox => {
-                let first_id = self.next_id;
-                self.next_id += requests.len() as u64;
-                talk(connection, requests, first_id, deadline)
+        let result = send_fitting(requests, &geometry, |requests| {
+            #[cfg(feature = "herd")]
+            if connection.herd.is_some() {
+                return connection.call(requests, deadline);
             }
-            RequestPath::Herd => connection.call(requests, deadline),
+            let first_id = self.next_id;
+            self.next_id += requests.len() as u64;
+            talk(connection, requests, first_id, deadline)
         });
         self.counts += connection.take_counts();
         match result {
@@ -341,7 +286,7 @@ impl VerbsHandle {
             }
             Err(error) => {
                 self.connection = None;
-                Err(MutateError::ServerGone { address: self.address(), reason: error.to_string() })
+                Err(MutateError::ServerGone { address: self.address(), source: error.into() })
             }
         }
     }
@@ -349,6 +294,70 @@ impl VerbsHandle {
     fn late(&self) -> MutateError {
         MutateError::Deadline { address: self.address(), deadline: self.shared.options.deadline }
     }
+}
+
+impl Handle for VerbsHandle {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn reattached(&self) -> u64 {
+        self.connected.saturating_sub(1)
+    }
+
+    fn get_into(
+        &mut self,
+        key: &[u8],
+        value: &mut Vec<u8>,
+        stats: &mut ClientStats,
+    ) -> Result<bool, GetError> {
+        self.read(stats, |reader| reader.get_into(key, value))
+    }
+
+    fn get_many<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+        mut each: impl FnMut(usize, Option<&[u8]>),
+        stats: &mut ClientStats,
+    ) -> Result<(), GetError> {
+        // After a failure only those are asked for again that have no answer yet.
+        let mut open: Vec<(usize, &[u8])> = keys.iter().map(AsRef::as_ref).enumerate().collect();
+        self.read(stats, |reader| {
+            let asked: Vec<&[u8]> = open.iter().map(|(_, key)| *key).collect();
+            let mut answered = vec![false; asked.len()];
+            let result = reader.get_many(&asked, |i, value| {
+                answered[i] = true;
+                each(open[i].0, value);
+            });
+            if result.is_err() {
+                let mut answered = answered.iter();
+                open.retain(|_| !answered.next().copied().unwrap_or(false));
+            }
+            result
+        })
+    }
+
+    fn converse(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<Vec<Reply>, MutateError> {
+        let Some(pairs) = self.shared.pairs.clone() else { return self.converse_alone(requests, deadline) };
+        let Some(mut turn) = pairs.changes.turn(deadline) else { return Err(self.late()) };
+        self.connection = turn.connection.take();
+        let result = self.converse_alone(requests, deadline);
+        turn.connection = self.connection.take();
+        result
+    }
+
+    fn disconnect(&mut self) {
+        self.take_counts();
+        self.connection = None;
+        if let Some(pairs) = &self.shared.pairs {
+            pairs.changes.forget();
+        }
+    }
+}
+
+/// Did connecting end because the time was up?
+fn is_late(error: &SetupError, deadline: Instant) -> bool {
+    matches!(error, SetupError::Handshake { .. }) && Instant::now() >= deadline
 }
 
 impl Clone for VerbsHandle {
@@ -392,6 +401,10 @@ fn retried<T>(
 
 /// Will the same happen at the next attempt?
 fn is_final(error: &SetupError) -> bool {
+    #[cfg(feature = "herd")]
+    if matches!(error, SetupError::Herd { .. }) {
+        return true;
+    }
     matches!(
         error,
         SetupError::Token { .. }
@@ -401,7 +414,6 @@ fn is_final(error: &SetupError) -> bool {
             | SetupError::UnknownPort { .. }
             | SetupError::Mtu { .. }
             | SetupError::Register { .. }
-            | SetupError::Herd { .. }
     )
 }
 

@@ -1,0 +1,98 @@
+//! A client in a program on tokio: `cargo run --example tokio`.
+//!
+//! GETs on shm are loads from memory. A task does them itself, with a handle of its own: handing one to
+//! another thread, and its answer back, would cost more than the GET. Changes wait for the server, up to the
+//! deadline. One thread does them for all tasks, and puts together what has come meanwhile.
+
+use oneread::{Address, Client, ClientOptions, Config, Limits, Server, ServerConfig, TableSize};
+use std::error::Error;
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+
+type Outcome = Result<(), String>;
+
+/// A change, and where its outcome goes.
+struct Change {
+    key: Vec<u8>,
+    value: Vec<u8>,
+    done: oneshot::Sender<Outcome>,
+}
+
+/// Sends changes to the thread that makes them. Cheap to clone, one for each task.
+#[derive(Clone)]
+struct Writer(mpsc::Sender<Change>);
+
+impl Writer {
+    /// Starts the thread. It ends when the last `Writer` is dropped.
+    fn start(mut client: Client) -> Writer {
+        /// Tasks wait where more changes than this are on their way.
+        const QUEUE: usize = 256;
+        let (sender, mut receiver) = mpsc::channel::<Change>(QUEUE);
+        tokio::task::spawn_blocking(move || {
+            let mut changes = Vec::with_capacity(QUEUE);
+            while receiver.blocking_recv_many(&mut changes, QUEUE) > 0 {
+                let pairs: Vec<_> = changes.iter().map(|change| (&change.key, &change.value)).collect();
+                let outcomes = match client.put_many(&pairs) {
+                    Ok(each) => {
+                        each.into_iter().map(|put| put.map(drop).map_err(|e| e.to_string())).collect()
+                    }
+                    Err(error) => vec![Err(error.to_string()); changes.len()],
+                };
+                for (change, outcome) in changes.drain(..).zip(outcomes) {
+                    // Whoever asked may have given up.
+                    let _ = change.done.send(outcome);
+                }
+            }
+        });
+        Writer(sender)
+    }
+
+    /// Puts a key, without blocking the task's thread.
+    async fn put(&self, key: &[u8], value: &[u8]) -> Outcome {
+        let (done, outcome) = oneshot::channel();
+        let change = Change { key: key.into(), value: value.into(), done };
+        self.0.send(change).await.map_err(|_| "the writer has ended")?;
+        outcome.await.map_err(|_| "the writer has ended")?
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let dir = tempfile::tempdir()?;
+    let address = Address::Shm(dir.path().join("socket"));
+    let config = ServerConfig::new(address.clone(), Config::new().size(TableSize::Keys(10_000)));
+    let server = Server::start(config)?;
+
+    // A GET that meets a slot being written looks again, at last with sleeps in between. In a task it shall
+    // not do so for long.
+    let soon = Limits::new().deadline(Duration::from_millis(1));
+    let options = ClientOptions::new().limits(soon);
+    let client = tokio::task::spawn_blocking(move || Client::connect_with(&address, options)).await??;
+    let writer = Writer::start(client.clone());
+
+    let tasks: Vec<_> = (0..100u32)
+        .map(|number| {
+            // Cheap: handles share the mapping.
+            let (mut client, writer) = (client.clone(), writer.clone());
+            tokio::spawn(async move {
+                let key = number.to_le_bytes();
+                writer.put(&key, b"value").await?;
+                let found = client.get(&key).map_err(|error| error.to_string())?;
+                assert_eq!(found.as_deref(), Some(&b"value"[..]));
+                Outcome::Ok(())
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await??;
+    }
+    let error = writer.put(&[0; 100], b"").await.expect_err("too long a key");
+    assert!(error.contains("100 bytes"), "{error}");
+    println!("{} keys", server.stats().keys);
+    Ok(())
+}
+
+#[test]
+fn it_runs() {
+    main().unwrap();
+}
