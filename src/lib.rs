@@ -1,36 +1,55 @@
+#![doc = include_str!("docs/links.md")]
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-pub mod address;
-pub mod chained;
-pub mod client;
-pub mod clock;
-pub mod config;
-pub mod cuckoo;
-pub mod fabric;
-pub mod families;
-pub mod faults;
-pub mod get;
+mod address;
+mod chained;
+mod clock;
+mod config;
+mod cuckoo;
+pub mod docs;
 #[cfg(feature = "herd")]
 mod herd;
-pub mod hopscotch;
-pub mod index;
-pub mod inspect;
-pub mod layout;
+mod hopscotch;
 #[cfg(all(test, loom))]
 mod loom_tests;
 mod mailbox;
 mod observe;
 mod outcome;
-pub mod placement;
-pub mod reader;
-pub mod region;
-pub mod server;
 mod setters;
-#[cfg(feature = "sim")]
-pub mod sim;
 mod sync;
+
+// Public for the tests, the fuzz targets, the benches and the command. What embedders need is below.
+#[doc(hidden)]
+pub mod client;
+#[doc(hidden)]
+pub mod fabric;
+#[doc(hidden)]
+pub mod families;
+#[doc(hidden)]
+pub mod faults;
+#[doc(hidden)]
+pub mod get;
+#[doc(hidden)]
+pub mod index;
+#[doc(hidden)]
+pub mod inspect;
+#[doc(hidden)]
+pub mod layout;
+#[doc(hidden)]
+pub mod placement;
+#[doc(hidden)]
+pub mod reader;
+#[doc(hidden)]
+pub mod region;
+#[doc(hidden)]
+pub mod server;
+#[cfg(feature = "sim")]
+#[doc(hidden)]
+pub mod sim;
+#[doc(hidden)]
 pub mod verbs;
+#[doc(hidden)]
 pub mod wire;
 
 // What an embedder needs: to configure, to call, to handle errors, to read counts.
@@ -40,6 +59,7 @@ pub use client::{
 };
 pub use clock::Clock;
 pub use config::{Config, ConfigError, TableSize};
+pub use fabric::{Fabric, shm::Shm};
 pub use families::presets;
 pub use get::Retry;
 pub use index::{Index, RecoverError, Recovered};
@@ -53,5 +73,5 @@ pub use region::{Backing, Region, RegionError};
 pub use server::{MailboxCounts, RegisterProgress, ServeError, Server, ServerConfig, StartMode};
 pub use verbs::{DeviceChoice, Token, VerbsAddress, VerbsOptions, Wait};
 #[cfg(feature = "verbs")]
-pub use verbs::{SetupError, VerbsError};
+pub use verbs::{QueueCounts, SetupError, VerbsError};
 pub use wire::{ServerStats, WireError};

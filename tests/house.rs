@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 /// Names that several types of the library have, and why.
 const SHARED: [(&str, &str); 0] = [];
 
-/// The library's files: not the command's.
+/// The library's files.
 fn files(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
-        if path.is_dir() && !path.ends_with("cli") {
+        if path.is_dir() {
             files(&path, found);
         } else if path.extension().is_some_and(|extension| extension == "rs") && !path.ends_with("tests.rs") {
             found.push(path);

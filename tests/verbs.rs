@@ -449,29 +449,6 @@ fn huge_pages() {
     let _ = std::fs::write(pages, before);
 }
 
-/// A region that may not be locked into memory: the error names the limit.
-#[test]
-fn more_than_may_be_locked() {
-    needs_device!("more_than_may_be_locked");
-    let program = env!("CARGO_BIN_EXE_oneread");
-    let output = Command::new("setpriv")
-        .args([
-            "--bounding-set",
-            "-ipc_lock",
-            "--inh-caps",
-            "-ipc_lock",
-            "prlimit",
-            "--memlock=1048576",
-            program,
-        ])
-        .args(["serve", "--anonymous", "--capacity", "100000", "--no-token", "--at", "verbs://127.0.0.1:0"])
-        .output()
-        .unwrap();
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && error.contains("ulimit -l"), "{error}");
-    assert!(error.contains("1048576"), "it names the limit: {error}");
-}
-
 // ---- a network between two devices ------------------------------------------------------------------
 
 fn run(command: &str) {

@@ -8,10 +8,13 @@
 #![allow(unsafe_code, reason = "the fake is loaded, and called, as C")]
 
 mod common;
+#[path = "common/fake_ibverbs.rs"]
+mod fake_ibverbs;
 #[path = "common/forged.rs"]
 mod forged;
 
 use common::*;
+use fake_ibverbs::{compile, folder, is_guest};
 use oneread::client::LinkError;
 use oneread::families::presets;
 use oneread::get::Retry;
@@ -24,53 +27,14 @@ use oneread::{
 };
 use oneread::{Config, ServerConfig};
 use std::ffi::{CString, c_char, c_int, c_long};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
-use std::sync::OnceLock;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 // ---- the fake ---------------------------------------------------------------------------------------
-
-/// Is this the guest with real devices? There these tests show nothing that they do not show elsewhere.
-fn is_guest(test: &str) -> bool {
-    let there = std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some());
-    if there {
-        eprintln!("skipped {test}: this machine has an RDMA device; tests/verbs.rs is for it");
-    }
-    there
-}
-
-fn compile(more: &[&str], output: &Path) {
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fake_ibverbs.c");
-    let gcc = Command::new("gcc")
-        .args(["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror"])
-        .args(more)
-        .arg("-o")
-        .args([output, Path::new(source)])
-        .arg("-lpthread")
-        .output()
-        .expect("starting gcc");
-    assert!(gcc.status.success(), "{}", String::from_utf8_lossy(&gcc.stderr));
-}
-
-/// The fake's folder: it is built once for each run.
-fn folder() -> &'static Path {
-    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
-    FOLDER.get_or_init(|| {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake_ibverbs");
-        std::fs::create_dir_all(&folder).unwrap();
-        let made = tempfile::tempdir_in(&folder).unwrap();
-        let (new, library) = (made.path().join("new"), folder.join("libibverbs.so.1"));
-        compile(&["-shared", "-fPIC", "-Wl,-soname,libibverbs.so.1"], &new);
-        // At once: another run may be using it.
-        std::fs::rename(new, library).unwrap();
-        folder
-    })
-}
 
 /// The fake, loaded.
 struct Fake(libloading::Library);
@@ -464,72 +428,9 @@ fn what_is_chosen() {
     }
 }
 
-// ---- nothing to work with ---------------------------------------------------------------------------
+// ---- devices that vanish ----------------------------------------------------------------------------
 
-/// Runs the program with this library path, and this in its environment.
-fn oneread(library_path: &Path, env: &[(&str, &str)], arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_oneread"));
-    command.env("LD_LIBRARY_PATH", library_path).envs(env.iter().copied()).env_remove("ONEREAD_AT");
-    command.args(arguments).stdin(Stdio::null()).output().unwrap()
-}
-
-#[track_caller]
-fn cannot_serve(library_path: &Path, env: &[(&str, &str)], expected: &[&str]) {
-    let arguments =
-        ["serve", "--anonymous", "--capacity", "100", "--no-token", "--at", "verbs://127.0.0.1:0"];
-    let output = oneread(library_path, env, &arguments);
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success(), "{output:?}");
-    for expected in expected {
-        assert!(error.contains(expected), "{expected:?} is not in {error}");
-    }
-}
-
-#[test]
-fn no_device() {
-    if is_guest("no_device") {
-        return;
-    }
-    let none = ["this machine has no RDMA device; ", "modprobe rdma_rxe", "oneread doctor"];
-    cannot_serve(folder(), &[("FAKE_DEVICES", "0")], &none);
-    let no_module = ["no RDMA device (the kernel module ib_uverbs is not loaded)", "modprobe rdma_rxe"];
-    cannot_serve(folder(), &[("FAKE_DEVICES", "-ENOSYS")], &no_module);
-    cannot_serve(
-        folder(),
-        &[("FAKE_DEVICES", "-13")],
-        &["ibv_get_device_list: ", "error 13", "oneread doctor"],
-    );
-}
-
-/// Without the library verbs says so, and shared memory works.
-#[test]
-fn no_library() {
-    if is_guest("no_library") {
-        return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    std::fs::write(dir.path().join("libibverbs.so.1"), "this hides the system's").unwrap();
-    let mend = ["libibverbs.so.1 cannot be loaded: ", "apt-get install libibverbs1 ibverbs-providers"];
-    cannot_serve(dir.path(), &[], &mend);
-
-    let at = format!("shm:{}", dir.path().join("sock").display());
-    let mut server = Command::new(env!("CARGO_BIN_EXE_oneread"))
-        .env("LD_LIBRARY_PATH", dir.path())
-        .args(["serve", "--anonymous", "--capacity", "100", "--json", "--at", &at])
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut ready = String::new();
-    BufReader::new(server.stdout.take().unwrap()).read_line(&mut ready).unwrap();
-    let put = oneread(dir.path(), &[], &["put", "--at", &at, "key", "value"]);
-    let get = oneread(dir.path(), &[], &["get", "-n", "--at", &at, "key"]);
-    server.kill().unwrap();
-    server.wait().unwrap();
-    assert!(put.status.success() && get.status.success(), "{ready}{put:?}, {get:?}");
-    assert_eq!(get.stdout, b"value");
-}
-
-/// The same for a client whose server still has a device; and when it is back, the handle works on.
+/// A client whose server still has a device says that there is none; and when it is back, the handle works on.
 fn devices_that_vanish(fake: &Fake) {
     let server = serve(128);
     let mut client = connect(&server);

@@ -38,11 +38,11 @@ impl Window {
 #[repr(u32)]
 #[non_exhaustive]
 pub enum Family {
-    /// A key is in one of several windows ([`crate::cuckoo`]).
+    /// A key is in one of several windows.
     Cuckoo = 1,
-    /// A key is in its neighbourhood or its home's overflow chain ([`crate::hopscotch`]).
+    /// A key is in its neighbourhood or its home's overflow chain.
     Hopscotch = 2,
-    /// A key is in its bucket or the bucket's overflow chain ([`crate::chained`]).
+    /// A key is in its bucket or the bucket's overflow chain.
     Chained = 3,
 }
 

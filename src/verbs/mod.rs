@@ -373,8 +373,3 @@ mod tests {
         assert_eq!(format!("{:?}", Token::new("secret")), "Token(...)");
     }
 }
-
-/// The examples of docs/VERBS.md compile.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/VERBS.md")]
-mod guide {}

@@ -1,4 +1,4 @@
-//! What the command line takes, and who does it.
+//! The `oneread` command: what the command line takes, and who does it.
 
 mod bench;
 mod child;
@@ -11,7 +11,7 @@ mod plot;
 mod records;
 mod rpc;
 mod serve;
-pub mod show;
+mod show;
 mod stat;
 
 use anyhow::Context;
@@ -42,13 +42,13 @@ use std::time::Duration;
 
 `oneread COMMAND --help` has examples for each command. RUST_LOG=debug tells more on stderr."
 )]
-pub struct Cli {
+struct Cli {
     #[command(subcommand)]
-    pub command: Command,
+    command: Command,
 }
 
 #[derive(Debug, Subcommand)]
-pub enum Command {
+enum Command {
     Serve(serve::Serve),
     Get(data::Get),
     Put(data::Put),
@@ -65,7 +65,7 @@ pub enum Command {
 
 impl Command {
     /// What is logged when RUST_LOG does not say.
-    pub fn log_filter(&self) -> tracing_subscriber::EnvFilter {
+    fn log_filter(&self) -> tracing_subscriber::EnvFilter {
         tracing_subscriber::EnvFilter::new(match self {
             // A client that lives as long as one command reports a lost server as its error.
             Command::Serve(_) => "warn",
@@ -74,8 +74,24 @@ impl Command {
     }
 }
 
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let filter =
+        tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| cli.command.log_filter());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
+    match run(cli) {
+        Ok(status) => status,
+        // The reader of a pipe has seen enough (`oneread dump | head`).
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            show::complain(format_args!("oneread: error: {}", show::chain(&error)));
+            ExitCode::FAILURE
+        }
+    }
+}
+
 /// Does what was asked. Errors of use end the process with status 2 before this.
-pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
+fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
         Command::Serve(command) => command.run(),
         Command::Get(command) => command.run(),
@@ -94,21 +110,21 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
 
 /// Which server.
 #[derive(Clone, Debug, Args)]
-pub struct At {
+struct At {
     /// The server's address, as in shm:/run/user/1000/oneread.sock [default: this user's] or verbs://HOST:7471
     #[arg(long, value_name = "ADDRESS", env = "ONEREAD_AT", hide_env_values = true)]
     at: Option<Address>,
 }
 
 impl At {
-    pub fn address(&self) -> Address {
+    fn address(&self) -> Address {
         self.at.clone().unwrap_or_else(Address::default_of_user)
     }
 }
 
 /// The secret that server and clients share over verbs.
 #[derive(Clone, Debug, Args)]
-pub struct TokenArgs {
+struct TokenArgs {
     /// Over verbs: the file that holds the token [default: the variable ONEREAD_TOKEN]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
@@ -116,7 +132,7 @@ pub struct TokenArgs {
 
 impl TokenArgs {
     /// The token; the empty one if none was given. Space around it in the file does not count.
-    pub fn token(&self) -> anyhow::Result<Token> {
+    fn token(&self) -> anyhow::Result<Token> {
         let Some(path) = &self.token_file else {
             return Ok(std::env::var_os("ONEREAD_TOKEN")
                 .map_or_else(Token::default, |token| Token::new(token.as_encoded_bytes())));
@@ -134,9 +150,9 @@ impl TokenArgs {
 
 /// Which server, and how long to wait for it.
 #[derive(Clone, Debug, Args)]
-pub struct Server {
+struct Server {
     #[command(flatten)]
-    pub at: At,
+    at: At,
     /// Longest wait for the server's answer, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 5000)]
     deadline_ms: u64,
@@ -145,7 +161,7 @@ pub struct Server {
 }
 
 impl Server {
-    pub fn connect(&self) -> anyhow::Result<Client> {
+    fn connect(&self) -> anyhow::Result<Client> {
         let deadline = Duration::from_millis(self.deadline_ms);
         let verbs = VerbsOptions::new().token(self.token.token()?);
         let options = ClientOptions::new().deadline(deadline).verbs(verbs);
@@ -154,11 +170,11 @@ impl Server {
 }
 
 /// Did somebody stop reading our output?
-pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
 }
 
 /// Exit status 1: it worked, but not for everything that was named.
-pub fn status(all_well: bool) -> ExitCode {
+fn status(all_well: bool) -> ExitCode {
     if all_well { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -1,6 +1,7 @@
 //! GETs and changes that the server does, over a real device: as messages and HERD's way, server and client in
 //! two processes. Without a device these tests say so and do nothing, as in `verbs.rs`.
 
+#[path = "../../tests/common/mod.rs"]
 mod common;
 
 use common::{SOON, is_there_a_device, patient, wait_for};

@@ -1,7 +1,5 @@
 //! The `oneread` command from outside, as a shell or a script meets it.
 
-#![cfg(feature = "cli")]
-
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};

@@ -375,7 +375,7 @@ fn no_permission() {
     let mut machine = Machine::usual();
     machine.soft_roce().library();
     let mut facts = machine.facts();
-    // Root opens anything: tests/doctor.rs meets the refusal itself.
+    // Root opens anything: cli/tests/doctor.rs meets the refusal itself.
     for (errno, container, found, command) in [
         (
             13,

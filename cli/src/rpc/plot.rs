@@ -1,8 +1,8 @@
 //! Draws what `bench rpc` measured: throughput and latency by the number of connections.
 
 use super::{Line, Operation, Outcome, Path};
-use crate::cli::plot::{Area, BOTTOM, FAINT, INK, Label, Painted, SIZE, TOP, dashed, spread, text};
-use crate::cli::show;
+use crate::plot::{Area, BOTTOM, FAINT, INK, Label, Painted, SIZE, TOP, dashed, spread, text};
+use crate::show;
 use anyhow::{Result, anyhow, ensure};
 use plotters::element::PathElement;
 use plotters::prelude::*;

@@ -1,7 +1,7 @@
 //! What the facts mean: which fabrics will work, what is wrong, and the command that mends it.
 
 use super::facts::{Device, Distribution, Facts, Interface, Module, Port};
-use crate::cli::show;
+use crate::show;
 use oneread::verbs::gid::{self, Choice, GidError, GidQuery, LinkLayer, Ranked};
 use serde::Serialize;
 use std::io;
@@ -164,7 +164,7 @@ fn build(question: &Question) -> Finding {
         return Finding::new(Level::Ok, "this build", "has the fabric verbs");
     }
     Finding::new(Level::Problem, "this build", "lacks the fabric verbs")
-        .command("cargo install --path . --features verbs")
+        .command("cargo install --path cli --features verbs")
         .stops_verbs(NOT_BUILT)
 }
 

@@ -1,7 +1,5 @@
 //! `oneread doctor` from outside: its exit status, its report, and a device that it may not open.
 
-#![cfg(feature = "cli")]
-
 use serde_json::Value;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;

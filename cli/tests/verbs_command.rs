@@ -1,0 +1,101 @@
+//! The command over verbs, where it cannot serve: without a device, without the library, or without leave to lock
+//! memory. The first two are told on tests/fake_ibverbs.c, the third on a real device.
+
+#[path = "../../tests/common/mod.rs"]
+mod common;
+#[path = "../../tests/common/fake_ibverbs.rs"]
+mod fake_ibverbs;
+
+use common::is_there_a_device;
+use fake_ibverbs::{folder, is_guest};
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+/// Runs the program with this library path, and this in its environment.
+fn oneread(library_path: &Path, env: &[(&str, &str)], arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_oneread"));
+    command.env("LD_LIBRARY_PATH", library_path).envs(env.iter().copied()).env_remove("ONEREAD_AT");
+    command.args(arguments).stdin(Stdio::null()).output().unwrap()
+}
+
+#[track_caller]
+fn cannot_serve(library_path: &Path, env: &[(&str, &str)], expected: &[&str]) {
+    let arguments =
+        ["serve", "--anonymous", "--capacity", "100", "--no-token", "--at", "verbs://127.0.0.1:0"];
+    let output = oneread(library_path, env, &arguments);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{output:?}");
+    for expected in expected {
+        assert!(error.contains(expected), "{expected:?} is not in {error}");
+    }
+}
+
+#[test]
+fn no_device() {
+    if is_guest("no_device") {
+        return;
+    }
+    let none = ["this machine has no RDMA device; ", "modprobe rdma_rxe", "oneread doctor"];
+    cannot_serve(folder(), &[("FAKE_DEVICES", "0")], &none);
+    let no_module = ["no RDMA device (the kernel module ib_uverbs is not loaded)", "modprobe rdma_rxe"];
+    cannot_serve(folder(), &[("FAKE_DEVICES", "-ENOSYS")], &no_module);
+    cannot_serve(
+        folder(),
+        &[("FAKE_DEVICES", "-13")],
+        &["ibv_get_device_list: ", "error 13", "oneread doctor"],
+    );
+}
+
+/// Without the library verbs says so, and shared memory works.
+#[test]
+fn no_library() {
+    if is_guest("no_library") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("libibverbs.so.1"), "this hides the system's").unwrap();
+    let mend = ["libibverbs.so.1 cannot be loaded: ", "apt-get install libibverbs1 ibverbs-providers"];
+    cannot_serve(dir.path(), &[], &mend);
+
+    let at = format!("shm:{}", dir.path().join("sock").display());
+    let mut server = Command::new(env!("CARGO_BIN_EXE_oneread"))
+        .env("LD_LIBRARY_PATH", dir.path())
+        .args(["serve", "--anonymous", "--capacity", "100", "--json", "--at", &at])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut ready = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut ready).unwrap();
+    let put = oneread(dir.path(), &[], &["put", "--at", &at, "key", "value"]);
+    let get = oneread(dir.path(), &[], &["get", "-n", "--at", &at, "key"]);
+    server.kill().unwrap();
+    server.wait().unwrap();
+    assert!(put.status.success() && get.status.success(), "{ready}{put:?}, {get:?}");
+    assert_eq!(get.stdout, b"value");
+}
+
+/// A region that may not be locked into memory: the error names the limit.
+#[test]
+fn more_than_may_be_locked() {
+    if !is_there_a_device("more_than_may_be_locked") {
+        return;
+    }
+    let program = env!("CARGO_BIN_EXE_oneread");
+    let output = Command::new("setpriv")
+        .args([
+            "--bounding-set",
+            "-ipc_lock",
+            "--inh-caps",
+            "-ipc_lock",
+            "prlimit",
+            "--memlock=1048576",
+            program,
+        ])
+        .args(["serve", "--anonymous", "--capacity", "100000", "--no-token", "--at", "verbs://127.0.0.1:0"])
+        .output()
+        .unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && error.contains("ulimit -l"), "{error}");
+    assert!(error.contains("1048576"), "it names the limit: {error}");
+}

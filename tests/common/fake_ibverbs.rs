@@ -1,0 +1,49 @@
+//! Builds tests/fake_ibverbs.c, the verbs library whose devices fail at will.
+
+#![allow(dead_code, reason = "each test binary uses its part of this")]
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+/// Is this the guest with real devices? There these tests show nothing that they do not show elsewhere.
+pub fn is_guest(test: &str) -> bool {
+    let there = std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some());
+    if there {
+        eprintln!("skipped {test}: this machine has an RDMA device; tests/verbs.rs is for it");
+    }
+    there
+}
+
+/// Compiles the fake to this file, with these further arguments.
+pub fn compile(more: &[&str], output: &Path) {
+    let mut gcc = Command::new("gcc")
+        .args(["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror"])
+        .args(more)
+        .arg("-o")
+        .arg(output)
+        .args(["-x", "c", "-", "-lpthread"])
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("starting gcc");
+    gcc.stdin.take().unwrap().write_all(include_bytes!("../fake_ibverbs.c")).unwrap();
+    let gcc = gcc.wait_with_output().unwrap();
+    assert!(gcc.status.success(), "{}", String::from_utf8_lossy(&gcc.stderr));
+}
+
+/// The fake's folder: it is built once for each run.
+pub fn folder() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake_ibverbs");
+        std::fs::create_dir_all(&folder).unwrap();
+        let made = tempfile::tempdir_in(&folder).unwrap();
+        let (new, library) = (made.path().join("new"), folder.join("libibverbs.so.1"));
+        compile(&["-shared", "-fPIC", "-Wl,-soname,libibverbs.so.1"], &new);
+        // At once: another run may be using it.
+        std::fs::rename(new, library).unwrap();
+        folder
+    })
+}
