@@ -536,5 +536,5 @@ fn answers_of_the_server() {
     }
     assert!(full, "a table of 16 slots took 64 keys");
     let error = client.put(&[7; 17], b"v").expect_err("too long a key");
-    assert!(matches!(error, MutateError::Full { .. }), "{error}");
+    assert!(matches!(error, MutateError::KeyLength { given: 17, max: 16 }), "{error}");
 }
