@@ -145,7 +145,7 @@ pub enum ServeError {
     /// The existing region cannot be used.
     #[error("{what}: {source}")]
     Recover {
-        /// The region.
+        /// The region's file.
         what: String,
         /// Why not.
         source: RecoverError,
@@ -397,14 +397,14 @@ const HALF_FRAME_MAX: Duration = Duration::from_secs(10);
 /// Time between checks for traces that no worker knows of.
 const TRACES_LOOK: Duration = Duration::from_secs(1);
 
-/// Looks at mailboxes before a worker looks at its sockets again.
+/// Polls of mailboxes before a worker checks its sockets again.
 const SWEEPS: u64 = 64;
-/// A worker that answers what is in mailboxes looks at its sockets again after this long.
+/// Time that a worker answers requests in mailboxes before it checks its sockets again.
 const TURN_TIME: Duration = Duration::from_millis(1);
-/// Until connections that could not be accepted, or not yet, are tried again: no event tells of
-/// them.
+/// Time until a worker accepts the connections that it could not, or did not yet, accept. No event
+/// announces them again.
 pub(crate) const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
-/// How often a worker does what is not urgent while it looks at mailboxes.
+/// Time between runs of a worker's less urgent work while it polls mailboxes.
 const CHORES: Duration = Duration::from_millis(1);
 
 struct ShmWorker {
