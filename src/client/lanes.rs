@@ -61,7 +61,7 @@ use std::time::{Duration, Instant};
 pub(crate) trait ReadQueue: Debug {
     /// Memory of one lane for READs to land in.
     type Landing: Debug;
-    /// The object to sleep on until something completes. Used without the pump's mutex.
+    /// What a thread sleeps on until something completes. Used without the pump's mutex.
     type Bell: Debug;
     /// Counts of operations on the queue pair.
     type Counts: Default + AddAssign + Debug;
@@ -77,8 +77,8 @@ pub(crate) trait ReadQueue: Debug {
     /// The queue pair is then of no further use.
     ///
     /// # Safety
-    /// Until a READ has completed, or the carrier is dropped, its landing memory stays where it is,
-    /// and nobody borrows from its slot or has it posted again.
+    /// Until a READ has completed, or the carrier is dropped, its landing memory must stay where it
+    /// is, and its slot must be neither borrowed nor posted again.
     unsafe fn post<'a>(
         &mut self,
         reads: impl Iterator<Item = Posting<'a, Self::Landing>>,
@@ -152,7 +152,7 @@ const CHECK_EVERY: Duration = Duration::from_millis(10);
 #[repr(align(128))]
 struct Apart<T>(T);
 
-// ---- a lane's ring ----------------------------------------------------------------------------------
+// ---- a lane's ring ------------------------------------------------------------------------------
 
 /// Memory shared by a lane's owner and the pump. READ number `n` uses entry and slot `n % entries`.
 #[derive(Debug)]
@@ -189,7 +189,7 @@ impl<L> Ring<L> {
     }
 }
 
-// ---- the pump ---------------------------------------------------------------------------------------
+// ---- the pump -----------------------------------------------------------------------------------
 
 /// A lane as the pump sees it.
 #[derive(Debug)]
@@ -290,14 +290,14 @@ impl<C: ReadQueue> Pump<C> {
     }
 }
 
-// ---- the link ---------------------------------------------------------------------------------------
+// ---- the link -----------------------------------------------------------------------------------
 
 /// A queue pair that lanes share. `Send + Sync`.
 #[derive(Debug)]
 pub(crate) struct Mux<C: ReadQueue> {
     /// Only ever tried, never waited for.
     pump: Mutex<Pump<C>>,
-    /// The object to sleep on. Without it, threads that wait stay awake.
+    /// What threads sleep on. Without it, threads that wait stay awake.
     bell: Option<C::Bell>,
     newcomers: Mutex<Vec<Arc<Ring<C::Landing>>>>,
     /// Number of newcomers.
@@ -428,7 +428,7 @@ impl<C: ReadQueue> Mux<C> {
     }
 }
 
-// ---- the lane ---------------------------------------------------------------------------------------
+// ---- the lane -----------------------------------------------------------------------------------
 
 /// One thread's access to a link. Dropping it leaves READs in flight to the pump.
 #[derive(Debug)]

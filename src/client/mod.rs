@@ -9,8 +9,8 @@
 //! * **Gone** (exit, crash, kill -9): the operating system hangs up the connection. A watcher
 //!   thread of the client notices as soon as it runs. GETs still answer from the region as the
 //!   server left it, until the client has reconnected or its lease ([`ClientOptions::lease`]) ends.
-//!   After the lease they end in [`GetError::ServerGone`]. Meanwhile the watcher tries
-//!   to reconnect, at once and then after pauses that grow from 1 ms to 100 ms.
+//!   After the lease they end in [`GetError::ServerGone`]. Meanwhile the watcher tries to
+//!   reconnect, at once and then after pauses that grow from 1 ms to 100 ms.
 //! * **Back** at the same address: the watcher reconnects within 100 ms, or within 2 s if an
 //!   attempt was under way and got no answer. Every handle reads the new server's region from its
 //!   next GET on. If the new server took over the region file, the old mapping shows its changes
@@ -66,8 +66,8 @@ pub(crate) const ATTEMPT_MAX: Duration = Duration::from_secs(2);
 pub struct ClientOptions {
     /// Bounds of a GET that has to be repeated.
     pub limits: Limits,
-    /// Longest time of a connect, a change or a batch of changes. Over verbs also of a READ,
-    /// including the attempts to reconnect if it fails.
+    /// Longest time of a connect, a change or a batch of changes. Over verbs it also bounds a READ,
+    /// including the attempts to reconnect if the READ fails.
     pub deadline: Duration,
     /// How long GETs still answer after the server is gone. Only for shm: over verbs there is
     /// nothing left to read.
@@ -192,7 +192,7 @@ pub enum ConnectError {
     /// Requests cannot travel that way ([`ClientOptions::requests`]).
     #[error("requests to the server at {address} cannot go by {}: {why}", path.name())]
     RequestPath {
-        /// The way that was asked for.
+        /// The requested path.
         path: RequestPath,
         /// The address.
         address: Address,
@@ -549,7 +549,7 @@ impl Client {
     /// the table comes from the region's superblock.
     ///
     /// # Errors
-    /// [`ConnectError`] says who was not there, or what is wrong.
+    /// [`ConnectError`] says what failed, and what to do about it.
     pub fn connect(address: &Address) -> Result<Client, ConnectError> {
         Client::connect_with(address, ClientOptions::default())
     }
@@ -606,7 +606,7 @@ impl Client {
         }
     }
 
-    // ---- GETs: by READs, without the server ---------------------------------------------------------
+    // ---- GETs: by READs, without the server -----------------------------------------------------
 
     /// Returns the value of `key`. Usually 1 READ and 1 round trip.
     ///
@@ -659,7 +659,7 @@ impl Client {
         on_path!(&mut self.path, handle => handle.get_many(keys, each, &mut self.stats))
     }
 
-    // ---- GETs by the server, for comparison ---------------------------------------------------------
+    // ---- GETs by the server, for comparison -----------------------------------------------------
 
     /// Returns the value of `key` as the server looks it up. It is the baseline for
     /// [`Client::get`]: no READ, 1 round trip, and the server's CPU. The request travels as changes
@@ -676,7 +676,7 @@ impl Client {
         }
     }
 
-    // ---- changes: by the server ---------------------------------------------------------------------
+    // ---- changes: by the server -----------------------------------------------------------------
 
     /// Inserts `key`, or updates its value. 1 round trip to the server.
     ///
@@ -783,8 +783,8 @@ impl Client {
     }
 }
 
-/// Most requests sent ahead of their replies. So many replies fit into a socket's buffer, so
-/// neither side waits for the other to read.
+/// Most requests sent ahead of their replies. The replies to this many requests fit into a socket's
+/// buffer, so neither side waits for the other to read.
 const BATCH: usize = 512;
 
 impl Clone for Client {

@@ -191,7 +191,7 @@ impl ShmHandle {
         &self.attached.region
     }
 
-    // ---- GETs ---------------------------------------------------------------------------------------
+    // ---- GETs -----------------------------------------------------------------------------------
 
     #[inline]
     fn read<R>(
@@ -244,7 +244,7 @@ impl ShmHandle {
         Ok(())
     }
 
-    // ---- changes ------------------------------------------------------------------------------------
+    // ---- changes --------------------------------------------------------------------------------
 
     /// Whether there is a connection that the server has not closed. A client with a mailbox makes
     /// no system call for that right after its last conversation: it finds out while it waits for
@@ -361,7 +361,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-// ---- connecting -------------------------------------------------------------------------------------
+// ---- connecting ---------------------------------------------------------------------------------
 
 /// Connects, says hello, and maps the region.
 fn attach(

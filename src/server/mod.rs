@@ -194,7 +194,7 @@ pub enum ServeError {
     Threads(io::Error),
 }
 
-/// A running server. Stops when dropped.
+/// A running server. Stops when dropped. It is `Send` and `Sync`; its threads run on their own.
 #[derive(Debug)]
 pub struct Server {
     shared: Arc<ServerState>,

@@ -1,4 +1,4 @@
-//! One client's connection: bytes in, frames, mutations, bytes out.
+//! One client's connection on shm: reads requests, answers them, writes replies.
 
 use super::ServerState;
 use super::mailbox::{ServerMailbox, Visit};
@@ -310,7 +310,7 @@ mod tests {
     /// A client is halfway from its connection until its hello is whole, and from the first byte of
     /// a frame to the last, however slowly they come. It is not halfway between frames.
     #[test]
-    fn halfway() {
+    fn a_client_is_halfway_until_its_frame_is_whole() {
         let (mut session, mut client, server, _dir) = session();
         let mut advance = |bytes: &[u8]| {
             client.write_all(bytes).unwrap();

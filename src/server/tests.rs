@@ -208,7 +208,7 @@ fn clients_halfway_for_too_long_are_dropped() {
 /// too long, answers requests left over from a turn, and accepts connections that it could not
 /// accept before.
 #[test]
-fn what_no_event_tells_of() {
+fn work_without_an_event_is_done() {
     let mut second = Second::new(shared());
     let (mut silent, token) = second.client();
     let long_ago = Instant::now() - 2 * HALF_FRAME_MAX;
@@ -234,7 +234,7 @@ fn what_no_event_tells_of() {
 /// If a client's requests take longer than a turn, the others have their turn, and the rest is
 /// answered later.
 #[test]
-fn more_than_a_turn() {
+fn requests_beyond_a_turn_are_answered_later() {
     const REQUESTS: usize = 100_000;
     let mut second = Second::new(shared());
     let (mut stream, token) = second.greeted();
@@ -612,7 +612,7 @@ fn one_of_several_servers_takes_the_socket() {
 /// A server waits for the lock of a folder, for a limited time. The folder of a bare name is the
 /// current one.
 #[test]
-fn a_folder_that_is_locked() {
+fn a_locked_folder_is_waited_for() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("socket");
     let first = claim(&path).unwrap();

@@ -171,11 +171,11 @@ fn message_bytes(geometry: &Geometry) -> usize {
     wire::request_bytes_max(geometry).max(wire::reply_bytes_max(geometry)).max(USUAL)
 }
 
-// ---- the acceptor ---------------------------------------------------------------------------------------
+// ---- the acceptor -------------------------------------------------------------------------------
 
 /// Lets clients join. One thread for all, which does not wait for a slow client. (The kernel may
-/// resolve a client's address while its queue pair is connected. That takes up to a second if the
-/// client cannot be reached.)
+/// resolve a client's address while it connects the client's queue pair. That takes up to a second
+/// if the client cannot be reached.)
 struct Acceptor {
     host: Arc<VerbsServer>,
     poll: Poll,
@@ -475,7 +475,7 @@ impl VerbsServer {
     }
 }
 
-// ---- workers ----------------------------------------------------------------------------------------
+// ---- workers ------------------------------------------------------------------------------------
 
 /// A client that has joined.
 struct VerbsSession {
@@ -625,7 +625,7 @@ impl VerbsWorker {
         Ok(())
     }
 
-    // ---- clients come and go ------------------------------------------------------------------------
+    // ---- clients come and go --------------------------------------------------------------------
 
     /// Longest time that the worker may sleep.
     fn idle(&self) -> Duration {
@@ -743,7 +743,7 @@ impl VerbsWorker {
         self.host.shared.dismiss_client();
     }
 
-    // ---- messages -----------------------------------------------------------------------------------
+    // ---- messages -------------------------------------------------------------------------------
 
     /// Takes completions. Returns whether there were any.
     fn take_completions(&mut self) -> Result<bool, VerbsError> {
@@ -847,7 +847,7 @@ impl VerbsWorker {
 fn post_receive(landing: &[Buffer], receives: &SharedReceives, slot: usize) -> Result<(), VerbsError> {
     let buffer = &landing[slot / MESSAGES];
     let element = buffer.element(slot % MESSAGES, buffer.cell_bytes());
-    // SAFETY: as said above; buffers live until the worker's last queue pair is gone.
+    // SAFETY: as required above; buffers live until the worker's last queue pair is gone.
     unsafe { receives.post(slot as u64, element) }
 }
 

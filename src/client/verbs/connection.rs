@@ -248,7 +248,7 @@ impl Connection {
         std::mem::take(&mut self.counts)
     }
 
-    // ---- READs --------------------------------------------------------------------------------------
+    // ---- READs ----------------------------------------------------------------------------------
 
     /// Most READs that may be in flight.
     pub fn credits(&self) -> usize {
@@ -356,7 +356,7 @@ impl Connection {
         Ok(())
     }
 
-    // ---- messages -----------------------------------------------------------------------------------
+    // ---- messages -------------------------------------------------------------------------------
 
     /// Longest message, in bytes.
     pub fn message_bytes(&self) -> usize {
@@ -441,7 +441,7 @@ impl Connection {
         unsafe { self.pair.post_receive(id::RECEIVE | slot as u64, element) }
     }
 
-    // ---- completions --------------------------------------------------------------------------------
+    // ---- completions ----------------------------------------------------------------------------
 
     /// Takes completions until `enough`, for at most this time.
     pub(crate) fn wait_until(

@@ -107,7 +107,7 @@ impl VerbsHandle {
         Address::Verbs(self.shared.address.clone())
     }
 
-    // ---- GETs ---------------------------------------------------------------------------------------
+    // ---- GETs -----------------------------------------------------------------------------------
 
     /// Runs GETs. If the connection fails, runs them again on a new one, until the deadline.
     fn read<R>(
@@ -251,7 +251,7 @@ impl VerbsHandle {
         }
     }
 
-    // ---- changes ------------------------------------------------------------------------------------
+    // ---- changes --------------------------------------------------------------------------------
 
     /// Sends requests over a connection that no other handle uses, as many per message as fit.
     fn converse_alone(

@@ -68,7 +68,7 @@ impl ReadQueue for Connection {
     }
 }
 
-// ---- a handle's lane --------------------------------------------------------------------------------
+// ---- a handle's lane ----------------------------------------------------------------------------
 
 /// A handle's lane, and the geometry of the table that it reads.
 #[derive(Debug)]
@@ -147,7 +147,7 @@ impl LaneReader {
     }
 }
 
-// ---- the queue pairs --------------------------------------------------------------------------------
+// ---- the queue pairs ----------------------------------------------------------------------------
 
 /// The queue pairs of one client.
 #[derive(Debug)]
@@ -298,7 +298,7 @@ impl Drop for Attempt<'_> {
     }
 }
 
-// ---- changes ----------------------------------------------------------------------------------------
+// ---- changes ------------------------------------------------------------------------------------
 
 /// The connection for changes. One handle at a time has it.
 #[derive(Debug, Default)]
