@@ -1,8 +1,9 @@
-//! A client in a program on tokio: `cargo run --example tokio`.
+//! A client in a tokio program: `cargo run --example tokio`.
 //!
-//! GETs on shm are loads from memory. A task does them itself, with a handle of its own: handing one to
-//! another thread, and its answer back, would cost more than the GET. Changes wait for the server, up to the
-//! deadline. One thread does them for all tasks, and puts together what has come meanwhile.
+//! A GET on shm is a few loads from memory, so each task does its GETs itself, with its own handle.
+//! A hand-over to another thread and back would cost more than the GET. A change waits for the
+//! server, up to the deadline. One thread makes the changes of all tasks and sends the waiting ones
+//! as a batch.
 
 use oneread::{Address, Client, ClientOptions, Config, Limits, Server, ServerConfig, TableSize};
 use std::error::Error;
@@ -11,21 +12,21 @@ use tokio::sync::{mpsc, oneshot};
 
 type Outcome = Result<(), String>;
 
-/// A change, and where its outcome goes.
+/// A change, and the channel for its outcome.
 struct Change {
     key: Vec<u8>,
     value: Vec<u8>,
     done: oneshot::Sender<Outcome>,
 }
 
-/// Sends changes to the thread that makes them. Cheap to clone, one for each task.
+/// Sends changes to the thread that makes them. Each task has its own clone; cloning is cheap.
 #[derive(Clone)]
 struct Writer(mpsc::Sender<Change>);
 
 impl Writer {
     /// Starts the thread. It ends when the last `Writer` is dropped.
     fn start(mut client: Client) -> Writer {
-        /// Tasks wait where more changes than this are on their way.
+        /// Changes that may be queued. Further tasks wait.
         const QUEUE: usize = 256;
         let (sender, mut receiver) = mpsc::channel::<Change>(QUEUE);
         tokio::task::spawn_blocking(move || {
@@ -39,7 +40,7 @@ impl Writer {
                     Err(error) => vec![Err(error.to_string()); changes.len()],
                 };
                 for (change, outcome) in changes.drain(..).zip(outcomes) {
-                    // Whoever asked may have given up.
+                    // The task may have given up waiting.
                     let _ = change.done.send(outcome);
                 }
             }
@@ -47,7 +48,7 @@ impl Writer {
         Writer(sender)
     }
 
-    /// Puts a key, without blocking the task's thread.
+    /// Puts a key without blocking the thread of the task.
     async fn put(&self, key: &[u8], value: &[u8]) -> Outcome {
         let (done, outcome) = oneshot::channel();
         let change = Change { key: key.into(), value: value.into(), done };
@@ -63,8 +64,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let config = ServerConfig::new(address.clone(), Config::new().size(TableSize::Keys(10_000)));
     let server = Server::start(config)?;
 
-    // A GET that meets a slot being written looks again, at last with sleeps in between. In a task it shall
-    // not do so for long.
+    // A GET that meets a slot being written tries again, and sleeps between later attempts. A task
+    // should do so only for a short time.
     let soon = Limits::new().deadline(Duration::from_millis(1));
     let options = ClientOptions::new().limits(soon);
     let client = tokio::task::spawn_blocking(move || Client::connect_with(&address, options)).await??;
@@ -72,7 +73,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     let tasks: Vec<_> = (0..100u32)
         .map(|number| {
-            // Cheap: handles share the mapping.
+            // Cheap: the handles share one mapping.
             let (mut client, writer) = (client.clone(), writer.clone());
             tokio::spawn(async move {
                 let key = number.to_le_bytes();

@@ -1,25 +1,25 @@
-//! Where a server is: `shm:/path/to/socket`, or `verbs://host:port`.
+//! Addresses of servers: `shm:/path/to/socket` or `verbs://host:port`.
 
 use crate::verbs::VerbsAddress;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// A server's address. The fabric is part of it: there is no falling back from one to another.
+/// A server's address. It names the fabric; the client never falls back to another one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Address {
-    /// On this host: the path of the server's Unix socket.
+    /// A server on this host, by the path of its Unix socket.
     Shm(PathBuf),
-    /// Anywhere an RDMA device reaches. Connecting needs the cargo feature `verbs`.
+    /// A server that an RDMA device reaches. Connecting needs the cargo feature `verbs`.
     Verbs(VerbsAddress),
 }
 
-/// Why text is no address.
+/// Why text is not an address.
 #[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AddressError {
-    /// No known fabric in front.
+    /// The text does not begin with a known fabric.
     #[error(
         "{given:?} is no address; give shm:PATH, the path of a server's socket, as in shm:/run/user/1000/oneread.sock, or verbs://HOST:PORT"
     )]
@@ -27,7 +27,7 @@ pub enum AddressError {
         /// What was given.
         given: String,
     },
-    /// A `verbs:` address that makes no sense.
+    /// A malformed `verbs:` address.
     #[error("{given:?}: {why}; a verbs address is verbs://HOST:PORT?dev=DEVICE&port=N&gid=INDEX&mtu=BYTES")]
     Verbs {
         /// What was given.
@@ -35,7 +35,7 @@ pub enum AddressError {
         /// What is wrong with it.
         why: String,
     },
-    /// A fabric that only exists in tests.
+    /// A fabric that exists only in tests.
     #[error("{given:?} names the fabric {fabric}, which has no addresses; there are: shm, verbs")]
     Fabric {
         /// What was given.
@@ -43,7 +43,7 @@ pub enum AddressError {
         /// The fabric.
         fabric: String,
     },
-    /// A path too long for a socket.
+    /// A path too long for a Unix socket.
     #[error("the socket path is {length} bytes long, the operating system allows 107: {}", path.display())]
     TooLong {
         /// The path.
@@ -53,11 +53,11 @@ pub enum AddressError {
     },
 }
 
-/// Longest path of a Unix socket on Linux (`sun_path` less its final zero byte).
+/// Longest path of a Unix socket on Linux: `sun_path` without its final zero byte.
 const SOCKET_PATH_MAX: usize = 107;
 
 impl Address {
-    /// The socket's path, on shm.
+    /// The path of the socket, for an shm address.
     pub fn socket(&self) -> Option<&std::path::Path> {
         match self {
             Address::Shm(path) => Some(path),
@@ -65,7 +65,7 @@ impl Address {
         }
     }
 
-    /// Where a server of this user is when nobody says otherwise: `$XDG_RUNTIME_DIR/oneread.sock`, else
+    /// The default address of this user: `$XDG_RUNTIME_DIR/oneread.sock`, else
     /// `/run/user/UID/oneread.sock`, else `/tmp/oneread-UID.sock`.
     pub fn default_of_user() -> Address {
         let uid = rustix::process::getuid().as_raw();
@@ -90,8 +90,9 @@ impl fmt::Display for Address {
 impl FromStr for Address {
     type Err = AddressError;
 
-    /// `shm:PATH`, or a path that begins with `/` or `.`, or `verbs://HOST:PORT`. What is shown of an address
-    /// is parsed to the same address; only of a path that is no UTF-8 it is an approximation.
+    /// Parses `shm:PATH`, a path that begins with `/` or `.`, or `verbs://HOST:PORT`.
+    ///
+    /// The displayed form of an address parses to the same address, unless its path is not UTF-8.
     fn from_str(given: &str) -> Result<Address, AddressError> {
         if given.starts_with("verbs://") {
             return given.parse().map(Address::Verbs);
@@ -121,7 +122,7 @@ mod tests {
     use proptest::prelude::{ProptestConfig, Strategy, any, prop_assert_eq, prop_oneof, proptest};
 
     #[test]
-    fn addresses() {
+    fn text_is_parsed_to_addresses() {
         let shm = |path: &str| Ok(Address::Shm(path.into()));
         assert_eq!("shm:/a/b".parse(), shm("/a/b"));
         assert_eq!("/a:b".parse(), shm("/a:b"));
@@ -140,9 +141,9 @@ mod tests {
         assert_eq!("shm:/a".parse::<Address>().unwrap().socket(), Some(std::path::Path::new("/a")));
     }
 
-    /// What is shown of an address names it, whatever it was parsed from.
+    /// Every address is parsed back from its displayed form, whatever text it came from.
     #[test]
-    fn addresses_and_their_names() {
+    fn addresses_are_parsed_as_they_are_displayed() {
         let path = "[^\\x00]{1,26}".prop_map(|path| Address::Shm(path.into()));
         let host = "[a-z0-9./\\[\\] -]{0,8}|[0-9a-f:]{0,8}|\\PC{1,8}";
         let part = "&|dev=\\PC{0,6}|port=[0-9]{0,3}|gid=[0-9]{0,3}|mtu=(256|1024|4096)|\\PC{0,3}";
@@ -177,9 +178,9 @@ mod tests {
         });
     }
 
-    /// What is wrong is said with what was given.
+    /// Each error carries the text that was given and says what is wrong with it.
     #[test]
-    fn no_addresses() {
+    fn errors_say_what_is_wrong() {
         let error = |given: &str| given.parse::<Address>().unwrap_err();
         for given in ["", "shm:", "host:1", "tcp://host:1"] {
             assert_eq!(error(given), AddressError::Unknown { given: given.into() });
@@ -192,9 +193,9 @@ mod tests {
         assert_eq!(given, "verbs://h:x");
     }
 
-    /// As long as the system takes: a socket can be bound there.
+    /// The longest path accepted is the longest that the system can bind.
     #[test]
-    fn the_longest_path() {
+    fn the_longest_path_can_be_bound() {
         let dir = tempfile::tempdir().unwrap();
         let path = |length: usize| {
             let begin = dir.path().join("").display().to_string();

@@ -1,6 +1,6 @@
-//! What a table is made from: a layout by its name or its numbers, a size, the longest key and value.
+//! The choices a table is made from: layout, size, longest key, longest value, grace time.
 //!
-//! Here stands what a user chooses; [`crate::layout::geometry`] has the bytes that follow from it.
+//! [`crate::layout::geometry`] derives the bytes of a table from them.
 
 use crate::families::presets;
 use crate::layout::geometry::{Family, GRACE_MAX, Geometry, HOMES_MAX, Layout, OVERFLOW_BLOCKS_MAX};
@@ -35,10 +35,12 @@ impl fmt::Display for Layout {
 impl FromStr for Layout {
     type Err = ConfigError;
 
-    /// Takes `preset`, `preset:n`, `family:preset` and `family:preset:n`; a family alone means its first
-    /// preset, a preset without its number the first of that name. `family:d=2,b=3,w=4,o=5` gives the
-    /// numbers themselves: choices, slots per bucket, buckets per window, slots per overflow block (left
-    /// out where there are none). [`Config::geometry`] refuses what cannot be.
+    /// Parses `preset`, `preset:n`, `family:preset` or `family:preset:n`. A family alone means its
+    /// first preset. A preset without its number means the first preset of that name.
+    ///
+    /// `family:d=2,b=3,w=4,o=5` gives the numbers themselves: choices, slots per bucket, buckets
+    /// per window, slots per overflow block. `o` is omitted where there are no overflow blocks.
+    /// Numbers are not checked here: [`Config::geometry`] refuses impossible ones.
     fn from_str(text: &str) -> Result<Layout, ConfigError> {
         let (family, rest) = match text.split_once(':') {
             Some((f, rest)) if Family::ALL.iter().any(|x| x.1 == f) => (Some(f), rest),
@@ -66,7 +68,7 @@ fn by_numbers(family: &str, text: &str) -> Option<Layout> {
     parts.next().is_none().then_some(layout)
 }
 
-/// How large a table shall be.
+/// How large a table is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TableSize {
@@ -76,7 +78,7 @@ pub enum TableSize {
     Slots(u64),
 }
 
-/// What to make a table from. All lengths in bytes.
+/// What a table is made from. All lengths are in bytes.
 ///
 /// ```
 /// use oneread::{Config, TableSize};
@@ -87,18 +89,19 @@ pub enum TableSize {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Config {
-    /// How keys are placed.
+    /// Where a key may be stored, and what one READ fetches.
     pub layout: Layout,
-    /// How many keys or slots.
+    /// Number of keys or slots.
     pub size: TableSize,
-    /// Longest key, 1 to 255.
+    /// Longest key: 1 to 255 bytes.
     pub key_max: usize,
-    /// Longest inline value.
+    /// Longest value, stored inline.
     pub value_max: usize,
-    /// The grace time T: how long a GET over a network may take and still be trusted when it found
-    /// nothing. Twice as long a moved key's traces stay. Zero only where every reader is on this host.
+    /// The grace time T, at most 60 s. A GET over a network that finds nothing is trusted only if
+    /// it took no longer than T. The traces of a moved key stay for 2 T. Zero is safe only if every
+    /// reader is on this host.
     pub grace: Duration,
-    /// Seeds of the hashes; random when `None`.
+    /// Seeds of the hash functions. `None` means random seeds.
     pub seeds: Option<Seeds>,
 }
 
@@ -112,8 +115,8 @@ setters!(Config {
 });
 
 impl Default for Config {
-    /// `windowed:8`, one million keys of at most 32 bytes with values of at most 78 bytes (two lines a
-    /// slot), grace time 2 ms.
+    /// `windowed:8` for one million keys of at most 32 bytes, with values of at most 78 bytes (two
+    /// lines per slot) and a grace time of 2 ms.
     fn default() -> Config {
         Config {
             layout: crate::cuckoo::WINDOWED_8,
@@ -136,7 +139,7 @@ pub enum ConfigError {
         /// What was asked for.
         given: String,
     },
-    /// A capacity of nothing.
+    /// A capacity of zero.
     #[error("a table for 0 {unit} cannot hold anything; ask for 1 or more")]
     ZeroCapacity {
         /// "keys" or "slots".
@@ -160,7 +163,7 @@ pub enum ConfigError {
         /// What was asked for.
         given: usize,
     },
-    /// Key and value do not fit into the largest slot.
+    /// Key and value together do not fit into the largest slot.
     #[error("a key of {key_max} and a value of {value_max} bytes do not fit into the largest slot, which holds {room}; lower value_max to {}", room - key_max)]
     ValueMax {
         /// Longest key asked for.
@@ -176,7 +179,7 @@ pub enum ConfigError {
         /// What was asked for.
         given: Duration,
     },
-    /// A number of the layout that its family cannot have.
+    /// A number that is impossible for a layout of this family.
     #[error(
         "a {family} layout with {field} = {value} is impossible, allowed is {allowed}; there are: {}",
         preset_names()
@@ -191,7 +194,7 @@ pub enum ConfigError {
         /// What is allowed.
         allowed: String,
     },
-    /// No random seeds to be had.
+    /// The operating system gave no random bytes for the seeds.
     #[error("no random bytes for the hash seeds: {reason}; give seeds of your own")]
     Seeds {
         /// The operating system's reason.
@@ -204,12 +207,13 @@ fn preset_names() -> String {
 }
 
 impl Config {
-    /// [`Config::default`].
+    /// The same as [`Config::default`].
     pub fn new() -> Config {
         Config::default()
     }
 
-    /// The geometry that follows.
+    /// Computes the geometry of the table. Draws random seeds if there are none; otherwise the
+    /// result is always the same.
     ///
     /// # Errors
     /// [`ConfigError`] says what was given and what is allowed.
@@ -241,7 +245,7 @@ impl Config {
             return Err(ConfigError::ZeroCapacity { unit });
         }
         let design = u64::from(layout.preset().map_or(75, |p| p.design_load));
-        // A size in keys is rounded up to whole buckets, a size in slots down; one window at least.
+        // Keys are rounded up to whole buckets, slots down. A table has at least one window.
         let buckets = match self.size {
             TableSize::Keys(n) => (u128::from(n) * 100).div_ceil(u128::from(design * b)) + u128::from(w - 1),
             TableSize::Slots(n) => u128::from(n / b),
@@ -265,7 +269,7 @@ impl Config {
             homes,
             overflow_blocks,
             self.grace,
-            // Random like the seeds, so that no other table's slots validate in this one.
+            // Random like the seeds, so that slots of another table do not validate in this one.
             mix(seeds.0[2][3]),
             seeds,
         ))
@@ -273,8 +277,8 @@ impl Config {
 }
 
 impl Layout {
-    /// Overflow blocks to reserve beside `main` slots: half as many slots again, more than any preset uses
-    /// at 95 % load.
+    /// Overflow blocks to reserve beside `main` slots: half as many slots as `main`. That is more
+    /// than any preset uses at 95 % load.
     fn overflow_blocks(self, main: u64) -> u64 {
         match u64::from(self.block_slots) {
             0 => 0,
@@ -282,7 +286,7 @@ impl Layout {
         }
     }
 
-    /// Most main slots: as many as there may be homes, and with overflow blocks that a link can number.
+    /// Most main slots: bounded by the number of homes, or by the blocks that a link can number.
     fn main_slots_max(self) -> u64 {
         match u64::from(self.block_slots) {
             0 => HOMES_MAX,
@@ -305,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn layouts_by_name() {
+    fn layouts_are_found_by_name() {
         let names: Vec<_> = presets().map(|p| p.layout.to_string()).collect();
         assert_eq!(names.len(), 11);
         assert_eq!(preset_names(), names.join(", "));
@@ -334,9 +338,9 @@ mod tests {
         assert_eq!((own.preset().map(|p| p.name), own.to_string()), (None, "cuckoo:d=2,b=3,w=1".into()));
     }
 
-    /// What is shown of a layout names it.
+    /// Every layout is parsed back from its displayed form.
     #[test]
-    fn layouts_and_their_names() {
+    fn layouts_are_parsed_as_they_are_displayed() {
         let family = prop_oneof![Just(Family::Cuckoo), Just(Family::Hopscotch), Just(Family::Chained)];
         let numbers = (0..4u32, any::<u32>(), 0..70u32, prop_oneof![Just(0), Just(4), any::<u32>()]);
         proptest!(|((choices, bucket_slots, window_buckets, block_slots) in numbers, family in family)| {
@@ -357,9 +361,9 @@ mod tests {
         }
     }
 
-    /// Homes, main slots, overflow blocks, slots.
+    /// Each row: layout, size, then homes, main slots, overflow blocks and all slots.
     #[test]
-    fn sizes() {
+    fn sizes_are_rounded_to_whole_buckets() {
         let own = Layout { bucket_slots: 3, window_buckets: 4, ..parsed("pilaf") };
         for (layout, size, expected) in [
             (parsed("windowed:8"), TableSize::Keys(1_000_000), [1_111_112, 1_111_119, 0, 1_111_119]),
@@ -370,12 +374,12 @@ mod tests {
             (parsed("bucketized:4"), TableSize::Keys(850), [250, 1_000, 0, 1_000]),
             (parsed("bucketized:4"), TableSize::Keys(851), [251, 1_004, 0, 1_004]),
             (parsed("pilaf"), TableSize::Slots(2), [2, 2, 0, 2]),
-            // Two buckets of 4 a window, blocks of 4: half as many slots again.
+            // Two buckets of 4 per window, blocks of 4: half as many overflow slots as main slots.
             (parsed("farm"), TableSize::Slots(1_000), [249, 1_000, 125, 1_500]),
             (parsed("farm"), TableSize::Slots(8), [1, 8, 4, 24]),
             (parsed("cluster"), TableSize::Keys(8_001), [1_251, 10_008, 626, 15_016]),
             (parsed("list"), TableSize::Slots(9), [9, 9, 5, 14]),
-            // Not a preset: sized for 75 %.
+            // A layout without a preset is sized for a load of 75 %.
             (own, TableSize::Keys(900), [400, 1_209, 0, 1_209]),
         ] {
             let it = made(layout, size).unwrap();
@@ -385,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_out_of_range() {
+    fn sizes_out_of_range_are_refused() {
         let most_links = (1 << 25) - 2;
         for (name, max) in [
             ("windowed:8", 1 << 40),
@@ -408,7 +412,8 @@ mod tests {
             for (unit, size) in [("slots", TableSize::Slots(0)), ("keys", TableSize::Keys(0))] {
                 assert_eq!(made(layout, size), Err(ConfigError::ZeroCapacity { unit }), "{name}");
             }
-            // The largest table with nearly the largest slots: no size overflows, each block can be linked.
+            // The largest table with nearly the largest slots: no size overflows, and a link
+            // can number each block.
             let config =
                 Config { size: TableSize::Slots(max), layout, value_max: 3_000, ..Config::default() };
             let it = config.geometry().unwrap();
@@ -420,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_and_times_out_of_range() {
+    fn lengths_and_times_out_of_range_are_refused() {
         let made = |key_max, value_max, grace| {
             let config =
                 Config { key_max, value_max, grace, seeds: Some(Seeds::from_number(1)), ..Config::default() };
@@ -446,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_layouts() {
+    fn impossible_layouts_are_refused() {
         let (cuckoo, hopscotch, chained) = (parsed("cuckoo"), parsed("hopscotch"), parsed("chained"));
         let numbers = |layout, choices, bucket_slots, window_buckets, block_slots| Layout {
             choices,
@@ -474,7 +479,7 @@ mod tests {
             (numbers(cuckoo, 2, 0, 2, 0), "bucket_slots", 0, "1 to 64"),
             (numbers(chained, 1, 65, 1, 4), "bucket_slots", 65, "1 to 64"),
             (numbers(cuckoo, 2, 4, 0, 0), "window_buckets", 0, "1 to 64"),
-            // 3 times this is 1 in 32 bits.
+            // This times 3 is 1 in 32 bits.
             (numbers(cuckoo, 2, 3, 0xaaaa_aaab, 0), "window_buckets", 0xaaaa_aaab, "1 to 64"),
             (numbers(chained, 1, 4, 2, 4), "window_buckets", 2, "1"),
             (numbers(cuckoo, 2, 13, 5, 0), window, 65, "1 to 64"),

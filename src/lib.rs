@@ -19,7 +19,7 @@ mod outcome;
 mod setters;
 mod sync;
 
-// Public for the tests, the fuzz targets, the benches and the command. What embedders need is below.
+// Public for the tests, the fuzz targets, the benches and the command. Not for embedders.
 #[doc(hidden)]
 pub mod client;
 #[doc(hidden)]
@@ -52,7 +52,7 @@ pub mod verbs;
 #[doc(hidden)]
 pub mod wire;
 
-// What an embedder needs: to configure, to call, to handle errors, to read counts.
+// What an embedder needs to configure, to call, to handle errors and to read counts.
 pub use address::{Address, AddressError};
 pub use client::{
     Client, ClientOptions, ClientStats, ConnectError, GetError, LinkError, MutateError, RequestPath,

@@ -1,12 +1,12 @@
-//! Setters of option structs.
+//! The macro that writes setters for option structs.
 
-/// Gives a struct a setter for each field named, called as the field is. So options can be put together
-/// from outside the crate, also when a field is added.
+/// Gives an option struct one setter per listed field, with the field's name. Option structs are
+/// `non_exhaustive`; setters let other crates fill them in, also after a field is added.
 macro_rules! setters {
     ($options:ident { $($(#[$attribute:meta])* $field:ident: $value:ty),* $(,)? }) => {
         impl $options {
             $(
-                #[doc = concat!("The same with another `", stringify!($field), "`.")]
+                #[doc = concat!("Returns these options with `", stringify!($field), "` replaced.")]
                 $(#[$attribute])*
                 #[must_use]
                 pub fn $field(mut self, $field: $value) -> $options {

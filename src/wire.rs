@@ -1,4 +1,4 @@
-//! The control protocol: frames on a Unix socket, for everything that is not a GET.
+//! The control protocol: frames for everything that is not a one-sided GET.
 //!
 //! ```text
 //! 0..4    length of the body, bytes (at most 64 KiB)
@@ -8,25 +8,26 @@
 //! 16..    body
 //! ```
 //!
-//! The first request is `Hello` with magic and protocol version; its reply, `Welcome`, carries a
-//! descriptor of the region that can only be mapped for reading. After that, requests may be pipelined;
-//! replies come in the order of the requests.
+//! The first request is `Hello`, with magic and protocol version. Its reply, `Welcome`, carries a
+//! descriptor of the region that can only be mapped for reading. After that, requests may be
+//! pipelined. Replies come in the order of the requests.
 //!
-//! A client may ask for a [mailbox](crate::server::ServerConfig::mailbox): `Mailbox`, whose reply carries the descriptor of
-//! memory that both may write. From then on its requests are there, and what either side sends over the socket only
-//! wakes the other: the client `Wake`, the server single bytes.
+//! A client may ask for a [mailbox](crate::server::ServerConfig::mailbox) with the request
+//! `Mailbox`. Its reply carries the descriptor of memory that both sides may write. From then on
+//! the client's requests are in that memory, and the socket only wakes the other side: the client
+//! sends `Wake`, the server single bytes.
 //!
-//! Decoding takes any bytes: it gives a frame, asks for more, or names what is wrong.
+//! Decoding takes any bytes. It gives a frame, asks for more bytes, or says what is wrong.
 
 use crate::layout::geometry::Geometry;
 use crate::outcome::{IndexCounts, PutError, PutMode, PutOutcome};
 use bytemuck::{Pod, Zeroable};
 
-/// What a `Hello` begins with.
+/// The first bytes of a `Hello`.
 const HELLO_MAGIC: u64 = u64::from_le_bytes(*b"ONEREAD?");
 /// Version of the control protocol.
 pub const PROTOCOL_VERSION: u32 = 1;
-/// Longest body, in bytes: larger than any key and value with their lengths.
+/// Longest body, in bytes: longer than any key and value with their lengths.
 pub const BODY_MAX: usize = 1 << 16;
 const HEAD: usize = size_of::<FrameHead>();
 
@@ -47,7 +48,7 @@ struct HelloBody {
     reserved: u32,
 }
 
-/// What a frame is about.
+/// Operations of frames.
 mod op {
     pub const HELLO: u16 = 1;
     pub const UPSERT: u16 = 2;
@@ -61,7 +62,7 @@ mod op {
     pub const REPLY: u16 = 0x8000;
 }
 
-/// How a request ended.
+/// Outcomes of requests.
 mod status {
     pub const WELCOME: u16 = 1;
     pub const INSERTED: u16 = 2;
@@ -102,19 +103,19 @@ pub enum Request<'a> {
         /// The key.
         key: &'a [u8],
     },
-    /// Asks the server to look a key up: what a GET is without one-sided READs, for comparison.
+    /// Asks the server to look up a key. This is a GET without one-sided READs, for comparison.
     Get {
         /// The key.
         key: &'a [u8],
     },
     /// Asks for the server's counters.
     Stat,
-    /// Asks for slots: further requests will be there.
+    /// Asks for a mailbox, which further requests go through.
     Mailbox {
-        /// The client's version of them.
+        /// The client's version of mailboxes.
         version: u32,
     },
-    /// There is something in the client's slots. Has no reply.
+    /// Wakes the server: requests are in the mailbox. Has no reply.
     Wake,
 }
 
@@ -132,7 +133,7 @@ pub struct ServerStats {
     pub removes: u64,
     /// Keys moved since the server started.
     pub moves: u64,
-    /// Of these, displaced keys brought home.
+    /// Displaced keys brought home; part of `moves`.
     pub homings: u64,
     /// Puts that waited for a grace period.
     pub waits: u64,
@@ -144,7 +145,7 @@ pub struct ServerStats {
     pub clients: u64,
     /// The server's process id.
     pub pid: u64,
-    /// Which server process this is, for this region.
+    /// The number of this server process among all that served this region.
     pub incarnation: u64,
 }
 
@@ -173,7 +174,7 @@ impl ServerStats {
 /// A reply.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Reply {
-    /// The conversation is open; the region's descriptor comes along.
+    /// The server accepts the client. The region's descriptor comes with it.
     Welcome {
         /// The server's protocol version.
         version: u32,
@@ -186,23 +187,23 @@ pub enum Reply {
     Value(Option<Vec<u8>>),
     /// The server's counters.
     Stat(ServerStats),
-    /// The client has slots: the descriptor of their memory comes along.
+    /// The client has a mailbox. The descriptor of its memory comes with it.
     Mailbox {
-        /// The server's version of them.
+        /// The server's version of mailboxes.
         version: u32,
     },
-    /// The server will not talk to this client, or not in slots.
+    /// The server refuses the client, or a mailbox.
     Refused {
-        /// The server's protocol version, or that of its slots, where it has none 0.
+        /// The server's protocol version, or its version of mailboxes. 0 if it has no mailboxes.
         version: u32,
     },
 }
 
-/// Why bytes are no frame. The connection they came from is of no further use.
+/// Why bytes are not a valid frame. The connection that they came from is of no further use.
 #[derive(Debug, thiserror::Error, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WireError {
-    /// A body longer than any frame has.
+    /// The announced body is longer than any frame's.
     #[error("a frame of {given} bytes was announced, the longest is {BODY_MAX}")]
     TooLong {
         /// Length announced.
@@ -236,10 +237,10 @@ pub fn reply_bytes_max(geometry: &Geometry) -> usize {
     HEAD + size_of::<ServerStats>().max(geometry.value_max())
 }
 
-/// The replies in `bytes`, which hold whole frames, to requests numbered from `first` on.
+/// Decodes the replies in `bytes`, which hold whole frames, to requests numbered from `first`.
 ///
 /// # Errors
-/// What is wrong with them, in words.
+/// A description of what is wrong with them.
 pub fn replies(mut bytes: &[u8], first: u64) -> Result<Vec<Reply>, String> {
     let mut replies = Vec::new();
     while !bytes.is_empty() {
@@ -269,7 +270,7 @@ pub struct Frame<'a> {
     pub length: usize,
 }
 
-/// The first frame in `bytes`; `None` when more bytes are needed.
+/// Decodes the first frame in `bytes`. `None` when more bytes are needed.
 ///
 /// # Errors
 /// [`WireError::TooLong`].
@@ -321,10 +322,10 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// The request in a frame.
+    /// Decodes the request in a frame.
     ///
     /// # Errors
-    /// [`WireError`] when the frame is none.
+    /// [`WireError`] when the frame holds no valid request.
     pub fn decode(frame: &Frame<'a>) -> Result<Request<'a>, WireError> {
         let unfitting = WireError::Body { op: frame.op, len: frame.body.len() };
         let put = |mode| {
@@ -388,10 +389,10 @@ impl Reply {
         }
     }
 
-    /// The reply in a frame.
+    /// Decodes the reply in a frame.
     ///
     /// # Errors
-    /// [`WireError`] when the frame is none.
+    /// [`WireError`] when the frame holds no valid reply.
     pub fn decode(frame: &Frame<'_>) -> Result<Reply, WireError> {
         let unknown = WireError::Unknown { op: frame.op, status: frame.status };
         if frame.op != op::REPLY {
@@ -436,7 +437,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Any bytes give a frame, a wish for more, or an error; and what decodes encodes to itself.
+        /// Any bytes give a frame, ask for more, or are an error. A request that decodes encodes to
+        /// itself.
         #[test]
         fn any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200), op in 0u16..11, len in 0u32..64) {
             let mut framed = bytes.clone();
@@ -490,14 +492,14 @@ mod tests {
         assert!(rest.is_empty());
     }
 
-    /// A frame in words: length, operation, status, number, body.
+    /// Builds a frame from its fields.
     fn frame(op: u16, status: u16, id: u64, body: &[u8]) -> Vec<u8> {
         let length = (body.len() as u32).to_le_bytes();
         [&length[..], &op.to_le_bytes(), &status.to_le_bytes(), &id.to_le_bytes(), body].concat()
     }
 
-    /// The bytes of each request, which servers and clients of other builds rely on. Who changes them gives
-    /// the protocol another version.
+    /// The bytes of each request. Servers and clients of other builds rely on them; a change needs
+    /// another protocol version.
     #[test]
     fn golden_requests() {
         assert_eq!((PROTOCOL_VERSION, BODY_MAX, HEAD), (1, 65_536, 16));
@@ -577,10 +579,10 @@ mod tests {
         assert_eq!(removed, put);
     }
 
-    /// Half a frame is waited for, to its last byte; one that is too long is not. What follows a frame is not
-    /// part of it.
+    /// A frame decodes only when its last byte is there. A frame that is too long is refused at its
+    /// head. Bytes after the frame are not part of it.
     #[test]
-    fn whole_frames() {
+    fn frames_decode_when_they_are_whole() {
         for length in [0, 1, 100, BODY_MAX] {
             let mut bytes = frame(5, 0, 9, &vec![7; length]);
             for cut in [0, 1, 4, 15, 16, bytes.len() - 1].into_iter().filter(|cut| *cut < bytes.len()) {
@@ -596,9 +598,9 @@ mod tests {
         }
     }
 
-    /// What is wrong with a frame is said by its operation and the length of its body, or its status.
+    /// Each error names the operation with the length of its body, or with its status.
     #[test]
-    fn frames_that_are_none() {
+    fn invalid_frames_are_refused() {
         let unfitting = |op, len| WireError::Body { op, len };
         let unknown = |op, status| WireError::Unknown { op, status };
         let hello = |magic: &[u8; 8], more: usize| [&magic[..], &vec![0; more]].concat();
@@ -621,7 +623,7 @@ mod tests {
             let decoded = decode(&bytes).unwrap().unwrap();
             assert_eq!(Request::decode(&decoded), Err(expected), "{op} with {body:?}");
         }
-        // A key that is all of the body, and one of no bytes, are the table's to judge.
+        // A key that fills the body, and an empty key, decode: the table checks lengths.
         for (body, key, value) in [(&b"\x02\0ke"[..], &b"ke"[..], &b""[..]), (b"\0\0v", b"", b"v")] {
             let bytes = frame(2, 0, 1, body);
             let put = Request::decode(&decode(&bytes).unwrap().unwrap());
@@ -649,9 +651,9 @@ mod tests {
         }
     }
 
-    /// Replies count under the numbers of their requests, in order, and whole.
+    /// Replies must have the numbers of their requests, in order, and be whole.
     #[test]
-    fn replies_to_these_requests() {
+    fn replies_must_match_their_requests() {
         let bytes = |ids: &[u64]| {
             let mut bytes = Vec::new();
             ids.iter().for_each(|id| Reply::Removed(Ok(id % 2 == 0)).encode(*id, &mut bytes));
@@ -675,7 +677,7 @@ mod tests {
         }
     }
 
-    /// The longest request and the longest reply of a table are as long as is said: slots and messages are made for them.
+    /// The longest request and reply are as long as computed. Cells and messages are sized by that.
     #[test]
     fn the_longest_requests_and_replies() {
         use crate::config::{Config, TableSize};

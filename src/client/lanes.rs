@@ -1,45 +1,49 @@
-//! Many threads' READs over one queue pair, with no lock that anybody waits for.
+//! READs of many threads over one queue pair, without a lock that any thread waits for.
 //!
-//! Each thread has a [`Lane`]: a ring of the READs it asked for, memory for them to land in, and two numbers
-//! that only grow: how many it has submitted, and how many of these have completed. A reliable queue pair
-//! completes in order, and each lane is served in order, so the second number is all there is to say about
-//! completions.
+//! Each thread has a [`Lane`]: a ring of READ requests, memory for them to land in, and two
+//! counters that only grow. One counts the READs submitted, the other those of them that have
+//! completed. A reliable queue pair completes in order, and each lane is served in order, so the
+//! second counter says all there is to know about completions.
 //!
-//! Whoever waits tries to become the *pump*: one compare-exchange ([`Mutex::try_lock`]; nobody ever blocks
-//! on that mutex). The pump takes completions, deals the free places of the queue pair to the lanes, one
-//! READ to each in turn, and posts them with one doorbell. Who does not become it looks at its own number.
-//! The pump touches no landed bytes: each thread checks what is its own.
+//! A thread that waits tries to become the *pump*, with one compare-exchange ([`Mutex::try_lock`];
+//! no thread ever blocks on that mutex). The pump takes completions, deals the free places of the
+//! queue pair to the lanes, one READ to each in turn, and posts them with one doorbell. A thread
+//! that does not become the pump reads its own counter. The pump does not touch landed bytes: each
+//! thread checks its own.
 //!
 //! # Fairness and back pressure
 //!
-//! Dealing goes on where the last round ended, so of the lanes that have something to post none is ever more
-//! than one READ ahead of another in a round, and a lane with many READs cannot keep another from its turn.
-//! A READ for which there is no place stays in its lane's ring; a ring has room for all that its lane may
-//! have in flight. Nothing overflows.
+//! Dealing resumes where the last round ended. So among lanes that have READs to post, none is ever
+//! more than one READ ahead of another in a round, and a lane with many READs cannot keep another
+//! from its turn. A READ without a place stays in its lane's ring. A ring has room for all READs
+//! that its lane may have in flight, so nothing overflows.
 //!
-//! A round looks at one number of each lane, so its cost grows with the lanes of the link: dozens, not thousands.
+//! A round reads one counter of each lane, so its cost grows with the number of lanes. A link is
+//! made for dozens of lanes, not thousands.
 //!
 //! # Progress
 //!
-//! Every thread that waits pumps if nobody else does, for itself and the others. A pump that the scheduler
-//! stops delays the others for as long as that lasts, and no longer than their deadlines: a lane that is
-//! late declares the link failed, and its thread goes on over a new one. No thread pumps for others once
-//! its own READ has come, so nobody works for the rest for longer than it would have waited anyway.
+//! Every thread that waits pumps if no other thread does, for itself and the others. A pump that
+//! the scheduler stops delays the others for that time, but not past their deadlines: a lane that
+//! is late declares the link failed, and its thread continues over a new one. A thread stops
+//! pumping once its own READ has come, so it never works for others longer than it would have
+//! waited anyway.
 //!
 //! # Memory
 //!
-//! A lane's landing memory belongs to its owner and to the pump's seat for it; the latter lets go only when
-//! nothing of the lane is in flight. A thread may end, panic or drop its lane at any time.
+//! A lane's landing memory belongs to its owner and to the pump's seat for the lane. The seat lets
+//! go only when no READ of the lane is in flight. A thread may end, panic or drop its lane at any
+//! time.
 //!
 //! # Orderings
 //!
-//! | store | load | makes sure that |
+//! | store | load | guarantees that |
 //! |---|---|---|
 //! | `submitted`, Release (owner) | Acquire (pump) | the pump sees the ring's entries; the NIC writes to a slot only after its owner has read what was there |
 //! | `completed`, Release (pump) | Acquire (owner) | the owner sees what landed before the completion was polled; it writes to a ring entry only after the pump has read it |
 //! | `left`, Release (owner) | Acquire (pump) | the owner's last look at its memory comes before the pump lets go of it |
 //! | `joined`, Release (newcomer) | Acquire (pump) | a newcomer that submits after this is seated by the round that serves it |
-//! | the pump's mutex, unlock | try_lock | one pump sees all that the last one did |
+//! | the pump's mutex, unlock | try_lock | each pump sees all that the last one did |
 
 #![allow(unsafe_code)]
 #![cfg_attr(loom, allow(dead_code, reason = "the model waits and fails in no more ways than one"))]
@@ -53,18 +57,18 @@ use std::ops::AddAssign;
 use std::sync::{Arc, OnceLock, TryLockError};
 use std::time::{Duration, Instant};
 
-/// One queue pair, as the pump uses it. READs complete in the order in which they were posted.
+/// One queue pair as the pump uses it. READs complete in the order in which they were posted.
 pub(crate) trait ReadQueue: Debug {
-    /// A lane's memory for READs to land in.
+    /// Memory of one lane for READs to land in.
     type Landing: Debug;
-    /// What to sleep on until something completes. Used without the pump's mutex.
+    /// What a thread sleeps on until something completes. Used without the pump's mutex.
     type Bell: Debug;
-    /// Counts of what was asked of the queue pair.
+    /// Counts of operations on the queue pair.
     type Counts: Default + AddAssign + Debug;
     /// What can go wrong.
     type Error: Clone + Debug;
 
-    /// READs that may be posted now.
+    /// Number of READs that may be posted now.
     fn room(&self) -> usize;
 
     /// Posts READs with one doorbell: at least one, at most [`room`](Carrier::room).
@@ -73,8 +77,8 @@ pub(crate) trait ReadQueue: Debug {
     /// The queue pair is then of no further use.
     ///
     /// # Safety
-    /// Until a READ has completed, or the carrier is dropped, its landing memory stays where it is, and nobody
-    /// borrows from its slot or has it posted again.
+    /// Until a READ has completed, or the carrier is dropped, its landing memory must stay where it
+    /// is, and its slot must be neither borrowed nor posted again.
     unsafe fn post<'a>(
         &mut self,
         reads: impl Iterator<Item = Posting<'a, Self::Landing>>,
@@ -82,29 +86,30 @@ pub(crate) trait ReadQueue: Debug {
     where
         Self::Landing: 'a;
 
-    /// Takes what has completed, without waiting: `done` gets the seat of each READ, oldest first.
+    /// Takes completions without waiting. Calls `done` with the seat of each completed READ, oldest
+    /// first.
     ///
     /// # Errors
-    /// When one failed; the queue pair is then of no further use.
+    /// When a READ failed. The queue pair is then of no further use.
     fn poll(&mut self, done: impl FnMut(u32)) -> Result<(), Self::Error>;
 
-    /// The next completion rings the bell, and keeps it ringing until this is called again. What completed
-    /// before may not: poll again after this.
+    /// Makes the next completion ring the bell. The bell keeps ringing until the next call. Earlier
+    /// completions may not ring it, so poll again after this call.
     ///
     /// # Errors
     /// The queue pair is then of no further use.
     fn arm(&mut self) -> Result<(), Self::Error>;
 
-    /// Sleeps until the bell rings, at most this long. May return early.
+    /// Sleeps until the bell rings, for at most this time. May return early.
     fn sleep(bell: &Self::Bell, at_most: Duration);
 
-    /// Is the other side still there? Asked after milliseconds without a completion.
+    /// Checks that the other side is still there. Called after milliseconds without a completion.
     ///
     /// # Errors
-    /// When it is not.
+    /// When the other side is gone.
     fn check(&mut self) -> Result<(), Self::Error>;
 
-    /// The error of a READ that has not completed within this time.
+    /// The error for a READ that has not completed in this time.
     fn late(within: Duration) -> Self::Error;
 
     /// Counts since the last call.
@@ -114,42 +119,45 @@ pub(crate) trait ReadQueue: Debug {
 /// A READ on its way to the NIC.
 #[derive(Debug)]
 pub(crate) struct Posting<'a, L> {
-    /// Whose it is.
+    /// The seat that the READ belongs to.
     pub seat: u32,
     pub window: Window,
     pub landing: &'a L,
-    /// Where in the landing memory.
+    /// The slot of the landing memory.
     pub slot: usize,
-    /// Must its completion show?
+    /// Whether its completion is reported.
     pub signalled: bool,
 }
 
-/// READs of one doorbell between two whose completions show, at most. A lane's last always does.
+/// Within one doorbell, the completion of every 16th READ is reported. That of a lane's last READ
+/// always is.
 const SIGNAL_EVERY: usize = 16;
-/// Polls of a pump that bring nothing, or looks at one's own number, before the next attempt.
+/// Polls of a pump without a result, or looks at the thread's own counter, before the next attempt.
 const LOOKS: u32 = if cfg!(loom) { 1 } else { 16 };
-/// Attempts before others may run, or the thread sleeps.
+/// Attempts before the thread yields or sleeps.
 const ATTEMPTS: u32 = 16;
-/// Times that others may run before the thread sleeps a little, awake as it ought to be: where threads are more
-/// than cores, some kernels put a thread that yields again and again behind all others for a long time.
+/// Yields before the thread sleeps for [`DOZE`], even where waiting threads should stay awake. With
+/// more threads than cores, some kernels put a thread that yields repeatedly behind all others for
+/// a long time.
 const YIELDS: u32 = 32;
 const DOZE: Duration = Duration::from_micros(50);
-/// A sleep lasts no longer: what another thread published just before it began would not end it.
+/// Longest sleep on the bell. A completion that another thread published just before the sleep does
+/// not end it.
 const NAP: Duration = Duration::from_millis(1);
-/// How often the carrier is checked while nothing completes.
+/// Time between checks of the carrier while nothing completes.
 const CHECK_EVERY: Duration = Duration::from_millis(10);
 
-/// Keeps what two threads write apart by two lines, because lines are fetched in pairs.
+/// Puts two lines between values that different threads write, because lines are fetched in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct Apart<T>(T);
 
-// ---- a lane's ring ----------------------------------------------------------------------------------
+// ---- a lane's ring ------------------------------------------------------------------------------
 
-/// What a lane's owner and the pump share. READ number `n` uses entry and slot `n % entries`.
+/// Memory shared by a lane's owner and the pump. READ number `n` uses entry and slot `n % entries`.
 #[derive(Debug)]
 struct Ring<L> {
-    /// First slot and number of slots of each window asked for.
+    /// First slot and number of slots of each requested window.
     entries: Box<[(AtomicU64, AtomicU64)]>,
     landing: L,
     submitted: Apart<AtomicU64>,
@@ -166,33 +174,34 @@ impl<L> Ring<L> {
         (number % self.entries.len() as u64) as usize
     }
 
-    /// By the owner. Entry and slot were those of READ `number - entries`, which it has read.
+    /// Called by the owner. Entry and slot belonged to READ `number - entries`, which the owner has
+    /// read.
     fn write(&self, number: u64, window: Window) {
         let (first, slots) = self.entry(number);
         first.store(window.first.0, Ordering::Relaxed);
         slots.store(window.slots.into(), Ordering::Relaxed);
     }
 
-    /// By the pump, once `submitted` is seen to be more than `number`.
+    /// Called by the pump after it has seen that `submitted` is more than `number`.
     fn read(&self, number: u64) -> Window {
         let (first, slots) = self.entry(number);
         Window { first: SlotIx(first.load(Ordering::Relaxed)), slots: slots.load(Ordering::Relaxed) as u32 }
     }
 }
 
-// ---- the pump ---------------------------------------------------------------------------------------
+// ---- the pump -----------------------------------------------------------------------------------
 
-/// A lane, as the pump sees it.
+/// A lane as the pump sees it.
 #[derive(Debug)]
 struct PumpedLane<L> {
     ring: Arc<Ring<L>>,
-    /// READs that may be posted: `submitted` as it was last seen.
+    /// READs that may be posted: the last value seen of `submitted`.
     submitted: u64,
     posted: u64,
     completed: u64,
 }
 
-/// A READ that goes out with the next doorbell.
+/// A READ of the next doorbell.
 #[derive(Clone, Copy, Debug)]
 struct Dealt {
     seat: u32,
@@ -200,20 +209,21 @@ struct Dealt {
     window: Window,
 }
 
-/// What only the pump touches.
+/// The state that only the pump touches.
 #[derive(Debug)]
 struct Pump<C: ReadQueue> {
-    // Dropped before the landing memory that the NIC may still write.
+    // Dropped before the landing memory that the NIC may still write to.
     carrier: Option<C>,
     seats: Vec<Option<PumpedLane<C::Landing>>>,
     in_flight: usize,
-    /// Whose turn it is.
+    /// The seat that had the last place.
     next: usize,
     dealt: Vec<Dealt>,
 }
 
 impl<C: ReadQueue> Pump<C> {
-    /// Takes completions, seats newcomers, posts. Has anything completed or been posted?
+    /// Takes completions, seats newcomers, posts READs. Returns whether anything completed or was
+    /// posted.
     fn round(&mut self, link: &Mux<C>) -> Result<bool, C::Error> {
         let Pump { carrier, seats, in_flight, next, dealt } = self;
         let Some(carrier) = carrier else { return link.failure() };
@@ -232,7 +242,7 @@ impl<C: ReadQueue> Pump<C> {
 
         for seat in seats.iter_mut().flatten() {
             if seat.ring.left.load(Ordering::Acquire) != 0 {
-                // Nobody waits for what has not been posted.
+                // READs not posted yet are dropped: no thread waits for them.
                 seat.submitted = seat.posted;
                 left = true;
             } else {
@@ -269,9 +279,10 @@ impl<C: ReadQueue> Pump<C> {
                 let signalled = number + 1 == *posted || i % SIGNAL_EVERY == SIGNAL_EVERY - 1;
                 Some(Posting { seat, window, landing: &ring.landing, slot: ring.slot(number), signalled })
             });
-            // SAFETY: a seat holds its ring, and so its landing memory, until nothing of it is in flight or the
-            // carrier is gone (`Pump`'s fields, `Mux::pump`). The slot was that of a READ that has completed
-            // and that its owner has done with, as `submitted` says (`Lane::submit`).
+            // SAFETY: a seat keeps its ring, and so its landing memory, until none of its READs is
+            // in flight or the carrier is gone (`Pump`'s fields, `Mux::pump`). The READ that used
+            // the slot before has completed, and its owner no longer uses the slot, as `submitted`
+            // says (`Lane::submit`).
             unsafe { carrier.post(postings) }?;
             progress = true;
         }
@@ -279,17 +290,17 @@ impl<C: ReadQueue> Pump<C> {
     }
 }
 
-// ---- the link ---------------------------------------------------------------------------------------
+// ---- the link -----------------------------------------------------------------------------------
 
 /// A queue pair that lanes share. `Send + Sync`.
 #[derive(Debug)]
 pub(crate) struct Mux<C: ReadQueue> {
-    /// Only ever tried.
+    /// Only ever tried, never waited for.
     pump: Mutex<Pump<C>>,
-    /// What to sleep on; without it, threads that wait stay awake.
+    /// What threads sleep on. Without it, threads that wait stay awake.
     bell: Option<C::Bell>,
     newcomers: Mutex<Vec<Arc<Ring<C::Landing>>>>,
-    /// How many newcomers there are.
+    /// Number of newcomers.
     joined: AtomicU64,
     failed: OnceLock<C::Error>,
 }
@@ -303,7 +314,7 @@ enum Pumped {
 }
 
 impl<C: ReadQueue> Mux<C> {
-    /// A link over `carrier`. Threads that wait sleep on the bell if there is one.
+    /// Makes a link over `carrier`. Threads that wait sleep on the bell, if there is one.
     pub fn new(carrier: C, bell: Option<C::Bell>) -> Arc<Mux<C>> {
         let pump =
             Pump { carrier: Some(carrier), seats: Vec::new(), in_flight: 0, next: 0, dealt: Vec::new() };
@@ -316,7 +327,7 @@ impl<C: ReadQueue> Mux<C> {
         })
     }
 
-    /// Has it failed?
+    /// Whether the link has failed.
     pub fn has_failed(&self) -> bool {
         self.failed.get().is_some()
     }
@@ -329,7 +340,7 @@ impl<C: ReadQueue> Mux<C> {
         self.failed.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
-    /// A lane that may have as many READs in flight as `landing` has slots.
+    /// Adds a lane that may have as many READs in flight as `landing` has slots.
     pub fn join(self: &Arc<Self>, landing: C::Landing, slots: usize) -> Lane<C> {
         let ring = Arc::new(Ring {
             entries: (0..slots.max(1)).map(|_| (AtomicU64::new(0), AtomicU64::new(0))).collect(),
@@ -340,13 +351,14 @@ impl<C: ReadQueue> Mux<C> {
         });
         let mut newcomers = lock(&self.newcomers);
         newcomers.push(ring.clone());
-        // Partner: the load in `Pump::round`. Submissions of this lane come later.
+        // Partner: the load in `Pump::round`. This lane submits only later.
         self.joined.store(newcomers.len() as u64, Ordering::Release);
         drop(newcomers);
         Lane { link: self.clone(), ring, asked: VecDeque::with_capacity(slots), handed_out: 0 }
     }
 
-    /// By the pump. Does not wait: who is joining this very moment will be seated by the next round.
+    /// Called by the pump. Does not wait: a lane that joins at this moment gets its seat in the
+    /// next round.
     fn seat_newcomers(&self, seats: &mut Vec<Option<PumpedLane<C::Landing>>>) {
         let mut newcomers = match self.newcomers.try_lock() {
             Ok(newcomers) => newcomers,
@@ -363,7 +375,8 @@ impl<C: ReadQueue> Mux<C> {
         }
     }
 
-    /// Becomes the pump, unless another thread is, until `enough` or nothing more happens.
+    /// Becomes the pump, unless another thread is. Stays it until `enough`, or until nothing more
+    /// happens.
     fn pump(
         &self,
         check: bool,
@@ -372,18 +385,18 @@ impl<C: ReadQueue> Mux<C> {
     ) -> Result<Pumped, C::Error> {
         let mut pump = match self.pump.try_lock() {
             Ok(pump) => pump,
-            // What it guards is valid between any two steps.
+            // The guarded state is valid between any two steps.
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return Ok(Pumped::Busy),
         };
-        // (A lane that was late may have declared the link failed meanwhile.)
+        // A late lane may have declared the link failed meanwhile.
         let result = self.pump_with(&mut pump, check, enough).and_then(|()| self.check());
         if let Some(carrier) = &mut pump.carrier {
             *counts += carrier.take_counts();
         }
         if let Err(error) = &result {
             let _ = self.failed.set(error.clone());
-            // The queue pair goes; then nobody writes the landing memory any more.
+            // After the queue pair is gone, nothing writes to the landing memory.
             drop(pump.carrier.take());
             pump.seats.clear();
         }
@@ -391,7 +404,7 @@ impl<C: ReadQueue> Mux<C> {
     }
 
     fn pump_with(&self, pump: &mut Pump<C>, check: bool, enough: impl Fn() -> bool) -> Result<(), C::Error> {
-        // It may have failed by a lane that was late.
+        // A late lane may have declared the link failed.
         self.check()?;
         if check && let Some(carrier) = &mut pump.carrier {
             carrier.check()?;
@@ -400,7 +413,7 @@ impl<C: ReadQueue> Mux<C> {
         while looks < LOOKS && !enough() {
             looks = if pump.round(self)? { 0 } else { looks + 1 };
         }
-        // Whenever there is no pump and something is in flight, the bell is armed or rings.
+        // Whenever READs are in flight and there is no pump, the bell is armed or rings.
         if self.bell.is_some() && pump.in_flight > 0 {
             loop {
                 if let Some(carrier) = &mut pump.carrier {
@@ -415,38 +428,40 @@ impl<C: ReadQueue> Mux<C> {
     }
 }
 
-// ---- the lane ---------------------------------------------------------------------------------------
+// ---- the lane -----------------------------------------------------------------------------------
 
-/// One thread's way onto a link. Dropping it leaves what is in flight to the pump.
+/// One thread's access to a link. Dropping it leaves READs in flight to the pump.
 #[derive(Debug)]
 pub(crate) struct Lane<C: ReadQueue> {
     link: Arc<Mux<C>>,
     ring: Arc<Ring<C::Landing>>,
-    /// Submitted and not yet handed out, oldest first.
+    /// READs submitted and not yet handed out, oldest first.
     asked: VecDeque<(ReadId, Window)>,
     handed_out: u64,
 }
 
 impl<C: ReadQueue> Lane<C> {
-    /// READs it may have in flight.
+    /// Number of READs that may be in flight.
     pub fn credits(&self) -> usize {
         self.ring.entries.len()
     }
 
-    /// READs submitted and not yet handed out.
+    /// Number of READs submitted and not yet handed out.
     pub fn in_flight(&self) -> usize {
         self.asked.len()
     }
 
-    /// The link has failed: this lane is of no further use.
+    /// Whether the link has failed. This lane is then of no further use.
     pub fn has_failed(&self) -> bool {
         self.link.has_failed()
     }
 
-    /// Submits READs. They are posted when somebody waits ([`Lane::wait`]). Lock-free, one store for all.
+    /// Submits READs. They are posted when a thread waits ([`Lane::wait`]). Lock-free, with one
+    /// store for all READs.
     ///
     /// # Panics
-    /// When they are more than [`credits`](Lane::credits) less [`in_flight`](Lane::in_flight).
+    /// If there are more READs than [`credits`](Lane::credits) minus
+    /// [`in_flight`](Lane::in_flight).
     pub fn submit(&mut self, reads: &[(ReadId, Window)]) {
         assert!(self.asked.len() + reads.len() <= self.credits(), "more READs than credits");
         let first = self.handed_out + self.asked.len() as u64;
@@ -454,14 +469,15 @@ impl<C: ReadQueue> Lane<C> {
             self.ring.write(number, window);
         }
         self.asked.extend(reads);
-        // Partner: the load in `Pump::round`. Entries and slots used again are those of READs handed out.
+        // Partner: the load in `Pump::round`. Reused entries and slots are those of READs already
+        // handed out.
         self.ring.submitted.0.store(first + reads.len() as u64, Ordering::Release);
     }
 
-    /// Declares the link failed, for all its lanes.
+    /// Declares the link failed for all its lanes.
     pub fn fail(&self, why: C::Error, counts: &mut C::Counts) {
         let _ = self.link.failed.set(why);
-        // Closes the queue pair, unless another thread is the pump: then that one does.
+        // Closes the queue pair, unless another thread is the pump and so closes it.
         let _ = self.link.pump(false, counts, || true);
     }
 
@@ -471,7 +487,8 @@ impl<C: ReadQueue> Lane<C> {
         self.ring.completed.0.load(Ordering::Acquire) > self.handed_out
     }
 
-    /// Hands out READs that have completed, oldest first: token, window, and where it landed.
+    /// Hands out the READs that have completed, oldest first: token, window, landing memory and
+    /// slot.
     pub fn hand_out(&mut self, mut sink: impl FnMut(ReadId, Window, &C::Landing, usize)) {
         // Partner: the store in `Pump::round`.
         let completed = self.ring.completed.0.load(Ordering::Acquire);
@@ -483,14 +500,14 @@ impl<C: ReadQueue> Lane<C> {
         }
     }
 
-    /// Waits until a READ has completed, if any is in flight; pumps for all lanes meanwhile if nobody else
-    /// does, and adds what that asked of the queue pair to `counts`.
+    /// Waits until a READ has completed, if any is in flight. Pumps for all lanes meanwhile if no
+    /// other thread does, and adds its operations on the queue pair to `counts`.
     ///
     /// # Errors
-    /// When the link has failed, which it also does when nothing has come `within` this time.
+    /// When the link has failed. It also fails when no READ has completed `within` this time.
     pub fn wait(&self, within: Duration, counts: &mut C::Counts) -> Result<(), C::Error> {
         let (mut attempts, mut yields) = (0, 0);
-        // Deadline, and when to check next.
+        // The deadline, and the time of the next check.
         let mut times: Option<(Instant, Instant)> = None;
         while !self.is_ready() && !self.asked.is_empty() {
             self.link.check()?;
@@ -522,7 +539,7 @@ impl<C: ReadQueue> Lane<C> {
                 return self.link.failure();
             }
             match &self.link.bell {
-                // Only who was the pump may sleep: it has seen to it that its READs are posted.
+                // Only a thread that was the pump may sleep: it has posted its READs.
                 Some(bell) if pumped == Pumped::Yes => {
                     if !self.is_ready() {
                         C::sleep(bell, NAP);
@@ -551,27 +568,29 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicBool, AtomicUsize};
 
-    /// A NIC that lands a window's first slot number, some READs with each poll, and knows what may not be.
+    /// A NIC that lands the number of a window's first slot. It completes some READs with each poll
+    /// and checks its use.
     #[derive(Debug)]
     struct Nic {
         credits: usize,
-        /// READs that complete with one poll.
+        /// READs that complete per poll.
         pace: usize,
-        /// READs that will still succeed.
+        /// READs that succeed before one fails.
         succeed: usize,
         queue: VecDeque<(u32, Window, TestMemory, usize, bool)>,
-        /// READs at the front of the queue that have completed, but whose completions do not show yet.
+        /// READs at the front of the queue that have completed but are not reported yet.
         hidden: usize,
         log: Arc<std::sync::Mutex<Vec<u64>>>,
-        /// Of these, those whose completions show.
+        /// The logged READs whose completions are reported.
         shown: Arc<std::sync::Mutex<Vec<u64>>>,
         armed: bool,
-        /// What the pace is once it is armed, if that changes it.
+        /// The pace after the bell was armed, if different.
         pace_armed: Option<usize>,
         counts: Counts,
     }
 
-    /// What a NIC holds of a lane's memory: a bare pointer, so to say.
+    /// A NIC's reference to a lane's memory. Like a raw pointer, it does not keep the lane's
+    /// memory.
     #[derive(Clone, Debug)]
     struct TestMemory {
         slots: Arc<[AtomicU64]>,
@@ -714,7 +733,7 @@ mod tests {
         link.join(Landing::new(slots), slots)
     }
 
-    /// Hands out what has come, checks it, and counts it.
+    /// Hands out the completed READs, checks the bytes of each, and returns their number.
     fn take(lane: &mut Lane<Nic>) -> usize {
         let mut taken = 0;
         lane.hand_out(|token, window, landing, slot| {
@@ -812,7 +831,8 @@ mod tests {
                 }
             }
             let posted = log.lock().unwrap().clone();
-            // One of each as long as all have some, then of those that have, then the rest.
+            // One READ of each lane while all have some, then one of each of the two left, then the
+            // rest.
             for (turn, numbers) in posted[..6].chunks(3).enumerate() {
                 let mut lanes: Vec<_> = numbers.iter().map(|number| number / 100).collect();
                 lanes.sort_unstable();
@@ -822,7 +842,8 @@ mod tests {
             assert_eq!(posted[8..], (3..16).collect::<Vec<_>>(), "{posted:?}");
         }
 
-        /// As long as all lanes have something to post, all get the same, however much they ask for at a time.
+        /// While all lanes have READs to post, all get the same share, whatever they ask for at a
+        /// time.
         #[test]
         fn shares_are_equal() {
             for credits in [1, 3, 8, 20] {
@@ -854,7 +875,7 @@ mod tests {
             link.pump.try_lock().expect("nobody pumps").round(&link).expect("it does not fail");
             drop(gone);
             assert!(!memory.freed.load(Ordering::SeqCst), "four READs are in flight");
-            // (The NIC checks that what it lands in is there.)
+            // The NIC checks that the memory it lands in is there.
             submit(&mut stays, 4..5);
             while take(&mut stays) == 0 {
                 stays.wait(LONG, &mut counts).expect("it does not fail");
@@ -877,7 +898,7 @@ mod tests {
                 stays.wait(LONG, &mut counts).expect("it does not fail");
             }
             assert_eq!(counts.reads, 1);
-            // Its seat is free again.
+            // The seat is free again.
             let mut next = lane(&link, 1);
             submit(&mut next, 10..11);
             next.wait(LONG, &mut counts).expect("it does not fail");
@@ -910,7 +931,7 @@ mod tests {
             let mut late = lane(&link, 1);
             submit(&mut late, 9..10);
             assert_eq!(late.wait(LONG, &mut counts), Err(LaneBug::Read));
-            // (The NIC checks when it is dropped that memory is there; here it has been dropped.)
+            // The NIC has been dropped, and has checked that the memory was there.
             let memory = one.ring.landing.0.clone();
             drop(one);
             assert!(memory.freed.load(Ordering::SeqCst));
@@ -926,7 +947,7 @@ mod tests {
         }
 
         #[test]
-        fn a_pump_that_stands_still_is_given_up() {
+        fn a_link_whose_pump_stands_still_is_given_up() {
             let link = Mux::new(Nic::new(8, 1), None);
             let (mut one, other) = (lane(&link, 1), lane(&link, 1));
             submit(&mut one, 0..1);
@@ -937,7 +958,7 @@ mod tests {
             assert!(other.has_failed());
             assert!(stuck.carrier.is_some());
             drop(stuck);
-            // Whoever comes next closes the queue pair.
+            // The next thread that pumps closes the queue pair.
             assert_eq!(link.pump(false, &mut Counts::default(), || true), Err(LaneBug::Late));
             assert!(link.pump.try_lock().expect("nobody pumps").carrier.is_none());
         }
@@ -952,9 +973,9 @@ mod tests {
             assert_eq!(lane.wait(LONG, &mut Counts::default()), Err(LaneBug::Gone));
         }
 
-        /// Of the READs of one doorbell every sixteenth shows when it completes, and the last one.
+        /// Of one doorbell's READs, every sixteenth completion and the last one are reported.
         #[test]
-        fn few_completions_show() {
+        fn every_sixteenth_completion_is_reported() {
             let nic = Nic::new(64, 64);
             let shown = nic.shown.clone();
             let link = Mux::new(nic, None);
@@ -969,16 +990,16 @@ mod tests {
             assert_eq!(pumped, Ok(Pumped::Yes));
         }
 
-        /// Is the bell armed? Forgets that it is.
+        /// Returns whether the bell was armed, and resets that.
         fn was_armed(link: &Arc<Mux<Nic>>) -> bool {
             let mut pump = link.pump.try_lock().expect("nobody pumps");
             std::mem::take(&mut pump.carrier.as_mut().expect("it has not failed").armed)
         }
 
-        /// A pump that leaves READs in flight has armed the bell, and has looked again after that; where nothing is in
-        /// flight, it arms none.
+        /// A pump that leaves READs in flight arms the bell and polls once more. With no READs in
+        /// flight, it does not arm the bell.
         #[test]
-        fn a_pump_arms_the_bell() {
+        fn a_pump_that_leaves_reads_arms_the_bell() {
             let mut nic = Nic::new(8, 0);
             nic.pace_armed = Some(2);
             let link = Mux::new(nic, Some(()));
@@ -986,7 +1007,7 @@ mod tests {
             pump(&link);
             assert!(!was_armed(&link), "nothing was asked for");
             submit(&mut lane, 0..2);
-            // Both complete as soon as it is armed, and neither before.
+            // Both complete as soon as the bell is armed, and not before.
             pump(&link);
             assert_eq!((was_armed(&link), take(&mut lane)), (true, 2));
             pump(&link);
@@ -998,8 +1019,8 @@ mod tests {
             assert!(!was_armed(&link), "nobody sleeps");
         }
 
-        /// Who declares the link failed closes the queue pair, if nobody is the pump; else the pump does. What had been
-        /// asked of it counts.
+        /// A lane that declares the link failed closes the queue pair, if there is no pump.
+        /// Otherwise the pump closes it. Operations before the failure are counted.
         #[test]
         fn a_declared_failure_closes_the_queue_pair() {
             let is_closed = |link: &Arc<Mux<Nic>>| link.pump.try_lock().unwrap().carrier.is_none();
@@ -1009,7 +1030,7 @@ mod tests {
             submit(&mut gone, 0..4);
             pump(&link);
             drop(gone);
-            // (The NIC checks that this memory is there until it has gone itself.)
+            // The NIC checks that this memory is there until the NIC itself is dropped.
             one.fail(LaneBug::Gone, &mut Counts::default());
             assert!(is_closed(&link) && memory.freed.load(Ordering::SeqCst));
             let link = Mux::new(Nic::new(8, 0), None);
@@ -1028,14 +1049,14 @@ mod tests {
             assert_eq!((counts.doorbells, counts.reads, is_closed(&link)), (1, 3, true));
         }
 
-        /// A lane that goes leaves READs behind that the pump has seen and found no place for: they are not posted.
+        /// READs that the pump has seen but not posted are dropped with their lane.
         #[test]
         fn what_was_seen_and_not_posted_is_dropped() {
             let nic = Nic::new(2, 0);
             let log = nic.log.clone();
             let link = Mux::new(nic, None);
             let mut gone = lane(&link, 4);
-            // One doorbell each: the second READ is in flight when the first has made room.
+            // A doorbell for each READ, so that the first one completes alone and makes room.
             submit(&mut gone, 0..1);
             pump(&link);
             submit(&mut gone, 1..4);
@@ -1046,8 +1067,8 @@ mod tests {
             assert_eq!(*log.lock().unwrap(), [0, 1]);
         }
 
-        /// Many threads over few places, lanes that come and go: every READ brings its own bytes, nothing
-        /// overflows (the NIC checks), and no thread is forgotten.
+        /// Many threads over few places, with lanes that come and go. Every READ brings its own
+        /// bytes, nothing overflows (the NIC checks), and every thread makes progress.
         fn stress(bell: Option<()>, credits: usize) {
             const THREADS: usize = 8;
             let link = Mux::new(Nic::new(credits, 2), bell);
@@ -1079,8 +1100,8 @@ mod tests {
                     });
                 }
                 std::thread::sleep(Duration::from_millis(500));
-                // How much each one runs is the scheduler's business, on a busy machine next to nothing
-                // (`shares_are_equal`); nobody is forgotten.
+                // The scheduler decides how often each thread runs, on a busy machine hardly ever
+                // (`shares_are_equal` tests fairness). Every thread must have made some progress.
                 let begun = Instant::now();
                 while least() < 100 && begun.elapsed() < LONG {
                     std::thread::sleep(Duration::from_millis(10));

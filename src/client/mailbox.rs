@@ -1,4 +1,5 @@
-//! Requests in cells of memory shared with the server ([`crate::mailbox::memory`]): the client's end.
+//! The client's end of a mailbox: cells in memory shared with the server
+//! ([`crate::mailbox::memory`]).
 
 use super::LinkError;
 use crate::mailbox::memory::{Mailbox, WINDOW};
@@ -6,22 +7,23 @@ use crate::mailbox::{SpinTime, glance, load, store};
 use crate::wire::{self, Reply, Request};
 use std::time::{Duration, Instant};
 
-/// A client looks for a reply for so long before it sleeps, if replies then mostly come; else for a shorter time. A
-/// server that is awake and not busy answers within a microsecond or two.
+/// Time that a client polls for a reply before it sleeps: the longest while replies mostly come in
+/// that time, less otherwise. A server that is awake and not busy answers within one or two
+/// microseconds.
 const LOOK_MIN: Duration = Duration::from_micros(1);
 const LOOK_MAX: Duration = Duration::from_micros(20);
-/// Looks between looks at the clock.
+/// Polls between reads of the clock.
 const LOOKS: u32 = 8;
 
-/// What the client and its server need the socket for.
+/// The socket between a client with a mailbox and its server, which only wakes either side.
 pub(super) trait BellSocket {
     /// Wakes the server.
     fn ring(&mut self, deadline: Instant) -> Result<(), LinkError>;
-    /// Sleeps until the server rings or hangs up, the latter an error, or until the deadline, another.
+    /// Sleeps until the server rings. Fails when the server hangs up or the deadline comes.
     fn sleep(&mut self, deadline: Instant) -> Result<(), LinkError>;
 }
 
-/// A client's cells.
+/// The client's end of a mailbox.
 #[derive(Debug)]
 pub(super) struct ClientMailbox {
     mailbox: Mailbox,
@@ -35,14 +37,14 @@ pub(super) struct ClientMailbox {
 }
 
 impl ClientMailbox {
-    /// New cells, in a mailbox that nobody has used yet.
+    /// Takes over a mailbox that has not been used yet.
     pub fn new(mailbox: Mailbox) -> ClientMailbox {
         let patience = SpinTime::new(LOOK_MIN, LOOK_MAX);
         ClientMailbox { mailbox, asked: 0, answered: 0, frame: Vec::new(), copy: Vec::new(), patience }
     }
 
-    /// Asks what the server's table takes, and waits for the replies; they are in the order of the requests. After an
-    /// error the cells are of no further use.
+    /// Stores requests that the server's table takes, and waits for their replies. The replies are
+    /// in the order of the requests. After an error the mailbox is of no further use.
     pub fn converse(
         &mut self,
         socket: &mut impl BellSocket,
@@ -61,7 +63,7 @@ impl ClientMailbox {
                 socket.ring(deadline)?;
             }
             self.wait(socket, requests.is_empty(), deadline)?;
-            // Replies are stored in order: if a later one is there and this is not, it is no server of ours.
+            // Replies are stored in order. A later reply without this one is a protocol error.
             replies.push(self.take()?);
             while self.has(self.answered + 1) {
                 replies.push(self.take()?);
@@ -74,19 +76,20 @@ impl ClientMailbox {
         self.asked += 1;
         self.frame.clear();
         request.encode(self.asked, &mut self.frame);
-        // It fits: its lengths were checked, and the cell was made for them.
+        // It fits: its lengths were checked, and cells are made for the longest request.
         store(self.mailbox.request(self.asked), self.asked, &self.frame)
             .then_some(())
             .ok_or(LinkError::Unexpected)
     }
 
-    /// Is the reply with this number there, if it is one of the next [`WINDOW`]?
+    /// Whether the reply with this number is there. Only for the next [`WINDOW`] replies.
     #[inline]
     fn has(&self, sequence: u64) -> bool {
         sequence <= self.asked && glance(self.mailbox.reply(sequence)).sequence == sequence
     }
 
-    /// Returns when there is a reply, or a later one. Has all been asked?
+    /// Waits until the next reply is there, or a later one. `is_all`: no further requests will be
+    /// stored.
     fn wait(
         &mut self,
         socket: &mut impl BellSocket,
@@ -94,8 +97,9 @@ impl ClientMailbox {
         deadline: Instant,
     ) -> Result<(), LinkError> {
         let next = self.answered + 1;
-        // Of a batch, all replies, or so many that half the cells are free: whoever looks at each reply as it is stored
-        // slows the server down, and to be woken for each would cost more than it saves.
+        // Waits for all replies of a batch, or for enough of them to free half of the cells.
+        // Polling each reply as it is stored slows the server down, and being woken for each costs
+        // more than it saves.
         let until = if is_all { self.asked } else { self.asked.min(self.answered + WINDOW / 2) };
         let begun = Instant::now();
         while begun.elapsed() < self.patience.time() {
@@ -119,7 +123,7 @@ impl ClientMailbox {
             }
             match socket.sleep(deadline) {
                 Ok(()) => {}
-                // What it answered before it went counts.
+                // Replies that the server stored before it went count.
                 Err(LinkError::HungUp) if self.has(next) => break Ok(()),
                 Err(error) => break Err(error),
             }
@@ -128,7 +132,7 @@ impl ClientMailbox {
         slept
     }
 
-    /// The reply that is due, and there.
+    /// Takes the next reply, which must be there.
     fn take(&mut self) -> Result<Reply, LinkError> {
         self.answered += 1;
         let frame = load(self.mailbox.reply(self.answered), self.answered, &mut self.copy);
@@ -144,12 +148,12 @@ mod tests {
     use crate::config::{Config, TableSize};
     use crate::outcome::PutOutcome;
 
-    /// A server at the other end of the cells, which acts when it is rung for, or slept for.
+    /// A server at the other end of the mailbox. It acts when the client rings or sleeps.
     struct Server<'a> {
         mailbox: &'a Mailbox,
-        /// Stores these replies, numbered, when somebody sleeps.
+        /// Replies to store, with their numbers, when the client sleeps.
         replies: Vec<(u64, Vec<u8>)>,
-        /// And is gone then.
+        /// Whether it hangs up then.
         hangs_up: bool,
     }
 
@@ -169,21 +173,22 @@ mod tests {
         }
     }
 
-    /// A server that is slow: asked to sleep, its client finds so many replies more.
+    /// A slow server: each time the client sleeps, it stores some replies.
     struct Slow<'a> {
         mailbox: &'a Mailbox,
-        /// How many it answers at a time; none: it never does.
+        /// Number of replies for each sleep. When none are left, the client's deadline has come.
         steps: Vec<u64>,
         answered: u64,
-        /// For each sleep: the number of the last request there, and what the client says it waits for.
+        /// For each sleep: the number of the last request stored, and the reply that the client
+        /// announces to wait for.
         slept: Vec<(u64, u64)>,
-        /// For each ring: the number of the last request there.
+        /// For each ring: the number of the last request stored.
         rung: Vec<u64>,
         deadline: Instant,
     }
 
     impl Slow<'_> {
-        /// The number of the last request there.
+        /// The number of the last request stored.
         fn asked(&self) -> u64 {
             (0..WINDOW).map(|cell| glance(self.mailbox.request(cell)).sequence).max().unwrap()
         }
@@ -206,7 +211,7 @@ mod tests {
             for _ in 0..self.steps.remove(0) {
                 self.answered += 1;
                 assert!(self.answered <= asked, "nobody asked for it");
-                // Request n is still in its cell, and says n.
+                // Request n is still in its cell, with its number.
                 let mut copy = Vec::new();
                 let frame = load(self.mailbox.request(self.answered), self.answered, &mut copy).unwrap();
                 let frame = wire::decode(frame).unwrap().unwrap();
@@ -220,11 +225,12 @@ mod tests {
         }
     }
 
-    /// Of a batch longer than there are cells, a request is stored only over one whose reply was seen; the client
-    /// says for which reply it is to be woken, the last of all or one that frees half the cells, and takes that back
-    /// when it is awake; and it rings for a server that sleeps, once for all that it has stored, and for no other.
+    /// In a batch longer than the window, a request overwrites only a request whose reply was seen.
+    /// The client announces the reply that it waits for, the last one or one that frees half of the
+    /// cells, and withdraws the announcement when it is awake. It rings once for all requests
+    /// stored, and only if the server sleeps.
     #[test]
-    fn batches_longer_than_the_window() {
+    fn batches_may_be_longer_than_the_window() {
         let geometry = Config { size: TableSize::Keys(10), ..Config::default() }.geometry().unwrap();
         for sleeps in [true, false] {
             let (mailbox, fd) = Mailbox::make(&geometry).unwrap();
@@ -242,14 +248,15 @@ mod tests {
             let values: Vec<_> = keys.iter().map(|key| Reply::Value(Some(key.to_vec()))).collect();
             assert_eq!(replies, values);
             assert_eq!(mailbox.client().heard(), 0);
-            // The next conversation goes on where this one ended.
+            // The next conversation continues the numbers.
             let replies = cells.converse(&mut server, &requests[..1], deadline).unwrap();
             assert_eq!(replies, values[..1]);
-            // Woken too early, it sleeps on. 32, 72, 136, 150 and 151 replies are there when it is awake.
+            // Woken too early, it sleeps again. 32, 72, 136, 150 and 151 replies are there when it
+            // continues.
             let early = [(64, 32), (64, 32), (96, 64), (136, 104), (136, 104)];
             assert_eq!(server.slept, [&early[..], &[(150, 150), (150, 150), (151, 151)]].concat());
             assert_eq!(server.rung, if sleeps { vec![64, 96, 136, 150, 151] } else { vec![] });
-            // Nobody answers: the bell is left as if nobody slept.
+            // No answer comes: the announcement is withdrawn.
             let error = cells.converse(&mut server, &requests[..1], deadline).unwrap_err();
             assert!(matches!(error, LinkError::Deadline(_)), "{error}");
             assert_eq!(mailbox.client().heard(), 0);
@@ -275,13 +282,13 @@ mod tests {
         cells.converse(&mut Server { mailbox: &mailbox, replies, hangs_up }, &requests, deadline)
     }
 
-    /// Replies that are there, that are not, and that are none.
+    /// Complete replies are taken. Missing or malformed ones are errors.
     #[test]
-    fn replies() {
+    fn malformed_replies_are_errors() {
         assert_eq!(converse(vec![(1, reply(1)), (2, reply(2))]).unwrap().len(), 2);
         assert!(matches!(converse(vec![]), Err(LinkError::HungUp)));
         assert!(matches!(converse(vec![(1, reply(1))]), Err(LinkError::HungUp)), "half of them");
-        // What was answered before the server went counts.
+        // Replies stored before the server went count.
         assert_eq!(converse_with(vec![(1, reply(1)), (2, reply(2))], true).unwrap().len(), 2);
         assert!(matches!(converse_with(vec![(1, reply(1))], true), Err(LinkError::HungUp)), "half of them");
         for wrong in [

@@ -1,26 +1,28 @@
-//! The client: GETs by reading the server's region, changes by asking the server.
+//! The client: GETs read the server's region; changes are requests to the server.
 //!
-//! # What is promised when the server is not there
+//! # When the server is not there
 //!
-//! * **Stopped or busy** (SIGSTOP, debugger, overload): GETs go on as ever, but for those that need a slot which the
-//!   server was just writing, one for each of its threads at the most: these end in their bound
-//!   ([`ClientOptions::limits`]). Changes end in [`MutateError::Deadline`], and may still happen at any later time.
-//! * **Gone** (exit, crash, kill -9): the operating system hangs the connection up, which a watching
-//!   thread of the client's notices as soon as it runs. From then on GETs still answer from the region as the server
-//!   left it, until the client has connected anew or its lease ([`ClientOptions::lease`]) ends; then they
-//!   end in [`GetError::ServerGone`]. Meanwhile the watcher tries to connect anew, at first every
-//!   millisecond, later every 100 ms.
-//! * **Back** at the same address: the watcher connects within 100 ms (or, where an attempt was under way and got no
-//!   answer, 2 s) and every handle reads the new server's region from its next GET on. If the new server took over the region file, the old mapping
-//!   shows its changes even before that. If it made a new region, GETs may answer from the old one for
-//!   that long.
-//! * **Retired**: a server that gives its region up says so in it; GETs then end in `ServerGone` at once
-//!   unless the client has connected anew.
+//! * **Stopped or busy** (SIGSTOP, debugger, overload): GETs work as usual. The exception is a GET
+//!   that needs a slot which the server was just writing, at most one slot per server thread. Such
+//!   a GET ends at its bound ([`ClientOptions::limits`]). Changes end in [`MutateError::Deadline`]
+//!   and may still happen at any later time.
+//! * **Gone** (exit, crash, kill -9): the operating system hangs up the connection. A watcher
+//!   thread of the client notices as soon as it runs. GETs still answer from the region as the
+//!   server left it, until the client has reconnected or its lease ([`ClientOptions::lease`]) ends.
+//!   After the lease they end in [`GetError::ServerGone`]. Meanwhile the watcher tries to
+//!   reconnect, at once and then after pauses that grow from 1 ms to 100 ms.
+//! * **Back** at the same address: the watcher reconnects within 100 ms, or within 2 s if an
+//!   attempt was under way and got no answer. Every handle reads the new server's region from its
+//!   next GET on. If the new server took over the region file, the old mapping shows its changes
+//!   even before that. If it made a new region, GETs may answer from the old one until then.
+//! * **Retired**: a server that gives its region up says so in it. GETs then end in `ServerGone` at
+//!   once, unless the client has reconnected.
 //!
-//! Over verbs a server that is gone has taken its registered memory along: once the kernel has torn its queue pairs
-//! down, no GET answers from its region. A READ that fails makes the connection anew, at first at once, later every
-//! 100 ms, until [`ClientOptions::deadline`]; GETs under way are asked again of the new connection, with its geometry and
-//! generation. Where none can be made, they end in [`GetError::Connect`].
+//! Over verbs the registered memory goes with the server: once the kernel has torn down its queue
+//! pairs, no GET answers from its region. After a failed READ the client reconnects, at first at
+//! once, later every 100 ms, until [`ClientOptions::deadline`]. It repeats the GETs under way over
+//! the new connection, with that server's geometry and generation. If it cannot connect, they end
+//! in [`GetError::Connect`].
 
 #[cfg(any(feature = "verbs", test))]
 mod lanes;
@@ -44,13 +46,14 @@ use crate::wire::{PROTOCOL_VERSION, Reply, Request, ServerStats, WireError};
 use std::io;
 use std::time::{Duration, Instant};
 
-/// Pauses between attempts to connect anew: doubled from the first to the last.
+/// The pause between attempts to reconnect: it doubles from the first to the last.
 pub(crate) const RETRY_FIRST: Duration = Duration::from_millis(1);
 pub(crate) const RETRY_MAX: Duration = Duration::from_millis(100);
-/// An attempt to connect anew that gets no answer is given up after this long, for another one.
+/// An attempt to reconnect that gets no answer ends after this time. Another one follows.
 pub(crate) const ATTEMPT_MAX: Duration = Duration::from_secs(2);
 
-/// Bounds on what a client does, and how it does it. A time of more than a hundred years is taken for that.
+/// Bounds on a client's operations, and the paths it uses. A time of more than a hundred years is
+/// cut to that.
 ///
 /// ```
 /// use oneread::{ClientOptions, Limits};
@@ -61,44 +64,48 @@ pub(crate) const ATTEMPT_MAX: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ClientOptions {
-    /// Bounds of a GET that has to look again.
+    /// Bounds of a GET that has to be repeated.
     pub limits: Limits,
-    /// Time that connecting, or a change (or a batch of changes), may take; over verbs also a READ, with
-    /// the attempts to connect anew if it fails.
+    /// Longest time of a connect, a change or a batch of changes. Over verbs it also bounds a READ,
+    /// including the attempts to reconnect if the READ fails.
     pub deadline: Duration,
-    /// How long GETs still answer after the server is gone. (Shm: over verbs there is then nothing to read.)
+    /// How long GETs still answer after the server is gone. Only for shm: over verbs there is
+    /// nothing left to read.
     pub lease: Duration,
-    /// How requests for the server (changes, [`Client::rpc_get`], [`Client::server_stats`]) travel.
+    /// How requests to the server (changes, [`Client::rpc_get`], [`Client::server_stats`]) travel.
     pub requests: RequestPath,
-    /// What only matters over verbs.
+    /// Options for verbs. Shm ignores them.
     pub verbs: VerbsOptions,
 }
 
-/// How requests for the server (changes, [`Client::rpc_get`], [`Client::server_stats`]) travel.
+/// How requests to the server (changes, [`Client::rpc_get`], [`Client::server_stats`]) travel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RequestPath {
-    /// As messages: through the server's Unix socket, or over verbs by SEND and RECV on the queue pair that carries
-    /// READs. The server may sleep meanwhile.
+    /// As messages: over the server's Unix socket, or over verbs by SEND and RECV on a queue pair.
+    /// Over verbs it is the queue pair that carries the READs, or one more where handles share
+    /// queue pairs. The server may sleep.
     #[default]
     Message,
-    /// Only on shm: through a mailbox, memory that a handle and the server share. The server must have been started
-    /// for it ([`ServerConfig::mailbox`](crate::ServerConfig::mailbox)).
+    /// Only on shm: through a mailbox, memory that one handle and the server share. The server must
+    /// have been started with [`ServerConfig::mailbox`](crate::ServerConfig::mailbox).
     ///
-    /// Needs 28 KiB with the default lengths, up to 508 KiB with the longest, for the handle that connects and for
-    /// each clone from its first request on. No system call while both sides are busy. A client looks for its reply
-    /// for up to 20 microseconds, a server for requests up to 50, each for less where that was in vain; then they
-    /// sleep, and are woken over the socket.
+    /// A mailbox takes 28 KiB with the default lengths, up to 508 KiB with the longest. The handle
+    /// that connects has one, and each clone from its first request on. There is no system call
+    /// while both sides are busy. A client polls for its reply for up to 20 microseconds, a server
+    /// for requests for up to 50. Each polls for less time where that was in vain. Then it sleeps,
+    /// and the other side wakes it over the socket.
     Mailbox,
-    /// Only over verbs, for comparison: after HERD (Kalia et al., SIGCOMM'14), the client WRITEs requests and the
-    /// replies are datagrams. The server must have been started for it
-    /// ([`ServerConfig::herd`](crate::ServerConfig::herd)); its workers never sleep while such a client is there.
+    /// Only over verbs, for comparison: as in HERD (Kalia et al., SIGCOMM'14), the client WRITEs
+    /// requests and the replies are datagrams. The server must have been started with
+    /// [`ServerConfig::herd`](crate::ServerConfig::herd). Its workers never sleep while such a
+    /// client is connected.
     #[cfg(feature = "herd")]
     Herd,
 }
 
 impl RequestPath {
-    /// As the command line calls it.
+    /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             RequestPath::Message => "message",
@@ -109,7 +116,7 @@ impl RequestPath {
     }
 
     /// # Errors
-    /// When requests never go this way over `fabric`.
+    /// When requests cannot travel this way over the address's fabric.
     fn check(self, address: &Address) -> Result<(), ConnectError> {
         let why = match (address, self) {
             #[cfg(feature = "herd")]
@@ -122,7 +129,7 @@ impl RequestPath {
 }
 
 impl Default for ClientOptions {
-    /// Changes: 5 s, as messages. Lease: 10 s.
+    /// Deadline 5 s, lease 10 s, requests as messages.
     fn default() -> ClientOptions {
         ClientOptions {
             limits: Limits::default(),
@@ -143,12 +150,12 @@ setters!(ClientOptions {
 });
 
 impl ClientOptions {
-    /// [`ClientOptions::default`].
+    /// The same as [`ClientOptions::default`].
     pub fn new() -> ClientOptions {
         ClientOptions::default()
     }
 
-    /// No time is so long that it cannot be added to what a clock says.
+    /// Cuts every time so that it can be added to a clock's time.
     fn bounded(mut self) -> ClientOptions {
         const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
         for time in [&mut self.limits.deadline, &mut self.deadline, &mut self.lease] {
@@ -162,7 +169,7 @@ impl ClientOptions {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// Nobody is there.
+    /// No server listens there.
     #[error(
         "no server at {address}: {source}; start one with `oneread serve --at {address}`, or name another address"
     )]
@@ -172,7 +179,7 @@ pub enum ConnectError {
         /// The operating system's answer.
         source: io::Error,
     },
-    /// The server turned the client away.
+    /// The server refused the client.
     #[error(
         "the server at {address} (protocol version {theirs}, here {PROTOCOL_VERSION}) turned this client away: another user's server takes only users named with --allow-uid, and a limited number of clients"
     )]
@@ -182,17 +189,17 @@ pub enum ConnectError {
         /// The server's protocol version.
         theirs: u32,
     },
-    /// Requests cannot go that way ([`ClientOptions::requests`]).
+    /// Requests cannot travel that way ([`ClientOptions::requests`]).
     #[error("requests to the server at {address} cannot go by {}: {why}", path.name())]
     RequestPath {
-        /// The way that was asked for.
+        /// The requested path.
         path: RequestPath,
         /// The address.
         address: Address,
-        /// Why not, and what mends it.
+        /// Why not, and what to do about it.
         why: String,
     },
-    /// The conversation broke off.
+    /// The connection failed.
     #[error("talking to the server at {address}: {source}")]
     Link {
         /// The address.
@@ -215,7 +222,7 @@ pub enum ConnectError {
     #[cfg(feature = "verbs")]
     #[error(transparent)]
     Verbs(#[from] SetupError),
-    /// The region makes no sense.
+    /// The superblock of the region is not valid.
     #[error("the region of the server at {address}: {source}")]
     Superblock {
         /// The address.
@@ -225,39 +232,39 @@ pub enum ConnectError {
     },
 }
 
-/// What can happen to a conversation with the server.
+/// What can go wrong on a connection to the server.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LinkError {
     /// No answer in time.
     #[error("no answer within {0:?}; the server may be stopped or busy")]
     Deadline(Duration),
-    /// The connection ended.
+    /// The server closed the connection.
     #[error("the server hung up")]
     HungUp,
-    /// The bytes make no sense.
+    /// The bytes are not valid frames.
     #[error("the peer does not speak oneread's protocol: {0}")]
     Wire(#[from] WireError),
-    /// A reply that answers another question.
+    /// A reply that does not belong to the request.
     #[error("the peer does not speak oneread's protocol: an unexpected reply")]
     Unexpected,
     /// A system call failed.
     #[error(transparent)]
     Os(io::Error),
-    /// The server hung up, and the lease of what it left behind has ended.
+    /// The server hung up, and the lease of its region has ended.
     #[error("the lease of {0:?} has ended; it is tried again in the background")]
     LeaseEnded(Duration),
-    /// The server has given its region up.
+    /// The server has given up its region.
     #[error("it has given its region up; it is tried again in the background")]
     Retired,
-    /// The queue pair failed, or what it carried made no sense.
+    /// The queue pair failed, or it carried invalid bytes.
     #[cfg(feature = "verbs")]
     #[error(transparent)]
     Verbs(#[from] VerbsError),
 }
 
 impl From<io::Error> for LinkError {
-    /// A server that ends resets the connections that it has not accepted, or not read to the end.
+    /// A server that ends resets the connections that it has not accepted or not read to the end.
     fn from(error: io::Error) -> LinkError {
         match error.kind() {
             io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => LinkError::HungUp,
@@ -266,8 +273,8 @@ impl From<io::Error> for LinkError {
     }
 }
 
-/// Why a GET gave no answer. Absence is not an error. What can also happen to a change is the variant of the
-/// same name in [`MutateError`].
+/// Why a GET gave no answer. Absence is not an error. An error that a change can also have is the
+/// variant of the same name in [`MutateError`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GetError {
@@ -287,7 +294,7 @@ pub enum GetError {
         /// Why the last one was inconclusive.
         last: Retry,
     },
-    /// No conclusive look in time ([`Limits::deadline`]).
+    /// No pass was conclusive in time ([`Limits::deadline`]).
     #[error("{}", ReadError::Deadline { deadline: *within, retries: *retries, last: *last })]
     Inconclusive {
         /// The bound.
@@ -307,16 +314,16 @@ pub enum GetError {
         /// The bound.
         deadline: Duration,
     },
-    /// The server is gone: over shm the lease has ended, too; over verbs its queue pair failed, also when it
-    /// was made again.
+    /// The server is gone. Over shm the lease has also ended, or the region was given up. Over
+    /// verbs the queue pair failed, and so did its successors.
     #[error("the server at {address} is gone: {source}")]
     ServerGone {
         /// The address.
         address: Address,
-        /// What ended, or what was in the way.
+        /// What failed or ended.
         source: LinkError,
     },
-    /// Over verbs: the connection was lost, and there is no other.
+    /// Over verbs: the connection was lost, and no other could be made.
     #[error(transparent)]
     Connect(#[from] ConnectError),
 }
@@ -333,9 +340,9 @@ impl From<ReadError> for GetError {
     }
 }
 
-/// Why a change did not happen, or may not have. After the first four the table is as it was: the server
-/// has rejected the change ([`MutateError::rejection`]), or the client for it, by the limits of the server
-/// that it is connected to.
+/// Why a change did not happen, or may not have happened. The first four mean that the table is
+/// unchanged: the server rejected the change ([`MutateError::rejection`]), or the client rejected
+/// it by the limits of the server that it is connected to.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MutateError {
@@ -363,13 +370,13 @@ pub enum MutateError {
         /// Slots allocated.
         slots: u64,
     },
-    /// Others changed the same places each time; try again.
+    /// Other changes interfered each time. Try again.
     #[error("{}", PutError::Busy { rounds: *rounds })]
     Busy {
         /// Attempts made.
         rounds: u32,
     },
-    /// No answer in time: the change may still happen, or have happened.
+    /// No answer in time. The change may still happen, or may have happened.
     #[error(
         "the server at {address} did not answer within {deadline:?}; it may be stopped or busy, and the change may still happen"
     )]
@@ -379,15 +386,15 @@ pub enum MutateError {
         /// The bound.
         deadline: Duration,
     },
-    /// The connection ended before the answer: the change may have happened.
+    /// The connection ended before the answer. The change may have happened.
     #[error("the server at {address} went away before it answered ({source}); the change may have happened")]
     ServerGone {
         /// The address.
         address: Address,
-        /// How it went.
+        /// How the connection ended.
         source: LinkError,
     },
-    /// No connection: the change did not happen.
+    /// No connection. The change did not happen.
     #[error(transparent)]
     Connect(#[from] ConnectError),
 }
@@ -404,8 +411,8 @@ impl From<PutError> for MutateError {
 }
 
 impl MutateError {
-    /// Why the change was rejected, as [`Client::put_many`] says it of each key. `None`: it was not, or
-    /// nobody knows.
+    /// Why the change was rejected, in the form that [`Client::put_many`] uses for each key. `None`
+    /// if the change was not rejected, or if the client cannot know.
     pub fn rejection(&self) -> Option<PutError> {
         match *self {
             MutateError::KeyLength { given, max } => Some(PutError::KeyLength { given, max }),
@@ -417,47 +424,50 @@ impl MutateError {
     }
 }
 
-/// What a client did.
+/// Counts of what a client did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClientStats {
     /// GETs, hits, and retries by cause.
     pub get: GetStats,
-    /// READs, the bytes they asked for, and doorbells (round trips).
+    /// READs, the bytes they requested, and doorbells (round trips).
     pub read: ReadCounts,
-    /// Times this handle went over to a new region, or over verbs connected anew.
+    /// Times this handle switched to a new region, or over verbs reconnected.
     pub reattached: u64,
 }
 
-/// A handle on a served table: `Send`, one for each thread.
+/// A handle on a served table. Each thread has its own handle: `Client` is `Send`, and `Clone`
+/// makes another.
 ///
-/// Over shm, cloning is cheap: handles share the mapping, and each opens a connection of its own when it
-/// first changes something. Over verbs each handle has a queue pair of its own, made when it is first used,
-/// or all share a few ([`VerbsOptions::pairs`]).
+/// Over shm, cloning is cheap: handles share the mapping, and each opens its own connection at its
+/// first change. Over verbs each handle has its own queue pair, made at first use, or all handles
+/// share a few ([`VerbsOptions::pairs`]).
 ///
-/// It is `Sync`, too, but that is of little use: whatever asks takes `&mut self`. Clone it; a mutex around one
-/// handle makes GETs wait for each other, and for changes.
+/// It is also `Sync`, but that is of little use, since all operations take `&mut self`. Clone it:
+/// behind a mutex, GETs wait for each other and for changes.
 ///
 /// # What blocks, and for how long
 ///
 /// | call | waits for | at most |
 /// |---|---|---|
-/// | GETs on shm | nothing: no system call, no server. Where a slot is being written, the GET looks again: it spins, then yields, then sleeps 50 microseconds in between | [`Limits::deadline`], 1 s |
-/// | GETs over verbs | the NIC, some microseconds, spinning or asleep ([`Wait`](crate::Wait)). Where the connection failed, for another one | [`ClientOptions::deadline`], 5 s, and [`Limits::deadline`] |
+/// | GETs on shm | nothing: no system call, no server. If a slot is being written, the GET reads it again: it spins, then yields, then sleeps 50 microseconds between attempts | [`Limits::deadline`], 1 s |
+/// | GETs over verbs | the NIC, some microseconds, spinning or asleep ([`Wait`](crate::Wait)). If the connection failed, a new connection | [`ClientOptions::deadline`], 5 s, and [`Limits::deadline`] |
 /// | changes, [`rpc_get`](Client::rpc_get), [`server_stats`](Client::server_stats) | the server's answer, and a connection if there is none | [`ClientOptions::deadline`] |
 /// | [`connect`](Client::connect) | the server | [`ClientOptions::deadline`] |
 /// | cloning | nothing | |
-/// | dropping the last handle | the end of the watching thread, some microseconds | |
+/// | dropping the last handle | the end of the watcher thread, some microseconds | |
 ///
-/// A batch of GETs takes as long as its READs; of the bounds above, the time counts in which it does not get on.
+/// A batch of GETs takes as long as its READs take. The bounds above limit only the time without
+/// progress.
 ///
 /// # In an async program
 ///
-/// There is no `async` variant, because there is nothing to await where it would matter: a GET on shm is over
-/// before a task could be switched. So call GETs on shm right in a task, with a clone for each and a short
-/// [`Limits::deadline`]. Give everything else to a thread that may block: `spawn_blocking`, or better one thread
-/// that owns a handle and takes changes from a channel, which makes batches of them
-/// ([`put_many`](Client::put_many)). `examples/tokio.rs` does both. Over verbs, GETs belong to such a thread, too,
-/// with [`get_many`](Client::get_many), unless a task may wait for the NIC.
+/// There is no `async` variant, because a GET on shm ends before a task could be switched. Call
+/// GETs on shm directly in a task, with one clone per task and a short [`Limits::deadline`]. Leave
+/// all other calls to a thread that may block: `spawn_blocking`, or better one thread that owns a
+/// handle and receives changes from a channel, and so can send batches
+/// ([`put_many`](Client::put_many)). `examples/tokio.rs` does both. Over verbs, such a thread
+/// should also do the GETs, with [`get_many`](Client::get_many), unless a task may wait for the
+/// NIC.
 ///
 /// ```
 /// # use oneread::{Address, Client, Config, Server, ServerConfig, TableSize};
@@ -467,8 +477,8 @@ pub struct ClientStats {
 /// let server = Server::start(ServerConfig::new(address.clone(), config))?;
 ///
 /// let mut client = Client::connect(&address)?;
-/// client.put(b"key", b"value")?;                            // the server does this
-/// assert_eq!(client.get(b"key")?.as_deref(), Some(&b"value"[..])); // the server knows nothing of this
+/// client.put(b"key", b"value")?;                            // a request to the server
+/// assert_eq!(client.get(b"key")?.as_deref(), Some(&b"value"[..])); // one READ, no request
 /// assert_eq!(client.stats().read.reads, 1);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -480,16 +490,18 @@ pub struct Client {
     stats: ClientStats,
 }
 
-/// One thread's way to a server: what every path does for a [`Client`], whose methods say what is promised.
-/// A clone is for another thread: it shares what can be shared, and begins with no connection.
+/// One thread's path to a server: what each fabric implements for a [`Client`], whose methods state
+/// the guarantees. A clone is for another thread. It shares what can be shared and has no
+/// connection yet.
 trait Handle: Clone {
     /// The geometry of the table being read.
     fn geometry(&self) -> &Geometry;
 
-    /// Times it went over to a new region, or connected anew.
+    /// Times it switched to a new region, or reconnected.
     fn reattached(&self) -> u64;
 
-    /// Replaces what is in `value` with the value of `key`; was it found? Adds what it did to `stats`.
+    /// Replaces the contents of `value` with the value of `key`. Returns whether the key was found.
+    /// Adds its counts to `stats`.
     fn get_into(
         &mut self,
         key: &[u8],
@@ -497,7 +509,7 @@ trait Handle: Clone {
         stats: &mut ClientStats,
     ) -> Result<bool, GetError>;
 
-    /// Hands the value of each key to `each`, with the key's number, in any order, once.
+    /// Calls `each` once per key with the key's index and value, in any order.
     fn get_many<K: AsRef<[u8]>>(
         &mut self,
         keys: &[K],
@@ -505,15 +517,15 @@ trait Handle: Clone {
         stats: &mut ClientStats,
     ) -> Result<(), GetError>;
 
-    /// Sends requests, and collects their replies, in order, until the deadline. Connects where there is no
-    /// connection. One that broke is not used again.
+    /// Sends requests and collects their replies, in order, until the deadline. Connects if there
+    /// is no connection. A connection that failed is not used again.
     fn converse(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<Vec<Reply>, MutateError>;
 
-    /// The connection for changes is of no further use; the next change opens another.
+    /// Drops the connection for changes. The next change opens another one.
     fn disconnect(&mut self);
 }
 
-/// How the server's region is reached.
+/// How the client reaches the server's region.
 #[derive(Clone, Debug)]
 enum ServerPath {
     Shm(shm::ShmHandle),
@@ -521,7 +533,7 @@ enum ServerPath {
     Verbs(Box<verbs::VerbsHandle>),
 }
 
-/// Does the same with the [`Handle`] of whichever path: `on_path!(&mut self.path, handle => ...)`.
+/// Runs an expression on the [`Handle`] of either path: `on_path!(&mut self.path, handle => ...)`.
 macro_rules! on_path {
     ($path:expr, $handle:ident => $then:expr) => {
         match $path {
@@ -533,16 +545,16 @@ macro_rules! on_path {
 }
 
 impl Client {
-    /// Connects to the server at `address`: maps its region for reading and learns everything else from
-    /// the superblock.
+    /// Connects to the server at `address`. On shm it maps the region for reading. Everything about
+    /// the table comes from the region's superblock.
     ///
     /// # Errors
-    /// [`ConnectError`] says who was not there, or what was wrong with it.
+    /// [`ConnectError`] says what failed, and what to do about it.
     pub fn connect(address: &Address) -> Result<Client, ConnectError> {
         Client::connect_with(address, ClientOptions::default())
     }
 
-    /// Connects with bounds of your own.
+    /// Connects with the given options.
     ///
     /// # Errors
     /// As [`Client::connect`].
@@ -559,7 +571,7 @@ impl Client {
         Ok(Client { address: address.clone(), options, path, stats: ClientStats::default() })
     }
 
-    /// Where the server is.
+    /// The server's address.
     pub fn address(&self) -> &Address {
         &self.address
     }
@@ -569,7 +581,7 @@ impl Client {
         on_path!(&self.path, handle => handle.geometry())
     }
 
-    /// The region being read, where it is mapped: not over verbs.
+    /// The region being read. `None` over verbs, where it is not mapped.
     pub fn region(&self) -> Option<&Region> {
         match &self.path {
             ServerPath::Shm(handle) => Some(handle.region()),
@@ -578,14 +590,14 @@ impl Client {
         }
     }
 
-    /// Counts of this handle.
+    /// Counts of this handle since it was made.
     pub fn stats(&self) -> ClientStats {
         ClientStats { reattached: on_path!(&self.path, handle => handle.reattached()), ..self.stats }
     }
 
-    /// What was asked of verbs queues: doorbells that rang, READs, messages, completions. `None` on other
-    /// fabrics. Where handles share queue pairs, whoever waits posts and polls for all, and counts it: only
-    /// the sum over all handles means anything.
+    /// Counts of the verbs queues: doorbells, READs, messages, completions. `None` on other
+    /// fabrics. Where handles share queue pairs, the thread that polls posts for all handles and
+    /// counts that as its own. Then only the sum over all handles is meaningful.
     #[cfg(feature = "verbs")]
     pub fn queue_counts(&self) -> Option<crate::verbs::QueueCounts> {
         match &self.path {
@@ -594,19 +606,19 @@ impl Client {
         }
     }
 
-    // ---- GETs: no server ----------------------------------------------------------------------------
+    // ---- GETs: by READs, without the server -----------------------------------------------------
 
-    /// The value of `key`. Usually 1 READ and 1 round trip.
+    /// Returns the value of `key`. Usually 1 READ and 1 round trip.
     ///
     /// # Errors
-    /// [`GetError`]; absence is `None`.
+    /// [`GetError`]. Absence is `Ok(None)`, not an error.
     pub fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, GetError> {
         let mut value = Vec::new();
         Ok(self.get_into(key, &mut value)?.then_some(value))
     }
 
-    /// Replaces what is in `value` with the value of `key`; was it found? Allocates only if `value` is too
-    /// small.
+    /// Replaces the contents of `value` with the value of `key`. Returns whether the key was found.
+    /// Allocates only if `value` is too small.
     ///
     /// # Errors
     /// As [`Client::get`].
@@ -615,7 +627,7 @@ impl Client {
         on_path!(&mut self.path, handle => handle.get_into(key, value, &mut self.stats))
     }
 
-    /// Is `key` present? Costs as much as [`Client::get_into`].
+    /// Returns whether `key` is present. The cost is that of [`Client::get_into`].
     ///
     /// # Errors
     /// As [`Client::get`].
@@ -623,22 +635,22 @@ impl Client {
         self.get_into(key, &mut Vec::new())
     }
 
-    /// The values of many keys, in order. READs are pipelined: as many in flight as the fabric allows, a
-    /// doorbell for all that are ready.
+    /// Returns the values of many keys, in order. READs are pipelined: as many are in flight as the
+    /// fabric allows, and all that are ready share one doorbell.
     ///
     /// # Errors
-    /// As [`Client::get`], for the first key that has one.
+    /// As [`Client::get`], for the first key that fails.
     pub fn get_many<K: AsRef<[u8]>>(&mut self, keys: &[K]) -> Result<Vec<Option<Vec<u8>>>, GetError> {
         let mut values = vec![None; keys.len()];
         self.get_many_with(keys, |number, value| values[number] = value.map(<[u8]>::to_vec))?;
         Ok(values)
     }
 
-    /// As [`Client::get_many`], handing each value to `each` with its key's number, in no particular order
-    /// and without allocating for it.
+    /// Like [`Client::get_many`], but calls `each` with the index and the value of each key, in no
+    /// particular order. Allocates nothing for the values.
     ///
     /// # Errors
-    /// As [`Client::get_many`]; `each` may then have been called for some keys.
+    /// As [`Client::get_many`]. By then, `each` may have been called for some of the keys.
     pub fn get_many_with<K: AsRef<[u8]>>(
         &mut self,
         keys: &[K],
@@ -647,14 +659,14 @@ impl Client {
         on_path!(&mut self.path, handle => handle.get_many(keys, each, &mut self.stats))
     }
 
-    // ---- GETs by the server: the baseline ----------------------------------------------------------
+    // ---- GETs by the server, for comparison -----------------------------------------------------
 
-    /// The value of `key`, looked up by the server: the baseline that [`Client::get`] is measured against. No
-    /// READ, 1 round trip, and the server's CPU. The request goes the way that changes go
-    /// ([`ClientOptions::requests`]).
+    /// Returns the value of `key` as the server looks it up. It is the baseline for
+    /// [`Client::get`]: no READ, 1 round trip, and the server's CPU. The request travels as changes
+    /// do ([`ClientOptions::requests`]).
     ///
     /// # Errors
-    /// [`MutateError`]; the variants about changes do not occur here. Absence is `None`.
+    /// [`MutateError`]; the variants about changes do not occur here. Absence is `Ok(None)`.
     pub fn rpc_get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, MutateError> {
         let deadline = Instant::now() + self.options.deadline;
         match self.ask(&Request::Get { key }, deadline)? {
@@ -664,9 +676,9 @@ impl Client {
         }
     }
 
-    // ---- changes: the server does them --------------------------------------------------------------
+    // ---- changes: by the server -----------------------------------------------------------------
 
-    /// Inserts `key` or updates its value.
+    /// Inserts `key`, or updates its value. 1 round trip to the server.
     ///
     /// # Errors
     /// [`MutateError`] says whether the change may have happened.
@@ -674,7 +686,7 @@ impl Client {
         self.mutate_one(Request::Put { mode: PutMode::Upsert, key, value })
     }
 
-    /// Inserts `key` if it is absent: [`PutOutcome::Inserted`] or [`PutOutcome::Exists`].
+    /// Inserts `key` if it is absent. Returns [`PutOutcome::Inserted`] or [`PutOutcome::Exists`].
     ///
     /// # Errors
     /// As [`Client::put`].
@@ -682,7 +694,7 @@ impl Client {
         self.mutate_one(Request::Put { mode: PutMode::Insert, key, value })
     }
 
-    /// Updates `key` if it is present: [`PutOutcome::Updated`] or [`PutOutcome::Missing`].
+    /// Updates `key` if it is present. Returns [`PutOutcome::Updated`] or [`PutOutcome::Missing`].
     ///
     /// # Errors
     /// As [`Client::put`].
@@ -690,7 +702,7 @@ impl Client {
         self.mutate_one(Request::Put { mode: PutMode::Update, key, value })
     }
 
-    /// Removes `key`; was it there?
+    /// Removes `key`. Returns whether it was present.
     ///
     /// # Errors
     /// As [`Client::put`].
@@ -703,11 +715,11 @@ impl Client {
         }
     }
 
-    /// Puts many keys in one conversation: requests are sent ahead of the replies. One answer each, in
-    /// order.
+    /// Puts many keys. Requests are sent ahead of the replies, so a batch takes fewer round trips
+    /// than single puts. Returns one answer per key, in order.
     ///
     /// # Errors
-    /// [`MutateError`] when the conversation broke off: some of the changes may have happened.
+    /// [`MutateError`] when the connection failed: some of the changes may have happened.
     pub fn put_many<K: AsRef<[u8]>, V: AsRef<[u8]>>(
         &mut self,
         pairs: &[(K, V)],
@@ -730,7 +742,7 @@ impl Client {
         Ok(answers)
     }
 
-    /// The server's counters.
+    /// Returns the server's counters.
     ///
     /// # Errors
     /// [`MutateError`] when the server does not answer.
@@ -755,7 +767,7 @@ impl Client {
         replies.pop().ok_or_else(|| self.unexpected())
     }
 
-    /// One reply for each request, in order.
+    /// Returns one reply for each request, in order.
     fn converse(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<Vec<Reply>, MutateError> {
         let replies = on_path!(&mut self.path, handle => handle.converse(requests, deadline))?;
         if replies.len() != requests.len() {
@@ -764,19 +776,19 @@ impl Client {
         Ok(replies)
     }
 
-    /// An answer to another question: the connection is of no further use.
+    /// Drops the connection after a reply that does not belong to the request.
     fn unexpected(&mut self) -> MutateError {
         on_path!(&mut self.path, handle => handle.disconnect());
         MutateError::ServerGone { address: self.address.clone(), source: LinkError::Unexpected }
     }
 }
 
-/// Requests sent ahead of their replies: their replies fit into a socket's buffer, so neither side waits
-/// for the other to read.
+/// Most requests sent ahead of their replies. The replies to this many requests fit into a socket's
+/// buffer, so neither side waits for the other to read.
 const BATCH: usize = 512;
 
 impl Clone for Client {
-    /// A handle for another thread: begins with no connection of its own and zero counts.
+    /// Makes a handle for another thread, with no connection of its own and zero counts.
     fn clone(&self) -> Client {
         Client {
             address: self.address.clone(),
@@ -787,9 +799,10 @@ impl Clone for Client {
     }
 }
 
-/// Sends the requests that a table of this geometry takes, and puts what is wrong with the others in its place among
-/// the replies: the server need not see those, nor could a frame or a slot hold them. The geometry is that of the
-/// server that `send` goes to, seen to be there: another one may take what this one does not.
+/// Sends the requests that a table of this geometry takes, and inserts the rejections of the others
+/// among the replies, each in its place. A rejected request is not sent: no frame or slot could
+/// hold it. The geometry must be that of the server that `send` reaches now: another server may
+/// take what this one does not.
 pub(crate) fn send_fitting<E>(
     requests: &[Request<'_>],
     geometry: &Geometry,
@@ -810,7 +823,7 @@ pub(crate) fn send_fitting<E>(
     Ok(in_place.collect())
 }
 
-/// Does a table of this geometry take all of these?
+/// Whether a table of this geometry takes all of these requests.
 fn fit(requests: &[Request<'_>], geometry: &Geometry) -> bool {
     requests.iter().all(|request| check(request, geometry).is_ok())
 }
@@ -835,7 +848,7 @@ mod tests {
     use super::*;
     use crate::config::{Config, TableSize};
 
-    /// What is said of threads.
+    /// The auto traits that the documentation promises.
     #[test]
     fn handles_go_to_other_threads() {
         fn shared<T: Send + Sync>() {}
@@ -846,15 +859,15 @@ mod tests {
         sent::<ConnectError>();
     }
 
-    /// A GET's result is a few words, however much there is to say of an error.
+    /// The result of a GET is a few words, although errors carry much more.
     #[test]
     fn results_of_gets_are_small() {
         assert!(size_of::<Result<bool, GetError>>() <= 128, "{}", size_of::<GetError>());
     }
 
-    /// Every time that is longer than a clock can bear is cut, each for itself, and no other is touched.
+    /// Each time that is too long for a clock is cut by itself; the others stay as they are.
     #[test]
-    fn times_are_bounded() {
+    fn long_times_are_cut() {
         let century = Duration::from_secs(100 * 365 * 24 * 3600);
         let second = Duration::from_secs(1);
         let options = |[limit, deadline, lease]: [Duration; 3]| ClientOptions {
@@ -879,9 +892,9 @@ mod tests {
         }
     }
 
-    /// What the documentation says of a client that nobody has told otherwise.
+    /// The defaults are those that the documentation names.
     #[test]
-    fn what_is_promised() {
+    fn defaults_are_as_documented() {
         let expected = ClientOptions {
             limits: Limits::default(),
             deadline: Duration::from_secs(5),
@@ -893,9 +906,9 @@ mod tests {
         assert_eq!([RETRY_FIRST, RETRY_MAX, ATTEMPT_MAX], [1, 100, 2000].map(Duration::from_millis));
     }
 
-    /// A connection that ended is said to have ended, whichever call it was learned from; nothing else is.
+    /// Only the errors of a closed connection become `HungUp`.
     #[test]
-    fn how_a_link_ends() {
+    fn a_closed_connection_is_a_hang_up() {
         use io::ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset, Other, TimedOut};
         for (kind, is_hung_up) in [
             (ConnectionReset, true),
@@ -912,7 +925,8 @@ mod tests {
         }
     }
 
-    /// What does not fit is not sent, and its rejection is where its reply would be; a reply too few is not made up for.
+    /// A request that does not fit is not sent, and its rejection takes the place of its reply.
+    /// Missing replies are not made up.
     #[test]
     fn rejections_are_in_their_places() {
         let config = Config { size: TableSize::Keys(10), key_max: 4, value_max: 4, ..Config::default() };
@@ -921,7 +935,7 @@ mod tests {
         let long = [1; 5];
         let key_length = |given| Reply::Put(Err(PutError::KeyLength { given, max: 4 }));
         let value_length = Reply::Put(Err(PutError::ValueLength { given: 5, max: 4 }));
-        // Each request, and what is wrong with it.
+        // Each request, and its rejection if any.
         let all = [
             (put(b"k", b"v"), None),
             (put(b"", b"v"), Some(key_length(0))),

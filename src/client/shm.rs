@@ -1,4 +1,4 @@
-//! A server on this host: its region is mapped, and it is talked to over a Unix socket.
+//! The client's path to a server on this host: the mapped region, and a Unix socket for requests.
 
 use super::mailbox::{BellSocket, ClientMailbox};
 use super::{
@@ -26,14 +26,14 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// One thread's way to the server.
+/// One thread's path to the server.
 #[derive(Debug)]
 pub(super) struct ShmHandle {
     shared: Arc<ShmShared>,
     attached: Arc<Attachment>,
     conversation: Option<ShmConnection>,
     reattached: u64,
-    /// Ends with the last handle. (None in tests that have no server.)
+    /// Ends with the last handle. `None` in tests without a server.
     watcher: Option<Arc<Watcher>>,
 }
 
@@ -44,12 +44,12 @@ struct Watcher {
     thread: Option<JoinHandle<()>>,
 }
 
-/// How a watcher is told that there is no handle any more.
+/// Tells a watcher that there are no handles any more.
 #[derive(Debug)]
 struct Alarm {
     /// An eventfd.
     raised: OwnedFd,
-    /// Is the watcher talking to a server, which may keep it waiting?
+    /// Whether the watcher is talking to a server, which may keep it waiting.
     is_attaching: AtomicBool,
 }
 
@@ -59,7 +59,7 @@ impl Alarm {
         Ok(Alarm { raised, is_attaching: AtomicBool::new(false) })
     }
 
-    /// Is it raised, or is it within this time?
+    /// Returns whether the alarm is raised, after waiting for at most this time.
     fn wait(&self, within: Duration) -> bool {
         let timeout = Timespec { tv_sec: within.as_secs() as i64, tv_nsec: within.subsec_nanos().into() };
         let mut watched = [PollFd::new(&self.raised, PollFlags::IN)];
@@ -68,11 +68,14 @@ impl Alarm {
 }
 
 impl Drop for Watcher {
-    /// The thread ends before this returns, so that a program leaves nothing behind when it ends; unless a
-    /// server that does not answer keeps it: then it ends later, by itself.
+    /// Waits for the thread, so that a program leaves nothing behind when it ends. Does not wait if
+    /// the thread is talking to a server, which may never answer: the thread then ends later by
+    /// itself.
     fn drop(&mut self) {
         let _ = rustix::io::write(&self.alarm.raised, &1u64.to_ne_bytes());
-        // SeqCst, as the watcher's: it looks at the alarm after it has said so, and this the other way round.
+        // SeqCst, like the watcher's store: the watcher sets its flag before it checks the alarm;
+        // this raises the alarm before it checks the flag. So at least one of the two sees the
+        // other.
         if !self.alarm.is_attaching.load(Ordering::SeqCst)
             && let Some(thread) = self.thread.take()
         {
@@ -84,7 +87,7 @@ impl Drop for Watcher {
 /// What the handles of one client share.
 #[derive(Debug)]
 struct ShmShared {
-    /// For messages.
+    /// The server's address, for messages.
     address: Address,
     /// The server's socket.
     socket: PathBuf,
@@ -92,16 +95,18 @@ struct ShmShared {
     clock: Clock,
     /// The newest mapping.
     newest: Mutex<Arc<Attachment>>,
-    /// Its version, stored under that lock. Only a hint: a handle that has another one looks there.
+    /// The version of `newest`, stored under its lock. A hint: a handle with another version takes
+    /// the lock.
     version: AtomicU64,
-    /// When the server was found gone, on `clock`; 0 while it is there.
+    /// When the server was found gone, by `clock`. 0 while it is there.
     gone_ns: AtomicU64,
 }
 
 impl ShmShared {
-    /// A server is there, with this region: if it is a new one, every handle goes over to it at its next GET.
-    /// `seen` is the version before that server was looked for. `false`: somebody has published another region
-    /// since, and whose server came later nobody knows: look again.
+    /// Records that a server is there, with this region. If the region is new, every handle
+    /// switches to it at its next GET. `seen` is the version before that server was looked for.
+    /// Returns `false` if another region was published since: which server came later is then
+    /// unknown, and the caller must look again.
     fn publish(&self, seen: u64, attachment: Attachment, who: Publisher) -> bool {
         let mut newest = lock(&self.newest);
         if attachment.identity != newest.identity {
@@ -110,12 +115,12 @@ impl ShmShared {
             }
             let version = seen + 1;
             *newest = Arc::new(Attachment { version, ..attachment });
-            // Relaxed: who sees it takes the lock, and that brings what was stored under it.
+            // Relaxed: a handle that sees it takes the lock, which orders what was stored under it.
             self.version.store(version, Ordering::Relaxed);
         }
         match who {
             Publisher::Watcher => self.gone_ns.store(0, Ordering::Relaxed),
-            // It was there just now; whether it still is the watcher will tell.
+            // The server was there just now. The watcher will tell whether it still is.
             Publisher::Handle if self.gone_ns.load(Ordering::Relaxed) != 0 => {
                 self.gone_ns.store(self.clock.now_ns().max(1), Ordering::Relaxed);
             }
@@ -129,23 +134,23 @@ impl ShmShared {
     }
 }
 
-/// Who found a server.
+/// Who found the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Publisher {
-    /// The thread that also notices when it is gone.
+    /// The watcher, which also notices when the server is gone.
     Watcher,
-    /// A handle that wanted to change something.
+    /// A handle that made a change.
     Handle,
 }
 
-/// A mapped region and what its superblock says.
+/// A mapped region and the contents of its superblock.
 #[derive(Debug)]
 struct Attachment {
     region: Region,
     geometry: Arc<Geometry>,
-    /// Device and inode of the region's memory, and which server of this region handed it over.
+    /// Device and inode of the region's memory, and the incarnation of the server that shared it.
     identity: (u64, u64, u64),
-    /// How many the client's handles had before; 0 until it is published.
+    /// The number of regions that the client had before. 0 until it is published.
     version: u64,
 }
 
@@ -165,7 +170,7 @@ impl ShmHandle {
         });
         let mut handle = ShmHandle { shared, attached, conversation: None, reattached: 0, watcher: None };
         if options.requests == RequestPath::Mailbox {
-            // A server that has no mailboxes is found out here.
+            // Fails here if the server has no mailboxes.
             handle.open_conversation(options.deadline)?;
         }
         let failed = |e| ConnectError::Link { address, source: LinkError::Os(e) };
@@ -186,7 +191,7 @@ impl ShmHandle {
         &self.attached.region
     }
 
-    // ---- GETs ---------------------------------------------------------------------------------------
+    // ---- GETs -----------------------------------------------------------------------------------
 
     #[inline]
     fn read<R>(
@@ -204,10 +209,10 @@ impl ShmHandle {
         Ok(result?)
     }
 
-    /// Goes over to a newer region if there is one; an error when this one is no longer to be read.
+    /// Switches to a newer region if there is one. Fails when the region may no longer be read.
     #[inline]
     fn attach_newest(&mut self) -> Result<(), GetError> {
-        // Relaxed: it only says where to look (`ShmShared::publish`).
+        // Relaxed: only a hint to take the lock (`ShmShared::publish`).
         if self.shared.version.load(Ordering::Relaxed) != self.attached.version {
             self.reattach();
         }
@@ -239,13 +244,14 @@ impl ShmHandle {
         Ok(())
     }
 
-    // ---- changes ------------------------------------------------------------------------------------
+    // ---- changes --------------------------------------------------------------------------------
 
-    /// Is there a connection that the server has not hung up? Where requests go by a mailbox, no system call is spent on
-    /// that right after the last conversation: that the server is gone then shows while it is waited for. For a
-    /// request that will not be sent, because its table does not take it, that would never show.
+    /// Whether there is a connection that the server has not closed. A client with a mailbox makes
+    /// no system call for that right after its last conversation: it finds out while it waits for
+    /// the reply. A request that its table does not take is not sent, so for such a request the
+    /// socket is always checked.
     fn is_linked(&mut self, requests: &[Request<'_>], deadline: Instant) -> bool {
-        /// Between two conversations' beginnings, that is between their deadlines.
+        /// Between the starts of two conversations, measured between their deadlines.
         const RECENT: Duration = Duration::from_millis(1);
         let Some(ShmConnection { link, geometry, mailbox, asked_until, .. }) = &mut self.conversation else {
             return false;
@@ -268,7 +274,7 @@ impl ShmHandle {
                 mailbox = Some(Box::new(link.take_mailbox(address, &geometry, deadline)?));
             }
             if attachment.identity != self.attached.identity {
-                // A new server, maybe with a new region: what is put there must be read there.
+                // A new server, maybe with a new region. GETs must read where changes go.
                 if !self.shared.publish(seen, attachment, Publisher::Handle) {
                     left = deadline.saturating_duration_since(Instant::now());
                     continue;
@@ -339,7 +345,7 @@ impl Handle for ShmHandle {
 }
 
 impl Clone for ShmHandle {
-    /// Shares the mapping; begins with no connection.
+    /// Shares the mapping. The clone has no connection yet.
     fn clone(&self) -> ShmHandle {
         ShmHandle {
             shared: self.shared.clone(),
@@ -355,9 +361,9 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-// ---- connecting -------------------------------------------------------------------------------------
+// ---- connecting ---------------------------------------------------------------------------------
 
-/// Connects, says hello, maps the region.
+/// Connects, says hello, and maps the region.
 fn attach(
     address: &Address,
     socket: &Path,
@@ -384,8 +390,8 @@ fn attach(
     Ok((link, Attachment { region, geometry: Arc::new(geometry), identity, version: 0 }))
 }
 
-/// Opens a socket to the server without ever waiting past the deadline: a stopped server's backlog may be
-/// full. The socket does not block.
+/// Opens a non-blocking socket to the server. Never waits past the deadline, although the backlog
+/// of a stopped server may be full.
 fn open_socket(
     address: &Address,
     path: &Path,
@@ -415,13 +421,14 @@ fn open_socket(
     Ok(UnixStream::from(socket))
 }
 
-/// Waits for the server to hang up, then connects anew, until the last handle is dropped.
+/// The watcher's loop: waits for the server to hang up, then reconnects, until the last handle is
+/// dropped.
 fn watch(shared: &Weak<ShmShared>, mut link: SocketLink, alarm: &Alarm) {
     loop {
         link.wait_for_hang_up_or(&alarm.raised);
         let Some(gone) = shared.upgrade() else { return };
         gone.gone_ns.store(gone.clock.now_ns().max(1), Ordering::Relaxed);
-        tracing::warn!(address = %gone.address, "the server is gone; connecting anew in the background");
+        tracing::warn!(address = %gone.address, "the server is gone; reconnecting in the background");
         let (address, socket) = (gone.address.clone(), gone.socket.clone());
         let within = gone.options.deadline.min(ATTEMPT_MAX);
         drop(gone);
@@ -450,7 +457,7 @@ fn watch(shared: &Weak<ShmShared>, mut link: SocketLink, alarm: &Alarm) {
             }
             pause = (2 * pause).min(RETRY_MAX);
         };
-        tracing::info!(%address, "connected anew");
+        tracing::info!(%address, "reconnected");
     }
 }
 
@@ -462,13 +469,13 @@ fn is_transient(error: &io::Error) -> bool {
 #[derive(Debug)]
 struct ShmConnection {
     link: SocketLink,
-    /// That of the server at its other end.
+    /// The geometry of the server at the other end.
     geometry: Arc<Geometry>,
-    /// Where requests go, if not over the stream.
+    /// Where requests go. `None`: over the stream.
     mailbox: Option<Box<ClientMailbox>>,
     /// Number of the next message.
     next_id: u64,
-    /// Deadline of the last requests.
+    /// The deadline of the last requests.
     asked_until: Instant,
 }
 
@@ -491,12 +498,13 @@ impl ShmConnection {
 struct SocketLink {
     stream: UnixStream,
     input: Vec<u8>,
-    /// The time that was allowed in all, for error messages.
+    /// The whole time allowed, for error messages.
     allowed: Duration,
 }
 
 impl SocketLink {
-    /// Asks for something that comes with a descriptor: the reply, and that if it came.
+    /// Sends a request whose reply comes with a descriptor. Returns both; the descriptor may be
+    /// missing.
     fn ask_for_memory(
         &mut self,
         request: Request<'_>,
@@ -505,7 +513,7 @@ impl SocketLink {
         const ID: u64 = 0;
         let mut out = Vec::new();
         request.encode(ID, &mut out);
-        // A server that refuses hangs up at once; its refusal is then still to be read.
+        // A server that refuses hangs up at once. Its refusal can still be read.
         let sent = self.send(&out, deadline);
         let mut fd = None;
         loop {
@@ -545,7 +553,7 @@ impl SocketLink {
         }
     }
 
-    /// Asks for a mailbox, which requests then go through.
+    /// Asks the server for a mailbox for further requests.
     fn take_mailbox(
         &mut self,
         address: &Address,
@@ -577,7 +585,7 @@ impl SocketLink {
         Ok(ClientMailbox::new(Mailbox::map(fd, geometry)?))
     }
 
-    /// Sends requests, numbered from `first_id` on, and receives their replies.
+    /// Sends requests, numbered from `first_id`, and receives their replies.
     fn converse(
         &mut self,
         requests: &[Request<'_>],
@@ -631,7 +639,7 @@ impl SocketLink {
         Ok(())
     }
 
-    /// Waits until the stream is ready, or the deadline has come.
+    /// Waits until the stream is ready, at most until the deadline.
     fn wait(&self, what: PollFlags, deadline: Instant) -> Result<(), LinkError> {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -658,7 +666,7 @@ impl SocketLink {
     }
 }
 
-/// What comes over the stream of a client with a mailbox only wakes it: whatever the bytes are.
+/// With a mailbox, bytes on the stream only wake the client. Their values do not matter.
 impl BellSocket for SocketLink {
     fn ring(&mut self, deadline: Instant) -> Result<(), LinkError> {
         let mut out = Vec::new();
@@ -667,7 +675,8 @@ impl BellSocket for SocketLink {
     }
 
     fn sleep(&mut self, deadline: Instant) -> Result<(), LinkError> {
-        // Whoever rings all the time and never answers would keep it awake for ever.
+        // Without this check, a server that always rings and never answers would keep the client
+        // awake for ever.
         if Instant::now() >= deadline {
             return Err(LinkError::Deadline(self.allowed));
         }
@@ -691,10 +700,10 @@ mod tests {
         Attachment { region, geometry: Arc::new(geometry), identity: (1, inode, 1), version: 0 }
     }
 
-    /// A handle that found a server, and slept until that one was gone and the next one known, sends nobody back
-    /// to the first.
+    /// A handle that found a server, and slept until that server was gone and the next one known,
+    /// does not publish the first one.
     #[test]
-    fn who_comes_late_does_not_publish() {
+    fn a_late_handle_does_not_publish() {
         let socket = PathBuf::from("/nowhere");
         let shared = ShmShared {
             address: Address::Shm(socket.clone()),
@@ -714,21 +723,22 @@ mod tests {
         assert_eq!((known(), shared.gone_ns.load(Ordering::Relaxed)), ((2, 1), 0));
         assert!(!shared.publish(0, attachment(1), Publisher::Handle));
         assert_eq!(known(), (2, 1));
-        // The one that is known already may come late.
+        // The region that is already known may be published late.
         assert!(shared.publish(0, attachment(2), Publisher::Handle));
         assert_eq!(known(), (2, 1));
-        // A handle says that a server was there now, not that it still is: the lease begins anew.
+        // A handle says that a server was there just now, not that it still is: the lease begins
+        // again.
         shared.gone_ns.store(7, Ordering::Relaxed);
         shared.clock.advance(Duration::from_nanos(100));
         assert!(shared.publish(1, attachment(3), Publisher::Handle));
         assert_eq!((known(), shared.gone_ns.load(Ordering::Relaxed)), ((3, 2), 100));
-        // The watcher finds the same one: it is there, and there is no lease.
+        // The watcher finds the same region: the server is there, and no lease runs.
         assert!(shared.publish(2, attachment(3), Publisher::Watcher));
         assert_eq!((known(), shared.gone_ns.load(Ordering::Relaxed)), ((3, 2), 0));
-        // Where no server was missed, a handle begins no lease.
+        // While the server is not known to be gone, a handle begins no lease.
         assert!(shared.publish(2, attachment(4), Publisher::Handle));
         assert_eq!((known(), shared.gone_ns.load(Ordering::Relaxed)), ((4, 3), 0));
-        // Who comes late changes nothing, whoever it is.
+        // A late publisher changes nothing.
         for who in [Publisher::Watcher, Publisher::Handle] {
             shared.gone_ns.store(7, Ordering::Relaxed);
             for seen in [2, 4] {
@@ -736,19 +746,19 @@ mod tests {
                 assert_eq!((known(), shared.gone_ns.load(Ordering::Relaxed)), ((4, 3), 7), "{who:?}");
             }
         }
-        // The same region of another server of it, or on another device, is another one.
+        // The same region on another device, or of another server, is a different one.
         for (at, other) in [(0, (2, 4, 1)), (1, (2, 4, 2))] {
             let other = Attachment { identity: other, ..attachment(4) };
             assert!(shared.publish(3 + at, other, Publisher::Watcher));
             assert_eq!(known(), (4, 4 + at));
         }
-        // On a clock that stands at its beginning, a lease begins all the same.
+        // A lease begins also on a clock that reads 0.
         let new = ShmShared { clock: Clock::manual(), gone_ns: AtomicU64::new(7), ..shared };
         assert!(new.publish(5, attachment(6), Publisher::Handle));
         assert_eq!(new.gone_ns.load(Ordering::Relaxed), 1);
     }
 
-    /// A handle of a server that is not there, with a clock that is set by hand.
+    /// A handle of a server that is not there, with a manual clock.
     fn handle(lease: Duration) -> ShmHandle {
         let socket = PathBuf::from("/nowhere");
         let attached = Arc::new(attachment(0));
@@ -773,7 +783,7 @@ mod tests {
     fn connecting_again_takes_what_is_left() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("socket");
-        // It takes connections, and never says a word.
+        // It accepts connections and never answers.
         let _server = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         let all = Duration::from_secs(30);
         for requests in [RequestPath::Message, RequestPath::Mailbox] {
@@ -792,10 +802,10 @@ mod tests {
         }
     }
 
-    /// GETs answer until the lease has lasted to its last nanosecond, counted from when the server was found gone; not
-    /// from a region that was given up, lease or not.
+    /// GETs answer until the last nanosecond of the lease, counted from when the server was found
+    /// gone. They never answer from a region that was given up.
     #[test]
-    fn a_lease() {
+    fn gets_answer_until_the_lease_ends() {
         let lease = Duration::from_nanos(1000);
         let mut handle = handle(lease);
         let mut why = |gone_ns: u64, now_ns: u64, phase| {
@@ -830,10 +840,10 @@ mod tests {
         assert_eq!(why(0, 7000, Phase::Serving), None, "it is back");
     }
 
-    /// A handle goes over once for each time that it finds something newer, and counts that; a clone begins where its
-    /// original is, and counts for itself.
+    /// A handle switches once for each newer region that it finds, and counts that. A clone begins
+    /// with the region of its original, and counts for itself.
     #[test]
-    fn going_over() {
+    fn handles_switch_to_newer_regions() {
         let mut first = handle(Duration::ZERO);
         enters(&first.attached, Phase::Serving);
         let mut second = first.clone();
@@ -849,7 +859,7 @@ mod tests {
         assert_eq!(publish(1, 0), (1, 1, 1));
         assert_eq!(publish(2, 1), (2, 2, 2));
         assert_eq!(publish(2, 2), (2, 2, 2), "the same one");
-        // Two steps at once are one.
+        // A handle that missed a region switches once.
         second.attach_newest().unwrap();
         second.attach_newest().unwrap();
         assert_eq!((second.reattached(), second.attached.version, second.attached.identity.1), (1, 2, 2));
@@ -857,17 +867,17 @@ mod tests {
         third.attach_newest().unwrap();
         assert_eq!((third.reattached(), third.attached.version, third.attached.identity.1), (0, 2, 2));
         assert!(Arc::ptr_eq(&third.attached, &first.attached) && third.conversation.is_none());
-        // Whoever finds that nobody is there to read from has gone over all the same.
+        // A handle switches even if the lease of the newer region has ended.
         first.shared.gone_ns.store(1, Ordering::Relaxed);
         first.shared.clock.advance(Duration::from_nanos(2));
         assert!(first.attach_newest().is_err());
         assert_eq!(first.reattached(), 2);
     }
 
-    /// A server that rings all the time and never answers keeps nobody awake past the deadline; what it rings with is
-    /// not kept.
+    /// A server that always rings and never answers keeps no client awake past the deadline. The
+    /// client does not keep the bytes of the rings.
     #[test]
-    fn rings_after_the_deadline() {
+    fn rings_do_not_extend_the_deadline() {
         let (stream, mut server) = UnixStream::pair().unwrap();
         stream.set_nonblocking(true).unwrap();
         let allowed = Duration::from_secs(3);
@@ -882,7 +892,7 @@ mod tests {
         assert!(matches!(gone, Err(LinkError::HungUp)), "{gone:?}");
     }
 
-    /// The watching thread has ended when the last handle has been dropped.
+    /// The watcher thread has ended once the last handle has been dropped.
     #[test]
     fn the_watcher_goes_with_the_last_handle() {
         let dir = tempfile::tempdir().unwrap();
@@ -898,7 +908,7 @@ mod tests {
         assert_eq!(alarm.strong_count(), 0);
     }
 
-    /// A client that is dropped while its server is gone takes its thread and its mapping along.
+    /// The thread and the mapping of a client go with it, even while its server is gone.
     #[test]
     fn nothing_is_left_of_a_client_without_a_server() {
         let dir = tempfile::tempdir().unwrap();
@@ -922,8 +932,9 @@ mod tests {
         }
     }
 
-    /// Requests by mailbox that follow each other at once are not preceded by a look at the socket, unless one is to be
-    /// turned down here: somebody who asks for nothing else would never notice the next server.
+    /// A client with a mailbox does not check the socket before a request that follows the last one
+    /// at once. It does if it rejects the request itself: otherwise a client that makes only such
+    /// requests would never notice the next server.
     #[test]
     fn a_request_that_is_not_sent_looks_for_the_server() {
         let dir = tempfile::tempdir().unwrap();
@@ -938,7 +949,7 @@ mod tests {
             let server = serve(8);
             let options = ClientOptions { requests, ..ClientOptions::default() };
             let mut handle = ShmHandle::connect(&socket, &options).unwrap();
-            // The same for all conversations: each begins when the one before did.
+            // All conversations have the same deadline, so each follows the last one at once.
             let deadline = Instant::now() + Duration::from_secs(60);
             let too_long = [Reply::Put(Err(PutError::ValueLength { given: 50, max: 8 }))];
             for _ in 0..3 {
@@ -950,7 +961,7 @@ mod tests {
             let inserted = [Reply::Put(Ok(PutOutcome::Inserted))];
             assert_eq!(handle.converse(&[put(&[1; 50])], deadline).unwrap(), inserted);
             server.stop();
-            // Nobody is there to say what would be too long.
+            // There is no server whose limits could reject it.
             let error = handle.converse(&[put(&[1; 101])], deadline).unwrap_err();
             assert!(matches!(error, MutateError::Connect(ConnectError::NotThere { .. })), "{error}");
         }

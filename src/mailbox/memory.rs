@@ -1,25 +1,28 @@
-//! Memory that one client and its server both write (fabric `shm`): request cells, reply cells, two bells.
+//! Memory that one client and its server both write (shm only): request cells, reply cells, two
+//! bells.
 //!
 //! ```text
-//! 0..8       the server's bell: 0 while it looks at the cells, 1 while it sleeps
-//! 64..72     the client's bell: 0 while it looks, else it sleeps until the reply with this number is there
+//! 0..8       the server's bell: 0 while it polls the cells, 1 while it sleeps
+//! 64..72     the client's bell: 0 while it polls, else the number of the reply that it sleeps for
 //! 128..      WINDOW request cells, then WINDOW reply cells; number n of either kind is in cell n % WINDOW
 //! ```
 //!
-//! The server makes a mailbox for each client that asks for one, and hands it over on the client's socket. One of its
-//! event loops, that of the socket, answers what is in it; so requests are done in the order of their numbers, as
-//! they would be over the socket.
+//! The server makes a mailbox for each client that asks for one, and hands it over on the client's
+//! socket. The event loop of that socket answers the requests in it. So requests are handled in the
+//! order of their numbers, as over the socket.
 //!
-//! Beside Q1 and Q3 hold:
+//! These rules hold beside Q1 and Q3:
 //!
-//! * **A1.** Requests are numbered from 1 on without gaps, and so are replies. Request n + WINDOW is stored only after
-//!   reply n was seen: no cell is stored over that anybody still has to read. Nothing is lost on the way, so nothing
-//!   is ever repeated.
-//! * **A2.** Either side reads the other's words one by one into memory of its own, and judges that copy. A cell with
-//!   the number that is due but no sense ends the conversation; any other number is nothing.
-//! * **A3.** Who finds nothing for some time announces that it sleeps, looks a last time, and only then sleeps, in
-//!   its wait for the socket. Who stored something looks for an announcement afterwards, and if there is one rings:
-//!   a few bytes over the socket. See [`Bell`].
+//! * **A1.** Requests are numbered from 1 without gaps, and so are replies. Request n + WINDOW is
+//!   stored only after reply n was seen, so no cell is overwritten that is still to be read.
+//!   Nothing is lost on the way, so nothing is ever repeated.
+//! * **A2.** Each side copies the other's words one by one into its own memory, and checks that
+//!   copy. A cell that has the next number but is not valid ends the conversation. A cell with any
+//!   other number is ignored.
+//! * **A3.** A side that finds nothing for some time announces that it sleeps, checks the cells a
+//!   last time, and only then sleeps, in its wait for the socket. A side that stored something
+//!   checks for an announcement afterwards. If there is one it rings: a few bytes over the socket.
+//!   See [`Bell`].
 
 use super::cell_bytes;
 use crate::faults::{Rule, broken};
@@ -33,14 +36,14 @@ use std::os::fd::OwnedFd;
 
 /// Version of the mailbox.
 pub(crate) const VERSION: u32 = 1;
-/// Requests of one client that may be unanswered.
+/// Most unanswered requests of one client.
 pub(crate) const WINDOW: u64 = 64;
 
 const SERVER_BELL: usize = 0;
 const CLIENT_BELL: usize = LINE / WORD;
 const CELLS: usize = 2 * LINE / WORD;
 
-/// A mailbox, mapped.
+/// A mapped mailbox.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
     memory: Region,
@@ -49,13 +52,13 @@ pub(crate) struct Mailbox {
 }
 
 impl Mailbox {
-    /// A new one for a table of this geometry, and what its client is handed.
+    /// Makes a mailbox for a table of this geometry. Returns it, and the descriptor for the client.
     pub fn make(geometry: &Geometry) -> Result<(Mailbox, OwnedFd), RegionError> {
         let (memory, fd) = Region::exchange(bytes(geometry))?;
         Ok((Mailbox::of(memory, geometry), fd))
     }
 
-    /// One that a server has handed over, for a table of this geometry.
+    /// Maps a mailbox that a server handed over, for a table of this geometry.
     pub fn map(fd: OwnedFd, geometry: &Geometry) -> Result<Mailbox, RegionError> {
         let memory = Region::map_exchange(fd)?;
         let (have, need) = (memory.bytes(), bytes(geometry));
@@ -72,37 +75,37 @@ impl Mailbox {
         Mailbox { memory, request_words: request / WORD, reply_words: reply / WORD }
     }
 
-    /// Takes the memory away from both sides, as far as the system can: what is there reads as zero from now on.
+    /// Frees the memory for both sides, as far as the system can. It reads as zero from then on.
     pub fn discard(&self) {
         self.memory.discard();
     }
 
-    /// The cell of a request.
+    /// The cell of the request with this number.
     #[inline]
     pub fn request(&self, sequence: u64) -> &[AtomicU64] {
         self.memory.words(CELLS + (sequence % WINDOW) as usize * self.request_words, self.request_words)
     }
 
-    /// The request with this number will be looked at next. No effect but on time.
+    /// Prefetches the cell of the request that is read next.
     #[inline]
     pub fn prefetch_request(&self, sequence: u64) {
         let first = CELLS + (sequence % WINDOW) as usize * self.request_words;
         self.memory.prefetch_bytes((first * WORD) as u64, (self.request_words * WORD) as u64);
     }
 
-    /// The cell of a reply.
+    /// The cell of the reply with this number.
     #[inline]
     pub fn reply(&self, sequence: u64) -> &[AtomicU64] {
         let replies = CELLS + WINDOW as usize * self.request_words;
         self.memory.words(replies + (sequence % WINDOW) as usize * self.reply_words, self.reply_words)
     }
 
-    /// The bell at the server's side.
+    /// The server's bell.
     pub fn server(&self) -> Bell<'_> {
         Bell(&self.memory.words(SERVER_BELL, 1)[0])
     }
 
-    /// The bell at the client's side.
+    /// The client's bell.
     pub fn client(&self) -> Bell<'_> {
         Bell(&self.memory.words(CLIENT_BELL, 1)[0])
     }
@@ -118,38 +121,41 @@ fn bytes(geometry: &Geometry) -> u64 {
     (CELLS * WORD) as u64 + WINDOW * (request + reply) as u64
 }
 
-/// A word by which its owner says that it sleeps, and for what.
+/// A word in which its owner announces that it sleeps, and for what.
 ///
-/// No ring is ever missing. The owner stores the announcement, fences, and looks at the cell a last time; the
-/// other side stores into the cell, fences, and looks at the announcement. Both fences are `SeqCst`, and all of
-/// these have one order. If the owner's comes first, the other side's look, after its own fence, sees the
-/// announcement: it rings. If the other side's comes first, the owner's last look sees the cell: it does not sleep.
-/// (`loom_bell` tries all orders; without the fences, which [`Rule::BellFence`] takes away, both may look too early.)
+/// No ring is ever lost. The owner stores the announcement, fences, and checks the cell a last
+/// time. The other side stores into the cell, fences, and checks the announcement. Both fences are
+/// `SeqCst`, so they have one order. If the owner's fence comes first, the other side's check sees
+/// the announcement, and it rings. If the other side's fence comes first, the owner's last check
+/// sees the cell, and it does not sleep. (`loom_bell` tries all orders. Without the fences, which
+/// [`Rule::BellFence`] removes, both checks may come too early.)
 ///
-/// A ring may be one too many, where both looks succeed. It costs a look.
+/// If both checks succeed, the ring is superfluous. It costs one check of the cells.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bell<'a>(pub &'a AtomicU64);
 
 impl Bell<'_> {
-    /// The owner will sleep `until` something (not 0), unless it now finds what it waits for.
+    /// Called by the owner: it will sleep `until` something (not 0). It must check for that once
+    /// more first.
     pub fn announce(self, until: u64) {
         self.0.store(until, Ordering::Relaxed);
         between();
     }
 
-    /// The owner looks at the cells again.
+    /// Called by the owner: it polls the cells again.
     pub fn withdraw(self) {
         self.0.store(0, Ordering::Relaxed);
     }
 
-    /// For the other side, after it has stored: until what does the owner sleep? 0: it does not.
+    /// Called by the other side after a store. Returns what the owner sleeps for. 0: it does not
+    /// sleep.
     pub fn heard(self) -> u64 {
         between();
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// Between a store and the look at the other side's.
+/// The fence between a store and the check of the other side's word.
 fn between() {
     if !broken(Rule::BellFence) {
         fence(Ordering::SeqCst);
@@ -165,11 +171,12 @@ mod tests {
         Config { size: TableSize::Keys(10), key_max, value_max, ..Config::default() }.geometry().unwrap()
     }
 
-    /// Client and server may be of different builds: where bells and cells stand is part of the version.
+    /// Client and server may be of different builds, so the places of bells and cells are part of
+    /// the version.
     #[test]
-    fn words_of_an_area() {
+    fn bells_and_cells_are_where_documented() {
         assert_eq!((VERSION, WINDOW), (1, 64));
-        // Bytes of a request cell and of a reply cell: their heads of 24 bytes each, in whole lines.
+        // Bytes of a request cell and of a reply cell, with heads of 24 bytes, in whole lines.
         for (key_max, value_max, request, reply) in [
             (16, 32, 128, 192),
             (1, 0, 64, 192),
@@ -203,8 +210,8 @@ mod tests {
         }
     }
 
-    /// Memory of another length than the table's cells need is refused, with both lengths; memory that its maker could
-    /// make shorter, too.
+    /// Memory of another length than the table's cells need is refused, and the error names both
+    /// lengths. So is memory that its maker could still shorten.
     #[test]
     fn what_is_handed_over_is_checked() {
         let (small, large) = (geometry(16, 32), geometry(16, 300));
@@ -220,7 +227,7 @@ mod tests {
         }
         let (area, fd) = Mailbox::make(&small).unwrap();
         let client = Mailbox::map(fd, &small).unwrap();
-        // Both have the same memory, and it goes when the server says so.
+        // Both sides have the same memory. It is freed when the server discards it.
         area.reply(3)[0].store(9, Ordering::Relaxed);
         assert_eq!(client.reply(3)[0].load(Ordering::Relaxed), 9);
         area.discard();

@@ -1,33 +1,37 @@
-//! Mailboxes, on shm: memory that one client and its server share, in which requests and replies pass without a
-//! system call. After HERD (Kalia, Kaminsky, Andersen, "Using RDMA efficiently for key-value services", SIGCOMM'14).
+//! Mailboxes on shm: memory that one client and its server share. Requests and replies pass through
+//! it without system calls. After HERD (Kalia, Kaminsky, Andersen, "Using RDMA efficiently for
+//! key-value services", SIGCOMM'14).
 //!
-//! The client stores a request into a *cell*. A worker of the server looks there, does what is asked, and stores the
-//! reply into a cell of its own ([`memory`]). Both look for a moment only; then a bell wakes them.
+//! The client stores a request into a *cell*. A worker of the server finds it there, handles it,
+//! and stores the reply into a reply cell ([`memory`]). Both sides poll for a short time and then
+//! sleep until a bell wakes them.
 //!
-//! What is said here of cells also holds over verbs, where a NIC writes them (`herd/`).
+//! What is said of cells here also holds over verbs, where a NIC writes them (`herd/`).
 //!
 //! # A cell
 //!
 //! ```text
-//! 0..8     sequence number, never 0, rising from request to request
+//! 0..8     sequence number, never 0, grows from request to request
 //! 8..12    attempt
 //! 12..16   length of the frame
-//! 16..20   where a NIC writes: CRC-32 of head (with 0 here) and frame; else 0
+//! 16..20   if a NIC writes: CRC-32 of head (with 0 here) and frame; else 0
 //! 20..24   0
 //! 24..     the frame (wire.rs), numbered with the sequence number
 //! ```
 //!
 //! # Rules
 //!
-//! [`memory`] says which further rules hold on shm, `herd/` which hold over verbs.
+//! [`memory`] states the further rules on shm, `herd/` those over verbs.
 //!
-//! * **Q1.** HERD polls a request's last byte, because its NICs wrote in address order. Nothing promises that
-//!   order: a cell is copied into private memory, and taken only if sequence number, length and CRC of the
-//!   copy fit each other. Else it is looked at again (`herd/sealed.rs`). Where a CPU stores, the sequence number is stored
-//!   last ([`store`]): who sees it sees the rest, and there is no CRC, which would cost as much as all else. The cell
-//!   is copied all the same before it is judged ([`load`]), since the other process may write it again at any time.
-//! * **Q3.** Its reader remembers the last sequence number and the reply. The same number in another attempt gets
-//!   the same reply: a PUT is done once. A lower number is old and gets none.
+//! * **Q1.** HERD polls a request's last byte, because its NICs wrote in address order. Nothing
+//!   guarantees that order. So a cell is copied into private memory, and taken only if the sequence
+//!   number, length and CRC of the copy agree. Otherwise it is read again later (`herd/sealed.rs`).
+//!   On shm a CPU stores the sequence number last ([`store`]): a reader that sees it sees the rest.
+//!   There is no CRC, which would cost as much as everything else. The cell is still copied before
+//!   it is checked ([`load`]), since the other process may write to it at any time.
+//! * **Q3.** The reader of a cell remembers the last sequence number and the reply. The same number
+//!   in another attempt gets the same reply, so a PUT happens once. A lower number is old and gets
+//!   no reply.
 
 pub(crate) mod memory;
 mod once;
@@ -52,28 +56,30 @@ pub(crate) struct CellHead {
 pub(crate) const HEAD: usize = size_of::<CellHead>();
 const HEAD_WORDS: usize = HEAD / size_of::<u64>();
 
-/// Which attempt at which request a cell holds.
+/// Identifies an attempt at a request in a cell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CellMark {
     pub sequence: u64,
     pub attempt: u32,
 }
 
-/// Bytes of a cell for frames of at most `frame_max` bytes.
+/// Size in bytes of a cell for frames of at most `frame_max` bytes.
 pub(crate) fn cell_bytes(frame_max: usize) -> usize {
     (HEAD + frame_max).next_multiple_of(crate::layout::LINE)
 }
 
-/// What a cell seems to hold: worth a closer look if it is not what was there last. A hint.
+/// Reads what a cell seems to hold. A hint: if it differs from the last mark, the cell is worth
+/// copying.
 #[inline]
 pub(crate) fn glance(cell: &[AtomicU64]) -> CellMark {
-    // Acquire pairs with the Release in `store`: who sees the number sees all of the cell.
+    // Acquire pairs with the Release in `store`: a reader that sees the number sees all of the
+    // cell.
     let sequence = cell[0].load(Ordering::Acquire);
     CellMark { sequence, attempt: cell[1].load(Ordering::Relaxed) as u32 }
 }
 
-/// Stores a frame into a cell that another process reads, the sequence number last; false, and nothing done, if it
-/// does not fit.
+/// Stores a frame into a cell that another process reads, the sequence number last. Returns
+/// `false`, and stores nothing, if the frame does not fit.
 pub(crate) fn store(cell: &[AtomicU64], sequence: u64, frame: &[u8]) -> bool {
     if HEAD + frame.len() > size_of_val(cell) {
         return false;
@@ -93,14 +99,15 @@ pub(crate) fn store(cell: &[AtomicU64], sequence: u64, frame: &[u8]) -> bool {
     true
 }
 
-/// The frame that was stored into a cell under this number, which [`glance`] has seen there; `None` if it has been
-/// written again, or makes no sense. Copies it into `copy` first.
+/// Copies the frame stored into a cell under this number into `copy`. [`glance`] has seen the
+/// number there. `None` if the cell has been written again or is not valid.
 pub(crate) fn load<'a>(cell: &[AtomicU64], sequence: u64, copy: &'a mut Vec<u64>) -> Option<&'a [u8]> {
     let (head, frame) = copied(cell, copy)?;
     (head.sequence == sequence).then_some(frame)
 }
 
-/// Head and frame of a cell that others may be writing, copied; `None` if it cannot be as long as it says.
+/// Copies head and frame of a cell that others may be writing. `None` if its length does not fit
+/// the cell.
 pub(crate) fn copied<'a>(cell: &[AtomicU64], copy: &'a mut Vec<u64>) -> Option<(CellHead, &'a [u8])> {
     copy.clear();
     copy.extend(cell[..HEAD_WORDS].iter().map(|word| word.load(Ordering::Relaxed)));
@@ -108,7 +115,7 @@ pub(crate) fn copied<'a>(cell: &[AtomicU64], copy: &'a mut Vec<u64>) -> Option<(
     let end = HEAD.checked_add(length).filter(|end| *end <= size_of_val(cell))?;
     let body = &cell[HEAD_WORDS..end.div_ceil(size_of::<u64>())];
     copy.extend(body.iter().map(|word| word.load(Ordering::Relaxed)));
-    // What is done for the request comes after it was seen.
+    // Handling the request comes after reading it.
     fence(Ordering::Acquire);
     let bytes: &[u8] = bytemuck::cast_slice(copy);
     Some((bytemuck::pod_read_unaligned(&bytes[..HEAD]), &bytes[HEAD..end]))
@@ -136,9 +143,9 @@ mod tests {
         assert_eq!(words(), before, "too long: nothing done");
     }
 
-    /// The picture of a cell above, byte by byte, and how long cells are.
+    /// The bytes of a cell as in the picture above, and the sizes of cells.
     #[test]
-    fn bytes_of_a_cell() {
+    fn cells_have_the_documented_bytes() {
         let cell: Vec<AtomicU64> = (0..8).map(|_| AtomicU64::new(u64::MAX)).collect();
         assert!(store(&cell, 0x0102_0304_0506_0708, b"nine byte"));
         let bytes: Vec<u8> =
@@ -151,9 +158,10 @@ mod tests {
         assert_eq!(lengths, [64, 64, 64, 64, 128, 128, 192]);
     }
 
-    /// A frame as long as the cell is one; a longer one is none, however long it says it is.
+    /// A frame may be as long as the cell allows. A longer one is refused, whatever length it
+    /// claims.
     #[test]
-    fn frames_at_the_end_of_a_cell() {
+    fn frames_longer_than_the_cell_are_refused() {
         let cell: Vec<AtomicU64> = (0..8).map(AtomicU64::new).collect();
         let mut copy = Vec::new();
         for (length, is_there) in [(39u32, true), (40, true), (41, false), (64, false), (u32::MAX, false)] {
@@ -167,7 +175,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any bytes: a frame inside the cell, or none.
+        /// Any words give a frame inside the cell, or none.
         #[test]
         fn any_words(words in proptest::collection::vec(any::<u64>(), 8), length in 0u32..100, sensible: bool) {
             let cell: Vec<AtomicU64> = words.iter().map(|word| AtomicU64::new(*word)).collect();

@@ -1,9 +1,9 @@
-//! What is asked in a cell is done once.
+//! Handles each request in a cell once.
 
 use super::CellMark;
 use crate::wire;
 
-/// What was last taken from a cell, and the reply to it (Q3).
+/// The last attempt taken from a cell, and the reply to it (Q3).
 #[derive(Debug, Default)]
 pub(crate) struct Once {
     taken: CellMark,
@@ -11,17 +11,18 @@ pub(crate) struct Once {
 }
 
 impl Once {
-    /// What was taken last.
+    /// The last attempt taken.
     pub fn taken(&self) -> CellMark {
         self.taken
     }
 
-    /// The reply to that: a frame, or nothing if it was no request.
+    /// The reply to the last request: a frame, or nothing if the cell held no valid request.
     pub fn reply(&self) -> &[u8] {
         &self.reply
     }
 
-    /// Does what is asked, unless it was done before (Q3); is there a reply to be sent?
+    /// Handles a request, unless it was handled before (Q3). Returns whether there is a reply to
+    /// send.
     pub fn take(
         &mut self,
         mark: CellMark,
@@ -39,7 +40,7 @@ impl Once {
             let request = frame.and_then(|frame| wire::Request::decode(&frame).ok());
             match request.and_then(answer) {
                 Some(reply) => reply.encode(mark.sequence, &mut self.reply),
-                // Nothing oneread sends: whoever sent it waits in vain.
+                // No oneread client sends this. Its sender gets no reply.
                 None => tracing::debug!("a sealed cell that is no request"),
             }
         }
@@ -53,9 +54,10 @@ mod tests {
     use crate::outcome::{PutMode, PutOutcome};
     use crate::wire::{Reply, Request};
 
-    /// Q3: what is repeated is answered as before and not done again; what is old is neither.
+    /// Q3: a repeated request gets the same reply and is not handled again. An old one gets no
+    /// reply.
     #[test]
-    fn once() {
+    fn requests_are_handled_once() {
         let mut lane = Once::default();
         let mut done = 0;
         let mut take = |sequence, attempt| {
@@ -76,9 +78,9 @@ mod tests {
         assert_eq!(take(4, 0), (exists, 2));
     }
 
-    /// A sealed cell that is no request, or another's: no reply, and no harm.
+    /// A sealed cell without a valid request gets no reply.
     #[test]
-    fn nonsense() {
+    fn invalid_requests_get_no_reply() {
         let mut lane = Once::default();
         let refuse = |_: Request<'_>| -> Option<Reply> { panic!("there is nothing to answer") };
         assert!(!lane.take(CellMark { sequence: 1, attempt: 0 }, b"nonsense", refuse));
@@ -86,7 +88,8 @@ mod tests {
         Request::Get { key: b"k" }.encode(9, &mut frame);
         assert!(!lane.take(CellMark { sequence: 2, attempt: 0 }, &frame, refuse));
         assert_eq!(lane.taken(), CellMark { sequence: 2, attempt: 0 });
-        // Nonsense after a request is not answered with the reply to that, however often it comes, and is done with.
+        // After a valid request, an invalid one does not get that request's reply, however often it
+        // is repeated.
         assert!(lane.take(CellMark { sequence: 9, attempt: 4 }, &frame, |_| Some(Reply::Value(None))));
         assert_eq!(lane.taken(), CellMark { sequence: 9, attempt: 4 });
         assert_eq!(wire::replies(lane.reply(), 9), Ok(vec![Reply::Value(None)]));
@@ -95,12 +98,12 @@ mod tests {
             assert!(!lane.take(mark, b"nonsense", refuse));
             assert_eq!((lane.taken(), lane.reply()), (mark, &b""[..]));
         }
-        // So is a request that has no answer.
+        // The same holds for a request without a reply.
         let mut frame = Vec::new();
         Request::Get { key: b"k" }.encode(11, &mut frame);
         assert!(!lane.take(CellMark { sequence: 11, attempt: 0 }, &frame, |_| None));
         assert!(!lane.take(CellMark { sequence: 11, attempt: 1 }, &frame, refuse), "done once");
-        // What is old stays undone, and leaves the last as it is.
+        // An old request is still not handled, and does not replace the last one.
         assert!(!lane.take(CellMark { sequence: 9, attempt: 5 }, &frame, refuse));
         assert_eq!(lane.taken(), CellMark { sequence: 11, attempt: 1 });
     }

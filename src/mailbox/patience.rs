@@ -1,12 +1,13 @@
-//! How long to look before one sleeps.
+//! The time to poll before sleeping.
 
 use std::time::Duration;
 
-/// How often to be as patient as can be, though it was in vain before.
+/// Of this many waits, one takes the longest time even if earlier ones were in vain.
 const PROBE: u32 = 64;
 
-/// Time to look for something before one sleeps: long while that succeeds, short when it does not, because whoever is
-/// waited for may need the very CPU. Now and then as long as can be, to notice when that has changed.
+/// Adapts the time to poll for something before sleeping. The time grows while polling succeeds. It
+/// shrinks while polling is in vain, because the other side may need the same CPU. Now and then it
+/// is the longest, to notice when that has changed.
 #[derive(Debug)]
 pub(crate) struct SpinTime {
     least: Duration,
@@ -20,20 +21,20 @@ impl SpinTime {
         SpinTime { least, most, now: most, in_vain: 0 }
     }
 
-    /// How long to look this time.
+    /// Time to poll in this wait.
     #[inline]
     pub fn time(&self) -> Duration {
         if self.in_vain % PROBE == PROBE - 1 { self.most } else { self.now }
     }
 
-    /// It came.
+    /// Records that polling succeeded.
     #[inline]
     pub fn rewarded(&mut self) {
         self.now = (2 * self.now).min(self.most);
         self.in_vain = 0;
     }
 
-    /// It did not come in time.
+    /// Records that polling was in vain.
     pub fn exhausted(&mut self) {
         self.now = (self.now / 2).max(self.least);
         self.in_vain = self.in_vain.wrapping_add(1);
@@ -45,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patience() {
+    fn time_shrinks_in_vain_and_grows_with_success() {
         let [least, most] = [1, 8].map(Duration::from_micros);
         let mut patience = SpinTime::new(least, most);
         assert_eq!(patience.time(), most);
@@ -63,7 +64,7 @@ mod tests {
         assert_eq!(patience.time(), 2 * least);
         (0..10).for_each(|_| patience.rewarded());
         assert_eq!(patience.time(), most);
-        // One time in so many it is as patient as can be, counted from the last reward.
+        // Every PROBE-th wait takes the longest time, counted from the last success.
         for before in [0, 5, PROBE - 2] {
             (0..before).for_each(|_| patience.exhausted());
             patience.rewarded();

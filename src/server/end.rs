@@ -1,6 +1,6 @@
-//! The order in which a server ends: its threads, then its region, then the name that clients find it by.
+//! The end of a server: first its threads, then its region, then its socket's name.
 //!
-//! Each step asks for the proof of the one before, which nothing else makes: in another order none of it compiles.
+//! Each step needs the proof that the step before returns, so no other order compiles.
 
 use crate::index::Index;
 use std::io;
@@ -10,19 +10,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-/// A thread, and what wakes it, unless it never sleeps or wakes when the others end.
+/// A thread and its waker. `None` for a thread that never sleeps, or that wakes when the others
+/// end.
 pub(super) type Thread = (Option<Arc<mio::Waker>>, JoinHandle<()>);
 
-/// Proof that no thread of the server answers anybody any more.
+/// Proof that no thread of the server answers requests any more.
 #[derive(Debug)]
 pub(super) struct Ended(());
 
 impl Ended {
-    /// Tells the threads to stop, and waits for them.
+    /// Tells the threads to stop and waits for them.
     pub fn new(stopping: &AtomicBool, threads: &mut Vec<Thread>) -> Ended {
         stopping.store(true, Ordering::Release);
         for (waker, thread) in threads.drain(..) {
-            // Kept until the thread has ended: a waker that is closed takes its event along.
+            // The waker is kept until the thread has ended: closing it would discard its event.
             if let Some(waker) = &waker {
                 let _ = waker.wake();
             }
@@ -32,12 +33,12 @@ impl Ended {
     }
 }
 
-/// Proof that clients of a region that goes with its server have been told so in it.
+/// Proof that a region that ends with its server is marked as given up.
 #[derive(Debug)]
 pub(super) struct Retired(());
 
 impl Retired {
-    /// Tells clients that the region is given up, unless it stays for the next server.
+    /// Marks the region as given up, unless it stays for the next server.
     pub fn new(_: &Ended, index: &Index, region_stays: bool) -> Retired {
         if !region_stays {
             index.retire();
@@ -46,7 +47,7 @@ impl Retired {
     }
 }
 
-/// A server's socket: its name, and what listens there.
+/// A server's socket: its path and its listener.
 #[derive(Debug)]
 pub(super) struct Socket {
     path: PathBuf,
@@ -54,23 +55,23 @@ pub(super) struct Socket {
 }
 
 impl Socket {
-    /// One that has been made under this name.
+    /// Takes a listener bound to this path.
     pub fn new(path: &Path, listener: UnixListener) -> Socket {
         Socket { path: path.into(), listener }
     }
 
-    /// For a worker.
+    /// Another handle on the listener, for a worker.
     pub fn listener(&self) -> io::Result<UnixListener> {
         self.listener.try_clone()
     }
 
-    /// Takes the name away.
+    /// Removes the path, then closes the listener.
     pub fn remove(self, retired: &Retired) {
         self.remove_by(retired, |path| drop(std::fs::remove_file(path)));
     }
 
-    /// While the listener is open no other server takes the address: its clients' changes and this one's are never
-    /// both seen, and the socket that is removed is this one's.
+    /// No other server takes the address while the listener is open. So clients never see changes
+    /// of both servers, and the socket that is removed is this server's.
     fn remove_by(self, _: &Retired, remove: impl FnOnce(&Path)) {
         let Socket { path, listener } = self;
         remove(&path);
@@ -92,10 +93,10 @@ mod tests {
         State::from_word(shared.index.region().load(STATE_WORD)).phase
     }
 
-    /// When the name goes, no thread answers any more, the region says that it is given up (a file, which stays, does
+    /// When the path is removed, all threads have ended, an anonymous region is given up (a file is
     /// not), and the address is still taken.
     #[test]
-    fn threads_then_region_then_name() {
+    fn a_server_ends_threads_then_region_then_path() {
         let dir = tempfile::tempdir().unwrap();
         let config = Config { size: TableSize::Keys(10), ..Config::default() };
         let address = Address::Shm(dir.path().join("socket"));
@@ -112,7 +113,7 @@ mod tests {
             assert_eq!(server.shared.region_stays, region_stays);
             let shared = server.shared.clone();
             assert_eq!((phase(&shared), shared.is_stopping()), (Phase::Serving, false));
-            // As the server is dropped.
+            // The same steps as when the server is dropped.
             let ended = Ended::new(&shared.stopping, &mut server.threads);
             assert!(shared.is_stopping() && server.threads.is_empty());
             assert_eq!(phase(&shared), Phase::Serving);
@@ -120,7 +121,7 @@ mod tests {
             let mut is_removed = false;
             server.socket.take().unwrap().remove_by(&retired, |path| {
                 assert_eq!(phase(&shared), expected, "{:?}", config.backing);
-                // The server's threads and the socket have one left who holds it: this one.
+                // `server` and this test hold the only references: the threads have dropped theirs.
                 assert_eq!(Arc::strong_count(&shared), 2, "a thread is left");
                 assert!(UnixStream::connect(path).is_ok(), "somebody listens");
                 let other = Server::start(ServerConfig { backing: Backing::Anonymous, ..config.clone() });
@@ -134,9 +135,9 @@ mod tests {
         }
     }
 
-    /// A server that is dropped takes all of these steps.
+    /// Dropping a server takes all of these steps.
     #[test]
-    fn a_server_that_is_dropped() {
+    fn dropping_a_server_ends_it() {
         let dir = tempfile::tempdir().unwrap();
         let config = Config { size: TableSize::Keys(10), ..Config::default() };
         let path = dir.path().join("socket");

@@ -1,4 +1,4 @@
-//! One client's cells on shm ([`crate::mailbox::memory`]): the server's end.
+//! The server's end of a client's mailbox on shm ([`crate::mailbox::memory`]).
 
 use super::ServerState;
 use crate::layout::geometry::Geometry;
@@ -8,47 +8,47 @@ use crate::region::RegionError;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-/// A client's cells are looked at for so long after its last request, if it then often makes another; else for a
-/// shorter time. To be woken takes some microseconds.
+/// Time that a client's cells are polled after its last request: the longest if the client then
+/// often makes another request, less otherwise. A wake-up takes some microseconds.
 const LINGER_MIN: Duration = Duration::from_micros(4);
 const LINGER_MAX: Duration = Duration::from_micros(50);
 
-/// A client's cells. Unmapped when dropped.
+/// The server's end of a mailbox. Its memory is freed when dropped.
 #[derive(Debug)]
 pub(super) struct ServerMailbox {
     mailbox: Mailbox,
     once: Once,
     copy: Vec<u64>,
     is_awake: bool,
-    /// Since it was woken.
+    /// Whether a request has been found since the client woke it.
     has_asked: bool,
     patience: SpinTime,
-    /// When something was last found.
+    /// When a request was last found.
     last: Instant,
-    /// The announcement of the client's for which it was woken last.
+    /// The last announcement of the client that was answered by a ring.
     rung: u64,
 }
 
 impl Drop for ServerMailbox {
-    /// A client that keeps its mapping does not keep the server's memory.
+    /// Frees the memory even if the client keeps its mapping.
     fn drop(&mut self) {
         self.mailbox.discard();
     }
 }
 
-/// What came of a look at the cells.
+/// The result of polling a mailbox.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Visit {
     pub answered: u64,
-    /// Is the client to be woken?
+    /// Whether the client must be woken.
     pub has_rung: bool,
 }
 
 impl ServerMailbox {
-    /// New cells, and what the client is handed.
+    /// Makes a mailbox. Returns the server's end, and the descriptor for the client.
     pub fn new(geometry: &Geometry) -> Result<(ServerMailbox, OwnedFd), RegionError> {
         let (mailbox, fd) = Mailbox::make(geometry)?;
-        // Until it is awake.
+        // Announced until the first wake-up.
         mailbox.server().announce(1);
         let end = ServerMailbox {
             mailbox,
@@ -63,7 +63,8 @@ impl ServerMailbox {
         Ok((end, fd))
     }
 
-    /// The client has rung: its cells are looked at again. Were they not?
+    /// Called when the client has rung: its cells are polled again. Returns whether they were not
+    /// polled before.
     pub fn wakes(&mut self) -> bool {
         if self.is_awake {
             return false;
@@ -75,12 +76,13 @@ impl ServerMailbox {
         true
     }
 
-    /// If the client has been quiet for some time, its cells are no longer looked at until it rings (A3). So?
+    /// Stops polling the cells if the client has been quiet for some time, until it rings (A3).
+    /// Returns whether it did.
     pub fn rests(&mut self, now: Instant) -> bool {
         self.rests_unless(now, ServerMailbox::is_next_there)
     }
 
-    /// As [`rests`](Self::rests). `is_next_there` is the last look: it comes after the announcement.
+    /// As [`rests`](Self::rests). `is_next_there` is the last check, made after the announcement.
     fn rests_unless(&mut self, now: Instant, is_next_there: impl FnOnce(&ServerMailbox) -> bool) -> bool {
         if now.saturating_duration_since(self.last) < self.patience.time() {
             return false;
@@ -100,15 +102,15 @@ impl ServerMailbox {
         mailbox::glance(self.mailbox.request(next)).sequence == next
     }
 
-    /// Answers what is there, at most as much as there are cells, and after `turn_ends` only one. An error ends the
-    /// conversation: no client of oneread's stores such a thing.
+    /// Answers the requests that are there, at most one window of them, and only one if `turn_ends`
+    /// has passed. An error ends the conversation: no oneread client stores such a cell.
     #[inline]
     pub fn visit(&mut self, shared: &ServerState, turn_ends: Instant) -> Result<Visit, String> {
         if self.is_next_there() { self.answer_all(shared, turn_ends) } else { Ok(Visit::default()) }
     }
 
     fn answer_all(&mut self, shared: &ServerState, turn_ends: Instant) -> Result<Visit, String> {
-        // What a ring has told of does not count.
+        // The request that a ring announced does not count: it was not found by polling.
         if std::mem::replace(&mut self.has_asked, true) {
             self.patience.rewarded();
         }
@@ -132,7 +134,8 @@ impl ServerMailbox {
     fn answer(&mut self, shared: &ServerState) -> Result<(), String> {
         let ServerMailbox { mailbox, once, copy, .. } = self;
         let sequence = once.taken().sequence.wrapping_add(1);
-        // What another CPU has stored takes its time to come: of a batch, the next comes meanwhile.
+        // Fetching what another CPU stored takes time. The next request of a batch is fetched
+        // during this one.
         mailbox.prefetch_request(sequence.wrapping_add(1));
         let frame = mailbox::load(mailbox.request(sequence), sequence, copy);
         let frame = frame.ok_or("a request cell that makes no sense")?;
@@ -148,7 +151,7 @@ impl ServerMailbox {
 
 #[cfg(all(test, not(loom)))]
 impl ServerMailbox {
-    /// As if it had asked lately, for an hour.
+    /// Pretends that the client makes a request one hour from now.
     pub fn never_rests(&mut self) {
         self.last = Instant::now() + Duration::from_secs(3600);
     }
@@ -163,7 +166,7 @@ mod tests {
 
     const MICROSECOND: Duration = Duration::from_micros(1);
 
-    /// A end that looks, the client's end of its cells, and what answers.
+    /// The awake server's end of a mailbox, the client's end, and the state to answer from.
     fn end() -> (ServerMailbox, Mailbox, ServerState) {
         let shared = shared();
         let (mut end, memory) = ServerMailbox::new(shared.index.geometry()).unwrap();
@@ -183,8 +186,8 @@ mod tests {
         Instant::now() + Duration::from_secs(3600)
     }
 
-    /// A request that comes between the announcement and the last look is found by that look. Before the
-    /// announcement its client would not ring, and after the look nobody would see it.
+    /// The last check finds a request that comes between the announcement and that check. Before
+    /// the announcement its client would not ring, and after the check the server would not see it.
     #[test]
     fn the_last_look_comes_after_the_announcement() {
         let (mut end, mailbox, shared) = end();
@@ -202,17 +205,17 @@ mod tests {
         assert_eq!(mailbox.server().heard(), 0, "it looks on, and nobody needs to ring");
         assert!(!end.wakes(), "it is awake still");
         assert_eq!(end.visit(&shared, later()).unwrap().answered, 1);
-        // Nothing comes.
+        // Nothing comes: it rests.
         assert!(end.rests(later()));
         assert_eq!(mailbox.server().heard(), 1);
         assert!(end.wakes());
         assert_eq!(mailbox.server().heard(), 0);
     }
 
-    /// It looks for some time after the last request: shorter when nothing came in that time, longer again
-    /// when something did. What it was rung for does not count.
+    /// The cells are polled for some time after the last request. The time shrinks if no request
+    /// came in it, and grows if one did. The request that a ring announced does not count.
     #[test]
-    fn how_long_it_looks() {
+    fn the_time_to_poll_adapts() {
         let (mut end, mailbox, shared) = end();
         let mut asked = 0;
         let mut ask_one = |end: &mut ServerMailbox| {
@@ -242,9 +245,10 @@ mod tests {
         rests_after(&mut end, MICROSECOND * 50);
     }
 
-    /// A visit answers all that is there, each request in its cell; when the turn is over, one.
+    /// A visit answers all requests that are there, each in its cell. After the end of the turn it
+    /// answers one.
     #[test]
-    fn how_much_a_visit_answers() {
+    fn a_visit_answers_until_its_turn_ends() {
         let (mut end, mailbox, shared) = end();
         let over = Instant::now();
         let mut next = 1;
@@ -262,7 +266,7 @@ mod tests {
             assert_eq!(wire::replies(frame, sequence), Ok(vec![Reply::Value(None)]));
         }
         assert_eq!(glance(mailbox.reply(next)).sequence, next - WINDOW, "nothing was asked");
-        // Another number in the cell that is due is nothing.
+        // A cell with a number other than the next one is ignored.
         for sequence in [next + WINDOW, next - WINDOW, u64::MAX, 0] {
             assert!(store(mailbox.request(next), sequence, b"nonsense"));
             assert_eq!(end.visit(&shared, later()).unwrap().answered, 0, "{sequence}");
@@ -271,9 +275,9 @@ mod tests {
         assert_eq!(end.visit(&shared, later()).unwrap_err(), "a request cell without a request");
     }
 
-    /// A client that sleeps until a certain reply is there is rung for when it is there, once.
+    /// A client that sleeps for a reply is rung once, when that reply is there.
     #[test]
-    fn when_it_rings() {
+    fn a_sleeping_client_is_rung_once() {
         let (mut end, mailbox, shared) = end();
         let mut visit = |asked: std::ops::RangeInclusive<u64>| {
             asked.for_each(|sequence| ask(&mailbox, sequence));

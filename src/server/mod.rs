@@ -1,8 +1,8 @@
-//! The server: owns the region, makes every change, hands the region out for reading.
+//! The server: owns the region, makes every change, and shares the region for reading.
 //!
-//! Each worker thread runs an event loop over its own connections and mutates the shared [`Index`]
-//! directly. A client that sends garbage, stops in the middle of a frame, never reads its replies or
-//! disappears costs its own connection and nothing else.
+//! Each worker thread runs an event loop over its own connections and changes the shared [`Index`]
+//! directly. A client that sends invalid bytes, stops in the middle of a frame, never reads its
+//! replies or disappears loses its own connection and affects no other.
 
 mod end;
 mod mailbox;
@@ -37,62 +37,64 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// What to do about a region that may already be there.
+/// Whether to make a new table or to take over an existing one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StartMode {
-    /// Make a new table; a region file must not exist, or be empty.
+    /// Makes a new table. The region file must not exist, or be empty.
     Create(Config),
-    /// Take over the table in the region file; it must exist.
+    /// Takes over the table in the region file, which must exist.
     Open,
-    /// Take over the table in the region file if there is one (its own geometry holds), else make one.
+    /// Takes over the table in the region file if there is one, with its own geometry. Otherwise
+    /// makes a new one.
     OpenOrCreate(Config),
 }
 
-/// How to serve.
+/// Options of a server.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ServerConfig {
-    /// Where clients find the server.
+    /// The address that clients connect to.
     pub address: Address,
     /// Where the region's memory comes from.
     pub backing: Backing,
-    /// New table or old one.
+    /// New table or existing one.
     pub start: StartMode,
-    /// Threads that serve mutations; at least 1.
+    /// Threads that serve requests, at least 1.
     pub workers: usize,
-    /// Users, beside the server's own, who may connect. They can then change the table, too.
+    /// Users who may connect, beside the server's own. They may then also change the table.
     pub allow_uids: Vec<u32>,
-    /// Clients beyond this number are turned away.
+    /// Most clients at a time. Further ones are refused.
     pub clients_max: usize,
-    /// Over verbs: what clients must know to connect, and then to change the table, too. The empty token
-    /// lets everybody in who reaches the port.
+    /// Over verbs: the secret that clients need to connect. They may then also change the table.
+    /// With the empty token, every client that reaches the port may connect.
     pub token: Secret,
     /// Over verbs: how workers wait for messages.
     pub wait: Wait,
     /// On shm: clients may make requests through a mailbox
-    /// ([`RequestPath::Mailbox`](crate::client::RequestPath::Mailbox)). The workers look at the mailboxes of clients
-    /// that ask so, and stop looking at most 50 microseconds after a client's last request. Each such client has
-    /// memory of its own here: 28 KiB with the default lengths, up to 508 KiB with the longest.
+    /// ([`RequestPath::Mailbox`](crate::client::RequestPath::Mailbox)). The workers poll the
+    /// mailboxes of clients that make requests, and stop at most 50 microseconds after a client's
+    /// last request. Each client with a mailbox takes memory of the server: 28 KiB with the default
+    /// lengths, up to 508 KiB with the longest.
     pub mailbox: bool,
-    /// Over verbs, for comparison: clients may make requests HERD's way
-    /// ([`RequestPath::Herd`](crate::client::RequestPath::Herd)). Starts `workers` further threads, which poll
-    /// without sleeping while such a client is connected.
+    /// Over verbs, for comparison: clients may make requests as in HERD
+    /// ([`RequestPath::Herd`](crate::client::RequestPath::Herd)). Starts `workers` more threads,
+    /// which poll without sleeping while such a client is connected.
     #[cfg(feature = "herd")]
     pub herd: bool,
-    /// Over verbs: told now and then how much of the region has been made ready for the device, which takes
-    /// some seconds for each 10 GiB.
+    /// Over verbs: called now and then while the region is registered with the device, which takes
+    /// some seconds per 10 GiB.
     pub progress: Option<fn(RegisterProgress)>,
 }
 
-/// How far the registration of a region is, in bytes.
+/// Progress of the registration of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegisterProgress {
-    /// Bytes that are in memory. All of them: the device now pins them.
+    /// Bytes that are in memory so far. When all are, the device pins them.
     pub ready: u64,
     /// Bytes of the region.
     pub total: u64,
-    /// Is it registered, too?
+    /// Whether the registration is complete.
     pub done: bool,
 }
 
@@ -134,21 +136,21 @@ setters!(ServerConfig {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
-    /// No such table can be made.
+    /// A table with this configuration is impossible.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// No memory for the region.
+    /// The region could not be made or opened.
     #[error(transparent)]
     Region(#[from] RegionError),
-    /// The region that is there cannot be used.
+    /// The existing region cannot be used.
     #[error("{what}: {source}")]
     Recover {
-        /// The region.
+        /// The region's file.
         what: String,
         /// Why not.
         source: RecoverError,
     },
-    /// Only a file outlives its server.
+    /// There is no region file to open. Other memory does not outlive its server.
     #[error("only a region file can be opened again; name one, or create a new table")]
     NothingToOpen,
     /// An option of another fabric.
@@ -156,12 +158,12 @@ pub enum ServeError {
     Elsewhere {
         /// The option's name.
         option: &'static str,
-        /// Where there is such a thing.
+        /// The fabric that has this option.
         fabric: &'static str,
         /// The address.
         address: Address,
     },
-    /// Somebody serves there.
+    /// Another server is at the address.
     #[error("another server is at {address}; stop it, or serve at another address")]
     AddressInUse {
         /// The address.
@@ -192,22 +194,22 @@ pub enum ServeError {
     Threads(io::Error),
 }
 
-/// A running server. Stops when dropped.
+/// A running server. Stops when dropped. It is `Send` and `Sync`; its threads run on their own.
 #[derive(Debug)]
 pub struct Server {
     shared: Arc<ServerState>,
     recovered: Option<Recovered>,
     address: Address,
-    /// The socket that was made and is to be removed.
+    /// The socket to remove when the server ends.
     socket: Option<Socket>,
     threads: Vec<Thread>,
 }
 
 impl Server {
-    /// Makes or opens the table and begins to serve it. Returns once clients can connect.
+    /// Makes or opens the table and starts to serve it. Returns once clients can connect.
     ///
     /// # Errors
-    /// [`ServeError`]; nothing is left behind but a region file, if one was made.
+    /// [`ServeError`]. Nothing is left behind, except the region file if one was made.
     pub fn start(config: ServerConfig) -> Result<Server, ServeError> {
         let elsewhere = match config.address {
             #[cfg(feature = "herd")]
@@ -273,17 +275,17 @@ impl Server {
         Ok(())
     }
 
-    /// The table, for an embedder that mutates it without a socket.
+    /// The table. An embedder may change it directly, without a socket.
     pub fn index(&self) -> &Index {
         &self.shared.index
     }
 
-    /// Where clients find it.
+    /// The address that clients connect to.
     pub fn address(&self) -> &Address {
         &self.address
     }
 
-    /// What was found in the region, if it was taken over.
+    /// What was found in the region, if this server took it over.
     pub fn recovered(&self) -> Option<Recovered> {
         self.recovered
     }
@@ -293,14 +295,15 @@ impl Server {
         self.shared.stats()
     }
 
-    /// What was done about clients' mailboxes on shm, all workers together. Each count is right, but they may be of
+    /// Counts of mailbox work on shm, over all workers. Each count is exact, but they may be from
     /// different moments.
     pub fn mailbox_counts(&self) -> MailboxCounts {
         self.shared.mailboxes.counts()
     }
 
-    /// Stops serving: closes every connection and removes the socket. A region file stays as it is, for
-    /// the next server; clients of an anonymous region are told that it is given up.
+    /// Stops serving: closes every connection and removes the socket. A region file stays as it is
+    /// for the next server. Any other region is marked as given up, which its clients see at their
+    /// next GET.
     pub fn stop(self) {}
 }
 
@@ -339,7 +342,7 @@ fn index_for(config: &ServerConfig) -> Result<(Index, Option<Recovered>), ServeE
     }
 }
 
-/// Binds the socket. A socket that nobody listens to any more is replaced.
+/// Binds the socket. Replaces a socket that no process listens to any more.
 fn listen(address: &Address, path: &Path) -> Result<std::os::unix::net::UnixListener, ServeError> {
     let failed = |source| ServeError::Listen { address: address.clone(), source };
     let _claim = claim(path).inspect_err(|why| {
@@ -348,25 +351,25 @@ fn listen(address: &Address, path: &Path) -> Result<std::os::unix::net::UnixList
     match UnixStream::connect(path) {
         Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {}
         Err(e) if e.kind() != io::ErrorKind::WouldBlock => return Err(failed(e)),
-        // Somebody, who may have no room for one more connection.
+        // A server is there, perhaps without room for one more connection.
         _ => return Err(ServeError::AddressInUse { address: address.clone() }),
     }
-    // Only ever a socket is removed: a file of another kind makes bind fail.
+    // Removes only a socket. A file of another kind makes bind fail.
     if std::fs::symlink_metadata(path)
         .is_ok_and(|file| std::os::unix::fs::FileTypeExt::is_socket(&file.file_type()))
     {
         std::fs::remove_file(path).map_err(failed)?;
     }
     let listener = std::os::unix::net::UnixListener::bind(path).map_err(failed)?;
-    // Who may connect is decided by credentials, so that the refusal can say why.
+    // Access is decided by credentials, not by file permissions, so that a refusal can say why.
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666)).map_err(failed)?;
     listener.set_nonblocking(true).map_err(failed)?;
     Ok(listener)
 }
 
-/// Locks the folder of a socket, until the answer is dropped: of two servers that start at once, both could else find
-/// nobody there, and the second would remove the first one's socket. Fails where the folder may not be read, and where
-/// somebody else keeps it locked.
+/// Locks the folder of a socket until the result is dropped. Without the lock, of two servers that
+/// start at once, both could find no server there, and the second would remove the first one's
+/// socket. Fails if the folder may not be read, or if another process keeps it locked.
 fn claim(path: &Path) -> io::Result<std::os::fd::OwnedFd> {
     use rustix::fs::{FlockOperation, Mode, OFlags};
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -388,19 +391,20 @@ const CLAIM_MAX: Duration = Duration::from_secs(1);
 const LISTENER: Token = Token(0);
 const WAKER: Token = Token(1);
 const FIRST_SESSION: usize = 2;
-/// A client may take this long over a frame it has begun, or over its hello.
+/// Longest time for a client to complete a frame that it has begun, or its hello.
 const HALF_FRAME_MAX: Duration = Duration::from_secs(10);
 
-/// How often traces are looked after when no worker knows of any.
+/// Time between checks for traces that no worker knows of.
 const TRACES_LOOK: Duration = Duration::from_secs(1);
 
-/// Looks at mailboxes before a worker looks at its sockets again.
+/// Polls of mailboxes before a worker checks its sockets again.
 const SWEEPS: u64 = 64;
-/// A worker that answers what is in mailboxes looks at its sockets again after this long.
+/// Time that a worker answers requests in mailboxes before it checks its sockets again.
 const TURN_TIME: Duration = Duration::from_millis(1);
-/// Until connections that could not be accepted, or not yet, are tried again: no event tells of them.
+/// Time until a worker accepts the connections that it could not, or did not yet, accept. No event
+/// announces them again.
 pub(crate) const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
-/// How often a worker does what is not urgent while it looks at mailboxes.
+/// Time between runs of a worker's less urgent work while it polls mailboxes.
 const CHORES: Duration = Duration::from_millis(1);
 
 struct ShmWorker {
@@ -408,14 +412,15 @@ struct ShmWorker {
     poll: Poll,
     listener: UnixListener,
     sessions: FxHashMap<Token, Session>,
-    /// Those whose mailboxes are looked at.
+    /// Sessions whose mailboxes are polled.
     awake: Vec<Token>,
     /// When to accept again after a failure.
     accept_again: Option<Instant>,
     next: usize,
     /// Sessions whose turn ended before their input did.
     unfinished: Vec<Token>,
-    /// Wakes up now and then, for traces left by mutations that no worker has seen (an embedder's).
+    /// Whether this worker wakes up now and then, for traces of changes that no worker made (an
+    /// embedder's).
     looks_after_traces: bool,
 }
 
@@ -475,7 +480,8 @@ impl ShmWorker {
         }
     }
 
-    /// Tidies the table up. Returns how long the worker may sleep then, if there is an end to that.
+    /// Tidies the table. Returns how long the worker may sleep afterwards. `None` means without
+    /// limit.
     fn tidy(&self) -> Option<Duration> {
         let tidy = self.shared.index.tidy();
         let idle = self.looks_after_traces.then_some(TRACES_LOOK);
@@ -485,8 +491,8 @@ impl ShmWorker {
         [tidy, idle, half, at_once, again].into_iter().flatten().min()
     }
 
-    /// Answers what is in the mailboxes of clients that are awake, for a turn; those who have been quiet for some time
-    /// are not looked at any more until they ring.
+    /// Answers the requests in the mailboxes of awake clients, for one turn. A client that has been
+    /// quiet for some time is no longer polled until it rings.
     fn sweep(&mut self) {
         if self.awake.is_empty() {
             return;
@@ -524,7 +530,7 @@ impl ShmWorker {
             rests += u64::from(rests_now);
             !rests_now
         });
-        // Nobody is always the first.
+        // Rotates the order, so that no client is always the first.
         if !self.awake.is_empty() {
             self.awake.rotate_left(1);
         }
@@ -546,8 +552,8 @@ impl ShmWorker {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
                 Err(e) => {
-                    // Out of descriptors, say: the connection stays in the backlog, and no event will tell of
-                    // it again.
+                    // For example, out of descriptors. The connection stays in the backlog, and no
+                    // event announces it again.
                     tracing::warn!(error = %e, "accepting a client failed; trying again");
                     self.accept_again = Some(Instant::now() + ACCEPT_AGAIN);
                     return;
@@ -608,7 +614,7 @@ impl ShmWorker {
             .map(|(t, _)| *t)
             .collect();
         for token in late {
-            // The worker may have been busy, and the rest of the frame be there by now.
+            // The worker may have been busy: the rest of the frame may be there by now.
             self.serve(token);
             if self.sessions.get(&token).is_some_and(|s| s.halfway_for(now) > HALF_FRAME_MAX) {
                 tracing::debug!("a client stopped in the middle of a frame");

@@ -1,4 +1,4 @@
-//! One client's connection: bytes in, frames, mutations, bytes out.
+//! One client's connection on shm: reads requests, answers them, writes replies.
 
 use super::ServerState;
 use super::mailbox::{ServerMailbox, Visit};
@@ -12,22 +12,22 @@ use std::io::{self, IoSlice, Write};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-/// Replies that may wait to be read by the client before it is not listened to any more.
+/// Unread bytes of replies at which the server stops reading a client's requests.
 const UNREAD_MAX: usize = 1 << 20;
-/// Bytes read from one client before the next one has its turn.
+/// Bytes read from one client per turn.
 const TURN_BYTES: usize = 1 << 18;
 const CHUNK: usize = 1 << 16;
-/// Time for one client's requests before the next one has its turn: a put that must wait for a grace period
-/// is the last of its turn.
+/// Time for one client's requests per turn. A put that must wait for a grace period is the last of
+/// its turn.
 const TURN_TIME: Duration = Duration::from_millis(2);
 
-/// What becomes of a session.
+/// What happens to a session after a turn.
 pub(super) enum Fate {
-    /// It goes on when its socket has something new.
+    /// It continues when its socket has something new.
     Stay,
-    /// It goes on after the others have had their turn.
+    /// It continues after the turns of the others.
     Again,
-    /// It is over.
+    /// It ends, for this reason.
     Close(String),
 }
 
@@ -37,15 +37,15 @@ pub(super) struct Session {
     input: Vec<u8>,
     output: Vec<u8>,
     greeted: bool,
-    /// Since when a frame (or the hello) has been incomplete.
+    /// Since when a frame, or the hello, has been incomplete.
     halfway: Option<Instant>,
-    /// Has anything come since [`wakes`](Self::wakes) was last asked?
+    /// Whether bytes have come since the last call of [`wakes`](Self::wakes).
     has_heard: bool,
-    /// Where further requests are, if the client has asked for that.
+    /// Where further requests are, if the client has asked for a mailbox.
     mailbox: Option<ServerMailbox>,
 }
 
-/// Turns a client away, if it is still there to hear it.
+/// Sends a refusal, if the client is still there.
 pub(super) fn refuse(mut stream: &UnixStream) {
     let mut out = Vec::new();
     Reply::Refused { version: PROTOCOL_VERSION }.encode(0, &mut out);
@@ -65,17 +65,17 @@ impl Session {
         }
     }
 
-    /// Something has come: are its mailbox to be looked at again?
+    /// Called after input. Returns whether the worker must poll its mailbox again.
     pub fn wakes(&mut self) -> bool {
         std::mem::take(&mut self.has_heard) && self.mailbox.as_mut().is_some_and(ServerMailbox::wakes)
     }
 
-    /// Are its mailbox no longer to be looked at, for now?
+    /// Returns whether the worker may stop polling its mailbox.
     pub fn rests(&mut self, now: Instant) -> bool {
         self.mailbox.as_mut().is_none_or(|mailbox| mailbox.rests(now))
     }
 
-    /// Answers what is in its mailbox, until about `turn_ends`.
+    /// Answers the requests in its mailbox, until about `turn_ends`.
     #[inline]
     pub fn visit(&mut self, shared: &ServerState, turn_ends: Instant) -> Result<Visit, String> {
         let Some(mailbox) = &mut self.mailbox else { return Ok(Visit::default()) };
@@ -86,29 +86,29 @@ impl Session {
         Ok(visit)
     }
 
-    /// Wakes the client. An error leaves it asleep: to hang up wakes it, too.
+    /// Wakes the client. After an error the caller must hang up, which also wakes the client.
     fn ring(&mut self) -> io::Result<()> {
         loop {
             match self.stream.write(&[0]) {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                // A socket that takes nothing has something in it: that wakes the client.
+                // A socket that takes nothing has unread bytes in it, which wake the client.
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 written => return written.map(|_| ()),
             }
         }
     }
 
-    /// Is the client in the middle of a frame, or has it not said hello yet?
+    /// Whether the client is in the middle of a frame, or has not said hello yet.
     pub fn is_halfway(&self) -> bool {
         self.halfway.is_some()
     }
 
-    /// For how long.
+    /// How long the client has been halfway.
     pub fn halfway_for(&self, now: Instant) -> Duration {
         self.halfway.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
     }
 
-    /// Reads, answers and writes as far as that goes without waiting, but not for longer than a turn.
+    /// Reads, answers and writes as far as possible without waiting, for at most one turn.
     pub fn advance(&mut self, shared: &ServerState) -> Fate {
         self.turn(shared).unwrap_or_else(Fate::Close)
     }
@@ -116,7 +116,7 @@ impl Session {
     fn turn(&mut self, shared: &ServerState) -> Result<Fate, String> {
         self.flush()?;
         if self.output.len() > UNREAD_MAX {
-            // It will be heard again when it has read: the socket becomes writable then.
+            // The session continues when the client has read: the socket becomes writable then.
             self.halfway = None;
             return Ok(Fate::Stay);
         }
@@ -147,7 +147,8 @@ impl Session {
         Ok(Filled::More)
     }
 
-    /// Answers the requests that are there, for as long as a turn lasts; were those all?
+    /// Answers the complete requests in the input, for at most one turn. Returns whether all were
+    /// answered.
     fn answer_all(&mut self, shared: &ServerState) -> Result<bool, String> {
         let input = std::mem::take(&mut self.input);
         let mut rest = input.as_slice();
@@ -192,7 +193,8 @@ impl Session {
         Ok(())
     }
 
-    /// Gives the client a mailbox, once; or says that there is none, or of which version.
+    /// Gives the client a mailbox, once. Refuses with the server's version of mailboxes, or 0 if it
+    /// has none.
     fn be_seated(&mut self, id: u64, version: u32, shared: &ServerState) -> Result<(), String> {
         if !shared.mailbox || version != memory::VERSION {
             let version = if shared.mailbox { memory::VERSION } else { 0 };
@@ -216,7 +218,7 @@ impl Session {
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         ancillary.push(SendAncillaryMessage::ScmRights(&fds));
-        // The socket's buffer is empty: these few bytes go in whole or not at all.
+        // The socket's buffer is empty, so these few bytes are sent whole or not at all.
         let sent =
             rustix::net::sendmsg(&self.stream, &[IoSlice::new(&out)], &mut ancillary, SendFlags::NOSIGNAL)
                 .map_err(|e| e.to_string())?;
@@ -247,12 +249,12 @@ impl Session {
 
 #[cfg(all(test, not(loom)))]
 impl Session {
-    /// As if it had been halfway for so long.
+    /// Pretends that the client has been halfway since this time.
     pub fn be_halfway_since(&mut self, since: Instant) {
         self.halfway = Some(since);
     }
 
-    /// As if it had asked for a mailbox and was given these.
+    /// Pretends that the client has asked for a mailbox and got this one.
     pub fn take_mailbox(&mut self, mailbox: ServerMailbox) {
         self.mailbox = Some(mailbox);
     }
@@ -262,7 +264,7 @@ impl Session {
         self.mailbox.as_mut().expect("it has slots")
     }
 
-    /// As if these bytes had come.
+    /// Pretends that these bytes were received.
     pub fn has_read(&mut self, bytes: &[u8]) {
         self.input.extend_from_slice(bytes);
     }
@@ -273,7 +275,7 @@ enum Filled {
     More,
     /// Nothing more for now.
     Drained,
-    /// The client is done.
+    /// The client has closed its end.
     Ended,
 }
 
@@ -285,7 +287,7 @@ mod tests {
     use crate::config::{Config, TableSize};
     use crate::wire::ServerStats;
 
-    /// A session that is driven by hand, its client's end, and a server to answer from.
+    /// A session that the test drives, its client's end, and a server that answers.
     fn session() -> (Session, std::os::unix::net::UnixStream, Server, tempfile::TempDir) {
         let dir = tempfile::tempdir().unwrap();
         let table = Config { size: TableSize::Keys(10), ..Config::default() };
@@ -305,10 +307,10 @@ mod tests {
 
     const HELLO: Request<'_> = Request::Hello { version: PROTOCOL_VERSION };
 
-    /// Time runs against a client from its first moment until its hello is whole, and from the first byte of a frame
-    /// until the last, however slowly they come; not between frames.
+    /// A client is halfway from its connection until its hello is whole, and from the first byte of
+    /// a frame to the last, however slowly they come. It is not halfway between frames.
     #[test]
-    fn halfway() {
+    fn a_client_is_halfway_until_its_frame_is_whole() {
         let (mut session, mut client, server, _dir) = session();
         let mut advance = |bytes: &[u8]| {
             client.write_all(bytes).unwrap();
@@ -327,9 +329,9 @@ mod tests {
         assert_eq!(advance(&[]), None);
         let since = advance(&get[..1]);
         assert!(since.is_some());
-        assert_eq!(advance(&get[1..17]), since, "slow bytes do not begin it anew");
+        assert_eq!(advance(&get[1..17]), since, "slow bytes do not begin it again");
         assert_eq!(advance(&get[17..]), None);
-        // The end of one, and the beginning of the next.
+        // The end of one frame and the beginning of the next.
         let first = advance(&get[..5]);
         std::thread::sleep(Duration::from_millis(2));
         let second = advance(&[&get[5..], &get[..5]].concat());
@@ -345,10 +347,10 @@ mod tests {
         }
     }
 
-    /// A conversation begins with one hello, in this version; who says anything else is told the version
-    /// where that helps, and is hung up on.
+    /// A conversation begins with one hello of this version. A client that says anything else is
+    /// told the version where that helps, and is disconnected.
     #[test]
-    fn hellos() {
+    fn a_conversation_begins_with_one_hello() {
         let refused = frames_of(&[Reply::Refused { version: PROTOCOL_VERSION }]);
         let welcome = frames_of(&[Reply::Welcome { version: PROTOCOL_VERSION }]);
         let (twice, nothing) = ([&welcome[..], &refused[..]].concat(), Vec::new());
@@ -379,7 +381,7 @@ mod tests {
         bytes
     }
 
-    /// Slots are handed out once, to a client that has no answer due.
+    /// A client gets a mailbox once, and only while no reply to it is due.
     #[test]
     fn mailboxes_are_handed_out_between_answers() {
         let slots = Request::Mailbox { version: memory::VERSION };
@@ -391,17 +393,16 @@ mod tests {
         }
     }
 
-    /// Of what a client has sent only so much is read in a turn; the others have theirs, and then comes the
-    /// rest.
+    /// A turn reads only part of a long input. The rest is read in later turns.
     #[test]
-    fn as_much_as_a_turn_reads() {
+    fn a_turn_reads_a_limited_number_of_bytes() {
         let (mut session, mut client, server, _dir) = session();
         rustix::net::sockopt::set_socket_send_buffer_size(&client, 1 << 20).unwrap();
         client.write_all(&frames(&[HELLO])).unwrap();
         assert!(matches!(session.advance(&server.shared), Fate::Stay));
         let mut replies = vec![0; 1 << 16];
         assert_eq!(io::Read::read(&mut client, &mut replies).unwrap(), 20);
-        // Each of them takes 64 KiB; of the last one, as much as there is room for.
+        // Each request takes 64 KiB. Of the last one, as much is sent as there is room for.
         let remove = frames(&[Request::Remove { key: &[1; (1 << 16) - 16] }]);
         let mut sent = 0;
         while let Ok(n) = client.write(&remove[sent % remove.len()..]) {
@@ -416,9 +417,9 @@ mod tests {
         assert_eq!(io::Read::read(&mut client, &mut replies).unwrap(), ((sent >> 16) - 4) * 32, "the rest");
     }
 
-    /// What was asked before the client hung up is done, however much it is.
+    /// Requests made before the client hung up are handled, however many.
     #[test]
-    fn who_asks_much_and_hangs_up() {
+    fn requests_before_a_hang_up_are_handled() {
         let (mut session, mut client, server, _dir) = session();
         client.write_all(&frames(&[HELLO])).unwrap();
         assert!(matches!(session.advance(&server.shared), Fate::Stay));
@@ -435,7 +436,7 @@ mod tests {
             match session.advance(&server.shared) {
                 Fate::Close(why) => break why,
                 Fate::Again => turns += 1,
-                // Its replies are to be read first.
+                // Its replies must be read first.
                 Fate::Stay => std::thread::sleep(Duration::from_millis(1)),
             }
         };
@@ -446,10 +447,10 @@ mod tests {
         assert!(reads.join().unwrap() > 0);
     }
 
-    /// A client with a mailbox is woken by a byte. One whose socket is full wakes by what is in it, one that is
-    /// gone needs no waking. Whatever comes from it wakes its mailbox.
+    /// A byte wakes a client with a mailbox. A full socket already wakes its client, and a client
+    /// that is gone needs no waking. Input from a client wakes its mailbox.
     #[test]
-    fn rings_both_ways() {
+    fn rings_wake_both_sides() {
         let (mut session, mut client, server, _dir) = session();
         assert!(session.rests(Instant::now()), "it has no mailbox");
         client.write_all(&frames(&[HELLO])).unwrap();
@@ -477,19 +478,20 @@ mod tests {
         assert!(session.ring().is_err());
     }
 
-    /// Of a client that asks and does not read, only so much is kept; when it reads, it is heard again.
+    /// The server keeps a limited number of unread replies for a client. When the client reads, the
+    /// server reads again.
     #[test]
-    fn replies_that_nobody_reads() {
+    fn unread_replies_are_limited() {
         let (mut session, mut client, server, _dir) = session();
         client.write_all(&frames(&[HELLO])).unwrap();
         assert!(matches!(session.advance(&server.shared), Fate::Stay));
         let stats = frames(&[Request::Stat; 1000]);
         let reply = 16 + size_of::<ServerStats>();
-        // What one turn may add.
+        // The most that one turn may add.
         let most = (1 << 20) + ((1 << 18) + (1 << 16)) / 16 * reply;
         let (mut asked, mut refusals) = (0, 0);
         while refusals < 100 {
-            // Half a request is no harm here: the rest follows.
+            // Half a request is fine here: the rest follows.
             match client.write(&stats[asked % stats.len()..]) {
                 Ok(n) => asked += n,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => refusals += 1,
@@ -503,10 +505,10 @@ mod tests {
         session.be_halfway_since(Instant::now());
         assert!(matches!(session.advance(&server.shared), Fate::Stay), "there is nothing to do for it");
         assert!(!session.is_halfway(), "its silence is not held against it");
-        // No more than a few bytes too many, and nothing is answered.
+        // The limit is exact: beyond it, nothing is read or answered.
         for (kept, is_heard) in [((1 << 20) + 1, false), (1 << 20, true)] {
             let (mut session, mut client, server, _dir) = self::session();
-            // (Until its socket takes nothing.)
+            // Fills the socket until it takes nothing.
             while session.output.is_empty() {
                 session.output.resize(1 << 16, 0);
                 session.flush().unwrap();

@@ -1,4 +1,4 @@
-//! What the threads of a server share, and how any of them answers a request.
+//! The state that a server's threads share, and the answer to a request.
 
 use crate::index::Index;
 use crate::outcome::PutError;
@@ -7,7 +7,7 @@ use crate::region::Region;
 use crate::wire::{Reply, Request, ServerStats};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// What all threads share.
+/// The state that all threads of a server share.
 #[derive(Debug)]
 pub(crate) struct ServerState {
     pub(crate) index: Index,
@@ -15,27 +15,28 @@ pub(crate) struct ServerState {
     pub(super) clients: AtomicU64,
     pub(crate) clients_max: u64,
     pub(super) allow_uids: Vec<u32>,
-    /// For the next server. Else the region goes with this one, and clients are told so when it stops.
+    /// Whether the region stays for the next server. Otherwise it is marked as given up when this
+    /// one stops.
     pub(super) region_stays: bool,
-    /// Are clients on shm given mailboxes?
+    /// Whether clients on shm may have mailboxes.
     pub(crate) mailbox: bool,
     pub(super) mailboxes: MailboxCounters,
 }
 
-/// What workers did about clients' mailboxes on shm ([`Server::mailbox_counts`](super::Server::mailbox_counts)).
+/// Counts of mailbox work on shm ([`Server::mailbox_counts`](super::Server::mailbox_counts)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MailboxCounts {
-    /// Requests answered there.
+    /// Requests answered.
     pub requests: u64,
-    /// Looks at all mailboxes of clients that had lately asked.
+    /// Polls of all mailboxes whose clients recently made requests.
     pub sweeps: u64,
-    /// Times that a client's mailbox was no longer looked at, because it had not asked for some time.
+    /// Times a mailbox was no longer polled because its client had been quiet.
     pub rests: u64,
-    /// Times that a client that slept was woken.
+    /// Times a sleeping client was woken.
     pub rings: u64,
 }
 
-/// What becomes of [`MailboxCounts`].
+/// The atomic counters behind [`MailboxCounts`].
 #[derive(Debug, Default)]
 pub(super) struct MailboxCounters {
     pub requests: AtomicU64,
@@ -59,12 +60,12 @@ impl ServerState {
         ServerStats::new(self.index.counts(), clients, self.index.incarnation())
     }
 
-    /// Is the server being stopped?
+    /// Whether the server is stopping.
     pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::Acquire)
     }
 
-    /// Counts one more client, unless there are too many.
+    /// Counts one more client, unless the limit is reached. Returns whether it did.
     pub(crate) fn admit_client(&self) -> bool {
         let admitted = self.clients.fetch_add(1, Ordering::Relaxed) < self.clients_max;
         if !admitted {
@@ -73,12 +74,12 @@ impl ServerState {
         admitted
     }
 
-    /// Counts one client less.
+    /// Counts one client fewer.
     pub(crate) fn dismiss_client(&self) {
         self.clients.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Does what is asked. `None`: this is about the conversation itself.
+    /// Answers a request. `None` for requests about the conversation itself.
     pub(crate) fn answer(&self, request: Request<'_>) -> Option<Reply> {
         Some(match request {
             Request::Hello { .. } | Request::Mailbox { .. } | Request::Wake => return None,

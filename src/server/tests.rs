@@ -1,4 +1,4 @@
-//! A worker that is driven by hand, step by step: here it is the only one, so nobody else does its work.
+//! Tests that drive a worker step by step. It is the only worker, so no other one does its work.
 
 use super::mailbox::ServerMailbox;
 use super::shared::MailboxCounters;
@@ -19,7 +19,7 @@ fn uid() -> u32 {
     rustix::process::getuid().as_raw()
 }
 
-/// What workers share, of a server that has none.
+/// The shared state of a server without workers.
 pub(super) fn shared() -> ServerState {
     let config = ServerConfig::new(Address::Shm("nowhere".into()), table());
     ServerState {
@@ -34,7 +34,7 @@ pub(super) fn shared() -> ServerState {
     }
 }
 
-/// Not the first worker, and where clients find it.
+/// A worker that is not the first one, and the path of its socket.
 struct Second {
     worker: ShmWorker,
     path: PathBuf,
@@ -57,7 +57,7 @@ impl Second {
         stream
     }
 
-    /// A client that is accepted, and its number.
+    /// A client that has been accepted, and its token.
     fn client(&mut self) -> (Stream, Token) {
         let (stream, token) = (self.connect(), Token(self.worker.next));
         self.worker.accept_all();
@@ -65,7 +65,7 @@ impl Second {
         (stream, token)
     }
 
-    /// One that has said hello, too.
+    /// A client that has also said hello.
     fn greeted(&mut self) -> (Stream, Token) {
         let (mut stream, token) = self.client();
         stream.write_all(&frame(&HELLO)).unwrap();
@@ -74,7 +74,7 @@ impl Second {
         (stream, token)
     }
 
-    /// One with a mailbox that are looked at, and its end of them.
+    /// A client with a mailbox that is polled, and its end of the mailbox.
     fn served(&mut self) -> (Stream, Token, Mailbox) {
         let (stream, token) = self.greeted();
         let geometry = self.worker.shared.index.geometry();
@@ -95,18 +95,18 @@ impl Second {
         self.worker.shared.mailboxes.counts()
     }
 
-    /// Takes the events that are there now: none tells of the same again.
+    /// Takes all events that are there now. They are not reported again.
     fn miss_events(&mut self) {
         let mut events = Events::with_capacity(256);
         while self.worker.poll.poll(&mut events, Some(Duration::ZERO)).is_ok() && !events.is_empty() {}
     }
 
-    /// Lets it run until `story` ends.
+    /// Runs the worker until `story` ends.
     fn run(self, story: impl FnOnce()) {
         let Second { worker, path, _dir } = self;
         let shared = worker.shared.clone();
         std::thread::scope(|scope| {
-            /// Ends the worker, also when a check fails: the scope waits for it.
+            /// Ends the worker even if a check fails, because the scope waits for it.
             struct Over<'a>(&'a ServerState, &'a Path);
             impl Drop for Over<'_> {
                 fn drop(&mut self) {
@@ -147,9 +147,9 @@ fn reply(stream: &mut Stream) -> Option<Reply> {
     Some(Reply::decode(&wire::decode(&frame).unwrap().unwrap()).unwrap())
 }
 
-/// A worker sleeps no longer than until it has something to do that no event tells of.
+/// A worker sleeps only until the next task that no event announces.
 #[test]
-fn how_long_a_worker_sleeps() {
+fn a_worker_wakes_for_its_next_task() {
     let mut second = Second::new(shared());
     assert_eq!(second.worker.tidy(), None);
     second.worker.looks_after_traces = true;
@@ -175,10 +175,10 @@ fn how_long_a_worker_sleeps() {
     assert_eq!(second.worker.tidy(), Some(Duration::ZERO));
 }
 
-/// Who is in the middle of a frame, or has not said hello, for too long is dropped: not before, and not when
-/// the rest has come meanwhile.
+/// A client that is in the middle of a frame, or has not said hello, for too long is dropped. It is
+/// not dropped earlier, nor if the rest has come meanwhile.
 #[test]
-fn who_is_halfway_for_too_long() {
+fn clients_halfway_for_too_long_are_dropped() {
     let mut second = Second::new(shared());
     let mut silent = second.client().0;
     let mut idle = second.greeted().0;
@@ -204,11 +204,11 @@ fn who_is_halfway_for_too_long() {
     });
 }
 
-/// What no event tells of is done all the same, by each worker: clients that are halfway for too long are
-/// dropped, requests that were left over when a turn ended are answered, and connections that could not be
-/// accepted are.
+/// Each worker also does the work that no event announces: it drops clients that are halfway for
+/// too long, answers requests left over from a turn, and accepts connections that it could not
+/// accept before.
 #[test]
-fn what_no_event_tells_of() {
+fn work_without_an_event_is_done() {
     let mut second = Second::new(shared());
     let (mut silent, token) = second.client();
     let long_ago = Instant::now() - 2 * HALF_FRAME_MAX;
@@ -231,9 +231,10 @@ fn what_no_event_tells_of() {
     second.run(|| assert!(matches!(reply(&mut waiting), Some(Reply::Welcome { .. }))));
 }
 
-/// More requests than a turn lasts: the others have their turn, and the rest is not forgotten.
+/// If a client's requests take longer than a turn, the others have their turn, and the rest is
+/// answered later.
 #[test]
-fn more_than_a_turn() {
+fn requests_beyond_a_turn_are_answered_later() {
     const REQUESTS: usize = 100_000;
     let mut second = Second::new(shared());
     let (mut stream, token) = second.greeted();
@@ -252,9 +253,9 @@ fn more_than_a_turn() {
 
 /// Connections that could not be accepted are tried again soon.
 #[test]
-fn accepting_fails() {
+fn a_failed_accept_is_repeated() {
     let mut second = Second::new(shared());
-    // A socket at which nobody listens.
+    // A socket that does not listen.
     let socket = rustix::net::socket(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::STREAM, None);
     second.worker.listener = UnixListener::from_std(socket.unwrap().into());
     second.worker.accept_all();
@@ -262,9 +263,9 @@ fn accepting_fails() {
     assert!(second.worker.tidy().unwrap() <= Duration::from_millis(10));
 }
 
-/// Only the users that are named are let in; the others are told so, and do not count.
+/// Only clients of the named users are accepted. The others get a refusal and do not count.
 #[test]
-fn whose_clients_are_let_in() {
+fn clients_of_other_users_are_refused() {
     for (allow_uids, is_let_in) in [
         (vec![], false),
         (vec![uid() + 1], false),
@@ -282,9 +283,9 @@ fn whose_clients_are_let_in() {
     }
 }
 
-/// One client too many is told so; as soon as one is gone there is room.
+/// A client beyond the limit gets a refusal. When one has gone, there is room again.
 #[test]
-fn as_many_clients_as_allowed() {
+fn clients_beyond_the_limit_are_refused() {
     for clients_max in [0, 1, 3] {
         let mut second = Second::new(ServerState { clients_max, ..shared() });
         let mut streams: Vec<_> = (0..clients_max).map(|_| second.greeted()).collect();
@@ -304,10 +305,10 @@ fn as_many_clients_as_allowed() {
     }
 }
 
-/// What is in mailboxes is answered and counted, rings too; who writes nonsense is dropped, and nobody else; who
-/// is quiet is not looked at any more.
+/// A sweep answers and counts the requests in mailboxes, and counts rings. A client that writes an
+/// invalid cell is dropped, and no other. A quiet client is no longer polled.
 #[test]
-fn a_sweep() {
+fn a_sweep_answers_mailboxes() {
     let ask = |memory: &Mailbox, sequence| {
         let mut frame = Vec::new();
         GET.encode(sequence, &mut frame);
@@ -333,7 +334,7 @@ fn a_sweep() {
     assert_eq!(asleep.read(&mut bell).unwrap(), 1, "one ring");
     assert_eq!(reply(&mut wrong), None);
     assert_eq!(second.clients(), 2);
-    // Nothing more comes: they rest at some time, and are woken when they ring.
+    // Nothing more comes, so they rest after some time. They are polled again when they ring.
     let mut sweeps = counts.sweeps;
     while !second.worker.awake.is_empty() {
         assert!(before.elapsed() < Duration::from_secs(60), "they never rest");
@@ -358,9 +359,10 @@ fn a_sweep() {
     assert_eq!(second.mailbox_counts().rings, 1, "the same announcement");
 }
 
-/// A worker that looks at mailboxes all the time looks at its sockets, and drops who is halfway, all the same.
+/// A worker that polls mailboxes all the time still checks its sockets and drops clients that are
+/// halfway.
 #[test]
-fn slots_do_not_keep_a_worker_from_all_else() {
+fn mailboxes_do_not_starve_sockets() {
     let mut second = Second::new(shared());
     let (_slots, served, _area) = second.served();
     second.worker.sessions.get_mut(&served).unwrap().mailbox().never_rests();
@@ -375,9 +377,10 @@ fn slots_do_not_keep_a_worker_from_all_else() {
     });
 }
 
-/// When requests in mailboxes take long, the worker looks at its sockets before it answers the next of them.
+/// When a request in a mailbox takes long, the worker checks its sockets before it answers the next
+/// one.
 #[test]
-fn a_turn_ends() {
+fn a_sweep_ends_with_its_turn() {
     let mut second = Second::new(shared());
     let (_stream, _, memory) = second.served();
     for sequence in 1..=2 {
@@ -385,7 +388,7 @@ fn a_turn_ends() {
         GET.encode(sequence, &mut frame);
         assert!(store(memory.request(sequence), sequence, &frame));
     }
-    // The first GET waits for a writer, for longer than a turn.
+    // The first GET waits for a writer, longer than a turn.
     let shared = second.worker.shared.clone();
     let written = be_written(&shared.index, b"key");
     std::thread::scope(|scope| {
@@ -401,9 +404,9 @@ fn a_turn_ends() {
     assert_eq!(second.mailbox_counts().requests, 2);
 }
 
-/// Nobody's slots are always the first to be looked at.
+/// The mailbox that is polled first changes with each sweep.
 #[test]
-fn slots_take_turns() {
+fn mailboxes_take_turns() {
     let mut second = Second::new(shared());
     let served = [(); 3].map(|()| second.served());
     let [a, b, c] = served.each_ref().map(|(_, token, _)| *token);
@@ -417,7 +420,7 @@ fn slots_take_turns() {
     assert_eq!(second.mailbox_counts().rests, 0);
 }
 
-/// Removes keys from a full table, so that others are moved. Their traces are left for some time.
+/// Fills the table and removes its keys, so that keys are moved. Their traces stay for some time.
 fn leave_traces(index: &Index) {
     let full = (0..10_000u32).find(|n| index.put(&n.to_le_bytes(), b"", PutMode::Insert).is_err()).unwrap();
     (0..full).for_each(|n| assert_eq!(index.remove(&n.to_le_bytes()), Ok(true)));
@@ -427,10 +430,10 @@ fn traces(index: &Index) -> u64 {
     crate::inspect::Inspector::new(index.region(), index.geometry()).occupancy(|_| {}).ghosts
 }
 
-/// Traces of an embedder's changes go by themselves when nobody asks the server anything, and a worker that
-/// has seen some sleeps no longer than they are due.
+/// Traces of an embedder's changes are removed without any request to the server. A worker that has
+/// seen traces sleeps only until they are due.
 #[test]
-fn traces_go_by_themselves() {
+fn traces_are_removed_without_requests() {
     let dir = tempfile::tempdir().unwrap();
     let table = Config { size: TableSize::Slots(256), layout: "list".parse().unwrap(), ..table() };
     let server = Server::start(ServerConfig::new(Address::Shm(dir.path().join("socket")), table)).unwrap();
@@ -449,10 +452,10 @@ fn traces_go_by_themselves() {
     }
 }
 
-/// A server has as many workers as it is told, at least one; takes its own user's clients beside those that
-/// are named; and serves as it says when nobody says otherwise.
+/// A server has the given number of workers, at least one. It accepts clients of its own user
+/// beside those of the named users. The defaults are as documented.
 #[test]
-fn what_a_server_is_told() {
+fn a_server_follows_its_config() {
     let dir = tempfile::tempdir().unwrap();
     let address = Address::Shm(dir.path().join("socket"));
     let usual = ServerConfig::new(address.clone(), table());
@@ -487,9 +490,9 @@ fn what_a_server_is_told() {
     }
 }
 
-/// What keeps a server from starting is said, and of what.
+/// A server that cannot start says why, and what is in the way.
 #[test]
-fn why_a_server_does_not_start() {
+fn errors_say_why_a_server_does_not_start() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("region");
     std::fs::write(&path, b"no region").unwrap();
@@ -528,9 +531,9 @@ fn why_a_server_does_not_start() {
     assert_eq!(std::fs::read(&path).unwrap(), b"no region");
 }
 
-/// Each count is handed out under its own name.
+/// Each counter appears under its own name.
 #[test]
-fn counts() {
+fn counters_keep_their_names() {
     let counters = MailboxCounters {
         requests: AtomicU64::new(1),
         sweeps: AtomicU64::new(2),
@@ -546,7 +549,7 @@ fn counts() {
     assert_eq!((stats.keys, stats.inserts, stats.clients, stats.incarnation), (1, 1, 2, 1));
 }
 
-/// Leaves the slots where a key may be as a writer does that has not come to its end. What was there before.
+/// Leaves the slots of a key as an unfinished writer does. Returns their words as they were.
 fn be_written(index: &Index, key: &[u8]) -> Vec<(usize, u64)> {
     let geometry = index.geometry();
     let slots = geometry.primary(geometry.hashed(key)).iter();
@@ -556,9 +559,9 @@ fn be_written(index: &Index, key: &[u8]) -> Vec<(usize, u64)> {
     words
 }
 
-/// What the server looks up for a client, and why it cannot.
+/// The server's answers to look-ups, and its errors.
 #[test]
-fn look_ups() {
+fn look_ups_are_answered() {
     let shared = shared();
     shared.index.put(b"key", b"value", PutMode::Insert).unwrap();
     let get = |key: &[u8]| shared.answer(Request::Get { key }).unwrap();
@@ -576,16 +579,16 @@ fn look_ups() {
     }
 }
 
-/// Of servers that find a socket that nobody listens at, all at the same instant, one gets it, and is found
-/// there.
+/// Several servers find a socket that nobody listens to, at the same instant. One of them takes it,
+/// and clients reach that one.
 #[test]
-fn one_of_those_who_listen_at_once() {
+fn one_of_several_servers_takes_the_socket() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("socket");
     let address = Address::Shm(path.clone());
     let barrier = std::sync::Barrier::new(3);
     for round in 0..200 {
-        // A socket that a killed server has left.
+        // A socket left by a killed server.
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
         let listeners = std::thread::scope(|scope| {
             let threads = [(); 3].map(|()| {
@@ -606,9 +609,10 @@ fn one_of_those_who_listen_at_once() {
     }
 }
 
-/// A folder's lock is waited for, as long as it is sensible; the folder of a bare name is the current one.
+/// A server waits for the lock of a folder, for a limited time. The folder of a bare name is the
+/// current one.
 #[test]
-fn a_folder_that_is_locked() {
+fn a_locked_folder_is_waited_for() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("socket");
     let first = claim(&path).unwrap();
@@ -623,9 +627,9 @@ fn a_folder_that_is_locked() {
     claim(Path::new("socket")).unwrap();
 }
 
-/// A server whose backlog is full is there all the same: its socket is not taken away.
+/// A server with a full backlog is still there: its socket is not replaced.
 #[test]
-fn a_server_that_is_busy() {
+fn the_socket_of_a_busy_server_is_kept() {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("socket");

@@ -1,9 +1,9 @@
-//! The server's end: a registered region, an acceptor (TCP) where clients join, and workers that answer their
-//! messages. GETs pass by all of it.
+//! The server over verbs: a registered region, an acceptor (TCP) where clients join, and workers
+//! that answer their messages. GETs involve none of these threads.
 //!
-//! Each worker has one completion queue and one shared receive queue for all its clients. A client may have
-//! [`MESSAGES`] messages unanswered, and as many receives are posted for it when it joins, so no message
-//! ever finds the queue empty, whoever else sends how much.
+//! Each worker has one completion queue and one shared receive queue for all its clients. A client
+//! may have [`MESSAGES`] unanswered messages, and that many receives are posted for it when it
+//! joins. So every message finds a receive in the queue, however much other clients send.
 
 #![allow(unsafe_code)]
 
@@ -36,19 +36,20 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-/// Messages a client may have unanswered.
+/// Most unanswered messages of a client.
 const MESSAGES: usize = 8;
 const _: () = assert!(MESSAGES <= MESSAGES_MAX);
-/// A client may take this long to join.
+/// Longest time for a client to join.
 const JOIN_WITHIN: Duration = Duration::from_secs(5);
-/// Clients that may be joining at once.
+/// Most clients that may be joining at the same time.
 const JOINING_MAX: usize = 256;
-/// Time for one client's messages before the next one has its turn.
+/// Time for one client's messages per turn.
 const TURN_TIME: Duration = Duration::from_millis(2);
-/// A client that is gone is kept this long if the device does not tell that its queue pair has taken its last
-/// receive (some tell only when it is destroyed): far longer than any completion takes.
+/// Time that a client's resources are kept after it has gone, if the device does not report that
+/// its queue pair has taken its last receive. (Some devices report that only when the queue pair is
+/// destroyed.) Far longer than any completion takes.
 const LAST_RECEIVE_WITHIN: Duration = Duration::from_millis(100);
-/// How often traces are looked after when no worker knows of any.
+/// Time between checks for traces that no worker knows of.
 const IDLE: Duration = Duration::from_secs(1);
 
 const LISTENER: mio::Token = mio::Token(0);
@@ -57,7 +58,7 @@ const COMPLETIONS: mio::Token = mio::Token(2);
 const EVENTS: mio::Token = mio::Token(3);
 const FIRST_CLIENT: usize = 4;
 
-/// What all threads of a host share.
+/// The state that all threads of a verbs server share.
 pub(crate) struct VerbsServer {
     shared: Arc<ServerState>,
     station: Arc<Station>,
@@ -70,7 +71,7 @@ pub(crate) struct VerbsServer {
     herd: Option<herd::server::HerdAcceptor>,
 }
 
-/// How to serve.
+/// Options of a verbs server.
 pub(crate) struct VerbsServing {
     pub token: Token,
     pub wait: Wait,
@@ -80,8 +81,8 @@ pub(crate) struct VerbsServing {
     pub progress: Option<fn(RegisterProgress)>,
 }
 
-/// Registers the region, listens, and starts the acceptor and workers. Returns the address with the port that
-/// clients find it at. Threads that were started are in `all`, also after an error.
+/// Registers the region, listens, and starts the acceptor and the workers. Returns the address with
+/// the port that clients connect to. `all` receives the started threads, also after an error.
 pub(crate) fn start(
     shared: Arc<ServerState>,
     address: &VerbsAddress,
@@ -138,13 +139,13 @@ pub(crate) fn start(
         .spawn(move || acceptor.run())
         .map_err(threads)?;
     all.push((Some(waker), thread));
-    // These end when the inbox is gone, with the last of the threads above.
+    // These threads end when the inbox is gone, with the last of the threads above.
     #[cfg(feature = "herd")]
     all.extend(herd_threads.into_iter().flatten().map(|thread| (None, thread)));
     Ok(address.with_port(port))
 }
 
-/// Registers the region, and tells how far it is.
+/// Registers the region, and reports the progress.
 fn register(
     station: &Station,
     shared: &Arc<ServerState>,
@@ -164,16 +165,17 @@ fn register(
     Ok(region)
 }
 
-/// Room for the largest request and the largest answer, and for some dozens of small ones.
+/// Size of a message: room for the largest request, the largest answer, and dozens of small ones.
 fn message_bytes(geometry: &Geometry) -> usize {
     const USUAL: usize = 4096;
     wire::request_bytes_max(geometry).max(wire::reply_bytes_max(geometry)).max(USUAL)
 }
 
-// ---- the acceptor ---------------------------------------------------------------------------------------
+// ---- the acceptor -------------------------------------------------------------------------------
 
-/// Lets clients in: one thread, which waits for none of them to speak. (The kernel may look a client's address
-/// up while its queue pair is connected: up to a second, for one that cannot be reached.)
+/// Lets clients join. One thread for all, which does not wait for a slow client. (The kernel may
+/// resolve a client's address while it connects the client's queue pair. That takes up to a second
+/// if the client cannot be reached.)
 struct Acceptor {
     host: Arc<VerbsServer>,
     poll: Poll,
@@ -191,7 +193,7 @@ struct PendingSession {
     since: Instant,
 }
 
-/// Where a worker takes its clients from.
+/// The acceptor's end of a worker.
 struct WorkerInbox {
     queue: Arc<CompletionQueue>,
     receives: Arc<SharedReceives>,
@@ -200,17 +202,17 @@ struct WorkerInbox {
     waker: Arc<Waker>,
 }
 
-/// What the acceptor tells a worker.
+/// A message from the acceptor to a worker.
 enum WorkerEvent {
     Joined(Box<VerbsSession>),
-    /// The device has told so of this queue pair, which may be another worker's.
+    /// The device reports this for a queue pair, which may belong to another worker.
     LastReceive {
         number: u32,
     },
 }
 
 impl WorkerInbox {
-    /// How many clients its queues have room for.
+    /// Number of clients that its queues have room for.
     fn room(&self) -> usize {
         (self.queue.capacity() as usize / (2 * MESSAGES)).min(self.receives.capacity() as usize / MESSAGES)
     }
@@ -258,7 +260,7 @@ impl Acceptor {
         }
     }
 
-    /// Hears what the device tells, and passes on what concerns the workers.
+    /// Takes the device's events, and passes on those for the workers.
     fn take_events(&self) {
         while let Some(event) = self.host.station.domain().context().next_event() {
             tracing::debug!(?event, "from the device");
@@ -270,7 +272,8 @@ impl Acceptor {
         }
     }
 
-    /// Accepts those that wait, but not so many that those inside starve; may there be more?
+    /// Accepts waiting clients, but a limited number, so that joining ones do not starve. Returns
+    /// whether there may be more.
     fn accept_some(&mut self) -> bool {
         for _ in 0..JOINING_MAX {
             match self.listener.accept() {
@@ -278,7 +281,7 @@ impl Acceptor {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return false,
                 Err(e) => {
-                    // Out of descriptors, say, until one of those that are joining gives up.
+                    // For example, out of descriptors until one of the joining clients gives up.
                     tracing::warn!(error = %e, "accepting a client failed; trying again");
                     return true;
                 }
@@ -302,7 +305,7 @@ impl Acceptor {
             Challenge { oneread: bootstrap::NAME.into(), version: bootstrap::VERSION, nonce, extension };
         let token = mio::Token(self.next);
         self.next += 1;
-        // The socket's buffer is empty: these few bytes go in whole or not at all.
+        // The socket's buffer is empty, so these few bytes are sent whole or not at all.
         let sent = stream.write(&bootstrap::encode(&challenge));
         let watched = self.poll.registry().register(&mut stream, token, Interest::READABLE);
         if sent.is_ok() && watched.is_ok() {
@@ -355,8 +358,8 @@ impl Acceptor {
         client
             .map(|client| {
                 inbox.clients.fetch_add(1, Ordering::Relaxed);
-                // The worker knows the client before the client knows that it has joined. A worker that has
-                // ended takes nobody: its inbox stays closed.
+                // The worker learns of the client before the client learns that it has joined. The
+                // inbox of a worker that has ended is closed for good.
                 if inbox.events.send(WorkerEvent::Joined(Box::new(client))).is_err() {
                     inbox.clients.store(usize::MAX / 2, Ordering::Relaxed);
                     host.shared.dismiss_client();
@@ -371,7 +374,7 @@ impl Acceptor {
 }
 
 impl PendingSession {
-    /// What it says, once it has said it.
+    /// Returns the client's message, once it is complete.
     fn hear(&mut self) -> Result<Option<Join>, String> {
         let mut chunk = [0; 4096];
         loop {
@@ -382,7 +385,8 @@ impl PendingSession {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return bootstrap::decode(&self.input),
                 Err(e) => return Err(e.to_string()),
             }
-            // A message too long is noticed before it is collected.
+            // Checked after each chunk, so that a message that is too long is refused before it is
+            // collected.
             if let Some(join) = bootstrap::decode(&self.input)? {
                 return Ok(Some(join));
             }
@@ -471,28 +475,28 @@ impl VerbsServer {
     }
 }
 
-// ---- workers ----------------------------------------------------------------------------------------
+// ---- workers ------------------------------------------------------------------------------------
 
 /// A client that has joined.
 struct VerbsSession {
     // The queue pair is dropped before the buffer that its work requests name.
     pair: QueuePair,
     outgoing: Buffer,
-    /// Tells when the client is gone.
+    /// Its end shows that the client is gone.
     stream: TcpStream,
     /// Sent once the worker has taken the client.
     welcome: Vec<u8>,
     /// Slots of `outgoing` whose SENDs have completed.
     free: Vec<usize>,
-    /// Messages that have come: receive slot, length, bytes answered.
+    /// Messages received: receive slot, length, bytes answered.
     requests: VecDeque<ReceivedMessage>,
-    /// The answer to the first of them, so far.
+    /// The answer to the first of `requests`, so far.
     answer: Vec<u8>,
-    /// Answers that wait for a free slot.
+    /// Answers that wait for a free slot of `outgoing`.
     ready: VecDeque<Vec<u8>>,
-    /// Its queue pair takes no more receives.
+    /// Whether its queue pair has taken its last receive.
     is_spent: bool,
-    /// HERD's workers poll for it as long as it is here.
+    /// HERD's workers poll for the client while this exists.
     #[cfg(feature = "herd")]
     seating: Option<herd::server::HerdLease>,
 }
@@ -503,10 +507,10 @@ struct ReceivedMessage {
     done: usize,
 }
 
-/// A client that is gone, until all that its queue pair has completed is taken.
+/// A client that is gone. It is kept until all completions of its queue pair have been taken.
 struct Leaving {
     client: Box<VerbsSession>,
-    /// When all of it has completed.
+    /// When all of them have completed.
     ends: Instant,
 }
 
@@ -523,17 +527,17 @@ struct VerbsWorker {
     count: Arc<AtomicUsize>,
     queue: Arc<CompletionQueue>,
     receives: Arc<SharedReceives>,
-    /// Where messages land; a slot's number runs through all of them.
+    /// Buffers for messages to land in. Slots are numbered through all of them.
     landing: Vec<Buffer>,
-    /// Clients with messages to be answered, each once.
+    /// Clients with unanswered messages, each once.
     turns: VecDeque<u32>,
 }
 
 impl VerbsWorker {
     fn new(host: Arc<VerbsServer>) -> Result<(VerbsWorker, WorkerInbox), SetupError> {
         let context = host.station.domain().context();
-        // Room for all clients there may be, as far as the device allows: some would allow for millions, and
-        // lock the memory for them at once.
+        // Room for `clients_max` clients, as far as the device allows. The device's own limit may
+        // be millions, and the memory for them would be locked at once.
         let room = |for_one: usize, limit: i32| {
             let for_all = host.shared.clients_max.saturating_mul(for_one as u64);
             for_all.clamp(1, limit.max(1) as u64) as u32
@@ -580,7 +584,7 @@ impl VerbsWorker {
     }
 
     fn serve(&mut self, events: &mut Events) -> Result<(), Box<dyn std::error::Error>> {
-        /// Rounds, busy or not, after which descriptors and traces are looked after.
+        /// Rounds, busy or not, between checks of descriptors and traces.
         const ROUNDS: u32 = 1024;
         let mut rounds = 0;
         while !self.host.shared.is_stopping() {
@@ -596,7 +600,8 @@ impl VerbsWorker {
                 Wait::Poll => Duration::ZERO,
                 Wait::Block if busy => Duration::ZERO,
                 Wait::Block => {
-                    // What completes between the last poll and arming would wake nobody.
+                    // A completion between the last poll and arming does not wake the worker, so
+                    // poll once more.
                     self.queue.arm()?;
                     let busy = self.take_completions()?;
                     if busy { Duration::ZERO } else { tidy.unwrap_or(IDLE).min(self.idle()) }
@@ -620,9 +625,9 @@ impl VerbsWorker {
         Ok(())
     }
 
-    // ---- clients come and go ------------------------------------------------------------------------
+    // ---- clients come and go --------------------------------------------------------------------
 
-    /// How long there is nothing to do but wait, at most.
+    /// Longest time that the worker may sleep.
     fn idle(&self) -> Duration {
         let now = Instant::now();
         self.leaving
@@ -658,7 +663,7 @@ impl VerbsWorker {
     }
 
     fn adopt(&mut self, mut client: Box<VerbsSession>) -> Result<(), String> {
-        // As many receives as all clients together may have messages unanswered.
+        // One receive for each message that all clients together may have unanswered.
         while self.landing.len() <= self.clients.len() + self.leaving.len() {
             self.post_receives().map_err(|e| e.to_string())?;
         }
@@ -667,7 +672,7 @@ impl VerbsWorker {
         let registry: &Registry = self.poll.registry();
         registry.register(&mut client.stream, token, Interest::READABLE).map_err(|e| e.to_string())?;
         let number = client.pair.number();
-        // The socket's buffer is empty: this goes in whole or not at all.
+        // The socket's buffer is empty, so this is sent whole or not at all.
         let welcome = std::mem::take(&mut client.welcome);
         if client.stream.write(&welcome).map_err(|e| e.to_string())? != welcome.len() {
             return Err("its socket took half a welcome".into());
@@ -696,14 +701,15 @@ impl VerbsWorker {
         post_receive(&self.landing, &self.receives, slot)
     }
 
-    /// A client's TCP connection has something to say: that it is gone.
+    /// Called when a client's TCP connection is readable, which normally means that the client is
+    /// gone.
     fn look_after(&mut self, token: mio::Token) {
         let Some(&number) = self.by_token.get(&token) else { return };
         let gone = match self.clients.get_mut(&number) {
             None => true,
             Some(client) => match client.stream.read(&mut [0; 64]) {
                 Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => false,
-                // Nothing is said on this connection any more but its end.
+                // After the handshake, only the end of the connection is expected.
                 _ => true,
             },
         };
@@ -712,9 +718,10 @@ impl VerbsWorker {
         }
     }
 
-    /// Its queue pair has taken receives whose completions have not been seen, and may be taking one this moment:
-    /// destroyed now, it would take them along, and they could not be posted again. The device tells when it
-    /// has taken its last one.
+    /// Drops a client, and keeps its queue pair for some time. The queue pair has taken receives
+    /// whose completions have not been seen, and may be taking another one. If it were destroyed
+    /// now, those receives would be lost and could not be posted again. The device reports when the
+    /// queue pair has taken its last receive.
     fn drop_client(&mut self, number: u32, why: &str) {
         let Some(mut client) = self.clients.remove(&number) else { return };
         tracing::debug!(number, why, "a client is gone");
@@ -736,9 +743,9 @@ impl VerbsWorker {
         self.host.shared.dismiss_client();
     }
 
-    // ---- messages -----------------------------------------------------------------------------------
+    // ---- messages -------------------------------------------------------------------------------
 
-    /// Takes completions; was there any?
+    /// Takes completions. Returns whether there were any.
     fn take_completions(&mut self) -> Result<bool, VerbsError> {
         let mut completions = [Completion::default(); 32];
         let polled_at = (!self.leaving.is_empty()).then(Instant::now);
@@ -747,7 +754,7 @@ impl VerbsWorker {
             self.take(completion);
         }
         if let Some(polled_at) = polled_at.filter(|_| n < completions.len()) {
-            // What had completed by then has been taken.
+            // Completions from before that time have been taken.
             let leaving = self.leaving.len();
             self.leaving.retain(|gone| gone.ends > polled_at);
             (self.leaving.len()..leaving).for_each(|_| self.dismissed());
@@ -778,7 +785,7 @@ impl VerbsWorker {
                 }
             }
             (_, failed) => {
-                // A message of a client that is gone, or the end of one.
+                // A message of a client that is gone, or a failed completion.
                 if !is_send {
                     let _ = self.post_receive(slot);
                 }
@@ -789,7 +796,7 @@ impl VerbsWorker {
         }
     }
 
-    /// Gives the next client its turn; was there one?
+    /// Gives the next client its turn. Returns whether there was one.
     fn take_turns(&mut self) -> bool {
         let Some(number) = self.turns.pop_front() else { return false };
         match self.turn(number) {
@@ -800,7 +807,7 @@ impl VerbsWorker {
         true
     }
 
-    /// Answers a client's messages for as long as a turn lasts; are there more?
+    /// Answers a client's messages for at most one turn. Returns whether there are more.
     fn turn(&mut self, number: u32) -> Result<bool, String> {
         let Some(client) = self.clients.get_mut(&number) else { return Ok(false) };
         let ends = Instant::now() + TURN_TIME;
@@ -827,7 +834,7 @@ impl VerbsWorker {
             client.requests.pop_front();
             let answer = std::mem::take(&mut client.answer);
             client.ready.push_back(answer);
-            // Before the client learns that it may send another message.
+            // Posted before the client learns that it may send another message.
             post_receive(&self.landing, &self.receives, slot).map_err(|e| e.to_string())?;
             client.flush().map_err(|e| e.to_string())?;
         }
@@ -835,12 +842,12 @@ impl VerbsWorker {
     }
 }
 
-/// Posts a worker's slot for a message to land in: one that is new, or whose message has been answered or
-/// dropped, so that nobody borrows from it.
+/// Posts a receive into a worker's slot. The slot must be new, or its message answered or dropped,
+/// so that nothing borrows from it.
 fn post_receive(landing: &[Buffer], receives: &SharedReceives, slot: usize) -> Result<(), VerbsError> {
     let buffer = &landing[slot / MESSAGES];
     let element = buffer.element(slot % MESSAGES, buffer.cell_bytes());
-    // SAFETY: as said above; buffers live until the worker's last queue pair is gone.
+    // SAFETY: as required above; buffers live until the worker's last queue pair is gone.
     unsafe { receives.post(slot as u64, element) }
 }
 
@@ -854,11 +861,11 @@ impl Drop for VerbsWorker {
     }
 }
 
-/// Marks the work requests that are SENDs.
+/// Marks work requests that are SENDs.
 const SEND: u64 = 1 << 63;
 
 impl VerbsSession {
-    /// Sends the answers for which there are free slots.
+    /// Sends answers while there are free slots.
     fn flush(&mut self) -> Result<(), VerbsError> {
         while let (Some(&slot), Some(answer)) = (self.free.last(), self.ready.front()) {
             // SAFETY: the slot is free: its last SEND has completed.

@@ -1,16 +1,17 @@
-//! The client's end of a connection: one reliable queue pair that carries READs, and messages for what is
-//! not a GET.
+//! The client's end of a connection: one reliable queue pair that carries READs, and messages for
+//! everything that is not a GET.
 //!
 //! # Credits
 //!
-//! READs in flight never exceed the landing slots, messages never the receives that the server has posted
-//! for this client; the send queue has room for both, the completion queue for all their completions.
-//! Nothing can overflow, and a stopped server's full receive queue never stands in a READ's way.
+//! There are never more READs in flight than landing slots, nor more messages than the server has
+//! posted receives for this client. The send queue has room for both, and the completion queue for
+//! all their completions. So nothing overflows, and the full receive queue of a stopped server
+//! never delays a READ.
 //!
 //! # Ownership
 //!
-//! The landing slots, and those of messages, belong to the connection until their work requests have
-//! completed. A connection that failed is dropped: its queue pair goes first, and only then its buffers.
+//! The landing slots and the message slots belong to the connection until their work requests have
+//! completed. A failed connection is dropped: first its queue pair, then its buffers.
 
 #![allow(unsafe_code)]
 
@@ -44,13 +45,14 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Completions taken with one poll.
+/// Most completions taken by one poll.
 const POLLED: usize = 32;
-/// READs in flight, at most: more than any device works on at once, and still a small queue.
+/// Most READs in flight: more than any device works on at once, and still a small queue.
 const CREDITS_MAX: usize = 1024;
-/// READs of one doorbell between two whose completions show. Their landing slots come free together.
+/// Within one doorbell, the completion of every 16th READ is reported. The landing slots come free
+/// together.
 const SIGNAL_EVERY: usize = 16;
-/// Longest message that a server may ask for, in bytes.
+/// Longest message that the client accepts from a server's welcome, in bytes.
 const MESSAGE_BYTES_MAX: usize = 1 << 20;
 
 /// A connected queue pair with its buffers.
@@ -65,32 +67,33 @@ pub(crate) struct Connection {
     domain: Arc<ProtectionDomain>,
     region: Descriptor,
     geometry: Arc<Geometry>,
-    /// Tells when the server is gone.
+    /// Its end shows that the server is gone.
     stream: Arc<TcpStream>,
     wait: Wait,
-    /// READs posted and not yet handed out, oldest first; numbered from `handed_out` on.
+    /// READs posted and not yet handed out, oldest first. Their numbers start at
+    /// `reads_handed_out`.
     reads: VecDeque<(ReadId, Window)>,
     reads_handed_out: u64,
     reads_completed: u64,
     messages: Messages,
-    /// What the last poll brought: made once, because a GET polls dozens of times.
+    /// The completions of the last poll. Allocated once, because a GET polls dozens of times.
     polled: Box<[Completion; POLLED]>,
     counts: QueueCounts,
-    /// Set where requests are made HERD's way. Its completions come to the same queue.
+    /// The state of HERD requests, if they are used. Their completions come to the same queue.
     #[cfg(feature = "herd")]
     pub(crate) herd: Option<HerdClient>,
 }
 
-/// Messages by number: each is sent, and answered, in order.
+/// Counts of messages. They are sent, and answered, in order.
 #[derive(Debug, Default)]
 struct Messages {
     sent: u64,
-    /// Of these, those whose SEND has completed.
+    /// Messages whose SEND has completed.
     delivered: u64,
     answered: u64,
-    /// Nobody waits for the answers to messages before this one.
+    /// Answers to messages before this one are discarded.
     wanted_from: u64,
-    /// Slots and lengths of answers that have come.
+    /// Slots and lengths of the answers received.
     arrived: VecDeque<(usize, usize)>,
 }
 
@@ -119,7 +122,8 @@ impl Connection {
             None => station.insert(Station::open(address.device(), Some(talk.peer.ip()))?).clone(),
         };
         let limits = station.domain().context().limits();
-        // When the queue pair fails, every work request completes: of READs, of messages either way.
+        // When the queue pair fails, every work request completes: READs, and messages of both
+        // directions.
         let extra = extra_completions(options);
         let others = (MESSAGES_MAX + extra) as i32;
         let queue_max = limits.max_qp_wr.min(limits.max_cqe.saturating_sub(others));
@@ -128,7 +132,8 @@ impl Connection {
         let depth = Depth { sends: (credits + MESSAGES_MAX) as u32, receives: MESSAGES_MAX as u32 };
         let room = (credits + 2 * MESSAGES_MAX + extra) as u32;
         let queue = CompletionQueue::new(station.domain().context().clone(), room)?;
-        // Declared before the queue pair, and so dropped after it, also on the way out with an error.
+        // Declared before the queue pair, and so dropped after it, also when this function returns
+        // an error.
         let (landing, outgoing, incoming);
         let mut pair = QueuePair::new(
             station.domain().clone(),
@@ -228,13 +233,13 @@ impl Connection {
         &self.queue
     }
 
-    /// Its own completions aside, the next one makes the queue's descriptor readable; until then it is not.
+    /// Makes the next completion signal the queue's descriptor. Earlier signals are cleared.
     pub fn arm(&self) -> Result<(), VerbsError> {
         self.queue.take_events();
         self.queue.arm()
     }
 
-    /// Counts since the last call.
+    /// Takes the counts since the last call.
     pub fn take_counts(&mut self) -> QueueCounts {
         #[cfg(feature = "herd")]
         if let Some(herd) = &mut self.herd {
@@ -243,24 +248,24 @@ impl Connection {
         std::mem::take(&mut self.counts)
     }
 
-    // ---- READs --------------------------------------------------------------------------------------
+    // ---- READs ----------------------------------------------------------------------------------
 
-    /// READs that may be in flight.
+    /// Most READs that may be in flight.
     pub fn credits(&self) -> usize {
         self.landing.memory().cells()
     }
 
-    /// Are READs in flight?
+    /// Whether READs are in flight.
     pub fn is_reading(&self) -> bool {
         !self.reads.is_empty()
     }
 
-    /// READs that may be posted now.
+    /// Number of READs that may be posted now.
     pub fn room(&self) -> usize {
         self.credits() - self.reads.len()
     }
 
-    /// Posts READs with one doorbell. At most as many as there are credits left.
+    /// Posts READs with one doorbell: at least one, at most [`room`](Self::room).
     pub fn post(&mut self, reads: &[(ReadId, Window)]) -> Result<(), VerbsError> {
         assert!(reads.len() <= self.room(), "more READs than credits");
         let credits = self.credits() as u64;
@@ -272,8 +277,9 @@ impl Connection {
             let signalled = i == last || i % SIGNAL_EVERY == SIGNAL_EVERY - 1;
             read(geometry, region, number, window, landing, (number % credits) as usize, signalled)
         });
-        // SAFETY: slot `number % credits` was last used by READ `number - credits`, which has been handed out
-        // (asserted); what it held is borrowed only inside `poll`. The buffer outlives the queue pair.
+        // SAFETY: slot `number % credits` was last used by READ `number - credits`, which has been
+        // handed out (asserted above). Its contents are borrowed only inside `poll`. The buffer
+        // outlives the queue pair.
         unsafe { self.pair.post(works) }?;
         self.reads.extend(reads);
         self.counts.doorbells += 1;
@@ -281,7 +287,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Posts READs that land in others' memory with one doorbell, at most as many as there is
+    /// Posts READs that land in the memory of lanes, with one doorbell: at most
     /// [`room`](Self::room). [`take_reads`](Self::take_reads) hands out their seats.
     ///
     /// # Safety
@@ -298,18 +304,18 @@ impl Connection {
                 posted.push_back((seat, window));
                 read(geometry, *region, number, window, landing, slot, signalled)
             });
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract above.
         unsafe { pair.post(works) }?;
         self.counts.doorbells += 1;
         self.counts.reads += (self.reads.len() - before) as u64;
         Ok(())
     }
 
-    /// Takes what has completed, without waiting, and hands out the seats of READs posted with
+    /// Takes completions without waiting, and hands out the seats of READs posted with
     /// [`post_for`](Self::post_for).
     pub fn take_reads(&mut self, mut done: impl FnMut(ReadId)) -> Result<(), VerbsError> {
         let taken = self.take_completions();
-        // Those before a failed one have succeeded.
+        // READs before a failed one have succeeded.
         while self.reads_handed_out < self.reads_completed {
             let Some((seat, _)) = self.reads.pop_front() else { break };
             self.reads_handed_out += 1;
@@ -333,8 +339,8 @@ impl Connection {
             let Some((token, window)) = self.reads.pop_front() else { break };
             let words = window.slots as usize * self.geometry.shape().words();
             let slot = (self.reads_handed_out % credits) as usize;
-            // SAFETY: READ number `reads_handed_out` has completed and its slot is not posted again before
-            // this borrow ends.
+            // SAFETY: READ number `reads_handed_out` has completed, and its slot is not posted
+            // again before this borrow ends.
             let words = unsafe { self.landing.words(slot, words) };
             sink(token, &mut LandedWindow::new(&self.geometry, window, words));
             self.reads_handed_out += 1;
@@ -342,7 +348,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Waits for all READs in flight, and forgets what they brought.
+    /// Waits for all READs in flight and discards their results.
     pub fn drain(&mut self, within: Duration) -> Result<(), VerbsError> {
         while !self.reads.is_empty() {
             self.poll(within, |_, _| {})?;
@@ -350,25 +356,25 @@ impl Connection {
         Ok(())
     }
 
-    // ---- messages -----------------------------------------------------------------------------------
+    // ---- messages -------------------------------------------------------------------------------
 
     /// Longest message, in bytes.
     pub fn message_bytes(&self) -> usize {
         self.outgoing.cell_bytes()
     }
 
-    /// Messages that may be unanswered: the server has a receive posted for each.
+    /// Most unanswered messages: the server has posted a receive for each.
     fn messages_max(&self) -> u64 {
         self.outgoing.memory().cells() as u64
     }
 
-    /// Must an answer be received before another message can be sent?
+    /// Whether an answer must be received before another message can be sent.
     pub fn is_full(&self) -> bool {
         self.messages.sent - self.messages.answered >= self.messages_max()
     }
 
-    /// Sends a message. Where the connection [is full](Self::is_full), answers that are still wanted must be
-    /// received first.
+    /// Sends a message. If the connection [is full](Self::is_full), the caller must first receive
+    /// the answers that are still wanted.
     pub fn send(&mut self, message: &[u8], deadline: Instant) -> Result<(), VerbsError> {
         let left = || deadline.saturating_duration_since(Instant::now());
         self.discard_unwanted()?;
@@ -381,7 +387,7 @@ impl Connection {
             self.discard_unwanted()?;
         }
         let slots = self.messages_max();
-        // An answer may come before its message is known to have been delivered.
+        // An answer may arrive before the completion of its message's SEND.
         self.wait_until(left(), |this| this.messages.sent - this.messages.delivered < slots)?;
         let slot = (self.messages.sent % slots) as usize;
         // SAFETY: the message that used this slot before has been delivered and answered.
@@ -392,7 +398,7 @@ impl Connection {
             kind: WorkKind::Send,
             signalled: true,
         };
-        // SAFETY: as above; it is not written again before it has been delivered.
+        // SAFETY: as above. The slot is not written again before the message has been delivered.
         unsafe { self.pair.post([work]) }?;
         self.messages.sent += 1;
         self.counts.doorbells += 1;
@@ -400,7 +406,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Waits for the answer to the oldest message that is still wanted, and hands it to `take`.
+    /// Waits for the answer to the oldest message that is still wanted, and passes it to `take`.
     pub fn receive<R>(&mut self, deadline: Instant, take: impl FnOnce(&[u8]) -> R) -> Result<R, VerbsError> {
         loop {
             self.discard_unwanted()?;
@@ -415,7 +421,7 @@ impl Connection {
         }
     }
 
-    /// Nobody will wait for answers that have not come yet.
+    /// Discards all answers that have not been received yet.
     pub fn give_up_messages(&mut self) {
         self.messages.wanted_from = self.messages.sent;
     }
@@ -431,21 +437,21 @@ impl Connection {
     fn answered(&mut self, slot: usize) -> Result<(), VerbsError> {
         self.messages.answered += 1;
         let element = self.incoming.element(slot, self.incoming.cell_bytes());
-        // SAFETY: its receive has completed and nobody borrows from it any more.
+        // SAFETY: the slot's receive has completed, and nothing borrows from the slot any more.
         unsafe { self.pair.post_receive(id::RECEIVE | slot as u64, element) }
     }
 
-    // ---- completions --------------------------------------------------------------------------------
+    // ---- completions ----------------------------------------------------------------------------
 
-    /// Takes completions until `enough`, at most for this long.
+    /// Takes completions until `enough`, for at most this time.
     pub(crate) fn wait_until(
         &mut self,
         within: Duration,
         enough: impl Fn(&Connection) -> bool,
     ) -> Result<(), VerbsError> {
-        /// Polls before the clock is looked at, and before others may run.
+        /// Polls before the clock is read and the thread yields.
         const SPINS: u32 = 256;
-        /// How often a wait looks whether the server is still there.
+        /// Time between checks that the server is still there.
         const LOOK: Duration = Duration::from_millis(1);
         self.take_completions()?;
         if enough(self) {
@@ -459,8 +465,8 @@ impl Connection {
                 return Ok(());
             }
             match self.wait {
-                // (A poll is pause enough. Emulated processors, on which devices are tried out, give up their time
-                // slice at a PAUSE.)
+                // A poll is pause enough. Emulated processors, used to test without devices, give
+                // up their time slice at a PAUSE instruction.
                 Wait::Poll if spins < SPINS => {
                     spins += 1;
                     continue;
@@ -468,7 +474,7 @@ impl Connection {
                 Wait::Poll => {
                     spins = SPINS / 2;
                     std::thread::yield_now();
-                    // Sooner than the device gives up on a server that is gone.
+                    // This notices a server that is gone sooner than the device does.
                     if Instant::now() >= look {
                         self.check_stream()?;
                         look += LOOK;
@@ -490,7 +496,8 @@ impl Connection {
         }
     }
 
-    /// Sleeps until the completion queue has something, the server is gone, or the deadline has come.
+    /// Sleeps until the completion queue has an event, the server is gone, or the deadline has
+    /// come.
     fn block(&self, deadline: Instant) -> Result<(), VerbsError> {
         let left = deadline.saturating_duration_since(Instant::now());
         let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
@@ -512,7 +519,7 @@ impl Connection {
         if self.is_closed() { Err(VerbsError::Closed) } else { Ok(()) }
     }
 
-    /// Has the server closed the connection?
+    /// Whether the server has closed the connection.
     pub fn is_closed(&self) -> bool {
         is_closed(&self.stream)
     }
@@ -522,7 +529,7 @@ impl Connection {
         &self.stream
     }
 
-    /// Takes what has completed; was that anything?
+    /// Takes completions. Returns whether there were any.
     #[inline]
     fn take_completions(&mut self) -> Result<bool, VerbsError> {
         let n = self.queue.poll(&mut self.polled[..])?;
@@ -562,7 +569,7 @@ impl Connection {
     }
 }
 
-/// Completions of what is neither a READ nor a message.
+/// Number of completions for work that is neither a READ nor a message.
 fn extra_completions(options: &ClientOptions) -> usize {
     #[cfg(feature = "herd")]
     if options.requests == RequestPath::Herd {
@@ -572,13 +579,13 @@ fn extra_completions(options: &ClientOptions) -> usize {
     0
 }
 
-/// Has the server closed this connection?
+/// Whether the server has closed this connection.
 pub(crate) fn is_closed(stream: &TcpStream) -> bool {
     let mut watched = [PollFd::new(stream, PollFlags::RDHUP)];
     matches!(rustix::event::poll(&mut watched, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(n) if n > 0)
 }
 
-/// Memory in which as many windows of any kind can land.
+/// Memory in which this many windows of any kind can land.
 pub(crate) fn landing_for(
     domain: &Arc<ProtectionDomain>,
     geometry: &Geometry,
@@ -589,7 +596,7 @@ pub(crate) fn landing_for(
     Buffer::new(domain.clone(), windows, slots * geometry.shape().bytes(), Access::Local)
 }
 
-/// READ number `number`, of a window, into a slot of a buffer.
+/// Builds READ number `number`: a window of the region into a slot of a buffer.
 fn read(
     geometry: &Geometry,
     region: Descriptor,
@@ -605,7 +612,7 @@ fn read(
     Work { id: id::READ | number, element: landing.element(slot, bytes), kind, signalled }
 }
 
-/// The table that a welcome describes, if a client can do with what it says of that and of its queue pair.
+/// The table in a welcome, if the client can use it and the queue pair described with it.
 fn table_of(welcome: &Welcome) -> Result<Geometry, String> {
     let geometry = geometry_of(welcome)?;
     let needed = wire::request_bytes_max(&geometry).max(wire::reply_bytes_max(&geometry));
@@ -624,7 +631,7 @@ fn table_of(welcome: &Welcome) -> Result<Geometry, String> {
     Ok(geometry)
 }
 
-/// The geometry in a welcome, if all of it lies inside the region that comes with it.
+/// The geometry in a welcome, if the table lies inside the region that comes with it.
 fn geometry_of(welcome: &Welcome) -> Result<Geometry, String> {
     let words: [u64; SUPERBLOCK_WORDS] = welcome
         .superblock
@@ -642,7 +649,8 @@ mod tests {
     use std::io::Write;
     use std::net::TcpListener;
 
-    /// Why a client turns away from a server that begins so, before it opens a device.
+    /// The error of a client whose server begins with this challenge. The client has opened no
+    /// device yet.
     fn turned_away(challenge: &Challenge) -> SetupError {
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         let place = format!("verbs://{}", server.local_addr().unwrap());
@@ -660,7 +668,7 @@ mod tests {
     }
 
     #[test]
-    fn challenges_of_others() {
+    fn foreign_challenges_are_refused() {
         let challenge = |name: &str, version| Challenge {
             oneread: name.into(),
             version,
@@ -698,9 +706,9 @@ mod tests {
 
     type Damage<'a> = &'a dyn Fn(&mut Welcome);
 
-    /// Everything that a welcome says is looked at, at its bounds.
+    /// Every field of a welcome is checked, at its bounds.
     #[test]
-    fn welcomes() {
+    fn every_field_of_a_welcome_is_checked() {
         let of = |change: &dyn Fn(&mut Welcome)| {
             let mut welcome = welcome();
             change(&mut welcome);
@@ -742,7 +750,7 @@ mod tests {
             let why = of(change).unwrap_err();
             assert!(why.contains(expected), "{n}: {why}");
         }
-        // No word of the superblock can be another one.
+        // A flipped bit in any word of the superblock is noticed.
         let unseen: Vec<_> =
             (0..words).filter(|&word| of(&|welcome| welcome.superblock[word] ^= 1).is_ok()).collect();
         assert!(unseen.is_empty(), "{unseen:?}");

@@ -11,19 +11,19 @@ use crate::reader::ReadError;
 use crate::verbs::error::VerbsError;
 use std::time::Duration;
 
-/// What READs go over.
+/// The path of READs.
 #[derive(Debug)]
 pub(crate) enum ReadPath<'a> {
-    /// A connection of one's own.
+    /// The handle's own connection.
     Own(&'a mut Connection),
-    /// A lane of a shared one.
+    /// A lane of a shared connection.
     Shared(&'a mut LaneReader),
 }
 
 /// Why a GET over a connection gave no answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum VerbsGetError {
-    /// What can happen on every fabric.
+    /// An error that can happen on every fabric.
     #[error(transparent)]
     Read(#[from] ReadError),
     /// The connection failed.
@@ -31,14 +31,14 @@ pub(crate) enum VerbsGetError {
     Link(#[from] VerbsError),
 }
 
-/// A way to the server for the time of one call.
+/// The fabric for the time of one call.
 #[derive(Debug)]
 pub(crate) struct Verbs<'a> {
     pub way: ReadPath<'a>,
     pub clock: &'a Clock,
     /// The grace time T of the table.
     pub grace: Duration,
-    /// How long READs may take before the connection is taken for dead.
+    /// Longest time of READs before the connection is considered dead.
     pub within: Duration,
 }
 
@@ -47,7 +47,7 @@ impl Fabric for Verbs<'_> {
         = LandedWindow<'a>
     where
         Self: 'a;
-    /// A NIC copies lines at any instants in any order: only stamps, CRC and time tell.
+    /// A NIC copies lines at any time and in any order. Only stamps, CRC and time prove a result.
     const EXACT: bool = false;
     /// When the pass began, before its first READ was posted.
     type Mark = u64;
@@ -81,7 +81,7 @@ impl Fabric for Verbs<'_> {
     }
 
     fn proof(&mut self, _home: u64, mark: u64) -> Proof {
-        // The completion has been seen: what was sampled was sampled before now.
+        // The completion has been seen, so all lines were read before now.
         Proof::by_clock(self.clock.now_ns().saturating_sub(mark), self.grace)
     }
 }

@@ -1,5 +1,5 @@
-//! The client's side: GETs and changes over one connection for each handle, or over connections that all
-//! handles share; made anew when they fail.
+//! The client's path over verbs: GETs and changes over one connection per handle, or over
+//! connections that all handles share. Failed connections are replaced.
 
 pub(crate) mod connection;
 mod fabric;
@@ -25,22 +25,23 @@ use pairs::{LaneReader, PairLease, SharedPairs};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Connections that one call may lose.
+/// Most connections that one call may lose.
 const FAILURES_MAX: u32 = 8;
 
-/// One thread's way to the server.
+/// One thread's path to the server.
 #[derive(Debug)]
 pub(crate) struct VerbsHandle {
     shared: Arc<VerbsShared>,
-    /// A connection of its own. Where connections are shared, only while it has its turn to change something.
+    /// The handle's own connection. Where connections are shared, it has one only during its turn
+    /// to request changes.
     connection: Option<Connection>,
-    // The seat goes before the place it was taken at.
+    // The seat is dropped before the place that it belongs to.
     seat: Option<LaneReader>,
     place: Option<PairLease>,
-    /// That of the last connection, of this handle or of the one it was cloned from.
+    /// The geometry of the last connection, of this handle or of the one that it was cloned from.
     geometry: Arc<Geometry>,
     counts: QueueCounts,
-    /// Times it got a connection, or a seat at one.
+    /// Times it got a connection, or a seat on one.
     connected: u64,
     next_id: u64,
 }
@@ -51,19 +52,20 @@ struct VerbsShared {
     address: VerbsAddress,
     options: ClientOptions,
     clock: Clock,
-    /// The open device; opened again after a failure to connect.
+    /// The open device. Opened again after a failure to connect.
     station: Mutex<Option<Arc<Station>>>,
-    /// The queue pairs, where handles do not have their own.
+    /// The shared queue pairs. `None` where each handle has its own.
     pairs: Option<Arc<SharedPairs>>,
 }
 
 impl VerbsShared {
-    /// Connects, for as many READs in flight as `credits`.
+    /// Connects, with room for `credits` READs in flight.
     fn open(&self, credits: usize, within: Duration) -> Result<Connection, SetupError> {
-        // Handles connect side by side: the lock is not held meanwhile.
+        // The lock is not held while connecting, so handles connect in parallel.
         let mut station = lock(&self.station).clone();
         let opened = Connection::open(&self.address, &mut station, &self.options, credits, within);
-        // A device that was reset, or whose address has changed, is to be opened again.
+        // After a failure the device is opened again: it may have been reset, or its address may
+        // have changed.
         *lock(&self.station) = station.filter(|_| opened.is_ok());
         opened
     }
@@ -96,7 +98,7 @@ impl VerbsHandle {
         Ok(VerbsHandle { shared, connection, seat, place, geometry, counts, connected: 1, next_id: 0 })
     }
 
-    /// What has been asked of its queues.
+    /// Counts of the handle's queues.
     pub fn queue_counts(&self) -> QueueCounts {
         self.counts
     }
@@ -105,23 +107,24 @@ impl VerbsHandle {
         Address::Verbs(self.shared.address.clone())
     }
 
-    // ---- GETs ---------------------------------------------------------------------------------------
+    // ---- GETs -----------------------------------------------------------------------------------
 
-    /// Runs GETs, again on a new connection if theirs fails, until the deadline.
+    /// Runs GETs. If the connection fails, runs them again on a new one, until the deadline.
     fn read<R>(
         &mut self,
         stats: &mut ClientStats,
         mut get: impl FnMut(&mut Reader<'_, Verbs<'_>>) -> Result<R, VerbsGetError>,
     ) -> Result<R, GetError> {
         let within = self.shared.options.deadline;
-        // Left behind by a callback that panicked: its READs would be taken for those of this call.
+        // A callback that panicked may have left READs in flight. They must not be taken for those
+        // of this call.
         let is_reading = self.connection.as_ref().is_some_and(Connection::is_reading)
             || self.seat.as_ref().is_some_and(LaneReader::is_reading);
         if is_reading {
             self.stop_reading();
         }
         let mut failures = 0;
-        // From the first failure on: a batch may take longer than that.
+        // Set at the first failure, because a batch may take longer than the deadline.
         let mut deadline = None;
         loop {
             let until = deadline.unwrap_or_else(|| Instant::now() + within);
@@ -142,7 +145,7 @@ impl VerbsHandle {
             stats.get += reader.stats();
             stats.read += reader.read_counts();
             self.take_counts();
-            // No READ has shown whether this is still the server that takes no such key.
+            // No READ has shown that the server with this limit is still there.
             let result = match result {
                 Err(error @ VerbsGetError::Read(ReadError::KeyLength { .. })) => {
                     self.check_server().map_err(VerbsGetError::Link).and(Err(error))
@@ -154,17 +157,18 @@ impl VerbsHandle {
                 Err(VerbsGetError::Link(error)) => {
                     self.stop_reading();
                     failures += 1;
-                    // A server that is there, and whose memory cannot be read, is not hammered for long.
+                    // A server that is there, but whose memory cannot be read, is tried only a few
+                    // times.
                     let deadline = *deadline.get_or_insert_with(|| Instant::now() + within);
                     if Instant::now() >= deadline || failures > FAILURES_MAX {
                         return Err(self.failed_to_read(error));
                     }
-                    tracing::warn!(%error, "connecting anew");
+                    tracing::warn!(%error, "reconnecting");
                     if failures > 1 {
                         std::thread::sleep((RETRY_FIRST * (1 << failures)).min(RETRY_MAX));
                     }
                 }
-                // READs may still be in flight: they would be taken for those of the next call.
+                // READs may still be in flight. They must not be taken for those of the next call.
                 Err(VerbsGetError::Read(error)) => {
                     let drained = match (&mut self.seat, &mut self.connection) {
                         (Some(seat), _) => seat.drain(within),
@@ -172,7 +176,7 @@ impl VerbsHandle {
                         (None, None) => Ok(()),
                     };
                     if let Err(error) = drained {
-                        tracing::warn!(%error, "connecting anew");
+                        tracing::warn!(%error, "reconnecting");
                         self.stop_reading();
                     }
                     return Err(error.into());
@@ -189,7 +193,7 @@ impl VerbsHandle {
         }
     }
 
-    /// Is the server there whose table READs go to?
+    /// Checks that the server is there whose table the READs go to.
     fn check_server(&mut self) -> Result<(), VerbsError> {
         match (&mut self.seat, &self.connection) {
             (Some(seat), _) => seat.check(),
@@ -198,7 +202,7 @@ impl VerbsHandle {
         }
     }
 
-    /// Sees to it that there is something to READ over, until the deadline.
+    /// Makes sure that there is a connection for READs, until the deadline.
     fn ready_to_read(&mut self, deadline: Instant) -> Result<(), SetupError> {
         let Some(pairs) = &self.shared.pairs else { return self.connected(deadline) };
         if self.seat.as_ref().is_some_and(|seat| !seat.has_failed()) {
@@ -213,10 +217,10 @@ impl VerbsHandle {
         Ok(())
     }
 
-    /// Sees to it that there is a connection, until the deadline.
+    /// Makes sure that the handle has a connection, until the deadline.
     fn connected(&mut self, deadline: Instant) -> Result<(), SetupError> {
         if self.connection.is_none() {
-            // Where queue pairs are shared, no READs go over this one.
+            // Where queue pairs are shared, this connection carries no READs.
             let credits = if self.shared.pairs.is_some() { 1 } else { self.shared.options.verbs.credits };
             let connection = retried(deadline, |within| self.shared.open(credits, within))?;
             if self.shared.pairs.is_none() {
@@ -237,8 +241,8 @@ impl VerbsHandle {
         }
     }
 
-    /// What READs go over is of no further use; the next GET makes another, or takes that which another
-    /// handle has made.
+    /// Drops the connection or seat for READs. The next GET makes another one, or joins one that
+    /// another handle made.
     fn stop_reading(&mut self) {
         self.take_counts();
         match &self.shared.pairs {
@@ -247,9 +251,9 @@ impl VerbsHandle {
         }
     }
 
-    // ---- changes ------------------------------------------------------------------------------------
+    // ---- changes --------------------------------------------------------------------------------
 
-    /// Sends requests, as many as fit in each message, over a connection that no other handle uses.
+    /// Sends requests over a connection that no other handle uses, as many per message as fit.
     fn converse_alone(
         &mut self,
         requests: &[Request<'_>],
@@ -280,7 +284,7 @@ impl VerbsHandle {
         match result {
             Ok(replies) => Ok(replies),
             Err(VerbsError::Late { .. }) => {
-                // The connection is good; the answers, when they come, are thrown away.
+                // The connection is still good. Its answers are discarded when they come.
                 connection.give_up_messages();
                 Err(self.late())
             }
@@ -320,7 +324,7 @@ impl Handle for VerbsHandle {
         mut each: impl FnMut(usize, Option<&[u8]>),
         stats: &mut ClientStats,
     ) -> Result<(), GetError> {
-        // After a failure only those are asked for again that have no answer yet.
+        // After a failure, only the keys without an answer are asked for again.
         let mut open: Vec<(usize, &[u8])> = keys.iter().map(AsRef::as_ref).enumerate().collect();
         self.read(stats, |reader| {
             let asked: Vec<&[u8]> = open.iter().map(|(_, key)| *key).collect();
@@ -355,13 +359,14 @@ impl Handle for VerbsHandle {
     }
 }
 
-/// Did connecting end because the time was up?
+/// Whether connecting ended because the time was up.
 fn is_late(error: &SetupError, deadline: Instant) -> bool {
     matches!(error, SetupError::Handshake { .. }) && Instant::now() >= deadline
 }
 
 impl Clone for VerbsHandle {
-    /// Shares the device, and the queue pairs if they are shared; begins with no connection and no seat.
+    /// Shares the device, and the queue pairs if they are shared. The clone has no connection and
+    /// no seat yet.
     fn clone(&self) -> VerbsHandle {
         VerbsHandle {
             shared: self.shared.clone(),
@@ -376,7 +381,7 @@ impl Clone for VerbsHandle {
     }
 }
 
-/// Tries until the deadline, with pauses, unless trying is of no use.
+/// Repeats an attempt until the deadline, with pauses, unless the error is final.
 fn retried<T>(
     deadline: Instant,
     mut attempt: impl FnMut(Duration) -> Result<T, SetupError>,
@@ -389,7 +394,7 @@ fn retried<T>(
                 tracing::debug!(%error, "not yet");
                 std::thread::sleep(pause);
                 pause = (2 * pause).min(RETRY_MAX);
-                // What is left after a sleep may be too little to find out anything more.
+                // The time left after a sleep may be too short for another attempt.
                 if left() < RETRY_FIRST {
                     return Err(error);
                 }
@@ -399,7 +404,7 @@ fn retried<T>(
     }
 }
 
-/// Will the same happen at the next attempt?
+/// Whether the next attempt would fail in the same way.
 fn is_final(error: &SetupError) -> bool {
     #[cfg(feature = "herd")]
     if matches!(error, SetupError::Herd { .. }) {
@@ -423,7 +428,7 @@ fn talk(
     first_id: u64,
     deadline: Instant,
 ) -> Result<Vec<Reply>, VerbsError> {
-    // Each message's answers must fit into one message, too.
+    // The answers to a message must also fit into one message.
     let frames_max = (connection.message_bytes() / wire::reply_bytes_max(connection.geometry())).max(1);
     let mut replies = Vec::with_capacity(requests.len());
     let mut asked = requests.iter().zip(first_id..).peekable();
@@ -437,7 +442,8 @@ fn talk(
             next.clear();
             request.encode(*id, &mut next);
             if message.len() + next.len() > connection.message_bytes() {
-                // One alone fits: the server's messages are long enough (checked when it was joined).
+                // A single request always fits: the length of messages was checked when the
+                // connection was made.
                 break;
             }
             message.extend_from_slice(&next);
@@ -447,7 +453,7 @@ fn talk(
         if frames > 0 {
             connection.send(&message, deadline)?;
         }
-        // Messages are sent ahead of the answers as long as the server has room for them.
+        // Messages are sent ahead of their answers while the server has room for them.
         while replies.len() < requests.len() && (asked.peek().is_none() || connection.is_full()) {
             let first = first_id + replies.len() as u64;
             let received = connection.receive(deadline, |bytes| wire::replies(bytes, first))?;
@@ -467,10 +473,11 @@ mod tests {
     use crate::verbs::VerbsOptions;
     use std::net::TcpListener;
 
-    /// Connecting again inside a batch takes what is left of its deadline, not all of it; also where handles take turns.
+    /// Connecting again inside a batch takes what is left of its deadline, not all of it. The same
+    /// holds where handles take turns.
     #[test]
     fn connecting_again_takes_what_is_left() {
-        // It takes connections, and never says a word.
+        // It accepts connections and never answers.
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         let place = format!("verbs://{}", server.local_addr().unwrap());
         let Ok(Address::Verbs(address)) = place.parse() else { panic!("{place}") };

@@ -1,9 +1,9 @@
-//! The queue pairs that the handles of one client share: which handle reads over which, who makes one anew
-//! when it has failed, and whose turn it is to ask for changes.
+//! The queue pairs that the handles of one client share: which handle reads over which pair, who
+//! reconnects a failed pair, and whose turn it is to request changes.
 //!
-//! READs go over lanes ([`crate::client::lanes`]). Changes go over one connection more, one handle at a time: they are
-//! not the hot path, a conversation is not to be torn apart by somebody else's, and a stopped server's full
-//! receive queue stands in no READ's way. It is made when something is first changed.
+//! READs go over lanes ([`crate::client::lanes`]). Changes go over one more connection, one handle
+//! at a time: they are not the hot path, conversations must not mix, and the full receive queue of
+//! a stopped server then delays no READ. That connection is made at the first change.
 
 #![allow(unsafe_code)]
 
@@ -36,7 +36,7 @@ impl ReadQueue for Connection {
         &mut self,
         reads: impl Iterator<Item = Posting<'a, Buffer>>,
     ) -> Result<(), VerbsError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps `ReadQueue::post`'s contract, which is that of `post_for`.
         unsafe { self.post_for(reads) }
     }
 
@@ -51,7 +51,7 @@ impl ReadQueue for Connection {
     fn sleep(bell: &Arc<CompletionQueue>, at_most: Duration) {
         let timeout = Timespec { tv_sec: at_most.as_secs() as i64, tv_nsec: at_most.subsec_nanos().into() };
         let mut watched = [PollFd::from_borrowed_fd(bell.fd(), PollFlags::IN)];
-        // An error is a short sleep.
+        // An error only shortens the sleep.
         let _ = rustix::event::poll(&mut watched, Some(&timeout));
     }
 
@@ -68,14 +68,14 @@ impl ReadQueue for Connection {
     }
 }
 
-// ---- a handle's seat --------------------------------------------------------------------------------
+// ---- a handle's lane ----------------------------------------------------------------------------
 
-/// A handle's lane, with what is needed to understand what lands.
+/// A handle's lane, and the geometry of the table that it reads.
 #[derive(Debug)]
 pub(crate) struct LaneReader {
     lane: Lane<Connection>,
     geometry: Arc<Geometry>,
-    /// The connection's, and closed with it.
+    /// The socket of the connection. Closed with the connection.
     stream: Weak<TcpStream>,
     counts: QueueCounts,
 }
@@ -94,9 +94,10 @@ impl LaneReader {
     }
 
     /// # Errors
-    /// When the server is gone, or the connection: it is then of no further use to anybody.
+    /// When the server or the connection is gone. The connection is then of no further use to any
+    /// handle.
     pub fn check(&mut self) -> Result<(), VerbsError> {
-        // Whoever is the pump has the connection.
+        // Only the stream is at hand here: the pump owns the connection.
         if self.stream.upgrade().is_some_and(|stream| !connection::is_closed(&stream)) {
             return Ok(());
         }
@@ -118,20 +119,20 @@ impl LaneReader {
         let geometry = &self.geometry;
         self.lane.hand_out(|token, window, landing, slot| {
             let words = window.slots as usize * geometry.shape().words();
-            // SAFETY: the READ into this slot has completed, and the slot is not posted again before this
-            // lane submits another, which takes `&mut self`.
+            // SAFETY: the READ into this slot has completed, and the slot is not posted again
+            // before this lane submits another, which takes `&mut self`.
             let words = unsafe { landing.words(slot, words) };
             sink(token, &mut LandedWindow::new(geometry, window, words));
         });
         Ok(())
     }
 
-    /// Are READs of this handle in flight?
+    /// Whether READs of this handle are in flight.
     pub fn is_reading(&self) -> bool {
         self.lane.in_flight() > 0
     }
 
-    /// Waits for all READs in flight, and forgets what they brought.
+    /// Waits for all READs in flight and discards their results.
     pub fn drain(&mut self, within: Duration) -> Result<(), VerbsError> {
         while self.is_reading() {
             self.poll(within, |_, _| {})?;
@@ -139,14 +140,14 @@ impl LaneReader {
         Ok(())
     }
 
-    /// Counts since the last call: of what this handle's thread did as the pump. Those of all handles add up
-    /// to what was asked of the queue pairs.
+    /// Takes the counts since the last call, of the work that this handle's thread did as the pump.
+    /// The sum over all handles is what was asked of the queue pairs.
     pub fn take_counts(&mut self) -> QueueCounts {
         std::mem::take(&mut self.counts)
     }
 }
 
-// ---- the queue pairs --------------------------------------------------------------------------------
+// ---- the queue pairs ----------------------------------------------------------------------------
 
 /// The queue pairs of one client.
 #[derive(Debug)]
@@ -155,21 +156,21 @@ pub(crate) struct SharedPairs {
     pub changes: Changes,
 }
 
-/// One of them, now this connection, now that.
+/// One queue pair that handles share. After a failure it gets another connection.
 #[derive(Debug, Default)]
 struct SharedPair {
     state: Mutex<SharedPairState>,
-    /// An attempt to connect has ended.
+    /// Notified when an attempt to connect has ended.
     attempted: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct SharedPairState {
-    /// Handles that read over it.
+    /// Number of handles that read over it.
     handles: usize,
     open: Option<OpenPair>,
     connecting: bool,
-    /// Attempts to connect that have ended, and why the last one failed.
+    /// Number of attempts to connect that have ended. `failure` is why the last one failed.
     attempts: u64,
     failure: Option<SetupError>,
 }
@@ -192,7 +193,7 @@ impl OpenPair {
         OpenPair { link: Mux::new(connection, bell), geometry, credits, domain, stream }
     }
 
-    /// Registers memory for a lane: outside any lock.
+    /// Registers memory for a lane. Called without any lock held.
     fn join(self) -> Result<LaneReader, SetupError> {
         let landing = connection::landing_for(&self.domain, &self.geometry, self.credits)?;
         let lane = self.link.join(landing, self.credits);
@@ -200,7 +201,7 @@ impl OpenPair {
     }
 }
 
-/// A handle's place at a pair, free again when dropped.
+/// A handle's place at a pair. Freed when dropped.
 #[derive(Debug)]
 pub(crate) struct PairLease {
     pairs: Arc<SharedPairs>,
@@ -221,7 +222,7 @@ impl SharedPairs {
         })
     }
 
-    /// A place at the pair that the fewest handles read over.
+    /// Takes a place at the pair with the fewest handles.
     pub fn place(self: &Arc<Self>) -> PairLease {
         let handles = |number: &usize| lock(&self.pairs[*number].state).handles;
         let number = (0..self.pairs.len()).min_by_key(handles).unwrap_or(0);
@@ -231,8 +232,8 @@ impl SharedPairs {
 }
 
 impl PairLease {
-    /// Joins the pair's connection. If there is none, or it has failed, one of the handles that ask makes it
-    /// with `open`, and the others take its outcome for theirs.
+    /// Joins the pair's connection. If there is none, or it has failed, one of the handles that ask
+    /// makes it with `open`. The others share the outcome.
     pub fn join(
         &self,
         wait: Wait,
@@ -267,7 +268,7 @@ impl PairLease {
     }
 }
 
-/// An attempt to connect. Its end is told also when it panics.
+/// An attempt to connect. Dropping it reports its end, also after a panic.
 struct Attempt<'a> {
     pair: &'a SharedPair,
     wait: Wait,
@@ -297,9 +298,9 @@ impl Drop for Attempt<'_> {
     }
 }
 
-// ---- changes ----------------------------------------------------------------------------------------
+// ---- changes ------------------------------------------------------------------------------------
 
-/// The connection for changes, which one handle at a time has.
+/// The connection for changes. One handle at a time has it.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
     state: Mutex<ChangesState>,
@@ -312,7 +313,7 @@ struct ChangesState {
     connection: Option<Connection>,
 }
 
-/// A handle's turn to ask for changes. What is in `connection` at its end is the next one's.
+/// A handle's turn to request changes. At its end, `connection` goes to the next turn.
 #[derive(Debug)]
 pub(crate) struct ChangeTurn<'a> {
     changes: &'a Changes,
@@ -320,7 +321,7 @@ pub(crate) struct ChangeTurn<'a> {
 }
 
 impl Changes {
-    /// Waits for a turn until the deadline.
+    /// Waits for a turn. `None` if the deadline comes first.
     pub fn turn(&self, deadline: Instant) -> Option<ChangeTurn<'_>> {
         let mut state = lock(&self.state);
         while state.taken {
@@ -331,11 +332,11 @@ impl Changes {
             state = self.free.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         state.taken = true;
-        // (A turn whose handle panicked has left no connection.)
+        // A turn whose handle panicked has left no connection.
         Some(ChangeTurn { changes: self, connection: state.connection.take() })
     }
 
-    /// The connection is of no further use, unless somebody has it already.
+    /// Drops the connection, unless another handle has it already.
     pub fn forget(&self) {
         let connection = lock(&self.state).connection.take();
         drop(connection);
