@@ -6,7 +6,7 @@
 //!          8       klen    u8   0: free
 //!          9       ghost   u8   tag of the key that moved out of here less than 2T ago (M2), or 0
 //!         10..12   vlen    u16  bytes of value
-//!         12..16   aux     u32  as a home (or head of a chain block): filter of displaced keys, link
+//!          9       ghost   u8   tag of the key that moved out of here less than 2T ago (M2), or 0
 //!         16..64   key, then value
 //! line n   0..62   value (or key) goes on
 //!         62..64   u16 copy of the low half of the stamp
@@ -139,7 +139,7 @@ impl SlotShape {
         first + (self.lines() - 1) * FURTHER
     }
 
-    /// The parts of the slot that hold the first `len` bytes of payload, as byte ranges of the slot.
+    /// The byte ranges of the slot that hold the first `len` bytes of payload.
     fn pieces(self, len: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
         let mut left = len;
         (0..self.lines()).map_while(move |line| {
