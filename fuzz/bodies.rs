@@ -34,7 +34,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-// ---- input ---------------------------------------------------------------------------------------------
+// ---- input --------------------------------------------------------------------------------------
 
 /// Reads an input from its front. Gives zeros after its end.
 struct Input<'a>(&'a [u8]);
@@ -101,7 +101,7 @@ fn value(seed: u8, length: usize) -> Vec<u8> {
     (0..length).map(|i| seed.wrapping_mul(31).wrapping_add(i as u8)).collect()
 }
 
-// ---- regions -------------------------------------------------------------------------------------------
+// ---- regions ------------------------------------------------------------------------------------
 
 /// A file without a name, in memory if possible.
 struct Scratch(File);
@@ -192,7 +192,7 @@ fn inconclusive(error: &ReadError) {
     assert!(matches!(error, ReadError::Contended { .. } | ReadError::Deadline { .. }));
 }
 
-// ---- slot_bytes ----------------------------------------------------------------------------------------
+// ---- slot_bytes ---------------------------------------------------------------------------------
 
 /// The keys in slots and in GETs have numbers below this.
 const KEYS: u8 = 12;
@@ -362,7 +362,7 @@ fn taken_over(region: Region, geometry: &Geometry, keys: &[Vec<u8>], input: &mut
     }
 }
 
-// ---- superblock_bytes ----------------------------------------------------------------------------------
+// ---- superblock_bytes ---------------------------------------------------------------------------
 
 /// Arbitrary bytes as superblock. They give an error, or a geometry that stays inside the region.
 pub fn superblock_bytes(data: &[u8]) {
@@ -459,7 +459,7 @@ fn small_region_opens(geometry: &Geometry, superblock: &Superblock, input: &mut 
     }
 }
 
-// ---- frame_bytes ---------------------------------------------------------------------------------------
+// ---- frame_bytes --------------------------------------------------------------------------------
 
 /// Arbitrary bytes on a socket. They give frames, errors, or a need for more bytes. A decoded frame
 /// encodes to the same bytes.
@@ -493,7 +493,7 @@ pub fn frame_bytes(data: &[u8]) {
     }
 }
 
-// ---- ops -----------------------------------------------------------------------------------------------
+// ---- ops ----------------------------------------------------------------------------------------
 
 /// The keys and values that were put and must be found.
 type Model = HashMap<Vec<u8>, Vec<u8>>;
@@ -608,7 +608,7 @@ fn put(index: &Index, model: &mut Model, key: Vec<u8>, value: Vec<u8>, mode: Put
     }
 }
 
-// ---- crash ---------------------------------------------------------------------------------------------
+// ---- crash --------------------------------------------------------------------------------------
 
 /// A server dies at some store, and another takes over. All keys are as before or after the
 /// operation under way, except one in a half-written slot.
@@ -679,7 +679,7 @@ pub fn crash(data: &[u8]) {
     check_table(&index, &there);
 }
 
-// ---- schedule and canary -------------------------------------------------------------------------------
+// ---- schedule and canary ------------------------------------------------------------------------
 
 /// A server's operations, then clients whose READs are torn as the input says. A wrong report by a
 /// GET is a [`Violation`].
@@ -710,7 +710,7 @@ pub fn schedule(data: &[u8]) -> Result<(), Box<Violation>> {
             }
             6 => world.tidy(),
             _ if op == 0xff => {
-                // The server is killed at some store of its last operation.
+                // The server is killed at some store since `begin`.
                 let since = world.now().0 - begin.0;
                 let killed = world.now().0 - usize::from(input.u16()) % (since + 1);
                 world = world.taken_over_at(Instant(killed))?.0;

@@ -64,7 +64,7 @@ mod tests {
 
     /// A manual clock only goes forward, by the given time. A clone is the same clock.
     #[test]
-    fn a_clock_set_by_hand() {
+    fn a_manual_clock_only_goes_forward() {
         let clock = Clock::manual();
         assert_eq!(clock.now_ns(), 0);
         clock.clone().advance(Duration::new(2, 5));
@@ -79,7 +79,7 @@ mod tests {
 
     /// The system's clock also counts suspended time, in nanoseconds. No sleep ends early.
     #[test]
-    fn the_systems_clock() {
+    fn the_systems_clock_counts_suspended_time() {
         let clock = Clock::default();
         assert!(matches!(clock, Clock::System));
         let boottime = || {

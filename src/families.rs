@@ -18,7 +18,7 @@ pub fn presets() -> impl Iterator<Item = &'static Preset> {
     cuckoo::PRESETS.iter().chain(hopscotch::PRESETS).chain(chained::PRESETS)
 }
 
-// ---- where a key can be -----------------------------------------------------------------------------
+// ---- where a key can be -------------------------------------------------------------------------
 
 /// The number of bits in the filter of displaced keys, in a home's header.
 #[inline]
@@ -64,7 +64,7 @@ pub fn after(geometry: &Geometry, key: Hashed<'_>, read: u32, head_aux: u32) -> 
     }
 }
 
-// ---- making room ------------------------------------------------------------------------------------
+// ---- making room --------------------------------------------------------------------------------
 
 /// Where a key may go by moves alone. It is at `at`, or is a newcomer if that is `None`.
 pub(crate) fn destinations(

@@ -284,7 +284,7 @@ mod tests {
     /// A rule is broken on one thread, until its last guard is dropped. Otherwise a test that
     /// breaks a rule would show nothing, or would spoil the next test.
     #[test]
-    fn broken_until_the_last_is_dropped() {
+    fn a_rule_is_broken_until_the_last_guard_is_dropped() {
         let outer = Broken::rule(Rule::Ghost);
         let inner = Broken::rule(Rule::Ghost);
         let other = Broken::rule(Rule::BellFence);
@@ -324,7 +324,7 @@ mod tests {
     /// The faults of this thread can be set on another thread, for good.
     #[cfg(feature = "sim")]
     #[test]
-    fn broken_on_another_thread_as_here() {
+    fn faults_can_be_set_on_another_thread() {
         let _rule = Broken::rule(Rule::OddPass);
         let _wait = Broken::wait(Rule::BlockGrace, Duration::from_nanos(3));
         let all = all_broken();

@@ -296,7 +296,7 @@ mod tests {
     /// A hit in a slot of several lines needs the clock, because the short copies of its stamp
     /// wrap. A hit in a slot of one line needs none, nor does one whose fabric gives exact samples.
     #[test]
-    fn hits_that_need_proof() {
+    fn hits_in_several_lines_need_the_clock() {
         for (value_max, exact, at_once) in
             [(8, false, true), (40, false, true), (100, false, false), (8, true, true), (100, true, true)]
         {
@@ -315,7 +315,7 @@ mod tests {
 
     /// A pass is trusted if it took less than the grace time. With a grace time of zero no pass is.
     #[test]
-    fn passes_by_the_clock() {
+    fn passes_are_trusted_below_the_grace_time() {
         let ns = Duration::from_nanos;
         for (took_ns, grace, proof) in [
             (0, ns(400), Proof::InGrace),
@@ -406,7 +406,7 @@ mod tests {
 
     /// A torn slot before or after the key's own slot does not make the hit doubtful.
     #[test]
-    fn a_hit_beside_a_torn_slot() {
+    fn a_torn_neighbour_does_not_spoil_a_hit() {
         for (value_max, expected) in [(8, Step::Found), (100, Step::Judge)] {
             let geometry = geometry("cluster", 8, value_max);
             for at in [0, 3, 7] {
@@ -420,7 +420,7 @@ mod tests {
 
     /// A torn slot in a further window starts the pass again, with the primary window.
     #[test]
-    fn torn_further_windows() {
+    fn a_torn_further_window_restarts_the_pass() {
         let geometry = geometry("list", 1000, 8);
         let mut get = Get::new(&geometry, b"key");
         let show = |slot: SlotIx| {
@@ -441,7 +441,7 @@ mod tests {
     /// Only the first slot of a window says where the chain goes on, and whether the key may be
     /// displaced. The others are homes of their own.
     #[test]
-    fn the_first_slot_speaks_for_its_window() {
+    fn only_the_first_slot_names_the_chain() {
         let geometry = geometry("farm", 1000, 8);
         let follow = |named_at: u64| {
             let mut get = Get::new(&geometry, b"key");
@@ -459,7 +459,7 @@ mod tests {
 
     /// The longest chain that the server links is followed to its end. A longer one is given up.
     #[test]
-    fn chains_are_followed_so_far() {
+    fn chains_are_followed_to_the_bound() {
         let geometry = geometry("list", 1000, 8);
         let follow = |windows: u32| {
             let mut get = Get::new(&geometry, b"key");
@@ -501,7 +501,7 @@ mod tests {
 
     /// The slot that seems to hold the key is looked at first. A wrong guess leaves no slot out.
     #[test]
-    fn each_slot_once() {
+    fn each_slot_is_looked_at_once() {
         let geometry = geometry("cluster", 8, 8);
         let mut get = Get::new(&geometry, b"key");
         let all: Vec<u64> = get.start().iter().map(|slot| slot.0).collect();

@@ -75,7 +75,7 @@ fn understand(n: u32, value: &[u8]) -> Result<u64, String> {
         .ok_or_else(|| format!("key {n}: nobody wrote {value:02x?} for it"))
 }
 
-// ---- the reader, in a process of its own ------------------------------------------------------------
+// ---- the reader, in a process of its own --------------------------------------------------------
 
 /// Reads as its parent process tells it. Fails on the first wrong answer. Not a test by itself.
 #[test]
@@ -136,7 +136,7 @@ fn reader_child() {
     );
 }
 
-// ---- the writers ------------------------------------------------------------------------------------
+// ---- the writers --------------------------------------------------------------------------------
 
 /// Removes, inserts and updates the passing keys whose number is `lane` modulo the number of
 /// writers, and updates some that stay, until `stop`. Returns the number of changes.

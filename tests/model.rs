@@ -137,7 +137,7 @@ fn check_gets(table: &Table, model: &Model, story: &Story) {
 /// Emptying a full table leaves nothing: all slots are free, there are no displaced keys and no
 /// chains, and the same keys fit again.
 #[test]
-fn filled_emptied_filled_again() {
+fn an_emptied_table_is_like_new() {
     on_every_preset(|preset| {
         for (slots, shape) in [(1, SHAPES[0]), (7, SHAPES[1]), (64, SHAPES[3]), (1000, SHAPES[1])] {
             let mut table = Table::new(&config(preset, slots, shape.0, shape.1, slots));
@@ -315,7 +315,7 @@ fn a_batch_answers_every_key() {
 
 /// A put does what it reports, and `len` and the counters follow.
 #[test]
-fn modes_of_a_put() {
+fn a_put_does_what_it_reports() {
     on_every_preset(|preset| {
         let table = Table::new(&config(preset, 64, 8, 8, 3));
         let put = |value: &[u8], mode| table.index.put(b"key", value, mode).unwrap();
@@ -340,7 +340,7 @@ fn modes_of_a_put() {
 /// Deletes bring displaced keys home in all layouts where a key has more than one window, or a
 /// chain. Only `pilaf` does not, as published.
 #[test]
-fn who_comes_home() {
+fn displaced_keys_come_home_except_in_pilaf() {
     on_every_preset(|preset| {
         let table = Table::new(&config(preset, 64, 8, 8, 1));
         let keys: Vec<_> = (0..200).map(|n| key(n, 8)).collect();
@@ -357,7 +357,7 @@ fn who_comes_home() {
 
 /// A key or value that is too long is refused. The error names the allowed length and the remedy.
 #[test]
-fn lengths_refused() {
+fn lengths_out_of_range_are_refused() {
     let table = Table::new(&config(default_preset(), 64, 8, 16, 1));
     let refused = |key: &[u8], value: &[u8]| {
         let error = table.index.put(key, value, PutMode::Upsert).expect_err("refused");

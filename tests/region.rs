@@ -1,6 +1,6 @@
-//! The region's bytes. They are pinned, so that the format does not change by accident. They are
-//! damaged: a server or reader of such a region ends in a typed error. They are left behind by a
-//! dead server: the next one takes them over.
+//! The region's bytes. Golden tests pin the format, so that it does not change by accident. Servers
+//! and readers of a damaged region end in a typed error. A server takes over the region that a dead
+//! server left.
 //!
 //! `docs/FORMAT.md` describes what the golden tests here pin.
 
@@ -34,7 +34,7 @@ fn bytes_of(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-// ---- golden bytes -----------------------------------------------------------------------------------
+// ---- golden bytes -------------------------------------------------------------------------------
 
 /// The table of the golden bytes. Everything in it is fixed.
 fn golden_config() -> Config {
@@ -87,7 +87,7 @@ fn slots_are_pinned() {
 
 /// A server puts what the functions above encode into a region, at the right places.
 #[test]
-fn a_region_holds_just_these_bytes() {
+fn a_server_writes_the_pinned_bytes() {
     let dir = tempfile::tempdir().unwrap();
     on_every_preset(|preset| {
         for (key_max, value_max, slot_bytes) in [(8, 8, 32), (16, 32, 64), (32, 78, 128)] {
@@ -195,7 +195,7 @@ const GOLDEN_TAGS: (u8, u32, u32) = (148, 0x1000, 0x10);
 const GOLDEN_WINDOWS_PILAF: [u64; 3] = [46, 21, 99];
 const GOLDEN_WINDOWS: [u64; 2] = [43, 20];
 
-// ---- damaged regions --------------------------------------------------------------------------------
+// ---- damaged regions ----------------------------------------------------------------------------
 
 /// A region file with some keys, whose server is gone.
 struct Left {
@@ -394,7 +394,7 @@ fn impossible_fields_are_noticed() {
 /// Files that are no region, or only part of one. Each is refused with the right reason, and left
 /// unchanged.
 #[test]
-fn files_that_are_no_region() {
+fn files_that_are_no_region_are_refused() {
     on_every_preset(|preset| {
         let left = Left::with_keys(preset, 40, 20);
         let good = std::fs::read(&left.path).unwrap();
@@ -433,7 +433,7 @@ fn files_that_are_no_region() {
 /// An inspector reports what is in a region. Each figure is worked out here from what was put into
 /// the file.
 #[test]
-fn what_is_seen_from_outside() {
+fn an_inspector_reports_what_is_there() {
     let mut all = oneread::inspect::Occupancy::default();
     on_every_preset(|preset| {
         let left = Left::with_keys(preset, 100, 92);
@@ -535,7 +535,7 @@ fn a_server_refuses_what_is_no_region() {
     assert!(matches!(Server::start(anonymous), Err(ServeError::NothingToOpen)));
 }
 
-// ---- garbage in the slots ---------------------------------------------------------------------------
+// ---- garbage in the slots -----------------------------------------------------------------------
 
 /// A reader cannot trust the memory it reads. With garbage in every slot, a GET or a batch still
 /// ends within its bounds, in an answer or a typed error. In half of the slots the stamps are even,
@@ -619,7 +619,7 @@ fn scribble(path: &Path, geometry: &oneread::Geometry, seed: u64) {
 
 /// Chains that lead in a circle. A GET gives up after a bounded number of READs.
 #[test]
-fn a_chain_that_bites_its_tail() {
+fn a_get_in_a_circular_chain_ends() {
     on_every_preset(|preset| {
         let geometry = config(preset, 40, 16, 32, 1).geometry().unwrap();
         if geometry.overflow_blocks() == 0 {
@@ -658,7 +658,7 @@ fn a_chain_that_bites_its_tail() {
     });
 }
 
-// ---- taking over ------------------------------------------------------------------------------------
+// ---- taking over --------------------------------------------------------------------------------
 
 /// A server that stopped between two puts leaves everything. The next server has all keys, and
 /// knows which are displaced.
@@ -731,7 +731,7 @@ fn a_torn_slot_is_reported_and_freed() {
 
 /// In a damaged region keys may stand where no GET looks. Their slots are freed, and counted.
 #[test]
-fn keys_where_nobody_looks_are_freed() {
+fn misplaced_keys_are_freed() {
     on_every_preset(|preset| {
         let left = Left::with_keys(preset, 100, 30);
         let (model, places) = left.look();

@@ -4,8 +4,8 @@
 //!
 //! * `pilaf`: three choices, one slot each (Mitchell, Geng, Li, ATC'13, section 4.1: "3-way Cuckoo
 //!   hashing"). One READ per choice tried.
-//! * `bucketized:4`, `bucketized:8`: two choices, buckets of 4 or 8 slots (Dietzfelbinger and Weidling,
-//!   2007; libcuckoo, EuroSys'14). One READ per bucket.
+//! * `bucketized:4`, `bucketized:8`: two choices, buckets of 4 or 8 slots (Dietzfelbinger and
+//!   Weidling, 2007; libcuckoo, EuroSys'14). One READ per bucket.
 //! * `windowed:8`, `windowed:16`: two choices of *overlapping* windows of 8 or 16 slots (Lehman and
 //!   Panigrahy, ESA'09, show what overlapping gains). Inside its primary window a key makes room as
 //!   in hopscotch hashing (Herlihy, Shavit, Tzafrir, DISC'08). Only when that fails, the key or a

@@ -249,7 +249,7 @@ impl Index {
         let home_slot = self.geometry.window(home).first;
         let mut locked = self.lock_home(home);
         if self.stripe(&mut locked, home).empty_blocks.get(&block) != Some(&due_ns) {
-            return; // Used again meanwhile: another note, if any, is about that.
+            return; // Used again meanwhile. A later note may be about the block.
         }
         let window = chain::window(&self.geometry, block);
         let is_bare = window.iter().all(|slot| self.slots().header(slot).ghost == 0);

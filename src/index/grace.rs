@@ -141,7 +141,7 @@ mod tests {
     /// Two threads take away what is due, but only one trace is. The other trace stays.
     #[cfg(feature = "sim")]
     #[test]
-    fn nothing_is_taken_before_its_time_by_two() {
+    fn two_threads_take_only_what_is_due() {
         for seed in 0..200 {
             let clock = Clock::manual();
             let grace = Grace::new(clock.clone(), Duration::from_nanos(50));

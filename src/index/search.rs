@@ -340,7 +340,7 @@ mod tests {
     /// A removed key leaves the ghost in its slot: a reader that looks for the moved key must see
     /// it.
     #[test]
-    fn what_is_removed_leaves_ghosts_behind() {
+    fn a_removed_key_leaves_the_ghost() {
         for layout in ["windowed:8", "bucketized:4", "slotwise:8"] {
             let index = index(layout, 120);
             let mut ghosts = 0;
@@ -363,7 +363,7 @@ mod tests {
 
     /// The search of a table without a free slot ends at its bound.
     #[test]
-    fn a_search_ends() {
+    fn a_search_ends_at_its_bound() {
         let index = index("windowed:8", 6000);
         let geometry = index.geometry();
         let mut numbers = 0u64..;

@@ -212,7 +212,7 @@ mod tests {
     /// One key of a home leaves a slot and another key of it enters that slot. Each keeps its own
     /// bit.
     #[test]
-    fn the_register_knows_keys_apart() {
+    fn the_register_tells_keys_apart() {
         let mut stripe = Stripe::default();
         let at = |slot| DisplacedAt::At(SlotIx(slot));
         stripe.add(3, Displaced { bit: 1, place: at(10) });

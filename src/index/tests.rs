@@ -23,7 +23,7 @@ use std::time::Duration;
 const GRACE: Duration = Duration::from_micros(200);
 const TWICE_NS: u64 = 2 * GRACE.as_nanos() as u64;
 
-// ---- formulas of this file's own -----------------------------------------------------------------------
+// ---- formulas of this file's own ----------------------------------------------------------------
 
 /// The tag that a key leaves behind (docs/FORMAT.md).
 fn tag_of(index: &Index, key: &[u8]) -> u8 {
@@ -53,7 +53,7 @@ fn is_displaced(index: &Index, key: &[u8], slot: SlotIx) -> bool {
     !index.geometry.window(home_of(index, key)).contains(slot)
 }
 
-// ---- a table that is watched ---------------------------------------------------------------------------
+// ---- a table that is watched --------------------------------------------------------------------
 
 fn small(layout: &str, slots: u64) -> Config {
     let (layout, size) = (layout.parse().unwrap(), TableSize::Slots(slots));
@@ -544,7 +544,7 @@ fn the_books_are_right() {
     }
 }
 
-// ---- every tag, every bit ------------------------------------------------------------------------------
+// ---- every tag, every bit -----------------------------------------------------------------------
 
 /// What moved a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -691,7 +691,7 @@ fn every_tag_and_every_bit() {
     }
 }
 
-// ---- ghosts stay ---------------------------------------------------------------------------------------
+// ---- ghosts stay --------------------------------------------------------------------------------
 
 /// What was written into a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -792,7 +792,7 @@ fn ghosts_stay() {
     }
 }
 
-// ---- blocks --------------------------------------------------------------------------------------------
+// ---- blocks -------------------------------------------------------------------------------------
 
 /// Keys of one home.
 fn keys_of_home(index: &Index, home: u64) -> impl Iterator<Item = [u8; 8]> {
@@ -983,7 +983,7 @@ fn a_block_is_counted_before_it_is_given_back() {
 
 /// A chain gets as long as readers follow one, and no longer. Each key in it is found.
 #[test]
-fn chains_end_where_readers_end() {
+fn a_chain_is_as_long_as_readers_follow() {
     let mut watch = Watch::new("list", 200, 1);
     let keys: Vec<_> = keys_of_home(&watch.index, 0).take(chain::CHAIN_MAX as usize + 1).collect();
     let (newcomer, keys) = keys.split_last().unwrap();
@@ -997,13 +997,13 @@ fn chains_end_where_readers_end() {
     assert_eq!((next.index.len(), chains(&next.index).len()), (keys.len() as u64, keys.len() - 1));
 }
 
-// ---- room ----------------------------------------------------------------------------------------------
+// ---- room ---------------------------------------------------------------------------------------
 
 /// A displaced key takes the slot that a delete frees, if its primary window has the slot. Another
 /// takes the slot that this one leaves, and so on, up to four in one delete. Other keys stay in
 /// their second windows and chains, where they cost a READ more.
 #[test]
-fn whoever_can_comes_home() {
+fn displaced_keys_come_home() {
     for preset in presets().filter(|preset| preset.name != "pilaf") {
         let (mut most, mut none) = (0, 0);
         for seed in 0..3 {
@@ -1041,7 +1041,7 @@ fn whoever_can_comes_home() {
 
 /// A displaced key that stands on a ghost stays (M3). Another key of its home comes home instead.
 #[test]
-fn another_comes_home_instead() {
+fn a_key_on_a_ghost_does_not_come_home() {
     let index = Watch::new("list", 4, 1).index;
     let keys: Vec<_> = keys_of_home(&index, 0).take(3).collect();
     keys.iter().for_each(|key| assert_eq!(index.put(key, b"", PutMode::Insert), Ok(PutOutcome::Inserted)));
@@ -1359,7 +1359,7 @@ fn is_free(index: &Index, slot: SlotIx) -> bool {
 /// A filter or link that is already right is not written again: readers of the slot would have to
 /// look again.
 #[test]
-fn what_is_right_is_not_written() {
+fn right_filters_and_links_are_not_rewritten() {
     for layout in ["windowed:8", "list"] {
         let mut watch = Watch::new(layout, 24, 1);
         (0..30).for_each(|n| drop(watch.put(&key(n), b"")));
@@ -1384,7 +1384,7 @@ fn what_is_right_is_not_written() {
 
 /// A refused put says how full the table is, or how often other threads changed its path.
 #[test]
-fn refusals_in_words() {
+fn refusals_say_why() {
     let full = PutError::Full { keys: 5, slots: 8 }.to_string();
     assert!(full.starts_with("the table is full: 5 keys in 8 slots (load 62.5 %), "), "{full}");
     let busy = PutError::Busy { rounds: ROUNDS_MAX }.to_string();
@@ -1393,7 +1393,7 @@ fn refusals_in_words() {
 
 /// A table records when it was made. It is made only in a region that is large enough.
 #[test]
-fn a_table_is_made_now_and_within_its_region() {
+fn a_table_records_its_time_and_fits_its_region() {
     let now = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
     let begun = now();
     let watch = Watch::new("list", 4, 1);
@@ -1409,7 +1409,7 @@ fn a_table_is_made_now_and_within_its_region() {
     assert!(panic.downcast_ref::<&str>().unwrap().contains("too short for the table"));
 }
 
-// ---- servers that are killed early ---------------------------------------------------------------------
+// ---- servers that are killed early --------------------------------------------------------------
 
 /// A server is killed at any store of a takeover. Its first store, after the grace time, says that
 /// it is the table's server. So the next server has the next number, never the same one. The books
@@ -1468,7 +1468,7 @@ fn a_retired_table_is_taken_over() {
     assert_eq!(next.found, Recovered { keys: 1, ..Recovered::default() });
 }
 
-// ---- the last look -------------------------------------------------------------------------------------
+// ---- the last look ------------------------------------------------------------------------------
 
 /// One thread puts a key into a full table. Another makes room and puts the same key. Returns how
 /// often the first answered that the table is full although the other had put the key before the
@@ -1518,7 +1518,7 @@ fn put_into_a_full_table(layout: &str, mode: PutMode) -> (u32, u32) {
 /// A put that waits for grace periods takes away everything that is due then, not only as much as
 /// other mutations do in passing. What is left would only be in its way.
 #[test]
-fn a_put_that_waits_takes_all_away() {
+fn a_put_that_waits_takes_all_due_traces_away() {
     let mut watch = Watch::new("windowed:8", 120, 1);
     let mut keys = (0..).map(key);
     while watch.index.grace.traces().len() <= 2 * REAP_MAX {
@@ -1635,7 +1635,7 @@ fn damaged_links_are_taken_over() {
 
 /// On a clock that runs, an empty block is unlinked and used again.
 #[test]
-fn empty_blocks_go_on_a_running_clock() {
+fn empty_blocks_are_reused_on_a_running_clock() {
     let config =
         Config { grace: Duration::from_micros(200), seeds: Some(Seeds::from_number(1)), ..small("list", 4) };
     let geometry = config.geometry().unwrap();

@@ -143,7 +143,7 @@ mod tests {
     /// From its first store to its last, every line shows an odd stamp, also where the copies wrap.
     /// Marking a line changes nothing else in it, so a slot that is only marked is still whole.
     #[test]
-    fn further_lines_are_marked() {
+    fn every_line_is_marked() {
         let geometry = Config { value_max: 150, ..Config::default() }.geometry().unwrap();
         let recorder = Arc::new(Recorder::new(Clock::manual(), Duration::from_nanos(1)));
         let region = recorder.region(geometry.region_bytes());
@@ -175,7 +175,7 @@ mod tests {
     /// A slot whose writer died while it marked the lines still has its old content, also where the
     /// copies of the stamp wrap. With one bit of the rest changed, the content is lost.
     #[test]
-    fn a_slot_only_marked_is_what_it_was() {
+    fn a_marked_slot_keeps_its_content() {
         let geometry = Config { value_max: 150, ..Config::default() }.geometry().unwrap();
         let recorder = Arc::new(Recorder::new(Clock::manual(), Duration::from_nanos(1)));
         let region = recorder.region(geometry.region_bytes());

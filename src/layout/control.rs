@@ -82,7 +82,7 @@ mod tests {
 
     /// These positions are part of the format: a region outlives the server that wrote it.
     #[test]
-    fn words_of_the_control_page() {
+    fn the_control_page_has_fixed_words() {
         assert_eq!(CONTROL_OFFSET, 4096);
         assert_eq!(STATE_WORD, 512);
         let counters: Vec<usize> = (0..MOVE_COUNTERS).map(move_counter_word).collect();

@@ -299,7 +299,7 @@ mod tests {
     /// The geometry has what the configuration asked for, and everything is where docs/FORMAT.md
     /// says.
     #[test]
-    fn where_everything_is() {
+    fn everything_is_where_the_format_says() {
         let layout = "farm".parse().unwrap();
         let seeds = Seeds::from_number(5);
         let grace = Duration::from_micros(300);

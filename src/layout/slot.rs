@@ -386,7 +386,7 @@ mod tests {
 
     /// Lengths that lead out of the slot are refused, also under a seqlock.
     #[test]
-    fn lengths_are_never_believed() {
+    fn lengths_are_always_checked() {
         let s = shape(64);
         let mut image = encode(s, ID, 2, &Content { key: b"key", value: b"value", ..Content::default() });
         assert!(View::consistent(s, &image).is_ok());
@@ -442,7 +442,7 @@ mod tests {
     proptest! {
         /// A view shows what was encoded, for every slot size and every split of the payload.
         #[test]
-        fn round_trip(lines in 0usize..6, klen in 0usize..=255, vlen in 0usize..400, stamp in any::<u32>(), fill in any::<u8>()) {
+        fn a_view_shows_what_was_encoded(lines in 0usize..6, klen in 0usize..=255, vlen in 0usize..400, stamp in any::<u32>(), fill in any::<u8>()) {
             let s = shape(if lines == 0 { 32 } else { lines * LINE });
             let klen = klen.min(s.payload_max());
             let vlen = if klen == 0 { 0 } else { vlen.min(s.payload_max() - klen) };

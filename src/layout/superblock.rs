@@ -324,7 +324,7 @@ mod tests {
     /// Each field says what its name says, in a table where no two fields are alike. A client gets
     /// the same table back.
     #[test]
-    fn fields() {
+    fn fields_mean_what_their_names_say() {
         for preset in presets() {
             let geometry = geometry(preset.layout);
             let it = Superblock::new(&geometry, 12_345);
@@ -443,7 +443,7 @@ mod tests {
     /// Of several wrong fields, the one that explains the others is named first. What is no region
     /// has no version, and another version has another checksum.
     #[test]
-    fn what_is_wrong_first() {
+    fn the_first_cause_is_named() {
         let geometry = geometry(presets().next().unwrap().layout);
         let good = Superblock::new(&geometry, 1);
         let mut it = Superblock { homes: 0, family: 77, ..good };

@@ -185,7 +185,7 @@ mod tests {
     /// Two threads take two locks in opposite order. With some seeds neither goes on. This is
     /// reported.
     #[test]
-    fn who_waits_for_ever_is_told() {
+    fn a_deadlock_is_reported() {
         let ends = |crosswise: bool, seed| {
             let locks = [Mutex::new(()), Mutex::new(())];
             let work = |me: usize| {

@@ -300,7 +300,8 @@ fn block_unlinked_at_once() {
     assert_eq!(caught(&[], hardware, 1, emptied), None);
 }
 
-/// Runs server threads whose order a seed decides. One of these seeds must show the broken rule.
+/// Runs server threads whose order a seed decides. Without a broken rule no seed shows anything.
+/// With `rule` broken, a seed in the first quarter must show it.
 fn caught_interleaved(rule: Rule, run: impl Fn(u64) -> Result<(), String>) {
     const SEEDS: u64 = 2_000;
     for seed in 0..SEEDS / 4 {
@@ -421,7 +422,7 @@ fn crc_without_slot_number() {
     assert!(check(shape, here, &other).is_ok_and(|view| view.holds(b"key")), "caught");
 }
 
-// ---- by random schedules ---------------------------------------------------------------------------------
+// ---- by random schedules ------------------------------------------------------------------------
 
 /// A way to break a rule.
 #[derive(Clone, Copy, Debug)]

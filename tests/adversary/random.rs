@@ -282,9 +282,9 @@ fn random_client(
 }
 
 /// A nearly full table of a few stripes. Two server threads churn it at once, and a shm client
-/// reads. Half of the changes are near the border of two stripes, where the threads meet, or around
-/// one home. In every third table the server is killed half way, with at most one change per thread
-/// half done, and another server goes on.
+/// reads. Some rounds change keys anywhere, some near the border of two stripes, where the threads
+/// meet, and some around two homes. In every third table the server is killed half way, with at
+/// most one change per thread half done, and another server goes on.
 pub fn interleaved(layout: Layout, seed: u64) -> Served {
     let mut random = Random::new(seed);
     /// The number of slots that share a lock.
