@@ -54,7 +54,7 @@ pub enum PutError {
     Full {
         /// Keys in the table.
         keys: u64,
-        /// Slots that have memory: main slots, and overflow slots ever used.
+        /// Slots allocated: main slots, and overflow slots ever used.
         slots: u64,
     },
     /// Other threads changed each path before it could be locked.
@@ -89,7 +89,7 @@ pub struct IndexCounts {
     pub homings: u64,
     /// Waits of puts for grace periods to end.
     pub waits: u64,
-    /// Slots that have memory: main slots, and overflow slots ever used.
+    /// Slots allocated: main slots, and overflow slots ever used.
     pub slots: u64,
     /// Main slots.
     pub main_slots: u64,

@@ -59,7 +59,7 @@ impl Owners {
 struct Pool {
     /// Blocks that were given back.
     free: Vec<Block>,
-    /// The number of blocks ever used. Their numbers are 0 up to this one.
+    /// The number of blocks ever used. Their numbers are below this one.
     ever_used: u64,
     /// The number of blocks that have memory behind them.
     backed: u64,
@@ -90,7 +90,7 @@ impl Blocks {
         }
         if pool.ever_used == pool.backed {
             let block_bytes = geometry.shape().bytes() as u64 * u64::from(geometry.layout().block_slots);
-            // The region ends where the last step ends.
+            // `back` cuts the last step off where the region ends.
             let more = BACKING_STEP.div_ceil(block_bytes);
             let start = geometry.slot_offset(chain::window(geometry, Block(pool.backed as u32)).first);
             if let Err(error) = region.back(start..start + more * block_bytes) {

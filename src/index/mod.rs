@@ -141,7 +141,7 @@ impl Index {
 
     /// Writes the state word, with one store.
     fn publish_state(&self, phase: Phase) {
-        // Pairs with the acquire fence of a thread that loads the state and then reads on.
+        // Pairs with the acquire fences of a GET that follows a load of the state.
         fence(Ordering::Release);
         self.region.store(STATE_WORD, State { incarnation: self.incarnation, phase }.to_word());
     }
@@ -175,7 +175,7 @@ impl Index {
     pub fn displaced(&self) -> usize {
         self.stripes.displaced()
     }
-    /// Keys divided by all slots that have memory, overflow included.
+    /// Keys divided by all slots allocated, overflow included.
     pub fn load_true(&self) -> f64 {
         let counts = self.counts();
         counts.keys as f64 / counts.slots as f64

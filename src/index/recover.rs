@@ -1,6 +1,6 @@
 //! Takes a region over from a server that is gone.
 //!
-//! The region may have slots left odd by a dead writer, a key in two slots (a move that ended
+//! The region may have slots left odd by a dead writer, a key in two slots (a move cut off
 //! between M1 and the overwriting of the original), and filter bits and ghosts whose times are
 //! lost. Readers may be reading all the while.
 
@@ -124,7 +124,7 @@ impl Index {
     }
 
     /// T3: follows every chain, and cuts it where it leads out of the table or into another chain.
-    /// Links blocks with keys that no chain leads to: a damaged region may have them (B1).
+    /// Links blocks with keys that no chain leads to. Only a damaged region has them (B1).
     fn recover_chains(&self, found: &mut Recovered) -> Chains {
         let ever_used = self.region.load(BLOCKS_WORD).min(self.geometry.overflow_blocks());
         let mut chains = Chains { linked: vec![false; ever_used as usize], blocks: Vec::new() };
@@ -178,8 +178,8 @@ impl Index {
             return;
         }
         if self.find_all(key).into_iter().any(|other| other != slot) {
-            // A move ended between M1 and the overwriting of the original. Both copies are equal,
-            // because updates wait for the move to end.
+            // A move was cut off between M1 and the overwriting of the original. Both copies are
+            // equal, because updates wait for the move to end.
             self.vacate(&self.stripes.alone(), slot);
             found.doubled += 1;
             return;

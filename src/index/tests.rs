@@ -1054,8 +1054,8 @@ fn a_key_on_a_ghost_does_not_come_home() {
     assert!(index.slots().holds(next, &keys[1]) && index.slots().holds(home_slot, &keys[2]));
 }
 
-/// A newcomer takes the first free slot in the first of its windows that has one. It moves nobody:
-/// a moved key could cost its readers a READ more.
+/// A newcomer takes the first free slot in the first of its windows that has one. It moves
+/// no other key. Otherwise GETs of it would cost a READ more from the start.
 #[test]
 fn a_newcomer_takes_the_first_free_slot() {
     for layout in ["pilaf", "bucketized:4", "windowed:8", "farm", "list"] {
@@ -1149,8 +1149,8 @@ fn traces_are_taken_away_in_passing() {
     assert_eq!((index.tidy(), index.grace.traces()), (None, vec![]));
 }
 
-/// The results of two tables of each preset, made for 2,000 keys and filled until they are full:
-/// keys, moves, displaced keys, and puts that waited, as sums of both tables.
+/// The sums over two tables of each preset, made for 2,000 keys and filled until they are full:
+/// keys, moves, displaced keys, and puts that waited.
 const FILLED: [(&str, [u64; 4]); 11] = [
     ("windowed:8", [4455, 1806, 351, 2]),
     ("windowed:16", [4375, 1521, 213, 2]),

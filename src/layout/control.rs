@@ -3,7 +3,7 @@
 //! ```text
 //! page + 0      state word             incarnation << 8 | phase
 //! page + 64*k   counter of begun moves, k = 1..=32
-//! page + 2112   number of overflow blocks ever used; memory behind them was never written
+//! page + 2112   overflow blocks ever used; memory beyond them was never written
 //! ```
 //!
 //! Each word has its own line, so a reader's line is invalidated only when its word changes.

@@ -6,7 +6,7 @@
 //!          8       klen    u8   0: free
 //!          9       ghost   u8   tag of the key that moved out of here less than 2T ago (M2), or 0
 //!         10..12   vlen    u16  bytes of value
-//!          9       ghost   u8   tag of the key that moved out of here less than 2T ago (M2), or 0
+//!         12..16   aux     u32  of a home or head of a chain block: filter of displaced keys, link
 //!         16..64   key, then value
 //! line n   0..62   value (or key) goes on
 //!         62..64   u16 copy of the low half of the stamp
