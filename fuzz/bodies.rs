@@ -1,8 +1,8 @@
-//! What each fuzz target does with its input. `fuzz_targets/` runs these under libFuzzer,
-//! `tests/fuzz_corpus.rs` over the committed corpus.
+//! What each fuzz target does with its input. `fuzz_targets/` runs these under libFuzzer, and
+//! `tests/fuzz_corpus.rs` runs them over the committed corpus.
 //!
-//! An input is read from its front; what it has not got reads as zero. So every input means something, and
-//! cutting one off makes it simpler.
+//! An input is read from its front, and reads as zero after its end. So every input means
+//! something, and a shorter input is a simpler one.
 #![forbid(unsafe_code)]
 
 use oneread::fabric::landed::LandedWindow;
@@ -34,9 +34,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-// ---- input ---------------------------------------------------------------------------------------------
+// ---- input --------------------------------------------------------------------------------------
 
-/// Reads an input from its front; zero after its end.
+/// Reads an input from its front. Gives zeros after its end.
 struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
@@ -72,7 +72,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// Longest key and value: slots of half a line, one line, two and seven.
+/// The longest key and value for slots of half a line, one line, two and seven.
 const SHAPES: [(usize, usize); 4] = [(8, 8), (16, 32), (32, 78), (255, 120)];
 const GRACE: Duration = Duration::from_nanos(400);
 
@@ -88,7 +88,7 @@ fn config(input: &mut Input<'_>) -> Config {
         .seeds(Seeds::from_number(u64::from(input.byte())))
 }
 
-/// Key number `n`: lengths from 1 to `key_max`, each key different.
+/// Key number `n`. Lengths are 1 to `key_max`, and each key is different.
 fn key(n: u8, key_max: usize) -> Vec<u8> {
     let length = 1 + usize::from(n) * 37 % key_max;
     let mut key = vec![n; length];
@@ -101,9 +101,9 @@ fn value(seed: u8, length: usize) -> Vec<u8> {
     (0..length).map(|i| seed.wrapping_mul(31).wrapping_add(i as u8)).collect()
 }
 
-// ---- regions -------------------------------------------------------------------------------------------
+// ---- regions ------------------------------------------------------------------------------------
 
-/// A file without a name, in memory where there is such a place.
+/// A file without a name, in memory if possible.
 struct Scratch(File);
 
 impl Scratch {
@@ -140,7 +140,7 @@ impl Scratch {
     }
 }
 
-/// READs from a copy of a region, validated as after a NIC; counts them.
+/// READs from a copy of a region, validated like those of a NIC. Counts them.
 struct Memory<'a> {
     geometry: &'a Geometry,
     words: &'a [u64],
@@ -184,20 +184,20 @@ impl Fabric for Memory<'_> {
     }
 }
 
-/// Few retries: whatever the bytes are, a GET ends soon.
+/// Few retries, so that a GET ends soon whatever the bytes are.
 const LIMITS: Limits = Limits::new().retries_max(3).deadline(Duration::from_secs(1));
 
-/// Nothing but these may come of a GET in a damaged region.
+/// Checks that a GET in a damaged region failed with one of the allowed errors.
 fn inconclusive(error: &ReadError) {
     assert!(matches!(error, ReadError::Contended { .. } | ReadError::Deadline { .. }));
 }
 
-// ---- slot_bytes ----------------------------------------------------------------------------------------
+// ---- slot_bytes ---------------------------------------------------------------------------------
 
-/// Keys that slots are made of and that are looked up.
+/// The keys in slots and in GETs have numbers below this.
 const KEYS: u8 = 12;
 
-/// A region whose slots stand as the input says: raw bytes, valid slots of any content, damaged ones.
+/// A region whose slots follow from the input: raw bytes, valid slots of any content, damaged ones.
 fn damaged_region(input: &mut Input<'_>, geometry: &Geometry) -> Vec<u64> {
     let shape = geometry.shape();
     let mut words = vec![0; geometry.region_bytes() as usize / WORD];
@@ -239,8 +239,8 @@ fn damaged_region(input: &mut Input<'_>, geometry: &Geometry) -> Vec<u64> {
     words
 }
 
-/// Arbitrary bytes as slots: readers of any kind, and a server that takes the region over, neither panic
-/// nor leave the region nor go on without end.
+/// Arbitrary bytes as slots. Readers of any kind, and a server that takes the region over, do not
+/// panic, do not leave the region, and come to an end.
 pub fn slot_bytes(data: &[u8]) {
     let input = &mut Input(data);
     let geometry = config(input).geometry().expect("a possible configuration");
@@ -281,7 +281,7 @@ fn landed(geometry: &Geometry, words: &[u64], keys: &[Vec<u8>], flags: u8) {
     }
 }
 
-/// Is there a valid slot with this key and value?
+/// Whether a valid slot holds this key and value.
 fn stands_in(geometry: &Geometry, words: &[u64], key: &[u8], value: &[u8]) -> bool {
     let shape = geometry.shape();
     (0..geometry.slots()).any(|number| {
@@ -313,7 +313,7 @@ fn mapped(region: &Region, geometry: &Geometry, keys: &[Vec<u8>], flags: u8) {
     let inspector = Inspector::new(region, geometry);
     inspector.state();
     inspector.moves_begun();
-    // It looks at a torn slot 100 times and lets others run in between: rarely, to be quick.
+    // It looks at a torn slot 100 times and yields in between. So this is done rarely.
     if flags & 0xf0 == 0xf0 {
         inspector.occupancy(|_| ());
         for key in keys {
@@ -323,7 +323,7 @@ fn mapped(region: &Region, geometry: &Geometry, keys: &[Vec<u8>], flags: u8) {
     }
 }
 
-/// After a server has taken the region over, everything is conclusive again.
+/// When a server has taken the region over, every GET has an answer again.
 fn taken_over(region: Region, geometry: &Geometry, keys: &[Vec<u8>], input: &mut Input<'_>) {
     let clock = Clock::manual();
     let (index, found) = Index::open(region, clock.clone()).expect("a good superblock");
@@ -362,9 +362,9 @@ fn taken_over(region: Region, geometry: &Geometry, keys: &[Vec<u8>], input: &mut
     }
 }
 
-// ---- superblock_bytes ----------------------------------------------------------------------------------
+// ---- superblock_bytes ---------------------------------------------------------------------------
 
-/// Arbitrary bytes as superblock: an error, or a geometry that stays inside the region.
+/// Arbitrary bytes as superblock. They give an error, or a geometry that stays inside the region.
 pub fn superblock_bytes(data: &[u8]) {
     let input = &mut Input(data);
     let flags = input.byte();
@@ -372,7 +372,7 @@ pub fn superblock_bytes(data: &[u8]) {
     let mut words = if flags & 2 == 0 {
         std::array::from_fn(|_| input.u64())
     } else {
-        // A good one, with some of its 4-byte fields changed.
+        // A good superblock, with some of its 4-byte fields changed.
         let geometry = config(input).geometry().expect("a possible configuration");
         let mut words = Superblock::new(&geometry, 1).to_words();
         for _ in 0..input.below(6) {
@@ -388,7 +388,7 @@ pub fn superblock_bytes(data: &[u8]) {
         words[0] = MAGIC;
         words[1] = words[1] & !(1 << 32 | 0xffff_ffff) | u64::from(FORMAT_VERSION);
     }
-    // What the errors say is wrong, put right: so that the checks behind are reached.
+    // Corrects what the errors name, so that the later checks are reached.
     let mut superblock = Superblock::from_words(words);
     let mut result = superblock.geometry(have);
     if let (0, Err(SuperblockError::Checksum { computed, .. })) = (flags & 8, &result) {
@@ -438,7 +438,7 @@ fn stays_inside(geometry: &Geometry, superblock: &Superblock, have: u64) {
     assert_eq!(again.geometry(have).as_ref(), Ok(geometry));
 }
 
-/// A server and a reader manage with it.
+/// A server and a reader can use the region.
 fn small_region_opens(geometry: &Geometry, superblock: &Superblock, input: &mut Input<'_>) {
     if geometry.region_bytes() > 1 << 16 {
         return;
@@ -459,14 +459,15 @@ fn small_region_opens(geometry: &Geometry, superblock: &Superblock, input: &mut 
     }
 }
 
-// ---- frame_bytes ---------------------------------------------------------------------------------------
+// ---- frame_bytes --------------------------------------------------------------------------------
 
-/// Arbitrary bytes on a socket: frames, errors, or a wish for more; what decodes encodes to itself.
+/// Arbitrary bytes on a socket. They give frames, errors, or a need for more bytes. A decoded frame
+/// encodes to the same bytes.
 pub fn frame_bytes(data: &[u8]) {
     let mut rest = data;
     while let Ok(Some(frame)) = wire::decode(rest) {
         assert!(frame.length <= rest.len());
-        // A frame in pieces is no frame yet.
+        // A part of a frame is not a frame.
         for cut in [0, 1, frame.length / 2, frame.length - 1] {
             assert!(matches!(wire::decode(&rest[..cut]), Ok(None)));
         }
@@ -492,9 +493,9 @@ pub fn frame_bytes(data: &[u8]) {
     }
 }
 
-// ---- ops -----------------------------------------------------------------------------------------------
+// ---- ops ----------------------------------------------------------------------------------------
 
-/// What is put, and where it must be found again.
+/// The keys and values that were put and must be found.
 type Model = HashMap<Vec<u8>, Vec<u8>>;
 
 fn get(index: &Index, key: &[u8]) -> Option<Vec<u8>> {
@@ -502,7 +503,7 @@ fn get(index: &Index, key: &[u8]) -> Option<Vec<u8>> {
     index.reader().get_into(key, &mut value).expect("a table at rest").then_some(value)
 }
 
-/// Every key is found, in one slot and no other.
+/// Every key is found, in exactly one slot.
 fn check_table(index: &Index, model: &Model) {
     assert_eq!(index.len(), model.len() as u64);
     for (key, value) in model {
@@ -511,7 +512,7 @@ fn check_table(index: &Index, model: &Model) {
     let geometry = index.geometry();
     let inspector = Inspector::new(index.region(), geometry);
     let main = (0..geometry.main_slots()).map(SlotIx);
-    // Blocks that no chain links to are nobody's: what stands there is overwritten when they are used.
+    // Blocks that no chain links to do not count: they are overwritten when they are used.
     let chained = (0..geometry.homes()).flat_map(|home| {
         let next = |window: &Window| chain::next(geometry, inspector.slot(window.first).header.aux);
         let primary = geometry.window(home);
@@ -531,7 +532,8 @@ fn check_table(index: &Index, model: &Model) {
     assert_eq!(seen.len(), model.len());
 }
 
-/// Operations on a tiny table against a map; now and then the server stops and another takes over.
+/// Operations on a tiny table, compared with a map. Now and then the server stops and another takes
+/// over.
 pub fn ops(data: &[u8]) {
     const OPS_MAX: usize = 400;
     let input = &mut Input(data);
@@ -606,10 +608,10 @@ fn put(index: &Index, model: &mut Model, key: Vec<u8>, value: Vec<u8>, mode: Put
     }
 }
 
-// ---- crash ---------------------------------------------------------------------------------------------
+// ---- crash --------------------------------------------------------------------------------------
 
-/// A server dies at some store; another takes over. All keys are as before or after what was under way,
-/// but for one in a half-written slot.
+/// A server dies at some store, and another takes over. All keys are as before or after the
+/// operation under way, except one in a half-written slot.
 pub fn crash(data: &[u8]) {
     const OPS_MAX: usize = 120;
     let input = &mut Input(data);
@@ -622,7 +624,7 @@ pub fn crash(data: &[u8]) {
     let index = Index::create(region, geometry.clone(), clock.clone()).expect("memory for it");
     let begin = recorder.now();
     let mut model = Model::new();
-    // What stood in the table before and after each operation that stored something.
+    // The content of the table before and after each operation that stored something.
     let mut states = vec![(begin, model.clone())];
     for n in 0..OPS_MAX {
         if input.is_empty() {
@@ -677,10 +679,10 @@ pub fn crash(data: &[u8]) {
     check_table(&index, &there);
 }
 
-// ---- schedule and canary -------------------------------------------------------------------------------
+// ---- schedule and canary ------------------------------------------------------------------------
 
-/// A server's operations, then clients whose READs are torn as the input says. What no GET may report is a
-/// [`Violation`].
+/// A server's operations, then clients whose READs are torn as the input says. A wrong report by a
+/// GET is a [`Violation`].
 pub fn schedule(data: &[u8]) -> Result<(), Box<Violation>> {
     const OPS_MAX: usize = 64;
     let input = &mut Input(data);
@@ -708,7 +710,7 @@ pub fn schedule(data: &[u8]) -> Result<(), Box<Violation>> {
             }
             6 => world.tidy(),
             _ if op == 0xff => {
-                // The server is killed, somewhere in what it did last.
+                // The server is killed at some store since `begin`.
                 let since = world.now().0 - begin.0;
                 let killed = world.now().0 - usize::from(input.u16()) % (since + 1);
                 world = world.taken_over_at(Instant(killed))?.0;
@@ -733,7 +735,7 @@ pub fn schedule(data: &[u8]) -> Result<(), Box<Violation>> {
             let mut few: [KeyNumber; 2] = std::array::from_fn(|_| KeyNumber::from(input.byte()) % keys);
             let (mut start, moves) = (Instant(start), world.moves());
             if flags & 0xc0 == 0x40 && !moves.is_empty() {
-                // From the beginning of a move on, for the key that is moved.
+                // From the beginning of a move on, for the moved key.
                 let moved = moves[start.0 % moves.len()];
                 (few[0], start) = (moved.key, moved.began);
             }
@@ -767,7 +769,7 @@ pub const CANARIES: [&[Rule]; 11] = [
     &[Rule::CountBeforeErase],
 ];
 
-/// [`schedule`] with rules broken on purpose, which ones the first byte says.
+/// [`schedule`] with rules broken on purpose. The first byte chooses the rules.
 pub fn canary(data: &[u8]) -> (&'static [Rule], Result<(), Box<Violation>>) {
     let input = &mut Input(data);
     let rules = CANARIES[input.below(CANARIES.len())];

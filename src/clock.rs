@@ -1,17 +1,19 @@
-//! Time, as the server's grace periods and the clients' deadlines measure it.
+//! Time for the server's grace periods and the clients' deadlines.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A monotonic clock that also counts the time a machine is suspended (H2): real, or set by hand so that
-/// a test or simulation decides what time it is. Cheap to clone; `Send + Sync`.
+/// A monotonic clock that also counts the time a machine is suspended (H2).
+///
+/// It is real, or set by hand, so that a test or simulation decides the time. Cheap to clone;
+/// `Send + Sync`.
 #[derive(Clone, Debug, Default)]
 pub enum Clock {
     /// `CLOCK_BOOTTIME`.
     #[default]
     System,
-    /// A number of nanoseconds that somebody else advances. Sleeping advances it.
+    /// A number of nanoseconds that a test advances. Sleeping advances it.
     Manual(Arc<AtomicU64>),
 }
 
@@ -29,12 +31,12 @@ impl Clock {
                 let t = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
                 t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
             }
-            // Relaxed: the number is all that is communicated.
+            // Relaxed: only the number itself is communicated.
             Clock::Manual(now) => now.load(Ordering::Relaxed),
         }
     }
 
-    /// Returns no earlier than at `due_ns`.
+    /// Sleeps until the clock shows at least `due_ns`.
     pub fn sleep_until(&self, due_ns: u64) {
         match self {
             Clock::System => {
@@ -48,7 +50,7 @@ impl Clock {
         }
     }
 
-    /// Moves a manual clock forward; the system's clock pays no heed.
+    /// Moves a manual clock forward. Does nothing to the system's clock.
     pub fn advance(&self, by: Duration) {
         if let Clock::Manual(now) = self {
             now.fetch_add(by.as_nanos() as u64, Ordering::Relaxed);
@@ -60,9 +62,9 @@ impl Clock {
 mod tests {
     use super::*;
 
-    /// A manual clock goes forward only, by as much as it is told, and is the same one when cloned.
+    /// A manual clock only goes forward, by the given time. A clone is the same clock.
     #[test]
-    fn a_clock_set_by_hand() {
+    fn a_manual_clock_only_goes_forward() {
         let clock = Clock::manual();
         assert_eq!(clock.now_ns(), 0);
         clock.clone().advance(Duration::new(2, 5));
@@ -75,10 +77,9 @@ mod tests {
         assert_eq!(clock.now_ns(), 3_000_000_001);
     }
 
-    /// The system's clock is the one that also counts suspended time, in nanoseconds. Nobody wakes before it
-    /// is time.
+    /// The system's clock also counts suspended time, in nanoseconds. No sleep ends early.
     #[test]
-    fn the_systems_clock() {
+    fn the_systems_clock_counts_suspended_time() {
         let clock = Clock::default();
         assert!(matches!(clock, Clock::System));
         let boottime = || {
@@ -95,7 +96,7 @@ mod tests {
             assert!(clock.now_ns() >= due);
         }
         clock.sleep_until(0);
-        // It cannot be set.
+        // The system's clock cannot be set.
         clock.advance(Duration::from_secs(1_000_000_000));
         assert!(clock.now_ns() <= boottime());
     }

@@ -1,10 +1,10 @@
-//! The three families of layouts: every question whose answer depends on the family is asked here, and nowhere else.
+//! The three families of layouts. All code that differs by family is called from here.
 //!
 //! | question | asked by | answered in |
 //! | --- | --- | --- |
-//! | which presets are there? | configuration | `*/mod.rs` |
-//! | where can a key be? | GETs | `*/placement.rs` |
-//! | where may a key go to make room? | puts and deletes | `*/mutation.rs` |
+//! | the presets | configuration | `*/mod.rs` |
+//! | the places where a key can be | GETs | `*/placement.rs` |
+//! | the places where a key may go to make room | puts and deletes | `*/mutation.rs` |
 
 use crate::layout::geometry::{Family, Geometry, SlotIx, Window};
 use crate::layout::hash::Hashed;
@@ -18,9 +18,9 @@ pub fn presets() -> impl Iterator<Item = &'static Preset> {
     cuckoo::PRESETS.iter().chain(hopscotch::PRESETS).chain(chained::PRESETS)
 }
 
-// ---- where a key can be -----------------------------------------------------------------------------
+// ---- where a key can be -------------------------------------------------------------------------
 
-/// Number of bits in the filter of displaced keys in a home's header.
+/// The number of bits in the filter of displaced keys, in a home's header.
 #[inline]
 pub fn filter_bits(family: Family) -> u32 {
     match family {
@@ -30,31 +30,31 @@ pub fn filter_bits(family: Family) -> u32 {
     }
 }
 
-/// The bit of the home's `aux` that stands for the key.
+/// The key's bit in its home's `aux`.
 #[inline]
 pub fn filter_bit(geometry: &Geometry, key: Hashed<'_>) -> u32 {
     key.first().filter_bit(filter_bits(geometry.layout().family))
 }
 
-/// The bits of a home's `aux` that are its filter.
+/// The bits of a home's `aux` that form its filter.
 #[inline]
 pub(crate) fn filter_mask(geometry: &Geometry) -> u32 {
     u32::MAX >> (32 - filter_bits(geometry.layout().family))
 }
 
-/// Does the home's `aux` name any displaced key?
+/// Whether the home's filter has a bit of any displaced key.
 pub fn names_displaced(geometry: &Geometry, home_aux: u32) -> bool {
     home_aux & filter_mask(geometry) != 0
 }
 
-/// Does the home's `aux` allow that the key is displaced? Never false for a displaced key.
+/// Whether the home's filter allows that the key is displaced. True for every displaced key.
 #[inline]
 pub fn may_be_displaced(geometry: &Geometry, key: Hashed<'_>, home_aux: u32) -> bool {
     home_aux & filter_bit(geometry, key) != 0
 }
 
-/// The window to READ after `read` windows (at least 1) did not show the key; `head_aux` is the `aux` of
-/// the first slot of the last one. `None` after the last.
+/// The window to READ when `read` windows (at least 1) did not show the key. `head_aux` is the
+/// `aux` of the first slot of the last window. `None` after the last.
 #[inline]
 pub fn after(geometry: &Geometry, key: Hashed<'_>, read: u32, head_aux: u32) -> Option<Window> {
     match geometry.layout().family {
@@ -64,9 +64,9 @@ pub fn after(geometry: &Geometry, key: Hashed<'_>, read: u32, head_aux: u32) -> 
     }
 }
 
-// ---- making room ------------------------------------------------------------------------------------
+// ---- making room --------------------------------------------------------------------------------
 
-/// Where a key that is at `at` (or nowhere yet) may go, by moves alone.
+/// Where a key may go by moves alone. It is at `at`, or is a newcomer if that is `None`.
 pub(crate) fn destinations(
     geometry: &Geometry,
     key: Hashed<'_>,
@@ -79,7 +79,7 @@ pub(crate) fn destinations(
     }
 }
 
-/// Is a path searched by random walks rather than breadth first?
+/// Whether paths are searched by random walks. Otherwise the search is breadth first.
 pub(crate) fn walks(geometry: &Geometry) -> bool {
     match geometry.layout().family {
         Family::Cuckoo => cuckoo::mutation::walks(geometry),
@@ -87,7 +87,7 @@ pub(crate) fn walks(geometry: &Geometry) -> bool {
     }
 }
 
-/// Does a slot that a delete frees attract displaced keys whose primary window contains it?
+/// Whether a delete brings a displaced key home into the slot that it frees.
 pub(crate) fn homes_on_delete(geometry: &Geometry) -> bool {
     match geometry.layout().family {
         Family::Cuckoo => cuckoo::mutation::homes_on_delete(geometry),
@@ -101,7 +101,7 @@ mod tests {
     use crate::config::{Config, TableSize};
     use crate::layout::chain::{Block, with_link};
 
-    /// A link to a chain's block is no bit of the filter, and the other way round.
+    /// A link to a block is not part of the filter, and a filter is not part of a link.
     #[test]
     fn a_link_names_nobody() {
         for preset in presets() {

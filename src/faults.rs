@@ -1,10 +1,10 @@
-//! Switches for protocol rules, to show that a test notices when the rule is broken.
+//! Switches that break protocol rules, to show that a test notices.
 //!
-//! Without the feature `faults` every question below is answered `false` at compile time and costs
-//! nothing. With it, a test breaks a rule on its own thread with `Broken::rule`, or shortens its wait with
-//! `Broken::wait`; dropping the guard mends it.
+//! Without the feature `faults`, every check below is `false` at compile time and costs nothing.
+//! With it, a test breaks a rule on its own thread with `Broken::rule`, or shortens its wait with
+//! `Broken::wait`. Dropping the guard restores the rule.
 
-/// A rule of `docs/PROTOCOL.md`, by its id there, or a part of one.
+/// A rule of `docs/PROTOCOL.md`, or a part of one. Each names the rule's id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Rule {
@@ -16,31 +16,31 @@ pub enum Rule {
     CrcCheck,
     /// S2: the CRC covers the slot's number.
     CrcBindsSlot,
-    /// M1: a move writes the copy before it takes the original away.
+    /// M1: a move writes the copy before it overwrites the original.
     CopyBeforeErase,
-    /// M2: a move leaves a ghost in the slot it empties.
+    /// M2: a move leaves a ghost in the slot that it empties.
     Ghost,
     /// M2: a ghost stays for twice the grace time.
     GhostGrace,
-    /// M2: a ghost stays whatever is written into its slot meanwhile.
+    /// M2: a ghost stays, whatever is written into its slot meanwhile.
     GhostStays,
     /// M5: the home's filter names a displaced key before its displaced copy is live.
     FilterBeforeCopy,
-    /// M5: the home's filter keeps naming a displaced key for twice the grace time after it left.
+    /// M5: the home's filter names a displaced key until twice the grace time after the key left.
     FilterGrace,
     /// G4, G7: the client looks again when its pass took the grace time or longer.
     ClientClock,
     /// G5: the client looks again when it saw a new ghost of its key.
     ClientGhost,
-    /// G5: the client tells a new ghost from an old one by its slot and its stamp.
+    /// G5: the client tells a new ghost from an old one by slot and stamp.
     GhostStamp,
     /// B2: a chain block is unlinked no earlier than twice the grace time after its last key left.
     BlockGrace,
-    /// B2: a chain block in which there is a ghost is not unlinked.
+    /// B2: a chain block with a ghost in it is not unlinked.
     BlockGhost,
-    /// B3: an unlinked block is used again no earlier than twice the grace time after.
+    /// B3: an unlinked block is reused no earlier than twice the grace time after.
     ReuseGrace,
-    /// R2: the shm reader fences its loads before it looks at the stamp again.
+    /// R2: the shm reader fences its loads before it loads the stamp again.
     ReaderFence,
     /// W2: the writer fences the odd pass before it stores the bytes.
     WriterFence,
@@ -52,14 +52,13 @@ pub enum Rule {
     OneGhost,
     /// B1: a block is linked before a key is written into it.
     LinkFirst,
-    /// B3: an unlinked block keeps its own link until it is used again.
+    /// B3: an unlinked block keeps its own link until it is reused.
     BlockLink,
-    /// B3: the counter of begun moves goes up between a block's unlinking and its next use.
+    /// B3: the counter of begun moves goes up between a block's unlinking and its reuse.
     BlockCount,
-    /// B3: it goes up before the block is given back, not after.
+    /// B3: the counter goes up before the block is given back.
     BlockCountFirst,
-    /// T1: a server that takes a region over waits for twice the grace time before it changes
-    /// anything.
+    /// T1: a server waits for twice the grace time before it changes a region that it takes over.
     TakeoverGrace,
     /// T5: every counter of begun moves goes up when a region is taken over.
     TakeoverCount,
@@ -73,13 +72,13 @@ pub enum Rule {
     LockOrder,
     /// L4: a path found without locks is checked again under them.
     PathCheck,
-    /// L5: under the locks of what is to make room for a key, a path or a chain, that key is looked
+    /// L5: under the locks of the path or chain that is to make room for a key, that key is looked
     /// for again.
     LookAgain,
-    /// L6: before a put answers that the table is full, it looks for its key a last time.
+    /// L6: a put looks for its key a last time before it answers that the table is full.
     LastLook,
-    /// A3: who will sleep fences its announcement before it looks a last time; who stored fences
-    /// that before it looks whether the other sleeps.
+    /// A3: a side that goes to sleep fences its announcement before its last look. A side that
+    /// stored fences its store before it looks for the announcement.
     BellFence,
 }
 
@@ -88,14 +87,14 @@ impl Rule {
     /// The last rule.
     const LAST: Rule = Rule::BellFence;
 
-    /// The bit of a rule in a set of rules.
+    /// The rule's bit in a set of rules.
     const fn bit(self) -> u64 {
         const { assert!((Rule::LAST as u32) < u64::BITS) };
         1 << self as u32
     }
 }
 
-/// Which rules are broken on a thread, and which waits are shortened.
+/// The rules broken on a thread, and the waits shortened there.
 #[cfg(feature = "sim")]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Faults {
@@ -105,11 +104,11 @@ pub(crate) struct Faults {
     waits: Waits,
 }
 
-/// Rules that wait for a shorter time than they say, and for how many nanoseconds.
+/// Rules with shortened waits, and their waits in nanoseconds.
 #[cfg(feature = "faults")]
 type Waits = [Option<(Rule, u64)>; WAITS_MAX];
 
-/// Rules that a test may shorten at once.
+/// The most waits that a test may shorten at the same time.
 #[cfg(feature = "faults")]
 const WAITS_MAX: usize = 5;
 
@@ -119,7 +118,7 @@ std::thread_local! {
     static WAITS: std::cell::Cell<Waits> = const { std::cell::Cell::new([None; WAITS_MAX]) };
 }
 
-/// Is `rule` switched off on this thread? Always `false` without the feature `faults`.
+/// Whether `rule` is broken on this thread. Always `false` without the feature `faults`.
 #[inline(always)]
 pub(crate) fn broken(rule: Rule) -> bool {
     #[cfg(feature = "faults")]
@@ -131,19 +130,19 @@ pub(crate) fn broken(rule: Rule) -> bool {
     }
 }
 
-/// Is what `rule` asks for so? Where it is broken, nobody asks.
+/// Whether the condition of `rule` holds. If the rule is broken, returns `true` without a check.
 #[inline(always)]
 pub(crate) fn kept(rule: Rule, is_so: impl FnOnce() -> bool) -> bool {
     broken(rule) || is_so()
 }
 
-/// Takes a step because `rule` says so. Where it is broken, the step is left out.
+/// Takes a step that `rule` demands. Leaves it out if the rule is broken.
 #[inline(always)]
 pub(crate) fn obey<T: Default>(rule: Rule, step: impl FnOnce() -> T) -> T {
     if broken(rule) { T::default() } else { step() }
 }
 
-/// Takes a step that `rule` forbids, where it is broken.
+/// Takes a step that `rule` forbids, if the rule is broken.
 #[inline(always)]
 pub(crate) fn disobey(rule: Rule, step: impl FnOnce()) {
     if broken(rule) {
@@ -151,7 +150,7 @@ pub(crate) fn disobey(rule: Rule, step: impl FnOnce()) {
     }
 }
 
-/// Takes two steps, in an order that is a rule. Where it is broken, they are taken the other way round.
+/// Takes two steps in the order that `rule` demands. Reverses the order if the rule is broken.
 #[inline(always)]
 pub(crate) fn in_order<S>(rule: Rule, mut on: S, first: impl FnOnce(&mut S), then: impl FnOnce(&mut S)) {
     if broken(rule) {
@@ -163,13 +162,13 @@ pub(crate) fn in_order<S>(rule: Rule, mut on: S, first: impl FnOnce(&mut S), the
     }
 }
 
-/// What `rule` says; where it is broken, the other.
+/// Returns `right`, or `wrong` if `rule` is broken.
 #[inline(always)]
 pub(crate) fn by_rule<T>(rule: Rule, right: T, wrong: T) -> T {
     if broken(rule) { wrong } else { right }
 }
 
-/// Steps that a rule wants before others. Where it is broken, they are put off until after these.
+/// Steps that a rule demands before other steps. If the rule is broken, they come after those.
 pub(crate) struct AtOnce<T> {
     rule: Rule,
     #[cfg(feature = "faults")]
@@ -184,7 +183,7 @@ impl<T> AtOnce<T> {
         AtOnce { rule, late: Default::default() }
     }
 
-    /// Takes a step, with this.
+    /// Takes a step with the argument `with`, or puts it off if the rule is broken.
     #[inline(always)]
     pub fn step(&mut self, with: T, step: impl FnOnce(T)) {
         if broken(self.rule) {
@@ -205,7 +204,7 @@ impl<T> AtOnce<T> {
     }
 }
 
-/// How long `rule` waits: `right_ns`, unless it is switched off, or shortened, on this thread.
+/// How long `rule` waits: `right_ns`, unless it is broken or shortened on this thread.
 #[inline(always)]
 pub(crate) fn wait_ns(rule: Rule, right_ns: u64) -> u64 {
     #[cfg(feature = "faults")]
@@ -215,7 +214,7 @@ pub(crate) fn wait_ns(rule: Rule, right_ns: u64) -> u64 {
     by_rule(rule, right_ns, 0)
 }
 
-/// What is broken on this thread, for [`break_all`] on another.
+/// The faults of this thread, for [`break_all`] on another thread.
 #[cfg(feature = "sim")]
 pub(crate) fn all_broken() -> Faults {
     #[cfg(feature = "faults")]
@@ -224,7 +223,7 @@ pub(crate) fn all_broken() -> Faults {
     Faults::default()
 }
 
-/// Breaks the same on this thread for good.
+/// Sets these faults on this thread, for good.
 #[cfg(feature = "sim")]
 pub(crate) fn break_all(faults: Faults) {
     #[cfg(feature = "faults")]
@@ -236,7 +235,7 @@ pub(crate) fn break_all(faults: Faults) {
     let _ = faults;
 }
 
-/// While this lives, a rule is broken on the thread that made it.
+/// Breaks a rule, or shortens its wait, on the thread that made this, until it is dropped.
 #[cfg(feature = "faults")]
 #[derive(Debug)]
 pub struct Broken {
@@ -253,10 +252,10 @@ impl Broken {
         Broken { newly, shortened: None }
     }
 
-    /// Has `rule`, which says how long something stays, wait only so long.
+    /// Shortens the wait of `rule`, which says how long something stays, to `wait`.
     ///
     /// # Panics
-    /// When it is shortened already, or too many rules are.
+    /// When its wait is already shortened, or too many waits are.
     pub fn wait(rule: Rule, wait: std::time::Duration) -> Broken {
         let mut waits = WAITS.get();
         assert!(waits.iter().flatten().all(|(short, _)| *short != rule), "{rule:?} is shortened already");
@@ -282,10 +281,10 @@ mod tests {
     use std::panic::catch_unwind;
     use std::time::Duration;
 
-    /// A rule is broken while somebody wants it broken, on that thread alone: else a test that shows a rule
-    /// broken shows nothing, or spoils the next one.
+    /// A rule is broken on one thread, until its last guard is dropped. Otherwise a test that
+    /// breaks a rule would show nothing, or would spoil the next test.
     #[test]
-    fn broken_until_the_last_is_dropped() {
+    fn a_rule_is_broken_until_the_last_guard_is_dropped() {
         let outer = Broken::rule(Rule::Ghost);
         let inner = Broken::rule(Rule::Ghost);
         let other = Broken::rule(Rule::BellFence);
@@ -301,7 +300,8 @@ mod tests {
         assert!(!broken(Rule::BellFence));
     }
 
-    /// A wait is as long as is right, or nothing, or what a test says, which goes before.
+    /// A wait has its right length, or none if the rule is broken. A test's length comes before
+    /// both.
     #[test]
     fn waits_are_shortened_one_by_one() {
         let waits = || [Rule::GhostGrace, Rule::ReuseGrace].map(|rule| wait_ns(rule, 70));
@@ -321,10 +321,10 @@ mod tests {
         assert_eq!(waits(), [70, 70]);
     }
 
-    /// What is broken here can be broken on another thread, for good.
+    /// The faults of this thread can be set on another thread, for good.
     #[cfg(feature = "sim")]
     #[test]
-    fn broken_on_another_thread_as_here() {
+    fn faults_can_be_set_on_another_thread() {
         let _rule = Broken::rule(Rule::OddPass);
         let _wait = Broken::wait(Rule::BlockGrace, Duration::from_nanos(3));
         let all = all_broken();

@@ -1,8 +1,9 @@
-//! The GET machine: says what to READ, is fed what came back, says what next.
+//! The GET machine: it names a window to READ, takes what came back, and names the next step.
 //!
-//! One machine for every layout and fabric. It has no clock, socket, thread or memory of the region: the
-//! same calls with the same answers always lead to the same verdict, so a simulator can drive it through
-//! every interleaving. [`Client`](crate::Client) drives it over a [`Fabric`](crate::fabric::Fabric).
+//! One machine serves every layout and fabric. It has no clock, socket, thread or memory of the
+//! region. The same calls with the same answers always lead to the same verdict, so a simulator can
+//! drive it through every interleaving. [`Client`](crate::Client) drives it over a
+//! [`Fabric`](crate::fabric::Fabric).
 //!
 //! # The algorithm
 //!
@@ -17,9 +18,9 @@
 //!         otherwise                                                   -> new pass
 //! ```
 //!
-//! docs/PROTOCOL.md has the proof that a miss is right (G1, G2, G3), and what it asks for (G4, G5, G6). A hit needs no
-//! proof: the slot's sample is the instant at which the GET takes effect. In a slot of several lines it needs
-//! the clock (G7).
+//! docs/PROTOCOL.md proves that a miss is right (G1, G2, G3) under G4, G5 and G6. A hit needs no
+//! proof: the slot's sample is the instant at which the GET takes effect. A hit in a slot of
+//! several lines needs the clock (G7).
 
 use crate::families;
 use crate::faults::{Rule, kept};
@@ -30,25 +31,26 @@ use crate::layout::slot::Header;
 use smallvec::SmallVec;
 use std::time::Duration;
 
-/// What one slot showed when it was looked at for a key.
+/// What a slot showed when a GET looked in it for a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Look {
-    /// It holds the key; the value has been copied out.
+    /// The slot holds the key. The value has been copied out.
     Match,
-    /// It holds another key, or none. The header is part of the same consistent sample.
+    /// The slot holds another key, or none. The header is part of the same consistent sample.
     Other(Header),
-    /// No consistent sample: the slot is, or was, being written.
+    /// No consistent sample: the slot is being written, or was during the look.
     Torn,
 }
 
-/// A window as a READ brought it: slots to look at, in any order.
+/// A window as a READ brought it. Its slots may be looked at in any order.
 pub trait Landed {
-    /// Looks at `slot` for `key`. On [`Look::Match`] the value replaces what was in `value`; on anything
-    /// else `value` is unspecified.
+    /// Looks for `key` in `slot`. On [`Look::Match`] the value replaces the content of `value`. On
+    /// any other result the content of `value` is unspecified.
     fn look(&mut self, slot: SlotIx, key: &[u8], value: &mut Vec<u8>) -> Look;
 
-    /// The slot of `window` that is to be looked at first: one that seems to hold `key`, by a glance that
-    /// proves nothing. Spares a hit the validation of the others, where that costs more than the glance.
+    /// The slot of `window` to look at first: one that seems to hold `key`. The glance proves
+    /// nothing. It saves a hit the validation of the other slots, where that costs more than the
+    /// glance.
     #[inline]
     fn glance(&self, window: Window, key: &[u8]) -> Option<SlotIx> {
         let _ = (window, key);
@@ -56,25 +58,26 @@ pub trait Landed {
     }
 }
 
-/// How good a proof the fabric can give that no move of the key went unseen.
+/// How well the fabric can prove that no move of the key went unseen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Proof {
     /// No move of a key with this home began during the pass.
     NoMove,
     /// The pass took less than the grace time.
     InGrace,
-    /// Neither.
+    /// Neither of these.
     None,
 }
 
 impl Proof {
-    /// Over a network: the pass took `took_ns` by the client's clock, of a table with this grace time.
+    /// The proof over a network: the pass took `took_ns` by the client's clock, and `grace` is the
+    /// table's grace time.
     #[inline]
     pub fn by_clock(took_ns: u64, grace: Duration) -> Proof {
         if u128::from(took_ns) < grace.as_nanos() { Proof::InGrace } else { Proof::None }
     }
 
-    /// On shm: the counter of begun moves for the key's home, before and after the pass.
+    /// The proof on shm: the counter of begun moves for the key's home, before and after the pass.
     #[inline]
     pub fn by_counter(before: u64, after: u64) -> Proof {
         if kept(Rule::MoveCounter, || before == after) { Proof::NoMove } else { Proof::None }
@@ -86,10 +89,10 @@ impl Proof {
 pub enum Step {
     /// READ this window and [`feed`](Get::feed) it; the pass goes on.
     Read(Window),
-    /// The pass showed nothing, or a value that needs proof: get a [`Proof`] for it and
-    /// [`judge`](Get::judge).
+    /// The pass showed nothing, or a value that needs proof. Get a [`Proof`] for the pass and
+    /// [`judge`](Get::judge) it.
     Judge,
-    /// Start a new pass: take a new mark, then READ this window. Says why.
+    /// Start a new pass, for this reason: take a new mark, then READ this window.
     Again(Window, Retry),
     /// The key's value has been copied out.
     Found,
@@ -111,8 +114,8 @@ pub enum Retry {
     Chain,
 }
 
-/// Ghosts of the key that a pass saw: slot and stamp. Rarely one, never more than there are slots in a
-/// pass.
+/// Ghosts of the key that a pass saw: slot and stamp. There is rarely one, and never more than the
+/// pass has slots.
 type Ghosts = SmallVec<[(SlotIx, u32); 2]>;
 
 /// One GET in progress.
@@ -122,20 +125,20 @@ pub struct Get<'a> {
     key: Hashed<'a>,
     ghost: u8,
     primary: Window,
-    /// The window being read, and how many this pass has read before it.
+    /// The window being read, and the number of windows that this pass has read before it.
     window: Window,
     read: u32,
     /// `aux` of the home slot, and of the first slot of the last window, in this pass.
     home_aux: u32,
     head_aux: u32,
     ghosts: Ghosts,
-    /// Ghosts of the pass before this one.
+    /// Ghosts of the previous pass.
     before: Ghosts,
     found: bool,
 }
 
 impl<'a> Get<'a> {
-    /// A GET of `key`, which must be 1 to [`Geometry::key_max`] bytes long to be found. Start with
+    /// A GET of `key`. Only keys of 1 to [`Geometry::key_max`] bytes can be found. Start with
     /// [`Get::start`].
     #[inline]
     pub fn new(geometry: &'a Geometry, key: &'a [u8]) -> Get<'a> {
@@ -156,27 +159,27 @@ impl<'a> Get<'a> {
         }
     }
 
-    /// The first READ.
+    /// The window of the first READ.
     #[inline]
     pub fn start(&self) -> Window {
         self.primary
     }
 
-    /// The key's home: what a fabric's mark is taken for.
+    /// The key's home. A fabric takes its mark for this home.
     #[inline]
     pub fn home(&self) -> u64 {
         self.key.home()
     }
 
-    /// Does the next READ begin a pass? Then its mark is taken right before it.
+    /// Whether the next READ begins a pass. If so, take the mark right before it.
     #[inline]
     pub fn begins_pass(&self) -> bool {
         self.read == 0
     }
 
-    /// Takes in the window that was asked for. `exact` says that the fabric's samples are proof enough
-    /// for a hit by themselves (shm); without it a hit in a slot of several lines is judged too, because
-    /// the short copies of its stamp wrap.
+    /// Takes in the window that was asked for. `exact` says that the fabric's samples prove a hit
+    /// by themselves (shm). Without it, a hit in a slot of several lines is judged as well, because
+    /// the short copies of its stamp wrap (G7).
     #[inline]
     pub fn feed<L: Landed>(&mut self, landed: &mut L, exact: bool, value: &mut Vec<u8>) -> Step {
         let mut torn = false;
@@ -209,7 +212,7 @@ impl<'a> Get<'a> {
         }
     }
 
-    /// Concludes a pass that showed nothing (or a hit that needs proof) from the fabric's proof for it.
+    /// Concludes a pass that showed nothing, or a hit that needs proof, by the fabric's proof.
     #[inline]
     pub fn judge(&mut self, proof: Proof) -> Step {
         if !kept(Rule::ClientClock, || proof != Proof::None) {
@@ -224,7 +227,7 @@ impl<'a> Get<'a> {
         self.again(Retry::Moved)
     }
 
-    /// The window that follows, if the home's filter says that the key may be there.
+    /// The next window, if the home's filter says that the key may be there.
     #[inline]
     fn next_window(&self) -> Option<Window> {
         if !families::may_be_displaced(self.geometry, self.key, self.home_aux) {
@@ -274,7 +277,7 @@ mod tests {
     use crate::layout::chain::{Block, with_link};
     use crate::layout::hash::Seeds;
 
-    /// Slots that show what they are told to.
+    /// Slots that show what the function says.
     struct Showing<F>(F);
 
     impl<F: FnMut(SlotIx) -> Look> Landed for Showing<F> {
@@ -290,10 +293,10 @@ mod tests {
         Config { layout, size, key_max: 8, value_max, seeds, ..Config::default() }.geometry().unwrap()
     }
 
-    /// A hit in a slot of several lines is proven by the clock, because the short copies of its stamp wrap;
-    /// one in a slot of one line, or in one that the fabric vouches for, is not.
+    /// A hit in a slot of several lines needs the clock, because the short copies of its stamp
+    /// wrap. A hit in a slot of one line needs none, nor does one whose fabric gives exact samples.
     #[test]
-    fn hits_that_need_proof() {
+    fn hits_in_several_lines_need_the_clock() {
         for (value_max, exact, at_once) in
             [(8, false, true), (40, false, true), (100, false, false), (8, true, true), (100, true, true)]
         {
@@ -310,9 +313,9 @@ mod tests {
         }
     }
 
-    /// A pass may take less than the grace time, not as long; with a grace time of nothing no pass is trusted.
+    /// A pass is trusted if it took less than the grace time. With a grace time of zero no pass is.
     #[test]
-    fn passes_by_the_clock() {
+    fn passes_are_trusted_below_the_grace_time() {
         let ns = Duration::from_nanos;
         for (took_ns, grace, proof) in [
             (0, ns(400), Proof::InGrace),
@@ -327,7 +330,7 @@ mod tests {
         assert_eq!(Proof::by_counter(7, 8), Proof::None);
     }
 
-    /// A hit that came too late is none, and is not remembered as one: if the key is gone at the next look, it is absent.
+    /// A hit that came too late is forgotten. If the key is gone at the next look, it is absent.
     #[test]
     fn a_late_hit_is_forgotten() {
         let geometry = geometry("cluster", 8, 100);
@@ -341,17 +344,17 @@ mod tests {
         assert_eq!(get.judge(Proof::InGrace), Step::Absent);
     }
 
-    /// Ghosts of the key, by slot and stamp, in one pass after the other, with the fabric's word for the last
-    /// one. A ghost is old if the pass before saw it in the same slot under the same stamp, whatever came of
-    /// that pass; one new ghost among old ones is enough to look again. A fabric that saw no move begin need
-    /// not ask for ghosts.
+    /// Ghosts of the key by slot and stamp, pass after pass, with the fabric's proof for each. A
+    /// ghost is old if the previous pass saw it in the same slot under the same stamp, however that
+    /// pass ended. One new ghost among old ones is enough for another pass. With [`Proof::NoMove`]
+    /// ghosts do not matter.
     #[test]
     fn ghosts_are_remembered_for_one_pass() {
         let geometry = geometry("cluster", 8, 8);
         let tag = geometry.hashed(b"key").ghost();
         let first = Get::new(&geometry, b"key").start().first.0;
         let (absent, moved) = (Step::Absent, Step::Again(Get::new(&geometry, b"key").start(), Retry::Moved));
-        // What the slots show, is one of them torn, and the proof.
+        // The ghosts that the slots show, whether a slot is torn, and the proof.
         type Looked<'a> = (&'a [(u64, u32)], bool, Proof);
         let cases: &[(&[Looked<'_>], Step)] = &[
             (&[(&[], false, Proof::InGrace)], absent),
@@ -388,7 +391,7 @@ mod tests {
                 let show = |slot: SlotIx| {
                     let seen = ghosts.iter().find(|(at, _)| first + at == slot.0);
                     let (stamp, ghost) = seen.map_or((2, tag % 255 + 1), |(_, stamp)| (*stamp, tag));
-                    // (The last slot is torn, after all that is seen.)
+                    // The last slot is torn, after all that is seen.
                     match *torn && slot.0 == first + 7 {
                         true => Look::Torn,
                         false => Look::Other(Header { stamp, crc: 0, klen: 3, ghost, vlen: 0, aux: 0 }),
@@ -401,9 +404,9 @@ mod tests {
         }
     }
 
-    /// What is torn beside the key does not make the key's own slot doubtful, before it or after it.
+    /// A torn slot before or after the key's own slot does not make the hit doubtful.
     #[test]
-    fn a_hit_beside_a_torn_slot() {
+    fn a_torn_neighbour_does_not_spoil_a_hit() {
         for (value_max, expected) in [(8, Step::Found), (100, Step::Judge)] {
             let geometry = geometry("cluster", 8, value_max);
             for at in [0, 3, 7] {
@@ -415,9 +418,9 @@ mod tests {
         }
     }
 
-    /// A torn slot in a further window begins the pass anew, with the primary window.
+    /// A torn slot in a further window starts the pass again, with the primary window.
     #[test]
-    fn torn_further_windows() {
+    fn a_torn_further_window_restarts_the_pass() {
         let geometry = geometry("list", 1000, 8);
         let mut get = Get::new(&geometry, b"key");
         let show = |slot: SlotIx| {
@@ -435,10 +438,10 @@ mod tests {
         }
     }
 
-    /// Only the first slot of a window says where the chain goes on, and whether the key may be displaced:
-    /// the others are homes of their own.
+    /// Only the first slot of a window says where the chain goes on, and whether the key may be
+    /// displaced. The others are homes of their own.
     #[test]
-    fn the_first_slot_speaks_for_its_window() {
+    fn only_the_first_slot_names_the_chain() {
         let geometry = geometry("farm", 1000, 8);
         let follow = |named_at: u64| {
             let mut get = Get::new(&geometry, b"key");
@@ -454,9 +457,9 @@ mod tests {
         assert_eq!((follow(1), follow(4), follow(7)), (Step::Judge, Step::Judge, Step::Judge));
     }
 
-    /// A chain as long as the server links one is followed to its end; a longer one is given up.
+    /// The longest chain that the server links is followed to its end. A longer one is given up.
     #[test]
-    fn chains_are_followed_so_far() {
+    fn chains_are_followed_to_the_bound() {
         let geometry = geometry("list", 1000, 8);
         let follow = |windows: u32| {
             let mut get = Get::new(&geometry, b"key");
@@ -479,7 +482,7 @@ mod tests {
         assert!(matches!(follow(u32::MAX), Step::Again(_, Retry::Chain)));
     }
 
-    /// Slots that show nothing, one of which seems to hold the key.
+    /// Slots that show nothing. One of them seems to hold the key.
     struct Glancing {
         likely: Option<SlotIx>,
         looked_at: Vec<u64>,
@@ -496,9 +499,9 @@ mod tests {
         }
     }
 
-    /// What seems to hold the key is looked at first; a guess that was wrong leaves no slot out.
+    /// The slot that seems to hold the key is looked at first. A wrong guess leaves no slot out.
     #[test]
-    fn each_slot_once() {
+    fn each_slot_is_looked_at_once() {
         let geometry = geometry("cluster", 8, 8);
         let mut get = Get::new(&geometry, b"key");
         let all: Vec<u64> = get.start().iter().map(|slot| slot.0).collect();

@@ -1,7 +1,7 @@
-//! Looking into a region from outside: slot by slot, without a server, without being believed by anybody.
+//! Looks into a region from outside: slot by slot, without a server.
 //!
-//! For people and tools (`oneread inspect`, `oneread dump`), not for GETs: nothing here proves a key
-//! absent.
+//! For people and tools (`oneread inspect`, `oneread dump`), not for GETs: nothing here proves a
+//! key absent.
 
 use crate::families;
 use crate::layout::chain::CHAIN_MAX;
@@ -12,18 +12,18 @@ use crate::layout::slot::{Header, Image, Torn, View, check};
 use crate::layout::superblock::{Superblock, SuperblockError};
 use crate::region::Region;
 
-/// What stands in a slot.
+/// The content of a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlotReport {
-    /// Which slot.
+    /// The slot's number.
     pub slot: SlotIx,
-    /// Its header as loaded.
+    /// The header as loaded.
     pub header: Header,
-    /// Does a remote reader accept it? Stamps and CRC as in [`check`].
+    /// Whether a remote reader accepts the slot: stamps and CRC, as in [`check`].
     pub verdict: Result<(), Torn>,
     /// The key; empty if the slot is free or not accepted.
     pub key: Vec<u8>,
-    /// The value.
+    /// The value; empty if the slot is free or not accepted.
     pub value: Vec<u8>,
 }
 
@@ -34,9 +34,9 @@ pub struct Occupancy {
     pub live_main: u64,
     /// Overflow slots with a key.
     pub live_overflow: u64,
-    /// Slots with a ghost: a key moved out less than twice the grace time ago.
+    /// Slots with a ghost: a key was moved out less than twice the grace time ago.
     pub ghosts: u64,
-    /// Homes whose filter names a displaced key.
+    /// Homes whose filter has a bit of a displaced key.
     pub filters: u64,
     /// Keys outside their primary window.
     pub displaced: u64,
@@ -52,15 +52,15 @@ pub struct Inspector<'a> {
 }
 
 impl<'a> Inspector<'a> {
-    /// Looks into `region`, which has this geometry.
+    /// An inspector of `region`, which has this geometry.
     pub fn new(region: &'a Region, geometry: &'a Geometry) -> Inspector<'a> {
         Inspector { region, geometry }
     }
 
-    /// The superblock as it stands, and the geometry that it describes.
+    /// The superblock, and the geometry that it describes.
     ///
     /// # Errors
-    /// [`SuperblockError`] when it makes no sense.
+    /// [`SuperblockError`] when the superblock is not valid.
     pub fn superblock(region: &Region) -> Result<(Geometry, Superblock), SuperblockError> {
         Superblock::open(region.bytes(), |word| region.load(word))
     }
@@ -70,13 +70,14 @@ impl<'a> Inspector<'a> {
         State::from_word(self.region.load(STATE_WORD))
     }
 
-    /// Moves begun since the region was made; the reuse of an overflow block counts as one, a takeover by
-    /// another server as one for each of the [`MOVE_COUNTERS`].
+    /// The number of moves begun since the region was made. The reuse of an overflow block counts
+    /// as one move. A takeover by another server counts as one for each of the [`MOVE_COUNTERS`].
     pub fn moves_begun(&self) -> u64 {
         (0..MOVE_COUNTERS).map(|home| self.region.load(move_counter_word(home))).sum()
     }
 
-    /// One slot. A slot that is being written is loaded again a few times before it is reported as torn.
+    /// Loads one slot. If it is being written, loads it a few times more before it is reported as
+    /// torn.
     pub fn slot(&self, slot: SlotIx) -> SlotReport {
         let shape = self.geometry.shape();
         let mut image = Image::new();
@@ -98,20 +99,21 @@ impl<'a> Inspector<'a> {
         SlotReport { slot, header, verdict, key, value }
     }
 
-    /// Every slot ever used, in order. Keys that move meanwhile may be met twice or not at all.
+    /// Every slot ever used, in order. Keys that move meanwhile may be seen twice or not at all.
     pub fn slots(&self) -> impl Iterator<Item = SlotReport> + use<'a> {
         let this = *self;
         (0..self.slots_used()).map(move |n| this.slot(SlotIx(n)))
     }
 
-    /// Number of slots that [`slots`](Inspector::slots) visits: main slots, and overflow slots ever used.
+    /// The number of slots that [`slots`](Inspector::slots) visits: main slots, and overflow slots
+    /// ever used.
     pub fn slots_used(&self) -> u64 {
         let blocks = self.region.load(BLOCKS_WORD).min(self.geometry.overflow_blocks());
         self.geometry.main_slots() + blocks * u64::from(self.geometry.layout().block_slots)
     }
 
-    /// The windows that a GET of `key` may READ, in order, and whether the home's filter sends it beyond
-    /// the first one.
+    /// The windows that a GET of `key` may READ, in order, and whether the home's filter sends it
+    /// beyond the first one.
     pub fn windows(&self, key: &[u8]) -> (Vec<Window>, bool) {
         let key = self.geometry.hashed(key);
         let mut windows = vec![self.geometry.primary(key)];
@@ -124,7 +126,8 @@ impl<'a> Inspector<'a> {
         (windows, families::may_be_displaced(self.geometry, key, home_aux))
     }
 
-    /// Counts slots by what they hold. Reads the whole table; calls `progress` with each slot's number.
+    /// Counts slots by what they hold. Reads the whole table. Calls `progress` with each slot's
+    /// number.
     pub fn occupancy(&self, mut progress: impl FnMut(u64)) -> Occupancy {
         let mut found = Occupancy::default();
         for report in self.slots() {

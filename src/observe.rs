@@ -1,12 +1,12 @@
-//! The one seam through which the simulator sees what the core does, and decides which thread does it.
+//! The hooks by which the simulator sees what the core does, and decides which thread goes on.
 //!
-//! The core says when it touches a region that is observed, what it has stored there, and when it needs a lock.
-//! Without the feature `sim` all of that is empty and costs nothing.
+//! The core reports accesses to an observed region, stores into it, and locks that it needs.
+//! Without the feature `sim` the hooks are empty and cost nothing.
 
 #[cfg(feature = "sim")]
 pub(crate) use with_sim::{Observer, Scheduler, schedule};
 
-/// Who observes a region, if anybody.
+/// The observer of a region, if it has one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Observed(#[cfg(feature = "sim")] Option<std::sync::Arc<dyn Observer>>);
 
@@ -17,9 +17,9 @@ mod with_sim {
     use std::panic::RefUnwindSafe;
     use std::rc::Rc;
 
-    /// Is told of every store into a region.
+    /// Receives every store into a region.
     pub(crate) trait Observer: Debug + Send + Sync + RefUnwindSafe {
-        /// This word has now this value.
+        /// `word` now has the value `value`.
         fn stored(&self, word: usize, value: u64);
     }
 
@@ -27,7 +27,7 @@ mod with_sim {
     pub(crate) trait Scheduler {
         /// Another thread may go on now.
         fn may_pass(&self);
-        /// Returns when `is_free` says so.
+        /// Returns when `is_free` returns `true`.
         #[cfg_attr(loom, allow(dead_code, reason = "loom has locks of its own"))]
         fn wait_until(&self, is_free: &dyn Fn() -> bool);
     }
@@ -36,7 +36,8 @@ mod with_sim {
         static SCHEDULER: RefCell<Option<Rc<dyn Scheduler>>> = const { RefCell::new(None) };
     }
 
-    /// From now on `scheduler` decides when this thread goes on; `None`: the operating system does.
+    /// Lets `scheduler` decide from now on when this thread goes on; `None` leaves it to the
+    /// operating system.
     pub(crate) fn schedule(scheduler: Option<Rc<dyn Scheduler>>) {
         SCHEDULER.set(scheduler);
     }
@@ -50,7 +51,7 @@ mod with_sim {
     }
 
     impl super::Observed {
-        /// By this observer.
+        /// Observed by `observer`.
         pub fn by(observer: std::sync::Arc<dyn Observer>) -> super::Observed {
             super::Observed(Some(observer))
         }
@@ -58,7 +59,7 @@ mod with_sim {
 }
 
 impl Observed {
-    /// Words are about to be loaded or stored.
+    /// Reports that words are about to be loaded or stored.
     #[inline(always)]
     pub fn access(&self) {
         #[cfg(feature = "sim")]
@@ -67,7 +68,7 @@ impl Observed {
         }
     }
 
-    /// A word was stored.
+    /// Reports that a word was stored.
     #[inline(always)]
     pub fn stored(&self, word: usize, value: u64) {
         #[cfg(feature = "sim")]
@@ -79,7 +80,7 @@ impl Observed {
     }
 }
 
-/// This thread is about to take a lock; `is_free` says whether it would get it now.
+/// Reports that this thread is about to take a lock. `is_free` says whether it would get it now.
 #[cfg(not(loom))]
 #[inline(always)]
 pub(crate) fn before_lock(is_free: impl Fn() -> bool) {

@@ -1,5 +1,5 @@
-//! What a change may do, what it did, and why it could not. The index decides it, frames carry it, and
-//! clients hand it out.
+//! What a change may do, what it did, and why it failed. The index decides it, frames carry it, and
+//! clients return it.
 
 /// What a put found and did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -8,9 +8,9 @@ pub enum PutOutcome {
     Inserted,
     /// The key was present and has the new value.
     Updated,
-    /// The key was present and stays as it was ([`PutMode::Insert`]).
+    /// The key was present and keeps its value ([`PutMode::Insert`]).
     Exists,
-    /// The key was absent and stays so ([`PutMode::Update`]).
+    /// The key was absent and stays absent ([`PutMode::Update`]).
     Missing,
 }
 
@@ -49,15 +49,15 @@ pub enum PutError {
         /// Longest allowed.
         max: usize,
     },
-    /// No room found.
+    /// No room was found.
     #[error("the table is full: {keys} keys in {slots} slots (load {:.1} %), and no path of moves makes room; remove keys, or serve a larger table", 100.0 * *keys as f64 / *slots as f64)]
     Full {
         /// Keys in the table.
         keys: u64,
-        /// Slots allocated.
+        /// Slots allocated: main slots, and overflow slots ever used.
         slots: u64,
     },
-    /// Other threads changed the path each time before it could be locked.
+    /// Other threads changed each path before it could be locked.
     #[error("{rounds} paths in a row were changed by other threads before they could be locked; try again")]
     Busy {
         /// Paths tried.
@@ -72,7 +72,7 @@ fn mend(given: usize, max: usize, what: &str) -> String {
     format!("; longer ones need a new table: dump this one, serve with a larger {what}-max, load the dump")
 }
 
-/// Counts of what the server did; see [`Index::counts`](crate::Index::counts).
+/// Counts of what the server did. See [`Index::counts`](crate::Index::counts).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IndexCounts {
     /// Keys in the table.
@@ -85,11 +85,11 @@ pub struct IndexCounts {
     pub removes: u64,
     /// Keys moved from one slot to another.
     pub moves: u64,
-    /// Of these, displaced keys brought back into their primary window by deletes.
+    /// Moves by which deletes brought displaced keys back into their primary windows.
     pub homings: u64,
-    /// Puts that waited for a grace period to end.
+    /// Waits of puts for grace periods to end.
     pub waits: u64,
-    /// Slots allocated: main slots, and overflow slots ever linked.
+    /// Slots allocated: main slots, and overflow slots ever used.
     pub slots: u64,
     /// Main slots.
     pub main_slots: u64,

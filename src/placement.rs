@@ -1,18 +1,19 @@
-//! What the families' answers are made of.
+//! The types that the families' answers consist of.
 
 use crate::layout::geometry::{Layout, Window};
 
-/// A layout with a name, as published or as recommended.
+/// A named layout, as published or as recommended.
 #[derive(Clone, Copy, Debug)]
 pub struct Preset {
     /// The name, as the command line takes it.
     pub name: &'static str,
     /// The layout.
     pub layout: Layout,
-    /// Load, in percent of the main slots, for which a table of this preset is sized when a capacity in
-    /// keys is asked for: inserts are still quick there, and READs per GET near their best.
+    /// The load for which a table of this preset is sized when a capacity in keys is asked for, in
+    /// percent of the main slots. At this load inserts are still quick, and READs per GET near
+    /// their best.
     pub design_load: u32,
-    /// What it is, in one line.
+    /// The layout in one line of text.
     pub summary: &'static str,
 }
 
@@ -21,6 +22,6 @@ pub struct Preset {
 pub struct Destination {
     /// The window.
     pub window: Window,
-    /// Would the key be newly displaced there?
+    /// Whether the key would be newly displaced there.
     pub displaces: bool,
 }

@@ -1,5 +1,5 @@
-//! Atomics and locks: the standard library's, or loom's when the local parts are model-checked
-//! (`RUSTFLAGS="--cfg loom"`). The algorithms are the same text either way.
+//! Atomics and locks: the standard library's, or loom's when the model checker runs
+//! (`RUSTFLAGS="--cfg loom"`). The algorithms have the same text in both builds.
 
 #[cfg(loom)]
 pub(crate) use self::checked::AtomicU64;
@@ -20,31 +20,31 @@ pub(crate) use std::sync::{
 #[cfg(all(not(loom), any(feature = "verbs", test)))]
 pub(crate) use std::{hint::spin_loop, thread::yield_now};
 
-/// A fence that also orders what devices see (docs/HARDWARE.md, H3): on aarch64 the language's release fence
-/// is `dmb ish`, which need not reach a NIC.
+/// A fence that also orders what devices see (H3 of docs/HARDWARE.md). On aarch64 the language's
+/// release fence is `dmb ish`, which need not reach a NIC.
 #[cfg(all(not(loom), target_arch = "aarch64"))]
 #[allow(unsafe_code)]
 #[inline]
 pub(crate) fn fence(order: Ordering) {
     std::sync::atomic::fence(order);
     if order == Ordering::Release {
-        // SAFETY: a barrier; it touches neither registers nor memory.
+        // SAFETY: `dmb osh` is a barrier. It touches neither registers nor memory.
         unsafe { std::arch::asm!("dmb osh", options(nostack, preserves_flags)) };
     }
 }
 
-/// Locks `mutex`, also after a thread panicked while holding it: what the locks here guard is valid
-/// between any two writes.
+/// Locks `mutex`, also if a thread panicked while it held the lock. What the locks here guard is
+/// valid between any two writes.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     #[cfg(not(loom))]
     crate::observe::before_lock(|| !matches!(mutex.try_lock(), Err(std::sync::TryLockError::WouldBlock)));
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Loom (0.7) looks for pairs of accesses to try the other way round, but it remembers one access of an
-/// atomic, the last. A thread that loads a word and then stores it thus hides, by its own load, that the
-/// other thread had loaded it before, and the store is never tried before that load. So a load is told to
-/// loom as a store, too, to an atomic that the other thread stores to whenever it stores the word.
+/// Loom (0.7) tries pairs of accesses in both orders, but of each atomic it remembers only the last
+/// access. If a thread loads a word and then stores it, its own load hides that the other thread
+/// had loaded the word before. Loom then never tries the store before that load. So each load is
+/// also a store, to an atomic that the other thread stores to whenever it stores the word.
 ///
 /// For models of two threads: the one that makes the word, and one other.
 #[cfg(loom)]
@@ -56,7 +56,7 @@ mod checked {
     pub(crate) struct AtomicU64 {
         word: Word,
         maker: ThreadId,
-        /// Loads of either thread.
+        /// Stored to at loads, one for each thread.
         loads: [Word; 2],
     }
 
@@ -103,8 +103,8 @@ mod checked {
 mod tests {
     use super::*;
 
-    /// A thread that panics while it holds a lock keeps nobody else from it, and what it guards is as that
-    /// thread left it.
+    /// A thread that panics while it holds a lock keeps no other thread from it. The guarded value
+    /// is as that thread left it.
     #[test]
     fn a_lock_outlives_a_panic() {
         let mutex = Mutex::new(1);

@@ -1,6 +1,6 @@
-//! Readers in other processes, writers in this one: keys that stay are never missed while the table moves
-//! them about, and nobody ever sees a value that was not written for the key. Over shm; over a real verbs
-//! device with ONEREAD_TEST_FABRIC=verbs (in the guest: `./test --verbs`).
+//! Readers in other processes, writers in this one. Keys that stay are never missed while the table
+//! moves them, and no reader sees a value that was not written for its key. Runs over shm, or over
+//! a real verbs device with ONEREAD_TEST_FABRIC=verbs (in the guest: `./test --verbs`).
 
 mod common;
 
@@ -18,14 +18,15 @@ const KEY_MAX: usize = 16;
 const VALUE_MAX: usize = 94;
 const READERS: u64 = 2;
 const WRITERS: u64 = 2;
-/// Over shm, where it hardly matters, and over an emulated verbs device, where a READ may take milliseconds.
+/// Over shm, where it hardly matters. Over an emulated verbs device, where a READ may take
+/// milliseconds.
 const GRACE_TIME: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
 
 fn over_verbs() -> bool {
     std::env::var("ONEREAD_TEST_FABRIC").is_ok_and(|fabric| fabric == "verbs")
 }
 
-/// GETs of one reader. An emulated device does some thousand in a second.
+/// The number of GETs of one reader. An emulated device does some thousand in a second.
 fn gets() -> u64 {
     if let Ok(gets) = std::env::var("ONEREAD_GETS") {
         return gets.parse().expect("ONEREAD_GETS is the number of GETs of each of 22 readers");
@@ -34,10 +35,10 @@ fn gets() -> u64 {
     if std::env::var_os("ONEREAD_LONG").is_some() { 25 * many } else { many }
 }
 
-/// Keys `0..stable` stay; the others, numbered from `stable` on, come and go.
+/// Keys `0..stable` stay. The others, numbered from `stable` on, come and go.
 struct Cast {
     stable: u32,
-    /// Keys that come and go: half of them are there at a time.
+    /// Keys that come and go. Half of them are in the table at any time.
     passing: u32,
 }
 
@@ -49,13 +50,13 @@ impl Cast {
 }
 
 fn name(n: u32) -> Vec<u8> {
-    // The length follows from the number, so that slots of all fillings are about.
+    // The length follows from the number, so that slots are filled in all ways.
     let mut name = n.to_le_bytes().to_vec();
     name.resize(4 + n as usize % (KEY_MAX - 3), n as u8);
     name
 }
 
-/// A value that says for whom and as what it was written: number, sequence, filling, checksum.
+/// A value that names its key and its write: number, sequence, filling, checksum.
 fn describe(n: u32, sequence: u64) -> Vec<u8> {
     let length = 20 + (sequence.wrapping_mul(7) + u64::from(n)) as usize % (VALUE_MAX - 19);
     let mut value = Vec::with_capacity(length);
@@ -66,7 +67,7 @@ fn describe(n: u32, sequence: u64) -> Vec<u8> {
     value
 }
 
-/// The sequence in a value, if it is, whole, one that was written for `n`.
+/// The sequence in a value, if the whole value was written for `n`.
 fn understand(n: u32, value: &[u8]) -> Result<u64, String> {
     let sequence = value.get(4..12).map(|bytes| u64::from_le_bytes(bytes.try_into().expect("8 bytes")));
     sequence
@@ -74,9 +75,9 @@ fn understand(n: u32, value: &[u8]) -> Result<u64, String> {
         .ok_or_else(|| format!("key {n}: nobody wrote {value:02x?} for it"))
 }
 
-// ---- the reader, in a process of its own ------------------------------------------------------------
+// ---- the reader, in a process of its own --------------------------------------------------------
 
-/// Reads as its parent tells it; fails on the first wrong answer. Not a test by itself.
+/// Reads as its parent process tells it. Fails on the first wrong answer. Not a test by itself.
 #[test]
 #[ignore = "started by the other tests, in a process of its own"]
 fn reader_child() {
@@ -84,12 +85,12 @@ fn reader_child() {
     let number = |name| told(name).and_then(|n| n.parse::<u64>().ok()).expect("told by the parent");
     let cast = Cast::of(number("ONEREAD_TEST_LIVE"));
     let mut numbers = Numbers(number("ONEREAD_TEST_SEED"));
-    // On a busy machine a writer may lose the CPU for long in the middle of a slot.
+    // On a busy machine a writer may lose the CPU for long while it writes a slot.
     let limits = Limits::new().retries_max(u32::MAX).deadline(Duration::from_secs(120));
     let options = ClientOptions::new().limits(limits);
     let address = address.parse().expect("an address");
     let mut client = Client::connect_with(&address, options).expect("the parent serves");
-    // A reader that has seen a write never sees an earlier one of that key.
+    // A reader that has seen a write never sees an earlier write of that key.
     let mut seen = vec![0u64; (cast.stable + cast.passing) as usize];
     let mut check = |n: u32, value: Option<&[u8]>| match value {
         Some(value) => {
@@ -113,7 +114,7 @@ fn reader_child() {
             client.get_many_with(&names, each).expect("conclusive looks");
             done += 32;
         } else {
-            // Three in four for keys that stay.
+            // Three in four GETs are for keys that stay.
             let n = match numbers.below(4) {
                 0 => cast.stable + numbers.below(cast.passing.into()) as u32,
                 _ => numbers.below(cast.stable.into()) as u32,
@@ -135,10 +136,10 @@ fn reader_child() {
     );
 }
 
-// ---- the writers ------------------------------------------------------------------------------------
+// ---- the writers --------------------------------------------------------------------------------
 
-/// Removes, inserts and updates the passing keys whose number is `lane` modulo the number of writers, and
-/// updates some that stay, until told to stop. Returns the number of changes.
+/// Removes, inserts and updates the passing keys whose number is `lane` modulo the number of
+/// writers, and updates some that stay, until `stop`. Returns the number of changes.
 fn write(index: &Index, cast: &Cast, lane: u64, stop: &AtomicBool) -> u64 {
     let mine = |n: &u32| u64::from(*n) % WRITERS == lane;
     let (mut live, mut gone): (Vec<u32>, Vec<u32>) =
@@ -159,7 +160,7 @@ fn write(index: &Index, cast: &Cast, lane: u64, stop: &AtomicBool) -> u64 {
                 assert_eq!(put, PutOutcome::Inserted, "key {comer}");
                 live.push(comer);
             }
-            // The load is below what was reached before, but other keys are there now.
+            // The load is below the one reached before, but the keys are others.
             Err(PutError::Full { .. }) => gone.push(comer),
             Err(error) => panic!("key {comer}: {error}"),
         }
@@ -174,23 +175,23 @@ fn write(index: &Index, cast: &Cast, lane: u64, stop: &AtomicBool) -> u64 {
     sequence
 }
 
-/// Half of the passing keys are there at the start.
+/// Whether a key is in the table at the start. Half of the passing keys are.
 fn starts_live(cast: &Cast, n: u32) -> bool {
     ((n - cast.stable) / WRITERS as u32).is_multiple_of(2)
 }
 
-/// How many keys to keep: 95 % of the main slots, or 90 % of what the table can take.
+/// The number of keys to keep: 95 % of the main slots, or 90 % of what the table can take.
 fn live_keys(config: &Config) -> u64 {
     let index = index(config, Clock::manual());
     let wanted = (LOAD * index.geometry().main_slots() as f64) as u64;
-    // Other keys than those of the test: these are as good as random.
+    // Keys that the test does not use; they are as good as random.
     let fits = |n: &u32| index.put(&name(n | 1 << 30), &[], PutMode::Insert).is_ok();
     let reached = (0..wanted as u32).take_while(fits).count() as u64;
     if reached == wanted { wanted } else { reached * 9 / 10 }
 }
 
-/// Two threads change a table at 95 % load as fast as they can, in place, by removing and by inserting,
-/// which moves keys all the time; readers in other processes look for keys that stay.
+/// Two threads change a table at 95 % load as fast as they can: in place, by removing, and by
+/// inserting, which moves keys all the time. Readers in other processes look for keys that stay.
 #[test]
 fn keys_that_stay_are_never_missed() {
     let dir = tempfile::tempdir().unwrap();
@@ -253,7 +254,7 @@ fn keys_that_stay_are_never_missed() {
             let line = report.lines().find_map(|line| line.split_once("gets ").map(|(_, rest)| rest));
             println!("    gets {}", line.expect("a reader's report"));
         }
-        // Otherwise this test would show nothing.
+        // A quieter run would show nothing.
         assert!(changes > 1000 && moves > 100, "{changes} changes, {moves} moves: too quiet");
         assert!((0..cast.stable).all(|n| {
             let mut value = Vec::new();
@@ -262,13 +263,13 @@ fn keys_that_stay_are_never_missed() {
     });
 }
 
-/// The checks above must be able to fail: a value for another key, half a value, and a mixture of two are
-/// told apart from a good one.
+/// The checks above can fail: a value for another key, half a value, and a mixture of two are told
+/// from a good one.
 #[test]
 fn a_wrong_value_is_noticed() {
     let good = describe(7, 3);
     assert_eq!(understand(7, &good), Ok(3));
-    // Sequences 3 and 153 make values of one length.
+    // Sequences 3 and 153 make values of the same length.
     let mixture = [&describe(7, 3 + 150)[..20], &good[20..]].concat();
     assert_eq!(describe(7, 3 + 150).len(), good.len());
     for bad in [describe(8, 3), good[..good.len() - 1].to_vec(), mixture, vec![]] {

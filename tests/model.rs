@@ -1,5 +1,5 @@
-//! The table against a `HashMap`: the same operations, the same answers, on every preset. Tables are tiny,
-//! so that nearly every insert has to move somebody.
+//! The table against a `HashMap`: the same operations must give the same answers, on every preset.
+//! The tables are tiny, so that nearly every insert has to move a key.
 
 mod common;
 
@@ -16,10 +16,10 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Longest key and value of each kind of slot: half a line, one line, two, and seven.
+/// The longest key and value for each kind of slot: half a line, one line, two, and seven.
 const SHAPES: [(usize, usize); 4] = [(8, 8), (16, 32), (32, 78), (255, 120)];
 
-/// A table and what happens to it.
+/// A table, and the operations on it.
 #[derive(Clone, Debug)]
 struct Story {
     slots: u64,
@@ -28,8 +28,8 @@ struct Story {
     ops: Vec<Op>,
 }
 
-/// Stories about tables of 1 to 64 slots. The keys are few enough that they come back, and enough that the
-/// table is full most of the time.
+/// Stories about tables of 1 to 64 slots. There are few enough keys that they come back, and enough
+/// that the table is mostly full.
 fn stories() -> impl Strategy<Value = Story> {
     (1u64..=64, prop::sample::select(&SHAPES[..]), any::<u64>(), 1usize..240).prop_flat_map(
         |(slots, shape, seed, length)| {
@@ -54,7 +54,7 @@ fn op(keys: u32, (key_max, value_max): (usize, usize)) -> impl Strategy<Value = 
         14 => k.clone().prop_map(Op::Remove),
         8 => k.clone().prop_map(Op::Get),
         2 => prop::collection::vec(k, 0..40).prop_map(Op::GetMany),
-        // Around T, and around 2T, after which traces go.
+        // Up to 3T: traces go after 2T.
         4 => (0u64..3 * GRACE.as_micros() as u64).prop_map(|us| Op::AdvanceTime(Duration::from_micros(us))),
         2 => Just(Op::Tidy),
     ]
@@ -71,22 +71,22 @@ fn for_stories(cases: u32, test: impl Fn(&Story)) {
     result.unwrap_or_else(|failure| panic!("{failure}"));
 }
 
-/// How many random cases: `PROPTEST_CASES`, if it says (cargo-mutants wants few).
+/// The number of random cases. `PROPTEST_CASES` sets it (cargo-mutants needs few).
 fn cases(short: u32) -> u32 {
     let said = std::env::var("PROPTEST_CASES").ok().map(|n| n.parse().expect("a number"));
     let long = std::env::var_os("ONEREAD_LONG").is_some();
     said.unwrap_or(if long { 100 * short } else { short })
 }
 
-/// Where each key stands.
+/// The slot of each key, with key and value.
 fn places(table: &Table) -> HashMap<u64, (Vec<u8>, Vec<u8>)> {
     let occupied = table.inspector().slots().filter(|report| !report.key.is_empty());
     occupied.map(|report| (report.slot.0, (report.key, report.value))).collect()
 }
 
-/// The heart of it: whatever is done, a table answers as a map does; what it cannot take it refuses, only
-/// when there really is no room, and then stays as it was; every GET costs what `placement` says; and when
-/// all is quiet nothing is left over of the moves.
+/// Whatever is done, a table answers as a map does. It refuses a put only when there is no room,
+/// and then stays unchanged. Every GET costs what `placement` says. When all is quiet, nothing is
+/// left of the moves.
 #[test]
 fn every_preset_is_a_map() {
     on_every_preset(|preset| {
@@ -115,7 +115,7 @@ fn is_insert(op: &Op, model: &Model) -> bool {
     matches!(op, Op::Put(k, _) | Op::Insert(k, _) if !model.keys.contains_key(k))
 }
 
-/// Every key of the universe is found with its value or not at all, by as many READs as it should take.
+/// Every key of the story is found with its value or not at all, by the right number of READs.
 fn check_gets(table: &Table, model: &Model, story: &Story) {
     let geometry = table.geometry();
     let most = table.geometry().layout().choices as u64 + geometry.overflow_blocks();
@@ -134,15 +134,15 @@ fn check_gets(table: &Table, model: &Model, story: &Story) {
     assert_eq!(reader.stats().gets, 2 * story.slots + 4);
 }
 
-/// Emptying a full table must leave no trace of it: all slots free, no displaced keys, no chain, and the
-/// same keys fit again.
+/// Emptying a full table leaves nothing: all slots are free, there are no displaced keys and no
+/// chains, and the same keys fit again.
 #[test]
-fn filled_emptied_filled_again() {
+fn an_emptied_table_is_like_new() {
     on_every_preset(|preset| {
         for (slots, shape) in [(1, SHAPES[0]), (7, SHAPES[1]), (64, SHAPES[3]), (1000, SHAPES[1])] {
             let mut table = Table::new(&config(preset, slots, shape.0, shape.1, slots));
             let fill = |table: &mut Table, model: &mut Model| {
-                // A put that finds no room waits for every trace to go: a few of those are enough.
+                // A put without room waits for every trace to go: a few such puts are enough.
                 let mut refused = 0;
                 for n in 0..2 * slots as u32 {
                     let op = Op::Put(key(n, shape.0), value(n.into(), shape.1));
@@ -156,7 +156,7 @@ fn filled_emptied_filled_again() {
             fill(&mut table, &mut model);
             let first_time = model.keys.len();
             check_structure(&table, &model);
-            // In no order that the table knows of, but the same each time.
+            // In an order that the table does not know, but the same each time.
             let mut keys: Vec<_> = model.keys.keys().cloned().collect();
             keys.sort_by_key(|k| crc32fast::hash(k));
             for k in keys {
@@ -173,8 +173,8 @@ fn filled_emptied_filled_again() {
     });
 }
 
-/// Keys come and go while ghosts are about, so that moves that would tidy up are often forbidden (M3). Once
-/// the ghosts are gone, nothing may be left over of that: no filter bit, no empty block in a chain.
+/// Keys come and go while there are ghosts, so moves that would tidy up are often forbidden (M3).
+/// When the ghosts are gone, nothing is left over: no filter bit, and no empty block in a chain.
 #[test]
 fn nothing_is_left_when_ghosts_forbid_moves() {
     on_every_preset(|preset| {
@@ -199,8 +199,8 @@ fn nothing_is_left_when_ghosts_forbid_moves() {
     });
 }
 
-/// Where no ghost forbids it, a delete closes the hole it makes: the home's window stays full, and its chain
-/// has no more blocks than its keys take.
+/// Where no ghost forbids it, a delete fills the hole that it makes. The home's window stays full,
+/// and its chain has no more blocks than its keys need.
 #[test]
 fn chains_have_no_holes() {
     on_every_preset(|preset| {
@@ -239,8 +239,8 @@ fn chains_have_no_holes() {
     });
 }
 
-/// Lengths at every boundary: the shortest and longest key with the shortest and longest value, around
-/// each place where the payload goes over into the next line.
+/// Lengths at every boundary: the shortest and longest key with the shortest and longest value, and
+/// around each place where the payload goes on in the next line.
 #[test]
 fn lengths_at_every_boundary() {
     let shapes = [(1, 0), (1, 15), (16, 0), (1, 47), (48, 0), (49, 0), (110, 0), (255, 0), (255, 3699)];
@@ -252,7 +252,7 @@ fn lengths_at_every_boundary() {
 }
 
 fn boundaries(preset: &Preset, key_max: usize, value_max: usize) {
-    /// Payload ends of half a line, a line, two and three, and their neighbours.
+    /// Payload lengths at the end of half a line, one, two and three lines, and their neighbours.
     const EDGES: [usize; 12] = [15, 16, 17, 47, 48, 49, 109, 110, 111, 171, 172, 173];
     let mut table = Table::new(&config(preset, 64, key_max, value_max, 5));
     let mut model = Model::default();
@@ -288,7 +288,8 @@ fn boundaries(preset: &Preset, key_max: usize, value_max: usize) {
     check_structure(&table, &model);
 }
 
-/// A batch of GETs is as many GETs: more keys than fit in flight, twice the same key, none at all.
+/// A batch of GETs answers like single GETs: with more keys than fit in flight, with one key twice,
+/// and with no key.
 #[test]
 fn a_batch_answers_every_key() {
     on_every_preset(|preset| {
@@ -312,9 +313,9 @@ fn a_batch_answers_every_key() {
     });
 }
 
-/// What a put says it did is what it did, and `len` and the counters follow.
+/// A put does what it reports, and `len` and the counters follow.
 #[test]
-fn modes_of_a_put() {
+fn a_put_does_what_it_reports() {
     on_every_preset(|preset| {
         let table = Table::new(&config(preset, 64, 8, 8, 3));
         let put = |value: &[u8], mode| table.index.put(b"key", value, mode).unwrap();
@@ -336,10 +337,10 @@ fn modes_of_a_put() {
     });
 }
 
-/// Which layouts bring displaced keys home after a delete: all in which a key has more than one window, or a
-/// chain, but `pilaf`, as published.
+/// Deletes bring displaced keys home in all layouts where a key has more than one window, or a
+/// chain. Only `pilaf` does not, as published.
 #[test]
-fn who_comes_home() {
+fn displaced_keys_come_home_except_in_pilaf() {
     on_every_preset(|preset| {
         let table = Table::new(&config(preset, 64, 8, 8, 1));
         let keys: Vec<_> = (0..200).map(|n| key(n, 8)).collect();
@@ -354,9 +355,9 @@ fn who_comes_home() {
     });
 }
 
-/// What is too long is refused with the length that is allowed, and the mend.
+/// A key or value that is too long is refused. The error names the allowed length and the remedy.
 #[test]
-fn lengths_refused() {
+fn lengths_out_of_range_are_refused() {
     let table = Table::new(&config(default_preset(), 64, 8, 16, 1));
     let refused = |key: &[u8], value: &[u8]| {
         let error = table.index.put(key, value, PutMode::Upsert).expect_err("refused");
@@ -373,9 +374,9 @@ fn lengths_refused() {
     );
 }
 
-/// Two threads put and remove the same few keys in a table that is nearly full, while another reads: each key was inserted
-/// as often as it was removed, or once more if it is there; and of what one thread has put, no reader sees the older
-/// after the newer.
+/// Two threads put and remove the same few keys in a nearly full table, while another reads. Each
+/// key was inserted as often as it was removed, or once more if it is there. No reader sees an
+/// older value of one thread after a newer one.
 #[test]
 fn two_threads_change_the_same_keys() {
     const KEYS: u32 = 12;
@@ -387,7 +388,7 @@ fn two_threads_change_the_same_keys() {
         }
         let inserted = [const { AtomicI64::new(0) }; KEYS as usize];
         let writers_left = AtomicU32::new(2);
-        /// Counts a writer out, also one that panics: the reader does not wait for it.
+        /// Counts a writer out, also one that panics, so that the reader does not wait for it.
         struct Left<'a>(&'a AtomicU32);
         impl Drop for Left<'_> {
             fn drop(&mut self) {

@@ -1,8 +1,8 @@
-//! The region's bytes: pinned, so that nobody changes the format by accident; damaged, so that whoever
-//! opens or reads a damaged region ends in a typed error; left behind by a dead server, so that the next
-//! one takes it over.
+//! The region's bytes. Golden tests pin the format, so that it does not change by accident. Servers
+//! and readers of a damaged region end in a typed error. A server takes over the region that a dead
+//! server left.
 //!
-//! `docs/FORMAT.md` describes in words what the golden tests here pin.
+//! `docs/FORMAT.md` describes what the golden tests here pin.
 
 mod common;
 
@@ -34,9 +34,9 @@ fn bytes_of(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-// ---- golden bytes -----------------------------------------------------------------------------------
+// ---- golden bytes -------------------------------------------------------------------------------
 
-/// The table that the golden bytes are of: everything in it is fixed.
+/// The table of the golden bytes. Everything in it is fixed.
 fn golden_config() -> Config {
     Config::new()
         .layout("windowed:8".parse().unwrap())
@@ -47,8 +47,8 @@ fn golden_config() -> Config {
         .seeds(Seeds::from_number(1))
 }
 
-/// A region written by one build is read by every later one of this format version. Whoever changes a byte
-/// here changes the format: raise `FORMAT_VERSION` and say so in `docs/FORMAT.md`.
+/// A region written by one build is read by every later build of this format version. A change of a
+/// byte here changes the format: raise `FORMAT_VERSION` and say so in `docs/FORMAT.md`.
 #[test]
 fn superblock_is_pinned() {
     let geometry = golden_config().geometry().unwrap();
@@ -56,7 +56,7 @@ fn superblock_is_pinned() {
     let bytes = bytes_of(&superblock.to_words());
     assert_eq!(hex(&bytes), GOLDEN_SUPERBLOCK);
     assert_eq!(superblock.geometry(geometry.region_bytes()), Ok(geometry));
-    // As docs/FORMAT.md has it: CRC-32 of the bytes before it, the stamp taken as zero.
+    // As in docs/FORMAT.md: the CRC-32 of the bytes before it, with a stamp of zero.
     assert_eq!(superblock.crc, crc32fast::hash(&bytes[..212]));
     assert_eq!(FORMAT_VERSION, 1);
 }
@@ -71,7 +71,7 @@ fn slots_are_pinned() {
         let words = encode(shape, identity, 0x0001_0002, &content);
         assert!(check(shape, identity, &words).is_ok());
         let slot = bytes_of(&words);
-        // As docs/FORMAT.md has it: generation, index, stamp as u64, bytes 8..16, key, value.
+        // As in docs/FORMAT.md: generation, index, stamp as u64, bytes 8..16, key, value.
         let mut covered = [1u64.to_le_bytes(), 5u64.to_le_bytes(), 0x0001_0002u64.to_le_bytes()].concat();
         covered.extend_from_slice(&slot[8..16]);
         covered.extend_from_slice(key);
@@ -85,9 +85,9 @@ fn slots_are_pinned() {
     assert_eq!(golden(128, b"the key of a slot of two lines!!", &value), GOLDEN_TWO_LINES);
 }
 
-/// What the functions above encode is what a server puts into a region, and where.
+/// A server puts what the functions above encode into a region, at the right places.
 #[test]
-fn a_region_holds_just_these_bytes() {
+fn a_server_writes_the_pinned_bytes() {
     let dir = tempfile::tempdir().unwrap();
     on_every_preset(|preset| {
         for (key_max, value_max, slot_bytes) in [(8, 8, 32), (16, 32, 64), (32, 78, 128)] {
@@ -107,7 +107,7 @@ fn a_region_holds_just_these_bytes() {
             expected.stamp = superblock.stamp;
             assert_eq!(bytes[..216], bytes_of(&expected.to_words()));
             assert!(bytes[216..4096].iter().all(|&b| b == 0), "the rest of the superblock's page");
-            // State word: incarnation 1, serving. No move was begun.
+            // The state word: incarnation 1, serving. No move was begun.
             assert_eq!(bytes[4096..4104], [1, 1, 0, 0, 0, 0, 0, 0]);
             assert!(bytes[4104..8192].iter().all(|&b| b == 0), "the rest of the control page");
 
@@ -121,11 +121,11 @@ fn a_region_holds_just_these_bytes() {
                     ..Content::default()
                 };
                 let identity = Identity { generation: geometry.generation(), index: slot.0 };
-                // Written once when it was made, once by the put.
+                // Written once when the table was made, and once by the put.
                 let stamp = if is_home { 4 } else { 2 };
                 let words = encode(geometry.shape(), identity, stamp, &content);
                 let found = &bytes[at..at + slot_bytes as usize];
-                // Overflow slots may be left as zeros until they are needed.
+                // Overflow slots may be zero until they are needed.
                 let unused = slot.0 >= geometry.main_slots() && found.iter().all(|&b| b == 0);
                 assert!(unused || found == bytes_of(&words), "{slot:?}:\n{}", hex(found));
             }
@@ -133,8 +133,8 @@ fn a_region_holds_just_these_bytes() {
     });
 }
 
-/// Seeds, hashes and windows are part of the format, too: a reader of another build must look in the same
-/// places.
+/// Seeds, hashes and windows are also part of the format: a reader of another build must look in
+/// the same places.
 #[test]
 fn hashes_are_pinned() {
     let seeds = Seeds::from_number(1);
@@ -144,7 +144,7 @@ fn hashes_are_pinned() {
         GOLDEN_HASHES
     );
     assert_eq!((first.ghost(), first.filter_bit(32), first.filter_bit(8)), GOLDEN_TAGS);
-    // Two choices, and three.
+    // A layout with two choices, and one with three.
     for (layout, golden) in [("windowed:8", &GOLDEN_WINDOWS[..]), ("pilaf", &GOLDEN_WINDOWS_PILAF)] {
         let table = Table::new(&golden_config().layout(layout.parse().unwrap()));
         let (windows, _) = table.inspector().windows(b"key");
@@ -195,9 +195,9 @@ const GOLDEN_TAGS: (u8, u32, u32) = (148, 0x1000, 0x10);
 const GOLDEN_WINDOWS_PILAF: [u64; 3] = [46, 21, 99];
 const GOLDEN_WINDOWS: [u64; 2] = [43, 20];
 
-// ---- damaged regions --------------------------------------------------------------------------------
+// ---- damaged regions ----------------------------------------------------------------------------
 
-/// A region file with some keys in it, whose server is gone.
+/// A region file with some keys, whose server is gone.
 struct Left {
     _dir: tempfile::TempDir,
     path: PathBuf,
@@ -205,7 +205,7 @@ struct Left {
 }
 
 impl Left {
-    /// `keys` keys, numbered, in a table of this preset.
+    /// A file with `keys` keys, numbered, in a table of this preset.
     fn with_keys(preset: &Preset, slots: u64, keys: u32) -> Left {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("region");
@@ -214,7 +214,7 @@ impl Left {
         let region = Region::create(&Backing::File(path.clone()), geometry.region_bytes()).unwrap();
         let index = Index::create(region, geometry, Clock::manual()).unwrap();
         for n in 0..keys {
-            // Tiny tables may not take them all: the tests look at what is there.
+            // Tiny tables may not take all keys. The tests look at what is there.
             let _ = index.put(&key(n, 16), &value(n.into(), 20), PutMode::Upsert);
         }
         Left { _dir: dir, path, config }
@@ -234,7 +234,7 @@ impl Left {
         (Table { index, clock }, recovered)
     }
 
-    /// What is in the table, looked at slot by slot: a model of it, and where each key stands.
+    /// What the slots hold: a model of the table, and the slot of each key.
     fn look(&self) -> (Model, Vec<(SlotIx, Vec<u8>)>) {
         let region = Region::open(&self.path).unwrap();
         let (geometry, _) = Inspector::superblock(&region).unwrap();
@@ -258,13 +258,13 @@ impl Left {
         Header::from_words([word(0), word(8)])
     }
 
-    /// Leaves `slot` as a writer does that dies before its first byte is stored.
+    /// Leaves `slot` like a writer that died before it stored its first byte.
     fn mark(&self, slot: SlotIx) {
         let stamp = self.header(slot).stamp | 1;
         self.file().write_all_at(&stamp.to_le_bytes(), self.offset(slot)).unwrap();
     }
 
-    /// Leaves `slot` as a writer does that dies in the middle.
+    /// Leaves `slot` like a writer that died in the middle.
     fn tear(&self, slot: SlotIx) {
         self.mark(slot);
         let mut byte = [0];
@@ -282,8 +282,8 @@ impl Left {
     }
 }
 
-/// No byte of the superblock can be wrong without the region being refused, by a server and by a client,
-/// with an error that says why. The stamp alone is not covered: all that counts is whether it is odd.
+/// A wrong byte in the superblock makes servers and clients refuse the region, with an error that
+/// says why. Only the stamp is not covered: it must be even, and nothing more.
 #[test]
 fn any_wrong_byte_of_the_superblock_is_noticed() {
     on_every_preset(|preset| {
@@ -313,8 +313,8 @@ fn any_wrong_byte_of_the_superblock_is_noticed() {
     });
 }
 
-/// A checksum that matches is not enough: each field must make sense, or a client would read outside the
-/// region. Every field takes extreme values, with the checksum made good.
+/// A matching checksum is not enough. Each field must make sense, or a client would read outside
+/// the region. Every field takes extreme values, under a right checksum.
 #[test]
 fn impossible_fields_are_noticed() {
     on_every_preset(|preset| {
@@ -327,15 +327,15 @@ fn impossible_fields_are_noticed() {
                 bytes.chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect();
             Superblock::from_words(words.try_into().unwrap())
         };
-        // Fields of 4 bytes, then fields of 8; seeds, generation and created may be anything.
+        // Fields of 4 bytes, then fields of 8. Seeds, generation and created may have any value.
         let fields = (32..64).step_by(4).map(|at| (at, 4)).chain((64..104).step_by(8).map(|at| (at, 8)));
         for (at, width) in fields {
             for extreme in [0, 1, 2, 3, 64, 65, 1 << 20, u64::from(u32::MAX), 1 << 40, u64::MAX] {
                 let mut bytes = bytes_of(&good.to_words());
                 bytes[at..at + width].copy_from_slice(&extreme.to_le_bytes()[..width]);
                 let superblock = sealed(bytes);
-                // Either the region would have to be longer than it is, or the value is refused, or it
-                // is harmless: then every slot it names lies inside.
+                // Either the region would have to be longer than it is, or the value is refused, or
+                // it is harmless: then every slot lies inside the region.
                 match superblock.geometry(geometry.region_bytes()) {
                     Ok(other) => assert!(other.region_bytes() <= geometry.region_bytes(), "{at}: {extreme}"),
                     Err(error) => assert!(!error.to_string().is_empty()),
@@ -349,7 +349,7 @@ fn impossible_fields_are_noticed() {
         let mut newer = bytes_of(&good.to_words());
         newer[8] = 2;
         assert_eq!(sealed(newer).geometry(u64::MAX), Err(SuperblockError::Version { found: 2 }));
-        // Each by itself would pass; one is refused for what another says. Offsets as in docs/FORMAT.md.
+        // Each value is allowed by itself, but not with another. Offsets as in docs/FORMAT.md.
         let changed = |changes: &[(usize, u32)]| {
             let mut bytes = bytes_of(&good.to_words());
             changes.iter().for_each(|&(at, to)| bytes[at..at + 4].copy_from_slice(&to.to_le_bytes()));
@@ -391,9 +391,10 @@ fn impossible_fields_are_noticed() {
     });
 }
 
-/// Files that are no region, or not all of one: each is refused for what it is, and left as it is.
+/// Files that are no region, or only part of one. Each is refused with the right reason, and left
+/// unchanged.
 #[test]
-fn files_that_are_no_region() {
+fn files_that_are_no_region_are_refused() {
     on_every_preset(|preset| {
         let left = Left::with_keys(preset, 40, 20);
         let good = std::fs::read(&left.path).unwrap();
@@ -429,10 +430,10 @@ fn files_that_are_no_region() {
     });
 }
 
-/// Whoever looks into a region from outside is told what is there, figure by figure, each worked out here from what was
-/// put into the file.
+/// An inspector reports what is in a region. Each figure is worked out here from what was put into
+/// the file.
 #[test]
-fn what_is_seen_from_outside() {
+fn an_inspector_reports_what_is_there() {
     let mut all = oneread::inspect::Occupancy::default();
     on_every_preset(|preset| {
         let left = Left::with_keys(preset, 100, 92);
@@ -443,14 +444,14 @@ fn what_is_seen_from_outside() {
             left.file().read_exact_at(&mut bytes, at).unwrap();
             u64::from_le_bytes(bytes)
         };
-        // The state, and moves, each counter with a number of its own.
+        // The state, and the moves. Each counter has a number of its own.
         left.file().write_all_at(&(5u64 << 8 | 2).to_le_bytes(), 4096).unwrap();
         let mut moves = 0;
         for k in 1..=32u64 {
             left.file().write_all_at(&(k * k).to_le_bytes(), 4096 + 64 * k).unwrap();
             moves += k * k;
         }
-        // Ghosts in two main slots; a slot that is being written.
+        // Ghosts in two main slots, and a slot that is being written.
         let free = (0..geometry.main_slots()).map(SlotIx).filter(|&slot| left.header(slot).klen == 0);
         let ghosts: Vec<_> = free.take(2).collect();
         for &slot in &ghosts {
@@ -496,7 +497,7 @@ fn what_is_seen_from_outside() {
         assert_eq!(seen, (0..used).collect::<Vec<_>>(), "torn ones, too");
         assert_eq!(inspector.slots().map(|report| report.slot.0).collect::<Vec<_>>(), seen);
         drop(region);
-        // More blocks than the table has are not there, whatever is said of them.
+        // Blocks beyond those of the table do not exist, whatever the count says.
         left.file().write_all_at(&u64::MAX.to_le_bytes(), 4096 + 64 * 33).unwrap();
         let region = Region::open(&left.path).unwrap();
         assert_eq!(Inspector::new(&region, &geometry).slots_used(), geometry.slots());
@@ -504,7 +505,7 @@ fn what_is_seen_from_outside() {
     assert!(all.displaced > 0 && all.filters > 0 && all.live_overflow > 0, "{all:?}");
 }
 
-/// A server started on such a file says so, and serves nothing.
+/// A server started on such a file reports the error and serves nothing.
 #[test]
 fn a_server_refuses_what_is_no_region() {
     let dir = tempfile::tempdir().unwrap();
@@ -534,12 +535,12 @@ fn a_server_refuses_what_is_no_region() {
     assert!(matches!(Server::start(anonymous), Err(ServeError::NothingToOpen)));
 }
 
-// ---- garbage in the slots ---------------------------------------------------------------------------
+// ---- garbage in the slots -----------------------------------------------------------------------
 
-/// A reader cannot trust the memory it reads: with garbage in every slot a GET still ends, in an answer or
-/// a typed error, within its bounds; so does a batch. Stamps are made even in half of the slots: there the
-/// garbage is not just waited for but looked at (lengths beyond the slot, links out of the table, chains
-/// that lead back to themselves).
+/// A reader cannot trust the memory it reads. With garbage in every slot, a GET or a batch still
+/// ends within its bounds, in an answer or a typed error. In half of the slots the stamps are even,
+/// so that readers also look at the garbage (lengths beyond the slot, links out of the table,
+/// circular chains).
 #[test]
 fn a_reader_of_garbage_comes_to_an_end() {
     let limits = Limits::new().retries_max(20).deadline(Duration::from_millis(50));
@@ -581,7 +582,7 @@ fn a_reader_of_garbage_comes_to_an_end() {
             assert!(torn > geometry.main_slots() * 9 / 10, "{torn} of {}", geometry.main_slots());
             drop(region);
 
-            // A server that takes this over frees what is not valid and has a working, empty table.
+            // A server that takes this over frees the invalid slots and has a working, empty table.
             let clock = Clock::manual();
             let (index, recovered) = Index::open(Region::open(&path).unwrap(), clock.clone()).unwrap();
             assert!(recovered.torn >= torn && recovered.keys == 0, "{recovered:?}");
@@ -595,7 +596,7 @@ fn a_reader_of_garbage_comes_to_an_end() {
     });
 }
 
-/// Random bytes over all slots; in every second slot the stamps are even and equal.
+/// Writes random bytes over all slots. In every second slot the stamps are even and equal.
 fn scribble(path: &Path, geometry: &oneread::Geometry, seed: u64) {
     let file = OpenOptions::new().write(true).open(path).unwrap();
     let mut numbers = Numbers(seed);
@@ -606,7 +607,8 @@ fn scribble(path: &Path, geometry: &oneread::Geometry, seed: u64) {
             bytes[0] &= !1;
             let low = [bytes[0], bytes[1]];
             bytes.chunks_mut(64).skip(1).for_each(|line| line[62..].copy_from_slice(&low));
-            // Some keys of lengths that are asked for, some small links that lead into the table.
+            // Some keys of lengths that are looked for, and some small links that lead into the
+            // table.
             bytes[8] = numbers.below(geometry.key_max() as u64 + 2) as u8;
             bytes[14] = 0;
             bytes[15] = 0;
@@ -615,9 +617,9 @@ fn scribble(path: &Path, geometry: &oneread::Geometry, seed: u64) {
     }
 }
 
-/// Chains that lead in a circle: a GET gives up after a bounded number of READs.
+/// Chains that lead in a circle. A GET gives up after a bounded number of READs.
 #[test]
-fn a_chain_that_bites_its_tail() {
+fn a_get_in_a_circular_chain_ends() {
     on_every_preset(|preset| {
         let geometry = config(preset, 40, 16, 32, 1).geometry().unwrap();
         if geometry.overflow_blocks() == 0 {
@@ -626,7 +628,7 @@ fn a_chain_that_bites_its_tail() {
         let left = Left::with_keys(preset, 40, 0);
         let blocks = geometry.overflow_blocks() as u32;
         for home in 0..geometry.homes() {
-            // Every bit of the filter set: every key is looked for in the chain.
+            // All bits of the filter are set, so every key is looked for in the chain.
             let aux = chain::with_link(0xff, Some(chain::Block(home as u32 % blocks)));
             left.write(geometry.window(home).first, &Content { aux, ..Content::default() });
         }
@@ -656,10 +658,10 @@ fn a_chain_that_bites_its_tail() {
     });
 }
 
-// ---- taking over ------------------------------------------------------------------------------------
+// ---- taking over --------------------------------------------------------------------------------
 
-/// A server that stopped between two puts leaves everything: the next one has all keys, and tells apart
-/// what is displaced and what is not.
+/// A server that stopped between two puts leaves everything. The next server has all keys, and
+/// knows which are displaced.
 #[test]
 fn all_keys_are_taken_over() {
     on_every_preset(|preset| {
@@ -673,7 +675,7 @@ fn all_keys_are_taken_over() {
             check_structure(&table, &model);
             table.settle();
             check_settled(&table);
-            // And goes on where the last one stopped.
+            // It goes on where the last server stopped.
             for n in 0..keys as u32 {
                 model.apply(&mut table, &Op::Remove(key(n, 16)));
                 if model.apply(&mut table, &Op::Put(key(n + 1000, 16), vec![1; 9])).is_some() {
@@ -685,14 +687,14 @@ fn all_keys_are_taken_over() {
     });
 }
 
-/// A slot that a writer left half written costs the key in it, is reported, and is free again. Readers
-/// that meet it before the next server comes end in `Contended` there, and only there.
+/// A half-written slot costs the key in it, is reported, and is free again. Until the takeover,
+/// readers end in `Contended` at this slot only.
 #[test]
 fn a_torn_slot_is_reported_and_freed() {
     on_every_preset(|preset| {
         let left = Left::with_keys(preset, 100, 70);
         let (mut model, places) = left.look();
-        // A slot that is nobody's home slot with something in aux: its key is all there is to lose.
+        // A slot without `aux`, so that only its key can be lost.
         let (slot, lost) = places.iter().find(|(slot, _)| left.header(*slot).aux == 0).unwrap().clone();
         left.tear(slot);
 
@@ -727,9 +729,9 @@ fn a_torn_slot_is_reported_and_freed() {
     });
 }
 
-/// In a damaged region keys may stand where no GET looks for them: their slots are freed, and counted.
+/// In a damaged region keys may stand where no GET looks. Their slots are freed, and counted.
 #[test]
-fn keys_where_nobody_looks_are_freed() {
+fn misplaced_keys_are_freed() {
     on_every_preset(|preset| {
         let left = Left::with_keys(preset, 100, 30);
         let (model, places) = left.look();
@@ -754,7 +756,7 @@ fn keys_where_nobody_looks_are_freed() {
     });
 }
 
-/// A writer that dies after it made the stamps odd, and before it stored a byte, costs nothing.
+/// A writer that dies after it made the stamps odd, and before it stored a byte, costs no key.
 #[test]
 fn a_marked_slot_is_whole_again() {
     on_every_preset(|preset| {
@@ -769,8 +771,8 @@ fn a_marked_slot_is_whole_again() {
     });
 }
 
-/// A writer that dies costs the key in the slot that it was writing, and no other: also where that slot is
-/// a home whose header says where displaced keys are.
+/// A dead writer costs the key in the slot that it was writing, and no other key. This also holds
+/// for a home slot, whose header has the filter and the link.
 #[test]
 fn a_torn_home_costs_its_own_key_only() {
     on_every_preset(|preset| {
@@ -781,7 +783,7 @@ fn a_torn_home_costs_its_own_key_only() {
             .filter(|(slot, _)| left.header(*slot).aux != 0)
             .map(|(slot, _)| slot)
             .collect();
-        // Some layouts fill a table this small without displacing anybody.
+        // Some layouts fill a table this small without displacing a key.
         assert!(!homes.is_empty() || left.config.geometry().unwrap().layout().window_slots() > 8);
         let good = std::fs::read(&left.path).unwrap();
         for slot in homes.into_iter().take(12) {
@@ -799,8 +801,8 @@ fn a_torn_home_costs_its_own_key_only() {
     });
 }
 
-/// A server that dies in the middle of a move leaves the key in two slots. One copy is freed, whichever is
-/// met first; the key stays, and nothing of the other copy is left.
+/// A server that dies in the middle of a move leaves the key in two slots. One copy is freed,
+/// whichever is met first. The key stays, and nothing is left of the other copy.
 #[test]
 fn a_doubled_key_is_kept_once() {
     on_every_preset(|preset| {
@@ -810,10 +812,11 @@ fn a_doubled_key_is_kept_once() {
             let geometry = left.config.geometry().unwrap();
             let mut doubled = 0;
             for (slot, key) in places {
-                // A free slot in the primary window, as a move inside it, or a homing, has it.
+                // A free slot in the primary window, for a move inside it or a homing.
                 let window = geometry.primary(geometry.hashed(&key));
                 let Some(to) = window.iter().find(|&to| left.header(to).klen == 0) else { continue };
-                // The original has no ghost (M3); the copy may have one, of a key that left there before.
+                // The original has no ghost (M3). The copy may have one, of a key that left its
+                // slot before.
                 let Header { aux, .. } = left.header(to);
                 if to == slot || left.header(slot).ghost != 0 {
                     continue;
@@ -838,7 +841,7 @@ fn a_doubled_key_is_kept_once() {
     });
 }
 
-/// The same for a copy outside the primary window: the key was on its way there, or back.
+/// The same for a copy outside the primary window: the key was going there, or coming back.
 #[test]
 fn a_key_doubled_across_windows_is_kept_once() {
     on_every_preset(|preset| {
@@ -857,7 +860,7 @@ fn a_key_doubled_across_windows_is_kept_once() {
             let mut beyond = windows[1..].iter().flat_map(|window| window.iter());
             let to = beyond.find(|&to| !windows[0].contains(to) && left.header(to).klen == 0);
             let (Some(to), true) = (to, windows[0].contains(slot)) else { continue };
-            // M5: the filter first.
+            // M5: the filter comes first.
             let home = windows[0].first;
             if left.header(home).klen == 0 || doubled == 5 {
                 continue;
@@ -884,7 +887,7 @@ fn a_key_doubled_across_windows_is_kept_once() {
     });
 }
 
-/// A file cannot be served twice, and a table too large for its file is refused.
+/// A file cannot be served twice. A table too large for its file is refused.
 #[test]
 fn one_server_for_each_file() {
     let left = Left::with_keys(oneread::families::presets().next().unwrap(), 40, 20);
@@ -904,8 +907,8 @@ fn one_server_for_each_file() {
     assert_eq!(Server::start(config("b")).unwrap().index().incarnation(), 3);
 }
 
-/// Servers that start at one address at once, where a killed one has left its socket: one of them serves there, and is
-/// found there.
+/// Servers start at one address at the same time, where a killed server has left its socket. One of
+/// them serves there, and clients find it.
 #[test]
 fn one_server_for_each_address() {
     let dir = tempfile::tempdir().unwrap();
@@ -927,7 +930,7 @@ fn one_server_for_each_address() {
         drop(started);
         assert!(!path.exists());
     }
-    // Whoever else keeps the folder locked keeps no server from serving.
+    // Another process that keeps the folder locked keeps no server from serving.
     let folder = File::open(dir.path()).unwrap();
     rustix::fs::flock(&folder, rustix::fs::FlockOperation::LockExclusive).unwrap();
     Server::start(ServerConfig::new(Address::Shm(path.clone()), golden_config())).unwrap().stop();

@@ -1,5 +1,5 @@
-//! See `canary` in `bodies.rs`. This one must crash: a fuzzer that does not find the violation looks in the
-//! wrong places.
+//! See `canary` in `bodies.rs`. This target must crash: a fuzzer that finds no violation looks in
+//! the wrong places.
 #![no_main]
 
 #[allow(dead_code, reason = "each target uses one body")]

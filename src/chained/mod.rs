@@ -2,18 +2,18 @@
 //!
 //! # The layouts
 //!
-//! * `list`: buckets of one slot, the textbook chain (Knuth, TAOCP vol. 3, section 6.4) and the worst case
-//!   for one-sided access: one READ for each link.
-//! * `cluster`: buckets of 8 slots, DrTM's "cluster chaining" (Wei, Shi, Chen, Chen, Chen, SOSP'15,
-//!   section 5.2).
+//! * `list`: buckets of one slot. This is the textbook chain (Knuth, TAOCP vol. 3, section 6.4) and
+//!   the worst case for one-sided access: one READ for each link.
+//! * `cluster`: buckets of 8 slots. This is DrTM's "cluster chaining" (Wei, Shi, Chen, Chen, Chen,
+//!   SOSP'15, section 5.2).
 //!
 //! Its invariants are K1, K2, K3, K4 and K5 of docs/PROTOCOL.md.
 //!
 //! # Costs
 //!
-//! A hit in the bucket and a miss whose filter bit is clear take 1 READ of one bucket; each overflow bucket
-//! 1 READ and 1 round trip more. No key is ever moved to make room: inserts are the cheapest of all
-//! layouts.
+//! A hit in the bucket, and a miss whose filter bit is clear, take 1 READ of one bucket. Each
+//! overflow bucket takes 1 READ and 1 round trip more. No key is moved to make room, so inserts are
+//! the cheapest of all layouts.
 
 pub mod mutation;
 pub mod placement;

@@ -1,4 +1,4 @@
-//! How to make room: not at all. A full bucket sends the newcomer into its chain.
+//! How to make room: no key moves. A full bucket sends the newcomer into its chain.
 
 use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::hash::Hashed;

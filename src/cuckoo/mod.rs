@@ -1,22 +1,23 @@
-//! Cuckoo placement: a key is in one of `d` windows, each found by hashing.
+//! Cuckoo placement: a key is in one of `d` windows. Each window is found by hashing.
 //!
 //! # The layouts
 //!
 //! * `pilaf`: three choices, one slot each (Mitchell, Geng, Li, ATC'13, section 4.1: "3-way Cuckoo
 //!   hashing"). One READ per choice tried.
-//! * `bucketized:4`, `bucketized:8`: two choices, buckets of 4 or 8 slots (Dietzfelbinger and Weidling,
-//!   2007; libcuckoo, EuroSys'14). One READ per bucket.
+//! * `bucketized:4`, `bucketized:8`: two choices, buckets of 4 or 8 slots (Dietzfelbinger and
+//!   Weidling, 2007; libcuckoo, EuroSys'14). One READ per bucket.
 //! * `windowed:8`, `windowed:16`: two choices of *overlapping* windows of 8 or 16 slots (Lehman and
-//!   Panigrahy, ESA'09, show what overlapping buys). Inside its primary window a key makes room as in
-//!   hopscotch hashing (Herlihy, Shavit, Tzafrir, DISC'08); only when that fails does it, or a cheaper
-//!   neighbour, go to its second window; deletes bring displaced keys home. Our own, and the default.
+//!   Panigrahy, ESA'09, show what overlapping gains). Inside its primary window a key makes room as
+//!   in hopscotch hashing (Herlihy, Shavit, Tzafrir, DISC'08). Only when that fails, the key or a
+//!   cheaper neighbour goes to its second window. Deletes bring displaced keys home. This layout is
+//!   our own, and the default.
 //!
 //! Its invariants are C1, C2, C3 and C4 of docs/PROTOCOL.md.
 //!
 //! # Costs
 //!
-//! A hit in the primary window and a miss whose filter bit is clear take 1 READ of one window; each
-//! further window 1 READ and 1 round trip more. `oneread layouts` measures how often that is.
+//! A hit in the primary window, and a miss whose filter bit is clear, take 1 READ of one window.
+//! Each further window takes 1 READ and 1 round trip more. `oneread layouts` measures how often.
 
 pub mod mutation;
 pub mod placement;
@@ -33,8 +34,8 @@ pub const WINDOWED_8: Layout = layout(2, 1, 8);
 /// Two overlapping windows of 16 slots.
 pub const WINDOWED_16: Layout = layout(2, 1, 16);
 
-/// The presets, the default first. Design loads leave some room below the load thresholds of d-choice,
-/// l-slot cuckoo hashing: (3,1) 0.918, (2,4) 0.980, (2,8) 0.998.
+/// The presets, the default first. Design loads leave some room below the load thresholds of
+/// d-choice, l-slot cuckoo hashing: (3,1) 0.918, (2,4) 0.980, (2,8) 0.998.
 pub const PRESETS: &[Preset] = &[
     Preset {
         name: "windowed:8",

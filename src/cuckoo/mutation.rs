@@ -1,12 +1,12 @@
 //! How to make room: where a newcomer may go, and where an occupant may go to give way.
 //!
 //! The search (`index/search.rs`) finds the cheapest path of moves: fewest keys newly displaced,
-//! then fewest moves. For `windowed` its first layer, moves that displace nobody, is hopscotch
-//! displacement inside overlapping primary windows; only when that layer is exhausted does the newcomer,
-//! or a neighbour that is cheaper to send away, go to its second window.
+//! then fewest moves. For `windowed`, moves in the first layer displace no key: this is hopscotch
+//! displacement inside overlapping primary windows. Only when that layer is exhausted, the newcomer
+//! or a cheaper neighbour goes to its second window.
 //!
-//! `pilaf` walks at random, as cuckoo tables of its time do, and a key has no better or worse place there.
-//! `docs/LAYOUTS.md` compares it with the breadth-first search on the same table.
+//! `pilaf` walks at random, as cuckoo tables of its time do. All places of a key are equally good
+//! there. `docs/LAYOUTS.md` compares it with the breadth-first search on the same table.
 
 use super::placement::choices;
 use crate::layout::geometry::{Geometry, SlotIx};
@@ -14,7 +14,7 @@ use crate::layout::hash::Hashed;
 use crate::placement::Destination;
 use smallvec::SmallVec;
 
-/// Where a key that is at `at` (or nowhere yet) may go.
+/// Where a key may go. It is at `at`, or is a newcomer if that is `None`.
 pub fn destinations(geometry: &Geometry, key: Hashed<'_>, at: Option<SlotIx>) -> SmallVec<[Destination; 3]> {
     let primary = geometry.primary(key);
     let is_home = at.is_none_or(|slot| primary.contains(slot));
@@ -24,13 +24,12 @@ pub fn destinations(geometry: &Geometry, key: Hashed<'_>, at: Option<SlotIx>) ->
         .collect()
 }
 
-/// Is a path searched by random walks? In `pilaf`.
+/// Whether paths are searched by random walks. They are in `pilaf`.
 pub fn walks(geometry: &Geometry) -> bool {
     geometry.layout().window_slots() == 1
 }
 
-/// Does a free slot attract displaced keys whose primary window contains it? Not in `pilaf`, as
-/// published.
+/// Whether deletes bring displaced keys home. They do not in `pilaf`, as published.
 pub fn homes_on_delete(geometry: &Geometry) -> bool {
     geometry.layout().window_slots() > 1
 }
@@ -41,7 +40,7 @@ mod tests {
     use crate::config::{Config, TableSize};
     use crate::layout::geometry::{Family, Layout};
 
-    /// Walks at random, and no homing, belong to windows of one slot, however many of them a key has.
+    /// Layouts with windows of one slot walk at random and do no homing, whatever their choices.
     #[test]
     fn who_walks() {
         for (choices, bucket_slots, window_buckets) in [(3, 1, 1), (2, 1, 1), (3, 4, 1), (3, 1, 8), (2, 8, 1)]

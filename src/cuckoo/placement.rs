@@ -3,10 +3,10 @@
 use crate::layout::geometry::{Geometry, Window};
 use crate::layout::hash::{Hashed, mix};
 
-/// Bits of `aux` that are the filter of displaced keys: all of them.
+/// Bits of `aux` in the filter of displaced keys: all of them.
 pub const FILTER_BITS: u32 = 32;
 
-/// The window to READ after `read` windows (at least 1) did not show the key; `None` after the last.
+/// The window to READ when `read` windows (at least 1) did not show the key. `None` after the last.
 #[inline]
 pub fn after(geometry: &Geometry, key: Hashed<'_>, read: u32) -> Option<Window> {
     (read < geometry.layout().choices).then(|| choice(geometry, key, read))
@@ -19,7 +19,7 @@ pub fn choice(geometry: &Geometry, key: Hashed<'_>, n: u32) -> Window {
         return geometry.primary(key);
     }
     let second = geometry.seeds().second(key.key());
-    // The third choice comes from both hashes: for a fixed second it still takes any value.
+    // The third choice uses both hashes: for a fixed second hash it can still take any value.
     let hash = if n == 1 { second } else { mix(second ^ key.first().0.rotate_left(32)) };
     geometry.window(geometry.home(hash))
 }

@@ -3,17 +3,18 @@
 //! # The layouts
 //!
 //! * `farm`: FaRM's "chained associative hopscotch hashing" (Dragojević, Narayanan, Hodson, Castro,
-//!   NSDI'14, section 5.1): buckets of 4 slots, a neighbourhood of two buckets (H = 8) read by one READ,
-//!   an overflow chain per bucket instead of a resize when displacement fails.
-//! * `slotwise:8`, `:16`, `:32`: the same with buckets of one slot, as in the original hopscotch hashing
-//!   (Herlihy, Shavit, Tzafrir, DISC'08): neighbourhoods begin at every slot.
+//!   NSDI'14, section 5.1). It has buckets of 4 slots, and a neighbourhood of two buckets (H = 8)
+//!   read by one READ. When displacement fails, the bucket gets an overflow chain instead of a
+//!   resize.
+//! * `slotwise:8`, `:16`, `:32`: the same with buckets of one slot, as in the original hopscotch
+//!   hashing (Herlihy, Shavit, Tzafrir, DISC'08). A neighbourhood begins at every slot.
 //!
 //! Its invariants are N1, N2, N3, N4 and N5 of docs/PROTOCOL.md.
 //!
 //! # Costs
 //!
-//! A hit in the neighbourhood and a miss whose filter bit is clear take 1 READ of one window; each block of
-//! the chain 1 READ, of a block, and 1 round trip more.
+//! A hit in the neighbourhood, and a miss whose filter bit is clear, take 1 READ of one window.
+//! Each block of the chain takes 1 READ of a block and 1 round trip more.
 
 pub mod mutation;
 pub mod placement;

@@ -1,7 +1,7 @@
-//! How to make room: displacement inside overlapping neighbourhoods; the chain when that fails.
+//! How to make room: displacement inside overlapping neighbourhoods, and the chain when that fails.
 //!
-//! The search (`index/search.rs`) moves each key inside its own neighbourhood only, so it displaces
-//! nobody and finds the path with the fewest moves.
+//! The search (`index/search.rs`) moves each key only inside its own neighbourhood. So it displaces
+//! no key, and finds the path with the fewest moves.
 
 use crate::layout::geometry::Geometry;
 use crate::layout::hash::Hashed;

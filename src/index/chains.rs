@@ -1,10 +1,10 @@
-//! Overflow chains: for layouts that have them, the room of last resort.
+//! Overflow chains: the room of last resort, for layouts that have them.
 //!
-//! A home's chain, all slots in it included, is guarded by the lock of the home's stripe. What becomes of a block
-//! follows B1, B2 and B3.
+//! The lock of the home's stripe guards the home's chain, with all slots in it. Blocks follow
+//! B1, B2 and B3.
 //!
-//! Overflow memory is address space until a block is first used: only then is memory put behind it and its
-//! slots are written. So what a table's chains cost is what they used.
+//! Overflow memory is address space until a block is first used. Then memory is put behind the
+//! block, and its slots are written. So a table's chains cost only the memory that they used.
 
 use super::*;
 use crate::layout::chain::{self, Block, CHAIN_MAX};
@@ -20,11 +20,11 @@ pub(super) struct Blocks {
     owners: Owners,
 }
 
-/// The home whose lock guards each block, from when it takes the block until it gives it back. Known apart from what
-/// the code that writes says, for assertions (L1) only.
+/// The home whose lock guards each block, from when it takes the block until it gives it back.
+/// Kept only for assertions (L1), apart from the code that writes.
 #[derive(Debug, Default)]
 struct Owners {
-    // Neither the adversary nor the model checker sees this lock: it must not change what they try.
+    // Neither the adversary nor the model checker sees this lock. It must not change what they try.
     #[cfg(debug_assertions)]
     homes: std::sync::Mutex<FxHashMap<Block, u64>>,
 }
@@ -57,11 +57,11 @@ impl Owners {
 
 #[derive(Debug, Default)]
 struct Pool {
-    /// Blocks given back.
+    /// Blocks that were given back.
     free: Vec<Block>,
-    /// Blocks ever used: the first so many.
+    /// The number of blocks ever used. Their numbers are below this one.
     ever_used: u64,
-    /// Blocks that have memory behind them.
+    /// The number of blocks that have memory behind them.
     backed: u64,
 }
 
@@ -73,7 +73,7 @@ impl Blocks {
         Blocks { reserved, pool: Mutex::default(), owners: Owners::default() }
     }
 
-    /// A block that nobody uses, for a home; `None` when there is none, or no memory for it.
+    /// Takes an unused block for a home. `None` when there is none, or no memory for it.
     fn take(&self, region: &Region, geometry: &Geometry, home: u64) -> Option<Block> {
         let block = self.take_any(region, geometry)?;
         self.owners.set(block, Some(home));
@@ -90,7 +90,7 @@ impl Blocks {
         }
         if pool.ever_used == pool.backed {
             let block_bytes = geometry.shape().bytes() as u64 * u64::from(geometry.layout().block_slots);
-            // The last step ends with the region.
+            // `back` cuts the last step off where the region ends.
             let more = BACKING_STEP.div_ceil(block_bytes);
             let start = geometry.slot_offset(chain::window(geometry, Block(pool.backed as u32)).first);
             if let Err(error) = region.back(start..start + more * block_bytes) {
@@ -110,24 +110,24 @@ impl Blocks {
         lock(&self.pool).free.push(block);
     }
 
-    /// The home whose lock guards a block in use. For assertions: `None` without them.
+    /// The home whose lock guards a block in use. `None` in builds without assertions.
     pub fn owner(&self, block: Block) -> Option<u64> {
         self.owners.home(block)
     }
 
-    /// Blocks that anybody may take.
+    /// The blocks that any home may take.
     #[cfg(all(test, feature = "sim", not(loom)))]
     pub fn free(&self) -> Vec<Block> {
         lock(&self.pool).free.clone()
     }
 
-    /// Blocks used now or before: their memory has been paid for.
+    /// The number of blocks used now or before. They have memory behind them.
     pub fn ever_used(&self) -> u64 {
         lock(&self.pool).ever_used
     }
 
-    /// Takes over what a server before this one had: of the first `ever_used` blocks, these, with their homes, are in
-    /// use.
+    /// Takes over the state of an earlier server: `in_use` lists the blocks in use, with their
+    /// homes, among the first `ever_used`.
     pub fn restore(&self, ever_used: u64, in_use: &[(Block, u64)]) {
         let pool = &mut *lock(&self.pool);
         pool.ever_used = ever_used;
@@ -147,15 +147,15 @@ impl Index {
         std::iter::successors(Some(home_slot), next).take(CHAIN_MAX as usize)
     }
 
-    /// Puts a key into its home's chain, into a free slot or a new block. `None` when the layout has no
-    /// chains, or no block is left.
+    /// Puts a key into its home's chain, into a free slot or a new block. `None` when the layout
+    /// has no chains, or no block is left.
     pub(super) fn put_into_chain(&self, key: Hashed<'_>, value: &[u8], mode: PutMode) -> Option<PutOutcome> {
         if self.geometry.overflow_blocks() == 0 {
             return None;
         }
         let (home, home_slot) = (key.home(), self.home_slot(key));
         let mut locked = self.stripes.lock(self.stripes_of_key(key));
-        // L5: somebody may have put the same key meanwhile.
+        // L5: another thread may have put the same key meanwhile.
         let answer = obey(Rule::LookAgain, || self.put_present(&mut locked, key, value, mode));
         if answer.is_some() {
             return answer;
@@ -175,7 +175,7 @@ impl Index {
         let block = self.blocks.take(&self.region, &self.geometry, home)?;
         let window = chain::window(&self.geometry, block);
         let (slot, tail) = (window.first, *heads.last().expect("the home is a head"));
-        // First use, or a link left over from the last one.
+        // The block may be new, or have a link left from its last use.
         window.iter().for_each(|slot| self.write(&locked, slot, &Content::default()));
         in_order(
             Rule::LinkFirst,
@@ -186,13 +186,13 @@ impl Index {
         Some(PutOutcome::Inserted)
     }
 
-    /// Makes `head` link to another block.
+    /// Makes `head` link to block `to`, or to none.
     pub(super) fn link(&self, locked: &Locked<'_>, head: SlotIx, to: Option<Block>) {
         self.set_aux(locked, head, chain::with_link(self.slots().header(head).aux, to));
     }
 
-    /// A key of `home` has left `slot`. If that is a chain slot, fills the hole with the chain's last key,
-    /// and takes note of a block that is now empty.
+    /// A key of `home` has left `slot`. If that is a chain slot, moves the chain's last key into
+    /// the hole, and notes a block that is now empty.
     pub(super) fn left_slot_of_home(&self, locked: &mut Locked<'_>, slot: SlotIx, home: u64) {
         let Some(block) = chain::block_of(&self.geometry, slot) else { return };
         let home_slot = self.geometry.window(home).first;
@@ -220,8 +220,8 @@ impl Index {
         blocks.find(|&b| b == block || b == other) == Some(block)
     }
 
-    /// Moves a key of `home` from one slot of its chain to another, which is free; `false` if it may not be
-    /// moved now.
+    /// Moves a key of `home` from one slot of its chain to a free slot of it. `false` if the key
+    /// may not be moved now.
     fn move_within_chain(&self, locked: &mut Locked<'_>, home: u64, from: SlotIx, to: SlotIx) -> bool {
         let occupant = self.slots().read(from);
         if !has_room_for_ghost(occupant.ghost) {
@@ -244,17 +244,17 @@ impl Index {
         }
     }
 
-    /// Takes a block out of its chain, if it has been empty ever since `due_ns` was noted.
+    /// Takes a block out of its chain, if it has been empty since `due_ns` was noted.
     pub(super) fn unlink(&self, home: u64, block: Block, due_ns: u64) {
         let home_slot = self.geometry.window(home).first;
         let mut locked = self.lock_home(home);
         if self.stripe(&mut locked, home).empty_blocks.get(&block) != Some(&due_ns) {
-            return; // Used again meanwhile: another note, if any, is about that.
+            return; // Used again meanwhile. A later note may be about the block.
         }
         let window = chain::window(&self.geometry, block);
         let is_bare = window.iter().all(|slot| self.slots().header(slot).ghost == 0);
         if !kept(Rule::BlockGhost, || is_bare) {
-            // Whoever is about to take that ghost away relies on this home's lock: the block stays.
+            // The thread that is about to take that ghost away relies on this home's lock.
             return self.note_if_empty(&mut locked, home, block);
         }
         self.stripe(&mut locked, home).empty_blocks.remove(&block);
@@ -267,11 +267,11 @@ impl Index {
         self.grace.push(self.grace.due_ns(Rule::ReuseGrace), Trace::Reuse { home, block });
     }
 
-    /// For readers that go by the counters of begun moves, the blocks that were unlinked so far are used again from
-    /// here on (B3), which is as if keys of these homes had moved.
+    /// Counts the reuse of the blocks unlinked so far as moves of keys of these homes (B3). `rule`
+    /// is the switch that leaves it out.
     pub(super) fn count_homes(&self, homes: impl IntoIterator<Item = u64>, rule: Rule) {
-        // A reader that goes by the counter and took its mark before this sees that it went up, since what
-        // it reads in the block is written after; one that took it later sees the new link.
+        // A reader that loaded the counter before this sees it go up: what it reads in the block is
+        // written after. A reader that loads it later sees the new link.
         fence(Ordering::Release);
         obey(rule, || homes.into_iter().for_each(|home| self.region.add(move_counter_word(home))));
         fence(Ordering::Release);
@@ -296,7 +296,7 @@ mod tests {
     use std::fs::File;
     use std::os::unix::fs::MetadataExt;
 
-    /// A table of large blocks, its region, and the file that tells how much memory is behind that.
+    /// A table of large blocks, its region, and the file that tells how much memory is behind it.
     fn sparse() -> (Geometry, Region, File) {
         let config = Config {
             layout: "cluster".parse().unwrap(),
@@ -310,8 +310,8 @@ mod tests {
         (geometry, region, memory)
     }
 
-    /// A block has memory behind it when it is handed out, and not much more has been taken for it. When all
-    /// are in use there is none, until one is given back.
+    /// A block has memory behind it when it is handed out, and little more has been taken. When all
+    /// blocks are in use, there is none until one is given back.
     #[test]
     fn memory_is_put_behind_blocks_in_steps() {
         let (geometry, region, memory) = sparse();
@@ -335,7 +335,7 @@ mod tests {
         assert_eq!(blocks.take(&region, &geometry, 0), None);
     }
 
-    /// Blocks that a server before this one had used have memory behind them: the first new one gets its own,
+    /// Blocks used by an earlier server have memory behind them. The first new block gets its own
     /// at once.
     #[test]
     fn memory_is_put_behind_blocks_beyond_those_taken_over() {

@@ -1,12 +1,12 @@
 //! What must wait until no remote reader can depend on it any more.
 //!
-//! Remote readers hold nothing, so nothing tells when they are done: the server waits twice the grace
-//! time T where a client trusts T. A queue holds what is due when; whoever mutates the table, and the
+//! Remote readers hold nothing, so the server cannot know when they are done. It waits 2T, where a
+//! client trusts T (the grace time). A queue holds what is due, and when. Every mutation, and the
 //! server's idle loop, takes out what is due.
 //!
-//! Each entry belongs to exactly one trace in the region: a ghost is placed only in a slot that has none
-//! (searches pass over slots with a ghost), so its entry is the only one for that slot; a lingering
-//! filter bit is an entry of its own in the home's register, with its own time.
+//! Each entry belongs to exactly one trace in the region. A ghost is placed only in a slot that has
+//! none, so the slot has one entry (M3). A lingering filter bit is an entry of its own in the
+//! home's register, with its own time.
 
 use crate::clock::Clock;
 use crate::faults::{Rule, wait_ns};
@@ -19,13 +19,13 @@ use std::time::Duration;
 /// A trace to take away when its time has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Trace {
-    /// The ghost in a slot, which the stripe of `guard` guards.
+    /// The ghost in a slot. The stripe of `guard` guards the slot.
     Ghost { slot: SlotIx, guard: SlotIx },
     /// Lingering bits in the filter of a home.
     Filter { home: u64 },
-    /// An empty block, to be taken out of its home's chain.
+    /// An empty block to take out of its home's chain.
     Unlink { home: u64, block: Block },
-    /// A block that was taken out of the chain of a home, to be used again.
+    /// An unlinked block to use again. `home` is the home whose chain it left.
     Reuse { home: u64, block: Block },
 }
 
@@ -35,7 +35,8 @@ pub(crate) struct Grace {
     clock: Clock,
     wait_ns: u64,
     queue: Mutex<VecDeque<(u64, Trace)>>,
-    /// When the first is due; `u64::MAX` when none is. Lets a mutation skip lock and clock.
+    /// When the first trace is due; `u64::MAX` when there is none. Saves mutations the lock and the
+    /// clock.
     next_due_ns: AtomicU64,
 }
 
@@ -49,7 +50,7 @@ impl Grace {
         }
     }
 
-    /// When something that happened just now may be taken away.
+    /// When the trace of something that happened just now may be taken away.
     pub fn due_ns(&self, rule: Rule) -> u64 {
         self.clock.now_ns() + wait_ns(rule, self.wait_ns)
     }
@@ -57,17 +58,15 @@ impl Grace {
     /// Puts a trace into the queue.
     pub fn push(&self, due_ns: u64, trace: Trace) {
         let mut queue = lock(&self.queue);
-        // Threads read the clock before they lock: keep the order.
+        // Threads read the clock before they lock, so they may come out of order.
         let at = queue.iter().rposition(|&(due, _)| due <= due_ns).map_or(0, |i| i + 1);
         queue.insert(at, (due_ns, trace));
         self.next_due_ns.store(queue[0].0, Ordering::Relaxed);
     }
 
-    /// Takes out the first trace if it is due.
-    ///
-    /// Returns when it was due.
+    /// Takes out the first trace if it is due. Returns it with its time.
     pub fn pop_due(&self) -> Option<(u64, Trace)> {
-        // Relaxed: a hint; the queue is looked at under its lock.
+        // Relaxed: a hint. The queue is checked under its lock.
         let next = self.next_due_ns.load(Ordering::Relaxed);
         if next == u64::MAX {
             return None;
@@ -82,7 +81,7 @@ impl Grace {
         due
     }
 
-    /// When everything that is in the queue now will be due; `None` when it is empty.
+    /// When everything now in the queue will be due; `None` when it is empty.
     pub fn last_due_ns(&self) -> Option<u64> {
         lock(&self.queue).back().map(|(due, _)| *due)
     }
@@ -139,10 +138,10 @@ mod tests {
         assert_eq!((grace.last_due_ns(), grace.until_next()), (None, None));
     }
 
-    /// Two threads take away what is due, and only one trace is: the other one stays, whoever comes first to the queue.
+    /// Two threads take away what is due, but only one trace is. The other trace stays.
     #[cfg(feature = "sim")]
     #[test]
-    fn nothing_is_taken_before_its_time_by_two() {
+    fn two_threads_take_only_what_is_due() {
         for seed in 0..200 {
             let clock = Clock::manual();
             let grace = Grace::new(clock.clone(), Duration::from_nanos(50));

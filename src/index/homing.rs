@@ -2,12 +2,12 @@
 
 use super::*;
 
-/// Displaced keys that one delete may bring home, each into the slot that the one before left.
+/// Displaced keys that one delete may bring home. Each takes the slot that the one before left.
 const HOMINGS_MAX: usize = 4;
 
 impl Index {
-    /// Lets a displaced key come home into the free slot `free`, another into the slot that one left, and
-    /// so on.
+    /// Moves a displaced key home into the free slot `free`, then another into the slot that this
+    /// one left, and so on.
     pub(super) fn bring_home(&self, mut free: SlotIx) {
         if !families::homes_on_delete(&self.geometry) {
             return;
@@ -23,7 +23,8 @@ impl Index {
         }
     }
 
-    /// Homes whose primary window contains `slot` and whose filter names somebody. Unlocked: a guess.
+    /// Homes whose primary window contains `slot` and whose filter has a bit. No lock is held, so
+    /// this is a guess.
     pub(super) fn homes_around(&self, slot: SlotIx) -> impl Iterator<Item = u64> {
         let bucket = self.geometry.home_of_slot(slot);
         let window_buckets = u64::from(self.geometry.layout().window_buckets);
@@ -34,7 +35,8 @@ impl Index {
         })
     }
 
-    /// Moves a displaced key of `home` into `free`; the slot it left, if there was one to move.
+    /// Moves a displaced key of `home` into `free`. Returns the slot that it left, or `None` if no
+    /// key was moved.
     pub(super) fn bring_one_home(&self, home: u64, free: SlotIx) -> Option<SlotIx> {
         let home_slot = self.geometry.window(home).first;
         let candidates: SmallVec<[SlotIx; 4]> = {

@@ -3,8 +3,8 @@
 use super::*;
 
 impl Index {
-    /// Locks what a key's presence depends on: its primary window, and its other windows if the home's
-    /// filter says that it may be there.
+    /// Locks what a key's presence depends on: its primary window, and its other windows if the
+    /// home's filter says that the key may be there.
     pub(super) fn lock_key(&self, key: Hashed<'_>) -> Locked<'_> {
         let primary = self.geometry.primary(key);
         self.region
@@ -29,7 +29,8 @@ impl Index {
     }
 
     pub(super) fn add_window(&self, set: &mut StripeSet, window: Window) {
-        // A window is at most 64 slots, a stripe's group has 64: first and last slot name all stripes.
+        // A window has at most 64 slots, a stripe's group has 64. So the first and the last slot
+        // name all stripes of the window.
         set.push(self.stripes.of(window.first));
         set.push(self.stripes.of(SlotIx(window.first.0 + u64::from(window.slots) - 1)));
     }
@@ -56,18 +57,18 @@ impl Index {
         self.lock_slot(self.geometry.window(home).first)
     }
 
-    /// What the lock of a home guards beside slots (L2).
+    /// What the lock of a home guards besides slots (L2).
     pub(super) fn stripe<'l>(&self, locked: &'l mut Locked<'_>, home: u64) -> &'l mut Stripe {
         locked.stripe(self.geometry.window(home).first)
     }
 
-    /// The main slot whose stripe guards a slot that the key may stand in.
+    /// The main slot whose stripe guards `slot`, if `key` stands there.
     pub(super) fn guard_of(&self, slot: SlotIx, key: Hashed<'_>) -> SlotIx {
         if slot.0 < self.geometry.main_slots() { slot } else { self.home_slot(key) }
     }
 
-    /// The main slot whose stripe guards a slot (L1), by what is known of its block and not by what key stands in it;
-    /// `None` for a block that nobody uses. For assertions.
+    /// The main slot whose stripe guards `slot` (L1). For a block it goes by the block's owner, not
+    /// by the key in the slot. `None` for a block that nobody uses. For assertions.
     pub(super) fn known_guard(&self, slot: SlotIx) -> Option<SlotIx> {
         match chain::block_of(&self.geometry, slot) {
             None => Some(slot),
@@ -75,19 +76,20 @@ impl Index {
         }
     }
 
-    /// Does the stripe of this main slot guard the slot? For assertions.
+    /// Whether the stripe of the main slot `guard` guards `slot`. For assertions.
     pub(super) fn is_guarded_by(&self, slot: SlotIx, guard: SlotIx) -> bool {
-        // Where a block is unlinked with a ghost in it, the next home that uses it has come to guard that.
+        // If a block is unlinked with a ghost in it, its next home guards that ghost.
         kept(Rule::BlockGhost, || self.known_guard(slot) == Some(guard))
     }
 
-    /// May who holds these locks write the slot (L1)? For assertions.
+    /// Whether the holder of these locks may write the slot (L1). For assertions.
     pub(super) fn may_write(&self, locked: &Locked<'_>, slot: SlotIx) -> bool {
         let is_locked = || self.known_guard(slot).is_some_and(|guard| locked.covers(guard));
         locked.is_alone() || kept(Rule::SlotLock, || kept(Rule::BlockGhost, is_locked))
     }
 
-    /// May who holds these locks insert, update, move or erase the key (L2)? For assertions.
+    /// Whether the holder of these locks may insert, update, move or erase the key (L2). For
+    /// assertions.
     pub(super) fn may_change(&self, locked: &Locked<'_>, key: Hashed<'_>) -> bool {
         kept(Rule::PathCheck, || locked.covers(self.home_slot(key)))
     }

@@ -1,4 +1,4 @@
-//! Parts of the index alone, for the model checker.
+//! Access to single parts of the index, for the model checker.
 
 pub(crate) use super::stripes::{StripeSet, Stripes};
 use super::*;
@@ -12,8 +12,8 @@ pub fn path(index: &Index, key: &[u8]) -> Option<MovePath> {
     find_path(index.slots(), index.geometry.hashed(key))
 }
 
-/// Two paths by which a key of a layout with two choices of one slot could be put now, each by one move, over slots
-/// that the other does not touch.
+/// Two paths for a put of `key`, in a layout with two choices of one slot. Each is one move, and
+/// the paths share no slot.
 pub fn paths_by_two_slots(index: &Index, key: &[u8]) -> Option<[MovePath; 2]> {
     let path = |window: Window| -> Option<MovePath> {
         let from = window.first;
@@ -27,12 +27,12 @@ pub fn paths_by_two_slots(index: &Index, key: &[u8]) -> Option<[MovePath; 2]> {
     paths[0].iter().all(|slot| !paths[1].contains(slot)).then_some(paths)
 }
 
-/// Puts `key`, with its own bytes as value, along a path found before.
+/// Puts `key` along a path found before. The key's bytes are also its value.
 pub fn put_along(index: &Index, path: &MovePath, key: &[u8]) -> Option<PutOutcome> {
     index.put_along(path, index.geometry.hashed(key), key, PutMode::Upsert)
 }
 
-/// Main slots that hold `key`.
+/// The number of main slots that hold `key`.
 pub fn copies(index: &Index, key: &[u8]) -> usize {
     (0..index.geometry.main_slots()).filter(|&slot| index.slots().holds(SlotIx(slot), key)).count()
 }

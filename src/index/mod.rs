@@ -7,14 +7,15 @@
 //! remove  erase the live slot -> let a displaced key come home into it
 //! ```
 //!
-//! The rules of it all (M, B, L, T) and their proofs are in docs/PROTOCOL.md.
+//! The rules (M, B, L, T) and their proofs are in docs/PROTOCOL.md.
 //!
-//! * `writer` changes one slot so that no torn read of it is accepted;
-//! * `stripes` keeps server threads apart, `locks` says which of them an operation locks;
-//! * `search` finds the cheapest path of moves, `moves` walks it;
-//! * `chains` links and unlinks overflow blocks;
-//! * `homing` brings displaced keys home after a delete;
-//! * `traces` keeps filters, and takes traces away when `grace` says that no remote reader can depend on them;
+//! * `writer` changes one slot so that no torn read of it is accepted.
+//! * `stripes` keeps server threads apart; `locks` chooses the stripes that an operation locks.
+//! * `search` finds the cheapest path of moves; `moves` walks it.
+//! * `chains` links and unlinks overflow blocks.
+//! * `homing` brings displaced keys home after a delete.
+//! * `traces` maintains filters. It takes traces away when `grace` says that no remote reader can
+//!   depend on them.
 //! * `recover` takes a region over from a server that is gone.
 
 mod chains;
@@ -56,11 +57,11 @@ use smallvec::SmallVec;
 use stripes::{Displaced, DisplacedAt, Locked, Stripe, StripeSet, Stripes};
 use writer::{Owned, SlotWriter};
 
-/// Paths that may be changed by others under our feet before a put gives up.
+/// Paths of one put that other threads may change before the put gives up.
 const ROUNDS_MAX: u32 = 1_000;
-/// Times a put that finds no room waits for grace periods to end before the table counts as full.
+/// Times that a put without room waits for grace periods before the table counts as full.
 pub(crate) const WAITS_MAX: u32 = 3;
-/// Traces a mutation takes away in passing.
+/// Traces that a mutation takes away in passing.
 const REAP_MAX: usize = 8;
 
 #[derive(Debug, Default)]
@@ -79,8 +80,9 @@ fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The server's view of a table: the one who changes it. `Send + Sync`; all operations take `&self` and
-/// may be called from several threads at once.
+/// The server's side of a table: it makes every change.
+///
+/// `Send + Sync`: all operations take `&self`, and several threads may call them at once.
 #[derive(Debug)]
 pub struct Index {
     region: Region,
@@ -96,7 +98,7 @@ impl Index {
     /// Makes an empty table in `region`, which must be zero and at least
     /// [`Geometry::region_bytes`] long.
     ///
-    /// Writes every main slot once, so that each validates.
+    /// Writes every main slot once, so that each is valid.
     ///
     /// # Errors
     /// [`RegionError`] when there is not enough memory for the main slots.
@@ -137,49 +139,49 @@ impl Index {
         words.iter().enumerate().for_each(|(w, &word)| self.region.store(w, word));
     }
 
-    /// Writes the state word: one store, whole by itself.
+    /// Writes the state word, with one store.
     fn publish_state(&self, phase: Phase) {
-        // Pairs with the fence of whoever loads the state and then reads on.
+        // Pairs with the acquire fences of a GET that follows a load of the state.
         fence(Ordering::Release);
         self.region.store(STATE_WORD, State { incarnation: self.incarnation, phase }.to_word());
     }
 
-    /// Tells clients that this table is given up: they must connect anew.
+    /// Tells clients that this table is given up and that they must connect again.
     pub fn retire(&self) {
         self.publish_state(Phase::Retired);
     }
 
-    /// The region.
+    /// The table's region.
     pub fn region(&self) -> &Region {
         &self.region
     }
-    /// The geometry.
+    /// The table's geometry.
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
     }
-    /// Which server process this is, for this region.
+    /// Which server process of this region this is, counted from 1.
     pub fn incarnation(&self) -> u64 {
         self.incarnation
     }
-    /// Number of keys.
+    /// The number of keys.
     pub fn len(&self) -> u64 {
         self.counters.keys.load(Ordering::Relaxed)
     }
-    /// Is there no key?
+    /// Whether the table has no key.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// Displaced keys. Locks every stripe in turn.
+    /// The number of displaced keys. Locks every stripe in turn.
     pub fn displaced(&self) -> usize {
         self.stripes.displaced()
     }
-    /// Keys / all slots allocated, overflow included: what the memory really holds.
+    /// Keys divided by all slots allocated, overflow included.
     pub fn load_true(&self) -> f64 {
         let counts = self.counts();
         counts.keys as f64 / counts.slots as f64
     }
 
-    /// What was done so far. Relaxed counters: each is exact, together they may be of different instants.
+    /// What was done so far. Each counter is exact, but they may be read at different instants.
     pub fn counts(&self) -> IndexCounts {
         let c = &self.counters;
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
@@ -197,7 +199,7 @@ impl Index {
         }
     }
 
-    /// A reader of this table in this process, by the same GET that clients use.
+    /// A reader of this table in this process. It does the same GET as clients.
     pub fn reader(&self) -> Reader<'_, Shm<'_>> {
         let fabric = Shm::new(&self.region, &self.geometry);
         Reader::new(fabric, &self.geometry, self.grace.clock().clone(), Limits::default())
@@ -207,10 +209,10 @@ impl Index {
         SlotWriter { region: &self.region, geometry: &self.geometry }
     }
 
-    /// Puts `key` with `value`, as `mode` allows. When it returns, every GET that starts later sees it.
+    /// Puts `key` with `value`, as `mode` allows. Every GET that starts after the return sees it.
     ///
     /// # Errors
-    /// [`PutError`]; the table is then as it was.
+    /// [`PutError`]; the table is then unchanged.
     pub fn put(&self, key: &[u8], value: &[u8], mode: PutMode) -> Result<PutOutcome, PutError> {
         self.check_lengths(key, value)?;
         self.reap(REAP_MAX);
@@ -240,7 +242,7 @@ impl Index {
                     waits += 1;
                     continue;
                 }
-                // L6: somebody may have put the same key meanwhile.
+                // L6: another thread may have put the same key meanwhile.
                 let mut locked = self.stripes.lock(self.stripes_of_key(key));
                 let answer = obey(Rule::LastLook, || self.put_present(&mut locked, key, value, mode));
                 return answer.ok_or_else(|| {
@@ -255,7 +257,7 @@ impl Index {
         Err(PutError::Busy { rounds: ROUNDS_MAX })
     }
 
-    /// Removes `key`; was it there?
+    /// Removes `key`. Returns whether it was there.
     ///
     /// # Errors
     /// [`PutError::KeyLength`].
@@ -273,8 +275,8 @@ impl Index {
         Ok(true)
     }
 
-    /// Takes away every trace that is due. Mutations do this in passing; a server also does it when idle.
-    /// Returns how long until the next one is due.
+    /// Takes away every trace that is due. Mutations do this in passing; a server also does it when
+    /// idle. Returns how long until the next trace is due.
     pub fn tidy(&self) -> Option<std::time::Duration> {
         self.reap(usize::MAX);
         self.grace.until_next()
@@ -322,7 +324,7 @@ impl Index {
         window.iter().find(|&slot| self.slots().header(slot).is_free())
     }
 
-    /// The part of a put that concerns a key already present.
+    /// Finishes a put whose key is present, or whose mode needs the key present. `None` otherwise.
     fn put_present(
         &self,
         locked: &mut Locked<'_>,

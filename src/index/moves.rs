@@ -1,16 +1,16 @@
-//! Moving keys along a path, and the writes that a move is made of (M1 to M6).
+//! Moves along a path, and the slot writes that they consist of (M1 to M6).
 
 use super::*;
 use crate::layout::slot::Header;
 
-/// May the occupant of a slot with this ghost be moved (M3)?
+/// Whether the occupant of a slot with this ghost may be moved (M3).
 pub(super) fn has_room_for_ghost(ghost: u8) -> bool {
     kept(Rule::OneGhost, || ghost == 0)
 }
 
 impl Index {
-    /// Puts a key by moving others along a path that was found without locks. `None` when the path is not
-    /// what it was any more.
+    /// Puts a key by moving others along a path that was found without locks. `None` when the path
+    /// has changed since.
     pub(super) fn put_along(
         &self,
         path: &MovePath,
@@ -21,7 +21,7 @@ impl Index {
         let mut set = self.stripes_of_key(key);
         self.add_path(&mut set, path);
         let mut locked = self.stripes.lock(set);
-        // L5: somebody may have put the same key meanwhile.
+        // L5: another thread may have put the same key meanwhile.
         let answer = obey(Rule::LookAgain, || self.put_present(&mut locked, key, value, mode));
         if answer.is_some() {
             return answer;
@@ -33,7 +33,7 @@ impl Index {
         Some(PutOutcome::Inserted)
     }
 
-    /// Is a path still what the search saw (L4)? The caller holds its locks.
+    /// Whether a path is still as the search saw it (L4). The caller holds its locks.
     pub(super) fn still_good(&self, locked: &Locked<'_>, path: &MovePath) -> bool {
         kept(Rule::PathCheck, || self.is_as_found(locked, path))
     }
@@ -53,8 +53,9 @@ impl Index {
             })
     }
 
-    /// Moves every occupant of the path one step on, from the free end back; `finish` then overwrites
-    /// `path[0]`, whose occupant has been copied away, by [`Index::place`] or [`Index::vacate`].
+    /// Moves every occupant of the path one step on, starting at the free end. `finish` then
+    /// overwrites `path[0]`, whose occupant has been copied away, by [`Index::place`] or
+    /// [`Index::vacate`].
     pub(super) fn move_along<'a>(
         &self,
         locked: &mut Locked<'a>,
@@ -70,13 +71,14 @@ impl Index {
         }
         finish(locked);
         filters.finish(|home| self.set_filter(locked, home));
-        // M5: only now are their displaced copies gone; the grace time counts from here.
+        // M5: their displaced copies are gone only now, so the grace time counts from here.
         for (home, bit, from) in came_home {
             self.linger(locked, home, bit, from);
         }
     }
 
-    /// Copies the occupant of `from` to `to`. If it comes home by that: its home, and its filter bit.
+    /// Copies the occupant of `from` to `to`. Returns its home and filter bit if this brings it
+    /// home.
     fn copy(
         &self,
         locked: &mut Locked<'_>,
@@ -105,7 +107,7 @@ impl Index {
         (!primary.contains(from) && primary.contains(to)).then_some((home, bit))
     }
 
-    /// Puts a new key into a slot that is free or whose occupant was moved away.
+    /// Puts a new key into a slot that is free, or whose occupant was copied away.
     pub(super) fn place(&self, locked: &mut Locked<'_>, slot: SlotIx, key: Hashed<'_>, value: &[u8]) {
         debug_assert!(self.may_change(locked, key), "L2");
         if !self.geometry.primary(key).contains(slot) {
@@ -118,7 +120,7 @@ impl Index {
         count(&self.counters.inserts);
     }
 
-    /// Frees a slot whose occupant was moved away.
+    /// Frees a slot whose occupant was copied away.
     pub(super) fn vacate(&self, locked: &Locked<'_>, slot: SlotIx) {
         self.overwrite(locked, slot, &[], &[]);
     }
@@ -133,8 +135,8 @@ impl Index {
         self.left_slot_of_home(locked, slot, key.home());
     }
 
-    /// Writes key and value into a slot that is free, or whose occupant is updated or removed. What the
-    /// slot says about other keys, by its ghost (M2) and `aux`, stays as it was `before`.
+    /// Writes key and value into a slot that is free, or whose occupant is updated or removed. The
+    /// slot keeps its ghost (M2) and its `aux` from `before`: they are about other keys.
     pub(super) fn rewrite(
         &self,
         locked: &Locked<'_>,
@@ -147,8 +149,8 @@ impl Index {
         self.write(locked, slot, &Content { key, value, ghost, aux: before.aux });
     }
 
-    /// Writes key and value over whatever is in `slot`. An occupant that is still there has been copied
-    /// elsewhere: its ghost stays behind.
+    /// Writes key and value over the content of `slot`. An occupant that is still there has been
+    /// copied elsewhere, so it leaves its ghost behind.
     pub(super) fn overwrite(&self, locked: &Locked<'_>, slot: SlotIx, key: &[u8], value: &[u8]) {
         let before = self.slots().header(slot);
         if before.is_free() {
@@ -160,8 +162,9 @@ impl Index {
         let ghost = by_rule(Rule::Ghost, moved.ghost(), before.ghost);
         let begun = |index: &mut &Index| {
             index.region.add(move_counter_word(moved.home()));
-            // Pairs with R4: who sees the slot overwritten sees the count. (And who sees the count by R3 sees the copy,
-            // or its slot being written: the fence before the even pass there came before this.)
+            // Pairs with R4: a reader that sees the slot overwritten sees the count. A reader that
+            // sees the count by R3 sees the copy, or its slot being written: the fence before W3 of
+            // the copy came earlier.
             fence(Ordering::Release);
         };
         let content = Content { key, value, ghost, aux: before.aux };
@@ -171,7 +174,7 @@ impl Index {
         self.grace.push(self.grace.due_ns(Rule::GhostGrace), Trace::Ghost { slot, guard });
     }
 
-    /// Replaces a slot's content. All writes of an index come through here.
+    /// Replaces a slot's content. All slot writes of an index go through here.
     pub(super) fn write(&self, locked: &Locked<'_>, slot: SlotIx, content: &Content<'_>) {
         debug_assert!(self.may_write(locked, slot), "L1: {slot:?} is written without its lock");
         self.slots().write(slot, content);

@@ -1,8 +1,8 @@
-//! Taking a region over from a server that is gone.
+//! Takes a region over from a server that is gone.
 //!
-//! What may be in it: slots left odd by a writer that died, a key in two slots (a move between M1 and the
-//! overwriting of the original), filter bits and ghosts whose time nobody keeps any more. Readers may be
-//! reading all the while.
+//! The region may have slots left odd by a dead writer, a key in two slots (a move cut off
+//! between M1 and the overwriting of the original), and filter bits and ghosts whose times are
+//! lost. Readers may be reading all the while.
 
 use super::Index;
 use super::stripes::{Displaced, DisplacedAt};
@@ -25,7 +25,7 @@ pub enum RecoverError {
     /// The superblock is not usable.
     #[error(transparent)]
     Superblock(#[from] SuperblockError),
-    /// The server that made it died before it was ready.
+    /// The server that made the region died before the table was ready.
     #[error(
         "the server that was making this region died before it was ready; remove the file and serve again"
     )]
@@ -35,31 +35,33 @@ pub enum RecoverError {
 /// What was found in a region that was taken over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
-    /// Keys there.
+    /// Keys in the table.
     pub keys: u64,
-    /// Slots that a writer left half written: the key that was in one is lost, unless it was being moved and
-    /// stands elsewhere.
+    /// Slots that a writer left half written. The key in such a slot is lost, unless it was being
+    /// moved and stands elsewhere.
     pub torn: u64,
-    /// Keys that stood in two slots; one copy was freed.
+    /// Keys that stood in two slots. One copy was freed.
     pub doubled: u64,
-    /// Keys that stood where no GET looks for them; their slots were freed. Only in a damaged region.
+    /// Keys that stood where no GET looks for them. Their slots were freed. Only in a damaged
+    /// region.
     pub misplaced: u64,
-    /// Links that led nowhere, or into another chain. Only in a damaged region.
+    /// Links that led nowhere, or into another chain. They were cut. Only in a damaged region.
     pub cut: u64,
 }
 
 /// The overflow blocks that are in use.
 struct Chains {
-    /// For each block ever used: does a chain lead to it?
+    /// For each block ever used, whether a chain leads to it.
     linked: Vec<bool>,
     /// The linked blocks and their homes.
     blocks: Vec<(Block, u64)>,
 }
 
 impl Index {
-    /// Takes over the table in `region`: waits for twice the grace time, frees half-written slots and second
-    /// copies, takes away what ghosts and filter bits are left, and rebuilds the register of displaced keys.
-    /// Takes time in proportion to the table. Clients that have the region mapped go on reading.
+    /// Takes over the table in `region`. Waits for twice the grace time, frees half-written slots
+    /// and second copies, takes leftover ghosts and filter bits away, and rebuilds the register of
+    /// displaced keys. The time grows with the size of the table. Clients that have the region
+    /// mapped go on reading.
     ///
     /// # Errors
     /// [`RecoverError`]; the region is then unchanged.
@@ -70,7 +72,7 @@ impl Index {
         }
         let incarnation = State::from_word(region.load(STATE_WORD)).incarnation + 1;
         let index = Index::over(region, geometry, clock, incarnation);
-        // GETs under way may rest on traces of the server before this one: let them end. No others do.
+        // T1: GETs under way may rest on the old server's traces. They end first.
         index.grace.clock().sleep_until(index.grace.due_ns(Rule::TakeoverGrace));
         index.publish_state(Phase::Serving);
         let mut found = Recovered::default();
@@ -93,18 +95,18 @@ impl Index {
         for (block, home) in chains.blocks {
             index.note_if_empty(&mut index.lock_home(home), home, block);
         }
-        // B3: blocks that the server before this one had unlinked may be used again from here on.
+        // T5, B3: blocks that the old server had unlinked may be used again from here on.
         index.count_homes(0..MOVE_COUNTERS, Rule::TakeoverCount);
         index.counters.keys.store(found.keys, Ordering::Relaxed);
         Ok((index, found))
     }
 
-    /// T2: mends a slot whose writer died, and takes away its ghost. Before the writer had stored a byte, the old
-    /// content is still whole; otherwise the key in it is lost, but not what the slot says about others: `aux`
-    /// stands in one word, which is old or new, and right either way.
+    /// T2: mends a slot whose writer died, and takes its ghost away. A slot whose writer stored no
+    /// byte yet keeps its old content. Another slot loses its key, but keeps `aux`.
     ///
-    /// The stamp is then the one that the torn write would have had: in a slot of several lines, a line of that
-    /// write may pass for one of this. It is of a slot that is free now, and shows no key.
+    /// The stamp is then the one that the torn write would have had. In a slot of several lines, a
+    /// line of the torn write may pass for a line of this one. That is harmless: the slot is free
+    /// now and shows no key.
     fn mend(&self, slot: SlotIx, found: &mut Recovered) {
         let header = self.slots().header(slot);
         let whole = if self.slots().is_valid(slot) {
@@ -121,8 +123,8 @@ impl Index {
         self.write(&self.stripes.alone(), slot, &mended.content());
     }
 
-    /// T3: follows every chain; cuts it where it leads out of the table or into another chain. Blocks with keys
-    /// that no chain leads to are linked again: no killed server leaves any (B1), a damaged region may.
+    /// T3: follows every chain, and cuts it where it leads out of the table or into another chain.
+    /// Links blocks with keys that no chain leads to. Only a damaged region has them (B1).
     fn recover_chains(&self, found: &mut Recovered) -> Chains {
         let ever_used = self.region.load(BLOCKS_WORD).min(self.geometry.overflow_blocks());
         let mut chains = Chains { linked: vec![false; ever_used as usize], blocks: Vec::new() };
@@ -135,7 +137,7 @@ impl Index {
                 continue;
             }
             let window = chain::window(&self.geometry, block);
-            // Who reads looks into no such block: a key torn here was never there, and is not lost.
+            // No GET looks into such a block, so a key torn here does not count as lost.
             window.iter().for_each(|slot| self.mend(slot, &mut Recovered::default()));
             let keys = window.iter().map(|slot| self.slots().read(slot).key);
             let Some(key) = keys.into_iter().find(|key| !key.is_empty()) else { continue };
@@ -148,7 +150,7 @@ impl Index {
         chains
     }
 
-    /// Takes note of the blocks that follow `head`.
+    /// Notes the blocks that follow `head`.
     fn follow_chain(&self, home: u64, mut head: SlotIx, chains: &mut Chains, found: &mut Recovered) {
         while let Some(block) = chain::link(self.slots().header(head).aux) {
             let Some(seen @ false) = chains.linked.get_mut(block.0 as usize) else {
@@ -163,7 +165,7 @@ impl Index {
         }
     }
 
-    /// T4: frees a second copy, and takes note of what stands in a slot, which the stripe of `guard` guards.
+    /// T4: frees a second copy, and notes the key in a slot that the stripe of `guard` guards.
     fn recover_slot(&self, slot: SlotIx, guard: SlotIx, found: &mut Recovered) {
         let content = self.slots().read(slot);
         if content.key.is_empty() {
@@ -176,8 +178,8 @@ impl Index {
             return;
         }
         if self.find_all(key).into_iter().any(|other| other != slot) {
-            // A move interrupted between M1 and the overwriting of the original. Both copies are equal: an
-            // update waits for the move to end.
+            // A move was cut off between M1 and the overwriting of the original. Both copies are
+            // equal, because updates wait for the move to end.
             self.vacate(&self.stripes.alone(), slot);
             found.doubled += 1;
             return;
@@ -190,7 +192,7 @@ impl Index {
         }
     }
 
-    /// May a GET find the key in this slot, which the stripe of `guard` guards?
+    /// Whether a GET may find the key in this slot, which the stripe of `guard` guards.
     fn may_be_at(&self, key: Hashed<'_>, slot: SlotIx, guard: SlotIx) -> bool {
         if slot.0 >= self.geometry.main_slots() {
             return self.home_slot(key) == guard;
@@ -199,7 +201,7 @@ impl Index {
         windows.iter().any(|destination| destination.window.contains(slot))
     }
 
-    /// Every slot that holds `key`, in any of its windows and its home's chain.
+    /// Every slot that holds `key`, in its windows and in its home's chain.
     fn find_all(&self, key: Hashed<'_>) -> Vec<SlotIx> {
         let windows = families::destinations(&self.geometry, key, None).into_iter();
         let blocks = self.chain_heads(self.home_slot(key)).filter_map(|h| chain::block_of(&self.geometry, h));

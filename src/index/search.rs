@@ -1,10 +1,11 @@
 //! The search for room: a path of moves that ends in a free slot.
 //!
-//! [`Search`] finds the cheapest one: breadth first, in layers: layer `n` holds the paths that newly displace `n` keys. So the path found
-//! displaces as few keys as possible (fewer READs per GET later) and, among those, takes few moves.
-//! [`walk`] finds some path: at random, as `pilaf` is published.
+//! [`Search`] finds the cheapest path. It goes breadth first, in layers: layer `n` holds the paths
+//! that newly displace `n` keys. So the path displaces as few keys as possible (later GETs need
+//! fewer READs) and, among such paths, has few moves. [`walk`] finds a random path, as `pilaf` is
+//! published.
 //!
-//! Searching holds no lock; what it found is checked again under the locks of the path
+//! A search holds no lock. The path is checked again under its locks
 //! (MemC3, NSDI'13, section 4.2; libcuckoo, EuroSys'14, section 4.3).
 
 use super::has_room_for_ghost;
@@ -17,13 +18,13 @@ use crate::placement::Destination;
 use smallvec::SmallVec;
 use std::cell::RefCell;
 
-/// Slots entered in one layer before the search pays for the next one. `docs/LAYOUTS.md` shows what READs
-/// per GET and time per insert other values give.
+/// Slots that one layer enters before the search goes on to the next layer. `docs/LAYOUTS.md` shows
+/// the READs per GET and the time per insert for other values.
 const LAYER_MAX: usize = 256;
-/// Slots entered altogether before the table counts as full.
+/// Slots entered in all before the table counts as full.
 const SEARCH_MAX: usize = 4096;
 
-/// Slots from where the newcomer goes to the free one; each occupant moves to the next.
+/// The slots of a path, from the newcomer's slot to the free one. Each occupant moves to the next.
 pub(crate) type MovePath = SmallVec<[SlotIx; 8]>;
 
 #[derive(Clone, Copy)]
@@ -34,7 +35,7 @@ struct Node {
 
 const ROOT: u32 = u32::MAX;
 
-/// A path for a newcomer; `None` when the bounds of the search were reached first.
+/// Finds a path for a newcomer. `None` when the search reached its bounds first.
 pub(crate) fn find_path(slots: SlotWriter<'_>, key: Hashed<'_>) -> Option<MovePath> {
     if families::walks(slots.geometry) {
         return (0..WALKS_MAX).find_map(|round| walk(slots, key, round));
@@ -45,13 +46,14 @@ pub(crate) fn find_path(slots: SlotWriter<'_>, key: Hashed<'_>) -> Option<MovePa
     SCRATCH.with_borrow_mut(|search| search.run(slots, key))
 }
 
-/// Walks before the table counts as full, and steps of each.
+/// Walks before the table counts as full, and steps of each walk.
 const WALKS_MAX: u64 = 16;
 const STEPS_MAX: usize = 512;
 
-/// One random walk (Fotakis, Pagh, Sanders, Spirakis, 2005): the newcomer takes the first of its windows
-/// that has a free slot; if none has, it evicts a random occupant, which goes to a random one of its other
-/// windows, one with a free slot if there is one. Never the same slot twice.
+/// One random walk (Fotakis, Pagh, Sanders, Spirakis, 2005). The newcomer takes the first of its
+/// windows that has a free slot. If none has, it evicts a random occupant. That key goes to one of
+/// its other windows, at random, but to one with a free slot if there is one. No slot is taken
+/// twice.
 fn walk(slots: SlotWriter<'_>, newcomer: Hashed<'_>, round: u64) -> Option<MovePath> {
     let mut path = MovePath::new();
     let mut random = mix(newcomer.first().0 ^ round);
@@ -84,10 +86,10 @@ fn walk(slots: SlotWriter<'_>, newcomer: Hashed<'_>, round: u64) -> Option<MoveP
 
 #[derive(Default)]
 struct Search {
-    /// Slots entered, in order; those of this layer from `expanded` on are still to be expanded.
+    /// Slots entered, in order.
     nodes: Vec<Node>,
     visited: Visited,
-    /// Windows that the next layer may enter, and from where.
+    /// Windows that the next layer may enter, each with the node it is reached from.
     later: Vec<(u32, Window)>,
 }
 
@@ -106,8 +108,8 @@ impl Search {
                 let node = next as u32;
                 next += 1;
                 let slot = self.nodes[node as usize].slot;
-                // A slot with a ghost cannot give up its occupant: it has room for one ghost. A slot that
-                // is being written is passed over: somebody is busy there.
+                // M3: a slot with a ghost cannot give up its occupant. A slot that is being written
+                // is passed over: another thread works there.
                 let Some((_, occupant)) =
                     slots.peek(slot).filter(|(h, _)| has_room_for_ghost(h.ghost) && !h.is_free())
                 else {
@@ -132,8 +134,8 @@ impl Search {
         }
     }
 
-    /// Adds what can be reached from `parent`: to this layer, or to the next if it displaces a key. The
-    /// path, if it ends here.
+    /// Adds what can be reached from `parent`: to this layer, or to the next if that displaces a
+    /// key. Returns the path if it ends here.
     fn reach(&mut self, slots: SlotWriter<'_>, parent: u32, onward: &[Destination]) -> Option<MovePath> {
         for destination in onward {
             if destination.displaces {
@@ -145,7 +147,7 @@ impl Search {
         None
     }
 
-    /// Adds the slots of a window to this layer; the path, if one of them is free.
+    /// Adds the slots of a window to this layer. Returns the path if one of the slots is free.
     fn enter(&mut self, slots: SlotWriter<'_>, parent: u32, window: Window) -> Option<MovePath> {
         for slot in window.iter() {
             if !self.visited.insert(slot) {
@@ -172,7 +174,8 @@ impl Search {
     }
 }
 
-/// A set of slots that is emptied in no time: open addressing, entries of earlier searches are void.
+/// A set of slots that is emptied in constant time. It uses open addressing; entries of earlier
+/// searches are void.
 struct Visited {
     entries: Box<[(u32, u64)]>,
     round: u32,
@@ -194,7 +197,8 @@ impl Visited {
         }
     }
 
-    /// Adds a slot; was it new? When the set is half full, nothing is new any more, which ends the search.
+    /// Adds a slot and returns whether it was new. A half full set calls every slot old, which ends
+    /// the search.
     fn insert(&mut self, slot: SlotIx) -> bool {
         let mask = self.entries.len() - 1;
         let mut at = mix(slot.0) as usize & mask;
@@ -249,7 +253,7 @@ mod tests {
         usize::from(at.is_none_or(is_home) && !is_home(to))
     }
 
-    /// How many slots the shortest path has that displaces nobody: goes from neighbour to neighbour.
+    /// The length of the shortest path that displaces no key, found from neighbour to neighbour.
     fn shortest(slots: SlotWriter<'_>, key: &[u8]) -> Option<usize> {
         let geometry = slots.geometry;
         let mut seen = vec![false; geometry.main_slots() as usize];
@@ -276,7 +280,7 @@ mod tests {
         None
     }
 
-    /// How many keys a newcomer must displace at the least: tries everything.
+    /// The least number of keys that a newcomer must displace, found by trying everything.
     fn least_displaced(slots: SlotWriter<'_>, key: &[u8]) -> Option<usize> {
         let geometry = slots.geometry;
         let mut cost = vec![usize::MAX; geometry.main_slots() as usize];
@@ -300,8 +304,8 @@ mod tests {
         free.map(|slot| cost[slot as usize]).min().filter(|&least| least < usize::MAX)
     }
 
-    /// Each step leads into a window of the key that takes it, to the end, which is free; and no path
-    /// displaces fewer keys, nor is one that displaces nobody shorter.
+    /// Each step leads into a window of the key that takes it, and the end is free. No path
+    /// displaces fewer keys. No path that displaces none is shorter.
     #[test]
     fn a_path_displaces_as_few_as_possible() {
         for layout in ["windowed:8", "bucketized:4", "slotwise:8"] {
@@ -333,9 +337,10 @@ mod tests {
         }
     }
 
-    /// A key that is removed takes no ghost along: whoever looks for the key that was moved away must see it.
+    /// A removed key leaves the ghost in its slot: a reader that looks for the moved key must see
+    /// it.
     #[test]
-    fn what_is_removed_leaves_ghosts_behind() {
+    fn a_removed_key_leaves_the_ghost() {
         for layout in ["windowed:8", "bucketized:4", "slotwise:8"] {
             let index = index(layout, 120);
             let mut ghosts = 0;
@@ -356,9 +361,9 @@ mod tests {
         }
     }
 
-    /// A table without a free slot is searched so far and no further.
+    /// The search of a table without a free slot ends at its bound.
     #[test]
-    fn a_search_ends() {
+    fn a_search_ends_at_its_bound() {
         let index = index("windowed:8", 6000);
         let geometry = index.geometry();
         let mut numbers = 0u64..;
@@ -369,7 +374,7 @@ mod tests {
         }
         let mut search = Search::default();
         assert!(search.run(index.slots(), geometry.hashed(b"newcomer")).is_none());
-        // What one layer adds at the most, when the bound is not yet reached.
+        // What one layer adds at the most while the bound is not yet reached.
         let layer = LAYER_MAX * geometry.layout().window_slots() as usize;
         let entered = SEARCH_MAX..SEARCH_MAX + layer;
         assert!(entered.contains(&search.nodes.len()), "{} slots entered", search.nodes.len());
@@ -385,7 +390,7 @@ mod tests {
             assert!(!visited.insert(SlotIx(most)), "half full");
             visited.clear();
         }
-        // The rounds begin anew: an empty entry must not look like one of this round.
+        // The rounds begin again: an empty entry must not look like one of this round.
         visited.round = u32::MAX;
         assert!(visited.insert(SlotIx(1)));
         visited.clear();

@@ -1,5 +1,5 @@
-//! Striped locks, and what each guards (L1, L2, L3). They keep server threads apart. Readers take none and are
-//! held back by none.
+//! Striped locks, and what each guards (L1, L2, L3). They keep server threads apart. Readers take
+//! none and wait for none.
 //!
 //! Overflow slots have no stripe of their own: the home of the chain guards them.
 
@@ -10,18 +10,19 @@ use crate::sync::{Mutex, MutexGuard, lock};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-/// Slots that share a stripe with their neighbours: large enough that a window of 16 mostly lies in one.
-/// Under the model checker each slot has its own stripe, so that a tiny table has several.
+/// Neighbouring slots share a stripe. A group of 64 is large enough that a window of 16 mostly lies
+/// in one stripe. Under the model checker each slot has its own stripe, so that a tiny table has
+/// several.
 const GROUP_SHIFT: u32 = if cfg!(loom) { 0 } else { 6 };
-/// More stripes than this buy nothing: threads are few.
+/// More stripes bring nothing, because server threads are few.
 const STRIPES_MAX: u64 = 1 << 12;
 
-/// A displaced key, or one that left less than twice the grace time ago.
+/// A displaced key, or one that was displaced until less than 2T ago.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Displaced {
     /// The key's bit in its home's filter.
     pub bit: u32,
-    /// Where it is; `None` when it left, and only its bit lingers.
+    /// Where the key is, or how long its bit lingers.
     pub place: DisplacedAt,
 }
 
@@ -30,18 +31,18 @@ pub(crate) struct Displaced {
 pub(crate) enum DisplacedAt {
     /// In this slot.
     At(SlotIx),
-    /// Gone; its filter bit may be cleared at this time.
+    /// The key has left. Its filter bit may be cleared at this time.
     Lingers {
         /// Nanoseconds on the server's clock.
         until_ns: u64,
     },
 }
 
-/// What a stripe's lock guards beside its slots.
+/// What a stripe's lock guards besides its slots.
 #[derive(Debug, Default)]
 pub(crate) struct Stripe {
     displaced: FxHashMap<u64, SmallVec<[Displaced; 2]>>,
-    /// Linked blocks of the stripe's homes that are empty, and when each may be unlinked.
+    /// Empty linked blocks of the stripe's homes, and when each may be unlinked.
     pub empty_blocks: FxHashMap<Block, u64>,
 }
 
@@ -51,7 +52,7 @@ impl Stripe {
         self.displaced.get(&home).map_or(&[], |entries| entries)
     }
 
-    /// The filter that the home's entries make.
+    /// The filter that follows from the home's entries.
     pub fn filter(&self, home: u64) -> u32 {
         self.displaced(home).iter().fold(0, |filter, entry| filter | entry.bit)
     }
@@ -61,8 +62,8 @@ impl Stripe {
         self.displaced.entry(home).or_default().push(entry);
     }
 
-    /// The key of `home` with this bit that was at `from` is now at `to`. (The slot alone does not name the
-    /// key: along a path, one key of a home may leave a slot and another one enter it.)
+    /// Notes that the key of `home` with this bit went from `from` to `to`. The slot alone does not
+    /// name the key: along a path, one key of a home may leave a slot and another may enter it.
     pub fn change(&mut self, home: u64, bit: u32, from: SlotIx, to: DisplacedAt) {
         let was = Displaced { bit, place: DisplacedAt::At(from) };
         let entries = self.displaced.get_mut(&home);
@@ -73,7 +74,7 @@ impl Stripe {
         }
     }
 
-    /// Forgets entries that have lingered long enough.
+    /// Forgets entries of `home` that have lingered long enough.
     pub fn expire(&mut self, home: u64, now_ns: u64) {
         if let Some(entries) = self.displaced.get_mut(&home) {
             entries.retain(|e| !matches!(e.place, DisplacedAt::Lingers { until_ns } if until_ns <= now_ns));
@@ -83,7 +84,7 @@ impl Stripe {
         }
     }
 
-    /// Homes with displaced keys, and how many each has.
+    /// For each home with entries, how many displaced keys it has.
     pub fn census(&self) -> impl Iterator<Item = usize> {
         self.displaced
             .values()
@@ -119,13 +120,14 @@ impl Stripes {
         Locked { held, stripes: self, is_alone: false }
     }
 
-    /// Locks nothing, and may write every slot: for who makes a table or takes one over. That is one thread, and no other
-    /// has the table before it is done. (What a home's lock guards beside slots still takes that lock.)
+    /// Locks nothing, but may write every slot. For the one thread that makes a table or takes one
+    /// over, before any other thread has the table. What a home's lock guards besides slots still
+    /// needs that lock.
     pub fn alone(&self) -> Locked<'_> {
         Locked { held: SmallVec::new(), stripes: self, is_alone: true }
     }
 
-    /// Displaced keys in the whole table.
+    /// The number of displaced keys in the whole table.
     pub fn displaced(&self) -> usize {
         self.all.iter().map(|stripe| lock(stripe).census().sum::<usize>()).sum()
     }
@@ -138,7 +140,7 @@ fn increasing(mut set: StripeSet) -> StripeSet {
     set
 }
 
-/// Each once, in the order in which they were named: wrong.
+/// Each stripe of the set once, in the order of naming. This breaks L3.
 fn as_named(mut set: StripeSet) -> StripeSet {
     let mut seen = StripeSet::new();
     set.retain(|number| {
@@ -149,7 +151,7 @@ fn as_named(mut set: StripeSet) -> StripeSet {
     set
 }
 
-/// Locked stripes. Dropping it unlocks them.
+/// Locked stripes. Dropping this unlocks them.
 pub(crate) struct Locked<'a> {
     held: SmallVec<[(usize, MutexGuard<'a, Stripe>); 8]>,
     stripes: &'a Stripes,
@@ -157,13 +159,13 @@ pub(crate) struct Locked<'a> {
 }
 
 impl Locked<'_> {
-    /// Is the stripe of this main slot locked?
+    /// Whether the stripe of this main slot is locked.
     pub fn covers(&self, slot: SlotIx) -> bool {
         let number = self.stripes.of(slot);
         self.held.iter().any(|(n, _)| *n == number)
     }
 
-    /// Does no other thread have the table yet?
+    /// Whether no other thread has the table yet.
     pub fn is_alone(&self) -> bool {
         self.is_alone
     }
@@ -171,7 +173,7 @@ impl Locked<'_> {
     /// What the lock of this home slot guards.
     ///
     /// # Panics
-    /// When it is not locked: a bug against L2.
+    /// When the slot's stripe is not locked, which breaks L2.
     pub fn stripe(&mut self, home_slot: SlotIx) -> &mut Stripe {
         let number = self.stripes.of(home_slot);
         let held = self.held.iter_mut().find(|(n, _)| *n == number);
@@ -207,9 +209,10 @@ mod tests {
         assert_eq!(stripes.displaced(), 2, "what lingers is not displaced");
     }
 
-    /// One key of a home leaves a slot that another one of it enters: each keeps its own bit.
+    /// One key of a home leaves a slot and another key of it enters that slot. Each keeps its own
+    /// bit.
     #[test]
-    fn the_register_knows_keys_apart() {
+    fn the_register_tells_keys_apart() {
         let mut stripe = Stripe::default();
         let at = |slot| DisplacedAt::At(SlotIx(slot));
         stripe.add(3, Displaced { bit: 1, place: at(10) });

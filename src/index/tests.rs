@@ -1,5 +1,5 @@
-//! What an index leaves behind beside keys, against accounts kept apart from it: ghosts, filters, links, blocks,
-//! counters, and when each of them may go.
+//! What an index leaves behind besides keys: ghosts, filters, links, blocks, counters. Compares
+//! them with separate accounts, and checks when each may go.
 
 use super::*;
 use crate::config::{Config, TableSize};
@@ -19,11 +19,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A store takes a nanosecond.
+/// The grace time. A store takes a nanosecond.
 const GRACE: Duration = Duration::from_micros(200);
 const TWICE_NS: u64 = 2 * GRACE.as_nanos() as u64;
 
-// ---- formulas of this file's own -----------------------------------------------------------------------
+// ---- formulas of this file's own ----------------------------------------------------------------
 
 /// The tag that a key leaves behind (docs/FORMAT.md).
 fn tag_of(index: &Index, key: &[u8]) -> u8 {
@@ -53,7 +53,7 @@ fn is_displaced(index: &Index, key: &[u8], slot: SlotIx) -> bool {
     !index.geometry.window(home_of(index, key)).contains(slot)
 }
 
-// ---- a table that is watched ---------------------------------------------------------------------------
+// ---- a table that is watched --------------------------------------------------------------------
 
 fn small(layout: &str, slots: u64) -> Config {
     let (layout, size) = (layout.parse().unwrap(), TableSize::Slots(slots));
@@ -81,7 +81,7 @@ fn counters(region: &Region) -> [u64; MOVE_COUNTERS as usize] {
     std::array::from_fn(|home| region.load(move_counter_word(home as u64)))
 }
 
-/// The word that a slot with this key has for it.
+/// The first word of the key field of a slot with this key.
 fn word_of(key: &[u8]) -> u64 {
     u64::from_le_bytes(key.try_into().expect("keys are words"))
 }
@@ -96,7 +96,7 @@ fn look(index: &Index) -> Vec<Seen> {
     (0..index.geometry.main_slots() + overflow).map(|slot| seen(SlotIx(slot))).collect()
 }
 
-/// Where each key stands: in one slot.
+/// Where each key stands. Each stands in one slot.
 fn places(index: &Index, slots: &[Seen]) -> BTreeMap<Key, SlotIx> {
     let mut places = BTreeMap::new();
     for (n, seen) in slots.iter().enumerate().filter(|(_, seen)| !seen.key.is_empty()) {
@@ -117,9 +117,9 @@ fn chains(index: &Index) -> Vec<(Block, u64)> {
     (0..homes).flat_map(chain).collect()
 }
 
-/// Holds what the server remembers against what stands in the region: one entry in the queue for each ghost and each
-/// filter bit that lingers; registers that name who is displaced; each block in one place, linked, waiting or free; and
-/// a note about each block that is empty.
+/// Compares what the server remembers with what stands in the region. Each ghost and each
+/// lingering filter bit has one entry in the queue. The registers name the displaced keys. Each
+/// block is linked, waiting or free, in one place. Each empty block has a note.
 fn check_books(index: &Index) {
     let geometry = &index.geometry;
     let (traces, slots) = (index.grace.traces(), look(index));
@@ -205,18 +205,18 @@ struct Moved {
     to: SlotIx,
 }
 
-/// A table, and what it was before the last change.
+/// A table, and its state before the last change.
 struct Watch {
     index: Index,
     clock: Clock,
     recorder: Arc<Recorder>,
     before: Vec<Seen>,
     changes: Vec<Watched>,
-    /// What was found when it was taken over.
+    /// What the takeover of this table found.
     found: Recovered,
 }
 
-/// What is to be asked about a change when the history is known.
+/// What is checked about a change when the history is known.
 struct Watched {
     from: Instant,
     to: Instant,
@@ -226,7 +226,7 @@ struct Watched {
     left: Vec<(u64, Key, SlotIx)>,
     /// The heads that linked to a block before.
     heads: BTreeMap<Block, SlotIx>,
-    /// Keys that came to a slot, and the one they had left, if they were there.
+    /// Keys that came to a slot, and the slot that each had left, if it had one.
     came: Vec<(Key, Option<SlotIx>, SlotIx)>,
 }
 
@@ -242,8 +242,9 @@ impl Watch {
         Watch { index, clock, recorder, before, changes: Vec::new(), found }
     }
 
-    /// A change, and the keys that it moved. Whatever it did, the books are right after it; each key that was moved has
-    /// left its tag, and was counted; and every ghost that nobody may take away yet is what it was.
+    /// Makes a change and returns its result and the keys that it moved. Afterwards the books are
+    /// right, each moved key has left its tag and was counted, and every ghost whose time has not
+    /// come is unchanged.
     fn change<T>(&mut self, change: impl FnOnce(&Index) -> T) -> (T, Vec<Moved>) {
         let index = &self.index;
         let (from, traces) = (self.recorder.now(), index.grace.traces());
@@ -289,7 +290,7 @@ impl Watch {
                 counted[(home % MOVE_COUNTERS) as usize] += 1;
             }
         }
-        // A put that waits takes traces away, and leaves others, more than once.
+        // A put that waits takes traces away and leaves others, several times.
         if waits == index.counts().waits {
             assert_eq!(counters(&index.region), counted, "moves and blocks used again, as counted");
         }
@@ -342,8 +343,8 @@ impl Watch {
         panic!("left: {:?}", self.index.grace.traces());
     }
 
-    /// A copy is whole before the original is overwritten (M1), the move is counted before that, too (M4), and when a
-    /// displaced copy is whole, its home's filter has its bit (M5).
+    /// A copy is whole, and its move is counted (M4), before the original is overwritten (M1). When
+    /// a displaced copy is whole, its home's filter has its bit (M5).
     fn check_order(&self, history: &History, change: &Watched) {
         let index = &self.index;
         for (key, from, to) in &change.came {
@@ -368,8 +369,8 @@ impl Watch {
         }
     }
 
-    /// Each time counts from after the store that it is about: from when a key was no longer in the slot it left, a
-    /// block was empty, or no head led to it.
+    /// Each time counts from after the store that it is about: the store by which a key left its
+    /// slot, a block became empty, or a block lost its last link.
     fn check_times_and_order(&self) {
         let history = self.recorder.history(self.index.geometry.region_bytes());
         for change in &self.changes {
@@ -410,7 +411,7 @@ impl Watch {
                 let since_ns = since.map(|at| history.time_ns(at));
                 let is_after = since_ns.is_none_or(|since_ns| due_ns >= since_ns + TWICE_NS);
                 assert!(is_after, "{trace:?} is due at {due_ns}, and is about {since_ns:?}");
-                // The head before it may have been unlinked just before it, and keeps its link (B3).
+                // The head before it may have been unlinked just before, and keeps its link (B3).
                 let unlinked_too = |head: SlotIx| {
                     let block = chain::block_of(&self.index.geometry, head);
                     let is_it =
@@ -449,7 +450,8 @@ impl Watch {
         Header::from_words([history.word(word, at), history.word(word + 1, at)])
     }
 
-    /// When the slot first was at rest, after a write, and so; given its header and its key's first word.
+    /// When the slot was first at rest after a write, with the given header and first word of the
+    /// key.
     fn at_rest(
         &self,
         history: &History,
@@ -465,7 +467,7 @@ impl Watch {
         found.map(|(at, ..)| at)
     }
 
-    /// When the slot was first at rest again after it was so for the last time before `until`.
+    /// When the slot was first at rest again, after it last was so before `until`.
     fn last_at_rest(
         &self,
         history: &History,
@@ -483,7 +485,7 @@ impl Watch {
         rests.get(last + 1).copied()
     }
 
-    /// Another server, after this one was killed at an instant.
+    /// Another server takes the table over. This one was killed at instant `at`.
     fn take_over(&self, at: Instant) -> Watch {
         let geometry = self.index.geometry.clone();
         let clock = Clock::manual();
@@ -505,7 +507,7 @@ fn key(n: u64) -> [u8; 8] {
     (n << 20 | 0xabcde).to_le_bytes()
 }
 
-/// A random change of keys below `keys`, or time that passes.
+/// Makes a random change of a key below `keys`, or lets time pass.
 fn some_change(watch: &mut Watch, random: &mut Random, keys: usize) {
     let n = key(random.pick(keys) as u64);
     match random.pick(16) {
@@ -516,8 +518,8 @@ fn some_change(watch: &mut Watch, random: &mut Random, keys: usize) {
     }
 }
 
-/// Tables of one stripe, and of several. After every change the books are right; whoever takes the table over, at any
-/// store, has right books, too, and goes on.
+/// Tables of one stripe, and of several. After every change the books are right. A server that
+/// takes the table over, at any store, also has right books, and goes on.
 #[test]
 fn the_books_are_right() {
     for preset in presets() {
@@ -542,7 +544,7 @@ fn the_books_are_right() {
     }
 }
 
-// ---- every tag, every bit ------------------------------------------------------------------------------
+// ---- every tag, every bit -----------------------------------------------------------------------
 
 /// What moved a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -565,14 +567,15 @@ impl Landed for Sampled<'_> {
     }
 }
 
-/// A pass of a GET that goes by the clock and is quick.
+/// A quick pass of a GET that goes by the clock.
 fn pass(get: &mut Get<'_>, slots: &[Seen]) -> Step {
     while let Step::Read(_) = get.feed(&mut Sampled(slots), false, &mut Vec::new()) {}
     get.judge(Proof::InGrace)
 }
 
-/// A GET samples the slot a key comes to before the move, and the slot it leaves after it. It looks again, once: the
-/// same ghost, in the same slot under the same stamp, is an old one. Another stamp, or another slot, is another ghost.
+/// A GET samples the slot that a key comes to before the move, and the slot that it leaves after
+/// it. It looks again, once. The same ghost, in the same slot under the same stamp, is an old one.
+/// Under another stamp or in another slot it is another ghost.
 fn check_ghost(index: &Index, before: &[Seen], after: &[Seen], moved: &Moved) {
     let (from, tag) = (moved.from.0 as usize, tag_of(index, &moved.key));
     let mut sampled = before.to_vec();
@@ -599,8 +602,9 @@ fn check_ghost(index: &Index, before: &[Seen], after: &[Seen], moved: &Moved) {
     }
 }
 
-/// Keys with every tag are moved in each way, and leave just that tag; who looks for them minds it. Keys with every bit
-/// are displaced and found; their bit stays when they leave, and goes later.
+/// Keys with every tag are moved in each way. Each leaves exactly its tag, and a GET for the key
+/// goes by it. Keys with every bit are displaced and found. Their bit stays when they leave, and
+/// goes later.
 #[test]
 fn every_tag_and_every_bit() {
     use Cause::{Compaction, Homing, Kick};
@@ -687,7 +691,7 @@ fn every_tag_and_every_bit() {
     }
 }
 
-// ---- ghosts stay ---------------------------------------------------------------------------------------
+// ---- ghosts stay --------------------------------------------------------------------------------
 
 /// What was written into a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -716,8 +720,9 @@ fn write_of(index: &Index, before: &Seen, after: &Seen) -> Option<Write> {
     writes.next().is_none().then_some(write)
 }
 
-/// Writes of each kind into slots with ghosts whose time has not come: how many left the ghost, and how many took it
-/// away. Every second change is asked about, and made while what `during` gives lives.
+/// Writes each kind of content into slots with ghosts whose time has not come. Counts how many left
+/// the ghost, and how many took it away. Every second change is counted; it is made while the
+/// result of `during` lives.
 fn writes_over_ghosts<D>(layout: &str, during: impl Fn() -> D) -> BTreeMap<Write, (u32, u32)> {
     let mut writes: BTreeMap<Write, (u32, u32)> = BTreeMap::new();
     for seed in 0..120 {
@@ -727,7 +732,7 @@ fn writes_over_ghosts<D>(layout: &str, during: impl Fn() -> D) -> BTreeMap<Write
         for n in 0..300 {
             let (before, traces) = (look(index), index.grace.traces());
             let there: Vec<_> = before.iter().filter(|seen| !seen.key.is_empty()).collect();
-            // Keys that stand on ghosts are changed most.
+            // Keys that stand on ghosts are changed most often.
             let haunted: Vec<_> = there.iter().filter(|seen| seen.header.ghost != 0).collect();
             let known = match (haunted.is_empty(), there.is_empty(), random.pick(2)) {
                 (false, _, 0) => haunted[random.pick(haunted.len())].key.clone(),
@@ -768,12 +773,12 @@ fn kinds_of_writes(layout: &str) -> Vec<Write> {
     match layout.parse::<crate::layout::geometry::Layout>().unwrap().family {
         Family::Cuckoo => vec![Update, Remove, NewKey, Filter],
         Family::Hopscotch => vec![Update, Remove, NewKey, Filter, Link],
-        // No key is moved out of a home slot, and no filter is anywhere else.
+        // No key is moved out of a home slot, and only home slots have a filter.
         Family::Chained => vec![Update, Remove, NewKey, Link],
     }
 }
 
-/// Of each family, with windows small enough that keys are moved often.
+/// Layouts of each family, with windows small enough that keys are moved often.
 const HAUNTED: [&str; 7] = ["windowed:8", "bucketized:4", "pilaf", "farm", "slotwise:8", "cluster", "list"];
 
 /// A ghost stays in its slot whatever is written there (M2).
@@ -787,20 +792,20 @@ fn ghosts_stay() {
     }
 }
 
-// ---- blocks --------------------------------------------------------------------------------------------
+// ---- blocks -------------------------------------------------------------------------------------
 
 /// Keys of one home.
 fn keys_of_home(index: &Index, home: u64) -> impl Iterator<Item = [u8; 8]> {
     (0..).map(key).filter(move |key| home_of(index, key) == home)
 }
 
-/// A table whose home 0 has a chain of two blocks, of which the second is empty. The key that was in it has been moved
-/// to where the one that came home had been.
+/// A table whose home 0 has a chain of two blocks, the second one empty. The key that was in it
+/// was moved to the slot of a key that came home.
 fn emptied() -> (Watch, Block) {
     emptied_of("list", 1)
 }
 
-/// The same in another layout. So many keys were in the second block.
+/// The same in another layout. `in_second` keys were in the second block.
 fn emptied_of(layout: &str, in_second: usize) -> (Watch, Block) {
     let mut watch = Watch::new(layout, 4, 1);
     let layout = watch.index.geometry.layout();
@@ -815,8 +820,9 @@ fn emptied_of(layout: &str, in_second: usize) -> (Watch, Block) {
     (watch, chain[1])
 }
 
-/// A server thread has taken the entry about a ghost out of the queue, and is slow. Its block is empty, and its time
-/// has come: it stays linked, until the ghost is gone and grace has passed again. Was it unlinked too early?
+/// A server thread has taken the entry of a ghost out of the queue, and is slow. Its block is
+/// empty, and the block's time has come. The block must stay linked until the ghost is gone and the
+/// grace time has passed again. Returns whether it was unlinked too early.
 fn a_block_with_a_ghost(layout: &str, ghosts: usize) -> bool {
     let (mut watch, block) = emptied_of(layout, ghosts);
     let (index, clock) = (&watch.index, &watch.clock);
@@ -859,8 +865,8 @@ fn blocks_with_ghosts_stay_linked() {
     }
 }
 
-/// A server is killed while a block that it had linked is empty. The next one unlinks it, and then uses it for another
-/// home; it takes no memory more.
+/// A server is killed while a block that it had linked is empty. The next server unlinks the block
+/// and uses it for another home. It takes no more memory.
 #[test]
 fn empty_blocks_are_taken_over() {
     let (watch, block) = emptied();
@@ -882,8 +888,9 @@ fn empty_blocks_are_taken_over() {
     assert_eq!((watch.index.counts().slots, watch.index.blocks.ever_used()), (slots + 1, 3));
 }
 
-/// A server is killed at any store of a put that takes a block, the first of its chain or the second. The block is free,
-/// or linked, with the key in it or without; in each case the keys, put again, take no block more.
+/// A server is killed at any store of a put that takes the first or second block of a chain. The
+/// block is free, or linked with or without the key. In each case the keys, put again, take no
+/// further block.
 #[test]
 fn a_block_half_taken_is_taken_over() {
     for layout in ["list", "cluster", "farm", "slotwise:8"] {
@@ -923,9 +930,9 @@ fn half_taken(layout: &str, blocks: u64) {
     assert!(relinked > 1 && unused > 1 && without_key > 1, "{layout}: {relinked}, {unused}, {without_key}");
 }
 
-/// One thread lets an unlinked block be used again, another needs a block for a key of another home. When that is
-/// written into the block, has the counter of the home that the block belonged to gone up? Says how often the block
-/// was used again, and how often uncounted.
+/// One thread frees an unlinked block for reuse. Another needs a block for a key of another home.
+/// The counter of the block's old home must go up before that key is written into the block.
+/// Returns how often the block was used again, and how often it was not counted first.
 fn a_block_between_two_homes() -> (u32, u32) {
     let (mut used, mut uncounted) = (0, 0);
     for seed in 0..400 {
@@ -974,9 +981,9 @@ fn a_block_is_counted_before_it_is_given_back() {
     assert!(used > 10 && uncounted == 0, "{used} times used again, {uncounted} times uncounted");
 }
 
-/// A chain gets as long as readers follow one, and no longer: each key in it is found.
+/// A chain gets as long as readers follow one, and no longer. Each key in it is found.
 #[test]
-fn chains_end_where_readers_end() {
+fn a_chain_is_as_long_as_readers_follow() {
     let mut watch = Watch::new("list", 200, 1);
     let keys: Vec<_> = keys_of_home(&watch.index, 0).take(chain::CHAIN_MAX as usize + 1).collect();
     let (newcomer, keys) = keys.split_last().unwrap();
@@ -990,13 +997,13 @@ fn chains_end_where_readers_end() {
     assert_eq!((next.index.len(), chains(&next.index).len()), (keys.len() as u64, keys.len() - 1));
 }
 
-// ---- room ----------------------------------------------------------------------------------------------
+// ---- room ---------------------------------------------------------------------------------------
 
-/// The slot that a delete frees is taken by a displaced key whose primary window has it, if there is one; the
-/// slot that this one leaves, likewise; up to four times in one delete. Else keys stay in their second
-/// windows and chains, and cost their readers a READ more.
+/// A displaced key takes the slot that a delete frees, if its primary window has the slot. Another
+/// takes the slot that this one leaves, and so on, up to four in one delete. Other keys stay in
+/// their second windows and chains, where they cost a READ more.
 #[test]
-fn whoever_can_comes_home() {
+fn displaced_keys_come_home() {
     for preset in presets().filter(|preset| preset.name != "pilaf") {
         let (mut most, mut none) = (0, 0);
         for seed in 0..3 {
@@ -1032,9 +1039,9 @@ fn whoever_can_comes_home() {
     }
 }
 
-/// A displaced key that stands on a ghost stays where it is (M3), and another one of its home comes home instead.
+/// A displaced key that stands on a ghost stays (M3). Another key of its home comes home instead.
 #[test]
-fn another_comes_home_instead() {
+fn a_key_on_a_ghost_does_not_come_home() {
     let index = Watch::new("list", 4, 1).index;
     let keys: Vec<_> = keys_of_home(&index, 0).take(3).collect();
     keys.iter().for_each(|key| assert_eq!(index.put(key, b"", PutMode::Insert), Ok(PutOutcome::Inserted)));
@@ -1047,8 +1054,8 @@ fn another_comes_home_instead() {
     assert!(index.slots().holds(next, &keys[1]) && index.slots().holds(home_slot, &keys[2]));
 }
 
-/// Where one of a key's windows has a free slot, a newcomer takes the first of the first such window, and
-/// moves nobody: else it would cost its readers a READ more, from the start on.
+/// A newcomer takes the first free slot in the first of its windows that has one. It moves
+/// no other key. Otherwise GETs of it would cost a READ more from the start.
 #[test]
 fn a_newcomer_takes_the_first_free_slot() {
     for layout in ["pilaf", "bucketized:4", "windowed:8", "farm", "list"] {
@@ -1077,10 +1084,10 @@ fn a_newcomer_takes_the_first_free_slot() {
     }
 }
 
-/// A server thread has taken the entry about a ghost out of the queue and stands still, so that there is
-/// always something to wait for. A put that finds no room waits three times, and says then how many keys are
-/// in how many slots. When the ghost is gone, it waits for the block to be unlinked, and for it to be free;
-/// and where a chain has room, for nothing.
+/// A server thread has taken the entry of a ghost out of the queue and stands still, so there is
+/// always something to wait for. A put without room waits three times. Then it reports how many
+/// keys are in how many slots. When the ghost is gone, it waits for the block to be unlinked, and
+/// for it to be free. Where a chain has room, it does not wait.
 #[test]
 fn a_put_waits_three_times() {
     let (watch, block) = emptied();
@@ -1118,8 +1125,8 @@ fn a_put_waits_three_times() {
     assert_eq!(watch.index.counts().waits, 0, "the empty block is in the chain still");
 }
 
-/// Each put and each remove takes eight traces that are due away in passing, also one that changes nothing,
-/// the oldest first; a server that is idle takes all, and learns when the next is due.
+/// Each put and each remove takes up to eight due traces away, oldest first, also if it changes
+/// nothing. An idle server takes all of them away, and learns when the next one is due.
 #[test]
 fn traces_are_taken_away_in_passing() {
     let watch = Watch::new("windowed:8", 200, 1);
@@ -1142,8 +1149,8 @@ fn traces_are_taken_away_in_passing() {
     assert_eq!((index.tidy(), index.grace.traces()), (None, vec![]));
 }
 
-/// What two tables of each preset, made for 2,000 keys, end with when they are filled until they are full:
-/// keys, moves, displaced keys, and puts that waited, of both together.
+/// The sums over two tables of each preset, made for 2,000 keys and filled until they are full:
+/// keys, moves, displaced keys, and puts that waited.
 const FILLED: [(&str, [u64; 4]); 11] = [
     ("windowed:8", [4455, 1806, 351, 2]),
     ("windowed:16", [4375, 1521, 213, 2]),
@@ -1158,9 +1165,9 @@ const FILLED: [(&str, [u64; 4]); 11] = [
     ("list", [6399, 0, 2668, 0]),
 ];
 
-/// A table takes as many keys as it was made for, and then some, and the search finds the same paths each
-/// time. Whoever changes the search on purpose writes down what comes out now, if that is no worse: fewer
-/// keys, or more that are displaced, say that it gives up early or goes astray.
+/// A table takes at least as many keys as it was made for, and the search finds the same paths each
+/// time. A deliberate change of the search updates these numbers, if they get no worse. Fewer keys
+/// or more displaced ones mean that the search gives up early or takes bad paths.
 #[test]
 fn tables_get_so_full() {
     const KEYS: u64 = 2_000;
@@ -1189,8 +1196,9 @@ fn tables_get_so_full() {
     }
 }
 
-/// A path is walked only if it is what the search saw: its end is free, and each mover is there, has no ghost
-/// and may go where it is to go. Else nothing is changed, and the put searches again.
+/// A path is walked only if it is still as the search saw it: its end is free, and each mover is
+/// there, has no ghost and may go to its next slot. Otherwise nothing is changed, and the put
+/// searches again.
 #[test]
 fn a_path_that_has_changed_is_not_walked() {
     for layout in ["windowed:8", "bucketized:4", "pilaf", "slotwise:8"] {
@@ -1228,7 +1236,8 @@ fn a_path_that_has_changed_is_not_walked() {
                 let other = (1_000..).map(key).find(|key| !may_go(key)).unwrap();
                 refused(at, Content { key: &other, ..Content::default() });
             }
-            // Without the lock of a mover's home, which may have come since the stripes were chosen.
+            // Without the lock of a mover's home. The mover may have come after the stripes were
+            // chosen.
             let of = |slot| index.stripes.of(slot);
             let home = |&at: &SlotIx| index.home_slot(index.geometry.hashed(&index.slots().read(at).key));
             let locks: StripeSet = path.iter().map(|&slot| of(slot)).collect();
@@ -1249,10 +1258,10 @@ fn a_path_that_has_changed_is_not_walked() {
     }
 }
 
-/// A server thread that takes a key from one slot to another each time that this thread is about to take a lock.
+/// A server thread that moves a key to another slot each time this thread is about to take a lock.
 struct Restless {
     index: Arc<Index>,
-    /// Where the key is, and the free slot.
+    /// The key's slot, and the free slot.
     at: Cell<[SlotIx; 2]>,
     moves: Cell<u32>,
 }
@@ -1277,8 +1286,8 @@ impl Scheduler for Restless {
     }
 }
 
-/// Each path that a put finds is changed before it is locked: after 1,000 of them the put gives up, and nothing has
-/// changed. It succeeds when it is left alone.
+/// Each path that a put finds is changed before it is locked. After 1,000 paths the put gives up,
+/// and nothing has changed. It succeeds when it is left alone.
 #[test]
 fn a_put_gives_up_after_a_thousand_paths() {
     for layout in ["windowed:8", "bucketized:4", "pilaf", "slotwise:8"] {
@@ -1293,7 +1302,8 @@ fn a_put_gives_up_after_a_thousand_paths() {
         for key in (0..200).map(key).filter(|key| has_room(key)).take(38) {
             assert_eq!(index.put(&key, b"value", PutMode::Insert), Ok(PutOutcome::Inserted));
         }
-        // A newcomer's path ends at a free slot; there it is occupied, and another one is free, to which a path goes.
+        // A newcomer's path ends at a free slot. That slot gets occupied; another one that a path
+        // reaches becomes free.
         let end = |key: &[u8]| find_path(index.slots(), index.geometry.hashed(key))?.last().copied();
         let taken = || (0..index.geometry.main_slots()).map(SlotIx).filter(|&at| !is_free(&index, at));
         let restless = (200..300).map(key).filter(|key| !has_room(key)).find_map(|newcomer| {
@@ -1310,7 +1320,7 @@ fn a_put_gives_up_after_a_thousand_paths() {
         });
         let (newcomer, restless) = restless.unwrap_or_else(|| panic!("{layout}: no two paths"));
         let restless = Rc::new(restless);
-        // Slots as they are, but for how often that other thread has written two of them.
+        // Slots as they are, except how often the other thread has written two of them.
         let shown = || {
             let slots = (0..).map(SlotIx).zip(look(&index)).map(|(at, seen)| {
                 let moves = if restless.at.get().contains(&at) { restless.moves.get() } else { 0 };
@@ -1319,7 +1329,7 @@ fn a_put_gives_up_after_a_thousand_paths() {
             });
             (slots.collect::<Vec<_>>(), index.counts(), index.grace.traces())
         };
-        // The locks that each change takes of its own key.
+        // The locks that each change takes for its own key.
         observe::schedule(Some(restless.clone()));
         assert_eq!(index.remove(&newcomer), Ok(false));
         observe::schedule(None);
@@ -1346,10 +1356,10 @@ fn is_free(index: &Index, slot: SlotIx) -> bool {
     index.slots().header(slot).is_free()
 }
 
-/// A filter or a link that is right already is not written again: whoever reads the slot would have to look
-/// again.
+/// A filter or link that is already right is not written again: readers of the slot would have to
+/// look again.
 #[test]
-fn what_is_right_is_not_written() {
+fn right_filters_and_links_are_not_rewritten() {
     for layout in ["windowed:8", "list"] {
         let mut watch = Watch::new(layout, 24, 1);
         (0..30).for_each(|n| drop(watch.put(&key(n), b"")));
@@ -1372,18 +1382,18 @@ fn what_is_right_is_not_written() {
     }
 }
 
-/// What a put is refused with says how full the table is, or how often others were faster.
+/// A refused put says how full the table is, or how often other threads changed its path.
 #[test]
-fn refusals_in_words() {
+fn refusals_say_why() {
     let full = PutError::Full { keys: 5, slots: 8 }.to_string();
     assert!(full.starts_with("the table is full: 5 keys in 8 slots (load 62.5 %), "), "{full}");
     let busy = PutError::Busy { rounds: ROUNDS_MAX }.to_string();
     assert!(busy.starts_with("1000 paths in a row were changed by other threads "), "{busy}");
 }
 
-/// A table says when it was made, and stays in a region that is large enough.
+/// A table records when it was made. It is made only in a region that is large enough.
 #[test]
-fn a_table_is_made_now_and_within_its_region() {
+fn a_table_records_its_time_and_fits_its_region() {
     let now = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
     let begun = now();
     let watch = Watch::new("list", 4, 1);
@@ -1399,16 +1409,16 @@ fn a_table_is_made_now_and_within_its_region() {
     assert!(panic.downcast_ref::<&str>().unwrap().contains("too short for the table"));
 }
 
-// ---- servers that are killed early ---------------------------------------------------------------------
+// ---- servers that are killed early --------------------------------------------------------------
 
-/// A server that takes a table over is killed itself, at any store. Before it changed anything else it had
-/// said that it is the table's server now, after the grace time. So the one after it has the next number,
-/// never the same one; the books are right; and no key is lost but the one in the slot that was being mended.
+/// A server is killed at any store of a takeover. Its first store, after the grace time, says that
+/// it is the table's server. So the next server has the next number, never the same one. The books
+/// are right, and no key is lost except the one in the slot that was being mended.
 #[test]
 fn a_takeover_is_taken_over() {
     for (layout, slots) in [("windowed:8", 12), ("bucketized:4", 12), ("farm", 8), ("list", 3)] {
         let (mut watch, mut random) = (Watch::new(layout, slots, 1), Random::new(1));
-        // Amid a move, with ghosts, filters and chains about.
+        // In the middle of a move, with ghosts, filters and chains.
         let killed = loop {
             let begun = watch.recorder.now();
             let n = key(random.pick(2 * slots as usize) as u64);
@@ -1444,7 +1454,8 @@ fn a_takeover_is_taken_over() {
     }
 }
 
-/// A server that gave its table up on purpose may leave the region behind: the next one serves it.
+/// A server that gave its table up on purpose may leave the region behind. The next server serves
+/// it.
 #[test]
 fn a_retired_table_is_taken_over() {
     let mut watch = Watch::new("windowed:8", 12, 1);
@@ -1457,11 +1468,12 @@ fn a_retired_table_is_taken_over() {
     assert_eq!(next.found, Recovered { keys: 1, ..Recovered::default() });
 }
 
-// ---- the last look -------------------------------------------------------------------------------------
+// ---- the last look ------------------------------------------------------------------------------
 
-/// One thread puts a key into a full table; another makes room and puts the same key. How often did the first one
-/// answer that the table is full, although the other had put the key before it had looked for the last time? (It holds
-/// the key's locks from then until it answers.) And how often did it find the key?
+/// One thread puts a key into a full table. Another makes room and puts the same key. Returns how
+/// often the first answered that the table is full although the other had put the key before the
+/// last look, and how often the first found the key. (The first holds the key's locks from the last
+/// look until it answers.)
 fn put_into_a_full_table(layout: &str, mode: PutMode) -> (u32, u32) {
     let (mut wrong, mut found) = (0, 0);
     for seed in 0..300 {
@@ -1503,10 +1515,10 @@ fn put_into_a_full_table(layout: &str, mode: PutMode) -> (u32, u32) {
     (wrong, found)
 }
 
-/// A put that waits for grace periods to end takes everything away that is due then, not only as much as others do in
-/// passing: what is left would be in its way for nothing.
+/// A put that waits for grace periods takes away everything that is due then, not only as much as
+/// other mutations do in passing. What is left would only be in its way.
 #[test]
-fn a_put_that_waits_takes_all_away() {
+fn a_put_that_waits_takes_all_due_traces_away() {
     let mut watch = Watch::new("windowed:8", 120, 1);
     let mut keys = (0..).map(key);
     while watch.index.grace.traces().len() <= 2 * REAP_MAX {
@@ -1520,8 +1532,8 @@ fn a_put_that_waits_takes_all_away() {
     assert!(!watch.index.wait_for_grace(), "nothing to wait for");
 }
 
-/// Until a table is whole, the region says that it is being made: a server that dies meanwhile leaves one that nobody takes
-/// over.
+/// Until a table is whole, the region says that it is being made. If the server dies meanwhile,
+/// nobody takes the region over.
 #[test]
 fn a_table_half_made_is_not_taken_over() {
     for layout in ["windowed:8", "list"] {
@@ -1545,15 +1557,15 @@ fn a_table_half_made_is_not_taken_over() {
     }
 }
 
-/// A table with chains of one home, `blocks` long, whose links somebody has changed; and what a takeover makes of it: the keys
-/// that are found then, of those that were there, links that were cut, and blocks linked.
+/// A table with one home's chain of `blocks` blocks, whose links `relink` changes. Returns what a
+/// takeover makes of it: the number of those keys found, links cut, and blocks linked.
 fn relinked(blocks: usize, relink: impl Fn(&Index, &[SlotIx])) -> (usize, u64, usize) {
     let (index, there, cut) = taken_over(blocks, relink);
     check_books(&index);
     (there, cut, chains(&index).len())
 }
 
-/// The table that [`relinked`] is about, keys found, and links cut.
+/// The table of [`relinked`], the number of keys found, and of links cut.
 fn taken_over(blocks: usize, relink: impl Fn(&Index, &[SlotIx])) -> (Index, usize, u64) {
     let watch = Watch::new("list", 4, 1);
     let keys: Vec<_> = keys_of_home(&watch.index, 0).take(blocks + 1).collect();
@@ -1578,8 +1590,8 @@ fn link_to(index: &Index, head: SlotIx, block: Option<Block>) {
     index.link(&index.stripes.alone(), head, block);
 }
 
-/// Damaged links: a circle, a chain that leads into another one, a block to which no link leads. Each block is in one chain
-/// then, and no key is lost.
+/// Damaged links: a circle, a chain that leads into another one, a block without a link to it.
+/// After the takeover each block is in one chain, and no key is lost.
 #[test]
 fn damaged_links_are_taken_over() {
     let block_of = |index: &Index, head| chain::block_of(&index.geometry, head);
@@ -1594,13 +1606,13 @@ fn damaged_links_are_taken_over() {
         let cut = relinked(3, |index, heads| link_to(index, heads[cut_off], None));
         assert_eq!(cut, (4, 0, 3), "behind block {cut_off}");
     }
-    // A key in the chain of another home, where nobody looks for it, in place of the last one.
+    // A key in another home's chain, where no GET looks for it, in place of the last key.
     let stray = relinked(3, |index, heads| {
         let (key, aux) = (keys_of_home(index, 1).next().unwrap(), index.slots().header(heads[3]).aux);
         index.write(&index.stripes.alone(), heads[3], &Content { key: &key, aux, ..Content::default() });
     });
     assert_eq!(stray, (3, 0, 3));
-    // The same key twice in one chain, as when a server dies that closes a hole.
+    // The same key twice in one chain, as when a server dies while it fills a hole.
     let doubled = relinked(3, |index, heads| {
         let Owned { key, value, .. } = index.slots().read(heads[3]);
         let aux = index.slots().header(heads[2]).aux;
@@ -1608,8 +1620,8 @@ fn damaged_links_are_taken_over() {
         index.write(&index.stripes.alone(), heads[2], &copy);
     });
     assert_eq!(doubled, (3, 0, 3));
-    // The number of blocks ever used: too small a one makes links lead nowhere, too large a one is not
-    // believed.
+    // The number of blocks ever used. If it is too small, links lead nowhere. If it is too large,
+    // it is not believed.
     let ever_used = |blocks| move |index: &Index, _: &[SlotIx]| index.region.store(BLOCKS_WORD, blocks);
     assert_eq!(relinked(3, ever_used(0)), (1, 1, 0));
     assert_eq!(relinked(3, ever_used(2)), (3, 1, 2));
@@ -1621,9 +1633,9 @@ fn damaged_links_are_taken_over() {
     }
 }
 
-/// On a clock that runs: an empty block is unlinked, and used again.
+/// On a clock that runs, an empty block is unlinked and used again.
 #[test]
-fn empty_blocks_go_on_a_running_clock() {
+fn empty_blocks_are_reused_on_a_running_clock() {
     let config =
         Config { grace: Duration::from_micros(200), seeds: Some(Seeds::from_number(1)), ..small("list", 4) };
     let geometry = config.geometry().unwrap();
@@ -1690,7 +1702,7 @@ mod broken {
     #[test]
     fn no_last_look() {
         let _broken = Broken::rule(Rule::LastLook);
-        // Where there is a chain, the key was looked for a moment before: too rare.
+        // Where there is a chain, the key was looked for just before, so this is too rare.
         for (layout, mode) in FULL_TABLES.into_iter().filter(|(layout, _)| *layout != "cluster") {
             let (wrong, _) = put_into_a_full_table(layout, mode);
             assert!(wrong > 0, "{layout}: must be caught");

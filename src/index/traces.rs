@@ -1,10 +1,11 @@
-//! What a move or a delete leaves for readers on their way, and who takes it away when it is due (M2, M5).
+//! Traces that a move or a delete leaves for readers under way, and how they are taken away when
+//! they are due (M2, M5).
 
 use super::*;
 use crate::layout::slot::Header;
 
 impl Index {
-    /// Writes the filter of a home as its register says, if that changes it.
+    /// Sets the filter of a home to what its register says. Writes only if that changes it.
     pub(super) fn set_filter(&self, locked: &mut Locked<'_>, home: u64) {
         let home_slot = self.geometry.window(home).first;
         let mask = families::filter_mask(&self.geometry);
@@ -13,7 +14,7 @@ impl Index {
         self.set_aux(locked, home_slot, aux & !mask | filter);
     }
 
-    /// Writes the `aux` of a slot, if that changes it.
+    /// Sets the `aux` of a slot. Writes only if that changes it.
     pub(super) fn set_aux(&self, locked: &Locked<'_>, slot: SlotIx, aux: u32) {
         let before = self.slots().header(slot);
         if before.aux != aux {
@@ -22,7 +23,7 @@ impl Index {
         }
     }
 
-    /// The displaced key of `home` with this filter bit has left `slot`: the bit lingers (M5).
+    /// The displaced key of `home` with this filter bit has left `slot`. Its bit lingers (M5).
     pub(super) fn linger(&self, locked: &mut Locked<'_>, home: u64, bit: u32, slot: SlotIx) {
         let until_ns = self.grace.due_ns(Rule::FilterGrace);
         self.stripe(locked, home).change(home, bit, slot, DisplacedAt::Lingers { until_ns });
@@ -55,7 +56,7 @@ impl Index {
         }
     }
 
-    /// Waits until all traces there are now are gone; `false` when there are none.
+    /// Waits until all present traces are gone. `false` when there are none.
     pub(super) fn wait_for_grace(&self) -> bool {
         let Some(due_ns) = self.grace.last_due_ns() else { return false };
         count(&self.counters.waits);

@@ -1,7 +1,8 @@
 //! The slot writer: the only code that changes a slot. It keeps W1, W2 and W3 of docs/PROTOCOL.md.
 //!
-//! One server thread writes at a time, and holds the slot's lock. Anybody reads. A writer that dies on its way
-//! leaves the slot odd: readers end in `Contended` there and nowhere else, until the server is restarted.
+//! One server thread writes a slot at a time, and holds the slot's lock. Anybody reads. A writer
+//! that dies half way leaves the slot odd. Readers then end in `Contended` at this slot only, until
+//! the server is restarted.
 
 use crate::faults::{Rule, by_rule, obey};
 use crate::layout::geometry::{Geometry, SlotIx};
@@ -11,7 +12,7 @@ use crate::region::Region;
 use crate::sync::{Ordering, fence};
 use smallvec::SmallVec;
 
-/// Writes and reads slots of one table, for whoever holds their locks.
+/// Writes and reads slots of one table, for a thread that holds their locks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SlotWriter<'a> {
     pub region: &'a Region,
@@ -38,12 +39,12 @@ impl<'a> SlotWriter<'a> {
         self.region.words(self.geometry.slot_word(slot), self.geometry.shape().words())
     }
 
-    /// Replaces the slot's content. 2 * lines + words stores.
+    /// Replaces the slot's content. Makes 2 * lines + words stores.
     pub fn write(&self, slot: SlotIx, content: &Content<'_>) {
         let shape = self.geometry.shape();
         let base = self.geometry.slot_word(slot);
         let before = self.region.load(base);
-        // An odd stamp here was left by a writer that died: the next even one is above both.
+        // A dead writer may have left an odd stamp here. The next even one is above both.
         let odd = (before as u32) | 1;
         let even = odd.wrapping_add(1);
         let image = encode(shape, self.geometry.identity(slot), even, content);
@@ -67,7 +68,7 @@ impl<'a> SlotWriter<'a> {
         }
         // Pairs with R1: a reader that sees the even stamp sees the words of W2 after its fence.
         obey(Rule::EvenFence, || fence(Ordering::Release));
-        // W3. The first line last: whoever goes by it alone (shm) sees a slot that is whole for everybody.
+        // W3. The first line comes last: a shm reader goes by it alone and must see the whole slot.
         for w in stamp_copies(shape) {
             self.region.store(base + w, image[w]);
         }
@@ -79,15 +80,15 @@ impl<'a> SlotWriter<'a> {
         mapped::header(self.words(slot))
     }
 
-    /// Does the slot hold `key`?
+    /// Whether the slot holds `key`.
     pub fn holds(&self, slot: SlotIx, key: &[u8]) -> bool {
         let words = self.words(slot);
         usize::from(mapped::header(words).klen) == key.len()
             && mapped::begins_with(self.geometry.shape(), words, key)
     }
 
-    /// The slot's content. A slot that fails validation (it cannot, under its lock, unless the region was
-    /// damaged) reads as free.
+    /// The slot's content. An invalid slot reads as free; under its lock a slot is invalid only if
+    /// the region was damaged.
     pub fn read(&self, slot: SlotIx) -> Owned {
         let image: Image = mapped::image(self.words(slot));
         let Ok(view) = View::consistent(self.geometry.shape(), &image) else {
@@ -97,7 +98,8 @@ impl<'a> SlotWriter<'a> {
         Owned { key: view.key(), value: view.value(), ghost: header.ghost, aux: header.aux }
     }
 
-    /// Reads header and key of a slot whose lock is not held; `None` while it is being written.
+    /// Reads header and key of a slot whose lock is not held. `None` while the slot is being
+    /// written.
     pub fn peek(&self, slot: SlotIx) -> Option<(Header, Key)> {
         let words = self.words(slot);
         let stamp = words[0].load(Ordering::Relaxed);
@@ -108,8 +110,8 @@ impl<'a> SlotWriter<'a> {
         (stamp & 1 == 0 && words[0].load(Ordering::Relaxed) == stamp).then_some(seen)
     }
 
-    /// The content of a slot whose writer died before it stored a byte (after W1): with the stamps it had
-    /// before, it passes the checks that a remote reader makes.
+    /// The content of a slot whose writer died after W1, before it stored a byte. With its old
+    /// stamps such a slot passes the checks of a remote reader. `None` if it does not.
     pub fn before_the_write(&self, slot: SlotIx) -> Option<Owned> {
         let shape = self.geometry.shape();
         let mut image: Image = mapped::image(self.words(slot));
@@ -122,7 +124,7 @@ impl<'a> SlotWriter<'a> {
         Some(Owned { key: view.key(), value: view.value(), ghost: header.ghost, aux: header.aux })
     }
 
-    /// Does the slot pass the checks that a remote reader makes?
+    /// Whether the slot passes the checks of a remote reader.
     pub fn is_valid(&self, slot: SlotIx) -> bool {
         let image: Image = mapped::image(self.words(slot));
         slot::check(self.geometry.shape(), self.geometry.identity(slot), &image).is_ok()
@@ -138,10 +140,10 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    /// From its first store to its last, every line shows an odd stamp, also where the copies wrap;
-    /// and marking a line changes nothing else in it, so that a slot only marked is still whole.
+    /// From its first store to its last, every line shows an odd stamp, also where the copies wrap.
+    /// Marking a line changes nothing else in it, so a slot that is only marked is still whole.
     #[test]
-    fn further_lines_are_marked() {
+    fn every_line_is_marked() {
         let geometry = Config { value_max: 150, ..Config::default() }.geometry().unwrap();
         let recorder = Arc::new(Recorder::new(Clock::manual(), Duration::from_nanos(1)));
         let region = recorder.region(geometry.region_bytes());
@@ -170,10 +172,10 @@ mod tests {
         assert!(writer.is_valid(slot) && history.end() > Instant(begin.0));
     }
 
-    /// A slot whose writer died while it marked the lines is what it was, also where the copies of the stamp
-    /// wrap. With one bit of the rest changed it is lost.
+    /// A slot whose writer died while it marked the lines still has its old content, also where the
+    /// copies of the stamp wrap. With one bit of the rest changed, the content is lost.
     #[test]
-    fn a_slot_only_marked_is_what_it_was() {
+    fn a_marked_slot_keeps_its_content() {
         let geometry = Config { value_max: 150, ..Config::default() }.geometry().unwrap();
         let recorder = Arc::new(Recorder::new(Clock::manual(), Duration::from_nanos(1)));
         let region = recorder.region(geometry.region_bytes());

@@ -15,16 +15,16 @@ use super::geometry::{Geometry, SlotIx, Window};
 pub const FILTER_BITS: u32 = 8;
 const LINK_SHIFT: u32 = FILTER_BITS;
 
-/// Windows that a GET reads, the home's included, before it gives up this pass. So the server links one block less.
-/// Chains of sound tables are far shorter (a `list` at 130 % of its main slots: 12); a reader of damaged
-/// memory must come to an end.
+/// Windows that a GET reads, the home's included, before it gives up the pass. So the server links
+/// one block less. Chains of sound tables are far shorter (a `list` at 130 % of its main slots:
+/// 12). The bound is for readers of damaged memory.
 pub const CHAIN_MAX: u32 = 64;
 
 /// Number of an overflow block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Block(pub u32);
 
-/// The block that `aux` links to.
+/// The block that `aux` links to; `None` at the end of the chain.
 #[inline]
 pub fn link(aux: u32) -> Option<Block> {
     (aux >> LINK_SHIFT).checked_sub(1).map(Block)
@@ -42,14 +42,14 @@ pub fn window(geometry: &Geometry, block: Block) -> Window {
     Window { first: SlotIx(geometry.main_slots() + u64::from(block.0) * u64::from(slots)), slots }
 }
 
-/// The block that `slot` lies in; `None` for a main slot.
+/// The block that contains `slot`; `None` for a main slot.
 pub fn block_of(geometry: &Geometry, slot: SlotIx) -> Option<Block> {
     let number = slot.0.checked_sub(geometry.main_slots())?;
     Some(Block((number / u64::from(geometry.layout().block_slots.max(1))) as u32))
 }
 
-/// The slots of the block that `aux` links to; `None` at the end of the chain, and for a link that leads
-/// out of the table (damaged memory).
+/// The slots of the block that `aux` links to. `None` at the end of the chain, and for a link that
+/// leads out of the table (damaged memory).
 #[inline]
 pub fn next(geometry: &Geometry, aux: u32) -> Option<Window> {
     link(aux).filter(|b| u64::from(b.0) < geometry.overflow_blocks()).map(|b| window(geometry, b))
@@ -60,8 +60,8 @@ mod tests {
     use super::*;
     use crate::config::{Config, TableSize};
 
-    /// A link is beside the filter, leads to each block there is, and to no other: what lies behind the last
-    /// one is no memory of the table's.
+    /// A link stands beside the filter. It leads to each block of the table, and to nothing else:
+    /// the memory behind the last block is not the table's.
     #[test]
     fn links_lead_to_blocks() {
         let layout = "farm".parse().unwrap();

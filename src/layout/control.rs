@@ -1,34 +1,34 @@
-//! The control page: words that change while readers read, each whole by itself.
+//! The control page: words that change while readers read. Each word is atomic by itself.
 //!
 //! ```text
 //! page + 0      state word             incarnation << 8 | phase
 //! page + 64*k   counter of begun moves, k = 1..=32
-//! page + 2112   overflow blocks ever used: the first so many; beyond them memory was never written
+//! page + 2112   overflow blocks ever used; memory beyond them was never written
 //! ```
 //!
-//! Each word has a line of its own, so that a reader's line is invalidated only when its word changes.
+//! Each word has its own line, so a reader's line is invalidated only when its word changes.
 //!
-//! **Counters of begun moves.** A move of a key whose home is `h` adds 1 to counter `h mod 32` before it
-//! rewrites the key's old slot. A reader that can load words at will (shm) reads its key's counter before
-//! and after its GET: equal means that the key did not move meanwhile, so what was not found was not
-//! there. It needs no clock. Readers that READ over a network use the grace time instead.
+//! **Counters of begun moves.** A move of a key whose home is `h` adds 1 to counter `h mod 32`
+//! before it rewrites the key's old slot (M4). A shm reader loads its key's counter before and
+//! after each pass. If both are equal, a miss is right (G6). This needs no clock. Readers over a
+//! network use the grace time instead.
 
 use super::{LINE, PAGE, WORD};
 
 /// Byte offset of the control page in a region.
 pub const CONTROL_OFFSET: usize = PAGE;
-/// Number of counters.
+/// The number of counters of begun moves.
 pub const MOVE_COUNTERS: u64 = 32;
-/// Number of the word, in the region, that holds the state.
+/// The number of the region's word that holds the state.
 pub const STATE_WORD: usize = CONTROL_OFFSET / WORD;
 
-/// Number of the word, in the region, of the counter for keys whose home is `home`.
+/// The number of the region's word that counts begun moves of keys whose home is `home`.
 #[inline]
 pub fn move_counter_word(home: u64) -> usize {
     STATE_WORD + (1 + (home % MOVE_COUNTERS) as usize) * (LINE / WORD)
 }
 
-/// Number of the word, in the region, that says how many overflow blocks were ever used.
+/// The number of the region's word that counts the overflow blocks ever used.
 pub const BLOCKS_WORD: usize = STATE_WORD + (1 + MOVE_COUNTERS as usize) * (LINE / WORD);
 
 const _: () = assert!((BLOCKS_WORD + 1) * WORD <= CONTROL_OFFSET + PAGE);
@@ -36,20 +36,20 @@ const _: () = assert!((BLOCKS_WORD + 1) * WORD <= CONTROL_OFFSET + PAGE);
 /// What the state word says about the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Being made or recovered: do not read yet.
+    /// Being made or recovered. Clients must not read yet.
     Starting,
-    /// In service, or left behind by a server that is gone: readable either way.
+    /// In service, or left behind by a server that is gone. Readable in both cases.
     Serving,
-    /// Given up on purpose: a client must connect anew.
+    /// Given up on purpose. Clients must connect again.
     Retired,
 }
 
 /// The state word: a phase and the number of the server process that set it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct State {
-    /// Counts the servers that have opened this region; never repeats.
+    /// The number of servers that have opened this region. It never repeats.
     pub incarnation: u64,
-    /// What that server says of the table.
+    /// What that server says about the table.
     pub phase: Phase,
 }
 
@@ -64,7 +64,8 @@ impl State {
         self.incarnation << 8 | phase
     }
 
-    /// The state in a word; anything unknown counts as retired, which sends a client back to the server.
+    /// The state in a word. An unknown phase counts as retired, which sends clients back to the
+    /// server.
     pub fn from_word(word: u64) -> State {
         let phase = match word & 0xff {
             0 => Phase::Starting,
@@ -79,9 +80,9 @@ impl State {
 mod tests {
     use super::*;
 
-    /// Where things stand is part of the format: a region outlives the server that wrote it.
+    /// These positions are part of the format: a region outlives the server that wrote it.
     #[test]
-    fn words_of_the_control_page() {
+    fn the_control_page_has_fixed_words() {
         assert_eq!(CONTROL_OFFSET, 4096);
         assert_eq!(STATE_WORD, 512);
         let counters: Vec<usize> = (0..MOVE_COUNTERS).map(move_counter_word).collect();

@@ -1,4 +1,4 @@
-//! Where everything is: parsed once from a configuration or a superblock, trusted ever after.
+//! Where everything is. Parsed once from a configuration or a superblock, and trusted from then on.
 
 use super::hash::{Hashed, Seeds, reduce};
 use super::slot::{Identity, SlotShape};
@@ -6,7 +6,7 @@ use super::{PAGE, WORD};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// Number of a slot in its table: main slots first, then overflow slots.
+/// The number of a slot in its table. Main slots come first, then overflow slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SlotIx(pub u64);
 
@@ -15,12 +15,12 @@ pub struct SlotIx(pub u64);
 pub struct Window {
     /// The first slot.
     pub first: SlotIx,
-    /// How many.
+    /// The number of slots.
     pub slots: u32,
 }
 
 impl Window {
-    /// Is `slot` in this window?
+    /// Whether `slot` is in this window.
     #[inline]
     pub fn contains(&self, slot: SlotIx) -> bool {
         slot.0.wrapping_sub(self.first.0) < u64::from(self.slots)
@@ -65,19 +65,22 @@ impl Family {
     }
 }
 
-/// A layout: a family and its numbers. Parse one from a preset's name, as in
-/// `"windowed:16".parse::<Layout>()`, or choose numbers of your own; [`Config::geometry`](crate::Config::geometry) refuses what cannot be.
+/// A layout: a family and its numbers.
+///
+/// Parse one from the name of a preset, as in `"windowed:16".parse::<Layout>()`, or choose your own
+/// numbers. [`Config::geometry`](crate::Config::geometry) refuses impossible ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Layout {
     /// How keys are placed.
     pub family: Family,
-    /// Number of windows a key may be in: 2 or 3 in cuckoo layouts; 1 in those with overflow chains.
+    /// Windows that a key may be in: 2 or 3 in cuckoo layouts, 1 in those with overflow chains.
     pub choices: u32,
     /// Slots per bucket, the unit of placement: at least 1.
     pub bucket_slots: u32,
-    /// Buckets per window, the unit of a READ: at least 1, in chained layouts 1. A window has at most 64 slots.
+    /// Buckets per window, the unit of a READ: at least 1, and 1 in chained layouts. A window has
+    /// at most 64 slots.
     pub window_buckets: u32,
-    /// Slots per overflow block: 1 to 64; 0 in cuckoo layouts, which have none.
+    /// Slots per overflow block: 1 to 64. Cuckoo layouts have no blocks, and 0 here.
     pub block_slots: u32,
 }
 
@@ -88,7 +91,8 @@ impl Layout {
         self.bucket_slots * self.window_buckets
     }
 
-    /// Is each number one that the family can have? (In 64 bits, because what is checked here may be anything.)
+    /// Checks that each number is one that the family can have. Computes in 64 bits, because the
+    /// numbers may be anything.
     pub(crate) fn check(self) -> Result<(), OutOfRange> {
         let (choices, window_buckets, block_slots) = match self.family {
             Family::Cuckoo => (2..=3, 1..=64, 0..=0),
@@ -104,7 +108,7 @@ impl Layout {
     }
 }
 
-/// A number of a geometry that cannot be.
+/// An impossible number in a geometry.
 pub(crate) struct OutOfRange {
     pub field: &'static str,
     pub value: u64,
@@ -112,7 +116,7 @@ pub(crate) struct OutOfRange {
 }
 
 impl OutOfRange {
-    /// The range in words.
+    /// The allowed range in words.
     pub fn allowed(&self) -> String {
         match (self.allowed.start(), self.allowed.end()) {
             (only, last) if only == last => only.to_string(),
@@ -129,15 +133,17 @@ pub(crate) fn within(
     if allowed.contains(&value) { Ok(()) } else { Err(OutOfRange { field, value, allowed }) }
 }
 
-/// Most homes. With [`OVERFLOW_BLOCKS_MAX`], every size computed from numbers within their limits fits into 63
-/// bits: (2^40 + 64) * 64 slots + 2^24 * 64 slots, times 4096 bytes, is below 2^59.
+/// The most homes. With [`OVERFLOW_BLOCKS_MAX`], every size computed from numbers within their
+/// limits fits into 63 bits: (2^40 + 64) * 64 slots + 2^24 * 64 slots, times 4096 bytes, is below
+/// 2^59.
 pub(crate) const HOMES_MAX: u64 = 1 << 40;
-/// Most overflow blocks, so that a link has room for the number of each.
+/// The most overflow blocks. A link has room for each number up to this.
 pub(crate) const OVERFLOW_BLOCKS_MAX: u64 = (1 << 24) - 1;
-/// Longest grace time.
+/// The longest grace time.
 pub(crate) const GRACE_MAX: Duration = Duration::from_secs(60);
 
-/// A table's geometry. Every slot it names lies inside its region; nothing needs checking twice.
+/// A table's geometry. Every slot that it names lies inside the table's region, so nothing needs
+/// checking again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Geometry {
     layout: Layout,
@@ -177,19 +183,19 @@ impl Geometry {
     pub fn shape(&self) -> SlotShape {
         self.shape
     }
-    /// Longest key, in bytes.
+    /// The longest key, in bytes.
     pub fn key_max(&self) -> usize {
         self.key_max
     }
-    /// Longest inline value, in bytes.
+    /// The longest inline value, in bytes.
     pub fn value_max(&self) -> usize {
         self.value_max
     }
-    /// Number of homes.
+    /// The number of homes.
     pub fn homes(&self) -> u64 {
         self.homes
     }
-    /// Overflow blocks reserved.
+    /// The number of overflow blocks reserved.
     pub fn overflow_blocks(&self) -> u64 {
         self.overflow_blocks
     }
@@ -197,22 +203,22 @@ impl Geometry {
     pub fn grace(&self) -> Duration {
         self.grace
     }
-    /// Number of the table.
+    /// The table's number, drawn when it was made.
     pub fn generation(&self) -> u64 {
         self.generation
     }
-    /// Seeds of the hashes.
+    /// The seeds of the hashes.
     #[inline]
     pub fn seeds(&self) -> &Seeds {
         &self.seeds
     }
 
-    /// Number of main slots.
+    /// The number of main slots.
     #[inline]
     pub fn main_slots(&self) -> u64 {
         (self.homes + u64::from(self.layout.window_buckets) - 1) * u64::from(self.layout.bucket_slots)
     }
-    /// Number of slots, overflow included.
+    /// The number of slots, overflow included.
     pub fn slots(&self) -> u64 {
         self.main_slots() + self.overflow_blocks * u64::from(self.layout.block_slots)
     }
@@ -230,7 +236,7 @@ impl Geometry {
     pub fn slot_offset(&self, slot: SlotIx) -> u64 {
         self.table_offset() + slot.0 * self.shape.bytes() as u64
     }
-    /// Number, in the region, of the first word of `slot`.
+    /// The number of the region's word that is the first of `slot`.
     #[inline]
     pub(crate) fn slot_word(&self, slot: SlotIx) -> usize {
         self.slot_offset(slot) as usize / WORD
@@ -246,18 +252,18 @@ impl Geometry {
         Identity { generation: self.generation, index: slot.0 }
     }
 
-    /// A key, hashed: its home and tags. What follows takes it and hashes no key again.
+    /// Hashes a key once, for its home and tags. Later steps take the result.
     #[inline]
     pub fn hashed<'a>(&self, key: &'a [u8]) -> Hashed<'a> {
         let first = self.seeds.first(key);
         Hashed { key, first, home: self.home(first.0) }
     }
-    /// The home a hash falls on.
+    /// The home of a hash.
     #[inline]
     pub fn home(&self, hash: u64) -> u64 {
         reduce(hash, self.homes)
     }
-    /// The window that begins at a home.
+    /// The window that begins at a home's slot.
     #[inline]
     pub fn window(&self, home: u64) -> Window {
         Window {
@@ -265,12 +271,13 @@ impl Geometry {
             slots: self.layout.window_slots(),
         }
     }
-    /// A key's primary window. Its first slot is the key's home slot, whose header names displaced keys.
+    /// A key's primary window. Its first slot is the key's home slot, whose header holds the
+    /// filter.
     #[inline]
     pub fn primary(&self, key: Hashed<'_>) -> Window {
         self.window(key.home)
     }
-    /// The window whose first slot is `home_slot` (a home's).
+    /// The home whose bucket contains the main slot `slot`.
     pub(crate) fn home_of_slot(&self, slot: SlotIx) -> u64 {
         slot.0 / u64::from(self.layout.bucket_slots)
     }
@@ -289,9 +296,10 @@ mod tests {
         assert_eq!(Family::list(), "cuckoo (1), hopscotch (2), chained (3)");
     }
 
-    /// What stands in the superblock is what was asked for, and everything is where docs/FORMAT.md says.
+    /// The geometry has what the configuration asked for, and everything is where docs/FORMAT.md
+    /// says.
     #[test]
-    fn where_everything_is() {
+    fn everything_is_where_the_format_says() {
         let layout = "farm".parse().unwrap();
         let seeds = Seeds::from_number(5);
         let grace = Duration::from_micros(300);

@@ -1,4 +1,4 @@
-//! Every byte a remote reader can see.
+//! Every byte that a remote reader can see.
 //!
 //! A region holds, in this order (`docs/FORMAT.md` draws it):
 //!
@@ -9,10 +9,10 @@
 //! ...      overflow slots           chain blocks, where the layout has them
 //! ```
 //!
-//! Who writes: the server's threads, through `Region::store` and
-//! nowhere else. Who reads: anybody, at any time, holding nothing. So whatever stands here must either
-//! verify itself (slots: stamps and CRC; superblock: stamp and CRC), be one 8-byte word (control page),
-//! or stay put for twice the grace time.
+//! Only the server's threads write, and only through `Region::store`. Anybody reads, at any time,
+//! and holds nothing. So everything here must do one of three things: verify itself (slots and
+//! superblock: stamp and CRC), be one 8-byte word (control page), or stay unchanged for twice the
+//! grace time.
 //!
 //! All integers are little-endian.
 
@@ -27,9 +27,9 @@ pub mod superblock;
 #[cfg(target_endian = "big")]
 compile_error!("oneread's region format is little-endian and is read in place");
 
-/// Bytes in a line: the unit that memory and PCIe move at one instant (assumption H1).
+/// Bytes in a line: what memory and PCIe move at one instant (H1).
 pub const LINE: usize = 64;
-/// Bytes in a word: the unit that is never torn (assumption H0).
+/// Bytes in a word: never torn (H0).
 pub const WORD: usize = 8;
-/// Bytes in a page of the region's fixed head.
+/// Bytes in a page. The superblock and the control page have one each.
 pub const PAGE: usize = 4096;

@@ -6,44 +6,43 @@
 //!          8       klen    u8   0: free
 //!          9       ghost   u8   tag of the key that moved out of here less than 2T ago (M2), or 0
 //!         10..12   vlen    u16  bytes of value
-//!         12..16   aux     u32  as a home (or head of a chain block): filter of displaced keys, link
+//!         12..16   aux     u32  of a home or head of a chain block: filter of displaced keys, link
 //!         16..64   key, then value
 //! line n   0..62   value (or key) goes on
 //!         62..64   u16 copy of the low half of the stamp
 //! ```
 //!
-//! A slot is 32 bytes (half a line) or 1 to 64 whole lines. `aux` and `ghost` belong to the slot, not to
-//! the key in it, and stay when the key goes.
+//! A slot is 32 bytes (half a line) or 1 to 64 whole lines. `aux` and `ghost` belong to the slot,
+//! not to the key in it, and stay when the key goes.
 //!
-//! # Who may believe what
+//! # Validation
 //!
-//! The writer (the slot writer (`index/writer.rs`)) makes every line's stamp odd, stores the bytes, makes
-//! every line's stamp even. Two independent defences follow, each sufficient under its own assumption:
+//! The slot writer (`index/writer.rs`) makes every line's stamp odd, stores the bytes, and makes
+//! every line's stamp even. Readers have two independent checks. Each suffices under its own
+//! assumption:
 //!
-//! * **S1, stamps.** If a 64-byte line is read at one instant (H1), then all stamps even and equal mean
-//!   that all lines show the same write. Each line was sampled outside the writer's odd interval, and
-//!   equal stamps name the same interval between two writes (up to a wrap of the u16 copies after 32,768
-//!   writes: see S2 and the grace time).
-//! * **S2, CRC.** Without H1, bytes of another table, slot, time or a mixture pass with probability
-//!   2^-32 per torn read.
+//! * **S1, stamps.** If a 64-byte line is read at one instant (H1), even and equal stamps mean that
+//!   all lines are of one write. The u16 copies wrap after 32,768 writes (G7).
+//! * **S2, CRC.** Without H1, bytes of another table, slot or time, or a mixture, pass with
+//!   probability 2^-32 per torn read.
 //!
-//! [`check`] applies both, to bytes that a fabric has landed in private memory. Readers that can load the
-//! region's words themselves use the slot as a seqlock instead
+//! [`check`] applies both to bytes that a fabric has landed in private memory. Readers that can
+//! load the region's words themselves use the slot as a seqlock instead
 //! ([`MappedSlots`](crate::fabric::shm::MappedSlots)).
 //!
-//! Only these two make a [`View`]; only a `View` can be matched.
+//! Only these two make a [`View`], and only a `View` can be matched.
 
 use super::{LINE, WORD};
 use smallvec::SmallVec;
 use std::mem::{offset_of, size_of};
 
-/// Bytes of header in front of the key.
+/// Bytes of header before the key.
 pub const HEADER: usize = 16;
 /// The largest slot, in bytes.
 pub const SLOT_BYTES_MAX: usize = 64 * LINE;
-/// The longest key any slot can hold, in bytes (`klen` is one byte, 0 means free).
+/// The longest key that any slot can hold, in bytes (`klen` is one byte).
 pub const KEY_MAX: usize = 255;
-/// Bytes a further line gives to the payload: its last two carry the copy of the stamp.
+/// Payload bytes of a further line. Its last two bytes carry the copy of the stamp.
 const FURTHER: usize = LINE - 2;
 /// Words in the header.
 const HEADER_WORDS: usize = HEADER / WORD;
@@ -52,17 +51,17 @@ const HEADER_WORDS: usize = HEADER / WORD;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 pub struct Header {
-    /// Even: at rest. Odd: being written. Grows by 2 with every write; wraps.
+    /// Even: at rest. Odd: being written. Grows by 2 with every write, and wraps.
     pub stamp: u32,
     /// CRC-32 over generation, slot index, stamp, the rest of the header, key and value.
     pub crc: u32,
     /// Length of the key in bytes; 0 when the slot is free.
     pub klen: u8,
-    /// Tag of the key that moved out of this slot less than twice the grace time ago (M2); 0 when none did.
+    /// Tag of the key that moved out of this slot less than twice the grace time ago (M2), or 0.
     pub ghost: u8,
     /// Length of the value in bytes.
     pub vlen: u16,
-    /// As the first slot of a home or chain block: filter of displaced keys and link. Else 0.
+    /// Filter of displaced keys and link, in the first slot of a home or chain block. Otherwise 0.
     pub aux: u32,
 }
 
@@ -83,14 +82,14 @@ impl Header {
         bytemuck::cast(words)
     }
 
-    /// Is no key in this slot?
+    /// Whether the slot holds no key.
     #[inline]
     pub fn is_free(&self) -> bool {
         self.klen == 0
     }
 }
 
-/// How large slots are and what fits into one. Cheap to copy.
+/// The size of slots, and what fits into one. Cheap to copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotShape {
     bytes: u32,
@@ -98,7 +97,7 @@ pub struct SlotShape {
 
 impl SlotShape {
     /// The smallest slot that holds any key of at most `key_max` bytes with any value of at most
-    /// `value_max` bytes; `None` when no slot is that large.
+    /// `value_max` bytes. `None` when no slot is that large.
     pub fn for_lengths(key_max: usize, value_max: usize) -> Option<SlotShape> {
         let payload = key_max.checked_add(value_max)?;
         if payload <= LINE / 2 - HEADER {
@@ -108,7 +107,7 @@ impl SlotShape {
         SlotShape::from_bytes(further.checked_add(1)?.checked_mul(LINE)?)
     }
 
-    /// A slot of `bytes` bytes; `None` unless that is 32 or 1 to 64 whole lines.
+    /// A slot of `bytes` bytes. `None` unless that is 32 or 1 to 64 whole lines.
     pub fn from_bytes(bytes: usize) -> Option<SlotShape> {
         let fits =
             bytes == LINE / 2 || (bytes.is_multiple_of(LINE) && (LINE..=SLOT_BYTES_MAX).contains(&bytes));
@@ -127,20 +126,20 @@ impl SlotShape {
         self.bytes as usize / WORD
     }
 
-    /// Lines in a slot; a 32-byte slot counts as one.
+    /// Lines in a slot. A 32-byte slot counts as one.
     #[inline]
     pub fn lines(self) -> usize {
         self.bytes().div_ceil(LINE)
     }
 
-    /// Bytes of key and value together that fit.
+    /// The most bytes of key and value together.
     #[inline]
     pub fn payload_max(self) -> usize {
         let first = self.bytes().min(LINE) - HEADER;
         first + (self.lines() - 1) * FURTHER
     }
 
-    /// The parts of the slot that hold the first `len` bytes of payload, as byte ranges of the slot.
+    /// The byte ranges of the slot that hold the first `len` bytes of payload.
     fn pieces(self, len: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
         let mut left = len;
         (0..self.lines()).map_while(move |line| {
@@ -153,7 +152,8 @@ impl SlotShape {
     }
 }
 
-/// What a slot is to hold. `ghost` and `aux` are the slot's, key and value the occupant's.
+/// The content to write into a slot. `ghost` and `aux` belong to the slot, key and value to the
+/// occupant.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Content<'a> {
     /// The key; empty for a free slot.
@@ -166,24 +166,24 @@ pub struct Content<'a> {
     pub aux: u32,
 }
 
-/// A slot's words in private memory; slots of up to two lines need no allocation.
+/// A slot's words in private memory. Slots of up to two lines need no allocation.
 pub type Image = SmallVec<[u64; 16]>;
 
-/// A key in private memory; one that fits into the first line needs no allocation.
+/// A key in private memory. A key that fits into the first line needs no allocation.
 pub type Key = SmallVec<[u8; LINE - HEADER]>;
 
 /// The identity that a slot's CRC binds its bytes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// Generation of the table the slot belongs to.
+    /// Generation of the slot's table.
     pub generation: u64,
     /// Number of the slot in its table.
     pub index: u64,
 }
 
-/// The words of a slot with `content` at rest under the even stamp `stamp`.
+/// The words of a slot with `content`, at rest under the even stamp `stamp`.
 ///
-/// `content` must fit: key and value together at most [`SlotShape::payload_max`] bytes.
+/// Key and value together must have at most [`SlotShape::payload_max`] bytes.
 pub fn encode(shape: SlotShape, identity: Identity, stamp: u32, content: &Content<'_>) -> Image {
     let (key, value) = (content.key, content.value);
     debug_assert!(stamp.is_multiple_of(2) && key.len() + value.len() <= shape.payload_max());
@@ -212,7 +212,7 @@ pub fn encode(shape: SlotShape, identity: Identity, stamp: u32, content: &Conten
     words
 }
 
-/// Fills `to` from the front of `from`; what is left of `from`.
+/// Fills `to` from the front of `from`. Returns the rest of `from`.
 fn fill<'a>(to: &mut [u8], from: &'a [u8]) -> &'a [u8] {
     let (now, later) = from.split_at(to.len());
     to.copy_from_slice(now);
@@ -232,24 +232,24 @@ fn crc(shape: SlotShape, identity: Identity, header: &Header, slot: &[u8]) -> u3
     hasher.finalize()
 }
 
-/// Where the u16 copy of the stamp stands in a word that ends a further line.
+/// The position of the u16 copy of the stamp, in a word that ends a further line.
 pub(crate) const COPY_SHIFT: u32 = 48;
 
-/// Numbers, within a slot, of the words that carry a stamp: word 0 (low half), then each further line's
-/// last word (high 16 bits).
+/// Numbers, within a slot, of the words that carry a copy of the stamp: each further line's last
+/// word (high 16 bits).
 #[inline]
 pub(crate) fn stamp_copies(shape: SlotShape) -> impl Iterator<Item = usize> {
     (1..shape.lines()).map(|line| line * (LINE / WORD) + LINE / WORD - 1)
 }
 
-/// Why a slot's bytes are not to be believed.
+/// Why a slot's bytes cannot be trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Torn {
     /// A stamp is odd: the slot is being written.
     Writing,
-    /// The lines' stamps differ: lines of different writes.
+    /// The lines' stamps differ, so the lines are of different writes.
     Stamps,
-    /// Lengths that no writer stores.
+    /// The lengths are none that a writer stores.
     Lengths,
     /// The CRC does not match.
     Crc,
@@ -257,7 +257,7 @@ pub enum Torn {
 
 /// Validates the landed bytes of one slot: stamps (S1), lengths, CRC (S2).
 ///
-/// `words` is private memory of exactly [`SlotShape::words`] words with any content whatever.
+/// `words` is private memory of exactly [`SlotShape::words`] words, with any content.
 pub fn check(shape: SlotShape, identity: Identity, words: &[u64]) -> Result<View<'_>, Torn> {
     use crate::faults::{Rule, broken};
     debug_assert_eq!(words.len(), shape.words());
@@ -280,7 +280,7 @@ pub fn check(shape: SlotShape, identity: Identity, words: &[u64]) -> Result<View
     Ok(view)
 }
 
-/// One slot's bytes, validated: only a key found in such bytes is a hit.
+/// One slot's validated bytes. Only a key found in such bytes is a hit.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     shape: SlotShape,
@@ -288,10 +288,10 @@ pub struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// A view of words that a seqlock read, or a lock, has already shown to be of one write; or of others, for
-    /// a guess.
+    /// A view of words that a seqlock read, or a lock, has already shown to be of one write. As a
+    /// guess, they may also be of several.
     ///
-    /// Lengths are checked all the same: they index into `words`.
+    /// Lengths are checked nonetheless, because they index into `words`.
     pub(crate) fn consistent(shape: SlotShape, words: &'a [u64]) -> Result<View<'a>, Torn> {
         let view = View { shape, words };
         let header = view.header();
@@ -309,7 +309,7 @@ impl<'a> View<'a> {
         Header::from_words([self.words[0], self.words[1]])
     }
 
-    /// Does this slot hold `key`? (A free slot holds no key: keys are at least one byte long.)
+    /// Whether this slot holds `key`. A free slot holds none: keys have at least one byte.
     pub fn holds(&self, key: &[u8]) -> bool {
         if key.is_empty() || usize::from(self.header().klen) != key.len() {
             return false;
@@ -330,7 +330,7 @@ impl<'a> View<'a> {
         out
     }
 
-    /// Replaces what is in `out` with the value. Allocates only if `out` is too small.
+    /// Replaces the content of `out` with the value. Allocates only if `out` is too small.
     pub fn value_into(&self, out: &mut Vec<u8>) {
         out.clear();
         let header = self.header();
@@ -347,7 +347,7 @@ impl<'a> View<'a> {
         out
     }
 
-    /// Hands payload bytes `from..to` to `sink`, line by line.
+    /// Gives payload bytes `from..to` to `sink`, line by line.
     fn payload(&self, from: usize, to: usize, mut sink: impl FnMut(&'a [u8])) {
         let bytes: &'a [u8] = bytemuck::cast_slice(self.words);
         let mut at = 0;
@@ -384,9 +384,9 @@ mod tests {
         assert!([0, 16, 33, 96, 65 * 64].iter().all(|&b| SlotShape::from_bytes(b).is_none()));
     }
 
-    /// Also words that a seqlock vouches for are looked at for lengths that lead out of them.
+    /// Lengths that lead out of the slot are refused, also under a seqlock.
     #[test]
-    fn lengths_are_never_believed() {
+    fn lengths_are_always_checked() {
         let s = shape(64);
         let mut image = encode(s, ID, 2, &Content { key: b"key", value: b"value", ..Content::default() });
         assert!(View::consistent(s, &image).is_ok());
@@ -395,8 +395,8 @@ mod tests {
         assert_eq!(View::consistent(s, &[0; 4]).err(), Some(Torn::Lengths));
     }
 
-    /// Each bit of stamp, header, key, value and copies counts, in slots of every kind, and so does each bit
-    /// of what the slot is bound to. Bytes that neither key nor value takes up do not.
+    /// Each bit of stamp, header, key, value and copies counts, in slots of every kind. So does
+    /// each bit of the slot's identity. Bytes behind the value do not count.
     #[test]
     fn each_covered_bit_counts() {
         for (bytes, klen, vlen) in
@@ -440,9 +440,9 @@ mod tests {
     }
 
     proptest! {
-        /// What is encoded is what is viewed, for every slot size and every split of the payload.
+        /// A view shows what was encoded, for every slot size and every split of the payload.
         #[test]
-        fn round_trip(lines in 0usize..6, klen in 0usize..=255, vlen in 0usize..400, stamp in any::<u32>(), fill in any::<u8>()) {
+        fn a_view_shows_what_was_encoded(lines in 0usize..6, klen in 0usize..=255, vlen in 0usize..400, stamp in any::<u32>(), fill in any::<u8>()) {
             let s = shape(if lines == 0 { 32 } else { lines * LINE });
             let klen = klen.min(s.payload_max());
             let vlen = if klen == 0 { 0 } else { vlen.min(s.payload_max() - klen) };
@@ -457,7 +457,7 @@ mod tests {
             prop_assert_eq!((view.header().ghost, view.header().aux), (fill, stamp));
         }
 
-        /// No flipped bit that the CRC covers goes unnoticed; nor do another slot's or table's bytes.
+        /// A flipped bit that the CRC covers is noticed. So are the bytes of another slot or table.
         #[test]
         fn any_covered_bit_counts(lines in 1usize..4, bit in 0usize..(4 * 512)) {
             let s = shape(lines * LINE);

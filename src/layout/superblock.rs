@@ -1,7 +1,7 @@
-//! The superblock: the first page of a region. A client needs nothing else to find its way.
+//! The superblock: the first page of a region. It holds all that a client needs to find its way.
 //!
-//! Checksummed as a whole. Written once, when the region is made, before anybody reads it; what changes later stands
-//! in the control page. Its stamp is even; a reader refuses an odd one.
+//! One checksum covers it. It is written once, when the region is made, before anybody reads it.
+//! What changes later is in the control page. Its stamp is even; readers refuse an odd one.
 
 use super::geometry::{
     Family, GRACE_MAX, Geometry, HOMES_MAX, Layout, OVERFLOW_BLOCKS_MAX, OutOfRange, within,
@@ -29,11 +29,11 @@ pub struct Superblock {
     pub stamp: u32,
     /// Number of the table; part of every slot's CRC.
     pub generation: u64,
-    /// Zero. (Which server has the region is in the state word, which changes.)
+    /// Zero. The state word says which server has the region.
     pub reserved_0: u64,
     /// [`Family`] as a number.
     pub family: u32,
-    /// Number of windows a key may be in (cuckoo), else 1.
+    /// Windows that a key may be in (cuckoo), otherwise 1.
     pub choices: u32,
     /// Slots per bucket.
     pub bucket_slots: u32,
@@ -43,19 +43,19 @@ pub struct Superblock {
     pub block_slots: u32,
     /// Bytes per slot.
     pub slot_bytes: u32,
-    /// Longest key accepted, in bytes.
+    /// The longest key accepted, in bytes.
     pub key_max: u32,
-    /// Longest inline value accepted, in bytes.
+    /// The longest inline value accepted, in bytes.
     pub value_max: u32,
     /// Number of homes.
     pub homes: u64,
     /// Number of overflow blocks reserved.
     pub overflow_blocks: u64,
-    /// Byte offset of slot 0.
+    /// Byte offset of slot 0 in the region.
     pub table_offset: u64,
     /// Length of the region in bytes.
     pub region_bytes: u64,
-    /// The grace time T in nanoseconds: a client trusts a GET's miss only if it took less.
+    /// The grace time T in nanoseconds. A client trusts a miss only if the pass took less (G4).
     pub grace_ns: u64,
     /// Seconds since 1970 when the region was made.
     pub created: u64,
@@ -91,17 +91,17 @@ const _: () = {
 /// Words in the superblock.
 pub const SUPERBLOCK_WORDS: usize = size_of::<Superblock>() / WORD;
 
-/// Why the first page of a region could not be used.
+/// Why the first page of a region cannot be used.
 #[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SuperblockError {
-    /// Shorter than a superblock and its control page.
+    /// Shorter than the superblock and the control page.
     #[error("this is no oneread region: it is only {have} bytes long; name a file that `oneread serve` made")]
     TooShort {
-        /// Its length.
+        /// The length in bytes.
         have: u64,
     },
-    /// Not a oneread region at all.
+    /// The bytes do not begin like a region.
     #[error(
         "this is no oneread region: it begins with {found:#018x}, a region begins with \"ONEREAD\"; name a file that `oneread serve` made"
     )]
@@ -135,7 +135,7 @@ pub enum SuperblockError {
         /// As computed.
         computed: u32,
     },
-    /// A layout this build does not have.
+    /// A layout family that this build does not have.
     #[error("the region uses layout family {family}, this build has {}; use a newer build", Family::list())]
     Layout {
         /// The number found.
@@ -150,15 +150,15 @@ pub enum SuperblockError {
         field: &'static str,
         /// The value found.
         value: u64,
-        /// What is allowed.
+        /// The allowed values.
         allowed: String,
     },
     /// The region is shorter than its superblock says.
     #[error("the region is truncated: it has {have} bytes, its superblock says {need}")]
     Truncated {
-        /// Bytes there are.
+        /// The region's length in bytes.
         have: u64,
-        /// Bytes there should be.
+        /// The length in bytes that the superblock says.
         need: u64,
     },
 }
@@ -203,22 +203,24 @@ impl Superblock {
     }
 
     fn computed_crc(&self) -> u32 {
-        // The stamp is left out: it changes after the rest is in place.
+        // The CRC does not cover the stamp.
         let at_rest = Superblock { stamp: 0, ..*self };
         crc32fast::hash(&bytemuck::bytes_of(&at_rest)[..offset_of!(Superblock, crc)])
     }
 
-    /// Bytes to superblock. Any bytes will do; only [`Superblock::geometry`] says whether they make sense.
+    /// The superblock in these words. They may be anything: [`Superblock::geometry`] validates
+    /// them.
     pub fn from_words(words: [u64; SUPERBLOCK_WORDS]) -> Superblock {
         bytemuck::cast(words)
     }
 
-    /// The bytes as words.
+    /// The superblock as words.
     pub fn to_words(self) -> [u64; SUPERBLOCK_WORDS] {
         bytemuck::cast(self)
     }
 
-    /// Opens a region of `have` bytes, of which `load` reads the words: its superblock, validated.
+    /// Opens a region of `have` bytes and validates its superblock. `load` reads the region's
+    /// words.
     ///
     /// # Errors
     /// [`SuperblockError`]
@@ -233,8 +235,8 @@ impl Superblock {
         Ok((superblock.geometry(have)?, superblock))
     }
 
-    /// Validates everything once. Whoever holds the [`Geometry`] need not check it again: every slot it
-    /// names lies inside the region's `have` bytes.
+    /// Validates every field. A [`Geometry`] needs no further checks: every slot that it names lies
+    /// inside the region's `have` bytes.
     ///
     /// # Errors
     /// [`SuperblockError`] says which field is wrong and what is allowed.
@@ -263,7 +265,7 @@ impl Superblock {
         };
         layout.check()?;
         within("homes", self.homes, 1..=HOMES_MAX)?;
-        // Blocks if and only if the layout has chains.
+        // A layout has blocks if and only if it has chains.
         let blocks = if layout.block_slots == 0 { 0..=0 } else { 1..=OVERFLOW_BLOCKS_MAX };
         within("overflow_blocks", self.overflow_blocks, blocks)?;
         within("grace_ns", self.grace_ns, 0..=GRACE_MAX.as_nanos() as u64)?;
@@ -314,15 +316,15 @@ mod tests {
         config.geometry().unwrap()
     }
 
-    /// With the checksum that belongs to it.
+    /// The superblock with its right checksum.
     fn sealed(superblock: Superblock) -> Superblock {
         Superblock { crc: superblock.computed_crc(), ..superblock }
     }
 
-    /// Each field says of the table what its name says, in a table in which no two of them are alike, and a client
-    /// gets the same table back.
+    /// Each field says what its name says, in a table where no two fields are alike. A client gets
+    /// the same table back.
     #[test]
-    fn fields() {
+    fn fields_mean_what_their_names_say() {
         for preset in presets() {
             let geometry = geometry(preset.layout);
             let it = Superblock::new(&geometry, 12_345);
@@ -338,7 +340,8 @@ mod tests {
             assert_eq!((it.table_offset, it.region_bytes), (8192, geometry.region_bytes()));
             assert_eq!(it.geometry(it.region_bytes), Ok(geometry.clone()));
             assert_eq!(Superblock::from_words(it.to_words()), it);
-            // Another time and number do not change where anything is; a number is a table's own.
+            // The time and the generation do not change where anything is. The generation is the
+            // table's own.
             let other = sealed(Superblock { created: 1, generation: it.generation ^ 1, ..it });
             let found = other.geometry(it.region_bytes).unwrap();
             assert_eq!(found.generation(), it.generation ^ 1);
@@ -346,8 +349,9 @@ mod tests {
         }
     }
 
-    /// The last value that is allowed, and the first that is not: that one is refused for its own sake, with what it is
-    /// and what is allowed. (What is allowed by itself may make the table longer than it says that it is.)
+    /// The last allowed value of each field passes, and the first forbidden one is refused: the
+    /// error names the field, its value and what is allowed. (A value that is allowed by itself may
+    /// make the table longer than `region_bytes` says.)
     #[test]
     fn fields_at_their_limits() {
         type Set = fn(&mut Superblock, u64);
@@ -406,7 +410,7 @@ mod tests {
             [(need - 1, false), (need, true), (need + 1, false)]
                 .into_iter()
                 .for_each(|(value, good)| check("region_bytes", bytes, value, good, &need.to_string()));
-            // 128 bytes in two lines: 16 of head, 2 of the second line's stamp.
+            // 128 bytes in two lines: 16 of header, 2 of the second line's stamp.
             [(70, true), (90, true), (91, false), (0, true)]
                 .into_iter()
                 .for_each(|(value, good)| check("value_max", value_max, value, good, "90"));
@@ -436,10 +440,10 @@ mod tests {
         }
     }
 
-    /// Of several things that are wrong the first is named that explains the others: what is no region has no version,
-    /// what has another version has another checksum.
+    /// Of several wrong fields, the one that explains the others is named first. What is no region
+    /// has no version, and another version has another checksum.
     #[test]
-    fn what_is_wrong_first() {
+    fn the_first_cause_is_named() {
         let geometry = geometry(presets().next().unwrap().layout);
         let good = Superblock::new(&geometry, 1);
         let mut it = Superblock { homes: 0, family: 77, ..good };

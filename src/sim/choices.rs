@@ -1,4 +1,4 @@
-//! Who decides what hardware leaves open: chance, one way after the other, or a fuzzer.
+//! Decides what hardware leaves open: by chance, in every way in turn, or as a fuzzer says.
 
 use crate::layout::hash::{mix, reduce};
 use smallvec::SmallVec;
@@ -8,14 +8,15 @@ pub trait Adversary {
     /// A number below `n`, which is at least 1.
     fn pick(&mut self, n: usize) -> usize;
 
-    /// Which of `n` instants a unit is sampled at. `is_whole` says at which of them no write of it is under way.
+    /// Which of `n` instants a unit is sampled at. `is_whole` says whether no write of the unit is
+    /// under way at an instant.
     fn pick_sample(&mut self, n: usize, is_whole: impl Fn(usize) -> bool) -> usize {
         let _ = is_whole;
         self.pick(n)
     }
 
-    /// Between two passes: 0 to go on at once, 1 to let the server store once, beyond that to sleep until one of so many
-    /// `leaps`.
+    /// What a client does between two passes: 0 goes on at once, 1 lets the server store once, and
+    /// each higher number sleeps until one of the `leaps`.
     fn pick_pause(&mut self, leaps: usize) -> usize {
         self.pick(2 + leaps)
     }
@@ -26,7 +27,7 @@ pub trait Adversary {
 pub struct Random(u64);
 
 impl Random {
-    /// The sequence that follows from `seed`.
+    /// The sequence of `seed`.
     pub fn new(seed: u64) -> Random {
         Random(mix(seed ^ 0x5eed))
     }
@@ -38,8 +39,9 @@ impl Adversary for Random {
         reduce(mix(self.0), n as u64) as usize
     }
 
-    /// Seven times in eight one at which the unit is whole, as early or as late as can be, or any: what is torn
-    /// sends a GET round again, and what lies furthest apart contradicts itself most.
+    /// In seven of eight cases picks an instant at which the unit is whole: the earliest, the
+    /// latest, or any. A torn sample only makes a GET look again. Samples far apart contradict each
+    /// other most.
     fn pick_sample(&mut self, n: usize, is_whole: impl Fn(usize) -> bool) -> usize {
         let how = self.pick(8);
         if n < 3 || how == 0 {
@@ -57,7 +59,7 @@ impl Adversary for Random {
         found.unwrap_or_else(|| self.pick(n))
     }
 
-    /// Two times in five it sleeps.
+    /// Sleeps in two of five cases.
     fn pick_pause(&mut self, leaps: usize) -> usize {
         match self.pick(5) {
             0 | 1 if leaps > 0 => 2 + self.pick(leaps),
@@ -66,7 +68,7 @@ impl Adversary for Random {
     }
 }
 
-/// Decides every way there is, one after the other.
+/// Decides in every possible way, one schedule after the other.
 ///
 /// ```
 /// # use oneread::sim::{Adversary, Every};
@@ -79,14 +81,14 @@ impl Adversary for Random {
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Every {
-    /// Decisions of this schedule, and out of how many.
+    /// Decisions of this schedule, each with its number of choices.
     decisions: Vec<(usize, usize)>,
     at: usize,
     schedules: u64,
 }
 
 impl Every {
-    /// Goes over to the next schedule; `false` after the last.
+    /// Starts the next schedule; `false` after the last.
     pub fn next_schedule(&mut self) -> bool {
         self.decisions.truncate(self.at);
         self.at = 0;
@@ -108,7 +110,7 @@ impl Every {
         true
     }
 
-    /// Schedules so far, the current one included.
+    /// The number of schedules so far, the current one included.
     pub fn schedules(&self) -> u64 {
         self.schedules
     }
@@ -125,7 +127,7 @@ impl Adversary for Every {
     }
 }
 
-/// Decides as given bytes say (a fuzzer's), and always 0 when they are used up.
+/// Decides by given bytes (a fuzzer's), and always 0 when they are used up.
 #[derive(Clone, Debug)]
 pub struct Bytes<'a>(pub &'a [u8]);
 

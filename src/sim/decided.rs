@@ -1,4 +1,4 @@
-//! What decided GETs: so that a run which tests nothing is seen to test nothing.
+//! Counts what decided GETs. A run that tests nothing shows in these counts.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,33 +6,34 @@ use std::fmt;
 /// What a GET's answer may rest on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum By {
-    /// Memory could show it more than one thing.
+    /// Memory could show the GET more than one thing.
     Choice,
-    /// A slot that was being written sent it round again.
+    /// A slot that was being written made the GET look again.
     Torn,
-    /// A pass took too long by the clock, and found nothing of a key that was there all the while.
+    /// A pass took too long by the clock, and found nothing of a key that was there all the time.
     Late,
-    /// A pass saw a new ghost, and found nothing of a key that was there all the while.
+    /// A pass saw a new ghost, and found nothing of a key that was there all the time.
     NewGhost,
-    /// It answered Absent in spite of a ghost, which the pass before had seen.
+    /// The GET answered Absent despite a ghost, because the previous pass had seen it.
     OldGhost,
-    /// A counter of begun moves went up during a pass that found nothing of a key that was there all the while.
+    /// A counter of begun moves went up during a pass that found nothing of a key that was there
+    /// all the time.
     Counter,
-    /// The home's filter sent it beyond the primary window, in vain.
+    /// The home's filter sent the GET beyond the primary window, in vain.
     Filter,
-    /// It found the key beyond the primary window.
+    /// The GET found the key beyond the primary window.
     DisplacedHit,
-    /// It found the key in an overflow block.
+    /// The GET found the key in an overflow block.
     BlockHit,
-    /// It read an overflow block that another home was using by then.
+    /// The GET read an overflow block that another home was using by then.
     BlockReused,
-    /// It began before a server had taken the region over, and ended after the one before was killed.
+    /// The GET began before a takeover was complete, and ended after the old server was killed.
     Takeover,
-    /// A pass began after the next one's server had done something else: the client had lost its processor.
+    /// The server did something else between two passes, because the client had lost its processor.
     Slept,
-    /// By the real shm fabric, beside server threads that were at work.
+    /// A GET by the real shm fabric, beside server threads at work.
     Shm,
-    /// Not a GET: two server threads changed keys of one chain at a time.
+    /// Not a GET: two server threads changed keys of one chain at the same time.
     TwoInChain,
 }
 
@@ -45,12 +46,12 @@ pub struct Decided {
 }
 
 impl Decided {
-    /// How many were decided so.
+    /// How many GETs `what` decided.
     pub fn by(&self, what: By) -> u64 {
         self.by.get(&what).copied().unwrap_or(0)
     }
 
-    /// One more, if it is so.
+    /// Counts `what` once if `is_so`.
     pub(super) fn count(&mut self, what: By, is_so: bool) {
         *self.by.entry(what).or_default() += u64::from(is_so);
     }

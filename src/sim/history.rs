@@ -17,7 +17,7 @@ struct Store {
     at_ns: u64,
 }
 
-/// Takes down every store into a region, with its time.
+/// Records every store into a region, with its time.
 #[derive(Debug)]
 pub struct Recorder {
     clock: Clock,
@@ -32,9 +32,9 @@ pub enum Stalls {
     /// Nowhere.
     #[default]
     Never,
-    /// After the store that makes this the instant now, for so long.
+    /// Once, for this long, after the store that makes this instant the current one.
     Once(Instant, Duration),
-    /// Once in so many stores, for up to so long.
+    /// Once in this many stores on average, for up to this long.
     Random(Random, usize, Duration),
 }
 
@@ -44,23 +44,23 @@ impl Recorder {
         Recorder { clock, per_store, stores: Mutex::default(), stalls: Mutex::default() }
     }
 
-    /// A region of `bytes` zero bytes whose stores are taken down here.
+    /// A region of `bytes` zero bytes whose stores are recorded here.
     pub fn region(self: &Arc<Self>, bytes: u64) -> Region {
         Region::private(bytes).observed(self.clone())
     }
 
-    /// From now on the server loses its processor so.
+    /// Sets where the server loses its processor from now on.
     pub fn stall(&self, stalls: Stalls) {
         *self.stalls.lock().unwrap_or_else(PoisonError::into_inner) = stalls;
     }
 
-    /// Stores so far: the instant now.
+    /// The current instant: the number of stores so far.
     pub fn now(&self) -> Instant {
         Instant(self.stores.lock().unwrap_or_else(PoisonError::into_inner).len())
     }
 
-    /// Stores again what had been stored up to `until`, each store at its time, into `region`, which has a
-    /// recorder of its own with the clock `clock`.
+    /// Repeats the stores up to `until`, each at its time, into `region`. That region has a
+    /// recorder of its own, with the clock `clock`.
     pub(crate) fn repeat(&self, until: Instant, region: &Region, clock: &Clock) {
         let stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner)[..until.0].to_vec();
         for store in stores {
@@ -70,7 +70,7 @@ impl Recorder {
         }
     }
 
-    /// The history so far, of a region of `bytes` bytes that was zero at first.
+    /// The history so far of a region of `bytes` bytes that was zero at first.
     pub fn history(&self, bytes: u64) -> History {
         let stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
         let mut versions = vec![Vec::new(); bytes as usize / WORD];
@@ -102,14 +102,14 @@ impl Observer for Recorder {
     }
 }
 
-/// A place in a history: after so many stores.
+/// A point in a history, given by the number of stores before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Instant(pub usize);
 
 /// All stores into a region.
 #[derive(Clone, Debug)]
 pub struct History {
-    /// For each word, its values and the instant from which each holds; zero before the first.
+    /// For each word, its values and the instant from which each holds. Zero before the first.
     versions: Vec<Vec<(u32, u64)>>,
     /// When each instant began.
     times: Vec<u64>,
@@ -128,12 +128,12 @@ impl History {
         self
     }
 
-    /// Time of an instant, in nanoseconds.
+    /// The time of an instant, in nanoseconds.
     pub fn time_ns(&self, instant: Instant) -> u64 {
         self.times[instant.0]
     }
 
-    /// The last nanosecond of an instant: a client that begins in it may have begun as late as that.
+    /// The last nanosecond of an instant. A client that begins in the instant may begin this late.
     pub(super) fn last_ns(&self, instant: Instant) -> u64 {
         self.times.get(instant.0 + 1).map_or(self.times[instant.0], |next| next - 1)
     }
@@ -145,7 +145,7 @@ impl History {
         known.checked_sub(1).map_or(0, |n| versions[n].1)
     }
 
-    /// Stores into `words` after `from` and up to `to`: instant, word, value.
+    /// The stores into `words` after `from` and up to `to`: instant, word, value.
     pub fn stores(&self, words: Range<usize>, from: Instant, to: Instant) -> Vec<(Instant, usize, u64)> {
         let within = |since: u32| (from.0 + 1..=to.0).contains(&(since as usize));
         let mut stores: Vec<_> = words
@@ -157,8 +157,8 @@ impl History {
         stores
     }
 
-    /// Instants within `[from, to]` at which some word of `first..first + len` is new, and `from` itself:
-    /// samples at other instants show nothing else.
+    /// The instants within `[from, to]` at which some word of `first..first + len` is new, and
+    /// `from` itself. Samples at other instants show nothing else.
     pub(super) fn distinct(
         &self,
         first: usize,

@@ -1,9 +1,9 @@
 //! Keys by number.
 
-/// A key, by number; its bytes follow from it.
+/// The number of a key. The key's bytes follow from it.
 pub type KeyNumber = u32;
 
-/// Bytes of every key.
+/// Length of every key, in bytes.
 pub const KEY_BYTES: usize = 8;
 
 /// The bytes of a key.

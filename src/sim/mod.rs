@@ -1,21 +1,22 @@
 //! The adversarial fabric: a NIC that may do anything hardware may do.
 //!
-//! Clients of a one-sided index do not influence the server. So the server runs first, unmodified, over a
-//! [recorded](Recorder) region: each store goes into a [`History`] with its time. Then GETs, driven
-//! by the same machine as ever, run against that history: a READ that is posted at `p` and completes at `c`
-//! returns each *unit* of memory as it was at some instant of `[p, c]`, and an [`Adversary`] picks the
-//! instants: units in any order, READs of one doorbell interleaved at will, as long as it likes.
+//! Clients of a one-sided index do not influence the server. So the server runs first, unmodified,
+//! over a [recorded](Recorder) region. Each store goes into a [`History`] with its time. Then GETs
+//! run against that history, driven by the same machine as on every fabric. A READ is posted at `p`
+//! and completes at `c`. It returns each *unit* of memory as it was at some instant of `[p, c]`. An
+//! [`Adversary`] picks the instants. It may take units in any order and interleave the READs of one
+//! doorbell in any way.
 //!
 //! * [`Unit::Line`] is assumption H1: a 64-byte line is sampled at one instant.
 //! * [`Unit::Word`] is H0: only an 8-byte word is.
 //!
-//! Time is that of a manual [`Clock`](crate::Clock), which each store advances. A server that stops for ever at some
-//! store is a history that ends there ([`History::until`]).
+//! Time is that of a manual [`Clock`](crate::Clock), which each store advances. A server that stops
+//! for ever at some store is a history that ends there ([`History::until`]).
 //!
 //! | module | what it is |
 //! | --- | --- |
 //! | `history` | every store of a server, with its time |
-//! | `choices` | who decides what hardware leaves open |
+//! | `choices` | decides what hardware leaves open |
 //! | `nic` | the fabric: READs torn as chosen |
 //! | `turns` | server threads that run one at a time, as chosen |
 //! | `keys` | keys by number |
@@ -23,7 +24,7 @@
 //! | `world` | a server, its clients, and the oracle that judges what they report |
 //! | `decided` | how many GETs each rule decided |
 //!
-//! The core knows of all this by one seam only, `observe.rs`.
+//! The core reaches the simulator only through `observe.rs`.
 
 mod choices;
 mod decided;

@@ -1,4 +1,4 @@
-//! The simulated NIC: READs whose bytes were each sampled at some instant, as an [`Adversary`] chooses.
+//! The simulated NIC: each unit of a READ is sampled at an instant that an [`Adversary`] chooses.
 
 use super::choices::Adversary;
 use super::history::{History, Instant};
@@ -14,7 +14,7 @@ use std::cell::Cell;
 use std::ops::Range;
 use std::rc::Rc;
 
-/// What memory gives at one instant.
+/// The unit of memory that is sampled at one instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// A 64-byte line (H1).
@@ -23,7 +23,7 @@ pub enum Unit {
     Word,
 }
 
-/// What a client goes by when it reports a miss.
+/// What a client's miss rests on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Witness {
     /// The grace time, as over a network.
@@ -35,85 +35,85 @@ pub enum Witness {
 /// How an adversary's READs behave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hardware {
-    /// What is sampled at one instant.
+    /// The unit that is sampled at one instant.
     pub unit: Unit,
-    /// What the client goes by.
+    /// What the client's misses rest on.
     pub witness: Witness,
-    /// A READ lasts at most so many stores.
+    /// The most stores during one READ.
     pub read_stores_max: usize,
-    /// One READ in so many fails; 0: none does.
+    /// One READ in this many fails; with 0 none does.
     pub error_one_in: usize,
-    /// How many nanoseconds of the server's clock one of the client's takes.
+    /// How many nanoseconds of the server's clock one nanosecond of the client's clock takes.
     pub client_ns: u64,
-    /// Passes of one GET that the adversary meddles with; the ones after see memory as it is at the end.
+    /// Passes of one GET that the adversary decides. Later passes see memory as it is at the end.
     pub passes_max: usize,
 }
 
 /// Why a GET over the simulated NIC gave no answer.
 #[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
 pub enum SimGetError {
-    /// What can happen on every fabric.
+    /// An error that every fabric can have.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// The adversary let a READ fail.
+    /// The adversary made a READ fail.
     #[error("the READ failed")]
     ReadFailed,
 }
 
-/// Leaps that a client chooses among.
+/// The most instants that a client chooses from when it sleeps.
 const LEAPS_MAX: usize = 3;
 
 /// What a GET looks for, and when its client sleeps.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Aim<'a> {
-    /// The key's home and ghost.
+    /// The key's home.
     pub home: u64,
-    /// 0: nobody's.
+    /// The key's ghost; 0 for none.
     pub ghost: u8,
-    /// Its READs last at most so many stores, if that is less than the hardware allows.
+    /// The most stores during one of its READs, if fewer than the hardware allows.
     pub read_stores_max: Option<usize>,
-    /// Instants up to which its client may sleep between two passes.
+    /// Instants until which its client may sleep between two passes.
     pub leaps: &'a [Instant],
 }
 
 /// One pass of a GET.
 #[derive(Clone, Copy, Debug)]
 pub struct Pass {
-    /// When it began.
+    /// When the pass began.
     pub from: Instant,
-    /// When its last READ had completed.
+    /// When the last READ of the pass had completed.
     pub to: Instant,
-    /// What could be said of it; `None` if a slot was torn, or nothing needed to be said.
+    /// The proof for the pass. `None` if a slot was torn, or no proof was needed.
     pub proof: Option<Proof>,
 }
 
-/// What a GET met with.
+/// What a GET encountered.
 #[derive(Clone, Debug, Default)]
 pub struct Met {
-    /// Could some unit show more than one thing?
+    /// Whether some unit could show more than one thing.
     pub choice: bool,
-    /// Its passes.
+    /// The GET's passes.
     pub passes: Vec<Pass>,
-    /// Has a client slept between two passes?
+    /// Whether the client slept between two passes.
     pub slept: bool,
-    /// In the last pass: windows beyond the primary one, overflow blocks among them, ghosts of the key.
+    /// In the last pass, the windows beyond the primary one.
     pub further: u32,
-    /// See above.
+    /// In the last pass, the overflow blocks.
     pub blocks: u32,
-    /// See above.
+    /// In the last pass, the ghosts of the key.
     pub ghosts: u32,
-    /// Was there a key of another home in an overflow block?
+    /// Whether an overflow block had a key of another home.
     pub block_reused: bool,
 }
 
-/// A client's fabric over a history. Starts at some instant and moves on with each READ.
+/// A client's fabric over a history. It starts at some instant and moves on with each READ.
 #[derive(Debug)]
 pub struct Sim<'a, A> {
     history: &'a History,
     geometry: &'a Geometry,
     hardware: Hardware,
     adversary: &'a mut A,
-    /// Who hands answers over can look at it.
+    /// Shared, so that the code that takes answers can look at it.
     now: Rc<Cell<Instant>>,
     aim: Aim<'a>,
     met: Met,
@@ -149,7 +149,7 @@ impl<'a, A: Adversary> Sim<'a, A> {
         }
     }
 
-    /// A new GET begins, no earlier than at `from`.
+    /// Begins a new GET, no earlier than at `from`.
     pub fn begin(&mut self, from: Instant, aim: Aim<'a>) {
         self.now.set(self.now.get().max(from));
         self.passes = 0;
@@ -158,22 +158,22 @@ impl<'a, A: Adversary> Sim<'a, A> {
         self.story.iter_mut().for_each(Vec::clear);
     }
 
-    /// What the GET that began last has met with.
+    /// What the latest GET has encountered.
     pub fn met(&self) -> &Met {
         &self.met
     }
 
-    /// Shows the instant that the client has reached, also while a batch is under way.
+    /// A view of the instant that the client has reached, also during a batch.
     pub fn watch(&self) -> Rc<Cell<Instant>> {
         self.now.clone()
     }
 
-    /// Takes down from now on what each READ of a GET samples.
+    /// Records from now on what each READ of a GET samples.
     pub fn tell(&mut self) {
         self.story = Some(Vec::new());
     }
 
-    /// What the READs of the GET that began last have sampled.
+    /// What the READs of the latest GET have sampled.
     pub fn story(&self) -> &[String] {
         self.story.as_deref().unwrap_or_default()
     }
@@ -183,7 +183,7 @@ impl<'a, A: Adversary> Sim<'a, A> {
         self.now.get()
     }
 
-    /// Lands a READ that was posted at `posted`; the instant of its last sample.
+    /// Lands a READ that was posted at `posted`. Returns the instant of its last sample.
     fn land(&mut self, window: Window, posted: Instant) -> Instant {
         let first = self.geometry.slot_word(window.first);
         let words = window.slots as usize * self.geometry.shape().words();
@@ -248,7 +248,7 @@ impl<'a, A: Adversary> Sim<'a, A> {
     }
 }
 
-/// Is no write of these words' slots under way, as far as their stamps say?
+/// Whether no write of these words' slots is under way, by their stamps.
 fn is_whole(history: &History, geometry: &Geometry, mut words: Range<usize>, at: Instant) -> bool {
     let slot_words = geometry.shape().words();
     let first = geometry.slot_word(SlotIx(0));
@@ -306,7 +306,8 @@ impl<A: Adversary> Fabric for Sim<'_, A> {
         let begins = match self.passes {
             0 => now,
             n if n < self.hardware.passes_max => {
-                // Between two passes the server may do something or nothing, or much, while the client sleeps.
+                // Between two passes the server may do nothing, or one store, or much while the
+                // client sleeps.
                 let next = Instant((now.0 + 1).min(self.history.end().0));
                 let leaps = self.aim.leaps;
                 let ahead = &leaps[leaps.partition_point(|leap| *leap <= next)..];
@@ -331,7 +332,7 @@ impl<A: Adversary> Fabric for Sim<'_, A> {
     fn proof(&mut self, home: u64, mark: Instant) -> Proof {
         let proof = match self.hardware.witness {
             Witness::Clock => {
-                // It may have begun late in the first instant and ended early in the last.
+                // The pass may have begun late in the first instant and ended early in the last.
                 let took_ns = self.history.time_ns(self.now.get()).saturating_sub(self.history.last_ns(mark));
                 Proof::by_clock(took_ns / self.hardware.client_ns, self.geometry.grace())
             }

@@ -1,5 +1,5 @@
-//! What a server did, read off its stores: which key came to stand where, and when something went on that a GET
-//! may stumble over.
+//! Reads off a server's stores what it did: where each key came to stand, and when something
+//! happened that a GET might get wrong.
 
 use super::history::{History, Instant};
 use super::keys::{KeyNumber, number_of};
@@ -13,69 +13,70 @@ use std::collections::{BTreeMap, HashMap};
 pub struct Move {
     /// The key.
     pub key: KeyNumber,
-    /// When the operation that moved it began, or, with several server threads, its copy was whole.
+    /// When the operation that moved the key began. With several server threads, when its copy was
+    /// whole.
     pub began: Instant,
-    /// Where it stood.
+    /// The slot that the key left.
     pub from: SlotIx,
-    /// Where it stands.
+    /// The slot that the key came to.
     pub to: SlotIx,
 }
 
-/// A key got another value, or none.
+/// A key got another value, or was removed.
 #[derive(Debug)]
 pub(super) struct StoreEvent {
     pub at: Instant,
     pub has: Option<Vec<u8>>,
 }
 
-/// What may go on in memory while a GET of a key looks at it.
+/// What may happen in memory while a GET looks for a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum IncidentKind {
-    /// It is inserted.
+    /// The key is inserted.
     Insert,
-    /// It gets another value where it stands.
+    /// The key gets another value in its slot.
     Update,
-    /// The same, in an overflow block.
+    /// The key gets another value in an overflow block.
     ChainUpdate,
-    /// It is removed.
+    /// The key is removed.
     Remove,
-    /// It has been removed, and a ghost of it stands.
+    /// The key has been removed, and a ghost of it is left.
     Haunts,
-    /// It gives way to another key.
+    /// The key gives way to another key.
     Kick,
-    /// It comes back into its primary window.
+    /// The key comes back into its primary window.
     Homing,
-    /// It moves from one block of its chain to another one.
+    /// The key moves from one block of its chain to another.
     Compaction,
-    /// It leaves a slot, comes back, and leaves it again.
+    /// The key leaves a slot, comes back, and leaves it again.
     Return,
-    /// Another key leaves the slot where its ghost stands.
+    /// Another key leaves the slot with this key's ghost.
     Overlaid,
-    /// Its ghost is taken away.
+    /// The key's ghost is taken away.
     GhostGone,
-    /// The filter of its home changes, and it is, or was lately, displaced.
+    /// The filter of the key's home changes. The key is displaced, or was lately.
     Filter,
-    /// A link of its home's chain changes.
+    /// A link in the chain of the key's home changes.
     Link,
-    /// A block of its home's chain is unlinked, and used again.
+    /// A block of the home's chain is unlinked and reused.
     Reuse,
-    /// The same, and it comes into it.
+    /// A block of the home's chain is unlinked and reused, and the key comes into it.
     ComesBack,
-    /// It stood in a slot that a killed server left half written, or had been moved, or its home's filter or chain changed,
-    /// shortly before.
+    /// The server was killed shortly after something happened to the key: its slot was left half
+    /// written, it was moved, or its home's filter or chain changed.
     Takeover,
 }
 
-/// Something that goes on with a key, from before its first store to its last.
+/// Something that happens to a key, from before its first store to after its last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Incident {
-    /// What.
+    /// What happens.
     pub kind: IncidentKind,
     /// The key.
     pub key: KeyNumber,
-    /// Before its first store.
+    /// Before the first store.
     pub from: Instant,
-    /// After its last.
+    /// After the last store.
     pub to: Instant,
 }
 
@@ -93,17 +94,17 @@ struct AtRest {
 pub(super) struct Stores {
     pub events: BTreeMap<KeyNumber, Vec<StoreEvent>>,
     pub moves: Vec<Move>,
-    /// A key that got another value in one slot while it stood in two.
+    /// A key that stood in two slots and got another value in one of them, and when.
     pub differ: Option<(KeyNumber, Instant)>,
-    /// The slots in which each key stands at the end.
+    /// The slots that hold each key at the end.
     pub copies: BTreeMap<KeyNumber, Vec<SlotIx>>,
-    /// In the order in which they began.
+    /// Incidents, in the order in which they began.
     pub incidents: Vec<Incident>,
 }
 
 impl Stores {
-    /// Looks at each slot at `from`, and then whenever one was written. A server was killed at an instant, and its region
-    /// taken over by another.
+    /// Looks at each slot at `from`, and again after each write of it. If a server was killed and
+    /// its region taken over, the instants of both are given.
     pub fn read_off(
         history: &History,
         geometry: &Geometry,
@@ -128,12 +129,12 @@ impl Stores {
                 reading.stands(number, SlotIx(n as u64));
             }
         }
-        // The first store of the write of each slot that has not ended.
+        // For each slot whose write has not ended, the first store of that write.
         let mut begun: Vec<Option<Instant>> = vec![None; contents.len()];
         let first = geometry.slot_word(SlotIx(0));
         let all = first..first + geometry.slots() as usize * words;
         for (at, word, value) in history.stores(all, from, history.end()) {
-            // A slot's first word is the last one that is written, and the one that then has an even stamp.
+            // A write stores a slot's first word last. Then that word has an even stamp.
             let (slot, nth) = (SlotIx(((word - first) / words) as u64), (word - first) % words);
             let since = *begun[slot.0 as usize].get_or_insert(Instant(at.0 - 1));
             if nth != 0 || !Header::from_words([value, 0]).stamp.is_multiple_of(2) {
@@ -152,25 +153,25 @@ impl Stores {
     }
 }
 
-/// What is known so far.
+/// What the stores read so far have shown.
 struct Reading<'a> {
     geometry: &'a Geometry,
     stores: Stores,
     values: HashMap<KeyNumber, Vec<u8>>,
-    /// Since when each key that stands in two slots does.
+    /// Keys that stand in two slots, and since when.
     doubled: HashMap<KeyNumber, Instant>,
-    /// The keys that moved out of each slot, the latest last, and since when.
+    /// The keys that moved out of each slot, the latest last, and when.
     left: HashMap<SlotIx, Vec<(KeyNumber, Instant)>>,
-    /// Whose ghost stands in each slot.
+    /// The key whose ghost each slot has.
     ghosts: HashMap<SlotIx, KeyNumber>,
     /// Keys of each home that were displaced, the latest last.
     displaced: HashMap<u64, Vec<KeyNumber>>,
-    /// The home that used each block last; and when it was unlinked.
+    /// The home that used each block last, and when the block was unlinked.
     owners: HashMap<Block, u64>,
     unlinked: HashMap<Block, Instant>,
 }
 
-/// Keys that are remembered as displaced, of one home.
+/// The most keys of one home that are remembered as displaced.
 const DISPLACED_MAX: usize = 4;
 
 impl<'a> Reading<'a> {
@@ -192,14 +193,14 @@ impl<'a> Reading<'a> {
         self.stores.incidents.push(Incident { kind, key, from, to });
     }
 
-    /// The same, for each key of a home that is displaced, or was lately.
+    /// Notes the same for each key of a home that is displaced, or was lately.
     fn note_displaced(&mut self, kind: IncidentKind, home: u64, from: Instant, to: Instant) {
         for number in self.displaced.get(&home).cloned().unwrap_or_default() {
             self.note(kind, number, from, to);
         }
     }
 
-    /// A key stands in a slot.
+    /// Notes that a key stands in a slot.
     fn stands(&mut self, number: KeyNumber, slot: SlotIx) {
         let home = self.home(number);
         if let Some(block) = chain::block_of(self.geometry, slot) {
@@ -215,9 +216,10 @@ impl<'a> Reading<'a> {
         }
     }
 
-    /// What went on shortly before a server was killed goes on while another takes its region over.
+    /// Notes again, for the time of the takeover, what happened shortly before the server was
+    /// killed.
     fn survive(&mut self, killed: Instant, until: Instant) {
-        /// Stores.
+        /// In stores.
         const SHORTLY: usize = 150;
         let concerns = |incident: &&Incident| {
             let kinds = [
@@ -235,7 +237,7 @@ impl<'a> Reading<'a> {
         }
     }
 
-    /// A slot was written.
+    /// Notes that a slot was written.
     fn written(
         &mut self,
         slot: SlotIx,

@@ -1,8 +1,8 @@
 //! Server threads that take turns, for the adversary ([`crate::sim`]).
 //!
-//! One of them runs at a time. Who goes on is decided, by a seed, before each lock and each access to recorded memory: one
-//! word stored, or one slot loaded. So the accesses of several threads come in any order that the locks allow, and in the
-//! same one again with the same seed.
+//! One of them runs at a time. A seed decides, before each lock and each access to recorded memory
+//! (one word stored, or one slot loaded), which thread goes on. So the accesses of several threads
+//! come in any order that the locks allow. The same seed gives the same order.
 
 use super::choices::{Adversary, Random};
 use crate::faults;
@@ -21,28 +21,29 @@ struct Turns {
 #[derive(Debug)]
 struct TurnState {
     random: Random,
-    /// Turns are of so many orders of length.
+    /// The number of orders of length that turns have.
     lengths: usize,
-    /// So many times may the one whose turn it is go on before somebody else does.
+    /// How many more times the thread whose turn it is may go on before another does.
     left: usize,
     /// Threads that have not ended.
     going: Vec<usize>,
     whose: usize,
-    /// Turns given away in a row, because a lock was held.
+    /// Turns given away in a row because a lock was held.
     in_vain: usize,
 }
 
-/// Orders of length, in powers of two: from hardly longer than an access, so that threads alternate, to so long that one is
-/// overtaken by all that another does.
+/// Orders of length, in powers of two. The shortest turn is hardly longer than an access, so that
+/// threads alternate. The longest lets a thread overtake all that another does.
 const LENGTHS: std::ops::RangeInclusive<usize> = 2..=10;
 
-/// After so many turns given away in a row nobody ever goes on.
+/// After this many turns given away in a row, no thread ever goes on.
 const IN_VAIN_MAX: usize = 1_000;
 
-/// Runs each of `works` on a thread of its own, in turns, with the rules broken that are broken here.
+/// Runs each of `works` on a thread of its own, in turns. The rules broken on this thread are
+/// broken on each.
 ///
 /// # Panics
-/// When one of them does, or when each waits for a lock that another holds.
+/// When one of them panics, or when each waits for a lock that another holds.
 pub(crate) fn run<T: Send>(seed: u64, works: Vec<impl FnOnce() -> T + Send>) -> Vec<T> {
     let mut random = Random::new(seed);
     let whose = random.pick(works.len());
@@ -114,7 +115,7 @@ impl Scheduler for Member {
         self.turns.pass(self.me, false);
     }
 
-    /// Lets others go on until then.
+    /// Lets other threads go on until `is_free` returns `true`.
     fn wait_until(&self, is_free: &dyn Fn() -> bool) {
         while !is_free() {
             self.turns.pass(self.me, true);
@@ -122,7 +123,7 @@ impl Scheduler for Member {
     }
 }
 
-/// A thread's membership. Left when dropped, also by a panic: the others go on.
+/// A thread's membership. It ends when dropped, also by a panic; the other threads go on.
 struct Membership(Member);
 
 impl Membership {
@@ -154,7 +155,7 @@ mod tests {
     use crate::sync::{Mutex, lock};
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
-    /// Who went on when, as decided by a seed.
+    /// The order in which threads went on, as `seed` decides.
     fn order(seed: u64) -> Vec<usize> {
         let order = Mutex::new(Vec::new());
         let work = |me| {
@@ -181,9 +182,10 @@ mod tests {
         assert!(orders.len() > 10, "{}", orders.len());
     }
 
-    /// Two locks taken in either order: with some seeds neither thread goes on, and that is told.
+    /// Two threads take two locks in opposite order. With some seeds neither goes on. This is
+    /// reported.
     #[test]
-    fn who_waits_for_ever_is_told() {
+    fn a_deadlock_is_reported() {
         let ends = |crosswise: bool, seed| {
             let locks = [Mutex::new(()), Mutex::new(())];
             let work = |me: usize| {

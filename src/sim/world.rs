@@ -1,9 +1,10 @@
 //! Scenarios for the simulated NIC, and the oracle that judges what GETs report.
 //!
-//! A [`World`] is a server over a recorded region. It remembers, for each key, every value the key had and
-//! from when to when. [`World::judge`] then holds a GET's answer against that: `Found(v)` is right only if
-//! `v` was the key's value at some instant of the GET, `Absent` only if the key was absent at some instant
-//! of it, and later GETs of the same client never go back to an older version.
+//! A [`World`] is a server over a recorded region. It remembers every value of each key, and from
+//! when to when the key had it. [`World::judge`] compares a GET's answer with that. `Found(v)` is
+//! right only if `v` was the key's value at some instant of the GET. `Absent` is right only if the
+//! key was absent at some instant of it. Later GETs of the same client never go back to an older
+//! version.
 
 use super::decided::{By, Decided};
 use super::keys::{KEY_BYTES, KeyNumber, key};
@@ -30,29 +31,29 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// What a world is made from.
+/// The parameters of a world.
 #[derive(Clone, Copy, Debug)]
 pub struct Scene {
     /// The layout.
     pub layout: Layout,
     /// Main slots.
     pub slots: u64,
-    /// Bytes of value: decides how many lines a slot has.
+    /// Bytes of value. They determine how many lines a slot has.
     pub value_bytes: usize,
-    /// The grace time; a store takes 1 ns.
+    /// The grace time. A store takes 1 ns.
     pub grace: Duration,
-    /// Seed of the table's hashes.
+    /// The seed of the table's hashes.
     pub seed: u64,
 }
 
-/// Memory for a table, whose stores are recorded. Each takes 1 ns.
+/// Memory for a table. Its stores are recorded, and each takes 1 ns.
 fn memory(geometry: &Geometry) -> (Region, Arc<Recorder>, Clock) {
     let clock = Clock::manual();
     let recorder = Arc::new(Recorder::new(clock.clone(), Duration::from_nanos(1)));
     (recorder.region(geometry.region_bytes()), recorder, clock)
 }
 
-/// Bounds of every GET in a world: its clock stands still, so only retries end one.
+/// Bounds of every GET in a world. The clock stands still, so only the retries end a GET.
 const LIMITS: Limits = Limits { retries_max: 1_000, deadline: Duration::from_secs(3600) };
 
 impl Scene {
@@ -72,14 +73,14 @@ impl Scene {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Version {
     value: Option<Vec<u8>>,
-    /// When the operation that made it began, or, where that is known, made it.
+    /// When the operation that made the version began, or when it made it, if that is known.
     from: Instant,
-    /// When the operation that ended it, or one after that, had ended; `None`: it is the last.
+    /// When the operation that ended the version, or a later one, had ended. `None` for the last.
     until: Option<Instant>,
 }
 
 impl Version {
-    /// What every key is at first.
+    /// The first version of every key.
     const ABSENT: Version = Version { value: None, from: Instant(0), until: None };
 
     fn is<E>(&self, answer: &GetAnswer<E>) -> bool {
@@ -91,7 +92,7 @@ impl Version {
     }
 }
 
-/// What a server thread is to do.
+/// A step of a server thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// Put a new value.
@@ -102,18 +103,19 @@ pub enum Change {
     Tidy,
     /// Let time pass.
     Wait(Duration),
-    /// Look a key up, as a client on shm does.
+    /// Look a key up, as a shm client does.
     Get(KeyNumber),
 }
 
-/// What a server did, as clients may find it.
+/// What a server did, for clients to be run against.
 #[derive(Clone, Debug)]
 pub struct Past {
     /// Every store.
     pub history: History,
-    /// What went on with keys, in the order in which it began. Empty for who looks everywhere anyway.
+    /// What happened to keys, in the order in which it began. Empty for clients that look
+    /// everywhere.
     pub incidents: Vec<Incident>,
-    /// For each key, instants at which something begins to go on with it.
+    /// For each key, the instants at which something begins to happen to it.
     leaps: BTreeMap<KeyNumber, Vec<Instant>>,
 }
 
@@ -142,23 +144,23 @@ impl Past {
         Past { history: self.history.clone().until(instant), ..self.clone() }
     }
 
-    /// Whoever looks this key up may sleep, between two passes, until any of these instants.
+    /// Lets a client that looks this key up sleep, between two passes, until any of these instants.
     pub fn may_sleep(&mut self, number: KeyNumber, until: Vec<Instant>) {
         self.leaps.insert(number, until);
     }
 }
 
-/// Says which GET a client makes next, from when it has ended the one before; `None`: no further one.
+/// Names the next GET of a client, given when its previous one ended. `None` when it is done.
 pub type PlannedGets<'a> = dyn FnMut(Instant) -> Option<PlannedGet> + 'a;
 
 /// A GET that a client is to make.
 #[derive(Clone, Copy, Debug)]
 pub struct PlannedGet {
-    /// Of this key.
+    /// The key to look up.
     pub key: KeyNumber,
-    /// Not before this instant.
+    /// The earliest start.
     pub from: Instant,
-    /// Its READs last at most so many stores, if that is less than the hardware allows.
+    /// The most stores during one of its READs, if fewer than the hardware allows.
     pub read_stores_max: Option<usize>,
 }
 
@@ -170,7 +172,8 @@ impl PlannedGet {
     }
 }
 
-/// What a change of a key came to: whether the server found it, what it has then, and when the operation began and ended.
+/// A change of a key: whether the server found the key, what it has then, and when the operation
+/// began and ended.
 #[derive(Debug)]
 struct Done {
     number: KeyNumber,
@@ -178,11 +181,11 @@ struct Done {
     has: Option<Vec<u8>>,
     from: Instant,
     to: Instant,
-    /// Was it a put into a full table?
+    /// Whether it was a put into a full table.
     is_full: bool,
 }
 
-/// What a server thread did: a change, or a look as a client on shm takes it.
+/// What a server thread did: a change, or a look as by a shm client.
 #[derive(Debug)]
 enum Did {
     Change(Done),
@@ -194,9 +197,9 @@ impl Done {
         self.had || self.has.is_some()
     }
 
-    /// The changes of one key that did something, each with its event, in the order of the events. Each change must have
-    /// had its event, and each event its change; a change that did nothing must have had an instant at which the key was
-    /// absent.
+    /// The effective changes of one key, each with its event, in the order of the events. Each
+    /// change must have its event, and each event its change. The key must have been absent at some
+    /// instant of a change that did nothing.
     fn in_order(
         number: KeyNumber,
         mut done: Vec<Done>,
@@ -204,7 +207,8 @@ impl Done {
         mut had: bool,
         during: (Instant, Instant),
     ) -> Result<Vec<(Done, &StoreEvent)>, Box<Violation>> {
-        // Of several removes that a disappearance may be due to, it was the one that ended first, if any order is right.
+        // A disappearance may be due to several removes. If any order is right, it is right to take
+        // the one that ended first.
         done.sort_by_key(|done| done.to);
         let mut in_order = Vec::new();
         let mut absent_since = (!had).then_some(during.0);
@@ -245,8 +249,8 @@ impl Done {
         format!("a change from {} to {}: was {had}, is {has}", self.from.0, self.to.0)
     }
 
-    /// Did it do nothing, and was there reason to, the key being absent from `since` until `until`? A put
-    /// into a full table looks last whether somebody else has put the key.
+    /// Whether it rightly did nothing, given that the key was absent from `since` until `until`. A
+    /// put into a full table looks for its key a last time (L6).
     fn did_nothing(&self, since: Instant, until: Instant) -> bool {
         let looked_last = if self.is_full { self.to } else { self.from };
         !self.changes() && since <= self.to && looked_last < until
@@ -265,11 +269,12 @@ pub struct World {
     places: BTreeMap<KeyNumber, SlotIx>,
     moves: Vec<Move>,
     killed: Option<(Instant, Instant)>,
-    /// Most server threads at once.
+    /// The most server threads at a time.
     threads: u64,
-    /// All that was done, to be done again; `None` where that would not lead to the same.
+    /// Every change, so that it can be repeated. `None` if repeating would not give the same
+    /// result.
     log: Option<Mutex<Vec<Change>>>,
-    /// What threads met with while they were interleaved.
+    /// What threads encountered while they were interleaved.
     met: Decided,
 }
 
@@ -281,13 +286,13 @@ fn answer<F: Fabric>(reader: &mut Reader<'_, F>, number: KeyNumber) -> GetAnswer
     reader.get_into(&key(number), &mut value).map(|found| found.then_some(value))
 }
 
-/// A GET, or a server thread, that reported what was not so, or memory that holds what no change explains.
+/// A wrong report by a GET or a server thread, or memory whose content no change explains.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("key {key} from instant {} to {}: {answer}; right: {right}{story}", from.0, to.0)]
 pub struct Violation {
     /// The key.
     pub key: KeyNumber,
-    /// When the GET, or what else was wrong, began.
+    /// When the GET, or the other wrong thing, began.
     pub from: Instant,
     /// When it ended.
     pub to: Instant,
@@ -295,7 +300,7 @@ pub struct Violation {
     pub answer: String,
     /// What would have been right.
     pub right: String,
-    /// What the server stored meanwhile and what the GET's READs sampled, if that was to be told.
+    /// What the server stored meanwhile and what the GET's READs sampled, if a story was asked for.
     pub story: String,
 }
 
@@ -349,7 +354,7 @@ impl World {
         &self.index
     }
 
-    /// Looks into its region.
+    /// An inspector of its region.
     pub fn inspector(&self) -> Inspector<'_> {
         Inspector::new(self.index.region(), self.geometry())
     }
@@ -359,7 +364,7 @@ impl World {
         &self.scene
     }
 
-    /// The instant now.
+    /// The current instant.
     pub fn now(&self) -> Instant {
         self.recorder.now()
     }
@@ -369,33 +374,33 @@ impl World {
         self.recorder.history(self.geometry().region_bytes())
     }
 
-    /// The past so far, for clients who look everywhere.
+    /// The past so far, for clients that look everywhere.
     pub fn bare_past(&self) -> Past {
         Past::new(self.history(), Vec::new())
     }
 
-    /// The past from `begin` on, for clients who look where something goes on.
+    /// The past from `begin` on, for clients that look where something happens.
     pub fn past(&self, begin: Instant) -> Past {
         let history = self.history();
         let incidents = Stores::read_off(&history, self.geometry(), begin, self.killed).incidents;
         Past::new(history, incidents)
     }
 
-    /// What threads met with while they were interleaved.
+    /// What threads encountered while they were interleaved.
     pub fn met(&self) -> Decided {
         self.met.clone()
     }
 
-    /// From now on the server loses its processor so.
+    /// Sets where the server loses its processor from now on.
     pub fn stall(&self, stalls: Stalls) {
         self.recorder.stall(stalls);
     }
 
-    /// A server that does the same again, and loses its processor once, after the store that makes it
-    /// `after`, for so long.
+    /// A server that repeats these changes, and loses its processor once: for `time`, after the
+    /// store that makes the instant `after`.
     ///
     /// # Panics
-    /// When what this one did was not done by one server thread.
+    /// When more than one server thread made these changes.
     pub fn stalled_at(&self, after: Instant, time: Duration) -> World {
         let log = self.log.as_ref().expect("one server thread did it all");
         let log = log.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -446,18 +451,18 @@ impl World {
         self.change_and_record(Change::Put(number))
     }
 
-    /// Removes a key; was it there?
+    /// Removes a key. Returns whether it was there.
     pub fn remove(&mut self, number: KeyNumber) -> bool {
         self.change_and_record(Change::Remove(number))
     }
 
-    /// Does what the scripts say, each with a server thread of its own. Their accesses interleave as `seed` decides. Which
-    /// of two changes of one key came first is read off the stores.
+    /// Runs each script on a server thread of its own. `seed` decides how their accesses
+    /// interleave. The stores show which of two changes of one key came first.
     ///
     /// # Errors
-    /// [`Violation`], when what the threads stored is not what the changes, one after the other in some order that their
-    /// times allow, would have done; when the server was wrong about whether a key was there; or when at the end a
-    /// key does not stand in just one slot.
+    /// [`Violation`] in three cases. The stores are not those of the changes, one after the other
+    /// in some order that their times allow. Or the server was wrong about whether a key was there.
+    /// Or at the end a key does not stand in exactly one slot.
     pub fn interleave(&mut self, seed: u64, scripts: &[Vec<Change>]) -> Result<(), Box<Violation>> {
         self.threads = self.threads.max(scripts.len() as u64);
         self.log = None;
@@ -476,7 +481,7 @@ impl World {
         assert!(waited <= puts * u64::from(WAITS_MAX), "{puts} puts have waited {waited} times");
         self.operations = operation;
         let mut all_done: BTreeMap<KeyNumber, Vec<Done>> = BTreeMap::new();
-        // Of each thread, its looks in their order.
+        // The looks of each thread, in order.
         let mut looks = Vec::new();
         let mut in_chains: Vec<Vec<(u64, Instant, Instant)>> = Vec::new();
         for did in did {
@@ -519,7 +524,8 @@ impl World {
             let events = stores.events.get(&number).map_or(&[][..], |events| events);
             let had = versions.last().expect("at least one").value.is_some();
             let in_order = Done::in_order(number, done, events, had, during)?;
-            // A change shows from its store on, and what was before it until it, or any change after it, has ended.
+            // A change shows from its store on. The version before it shows until the change, or a
+            // later one, has ended.
             for (n, (_, event)) in in_order.iter().enumerate() {
                 versions.last_mut().expect("at least one").until =
                     in_order[n..].iter().map(|(done, _)| done.to).min();
@@ -553,18 +559,19 @@ impl World {
         self.geometry().hashed(&key(number)).home()
     }
 
-    /// Has the key's home a chain now?
+    /// Whether the key's home has a chain now.
     fn has_chain(&self, number: KeyNumber) -> bool {
         self.inspector().windows(&key(number)).0.iter().any(|w| w.first.0 >= self.geometry().main_slots())
     }
 
-    /// Makes a change; `None` if it is not of a key.
+    /// Makes a change. `None` if it is not about a key.
     fn change(&self, operation: u64, change: Change) -> Option<Did> {
         let from = self.now();
         let mut is_full = false;
         let (number, had, has) = match change {
             Change::Put(number) => {
-                // Every word differs from every other value's: a mixture of two is never taken for either.
+                // Every word differs from that of every other value, so a mixture of two is
+                // noticed.
                 let stamp = operation.to_le_bytes();
                 let value: Vec<u8> = stamp.iter().cycle().take(self.scene.value_bytes).copied().collect();
                 match self.index.put(&key(number), &value, PutMode::Upsert) {
@@ -597,12 +604,13 @@ impl World {
         Some(Did::Change(Done { number, had, has, from, to: self.now(), is_full }))
     }
 
-    /// The world in which this server was killed at the instant `killed` and another has taken its region
-    /// over ([`Index::open`]); and how many keys were lost.
+    /// The world in which this server was killed at the instant `killed` and another took its
+    /// region over ([`Index::open`]). Also returns how many keys were lost.
     ///
     /// # Errors
-    /// [`Violation`], when more is amiss than a killed server may leave behind: a value that never was, or a
-    /// key lost though no slot was half written, or more than it had threads.
+    /// [`Violation`] when more is wrong than a killed server may leave behind: a value that never
+    /// was, a key lost though no slot was half written, or more keys lost than the server had
+    /// threads.
     pub fn taken_over_at(&self, killed: Instant) -> Result<(World, u64), Box<Violation>> {
         let (region, recorder, clock) = memory(self.geometry());
         self.recorder.repeat(killed, &region, &clock);
@@ -614,7 +622,8 @@ impl World {
         for (&number, versions) in &self.versions {
             let mut versions: Vec<_> = versions.iter().filter(|v| v.from <= killed).cloned().collect();
             let answer = answer(&mut world.index.reader(), number);
-            // Operations that were under way have been done or not. Whichever it is, it may be so only now.
+            // Operations that were under way may or may not have been done, and may take effect
+            // only now.
             let under_way = |v: &Version| v.until.is_some_and(|until| until > killed);
             let ended = versions[..versions.len() - 1].iter().rposition(|v| !under_way(v));
             let sure = ended.map_or(0, |n| n + 1);
@@ -641,12 +650,13 @@ impl World {
         Ok((world, lost))
     }
 
-    /// Keys moved so far, in order; a key that one operation of a single thread moved twice is in it once.
+    /// Keys moved so far, in order. A key that one operation of a single thread moved twice counts
+    /// once.
     pub fn moves(&self) -> &[Move] {
         &self.moves
     }
 
-    /// When the server before this one was killed, and when this one had taken its region over.
+    /// When the previous server was killed, and when this one had taken its region over.
     pub fn killed(&self) -> Option<(Instant, Instant)> {
         self.killed
     }
@@ -658,7 +668,7 @@ impl World {
         slots.find(|&slot| inspector.slot(slot).key == key(number))
     }
 
-    /// Makes a change of a key, and takes down what came of it; `false` if it changed nothing.
+    /// Makes a change of a key and records its result. `false` if it changed nothing.
     fn change_and_record(&mut self, change: Change) -> bool {
         self.log(change);
         let moves = self.index.counts().moves;
@@ -684,8 +694,8 @@ impl World {
         done.changes()
     }
 
-    /// Takes a change down: the key had another value from then on. The server cannot have been wrong about whether it
-    /// was there: only one thread at a time changes a key.
+    /// Records a change: the key has another value from then on. The server must have been right
+    /// about whether the key was there, because only one thread at a time changes a key.
     fn note(&mut self, done: &Done) {
         let versions = self.versions.entry(done.number).or_insert_with(|| vec![Version::ABSENT]);
         let last = versions.last_mut().expect("at least one");
@@ -703,8 +713,8 @@ impl World {
         }
     }
 
-    /// Holds an answer against what was so. `seen` is the number of the newest version of the key that the
-    /// same client has seen before; the number of the version it has seen now comes back.
+    /// Compares an answer with the key's versions. `seen` is the number of the newest version that
+    /// the same client has seen before. Returns the number of the version that it has seen now.
     ///
     /// # Errors
     /// [`Violation`].
@@ -727,7 +737,8 @@ impl World {
         Err(Violation::new(number, (from, to), format!("a GET answered {}", show_answer(answer)), right))
     }
 
-    /// Is a slot half written at this instant, in any window that a GET of the key then reads?
+    /// Whether a slot is half written at this instant, in any window that a GET of the key then
+    /// READs.
     pub fn is_half_written(&self, history: &History, number: KeyNumber, at: Instant) -> bool {
         let (geometry, key) = (self.geometry(), key(number));
         let key = geometry.hashed(&key);
@@ -745,7 +756,7 @@ impl World {
         windows.flat_map(|window| window.iter()).any(|slot| !header(slot).stamp.is_multiple_of(2))
     }
 
-    /// Stores into the key's windows during a GET that went wrong, then what its READs sampled.
+    /// The stores into the key's windows during a wrong GET, then what its READs sampled.
     fn story(&self, history: &History, violation: &Violation, reads: &[String]) -> String {
         let geometry = self.geometry();
         let inspector = self.inspector();
@@ -762,7 +773,7 @@ impl World {
         reads.iter().fold(story, |story, read| story + "\n" + read)
     }
 
-    /// Was the key there at every instant of `[from, to]`?
+    /// Whether the key was there at every instant of `[from, to]`.
     fn stays(&self, number: KeyNumber, (from, to): (Instant, Instant)) -> bool {
         let during = |v: &&Version| v.from <= to && v.until.is_none_or(|until| from <= until);
         let versions = self.versions.get(&number).map_or(&[][..], |versions| versions);
@@ -770,8 +781,8 @@ impl World {
         during.peek().is_some() && during.all(|version| version.value.is_some())
     }
 
-    /// A client's GETs, one after the other; how many had an answer, and what decided them. With `tell`, a violation comes
-    /// with its story.
+    /// Runs a client's GETs one after the other. Returns how many had an answer, and what decided
+    /// them. With `tell`, a violation comes with its story.
     ///
     /// # Errors
     /// The first [`Violation`].
@@ -830,7 +841,7 @@ impl World {
         (met, by_clock): (&Met, bool),
     ) {
         let found = matches!(answer, Ok(Some(_)));
-        // A pass before the last, and what could be said of it: had it been taken for an answer, would that have been wrong?
+        // Earlier passes that the GET did not accept: whether accepting one would have been wrong.
         let earlier = &met.passes[..met.passes.len().saturating_sub(1)];
         let saved = |proof| {
             earlier.iter().any(|pass| pass.proof == Some(proof) && self.stays(number, (pass.from, pass.to)))
@@ -855,8 +866,8 @@ impl World {
         }
     }
 
-    /// A batch of GETs in one [`Reader::get_many`]; how many had an answer. Each answer is judged over its own time, with
-    /// what its key had been seen to be before that.
+    /// Runs a batch of GETs in one [`Reader::get_many`]. Returns how many had an answer. Each
+    /// answer is judged over its own time, and by what the client had seen of the key before.
     ///
     /// # Errors
     /// The first [`Violation`].
@@ -868,7 +879,7 @@ impl World {
         start: Instant,
         numbers: &[KeyNumber],
     ) -> Result<Decided, Box<Violation>> {
-        /// A key that notes when it is looked at last before its answer: when its GET begins.
+        /// A key that notes when it was last read before its answer. That is when its GET begins.
         struct Wanted<'w> {
             bytes: [u8; KEY_BYTES],
             began: Cell<(Instant, usize)>,
@@ -891,7 +902,8 @@ impl World {
             Wanted { bytes: key(n), began, now: &now, answers: &answers }
         };
         let wanted: Vec<_> = numbers.iter().map(wanted).collect();
-        // Which key, its answer, when it began and how many answers there were by then, when it ended.
+        // The key, its answer, when the GET began and how many answers there were by then, and when
+        // the GET ended.
         let mut answered: Vec<(usize, GetAnswer, (Instant, usize), Instant)> = Vec::new();
         let ended = reader.get_many(&wanted, |n, value| {
             answered.push((n, Ok(value.map(<[u8]>::to_vec)), wanted[n].began.get(), now.get()));
@@ -921,7 +933,7 @@ fn show(value: &Option<Vec<u8>>) -> String {
     value.as_ref().map_or("absent".into(), |value| show_value(value))
 }
 
-/// The operation that wrote a value; all of them for a mixture.
+/// The operation that wrote a value. For a mixture, all of them.
 fn show_value(value: &[u8]) -> String {
     let word = |chunk: &[u8]| chunk.iter().rev().fold(0u64, |n, &byte| n << 8 | u64::from(byte));
     let mut words: Vec<u64> = value.chunks_exact(8).map(word).collect();

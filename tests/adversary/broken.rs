@@ -1,4 +1,4 @@
-//! Every rule broken on purpose: the adversary must find a counterexample.
+//! Every rule is broken on purpose: the adversary must find a counterexample.
 
 use super::cases::*;
 use super::every::{all_right, every_schedule, taken_over};
@@ -13,7 +13,7 @@ use oneread::sim::{Change, Move, World, key};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-/// Breaks rules while `case` is made and looked at; the schedule that shows it.
+/// Breaks rules while `case` is made and looked at. Returns the schedule that shows it.
 fn caught(rules: &[Rule], hardware: Hardware, gets: usize, case: impl Fn() -> Case) -> Option<u64> {
     let _broken: Vec<_> = rules.iter().map(|&rule| Broken::rule(rule)).collect();
     every_schedule(&case(), hardware, gets).err().map(|(schedules, violation)| {
@@ -31,7 +31,7 @@ fn kick() -> Case {
     put_that_moves("windowed:8", 24, ONE_LINE, 1)
 }
 
-/// The same case, with the traces that are due taken away so long `after` it.
+/// The same case, and then due traces are taken away, `after` this time.
 fn then_tidy(case: Case, after: Duration) -> Case {
     case.world.wait(after);
     case.world.tidy();
@@ -48,7 +48,7 @@ fn homing_then_tidy(after: Duration) -> Case {
 
 #[test]
 fn no_odd_pass() {
-    // Stamps alone: the CRC would notice, too.
+    // Only the stamps are tested here: the CRC would also notice.
     let _no_crc = Broken::rule(Rule::CrcCheck);
     must_be_caught(&[Rule::OddPass], LINES, 1, || update(ONE_LINE));
     must_be_caught(&[Rule::OddPass], LINES, 1, || update(TWO_LINES));
@@ -62,11 +62,11 @@ fn no_stamp_check() {
 
 #[test]
 fn no_crc_check() {
-    // (A value of one word is whole under H0 anyway.)
+    // A value of one word is whole under H0 anyway.
     must_be_caught(&[Rule::CrcCheck], Hardware { passes_max: 1, ..WORDS }, 1, || update(ONE_LINE));
 }
 
-/// Each of the two defences is enough by itself under its own assumption.
+/// Stamps and CRC are each enough under their own assumption.
 #[test]
 fn either_defence_suffices() {
     {
@@ -100,8 +100,8 @@ fn ghost_gone_at_once() {
     must_be_caught(&[Rule::GhostGrace], LINES, 1, || kick_then_tidy(Duration::ZERO));
 }
 
-/// The first of these cases in which one key moved, and in which `next` then changed what it was to change. The
-/// key that moved is looked for.
+/// The first of these cases in which one key moved and `next` then made its change. GETs look for
+/// the key that moved.
 fn just_moved(mut cases: impl Iterator<Item = Case>, mut next: impl FnMut(&mut World, Move) -> bool) -> Case {
     let changed = cases.find_map(|mut case| {
         let mut moves = case.world.moves().iter().filter(|moved| moved.began == case.begin);
@@ -122,25 +122,25 @@ fn number_of(world: &World, slot: SlotIx) -> KeyNumber {
     (0..1000).find(|&number| key(number)[..] == there[..]).expect("a key")
 }
 
-/// The ghost is still needed when the slot is written again: each kind of write keeps it.
+/// The ghost is still needed when the slot is written again. Each kind of write must keep it.
 #[test]
 fn ghost_gone_with_the_next_write() {
     let caught = |case: &dyn Fn() -> Case| {
         must_be_caught(&[Rule::GhostStays], Hardware { passes_max: 1, ..LINES }, 1, case);
     };
-    // The key that came into the slot is removed, ...
+    // The key that came into the slot is removed.
     caught(&|| {
         just_moved(puts_that_move("windowed:8", 12, ONE_LINE, 1), |world, moved| {
             world.remove(number_of(world, moved.from))
         })
     });
-    // ... is updated, ...
+    // The key that came into the slot is updated.
     caught(&|| {
         just_moved(puts_that_move("windowed:8", 12, ONE_LINE, 1), |world, moved| {
             world.put(number_of(world, moved.from))
         })
     });
-    // ... stays, but the home that the slot begins gets another filter.
+    // The key that came into the slot stays, but the home of the slot gets another filter.
     caught(&|| {
         just_moved(puts_that_move("windowed:8", 12, ONE_LINE, 1), |world, moved| {
             let home_slot = world.inspector().windows(&key(moved.key)).0[0].first;
@@ -195,11 +195,11 @@ fn filter_cleared_early() {
     must_be_caught(&[Rule::FilterGrace], Hardware { passes_max: 1, ..LINES }, 1, homing);
 }
 
-/// Every wait, cut short: to one grace time, to one and a half, and to just less than the two that it takes where a
-/// client's clock runs at half the rate. Where it runs at the full rate, one is enough.
+/// Every wait is cut to T, to 1.5T, and to just below 2T. It takes 2T where a client's clock runs
+/// at half the rate. Where the clock runs at the full rate, T is enough.
 #[test]
 fn waits_cut_short() {
-    /// So long that what a write takes does not count.
+    /// So long that the duration of a write does not matter.
     const GRACE_NS: u64 = 10_000;
     type Make<'a> = &'a dyn Fn(Duration) -> Case;
     let unlinked = |after: Duration| {
@@ -221,7 +221,7 @@ fn waits_cut_short() {
     let with_a_ghost_in_it = |after: Duration| {
         let case = last_of_a_chain_homes();
         case.world.wait(after);
-        // Once to take it out of the chain, once to free it.
+        // Once to take the block out of the chain, once to free it.
         case.world.tidy();
         case
     };
@@ -230,7 +230,7 @@ fn waits_cut_short() {
         (&[], Rule::FilterGrace, SLOW, &homing_then_tidy),
         (&[], Rule::ReuseGrace, SLOW, &unlinked),
         (&[], Rule::TakeoverGrace, SLOW, &taken_over),
-        // A block with a ghost in it stays linked anyway.
+        // A block with a ghost in it would stay linked anyway.
         (&[Rule::BlockGhost], Rule::BlockGrace, SLOW, &with_a_ghost_in_it),
     ];
     with_grace(GRACE_NS, || {
@@ -268,7 +268,8 @@ fn client_that_ignores_ghosts() {
     must_be_caught(&[Rule::ClientGhost], LINES, 1, kick);
 }
 
-/// The last key of a chain comes home, not to the slot that has the link: its block is empty but for its ghost.
+/// The last key of a chain comes home, but not to the slot with the link. Its block is empty except
+/// for its ghost.
 fn last_of_a_chain_homes() -> Case {
     let mut case = displaced_put("cluster", 16, ONE_LINE);
     let newest = case.keys[case.keys.len() - 2];
@@ -280,12 +281,12 @@ fn last_of_a_chain_homes() -> Case {
     case
 }
 
-/// A block is unlinked though the ghost in it is still needed: neither its time nor the ghost keeps it.
+/// A block is unlinked although the ghost in it is still needed: time and ghost are both ignored.
 #[test]
 fn block_unlinked_at_once() {
     let emptied = || {
         let case = last_of_a_chain_homes();
-        // Once to take it out of the chain, once to free it.
+        // Once to take the block out of the chain, once to free it.
         case.world.wait(ns(1));
         case.world.tidy();
         case.world.tidy();
@@ -293,13 +294,14 @@ fn block_unlinked_at_once() {
     };
     let hardware = Hardware { passes_max: 1, ..LINES };
     must_be_caught(&[Rule::BlockGrace, Rule::BlockGhost], hardware, 1, emptied);
-    // Either suffices.
+    // Either the time or the ghost suffices.
     assert_eq!(caught(&[Rule::BlockGhost], hardware, 1, emptied), None);
     let _short = Broken::wait(Rule::BlockGrace, ns(1));
     assert_eq!(caught(&[], hardware, 1, emptied), None);
 }
 
-/// Two server threads, with a seed that decides who goes on: the first of so many seeds that shows it.
+/// Runs server threads whose order a seed decides. Without a broken rule no seed shows anything.
+/// With `rule` broken, a seed in the first quarter must show it.
 fn caught_interleaved(rule: Rule, run: impl Fn(u64) -> Result<(), String>) {
     const SEEDS: u64 = 2_000;
     for seed in 0..SEEDS / 4 {
@@ -313,7 +315,7 @@ fn caught_interleaved(rule: Rule, run: impl Fn(u64) -> Result<(), String>) {
     assert!(4 * (seed + 1) <= SEEDS, "{rule:?}: seed {seed} of {SEEDS}");
 }
 
-/// Two paths that end in the same free slot, and have no other slot, home or stripe in common.
+/// Two paths end in the same free slot, and share no other slot, home or stripe.
 #[test]
 fn paths_that_are_not_locked() {
     caught_interleaved(Rule::SlotLock, |seed| {
@@ -327,7 +329,7 @@ fn paths_that_are_not_locked() {
     });
 }
 
-/// One thread gives an unlinked block back, and another uses it at once for another home.
+/// One thread gives an unlinked block back. Another uses it at once for another home.
 #[test]
 fn block_given_back_before_it_is_counted() {
     caught_interleaved(Rule::BlockCountFirst, |seed| {
@@ -365,7 +367,7 @@ fn unlinked_block_that_leads_nowhere() {
 fn block_used_again_uncounted() {
     must_be_caught(&[Rule::BlockCount], COUNTED, 1, || {
         let (mut case, newcomer) = block_unlinked_before_another();
-        // Given back.
+        // The block is given back.
         case.world.wait(3 * grace());
         case.world.tidy();
         assert!(case.world.put(newcomer));
@@ -385,15 +387,16 @@ fn block_used_again_by_another_server() {
     must_be_caught(&[Rule::TakeoverCount], COUNTED, 1, taken_over);
 }
 
-/// A key moves out of a slot; the next one there, too: the second ghost takes the place of the first.
+/// A key moves out of a slot, and then the slot's next key does. The second ghost replaces the
+/// first.
 #[test]
 fn two_ghosts_in_one_slot() {
     must_be_caught(&[Rule::OneGhost], Hardware { passes_max: 1, ..LINES }, 1, || {
         let mut world = World::new(scene("list", 1, ONE_LINE, 1));
         assert!((0..4).all(|number| world.put(number)));
         let begin = world.now();
-        // 3 goes from the third block to the first, 4 comes to where its ghost is. 4 might fill the
-        // second block.
+        // 3 goes from the third block to the first, and 4 comes to the slot with 3's ghost. 4 might
+        // fill the second block.
         assert!(world.remove(1) && world.put(4) && world.remove(2));
         Case::new("two moves out of a slot", world, begin, vec![3])
     });
@@ -405,8 +408,7 @@ fn counter_late_or_ignored() {
     must_be_caught(&[Rule::MoveCounter], COUNTED, 1, kick);
 }
 
-/// Memory of another slot: what a READ brings that went to a wrong address. Stamps say nothing about
-/// it; the CRC does.
+/// A READ went to a wrong address and brings another slot's memory. Only the CRC notices this.
 #[test]
 fn crc_without_slot_number() {
     use oneread::layout::slot::{Content, Identity, SlotShape, Torn, check, encode};
@@ -420,13 +422,13 @@ fn crc_without_slot_number() {
     assert!(check(shape, here, &other).is_ok_and(|view| view.holds(b"key")), "caught");
 }
 
-// ---- by random schedules ---------------------------------------------------------------------------------
+// ---- by random schedules ------------------------------------------------------------------------
 
 /// A way to break a rule.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
     Off(Rule),
-    /// It waits for so many percent of the grace time.
+    /// The rule waits for this percentage of the grace time.
     Wait(Rule, u32),
 }
 use Fault::{Off, Wait};
@@ -440,8 +442,8 @@ impl Fault {
     }
 }
 
-/// The runs of `./test` find broken rules without being told where to look, within a quarter of the GETs that they make
-/// of each of these layouts.
+/// The random runs of `./test` find broken rules without a hint. For each of these layouts they
+/// need at most a quarter of the GETs that they make.
 fn found_at_random(
     faults: &[Fault],
     names: &[&str],
@@ -518,8 +520,8 @@ fn random_schedules_find_broken_readers_and_chains() {
     found_in_churn(&[Off(Rule::TakeoverGrace)], &["windowed:8"]);
 }
 
-/// Two server threads without a lock, with a path that is walked unseen, with locks in any order, with a key that
-/// the other has put meanwhile: keys are lost or doubled, an assertion fails, or nobody goes on.
+/// Two server threads run without a lock, walk a path unchecked, lock in any order, or put a key
+/// that the other has just put. Keys are lost or doubled, an assertion fails, or no thread goes on.
 #[test]
 fn interleaved_threads_find_broken_rules() {
     found_interleaved(&[Off(Rule::PathCheck)], &["pilaf", "windowed:8"]);

@@ -1,18 +1,18 @@
-//! Small scenes: one mutation, and everything a GET may see of it.
+//! Small scenes: one mutation, and everything that a GET may see of it.
 
 use super::{KeyNumber, grace};
 use oneread::Layout;
 use oneread::sim::Instant;
 use oneread::sim::{Past, Scene, World, key};
 
-/// A table in some state, then one mutation (and what follows it), to be looked at in every way.
+/// A table in some state, then one mutation and what follows it. GETs look at it in every way.
 pub struct Case {
     pub name: &'static str,
     pub world: World,
-    /// From where on GETs begin.
+    /// The instant from which on GETs begin.
     pub begin: Instant,
     pub keys: Vec<KeyNumber>,
-    /// Instants up to which a client may sleep between two passes.
+    /// Instants until which a client may sleep between two passes.
     pub sleeps: Vec<Instant>,
 }
 
@@ -37,7 +37,7 @@ pub fn scene(name: &str, slots: u64, value_bytes: usize, seed: u64) -> Scene {
     Scene { layout: layout(name), slots, value_bytes, grace: grace(), seed }
 }
 
-/// Value lengths that make slots of half a line, 1, 2, 3 and 4 lines.
+/// Value lengths for slots of half a line, 1, 2, 3 and 4 lines.
 pub const HALF_LINE: usize = 8;
 pub const ONE_LINE: usize = 16;
 pub const TWO_LINES: usize = 60;
@@ -62,7 +62,7 @@ pub fn delete(name: &str) -> Case {
     Case::new("delete", world, begin, vec![1, 2])
 }
 
-/// Fills tables, with seed after seed, each until a put makes exactly `moves` moves.
+/// Fills tables, one for each seed, until a put makes exactly `moves` moves.
 pub fn puts_that_move(name: &str, slots: u64, value_bytes: usize, moves: u64) -> impl Iterator<Item = Case> {
     (0..5000).filter_map(move |seed| {
         let mut world = World::new(scene(name, slots, value_bytes, seed));
@@ -87,7 +87,7 @@ pub fn put_that_moves(name: &str, slots: u64, value_bytes: usize, moves: u64) ->
     first.unwrap_or_else(|| panic!("no put of {moves} moves in {name}"))
 }
 
-/// Removes that let a displaced key come home, with seed after seed.
+/// Removes by which a displaced key comes home, one for each seed.
 pub fn homings(name: &str, slots: u64, value_bytes: usize) -> impl Iterator<Item = Case> {
     (0..5000).filter_map(move |seed| {
         let mut world = World::new(scene(name, slots, value_bytes, seed));
@@ -121,7 +121,7 @@ pub fn homing(name: &str, slots: u64, value_bytes: usize) -> Case {
     homings(name, slots, value_bytes).next().unwrap_or_else(|| panic!("no homing in {name}"))
 }
 
-/// A put that is displaced without moving anybody: into its second window, or into a chain.
+/// A put that is displaced and moves no other key: into its second window, or into a chain.
 pub fn displaced_put(name: &str, slots: u64, value_bytes: usize) -> Case {
     for seed in 0..5000 {
         let mut world = World::new(scene(name, slots, value_bytes, seed));
@@ -141,7 +141,7 @@ pub fn displaced_put(name: &str, slots: u64, value_bytes: usize) -> Case {
     panic!("no displaced put in {name}");
 }
 
-/// A delete of a key that was moved a moment ago, so that its ghost is still there.
+/// A delete of a key that has just been moved, so that its ghost is still there.
 pub fn delete_of_moved(name: &str, slots: u64, value_bytes: usize) -> Case {
     let mut case = put_that_moves(name, slots, value_bytes, 1);
     let begin = case.world.now();
@@ -155,12 +155,12 @@ pub fn delete_of_moved(name: &str, slots: u64, value_bytes: usize) -> Case {
     case
 }
 
-/// The last key of a chain goes; its block is unlinked after the grace time, and used again after another.
+/// The last key of a chain leaves. Its block is unlinked 2T later, and reused after another 2T.
 pub fn unlink(name: &str, slots: u64, value_bytes: usize) -> Case {
     let mut case = displaced_put(name, slots, value_bytes);
     let newest = case.keys[case.keys.len() - 2];
     case.begin = case.world.now();
-    // Somebody in the primary window goes, the displaced key comes home, its block is empty.
+    // A key in the primary window is removed, the displaced key comes home, and its block is empty.
     for &number in &case.keys.clone() {
         if number != newest && case.world.remove(number) && case.world.index().displaced() == 0 {
             break;
@@ -179,15 +179,16 @@ pub fn keys_of_home(world: &World, home: u64, n: usize) -> Vec<KeyNumber> {
     (0..).filter(is_home).take(n).collect()
 }
 
-/// A chain of two blocks. The first is empty, and cannot be filled from the second, whose key stands
-/// beside a ghost: so it will be unlinked while there is a key behind it. That key, and one that only
-/// finds room in a block of another chain.
+/// A chain of two blocks, the first one empty. It cannot be filled from the second, whose key
+/// stands beside a ghost. So it will be unlinked while there is a key behind it. Returns that key,
+/// and one that only finds room in a block of another chain.
 pub fn block_emptied_before_another() -> (World, KeyNumber, KeyNumber) {
     let mut world = World::new(scene("list", 2, ONE_LINE, 1));
     let [a, b, c, d] = keys_of_home(&world, 0, 4)[..] else { unreachable!() };
     let [other, newcomer] = keys_of_home(&world, 1, 2)[..] else { unreachable!() };
     let all_put = [a, b, c, other].into_iter().all(|number| world.put(number));
-    // `c` goes from the second block to the first, `d` to where its ghost is, `c` out of the first.
+    // `c` goes from the second block to the first. `d` goes to the slot with `c`'s ghost. Then `c`
+    // leaves the first block.
     assert!(all_put && world.remove(b) && world.put(d) && world.remove(c));
     (world, d, newcomer)
 }
@@ -196,7 +197,7 @@ pub fn chain_case(world: World, begin: Instant, wanted: KeyNumber) -> Case {
     Case::new("block unlinked before another", world, begin, vec![wanted])
 }
 
-/// A block is unlinked. The case, and a key that would use the block.
+/// A block is unlinked. Returns the case, and a key that would use the block.
 pub fn block_unlinked_before_another() -> (Case, KeyNumber) {
     let (world, behind, newcomer) = block_emptied_before_another();
     world.wait(3 * grace());
@@ -205,8 +206,8 @@ pub fn block_unlinked_before_another() -> (Case, KeyNumber) {
     (chain_case(world, begin, behind), newcomer)
 }
 
-/// A key leaves a slot, comes back, and leaves it again, while a client sleeps between its first pass and the next. To
-/// tell the second ghost from the first takes the slot's stamp.
+/// A key leaves a slot, comes back, and leaves it again, while a client sleeps between its first
+/// and second pass. Only the slot's stamp tells the second ghost from the first.
 pub fn leaves_twice(name: &str, slots: u64) -> Case {
     let found = puts_that_move(name, slots, ONE_LINE, 1).find_map(|mut case| {
         let pusher = case.keys[case.keys.len() - 2];
@@ -226,7 +227,7 @@ pub fn leaves_twice(name: &str, slots: u64) -> Case {
             };
         }
         let [_, back, again] = moves(&case)[..] else { return None };
-        // Whoever sees the filter of the home change is sent on, and finds it.
+        // A GET that sees the filter of the home change is sent on, and finds the key.
         let home_slot = case.world.inspector().windows(&key(first.key)).0[0].first;
         let is_it = first.from != home_slot
             && (back.key, back.to) == (first.key, first.from)
@@ -237,13 +238,13 @@ pub fn leaves_twice(name: &str, slots: u64) -> Case {
     Case { name: "key that leaves a slot twice", ..found.expect("some seed does it") }
 }
 
-/// A key is removed from a block of its home's chain; the block is unlinked, is free again, and comes back with the
-/// same key.
+/// A key is removed from a block of its home's chain. The block is unlinked and freed, and comes
+/// back with the same key.
 pub fn block_comes_back(name: &str, slots: u64) -> Case {
     let mut case = displaced_put(name, slots, ONE_LINE);
     let newest = case.keys[case.keys.len() - 2];
     assert!(case.world.remove(newest));
-    // From when the block is unlinked. The key's filter bit lingers until then.
+    // GETs begin when the block is unlinked. The key's filter bit lingers until then.
     case.begin = case.world.now();
     for _ in 0..2 {
         case.world.wait(3 * grace());

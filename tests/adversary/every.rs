@@ -1,4 +1,4 @@
-//! Every schedule there is, on small scenes.
+//! Every possible schedule, on small scenes.
 
 use super::cases::*;
 use super::random::churn;
@@ -6,9 +6,9 @@ use super::{COUNTED, KeyNumber, LINES, SLOW, WORDS, grace, ns};
 use oneread::sim::{Every, Hardware, Instant, Random};
 use oneread::sim::{PlannedGet, Violation, World};
 
-/// Runs every schedule of `gets` GETs of each key, one after the other. How many there were.
+/// Runs every schedule of `gets` GETs of each key, one after the other. Returns their number.
 pub fn every_schedule(case: &Case, hardware: Hardware, gets: usize) -> Result<u64, (u64, Box<Violation>)> {
-    /// A case with more schedules than this is too large to be called small.
+    /// A case with more schedules than this is not small.
     const SCHEDULES_MAX: u64 = 20_000_000;
     let past = case.past();
     let mut schedules = 0;
@@ -31,7 +31,7 @@ pub fn every_schedule(case: &Case, hardware: Hardware, gets: usize) -> Result<u6
     Ok(schedules)
 }
 
-/// The same; each must be right.
+/// Runs every schedule. Each must be right.
 pub fn right_schedules(case: &Case, hardware: Hardware, gets: usize) -> u64 {
     every_schedule(case, hardware, gets).unwrap_or_else(|(n, violation)| {
         let (layout, killed) = (case.world.scene().layout, case.world.killed());
@@ -127,8 +127,8 @@ pub fn taken_over(world: &World, killed: Instant) -> (World, u64) {
     world.taken_over_at(killed).unwrap_or_else(|violation| panic!("killed at {}: {violation}", killed.0))
 }
 
-/// The server is killed at each store of the case's mutation, and another takes over. `after` is what that one
-/// does then.
+/// The server is killed at each store of the case's mutation, and another takes over. `after` is
+/// what the second server does then.
 fn every_kill(case: &Case, after: impl Fn(&mut World)) -> impl Iterator<Item = (Case, u64)> {
     (case.begin.0..=case.world.now().0).map(move |killed| {
         let (mut world, lost) = taken_over(&case.world, Instant(killed));
@@ -137,7 +137,7 @@ fn every_kill(case: &Case, after: impl Fn(&mut World)) -> impl Iterator<Item = (
     })
 }
 
-/// Of two GETs, one that stands on the block while it is away, and one that comes by the link.
+/// Of two GETs, one stands on the block while it is away, and one comes by the link.
 #[test]
 fn every_schedule_of_a_block_that_comes_back() {
     for hardware in [LINES, COUNTED] {
@@ -154,8 +154,8 @@ fn every_schedule_of_a_key_that_leaves_twice() {
     }
 }
 
-/// The server loses its processor, for longer than the grace time, after any one of the stores of a change. Its traces are
-/// taken away not a nanosecond early, and not much later: twice the grace time after the last store.
+/// The server loses its processor after any store of a change, for longer than the grace time. Its
+/// traces are taken away no earlier than 2T after the last store, and not much later.
 #[test]
 fn every_schedule_of_a_server_that_loses_its_processor() {
     let chain = || {
@@ -175,7 +175,7 @@ fn every_schedule_of_a_server_that_loses_its_processor() {
         chain(),
     ];
     for case in cases {
-        // The keys that are worth it: a GET of another one shows nothing here.
+        // Only these keys matter: a GET of another key shows nothing here.
         let (begin, end) = (case.begin, case.world.now());
         for wait in [2 * grace() - ns(1), ns(30)] {
             case.world.wait(wait);
@@ -235,7 +235,8 @@ fn every_schedule_of_a_killed_server() {
     }
 }
 
-/// A block was unlinked, its server is killed, and the next one uses the block for another home at once.
+/// A block is unlinked and its server is killed. The next server uses the block at once for another
+/// home.
 #[test]
 fn every_schedule_of_a_block_used_again_by_another_server() {
     let (case, newcomer) = block_unlinked_before_another();
@@ -246,10 +247,11 @@ fn every_schedule_of_a_block_used_again_by_another_server() {
     }
 }
 
-/// GETs that begin after the kill, at each store of the takeover: they are not over before it goes on.
+/// GETs that begin after the kill, at each store of the takeover, and are still running when it
+/// goes on.
 #[test]
 fn every_schedule_begun_in_a_takeover() {
-    /// Past the last of these stores, counters go up and nothing else happens.
+    /// The last stores of a takeover. They only count the counters up.
     const COUNTERS: usize = oneread::layout::control::MOVE_COUNTERS as usize;
     for name in ["pilaf", "windowed:8", "farm", "list"] {
         let cases = match name {
@@ -275,8 +277,8 @@ fn every_schedule_begun_in_a_takeover() {
     }
 }
 
-/// A new server waits until nobody rests on the traces of the old one; then no trace is left, and filters say
-/// what they say once all has come to rest.
+/// A new server waits until no GET rests on the old server's traces. Then no trace is left, and
+/// filters are what they would be at rest.
 #[test]
 fn a_takeover_leaves_no_trace() {
     for name in ["pilaf", "bucketized:4", "windowed:8"] {

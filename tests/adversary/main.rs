@@ -1,11 +1,11 @@
-//! GETs against a NIC that may do anything hardware may do.
+//! GETs against a NIC that may do anything that hardware may do.
 //!
-//! First every way there is, on small scenes; then random schedules on larger ones; then, with the feature
-//! `faults`, the same again for each rule of the protocol broken on purpose: the adversary must find a
-//! counterexample.
+//! First every possible schedule runs, on small scenes. Then random schedules run on larger ones.
+//! With the feature `faults`, each rule of the protocol is then broken on purpose, and the
+//! adversary must find a counterexample.
 //!
-//! A random run that fails prints its seed, the stores meanwhile, what each READ sampled, and the verdict.
-//! `ONEREAD_SEED=n ./test --adversary` runs it again.
+//! A random run that fails prints its seed, the stores during the GET, what each READ sampled, and
+//! the verdict. `ONEREAD_SEED=n ./test --adversary` repeats it.
 #![cfg(feature = "sim")]
 
 #[cfg(feature = "faults")]
@@ -23,7 +23,7 @@ thread_local! {
     static GRACE_NS: Cell<u64> = const { Cell::new(400) };
 }
 
-/// The grace time of tables that are made now. A store takes 1 ns.
+/// The grace time of new tables. A store takes 1 ns.
 fn grace() -> Duration {
     Duration::from_nanos(GRACE_NS.get())
 }
@@ -32,7 +32,7 @@ fn ns(n: u64) -> Duration {
     Duration::from_nanos(n)
 }
 
-/// Has tables made with a longer grace time, next to which what a write takes does not count.
+/// Makes tables with a longer grace time, so that the duration of a write does not matter.
 #[cfg(feature = "faults")]
 fn with_grace<R>(ns: u64, then: impl FnOnce() -> R) -> R {
     let before = GRACE_NS.replace(ns);
@@ -41,7 +41,7 @@ fn with_grace<R>(ns: u64, then: impl FnOnce() -> R) -> R {
     result
 }
 
-/// H1, going by the clock.
+/// H1, by the clock.
 const LINES: Hardware = Hardware {
     unit: Unit::Line,
     witness: Witness::Clock,
@@ -50,9 +50,9 @@ const LINES: Hardware = Hardware {
     client_ns: 1,
     passes_max: 2,
 };
-/// The same, and the client's clock runs at half the rate of the server's.
+/// H1, by a client's clock that runs at half the rate of the server's.
 const SLOW: Hardware = Hardware { client_ns: 2, ..LINES };
-/// H0, going by the clock.
+/// H0, by the clock.
 const WORDS: Hardware = Hardware { unit: Unit::Word, ..LINES };
-/// H1, going by the counters of begun moves.
+/// H1, by the counters of begun moves.
 const COUNTED: Hardware = Hardware { witness: Witness::Counter, ..LINES };

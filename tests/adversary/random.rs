@@ -1,4 +1,4 @@
-//! Random schedules, on tables that are churned, by one server thread and by two.
+//! Random schedules, on tables that are churned by one server thread or by two.
 
 use super::cases::{HALF_LINE, ONE_LINE, TWO_LINES};
 use super::{KeyNumber, LINES, grace};
@@ -12,7 +12,7 @@ use oneread::sim::{
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// A server that has served, the instant when churn began, and its keys.
+/// A server that has served, the instant when the churn began, and its keys.
 pub type Served = Result<(World, Instant, Vec<KeyNumber>), Box<Violation>>;
 
 fn scene(layout: Layout, slots: u64, random: &mut Random, seed: u64) -> Scene {
@@ -27,8 +27,8 @@ fn may_stall(world: &World, random: &mut Random) {
     }
 }
 
-/// Main slots, and keys that do not all find room. Every other table with chains has a few homes only, whose chains
-/// are long and change all the time.
+/// The number of main slots, and of keys, which do not all find room. Every other table with chains
+/// has only a few homes, whose chains are long and change all the time.
 fn sizes(layout: Layout, slots: u64, random: &mut Random) -> (u64, KeyNumber) {
     if layout.block_slots == 0 || random.pick(2) == 0 {
         return (slots, (slots + slots / 8) as KeyNumber);
@@ -37,8 +37,8 @@ fn sizes(layout: Layout, slots: u64, random: &mut Random) -> (u64, KeyNumber) {
     (slots, (slots + u64::from(layout.block_slots) * 4 + 3) as KeyNumber)
 }
 
-/// A server that churns a small, nearly full table. In two of five it is killed in the midst of it, and
-/// another goes on.
+/// A server that churns a small, nearly full table. In two of five tables it is killed half way,
+/// and another server goes on.
 pub fn churned(layout: Layout, seed: u64, operations: usize) -> Served {
     let mut random = Random::new(seed);
     let (slots, keys) = sizes(layout, 16 + random.pick(32) as u64, &mut random);
@@ -53,7 +53,7 @@ pub fn churned(layout: Layout, seed: u64, operations: usize) -> Served {
         churn(&mut world, &numbers, &mut random, operations / 2);
         let mut since = begin;
         if layout.block_slots > 0 && random.pick(2) == 0 && hollow(&mut world, &numbers) {
-            // A block has just been unlinked when the server is killed; the next one uses it.
+            // A block has just been unlinked when the server is killed. The next server uses it.
             world.wait(2 * grace() + Duration::from_nanos(20));
             since = world.now();
             world.tidy();
@@ -66,7 +66,7 @@ pub fn churned(layout: Layout, seed: u64, operations: usize) -> Served {
             }
         }
         if random.pick(2) == 0 {
-            // The next one is killed while it takes over.
+            // The second server is killed while it takes over.
             world = killed_since(&world, world.killed().expect("it was").0, &mut random)?;
         }
         churn(&mut world, &numbers, &mut random, operations / 2);
@@ -79,7 +79,7 @@ pub fn churned(layout: Layout, seed: u64, operations: usize) -> Served {
 /// The world in which the server was killed at some store after `since`, and another goes on.
 fn killed_since(world: &World, since: Instant, random: &mut Random) -> Result<World, Box<Violation>> {
     let mut killed = Instant(since.0 + random.pick(world.now().0 - since.0));
-    // Half of the time shortly after something that rests on time.
+    // Half of the kills come shortly after something that rests on time.
     let past = world.past(since);
     let lasting = |incident: &&Incident| {
         matches!(incident.kind, IncidentKind::Link | IncidentKind::Kick | IncidentKind::Homing)
@@ -96,16 +96,17 @@ fn is_there(world: &World, number: KeyNumber) -> bool {
     world.index().reader().get_into(&key(number), &mut Vec::new()) == Ok(true)
 }
 
-/// Changes keys of a table that stays nearly full, half of the time one of those changed last: what matters happens between
-/// two changes of one slot.
+/// Changes keys of a table that stays nearly full. Half of the changes are of a key changed lately:
+/// what matters happens between two changes of one slot.
 pub fn churn(world: &mut World, numbers: &[KeyNumber], random: &mut Random, operations: usize) {
     let (mut absent, mut present): (Vec<KeyNumber>, Vec<KeyNumber>) =
         numbers.iter().partition(|&&number| !is_there(world, number));
-    // A key whose put made others give way. Removed, it lets them come back; put again, it sends them the same way.
+    // A key whose put made others give way. Removing it lets them come back, and putting it sends
+    // them the same way again.
     let mut pusher = None;
     for _ in 0..operations {
         if world.scene().layout.block_slots > 0 && random.pick(6) == 0 && hollow(world, numbers) {
-            // Unlinked, maybe used again, at any rate wanted.
+            // The block is unlinked, perhaps reused, and in any case wanted.
             for _ in 0..2 {
                 world.wait([Duration::ZERO, 2 * grace() + Duration::from_nanos(20)][random.pick(2)]);
                 world.tidy();
@@ -148,14 +149,15 @@ pub fn churn(world: &mut World, numbers: &[KeyNumber], random: &mut Random, oper
             pusher = Some(number);
         }
         if is_there { &mut present } else { &mut absent }.push(number);
-        // Time passes: mostly little, sometimes longer than any grace time.
+        // Time passes: mostly a little, sometimes longer than any grace time.
         let wait = [0, 5, 50, 300, 2_000][random.pick(5)];
         world.wait(Duration::from_nanos(wait));
     }
 }
 
-/// In a chain of at least two blocks, empties the first one while the last is not, which compaction mostly prevents: the
-/// last key stands beside a ghost then, and may not be moved. So the block will be unlinked with a key behind it.
+/// In a chain of at least two blocks, empties the first one while the last is not empty. Compaction
+/// mostly prevents this, but here the last key stands beside a ghost and may not be moved. So the
+/// block will be unlinked with a key behind it.
 fn hollow(world: &mut World, numbers: &[KeyNumber]) -> bool {
     let main_slots = world.geometry().main_slots();
     let keys_in = |world: &World, window: Window| -> Vec<KeyNumber> {
@@ -189,13 +191,13 @@ fn hollow(world: &mut World, numbers: &[KeyNumber]) -> bool {
     true
 }
 
-/// GETs of keys with which something goes on, each from shortly before it.
+/// GETs of keys to which something happens, each from shortly before it.
 fn where_something_goes_on(past: &Past, mut random: Random) -> impl FnMut(Instant) -> Option<PlannedGet> {
     let mut by_kind: BTreeMap<IncidentKind, Vec<&Incident>> = BTreeMap::new();
     past.incidents.iter().for_each(|incident| by_kind.entry(incident.kind).or_default().push(incident));
     let mut kinds = Vec::new();
     for (kind, incidents) in by_kind {
-        // What this project is about, more often than the rest.
+        // Moves, blocks and takeovers come more often than the rest.
         let weight = match kind {
             IncidentKind::Return => 4,
             IncidentKind::Kick | IncidentKind::Homing | IncidentKind::Compaction | IncidentKind::Overlaid => {
@@ -213,19 +215,19 @@ fn where_something_goes_on(past: &Past, mut random: Random) -> impl FnMut(Instan
     move |now| {
         const TRIES: usize = 4;
         gets += 1;
-        // Now and then the same again: nobody goes back in time.
+        // Now and then the same key again: a client never goes back in time.
         if let Some(key) = last.take().filter(|_| gets <= GETS && random.pick(4) == 0) {
             return Some(PlannedGet { key, from: now, read_stores_max: Some(random.pick(12)) });
         }
         let incident = (0..TRIES).filter(|_| gets <= GETS && !kinds.is_empty()).find_map(|_| {
             let of_kind = &kinds[random.pick(kinds.len())];
             let ahead = &of_kind[of_kind.partition_point(|incident| incident.from < now)..];
-            // At first anywhere, then one of the next.
+            // At first any incident, then one of the next few.
             let reach = if gets == 1 { ahead.len() } else { ahead.len().min(4) };
             (reach > 0).then(|| ahead[random.pick(reach)])
         })?;
         let from = Instant(incident.from.0.saturating_sub(random.pick(4)));
-        // A READ that ends with it shows what is before and what is after, and little else.
+        // A READ that ends with the incident shows the state before and after, and little else.
         let stores = incident.to.0 - from.0;
         let stores = if incident.kind == IncidentKind::Return { 40 } else { stores };
         let read_stores_max = (random.pick(4) > 0).then(|| stores + random.pick(12));
@@ -257,7 +259,8 @@ fn random_client(
     if random.pick(8) < 5 {
         return world.client(past, hardware, &mut random, &mut asks, tell);
     }
-    // A few keys again and again: versions must not go back. Half of the time where something goes on with one.
+    // A few keys again and again: versions must not go back. Half of the GETs go where something
+    // happens to a key.
     let mut few: Vec<KeyNumber> = (0..4).map(|_| numbers[random.pick(numbers.len())]).collect();
     let mut start = Instant(begin.0 + random.pick(past.history.end().0 - begin.0));
     if let (0, Some(first)) = (random.pick(2), asks(begin)) {
@@ -278,17 +281,19 @@ fn random_client(
     }
 }
 
-/// A nearly full table of a few stripes, which two server threads churn at once, and a client on shm reads: half of the time
-/// on either side of where one stripe ends, where they get in each other's way, or around one home. In every third table
-/// they are killed in the midst of it, each with at most one change half done, and another server goes on.
+/// A nearly full table of a few stripes. Two server threads churn it at once, and a shm client
+/// reads. Some rounds change keys anywhere, some near the border of two stripes, where the threads
+/// meet, and some around two homes. In every third table the server is killed half way, with at
+/// most one change per thread half done, and another server goes on.
 pub fn interleaved(layout: Layout, seed: u64) -> Served {
     let mut random = Random::new(seed);
-    /// Slots that share a lock.
+    /// The number of slots that share a lock.
     const STRIPE: u64 = 64;
     let (slots, keys) = sizes(layout, STRIPE + 40 + random.pick(150) as u64, &mut random);
     let mut world = World::new(scene(layout, slots, &mut random, seed));
     let numbers: Vec<KeyNumber> = (0..keys).collect();
-    // In every third table there is hardly a free slot: paths are long, and lead to the same few ends.
+    // In every third table there is hardly a free slot. Paths are long, and lead to the same few
+    // ends.
     let crowded = random.pick(3) == 0;
     for &number in &numbers[..numbers.len() * if crowded { 10 } else { 9 } / 10] {
         world.put(number);
@@ -308,7 +313,7 @@ pub fn interleaved(layout: Layout, seed: u64) -> Served {
             }
             0 => numbers.clone(),
             1 => numbers.iter().copied().filter(|&n| home_slot(n).abs_diff(STRIPE) < 12).collect(),
-            // So many keys of two homes that their windows, or chains, overflow.
+            // As many keys of two homes as it takes for their windows, or chains, to overflow.
             _ => {
                 let homes = [home_slot(numbers[0]), home_slot(numbers[1])];
                 let all = (0..10_000).filter(|&n| homes.contains(&home_slot(n)));
@@ -317,14 +322,14 @@ pub fn interleaved(layout: Layout, seed: u64) -> Served {
         };
         let near = if near.len() < 3 { numbers.clone() } else { near };
         if layout.block_slots > 0 && random.pick(2) == 0 && hollow(&mut world, &numbers) {
-            // Traces that are due: of ghosts and of the block, or that the block may be used again.
+            // Due traces: of ghosts and of the block, or of the block's reuse.
             if random.pick(2) == 0 {
                 world.wait(2 * grace() + Duration::from_nanos(20));
                 world.tidy();
             }
             world.wait(2 * grace() + Duration::from_nanos(20));
         }
-        // What both change more than anything else.
+        // Keys that both threads change most often.
         let few: [_; 3] = std::array::from_fn(|_| near[random.pick(near.len())]);
         let number = |random: &mut Random| match random.pick(3) {
             0 => few[random.pick(few.len())],
@@ -350,7 +355,7 @@ pub fn interleaved(layout: Layout, seed: u64) -> Served {
     Ok((world, begin, numbers))
 }
 
-/// Random GETs against what a random server did. What decided them, also of those before a violation.
+/// Random GETs against a random server. Returns what decided them, also those before a violation.
 pub fn random_run(
     serve: impl Fn(u64) -> Served,
     seed: u64,
@@ -364,20 +369,20 @@ pub fn random_run(
     let mut decided = world.met();
     for client in 0..clients {
         let run = |tell| random_client(&world, &past, begin, &numbers, seed << 20 | client, tell);
-        // Once more, for the story: the same seed does the same.
+        // Again, for the story: the same seed gives the same run.
         match run(false).or_else(|_| run(true)) {
             Ok(more) => decided += more,
             Err(violation) => return (decided, Err(violation)),
         }
     }
-    // Nothing is lost at the end.
+    // At the end no key is lost.
     let mut last = PlannedGet::all(past.history.end(), &numbers);
     let ended = world.client(&past, LINES, &mut Random::new(seed), &mut last, true);
     (decided, ended.map(drop))
 }
 
-/// The same on every one of these layouts; so many seeds and clients in short runs, and in long ones. What decided the GETs
-/// of each.
+/// Random runs on each of these layouts, with seeds and clients for short and for long runs.
+/// Returns what decided the GETs of each layout.
 fn random_runs(
     layouts: impl IntoIterator<Item = Layout>,
     serve: impl Fn(Layout, u64) -> Served,
@@ -386,7 +391,7 @@ fn random_runs(
 ) -> Vec<(Layout, Decided)> {
     let started = std::time::Instant::now();
     let chosen = std::env::var("ONEREAD_SEED").ok().map(|seed| seed.parse::<u64>().expect("a number"));
-    // One seed replays what long runs found, too.
+    // A single seed also replays what a long run found.
     let is_long = chosen.is_some() || std::env::var_os("ONEREAD_LONG").is_some();
     let (seeds, clients) = if is_long { long } else { short };
     let mut all = Vec::new();
@@ -404,7 +409,7 @@ fn random_runs(
     }
     println!("{total}; {:.0} a second", total.gets as f64 / started.elapsed().as_secs_f64());
     if is_long {
-        // What a run must come to is known of short ones.
+        // The minimums are known for short runs only.
         all.clear();
     }
     all
@@ -416,13 +421,14 @@ fn all_presets() -> impl Iterator<Item = Layout> {
 
 /// Operations of each server.
 pub const OPERATIONS: usize = 300;
-/// Runs of churned tables and their clients, in `./test`: seeds and clients of each.
+/// Runs of churned tables in `./test`: seeds, and clients of each.
 pub const SHORT: (u64, u64) = (100, 130);
-/// The same for interleaved threads.
+/// Runs of interleaved threads in `./test`: seeds, and clients of each.
 pub const SHORT_INTERLEAVED: (u64, u64) = (60, 75);
 
-/// Each rule must have decided so many of the GETs of each preset: a run that tests nothing fails. (The numbers of a run
-/// are always the same; these are some two thirds of what they were.)
+/// Each rule must have decided at least this number of the GETs of each preset, so that a run that
+/// tests nothing fails. The counts of a run are always the same; the minimums are some two thirds
+/// of them.
 fn decided_enough(all: &[(Layout, Decided)], minimums: &[(By, u64, Which)]) {
     for (layout, decided) in all {
         let has_chains = layout.block_slots > 0;
@@ -462,7 +468,7 @@ fn random_schedules() {
     decided_enough(&all, &minimums);
 }
 
-/// Layouts with other numbers than the presets have: three choices, windows that overlap, blocks of 1 to 5 slots.
+/// Layouts whose numbers no preset has: three choices, overlapping windows, blocks of 1 to 5 slots.
 #[test]
 fn layouts_that_are_no_preset() {
     let cuckoo = [(3, 2, 1), (3, 1, 4), (2, 2, 3), (3, 4, 2), (2, 3, 1), (2, 1, 5)];
@@ -518,7 +524,8 @@ fn interleaved_server_threads() {
     decided_enough(&all, &minimums);
 }
 
-/// A server that stops for ever at any store: GETs go on, but for those that need the slot it was just writing.
+/// A server stops for ever at any store. GETs go on, except those that need the slot that it was
+/// writing.
 #[test]
 fn a_server_that_stops_anywhere() {
     let (mut answered, mut excused) = (0, 0);
