@@ -78,7 +78,7 @@ fn putting_child() {
 /// A client is a map, on every preset: the model's operations give the same answers, looked up by
 /// the server.
 #[test]
-fn a_client_sees_a_map() {
+fn a_client_is_a_map() {
     on_every_preset(|preset| {
         let place = Place::new();
         let server = Server::start(place.config(preset)).unwrap();
@@ -155,7 +155,7 @@ fn limits_are_those_of_the_present_server() {
 /// Cells are large enough for the table's longest pair: the longest possible key and value, and
 /// empty values.
 #[test]
-fn long_cells() {
+fn longest_and_empty_values() {
     let place = Place::new();
     let table = Config::new().size(TableSize::Keys(200)).key_max(255).value_max(3699);
     let config = ServerConfig::new(place.address.clone(), table).mailbox(true);
@@ -207,7 +207,7 @@ fn many_clients() {
 /// A server without mailboxes says so at once, and says how to mend it. One client too many is
 /// refused.
 #[test]
-fn refused() {
+fn refused_mailboxes() {
     let place = Place::new();
     let server = Server::start(place.config(default_preset()).mailbox(false)).unwrap();
     let options = patient().requests(RequestPath::Mailbox);
@@ -459,7 +459,7 @@ impl Raw {
 /// A client that is gone but keeps its mapping does not keep the server's memory: the mapping reads
 /// as zero.
 #[test]
-fn a_mapping_that_is_kept() {
+fn a_kept_mapping_keeps_no_memory() {
     let place = Place::new();
     let server = place.serve();
     let raw = Raw::connect(&place.address);
@@ -500,7 +500,7 @@ fn mailboxes_of_another_version() {
 /// like cells. Nobody else notices. (The server closes the connection when it finds nonsense in a
 /// cell. Then the next such client comes.)
 #[test]
-fn a_client_that_scribbles() {
+fn a_client_that_writes_garbage() {
     let place = Place::new();
     let server = place.serve();
     let stop = AtomicBool::new(false);
@@ -558,7 +558,7 @@ fn a_client_that_scribbles() {
 /// Nonsense in the next cell ends that conversation: a length that is too long, no request, a
 /// hello, another request's number.
 #[test]
-fn nonsense_in_a_cell() {
+fn nonsense_in_a_cell_ends_the_conversation() {
     let place = Place::new();
     let _server = place.serve();
     let mut good = place.client();
@@ -606,7 +606,7 @@ fn nonsense_in_a_cell() {
 /// deadline. (The server is a thread of this test that says hello and hands over cells as a server
 /// does.)
 #[test]
-fn a_server_that_scribbles() {
+fn a_server_that_writes_garbage() {
     let place = Place::new();
     let server = place.serve();
     let path = place.dir.path().join("proxy");

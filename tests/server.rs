@@ -104,7 +104,7 @@ fn putting_child() {
 
 /// A client is a map: it answers the model's operations as the model does, on every preset.
 #[test]
-fn a_client_sees_a_map() {
+fn a_client_is_a_map() {
     on_every_preset(|preset| {
         let place = Place::new();
         let server = place.serve(preset);
@@ -183,7 +183,7 @@ fn stats_count_reads_exactly() {
 
 /// `get_many` gives the same answers as `get`, key by key.
 #[test]
-fn many_gets_are_gets() {
+fn get_many_answers_as_get() {
     on_every_preset(|preset| {
         let place = Place::new();
         let _server = place.serve(preset);
@@ -276,7 +276,7 @@ fn the_server_checks_lengths_too() {
 /// Clones share only the mapping. Two threads change and read at once, and each immediately sees
 /// its own changes.
 #[test]
-fn clones_on_threads() {
+fn clones_share_only_the_mapping() {
     on_every_family(|preset| {
         let place = Place::new();
         let server = place.serve(preset);
@@ -503,7 +503,7 @@ fn a_client_that_does_not_read() {
 /// A client of another protocol version is told the server's version and refused. One client too
 /// many is refused, too.
 #[test]
-fn strangers_are_refused() {
+fn other_versions_and_too_many_clients_are_refused() {
     let place = Place::new();
     for version in [0, PROTOCOL_VERSION + 1, u32::MAX] {
         let _server = place.serve(default_preset());
@@ -527,7 +527,7 @@ fn strangers_are_refused() {
 /// A socket whose server is gone is replaced. Any other file stays. Anybody who can reach the
 /// socket may connect; credentials decide who is admitted.
 #[test]
-fn what_is_there_instead_of_a_socket() {
+fn stale_sockets_are_replaced_and_other_files_stay() {
     use std::os::unix::fs::PermissionsExt;
     let place = Place::new();
     let path = place.address.socket().unwrap();
@@ -551,7 +551,7 @@ fn what_is_there_instead_of_a_socket() {
 /// Options of another fabric are refused by name, by the server and by the client. Nothing is left
 /// behind.
 #[test]
-fn options_of_another_fabric() {
+fn options_of_another_fabric_are_refused() {
     let place = Place::new();
     let verbs: Address = "verbs://127.0.0.1:1".parse().unwrap();
     let new = |address: &Address| ServerConfig::new(address.clone(), table(default_preset()));
@@ -585,7 +585,7 @@ fn options_of_another_fabric() {
 
 /// Connecting fails if nobody listens, or if the listener is no server.
 #[test]
-fn connecting_to_nobody() {
+fn connecting_without_a_server_fails() {
     let place = Place::new();
     let error = Client::connect(&place.address).expect_err("nobody is there");
     assert!(matches!(error, ConnectError::NotThere { .. }), "{error}");
@@ -630,7 +630,7 @@ fn a_server_that_ends_while_clients_connect() {
 /// The server welcomes clients correctly and then gives its replies false numbers. Each reply is a
 /// whole frame and a valid answer. The client accepts none of them.
 #[test]
-fn a_server_that_misnumbers() {
+fn misnumbered_replies_are_rejected() {
     /// Maps the numbers of requests to the numbers of their replies.
     type Lie = (&'static str, fn(&[u64]) -> Vec<u64>);
     type Question = fn(&mut Client) -> Result<(), MutateError>;
@@ -980,7 +980,7 @@ fn a_deadline_is_for_all_of_it() {
 /// Every request to a server that does not answer ends in the client's own deadline, with the
 /// server's address. The connection is given up, so a late answer is not taken for another one.
 #[test]
-fn nobody_answers() {
+fn every_request_ends_at_its_deadline() {
     type Question = fn(&mut Client) -> Result<(), MutateError>;
     let asks: [Question; 8] = [
         |client| client.put(b"k", b"v").map(drop),
@@ -1156,7 +1156,7 @@ fn attempts_to_reconnect() {
 /// An attempt to reconnect that nobody answers is given up for another one after the client's
 /// deadline or after two seconds, whichever is longer.
 #[test]
-fn attempts_that_nobody_answers() {
+fn unanswered_attempts_are_given_up() {
     for (deadline, least) in [(Duration::from_millis(30), 30), (Duration::MAX, 2000)] {
         let fake = Fake::new();
         let answers = AtomicBool::new(true);
@@ -1192,7 +1192,7 @@ fn attempts_that_nobody_answers() {
 
 /// A server accepts nobody, and its backlog is full. A client waits for a place until its deadline.
 #[test]
-fn more_wait_than_may() {
+fn a_full_backlog() {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
     let place = Place::new();
     let name = SocketAddrUnix::new(place.address.socket().unwrap()).unwrap();
@@ -1289,7 +1289,7 @@ fn a_client_killed_in_the_middle_of_a_put() {
 /// GETs need no server: they go on while it is stopped, and puts end at their deadline. When the
 /// server goes on, puts work again.
 #[test]
-fn a_stopped_server() {
+fn a_stopped_server_is_read() {
     on_every_family(|preset| {
         let place = Place::new();
         let server = place.serve_apart(preset, false);

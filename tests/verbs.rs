@@ -304,8 +304,8 @@ fn refused(address: &Address, options: ClientOptions) -> SetupError {
 }
 
 #[test]
-fn wishes_that_cannot_be_met() {
-    needs_device!("wishes_that_cannot_be_met");
+fn impossible_choices_are_refused() {
+    needs_device!("impossible_choices_are_refused");
     let server = serve(default_preset(), 64);
     let Address::Verbs(place) = server.address() else { panic!("not verbs") };
     let with = |query: &str| at(&format!("{}:{}?{query}", place.host(), place.port()));
@@ -527,8 +527,8 @@ fn a_link_that_goes_down() {
 
 /// The mode of a put reaches the server, and a full table says so.
 #[test]
-fn answers_of_the_server() {
-    needs_device!("answers_of_the_server");
+fn put_modes_and_full_tables() {
+    needs_device!("put_modes_and_full_tables");
     let server = serve(default_preset(), 16);
     let mut client = connect(server.address());
     let mut full = false;

@@ -143,15 +143,15 @@ stories! {
         receives_that_come_back_late,
         #[cfg(feature = "herd")]
         herd_over_uc_and_rc,
-        an_answer_too_many,
-        answers_to_something_else,
+        duplicate_answers,
+        misnumbered_answers,
         bad_pairs_in_a_batch,
         full_tables_in_a_batch,
         limits_are_those_of_the_present_server,
-        answers_that_nobody_waits_for,
-        gets_that_are_given_up,
-        places_that_are_free,
-        a_server_that_is_away_for_a_while,
+        late_answers,
+        reads_left_in_flight,
+        free_places_are_used_again,
+        a_server_that_is_away,
         costs_over_a_shared_pair,
         #[cfg(feature = "herd")]
         herd_clients_that_leave,
@@ -934,7 +934,7 @@ fn herd_over_uc_and_rc(fake: &Fake) {
 
 /// The server answers twice, or executes twice what was asked once. Only that connection is given
 /// up.
-fn an_answer_too_many(fake: &Fake) {
+fn duplicate_answers(fake: &Fake) {
     let server = serve(2000);
     let mut client = connect(&server);
     let mut given_up = 0;
@@ -988,7 +988,7 @@ fn serve_ways(place: Address, table: Config) -> Server {
 /// A reply with another number is not taken for the expected one. The server may misnumber it, or
 /// the request may have arrived under another number. By messages, only that connection is given
 /// up. HERD's requests are repeated.
-fn answers_to_something_else(fake: &Fake) {
+fn misnumbered_answers(fake: &Fake) {
     let server = serve_ways(at("127.0.0.1:0"), config(default_preset(), 2000, 16, 46, 7));
     for options in ways() {
         let is_herd = options.requests != RequestPath::Message;
@@ -1067,7 +1067,7 @@ fn limits_are_those_of_the_present_server(_: &Fake) {
 
 /// Late answers to changes still arrive, several of them one after the other. None is taken for the
 /// answer to the next request, and the connection stays good.
-fn answers_that_nobody_waits_for(_: &Fake) {
+fn late_answers(_: &Fake) {
     for options in ways() {
         let table = config(default_preset(), 64, 16, 46, 7);
         let server = serve_ways(at("127.0.0.1:0"), table.grace(Duration::from_millis(50)));
@@ -1114,7 +1114,7 @@ fn answers_that_nobody_waits_for(_: &Fake) {
 
 /// A batch that ends in an error leaves READs in flight. The client waits for them, since the
 /// connection is good. Their data is not taken for the answers to the next requests.
-fn gets_that_are_given_up(fake: &Fake) {
+fn reads_left_in_flight(fake: &Fake) {
     for pairs in [None, Some(1)] {
         // No pass is ever fast enough to prove that a key is absent. A slot of one line proves
         // itself.
@@ -1150,7 +1150,7 @@ fn gets_that_are_given_up(fake: &Fake) {
 
 /// A handle reads over the pair with the fewest readers. Dropped handles do not count: the next
 /// handle gets their place, and no further connection is made.
-fn places_that_are_free(fake: &Fake) {
+fn free_places_are_used_again(fake: &Fake) {
     let server = serve(1024);
     let verbs = options().verbs.pairs(3);
     let mut first = Client::connect_with(server.address(), options().verbs(verbs)).unwrap();
@@ -1171,7 +1171,7 @@ fn places_that_are_free(fake: &Fake) {
 
 /// While a server is away, each call looks for it until its deadline. When another server is at its
 /// place, the handles find it, and each reconnects once.
-fn a_server_that_is_away_for_a_while(_: &Fake) {
+fn a_server_that_is_away(_: &Fake) {
     for options in ways().filter(|way| way.requests == RequestPath::Message && way.verbs.wait == Wait::Poll) {
         let table = config(default_preset(), 1024, 16, 46, 7).grace(Duration::from_millis(500));
         let server = serve_ways(at("127.0.0.1:0"), table);

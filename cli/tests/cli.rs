@@ -273,7 +273,7 @@ fn errors_of_use() {
 }
 
 #[test]
-fn nobody_there() {
+fn no_server() {
     let dir = tempfile::tempdir().unwrap();
     let at = format!("shm:{}", dir.path().join("sock").display());
     for command in [vec!["get", "k"], vec!["put", "k", "v"], vec!["stat"], vec!["inspect"], vec!["dump"]] {
@@ -290,7 +290,7 @@ fn nobody_there() {
 /// The default address is in the user's runtime folder. If there is none, its name contains the
 /// user's number.
 #[test]
-fn the_address_that_is_meant() {
+fn default_address() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
     std::fs::write(&file, "").unwrap();
@@ -338,7 +338,7 @@ fn broken_pipe_is_quiet() {
 
 /// The numbers by which layouts are chosen, on a table small enough for a test.
 #[test]
-fn layouts_measured() {
+fn layouts_are_measured() {
     let dir = tempfile::tempdir().unwrap();
     let svg: PathBuf = dir.path().join("l.svg");
     let out = expect(

@@ -61,7 +61,7 @@ fn soft_roce(root: &Path) {
 
 /// On any machine, shm works, and each fault comes with a remedy.
 #[test]
-fn here() {
+fn this_machine() {
     let report = json(doctor(&["--json"]), 0);
     assert_eq!(report["fabrics"]["shm"]["works"], true, "{report:#}");
     for finding in report["findings"].as_array().unwrap() {

@@ -77,8 +77,8 @@ fn no_library() {
 
 /// A region that may not be locked into memory gives an error that names the limit.
 #[test]
-fn more_than_may_be_locked() {
-    if !is_there_a_device("more_than_may_be_locked") {
+fn locked_memory_limit() {
+    if !is_there_a_device("locked_memory_limit") {
         return;
     }
     let program = env!("CARGO_BIN_EXE_oneread");

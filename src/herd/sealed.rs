@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sealed_opens() {
+    fn sealed_cells_open() {
         let mark = CellMark { sequence: 7, attempt: 2 };
         let cell = memory(&sealed(mark, b"a key"));
         let mut copy = Vec::new();
@@ -68,7 +68,7 @@ mod tests {
 
     /// A valid seal is not enough: number 0 is not used, and reserved bits are 0.
     #[test]
-    fn sound_seals_of_nothing() {
+    fn number_zero_and_reserved_bits_are_refused() {
         let zero = memory(&sealed(CellMark { sequence: 0, attempt: 0 }, b"a key"));
         assert!(open(&zero, &mut Vec::new()).is_none());
         for (reserved, opens) in [(0, true), (1, false), (1 << 31, false)] {
@@ -83,7 +83,7 @@ mod tests {
 
     /// The buffer's old content is not part of the cell.
     #[test]
-    fn laid_out_again() {
+    fn old_content_is_overwritten() {
         let mut cell = vec![7; 100];
         lay_out(&mut cell, |out| out.extend([1, 2, 3]));
         assert_eq!(cell, [&[0; 24][..], &[1, 2, 3]].concat());
@@ -93,7 +93,7 @@ mod tests {
         /// One request is written over another, its bytes in any order. Each state in between opens
         /// as one of the two requests or not at all.
         #[test]
-        fn half_landed(order in Just((0..72usize).collect::<Vec<_>>()).prop_shuffle(), attempt in 0u32..2) {
+        fn half_landed_requests_do_not_open(order in Just((0..72usize).collect::<Vec<_>>()).prop_shuffle(), attempt in 0u32..2) {
             let old = sealed(CellMark { sequence: 5, attempt: 0 }, b"one of the keys, long");
             let new = sealed(CellMark { sequence: 5 + u64::from(attempt == 0), attempt }, b"another key");
             let mut bytes = old.clone();
@@ -113,7 +113,7 @@ mod tests {
 
         /// Every flipped bit is detected.
         #[test]
-        fn flipped(bit in 0usize..8 * 45) {
+        fn flipped_bits_are_detected(bit in 0usize..8 * 45) {
             let mut bytes = sealed(CellMark { sequence: 1, attempt: 0 }, b"keyed");
             assert_eq!(bytes.len(), 45);
             bytes[bit / 8] ^= 1 << (bit % 8);

@@ -292,7 +292,7 @@ mod tests {
 
     /// The proof depends on every input.
     #[test]
-    fn proofs() {
+    fn proofs_depend_on_every_input() {
         let (token, other) = (Token::new("secret"), Token::new("secreT"));
         let (server, client) = ([1; 32], [2; 32]);
         let proven = |token: &Token, server: &Nonce, client: &Nonce, change: &dyn Fn(&mut Join)| {

@@ -531,7 +531,7 @@ mod tests {
 
     /// Without the interfaces' addresses, nothing is said about subnets.
     #[test]
-    fn unknown_subnet() {
+    fn unknown_subnets_are_not_mentioned() {
         let usual = usual();
         let choice = choose(&ethernet(&usual, &[], Some("10.0.0.77"))).unwrap();
         assert_eq!(choice.why, "chose index 5: RoCE v2, IPv4, its subnet is not known");
@@ -557,7 +557,7 @@ mod tests {
     }
 
     #[test]
-    fn asked_for() {
+    fn index_asked_for() {
         let (usual, known) = (usual(), addresses());
         let ask = |index| GidQuery { index: Some(index), ..ethernet(&usual, &known, Some("10.0.0.77")) };
         assert!(!choose(&ask(5)).unwrap().doubtful);
@@ -641,7 +641,7 @@ mod tests {
     }
 
     #[test]
-    fn reachable_or_why_not() {
+    fn unreachable_ends_say_why() {
         let end = |kind, ip: &str| End {
             link_layer: if kind == Ib { LinkLayer::InfiniBand } else { LinkLayer::Ethernet },
             gid: Some((entry(0, kind, ip).gid, kind)),
