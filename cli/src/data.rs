@@ -90,7 +90,7 @@ impl Get {
   oneread put --update greeting hi      only if it is present
   oneread put -- -dash- -value-         keys and values that begin with a dash
 
-Prints what happened: inserted, updated, exists or missing. Exit status 1 on the last two.")]
+Prints the outcome: inserted, updated, exists or missing. Exit status 1 for the last two.")]
 pub struct Put {
     /// The key
     key: String,
@@ -191,9 +191,9 @@ impl Del {
 #[derive(Debug, Args)]
 #[command(after_help = r#"FORMATS, by the file's extension or --format
   tsv     key TAB value; \t \n \r \\ and \xHH stand for special bytes; the default
-  csv     key,value with the usual quotes
+  csv     key,value with the usual quoting
   jsonl   {"key": "...", "value": "..."}; key_hex and value_hex for what is not text
-Of more than two columns the first two count. Empty lines are skipped.
+If there are more than two columns, the first two are used. Empty lines are skipped.
 
 EXAMPLES
   oneread load words.tsv
@@ -201,7 +201,7 @@ EXAMPLES
   oneread dump --at shm:/tmp/old.sock | oneread load - --at shm:/tmp/new.sock
   cut -f1,3 big.tsv | oneread load -
 
-A bad line is reported on stderr with its number, the others are loaded, and the exit status is 1."#)]
+A bad line is reported on stderr with its number. The others are loaded, and the exit status is 1."#)]
 pub struct Load {
     /// The file to read; `-` is stdin
     file: PathBuf,
