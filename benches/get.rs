@@ -1,10 +1,12 @@
-//! One thread looks up present keys of 16 bytes with values of 32 bytes, one million of them, at random:
-//! out of cache. Compare the lines of one run with each other, not with another machine's.
+//! One thread looks up present keys at random, out of cache: one million keys of 16 bytes with
+//! values of 32 bytes. Compare the lines of one run with each other, not with those of another
+//! machine.
 //!
-//! * `bare 64-byte read`: one line of a mapping of the same size, at a random place. The floor.
-//! * `oneread`: GET from the region, as a client in another process does it. (The mapping is the same
-//!   memory; that the server's process is another one costs a reader nothing.)
-//! * `oneread get_many`: 1,000 keys a call, time per key.
+//! * `bare 64-byte read`: one line of a mapping of the same size, at a random place. This is the
+//!   lower bound.
+//! * `oneread`: GET from the region, as a client in another process does it. (The mapping is the
+//!   same memory. That the server is another process costs a reader nothing.)
+//! * `oneread get_many`: 1,000 keys in one call; time per key.
 //! * `DashMap`, `papaya`: maps inside this process.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};

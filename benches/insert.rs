@@ -1,6 +1,6 @@
-//! Inserts one million keys of 16 bytes with values of 32 bytes into a table sized for it (90 % load at
-//! the end for `windowed:8`), with one thread and with two; against DashMap with the same capacity
-//! reserved. Compare the lines of one run with each other.
+//! Inserts one million keys of 16 bytes with values of 32 bytes, with one thread and with two. The
+//! table is sized for them (90 % load at the end for `windowed:8`). The other contestant is DashMap
+//! with the same capacity reserved. Compare the lines of one run with each other.
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use oneread::region::{Backing, Region};
@@ -23,7 +23,7 @@ fn empty(layout: &str) -> Index {
     Index::create(region, geometry, Clock::System).expect("memory")
 }
 
-/// Splits `0..KEYS` among threads, each of which calls `insert` for its part.
+/// Splits `0..KEYS` among threads. Each thread calls `insert` for its part.
 fn with_threads(threads: u64, insert: impl Fn(u64) + Sync) {
     std::thread::scope(|scope| {
         for thread in 0..threads {

@@ -1,9 +1,10 @@
-//! Many threads over few queue pairs beside one pair for each thread: GETs a second of all threads together,
-//! how long one call takes, and what the queues were asked for.
+//! Many threads over few queue pairs, compared with one pair for each thread: GETs per second of
+//! all threads together, the time of one call, and the work of the queues.
 //!
-//! Needs an RDMA device, or one in software (`tests/soft-roce-guest`, `tests/fake_ibverbs.c`); the server is in
-//! this process. Compare the lines of one run with each other: they alternate, and medians of rounds are shown.
-//! ONEREAD_THREADS (8), ONEREAD_ROUNDS (5) and ONEREAD_MILLIS (1000) of each round may be set.
+//! Needs an RDMA device, or one in software (`tests/soft-roce-guest`, `tests/fake_ibverbs.c`). The
+//! server is in this process. Compare the lines of one run with each other: their rounds alternate,
+//! and medians of rounds are shown. ONEREAD_THREADS (8) and ONEREAD_ROUNDS (5) set the number of
+//! threads and rounds, ONEREAD_MILLIS (1000) the length of a round.
 
 use oneread::server::ServerConfig;
 use oneread::verbs::{DeviceChoice, QueueCounts, VerbsAddress, VerbsOptions, Wait};
@@ -13,14 +14,14 @@ use std::time::{Duration, Instant};
 
 const KEYS: u64 = 10_000;
 
-/// What one round of one contestant came to.
+/// The result of one round of one contestant.
 struct Round {
     gets_per_s: f64,
     p50_us: f64,
     p99_us: f64,
     doorbells_per_read: f64,
     completions_per_read: f64,
-    /// Fewest and most GETs of a thread.
+    /// Fewest GETs of a thread, divided by the most.
     share: f64,
 }
 
@@ -37,7 +38,7 @@ fn round(client: &Client, threads: usize, batch: usize, length: Duration) -> Rou
                 scope.spawn(move || {
                     let (mut gets, mut times, mut value) = (0u64, Vec::new(), Vec::new());
                     let mut keys = vec![[0; 8]; batch];
-                    // Connects, before the clock starts.
+                    // Connects before the clock starts.
                     assert!(client.get_into(&key(thread), &mut value).expect("an answer"));
                     let before = client.queue_counts().unwrap_or_default();
                     start.wait();
@@ -97,7 +98,7 @@ fn main() {
     let set = |name: &str, usual: u64| {
         std::env::var(name).ok().map_or(usual, |text| text.parse().expect("a number"))
     };
-    // `cargo test` runs benches, too: once, to see that they work.
+    // `cargo test` runs benches, too: one short round, to see that they work.
     let is_bench = std::env::args().any(|argument| argument == "--bench");
     let threads = set("ONEREAD_THREADS", 8) as usize;
     let rounds = if is_bench { set("ONEREAD_ROUNDS", 5) } else { 1 };

@@ -1,4 +1,5 @@
-//! The fuzz targets over their committed corpus, on stable Rust. `fuzz/README.md` tells how to fuzz.
+//! The fuzz targets over their committed corpus, on stable Rust. `fuzz/README.md` explains how to
+//! fuzz.
 #![cfg(feature = "faults")]
 
 #[path = "../fuzz/bodies.rs"]
@@ -27,7 +28,7 @@ fn inputs(target: &str) -> Vec<(String, Vec<u8>)> {
     inputs
 }
 
-/// Runs every input of a target, and says which ones failed.
+/// Runs every input of a target, and names the inputs that fail.
 fn all_pass(target: &str, body: impl Fn(&[u8])) {
     let failed: Vec<_> = inputs(target)
         .into_iter()
@@ -71,7 +72,7 @@ fn schedule() {
     });
 }
 
-/// Every input finds the broken rules that it names, and finds nothing when no rule is broken.
+/// Every input finds the broken rules that it names. It finds nothing when no rule is broken.
 #[test]
 fn canary() {
     for (name, data) in inputs("canary") {
@@ -83,7 +84,8 @@ fn canary() {
     }
 }
 
-/// Looks at random for inputs that show each broken rule, and writes the shortest into the corpus.
+/// Searches at random for inputs that show each broken rule, and writes the shortest into the
+/// corpus.
 #[test]
 #[ignore = "writes into fuzz/corpus/canary"]
 fn search_for_canaries() {
@@ -102,7 +104,7 @@ fn search_for_canaries() {
             println!("{rules:?}: not found in {TRIES} inputs");
             continue;
         };
-        // Shorter, then with as many zeros as can be.
+        // First shorter, then with as many zeros as possible.
         while input.len() > 1 && found(&input[..input.len() - 1]) {
             input.pop();
         }

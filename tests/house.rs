@@ -1,9 +1,9 @@
-//! What a reader relies on who finds their way by names: one type for each name.
+//! Rules of the source text: one type for each name, and rule ids that exist.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Names that several types of the library have, and why.
+/// Names that several of the library's types have, with the reason.
 const SHARED: [(&str, &str); 0] = [];
 
 /// The library's files.
@@ -34,7 +34,7 @@ fn declared(line: &str) -> Option<&str> {
     Some(&rest[..end])
 }
 
-/// No two types of the library have one name, but those with a reason.
+/// No two types of the library have the same name, except for a stated reason.
 #[test]
 fn types_have_names_of_their_own() {
     let mut found = Vec::new();
@@ -44,9 +44,9 @@ fn types_have_names_of_their_own() {
     for file in found {
         let text = std::fs::read_to_string(&file).unwrap();
         let mut trait_or_impl = false;
-        // Unit tests stand last in a file.
+        // Unit tests are at the end of a file.
         for (number, line) in text.lines().take_while(|line| *line != "mod tests {").enumerate() {
-            // Types of a trait or of its implementation belong to the trait.
+            // Types inside a trait or an implementation belong to the trait.
             if !line.starts_with([' ', '}']) && !line.is_empty() {
                 let words = || line.split([' ', '<', '(']);
                 trait_or_impl = words().any(|word| word == "impl" || word == "trait");
@@ -68,7 +68,7 @@ fn types_have_names_of_their_own() {
     }
 }
 
-/// Ids of rules in a text: a letter, a digit, and nothing else around.
+/// The rule ids in a text: a letter and a digit, with no letter or digit next to them.
 fn ids(text: &str) -> BTreeSet<String> {
     let is_id = |word: &&str| {
         let mut chars = word.chars();
@@ -78,14 +78,15 @@ fn ids(text: &str) -> BTreeSet<String> {
     text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(is_id).map(str::to_owned).collect()
 }
 
-/// docs/PROTOCOL.md owns the rules: each that the code's comments cite is there, each that is there is cited by the
-/// code, and each switch that breaks one is named in the row of its rule, whose id the switch names in turn.
+/// docs/PROTOCOL.md owns the rules. Each rule that a comment cites is there, and each rule there is
+/// cited by the code. Each switch that breaks a rule is named in that rule's row, and names the
+/// rule's id in turn.
 #[test]
 fn rules_are_cited_by_their_ids() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
     let (protocol, hardware) = (read("docs/PROTOCOL.md"), read("docs/HARDWARE.md"));
-    // The rows of the tables of rules: id or ids, then the rule, and the switch last.
+    // The rows of the tables of rules: one or more ids, then the rule, and the switch last.
     let rows: Vec<(BTreeSet<String>, &str)> = protocol
         .lines()
         .filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |")?.split_once(" | "))
@@ -94,7 +95,7 @@ fn rules_are_cited_by_their_ids() {
         .collect();
     let mut known: BTreeSet<String> = rows.iter().flat_map(|(ids, _)| ids.clone()).collect();
     assert!(known.len() > 40, "the tables are not found: {known:?}");
-    // Steps of a proof have ids, too.
+    // The steps of a proof have ids, too.
     known.extend(protocol.lines().filter(|line| line.starts_with("* **G")).flat_map(ids));
     let assumptions = ids(&hardware);
 

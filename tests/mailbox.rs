@@ -1,5 +1,5 @@
-//! Requests in slots of shared memory (`RequestPath::Mailbox` on shm): the same answers as over the socket, and what becomes of
-//! clients and servers that stop, die, or write what they like into the slots.
+//! Requests through mailboxes in shared memory (`RequestPath::Mailbox` on shm). The answers are the
+//! same as over the socket. Clients and servers may stop, die, or write garbage into the cells.
 
 mod common;
 
@@ -31,7 +31,7 @@ impl Place {
         Server::start(self.config(default_preset())).unwrap()
     }
 
-    /// A server in a process of its own, with its table in a file.
+    /// Starts a server in a process of its own, with its table in a file.
     fn serve_apart(&self) -> Process {
         let file = self.dir.path().join("region").display().to_string();
         let process = Process::start(
@@ -75,9 +75,10 @@ fn putting_child() {
 
 // ---- answers ----------------------------------------------------------------------------------------
 
-/// A client is a map, on every preset: the model's operations, and what the server looks up.
+/// A client is a map, on every preset: the model's operations give the same answers, looked up by
+/// the server.
 #[test]
-fn a_client_sees_a_map() {
+fn a_client_is_a_map() {
     on_every_preset(|preset| {
         let place = Place::new();
         let server = Server::start(place.config(preset)).unwrap();
@@ -95,8 +96,9 @@ fn a_client_sees_a_map() {
     });
 }
 
-/// Batches of every length around the number of slots: answers in the order of the pairs; of puts of one key the
-/// last stays; keys that do not fit are refused, and the rest of the batch is done.
+/// Batches of every length around the number of cells. Answers come in the order of the pairs; of
+/// several puts of one key the last one stays. Keys that do not fit are refused, and the rest of
+/// the batch is executed.
 #[test]
 fn batches() {
     let place = Place::new();
@@ -130,7 +132,7 @@ fn batches() {
     }
 }
 
-/// Whatever is wrong with some pairs of a batch: each answer is that of its own pair.
+/// Some pairs of a batch are wrong. Each answer belongs to its own pair.
 #[test]
 fn bad_pairs_in_a_batch() {
     let place = Place::new();
@@ -138,9 +140,10 @@ fn bad_pairs_in_a_batch() {
     bad_pairs_in_batches(&mut place.client());
 }
 
-/// What a server that is gone would not have taken the next one is asked, and the other way round.
+/// A client applies the limits of the present server, not those of the one before, in both
+/// directions.
 #[test]
-fn lengths_are_those_of_the_server_that_is_there() {
+fn limits_are_those_of_the_present_server() {
     let place = Place::new();
     let options = patient().requests(RequestPath::Mailbox);
     lengths_of_the_next_server(&options, |_, table| {
@@ -149,9 +152,10 @@ fn lengths_are_those_of_the_server_that_is_there() {
     });
 }
 
-/// Slots are as large as the table's longest pair needs: the longest there is, and values of no bytes.
+/// Cells are large enough for the table's longest pair: the longest possible key and value, and
+/// empty values.
 #[test]
-fn long_slots() {
+fn longest_and_empty_values() {
     let place = Place::new();
     let table = Config::new().size(TableSize::Keys(200)).key_max(255).value_max(3699);
     let config = ServerConfig::new(place.address.clone(), table).mailbox(true);
@@ -169,7 +173,8 @@ fn long_slots() {
     }
 }
 
-/// More clients than the server has threads, each on a thread, singly and in batches; half of them by messages.
+/// More clients than the server has threads, each on a thread, singly and in batches. Half of them
+/// use messages.
 #[test]
 fn many_clients() {
     let place = Place::new();
@@ -194,13 +199,15 @@ fn many_clients() {
     });
     assert_eq!(server.index().len(), 12 * 40);
     drop(socket);
-    // Of the first client: its watch, and its conversation, which was opened when it connected.
+    // The first client's two connections: its watch, and its conversation, which was opened when it
+    // connected.
     wait_for("the clients to be gone", || (server.stats().clients == 2).then_some(()));
 }
 
-/// A server that gives no slots says so at once, and how that is mended; one too many client is turned away.
+/// A server without mailboxes says so at once, and says how to mend it. One client too many is
+/// refused.
 #[test]
-fn refused() {
+fn refused_mailboxes() {
     let place = Place::new();
     let server = Server::start(place.config(default_preset()).mailbox(false)).unwrap();
     let options = patient().requests(RequestPath::Mailbox);
@@ -225,8 +232,8 @@ fn refused() {
 
 // ---- sleeping and waking ----------------------------------------------------------------------------
 
-/// No ring is lost: requests with pauses of every length, around the time after which either side sleeps. A lost
-/// one would end in the deadline.
+/// No ring is lost: requests come after pauses of every length around the time after which either
+/// side sleeps. After a lost ring, the request would end in the deadline.
 #[test]
 fn no_ring_is_lost() {
     let place = Place::new();
@@ -239,7 +246,7 @@ fn no_ring_is_lost() {
             scope.spawn(move || {
                 let mut client = place.client_within(Duration::from_secs(5));
                 let mut numbers = Numbers(lane.into());
-                // As many as there is time for on a busy machine, 100,000 on a quiet one.
+                // Up to 100,000 requests. A busy machine has time for fewer.
                 while requests.fetch_add(1, Ordering::Relaxed) < 100_000
                     && begun.elapsed() < Duration::from_secs(6)
                 {
@@ -263,7 +270,7 @@ fn no_ring_is_lost() {
     assert!(requests.load(Ordering::Relaxed) >= 10_000 && counts.rests > 500, "{counts:?}");
 }
 
-/// A client that asks nothing costs nothing: the server stops to look at its slots, and does not begin again.
+/// An idle client costs nothing: the server stops polling its cells, and does not start again.
 #[test]
 fn idle_workers_sleep() {
     let place = Place::new();
@@ -288,8 +295,8 @@ fn idle_workers_sleep() {
 
 // ---- servers that stop and die ----------------------------------------------------------------------
 
-/// Stopped: the deadline. Resumed: the same client goes on. Killed: a typed error, long before the deadline.
-/// Restarted: the same client goes on, and idle clients do not even notice.
+/// Stopped: requests end in the deadline. Resumed: the same client goes on. Killed: a typed error,
+/// long before the deadline. Restarted: the same client goes on, and idle clients do not notice.
 #[test]
 fn server_stopped_killed_and_back() {
     let place = Place::new();
@@ -309,7 +316,7 @@ fn server_stopped_killed_and_back() {
     wait_for("the server to go on", || client.put(b"key", b"3").ok());
     assert_eq!(client.rpc_get(b"key").unwrap().unwrap(), b"3");
 
-    // Killed while it is asked: every thread's client gets a typed error.
+    // The server is killed while it is asked. Every thread's client gets a typed error.
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for lane in 0..3u32 {
@@ -348,8 +355,8 @@ fn server_stopped_killed_and_back() {
     idle.put(b"idle", b"3").unwrap();
     server.kill();
     let server = place.serve_apart();
-    // Nothing was asked meanwhile: as over the socket, the client finds the new server without an error, although
-    // the last one was killed while it still looked at the slots.
+    // This client asked nothing in the meantime. As over the socket, it finds the new server
+    // without an error, although the last one was killed while it still polled the cells.
     idle.put(b"idle", b"4").unwrap();
     assert_eq!(idle.get(b"idle").unwrap().unwrap(), b"4");
     drop(server);
@@ -357,14 +364,14 @@ fn server_stopped_killed_and_back() {
 
 // ---- clients that die and scribble ------------------------------------------------------------------
 
-/// Mappings of shared memory in this process, and descriptors.
+/// The number of shared mappings in this process, and the number of its descriptors.
 fn mappings() -> (usize, usize) {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let fds = std::fs::read_dir("/proc/self/fd").unwrap().count();
     (maps.lines().filter(|line| line.contains("memfd:oneread")).count(), fds)
 }
 
-/// Serves in this process, which does nothing else, and counts what is mapped. Not a test by itself.
+/// Serves in a process that does nothing else, and counts its mappings. Not a test by itself.
 #[test]
 #[ignore = "started by the other tests, in a process of its own"]
 fn counting_child() {
@@ -389,14 +396,14 @@ fn counting_child() {
     }
 }
 
-/// What a killed client had is given back: mappings and descriptors are as before.
+/// A killed client's resources are freed: mappings and descriptors are as before.
 #[test]
 fn killed_clients_leave_nothing() {
     let child = Process::start("counting_child", &[("ONEREAD_TEST_FILE", "none".into())]);
     child.finish();
 }
 
-/// A connection with slots, and without a client: writes into them what it likes.
+/// A connection with cells, but without a client. It writes whatever the test wants into them.
 struct Raw {
     stream: UnixStream,
     map: MmapRaw,
@@ -428,11 +435,12 @@ impl Raw {
 
     #[allow(unsafe_code)]
     fn words(&self) -> &[AtomicU64] {
-        // SAFETY: inside the mapping, which lives as long as `self`, aligned, and touched as atomics only.
+        // SAFETY: inside the mapping, which lives as long as `self`; aligned; accessed only as
+        // atomics.
         unsafe { std::slice::from_raw_parts(self.map.as_mut_ptr().cast(), self.map.len() / 8) }
     }
 
-    /// The server hangs up.
+    /// Waits until the server closes the connection.
     fn ends(mut self) {
         match self.stream.read_to_end(&mut Vec::new()) {
             Ok(_) => {}
@@ -448,9 +456,10 @@ impl Raw {
     }
 }
 
-/// A client that is gone and keeps its mapping does not keep the server's memory: it reads as zero.
+/// A client that is gone but keeps its mapping does not keep the server's memory: the mapping reads
+/// as zero.
 #[test]
-fn a_mapping_that_is_kept() {
+fn a_kept_mapping_keeps_no_memory() {
     let place = Place::new();
     let server = place.serve();
     let raw = Raw::connect(&place.address);
@@ -461,7 +470,8 @@ fn a_mapping_that_is_kept() {
     assert_eq!(left, 0, "of {} words", raw.words().len());
 }
 
-/// A client that wants a mailbox of another version, or of a server that gives none, is told so, and may go on by messages.
+/// A client that wants a mailbox of another version, or from a server that offers none, gets an
+/// error that says so. It may go on by messages.
 #[test]
 fn mailboxes_of_another_version() {
     let place = Place::new();
@@ -486,10 +496,11 @@ fn mailboxes_of_another_version() {
     }
 }
 
-/// Writes garbage over a whole area, all the time: random words, and words that look like slots. Nobody else
-/// notices. (The server hangs up when it is due to look at nonsense: then the next one comes.)
+/// A client writes garbage over its whole area, all the time: random words, and words that look
+/// like cells. Nobody else notices. (The server closes the connection when it finds nonsense in a
+/// cell. Then the next such client comes.)
 #[test]
-fn a_client_that_scribbles() {
+fn a_client_that_writes_garbage() {
     let place = Place::new();
     let server = place.serve();
     let stop = AtomicBool::new(false);
@@ -540,13 +551,14 @@ fn a_client_that_scribbles() {
         assert!(rounds > 5 && connections > 5);
         assert!(clients.iter().all(|client| client.stats().reattached == 0));
     });
-    // Three clients with a watch each.
+    // The three clients have one watch each.
     wait_for("the scribblers to be gone", || (server.stats().clients == 0).then_some(()));
 }
 
-/// A slot that is due and holds no sense ends that conversation: too long, no request, a hello, another's number.
+/// Nonsense in the next cell ends that conversation: a length that is too long, no request, a
+/// hello, another request's number.
 #[test]
-fn nonsense_in_a_slot() {
+fn nonsense_in_a_cell_ends_the_conversation() {
     let place = Place::new();
     let _server = place.serve();
     let mut good = place.client();
@@ -570,7 +582,8 @@ fn nonsense_in_a_slot() {
         (40, &vec![u64::MAX; 5]),
     ] {
         let mut raw = Raw::connect(&place.address);
-        // Request 1 is in slot 1. A slot of this table: 24 + 16 + 2 + 16 + 32 bytes, in whole lines.
+        // Request 1 is in cell 1. A cell of this table has 24 + 16 + 2 + 16 + 32 bytes, rounded up
+        // to whole lines.
         let slot = &raw.words()[16 + 16..];
         slot[1].store(u64::from(length) << 32, Ordering::Relaxed);
         slot[2].store(0, Ordering::Relaxed);
@@ -581,7 +594,7 @@ fn nonsense_in_a_slot() {
         good.put(b"key", &length.to_le_bytes()).unwrap();
         assert_eq!(good.rpc_get(b"key").unwrap().unwrap(), length.to_le_bytes());
     }
-    // Slots are given once, and not in the middle of a conversation.
+    // Cells are given once, and not in the middle of a conversation.
     let mut raw = Raw::connect(&place.address);
     let mut bytes = Vec::new();
     Request::Mailbox { version: 1 }.encode(1, &mut bytes);
@@ -589,17 +602,18 @@ fn nonsense_in_a_slot() {
     raw.ends();
 }
 
-/// A server that writes what it likes: typed errors before the deadline is long over, and no more. (It is a thread of
-/// this test that says hello and hands over slots as a server does.)
+/// A server writes garbage. The client gets typed errors, and no later than shortly after the
+/// deadline. (The server is a thread of this test that says hello and hands over cells as a server
+/// does.)
 #[test]
-fn a_server_that_scribbles() {
+fn a_server_that_writes_garbage() {
     let place = Place::new();
     let server = place.serve();
     let path = place.dir.path().join("proxy");
     let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
     let stop = AtomicBool::new(false);
     let relay = |stream: UnixStream| {
-        // The real server's welcome and memory; then garbage.
+        // The real server's welcome and memory, and then garbage.
         let mut stream = stream;
         let mut raw = UnixStream::connect(place.address.socket().unwrap()).unwrap();
         let mut memory = None;
@@ -650,7 +664,8 @@ fn a_server_that_scribbles() {
         for n in 0..10u32 {
             let pairs: Vec<_> = (0..100u32).map(|m| (m.to_le_bytes(), n.to_le_bytes())).collect();
             let tried = Instant::now();
-            // Whatever it is: a random reply that makes sense cannot be told from a true one.
+            // The result does not matter: a random reply that makes sense cannot be told from a
+            // true one.
             let _ = client.put_many(&pairs);
             let _ = client.rpc_get(b"key");
             assert!(tried.elapsed() < SOON, "{:?}", tried.elapsed());

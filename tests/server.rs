@@ -1,5 +1,5 @@
-//! Server and clients over real sockets, in real processes: what one client does is nobody else's trouble,
-//! and what becomes of a client when its server stops, is stopped, or dies.
+//! Server and clients over real sockets, in real processes. No client disturbs another. A client
+//! survives a server that is stopped, ends, or dies.
 
 mod common;
 
@@ -33,12 +33,12 @@ impl Place {
         self.dir.path().join("region")
     }
 
-    /// A server in this process.
+    /// Starts a server in this process.
     fn serve(&self, preset: &Preset) -> Server {
         Server::start(ServerConfig::new(self.address.clone(), table(preset))).unwrap()
     }
 
-    /// A server in a process of its own: on the region file, or in anonymous memory.
+    /// Starts a server in a process of its own: on the region file, or in anonymous memory.
     fn serve_apart(&self, preset: &Preset, file: bool) -> Process {
         let file = if file { self.file().display().to_string() } else { String::new() };
         let process = Process::start(
@@ -63,7 +63,7 @@ impl Place {
     }
 }
 
-/// The default preset of each family: for tests of the server rather than of the layout.
+/// Runs a test on the default preset of each family: for tests of the server, not of the layout.
 fn on_every_family(mut story: impl FnMut(&'static Preset)) {
     let mut seen = Vec::new();
     on_every_preset(|preset| {
@@ -76,7 +76,7 @@ fn on_every_family(mut story: impl FnMut(&'static Preset)) {
 
 // ---- processes that tests start ---------------------------------------------------------------------
 
-/// Serves as its parent tells it until the parent is gone or closes its input. Not a test by itself.
+/// Serves as its parent says, until the parent is gone or closes its input. Not a test by itself.
 #[test]
 #[ignore = "started by the other tests, in a process of its own"]
 fn server_child() {
@@ -91,7 +91,7 @@ fn server_child() {
     serve_until_told(&config);
 }
 
-/// Puts, updates and removes keys of its own in a loop, alone and in batches, until it is killed.
+/// Puts, updates and removes its own keys in a loop, alone and in batches, until it is killed.
 #[test]
 #[ignore = "started by the other tests, in a process of its own"]
 fn putting_child() {
@@ -102,9 +102,9 @@ fn putting_child() {
 
 // ---- clients ----------------------------------------------------------------------------------------
 
-/// A client is a map: the model's operations through a socket, answers and all, on every preset.
+/// A client is a map: it answers the model's operations as the model does, on every preset.
 #[test]
-fn a_client_sees_a_map() {
+fn a_client_is_a_map() {
     on_every_preset(|preset| {
         let place = Place::new();
         let server = place.serve(preset);
@@ -118,7 +118,7 @@ fn a_client_sees_a_map() {
         }
         assert_eq!(client.server_stats().unwrap().keys, model.keys.len() as u64);
         assert_eq!(server.stats().keys, server.index().len());
-        // Whatever was acknowledged, a client that comes now sees.
+        // A client that connects now sees everything that was acknowledged.
         let mut late = place.client();
         for n in 0..600 {
             assert_eq!(late.get(&key(n, 16)).unwrap().as_ref(), model.keys.get(&key(n, 16)));
@@ -127,8 +127,8 @@ fn a_client_sees_a_map() {
     });
 }
 
-/// The cost of a GET is what is promised: 1 READ of one window for a key in its primary window, no matter
-/// what else goes on; and the counters say so exactly, batches included.
+/// The cost of a GET is as promised: 1 READ of one window for a key in its primary window, whatever
+/// else happens. The counters say exactly that, for batches, too.
 #[test]
 fn stats_count_reads_exactly() {
     on_every_preset(|preset| {
@@ -151,7 +151,7 @@ fn stats_count_reads_exactly() {
 
         let pairs: Vec<_> = (0..1500).map(|n| (key(n, 16), value(n.into(), 8))).collect();
         client.put_many(&pairs).unwrap();
-        // A GET looks again at a slot from which a trace is being taken away.
+        // A GET reads a slot again while its trace is being removed.
         wait_for("all traces to be gone", || server.index().tidy().is_none().then_some(()));
         std::thread::sleep(Duration::from_millis(5));
         let inspector = oneread::inspect::Inspector::new(server.index().region(), &geometry);
@@ -181,9 +181,9 @@ fn stats_count_reads_exactly() {
     });
 }
 
-/// `get_many` answers as `get` does, key by key.
+/// `get_many` gives the same answers as `get`, key by key.
 #[test]
-fn many_gets_are_gets() {
+fn get_many_answers_as_get() {
     on_every_preset(|preset| {
         let place = Place::new();
         let _server = place.serve(preset);
@@ -199,8 +199,8 @@ fn many_gets_are_gets() {
     });
 }
 
-/// Lengths that the table does not take: refused with the numbers, alone or in a batch, and the rest of
-/// the batch is done.
+/// Keys and values of wrong lengths are refused with the numbers, alone or in a batch. The rest of
+/// the batch is executed.
 #[test]
 fn wrong_lengths_are_refused() {
     let place = Place::new();
@@ -224,7 +224,7 @@ fn wrong_lengths_are_refused() {
     assert_eq!(server.index().len(), 1);
 }
 
-/// Whatever is wrong with some pairs of a batch: each answer is that of its own pair.
+/// Some pairs of a batch are wrong. Each answer belongs to its own pair.
 #[test]
 fn bad_pairs_in_a_batch() {
     let place = Place::new();
@@ -232,16 +232,17 @@ fn bad_pairs_in_a_batch() {
     bad_pairs_in_batches(&mut place.client());
 }
 
-/// What a server that is gone would not have taken the next one is asked, and the other way round.
+/// A client applies the limits of the present server, not those of the one before, in both
+/// directions.
 #[test]
-fn lengths_are_those_of_the_server_that_is_there() {
+fn limits_are_those_of_the_present_server() {
     let place = Place::new();
     lengths_of_the_next_server(&patient(), |_, table| {
         Server::start(ServerConfig::new(place.address.clone(), *table)).unwrap()
     });
 }
 
-/// A client that did not check lengths: the server does, and the conversation goes on.
+/// The server itself checks lengths, even if a client does not. The connection stays usable.
 #[test]
 fn the_server_checks_lengths_too() {
     let place = Place::new();
@@ -272,10 +273,10 @@ fn the_server_checks_lengths_too() {
     assert_eq!(raw.reply(), Some(Reply::Removed(Ok(false))));
 }
 
-/// Clones share the mapping and nothing else: two threads change and read at once, and each sees its own
-/// changes at once.
+/// Clones share only the mapping. Two threads change and read at once, and each immediately sees
+/// its own changes.
 #[test]
-fn clones_on_threads() {
+fn clones_share_only_the_mapping() {
     on_every_family(|preset| {
         let place = Place::new();
         let server = place.serve(preset);
@@ -298,7 +299,7 @@ fn clones_on_threads() {
     });
 }
 
-/// Many clients at once, more than the server has threads, each with keys of its own.
+/// Many clients at once, more than the server has threads, each with its own keys.
 #[test]
 fn many_clients() {
     let place = Place::new();
@@ -318,13 +319,13 @@ fn many_clients() {
         }
     });
     assert_eq!(server.index().len(), 24 * 40);
-    // Each left, and the server noticed.
+    // All clients have left, and the server has noticed.
     wait_for("the clients to be gone", || (server.stats().clients == 0).then_some(()));
 }
 
 // ---- clients that misbehave -------------------------------------------------------------------------
 
-/// A connection without a client: says whatever it is told to.
+/// A connection without a client. It sends whatever the test wants.
 struct Raw {
     stream: UnixStream,
     input: Vec<u8>,
@@ -350,7 +351,7 @@ impl Raw {
         self.stream.write_all(&bytes).unwrap();
     }
 
-    /// The next reply; `None` when the server hangs up instead.
+    /// The next reply; `None` when the server closes the connection instead.
     fn reply(&mut self) -> Option<Reply> {
         loop {
             if let Some(frame) = wire::decode(&self.input).unwrap() {
@@ -369,7 +370,8 @@ impl Raw {
     }
 }
 
-/// A region file that a start left empty is made into a table; a server that takes other users takes its own, too.
+/// An empty region file, left by an earlier start, is made into a table. A server that admits other
+/// users also admits its own.
 #[test]
 fn what_a_server_starts_from() {
     let place = Place::new();
@@ -384,7 +386,8 @@ fn what_a_server_starts_from() {
     place.client().put(b"key", b"value").unwrap();
 }
 
-/// More requests at once than a worker answers in one turn, and then silence: all are answered.
+/// A client sends more requests at once than a worker answers in one turn, and then nothing. All
+/// are answered.
 #[test]
 fn a_client_with_very_many_requests() {
     const REQUESTS: usize = 100_000;
@@ -401,9 +404,9 @@ fn a_client_with_very_many_requests() {
     });
 }
 
-/// Garbage, half a frame, nothing at all, a wrong first word, replies that nobody reads, a sudden end:
-/// each costs the connection it came over at most. A client that was there before, and one that comes
-/// after, are served as ever.
+/// Garbage, half a frame, nothing at all, a wrong first word, replies that nobody reads, a sudden
+/// end: each costs at most the connection it came over. Clients that connected before or connect
+/// later are served as usual.
 #[test]
 fn a_bad_client_costs_its_own_connection() {
     on_every_family(|preset| {
@@ -415,8 +418,8 @@ fn a_bad_client_costs_its_own_connection() {
         let mut kept = Vec::new();
         let put = Request::Put { mode: oneread::PutMode::Upsert, key: b"bad", value: b"value" };
         for round in 0..20 {
-            // Random bytes, before and after the hello. The first 4 are a length that is not too long in
-            // every other round: then the server has to look at the rest.
+            // Random bytes, before and after the hello. In every other round, the first 4 bytes are
+            // a valid length, so that the server must check the rest.
             let mut garbage: Vec<u8> = (0..100).flat_map(|_| numbers.next().to_le_bytes()).collect();
             if round % 2 == 0 {
                 garbage[..4].copy_from_slice(&((round as u32) * 3).to_le_bytes());
@@ -429,7 +432,7 @@ fn a_bad_client_costs_its_own_connection() {
             let ended = raw.reply();
             assert!(ended.is_none(), "garbage after the hello: {ended:?}");
 
-            // Half of a put, then gone; half of a put, then silence; a whole put, then gone.
+            // Half of a put, then the end; half of a put, then silence; a whole put, then the end.
             let mut frame = Vec::new();
             put.encode(2, &mut frame);
             let mut half = Raw::greeted(&place.address);
@@ -457,7 +460,8 @@ fn a_bad_client_costs_its_own_connection() {
         assert_eq!(twice.reply(), Some(Reply::Refused { version: PROTOCOL_VERSION }));
         assert_eq!(twice.reply(), None);
 
-        // Those that stay are the silent ones, the good one's watch and its conversation.
+        // The connections that stay are the silent ones, and the good client's two: its watch and
+        // its conversation.
         let silent = kept.len() as u64;
         wait_for("the bad clients to be dropped", || (server.stats().clients == silent + 2).then_some(()));
         let mut newcomer = place.client();
@@ -467,8 +471,8 @@ fn a_bad_client_costs_its_own_connection() {
     });
 }
 
-/// A client that asks and asks and never reads the answers is not listened to any more at some time, and
-/// keeps nobody waiting; when it reads at last, it gets every answer, in order.
+/// A client sends requests and never reads the answers. At some point the server stops reading from
+/// it, and nobody else waits. When the client reads at last, it gets every answer, in order.
 #[test]
 fn a_client_that_does_not_read() {
     let place = Place::new();
@@ -476,7 +480,7 @@ fn a_client_that_does_not_read() {
     let mut good = place.client();
     let mut raw = Raw::greeted(&place.address);
     let mut sender = raw.stream.try_clone().unwrap();
-    // 1 MB of questions; their answers, 112 bytes each, are 7 MB and fit into no buffer.
+    // 1 MB of requests. Their answers, 112 bytes each, are 7 MB and fit into no buffer.
     const QUESTIONS: u64 = 60_000;
     let asking = std::thread::spawn(move || {
         let mut bytes = Vec::new();
@@ -496,9 +500,10 @@ fn a_client_that_does_not_read() {
     asking.join().unwrap();
 }
 
-/// A client of another protocol version is told the server's, and turned away; so is one too many.
+/// A client of another protocol version is told the server's version and refused. One client too
+/// many is refused, too.
 #[test]
-fn strangers_are_refused() {
+fn other_versions_and_too_many_clients_are_refused() {
     let place = Place::new();
     for version in [0, PROTOCOL_VERSION + 1, u32::MAX] {
         let _server = place.serve(default_preset());
@@ -515,14 +520,14 @@ fn strangers_are_refused() {
     assert!(matches!(refused, ConnectError::Refused { theirs: PROTOCOL_VERSION, .. }), "{refused}");
     assert_eq!(first.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
     drop(first);
-    // The watching thread looks twice a second whether anybody is left.
+    // The watching thread checks twice a second whether clients have left.
     wait_for("room for another client", || Client::connect(&place.address).ok());
 }
 
-/// A socket whose server is gone is replaced, and any other file stays. Whoever may reach the socket may connect: who
-/// is let in is decided by credentials.
+/// A socket whose server is gone is replaced. Any other file stays. Anybody who can reach the
+/// socket may connect; credentials decide who is admitted.
 #[test]
-fn what_is_there_instead_of_a_socket() {
+fn stale_sockets_are_replaced_and_other_files_stay() {
     use std::os::unix::fs::PermissionsExt;
     let place = Place::new();
     let path = place.address.socket().unwrap();
@@ -543,9 +548,10 @@ fn what_is_there_instead_of_a_socket() {
     place.client().put(b"key", b"value").unwrap();
 }
 
-/// Options of another fabric are refused by name, at the server and at the client. Nothing is left behind.
+/// Options of another fabric are refused by name, by the server and by the client. Nothing is left
+/// behind.
 #[test]
-fn options_of_another_fabric() {
+fn options_of_another_fabric_are_refused() {
     let place = Place::new();
     let verbs: Address = "verbs://127.0.0.1:1".parse().unwrap();
     let new = |address: &Address| ServerConfig::new(address.clone(), table(default_preset()));
@@ -577,9 +583,9 @@ fn options_of_another_fabric() {
     }
 }
 
-/// Nobody there; somebody there who is no server.
+/// Connecting fails if nobody listens, or if the listener is no server.
 #[test]
-fn connecting_to_nobody() {
+fn connecting_without_a_server_fails() {
     let place = Place::new();
     let error = Client::connect(&place.address).expect_err("nobody is there");
     assert!(matches!(error, ConnectError::NotThere { .. }), "{error}");
@@ -588,7 +594,7 @@ fn connecting_to_nobody() {
     let error = Client::connect_with(&place.address, options).expect_err("nobody answers");
     assert!(matches!(error, ConnectError::Link { .. }), "{error}");
     let answering = std::thread::spawn(move || {
-        // The first connection is the one that gave up above.
+        // The first connection is that of the client that gave up above.
         for stream in listener.incoming().take(2) {
             let _ = stream.unwrap().write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
         }
@@ -598,8 +604,8 @@ fn connecting_to_nobody() {
     answering.join().unwrap();
 }
 
-/// A server that ends before it has accepted a connection, or before it has read what came over it, resets it. The
-/// client says that the server hung up, not which call it learned that from.
+/// A server that ends before it accepts a connection, or before it reads from it, resets it. The
+/// client reports that the server hung up, and not which call returned the error.
 #[test]
 fn a_server_that_ends_while_clients_connect() {
     use rustix::event::{PollFd, PollFlags, poll};
@@ -621,11 +627,11 @@ fn a_server_that_ends_while_clients_connect() {
     }
 }
 
-/// A server that welcomes clients as a true one does, and then numbers its replies as it likes: whole frames, each an
-/// answer by itself. Not one of them is handed out.
+/// The server welcomes clients correctly and then gives its replies false numbers. Each reply is a
+/// whole frame and a valid answer. The client accepts none of them.
 #[test]
-fn a_server_that_misnumbers() {
-    /// The numbers of the replies to requests with these.
+fn misnumbered_replies_are_rejected() {
+    /// Maps the numbers of requests to the numbers of their replies.
     type Lie = (&'static str, fn(&[u64]) -> Vec<u64>);
     type Question = fn(&mut Client) -> Result<(), MutateError>;
     const LIES: [Lie; 10] = [
@@ -669,9 +675,9 @@ fn a_server_that_misnumbers() {
     let _server = place.serve(default_preset());
     let path = place.dir.path().join("liar");
     let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
-    // What is answered to a hello, and of which kind answers are.
+    // The number of the answer to a hello, and whether answers are of another kind.
     let (hello_id, other_kind) = (AtomicU64::new(0), AtomicBool::new(false));
-    // The lie that is told from now on; none beyond the last one.
+    // The index of the current lie. Beyond the last one, the server tells the truth.
     let lie = AtomicUsize::new(LIES.len());
     let [lies, welcomed] = [const { AtomicUsize::new(0) }; 2];
     let ordering = Ordering::SeqCst;
@@ -717,7 +723,7 @@ fn a_server_that_misnumbers() {
         }
     };
     std::thread::scope(|scope| {
-        /// Ends the thread that accepts, also when a check fails: the scope waits for it.
+        /// Ends the accepting thread, also when a check fails, because the scope waits for it.
         struct Over<'a>(&'a AtomicUsize, &'a std::path::Path);
         impl Drop for Over<'_> {
             fn drop(&mut self) {
@@ -748,7 +754,8 @@ fn a_server_that_misnumbers() {
         ];
         for (number, (name, _)) in LIES.iter().enumerate() {
             for (which, ask) in asks.iter().enumerate() {
-                // It tells the truth, over a new connection: numbers begin anew, so the next lie is about others.
+                // The server tells the truth, over a new connection. Numbers start again, so the
+                // next lie concerns others.
                 (0..4).for_each(|_| ask(&mut client).unwrap());
                 lie.store(number, ordering);
                 let told = lies.load(ordering);
@@ -769,7 +776,7 @@ fn a_server_that_misnumbers() {
             }
             other => panic!("{other:?}"),
         };
-        // Answers of another kind; the connection they came over is not used again.
+        // Answers of another kind. The connection they came over is not used again.
         for ask in &asks {
             ask(&mut client).unwrap();
             other_kind.store(true, ordering);
@@ -779,7 +786,7 @@ fn a_server_that_misnumbers() {
             ask(&mut client).unwrap();
             assert_eq!(welcomed.load(ordering), connections + 1);
         }
-        // A welcome under another number than the hello's.
+        // A welcome with another number than the hello's.
         hello_id.store(1, ordering);
         let error = Client::connect(&Address::Shm(path.clone())).expect_err("no answer to its hello");
         assert!(matches!(error, ConnectError::Link { .. }), "{error}");
@@ -789,7 +796,8 @@ fn a_server_that_misnumbers() {
 
 // ---- servers that say what their test says ------------------------------------------------------------
 
-/// Has the region of a true server, and its slots; what is said to clients, and when, is up to its test.
+/// Has the region and the mailboxes of a true server. The test decides what clients are told, and
+/// when.
 struct Fake {
     listener: UnixListener,
     address: Address,
@@ -810,7 +818,7 @@ impl Fake {
         Fake { listener, address, streams: Mutex::default(), is_over, server, place }
     }
 
-    /// A client that gives up after so long, and its connections within that.
+    /// A client with this deadline. Its connections are made within it.
     fn client(&self, options: &ClientOptions) -> Client {
         wait_for("a connection", || Client::connect_with(&self.address, options.clone()).ok())
     }
@@ -826,7 +834,8 @@ impl Fake {
         stream
     }
 
-    /// Answers a hello as the true server does; its end of that. `None`: the client is gone.
+    /// Answers a hello as the true server does. Returns the server's end of the connection, or
+    /// `None` if the client is gone.
     fn welcome(&self, stream: &mut UnixStream) -> Option<Raw> {
         let mut hello = [0; 32];
         stream.read_exact(&mut hello).ok()?;
@@ -845,9 +854,9 @@ impl Fake {
         stream
     }
 
-    /// Does `each` with every connection, on a thread of its own, while `then` lasts.
+    /// Calls `each` with every connection, on a thread of its own, while `then` runs.
     fn during(&self, each: impl Fn(UnixStream) + Sync, then: impl FnOnce()) {
-        /// Ends all threads, also when a check fails: the scope waits for them.
+        /// Ends all threads, also when a check fails, because the scope waits for them.
         struct Over<'a>(&'a Fake);
         impl Drop for Over<'_> {
             fn drop(&mut self) {
@@ -875,7 +884,7 @@ impl Fake {
         });
     }
 
-    /// Hangs all connections up.
+    /// Closes all connections.
     fn hang_up(&self) {
         for stream in self.streams.lock().unwrap().drain(..) {
             let _ = stream.shutdown(std::net::Shutdown::Both);
@@ -883,7 +892,8 @@ impl Fake {
     }
 }
 
-/// Reads requests until there are `n`, or the client hangs up; their numbers, and whether there is more.
+/// Reads until there are `n` requests, or the client hangs up. Returns their numbers, and whether
+/// there is more.
 fn requests_of(stream: &mut UnixStream, n: usize) -> (Vec<u64>, bool) {
     let (mut input, mut ids, mut taken) = (Vec::new(), Vec::new(), 0);
     while ids.len() < n {
@@ -900,7 +910,8 @@ fn requests_of(stream: &mut UnixStream, n: usize) -> (Vec<u64>, bool) {
     (ids, taken < input.len())
 }
 
-/// A batch is sent ahead of its replies, but no more of it than so many pairs: their replies fit into a socket.
+/// A client sends a batch before it reads replies, but only so many pairs at a time that their
+/// replies fit into a socket.
 #[test]
 fn batches_are_sent_in_pieces() {
     let fake = Fake::new();
@@ -929,8 +940,8 @@ fn batches_are_sent_in_pieces() {
     putting.join().unwrap();
 }
 
-/// A slow server: a batch has one deadline, not one for each of its pieces, and the connection that is made for a
-/// change has none of its own.
+/// With a slow server, a batch has one deadline for all its pieces. The connection that is made for
+/// a change shares that deadline.
 #[test]
 fn a_deadline_is_for_all_of_it() {
     let deadline = Duration::from_millis(250);
@@ -966,10 +977,10 @@ fn a_deadline_is_for_all_of_it() {
     }
 }
 
-/// Whatever is asked of a server that does not answer ends in the client's own deadline, with its address, and costs
-/// the connection: an answer that comes late is nobody's.
+/// Every request to a server that does not answer ends in the client's own deadline, with the
+/// server's address. The connection is given up, so a late answer is not taken for another one.
 #[test]
-fn nobody_answers() {
+fn every_request_ends_at_its_deadline() {
     type Question = fn(&mut Client) -> Result<(), MutateError>;
     let asks: [Question; 8] = [
         |client| client.put(b"k", b"v").map(drop),
@@ -979,7 +990,7 @@ fn nobody_answers() {
         |client| client.rpc_get(b"k").map(drop),
         |client| client.server_stats().map(drop),
         |client| client.put_many(&[(b"k", b"v")]).map(drop),
-        // A clone has its original's bounds.
+        // A clone has the same limits as its original.
         |client| client.clone().put(b"k", b"v").map(drop),
     ];
     let fake = Fake::new();
@@ -1008,12 +1019,13 @@ fn nobody_answers() {
     });
 }
 
-/// A server that has other slots, or none, or does not say: what is in the way is named. One that rings and rings and
-/// answers nothing is waited for until the deadline.
+/// The server offers a wrong mailbox, or none, or no answer. The error names what is wrong. If a
+/// server rings again and again and answers nothing, the client waits until its deadline.
 #[test]
-fn slots_that_are_none() {
+fn wrong_mailboxes() {
     type Is = fn(&ConnectError) -> bool;
-    /// What the error says, the number and the reply, does memory come with it, and the error's kind.
+    /// The case's name, the number and the reply, whether memory comes with it, and the kind of the
+    /// error.
     type Case = (&'static str, Option<(u64, Reply)>, bool, Is);
     let answers: [Case; 9] = [
         ("oneread serve --mailbox", Some((0, Reply::Refused { version: 0 })), false, is_herd),
@@ -1069,7 +1081,8 @@ fn slots_that_are_none() {
             Some((_, None, false, _)) => stream.shutdown(std::net::Shutdown::Both).unwrap(),
             Some((_, None, true, _)) => drop(stream.read_to_end(&mut Vec::new())),
             None => {
-                // The true server looks at a new mailbox for a moment. Afterwards it would have to be rung for.
+                // The true server polls a new mailbox for a moment. After that, the client would
+                // have to ring.
                 let rests = fake.server.mailbox_counts().rests;
                 raw.send(&Request::Mailbox { version: 1 });
                 let (reply, memory) = receive(&raw.stream);
@@ -1107,10 +1120,11 @@ fn slots_that_are_none() {
     });
 }
 
-/// Attempts to connect anew: at once, then after pauses that double from one millisecond to a hundred, and from one
-/// again when the server is gone again. Found anew, the same region is the same: nobody goes over to it.
+/// A client tries to reconnect at once, then after pauses that double from 1 ms to 100 ms. When the
+/// server is lost again, the pauses start at 1 ms again. If the region it finds is the same, the
+/// client keeps its mapping.
 #[test]
-fn attempts_to_connect_anew() {
+fn attempts_to_reconnect() {
     let fake = Fake::new();
     let (address, options) = (fake.address.clone(), patient().lease(Duration::ZERO));
     let connecting = std::thread::spawn(move || Client::connect_with(&address, options).unwrap());
@@ -1130,7 +1144,7 @@ fn attempts_to_connect_anew() {
         assert!(matches!(client.get(b"k"), Err(GetError::ServerGone { .. })));
         watch = fake.welcomed();
         wait_for("the client to know", || client.get(b"k").ok());
-        // 63 ms; on a busy machine it may need some rounds for a quick one.
+        // 63 ms. On a busy machine it may take some rounds to get a quick one.
         if round > 0 && took < Duration::from_millis(400) {
             break;
         }
@@ -1139,10 +1153,10 @@ fn attempts_to_connect_anew() {
     assert_eq!(client.stats().reattached, 0);
 }
 
-/// An attempt to connect anew that nobody answers is given up for another one: after the client's deadline, and after
-/// two seconds if that is longer.
+/// An attempt to reconnect that nobody answers is given up for another one after the client's
+/// deadline or after two seconds, whichever is longer.
 #[test]
-fn attempts_that_nobody_answers() {
+fn unanswered_attempts_are_given_up() {
     for (deadline, least) in [(Duration::from_millis(30), 30), (Duration::MAX, 2000)] {
         let fake = Fake::new();
         let answers = AtomicBool::new(true);
@@ -1162,7 +1176,8 @@ fn attempts_that_nobody_answers() {
             answers.store(false, Ordering::SeqCst);
             let began = Instant::now();
             fake.hang_up();
-            // Of the first that is timed at all, how long it took; of a short one, one that shows that it is short.
+            // For the first timed attempt, its duration. For a short one, a duration that shows
+            // that it is short.
             wait_for("an attempt to be given up", || {
                 let short = |took: &&Duration| least == 2000 || **took < Duration::from_secs(1);
                 took.lock().unwrap().iter().find(short).copied()
@@ -1175,9 +1190,9 @@ fn attempts_that_nobody_answers() {
     }
 }
 
-/// A server that accepts nobody, with as many waiting as may: a client waits for its turn, until its deadline.
+/// A server accepts nobody, and its backlog is full. A client waits for a place until its deadline.
 #[test]
-fn more_wait_than_may() {
+fn a_full_backlog() {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
     let place = Place::new();
     let name = SocketAddrUnix::new(place.address.socket().unwrap()).unwrap();
@@ -1206,7 +1221,7 @@ fn more_wait_than_may() {
     let connecting = std::thread::spawn(move || Client::connect_with(&address, patient()));
     std::thread::sleep(Duration::from_millis(10));
     assert!(!connecting.is_finished());
-    // There is room for it, and then nobody.
+    // Now there is a place, but nobody accepts.
     (0..waiting.len()).for_each(|_| drop(rustix::net::accept(&listener).unwrap()));
     let mut there = [rustix::event::PollFd::new(&listener, rustix::event::PollFlags::IN)];
     assert_eq!(rustix::event::poll(&mut there, None), Ok(1));
@@ -1215,7 +1230,8 @@ fn more_wait_than_may() {
     assert!(matches!(error, ConnectError::Link { source: LinkError::HungUp, .. }), "{error:?}");
 }
 
-/// Batches of pairs far longer than a socket's buffer, by messages: each comes to stand where it belongs.
+/// Batches by messages of pairs far longer than a socket's buffer. Every value arrives whole, under
+/// its key.
 #[test]
 fn batches_longer_than_a_socket() {
     let place = Place::new();
@@ -1230,8 +1246,8 @@ fn batches_longer_than_a_socket() {
     }
 }
 
-/// A client killed while it puts leaves the others alone, and a table in which every slot is sound and
-/// every put of the others is there.
+/// A client is killed while it puts. The others go on, every slot of the table is sound, and all
+/// their puts are there.
 #[test]
 fn a_client_killed_in_the_middle_of_a_put() {
     on_every_family(|preset| {
@@ -1250,7 +1266,7 @@ fn a_client_killed_in_the_middle_of_a_put() {
             child.kill();
             assert_eq!(good.get(&key(n, 16)).unwrap(), Some(n.to_le_bytes().to_vec()));
         }
-        // The good client's watch and its conversation.
+        // The good client has two connections: its watch and its conversation.
         wait_for("the killed clients to be gone", || (server.stats().clients == 2).then_some(()));
         for n in 0..6u32 {
             assert_eq!(good.get(&key(n, 16)).unwrap(), Some(n.to_le_bytes().to_vec()));
@@ -1270,10 +1286,10 @@ fn a_client_killed_in_the_middle_of_a_put() {
 
 // ---- servers that stop, are stopped, or die ---------------------------------------------------------
 
-/// GETs need no server: while it is stopped they go on, and puts end at their deadline. When it goes on, so
-/// do puts.
+/// GETs need no server: they go on while it is stopped, and puts end at their deadline. When the
+/// server goes on, puts work again.
 #[test]
-fn a_stopped_server() {
+fn a_stopped_server_is_read() {
     on_every_family(|preset| {
         let place = Place::new();
         let server = place.serve_apart(preset, false);
@@ -1283,7 +1299,7 @@ fn a_stopped_server() {
         for n in 0..500 {
             other.put(&key(n, 16), &value(n.into(), 20)).unwrap();
         }
-        // Its first change below is asked of a server that it has talked to.
+        // The next change is sent to a server that has already answered one.
         wait_for("a change", || client.put(b"before", b"1").ok());
         server.stop();
         let mut shortest = SOON;
@@ -1293,7 +1309,8 @@ fn a_stopped_server() {
             let took = began.elapsed();
             assert!(took >= deadline, "{took:?}");
             shortest = shortest.min(took);
-            // A conversation that was cut off is not taken up again: no connection, no change. Either way it was late.
+            // A conversation that was cut off is not resumed: without a connection there is no
+            // change. Either way, the change was late.
             let is_deadline = matches!(error, MutateError::Deadline { .. });
             assert!(is_deadline, "{error}");
             for n in 0..500 {
@@ -1301,11 +1318,11 @@ fn a_stopped_server() {
                 assert_eq!(client.get(&key(n, 16)).unwrap(), Some(value(n.into(), 20)));
             }
         }
-        // One deadline, not several; a busy machine does not delay each of them.
+        // One deadline, not several. A busy machine does not delay each of them.
         assert!(shortest < 4 * deadline, "{shortest:?}");
         server.signal(Signal::CONT);
         wait_for("the server to go on", || other.put(b"other", b"1").ok());
-        // What it answers to the changes that were given up is not taken for an answer to this one.
+        // The server's answers to abandoned changes are not taken for the answer to this one.
         wait_for("a change", || match client.put(b"after", b"1") {
             Ok(put) => Some(put),
             Err(MutateError::ServerGone { source, .. }) => panic!("{source}"),
@@ -1316,9 +1333,9 @@ fn a_stopped_server() {
     });
 }
 
-/// Who never wants to give up says so with the longest time there is; who has no time at all waits for nothing.
+/// The longest deadline means to wait for ever. A deadline of zero means not to wait.
 #[test]
-fn times_without_end() {
+fn longest_and_zero_deadlines() {
     let place = Place::new();
     let server = place.serve_apart(default_preset(), false);
     let options = |time| {
@@ -1340,8 +1357,8 @@ fn times_without_end() {
     assert!(error.to_string().contains("no answer within 0ns"), "{error}");
 }
 
-/// The first put that meets a stopped server, over a connection that was made before, says that the
-/// deadline has passed and that the change may still happen. It does.
+/// The first put to a stopped server, over a connection that was made before, says that the
+/// deadline has passed and that the change may still happen. The change does happen.
 #[test]
 fn a_deadline_leaves_it_open() {
     let place = Place::new();
@@ -1363,8 +1380,8 @@ fn a_deadline_leaves_it_open() {
     }
 }
 
-/// A server that is killed leaves its region to its clients: GETs answer from it until the lease ends, then
-/// say who is gone. Puts say so at once.
+/// A killed server leaves its region to its clients. GETs answer from it until the lease ends, and
+/// then name the lost server. Puts fail at once.
 #[test]
 fn a_killed_server() {
     on_every_family(|preset| {
@@ -1397,8 +1414,8 @@ fn a_killed_server() {
     });
 }
 
-/// The file is kept, the server killed in the middle of changes and started again, several times over: all
-/// that was acknowledged is there, and the clients go on as they are, without being made anew.
+/// The server is killed during changes and started again on the same file, several times.
+/// Everything that was acknowledged is there, and the same clients go on.
 #[test]
 fn killed_and_started_again_on_the_same_file() {
     on_every_preset(|preset| {
@@ -1442,8 +1459,8 @@ fn killed_and_started_again_on_the_same_file() {
     });
 }
 
-/// Killed in the middle of changes, an unlucky slot may be half written. What the next server reports as
-/// torn is all that may be missing of what was acknowledged.
+/// A slot may be half written when the server is killed during a change. Acknowledged changes are
+/// missing only in slots that the next server reports as torn.
 #[test]
 fn killed_while_changing() {
     let rounds = if std::env::var_os("ONEREAD_LONG").is_some() { 100 } else { 2 };
@@ -1490,8 +1507,8 @@ fn killed_while_changing() {
     });
 }
 
-/// The new server has a new, anonymous region: the same client reads that one, old keys are gone, new ones
-/// are seen.
+/// The new server has a new, anonymous region. The same client reads it: old keys are gone, and new
+/// ones are found.
 #[test]
 fn killed_and_started_again_with_a_new_region() {
     on_every_preset(|preset| {
@@ -1512,8 +1529,8 @@ fn killed_and_started_again_with_a_new_region() {
     });
 }
 
-/// A server that stops on purpose says so in its region, if that goes with it: GETs end at once, whatever
-/// the lease, until there is a new server.
+/// A server that stops cleanly marks its region as ended, if the region goes with it. GETs then
+/// fail at once, whatever the lease, until there is a new server.
 #[test]
 fn a_clean_stop() {
     on_every_family(|preset| {
@@ -1537,7 +1554,8 @@ fn a_clean_stop() {
     });
 }
 
-/// Silence in the middle of a frame is not waited for without end. Takes its time: only in long runs.
+/// A connection that is silent in the middle of a frame is closed at last. The test takes long, so
+/// it is only part of long runs.
 #[test]
 fn a_silent_client_is_dropped_at_last() {
     if std::env::var_os("ONEREAD_LONG").is_none() {

@@ -1,5 +1,6 @@
-//! The verbs fabric on a real verbs device. Without one these tests say so and do nothing, unless
-//! ONEREAD_REQUIRE_VERBS is set: `./test` runs them in a guest with Soft-RoCE (tests/soft-roce-guest).
+//! The verbs fabric on a real verbs device. Without a device these tests say so and do nothing,
+//! unless ONEREAD_REQUIRE_VERBS is set. `./test` runs them in a guest with Soft-RoCE
+//! (tests/soft-roce-guest).
 
 mod common;
 #[path = "common/forged.rs"]
@@ -31,7 +32,7 @@ macro_rules! needs_device {
     };
 }
 
-/// A port nobody listens at.
+/// A port at which nobody listens.
 fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
@@ -58,7 +59,7 @@ fn server_config(address: &Address, preset: &Preset, slots: u64) -> ServerConfig
     ServerConfig::new(address.clone(), table(preset, slots)).token(Token::new(TOKEN))
 }
 
-/// A server in this process.
+/// Starts a server in this process.
 fn serve(preset: &Preset, slots: u64) -> Server {
     Server::start(server_config(&at("127.0.0.1:0"), preset, slots)).unwrap()
 }
@@ -74,7 +75,7 @@ fn fill(client: &mut Client, n: u32) {
     }
 }
 
-/// Every key is there with its value, one by one and in a batch.
+/// Checks that every key is there with its value, one by one and in a batch.
 fn check_all(client: &mut Client, n: u32) {
     let keys: Vec<_> = (0..n).map(|n| ours(n).0).collect();
     for (n, found) in client.get_many(&keys).unwrap().into_iter().enumerate() {
@@ -88,7 +89,7 @@ fn check_all(client: &mut Client, n: u32) {
 
 // ---- processes --------------------------------------------------------------------------------------
 
-/// Serves as its parent tells it until its input ends. Not a test by itself.
+/// Serves as its parent says, until its input ends. Not a test by itself.
 #[test]
 #[ignore = "started by the other tests, in a process of its own"]
 fn server_child() {
@@ -98,7 +99,7 @@ fn server_child() {
     server.stop();
 }
 
-/// Connects, GETs for ever. Not a test by itself.
+/// Connects and GETs for ever. Not a test by itself.
 #[test]
 #[ignore = "started by the other tests, in a process of its own"]
 fn client_child() {
@@ -109,7 +110,7 @@ fn client_child() {
     }
 }
 
-/// A server in a process of its own.
+/// Starts a server in a process of its own.
 fn serve_apart(port: u16) -> (Process, Address) {
     let address = at(&format!("127.0.0.1:{port}"));
     let process = Process::start("server_child", &[("ONEREAD_TEST_ADDRESS", address.to_string())]);
@@ -119,7 +120,7 @@ fn serve_apart(port: u16) -> (Process, Address) {
 
 // ---- what it does -----------------------------------------------------------------------------------
 
-/// The model suite: on every preset a served table answers as a map does.
+/// The model suite: on every preset, a served table answers as a map does.
 #[test]
 fn every_preset_is_a_map() {
     needs_device!("every_preset_is_a_map");
@@ -148,7 +149,7 @@ fn every_preset_is_a_map() {
     });
 }
 
-/// Both ways of waiting, and batches that want more READs in flight than there are credits.
+/// Both ways of waiting, and batches that need more READs than there are credits.
 #[test]
 fn large_batches() {
     needs_device!("large_batches");
@@ -171,8 +172,8 @@ fn large_batches() {
     }
 }
 
-/// The heart of it: a stopped server's table is read as ever; a change ends in its deadline, and is done
-/// when the server goes on.
+/// The main promise: clients go on reading a stopped server's table. A change ends in its deadline,
+/// and is executed when the server goes on.
 #[test]
 fn a_stopped_server_is_read() {
     needs_device!("a_stopped_server_is_read");
@@ -186,7 +187,7 @@ fn a_stopped_server_is_read() {
 
     process.stop();
     check_all(&mut client, 500);
-    // More changes than there are receives posted: none of them stands in the GETs' way.
+    // More changes than there are receives posted. None of them blocks the GETs.
     for n in 0..10 {
         let began = Instant::now();
         match hasty.put(b"late", &[n]) {
@@ -197,7 +198,8 @@ fn a_stopped_server_is_read() {
         check_all(&mut hasty, 50);
     }
     process.signal(Signal::CONT);
-    // What was sent was done, in order; answers that nobody waits for any more are thrown away.
+    // The changes that were sent were executed, in order. Answers that nobody waits for any more
+    // are dropped.
     wait_for("the puts to be done", || client.get(b"late").unwrap());
     let put = || wait_for("the server to answer", || hasty.put(b"late", b"now").ok());
     let mut put = put;
@@ -206,7 +208,7 @@ fn a_stopped_server_is_read() {
     assert_eq!(client.stats().reattached, 0, "the connection was never lost");
 }
 
-/// A killed server is noticed in time; a new one at its place is found by the same handle.
+/// A killed server is noticed in time. The same handle finds a new server at its place.
 #[test]
 fn a_killed_server_and_its_successor() {
     needs_device!("a_killed_server_and_its_successor");
@@ -231,7 +233,7 @@ fn a_killed_server_and_its_successor() {
     assert!(client.stats().reattached >= 1);
 }
 
-/// A server that goes away in the middle of a batch: the rest of the batch is asked of its successor, no
+/// A server goes away in the middle of a batch. Its successor answers the rest of the batch, and no
 /// key is answered twice.
 #[test]
 fn a_batch_survives_its_server() {
@@ -264,7 +266,7 @@ fn a_batch_survives_its_server() {
     assert_eq!(client.stats().reattached, 1);
 }
 
-/// The server gives back what a killed client held.
+/// The server frees the resources of a killed client.
 #[test]
 fn a_killed_client_is_forgotten() {
     needs_device!("a_killed_client_is_forgotten");
@@ -279,7 +281,7 @@ fn a_killed_client_is_forgotten() {
     check_all(&mut client, 50);
 }
 
-/// A dropped server is dropped with all it held: its port is free, its device closed.
+/// A dropped server releases everything: its port is free, and its device is closed.
 #[test]
 fn clients_come_and_go() {
     needs_device!("clients_come_and_go");
@@ -302,8 +304,8 @@ fn refused(address: &Address, options: ClientOptions) -> SetupError {
 }
 
 #[test]
-fn wishes_that_cannot_be_met() {
-    needs_device!("wishes_that_cannot_be_met");
+fn impossible_choices_are_refused() {
+    needs_device!("impossible_choices_are_refused");
     let server = serve(default_preset(), 64);
     let Address::Verbs(place) = server.address() else { panic!("not verbs") };
     let with = |query: &str| at(&format!("{}:{}?{query}", place.host(), place.port()));
@@ -333,7 +335,7 @@ fn wishes_that_cannot_be_met() {
     assert!(matches!(taken, ServeError::Verbs(SetupError::Listen { .. })), "{taken}");
 }
 
-/// Whatever answers at the port: an error in time that names it.
+/// Anything may answer at the port. The client gets an error in time that names the peer.
 #[test]
 fn peers_that_are_no_servers() {
     needs_device!("peers_that_are_no_servers");
@@ -369,10 +371,10 @@ fn peers_that_are_no_servers() {
     }
 }
 
-/// Clients that send garbage, or stop in the middle, cost the server nothing but their own connection.
+/// Clients that send garbage, or stop in the middle, cost the server only their own connection.
 #[test]
-fn clients_that_are_none() {
-    needs_device!("clients_that_are_none");
+fn peers_that_are_no_clients() {
+    needs_device!("peers_that_are_no_clients");
     let server = serve(default_preset(), 256);
     let Address::Verbs(place) = server.address() else { panic!("not verbs") };
     let open = || TcpStream::connect((place.host(), place.port())).unwrap();
@@ -392,7 +394,7 @@ fn clients_that_are_none() {
     fill(&mut client, 50);
     check_all(&mut client, 50);
     assert_eq!(server.stats().clients, 1);
-    // Garbage is hung up on, at once or after the time allowed.
+    // After garbage, the server closes the connection at once or after the allowed time.
     for mut stream in stayers {
         stream.set_read_timeout(Some(SOON)).unwrap();
         let mut rest = Vec::new();
@@ -400,8 +402,8 @@ fn clients_that_are_none() {
     }
 }
 
-/// A READ with a key that the server's device does not know, or beyond its region, fails by name and is
-/// never taken for an answer.
+/// A READ with a key that the server's device does not know, or beyond its region, fails by name.
+/// It is never taken for an answer.
 #[test]
 fn a_wrong_remote_key() {
     needs_device!("a_wrong_remote_key");
@@ -429,7 +431,7 @@ fn a_wrong_remote_key() {
     check_all(&mut client, 20);
 }
 
-/// A region in huge pages is read as any other.
+/// A region in huge pages is read like any other.
 #[test]
 fn huge_pages() {
     needs_device!("huge_pages");
@@ -456,7 +458,7 @@ fn run(command: &str) {
     assert!(status.success(), "{command}: {status}");
 }
 
-/// Undone when dropped, also by a panic.
+/// Runs a command when dropped, also after a panic.
 struct Undo(&'static str);
 
 impl Drop for Undo {
@@ -465,7 +467,7 @@ impl Drop for Undo {
     }
 }
 
-/// Server on one device, client on the other: the packets cross a link.
+/// Server on one device, client on the other. The packets cross a link.
 fn across() -> Option<(Server, Address)> {
     if !std::path::Path::new("/sys/class/infiniband/rxe2").exists() {
         eprintln!("skipped: no second pair of devices here");
@@ -479,7 +481,7 @@ fn across() -> Option<(Server, Address)> {
     Some((server, address))
 }
 
-/// With packets lost, GETs take longer and are right.
+/// When packets are lost, GETs take longer and are right.
 #[test]
 fn lost_packets() {
     needs_device!("lost_packets");
@@ -496,7 +498,7 @@ fn lost_packets() {
     assert!(!dropped.contains("dropped 0,"), "nothing was lost, so nothing was shown: {dropped}");
 }
 
-/// A network that goes down and comes up again: an error within the deadline, then all is well again.
+/// A network goes down and comes up again: an error within the deadline, then all works again.
 #[test]
 fn a_link_that_goes_down() {
     needs_device!("a_link_that_goes_down");
@@ -514,7 +516,7 @@ fn a_link_that_goes_down() {
         assert!(began.elapsed() < SOON, "{:?}: {error}", began.elapsed());
         println!("while the link is down: {error} (after {:?})", began.elapsed());
     }
-    // Routes of the guest go with the link.
+    // The guest's routes disappear with the link.
     run("ip route replace 192.168.78.2 dev veth1 src 192.168.78.1 table 12");
     run("ip route replace 192.168.78.1 dev veth2 src 192.168.78.2 table 21");
     let found = wait_for("the network to come back", || client.get(&ours(1).0).ok());
@@ -523,10 +525,10 @@ fn a_link_that_goes_down() {
     assert_eq!(client.put(b"after", b"all").unwrap(), oneread::PutOutcome::Inserted);
 }
 
-/// The mode of a put survives the trip, and a full table says so.
+/// The mode of a put reaches the server, and a full table says so.
 #[test]
-fn answers_of_the_server() {
-    needs_device!("answers_of_the_server");
+fn put_modes_and_full_tables() {
+    needs_device!("put_modes_and_full_tables");
     let server = serve(default_preset(), 16);
     let mut client = connect(server.address());
     let mut full = false;

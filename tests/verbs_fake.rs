@@ -1,9 +1,9 @@
-//! The verbs fabric against tests/fake_ibverbs.c: devices that fail, refuse, delay and reorder at will, and
-//! that count what is asked of them.
+//! The verbs fabric against tests/fake_ibverbs.c: devices that fail, refuse, delay and reorder on
+//! request, and that count the calls.
 //!
-//! The fake's settings are its process's, so each story runs in a process of its own, with server and client
-//! in it. Whatever it tells: at its end nothing is left of what was opened, nothing has overflowed, and the
-//! library was not misused.
+//! The fake's settings apply to its whole process. Each story therefore runs in a process of its
+//! own, with server and client in it. At the end of each story, every opened object is closed, no
+//! queue has overflowed, and the library was not misused.
 
 #![allow(unsafe_code, reason = "the fake is loaded, and called, as C")]
 
@@ -66,14 +66,14 @@ impl Fake {
         count
     }
 
-    /// Nothing overflowed, nothing was misused.
+    /// Checks that nothing overflowed and nothing was misused.
     fn check(&self) {
         for name in ["misuse", "queue_full", "cq_overflows", "rnr_waits", "lost_receives"] {
             assert_eq!(self.count(name), 0, "{name}");
         }
     }
 
-    /// Nothing is left.
+    /// Checks that every object is closed.
     fn check_closed(&self) {
         for kind in ["lists", "contexts", "pds", "mrs", "channels", "cqs", "srqs", "qps", "ahs"] {
             assert_eq!(self.count(&format!("live_{kind}")), 0, "{kind} are left");
@@ -85,7 +85,7 @@ fn story(name: &str) -> fn(&Fake) {
     STORIES.iter().find(|(story, _)| *story == name).unwrap_or_else(|| panic!("no story {name}")).1
 }
 
-/// Tells one story. Not a test by itself.
+/// Runs one story. Not a test by itself.
 #[test]
 #[ignore = "started by the other tests, in a process of its own"]
 fn teller() {
@@ -98,7 +98,7 @@ fn teller() {
     fake.check_closed();
 }
 
-/// Has a story told in a process of its own; what it said.
+/// Runs a story in a process of its own. Returns its output.
 fn tell(name: &str, more: &[(&str, &str)]) -> String {
     let library = folder().join("libibverbs.so.1").display().to_string();
     let mut env = vec![("ONEREAD_TEST_STORY", name.to_owned()), ("ONEREAD_TEST_LIBRARY", library)];
@@ -106,7 +106,7 @@ fn tell(name: &str, more: &[(&str, &str)]) -> String {
     Process::start("teller", &env).finish()
 }
 
-/// Each story is a test, or told by one.
+/// Each story is a test, or is run by one.
 macro_rules! stories {
     (tests: [$($(#[$only:meta])* $test:ident,)*] told: [$($told:ident,)*]) => {
         mod stories {
@@ -133,7 +133,7 @@ stories! {
         memory_that_may_not_be_registered,
         reordered_words_and_writers,
         tiny_devices,
-        rooms_that_are_full,
+        servers_that_are_full,
         failed_handshakes,
         welcomes_that_are_changed,
         hanging_up_while_asking,
@@ -143,23 +143,23 @@ stories! {
         receives_that_come_back_late,
         #[cfg(feature = "herd")]
         herd_over_uc_and_rc,
-        an_answer_too_many,
-        answers_to_something_else,
+        duplicate_answers,
+        misnumbered_answers,
         bad_pairs_in_a_batch,
         full_tables_in_a_batch,
-        lengths_are_those_of_the_server_that_is_there,
-        answers_that_nobody_waits_for,
-        gets_that_are_given_up,
-        places_that_are_free,
-        a_server_that_is_away_for_a_while,
+        limits_are_those_of_the_present_server,
+        late_answers,
+        reads_left_in_flight,
+        free_places_are_used_again,
+        a_server_that_is_away,
         costs_over_a_shared_pair,
         #[cfg(feature = "herd")]
-        herds_that_go_home,
+        herd_clients_that_leave,
     ]
     told: [choice,]
 }
 
-/// The fake's own test.
+/// Runs the fake's own test.
 #[test]
 fn the_fake_passes_its_own_test() {
     if is_guest("the_fake_passes_its_own_test") {
@@ -191,7 +191,7 @@ fn with_credits(credits: usize) -> ClientOptions {
 }
 
 fn try_to_serve(place: &str, preset: &Preset, slots: u64) -> Result<Server, ServeError> {
-    // The machine may be busy: a GET may take long, and is to be believed all the same.
+    // On a busy machine a GET may take long, and its answer must still be valid.
     let table = config(preset, slots, 16, 46, 7).grace(Duration::from_millis(500));
     Server::start(ServerConfig::new(at(place), table).token(Token::new(TOKEN)))
 }
@@ -243,7 +243,7 @@ fn check_all(client: &mut Client, n: u32) {
 
 // ---- READs that fail --------------------------------------------------------------------------------
 
-/// Whatever READ fails, with whatever status: what was asked is asked again on a new connection.
+/// Each READ may fail with any status. The same request is then made again on a new connection.
 fn a_read_that_fails(fake: &Fake) {
     let server = serve(1024);
     let mut client = connect(&server);
@@ -262,7 +262,7 @@ fn a_read_that_fails(fake: &Fake) {
     assert_eq!(fake.count("errors") - fake.count("flushes"), failures as i64 - 4, "one of them is a flush");
 }
 
-/// When all of them fail, there is an end to it, with the status by its name.
+/// When all READs fail, the client gives up, and the error names the status.
 fn reads_that_all_fail(fake: &Fake) {
     let server = serve(1024);
     let mut client = connect(&server);
@@ -305,7 +305,7 @@ fn reads_that_all_fail(fake: &Fake) {
     }
 }
 
-/// Of a chain only the first are taken: the rest, and what was in flight, is asked again.
+/// Only the first requests of a chain are posted. The rest, and those in flight, are made again.
 fn short_posts(fake: &Fake) {
     let post = |result| match result {
         Err(GetError::ServerGone { source: LinkError::Verbs(error), .. }) => {
@@ -319,7 +319,7 @@ fn short_posts(fake: &Fake) {
     for taken in [0, 1, 3, 15, 63] {
         for delay in [0, 3] {
             fake.set("FAKE_DELAY_READS", delay);
-            // It takes a chain in full again once it has not taken one.
+            // After a chain that is cut short, the device takes whole chains again.
             fake.set("FAKE_SHORT_POST", taken);
             let (before, reattached) = (fake.count("doorbells"), client.stats().reattached);
             std::thread::scope(|scope| {
@@ -334,13 +334,13 @@ fn short_posts(fake: &Fake) {
             assert!(client.stats().reattached > reattached, "of a chain {taken} taken: no failure");
         }
     }
-    // For ever.
+    // Now the device cuts every chain short.
     fake.set("FAKE_SHORT_POST", 3);
     post(client.get_many(&keys(200)).map(|_| ()));
     assert_eq!(client.get(&ours(1).0).unwrap(), Some(ours(1).1), "a chain of one");
     fake.set("FAKE_SHORT_POST", 0);
     post(client.get(&ours(1).0).map(|_| ()));
-    // The server may not send anything either, and is none the worse for it.
+    // The server cannot send anything either, and survives that.
     for _ in 0..2 {
         let error = client.put(b"key", b"value").expect_err("nothing can be posted");
         let MutateError::ServerGone { source: LinkError::Verbs(error), .. } = error else {
@@ -355,7 +355,7 @@ fn short_posts(fake: &Fake) {
 
 // ---- choosing ---------------------------------------------------------------------------------------
 
-/// Serves and connects as told; says what was chosen, or what was wrong.
+/// Serves and connects as the arguments say. Returns what was chosen, or the error.
 fn choice(_: &Fake) {
     tracing_subscriber::fmt().with_ansi(false).with_max_level(tracing::Level::INFO).init();
     match try_to_serve(&format!("127.0.0.1:0{}", told("ONEREAD_TEST_QUERY").unwrap()), default_preset(), 128)
@@ -371,7 +371,7 @@ fn choice(_: &Fake) {
     }
 }
 
-/// The fake's settings, the address's query, and what is said.
+/// The fake's settings, the address's query, and the expected words.
 type Case = (&'static [(&'static str, &'static str)], &'static str, &'static [&'static str]);
 
 #[test]
@@ -430,7 +430,8 @@ fn what_is_chosen() {
 
 // ---- devices that vanish ----------------------------------------------------------------------------
 
-/// A client whose server still has a device says that there is none; and when it is back, the handle works on.
+/// A client whose device is gone says so, although the server still has its own. When the device is
+/// back, the same handle works.
 fn devices_that_vanish(fake: &Fake) {
     let server = serve(128);
     let mut client = connect(&server);
@@ -453,8 +454,8 @@ fn devices_that_vanish(fake: &Fake) {
     check_all(&mut hasty, 30);
 }
 
-/// A relay to the server that does something, with its connections to client and server, as soon as the
-/// server has welcomed the client.
+/// A relay to the server. As soon as the server has welcomed the client, the relay calls `welcomed`
+/// with its two connections.
 fn relay(server: &Server, welcomed: impl FnOnce([&TcpStream; 2]) + Send + 'static) -> Address {
     fn message(from: &mut TcpStream) -> Vec<u8> {
         let mut length = [0; 4];
@@ -479,7 +480,7 @@ fn relay(server: &Server, welcomed: impl FnOnce([&TcpStream; 2]) + Send + 'stati
     address
 }
 
-/// Memory that the device does not take: the limit on locked memory is named, and its mend.
+/// The device does not take the memory. The error names the limit on locked memory and its remedy.
 fn memory_that_may_not_be_registered(fake: &Fake) {
     const ENOMEM: i32 = 12;
     let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock);
@@ -497,13 +498,14 @@ fn memory_that_may_not_be_registered(fake: &Fake) {
     fake.set("FAKE_REG_ERRNO", 0);
     let server = serve(128);
     fake.set("FAKE_REG_ERRNO", ENOMEM.into());
-    // The server cannot.
+    // The server cannot register its memory.
     match refused(server.address(), options()) {
         SetupError::Refused { why, .. } => assert!(mends(&why), "{why}"),
         error => panic!("{error}"),
     }
     fake.set("FAKE_REG_ERRNO", 0);
-    // The client cannot. Set by name, because the relay's thread may not borrow the fake.
+    // The client cannot. The library is named here because the relay's thread may not borrow the
+    // fake.
     let library = told("ONEREAD_TEST_LIBRARY").unwrap();
     let address = relay(&server, move |_| Fake::load(&library).set("FAKE_REG_ERRNO", ENOMEM.into()));
     let error = refused(&address, options());
@@ -518,7 +520,8 @@ fn memory_that_may_not_be_registered(fake: &Fake) {
 
 // ---- reordered READs --------------------------------------------------------------------------------
 
-/// READs take long and copy their words in random order while the table changes: right all the same.
+/// READs take long and copy their words in random order while the table changes. All answers are
+/// right.
 fn reordered_words_and_writers(fake: &Fake) {
     for family in [Family::Cuckoo, Family::Hopscotch, Family::Chained] {
         let preset = presets().find(|preset| preset.layout.family == family).unwrap();
@@ -528,7 +531,7 @@ fn reordered_words_and_writers(fake: &Fake) {
     }
 }
 
-/// Keys that stay, each with a growing version; the others come and go.
+/// Keys that stay, each with a growing version. The others come and go.
 const STAY: u32 = 24;
 const COME: std::ops::Range<u32> = STAY..260;
 
@@ -537,7 +540,7 @@ fn version(n: u32, version: u64) -> Vec<u8> {
     [&version.to_le_bytes()[..], &rest].concat()
 }
 
-/// The version a value is of: all of it.
+/// The version of a value. Fails if the value mixes versions.
 fn version_of(n: u32, found: Option<Vec<u8>>) -> u64 {
     let found = found.unwrap_or_else(|| panic!("key {n} is missing"));
     let number = u64::from_le_bytes(found[..8].try_into().unwrap());
@@ -547,7 +550,7 @@ fn version_of(n: u32, found: Option<Vec<u8>>) -> u64 {
 
 fn churn(fake: &Fake, server: &Server) {
     let (begun, done): (Vec<_>, Vec<_>) = (0..STAY).map(|_| (AtomicU64::new(0), AtomicU64::new(0))).unzip();
-    // Few READs at a time: each gives way to the writers many times.
+    // With few READs at a time, each batch gives way to the writers many times.
     let mut client = Client::connect_with(server.address(), with_credits(8)).unwrap();
     for n in 0..STAY {
         client.put(&ours(n).0, &version(n, 0)).unwrap();
@@ -568,7 +571,7 @@ fn churn(fake: &Fake, server: &Server) {
                 let come =
                     COME.start + 2 * numbers.below(u64::from(COME.end - COME.start) / 2) as u32 + first;
                 match numbers.below(2) {
-                    // It may be full.
+                    // The table may be full.
                     0 => drop(client.put(&ours(come).0, &version(come, number))),
                     _ => drop(client.remove(&ours(come).0).unwrap()),
                 }
@@ -579,7 +582,7 @@ fn churn(fake: &Fake, server: &Server) {
         }
     };
     std::thread::scope(|scope| {
-        /// Also when a check fails.
+        /// Stops the threads, also when a check fails.
         struct Over<'a>(&'a AtomicBool);
         impl Drop for Over<'_> {
             fn drop(&mut self) {
@@ -622,7 +625,8 @@ fn churn(fake: &Fake, server: &Server) {
 
 // ---- small devices ----------------------------------------------------------------------------------
 
-/// Queues as short as can be: what the client does fits into them, also when all of it fails at once.
+/// Queues as short as possible. The client's work fits into them, even when all of it fails at
+/// once.
 fn tiny_devices(fake: &Fake) {
     for (setting, value) in [
         ("FAKE_MAX_RD_ATOMIC", 1),
@@ -660,9 +664,9 @@ fn tiny_devices(fake: &Fake) {
     }
 }
 
-/// A server lets in as many clients as its queues have room for. The next one is told so.
-fn rooms_that_are_full(fake: &Fake) {
-    // Of each of the two workers.
+/// A server admits as many clients as its queues have room for. The next one is told so.
+fn servers_that_are_full(fake: &Fake) {
+    // The room of each of the two workers.
     for (setting, value, room) in [("FAKE_MAX_CQE", 64, 4), ("FAKE_MAX_SRQ_WR", 31, 3)] {
         fake.set(setting, value);
         let server = serve(1024);
@@ -673,7 +677,7 @@ fn rooms_that_are_full(fake: &Fake) {
                 SetupError::Refused { why, .. } => assert!(why.contains("as many clients as it can take")),
                 error => panic!("{error}"),
             }
-            // All at once, as many messages as they may.
+            // All clients at once, each with the most messages it may have.
             std::thread::scope(|scope| {
                 for client in &mut clients {
                     scope.spawn(|| {
@@ -693,7 +697,7 @@ fn rooms_that_are_full(fake: &Fake) {
 
 // ---- nothing is left --------------------------------------------------------------------------------
 
-/// However a handshake ends: nothing is left of it on either side.
+/// A handshake may end in any way. Nothing is left of it on either side.
 fn failed_handshakes(fake: &Fake) {
     let server = serve(128);
     let of_the_server: Vec<_> = ["qps", "mrs"].map(|kind| fake.count(&format!("live_{kind}"))).into();
@@ -706,7 +710,7 @@ fn failed_handshakes(fake: &Fake) {
         stream.write_all(garbage).unwrap();
         stayers.push(stream);
     }
-    // Welcomed, and gone before it knew.
+    // The server welcomes a client that is gone before it reads the welcome.
     let library = told("ONEREAD_TEST_LIBRARY").unwrap();
     let address = relay(&server, move |_| Fake::load(&library).set("FAKE_REG_ERRNO", 14));
     let error = refused(&address, options());
@@ -714,12 +718,12 @@ fn failed_handshakes(fake: &Fake) {
     fake.set("FAKE_REG_ERRNO", 0);
     wait_for("the server to notice", || (server.stats().clients == 0).then_some(()));
     let left: Vec<_> = ["qps", "mrs"].map(|kind| fake.count(&format!("live_{kind}"))).into();
-    // One client's receives are kept for the next.
+    // One client's receives are kept for the next one.
     assert_eq!((left[0], left[1]), (of_the_server[0], of_the_server[1] + 1));
     let options = options().deadline(Duration::from_secs(10));
     let mut client = Client::connect_with(server.address(), options).unwrap();
     fill(&mut client, 30);
-    // One is dropped before its server, one after it.
+    // One client is dropped before its server, the other after it.
     let mut other = client.clone();
     check_all(&mut other, 30);
     drop(client);
@@ -727,7 +731,7 @@ fn failed_handshakes(fake: &Fake) {
     let GetError::Connect(_) = other.get(&ours(1).0).expect_err("no server") else { panic!() };
 }
 
-/// Welcomes that somebody on the way has changed are not believed; the same ones unchanged are.
+/// The client rejects welcomes that were changed on the way, and accepts the same ones unchanged.
 fn welcomes_that_are_changed(_: &Fake) {
     let server = serve(128);
     forged::forged_welcomes(place(&server));
@@ -737,8 +741,8 @@ fn welcomes_that_are_changed(_: &Fake) {
     check_all(&mut client, 30);
 }
 
-/// A client may hang up at any time: also when its message has just come, and the server has not looked. The
-/// receive that it took is there again for the next client.
+/// A client may hang up at any time, even when its message has just arrived and the server has not
+/// looked yet. The receive that the message took is posted again for the next client.
 fn hanging_up_while_asking(fake: &Fake) {
     let server = serve(128);
     for _ in 0..200 {
@@ -754,7 +758,7 @@ fn hanging_up_while_asking(fake: &Fake) {
                 to_client.shutdown(Shutdown::Both).unwrap();
             });
             to_server.shutdown(Shutdown::Both).unwrap();
-            // There is no answer any more, unless the server was very quick.
+            // There is usually no answer any more, unless the server was very quick.
             let _ = client.put(b"key", b"value");
         });
         fake.check();
@@ -764,7 +768,8 @@ fn hanging_up_while_asking(fake: &Fake) {
     check_all(&mut client, 60);
 }
 
-/// A callback that panics leaves READs in flight. They are not taken for the answers to what is asked next.
+/// A callback that panics leaves READs in flight. They are not taken for the answers to the next
+/// requests.
 fn a_callback_that_panics(fake: &Fake) {
     std::panic::set_hook(Box::new(|_| {}));
     let server = serve(1024);
@@ -779,14 +784,14 @@ fn a_callback_that_panics(fake: &Fake) {
                 left = left.checked_sub(1).expect("that is enough");
             };
             catch_unwind(AssertUnwindSafe(|| client.get_many_with(&keys(200), panics))).expect_err("a panic");
-            // Keys that nobody asked for just now.
+            // Keys that the last batch did not ask for.
             for n in (0..200).rev().step_by(9) {
                 assert_eq!(client.get(&ours(n).0).unwrap(), Some(ours(n).1), "key {n}");
             }
             check_all(&mut client, 200);
         }
     }
-    // Dropped with READs in flight.
+    // A client that is dropped with READs in flight.
     let panics = |_: usize, _: Option<&[u8]>| panic!("at once");
     catch_unwind(AssertUnwindSafe(|| client.get_many_with(&keys(200), panics))).expect_err("a panic");
     drop(client);
@@ -795,12 +800,13 @@ fn a_callback_that_panics(fake: &Fake) {
 
 // ---- what it costs ----------------------------------------------------------------------------------
 
-/// What a batch asks of the device, by the device's count and by the client's.
+/// The work that a batch gives the device, by the device's count and by the client's.
 fn costs_of_a_batch(fake: &Fake) {
     const KEYS: u32 = 1000;
     let server = serve(20_000);
     for (wait, credits, doorbells, completions) in [
-        // 15 times 64 and 40 READs; of 16 one completion shows, and the last one of each doorbell.
+        // 15 times 64 READs and 40 more. One completion in 16 is signalled, and the last of each
+        // doorbell.
         (Wait::Poll, 64, 16, 15 * 4 + 3),
         (Wait::Block, 64, 16, 15 * 4 + 3),
         (Wait::Poll, 7, 143, 143),
@@ -810,7 +816,7 @@ fn costs_of_a_batch(fake: &Fake) {
         options.verbs.wait = wait;
         let mut client = Client::connect_with(server.address(), options).unwrap();
         fill(&mut client, KEYS);
-        // The server's SENDs may still be completing.
+        // The server's SENDs may not have completed yet.
         std::thread::sleep(Duration::from_millis(20));
         let before = client.queue_counts().unwrap();
         fake.set("counts", 0);
@@ -838,8 +844,9 @@ fn costs_of_a_batch(fake: &Fake) {
 
 // ---- messages ---------------------------------------------------------------------------------------
 
-/// The answer to a message may come before the message's own completion does: the two go different ways. No
-/// client waits for answers that it has, none writes over a message that the device may still be sending.
+/// The answer to a message may come before the completion of the message itself. No client waits
+/// for an answer that it already has, and none overwrites a message that the device may still be
+/// sending.
 fn answers_that_come_first(fake: &Fake) {
     const KEYS: u32 = 2000;
     let server = serve(20_000);
@@ -863,8 +870,8 @@ fn answers_that_come_first(fake: &Fake) {
     }
 }
 
-/// A queue pair that has failed may still take a receive from the queue that it shares with others. None is
-/// lost, however many clients come and go.
+/// A queue pair that has failed may still take a receive from the queue that it shares with others.
+/// No receive is lost, however many clients come and go.
 fn receives_that_come_back_late(fake: &Fake) {
     for wait in [Wait::Block, Wait::Poll] {
         let table = config(default_preset(), 2000, 16, 46, 7);
@@ -877,7 +884,7 @@ fn receives_that_come_back_late(fake: &Fake) {
             let mut client = connect(&server);
             client.put(&ours(n).0, &ours(n).1).unwrap();
         }
-        // By the device's word, or after a while.
+        // The server learns of it by the device's event, or after some time.
         wait_for("all to be gone", || (server.stats().clients == 0).then_some(()));
         let flushed = fake.count("flushes") - before;
         assert!(flushed >= 40, "{wait:?}: each of them took a receive along: {flushed}");
@@ -890,7 +897,7 @@ fn receives_that_come_back_late(fake: &Fake) {
     }
 }
 
-/// HERD's WRITEs go over UC where both sides have it, else over RC; what is lost is asked for again.
+/// HERD's WRITEs go over UC if both sides have it, else over RC. Lost requests are repeated.
 #[cfg(feature = "herd")]
 fn herd_over_uc_and_rc(fake: &Fake) {
     const KEYS: u32 = 300;
@@ -904,7 +911,7 @@ fn herd_over_uc_and_rc(fake: &Fake) {
         options.requests = RequestPath::Herd;
         let mut client = Client::connect_with(server.address(), options).unwrap();
         fill(&mut client, KEYS);
-        // The n-th WRITE or datagram from here on is lost, of which RC loses none.
+        // From here on, the n-th WRITE or datagram is lost. RC loses none.
         for lost in 1..=8i64 {
             fake.set("FAKE_DROP_NTH", lost);
             for n in 0..8 {
@@ -925,12 +932,13 @@ fn herd_over_uc_and_rc(fake: &Fake) {
     }
 }
 
-/// A server that answers twice, or does twice what was asked once: the connection is given up, and nothing else.
-fn an_answer_too_many(fake: &Fake) {
+/// The server answers twice, or executes twice what was asked once. Only that connection is given
+/// up.
+fn duplicate_answers(fake: &Fake) {
     let server = serve(2000);
     let mut client = connect(&server);
     let mut given_up = 0;
-    // A message that arrives twice, or its answer.
+    // A message arrives twice, or its answer does.
     for nth in 1..=8 {
         fake.set("FAKE_TWICE_NTH", nth);
         for n in 0..20 {
@@ -952,7 +960,8 @@ fn an_answer_too_many(fake: &Fake) {
     assert!((1..=8).contains(&given_up), "{given_up} times given up");
 }
 
-/// Clients that ask in each way there is: by messages or HERD's way, over queue pairs of their own or shared ones.
+/// Options of clients for each way to ask: by messages or HERD's way, over queue pairs of their own
+/// or shared ones.
 fn ways() -> impl Iterator<Item = ClientOptions> {
     let requests = [
         RequestPath::Message,
@@ -968,7 +977,7 @@ fn ways() -> impl Iterator<Item = ClientOptions> {
     })
 }
 
-/// Takes requests in each of these ways.
+/// Starts a server that takes requests in each of these ways.
 fn serve_ways(place: Address, table: Config) -> Server {
     let config = ServerConfig::new(place, table).token(Token::new(TOKEN));
     #[cfg(feature = "herd")]
@@ -976,9 +985,10 @@ fn serve_ways(place: Address, table: Config) -> Server {
     Server::start(config).unwrap()
 }
 
-/// A reply with another number is not taken for the one that is due, whether the server misnumbers it or was asked
-/// under another number. By messages the connection is given up, and nothing else; HERD's datagrams are repeated.
-fn answers_to_something_else(fake: &Fake) {
+/// A reply with another number is not taken for the expected one. The server may misnumber it, or
+/// the request may have arrived under another number. By messages, only that connection is given
+/// up. HERD's requests are repeated.
+fn misnumbered_answers(fake: &Fake) {
     let server = serve_ways(at("127.0.0.1:0"), config(default_preset(), 2000, 16, 46, 7));
     for options in ways() {
         let is_herd = options.requests != RequestPath::Message;
@@ -986,7 +996,7 @@ fn answers_to_something_else(fake: &Fake) {
         client.put(b"there", b"value").unwrap();
         for batch in [1u32, 2, 300] {
             for nth in [1, 2] {
-                // The first SEND is the request, where it is one, and the second its reply.
+                // The first SEND is the request, if the request is a SEND. The second is its reply.
                 fake.set("FAKE_RENUMBER_NTH", nth);
                 let pairs: Vec<_> = (0..batch).map(ours).collect();
                 match client.put_many(&pairs) {
@@ -1013,7 +1023,7 @@ fn answers_to_something_else(fake: &Fake) {
     }
 }
 
-/// Whatever is wrong with some pairs of a batch: each answer is that of its own pair.
+/// Some pairs of a batch are wrong. Each answer belongs to its own pair.
 fn bad_pairs_in_a_batch(_: &Fake) {
     for options in ways() {
         let server = serve_ways(at("127.0.0.1:0"), config(default_preset(), 2000, 16, 46, 7));
@@ -1021,7 +1031,8 @@ fn bad_pairs_in_a_batch(_: &Fake) {
     }
 }
 
-/// Answers may take more room than their requests: no message asks for more of them than one message holds.
+/// Answers may be longer than their requests. No message asks for more answers than one message
+/// holds.
 fn full_tables_in_a_batch(_: &Fake) {
     for options in ways() {
         let server = serve_ways(at("127.0.0.1:0"), config(default_preset(), 64, 16, 46, 7));
@@ -1043,8 +1054,9 @@ fn full_tables_in_a_batch(_: &Fake) {
     }
 }
 
-/// What a server that is gone would not have taken the next one is asked, and the other way round.
-fn lengths_are_those_of_the_server_that_is_there(_: &Fake) {
+/// A client applies the limits of the present server, not those of the one before, in both
+/// directions.
+fn limits_are_those_of_the_present_server(_: &Fake) {
     for options in ways() {
         lengths_of_the_next_server(&options, |address, table| {
             let address = address.cloned().unwrap_or_else(|| at("127.0.0.1:0"));
@@ -1053,9 +1065,9 @@ fn lengths_are_those_of_the_server_that_is_there(_: &Fake) {
     }
 }
 
-/// Answers to changes that were late come all the same, several of them one after the other. None is taken
-/// for that to what is asked next, and the connection is as good as before.
-fn answers_that_nobody_waits_for(_: &Fake) {
+/// Late answers to changes still arrive, several of them one after the other. None is taken for the
+/// answer to the next request, and the connection stays good.
+fn late_answers(_: &Fake) {
     for options in ways() {
         let table = config(default_preset(), 64, 16, 46, 7);
         let server = serve_ways(at("127.0.0.1:0"), table.grace(Duration::from_millis(50)));
@@ -1067,14 +1079,14 @@ fn answers_that_nobody_waits_for(_: &Fake) {
         let began = Instant::now();
         while late < 4 {
             assert!(began.elapsed() < SOON, "{options:?}: {late} were late");
-            // Where keys come and go, slots wait for traces to be taken away. A put that needs one waits,
-            // too.
+            // Where keys come and go, slots wait until traces are removed. A put that needs such a
+            // slot waits, too.
             for (n, is_late) in (next..).zip((0..).map(|n| n % 2 == 1)).take(12) {
                 match client.put(&ours(n).0, &ours(n).1) {
                     Ok(_) => {}
                     Err(MutateError::Full { .. }) => {}
-                    // By messages a connection's requests are answered in order: the next ones are late as
-                    // well.
+                    // By messages, a connection's requests are answered in order. After a late
+                    // answer, the next ones are late, too.
                     Err(MutateError::Deadline { .. }) => late += 1,
                     Err(error) => panic!("{options:?}: {error}"),
                 }
@@ -1092,7 +1104,7 @@ fn answers_that_nobody_waits_for(_: &Fake) {
                 oldest += 1;
             }
         }
-        // (What is still under way is put before.)
+        // (Puts that are still under way are executed before this one.)
         wait_for("an answer in time", || client.put(b"there", b"last").ok());
         let found = wait_for("an answer in time", || client.rpc_get(b"there").ok());
         assert_eq!(found.as_deref(), Some(&b"last"[..]), "{options:?}");
@@ -1100,11 +1112,12 @@ fn answers_that_nobody_waits_for(_: &Fake) {
     }
 }
 
-/// A batch that ends in an error leaves READs in flight. They are waited for: the connection is good, and
-/// what they bring is not taken for the answers to what is asked next.
-fn gets_that_are_given_up(fake: &Fake) {
+/// A batch that ends in an error leaves READs in flight. The client waits for them, since the
+/// connection is good. Their data is not taken for the answers to the next requests.
+fn reads_left_in_flight(fake: &Fake) {
     for pairs in [None, Some(1)] {
-        // No pass is ever fast enough to say that a key is absent; a slot of one line is a proof by itself.
+        // No pass is ever fast enough to prove that a key is absent. A slot of one line proves
+        // itself.
         let table = config(default_preset(), 1024, 16, 32, 7);
         let server = serve_ways(at("127.0.0.1:0"), table.grace(Duration::from_nanos(1)));
         let verbs = options().verbs.pairs(pairs).credits(64);
@@ -1135,9 +1148,9 @@ fn gets_that_are_given_up(fake: &Fake) {
     }
 }
 
-/// A handle reads over the pair that the fewest read over, and whoever is gone does not count: the place of a
-/// handle that is dropped is the next one's, and no further connection is made.
-fn places_that_are_free(fake: &Fake) {
+/// A handle reads over the pair with the fewest readers. Dropped handles do not count: the next
+/// handle gets their place, and no further connection is made.
+fn free_places_are_used_again(fake: &Fake) {
     let server = serve(1024);
     let verbs = options().verbs.pairs(3);
     let mut first = Client::connect_with(server.address(), options().verbs(verbs)).unwrap();
@@ -1145,7 +1158,7 @@ fn places_that_are_free(fake: &Fake) {
     let before = fake.count("live_qps");
     for _ in 0..5 {
         check_all(&mut first.clone(), 50);
-        // One end of it is the server's.
+        // One end of the pair is the server's.
         assert_eq!(fake.count("live_qps"), before + 2, "one pair more, each time the same");
     }
     let mut others: Vec<_> = (0..5).map(|_| first.clone()).collect();
@@ -1156,9 +1169,9 @@ fn places_that_are_free(fake: &Fake) {
     }
 }
 
-/// A server that is away is looked for until the deadline, by each call anew. When another one is at its
-/// place, the handles that found none before find it, each connecting anew once.
-fn a_server_that_is_away_for_a_while(_: &Fake) {
+/// While a server is away, each call looks for it until its deadline. When another server is at its
+/// place, the handles find it, and each reconnects once.
+fn a_server_that_is_away(_: &Fake) {
     for options in ways().filter(|way| way.requests == RequestPath::Message && way.verbs.wait == Wait::Poll) {
         let table = config(default_preset(), 1024, 16, 46, 7).grace(Duration::from_millis(500));
         let server = serve_ways(at("127.0.0.1:0"), table);
@@ -1184,8 +1197,8 @@ fn a_server_that_is_away_for_a_while(_: &Fake) {
     }
 }
 
-/// What handles ask of a pair that they share adds up to the device's count, whichever of them did it for the
-/// others; and all their changes go over one connection, which stays.
+/// The counts of handles that share a pair add up to the device's count, whichever handle did the
+/// work for the others. All their changes go over one connection, which stays.
 fn costs_over_a_shared_pair(fake: &Fake) {
     for wait in [Wait::Poll, Wait::Block] {
         let server = serve(2000);
@@ -1217,10 +1230,10 @@ fn costs_over_a_shared_pair(fake: &Fake) {
     }
 }
 
-/// When a client that asked HERD's way is gone, the workers let go of its place, though others stay: nothing
-/// of it is left on the server's side.
+/// When a client that used HERD's way is gone, the workers free its place, even if others stay.
+/// Nothing of it is left on the server's side.
 #[cfg(feature = "herd")]
-fn herds_that_go_home(fake: &Fake) {
+fn herd_clients_that_leave(fake: &Fake) {
     let server = serve_ways(at("127.0.0.1:0"), config(default_preset(), 2000, 16, 46, 7));
     let herd = options().requests(RequestPath::Herd);
     let mut stays = Client::connect_with(server.address(), herd.clone()).unwrap();

@@ -1,6 +1,6 @@
-//! Many threads over few queue pairs, on whatever RDMA device there is: Soft-RoCE in `tests/soft-roce-guest`, or
-//! `tests/fake_ibverbs.c`. Without a device these tests pass without testing anything, and say so, unless
-//! ONEREAD_REQUIRE_VERBS is set.
+//! Many threads share a few queue pairs, on any RDMA device: Soft-RoCE in `tests/soft-roce-guest`,
+//! or `tests/fake_ibverbs.c`. Without a device these tests pass without testing anything, and say
+//! so, unless ONEREAD_REQUIRE_VERBS is set.
 
 use oneread::region::Backing;
 use oneread::server::{ServerConfig, StartMode};
@@ -58,7 +58,7 @@ fn key(number: u64) -> [u8; 8] {
     number.to_le_bytes()
 }
 
-/// A key's value says whose it is and how old.
+/// A value names its key and its version.
 fn value(number: u64, version: u64) -> [u8; 32] {
     let mut value = [0; 32];
     for (i, word) in value.chunks_mut(8).enumerate() {
@@ -71,7 +71,7 @@ fn value(number: u64, version: u64) -> [u8; 32] {
     value
 }
 
-/// The version of a value that is one of this key's.
+/// The version in a value; fails if the value is not one of this key's.
 fn version(number: u64, bytes: &[u8]) -> u64 {
     let version = u64::from_le_bytes(bytes[8..16].try_into().expect("8 bytes"));
     assert_eq!(bytes, value(number, version), "key {number}: no value that it ever had");
@@ -92,14 +92,14 @@ fn sum(counts: impl IntoIterator<Item = QueueCounts>) -> QueueCounts {
     })
 }
 
-/// What each of several threads did.
+/// What one of several threads did.
 struct Done {
     gets: u64,
     reattached: u64,
     counts: QueueCounts,
 }
 
-/// Stops readers, also when what ran beside them panicked: the scope waits for them.
+/// Stops the readers, also when the code beside them panicked, because the scope waits for them.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -108,8 +108,8 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// THREADS threads GET for a while, one of them in batches; `meanwhile` runs beside them. What it is given waits until
-/// each thread has begun a GET and had its answer.
+/// THREADS threads GET for a while, one of them in batches. `meanwhile` runs beside them. Its
+/// argument waits until each thread has begun a GET after the call and got its answer.
 fn readers(client: &Client, meanwhile: impl FnOnce(&dyn Fn())) -> Vec<Done> {
     let stop = AtomicBool::new(false);
     let answered = [const { AtomicU64::new(0) }; THREADS];
@@ -117,7 +117,7 @@ fn readers(client: &Client, meanwhile: impl FnOnce(&dyn Fn())) -> Vec<Done> {
         let before = answered.each_ref().map(|answered| answered.load(Ordering::Relaxed));
         wait_for("a GET by each thread", || {
             let mut both = before.iter().zip(&answered);
-            // The first answer may be to a GET that had begun before.
+            // The first answer may belong to a GET that began before.
             both.all(|(before, now)| now.load(Ordering::Relaxed) >= before + 2).then_some(())
         });
     };
@@ -158,7 +158,7 @@ fn readers(client: &Client, meanwhile: impl FnOnce(&dyn Fn())) -> Vec<Done> {
     })
 }
 
-/// The server changes keys all the time; readers see nothing but values that were there, in order.
+/// The server changes keys all the time. Readers see only values that were there, in order.
 fn churn(pairs: usize, credits: usize, wait: Wait) {
     let Some(server) = serve() else { return };
     let mut client =
@@ -174,7 +174,7 @@ fn churn(pairs: usize, credits: usize, wait: Wait) {
             writer.put(&key(number), &value(number, changes)).expect("the server is there");
         }
         all_go_on();
-        // All READs go over `pairs` queue pairs, all changes over one more.
+        // All READs go over `pairs` queue pairs, and all changes over one more.
         let clients = writer.server_stats().expect("the server is there").clients;
         assert_eq!(clients, pairs as u64 + 1, "queue pairs");
     });
@@ -186,9 +186,11 @@ fn churn(pairs: usize, credits: usize, wait: Wait) {
     );
     assert!(changes > 0);
     assert!(done.iter().all(|done| done.reattached == 0), "a queue pair failed");
-    // Thread 0 asks for 32 at a time: it may have more, and must not starve the others.
+    // Thread 0 asks for 32 keys at a time. It may get more than the others, but must not starve
+    // them.
     let (least, most) = (*gets[1..].iter().min().expect("7"), *gets[1..].iter().max().expect("7"));
-    // (On a busy machine threads run as the scheduler likes; what the queue pair gives each is equal: unit tests.)
+    // (On a busy machine, the scheduler decides which threads run. Unit tests check that the queue
+    // pair gives each an equal share.)
     assert!(least > 0 && most <= 10 * least, "unfair: {gets:?}");
 }
 
@@ -207,7 +209,7 @@ fn two_pairs_asleep() {
     churn(2, 64, Wait::Block);
 }
 
-/// Eight threads, two READs in flight: the others wait for their turn.
+/// Eight threads have two READs in flight together. The others wait for their turn.
 #[test]
 fn tiny_credits() {
     churn(1, 2, Wait::Poll);
@@ -218,7 +220,7 @@ fn one_credit_asleep() {
     churn(1, 1, Wait::Block);
 }
 
-/// A TCP relay in front of a server: counts who connects, and can hang up on all of them.
+/// A TCP relay in front of a server. It counts connections, and can close all of them.
 struct Relay {
     port: u16,
     accepted: Arc<AtomicUsize>,
@@ -266,8 +268,8 @@ impl Relay {
     }
 }
 
-/// The server drops a queue pair under eight threads: each GET is answered nonetheless, over one new queue
-/// pair for all of them.
+/// The server drops a queue pair while eight threads use it. Each GET is still answered, over one
+/// new queue pair for all threads.
 fn killed(pairs: usize, wait: Wait) {
     let Some(server) = serve() else { return };
     let mut filler = Client::connect_with(server.address(), patient()).expect("connects");
@@ -302,7 +304,7 @@ fn killed_pairs_asleep() {
     killed(2, Wait::Block);
 }
 
-/// The server goes, and another comes to the same place: GETs under way wait for it.
+/// The server ends, and another one starts at the same place. GETs that are under way wait for it.
 #[test]
 fn restarted_server() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -326,7 +328,8 @@ fn restarted_server() {
     assert!(server.is_some());
 }
 
-/// Handles that come and go leave nothing behind: the places on queue pairs, and the memory, are used again.
+/// Dropped handles leave nothing behind: their places on queue pairs, and their memory, are used
+/// again.
 #[test]
 fn handles_come_and_go() {
     let Some(server) = serve() else { return };

@@ -1,8 +1,9 @@
-//! `bench`: what a GET and an insert take, beside what the memory itself and maps in one process take; and
-//! (`rpc`) GETs by READ beside GETs that the server does.
+//! `bench`: the time of a GET and of an insert, compared with bare memory and with maps in one
+//! process. `bench rpc` compares GETs by READ with GETs that the server does.
 //!
-//! Honest as far as one machine goes: rounds of all contestants alternate, medians are reported, and the
-//! maps it is compared with do less (their readers share a process with their writers).
+//! On one machine, the comparison is fair as far as it can be: rounds of all contestants alternate,
+//! and medians are reported. The in-process maps do less: their readers share a process with their
+//! writers.
 
 use super::child::{Fabric, ServerChild};
 use super::measure::{KEY_BYTES, VALUE_BYTES, key, machine, median, value};
@@ -21,7 +22,7 @@ use std::hint::black_box;
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// Time GETs or inserts beside bare memory and in-process maps, or beside a server that does the GETs
+/// Time GETs or inserts, compared with bare memory, in-process maps, or GETs by the server
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES
   oneread bench get
@@ -30,16 +31,16 @@ use std::time::Instant;
   oneread bench rpc --connections 1,4,16
 
 `get`: one thread reads present keys of 16 bytes with values of 32, at random.
-  bare, one after the other   8 words of a random 64-byte line, its address known when the last was read
-  bare, all at once           the same, addresses known beforehand: as much as the memory gives
+  bare, one after the other   8 words of a random 64-byte line; each address depends on the line before
+  bare, all at once           the same, with addresses known beforehand: the limit of the memory
   oneread get                 from a server in another process
   oneread get_many            the same, 256 keys at a time
-  dashmap, papaya             maps in this process, whose readers could not be elsewhere
+  dashmap, papaya             maps in this process; they cannot be read from another
 
-`insert`: fills a new table to 90 % load, in this process, without a socket between.
+`insert`: fills a new table to 90 % load, in this process, without a socket.
 
-The bare reads go over anonymous memory of this process, of the region's size; the region is shared memory.
-Both ask for huge pages; whether the system grants them shows in the line about the machine.")]
+The bare reads use anonymous memory of this process, as large as the region; the region is shared
+memory. Both ask for huge pages. The line about the machine tells whether the system grants them.")]
 pub struct Bench {
     #[command(subcommand)]
     what: What,
@@ -47,31 +48,31 @@ pub struct Bench {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Reads of present keys
+    /// GETs of present keys
     Get(Timing),
-    /// Filling a table
+    /// Fill a table
     Insert(Timing),
     Rpc(rpc::Rpc),
 }
 
 #[derive(Debug, Args)]
 struct Timing {
-    /// Keys
+    /// Number of keys
     #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1000..))]
     keys: u64,
-    /// Rounds, of which the median counts
+    /// Number of rounds; the result is their median
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// The layout
+    /// The table's layout
     #[arg(long, value_name = "NAME", default_value = "windowed:8")]
     layout: Layout,
     /// What carries the READs of `get`
     #[arg(long, value_enum, default_value = "shm")]
     fabric: Fabric,
-    /// Over verbs: READs in flight at once, for get_many
+    /// READs in flight at once, for get_many (verbs only)
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=1024))]
     credits: u16,
-    /// Prints one JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -81,10 +82,10 @@ struct Timing {
 struct Line {
     name: String,
     threads: u32,
-    /// Median over the rounds, nanoseconds per operation (wall clock of all threads together).
+    /// Median over the rounds, in nanoseconds per operation (wall clock of all threads together).
     ns_per_op: f64,
     ops_per_s: f64,
-    /// Of the first line's time.
+    /// The ratio to the first line's time.
     ratio: f64,
     /// Fastest and slowest round.
     ns_min: f64,
@@ -140,14 +141,14 @@ impl Timing {
         let (dash, papa) = self.fill(&mut client, &bar)?;
         bar.finish_and_clear();
         let mut map = memmap2::MmapMut::map_anon(region_bytes as usize)?;
-        // As for the region; best effort, as there.
+        // Asks for huge pages, as for the region. A refusal is ignored, as there.
         let _ = map.advise(memmap2::Advice::HugePage);
         let memory: &mut [[u64; 8]] = bytemuck::cast_slice_mut(&mut map[..]);
         memory.iter_mut().zip(0..).for_each(|(line, number)| *line = [mix(number); 8]);
         let memory = &*memory;
 
         let n = self.keys;
-        // The same random order for all, another in each round.
+        // All contestants use the same random order; each round has another.
         let pick = |round: u32, i: u64| reduce(mix(i ^ u64::from(round) << 40), n);
         let mut out = Vec::new();
         let mut client_many = client.clone();
@@ -189,7 +190,8 @@ impl Timing {
         self.outcome("get", region_bytes, n, lines)
     }
 
-    /// Only what crosses the device: what the device itself can do, perftest tells (docs/BENCHMARKS.md).
+    /// Measures only what crosses the device. For the device's own limits, use perftest
+    /// (docs/BENCHMARKS.md).
     fn get_over_verbs(&self) -> Result<ExitCode> {
         let server = self.serve(Fabric::Verbs)?;
         let verbs = VerbsOptions::new().credits(self.credits.into());
@@ -261,7 +263,7 @@ impl Timing {
         Ok((dash, papa))
     }
 
-    /// A server in a process of its own, with room for the keys.
+    /// Starts a server in a process of its own, with room for the keys.
     fn serve(&self, fabric: Fabric) -> Result<ServerChild> {
         ServerChild::spawn(
             fabric,
@@ -274,7 +276,7 @@ impl Timing {
         )
     }
 
-    /// Puts all keys, and hands each pair to `each`.
+    /// Puts all keys, and passes each pair to `each`.
     fn load(
         &self,
         client: &mut Client,
@@ -327,7 +329,7 @@ impl Timing {
         self.outcome("insert", region_bytes, n, lines)
     }
 
-    /// Runs A B C A B C ..., so that what else happens on the machine meets all of them alike.
+    /// Runs A B C A B C ..., so that other load on the machine affects all contestants alike.
     fn alternate(&self, contestants: &mut [Contestant<'_>], ops: u64) -> Result<Vec<Line>> {
         let bar = show::bar(u64::from(self.rounds) * contestants.len() as u64, "timing", "runs");
         let mut times = vec![Vec::new(); contestants.len()];
@@ -369,10 +371,10 @@ impl Timing {
     }
 }
 
-/// Name, threads, and a run of one round, which returns its nanoseconds.
+/// A name, a number of threads, and a function that runs one round and returns its nanoseconds.
 type Contestant<'a> = (&'static str, u32, Box<dyn FnMut(u32) -> Result<u64> + 'a>);
 
-/// Nanoseconds of `n` operations, each of which must succeed.
+/// The time of `n` operations in nanoseconds. Each operation must succeed.
 fn timed(n: u64, mut op: impl FnMut(u64) -> Result<bool>) -> Result<u64> {
     let begun = Instant::now();
     let mut well = 0;
@@ -384,7 +386,7 @@ fn timed(n: u64, mut op: impl FnMut(u64) -> Result<bool>) -> Result<u64> {
     Ok(spent.as_nanos() as u64)
 }
 
-/// What a batch of 1,000 keys asks of the queues, and how long it takes.
+/// The queue operations and the time that a batch of 1,000 keys takes.
 #[cfg(feature = "verbs")]
 fn thousand(client: &mut Client, pick: impl Fn(u64) -> u64) -> Result<serde_json::Value> {
     let keys: Vec<_> = (0..1000).map(|i| key(pick(i))).collect();
@@ -423,7 +425,7 @@ fn get_many(client: &mut Client, n: u64, pick: impl Fn(u64) -> u64) -> Result<u6
     Ok(spent.as_nanos() as u64)
 }
 
-/// Reads `n` random lines. In a chain the address of each depends on the bytes of the one before.
+/// Reads `n` random lines. In a chain, each address depends on the bytes of the line before.
 fn bare(memory: &[[u64; 8]], n: u64, round: u32, chain: bool) -> u64 {
     let lines = memory.len() as u64;
     let begun = Instant::now();
@@ -438,7 +440,7 @@ fn bare(memory: &[[u64; 8]], n: u64, round: u32, chain: bool) -> u64 {
     begun.elapsed().as_nanos() as u64
 }
 
-/// Nanoseconds in which `threads` threads do `n` operations between them.
+/// The time in nanoseconds that `threads` threads need for `n` operations together.
 fn spread(n: u64, threads: u32, op: impl Fn(u64) -> Result<()> + Sync) -> Result<u64> {
     let begun = Instant::now();
     std::thread::scope(|scope| {

@@ -1,4 +1,5 @@
-//! A server in a process of its own, for `demo` and `bench`. Gone when its guard is.
+//! A server in a process of its own, for `demo` and `bench`. The process ends when its guard is
+//! dropped.
 
 use anyhow::{Context, Result, ensure};
 use oneread::reader::Limits;
@@ -13,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// A child process that serves. Killed, stopped or not, when dropped.
+/// A server in a child process. Killed when dropped, even if it is stopped.
 pub struct ServerChild {
     child: Child,
     dir: PathBuf,
@@ -30,17 +31,18 @@ pub enum Fabric {
     Verbs,
 }
 
-/// CPU time a process has used.
+/// The CPU time that a process has used.
 #[derive(Clone, Copy, Debug)]
 pub struct CpuTime {
     /// User and system time in clock ticks, from /proc/PID/stat.
     pub ticks: u64,
-    /// Time on a CPU in nanoseconds, all threads, from /proc/PID/task/*/schedstat.
+    /// Time on a CPU in nanoseconds, of all threads, from /proc/PID/task/*/schedstat.
     pub run_ns: u64,
 }
 
 impl CpuTime {
-    /// Time used since `earlier`, in milliseconds: whichever of the two clocks shows more.
+    /// Time used since `earlier`, in milliseconds. Of the two clocks, the one that shows more
+    /// counts.
     pub fn ms_since(self, earlier: CpuTime) -> f64 {
         let tick_ms = 1e3 / rustix::param::clock_ticks_per_second() as f64;
         let by_ticks = (self.ticks - earlier.ticks) as f64 * tick_ms;
@@ -50,7 +52,7 @@ impl CpuTime {
 }
 
 impl ServerChild {
-    /// Starts `oneread serve --anonymous` with these further arguments, and waits until it serves.
+    /// Starts `oneread serve --anonymous` with these further arguments. Returns when it serves.
     pub fn spawn(fabric: Fabric, arguments: &[String]) -> Result<ServerChild> {
         let dir = std::env::temp_dir().join(format!("oneread-{}", std::process::id()));
         std::fs::DirBuilder::new()
@@ -59,7 +61,7 @@ impl ServerChild {
             .with_context(|| format!("making the folder {}", dir.display()))?;
         let at = match fabric {
             Fabric::Shm => Address::Shm(dir.join("sock")),
-            // The operating system chooses a port; other programs here do not know the token.
+            // The operating system chooses a port; other programs do not know the token.
             Fabric::Verbs => Address::Verbs(VerbsAddress::new("127.0.0.1", 0, DeviceChoice::default())),
         };
         let token = format!("{:032x}", rand::random::<u128>());
@@ -84,7 +86,8 @@ impl ServerChild {
         Ok(server)
     }
 
-    /// Ctrl-C ends this process without dropping anything: a stopped child would stay.
+    /// Kills the child on Ctrl-C. The signal ends this process without running destructors, and a
+    /// stopped child would stay.
     fn clean_up_on_signal(&self) -> Result<()> {
         let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
         let (pid, dir) = (self.pid(), self.dir.clone());
@@ -99,15 +102,15 @@ impl ServerChild {
         Ok(())
     }
 
-    /// A client of it.
+    /// Connects a client to it.
     pub fn connect(&self) -> Result<Client> {
-        // Whatever keeps it waiting, its server is there.
+        // The server is there, so a long wait ends with an answer.
         const PATIENT: Duration = Duration::from_secs(30);
         let limits = Limits::new().deadline(PATIENT);
         self.connect_with(ClientOptions::new().limits(limits).deadline(PATIENT))
     }
 
-    /// A client of it, with these options and its token.
+    /// Connects a client to it, with these options and its token.
     pub fn connect_with(&self, mut options: ClientOptions) -> Result<Client> {
         options.verbs.token = self.token.clone();
         Ok(Client::connect_with(&self.address, options)?)
@@ -117,7 +120,8 @@ impl ServerChild {
         Pid::from_child(&self.child)
     }
 
-    /// Stops the process: it gets no CPU until [`ServerChild::resume`]. Returns when it has stopped.
+    /// Stops the process: it gets no CPU until [`ServerChild::resume`]. Returns when all its
+    /// threads have stopped.
     pub fn stop(&self) -> Result<()> {
         kill_process(self.pid(), Signal::STOP).context("stopping the server process")?;
         for _ in 0..1000 {
@@ -134,16 +138,16 @@ impl ServerChild {
         kill_process(self.pid(), Signal::CONT).context("resuming the server process")
     }
 
-    /// Has every thread stopped? They do so one after the other.
+    /// Whether every thread has stopped. They stop one after the other.
     pub fn has_stopped(&self) -> Result<bool> {
         self.tasks()?.iter().try_fold(true, |all, task| Ok(all && stat(&task.join("stat"))?.0 == 'T'))
     }
 
-    /// CPU time used so far.
+    /// The CPU time used so far.
     pub fn cpu_time(&self) -> Result<CpuTime> {
         let mut run_ns = 0;
         for task in self.tasks()? {
-            // Kernels without scheduler statistics have no such file: the ticks remain.
+            // Kernels without scheduler statistics have no such file. The ticks are used then.
             let text = std::fs::read_to_string(task.join("schedstat")).unwrap_or_default();
             run_ns += text.split(' ').next().and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
         }
@@ -161,11 +165,11 @@ impl ServerChild {
     }
 }
 
-/// State and CPU ticks from a `stat` file of a process or thread; see proc(5).
+/// The state and CPU ticks in a `stat` file of a process or thread; see proc(5).
 fn stat(path: &Path) -> Result<(char, u64)> {
     let name = path.display();
     let text = std::fs::read_to_string(path).with_context(|| format!("reading {name}"))?;
-    // The second field, the name, may hold blanks; what follows its closing bracket does not.
+    // The second field, the name, may contain spaces. The fields after its closing bracket do not.
     let fields: Vec<&str> = text.rsplit(')').next().unwrap_or("").split_whitespace().collect();
     let ticks = |n: usize| fields.get(n).and_then(|f| f.parse::<u64>().ok());
     match (fields.first().and_then(|f| f.chars().next()), ticks(11), ticks(12)) {

@@ -1,4 +1,4 @@
-//! `get`, `put`, `del`, `load`, `dump`: keys and values in and out.
+//! `get`, `put`, `del`, `load`, `dump`: read and write keys and values.
 
 use super::records::{self, Format, Pair, Records};
 use super::{Server, show, stat, status};
@@ -12,12 +12,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-/// Keys and values from the command line are text, or hex.
+/// Decodes a key or value from the command line: text, or hex.
 fn decode(text: &str, hex: bool) -> Result<Vec<u8>> {
     if hex { records::from_hex(text).map_err(anyhow::Error::msg) } else { Ok(text.as_bytes().to_vec()) }
 }
 
-/// Print the values of keys: the server hands its memory over, and is asked nothing else
+/// Print the values of keys; the client finds them in the server's memory by itself
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES
   oneread get greeting                  prints the value and a newline
@@ -27,16 +27,16 @@ fn decode(text: &str, hex: bool) -> Result<Vec<u8>> {
 
 Exit status 1 if a key is absent.")]
 pub struct Get {
-    /// The keys
+    /// The keys to look up
     #[arg(value_name = "KEY", required = true)]
     keys: Vec<String>,
-    /// Keys and values in hex
+    /// Keys and values are in hex
     #[arg(long)]
     hex: bool,
-    /// No newline after a value
+    /// Print no newline after a value
     #[arg(short = 'n', long)]
     no_newline: bool,
-    /// One JSON object for each key: key, found, value (or value_hex)
+    /// Print one JSON object for each key: key, found, value (or value_hex)
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -66,7 +66,7 @@ impl Get {
                 Some(value) if self.hex => write!(out, "{}", records::to_hex(value))?,
                 Some(value) => out.write_all(value)?,
                 None => {
-                    // Values and complaints in the order of the keys, also on a terminal.
+                    // Values and messages appear in the order of the keys, also on a terminal.
                     out.flush()?;
                     show::complain(format_args!("oneread: no key {given:?} at {}", client.address()));
                     continue;
@@ -90,22 +90,22 @@ impl Get {
   oneread put --update greeting hi      only if it is present
   oneread put -- -dash- -value-         keys and values that begin with a dash
 
-Prints what happened: inserted, updated, exists or missing. Exit status 1 on the last two.")]
+Prints the outcome: inserted, updated, exists or missing. Exit status 1 for the last two.")]
 pub struct Put {
     /// The key
     key: String,
     /// The value; `-` reads it from stdin
     value: String,
-    /// Only if the key is absent
+    /// Put only if the key is absent
     #[arg(long, conflicts_with = "update")]
     insert: bool,
-    /// Only if the key is present
+    /// Put only if the key is present
     #[arg(long)]
     update: bool,
-    /// Key and value in hex (a value from stdin stays as it is)
+    /// Key and value are in hex (a value from stdin is taken as it is)
     #[arg(long)]
     hex: bool,
-    /// Prints {"outcome": "inserted"}
+    /// Print one JSON object, as in {"outcome": "inserted"}
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -117,7 +117,7 @@ impl Put {
         let key = decode(&self.key, self.hex)?;
         let value = if self.value == "-" {
             let mut value = Vec::new();
-            // One byte more than any table takes is enough to be refused.
+            // A value longer than any table takes is refused later. There is no need to read more.
             std::io::stdin().lock().take(1 << 16).read_to_end(&mut value).context("reading stdin")?;
             value
         } else {
@@ -152,13 +152,13 @@ impl Put {
 
 Exit status 1 if a key was absent.")]
 pub struct Del {
-    /// The keys
+    /// The keys to remove
     #[arg(value_name = "KEY", required = true)]
     keys: Vec<String>,
-    /// Keys in hex
+    /// Keys are in hex
     #[arg(long)]
     hex: bool,
-    /// Prints {"removed": 2, "absent": 1}
+    /// Print one JSON object, as in {"removed": 2, "absent": 1}
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -191,9 +191,9 @@ impl Del {
 #[derive(Debug, Args)]
 #[command(after_help = r#"FORMATS, by the file's extension or --format
   tsv     key TAB value; \t \n \r \\ and \xHH stand for special bytes; the default
-  csv     key,value with the usual quotes
+  csv     key,value with the usual quoting
   jsonl   {"key": "...", "value": "..."}; key_hex and value_hex for what is not text
-Of more than two columns the first two count. Empty lines are skipped.
+If there are more than two columns, the first two are used. Empty lines are skipped.
 
 EXAMPLES
   oneread load words.tsv
@@ -201,17 +201,17 @@ EXAMPLES
   oneread dump --at shm:/tmp/old.sock | oneread load - --at shm:/tmp/new.sock
   cut -f1,3 big.tsv | oneread load -
 
-A bad line is reported on stderr with its number, the others are loaded, and the exit status is 1."#)]
+A bad line is reported on stderr with its number. The others are loaded, and the exit status is 1."#)]
 pub struct Load {
-    /// The file; `-` is stdin
+    /// The file to read; `-` is stdin
     file: PathBuf,
-    /// What the file is, if its name does not say
+    /// The file's format [default: by the extension of its name, else tsv]
     #[arg(long)]
     format: Option<Format>,
-    /// The first line names the columns
+    /// Skip the first line, which names the columns
     #[arg(long)]
     header: bool,
-    /// Prints the summary as a JSON object
+    /// Print the summary as a JSON object
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -228,11 +228,12 @@ struct Summary {
     per_second: f64,
 }
 
-/// Lines put in one conversation.
+/// Lines put in one batch.
 const BATCH: usize = 1024;
-/// The same once the table is full: each put then looks long for room, and the batch has one deadline.
+/// Lines put in one batch once the table is full. Each put then looks for room for longer, and the
+/// whole batch has one deadline.
 const BATCH_WHEN_FULL: usize = 32;
-/// Lines complained about one by one.
+/// Bad lines reported one by one. The rest are counted.
 const COMPLAINTS_MAX: u64 = 20;
 
 impl Load {
@@ -355,7 +356,7 @@ impl Loading<'_> {
 Reads the region slot by slot and asks the server nothing. It is no snapshot: a key that is put, removed
 or moved meanwhile may be printed or not, or twice; keys at rest are printed once.")]
 pub struct Dump {
-    /// How to print
+    /// The output format
     #[arg(long, default_value = "tsv")]
     format: Format,
     #[command(flatten)]

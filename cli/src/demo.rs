@@ -1,5 +1,5 @@
-//! `demo`: a newcomer's first minute. A server process loads real data, is stopped, and is read all the
-//! same.
+//! `demo`: a first demonstration. A server process loads real data and is stopped; the client still
+//! reads the data.
 
 use super::child::{Fabric, ServerChild};
 use super::{show, status};
@@ -13,32 +13,32 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
-/// Watch it work: load the names of all Unicode characters, stop the server, read them all the same
+/// Load the names of all Unicode characters, stop the server, and still read them all
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES
   oneread demo
   oneread demo --json | jq .reads_per_get
   oneread demo --fabric verbs          the same over an RDMA device (built with --features verbs)
 
-Takes some seconds. Everything it starts it stops again. Exit status 1 if any key was missed or any value
-was wrong.")]
+Takes some seconds, and stops everything that it starts. Exit status 1 if any key was missed or any
+value was wrong.")]
 pub struct Demo {
-    /// Times that every key is read with each GET timed, and as often again without [default: 20; over
-    /// verbs 1]
+    /// How often every key is read with each GET timed, and then again without timing [default: 20;
+    /// over verbs 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     rounds: Option<u32>,
-    /// Seconds of reading while the server updates
+    /// Seconds of reading while the server updates values
     #[arg(long, default_value_t = 2.0)]
     seconds: f64,
     /// What carries the READs
     #[arg(long, value_enum, default_value = "shm")]
     fabric: Fabric,
-    /// No story, one JSON object at the end
+    /// Print no story, only one JSON object at the end
     #[arg(long)]
     json: bool,
 }
 
-/// What came out. The names are those of the JSON output.
+/// The results. The names are those of the JSON output.
 #[derive(Debug, Default, Serialize)]
 struct Outcome {
     fabric: &'static str,
@@ -61,7 +61,7 @@ struct Outcome {
     moved_retries: u64,
 }
 
-/// How long a put to the stopped server is waited for, where connecting takes much less.
+/// How long a put waits for the stopped server, if connecting takes much less.
 const PUT_DEADLINE: Duration = Duration::from_secs(1);
 
 impl Demo {
@@ -84,18 +84,18 @@ impl Demo {
             format!("--value-max={}", longest + Versioned::EXTRA),
         ];
         if self.fabric == Fabric::Verbs {
-            // An emulated device takes milliseconds for a READ when the machine is busy.
+            // An emulated device may need milliseconds for a READ when the machine is busy.
             table.push("--grace-us=100000".into());
         }
         let server = ServerChild::spawn(self.fabric, &table)?;
         tell(&format!("A server process ({}) holds the table; this process connects to it.", server.pid()))?;
         let began = Instant::now();
         let mut client = server.connect()?;
-        // One deadline bounds connecting, too.
+        // One deadline covers connecting, too.
         let deadline = PUT_DEADLINE.max(Duration::from_secs((4 * began.elapsed()).as_secs()));
         let options = ClientOptions::new().deadline(deadline);
         let mut hasty = server.connect_with(options)?;
-        // Opens the connection for changes while somebody can answer.
+        // Opens the connection for changes while the server can answer.
         hasty.server_stats()?;
         load(&mut client, &names)?;
         tell(&format!("Loaded: {} put requests, done by the server.\n", show::count(outcome.keys)))?;
@@ -172,8 +172,8 @@ impl Outcome {
 
 type Named = (Vec<u8>, String);
 
-/// `U+0041` and `LATIN CAPITAL LETTER A`, for every character with a name of its own. Those of ideographs
-/// and Hangul syllables are made by rule from their numbers and are left out.
+/// `U+0041` and `LATIN CAPITAL LETTER A`, for every character that has a name of its own.
+/// Ideographs and Hangul syllables are left out: their names are made from their numbers by rule.
 fn character_names() -> Vec<Named> {
     ('\0'..=char::MAX)
         .filter_map(|c| Some((c, unicode_names2::name(c)?.to_string())))
@@ -198,9 +198,10 @@ fn load(client: &mut Client, names: &[Named]) -> Result<()> {
     Ok(())
 }
 
-/// Reads every key `rounds` times with each GET timed and its value compared, then as often without.
+/// Reads every key `rounds` times with each GET timed and its value compared, then as often without
+/// timing.
 fn read_all(client: &mut Client, names: &[Named], rounds: u32, outcome: &mut Outcome) -> Result<()> {
-    // Up to a second, with 3 digits.
+    // Up to 1 s, with 3 digits.
     let mut times = Histogram::<u64>::new_with_bounds(1, 1_000_000_000, 3)?;
     let gets = names.len() as u64 * u64::from(rounds);
     let bar = show::bar(2 * gets, "  reading", "GETs");
@@ -241,8 +242,9 @@ fn read_all(client: &mut Client, names: &[Named], rounds: u32, outcome: &mut Out
     Ok(())
 }
 
-/// What becomes of a put when nobody can do it. The server finds it in its socket when it goes on, and may do it
-/// at any time from then on: so it is of a key that nobody looks at.
+/// Tries a put while the server is stopped. The request waits in the server's socket, and the
+/// server may execute it at any time after it goes on. The put therefore uses a key that nothing
+/// else reads.
 fn put_to_stopped(client: &mut Client) -> Result<String> {
     match client.put(b"stopped", b"done late") {
         Err(MutateError::Deadline { deadline, .. }) => Ok(format!("no answer within {deadline:?}")),
@@ -251,19 +253,19 @@ fn put_to_stopped(client: &mut Client) -> Result<String> {
     }
 }
 
-/// A value that shows which update wrote it, at its beginning and at its end: a mixture of two updates, or
-/// of two keys, is none.
+/// A value that names its update's version at its start and at its end. A mixture of two updates,
+/// or of two keys, does not parse.
 struct Versioned;
 
 impl Versioned {
-    /// Bytes beside the name.
+    /// Bytes in addition to the name.
     const EXTRA: usize = 10;
 
     fn value(name: &str, version: u16) -> String {
         format!("{version:04x} {name} {version:04x}")
     }
 
-    /// The version in `value` if some update of this key wrote it; 0 for the name alone.
+    /// The version in `value` if an update of this key wrote it; 0 if it is the name alone.
     fn parse(value: &[u8], name: &str) -> Option<u16> {
         if value == name.as_bytes() {
             return Some(0);
@@ -275,8 +277,8 @@ impl Versioned {
     }
 }
 
-/// A writer updates all keys round after round; readers check that each value is one that was begun to be
-/// written for its key, and that no reader ever sees an older one than before.
+/// A writer updates all keys, round after round. Readers check that each value was written for its
+/// key, and that no reader sees an older value than before.
 fn update_and_read(
     client: &mut Client,
     names: &[Named],
@@ -362,7 +364,7 @@ fn check_while(
     let mut seen = Seen::default();
     let mut last = vec![0u16; names.len()];
     let mut value = Vec::new();
-    // Readers begin at different keys.
+    // Each reader starts at another key.
     let mut at = number * names.len() / 7 % names.len();
     while !done.load(Ordering::Relaxed) {
         let (key, name) = &names[at];
@@ -388,7 +390,7 @@ fn check_while(
 mod tests {
     use super::*;
 
-    /// The check that finds torn values is itself seen to find them.
+    /// A test of the check itself: it finds torn values.
     #[test]
     fn versioned_values() {
         let (a, b) = (Versioned::value("TWO WORDS", 7), Versioned::value("TWO WORDS", 8));

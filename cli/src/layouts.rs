@@ -1,4 +1,4 @@
-//! `layouts`: what a GET costs in each layout, counted by the READs that real GETs issue.
+//! `layouts`: the cost of a GET in each layout, counted as the READs that real GETs issue.
 
 use super::measure::{Keys, Phase, Row, Table};
 use super::{plot, show};
@@ -15,43 +15,43 @@ use std::process::ExitCode;
 use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
 
-/// Measure what a GET costs, layout by layout
+/// Measure the cost of a GET in each layout
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES
-  oneread layouts --list                             names and what they are
+  oneread layouts --list                             names and descriptions
   oneread layouts                                    everything; takes minutes
   oneread layouts --slots 65536                      smaller tables, quick
   oneread layouts --preset windowed:8 --preset hopscotch:farm --load 90 --phase steady
   oneread layouts --load 50,75,90,max --svg layouts.svg
   oneread layouts --json > layouts.json
 
-Keys of 16 bytes, values of 32: slots of 64 bytes. Every number is counted, none is computed: the READs
-are those that the client's own GET issues, one GET for each key in the table and as many for keys that
-are not. `fresh` tables are filled by inserts alone; `steady` ones then see two deletes and two inserts
-for each key. Load is keys / all slots in use, overflow included; --load asks for keys / main slots.")]
+Keys have 16 bytes and values 32, so slots have 64. All numbers are counted, none is computed: the
+READs are those of the client's own GETs, one for each key in the table and as many for absent keys.
+`fresh` tables are filled by inserts alone. `steady` ones then see two deletes and two inserts for
+each key. Load is keys / all slots in use, overflow included; --load asks for keys / main slots.")]
 pub struct Layouts {
     /// Main slots of each table
     #[arg(long, default_value_t = 1 << 20, value_parser = clap::value_parser!(u64).range(64..=1 << 32))]
     slots: u64,
-    /// Only this layout (repeatable)
+    /// Measure only this layout (repeatable)
     #[arg(long, value_name = "NAME")]
     preset: Vec<Layout>,
     /// Loads in percent of the main slots, or `max` for the highest that inserts reach
     #[arg(long, value_delimiter = ',', default_value = "50,75,90,95")]
     load: Vec<Load>,
-    /// Filled by inserts alone, or after many deletes and inserts
+    /// Tables filled by inserts alone, or tables after many deletes and inserts
     #[arg(long, default_value = "both")]
     phase: PhaseChoice,
     /// Which keys are asked for
     #[arg(long, default_value = "uniform")]
     keys: KeysChoice,
-    /// Prints the rows as a JSON array
+    /// Print the rows as a JSON array
     #[arg(long)]
     json: bool,
-    /// Name and describe the layouts, measure nothing
+    /// Name and describe the layouts, and measure nothing
     #[arg(long)]
     list: bool,
-    /// Draws the results into this SVG file
+    /// Draw the results into this SVG file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
@@ -82,12 +82,12 @@ impl Load {
         }
     }
 
-    /// Keys to insert into a table with this many main slots.
+    /// The number of keys to insert into a table with this many main slots.
     fn target(self, main_slots: u64) -> u64 {
         self.asked().map_or(u64::MAX, |load| (load * main_slots as f64).round() as u64)
     }
 
-    /// The same for the progress bar, which does not know what `max` will be.
+    /// An estimate of the number of keys for the progress bar. What `max` will be is not known yet.
     fn estimate(self, slots: u64) -> u64 {
         self.target(slots).min(slots)
     }
@@ -117,25 +117,25 @@ impl KeysChoice {
     }
 }
 
-/// Same seed, same table, same numbers.
+/// The seed of all tables. The same seed gives the same table and the same numbers.
 const SEED: u64 = 1;
 
-/// One table to fill: the unit of work of a thread.
+/// One table to fill: a thread's unit of work.
 #[derive(Clone, Copy)]
 struct Job {
-    /// Rows are printed in this order.
+    /// The rows' place in the output.
     order: usize,
     layout: Layout,
-    /// For a steady table, its load; a fresh one is measured at every load on its way up.
+    /// For a steady table, its load. A fresh table is measured at every load while it fills.
     steady: Option<Load>,
 }
 
-/// A job's place in the order, and its rows.
+/// A job's place in the order, with its rows.
 type Done = (usize, Vec<Row>);
 
 impl Layouts {
     pub fn run(mut self) -> Result<ExitCode> {
-        // Ascending, `max` last: a fresh table passes all of them on its way.
+        // Ascending, `max` last: a fresh table reaches them in this order.
         self.load.sort_by(|a, b| a.asked().unwrap_or(2.0).total_cmp(&b.asked().unwrap_or(2.0)));
         self.load.dedup();
         let chosen: Vec<&Preset> =
@@ -176,7 +176,7 @@ impl Layouts {
         jobs
     }
 
-    /// Operations of a job: inserts, pairs, and GETs.
+    /// The number of operations of a job: inserts, pairs, and GETs.
     fn work(&self, job: &Job) -> u64 {
         let gets = 2 * self.keys.list().len() as u64;
         match job.steady {
@@ -188,8 +188,8 @@ impl Layouts {
         }
     }
 
-    /// A thread per CPU takes table after table. Simulated time and fixed seeds: the numbers do not depend
-    /// on the threads.
+    /// Runs one thread per CPU; each takes one table after the other. Time is simulated and seeds
+    /// are fixed, so the numbers do not depend on the threads.
     fn run_jobs(&self, jobs: VecDeque<Job>, bar: &ProgressBar) -> Result<Vec<Row>> {
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(jobs.len()).max(1);
         let jobs = Mutex::new(jobs);
@@ -222,7 +222,7 @@ impl Layouts {
         Ok(rows.into_iter().flat_map(|(_, rows)| rows).collect())
     }
 
-    /// One table, filled once, measured at each load.
+    /// Fills one table once, and measures it at each load.
     fn fresh(&self, layout: Layout, bar: &ProgressBar) -> Result<Vec<Row>> {
         let mut table = Table::new(layout, self.slots, SEED)?;
         let mut rows = Vec::new();
@@ -239,7 +239,7 @@ impl Layouts {
         Ok(rows)
     }
 
-    /// A new table, filled and then churned: two pairs of a delete and an insert for each key.
+    /// Fills a new table and then churns it: two pairs of a delete and an insert for each key.
     fn steady(&self, layout: Layout, load: Load, bar: &ProgressBar) -> Result<Vec<Row>> {
         let mut table = Table::new(layout, self.slots, SEED)?;
         let mut rows = Vec::new();
@@ -250,7 +250,8 @@ impl Layouts {
         for pair in 1..=pairs {
             match table.churn() {
                 Ok(()) => {}
-                // One key less from here on: at the limit, the load settles just below it.
+                // The table has one key less from here on. At the limit, the load settles just
+                // below it.
                 Err(PutError::Full { .. }) => refused += 1,
                 Err(error) => return Err(error.into()),
             }
@@ -274,7 +275,7 @@ impl Layouts {
         Ok(rows)
     }
 
-    /// Inserts up to `load`. Did the table get full before?
+    /// Inserts up to `load`. Returns whether the table was full before that.
     fn fill(&self, table: &mut Table, load: Load, bar: &ProgressBar) -> Result<bool> {
         let target = load.target(table.counts().main_slots);
         while table.live() < target {
@@ -308,7 +309,7 @@ impl Layouts {
     }
 }
 
-/// The bar is told every so many operations.
+/// The bar is updated after this many operations.
 const STEP: u64 = 1024;
 
 fn note(bar: &ProgressBar, text: &str) {

@@ -1,4 +1,4 @@
-//! The `oneread` command: what the command line takes, and who does it.
+//! The `oneread` command: its arguments and subcommands.
 
 mod bench;
 mod child;
@@ -25,8 +25,8 @@ use std::time::Duration;
 
 /// A hash index in a server's memory that clients search by themselves.
 ///
-/// A server holds the table; clients map it (or, with RDMA, READ it) and look keys up without the
-/// server's CPU. The server only makes the changes.
+/// The server holds the table. Clients map it (or READ it over RDMA) and look keys up without the
+/// server's CPU. Only the server changes the table.
 #[derive(Debug, Parser)]
 #[command(
     name = "oneread",
@@ -34,13 +34,13 @@ use std::time::Duration;
     after_help = "EXAMPLES
   oneread demo                                  the first minute: watch it work on real data
   oneread serve &                               serve a table of a million keys at the default address
-  oneread put greeting hello                    the server does this
-  oneread get greeting                          the server knows nothing of this
+  oneread put greeting hello                    the server executes this
+  oneread get greeting                          the client alone: the server is not asked
   oneread load words.tsv                        many keys from a file
   oneread layouts --slots 65536                 what a GET costs, layout by layout
-  oneread doctor                                which fabrics work here, and what is in the others' way
+  oneread doctor                                which fabrics work here, and how to mend the others
 
-`oneread COMMAND --help` has examples for each command. RUST_LOG=debug tells more on stderr."
+`oneread COMMAND --help` has examples for each command. RUST_LOG=debug prints more on stderr."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -64,7 +64,7 @@ enum Command {
 }
 
 impl Command {
-    /// What is logged when RUST_LOG does not say.
+    /// The log level when RUST_LOG is not set.
     fn log_filter(&self) -> tracing_subscriber::EnvFilter {
         tracing_subscriber::EnvFilter::new(match self {
             // A client that lives as long as one command reports a lost server as its error.
@@ -81,7 +81,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
     match run(cli) {
         Ok(status) => status,
-        // The reader of a pipe has seen enough (`oneread dump | head`).
+        // The reader of the pipe has closed it (`oneread dump | head`).
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             show::complain(format_args!("oneread: error: {}", show::chain(&error)));
@@ -90,7 +90,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Does what was asked. Errors of use end the process with status 2 before this.
+/// Runs the command. Errors of usage have already ended the process with status 2.
 fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
         Command::Serve(command) => command.run(),
@@ -108,10 +108,11 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Which server.
+/// The address of the server.
 #[derive(Clone, Debug, Args)]
 struct At {
-    /// The server's address, as in shm:/run/user/1000/oneread.sock [default: this user's] or verbs://HOST:7471
+    /// The server's address, as in shm:/run/user/1000/oneread.sock [default: this user's] or
+    /// verbs://HOST:7471
     #[arg(long, value_name = "ADDRESS", env = "ONEREAD_AT", hide_env_values = true)]
     at: Option<Address>,
 }
@@ -125,13 +126,13 @@ impl At {
 /// The secret that server and clients share over verbs.
 #[derive(Clone, Debug, Args)]
 struct TokenArgs {
-    /// Over verbs: the file that holds the token [default: the variable ONEREAD_TOKEN]
+    /// The file that holds the token, for verbs [default: the variable ONEREAD_TOKEN]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
 }
 
 impl TokenArgs {
-    /// The token; the empty one if none was given. Space around it in the file does not count.
+    /// The token, or the empty one if none was given. White space around it in the file is ignored.
     fn token(&self) -> anyhow::Result<Token> {
         let Some(path) = &self.token_file else {
             return Ok(std::env::var_os("ONEREAD_TOKEN")
@@ -148,7 +149,7 @@ impl TokenArgs {
     }
 }
 
-/// Which server, and how long to wait for it.
+/// The server to use, and how long to wait for it.
 #[derive(Clone, Debug, Args)]
 struct Server {
     #[command(flatten)]
@@ -169,12 +170,12 @@ impl Server {
     }
 }
 
-/// Did somebody stop reading our output?
+/// Whether the reader of our output has closed it.
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// Exit status 1: it worked, but not for everything that was named.
+/// The exit status: 1 if the command worked, but not for every key or line.
 fn status(all_well: bool) -> ExitCode {
     if all_well { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

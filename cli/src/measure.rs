@@ -60,13 +60,13 @@ pub enum Keys {
     Zipf,
 }
 
-/// The middle one; 0 of none.
+/// The median; 0 for an empty list.
 pub fn median(mut numbers: Vec<f64>) -> f64 {
     numbers.sort_by(f64::total_cmp);
     numbers.get(numbers.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// Makes 16-byte keys from numbers.
+/// Makes a 16-byte key from a number.
 pub fn key(n: u64) -> [u8; KEY_BYTES] {
     let mut out = [0; KEY_BYTES];
     out[..8].copy_from_slice(&mix(n).to_le_bytes());
@@ -83,7 +83,7 @@ pub fn value(n: u64) -> [u8; VALUE_BYTES] {
     out
 }
 
-/// A table being measured, with the numbers of the keys in it.
+/// A table that is being measured, with the numbers of the keys in it.
 pub struct Table {
     index: Index,
     clock: Clock,
@@ -93,8 +93,8 @@ pub struct Table {
 }
 
 impl Table {
-    /// An empty table. Time is simulated, a microsecond for each mutation, so that a run depends on its
-    /// seed alone.
+    /// Makes an empty table. Time is simulated: one microsecond for each mutation. A run therefore
+    /// depends on its seed alone.
     pub fn new(layout: Layout, slots: u64, seed: u64) -> anyhow::Result<Table> {
         let config = Config::new()
             .layout(layout)
@@ -117,7 +117,7 @@ impl Table {
         self.index.counts()
     }
 
-    /// Inserts one key never seen before.
+    /// Inserts a key that was never in the table.
     pub fn insert(&mut self) -> Result<(), PutError> {
         self.clock.advance(Duration::from_micros(1));
         self.index.put(&key(self.next), &value(self.next), PutMode::Insert)?;
@@ -133,20 +133,22 @@ impl Table {
         self.insert()
     }
 
-    /// GETs as many keys as there are, present and absent, and counts READs.
+    /// GETs as many present and as many absent keys as the table holds, and counts READs.
     pub fn measure(&mut self, keys: Keys) -> anyhow::Result<(ReadCounts, ReadCounts)> {
         let n = self.live.len() as u64;
         let hits: Vec<u64> = match keys {
             Keys::Uniform => self.live.clone(),
             Keys::Zipf => {
                 let zipf = rand_distr::Zipf::new(n as f64, 0.99)?;
-                // In random order: else the hottest keys were the oldest, which found an empty table.
+                // The order is random. Otherwise the hottest keys would be the oldest, which were
+                // inserted into an empty table.
                 let mut ranked = self.live.clone();
                 ranked.shuffle(&mut self.rng);
                 (0..n).map(|_| ranked[zipf.sample(&mut self.rng) as usize - 1]).collect()
             }
         };
-        // Absent keys: numbers never handed out. Which of them does not matter: each is new to the table.
+        // Absent keys: numbers that no key has had. Which numbers does not matter: each is new to
+        // the table.
         let misses: Vec<u64> = (0..n).map(|i| u64::MAX - i).collect();
         Ok((self.count(&hits, true)?, self.count(&misses, false)?))
     }
@@ -164,7 +166,7 @@ impl Table {
         Ok(reader.read_counts())
     }
 
-    /// A row of what the table is now.
+    /// A row that describes the table's present state.
     pub fn row(
         &mut self,
         phase: Phase,
@@ -201,7 +203,7 @@ impl Table {
     }
 }
 
-/// CPU, number of CPUs, and what the kernel says about huge pages.
+/// The CPU's name, the number of CPUs, and the kernel's setting for huge pages.
 pub fn machine() -> String {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let cpus = std::thread::available_parallelism().map_or(1, |n| n.get());

@@ -1,6 +1,6 @@
-//! Draws what `layouts` measured: READs per GET against load, and against bytes per GET.
+//! Draws the results of `layouts`: READs per GET against load, and against bytes per GET.
 //!
-//! The READs beyond the first are drawn on a logarithmic scale: what matters is whether one GET in ten
+//! The READs beyond the first are drawn on a logarithmic scale. It shows whether one GET in ten
 //! needs another round trip, or one in a thousand.
 
 use super::measure::{Keys, Phase, Row};
@@ -20,10 +20,10 @@ pub(super) const TOP: i32 = 130;
 pub(super) const BOTTOM: i32 = 780;
 /// Pixels between the baselines of two labels.
 const LABEL_GAP: f64 = 16.0;
-/// READs beyond the first that the scale ends at: fewer are drawn at its foot.
+/// The lower end of the scale of READs beyond the first. Smaller values are drawn there.
 const EXCESS_MIN: f64 = 1e-4;
 
-/// One layout's rows, by load.
+/// One layout's rows, ordered by load.
 struct Curve<'a> {
     name: String,
     color: RGBColor,
@@ -40,7 +40,7 @@ pub fn draw(path: &Path, rows: &[Row]) -> Result<()> {
         true => Keys::Uniform,
         false => Keys::Zipf,
     };
-    // How far overflow chains can grow beyond the main slots says how much was reserved for them, no more.
+    // Loads above 1 depend only on how much was reserved for overflow chains. They are not drawn.
     let drawn = |row: &&Row| row.phase == phase && row.keys == keys && row.load_main <= 1.0;
     let curves = curves(rows.iter().filter(drawn));
     ensure!(!curves.is_empty(), "there is nothing to draw");
@@ -61,12 +61,14 @@ fn curves<'a>(rows: impl Iterator<Item = &'a Row>) -> Vec<Curve<'a>> {
             }
         }
     }
-    // In the order in which a table fills: as overflow blocks come in, its true load may even fall.
+    // Sorted in the order in which a table fills. As overflow blocks come in, its true load may
+    // even fall.
     curves.iter_mut().for_each(|curve| curve.rows.sort_by_key(|row| row.live_keys));
     curves
 }
 
-/// Cuckoo layouts warm, hopscotch blue and green, chained grey: neighbours in a family differ in tone.
+/// Cuckoo layouts have warm colours, hopscotch blue and green, chained grey. Neighbours in a family
+/// differ in tone.
 const COLORS: [RGBColor; 11] = [
     RGBColor(214, 39, 40),
     RGBColor(140, 20, 60),
@@ -163,11 +165,11 @@ pub(super) struct Label {
     pub color: RGBColor,
     /// Where the curve ends.
     pub end: (i32, i32),
-    /// Where the label stands.
+    /// Where the label is.
     pub y: f64,
 }
 
-/// Moves labels apart, each as little as the order of the curves' ends allows.
+/// Moves labels apart, each as little as possible, and keeps the order of the curves' ends.
 pub(super) fn spread(labels: &mut [Label]) {
     labels.sort_by_key(|label| label.end.1);
     for _ in 0..1000 {
@@ -215,7 +217,7 @@ pub(super) fn dashed<'a>(area: &Area<'a>, points: &[(i32, i32)], color: RGBColor
 // ---- right: READs against bytes ----------------------------------------------------------------------
 
 fn by_bytes<'a>(area: &Area<'a>, curves: &[Curve<'_>]) -> Painted<'a> {
-    // One load for all: 90 % where it was measured, else the highest.
+    // One load for all layouts: 90 % where it was measured, else the highest.
     let asked = curves.iter().flat_map(|c| &c.rows).filter_map(|r| r.load_asked);
     let load = match asked.clone().find(|load| (load - 0.9).abs() < 1e-9) {
         Some(load) => load,
@@ -308,7 +310,7 @@ fn frontier<'a>(area: &Area<'a>, points: &[(&Curve<'_>, &Row)], scale: &Scale) -
 
 // ---- scales ------------------------------------------------------------------------------------------
 
-/// From numbers to pixels in one panel.
+/// Maps numbers to pixels in one panel.
 struct Scale {
     left: i32,
     right: i32,
@@ -334,7 +336,7 @@ impl Scale {
         BOTTOM - (part * f64::from(BOTTOM - TOP)).round() as i32
     }
 
-    /// Horizontal lines with their READs.
+    /// The horizontal lines, labelled in READs.
     fn read_lines<'a>(&self, area: &Area<'a>) -> Painted<'a> {
         let lines = [
             (1.0001, "1.0001 or less"),

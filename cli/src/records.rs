@@ -1,9 +1,10 @@
 //! Keys and values as text: TSV, CSV, and JSON lines. What `dump` writes, `load` reads.
 //!
-//! * TSV: `key TAB value`. In both, `\t`, `\n`, `\r` and `\\` stand for what they usually do and `\xHH`
-//!   for any byte.
-//! * CSV: quoted as usual; any bytes.
-//! * JSON lines: `{"key": "...", "value": "..."}`. What is not UTF-8 is in `key_hex` and `value_hex`.
+//! * TSV: `key TAB value`. In both, `\t`, `\n`, `\r` and `\\` have their usual meaning, and `\xHH`
+//!   stands for any byte.
+//! * CSV: the usual quoting; any bytes.
+//! * JSON lines: `{"key": "...", "value": "..."}`. Bytes that are not UTF-8 are in `key_hex` and
+//!   `value_hex`.
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -21,7 +22,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// By the extension of a file's name; TSV when it says nothing.
+    /// The format by the extension of a file's name; TSV if the extension is none of these.
     pub fn of(path: &Path) -> Format {
         match path.extension().and_then(|e| e.to_str()) {
             Some("csv") => Format::Csv,
@@ -67,10 +68,10 @@ impl Pair {
     }
 }
 
-/// Key and value.
+/// A key and its value.
 pub type Record = (Vec<u8>, Vec<u8>);
 
-/// A line's number, from 1, and what it says or what is wrong with it.
+/// A line's number, from 1, and its record, or what is wrong with it.
 pub type Line = (u64, Result<Record, String>);
 
 /// Reads records from any input.
@@ -92,7 +93,7 @@ impl<R: Read> Records<R> {
         Records::Lines { input: io::BufReader::with_capacity(1 << 16, input), json, line: 0, bytes: 0 }
     }
 
-    /// Bytes read so far.
+    /// The number of bytes read so far.
     pub fn bytes(&self) -> u64 {
         match self {
             Records::Lines { bytes, .. } => *bytes,
@@ -100,7 +101,7 @@ impl<R: Read> Records<R> {
         }
     }
 
-    /// The next record; empty lines are none.
+    /// The next record. Empty lines are skipped.
     pub fn next(&mut self) -> Result<Option<Line>> {
         match self {
             Records::Lines { input, json, line, bytes } => loop {
@@ -169,7 +170,7 @@ fn unescape(text: &[u8]) -> Result<Vec<u8>, String> {
 }
 
 fn escape(bytes: &[u8], out: &mut impl Write) -> io::Result<()> {
-    // Text stays readable: only what is not UTF-8 is escaped byte by byte.
+    // Text stays readable: only bytes that are not UTF-8 are escaped.
     for chunk in bytes.utf8_chunks() {
         let mut plain = 0;
         let text = chunk.valid().as_bytes();
@@ -252,7 +253,7 @@ fn hex_byte(high: u8, low: u8) -> Result<u8, String> {
 mod tests {
     use super::*;
 
-    /// Whatever bytes are dumped are loaded again, in every format.
+    /// Any bytes that are dumped load again, in every format.
     #[test]
     fn round_trip() {
         let nasty: [&[u8]; 7] = [

@@ -1,4 +1,4 @@
-//! `serve`: makes or takes over a table, and serves it until told to stop.
+//! `serve`: creates or takes over a table, and serves it until a signal.
 
 use super::{At, TokenArgs, show};
 use anyhow::{Context, Result, bail, ensure};
@@ -21,17 +21,19 @@ use std::time::Duration;
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES
   oneread serve                                          a million keys, at this user's address
-  oneread serve --capacity 50000000 --value-max 32       more and smaller
+  oneread serve --capacity 50000000 --value-max 32       more keys, shorter values
   oneread serve --layout windowed:16 --at shm:/tmp/a.sock
-  oneread serve --anonymous                              memory that goes with the server
+  oneread serve --anonymous                              memory that is freed with the server
   oneread serve --fresh                                  forget the table that was there
   ONEREAD_TOKEN=secret oneread serve --at verbs://0.0.0.0:7471    over RDMA (built with --features verbs)
 
-The table lives in a file in memory (/dev/shm), so it is still there when the server is started anew, but
-not after a reboot; --region on a disk survives a clean one, too. (After a crash of the machine, start with
---fresh: what is on the disk then is of different ages, and nothing tells.) Clients on this host that are
-connected go on reading while the server is away, until their lease ends (10 s unless they say otherwise);
-over verbs they cannot.
+The table is in a file in memory (/dev/shm). It survives a restart of the server, but not a reboot.
+With --region on a disk it also survives a clean reboot. After a crash of the machine, start with
+--fresh: the file then mixes old and new pages, and nothing detects that.
+
+Connected clients on this host go on reading while the server is away, until their lease ends (10 s
+by default). Over verbs they cannot.
+
 `oneread layouts --list` names the layouts.")]
 pub struct Serve {
     #[command(flatten)]
@@ -39,10 +41,10 @@ pub struct Serve {
     /// How keys are placed, as in windowed:8, pilaf, hopscotch:farm [default: windowed:8]
     #[arg(long, value_name = "NAME")]
     layout: Option<Layout>,
-    /// Room for this many keys [default: 1000000]
+    /// Number of keys that the table has room for [default: 1000000]
     #[arg(long, value_name = "KEYS", conflicts_with = "slots")]
     capacity: Option<u64>,
-    /// This many main slots instead of a capacity in keys
+    /// Number of main slots, instead of a capacity in keys
     #[arg(long, value_name = "N")]
     slots: Option<u64>,
     /// Longest key in bytes, up to 255 [default: 32]
@@ -57,7 +59,7 @@ pub struct Serve {
     /// The file that holds the table [default: /dev/shm/oneread-UID-HASH.region, by the address]
     #[arg(long, value_name = "PATH", conflicts_with_all = ["anonymous", "huge_pages"])]
     region: Option<PathBuf>,
-    /// Hold the table in memory without a file: gone with the server
+    /// Hold the table in memory without a file; it is gone with the server
     #[arg(long, conflicts_with = "huge_pages")]
     anonymous: bool,
     /// The same in pages of 2 MiB, which the administrator must have reserved
@@ -66,28 +68,28 @@ pub struct Serve {
     /// Remove the region file first
     #[arg(long, conflicts_with_all = ["anonymous", "huge_pages"])]
     fresh: bool,
-    /// Threads that make changes
+    /// Number of threads that make changes
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..))]
     workers: u16,
-    /// Another user who may connect, and change the table (repeatable)
+    /// Another user who may connect and change the table (repeatable)
     #[arg(long, value_name = "UID")]
     allow_uid: Vec<u32>,
     #[command(flatten)]
     token: TokenArgs,
-    /// Over verbs: let everybody in who reaches the port
+    /// Let in everybody who reaches the port, without a token (verbs only)
     #[arg(long, conflicts_with = "token_file")]
     no_token: bool,
-    /// Over verbs: wait for messages without sleeping: faster changes, busy cores
+    /// Wait for messages without sleeping: faster changes, but busy cores (verbs only)
     #[arg(long)]
     poll: bool,
-    /// On shm: also take requests through mailboxes, without system calls
+    /// Also take requests through mailboxes, without system calls (shm only)
     #[arg(long)]
     mailbox: bool,
-    /// Over verbs, for comparison: also take requests HERD's way, with busy cores
+    /// Also take requests HERD's way, for comparison; keeps cores busy (verbs only)
     #[cfg(feature = "herd")]
     #[arg(long)]
     herd: bool,
-    /// Print the line that says that it is ready as JSON
+    /// Print the line that reports readiness as JSON
     #[arg(long)]
     json: bool,
     /// Die with the process that started this one
@@ -95,15 +97,15 @@ pub struct Serve {
     die_with_parent: bool,
 }
 
-/// The region file of a server at this address, unless it is told otherwise. Clients need not know it:
-/// they are handed the region. It is for looking into a table whose server is gone.
+/// The default region file of a server at this address. Clients need not know it, since the server
+/// hands them the region. It serves to inspect a table whose server is gone.
 pub fn region_file(address: &Address) -> PathBuf {
     let uid = rustix::process::getuid().as_raw();
     let place = match address {
         Address::Shm(socket) => {
             std::path::absolute(socket).unwrap_or_else(|_| socket.clone()).into_os_string()
         }
-        // Whichever device it uses, and whichever of its names the host is called by.
+        // The port alone: the device and the host's name do not matter.
         Address::Verbs(at) => format!("verbs:{}", at.port()).into(),
         other => other.to_string().into(),
     };
@@ -114,7 +116,7 @@ pub fn region_file(address: &Address) -> PathBuf {
 impl Serve {
     pub fn run(self) -> Result<ExitCode> {
         if self.die_with_parent {
-            // Also a stopped process dies of this one.
+            // This signal also ends a stopped process.
             rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
         }
         let token = self.token.token()?;
@@ -154,7 +156,7 @@ impl Serve {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// `base` with what was asked for.
+    /// `base` with the options that the user gave.
     fn config(&self, base: Config) -> Config {
         Config::new()
             .layout(self.layout.unwrap_or(base.layout))
@@ -168,7 +170,7 @@ impl Serve {
             .grace(self.grace_us.map_or(base.grace, Duration::from_micros))
     }
 
-    /// The region file, which then either holds a table such as was asked for, or does not exist.
+    /// The region file. Afterwards it holds a table as requested, or it does not exist.
     fn prepare_file(&self, address: &Address, config: &Config) -> Result<PathBuf> {
         let path = match &self.region {
             Some(path) => path.clone(),
@@ -183,7 +185,7 @@ impl Serve {
         let name = path.display();
         match std::fs::symlink_metadata(&path) {
             Ok(about) if about.len() > 0 || !about.is_file() => {
-                // Anybody may write to /dev/shm, also a file of this name.
+                // Anybody may write to /dev/shm and create a file of this name.
                 ensure!(
                     self.region.is_some()
                         || about.is_file() && about.uid() == rustix::process::getuid().as_raw(),
@@ -203,7 +205,7 @@ impl Serve {
         Ok(path)
     }
 
-    /// What was asked for must be what there is.
+    /// Checks that the table in the file is what the user asked for.
     fn check(&self, path: &Path, has: &Geometry) -> Result<()> {
         let asked = self.config(
             Config::new()
@@ -284,7 +286,7 @@ impl Serve {
     }
 }
 
-/// Shows how far the registration is, where it takes long enough to be looked at.
+/// Shows the progress of the registration, if it takes long enough to be seen.
 fn show_registration(at: RegisterProgress) {
     static BAR: OnceLock<indicatif::ProgressBar> = OnceLock::new();
     let bar = BAR.get_or_init(|| show::byte_bar(at.total, "registering"));
@@ -301,7 +303,7 @@ fn show_registration(at: RegisterProgress) {
     }
 }
 
-/// The geometry of a region file. Whatever else the file may be is left alone.
+/// The geometry of a region file. Any other file is an error and is left alone.
 fn existing(path: &Path) -> Result<Geometry> {
     let name = path.display();
     let file = File::open(path).with_context(|| format!("opening {name}"))?;
@@ -311,7 +313,7 @@ fn existing(path: &Path) -> Result<Geometry> {
     Ok(geometry)
 }
 
-/// Removes a region file, unless a server has it.
+/// Removes a region file, unless a server uses it.
 fn remove(path: &Path) -> Result<()> {
     let name = path.display();
     let file = File::open(path).with_context(|| format!("opening {name}"))?;
@@ -324,7 +326,8 @@ fn remove(path: &Path) -> Result<()> {
     }
 }
 
-/// tmpfs hands out pages late: without this, a table that does not fit kills the server in the middle.
+/// tmpfs allocates pages late. Without this check, a table that does not fit would kill the server
+/// in the middle of its work.
 fn check_space(path: &Path, need: u64) -> Result<()> {
     let folder = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,

@@ -1,11 +1,12 @@
-//! How numbers, tables and progress look. Results go to stdout; progress and complaints go to stderr.
+//! The format of numbers, tables and progress. Results go to stdout; progress and errors go to
+//! stderr.
 
 use comfy_table::{Attribute, Cell, CellAlignment, ColumnConstraint, ContentArrangement, Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
 
-/// 1234567 as 1,234,567.
+/// Formats 1234567 as 1,234,567.
 pub fn count(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::new();
@@ -18,7 +19,7 @@ pub fn count(n: u64) -> String {
     out
 }
 
-/// Bytes in units of 1024, with three significant digits.
+/// Formats bytes in units of 1024, with three significant digits.
 pub fn bytes(n: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = n as f64;
@@ -35,7 +36,7 @@ pub fn bytes(n: u64) -> String {
     }
 }
 
-/// Nanoseconds in a unit that suits.
+/// Formats nanoseconds in a suitable unit.
 pub fn nanos(ns: f64) -> String {
     match ns {
         n if n < 1_000.0 => format!("{n:.0} ns"),
@@ -44,7 +45,7 @@ pub fn nanos(ns: f64) -> String {
     }
 }
 
-/// Events per second.
+/// Formats events per second.
 pub fn rate(per_second: f64) -> String {
     match per_second {
         r if r >= 1e6 => format!("{:.2} M/s", r / 1e6),
@@ -65,7 +66,7 @@ pub fn facts() -> Table {
     plain_table()
 }
 
-/// Text that is broken between words where the terminal ends, further lines under the end of `head`.
+/// Text wrapped at the width of the terminal. Further lines start below the end of `head`.
 pub fn paragraph(head: &str, text: &str) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
@@ -85,12 +86,12 @@ fn plain_table() -> Table {
     table
 }
 
-/// Numbers stand flush right.
+/// A cell with a number, aligned right.
 pub fn number(value: impl Display) -> Cell {
     Cell::new(value).set_alignment(CellAlignment::Right)
 }
 
-/// Bytes as text, what is not printable escaped, at most `max` characters.
+/// Bytes as text of at most `max` characters. Bytes that are not printable are escaped.
 pub fn text(bytes: &[u8], max: usize) -> String {
     let text: String = match std::str::from_utf8(bytes) {
         Ok(text) => text
@@ -105,24 +106,24 @@ pub fn text(bytes: &[u8], max: usize) -> String {
     }
 }
 
-/// stdout, buffered. Flush it: a broken pipe shows then.
+/// Buffered stdout. Flush it at the end, to see a broken pipe.
 pub fn out() -> io::BufWriter<io::StdoutLock<'static>> {
     io::BufWriter::new(io::stdout().lock())
 }
 
-/// A line on stdout, at once.
+/// Prints a line on stdout and flushes it.
 pub fn say(line: impl Display) -> io::Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "{line}")?;
     out.flush()
 }
 
-/// A line on stderr; who does not read it does not stop us.
+/// Prints a line on stderr. Errors of writing are ignored.
 pub fn complain(line: impl Display) {
     let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
-/// An error and its causes, but for those that it names itself.
+/// An error and its causes. A cause that the error's text already contains is left out.
 pub fn chain(error: &anyhow::Error) -> String {
     error.chain().map(ToString::to_string).fold(String::new(), |told, cause| {
         if told.is_empty() {
@@ -135,20 +136,20 @@ pub fn chain(error: &anyhow::Error) -> String {
     })
 }
 
-/// A bar on stderr, hidden when that is no terminal. `unit` is what is counted.
+/// A progress bar on stderr, hidden when stderr is no terminal. `unit` is what is counted.
 pub fn bar(length: u64, what: &'static str, unit: &str) -> ProgressBar {
     let template =
         format!("{{prefix:<22}} {{bar:32.cyan/blue}} {{human_pos}}/{{human_len}} {unit}  {{eta}} left");
     styled(ProgressBar::new(length), what, &template)
 }
 
-/// A bar over the bytes of a file.
+/// A progress bar over the bytes of a file.
 pub fn byte_bar(length: u64, what: &'static str) -> ProgressBar {
     let template = "{prefix:<22} {bar:32.cyan/blue} {bytes}/{total_bytes}  {msg}  {eta} left";
     styled(ProgressBar::new(length), what, template)
 }
 
-/// For work of unknown length.
+/// A progress display for work of unknown length.
 pub fn spinner(what: &'static str, unit: &str) -> ProgressBar {
     let template = format!("{{prefix:<22}} {{spinner}} {{human_pos}} {unit}  {{msg}}");
     styled(ProgressBar::new_spinner(), what, &template)
@@ -159,7 +160,7 @@ fn styled(bar: ProgressBar, what: &'static str, template: &str) -> ProgressBar {
     bar.with_style(style.progress_chars("━╸─")).with_prefix(what)
 }
 
-/// Emphasis where somebody looks, none in a file.
+/// Bold text on a terminal, plain text otherwise.
 pub fn bold(text: &str) -> String {
     if io::stdout().is_terminal() { format!("\x1b[1m{text}\x1b[0m") } else { text.into() }
 }

@@ -1,4 +1,4 @@
-//! `stat` and `inspect`: what the server says of itself, and what stands in the region.
+//! `stat` and `inspect`: the server's counters, and the content of the region.
 
 use super::{At, Server, serve, show};
 use anyhow::{Context, Result, bail};
@@ -23,9 +23,9 @@ use std::time::Duration;
   oneread stat
   oneread stat --json | jq .server.keys
 
-The server answers this one. `oneread inspect` looks into the table without it.")]
+The server answers this command. `oneread inspect` looks into the table without the server.")]
 pub struct Stat {
-    /// Prints one JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -83,30 +83,30 @@ impl Stat {
     }
 }
 
-/// Where a region is to be had: from a server, or from a file.
+/// The source of a region: a server or a file.
 #[derive(Debug, Args)]
 pub struct Source {
     #[command(flatten)]
     at: At,
-    /// A region file, without asking any server; goes before --at
+    /// Take the region from this file and ask no server; overrides --at
     #[arg(long, value_name = "FILE")]
     region: Option<PathBuf>,
 }
 
-/// A region that can be looked into.
+/// An open region.
 pub enum Opened {
     Served(Box<Client>),
     File { region: Region, geometry: Box<Geometry>, name: String },
 }
 
 impl Source {
-    /// Opens the region: the file that was named; what the server hands over; or, when no server answers,
-    /// the file that a server at this address would have left.
+    /// Opens the region: from the file if one is named, else from the server. If no server answers,
+    /// opens the file that a server at this address would have left.
     pub fn open(&self) -> Result<Opened> {
         if let Some(path) = &self.region {
             return open_file(path);
         }
-        /// A server that runs hands its region over in much less.
+        /// A running server hands its region over in much less time.
         const DEADLINE: Duration = Duration::from_secs(1);
         let address = self.at.address();
         let options = ClientOptions::new().deadline(DEADLINE);
@@ -175,7 +175,7 @@ impl Opened {
   oneread inspect --key greeting --quick        where a GET of this key looks, slot by slot
   oneread inspect --region /dev/shm/t.region    a file, whether or not a server has it open
 
-Asks the server for nothing but the region, and does without it if there is a file.")]
+Asks the server only for the region. With --region it asks no server.")]
 pub struct Inspect {
     #[command(flatten)]
     source: Source,
@@ -188,17 +188,17 @@ pub struct Inspect {
     /// Do not read and count the whole table
     #[arg(long)]
     quick: bool,
-    /// Prints one JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
-/// What a GET of one key meets.
+/// What a GET of one key finds.
 struct KeyView {
     key: Vec<u8>,
-    /// Each window's slots.
+    /// The slots of each window.
     windows: Vec<Vec<SlotReport>>,
-    /// The home's filter sends a GET beyond the first window.
+    /// Whether the home's filter sends a GET beyond the first window.
     filter: bool,
 }
 
@@ -217,7 +217,7 @@ impl KeyView {
         self.windows.iter().position(|slots| slots.iter().any(|slot| self.is_match(slot)))
     }
 
-    /// READs of a GET that nothing disturbs.
+    /// READs of a GET that no change disturbs.
     fn reads(&self) -> usize {
         match self.found_in() {
             Some(window) => window + 1,

@@ -1,4 +1,4 @@
-//! The `oneread` command from outside, as a shell or a script meets it.
+//! Tests of the `oneread` command from outside, as a shell or a script uses it.
 
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};
@@ -104,7 +104,7 @@ fn region_in(dir: &Path) -> String {
     dir.join("table.region").display().to_string()
 }
 
-/// The newcomer's first minute, in short.
+/// A short run of the demo.
 #[test]
 fn demo_reads_a_stopped_server() {
     let out = json(&expect(run(&["demo", "--json", "--rounds", "2", "--seconds", "0.3"]), 0));
@@ -129,7 +129,7 @@ fn put_get_del() {
     assert_eq!(stdout(&expect(served.run(&["get", "k"]), 0)), "w\n");
     assert_eq!(stdout(&expect(served.run(&["get", "-n", "k"]), 0)), "w");
 
-    // One of two is absent: the other is printed, the message names the key.
+    // One of two keys is absent: the other is printed, and the message names the absent one.
     let out = expect(served.run(&["get", "k", "nope"]), 1);
     assert_eq!(stdout(&out), "w\n");
     assert!(stderr(&out).contains("no key \"nope\""), "{out:?}");
@@ -151,7 +151,7 @@ fn put_get_del() {
     assert!(stderr(&expect(served.run(&["put", "k", &"v".repeat(79)]), 1)).contains("79 bytes long"));
 }
 
-/// What is dumped loads again; bad lines are named and the others load.
+/// A dump loads again. Bad lines are named, and the others load.
 #[test]
 fn load_and_dump() {
     let served = Served::start(&["--anonymous", "--capacity", "1000", "--key-max", "8"]);
@@ -175,14 +175,14 @@ fn load_and_dump() {
         assert_eq!(stdout(&expect(other.run(&["get", "--hex", "63"]), 0)), "ff00\n");
     }
 
-    // More complaints than anybody reads are counted.
+    // Errors beyond a limit are counted and not listed.
     let bad = "no tab\n".repeat(30);
     let out = expect(served.run(&["load", &served.file("bad", &bad)]), 1);
     assert_eq!(stderr(&out).lines().count(), 21, "{out:?}");
     assert!(stderr(&out).contains("and 10 more"));
 }
 
-/// A table that gets full says so, line by line, and keeps what it has.
+/// When the table is full, each refused line is named, and the table keeps what it has.
 #[test]
 fn load_until_full() {
     let served = Served::start(&["--anonymous", "--slots", "64", "--grace-us", "100"]);
@@ -195,7 +195,7 @@ fn load_until_full() {
     assert_eq!(stdout(&expect(served.run(&["dump"]), 0)).lines().count() as u64, inserted);
 }
 
-/// The table outlives its server, and a server that is asked for another one says what there is.
+/// The table outlives its server. A server that is asked for another table says what is there.
 #[test]
 fn region_file_survives() {
     let dir = tempfile::tempdir().unwrap();
@@ -205,7 +205,7 @@ fn region_file_survives() {
     assert_eq!(served.ready["recovered"], Value::Null);
     expect(served.run(&["put", "k", "v"]), 0);
 
-    // A server that is stopped is looked into all the same; one that runs keeps others away.
+    // The region of a stopped server can be inspected; a running server locks out others.
     let again = expect(run(&["serve", "--region", &region, "--fresh", "--at", "shm:/tmp/unused"]), 1);
     assert!(stderr(&again).contains("in use by another server"), "{again:?}");
     served.signal(rustix::process::Signal::TERM);
@@ -251,7 +251,7 @@ fn not_a_region() {
         assert!(stderr(&out).contains("this is no oneread region"), "{command:?}: {out:?}");
         assert!(stderr(&out).contains(&name), "{command:?}: {out:?}");
     }
-    // Not even --fresh removes what is no region.
+    // A file that is no region is not removed, not even with --fresh.
     assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
 }
 
@@ -273,7 +273,7 @@ fn errors_of_use() {
 }
 
 #[test]
-fn nobody_there() {
+fn no_server() {
     let dir = tempfile::tempdir().unwrap();
     let at = format!("shm:{}", dir.path().join("sock").display());
     for command in [vec!["get", "k"], vec!["put", "k", "v"], vec!["stat"], vec!["inspect"], vec!["dump"]] {
@@ -287,10 +287,10 @@ fn nobody_there() {
     }
 }
 
-/// Who says no address means that in the user's runtime folder, and where there is none, one that has the
-/// user's number in its name.
+/// The default address is in the user's runtime folder. If there is none, its name contains the
+/// user's number.
 #[test]
-fn the_address_that_is_meant() {
+fn default_address() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
     std::fs::write(&file, "").unwrap();
@@ -307,7 +307,7 @@ fn the_address_that_is_meant() {
         (&file, &elsewhere),
         (Path::new(""), &elsewhere),
     ] {
-        // (Somebody may serve there.)
+        // (A server may be running there.)
         if !expected.exists() {
             let out = oneread().args(["get", "k"]).env("XDG_RUNTIME_DIR", runtime).output().unwrap();
             let message = stderr(&expect(out, 1));
@@ -317,7 +317,7 @@ fn the_address_that_is_meant() {
     }
 }
 
-/// `oneread dump | head -1` ends quietly.
+/// `oneread dump | head -1` ends without an error message.
 #[test]
 fn broken_pipe_is_quiet() {
     let served = Served::start(&["--anonymous", "--capacity", "20000"]);
@@ -336,9 +336,9 @@ fn broken_pipe_is_quiet() {
     assert_eq!((out.status.code(), stderr(&out).as_str()), (Some(0), ""));
 }
 
-/// The numbers that the layouts are chosen by, on a table small enough for a test.
+/// The numbers by which layouts are chosen, on a table small enough for a test.
 #[test]
-fn layouts_measured() {
+fn layouts_are_measured() {
     let dir = tempfile::tempdir().unwrap();
     let svg: PathBuf = dir.path().join("l.svg");
     let out = expect(

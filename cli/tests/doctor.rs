@@ -1,4 +1,5 @@
-//! `oneread doctor` from outside: its exit status, its report, and a device that it may not open.
+//! Tests of `oneread doctor` from outside: its exit status, its report, and a device that it may
+//! not open.
 
 use serde_json::Value;
 use std::fs::{self, Permissions};
@@ -58,9 +59,9 @@ fn soft_roce(root: &Path) {
     write(root, "usr/lib64/libibverbs.so.1", "");
 }
 
-/// This machine, whatever it is: shm works, and each thing that is wrong has a mend.
+/// On any machine, shm works, and each fault comes with a remedy.
 #[test]
-fn here() {
+fn this_machine() {
     let report = json(doctor(&["--json"]), 0);
     assert_eq!(report["fabrics"]["shm"]["works"], true, "{report:#}");
     for finding in report["findings"].as_array().unwrap() {
@@ -118,7 +119,8 @@ fn gids_ranked() {
     assert_eq!(usage.status.code(), Some(2));
 }
 
-/// Reading alone is not enough. The system itself refuses: also for a test that runs as root, which may open anything.
+/// Permission to read a device file is not enough. The kernel itself refuses here, because a test
+/// that runs as root may open anything.
 #[test]
 fn no_permission() {
     const NOBODY: u32 = 65534;
@@ -126,7 +128,7 @@ fn no_permission() {
     soft_roce(root.path());
     fs::set_permissions(root.path(), Permissions::from_mode(0o755)).unwrap();
     fs::set_permissions(root.path().join("dev/infiniband/uverbs0"), Permissions::from_mode(0o444)).unwrap();
-    // Where the command was built may be closed to others.
+    // Other users may have no access to the folder where the command was built.
     let program = root.path().join("oneread");
     fs::copy(env!("CARGO_BIN_EXE_oneread"), &program).unwrap();
     let mut command = Command::new(&program);

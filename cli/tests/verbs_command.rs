@@ -1,5 +1,5 @@
-//! The command over verbs, where it cannot serve: without a device, without the library, or without leave to lock
-//! memory. The first two are told on tests/fake_ibverbs.c, the third on a real device.
+//! The command over verbs where it cannot serve: without a device, without the library, or without
+//! permission to lock memory. The first two use tests/fake_ibverbs.c, the third uses a real device.
 
 #[path = "../../tests/common/mod.rs"]
 mod common;
@@ -12,7 +12,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-/// Runs the program with this library path, and this in its environment.
+/// Runs the program with this library path and these variables in its environment.
 fn oneread(library_path: &Path, env: &[(&str, &str)], arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_oneread"));
     command.env("LD_LIBRARY_PATH", library_path).envs(env.iter().copied()).env_remove("ONEREAD_AT");
@@ -47,7 +47,7 @@ fn no_device() {
     );
 }
 
-/// Without the library verbs says so, and shared memory works.
+/// Without the library, verbs gives an error that says so, and shared memory works.
 #[test]
 fn no_library() {
     if is_guest("no_library") {
@@ -75,10 +75,10 @@ fn no_library() {
     assert_eq!(get.stdout, b"value");
 }
 
-/// A region that may not be locked into memory: the error names the limit.
+/// A region that may not be locked into memory gives an error that names the limit.
 #[test]
-fn more_than_may_be_locked() {
-    if !is_there_a_device("more_than_may_be_locked") {
+fn locked_memory_limit() {
+    if !is_there_a_device("locked_memory_limit") {
         return;
     }
     let program = env!("CARGO_BIN_EXE_oneread");

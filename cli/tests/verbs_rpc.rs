@@ -1,5 +1,5 @@
-//! GETs and changes that the server does, over a real device: as messages and HERD's way, server and client in
-//! two processes. Without a device these tests say so and do nothing, as in `verbs.rs`.
+//! GETs and changes by the server over a real device, as messages and HERD's way. Server and client
+//! are two processes. Without a device these tests say so and do nothing, as in `verbs.rs`.
 
 #[path = "../../tests/common/mod.rs"]
 mod common;
@@ -32,7 +32,7 @@ impl Server {
         Server { child, address: ready["address"].as_str().unwrap().parse().unwrap() }
     }
 
-    /// The same place, reached by another of this machine's devices.
+    /// The same server, reached through another of this machine's devices.
     fn by(&self, device: &str) -> Address {
         let place = self.address.to_string();
         let place = place.split('?').next().unwrap();
@@ -61,8 +61,8 @@ fn connect(address: &Address, requests: RequestPath) -> Client {
     try_connect(address, requests).unwrap()
 }
 
-/// One-sided, as a message, HERD's way: the same answers for keys that are there, that are not, that were
-/// removed, and for keys and values as long as they may be; the same errors for longer ones.
+/// One-sided GETs, messages and HERD's way give the same answers: for present, absent and removed
+/// keys, and for the longest keys and values. For longer ones they give the same errors.
 #[test]
 fn all_ways_agree() {
     if !is_there_a_device("all_ways_agree") {
@@ -97,8 +97,8 @@ fn all_ways_agree() {
     }
 }
 
-/// Four requests in flight: answers come in the order of the requests, and of two puts of one key the later one
-/// stays.
+/// Four requests are in flight. Answers come in the order of the requests, and of two puts of one
+/// key the later one stays.
 #[test]
 fn many_at_once() {
     if !is_there_a_device("many_at_once") {
@@ -116,7 +116,7 @@ fn many_at_once() {
     }
 }
 
-/// Both ends of the guest's pair of devices lose one packet in ten, until this is dropped.
+/// Makes both ends of the guest's pair of devices lose one packet in ten until it is dropped.
 struct Loss;
 
 impl Loss {
@@ -144,8 +144,8 @@ fn tc(arguments: &str) -> bool {
     Command::new("tc").args(arguments.split(' ')).status().is_ok_and(|done| done.success())
 }
 
-/// A network that loses one packet in ten, requests and replies alike. An insert that is done twice says that the
-/// key exists.
+/// The network loses one packet in ten, requests and replies alike. An insert that was executed
+/// twice would report that the key exists.
 #[test]
 fn lost_packets() {
     if !is_there_a_device("lost_packets") {
@@ -171,8 +171,8 @@ fn lost_packets() {
     assert_eq!((stats.inserts, stats.keys), (inserts, inserts));
 }
 
-/// The server is killed: a typed error, soon. It comes back: the client goes on. It comes back without HERD: the
-/// error says so.
+/// The server is killed: the client soon gets a typed error. It comes back: the client goes on. It
+/// comes back without HERD: the error says so.
 #[test]
 fn server_gone_and_back() {
     if !is_there_a_device("server_gone_and_back") {
@@ -213,7 +213,8 @@ fn server_gone_and_back() {
     assert_eq!(connect(&address, RequestPath::Message).rpc_get(b"key").unwrap(), None);
 }
 
-/// Clients come and go, several at a time: the areas of those that are gone are not in the others' way.
+/// Clients come and go, several at a time. The areas of those that are gone do not disturb the
+/// others.
 #[test]
 fn clients_come_and_go() {
     if !is_there_a_device("clients_come_and_go") {

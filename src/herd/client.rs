@@ -1,4 +1,4 @@
-//! The client's end: lanes, each with one request that waits for its reply.
+//! The client's end: lanes, each with at most one unanswered request.
 
 #![allow(unsafe_code)]
 
@@ -20,18 +20,19 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Receives posted: repeated requests may be answered twice.
+/// Receives posted: a repeated request may be answered twice.
 const RECEIVES: usize = 2 * WINDOW;
-/// Completions that may come at once.
+/// The most completions that may come at once.
 pub(crate) const COMPLETIONS: usize = WINDOW + RECEIVES;
-/// A request without a reply is repeated after this long, then after twice as long each time. Some times what
-/// a PUT may take that waits for a grace period (2 ms), and more than a busy machine's time slice.
+/// A request without a reply is repeated after this time, then after twice as long each time. This
+/// is several times the grace period (2 ms) that a PUT may wait for, and longer than a busy
+/// machine's time slice.
 const REPEAT_FIRST: Duration = Duration::from_millis(10);
 const REPEAT_MAX: Duration = Duration::from_millis(200);
-/// Marks work requests of HERD's that are receives.
+/// Marks the work requests of HERD that are receives.
 const RECEIVE: u64 = 1 << 32;
 
-/// Queue pairs that wait to be welcomed.
+/// The client's queue pairs before the server's welcome.
 pub(crate) struct HerdDraft {
     carrier: WriteTransport,
     requests: QueuePair,
@@ -39,7 +40,7 @@ pub(crate) struct HerdDraft {
 }
 
 impl HerdDraft {
-    /// Queue pairs for a server with this offer, whose completions go to `queue`.
+    /// Makes queue pairs for a server with this offer. Their completions go to `queue`.
     pub fn new(
         station: &Station,
         queue: &Arc<CompletionQueue>,
@@ -73,7 +74,7 @@ impl HerdDraft {
         Ok(HerdDraft { carrier, requests, replies })
     }
 
-    /// What the server must know.
+    /// What the server must know to admit this client.
     pub fn join(&self) -> HerdJoin {
         HerdJoin {
             carrier: self.carrier,
@@ -132,7 +133,7 @@ impl HerdDraft {
     }
 }
 
-/// A client's way to HERD's workers.
+/// A client's connection to HERD's workers.
 #[derive(Debug)]
 pub(crate) struct HerdClient {
     // Queue pairs are dropped before the buffers that their work requests name.
@@ -141,31 +142,31 @@ pub(crate) struct HerdClient {
     outgoing: Buffer,
     incoming: Buffer,
     area: Descriptor,
-    /// From cell to cell of the area.
+    /// Bytes from one cell of the area to the next.
     stride: usize,
     workers: Vec<u32>,
     lanes: [RequestCell; WINDOW],
-    /// Cells and lengths of datagrams that have come.
+    /// Cells and lengths of datagrams that have arrived.
     arrived: VecDeque<(usize, usize)>,
-    /// Of the last request.
+    /// The number of the last request.
     sequence: u64,
-    /// Requests written again since they were counted.
+    /// Requests written again since the last time they were counted.
     pub repeats: u64,
 }
 
 #[derive(Debug, Default)]
 struct RequestCell {
-    /// What waits for a reply.
+    /// The request that waits for a reply.
     waiting: Option<Waiting>,
-    /// Is a WRITE from its cell in flight?
+    /// Whether a WRITE from its cell is in flight.
     is_writing: bool,
-    /// Head and frame.
+    /// The request as it goes into the cell: head and frame.
     bytes: Vec<u8>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
-    /// Which of the call's requests it is.
+    /// Its index among the call's requests.
     request: usize,
     worker: usize,
     mark: CellMark,
@@ -181,17 +182,17 @@ fn key_of<'a>(request: &Request<'a>) -> Option<&'a [u8]> {
 }
 
 impl HerdClient {
-    /// Has a datagram come that nobody has looked at?
+    /// Whether a datagram has arrived that nobody has looked at.
     pub fn has_arrived(&self) -> bool {
         !self.arrived.is_empty()
     }
 
-    /// Nobody waits any more for what was asked (Q4).
+    /// Abandons all unanswered requests (Q4).
     pub fn give_up(&mut self) {
         self.lanes.iter_mut().for_each(|lane| lane.waiting = None);
     }
 
-    /// A lane for this request, if there is one and no other request for its key waits (Q4).
+    /// A free lane for this request. `None` also while another request for its key waits (Q4).
     pub fn lane_for(&self, requests: &[Request<'_>], number: usize) -> Option<usize> {
         let key = key_of(&requests[number]);
         let mut waiting = self.lanes.iter().filter_map(|lane| lane.waiting);
@@ -223,7 +224,7 @@ impl HerdClient {
         self.write(lane)
     }
 
-    /// WRITEs again what has waited too long (Q2); when is the next one due?
+    /// WRITEs again what has waited too long (Q2). Returns when the next one is due.
     pub fn repeat_due(&mut self, now: Instant) -> Result<Instant, VerbsError> {
         let mut next = now + REPEAT_MAX;
         for lane in 0..WINDOW {
@@ -233,7 +234,8 @@ impl HerdClient {
             if waiting.repeat_at <= now {
                 waiting.pause = (2 * waiting.pause).min(REPEAT_MAX);
                 waiting.repeat_at = now + waiting.pause;
-                // While the WRITE itself is under way (RC sends it again by itself), another would not help.
+                // While the WRITE itself is under way (RC sends it again by itself), another one
+                // would not help.
                 if !*is_writing {
                     waiting.mark.attempt += 1;
                     self.repeats += 1;
@@ -262,8 +264,8 @@ impl HerdClient {
             signalled: true,
         };
         lane.is_writing = true;
-        // SAFETY: the cell is not filled again before the WRITE has completed; the buffer outlives the queue
-        // pair.
+        // SAFETY: the cell is not filled again before the WRITE has completed; the buffer outlives
+        // the queue pair.
         unsafe { self.requests.post([work]) }
     }
 
@@ -277,21 +279,21 @@ impl HerdClient {
         }
         succeeded(completion, "RECV")?;
         let cell = (number & !RECEIVE) as usize;
-        // A stray is no reply (Q5): its length is that of none.
+        // A stray datagram is no reply (Q5). Its length is taken as 0, which is no reply's.
         let is_ours = self.workers.contains(&completion.src_qp);
         let length = if is_ours { completion.len().min(self.incoming.cell_bytes()) } else { 0 };
         self.arrived.push_back((cell, length));
         Ok(())
     }
 
-    /// The next reply to a request that waits, and which one that is.
+    /// The next reply to a request that waits, and that request's index.
     pub fn next_reply(&mut self) -> Result<Option<(usize, Reply)>, VerbsError> {
         while let Some((cell, length)) = self.arrived.pop_front() {
             // SAFETY: the receive has completed, and is posted again only below.
             let datagram = unsafe { self.incoming.bytes(cell, length) };
             let answer = datagram.get(GRH..).map(|bytes| answer(&mut self.lanes, bytes)).transpose();
             let element = self.incoming.element(cell, self.incoming.cell_bytes());
-            // SAFETY: its receive has completed and nobody borrows from it any more.
+            // SAFETY: its receive has completed, and nobody borrows from it any more.
             unsafe { self.replies.post_receive(id::HERD | RECEIVE | cell as u64, element) }?;
             if let Some(answer) = answer?.flatten() {
                 return Ok(Some(answer));
@@ -302,7 +304,8 @@ impl HerdClient {
 }
 
 impl Connection {
-    /// Asks HERD's workers, [`WINDOW`] requests at a time; the replies in the order of the requests.
+    /// Asks HERD's workers, [`WINDOW`] requests at a time. Returns the replies in the order of the
+    /// requests.
     pub fn call(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<Vec<Reply>, VerbsError> {
         let called = self.call_all(requests, deadline);
         if let (Err(_), Some(herd)) = (&called, &mut self.herd) {
@@ -345,7 +348,8 @@ impl Connection {
     }
 }
 
-/// The reply in a datagram, and which request of the lanes' it answers, if that still waits (Q5).
+/// The reply in a datagram, and the index of the request that it answers. `None` if that request no
+/// longer waits (Q5).
 fn answer(lanes: &mut [RequestCell], datagram: &[u8]) -> Result<Option<(usize, Reply)>, VerbsError> {
     let garbage = |e: wire::WireError| VerbsError::Garbage { what: e.to_string() };
     let Some(frame) = wire::decode(datagram).map_err(garbage)? else { return Ok(None) };
@@ -367,7 +371,8 @@ mod tests {
         bytes
     }
 
-    /// Q5: a reply is that of the request that waits under its number, once; any other is nobody's.
+    /// Q5: a reply belongs to the request that waits under its number, and only once. Any other is
+    /// dropped.
     #[test]
     fn replies_find_their_requests() {
         let mut lanes: [RequestCell; WINDOW] = Default::default();

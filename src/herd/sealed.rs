@@ -1,4 +1,4 @@
-//! Cells that a NIC writes, in whatever order: a CRC tells whether all of a request has landed (Q1).
+//! Cells that a NIC writes in any order. A CRC tells whether all of a request has landed (Q1).
 
 use crate::mailbox::{CellHead, CellMark, HEAD, copied};
 use crate::sync::AtomicU64;
@@ -10,7 +10,7 @@ fn crc(head: CellHead, frame: &[u8]) -> u32 {
     crc.finalize()
 }
 
-/// Lays out what goes into a cell; `encode` appends the frame. [`seal`] completes it.
+/// Lays out a cell; `encode` appends the frame. [`seal`] completes it.
 pub(crate) fn lay_out(cell: &mut Vec<u8>, encode: impl FnOnce(&mut Vec<u8>)) {
     cell.clear();
     cell.resize(HEAD, 0);
@@ -25,7 +25,7 @@ pub(crate) fn seal(cell: &mut [u8], mark: CellMark) {
     head.copy_from_slice(bytemuck::bytes_of(&CellHead { crc: crc(open, frame), ..open }));
 }
 
-/// The frame in a cell, if all of it is there. Copies it into `copy` first.
+/// The frame in a cell, if all of it has landed. Copies the cell into `copy` first.
 pub(crate) fn open<'a>(cell: &[AtomicU64], copy: &'a mut Vec<u64>) -> Option<(CellMark, &'a [u8])> {
     let (head, frame) = copied(cell, copy)?;
     let sound = head.sequence != 0 && head.reserved == 0 && head.crc == crc(head, frame);
@@ -46,7 +46,7 @@ mod tests {
         cell
     }
 
-    /// Memory as a worker sees it, with these bytes at its beginning.
+    /// Memory as a worker sees it, with these bytes at its start.
     fn memory(bytes: &[u8]) -> Vec<AtomicU64> {
         let mut padded = bytes.to_vec();
         padded.resize(256, 0);
@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sealed_opens() {
+    fn sealed_cells_open() {
         let mark = CellMark { sequence: 7, attempt: 2 };
         let cell = memory(&sealed(mark, b"a key"));
         let mut copy = Vec::new();
@@ -66,9 +66,9 @@ mod tests {
         assert!(open(&memory(&[]), &mut copy).is_none(), "nothing was ever written");
     }
 
-    /// A seal alone does not do: number 0 is nobody's, and what is reserved is 0.
+    /// A valid seal is not enough: number 0 is not used, and reserved bits are 0.
     #[test]
-    fn sound_seals_of_nothing() {
+    fn number_zero_and_reserved_bits_are_refused() {
         let zero = memory(&sealed(CellMark { sequence: 0, attempt: 0 }, b"a key"));
         assert!(open(&zero, &mut Vec::new()).is_none());
         for (reserved, opens) in [(0, true), (1, false), (1 << 31, false)] {
@@ -81,19 +81,19 @@ mod tests {
         }
     }
 
-    /// What was in the buffer before is not part of the cell.
+    /// The buffer's old content is not part of the cell.
     #[test]
-    fn laid_out_anew() {
+    fn old_content_is_overwritten() {
         let mut cell = vec![7; 100];
         lay_out(&mut cell, |out| out.extend([1, 2, 3]));
         assert_eq!(cell, [&[0; 24][..], &[1, 2, 3]].concat());
     }
 
     proptest! {
-        /// One request is written over another, its bytes in any order: none of the states in between opens as
-        /// anything but one of the two.
+        /// One request is written over another, its bytes in any order. Each state in between opens
+        /// as one of the two requests or not at all.
         #[test]
-        fn half_landed(order in Just((0..72usize).collect::<Vec<_>>()).prop_shuffle(), attempt in 0u32..2) {
+        fn half_landed_requests_do_not_open(order in Just((0..72usize).collect::<Vec<_>>()).prop_shuffle(), attempt in 0u32..2) {
             let old = sealed(CellMark { sequence: 5, attempt: 0 }, b"one of the keys, long");
             let new = sealed(CellMark { sequence: 5 + u64::from(attempt == 0), attempt }, b"another key");
             let mut bytes = old.clone();
@@ -111,9 +111,9 @@ mod tests {
             prop_assert_eq!(open(&memory(&bytes), &mut copy).unwrap().1, &new[HEAD..]);
         }
 
-        /// Any bit that flips is noticed.
+        /// Every flipped bit is detected.
         #[test]
-        fn flipped(bit in 0usize..8 * 45) {
+        fn flipped_bits_are_detected(bit in 0usize..8 * 45) {
             let mut bytes = sealed(CellMark { sequence: 1, attempt: 0 }, b"keyed");
             assert_eq!(bytes.len(), 45);
             bytes[bit / 8] ^= 1 << (bit % 8);

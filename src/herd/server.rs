@@ -1,4 +1,4 @@
-//! The server's end: clients' areas, and the workers that poll them.
+//! The server's end: the clients' areas, and the workers that poll them.
 
 #![allow(unsafe_code)]
 
@@ -18,21 +18,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
-/// Replies of one worker whose SENDs have not completed.
+/// The most replies of one worker whose SENDs have not completed.
 const REPLIES: usize = 128;
-/// Looks at all cells before a worker looks for clients that come and go, and lets others run if it found
-/// nothing to do.
+/// Sweeps over all cells between two looks for clients that come and go. A worker that found
+/// nothing to do then also yields to other threads.
 const SWEEPS: u32 = 64;
 
-/// Where clients get their areas from.
+/// Admits clients: gives each an area.
 #[derive(Debug)]
 pub(crate) struct HerdAcceptor {
     station: Arc<Station>,
     carrier: WriteTransport,
     cell_bytes: usize,
-    /// For queue pairs that only receive WRITEs: nothing ever completes there.
+    /// The completion queue of queue pairs that only receive WRITEs. Nothing ever completes there.
     silent: Arc<CompletionQueue>,
-    /// The workers: their queue pairs' numbers, and where they take clients from.
+    /// The workers: the numbers of their queue pairs, and the channels through which they get
+    /// clients.
     workers: Vec<(u32, mpsc::Sender<Arc<HerdSession>>)>,
 }
 
@@ -59,7 +60,7 @@ impl Drop for HerdLease {
 }
 
 impl HerdAcceptor {
-    /// Starts workers, which end after the acceptor is gone.
+    /// Starts the workers. They end after the acceptor is dropped.
     pub fn open(
         shared: &Arc<ServerState>,
         station: &Arc<Station>,
@@ -104,12 +105,12 @@ impl HerdAcceptor {
         Ok((acceptor, threads))
     }
 
-    /// What clients are told before they join.
+    /// The offer in the challenge.
     pub fn offer(&self) -> HerdOffer {
         HerdOffer { version: VERSION, carrier: self.carrier }
     }
 
-    /// Gives a client an area and shows it to the workers; or says why not.
+    /// Gives a client an area and shows it to the workers. `Err` says why not.
     pub fn admit(&self, join: &serde_json::Value) -> Result<(HerdLease, HerdWelcome), String> {
         let join: HerdJoin = known(join).map_err(|error| error.to_string())?;
         if !crate::verbs::is_mtu(join.requests.mtu) {
@@ -143,7 +144,7 @@ impl HerdAcceptor {
             cell_bytes: session.area.cell_bytes() as u32,
             workers: self.workers.iter().map(|(number, _)| *number).collect(),
         };
-        // From here on it is given up when anything fails.
+        // From here on, an error gives the area up again.
         let lease = HerdLease(Arc::new(session));
         for (_, incoming) in &self.workers {
             incoming.send(lease.0.clone()).map_err(|_| "a worker of the server's has ended".to_owned())?;
@@ -152,7 +153,7 @@ impl HerdAcceptor {
     }
 }
 
-/// UC if the device has it.
+/// UC if the device has it, otherwise RC.
 fn best_carrier(station: &Station, queue: &Arc<CompletionQueue>) -> Result<WriteTransport, SetupError> {
     let depth = Depth { sends: 1, receives: 1 };
     let (domain, route) = (station.domain().clone(), station.route().clone());
@@ -166,15 +167,15 @@ fn best_carrier(station: &Station, queue: &Arc<CompletionQueue>) -> Result<Write
     }
 }
 
-/// Polls the cells of its number in every client's area.
+/// Polls this worker's cells in every client's area.
 struct HerdWorker {
     shared: Arc<ServerState>,
     number: usize,
     incoming: mpsc::Receiver<Arc<HerdSession>>,
-    // The replies' queue pair may still name a client's address: `retire` waits for it.
+    // The replies' queue pair may still name a client's address; `retire` waits for it.
     clients: Vec<PolledClient>,
     replies: Replies,
-    /// The cell being looked at.
+    /// A copy of the cell being looked at.
     copy: Vec<u64>,
 }
 
@@ -190,7 +191,7 @@ impl HerdWorker {
         let mut sweeps = 0;
         loop {
             if self.clients.is_empty() {
-                // Nobody to poll for: sleeps until somebody comes, or the acceptor is gone.
+                // There are no clients: sleeps until one comes, or the acceptor is dropped.
                 match self.incoming.recv() {
                     Ok(session) => self.clients.push(PolledClient::new(session)),
                     Err(mpsc::RecvError) => break,
@@ -219,7 +220,8 @@ impl HerdWorker {
         self.retire(|_| true);
     }
 
-    /// Takes in who has come, and lets go who is gone; false when the acceptor is.
+    /// Adds clients that have come and removes those that are gone. Returns false when the acceptor
+    /// is dropped.
     fn meet(&mut self) -> bool {
         let desk_is_there = loop {
             match self.incoming.try_recv() {
@@ -232,7 +234,7 @@ impl HerdWorker {
         desk_is_there
     }
 
-    /// Lets clients go, once no SEND names their addresses any more.
+    /// Removes clients once no SEND names their addresses any more.
     fn retire(&mut self, is_gone: impl Fn(&PolledClient) -> bool) {
         if self.clients.iter().any(&is_gone) {
             if let Err(error) = self.replies.wait_for_room(REPLIES) {
@@ -242,7 +244,7 @@ impl HerdWorker {
         }
     }
 
-    /// Looks at every cell once; was there anything new?
+    /// Looks at every cell once. Returns whether there was anything new.
     fn sweep(&mut self) -> Result<bool, VerbsError> {
         let mut busy = false;
         let HerdWorker { shared, number, clients, replies, copy, .. } = self;
@@ -252,7 +254,7 @@ impl HerdWorker {
                 if glance(cell) == lane.taken() {
                     continue;
                 }
-                // Not all of it may have landed (Q1): then another sweep finds it.
+                // Part of it may not have landed yet (Q1). Then a later sweep finds it.
                 let Some((mark, frame)) = sealed::open(cell, copy) else { continue };
                 busy = true;
                 if lane.take(mark, frame, |request| shared.answer(request)) {
@@ -292,11 +294,13 @@ impl Replies {
         Ok(Replies { pair, queue, outgoing, sent: 0, completed: 0 })
     }
 
-    /// Sends a datagram. The session must live until it has gone ([`HerdWorker::retire`] sees to that).
+    /// Sends a datagram. The session must live until the SEND has completed ([`HerdWorker::retire`]
+    /// sees to that).
     fn send(&mut self, session: &HerdSession, reply: &[u8]) -> Result<(), VerbsError> {
         self.wait_for_room(1)?;
         let cell = (self.sent % REPLIES as u64) as usize;
-        // SAFETY: the SEND that used this cell before has completed: at most REPLIES are in flight.
+        // SAFETY: the SEND that used this cell before has completed, since at most REPLIES are in
+        // flight.
         let bytes = unsafe { self.outgoing.fill(cell, &[reply]) };
         let work = Work {
             id: self.sent,
@@ -308,14 +312,14 @@ impl Replies {
             },
             signalled: true,
         };
-        // SAFETY: as above; the buffer outlives the queue pair, and the address the SEND.
+        // SAFETY: as above; the buffer outlives the queue pair, and the address outlives the SEND.
         unsafe { self.pair.post([work]) }?;
         self.sent += 1;
         Ok(())
     }
 
-    /// Waits until this many cells are free. A datagram leaves without anybody's help: that does not take
-    /// long.
+    /// Waits until this many cells are free. That does not take long: a datagram is sent without
+    /// the receiver's help.
     fn wait_for_room(&mut self, cells: usize) -> Result<(), VerbsError> {
         let mut completions = [Completion::default(); 32];
         while self.sent - self.completed > (REPLIES - cells) as u64 {
@@ -328,7 +332,8 @@ impl Replies {
         Ok(())
     }
 }
-/// Gives a client that asks for it a place: the place, and what the client is told of it. `Err` says why not.
+/// Gives a client that asks for it an area. Returns the area's lease and what to tell the client.
+/// `Err` says why not.
 pub(crate) fn admit(
     acceptor: Option<&HerdAcceptor>,
     asked: Option<&serde_json::Value>,

@@ -7,12 +7,12 @@
 //!     or  Refused     why
 //! ```
 //!
-//! Each message is its length (4 bytes, little-endian) and that much JSON. A proof is the HMAC-SHA-256,
-//! under the token, of who proves, both nonces and the whole message (its proof being zeros): it can be
-//! neither replayed nor changed on the way. It keeps strangers out; what crosses the network afterwards is
-//! neither encrypted nor signed.
+//! Each message is its length (4 bytes, little-endian) and that many bytes of JSON. A proof is the
+//! HMAC-SHA-256, under the token, of the prover's role, both nonces and the whole message with its
+//! proof set to zeros. A proof cannot be replayed, and a message cannot be changed on the way. The
+//! token keeps strangers out. What crosses the network afterwards is neither encrypted nor signed.
 //!
-//! The TCP connection stays open without traffic: it tells each side when the other is gone.
+//! The TCP connection stays open without traffic. It tells each side when the other is gone.
 
 use super::Token;
 use super::device::Endpoint;
@@ -25,7 +25,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-/// Messages a client may have unanswered, at most.
+/// The most messages a client may have unanswered.
 pub(crate) const MESSAGES_MAX: usize = 16;
 
 /// Version of this conversation and of the messages after it.
@@ -33,26 +33,26 @@ pub(crate) const VERSION: u32 = 1;
 /// Longest message of the conversation, in bytes.
 const MESSAGE_MAX: usize = 16 << 10;
 
-/// Never used twice.
+/// A random number that is used once.
 pub(crate) type Nonce = [u8; 32];
 /// Proof of knowing the token.
 pub(crate) type TokenProof = [u8; 32];
 
-/// The server begins.
+/// The server's first message.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Challenge {
-    /// Says what this is.
+    /// Always [`NAME`]: identifies the protocol.
     pub oneread: String,
     pub version: u32,
     pub nonce: Nonce,
-    /// What the server offers besides, in words that are not this module's.
+    /// What the server offers in addition. Other modules define its content.
     pub extension: Option<serde_json::Value>,
 }
 
-/// What [`Challenge::oneread`] says.
+/// The value of [`Challenge::oneread`].
 pub(crate) const NAME: &str = "verbs";
 
-/// The client answers.
+/// The client's reply to the challenge.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Join {
     pub version: u32,
@@ -60,22 +60,22 @@ pub(crate) struct Join {
     pub proof: TokenProof,
     pub endpoint: Endpoint,
     pub network: Network,
-    /// What the client takes of the offer.
+    /// Which part of the offer the client takes.
     pub extension: Option<serde_json::Value>,
 }
 
-/// How the server ends the conversation.
+/// The server's last message of the conversation.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum JoinAnswer {
     Welcome(Box<Welcome>),
     Refused {
-        /// Is the token the reason?
+        /// Whether the token is the reason.
         token: bool,
         why: String,
     },
 }
 
-/// Everything a client needs to read.
+/// Everything a client needs for its READs.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Welcome {
     pub proof: TokenProof,
@@ -83,12 +83,12 @@ pub(crate) struct Welcome {
     pub region: Descriptor,
     /// The superblock's words: geometry and generation.
     pub superblock: Vec<u64>,
-    /// Messages a client may have unanswered.
+    /// How many messages a client may have unanswered.
     pub messages: u16,
     /// Longest message in bytes, either way.
     pub message_bytes: u32,
     pub network: Network,
-    /// What it is given then.
+    /// What the client gets of the extension that it asked for.
     pub extension: Option<serde_json::Value>,
 }
 
@@ -115,11 +115,11 @@ impl Proving for Welcome {
     }
 }
 
-/// What kind of network a queue pair is on: the two sides must agree.
+/// The kind of network that a queue pair is on. It must be the same on both sides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Network {
     pub infiniband: bool,
-    /// The kind of GID used (verbs.h, `enum ibv_gid_type`), if one is.
+    /// The kind of GID in use (verbs.h, `enum ibv_gid_type`), if any.
     pub kind: Option<u8>,
 }
 
@@ -128,9 +128,9 @@ pub(crate) struct Network {
 pub(crate) struct Descriptor {
     /// The server's address of its first byte.
     pub address: u64,
-    /// What work requests name it by.
+    /// The key by which work requests name it.
     pub key: u32,
-    /// Length.
+    /// Length in bytes.
     pub bytes: u64,
 }
 
@@ -142,7 +142,7 @@ pub(crate) fn nonce() -> Result<Nonce, SetupError> {
     Ok(nonce)
 }
 
-/// Of the message with a proof of zeros.
+/// The HMAC of a message whose proof is zeros.
 fn mac<M: Proving>(token: &Token, server: &Nonce, client: &Nonce, message: &M) -> Hmac<Sha256> {
     let mut mac = Hmac::<Sha256>::new_from_slice(token.bytes()).expect("any length is a key");
     mac.update(M::ROLE);
@@ -158,8 +158,8 @@ pub(crate) fn prove<M: Proving>(token: &Token, server: &Nonce, client: &Nonce, m
     *message.proof() = mac(token, server, client, message).finalize().into_bytes().into();
 }
 
-/// Does the sender know the token, and is the message as it was sent? Takes the same time whatever is wrong.
-/// Forgets the proof.
+/// Whether the sender knows the token and the message is unchanged. Sets the proof to zeros. The
+/// time it takes does not depend on what is wrong.
 pub(crate) fn is_proven<M: Proving>(token: &Token, server: &Nonce, client: &Nonce, message: &mut M) -> bool {
     let proof = std::mem::take(message.proof());
     mac(token, server, client, message).verify_slice(&proof).is_ok()
@@ -183,7 +183,7 @@ pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<Option<T>, Str
     serde_json::from_slice(body).map(Some).map_err(|e| format!("sent a message that makes no sense: {e}"))
 }
 
-/// The client's side of the stream: every wait ends at the deadline.
+/// The client's side of the stream. Every wait ends at the deadline.
 pub(crate) struct Handshake {
     pub stream: TcpStream,
     pub peer: SocketAddr,
@@ -257,7 +257,7 @@ impl Handshake {
         }
     }
 
-    /// Bounds the next wait.
+    /// Sets the stream's timeouts to the time that is left.
     fn limit(&self) -> Result<(), SetupError> {
         let left = self.deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         let set = self.stream.set_read_timeout(Some(left)).and(self.stream.set_write_timeout(Some(left)));
@@ -290,9 +290,9 @@ mod tests {
         }
     }
 
-    /// Every input of the proof counts.
+    /// The proof depends on every input.
     #[test]
-    fn proofs() {
+    fn proofs_depend_on_every_input() {
         let (token, other) = (Token::new("secret"), Token::new("secreT"));
         let (server, client) = ([1; 32], [2; 32]);
         let proven = |token: &Token, server: &Nonce, client: &Nonce, change: &dyn Fn(&mut Join)| {
@@ -313,7 +313,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any bytes give a message, a wish for more, or an error.
+        /// Any bytes decode to a message, a request for more bytes, or an error.
         #[test]
         fn any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..100), len in 0u32..64) {
             let _ = decode::<Join>(&bytes);

@@ -1,10 +1,11 @@
-//! Verbs objects that close themselves: context, protection domain, memory, completion queue, queue pair.
+//! Verbs objects that release themselves: context, protection domain, memory, completion queue,
+//! queue pair.
 //!
-//! Each object holds what it was made from by an `Arc`, so the order in which things are dropped is always
-//! the one verbs demands (children first). What a NIC may write is [`Buffer`]s, and only while a queue pair
-//! lives that was handed them; a queue pair is destroyed before its buffers are given back.
+//! Each object holds what it was made from in an `Arc`. They are therefore dropped in the order
+//! that verbs demands: children first. A NIC writes only into [`Buffer`]s, and only while a queue
+//! pair that was handed them lives. A queue pair is destroyed before its buffers are freed.
 //!
-//! `post_send`, `post_recv` and `poll_cq` are inline functions in C; here as there they go through the
+//! `post_send`, `post_recv` and `poll_cq` are inline functions in C. Here, too, they go through the
 //! context's table of operations.
 
 #![allow(unsafe_code)]
@@ -26,7 +27,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A work request's kind is in the top bits of its number.
+/// The top bits of a work request's number hold its kind.
 pub(crate) mod id {
     pub const READ: u64 = 0;
     pub const SEND: u64 = 1 << 62;
@@ -36,7 +37,7 @@ pub(crate) mod id {
     pub const KIND: u64 = 3 << 62;
 }
 
-/// The last error of the C library, which verbs calls that return pointers leave behind.
+/// The C library's `errno`, which verbs calls that return pointers set.
 fn last_errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
@@ -45,7 +46,7 @@ fn object<T>(call: &'static str, pointer: *mut T) -> Result<NonNull<T>, SetupErr
     NonNull::new(pointer).ok_or_else(|| SetupError::Call { call, errno: last_errno() })
 }
 
-/// Verbs calls return 0, or the error's number (some -1 with `errno` set).
+/// The result of a call that returns 0 or the error's number. Some return -1 and set `errno`.
 fn done(call: &'static str, result: c_int) -> Result<(), SetupError> {
     match result {
         0 => Ok(()),
@@ -54,13 +55,14 @@ fn done(call: &'static str, result: c_int) -> Result<(), SetupError> {
     }
 }
 
-/// Events are taken until there are none: their descriptor must not block.
+/// Makes the descriptor non-blocking: events are taken until there are none.
 fn never_block(events: BorrowedFd<'_>) -> Result<(), SetupError> {
     rustix::io::ioctl_fionbio(events, true)
         .map_err(|e| SetupError::Call { call: "ioctl(FIONBIO)", errno: e.raw_os_error() })
 }
 
-/// Destroying fails only when something made from it is left, which the `Arc`s rule out.
+/// Checks a destroy call. It fails only when something made from the object is left, and the `Arc`s
+/// rule that out.
 fn destroyed(call: &'static str, result: c_int) {
     if result != 0 {
         tracing::error!(call, result, "a verbs object could not be destroyed");
@@ -78,33 +80,34 @@ pub(crate) struct Context {
     limits: ibv_device_attr,
 }
 
-// SAFETY: libibverbs is thread-safe for all objects (ibv(7)); the pointer is never handed out for writing.
+// SAFETY: libibverbs is thread-safe for all objects (ibv(7)); the pointer is never handed out for
+// writing.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
-/// What a device tells out of turn.
+/// An asynchronous event of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DeviceEvent {
-    /// This queue pair has failed and takes no more from its shared receive queue: all that it took has
-    /// completed.
+    /// This queue pair has failed and takes no more from its shared receive queue. All receives
+    /// that it took have completed.
     LastReceive { number: u32 },
-    /// Something else: a value of `enum ibv_event_type`.
+    /// Any other event: a value of `enum ibv_event_type`.
     Other { kind: u32 },
 }
 
-/// What a port said when it was asked.
+/// The answer to a query of a port.
 #[derive(Clone, Debug)]
 pub(crate) struct Port {
     pub number: u8,
     pub is_active: bool,
     pub is_infiniband: bool,
     pub lid: u16,
-    /// Bytes.
+    /// The active MTU in bytes.
     pub mtu: u32,
 }
 
-/// The devices' names and their opened contexts, as libibverbs lists them.
+/// The list of devices that libibverbs returns.
 struct List {
     functions: &'static Functions,
     raw: NonNull<*mut ibv_device>,
@@ -118,7 +121,7 @@ impl List {
         // SAFETY: `length` is written; the list is freed when dropped.
         let raw = unsafe { (functions.ibv_get_device_list)(&mut length) };
         match NonNull::new(raw) {
-            // ENOSYS: the kernel's part (ib_uverbs) is not there.
+            // ENOSYS: the kernel module ib_uverbs is missing.
             None if last_errno() == rustix::io::Errno::NOSYS.raw_os_error() => {
                 Err(SetupError::NoDevice { no_module: true })
             }
@@ -132,7 +135,8 @@ impl List {
 
     fn devices(&self) -> impl Iterator<Item = (*mut ibv_device, String)> {
         (0..self.length).map(|i| {
-            // SAFETY: the list has `length` entries, and lives as long as `self`; names are C strings.
+            // SAFETY: the list has `length` entries and lives as long as `self`; names are C
+            // strings.
             let (device, name) = unsafe {
                 let device = *self.raw.as_ptr().add(i);
                 (device, CStr::from_ptr((self.functions.ibv_get_device_name)(device)))
@@ -150,8 +154,8 @@ impl Drop for List {
 }
 
 impl Context {
-    /// Opens the device of this name and picks the port; without names, the first device with a port that
-    /// is up.
+    /// Opens the device of this name and picks the port. Without names, it takes the first device
+    /// with a port that is up.
     pub fn open(name: Option<&str>, port: Option<u8>) -> Result<(Arc<Context>, Port), SetupError> {
         let list = List::new()?;
         let mut down = None;
@@ -188,14 +192,14 @@ impl Context {
         Ok(context)
     }
 
-    /// Readable when the device has something to tell. `poll(2)` it, then take [`next_event`](Self::next_event)
-    /// until there is none.
+    /// Readable when the device has an event. `poll(2)` it, then call
+    /// [`next_event`](Self::next_event) until it returns `None`.
     pub fn events_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor is open as long as the context, and does not change.
         unsafe { BorrowedFd::borrow_raw((*self.raw.as_ptr()).async_fd) }
     }
 
-    /// What the device tells next, if anything. Does not wait.
+    /// The device's next event, if there is one. Does not wait.
     pub fn next_event(&self) -> Option<DeviceEvent> {
         let mut event = ibv_async_event::default();
         // SAFETY: an open context, and room for the answer; it does not block.
@@ -204,7 +208,8 @@ impl Context {
         }
         let told = match event.event_type {
             IBV_EVENT_QP_LAST_WQE_REACHED => {
-                // SAFETY: this kind of event is of a queue pair; destroying that waits for the acknowledgement.
+                // SAFETY: this kind of event names a queue pair; destroying that waits for the
+                // acknowledgement.
                 let number = unsafe { (*event.element.qp).qp_num };
                 DeviceEvent::LastReceive { number }
             }
@@ -220,7 +225,7 @@ impl Context {
         &self.name
     }
 
-    /// What the device can do at most.
+    /// The device's limits.
     pub fn limits(&self) -> &ibv_device_attr {
         &self.limits
     }
@@ -254,8 +259,8 @@ impl Context {
 
     fn port(&self, number: u8) -> Result<Port, SetupError> {
         let mut attr = ibv_port_attr::default();
-        // SAFETY: ibv_port_attr begins with the fields of _compat_ibv_port_attr, which the exported function
-        // fills in (verbs.h, `ibv_query_port`).
+        // SAFETY: ibv_port_attr begins with the fields of _compat_ibv_port_attr, which the exported
+        // function fills in (verbs.h, `ibv_query_port`).
         done("ibv_query_port", unsafe {
             (self.functions.ibv_query_port)(self.raw.as_ptr(), number, (&raw mut attr).cast())
         })?;
@@ -268,7 +273,7 @@ impl Context {
         })
     }
 
-    /// The GIDs that exist, of all ports. The table is sparse: indexes are not positions.
+    /// The GIDs of all ports that are not empty. The table is sparse: an index is not a position.
     pub fn gids(&self) -> Result<Vec<ibverbs::GidEntry>, SetupError> {
         let room = 64 * usize::from(self.limits.phys_port_cnt).max(4) * 4;
         let mut entries = vec![ibv_gid_entry::default(); room];
@@ -290,7 +295,8 @@ impl Context {
     }
 
     fn operations(&self) -> &ibv_context_ops {
-        // SAFETY: the context is open as long as `self`; the table is written before ibv_open_device returns.
+        // SAFETY: the context is open as long as `self`; the table is filled before ibv_open_device
+        // returns.
         unsafe { &(*self.raw.as_ptr()).ops }
     }
 }
@@ -302,7 +308,7 @@ impl Drop for Context {
     }
 }
 
-/// Objects of one program on one device.
+/// A protection domain: the objects of one program on one device.
 #[derive(Debug)]
 pub(crate) struct ProtectionDomain {
     raw: NonNull<ibv_pd>,
@@ -329,7 +335,7 @@ impl ProtectionDomain {
 impl Drop for ProtectionDomain {
     fn drop(&mut self) {
         let functions = self.context.functions;
-        // SAFETY: ours, once, after everything made from it.
+        // SAFETY: made by us, freed once, after everything made from it.
         destroyed("ibv_dealloc_pd", unsafe { (functions.ibv_dealloc_pd)(self.raw.as_ptr()) });
     }
 }
@@ -339,7 +345,7 @@ impl Drop for ProtectionDomain {
 /// What the other side may do with memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// Nothing: the local NIC writes what arrives.
+    /// Nothing. The local NIC may write messages there.
     Local,
     /// READ it.
     RemoteRead,
@@ -362,7 +368,7 @@ impl Access {
     }
 }
 
-/// Memory the device knows. What owns the memory is dropped after it has been deregistered.
+/// Memory that the device knows. It is deregistered before its owner is dropped.
 #[derive(Debug)]
 pub(crate) struct Registered<M> {
     raw: NonNull<ibv_mr>,
@@ -370,15 +376,15 @@ pub(crate) struct Registered<M> {
     memory: M,
 }
 
-// SAFETY: as for `Context`; the memory itself decides for itself.
+// SAFETY: as for `Context`; the bounds on `M` cover the memory.
 unsafe impl<M: Send> Send for Registered<M> {}
 // SAFETY: as above.
 unsafe impl<M: Sync> Sync for Registered<M> {}
 
 impl<M> Registered<M> {
     /// # Safety
-    /// `memory` keeps `start..start + bytes` mapped and in place until it is dropped, and nothing in this
-    /// process holds a reference to bytes there that `access` lets a NIC write.
+    /// `memory` keeps `start..start + bytes` mapped and in place until it is dropped, and nothing
+    /// in this process holds a reference to bytes there that `access` lets a NIC write.
     unsafe fn register(
         domain: Arc<ProtectionDomain>,
         memory: M,
@@ -402,7 +408,7 @@ impl<M> Registered<M> {
         unsafe { ((*self.raw.as_ptr()).lkey, (*self.raw.as_ptr()).rkey) }
     }
 
-    /// What work requests of the other side name it by.
+    /// The key by which work requests of the other side name it.
     pub fn remote_key(&self) -> u32 {
         self.keys().1
     }
@@ -415,7 +421,7 @@ impl<M> Registered<M> {
 impl<M> Drop for Registered<M> {
     fn drop(&mut self) {
         let functions = self.domain.context.functions;
-        // SAFETY: ours, once. Work requests of the other side that name it fail from now on.
+        // SAFETY: made by us, freed once. Later work requests of the other side that name it fail.
         destroyed("ibv_dereg_mr", unsafe { (functions.ibv_dereg_mr)(self.raw.as_ptr()) });
     }
 }
@@ -424,26 +430,26 @@ impl<M> Drop for Registered<M> {
 pub(crate) type RegisteredRegion = Registered<Arc<dyn AsRef<Region> + Send + Sync>>;
 
 impl RegisteredRegion {
-    /// Registers the region that `owner` holds. The device pins its pages: this takes time in proportion
-    /// to its length.
+    /// Registers the region that `owner` holds. The device pins its pages, so the time it takes is
+    /// proportional to the region's length.
     pub fn of_region(
         domain: Arc<ProtectionDomain>,
         owner: Arc<dyn AsRef<Region> + Send + Sync>,
     ) -> Result<RegisteredRegion, SetupError> {
         let region: &Region = (*owner).as_ref();
         let (start, bytes) = (region.start(), region.bytes() as usize);
-        // SAFETY: `owner` keeps the region, and a region never unmaps or moves its memory; the NIC only
-        // reads it.
+        // SAFETY: `owner` keeps the region, and a region never unmaps or moves its memory; the NIC
+        // only reads it.
         unsafe { Registered::register(domain, owner, start, bytes, Access::RemoteRead) }
     }
 
-    /// The address that work requests of the other side begin at.
+    /// The address at which work requests of the other side reach its first byte.
     pub fn address(&self) -> u64 {
         (*self.memory).as_ref().start() as u64
     }
 }
 
-/// Memory of our own that NICs write into or read from, in equal cells.
+/// Memory of our own that NICs write into or read from, cut into equal cells.
 pub(crate) type Buffer = Registered<Cells>;
 
 /// An anonymous mapping cut into cells.
@@ -454,14 +460,14 @@ pub(crate) struct Cells {
 }
 
 impl Cells {
-    /// How many there are.
+    /// The number of cells.
     pub fn cells(&self) -> usize {
         self.map.len() / self.cell_bytes
     }
 }
 
 impl Buffer {
-    /// `cells` cells of `cell_bytes` bytes each, rounded up to whole lines; zeroed.
+    /// Makes `cells` zeroed cells of `cell_bytes` bytes each, rounded up to whole cache lines.
     pub fn new(
         domain: Arc<ProtectionDomain>,
         cells: usize,
@@ -475,12 +481,12 @@ impl Buffer {
             .map_anon()
             .map_err(|e| SetupError::Call { call: "mmap", errno: e.raw_os_error().unwrap_or(0) })?;
         let map = MmapRaw::from(map);
-        // After a fork the NIC would go on writing into pages that this process has no longer.
+        // After a fork, the NIC would write into pages that this process no longer has.
         map.advise(memmap2::Advice::DontFork)
             .map_err(|e| SetupError::Call { call: "madvise", errno: e.raw_os_error().unwrap_or(0) })?;
         let start = map.as_mut_ptr();
-        // SAFETY: the mapping stays where it is until dropped; bytes in it are only reached through the
-        // methods below.
+        // SAFETY: the mapping stays where it is until dropped; its bytes are reached only through
+        // the methods below.
         unsafe { Registered::register(domain, Cells { map, cell_bytes }, start, bytes, access) }
     }
 
@@ -498,11 +504,13 @@ impl Buffer {
     /// The first words of a cell.
     ///
     /// # Safety
-    /// No NIC writes into the cell, and nothing in this process does, while the words are borrowed: each
-    /// work request that names it has completed, or its queue pair is gone.
+    ///
+    /// No NIC and no code of this process writes into the cell while the words are borrowed. That
+    /// holds once each work request that names the cell has completed, or its queue pair is gone.
     pub unsafe fn words(&self, cell: usize, words: usize) -> &[u64] {
         assert!(words * size_of::<u64>() <= self.memory.cell_bytes, "more words than a cell has");
-        // SAFETY: inside the mapping, aligned to lines, any bits are a u64; the rest is the caller's promise.
+        // SAFETY: inside the mapping, aligned to lines; any bits are a u64; the caller promises the
+        // rest.
         unsafe { std::slice::from_raw_parts(self.cell(cell).cast(), words) }
     }
 
@@ -512,11 +520,11 @@ impl Buffer {
     /// As for [`Buffer::words`].
     pub unsafe fn bytes(&self, cell: usize, bytes: usize) -> &[u8] {
         assert!(bytes <= self.memory.cell_bytes, "more bytes than a cell has");
-        // SAFETY: inside the mapping; the rest is the caller's promise.
+        // SAFETY: inside the mapping; the caller promises the rest.
         unsafe { std::slice::from_raw_parts(self.cell(cell), bytes) }
     }
 
-    /// Copies bytes into a cell.
+    /// Copies the parts into a cell, one after the other. Returns their length in bytes.
     ///
     /// # Safety
     /// No work request that names the cell is in flight, and nobody borrows from it.
@@ -525,7 +533,8 @@ impl Buffer {
         assert!(bytes <= self.memory.cell_bytes, "more bytes than a cell has");
         let mut to = self.cell(cell);
         for part in parts {
-            // SAFETY: there is room (asserted); the caller's promise keeps others away.
+            // SAFETY: there is room (asserted); the caller promises that nobody else touches the
+            // cell.
             unsafe {
                 ptr::copy_nonoverlapping(part.as_ptr(), to, part.len());
                 to = to.add(part.len());
@@ -543,7 +552,7 @@ impl Buffer {
 
 // ---- completions ------------------------------------------------------------------------------------
 
-/// A descriptor that becomes readable when a completion queue that was armed gets something.
+/// A descriptor that becomes readable when an armed completion queue gets a completion.
 #[derive(Debug)]
 struct Channel {
     raw: NonNull<ibv_comp_channel>,
@@ -574,14 +583,14 @@ impl Channel {
 impl Drop for Channel {
     fn drop(&mut self) {
         let functions = self.context.functions;
-        // SAFETY: ours, once; the queue that uses it is gone (its field comes first).
+        // SAFETY: made by us, freed once; the queue that uses it is gone (its field comes first).
         destroyed("ibv_destroy_comp_channel", unsafe {
             (functions.ibv_destroy_comp_channel)(self.raw.as_ptr())
         });
     }
 }
 
-/// Where completions arrive. Polled by one thread at a time, or several: libibverbs locks.
+/// Where completions arrive. Any number of threads may poll it: libibverbs locks.
 #[derive(Debug)]
 pub(crate) struct CompletionQueue {
     raw: NonNull<ibv_cq>,
@@ -615,12 +624,12 @@ impl CompletionQueue {
         Ok(Arc::new(CompletionQueue { raw, channel, context, capacity: entries, events: AtomicU32::new(0) }))
     }
 
-    /// Completions it has room for.
+    /// The number of completions it has room for.
     pub fn capacity(&self) -> u32 {
         self.capacity
     }
 
-    /// Takes what has completed, at most `into.len()`; how many that was.
+    /// Takes at most `into.len()` completions. Returns how many it took.
     #[inline]
     pub fn poll(&self, into: &mut [Completion]) -> Result<usize, VerbsError> {
         let poll_cq = self.context.operations().poll_cq.expect("every provider has poll_cq");
@@ -629,8 +638,8 @@ impl CompletionQueue {
         usize::try_from(n).map_err(|_| VerbsError::Post { errno: -n })
     }
 
-    /// The next completion makes [`CompletionQueue::fd`] readable. Poll once more after this: what came
-    /// just before does not.
+    /// Makes [`CompletionQueue::fd`] readable at the next completion. Poll once more after this
+    /// call: a completion that came just before does not make it readable.
     pub fn arm(&self) -> Result<(), VerbsError> {
         let req_notify_cq =
             self.context.operations().req_notify_cq.expect("every provider has req_notify_cq");
@@ -641,14 +650,15 @@ impl CompletionQueue {
         }
     }
 
-    /// Readable after a completion, once armed. `poll(2)` it, then [`take_events`](Self::take_events).
+    /// Readable after a completion if the queue was armed. `poll(2)` it, then call
+    /// [`take_events`](Self::take_events).
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.channel.fd()
     }
 
     /// Empties the descriptor.
     pub fn take_events(&self) {
-        /// Acknowledging takes a lock: not each time.
+        /// Acknowledging takes a lock, so events are acknowledged in batches of this size.
         const ACKNOWLEDGED: u32 = 64;
         let (mut queue, mut context) = (ptr::null_mut(), ptr::null_mut());
         let functions = self.context.functions;
@@ -677,7 +687,7 @@ impl Drop for CompletionQueue {
     fn drop(&mut self) {
         // Destroying waits for acknowledgements.
         self.acknowledge();
-        // SAFETY: ours, once, after the queue pairs that use it (`Arc`).
+        // SAFETY: made by us, freed once, after the queue pairs that use it (`Arc`).
         destroyed("ibv_destroy_cq", unsafe { (self.context.functions.ibv_destroy_cq)(self.raw.as_ptr()) });
     }
 }
@@ -688,7 +698,7 @@ impl AsFd for CompletionQueue {
     }
 }
 
-/// An error if the work request did not succeed.
+/// Returns an error if the work request did not succeed.
 pub(crate) fn succeeded(completion: &Completion, what: &'static str) -> Result<(), VerbsError> {
     match completion.error() {
         None => Ok(()),
@@ -701,7 +711,7 @@ pub(crate) fn succeeded(completion: &Completion, what: &'static str) -> Result<(
 
 // ---- queue pairs ------------------------------------------------------------------------------------
 
-/// Receive buffers that several queue pairs draw from.
+/// Receive buffers that several queue pairs share.
 #[derive(Debug)]
 pub(crate) struct SharedReceives {
     raw: NonNull<ibv_srq>,
@@ -715,7 +725,7 @@ unsafe impl Send for SharedReceives {}
 unsafe impl Sync for SharedReceives {}
 
 impl SharedReceives {
-    /// Room for this many receives.
+    /// Makes a shared receive queue with room for this many receives.
     pub fn new(domain: Arc<ProtectionDomain>, receives: u32) -> Result<Arc<SharedReceives>, SetupError> {
         let context = &domain.context;
         let attr = ibv_srq_attr { max_wr: receives, max_sge: 1, srq_limit: 0 };
@@ -725,16 +735,17 @@ impl SharedReceives {
         Ok(Arc::new(SharedReceives { raw: object("ibv_create_srq", raw)?, domain, capacity: receives }))
     }
 
-    /// Receives it has room for.
+    /// The number of receives it has room for.
     pub fn capacity(&self) -> u32 {
         self.capacity
     }
 
-    /// Posts a cell for a message to land in.
+    /// Posts a cell that a message can land in.
     ///
     /// # Safety
-    /// `element` names a cell of a [`Buffer`] that nobody borrows from or has posted elsewhere, and that
-    /// lives until every queue pair on this object is gone.
+    ///
+    /// `element` names a cell of a [`Buffer`]. Nobody borrows from the cell or has posted it
+    /// elsewhere. The buffer lives until every queue pair on this object is gone.
     pub unsafe fn post(&self, id: u64, mut element: ibv_sge) -> Result<(), VerbsError> {
         let mut request = ibv_recv_wr { wr_id: id, next: ptr::null_mut(), sg_list: &mut element, num_sge: 1 };
         let mut bad = ptr::null_mut();
@@ -747,12 +758,13 @@ impl SharedReceives {
 impl Drop for SharedReceives {
     fn drop(&mut self) {
         let functions = self.domain.context.functions;
-        // SAFETY: ours, once, after the queue pairs that use it (`Arc`).
+        // SAFETY: made by us, freed once, after the queue pairs that use it (`Arc`).
         destroyed("ibv_destroy_srq", unsafe { (functions.ibv_destroy_srq)(self.raw.as_ptr()) });
     }
 }
 
-/// Post calls return 0, or the error's number (some negated or -1 with `errno` set).
+/// The result of a post call: 0 or the error's number. Some negate it, or return -1 and set
+/// `errno`.
 fn posted(result: c_int) -> Result<(), VerbsError> {
     match result {
         0 => Ok(()),
@@ -761,29 +773,30 @@ fn posted(result: c_int) -> Result<(), VerbsError> {
     }
 }
 
-/// How a queue pair delivers.
+/// The transport service of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Transport {
-    /// Reliable, connected: everything.
+    /// Reliable, connected: all operations.
     Rc,
     #[cfg(feature = "herd")]
     /// Unreliable, connected: WRITE and SEND.
     Uc,
     #[cfg(feature = "herd")]
-    /// Unreliable, to anybody: SEND.
+    /// Unreliable datagrams to any queue pair: SEND.
     Ud,
 }
 
-/// Where a queue pair is, and what it can do: told to the other side.
+/// Where a queue pair is and what it can do. Each side sends its own to the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Endpoint {
     /// Number, LID and GID.
     pub at: ibverbs::QueuePairEndpoint,
-    /// Number of the first packet it sends.
+    /// Sequence number of the first packet it sends.
     pub first_packet: u32,
-    /// Largest packet, bytes.
+    /// Largest packet in bytes.
     pub mtu: u32,
-    /// READs it may have in flight, and lets the other side have in flight.
+    /// The number of READs that it may have in flight, and that it lets the other side have in
+    /// flight.
     pub reads: u8,
 }
 
@@ -791,9 +804,9 @@ pub(crate) struct Endpoint {
 #[derive(Clone, Debug)]
 pub(crate) struct Route {
     pub port: Port,
-    /// Which GID; none on InfiniBand without global routing.
+    /// The GID and its index; none on InfiniBand without global routing.
     pub gid: Option<(u8, ibverbs::Gid)>,
-    /// Largest packet, bytes.
+    /// Largest packet in bytes.
     pub mtu: u32,
 }
 
@@ -810,7 +823,7 @@ pub(crate) struct QueuePair {
     transport: Transport,
     route: Route,
     first_packet: u32,
-    /// Work requests and their elements, laid out anew for each post.
+    /// Work requests and their elements; filled again for each post.
     requests: Vec<ibv_send_wr>,
     elements: Vec<ibv_sge>,
     domain: Arc<ProtectionDomain>,
@@ -829,7 +842,8 @@ pub(crate) struct Work {
     pub id: u64,
     pub element: ibv_sge,
     pub kind: WorkKind,
-    /// Does its completion show? (A completion also stands for those before it that do not.)
+    /// Whether it gives a completion. A completion also stands for the unsignalled requests before
+    /// it.
     pub signalled: bool,
 }
 
@@ -858,7 +872,7 @@ impl std::fmt::Debug for QueuePair {
 }
 
 impl QueuePair {
-    /// A queue pair that posts into and receives through `queue`.
+    /// Makes a queue pair that sends and receives with completions in `queue`.
     pub fn new(
         domain: Arc<ProtectionDomain>,
         queue: Arc<CompletionQueue>,
@@ -891,7 +905,7 @@ impl QueuePair {
         // SAFETY: existing domain and queues, and a filled-in request.
         let raw = unsafe { (domain.context.functions.ibv_create_qp)(domain.raw.as_ptr(), &mut attr) };
         let raw = object("ibv_create_qp", raw)?;
-        // A number nobody can guess, so that packets of an earlier connection do not fit (24 bits).
+        // Unpredictable, so that packets of an earlier connection do not fit (24 bits).
         let mut random = [0; 4];
         let _ = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty());
         Ok(QueuePair {
@@ -913,7 +927,7 @@ impl QueuePair {
         unsafe { (*self.raw.as_ptr()).qp_num }
     }
 
-    /// What the other side must know.
+    /// What the other side must know to connect.
     pub fn endpoint(&self) -> Endpoint {
         let limits = self.domain.context.limits();
         let reads = limits.max_qp_rd_atom.min(limits.max_qp_init_rd_atom).clamp(1, i32::from(u8::MAX));
@@ -937,7 +951,7 @@ impl QueuePair {
         })
     }
 
-    /// Connects to the other side's queue pair: from now on both may post. `access` is what the other side
+    /// Connects to the other side's queue pair; then both may post. `access` is what the other side
     /// may do with registered memory.
     pub fn connect(&mut self, to: &Endpoint, access: Access) -> Result<(), SetupError> {
         self.initialise(access)?;
@@ -949,7 +963,7 @@ impl QueuePair {
             dest_qp_num: to.at.num,
             rq_psn: to.first_packet,
             max_dest_rd_atomic: reads,
-            // 0.64 ms: how long a sender waits that found no receive posted.
+            // 0.64 ms: how long the other side waits when no receive is posted.
             min_rnr_timer: 12,
             ah_attr: self.address_of(&to.at),
             ..Default::default()
@@ -967,8 +981,8 @@ impl QueuePair {
         let attr = ibv_qp_attr {
             qp_state: ibv_qp_state::IBV_QPS_RTS,
             sq_psn: self.first_packet,
-            // 4.096 us * 2^14 = 67 ms until a packet is sent again, 7 times; a receiver without buffers is
-            // waited for without end.
+            // 4.096 us * 2^14 = 67 ms until a packet is sent again, up to 7 times. The wait for a
+            // receiver without buffers has no limit.
             timeout: 14,
             retry_cnt: 7,
             rnr_retry: 7,
@@ -986,7 +1000,7 @@ impl QueuePair {
         self.modify(attr, mask)
     }
 
-    /// RESET to INIT: receives may be posted.
+    /// Moves it from RESET to INIT: receives may be posted.
     pub fn initialise(&mut self, access: Access) -> Result<(), SetupError> {
         let attr = ibv_qp_attr {
             qp_state: ibv_qp_state::IBV_QPS_INIT,
@@ -1011,7 +1025,8 @@ impl QueuePair {
         )
     }
 
-    /// From now on it takes nothing; what it was to do completes with an error.
+    /// Moves it to the error state. Outstanding work requests complete with an error, and later
+    /// ones fail.
     pub fn fail(&mut self) {
         let attr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_ERR, ..Default::default() };
         if let Err(error) = self.modify(attr, ibv_qp_attr_mask::IBV_QP_STATE) {
@@ -1026,12 +1041,16 @@ impl QueuePair {
     /// Posts a chain of work requests with one doorbell.
     ///
     /// # Errors
-    /// [`VerbsError::Post`]: some of them may have been posted, so the queue pair is of no further use.
+    ///
+    /// [`VerbsError::Post`]: some of the requests may have been posted. The queue pair must not be
+    /// used any more.
     ///
     /// # Safety
-    /// Every element names a cell of a [`Buffer`] that outlives this queue pair, and that until its
-    /// completion is not borrowed from nor posted again (READ), or not written (SEND, WRITE). The
-    /// address handle that a datagram names lives until then, too.
+    ///
+    /// Every element names a cell of a [`Buffer`] that outlives this queue pair. Until the
+    /// request's completion, the cell of a READ is neither borrowed from nor posted again, and the
+    /// cell of a SEND or WRITE is not written. The address handle that a datagram names lives until
+    /// its completion, too.
     pub unsafe fn post(&mut self, works: impl IntoIterator<Item = Work>) -> Result<(), VerbsError> {
         self.requests.clear();
         self.elements.clear();
@@ -1076,12 +1095,12 @@ impl QueuePair {
         }
         let mut bad = ptr::null_mut();
         let post = self.domain.context.operations().post_send.expect("every provider has post_send");
-        // SAFETY: a connected queue pair; the chain is copied before the call returns; the caller's promise
-        // covers the memory.
+        // SAFETY: a connected queue pair; the chain is copied before the call returns; the caller
+        // promises the rest about the memory.
         posted(unsafe { post(self.raw.as_ptr(), requests, &mut bad) })
     }
 
-    /// Posts a cell for a message to land in.
+    /// Posts a cell that a message can land in.
     ///
     /// # Safety
     /// As for [`SharedReceives::post`], until this queue pair is gone.
@@ -1097,12 +1116,13 @@ impl QueuePair {
 impl Drop for QueuePair {
     fn drop(&mut self) {
         let functions = self.domain.context.functions;
-        // SAFETY: ours, once. After this no NIC touches memory for it.
+        // SAFETY: made by us, freed once. After this, no NIC touches memory for it.
         destroyed("ibv_destroy_qp", unsafe { (functions.ibv_destroy_qp)(self.raw.as_ptr()) });
     }
 }
 
-/// The Q_Key of datagrams between oneread's queue pairs: keeps strays away, no secret.
+/// The Q_Key of datagrams between oneread's queue pairs. It keeps stray datagrams away; it is no
+/// secret.
 pub(crate) const DATAGRAM_KEY: u32 = 0x1ea_d001;
 
 fn rdma(remote_addr: u64, rkey: u32) -> ibv_send_wr__bindgen_ty_2 {

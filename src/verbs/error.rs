@@ -1,9 +1,10 @@
-//! What can go wrong with verbs: in setting up, and under way.
+//! Errors of verbs: while setting up, and while connected.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// A verbs connection failed under way. What was in flight on it is lost, and never taken for an answer.
+/// A verbs connection failed. Its operations in flight are lost, and none of them counts as
+/// answered.
 #[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum VerbsError {
@@ -16,22 +17,22 @@ pub enum VerbsError {
         status: &'static str,
         /// Its usual cause.
         cause: &'static str,
-        /// The vendor's syndrome; 0 if there is none.
+        /// The vendor's error code; 0 if there is none.
         vendor: u32,
     },
-    /// The device did not take a work request.
+    /// The device did not accept a work request.
     #[error("posting to the queue pair: {} (error {errno}); the connection is made anew", os(.errno))]
     Post {
         /// The error number.
         errno: i32,
     },
-    /// No completion in time.
+    /// No completion came in time.
     #[error("no completion within {within:?}; the network is down, or the device has stopped")]
     Late {
-        /// The bound.
+        /// The time limit.
         within: Duration,
     },
-    /// The peer sent something that is none of the protocol's messages.
+    /// The peer sent something that is not a message of the protocol.
     #[error("the peer does not speak oneread's protocol: {what}")]
     Garbage {
         /// What was wrong.
@@ -49,43 +50,43 @@ fn os(errno: &i32) -> std::io::Error {
     std::io::Error::from_raw_os_error(*errno)
 }
 
-/// Why verbs could not be set up. Each names one suspect and what mends it.
+/// Why verbs could not be set up. Each error names one cause and its remedy.
 #[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SetupError {
-    /// The library is not there.
+    /// The library cannot be loaded.
     #[error(
         "libibverbs.so.1 cannot be loaded: {why}; on Debian: apt-get install libibverbs1 ibverbs-providers"
     )]
     Library {
-        /// The loader's words.
+        /// The loader's message.
         why: String,
     },
-    /// There is no RDMA device.
+    /// This machine has no RDMA device.
     #[error(
         "this machine has no RDMA device{}; for one in software: modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0 (`oneread doctor` tells more)",
         if *.no_module { " (the kernel module ib_uverbs is not loaded)" } else { "" }
     )]
     NoDevice {
-        /// Is not even the kernel's part there?
+        /// Whether the kernel module is missing, too.
         no_module: bool,
     },
-    /// No device of that name.
+    /// No device has that name.
     #[error("there is no RDMA device {name:?}; there are: {}", have.join(", "))]
     UnknownDevice {
         /// The name asked for.
         name: String,
-        /// Those there are.
+        /// The devices that exist.
         have: Vec<String>,
     },
-    /// No such port.
+    /// The device has no such port.
     #[error("device {device} has no port {port}; it has ports 1 to {ports}")]
     UnknownPort {
         /// The device.
         device: String,
         /// The port asked for.
         port: u8,
-        /// How many it has.
+        /// How many ports it has.
         ports: u8,
     },
     /// No port is up.
@@ -96,7 +97,7 @@ pub enum SetupError {
     PortDown {
         /// The device.
         device: String,
-        /// The port, or none for all of them.
+        /// The port; `None` stands for all of them.
         port: Option<u8>,
     },
     /// No GID fits.
@@ -106,10 +107,10 @@ pub enum SetupError {
         device: String,
         /// The port.
         port: u8,
-        /// What is wrong, and what mends it.
+        /// What is wrong, and how to mend it.
         why: String,
     },
-    /// No such MTU.
+    /// The MTU is not possible.
     #[error(
         "an MTU of {asked} bytes is not to be had on device {device}, whose port carries up to {active}; a path MTU is 256, 512, 1024, 2048 or 4096"
     )]
@@ -118,7 +119,7 @@ pub enum SetupError {
         device: String,
         /// The MTU asked for.
         asked: u32,
-        /// What the port carries.
+        /// The MTU that the port carries.
         active: u32,
     },
     /// The memory could not be registered.
@@ -128,7 +129,7 @@ pub enum SetupError {
         bytes: u64,
         /// The error number.
         errno: i32,
-        /// The process's limit on locked memory in bytes; none when unlimited.
+        /// The process's limit on locked memory in bytes; `None` when unlimited.
         limit: Option<u64>,
     },
     /// A verbs call failed.
@@ -139,23 +140,24 @@ pub enum SetupError {
         /// The error number.
         errno: i32,
     },
-    /// Nobody listens.
+    /// Nobody listens at the address.
     #[error("no server at {address}: {why}; start one there with `oneread serve --at verbs://{address}`")]
     NotThere {
         /// Host and port.
         address: String,
-        /// The operating system's words.
+        /// The operating system's message.
         why: String,
     },
-    /// The server's port is taken, or not to be had.
+    /// The server cannot listen at its port.
     #[error("listening at {address}: {why}; name another port, or stop who has it")]
     Listen {
         /// Host and port.
         address: String,
-        /// The operating system's words.
+        /// The operating system's message.
         why: String,
     },
-    /// Another handle of the same client is making the connection that both share, and has not ended in time.
+    /// Another handle of the same client is making the connection that both share, and has not
+    /// finished in time.
     #[error(
         "another handle of this client is still connecting to the server; it may be stopped or unreachable"
     )]
@@ -165,18 +167,18 @@ pub enum SetupError {
     Handshake {
         /// The server.
         peer: SocketAddr,
-        /// What it did, or did not.
+        /// What the server did, or failed to do.
         why: String,
     },
-    /// The server said no.
+    /// The server refused the connection.
     #[error("the server at {peer} turned this client away: {why}")]
     Refused {
         /// The server.
         peer: SocketAddr,
-        /// Its words.
+        /// The server's reason.
         why: String,
     },
-    /// The token is not the server's.
+    /// The server has another token.
     #[error(
         "the server at {peer} has another token; give this client the same ONEREAD_TOKEN or --token-file as the server"
     )]
@@ -184,7 +186,7 @@ pub enum SetupError {
         /// The server.
         peer: SocketAddr,
     },
-    /// Another version of the protocol.
+    /// The server speaks another version of the protocol.
     #[error(
         "the server at {peer} speaks version {theirs} of the protocol, this program version {ours}; use the same version of oneread on both sides"
     )]
@@ -203,7 +205,7 @@ pub enum SetupError {
         /// Why not, and what mends it.
         why: String,
     },
-    /// The table's superblock makes no sense.
+    /// The table's superblock is invalid.
     #[error("the server at {peer} describes a table that this program cannot read: {why}")]
     Table {
         /// The server.

@@ -1,9 +1,9 @@
 //! libibverbs, loaded when it is needed.
 //!
-//! The library is opened with `dlopen`, so one binary runs everywhere: where `libibverbs.so.1` is missing,
-//! what needs it gives an error and everything else works. (Linking it would end such a program in the
-//! loader; a second binary would have to be found and kept in step.) Types and signatures are those of
-//! `ibverbs-sys`, checked by the compiler in `same_signatures`.
+//! The library is opened with `dlopen`, so one binary runs everywhere. Without `libibverbs.so.1`,
+//! what needs it returns an error and everything else works. (A program linked to a missing library
+//! does not start, and a second binary would have to be kept in step.) Types and signatures are
+//! those of `ibverbs-sys`; the compiler checks them in `same_signatures`.
 
 #![allow(unsafe_code)]
 
@@ -26,15 +26,15 @@ macro_rules! functions {
                 Ok(Functions {
                     $(
                         $(#[$only])*
-                        // SAFETY: the symbol is a function of libibverbs' stable ABI with this signature
-                        // (`same_signatures`), and the library is never unloaded.
+                        // SAFETY: the symbol is a function of libibverbs' stable ABI with this
+                        // signature (`same_signatures`), and the library is never unloaded.
                         $name: *unsafe { library.get(concat!(stringify!($name), "\0").as_bytes())? },
                     )*
                 })
             }
         }
 
-        /// Never called: it compiles only if the signatures above are those of the headers.
+        /// Never called. It compiles only if the signatures above are those of the headers.
         #[expect(dead_code, reason = "for the compiler to check")]
         fn same_signatures() {
             $($(#[$only])* let _: unsafe extern "C" fn($($argument),*) $(-> $result)? = ibverbs_sys::$name;)*
@@ -74,10 +74,10 @@ functions! {
     ibv_destroy_ah(*mut ibv_ah) -> c_int;
 }
 
-/// What the program looks for.
+/// The library's file name.
 const LIBRARY: &str = "libibverbs.so.1";
 
-/// The loaded library. The first call loads it; what it found is remembered.
+/// The loaded library. The first call loads it; later calls return the same result.
 ///
 /// # Errors
 /// [`SetupError::Library`] when it is not there or lacks a function.
@@ -87,7 +87,7 @@ pub(super) fn functions() -> Result<&'static Functions, SetupError> {
         // SAFETY: libibverbs' initialisers only read the environment and its configuration files.
         let library = unsafe { libloading::Library::new(LIBRARY) }.map_err(|e| e.to_string())?;
         let functions = Functions::of(&library).map_err(|e| e.to_string())?;
-        // Never unloaded: the functions are called until the process ends.
+        // Never unloaded: the functions may be called until the process ends.
         std::mem::forget(library);
         Ok(functions)
     });

@@ -1,25 +1,32 @@
 //! Which of a port's GIDs to use, and why.
 //!
-//! A GID is a port's address on its network. An Ethernet port has several: one for each IP address of its
-//! interface, each once as RoCE v1 and once as RoCE v2. Two queue pairs talk only if both sides chose the same
-//! RoCE version and the same kind of IP address, so the choice is the same on every machine: RoCE v2 before v1;
-//! then a GID in the peer's subnet, IPv4 before IPv6; then one of the peer's kind of address (IPv4 while no peer
-//! is known); then any other that is not link-local; then link-local ones; the lowest index among equals.
-//! On InfiniBand, ports of one subnet need no GID: they are addressed by LID.
+//! A GID is a port's address on its network. An Ethernet port has several: for each IP address of
+//! its interface, one for RoCE v1 and one for RoCE v2. Two queue pairs can talk only if both sides
+//! chose the same RoCE version and the same kind of IP address. The order of preference is
+//! therefore the same on every machine. RoCE v2 comes before v1. Within a version, the order is:
 //!
-//! Everything here is a pure function of its arguments. Tables are sparse: an index is a name, not a position.
+//! 1. a GID in the peer's subnet, IPv4 before IPv6;
+//! 2. a GID of the peer's kind of address, or IPv4 while no peer is known;
+//! 3. any other GID that is not link-local;
+//! 4. a link-local GID.
+//!
+//! Among equals, the lowest index wins. On InfiniBand, ports of one subnet need no GID: they are
+//! addressed by LID.
+//!
+//! Everything here is a pure function of its arguments. Tables are sparse: an index is not a
+//! position.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 
-/// One entry of a port's GID table. An entry whose GID is zero is an empty place, and is treated as not there.
+/// One entry of a port's GID table. An entry whose GID is zero is empty and is ignored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Its index in the table, by which a queue pair names it.
+    /// Its index in the table. A queue pair names the GID by this index.
     pub index: u32,
     /// The GID, in network byte order.
     pub gid: [u8; 16],
-    /// What packets from it look like.
+    /// The packet format that it stands for.
     pub kind: GidKind,
     /// The number of the network interface it belongs to; 0 if there is none.
     pub ifindex: u32,
@@ -27,14 +34,14 @@ pub struct Entry {
     pub netdev: Option<String>,
 }
 
-/// What packets with a GID look like on the wire.
+/// The packet format of a GID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GidKind {
     /// InfiniBand.
     Ib,
-    /// RDMA in Ethernet frames of their own type: within one Ethernet segment.
+    /// RDMA in Ethernet frames of its own type: works within one Ethernet segment.
     RoceV1,
-    /// RDMA in UDP: routed as IP is.
+    /// RDMA in UDP: routed like IP.
     RoceV2,
 }
 
@@ -58,43 +65,45 @@ pub enum AddressFamily {
     LinkLocal,
 }
 
-/// What a GID is chosen by.
+/// The facts on which the choice of a GID depends.
 #[derive(Clone, Copy, Debug)]
 pub struct GidQuery<'a> {
     /// The port's GID table, in any order.
     pub entries: &'a [Entry],
     /// The port's link layer.
     pub link_layer: LinkLayer,
-    /// The port's LID; 0: none. Only InfiniBand ports have one.
+    /// The port's LID; 0 if it has none. Only InfiniBand ports have one.
     pub lid: u16,
-    /// The peer's IP address, if known. Of no use on InfiniBand.
+    /// The peer's IP address, if known. Not used on InfiniBand.
     pub peer: Option<IpAddr>,
-    /// The first 8 bytes of the peer's GID, if known: on InfiniBand they tell whether a router is between us.
+    /// The first 8 bytes of the peer's GID, if known. On InfiniBand they tell whether a router is
+    /// in between.
     pub peer_prefix: Option<[u8; 8]>,
-    /// The addresses of this machine's interfaces with the lengths of their prefixes in bits, as far as known.
+    /// The known addresses of this machine's interfaces, with the lengths of their prefixes in
+    /// bits.
     pub addresses: &'a [(IpAddr, u8)],
     /// The index that the user asked for.
     pub index: Option<u32>,
 }
 
-/// What was chosen.
+/// The chosen GID.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// The GID's index; `None` on InfiniBand: by LID, without a GRH (the header that holds GIDs).
+    /// The GID's index. `None` on InfiniBand: by LID, without a GRH (the header that holds GIDs).
     pub index: Option<u32>,
-    /// The choice in words, as in "chose index 3: RoCE v2, IPv4, same subnet as the peer"; after a semicolon,
-    /// what may go wrong with it and the mend.
+    /// The choice in words, as in "chose index 3: RoCE v2, IPv4, same subnet as the peer". After a
+    /// semicolon: what may go wrong with it, and the remedy.
     pub why: String,
-    /// Something may go wrong: `why` ends in a warning.
+    /// Whether something may go wrong. `why` then ends in a warning.
     pub doubtful: bool,
 }
 
-/// An entry and what speaks for and against it.
+/// An entry, and how well it suits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ranked<'a> {
     /// The entry.
     pub entry: &'a Entry,
-    /// Its merits in words, as in "RoCE v2, IPv4, same subnet as the peer".
+    /// How well it suits, in words, as in "RoCE v2, IPv4, same subnet as the peer".
     pub why: String,
 }
 
@@ -106,15 +115,15 @@ pub enum GidError {
         "the port has no GID: its network interface is missing or down; bring it up, as in `ip link set eth0 up`, and give it an address"
     )]
     NoGid,
-    /// The table has places, and nothing in them.
+    /// The table has entries, and all are empty.
     #[error(
         "all {places} GIDs of the port are zero: its network interface has no address; give it one, as in `ip addr add 192.168.1.2/24 dev eth0`"
     )]
     OnlyZero {
-        /// How many entries were looked at.
+        /// How many entries the table has.
         places: usize,
     },
-    /// Nothing stands at the index that was asked for.
+    /// There is no GID at the index that was asked for.
     #[error("the port has no GID at index {asked}; it has some at {}; ask for one of these, or for none", list(.exist))]
     NoSuchIndex {
         /// The index asked for.
@@ -124,12 +133,12 @@ pub enum GidError {
     },
 }
 
-/// One side of a connection, as far as it decides who can talk to it.
+/// One side of a connection: what decides who can talk to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct End {
     /// The port's link layer.
     pub link_layer: LinkLayer,
-    /// The GID it uses and its kind; `None`: by LID.
+    /// The GID that it uses and its kind. `None`: by LID.
     pub gid: Option<([u8; 16], GidKind)>,
 }
 
@@ -170,7 +179,7 @@ pub enum Mismatch {
 }
 
 impl Entry {
-    /// The GID as an address. An IPv4 address is one, not an IPv6 address that holds it.
+    /// The GID as an address. A mapped IPv4 address is returned as IPv4.
     pub fn address(&self) -> IpAddr {
         address(self.gid)
     }
@@ -197,7 +206,8 @@ fn family(gid: [u8; 16]) -> AddressFamily {
     }
 }
 
-/// Chooses the GID for a port's queue pairs. An index that the user asked for is taken if it exists.
+/// Chooses the GID for a port's queue pairs. If the user asked for an index that exists, that one
+/// is taken.
 pub fn choose(request: &GidQuery<'_>) -> Result<Choice, GidError> {
     let ranking = rank(request);
     if let Some(asked) = request.index {
@@ -233,7 +243,7 @@ pub fn choose(request: &GidQuery<'_>) -> Result<Choice, GidError> {
     Ok(take(request, &ranking, 0))
 }
 
-/// All entries that hold a GID, the best first, each with what speaks for and against it.
+/// All entries that hold a GID, the best first, each with its merits in words.
 pub fn rank<'a>(request: &GidQuery<'a>) -> Vec<Ranked<'a>> {
     let mut graded: Vec<_> = request
         .entries
@@ -253,8 +263,8 @@ pub fn rank<'a>(request: &GidQuery<'a>) -> Vec<Ranked<'a>> {
     graded.into_iter().map(|(_, ranked)| ranked).collect()
 }
 
-/// Can a queue pair at `local` talk to one at `remote`? Only what the two GIDs say: not whether a route, a
-/// firewall or a cable is in the way.
+/// Checks whether a queue pair at `local` can talk to one at `remote`. It considers only the two
+/// GIDs, not routes, firewalls or cables.
 pub fn reachable(local: &End, remote: &End) -> Result<(), Mismatch> {
     if local.link_layer != remote.link_layer {
         return Err(Mismatch::LinkLayers { local: local.link_layer, remote: remote.link_layer });
@@ -265,7 +275,7 @@ pub fn reachable(local: &End, remote: &End) -> Result<(), Mismatch> {
     if our_kind != their_kind {
         return Err(Mismatch::Versions { local: our_kind, remote: their_kind });
     }
-    // RoCE v1 does not go by IP: there, a GID is a name and nothing else.
+    // RoCE v1 is not IP: there, the GID's address family does not matter.
     let (ours, theirs) = (family(ours), family(theirs));
     if our_kind == GidKind::RoceV2 && (ours == AddressFamily::V4) != (theirs == AddressFamily::V4) {
         return Err(Mismatch::Families { local: ours, remote: theirs });
@@ -273,7 +283,7 @@ pub fn reachable(local: &End, remote: &End) -> Result<(), Mismatch> {
     Ok(())
 }
 
-/// How well an entry suits, the best first.
+/// How well an entry suits. The best comes first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Grade {
     /// IPv4 before IPv6.
@@ -325,7 +335,7 @@ fn infiniband(entry: &Entry, request: &GidQuery<'_>) -> String {
     }
 }
 
-/// The entry at this place of the ranking, in words.
+/// The entry at this place of the ranking, as a choice.
 fn take(request: &GidQuery<'_>, ranking: &[Ranked<'_>], at: usize) -> Choice {
     let Ranked { entry, why } = &ranking[at];
     let mut why = match request.index {
@@ -361,7 +371,7 @@ fn nothing(request: &GidQuery<'_>) -> GidError {
     }
 }
 
-/// Are the first `bits` bits of two addresses of one family equal?
+/// Whether the first `bits` bits of two addresses of one family are equal.
 fn within(own: IpAddr, bits: u8, peer: IpAddr) -> bool {
     let (own, peer, width) = match (own, peer) {
         (IpAddr::V4(own), IpAddr::V4(peer)) => (u32::from(own).into(), u32::from(peer).into(), 32),
@@ -376,7 +386,7 @@ fn list(indexes: &[u32]) -> String {
     indexes.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// The family as it matters between two ends.
+/// The family's name in messages. IPv6 and link-local are the same here.
 fn ip(family: &AddressFamily) -> &'static str {
     if *family == AddressFamily::V4 { "IPv4" } else { "IPv6" }
 }
@@ -424,7 +434,7 @@ mod tests {
         Entry { index, gid, kind, ifindex: 2, netdev: Some("eth0".into()) }
     }
 
-    /// What a ConnectX of today shows: each address twice, IPv6 before IPv4, holes between.
+    /// What a typical ConnectX shows: each address twice, IPv6 before IPv4, with holes.
     fn usual() -> Vec<Entry> {
         vec![
             entry(0, RoceV1, "fe80::9a03:9bff:fe00:1"),
@@ -519,9 +529,9 @@ mod tests {
         assert_eq!(choose(&ethernet(&backwards, &known, None)).unwrap().index, Some(5));
     }
 
-    /// Nothing is said of subnets that nobody told us.
+    /// Without the interfaces' addresses, nothing is said about subnets.
     #[test]
-    fn unknown_subnet() {
+    fn unknown_subnets_are_not_mentioned() {
         let usual = usual();
         let choice = choose(&ethernet(&usual, &[], Some("10.0.0.77"))).unwrap();
         assert_eq!(choice.why, "chose index 5: RoCE v2, IPv4, its subnet is not known");
@@ -547,7 +557,7 @@ mod tests {
     }
 
     #[test]
-    fn asked_for() {
+    fn index_asked_for() {
         let (usual, known) = (usual(), addresses());
         let ask = |index| GidQuery { index: Some(index), ..ethernet(&usual, &known, Some("10.0.0.77")) };
         assert!(!choose(&ask(5)).unwrap().doubtful);
@@ -567,11 +577,11 @@ mod tests {
             error.to_string(),
             "the port has no GID at index 2; it has some at 0, 1, 4, 5, 8, 9, 200; ask for one of these, or for none"
         );
-        // An equal that only has a higher index is as good.
+        // Entries that differ only in their index are equally good.
         let twice = [entry(3, RoceV2, "10.0.0.1"), entry(7, RoceV2, "10.0.0.2")];
         let why = choose(&GidQuery { index: Some(7), ..ethernet(&twice, &[], None) }).unwrap().why;
         assert_eq!(why, "took index 7, as asked for: RoCE v2, IPv4");
-        // Asking for something does not hide that there is nothing.
+        // An empty table is the error, even if an index was asked for.
         assert_eq!(choose(&GidQuery { index: Some(7), ..ethernet(&[], &[], None) }), Err(GidError::NoGid));
     }
 
@@ -584,7 +594,7 @@ mod tests {
             choose(&GidQuery { index: Some(0), ..ethernet(&zeros, &[], None) }),
             Err(GidError::OnlyZero { places: 2 })
         );
-        // An empty place is no GID, also if asked for.
+        // An empty entry is no GID, even if it is asked for.
         let one = [entry(0, RoceV2, "::"), entry(6, RoceV2, "10.0.0.1")];
         assert_eq!(choose(&ethernet(&one, &[], None)).unwrap().index, Some(6));
         assert_eq!(
@@ -631,7 +641,7 @@ mod tests {
     }
 
     #[test]
-    fn reachable_or_why_not() {
+    fn unreachable_ends_say_why() {
         let end = |kind, ip: &str| End {
             link_layer: if kind == Ib { LinkLayer::InfiniBand } else { LinkLayer::Ethernet },
             gid: Some((entry(0, kind, ip).gid, kind)),

@@ -1,17 +1,18 @@
 //! The verbs fabric: READs by an RDMA device (InfiniBand, RoCE, iWARP, Soft-RoCE).
 //!
-//! | module | what it is |
+//! | module | what it holds |
 //! | --- | --- |
 //! | `ffi` | libibverbs, loaded at run time |
-//! | `device` | verbs objects that close themselves |
+//! | `device` | verbs objects that release themselves |
 //! | [`gid`] | which GID to use, and why |
-//! | `station` | an open device with its route into the network |
+//! | `station` | an open device with its port, GID and MTU |
 //! | `bootstrap` | the conversation over TCP before the first READ |
 //!
-//! Nothing here knows keys or slots. What a client does over verbs stands in `client/verbs/`, what a server does in
-//! `server/verbs.rs`.
+//! Nothing here knows keys or slots. The client's use of verbs is in `client/verbs/`, the server's
+//! in `server/verbs.rs`.
 //!
-//! Everything but options, addresses and the choice of a GID needs the cargo feature `verbs`.
+//! Everything but the options, the addresses and the choice of a GID needs the cargo feature
+//! `verbs`.
 
 #[cfg(feature = "verbs")]
 pub(crate) mod bootstrap;
@@ -35,7 +36,7 @@ use std::num::NonZeroU8;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// What has been asked of a connection. Counts of the NIC's queues, beside those of READs.
+/// Counts of a connection's work on the NIC's queues, in addition to the counts of READs.
 #[cfg(feature = "verbs")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueCounts {
@@ -45,7 +46,7 @@ pub struct QueueCounts {
     pub reads: u64,
     /// Messages sent.
     pub messages: u64,
-    /// Of HERD's requests, those that were written again because no reply had come.
+    /// Those of HERD's requests that were written again because no reply had come.
     #[cfg(feature = "herd")]
     pub repeats: u64,
     /// Completions taken from the completion queue.
@@ -70,25 +71,27 @@ impl std::ops::AddAssign for QueueCounts {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Wait {
-    /// Look again and again, giving way to other threads after some microseconds: lowest latency, one busy
-    /// core.
+    /// Polls the queue, and yields to other threads after some microseconds. Lowest latency; keeps
+    /// one core busy.
     #[default]
     Poll,
-    /// Sleep until the device wakes this thread: some microseconds more, no CPU meanwhile.
+    /// Sleeps until the device wakes this thread. Takes some microseconds more, and no CPU
+    /// meanwhile.
     Block,
 }
 
-/// A secret that server and clients share: whoever has it may connect over verbs. Never printed.
+/// A secret that server and clients share. Whoever has it may connect over verbs. It is never
+/// printed.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Token(Arc<[u8]>);
 
 impl Token {
-    /// A token of these bytes, any number of them. The empty token keeps nobody out.
+    /// Makes a token of these bytes. They may have any length. The empty token keeps nobody out.
     pub fn new(secret: impl AsRef<[u8]>) -> Token {
         Token(secret.as_ref().into())
     }
 
-    /// Does it keep nobody out?
+    /// Whether the token is empty and keeps nobody out.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -105,7 +108,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// How a client uses verbs. Without effect on other fabrics.
+/// How a client uses verbs. Other fabrics ignore it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct VerbsOptions {
@@ -113,15 +116,18 @@ pub struct VerbsOptions {
     pub token: Token,
     /// How to wait for READs and answers.
     pub wait: Wait,
-    /// READs in flight at once, for [`Client::get_many`](crate::Client::get_many): 1 to 1,024; the device
-    /// may allow fewer. With [`pairs`](VerbsOptions::pairs): in flight on each queue pair, whichever handles
-    /// they are of; what exceeds that waits its turn.
+    /// READs in flight at once, for [`Client::get_many`](crate::Client::get_many): 1 to 1,024. The
+    /// device may allow fewer. With [`pairs`](VerbsOptions::pairs), this is the limit of each queue
+    /// pair, for all its handles together. Further READs wait.
     pub credits: usize,
-    /// Queue pairs for the READs of one client with all its clones. `None`: one for each handle, the fastest
-    /// while there are few. `Some(m)`: they share `m` (0 counts as 1), each made when it is first needed, and
-    /// one more for changes, which then happen one handle at a time. Of the handles on a queue pair none has
-    /// to wait for a lock to GET, and each has its fair share; a queue pair that fails is made anew once for
-    /// all of them.
+    /// Queue pairs for the READs of one client with all its clones.
+    ///
+    /// With `None`, each handle has its own. That is fastest while there are few handles.
+    ///
+    /// With `Some(m)`, all handles share `m` queue pairs (0 counts as 1). Each is made when it is
+    /// first needed. One more serves changes, which then happen one handle at a time. No handle
+    /// waits for a lock to GET, and the handles on a queue pair have equal shares of it. A queue
+    /// pair that fails is made again once for all of them.
     pub pairs: Option<usize>,
 }
 
@@ -140,23 +146,25 @@ impl VerbsOptions {
 }
 
 impl Default for VerbsOptions {
-    /// No token, polling, 64 READs in flight, a queue pair for each handle.
+    /// No token, polling, 64 READs in flight, one queue pair for each handle.
     fn default() -> VerbsOptions {
         VerbsOptions { token: Token::default(), wait: Wait::Poll, credits: 64, pairs: None }
     }
 }
 
-/// Which device, port, GID and MTU to use. What is not named is chosen.
+/// Which device, port, GID and MTU to use. The library chooses what is not set.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct DeviceChoice {
-    /// The device's name, as `ibv_devices` lists it; without one, the first with a port that is up.
+    /// The device's name, as `ibv_devices` lists it. Without one, the first device with a port that
+    /// is up.
     pub device: Option<String>,
-    /// The port's number, from 1; without one, the first that is up.
+    /// The port's number, from 1. Without one, the first port that is up.
     pub port: Option<NonZeroU8>,
-    /// The index of the GID; without one, the best for the peer ([`gid::choose`]).
+    /// The index of the GID. Without one, the best for the peer ([`gid::choose`]).
     pub gid: Option<u32>,
-    /// The path MTU in bytes: 256, 512, 1024, 2048 or 4096; without one, what the port carries.
+    /// The path MTU in bytes: 256, 512, 1024, 2048 or 4096. Without one, the MTU that the port
+    /// carries.
     pub mtu: Option<u32>,
 }
 
@@ -168,21 +176,21 @@ setters!(DeviceChoice {
 });
 
 impl DeviceChoice {
-    /// Everything is chosen.
+    /// Sets nothing: the library chooses everything.
     pub fn new() -> DeviceChoice {
         DeviceChoice::default()
     }
 }
 
-/// Where a server with an RDMA device is: `verbs://host:port?dev=&port=&gid=&mtu=`.
+/// The address of a server with an RDMA device: `verbs://host:port?dev=&port=&gid=&mtu=`.
 ///
-/// Host and port are those of the TCP conversation that comes first; the part after `?` is about this side's
-/// device and may differ between server and client.
+/// Host and port are those of the TCP conversation that comes first. The part after `?` is about
+/// this side's device, and may differ between server and client.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct VerbsAddress {
     host: String,
     port: u16,
-    /// Apart, so that errors that name an address stay small.
+    /// Boxed, so that errors that hold an address stay small.
     device: Box<DeviceChoice>,
 }
 
@@ -190,12 +198,12 @@ pub struct VerbsAddress {
 pub const DEFAULT_PORT: u16 = 7471;
 
 impl VerbsAddress {
-    /// The server at a host's port.
+    /// The address of the server at this host and port.
     pub fn new(host: impl Into<String>, port: u16, device: DeviceChoice) -> VerbsAddress {
         VerbsAddress { host: host.into(), port, device: Box::new(device) }
     }
 
-    /// Name or IP address of the host; for a server, of the interface to listen at.
+    /// The host's name or IP address. For a server, that of the interface to listen at.
     pub fn host(&self) -> &str {
         &self.host
     }
@@ -210,7 +218,7 @@ impl VerbsAddress {
         &self.device
     }
 
-    /// The same with another port.
+    /// The same address with another port.
     #[must_use]
     pub fn with_port(&self, port: u16) -> VerbsAddress {
         VerbsAddress { port, ..self.clone() }
@@ -247,7 +255,7 @@ impl fmt::Display for VerbsAddress {
 impl FromStr for VerbsAddress {
     type Err = AddressError;
 
-    /// `verbs://HOST:PORT?dev=DEVICE&port=N&gid=INDEX&mtu=BYTES`; all but the host may be left out.
+    /// Parses `verbs://HOST:PORT?dev=DEVICE&port=N&gid=INDEX&mtu=BYTES`. Only the host is required.
     fn from_str(given: &str) -> Result<VerbsAddress, AddressError> {
         let rest = given.strip_prefix("verbs://").ok_or_else(|| "it does not begin with verbs://".into());
         rest.and_then(VerbsAddress::parse).map_err(|why| AddressError::Verbs { given: given.into(), why })
@@ -255,7 +263,7 @@ impl FromStr for VerbsAddress {
 }
 
 impl VerbsAddress {
-    /// Parses what follows `verbs://`; an error says what is wrong with it.
+    /// Parses what follows `verbs://`. The error says what is wrong with it.
     fn parse(rest: &str) -> Result<VerbsAddress, String> {
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
         let place = place.trim_end_matches('/');
@@ -312,7 +320,7 @@ impl VerbsAddress {
     }
 }
 
-/// Has the kernel find out when the other side's host is gone without a word: an idle connection would stay
+/// Turns on TCP keep-alive. Without it, a connection whose peer's host has vanished would stay idle
 /// for ever.
 #[cfg(feature = "verbs")]
 pub(crate) fn keep_alive(stream: &impl std::os::fd::AsFd) {
@@ -324,7 +332,7 @@ pub(crate) fn keep_alive(stream: &impl std::os::fd::AsFd) {
     let _ = sockopt::set_tcp_keepcnt(stream, 3);
 }
 
-/// Is it one of the path MTUs there are?
+/// Whether this is a valid path MTU.
 pub(crate) fn is_mtu(bytes: u32) -> bool {
     matches!(bytes, 256 | 512 | 1024 | 2048 | 4096)
 }

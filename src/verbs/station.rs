@@ -1,4 +1,4 @@
-//! An open device, and its route into the network: port, GID, MTU.
+//! An open device with its port, GID and MTU.
 
 use super::bootstrap::Network;
 use super::device::{Context, ProtectionDomain, Route};
@@ -18,8 +18,8 @@ pub(crate) struct Station {
 }
 
 impl Station {
-    /// Opens the device and chooses port, GID and MTU where the user has not. `peer` is whom it is to reach,
-    /// if that is known.
+    /// Opens the device and chooses port, GID and MTU where the user has not. `peer` is the address
+    /// to reach, if it is known.
     pub fn open(choice: &DeviceChoice, peer: Option<IpAddr>) -> Result<Arc<Station>, SetupError> {
         let (context, port) = Context::open(choice.device.as_deref(), choice.port.map(|port| port.get()))?;
         let device = || context.name().to_owned();
@@ -36,7 +36,7 @@ impl Station {
                 netdev: None,
             })
             .collect();
-        // On one host the loopback address says nothing about the device.
+        // A loopback address says nothing about the device.
         let peer = peer.filter(|peer| !peer.is_loopback());
         let addresses = addresses();
         let chosen = gid::choose(&GidQuery {
@@ -81,7 +81,7 @@ impl Station {
         &self.route
     }
 
-    /// What the other side must know to tell whether the two can talk.
+    /// What the other side needs to check whether the two can talk.
     pub fn network(&self) -> Network {
         self.network
     }
@@ -91,7 +91,7 @@ impl Station {
         &self.why
     }
 
-    /// Can queue pairs here talk to one there? If not, why not.
+    /// Checks whether queue pairs here can talk to one there. The error says why not.
     pub fn check(&self, to: &ibverbs::QueuePairEndpoint, network: Network) -> Result<(), String> {
         let ours = end(self.network, self.route.gid.map(|(_, gid)| gid));
         gid::reachable(&ours, &end(network, to.gid)).map_err(|e| e.to_string())
@@ -128,7 +128,7 @@ fn number(kind: GidKind) -> u8 {
     }
 }
 
-/// This machine's addresses with the lengths of their prefixes.
+/// This machine's addresses, with the lengths of their prefixes.
 fn addresses() -> Vec<(IpAddr, u8)> {
     let interfaces = if_addrs::get_if_addrs().unwrap_or_default();
     interfaces

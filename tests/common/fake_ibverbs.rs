@@ -1,4 +1,4 @@
-//! Builds tests/fake_ibverbs.c, the verbs library whose devices fail at will.
+//! Builds tests/fake_ibverbs.c, the verbs library whose devices fail on request.
 
 #![allow(dead_code, reason = "each test binary uses its part of this")]
 
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-/// Is this the guest with real devices? There these tests show nothing that they do not show elsewhere.
+/// Whether this is the guest with real devices. Tests with the fake would show nothing new there.
 pub fn is_guest(test: &str) -> bool {
     let there = std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some());
     if there {
@@ -16,7 +16,7 @@ pub fn is_guest(test: &str) -> bool {
     there
 }
 
-/// Compiles the fake to this file, with these further arguments.
+/// Compiles the fake to this file, with these additional arguments.
 pub fn compile(more: &[&str], output: &Path) {
     let mut gcc = Command::new("gcc")
         .args(["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror"])
@@ -33,7 +33,7 @@ pub fn compile(more: &[&str], output: &Path) {
     assert!(gcc.status.success(), "{}", String::from_utf8_lossy(&gcc.stderr));
 }
 
-/// The fake's folder: it is built once for each run.
+/// The folder of the compiled fake. It is built once for each run.
 pub fn folder() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
@@ -42,7 +42,7 @@ pub fn folder() -> &'static Path {
         let made = tempfile::tempdir_in(&folder).unwrap();
         let (new, library) = (made.path().join("new"), folder.join("libibverbs.so.1"));
         compile(&["-shared", "-fPIC", "-Wl,-soname,libibverbs.so.1"], &new);
-        // At once: another run may be using it.
+        // Renamed in one step, because another run may be using the file.
         std::fs::rename(new, library).unwrap();
         folder
     })

@@ -1,4 +1,5 @@
-//! A relay that changes what a verbs server says of itself, for the tests with a device and those with the fake one.
+//! A relay that changes what a verbs server says of itself, for the tests with a real device and
+//! with the fake one.
 
 use super::{TOKEN, at, options, refused};
 use oneread::Address;
@@ -6,8 +7,8 @@ use oneread::verbs::{SetupError, VerbsAddress};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
-/// Relays a conversation and changes the text of the server's welcome. Knows the token: `sign` makes the
-/// server's proof anew, so that the client cannot see the change.
+/// Relays a conversation and changes the text of the server's welcome. The relay knows the token.
+/// With `sign`, it makes the server's proof again, so that the client cannot see the change.
 pub fn relay(
     server: &VerbsAddress,
     sign: bool,
@@ -63,7 +64,8 @@ fn bytes_of(json: &str, field: &str) -> Vec<u8> {
     json[field].as_array().unwrap().iter().map(|byte| byte.as_u64().unwrap() as u8).collect()
 }
 
-/// The text with another value in a field: a number, or an array without arrays in it.
+/// The text with another value in one field. The value is a number, or an array that contains no
+/// arrays.
 pub fn with_field(json: &str, field: &str, value: &str) -> String {
     let name = format!("\"{field}\":");
     let start = json.find(&name).expect("the field") + name.len();
@@ -81,10 +83,11 @@ pub fn number_in(json: &str, field: &str) -> u64 {
     rest[..rest.find([',', '}']).unwrap()].parse().unwrap()
 }
 
-/// A client looks at what it is told before it believes it; and somebody on the way who does not know the token can
+/// A client checks a server's welcome before it uses it. A relay that does not know the token can
 /// change nothing.
 pub fn forged_welcomes(server: &VerbsAddress) {
-    // A region too short for its table, messages shorter than its pairs, no READs allowed, other networks.
+    // A region too short for its table, messages shorter than its pairs, no READs allowed, other
+    // networks.
     for (field, value) in [
         ("bytes", "8192"),
         ("message_bytes", "64"),

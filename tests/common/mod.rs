@@ -1,5 +1,5 @@
-//! What all integration tests share: every preset through one helper, one kind of operation, one model,
-//! and one look at the table's structure.
+//! Shared by all integration tests: a run over all presets, one type of operation, one model, and
+//! one check of the table's structure.
 
 #![allow(dead_code, reason = "each test binary uses its part of this")]
 
@@ -28,9 +28,9 @@ use std::time::{Duration, Instant};
 
 // ---- every preset -----------------------------------------------------------------------------------
 
-/// Runs a story once on every preset of every family; says which one it was when the story fails.
+/// Runs a test once on every preset of every family. When the test fails, it names the preset.
 pub fn on_every_preset(mut story: impl FnMut(&'static Preset)) {
-    /// Names the preset when it is dropped by a panic.
+    /// Prints the preset's name when dropped by a panic.
     struct Name(String);
     impl Drop for Name {
         fn drop(&mut self) {
@@ -48,22 +48,22 @@ pub fn on_every_preset(mut story: impl FnMut(&'static Preset)) {
 /// The grace time of tests that set their clock by hand.
 pub const GRACE: Duration = Duration::from_millis(2);
 
-/// Time for whatever ends by itself, on a machine that is busy with other things: tells a hang from slowness, and
-/// nothing else.
+/// The time allowed for anything that ends by itself, on a busy machine. It only tells a hang from
+/// slowness.
 pub const SOON: Duration = Duration::from_secs(60);
 
-/// A client that gives up only what hangs.
+/// Options of a client that gives up only when something hangs.
 pub fn patient() -> ClientOptions {
     let limits = Limits::new().deadline(SOON);
     ClientOptions::new().limits(limits).deadline(SOON)
 }
 
-/// What a table is when nobody says otherwise.
+/// The default preset.
 pub fn default_preset() -> &'static Preset {
     presets().next().unwrap()
 }
 
-/// A table of `slots` main slots with seeds that follow from `seed`.
+/// A table of `slots` main slots. Its seeds follow from `seed`.
 pub fn config(preset: &Preset, slots: u64, key_max: usize, value_max: usize, seed: u64) -> Config {
     Config::new()
         .layout(preset.layout)
@@ -83,7 +83,7 @@ pub fn index(config: &Config, clock: Clock) -> Index {
 
 // ---- devices ---------------------------------------------------------------------------------------
 
-/// Is there an RDMA device? Says so if not, and fails if ONEREAD_REQUIRE_VERBS is set.
+/// Whether there is an RDMA device. If not, says so, and fails if ONEREAD_REQUIRE_VERBS is set.
 pub fn is_there_a_device(test: &str) -> bool {
     let there = std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some());
     if !there {
@@ -95,7 +95,8 @@ pub fn is_there_a_device(test: &str) -> bool {
 
 // ---- numbers, keys and values -----------------------------------------------------------------------
 
-/// A small generator for tests that are not driven by proptest: the same numbers on every machine.
+/// A small random number generator for tests without proptest. It gives the same numbers on every
+/// machine.
 pub struct Numbers(pub u64);
 
 impl Numbers {
@@ -109,8 +110,8 @@ impl Numbers {
     }
 }
 
-/// Key number `n`: 1 to `key_max` bytes long. Two numbers in a row give a key and a longer one that begins
-/// with it, where there is room: slots that compare too little mix them up.
+/// Key number `n`, 1 to `key_max` bytes long. Where there is room, two successive numbers give a
+/// key and a longer key that begins with it. Slots that compare too little would confuse them.
 pub fn key(n: u32, key_max: usize) -> Vec<u8> {
     let pair = n / 2;
     let short = (2 + mix(pair.into()) as usize % 40).min(key_max.div_ceil(2));
@@ -127,7 +128,7 @@ pub fn value(seed: u64, length: usize) -> Vec<u8> {
 
 // ---- operations -------------------------------------------------------------------------------------
 
-/// Everything that can be done to a table.
+/// All operations on a table.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Op {
     Put(Vec<u8>, Vec<u8>),
@@ -141,7 +142,7 @@ pub enum Op {
 }
 
 impl fmt::Debug for Op {
-    /// Short: a failing sequence should fit on a screen.
+    /// Short, so that a failing sequence fits on a screen.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = |k: &[u8]| {
             let hex: String = k.iter().take(3).map(|b| format!("{b:02x}")).collect();
@@ -160,7 +161,7 @@ impl fmt::Debug for Op {
     }
 }
 
-/// What operations are done to: a table in this process, or a server through its client.
+/// The target of operations: a table in this process, or a server through its client.
 pub trait Target {
     fn put(&mut self, key: &[u8], value: &[u8], mode: PutMode) -> Result<PutOutcome, PutError>;
     fn remove(&mut self, key: &[u8]) -> Result<bool, PutError>;
@@ -170,7 +171,7 @@ pub trait Target {
     fn tidy(&mut self);
 }
 
-/// A table and the clock it goes by.
+/// A table and its clock.
 pub struct Table {
     pub index: Index,
     pub clock: Clock,
@@ -190,7 +191,7 @@ impl Table {
         Inspector::new(self.index.region(), self.index.geometry())
     }
 
-    /// A reader by the table's clock.
+    /// A reader that uses the table's clock.
     pub fn reader(&self) -> Reader<'_, Shm<'_>> {
         let fabric = Shm::new(self.index.region(), self.geometry());
         Reader::new(fabric, self.geometry(), self.clock.clone(), Limits::default())
@@ -198,8 +199,8 @@ impl Table {
 
     /// Lets grace periods pass until nothing waits for one.
     pub fn settle(&self) {
-        // A block is emptied, unlinked and given back: three periods. More are needed only if one of
-        // these steps finds another one to do.
+        // A block is emptied, unlinked and given back: three periods. More are needed only if one
+        // of these steps makes another one necessary.
         for _ in 0..16 {
             self.clock.advance(3 * self.geometry().grace());
             if self.index.tidy().is_none() {
@@ -267,10 +268,10 @@ impl Target for Client {
         Client::get_many(self, keys).expect("conclusive looks")
     }
 
-    /// A served table goes by the system's clock.
+    /// A served table uses the system's clock.
     fn advance(&mut self, _: Duration) {}
 
-    /// The server does that by itself.
+    /// The server tidies by itself.
     fn tidy(&mut self) {}
 }
 
@@ -281,8 +282,8 @@ fn rejected_or<T>(answer: Result<T, oneread::MutateError>) -> Result<T, PutError
     }
 }
 
-/// An operation on key `n` of 16 bytes, with values of up to 32, of the first `kinds` of 12: puts, inserts, updates,
-/// removes (9), GETs (2), batches of GETs (1).
+/// An operation on key `n`, with keys of up to 16 bytes and values of up to 32. It is one of the
+/// first `kinds` of 12: puts, inserts, updates, removes (9), GETs (2), batches of GETs (1).
 pub fn some_op(numbers: &mut Numbers, n: u32, kinds: u64) -> Op {
     let v = value(numbers.next(), numbers.below(33) as usize);
     match numbers.below(kinds) {
@@ -295,15 +296,16 @@ pub fn some_op(numbers: &mut Numbers, n: u32, kinds: u64) -> Op {
     }
 }
 
-/// What a table must look like.
+/// The expected content of a table.
 #[derive(Clone, Debug, Default)]
 pub struct Model {
     pub keys: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
 impl Model {
-    /// Does `op` to model and target, and compares the answers. Returns the key of an insert for which the
-    /// table was full: whether that was right is for the caller to judge, who can see the table.
+    /// Applies `op` to the model and to the target, and compares the answers. Returns the key of an
+    /// insert for which the table was full. Whether that was right is for the caller to check, who
+    /// can see the table.
     pub fn apply(&mut self, target: &mut impl Target, op: &Op) -> Option<Vec<u8>> {
         match op {
             Op::Put(k, v) => return self.put(target, k, v, PutMode::Upsert),
@@ -350,8 +352,8 @@ impl Model {
 
 // ---- structure --------------------------------------------------------------------------------------
 
-/// Looks at every slot: they pass the check of a remote reader, each key of the model stands in exactly
-/// one slot, inside its windows, and where it is displaced its home's filter names it.
+/// Checks every slot. The slots pass the check of a remote reader. Each key of the model is in
+/// exactly one slot, inside its windows. Where a key is displaced, its home's filter names it.
 pub fn check_structure(table: &Table, model: &Model) {
     let geometry = table.geometry();
     let inspector = table.inspector();
@@ -359,7 +361,7 @@ pub fn check_structure(table: &Table, model: &Model) {
     let linked = linked_blocks(table);
     let (mut displaced, mut main, mut overflow) = (0, 0, 0);
     for report in inspector.slots() {
-        // What stands in a block that no chain leads to, nobody reads.
+        // Nobody reads a block that no chain leads to.
         let block = chain::block_of(geometry, report.slot);
         if block.is_some_and(|block| !linked.contains_key(&block)) {
             continue;
@@ -387,8 +389,8 @@ pub fn check_structure(table: &Table, model: &Model) {
     assert_eq!(table.index.counts().main_slots, geometry.main_slots());
 }
 
-/// With every grace period over: no ghosts, and filters that name exactly the keys that are displaced.
-/// No chain leads through a block without keys.
+/// Checks the table after every grace period: there are no ghosts, and filters name exactly the
+/// displaced keys. No chain leads through a block without keys.
 pub fn check_settled(table: &Table) {
     let geometry = table.geometry();
     let inspector = table.inspector();
@@ -416,7 +418,7 @@ pub fn check_settled(table: &Table) {
     }
 }
 
-/// The overflow blocks in chains, and the home of each.
+/// The overflow blocks in chains, with the home of each.
 pub fn linked_blocks(table: &Table) -> HashMap<Block, u64> {
     let geometry = table.geometry();
     let inspector = table.inspector();
@@ -431,8 +433,9 @@ pub fn linked_blocks(table: &Table) -> HashMap<Block, u64> {
     linked
 }
 
-/// What a GET of `key` costs when nobody changes the table: one READ for each window up to the key's; for
-/// an absent key one, or all of them if the home's filter happens to name it.
+/// The cost of a GET of `key` when nobody changes the table. A present key takes one READ for each
+/// window up to its own. An absent key takes one, or all of them if the home's filter happens to
+/// name it.
 pub fn reads_expected(table: &Table, key: &[u8]) -> u64 {
     let inspector = table.inspector();
     let (windows, named) = inspector.windows(key);
@@ -446,9 +449,10 @@ pub fn reads_expected(table: &Table, key: &[u8]) -> u64 {
     }
 }
 
-/// Was a put right to find no room for `newcomer`? For cuckoo: no arrangement of keys in their windows
-/// includes it (a bipartite matching decides). For the others, and for `pilaf`, which walks at random and
-/// gives up at some time: no free slot in its windows, or its chain.
+/// Whether a put was right to find no room for `newcomer`. For cuckoo: no arrangement of keys in
+/// their windows includes it (decided by a bipartite matching). For the others, and for `pilaf`,
+/// which walks at random and gives up at some point: there is no free slot in its windows or its
+/// chain.
 pub fn is_full_for(table: &Table, model: &Model, newcomer: &[u8]) -> bool {
     let inspector = table.inspector();
     let geometry = table.geometry();
@@ -459,7 +463,7 @@ pub fn is_full_for(table: &Table, model: &Model, newcomer: &[u8]) -> bool {
     }
     let keys: Vec<&[u8]> = model.keys.keys().map(Vec::as_slice).chain([newcomer]).collect();
     let mut owner: Vec<Option<usize>> = vec![None; geometry.slots() as usize];
-    // Kuhn's augmenting paths: may key `n` have a slot, if others make room?
+    // Kuhn's augmenting paths: finds a slot for key `n` if others can make room.
     fn seat(n: usize, options: &[Vec<usize>], owner: &mut [Option<usize>], seen: &mut [bool]) -> bool {
         options[n].iter().any(|&slot| {
             if std::mem::replace(&mut seen[slot], true) {
@@ -485,7 +489,7 @@ pub fn is_full_for(table: &Table, model: &Model, newcomer: &[u8]) -> bool {
 
 // ---- what any client is asked, over any fabric ------------------------------------------------------
 
-/// Batches with pairs that the table does not take, wherever: each answer is that of its own pair.
+/// Batches with wrong pairs in all places. Each answer belongs to its own pair.
 pub fn bad_pairs_in_batches(client: &mut Client) {
     let (key_max, value_max) = (client.geometry().key_max(), client.geometry().value_max());
     let mut there = std::collections::BTreeSet::new();
@@ -493,7 +497,7 @@ pub fn bad_pairs_in_batches(client: &mut Client) {
     let mut put = |client: &mut Client, are_bad: &[bool]| {
         let (mut pairs, mut expected) = (Vec::new(), Vec::new());
         for &is_bad in are_bad {
-            // Few keys: of one after the other some are new and some are not.
+            // There are few keys, so some are new and some are not.
             let n = numbers.below(100) as u32;
             let (mut key, mut value) = (key(n, key_max), n.to_le_bytes().to_vec());
             expected.push(match numbers.below(3) {
@@ -516,12 +520,12 @@ pub fn bad_pairs_in_batches(client: &mut Client) {
                 assert_eq!(client.get(key).unwrap().as_ref(), Some(value));
             }
         }
-        // Half of them go again.
+        // Half of them are removed again.
         for (key, _) in pairs.iter().step_by(2).filter(|(key, _)| !key.is_empty() && key.len() <= key_max) {
             assert_eq!(client.remove(key).unwrap(), there.remove(key), "{are_bad:?}");
         }
     };
-    // Wherever among five.
+    // Every subset of five pairs is wrong.
     for which in 0..32 {
         put(client, &[0, 1, 2, 3, 4].map(|n| which >> n & 1 == 1));
     }
@@ -535,10 +539,11 @@ pub fn bad_pairs_in_batches(client: &mut Client) {
     }
 }
 
-/// What may be asked of a server: of a key and a value of these lengths, the one or the other of which may be too long.
+/// A request to a server with a key and a value of these lengths. One of the lengths may be too
+/// long.
 type Attempt = fn(&mut Client, &[u8], &[u8]) -> Result<(), Refusal>;
 
-/// What an answer that was none says is wrong.
+/// What a refusal says.
 #[derive(Clone, Debug, PartialEq)]
 enum Refusal {
     Rejected(PutError),
@@ -562,8 +567,9 @@ impl From<oneread::GetError> for Refusal {
     }
 }
 
-/// A server makes way for one at the same address whose table takes longer keys and values, and that one for the first
-/// again: a client that has asked before is told the limits of the one that is there, whatever it asks first.
+/// A server is replaced by one at the same address whose table takes longer keys and values, and
+/// that one by the first again. A client that has asked before gets the limits of the present
+/// server, whatever it asks first.
 pub fn lengths_of_the_next_server(
     options: &ClientOptions,
     serve: impl Fn(Option<&Address>, &Config) -> Server,
@@ -571,14 +577,14 @@ pub fn lengths_of_the_next_server(
     const SMALL: (usize, usize) = (8, 8);
     const LARGE: (usize, usize) = (40, 100);
     let put_many: Attempt = |client, key, value| {
-        // Those around it have their own answers.
+        // The pairs around it have their own answers.
         let (short, long) = ((b"s".to_vec(), b"s".to_vec()), (b"l".to_vec(), vec![1; 1000]));
         let max = |client: &Client| client.geometry().value_max();
         let pairs = [short.clone(), long.clone(), (key.to_vec(), value.to_vec()), short, long];
         let answers = client.put_many(&pairs)?;
         let too_long = Err(PutError::ValueLength { given: 1000, max: max(client) });
         assert!(answers[0].is_ok() && answers[3] == Ok(PutOutcome::Updated), "{answers:?}");
-        // (Over verbs, where queue pairs are shared, the geometry is that of READs.)
+        // (Over verbs with shared queue pairs, the geometry is that of the READs.)
         assert!(answers[1] == too_long || client.region().is_none(), "{answers:?}");
         assert_eq!(answers[1], answers[4]);
         answers[2].clone().map(drop).map_err(Refusal::Rejected)
@@ -603,9 +609,10 @@ pub fn lengths_of_the_next_server(
     let mut client = Client::connect_with(server.address(), options.clone()).unwrap();
     let asks = changes.map(|ask| (ask, false)).into_iter().chain(gets.map(|ask| (ask, true)));
     for ((name, has_value, ask), is_get) in asks {
-        // One has a connection of its own already; another has none.
+        // One client already has a connection of its own; the other has none.
         let mut fresh = client.clone();
-        // On shm, that there is a new server is found in the background, after the old one has given its region up.
+        // On shm, a new server is found in the background, after the old one has given its region
+        // up.
         let asked = |client: &mut Client, key: &[u8], value: &[u8]| {
             wait_for("an answer", || match ask(client, key, value) {
                 Err(Refusal::Gone) if is_get && client.region().is_some() => None,
@@ -632,11 +639,11 @@ pub fn lengths_of_the_next_server(
                     );
                 }
             }
-            // The last thing that the clients asked was of this server.
+            // The clients' last request went to this server.
             let address = server.address().clone();
             server.stop();
-            // Requests in slots that follow each other at once are not preceded by a look at the socket: then a
-            // request that is sent may find the server gone.
+            // Mailbox requests in quick succession do not check the socket first. A request that is
+            // sent may then find the server gone.
             std::thread::sleep(Duration::from_millis(3));
             server = serve(Some(&address), &table(next));
             for (client, key, value) in [(&mut client, 12, 1), (&mut fresh, 1, 50)] {
@@ -683,9 +690,9 @@ pub fn send_with(stream: &UnixStream, bytes: &[u8], fd: &OwnedFd) {
 
 // ---- other processes --------------------------------------------------------------------------------
 
-/// Runs an ignored test of this very test binary as another process, with what it needs to know in its
-/// environment. It is killed when dropped. Its standard input ends when this process does: a child that
-/// waits for that never outlives its test.
+/// Runs an ignored test of this test binary as another process, with its arguments in the
+/// environment. The process is killed when this is dropped. Its standard input ends when the parent
+/// process does, so a child that waits for that never outlives its test.
 pub struct Process(pub Child);
 
 impl Process {
@@ -697,7 +704,7 @@ impl Process {
         Process(command.spawn().expect("starting a process"))
     }
 
-    /// SIGKILL, and wait until it is gone.
+    /// Sends SIGKILL, and waits until the process is gone.
     pub fn kill(mut self) {
         self.0.kill().expect("killing a process");
         self.0.wait().expect("waiting for a process");
@@ -708,16 +715,16 @@ impl Process {
         rustix::process::kill_process(pid, signal).expect("sending a signal");
     }
 
-    /// Stops it, and waits until each of its threads has stopped.
+    /// Stops the process, and waits until each of its threads has stopped.
     pub fn stop(&self) {
         use rustix::process::{Pid, Signal, WaitOptions, waitpid};
         self.signal(Signal::STOP);
-        // A parent is told when the last of them has stopped.
+        // The parent is notified when the last of them has stopped.
         let told = waitpid(Some(Pid::from_child(&self.0)), WaitOptions::UNTRACED).expect("a child");
         assert!(told.is_some_and(|(_, status)| status.stopped()), "{told:?}");
     }
 
-    /// Waits for its end; its output.
+    /// Waits for the process to end. Returns its output.
     pub fn finish(mut self) -> String {
         let mut output = String::new();
         let mut stdout = self.0.stdout.take().expect("piped");
@@ -735,8 +742,8 @@ impl Drop for Process {
     }
 }
 
-/// Puts keys of its own in a loop, alone and in batches, until it is killed; `more` is done in each round, with
-/// a key of the last one's.
+/// Puts its own keys in a loop, alone and in batches, until it is killed. In each round, `more` is
+/// called with a key of the last round.
 pub fn put_for_ever(client: &mut Client, mut more: impl FnMut(&mut Client, &[u8])) {
     for n in 0.. {
         let key = |n: u32| key(10_000 + n % 200, 16);
@@ -747,9 +754,9 @@ pub fn put_for_ever(client: &mut Client, mut more: impl FnMut(&mut Client, &[u8]
     }
 }
 
-/// Serves until this process's input ends. The test's own process may have had the region before, and another test
-/// that starts a process at that moment makes a copy of all descriptors, that of the lock among them, until the new
-/// program runs.
+/// Serves until this process's input ends. The test's own process may have had the region before.
+/// If another test starts a process at that moment, the new process holds a copy of all descriptors
+/// until its program runs. The copy includes the region's lock, so the lock is waited for.
 pub fn serve_until_told(config: &ServerConfig) {
     let server = wait_for("the region", || match Server::start(config.clone()) {
         Err(ServeError::Region(RegionError::InUse { .. })) => None,
@@ -759,7 +766,7 @@ pub fn serve_until_told(config: &ServerConfig) {
     server.stop();
 }
 
-/// A socket's path, and a folder for it that goes when this does.
+/// A socket's path, and its folder. The folder is removed when this is dropped.
 pub struct Place {
     pub dir: tempfile::TempDir,
     pub address: Address,
@@ -773,12 +780,12 @@ impl Place {
     }
 }
 
-/// What the parent told this process; `None` when nobody did (somebody ran all ignored tests).
+/// An argument from the parent process; `None` if there is none (somebody ran all ignored tests).
 pub fn told(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// Asks again until the answer is there; fails the test when it takes too long.
+/// Polls until there is an answer. Fails the test when that takes too long.
 pub fn wait_for<T>(what: &str, mut answer: impl FnMut() -> Option<T>) -> T {
     let give_up = Instant::now() + SOON;
     loop {

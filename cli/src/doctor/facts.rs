@@ -1,7 +1,8 @@
-//! What there is on this machine, as far as a fabric needs it. Collects and does not judge.
+//! The facts about this machine that a fabric depends on. This module collects them and does not
+//! judge them.
 //!
-//! Everything that stands in files is looked up under a root folder, so that a test can lay out a machine. A file
-//! that is missing or makes no sense is a fact that is missing: nothing here fails.
+//! Files are looked up under a root folder, so that a test can lay out a machine. Nothing here
+//! fails: if a file is missing or makes no sense, its fact is missing.
 
 use oneread::verbs::gid::{Entry, GidKind, LinkLayer};
 use serde::Serialize;
@@ -12,7 +13,7 @@ use std::net::IpAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// What only the running system can tell: no file says it.
+/// Facts that only the running system can tell: they are in no file.
 #[derive(Debug, Default)]
 pub struct Live {
     pub addresses: Vec<InterfaceAddress>,
@@ -38,14 +39,14 @@ pub struct Facts {
     pub user: User,
     pub memory: Memory,
     pub library: Library,
-    /// The `rdma` tool of iproute2 is there.
+    /// Whether iproute2's `rdma` tool is installed.
     pub rdma_tool: bool,
     pub devices: Vec<Device>,
     pub interfaces: Vec<Interface>,
-    /// All their addresses with the lengths of their subnets' prefixes in bits.
+    /// The addresses of all interfaces, with the lengths of their subnets' prefixes in bits.
     #[serde(skip)]
     pub addresses: Vec<(IpAddr, u8)>,
-    /// Kernel modules that would make an RDMA device of a network card that is there.
+    /// Kernel modules that would make an RDMA device of a network card in this machine.
     pub card_modules: Vec<(&'static str, Module)>,
     pub shm: Shm,
 }
@@ -53,13 +54,13 @@ pub struct Facts {
 #[derive(Debug, Serialize)]
 pub struct Kernel {
     pub release: String,
-    /// It can load modules at all.
+    /// Whether the kernel can load modules at all.
     pub loads_modules: bool,
-    /// Modules for this kernel are installed here.
+    /// Whether modules for this kernel are installed.
     pub has_modules: bool,
     pub uverbs: Module,
     pub rxe: Module,
-    /// This looks like a container, whose kernel belongs to the host.
+    /// Whether this looks like a container. Its kernel belongs to the host.
     pub container: bool,
 }
 
@@ -72,7 +73,7 @@ pub enum Module {
     Missing,
 }
 
-/// Whose commands install packages.
+/// The distribution, by the command that installs packages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Distribution {
@@ -87,24 +88,25 @@ pub enum Distribution {
 #[derive(Debug, Serialize)]
 pub struct User {
     pub uid: u32,
-    /// CAP_IPC_LOCK, and outside any user namespace, where alone it counts: no limit on locked memory.
+    /// Whether there is no limit on locked memory: the process has CAP_IPC_LOCK outside of any user
+    /// namespace. Inside of one, the capability does not count.
     pub locks_without_limit: bool,
 }
 
 #[derive(Debug, Serialize)]
 pub struct Memory {
-    /// Bytes this process may lock; `None`: any number.
+    /// Bytes that this process may lock; `None` if there is no limit.
     pub memlock: Option<u64>,
-    /// The limit to which it may raise that by itself.
+    /// The limit to which the process may raise `memlock` by itself.
     pub memlock_hard: Option<u64>,
     pub huge_pages: Vec<HugePages>,
-    /// always, madvise or never; `None`: the kernel has none.
+    /// always, madvise or never; `None` if the kernel has no transparent huge pages.
     pub transparent: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
 pub struct HugePages {
-    /// Of one page.
+    /// Bytes of one page.
     pub bytes: u64,
     pub reserved: u64,
     pub free: u64,
@@ -112,18 +114,18 @@ pub struct HugePages {
 
 #[derive(Debug, Serialize)]
 pub struct Library {
-    /// Where libibverbs.so.1 is.
+    /// The path of libibverbs.so.1.
     pub path: Option<PathBuf>,
-    /// The devices' parts of it, as in "mlx5".
+    /// The library's drivers for devices, as in "mlx5".
     pub providers: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
 pub struct Device {
     pub name: String,
-    /// As the kernel says it: "CA" (InfiniBand and RoCE), "RNIC" (iWARP), ...
+    /// As the kernel names it: "CA" (InfiniBand and RoCE), "RNIC" (iWARP), ...
     pub node_type: String,
-    /// Soft-RoCE or the like.
+    /// Whether it is a device in software, as Soft-RoCE is.
     pub software: bool,
     pub firmware: Option<String>,
     pub board: Option<String>,
@@ -133,7 +135,7 @@ pub struct Device {
     pub ports: Vec<Port>,
 }
 
-/// The file through which programs use a device.
+/// The device file through which programs use a device.
 #[derive(Debug, Serialize)]
 pub struct Uverbs {
     pub path: PathBuf,
@@ -147,7 +149,7 @@ pub struct Uverbs {
 #[derive(Debug, Serialize)]
 pub struct Port {
     pub number: u32,
-    /// As the kernel says it: "ACTIVE", "DOWN", "INIT", ...
+    /// As the kernel names it: "ACTIVE", "DOWN", "INIT", ...
     pub state: String,
     /// "LinkUp", "Polling", "Disabled", ...
     pub physical: String,
@@ -158,9 +160,9 @@ pub struct Port {
     /// The subnet manager's LID.
     pub sm_lid: u16,
     pub netdev: Option<String>,
-    /// Places in its GID table.
+    /// Number of entries in its GID table, with the empty ones.
     pub gid_places: usize,
-    /// What stands in them.
+    /// The entries that are not empty.
     #[serde(skip)]
     pub gids: Vec<Entry>,
 }
@@ -169,9 +171,9 @@ pub struct Port {
 pub struct Interface {
     pub name: String,
     pub index: u32,
-    /// Bytes.
+    /// The MTU in bytes.
     pub mtu: u32,
-    /// Switched on, whether or not there is a cable.
+    /// Whether it is switched on, with or without a cable.
     pub up: bool,
     /// "up", "down", "unknown", ...
     pub state: String,
@@ -181,7 +183,7 @@ pub struct Interface {
 
 #[derive(Debug, Serialize)]
 pub struct Shm {
-    /// Free bytes in /dev/shm; `None`: there is no such folder.
+    /// Free bytes in /dev/shm; `None` if there is no such folder.
     pub free: Option<u64>,
     /// Why memory without a file cannot be made and sealed.
     pub sealing_error: Option<String>,
@@ -200,7 +202,7 @@ const CARD_MODULES: [(&str, &str); 8] = [
 ];
 
 impl Facts {
-    /// Looks at the files under `root`: "/", or a folder that looks like it.
+    /// Collects the facts from the files under `root`: "/", or a folder that looks like it.
     pub fn collect(root: &Path, live: Live) -> Facts {
         let root = &Root(root.into());
         let interfaces = root.list("sys/class/net");
@@ -212,7 +214,7 @@ impl Facts {
             card_modules: CARD_MODULES
                 .iter()
                 .filter(|(driver, _)| {
-                    // Cards in the folder are links, named by their place on the bus.
+                    // The cards in the folder are links. Their names are their places on the bus.
                     root.list(&format!("sys/bus/pci/drivers/{driver}")).iter().any(|name| name.contains(':'))
                 })
                 .map(|&(_, name)| (name, module(root, &kernel.release, name)))
@@ -249,7 +251,7 @@ impl Root {
         self.path(path).exists()
     }
 
-    /// A file's text without white space around it; `None` also if it is empty.
+    /// A file's text without white space around it; `None` if it is empty, too.
     fn text(&self, path: &str) -> Option<String> {
         let bytes = std::fs::read(self.path(path)).ok()?;
         let text = String::from_utf8_lossy(&bytes);
@@ -270,7 +272,7 @@ impl Root {
         u16::from_str_radix(self.text(path)?.strip_prefix("0x")?, 16).ok()
     }
 
-    /// The names in a folder, in order.
+    /// The names in a folder, sorted.
     fn list(&self, path: &str) -> Vec<String> {
         let mut names: Vec<_> = std::fs::read_dir(self.path(path))
             .into_iter()
@@ -281,13 +283,13 @@ impl Root {
         names
     }
 
-    /// The last part of what a link names.
+    /// The last part of a link's target.
     fn link(&self, path: &str) -> Option<String> {
         let target = std::fs::read_link(self.path(path)).ok()?;
         Some(target.file_name()?.to_str()?.to_string())
     }
 
-    /// What stands behind a name at a line's begin, as in /proc/self/status.
+    /// The text after a name at the start of a line, as in /proc/self/status.
     fn field(&self, path: &str, name: &str) -> Option<String> {
         let text = self.text(path)?;
         text.lines().find_map(|line| Some(line.strip_prefix(name)?.trim().to_string()))
@@ -316,7 +318,7 @@ fn module(root: &Root, release: &str, name: &str) -> Module {
     if root.has(&format!("sys/module/{name}")) {
         return Module::Loaded;
     }
-    // Lines as "kernel/drivers/infiniband/sw/rxe/rdma_rxe.ko.xz: kernel/..."
+    // A line looks like "kernel/drivers/infiniband/sw/rxe/rdma_rxe.ko.xz: kernel/..."
     let file = format!("/{name}.ko");
     let listed = |list: String| {
         let text = root.text(&list).unwrap_or_default();
@@ -350,7 +352,7 @@ fn user(root: &Root) -> User {
     let map = root.text("proc/self/uid_map").unwrap_or_default();
     let outermost = map.split_whitespace().eq(["0", "0", "4294967295"]);
     User {
-        // Real, effective, saved and file system's.
+        // The order is: real, effective, saved, file system.
         uid: status("Uid:").and_then(|ids| ids.split_whitespace().nth(1)?.parse().ok()).unwrap_or(u32::MAX),
         locks_without_limit: capabilities & CAP_IPC_LOCK != 0 && outermost,
     }
@@ -365,7 +367,7 @@ fn memory(root: &Root) -> Memory {
         memlock: limits.next().flatten(),
         memlock_hard: limits.next().flatten(),
         huge_pages: huge.iter().filter_map(|name| huge_pages(root, name)).collect(),
-        // "always [madvise] never"
+        // The file looks like "always [madvise] never".
         transparent: transparent
             .and_then(|text| Some(text.split_once('[')?.1.split_once(']')?.0.to_string())),
     }
@@ -377,7 +379,8 @@ fn huge_pages(root: &Root, name: &str) -> Option<HugePages> {
     Some(HugePages { bytes: kib << 10, reserved: number("nr_hugepages")?, free: number("free_hugepages")? })
 }
 
-/// Looks for the library as the loader does: LD_LIBRARY_PATH, the loader's cache, the standard folders.
+/// Looks for the library as the loader does: LD_LIBRARY_PATH, the loader's cache, the standard
+/// folders.
 fn library(root: &Root, library_path: Option<OsString>) -> Library {
     const NAME: &str = "libibverbs.so.1";
     let named = std::env::split_paths(&library_path.unwrap_or_default())
@@ -394,7 +397,7 @@ fn library(root: &Root, library_path: Option<OsString>) -> Library {
     let standard = ["/lib64", "/usr/lib64", &multiarch, "/lib", "/usr/lib", "/usr/local/lib"]
         .map(|folder| Path::new(folder).join(NAME));
     let path = named.into_iter().chain(cached).chain(standard).find(|path| root.path(path).exists());
-    // Its devices' parts are files such as libibverbs/libmlx5-rdmav34.so beside it.
+    // The drivers are files such as libibverbs/libmlx5-rdmav34.so beside the library.
     let folder = path.as_ref().and_then(|path| path.parent()).map(|folder| folder.join("libibverbs"));
     let mut providers: Vec<String> = folder
         .and_then(|folder| Some(root.list(folder.to_str()?)))
@@ -444,7 +447,7 @@ fn port(root: &Root, device: &str, number: &str) -> Option<Port> {
     let places: Vec<u32> =
         root.list(&format!("{at}/gids")).iter().filter_map(|index| index.parse().ok()).collect();
     let gids: Vec<_> = places.iter().filter_map(|&index| entry(root, &at, index, link_layer)).collect();
-    // Without a GID, the device knows its interface all the same.
+    // The device knows its interface even if it has no GID.
     let netdev = gids.iter().find_map(|entry| entry.netdev.clone());
     let netdev = netdev.or_else(|| root.text(&format!("{device}/parent")));
     let netdev = netdev.or_else(|| root.list(&format!("{device}/device/net")).into_iter().next());
@@ -462,7 +465,7 @@ fn port(root: &Root, device: &str, number: &str) -> Option<Port> {
     })
 }
 
-/// A place of the GID table that is not empty.
+/// An entry of the GID table, if it is not empty.
 fn entry(root: &Root, port: &str, index: u32, link_layer: LinkLayer) -> Option<Entry> {
     let gid: std::net::Ipv6Addr = root.number(&format!("{port}/gids/{index}"))?;
     if gid.is_unspecified() {

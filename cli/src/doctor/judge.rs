@@ -7,19 +7,20 @@ use serde::Serialize;
 use std::io;
 use std::net::IpAddr;
 
-/// What a client should be able to lock for its queues and for what READs bring. A judgement, not a bound: with
-/// 64 KiB, the limit of old systems, Soft-RoCE still exchanges messages of 1 KiB, but real devices lock their queues,
-/// too; the limit of today's systems, 8 MiB, is plenty.
+/// Bytes that a client should be able to lock, for its queues and for the data of its READs. This
+/// is an estimate, not a strict bound. With 64 KiB, the limit of old systems, Soft-RoCE still
+/// exchanges messages of 1 KiB, but real devices lock their queues, too. The limit of today's
+/// systems, 8 MiB, is plenty.
 const CLIENT_LOCKS: u64 = 1 << 20;
 
 /// What the report depends on besides the machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Question {
-    /// Rank GIDs for this peer.
+    /// The peer for which to rank GIDs.
     pub peer: Option<IpAddr>,
-    /// This build has the fabric verbs.
+    /// Whether this build has the fabric verbs.
     pub verbs_built: bool,
-    /// Bytes of a table that a server makes when told nothing else.
+    /// Bytes of the table that a server makes by default.
     pub table_bytes: u64,
 }
 
@@ -27,7 +28,7 @@ pub struct Question {
 #[serde(rename_all = "lowercase")]
 pub enum Level {
     Ok,
-    /// Worth knowing.
+    /// Good to know.
     Note,
     Warning,
     Problem,
@@ -36,14 +37,14 @@ pub enum Level {
 #[derive(Debug, Serialize)]
 pub struct Finding {
     pub level: Level,
-    /// What was looked at.
+    /// What was examined.
     pub what: String,
     pub found: String,
     /// What to do, in words.
     pub advice: Option<String>,
-    /// What to do, for a shell.
+    /// What to do, as a shell command.
     pub command: Option<String>,
-    /// Why there is no fabric verbs, in a few words, if this is a reason.
+    /// If this finding rules out the fabric verbs: the reason in a few words.
     #[serde(skip)]
     stops_verbs: Option<String>,
 }
@@ -59,7 +60,7 @@ pub struct Verdict {
 pub struct PortGids<'a> {
     pub device: &'a Device,
     pub port: &'a Port,
-    /// The best first.
+    /// The GIDs, the best first.
     pub ranking: Vec<Ranked<'a>>,
     pub choice: Result<Choice, GidError>,
 }
@@ -115,13 +116,13 @@ impl<'a> Diagnosis<'a> {
             findings.extend([device(each), permission(facts, each)]);
             for port in ports.iter().filter(|port| std::ptr::eq(port.device, each)) {
                 findings.push(port.state(facts));
-                // What a port that is down would choose is beside the point.
+                // The GID of a port that is down does not matter.
                 findings.extend(port.is_active().then(|| port.gid()));
             }
         }
         findings.extend([library(facts), memlock(facts, question), build(question)]);
 
-        // One good port is enough: what is wrong with others does not stop the fabric.
+        // One good port is enough. Faults of other ports do not stop the fabric.
         if usable.is_some() {
             for finding in &mut findings {
                 if finding.stops_verbs.as_deref().is_some_and(|why| why.starts_with(NO_PORT)) {
@@ -134,7 +135,7 @@ impl<'a> Diagnosis<'a> {
     }
 }
 
-/// How the reasons begin that concern one port among several.
+/// The first words of a reason that concerns one port among several.
 const NO_PORT: &str = "no usable port";
 
 fn shm(facts: &Facts) -> Verdict {
@@ -202,7 +203,7 @@ fn dev_shm(facts: &Facts, question: &Question) -> Finding {
     }
 }
 
-/// A luxury: nothing more than a note.
+/// Huge pages are optional, so this is never more than a note.
 fn huge_pages(facts: &Facts, question: &Question) -> Finding {
     const HUGE: u64 = 2 << 20;
     let memory = &facts.memory;
@@ -302,7 +303,7 @@ fn no_device(facts: &Facts) -> Finding {
     }
 }
 
-/// Makes a device in software on the interface that suits best.
+/// The commands that make a device in software on the most suitable interface.
 fn soft_roce(facts: &Facts) -> String {
     let worth = |interface: &Interface| {
         let routed = interface.addresses.iter().any(|at| match at.address {
@@ -356,7 +357,7 @@ fn device(device: &Device) -> Finding {
 }
 
 impl Device {
-    /// It makes the connections that oneread needs.
+    /// Whether it makes the connections that oneread needs.
     fn is_fit(&self) -> bool {
         self.node_type == "CA"
     }
@@ -422,7 +423,7 @@ impl<'a> PortGids<'a> {
             index: None,
         };
         let choice = match gid::choose(&request) {
-            // The collector leaves out empty places.
+            // The collected facts leave out empty entries.
             Err(GidError::NoGid) if port.gid_places > 0 => {
                 Err(GidError::OnlyZero { places: port.gid_places })
             }
@@ -431,7 +432,7 @@ impl<'a> PortGids<'a> {
         PortGids { device, port, ranking: gid::rank(&request), choice }
     }
 
-    /// As in "rxe0 port 1".
+    /// The port's name, as in "rxe0 port 1".
     pub fn name(&self) -> String {
         format!("{} port {}", self.device.name, self.port.number)
     }
@@ -500,7 +501,7 @@ impl<'a> PortGids<'a> {
 
 /// The payload of a RoCE packet, in bytes, on an interface of this MTU.
 fn packet(mtu: u32) -> u32 {
-    /// What headers take at most.
+    /// The most bytes that headers take.
     const HEADERS: u32 = 96;
     [4096, 2048, 1024, 512].into_iter().find(|size| size + HEADERS <= mtu).unwrap_or(256)
 }
@@ -534,7 +535,7 @@ fn kinds(providers: &[String]) -> String {
     }
 }
 
-/// A server must lock its whole table, a client little.
+/// A server must lock its whole table; a client needs to lock little.
 fn memlock(facts: &Facts, question: &Question) -> Finding {
     const WHAT: &str = "locked memory";
     let memory = &facts.memory;
@@ -582,13 +583,13 @@ fn is_root(facts: &Facts) -> bool {
     facts.user.uid == 0
 }
 
-/// Commands that take root's rights, one after the other.
+/// The commands, one after the other, with root's rights.
 fn as_root(facts: &Facts, commands: &[&str]) -> String {
     let sudo = if is_root(facts) { "" } else { "sudo " };
     commands.iter().map(|command| format!("{sudo}{command}")).collect::<Vec<_>>().join(" && ")
 }
 
-/// The command that installs something, if this distribution's is known.
+/// The command that installs something, if this distribution's command is known.
 fn packages(distribution: Distribution, what: &str) -> Option<String> {
     let (install, names) = match distribution {
         Distribution::Debian | Distribution::Ubuntu => {
@@ -617,7 +618,7 @@ fn install_modules(facts: &Facts, finding: Finding) -> Finding {
     let debian = if cfg!(target_arch = "aarch64") { "linux-image-arm64" } else { "linux-image-amd64" };
     let command = match facts.distribution {
         Distribution::Ubuntu => format!("apt-get install linux-modules-extra-{release}"),
-        // A whole kernel: the one for clouds has no RDMA.
+        // Installs the full kernel: the one for clouds has no RDMA.
         Distribution::Debian => format!("apt-get install {debian}"),
         Distribution::Fedora => format!("dnf install kernel-modules-extra-{release}"),
         Distribution::Suse => "zypper install kernel-default".into(),

@@ -1,4 +1,4 @@
-//! `doctor`: which fabrics work on this machine, and the commands that mend what is in their way.
+//! `doctor`: which fabrics work on this machine, and the commands that mend the others.
 
 mod facts;
 mod judge;
@@ -28,7 +28,7 @@ use std::time::Duration;
   oneread doctor --fabric verbs || exit 1       for scripts
   oneread doctor --json | jq .fabrics
 
-Looks, and changes nothing. Exit status 0: some fabric works; with --fabric: that one does.")]
+Changes nothing on the machine. Exit status 0: some fabric works; with --fabric: that one works.")]
 pub struct Doctor {
     /// Exit with status 1 unless this fabric works
     #[arg(long, value_name = "NAME")]
@@ -36,7 +36,7 @@ pub struct Doctor {
     /// Rank GIDs for a connection with the machine at this IP address
     #[arg(long, value_name = "ADDRESS")]
     peer: Option<IpAddr>,
-    /// Prints one JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -79,12 +79,12 @@ impl Doctor {
 }
 
 fn live(root: &Path) -> Result<Live> {
-    // Another root is another machine, whose addresses nobody here knows.
+    // Another root stands for another machine. Its addresses are not known here.
     let addresses = if root == Path::new("/") { addresses()? } else { Vec::new() };
     Ok(Live {
         addresses,
         library_path: std::env::var_os("LD_LIBRARY_PATH"),
-        // Just what a server does.
+        // A server does the same.
         sealing_error: Region::create(&Backing::Anonymous, 4096).err().map(|error| error.to_string()),
     })
 }
@@ -101,7 +101,7 @@ fn addresses() -> Result<Vec<InterfaceAddress>> {
     Ok(addresses.collect())
 }
 
-/// Is a server there?
+/// Finds out whether a server is there.
 fn server(address: &Address) -> Finding {
     let options = ClientOptions::new().deadline(Duration::from_secs(1));
     let finding = |level, found: String| Finding::new(level, "server", found);
@@ -174,7 +174,7 @@ fn look(level: Level) -> (&'static str, Color) {
     }
 }
 
-/// These columns are not broken: the others give way.
+/// These columns are not wrapped; the others are.
 fn keep_whole(table: &mut comfy_table::Table, columns: &[usize]) {
     for &column in columns {
         let width = table.column_max_content_widths()[column] + 2;

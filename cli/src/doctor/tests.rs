@@ -1,4 +1,4 @@
-//! The doctor before machines that are laid out in folders.
+//! Tests of the doctor on machines that are laid out in folders.
 
 use super::facts::{Facts, InterfaceAddress, Live, Module};
 use super::judge::{Diagnosis, Finding, Level, Question};
@@ -17,12 +17,12 @@ struct Machine {
 }
 
 impl Machine {
-    /// Nothing at all, not even files of the kernel.
+    /// A machine with nothing, not even the kernel's files.
     fn empty() -> Machine {
         Machine { root: tempfile::tempdir().unwrap(), addresses: Vec::new(), library_path: None }
     }
 
-    /// A Debian of today with a network, for a plain user.
+    /// A current Debian with a network, for an ordinary user.
     fn usual() -> Machine {
         let mut machine = Machine::empty();
         machine
@@ -131,7 +131,7 @@ impl Machine {
             .write(&format!("{at}/gid_attrs/ndevs/{index}"), netdev)
     }
 
-    /// Such as `rdma link add rxe0 type rxe netdev eth0` makes it.
+    /// Adds the device that `rdma link add rxe0 type rxe netdev eth0` makes.
     fn soft_roce(&mut self) -> &mut Machine {
         let port = "rxe0/ports/1";
         self.device("rxe0", 0)
@@ -141,7 +141,7 @@ impl Machine {
             .write("sys/class/infiniband/rxe0/parent", "eth0\n")
             .write("sys/module/rdma_rxe/refcnt", "0\n");
         for index in 2..8 {
-            // Of empty places, the kernel names neither kind nor interface.
+            // For empty entries, the kernel names neither kind nor interface.
             let gids = format!("sys/class/infiniband/{port}/gids/{index}");
             self.write(&gids, "0000:0000:0000:0000:0000:0000:0000:0000\n");
         }
@@ -180,7 +180,7 @@ fn expect(diagnosis: &Diagnosis<'_>, what: &str, level: Level, found: &str, comm
     assert_eq!(finding.command.as_deref().unwrap_or(""), command, "{finding:#?}");
 }
 
-/// An empty folder is a machine, too: nothing fails, and shm works.
+/// On an empty folder, nothing fails, and shm works.
 #[test]
 fn nothing_there() {
     let mut machine = Machine::empty();
@@ -200,7 +200,7 @@ fn nothing_there() {
         "sudo mkdir -p /dev/shm && sudo mount -t tmpfs tmpfs /dev/shm",
     );
 
-    // What cannot be read as what it should be is as good as missing.
+    // A file with senseless content counts as missing.
     machine
         .write("proc/self/limits", "Max locked memory\n")
         .write("proc/self/status", "CapEff: zzz\nUid:\n")
@@ -220,7 +220,7 @@ fn no_device() {
     let facts = machine.facts();
     let diagnosis = Diagnosis::of(&facts, &QUESTION);
     assert_eq!(diagnosis.verbs.why, "because there is no RDMA device, libibverbs.so.1 is not installed");
-    // Of the interfaces that are on, the first with an address that is routed.
+    // The command names the first interface that is up and has a routed address.
     let add = "sudo modprobe rdma_rxe && sudo rdma link add rxe0 type rxe netdev eth0";
     expect(&diagnosis, "RDMA device", Level::Problem, "Soft-RoCE makes one", add);
     expect(
@@ -240,7 +240,7 @@ fn no_device() {
     machine.write("sys/class/net/eth0/flags", "0x1002").write("sys/class/net/eth1/flags", "0x1002");
     assert!(command(&machine).starts_with("ip link add dummy0 type dummy && "), "{}", command(&machine));
 
-    // A card is better than software.
+    // A card is better than a device in software.
     machine.write("sys/bus/pci/drivers/mlx5_core/0000:01:00.0/vendor", "0x15b3");
     assert_eq!(command(&machine), "apt-get install linux-image-amd64", "mlx5_ib is not installed");
     machine.write("lib/modules/6.12.1-amd64/modules.dep", "kernel/x/mlx5_ib.ko: kernel/y.ko\n");
@@ -249,7 +249,7 @@ fn no_device() {
     assert_eq!(command(&machine), "apt-get install linux-image-amd64");
     machine.write("etc/os-release", "ID=ubuntu\nID_LIKE=debian\n");
     assert_eq!(command(&machine), "apt-get install linux-modules-extra-6.12.1-amd64");
-    // Modules in another one's line are not here.
+    // A module that only another module's line names is not installed.
     machine.write("lib/modules/6.12.1-amd64/modules.dep", "kernel/z.ko: kernel/x/rdma_rxe.ko\n");
     assert_eq!(machine.facts().kernel.rxe, Module::Missing);
     machine.remove("lib/modules");
@@ -283,7 +283,7 @@ fn soft_roce() {
     assert_eq!(order, [1, 0]);
     assert_eq!(diagnosis.ports[0].ranking[0].entry.ifindex, 2);
 
-    // A packet's headers need room, too.
+    // A packet's headers need space, too.
     for (mtu, bytes) in
         [("9000", "4,096"), ("4200", "4,096"), ("4096", "2,048"), ("1500", "1,024"), ("300", "256")]
     {
@@ -292,7 +292,7 @@ fn soft_roce() {
         expect(&diagnosis, "rxe0 port 1", Level::Ok, &format!("MTU {mtu}, packets of {bytes} bytes"), "");
     }
 
-    // The subnet's prefix is that of the interface: told truthfully.
+    // The subnet's prefix is that of the interface.
     for (peer, said) in [("10.0.0.9", "same subnet as the peer"), ("10.0.1.9", "another subnet than")] {
         let question = Question { peer: Some(peer.parse().unwrap()), ..QUESTION };
         let diagnosis = Diagnosis::of(&facts, &question);
@@ -330,12 +330,12 @@ fn port_down() {
     let told =
         Diagnosis::of(&facts, &QUESTION).findings.iter().any(|finding| finding.what.starts_with("GID of"));
     assert!(!told, "what a port that is down would choose is no news");
-    // Its interface is known also when the port has no GID.
+    // The port's interface is known even when the port has no GID.
     machine.remove("sys/class/infiniband/rxe0/ports/1/gids");
     assert_eq!(port(&machine), (found, command));
 }
 
-/// Indexes are not positions, and what is empty is not there.
+/// Indexes are not positions, and empty entries do not appear.
 #[test]
 fn sparse_gids() {
     let mut machine = Machine::usual();
@@ -375,7 +375,7 @@ fn no_permission() {
     let mut machine = Machine::usual();
     machine.soft_roce().library();
     let mut facts = machine.facts();
-    // Root opens anything: cli/tests/doctor.rs meets the refusal itself.
+    // Root opens anything; cli/tests/doctor.rs tests the refusal itself.
     for (errno, container, found, command) in [
         (
             13,
@@ -474,7 +474,7 @@ fn infiniband() {
         "",
     );
     expect(&diagnosis, "GID of mlx5_0 port 1", Level::Ok, "no GID needed: InfiniBand by LID 31", "");
-    // The other port is in nobody's way.
+    // The other port does not matter.
     let opensm = "sudo apt-get install opensm && sudo systemctl enable --now opensm";
     expect(&diagnosis, "mlx5_0 port 2", Level::Warning, "INIT: no subnet manager has configured it", opensm);
 
@@ -488,7 +488,7 @@ fn infiniband() {
     expect(&diagnosis, "mlx5_0 port 2", Level::Problem, "no subnet manager", opensm);
 }
 
-/// iWARP is RDMA, but not this one.
+/// iWARP is RDMA, but oneread cannot use it.
 #[test]
 fn iwarp() {
     let mut machine = Machine::usual();
@@ -504,7 +504,7 @@ fn iwarp() {
 fn library() {
     let mut machine = Machine::usual();
     let path = |machine: &Machine| machine.facts().library.path.map(|path| path.display().to_string());
-    // The cache names a file that is gone.
+    // The cache names a file that no longer exists.
     machine.write("etc/ld.so.cache", "glibc-ld.so.cache1.1\0libibverbs.so.1\0/opt/a/libibverbs.so.1\0");
     assert_eq!(path(&machine), None);
     machine.library();
@@ -538,7 +538,7 @@ fn memory() {
         "none of 2 MiB free, serve --huge-pages would take 50",
         reserve,
     );
-    // What others use comes on top.
+    // Pages that others use are added.
     let facts = machine.huge_pages(30, 10).facts();
     let more = "sudo sysctl vm.nr_hugepages=70";
     expect(&Diagnosis::of(&facts, &QUESTION), "huge pages", Level::Note, "10 of 2 MiB free", more);

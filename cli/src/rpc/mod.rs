@@ -1,4 +1,5 @@
-//! `bench rpc`: GETs by READ beside GETs and PUTs that the server does, on one table and one fabric.
+//! `bench rpc`: compares GETs by READ with GETs and PUTs by the server, on one table and one
+//! fabric.
 
 mod plot;
 
@@ -19,40 +20,45 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// GETs by READ beside GETs and PUTs that the server does
+/// Compare GETs by READ with GETs and PUTs by the server
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES
   oneread bench rpc                                     on this host, over shared memory
   oneread bench rpc --fabric verbs --plot rpc.svg       over the first RDMA device
-  oneread bench rpc --at verbs://10.0.0.1:7471          a server that is there: it gets this bench's keys
+  oneread bench rpc --at verbs://10.0.0.1:7471          a running server; it gets this bench's keys
 
-One-sided: the client READs. Message: SEND and RECV, or the server's socket over shm. Mailbox, over shm: requests
-and replies go through memory that the client and the server share (a server of your own needs `serve --mailbox`).
-HERD, over verbs: the request is WRITTEN into memory that the server polls, and the reply is a datagram (`serve
---herd`). Each connection is a thread that asks
-for one key after the other, at random; every value is compared with what was put. PUTs are also made in batches:
-their latency is that of a batch. Rounds of all paths alternate. CPU is that of the server's process, all its
-threads: HERD polls for as long as a client is there. What the kernel does for a software device is in nobody's.")]
+The paths:
+  one-sided   the client READs
+  message     SEND and RECV; over shm, the server's socket
+  mailbox     shm only: requests and replies go through memory that client and server share
+              (with --at, the server needs `serve --mailbox`)
+  HERD        verbs only: the request is WRITTEN into memory that the server polls, and the reply is
+              a datagram (with --at, the server needs `serve --herd`)
+
+Each connection is a thread that asks for one random key after the other. Every value is compared
+with the values that were put. PUTs are also made in batches; their latency is that of a batch.
+Rounds of all paths alternate. CPU is that of all threads of the server's process; HERD polls as long
+as it has clients. The kernel's work for a software device is not counted anywhere.")]
 pub struct Rpc {
-    /// A server that is there [default: one in a child process]
+    /// A running server [default: a new one in a child process]
     #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["fabric", "layout", "workers"])]
     at: Option<Address>,
     /// How to reach the child process
     #[arg(long, default_value = "shm")]
     fabric: Fabric,
-    /// Numbers of connections
+    /// Numbers of connections, one after the other
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "1,4,16,64", value_parser = clap::value_parser!(u32).range(1..=4096))]
     connections: Vec<u32>,
-    /// Seconds for each path and number of connections, all rounds together
+    /// Seconds for each path and number of connections, for all rounds together
     #[arg(long, default_value_t = 3.0, value_parser = seconds)]
     seconds: f64,
-    /// Rounds, of which the median counts
+    /// Number of rounds; the result is their median
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
     /// Puts in a batch
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
     batch: u32,
-    /// Keys
+    /// Number of keys
     #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1000..1 << 32))]
     keys: u64,
     /// The child's layout
@@ -61,18 +67,19 @@ pub struct Rpc {
     /// The child's threads that answer, of each kind
     #[arg(long, value_name = "N", default_value_t = 1)]
     workers: usize,
-    /// Over verbs: clients sleep while they wait, as is best with more connections than CPUs; else they poll
+    /// Clients sleep while they wait, which is best with more connections than CPUs; otherwise they
+    /// poll (verbs only)
     #[arg(long)]
     block: bool,
-    /// Over verbs: the clients share N queue pairs for their READs [default: one each]
+    /// The clients share N queue pairs for their READs [default: one each] (verbs only)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     pairs: Option<u16>,
     #[command(flatten)]
     token: TokenArgs,
-    /// Draws the results into this SVG file
+    /// Draw the results into this SVG file
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
-    /// Prints one JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -82,13 +89,13 @@ fn seconds(text: &str) -> Result<f64, String> {
     seconds.ok_or_else(|| "a time in seconds, 0.01 to 3600".into())
 }
 
-/// What is timed.
+/// The operation that is timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Operation {
     Get,
     Put,
-    /// A batch of them.
+    /// A batch of PUTs.
     PutMany,
 }
 
@@ -102,7 +109,7 @@ impl Operation {
     }
 }
 
-/// How it gets to the table.
+/// How an operation reaches the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Path {
@@ -123,7 +130,7 @@ impl Path {
     }
 }
 
-/// In this order in each round; the first is what the others are compared with.
+/// The contestants in their order in each round. The first is the reference for the others.
 const CONTESTANTS: [(Operation, Path); 10] = [
     (Operation::Get, Path::OneSided),
     (Operation::Get, Path::Message),
@@ -147,17 +154,18 @@ pub struct Line {
     pub ops_per_s: f64,
     /// The best round.
     pub best_ops_per_s: f64,
-    /// Of one-sided GETs in the same rounds.
+    /// The ratio to one-sided GETs in the same rounds.
     pub ratio: f64,
-    /// Of the same operation by message: the median of the ratios round by round.
+    /// The ratio to the same operation by message: the median of the ratios round by round.
     pub of_message: Option<f64>,
-    /// Over all rounds. Of a batch, for batches.
+    /// Over all rounds. For batches, the latency of a batch.
     pub p50_ns: u64,
     pub p99_ns: u64,
-    /// CPU time of the server's process per million operations; null when it is not a child of this one.
+    /// CPU time of the server's process per million operations; null if the server is not a child
+    /// of this process.
     pub server_cpu_ms: Option<f64>,
     pub reads_per_op: f64,
-    /// Requests that HERD's client wrote again, all rounds together.
+    /// Requests that HERD's client wrote again, in all rounds together.
     pub repeats: u64,
 }
 
@@ -178,7 +186,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// What was measured, in a line.
+    /// What was measured, in one line.
     pub fn about(&self) -> String {
         format!(
             "{} keys of {KEY_BYTES} bytes with values of {VALUE_BYTES}, {}{}{}, layout {}, median of {} rounds",
@@ -200,10 +208,10 @@ impl Outcome {
     }
 }
 
-/// What one round, or several, came to.
+/// The results of one or several rounds.
 struct Tally {
     operations: u64,
-    /// Of each round.
+    /// The rate of each round.
     rates: Vec<f64>,
     latencies: Histogram<u64>,
     cpu_ms: Option<f64>,
@@ -213,7 +221,7 @@ struct Tally {
 
 impl Tally {
     fn new() -> Result<Tally> {
-        // 1 ns to 1 min, three digits.
+        // From 1 ns to 1 min, with three digits.
         let latencies = Histogram::new_with_bounds(1, 60_000_000_000, 3)?;
         Ok(Tally { operations: 0, rates: Vec::new(), latencies, cpu_ms: None, reads: 0, repeats: 0 })
     }
@@ -283,7 +291,7 @@ impl Rpc {
             let wait = if self.block { Wait::Block } else { Wait::Poll };
             let (token, pairs) = (self.token.token()?, self.pairs.map(usize::from));
             let verbs = VerbsOptions::new().token(token).wait(wait).pairs(pairs);
-            // Many threads on few cores: a late answer is a latency, no failure.
+            // With many threads on few cores, a late answer counts as latency and not as a failure.
             let deadline = Duration::from_secs(30);
             let options = ClientOptions::new().deadline(deadline).requests(requests).verbs(verbs);
             match (&server, &self.at) {
@@ -342,10 +350,11 @@ impl Rpc {
         ServerChild::spawn(self.fabric, &arguments)
     }
 
-    /// A client whose requests the server looks for, and how they get there, if the server takes that.
+    /// A client whose requests the server polls for, with its path. `None` if the server does not
+    /// offer that.
     fn polled(&self, path: Path, connected: Result<Client>) -> Result<Option<(Path, Client)>> {
         match connected {
-            // Clones begin without a connection: HERD's workers poll only while somebody asks so.
+            // A clone starts without a connection. HERD's workers poll only while a clone asks.
             Ok(client) => Ok(Some((path, client.clone()))),
             Err(error) => match error.downcast_ref() {
                 Some(why) if self.at.is_some() && is_not_taken(why) => {
@@ -357,7 +366,8 @@ impl Rpc {
         }
     }
 
-    /// Runs all paths round after round, so that what else happens on the machine meets all of them alike.
+    /// Runs all paths round after round, so that other load on the machine affects all of them
+    /// alike.
     fn alternate(
         &self,
         table: &Table,
@@ -400,7 +410,7 @@ impl Rpc {
     }
 }
 
-/// Does the server not take requests that way?
+/// Whether the error says that the server does not take requests that way.
 fn is_not_taken(error: &ConnectError) -> bool {
     #[cfg(feature = "herd")]
     if matches!(error, ConnectError::Verbs(oneread::verbs::SetupError::Herd { .. })) {
@@ -409,31 +419,31 @@ fn is_not_taken(error: &ConnectError) -> bool {
     matches!(error, ConnectError::RequestPath { .. })
 }
 
-/// The value number `version` of key number `n`. Says itself which version it is.
+/// The value number `version` of key number `n`. It contains its version.
 fn stamped(n: u64, version: u64) -> [u8; VALUE_BYTES] {
     let mut out = value(n ^ version << 32);
     out[..8].copy_from_slice(&version.to_le_bytes());
     out
 }
 
-/// Is it one of the values that were put for this key, up to this version?
+/// Whether these bytes are a value that was put for this key, up to this version.
 fn is_value_of(n: u64, bytes: &[u8], version: u64) -> bool {
     let Some((stamp, _)) = bytes.split_first_chunk::<8>() else { return false };
     let stamp = u64::from_le_bytes(*stamp);
     stamp <= version && bytes == stamped(n, stamp)
 }
 
-/// What is asked of, and how to get there.
+/// The table that is measured, and how to reach it.
 struct Table {
     keys: u64,
     batch: u32,
     client: Client,
-    /// Whose requests the server looks for, and how they get there.
+    /// The client whose requests the server polls for, and its path.
     polled: Option<(Path, Client)>,
 }
 
 impl Table {
-    /// A client that goes this way, if the server takes that.
+    /// A client for this path, if the server offers it.
     fn client_for(&self, path: Path) -> Option<Client> {
         match path {
             Path::OneSided | Path::Message => Some(self.client.clone()),
@@ -444,8 +454,9 @@ impl Table {
     }
 }
 
-/// Waits until the server has let all connections go but those that are always there: what it does for them
-/// is nobody's operation. A server of somebody else's may have other clients: not for long.
+/// Waits until the server has closed all connections but the permanent ones. Its work for the
+/// others must not count as work for operations. Another user's server may have other clients, so
+/// the wait is short.
 fn wait_for_quiet(visitor: &mut Client, visitors: u64) -> Result<()> {
     let begun = Instant::now();
     while visitor.server_stats()?.clients > visitors && begun.elapsed() < QUIET_MAX {
@@ -455,10 +466,10 @@ fn wait_for_quiet(visitor: &mut Client, visitors: u64) -> Result<()> {
 }
 
 const QUIET_MAX: Duration = Duration::from_secs(5);
-/// Between connecting and asking.
+/// The pause between connecting and asking.
 const SETTLE: Duration = Duration::from_millis(100);
 
-/// All connections do one thing for some time.
+/// One round: all connections do the same for some time.
 struct Round<'a> {
     table: &'a Table,
     operation: Operation,
@@ -481,7 +492,7 @@ impl Round<'_> {
                 })
                 .collect();
             ready.wait();
-            // What the server still does for a connection that has just come is not for these operations.
+            // The server's remaining work for a new connection does not count.
             std::thread::sleep(SETTLE);
             ready.wait();
             let before: Option<CpuTime> = cpu()?;
@@ -500,7 +511,7 @@ impl Round<'_> {
             if let Some(error) = failed {
                 return Err(error);
             }
-            // Until the last had its answer: that is the time in which so many were done.
+            // The time ends with the last answer: all counted operations happened in it.
             all.rates = vec![all.operations as f64 / begun.elapsed().as_secs_f64()];
             all.cpu_ms = before.zip(cpu()?).map(|(before, after)| after.ms_since(before));
             Ok(all)
@@ -525,7 +536,7 @@ impl Round<'_> {
             }
             _ => self.once(client, reduce(mix(stream ^ i), self.table.keys), &mut buffer).map(|()| 1),
         };
-        // Connecting, and the first answers, are nobody's latency. Who fails here fails for all, later.
+        // Connecting and the first answers are not timed. An error here is reported later, for all.
         let warm = (0..8).try_for_each(|i| operation(i, &mut client).map(drop));
         ready.wait();
         ready.wait();

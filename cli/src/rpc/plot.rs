@@ -1,4 +1,4 @@
-//! Draws what `bench rpc` measured: throughput and latency by the number of connections.
+//! Draws the results of `bench rpc`: throughput and latency by the number of connections.
 
 use super::{Line, Operation, Outcome, Path};
 use crate::plot::{Area, BOTTOM, FAINT, INK, Label, Painted, SIZE, TOP, dashed, spread, text};
@@ -8,7 +8,7 @@ use plotters::element::PathElement;
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 
-/// Draws all lines into an SVG file.
+/// Draws all results into an SVG file.
 pub fn draw(path: &std::path::Path, outcome: &Outcome) -> Result<()> {
     ensure!(!outcome.lines.is_empty(), "there is nothing to draw");
     let area = SVGBackend::new(path, SIZE).into_drawing_area();
@@ -32,7 +32,7 @@ fn name(line: &Line) -> String {
     format!("{} {}", line.operation.name(), line.path.name())
 }
 
-/// The lines of each path, by connections.
+/// The results of each path, by connections.
 fn curves(lines: &[Line]) -> Vec<Vec<&Line>> {
     let mut curves: Vec<Vec<&Line>> = Vec::new();
     for line in lines {
@@ -57,10 +57,10 @@ fn paint<'a>(area: &Area<'a>, outcome: &Outcome) -> Painted<'a> {
     panel(area, &curves, 860, title, &[(p50, false), (p99, true)], show::nanos)
 }
 
-/// What is drawn of a line.
+/// The quantity that a panel draws.
 type Measure = fn(&Line) -> f64;
 
-/// One panel, both axes logarithmic.
+/// Draws one panel, with both axes logarithmic.
 fn panel<'a>(
     area: &Area<'a>,
     curves: &[Vec<&Line>],

@@ -1,26 +1,26 @@
-//! What only HERD asks of a device: memory that others WRITE into, and datagrams.
+//! The parts of a device that only HERD uses: memory that others WRITE into, and datagrams.
 
 #![allow(unsafe_code)]
 
 use super::*;
 
 impl Buffer {
-    /// The address of a cell, for work requests of the other side.
+    /// The address of a cell for work requests of the other side.
     pub fn address(&self, cell: usize) -> u64 {
         self.cell(cell) as u64
     }
 
-    /// The words of a cell that a NIC may be writing: load them `Relaxed`, then fence.
+    /// The words of a cell that a NIC may be writing. Load them `Relaxed`, then fence.
     pub fn shared_words(&self, cell: usize) -> &[crate::sync::AtomicU64] {
         let words = self.memory.cell_bytes / size_of::<u64>();
-        // SAFETY: inside the mapping and aligned; the memory is touched as atomics by this process wherever
-        // it uses this method.
+        // SAFETY: inside the mapping and aligned; this process touches the memory as atomics
+        // wherever it uses this method.
         unsafe { std::slice::from_raw_parts(self.cell(cell).cast(), words) }
     }
 }
 
 impl QueuePair {
-    /// For datagrams: may send and receive from now on.
+    /// Makes a queue pair for datagrams ready to send and receive.
     pub fn open_for_datagrams(&mut self) -> Result<(), SetupError> {
         self.initialise(Access::Local)?;
         let attr = ibv_qp_attr { qp_state: ibv_qp_state::IBV_QPS_RTR, ..Default::default() };
@@ -34,7 +34,7 @@ impl QueuePair {
     }
 }
 
-/// Where datagrams go.
+/// The destination of datagrams.
 #[derive(Debug)]
 pub(crate) struct AddressHandle {
     raw: NonNull<ibv_ah>,
@@ -66,7 +66,7 @@ impl AddressHandle {
 impl Drop for AddressHandle {
     fn drop(&mut self) {
         let functions = self.domain.context.functions;
-        // SAFETY: ours, once.
+        // SAFETY: made by us, freed once.
         destroyed("ibv_destroy_ah", unsafe { (functions.ibv_destroy_ah)(self.raw.as_ptr()) });
     }
 }
