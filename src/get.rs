@@ -12,15 +12,24 @@
 //!         any slot torn?                                              -> new pass
 //!         home's filter names the key?        READ its next window, and so on
 //!         nothing found:                      judge
-//! judge:  no move began during the pass                               -> Absent
-//!         pass took less than the grace time
+//! judge:  shm: the counter of begun moves did not change              -> Absent
+//!         network: the pass took less than the grace time,
 //!           and every ghost of the key was already there last pass    -> Absent
 //!         otherwise                                                   -> new pass
 //! ```
 //!
-//! docs/PROTOCOL.md proves that a miss is right (G1, G2, G3) under G4, G5 and G6. A hit needs no
-//! proof: the slot's sample is the instant at which the GET takes effect. A hit in a slot of
-//! several lines needs the clock (G7).
+//! A hit needs no proof: the slot's sample is the instant at which the GET takes effect. A hit in a
+//! slot of several lines needs the clock (G7).
+//!
+//! # Why a miss is right
+//!
+//! Say that a key was there all through a pass, first in slot `p`. `p` was sampled (G3).
+//! Network: the sample shows the key (G1), or it has left `p` by a move, and the sample shows its
+//! ghost, new since the previous pass (G2, G5). Ghost and filter bit stay for 2T, the pass took
+//! less (G4). Shm: the counter goes up before a move overwrites a slot (M4). It did not change
+//! (G6), so the key did not leave its slot. docs/PROTOCOL.md has the proof.
+//!
+//! `kept` is a switch of `src/faults.rs`: in a real build, the condition is always checked.
 
 use crate::families;
 use crate::faults::{Rule, kept};
@@ -80,6 +89,7 @@ impl Proof {
     }
 
     /// The proof on shm: the counter of begun moves for the key's home, before and after the pass.
+    /// It goes up in the middle of a move: the copy is live, the original not yet overwritten (M4).
     #[inline]
     pub fn by_counter(before: u64, after: u64) -> Proof {
         if kept(Rule::MoveCounter, || before == after) { Proof::NoMove } else { Proof::Moved }
