@@ -257,8 +257,8 @@ fn landed(geometry: &Geometry, words: &[u64], keys: &[Vec<u8>], flags: u8) {
     let proofs: &[Proof] = match flags % 4 {
         0 => &[Proof::InGrace],
         1 => &[Proof::NoMove],
-        2 => &[Proof::None],
-        _ => &[Proof::InGrace, Proof::None, Proof::NoMove],
+        2 => &[Proof::Late],
+        _ => &[Proof::InGrace, Proof::Late, Proof::NoMove, Proof::Moved],
     };
     let memory = Memory { geometry, words, proofs, posted: Vec::new(), reads: 0 };
     let mut reader = Reader::new(memory, geometry, Clock::manual(), LIMITS);

@@ -97,9 +97,9 @@ pub struct Config {
     pub key_max: usize,
     /// Longest value, stored inline.
     pub value_max: usize,
-    /// The grace time T, at most 60 s. A GET over a network that finds nothing is trusted only if
-    /// it took no longer than T. The traces of a moved key stay for 2 T. Zero is safe only if every
-    /// reader is on this host.
+    /// The grace time T, at most 60 s. A pass over a network that finds nothing is trusted only if
+    /// it took less than T; otherwise the GET looks again. The traces of a moved key stay for 2T.
+    /// Zero is safe only if every reader is on this host: no pass over a network takes less.
     pub grace: Duration,
     /// Seeds of the hash functions. `None` means random seeds.
     pub seeds: Option<Seeds>,

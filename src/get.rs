@@ -12,15 +12,24 @@
 //!         any slot torn?                                              -> new pass
 //!         home's filter names the key?        READ its next window, and so on
 //!         nothing found:                      judge
-//! judge:  no move began during the pass                               -> Absent
-//!         pass took less than the grace time
+//! judge:  shm: the counter of begun moves did not change              -> Absent
+//!         network: the pass took less than the grace time,
 //!           and every ghost of the key was already there last pass    -> Absent
 //!         otherwise                                                   -> new pass
 //! ```
 //!
-//! docs/PROTOCOL.md proves that a miss is right (G1, G2, G3) under G4, G5 and G6. A hit needs no
-//! proof: the slot's sample is the instant at which the GET takes effect. A hit in a slot of
-//! several lines needs the clock (G7).
+//! A hit needs no proof: the slot's sample is the instant at which the GET takes effect. A hit in a
+//! slot of several lines needs the clock (G7).
+//!
+//! # Why a miss is right
+//!
+//! Say that a key was there all through a pass, first in slot `p`. `p` was sampled (G3).
+//! Network: the sample shows the key (G1), or it has left `p` by a move, and the sample shows its
+//! ghost, new since the previous pass (G2, G5). Ghost and filter bit stay for 2T, the pass took
+//! less (G4). Shm: the counter goes up before a move overwrites a slot (M4). It did not change
+//! (G6), so the key did not leave its slot. docs/PROTOCOL.md has the proof.
+//!
+//! `kept` is a switch of `src/faults.rs`: in a real build, the condition is always checked.
 
 use crate::families;
 use crate::faults::{Rule, kept};
@@ -58,15 +67,17 @@ pub trait Landed {
     }
 }
 
-/// How well the fabric can prove that no move of the key went unseen.
+/// What a fabric says, at the end of a pass, about moves that the pass may not have seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Proof {
-    /// No move of a key with this home began during the pass.
+    /// By the counter: no move of a key with this home was counted during the pass.
     NoMove,
-    /// The pass took less than the grace time.
+    /// By the counter: one was.
+    Moved,
+    /// By the clock: the pass took less than the grace time.
     InGrace,
-    /// Neither of these.
-    None,
+    /// By the clock: it took the grace time or longer.
+    Late,
 }
 
 impl Proof {
@@ -74,13 +85,14 @@ impl Proof {
     /// table's grace time.
     #[inline]
     pub fn by_clock(took_ns: u64, grace: Duration) -> Proof {
-        if u128::from(took_ns) < grace.as_nanos() { Proof::InGrace } else { Proof::None }
+        if u128::from(took_ns) < grace.as_nanos() { Proof::InGrace } else { Proof::Late }
     }
 
     /// The proof on shm: the counter of begun moves for the key's home, before and after the pass.
+    /// It goes up in the middle of a move: the copy is live, the original not yet overwritten (M4).
     #[inline]
     pub fn by_counter(before: u64, after: u64) -> Proof {
-        if kept(Rule::MoveCounter, || before == after) { Proof::NoMove } else { Proof::None }
+        if kept(Rule::MoveCounter, || before == after) { Proof::NoMove } else { Proof::Moved }
     }
 }
 
@@ -215,7 +227,10 @@ impl<'a> Get<'a> {
     /// Concludes a pass that showed nothing, or a hit that needs proof, by the fabric's proof.
     #[inline]
     pub fn judge(&mut self, proof: Proof) -> Step {
-        if !kept(Rule::ClientClock, || proof != Proof::None) {
+        if proof == Proof::Moved {
+            return self.again(Retry::Moved);
+        }
+        if !kept(Rule::ClientClock, || proof != Proof::Late) {
             return self.again(Retry::Late);
         }
         if self.found {
@@ -306,7 +321,7 @@ mod tests {
             let expected = if at_once { Step::Found } else { Step::Judge };
             assert_eq!(hit(), expected, "{value_max} bytes, exact: {exact}");
             if !at_once {
-                assert_eq!(get.judge(Proof::None), Step::Again(get.start(), Retry::Late));
+                assert_eq!(get.judge(Proof::Late), Step::Again(get.start(), Retry::Late));
                 assert_eq!(get.feed(&mut Showing(|_| Look::Match), exact, &mut Vec::new()), Step::Judge);
                 assert_eq!(get.judge(Proof::InGrace), Step::Found);
             }
@@ -320,14 +335,14 @@ mod tests {
         for (took_ns, grace, proof) in [
             (0, ns(400), Proof::InGrace),
             (399, ns(400), Proof::InGrace),
-            (400, ns(400), Proof::None),
-            (u64::MAX, ns(400), Proof::None),
-            (0, ns(0), Proof::None),
+            (400, ns(400), Proof::Late),
+            (u64::MAX, ns(400), Proof::Late),
+            (0, ns(0), Proof::Late),
         ] {
             assert_eq!(Proof::by_clock(took_ns, grace), proof, "{took_ns} of {grace:?}");
         }
         assert_eq!(Proof::by_counter(7, 7), Proof::NoMove);
-        assert_eq!(Proof::by_counter(7, 8), Proof::None);
+        assert_eq!(Proof::by_counter(7, 8), Proof::Moved);
     }
 
     /// A hit that came too late is forgotten. If the key is gone at the next look, it is absent.
@@ -338,7 +353,7 @@ mod tests {
         let free = Header { stamp: 2, crc: 0, klen: 0, ghost: 0, vlen: 0, aux: 0 };
         let feed = |get: &mut Get<'_>, look| get.feed(&mut Showing(|_| look), false, &mut Vec::new());
         assert_eq!(feed(&mut get, Look::Match), Step::Judge);
-        assert_eq!(get.judge(Proof::None), Step::Again(get.start(), Retry::Late));
+        assert_eq!(get.judge(Proof::Late), Step::Again(get.start(), Retry::Late));
         assert_eq!(feed(&mut get, Look::Torn), Step::Again(get.start(), Retry::Torn));
         assert_eq!(feed(&mut get, Look::Other(free)), Step::Judge);
         assert_eq!(get.judge(Proof::InGrace), Step::Absent);
@@ -346,8 +361,8 @@ mod tests {
 
     /// Ghosts of the key by slot and stamp, pass after pass, with the fabric's proof for each. A
     /// ghost is old if the previous pass saw it in the same slot under the same stamp, however that
-    /// pass ended. One new ghost among old ones is enough for another pass. With [`Proof::NoMove`]
-    /// ghosts do not matter.
+    /// pass ended. One new ghost among old ones is enough for another pass. With a proof by
+    /// the counter ghosts do not matter.
     #[test]
     fn ghosts_are_remembered_for_one_pass() {
         let geometry = geometry("cluster", 8, 8);
@@ -360,14 +375,17 @@ mod tests {
             (&[(&[], false, Proof::InGrace)], absent),
             (&[(&[(0, 4)], false, Proof::InGrace)], moved),
             (&[(&[(3, 4)], false, Proof::NoMove)], absent),
+            (&[(&[], false, Proof::Moved)], moved),
+            (&[(&[(3, 4)], false, Proof::Moved), (&[(3, 4)], false, Proof::Moved)], moved),
+            (&[(&[], false, Proof::Moved), (&[(3, 4)], false, Proof::NoMove)], absent),
             (&[(&[(3, 4)], false, Proof::InGrace), (&[(3, 4)], false, Proof::InGrace)], absent),
             (&[(&[(3, 4)], false, Proof::InGrace), (&[], false, Proof::InGrace)], absent),
             (&[(&[(3, 4)], false, Proof::InGrace), (&[(3, 6)], false, Proof::InGrace)], moved),
             (&[(&[(3, 4)], false, Proof::InGrace), (&[(2, 4)], false, Proof::InGrace)], moved),
-            (&[(&[(3, 4)], false, Proof::None), (&[(3, 4)], false, Proof::InGrace)], absent),
-            (&[(&[(3, 4)], true, Proof::None), (&[(3, 4)], false, Proof::InGrace)], absent),
+            (&[(&[(3, 4)], false, Proof::Late), (&[(3, 4)], false, Proof::InGrace)], absent),
+            (&[(&[(3, 4)], true, Proof::Late), (&[(3, 4)], false, Proof::InGrace)], absent),
             (
-                &[(&[(3, 4)], false, Proof::None), (&[(3, 4)], false, Proof::None)],
+                &[(&[(3, 4)], false, Proof::Late), (&[(3, 4)], false, Proof::Late)],
                 Step::Again(geometry.window(0), Retry::Late),
             ),
             (
@@ -378,7 +396,7 @@ mod tests {
             (&[(&[(3, 8)], false, Proof::InGrace), (&[(1, 4), (3, 8)], false, Proof::InGrace)], moved),
             (
                 &[
-                    (&[(1, 4), (3, 8)], false, Proof::None),
+                    (&[(1, 4), (3, 8)], false, Proof::Late),
                     (&[(1, 4), (3, 8), (5, 8)], false, Proof::InGrace),
                 ],
                 moved,

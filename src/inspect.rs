@@ -34,7 +34,8 @@ pub struct Occupancy {
     pub live_main: u64,
     /// Overflow slots with a key.
     pub live_overflow: u64,
-    /// Slots with a ghost: a key was moved out less than twice the grace time ago.
+    /// Slots with a ghost: a key was moved out, and the server has not yet taken its ghost away. It
+    /// does so no earlier than twice the grace time after.
     pub ghosts: u64,
     /// Homes whose filter has a bit of a displaced key.
     pub filters: u64,

@@ -113,7 +113,7 @@ pub struct GetStats {
     pub retries_torn: u64,
     /// Passes repeated because the key may have been moved meanwhile.
     pub retries_moved: u64,
-    /// Passes repeated because they could not be proven in time.
+    /// Passes over a network repeated because they took the grace time or longer.
     pub retries_late: u64,
     /// Passes repeated because a chain had no end: the memory is damaged.
     pub retries_chain: u64,
@@ -517,10 +517,13 @@ impl Lag {
 mod tests {
     use super::*;
     use crate::config::{Config, TableSize};
+    use crate::fabric::shm::{MappedSlots, Shm};
     use crate::get::{Landed, Look, Proof};
     use crate::layout::chain::{Block, with_link};
+    use crate::layout::control::move_counter_word;
     use crate::layout::geometry::SlotIx;
     use crate::layout::slot::Header;
+    use crate::region::Region;
     use std::time::Instant;
 
     fn pause(patience: &mut RetryBudget, clock: &Clock, limits: &Limits) -> Result<(), ReadError> {
@@ -931,6 +934,65 @@ mod tests {
         }
     }
 
+    /// A mapping whose server counts a move during each of the next passes.
+    struct Moving {
+        shm: Shm<'static>,
+        region: &'static Region,
+        moves: u32,
+    }
+
+    impl Fabric for Moving {
+        type Landed<'a> = MappedSlots<'static>;
+        const EXACT: bool = true;
+        type Mark = u64;
+        type Error = ReadError;
+
+        fn credits(&self) -> usize {
+            self.shm.credits()
+        }
+
+        fn post(&mut self, reads: &[(ReadId, Window)]) -> Result<(), ReadError> {
+            self.shm.post(reads)
+        }
+
+        fn poll(&mut self, sink: impl FnMut(ReadId, &mut MappedSlots<'static>)) -> Result<(), ReadError> {
+            self.shm.poll(sink)
+        }
+
+        fn mark(&mut self, home: u64) -> u64 {
+            let mark = self.shm.mark(home);
+            if self.moves > 0 {
+                self.moves -= 1;
+                self.region.add(move_counter_word(home));
+            }
+            mark
+        }
+
+        fn proof(&mut self, home: u64, mark: u64) -> Proof {
+            self.shm.proof(home, mark)
+        }
+    }
+
+    /// On shm a move during a pass is counted and reported as a move. Nothing there is late.
+    #[test]
+    fn a_move_on_shm_is_not_late() {
+        let geometry: &'static Geometry = Box::leak(Box::new(list()));
+        let region: &'static Region = Box::leak(Box::new(Region::private(geometry.region_bytes())));
+        let limits = Limits { retries_max: 4, ..Limits::default() };
+        for batch in [false, true] {
+            let moving = Moving { shm: Shm::new(region, geometry), region, moves: 3 };
+            let mut reader = Reader::new(moving, geometry, Clock::manual(), limits);
+            let get = |reader: &mut Reader<'_, Moving>| match batch {
+                false => reader.get_into(&[1; 4], &mut Vec::new()).map(|found| assert!(!found)),
+                true => reader.get_many(&[[1; 4]], |_, value| assert_eq!(value, None)),
+            };
+            assert_eq!(get(&mut reader), Ok(()));
+            assert_eq!(reader.stats(), GetStats { gets: 1, retries_moved: 3, ..GetStats::default() });
+            reader.fabric_mut().moves = 4;
+            assert_eq!(get(&mut reader), Err(ReadError::Contended { retries: 4, last: Retry::Moved }));
+        }
+    }
+
     /// A fabric over which nothing can be READ.
     struct NoReads;
 
@@ -960,7 +1022,7 @@ mod tests {
         fn mark(&mut self, _home: u64) {}
 
         fn proof(&mut self, _home: u64, (): ()) -> Proof {
-            Proof::None
+            Proof::Late
         }
     }
 

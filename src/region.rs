@@ -1,7 +1,8 @@
 //! Region memory: the one place where memory that others read or write is touched.
 //!
-//! A region is an array of words. The server stores into it through `Region::store`, the single seam
-//! through which every byte reaches a reader; readers load words, or have a NIC copy them.
+//! A region is an array of words. The server stores into it through `Region::store` and counts in
+//! it through `Region::add`. Every byte reaches a reader through one of these. Readers load words,
+//! or have a NIC copy them.
 //!
 //! Nobody ever holds `&[u8]` or `&mut` to it: words are [`AtomicU64`]s, loaded and stored `Relaxed`, and
 //! ordered by explicit fences in the protocols above. A mapping that another process can write is, to
@@ -169,6 +170,8 @@ impl Region {
 
     fn of_file(path: &Path, file: File) -> Result<Region, RegionError> {
         let name = path.display().to_string();
+        // Clients are handed this second, read-only opening. With a copy of `file` they could
+        // write, and would hold its lock (`lock_file`) after the server has died.
         let share = File::open(path).map_err(os("opening for reading", &name))?;
         let about = |file: &File| file.metadata().map_err(os("reading the length of", &name));
         let (ours, theirs) = (about(&file)?, about(&share)?);

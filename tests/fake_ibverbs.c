@@ -29,7 +29,7 @@
  *
  * `fake_count(name)`: what happened, COUNTS below (-1 for a name it does not know). `misuse` counts what a
  * real library takes in silence and is wrong all the same; each says what it was on stderr. `fake_set("counts",
- * 0)` begins anew, except for what lives. */
+ * 0)` counts from 0 again, except for what lives. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>

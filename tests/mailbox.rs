@@ -392,7 +392,7 @@ fn counting_child() {
         assert!(mappings() > before, "{round}");
         children.into_iter().for_each(Process::kill);
         wait_for("the killed clients to be gone", || (server.stats().clients == 0).then_some(()));
-        wait_for("their slots to be gone", || (mappings() == before).then_some(()));
+        wait_for("their cells to be gone", || (mappings() == before).then_some(()));
     }
 }
 
@@ -425,7 +425,7 @@ impl Raw {
             if request != (Request::Mailbox { version: 1 }) {
                 continue;
             }
-            let file = std::fs::File::from(fd.expect("the slots' memory"));
+            let file = std::fs::File::from(fd.expect("the cells' memory"));
             assert!(file.set_len(0).is_err(), "it is sealed");
             let length = file.metadata().unwrap().len() as usize;
             return Raw { stream, map: MmapOptions::new().len(length).map_raw(&file).unwrap() };
@@ -496,7 +496,7 @@ fn mailboxes_of_another_version() {
     }
 }
 
-/// A client writes garbage over its whole area, all the time: random words, and words that look
+/// A client writes garbage over its whole mailbox, all the time: random words, and words that look
 /// like cells. Nobody else notices. (The server closes the connection when it finds nonsense in a
 /// cell. Then the next such client comes.)
 #[test]
@@ -514,14 +514,14 @@ fn a_client_that_writes_garbage() {
                 for round in 0..50 {
                     for word in raw.words() {
                         let n = numbers.next();
-                        let word_of_a_slot = match n >> 61 {
+                        let word_of_a_cell = match n >> 61 {
                             0 => n & 0x3f,
                             1 => (n & 0x7f) << 32,
                             2 => u64::MAX,
                             3 => 0,
                             _ => n,
                         };
-                        word.store(word_of_a_slot, Ordering::Relaxed);
+                        word.store(word_of_a_cell, Ordering::Relaxed);
                     }
                     if round % 4 == 0 && raw.ring().is_err() {
                         break;
@@ -584,11 +584,11 @@ fn nonsense_in_a_cell_ends_the_conversation() {
         let mut raw = Raw::connect(&place.address);
         // Request 1 is in cell 1. A cell of this table has 24 + 16 + 2 + 16 + 32 bytes, rounded up
         // to whole lines.
-        let slot = &raw.words()[16 + 16..];
-        slot[1].store(u64::from(length) << 32, Ordering::Relaxed);
-        slot[2].store(0, Ordering::Relaxed);
-        slot[3..].iter().zip(body).for_each(|(to, word)| to.store(*word, Ordering::Relaxed));
-        slot[0].store(1, Ordering::Release);
+        let cell = &raw.words()[16 + 16..];
+        cell[1].store(u64::from(length) << 32, Ordering::Relaxed);
+        cell[2].store(0, Ordering::Relaxed);
+        cell[3..].iter().zip(body).for_each(|(to, word)| to.store(*word, Ordering::Relaxed));
+        cell[0].store(1, Ordering::Release);
         let _ = raw.ring();
         raw.ends();
         good.put(b"key", &length.to_le_bytes()).unwrap();

@@ -286,7 +286,7 @@ fn killed(pairs: usize, wait: Wait) {
             wait_for("new queue pairs", || (relay.accepted() >= before + times * pairs).then_some(()));
             all_go_on();
             std::thread::sleep(Duration::from_millis(500));
-            assert_eq!(relay.accepted(), before + times * pairs, "each queue pair is made anew once");
+            assert_eq!(relay.accepted(), before + times * pairs, "each queue pair is made again once");
         }
     });
     assert_eq!(before, pairs);

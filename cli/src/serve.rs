@@ -231,7 +231,7 @@ impl Serve {
         compare("grace-us", has.grace().as_micros().to_string(), asked.grace.as_micros().to_string());
         ensure!(
             differ.is_empty(),
-            "{} holds another table than the one asked for: it has {}; drop these options to serve what is there, or add --fresh to remove it and begin anew",
+            "{} holds another table than the one asked for: it has {}; drop these options to serve what is there, or add --fresh to remove it and make a new one",
             path.display(),
             differ.join("; it has ")
         );

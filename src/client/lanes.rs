@@ -71,14 +71,14 @@ pub(crate) trait ReadQueue: Debug {
     /// Number of READs that may be posted now.
     fn room(&self) -> usize;
 
-    /// Posts READs with one doorbell: at least one, at most [`room`](Carrier::room).
+    /// Posts READs with one doorbell: at least one, at most [`room`](ReadQueue::room).
     ///
     /// # Errors
     /// The queue pair is then of no further use.
     ///
     /// # Safety
-    /// Until a READ has completed, or the carrier is dropped, its landing memory must stay where it
-    /// is, and its slot must be neither borrowed nor posted again.
+    /// Until a READ has completed, or the queue pair is dropped, its landing memory must stay where
+    /// it is, and its slot must be neither borrowed nor posted again.
     unsafe fn post<'a>(
         &mut self,
         reads: impl Iterator<Item = Posting<'a, Self::Landing>>,
@@ -144,7 +144,7 @@ const DOZE: Duration = Duration::from_micros(50);
 /// Longest sleep on the bell. A completion that another thread published just before the sleep does
 /// not end it.
 const NAP: Duration = Duration::from_millis(1);
-/// Time between checks of the carrier while nothing completes.
+/// Time between checks of the queue pair while nothing completes.
 const CHECK_EVERY: Duration = Duration::from_millis(10);
 
 /// Puts two lines between values that different threads write, because lines are fetched in pairs.
@@ -213,7 +213,7 @@ struct Dealt {
 #[derive(Debug)]
 struct Pump<C: ReadQueue> {
     // Dropped before the landing memory that the NIC may still write to.
-    carrier: Option<C>,
+    queue: Option<C>,
     seats: Vec<Option<PumpedLane<C::Landing>>>,
     in_flight: usize,
     /// The seat that had the last place.
@@ -225,14 +225,14 @@ impl<C: ReadQueue> Pump<C> {
     /// Takes completions, seats newcomers, posts READs. Returns whether anything completed or was
     /// posted.
     fn round(&mut self, link: &Mux<C>) -> Result<bool, C::Error> {
-        let Pump { carrier, seats, in_flight, next, dealt } = self;
-        let Some(carrier) = carrier else { return link.failure() };
+        let Pump { queue, seats, in_flight, next, dealt } = self;
+        let Some(queue) = queue else { return link.failure() };
         if link.joined.load(Ordering::Acquire) != 0 {
             link.seat_newcomers(seats);
         }
         let before = *in_flight;
         let mut left = false;
-        carrier.poll(|seat| {
+        queue.poll(|seat| {
             let Some(Some(seat)) = seats.get_mut(seat as usize) else { return };
             *in_flight -= 1;
             seat.completed += 1;
@@ -259,7 +259,7 @@ impl<C: ReadQueue> Pump<C> {
         }
 
         dealt.clear();
-        let (mut room, mut passed) = (carrier.room(), 0);
+        let (mut room, mut passed) = (queue.room(), 0);
         while room > 0 && passed < seats.len() {
             *next = if *next + 1 < seats.len() { *next + 1 } else { 0 };
             passed += 1;
@@ -280,10 +280,10 @@ impl<C: ReadQueue> Pump<C> {
                 Some(Posting { seat, window, landing: &ring.landing, slot: ring.slot(number), signalled })
             });
             // SAFETY: a seat keeps its ring, and so its landing memory, until none of its READs is
-            // in flight or the carrier is gone (`Pump`'s fields, `Mux::pump`). The READ that used
-            // the slot before has completed, and its owner no longer uses the slot, as `submitted`
-            // says (`Lane::submit`).
-            unsafe { carrier.post(postings) }?;
+            // in flight or the queue pair is gone (`Pump`'s fields, `Mux::pump`). The READ that
+            // used the slot before has completed, and its owner no longer uses the slot, as
+            // `submitted` says (`Lane::submit`).
+            unsafe { queue.post(postings) }?;
             progress = true;
         }
         Ok(progress)
@@ -314,10 +314,9 @@ enum Pumped {
 }
 
 impl<C: ReadQueue> Mux<C> {
-    /// Makes a link over `carrier`. Threads that wait sleep on the bell, if there is one.
-    pub fn new(carrier: C, bell: Option<C::Bell>) -> Arc<Mux<C>> {
-        let pump =
-            Pump { carrier: Some(carrier), seats: Vec::new(), in_flight: 0, next: 0, dealt: Vec::new() };
+    /// Makes a link over `queue`. Threads that wait sleep on the bell, if there is one.
+    pub fn new(queue: C, bell: Option<C::Bell>) -> Arc<Mux<C>> {
+        let pump = Pump { queue: Some(queue), seats: Vec::new(), in_flight: 0, next: 0, dealt: Vec::new() };
         Arc::new(Mux {
             pump: Mutex::new(pump),
             bell,
@@ -333,7 +332,7 @@ impl<C: ReadQueue> Mux<C> {
     }
 
     fn failure<T>(&self) -> Result<T, C::Error> {
-        Err(self.failed.get().expect("a link without a carrier has failed").clone())
+        Err(self.failed.get().expect("a link without a queue pair has failed").clone())
     }
 
     fn check(&self) -> Result<(), C::Error> {
@@ -391,13 +390,13 @@ impl<C: ReadQueue> Mux<C> {
         };
         // A late lane may have declared the link failed meanwhile.
         let result = self.pump_with(&mut pump, check, enough).and_then(|()| self.check());
-        if let Some(carrier) = &mut pump.carrier {
-            *counts += carrier.take_counts();
+        if let Some(queue) = &mut pump.queue {
+            *counts += queue.take_counts();
         }
         if let Err(error) = &result {
             let _ = self.failed.set(error.clone());
             // After the queue pair is gone, nothing writes to the landing memory.
-            drop(pump.carrier.take());
+            drop(pump.queue.take());
             pump.seats.clear();
         }
         result.map(|()| Pumped::Yes)
@@ -406,8 +405,8 @@ impl<C: ReadQueue> Mux<C> {
     fn pump_with(&self, pump: &mut Pump<C>, check: bool, enough: impl Fn() -> bool) -> Result<(), C::Error> {
         // A late lane may have declared the link failed.
         self.check()?;
-        if check && let Some(carrier) = &mut pump.carrier {
-            carrier.check()?;
+        if check && let Some(queue) = &mut pump.queue {
+            queue.check()?;
         }
         let mut looks = 0;
         while looks < LOOKS && !enough() {
@@ -416,8 +415,8 @@ impl<C: ReadQueue> Mux<C> {
         // Whenever READs are in flight and there is no pump, the bell is armed or rings.
         if self.bell.is_some() && pump.in_flight > 0 {
             loop {
-                if let Some(carrier) = &mut pump.carrier {
-                    carrier.arm()?;
+                if let Some(queue) = &mut pump.queue {
+                    queue.arm()?;
                 }
                 if !pump.round(self)? {
                     break;
@@ -956,15 +955,15 @@ mod tests {
             assert_eq!(one.wait(Duration::from_millis(30), &mut Counts::default()), Err(LaneBug::Late));
             assert!(begun.elapsed() >= Duration::from_millis(30));
             assert!(other.has_failed());
-            assert!(stuck.carrier.is_some());
+            assert!(stuck.queue.is_some());
             drop(stuck);
             // The next thread that pumps closes the queue pair.
             assert_eq!(link.pump(false, &mut Counts::default(), || true), Err(LaneBug::Late));
-            assert!(link.pump.try_lock().expect("nobody pumps").carrier.is_none());
+            assert!(link.pump.try_lock().expect("nobody pumps").queue.is_none());
         }
 
         #[test]
-        fn a_carrier_that_is_gone_is_noticed() {
+        fn a_queue_pair_that_is_gone_is_noticed() {
             let mut nic = Nic::new(8, 0);
             nic.succeed = 0;
             let link = Mux::new(nic, None);
@@ -993,7 +992,7 @@ mod tests {
         /// Returns whether the bell was armed, and resets that.
         fn was_armed(link: &Arc<Mux<Nic>>) -> bool {
             let mut pump = link.pump.try_lock().expect("nobody pumps");
-            std::mem::take(&mut pump.carrier.as_mut().expect("it has not failed").armed)
+            std::mem::take(&mut pump.queue.as_mut().expect("it has not failed").armed)
         }
 
         /// A pump that leaves READs in flight arms the bell and polls once more. With no READs in
@@ -1023,7 +1022,7 @@ mod tests {
         /// Otherwise the pump closes it. Operations before the failure are counted.
         #[test]
         fn a_declared_failure_closes_the_queue_pair() {
-            let is_closed = |link: &Arc<Mux<Nic>>| link.pump.try_lock().unwrap().carrier.is_none();
+            let is_closed = |link: &Arc<Mux<Nic>>| link.pump.try_lock().unwrap().queue.is_none();
             let link = Mux::new(Nic::new(8, 0), None);
             let (mut gone, one) = (lane(&link, 4), lane(&link, 1));
             let memory = gone.ring.landing.0.clone();
@@ -1062,7 +1061,7 @@ mod tests {
             submit(&mut gone, 1..4);
             pump(&link);
             drop(gone);
-            link.pump.try_lock().unwrap().carrier.as_mut().unwrap().pace = 1;
+            link.pump.try_lock().unwrap().queue.as_mut().unwrap().pace = 1;
             pump(&link);
             assert_eq!(*log.lock().unwrap(), [0, 1]);
         }

@@ -20,7 +20,8 @@ pub trait Fabric {
     where
         Self: 'a;
     /// Is what [`Landed::look`] accepts consistent by itself, whatever time it took? True where the
-    /// reader checks the full stamp around its loads (shm).
+    /// reader checks the full stamp around its loads (shm). That stamp is a u32: it is wrong only
+    /// after exactly 2^31 writes of the slot between the two loads.
     const EXACT: bool;
     /// Taken at the start of a pass, handed back for its proof.
     type Mark: Copy;

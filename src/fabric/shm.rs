@@ -122,16 +122,18 @@ impl<'f> Fabric for Shm<'f> {
     #[inline]
     fn mark(&mut self, home: u64) -> u64 {
         let begun = self.region.load(move_counter_word(home));
-        // R3: the pass's loads come after. Pairs with the writer's release fence before a move's source
-        // is overwritten.
+        // R3: the pass's loads come after. Pairs with the fence before W3 of the copy
+        // (`index/writer.rs`), which comes before the counter's add: whoever sees the count sees
+        // the copy.
         fence(Ordering::Acquire);
         begun
     }
 
     #[inline]
     fn proof(&mut self, home: u64, mark: u64) -> Proof {
-        // R4: the counter is loaded after the pass's loads: whoever saw a source overwritten, or a filter
-        // bit cleared, sees the count that went up before it.
+        // R4: the counter is loaded after the pass's loads. Pairs with the fence after the
+        // counter's add (`index/moves.rs`): whoever saw a source overwritten, or a filter bit
+        // cleared, sees the count.
         fence(Ordering::Acquire);
         Proof::by_counter(mark, self.region.load(move_counter_word(home)))
     }

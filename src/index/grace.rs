@@ -1,8 +1,9 @@
 //! What must wait until no remote reader can depend on it any more.
 //!
 //! Remote readers hold nothing, so the server cannot know when they are done. It waits 2T, where a
-//! client trusts T (the grace time). A queue holds what is due, and when. Every mutation, and the
-//! server's idle loop, takes out what is due.
+//! client trusts a pass of less than T, the grace time. The factor is for the clocks: a client's
+//! may run at half the rate of the server's, and then shows T when 2T have passed (G4). A queue
+//! holds what is due, and when. Every mutation, and the server's idle loop, takes out what is due.
 //!
 //! Each entry belongs to exactly one trace in the region. A ghost is placed only in a slot that has
 //! none, so the slot has one entry (M3). A lingering filter bit is an entry of its own in the

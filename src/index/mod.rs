@@ -7,7 +7,9 @@
 //! remove  erase the live slot -> let a displaced key come home into it
 //! ```
 //!
-//! The rules (M, B, L, T) and their proofs are in docs/PROTOCOL.md.
+//! Comments cite rules by id (M4). docs/PROTOCOL.md has all rules and their proofs. `src/faults.rs`
+//! has one line for each rule that a test can break. Its switches (`kept`, `obey`, `disobey`,
+//! `by_rule`, `in_order`) are constants in a real build, which keeps every rule.
 //!
 //! * `writer` changes one slot so that no torn read of it is accepted.
 //! * `stripes` keeps server threads apart; `locks` chooses the stripes that an operation locks.

@@ -1,4 +1,17 @@
 //! Moves along a path, and the slot writes that they consist of (M1 to M6).
+//!
+//! | function | what it writes | counter (M4) | ghost left (M2) |
+//! |---|---|---|---|
+//! | `place` | a new key, by `overwrite` | as `overwrite` | as `overwrite` |
+//! | `vacate` | no key, over one copied away, by `overwrite` | up | that key's |
+//! | `erase` | no key, over one removed, by `rewrite` | no | the slot's old one |
+//! | `rewrite` | what is given, over no key or the same one | no | the slot's old one |
+//! | `overwrite` of a free slot | what is given, by `rewrite` | no | the slot's old one |
+//! | `overwrite` of another slot | what is given, over a key copied away | up | that key's |
+//! | `write` | what is given: the last step of all of them | no | the one given |
+//!
+//! `kept`, `obey`, `disobey`, `by_rule` and `in_order` are switches of `src/faults.rs`. In a real
+//! build, what stands under `disobey` never runs, and all else is done as the rule demands.
 
 use super::*;
 use crate::layout::slot::Header;

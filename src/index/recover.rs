@@ -38,7 +38,8 @@ pub struct Recovered {
     /// Keys in the table.
     pub keys: u64,
     /// Slots that a writer left half written. The key in such a slot is lost, unless it was being
-    /// moved and stands elsewhere.
+    /// moved and stands elsewhere. It may be a key that nobody was changing: to set a filter bit,
+    /// or to take a ghost away, the slot is rewritten with the key in it.
     pub torn: u64,
     /// Keys that stood in two slots. One copy was freed.
     pub doubled: u64,
@@ -72,8 +73,14 @@ impl Index {
         }
         let incarnation = State::from_word(region.load(STATE_WORD)).incarnation + 1;
         let index = Index::over(region, geometry, clock, incarnation);
-        // T1: GETs under way may rest on the old server's traces. They end first.
+        // T1: after this wait no GET over a network rests on the old server's traces. A pass that
+        // began before it has taken T or longer by its clock, so the GET looks again (G4, G7). GETs
+        // on shm do not go by time: they look again if their counter goes up (M4, T5).
         index.grace.clock().sleep_until(index.grace.due_ns(Rule::TakeoverGrace));
+        // Clients that have the region mapped read while it is mended, so it stays in service. With
+        // `Starting`, a server killed from here on would leave a region that the next one refuses.
+        // The incarnation is counted first, so that a takeover cut off has a number of its own. New
+        // clients come later: the server binds its socket when this is done (`server/mod.rs`).
         index.publish_state(Phase::Serving);
         let mut found = Recovered::default();
         for slot in (0..index.geometry.main_slots()).map(SlotIx) {
@@ -89,6 +96,9 @@ impl Index {
                 index.recover_slot(slot, guard, &mut found);
             }
         }
+        // Bits that the register does not have go at once. Bits that lingered have done so for 2T
+        // by now (T1). The bit of a second copy is not needed: all the while, GETs find the other
+        // copy in the primary window, or by its own bit (M5).
         for home in 0..index.geometry.homes() {
             index.set_filter(&mut index.lock_home(home), home);
         }
@@ -104,9 +114,10 @@ impl Index {
     /// T2: mends a slot whose writer died, and takes its ghost away. A slot whose writer stored no
     /// byte yet keeps its old content. Another slot loses its key, but keeps `aux`.
     ///
-    /// The stamp is then the one that the torn write would have had. In a slot of several lines, a
-    /// line of the torn write may pass for a line of this one. That is harmless: the slot is free
-    /// now and shows no key.
+    /// The stamp is then the one that the torn write would have had. Say that the slot was at rest
+    /// under n. The torn write left the first line at n + 1, and perhaps further lines at n + 2.
+    /// This write makes all of them n + 2. So to a READ, a further line of the torn write may pass
+    /// for one of this write. That is harmless: by its first line the slot is free.
     fn mend(&self, slot: SlotIx, found: &mut Recovered) {
         let header = self.slots().header(slot);
         let whole = if self.slots().is_valid(slot) {

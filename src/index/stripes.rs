@@ -17,7 +17,7 @@ const GROUP_SHIFT: u32 = if cfg!(loom) { 0 } else { 6 };
 /// More stripes bring nothing, because server threads are few.
 const STRIPES_MAX: u64 = 1 << 12;
 
-/// A displaced key, or one that was displaced until less than 2T ago.
+/// A displaced key, or the filter bit of one that was: it lingers for at least 2T (M5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Displaced {
     /// The key's bit in its home's filter.
@@ -121,8 +121,8 @@ impl Stripes {
     }
 
     /// Locks nothing, but may write every slot. For the one thread that makes a table or takes one
-    /// over, before any other thread has the table. What a home's lock guards besides slots still
-    /// needs that lock.
+    /// over, before any other server thread has the table. Readers may have it. What a home's lock
+    /// guards besides slots still needs that lock.
     pub fn alone(&self) -> Locked<'_> {
         Locked { held: SmallVec::new(), stripes: self, is_alone: true }
     }
@@ -165,7 +165,7 @@ impl Locked<'_> {
         self.held.iter().any(|(n, _)| *n == number)
     }
 
-    /// Whether no other thread has the table yet.
+    /// Whether no other server thread has the table yet.
     pub fn is_alone(&self) -> bool {
         self.is_alone
     }

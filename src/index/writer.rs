@@ -1,8 +1,13 @@
-//! The slot writer: the only code that changes a slot. It keeps W1, W2 and W3 of docs/PROTOCOL.md.
+//! The slot writer: the only code that changes a slot. First every stamp becomes odd (W1). Then
+//! come the bytes (W2). Then every stamp becomes even (W3). Release fences part the three.
 //!
 //! One server thread writes a slot at a time, and holds the slot's lock. Anybody reads. A writer
-//! that dies half way leaves the slot odd. Readers then end in `Contended` at this slot only, until
-//! the server is restarted.
+//! that dies half way leaves the slot odd, until the next server mends it (T2). Until then, a GET
+//! that READs a window with this slot, and does not find its key in that window, looks again until
+//! it ends in `Deadline` or `Contended`. That is every miss whose windows contain the slot, a GET
+//! of the key in it, and one of a key in a later window. A hit beside the slot is as good as ever.
+//!
+//! `obey` and `by_rule` are switches of `src/faults.rs`. In a real build every step is taken.
 
 use crate::faults::{Rule, by_rule, obey};
 use crate::layout::geometry::{Geometry, SlotIx};
@@ -39,12 +44,12 @@ impl<'a> SlotWriter<'a> {
         self.region.words(self.geometry.slot_word(slot), self.geometry.shape().words())
     }
 
-    /// Replaces the slot's content. Makes 2 * lines + words stores.
+    /// Replaces the slot's content. Makes 2 * lines + words - 1 stores.
     pub fn write(&self, slot: SlotIx, content: &Content<'_>) {
         let shape = self.geometry.shape();
         let base = self.geometry.slot_word(slot);
         let before = self.region.load(base);
-        // A dead writer may have left an odd stamp here. The next even one is above both.
+        // An even stamp n gives n + 1 and n + 2. So does n + 1, which a dead writer has left here.
         let odd = (before as u32) | 1;
         let even = odd.wrapping_add(1);
         let image = encode(shape, self.geometry.identity(slot), even, content);

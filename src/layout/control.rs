@@ -8,10 +8,10 @@
 //!
 //! Each word has its own line, so a reader's line is invalidated only when its word changes.
 //!
-//! **Counters of begun moves.** A move of a key whose home is `h` adds 1 to counter `h mod 32`
-//! before it rewrites the key's old slot (M4). A shm reader loads its key's counter before and
-//! after each pass. If both are equal, a miss is right (G6). This needs no clock. Readers over a
-//! network use the grace time instead.
+//! **Counters of begun moves.** A move of a key whose home is `h` adds 1 to counter `h mod 32` in
+//! its middle: the copy is live (M1), and the key's old slot is about to be overwritten (M4). A shm
+//! reader loads its key's counter before and after each pass. If both are equal, a miss is right
+//! (G6). This needs no clock. Readers over a network use the grace time instead.
 
 use super::{LINE, PAGE, WORD};
 
@@ -33,12 +33,15 @@ pub const BLOCKS_WORD: usize = STATE_WORD + (1 + MOVE_COUNTERS as usize) * (LINE
 
 const _: () = assert!((BLOCKS_WORD + 1) * WORD <= CONTROL_OFFSET + PAGE);
 
-/// What the state word says about the table.
+/// What the state word says about the table. GETs on shm look at it before they begin, and refuse
+/// [`Phase::Retired`] only. GETs over a network do not look at it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Being made or recovered. Clients must not read yet.
+    /// Being made: some main slots were never written. No client has the region yet. If its server
+    /// dies now, no other server takes the region over.
     Starting,
-    /// In service, or left behind by a server that is gone. Readable in both cases.
+    /// In service, or left behind by a server that is gone, or being mended by the next one.
+    /// Clients read in all three cases.
     Serving,
     /// Given up on purpose. Clients must connect again.
     Retired,

@@ -277,7 +277,8 @@ impl Geometry {
     pub fn primary(&self, key: Hashed<'_>) -> Window {
         self.window(key.home)
     }
-    /// The home whose bucket contains the main slot `slot`.
+    /// The number of the bucket that contains the main slot `slot`. It is the number of the home
+    /// whose window begins there, if one does: in the last `window_buckets - 1` buckets none does.
     pub(crate) fn home_of_slot(&self, slot: SlotIx) -> u64 {
         slot.0 / u64::from(self.layout.bucket_slots)
     }

@@ -9,10 +9,10 @@
 //! ...      overflow slots           chain blocks, where the layout has them
 //! ```
 //!
-//! Only the server's threads write, and only through `Region::store`. Anybody reads, at any time,
-//! and holds nothing. So everything here must do one of three things: verify itself (slots and
-//! superblock: stamp and CRC), be one 8-byte word (control page), or stay unchanged for twice the
-//! grace time.
+//! Only the server's threads write, and only through `Region::store` and `Region::add`. Anybody
+//! reads, at any time, and holds nothing. So everything here must do one of three things: verify
+//! itself (slots and superblock: stamp and CRC), be one 8-byte word (control page), or stay
+//! unchanged for twice the grace time.
 //!
 //! All integers are little-endian.
 

@@ -4,7 +4,7 @@
 //! line 0   0..4    stamp   u32  even: at rest; odd: being written; +2 with every write
 //!          4..8    crc     u32  CRC-32 of generation, slot index, stamp, bytes 8..16, key, value
 //!          8       klen    u8   0: free
-//!          9       ghost   u8   tag of the key that moved out of here less than 2T ago (M2), or 0
+//!          9       ghost   u8   tag of a key that moved out of here (M2), or 0
 //!         10..12   vlen    u16  bytes of value
 //!         12..16   aux     u32  of a home or head of a chain block: filter of displaced keys, link
 //!         16..64   key, then value
@@ -30,7 +30,7 @@
 //! load the region's words themselves use the slot as a seqlock instead
 //! ([`MappedSlots`](crate::fabric::shm::MappedSlots)).
 //!
-//! Only these two make a [`View`], and only a `View` can be matched.
+//! A network reader takes keys and values only from a [`View`] that [`check`] made.
 
 use super::{LINE, WORD};
 use smallvec::SmallVec;
@@ -57,7 +57,8 @@ pub struct Header {
     pub crc: u32,
     /// Length of the key in bytes; 0 when the slot is free.
     pub klen: u8,
-    /// Tag of the key that moved out of this slot less than twice the grace time ago (M2), or 0.
+    /// Tag of a key that moved out of this slot (M2), or 0. It stays for at least twice the grace
+    /// time, until the server takes it away.
     pub ghost: u8,
     /// Length of the value in bytes.
     pub vlen: u16,
@@ -280,7 +281,8 @@ pub fn check(shape: SlotShape, identity: Identity, words: &[u64]) -> Result<View
     Ok(view)
 }
 
-/// One slot's validated bytes. Only a key found in such bytes is a hit.
+/// One slot's bytes, with lengths that fit. One that [`check`] made is validated: over a network,
+/// only a key found in such a view is a hit. `View::consistent` makes one that is not.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
     shape: SlotShape,
@@ -288,8 +290,9 @@ pub struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// A view of words that a seqlock read, or a lock, has already shown to be of one write. As a
-    /// guess, they may also be of several.
+    /// A view without validation: stamps and CRC are not looked at. The words are known to be of
+    /// one write, because the caller holds the slot's lock or has validated them; or the view is
+    /// only a guess.
     ///
     /// Lengths are checked nonetheless, because they index into `words`.
     pub(crate) fn consistent(shape: SlotShape, words: &'a [u64]) -> Result<View<'a>, Torn> {

@@ -1,7 +1,7 @@
 //! The superblock: the first page of a region. It holds all that a client needs to find its way.
 //!
 //! One checksum covers it. It is written once, when the region is made, before anybody reads it.
-//! What changes later is in the control page. Its stamp is even; readers refuse an odd one.
+//! What changes later is in the control page.
 
 use super::geometry::{
     Family, GRACE_MAX, Geometry, HOMES_MAX, Layout, OVERFLOW_BLOCKS_MAX, OutOfRange, within,
@@ -25,7 +25,7 @@ pub struct Superblock {
     pub magic: u64,
     /// [`FORMAT_VERSION`].
     pub version: u32,
-    /// Even: at rest. Odd: being written.
+    /// Always even. Odd is reserved: no server stores such a stamp, and readers refuse it.
     pub stamp: u32,
     /// Number of the table; part of every slot's CRC.
     pub generation: u64,
@@ -55,7 +55,8 @@ pub struct Superblock {
     pub table_offset: u64,
     /// Length of the region in bytes.
     pub region_bytes: u64,
-    /// The grace time T in nanoseconds. A client trusts a miss only if the pass took less (G4).
+    /// The grace time T in nanoseconds. Over a network, a pass that finds nothing is trusted only
+    /// if it took less than T (G4).
     pub grace_ns: u64,
     /// Seconds since 1970 when the region was made.
     pub created: u64,
@@ -117,17 +118,15 @@ pub enum SuperblockError {
         /// The version found.
         found: u32,
     },
-    /// A server was writing the superblock when it died.
-    #[error(
-        "the superblock is being written (stamp {stamp}); if this stays so, the server died while writing it: make the region anew"
-    )]
+    /// The stamp is odd, which is reserved.
+    #[error("the superblock has the odd stamp {stamp}, which no server writes; make a new region")]
     Writing {
         /// The odd stamp.
         stamp: u32,
     },
     /// The checksum does not match.
     #[error(
-        "the superblock is damaged: checksum {found:#010x}, computed {computed:#010x}; make the region anew"
+        "the superblock is damaged: checksum {found:#010x}, computed {computed:#010x}; make a new region"
     )]
     Checksum {
         /// As stored.

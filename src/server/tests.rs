@@ -364,7 +364,7 @@ fn a_sweep_answers_mailboxes() {
 #[test]
 fn mailboxes_do_not_starve_sockets() {
     let mut second = Second::new(shared());
-    let (_slots, served, _area) = second.served();
+    let (_stream, served, _mailbox) = second.served();
     second.worker.sessions.get_mut(&served).unwrap().mailbox().never_rests();
     let (mut silent, token) = second.client();
     let mut other = second.greeted().0;

@@ -10,7 +10,7 @@ use super::decided::{By, Decided};
 use super::keys::{KEY_BYTES, KeyNumber, key};
 use super::stores::{Incident, IncidentKind, Move, StoreEvent, Stores};
 use super::turns;
-use super::{Adversary, Aim, Hardware, History, Instant, Met, Recorder, Sim, SimGetError, Stalls, Witness};
+use super::{Adversary, Aim, Hardware, History, Instant, Met, Recorder, Sim, SimGetError, Stalls};
 use crate::clock::Clock;
 use crate::config::{Config, TableSize};
 use crate::fabric::Fabric;
@@ -797,7 +797,6 @@ impl World {
         let mut decided = Decided::default();
         let mut seen: HashMap<KeyNumber, usize> = HashMap::new();
         let geometry = self.geometry();
-        let by_clock = hardware.witness == Witness::Clock;
         let mut fabric = Sim::new(&past.history, geometry, hardware, adversary, Instant(0));
         if tell {
             fabric.tell();
@@ -825,7 +824,7 @@ impl World {
             let during = (from, reader.fabric().now());
             let was_torn = reader.stats().retries_torn > before;
             decided.gets += 1;
-            self.count(&mut decided, number, &answer, during, was_torn, (reader.fabric().met(), by_clock));
+            self.count(&mut decided, number, &answer, during, was_torn, reader.fabric().met());
         }
         Ok(decided)
     }
@@ -838,7 +837,7 @@ impl World {
         answer: &GetAnswer,
         (from, to): (Instant, Instant),
         was_torn: bool,
-        (met, by_clock): (&Met, bool),
+        met: &Met,
     ) {
         let found = matches!(answer, Ok(Some(_)));
         // Earlier passes that the GET did not accept: whether accepting one would have been wrong.
@@ -852,8 +851,8 @@ impl World {
             (By::Choice, met.choice),
             (By::Torn, was_torn),
             (By::NewGhost, saved(Proof::InGrace)),
-            (By::Late, by_clock && saved(Proof::None)),
-            (By::Counter, !by_clock && saved(Proof::None)),
+            (By::Late, saved(Proof::Late)),
+            (By::Counter, saved(Proof::Moved)),
             (By::OldGhost, !found && last == Some(Proof::InGrace) && met.ghosts > 0),
             (By::Filter, !found && met.further > 0),
             (By::DisplacedHit, found && met.further > 0),

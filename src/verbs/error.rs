@@ -21,7 +21,7 @@ pub enum VerbsError {
         vendor: u32,
     },
     /// The device did not accept a work request.
-    #[error("posting to the queue pair: {} (error {errno}); the connection is made anew", os(.errno))]
+    #[error("posting to the queue pair: {} (error {errno}); the connection is made again", os(.errno))]
     Post {
         /// The error number.
         errno: i32,
