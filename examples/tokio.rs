@@ -62,7 +62,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let dir = tempfile::tempdir()?;
     let address = Address::Shm(dir.path().join("socket"));
     let config = ServerConfig::new(address.clone(), Config::new().size(TableSize::Keys(10_000)));
-    let server = Server::start(config)?;
+    // Starting a server makes files and threads, and may take over a large table.
+    let server = tokio::task::spawn_blocking(|| Server::start(config)).await??;
 
     // A GET that meets a slot being written tries again, and sleeps between later attempts. A task
     // should do so only for a short time.
@@ -90,6 +91,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let error = writer.put(&[0; 100], b"").await.expect_err("too long a key");
     assert!(error.contains("100 bytes"), "{error}");
     println!("{} keys", server.stats().keys);
+    // Waits for the server's threads.
+    tokio::task::spawn_blocking(|| server.stop()).await?;
     Ok(())
 }
 

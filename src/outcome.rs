@@ -69,7 +69,7 @@ fn mend(given: usize, max: usize, what: &str) -> String {
     if given <= max {
         return String::new();
     }
-    format!("; longer ones need a new table: dump this one, serve with a larger {what}-max, load the dump")
+    format!("; longer ones need a new table, with a larger {what}_max")
 }
 
 /// Counts of what the server did. See [`Index::counts`](crate::Index::counts).

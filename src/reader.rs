@@ -11,13 +11,19 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
-    /// Passes that may be inconclusive before the GET ends in [`ReadError::Contended`].
+    /// Passes that may be inconclusive. Then a [`Client`](crate::Client)'s GET ends in
+    /// [`GetError::Contended`](crate::GetError::Contended), a [`Reader`]'s in
+    /// [`ReadError::Contended`].
     pub retries_max: u32,
-    /// Time a GET may take once it has to look again, before it ends in [`ReadError::Deadline`]. A batch ends
-    /// so when one of its GETs does. It also ends when it has fallen behind by this time: while GETs of it look
-    /// again, rounds of READs that bring no GET on add their time, rounds that answer keys take theirs off. So
-    /// many keys that have to be looked for again, one after the other, do not add up. The caller's own time, in
-    /// the callback of a batch, does not count.
+    /// Time that a GET may take once it has to look again. Then a [`Client`](crate::Client)'s GET
+    /// ends in [`GetError::Inconclusive`](crate::GetError::Inconclusive), a [`Reader`]'s in
+    /// [`ReadError::Deadline`].
+    ///
+    /// A batch ends so when one of its keys has been looked for again for this long. It also ends
+    /// when it gets nowhere: while some key has to be looked for again, the time of each round of
+    /// READs that brings no key further is added up, and the time of each round that answers a key
+    /// is taken off. The bound is on that sum. So a large batch may take longer than this in all.
+    /// The time that the caller's callback takes does not count.
     pub deadline: Duration,
 }
 
@@ -61,7 +67,7 @@ pub enum ReadError {
     },
     /// The bound on retries was reached.
     #[error(
-        "{retries} looks in a row were inconclusive (last cause: {last:?}); the slot is rewritten without pause, or the server stopped in the middle of writing it"
+        "{retries} looks in a row were inconclusive (last cause: {last:?}); the slot is rewritten without pause, or the server was suspended or killed in the middle of writing it"
     )]
     Contended {
         /// Passes made.
@@ -71,7 +77,7 @@ pub enum ReadError {
     },
     /// The deadline was reached.
     #[error(
-        "no conclusive look within {deadline:?} ({retries} retries, last cause: {last:?}); the server may have stopped in the middle of writing the slot"
+        "no conclusive look within {deadline:?} ({retries} retries, last cause: {last:?}); the server may have been suspended or killed in the middle of writing the slot"
     )]
     Deadline {
         /// The bound.

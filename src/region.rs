@@ -33,7 +33,27 @@ pub enum Backing {
     Anonymous,
     /// Anonymous shared memory in huge pages of 2 MiB.
     HugePages,
-    /// A file, which outlives the server: on tmpfs (`/dev/shm`), hugetlbfs or a disk. Made with mode 0600.
+    /// A file, which outlives the server: on tmpfs (`/dev/shm`), hugetlbfs or a disk. Made with mode
+    /// 0600. For a server that takes its table over when it starts again:
+    ///
+    /// ```
+    /// # use oneread::{Address, Backing, Client, Config, Server, ServerConfig, StartMode, TableSize};
+    /// # let dir = tempfile::tempdir()?;
+    /// # let address = Address::Shm(dir.path().join("socket"));
+    /// # let path = dir.path().join("region");
+    /// let table = Config::new().size(TableSize::Keys(100));
+    /// let config = ServerConfig::new(address.clone(), table)
+    ///     .backing(Backing::File(path))
+    ///     .start(StartMode::OpenOrCreate(table)); // else a second start is an error
+    /// let server = Server::start(config.clone())?;
+    /// Client::connect(&address)?.put(b"key", b"value")?;
+    /// server.stop();
+    ///
+    /// let server = Server::start(config)?;
+    /// assert_eq!(server.recovered().map(|found| found.keys), Some(1));
+    /// assert!(Client::connect(&address)?.contains(b"key")?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     File(PathBuf),
 }
 
@@ -61,14 +81,23 @@ pub enum RegionError {
         /// The operating system's answer.
         source: io::Error,
     },
+    /// There is no file to open.
+    #[error("there is no region file {}; StartMode::OpenOrCreate makes one", path.display())]
+    Missing {
+        /// The file.
+        path: PathBuf,
+    },
     /// Another server has the file open.
     #[error("{} is in use by another server; stop it, or serve another file", path.display())]
     InUse {
         /// The file.
         path: PathBuf,
     },
-    /// The file is there already, and was to be made.
-    #[error("{} has {have} bytes, the table needs {need}; it was made for another table", path.display())]
+    /// The file is there already and not empty, and was to be made.
+    #[error(
+        "{} is there already ({have} bytes; a new table needs {need}); take it over with StartMode::OpenOrCreate or Open, or remove it",
+        path.display()
+    )]
     Length {
         /// The file.
         path: PathBuf,
@@ -432,7 +461,10 @@ fn lock_file(path: &Path, create: bool) -> Result<File, RegionError> {
         .truncate(false)
         .mode(0o600)
         .open(path)
-        .map_err(os("opening", &name))?;
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound if !create => RegionError::Missing { path: path.into() },
+            _ => os("opening", &name)(error),
+        })?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
         Err(rustix::io::Errno::WOULDBLOCK) => Err(RegionError::InUse { path: path.into() }),
@@ -506,11 +538,10 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("r");
-        let (doing, what, source) = about(Region::open(&path).unwrap_err());
-        assert_eq!(
-            (doing, &what[..], source.kind()),
-            ("opening", path.to_str().unwrap(), io::ErrorKind::NotFound)
-        );
+        match Region::open(&path) {
+            Err(RegionError::Missing { path: which }) => assert_eq!(which, path),
+            other => panic!("{other:?}"),
+        }
         assert!(!path.exists(), "who opens makes nothing");
         let backing = Backing::File(path.clone());
         let region = Region::create(&backing, 8192).unwrap();

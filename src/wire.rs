@@ -141,7 +141,7 @@ pub struct ServerStats {
     pub slots: u64,
     /// Main slots.
     pub main_slots: u64,
-    /// Clients connected.
+    /// Connections, counted as by [`ServerConfig::clients_max`](crate::ServerConfig::clients_max).
     pub clients: u64,
     /// The server's process id.
     pub pid: u64,

@@ -366,11 +366,11 @@ fn lengths_out_of_range_are_refused() {
     assert_eq!(refused(b"", b""), "the key is 0 bytes long, this table takes 1 to 8");
     assert_eq!(
         refused(b"nine byte", b""),
-        "the key is 9 bytes long, this table takes 1 to 8; longer ones need a new table: dump this one, serve with a larger key-max, load the dump"
+        "the key is 9 bytes long, this table takes 1 to 8; longer ones need a new table, with a larger key_max"
     );
     assert_eq!(
         refused(b"key", &[0; 17]),
-        "the value is 17 bytes long, this table takes 0 to 16; longer ones need a new table: dump this one, serve with a larger value-max, load the dump"
+        "the value is 17 bytes long, this table takes 0 to 16; longer ones need a new table, with a larger value_max"
     );
 }
 

@@ -1,28 +1,5 @@
-//! The client: GETs read the server's region; changes are requests to the server.
-//!
-//! # When the server is not there
-//!
-//! * **Stopped or busy** (SIGSTOP, debugger, overload): GETs work as usual. The exception is a GET
-//!   that needs a slot which the server was just writing, at most one slot per server thread. Such
-//!   a GET ends at its bound ([`ClientOptions::limits`]). Changes end in [`MutateError::Deadline`]
-//!   and may still happen at any later time.
-//! * **Gone** (exit, crash, kill -9): the operating system hangs up the connection. A watcher
-//!   thread of the client notices as soon as it runs. GETs still answer from the region as the
-//!   server left it, until the client has reconnected or its lease ([`ClientOptions::lease`]) ends.
-//!   After the lease they end in [`GetError::ServerGone`]. Meanwhile the watcher tries to
-//!   reconnect, at once and then after pauses that grow from 1 ms to 100 ms.
-//! * **Back** at the same address: the watcher reconnects within 100 ms, or within 2 s if an
-//!   attempt was under way and got no answer. Every handle reads the new server's region from its
-//!   next GET on. If the new server took over the region file, the old mapping shows its changes
-//!   even before that. If it made a new region, GETs may answer from the old one until then.
-//! * **Retired**: a server that gives its region up says so in it. GETs then end in `ServerGone` at
-//!   once, unless the client has reconnected.
-//!
-//! Over verbs the registered memory goes with the server: once the kernel has torn down its queue
-//! pairs, no GET answers from its region. After a failed READ the client reconnects, at first at
-//! once, later every 100 ms, until [`ClientOptions::deadline`]. It repeats the GETs under way over
-//! the new connection, with that server's geometry and generation. If it cannot connect, they end
-//! in [`GetError::Connect`].
+//! The client: GETs read the server's region; changes are requests to the server. [`Client`] says
+//! what it promises when the server is gone.
 
 #[cfg(any(feature = "verbs", test))]
 mod lanes;
@@ -69,8 +46,9 @@ pub struct ClientOptions {
     /// Longest time of a connect, a change or a batch of changes. Over verbs it also bounds a READ,
     /// including the attempts to reconnect if the READ fails.
     pub deadline: Duration,
-    /// How long GETs still answer after the server is gone. Only for shm: over verbs there is
-    /// nothing left to read.
+    /// How long GETs still answer after the server is gone: it was killed, or it stopped and its
+    /// region is a file. Other memory is given up by [`Server::stop`](crate::Server::stop): GETs
+    /// then end at once. Only for shm: over verbs there is nothing left to read.
     pub lease: Duration,
     /// How requests to the server (changes, [`Client::rpc_get`], [`Client::server_stats`]) travel.
     pub requests: RequestPath,
@@ -181,7 +159,7 @@ pub enum ConnectError {
     },
     /// The server refused the client.
     #[error(
-        "the server at {address} (protocol version {theirs}, here {PROTOCOL_VERSION}) turned this client away: another user's server takes only users named with --allow-uid, and a limited number of clients"
+        "the server at {address} (protocol version {theirs}, here {PROTOCOL_VERSION}) turned this client away: another user's server takes only users that it allows (`ServerConfig::allow_uids`, `serve --allow-uid`), and a limited number of connections"
     )]
     Refused {
         /// The address.
@@ -237,7 +215,7 @@ pub enum ConnectError {
 #[non_exhaustive]
 pub enum LinkError {
     /// No answer in time.
-    #[error("no answer within {0:?}; the server may be stopped or busy")]
+    #[error("no answer within {0:?}; the server may be suspended (SIGSTOP) or busy")]
     Deadline(Duration),
     /// The server closed the connection.
     #[error("the server hung up")]
@@ -306,7 +284,7 @@ pub enum GetError {
     },
     /// Over verbs: no READ completed in time ([`ClientOptions::deadline`]).
     #[error(
-        "the server at {address} could not be read from within {deadline:?}; it may be stopped or unreachable"
+        "the server at {address} could not be read from within {deadline:?}; it may be suspended (SIGSTOP) or unreachable"
     )]
     Deadline {
         /// The address.
@@ -343,6 +321,16 @@ impl From<ReadError> for GetError {
 /// Why a change did not happen, or may not have happened. The first four mean that the table is
 /// unchanged: the server rejected the change ([`MutateError::rejection`]), or the client rejected
 /// it by the limits of the server that it is connected to.
+///
+/// | the server | a change ends in | may it have happened? |
+/// |---|---|---|
+/// | rejects the change | one of the first four | no |
+/// | cannot be connected to | [`Connect`](MutateError::Connect); over verbs after attempts until the deadline | no |
+/// | ends, or hangs up, before it has answered | [`ServerGone`](MutateError::ServerGone) | yes |
+/// | is silent (suspended, busy, unreachable) | [`Deadline`](MutateError::Deadline) | yes, and it may still happen later |
+///
+/// A change that may have happened takes effect once or never. The client does not repeat it. After
+/// `Deadline` it may take effect even after later changes of the same client.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MutateError {
@@ -378,7 +366,7 @@ pub enum MutateError {
     },
     /// No answer in time. The change may still happen, or may have happened.
     #[error(
-        "the server at {address} did not answer within {deadline:?}; it may be stopped or busy, and the change may still happen"
+        "the server at {address} did not answer within {deadline:?}; it may be suspended (SIGSTOP) or busy, and the change may still happen"
     )]
     Deadline {
         /// The address.
@@ -457,7 +445,33 @@ pub struct ClientStats {
 /// | dropping the last handle | the end of the watcher thread, some microseconds | |
 ///
 /// A batch of GETs takes as long as its READs take. The bounds above limit only the time without
-/// progress.
+/// progress. [`Server`](crate::Server) says what its calls wait for.
+///
+/// # When the server is gone
+///
+/// * **Suspended or busy** (SIGSTOP, debugger, overload): GETs work as usual. The exception is a
+///   GET that needs a slot which the server was just writing, at most one slot per server thread.
+///   Such a GET ends at its bound ([`ClientOptions::limits`]). Changes end in
+///   [`MutateError::Deadline`] and may still happen at any later time.
+/// * **Gone** (exit, crash, kill -9): the operating system hangs up the connection. A watcher
+///   thread of the client notices as soon as it runs. GETs still answer from the region as the
+///   server left it, until the client has reconnected or its lease ([`ClientOptions::lease`]) ends.
+///   After the lease they end in [`GetError::ServerGone`]. Meanwhile the watcher tries to
+///   reconnect, at once and then after pauses that grow from 1 ms to 100 ms.
+/// * **Back** at the same address: the watcher reconnects within 100 ms, or within 2 s if an
+///   attempt was under way and got no answer. Every handle reads the new server's region from its
+///   next GET on. If the new server took over the region file, the old mapping shows its changes
+///   even before that. If it made a new region, GETs may answer from the old one until then.
+/// * **Stopped** by [`Server::stop`](crate::Server::stop) or by dropping the server: a region file
+///   stays, and GETs answer as from a server that is gone, until the lease ends. Any other region
+///   is marked as given up. GETs then end in `ServerGone` at once, unless the client has
+///   reconnected.
+///
+/// Over verbs the registered memory goes with the server, however it ended: once the kernel has
+/// torn down its queue pairs, no GET answers from its region. After a failed READ the client
+/// reconnects, at first at once, later every 100 ms, until [`ClientOptions::deadline`]. It repeats
+/// the GETs under way over the new connection, with that server's geometry and generation. If it
+/// cannot connect, they end in [`GetError::Connect`].
 ///
 /// # In an async program
 ///

@@ -391,7 +391,7 @@ fn attach(
 }
 
 /// Opens a non-blocking socket to the server. Never waits past the deadline, although the backlog
-/// of a stopped server may be full.
+/// of a suspended server may be full.
 fn open_socket(
     address: &Address,
     path: &Path,
@@ -569,7 +569,7 @@ impl SocketLink {
         let fd = match self.ask_for_memory(request, deadline) {
             Ok((Reply::Mailbox { version: memory::VERSION }, Some(fd))) => fd,
             Ok((Reply::Refused { version: 0 }, _)) => {
-                return Err(refused("start it with `oneread serve --mailbox`, or ask it by messages".into()));
+                return Err(refused("start it with `oneread serve --mailbox` (`ServerConfig::mailbox`), or ask it by messages".into()));
             }
             Ok((Reply::Refused { version } | Reply::Mailbox { version }, _))
                 if version != memory::VERSION =>

@@ -47,7 +47,9 @@ impl HerdDraft {
         offer: Option<HerdOffer>,
     ) -> Result<HerdDraft, SetupError> {
         let Some(offer) = offer else {
-            let why = "the server does not serve it; start it with `oneread serve --herd`".into();
+            let why =
+                "the server does not serve it; start it with `oneread serve --herd` (`ServerConfig::herd`)"
+                    .into();
             return Err(SetupError::Herd { why });
         };
         if offer.version != VERSION {

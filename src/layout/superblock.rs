@@ -97,9 +97,12 @@ pub const SUPERBLOCK_WORDS: usize = size_of::<Superblock>() / WORD;
 #[non_exhaustive]
 pub enum SuperblockError {
     /// Shorter than the superblock and the control page.
-    #[error("this is no oneread region: it is only {have} bytes long; name a file that `oneread serve` made")]
+    #[error(
+        "this is no oneread region: it is shorter than {} bytes; name a file that a server of oneread made",
+        2 * PAGE
+    )]
     TooShort {
-        /// The length in bytes.
+        /// The length in bytes, in whole words.
         have: u64,
     },
     /// The bytes do not begin like a region.

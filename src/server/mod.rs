@@ -22,12 +22,12 @@ use crate::region::{Backing, Region, RegionError};
 use crate::setters::setters;
 #[cfg(feature = "verbs")]
 use crate::verbs::SetupError;
-use crate::verbs::{Token as Secret, Wait};
+use crate::verbs::{Token, Wait};
 use crate::wire::ServerStats;
 use end::{Ended, Retired, Socket, Thread};
 use mailbox::Visit;
 use mio::net::{UnixListener, UnixStream};
-use mio::{Events, Interest, Poll, Token, Waker};
+use mio::{Events, Interest, Poll, Token as EventToken, Waker};
 use rustc_hash::FxHashMap;
 use session::{Fate, Session};
 use shared::MailboxCounters;
@@ -63,15 +63,19 @@ pub struct ServerConfig {
     pub backing: Backing,
     /// New table or existing one.
     pub start: StartMode,
-    /// Threads that serve requests, at least 1.
+    /// Threads that serve requests. With 0, the server starts one.
     pub workers: usize,
     /// Users who may connect, beside the server's own. They may then also change the table.
     pub allow_uids: Vec<u32>,
-    /// Most clients at a time. Further ones are refused.
+    /// Most connections at a time. Further ones are refused. On shm there is one for a client and
+    /// its clones, and one more for each handle that sends requests (changes,
+    /// [`Client::rpc_get`](crate::Client::rpc_get),
+    /// [`Client::server_stats`](crate::Client::server_stats)). Over verbs each queue pair of a
+    /// client is one.
     pub clients_max: usize,
     /// Over verbs: the secret that clients need to connect. They may then also change the table.
     /// With the empty token, every client that reaches the port may connect.
-    pub token: Secret,
+    pub token: Token,
     /// Over verbs: how workers wait for messages.
     pub wait: Wait,
     /// On shm: clients may make requests through a mailbox
@@ -111,7 +115,7 @@ impl ServerConfig {
             workers: 2,
             allow_uids: Vec::new(),
             clients_max: 4096,
-            token: Secret::default(),
+            token: Token::default(),
             wait: Wait::Block,
             mailbox: false,
             #[cfg(feature = "herd")]
@@ -127,7 +131,7 @@ setters!(ServerConfig {
     workers: usize,
     allow_uids: impl Into<Vec<u32>>,
     clients_max: usize,
-    token: Secret,
+    token: Token,
     wait: Wait,
     mailbox: bool,
     #[cfg(feature = "herd")]
@@ -153,7 +157,8 @@ pub enum ServeError {
         /// Why not.
         source: RecoverError,
     },
-    /// There is no region file to open. Other memory does not outlive its server.
+    /// Only a region file can be opened ([`StartMode::Open`]). Other memory does not outlive its
+    /// server. For a file that does not exist, the error is [`RegionError::Missing`].
     #[error("only a region file can be opened again; name one, or create a new table")]
     NothingToOpen,
     /// An option of another fabric.
@@ -198,6 +203,17 @@ pub enum ServeError {
 }
 
 /// A running server. Stops when dropped. It is `Send` and `Sync`; its threads run on their own.
+///
+/// # What blocks, and for how long
+///
+/// | call | waits for |
+/// |---|---|
+/// | [`start`](Server::start), new table | memory for the region, and threads. Over verbs also the registration, some seconds per 10 GiB ([`ServerConfig::progress`]) |
+/// | [`start`](Server::start), takeover | the same, and a pass over the whole table; first twice its grace time ([`Config::grace`]) |
+/// | [`stop`](Server::stop), or dropping the server | the end of its threads, each of which first ends the request that it is answering |
+/// | the other methods | nothing |
+///
+/// In an async program, leave the first three to a thread that may block (`spawn_blocking`).
 #[derive(Debug)]
 pub struct Server {
     shared: Arc<ServerState>,
@@ -305,8 +321,9 @@ impl Server {
     }
 
     /// Stops serving: closes every connection and removes the socket. A region file stays as it is
-    /// for the next server. Any other region is marked as given up, which its clients see at their
-    /// next GET.
+    /// for the next server, and GETs on shm answer from it until their client's lease ends
+    /// ([`ClientOptions::lease`](crate::ClientOptions::lease)). Any other region is marked as given
+    /// up: from then on GETs end in [`GetError::ServerGone`](crate::GetError::ServerGone).
     pub fn stop(self) {}
 }
 
@@ -391,8 +408,8 @@ fn claim(path: &Path) -> io::Result<std::os::fd::OwnedFd> {
 /// Longest wait for a folder's lock. Servers hold it for microseconds.
 const CLAIM_MAX: Duration = Duration::from_secs(1);
 
-const LISTENER: Token = Token(0);
-const WAKER: Token = Token(1);
+const LISTENER: EventToken = EventToken(0);
+const WAKER: EventToken = EventToken(1);
 const FIRST_SESSION: usize = 2;
 /// Longest time for a client to complete a frame that it has begun, or its hello.
 const HALF_FRAME_MAX: Duration = Duration::from_secs(10);
@@ -414,14 +431,14 @@ struct ShmWorker {
     shared: Arc<ServerState>,
     poll: Poll,
     listener: UnixListener,
-    sessions: FxHashMap<Token, Session>,
+    sessions: FxHashMap<EventToken, Session>,
     /// Sessions whose mailboxes are polled.
-    awake: Vec<Token>,
+    awake: Vec<EventToken>,
     /// When to accept again after a failure.
     accept_again: Option<Instant>,
     next: usize,
     /// Sessions whose turn ended before their input did.
-    unfinished: Vec<Token>,
+    unfinished: Vec<EventToken>,
     /// Whether this worker wakes up now and then, for traces of changes that no worker made (an
     /// embedder's).
     looks_after_traces: bool,
@@ -579,7 +596,7 @@ impl ShmWorker {
             tracing::warn!(max = shared.clients_max, "turned a client away: too many");
             return session::refuse(&stream);
         }
-        let token = Token(self.next);
+        let token = EventToken(self.next);
         self.next += 1;
         let interest = Interest::READABLE | Interest::WRITABLE;
         match self.poll.registry().register(&mut stream, token, interest) {
@@ -593,7 +610,7 @@ impl ShmWorker {
         }
     }
 
-    fn serve(&mut self, token: Token) {
+    fn serve(&mut self, token: EventToken) {
         let Some(session) = self.sessions.get_mut(&token) else { return };
         let fate = session.advance(&self.shared);
         if session.wakes() {
@@ -610,7 +627,7 @@ impl ShmWorker {
     }
 
     fn drop_halfway(&mut self, now: Instant) {
-        let late: Vec<Token> = self
+        let late: Vec<EventToken> = self
             .sessions
             .iter()
             .filter(|(_, s)| s.halfway_for(now) > HALF_FRAME_MAX)
@@ -626,7 +643,7 @@ impl ShmWorker {
         }
     }
 
-    fn close(&mut self, token: Token) {
+    fn close(&mut self, token: EventToken) {
         if self.sessions.remove(&token).is_some() {
             self.shared.dismiss_client();
         }

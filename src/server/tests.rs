@@ -58,15 +58,15 @@ impl Second {
     }
 
     /// A client that has been accepted, and its token.
-    fn client(&mut self) -> (Stream, Token) {
-        let (stream, token) = (self.connect(), Token(self.worker.next));
+    fn client(&mut self) -> (Stream, EventToken) {
+        let (stream, token) = (self.connect(), EventToken(self.worker.next));
         self.worker.accept_all();
         assert!(self.worker.sessions.contains_key(&token));
         (stream, token)
     }
 
     /// A client that has also said hello.
-    fn greeted(&mut self) -> (Stream, Token) {
+    fn greeted(&mut self) -> (Stream, EventToken) {
         let (mut stream, token) = self.client();
         stream.write_all(&frame(&HELLO)).unwrap();
         self.worker.serve(token);
@@ -75,7 +75,7 @@ impl Second {
     }
 
     /// A client with a mailbox that is polled, and its end of the mailbox.
-    fn served(&mut self) -> (Stream, Token, Mailbox) {
+    fn served(&mut self) -> (Stream, EventToken, Mailbox) {
         let (stream, token) = self.greeted();
         let geometry = self.worker.shared.index.geometry();
         let (mut mailbox, memory) = ServerMailbox::new(geometry).unwrap();
@@ -460,7 +460,7 @@ fn a_server_follows_its_config() {
     let address = Address::Shm(dir.path().join("socket"));
     let usual = ServerConfig::new(address.clone(), table());
     let ServerConfig { workers, clients_max, token, wait, .. } = usual.clone();
-    assert_eq!((workers, clients_max, token, wait), (2, 4096, Secret::default(), Wait::Block));
+    assert_eq!((workers, clients_max, token, wait), (2, 4096, Token::default(), Wait::Block));
     #[cfg(feature = "herd")]
     assert!(!usual.herd);
     assert_eq!(
@@ -517,7 +517,7 @@ fn errors_say_why_a_server_does_not_start() {
         ServeError::Region(RegionError::Length { .. })
     ));
     let missing = Backing::File(dir.path().join("missing"));
-    assert!(matches!(start(&missing, &StartMode::Open), ServeError::Region(RegionError::Os { .. })));
+    assert!(matches!(start(&missing, &StartMode::Open), ServeError::Region(RegionError::Missing { .. })));
     let no_table = Config { key_max: 0, ..table() };
     assert!(matches!(start(&Backing::Anonymous, &StartMode::Create(no_table)), ServeError::Config(_)));
     for start_with in [StartMode::Create(table()), StartMode::OpenOrCreate(table())] {

@@ -219,9 +219,10 @@ impl Handshake {
 
     fn io(&self, doing: &str, error: &std::io::Error) -> SetupError {
         match error.kind() {
-            ErrorKind::WouldBlock | ErrorKind::TimedOut => {
-                self.failed(format!("did not answer within {:?}; it may be stopped or busy", self.within))
-            }
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => self.failed(format!(
+                "did not answer within {:?}; it may be suspended (SIGSTOP) or busy",
+                self.within
+            )),
             ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => {
                 self.failed(format!("hung up while this client was {doing}"))
             }

@@ -159,7 +159,7 @@ pub enum SetupError {
     /// Another handle of the same client is making the connection that both share, and has not
     /// finished in time.
     #[error(
-        "another handle of this client is still connecting to the server; it may be stopped or unreachable"
+        "another handle of this client is still connecting to the server; it may be suspended (SIGSTOP) or unreachable"
     )]
     Connecting,
     /// The conversation before the first READ broke off.

@@ -5,7 +5,7 @@
 //!
 //! There are never more READs in flight than landing slots, nor more messages than the server has
 //! posted receives for this client. The send queue has room for both, and the completion queue for
-//! all their completions. So nothing overflows, and the full receive queue of a stopped server
+//! all their completions. So nothing overflows, and the full receive queue of a suspended server
 //! never delays a READ.
 //!
 //! # Ownership

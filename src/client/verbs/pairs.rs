@@ -3,7 +3,7 @@
 //!
 //! READs go over lanes ([`crate::client::lanes`]). Changes go over one more connection, one handle
 //! at a time: they are not the hot path, conversations must not mix, and the full receive queue of
-//! a stopped server then delays no READ. That connection is made at the first change.
+//! a suspended server then delays no READ. That connection is made at the first change.
 
 #![allow(unsafe_code)]
 
