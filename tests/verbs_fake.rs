@@ -135,11 +135,13 @@ stories! {
         tiny_devices,
         servers_that_are_full,
         failed_handshakes,
+        clients_that_never_join,
         welcomes_that_are_changed,
         hanging_up_while_asking,
         a_callback_that_panics,
         costs_of_a_batch,
         answers_that_come_first,
+        answers_that_fit_into_a_message,
         receives_that_come_back_late,
         #[cfg(feature = "herd")]
         herd_over_uc_and_rc,
@@ -731,6 +733,18 @@ fn failed_handshakes(fake: &Fake) {
     let GetError::Connect(_) = other.get(&ours(1).0).expect_err("no server") else { panic!() };
 }
 
+/// A client that does not join is hung up on after some time, even if nothing else happens.
+fn clients_that_never_join(_: &Fake) {
+    let server = serve(128);
+    let mut stream = TcpStream::connect((place(&server).host(), place(&server).port())).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let begun = Instant::now();
+    let mut said = Vec::new();
+    stream.read_to_end(&mut said).expect("the server hangs up");
+    assert!(said.len() > 4, "its challenge");
+    assert!(begun.elapsed() >= Duration::from_secs(4), "{:?}: too early", begun.elapsed());
+}
+
 /// The client rejects welcomes that were changed on the way, and accepts the same ones unchanged.
 fn welcomes_that_are_changed(_: &Fake) {
     let server = serve(128);
@@ -867,6 +881,21 @@ fn answers_that_come_first(fake: &Fake) {
         }
         check_all(&mut client, KEYS);
         assert_eq!(client.stats().reattached, 0);
+    }
+}
+
+/// A message holds as many requests as have room for their longest replies in one message.
+fn answers_that_fit_into_a_message(_: &Fake) {
+    // The length of a message, of a frame's head, and of the longest reply.
+    let frames = 4096 / (16 + size_of::<oneread::ServerStats>());
+    let server = serve(2000);
+    let mut client = connect(&server);
+    for (pairs, messages) in [(1, 1), (frames, 1), (frames + 1, 2), (3 * frames, 3), (3 * frames + 1, 4)] {
+        let pairs: Vec<_> = (0..pairs as u32).map(|n| (key(n, 16), b"value")).collect();
+        let before = client.queue_counts().unwrap().messages;
+        assert!(client.put_many(&pairs).unwrap().iter().all(Result::is_ok));
+        let asked = client.queue_counts().unwrap().messages - before;
+        assert_eq!(asked, messages, "{} pairs", pairs.len());
     }
 }
 

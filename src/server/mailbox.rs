@@ -186,6 +186,20 @@ mod tests {
         Instant::now() + Duration::from_secs(3600)
     }
 
+    /// The memory of a mailbox is freed with the server's end, whether its cells are polled or not.
+    #[test]
+    fn a_dropped_mailbox_keeps_no_memory() {
+        for is_awake in [true, false] {
+            let (mut end, mailbox, _shared) = end();
+            if !is_awake {
+                assert!(end.rests(later()));
+            }
+            ask(&mailbox, 1);
+            drop(end);
+            assert_eq!(glance(mailbox.request(1)).sequence, 0, "awake: {is_awake}");
+        }
+    }
+
     /// The last check finds a request that comes between the announcement and that check. Before
     /// the announcement its client would not ring, and after the check the server would not see it.
     #[test]

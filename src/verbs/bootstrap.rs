@@ -323,6 +323,27 @@ mod tests {
         }
     }
 
+    /// The deadline is that of the whole conversation. After it, nothing is sent and nothing is
+    /// read, not even what has come already. Otherwise a server that sends one byte at a time could
+    /// hold a client for long.
+    #[test]
+    fn nothing_is_said_after_the_deadline() {
+        let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = server.local_addr().unwrap().port();
+        let within = Duration::from_secs(60);
+        let mut handshake = Handshake::open("127.0.0.1", port, within).unwrap();
+        let (mut stream, _) = server.accept().unwrap();
+        (0..2).for_each(|_| stream.write_all(&encode(&join(9))).unwrap());
+        assert_eq!(handshake.receive::<Join>().unwrap().endpoint, endpoint(9));
+        handshake.send(&join(9)).unwrap();
+        handshake.deadline = Instant::now();
+        let late = [handshake.receive::<Join>().map(drop), handshake.send(&join(9))];
+        for late in late {
+            let why = late.unwrap_err().to_string();
+            assert!(why.contains("did not answer within 60s"), "{why}");
+        }
+    }
+
     #[test]
     fn messages_round_trip() {
         let join = join(9);
