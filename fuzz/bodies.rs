@@ -5,6 +5,7 @@
 //! something, and a shorter input is a simpler one.
 #![forbid(unsafe_code)]
 
+use oneread::ReadError;
 use oneread::fabric::landed::LandedWindow;
 use oneread::fabric::shm::Shm;
 use oneread::fabric::{Fabric, ReadId};
@@ -19,7 +20,7 @@ use oneread::layout::geometry::{SlotIx, Window};
 use oneread::layout::hash::Seeds;
 use oneread::layout::slot::{Content, Identity, check, encode};
 use oneread::layout::superblock::{FORMAT_VERSION, MAGIC, SUPERBLOCK_WORDS, Superblock, SuperblockError};
-use oneread::reader::{Limits, ReadError, Reader};
+use oneread::reader::{Limits, Reader};
 use oneread::region::{Backing, Region};
 use oneread::sim::{Bytes, Hardware, Instant, Recorder, Unit, Witness};
 use oneread::sim::{KeyNumber, PlannedGet, Scene, Violation, World};

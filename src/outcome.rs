@@ -1,5 +1,8 @@
-//! What a change may do, what it did, and why it failed. The index decides it, frames carry it, and
-//! clients return it.
+//! What a change may do, what it did, and why it or a GET failed: what the index, the readers and the
+//! fabrics decide, frames carry, and clients return.
+
+use crate::get::Retry;
+use std::time::Duration;
 
 /// What a put found and did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +73,43 @@ fn mend(given: usize, max: usize, what: &str) -> String {
         return String::new();
     }
     format!("; longer ones need a new table, with a larger {what}_max")
+}
+
+/// Why a GET gave no answer, whatever the fabric. What a fabric can fail with besides is its own
+/// ([`Fabric::Error`](crate::Fabric::Error)).
+#[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ReadError {
+    /// The key's length is out of range.
+    #[error("the key is {given} bytes long, this table takes 1 to {max}")]
+    KeyLength {
+        /// Length given.
+        given: usize,
+        /// Longest allowed.
+        max: usize,
+    },
+    /// The bound on retries was reached.
+    #[error(
+        "{retries} looks in a row were inconclusive (last cause: {last:?}); the slot is rewritten without pause, or the server was suspended or killed in the middle of writing it"
+    )]
+    Contended {
+        /// Passes made.
+        retries: u32,
+        /// Why the last one was inconclusive.
+        last: Retry,
+    },
+    /// The deadline was reached.
+    #[error(
+        "no conclusive look within {deadline:?} ({retries} retries, last cause: {last:?}); the server may have been suspended or killed in the middle of writing the slot"
+    )]
+    Deadline {
+        /// The bound.
+        deadline: Duration,
+        /// Passes made.
+        retries: u32,
+        /// Why the last one was inconclusive.
+        last: Retry,
+    },
 }
 
 /// Counts of what the server did. See [`Index::counts`](crate::Index::counts).

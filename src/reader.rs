@@ -5,6 +5,7 @@ use crate::clock::Clock;
 use crate::fabric::{Fabric, ReadId};
 use crate::get::{Get, Retry, Step};
 use crate::layout::geometry::{Geometry, Window};
+use crate::outcome::ReadError;
 use std::time::Duration;
 
 /// Bounds of one GET. The first one reached ends it.
@@ -50,43 +51,6 @@ impl Limits {
     pub const fn deadline(self, deadline: Duration) -> Limits {
         Limits { deadline, ..self }
     }
-}
-
-/// Why a GET gave no answer, whatever the fabric. What a fabric can fail with besides is its own
-/// ([`Fabric::Error`]).
-#[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ReadError {
-    /// The key's length is out of range.
-    #[error("the key is {given} bytes long, this table takes 1 to {max}")]
-    KeyLength {
-        /// Length given.
-        given: usize,
-        /// Longest allowed.
-        max: usize,
-    },
-    /// The bound on retries was reached.
-    #[error(
-        "{retries} looks in a row were inconclusive (last cause: {last:?}); the slot is rewritten without pause, or the server was suspended or killed in the middle of writing it"
-    )]
-    Contended {
-        /// Passes made.
-        retries: u32,
-        /// Why the last one was inconclusive.
-        last: Retry,
-    },
-    /// The deadline was reached.
-    #[error(
-        "no conclusive look within {deadline:?} ({retries} retries, last cause: {last:?}); the server may have been suspended or killed in the middle of writing the slot"
-    )]
-    Deadline {
-        /// The bound.
-        deadline: Duration,
-        /// Passes made.
-        retries: u32,
-        /// Why the last one was inconclusive.
-        last: Retry,
-    },
 }
 
 /// What was asked of the fabric. Add them up with `+=`.

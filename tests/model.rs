@@ -279,7 +279,7 @@ fn boundaries(preset: &Preset, key_max: usize, value_max: usize) {
         assert_eq!(table.index.put(&key, b"", PutMode::Update), Err(wrong.clone()));
         assert_eq!(table.index.remove(&key), Err(wrong));
         let max = key_max;
-        let wrong = oneread::reader::ReadError::KeyLength { given, max };
+        let wrong = oneread::ReadError::KeyLength { given, max };
         assert_eq!(table.index.reader().get_into(&key, &mut Vec::new()), Err(wrong.clone()));
         let many = table.index.reader().get_many(&[vec![1], key], |_, _| panic!("checked first"));
         assert_eq!(many, Err(wrong));

@@ -7,6 +7,7 @@
 mod common;
 
 use common::*;
+use oneread::ReadError;
 use oneread::fabric::shm::Shm;
 use oneread::index::{RecoverError, Recovered};
 use oneread::inspect::Inspector;
@@ -16,7 +17,7 @@ use oneread::layout::hash::Seeds;
 use oneread::layout::slot::{Content, Header, Identity, SlotShape, Torn, check, encode};
 use oneread::layout::superblock::{FORMAT_VERSION, Superblock, SuperblockError};
 use oneread::placement::Preset;
-use oneread::reader::{Limits, ReadError, Reader};
+use oneread::reader::{Limits, Reader};
 use oneread::region::{Backing, Region};
 use oneread::{
     Address, Clock, Config, Index, PutMode, ServeError, Server, ServerConfig, StartMode, TableSize,

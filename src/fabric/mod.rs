@@ -8,7 +8,7 @@ pub mod shm;
 
 use crate::get::{Landed, Proof};
 use crate::layout::geometry::Window;
-use crate::reader::ReadError;
+use crate::outcome::ReadError;
 
 /// Which GET of a batch a READ belongs to.
 pub type ReadId = u32;

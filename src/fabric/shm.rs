@@ -11,7 +11,7 @@ use crate::get::{Landed, Look, Proof};
 use crate::layout::control::move_counter_word;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::mapped;
-use crate::reader::ReadError;
+use crate::outcome::ReadError;
 use crate::region::Region;
 use crate::sync::{Ordering, fence};
 use smallvec::SmallVec;

@@ -2,7 +2,7 @@
 
 use crate::index::Index;
 use crate::outcome::PutError;
-use crate::reader::ReadError;
+use crate::outcome::ReadError;
 use crate::region::Region;
 use crate::wire::{Reply, Request, ServerStats};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

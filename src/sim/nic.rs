@@ -9,7 +9,7 @@ use crate::layout::control::move_counter_word;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::slot::{COPY_SHIFT, View};
 use crate::layout::{LINE, WORD};
-use crate::reader::ReadError;
+use crate::outcome::ReadError;
 use std::cell::Cell;
 use std::ops::Range;
 use std::rc::Rc;

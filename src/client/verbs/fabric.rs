@@ -7,7 +7,7 @@ use crate::fabric::landed::LandedWindow;
 use crate::fabric::{Fabric, ReadId};
 use crate::get::Proof;
 use crate::layout::geometry::Window;
-use crate::reader::ReadError;
+use crate::outcome::ReadError;
 use crate::verbs::error::VerbsError;
 use std::time::Duration;
 

@@ -12,7 +12,8 @@ use super::{
 use crate::address::Address;
 use crate::clock::Clock;
 use crate::layout::geometry::Geometry;
-use crate::reader::{ReadError, Reader};
+use crate::outcome::ReadError;
+use crate::reader::Reader;
 use crate::sync::lock;
 use crate::verbs::QueueCounts;
 use crate::verbs::VerbsAddress;
