@@ -7,8 +7,9 @@
 //! threads and rounds, ONEREAD_MILLIS (1000) the length of a round.
 
 use oneread::server::ServerConfig;
-use oneread::verbs::{DeviceChoice, QueueCounts, VerbsAddress, VerbsOptions, Wait};
-use oneread::{Address, Client, ClientOptions, Config, Server, TableSize};
+use oneread::verbs::{DeviceChoice, QueueCounts, VerbsOptions, Wait};
+use oneread::{Address, BatchAnswer, Client, ClientOptions, Config, Server, TableSize, VerbsAddress};
+use std::ops::ControlFlow;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
@@ -53,20 +54,21 @@ fn round(client: &Client, threads: usize, batch: usize, length: Duration) -> Rou
                         if batch == 1 {
                             found += u32::from(client.get_into(&keys[0], &mut value).expect("an answer"));
                         } else {
-                            let each = |_, value: Option<&[u8]>| found += u32::from(value.is_some());
-                            client.get_many_with(&keys, each).expect("answers");
+                            let each = |_, value: BatchAnswer<'_>| {
+                                found += u32::from(matches!(value, Ok(Some(_))));
+                                ControlFlow::<()>::Continue(())
+                            };
+                            let _ = client.get_many_with(&keys, each).expect("answers");
                         }
                         assert_eq!(found as usize, batch, "a key that is there was not found");
                         let then = std::mem::replace(&mut now, Instant::now());
                         times.push((now - then).as_nanos().min(u32::MAX.into()) as u32);
                     }
                     let after = client.queue_counts().unwrap_or_default();
-                    let counts = QueueCounts {
-                        doorbells: after.doorbells - before.doorbells,
-                        reads: after.reads - before.reads,
-                        completions: after.completions - before.completions,
-                        ..QueueCounts::default()
-                    };
+                    let mut counts = QueueCounts::default();
+                    counts.doorbells = after.doorbells - before.doorbells;
+                    counts.reads = after.reads - before.reads;
+                    counts.completions = after.completions - before.completions;
                     (gets, times, counts)
                 })
             })

@@ -1,6 +1,7 @@
 //! Addresses of servers: `shm:/path/to/socket` or `verbs://host:port`.
 
-use crate::verbs::VerbsAddress;
+use crate::place;
+use crate::verbs::{DeviceChoice, host_and_port, is_mtu};
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -44,7 +45,7 @@ pub enum AddressError {
         fabric: String,
     },
     /// A path too long for a Unix socket.
-    #[error("the socket path is {length} bytes long, the operating system allows 107: {}", path.display())]
+    #[error("the socket path is {length} bytes long, the operating system allows {SOCKET_PATH_MAX}: {}", path.display())]
     TooLong {
         /// The path.
         path: PathBuf,
@@ -65,16 +66,22 @@ impl Address {
         }
     }
 
-    /// The default address of this user: `$XDG_RUNTIME_DIR/oneread.sock`, else
-    /// `/run/user/UID/oneread.sock`, else `/tmp/oneread-UID.sock`.
+    /// # Errors
+    /// When no socket can have this address.
+    pub(crate) fn check(&self) -> Result<(), AddressError> {
+        match self.socket().map(|path| (path, path.as_os_str().len())) {
+            Some((path, length)) if length > SOCKET_PATH_MAX => {
+                Err(AddressError::TooLong { path: path.into(), length })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The default address of this user: `oneread.sock` in `$XDG_RUNTIME_DIR`, else in
+    /// `/run/user/UID`, if that folder belongs to this user alone; else in `/run/oneread` for root,
+    /// and in `/tmp/oneread-UID` for others. A server makes the last two, for its user alone.
     pub fn default_of_user() -> Address {
-        let uid = rustix::process::getuid().as_raw();
-        let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|dir| dir.is_dir());
-        let run_user = || Some(PathBuf::from(format!("/run/user/{uid}"))).filter(|dir| dir.is_dir());
-        Address::Shm(match runtime.or_else(run_user) {
-            Some(dir) => dir.join("oneread.sock"),
-            None => PathBuf::from(format!("/tmp/oneread-{uid}.sock")),
-        })
+        Address::Shm(place::sockets().join("oneread.sock"))
     }
 }
 
@@ -108,17 +115,145 @@ impl FromStr for Address {
             }
             _ => return Err(AddressError::Unknown { given: given.into() }),
         };
-        if path.len() > SOCKET_PATH_MAX {
-            return Err(AddressError::TooLong { path: path.into(), length: path.len() });
+        let address = Address::Shm(path.into());
+        address.check()?;
+        Ok(address)
+    }
+}
+
+/// The address of a server with an RDMA device: `verbs://host:port?dev=&port=&gid=&mtu=`.
+///
+/// Host and port are those of the TCP conversation that comes first. The part after `?` is about
+/// this side's device, and may differ between server and client.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct VerbsAddress {
+    host: String,
+    port: u16,
+    /// Boxed, so that errors that hold an address stay small.
+    device: Box<DeviceChoice>,
+}
+
+/// The port when none is named.
+pub const DEFAULT_PORT: u16 = 7471;
+
+impl VerbsAddress {
+    /// The address of the server at this host and port.
+    pub fn new(host: impl Into<String>, port: u16, device: DeviceChoice) -> VerbsAddress {
+        VerbsAddress { host: host.into(), port, device: Box::new(device) }
+    }
+
+    /// The host's name or IP address. For a server, that of the interface to listen at.
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// The TCP port; 0 lets the operating system choose one for a server.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Which device to use on this side.
+    pub fn device(&self) -> &DeviceChoice {
+        &self.device
+    }
+
+    /// The same address with another port.
+    #[must_use]
+    pub fn with_port(&self, port: u16) -> VerbsAddress {
+        VerbsAddress { port, ..self.clone() }
+    }
+}
+
+impl fmt::Display for VerbsAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "verbs://{}", host_and_port(&self.host, self.port))?;
+        let DeviceChoice { device, port, gid, mtu } = &*self.device;
+        let parts = [
+            device.as_ref().map(|device| format!("dev={device}")),
+            port.map(|port| format!("port={port}")),
+            gid.map(|gid| format!("gid={gid}")),
+            mtu.map(|mtu| format!("mtu={mtu}")),
+        ];
+        let mut separator = '?';
+        for part in parts.into_iter().flatten() {
+            write!(f, "{separator}{part}")?;
+            separator = '&';
         }
-        Ok(Address::Shm(path.into()))
+        Ok(())
+    }
+}
+
+impl FromStr for VerbsAddress {
+    type Err = AddressError;
+
+    /// Parses `verbs://HOST:PORT?dev=DEVICE&port=N&gid=INDEX&mtu=BYTES`. Only the host is required.
+    fn from_str(given: &str) -> Result<VerbsAddress, AddressError> {
+        let rest = given.strip_prefix("verbs://").ok_or_else(|| "it does not begin with verbs://".into());
+        rest.and_then(VerbsAddress::parse).map_err(|why| AddressError::Verbs { given: given.into(), why })
+    }
+}
+
+impl VerbsAddress {
+    /// Parses what follows `verbs://`. The error says what is wrong with it.
+    fn parse(rest: &str) -> Result<VerbsAddress, String> {
+        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let place = place.trim_end_matches('/');
+        let (host, port) = match place.strip_prefix('[') {
+            Some(bracketed) => {
+                let (host, port) = bracketed.split_once(']').ok_or("the bracket after [ is missing")?;
+                match port.strip_prefix(':') {
+                    None if !port.is_empty() => return Err(format!("{port:?} after the bracket is no port")),
+                    port => (host, port),
+                }
+            }
+            None => match place.rsplit_once(':') {
+                Some((host, _)) if host.contains(':') => {
+                    return Err(format!(
+                        "an IPv6 address goes in brackets, as in verbs://[{place}]:{DEFAULT_PORT}"
+                    ));
+                }
+                Some((host, port)) => (host, Some(port)),
+                None => (place, None),
+            },
+        };
+        if host.is_empty() {
+            return Err("the host is missing, as in verbs://server.example:7471".into());
+        }
+        let port = match port {
+            None => DEFAULT_PORT,
+            Some(port) => port.parse().map_err(|_| format!("{port:?} is no TCP port (0 to 65535)"))?,
+        };
+        let mut device = DeviceChoice::default();
+        for part in query.split('&').filter(|part| !part.is_empty()) {
+            let (name, value) = part.split_once('=').unwrap_or((part, ""));
+            let wrong = |wants: &str| format!("{name}={value}: {wants}");
+            match name {
+                "dev" if !value.is_empty() => device.device = Some(value.into()),
+                "dev" => return Err(wrong("name a device, as in dev=mlx5_0")),
+                "port" => {
+                    device.port = Some(value.parse().map_err(|_| wrong("a device's ports are 1 to 255"))?);
+                }
+                "gid" => {
+                    let gid = value
+                        .parse::<u8>()
+                        .map_err(|_| wrong("an index in the port's GID table, 0 to 255"))?;
+                    device.gid = Some(gid.into());
+                }
+                "mtu" => {
+                    let mtu = value.parse().ok().filter(|mtu: &u32| is_mtu(*mtu));
+                    device.mtu =
+                        Some(mtu.ok_or_else(|| wrong("a path MTU is 256, 512, 1024, 2048 or 4096"))?);
+                }
+                _ => return Err(format!("{name:?} is none of dev, port, gid and mtu")),
+            }
+        }
+        Ok(VerbsAddress::new(host, port, device))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verbs::DeviceChoice;
     use proptest::prelude::{ProptestConfig, Strategy, any, prop_assert_eq, prop_oneof, proptest};
 
     #[test]
@@ -176,6 +311,41 @@ mod tests {
             prop_assert_eq!(address.to_string().parse(), Ok(address.clone()));
             prop_assert_eq!(address.to_string().parse(), Ok(Address::Verbs(address)));
         });
+    }
+
+    #[test]
+    fn verbs_addresses_are_parsed() {
+        for (given, shown) in [
+            ("h", "verbs://h:7471"),
+            ("h:1/", "verbs://h:1"),
+            ("10.0.0.1:0", "verbs://10.0.0.1:0"),
+            ("[fe80::1]", "verbs://[fe80::1]:7471"),
+            ("[::1]:9?mtu=1024&dev=mlx5_0", "verbs://[::1]:9?dev=mlx5_0&mtu=1024"),
+            ("h?dev=&", ""),
+            ("h?dev=rxe0&port=2&gid=3&mtu=4096", "verbs://h:7471?dev=rxe0&port=2&gid=3&mtu=4096"),
+            ("", ""),
+            (":7", ""),
+            ("h:x", ""),
+            ("h:70000", ""),
+            ("::1", ""),
+            ("[::1", ""),
+            ("[::1]7", ""),
+            ("[h]:9", "verbs://h:9"),
+            ("h?mtu=1000", ""),
+            ("h?port=0", ""),
+            ("h?gid=-1", ""),
+            ("h?gid=256", ""),
+            ("h?colour=red", ""),
+        ] {
+            assert!(given.parse::<VerbsAddress>().is_err(), "{given}: nothing in front");
+            match format!("verbs://{given}").parse::<VerbsAddress>() {
+                Ok(address) => assert_eq!(address.to_string(), shown, "{given}"),
+                Err(AddressError::Verbs { why, .. }) => {
+                    assert!(shown.is_empty() && !why.is_empty(), "{given}: {why}");
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
     }
 
     /// Each error carries the text that was given and says what is wrong with it.

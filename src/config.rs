@@ -3,12 +3,13 @@
 //! [`crate::layout::geometry`] derives the bytes of a table from them.
 
 use crate::families::presets;
-use crate::layout::geometry::{Family, GRACE_MAX, Geometry, HOMES_MAX, Layout, OVERFLOW_BLOCKS_MAX};
+use crate::layout::geometry::{Derived, Family, GRACE_MAX, Geometry, HOMES_MAX, Layout, OVERFLOW_BLOCKS_MAX};
 use crate::layout::hash::{Seeds, mix};
 use crate::layout::slot::{KEY_MAX, SLOT_BYTES_MAX, SlotShape};
 use crate::placement::Preset;
 use crate::setters::setters;
 use std::fmt;
+use std::io;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -78,6 +79,15 @@ pub enum TableSize {
     Slots(u64),
 }
 
+impl fmt::Display for TableSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TableSize::Keys(n) => write!(f, "{n} keys"),
+            TableSize::Slots(n) => write!(f, "{n} main slots"),
+        }
+    }
+}
+
 /// What a table is made from. All lengths are in bytes.
 ///
 /// ```
@@ -130,7 +140,7 @@ impl Default for Config {
 }
 
 /// Why a table cannot be made from a [`Config`].
-#[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
     /// No preset of that name.
@@ -195,10 +205,10 @@ pub enum ConfigError {
         allowed: String,
     },
     /// The operating system gave no random bytes for the seeds.
-    #[error("no random bytes for the hash seeds: {reason}; give seeds of your own")]
+    #[error("no random bytes for the hash seeds; give seeds of your own")]
     Seeds {
-        /// The operating system's reason.
-        reason: String,
+        /// The operating system's answer.
+        source: io::Error,
     },
 }
 
@@ -210,6 +220,26 @@ impl Config {
     /// The same as [`Config::default`].
     pub fn new() -> Config {
         Config::default()
+    }
+
+    /// The largest size whose table, otherwise like this one, takes at most so many bytes. `None` if
+    /// there is none.
+    pub(crate) fn fitting(&self, bytes: u64) -> Option<TableSize> {
+        let (most, sized): (u64, fn(u64) -> TableSize) = match self.size {
+            TableSize::Keys(n) => (n, TableSize::Keys),
+            TableSize::Slots(n) => (n, TableSize::Slots),
+        };
+        let seeds = self.seeds.unwrap_or(Seeds::from_number(0));
+        let fits = |n| {
+            let config = Config { size: sized(n), seeds: Some(seeds), ..*self };
+            config.geometry().is_ok_and(|geometry| geometry.region_bytes() <= bytes)
+        };
+        let (mut fit, mut beyond) = (0, most.saturating_add(1));
+        while beyond - fit > 1 {
+            let middle = fit + (beyond - fit) / 2;
+            if fits(middle) { fit = middle } else { beyond = middle }
+        }
+        (fit > 0).then(|| sized(fit))
     }
 
     /// Computes the geometry of the table. Draws random seeds if there are none; otherwise the
@@ -259,20 +289,21 @@ impl Config {
         let overflow_blocks = layout.overflow_blocks(homes * b);
         let seeds = match self.seeds {
             Some(seeds) => seeds,
-            None => Seeds::random().map_err(|e| ConfigError::Seeds { reason: e.to_string() })?,
+            None => Seeds::random().map_err(|source| ConfigError::Seeds { source })?,
         };
-        Ok(Geometry::assemble(
+        Ok(Geometry {
             layout,
             shape,
-            self.key_max,
-            self.value_max,
+            key_max: self.key_max,
+            value_max: self.value_max,
             homes,
             overflow_blocks,
-            self.grace,
+            grace: self.grace,
             // Random like the seeds, so that slots of another table do not validate in this one.
-            mix(seeds.0[2][3]),
+            generation: mix(seeds.shard[3]),
             seeds,
-        ))
+            derived: Derived::of(layout, shape, &seeds),
+        })
     }
 }
 
@@ -299,6 +330,13 @@ impl Layout {
 mod tests {
     use super::*;
     use proptest::prelude::{Just, any, prop_assert_eq, prop_oneof, proptest};
+
+    /// Two errors are the same if they show the same: an [`io::Error`] cannot be compared.
+    impl PartialEq for ConfigError {
+        fn eq(&self, other: &ConfigError) -> bool {
+            format!("{self:?}") == format!("{other:?}")
+        }
+    }
 
     fn parsed(text: &str) -> Layout {
         text.parse().unwrap_or_else(|e| panic!("{e}"))
@@ -418,7 +456,7 @@ mod tests {
                 Config { size: TableSize::Slots(max), layout, value_max: 3_000, ..Config::default() };
             let it = config.geometry().unwrap();
             assert!(
-                it.region_bytes() == 8_192 + it.slots() * it.shape().bytes() as u64
+                it.region_bytes() == it.table_offset() + it.slots() * it.shape().bytes() as u64
                     && it.overflow_blocks() < 1 << 24
             );
         }

@@ -8,8 +8,8 @@
 
 use crate::layout::geometry::{Family, Geometry, SlotIx, Window};
 use crate::layout::hash::Hashed;
-use crate::placement::Destination;
 use crate::placement::Preset;
+use crate::placement::{Destination, GivesWay};
 use crate::{chained, cuckoo, hopscotch};
 use smallvec::SmallVec;
 
@@ -76,6 +76,24 @@ pub(crate) fn destinations(
         Family::Cuckoo => cuckoo::mutation::destinations(geometry, key, at),
         Family::Hopscotch => hopscotch::mutation::destinations(geometry, key),
         Family::Chained => chained::mutation::destinations(geometry, key, at),
+    }
+}
+
+/// Whether a key in its primary window may give way within it, and whether into another window. The
+/// same as [`destinations`] says, for whoever knows the key's window and not the key.
+pub(crate) fn gives_way(geometry: &Geometry) -> GivesWay {
+    match geometry.layout().family {
+        Family::Cuckoo => GivesWay { at_home: true, displaced: true },
+        Family::Hopscotch => GivesWay { at_home: true, displaced: false },
+        Family::Chained => GivesWay { at_home: false, displaced: false },
+    }
+}
+
+/// What decides where room is looked for: the key itself, or only its home.
+pub(crate) fn looks_for_room_from(geometry: &Geometry, key: Hashed<'_>) -> u64 {
+    match geometry.layout().family {
+        Family::Cuckoo => key.first().0,
+        Family::Hopscotch | Family::Chained => key.home(),
     }
 }
 

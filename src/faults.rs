@@ -48,6 +48,8 @@ pub enum Rule {
     CountBeforeErase,
     /// G6: the shm reader compares the counter of begun moves before it reports a miss.
     MoveCounter,
+    /// G8: the bytes of a key stay the same as long as the key stays in its slot.
+    KeyBytes,
     /// M3: a slot with a ghost does not give up its occupant.
     OneGhost,
     /// B1: a block is linked before a key is written into it.
@@ -80,12 +82,38 @@ pub enum Rule {
     /// A3: a side that goes to sleep fences its announcement before its last look. A side that
     /// stored fences its store before it looks for the announcement.
     BellFence,
+    /// U1: a slot with a key in it is written over only when an undo line keeps its image.
+    Undo,
+    /// U1: the undo line keeps the image before the slot's stamp becomes odd.
+    UndoFirst,
+    /// U2: the undo line keeps the image until the slot's stamps are even again.
+    UndoStays,
+    /// U3: one thread at a time uses an undo line.
+    UndoClaim,
+    /// U4: a takeover restores images before it mends other slots.
+    RestoreFirst,
+    /// U4: a takeover restores an image only while the slot's stamp is the image's plus one.
+    RestoreStamp,
+    /// U4: an undo line keeps the image until the slot is restored.
+    RestoreStays,
+    /// U5: a write over a slot left odd skips the stamp that the torn write would have had.
+    TornStamp,
+    /// T6: a server that stops hands its table over only when no trace is left.
+    StopAtRest,
+    /// T6: the state says that the server has stopped only when the handover is complete.
+    StopLast,
+    /// T7: a server says that it has the table before it takes a handover.
+    HandoverOnce,
+    /// T7: a handover counts only if its CRCs fit and no undo line names a slot.
+    HandoverCheck,
+    /// T7: a register that was handed over is read before its stripe is used.
+    HandoverRead,
 }
 
 #[cfg(feature = "faults")]
 impl Rule {
     /// The last rule.
-    const LAST: Rule = Rule::BellFence;
+    const LAST: Rule = Rule::HandoverRead;
 
     /// The rule's bit in a set of rules.
     const fn bit(self) -> u64 {
@@ -95,7 +123,6 @@ impl Rule {
 }
 
 /// The rules broken on a thread, and the waits shortened there.
-#[cfg(feature = "sim")]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Faults {
     #[cfg(feature = "faults")]
@@ -215,7 +242,6 @@ pub(crate) fn wait_ns(rule: Rule, right_ns: u64) -> u64 {
 }
 
 /// The faults of this thread, for [`break_all`] on another thread.
-#[cfg(feature = "sim")]
 pub(crate) fn all_broken() -> Faults {
     #[cfg(feature = "faults")]
     return Faults { rules: RULES.get(), waits: WAITS.get() };
@@ -224,7 +250,6 @@ pub(crate) fn all_broken() -> Faults {
 }
 
 /// Sets these faults on this thread, for good.
-#[cfg(feature = "sim")]
 pub(crate) fn break_all(faults: Faults) {
     #[cfg(feature = "faults")]
     {
@@ -233,6 +258,27 @@ pub(crate) fn break_all(faults: Faults) {
     }
     #[cfg(not(feature = "faults"))]
     let _ = faults;
+}
+
+/// How many more stores into region files this process makes before it is killed.
+#[cfg(feature = "faults")]
+static STORES_LEFT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(u64::MAX);
+
+/// Kills this process (SIGKILL) when it has stored so many more words into region files, and is about
+/// to store another.
+#[cfg(feature = "faults")]
+pub fn kill_after_stores(stores: u64) {
+    STORES_LEFT.store(stores, std::sync::atomic::Ordering::Relaxed);
+}
+
+/// This process is about to store a word into a region file.
+#[cfg(feature = "faults")]
+pub(crate) fn before_store() {
+    use std::sync::atomic::Ordering::Relaxed;
+    if STORES_LEFT.load(Relaxed) != u64::MAX && STORES_LEFT.fetch_sub(1, Relaxed) == 0 {
+        let killed = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+        unreachable!("killed: {killed:?}");
+    }
 }
 
 /// Breaks a rule, or shortens its wait, on the thread that made this, until it is dropped.

@@ -1,11 +1,31 @@
 #![doc = include_str!("docs/links.md")]
 #![doc = include_str!("../README.md")]
+//!
+//! ## Which types
+//!
+//! | to | take |
+//! |---|---|
+//! | serve a table | [`Server`], with a [`ServerConfig`] around the table's [`Config`] |
+//! | keep a table over restarts | [`Backing::File`] with [`StartMode::OpenOrCreate`] |
+//! | change or read it in the server's own process | [`Server::index`]: an [`Index`] |
+//! | get and change keys from elsewhere | [`Client`], one clone for each thread; [`ClientOptions`] |
+//! | say where the server is | [`Address`] |
+//! | bound what a GET or a change may take | [`ClientOptions::limits`], [`ClientOptions::deadline`] |
+//! | see why a GET, a change or a start failed | [`GetError`], [`MutateError`], [`ConnectError`], [`ServeError`] |
+//! | go over RDMA (feature `verbs`) | [`VerbsAddress`], [`VerbsOptions`], [`Token`] |
+//! | choose a layout | [`Config::layout`] and [`presets`] |
+//! | count | [`Client::stats`], [`Server::stats`] |
+//! | have a table without a server or sockets | [`Region`], [`Index`] and [`Reader`] over a [`Fabric`] |
+//!
+//! `examples/server.rs` and `examples/client.rs` are whole programs, `examples/tokio.rs` is a client
+//! in an async one.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod address;
 mod chained;
 mod clock;
 mod config;
+mod cores;
 mod cuckoo;
 pub mod docs;
 #[cfg(feature = "herd")]
@@ -16,8 +36,13 @@ mod loom_tests;
 mod mailbox;
 mod observe;
 mod outcome;
+#[cfg(feature = "plan")]
+pub mod plan;
+mod room;
 mod setters;
+mod start;
 mod sync;
+mod values;
 
 // Public for the tests, the fuzz targets, the benches and the command. Not for embedders.
 #[doc(hidden)]
@@ -37,6 +62,8 @@ pub mod inspect;
 #[doc(hidden)]
 pub mod layout;
 #[doc(hidden)]
+pub mod place;
+#[doc(hidden)]
 pub mod placement;
 #[doc(hidden)]
 pub mod reader;
@@ -53,9 +80,10 @@ pub mod verbs;
 pub mod wire;
 
 // What an embedder needs to configure, to call, to handle errors and to read counts.
-pub use address::{Address, AddressError};
+pub use address::{Address, AddressError, VerbsAddress};
 pub use client::{
-    Client, ClientOptions, ClientStats, ConnectError, GetError, LinkError, MutateError, RequestPath,
+    BatchAnswer, ChangeCounts, Client, ClientCounters, ClientOptions, ClientStats, ConnectError,
+    FailureCounts, GetError, LinkError, MutateError, RequestCounts, RequestPath,
 };
 pub use clock::Clock;
 pub use config::{Config, ConfigError, TableSize};
@@ -66,12 +94,16 @@ pub use index::{Index, RecoverError, Recovered};
 pub use layout::geometry::{Family, Geometry, Layout};
 pub use layout::hash::Seeds;
 pub use layout::superblock::SuperblockError;
-pub use outcome::{IndexCounts, PutError, PutMode, PutOutcome, ReadError};
+pub use outcome::{IndexCounts, KeyLengthError, PutError, PutMode, PutOutcome, ReadError, SwapOutcome};
+pub use place::PlaceError;
 pub use placement::Preset;
 pub use reader::{GetStats, Limits, ReadCounts, Reader};
 pub use region::{Backing, Region, RegionError};
-pub use server::{MailboxCounts, RegisterProgress, ServeError, Server, ServerConfig, StartMode};
-pub use verbs::{DeviceChoice, Token, VerbsAddress, VerbsOptions, Wait};
+pub use server::{MailboxCounts, ServeError, Server, ServerConfig, StartMode, StartProgress, StartStep};
+pub use values::Values;
+#[cfg(feature = "verbs")]
+pub use verbs::gid::{GidError, GidMismatch};
+pub use verbs::{DeviceChoice, Token, VerbsOptions, Wait};
 #[cfg(feature = "verbs")]
 pub use verbs::{QueueCounts, SetupError, VerbsError};
-pub use wire::{ServerStats, WireError};
+pub use wire::{Refusal, ServerStats, WireError};

@@ -80,6 +80,35 @@ impl Observed {
     }
 }
 
+/// The same observer, borrowed. Takes no room without the feature `sim`.
+#[derive(Clone, Copy)]
+pub(crate) struct ObservedBy<'a>(
+    #[cfg(feature = "sim")] &'a Observed,
+    #[cfg(not(feature = "sim"))] std::marker::PhantomData<&'a Observed>,
+);
+
+impl<'a> From<&'a Observed> for ObservedBy<'a> {
+    #[inline(always)]
+    fn from(observed: &'a Observed) -> ObservedBy<'a> {
+        #[cfg(feature = "sim")]
+        return ObservedBy(observed);
+        #[cfg(not(feature = "sim"))]
+        {
+            let _ = observed;
+            ObservedBy(std::marker::PhantomData)
+        }
+    }
+}
+
+impl ObservedBy<'_> {
+    /// Reports that words are about to be loaded.
+    #[inline(always)]
+    pub fn access(self) {
+        #[cfg(feature = "sim")]
+        self.0.access();
+    }
+}
+
 /// Reports that this thread is about to take a lock. `is_free` says whether it would get it now.
 #[cfg(not(loom))]
 #[inline(always)]

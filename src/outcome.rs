@@ -17,6 +17,17 @@ pub enum PutOutcome {
     Missing,
 }
 
+/// What a compare-and-swap found and did ([`Client::compare_and_swap`](crate::Client::compare_and_swap)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SwapOutcome {
+    /// The key had the expected value and has the new one.
+    Swapped,
+    /// The key has another value and keeps it.
+    Differs,
+    /// The key is absent and stays absent.
+    Absent,
+}
+
 /// What a put may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PutMode {
@@ -75,6 +86,22 @@ fn mend(given: usize, max: usize, what: &str) -> String {
     format!("; longer ones need a new table, with a larger {what}_max")
 }
 
+/// A key of a batch that the table cannot hold: empty, or too long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}", ReadError::from(*self))]
+pub struct KeyLengthError {
+    /// Length given.
+    pub given: usize,
+    /// Longest allowed.
+    pub max: usize,
+}
+
+impl From<KeyLengthError> for ReadError {
+    fn from(KeyLengthError { given, max }: KeyLengthError) -> ReadError {
+        ReadError::KeyLength { given, max }
+    }
+}
+
 /// Why a GET gave no answer, whatever the fabric. What a fabric can fail with besides is its own
 /// ([`Fabric::Error`](crate::Fabric::Error)).
 #[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
@@ -112,8 +139,15 @@ pub enum ReadError {
     },
 }
 
+/// An error and its causes in one line, for a log or a frame.
+pub(crate) fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
+    let causes = std::iter::successors(error.source(), |&cause| cause.source());
+    causes.fold(error.to_string(), |told, cause| format!("{told}: {cause}"))
+}
+
 /// Counts of what the server did. See [`Index::counts`](crate::Index::counts).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct IndexCounts {
     /// Keys in the table.
     pub keys: u64,

@@ -17,6 +17,15 @@ pub struct Preset {
     pub summary: &'static str,
 }
 
+/// Where keys of a layout may go, from a slot in their primary window.
+#[derive(Clone, Copy, Debug)]
+pub struct GivesWay {
+    /// To another slot of that window.
+    pub at_home: bool,
+    /// To another window, which displaces them.
+    pub displaced: bool,
+}
+
 /// A window that a key may be put into.
 #[derive(Clone, Copy, Debug)]
 pub struct Destination {

@@ -5,7 +5,9 @@ use crate::clock::Clock;
 use crate::fabric::{Fabric, ReadId};
 use crate::get::{Get, Retry, Step};
 use crate::layout::geometry::{Geometry, Window};
-use crate::outcome::ReadError;
+use crate::outcome::{KeyLengthError, ReadError};
+use smallvec::SmallVec;
+use std::ops::ControlFlow;
 use std::time::Duration;
 
 /// Bounds of one GET. The first one reached ends it.
@@ -55,6 +57,7 @@ impl Limits {
 
 /// What was asked of the fabric. Add them up with `+=`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ReadCounts {
     /// READs posted.
     pub reads: u64,
@@ -74,6 +77,7 @@ impl std::ops::AddAssign for ReadCounts {
 
 /// Counts of what GETs did. Add them up with `+=`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct GetStats {
     /// GETs answered.
     pub gets: u64,
@@ -120,12 +124,16 @@ pub struct Reader<'g, F> {
     limits: Limits,
     stats: GetStats,
     reads: ReadCounts,
+    direct: DirectAnswers,
+    /// Where a batch's values land.
+    value: Vec<u8>,
 }
 
 impl<'g, F: Fabric> Reader<'g, F> {
     /// A reader of the table with this geometry.
     pub fn new(fabric: F, geometry: &'g Geometry, clock: Clock, limits: Limits) -> Reader<'g, F> {
-        Reader { fabric, geometry, clock, limits, stats: GetStats::default(), reads: ReadCounts::default() }
+        let (stats, reads, direct, value) = Default::default();
+        Reader { fabric, geometry, clock, limits, stats, reads, direct, value }
     }
 
     /// The fabric.
@@ -140,12 +148,22 @@ impl<'g, F: Fabric> Reader<'g, F> {
 
     /// Counts so far.
     pub fn stats(&self) -> GetStats {
-        self.stats
+        let mut stats = self.stats;
+        stats += GetStats { gets: self.direct.gets(), hits: self.direct.found, ..GetStats::default() };
+        stats
     }
 
     /// What was asked of the fabric so far.
     pub fn read_counts(&self) -> ReadCounts {
-        self.reads
+        let gets = self.direct.gets();
+        let mut counts = self.reads;
+        counts += ReadCounts {
+            reads: gets,
+            bytes: gets * self.geometry.window_bytes(self.geometry.window(0)),
+            doorbells: gets,
+        };
+        counts.doorbells -= self.direct.doorbells_shared;
+        counts
     }
 
     /// Looks `key` up; its value replaces what was in `value`. Returns whether it was found. Usually 1
@@ -156,6 +174,23 @@ impl<'g, F: Fabric> Reader<'g, F> {
     #[inline]
     pub fn get_into(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, F::Error> {
         self.check_key(key)?;
+        let hashed = self.geometry.hashed(key);
+        match self.fabric.get_directly(hashed, value, &mut self.reads) {
+            Some(true) => {
+                self.direct.found += 1;
+                Ok(true)
+            }
+            Some(false) => {
+                self.direct.absent += 1;
+                Ok(false)
+            }
+            None => self.ask_machine(key, value),
+        }
+    }
+
+    /// The whole algorithm.
+    #[inline(never)]
+    fn ask_machine(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, F::Error> {
         let mut get = Get::new(self.geometry, key);
         let home = get.home();
         let mut patience = RetryBudget::default();
@@ -193,6 +228,9 @@ impl<'g, F: Fabric> Reader<'g, F> {
     /// doorbell for all that are ready to follow. Hands each answer to `each` with the key's number in `keys`,
     /// in no particular order.
     ///
+    /// On a fabric whose READs are loads, the keys are looked for in order instead, in blocks of 16
+    /// whose memory accesses overlap.
+    ///
     /// A GET that has to look again rests by itself, while the others go on. While one looks again because it
     /// was late, answers are handed over only when no pass is under way: so a slow `each` makes no GET late twice.
     ///
@@ -205,8 +243,127 @@ impl<'g, F: Fabric> Reader<'g, F> {
         mut each: impl FnMut(usize, Option<&[u8]>),
     ) -> Result<(), F::Error> {
         keys.iter().try_for_each(|key| self.check_key(key.as_ref()))?;
-        let lanes_max = self.fabric.credits().min(keys.len());
-        let mut todo = keys.iter().enumerate();
+        let to_the_end = |number, value: Option<&[u8]>| {
+            each(number, value);
+            ControlFlow::Continue(())
+        };
+        self.get_fitting(keys, to_the_end).map(|_| ())
+    }
+
+    /// Like [`Reader::get_many`], but a key that the table cannot hold has an outcome of its own, after
+    /// those of the others, and `each` may end the batch: it is then not called again. READs that are
+    /// under way are waited for.
+    ///
+    /// # Errors
+    /// As [`Reader::get_many`], but for the lengths of keys.
+    pub fn get_each<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+        mut each: impl FnMut(usize, Result<Option<&[u8]>, KeyLengthError>) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>, F::Error> {
+        if keys.iter().all(|key| self.length_of(key.as_ref()).is_ok()) {
+            return self.get_fitting(keys, |number, value| each(number, Ok(value)));
+        }
+        self.get_fitting_of(keys, &mut each)
+    }
+
+    /// The rest of [`Reader::get_each`] where some keys do not fit.
+    #[cold]
+    fn get_fitting_of<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+        each: &mut impl FnMut(usize, Result<Option<&[u8]>, KeyLengthError>) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>, F::Error> {
+        let (mut fitting, mut others) = (Vec::new(), Vec::new());
+        for (number, key) in keys.iter().enumerate() {
+            match self.length_of(key.as_ref()) {
+                Ok(()) => fitting.push(number),
+                Err(error) => others.push((number, error)),
+            }
+        }
+        let those = self.ask_machines(keys, fitting.into_iter(), |number, value| each(number, Ok(value)))?;
+        if those.is_break() {
+            return Ok(those);
+        }
+        self.fabric.check()?;
+        Ok(others.into_iter().try_for_each(|(number, error)| each(number, Err(error))))
+    }
+
+    /// Looks for keys whose lengths were checked.
+    #[inline]
+    fn get_fitting<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+        mut each: impl FnMut(usize, Option<&[u8]>) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>, F::Error> {
+        if !self.fabric.is_direct() {
+            return self.ask_machines(keys, 0..keys.len(), each);
+        }
+        match self.get_many_directly(keys, &mut each) {
+            ControlFlow::Break(()) => Ok(ControlFlow::Break(())),
+            ControlFlow::Continue(left) if left.is_empty() => Ok(ControlFlow::Continue(())),
+            ControlFlow::Continue(left) => self.ask_machines(keys, left.into_iter(), each),
+        }
+    }
+
+    /// Looks for keys directly, a block of them at a time, so that their lines come in side by side.
+    /// Returns the numbers of those that only the machine can tell.
+    fn get_many_directly<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+        each: &mut impl FnMut(usize, Option<&[u8]>) -> ControlFlow<()>,
+    ) -> ControlFlow<(), Vec<usize>> {
+        /// A core has 10 to 16 line-fill buffers, and a window takes four lines or less.
+        const BLOCK: usize = 16;
+        let mut value = std::mem::take(&mut self.value);
+        let mut left = Vec::new();
+        let mut flow = ControlFlow::Continue(());
+        for (block, first) in keys.chunks(BLOCK).zip((0..).step_by(BLOCK)) {
+            let mut hashed: SmallVec<[_; BLOCK]> = SmallVec::new();
+            hashed.extend(block.iter().map(|key| self.geometry.hashed(key.as_ref())));
+            hashed.iter().for_each(|&key| self.fabric.expect(key));
+            let mut looked = 0;
+            for (number, key) in (first..).zip(hashed) {
+                let before = self.reads.reads;
+                match self.fabric.get_directly(key, &mut value, &mut self.reads) {
+                    Some(true) => {
+                        self.direct.found += 1;
+                        flow = each(number, Some(&value));
+                    }
+                    Some(false) => {
+                        self.direct.absent += 1;
+                        flow = each(number, None);
+                    }
+                    None if self.reads.reads == before => {
+                        left.push(number);
+                        continue;
+                    }
+                    None => left.push(number),
+                }
+                looked += 1;
+                if flow.is_break() {
+                    break;
+                }
+            }
+            // The first windows of a block share a doorbell.
+            self.direct.doorbells_shared += u64::saturating_sub(looked, 1);
+            if flow.is_break() {
+                break;
+            }
+        }
+        self.value = value;
+        flow.map_continue(|()| left)
+    }
+
+    /// Looks for the keys with these numbers, by a machine for each.
+    fn ask_machines<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+        numbers: impl ExactSizeIterator<Item = usize>,
+        mut each: impl FnMut(usize, Option<&[u8]>) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>, F::Error> {
+        let lanes_max = self.fabric.credits().min(numbers.len());
+        let mut todo = numbers.map(|number| (number, &keys[number]));
         let first = todo.by_ref().take(lanes_max);
         let mut lanes: Vec<_> =
             first.map(|(number, key)| PendingGet::new(self.geometry, number, key.as_ref())).collect();
@@ -294,20 +451,28 @@ impl<'g, F: Fabric> Reader<'g, F> {
             let no_pass_under_way =
                 in_flight == 0 && ready.iter().all(|&(token, _)| lanes[token as usize].get.begins_pass());
             if late == 0 || no_pass_under_way {
-                lag.pause(&self.clock, || {
+                let flow = lag.pause(&self.clock, || {
                     for token in answered.drain(..) {
                         let lane = &mut lanes[token as usize];
                         looking_again -= usize::from(lane.patience.retries > 0);
                         late -= usize::from(lane.is_late);
                         self.stats.gets += 1;
                         self.stats.hits += u64::from(lane.is_found);
-                        each(lane.number, lane.is_found.then_some(lane.value.as_slice()));
+                        each(lane.number, lane.is_found.then_some(lane.value.as_slice()))?;
                         if let Some((number, key)) = todo.next() {
                             lane.restart(self.geometry, number, key.as_ref());
                             ready.push((token, lane.get.start()));
                         }
                     }
+                    ControlFlow::Continue(())
                 });
+                if flow.is_break() {
+                    // They must not be taken for READs of the next batch.
+                    while in_flight > 0 {
+                        self.fabric.poll(|_, _| in_flight -= 1)?;
+                    }
+                    return Ok(flow);
+                }
             }
             if !round.answered
                 && let Some(short @ (Rest::Spin | Rest::Yield)) = round.rest
@@ -315,7 +480,7 @@ impl<'g, F: Fabric> Reader<'g, F> {
                 short.take(&self.clock);
             }
         }
-        Ok(())
+        Ok(ControlFlow::Continue(()))
     }
 
     #[inline]
@@ -325,12 +490,35 @@ impl<'g, F: Fabric> Reader<'g, F> {
     }
 
     #[inline]
-    fn check_key(&self, key: &[u8]) -> Result<(), ReadError> {
+    fn check_key(&mut self, key: &[u8]) -> Result<(), F::Error> {
+        match self.length_of(key) {
+            Ok(()) => Ok(()),
+            Err(error) => self.fabric.check().and(Err(ReadError::from(error).into())),
+        }
+    }
+
+    #[inline]
+    fn length_of(&self, key: &[u8]) -> Result<(), KeyLengthError> {
         let max = self.geometry.key_max();
         if key.is_empty() || key.len() > max {
-            return Err(ReadError::KeyLength { given: key.len(), max });
+            return Err(KeyLengthError { given: key.len(), max });
         }
         Ok(())
+    }
+}
+
+/// GETs that a direct look answered. Each read its primary window.
+#[derive(Clone, Copy, Debug, Default)]
+struct DirectAnswers {
+    found: u64,
+    absent: u64,
+    /// Doorbells that are not one for each first window of a look.
+    doorbells_shared: u64,
+}
+
+impl DirectAnswers {
+    fn gets(self) -> u64 {
+        self.found + self.absent
     }
 }
 
@@ -475,10 +663,11 @@ impl Lag {
     }
 
     /// Runs the caller's code.
-    fn pause(&mut self, clock: &Clock, each: impl FnOnce()) {
+    fn pause<R>(&mut self, clock: &Clock, each: impl FnOnce() -> R) -> R {
         let begun_ns = self.since_ns.map(|_| clock.now_ns());
-        each();
+        let result = each();
         self.elsewhere_ns += begun_ns.map_or(0, |begun_ns| clock.now_ns() - begun_ns);
+        result
     }
 }
 
@@ -494,6 +683,7 @@ mod tests {
     use crate::layout::geometry::SlotIx;
     use crate::layout::slot::Header;
     use crate::region::Region;
+    use std::sync::LazyLock;
     use std::time::Instant;
 
     fn pause(patience: &mut RetryBudget, clock: &Clock, limits: &Limits) -> Result<(), ReadError> {
@@ -946,8 +1136,12 @@ mod tests {
     /// On shm a move during a pass is counted and reported as a move. Nothing there is late.
     #[test]
     fn a_move_on_shm_is_not_late() {
-        let geometry: &'static Geometry = Box::leak(Box::new(list()));
-        let region: &'static Region = Box::leak(Box::new(Region::private(geometry.region_bytes())));
+        static TABLE: LazyLock<(Geometry, Region)> = LazyLock::new(|| {
+            let geometry = list();
+            let region = Region::private(geometry.region_bytes());
+            (geometry, region)
+        });
+        let (geometry, region) = &*TABLE;
         let limits = Limits { retries_max: 4, ..Limits::default() };
         for batch in [false, true] {
             let moving = Moving { shm: Shm::new(region, geometry), region, moves: 3 };
@@ -1040,6 +1234,31 @@ mod tests {
             let gets = keys.len() as u64;
             assert_eq!(reader.stats(), GetStats { gets, ..GetStats::default() });
             assert_eq!(reader.fabric().reads, gets);
+        }
+    }
+
+    /// A batch that breaks off reads nothing more, and waits for what is under way: the next one begins
+    /// with an empty queue. So does a GET.
+    #[test]
+    fn nothing_is_under_way_after_a_break() {
+        let geometry = list();
+        for credits in [1, 4, 64] {
+            for last in [1, 3, 20] {
+                let mut reader = reader_of(&geometry, |n| 1 + n % 3, credits, |_| 1_000);
+                let keys: Vec<_> = (0..20).map(u32::to_le_bytes).collect();
+                let mut answered = 0;
+                let flow = reader.get_each(&keys, |_, value| {
+                    assert_eq!(value, Ok(None));
+                    answered += 1;
+                    if answered == last { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+                });
+                assert_eq!((flow, answered), (Ok(ControlFlow::Break(())), last));
+                assert!(reader.fabric().posted.is_empty(), "{credits} credits, broken off at {last}");
+                assert_eq!(reader.stats().gets, last, "only answers count");
+                let mut all = 0;
+                reader.get_many(&keys, |_, _| all += 1).unwrap();
+                assert_eq!((all, reader.get_into(&keys[0], &mut Vec::new())), (20, Ok(false)));
+            }
         }
     }
 

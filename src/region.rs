@@ -11,16 +11,18 @@
 
 #![allow(unsafe_code)]
 
-use crate::layout::WORD;
-use crate::observe::Observed;
+use crate::layout::{WORD, mapped};
+use crate::observe::{Observed, ObservedBy};
+use crate::place::{self, PlaceError};
+use crate::room::{self, Room};
 use crate::sync::{AtomicU64, Ordering};
 use memmap2::{MmapOptions, MmapRaw};
-use rustix::fs::{FlockOperation, MemfdFlags, SealFlags};
+use rustix::fs::{FlockOperation, MemfdFlags, OFlags, SealFlags};
 use std::fmt;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Permissions};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 
@@ -33,8 +35,9 @@ pub enum Backing {
     Anonymous,
     /// Anonymous shared memory in huge pages of 2 MiB.
     HugePages,
-    /// A file, which outlives the server: on tmpfs (`/dev/shm`), hugetlbfs or a disk. Made with mode
-    /// 0600. For a server that takes its table over when it starts again:
+    /// A file, which outlives the server: on tmpfs (`/dev/shm`), hugetlbfs or a disk. It must
+    /// belong to this user or root, and nobody else may write to it; a new table is made with mode 0600, an old
+    /// one may be readable by others. For a server that takes its table over when it starts again:
     ///
     /// ```
     /// # use oneread::{Address, Backing, Client, Config, Server, ServerConfig, StartMode, TableSize};
@@ -44,7 +47,7 @@ pub enum Backing {
     /// let table = Config::new().size(TableSize::Keys(100));
     /// let config = ServerConfig::new(address.clone(), table)
     ///     .backing(Backing::File(path))
-    ///     .start(StartMode::OpenOrCreate(table)); // else a second start is an error
+    ///     .start(StartMode::OpenOrCreate); // else a second start is an error
     /// let server = Server::start(config.clone())?;
     /// Client::connect(&address)?.put(b"key", b"value")?;
     /// server.stop();
@@ -72,7 +75,7 @@ impl fmt::Display for Backing {
 #[non_exhaustive]
 pub enum RegionError {
     /// A system call failed.
-    #[error("{doing} {what}: {source}{}", hint(.source))]
+    #[error("{doing} {what}{}", hint(.source))]
     Os {
         /// What was tried.
         doing: &'static str,
@@ -80,6 +83,36 @@ pub enum RegionError {
         what: String,
         /// The operating system's answer.
         source: io::Error,
+    },
+    /// Memory that is there could not be mapped: the process has no addresses left for it.
+    #[error(
+        "mapping {what} ({bytes} bytes): this process has no address space left for it; raise its limit (RLIMIT_AS, `ulimit -v`)"
+    )]
+    AddressSpace {
+        /// What was to be mapped.
+        what: String,
+        /// Its length.
+        bytes: u64,
+        /// The operating system's answer.
+        source: io::Error,
+    },
+    /// The file, or the folder of a default place, is not this user's alone.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    /// The memory that a server handed over is not sealed, and no file of a trusted user either.
+    #[error(
+        "the server handed over memory that could be made shorter while it is read; it is no server of oneread's"
+    )]
+    Unsealed,
+    /// A new region does not fit into the memory that is left. None was taken.
+    #[error("a region of {need} bytes does not fit: {of} leaves {left} bytes")]
+    NoRoom {
+        /// Bytes needed.
+        need: u64,
+        /// Bytes left.
+        left: u64,
+        /// What bounds them.
+        of: String,
     },
     /// There is no file to open.
     #[error("there is no region file {}; StartMode::OpenOrCreate makes one", path.display())]
@@ -111,15 +144,15 @@ pub enum RegionError {
 fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error().map(rustix::io::Errno::from_raw_os_error) {
         Some(rustix::io::Errno::NOMEM) => {
-            "; not enough memory (or no huge pages: see /proc/sys/vm/nr_hugepages); ask for a smaller table or free some"
+            " (not enough memory, or no huge pages: see /proc/sys/vm/nr_hugepages; ask for a smaller table or free some)"
         }
         Some(rustix::io::Errno::NOSPC) => {
-            "; the file system is full: ask for a smaller table, or serve a file elsewhere"
+            " (the file system is full: ask for a smaller table, or serve a file elsewhere)"
         }
         Some(rustix::io::Errno::ACCESS | rustix::io::Errno::PERM) => {
-            "; check who owns it, or name a file of your own"
+            " (check who owns it, or name a file of your own)"
         }
-        Some(rustix::io::Errno::NOENT) => "; does the folder exist?",
+        Some(rustix::io::Errno::NOENT) => " (does the folder exist?)",
         _ => "",
     }
 }
@@ -129,13 +162,22 @@ fn os(doing: &'static str, what: impl Into<String>) -> impl FnOnce(io::Error) ->
     move |source| RegionError::Os { doing, what, source }
 }
 
+/// Why `bytes` of memory that is there could not be mapped.
+fn unmapped(what: impl Into<String>, bytes: u64) -> impl FnOnce(io::Error) -> RegionError {
+    let what = what.into();
+    move |source| match source.raw_os_error().map(rustix::io::Errno::from_raw_os_error) {
+        Some(rustix::io::Errno::NOMEM) => RegionError::AddressSpace { what, bytes, source },
+        _ => RegionError::Os { doing: "mapping", what, source },
+    }
+}
+
 /// A mapped region. `Send + Sync`: it is only touched word by word.
 pub struct Region {
     base: NonNull<AtomicU64>,
     words: usize,
     writable: bool,
     /// Keeps `base..base + words` where they are.
-    _memory: Memory,
+    memory: Memory,
     /// What clients are handed: cannot be mapped writable. Private memory is not shared.
     share: Option<OwnedFd>,
     /// The memory as a file, open for writing by the one server; also holds the lock that keeps a second
@@ -150,7 +192,7 @@ enum Memory {
     Private(Box<[AtomicU64]>),
 }
 
-// SAFETY: `base` points into `_memory`, which lives as long as the region and is never unmapped or moved
+// SAFETY: `base` points into `memory`, which lives as long as the region and is never unmapped or moved
 // before; all access to it goes through atomics.
 unsafe impl Send for Region {}
 // SAFETY: as above.
@@ -168,6 +210,7 @@ impl Region {
     /// # Errors
     /// [`RegionError`], with the likely cause.
     pub fn create(backing: &Backing, bytes: u64) -> Result<Region, RegionError> {
+        check_room(backing, bytes)?;
         match backing {
             Backing::Anonymous => Region::anonymous(MemfdFlags::empty(), bytes),
             Backing::HugePages => {
@@ -182,6 +225,8 @@ impl Region {
                     return Err(RegionError::Length { path: path.clone(), have, need: bytes });
                 }
                 let name = path.display().to_string();
+                // An empty file that was there may be readable by others.
+                file.set_permissions(Permissions::from_mode(0o600)).map_err(os("protecting", &name))?;
                 file.set_len(bytes).map_err(os("making room in", &name))?;
                 Region::of_file(path, file)
             }
@@ -197,11 +242,21 @@ impl Region {
         Region::of_file(path, file)
     }
 
+    /// Maps a region file for reading only, whether or not a server has it. The file must belong to
+    /// this user or root, and nobody else may write to it.
+    ///
+    /// # Errors
+    /// [`RegionError`] when it is not there, not safe, or cannot be mapped.
+    pub fn open_to_read(path: &Path) -> Result<Region, RegionError> {
+        let file = place::open_file(path, OFlags::RDONLY)?;
+        Region::map_shared(file.into())
+    }
+
     fn of_file(path: &Path, file: File) -> Result<Region, RegionError> {
         let name = path.display().to_string();
         // Clients are handed this second, read-only opening. With a copy of `file` they could
         // write, and would hold its lock (`lock_file`) after the server has died.
-        let share = File::open(path).map_err(os("opening for reading", &name))?;
+        let share = place::open_file(path, OFlags::RDONLY)?;
         let about = |file: &File| file.metadata().map_err(os("reading the length of", &name));
         let (ours, theirs) = (about(&file)?, about(&share)?);
         if (ours.dev(), ours.ino()) != (theirs.dev(), theirs.ino()) {
@@ -209,7 +264,7 @@ impl Region {
             return Err(os("opening for reading", &name)(source));
         }
         let bytes = ours.len();
-        let map = MmapOptions::new().len(bytes as usize).map_raw(&file).map_err(os("mapping", &name))?;
+        let map = MmapOptions::new().len(bytes as usize).map_raw(&file).map_err(unmapped(&name, bytes))?;
         Ok(Region::from_map(map, true, Some(share.into()), Some(file)))
     }
 
@@ -254,7 +309,7 @@ impl Region {
             return Err(os("checking", what)(source));
         }
         let bytes = file.metadata().map_err(os("reading the length of", what))?.len();
-        let map = MmapOptions::new().len(bytes as usize).map_raw(&file).map_err(os("mapping", what))?;
+        let map = MmapOptions::new().len(bytes as usize).map_raw(&file).map_err(unmapped(what, bytes))?;
         Ok(Region::from_map(map, true, None, None))
     }
 
@@ -266,9 +321,30 @@ impl Region {
         let file = File::from(fd);
         let what = "the region the server handed over";
         let bytes = file.metadata().map_err(os("reading the length of", what))?.len();
-        let map =
-            MmapOptions::new().len(bytes as usize).map_raw_read_only(&file).map_err(os("mapping", what))?;
+        let map = MmapOptions::new().len(bytes as usize).map_raw_read_only(&file);
+        let map = map.map_err(unmapped(what, bytes))?;
         Ok(Region::from_map(map, false, Some(file.into()), None))
+    }
+
+    /// Maps the region that a server handed to this client, for reading only. Anonymous memory must be
+    /// sealed: nobody can make it shorter, and have a GET end in SIGBUS. A file can be made shorter by
+    /// its owner, who must be one of the `trusted` users, this one, or root.
+    ///
+    /// # Errors
+    /// [`RegionError`] when it is neither, or cannot be mapped.
+    pub(crate) fn map_handed(fd: OwnedFd, trusted: &[u32]) -> Result<Region, RegionError> {
+        let what = "the region the server handed over";
+        // What has a name in a file system has no seals, or one seal: that it takes no others.
+        let seals = rustix::fs::fcntl_get_seals(&fd).unwrap_or(SealFlags::SEAL);
+        if seals.contains(SealFlags::SHRINK) {
+            return Region::map_shared(fd);
+        }
+        let about = rustix::fs::fstat(&fd).map_err(|e| os("checking", what)(e.into()))?;
+        let is_file = rustix::fs::FileType::from_raw_mode(about.st_mode).is_file();
+        if !(is_file && seals.contains(SealFlags::SEAL) && place::is_trusted(about.st_uid, trusted)) {
+            return Err(RegionError::Unsealed);
+        }
+        Region::map_shared(fd)
     }
 
     fn from_map(map: MmapRaw, writable: bool, share: Option<OwnedFd>, file: Option<File>) -> Region {
@@ -278,7 +354,7 @@ impl Region {
             words: map.len() / WORD,
             base: NonNull::new(map.as_mut_ptr().cast()).unwrap_or(NonNull::dangling()),
             writable,
-            _memory: Memory::Mapped(map),
+            memory: Memory::Mapped(map),
             share,
             file,
             observed: Observed::default(),
@@ -293,7 +369,7 @@ impl Region {
             base: NonNull::from(&*memory).cast(),
             words,
             writable: true,
-            _memory: Memory::Private(memory),
+            memory: Memory::Private(memory),
             share: None,
             file: None,
             observed: Observed::default(),
@@ -306,9 +382,12 @@ impl Region {
         Region { observed: Observed::by(observer), ..self }
     }
 
-    /// Length in bytes (whole words).
+    /// Length in bytes. A last word that is not whole cannot be touched.
     pub fn bytes(&self) -> u64 {
-        (self.words * WORD) as u64
+        match &self.memory {
+            Memory::Mapped(map) => map.len() as u64,
+            Memory::Private(words) => (words.len() * WORD) as u64,
+        }
     }
 
     /// Where it is mapped: what a NIC is told to read. Nothing in this process goes through this pointer.
@@ -332,12 +411,34 @@ impl Region {
         reserve(file, bytes.start, bytes.end.min(self.bytes()).saturating_sub(bytes.start))
     }
 
+    /// Memory for `bytes` bytes at byte `start`, a multiple of the page size, beside or behind what was
+    /// asked for when the region was made. Makes a file longer.
+    ///
+    /// # Errors
+    /// [`RegionError`] when there is not enough, or the region is no file.
+    pub(crate) fn behind(&self, start: u64, bytes: u64) -> Result<Behind<'_>, RegionError> {
+        let what = || format!("{bytes} bytes behind a table");
+        if start + bytes <= self.bytes() {
+            self.back(start..start + bytes)?;
+            return Ok(Behind::Within(self, start as usize / WORD));
+        }
+        let Some(file) = &self.file else {
+            return Err(os("making room for", what())(io::ErrorKind::Unsupported.into()));
+        };
+        file.set_len(start + bytes).map_err(os("making room for", what()))?;
+        reserve(file, start, bytes)?;
+        let options = MmapOptions::new().offset(start).len(bytes as usize).map_raw(file);
+        let map = options.map_err(os("mapping", what()))?;
+        let file = file.try_clone().map_err(os("mapping", what()))?;
+        Ok(Behind::Apart(Region::from_map(map, true, None, Some(file))))
+    }
+
     /// Touches all of the region, piece by piece, and tells `progress` how many bytes are done: a NIC pins
     /// memory that is there in a fraction of the time, and nobody sees how far it is. Best effort.
     #[cfg(feature = "verbs")]
     pub(crate) fn touch(&self, mut progress: impl FnMut(u64)) {
         const PIECE: usize = 64 << 20;
-        let Memory::Mapped(map) = &self._memory else { return };
+        let Memory::Mapped(map) = &self.memory else { return };
         for start in (0..map.len()).step_by(PIECE) {
             let end = (start + PIECE).min(map.len());
             // Kernels before 5.14 do not know it: the NIC's driver then does all the work.
@@ -349,9 +450,14 @@ impl Region {
     /// Gives the pages of [exchanged](Region::exchange) memory back to the system, also those that the other process has
     /// mapped: they read as zero from now on. Best effort.
     pub(crate) fn discard(&self) {
-        let Memory::Mapped(map) = &self._memory else { return };
+        let Memory::Mapped(map) = &self.memory else { return };
         // SAFETY: the mapping stays; its words are only touched as atomics, and any words are good.
         let _ = unsafe { map.unchecked_advise(memmap2::UncheckedAdvice::Remove) };
+    }
+
+    /// The region's memory, as it can be mapped for reading only. `None` if it is private.
+    pub(crate) fn shared(&self) -> Option<BorrowedFd<'_>> {
+        self.share.as_ref().map(|fd| fd.as_fd())
     }
 
     /// A descriptor for the region's memory that cannot be mapped writable.
@@ -359,8 +465,8 @@ impl Region {
     /// # Errors
     /// The operating system's error when it has no descriptor left.
     pub fn share(&self) -> io::Result<OwnedFd> {
-        match &self.share {
-            Some(fd) => fd.as_fd().try_clone_to_owned(),
+        match self.shared() {
+            Some(fd) => fd.try_clone_to_owned(),
             None => Err(io::Error::new(io::ErrorKind::Unsupported, "this region is private to its process")),
         }
     }
@@ -372,10 +478,12 @@ impl Region {
     /// names only slots inside.
     #[inline]
     pub(crate) fn words(&self, first: usize, len: usize) -> &[AtomicU64] {
-        assert!(first <= self.words && len <= self.words - first, "words {first}+{len} of {}", self.words);
+        if first > self.words || len > self.words - first {
+            outside(first, len, self.words);
+        }
         self.observed.access();
         // SAFETY:
-        // * the range lies inside `_memory` (asserted), which lives as long as `self`;
+        // * the range lies inside `memory` (asserted), which lives as long as `self`;
         // * it is aligned: a mapping begins on a page, and AtomicU64 has alignment 8;
         // * any bits are a valid AtomicU64;
         // * this process touches the memory only as AtomicU64;
@@ -390,19 +498,52 @@ impl Region {
         self.words(word, 1)[0].load(Ordering::Relaxed)
     }
 
-    /// Stores a word. Relaxed: pair it with a fence. Everything a remote reader ever sees comes through
+    /// StoreWords a word. Relaxed: pair it with a fence. Everything a remote reader ever sees comes through
     /// here or through `Region::add`.
     #[inline]
     pub(crate) fn store(&self, word: usize, value: u64) {
         assert!(self.writable, "a store into a read-only region");
+        self.before_store();
         self.words(word, 1)[0].store(value, Ordering::Relaxed);
         self.observed.stored(word, value);
+    }
+
+    /// `len` words from word `first` on, to be stored into one by one. Bounds are checked here, once.
+    #[inline(always)]
+    pub(crate) fn stores(&self, first: usize, len: usize) -> StoreWords<'_> {
+        assert!(self.writable, "a store into a read-only region");
+        StoreWords { region: self, first, words: self.words(first, len) }
+    }
+
+    /// Lets a test kill this process here.
+    #[inline(always)]
+    fn before_store(&self) {
+        #[cfg(feature = "faults")]
+        if self.file.is_some() {
+            crate::faults::before_store();
+        }
+    }
+
+    /// StoreWords the words `from`, one after the other, from word `first` on. Relaxed, as
+    /// [`Region::store`].
+    #[inline]
+    pub(crate) fn copy(&self, from: &[AtomicU64], first: usize) {
+        assert!(self.writable, "a store into a read-only region");
+        let to = self.words(first, from.len());
+        for (n, (to, from)) in to.iter().zip(from).enumerate() {
+            self.observed.access();
+            self.before_store();
+            let value = from.load(Ordering::Relaxed);
+            to.store(value, Ordering::Relaxed);
+            self.observed.stored(first + n, value);
+        }
     }
 
     /// Adds 1 to a word that several server threads count in.
     #[inline]
     pub(crate) fn add(&self, word: usize) {
         assert!(self.writable, "a store into a read-only region");
+        self.before_store();
         let before = self.words(word, 1)[0].fetch_add(1, Ordering::Relaxed);
         self.observed.stored(word, before.wrapping_add(1));
     }
@@ -432,6 +573,129 @@ impl Region {
     }
 }
 
+/// Memory behind a table ([`Region::behind`]).
+pub(crate) enum Behind<'a> {
+    /// In the region, from this word on.
+    Within(&'a Region, usize),
+    /// Mapped for itself.
+    Apart(Region),
+}
+
+impl Behind<'_> {
+    /// Stores a word, as [`Region::store`].
+    pub fn store(&self, word: u64, value: u64) {
+        match self {
+            Behind::Within(region, first) => region.store(first + word as usize, value),
+            Behind::Apart(region) => region.store(word as usize, value),
+        }
+    }
+}
+
+/// Words of a region. Each slot's look is an access of its own.
+#[derive(Clone, Copy)]
+pub(crate) struct MappedWords<'a> {
+    words: &'a [AtomicU64],
+    observed: ObservedBy<'a>,
+}
+
+impl mapped::Words for MappedWords<'_> {
+    #[inline(always)]
+    fn len(self) -> usize {
+        self.words.len()
+    }
+
+    #[inline(always)]
+    fn load(self, word: usize) -> u64 {
+        self.words[word].load(Ordering::Relaxed)
+    }
+
+    #[inline(always)]
+    fn split(self, words: usize) -> Option<(Self, Self)> {
+        let (first, others) = self.words.split_at_checked(words)?;
+        self.observed.access();
+        Some((MappedWords { words: first, ..self }, MappedWords { words: others, ..self }))
+    }
+
+    /// Where most keys of a window are: near their home.
+    #[inline(always)]
+    fn expect(self) {
+        const LINES: usize = 4;
+        #[cfg(target_arch = "x86_64")]
+        for line in 0..LINES {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            let at = self.words.as_ptr().wrapping_byte_add(line * crate::layout::LINE);
+            // SAFETY: a prefetch touches no memory architecturally, whatever the address.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
+        }
+    }
+}
+
+impl mapped::Loadable for Region {
+    type Words<'a> = MappedWords<'a>;
+
+    #[inline(always)]
+    fn words(&self, first: usize, len: usize) -> MappedWords<'_> {
+        MappedWords { words: Region::words(self, first, len), observed: (&self.observed).into() }
+    }
+}
+
+/// Some words of a region that this process may store into.
+#[derive(Clone, Copy)]
+pub(crate) struct StoreWords<'a> {
+    region: &'a Region,
+    first: usize,
+    words: &'a [AtomicU64],
+}
+
+impl StoreWords<'_> {
+    /// As [`Region::load`], of the word with this number among these.
+    #[inline(always)]
+    pub fn load(&self, word: usize) -> u64 {
+        self.region.observed.access();
+        self.words[word].load(Ordering::Relaxed)
+    }
+
+    /// As [`Region::store`], into the word with this number among these.
+    #[inline(always)]
+    pub fn store(&self, word: usize, value: u64) {
+        self.region.observed.access();
+        self.region.before_store();
+        self.words[word].store(value, Ordering::Relaxed);
+        self.region.observed.stored(self.first + word, value);
+    }
+
+    /// Stores words one after the other, from the word with this number on.
+    #[inline(always)]
+    pub fn store_all(&self, first: usize, values: &[u64]) {
+        for (n, (to, &value)) in (first..).zip(self.words[first..].iter().zip(values)) {
+            self.region.observed.access();
+            self.region.before_store();
+            to.store(value, Ordering::Relaxed);
+            self.region.observed.stored(self.first + n, value);
+        }
+    }
+}
+
+/// Ends in a panic. Apart, so that what leads here costs the others nothing.
+#[cold]
+fn outside(first: usize, len: usize, words: usize) -> ! {
+    panic!("words {first}+{len} of {words}");
+}
+
+/// Checks that a new region fits into the memory that is left. Memory that others take meanwhile is
+/// not reserved.
+fn check_room(backing: &Backing, need: u64) -> Result<(), RegionError> {
+    /// Looking costs more than such a region.
+    const SMALL: u64 = 4 << 20;
+    if need <= SMALL {
+        return Ok(());
+    }
+    match room::left(backing).filter(|room| need > room.bytes) {
+        Some(Room { bytes: left, of }) => Err(RegionError::NoRoom { need, left, of }),
+        None => Ok(()),
+    }
+}
+
 /// Anonymous shared memory that can be sealed.
 fn memfd(flags: MemfdFlags, bytes: u64) -> Result<File, RegionError> {
     let what = || format!("{bytes} bytes of shared memory");
@@ -453,22 +717,19 @@ fn reserve(file: &File, start: u64, len: u64) -> Result<(), RegionError> {
 
 /// Opens a region file for writing and keeps other servers away from it.
 fn lock_file(path: &Path, create: bool) -> Result<File, RegionError> {
-    let name = path.display().to_string();
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(create)
-        .truncate(false)
-        .mode(0o600)
-        .open(path)
-        .map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound if !create => RegionError::Missing { path: path.into() },
-            _ => os("opening", &name)(error),
-        })?;
+    place::prepare(path)?;
+    let make = if create { OFlags::CREATE } else { OFlags::empty() };
+    let file = place::open_file(path, OFlags::RDWR | make).map_err(|error| match error {
+        PlaceError::Os { source, .. } if source.kind() == io::ErrorKind::NotFound && !create => {
+            RegionError::Missing { path: path.into() }
+        }
+        PlaceError::Os { doing, source, .. } => os(doing, path.display().to_string())(source),
+        error => error.into(),
+    })?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(file),
         Err(rustix::io::Errno::WOULDBLOCK) => Err(RegionError::InUse { path: path.into() }),
-        Err(e) => Err(os("locking", name)(e.into())),
+        Err(e) => Err(os("locking", path.display().to_string())(e.into())),
     }
 }
 
@@ -603,6 +864,34 @@ mod tests {
         }
     }
 
+    /// A region that a server hands over cannot be made shorter, or is a file of a trusted user. Memory
+    /// without the seal is refused, and so is what is no memory.
+    #[test]
+    fn what_is_handed_over_is_checked() {
+        let anonymous = Region::create(&Backing::Anonymous, 8192).unwrap();
+        Region::map_handed(anonymous.share().unwrap(), &[]).unwrap();
+        let unsealed = memfd(MemfdFlags::empty(), 8192).unwrap();
+        let grown = memfd(MemfdFlags::empty(), 8192).unwrap();
+        rustix::fs::fcntl_add_seals(&grown, SealFlags::GROW).unwrap();
+        let (pipe, _) = rustix::pipe::pipe().unwrap();
+        for fd in [unsealed.into(), grown.into(), pipe] {
+            assert!(matches!(Region::map_handed(fd, &[]), Err(RegionError::Unsealed)));
+        }
+        for folder in ["/tmp", "/dev/shm"] {
+            let Ok(file) = tempfile::tempfile_in(folder) else { continue };
+            file.set_len(8192).unwrap();
+            Region::map_handed(file.try_clone().unwrap().into(), &[]).unwrap();
+            if place::own_uid() == 0 {
+                rustix::fs::fchown(&file, Some(rustix::fs::Uid::from_raw(7)), None).unwrap();
+                assert!(matches!(
+                    Region::map_handed(file.try_clone().unwrap().into(), &[]),
+                    Err(RegionError::Unsealed)
+                ));
+                Region::map_handed(file.into(), &[7]).unwrap();
+            }
+        }
+    }
+
     /// Nothing is stored into what is mapped for reading, and nothing is touched beyond a region's last word.
     #[test]
     fn what_a_region_does_not_do() {
@@ -641,8 +930,16 @@ mod tests {
         // There is nothing to be done for a region that somebody else made.
         let shared = Region::map_shared(region.share().unwrap()).unwrap();
         shared.back(0..16384).unwrap();
-        // No memory is that large: an error, and no region.
-        let (doing, what, _) = about(Region::create(&Backing::Anonymous, 1 << 63).unwrap_err());
+        // No memory is that large: an error, and no region. A file that was not there is not made.
+        let none = dir.path().join("none");
+        for backing in [Backing::Anonymous, Backing::File(none.clone())] {
+            match Region::create(&backing, 1 << 62) {
+                Err(RegionError::NoRoom { need, left, .. }) => assert!(need == 1 << 62 && left < need),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(!none.exists());
+        let (doing, what, _) = about(memfd(MemfdFlags::empty(), 1 << 63).unwrap_err());
         assert_eq!((doing, what), ("making", format!("{} bytes of shared memory", 1u64 << 63)));
     }
 
@@ -678,9 +975,9 @@ mod tests {
             (Errno::NOENT, "does the folder exist?"),
         ] {
             let error = os("doing", "it")(errno.into()).to_string();
-            assert!(error.starts_with("doing it: ") && error.contains(&format!("; {hint}")), "{error}");
+            assert!(error.starts_with(&format!("doing it ({hint}")) && error.ends_with(')'), "{error}");
         }
-        assert!(!os("doing", "it")(Errno::IO.into()).to_string().contains(';'));
+        assert_eq!(os("doing", "it")(Errno::IO.into()).to_string(), "doing it");
     }
 
     /// All of a region is touched, and what is done is told piece by piece.

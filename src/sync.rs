@@ -41,6 +41,11 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
+/// As [`lock`], for a mutex of the ends, which the model checker does not run.
+pub(crate) fn lock_std<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
 /// Loom (0.7) tries pairs of accesses in both orders, but of each atomic it remembers only the last
 /// access. If a thread loads a word and then stores it, its own load hides that the other thread
 /// had loaded the word before. Loom then never tries the store before that load. So each load is

@@ -12,15 +12,15 @@
 //! descriptor of the region that can only be mapped for reading. After that, requests may be
 //! pipelined. Replies come in the order of the requests.
 //!
-//! A client may ask for a [mailbox](crate::server::ServerConfig::mailbox) with the request
+//! A client may ask for a [mailbox](crate::server::ServerConfig::mailbox_bytes_max) with the request
 //! `Mailbox`. Its reply carries the descriptor of memory that both sides may write. From then on
-//! the client's requests are in that memory, and the socket only wakes the other side: the client
-//! sends `Wake`, the server single bytes.
+//! each request goes through that memory or, as before, over the socket. A frame `Wake`, which has
+//! no reply and may be sent by either side, wakes the other one: something is in the memory.
 //!
 //! Decoding takes any bytes. It gives a frame, asks for more bytes, or says what is wrong.
 
 use crate::layout::geometry::Geometry;
-use crate::outcome::{IndexCounts, PutError, PutMode, PutOutcome};
+use crate::outcome::{IndexCounts, PutError, PutMode, PutOutcome, SwapOutcome};
 use bytemuck::{Pod, Zeroable};
 
 /// The first bytes of a `Hello`.
@@ -30,6 +30,8 @@ pub const PROTOCOL_VERSION: u32 = 1;
 /// Longest body, in bytes: longer than any key and value with their lengths.
 pub const BODY_MAX: usize = 1 << 16;
 const HEAD: usize = size_of::<FrameHead>();
+/// Length of the frame of a `Hello`.
+pub(crate) const HELLO_BYTES: usize = HEAD + size_of::<HelloBody>();
 
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -59,6 +61,7 @@ mod op {
     pub const GET: u16 = 7;
     pub const MAILBOX: u16 = 8;
     pub const WAKE: u16 = 9;
+    pub const SWAP: u16 = 10;
     pub const REPLY: u16 = 0x8000;
 }
 
@@ -74,11 +77,26 @@ mod status {
     pub const VALUE: u16 = 8;
     pub const ABSENT: u16 = 9;
     pub const MAILBOX: u16 = 10;
+    pub const WAKE: u16 = 11;
+    pub const SWAPPED: u16 = 12;
+    pub const DIFFERS: u16 = 13;
+    pub const SWAP_ABSENT: u16 = 14;
     pub const KEY_LENGTH: u16 = 100;
     pub const VALUE_LENGTH: u16 = 101;
     pub const FULL: u16 = 102;
     pub const BUSY: u16 = 103;
     pub const REFUSED: u16 = 104;
+    pub const DENIED: u16 = 105;
+    pub const TURNED_AWAY: u16 = 106;
+}
+
+/// Reasons to turn a client away.
+mod reason {
+    pub const USER: u64 = 1;
+    pub const SERVER_FULL: u64 = 2;
+    pub const PEER_FULL: u64 = 3;
+    pub const DESCRIPTORS: u64 = 4;
+    pub const STOPPING: u64 = 5;
 }
 
 /// A request, borrowed from the receive buffer.
@@ -98,6 +116,15 @@ pub enum Request<'a> {
         /// The value.
         value: &'a [u8],
     },
+    /// Puts a key if its value is still the expected one.
+    Swap {
+        /// The key.
+        key: &'a [u8],
+        /// The value that the key must have.
+        expected: &'a [u8],
+        /// The value to put.
+        value: &'a [u8],
+    },
     /// Removes a key.
     Remove {
         /// The key.
@@ -110,7 +137,7 @@ pub enum Request<'a> {
     },
     /// Asks for the server's counters.
     Stat,
-    /// Asks for a mailbox, which further requests go through.
+    /// Asks for a mailbox, which further requests may go through.
     Mailbox {
         /// The client's version of mailboxes.
         version: u32,
@@ -122,6 +149,7 @@ pub enum Request<'a> {
 /// The server's counters, as a reply carries them.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[non_exhaustive]
 pub struct ServerStats {
     /// Keys in the table.
     pub keys: u64,
@@ -171,6 +199,69 @@ impl ServerStats {
     }
 }
 
+/// Why a server turns a client away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// It does not serve this user.
+    #[error(
+        "it does not serve user {uid}; the server's user can allow that in `ServerConfig::allow_uids` or `allow_read_uids`"
+    )]
+    User {
+        /// The client's user, as the server sees it.
+        uid: u32,
+    },
+    /// It has as many connections as it takes.
+    #[error("it has {max} connections, its limit (`ServerConfig::clients_max`)")]
+    ServerFull {
+        /// The limit.
+        max: u64,
+    },
+    /// This peer has as many connections as one may have.
+    #[error("this peer has {max} connections, the limit for each (`ServerConfig::clients_per_peer`)")]
+    PeerFull {
+        /// The limit.
+        max: u64,
+    },
+    /// Its process can open no more connections.
+    #[error("it is out of file descriptors; raise its limit (RLIMIT_NOFILE)")]
+    Descriptors,
+    /// It is stopping.
+    #[error("it is stopping; try again when it is back")]
+    Stopping,
+    /// A reason that this version does not know.
+    #[error("for a reason that this version does not know ({code})")]
+    Other {
+        /// The reason's number.
+        code: u64,
+    },
+}
+
+impl Refusal {
+    /// The reason's number, and what else the error says.
+    fn to_parts(self) -> (u64, u64) {
+        match self {
+            Refusal::User { uid } => (reason::USER, uid.into()),
+            Refusal::ServerFull { max } => (reason::SERVER_FULL, max),
+            Refusal::PeerFull { max } => (reason::PEER_FULL, max),
+            Refusal::Descriptors => (reason::DESCRIPTORS, 0),
+            Refusal::Stopping => (reason::STOPPING, 0),
+            Refusal::Other { code } => (code, 0),
+        }
+    }
+
+    fn from_parts((code, about): (u64, u64)) -> Refusal {
+        match code {
+            reason::USER => Refusal::User { uid: about as u32 },
+            reason::SERVER_FULL => Refusal::ServerFull { max: about },
+            reason::PEER_FULL => Refusal::PeerFull { max: about },
+            reason::DESCRIPTORS => Refusal::Descriptors,
+            reason::STOPPING => Refusal::Stopping,
+            code => Refusal::Other { code },
+        }
+    }
+}
+
 /// A reply.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Reply {
@@ -181,6 +272,8 @@ pub enum Reply {
     },
     /// How a put ended.
     Put(Result<PutOutcome, PutError>),
+    /// How a compare-and-swap ended.
+    Swapped(Result<SwapOutcome, PutError>),
     /// How a remove ended.
     Removed(Result<bool, PutError>),
     /// What the server found.
@@ -192,11 +285,18 @@ pub enum Reply {
         /// The server's version of mailboxes.
         version: u32,
     },
-    /// The server refuses the client, or a mailbox.
+    /// The server does not take the client. It hangs up.
+    TurnedAway(Refusal),
+    /// The client may not make this request: it may only read.
+    Denied,
+    /// The server does not speak the client's version of the protocol, or has no mailbox for it.
     Refused {
-        /// The server's protocol version, or its version of mailboxes. 0 if it has no mailboxes.
+        /// The server's protocol version, or its version of mailboxes: 0 if it has none, the one
+        /// asked for if it has no room for another one now.
         version: u32,
     },
+    /// Wakes the client: a reply is in the mailbox. Belongs to no request on the socket.
+    Wake,
 }
 
 /// Why bytes are not a valid frame. The connection that they came from is of no further use.
@@ -225,11 +325,23 @@ pub enum WireError {
         /// Length of the body.
         len: usize,
     },
+    /// A message that ends within a frame.
+    #[error("half a frame")]
+    Half,
+    /// A reply to another request than the one that is due.
+    #[error("a reply to request {given} instead of {due}")]
+    Order {
+        /// The number of the request that was answered.
+        given: u64,
+        /// The number of the request whose reply is due.
+        due: u64,
+    },
 }
 
 /// Longest request for a table of this geometry, in bytes.
 pub fn request_bytes_max(geometry: &Geometry) -> usize {
-    HEAD + size_of::<u16>() + geometry.key_max() + geometry.value_max()
+    // A compare-and-swap: two lengths, a key, two values.
+    HEAD + 2 * size_of::<u16>() + geometry.key_max() + 2 * geometry.value_max()
 }
 
 /// Longest reply for a table of this geometry, in bytes.
@@ -240,19 +352,16 @@ pub fn reply_bytes_max(geometry: &Geometry) -> usize {
 /// Decodes the replies in `bytes`, which hold whole frames, to requests numbered from `first`.
 ///
 /// # Errors
-/// A description of what is wrong with them.
-pub fn replies(mut bytes: &[u8], first: u64) -> Result<Vec<Reply>, String> {
+/// [`WireError`], also for half a frame or a reply to another request.
+pub fn replies(mut bytes: &[u8], first: u64) -> Result<Vec<Reply>, WireError> {
     let mut replies = Vec::new();
     while !bytes.is_empty() {
-        let frame = decode(bytes).map_err(|e| e.to_string())?.ok_or("half a frame")?;
-        if frame.id != first + replies.len() as u64 {
-            return Err(format!(
-                "a reply to request {} instead of {}",
-                frame.id,
-                first + replies.len() as u64
-            ));
+        let frame = decode(bytes)?.ok_or(WireError::Half)?;
+        let due = first + replies.len() as u64;
+        if frame.id != due {
+            return Err(WireError::Order { given: frame.id, due });
         }
-        replies.push(Reply::decode(&frame).map_err(|e| e.to_string())?);
+        replies.push(Reply::decode(&frame)?);
         bytes = &bytes[frame.length..];
     }
     Ok(replies)
@@ -314,6 +423,10 @@ impl<'a> Request<'a> {
                 };
                 encode(out, op, 0, id, &[&(key.len() as u16).to_le_bytes(), key, value]);
             }
+            Request::Swap { key, expected, value } => {
+                let lengths = [key.len() as u16, expected.len() as u16].map(u16::to_le_bytes).concat();
+                encode(out, op::SWAP, 0, id, &[&lengths, key, expected, value]);
+            }
             Request::Remove { key } => encode(out, op::REMOVE, 0, id, &[key]),
             Request::Get { key } => encode(out, op::GET, 0, id, &[key]),
             Request::Stat => encode(out, op::STAT, 0, id, &[]),
@@ -334,6 +447,13 @@ impl<'a> Request<'a> {
                 rest.split_at_checked(usize::from(u16::from_le_bytes(*klen))).ok_or(unfitting)?;
             Ok(Request::Put { mode, key, value })
         };
+        let swap = || {
+            let (klen, rest) = frame.body.split_first_chunk::<2>()?;
+            let (elen, rest) = rest.split_first_chunk::<2>()?;
+            let (key, rest) = rest.split_at_checked(u16::from_le_bytes(*klen).into())?;
+            let (expected, value) = rest.split_at_checked(u16::from_le_bytes(*elen).into())?;
+            Some(Request::Swap { key, expected, value })
+        };
         match frame.op {
             op::HELLO => {
                 let hello: HelloBody = bytemuck::try_pod_read_unaligned(frame.body).map_err(|_| unfitting)?;
@@ -345,6 +465,7 @@ impl<'a> Request<'a> {
             op::UPSERT => put(PutMode::Upsert),
             op::INSERT => put(PutMode::Insert),
             op::UPDATE => put(PutMode::Update),
+            op::SWAP => swap().ok_or(unfitting),
             op::REMOVE => Ok(Request::Remove { key: frame.body }),
             op::GET => Ok(Request::Get { key: frame.body }),
             op::STAT if frame.body.is_empty() => Ok(Request::Stat),
@@ -367,25 +488,36 @@ impl Reply {
         match self {
             Reply::Welcome { version } => reply(status::WELCOME, &version.to_le_bytes()),
             Reply::Refused { version } => reply(status::REFUSED, &version.to_le_bytes()),
+            Reply::TurnedAway(why) => {
+                let (code, about) = why.to_parts();
+                reply(status::TURNED_AWAY, &two(code, about));
+            }
+            Reply::Denied => reply(status::DENIED, &[]),
             Reply::Mailbox { version } => reply(status::MAILBOX, &version.to_le_bytes()),
+            Reply::Wake => reply(status::WAKE, &[]),
             Reply::Put(Ok(PutOutcome::Inserted)) => reply(status::INSERTED, &[]),
             Reply::Put(Ok(PutOutcome::Updated)) => reply(status::UPDATED, &[]),
             Reply::Put(Ok(PutOutcome::Exists)) => reply(status::EXISTS, &[]),
             Reply::Put(Ok(PutOutcome::Missing)) => reply(status::MISSING, &[]),
+            Reply::Swapped(Ok(SwapOutcome::Swapped)) => reply(status::SWAPPED, &[]),
+            Reply::Swapped(Ok(SwapOutcome::Differs)) => reply(status::DIFFERS, &[]),
+            Reply::Swapped(Ok(SwapOutcome::Absent)) => reply(status::SWAP_ABSENT, &[]),
             Reply::Removed(Ok(there)) => reply(status::REMOVED, &[u8::from(*there)]),
             Reply::Value(Some(value)) => reply(status::VALUE, value),
             Reply::Value(None) => reply(status::ABSENT, &[]),
             Reply::Stat(stats) => reply(status::STAT, bytemuck::bytes_of(stats)),
-            Reply::Put(Err(error)) | Reply::Removed(Err(error)) => match *error {
-                PutError::KeyLength { given, max } => {
-                    reply(status::KEY_LENGTH, &two(given as u64, max as u64));
+            Reply::Put(Err(error)) | Reply::Swapped(Err(error)) | Reply::Removed(Err(error)) => {
+                match *error {
+                    PutError::KeyLength { given, max } => {
+                        reply(status::KEY_LENGTH, &two(given as u64, max as u64));
+                    }
+                    PutError::ValueLength { given, max } => {
+                        reply(status::VALUE_LENGTH, &two(given as u64, max as u64));
+                    }
+                    PutError::Full { keys, slots } => reply(status::FULL, &two(keys, slots)),
+                    PutError::Busy { rounds } => reply(status::BUSY, &two(rounds.into(), 0)),
                 }
-                PutError::ValueLength { given, max } => {
-                    reply(status::VALUE_LENGTH, &two(given as u64, max as u64));
-                }
-                PutError::Full { keys, slots } => reply(status::FULL, &two(keys, slots)),
-                PutError::Busy { rounds } => reply(status::BUSY, &two(rounds.into(), 0)),
-            },
+            }
         }
     }
 
@@ -407,11 +539,17 @@ impl Reply {
         Ok(match frame.status {
             status::WELCOME => Reply::Welcome { version: version()? },
             status::REFUSED => Reply::Refused { version: version()? },
+            status::TURNED_AWAY => Reply::TurnedAway(Refusal::from_parts(two()?)),
+            status::DENIED => Reply::Denied,
             status::MAILBOX => Reply::Mailbox { version: version()? },
+            status::WAKE => Reply::Wake,
             status::INSERTED => Reply::Put(Ok(PutOutcome::Inserted)),
             status::UPDATED => Reply::Put(Ok(PutOutcome::Updated)),
             status::EXISTS => Reply::Put(Ok(PutOutcome::Exists)),
             status::MISSING => Reply::Put(Ok(PutOutcome::Missing)),
+            status::SWAPPED => Reply::Swapped(Ok(SwapOutcome::Swapped)),
+            status::DIFFERS => Reply::Swapped(Ok(SwapOutcome::Differs)),
+            status::SWAP_ABSENT => Reply::Swapped(Ok(SwapOutcome::Absent)),
             status::REMOVED => Reply::Removed(Ok(*frame.body.first().ok_or(unfitting)? != 0)),
             status::VALUE => Reply::Value(Some(frame.body.to_vec())),
             status::ABSENT => Reply::Value(None),
@@ -440,7 +578,7 @@ mod tests {
         /// Any bytes give a frame, ask for more, or are an error. A request that decodes encodes to
         /// itself.
         #[test]
-        fn any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200), op in 0u16..11, len in 0u32..64) {
+        fn any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200), op in 0u16..12, len in 0u32..64) {
             let mut framed = bytes.clone();
             if framed.len() >= HEAD {
                 framed[..4].copy_from_slice(&len.to_le_bytes());
@@ -466,10 +604,14 @@ mod tests {
             Reply::Welcome { version: 1 },
             Reply::Refused { version: 9 },
             Reply::Mailbox { version: 1 },
+            Reply::Wake,
             Reply::Put(Ok(PutOutcome::Inserted)),
             Reply::Put(Ok(PutOutcome::Updated)),
             Reply::Put(Ok(PutOutcome::Exists)),
             Reply::Put(Ok(PutOutcome::Missing)),
+            Reply::Swapped(Ok(SwapOutcome::Swapped)),
+            Reply::Swapped(Ok(SwapOutcome::Differs)),
+            Reply::Swapped(Ok(SwapOutcome::Absent)),
             Reply::Removed(Ok(true)),
             Reply::Removed(Ok(false)),
             Reply::Value(Some(b"value".to_vec())),
@@ -480,6 +622,13 @@ mod tests {
             Reply::Put(Err(PutError::ValueLength { given: 100, max: 32 })),
             Reply::Put(Err(PutError::Full { keys: 9, slots: 10 })),
             Reply::Put(Err(PutError::Busy { rounds: 7 })),
+            Reply::Denied,
+            Reply::TurnedAway(Refusal::User { uid: 7 }),
+            Reply::TurnedAway(Refusal::ServerFull { max: 7 }),
+            Reply::TurnedAway(Refusal::PeerFull { max: 7 }),
+            Reply::TurnedAway(Refusal::Descriptors),
+            Reply::TurnedAway(Refusal::Stopping),
+            Reply::TurnedAway(Refusal::Other { code: 99 }),
         ];
         let mut bytes = Vec::new();
         replies.iter().enumerate().for_each(|(id, reply)| reply.encode(id as u64, &mut bytes));
@@ -515,6 +664,11 @@ mod tests {
             (7, Request::Get { key: b"key" }, b"key"),
             (8, Request::Mailbox { version: 0x0403_0201 }, b"\x01\x02\x03\x04"),
             (9, Request::Wake, b""),
+            (
+                10,
+                Request::Swap { key: b"key", expected: b"old", value: b"value" },
+                b"\x03\0\x03\0keyoldvalue",
+            ),
         ] {
             let id = 0x0102_0304_0506_0708;
             let expected = frame(op, 0, id, body);
@@ -556,11 +710,21 @@ mod tests {
             (8, Reply::Value(Some(b"value".to_vec())), b"value".to_vec()),
             (9, Reply::Value(None), vec![]),
             (10, Reply::Mailbox { version: 0x0102_0304 }, vec![4, 3, 2, 1]),
+            (11, Reply::Wake, vec![]),
+            (12, Reply::Swapped(Ok(SwapOutcome::Swapped)), vec![]),
+            (13, Reply::Swapped(Ok(SwapOutcome::Differs)), vec![]),
+            (14, Reply::Swapped(Ok(SwapOutcome::Absent)), vec![]),
             (100, Reply::Put(Err(PutError::KeyLength { given: 300, max: 16 })), two(300, 16)),
             (101, Reply::Put(Err(PutError::ValueLength { given: 301, max: 17 })), two(301, 17)),
             (102, Reply::Put(Err(PutError::Full { keys: 12, slots: 13 })), two(12, 13)),
             (103, Reply::Put(Err(PutError::Busy { rounds: 14 })), two(14, 0)),
             (104, Reply::Refused { version: 0x0102_0304 }, vec![4, 3, 2, 1]),
+            (105, Reply::Denied, vec![]),
+            (106, Reply::TurnedAway(Refusal::User { uid: 14 }), two(1, 14)),
+            (106, Reply::TurnedAway(Refusal::ServerFull { max: 14 }), two(2, 14)),
+            (106, Reply::TurnedAway(Refusal::PeerFull { max: 14 }), two(3, 14)),
+            (106, Reply::TurnedAway(Refusal::Descriptors), two(4, 0)),
+            (106, Reply::TurnedAway(Refusal::Stopping), two(5, 0)),
         ] {
             let id = 0x0102_0304_0506_0708;
             let expected = frame(0x8000, status, id, &body);
@@ -571,12 +735,13 @@ mod tests {
             assert_eq!((decoded.id, decoded.length), (id, expected.len()));
             assert_eq!(Reply::decode(&decoded), Ok(reply));
         }
-        // Errors of removes look like those of puts.
-        let (mut removed, mut put) = (Vec::new(), Vec::new());
+        // Errors of removes and swaps look like those of puts.
+        let (mut removed, mut swapped, mut put) = (Vec::new(), Vec::new(), Vec::new());
         let error = PutError::KeyLength { given: 1, max: 2 };
         Reply::Removed(Err(error.clone())).encode(5, &mut removed);
+        Reply::Swapped(Err(error.clone())).encode(5, &mut swapped);
         Reply::Put(Err(error)).encode(5, &mut put);
-        assert_eq!(removed, put);
+        assert_eq!((&removed, &swapped), (&put, &put));
     }
 
     /// A frame decodes only when its last byte is there. A frame that is too long is refused at its
@@ -606,7 +771,7 @@ mod tests {
         let hello = |magic: &[u8; 8], more: usize| [&magic[..], &vec![0; more]].concat();
         for (op, status, body, expected) in [
             (0, 0, vec![], unknown(0, 0)),
-            (10, 3, vec![], unknown(10, 3)),
+            (11, 3, vec![], unknown(11, 3)),
             (0x8000, 6, vec![1], unknown(0x8000, 6)),
             (1, 0, hello(b"ONEREAD!", 8), unfitting(1, 16)),
             (1, 0, hello(b"ONEREAD?", 7), unfitting(1, 15)),
@@ -618,6 +783,11 @@ mod tests {
             (8, 0, vec![0; 3], unfitting(8, 3)),
             (8, 0, vec![0; 5], unfitting(8, 5)),
             (9, 0, vec![0; 2], unfitting(9, 2)),
+            (10, 0, vec![], unfitting(10, 0)),
+            (10, 0, vec![0; 3], unfitting(10, 3)),
+            (10, 0, vec![2, 0, 0, 0, 7], unfitting(10, 5)),
+            (10, 0, vec![1, 0, 1, 0, 7], unfitting(10, 5)),
+            (10, 0, vec![0, 0, 0, 1, 7], unfitting(10, 5)),
         ] {
             let bytes = frame(op, status, 1, &body);
             let decoded = decode(&bytes).unwrap().unwrap();
@@ -633,8 +803,9 @@ mod tests {
             (5, 6, 1, unknown(5, 6)),
             (0x8001, 6, 1, unknown(0x8001, 6)),
             (0x8000, 0, 0, unknown(0x8000, 0)),
-            (0x8000, 11, 0, unknown(0x8000, 11)),
-            (0x8000, 105, 4, unknown(0x8000, 105)),
+            (0x8000, 15, 0, unknown(0x8000, 15)),
+            (0x8000, 107, 4, unknown(0x8000, 107)),
+            (0x8000, 106, 8, unfitting(0x8000, 8)),
             (0x8000, 1, 3, unfitting(0x8000, 3)),
             (0x8000, 104, 5, unfitting(0x8000, 5)),
             (0x8000, 10, 0, unfitting(0x8000, 0)),
@@ -668,7 +839,7 @@ mod tests {
             let [a, b, c] = due;
             for wrong in [[b, a, c], [a, c, b], [a, a, b], [a, b, b], [b, c, c + 1], [a, b, 0x100 + c]] {
                 let error = super::replies(&bytes(&wrong), first).unwrap_err();
-                assert!(error.contains("a reply to request"), "{wrong:?}: {error}");
+                assert!(matches!(error, WireError::Order { .. }), "{wrong:?}: {error}");
             }
             let whole = bytes(&due);
             for cut in (1..whole.len()).filter(|cut| !cut.is_multiple_of(bytes(&[0]).len())) {
@@ -691,8 +862,9 @@ mod tests {
                 bytes.len()
             };
             let put = length(Request::Put { mode: PutMode::Upsert, key: &key, value: &value });
-            assert_eq!(put, request_bytes_max(&geometry), "{key_max}, {value_max}");
-            assert!(length(Request::Remove { key: &key }) <= put);
+            let swap = length(Request::Swap { key: &key, expected: &value, value: &value });
+            assert_eq!(swap, request_bytes_max(&geometry), "{key_max}, {value_max}");
+            assert!(put <= swap && length(Request::Remove { key: &key }) <= swap);
             let mut found = Vec::new();
             Reply::Value(Some(value)).encode(7, &mut found);
             let mut full = Vec::new();

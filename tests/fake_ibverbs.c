@@ -46,6 +46,7 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -72,6 +73,10 @@
     X(FAKE_RENUMBER_NTH, 0)    /* of the n-th SEND from when it was set byte 8 arrives as another, once: a peer that misnumbers its first frame */ \
     X(FAKE_DELAY_READS, 0)     /* so many polls find nothing before a READ completes; arming ends the delay */ \
     X(FAKE_DELAY_SENDS, 0)     /* so many polls do not find a SEND that has completed: others pass it; as above */ \
+    X(FAKE_HOLD_SHARED, 0)     /* 1: polls do not find receives of shared queues that have completed; 0: now they do */ \
+    X(FAKE_HANG_UP, -1)        /* a socket. Polls do not find receives of queues that are not shared, until one of an armed queue has found nothing: \
+                                  then they are there, and the socket is shut down: a peer that answers and hangs up at once */ \
+    X(FAKE_LATE_RECEIVES, 0)   /* 1: polls find a receive only once its queue has been armed after it, and no event tells of that */ \
     X(FAKE_LATE_FLUSH, 0)      /* a queue pair that fails takes one receive more from its shared queue, and flushes it so many polls later */ \
     X(FAKE_REORDER_UNITS, 0)   /* a READ copies its words in random order, with a delay at random polls */       \
     X(FAKE_SEED, 1)            /* of that randomness */
@@ -221,7 +226,10 @@ static void forget_events(struct events *events, void *object) {
 
 /* ---- settings ---- */
 
+static void notify(struct cq *cq, bool is_solicited);
 static void apply(int setting) {
+    if (setting == SET_FAKE_HOLD_SHARED && !SET(FAKE_HOLD_SHARED))
+        for (struct qp *qp = qps; qp; qp = qp->next) if (qp->base.srq) notify((struct cq *)qp->base.recv_cq, true);
     if (setting == SET_FAKE_SEED) dice = (uint64_t)SET(FAKE_SEED) * 0x9e3779b97f4a7c15 | 1;
     if (setting == SET_FAKE_FAIL_NTH_READ) reads_until_failure = SET(FAKE_FAIL_NTH_READ);
     if (setting == SET_FAKE_TWICE_NTH) sends_until_twin = SET(FAKE_TWICE_NTH);
@@ -748,13 +756,13 @@ static void complete(struct cq *cq, struct cqe cqe) {
     cq->ring[cq->tail++ % cq->base.cqe] = cqe;
     notify(cq, cqe.solicited || cqe.wc.status != IBV_WC_SUCCESS);
 }
-/* The SENDs that polls did not find: they complete only now. */
+/* The SENDs that polls did not find: they complete only now. Receives are marked: -1, armed since. */
 static void release_sends(struct cq *cq) {
     bool any = false;
     for (uint32_t i = cq->head; i != cq->tail; i++) {
         struct cqe *cqe = &cq->ring[i % cq->base.cqe];
         any |= cqe->polls_left > 0;
-        cqe->polls_left = 0;
+        cqe->polls_left = cqe->is_send ? 0 : -1;
     }
     if (any) notify(cq, false);
 }
@@ -766,6 +774,11 @@ static void purge(struct cq *cq, struct qp *qp) { /* completions of a queue pair
         else if (!cqe.is_send && qp->base.srq) ((struct srq *)qp->base.srq)->queue.unpolled--;
     }
     cq->tail = kept;
+}
+static bool is_held(const struct cqe *cqe) { /* a receive that polls do not find yet */
+    if (cqe->is_send || cqe->wc.status != IBV_WC_SUCCESS) return false;
+    if (SET(FAKE_LATE_RECEIVES) && cqe->polls_left >= 0) return true;
+    return cqe->qp->base.srq ? SET(FAKE_HOLD_SHARED) : SET(FAKE_HANG_UP) >= 0;
 }
 static void progress(struct qp *qp, bool is_poll, bool at_once);
 static void flush_late(struct cq *cq, bool at_once);
@@ -779,10 +792,16 @@ static int poll_cq(struct ibv_cq *base, int room, struct ibv_wc *wc) {
             if (qp->base.send_cq == base) progress(qp, true, false);
     flush_late(cq, false);
     uint32_t at = cq->head, held = cq->head;
+    bool hangs_up = false;
     for (; n < room && at != cq->tail; at++) {
         struct cqe cqe = cq->ring[at % base->cqe];
         if (cqe.polls_left > 0 && SET(FAKE_DELAY_SENDS)) {
             cqe.polls_left--;
+            cq->ring[held++ % base->cqe] = cqe;
+            continue;
+        }
+        if (is_held(&cqe)) {
+            hangs_up |= cq->armed && !cqe.qp->base.srq;
             cq->ring[held++ % base->cqe] = cqe;
             continue;
         }
@@ -794,6 +813,11 @@ static int poll_cq(struct ibv_cq *base, int room, struct ibv_wc *wc) {
     }
     while (held != cq->head) cq->ring[--at % base->cqe] = cq->ring[--held % base->cqe];
     cq->head = at;
+    if (hangs_up && !n) {
+        shutdown((int)SET(FAKE_HANG_UP), SHUT_RDWR);
+        SET(FAKE_HANG_UP) = -1;
+        notify(cq, true);
+    }
     pthread_mutex_unlock(&lock);
     return n;
 }

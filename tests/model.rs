@@ -50,7 +50,8 @@ fn op(keys: u32, (key_max, value_max): (usize, usize)) -> impl Strategy<Value = 
     prop_oneof![
         24 => (k.clone(), v.clone()).prop_map(|(k, v)| Op::Put(k, v)),
         12 => (k.clone(), v.clone()).prop_map(|(k, v)| Op::Insert(k, v)),
-        6 => (k.clone(), v).prop_map(|(k, v)| Op::Update(k, v)),
+        6 => (k.clone(), v.clone()).prop_map(|(k, v)| Op::Update(k, v)),
+        6 => (k.clone(), any::<bool>(), v).prop_map(|(k, of_the_key, v)| Op::Swap(k, of_the_key, v)),
         14 => k.clone().prop_map(Op::Remove),
         8 => k.clone().prop_map(Op::Get),
         2 => prop::collection::vec(k, 0..40).prop_map(Op::GetMany),
@@ -158,7 +159,7 @@ fn an_emptied_table_is_like_new() {
             check_structure(&table, &model);
             // In an order that the table does not know, but the same each time.
             let mut keys: Vec<_> = model.keys.keys().cloned().collect();
-            keys.sort_by_key(|k| crc32fast::hash(k));
+            keys.sort_by_key(|k| crc32c::crc32c(k));
             for k in keys {
                 model.apply(&mut table, &Op::Remove(k));
             }
@@ -277,6 +278,7 @@ fn boundaries(preset: &Preset, key_max: usize, value_max: usize) {
         assert_eq!(table.index.put(&key, b"", PutMode::Upsert), Err(wrong.clone()));
         assert_eq!(table.index.put(&key, b"", PutMode::Insert), Err(wrong.clone()));
         assert_eq!(table.index.put(&key, b"", PutMode::Update), Err(wrong.clone()));
+        assert_eq!(table.index.compare_and_swap(&key, b"", b""), Err(wrong.clone()));
         assert_eq!(table.index.remove(&key), Err(wrong));
         let max = key_max;
         let wrong = oneread::ReadError::KeyLength { given, max };
@@ -456,4 +458,21 @@ fn two_threads_change_the_same_keys() {
         );
         println!("{}: {counts:?}", preset.layout);
     });
+}
+
+/// A put that waits for room is traced, with how long it took.
+#[test]
+fn slow_puts_are_traced() {
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let writer = log.reopen().unwrap();
+    let traced = tracing_subscriber::fmt().with_ansi(false).with_writer(writer).finish();
+    let grace = Duration::from_millis(100);
+    let table = config(default_preset(), 64, 8, 8, 3).grace(grace);
+    tracing::subscriber::with_default(traced, || {
+        let index = common::index(&table, Clock::System);
+        let is_full = |n: &u32| index.put(&n.to_le_bytes(), b"", PutMode::Insert).is_err();
+        (0..1000).find(is_full).expect("a full table");
+    });
+    let log = std::fs::read_to_string(log.path()).unwrap();
+    assert!(log.contains("a slow put") && log.contains("Full") && log.contains("took="), "{log:?}");
 }

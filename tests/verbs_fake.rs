@@ -20,15 +20,17 @@ use oneread::families::presets;
 use oneread::get::Retry;
 use oneread::layout::geometry::Family;
 use oneread::placement::Preset;
-use oneread::verbs::{SetupError, Token, VerbsAddress, VerbsError, VerbsOptions, Wait};
+use oneread::verbs::{SetupError, Token, VerbsError, VerbsOptions, Wait};
 use oneread::{
-    Address, Client, ClientOptions, ConnectError, GetError, MutateError, PutError, PutMode, PutOutcome,
-    RequestPath, ServeError, Server,
+    Address, BatchAnswer, Client, ClientOptions, ConnectError, GetError, MutateError, PutError, PutMode,
+    PutOutcome, RequestPath, ServeError, Server,
 };
-use oneread::{Config, ServerConfig};
+use oneread::{Config, ServerConfig, VerbsAddress, WireError};
 use std::ffi::{CString, c_char, c_int, c_long};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::ops::ControlFlow;
+use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -136,18 +138,31 @@ stories! {
         servers_that_are_full,
         failed_handshakes,
         clients_that_never_join,
+        readers_change_nothing,
+        each_host_has_a_limit,
         welcomes_that_are_changed,
+        joins_that_are_changed,
+        clients_that_go_on_talking,
+        errors_that_are_final,
         hanging_up_while_asking,
         a_callback_that_panics,
         costs_of_a_batch,
         answers_that_come_first,
         answers_that_fit_into_a_message,
+        answers_that_do_not_fit,
+        messages_beyond_the_bound,
+        answers_before_the_hang_up,
+        answers_that_wait_for_a_slot,
+        completions_without_an_event,
+        devices_that_differ,
+        clients_that_join_at_once,
         receives_that_come_back_late,
         #[cfg(feature = "herd")]
         herd_over_uc_and_rc,
         duplicate_answers,
         misnumbered_answers,
         bad_pairs_in_a_batch,
+        batches_with_outcomes,
         full_tables_in_a_batch,
         limits_are_those_of_the_present_server,
         late_answers,
@@ -233,9 +248,14 @@ fn fill(client: &mut Client, n: u32) {
     }
 }
 
+/// For batches that fail before any key is answered.
+fn unanswered(n: usize, _: BatchAnswer<'_>) -> ControlFlow<()> {
+    panic!("{n} is answered")
+}
+
 fn check_all(client: &mut Client, n: u32) {
     for (n, found) in client.get_many(&keys(n)).unwrap().into_iter().enumerate() {
-        assert_eq!(found, Some(ours(n as u32).1), "key {n} in a batch");
+        assert_eq!(found, Ok(Some(ours(n as u32).1)), "key {n} in a batch");
     }
     for n in (0..n).step_by(7) {
         assert_eq!(client.get(&ours(n).0).unwrap(), Some(ours(n).1), "key {n}");
@@ -293,10 +313,10 @@ fn reads_that_all_fail(fake: &Fake) {
             panic!("{error:?}");
         };
         assert_eq!((*status, i64::from(*vendor)), (name, 0x80 + number));
-        assert!(error.to_string().contains(name), "{error}");
+        assert!(with_causes(&error).contains(name), "{error:?}");
         assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
         assert_eq!(fake.count("reads"), 9, "one, and eight more");
-        client.get_many_with(&keys(100), |n, _| panic!("{n} is answered")).expect_err("no READ arrives");
+        client.get_many_with(&keys(100), unanswered).expect_err("no READ arrives");
         assert_eq!(fake.count("reads"), 18, "of a chain only the first is tried");
         fake.check();
 
@@ -311,7 +331,7 @@ fn reads_that_all_fail(fake: &Fake) {
 fn short_posts(fake: &Fake) {
     let post = |result| match result {
         Err(GetError::ServerGone { source: LinkError::Verbs(error), .. }) => {
-            assert_eq!(error, VerbsError::Post { errno: 12 });
+            assert!(matches!(error, VerbsError::Post { errno: 12 }), "{error}");
         }
         other => panic!("nothing can be posted: {other:?}"),
     };
@@ -330,7 +350,7 @@ fn short_posts(fake: &Fake) {
                     fake.set("FAKE_SHORT_POST", -1);
                 });
                 for (n, found) in client.get_many(&keys(200)).unwrap().into_iter().enumerate() {
-                    assert_eq!(found, Some(ours(n as u32).1), "key {n}, of a chain {taken} taken");
+                    assert_eq!(found, Ok(Some(ours(n as u32).1)), "key {n}, of a chain {taken} taken");
                 }
             });
             assert!(client.stats().reattached > reattached, "of a chain {taken} taken: no failure");
@@ -348,7 +368,7 @@ fn short_posts(fake: &Fake) {
         let MutateError::ServerGone { source: LinkError::Verbs(error), .. } = error else {
             panic!("{error}");
         };
-        assert_eq!(error, VerbsError::Post { errno: 12 });
+        assert!(matches!(error, VerbsError::Post { errno: 12 }), "{error}");
     }
     fake.set("FAKE_SHORT_POST", -1);
     client.put(b"key", b"value").unwrap();
@@ -362,7 +382,7 @@ fn choice(_: &Fake) {
     tracing_subscriber::fmt().with_ansi(false).with_max_level(tracing::Level::INFO).init();
     match try_to_serve(&format!("127.0.0.1:0{}", told("ONEREAD_TEST_QUERY").unwrap()), default_preset(), 128)
     {
-        Err(ServeError::Verbs(error)) => println!("not served: {error}"),
+        Err(ServeError::Verbs(error)) => println!("not served: {}", with_causes(&error)),
         Err(error) => panic!("{error}"),
         Ok(server) => {
             let mut client = connect(&server);
@@ -411,9 +431,17 @@ fn what_is_chosen() {
         (&[("FAKE_MTU", "4096")], "?mtu=256", &["MTU 256"]),
     ];
     let not_served: &[Case] = &[
-        (&[NO_GID], "", &["device fake0, port 1: the port has no GID", "ip link set eth0 up"]),
-        (&[("FAKE_GIDS", "2=v2:::")], "", &["device fake0, port 1: all 1 GIDs", "ip addr add"]),
-        (&[], "?gid=9", &["device fake0, port 1: the port has no GID at index 9; it has some at 0, 1, 2, 3"]),
+        (
+            &[NO_GID],
+            "",
+            &["device fake0, port 1, has no GID to use: the port has no GID", "ip link set eth0 up"],
+        ),
+        (
+            &[("FAKE_GIDS", "2=v2:::")],
+            "",
+            &["device fake0, port 1, has no GID to use: all 1 GIDs", "ip addr add"],
+        ),
+        (&[], "?gid=9", &["the port has no GID at index 9; it has some at 0, 1, 2, 3"]),
         (&TWO_PORTS, "?port=1", &["port 1 of device fake0 is down; bring its link up"]),
         (&TWO_PORTS, "?port=3", &["device fake0 has no port 3; it has ports 1 to 2"]),
         (&DOWN, "", &["no port of device fake0 is up; bring its link up", "?dev=DEVICE&port=N"]),
@@ -440,14 +468,14 @@ fn devices_that_vanish(fake: &Fake) {
     fill(&mut client, 30);
     fake.set("FAKE_DEVICES", 0);
     let error = refused(server.address(), options());
-    assert_eq!(error, SetupError::NoDevice { no_module: false });
+    assert!(matches!(error, SetupError::NoDevice { no_module: false }), "{error}");
     fake.set("FAKE_DEVICES", -38);
     let error = refused(server.address(), options());
-    assert_eq!(error, SetupError::NoDevice { no_module: true });
+    assert!(matches!(error, SetupError::NoDevice { no_module: true }), "{error}");
     fake.set("FAKE_DEVICES", 1);
     fake.set("FAKE_PORT_STATE", 1);
     let error = refused(server.address(), options());
-    assert_eq!(error, SetupError::PortDown { device: "fake0".into(), port: None });
+    assert!(matches!(&error, SetupError::PortDown { device, port: None } if device == "fake0"), "{error}");
     let mut hasty = Client::clone(&client);
     client.get(&ours(1).0).expect_err("the port is down");
     hasty.get(&ours(1).0).expect_err("the port is down");
@@ -603,7 +631,7 @@ fn churn(fake: &Fake, server: &Server) {
             let oldest = numbers(&done);
             let found = client.get_many(&all).unwrap();
             let newest = numbers(&begun);
-            for (n, found) in (0..).zip(found) {
+            for (n, found) in (0..).zip(found.into_iter().map(Result::unwrap)) {
                 if n >= STAY {
                     found.map(|found| version_of(n, Some(found)));
                     continue;
@@ -663,6 +691,25 @@ fn tiny_devices(fake: &Fake) {
         let error = refused(server.address(), options());
         assert!(matches!(error, SetupError::Call { errno: 22, .. }), "{error}");
         fake.set(setting, normal);
+    }
+}
+
+/// Each side keeps to what both devices can do: READs in flight, and the length of packets.
+fn devices_that_differ(fake: &Fake) {
+    let set = |reads: i64, mtu: i64| {
+        fake.set("FAKE_MAX_RD_ATOMIC", reads);
+        fake.set("FAKE_MTU", mtu);
+    };
+    for (of_the_server, of_the_client) in [((16, 4096), (1, 1024)), ((1, 1024), (16, 4096))] {
+        set(of_the_server.0, of_the_server.1);
+        let server = serve(1024);
+        set(of_the_client.0, of_the_client.1);
+        let mut client = connect(&server);
+        fill(&mut client, 200);
+        fake.set("FAKE_DELAY_READS", 3);
+        check_all(&mut client, 200);
+        fake.set("FAKE_DELAY_READS", 0);
+        assert_eq!(client.stats().reattached, 0);
     }
 }
 
@@ -745,6 +792,73 @@ fn clients_that_never_join(_: &Fake) {
     assert!(begun.elapsed() >= Duration::from_secs(4), "{:?}: too early", begun.elapsed());
 }
 
+/// A client with the token of readers READs and asks, and changes nothing, whichever way requests
+/// go. A server with a token for readers alone would let everybody change the table: it does not
+/// start.
+fn readers_change_nothing(_: &Fake) {
+    let table = config(default_preset(), 2000, 16, 46, 7);
+    let reading = Token::new("a token for readers");
+    for options in ways() {
+        let how = ServerConfig::new(at("127.0.0.1:0"), table).token(Token::new(TOKEN));
+        #[cfg(feature = "herd")]
+        let how = how.herd(true);
+        let server = Server::start(how.read_token(reading.clone())).unwrap();
+        fill(&mut Client::connect_with(server.address(), options.clone()).unwrap(), 30);
+        let verbs = options.verbs.clone().token(reading.clone());
+        let mut reader = Client::connect_with(server.address(), options.verbs(verbs)).unwrap();
+        check_all(&mut reader, 30);
+        let (key, value) = ours(1);
+        assert_eq!(reader.get_two_sided(&key).unwrap(), Some(value));
+        for denied in [
+            reader.put(&key, b"other").map(drop),
+            reader.remove(&key).map(drop),
+            reader.compare_and_swap(&key, b"", b"other").map(drop),
+            reader.remove_many(&[&key]).map(drop),
+            reader.put_many(&[(b"new", b"other"); 100]).map(drop),
+        ] {
+            assert!(matches!(denied, Err(MutateError::ReadOnly { .. })), "{denied:?}");
+        }
+        check_all(&mut reader, 30);
+        assert_eq!(server.stats().inserts, 30);
+    }
+    for token in [Token::default(), reading.clone()] {
+        let how = ServerConfig::new(at("127.0.0.1:0"), table).token(token).read_token(reading.clone());
+        assert!(matches!(Server::start(how), Err(ServeError::ReadToken)));
+    }
+}
+
+/// A host that has as many connections as one may have is told so.
+fn each_host_has_a_limit(_: &Fake) {
+    let how = ServerConfig::new(at("127.0.0.1:0"), config(default_preset(), 128, 16, 46, 7));
+    let server = Server::start(how.token(Token::new(TOKEN)).clients_per_peer(2)).unwrap();
+    let clients = [connect(&server), connect(&server)];
+    match refused(server.address(), options()) {
+        SetupError::Refused { why, .. } => assert!(why.contains("this peer has 2 connections"), "{why}"),
+        error => panic!("{error}"),
+    }
+    drop(clients);
+    wait_for("room", || Client::connect_with(server.address(), options()).ok());
+}
+
+/// As many clients may be joining at the same time as one turn accepts. The next one is turned away
+/// at once, and let in when there is room.
+fn clients_that_join_at_once(_: &Fake) {
+    const JOINING_MAX: usize = 256;
+    let server = serve(128);
+    let join = || {
+        let mut stream = TcpStream::connect((place(&server).host(), place(&server).port())).unwrap();
+        stream.set_read_timeout(Some(SOON)).unwrap();
+        let is_heard = stream.read(&mut [0; 4]).unwrap() > 0;
+        (stream, is_heard)
+    };
+    wait_for("as many before the first of them are hung up on", || {
+        let all: Vec<_> = (0..JOINING_MAX + 1).map(|_| join()).collect();
+        let heard = all.iter().filter(|(_, is_heard)| *is_heard).count();
+        (heard == JOINING_MAX && !all[JOINING_MAX].1).then_some(())
+    });
+    fill(&mut wait_for("room", || Client::connect_with(server.address(), options()).ok()), 30);
+}
+
 /// The client rejects welcomes that were changed on the way, and accepts the same ones unchanged.
 fn welcomes_that_are_changed(_: &Fake) {
     let server = serve(128);
@@ -755,26 +869,92 @@ fn welcomes_that_are_changed(_: &Fake) {
     check_all(&mut client, 30);
 }
 
+/// The server checks what a client says of itself, and names what is wrong. A relay that does not
+/// know the token can change nothing.
+fn joins_that_are_changed(_: &Fake) {
+    let server = serve(128);
+    for (field, value, expected) in [
+        ("version", "2", "it speaks version 2, the server 1"),
+        ("mtu", "1000", "1000 bytes is no path MTU"),
+        ("infiniband", "true", "being the server's"),
+    ] {
+        let change = move |join: String| forged::with_field(&join, field, value);
+        let address = forged::forge(place(&server), true, change, |welcome| welcome);
+        match refused(&address, options()) {
+            SetupError::Refused { why, .. } => assert!(why.contains(expected), "{field}: {why}"),
+            error => panic!("{field}: {error}"),
+        }
+    }
+    let change = |join: String| forged::with_field(&join, "mtu", "256");
+    let address = forged::forge(place(&server), false, change, |welcome| welcome);
+    assert!(matches!(refused(&address, options()), SetupError::Token { .. }));
+    assert_eq!(server.stats().clients, 0);
+    fill(&mut connect(&server), 30);
+}
+
+/// After the handshake, a client says nothing more over TCP. One that does is hung up on.
+fn clients_that_go_on_talking(_: &Fake) {
+    let server = serve(128);
+    let (sender, streams) = std::sync::mpsc::channel();
+    let address = relay(&server, move |streams| {
+        sender.send(streams.map(|stream| stream.try_clone().unwrap())).unwrap();
+    });
+    let client = Client::connect_with(&address, options()).unwrap();
+    let [_to_client, mut to_server] = streams.recv().unwrap();
+    to_server.write_all(b"more").unwrap();
+    wait_for("the server to hang up", || (server.stats().clients == 0).then_some(()));
+    drop(client);
+}
+
+/// A client that finds a server with another token in its server's place does not try again until
+/// its deadline: the next attempt would end in the same way.
+fn errors_that_are_final(_: &Fake) {
+    for pairs in [None, Some(1)] {
+        let server = serve(128);
+        let address = server.address().clone();
+        let verbs = options().verbs.pairs(pairs);
+        let mut client = Client::connect_with(&address, options().verbs(verbs)).unwrap();
+        fill(&mut client, 30);
+        server.stop();
+        let table = config(default_preset(), 128, 16, 46, 7);
+        let _other = Server::start(ServerConfig::new(address, table).token(Token::new("another"))).unwrap();
+        let began = Instant::now();
+        let is_token = |error: &ConnectError| matches!(error, ConnectError::Verbs(SetupError::Token { .. }));
+        let error = client.get(&ours(1).0).unwrap_err();
+        assert!(matches!(&error, GetError::Connect(error) if is_token(error)), "{error}");
+        assert!(began.elapsed() < SOON / 2, "{:?}", began.elapsed());
+        let error = client.put(b"key", b"value").unwrap_err();
+        assert!(matches!(&error, MutateError::Connect(error) if is_token(error)), "{error}");
+        assert!(began.elapsed() < SOON / 2, "{:?}", began.elapsed());
+    }
+}
+
 /// A client may hang up at any time, even when its message has just arrived and the server has not
 /// looked yet. The receive that the message took is posted again for the next client.
 fn hanging_up_while_asking(fake: &Fake) {
     let server = serve(128);
-    for _ in 0..200 {
+    for n in 0..200 {
         let (sender, streams) = std::sync::mpsc::channel();
         let address = relay(&server, move |streams| {
             sender.send(streams.map(|stream| stream.try_clone().unwrap())).unwrap();
         });
-        let mut client = Client::connect_with(&address, options()).unwrap();
+        let verbs = options().verbs.wait(if n % 2 == 0 { Wait::Poll } else { Wait::Block });
+        let deadline = Duration::from_secs(10);
+        let mut client = Client::connect_with(&address, options().verbs(verbs).deadline(deadline)).unwrap();
         let [to_client, to_server] = streams.recv().unwrap();
-        std::thread::scope(|scope| {
+        let began = Instant::now();
+        let put = std::thread::scope(|scope| {
             scope.spawn(|| {
                 std::thread::sleep(Duration::from_millis(5));
                 to_client.shutdown(Shutdown::Both).unwrap();
             });
             to_server.shutdown(Shutdown::Both).unwrap();
             // There is usually no answer any more, unless the server was very quick.
-            let _ = client.put(b"key", b"value");
+            client.put(b"key", b"value")
         });
+        // A client that noticed before it asked tries the relay, which is gone, until its deadline.
+        let is_late = matches!(put, Err(MutateError::Connect(_)));
+        assert!(is_late || began.elapsed() < deadline, "the client notices before its deadline");
         fake.check();
     }
     let mut client = connect(&server);
@@ -793,9 +973,10 @@ fn a_callback_that_panics(fake: &Fake) {
         fake.set("FAKE_DELAY_READS", delay);
         for answers in [0u32, 1, 20] {
             let mut left = answers;
-            let panics = |n: usize, found: Option<&[u8]>| {
-                assert_eq!(found, Some(&ours(n as u32).1[..]));
+            let panics = |n: usize, found: BatchAnswer<'_>| {
+                assert_eq!(found, Ok(Some(&ours(n as u32).1[..])));
                 left = left.checked_sub(1).expect("that is enough");
+                ControlFlow::<()>::Continue(())
             };
             catch_unwind(AssertUnwindSafe(|| client.get_many_with(&keys(200), panics))).expect_err("a panic");
             // Keys that the last batch did not ask for.
@@ -806,7 +987,7 @@ fn a_callback_that_panics(fake: &Fake) {
         }
     }
     // A client that is dropped with READs in flight.
-    let panics = |_: usize, _: Option<&[u8]>| panic!("at once");
+    let panics = |_: usize, _: BatchAnswer<'_>| -> ControlFlow<()> { panic!("at once") };
     catch_unwind(AssertUnwindSafe(|| client.get_many_with(&keys(200), panics))).expect_err("a panic");
     drop(client);
     fake.check();
@@ -835,7 +1016,7 @@ fn costs_of_a_batch(fake: &Fake) {
         let before = client.queue_counts().unwrap();
         fake.set("counts", 0);
         for (n, found) in client.get_many(&keys(KEYS)).unwrap().into_iter().enumerate() {
-            assert_eq!(found, Some(ours(n as u32).1));
+            assert_eq!(found, Ok(Some(ours(n as u32).1)));
         }
         let counted = ["doorbells", "reads", "completions", "wrs"].map(|name| fake.count(name));
         assert_eq!(
@@ -884,10 +1065,15 @@ fn answers_that_come_first(fake: &Fake) {
     }
 }
 
+/// The length of a message; the length of the longest reply, its head included; how many of these
+/// fit into one message.
+const MESSAGE: usize = 4096;
+const REPLY: usize = 16 + size_of::<oneread::ServerStats>();
+const FRAMES: usize = MESSAGE / REPLY;
+
 /// A message holds as many requests as have room for their longest replies in one message.
 fn answers_that_fit_into_a_message(_: &Fake) {
-    // The length of a message, of a frame's head, and of the longest reply.
-    let frames = 4096 / (16 + size_of::<oneread::ServerStats>());
+    let frames = FRAMES;
     let server = serve(2000);
     let mut client = connect(&server);
     for (pairs, messages) in [(1, 1), (frames, 1), (frames + 1, 2), (3 * frames, 3), (3 * frames + 1, 4)] {
@@ -897,6 +1083,155 @@ fn answers_that_fit_into_a_message(_: &Fake) {
         let asked = client.queue_counts().unwrap().messages - before;
         assert_eq!(asked, messages, "{} pairs", pairs.len());
     }
+}
+
+/// A client believes that messages are longer than they are. The server hangs up on it when an
+/// answer does not fit, or when the message itself does not. Nobody else is affected.
+fn answers_that_do_not_fit(fake: &Fake) {
+    // A refusal takes 32 bytes, a put of such a pair 20.
+    const PAIRS: usize = MESSAGE / 32;
+    let server = serve(64);
+    let pairs = |n: usize| (0..n as u16).map(|n| (n.to_le_bytes(), [])).collect::<Vec<_>>();
+    // A key in each slot. Some keys find no place any more before that.
+    let mut others = (0u32..).map(|n| [&b"full"[..], &n.to_le_bytes()].concat());
+    while server.index().len() < server.index().geometry().main_slots() {
+        let _ = server.index().put(&others.next().expect("one more"), b"", PutMode::Upsert);
+    }
+    for (key, value) in pairs(MESSAGE / 20 + 1) {
+        let refused = server.index().put(&key, &value, PutMode::Upsert);
+        assert!(matches!(refused, Err(PutError::Full { .. })), "{refused:?}");
+    }
+    let mut other = connect(&server);
+    for (asked, fits) in [(PAIRS, true), (PAIRS + 1, false), (MESSAGE / 20, false), (MESSAGE / 20 + 1, false)]
+    {
+        let address = forged::relay(place(&server), true, move |welcome| {
+            forged::with_field(&welcome, "message_bytes", &(asked * REPLY).to_string())
+        });
+        let mut client = Client::connect_with(&address, options()).unwrap();
+        match client.put_many(&pairs(asked)) {
+            Ok(answers) if fits => {
+                assert!(answers.iter().all(|answer| matches!(answer, Err(PutError::Full { .. }))));
+            }
+            Err(MutateError::ServerGone { .. }) if !fits => {}
+            answer => panic!("{asked} puts in one message: {answer:?}"),
+        }
+        assert_eq!(client.queue_counts().unwrap().messages, 1, "{asked} puts");
+        drop(client);
+        wait_for("the server to notice", || (server.stats().clients == 1).then_some(()));
+        for (key, _) in pairs(10) {
+            assert_eq!(other.get_two_sided(&key).unwrap(), None);
+        }
+        fake.check();
+    }
+}
+
+/// A client may have eight messages unanswered. The server hangs up on one that sends more. The
+/// receives that its messages took are posted again, whether its messages came before that or
+/// after.
+fn messages_beyond_the_bound(fake: &Fake) {
+    const BOUND: usize = 8;
+    let one = ServerConfig::new(at("127.0.0.1:0"), config(default_preset(), 4000, 16, 46, 7)).workers(1);
+    let server = Server::start(one.token(Token::new(TOKEN))).unwrap();
+    // Each client asks for so many messages while the server sees none of them. As many are sent
+    // as `sent` says, and not one more.
+    let ask = |clients: &mut [&mut Client], messages: usize, sent: usize| {
+        let pairs: Vec<_> = (0..(messages * FRAMES) as u32).map(ours).collect();
+        let before = fake.count("sends");
+        fake.set("FAKE_HOLD_SHARED", 1);
+        std::thread::scope(|scope| {
+            let asked: Vec<_> = clients
+                .iter_mut()
+                .map(|client| {
+                    let pairs = &pairs;
+                    scope.spawn(move || {
+                        client.put_many(pairs).map(|answers| answers.iter().all(Result::is_ok))
+                    })
+                })
+                .collect();
+            let sent_so_far = || fake.count("sends") - before;
+            let is_sent = || (sent_so_far() >= sent as i64 || fake.count("rnr_waits") > 0).then_some(());
+            wait_for("the messages", is_sent);
+            // A client that could send another one would poll a few times before that.
+            let polls = fake.count("polls");
+            wait_for("clients that wait", || (fake.count("polls") > polls + 1000).then_some(()));
+            let sent_now = sent_so_far();
+            fake.set("FAKE_HOLD_SHARED", 0);
+            assert_eq!((sent_now, fake.count("rnr_waits")), (sent as i64, 0));
+            asked.into_iter().map(|asked| asked.join().unwrap()).collect::<Vec<_>>()
+        })
+    };
+    let mut one = connect(&server);
+    let is_all_right = |answers: &[Result<bool, _>]| answers.iter().all(|answer| matches!(answer, Ok(true)));
+    assert!(is_all_right(&ask(&mut [&mut one], BOUND + 1, BOUND)));
+    let mut other = connect(&server);
+    // (A batch has room for 14 messages.)
+    for messages in [BOUND + 1, 14] {
+        let address = forged::relay(place(&server), true, move |welcome| {
+            forged::with_field(&welcome, "messages", &messages.to_string())
+        });
+        let mut greedy = Client::connect_with(&address, options()).unwrap();
+        let answers = ask(&mut [&mut greedy], messages, messages);
+        assert!(matches!(answers[..], [Err(MutateError::ServerGone { .. })]), "{messages}: {answers:?}");
+        drop(greedy);
+        wait_for("it to be gone", || (server.stats().clients == 2).then_some(()));
+        // There are as many receives as three clients may have messages.
+        let mut third = connect(&server);
+        let answers = ask(&mut [&mut one, &mut other, &mut third], BOUND, 3 * BOUND);
+        assert!(is_all_right(&answers), "{answers:?}");
+        fake.check();
+        drop(third);
+        wait_for("it to be gone", || (server.stats().clients == 2).then_some(()));
+    }
+}
+
+/// A server may answer and hang up at once, when it stops. A client that finds both has its answer.
+fn answers_before_the_hang_up(fake: &Fake) {
+    let server = serve(128);
+    let verbs = options().verbs.wait(Wait::Block);
+    for n in 0..20 {
+        let (sender, streams) = std::sync::mpsc::channel();
+        let address = relay(&server, move |streams| {
+            sender.send(streams.map(|stream| stream.try_clone().unwrap())).unwrap();
+        });
+        let mut client = Client::connect_with(&address, options().verbs(verbs.clone())).unwrap();
+        let [mut to_client, _to_server] = streams.recv().unwrap();
+        fake.set("FAKE_HANG_UP", to_client.as_raw_fd().into());
+        assert_eq!(client.put(&ours(n).0, b"value").unwrap(), PutOutcome::Inserted);
+        assert_eq!(to_client.read(&mut [0]).unwrap(), 0, "the connection is shut down");
+        drop(client);
+    }
+}
+
+/// All of the server's slots for answers wait for the completions of their SENDs. An answer that
+/// finds none is sent when the first of them has come.
+fn answers_that_wait_for_a_slot(fake: &Fake) {
+    let polling = ServerConfig::new(at("127.0.0.1:0"), config(default_preset(), 2000, 16, 46, 7));
+    let server = Server::start(polling.wait(Wait::Poll).token(Token::new(TOKEN))).unwrap();
+    // This client arms its queue, which ends the delay on its side only.
+    let verbs = options().verbs.wait(Wait::Block);
+    let mut client = Client::connect_with(server.address(), options().verbs(verbs)).unwrap();
+    fake.set("FAKE_DELAY_SENDS", 100_000);
+    for n in 0..30 {
+        client.put(&ours(n).0, &ours(n).1).unwrap();
+    }
+    fake.set("FAKE_DELAY_SENDS", 0);
+    assert_eq!(client.stats().reattached, 0);
+}
+
+/// A completion that comes just before a queue is armed raises no event. Neither side sleeps over
+/// it: the client until its deadline, a worker for a second each time.
+fn completions_without_an_event(fake: &Fake) {
+    let server = serve(2000);
+    let verbs = options().verbs.wait(Wait::Block);
+    let mut client = Client::connect_with(server.address(), options().verbs(verbs)).unwrap();
+    fake.set("FAKE_LATE_RECEIVES", 1);
+    let began = Instant::now();
+    for n in 0..5 * SOON.as_secs() as u32 {
+        client.put(&ours(n).0, &ours(n).1).unwrap();
+        assert!(began.elapsed() < SOON, "{n} puts");
+    }
+    fake.set("FAKE_LATE_RECEIVES", 0);
+    assert_eq!(client.stats().reattached, 0);
 }
 
 /// A queue pair that has failed may still take a receive from the queue that it shares with others.
@@ -950,7 +1285,7 @@ fn herd_over_uc_and_rc(fake: &Fake) {
                     PutOutcome::Inserted,
                     "once, though asked twice"
                 );
-                assert_eq!(client.rpc_get(&key).unwrap(), Some(value));
+                assert_eq!(client.get_two_sided(&key).unwrap(), Some(value));
             }
         }
         fake.set("FAKE_DROP_NTH", 0);
@@ -1034,14 +1369,14 @@ fn misnumbered_answers(fake: &Fake) {
                         assert!(answers.iter().all(Result::is_ok), "{answers:?}");
                     }
                     Err(MutateError::ServerGone { source, .. }) if !is_herd => {
-                        let told = source.to_string();
-                        assert!(told.contains("does not speak oneread's protocol: a reply to"), "{told}");
+                        let LinkError::Verbs(VerbsError::Wire(error)) = source else { panic!("{source}") };
+                        assert!(matches!(error, WireError::Order { .. }), "{error}");
                     }
-                    Err(error) => panic!("{error}"),
+                    Err(error) => panic!("{error:?}"),
                 }
                 fake.set("FAKE_RENUMBER_NTH", 0);
-                assert_eq!(client.rpc_get(b"there").unwrap().as_deref(), Some(&b"value"[..]));
-                assert_eq!(client.rpc_get(b"not there").unwrap(), None);
+                assert_eq!(client.get_two_sided(b"there").unwrap().as_deref(), Some(&b"value"[..]));
+                assert_eq!(client.get_two_sided(b"not there").unwrap(), None);
             }
         }
         if is_herd {
@@ -1049,6 +1384,14 @@ fn misnumbered_answers(fake: &Fake) {
             #[cfg(feature = "herd")]
             assert!(client.queue_counts().unwrap().repeats >= 5, "{:?}", client.queue_counts());
         }
+    }
+}
+
+/// Batches have an outcome for each key, and may end early. Values are swapped.
+fn batches_with_outcomes(_: &Fake) {
+    for options in ways() {
+        let server = serve_ways(at("127.0.0.1:0"), config(default_preset(), 2000, 16, 46, 7));
+        batches_and_swaps(&mut Client::connect_with(server.address(), options).unwrap());
     }
 }
 
@@ -1070,7 +1413,7 @@ fn full_tables_in_a_batch(_: &Fake) {
         let answers = client.put_many(&pairs).unwrap();
         let mut there = 0;
         for ((key, _), answer) in pairs.iter().zip(answers) {
-            let found = client.rpc_get(key).unwrap().is_some();
+            let found = client.get_two_sided(key).unwrap().is_some();
             match answer {
                 Ok(PutOutcome::Inserted) => assert!(found, "{key:?}"),
                 Err(PutError::Full { .. }) => assert!(!found, "{key:?}"),
@@ -1121,7 +1464,7 @@ fn late_answers(_: &Fake) {
                 }
                 let (key, value) =
                     if is_late { (&b"there"[..], Some(&b"value"[..])) } else { (&b"not"[..], None) };
-                match client.rpc_get(key) {
+                match client.get_two_sided(key) {
                     Ok(found) => assert_eq!(found.as_deref(), value, "{options:?}"),
                     Err(MutateError::Deadline { .. }) => late += 1,
                     Err(error) => panic!("{options:?}: {error}"),
@@ -1135,7 +1478,7 @@ fn late_answers(_: &Fake) {
         }
         // (Puts that are still under way are executed before this one.)
         wait_for("an answer in time", || client.put(b"there", b"last").ok());
-        let found = wait_for("an answer in time", || client.rpc_get(b"there").ok());
+        let found = wait_for("an answer in time", || client.get_two_sided(b"there").ok());
         assert_eq!(found.as_deref(), Some(&b"last"[..]), "{options:?}");
         assert_eq!(client.stats().reattached, 0, "{options:?}");
     }
@@ -1163,7 +1506,7 @@ fn reads_left_in_flight(fake: &Fake) {
             fake.set("FAKE_DELAY_READS", delay);
             for _ in 0..3 {
                 let absent: Vec<_> = (1_000..1_100).map(|n| key(n, 16)).collect();
-                match client.get_many_with(&absent, |n, _| panic!("{n} is answered")) {
+                match client.get_many_with(&absent, unanswered) {
                     Err(GetError::Contended { retries: 3, last: Retry::Late }) => {}
                     other => panic!("{other:?}"),
                 }
@@ -1268,7 +1611,7 @@ fn herd_clients_that_leave(fake: &Fake) {
     let mut stays = Client::connect_with(server.address(), herd.clone()).unwrap();
     let ask = |client: &mut Client| {
         client.put(b"key", b"value").unwrap();
-        assert_eq!(client.rpc_get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+        assert_eq!(client.get_two_sided(b"key").unwrap().as_deref(), Some(&b"value"[..]));
     };
     let kinds = ["live_qps", "live_ahs"];
     ask(&mut stays);

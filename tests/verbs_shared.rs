@@ -4,8 +4,8 @@
 
 use oneread::region::Backing;
 use oneread::server::{ServerConfig, StartMode};
-use oneread::verbs::{DeviceChoice, QueueCounts, SetupError, VerbsAddress, VerbsOptions, Wait};
-use oneread::{Address, Client, ClientOptions, Config, ServeError, Server, TableSize};
+use oneread::verbs::{DeviceChoice, QueueCounts, SetupError, VerbsOptions, Wait};
+use oneread::{Address, Client, ClientOptions, Config, ServeError, Server, TableSize, VerbsAddress};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -24,11 +24,8 @@ fn serve() -> Option<Server> {
 
 fn serve_at(port: u16, backing: Backing) -> Option<Server> {
     let config = Config::new().size(TableSize::Keys(2 * KEYS)).key_max(8).value_max(32);
-    let start = match &backing {
-        Backing::File(_) => StartMode::OpenOrCreate(config),
-        _ => StartMode::Create(config),
-    };
-    match Server::start(ServerConfig::new(at(port), config).backing(backing).start(start)) {
+    let config = ServerConfig::new(at(port), config).backing(backing).start(StartMode::OpenOrCreate);
+    match Server::start(config) {
         Ok(server) => Some(server),
         Err(ServeError::Verbs(why @ (SetupError::Library { .. } | SetupError::NoDevice { .. })))
             if std::env::var_os("ONEREAD_REQUIRE_VERBS").is_none() =>
@@ -135,7 +132,12 @@ fn readers(client: &Client, meanwhile: impl FnOnce(&dyn Fn())) -> Vec<Done> {
                         let keys: Vec<_> = numbers.iter().map(|number| key(*number)).collect();
                         let values = match batch {
                             1 => vec![client.get(&keys[0]).expect("an answer")],
-                            _ => client.get_many(&keys).expect("answers"),
+                            _ => client
+                                .get_many(&keys)
+                                .expect("answers")
+                                .into_iter()
+                                .map(Result::unwrap)
+                                .collect(),
                         };
                         for (number, value) in numbers.into_iter().zip(values) {
                             let version = version(number, &value.expect("it is never removed"));

@@ -1,5 +1,6 @@
 //! `bench`: the time of a GET and of an insert, compared with bare memory and with maps in one
-//! process. `bench rpc` compares GETs by READ with GETs that the server does.
+//! process. `bench rpc` compares GETs by READ with GETs that the server does. `bench kill` kills
+//! servers.
 //!
 //! On one machine, the comparison is fair as far as it can be: rounds of all contestants alternate,
 //! and medians are reported. The in-process maps do less: their readers share a process with their
@@ -7,7 +8,7 @@
 
 use super::child::{Fabric, ServerChild};
 use super::measure::{KEY_BYTES, VALUE_BYTES, key, machine, median, value};
-use super::{rpc, show};
+use super::{kill, rpc, show};
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
 use comfy_table::{Attribute, Cell};
@@ -19,6 +20,7 @@ use oneread::{Client, ClientOptions, Clock, Config, Index, Layout, PutMode, Tabl
 use rustc_hash::FxBuildHasher;
 use serde::Serialize;
 use std::hint::black_box;
+use std::ops::ControlFlow;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -29,18 +31,22 @@ use std::time::Instant;
   oneread bench insert --layout windowed:16
   oneread bench get --keys 100000 --json
   oneread bench rpc --connections 1,4,16
+  oneread bench kill
 
 `get`: one thread reads present keys of 16 bytes with values of 32, at random.
-  bare, one after the other   8 words of a random 64-byte line; each address depends on the line before
-  bare, all at once           the same, with addresses known beforehand: the limit of the memory
-  oneread get                 from a server in another process
-  oneread get_many            the same, 256 keys at a time
-  dashmap, papaya             maps in this process; they cannot be read from another
+  bare, one after the other
+      8 words of a random 64-byte line; each address depends on the line before
+  bare, all at once
+      the same, with addresses known beforehand: the limit of the memory
+  oneread get       from a server in another process
+  oneread get_many  the same, 256 keys at a time
+  dashmap, papaya   maps in this process; they cannot be read from another
 
 `insert`: fills a new table to 90 % load, in this process, without a socket.
 
-The bare reads use anonymous memory of this process, as large as the region; the region is shared
-memory. Both ask for huge pages. The line about the machine tells whether the system grants them.")]
+The bare reads use anonymous memory of this process, as large as the region; the
+region is shared memory. Both ask for huge pages. The line about the machine
+tells whether the system grants them.")]
 pub struct Bench {
     #[command(subcommand)]
     what: What,
@@ -53,6 +59,7 @@ enum What {
     /// Fill a table
     Insert(Timing),
     Rpc(rpc::Rpc),
+    Kill(kill::Kill),
 }
 
 #[derive(Debug, Args)]
@@ -110,6 +117,7 @@ impl Bench {
             What::Get(timing) => timing.show(timing.get()?),
             What::Insert(timing) => timing.show(timing.insert()?),
             What::Rpc(rpc) => rpc.run(),
+            What::Kill(kill) => kill.run(),
         }
     }
 }
@@ -121,12 +129,11 @@ impl Timing {
             return Ok(ExitCode::SUCCESS);
         }
         show::say(format_args!(
-            "{} {}s, layout {}, region of {}, median of {} rounds\n{}",
-            show::count(outcome.keys),
-            outcome.what,
+            "{}, layout {}, region of {}, median of {}\n{}",
+            show::counted(outcome.keys, outcome.what),
             outcome.layout,
             show::bytes(outcome.region_bytes),
-            outcome.rounds,
+            show::counted(outcome.rounds.into(), "round"),
             outcome.machine
         ))?;
         show::say(table(&outcome.lines))?;
@@ -394,7 +401,7 @@ fn thousand(client: &mut Client, pick: impl Fn(u64) -> u64) -> Result<serde_json
     let begun = Instant::now();
     let found = client.get_many(&keys)?;
     let spent = begun.elapsed();
-    ensure!(found.iter().all(Option::is_some), "keys of the batch were not found");
+    ensure!(found.iter().all(|value| matches!(value, Ok(Some(_)))), "keys of the batch were not found");
     let after = client.queue_counts().context("a verbs client counts")?;
     Ok(serde_json::json!({
         "doorbells": after.doorbells - before.doorbells,
@@ -416,8 +423,9 @@ fn get_many(client: &mut Client, n: u64, pick: impl Fn(u64) -> u64) -> Result<u6
     for first in (0..n).step_by(256) {
         keys.clear();
         keys.extend((first..(first + 256).min(n)).map(|i| key(pick(i))));
-        client.get_many_with(&keys, |_, value| {
-            found += u64::from(value.is_some_and(|v| v.len() == VALUE_BYTES))
+        let _ = client.get_many_with(&keys, |_, value| {
+            found += u64::from(matches!(value, Ok(Some(value)) if value.len() == VALUE_BYTES));
+            ControlFlow::<()>::Continue(())
         })?;
     }
     let spent = begun.elapsed();

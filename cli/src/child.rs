@@ -3,23 +3,47 @@
 
 use anyhow::{Context, Result, ensure};
 use oneread::reader::Limits;
-use oneread::verbs::{DeviceChoice, Token, VerbsAddress};
-use oneread::{Address, Client, ClientOptions};
+use oneread::region::Region;
+use oneread::{Address, Client, ClientOptions, DeviceChoice, Token, VerbsAddress};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 
 /// A server in a child process. Killed when dropped, even if it is stopped.
 pub struct ServerChild {
     child: Child,
+    /// The process, for the thread that waits for signals.
+    pid: Arc<AtomicI32>,
     dir: PathBuf,
+    arguments: Vec<String>,
     address: Address,
-    token: Token,
+    token: String,
+}
+
+/// The region file in a server's folder.
+fn region_in(dir: &Path) -> PathBuf {
+    dir.join("region")
+}
+
+/// Starts `oneread serve` with these arguments, in a process that ends with this one.
+fn start(arguments: &[String], token: &str) -> Result<Child> {
+    let program = std::env::current_exe().context("finding this program's own file")?;
+    Command::new(program)
+        .args(["serve", "--die-with-parent", "--json"])
+        .args(arguments)
+        .env("ONEREAD_TOKEN", token)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("starting a server process")
 }
 
 /// What carries the READs.
@@ -54,6 +78,21 @@ impl CpuTime {
 impl ServerChild {
     /// Starts `oneread serve --anonymous` with these further arguments. Returns when it serves.
     pub fn spawn(fabric: Fabric, arguments: &[String]) -> Result<ServerChild> {
+        ServerChild::spawn_with(fabric, |_| "--anonymous".into(), arguments)
+    }
+
+    /// Starts `oneread serve` on a region file that other servers can take over
+    /// ([`ServerChild::restart`]).
+    pub fn spawn_on_file(fabric: Fabric, arguments: &[String]) -> Result<ServerChild> {
+        let region = |dir: &Path| format!("--region={}", region_in(dir).display());
+        ServerChild::spawn_with(fabric, region, arguments)
+    }
+
+    fn spawn_with(
+        fabric: Fabric,
+        memory: impl Fn(&Path) -> String,
+        arguments: &[String],
+    ) -> Result<ServerChild> {
         let dir = std::env::temp_dir().join(format!("oneread-{}", std::process::id()));
         std::fs::DirBuilder::new()
             .mode(0o700)
@@ -65,36 +104,65 @@ impl ServerChild {
             Fabric::Verbs => Address::Verbs(VerbsAddress::new("127.0.0.1", 0, DeviceChoice::default())),
         };
         let token = format!("{:032x}", rand::random::<u128>());
-        let program = std::env::current_exe().context("finding this program's own file")?;
-        let child = Command::new(program)
-            .args(["serve", "--anonymous", "--die-with-parent", "--json", "--at", &at.to_string()])
-            .args(arguments)
-            .env("ONEREAD_TOKEN", &token)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("starting a server process")?;
-        let mut server = ServerChild { child, dir, address: at, token: Token::new(token) };
+        let mut all = vec![format!("--at={at}"), memory(&dir)];
+        all.extend_from_slice(arguments);
+        let child = start(&all, &token)?;
+        let pid = Arc::new(AtomicI32::new(child.id() as i32));
+        let mut server = ServerChild { child, pid, dir, arguments: all, address: at, token };
         server.clean_up_on_signal()?;
-        let stdout = server.child.stdout.take().context("the server's output")?;
-        let mut line = String::new();
-        BufReader::new(stdout).read_line(&mut line).context("waiting for the server")?;
-        ensure!(line.contains("\"ready\""), "the server process did not start; it says why above");
-        let ready: serde_json::Value = serde_json::from_str(&line).context("the server's first line")?;
+        let ready = server.ready()?;
         let address = ready["address"].as_str().context("the server's first line names no address")?;
         server.address = address.parse()?;
         Ok(server)
+    }
+
+    /// Waits until it serves. Returns what it says then.
+    fn ready(&mut self) -> Result<serde_json::Value> {
+        let stdout = self.child.stdout.take().context("the server's output")?;
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line).context("waiting for the server")?;
+        ensure!(line.contains("\"ready\""), "the server process did not start; it says why above");
+        serde_json::from_str(&line).context("the server's first line")
+    }
+
+    /// Kills the process. Returns when it is gone.
+    pub fn kill(&mut self) -> Result<()> {
+        self.child.kill().context("killing the server process")?;
+        self.child.wait().context("waiting for the server process")?;
+        Ok(())
+    }
+
+    /// Tells the process to stop serving. Returns when it is gone.
+    pub fn end(&mut self) -> Result<()> {
+        kill_process(self.pid(), Signal::TERM).context("ending the server process")?;
+        let status = self.child.wait().context("waiting for the server process")?;
+        ensure!(status.success(), "the server process ended by {status}");
+        Ok(())
+    }
+
+    /// Starts another server in place of one that was killed, or has ended. Returns, when it serves, what it says.
+    pub fn restart(&mut self) -> Result<serde_json::Value> {
+        self.child = start(&self.arguments, &self.token)?;
+        self.pid.store(self.child.id() as i32, Ordering::Relaxed);
+        self.ready()
+    }
+
+    /// The region of a server that has it in a file.
+    pub fn map_region(&self) -> Result<Region> {
+        Ok(Region::map_shared(File::open(region_in(&self.dir))?.into())?)
     }
 
     /// Kills the child on Ctrl-C. The signal ends this process without running destructors, and a
     /// stopped child would stay.
     fn clean_up_on_signal(&self) -> Result<()> {
         let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
-        let (pid, dir) = (self.pid(), self.dir.clone());
+        let (pid, dir) = (self.pid.clone(), self.dir.clone());
         std::thread::spawn(move || {
             if let Some(signal) = signals.forever().next() {
-                let _ = kill_process(pid, Signal::KILL);
-                let _ = rustix::process::waitpid(Some(pid), WaitOptions::empty());
+                if let Some(pid) = Pid::from_raw(pid.load(Ordering::Relaxed)) {
+                    let _ = kill_process(pid, Signal::KILL);
+                    let _ = rustix::process::waitpid(Some(pid), WaitOptions::empty());
+                }
                 let _ = std::fs::remove_dir_all(dir);
                 std::process::exit(128 + signal);
             }
@@ -112,7 +180,7 @@ impl ServerChild {
 
     /// Connects a client to it, with these options and its token.
     pub fn connect_with(&self, mut options: ClientOptions) -> Result<Client> {
-        options.verbs.token = self.token.clone();
+        options.verbs.token = Token::new(&self.token);
         Ok(Client::connect_with(&self.address, options)?)
     }
 

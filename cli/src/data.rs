@@ -4,7 +4,7 @@ use super::records::{self, Format, Pair, Records};
 use super::{Server, show, stat, status};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use oneread::{Client, PutError, PutOutcome as Outcome};
+use oneread::{Client, PutError, PutMode, PutOutcome as Outcome, SwapOutcome};
 use serde::Serialize;
 use std::fs::File;
 use std::io::{Read, Write};
@@ -24,8 +24,11 @@ fn decode(text: &str, hex: bool) -> Result<Vec<u8>> {
   oneread get -n logo > logo.png        the bytes of the value and nothing else
   oneread get --json a b c              one JSON object for each key
   oneread get --hex 00ff                key and value in hex
+  oneread get --region FILE greeting    from this file if no server is there
 
-Exit status 1 if a key is absent.")]
+If the server is gone, its region file is read, and that is said.
+
+Exit status 1 if a key is absent, or the table cannot hold it.")]
 pub struct Get {
     /// The keys to look up
     #[arg(value_name = "KEY", required = true)]
@@ -39,6 +42,10 @@ pub struct Get {
     /// Print one JSON object for each key: key, found, value (or value_hex)
     #[arg(long)]
     json: bool,
+    /// The server's region file, to be read if the server is gone (shm only) [default: the one that
+    /// `serve` takes at this address]
+    #[arg(long, value_name = "FILE")]
+    region: Option<PathBuf>,
     #[command(flatten)]
     server: Server,
 }
@@ -53,10 +60,18 @@ struct Found {
 impl Get {
     pub fn run(self) -> Result<ExitCode> {
         let keys = self.keys.iter().map(|key| decode(key, self.hex)).collect::<Result<Vec<_>>>()?;
-        let mut client = self.server.connect()?;
+        let mut client = self.server.connect_or_read(self.region)?;
         let values = client.get_many(&keys)?;
         let mut out = show::out();
         for ((key, given), value) in keys.iter().zip(&self.keys).zip(&values) {
+            let value = match value {
+                Ok(value) => value,
+                Err(error) => {
+                    out.flush()?;
+                    show::complain(format_args!("oneread: key {given:?}: {error}"));
+                    continue;
+                }
+            };
             if self.json {
                 let found = Found { pair: Pair::new(key, value.as_deref()), found: value.is_some() };
                 writeln!(out, "{}", serde_json::to_string(&found)?)?;
@@ -77,8 +92,21 @@ impl Get {
             }
         }
         out.flush()?;
-        Ok(status(values.iter().all(Option::is_some)))
+        Ok(status(values.iter().all(|value| matches!(value, Ok(Some(_))))))
     }
+}
+
+/// What `put` and `del` share.
+#[derive(Debug, Args)]
+struct ChangeOptions {
+    /// Keys and values are in hex (a value from stdin is taken as it is)
+    #[arg(long)]
+    hex: bool,
+    /// Print the outcome as a JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    server: Server,
 }
 
 /// Insert a key or update its value
@@ -88,9 +116,12 @@ impl Get {
   oneread put logo - < logo.png         the value from stdin
   oneread put --insert lock me          only if it is absent
   oneread put --update greeting hi      only if it is present
+  oneread put --if-value hi greeting ho only if its value is `hi`
   oneread put -- -dash- -value-         keys and values that begin with a dash
 
-Prints the outcome: inserted, updated, exists or missing. Exit status 1 for the last two.")]
+Prints the outcome: inserted or updated; exists, missing or differs if the key
+was not put; with --json as {\"outcome\": \"inserted\"}. Exit status 1 if the key
+was not put.")]
 pub struct Put {
     /// The key
     key: String,
@@ -102,40 +133,48 @@ pub struct Put {
     /// Put only if the key is present
     #[arg(long)]
     update: bool,
-    /// Key and value are in hex (a value from stdin is taken as it is)
-    #[arg(long)]
-    hex: bool,
-    /// Print one JSON object, as in {"outcome": "inserted"}
-    #[arg(long)]
-    json: bool,
+    /// Put only if the key has this value (in hex with --hex)
+    #[arg(long, value_name = "VALUE", conflicts_with_all = ["insert", "update"])]
+    if_value: Option<String>,
     #[command(flatten)]
-    server: Server,
+    options: ChangeOptions,
 }
 
 impl Put {
     pub fn run(self) -> Result<ExitCode> {
-        let key = decode(&self.key, self.hex)?;
+        let ChangeOptions { hex, json, server } = &self.options;
+        let key = decode(&self.key, *hex)?;
         let value = if self.value == "-" {
             let mut value = Vec::new();
             // A value longer than any table takes is refused later. There is no need to read more.
             std::io::stdin().lock().take(1 << 16).read_to_end(&mut value).context("reading stdin")?;
             value
         } else {
-            decode(&self.value, self.hex)?
+            decode(&self.value, *hex)?
         };
-        let mut client = self.server.connect()?;
-        let outcome = match (self.insert, self.update) {
-            (true, _) => client.insert(&key, &value),
-            (_, true) => client.update(&key, &value),
-            _ => client.put(&key, &value),
-        }?;
-        let (name, done) = match outcome {
-            Outcome::Inserted => ("inserted", true),
-            Outcome::Updated => ("updated", true),
-            Outcome::Exists => ("exists", false),
-            Outcome::Missing => ("missing", false),
+        let expected = self.if_value.as_deref().map(|text| decode(text, *hex)).transpose()?;
+        let mut client = server.connect()?;
+        let (name, done) = match expected {
+            Some(expected) => match client.compare_and_swap(&key, &expected, &value)? {
+                SwapOutcome::Swapped => ("updated", true),
+                SwapOutcome::Differs => ("differs", false),
+                SwapOutcome::Absent => ("missing", false),
+            },
+            None => {
+                let outcome = match (self.insert, self.update) {
+                    (true, _) => client.insert(&key, &value),
+                    (_, true) => client.update(&key, &value),
+                    _ => client.put(&key, &value),
+                };
+                match outcome? {
+                    Outcome::Inserted => ("inserted", true),
+                    Outcome::Updated => ("updated", true),
+                    Outcome::Exists => ("exists", false),
+                    Outcome::Missing => ("missing", false),
+                }
+            }
         };
-        if self.json {
+        if *json {
             show::say(serde_json::json!({ "outcome": name }))?;
         } else {
             show::say(name)?;
@@ -150,58 +189,62 @@ impl Put {
   oneread del greeting
   oneread del a b c
 
-Exit status 1 if a key was absent.")]
+With --json it prints {\"removed\": 2, \"absent\": 1, \"refused\": 0}; refused are
+keys that the table cannot hold. Exit status 1 if a key was not removed.")]
 pub struct Del {
     /// The keys to remove
     #[arg(value_name = "KEY", required = true)]
     keys: Vec<String>,
-    /// Keys are in hex
-    #[arg(long)]
-    hex: bool,
-    /// Print one JSON object, as in {"removed": 2, "absent": 1}
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    server: Server,
+    options: ChangeOptions,
 }
 
 impl Del {
     pub fn run(self) -> Result<ExitCode> {
-        let keys = self.keys.iter().map(|key| decode(key, self.hex)).collect::<Result<Vec<_>>>()?;
-        let mut client = self.server.connect()?;
-        let mut removed = 0;
-        for (key, given) in keys.iter().zip(&self.keys) {
-            if client.remove(key)? {
-                removed += 1;
-            } else if !self.json {
-                show::complain(format_args!("oneread: no key {given:?} at {}", client.address()));
+        let ChangeOptions { hex, json, server } = &self.options;
+        let keys = self.keys.iter().map(|key| decode(key, *hex)).collect::<Result<Vec<_>>>()?;
+        let mut client = server.connect()?;
+        let (mut removed, mut refused) = (0, 0);
+        for (there, given) in client.remove_many(&keys)?.into_iter().zip(&self.keys) {
+            match there {
+                Ok(true) => removed += 1,
+                Ok(false) if *json => {}
+                Ok(false) => {
+                    show::complain(format_args!("oneread: no key {given:?} at {}", client.address()))
+                }
+                Err(error) => {
+                    refused += 1;
+                    show::complain(format_args!("oneread: key {given:?}: {error}"));
+                }
             }
         }
-        let absent = keys.len() - removed;
-        if self.json {
-            show::say(serde_json::json!({ "removed": removed, "absent": absent }))?;
+        let absent = keys.len() - removed - refused;
+        if *json {
+            show::say(serde_json::json!({ "removed": removed, "absent": absent, "refused": refused }))?;
         } else {
             show::say(format_args!("removed {removed}"))?;
         }
-        Ok(status(absent == 0))
+        Ok(status(removed == keys.len()))
     }
 }
 
 /// Put keys and values from a file
 #[derive(Debug, Args)]
 #[command(after_help = r#"FORMATS, by the file's extension or --format
-  tsv     key TAB value; \t \n \r \\ and \xHH stand for special bytes; the default
-  csv     key,value with the usual quoting
-  jsonl   {"key": "...", "value": "..."}; key_hex and value_hex for what is not text
-If there are more than two columns, the first two are used. Empty lines are skipped.
+  tsv    key TAB value; \t \n \r \\ and \xHH for special bytes; the default
+  csv    key,value with the usual quoting
+  jsonl  {"key": "...", "value": "..."}; key_hex, value_hex for what is not text
+Of more than two columns, the first two are used. Empty lines are skipped.
 
 EXAMPLES
   oneread load words.tsv
   oneread load --header prices.csv
   oneread dump --at shm:/tmp/old.sock | oneread load - --at shm:/tmp/new.sock
   cut -f1,3 big.tsv | oneread load -
+  oneread load --insert more.tsv        keys that are there keep their values
 
-A bad line is reported on stderr with its number. The others are loaded, and the exit status is 1."#)]
+A bad line is reported on stderr with its number. The others are loaded, and the
+exit status is 1."#)]
 pub struct Load {
     /// The file to read; `-` is stdin
     file: PathBuf,
@@ -211,6 +254,12 @@ pub struct Load {
     /// Skip the first line, which names the columns
     #[arg(long)]
     header: bool,
+    /// Put only keys that are absent
+    #[arg(long, conflicts_with = "update")]
+    insert: bool,
+    /// Put only keys that are present
+    #[arg(long)]
+    update: bool,
     /// Print the summary as a JSON object
     #[arg(long)]
     json: bool,
@@ -223,6 +272,8 @@ struct Summary {
     lines: u64,
     inserted: u64,
     updated: u64,
+    /// Present keys that --insert left alone, and absent ones that --update did.
+    skipped: u64,
     failed: u64,
     seconds: f64,
     per_second: f64,
@@ -254,7 +305,12 @@ impl Load {
         if self.header {
             records.next()?;
         }
-        let mut loading = Loading { bar: &bar, summary: Summary::default(), full: false };
+        let mode = match (self.insert, self.update) {
+            (true, _) => PutMode::Insert,
+            (_, true) => PutMode::Update,
+            _ => PutMode::Upsert,
+        };
+        let mut loading = Loading { mode, bar: &bar, summary: Summary::default(), full: false };
         let begun = Instant::now();
         let mut batch = Vec::new();
         let mut numbers = Vec::new();
@@ -272,8 +328,8 @@ impl Load {
                 bar.set_position(if stdin { loading.summary.lines } else { records.bytes() });
                 let per_second = loading.summary.lines as f64 / begun.elapsed().as_secs_f64();
                 bar.set_message(format!(
-                    "{} lines, {}",
-                    show::count(loading.summary.lines),
+                    "{}, {}",
+                    show::counted(loading.summary.lines, "line"),
                     show::rate(per_second)
                 ));
             }
@@ -289,16 +345,20 @@ impl Load {
 }
 
 fn report(summary: &Summary, json: bool) -> Result<()> {
-    let Summary { lines, inserted, updated, failed, seconds, per_second } = *summary;
+    let Summary { lines, inserted, updated, skipped, failed, seconds, per_second } = *summary;
     if failed > COMPLAINTS_MAX {
-        show::complain(format_args!("oneread: and {} more bad lines", show::count(failed - COMPLAINTS_MAX)));
+        show::complain(format_args!(
+            "oneread: and {}",
+            show::counted(failed - COMPLAINTS_MAX, "more bad line")
+        ));
     }
     if json {
         return Ok(show::say(serde_json::to_string(summary)?)?);
     }
+    let skipped = if skipped > 0 { format!("{} skipped, ", show::count(skipped)) } else { String::new() };
     Ok(show::say(format_args!(
-        "{} lines in {seconds:.2} s ({}): {} inserted, {} updated, {} failed",
-        show::count(lines),
+        "{} in {seconds:.2} s ({}): {} inserted, {} updated, {skipped}{} failed",
+        show::counted(lines, "line"),
         show::rate(per_second),
         show::count(inserted),
         show::count(updated),
@@ -307,6 +367,7 @@ fn report(summary: &Summary, json: bool) -> Result<()> {
 }
 
 struct Loading<'a> {
+    mode: PutMode,
     bar: &'a indicatif::ProgressBar,
     summary: Summary,
     full: bool,
@@ -320,13 +381,18 @@ impl Loading<'_> {
         numbers: &mut Vec<u64>,
     ) -> Result<()> {
         let (Some(first), Some(last)) = (numbers.first(), numbers.last()) else { return Ok(()) };
-        let answers = client
-            .put_many(batch)
-            .with_context(|| format!("loading lines {first} to {last}; those before are loaded"))?;
+        let answers = match self.mode {
+            PutMode::Upsert => client.put_many(batch),
+            PutMode::Insert => client.insert_many(batch),
+            PutMode::Update => client.update_many(batch),
+        };
+        let answers =
+            answers.with_context(|| format!("loading lines {first} to {last}; those before are loaded"))?;
         for (answer, &number) in answers.iter().zip(&*numbers) {
             match answer {
                 Ok(Outcome::Inserted) => self.summary.inserted += 1,
-                Ok(_) => self.summary.updated += 1,
+                Ok(Outcome::Updated) => self.summary.updated += 1,
+                Ok(Outcome::Exists | Outcome::Missing) => self.summary.skipped += 1,
                 Err(error) => {
                     self.full |= matches!(error, PutError::Full { .. });
                     self.complain(number, &error.to_string());
@@ -350,15 +416,19 @@ impl Loading<'_> {
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES
   oneread dump > all.tsv                `oneread load all.tsv` puts them back
-  oneread dump --format jsonl | jq .key
+  oneread dump --json | jq .key
   oneread dump --region /dev/shm/t.region     from a file, without a server
 
-Reads the region slot by slot and asks the server nothing. It is no snapshot: a key that is put, removed
-or moved meanwhile may be printed or not, or twice; keys at rest are printed once.")]
+Reads the region slot by slot and asks the server nothing. It is no snapshot: a
+key that is put, removed or moved meanwhile may be printed or not, or twice;
+keys at rest are printed once.")]
 pub struct Dump {
     /// The output format
     #[arg(long, default_value = "tsv")]
     format: Format,
+    /// Print one JSON object for each key; the same as --format jsonl
+    #[arg(long, conflicts_with = "format")]
+    json: bool,
     #[command(flatten)]
     source: stat::Source,
 }
@@ -367,19 +437,21 @@ impl Dump {
     pub fn run(self) -> Result<ExitCode> {
         let opened = self.source.open()?;
         let inspector = opened.inspector();
+        let format = if self.json { Format::Jsonl } else { self.format };
         let mut out = show::out();
         let mut torn = 0u64;
         for report in inspector.slots() {
             if report.verdict.is_err() {
                 torn += 1;
             } else if !report.key.is_empty() {
-                records::write(&mut out, self.format, &report.key, &report.value)?;
+                records::write(&mut out, format, &report.key, &report.value)?;
             }
         }
         out.flush()?;
         if torn > 0 {
             show::complain(format_args!(
-                "oneread: {torn} slots were being written or are damaged; their keys are not in the dump"
+                "oneread: {} being written or damaged; what stands there is not in the dump",
+                show::counted(torn, "slot")
             ));
         }
         Ok(status(torn == 0))

@@ -18,10 +18,11 @@ use std::time::{Duration, Instant};
 #[command(after_help = "EXAMPLES
   oneread demo
   oneread demo --json | jq .reads_per_get
-  oneread demo --fabric verbs          the same over an RDMA device (built with --features verbs)
+  oneread demo --fabric verbs
+      the same over an RDMA device (built with --features verbs)
 
-Takes some seconds, and stops everything that it starts. Exit status 1 if any key was missed or any
-value was wrong.")]
+Takes some seconds, and stops everything that it starts. Exit status 1 if any
+key was missed or any value was wrong.")]
 pub struct Demo {
     /// How often every key is read with each GET timed, and then again without timing [default: 20;
     /// over verbs 1]
@@ -117,23 +118,19 @@ impl Demo {
         ))?;
 
         server.resume()?;
-        tell(&show::bold(
-            "The server goes on (SIGCONT), and updates every key again and again while we read.",
-        ))?;
+        tell(&show::bold("The server goes on (SIGCONT), and updates all keys while we read."))?;
         update_and_read(&mut client, &names, Duration::from_secs_f64(self.seconds.max(0.05)), &mut outcome)?;
         tell(&format!(
-            "  {} updates met {} GETs. {} GETs caught a slot half written, noticed, and looked again.\n",
-            show::count(outcome.updates),
-            show::count(outcome.gets_while_updating),
-            show::count(outcome.torn_retries)
+            "  {} met {}.\n  {} caught a slot half written, noticed, and looked again.\n",
+            show::counted(outcome.updates, "update"),
+            show::counted(outcome.gets_while_updating, "GET"),
+            show::counted(outcome.torn_retries, "GET")
         ))?;
         if self.json {
             show::say(serde_json::to_string(&outcome)?)?;
         } else {
             show::say(outcome.table())?;
-            show::say(
-                "Next: `oneread serve`, `oneread put KEY VALUE`, `oneread get KEY`, `oneread layouts`.",
-            )?;
+            show::say("Next: `oneread serve`, `oneread put KEY VALUE`, `oneread get KEY`.")?;
         }
         Ok(status(outcome.missed == 0 && outcome.wrong == 0))
     }

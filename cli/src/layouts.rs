@@ -18,17 +18,18 @@ use std::sync::{Mutex, PoisonError};
 /// Measure the cost of a GET in each layout
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES
-  oneread layouts --list                             names and descriptions
-  oneread layouts                                    everything; takes minutes
-  oneread layouts --slots 65536                      smaller tables, quick
-  oneread layouts --preset windowed:8 --preset hopscotch:farm --load 90 --phase steady
+  oneread layouts --list         names and descriptions
+  oneread layouts                everything; takes minutes
+  oneread layouts --slots 65536  smaller tables, quick
+  oneread layouts --preset windowed:8 --load 90 --phase steady
   oneread layouts --load 50,75,90,max --svg layouts.svg
   oneread layouts --json > layouts.json
 
-Keys have 16 bytes and values 32, so slots have 64. All numbers are counted, none is computed: the
-READs are those of the client's own GETs, one for each key in the table and as many for absent keys.
-`fresh` tables are filled by inserts alone. `steady` ones then see two deletes and two inserts for
-each key. Load is keys / all slots in use, overflow included; --load asks for keys / main slots.")]
+Keys have 16 bytes and values 32, so slots have 64. All numbers are counted,
+none is computed: the READs are those of the client's own GETs, one for each key
+in the table and as many for absent keys. `fresh` tables are filled by inserts
+alone. `steady` ones then see two deletes and two inserts for each key. Load is
+keys / all slots in use, overflow included; --load asks for keys / main slots.")]
 pub struct Layouts {
     /// Main slots of each table
     #[arg(long, default_value_t = 1 << 20, value_parser = clap::value_parser!(u64).range(64..=1 << 32))]
@@ -356,17 +357,16 @@ fn list(chosen: &[&Preset], json: bool) -> String {
 }
 
 fn table(chosen: &[&Preset], rows: &[Row]) -> comfy_table::Table {
-    let mut table = show::table([
+    let mut table = show::narrow_table([
         "layout",
-        "phase",
-        "keys",
-        "load",
-        "true load",
-        "READs hit",
-        "READs miss",
-        "bytes hit",
-        "bytes miss",
-        "moves/insert",
+        "phase,\nkeys",
+        "load\n%",
+        "true\n%",
+        "READs\nhit",
+        "READs\nmiss",
+        "bytes\nhit",
+        "bytes\nmiss",
+        "moves/\ninsert",
     ]);
     for preset in chosen {
         let family = preset.layout.family.name();
@@ -376,17 +376,13 @@ fn table(chosen: &[&Preset], rows: &[Row]) -> comfy_table::Table {
                 0 => Cell::new(preset.layout).add_attribute(Attribute::Bold),
                 _ => Cell::new(""),
             };
-            let load = format!(
-                "{:.0} %{}",
-                100.0 * row.load_main,
-                if row.load_asked.is_none() { " max" } else { "" }
-            );
+            let max = if row.load_asked.is_none() { "max " } else { "" };
+            let zipf = if row.keys == Keys::Uniform { "" } else { " zipf" };
             table.add_row(vec![
                 name,
-                Cell::new(phase_name(row.phase)),
-                Cell::new(if row.keys == Keys::Uniform { "uniform" } else { "zipf" }),
-                show::number(load),
-                show::number(format_args!("{:.1} %", 100.0 * row.load_true)),
+                Cell::new(format_args!("{}{zipf}", phase_name(row.phase))),
+                show::number(format_args!("{max}{:.0}", 100.0 * row.load_main)),
+                show::number(format_args!("{:.1}", 100.0 * row.load_true)),
                 show::number(format_args!("{:.4}", row.reads_hit)),
                 show::number(format_args!("{:.4}", row.reads_miss)),
                 show::number(format_args!("{:.0}", row.bytes_hit)),

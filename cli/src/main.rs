@@ -1,25 +1,33 @@
 //! The `oneread` command: its arguments and subcommands.
 
+mod advice;
 mod bench;
+mod calibrate;
 mod child;
 mod data;
 mod demo;
 mod doctor;
+mod kill;
 mod layouts;
+mod manual;
 mod measure;
+mod page;
+mod plan;
 mod plot;
 mod records;
+mod regions;
 mod rpc;
 mod serve;
 mod show;
 mod stat;
+mod users;
 
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
 use oneread::verbs::{Token, VerbsOptions};
 use oneread::{Address, Client, ClientOptions};
-use std::io;
-use std::path::PathBuf;
+use std::io::{self, IsTerminal};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -32,15 +40,17 @@ use std::time::Duration;
     name = "oneread",
     version,
     after_help = "EXAMPLES
-  oneread demo                                  the first minute: watch it work on real data
-  oneread serve &                               serve a table of a million keys at the default address
-  oneread put greeting hello                    the server executes this
-  oneread get greeting                          the client alone: the server is not asked
-  oneread load words.tsv                        many keys from a file
-  oneread layouts --slots 65536                 what a GET costs, layout by layout
-  oneread doctor                                which fabrics work here, and how to mend the others
+  oneread demo                   the first minute: watch it work on real data
+  oneread serve &                serve a million keys at the default address
+  oneread put greeting hello     the server executes this
+  oneread get greeting           the client alone: the server is not asked
+  oneread load words.tsv         many keys from a file
+  oneread layouts --slots 65536  what a GET costs, layout by layout
+  oneread plan --clients 256      which resource would bind, on which hardware
+  oneread doctor                 which fabrics work here, how to mend the others
 
-`oneread COMMAND --help` has examples for each command. RUST_LOG=debug prints more on stderr."
+`oneread COMMAND --help` has examples for each command. RUST_LOG=debug prints
+more on stderr."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -57,10 +67,14 @@ enum Command {
     Dump(data::Dump),
     Stat(stat::Stat),
     Inspect(stat::Inspect),
+    Regions(regions::Regions),
     Layouts(layouts::Layouts),
+    Plan(Box<plan::Plan>),
     Bench(bench::Bench),
     Demo(demo::Demo),
     Doctor(doctor::Doctor),
+    Completions(manual::Completions),
+    Man(manual::Man),
 }
 
 impl Command {
@@ -78,13 +92,16 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let filter =
         tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| cli.command.log_filter());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
+    // Colors are for people, not for files.
+    let ansi = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    log.with_ansi(ansi).without_time().init();
     match run(cli) {
         Ok(status) => status,
         // The reader of the pipe has closed it (`oneread dump | head`).
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            show::complain(format_args!("oneread: error: {}", show::chain(&error)));
+            show::complain(format_args!("oneread: error: {}", advice::told(&error)));
             ExitCode::FAILURE
         }
     }
@@ -101,10 +118,14 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Dump(command) => command.run(),
         Command::Stat(command) => command.run(),
         Command::Inspect(command) => command.run(),
+        Command::Regions(command) => command.run(),
         Command::Layouts(command) => command.run(),
+        Command::Plan(command) => command.run(),
         Command::Bench(command) => command.run(),
         Command::Demo(command) => command.run(),
         Command::Doctor(command) => command.run(),
+        Command::Completions(command) => command.run(),
+        Command::Man(command) => command.run(),
     }
 }
 
@@ -138,15 +159,17 @@ impl TokenArgs {
             return Ok(std::env::var_os("ONEREAD_TOKEN")
                 .map_or_else(Token::default, |token| Token::new(token.as_encoded_bytes())));
         };
-        let name = path.display();
-        let bytes = std::fs::read(path).with_context(|| format!("reading the token in {name}"))?;
-        let token = bytes.trim_ascii();
-        anyhow::ensure!(
-            !token.is_empty(),
-            "{name} is empty; put a token into it: openssl rand -hex 32 > {name}"
-        );
-        Ok(Token::new(token))
+        token_in(path)
     }
+}
+
+/// The token in a file. White space around it is ignored.
+fn token_in(path: &Path) -> anyhow::Result<Token> {
+    let name = path.display();
+    let bytes = std::fs::read(path).with_context(|| format!("reading the token in {name}"))?;
+    let token = bytes.trim_ascii();
+    anyhow::ensure!(!token.is_empty(), "{name} is empty; put a token into it: openssl rand -hex 32 > {name}");
+    Ok(Token::new(token))
 }
 
 /// The server to use, and how long to wait for it.
@@ -157,16 +180,36 @@ struct Server {
     /// Longest wait for the server's answer, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 5000)]
     deadline_ms: u64,
+    /// A user whose server is trusted, beside this user's and root's, by name or number (shm only;
+    /// repeatable)
+    #[arg(long, value_name = "USER")]
+    server_user: Vec<users::UserId>,
     #[command(flatten)]
     token: TokenArgs,
 }
 
 impl Server {
     fn connect(&self) -> anyhow::Result<Client> {
+        Ok(Client::connect_with(&self.at.address(), self.options()?)?)
+    }
+
+    /// The same for a command that only reads: if no server is there, it reads the region file, and
+    /// says so.
+    fn connect_or_read(&self, region: Option<PathBuf>) -> anyhow::Result<Client> {
+        let address = self.at.address();
+        let region = region.unwrap_or_else(|| serve::region_file(&address));
+        let client = Client::connect_with(&address, self.options()?.region(region.clone()))?;
+        if !client.is_served() {
+            show::complain(format_args!("oneread: no server at {address}; reading {}", region.display()));
+        }
+        Ok(client)
+    }
+
+    fn options(&self) -> anyhow::Result<ClientOptions> {
         let deadline = Duration::from_millis(self.deadline_ms);
         let verbs = VerbsOptions::new().token(self.token.token()?);
-        let options = ClientOptions::new().deadline(deadline).verbs(verbs);
-        Ok(Client::connect_with(&self.at.address(), options)?)
+        let trusted: Vec<u32> = self.server_user.iter().map(|user| user.0).collect();
+        Ok(ClientOptions::new().deadline(deadline).server_uids(trusted).verbs(verbs))
     }
 }
 

@@ -1,38 +1,43 @@
 //! `serve`: creates or takes over a table, and serves it until a signal.
 
+use super::users::UserId;
 use super::{At, TokenArgs, show};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use oneread::inspect::Inspector;
+use oneread::place;
 use oneread::region::{Backing, Region};
-use oneread::server::RegisterProgress;
 use oneread::verbs::Wait;
-use oneread::{Address, Config, Geometry, Layout, Server, ServerConfig, StartMode, TableSize};
+use oneread::{
+    Address, Config, Geometry, Layout, ServeError, Server, ServerConfig, StartMode, StartProgress, StartStep,
+    TableSize, Token,
+};
+use rustix::fs::OFlags;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use std::fs::File;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::OnceLock;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// Serve a table until SIGINT or SIGTERM
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES
-  oneread serve                                          a million keys, at this user's address
-  oneread serve --capacity 50000000 --value-max 32       more keys, shorter values
+  oneread serve                   a million keys, at this user's address
+  oneread serve --capacity 50000000 --value-max 32  more keys, shorter values
   oneread serve --layout windowed:16 --at shm:/tmp/a.sock
-  oneread serve --anonymous                              memory that is freed with the server
-  oneread serve --fresh                                  forget the table that was there
-  ONEREAD_TOKEN=secret oneread serve --at verbs://0.0.0.0:7471    over RDMA (built with --features verbs)
+  oneread serve --anonymous       memory that is freed with the server
+  oneread serve --fresh           forget the table that was there
+  ONEREAD_TOKEN=secret oneread serve --at verbs://0.0.0.0:7471
+      over RDMA (built with --features verbs)
 
-The table is in a file in memory (/dev/shm). It survives a restart of the server, but not a reboot.
-With --region on a disk it also survives a clean reboot. After a crash of the machine, start with
---fresh: the file then mixes old and new pages, and nothing detects that.
+The table is in a file in memory (/dev/shm). It survives a restart of the
+server, but not a reboot. With --region on a disk it also survives a clean
+reboot. After a crash of the machine, start with --fresh: the file then mixes
+old and new pages, and nothing detects that.
 
-Connected clients on this host go on reading while the server is away, until their lease ends (10 s
-by default). Over verbs they cannot.
+Connected clients on this host go on reading while the server is away, until
+their lease ends (10 s by default). Over verbs they cannot.
 
 `oneread layouts --list` names the layouts.")]
 pub struct Serve {
@@ -56,7 +61,7 @@ pub struct Serve {
     /// Grace time in microseconds: how long a GET over a network may take [default: 2000]
     #[arg(long, value_name = "US")]
     grace_us: Option<u64>,
-    /// The file that holds the table [default: /dev/shm/oneread-UID-HASH.region, by the address]
+    /// The file that holds the table [default: in /dev/shm/oneread-UID, by the address]
     #[arg(long, value_name = "PATH", conflicts_with_all = ["anonymous", "huge_pages"])]
     region: Option<PathBuf>,
     /// Hold the table in memory without a file; it is gone with the server
@@ -71,9 +76,27 @@ pub struct Serve {
     /// Number of threads that make changes
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..))]
     workers: u16,
-    /// Another user who may connect and change the table (repeatable)
-    #[arg(long, value_name = "UID")]
-    allow_uid: Vec<u32>,
+    /// Another user who may read and change the table, by name or number (shm only; repeatable)
+    #[arg(long, value_name = "USER")]
+    allow_uid: Vec<UserId>,
+    /// Another user who may read the table, and not change it (shm only; repeatable)
+    #[arg(long, value_name = "USER")]
+    allow_read_uid: Vec<UserId>,
+    /// The file that holds the token of clients who may only read (verbs only)
+    #[arg(long, value_name = "FILE")]
+    read_token_file: Option<PathBuf>,
+    /// Most connections
+    #[arg(long, value_name = "N", default_value_t = 4096)]
+    clients_max: usize,
+    /// Most connections of one user other than this one; over verbs, of one host
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    clients_per_peer: usize,
+    /// Longest time for a client to join, or to finish a request that it has begun to send
+    #[arg(long, value_name = "MS", default_value_t = 10_000)]
+    half_open_ms: u64,
+    /// Unread replies at which a client is heard no more, in KiB (shm only)
+    #[arg(long, value_name = "KIB", default_value_t = 1024)]
+    unread_kib: usize,
     #[command(flatten)]
     token: TokenArgs,
     /// Let in everybody who reaches the port, without a token (verbs only)
@@ -82,9 +105,10 @@ pub struct Serve {
     /// Wait for messages without sleeping: faster changes, but busy cores (verbs only)
     #[arg(long)]
     poll: bool,
-    /// Also take requests through mailboxes, without system calls (shm only)
-    #[arg(long)]
-    mailbox: bool,
+    /// Most memory in MiB for the mailboxes of all clients, through which requests go without
+    /// system calls; clients without one use messages (shm only)
+    #[arg(long, value_name = "MIB", default_value_t = 64)]
+    mailbox_mib: u32,
     /// Also take requests HERD's way, for comparison; keeps cores busy (verbs only)
     #[cfg(feature = "herd")]
     #[arg(long)]
@@ -100,8 +124,7 @@ pub struct Serve {
 /// The default region file of a server at this address. Clients need not know it, since the server
 /// hands them the region. It serves to inspect a table whose server is gone.
 pub fn region_file(address: &Address) -> PathBuf {
-    let uid = rustix::process::getuid().as_raw();
-    let place = match address {
+    let name = match address {
         Address::Shm(socket) => {
             std::path::absolute(socket).unwrap_or_else(|_| socket.clone()).into_os_string()
         }
@@ -109,8 +132,8 @@ pub fn region_file(address: &Address) -> PathBuf {
         Address::Verbs(at) => format!("verbs:{}", at.port()).into(),
         other => other.to_string().into(),
     };
-    let hash = seahash::hash(place.as_encoded_bytes());
-    PathBuf::from(format!("/dev/shm/oneread-{uid}-{hash:016x}.region"))
+    let hash = seahash::hash(name.as_encoded_bytes());
+    place::regions().join(format!("{hash:016x}.region"))
 }
 
 impl Serve {
@@ -132,27 +155,43 @@ impl Serve {
         } else if self.huge_pages {
             Backing::HugePages
         } else {
-            Backing::File(self.prepare_file(&address, &config)?)
-        };
-        let start = match backing {
-            Backing::File(_) => StartMode::OpenOrCreate(config),
-            _ => StartMode::Create(config),
+            Backing::File(self.prepare_file(&address)?)
         };
         let how = ServerConfig::new(address, config)
             .backing(backing.clone())
-            .start(start)
+            .start(StartMode::OpenOrCreate)
             .workers(self.workers.into())
-            .allow_uids(self.allow_uid.clone())
+            .allow_uids(numbers(&self.allow_uid))
+            .allow_read_uids(numbers(&self.allow_read_uid))
+            .clients_max(self.clients_max)
+            .clients_per_peer(self.clients_per_peer)
+            .half_open(Duration::from_millis(self.half_open_ms))
+            .unread_bytes_max(self.unread_kib.saturating_mul(1024))
+            .read_token(match &self.read_token_file {
+                Some(path) => super::token_in(path)?,
+                None => Token::default(),
+            })
             .token(token)
             .wait(if self.poll { Wait::Poll } else { Wait::Block })
-            .mailbox(self.mailbox)
-            .progress(show_registration);
+            .mailbox_bytes_max(u64::from(self.mailbox_mib) << 20)
+            .progress(show_start);
         #[cfg(feature = "herd")]
         let how = how.herd(self.herd);
-        let server = Server::start(how)?;
+        raise_descriptors(self.clients_max);
+        let server = Server::start(how).map_err(advise)?;
         self.announce(&server, &backing)?;
         signals.forever().next();
+        let (address, bytes) = (server.address().clone(), server.index().region().bytes());
         server.stop();
+        if let Backing::File(path) = &backing
+            && !self.json
+        {
+            show::complain(format_args!(
+                "the table stays in {0} ({1}); serve it again: oneread serve --at {address} --region {0}; or free the memory: oneread regions --remove {0}",
+                path.display(),
+                show::bytes(bytes),
+            ));
+        }
         Ok(ExitCode::SUCCESS)
     }
 
@@ -171,7 +210,7 @@ impl Serve {
     }
 
     /// The region file. Afterwards it holds a table as requested, or it does not exist.
-    fn prepare_file(&self, address: &Address, config: &Config) -> Result<PathBuf> {
+    fn prepare_file(&self, address: &Address) -> Result<PathBuf> {
         let path = match &self.region {
             Some(path) => path.clone(),
             None => {
@@ -182,18 +221,16 @@ impl Serve {
                 region_file(address)
             }
         };
-        let name = path.display();
+        place::prepare(&path)?;
         match std::fs::symlink_metadata(&path) {
             Ok(about) if about.len() > 0 || !about.is_file() => {
-                // Anybody may write to /dev/shm and create a file of this name.
-                ensure!(
-                    self.region.is_some()
-                        || about.is_file() && about.uid() == rustix::process::getuid().as_raw(),
-                    "{name} is not this user's file; name another one with --region"
-                );
                 let has = existing(&path)?;
                 if self.fresh {
-                    remove(&path)?;
+                    ensure!(
+                        remove(&path)?,
+                        "{} is in use by another server; stop that one first",
+                        path.display()
+                    );
                 } else {
                     self.check(&path, &has)?;
                     return Ok(path);
@@ -201,7 +238,6 @@ impl Serve {
             }
             _ => {}
         }
-        check_space(&path, config.geometry()?.region_bytes())?;
         Ok(path)
     }
 
@@ -244,7 +280,7 @@ impl Serve {
         let where_to = backing.to_string();
         if self.json {
             let recovered = server.recovered().map(|found| {
-                serde_json::json!({ "keys": found.keys, "torn": found.torn, "doubled": found.doubled })
+                serde_json::json!({ "keys": found.keys, "torn": found.torn, "doubled": found.doubled, "handed_over": found.handed_over })
             });
             return Ok(show::say(serde_json::json!({
                 "event": "ready",
@@ -264,13 +300,16 @@ impl Serve {
         }
         let found = match server.recovered() {
             None => "new".into(),
+            Some(found) if found.handed_over => {
+                format!("taken over with {} keys from a server that stopped", show::count(found.keys))
+            }
             Some(found) => {
-                let mut text = format!("taken over with {} keys", show::count(found.keys));
+                let mut text = format!("taken over with {}", show::counted(found.keys, "key"));
                 if found.torn > 0 {
-                    text += &format!(", {} half-written slots freed", found.torn);
+                    text += &format!(", {} mended", show::counted(found.torn, "half-written slot"));
                 }
                 if found.doubled > 0 {
-                    text += &format!(", {} unfinished moves undone", found.doubled);
+                    text += &format!(", {} undone", show::counted(found.doubled, "unfinished move"));
                 }
                 text
             }
@@ -286,61 +325,85 @@ impl Serve {
     }
 }
 
-/// Shows the progress of the registration, if it takes long enough to be seen.
-fn show_registration(at: RegisterProgress) {
-    static BAR: OnceLock<indicatif::ProgressBar> = OnceLock::new();
-    let bar = BAR.get_or_init(|| show::byte_bar(at.total, "registering"));
+/// Shows the progress of steps that take long enough to be seen.
+fn show_start(at: StartProgress) {
+    static BAR: Mutex<Option<indicatif::ProgressBar>> = Mutex::new(None);
+    let mut shown = BAR.lock().unwrap_or_else(PoisonError::into_inner);
+    let (doing, has_done) = match at.step {
+        StartStep::Make => ("making the table", "made"),
+        StartStep::Survey => ("taking over", "looked through"),
+        StartStep::Register => ("registering", "registered"),
+        _ => return,
+    };
+    let bar = shown.get_or_insert_with(|| show::byte_bar(at.total, doing));
     bar.set_position(at.ready);
     if at.done {
         bar.finish_and_clear();
         if bar.elapsed() > Duration::from_secs(1) {
             show::complain(format_args!(
-                "registered {} in {:.1} s",
+                "{has_done} {} in {:.1} s",
                 show::bytes(at.total),
                 bar.elapsed().as_secs_f64()
             ));
         }
+        *shown = None;
     }
 }
 
 /// The geometry of a region file. Any other file is an error and is left alone.
-fn existing(path: &Path) -> Result<Geometry> {
+pub fn existing(path: &Path) -> Result<Geometry> {
     let name = path.display();
-    let file = File::open(path).with_context(|| format!("opening {name}"))?;
-    ensure!(file.metadata()?.is_file(), "{name} is no file; name another one with --region");
+    let file = place::open_file(path, OFlags::RDONLY)?;
     let region = Region::map_shared(file.into())?;
     let (geometry, _) = Inspector::superblock(&region).with_context(|| name.to_string())?;
     Ok(geometry)
 }
 
-/// Removes a region file, unless a server uses it.
-fn remove(path: &Path) -> Result<()> {
-    let name = path.display();
-    let file = File::open(path).with_context(|| format!("opening {name}"))?;
+/// Whether a server uses a region file.
+pub fn is_served(path: &Path) -> Result<bool> {
+    Ok(unserved(path)?.is_none())
+}
+
+/// Removes a region file, unless a server uses it. Returns whether it did.
+pub fn remove(path: &Path) -> Result<bool> {
+    let Some(_locked) = unserved(path)? else { return Ok(false) };
+    std::fs::remove_file(path).with_context(|| format!("removing {}", path.display()))?;
+    Ok(true)
+}
+
+/// The file, locked so that no server takes it over. `None` if a server uses it.
+fn unserved(path: &Path) -> Result<Option<std::fs::File>> {
+    let file = place::open_file(path, OFlags::RDONLY)?;
     match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => std::fs::remove_file(path).with_context(|| format!("removing {name}")),
-        Err(rustix::io::Errno::WOULDBLOCK) => {
-            bail!("{name} is in use by another server; stop that one first")
-        }
-        Err(e) => Err(e).with_context(|| format!("locking {name}")),
+        Ok(()) => Ok(Some(file)),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+        Err(e) => Err(e).with_context(|| format!("locking {}", path.display())),
     }
 }
 
-/// tmpfs allocates pages late. Without this check, a table that does not fit would kill the server
-/// in the middle of its work.
-fn check_space(path: &Path, need: u64) -> Result<()> {
-    let folder = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
+fn numbers(users: &[UserId]) -> Vec<u32> {
+    users.iter().map(|user| user.0).collect()
+}
+
+/// Adds what to do about it on the command line.
+fn advise(error: ServeError) -> anyhow::Error {
+    let advice = match error {
+        ServeError::NoRoom { fits: TableSize::Keys(n), .. } => format!("serve less, by --capacity {n}"),
+        ServeError::NoRoom { fits: TableSize::Slots(n), .. } => format!("serve less, by --slots {n}"),
+        error => return error.into(),
     };
-    let about = rustix::fs::statvfs(folder).with_context(|| format!("looking at {}", folder.display()))?;
-    let free = about.f_bavail.saturating_mul(about.f_frsize);
-    ensure!(
-        need <= free,
-        "the table needs {}, but {} has only {} free; ask for a smaller table (--capacity), another file (--region), or --anonymous memory",
-        show::bytes(need),
-        folder.display(),
-        show::bytes(free)
-    );
-    Ok(())
+    anyhow::Error::from(error).context(advice)
+}
+
+/// Raises the limit of file descriptors as far as this user may, and says if it is too low. Each
+/// connection takes one.
+fn raise_descriptors(clients_max: usize) {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+    if let Some(limit) = getrlimit(Resource::Nofile).current.filter(|limit| *limit < clients_max as u64) {
+        show::complain(format_args!(
+            "oneread: this process may have {limit} file descriptors, fewer than --clients-max {clients_max}; raise the limit (ulimit -Hn)"
+        ));
+    }
 }

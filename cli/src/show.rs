@@ -19,6 +19,11 @@ pub fn count(n: u64) -> String {
     out
 }
 
+/// A number and its noun: 1 key, 2 keys.
+pub fn counted(n: u64, noun: &str) -> String {
+    format!("{} {noun}{}", count(n), if n == 1 { "" } else { "s" })
+}
+
 /// Formats bytes in units of 1024, with three significant digits.
 pub fn bytes(n: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -58,6 +63,16 @@ pub fn rate(per_second: f64) -> String {
 pub fn table<const N: usize>(heads: [&str; N]) -> Table {
     let mut table = plain_table();
     table.set_header(heads.map(|head| Cell::new(head).add_attribute(Attribute::Bold)));
+    table
+}
+
+/// A table with these column heads and many columns. It has no lines.
+pub fn narrow_table<const N: usize>(heads: [&str; N]) -> Table {
+    let mut table = table(heads);
+    table.load_style(presets::NOTHING);
+    table.column_iter_mut().for_each(|column| {
+        column.set_padding((0, 2));
+    });
     table
 }
 
@@ -118,40 +133,34 @@ pub fn say(line: impl Display) -> io::Result<()> {
     out.flush()
 }
 
+/// Prints bytes on stdout as they are.
+pub fn write(bytes: &[u8]) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(bytes)?;
+    out.flush()
+}
+
 /// Prints a line on stderr. Errors of writing are ignored.
 pub fn complain(line: impl Display) {
     let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
-/// An error and its causes. A cause that the error's text already contains is left out.
-pub fn chain(error: &anyhow::Error) -> String {
-    error.chain().map(ToString::to_string).fold(String::new(), |told, cause| {
-        if told.is_empty() {
-            cause
-        } else if told.contains(&cause) {
-            told
-        } else {
-            format!("{told}: {cause}")
-        }
-    })
-}
-
 /// A progress bar on stderr, hidden when stderr is no terminal. `unit` is what is counted.
 pub fn bar(length: u64, what: &'static str, unit: &str) -> ProgressBar {
     let template =
-        format!("{{prefix:<22}} {{bar:32.cyan/blue}} {{human_pos}}/{{human_len}} {unit}  {{eta}} left");
+        format!("{{prefix}} {{wide_bar:.cyan/blue}} {{human_pos}}/{{human_len}} {unit}  {{eta}} left");
     styled(ProgressBar::new(length), what, &template)
 }
 
 /// A progress bar over the bytes of a file.
 pub fn byte_bar(length: u64, what: &'static str) -> ProgressBar {
-    let template = "{prefix:<22} {bar:32.cyan/blue} {bytes}/{total_bytes}  {msg}  {eta} left";
+    let template = "{prefix} {wide_bar:.cyan/blue} {bytes}/{total_bytes}  {msg}  {eta} left";
     styled(ProgressBar::new(length), what, template)
 }
 
 /// A progress display for work of unknown length.
 pub fn spinner(what: &'static str, unit: &str) -> ProgressBar {
-    let template = format!("{{prefix:<22}} {{spinner}} {{human_pos}} {unit}  {{msg}}");
+    let template = format!("{{prefix}} {{spinner}} {{human_pos}} {unit}  {{msg}}");
     styled(ProgressBar::new_spinner(), what, &template)
 }
 

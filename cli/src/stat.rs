@@ -23,7 +23,8 @@ use std::time::Duration;
   oneread stat
   oneread stat --json | jq .server.keys
 
-The server answers this command. `oneread inspect` looks into the table without the server.")]
+The server answers this command. `oneread inspect` looks into the table without
+the server.")]
 pub struct Stat {
     /// Print one JSON object
     #[arg(long)]
@@ -171,9 +172,11 @@ impl Opened {
 /// Look into a table: superblock, slots in use, the windows of a key
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES
-  oneread inspect                               superblock, and slots counted by what they hold
-  oneread inspect --key greeting --quick        where a GET of this key looks, slot by slot
-  oneread inspect --region /dev/shm/t.region    a file, whether or not a server has it open
+  oneread inspect  superblock, and slots counted by what they hold
+  oneread inspect --key greeting --quick
+      where a GET of this key looks, slot by slot
+  oneread inspect --region /dev/shm/t.region
+      a file, whether or not a server has it open
 
 Asks the server only for the region. With --region it asks no server.")]
 pub struct Inspect {
@@ -291,6 +294,7 @@ fn phase(phase: Phase) -> &'static str {
         Phase::Starting => "starting",
         Phase::Serving => "serving",
         Phase::Retired => "retired",
+        Phase::Stopped => "stopped",
     }
 }
 
@@ -331,9 +335,12 @@ fn add_geometry(table: &mut comfy_table::Table, geometry: &Geometry) {
         ("layout", layout.to_string()),
         ("slots", slots),
         ("one slot", format!("{} bytes", geometry.shape().bytes())),
-        ("one READ", format!("{} slots, {} bytes", layout.window_slots(), show::count(window))),
-        ("longest key", format!("{} bytes", geometry.key_max())),
-        ("longest value", format!("{} bytes", geometry.value_max())),
+        (
+            "one READ",
+            format!("{}, {} bytes", show::counted(layout.window_slots().into(), "slot"), show::count(window)),
+        ),
+        ("longest key", show::counted(geometry.key_max() as u64, "byte")),
+        ("longest value", show::counted(geometry.value_max() as u64, "byte")),
         ("grace time", format!("{:?}", geometry.grace())),
         ("region", show::bytes(geometry.region_bytes())),
     ];
@@ -377,7 +384,7 @@ fn superblock_table(
 fn ago(created: u64) -> String {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |t| t.as_secs());
     match now.saturating_sub(created) {
-        s if s < 120 => format!("{s} seconds ago"),
+        s if s < 120 => format!("{} ago", show::counted(s, "second")),
         s if s < 7200 => format!("{} minutes ago", s / 60),
         s if s < 172_800 => format!("{} hours ago", s / 3600),
         s => format!("{} days ago", s / 86400),
@@ -407,10 +414,7 @@ fn occupancy_table(found: &Occupancy, geometry: &Geometry) -> comfy_table::Table
 
 fn key_story(key: &KeyView) -> String {
     let name = show::text(&key.key, 40);
-    let reads = match key.reads() {
-        1 => "1 READ".into(),
-        n => format!("{n} READs"),
-    };
+    let reads = show::counted(key.reads() as u64, "READ");
     match key.found_in() {
         Some(0) => format!("key {name:?}: found in its first window, {reads}"),
         Some(n) => format!("key {name:?}: found in window {n}, where the filter sends a GET; {reads}"),

@@ -2,12 +2,17 @@
 
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use tempfile::TempDir;
 
 fn oneread() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_oneread"));
+    alone(Command::new(env!("CARGO_BIN_EXE_oneread")))
+}
+
+/// Without what the environment may tell the command.
+fn alone(mut command: Command) -> Command {
     command.env_remove("ONEREAD_AT").env_remove("RUST_LOG");
     command
 }
@@ -62,13 +67,13 @@ impl Served {
     }
 
     fn start_in(dir: TempDir, more: &[&str]) -> Served {
+        Served::start_by(oneread(), dir, more)
+    }
+
+    fn start_by(mut command: Command, dir: TempDir, more: &[&str]) -> Served {
         let at = format!("shm:{}", dir.path().join("sock").display());
-        let mut child = oneread()
-            .args(["serve", "--json", "--at", &at])
-            .args(more)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut child =
+            command.args(["serve", "--json", "--at", &at]).args(more).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let ready = serde_json::from_str(&line).unwrap_or_else(|e| panic!("not ready: {line:?}: {e}"));
@@ -100,8 +105,239 @@ impl Drop for Served {
     }
 }
 
+/// Runs the command on a terminal of 80 columns. Returns what the terminal shows, bars and all, without
+/// escape sequences.
+#[track_caller]
+fn on_a_terminal(arguments: &[&str]) -> String {
+    use rustix::fs::{Mode, OFlags};
+    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+    use std::io::Read;
+    let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    grantpt(&terminal).unwrap();
+    unlockpt(&terminal).unwrap();
+    let name = ptsname(&terminal, Vec::new()).unwrap();
+    let side = rustix::fs::open(&*name, OFlags::RDWR | OFlags::NOCTTY, Mode::empty()).unwrap();
+    let size = rustix::termios::Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
+    rustix::termios::tcsetwinsize(&side, size).unwrap();
+    let [stdin, stdout, stderr] = [(); 3].map(|()| Stdio::from(side.try_clone().unwrap()));
+    // A session of its own has no other terminal.
+    let mut command = Command::new("setsid");
+    command.args(["--wait", env!("CARGO_BIN_EXE_oneread")]).args(arguments);
+    let mut command = alone(command);
+    let mut child =
+        command.env("TERM", "xterm").stdin(stdin).stdout(stdout).stderr(stderr).spawn().expect("setsid");
+    drop((command, side));
+    let mut shown = Vec::new();
+    // It ends with EIO when the command has.
+    let _ = std::fs::File::from(terminal).read_to_end(&mut shown);
+    child.wait().unwrap();
+    without_escapes(&String::from_utf8(shown).unwrap())
+}
+
+fn without_escapes(shown: &str) -> String {
+    let mut plain = String::new();
+    let mut chars = shown.chars();
+    while let Some(c) = chars.next() {
+        if c != '\x1b' {
+            plain.push(c);
+        } else if chars.next() == Some('[') {
+            // Parameters, up to a letter.
+            let _ = chars.find(|c| ('@'..='~').contains(c));
+        }
+    }
+    plain
+}
+
+/// Tables, bars, help and messages fit a terminal of 80 columns.
+#[test]
+fn output_fits_the_terminal() {
+    let served = Served::start(&["--anonymous", "--capacity", "300000"]);
+    let lines: String = (0..40_000).map(|n| format!("key {n}\t{n}\n")).collect();
+    let file = served.file("in.tsv", &lines);
+    let region = region_in(served.dir.path());
+    drop(Served::start(&["--region", &region, "--capacity", "10"]));
+    let at = ["--at", &served.at];
+    let mut all: Vec<Vec<&str>> = vec![
+        [&["load", &file][..], &at].concat(),
+        [&["stat"][..], &at].concat(),
+        [&["inspect", "--key", "key 7"][..], &at].concat(),
+        [&["get", "key 7"][..], &at].concat(),
+        vec!["regions", &region],
+        vec!["inspect", "--region", &region],
+        vec!["layouts", "--list"],
+        vec!["layouts", "--slots", "1024", "--load", "90,max", "--keys", "both"],
+        vec!["doctor"],
+        vec!["demo", "--rounds", "1", "--seconds", "0.1"],
+        vec!["--help"],
+    ];
+    for command in [
+        "serve",
+        "get",
+        "put",
+        "del",
+        "load",
+        "dump",
+        "stat",
+        "inspect",
+        "regions",
+        "layouts",
+        "bench",
+        "demo",
+        "doctor",
+        "completions",
+        "man",
+    ] {
+        all.push(vec![command, "--help"]);
+    }
+    for arguments in all {
+        let shown = on_a_terminal(&arguments);
+        assert!(!shown.is_empty(), "{arguments:?}");
+        // Names of files are as long as they are.
+        let mine = served.dir.path().display().to_string();
+        let fits = |line: &&str| line.chars().count() > 80 && !line.contains(&mine);
+        assert_eq!(shown.split(['\n', '\r']).find(fits), None, "{arguments:?}");
+    }
+}
+
+/// A log has colors on a terminal, and no escape codes in a file.
+#[test]
+fn logs_in_files_have_no_escape_codes() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = format!("shm:{}", dir.path().join("sock").display());
+    let mut command = oneread();
+    command.env("RUST_LOG", "trace").args([
+        "serve",
+        "--anonymous",
+        "--capacity",
+        "10",
+        "--json",
+        "--at",
+        &at,
+    ]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    child.kill().unwrap();
+    let log = stderr(&child.wait_with_output().unwrap());
+    assert!(log.contains("serving"), "{log}");
+    assert!(!log.contains('\x1b'), "{log:?}");
+}
+
+/// Each message names the true cause, and what to do.
+#[test]
+fn messages_name_the_cause() {
+    // Something else is in the socket's place, or there is no place.
+    let dir = tempfile::tempdir().unwrap();
+    let in_dir = |name: &str| dir.path().join(name).display().to_string();
+    std::fs::write(in_dir("file"), "").unwrap();
+    std::fs::create_dir(in_dir("folder")).unwrap();
+    std::os::unix::fs::symlink(in_dir("nowhere"), in_dir("link")).unwrap();
+    for kind in ["file", "folder", "link"] {
+        let at = format!("shm:{}", in_dir(kind));
+        let refused = stderr(&expect(run(&["serve", "--anonymous", "--capacity", "10", "--at", &at]), 1));
+        assert!(refused.contains(&format!("there is a {kind} at {}", in_dir(kind))), "{refused}");
+    }
+    let at = format!("shm:{}", in_dir("no/socket"));
+    let refused = stderr(&expect(run(&["serve", "--anonymous", "--capacity", "10", "--at", &at]), 1));
+    assert!(
+        refused.starts_with(&format!("oneread: error: there is no folder {}", in_dir("no"))),
+        "{refused}"
+    );
+    assert_eq!(refused.lines().count(), 1, "{refused}");
+
+    // A file that lost its end: by how much is said to the byte.
+    let region = region_in(dir.path());
+    let served = Served::start(&["--region", &region, "--capacity", "10"]);
+    drop(served);
+    let whole = std::fs::metadata(&region).unwrap().len();
+    std::fs::OpenOptions::new().write(true).open(&region).unwrap().set_len(whole - 1).unwrap();
+    let refused = stderr(&expect(run(&["inspect", "--region", &region]), 1));
+    assert!(
+        refused.contains(&format!("it has {} bytes, its superblock says {whole}", whole - 1)),
+        "{refused}"
+    );
+
+    // A client without address space for the region.
+    let served = Served::start(&["--anonymous", "--capacity", "1000000"]);
+    let limited =
+        format!("ulimit -v 100000; exec {} get k --at {}", env!("CARGO_BIN_EXE_oneread"), served.at);
+    let out = alone(Command::new("sh")).args(["-c", &limited]).output().unwrap();
+    let refused = stderr(&expect(out, 1));
+    assert!(refused.contains("no address space left") && refused.contains("ulimit -v"), "{refused}");
+}
+
+/// One is singular.
+#[test]
+fn one_is_singular() {
+    let dir = tempfile::tempdir().unwrap();
+    let region = region_in(dir.path());
+    let at = format!("shm:{}", dir.path().join("sock").display());
+    let serve = || {
+        let mut child = oneread()
+            .args(["serve", "--at", &at, "--region", &region])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        (child, line)
+    };
+    for (key, taken_over) in
+        [("a", "new"), ("b", "taken over with 1 key\n"), ("c", "taken over with 2 keys\n")]
+    {
+        let (mut child, line) = serve();
+        assert!(line.trim_end().ends_with(taken_over.trim_end()), "{line}");
+        expect(run(&["put", key, "", "--at", &at]), 0);
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}
+
+/// Completions and manual pages know every command and flag.
+#[test]
+fn completions_and_manual() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = stdout(&expect(run(&["completions", shell]), 0));
+        assert!(script.contains("doctor") && script.contains("if-value"), "{shell}: {script}");
+    }
+    let page = stdout(&expect(run(&["man"]), 0));
+    assert!(page.contains(".TH oneread") && page.contains("EXAMPLES"), "{page}");
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("man1");
+    expect(run(&["man", &folder.display().to_string()]), 0);
+    for (name, flag) in [("oneread", "demo"), ("oneread-put", "if\\-value"), ("oneread-bench-rpc", "pairs")] {
+        let page = std::fs::read_to_string(folder.join(format!("{name}.1"))).unwrap();
+        assert!(page.contains(flag), "{name}: {page}");
+    }
+}
+
 fn region_in(dir: &Path) -> String {
     dir.join("table.region").display().to_string()
+}
+
+/// Valgrind finds no invalid access and no leak, in the server or in a client.
+#[test]
+fn valgrind_finds_nothing() {
+    if Command::new("valgrind").arg("--version").output().is_err() {
+        eprintln!("skipped: valgrind is not installed");
+        return;
+    }
+    let checked = || {
+        let mut command = Command::new("valgrind");
+        command.args(["-q", "--error-exitcode=99", "--leak-check=full"]);
+        command.args(["--errors-for-leak-kinds=definite,indirect", env!("CARGO_BIN_EXE_oneread")]);
+        alone(command)
+    };
+    let options = ["--anonymous", "--capacity", "1000"];
+    let mut served = Served::start_by(checked(), tempfile::tempdir().unwrap(), &options);
+    for (arguments, expected) in [(&["put", "k", "v"][..], "inserted\n"), (&["get", "k"], "v\n")] {
+        let patient = ["--deadline-ms", "60000", "--at", &served.at];
+        let out = checked().args(arguments).args(patient).output().unwrap();
+        assert_eq!(stdout(&expect(out, 0)), expected);
+    }
+    served.signal(rustix::process::Signal::TERM);
+    assert_eq!(served.child.wait().unwrap().code(), Some(0));
 }
 
 /// A short run of the demo.
@@ -138,6 +374,29 @@ fn put_get_del() {
 
     expect(served.run(&["put", "--hex", "00ff", "fe00"]), 0);
     assert_eq!(stdout(&expect(served.run(&["get", "--hex", "00ff"]), 0)), "fe00\n");
+    for (expected, value, outcome, status) in [
+        ("x", "y", "differs", 1),
+        ("w", "w", "updated", 0),
+        ("w", "z", "updated", 0),
+        ("w", "w", "differs", 1),
+    ] {
+        let put = ["put", "--if-value", expected, "k", value];
+        assert_eq!(stdout(&expect(served.run(&put), status)), format!("{outcome}\n"));
+    }
+    assert_eq!(stdout(&expect(served.run(&["put", "--if-value", "", "other", "x"]), 1)), "missing\n");
+    let put = ["put", "--json", "--hex", "--if-value", "7a", "6b", "77"];
+    assert_eq!(json(&expect(served.run(&put), 0))["outcome"], "updated");
+    expect(served.run(&["put", "--if-value", "w", "--insert", "k", "x"]), 2);
+
+    // A key that the table cannot hold fails no other one.
+    let long = "l".repeat(33);
+    let out = expect(served.run(&["get", &long, "k", ""]), 1);
+    assert_eq!(stdout(&out), "w\n");
+    assert!(stderr(&out).contains("33 bytes long") && stderr(&out).contains("0 bytes long"), "{out:?}");
+    let out = expect(served.run(&["del", "--json", &long, "nope"]), 1);
+    assert_eq!(json(&out), serde_json::json!({ "removed": 0, "absent": 1, "refused": 1 }));
+    assert!(stderr(&out).contains("33 bytes long"), "{out:?}");
+
     let out = run_with_input(&["put", "piped", "-", "--at", &served.at], b"two\nlines\n");
     expect(out, 0);
     assert_eq!(stdout(&expect(served.run(&["get", "-n", "piped"]), 0)), "two\nlines\n");
@@ -164,6 +423,8 @@ fn load_and_dump() {
     let n = |name: &str| sum[name].as_u64().unwrap();
     assert_eq!((n("lines"), n("inserted"), n("updated"), n("failed")), (6, 3, 1, 2), "{sum}");
 
+    let [by_format, by_flag] = [&["dump", "--format", "jsonl"][..], &["dump", "--json"]];
+    assert_eq!(stdout(&expect(served.run(by_format), 0)), stdout(&expect(served.run(by_flag), 0)));
     for format in ["tsv", "csv", "jsonl"] {
         let dumped = expect(served.run(&["dump", "--format", format]), 0);
         let other = Served::start(&["--anonymous", "--capacity", "1000", "--key-max", "8"]);
@@ -174,6 +435,15 @@ fn load_and_dump() {
         assert_eq!(stdout(&expect(other.run(&["get", "-n", "b"]), 0)), "tab\there");
         assert_eq!(stdout(&expect(other.run(&["get", "--hex", "63"]), 0)), "ff00\n");
     }
+
+    let modes = served.file("modes.tsv", "a\t3\nnew\t4\n");
+    let sum = json(&expect(served.run(&["load", "--json", "--insert", &modes]), 0));
+    assert_eq!((&sum["inserted"], &sum["updated"], &sum["skipped"]), (&1.into(), &0.into(), &1.into()));
+    expect(served.run(&["del", "new"]), 0);
+    let out = expect(served.run(&["load", "--update", &modes]), 0);
+    assert!(stdout(&out).ends_with("0 inserted, 1 updated, 1 skipped, 0 failed\n"), "{out:?}");
+    let one = expect(served.run(&["load", &served.file("one", "a\t3\n")]), 0);
+    assert!(stdout(&one).starts_with("1 line in"), "{one:?}");
 
     // Errors beyond a limit are counted and not listed.
     let bad = "no tab\n".repeat(30);
@@ -217,6 +487,11 @@ fn region_file_survives() {
     assert!(stdout(&expect(run(&["inspect", "--region", &region, "--key", "k"]), 0)).contains("match"));
     assert_eq!(stdout(&expect(run(&["dump", "--region", &region]), 0)), "k\tv\n");
 
+    let out = expect(served.run(&["get", "k", "--region", &region]), 0);
+    assert_eq!(stdout(&out), "v\n");
+    assert!(stderr(&out).contains(&format!("no server at {}; reading {region}", served.at)), "{out:?}");
+    expect(served.run(&["put", "k", "w"]), 1);
+
     let at = served.at.clone();
     let out = expect(
         run(&["serve", "--at", &at, "--region", &region, "--layout", "pilaf", "--value-max", "40"]),
@@ -228,9 +503,60 @@ fn region_file_survives() {
     }
 
     let dir = std::mem::replace(&mut served.dir, tempfile::tempdir().unwrap());
+    let mut served = Served::start_in(dir, &flags);
+    let recovered = &served.ready["recovered"];
+    assert_eq!((&recovered["keys"], &recovered["handed_over"]), (&1.into(), &true.into()));
+    let out = expect(served.run(&["get", "k", "--region", &region]), 0);
+    assert_eq!((stdout(&out), stderr(&out)), ("v\n".into(), String::new()));
+    served.signal(rustix::process::Signal::KILL);
+    served.child.wait().unwrap();
+    let dir = std::mem::replace(&mut served.dir, tempfile::tempdir().unwrap());
     let served = Served::start_in(dir, &flags);
-    assert_eq!(served.ready["recovered"]["keys"], 1);
-    assert_eq!(stdout(&expect(served.run(&["get", "k"]), 0)), "v\n");
+    assert_eq!(served.ready["recovered"]["handed_over"], false);
+}
+
+/// Who stops a server learns that its table stays, and how to be rid of it. A table that is served
+/// is not removed.
+#[test]
+fn what_stays_is_said_listed_and_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (region, at) = (region_in(dir.path()), format!("shm:{}", dir.path().join("sock").display()));
+    let mut serve = oneread();
+    serve.args(["serve", "--at", &at, "--region", &region, "--slots", "1024"]);
+    let mut server = serve.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.starts_with("serving"), "{line}");
+    expect(run(&["put", "--at", &at, "k", "v"]), 0);
+    let listed = |served: bool| {
+        let out = json(&expect(run(&["regions", "--json", &region]), 0));
+        assert_eq!((&out["keys"], &out["served"]), (&1.into(), &served.into()), "{out}");
+        assert_eq!(out["path"], *region);
+    };
+    listed(true);
+    let busy = expect(run(&["regions", "--remove", &region]), 1);
+    assert!(stderr(&busy).contains("a server uses it") && Path::new(&region).exists(), "{busy:?}");
+    let pid = rustix::process::Pid::from_child(&server);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    let out = server.wait_with_output().unwrap();
+    let message = stderr(&out);
+    for part in [&*region, "KiB", "oneread serve --at", "oneread regions --remove"] {
+        assert!(message.contains(part), "{part:?} is missing in {message}");
+    }
+    listed(false);
+    let out = stdout(&expect(run(&["regions", "--remove", &region]), 0));
+    assert!(out.contains("removed") && !Path::new(&region).exists(), "{out}");
+    expect(run(&["regions", "--remove", &region]), 1);
+}
+
+/// Users are given by name or number.
+#[test]
+fn users_have_names() {
+    let served =
+        Served::start(&["--anonymous", "--slots", "64", "--allow-uid", "root", "--allow-read-uid", "7"]);
+    expect(served.run(&["put", "--server-user", "root", "k", "v"]), 0);
+    let out = expect(run(&["serve", "--allow-uid", "nobody at all"]), 2);
+    assert!(stderr(&out).contains("there is no such user"), "{out:?}");
 }
 
 #[test]
@@ -265,7 +591,8 @@ fn errors_of_use() {
     expect(run(&["serve", "--capacity", "1", "--slots", "1"]), 2);
     expect(run(&["frobnicate"]), 2);
     for command in [
-        "serve", "get", "put", "del", "load", "dump", "stat", "inspect", "layouts", "bench", "demo", "doctor",
+        "serve", "get", "put", "del", "load", "dump", "stat", "inspect", "layouts", "plan", "bench", "demo",
+        "doctor",
     ] {
         let help = stdout(&expect(run(&[command, "--help"]), 0));
         assert!(help.contains("EXAMPLES") && help.contains(&format!("oneread {command}")), "{help}");
@@ -287,8 +614,8 @@ fn no_server() {
     }
 }
 
-/// The default address is in the user's runtime folder. If there is none, its name contains the
-/// user's number.
+/// The default address is in the user's runtime folder, if that is the user's alone. Otherwise it is
+/// in a folder that the server makes.
 #[test]
 fn default_address() {
     let dir = tempfile::tempdir().unwrap();
@@ -298,13 +625,18 @@ fn default_address() {
     let run_user = PathBuf::from(format!("/run/user/{uid}"));
     let elsewhere = match run_user.is_dir() {
         true => run_user.join("oneread.sock"),
-        false => format!("/tmp/oneread-{uid}.sock").into(),
+        false if uid == 0 => "/run/oneread/oneread.sock".into(),
+        false => format!("/tmp/oneread-{uid}/oneread.sock").into(),
     };
+    let open = dir.path().join("open");
+    std::fs::create_dir(&open).unwrap();
+    std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o777)).unwrap();
     let own = dir.path().join("oneread.sock");
     for (runtime, expected) in [
         (dir.path(), &own),
         (&dir.path().join("none"), &elsewhere),
         (&file, &elsewhere),
+        (&open, &elsewhere),
         (Path::new(""), &elsewhere),
     ] {
         // (A server may be running there.)
@@ -406,4 +738,20 @@ fn layouts_are_measured() {
     assert!(hit("farm", "fresh", 0.9) <= 1.1);
     let drawn = std::fs::read_to_string(svg).unwrap();
     assert!(drawn.starts_with("<svg") && drawn.contains("windowed:16"));
+}
+
+/// Servers are killed at random instants under load, and others take over. Everything acknowledged
+/// is there, once.
+#[test]
+fn kills_lose_nothing() {
+    let kills = if std::env::var_os("ONEREAD_LONG").is_some() { 1000 } else { 50 };
+    let found = json(&expect(run(&["bench", "kill", "--json", "--kills", &kills.to_string()]), 0));
+    println!("{found}");
+    let count = |name: &str| found[name].as_u64().unwrap();
+    assert_eq!(["lost", "wrong", "doubled", "leaked"].map(count), [0; 4], "{found}");
+    assert!(count("kills") == kills && count("acknowledged") > kills, "{found}");
+    assert!(count("stops") == kills / 4 && count("handed_over") == kills / 4, "{found}");
+    // Kills that leave no slot half written show nothing.
+    assert!(count("torn") >= kills / 2, "{found}");
+    assert!(found["takeover_ms_p50"].as_f64().unwrap() <= found["takeover_ms_max"].as_f64().unwrap());
 }

@@ -85,14 +85,14 @@ fn all_ways_agree() {
     for key in &keys {
         let one_sided = message.get(key).unwrap();
         found += u32::from(one_sided.is_some());
-        assert_eq!(message.rpc_get(key).unwrap(), one_sided, "as a message: {key:?}");
-        assert_eq!(herd.rpc_get(key).unwrap(), one_sided, "HERD's way: {key:?}");
+        assert_eq!(message.get_two_sided(key).unwrap(), one_sided, "as a message: {key:?}");
+        assert_eq!(herd.get_two_sided(key).unwrap(), one_sided, "HERD's way: {key:?}");
     }
     assert_eq!(found, 38);
     assert_eq!(herd.stats().read.reads, 0, "the server looks up, nobody READs");
     assert_eq!(herd.server_stats().unwrap().keys, 38);
     for client in [&mut message, &mut herd] {
-        let error = client.rpc_get(&[1; 41]).unwrap_err();
+        let error = client.get_two_sided(&[1; 41]).unwrap_err();
         assert!(matches!(error, MutateError::KeyLength { given: 41, max: 40 }), "{error}");
     }
 }
@@ -111,7 +111,7 @@ fn many_at_once() {
         assert_eq!(answer.unwrap(), if n % 3 == 0 { PutOutcome::Inserted } else { PutOutcome::Updated });
     }
     for n in 0..400u32 {
-        assert_eq!(herd.rpc_get(&n.to_le_bytes()).unwrap().unwrap(), (3 * n + 2).to_le_bytes());
+        assert_eq!(herd.get_two_sided(&n.to_le_bytes()).unwrap().unwrap(), (3 * n + 2).to_le_bytes());
         assert_eq!(herd.get(&n.to_le_bytes()).unwrap().unwrap(), (3 * n + 2).to_le_bytes());
     }
 }
@@ -160,7 +160,7 @@ fn lost_packets() {
     let mut inserts = 0;
     for n in 0..150u32 {
         assert_eq!(herd.insert(&n.to_le_bytes(), &[n as u8; 50]).unwrap(), PutOutcome::Inserted, "key {n}");
-        assert_eq!(herd.rpc_get(&n.to_le_bytes()).unwrap().unwrap(), [n as u8; 50]);
+        assert_eq!(herd.get_two_sided(&n.to_le_bytes()).unwrap().unwrap(), [n as u8; 50]);
         inserts += 1;
     }
     drop(loss);
@@ -185,7 +185,7 @@ fn server_gone_and_back() {
     herd.put(b"key", b"before").unwrap();
     server.kill();
     let begun = Instant::now();
-    let error = herd.rpc_get(b"key").unwrap_err();
+    let error = herd.get_two_sided(b"key").unwrap_err();
     let is_typed = matches!(
         error,
         MutateError::ServerGone { .. }
@@ -195,22 +195,22 @@ fn server_gone_and_back() {
     assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
 
     let mut server = Server::start(&address.to_string(), &["--herd"]);
-    assert_eq!(herd.rpc_get(b"key").unwrap(), None, "a new server has a new table");
+    assert_eq!(herd.get_two_sided(b"key").unwrap(), None, "a new server has a new table");
     herd.put(b"key", b"after").unwrap();
-    assert_eq!(herd.rpc_get(b"key").unwrap().unwrap(), b"after");
+    assert_eq!(herd.get_two_sided(b"key").unwrap().unwrap(), b"after");
     server.kill();
 
     let _server = Server::start(&address.to_string(), &[]);
-    let mut ended = herd.rpc_get(b"key");
+    let mut ended = herd.get_two_sided(b"key");
     if matches!(ended, Err(MutateError::ServerGone { .. })) {
-        ended = herd.rpc_get(b"key");
+        ended = herd.get_two_sided(b"key");
     }
     let error = ended.unwrap_err();
     let is_herd = matches!(error, MutateError::Connect(ConnectError::Verbs(SetupError::Herd { .. })));
-    assert!(is_herd && error.to_string().contains("--herd"), "{error}");
+    assert!(is_herd && error.to_string().contains("ServerConfig::herd"), "{error}");
     let error = try_connect(&address, RequestPath::Herd).unwrap_err();
     assert!(matches!(error, ConnectError::Verbs(SetupError::Herd { .. })), "{error}");
-    assert_eq!(connect(&address, RequestPath::Message).rpc_get(b"key").unwrap(), None);
+    assert_eq!(connect(&address, RequestPath::Message).get_two_sided(b"key").unwrap(), None);
 }
 
 /// Clients come and go, several at a time. The areas of those that are gone do not disturb the
@@ -230,7 +230,7 @@ fn clients_come_and_go() {
                     for n in 0..20u32 {
                         let (key, value) = ([number, n].map(u32::to_le_bytes).concat(), round.to_le_bytes());
                         client.put(&key, &value).unwrap();
-                        assert_eq!(client.rpc_get(&key).unwrap().unwrap(), value);
+                        assert_eq!(client.get_two_sided(&key).unwrap().unwrap(), value);
                     }
                 });
             }

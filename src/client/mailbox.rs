@@ -8,7 +8,7 @@ use crate::wire::{self, Reply, Request};
 use std::time::{Duration, Instant};
 
 /// Time that a client polls for a reply before it sleeps: the longest while replies mostly come in
-/// that time, less otherwise. A server that is awake and not busy answers within one or two
+/// that time, less or none otherwise. A server that is awake and not busy answers within one or two
 /// microseconds.
 const LOOK_MIN: Duration = Duration::from_micros(1);
 const LOOK_MAX: Duration = Duration::from_micros(20);
@@ -149,7 +149,7 @@ mod tests {
     use crate::outcome::PutOutcome;
 
     /// A server at the other end of the mailbox. It acts when the client rings or sleeps.
-    struct Server<'a> {
+    struct AnsweringServer<'a> {
         mailbox: &'a Mailbox,
         /// Replies to store, with their numbers, when the client sleeps.
         replies: Vec<(u64, Vec<u8>)>,
@@ -157,7 +157,7 @@ mod tests {
         hangs_up: bool,
     }
 
-    impl BellSocket for Server<'_> {
+    impl BellSocket for AnsweringServer<'_> {
         fn ring(&mut self, _: Instant) -> Result<(), LinkError> {
             Ok(())
         }
@@ -174,7 +174,7 @@ mod tests {
     }
 
     /// A slow server: each time the client sleeps, it stores some replies.
-    struct Slow<'a> {
+    struct SlowServer<'a> {
         mailbox: &'a Mailbox,
         /// Number of replies for each sleep. When none are left, the client's deadline has come.
         steps: Vec<u64>,
@@ -187,14 +187,14 @@ mod tests {
         deadline: Instant,
     }
 
-    impl Slow<'_> {
+    impl SlowServer<'_> {
         /// The number of the last request stored.
         fn asked(&self) -> u64 {
             (0..WINDOW).map(|cell| glance(self.mailbox.request(cell)).sequence).max().unwrap()
         }
     }
 
-    impl BellSocket for Slow<'_> {
+    impl BellSocket for SlowServer<'_> {
         fn ring(&mut self, deadline: Instant) -> Result<(), LinkError> {
             assert_eq!((deadline, self.mailbox.client().heard()), (self.deadline, 0));
             self.rung.push(self.asked());
@@ -243,7 +243,7 @@ mod tests {
             let requests: Vec<_> = keys.iter().map(|key| Request::Get { key }).collect();
             let steps = vec![10, 22, 40, 24, 40, 10, 4, 1];
             let mut server =
-                Slow { mailbox: &mailbox, steps, answered: 0, slept: vec![], rung: vec![], deadline };
+                SlowServer { mailbox: &mailbox, steps, answered: 0, slept: vec![], rung: vec![], deadline };
             let replies = cells.converse(&mut server, &requests, deadline).unwrap();
             let values: Vec<_> = keys.iter().map(|key| Reply::Value(Some(key.to_vec()))).collect();
             assert_eq!(replies, values);
@@ -279,7 +279,7 @@ mod tests {
         let mut cells = ClientMailbox::new(Mailbox::map(fd, &geometry).unwrap());
         let requests = [Request::Get { key: b"one" }, Request::Get { key: b"two" }];
         let deadline = Instant::now() + Duration::from_secs(5);
-        cells.converse(&mut Server { mailbox: &mailbox, replies, hangs_up }, &requests, deadline)
+        cells.converse(&mut AnsweringServer { mailbox: &mailbox, replies, hangs_up }, &requests, deadline)
     }
 
     /// Complete replies are taken. Missing or malformed ones are errors.

@@ -1,6 +1,7 @@
 //! The client: GETs read the server's region; changes are requests to the server. [`Client`] says
 //! what it promises when the server is gone.
 
+mod counters;
 #[cfg(any(feature = "verbs", test))]
 mod lanes;
 mod mailbox;
@@ -8,19 +9,25 @@ mod shm;
 #[cfg(feature = "verbs")]
 pub(crate) mod verbs;
 
-use crate::address::Address;
+pub use counters::ClientCounters;
+
+use crate::address::{Address, AddressError};
 use crate::get::Retry;
 use crate::layout::geometry::Geometry;
 use crate::layout::superblock::SuperblockError;
-use crate::outcome::{PutError, PutMode, PutOutcome, ReadError};
+use crate::outcome::{KeyLengthError, PutError, PutMode, PutOutcome, ReadError, SwapOutcome};
 use crate::reader::{GetStats, Limits, ReadCounts};
 use crate::region::{Region, RegionError};
 use crate::setters::setters;
+use crate::values::Values;
 use crate::verbs::VerbsOptions;
 #[cfg(feature = "verbs")]
 use crate::verbs::{SetupError, VerbsError};
-use crate::wire::{PROTOCOL_VERSION, Reply, Request, ServerStats, WireError};
+use crate::wire::{PROTOCOL_VERSION, Refusal, Reply, Request, ServerStats, WireError};
+use counters::GETS_APART;
 use std::io;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// The pause between attempts to reconnect: it doubles from the first to the last.
@@ -50,25 +57,41 @@ pub struct ClientOptions {
     /// region is a file. Other memory is given up by [`Server::stop`](crate::Server::stop): GETs
     /// then end at once. Only for shm: over verbs there is nothing left to read.
     pub lease: Duration,
-    /// How requests to the server (changes, [`Client::rpc_get`], [`Client::server_stats`]) travel.
+    /// How requests to the server (changes, [`Client::get_two_sided`], [`Client::server_stats`])
+    /// travel.
     pub requests: RequestPath,
+    /// On shm: users whose servers the client trusts, beside its own user and root. A server learns
+    /// what clients put, decides what they read, and can end them by making a region file shorter.
+    pub server_uids: Vec<u32>,
+    /// On shm: the server's region file, to be read if no server is there when the client connects.
+    /// The client then only reads ([`Client::is_served`]), without a lease, until a server comes. The
+    /// file must belong to this user or root.
+    pub region: Option<PathBuf>,
     /// Options for verbs. Shm ignores them.
     pub verbs: VerbsOptions,
 }
 
-/// How requests to the server (changes, [`Client::rpc_get`], [`Client::server_stats`]) travel.
+/// How requests to the server (changes, [`Client::get_two_sided`], [`Client::server_stats`])
+/// travel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RequestPath {
+    /// The fastest way that the server offers. On shm, requests go through a
+    /// [mailbox](RequestPath::Mailbox), and batches of more than 32 as one
+    /// [message](RequestPath::Message). If the server has no mailboxes, or no room for another one
+    /// ([`ServerConfig::mailbox_bytes_max`](crate::ServerConfig::mailbox_bytes_max)), all go as
+    /// messages; after a second without room the handle asks for one again. Over verbs, all go as
+    /// messages. [`ClientStats::requests`] tells which way requests went.
+    #[default]
+    Auto,
     /// As messages: over the server's Unix socket, or over verbs by SEND and RECV on a queue pair.
     /// Over verbs it is the queue pair that carries the READs, or one more where handles share
     /// queue pairs. The server may sleep.
-    #[default]
     Message,
-    /// Only on shm: through a mailbox, memory that one handle and the server share. The server must
-    /// have been started with [`ServerConfig::mailbox`](crate::ServerConfig::mailbox).
+    /// Only on shm: all requests through a mailbox, memory that one handle and the server share. If
+    /// the server gives none, the connection fails ([`ConnectError::RequestPath`]).
     ///
-    /// A mailbox takes 28 KiB with the default lengths, up to 508 KiB with the longest. The handle
+    /// A mailbox takes 32 KiB with the default lengths, up to 756 KiB with the longest. The handle
     /// that connects has one, and each clone from its first request on. There is no system call
     /// while both sides are busy. A client polls for its reply for up to 20 microseconds, a server
     /// for requests for up to 50. Each polls for less time where that was in vain. Then it sleeps,
@@ -86,6 +109,7 @@ impl RequestPath {
     /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
+            RequestPath::Auto => "auto",
             RequestPath::Message => "message",
             RequestPath::Mailbox => "mailbox",
             #[cfg(feature = "herd")]
@@ -107,13 +131,15 @@ impl RequestPath {
 }
 
 impl Default for ClientOptions {
-    /// Deadline 5 s, lease 10 s, requests as messages.
+    /// Deadline 5 s, lease 10 s, requests the fastest way that the server offers.
     fn default() -> ClientOptions {
         ClientOptions {
             limits: Limits::default(),
             deadline: Duration::from_secs(5),
             lease: Duration::from_secs(10),
-            requests: RequestPath::Message,
+            requests: RequestPath::Auto,
+            server_uids: Vec::new(),
+            region: None,
             verbs: VerbsOptions::default(),
         }
     }
@@ -124,6 +150,8 @@ setters!(ClientOptions {
     deadline: Duration,
     lease: Duration,
     requests: RequestPath,
+    server_uids: impl Into<Vec<u32>>,
+    region: PathBuf,
     verbs: VerbsOptions,
 });
 
@@ -147,19 +175,48 @@ impl ClientOptions {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
+    /// No socket can have this address.
+    #[error(transparent)]
+    Address(#[from] AddressError),
     /// No server listens there.
-    #[error(
-        "no server at {address}: {source}; start one with `oneread serve --at {address}`, or name another address"
-    )]
+    #[error("no server at {address}")]
     NotThere {
         /// The address.
         address: Address,
         /// The operating system's answer.
         source: io::Error,
     },
-    /// The server refused the client.
+    /// The server does not take this client.
+    #[error("the server at {address} turned this client away")]
+    TurnedAway {
+        /// The address.
+        address: Address,
+        /// Why.
+        source: Refusal,
+    },
+    /// On shm: the server runs as a user whom this client does not trust. Nothing was sent to it.
     #[error(
-        "the server at {address} (protocol version {theirs}, here {PROTOCOL_VERSION}) turned this client away: another user's server takes only users that it allows (`ServerConfig::allow_uids`, `serve --allow-uid`), and a limited number of connections"
+        "the server at {address} runs as user {uid}, neither this one nor root; if that is right, name the user in `ClientOptions::server_uids`"
+    )]
+    Stranger {
+        /// The address.
+        address: Address,
+        /// The server's user.
+        uid: u32,
+    },
+    /// This process, or the system, has no file descriptor left.
+    #[error(
+        "no file descriptor is left for a connection to {address}; raise the limit (RLIMIT_NOFILE), or use fewer clients"
+    )]
+    Descriptors {
+        /// The address.
+        address: Address,
+        /// The operating system's answer.
+        source: io::Error,
+    },
+    /// The server speaks another version of the protocol.
+    #[error(
+        "the server at {address} speaks version {theirs} of the protocol, this client version {PROTOCOL_VERSION}; use the same version of oneread on both sides"
     )]
     Refused {
         /// The address.
@@ -178,7 +235,7 @@ pub enum ConnectError {
         why: String,
     },
     /// The connection failed.
-    #[error("talking to the server at {address}: {source}")]
+    #[error("talking to the server at {address}")]
     Link {
         /// The address.
         address: Address,
@@ -190,7 +247,7 @@ pub enum ConnectError {
     Region(#[from] RegionError),
     /// This build has no verbs fabric.
     #[error(
-        "this build of oneread cannot reach {address}: it has no verbs fabric; build it with `--features verbs`"
+        "this build of oneread cannot reach {address}: it has no verbs fabric; build it with the cargo feature `verbs`"
     )]
     NotBuilt {
         /// The address.
@@ -200,8 +257,17 @@ pub enum ConnectError {
     #[cfg(feature = "verbs")]
     #[error(transparent)]
     Verbs(#[from] SetupError),
+    /// No server is there, and its region file ([`ClientOptions::region`]) is given up, or was never
+    /// finished.
+    #[error("no server at {address}, and {} holds no table that can be read", path.display())]
+    NoTable {
+        /// The address.
+        address: Address,
+        /// The file.
+        path: PathBuf,
+    },
     /// The superblock of the region is not valid.
-    #[error("the region of the server at {address}: {source}")]
+    #[error("the region of the server at {address} cannot be read")]
     Superblock {
         /// The address.
         address: Address,
@@ -221,7 +287,7 @@ pub enum LinkError {
     #[error("the server hung up")]
     HungUp,
     /// The bytes are not valid frames.
-    #[error("the peer does not speak oneread's protocol: {0}")]
+    #[error("the peer does not speak oneread's protocol")]
     Wire(#[from] WireError),
     /// A reply that does not belong to the request.
     #[error("the peer does not speak oneread's protocol: an unexpected reply")]
@@ -294,7 +360,7 @@ pub enum GetError {
     },
     /// The server is gone. Over shm the lease has also ended, or the region was given up. Over
     /// verbs the queue pair failed, and so did its successors.
-    #[error("the server at {address} is gone: {source}")]
+    #[error("the server at {address} is gone")]
     ServerGone {
         /// The address.
         address: Address,
@@ -318,13 +384,13 @@ impl From<ReadError> for GetError {
     }
 }
 
-/// Why a change did not happen, or may not have happened. The first four mean that the table is
+/// Why a change did not happen, or may not have happened. The first five mean that the table is
 /// unchanged: the server rejected the change ([`MutateError::rejection`]), or the client rejected
 /// it by the limits of the server that it is connected to.
 ///
 /// | the server | a change ends in | may it have happened? |
 /// |---|---|---|
-/// | rejects the change | one of the first four | no |
+/// | rejects the change | one of the first five | no |
 /// | cannot be connected to | [`Connect`](MutateError::Connect); over verbs after attempts until the deadline | no |
 /// | ends, or hangs up, before it has answered | [`ServerGone`](MutateError::ServerGone) | yes |
 /// | is silent (suspended, busy, unreachable) | [`Deadline`](MutateError::Deadline) | yes, and it may still happen later |
@@ -364,6 +430,14 @@ pub enum MutateError {
         /// Attempts made.
         rounds: u32,
     },
+    /// The server lets this client read only
+    /// ([`ServerConfig::allow_read_uids`](crate::ServerConfig::allow_read_uids),
+    /// [`ServerConfig::read_token`](crate::ServerConfig::read_token)). Nothing was changed.
+    #[error("the server at {address} lets this client read the table, and not change it")]
+    ReadOnly {
+        /// The address.
+        address: Address,
+    },
     /// No answer in time. The change may still happen, or may have happened.
     #[error(
         "the server at {address} did not answer within {deadline:?}; it may be suspended (SIGSTOP) or busy, and the change may still happen"
@@ -375,7 +449,7 @@ pub enum MutateError {
         deadline: Duration,
     },
     /// The connection ended before the answer. The change may have happened.
-    #[error("the server at {address} went away before it answered ({source}); the change may have happened")]
+    #[error("the server at {address} went away before it answered; the change may have happened")]
     ServerGone {
         /// The address.
         address: Address,
@@ -414,13 +488,146 @@ impl MutateError {
 
 /// Counts of what a client did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ClientStats {
     /// GETs, hits, and retries by cause.
     pub get: GetStats,
     /// READs, the bytes they requested, and doorbells (round trips).
     pub read: ReadCounts,
+    /// Requests sent, by the way they went.
+    pub requests: RequestCounts,
+    /// Changes that the server answered, by kind.
+    pub changes: ChangeCounts,
+    /// Calls that failed, by cause.
+    pub failures: FailureCounts,
     /// Times this handle switched to a new region, or over verbs reconnected.
     pub reattached: u64,
+}
+
+/// Adds up the counts of several handles.
+impl std::ops::AddAssign for ClientStats {
+    fn add_assign(&mut self, other: ClientStats) {
+        let (mut other, mut others) = (other, smallvec::SmallVec::<[u64; 32]>::new());
+        other.for_each(|count| others.push(*count));
+        let mut others = others.into_iter();
+        self.for_each(|count| *count += others.next().unwrap_or(0));
+    }
+}
+
+impl ClientStats {
+    /// Calls `each` with every count, in the same order each time.
+    fn for_each(&mut self, each: impl FnMut(&mut u64)) {
+        let ClientStats { get, read, requests, changes, failures, reattached } = self;
+        let GetStats { gets, hits, retries_torn, retries_moved, retries_late, retries_chain } = get;
+        let ReadCounts { reads, bytes, doorbells } = read;
+        let ChangeCounts { puts, swaps, removes, rejected } = changes;
+        let FailureCounts { deadlines, contended, gone, refused } = failures;
+        [gets, hits, retries_torn, retries_moved, retries_late, retries_chain, reads, bytes, doorbells]
+            .into_iter()
+            .chain([&mut requests.message, &mut requests.mailbox])
+            .chain([
+                puts,
+                swaps,
+                removes,
+                rejected,
+                deadlines,
+                contended,
+                gone,
+                refused,
+                reattached,
+                #[cfg(feature = "herd")]
+                &mut requests.herd,
+            ])
+            .for_each(each);
+    }
+}
+
+/// Changes that the server answered. Each of a batch counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ChangeCounts {
+    /// Puts, inserts and updates.
+    pub puts: u64,
+    /// Compare-and-swaps.
+    pub swaps: u64,
+    /// Removes.
+    pub removes: u64,
+    /// Of all these, those that were rejected: lengths, a full table, interference.
+    pub rejected: u64,
+}
+
+/// Calls that failed. A batch counts once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FailureCounts {
+    /// No answer in time, or no conclusive look ([`Limits::deadline`], [`ClientOptions::deadline`]).
+    pub deadlines: u64,
+    /// GETs that reached [`Limits::retries_max`].
+    pub contended: u64,
+    /// The server was gone, or could not be connected to.
+    pub gone: u64,
+    /// Changes by a client that may only read, and GETs of keys with wrong lengths.
+    pub refused: u64,
+}
+
+impl ChangeCounts {
+    fn count(&mut self, request: &Request<'_>, reply: &Reply) {
+        *match request {
+            Request::Put { .. } => &mut self.puts,
+            Request::Swap { .. } => &mut self.swaps,
+            Request::Remove { .. } => &mut self.removes,
+            _ => return,
+        } += 1;
+        let is_rejected =
+            matches!(reply, Reply::Put(Err(_)) | Reply::Swapped(Err(_)) | Reply::Removed(Err(_)));
+        self.rejected += u64::from(is_rejected);
+    }
+}
+
+impl FailureCounts {
+    #[cold]
+    fn count_get(&mut self, error: &GetError) {
+        *match error {
+            GetError::KeyLength { .. } => &mut self.refused,
+            GetError::Contended { .. } => &mut self.contended,
+            GetError::Inconclusive { .. } | GetError::Deadline { .. } => &mut self.deadlines,
+            GetError::ServerGone { .. } | GetError::Connect(_) => &mut self.gone,
+        } += 1;
+    }
+
+    #[cold]
+    fn count_request(&mut self, error: &MutateError) {
+        *match error {
+            MutateError::Deadline { .. } => &mut self.deadlines,
+            MutateError::ServerGone { .. } | MutateError::Connect(_) => &mut self.gone,
+            _ => &mut self.refused,
+        } += 1;
+    }
+}
+
+/// Counts of the requests that a client sent, by the way they went ([`RequestPath`]). Each request
+/// of a batch counts. Requests that the client rejected itself do not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RequestCounts {
+    /// Requests as messages.
+    pub message: u64,
+    /// Requests through a mailbox.
+    pub mailbox: u64,
+    /// Requests as in HERD.
+    #[cfg(feature = "herd")]
+    pub herd: u64,
+}
+
+impl std::ops::AddAssign for RequestCounts {
+    fn add_assign(&mut self, other: RequestCounts) {
+        self.message += other.message;
+        self.mailbox += other.mailbox;
+        #[cfg(feature = "herd")]
+        {
+            self.herd += other.herd;
+        }
+    }
 }
 
 /// A handle on a served table. Each thread has its own handle: `Client` is `Send`, and `Clone`
@@ -439,7 +646,7 @@ pub struct ClientStats {
 /// |---|---|---|
 /// | GETs on shm | nothing: no system call, no server. If a slot is being written, the GET reads it again: it spins, then yields, then sleeps 50 microseconds between attempts | [`Limits::deadline`], 1 s |
 /// | GETs over verbs | the NIC, some microseconds, spinning or asleep ([`Wait`](crate::Wait)). If the connection failed, a new connection | [`ClientOptions::deadline`], 5 s, and [`Limits::deadline`] |
-/// | changes, [`rpc_get`](Client::rpc_get), [`server_stats`](Client::server_stats) | the server's answer, and a connection if there is none | [`ClientOptions::deadline`] |
+/// | changes, [`get_two_sided`](Client::get_two_sided), [`server_stats`](Client::server_stats) | the server's answer, and a connection if there is none | [`ClientOptions::deadline`] |
 /// | [`connect`](Client::connect) | the server | [`ClientOptions::deadline`] |
 /// | cloning | nothing | |
 /// | dropping the last handle | the end of the watcher thread, some microseconds | |
@@ -458,6 +665,7 @@ pub struct ClientStats {
 ///   server left it, until the client has reconnected or its lease ([`ClientOptions::lease`]) ends.
 ///   After the lease they end in [`GetError::ServerGone`]. Meanwhile the watcher tries to
 ///   reconnect, at once and then after pauses that grow from 1 ms to 100 ms.
+/// * **Gone already** when the client connects: [`ClientOptions::region`] names the file to read.
 /// * **Back** at the same address: the watcher reconnects within 100 ms, or within 2 s if an
 ///   attempt was under way and got no answer. Every handle reads the new server's region from its
 ///   next GET on. If the new server took over the region file, the old mapping shows its changes
@@ -502,7 +710,11 @@ pub struct Client {
     options: ClientOptions,
     path: ServerPath,
     stats: ClientStats,
+    counters: ClientCounters,
 }
+
+/// The outcome of one key of a batch: its value, or `None` if it is absent.
+pub type BatchAnswer<'a> = Result<Option<&'a [u8]>, KeyLengthError>;
 
 /// One thread's path to a server: what each fabric implements for a [`Client`], whose methods state
 /// the guarantees. A clone is for another thread. It shares what can be shared and has no
@@ -514,26 +726,23 @@ trait Handle: Clone {
     /// Times it switched to a new region, or reconnected.
     fn reattached(&self) -> u64;
 
-    /// Replaces the contents of `value` with the value of `key`. Returns whether the key was found.
+    /// Calls `each` once per key with the key's index and outcome, in any order, until it breaks off.
     /// Adds its counts to `stats`.
-    fn get_into(
-        &mut self,
-        key: &[u8],
-        value: &mut Vec<u8>,
-        stats: &mut ClientStats,
-    ) -> Result<bool, GetError>;
-
-    /// Calls `each` once per key with the key's index and value, in any order.
     fn get_many<K: AsRef<[u8]>>(
         &mut self,
         keys: &[K],
-        each: impl FnMut(usize, Option<&[u8]>),
+        each: impl FnMut(usize, BatchAnswer<'_>) -> ControlFlow<()>,
         stats: &mut ClientStats,
-    ) -> Result<(), GetError>;
+    ) -> Result<ControlFlow<()>, GetError>;
 
     /// Sends requests and collects their replies, in order, until the deadline. Connects if there
-    /// is no connection. A connection that failed is not used again.
-    fn converse(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<Vec<Reply>, MutateError>;
+    /// is no connection. A connection that failed is not used again. Adds its counts to `stats`.
+    fn converse(
+        &mut self,
+        requests: &[Request<'_>],
+        deadline: Instant,
+        stats: &mut ClientStats,
+    ) -> Result<Vec<Reply>, MutateError>;
 
     /// Drops the connection for changes. The next change opens another one.
     fn disconnect(&mut self);
@@ -547,7 +756,7 @@ enum ServerPath {
     Verbs(Box<verbs::VerbsHandle>),
 }
 
-/// Runs an expression on the [`Handle`] of either path: `on_path!(&mut self.path, handle => ...)`.
+/// Runs an expression on the handle of either path: `on_path!(&mut self.path, handle => ...)`.
 macro_rules! on_path {
     ($path:expr, $handle:ident => $then:expr) => {
         match $path {
@@ -574,6 +783,7 @@ impl Client {
     /// As [`Client::connect`].
     pub fn connect_with(address: &Address, options: ClientOptions) -> Result<Client, ConnectError> {
         let options = options.bounded();
+        address.check()?;
         options.requests.check(address)?;
         let path = match address {
             Address::Shm(socket) => ServerPath::Shm(shm::ShmHandle::connect(socket, &options)?),
@@ -582,7 +792,8 @@ impl Client {
             #[cfg(not(feature = "verbs"))]
             Address::Verbs(_) => return Err(ConnectError::NotBuilt { address: address.clone() }),
         };
-        Ok(Client { address: address.clone(), options, path, stats: ClientStats::default() })
+        let (stats, counters) = Default::default();
+        Ok(Client { address: address.clone(), options, path, stats, counters })
     }
 
     /// The server's address.
@@ -593,6 +804,16 @@ impl Client {
     /// The geometry of the table being read.
     pub fn geometry(&self) -> &Geometry {
         on_path!(&self.path, handle => handle.geometry())
+    }
+
+    /// Whether a server was there when the client last looked. If not, GETs answer from the region
+    /// that a server left, or from its file ([`ClientOptions::region`]). Always `true` over verbs.
+    pub fn is_served(&self) -> bool {
+        match &self.path {
+            ServerPath::Shm(handle) => handle.is_served(),
+            #[cfg(feature = "verbs")]
+            ServerPath::Verbs(_) => true,
+        }
     }
 
     /// The region being read. `None` over verbs, where it is not mapped.
@@ -607,6 +828,25 @@ impl Client {
     /// Counts of this handle since it was made.
     pub fn stats(&self) -> ClientStats {
         ClientStats { reattached: on_path!(&self.path, handle => handle.reattached()), ..self.stats }
+    }
+
+    /// The same counts, for other threads, while this handle works. [`ClientCounters::stats`] says
+    /// when they are there.
+    pub fn counters(&self) -> ClientCounters {
+        self.counters.clone()
+    }
+
+    #[cold]
+    fn publish(&mut self) {
+        self.counters.publish(self.stats());
+    }
+
+    /// Counts a failed GET, and tells other threads what has been done.
+    #[cold]
+    fn count_failed_get(&mut self, error: GetError) -> GetError {
+        self.stats.failures.count_get(&error);
+        self.publish();
+        error
     }
 
     /// Counts of the verbs queues: doorbells, READs, messages, completions. `None` on other
@@ -638,7 +878,16 @@ impl Client {
     /// As [`Client::get`].
     #[inline]
     pub fn get_into(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, GetError> {
-        on_path!(&mut self.path, handle => handle.get_into(key, value, &mut self.stats))
+        let found = on_path!(&mut self.path, handle => handle.read(&mut self.stats, |reader| reader.get_into(key, value)));
+        match found {
+            Ok(found) => {
+                if self.stats.get.gets.is_multiple_of(GETS_APART) {
+                    self.publish();
+                }
+                Ok(found)
+            }
+            Err(error) => Err(self.count_failed_get(error)),
+        }
     }
 
     /// Returns whether `key` is present. The cost is that of [`Client::get_into`].
@@ -649,39 +898,130 @@ impl Client {
         self.get_into(key, &mut Vec::new())
     }
 
-    /// Returns the values of many keys, in order. READs are pipelined: as many are in flight as the
-    /// fabric allows, and all that are ready share one doorbell.
+    /// Returns the outcomes of many keys, in order: each key's value, `None` if it is absent, or an
+    /// error if the table cannot hold such a key. READs are pipelined: as many are in flight as the
+    /// fabric allows, and all that are ready share one doorbell. Usually 1 READ for each key.
     ///
     /// # Errors
-    /// As [`Client::get`], for the first key that fails.
-    pub fn get_many<K: AsRef<[u8]>>(&mut self, keys: &[K]) -> Result<Vec<Option<Vec<u8>>>, GetError> {
-        let mut values = vec![None; keys.len()];
-        self.get_many_with(keys, |number, value| values[number] = value.map(<[u8]>::to_vec))?;
+    /// As [`Client::get`], but for the lengths of keys, for the first key that fails.
+    #[expect(clippy::type_complexity, reason = "one outcome for each key, as `put_many` has")]
+    pub fn get_many<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+    ) -> Result<Vec<Result<Option<Vec<u8>>, KeyLengthError>>, GetError> {
+        let mut values = vec![Ok(None); keys.len()];
+        self.get_all(keys, |number, answer| values[number] = answer.map(|value| value.map(<[u8]>::to_vec)))?;
         Ok(values)
     }
 
-    /// Like [`Client::get_many`], but calls `each` with the index and the value of each key, in no
-    /// particular order. Allocates nothing for the values.
+    /// Replaces the contents of `values` with the values of many keys. Allocates only if `values` is
+    /// too small. [`Values::refused`] names the keys that the table cannot hold.
+    ///
+    /// # Errors
+    /// As [`Client::get_many`]. By then, `values` has some of the values.
+    pub fn get_many_into<K: AsRef<[u8]>>(&mut self, keys: &[K], values: &mut Values) -> Result<(), GetError> {
+        values.reset(keys.len());
+        self.get_all(keys, |number, answer| values.set(number, answer))
+    }
+
+    /// Tells which of many keys are present: in bit `n % 64` of word `n / 64` of `present`, whether
+    /// `keys[n]` is. Replaces its contents. A key that the table cannot hold is not present. The cost
+    /// is that of [`Client::get_many_into`].
+    ///
+    /// # Errors
+    /// As [`Client::get_many`]. By then, `present` has some of the answers.
+    pub fn contains_many<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+        present: &mut Vec<u64>,
+    ) -> Result<(), GetError> {
+        present.clear();
+        present.resize(keys.len().div_ceil(64), 0);
+        self.get_all(keys, |number, answer| {
+            present[number / 64] |= u64::from(answer.is_ok_and(|value| value.is_some())) << (number % 64);
+        })
+    }
+
+    /// Like [`Client::get_many`], but calls `each` with the index and the outcome of each key, in no
+    /// particular order, until it breaks off. Returns what it broke off with. Over verbs, the READs
+    /// that are then under way are waited for. Allocates nothing for the values.
+    ///
+    /// ```
+    /// # use oneread::{Address, Client, Config, GetError, Server, ServerConfig, TableSize};
+    /// use std::ops::ControlFlow;
+    ///
+    /// /// Whether any of these keys is present.
+    /// fn any(client: &mut Client, keys: &[&[u8]]) -> Result<bool, GetError> {
+    ///     let found = client.get_many_with(keys, |_, value| match value {
+    ///         Ok(Some(_)) => ControlFlow::Break(()),
+    ///         _ => ControlFlow::Continue(()),
+    ///     })?;
+    ///     Ok(found.is_break())
+    /// }
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let address = Address::Shm(dir.path().join("s"));
+    /// # let config = Config::new().size(TableSize::Keys(100));
+    /// # let server = Server::start(ServerConfig::new(address.clone(), config))?;
+    /// # let mut client = Client::connect(&address)?;
+    /// # client.put(b"b", b"")?;
+    /// # assert!(any(&mut client, &[b"", b"a", b"b"])? && !any(&mut client, &[b"", b"a"])?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// As [`Client::get_many`]. By then, `each` may have been called for some of the keys.
-    pub fn get_many_with<K: AsRef<[u8]>>(
+    pub fn get_many_with<K: AsRef<[u8]>, B>(
         &mut self,
         keys: &[K],
-        each: impl FnMut(usize, Option<&[u8]>),
+        mut each: impl FnMut(usize, BatchAnswer<'_>) -> ControlFlow<B>,
+    ) -> Result<ControlFlow<B>, GetError> {
+        let mut broken_off = ControlFlow::Continue(());
+        let each = |number, answer: BatchAnswer<'_>| match each(number, answer) {
+            ControlFlow::Continue(()) => ControlFlow::Continue(()),
+            ControlFlow::Break(with) => {
+                broken_off = ControlFlow::Break(with);
+                ControlFlow::Break(())
+            }
+        };
+        self.get_batch(keys, each)?;
+        Ok(broken_off)
+    }
+
+    fn get_all<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+        mut each: impl FnMut(usize, BatchAnswer<'_>),
     ) -> Result<(), GetError> {
-        on_path!(&mut self.path, handle => handle.get_many(keys, each, &mut self.stats))
+        let each = |number, answer: BatchAnswer<'_>| {
+            each(number, answer);
+            ControlFlow::Continue(())
+        };
+        self.get_batch(keys, each)
+    }
+
+    fn get_batch<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+        each: impl FnMut(usize, BatchAnswer<'_>) -> ControlFlow<()>,
+    ) -> Result<(), GetError> {
+        match on_path!(&mut self.path, handle => handle.get_many(keys, each, &mut self.stats)) {
+            Ok(_) => {
+                self.publish();
+                Ok(())
+            }
+            Err(error) => Err(self.count_failed_get(error)),
+        }
     }
 
     // ---- GETs by the server, for comparison -----------------------------------------------------
 
-    /// Returns the value of `key` as the server looks it up. It is the baseline for
+    /// Returns the value of `key` as the server looks it up: a two-sided GET, the baseline for
     /// [`Client::get`]: no READ, 1 round trip, and the server's CPU. The request travels as changes
     /// do ([`ClientOptions::requests`]).
     ///
     /// # Errors
     /// [`MutateError`]; the variants about changes do not occur here. Absence is `Ok(None)`.
-    pub fn rpc_get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, MutateError> {
+    pub fn get_two_sided(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, MutateError> {
         let deadline = Instant::now() + self.options.deadline;
         match self.ask(&Request::Get { key }, deadline)? {
             Reply::Value(value) => Ok(value),
@@ -716,6 +1056,29 @@ impl Client {
         self.mutate_one(Request::Put { mode: PutMode::Update, key, value })
     }
 
+    /// Puts `value` if the value of `key` is `expected`, byte for byte: no other change of the key
+    /// comes between. 1 round trip to the server. To try again after [`SwapOutcome::Differs`], get the
+    /// value first, by 1 READ. Where the key has to be absent, use [`Client::insert`].
+    ///
+    /// As long as values do not repeat, at most one of several clients that expect the same value gets
+    /// [`SwapOutcome::Swapped`].
+    ///
+    /// # Errors
+    /// As [`Client::put`]. After an error that leaves open whether the change happened, get the value.
+    pub fn compare_and_swap(
+        &mut self,
+        key: &[u8],
+        expected: &[u8],
+        value: &[u8],
+    ) -> Result<SwapOutcome, MutateError> {
+        let deadline = Instant::now() + self.options.deadline;
+        match self.ask(&Request::Swap { key, expected, value }, deadline)? {
+            Reply::Swapped(Ok(outcome)) => Ok(outcome),
+            Reply::Put(Err(error)) => Err(error.into()),
+            _ => Err(self.unexpected()),
+        }
+    }
+
     /// Removes `key`. Returns whether it was present.
     ///
     /// # Errors
@@ -729,28 +1092,86 @@ impl Client {
         }
     }
 
-    /// Puts many keys. Requests are sent ahead of the replies, so a batch takes fewer round trips
-    /// than single puts. Returns one answer per key, in order.
+    /// Inserts or updates many keys. Returns one answer per key, in order: a key that cannot be put
+    /// does not stop the others. Requests are sent ahead of the replies, up to 512 of them: a batch
+    /// takes 1 round trip on shm, over verbs 1 for some dozens of keys. It is no transaction: each put
+    /// takes effect by itself, in the order of the pairs.
     ///
     /// # Errors
-    /// [`MutateError`] when the connection failed: some of the changes may have happened.
+    /// [`MutateError`] when the connection failed, or the deadline for the whole batch came: some of
+    /// the changes may have happened.
     pub fn put_many<K: AsRef<[u8]>, V: AsRef<[u8]>>(
         &mut self,
         pairs: &[(K, V)],
     ) -> Result<Vec<Result<PutOutcome, PutError>>, MutateError> {
+        self.put_each(PutMode::Upsert, pairs)
+    }
+
+    /// As [`Client::put_many`], but only inserts, as [`Client::insert`].
+    ///
+    /// # Errors
+    /// As [`Client::put_many`].
+    pub fn insert_many<K: AsRef<[u8]>, V: AsRef<[u8]>>(
+        &mut self,
+        pairs: &[(K, V)],
+    ) -> Result<Vec<Result<PutOutcome, PutError>>, MutateError> {
+        self.put_each(PutMode::Insert, pairs)
+    }
+
+    /// As [`Client::put_many`], but only updates, as [`Client::update`].
+    ///
+    /// # Errors
+    /// As [`Client::put_many`].
+    pub fn update_many<K: AsRef<[u8]>, V: AsRef<[u8]>>(
+        &mut self,
+        pairs: &[(K, V)],
+    ) -> Result<Vec<Result<PutOutcome, PutError>>, MutateError> {
+        self.put_each(PutMode::Update, pairs)
+    }
+
+    /// Removes many keys. Returns for each whether it was present, in order. Costs what
+    /// [`Client::put_many`] costs, and is no transaction either.
+    ///
+    /// # Errors
+    /// As [`Client::put_many`].
+    pub fn remove_many<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+    ) -> Result<Vec<Result<bool, PutError>>, MutateError> {
+        let requests = keys.iter().map(|key| Request::Remove { key: key.as_ref() });
+        self.ask_each(requests, |reply| match reply {
+            Reply::Removed(there) => Some(there),
+            Reply::Put(Err(error)) => Some(Err(error)),
+            _ => None,
+        })
+    }
+
+    fn put_each<'a, K: AsRef<[u8]>, V: AsRef<[u8]>>(
+        &mut self,
+        mode: PutMode,
+        pairs: &'a [(K, V)],
+    ) -> Result<Vec<Result<PutOutcome, PutError>>, MutateError> {
+        let put = |(key, value): &'a (K, V)| Request::Put { mode, key: key.as_ref(), value: value.as_ref() };
+        self.ask_each(pairs.iter().map(put), |reply| match reply {
+            Reply::Put(answer) => Some(answer),
+            _ => None,
+        })
+    }
+
+    /// Makes requests, as many ahead of their replies as may be. `answer` is `None` for a reply that
+    /// does not belong to such a request.
+    fn ask_each<'a, A>(
+        &mut self,
+        requests: impl ExactSizeIterator<Item = Request<'a>>,
+        answer: impl Fn(Reply) -> Option<A>,
+    ) -> Result<Vec<A>, MutateError> {
         let deadline = Instant::now() + self.options.deadline;
-        let mut answers = Vec::with_capacity(pairs.len());
-        for batch in pairs.chunks(BATCH) {
-            let requests = batch.iter().map(|(key, value)| Request::Put {
-                mode: PutMode::Upsert,
-                key: key.as_ref(),
-                value: value.as_ref(),
-            });
-            let requests: Vec<_> = requests.collect();
-            let replies = self.converse(&requests, deadline)?;
-            for reply in replies {
-                let Reply::Put(answer) = reply else { return Err(self.unexpected()) };
-                answers.push(answer);
+        let mut answers = Vec::with_capacity(requests.len());
+        let mut requests = requests.peekable();
+        while requests.peek().is_some() {
+            let batch: Vec<_> = requests.by_ref().take(BATCH).collect();
+            for reply in self.converse(&batch, deadline)? {
+                answers.push(answer(reply).ok_or_else(|| self.unexpected())?);
             }
         }
         Ok(answers)
@@ -781,13 +1202,31 @@ impl Client {
         replies.pop().ok_or_else(|| self.unexpected())
     }
 
-    /// Returns one reply for each request, in order.
+    /// Returns one reply for each request, in order. Counts them.
     fn converse(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<Vec<Reply>, MutateError> {
-        let replies = on_path!(&mut self.path, handle => handle.converse(requests, deadline))?;
-        if replies.len() != requests.len() {
-            return Err(self.unexpected());
+        let answered = on_path!(&mut self.path, handle => {
+            handle.converse(requests, deadline, &mut self.stats)
+        });
+        let answered = answered.and_then(|replies| {
+            if replies.len() != requests.len() {
+                return Err(self.unexpected());
+            }
+            if replies.contains(&Reply::Denied) {
+                return Err(MutateError::ReadOnly { address: self.address.clone() });
+            }
+            Ok(replies)
+        });
+        match &answered {
+            Ok(replies) => {
+                requests
+                    .iter()
+                    .zip(replies)
+                    .for_each(|(request, reply)| self.stats.changes.count(request, reply));
+            }
+            Err(error) => self.stats.failures.count_request(error),
         }
-        Ok(replies)
+        self.publish();
+        answered
     }
 
     /// Drops the connection after a reply that does not belong to the request.
@@ -809,6 +1248,7 @@ impl Clone for Client {
             options: self.options.clone(),
             path: self.path.clone(),
             stats: ClientStats::default(),
+            counters: ClientCounters::default(),
         }
     }
 }
@@ -845,13 +1285,19 @@ fn fit(requests: &[Request<'_>], geometry: &Geometry) -> bool {
 fn check(request: &Request<'_>, geometry: &Geometry) -> Result<(), PutError> {
     let (key_max, value_max) = (geometry.key_max(), geometry.value_max());
     match request {
-        Request::Put { key, .. } | Request::Remove { key } | Request::Get { key }
+        Request::Put { key, .. }
+        | Request::Swap { key, .. }
+        | Request::Remove { key }
+        | Request::Get { key }
             if key.is_empty() || key.len() > key_max =>
         {
             Err(PutError::KeyLength { given: key.len(), max: key_max })
         }
-        Request::Put { value, .. } if value.len() > value_max => {
+        Request::Put { value, .. } | Request::Swap { value, .. } if value.len() > value_max => {
             Err(PutError::ValueLength { given: value.len(), max: value_max })
+        }
+        Request::Swap { expected, .. } if expected.len() > value_max => {
+            Err(PutError::ValueLength { given: expected.len(), max: value_max })
         }
         _ => Ok(()),
     }
@@ -913,7 +1359,9 @@ mod tests {
             limits: Limits::default(),
             deadline: Duration::from_secs(5),
             lease: Duration::from_secs(10),
-            requests: RequestPath::Message,
+            requests: RequestPath::Auto,
+            server_uids: Vec::new(),
+            region: None,
             verbs: VerbsOptions::default(),
         };
         assert_eq!(ClientOptions::default(), expected);
@@ -946,6 +1394,7 @@ mod tests {
         let config = Config { size: TableSize::Keys(10), key_max: 4, value_max: 4, ..Config::default() };
         let geometry = config.geometry().unwrap();
         let put = |key, value| Request::Put { mode: PutMode::Upsert, key, value };
+        let swap = |key, expected, value| Request::Swap { key, expected, value };
         let long = [1; 5];
         let key_length = |given| Reply::Put(Err(PutError::KeyLength { given, max: 4 }));
         let value_length = Reply::Put(Err(PutError::ValueLength { given: 5, max: 4 }));
@@ -956,7 +1405,11 @@ mod tests {
             (put(b"four", b"four"), None),
             (put(&long, b""), Some(key_length(5))),
             (put(&long, &long), Some(key_length(5))),
-            (put(b"k", &long), Some(value_length)),
+            (put(b"k", &long), Some(value_length.clone())),
+            (swap(b"k", b"four", b"four"), None),
+            (swap(&long, b"", b""), Some(key_length(5))),
+            (swap(b"k", &long, b""), Some(value_length.clone())),
+            (swap(b"k", b"", &long), Some(value_length.clone())),
             (Request::Remove { key: b"four" }, None),
             (Request::Remove { key: &long }, Some(key_length(5))),
             (Request::Get { key: b"k" }, None),

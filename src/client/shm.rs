@@ -2,8 +2,8 @@
 
 use super::mailbox::{BellSocket, ClientMailbox};
 use super::{
-    ATTEMPT_MAX, ClientOptions, ClientStats, ConnectError, GetError, Handle, LinkError, MutateError,
-    RETRY_FIRST, RETRY_MAX, RequestPath, fit, send_fitting,
+    ATTEMPT_MAX, BatchAnswer, ClientOptions, ClientStats, ConnectError, GetError, Handle, LinkError,
+    MutateError, RETRY_FIRST, RETRY_MAX, RequestCounts, RequestPath, fit, send_fitting,
 };
 use crate::address::Address;
 use crate::clock::Clock;
@@ -13,19 +13,28 @@ use crate::layout::geometry::Geometry;
 use crate::layout::superblock::Superblock;
 use crate::mailbox::memory::{self, Mailbox};
 use crate::outcome::ReadError;
+use crate::place::{self, PlaceError};
 use crate::reader::Reader;
-use crate::region::Region;
-use crate::wire::{self, PROTOCOL_VERSION, Reply, Request};
+use crate::region::{Region, RegionError};
+use crate::sync::lock_std;
+use crate::wire::{self, PROTOCOL_VERSION, Refusal, Reply, Request};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
 use std::io::{self, IoSliceMut, Read, Write};
+use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+/// Most requests of a batch that go through a mailbox ([`RequestPath::Auto`]). Longer batches cost
+/// less as one message: `docs/BENCHMARKS.md`.
+const MAILBOX_BATCH: usize = 32;
+/// Time after which a handle asks again for a mailbox that the server had no room for.
+const MAILBOX_AGAIN: Duration = Duration::from_secs(1);
 
 /// One thread's path to the server.
 #[derive(Debug)]
@@ -109,7 +118,7 @@ impl ShmShared {
     /// Returns `false` if another region was published since: which server came later is then
     /// unknown, and the caller must look again.
     fn publish(&self, seen: u64, attachment: Attachment, who: Publisher) -> bool {
-        let mut newest = lock(&self.newest);
+        let mut newest = lock_std(&self.newest);
         if attachment.identity != newest.identity {
             if newest.version != seen {
                 return false;
@@ -131,7 +140,7 @@ impl ShmShared {
     }
 
     fn newest(&self) -> Arc<Attachment> {
-        lock(&self.newest).clone()
+        lock_std(&self.newest).clone()
     }
 }
 
@@ -153,28 +162,34 @@ struct Attachment {
     identity: (u64, u64, u64),
     /// The number of regions that the client had before. 0 until it is published.
     version: u64,
+    /// Whether the client opened the region's file itself. Such a region has no lease.
+    is_file: bool,
 }
 
 impl ShmHandle {
     pub fn connect(socket: &Path, options: &ClientOptions) -> Result<ShmHandle, ConnectError> {
         let address = Address::Shm(socket.into());
-        let (link, attachment) = attach(&address, socket, options.deadline)?;
-        let attached = Arc::new(attachment);
+        let (link, attachment) = match attach(&address, socket, &options.server_uids, options.deadline) {
+            Ok((link, attachment)) => (Some(link), attachment),
+            Err(error) => (None, open_file(&address, options, error)?),
+        };
+        let (attached, clock) = (Arc::new(attachment), Clock::System);
+        let gone_ns = if link.is_some() { 0 } else { clock.now_ns().max(1) };
         let shared = Arc::new(ShmShared {
             address: address.clone(),
             socket: socket.into(),
             options: options.clone(),
-            clock: Clock::System,
+            clock,
             newest: Mutex::new(attached.clone()),
             version: AtomicU64::new(0),
-            gone_ns: AtomicU64::new(0),
+            gone_ns: AtomicU64::new(gone_ns),
         });
         let mut handle = ShmHandle { shared, attached, conversation: None, reattached: 0, watcher: None };
-        if options.requests == RequestPath::Mailbox {
+        if options.requests == RequestPath::Mailbox && link.is_some() {
             // Fails here if the server has no mailboxes.
             handle.open_conversation(options.deadline)?;
         }
-        let failed = |e| ConnectError::Link { address, source: LinkError::Os(e) };
+        let failed = |e| link_failed(&address, LinkError::Os(e));
         let weak = Arc::downgrade(&handle.shared);
         let start = || {
             let alarm = Arc::new(Alarm::new()?);
@@ -192,10 +207,16 @@ impl ShmHandle {
         &self.attached.region
     }
 
+    /// Whether a server was there when the watcher last looked.
+    pub fn is_served(&self) -> bool {
+        self.shared.gone_ns.load(Ordering::Relaxed) == 0
+    }
+
     // ---- GETs -----------------------------------------------------------------------------------
 
+    /// Runs GETs, and adds their counts to `stats`.
     #[inline]
-    fn read<R>(
+    pub(super) fn read<R>(
         &mut self,
         stats: &mut ClientStats,
         get: impl FnOnce(&mut Reader<'_, Shm<'_>>) -> Result<R, ReadError>,
@@ -237,6 +258,9 @@ impl ShmHandle {
         if state.phase == Phase::Retired {
             return gone(LinkError::Retired);
         }
+        if self.attached.is_file {
+            return Ok(());
+        }
         let lease = self.shared.options.lease;
         let since = Duration::from_nanos(self.shared.clock.now_ns().saturating_sub(gone_ns));
         if gone_ns != 0 && since >= lease {
@@ -247,19 +271,29 @@ impl ShmHandle {
 
     // ---- changes --------------------------------------------------------------------------------
 
+    /// Whether a batch of this many requests goes through a mailbox, if there is one.
+    fn wants_mailbox(&self, requests: usize) -> bool {
+        match self.shared.options.requests {
+            RequestPath::Auto => requests <= MAILBOX_BATCH,
+            path => path == RequestPath::Mailbox,
+        }
+    }
+
     /// Whether there is a connection that the server has not closed. A client with a mailbox makes
     /// no system call for that right after its last conversation: it finds out while it waits for
     /// the reply. A request that its table does not take is not sent, so for such a request the
-    /// socket is always checked.
+    /// socket is always checked, as before a message.
     fn is_linked(&mut self, requests: &[Request<'_>], deadline: Instant) -> bool {
         /// Between the starts of two conversations, measured between their deadlines.
         const RECENT: Duration = Duration::from_millis(1);
+        let wants_mailbox = self.wants_mailbox(requests.len());
         let Some(ShmConnection { link, geometry, mailbox, asked_until, .. }) = &mut self.conversation else {
             return false;
         };
         let last = std::mem::replace(asked_until, deadline);
-        let is_recent = mailbox.is_some() && deadline.saturating_duration_since(last) < RECENT;
-        is_recent && fit(requests, geometry) || !link.is_hung_up()
+        let is_recent = deadline.saturating_duration_since(last) < RECENT;
+        let has_mailbox = matches!(mailbox, MailboxState::There(_));
+        wants_mailbox && has_mailbox && is_recent && fit(requests, geometry) || !link.is_hung_up()
     }
 
     /// Opens a connection for changes.
@@ -268,11 +302,12 @@ impl ShmHandle {
         let (address, mut left) = (&self.shared.address, within);
         loop {
             let seen = self.shared.newest().version;
-            let (mut link, attachment) = attach(address, &self.shared.socket, left)?;
+            let (mut link, attachment) =
+                attach(address, &self.shared.socket, &self.shared.options.server_uids, left)?;
             let geometry = attachment.geometry.clone();
-            let mut mailbox = None;
+            let mut mailbox = MailboxState::Unasked;
             if self.shared.options.requests == RequestPath::Mailbox {
-                mailbox = Some(Box::new(link.take_mailbox(address, &geometry, deadline)?));
+                mailbox = MailboxState::There(link.take_mailbox(address, &geometry, deadline)?);
             }
             if attachment.identity != self.attached.identity {
                 // A new server, maybe with a new region. GETs must read where changes go.
@@ -286,6 +321,32 @@ impl ShmHandle {
                 Some(ShmConnection { link, geometry, mailbox, next_id: 0, asked_until: deadline });
             return Ok(());
         }
+    }
+
+    /// Opens a connection if there is none, and asks for a mailbox if these requests want one and
+    /// the server may have one.
+    fn prepare(
+        &mut self,
+        requests: &[Request<'_>],
+        deadline: Instant,
+    ) -> Result<&mut ShmConnection, ConnectError> {
+        if !self.is_linked(requests, deadline) {
+            self.open_conversation(deadline.saturating_duration_since(Instant::now()))?;
+        }
+        let wants_mailbox = self.wants_mailbox(requests.len());
+        let conversation = self.conversation.as_mut().expect("opened above");
+        if wants_mailbox && conversation.mailbox.is_to_be_asked_for() {
+            let ShmConnection { link, geometry, mailbox, .. } = conversation;
+            *mailbox = match link.take_mailbox(&self.shared.address, geometry, deadline) {
+                Ok(mailbox) => MailboxState::There(mailbox),
+                Err(error @ ConnectError::Link { .. }) => return Err(error),
+                Err(error) => {
+                    tracing::debug!(%error, "requests go by message");
+                    MailboxState::Refused { at: Instant::now() }
+                }
+            };
+        }
+        Ok(conversation)
     }
 
     fn lost(&mut self, error: LinkError) -> MutateError {
@@ -309,35 +370,34 @@ impl Handle for ShmHandle {
         self.reattached
     }
 
-    #[inline]
-    fn get_into(
-        &mut self,
-        key: &[u8],
-        value: &mut Vec<u8>,
-        stats: &mut ClientStats,
-    ) -> Result<bool, GetError> {
-        self.read(stats, |reader| reader.get_into(key, value))
-    }
-
     fn get_many<K: AsRef<[u8]>>(
         &mut self,
         keys: &[K],
-        each: impl FnMut(usize, Option<&[u8]>),
+        each: impl FnMut(usize, BatchAnswer<'_>) -> ControlFlow<()>,
         stats: &mut ClientStats,
-    ) -> Result<(), GetError> {
-        self.read(stats, |reader| reader.get_many(keys, each))
+    ) -> Result<ControlFlow<()>, GetError> {
+        self.read(stats, |reader| reader.get_each(keys, each))
     }
 
-    fn converse(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<Vec<Reply>, MutateError> {
-        if !self.is_linked(requests, deadline) {
-            let left = deadline.saturating_duration_since(Instant::now());
-            self.open_conversation(left).map_err(|error| match error {
-                ConnectError::Link { source: source @ LinkError::Deadline(_), .. } => self.lost(source),
-                error => error.into(),
-            })?;
-        }
-        let conversation = self.conversation.as_mut().expect("opened above");
-        conversation.converse(requests, deadline).map_err(|error| self.lost(error))
+    fn converse(
+        &mut self,
+        requests: &[Request<'_>],
+        deadline: Instant,
+        stats: &mut ClientStats,
+    ) -> Result<Vec<Reply>, MutateError> {
+        let wants_mailbox = self.wants_mailbox(requests.len());
+        let conversation = match self.prepare(requests, deadline) {
+            Ok(conversation) => conversation,
+            Err(ConnectError::Link { source: source @ LinkError::Deadline(_), .. }) => {
+                return Err(self.lost(source));
+            }
+            Err(error) => {
+                self.disconnect();
+                return Err(error.into());
+            }
+        };
+        let counts = &mut stats.requests;
+        conversation.converse(requests, wants_mailbox, deadline, counts).map_err(|error| self.lost(error))
     }
 
     fn disconnect(&mut self) {
@@ -358,37 +418,71 @@ impl Clone for ShmHandle {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 // ---- connecting ---------------------------------------------------------------------------------
 
 /// Connects, says hello, and maps the region.
 fn attach(
     address: &Address,
     socket: &Path,
+    trusted: &[u32],
     within: Duration,
 ) -> Result<(SocketLink, Attachment), ConnectError> {
-    let failed = |source| ConnectError::Link { address: address.clone(), source };
+    let failed = |source| link_failed(address, source);
     let deadline = Instant::now() + within;
-    let stream = open_socket(address, socket, within, deadline)?;
+    let stream = open_socket(address, socket, trusted, within, deadline)?;
     let mut link = SocketLink { stream, input: Vec::new(), allowed: within };
     let fd = match link.ask_for_memory(Request::Hello { version: PROTOCOL_VERSION }, deadline) {
         Ok((Reply::Welcome { .. }, Some(fd))) => fd,
         Ok((Reply::Refused { version: theirs }, _)) => {
             return Err(ConnectError::Refused { address: address.clone(), theirs });
         }
+        Ok((Reply::TurnedAway(source), _)) => {
+            return Err(ConnectError::TurnedAway { address: address.clone(), source });
+        }
         Ok(_) => return Err(failed(LinkError::Unexpected)),
         Err(error) => return Err(failed(error)),
     };
     let stat = rustix::fs::fstat(&fd).map_err(|e| failed(LinkError::Os(e.into())))?;
-    let region = Region::map_shared(fd)?;
+    let region = Region::map_handed(fd, trusted)?;
     let (geometry, _) = Superblock::open(region.bytes(), |word| region.load(word))
         .map_err(|source| ConnectError::Superblock { address: address.clone(), source })?;
     let incarnation = State::from_word(region.load(STATE_WORD)).incarnation;
     let identity = (stat.st_dev, stat.st_ino, incarnation);
-    Ok((link, Attachment { region, geometry: Arc::new(geometry), identity, version: 0 }))
+    Ok((link, Attachment { region, geometry: Arc::new(geometry), identity, version: 0, is_file: false }))
+}
+
+/// Maps the region file that the options name, for a client that found no server.
+fn open_file(
+    address: &Address,
+    options: &ClientOptions,
+    no_server: ConnectError,
+) -> Result<Attachment, ConnectError> {
+    let is_stopping = |source: &Refusal| matches!(source, Refusal::Stopping);
+    let is_gone = match &no_server {
+        ConnectError::NotThere { .. } | ConnectError::Link { source: LinkError::HungUp, .. } => true,
+        ConnectError::TurnedAway { source, .. } => is_stopping(source),
+        _ => false,
+    };
+    let Some(path) = options.region.as_ref().filter(|_| is_gone) else { return Err(no_server) };
+    let region = match Region::open_to_read(path) {
+        Ok(region) => region,
+        // Then that no server is there is what matters.
+        Err(RegionError::Place(PlaceError::Os { source, .. }))
+            if source.kind() == io::ErrorKind::NotFound =>
+        {
+            return Err(no_server);
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let (geometry, _) = Superblock::open(region.bytes(), |word| region.load(word))
+        .map_err(|source| ConnectError::Superblock { address: address.clone(), source })?;
+    if matches!(State::from_word(region.load(STATE_WORD)).phase, Phase::Starting | Phase::Retired) {
+        return Err(ConnectError::NoTable { address: address.clone(), path: path.clone() });
+    }
+    tracing::warn!(%address, path = %path.display(), "no server is there; reading its region file");
+    // No server's: every server has an incarnation of at least 1.
+    let (geometry, identity) = (Arc::new(geometry), (0, 0, 0));
+    Ok(Attachment { region, geometry, identity, version: 0, is_file: true })
 }
 
 /// Opens a non-blocking socket to the server. Never waits past the deadline, although the backlog
@@ -396,11 +490,15 @@ fn attach(
 fn open_socket(
     address: &Address,
     path: &Path,
+    trusted: &[u32],
     within: Duration,
     deadline: Instant,
 ) -> Result<UnixStream, ConnectError> {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-    let os = |e: rustix::io::Errno| ConnectError::NotThere { address: address.clone(), source: e.into() };
+    let os = |e: rustix::io::Errno| match (address.clone(), io::Error::from(e)) {
+        (address, source) if is_out_of_descriptors(&source) => ConnectError::Descriptors { address, source },
+        (address, source) => ConnectError::NotThere { address, source },
+    };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket =
         rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(os)?;
@@ -419,18 +517,40 @@ fn open_socket(
             Err(e) => return Err(os(e)),
         }
     }
+    // Whoever listens at the address, or listened when the connection was made.
+    let uid = rustix::net::sockopt::socket_peercred(&socket).map_err(os)?.uid.as_raw();
+    if !place::is_trusted(uid, trusted) {
+        return Err(ConnectError::Stranger { address: address.clone(), uid });
+    }
     Ok(UnixStream::from(socket))
+}
+
+fn link_failed(address: &Address, source: LinkError) -> ConnectError {
+    match (address.clone(), source) {
+        (address, LinkError::Os(source)) if is_out_of_descriptors(&source) => {
+            ConnectError::Descriptors { address, source }
+        }
+        (address, source) => ConnectError::Link { address, source },
+    }
+}
+
+fn is_out_of_descriptors(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE))
 }
 
 /// The watcher's loop: waits for the server to hang up, then reconnects, until the last handle is
 /// dropped.
-fn watch(shared: &Weak<ShmShared>, mut link: SocketLink, alarm: &Alarm) {
+fn watch(shared: &Weak<ShmShared>, mut link: Option<SocketLink>, alarm: &Alarm) {
     loop {
-        link.wait_for_hang_up_or(&alarm.raised);
+        let was_there = link.take().map(|link| link.wait_for_hang_up_or(&alarm.raised)).is_some();
         let Some(gone) = shared.upgrade() else { return };
-        gone.gone_ns.store(gone.clock.now_ns().max(1), Ordering::Relaxed);
-        tracing::warn!(address = %gone.address, "the server is gone; reconnecting in the background");
+        if was_there {
+            gone.gone_ns.store(gone.clock.now_ns().max(1), Ordering::Relaxed);
+            tracing::warn!(address = %gone.address, "the server is gone; reconnecting in the background");
+        }
         let (address, socket) = (gone.address.clone(), gone.socket.clone());
+        let trusted = gone.options.server_uids.clone();
         let within = gone.options.deadline.min(ATTEMPT_MAX);
         drop(gone);
         let mut pause = RETRY_FIRST;
@@ -442,16 +562,16 @@ fn watch(shared: &Weak<ShmShared>, mut link: SocketLink, alarm: &Alarm) {
             if alarm.wait(Duration::ZERO) {
                 return;
             }
-            let attached = attach(&address, &socket, within);
+            let attached = attach(&address, &socket, &trusted, within);
             alarm.is_attaching.store(false, Ordering::SeqCst);
             match attached {
                 Ok((link, attachment)) => {
                     let Some(back) = shared.upgrade() else { return };
                     if back.publish(seen, attachment, Publisher::Watcher) {
-                        break link;
+                        break Some(link);
                     }
                 }
-                Err(error) => tracing::debug!(%error, "not yet"),
+                Err(error) => tracing::debug!(error = &error as &dyn std::error::Error, "not yet"),
             }
             if alarm.wait(pause) {
                 return;
@@ -472,23 +592,59 @@ struct ShmConnection {
     link: SocketLink,
     /// The geometry of the server at the other end.
     geometry: Arc<Geometry>,
-    /// Where requests go. `None`: over the stream.
-    mailbox: Option<Box<ClientMailbox>>,
+    mailbox: MailboxState,
     /// Number of the next message.
     next_id: u64,
     /// The deadline of the last requests.
     asked_until: Instant,
 }
 
+/// Whether a connection has a mailbox.
+#[derive(Debug)]
+enum MailboxState {
+    /// It has not asked for one.
+    Unasked,
+    /// It got none. Requests go over the stream.
+    Refused {
+        at: Instant,
+    },
+    There(Box<ClientMailbox>),
+}
+
+impl MailboxState {
+    fn is_to_be_asked_for(&self) -> bool {
+        match self {
+            MailboxState::Unasked => true,
+            MailboxState::Refused { at } => at.elapsed() >= MAILBOX_AGAIN,
+            MailboxState::There(_) => false,
+        }
+    }
+}
+
 impl ShmConnection {
-    fn converse(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<Vec<Reply>, LinkError> {
+    /// Sends the requests that the server's table takes, through the mailbox if it is wanted and
+    /// there. Returns when all are answered, so no request overtakes one that went the other way.
+    fn converse(
+        &mut self,
+        requests: &[Request<'_>],
+        wants_mailbox: bool,
+        deadline: Instant,
+        counts: &mut RequestCounts,
+    ) -> Result<Vec<Reply>, LinkError> {
         let ShmConnection { link, geometry, mailbox, next_id, .. } = self;
-        send_fitting(requests, geometry, |requests| match mailbox {
-            Some(mailbox) => mailbox.converse(link, requests, deadline),
-            None => {
-                let first_id = *next_id;
-                *next_id += requests.len() as u64;
-                link.converse(requests, first_id, deadline)
+        send_fitting(requests, geometry, |requests| {
+            let sent = requests.len() as u64;
+            match mailbox {
+                MailboxState::There(mailbox) if wants_mailbox => {
+                    counts.mailbox += sent;
+                    mailbox.converse(link, requests, deadline)
+                }
+                _ => {
+                    counts.message += sent;
+                    let first_id = *next_id;
+                    *next_id += sent;
+                    link.converse(requests, first_id, deadline)
+                }
             }
         })
     }
@@ -541,6 +697,10 @@ impl SocketLink {
                 Err(e) if is_transient(&e) => continue,
                 received => received?,
             };
+            // The kernel could not give this process a descriptor.
+            if received.flags.contains(ReturnFlags::CTRUNC) {
+                return Err(LinkError::Os(rustix::io::Errno::MFILE.into()));
+            }
             for message in ancillary.drain() {
                 if let RecvAncillaryMessage::ScmRights(mut fds) = message {
                     fd = fds.next().or(fd);
@@ -560,7 +720,7 @@ impl SocketLink {
         address: &Address,
         geometry: &Geometry,
         deadline: Instant,
-    ) -> Result<ClientMailbox, ConnectError> {
+    ) -> Result<Box<ClientMailbox>, ConnectError> {
         let refused = |why: String| ConnectError::RequestPath {
             path: RequestPath::Mailbox,
             address: address.clone(),
@@ -570,7 +730,10 @@ impl SocketLink {
         let fd = match self.ask_for_memory(request, deadline) {
             Ok((Reply::Mailbox { version: memory::VERSION }, Some(fd))) => fd,
             Ok((Reply::Refused { version: 0 }, _)) => {
-                return Err(refused("start it with `oneread serve --mailbox` (`ServerConfig::mailbox`), or ask it by messages".into()));
+                return Err(refused("it has none; give it more of `ServerConfig::mailbox_bytes_max`, or use `RequestPath::Auto`".into()));
+            }
+            Ok((Reply::Refused { version: memory::VERSION }, _)) => {
+                return Err(refused("it has no room for another one; give it more of `ServerConfig::mailbox_bytes_max`, or use `RequestPath::Auto`".into()));
             }
             Ok((Reply::Refused { version } | Reply::Mailbox { version }, _))
                 if version != memory::VERSION =>
@@ -580,10 +743,12 @@ impl SocketLink {
                     memory::VERSION
                 )));
             }
-            Ok(_) => return Err(refused(LinkError::Unexpected.to_string())),
-            Err(source) => return Err(ConnectError::Link { address: address.clone(), source }),
+            other => {
+                let source = other.err().unwrap_or(LinkError::Unexpected);
+                return Err(ConnectError::Link { address: address.clone(), source });
+            }
         };
-        Ok(ClientMailbox::new(Mailbox::map(fd, geometry)?))
+        Ok(Box::new(ClientMailbox::new(Mailbox::map(fd, geometry)?)))
     }
 
     /// Sends requests, numbered from `first_id`, and receives their replies.
@@ -597,22 +762,33 @@ impl SocketLink {
         requests.iter().zip(first_id..).for_each(|(request, id)| request.encode(id, &mut out));
         self.send(&out, deadline)?;
         let mut replies = Vec::with_capacity(requests.len());
-        while replies.len() < requests.len() {
-            let mut taken = 0;
+        loop {
+            let (mut taken, before) = (0, replies.len());
             while replies.len() < requests.len() {
                 let Some(frame) = wire::decode(&self.input[taken..])? else { break };
-                if frame.id != first_id + replies.len() as u64 {
-                    return Err(LinkError::Unexpected);
-                }
-                replies.push(Reply::decode(&frame)?);
                 taken += frame.length;
+                match Reply::decode(&frame)? {
+                    // A late ring, for a request that went through the mailbox.
+                    Reply::Wake => {}
+                    reply if frame.id == first_id + replies.len() as u64 => replies.push(reply),
+                    _ => return Err(LinkError::Unexpected),
+                }
             }
             self.input.drain(..taken);
-            if replies.len() < requests.len() {
-                self.receive(deadline)?;
+            if replies.len() == requests.len() {
+                return Ok(replies);
             }
+            if taken > 0 && replies.len() == before {
+                self.check(deadline)?;
+            }
+            self.receive(deadline)?;
         }
-        Ok(replies)
+    }
+
+    /// Fails after the deadline. Without this check, a server that always rings and never answers
+    /// would keep the client awake for ever.
+    fn check(&self, deadline: Instant) -> Result<(), LinkError> {
+        if Instant::now() < deadline { Ok(()) } else { Err(LinkError::Deadline(self.allowed)) }
     }
 
     fn receive(&mut self, deadline: Instant) -> Result<(), LinkError> {
@@ -667,7 +843,6 @@ impl SocketLink {
     }
 }
 
-/// With a mailbox, bytes on the stream only wake the client. Their values do not matter.
 impl BellSocket for SocketLink {
     fn ring(&mut self, deadline: Instant) -> Result<(), LinkError> {
         let mut out = Vec::new();
@@ -676,13 +851,17 @@ impl BellSocket for SocketLink {
     }
 
     fn sleep(&mut self, deadline: Instant) -> Result<(), LinkError> {
-        // Without this check, a server that always rings and never answers would keep the client
-        // awake for ever.
-        if Instant::now() >= deadline {
-            return Err(LinkError::Deadline(self.allowed));
-        }
+        self.check(deadline)?;
         self.receive(deadline)?;
-        self.input.clear();
+        // All requests that went over the stream were answered, so only rings are left.
+        let mut taken = 0;
+        while let Some(frame) = wire::decode(&self.input[taken..])? {
+            if Reply::decode(&frame)? != Reply::Wake {
+                return Err(LinkError::Unexpected);
+            }
+            taken += frame.length;
+        }
+        self.input.drain(..taken);
         Ok(())
     }
 }
@@ -698,7 +877,8 @@ mod tests {
     fn attachment(inode: u64) -> Attachment {
         let geometry = Config { size: TableSize::Slots(8), ..Config::default() }.geometry().unwrap();
         let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).unwrap();
-        Attachment { region, geometry: Arc::new(geometry), identity: (1, inode, 1), version: 0 }
+        let (geometry, identity) = (Arc::new(geometry), (1, inode, 1));
+        Attachment { region, geometry, identity, version: 0, is_file: false }
     }
 
     /// A handle that found a server, and slept until that server was gone and the next one known,
@@ -787,14 +967,14 @@ mod tests {
         // It accepts connections and never answers.
         let _server = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         let all = Duration::from_secs(30);
-        for requests in [RequestPath::Message, RequestPath::Mailbox] {
+        for requests in [RequestPath::Auto, RequestPath::Message, RequestPath::Mailbox] {
             let mut handle = handle(Duration::ZERO);
             let shared = Arc::get_mut(&mut handle.shared).unwrap();
             shared.socket.clone_from(&socket);
             shared.options = ClientOptions { requests, deadline: all, ..ClientOptions::default() };
             for left in [Duration::from_millis(50), Duration::ZERO] {
                 let begun = Instant::now();
-                let late = handle.converse(&[Request::Wake], begun + left);
+                let late = handle.converse(&[Request::Wake], begun + left, &mut ClientStats::default());
                 let took = begun.elapsed();
                 let is_late = matches!(late, Err(MutateError::Deadline { deadline, .. }) if deadline == all);
                 assert!(is_late, "{late:?}");
@@ -883,13 +1063,29 @@ mod tests {
         stream.set_nonblocking(true).unwrap();
         let allowed = Duration::from_secs(3);
         let mut link = SocketLink { stream, input: Vec::new(), allowed };
-        server.write_all(&[0; 5]).unwrap();
-        let late = link.sleep(Instant::now());
+        let mut rings = Vec::new();
+        (0..3).for_each(|_| Reply::Wake.encode(0, &mut rings));
+        server.write_all(&rings[..40]).unwrap();
+        let (past, soon) = (Instant::now(), Instant::now() + Duration::from_secs(60));
+        let late = link.sleep(past);
         assert!(matches!(late, Err(LinkError::Deadline(bound)) if bound == allowed), "{late:?}");
-        link.sleep(Instant::now() + Duration::from_secs(60)).unwrap();
-        assert!(link.input.is_empty());
+        link.sleep(soon).unwrap();
+        assert_eq!(link.input, rings[32..40], "half a ring");
+        // It waits for replies over the stream: rings among them are late ones.
+        let get = [Request::Get { key: b"key" }];
+        server.write_all(&rings[40..]).unwrap();
+        let late = link.converse(&get, 7, past);
+        assert!(matches!(late, Err(LinkError::Deadline(bound)) if bound == allowed), "{late:?}");
+        let mut answer = rings.clone();
+        Reply::Value(None).encode(8, &mut answer);
+        server.write_all(&answer).unwrap();
+        assert_eq!(link.converse(&get, 8, soon).unwrap(), [Reply::Value(None)]);
+        // Anything but a ring is nothing that a client with a mailbox waits for.
+        server.write_all(&answer).unwrap();
+        let wrong = link.sleep(soon);
+        assert!(matches!(wrong, Err(LinkError::Unexpected)), "{wrong:?}");
         drop(server);
-        let gone = link.sleep(Instant::now() + Duration::from_secs(60));
+        let gone = link.sleep(soon);
         assert!(matches!(gone, Err(LinkError::HungUp)), "{gone:?}");
     }
 
@@ -943,27 +1139,28 @@ mod tests {
         let serve = |value_max| {
             let table = Config { size: TableSize::Keys(10), value_max, ..Config::default() };
             let config = ServerConfig::new(Address::Shm(socket.clone()), table);
-            Server::start(ServerConfig { mailbox: true, ..config }).unwrap()
+            Server::start(config).unwrap()
         };
         let put = |value| Request::Put { mode: PutMode::Upsert, key: b"key", value };
-        for requests in [RequestPath::Message, RequestPath::Mailbox] {
+        for requests in [RequestPath::Auto, RequestPath::Message, RequestPath::Mailbox] {
             let server = serve(8);
             let options = ClientOptions { requests, ..ClientOptions::default() };
             let mut handle = ShmHandle::connect(&socket, &options).unwrap();
             // All conversations have the same deadline, so each follows the last one at once.
             let deadline = Instant::now() + Duration::from_secs(60);
+            let mut ask = |put| handle.converse(&[put], deadline, &mut ClientStats::default());
             let too_long = [Reply::Put(Err(PutError::ValueLength { given: 50, max: 8 }))];
             for _ in 0..3 {
-                assert_eq!(handle.converse(&[put(&[1; 50])], deadline).unwrap(), too_long);
-                assert_eq!(handle.converse(&[put(&[1; 5])], deadline).unwrap().len(), 1);
+                assert_eq!(ask(put(&[1; 50])).unwrap(), too_long);
+                assert_eq!(ask(put(&[1; 5])).unwrap().len(), 1);
             }
             server.stop();
             let server = serve(100);
             let inserted = [Reply::Put(Ok(PutOutcome::Inserted))];
-            assert_eq!(handle.converse(&[put(&[1; 50])], deadline).unwrap(), inserted);
+            assert_eq!(ask(put(&[1; 50])).unwrap(), inserted);
             server.stop();
             // There is no server whose limits could reject it.
-            let error = handle.converse(&[put(&[1; 101])], deadline).unwrap_err();
+            let error = ask(put(&[1; 101])).unwrap_err();
             assert!(matches!(error, MutateError::Connect(ConnectError::NotThere { .. })), "{error}");
         }
     }

@@ -18,7 +18,7 @@ pub fn choice(geometry: &Geometry, key: Hashed<'_>, n: u32) -> Window {
     if n == 0 {
         return geometry.primary(key);
     }
-    let second = geometry.seeds().second(key.key());
+    let second = geometry.seeds().second(key.first());
     // The third choice uses both hashes: for a fixed second hash it can still take any value.
     let hash = if n == 1 { second } else { mix(second ^ key.first().0.rotate_left(32)) };
     geometry.window(geometry.home(hash))

@@ -24,8 +24,16 @@ pub mod layouts {}
 pub mod verbs {}
 
 #[doc = include_str!("links.md")]
+#[doc = include_str!("../../docs/SECURITY.md")]
+pub mod security {}
+
+#[doc = include_str!("links.md")]
 #[doc = include_str!("../../docs/HARDWARE.md")]
 pub mod hardware {}
+
+#[doc = include_str!("links.md")]
+#[doc = include_str!("../../docs/MODEL.md")]
+pub mod model {}
 
 #[doc = include_str!("links.md")]
 #[doc = include_str!("../../docs/TESTING.md")]

@@ -3,12 +3,15 @@
 //! A fabric takes READs in doorbells and gives them back as they complete. It neither knows keys nor
 //! interprets bytes; it says how its samples may be believed ([`Fabric::EXACT`], [`Fabric::proof`]).
 
+pub(crate) mod direct;
 pub mod landed;
 pub mod shm;
 
 use crate::get::{Landed, Proof};
 use crate::layout::geometry::Window;
+use crate::layout::hash::Hashed;
 use crate::outcome::ReadError;
+use crate::reader::ReadCounts;
 
 /// Which GET of a batch a READ belongs to.
 pub type ReadId = u32;
@@ -43,6 +46,36 @@ pub trait Fabric {
     /// # Errors
     /// When the fabric failed; what was in flight is lost.
     fn poll(&mut self, sink: impl FnMut(ReadId, &mut Self::Landed<'_>)) -> Result<(), Self::Error>;
+
+    /// Checks, without a READ, that what is read is still served. Called before a key is refused for
+    /// its length: the next server's table may take it.
+    ///
+    /// # Errors
+    /// When it is not, as far as is known.
+    fn check(&mut self) -> Result<(), Self::Error> {
+        Ok(())
+    }
+
+    /// Whether [`Fabric::get_directly`] ever has an answer.
+    #[inline(always)]
+    fn is_direct(&self) -> bool {
+        false
+    }
+
+    /// Asks for the window in which a direct look for `key` begins. No effect but on time.
+    #[inline(always)]
+    fn expect(&self, key: Hashed<'_>) {
+        let _ = key;
+    }
+
+    /// Looks for a key without the GET machine, on a fabric whose READs are loads. Returns whether
+    /// it was there, and its value in `value`; `None` when only the machine can tell. Counts in
+    /// `reads`, but for the first window of a look that ended in an answer.
+    #[inline(always)]
+    fn get_directly(&mut self, key: Hashed<'_>, value: &mut Vec<u8>, reads: &mut ReadCounts) -> Option<bool> {
+        let _ = (key, value, reads);
+        None
+    }
 
     /// The beginning of a pass for a key with this home.
     fn mark(&mut self, home: u64) -> Self::Mark;

@@ -5,13 +5,15 @@
 //! stamp, the second load of the stamp shows it. No CRC, no clock, no system call; nothing is copied but
 //! a matching slot.
 
+use super::direct::{self, at_rest};
 use super::{Fabric, ReadId};
-use crate::faults::{Rule, broken};
 use crate::get::{Landed, Look, Proof};
 use crate::layout::control::move_counter_word;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
-use crate::layout::mapped;
+use crate::layout::hash::Hashed;
+use crate::layout::mapped::{self, Loadable, Words};
 use crate::outcome::ReadError;
+use crate::reader::ReadCounts;
 use crate::region::Region;
 use crate::sync::{Ordering, fence};
 use smallvec::SmallVec;
@@ -34,16 +36,15 @@ impl<'a> Shm<'a> {
         Shm { region, geometry, posted: SmallVec::new() }
     }
 
-    fn landed(&self) -> MappedSlots<'a> {
-        MappedSlots { region: self.region, geometry: self.geometry }
+    /// Asks for the first lines of a window.
+    #[inline]
+    fn expect_window(&self, window: Window) {
+        let words = window.slots as usize * self.geometry.shape().words();
+        Loadable::words(self.region, self.geometry.slot_word(window.first), words).expect();
     }
 
-    /// Asks for the first lines of a window, where most keys are: near their home.
-    #[inline]
-    fn prefetch(&self, window: Window) {
-        const FIRST_LINES: u64 = 4;
-        let bytes = FIRST_LINES * crate::layout::LINE as u64;
-        self.region.prefetch_bytes(self.geometry.slot_offset(window.first), bytes);
+    fn landed(&self) -> MappedSlots<'a> {
+        MappedSlots { region: self.region, geometry: self.geometry }
     }
 }
 
@@ -59,29 +60,17 @@ impl Landed for MappedSlots<'_> {
     fn look(&mut self, slot: SlotIx, key: &[u8], value: &mut Vec<u8>) -> Look {
         let shape = self.geometry.shape();
         let words = self.region.words(self.geometry.slot_word(slot), shape.words());
-        let stamp = words[0].load(Ordering::Relaxed);
-        if stamp & 1 == 1 && !broken(Rule::StampCheck) {
-            return Look::Torn;
-        }
-        // R1: words below are loaded after the stamp above. Pairs with the release fence before the
-        // writer's even pass: if `stamp` is that of write n, write n's words, or later ones, are seen.
-        if !broken(Rule::StampFence) {
-            fence(Ordering::Acquire);
-        }
-        let header = mapped::header(words);
-        let matches = usize::from(header.klen) == key.len() && mapped::begins_with(shape, words, key);
-        let torn = matches && mapped::value_into(shape, words, &header, value).is_err();
-        // R2: the stamp is loaded again after the words above. Pairs with the release fence after the
-        // writer's odd pass: if any word above came from write n+1, its odd stamp is seen here.
-        if !broken(Rule::ReaderFence) {
-            fence(Ordering::Acquire);
-        }
-        let again = words[0].load(Ordering::Relaxed);
-        if (again != stamp || torn) && !broken(Rule::StampCheck) {
-            return Look::Torn;
-        }
-        // `header` was loaded between the two equal stamps; `stamp` is its first word.
-        if matches { Look::Match } else { Look::Other(header) }
+        let read = at_rest(words, || {
+            let header = mapped::header(words);
+            if usize::from(header.klen) != key.len() || !mapped::begins_with(shape, words, key) {
+                return Look::Other(header);
+            }
+            match mapped::value_into(shape, words, &header, value) {
+                Ok(()) => Look::Match,
+                Err(_) => Look::Torn,
+            }
+        });
+        read.unwrap_or(Look::Torn)
     }
 }
 
@@ -105,7 +94,7 @@ impl<'f> Fabric for Shm<'f> {
         self.posted.extend_from_slice(reads);
         for &(_, window) in reads {
             // The first lines of each window come in side by side; the rest follows when it is looked at.
-            self.prefetch(window);
+            self.expect_window(window);
         }
         Ok(())
     }
@@ -117,6 +106,21 @@ impl<'f> Fabric for Shm<'f> {
             sink(token, &mut landed);
         }
         Ok(())
+    }
+
+    #[inline(always)]
+    fn is_direct(&self) -> bool {
+        true
+    }
+
+    #[inline(always)]
+    fn expect(&self, key: Hashed<'_>) {
+        direct::expect(self.region, self.geometry, key);
+    }
+
+    #[inline(always)]
+    fn get_directly(&mut self, key: Hashed<'_>, value: &mut Vec<u8>, reads: &mut ReadCounts) -> Option<bool> {
+        direct::get(self.region, self.geometry, key, value, reads)
     }
 
     #[inline]
@@ -144,7 +148,7 @@ impl<'f> Fabric for Shm<'f> {
         window: Window,
         take: impl FnOnce(&mut MappedSlots<'f>) -> R,
     ) -> Result<R, ReadError> {
-        self.prefetch(window);
+        self.expect_window(window);
         Ok(take(&mut self.landed()))
     }
 }

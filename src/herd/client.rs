@@ -3,8 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::sealed::{lay_out, seal};
-use super::{GRH, HerdJoin, HerdOffer, HerdWelcome, VERSION, WINDOW, WriteTransport, cell_bytes};
-use crate::client::verbs::connection::Connection;
+use super::{GRH, HerdJoin, HerdOffer, HerdWelcome, VERSION, WINDOW, WriteTransport, cell_bytes, refused};
 use crate::layout::geometry::Geometry;
 use crate::layout::hash::reduce;
 use crate::mailbox::CellMark;
@@ -47,17 +46,14 @@ impl HerdDraft {
         offer: Option<HerdOffer>,
     ) -> Result<HerdDraft, SetupError> {
         let Some(offer) = offer else {
-            let why =
-                "the server does not serve it; start it with `oneread serve --herd` (`ServerConfig::herd`)"
-                    .into();
-            return Err(SetupError::Herd { why });
+            return Err(refused("the server was started without `ServerConfig::herd`"));
         };
         if offer.version != VERSION {
             let why = format!(
                 "the server speaks its version {}, this program version {VERSION}; use the same version of oneread on both sides",
                 offer.version
             );
-            return Err(SetupError::Herd { why });
+            return Err(refused(why));
         }
         let pair = |transport, depth| {
             let (domain, route) = (station.domain().clone(), station.route().clone());
@@ -92,21 +88,20 @@ impl HerdDraft {
         seated: Option<HerdWelcome>,
         geometry: &Geometry,
     ) -> Result<HerdClient, SetupError> {
-        let wrong = |why: &str| SetupError::Herd { why: why.into() };
         let Some(HerdWelcome { requests: to, area, cell_bytes: stride, workers }) = seated else {
-            return Err(wrong("the server gave this client no place for its requests"));
+            return Err(refused("the server gave this client no place for its requests"));
         };
         let stride = stride as usize;
         let cells = workers.len() as u64 * WINDOW as u64;
         if workers.is_empty() || stride < cell_bytes(geometry) || cells * stride as u64 > area.bytes {
-            return Err(wrong("the server gave this client too small a place for its requests"));
+            return Err(refused("the server gave this client too small a place for its requests"));
         }
         if !crate::verbs::is_mtu(to.mtu) {
-            return Err(wrong("the server's path MTU is none"));
+            return Err(refused("the server's path MTU is none"));
         }
         let reply_bytes = wire::reply_bytes_max(geometry);
         if reply_bytes > station.route().mtu as usize {
-            return Err(wrong("a reply may be longer than this side's MTU; name a larger one with ?mtu="));
+            return Err(refused("a reply may be longer than this side's MTU; name a larger one with ?mtu="));
         }
         let HerdDraft { mut requests, mut replies, .. } = self;
         requests.connect(&to, Access::Local)?;
@@ -117,7 +112,7 @@ impl HerdDraft {
             let element = incoming.element(cell, incoming.cell_bytes());
             // SAFETY: the cell is new, and posted nowhere else; the buffer outlives the queue pair.
             unsafe { replies.post_receive(id::HERD | RECEIVE | cell as u64, element) }
-                .map_err(|_| SetupError::Call { call: "ibv_post_recv", errno: 0 })?;
+                .map_err(|e| SetupError::Call { call: "ibv_post_recv", errno: e.errno() })?;
         }
         Ok(HerdClient {
             requests,
@@ -178,7 +173,10 @@ struct Waiting {
 
 fn key_of<'a>(request: &Request<'a>) -> Option<&'a [u8]> {
     match request {
-        Request::Put { key, .. } | Request::Remove { key } | Request::Get { key } => Some(key),
+        Request::Put { key, .. }
+        | Request::Swap { key, .. }
+        | Request::Remove { key }
+        | Request::Get { key } => Some(key),
         Request::Hello { .. } | Request::Stat | Request::Mailbox { .. } | Request::Wake => None,
     }
 }
@@ -305,62 +303,16 @@ impl HerdClient {
     }
 }
 
-impl Connection {
-    /// Asks HERD's workers, [`WINDOW`] requests at a time. Returns the replies in the order of the
-    /// requests.
-    pub fn call(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<Vec<Reply>, VerbsError> {
-        let called = self.call_all(requests, deadline);
-        if let (Err(_), Some(herd)) = (&called, &mut self.herd) {
-            herd.give_up();
-        }
-        called
-    }
-
-    fn call_all(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<Vec<Reply>, VerbsError> {
-        let geometry = self.geometry().clone();
-        let mut replies = vec![None; requests.len()];
-        let (mut begun, mut answered) = (0, 0);
-        while answered < requests.len() {
-            let Some(herd) = &mut self.herd else { return Err(VerbsError::Closed) };
-            while let Some(request) = requests.get(begun)
-                && let Some(lane) = herd.lane_for(requests, begun)
-            {
-                herd.begin(lane, begun, request, &geometry)?;
-                begun += 1;
-            }
-            let now = Instant::now();
-            let repeat_at = herd.repeat_due(now)?;
-            let until = repeat_at.min(deadline);
-            let waited = self.wait_until(until.saturating_duration_since(now), |this| {
-                let Some(herd) = &this.herd else { return true };
-                herd.has_arrived() || begun < requests.len() && herd.lane_for(requests, begun).is_some()
-            });
-            match waited {
-                Ok(()) => {}
-                Err(VerbsError::Late { .. }) if Instant::now() < deadline => {}
-                Err(error) => return Err(error),
-            }
-            let Some(herd) = &mut self.herd else { return Err(VerbsError::Closed) };
-            while let Some((request, reply)) = herd.next_reply()? {
-                replies[request] = Some(reply);
-                answered += 1;
-            }
-        }
-        Ok(replies.into_iter().flatten().collect())
-    }
-}
-
 /// The reply in a datagram, and the index of the request that it answers. `None` if that request no
 /// longer waits (Q5).
 fn answer(lanes: &mut [RequestCell], datagram: &[u8]) -> Result<Option<(usize, Reply)>, VerbsError> {
-    let garbage = |e: wire::WireError| VerbsError::Garbage { what: e.to_string() };
-    let Some(frame) = wire::decode(datagram).map_err(garbage)? else { return Ok(None) };
+    let Some(frame) = wire::decode(datagram)? else { return Ok(None) };
     let waits =
         |lane: &&mut RequestCell| lane.waiting.is_some_and(|waiting| waiting.mark.sequence == frame.id);
     let Some(waiting) = lanes.iter_mut().find(waits).and_then(|lane| lane.waiting.take()) else {
         return Ok(None);
     };
-    Ok(Some((waiting.request, Reply::decode(&frame).map_err(garbage)?)))
+    Ok(Some((waiting.request, Reply::decode(&frame)?)))
 }
 
 #[cfg(test)]

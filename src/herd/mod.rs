@@ -14,15 +14,8 @@
 //! The key's hash chooses the worker. A client may have [`WINDOW`] unanswered requests, one in each
 //! lane.
 //!
-//! The cells and the rules Q1 and Q3 are those of [`crate::mailbox`]. These rules are added:
-//!
-//! * **Q2.** A datagram may be lost; over UC, a WRITE may be lost, too. A client that waits in vain
-//!   WRITEs the same request again, with the same sequence number and the next attempt.
-//! * **Q4.** A lane's next request is written only when its last one has been answered or given up.
-//!   A cell therefore holds at most one request that anybody waits for. Requests for the same key
-//!   wait for each other, since lanes are not served in order.
-//! * **Q5.** A reply counts only if it comes from one of the workers' queue pairs and names a
-//!   request that waits.
+//! The cells, and the rules Q1 and Q3, are those of [`crate::mailbox`]. Q2, Q4 and Q5 are added:
+//! requests and replies may be lost or come twice, and lanes are not served in order.
 //!
 //! # Differences from the paper
 //!
@@ -45,6 +38,7 @@ use crate::verbs::error::SetupError;
 use crate::wire;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// Version of the cells and datagrams.
 pub(crate) const VERSION: u32 = 1;
@@ -111,6 +105,13 @@ pub(crate) fn told(what: &impl Serialize) -> serde_json::Value {
 
 /// Decodes an extension of the conversation.
 pub(crate) fn known<T: DeserializeOwned>(told: &serde_json::Value) -> Result<T, SetupError> {
-    T::deserialize(told)
-        .map_err(|e| SetupError::Herd { why: format!("the other side's answer makes no sense: {e}") })
+    T::deserialize(told).map_err(|e| SetupError::Herd {
+        why: "the other side's answer makes no sense".into(),
+        source: Some(Arc::new(e)),
+    })
+}
+
+/// The error for this reason.
+fn refused(why: impl Into<String>) -> SetupError {
+    SetupError::Herd { why: why.into(), source: None }
 }

@@ -1,13 +1,11 @@
 //! Cells that a NIC writes in any order. A CRC tells whether all of a request has landed (Q1).
 
+use crate::layout::crc::append;
 use crate::mailbox::{CellHead, CellMark, HEAD, copied};
 use crate::sync::AtomicU64;
 
 fn crc(head: CellHead, frame: &[u8]) -> u32 {
-    let mut crc = crc32fast::Hasher::new();
-    crc.update(bytemuck::bytes_of(&CellHead { crc: 0, ..head }));
-    crc.update(frame);
-    crc.finalize()
+    append(append(0, bytemuck::bytes_of(&CellHead { crc: 0, ..head })), frame)
 }
 
 /// Lays out a cell; `encode` appends the frame. [`seal`] completes it.

@@ -3,9 +3,10 @@
 #![allow(unsafe_code)]
 
 use super::sealed;
-use super::{HerdJoin, HerdOffer, HerdWelcome, VERSION, WINDOW, WriteTransport, cell_bytes, known};
+use super::{HerdJoin, HerdOffer, HerdWelcome, VERSION, WINDOW, WriteTransport, cell_bytes, known, refused};
 use crate::mailbox::{Once, glance};
-use crate::server::shared::ServerState;
+use crate::outcome::with_causes;
+use crate::server::shared::{Role, ServerState};
 use crate::verbs::bootstrap::Descriptor;
 use crate::verbs::device::{
     Access, AddressHandle, Buffer, CompletionQueue, Depth, QueuePair, Transport, Work, WorkKind, succeeded,
@@ -46,6 +47,7 @@ struct HerdSession {
     to: AddressHandle,
     /// The number of the client's queue pair for datagrams.
     number: u32,
+    role: Role,
     gone: AtomicBool,
 }
 
@@ -72,7 +74,7 @@ impl HerdAcceptor {
             let why = format!(
                 "a reply of this table takes up to {reply} bytes, a datagram {mtu} (the MTU): serve a table with shorter values"
             );
-            return Err(SetupError::Herd { why });
+            return Err(refused(why));
         }
         let silent = CompletionQueue::new(station.domain().context().clone(), 1)?;
         let carrier = best_carrier(station, &silent)?;
@@ -111,8 +113,8 @@ impl HerdAcceptor {
     }
 
     /// Gives a client an area and shows it to the workers. `Err` says why not.
-    pub fn admit(&self, join: &serde_json::Value) -> Result<(HerdLease, HerdWelcome), String> {
-        let join: HerdJoin = known(join).map_err(|error| error.to_string())?;
+    pub fn admit(&self, join: &serde_json::Value, role: Role) -> Result<(HerdLease, HerdWelcome), String> {
+        let join: HerdJoin = known(join).map_err(|error| with_causes(&error))?;
         if !crate::verbs::is_mtu(join.requests.mtu) {
             return Err(format!("{} bytes is no path MTU", join.requests.mtu));
         }
@@ -130,10 +132,11 @@ impl HerdAcceptor {
             let cells = self.workers.len() * WINDOW;
             let area = Buffer::new(domain.clone(), cells, self.cell_bytes, Access::RemoteWrite)?;
             let to = AddressHandle::new(domain.clone(), route, &join.replies.at)?;
-            Ok(HerdSession { requests, area, to, number: join.replies.at.num, gone: AtomicBool::new(false) })
+            let (number, gone) = (join.replies.at.num, AtomicBool::new(false));
+            Ok(HerdSession { requests, area, to, number, role, gone })
         };
-        let session =
-            made().map_err(|error| format!("the server's end of HERD cannot be set up: {error}"))?;
+        let session = made()
+            .map_err(|error| format!("the server's end of HERD cannot be set up: {}", with_causes(&error)))?;
         let seated = HerdWelcome {
             requests: session.requests.endpoint(),
             area: Descriptor {
@@ -257,7 +260,7 @@ impl HerdWorker {
                 // Part of it may not have landed yet (Q1). Then a later sweep finds it.
                 let Some((mark, frame)) = sealed::open(cell, copy) else { continue };
                 busy = true;
-                if lane.take(mark, frame, |request| shared.answer(request)) {
+                if lane.take(mark, frame, |request| shared.answer(session.role, request)) {
                     replies.send(session, lane.reply())?;
                 }
             }
@@ -337,11 +340,12 @@ impl Replies {
 pub(crate) fn admit(
     acceptor: Option<&HerdAcceptor>,
     asked: Option<&serde_json::Value>,
+    role: Role,
 ) -> Result<(Option<HerdLease>, Option<serde_json::Value>), String> {
     match (asked, acceptor) {
         (None, _) => Ok((None, None)),
         (Some(join), Some(acceptor)) => {
-            let (lease, welcome) = acceptor.admit(join)?;
+            let (lease, welcome) = acceptor.admit(join, role)?;
             Ok((Some(lease), Some(super::told(&welcome))))
         }
         (Some(_), None) => Err("it asks for HERD, which this server does not serve".into()),

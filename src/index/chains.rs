@@ -94,7 +94,7 @@ impl Blocks {
             let more = BACKING_STEP.div_ceil(block_bytes);
             let start = geometry.slot_offset(chain::window(geometry, Block(pool.backed as u32)).first);
             if let Err(error) = region.back(start..start + more * block_bytes) {
-                tracing::error!(%error, "no memory for overflow blocks");
+                tracing::error!(error = &error as &dyn std::error::Error, "no memory for overflow blocks");
                 return None;
             }
             pool.backed += more;
@@ -116,7 +116,6 @@ impl Blocks {
     }
 
     /// The blocks that any home may take.
-    #[cfg(all(test, feature = "sim", not(loom)))]
     pub fn free(&self) -> Vec<Block> {
         lock(&self.pool).free.clone()
     }
@@ -135,6 +134,21 @@ impl Blocks {
         let in_use: FxHashMap<Block, u64> = in_use.iter().copied().collect();
         pool.free = (0..ever_used as u32).map(Block).filter(|b| !in_use.contains_key(b)).collect();
         in_use.into_iter().for_each(|(block, home)| self.owners.set(block, Some(home)));
+    }
+}
+
+impl Blocks {
+    /// Takes over the state of a server that stopped: the blocks that any home may take, among the
+    /// first `ever_used`.
+    pub fn take_over(&self, ever_used: u64, free: Vec<Block>) {
+        *lock(&self.pool) = Pool { free, ever_used, backed: ever_used };
+    }
+
+    /// Notes, for assertions, the home of a block that is in use.
+    pub fn owned(&self, block: Block, home: u64) {
+        if self.owners.home(block).is_none() {
+            self.owners.set(block, Some(home));
+        }
     }
 }
 
@@ -231,7 +245,7 @@ impl Index {
         let bit = families::filter_bit(&self.geometry, self.geometry.hashed(&occupant.key));
         self.stripe(locked, home).change(home, bit, from, DisplacedAt::At(to));
         self.vacate(locked, from);
-        count(&self.counters.moves);
+        count(&self.counters.mine().moves);
         true
     }
 
@@ -240,7 +254,7 @@ impl Index {
         if slots.all(|slot| self.slots().header(slot).is_free()) {
             let due_ns = self.grace.due_ns(Rule::BlockGrace);
             self.stripe(locked, home).empty_blocks.insert(block, due_ns);
-            self.grace.push(due_ns, Trace::Unlink { home, block });
+            self.push_trace(due_ns, Trace::Unlink { home, block });
         }
     }
 
@@ -264,7 +278,7 @@ impl Index {
         let Some(before) = before else { return };
         self.link(&locked, before, chain::link(self.slots().header(window.first).aux));
         disobey(Rule::BlockLink, || self.link(&locked, window.first, None));
-        self.grace.push(self.grace.due_ns(Rule::ReuseGrace), Trace::Reuse { home, block });
+        self.push_trace(self.grace.due_ns(Rule::ReuseGrace), Trace::Reuse { home, block });
     }
 
     /// Counts the reuse of the blocks unlinked so far as moves of keys of these homes (B3). `rule`

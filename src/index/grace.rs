@@ -2,8 +2,9 @@
 //!
 //! Remote readers hold nothing, so the server cannot know when they are done. It waits 2T, where a
 //! client trusts a pass of less than T, the grace time. The factor is for the clocks: a client's
-//! may run at half the rate of the server's, and then shows T when 2T have passed (G4). A queue
-//! holds what is due, and when. Every mutation, and the server's idle loop, takes out what is due.
+//! may run at half the rate of the server's, and then shows T when 2T have passed (G4). Queues
+//! hold what is due, and when. Every mutation, and the server's idle loop, takes out what is due.
+//! There are several queues, so that threads seldom wait for one.
 //!
 //! Each entry belongs to exactly one trace in the region. A ghost is placed only in a slot that has
 //! none, so the slot has one entry (M3). A lingering filter bit is an entry of its own in the
@@ -30,25 +31,42 @@ pub(crate) enum Trace {
     Reuse { home: u64, block: Block },
 }
 
-/// Traces in the order in which they are due.
+/// Under the model checker there is one, which has fewer interleavings.
+const QUEUES: usize = if cfg!(loom) { 1 } else { 8 };
+
+/// Some traces in the order in which they are due. In lines of its own.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Queue {
+    traces: Mutex<VecDeque<(u64, Trace)>>,
+    /// When the first is due; `u64::MAX` when there is none. Saves mutations the lock and the clock.
+    next_due_ns: AtomicU64,
+}
+
+impl Default for Queue {
+    fn default() -> Queue {
+        Queue { traces: Mutex::default(), next_due_ns: AtomicU64::new(u64::MAX) }
+    }
+}
+
+impl Queue {
+    /// Relaxed: a hint. The queue is checked under its lock.
+    fn next_due_ns(&self) -> u64 {
+        self.next_due_ns.load(Ordering::Relaxed)
+    }
+}
+
+/// All traces.
 #[derive(Debug)]
 pub(crate) struct Grace {
     clock: Clock,
     wait_ns: u64,
-    queue: Mutex<VecDeque<(u64, Trace)>>,
-    /// When the first trace is due; `u64::MAX` when there is none. Saves mutations the lock and the
-    /// clock.
-    next_due_ns: AtomicU64,
+    queues: Box<[Queue; QUEUES]>,
 }
 
 impl Grace {
     pub fn new(clock: Clock, grace: Duration) -> Grace {
-        Grace {
-            clock,
-            wait_ns: 2 * grace.as_nanos() as u64,
-            queue: Mutex::default(),
-            next_due_ns: AtomicU64::new(u64::MAX),
-        }
+        Grace { clock, wait_ns: 2 * grace.as_nanos() as u64, queues: Box::default() }
     }
 
     /// When the trace of something that happened just now may be taken away.
@@ -56,19 +74,26 @@ impl Grace {
         self.clock.now_ns() + wait_ns(rule, self.wait_ns)
     }
 
-    /// Puts a trace into the queue.
-    pub fn push(&self, due_ns: u64, trace: Trace) {
-        let mut queue = lock(&self.queue);
+    /// Puts a trace into a queue. Traces that one stripe guards come out in the order in which they
+    /// came, if they are due at the same time: a block's ghosts before the block.
+    pub fn push(&self, stripe: usize, due_ns: u64, trace: Trace) {
+        let queue = &self.queues[stripe % QUEUES];
+        let mut traces = lock(&queue.traces);
         // Threads read the clock before they lock, so they may come out of order.
-        let at = queue.iter().rposition(|&(due, _)| due <= due_ns).map_or(0, |i| i + 1);
-        queue.insert(at, (due_ns, trace));
-        self.next_due_ns.store(queue[0].0, Ordering::Relaxed);
+        let at = traces.iter().rposition(|&(due, _)| due <= due_ns).map_or(0, |i| i + 1);
+        traces.insert(at, (due_ns, trace));
+        queue.next_due_ns.store(traces[0].0, Ordering::Relaxed);
     }
 
     /// Takes out the first trace if it is due. Returns it with its time.
     pub fn pop_due(&self) -> Option<(u64, Trace)> {
-        // Relaxed: a hint. The queue is checked under its lock.
-        let next = self.next_due_ns.load(Ordering::Relaxed);
+        let (mut next, mut first) = (u64::MAX, &self.queues[0]);
+        for queue in self.queues.iter() {
+            let due = queue.next_due_ns();
+            if due < next {
+                (next, first) = (due, queue);
+            }
+        }
         if next == u64::MAX {
             return None;
         }
@@ -76,22 +101,22 @@ impl Grace {
         if now < next {
             return None;
         }
-        let mut queue = lock(&self.queue);
-        let due = queue.pop_front_if(|(due, _)| *due <= now);
-        self.next_due_ns.store(queue.front().map_or(u64::MAX, |(due, _)| *due), Ordering::Relaxed);
+        let mut traces = lock(&first.traces);
+        let due = traces.pop_front_if(|(due, _)| *due <= now);
+        first.next_due_ns.store(traces.front().map_or(u64::MAX, |(due, _)| *due), Ordering::Relaxed);
         due
     }
 
-    /// When everything now in the queue will be due; `None` when it is empty.
+    /// When everything now in the queues will be due; `None` when they are empty.
     pub fn last_due_ns(&self) -> Option<u64> {
-        lock(&self.queue).back().map(|(due, _)| *due)
+        self.queues.iter().filter_map(|queue| lock(&queue.traces).back().map(|(due, _)| *due)).max()
     }
 
     /// How long until the first trace is due; `None` when there is none.
     pub fn until_next(&self) -> Option<Duration> {
-        match self.next_due_ns.load(Ordering::Relaxed) {
-            u64::MAX => None,
-            due => Some(Duration::from_nanos(due.saturating_sub(self.clock.now_ns()))),
+        match self.queues.iter().map(Queue::next_due_ns).min() {
+            None | Some(u64::MAX) => None,
+            Some(due) => Some(Duration::from_nanos(due.saturating_sub(self.clock.now_ns()))),
         }
     }
 
@@ -99,10 +124,13 @@ impl Grace {
         &self.clock
     }
 
-    /// Everything in the queue, with the time when it is due.
+    /// Everything in the queues, in the order in which it will be taken out, with the time when it is
+    /// due.
     #[cfg(all(test, feature = "sim", not(loom)))]
     pub fn traces(&self) -> Vec<(u64, Trace)> {
-        lock(&self.queue).iter().copied().collect()
+        let mut all: Vec<_> = self.queues.iter().flat_map(|queue| lock(&queue.traces).clone()).collect();
+        all.sort_by_key(|&(due_ns, _)| due_ns);
+        all
     }
 }
 
@@ -121,7 +149,7 @@ mod tests {
 
         let trace = |home| Trace::Filter { home };
         for (due_ns, home) in [(120, 0), (110, 1), (120, 2), (115, 3), (110, 4)] {
-            grace.push(due_ns, trace(home));
+            grace.push(home as usize, due_ns, trace(home));
         }
         assert_eq!(grace.last_due_ns(), Some(120));
         assert_eq!(grace.until_next(), Some(Duration::from_nanos(103)));
@@ -146,8 +174,8 @@ mod tests {
         for seed in 0..200 {
             let clock = Clock::manual();
             let grace = Grace::new(clock.clone(), Duration::from_nanos(50));
-            grace.push(10, Trace::Filter { home: 1 });
-            grace.push(90, Trace::Filter { home: 2 });
+            grace.push(1, 10, Trace::Filter { home: 1 });
+            grace.push(1, 90, Trace::Filter { home: 2 });
             clock.advance(Duration::from_nanos(10));
             let grace = &grace;
             let took = crate::sim::turns::run(seed, [(); 2].map(|()| move || grace.pop_due()).into());

@@ -61,7 +61,7 @@ impl Index {
             }
             self.move_along(&mut locked, &path, |locked| self.vacate(locked, from));
             self.left_slot_of_home(&mut locked, from, home);
-            count(&self.counters.homings);
+            count(&self.counters.mine().homings);
             true
         })
     }

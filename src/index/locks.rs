@@ -4,19 +4,17 @@ use super::*;
 
 impl Index {
     /// Locks what a key's presence depends on: its primary window, and its other windows if the
-    /// home's filter says that the key may be there.
-    pub(super) fn lock_key(&self, key: Hashed<'_>) -> Locked<'_> {
+    /// home's filter says that the key may be there. Returns that, too.
+    pub(super) fn lock_key(&self, key: Hashed<'_>) -> (Locked<'_>, bool) {
         let primary = self.geometry.primary(key);
         self.region
             .prefetch_bytes(self.geometry.slot_offset(primary.first), self.geometry.window_bytes(primary));
-        let mut set = StripeSet::new();
-        self.add_window(&mut set, primary);
-        let locked = self.stripes.lock(set);
+        let locked = self.stripes.lock_two(self.stripes_of_window(primary));
         if !self.may_be_displaced(key) {
-            return locked;
+            return (locked, false);
         }
         drop(locked);
-        self.stripes.lock(self.stripes_of_key(key))
+        (self.stripes.lock(self.stripes_of_key(key)), true)
     }
 
     /// The stripes of all windows of a key.
@@ -29,10 +27,15 @@ impl Index {
     }
 
     pub(super) fn add_window(&self, set: &mut StripeSet, window: Window) {
+        set.extend(self.stripes_of_window(window));
+    }
+
+    /// The stripes of a window: two, or twice the same.
+    fn stripes_of_window(&self, window: Window) -> [usize; 2] {
         // A window has at most 64 slots, a stripe's group has 64. So the first and the last slot
         // name all stripes of the window.
-        set.push(self.stripes.of(window.first));
-        set.push(self.stripes.of(SlotIx(window.first.0 + u64::from(window.slots) - 1)));
+        let last = SlotIx(window.first.0 + u64::from(window.slots) - 1);
+        [window.first, last].map(|slot| self.stripes.of(slot))
     }
 
     /// The stripes of a path's slots, and of the homes of the keys in them (L2).
@@ -49,7 +52,7 @@ impl Index {
 
     /// Locks the stripe of one main slot.
     pub(super) fn lock_slot(&self, slot: SlotIx) -> Locked<'_> {
-        self.stripes.lock(SmallVec::from_slice(&[self.stripes.of(slot)]))
+        self.stripes.lock_two([self.stripes.of(slot); 2])
     }
 
     /// Locks the stripe of a home slot.
@@ -59,7 +62,11 @@ impl Index {
 
     /// What the lock of a home guards besides slots (L2).
     pub(super) fn stripe<'l>(&self, locked: &'l mut Locked<'_>, home: u64) -> &'l mut Stripe {
-        locked.stripe(self.geometry.window(home).first)
+        let stripe = locked.stripe(self.geometry.window(home).first);
+        if !stripe.unread.is_empty() {
+            self.read_register(stripe);
+        }
+        stripe
     }
 
     /// The main slot whose stripe guards `slot`, if `key` stands there.

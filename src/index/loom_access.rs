@@ -9,7 +9,7 @@ pub fn write_slot(region: &Region, geometry: &Geometry, slot: SlotIx, key: &[u8]
 
 /// The path that a put of `key` would take now.
 pub fn path(index: &Index, key: &[u8]) -> Option<MovePath> {
-    find_path(index.slots(), index.geometry.hashed(key))
+    find_path(index.table(), index.geometry.hashed(key))
 }
 
 /// Two paths for a put of `key`, in a layout with two choices of one slot. Each is one move, and

@@ -11,28 +11,38 @@
 //! has one line for each rule that a test can break. Its switches (`kept`, `obey`, `disobey`,
 //! `by_rule`, `in_order`) are constants in a real build, which keeps every rule.
 //!
-//! * `writer` changes one slot so that no torn read of it is accepted.
+//! * `writer` changes one slot so that no torn read of it is accepted. `undo` keeps what is written
+//!   over, for the server that takes over from one that was killed.
 //! * `stripes` keeps server threads apart; `locks` chooses the stripes that an operation locks.
-//! * `search` finds the cheapest path of moves; `moves` walks it.
+//! * `search` finds the cheapest path of moves; `moves` walks it. `notes` saves the search reads, and
+//!   `refusals` saves searches.
 //! * `chains` links and unlinks overflow blocks.
 //! * `homing` brings displaced keys home after a delete.
+//! * `counters` has what was done, one part for each thread.
 //! * `traces` maintains filters. It takes traces away when `grace` says that no remote reader can
 //!   depend on them.
-//! * `recover` takes a region over from a server that is gone.
+//! * `create` makes an empty table; `recover` takes a region over from a server that was killed,
+//!   `handover` from one that stopped.
 
 mod chains;
+mod counters;
+mod create;
 mod grace;
+pub(crate) mod handover;
 mod homing;
 mod locks;
 #[cfg(all(test, loom))]
 pub(crate) mod loom_access;
 mod moves;
+mod notes;
 mod recover;
+mod refusals;
 mod search;
 mod stripes;
 #[cfg(all(test, feature = "sim", not(loom)))]
 mod tests;
 mod traces;
+mod undo;
 mod writer;
 
 pub use recover::{RecoverError, Recovered};
@@ -47,40 +57,31 @@ use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::hash::Hashed;
 use crate::layout::slot::Content;
 use crate::layout::superblock::Superblock;
-use crate::outcome::{IndexCounts, PutError, PutMode, PutOutcome};
+use crate::outcome::{IndexCounts, PutError, PutMode, PutOutcome, SwapOutcome};
 use crate::reader::{Limits, Reader};
 use crate::region::{Region, RegionError};
-use crate::sync::{AtomicU64, Ordering, fence};
+use crate::sync::{Ordering, fence};
 use chains::Blocks;
+use counters::{Counters, count};
 use grace::{Grace, Trace};
 use moves::has_room_for_ghost;
-use search::{MovePath, find_path};
+use notes::Notes;
+use refusals::{NoPath, Refusals};
+use search::{MovePath, Searched, find_path};
 use smallvec::SmallVec;
+use std::time::Duration;
 use stripes::{Displaced, DisplacedAt, Locked, Stripe, StripeSet, Stripes};
-use writer::{Owned, SlotWriter};
+use undo::{Undo, UndoLines};
+use writer::{Owned, SlotWriter, Sought};
 
 /// Paths of one put that other threads may change before the put gives up.
 const ROUNDS_MAX: u32 = 1_000;
 /// Times that a put without room waits for grace periods before the table counts as full.
 pub(crate) const WAITS_MAX: u32 = 3;
+/// A put that takes so long is traced.
+const SLOW_PUT: Duration = Duration::from_millis(10);
 /// Traces that a mutation takes away in passing.
 const REAP_MAX: usize = 8;
-
-#[derive(Debug, Default)]
-struct IndexCounters {
-    keys: AtomicU64,
-    inserts: AtomicU64,
-    updates: AtomicU64,
-    removes: AtomicU64,
-    moves: AtomicU64,
-    homings: AtomicU64,
-    waits: AtomicU64,
-}
-
-fn count(counter: &AtomicU64) {
-    // Relaxed: a statistic.
-    counter.fetch_add(1, Ordering::Relaxed);
-}
 
 /// The server's side of a table: it makes every change.
 ///
@@ -93,52 +94,26 @@ pub struct Index {
     stripes: Stripes,
     grace: Grace,
     blocks: Blocks,
-    counters: IndexCounters,
+    undo: UndoLines,
+    counters: Counters,
+    notes: Notes,
+    refusals: Refusals,
 }
 
 impl Index {
-    /// Makes an empty table in `region`, which must be zero and at least
-    /// [`Geometry::region_bytes`] long.
-    ///
-    /// Writes every main slot once, so that each is valid.
-    ///
-    /// # Errors
-    /// [`RegionError`] when there is not enough memory for the main slots.
-    ///
-    /// # Panics
-    /// When the region is too short.
-    pub fn create(region: Region, geometry: Geometry, clock: Clock) -> Result<Index, RegionError> {
-        assert!(region.bytes() >= geometry.region_bytes(), "the region is too short for the table");
-        region.back(0..geometry.slot_offset(SlotIx(geometry.main_slots())))?;
-        let index = Index::over(region, geometry, clock, 1);
-        index.publish_state(Phase::Starting);
-        index.publish_superblock();
-        for slot in 0..index.geometry.main_slots() {
-            index.write(&index.stripes.alone(), SlotIx(slot), &Content::default());
-        }
-        index.publish_state(Phase::Serving);
-        Ok(index)
-    }
-
     fn over(region: Region, geometry: Geometry, clock: Clock, incarnation: u64) -> Index {
         Index {
             stripes: Stripes::new(geometry.main_slots()),
             grace: Grace::new(clock, geometry.grace()),
             blocks: Blocks::new(geometry.overflow_blocks()),
+            undo: UndoLines::new(),
+            notes: Notes::new(geometry.main_slots()),
             region,
             geometry,
             incarnation,
-            counters: IndexCounters::default(),
+            counters: Counters::default(),
+            refusals: Refusals::new(),
         }
-    }
-
-    /// Writes the superblock, once, into a region that nobody reads yet.
-    fn publish_superblock(&self) {
-        let created = std::time::SystemTime::now()
-            .duration_since(std::time::UNIX_EPOCH)
-            .map_or(0, |since| since.as_secs());
-        let words = Superblock::new(&self.geometry, created).to_words();
-        words.iter().enumerate().for_each(|(w, &word)| self.region.store(w, word));
     }
 
     /// Writes the state word, with one store.
@@ -167,7 +142,7 @@ impl Index {
     }
     /// The number of keys.
     pub fn len(&self) -> u64 {
-        self.counters.keys.load(Ordering::Relaxed)
+        self.counters.keys()
     }
     /// Whether the table has no key.
     pub fn is_empty(&self) -> bool {
@@ -175,7 +150,7 @@ impl Index {
     }
     /// The number of displaced keys. Locks every stripe in turn.
     pub fn displaced(&self) -> usize {
-        self.stripes.displaced()
+        self.stripes.each(|_, stripe| self.displaced_in(stripe)).into_iter().sum()
     }
     /// Keys divided by all slots allocated, overflow included.
     pub fn load_true(&self) -> f64 {
@@ -186,15 +161,14 @@ impl Index {
     /// What was done so far. Each counter is exact, but they may be read at different instants.
     pub fn counts(&self) -> IndexCounts {
         let c = &self.counters;
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         IndexCounts {
-            keys: load(&c.keys),
-            inserts: load(&c.inserts),
-            updates: load(&c.updates),
-            removes: load(&c.removes),
-            moves: load(&c.moves),
-            homings: load(&c.homings),
-            waits: load(&c.waits),
+            keys: c.keys(),
+            inserts: c.sum(|part| &part.inserts),
+            updates: c.sum(|part| &part.updates),
+            removes: c.sum(|part| &part.removes),
+            moves: c.sum(|part| &part.moves),
+            homings: c.sum(|part| &part.homings),
+            waits: c.waits.load(Ordering::Relaxed),
             slots: self.geometry.main_slots()
                 + self.blocks.ever_used() * u64::from(self.geometry.layout().block_slots),
             main_slots: self.geometry.main_slots(),
@@ -205,6 +179,10 @@ impl Index {
     pub fn reader(&self) -> Reader<'_, Shm<'_>> {
         let fabric = Shm::new(&self.region, &self.geometry);
         Reader::new(fabric, &self.geometry, self.grace.clock().clone(), Limits::default())
+    }
+
+    fn table(&self) -> Searched<'_> {
+        Searched { slots: self.slots(), notes: &self.notes }
     }
 
     fn slots(&self) -> SlotWriter<'_> {
@@ -219,24 +197,52 @@ impl Index {
         self.check_lengths(key, value)?;
         self.reap(REAP_MAX);
         let key = self.geometry.hashed(key);
-        let mut locked = self.lock_key(key);
-        if let Some(answer) = self.put_present(&mut locked, key, value, mode) {
+        let (mut locked, may_be_displaced) = self.lock_key(key);
+        let seen = self.seek(key, may_be_displaced);
+        if let Some(answer) = self.put_over(&mut locked, seen.at, key, value, mode) {
             return Ok(answer);
         }
-        if let Some(slot) = self.free_slot(self.geometry.primary(key)) {
+        if let Some(slot) = seen.free {
             self.place(&mut locked, slot, key, value);
             return Ok(PutOutcome::Inserted);
+        }
+        // L6 holds: the key's locks are held since it was looked for.
+        let room_made = self.counters.room_made();
+        if self.has_no_free_slot() || self.refusals.know(NoPath::of(&self.geometry, key, room_made)) {
+            return Err(self.full());
         }
         drop(locked);
         self.put_by_moving(key, value, mode)
     }
 
+    /// Whether a key stands in every slot. `false` in layouts with chains.
+    fn has_no_free_slot(&self) -> bool {
+        self.geometry.overflow_blocks() == 0 && self.counters.keys() >= self.geometry.main_slots()
+    }
+
+    fn full(&self) -> PutError {
+        let counts = self.counts();
+        PutError::Full { keys: counts.keys, slots: counts.slots }
+    }
+
     /// The rest of a put that found neither the key nor a free slot in its primary window.
     #[cold]
     fn put_by_moving(&self, key: Hashed<'_>, value: &[u8], mode: PutMode) -> Result<PutOutcome, PutError> {
+        let begun_ns = self.grace.clock().now_ns();
+        let answer = self.put_with_moves(key, value, mode);
+        let took = Duration::from_nanos(self.grace.clock().now_ns().saturating_sub(begun_ns));
+        if took >= SLOW_PUT {
+            tracing::info!(?took, ?answer, keys = self.len(), "a slow put");
+        }
+        answer
+    }
+
+    fn put_with_moves(&self, key: Hashed<'_>, value: &[u8], mode: PutMode) -> Result<PutOutcome, PutError> {
         let mut waits = 0;
         for _ in 0..ROUNDS_MAX {
-            let Some(path) = find_path(self.slots(), key) else {
+            // Room that is made from here on, the search may have missed.
+            let room_made = self.counters.room_made();
+            let Some(path) = find_path(self.table(), key) else {
                 if let Some(answer) = self.put_into_chain(key, value, mode) {
                     return Ok(answer);
                 }
@@ -247,16 +253,41 @@ impl Index {
                 // L6: another thread may have put the same key meanwhile.
                 let mut locked = self.stripes.lock(self.stripes_of_key(key));
                 let answer = obey(Rule::LastLook, || self.put_present(&mut locked, key, value, mode));
-                return answer.ok_or_else(|| {
-                    let counts = self.counts();
-                    PutError::Full { keys: counts.keys, slots: counts.slots }
-                });
+                self.refusals.remember(NoPath::of(&self.geometry, key, room_made));
+                return answer.ok_or_else(|| self.full());
             };
             if let Some(answer) = self.put_along(&path, key, value, mode) {
                 return Ok(answer);
             }
+            self.notes.forget(&path);
         }
         Err(PutError::Busy { rounds: ROUNDS_MAX })
+    }
+
+    /// Puts `value` if the key's value is `expected`. The key's lock is held from the look to the
+    /// write (L2), so no other change of the key comes between.
+    ///
+    /// # Errors
+    /// [`PutError::KeyLength`], or [`PutError::ValueLength`] for either value.
+    pub fn compare_and_swap(
+        &self,
+        key: &[u8],
+        expected: &[u8],
+        value: &[u8],
+    ) -> Result<SwapOutcome, PutError> {
+        self.check_lengths(key, expected)?;
+        self.check_lengths(key, value)?;
+        self.reap(REAP_MAX);
+        let key = self.geometry.hashed(key);
+        let (locked, may_be_displaced) = self.lock_key(key);
+        debug_assert!(self.may_change(&locked, key), "L2");
+        let Some(slot) = self.seek(key, may_be_displaced).at else { return Ok(SwapOutcome::Absent) };
+        if *self.slots().read(slot).value != *expected {
+            return Ok(SwapOutcome::Differs);
+        }
+        self.rewrite(&locked, slot, self.slots().header(slot), key.key(), value);
+        count(&self.counters.mine().updates);
+        Ok(SwapOutcome::Swapped)
     }
 
     /// Removes `key`. Returns whether it was there.
@@ -267,12 +298,11 @@ impl Index {
         self.check_lengths(key, &[])?;
         self.reap(REAP_MAX);
         let key = self.geometry.hashed(key);
-        let mut locked = self.lock_key(key);
-        let Some(slot) = self.find(key) else { return Ok(false) };
+        let (mut locked, may_be_displaced) = self.lock_key(key);
+        let Some(slot) = self.seek(key, may_be_displaced).at else { return Ok(false) };
         self.erase(&mut locked, slot, key);
         drop(locked);
-        self.counters.keys.fetch_sub(1, Ordering::Relaxed);
-        count(&self.counters.removes);
+        count(&self.counters.mine().removes);
         self.bring_home(slot);
         Ok(true)
     }
@@ -303,23 +333,26 @@ impl Index {
         self.geometry.primary(key).first
     }
 
-    /// The slot that holds `key`. The caller holds the key's locks.
-    fn find(&self, key: Hashed<'_>) -> Option<SlotIx> {
-        let holds = |window: Window| window.iter().find(|&slot| self.slots().holds(slot, key.key()));
-        if let Some(slot) = holds(self.geometry.primary(key)) {
-            return Some(slot);
+    /// Looks for `key` in its primary window, and if it may be displaced in its others. The caller
+    /// holds the key's locks.
+    fn seek(&self, key: Hashed<'_>, may_be_displaced: bool) -> Sought {
+        let primary = self.geometry.primary(key);
+        let mut seen = self.slots().seek(primary, key.key());
+        if seen.at.is_none() && may_be_displaced {
+            seen.at = self.find_displaced(key, primary);
         }
-        if !self.may_be_displaced(key) {
-            return None;
-        }
-        let mut last = self.geometry.primary(key);
-        (1..)
-            .map_while(|read| {
-                let head_aux = self.slots().header(last.first).aux;
-                last = families::after(&self.geometry, key, read, head_aux)?;
-                Some(last)
-            })
-            .find_map(holds)
+        seen
+    }
+
+    /// The slot outside the primary window that holds `key`.
+    fn find_displaced(&self, key: Hashed<'_>, primary: Window) -> Option<SlotIx> {
+        let mut last = primary;
+        let mut windows = (1..).map_while(|read| {
+            let head_aux = self.slots().header(last.first).aux;
+            last = families::after(&self.geometry, key, read, head_aux)?;
+            Some(last)
+        });
+        windows.find_map(|window| self.slots().seek(window, key.key()).at)
     }
 
     fn free_slot(&self, window: Window) -> Option<SlotIx> {
@@ -334,15 +367,29 @@ impl Index {
         value: &[u8],
         mode: PutMode,
     ) -> Option<PutOutcome> {
+        let seen = self.seek(key, self.may_be_displaced(key));
+        self.put_over(locked, seen.at, key, value, mode)
+    }
+
+    /// The same, where it is known which slot holds the key.
+    fn put_over(
+        &self,
+        locked: &mut Locked<'_>,
+        slot: Option<SlotIx>,
+        key: Hashed<'_>,
+        value: &[u8],
+        mode: PutMode,
+    ) -> Option<PutOutcome> {
         debug_assert!(self.may_change(locked, key), "L2");
-        let Some(slot) = self.find(key) else {
+        let Some(slot) = slot else {
             return (mode == PutMode::Update).then_some(PutOutcome::Missing);
         };
         if mode == PutMode::Insert {
             return Some(PutOutcome::Exists);
         }
         self.rewrite(locked, slot, self.slots().header(slot), key.key(), value);
-        count(&self.counters.updates);
+        self.note(slot, key);
+        count(&self.counters.mine().updates);
         Some(PutOutcome::Updated)
     }
 }

@@ -13,6 +13,7 @@
 //! `kept`, `obey`, `disobey`, `by_rule` and `in_order` are switches of `src/faults.rs`. In a real
 //! build, what stands under `disobey` never runs, and all else is done as the rule demands.
 
+use super::notes::Note;
 use super::*;
 use crate::layout::slot::Header;
 
@@ -55,10 +56,10 @@ impl Index {
         let (&last, movers) = path.split_last().expect("a path has a slot");
         self.slots().header(last).is_free()
             && movers.iter().zip(&path[1..]).all(|(&from, &to)| {
-                let occupant = self.slots().read(from);
-                let mover = self.geometry.hashed(&occupant.key);
-                !occupant.key.is_empty()
-                    && has_room_for_ghost(occupant.ghost)
+                let (header, occupant) = self.slots().occupant(from);
+                let mover = self.geometry.hashed(&occupant);
+                !header.is_free()
+                    && has_room_for_ghost(header.ghost)
                     && locked.covers(self.home_slot(mover))
                     && families::destinations(&self.geometry, mover, Some(from))
                         .iter()
@@ -116,7 +117,8 @@ impl Index {
         }
         // M1: the copy is live before `from` is overwritten, by the next step or the caller.
         self.overwrite(locked, to, &occupant.key, &occupant.value);
-        count(&self.counters.moves);
+        self.note(to, mover);
+        count(&self.counters.mine().moves);
         (!primary.contains(from) && primary.contains(to)).then_some((home, bit))
     }
 
@@ -129,8 +131,8 @@ impl Index {
             self.set_filter(locked, home);
         }
         self.overwrite(locked, slot, key.key(), value);
-        count(&self.counters.keys);
-        count(&self.counters.inserts);
+        self.note(slot, key);
+        count(&self.counters.mine().inserts);
     }
 
     /// Frees a slot whose occupant was copied away.
@@ -170,8 +172,8 @@ impl Index {
             return self.rewrite(locked, slot, before, key, value);
         }
         debug_assert!(has_room_for_ghost(before.ghost), "M3");
-        let occupant = self.slots().read(slot);
-        let moved = self.geometry.hashed(&occupant.key);
+        let (_, occupant) = self.slots().occupant(slot);
+        let moved = self.geometry.hashed(&occupant);
         let ghost = by_rule(Rule::Ghost, moved.ghost(), before.ghost);
         let begun = |index: &mut &Index| {
             index.region.add(move_counter_word(moved.home()));
@@ -184,12 +186,35 @@ impl Index {
         // M4
         in_order(Rule::CountBeforeErase, self, begun, |index| index.write(locked, slot, &content));
         let guard = self.guard_of(slot, moved);
-        self.grace.push(self.grace.due_ns(Rule::GhostGrace), Trace::Ghost { slot, guard });
+        self.push_trace(self.grace.due_ns(Rule::GhostGrace), Trace::Ghost { slot, guard });
+    }
+
+    /// Notes the key that was just written into a slot, unless a ghost there keeps it from moving.
+    pub(super) fn note(&self, slot: SlotIx, key: Hashed<'_>) {
+        self.notes.learn(slot, Note::of_key(&self.geometry, slot, key));
     }
 
     /// Replaces a slot's content. All slot writes of an index go through here.
     pub(super) fn write(&self, locked: &Locked<'_>, slot: SlotIx, content: &Content<'_>) {
         debug_assert!(self.may_write(locked, slot), "L1: {slot:?} is written without its lock");
+        // What is erased stands elsewhere (M1), or a remove that is cut off takes effect.
+        let keep = || if content.key.is_empty() { None } else { self.undo.keep(self.slots(), slot) };
+        let free = |undo: Option<Undo<'_>>| undo.into_iter().for_each(Undo::free);
+        // U1
+        let mut undo = obey(Rule::Undo, || obey(Rule::UndoFirst, keep));
+        disobey(Rule::UndoStays, || free(undo.take()));
         self.slots().write(slot, content);
+        disobey(Rule::UndoFirst, || free(keep()));
+        // U2
+        free(undo);
+        let is_stuck = !has_room_for_ghost(content.ghost);
+        self.notes.set(
+            slot,
+            match content.key {
+                [] => Note::Free,
+                _ if is_stuck => Note::Stuck,
+                _ => Note::Unknown,
+            },
+        );
     }
 }

@@ -9,12 +9,13 @@
 //! (MemC3, NSDI'13, section 4.2; libcuckoo, EuroSys'14, section 4.3).
 
 use super::has_room_for_ghost;
+use super::notes::{Note, Notes};
 use super::writer::SlotWriter;
 use crate::families::{self, destinations};
 use crate::layout::geometry::{SlotIx, Window};
 use crate::layout::hash::{Hashed, mix, reduce};
 use crate::layout::slot::Key;
-use crate::placement::Destination;
+use crate::placement::{Destination, GivesWay};
 use smallvec::SmallVec;
 use std::cell::RefCell;
 
@@ -36,14 +37,14 @@ struct Node {
 const ROOT: u32 = u32::MAX;
 
 /// Finds a path for a newcomer. `None` when the search reached its bounds first.
-pub(crate) fn find_path(slots: SlotWriter<'_>, key: Hashed<'_>) -> Option<MovePath> {
-    if families::walks(slots.geometry) {
-        return (0..WALKS_MAX).find_map(|round| walk(slots, key, round));
+pub(crate) fn find_path(table: Searched<'_>, key: Hashed<'_>) -> Option<MovePath> {
+    if families::walks(table.slots.geometry) {
+        return (0..WALKS_MAX).find_map(|round| walk(table.slots, key, round));
     }
     thread_local! {
         static SCRATCH: RefCell<Search> = RefCell::default();
     }
-    SCRATCH.with_borrow_mut(|search| search.run(slots, key))
+    SCRATCH.with_borrow_mut(|search| search.run(table, key))
 }
 
 /// Walks before the table counts as full, and steps of each walk.
@@ -84,41 +85,96 @@ fn walk(slots: SlotWriter<'_>, newcomer: Hashed<'_>, round: u64) -> Option<MoveP
     None
 }
 
+/// What a search reads.
+#[derive(Clone, Copy)]
+pub(crate) struct Searched<'a> {
+    pub slots: SlotWriter<'a>,
+    pub notes: &'a Notes,
+}
+
+impl Searched<'_> {
+    /// What is known of a slot. Looks at the slot if nothing is. `None` while the slot is being written.
+    fn note(self, slot: SlotIx) -> Option<Note> {
+        match self.notes.of(slot) {
+            Note::Unknown => self.look(slot),
+            known => Some(known),
+        }
+    }
+
+    #[cold]
+    fn look(self, slot: SlotIx) -> Option<Note> {
+        let (header, key) = self.slots.peek(slot)?;
+        if header.is_free() {
+            return Some(Note::Free);
+        }
+        if !has_room_for_ghost(header.ghost) {
+            return Some(Note::Stuck);
+        }
+        let geometry = self.slots.geometry;
+        let note = Note::of_key(geometry, slot, geometry.hashed(&key));
+        self.notes.learn(slot, note);
+        Some(note)
+    }
+
+    #[inline]
+    fn is_free(self, slot: SlotIx) -> bool {
+        self.notes.is_free(slot).unwrap_or_else(|| self.slots.header(slot).is_free())
+    }
+
+    /// Where the key in a slot may go. `None` if it may not be moved, or another thread works there.
+    fn destinations(self, slot: SlotIx) -> Option<SmallVec<[Destination; 3]>> {
+        // M3: a slot with a ghost cannot give up its occupant. A slot that is being written is passed
+        // over.
+        let (_, key) = self.slots.peek(slot).filter(|(h, _)| has_room_for_ghost(h.ghost) && !h.is_free())?;
+        let geometry = self.slots.geometry;
+        Some(destinations(geometry, geometry.hashed(&key), Some(slot)))
+    }
+}
+
 #[derive(Default)]
 struct Search {
     /// Slots entered, in order.
     nodes: Vec<Node>,
     visited: Visited,
-    /// Windows that the next layer may enter, each with the node it is reached from.
-    later: Vec<(u32, Window)>,
+    /// What the next layer may enter.
+    later: Vec<Later>,
+}
+
+/// What displaces a key, and so belongs to the next layer.
+#[derive(Clone, Copy)]
+enum Later {
+    /// A window of the newcomer.
+    Newcomer(Window),
+    /// All windows but the primary one of the key in this node's slot.
+    Occupant(u32),
 }
 
 impl Search {
-    fn run(&mut self, slots: SlotWriter<'_>, newcomer: Hashed<'_>) -> Option<MovePath> {
+    fn run(&mut self, table: Searched<'_>, newcomer: Hashed<'_>) -> Option<MovePath> {
         self.nodes.clear();
         self.visited.clear();
         self.later.clear();
+        let gives_way = families::gives_way(table.slots.geometry);
+        for destination in destinations(table.slots.geometry, newcomer, None) {
+            if destination.displaces {
+                self.later.push(Later::Newcomer(destination.window));
+            } else if let Some(path) = self.enter(table, ROOT, destination.window) {
+                return Some(path);
+            }
+        }
         let mut next = 0;
         let mut layer_end = LAYER_MAX;
-        if let Some(path) = self.reach(slots, ROOT, &destinations(slots.geometry, newcomer, None)) {
-            return Some(path);
-        }
         loop {
             while next < self.nodes.len().min(layer_end) {
                 let node = next as u32;
                 next += 1;
-                let slot = self.nodes[node as usize].slot;
-                // M3: a slot with a ghost cannot give up its occupant. A slot that is being written
-                // is passed over: another thread works there.
-                let Some((_, occupant)) =
-                    slots.peek(slot).filter(|(h, _)| has_room_for_ghost(h.ghost) && !h.is_free())
-                else {
-                    continue;
+                let path = match table.note(self.nodes[node as usize].slot) {
+                    Some(Note::AtHome(distance)) => self.leave_home(table, node, distance, gives_way),
+                    Some(Note::Displaced) => self.leave_elsewhere(table, node),
+                    _ => None,
                 };
-                let mover = slots.geometry.hashed(&occupant);
-                let onward = destinations(slots.geometry, mover, Some(slot));
-                if let Some(path) = self.reach(slots, node, &onward) {
-                    return Some(path);
+                if path.is_some() {
+                    return path;
                 }
             }
             if self.later.is_empty() || self.nodes.len() >= SEARCH_MAX {
@@ -126,34 +182,59 @@ impl Search {
             }
             layer_end = next.max(self.nodes.len()) + LAYER_MAX;
             next = self.nodes.len();
-            for (parent, window) in std::mem::take(&mut self.later) {
-                if let Some(path) = self.enter(slots, parent, window) {
+            for later in std::mem::take(&mut self.later) {
+                if let Some(path) = self.displace(table, later) {
                     return Some(path);
                 }
             }
         }
     }
 
-    /// Adds what can be reached from `parent`: to this layer, or to the next if that displaces a
-    /// key. Returns the path if it ends here.
-    fn reach(&mut self, slots: SlotWriter<'_>, parent: u32, onward: &[Destination]) -> Option<MovePath> {
-        for destination in onward {
-            if destination.displaces {
-                self.later.push((parent, destination.window));
-            } else if let Some(path) = self.enter(slots, parent, destination.window) {
-                return Some(path);
+    /// Goes on from a slot whose key is in its primary window, which begins `distance` slots before.
+    fn leave_home(
+        &mut self,
+        table: Searched<'_>,
+        node: u32,
+        distance: u8,
+        may: GivesWay,
+    ) -> Option<MovePath> {
+        if may.displaced {
+            self.later.push(Later::Occupant(node));
+        }
+        if !may.at_home {
+            return None;
+        }
+        let SlotIx(slot) = self.nodes[node as usize].slot;
+        let first = SlotIx(slot.saturating_sub(distance.into()));
+        self.enter(table, node, Window { first, slots: table.slots.geometry.layout().window_slots() })
+    }
+
+    /// Goes on from a slot whose key is displaced already.
+    fn leave_elsewhere(&mut self, table: Searched<'_>, node: u32) -> Option<MovePath> {
+        let onward = table.destinations(self.nodes[node as usize].slot)?;
+        let mut windows = onward.iter().filter(|destination| !destination.displaces);
+        windows.find_map(|destination| self.enter(table, node, destination.window))
+    }
+
+    /// Enters windows in which a key would be newly displaced.
+    fn displace(&mut self, table: Searched<'_>, later: Later) -> Option<MovePath> {
+        match later {
+            Later::Newcomer(window) => self.enter(table, ROOT, window),
+            Later::Occupant(node) => {
+                let onward = table.destinations(self.nodes[node as usize].slot)?;
+                let mut windows = onward.iter().filter(|destination| destination.displaces);
+                windows.find_map(|destination| self.enter(table, node, destination.window))
             }
         }
-        None
     }
 
     /// Adds the slots of a window to this layer. Returns the path if one of the slots is free.
-    fn enter(&mut self, slots: SlotWriter<'_>, parent: u32, window: Window) -> Option<MovePath> {
-        for slot in window.iter() {
-            if !self.visited.insert(slot) {
-                continue;
-            }
-            if slots.header(slot).is_free() {
+    fn enter(&mut self, table: Searched<'_>, parent: u32, window: Window) -> Option<MovePath> {
+        let mut new = self.visited.insert(window);
+        while new != 0 {
+            let slot = window.slot(new.trailing_zeros());
+            new &= new - 1;
+            if table.is_free(slot) {
                 return Some(self.path(parent, slot));
             }
             self.nodes.push(Node { slot, parent });
@@ -174,17 +255,24 @@ impl Search {
     }
 }
 
-/// A set of slots that is emptied in constant time. It uses open addressing; entries of earlier
-/// searches are void.
+/// A set of slots that is emptied in constant time. It uses open addressing, with a bitmap for each
+/// group of 64 slots; entries of earlier searches are void.
 struct Visited {
-    entries: Box<[(u32, u64)]>,
+    entries: Box<[Group]>,
     round: u32,
     len: usize,
 }
 
+#[derive(Clone, Copy, Default)]
+struct Group {
+    round: u32,
+    number: u64,
+    slots: u64,
+}
+
 impl Default for Visited {
     fn default() -> Visited {
-        Visited { entries: vec![(0, 0); 4 * SEARCH_MAX].into(), round: 1, len: 0 }
+        Visited { entries: vec![Group::default(); 4 * SEARCH_MAX].into(), round: 1, len: 0 }
     }
 }
 
@@ -197,24 +285,39 @@ impl Visited {
         }
     }
 
-    /// Adds a slot and returns whether it was new. A half full set calls every slot old, which ends
-    /// the search.
-    fn insert(&mut self, slot: SlotIx) -> bool {
+    /// Adds a window of at most 64 slots. Returns which of them were new: bit 0 is the first slot's.
+    fn insert(&mut self, window: Window) -> u64 {
+        let (group, shift) = (window.first.0 / 64, window.first.0 % 64);
+        let all = u64::MAX >> (64 - window.slots);
+        let mut new = self.insert_into(group, all << shift) >> shift;
+        if shift + u64::from(window.slots) > 64 {
+            new |= self.insert_into(group + 1, all >> (64 - shift)) << (64 - shift);
+        }
+        new
+    }
+
+    /// Adds slots of a group. Returns which of them were new. A half full set calls every slot old,
+    /// which ends the search.
+    fn insert_into(&mut self, number: u64, slots: u64) -> u64 {
         let mask = self.entries.len() - 1;
-        let mut at = mix(slot.0) as usize & mask;
+        let mut at = mix(number) as usize & mask;
         loop {
-            match self.entries[at] {
-                (round, _) if round != self.round => {
-                    if self.len >= self.entries.len() / 2 {
-                        return false;
-                    }
-                    self.entries[at] = (self.round, slot.0);
-                    self.len += 1;
-                    return true;
+            let is_full = self.len >= self.entries.len() / 2;
+            let group = &mut self.entries[at];
+            if group.round != self.round {
+                if is_full {
+                    return 0;
                 }
-                (_, n) if n == slot.0 => return false,
-                _ => at = (at + 1) & mask,
+                *group = Group { round: self.round, number, slots };
+                self.len += 1;
+                return slots;
             }
+            if group.number == number {
+                let new = slots & !group.slots;
+                group.slots |= slots;
+                return new;
+            }
+            at = (at + 1) & mask;
         }
     }
 }
@@ -314,7 +417,7 @@ mod tests {
             for n in 0..300u64 {
                 let key = n.to_le_bytes();
                 let slots = index.slots();
-                let path = find_path(slots, index.geometry().hashed(&key));
+                let path = find_path(index.table(), index.geometry().hashed(&key));
                 let mut displaced = path.is_some().then_some(0);
                 let (mut mover, mut at) = (key.to_vec(), None);
                 for &slot in path.iter().flatten() {
@@ -373,7 +476,8 @@ mod tests {
             index.slots().write(slot, &Content { key: &key, ..Content::default() });
         }
         let mut search = Search::default();
-        assert!(search.run(index.slots(), geometry.hashed(b"newcomer")).is_none());
+        index.notes.forget(&(0..geometry.main_slots()).map(SlotIx).collect::<Vec<_>>());
+        assert!(search.run(index.table(), geometry.hashed(b"newcomer")).is_none());
         // What one layer adds at the most while the bound is not yet reached.
         let layer = LAYER_MAX * geometry.layout().window_slots() as usize;
         let entered = SEARCH_MAX..SEARCH_MAX + layer;
@@ -382,18 +486,41 @@ mod tests {
 
     #[test]
     fn slots_are_visited_once() {
+        let window = |first, slots| Window { first: SlotIx(first), slots };
         let mut visited = Visited::default();
         let most = 2 * SEARCH_MAX as u64;
         for _ in 0..3 {
-            assert!((0..most).all(|n| visited.insert(SlotIx(n))));
-            assert!((0..most).all(|n| !visited.insert(SlotIx(n))), "again");
-            assert!(!visited.insert(SlotIx(most)), "half full");
+            assert!((0..most).all(|n| visited.insert(window(64 * n + 3, 1)) == 1));
+            assert!((0..most).all(|n| visited.insert(window(64 * n + 3, 1)) == 0), "again");
+            assert_eq!(visited.insert(window(64 * most, 1)), 0, "half full");
             visited.clear();
         }
         // The rounds begin again: an empty entry must not look like one of this round.
         visited.round = u32::MAX;
-        assert!(visited.insert(SlotIx(1)));
+        assert_eq!(visited.insert(window(1, 1)), 1);
         visited.clear();
-        assert!(visited.insert(SlotIx(0)) && visited.insert(SlotIx(1)));
+        assert_eq!([0, 1].map(|first| visited.insert(window(first, 1))), [1, 1]);
+    }
+
+    /// Of a window that was visited in part, the other slots are new, wherever groups of 64 begin.
+    #[test]
+    fn windows_overlap() {
+        for first in 0..130 {
+            for slots in [1, 2, 8, 63, 64] {
+                let mut visited = Visited::default();
+                let at = |slot: u64| Window { first: SlotIx(first + slot), slots: 1 };
+                let before: Vec<u64> = (0..slots).filter(|slot| slot % 3 == 1).collect();
+                assert!(before.iter().all(|&slot| visited.insert(at(slot)) == 1));
+                let expected =
+                    (0..slots).filter(|slot| !before.contains(slot)).fold(0, |all, n| all | 1 << n);
+                let window = Window { first: SlotIx(first), slots: slots as u32 };
+                assert_eq!(
+                    (visited.insert(window), visited.insert(window)),
+                    (expected, 0),
+                    "{first}, {slots}"
+                );
+                assert_eq!(visited.insert(at(slots)), 1, "behind it");
+            }
+        }
     }
 }

@@ -3,12 +3,13 @@
 //!
 //! Overflow slots have no stripe of their own: the home of the chain guards them.
 
-use crate::faults::{Rule, broken};
+use crate::faults::{Rule, broken, by_rule};
 use crate::layout::chain::Block;
 use crate::layout::geometry::SlotIx;
 use crate::sync::{Mutex, MutexGuard, lock};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
+use std::ops::Range;
 
 /// Neighbouring slots share a stripe. A group of 64 is large enough that a window of 16 mostly lies
 /// in one stripe. Under the model checker each slot has its own stripe, so that a tiny table has
@@ -44,6 +45,8 @@ pub(crate) struct Stripe {
     displaced: FxHashMap<u64, SmallVec<[Displaced; 2]>>,
     /// Empty linked blocks of the stripe's homes, and when each may be unlinked.
     pub empty_blocks: FxHashMap<Block, u64>,
+    /// Words of the region with displaced keys that another server has left (T7).
+    pub unread: Range<usize>,
 }
 
 impl Stripe {
@@ -84,6 +87,19 @@ impl Stripe {
         }
     }
 
+    /// Displaced keys: home, filter bit and slot of each, in this order.
+    pub fn all_displaced(&self) -> Vec<(u64, u32, SlotIx)> {
+        let there = |home, entry: &Displaced| match entry.place {
+            DisplacedAt::At(slot) => Some((home, entry.bit, slot)),
+            DisplacedAt::Lingers { .. } => None,
+        };
+        let all = self.displaced.iter();
+        let mut all: Vec<_> =
+            all.flat_map(|(&home, of)| of.iter().filter_map(move |e| there(home, e))).collect();
+        all.sort_unstable();
+        all
+    }
+
     /// For each home with entries, how many displaced keys it has.
     pub fn census(&self) -> impl Iterator<Item = usize> {
         self.displaced
@@ -120,16 +136,33 @@ impl Stripes {
         Locked { held, stripes: self, is_alone: false }
     }
 
-    /// Locks nothing, but may write every slot. For the one thread that makes a table or takes one
-    /// over, before any other server thread has the table. Readers may have it. What a home's lock
-    /// guards besides slots still needs that lock.
+    /// Locks two stripes, or one named twice (L3).
+    pub fn lock_two(&self, [a, b]: [usize; 2]) -> Locked<'_> {
+        let mut held = SmallVec::new();
+        let mut add = |n: usize| held.push((n, lock(&self.all[n])));
+        match a.cmp(&b) {
+            std::cmp::Ordering::Equal => add(a),
+            std::cmp::Ordering::Less => [a, b].into_iter().for_each(add),
+            std::cmp::Ordering::Greater => by_rule(Rule::LockOrder, [b, a], [a, b]).into_iter().for_each(add),
+        }
+        Locked { held, stripes: self, is_alone: false }
+    }
+
+    /// Locks nothing, but may write slots. For the threads that make a table or take one over, each
+    /// its own slots, before any other server thread has the table. Readers may have it. What a
+    /// home's lock guards besides slots still needs that lock.
     pub fn alone(&self) -> Locked<'_> {
         Locked { held: SmallVec::new(), stripes: self, is_alone: true }
     }
 
-    /// The number of displaced keys in the whole table.
-    pub fn displaced(&self) -> usize {
-        self.all.iter().map(|stripe| lock(stripe).census().sum::<usize>()).sum()
+    /// The number of stripes.
+    pub fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Looks at each stripe under its lock, one after the other.
+    pub fn each<R>(&self, mut look: impl FnMut(usize, &mut Stripe) -> R) -> Vec<R> {
+        self.all.iter().enumerate().map(|(number, stripe)| look(number, &mut lock(stripe))).collect()
     }
 }
 
@@ -153,7 +186,7 @@ fn as_named(mut set: StripeSet) -> StripeSet {
 
 /// Locked stripes. Dropping this unlocks them.
 pub(crate) struct Locked<'a> {
-    held: SmallVec<[(usize, MutexGuard<'a, Stripe>); 8]>,
+    held: SmallVec<[(usize, MutexGuard<'a, Stripe>); 2]>,
     stripes: &'a Stripes,
     is_alone: bool,
 }
@@ -206,7 +239,11 @@ mod tests {
         locked.stripe(SlotIx(0)).add(0, Displaced { bit: 1, place });
         locked.stripe(SlotIx(0)).add(1, Displaced { bit: 1, place: DisplacedAt::Lingers { until_ns: 9 } });
         drop(locked);
-        assert_eq!(stripes.displaced(), 2, "what lingers is not displaced");
+        let displaced: usize = stripes.each(|_, stripe| stripe.census().sum::<usize>()).into_iter().sum();
+        assert_eq!(displaced, 2, "what lingers is not displaced");
+        let all = stripes.each(|_, stripe| stripe.all_displaced());
+        let five = SlotIx(5);
+        assert_eq!((&all[0][..], &all[2][..]), (&[(0, 1, five)][..], &[(128, 1, five)][..]));
     }
 
     /// One key of a home leaves a slot and another key of it enters that slot. Each keeps its own

@@ -1,6 +1,7 @@
 //! What an index leaves behind besides keys: ghosts, filters, links, blocks, counters. Compares
 //! them with separate accounts, and checks when each may go.
 
+use super::notes::Note;
 use super::*;
 use crate::config::{Config, TableSize};
 use crate::families::presets;
@@ -65,7 +66,7 @@ fn recorded(layout: &str, slots: u64, seed: u64) -> (Region, Arc<Recorder>, Cloc
     let geometry = config.geometry().unwrap();
     let clock = Clock::manual();
     let recorder = Arc::new(Recorder::new(clock.clone(), Duration::from_nanos(1)));
-    (recorder.region(geometry.region_bytes()), recorder, clock, geometry)
+    (recorder.region(handover::end(&geometry)), recorder, clock, geometry)
 }
 
 /// A slot at rest.
@@ -123,6 +124,17 @@ fn chains(index: &Index) -> Vec<(Block, u64)> {
 fn check_books(index: &Index) {
     let geometry = &index.geometry;
     let (traces, slots) = (index.grace.traces(), look(index));
+    for (slot, Seen { key, header, .. }) in (0..geometry.main_slots()).map(SlotIx).zip(&slots) {
+        let home_slot = || index.home_slot(geometry.hashed(key));
+        let is_right = match index.notes.of(slot) {
+            Note::Unknown => true,
+            Note::Free => key.is_empty(),
+            Note::Stuck => header.ghost != 0,
+            Note::Displaced => header.ghost == 0 && is_displaced(index, key, slot),
+            Note::AtHome(distance) => header.ghost == 0 && slot.0 == home_slot().0 + u64::from(distance),
+        };
+        assert!(is_right, "{slot:?} has {key:?}, not {:?}", index.notes.of(slot));
+    }
     let mut ghosts: BTreeSet<SlotIx> =
         (0..slots.len()).filter(|&n| slots[n].header.ghost != 0).map(|n| SlotIx(n as u64)).collect();
     let mut blocks = BTreeMap::new();
@@ -224,10 +236,17 @@ struct Watched {
     new: Vec<(u64, Trace)>,
     /// Displaced keys that left their slots, and their homes.
     left: Vec<(u64, Key, SlotIx)>,
-    /// The heads that linked to a block before.
-    heads: BTreeMap<Block, SlotIx>,
+    /// The heads that linked to each block before. An unlinked block keeps its link (B3), so there
+    /// may be two.
+    heads: Vec<(Block, SlotIx)>,
     /// Keys that came to a slot, and the slot that each had left, if it had one.
     came: Vec<(Key, Option<SlotIx>, SlotIx)>,
+}
+
+impl Watched {
+    fn heads_of(&self, block: Block) -> impl Iterator<Item = SlotIx> {
+        self.heads.iter().filter(move |(linked, _)| *linked == block).map(|(_, head)| *head)
+    }
 }
 
 impl Watch {
@@ -255,7 +274,7 @@ impl Watch {
                 let is_chained = index.geometry.overflow_blocks() > 0;
                 Some((chain::link(seen.header.aux).filter(|_| is_chained)?, SlotIx(n as u64)))
             });
-            links.collect::<BTreeMap<_, _>>()
+            links.collect::<Vec<_>>()
         };
         let heads = heads_of(&self.before);
         let had = places(index, &self.before);
@@ -402,11 +421,13 @@ impl Watch {
                         };
                         slots.filter_map(emptied).max()
                     }
-                    Trace::Reuse { block, .. } => change.heads.get(&block).and_then(|&head| {
-                        self.at_rest(&history, head, during, |header, _| {
-                            chain::link(header.aux) != Some(block)
-                        })
-                    }),
+                    Trace::Reuse { block, .. } => {
+                        let unlinked = |head| {
+                            let is_so = |header: Header, _| chain::link(header.aux) != Some(block);
+                            self.at_rest(&history, head, during, is_so)
+                        };
+                        change.heads_of(block).filter_map(unlinked).max()
+                    }
                 };
                 let since_ns = since.map(|at| history.time_ns(at));
                 let is_after = since_ns.is_none_or(|since_ns| due_ns >= since_ns + TWICE_NS);
@@ -420,7 +441,7 @@ impl Watch {
                 };
                 let needs_none = match trace {
                     Trace::Filter { .. } | Trace::Unlink { .. } => true,
-                    Trace::Reuse { block, .. } => change.heads.get(&block).is_some_and(|&h| unlinked_too(h)),
+                    Trace::Reuse { block, .. } => change.heads_of(block).any(unlinked_too),
                     Trace::Ghost { .. } => false,
                 };
                 assert!(since_ns.is_some() || needs_none, "{trace:?}: of when?");
@@ -487,19 +508,36 @@ impl Watch {
 
     /// Another server takes the table over. This one was killed at instant `at`.
     fn take_over(&self, at: Instant) -> Watch {
+        self.take_over_damaged(at, |_| {})
+    }
+
+    /// The same, after something happened to the region.
+    fn take_over_damaged(&self, at: Instant, damage: impl FnOnce(&Region)) -> Watch {
         let geometry = self.index.geometry.clone();
         let clock = Clock::manual();
         let recorder = Arc::new(Recorder::new(clock.clone(), Duration::from_nanos(1)));
-        let region = recorder.region(geometry.region_bytes());
+        let region = recorder.region(handover::end(&geometry));
         self.recorder.repeat(at, &region, &clock);
+        damage(&region);
         let before = counters(&region);
         let (index, found) = Index::open(region, clock.clone()).unwrap();
         check_books(&index);
         let after = counters(&index.region);
         let more: Vec<_> = after.iter().zip(before).map(|(after, before)| after - before).collect();
-        assert!(more.iter().all(|&more| more > 0), "each counter goes up: {more:?}");
-        assert_eq!(more.iter().sum::<u64>(), MOVE_COUNTERS + found.doubled);
+        if found.handed_over {
+            assert!(more.iter().all(|&more| more == 0), "nothing to count: {more:?}");
+        } else {
+            assert!(more.iter().all(|&more| more > 0), "each counter goes up: {more:?}");
+            assert_eq!(more.iter().sum::<u64>(), MOVE_COUNTERS + found.doubled);
+        }
         Watch::over(index, clock, recorder, found)
+    }
+
+    /// The server stops. Returns the instant before.
+    fn stop(&self) -> Instant {
+        let before = self.recorder.now();
+        self.index.hand_over(Duration::from_secs(1)).unwrap();
+        before
     }
 }
 
@@ -914,15 +952,13 @@ fn half_taken(layout: &str, blocks: u64) {
         let (taken, linked) = (next.index.blocks.ever_used(), chains(&next.index).len() as u64);
         relinked += u32::from(taken == blocks && linked == blocks);
         unused += u32::from(taken > linked);
-        let is_unused = taken > linked;
         let there = places(&next.index, &next.before);
         let (newcomer, others) = keys.split_last().unwrap();
         let is_there = there.contains_key(&newcomer[..]);
         assert!(!is_there || linked == blocks, "{layout}: the key is where the block is linked");
         without_key += u32::from(!is_there && linked == blocks);
-        let lost = others.iter().filter(|key| !there.contains_key(&key[..])).count();
-        assert!(lost <= 1, "{layout}, killed at {at}: {lost} keys are lost");
-        assert!(next.found.torn as usize == lost || !is_unused, "{layout}, {at}: {:?}", next.found);
+        let lost: Vec<_> = others.iter().filter(|key| !there.contains_key(&key[..])).collect();
+        assert!(lost.is_empty(), "{layout}, killed at {at}: {lost:?}, {:?}", next.found);
         keys.iter().for_each(|key| assert!(next.put(key, b"").0.is_ok()));
         assert_eq!((next.index.blocks.ever_used(), chains(&next.index).len() as u64), (blocks, blocks));
         next.settle();
@@ -1125,6 +1161,29 @@ fn a_put_waits_three_times() {
     assert_eq!(watch.index.counts().waits, 0, "the empty block is in the chain still");
 }
 
+/// What was refused is refused again without a search, until something makes room.
+#[test]
+fn refusals_are_remembered() {
+    for layout in ["windowed:8", "bucketized:4", "pilaf", "farm", "list"] {
+        let watch = Watch::new(layout, 64, 1);
+        let index = &watch.index;
+        let put = |key: &[u8; 8]| index.put(key, b"", PutMode::Insert);
+        let newcomer = (0..).map(key).find(|key| put(key).is_err()).unwrap();
+        let is_refused_at_once = || {
+            let room_made = index.counters.room_made();
+            let search = NoPath::of(&index.geometry, index.geometry.hashed(&newcomer), room_made);
+            index.has_no_free_slot() || index.refusals.know(search)
+        };
+        assert!(is_refused_at_once(), "{layout}");
+        let (before, waits) = (look(index), index.counts().waits);
+        assert!(matches!(put(&newcomer), Err(PutError::Full { .. })), "{layout}");
+        assert_eq!((look(index), index.counts().waits), (before, waits), "{layout}");
+        assert_eq!(index.put(&newcomer, b"", PutMode::Update), Ok(PutOutcome::Missing), "{layout}");
+        assert_eq!(index.remove(&key(0)), Ok(true));
+        assert!(!is_refused_at_once(), "{layout}");
+    }
+}
+
 /// Each put and each remove takes up to eight due traces away, oldest first, also if it changes
 /// nothing. An idle server takes all of them away, and learns when the next one is due.
 #[test]
@@ -1152,17 +1211,17 @@ fn traces_are_taken_away_in_passing() {
 /// The sums over two tables of each preset, made for 2,000 keys and filled until they are full:
 /// keys, moves, displaced keys, and puts that waited.
 const FILLED: [(&str, [u64; 4]); 11] = [
-    ("windowed:8", [4455, 1806, 351, 2]),
-    ("windowed:16", [4375, 1521, 213, 2]),
-    ("bucketized:8", [4438, 621, 937, 2]),
-    ("bucketized:4", [4642, 1099, 1402, 2]),
-    ("pilaf", [4933, 9671, 3211, 17]),
-    ("farm", [5676, 1241, 1036, 2]),
-    ("slotwise:8", [5291, 1628, 676, 2]),
-    ("slotwise:16", [5063, 1844, 610, 0]),
-    ("slotwise:32", [5104, 1065, 605, 0]),
-    ("cluster", [5345, 0, 919, 0]),
-    ("list", [6399, 0, 2668, 0]),
+    ("windowed:8", [4460, 1741, 343, 0]),
+    ("windowed:16", [4375, 1348, 189, 2]),
+    ("bucketized:8", [4431, 647, 959, 2]),
+    ("bucketized:4", [4610, 1040, 1397, 2]),
+    ("pilaf", [4847, 8775, 3149, 15]),
+    ("farm", [5659, 1186, 1022, 0]),
+    ("slotwise:8", [5287, 1684, 659, 2]),
+    ("slotwise:16", [5088, 1822, 619, 0]),
+    ("slotwise:32", [5094, 1006, 607, 0]),
+    ("cluster", [5499, 0, 990, 0]),
+    ("list", [6408, 0, 2668, 0]),
 ];
 
 /// A table takes at least as many keys as it was made for, and the search finds the same paths each
@@ -1171,7 +1230,8 @@ const FILLED: [(&str, [u64; 4]); 11] = [
 #[test]
 fn tables_get_so_full() {
     const KEYS: u64 = 2_000;
-    for (preset, (name, filled)) in presets().zip(FILLED) {
+    let mut all = Vec::new();
+    for (preset, (name, _)) in presets().zip(FILLED) {
         let mut sums = [0; 4];
         for seed in 0..2 {
             let seeds = Some(Seeds::from_number(seed));
@@ -1192,8 +1252,9 @@ fn tables_get_so_full() {
             let found = [keys, moves, index.displaced() as u64, waits];
             sums.iter_mut().zip(found).for_each(|(sum, found)| *sum += found);
         }
-        assert_eq!((preset.name, sums), (name, filled));
+        all.push((preset.name, sums));
     }
+    assert_eq!(all, FILLED);
 }
 
 /// A path is walked only if it is still as the search saw it: its end is free, and each mover is
@@ -1208,7 +1269,7 @@ fn a_path_that_has_changed_is_not_walked() {
             watch.settle();
             let index = &watch.index;
             let hashed = index.geometry.hashed(&newcomer);
-            let path = find_path(index.slots(), hashed).filter(|path| path.len() > 1);
+            let path = find_path(index.table(), hashed).filter(|path| path.len() > 1);
             let Some(path) = path else {
                 drop(watch.put(&newcomer, b""));
                 continue;
@@ -1304,7 +1365,7 @@ fn a_put_gives_up_after_a_thousand_paths() {
         }
         // A newcomer's path ends at a free slot. That slot gets occupied; another one that a path
         // reaches becomes free.
-        let end = |key: &[u8]| find_path(index.slots(), index.geometry.hashed(key))?.last().copied();
+        let end = |key: &[u8]| find_path(index.table(), index.geometry.hashed(key))?.last().copied();
         let taken = || (0..index.geometry.main_slots()).map(SlotIx).filter(|&at| !is_free(&index, at));
         let restless = (200..300).map(key).filter(|key| !has_room(key)).find_map(|newcomer| {
             let free = end(&newcomer)?;
@@ -1361,9 +1422,12 @@ fn is_free(index: &Index, slot: SlotIx) -> bool {
 #[test]
 fn right_filters_and_links_are_not_rewritten() {
     for layout in ["windowed:8", "list"] {
-        let mut watch = Watch::new(layout, 24, 1);
-        (0..30).for_each(|n| drop(watch.put(&key(n), b"")));
-        assert!(watch.index.displaced() > 0);
+        let full = |seed| {
+            let mut watch = Watch::new(layout, 24, seed);
+            (0..30).for_each(|n| drop(watch.put(&key(n), b"")));
+            (watch.index.displaced() > 0).then_some(watch)
+        };
+        let mut watch = (1..100).find_map(full).expect("some seed displaces a key");
         let recorder = watch.recorder.clone();
         let (_, moved) = watch.change(|index| {
             let stored = recorder.now();
@@ -1413,26 +1477,29 @@ fn a_table_records_its_time_and_fits_its_region() {
 
 /// A server is killed at any store of a takeover. Its first store, after the grace time, says that
 /// it is the table's server. So the next server has the next number, never the same one. The books
-/// are right, and no key is lost except the one in the slot that was being mended.
+/// are right, and no key is lost.
 #[test]
 fn a_takeover_is_taken_over() {
     for (layout, slots) in [("windowed:8", 12), ("bucketized:4", 12), ("farm", 8), ("list", 3)] {
-        let (mut watch, mut random) = (Watch::new(layout, slots, 1), Random::new(1));
         // In the middle of a move, with ghosts, filters and chains.
-        let killed = loop {
-            let begun = watch.recorder.now();
-            let n = key(random.pick(2 * slots as usize) as u64);
-            let moved = if random.pick(2) == 0 { watch.put(&n, b"").1 } else { watch.remove(&n).1 };
-            let index = &watch.index;
-            if !moved.is_empty() && index.displaced() > 1 && index.grace.traces().len() > 4 {
-                let stores = watch.recorder.now().0 - begun.0;
-                let found = |at: &Instant| watch.take_over(*at).found;
-                let amid = (0..stores).map(|n| Instant(begun.0 + n)).find(|at| found(at).doubled == 1);
-                if let Some(amid) = amid {
-                    break amid;
+        let amid_a_move = |seed| {
+            let (mut watch, mut random) = (Watch::new(layout, slots, seed), Random::new(seed));
+            for _ in 0..500 {
+                let begun = watch.recorder.now();
+                let n = key(random.pick(2 * slots as usize) as u64);
+                let moved = if random.pick(2) == 0 { watch.put(&n, b"").1 } else { watch.remove(&n).1 };
+                let index = &watch.index;
+                if !moved.is_empty() && index.displaced() > 1 && index.grace.traces().len() > 4 {
+                    let mut stores = begun.0..watch.recorder.now().0;
+                    let is_doubled = |at: &usize| watch.take_over(Instant(*at)).found.doubled == 1;
+                    if let Some(amid) = stores.find(is_doubled) {
+                        return Some((watch, Instant(amid)));
+                    }
                 }
             }
+            None
         };
+        let (watch, killed) = (1..100).find_map(amid_a_move).expect("some seed does it");
         let second = watch.take_over(killed);
         assert_eq!(second.index.incarnation(), 2);
         let history = second.recorder.history(second.index.geometry.region_bytes());
@@ -1447,9 +1514,7 @@ fn a_takeover_is_taken_over() {
             let incarnation = if at < stated.0 { 2 } else { 3 };
             assert_eq!(third.index.incarnation(), incarnation, "{layout}, at {at}");
             let has = places(&third.index, &third.before);
-            let lost = there.keys().filter(|key| !has.contains_key(&key[..])).count();
-            assert!(has.keys().all(|key| there.contains_key(&key[..])), "{layout}, at {at}");
-            assert!(lost as u64 <= third.found.torn && lost <= 1, "{layout}, at {at}: {lost} lost");
+            assert!(has.keys().eq(there.keys()), "{layout}, at {at}: {has:?}, {there:?}");
         }
     }
 }
@@ -1480,11 +1545,15 @@ fn put_into_a_full_table(layout: &str, mode: PutMode) -> (u32, u32) {
         let watch = Watch::new(layout, 1, 1);
         let index = &watch.index;
         let mut keys = (0..).map(key);
+        // One key fewer is counted than there are. Else a put does not search when no slot is free.
+        index.counters.found.store(u64::MAX, Ordering::Relaxed);
         let first = keys.next().unwrap();
-        let mut newcomer = first;
-        while index.put(&newcomer, b"", PutMode::Insert).is_ok() {
-            newcomer = keys.next().unwrap();
+        let mut filler = first;
+        while index.put(&filler, b"", PutMode::Insert).is_ok() {
+            filler = keys.next().unwrap();
         }
+        // Not a key that was refused a moment ago.
+        let newcomer = keys.next().unwrap();
         let is_put = std::sync::atomic::AtomicBool::new(false);
         let put = || {
             let answer = index.put(&newcomer, b"", mode);
@@ -1530,6 +1599,140 @@ fn a_put_that_waits_takes_all_due_traces_away() {
     assert!(watch.index.wait_for_grace());
     assert_eq!(watch.index.grace.traces(), []);
     assert!(!watch.index.wait_for_grace(), "nothing to wait for");
+}
+
+// ---- servers that stop --------------------------------------------------------------------------
+
+/// A table in use: with displaced keys and traces, unless the layout displaces hardly any.
+fn in_use(layout: &str, seed: u64) -> Watch {
+    let mut random = Random::new(seed);
+    let mut watch = Watch::new(layout, 20, seed);
+    for _ in 0..1000 {
+        some_change(&mut watch, &mut random, 34);
+        if watch.index.displaced() >= 2 && watch.index.grace.traces().len() >= 3 {
+            break;
+        }
+    }
+    watch
+}
+
+/// A server stops when no trace is left, and the next one knows all that this one knew, at once. It
+/// counts no counter up, and waits for nothing. Killed at any store before the last, the server was
+/// killed: the next one looks at every slot.
+#[test]
+fn a_stopped_server_hands_its_table_over() {
+    for preset in presets() {
+        for seed in 0..6 {
+            let watch = in_use(preset.name, seed);
+            let before = watch.stop();
+            assert!(watch.index.grace.traces().is_empty());
+            let end = watch.recorder.now();
+            let state = State::from_word(watch.index.region.load(STATE_WORD));
+            assert_eq!(state, State { incarnation: 1, phase: Phase::Stopped });
+            for at in before.0..end.0 {
+                let next = watch.take_over(Instant(at));
+                assert!(!next.found.handed_over, "{}, killed at {at} of {}", preset.name, end.0);
+            }
+            let next = watch.take_over(end);
+            let keys = watch.index.len();
+            assert_eq!(next.found, Recovered { keys, handed_over: true, ..Recovered::default() });
+            assert_eq!((next.index.displaced(), next.index.incarnation()), (watch.index.displaced(), 2));
+            assert_eq!(next.recorder.now().0, end.0 + 1, "one store: its incarnation");
+            assert_eq!(look(&next.index), look(&watch.index));
+        }
+    }
+}
+
+/// What was handed over is of use once. The next server makes changes, and is killed at any store of
+/// them: nobody believes the old handover. It may stop as well, at once or later.
+#[test]
+fn a_handover_is_used_once() {
+    for layout in ["windowed:8", "pilaf", "farm", "list"] {
+        for seed in 0..4 {
+            let watch = in_use(layout, seed);
+            watch.stop();
+            let (mut next, mut random) = (watch.take_over(watch.recorder.now()), Random::new(seed));
+            let begun = next.recorder.now();
+            (0..12).for_each(|_| some_change(&mut next, &mut random, 34));
+            for at in begun.0..=next.recorder.now().0 {
+                let third = next.take_over(Instant(at));
+                assert_eq!(
+                    (third.found.handed_over, third.index.incarnation()),
+                    (false, 3),
+                    "{layout}, at {at}"
+                );
+            }
+            next.stop();
+            let third = next.take_over(next.recorder.now());
+            assert_eq!((third.found.handed_over, third.index.len()), (true, next.index.len()));
+            // It stops at once. What it has not read goes on.
+            third.stop();
+            let mut fourth = third.take_over(third.recorder.now());
+            assert!(fourth.found.handed_over);
+            (0..60).for_each(|_| some_change(&mut fourth, &mut random, 34));
+            fourth.settle();
+        }
+    }
+}
+
+/// The words of a handover, and each as it is with a bit flipped, or zero, or the largest.
+fn damaged_handovers(watch: &Watch) -> impl Iterator<Item = (usize, u64)> + use<'_> {
+    let geometry = &watch.index.geometry;
+    let first =
+        geometry.region_bytes().next_multiple_of(crate::layout::PAGE as u64) as usize / crate::layout::WORD;
+    let last = handover::end(geometry) as usize / crate::layout::WORD;
+    let used = (first..last).filter(|&word| watch.index.region.load(word) != 0);
+    used.flat_map(|word| {
+        let is = watch.index.region.load(word);
+        [is ^ 1, is ^ 1 << 20, is ^ 1 << 40, 0, u64::MAX].map(|other| (word, other))
+    })
+}
+
+/// A handover with any wrong word is not believed, and nothing is wrong then. Nor is one if an undo
+/// line names a slot.
+#[test]
+fn a_damaged_handover_is_not_believed() {
+    for layout in ["windowed:8", "list"] {
+        let watch = in_use(layout, 1);
+        watch.stop();
+        let there = places(&watch.index, &look(&watch.index));
+        let mut damaged = 0;
+        for (word, other) in damaged_handovers(&watch) {
+            if watch.index.region.load(word) == other {
+                continue;
+            }
+            let next = watch.take_over_damaged(watch.recorder.now(), |region| region.store(word, other));
+            // The upper half of the word that holds the CRC is not looked at.
+            if next.found.handed_over {
+                assert_eq!(other as u32, watch.index.region.load(word) as u32, "word {word}");
+                continue;
+            }
+            assert_eq!(places(&next.index, &next.before), there, "{layout}, word {word} is {other:#x}");
+            damaged += 1;
+        }
+        assert!(damaged > 20, "{layout}: {damaged}");
+        let line = crate::layout::undo::line_word(watch.index.geometry.shape(), 7);
+        let next = watch.take_over_damaged(watch.recorder.now(), |region| region.store(line, 1));
+        assert!(!next.found.handed_over && next.index.len() == watch.index.len());
+    }
+}
+
+/// A server whose traces stay too long hands nothing over, and the next one looks at every slot.
+#[test]
+fn a_stop_does_not_wait_for_long() {
+    let watch = in_use("windowed:8", 1);
+    let within = Duration::from_nanos(1);
+    assert!(
+        matches!(watch.index.hand_over(within), Err(handover::NotHandedOver::Traces(most)) if most == within)
+    );
+    let next = watch.take_over(watch.recorder.now());
+    assert_eq!((next.found.handed_over, next.index.len()), (false, watch.index.len()));
+    // Private memory has nothing behind the table.
+    let geometry = small("windowed:8", 20).geometry().unwrap();
+    let region = Region::private(geometry.region_bytes());
+    let index = Index::create(region, geometry, Clock::manual()).unwrap();
+    assert!(matches!(index.hand_over(within), Err(handover::NotHandedOver::NoMemory(_))));
+    assert_eq!(State::from_word(index.region.load(STATE_WORD)).phase, Phase::Serving);
 }
 
 /// Until a table is whole, the region says that it is being made. If the server dies meanwhile,
@@ -1674,6 +1877,72 @@ fn a_put_looks_a_last_time() {
 mod broken {
     use super::*;
     use crate::faults::Broken;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    /// Whether a server that takes over a table, after a stop and maybe more, has wrong books.
+    fn is_wrong(rules: &[Rule], then: impl Fn(Watch) -> Watch) -> bool {
+        let right = in_use("pilaf", 3);
+        assert!(right.index.displaced() >= 2 && right.index.grace.traces().len() >= 3);
+        right.stop();
+        drop(then(right));
+        let broken: Vec<_> = rules.iter().map(|&rule| Broken::rule(rule)).collect();
+        let watch = in_use("pilaf", 3);
+        watch.stop();
+        let is_wrong = catch_unwind(AssertUnwindSafe(|| drop(then(watch)))).is_err();
+        drop(broken);
+        is_wrong
+    }
+
+    fn taken_over_at_the_end(watch: Watch) -> Watch {
+        watch.take_over(watch.recorder.now())
+    }
+
+    #[test]
+    fn a_stop_with_traces() {
+        assert!(is_wrong(&[Rule::StopAtRest], taken_over_at_the_end));
+    }
+
+    #[test]
+    fn a_register_that_is_not_read() {
+        assert!(is_wrong(&[Rule::HandoverRead], taken_over_at_the_end));
+    }
+
+    #[test]
+    fn a_handover_used_twice() {
+        let twice = |watch: Watch| {
+            let (mut next, mut random) = (watch.take_over(watch.recorder.now()), Random::new(1));
+            (0..30).for_each(|_| some_change(&mut next, &mut random, 34));
+            next.take_over(next.recorder.now())
+        };
+        assert!(is_wrong(&[Rule::HandoverOnce], twice));
+    }
+
+    #[test]
+    fn a_damaged_handover_that_is_believed() {
+        let damaged = |watch: Watch| {
+            let (word, other) = damaged_handovers(&watch).nth(5).expect("the number of keys");
+            watch.take_over_damaged(watch.recorder.now(), |region| region.store(word, other))
+        };
+        assert!(is_wrong(&[Rule::HandoverCheck], damaged));
+    }
+
+    /// Either the order or the CRC suffices. Without both, a server killed while it stops leaves a
+    /// handover that is wrong.
+    #[test]
+    fn a_state_stored_before_the_handover() {
+        let killed = |watch: Watch| {
+            // An old handover stands behind the table, of an earlier stop of the same table.
+            let mut next = watch.take_over(watch.recorder.now());
+            let mut random = Random::new(2);
+            (0..40).for_each(|_| some_change(&mut next, &mut random, 34));
+            let before = next.stop();
+            (before.0..=next.recorder.now().0).for_each(|at| drop(next.take_over(Instant(at))));
+            next
+        };
+        assert!(!is_wrong(&[Rule::StopLast], killed));
+        assert!(!is_wrong(&[Rule::HandoverCheck], killed));
+        assert!(is_wrong(&[Rule::StopLast, Rule::HandoverCheck], killed));
+    }
 
     #[test]
     fn ghosts_that_go() {

@@ -27,7 +27,18 @@ impl Index {
     pub(super) fn linger(&self, locked: &mut Locked<'_>, home: u64, bit: u32, slot: SlotIx) {
         let until_ns = self.grace.due_ns(Rule::FilterGrace);
         self.stripe(locked, home).change(home, bit, slot, DisplacedAt::Lingers { until_ns });
-        self.grace.push(until_ns, Trace::Filter { home });
+        self.push_trace(until_ns, Trace::Filter { home });
+    }
+
+    /// Has a trace wait until it is due.
+    pub(super) fn push_trace(&self, due_ns: u64, trace: Trace) {
+        let guard = match trace {
+            Trace::Ghost { guard, .. } => guard,
+            Trace::Filter { home } | Trace::Unlink { home, .. } | Trace::Reuse { home, .. } => {
+                self.geometry.window(home).first
+            }
+        };
+        self.grace.push(self.stripes.of(guard), due_ns, trace);
     }
 
     /// Takes away up to `most` traces that are due.
@@ -39,6 +50,11 @@ impl Index {
     }
 
     pub(super) fn take_away(&self, due_ns: u64, trace: Trace) {
+        self.take_from_region(due_ns, trace);
+        count(&self.counters.mine().reaped);
+    }
+
+    fn take_from_region(&self, due_ns: u64, trace: Trace) {
         match trace {
             Trace::Ghost { slot, guard } => {
                 debug_assert!(self.is_guarded_by(slot, guard), "L1: {guard:?} does not guard {slot:?}");

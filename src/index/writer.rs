@@ -2,20 +2,23 @@
 //! come the bytes (W2). Then every stamp becomes even (W3). Release fences part the three.
 //!
 //! One server thread writes a slot at a time, and holds the slot's lock. Anybody reads. A writer
-//! that dies half way leaves the slot odd, until the next server mends it (T2). Until then, a GET
+//! that dies half way leaves the slot odd, until the next server mends it (U4, T2). Until then, a GET
 //! that READs a window with this slot, and does not find its key in that window, looks again until
 //! it ends in `Deadline` or `Contended`. That is every miss whose windows contain the slot, a GET
 //! of the key in it, and one of a key in a later window. A hit beside the slot is as good as ever.
 //!
-//! `obey` and `by_rule` are switches of `src/faults.rs`. In a real build every step is taken.
+//! `obey`, `disobey` and `by_rule` are switches of `src/faults.rs`. In a real build every step is taken.
 
-use crate::faults::{Rule, by_rule, obey};
-use crate::layout::geometry::{Geometry, SlotIx};
-use crate::layout::slot::{COPY_SHIFT, Content, Header, Image, Key, View, encode, stamp_copies};
-use crate::layout::{mapped, slot};
+use crate::faults::{Rule, by_rule, disobey, obey};
+use crate::layout::geometry::{Geometry, SlotIx, Window};
+use crate::layout::mapped::{self, KeyEnd};
+use crate::layout::slot::{COPY_SHIFT, Content, Header, Image, Key, View, encode_into, stamp_copies};
 use crate::region::Region;
 use crate::sync::{Ordering, fence};
 use smallvec::SmallVec;
+
+/// Words of a slot that a writer lays out on its stack: those of four lines.
+const SHORT_WORDS: usize = 32;
 
 /// Writes and reads slots of one table, for a thread that holds their locks.
 #[derive(Clone, Copy, Debug)]
@@ -39,45 +42,87 @@ impl Owned {
     }
 }
 
+/// What a look at a window, or at all windows of a key, has shown.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sought {
+    /// The slot that holds the key.
+    pub at: Option<SlotIx>,
+    /// The first free slot of the window, or of the key's primary one, if the key is not there.
+    pub free: Option<SlotIx>,
+}
+
 impl<'a> SlotWriter<'a> {
-    fn words(&self, slot: SlotIx) -> &'a [crate::sync::AtomicU64] {
+    pub fn words(&self, slot: SlotIx) -> &'a [crate::sync::AtomicU64] {
         self.region.words(self.geometry.slot_word(slot), self.geometry.shape().words())
     }
 
     /// Replaces the slot's content. Makes 2 * lines + words - 1 stores.
     pub fn write(&self, slot: SlotIx, content: &Content<'_>) {
         let shape = self.geometry.shape();
-        let base = self.geometry.slot_word(slot);
-        let before = self.region.load(base);
-        // An even stamp n gives n + 1 and n + 2. So does n + 1, which a dead writer has left here.
+        let words = self.region.stores(self.geometry.slot_word(slot), shape.words());
+        let before = words.load(0);
+        // An even stamp n gives n + 1 and n + 2. If a dead writer has left n + 1 here, further lines
+        // may show its n + 2. So this write ends under n + 4 (U5).
         let odd = (before as u32) | 1;
-        let even = odd.wrapping_add(1);
-        let image = encode(shape, self.geometry.identity(slot), even, content);
+        let is_torn = by_rule(Rule::TornStamp, before as u32 & 1, 0);
+        let even = odd.wrapping_add(1 + 2 * is_torn);
+        let (mut short, mut long) = ([0; SHORT_WORDS], Vec::new());
+        let image = match short.get_mut(..shape.words()) {
+            Some(image) => image,
+            None => {
+                long.resize(shape.words(), 0);
+                &mut long[..]
+            }
+        };
+        encode_into(shape, self.geometry.identity(slot), even, content, image);
         let odd_copy = |word: u64| word & !(0xffff << COPY_SHIFT) | u64::from(odd as u16) << COPY_SHIFT;
 
         // W1
         obey(Rule::OddPass, || {
-            self.region.store(base, before & !0xffff_ffff | u64::from(odd));
-            for w in stamp_copies(shape) {
-                self.region.store(base + w, odd_copy(self.region.load(base + w)));
-            }
+            words.store(0, before & !0xffff_ffff | u64::from(odd));
+            stamp_copies(shape).for_each(|w| words.store(w, odd_copy(words.load(w))));
         });
         // Pairs with R2: a reader that sees a word of W2 sees the odd stamp after its fence.
         obey(Rule::WriterFence, || fence(Ordering::Release));
-        // W2
-        let mut copies = stamp_copies(shape).peekable();
-        for (w, &word) in image.iter().enumerate().skip(1) {
-            let carries_stamp = copies.next_if_eq(&w).is_some();
-            let odd_still = by_rule(Rule::OddPass, carries_stamp, false);
-            self.region.store(base + w, if odd_still { odd_copy(word) } else { word });
-        }
+        disobey(Rule::KeyBytes, || (2..shape.words()).for_each(|w| words.store(w, 0)));
+        // W2. Where a key stays, its bytes are stored again as they are (G8).
+        let even_copy = |word: u64| word & !(0xffff << COPY_SHIFT) | u64::from(even as u16) << COPY_SHIFT;
+        obey(Rule::OddPass, || stamp_copies(shape).for_each(|w| image[w] = odd_copy(image[w])));
+        words.store_all(1, &image[1..]);
         // Pairs with R1: a reader that sees the even stamp sees the words of W2 after its fence.
         obey(Rule::EvenFence, || fence(Ordering::Release));
         // W3. The first line comes last: a shm reader goes by it alone and must see the whole slot.
-        for w in stamp_copies(shape) {
-            self.region.store(base + w, image[w]);
+        stamp_copies(shape).for_each(|w| words.store(w, even_copy(image[w])));
+        words.store(0, image[0]);
+    }
+
+    /// Looks for `key` in a window, for a thread that holds its locks.
+    pub fn seek(&self, window: Window, key: &[u8]) -> Sought {
+        let shape = self.geometry.shape();
+        let slot_words = shape.words();
+        let all =
+            self.region.words(self.geometry.slot_word(window.first), window.slots as usize * slot_words);
+        // Long keys do not end in the first line. Then every slot is worth a look.
+        let end = (key.len() <= KeyEnd::KEY_MAX).then(|| KeyEnd::of(key));
+        let mut free = None;
+        for (slot, words) in window.iter().zip(all.chunks_exact(slot_words)) {
+            let klen = words[1].load(Ordering::Relaxed) as u8;
+            if klen == 0 {
+                free = free.or(Some(slot));
+            } else if usize::from(klen) == key.len()
+                && end.is_none_or(|end| end.is_in(words))
+                && mapped::begins_with(shape, words, key)
+            {
+                return Sought { at: Some(slot), free: None };
+            }
         }
-        self.region.store(base, image[0]);
+        Sought { at: None, free }
+    }
+
+    /// The header and the key of a slot whose lock is held. As [`SlotWriter::read`], without the value.
+    pub fn occupant(&self, slot: SlotIx) -> (Header, Key) {
+        let seen = mapped::header_and_key(self.geometry.shape(), self.words(slot));
+        seen.unwrap_or_else(|_| (bytemuck::Zeroable::zeroed(), Key::new()))
     }
 
     /// The slot's header.
@@ -115,24 +160,11 @@ impl<'a> SlotWriter<'a> {
         (stamp & 1 == 0 && words[0].load(Ordering::Relaxed) == stamp).then_some(seen)
     }
 
-    /// The content of a slot whose writer died after W1, before it stored a byte. With its old
-    /// stamps such a slot passes the checks of a remote reader. `None` if it does not.
-    pub fn before_the_write(&self, slot: SlotIx) -> Option<Owned> {
-        let shape = self.geometry.shape();
-        let mut image: Image = mapped::image(self.words(slot));
-        image[0] &= !1;
-        for w in stamp_copies(shape) {
-            image[w] &= !(1 << COPY_SHIFT);
-        }
-        let view = slot::check(shape, self.geometry.identity(slot), &image).ok()?;
-        let header = view.header();
-        Some(Owned { key: view.key(), value: view.value(), ghost: header.ghost, aux: header.aux })
-    }
-
     /// Whether the slot passes the checks of a remote reader.
+    #[cfg(all(test, feature = "sim", not(loom)))]
     pub fn is_valid(&self, slot: SlotIx) -> bool {
         let image: Image = mapped::image(self.words(slot));
-        slot::check(self.geometry.shape(), self.geometry.identity(slot), &image).is_ok()
+        crate::layout::slot::check(self.geometry.shape(), self.geometry.identity(slot), &image).is_ok()
     }
 }
 
@@ -175,36 +207,5 @@ mod tests {
             assert_eq!(payload(last), payload(stores[1].2));
         }
         assert!(writer.is_valid(slot) && history.end() > Instant(begin.0));
-    }
-
-    /// A slot whose writer died while it marked the lines still has its old content, also where the
-    /// copies of the stamp wrap. With one bit of the rest changed, the content is lost.
-    #[test]
-    fn a_marked_slot_keeps_its_content() {
-        let geometry = Config { value_max: 150, ..Config::default() }.geometry().unwrap();
-        let recorder = Arc::new(Recorder::new(Clock::manual(), Duration::from_nanos(1)));
-        let region = recorder.region(geometry.region_bytes());
-        let (writer, slot) = (SlotWriter { region: &region, geometry: &geometry }, SlotIx(1));
-        let content = Content { key: b"key", value: &[0xaa; 150], ghost: 5, aux: 0x1234_5678 };
-        let base = geometry.slot_word(slot);
-        let lines: Vec<_> = std::iter::once((base, 1))
-            .chain(stamp_copies(geometry.shape()).map(|copy| (base + copy, 1 << COPY_SHIFT)))
-            .collect();
-        for before in [0, 2, 0xfffc, 0xfffe, 0xffff_fffc, 0xffff_fffe] {
-            region.store(base, region.load(base) & !0xffff_ffff | before);
-            writer.write(slot, &content);
-            assert_eq!(writer.peek(slot).expect("at rest").1[..], *content.key);
-            for &(word, odd) in &lines {
-                region.store(word, region.load(word) + odd);
-                assert!(writer.peek(slot).is_none(), "being written");
-                let found = writer.before_the_write(slot).expect("whole");
-                assert_eq!((&found.key[..], &found.value[..]), (content.key, content.value));
-                assert_eq!((found.ghost, found.aux), (content.ghost, content.aux));
-            }
-            region.store(base + 4, region.load(base + 4) ^ 1);
-            assert!(writer.before_the_write(slot).is_none(), "one bit is wrong");
-            writer.write(slot, &content);
-            assert!(writer.is_valid(slot), "written again");
-        }
     }
 }

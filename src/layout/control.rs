@@ -45,6 +45,8 @@ pub enum Phase {
     Serving,
     /// Given up on purpose. Clients must connect again.
     Retired,
+    /// Left by a server that stopped, with a handover behind the table (T6). Clients read.
+    Stopped,
 }
 
 /// The state word: a phase and the number of the server process that set it.
@@ -63,6 +65,7 @@ impl State {
             Phase::Starting => 0,
             Phase::Serving => 1,
             Phase::Retired => 2,
+            Phase::Stopped => 3,
         };
         self.incarnation << 8 | phase
     }
@@ -73,6 +76,7 @@ impl State {
         let phase = match word & 0xff {
             0 => Phase::Starting,
             1 => Phase::Serving,
+            3 => Phase::Stopped,
             _ => Phase::Retired,
         };
         State { incarnation: word >> 8, phase }
@@ -96,7 +100,8 @@ mod tests {
 
     #[test]
     fn states_in_a_word() {
-        for (phase, low) in [(Phase::Starting, 0), (Phase::Serving, 1), (Phase::Retired, 2)] {
+        let phases = [Phase::Starting, Phase::Serving, Phase::Retired, Phase::Stopped];
+        for (phase, low) in phases.into_iter().zip(0..) {
             let state = State { incarnation: 0x1234_5678_9abc, phase };
             assert_eq!(state.to_word(), 0x12_3456_789a_bc00 | low);
             assert_eq!(State::from_word(state.to_word()), state);

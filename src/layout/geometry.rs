@@ -1,8 +1,8 @@
 //! Where everything is. Parsed once from a configuration or a superblock, and trusted from then on.
 
-use super::hash::{Hashed, Seeds, reduce};
+use super::WORD;
+use super::hash::{FirstHash, Hashed, Seeds, reduce};
 use super::slot::{Identity, SlotShape};
-use super::{PAGE, WORD};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -24,6 +24,12 @@ impl Window {
     #[inline]
     pub fn contains(&self, slot: SlotIx) -> bool {
         slot.0.wrapping_sub(self.first.0) < u64::from(self.slots)
+    }
+
+    /// The slot with this number among them, from 0 on.
+    #[inline]
+    pub(crate) fn slot(&self, number: u32) -> SlotIx {
+        SlotIx(self.first.0 + u64::from(number))
     }
 
     /// The slots, in order.
@@ -143,36 +149,43 @@ pub(crate) const OVERFLOW_BLOCKS_MAX: u64 = (1 << 24) - 1;
 pub(crate) const GRACE_MAX: Duration = Duration::from_secs(60);
 
 /// A table's geometry. Every slot that it names lies inside the table's region, so nothing needs
-/// checking again.
+/// checking again. Made from a [`Config`](crate::Config) or a superblock, and from nothing else.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    layout: Layout,
-    shape: SlotShape,
-    key_max: usize,
-    value_max: usize,
-    homes: u64,
-    overflow_blocks: u64,
-    grace: Duration,
-    generation: u64,
-    seeds: Seeds,
+    pub(crate) layout: Layout,
+    pub(crate) shape: SlotShape,
+    pub(crate) key_max: usize,
+    pub(crate) value_max: usize,
+    pub(crate) homes: u64,
+    pub(crate) overflow_blocks: u64,
+    pub(crate) grace: Duration,
+    pub(crate) generation: u64,
+    pub(crate) seeds: Seeds,
+    pub(crate) derived: Derived,
+}
+
+/// What follows from the rest of a geometry. Kept, because every GET needs it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Derived {
+    first_hash: FirstHash,
+    pub(crate) table_offset: u64,
+    /// Words from one home's slot to the next one's, and in a home's window.
+    home_words: usize,
+    window_words: usize,
+}
+
+impl Derived {
+    pub fn of(layout: Layout, shape: SlotShape, seeds: &Seeds) -> Derived {
+        Derived {
+            first_hash: FirstHash::new(seeds),
+            table_offset: super::undo::end(shape),
+            home_words: layout.bucket_slots as usize * shape.words(),
+            window_words: layout.window_slots() as usize * shape.words(),
+        }
+    }
 }
 
 impl Geometry {
-    #[expect(clippy::too_many_arguments, reason = "the fields of a superblock, in order")]
-    pub(crate) fn assemble(
-        layout: Layout,
-        shape: SlotShape,
-        key_max: usize,
-        value_max: usize,
-        homes: u64,
-        overflow_blocks: u64,
-        grace: Duration,
-        generation: u64,
-        seeds: Seeds,
-    ) -> Geometry {
-        Geometry { layout, shape, key_max, value_max, homes, overflow_blocks, grace, generation, seeds }
-    }
-
     /// The layout.
     #[inline]
     pub fn layout(&self) -> Layout {
@@ -184,6 +197,7 @@ impl Geometry {
         self.shape
     }
     /// The longest key, in bytes.
+    #[inline]
     pub fn key_max(&self) -> usize {
         self.key_max
     }
@@ -225,7 +239,7 @@ impl Geometry {
     /// Byte offset of slot 0 in the region.
     #[inline]
     pub fn table_offset(&self) -> u64 {
-        2 * PAGE as u64
+        self.derived.table_offset
     }
     /// Length of the region in bytes.
     pub fn region_bytes(&self) -> u64 {
@@ -241,6 +255,15 @@ impl Geometry {
     pub(crate) fn slot_word(&self, slot: SlotIx) -> usize {
         self.slot_offset(slot) as usize / WORD
     }
+    /// The number of the region's word that is the first of a home's window, and how many words the
+    /// window has.
+    #[inline(always)]
+    pub(crate) fn home_window_words(&self, home: u64) -> (usize, usize) {
+        (
+            self.table_offset() as usize / WORD + home as usize * self.derived.home_words,
+            self.derived.window_words,
+        )
+    }
     /// Bytes that a READ of `window` moves.
     #[inline]
     pub fn window_bytes(&self, window: Window) -> u64 {
@@ -253,9 +276,9 @@ impl Geometry {
     }
 
     /// Hashes a key once, for its home and tags. Later steps take the result.
-    #[inline]
+    #[inline(always)]
     pub fn hashed<'a>(&self, key: &'a [u8]) -> Hashed<'a> {
-        let first = self.seeds.first(key);
+        let first = self.derived.first_hash.of(key);
         Hashed { key, first, home: self.home(first.0) }
     }
     /// The home of a hash.
@@ -310,10 +333,12 @@ mod tests {
         assert_eq!((it.layout(), it.shape().bytes(), it.key_max(), it.value_max()), (layout, 128, 20, 90));
         assert_eq!((it.homes(), it.main_slots(), it.overflow_blocks(), it.slots()), (24, 100, 12, 148));
         assert_eq!((it.grace(), *it.seeds()), (grace, seeds));
-        assert_eq!(it.generation(), super::super::hash::mix(seeds.0[2][3]));
-        assert_eq!((it.table_offset(), it.region_bytes()), (8_192, 8_192 + 148 * 128));
-        assert_eq!((it.slot_offset(SlotIx(0)), it.slot_offset(SlotIx(147))), (8_192, 8_192 + 147 * 128));
-        assert_eq!((it.slot_word(SlotIx(0)), it.slot_word(SlotIx(3))), (1_024, 1_024 + 3 * 16));
+        assert_eq!(it.generation(), super::super::hash::mix(seeds.shard[3]));
+        // Behind two pages, and 64 undo lines of 192 bytes.
+        let table = 20_480;
+        assert_eq!((it.table_offset(), it.region_bytes()), (table, table + 148 * 128));
+        assert_eq!((it.slot_offset(SlotIx(0)), it.slot_offset(SlotIx(147))), (table, table + 147 * 128));
+        assert_eq!((it.slot_word(SlotIx(0)), it.slot_word(SlotIx(3))), (2_560, 2_560 + 3 * 16));
         let identity = it.identity(SlotIx(7));
         assert_eq!((identity.generation, identity.index), (it.generation(), 7));
 
@@ -323,6 +348,7 @@ mod tests {
         let of = |hash| it.primary(Hashed { key: b"", first: First(hash), home: it.home(hash) });
         assert_eq!(of(u64::MAX), last);
         assert_eq!(of(0), it.window(0));
+        assert_eq!([0, 23].map(|home| it.home_window_words(home)), [(2_560, 128), (4_032, 128)]);
         assert_eq!([0, 3, 4, 92].map(|slot| it.home_of_slot(SlotIx(slot))), [0, 0, 1, 23]);
         assert!(last.iter().map(|slot| slot.0).eq(92..100));
         assert_eq!([91, 92, 99, 100].map(|n| last.contains(SlotIx(n))), [false, true, true, false]);

@@ -1,18 +1,30 @@
 //! From a key to its home, its other windows, its tags and its shard.
 //!
-//! Three hashes with independent seeds (seahash, 4 x 64 bits of seed each):
+//! Three hashes with independent seeds:
 //!
-//! * `first` decides the home (its high bits) and the tags (its low bits);
-//! * `second` decides the other windows. It is computed only when a GET leaves the primary window;
+//! * `first` decides the home (its high bits) and the tags (its low bits). It is rapidhash, which
+//!   takes some twenty instructions for a key of 16 bytes;
+//! * `second` decides the other windows. It follows from the first hash, so the key is read once;
 //! * `shard` decides nothing here. It is for whoever spreads keys over several servers, so that a
-//!   shard's keys do not crowd into a part of its homes.
+//!   shard's keys do not crowd into a part of its homes. It is another function (seahash), so that
+//!   it has nothing in common with the first but the key.
 //!
-//! Seeds are random per table. seahash is fast and not cryptographic: the seeds keep accidental patterns
-//! apart, not an adversary who can measure collisions.
+//! Seeds are random per table. None of these functions is cryptographic: the seeds keep accidental
+//! patterns apart, not an adversary who can measure collisions.
+
+use rapidhash::v3::{RapidSecrets, rapidhash_v3_micro_inline};
 
 /// Seeds of the three hashes, as they stand in the superblock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seeds(pub [[u64; 4]; 3]);
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+pub struct Seeds {
+    /// Of the first hash: rapidhash's seed and its seven secrets.
+    pub first: [u64; 8],
+    /// Of the second hash.
+    pub second: u64,
+    /// Of the hash for sharding: seahash's four seeds.
+    pub shard: [u64; 4],
+}
 
 impl Seeds {
     /// Seeds from the operating system's random source.
@@ -20,45 +32,60 @@ impl Seeds {
     /// # Errors
     /// The operating system's error when it has no random bytes to give.
     pub fn random() -> std::io::Result<Seeds> {
-        let mut words = [[0u64; 4]; 3];
+        let mut words = [0u64; 6];
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
         let mut filled = 0;
         while filled < bytes.len() {
             filled += rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty())?;
         }
-        Ok(Seeds(words))
+        Ok(Seeds::from_words(words))
     }
 
     /// Seeds that follow from `n`: for reproducible measurements and tests.
     pub fn from_number(n: u64) -> Seeds {
         let mut state = n;
-        let mut next = || {
+        Seeds::from_words(std::array::from_fn(|_| {
             state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
             mix(state)
-        };
-        Seeds(std::array::from_fn(|_| std::array::from_fn(|_| next())))
+        }))
     }
 
-    fn hash(&self, which: usize, key: &[u8]) -> u64 {
-        let [a, b, c, d] = self.0[which];
-        seahash::hash_seeded(key, a, b, c, d)
+    fn from_words([first, second, shard @ ..]: [u64; 6]) -> Seeds {
+        let RapidSecrets { seed, secrets: [a, b, c, d, e, f, g] } = RapidSecrets::seed(first);
+        Seeds { first: [seed, a, b, c, d, e, f, g], second, shard }
     }
 
     /// The hash that decides home and tags.
-    #[inline]
     pub fn first(&self, key: &[u8]) -> First {
-        First(self.hash(0, key))
+        FirstHash::new(self).of(key)
     }
 
-    /// The hash that decides a key's other windows.
+    /// The hash that decides the other windows of a key with this first hash.
     #[inline]
-    pub fn second(&self, key: &[u8]) -> u64 {
-        self.hash(1, key)
+    pub fn second(&self, first: First) -> u64 {
+        mix(first.0 ^ self.second)
     }
 
     /// The hash kept for sharding: independent of homes, windows and tags.
     pub fn shard(&self, key: &[u8]) -> u64 {
-        self.hash(2, key)
+        let [a, b, c, d] = self.shard;
+        seahash::hash_seeded(key, a, b, c, d)
+    }
+}
+
+/// The hash that decides home and tags, ready to be computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FirstHash(RapidSecrets);
+
+impl FirstHash {
+    pub fn new(seeds: &Seeds) -> FirstHash {
+        let [seed, secrets @ ..] = seeds.first;
+        FirstHash(RapidSecrets { seed, secrets })
+    }
+
+    #[inline(always)]
+    pub fn of(&self, key: &[u8]) -> First {
+        First(rapidhash_v3_micro_inline::<true, false>(key, &self.0))
     }
 }
 
@@ -142,7 +169,32 @@ mod tests {
         for (n, output) in (1..).zip(published) {
             assert_eq!(mix(0x9e37_79b9_7f4a_7c15u64.wrapping_mul(n)), output);
         }
-        assert_eq!(Seeds::from_number(0).0[0][..3], published);
+        let seeds = Seeds::from_number(0);
+        assert_eq!((seeds.second, seeds.shard[0]), (published[1], published[2]));
+    }
+
+    /// The first hash is part of the format, too. A release of the crate with other outputs must not
+    /// get by. Keys of each length that the function treats in its own way.
+    #[test]
+    fn hashes_stay_the_same() {
+        let seeds = Seeds::from_number(0);
+        let key: [u8; 255] = std::array::from_fn(|i| i as u8);
+        let hashes = [1, 3, 4, 8, 16, 17, 48, 80, 81, 255].map(|len| seeds.first(&key[..len]).0);
+        let expected = [
+            0x0f58_5017_b929_5bf1,
+            0x86e8_5788_7ed3_4a69,
+            0x36db_0c44_cb7f_f77b,
+            0x5165_c49e_14f9_e5e1,
+            0xe612_8ea0_68d4_89ec,
+            0x770a_a0c5_5c5b_0f01,
+            0x1942_c6d6_a5d0_e2d0,
+            0x8030_3468_cf37_32c1,
+            0x0918_60fc_8fc2_f7d7,
+            0x3583_7946_ea66_a6c7,
+        ];
+        assert_eq!(hashes, expected);
+        let others = (seeds.second(First(7)), seeds.shard(b"key"));
+        assert_eq!(others, (0x189a_ca47_8414_b1fe, 0x4b44_e44a_c5a1_92ea));
     }
 
     #[test]
@@ -158,15 +210,16 @@ mod tests {
     /// Each of the three hashes has seeds of its own, and random seeds fill all of them.
     #[test]
     fn three_hashes() {
-        let mut seeds = Seeds::random().expect("random bytes");
+        let seeds = Seeds::random().expect("random bytes");
         assert_ne!(seeds, Seeds::random().expect("random bytes"));
-        assert!(seeds.0.iter().flatten().all(|&word| word != 0), "{seeds:?}");
-        let hashes = |seeds: &Seeds| [seeds.first(b"key").0, seeds.second(b"key"), seeds.shard(b"key")];
-        for which in 0..3 {
-            let before = hashes(&seeds);
-            seeds.0[which][3] ^= 1 << 40;
-            let changed = |n: usize| before[n] != hashes(&seeds)[n];
-            assert_eq!([0, 1, 2].map(changed), [0, 1, 2].map(|n| n == which));
+        let words: [u64; 13] = bytemuck::cast(seeds);
+        assert!(words.iter().all(|&word| word != 0), "{seeds:?}");
+        let hashes = |seeds: &Seeds| [seeds.first(b"key").0, seeds.second(First(7)), seeds.shard(b"key")];
+        for (word, which) in [(0, 0), (2, 0), (8, 1), (9, 2), (12, 2)] {
+            let mut words = words;
+            words[word] ^= 1 << 40;
+            let (before, after) = (hashes(&seeds), hashes(&bytemuck::cast(words)));
+            assert_eq!([0, 1, 2].map(|n| before[n] != after[n]), [0, 1, 2].map(|n| n == which), "{word}");
         }
     }
 

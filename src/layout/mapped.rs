@@ -1,72 +1,142 @@
 //! Slots as words of region memory: loads, and comparison in place.
 //!
-//! These functions promise nothing about consistency: words of different writes may come back. The caller
-//! holds the slot's lock, or validates the stamp around the call.
+//! These functions promise nothing about consistency: words of different writes may come back. The
+//! caller holds the slot's lock, or validates the stamp around the call.
 
-use super::slot::{Header, Image, Key, SlotShape, Torn, View};
+use super::slot::{FURTHER, HEADER, Header, Image, Key, SlotShape, Torn, View};
 use super::{LINE, WORD};
 use crate::sync::{AtomicU64, Ordering};
 
-const FIRST_LINE_KEY: usize = LINE - super::slot::HEADER;
+const FIRST_LINE_KEY: usize = LINE - HEADER;
+const LINE_WORDS: usize = LINE / WORD;
+const HEADER_WORDS: usize = HEADER / WORD;
+
+/// Words of a region, to be loaded one by one.
+pub(crate) trait Words: Copy {
+    /// How many there are.
+    fn len(self) -> usize;
+
+    /// Loads the word with this number. Relaxed: pair it with a fence.
+    fn load(self, word: usize) -> u64;
+
+    /// The first `words` words, and the others. `None` when there are not so many.
+    fn split(self, words: usize) -> Option<(Self, Self)>;
+
+    /// Asks for the first lines, if that saves time. No effect otherwise.
+    #[inline(always)]
+    fn expect(self) {}
+}
+
+impl Words for &[AtomicU64] {
+    #[inline(always)]
+    fn len(self) -> usize {
+        self.len()
+    }
+
+    #[inline(always)]
+    fn load(self, word: usize) -> u64 {
+        self[word].load(Ordering::Relaxed)
+    }
+
+    #[inline(always)]
+    fn split(self, words: usize) -> Option<(Self, Self)> {
+        self.split_at_checked(words)
+    }
+}
+
+/// Loadable of a region that can be loaded word by word.
+pub(crate) trait Loadable {
+    /// Some consecutive words of it.
+    type Words<'a>: Words
+    where
+        Self: 'a;
+
+    /// So many words, from the one with this number on.
+    fn words(&self, first: usize, len: usize) -> Self::Words<'_>;
+}
 
 /// The slot's header.
 #[inline]
-pub(crate) fn header(slot: &[AtomicU64]) -> Header {
-    Header::from_words([slot[0].load(Ordering::Relaxed), slot[1].load(Ordering::Relaxed)])
+pub(crate) fn header(slot: impl Words) -> Header {
+    Header::from_words([slot.load(0), slot.load(1)])
 }
 
 /// All words of the slot.
 #[inline]
-pub(crate) fn image(slot: &[AtomicU64]) -> Image {
+pub(crate) fn image(slot: impl Words) -> Image {
     let mut image = Image::from_elem(0, slot.len());
-    for (to, from) in image.iter_mut().zip(slot) {
-        *to = from.load(Ordering::Relaxed);
-    }
+    image.iter_mut().enumerate().for_each(|(n, word)| *word = slot.load(n));
     image
 }
 
 /// The slot's header and key; loads no more words than these take.
 #[inline]
-pub(crate) fn header_and_key(shape: SlotShape, slot: &[AtomicU64]) -> Result<(Header, Key), Torn> {
+pub(crate) fn header_and_key(shape: SlotShape, slot: impl Words) -> Result<(Header, Key), Torn> {
     let header = header(slot);
     let klen = usize::from(header.klen);
     if klen > FIRST_LINE_KEY || klen > shape.payload_max() {
         return View::consistent(shape, &image(slot)).map(|view| (view.header(), view.key()));
     }
     let mut words = [0u64; FIRST_LINE_KEY / WORD];
-    for (to, from) in words.iter_mut().zip(&slot[super::slot::HEADER / WORD..]).take(klen.div_ceil(WORD)) {
-        *to = from.load(Ordering::Relaxed);
+    for (n, to) in words.iter_mut().enumerate().take(klen.div_ceil(WORD)) {
+        *to = slot.load(HEADER_WORDS + n);
     }
     let mut key = Key::from(bytemuck::cast::<_, [u8; FIRST_LINE_KEY]>(words));
     key.truncate(klen);
     Ok((header, key))
 }
 
+/// What the last word of a key shows in a slot with this key (G8). The key is not empty, and ends
+/// in the slot's first line.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KeyEnd {
+    word: usize,
+    /// The bits of the word that are the key's, and what they are.
+    mask: u64,
+    bits: u64,
+}
+
+impl KeyEnd {
+    /// The longest key that ends in a slot's first line.
+    pub const KEY_MAX: usize = FIRST_LINE_KEY;
+
+    #[inline(always)]
+    pub fn of(key: &[u8]) -> KeyEnd {
+        debug_assert!((1..=KeyEnd::KEY_MAX).contains(&key.len()));
+        let words_before = key.len().wrapping_sub(1) / WORD;
+        let unused = (8 * ((words_before + 1) * WORD - key.len()) as u32) & 63;
+        let bits = match key.last_chunk() {
+            Some(last) => u64::from_le_bytes(*last) >> unused,
+            None => key.iter().rev().fold(0, |bits, &byte| bits << 8 | u64::from(byte)),
+        };
+        KeyEnd { word: HEADER_WORDS + words_before, mask: !0 >> unused, bits }
+    }
+
+    /// Whether the slot may hold the key. If not, the key is not there at the instant of the load.
+    #[inline(always)]
+    pub fn is_in(self, slot: impl Words) -> bool {
+        slot.load(self.word) & self.mask == self.bits
+    }
+}
+
 /// Does the slot's payload begin with `key`? The caller has compared the length.
 #[inline]
-pub(crate) fn begins_with(shape: SlotShape, slot: &[AtomicU64], key: &[u8]) -> bool {
-    if key.len() > FIRST_LINE_KEY {
-        return holds_long(shape, slot, key);
-    }
-    let words = &slot[super::slot::HEADER / WORD..];
-    let mut chunks = key.chunks_exact(WORD);
-    for (word, chunk) in words.iter().zip(&mut chunks) {
-        if word.load(Ordering::Relaxed) != u64::from_le_bytes(chunk.try_into().expect("8 bytes")) {
-            return false;
-        }
-    }
-    let rest = chunks.remainder();
-    if rest.is_empty() {
+pub(crate) fn begins_with(shape: SlotShape, slot: impl Words, key: &[u8]) -> bool {
+    if key.is_empty() {
         return true;
     }
-    let mut last = [0u8; WORD];
-    last[..rest.len()].copy_from_slice(rest);
-    let mask = !0u64 >> (64 - 8 * rest.len());
-    words[key.len() / WORD].load(Ordering::Relaxed) & mask == u64::from_le_bytes(last)
+    if key.len() > KeyEnd::KEY_MAX {
+        return holds_long(shape, slot, key);
+    }
+    let whole = key.chunks_exact(WORD).enumerate();
+    KeyEnd::of(key).is_in(slot)
+        && whole
+            .map(|(n, chunk)| (HEADER_WORDS + n, chunk))
+            .all(|(word, chunk)| slot.load(word) == u64::from_le_bytes(chunk.try_into().expect("8 bytes")))
 }
 
 #[cold]
-fn holds_long(shape: SlotShape, slot: &[AtomicU64], key: &[u8]) -> bool {
+fn holds_long(shape: SlotShape, slot: impl Words, key: &[u8]) -> bool {
     View::consistent(shape, &image(slot)).is_ok_and(|view| view.holds(key))
 }
 
@@ -74,24 +144,71 @@ fn holds_long(shape: SlotShape, slot: &[AtomicU64], key: &[u8]) -> bool {
 #[inline]
 pub(crate) fn value_into(
     shape: SlotShape,
-    slot: &[AtomicU64],
+    slot: impl Words,
     header: &Header,
     value: &mut Vec<u8>,
 ) -> Result<(), Torn> {
-    if shape.lines() > 1 {
-        return View::consistent(shape, &image(slot)).map(|view| view.value_into(value));
-    }
-    let (klen, vlen) = (usize::from(header.klen), usize::from(header.vlen));
-    if klen + vlen > shape.payload_max() {
+    let (mut key_left, mut value_left) = (usize::from(header.klen), usize::from(header.vlen));
+    if key_left + value_left > shape.payload_max() {
         return Err(Torn::Lengths);
     }
-    let mut words = [0u64; FIRST_LINE_KEY / WORD];
-    for (to, from) in words.iter_mut().zip(&slot[super::slot::HEADER / WORD..]) {
-        *to = from.load(Ordering::Relaxed);
-    }
     value.clear();
-    value.extend_from_slice(&bytemuck::cast_slice(&words)[klen..klen + vlen]);
+    value.reserve(value_left);
+    let mut rest = slot;
+    while value_left > 0 {
+        let is_first = rest.len() == slot.len();
+        let (line, after) = rest.split(LINE_WORDS).unwrap_or((rest, rest));
+        let mut words = [0u64; LINE_WORDS];
+        for (n, to) in words.iter_mut().enumerate().take(line.len()) {
+            *to = line.load(n);
+        }
+        let bytes: &[u8; LINE] = bytemuck::cast_ref(&words);
+        let payload = if is_first { &bytes[HEADER..] } else { &bytes[..FURTHER] };
+        let (_, behind_key) = payload.split_at(key_left.min(payload.len()));
+        let part = &behind_key[..value_left.min(behind_key.len())];
+        value.extend_from_slice(part);
+        key_left = key_left.saturating_sub(payload.len());
+        value_left -= part.len();
+        rest = after;
+    }
     Ok(())
+}
+
+/// A slot of one line, in private memory. Zeros follow, so that as many bytes as a line can hold
+/// may be copied from anywhere in it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LineImage([u64; LINE_WORDS + FIRST_LINE_KEY / WORD]);
+
+impl LineImage {
+    /// Loads all words but the first, which nothing here looks at.
+    #[inline(always)]
+    pub fn load(slot: impl Words) -> LineImage {
+        LineImage(std::array::from_fn(|n| if (1..LINE_WORDS).contains(&n) { slot.load(n) } else { 0 }))
+    }
+
+    /// Replaces `value` with the line's value, if the line holds `key`, which ends like this.
+    /// `None` when the lengths are none that a writer stores. Copies as many bytes as the line can
+    /// hold, whatever the value's length: that is quicker than to copy a length known at run time.
+    #[inline(always)]
+    pub fn value_of(&self, key: &[u8], end: KeyEnd, value: &mut Vec<u8>) -> Option<bool> {
+        let (klen, vlen) = (usize::from(self.0[1] as u8), usize::from((self.0[1] >> 16) as u16));
+        let begins = |(chunk, word): (&[u8; WORD], &u64)| u64::from_le_bytes(*chunk) == *word;
+        if klen != key.len()
+            || self.0[end.word] & end.mask != end.bits
+            || !key.as_chunks().0.iter().zip(&self.0[HEADER_WORDS..]).all(begins)
+        {
+            return Some(false);
+        }
+        if klen + vlen > FIRST_LINE_KEY {
+            return None;
+        }
+        let behind_key = bytemuck::cast_slice(&self.0)[HEADER + klen..].first_chunk();
+        let padded: &[u8; FIRST_LINE_KEY] = behind_key.expect("zeros follow the line");
+        value.clear();
+        value.extend_from_slice(padded);
+        value.truncate(vlen);
+        Some(true)
+    }
 }
 
 #[cfg(test)]
@@ -120,19 +237,34 @@ mod tests {
                     let slot = mapped(&image_there);
                     let case = format!("{bytes}: {klen} + {vlen}");
 
-                    assert_eq!(image(&slot), image_there);
-                    let (there, found) = header_and_key(shape, &slot).unwrap();
-                    assert_eq!((there, &*found), (header(&slot), &*key), "{case}");
+                    assert_eq!(image(&slot[..]), image_there);
+                    let (there, found) = header_and_key(shape, &slot[..]).unwrap();
+                    assert_eq!((there, &*found), (header(&slot[..]), &*key), "{case}");
                     assert_eq!((there.stamp, there.ghost, there.aux), (4, 9, 8), "{case}");
-                    assert!(begins_with(shape, &slot, &key), "{case}");
+                    assert!(begins_with(shape, &slot[..], &key), "{case}");
                     for at in 0..klen {
                         let mut other = key.clone();
                         other[at] ^= 0x80;
-                        assert!(!begins_with(shape, &slot, &other), "{case}: byte {at}");
+                        assert!(!begins_with(shape, &slot[..], &other), "{case}: byte {at}");
                     }
                     let mut found = vec![1, 2, 3];
-                    value_into(shape, &slot, &there, &mut found).unwrap();
+                    value_into(shape, &slot[..], &there, &mut found).unwrap();
                     assert_eq!(found, value, "{case}");
+                    if bytes == LINE {
+                        let line = LineImage::load(&slot[..]);
+                        assert_eq!(line.value_of(&key, KeyEnd::of(&key), &mut found), Some(true), "{case}");
+                        assert_eq!(found, value, "{case}");
+                        let others = (0..klen).map(|at| {
+                            let mut other = key.clone();
+                            other[at] ^= 0x80;
+                            other
+                        });
+                        let shorter = (klen > 1).then(|| key[1..].to_vec());
+                        for other in others.chain(shorter) {
+                            let is_it = line.value_of(&other, KeyEnd::of(&other), &mut Vec::new());
+                            assert_eq!(is_it, Some(false), "{case}: {other:?}");
+                        }
+                    }
                 }
             }
         }
@@ -153,8 +285,14 @@ mod tests {
                 let slot = mapped(&image);
                 let case = format!("{bytes}: {klen} + {vlen}");
                 let whole = klen + vlen <= max;
-                assert_eq!(value_into(shape, &slot, &said, &mut Vec::new()).is_ok(), whole, "{case}");
-                match header_and_key(shape, &slot) {
+                assert_eq!(value_into(shape, &slot[..], &said, &mut Vec::new()).is_ok(), whole, "{case}");
+                if bytes == LINE && (1..=KeyEnd::KEY_MAX).contains(&klen) {
+                    let line = LineImage::load(&slot[..]);
+                    let key = vec![0; klen];
+                    let found = line.value_of(&key, KeyEnd::of(&key), &mut Vec::new());
+                    assert_eq!(found, whole.then_some(true), "{case}");
+                }
+                match header_and_key(shape, &slot[..]) {
                     Ok((there, key)) => assert!(there == said && key.len() == klen && klen <= max, "{case}"),
                     Err(torn) => assert!(torn == Torn::Lengths && !whole, "{case}"),
                 }

@@ -5,7 +5,8 @@
 //! ```text
 //! 0        superblock       4 KiB   who I am, where things are          (superblock.rs)
 //! 4 KiB    control page     4 KiB   state word, counters of begun moves (control.rs)
-//! 8 KiB    main slots               homes and windows                   (slot.rs, geometry.rs)
+//! 8 KiB    undo lines               slots that are being written over   (undo.rs)
+//! ...      main slots               homes and windows                   (slot.rs, geometry.rs)
 //! ...      overflow slots           chain blocks, where the layout has them
 //! ```
 //!
@@ -18,11 +19,13 @@
 
 pub mod chain;
 pub mod control;
+pub(crate) mod crc;
 pub mod geometry;
 pub mod hash;
 pub(crate) mod mapped;
 pub mod slot;
 pub mod superblock;
+pub mod undo;
 
 #[cfg(target_endian = "big")]
 compile_error!("oneread's region format is little-endian and is read in place");

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! line 0   0..4    stamp   u32  even: at rest; odd: being written; +2 with every write
-//!          4..8    crc     u32  CRC-32 of generation, slot index, stamp, bytes 8..16, key, value
+//!          4..8    crc     u32  CRC-32C of generation, slot index, stamp, bytes 8..16, key, value
 //!          8       klen    u8   0: free
 //!          9       ghost   u8   tag of a key that moved out of here (M2), or 0
 //!         10..12   vlen    u16  bytes of value
@@ -32,6 +32,7 @@
 //!
 //! A network reader takes keys and values only from a [`View`] that [`check`] made.
 
+use super::crc::append;
 use super::{LINE, WORD};
 use smallvec::SmallVec;
 use std::mem::{offset_of, size_of};
@@ -43,7 +44,7 @@ pub const SLOT_BYTES_MAX: usize = 64 * LINE;
 /// The longest key that any slot can hold, in bytes (`klen` is one byte).
 pub const KEY_MAX: usize = 255;
 /// Payload bytes of a further line. Its last two bytes carry the copy of the stamp.
-const FURTHER: usize = LINE - 2;
+pub(crate) const FURTHER: usize = LINE - 2;
 /// Words in the header.
 const HEADER_WORDS: usize = HEADER / WORD;
 
@@ -53,7 +54,7 @@ const HEADER_WORDS: usize = HEADER / WORD;
 pub struct Header {
     /// Even: at rest. Odd: being written. Grows by 2 with every write, and wraps.
     pub stamp: u32,
-    /// CRC-32 over generation, slot index, stamp, the rest of the header, key and value.
+    /// CRC-32C over generation, slot index, stamp, the rest of the header, key and value.
     pub crc: u32,
     /// Length of the key in bytes; 0 when the slot is free.
     pub klen: u8,
@@ -167,8 +168,8 @@ pub struct Content<'a> {
     pub aux: u32,
 }
 
-/// A slot's words in private memory. Slots of up to two lines need no allocation.
-pub type Image = SmallVec<[u64; 16]>;
+/// A slot's words in private memory. Slots of up to four lines need no allocation.
+pub type Image = SmallVec<[u64; 32]>;
 
 /// A key in private memory. A key that fits into the first line needs no allocation.
 pub type Key = SmallVec<[u8; LINE - HEADER]>;
@@ -186,10 +187,22 @@ pub struct Identity {
 ///
 /// Key and value together must have at most [`SlotShape::payload_max`] bytes.
 pub fn encode(shape: SlotShape, identity: Identity, stamp: u32, content: &Content<'_>) -> Image {
+    let mut words: Image = SmallVec::from_elem(0, shape.words());
+    encode_into(shape, identity, stamp, content, &mut words);
+    words
+}
+
+/// As [`encode`], into so many words of zero.
+pub(crate) fn encode_into(
+    shape: SlotShape,
+    identity: Identity,
+    stamp: u32,
+    content: &Content<'_>,
+    words: &mut [u64],
+) {
     let (key, value) = (content.key, content.value);
     debug_assert!(stamp.is_multiple_of(2) && key.len() + value.len() <= shape.payload_max());
-    let mut words: Image = SmallVec::from_elem(0, shape.words());
-    let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
+    let bytes: &mut [u8] = bytemuck::cast_slice_mut(words);
     let (mut key_left, mut value_left) = (key, value);
     for piece in shape.pieces(key.len() + value.len()) {
         let room = &mut bytes[piece];
@@ -210,7 +223,6 @@ pub fn encode(shape: SlotShape, identity: Identity, stamp: u32, content: &Conten
     }
     header.crc = crc(shape, identity, &header, bytes);
     bytes[..HEADER].copy_from_slice(bytemuck::bytes_of(&header));
-    words
 }
 
 /// Fills `to` from the front of `from`. Returns the rest of `from`.
@@ -220,17 +232,14 @@ fn fill<'a>(to: &mut [u8], from: &'a [u8]) -> &'a [u8] {
     later
 }
 
-/// CRC-32 (IEEE) over identity, stamp, the rest of the header, key and value.
+/// CRC-32C over identity, stamp, the rest of the header, key and value.
 fn crc(shape: SlotShape, identity: Identity, header: &Header, slot: &[u8]) -> u32 {
     let index = if crate::faults::broken(crate::faults::Rule::CrcBindsSlot) { 0 } else { identity.index };
     let prefix: [u64; 4] =
         [identity.generation, index, u64::from(header.stamp), bytemuck::cast::<_, [u64; 2]>(*header)[1]];
-    let mut hasher = crc32fast::Hasher::new();
-    hasher.update(bytemuck::bytes_of(&prefix));
-    for piece in shape.pieces(usize::from(header.klen) + usize::from(header.vlen)) {
-        hasher.update(&slot[piece]);
-    }
-    hasher.finalize()
+    let payload = shape.pieces(usize::from(header.klen) + usize::from(header.vlen));
+    let begun = append(0, bytemuck::bytes_of(&prefix));
+    payload.fold(begun, |crc, piece| append(crc, &slot[piece]))
 }
 
 /// The position of the u16 copy of the stamp, in a word that ends a further line.

@@ -4,7 +4,7 @@
 //! What changes later is in the control page.
 
 use super::geometry::{
-    Family, GRACE_MAX, Geometry, HOMES_MAX, Layout, OVERFLOW_BLOCKS_MAX, OutOfRange, within,
+    Derived, Family, GRACE_MAX, Geometry, HOMES_MAX, Layout, OVERFLOW_BLOCKS_MAX, OutOfRange, within,
 };
 use super::hash::Seeds;
 use super::slot::{KEY_MAX, SlotShape};
@@ -15,7 +15,7 @@ use std::time::Duration;
 /// "ONEREAD" and a zero byte.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"ONEREAD\0");
 /// Version of the region format that this build reads and writes.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 3;
 
 /// The superblock as it stands at byte 0 of a region.
 #[repr(C)]
@@ -61,15 +61,15 @@ pub struct Superblock {
     /// Seconds since 1970 when the region was made.
     pub created: u64,
     /// Seeds of the three hashes.
-    pub seeds: [[u64; 4]; 3],
+    pub seeds: Seeds,
     /// Zero.
     pub reserved: u32,
-    /// CRC-32 of everything before this field.
+    /// CRC-32C of everything before this field.
     pub crc: u32,
 }
 
 const _: () = {
-    assert!(size_of::<Superblock>() == 216);
+    assert!(size_of::<Superblock>() == 224);
     assert!(size_of::<Superblock>() <= PAGE);
     assert!(size_of::<Superblock>().is_multiple_of(WORD));
     assert!(offset_of!(Superblock, magic) == 0);
@@ -85,8 +85,8 @@ const _: () = {
     assert!(offset_of!(Superblock, grace_ns) == 96);
     assert!(offset_of!(Superblock, created) == 104);
     assert!(offset_of!(Superblock, seeds) == 112);
-    assert!(offset_of!(Superblock, reserved) == 208);
-    assert!(offset_of!(Superblock, crc) == 212);
+    assert!(offset_of!(Superblock, reserved) == 216);
+    assert!(offset_of!(Superblock, crc) == 220);
 };
 
 /// Words in the superblock.
@@ -102,12 +102,12 @@ pub enum SuperblockError {
         2 * PAGE
     )]
     TooShort {
-        /// The length in bytes, in whole words.
+        /// The length in bytes.
         have: u64,
     },
     /// The bytes do not begin like a region.
     #[error(
-        "this is no oneread region: it begins with {found:#018x}, a region begins with \"ONEREAD\"; name a file that `oneread serve` made"
+        "this is no oneread region: it begins with {found:#018x}, a region begins with \"ONEREAD\"; name a file that a server of oneread made"
     )]
     Magic {
         /// The first 8 bytes.
@@ -115,7 +115,7 @@ pub enum SuperblockError {
     },
     /// A region of another format version.
     #[error(
-        "region format version {found}, this build reads version {FORMAT_VERSION}; use the oneread release that wrote it, or dump there and load here"
+        "region format version {found}, this build reads version {FORMAT_VERSION}; use the oneread release that wrote it"
     )]
     Version {
         /// The version found.
@@ -196,7 +196,7 @@ impl Superblock {
             region_bytes: geometry.region_bytes(),
             grace_ns: geometry.grace().as_nanos() as u64,
             created,
-            seeds: geometry.seeds().0,
+            seeds: *geometry.seeds(),
             reserved: 0,
             crc: 0,
         };
@@ -207,7 +207,7 @@ impl Superblock {
     fn computed_crc(&self) -> u32 {
         // The CRC does not cover the stamp.
         let at_rest = Superblock { stamp: 0, ..*self };
-        crc32fast::hash(&bytemuck::bytes_of(&at_rest)[..offset_of!(Superblock, crc)])
+        super::crc::append(0, &bytemuck::bytes_of(&at_rest)[..offset_of!(Superblock, crc)])
     }
 
     /// The superblock in these words. They may be anything: [`Superblock::geometry`] validates
@@ -279,18 +279,20 @@ impl Superblock {
         let payload = shape.payload_max() as u64;
         within("key_max", self.key_max.into(), 1..=payload.min(KEY_MAX as u64))?;
         within("value_max", self.value_max.into(), 0..=payload - u64::from(self.key_max))?;
-        within("table_offset", self.table_offset, 2 * PAGE as u64..=2 * PAGE as u64)?;
-        let geometry = Geometry::assemble(
+        let derived = Derived::of(layout, shape, &self.seeds);
+        within("table_offset", self.table_offset, derived.table_offset..=derived.table_offset)?;
+        let geometry = Geometry {
             layout,
             shape,
-            self.key_max as usize,
-            self.value_max as usize,
-            self.homes,
-            self.overflow_blocks,
-            Duration::from_nanos(self.grace_ns),
-            self.generation,
-            Seeds(self.seeds),
-        );
+            key_max: self.key_max as usize,
+            value_max: self.value_max as usize,
+            homes: self.homes,
+            overflow_blocks: self.overflow_blocks,
+            grace: Duration::from_nanos(self.grace_ns),
+            generation: self.generation,
+            seeds: self.seeds,
+            derived,
+        };
         let need = geometry.region_bytes();
         within("region_bytes", self.region_bytes, need..=need)?;
         if have < need {
@@ -330,16 +332,16 @@ mod tests {
         for preset in presets() {
             let geometry = geometry(preset.layout);
             let it = Superblock::new(&geometry, 12_345);
-            assert_eq!((it.magic.to_le_bytes(), it.version, it.stamp), (*b"ONEREAD\0", 1, 0));
+            assert_eq!((it.magic.to_le_bytes(), it.version, it.stamp), (*b"ONEREAD\0", 3, 0));
             assert_eq!((it.reserved_0, it.reserved, it.created), (0, 0, 12_345));
-            assert_eq!((it.generation, it.seeds), (geometry.generation(), Seeds::from_number(9).0));
+            assert_eq!((it.generation, it.seeds), (geometry.generation(), Seeds::from_number(9)));
             let layout = preset.layout;
             assert_eq!((it.family, it.choices), (layout.family as u32, layout.choices));
             assert_eq!((it.bucket_slots, it.window_buckets), (layout.bucket_slots, layout.window_buckets));
             assert_eq!((it.block_slots, it.slot_bytes), (layout.block_slots, 128));
             assert_eq!((it.key_max, it.value_max, it.grace_ns), (20, 70, 1_500_000));
             assert_eq!((it.homes, it.overflow_blocks), (geometry.homes(), geometry.overflow_blocks()));
-            assert_eq!((it.table_offset, it.region_bytes), (8192, geometry.region_bytes()));
+            assert_eq!((it.table_offset, it.region_bytes), (20_480, geometry.region_bytes()));
             assert_eq!(it.geometry(it.region_bytes), Ok(geometry.clone()));
             assert_eq!(Superblock::from_words(it.to_words()), it);
             // The time and the generation do not change where anything is. The generation is the
@@ -386,7 +388,11 @@ mod tests {
             let grace: Set = |it, value| it.grace_ns = value;
             let offset: Set = |it, value| it.table_offset = value;
             let bytes: Set = |it, value| it.region_bytes = value;
-            let slot: Set = |it, value| it.slot_bytes = value as u32;
+            let slot: Set = |it, value| {
+                it.slot_bytes = value as u32;
+                let shape = SlotShape::from_bytes(value as usize);
+                it.table_offset = shape.map_or(it.table_offset, super::super::undo::end);
+            };
             let few = 1 << 40;
             [(0, false), (1, true), (few, true), (few + 1, false)]
                 .into_iter()
@@ -405,9 +411,9 @@ mod tests {
             [(0, true), (minute, true), (minute + 1, false)]
                 .into_iter()
                 .for_each(|(value, good)| check("grace_ns", grace, value, good, "60000000000"));
-            [(8191, false), (8192, true), (8193, false)]
+            [(20_479, false), (20_480, true), (20_481, false)]
                 .into_iter()
-                .for_each(|(value, good)| check("table_offset", offset, value, good, "8192"));
+                .for_each(|(value, good)| check("table_offset", offset, value, good, "20480"));
             let need = it.region_bytes;
             [(need - 1, false), (need, true), (need + 1, false)]
                 .into_iter()
@@ -450,10 +456,10 @@ mod tests {
         let good = Superblock::new(&geometry, 1);
         let mut it = Superblock { homes: 0, family: 77, ..good };
         let found = |it: &Superblock| it.geometry(0).unwrap_err();
-        (it.crc, it.stamp, it.version, it.magic) = (it.crc ^ 1, 7, 2, 3);
+        (it.crc, it.stamp, it.version, it.magic) = (it.crc ^ 1, 7, 4, 3);
         assert_eq!(found(&it), SuperblockError::Magic { found: 3 });
         it.magic = MAGIC;
-        assert_eq!(found(&it), SuperblockError::Version { found: 2 });
+        assert_eq!(found(&it), SuperblockError::Version { found: 4 });
         it.version = 0;
         assert_eq!(found(&it), SuperblockError::Version { found: 0 });
         it.version = FORMAT_VERSION;

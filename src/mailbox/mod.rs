@@ -14,24 +14,16 @@
 //! 0..8     sequence number, never 0, grows from request to request
 //! 8..12    attempt
 //! 12..16   length of the frame
-//! 16..20   if a NIC writes: CRC-32 of head (with 0 here) and frame; else 0
+//! 16..20   if a NIC writes: CRC-32C of head (with 0 here) and frame; else 0
 //! 20..24   0
 //! 24..     the frame (wire.rs), numbered with the sequence number
 //! ```
 //!
 //! # Rules
 //!
-//! [`memory`] states the further rules on shm, `herd/` those over verbs.
-//!
-//! * **Q1.** HERD polls a request's last byte, because its NICs wrote in address order. Nothing
-//!   guarantees that order. So a cell is copied into private memory, and taken only if the sequence
-//!   number, length and CRC of the copy agree. Otherwise it is read again later (`herd/sealed.rs`).
-//!   On shm a CPU stores the sequence number last ([`store`]): a reader that sees it sees the rest.
-//!   There is no CRC, which would cost as much as everything else. The cell is still copied before
-//!   it is checked ([`load`]), since the other process may write to it at any time.
-//! * **Q3.** The reader of a cell remembers the last sequence number and the reply. The same number
-//!   in another attempt gets the same reply, so a PUT happens once. A lower number is old and gets
-//!   no reply.
+//! Q1 and Q3 are kept here and in `herd/`: a cell is copied and judged as a copy, and a request is
+//! handled once ([`Once`]). On shm a CPU stores the sequence number last ([`store`]), and a reader
+//! that sees it sees the rest, so no CRC is needed. [`memory`] keeps A1 to A3.
 
 pub(crate) mod memory;
 mod once;

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 /// Of this many waits, one takes the longest time even if earlier ones were in vain.
-const PROBE: u32 = 64;
+const PROBE: u32 = 256;
 
 /// Adapts the time to poll for something before sleeping. The time grows while polling succeeds. It
-/// shrinks while polling is in vain, because the other side may need the same CPU. Now and then it
-/// is the longest, to notice when that has changed.
+/// shrinks, in the end to none, while polling is in vain, because the other side may need the same
+/// CPU. Now and then it is the longest, to notice when that has changed.
 #[derive(Debug)]
 pub(crate) struct SpinTime {
     least: Duration,
@@ -17,6 +17,7 @@ pub(crate) struct SpinTime {
 }
 
 impl SpinTime {
+    /// `least` is the shortest time worth polling.
     pub fn new(least: Duration, most: Duration) -> SpinTime {
         SpinTime { least, most, now: most, in_vain: 0 }
     }
@@ -30,13 +31,15 @@ impl SpinTime {
     /// Records that polling succeeded.
     #[inline]
     pub fn rewarded(&mut self) {
-        self.now = (2 * self.now).min(self.most);
+        // A probe that succeeds says that the other side has a CPU of its own again. If it only
+        // polled a little longer, both sides would go on to find each other asleep.
+        self.now = if self.now.is_zero() { self.most } else { self.most.min(2 * self.now) };
         self.in_vain = 0;
     }
 
     /// Records that polling was in vain.
     pub fn exhausted(&mut self) {
-        self.now = (self.now / 2).max(self.least);
+        self.now = Some(self.now / 2).filter(|time| *time >= self.least).unwrap_or_default();
         self.in_vain = self.in_vain.wrapping_add(1);
     }
 }
@@ -57,13 +60,16 @@ mod tests {
                 time
             })
             .collect();
-        assert_eq!(times[..4], [8, 4, 2, 1].map(Duration::from_micros));
+        assert_eq!(times[..5], [8, 4, 2, 1, 0].map(Duration::from_micros));
         assert_eq!(times[4..].iter().filter(|time| **time == most).count(), 2, "now and then");
-        assert!(times[4..].iter().all(|time| [least, most].contains(time)));
+        assert!(times[4..].iter().all(|time| [Duration::ZERO, most].contains(time)));
         patience.rewarded();
-        assert_eq!(patience.time(), 2 * least);
-        (0..10).for_each(|_| patience.rewarded());
-        assert_eq!(patience.time(), most);
+        assert_eq!(patience.time(), most, "the probe succeeded");
+        (0..3).for_each(|_| patience.exhausted());
+        for time in [1, 2, 4, 8, 8].map(Duration::from_micros) {
+            assert_eq!(patience.time(), time);
+            patience.rewarded();
+        }
         // Every PROBE-th wait takes the longest time, counted from the last success.
         for before in [0, 5, PROBE - 2] {
             (0..before).for_each(|_| patience.exhausted());
@@ -75,7 +81,7 @@ mod tests {
                 patience.exhausted();
                 in_vain += 1;
             }
-            assert_eq!(in_vain + 5, 63, "after {before}");
+            assert_eq!(in_vain + 5, PROBE - 1, "after {before}");
         }
     }
 }

@@ -2,13 +2,16 @@
 //!
 //! Each step needs the proof that the step before returns, so no other order compiles.
 
+use super::session;
 use crate::index::Index;
+use crate::wire::Refusal;
 use std::io;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// A thread and its waker. `None` for a thread that never sleeps, or that wakes when the others
 /// end.
@@ -33,15 +36,24 @@ impl Ended {
     }
 }
 
-/// Proof that a region that ends with its server is marked as given up.
+/// Proof that the region says that its server has ended: it is given up, or handed over.
 #[derive(Debug)]
 pub(super) struct Retired(());
 
+/// Longest time to wait until no trace is left.
+const REST_MAX: Duration = Duration::from_secs(1);
+
 impl Retired {
-    /// Marks the region as given up, unless it stays for the next server.
+    /// Marks the region as given up, or hands it over to the next server.
     pub fn new(_: &Ended, index: &Index, region_stays: bool) -> Retired {
+        let begun = Instant::now();
         if !region_stays {
             index.retire();
+        } else if let Err(why) = index.hand_over(REST_MAX) {
+            let error = &why as &dyn std::error::Error;
+            tracing::warn!(error, "the table is not handed over; the next server looks at every slot");
+        } else {
+            tracing::info!(keys = index.len(), took = ?begun.elapsed(), "handed the table over");
         }
         Retired(())
     }
@@ -75,13 +87,17 @@ impl Socket {
     fn remove_by(self, _: &Retired, remove: impl FnOnce(&Path)) {
         let Socket { path, listener } = self;
         remove(&path);
+        // Whoever found the path before, and was not accepted.
+        while let Ok((stream, _)) = listener.accept() {
+            session::refuse(&stream, Refusal::Stopping);
+        }
         drop(listener);
     }
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::super::{ServeError, Server, ServerConfig, ServerState, StartMode};
+    use super::super::{ServeError, Server, ServerConfig, ServerState};
     use super::*;
     use crate::address::Address;
     use crate::config::{Config, TableSize};
@@ -94,21 +110,17 @@ mod tests {
     }
 
     /// When the path is removed, all threads have ended, an anonymous region is given up (a file is
-    /// not), and the address is still taken.
+    /// handed over), and the address is still taken.
     #[test]
     fn a_server_ends_threads_then_region_then_path() {
         let dir = tempfile::tempdir().unwrap();
         let config = Config { size: TableSize::Keys(10), ..Config::default() };
         let address = Address::Shm(dir.path().join("socket"));
         for (backing, expected) in
-            [(Backing::Anonymous, Phase::Retired), (Backing::File(dir.path().join("region")), Phase::Serving)]
+            [(Backing::Anonymous, Phase::Retired), (Backing::File(dir.path().join("region")), Phase::Stopped)]
         {
-            let region_stays = expected == Phase::Serving;
-            let config = ServerConfig {
-                backing,
-                start: StartMode::Create(config),
-                ..ServerConfig::new(address.clone(), config)
-            };
+            let region_stays = expected == Phase::Stopped;
+            let config = ServerConfig { backing, ..ServerConfig::new(address.clone(), config) };
             let mut server = Server::start(config.clone()).unwrap();
             assert_eq!(server.shared.region_stays, region_stays);
             let shared = server.shared.clone();

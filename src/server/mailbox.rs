@@ -1,22 +1,70 @@
 //! The server's end of a client's mailbox on shm ([`crate::mailbox::memory`]).
 
 use super::ServerState;
+use super::shared::Role;
 use crate::layout::geometry::Geometry;
-use crate::mailbox::memory::{Mailbox, WINDOW};
+use crate::mailbox::memory::{self, Mailbox, WINDOW};
 use crate::mailbox::{self, CellMark, Once, SpinTime};
 use crate::region::RegionError;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Time that a client's cells are polled after its last request: the longest if the client then
-/// often makes another request, less otherwise. A wake-up takes some microseconds.
+/// often makes another request, less or none otherwise. A wake-up takes some microseconds.
 const LINGER_MIN: Duration = Duration::from_micros(4);
 const LINGER_MAX: Duration = Duration::from_micros(50);
+
+/// The memory that the mailboxes of all clients may take together.
+#[derive(Debug)]
+pub(super) struct MailboxMemory {
+    most: u64,
+    taken: Arc<AtomicU64>,
+}
+
+/// Memory taken for one mailbox. Given back when dropped.
+#[derive(Debug)]
+struct MailboxShare {
+    bytes: u64,
+    taken: Arc<AtomicU64>,
+}
+
+impl MailboxMemory {
+    /// At most this many bytes.
+    pub fn new(most: u64) -> MailboxMemory {
+        MailboxMemory { most, taken: Arc::default() }
+    }
+
+    /// Bytes taken at present.
+    pub fn taken(&self) -> u64 {
+        self.taken.load(Ordering::Relaxed)
+    }
+
+    /// Whether a mailbox of this table may be made, as long as there are no others.
+    pub fn has_any(&self, geometry: &Geometry) -> bool {
+        memory::bytes(geometry) <= self.most
+    }
+
+    /// `None` if not as much is left.
+    fn take(&self, bytes: u64) -> Option<MailboxShare> {
+        let fits = |taken: u64| taken.checked_add(bytes).filter(|sum| *sum <= self.most);
+        self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).ok()?;
+        Some(MailboxShare { bytes, taken: self.taken.clone() })
+    }
+}
+
+impl Drop for MailboxShare {
+    fn drop(&mut self) {
+        self.taken.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
 
 /// The server's end of a mailbox. Its memory is freed when dropped.
 #[derive(Debug)]
 pub(super) struct ServerMailbox {
     mailbox: Mailbox,
+    _share: MailboxShare,
     once: Once,
     copy: Vec<u64>,
     is_awake: bool,
@@ -42,16 +90,24 @@ pub(super) struct Visit {
     pub answered: u64,
     /// Whether the client must be woken.
     pub has_rung: bool,
+    /// Whether polling on is worth the time, as far as is known.
+    pub lingers: bool,
 }
 
 impl ServerMailbox {
-    /// Makes a mailbox. Returns the server's end, and the descriptor for the client.
-    pub fn new(geometry: &Geometry) -> Result<(ServerMailbox, OwnedFd), RegionError> {
+    /// Makes a mailbox. Returns the server's end, and the descriptor for the client. `None` if not
+    /// enough memory is left.
+    pub fn new(
+        room: &MailboxMemory,
+        geometry: &Geometry,
+    ) -> Result<Option<(ServerMailbox, OwnedFd)>, RegionError> {
+        let Some(share) = room.take(memory::bytes(geometry)) else { return Ok(None) };
         let (mailbox, fd) = Mailbox::make(geometry)?;
         // Announced until the first wake-up.
         mailbox.server().announce(1);
         let end = ServerMailbox {
             mailbox,
+            _share: share,
             once: Once::default(),
             copy: Vec::new(),
             is_awake: false,
@@ -60,7 +116,7 @@ impl ServerMailbox {
             last: Instant::now(),
             rung: 0,
         };
-        Ok((end, fd))
+        Ok(Some((end, fd)))
     }
 
     /// Called when the client has rung: its cells are polled again. Returns whether they were not
@@ -105,18 +161,22 @@ impl ServerMailbox {
     /// Answers the requests that are there, at most one window of them, and only one if `turn_ends`
     /// has passed. An error ends the conversation: no oneread client stores such a cell.
     #[inline]
-    pub fn visit(&mut self, shared: &ServerState, turn_ends: Instant) -> Result<Visit, String> {
-        if self.is_next_there() { self.answer_all(shared, turn_ends) } else { Ok(Visit::default()) }
+    pub fn visit(&mut self, shared: &ServerState, role: Role, turn_ends: Instant) -> Result<Visit, String> {
+        let visit = match self.is_next_there() {
+            true => self.answer_all(shared, role, turn_ends)?,
+            false => Visit::default(),
+        };
+        Ok(Visit { lingers: !self.patience.time().is_zero(), ..visit })
     }
 
-    fn answer_all(&mut self, shared: &ServerState, turn_ends: Instant) -> Result<Visit, String> {
+    fn answer_all(&mut self, shared: &ServerState, role: Role, turn_ends: Instant) -> Result<Visit, String> {
         // The request that a ring announced does not count: it was not found by polling.
         if std::mem::replace(&mut self.has_asked, true) {
             self.patience.rewarded();
         }
         let mut answered = 0;
         while answered < WINDOW && self.is_next_there() {
-            self.answer(shared)?;
+            self.answer(shared, role)?;
             answered += 1;
             self.last = Instant::now();
             if self.last >= turn_ends {
@@ -128,10 +188,10 @@ impl ServerMailbox {
         if has_rung {
             self.rung = until;
         }
-        Ok(Visit { answered, has_rung })
+        Ok(Visit { answered, has_rung, lingers: true })
     }
 
-    fn answer(&mut self, shared: &ServerState) -> Result<(), String> {
+    fn answer(&mut self, shared: &ServerState, role: Role) -> Result<(), String> {
         let ServerMailbox { mailbox, once, copy, .. } = self;
         let sequence = once.taken().sequence.wrapping_add(1);
         // Fetching what another CPU stored takes time. The next request of a batch is fetched
@@ -139,7 +199,7 @@ impl ServerMailbox {
         mailbox.prefetch_request(sequence.wrapping_add(1));
         let frame = mailbox::load(mailbox.request(sequence), sequence, copy);
         let frame = frame.ok_or("a request cell that makes no sense")?;
-        if !once.take(CellMark { sequence, attempt: 0 }, frame, |request| shared.answer(request)) {
+        if !once.take(CellMark { sequence, attempt: 0 }, frame, |request| shared.answer(role, request)) {
             return Err("a request cell without a request".into());
         }
         if !mailbox::store(mailbox.reply(sequence), sequence, once.reply()) {
@@ -169,8 +229,9 @@ mod tests {
     /// The awake server's end of a mailbox, the client's end, and the state to answer from.
     fn end() -> (ServerMailbox, Mailbox, ServerState) {
         let shared = shared();
-        let (mut end, memory) = ServerMailbox::new(shared.index.geometry()).unwrap();
-        let mailbox = Mailbox::map(memory, shared.index.geometry()).unwrap();
+        let (room, geometry) = (&shared.mailbox_memory, shared.index.geometry());
+        let (mut end, memory) = ServerMailbox::new(room, geometry).unwrap().unwrap();
+        let mailbox = Mailbox::map(memory, geometry).unwrap();
         assert_eq!(mailbox.server().heard(), 1, "it sleeps until it is rung for");
         assert!(end.wakes());
         (end, mailbox, shared)
@@ -184,6 +245,29 @@ mod tests {
 
     fn later() -> Instant {
         Instant::now() + Duration::from_secs(3600)
+    }
+
+    /// The mailboxes of all clients together take no more memory than allowed, to the byte. One that
+    /// goes leaves room for the next.
+    #[test]
+    fn all_mailboxes_share_a_bound() {
+        let shared = shared();
+        let geometry = shared.index.geometry();
+        let bytes = memory::bytes(geometry);
+        for (most, fits) in [(0, 0), (bytes - 1, 0), (bytes, 1), (3 * bytes, 3), (4 * bytes - 1, 3)] {
+            let room = MailboxMemory::new(most);
+            assert_eq!(room.has_any(geometry), fits > 0, "{most}");
+            let make = || ServerMailbox::new(&room, geometry).unwrap();
+            let mut made: Vec<_> = std::iter::from_fn(make).take(10).collect();
+            assert_eq!((made.len(), room.taken()), (fits, fits as u64 * bytes), "{most}");
+            if made.pop().is_some() {
+                assert_eq!(room.taken(), (fits as u64 - 1) * bytes);
+                assert!(make().is_some(), "there is room again");
+            }
+            drop(made);
+            assert_eq!(room.taken(), 0);
+        }
+        assert!(MailboxMemory { most: u64::MAX, taken: Arc::new(u64::MAX.into()) }.take(1).is_none());
     }
 
     /// The memory of a mailbox is freed with the server's end, whether its cells are polled or not.
@@ -218,7 +302,7 @@ mod tests {
         assert_eq!((rests, looks), (false, 1));
         assert_eq!(mailbox.server().heard(), 0, "it looks on, and nobody needs to ring");
         assert!(!end.wakes(), "it is awake still");
-        assert_eq!(end.visit(&shared, later()).unwrap().answered, 1);
+        assert_eq!(end.visit(&shared, Role::Change, later()).unwrap().answered, 1);
         // Nothing comes: it rests.
         assert!(end.rests(later()));
         assert_eq!(mailbox.server().heard(), 1);
@@ -236,7 +320,7 @@ mod tests {
             asked += 1;
             ask(&mailbox, asked);
             let before = Instant::now();
-            assert_eq!(end.visit(&shared, later()).unwrap().answered, 1);
+            assert_eq!(end.visit(&shared, Role::Change, later()).unwrap().answered, 1);
             assert!(end.last >= before, "it looks for so long from now on");
         };
         let rests_after = |end: &mut ServerMailbox, time: Duration| {
@@ -250,11 +334,15 @@ mod tests {
         rests_after(&mut end, MICROSECOND * 25);
         (0..2).for_each(|_| ask_one(&mut end));
         rests_after(&mut end, MICROSECOND * 25);
-        for time in [MICROSECOND * 25 / 2, MICROSECOND * 25 / 4, MICROSECOND * 4, MICROSECOND * 4] {
+        for time in [MICROSECOND * 25 / 2, MICROSECOND * 25 / 4] {
             rests_after(&mut end, time);
         }
-        (0..3).for_each(|_| ask_one(&mut end));
-        rests_after(&mut end, MICROSECOND * 16);
+        for _ in 0..3 {
+            assert!(end.rests(end.last), "at once");
+            assert!(end.wakes());
+        }
+        (0..2).for_each(|_| ask_one(&mut end));
+        rests_after(&mut end, MICROSECOND * 50);
         (0..100).for_each(|_| ask_one(&mut end));
         rests_after(&mut end, MICROSECOND * 50);
     }
@@ -271,9 +359,9 @@ mod tests {
         {
             (next..next + asked).for_each(|sequence| ask(&mailbox, sequence));
             next += asked;
-            assert_eq!(end.visit(&shared, turn_ends).unwrap().answered, answered);
+            assert_eq!(end.visit(&shared, Role::Change, turn_ends).unwrap().answered, answered);
         }
-        assert_eq!(end.visit(&shared, later()).unwrap().answered, 0);
+        assert_eq!(end.visit(&shared, Role::Change, later()).unwrap().answered, 0);
         for sequence in next - WINDOW..next {
             let mut copy = Vec::new();
             let frame = mailbox::load(mailbox.reply(sequence), sequence, &mut copy).expect("its reply");
@@ -283,10 +371,13 @@ mod tests {
         // A cell with a number other than the next one is ignored.
         for sequence in [next + WINDOW, next - WINDOW, u64::MAX, 0] {
             assert!(store(mailbox.request(next), sequence, b"nonsense"));
-            assert_eq!(end.visit(&shared, later()).unwrap().answered, 0, "{sequence}");
+            assert_eq!(end.visit(&shared, Role::Change, later()).unwrap().answered, 0, "{sequence}");
         }
         assert!(store(mailbox.request(next), next, b"nonsense"));
-        assert_eq!(end.visit(&shared, later()).unwrap_err(), "a request cell without a request");
+        assert_eq!(
+            end.visit(&shared, Role::Change, later()).unwrap_err(),
+            "a request cell without a request"
+        );
     }
 
     /// A client that sleeps for a reply is rung once, when that reply is there.
@@ -295,7 +386,7 @@ mod tests {
         let (mut end, mailbox, shared) = end();
         let mut visit = |asked: std::ops::RangeInclusive<u64>| {
             asked.for_each(|sequence| ask(&mailbox, sequence));
-            end.visit(&shared, later()).unwrap().has_rung
+            end.visit(&shared, Role::Change, later()).unwrap().has_rung
         };
         assert!(!visit(1..=1), "it does not sleep");
         mailbox.client().announce(3);

@@ -14,43 +14,46 @@ pub(crate) mod shared;
 #[cfg(feature = "verbs")]
 mod verbs;
 
-use crate::address::Address;
+use crate::address::{Address, AddressError};
 use crate::clock::Clock;
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, TableSize};
 use crate::index::{Index, RecoverError, Recovered};
+use crate::place::{self, PlaceError};
 use crate::region::{Backing, Region, RegionError};
 use crate::setters::setters;
+use crate::start::Start;
+pub use crate::start::{StartProgress, StartStep};
 #[cfg(feature = "verbs")]
 use crate::verbs::SetupError;
 use crate::verbs::{Token, Wait};
-use crate::wire::ServerStats;
+use crate::wire::{Refusal, ServerStats};
 use end::{Ended, Retired, Socket, Thread};
-use mailbox::Visit;
+use mailbox::{MailboxMemory, Visit};
 use mio::net::{UnixListener, UnixStream};
 use mio::{Events, Interest, Poll, Token as EventToken, Waker};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use session::{Fate, Session};
-use shared::MailboxCounters;
 pub use shared::MailboxCounts;
-use shared::ServerState;
+use shared::{MailboxCounters, Peer, ServerState, WarningLimit};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Whether to make a new table or to take over an existing one.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StartMode {
     /// Makes a new table. The region file must not exist, or be empty.
-    Create(Config),
-    /// Takes over the table in the region file, which must exist.
+    Create,
+    /// Takes over the table in the region file, which must exist, with its own geometry.
     Open,
     /// Takes over the table in the region file if there is one, with its own geometry. Otherwise
     /// makes a new one.
-    OpenOrCreate(Config),
+    OpenOrCreate,
 }
 
 /// Options of a server.
@@ -61,63 +64,74 @@ pub struct ServerConfig {
     pub address: Address,
     /// Where the region's memory comes from.
     pub backing: Backing,
+    /// What a new table is made from. A table that is taken over keeps its own geometry.
+    pub table: Config,
     /// New table or existing one.
     pub start: StartMode,
     /// Threads that serve requests. With 0, the server starts one.
     pub workers: usize,
-    /// Users who may connect, beside the server's own. They may then also change the table.
+    /// On shm: users who may read and change the table, beside the server's own.
     pub allow_uids: Vec<u32>,
+    /// On shm: users who may read the table, and not change it
+    /// ([`MutateError::ReadOnly`](crate::MutateError::ReadOnly)).
+    pub allow_read_uids: Vec<u32>,
     /// Most connections at a time. Further ones are refused. On shm there is one for a client and
     /// its clones, and one more for each handle that sends requests (changes,
-    /// [`Client::rpc_get`](crate::Client::rpc_get),
+    /// [`Client::get_two_sided`](crate::Client::get_two_sided),
     /// [`Client::server_stats`](crate::Client::server_stats)). Over verbs each queue pair of a
-    /// client is one.
+    /// client is one. Each takes a file descriptor of the server's.
     pub clients_max: usize,
-    /// Over verbs: the secret that clients need to connect. They may then also change the table.
-    /// With the empty token, every client that reaches the port may connect.
+    /// Most connections of one peer: on shm a user other than the server's own, over verbs a host.
+    pub clients_per_peer: usize,
+    /// Longest time for a client to join, or to complete a request that it has begun to send.
+    pub half_open: Duration,
+    /// On shm: unread bytes of replies at which the server stops reading a client's requests. They
+    /// bound the requests of one client that are under way as messages. (A mailbox holds 64, and a
+    /// queue pair 8 messages.)
+    pub unread_bytes_max: usize,
+    /// Over verbs: the secret that clients need to read and change the table. With the empty token,
+    /// every client that reaches the port may do both.
     pub token: Token,
+    /// Over verbs: the secret of clients that may read the table, and not change it. With the empty
+    /// token, there are no such clients.
+    pub read_token: Token,
     /// Over verbs: how workers wait for messages.
     pub wait: Wait,
-    /// On shm: clients may make requests through a mailbox
-    /// ([`RequestPath::Mailbox`](crate::client::RequestPath::Mailbox)). The workers poll the
-    /// mailboxes of clients that make requests, and stop at most 50 microseconds after a client's
-    /// last request. Each client with a mailbox takes memory of the server: 28 KiB with the default
-    /// lengths, up to 508 KiB with the longest.
-    pub mailbox: bool,
+    /// On shm: most bytes that the mailboxes of all clients take together
+    /// ([`RequestPath::Mailbox`](crate::client::RequestPath::Mailbox)). A mailbox takes 32 KiB with
+    /// the default lengths, up to 756 KiB with the longest. Clients without one make their requests
+    /// by message. With 0, no client has one. The workers poll the mailboxes of clients that make
+    /// requests, and stop at most 50 microseconds after a client's last request.
+    pub mailbox_bytes_max: u64,
     /// Over verbs, for comparison: clients may make requests as in HERD
     /// ([`RequestPath::Herd`](crate::client::RequestPath::Herd)). Starts `workers` more threads,
     /// which poll without sleeping while such a client is connected.
     #[cfg(feature = "herd")]
     pub herd: bool,
-    /// Over verbs: called now and then while the region is registered with the device, which takes
-    /// some seconds per 10 GiB.
-    pub progress: Option<fn(RegisterProgress)>,
-}
-
-/// Progress of the registration of a region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RegisterProgress {
-    /// Bytes that are in memory so far. When all are, the device pins them.
-    pub ready: u64,
-    /// Bytes of the region.
-    pub total: u64,
-    /// Whether the registration is complete.
-    pub done: bool,
+    /// Called now and then during steps of the start that take long for a large table.
+    pub progress: Option<fn(StartProgress)>,
 }
 
 impl ServerConfig {
-    /// Serves `config` at `address` from anonymous memory, for this user, with two workers.
-    pub fn new(address: Address, config: Config) -> ServerConfig {
+    /// Serves a new table at `address` from anonymous memory, for this user, with two workers, for up
+    /// to 4,096 connections, with up to 64 MiB of mailboxes.
+    pub fn new(address: Address, table: Config) -> ServerConfig {
         ServerConfig {
             address,
             backing: Backing::Anonymous,
-            start: StartMode::Create(config),
+            table,
+            start: StartMode::Create,
             workers: 2,
             allow_uids: Vec::new(),
+            allow_read_uids: Vec::new(),
             clients_max: 4096,
+            clients_per_peer: 1024,
+            half_open: Duration::from_secs(10),
+            unread_bytes_max: 1 << 20,
             token: Token::default(),
+            read_token: Token::default(),
             wait: Wait::Block,
-            mailbox: false,
+            mailbox_bytes_max: 64 << 20,
             #[cfg(feature = "herd")]
             herd: false,
             progress: None,
@@ -127,30 +141,50 @@ impl ServerConfig {
 
 setters!(ServerConfig {
     backing: Backing,
+    table: Config,
     start: StartMode,
     workers: usize,
     allow_uids: impl Into<Vec<u32>>,
+    allow_read_uids: impl Into<Vec<u32>>,
     clients_max: usize,
+    clients_per_peer: usize,
+    half_open: Duration,
+    unread_bytes_max: usize,
     token: Token,
+    read_token: Token,
     wait: Wait,
-    mailbox: bool,
+    mailbox_bytes_max: u64,
     #[cfg(feature = "herd")]
     herd: bool,
-    progress: fn(RegisterProgress),
+    progress: fn(StartProgress),
 });
 
 /// Why a server could not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
+    /// No socket can have this address.
+    #[error(transparent)]
+    Address(#[from] AddressError),
     /// A table with this configuration is impossible.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The region could not be made or opened.
     #[error(transparent)]
     Region(#[from] RegionError),
+    /// The folder of the default address is not this user's alone.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    /// The table does not fit into the memory that is left. None was taken.
+    #[error("the table does not fit, one of {fits} would")]
+    NoRoom {
+        /// How much is missing, and where.
+        source: RegionError,
+        /// The largest table of this shape that fits.
+        fits: TableSize,
+    },
     /// The existing region cannot be used.
-    #[error("{what}: {source}")]
+    #[error("{what} cannot be taken over")]
     Recover {
         /// The region's file.
         what: String,
@@ -171,14 +205,37 @@ pub enum ServeError {
         /// The address.
         address: Address,
     },
+    /// [`ServerConfig::read_token`] without a [`ServerConfig::token`] of another content. Everybody,
+    /// or every reader, could change the table.
+    #[error(
+        "a token for readers keeps nobody from changes without another one for changes; set `token`, too"
+    )]
+    ReadToken,
     /// Another server is at the address.
     #[error("another server is at {address}; stop it, or serve at another address")]
     AddressInUse {
         /// The address.
         address: Address,
     },
+    /// Something else is where the socket would be.
+    #[error(
+        "there is a {kind} at {}, where the server's socket would be; remove it, or serve at another address",
+        path.display()
+    )]
+    NoSocket {
+        /// The socket's path.
+        path: std::path::PathBuf,
+        /// What it is: a file, a folder, a link.
+        kind: &'static str,
+    },
+    /// There is no folder for the socket.
+    #[error("there is no folder {} for the server's socket; make it, or serve at another address", path.display())]
+    NoFolder {
+        /// The folder.
+        path: std::path::PathBuf,
+    },
     /// The socket could not be made.
-    #[error("listening at {address}: {source}; does the folder exist, and may you write there?")]
+    #[error("listening at {address} (may you write into that folder?)")]
     Listen {
         /// The address.
         address: Address,
@@ -187,7 +244,7 @@ pub enum ServeError {
     },
     /// This build has no verbs fabric.
     #[error(
-        "this build of oneread cannot serve at {address}: it has no verbs fabric; build it with `--features verbs`"
+        "this build of oneread cannot serve at {address}: it has no verbs fabric; build it with the cargo feature `verbs`"
     )]
     NotBuilt {
         /// The address.
@@ -198,8 +255,8 @@ pub enum ServeError {
     #[error(transparent)]
     Verbs(#[from] SetupError),
     /// Threads or event queues could not be made.
-    #[error("starting the server's threads: {0}")]
-    Threads(io::Error),
+    #[error("starting the server's threads")]
+    Threads(#[source] io::Error),
 }
 
 /// A running server. Stops when dropped. It is `Send` and `Sync`; its threads run on their own.
@@ -209,8 +266,9 @@ pub enum ServeError {
 /// | call | waits for |
 /// |---|---|
 /// | [`start`](Server::start), new table | memory for the region, and threads. Over verbs also the registration, some seconds per 10 GiB ([`ServerConfig::progress`]) |
-/// | [`start`](Server::start), takeover | the same, and a pass over the whole table; first twice its grace time ([`Config::grace`]) |
-/// | [`stop`](Server::stop), or dropping the server | the end of its threads, each of which first ends the request that it is answering |
+/// | [`start`](Server::start), takeover after [`stop`](Server::stop) | the same without memory |
+/// | [`start`](Server::start), takeover after a kill | the same, and a pass over the whole table; first twice its grace time ([`Config::grace`]) |
+/// | [`stop`](Server::stop), or dropping the server | the end of its threads, each of which first ends the request that it is answering; with a region file, some times its grace time, but at most 1 s |
 /// | the other methods | nothing |
 ///
 /// In an async program, leave the first three to a thread that may block (`spawn_blocking`).
@@ -230,27 +288,31 @@ impl Server {
     /// # Errors
     /// [`ServeError`]. Nothing is left behind, except the region file if one was made.
     pub fn start(config: ServerConfig) -> Result<Server, ServeError> {
-        let elsewhere = match config.address {
-            #[cfg(feature = "herd")]
-            Address::Shm(_) => config.herd.then_some(("herd", "verbs")),
-            #[cfg(not(feature = "herd"))]
-            Address::Shm(_) => None,
-            Address::Verbs(_) => config.mailbox.then_some(("mailbox", "shm")),
-        };
-        if let Some((option, fabric)) = elsewhere {
-            return Err(ServeError::Elsewhere { option, fabric, address: config.address });
+        config.address.check()?;
+        #[cfg(feature = "herd")]
+        if config.herd && matches!(config.address, Address::Shm(_)) {
+            return Err(ServeError::Elsewhere { option: "herd", fabric: "verbs", address: config.address });
+        }
+        if !config.read_token.is_empty() && (config.token.is_empty() || config.token == config.read_token) {
+            return Err(ServeError::ReadToken);
         }
         let (index, recovered) = index_for(&config)?;
         let mut allow_uids = config.allow_uids;
-        allow_uids.push(rustix::process::getuid().as_raw());
+        allow_uids.push(place::own_uid());
         let shared = Arc::new(ServerState {
             index,
             stopping: AtomicBool::new(false),
             clients: AtomicU64::new(0),
             clients_max: config.clients_max as u64,
+            clients_per_peer: config.clients_per_peer as u64,
+            peers: Mutex::default(),
             allow_uids,
+            allow_read_uids: config.allow_read_uids,
+            half_open: config.half_open,
+            unread_bytes_max: config.unread_bytes_max,
+            refusals: WarningLimit::default(),
             region_stays: matches!(config.backing, Backing::File(_)),
-            mailbox: config.mailbox,
+            mailbox_memory: MailboxMemory::new(config.mailbox_bytes_max),
             mailboxes: MailboxCounters::default(),
         });
         let mut server =
@@ -261,6 +323,7 @@ impl Server {
             Address::Verbs(at) => {
                 let how = verbs::VerbsServing {
                     token: config.token,
+                    read_token: config.read_token,
                     wait: config.wait,
                     #[cfg(feature = "herd")]
                     herd: config.herd,
@@ -317,11 +380,11 @@ impl Server {
     /// Counts of mailbox work on shm, over all workers. Each count is exact, but they may be from
     /// different moments.
     pub fn mailbox_counts(&self) -> MailboxCounts {
-        self.shared.mailboxes.counts()
+        self.shared.mailbox_counts()
     }
 
-    /// Stops serving: closes every connection and removes the socket. A region file stays as it is
-    /// for the next server, and GETs on shm answer from it until their client's lease ends
+    /// Stops serving: closes every connection and removes the socket. A region file is handed over
+    /// to the next server, which then starts at once, and GETs on shm answer from it until their client's lease ends
     /// ([`ClientOptions::lease`](crate::ClientOptions::lease)). Any other region is marked as given
     /// up: from then on GETs end in [`GetError::ServerGone`](crate::GetError::ServerGone).
     pub fn stop(self) {}
@@ -339,32 +402,44 @@ impl Drop for Server {
 }
 
 fn index_for(config: &ServerConfig) -> Result<(Index, Option<Recovered>), ServeError> {
-    let create = |table: &Config| -> Result<(Index, Option<Recovered>), ServeError> {
-        let geometry = table.geometry()?;
-        let region = Region::create(&config.backing, geometry.region_bytes())?;
-        Ok((Index::create(region, geometry, Clock::System)?, None))
+    let start = Start { tell: config.progress, ..Start::default() };
+    let create = || -> Result<(Index, Option<Recovered>), ServeError> {
+        let geometry = config.table.geometry()?;
+        let region =
+            Region::create(&config.backing, geometry.region_bytes()).map_err(|error| match error {
+                RegionError::NoRoom { left, .. } => match config.table.fitting(left) {
+                    Some(fits) => ServeError::NoRoom { source: error, fits },
+                    None => error.into(),
+                },
+                error => error.into(),
+            })?;
+        Ok((Index::create_by(region, geometry, Clock::System, &start)?, None))
     };
     let open = |path: &PathBuf| -> Result<(Index, Option<Recovered>), ServeError> {
-        let (index, recovered) = Index::open(Region::open(path)?, Clock::System)
+        let (index, recovered) = Index::open_by(Region::open(path)?, Clock::System, &start)
             .map_err(|source| ServeError::Recover { what: path.display().to_string(), source })?;
         Ok((index, Some(recovered)))
     };
-    match (&config.start, &config.backing) {
-        (StartMode::Create(table), _) => create(table),
+    match (config.start, &config.backing) {
+        (StartMode::Create, _) => create(),
         (StartMode::Open, Backing::File(path)) => open(path),
         (StartMode::Open, _) => Err(ServeError::NothingToOpen),
-        (StartMode::OpenOrCreate(_), Backing::File(path))
+        (StartMode::OpenOrCreate, Backing::File(path))
             if std::fs::metadata(path).is_ok_and(|file| file.len() > 0) =>
         {
             open(path)
         }
-        (StartMode::OpenOrCreate(table), _) => create(table),
+        (StartMode::OpenOrCreate, _) => create(),
     }
 }
 
 /// Binds the socket. Replaces a socket that no process listens to any more.
 fn listen(address: &Address, path: &Path) -> Result<std::os::unix::net::UnixListener, ServeError> {
     let failed = |source| ServeError::Listen { address: address.clone(), source };
+    place::prepare(path)?;
+    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
+        return Err(ServeError::NoFolder { path: folder.into() });
+    }
     let _claim = claim(path).inspect_err(|why| {
         tracing::warn!(%address, %why, "the socket's folder is not locked; start no second server here right now");
     });
@@ -374,11 +449,20 @@ fn listen(address: &Address, path: &Path) -> Result<std::os::unix::net::UnixList
         // A server is there, perhaps without room for one more connection.
         _ => return Err(ServeError::AddressInUse { address: address.clone() }),
     }
-    // Removes only a socket. A file of another kind makes bind fail.
-    if std::fs::symlink_metadata(path)
-        .is_ok_and(|file| std::os::unix::fs::FileTypeExt::is_socket(&file.file_type()))
-    {
-        std::fs::remove_file(path).map_err(failed)?;
+    // Removes only a socket.
+    match std::fs::symlink_metadata(path).map(|about| about.file_type()) {
+        Ok(kind) if std::os::unix::fs::FileTypeExt::is_socket(&kind) => {
+            std::fs::remove_file(path).map_err(failed)?;
+        }
+        Ok(kind) => {
+            let kind = match kind {
+                kind if kind.is_dir() => "folder",
+                kind if kind.is_symlink() => "link",
+                _ => "file",
+            };
+            return Err(ServeError::NoSocket { path: path.into(), kind });
+        }
+        Err(_) => {}
     }
     let listener = std::os::unix::net::UnixListener::bind(path).map_err(failed)?;
     // Access is decided by credentials, not by file permissions, so that a refusal can say why.
@@ -411,9 +495,6 @@ const CLAIM_MAX: Duration = Duration::from_secs(1);
 const LISTENER: EventToken = EventToken(0);
 const WAKER: EventToken = EventToken(1);
 const FIRST_SESSION: usize = 2;
-/// Longest time for a client to complete a frame that it has begun, or its hello.
-const HALF_FRAME_MAX: Duration = Duration::from_secs(10);
-
 /// Time between checks for traces that no worker knows of.
 const TRACES_LOOK: Duration = Duration::from_secs(1);
 
@@ -427,6 +508,9 @@ pub(crate) const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
 /// Time between runs of a worker's less urgent work while it polls mailboxes.
 const CHORES: Duration = Duration::from_millis(1);
 
+/// Descriptors that are kept to answer those with who are turned away, and for mailboxes.
+const DESCRIPTORS_KEPT: u64 = 16;
+
 struct ShmWorker {
     shared: Arc<ServerState>,
     poll: Poll,
@@ -434,6 +518,12 @@ struct ShmWorker {
     sessions: FxHashMap<EventToken, Session>,
     /// Sessions whose mailboxes are polled.
     awake: Vec<EventToken>,
+    /// Clients whose descriptors have this number or a higher one are turned away. (The kernel gives
+    /// the lowest that is free.)
+    descriptors_max: u64,
+    /// Sessions that may be halfway ([`Session::is_halfway`]). Every session that is halfway is one
+    /// of them, so a round costs nothing for idle clients.
+    halfway: FxHashSet<EventToken>,
     /// When to accept again after a failure.
     accept_again: Option<Instant>,
     next: usize,
@@ -452,6 +542,8 @@ impl ShmWorker {
     ) -> io::Result<ShmWorker> {
         let poll = Poll::new()?;
         let mut listener = UnixListener::from_std(listener);
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+        let descriptors_max = limit.current.unwrap_or(u64::MAX);
         poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
         Ok(ShmWorker {
             shared,
@@ -459,6 +551,8 @@ impl ShmWorker {
             listener,
             sessions: FxHashMap::default(),
             awake: Vec::new(),
+            descriptors_max: descriptors_max.saturating_sub(DESCRIPTORS_KEPT),
+            halfway: FxHashSet::default(),
             accept_again: None,
             next: FIRST_SESSION,
             unfinished: Vec::new(),
@@ -505,7 +599,8 @@ impl ShmWorker {
     fn tidy(&self) -> Option<Duration> {
         let tidy = self.shared.index.tidy();
         let idle = self.looks_after_traces.then_some(TRACES_LOOK);
-        let half = self.sessions.values().any(Session::is_halfway).then_some(HALF_FRAME_MAX / 4);
+        let is_halfway = |token| self.sessions.get(token).is_some_and(Session::is_halfway);
+        let half = self.halfway.iter().any(is_halfway).then_some(self.shared.half_open / 4);
         let at_once = (!self.unfinished.is_empty() || !self.awake.is_empty()).then_some(Duration::ZERO);
         let again = self.accept_again.map(|at| at.saturating_duration_since(Instant::now()));
         [tidy, idle, half, at_once, again].into_iter().flatten().min()
@@ -522,22 +617,25 @@ impl ShmWorker {
         while sweeps < SWEEPS {
             sweeps += 1;
             let before = requests;
+            let mut is_worth_it = false;
             self.awake.retain(|token| {
                 let Some(session) = self.sessions.get_mut(token) else { return false };
                 match session.visit(&self.shared, turn_ends) {
-                    Ok(Visit { answered, has_rung }) => {
+                    Ok(Visit { answered, has_rung, lingers }) => {
                         requests += answered;
+                        is_worth_it |= lingers;
                         rings += u64::from(has_rung);
                     }
                     Err(why) => {
                         tracing::debug!(%why, "a client is gone");
                         self.sessions.remove(token);
-                        self.shared.dismiss_client();
                     }
                 }
                 true
             });
-            if requests == before {
+            if requests == before && !is_worth_it {
+                break;
+            } else if requests == before {
                 std::hint::spin_loop();
             } else if Instant::now() >= turn_ends {
                 break;
@@ -572,9 +670,8 @@ impl ShmWorker {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
                 Err(e) => {
-                    // For example, out of descriptors. The connection stays in the backlog, and no
-                    // event announces it again.
-                    tracing::warn!(error = %e, "accepting a client failed; trying again");
+                    // The connection stays in the backlog, and no event announces it again.
+                    self.shared.warn_of(&"a client that could not be accepted", &e.to_string());
                     self.accept_again = Some(Instant::now() + ACCEPT_AGAIN);
                     return;
                 }
@@ -583,31 +680,36 @@ impl ShmWorker {
     }
 
     fn accept(&mut self, mut stream: UnixStream) {
-        let shared = &self.shared;
-        match rustix::net::sockopt::socket_peercred(&stream) {
-            Ok(peer) if shared.allow_uids.contains(&peer.uid.as_raw()) => {}
-            Ok(peer) => {
-                tracing::warn!(uid = peer.uid.as_raw(), "turned a client of another user away");
-                return session::refuse(&stream);
-            }
-            Err(e) => return tracing::warn!(error = %e, "a client without credentials"),
+        let uid = match rustix::net::sockopt::socket_peercred(&stream) {
+            Ok(peer) => peer.uid.as_raw(),
+            Err(e) => return self.shared.warn_of(&"a client without credentials", &e.to_string()),
+        };
+        let peer = Peer::User(uid);
+        let Some(role) = self.shared.role_of(uid) else {
+            return self.turn_away(&stream, &peer, Refusal::User { uid });
+        };
+        if stream.as_raw_fd() as u64 >= self.descriptors_max {
+            return self.turn_away(&stream, &peer, Refusal::Descriptors);
         }
-        if !shared.admit_client() {
-            tracing::warn!(max = shared.clients_max, "turned a client away: too many");
-            return session::refuse(&stream);
-        }
+        let admission = match self.shared.admit(peer) {
+            Ok(admission) => admission,
+            Err(why) => return self.turn_away(&stream, &peer, why),
+        };
         let token = EventToken(self.next);
         self.next += 1;
         let interest = Interest::READABLE | Interest::WRITABLE;
         match self.poll.registry().register(&mut stream, token, interest) {
             Ok(()) => {
-                self.sessions.insert(token, Session::new(stream));
+                self.sessions.insert(token, Session::new(stream, role, admission));
+                self.halfway.insert(token);
             }
-            Err(e) => {
-                shared.dismiss_client();
-                tracing::warn!(error = %e, "watching a client failed");
-            }
+            Err(e) => self.shared.warn_of(&peer, &format!("watching it failed: {e}")),
         }
+    }
+
+    fn turn_away(&self, stream: &UnixStream, peer: &dyn std::fmt::Debug, why: Refusal) {
+        self.shared.warn_of(peer, &why.to_string());
+        session::refuse(stream, why);
     }
 
     fn serve(&mut self, token: EventToken) {
@@ -616,43 +718,36 @@ impl ShmWorker {
         if session.wakes() {
             self.awake.push(token);
         }
+        if session.is_halfway() {
+            self.halfway.insert(token);
+        }
         match fate {
             Fate::Stay => {}
             Fate::Again => self.unfinished.push(token),
             Fate::Close(why) => {
                 tracing::debug!(%why, "a client is gone");
-                self.close(token);
+                self.sessions.remove(&token);
             }
         }
     }
 
     fn drop_halfway(&mut self, now: Instant) {
-        let late: Vec<EventToken> = self
-            .sessions
-            .iter()
-            .filter(|(_, s)| s.halfway_for(now) > HALF_FRAME_MAX)
-            .map(|(t, _)| *t)
-            .collect();
+        let mut late = Vec::new();
+        self.halfway.retain(|token| {
+            let Some(session) = self.sessions.get(token) else { return false };
+            if session.halfway_for(now) > self.shared.half_open {
+                late.push(*token);
+            }
+            session.is_halfway()
+        });
         for token in late {
             // The worker may have been busy: the rest of the frame may be there by now.
             self.serve(token);
-            if self.sessions.get(&token).is_some_and(|s| s.halfway_for(now) > HALF_FRAME_MAX) {
+            if self.sessions.get(&token).is_some_and(|s| s.halfway_for(now) > self.shared.half_open) {
                 tracing::debug!("a client stopped in the middle of a frame");
-                self.close(token);
+                self.sessions.remove(&token);
             }
         }
-    }
-
-    fn close(&mut self, token: EventToken) {
-        if self.sessions.remove(&token).is_some() {
-            self.shared.dismiss_client();
-        }
-    }
-}
-
-impl Drop for ShmWorker {
-    fn drop(&mut self) {
-        self.shared.clients.fetch_sub(self.sessions.len() as u64, Ordering::Relaxed);
     }
 }
 

@@ -2,21 +2,24 @@
 
 use super::ServerState;
 use super::mailbox::{ServerMailbox, Visit};
+use super::shared::{Admission, Role};
 use crate::mailbox::memory;
-use crate::wire::{self, PROTOCOL_VERSION, Reply, Request};
+use crate::outcome::with_causes;
+use crate::wire::{self, PROTOCOL_VERSION, Refusal, Reply, Request};
 use mio::net::UnixStream;
 use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use std::io::{self, IoSlice, Write};
 use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Unread bytes of replies at which the server stops reading a client's requests.
-const UNREAD_MAX: usize = 1 << 20;
 /// Bytes read from one client per turn.
 const TURN_BYTES: usize = 1 << 18;
 const CHUNK: usize = 1 << 16;
+/// Buffer of a client that is quiet, or has not said hello: more than any hello.
+const QUIET_BYTES: usize = 1 << 12;
 /// Time for one client's requests per turn. A put that must wait for a grace period is the last of
 /// its turn.
 const TURN_TIME: Duration = Duration::from_millis(2);
@@ -34,40 +37,46 @@ pub(super) enum Fate {
 /// A client's connection.
 pub(super) struct Session {
     stream: UnixStream,
+    role: Role,
+    /// It counts as a connection until it is dropped.
+    _admission: Admission,
     input: Vec<u8>,
     output: Vec<u8>,
     greeted: bool,
     /// Since when a frame, or the hello, has been incomplete.
     halfway: Option<Instant>,
-    /// Whether bytes have come since the last call of [`wakes`](Self::wakes).
-    has_heard: bool,
-    /// Where further requests are, if the client has asked for a mailbox.
+    /// Whether the client has rung, or got its mailbox, since the last call of
+    /// [`wakes`](Self::wakes).
+    has_rung: bool,
+    /// Where further requests may be, if the client has asked for a mailbox.
     mailbox: Option<ServerMailbox>,
 }
 
-/// Sends a refusal, if the client is still there.
-pub(super) fn refuse(mut stream: &UnixStream) {
+/// Tells a client why it is turned away, if it is still there.
+pub(super) fn refuse(mut stream: impl Write, why: Refusal) {
     let mut out = Vec::new();
-    Reply::Refused { version: PROTOCOL_VERSION }.encode(0, &mut out);
+    Reply::TurnedAway(why).encode(0, &mut out);
     let _ = stream.write(&out);
 }
 
 impl Session {
-    pub fn new(stream: UnixStream) -> Session {
+    pub fn new(stream: UnixStream, role: Role, admission: Admission) -> Session {
         Session {
             stream,
+            role,
+            _admission: admission,
             input: Vec::new(),
             output: Vec::new(),
             greeted: false,
             halfway: Some(Instant::now()),
-            has_heard: false,
+            has_rung: false,
             mailbox: None,
         }
     }
 
     /// Called after input. Returns whether the worker must poll its mailbox again.
     pub fn wakes(&mut self) -> bool {
-        std::mem::take(&mut self.has_heard) && self.mailbox.as_mut().is_some_and(ServerMailbox::wakes)
+        std::mem::take(&mut self.has_rung) && self.mailbox.as_mut().is_some_and(ServerMailbox::wakes)
     }
 
     /// Returns whether the worker may stop polling its mailbox.
@@ -79,23 +88,20 @@ impl Session {
     #[inline]
     pub fn visit(&mut self, shared: &ServerState, turn_ends: Instant) -> Result<Visit, String> {
         let Some(mailbox) = &mut self.mailbox else { return Ok(Visit::default()) };
-        let visit = mailbox.visit(shared, turn_ends)?;
+        let visit = mailbox.visit(shared, self.role, turn_ends)?;
         if visit.has_rung {
-            self.ring().map_err(|e| e.to_string())?;
+            self.ring()?;
         }
         Ok(visit)
     }
 
     /// Wakes the client. After an error the caller must hang up, which also wakes the client.
-    fn ring(&mut self) -> io::Result<()> {
-        loop {
-            match self.stream.write(&[0]) {
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                // A socket that takes nothing has unread bytes in it, which wake the client.
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                written => return written.map(|_| ()),
-            }
+    fn ring(&mut self) -> Result<(), String> {
+        // Otherwise the socket is full of unread bytes, which wake the client.
+        if self.output.is_empty() {
+            Reply::Wake.encode(0, &mut self.output);
         }
+        self.flush()
     }
 
     /// Whether the client is in the middle of a frame, or has not said hello yet.
@@ -115,7 +121,7 @@ impl Session {
 
     fn turn(&mut self, shared: &ServerState) -> Result<Fate, String> {
         self.flush()?;
-        if self.output.len() > UNREAD_MAX {
+        if self.output.len() > shared.unread_bytes_max {
             // The session continues when the client has read: the socket becomes writable then.
             self.halfway = None;
             return Ok(Fate::Stay);
@@ -124,21 +130,34 @@ impl Session {
         let answered = self.answer_all(shared);
         self.flush()?;
         let all_answered = answered?;
-        match filled.map_err(|e| e.to_string())? {
-            Filled::More => Ok(Fate::Again),
+        match filled {
+            Ok(Filled::More) => Ok(Fate::Again),
             _ if !all_answered => Ok(Fate::Again),
-            Filled::Drained => Ok(Fate::Stay),
-            Filled::Ended => Err("it hung up".into()),
+            Ok(Filled::Drained) => Ok(Fate::Stay),
+            _ if self.answers_left(shared)? => Ok(Fate::Again),
+            Ok(Filled::Ended) => Err("it hung up".into()),
+            Err(error) => Err(error.to_string()),
         }
+    }
+
+    /// Answers requests that are still in the mailbox of a client that is gone, for at most one
+    /// turn. Returns whether there were any.
+    fn answers_left(&mut self, shared: &ServerState) -> Result<bool, String> {
+        let Some(mailbox) = &mut self.mailbox else { return Ok(false) };
+        let Visit { answered, .. } = mailbox.visit(shared, self.role, Instant::now() + TURN_TIME)?;
+        shared.mailboxes.requests.fetch_add(answered, Ordering::Relaxed);
+        Ok(answered > 0)
     }
 
     fn fill(&mut self) -> io::Result<Filled> {
         let start = self.input.len();
-        while self.input.len() - start < TURN_BYTES {
-            self.input.reserve(CHUNK);
+        let most = if self.greeted { TURN_BYTES } else { QUIET_BYTES };
+        while self.input.len() - start < most {
+            let is_quiet = !self.greeted || self.input.is_empty();
+            self.input.reserve(if is_quiet { QUIET_BYTES } else { CHUNK });
             match rustix::io::read(&self.stream, spare_capacity(&mut self.input)) {
                 Ok(0) => return Ok(Filled::Ended),
-                Ok(_) => self.has_heard = true,
+                Ok(_) => {}
                 Err(Errno::INTR) => {}
                 Err(Errno::WOULDBLOCK) => return Ok(Filled::Drained),
                 Err(e) => return Err(e.into()),
@@ -163,11 +182,20 @@ impl Session {
             self.answer(frame.id, request, shared)?;
             rest = &rest[frame.length..];
         }
+        // So that what precedes a hello takes no more memory than that.
+        if !self.greeted && rest.len() >= wire::HELLO_BYTES {
+            return Err("it did not say hello first".into());
+        }
         let done = input.len() - rest.len();
         let was_waiting = self.halfway.filter(|_| done == 0);
         self.halfway = (!rest.is_empty() || !self.greeted).then(|| was_waiting.unwrap_or_else(Instant::now));
         self.input = input;
         self.input.drain(..done);
+        for buffer in [&mut self.input, &mut self.output] {
+            if buffer.is_empty() {
+                buffer.shrink_to(QUIET_BYTES);
+            }
+        }
         Ok(all_answered)
     }
 
@@ -178,14 +206,15 @@ impl Session {
                 return Err(format!("it said hello in protocol version {version}"));
             }
             Request::Hello { .. } => {
-                let region = shared.index.region().share().map_err(|e| e.to_string())?;
+                let region = shared.index.region().shared().ok_or("the region is private")?;
                 self.send_with(id, &Reply::Welcome { version: PROTOCOL_VERSION }, &region)?;
                 self.greeted = true;
             }
             _ if !self.greeted => return Err("it did not say hello first".into()),
             Request::Mailbox { version } => return self.be_seated(id, version, shared),
+            Request::Wake => self.has_rung = true,
             request => {
-                if let Some(reply) = shared.answer(request) {
+                if let Some(reply) = shared.answer(self.role, request) {
                     reply.encode(id, &mut self.output);
                 }
             }
@@ -194,19 +223,32 @@ impl Session {
     }
 
     /// Gives the client a mailbox, once. Refuses with the server's version of mailboxes, or 0 if it
-    /// has none.
+    /// has none. If that is the version asked for, there is no room for another one now.
     fn be_seated(&mut self, id: u64, version: u32, shared: &ServerState) -> Result<(), String> {
-        if !shared.mailbox || version != memory::VERSION {
-            let version = if shared.mailbox { memory::VERSION } else { 0 };
-            Reply::Refused { version }.encode(id, &mut self.output);
+        let (room, geometry) = (&shared.mailbox_memory, shared.index.geometry());
+        let ours = if room.has_any(geometry) { memory::VERSION } else { 0 };
+        if version != memory::VERSION || ours == 0 {
+            Reply::Refused { version: ours }.encode(id, &mut self.output);
             return Ok(());
         }
         if self.mailbox.is_some() || !self.output.is_empty() {
             return Err("it asked for a mailbox in the middle of a conversation".into());
         }
-        let (mailbox, memory) = ServerMailbox::new(shared.index.geometry()).map_err(|e| e.to_string())?;
+        let made = ServerMailbox::new(room, geometry).unwrap_or_else(|error| {
+            let error = with_causes(&error);
+            tracing::warn!(error, "making a mailbox failed; its client uses messages");
+            None
+        });
+        let Some((mailbox, memory)) = made else {
+            if shared.mailboxes.refused.fetch_add(1, Ordering::Relaxed) == 0 {
+                tracing::warn!(bytes = room.taken(), "no room for another mailbox; clients use messages");
+            }
+            Reply::Refused { version: ours }.encode(id, &mut self.output);
+            return Ok(());
+        };
         self.send_with(id, &Reply::Mailbox { version }, &memory)?;
         self.mailbox = Some(mailbox);
+        self.has_rung = true;
         Ok(())
     }
 
@@ -259,6 +301,11 @@ impl Session {
         self.mailbox = Some(mailbox);
     }
 
+    /// Bytes of its buffers.
+    pub fn memory(&self) -> usize {
+        self.input.capacity() + self.output.capacity()
+    }
+
     /// Its mailbox.
     pub fn mailbox(&mut self) -> &mut ServerMailbox {
         self.mailbox.as_mut().expect("it has slots")
@@ -281,6 +328,7 @@ enum Filled {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use super::super::shared::Peer;
     use super::super::{Server, ServerConfig};
     use super::*;
     use crate::address::Address;
@@ -296,7 +344,8 @@ mod tests {
         for end in [&ours, &theirs] {
             end.set_nonblocking(true).unwrap();
         }
-        (Session::new(UnixStream::from_std(ours)), theirs, server, dir)
+        let admission = server.shared.admit(Peer::User(0)).unwrap();
+        (Session::new(UnixStream::from_std(ours), Role::Change, admission), theirs, server, dir)
     }
 
     fn frames(requests: &[Request<'_>]) -> Vec<u8> {
@@ -447,8 +496,38 @@ mod tests {
         assert!(reads.join().unwrap() > 0);
     }
 
-    /// A byte wakes a client with a mailbox. A full socket already wakes its client, and a client
-    /// that is gone needs no waking. Input from a client wakes its mailbox.
+    /// So are those in its mailbox, although nobody rings any more.
+    #[test]
+    fn requests_left_in_a_mailbox_are_handled() {
+        let (mut session, mut client, server, _dir) = session();
+        client.write_all(&frames(&[HELLO])).unwrap();
+        assert!(matches!(session.advance(&server.shared), Fate::Stay));
+        let ServerState { index, mailbox_memory, .. } = &*server.shared;
+        let (ours, memory) = ServerMailbox::new(mailbox_memory, index.geometry()).unwrap().unwrap();
+        let theirs = memory::Mailbox::map(memory, index.geometry()).unwrap();
+        session.take_mailbox(ours);
+        for number in 1..=memory::WINDOW {
+            let mut frame = Vec::new();
+            let mode = crate::outcome::PutMode::Upsert;
+            Request::Put { mode, key: b"key", value: b"value" }.encode(number, &mut frame);
+            assert!(crate::mailbox::store(theirs.request(number), number, &frame));
+        }
+        theirs.client().announce(memory::WINDOW);
+        drop(client);
+        let why = loop {
+            match session.advance(&server.shared) {
+                Fate::Close(why) => break why,
+                Fate::Again => {}
+                Fate::Stay => panic!("it has hung up"),
+            }
+        };
+        let (updates, answered) = (server.stats().updates, server.mailbox_counts().requests);
+        assert_eq!((updates + 1, answered), (memory::WINDOW, memory::WINDOW), "{why}");
+    }
+
+    /// A frame wakes a client with a mailbox. A full socket already wakes its client, and a client
+    /// that is gone needs no waking. A client's frame wakes its mailbox; a request that goes over
+    /// the socket does not.
     #[test]
     fn rings_wake_both_sides() {
         let (mut session, mut client, server, _dir) = session();
@@ -456,7 +535,8 @@ mod tests {
         client.write_all(&frames(&[HELLO])).unwrap();
         assert!(matches!(session.advance(&server.shared), Fate::Stay));
         assert!(!session.wakes(), "it has no mailbox");
-        let (mailbox, _memory) = ServerMailbox::new(server.shared.index.geometry()).unwrap();
+        let ServerState { index, mailbox_memory, .. } = &*server.shared;
+        let (mailbox, _memory) = ServerMailbox::new(mailbox_memory, index.geometry()).unwrap().unwrap();
         session.take_mailbox(mailbox);
         assert!(matches!(session.advance(&server.shared), Fate::Stay));
         assert!(!session.wakes(), "nothing has come");
@@ -471,9 +551,14 @@ mod tests {
         let mut welcome = [0; 20];
         io::Read::read_exact(&mut client, &mut welcome).unwrap();
         session.ring().unwrap();
-        let mut byte = [0; 8];
-        assert_eq!(io::Read::read(&mut client, &mut byte).unwrap(), 1, "a ring");
-        (0..10_000).for_each(|_| session.ring().expect("a full socket is no harm"));
+        let mut ring = [0; 100];
+        assert_eq!(io::Read::read(&mut client, &mut ring).unwrap(), 16, "a ring");
+        assert_eq!(wire::replies(&ring[..16], 0), Ok(vec![Reply::Wake]));
+        client.write_all(&frames(&[Request::Get { key: b"key" }])).unwrap();
+        assert!(matches!(session.advance(&server.shared), Fate::Stay));
+        assert!(!session.wakes(), "nothing is in its mailbox");
+        (0..100_000).for_each(|_| session.ring().expect("a full socket is no harm"));
+        assert_eq!(session.output.len(), 16, "one ring waits until it has read");
         drop(client);
         assert!(session.ring().is_err());
     }

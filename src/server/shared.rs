@@ -1,11 +1,75 @@
 //! The state that a server's threads share, and the answer to a request.
 
+use super::mailbox::MailboxMemory;
 use crate::index::Index;
 use crate::outcome::PutError;
 use crate::outcome::ReadError;
+use crate::place;
 use crate::region::Region;
-use crate::wire::{Reply, Request, ServerStats};
+use crate::sync::lock_std;
+use crate::wire::{Refusal, Reply, Request, ServerStats};
+use rustc_hash::FxHashMap;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// What a client may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Read the table.
+    Read,
+    /// Change it, too.
+    Change,
+}
+
+/// Who a connection counts for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Peer {
+    /// A user of this host.
+    User(u32),
+    /// A host, over verbs.
+    #[cfg_attr(not(feature = "verbs"), expect(dead_code, reason = "for verbs"))]
+    Host(IpAddr),
+}
+
+/// A connection that counts against the limits, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Admission {
+    shared: Arc<ServerState>,
+    peer: Peer,
+}
+
+impl Drop for Admission {
+    fn drop(&mut self) {
+        self.shared.clients.fetch_sub(1, Ordering::Relaxed);
+        let mut peers = lock_std(&self.shared.peers);
+        if let Some(count) = peers.get_mut(&self.peer) {
+            *count -= 1;
+            if *count == 0 {
+                peers.remove(&self.peer);
+            }
+        }
+    }
+}
+
+/// Lets one warning a second through, and counts the others: strangers do not fill the log.
+#[derive(Debug, Default)]
+pub(crate) struct WarningLimit(Mutex<(Option<Instant>, u64)>);
+
+impl WarningLimit {
+    /// The number of warnings left out since the last one, if there may be another one now.
+    pub fn pass(&self, now: Instant) -> Option<u64> {
+        const APART: Duration = Duration::from_secs(1);
+        let (last, left_out) = &mut *lock_std(&self.0);
+        if last.is_some_and(|last| now.saturating_duration_since(last) < APART) {
+            *left_out += 1;
+            return None;
+        }
+        *last = Some(now);
+        Some(std::mem::take(left_out))
+    }
+}
 
 /// The state that all threads of a server share.
 #[derive(Debug)]
@@ -14,17 +78,27 @@ pub(crate) struct ServerState {
     pub(super) stopping: AtomicBool,
     pub(super) clients: AtomicU64,
     pub(crate) clients_max: u64,
+    /// Most connections of a peer. The server's own user is not limited.
+    pub(super) clients_per_peer: u64,
+    pub(super) peers: Mutex<FxHashMap<Peer, u64>>,
     pub(super) allow_uids: Vec<u32>,
+    pub(super) allow_read_uids: Vec<u32>,
+    /// Longest time for a client to complete a frame that it has begun, or its hello.
+    pub(super) half_open: Duration,
+    /// Unread bytes of replies at which the server stops reading a client's requests.
+    pub(super) unread_bytes_max: usize,
+    pub(super) refusals: WarningLimit,
     /// Whether the region stays for the next server. Otherwise it is marked as given up when this
     /// one stops.
     pub(super) region_stays: bool,
-    /// Whether clients on shm may have mailboxes.
-    pub(crate) mailbox: bool,
+    /// What the mailboxes of clients on shm may take.
+    pub(super) mailbox_memory: MailboxMemory,
     pub(super) mailboxes: MailboxCounters,
 }
 
 /// Counts of mailbox work on shm ([`Server::mailbox_counts`](super::Server::mailbox_counts)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct MailboxCounts {
     /// Requests answered.
     pub requests: u64,
@@ -34,6 +108,11 @@ pub struct MailboxCounts {
     pub rests: u64,
     /// Times a sleeping client was woken.
     pub rings: u64,
+    /// Mailboxes refused because there was no room for another one.
+    pub refused: u64,
+    /// Bytes of all mailboxes at present
+    /// ([`ServerConfig::mailbox_bytes_max`](super::ServerConfig::mailbox_bytes_max)).
+    pub bytes: u64,
 }
 
 /// The atomic counters behind [`MailboxCounts`].
@@ -43,18 +122,17 @@ pub(super) struct MailboxCounters {
     pub sweeps: AtomicU64,
     pub rests: AtomicU64,
     pub rings: AtomicU64,
-}
-
-impl MailboxCounters {
-    pub(super) fn counts(&self) -> MailboxCounts {
-        let MailboxCounters { requests, sweeps, rests, rings } = self;
-        let [requests, sweeps, rests, rings] =
-            [requests, sweeps, rests, rings].map(|count| count.load(Ordering::Relaxed));
-        MailboxCounts { requests, sweeps, rests, rings }
-    }
+    pub refused: AtomicU64,
 }
 
 impl ServerState {
+    pub(super) fn mailbox_counts(&self) -> MailboxCounts {
+        let MailboxCounters { requests, sweeps, rests, rings, refused } = &self.mailboxes;
+        let [requests, sweeps, rests, rings, refused] =
+            [requests, sweeps, rests, rings, refused].map(|count| count.load(Ordering::Relaxed));
+        MailboxCounts { requests, sweeps, rests, rings, refused, bytes: self.mailbox_memory.taken() }
+    }
+
     pub(super) fn stats(&self) -> ServerStats {
         let clients = self.clients.load(Ordering::Relaxed);
         ServerStats::new(self.index.counts(), clients, self.index.incarnation())
@@ -65,25 +143,50 @@ impl ServerState {
         self.stopping.load(Ordering::Acquire)
     }
 
-    /// Counts one more client, unless the limit is reached. Returns whether it did.
-    pub(crate) fn admit_client(&self) -> bool {
-        let admitted = self.clients.fetch_add(1, Ordering::Relaxed) < self.clients_max;
-        if !admitted {
-            self.dismiss_client();
+    /// What this user may do. `None`: nothing.
+    pub(super) fn role_of(&self, uid: u32) -> Option<Role> {
+        match uid {
+            uid if self.allow_uids.contains(&uid) => Some(Role::Change),
+            uid if self.allow_read_uids.contains(&uid) => Some(Role::Read),
+            _ => None,
         }
-        admitted
     }
 
-    /// Counts one client fewer.
-    pub(crate) fn dismiss_client(&self) {
-        self.clients.fetch_sub(1, Ordering::Relaxed);
+    /// Counts one more connection, unless a limit is reached.
+    pub(crate) fn admit(self: &Arc<ServerState>, peer: Peer) -> Result<Admission, Refusal> {
+        let mut peers = lock_std(&self.peers);
+        let count = peers.get(&peer).copied().unwrap_or(0);
+        let is_limited = peer != Peer::User(place::own_uid());
+        // Only counted up under the lock, so it cannot exceed the limit.
+        if self.clients.load(Ordering::Relaxed) >= self.clients_max {
+            return Err(Refusal::ServerFull { max: self.clients_max });
+        }
+        if is_limited && count >= self.clients_per_peer {
+            return Err(Refusal::PeerFull { max: self.clients_per_peer });
+        }
+        peers.insert(peer, count + 1);
+        self.clients.fetch_add(1, Ordering::Relaxed);
+        Ok(Admission { shared: self.clone(), peer })
+    }
+
+    /// Warns that a client was turned away, but not more often than once a second.
+    pub(crate) fn warn_of(&self, peer: &dyn std::fmt::Debug, why: &str) {
+        if let Some(left_out) = self.refusals.pass(Instant::now()) {
+            tracing::warn!(?peer, why, left_out, "turned a client away");
+        }
     }
 
     /// Answers a request. `None` for requests about the conversation itself.
-    pub(crate) fn answer(&self, request: Request<'_>) -> Option<Reply> {
+    pub(crate) fn answer(&self, role: Role, request: Request<'_>) -> Option<Reply> {
         Some(match request {
             Request::Hello { .. } | Request::Mailbox { .. } | Request::Wake => return None,
+            Request::Put { .. } | Request::Swap { .. } | Request::Remove { .. } if role == Role::Read => {
+                Reply::Denied
+            }
             Request::Put { mode, key, value } => Reply::Put(self.index.put(key, value, mode)),
+            Request::Swap { key, expected, value } => {
+                Reply::Swapped(self.index.compare_and_swap(key, expected, value))
+            }
             Request::Remove { key } => Reply::Removed(self.index.remove(key)),
             Request::Get { key } => self.look_up(key),
             Request::Stat => Reply::Stat(self.stats()),

@@ -1,15 +1,17 @@
 //! Tests that drive a worker step by step. It is the only worker, so no other one does its work.
 
-use super::mailbox::ServerMailbox;
-use super::shared::MailboxCounters;
+use super::mailbox::{MailboxMemory, ServerMailbox};
+use super::shared::{MailboxCounters, Role};
 use super::*;
 use crate::config::TableSize;
-use crate::mailbox::memory::Mailbox;
+use crate::mailbox::memory::{self, Mailbox};
 use crate::mailbox::{glance, store};
 use crate::outcome::{PutError, PutMode};
 use crate::wire::{self, PROTOCOL_VERSION, Reply, Request};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream as Stream;
+
+const HALF_OPEN: Duration = Duration::from_secs(10);
 
 fn table() -> Config {
     Config { size: TableSize::Keys(10), key_max: 16, value_max: 32, ..Config::default() }
@@ -27,9 +29,15 @@ pub(super) fn shared() -> ServerState {
         stopping: AtomicBool::new(false),
         clients: AtomicU64::new(0),
         clients_max: 10,
+        clients_per_peer: 10,
+        peers: Mutex::default(),
         allow_uids: vec![uid()],
+        allow_read_uids: Vec::new(),
+        half_open: HALF_OPEN,
+        unread_bytes_max: 1 << 20,
+        refusals: WarningLimit::default(),
         region_stays: false,
-        mailbox: true,
+        mailbox_memory: MailboxMemory::new(config.mailbox_bytes_max),
         mailboxes: MailboxCounters::default(),
     }
 }
@@ -77,8 +85,9 @@ impl Second {
     /// A client with a mailbox that is polled, and its end of the mailbox.
     fn served(&mut self) -> (Stream, EventToken, Mailbox) {
         let (stream, token) = self.greeted();
-        let geometry = self.worker.shared.index.geometry();
-        let (mut mailbox, memory) = ServerMailbox::new(geometry).unwrap();
+        let ServerState { index, mailbox_memory, .. } = &*self.worker.shared;
+        let geometry = index.geometry();
+        let (mut mailbox, memory) = ServerMailbox::new(mailbox_memory, geometry).unwrap().unwrap();
         let memory = Mailbox::map(memory, geometry).unwrap();
         assert!(mailbox.wakes());
         self.worker.sessions.get_mut(&token).unwrap().take_mailbox(mailbox);
@@ -92,7 +101,7 @@ impl Second {
     }
 
     fn mailbox_counts(&self) -> MailboxCounts {
-        self.worker.shared.mailboxes.counts()
+        self.worker.shared.mailbox_counts()
     }
 
     /// Takes all events that are there now. They are not reported again.
@@ -211,7 +220,7 @@ fn clients_halfway_for_too_long_are_dropped() {
 fn work_without_an_event_is_done() {
     let mut second = Second::new(shared());
     let (mut silent, token) = second.client();
-    let long_ago = Instant::now() - 2 * HALF_FRAME_MAX;
+    let long_ago = Instant::now() - 2 * HALF_OPEN;
     second.worker.sessions.get_mut(&token).unwrap().be_halfway_since(long_ago);
     second.miss_events();
     second.run(|| assert_eq!(reply(&mut silent), None));
@@ -277,7 +286,8 @@ fn clients_of_other_users_are_refused() {
         second.worker.accept_all();
         assert_eq!(second.clients(), u64::from(is_let_in));
         if !is_let_in {
-            assert_eq!(reply(&mut stream), Some(Reply::Refused { version: PROTOCOL_VERSION }));
+            let why = Refusal::User { uid: uid() };
+            assert_eq!(reply(&mut stream), Some(Reply::TurnedAway(why)));
             assert_eq!(reply(&mut stream), None);
         }
     }
@@ -293,7 +303,8 @@ fn clients_beyond_the_limit_are_refused() {
             let mut refused = second.connect();
             second.worker.accept_all();
             assert_eq!(second.clients(), clients_max);
-            assert_eq!(reply(&mut refused), Some(Reply::Refused { version: PROTOCOL_VERSION }));
+            let why = Refusal::ServerFull { max: clients_max };
+            assert_eq!(reply(&mut refused), Some(Reply::TurnedAway(why)));
             assert_eq!(reply(&mut refused), None);
         }
         if let Some((stream, token)) = streams.pop() {
@@ -303,6 +314,61 @@ fn clients_beyond_the_limit_are_refused() {
             second.greeted();
         }
     }
+}
+
+/// A peer beyond its own limit is refused, and others are not. The server's own user has no such
+/// limit. What has gone leaves room again, and nothing is kept about a peer that is gone.
+#[test]
+fn each_peer_has_a_limit() {
+    let shared = Arc::new(ServerState { clients_per_peer: 2, clients_max: 6, ..shared() });
+    let (one, other) = (Peer::User(uid() + 1), Peer::User(uid() + 2));
+    let mut admitted: Vec<_> = (0..2).map(|_| shared.admit(one).unwrap()).collect();
+    for _ in 0..2 {
+        assert_eq!(shared.admit(one).unwrap_err(), Refusal::PeerFull { max: 2 });
+    }
+    let second = shared.admit(other).unwrap();
+    admitted.pop();
+    admitted.push(shared.admit(one).unwrap());
+    let own: Vec<_> = (0..3).map(|_| shared.admit(Peer::User(uid())).unwrap()).collect();
+    assert_eq!(shared.admit(other).unwrap_err(), Refusal::ServerFull { max: 6 });
+    assert_eq!(shared.stats().clients, 6);
+    drop((admitted, second, own));
+    assert_eq!((shared.stats().clients, shared.peers.lock().unwrap().len()), (0, 0));
+}
+
+/// However many clients are turned away, there is one warning a second. It counts the others.
+#[test]
+fn warnings_are_limited() {
+    let (limit, begun) = (WarningLimit::default(), Instant::now());
+    let at = |ms| limit.pass(begun + Duration::from_millis(ms));
+    assert_eq!([at(0), at(0), at(500), at(999)], [Some(0), None, None, None]);
+    assert_eq!([at(1000), at(1001), at(5000), at(9000)], [Some(3), None, Some(1), Some(0)]);
+}
+
+/// What a client sends before its hello takes no more memory than a hello, and a quiet client has a
+/// small buffer.
+#[test]
+fn strangers_and_quiet_clients_take_little_memory() {
+    let mut second = Second::new(shared());
+    let (mut stranger, token) = second.client();
+    // The head of the longest frame, and part of its body.
+    let head = [&(wire::BODY_MAX as u32).to_le_bytes()[..], &[0; 12]].concat();
+    stranger.write_all(&head[..15]).unwrap();
+    second.worker.serve(token);
+    assert!(second.worker.sessions[&token].memory() <= 8192);
+    stranger.write_all(&[0; 40_000]).unwrap();
+    second.worker.serve(token);
+    assert!(!second.worker.sessions.contains_key(&token), "that is no hello");
+    let (mut quiet, token) = second.greeted();
+    let puts: Vec<u8> = (0..1000).flat_map(|_| frame(&Request::Remove { key: b"key" })).collect();
+    quiet.write_all(&puts).unwrap();
+    for _ in 0..1000 {
+        second.worker.serve(token);
+        if reply(&mut quiet).is_none() {
+            panic!("it is still there");
+        }
+    }
+    assert!(second.worker.sessions[&token].memory() <= 8192);
 }
 
 /// A sweep answers and counts the requests in mailboxes, and counts rings. A client that writes an
@@ -330,8 +396,9 @@ fn a_sweep_answers_mailboxes() {
     assert_eq!((counts.requests, counts.rings), (7, 1));
     assert!((1..=64).contains(&counts.sweeps), "{counts:?}");
     assert_eq!([glance(asks.reply(5)), glance(looks.reply(2))].map(|mark| mark.sequence), [5, 2]);
-    let mut bell = [0; 2];
-    assert_eq!(asleep.read(&mut bell).unwrap(), 1, "one ring");
+    let mut bell = [0; 100];
+    assert_eq!(asleep.read(&mut bell).unwrap(), 16, "one ring");
+    assert_eq!(wire::replies(&bell[..16], 0), Ok(vec![Reply::Wake]));
     assert_eq!(reply(&mut wrong), None);
     assert_eq!(second.clients(), 2);
     // Nothing more comes, so they rest after some time. They are polled again when they ring.
@@ -342,7 +409,8 @@ fn a_sweep_answers_mailboxes() {
         sweeps += 64;
     }
     let counts = second.mailbox_counts();
-    assert_eq!(counts, MailboxCounts { requests: 7, rings: 1, rests: 2, sweeps });
+    let bytes = 2 * memory::bytes(second.worker.shared.index.geometry());
+    assert_eq!(counts, MailboxCounts { requests: 7, rings: 1, rests: 2, sweeps, refused: 0, bytes });
     second.worker.sweep();
     assert_eq!(second.mailbox_counts(), counts);
     assert!(asks.server().heard() != 0 && looks.server().heard() != 0, "they are to ring");
@@ -359,6 +427,41 @@ fn a_sweep_answers_mailboxes() {
     assert_eq!(second.mailbox_counts().rings, 1, "the same announcement");
 }
 
+/// A client that never makes another request soon is not waited for: each time it has rung, its
+/// mailbox is polled once. Among many idle clients, only those that ring cost anything.
+#[test]
+fn quiet_clients_cost_nothing() {
+    let mut second = Second::new(ServerState { clients_max: 100, ..shared() });
+    let mut served: Vec<_> = (0..100).map(|_| second.served()).collect();
+    let give_up = Instant::now() + Duration::from_secs(60);
+    let round = |second: &mut Second| {
+        let before = second.mailbox_counts();
+        while !second.worker.awake.is_empty() {
+            assert!(Instant::now() < give_up, "they never rest");
+            second.worker.sweep();
+        }
+        second.mailbox_counts().sweeps - before.sweeps
+    };
+    round(&mut second);
+    second.worker.drop_halfway(Instant::now());
+    assert!(second.worker.halfway.is_empty(), "all have said hello");
+    let (stream, token, _) = &mut served[42];
+    let mut ring = |second: &mut Second| {
+        stream.write_all(&frame(&Request::Wake)).unwrap();
+        second.worker.serve(*token);
+        assert_eq!(second.worker.awake, [*token]);
+        assert!(second.worker.halfway.is_empty());
+    };
+    for _ in 0..5 {
+        ring(&mut second);
+        round(&mut second);
+    }
+    for _ in 0..5 {
+        ring(&mut second);
+        assert_eq!(round(&mut second), 1);
+    }
+}
+
 /// A worker that polls mailboxes all the time still checks its sockets and drops clients that are
 /// halfway.
 #[test]
@@ -368,7 +471,7 @@ fn mailboxes_do_not_starve_sockets() {
     second.worker.sessions.get_mut(&served).unwrap().mailbox().never_rests();
     let (mut silent, token) = second.client();
     let mut other = second.greeted().0;
-    let long_ago = Instant::now() - 2 * HALF_FRAME_MAX;
+    let long_ago = Instant::now() - 2 * HALF_OPEN;
     second.worker.sessions.get_mut(&token).unwrap().be_halfway_since(long_ago);
     second.run(|| {
         other.write_all(&frame(&GET)).unwrap();
@@ -388,8 +491,9 @@ fn a_sweep_ends_with_its_turn() {
         GET.encode(sequence, &mut frame);
         assert!(store(memory.request(sequence), sequence, &frame));
     }
-    // The first GET waits for a writer, longer than a turn.
+    // The first GET waits for a writer of its key, longer than a turn.
     let shared = second.worker.shared.clone();
+    shared.index.put(b"key", b"value", PutMode::Insert).unwrap();
     let written = be_written(&shared.index, b"key");
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -463,17 +567,15 @@ fn a_server_follows_its_config() {
     assert_eq!((workers, clients_max, token, wait), (2, 4096, Token::default(), Wait::Block));
     #[cfg(feature = "herd")]
     assert!(!usual.herd);
-    assert_eq!(
-        (usual.backing.clone(), usual.start.clone()),
-        (Backing::Anonymous, StartMode::Create(table()))
-    );
-    assert!(usual.allow_uids.is_empty());
+    assert_eq!((usual.backing.clone(), usual.start), (Backing::Anonymous, StartMode::Create));
+    assert!(usual.allow_uids.is_empty() && usual.allow_read_uids.is_empty() && usual.read_token.is_empty());
+    assert_eq!((usual.clients_per_peer, usual.half_open, usual.unread_bytes_max), (1024, HALF_OPEN, 1 << 20));
     for (workers, threads) in [(0, 1), (1, 1), (3, 3)] {
         let config = ServerConfig {
             workers,
             allow_uids: vec![1_234_567, 1_234_568],
             clients_max: 7,
-            mailbox: workers == 1,
+            mailbox_bytes_max: 8,
             ..usual.clone()
         };
         let server = Server::start(config).unwrap();
@@ -482,7 +584,8 @@ fn a_server_follows_its_config() {
         let expected: Vec<_> = (0..threads).map(|number| format!("oneread-{number}")).collect();
         assert_eq!(names, expected);
         assert_eq!(server.shared.allow_uids, [1_234_567, 1_234_568, uid()]);
-        assert_eq!((server.shared.clients_max, server.shared.mailbox), (7, workers == 1));
+        assert_eq!(server.shared.clients_max, 7);
+        assert!(!server.shared.mailbox_memory.has_any(server.index().geometry()));
         assert_eq!(server.address(), &address);
         let mut stream = Stream::connect(address.socket().unwrap()).unwrap();
         stream.write_all(&frame(&HELLO)).unwrap();
@@ -498,32 +601,37 @@ fn errors_say_why_a_server_does_not_start() {
     std::fs::write(&path, b"no region").unwrap();
     let address = Address::Shm(dir.path().join("no folder").join("socket"));
     let usual = ServerConfig::new(address.clone(), table());
-    let start = |backing: &Backing, start: &StartMode| {
-        let config = ServerConfig { backing: backing.clone(), start: start.clone(), ..usual.clone() };
+    let start = |backing: &Backing, start: StartMode| {
+        let config = ServerConfig { backing: backing.clone(), start, ..usual.clone() };
         Server::start(config).expect_err("it cannot start")
     };
     for backing in [Backing::Anonymous, Backing::HugePages] {
-        assert!(matches!(start(&backing, &StartMode::Open), ServeError::NothingToOpen));
+        assert!(matches!(start(&backing, StartMode::Open), ServeError::NothingToOpen));
     }
-    for old in [StartMode::Open, StartMode::OpenOrCreate(table())] {
-        match start(&Backing::File(path.clone()), &old) {
+    for old in [StartMode::Open, StartMode::OpenOrCreate] {
+        match start(&Backing::File(path.clone()), old) {
             ServeError::Recover { what, .. } => assert_eq!(what, path.display().to_string()),
             other => panic!("{other}"),
         }
     }
     let file = Backing::File(path.clone());
-    assert!(matches!(
-        start(&file, &StartMode::Create(table())),
-        ServeError::Region(RegionError::Length { .. })
-    ));
+    assert!(matches!(start(&file, StartMode::Create), ServeError::Region(RegionError::Length { .. })));
     let missing = Backing::File(dir.path().join("missing"));
-    assert!(matches!(start(&missing, &StartMode::Open), ServeError::Region(RegionError::Missing { .. })));
+    assert!(matches!(start(&missing, StartMode::Open), ServeError::Region(RegionError::Missing { .. })));
     let no_table = Config { key_max: 0, ..table() };
-    assert!(matches!(start(&Backing::Anonymous, &StartMode::Create(no_table)), ServeError::Config(_)));
-    for start_with in [StartMode::Create(table()), StartMode::OpenOrCreate(table())] {
-        match start(&Backing::Anonymous, &start_with) {
-            ServeError::Listen { address: told, source } => {
-                assert_eq!((told, source.kind()), (address.clone(), io::ErrorKind::NotFound));
+    let no_table = ServerConfig { table: no_table, ..usual.clone() };
+    assert!(matches!(Server::start(no_table), Err(ServeError::Config(_))));
+    let long = dir.path().join("x".repeat(100));
+    let length = long.as_os_str().len();
+    let too_long = ServerConfig::new(Address::Shm(long.clone()), table());
+    match Server::start(too_long) {
+        Err(ServeError::Address(error)) => assert_eq!(error, AddressError::TooLong { path: long, length }),
+        other => panic!("{other:?}"),
+    }
+    for start_with in [StartMode::Create, StartMode::OpenOrCreate] {
+        match start(&Backing::Anonymous, start_with) {
+            ServeError::NoFolder { path } => {
+                assert_eq!(Some(&*path), address.socket().and_then(Path::parent));
             }
             other => panic!("{other}"),
         }
@@ -534,17 +642,13 @@ fn errors_say_why_a_server_does_not_start() {
 /// Each counter appears under its own name.
 #[test]
 fn counters_keep_their_names() {
-    let counters = MailboxCounters {
-        requests: AtomicU64::new(1),
-        sweeps: AtomicU64::new(2),
-        rests: AtomicU64::new(3),
-        rings: AtomicU64::new(4),
-    };
-    assert_eq!(counters.counts(), MailboxCounts { requests: 1, sweeps: 2, rests: 3, rings: 4 });
-    let shared = shared();
+    let [requests, sweeps, rests, rings, refused] = [1, 2, 3, 4, 5].map(AtomicU64::new);
+    let mailboxes = MailboxCounters { requests, sweeps, rests, rings, refused };
+    let shared = Arc::new(ServerState { mailboxes, ..shared() });
+    let expected = MailboxCounts { requests: 1, sweeps: 2, rests: 3, rings: 4, refused: 5, bytes: 0 };
+    assert_eq!(shared.mailbox_counts(), expected);
     shared.index.put(b"key", b"value", PutMode::Insert).unwrap();
-    (0..3).for_each(|_| assert!(shared.admit_client()));
-    shared.dismiss_client();
+    let _admitted: Vec<_> = (0..3).map(|_| shared.admit(Peer::User(1)).unwrap()).skip(1).collect();
     let stats = shared.stats();
     assert_eq!((stats.keys, stats.inserts, stats.clients, stats.incarnation), (1, 1, 2, 1));
 }
@@ -564,7 +668,7 @@ fn be_written(index: &Index, key: &[u8]) -> Vec<(usize, u64)> {
 fn look_ups_are_answered() {
     let shared = shared();
     shared.index.put(b"key", b"value", PutMode::Insert).unwrap();
-    let get = |key: &[u8]| shared.answer(Request::Get { key }).unwrap();
+    let get = |key: &[u8]| shared.answer(Role::Read, Request::Get { key }).unwrap();
     assert_eq!(get(b"key"), Reply::Value(Some(b"value".to_vec())));
     assert_eq!(get(b"none"), Reply::Value(None));
     for given in [0, 17] {
@@ -575,7 +679,7 @@ fn look_ups_are_answered() {
     let Reply::Put(Err(PutError::Busy { rounds })) = get(b"key") else { panic!("an answer") };
     assert!(rounds > 0);
     for about in [HELLO, Request::Mailbox { version: 1 }, Request::Wake] {
-        assert_eq!(shared.answer(about), None, "{about:?}");
+        assert_eq!(shared.answer(Role::Change, about), None, "{about:?}");
     }
 }
 
@@ -607,6 +711,25 @@ fn one_of_several_servers_takes_the_socket() {
         }
         std::fs::remove_file(&path).unwrap();
     }
+}
+
+/// What stands in the socket's place is named, and stays. So is a folder that is missing.
+#[test]
+fn what_is_no_socket_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    std::fs::write(at("file"), "text").unwrap();
+    std::fs::create_dir(at("folder")).unwrap();
+    std::os::unix::fs::symlink(at("nowhere"), at("link")).unwrap();
+    for name in ["file", "folder", "link"] {
+        let refused = listen(&Address::Shm(at(name)), &at(name)).unwrap_err();
+        assert!(matches!(refused, ServeError::NoSocket { kind, .. } if kind == name), "{refused}");
+        assert!(at(name).symlink_metadata().is_ok(), "the {name} is gone");
+    }
+    let missing = listen(&Address::Shm(at("no/socket")), &at("no/socket")).unwrap_err();
+    assert!(matches!(&missing, ServeError::NoFolder { path } if *path == at("no")), "{missing}");
+    let below = listen(&Address::Shm(at("file/socket")), &at("file/socket")).unwrap_err();
+    assert!(matches!(below, ServeError::NoFolder { .. }), "{below}");
 }
 
 /// A server waits for the lock of a folder, for a limited time. The folder of a bare name is the

@@ -7,13 +7,16 @@
 
 #![allow(unsafe_code)]
 
+use super::ACCEPT_AGAIN;
 use super::end::Thread;
-use super::shared::ServerState;
-use super::{ACCEPT_AGAIN, RegisterProgress};
+use super::shared::{Admission, Peer, Role, ServerState};
+use crate::address::VerbsAddress;
 #[cfg(feature = "herd")]
 use crate::herd;
 use crate::layout::geometry::Geometry;
 use crate::layout::superblock::SUPERBLOCK_WORDS;
+use crate::outcome::with_causes;
+use crate::start::{Start, StartProgress, StartStep};
 use crate::verbs::bootstrap::MESSAGES_MAX;
 use crate::verbs::bootstrap::{self, Challenge, Descriptor, Join, JoinAnswer, Nonce, Welcome};
 use crate::verbs::device::{
@@ -23,7 +26,7 @@ use crate::verbs::device::{
 use crate::verbs::error::{SetupError, VerbsError};
 use crate::verbs::ffi::Completion;
 use crate::verbs::station::Station;
-use crate::verbs::{Token, VerbsAddress, Wait};
+use crate::verbs::{Token, Wait};
 use crate::wire;
 use mio::net::{TcpListener, TcpStream};
 use mio::unix::SourceFd;
@@ -39,8 +42,6 @@ use std::time::{Duration, Instant};
 /// Most unanswered messages of a client.
 const MESSAGES: usize = 8;
 const _: () = assert!(MESSAGES <= MESSAGES_MAX);
-/// Longest time for a client to join.
-const JOIN_WITHIN: Duration = Duration::from_secs(5);
 /// Most clients that may be joining at the same time.
 const JOINING_MAX: usize = 256;
 /// Time for one client's messages per turn.
@@ -65,6 +66,7 @@ pub(crate) struct VerbsServer {
     region: RegisteredRegion,
     superblock: Vec<u64>,
     token: Token,
+    read_token: Token,
     message_bytes: usize,
     wait: Wait,
     #[cfg(feature = "herd")]
@@ -74,11 +76,12 @@ pub(crate) struct VerbsServer {
 /// Options of a verbs server.
 pub(crate) struct VerbsServing {
     pub token: Token,
+    pub read_token: Token,
     pub wait: Wait,
     #[cfg(feature = "herd")]
     pub herd: bool,
     pub workers: usize,
-    pub progress: Option<fn(RegisterProgress)>,
+    pub progress: Option<fn(StartProgress)>,
 }
 
 /// Registers the region, listens, and starts the acceptor and the workers. Returns the address with
@@ -89,9 +92,9 @@ pub(crate) fn start(
     how: VerbsServing,
     all: &mut Vec<Thread>,
 ) -> Result<VerbsAddress, SetupError> {
-    let listen = |why: io::Error| SetupError::Listen {
+    let listen = |source: io::Error| SetupError::Listen {
         address: crate::verbs::host_and_port(address.host(), address.port()),
-        why: why.to_string(),
+        source: Arc::new(source),
     };
     let mut places = (address.host(), address.port()).to_socket_addrs().map_err(listen)?;
     let place = places.next().ok_or_else(|| listen(io::Error::other("the name has no address")))?;
@@ -105,7 +108,7 @@ pub(crate) fn start(
     let message_bytes = message_bytes(geometry);
     let region = register(&station, &shared, how.progress)?;
     let superblock = (0..SUPERBLOCK_WORDS).map(|word| shared.index.region().load(word)).collect();
-    let VerbsServing { token, wait, workers, .. } = how;
+    let VerbsServing { token, read_token, wait, workers, .. } = how;
     #[cfg(feature = "herd")]
     let (herd, herd_threads) =
         how.herd.then(|| herd::server::HerdAcceptor::open(&shared, &station, workers)).transpose()?.unzip();
@@ -115,6 +118,7 @@ pub(crate) fn start(
         region,
         superblock,
         token,
+        read_token,
         message_bytes,
         wait,
         #[cfg(feature = "herd")]
@@ -149,20 +153,14 @@ pub(crate) fn start(
 fn register(
     station: &Station,
     shared: &Arc<ServerState>,
-    progress: Option<fn(RegisterProgress)>,
+    progress: Option<fn(StartProgress)>,
 ) -> Result<RegisteredRegion, SetupError> {
-    let total = shared.index.region().bytes();
-    let tell = |ready, done| {
-        if let Some(progress) = progress {
-            progress(RegisterProgress { ready, total, done });
-        }
-    };
-    let begun = Instant::now();
-    shared.index.region().touch(|ready| tell(ready, false));
-    let region = RegisteredRegion::of_region(station.domain().clone(), shared.clone())?;
-    tell(total, true);
-    tracing::info!(bytes = total, took = ?begun.elapsed(), "registered the region");
-    Ok(region)
+    let region = shared.index.region();
+    let start = Start { tell: progress, ..Start::default() };
+    start.step(StartStep::Register, region.bytes(), |done| {
+        region.touch(done);
+        RegisteredRegion::of_region(station.domain().clone(), shared.clone())
+    })
 }
 
 /// Size of a message: room for the largest request, the largest answer, and dozens of small ones.
@@ -235,10 +233,11 @@ impl Acceptor {
     fn run(mut self) {
         let mut events = Events::with_capacity(64);
         let mut more = false;
+        let join_within = self.host.shared.half_open;
         while !self.host.shared.is_stopping() {
             let timeout = match more {
                 true => Some(ACCEPT_AGAIN),
-                false => (!self.joining.is_empty()).then_some(JOIN_WITHIN / 4),
+                false => (!self.joining.is_empty()).then_some(join_within / 4),
             };
             if let Err(e) = self.poll.poll(&mut events, timeout)
                 && e.kind() != io::ErrorKind::Interrupted
@@ -256,7 +255,7 @@ impl Acceptor {
             if more {
                 more = self.accept_some();
             }
-            self.joining.retain(|_, client| client.since.elapsed() < JOIN_WITHIN);
+            self.joining.retain(|_, client| client.since.elapsed() < join_within);
         }
     }
 
@@ -292,7 +291,7 @@ impl Acceptor {
 
     fn accept(&mut self, mut stream: TcpStream) {
         if self.joining.len() >= JOINING_MAX {
-            return tracing::warn!("turned a client away: too many are joining");
+            return self.host.shared.warn_of(&stream.peer_addr().ok(), "too many are joining");
         }
         let _ = stream.set_nodelay(true);
         crate::verbs::keep_alive(&stream);
@@ -328,7 +327,7 @@ impl Acceptor {
         let Some(PendingSession { mut stream, nonce, .. }) = self.joining.remove(&token) else { return };
         let _ = self.poll.registry().deregister(&mut stream);
         if let Err((token, why, mut stream)) = self.admit(stream, &nonce, &mut join) {
-            tracing::warn!(%why, "turned a client away");
+            self.host.shared.warn_of(&stream.peer_addr().ok(), &why);
             let _ = stream.write(&bootstrap::encode(&JoinAnswer::Refused { token, why }));
         }
     }
@@ -346,15 +345,32 @@ impl Acceptor {
             return Err((false, why, stream));
         }
         let theirs = join.nonce;
-        if !bootstrap::is_proven(&host.token, nonce, &theirs, join) {
+        let proof = join.proof;
+        let mut knows = |token: &Token| {
+            join.proof = proof;
+            bootstrap::is_proven(token, nonce, &theirs, join)
+        };
+        let role = if knows(&host.token) {
+            Role::Change
+        } else if !host.read_token.is_empty() && knows(&host.read_token) {
+            Role::Read
+        } else {
             return Err((true, "its token is not the server's".into(), stream));
-        }
+        };
+        let peer = match stream.peer_addr() {
+            Ok(peer) => Peer::Host(peer.ip()),
+            Err(e) => return Err((false, e.to_string(), stream)),
+        };
         let inbox = self.inboxes.iter().min_by_key(|inbox| inbox.clients.load(Ordering::Relaxed));
         let inbox = inbox.expect("a host has workers");
-        if inbox.clients.load(Ordering::Relaxed) >= inbox.room() || !host.shared.admit_client() {
-            return Err((false, "the server has as many clients as it can take".into(), stream));
+        if inbox.clients.load(Ordering::Relaxed) >= inbox.room() {
+            return Err((false, "the server's device has as many clients as it can take".into(), stream));
         }
-        let client = host.client_for(inbox, join, nonce, stream);
+        let admission = match host.shared.admit(peer) {
+            Ok(admission) => admission,
+            Err(why) => return Err((false, why.to_string(), stream)),
+        };
+        let client = host.client_for(inbox, join, nonce, stream, role, admission);
         client
             .map(|client| {
                 inbox.clients.fetch_add(1, Ordering::Relaxed);
@@ -362,32 +378,31 @@ impl Acceptor {
                 // inbox of a worker that has ended is closed for good.
                 if inbox.events.send(WorkerEvent::Joined(Box::new(client))).is_err() {
                     inbox.clients.store(usize::MAX / 2, Ordering::Relaxed);
-                    host.shared.dismiss_client();
                 }
                 let _ = inbox.waker.wake();
             })
-            .map_err(|(why, stream)| {
-                host.shared.dismiss_client();
-                (false, why, stream)
-            })
+            .map_err(|(why, stream)| (false, why, stream))
     }
 }
 
 impl PendingSession {
     /// Returns the client's message, once it is complete.
     fn hear(&mut self) -> Result<Option<Join>, String> {
+        let joined = |input: &[u8]| bootstrap::decode(input).map_err(|e| with_causes(&e));
         let mut chunk = [0; 4096];
         loop {
             match self.stream.read(&mut chunk) {
                 Ok(0) => return Err("hung up".into()),
                 Ok(n) => self.input.extend_from_slice(&chunk[..n]),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return bootstrap::decode(&self.input),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    return joined(&self.input);
+                }
                 Err(e) => return Err(e.to_string()),
             }
             // Checked after each chunk, so that a message that is too long is refused before it is
             // collected.
-            if let Some(join) = bootstrap::decode(&self.input)? {
+            if let Some(join) = joined(&self.input)? {
                 return Ok(Some(join));
             }
         }
@@ -401,6 +416,8 @@ impl VerbsServer {
         join: &Join,
         nonce: &Nonce,
         stream: TcpStream,
+        role: Role,
+        admission: Admission,
     ) -> Result<VerbsSession, (String, TcpStream)> {
         let made = || -> Result<_, SetupError> {
             let domain = self.station.domain();
@@ -426,14 +443,16 @@ impl VerbsServer {
         let (pair, outgoing) = match made() {
             Ok(made) => made,
             Err(error) => {
-                return Err((format!("the server's queue pair cannot be connected: {error}"), stream));
+                let why = with_causes(&error);
+                return Err((format!("the server's queue pair cannot be connected: {why}"), stream));
             }
         };
         #[cfg(feature = "herd")]
-        let (seating, extension) = match herd::server::admit(self.herd.as_ref(), join.extension.as_ref()) {
-            Ok(admitted) => admitted,
-            Err(why) => return Err((why, stream)),
-        };
+        let (seating, extension) =
+            match herd::server::admit(self.herd.as_ref(), join.extension.as_ref(), role) {
+                Ok(admitted) => admitted,
+                Err(why) => return Err((why, stream)),
+            };
         #[cfg(not(feature = "herd"))]
         let extension = None;
         #[cfg(not(feature = "herd"))]
@@ -454,7 +473,8 @@ impl VerbsServer {
             network: self.station.network(),
             extension,
         };
-        bootstrap::prove(&self.token, nonce, &join.nonce, &mut welcome);
+        let token = if role == Role::Change { &self.token } else { &self.read_token };
+        bootstrap::prove(token, nonce, &join.nonce, &mut welcome);
         let welcome = JoinAnswer::Welcome(Box::new(welcome));
         let free = (0..MESSAGES).collect();
         let welcome = bootstrap::encode(&welcome);
@@ -463,6 +483,8 @@ impl VerbsServer {
             pair,
             outgoing,
             stream,
+            role,
+            _admission: admission,
             welcome,
             free,
             requests,
@@ -484,6 +506,9 @@ struct VerbsSession {
     outgoing: Buffer,
     /// Its end shows that the client is gone.
     stream: TcpStream,
+    role: Role,
+    /// It counts as a connection until it is dropped.
+    _admission: Admission,
     /// Sent once the worker has taken the client.
     welcome: Vec<u8>,
     /// Slots of `outgoing` whose SENDs have completed.
@@ -645,7 +670,7 @@ impl VerbsWorker {
                     let number = client.pair.number();
                     if let Err(why) = self.adopt(client) {
                         tracing::warn!(%why, number, "a client could not be taken in");
-                        self.dismissed();
+                        self.count.fetch_sub(1, Ordering::Relaxed);
                     }
                 }
                 WorkerEvent::LastReceive { number } => {
@@ -738,11 +763,6 @@ impl VerbsWorker {
         self.leaving.push(Leaving { client, ends });
     }
 
-    fn dismissed(&self) {
-        self.count.fetch_sub(1, Ordering::Relaxed);
-        self.host.shared.dismiss_client();
-    }
-
     // ---- messages -------------------------------------------------------------------------------
 
     /// Takes completions. Returns whether there were any.
@@ -757,7 +777,7 @@ impl VerbsWorker {
             // Completions from before that time have been taken.
             let leaving = self.leaving.len();
             self.leaving.retain(|gone| gone.ends > polled_at);
-            (self.leaving.len()..leaving).for_each(|_| self.dismissed());
+            self.count.fetch_sub(leaving - self.leaving.len(), Ordering::Relaxed);
         }
         Ok(n > 0)
     }
@@ -822,8 +842,11 @@ impl VerbsWorker {
                 let frame = wire::decode(&message[request.done..]).map_err(|e| e.to_string())?;
                 let frame = frame.ok_or("it sent half a frame")?;
                 let asked = wire::Request::decode(&frame).map_err(|e| e.to_string())?;
-                let reply =
-                    self.host.shared.answer(asked).ok_or("it said hello twice, or asked for slots")?;
+                let reply = self
+                    .host
+                    .shared
+                    .answer(client.role, asked)
+                    .ok_or("it said hello twice, or asked for slots")?;
                 reply.encode(frame.id, &mut client.answer);
                 request.done += frame.length;
             }
@@ -849,16 +872,6 @@ fn post_receive(landing: &[Buffer], receives: &SharedReceives, slot: usize) -> R
     let element = buffer.element(slot % MESSAGES, buffer.cell_bytes());
     // SAFETY: as required above; buffers live until the worker's last queue pair is gone.
     unsafe { receives.post(slot as u64, element) }
-}
-
-impl Drop for VerbsWorker {
-    fn drop(&mut self) {
-        let waiting =
-            self.events.try_iter().filter(|events| matches!(events, WorkerEvent::Joined(_))).count();
-        for _ in 0..self.clients.len() + self.leaving.len() + waiting {
-            self.host.shared.dismiss_client();
-        }
-    }
 }
 
 /// Marks work requests that are SENDs.

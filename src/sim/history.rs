@@ -70,10 +70,11 @@ impl Recorder {
         }
     }
 
-    /// The history so far of a region of `bytes` bytes that was zero at first.
+    /// The history so far of a region of at least `bytes` bytes that was zero at first.
     pub fn history(&self, bytes: u64) -> History {
         let stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut versions = vec![Vec::new(); bytes as usize / WORD];
+        let words = stores.iter().map(|store| store.word as usize + 1).max().unwrap_or(0);
+        let mut versions = vec![Vec::new(); words.max(bytes as usize / WORD)];
         let mut times = Vec::with_capacity(stores.len() + 1);
         times.push(0);
         for (n, store) in stores.iter().enumerate() {

@@ -3,14 +3,17 @@
 use super::choices::Adversary;
 use super::history::{History, Instant};
 use crate::fabric::landed::LandedWindow;
-use crate::fabric::{Fabric, ReadId};
+use crate::fabric::{Fabric, ReadId, direct};
 use crate::get::Proof;
 use crate::layout::control::move_counter_word;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
+use crate::layout::hash::Hashed;
+use crate::layout::mapped::{Loadable, Words};
 use crate::layout::slot::{COPY_SHIFT, View};
 use crate::layout::{LINE, WORD};
 use crate::outcome::ReadError;
-use std::cell::Cell;
+use crate::reader::ReadCounts;
+use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -30,6 +33,8 @@ pub enum Witness {
     Clock,
     /// The counters of begun moves, as on shm.
     Counter,
+    /// The same, after a direct look, which loads word by word, each no earlier than the last.
+    Loads,
 }
 
 /// How an adversary's READs behave.
@@ -183,13 +188,18 @@ impl<'a, A: Adversary> Sim<'a, A> {
         self.now.get()
     }
 
+    /// The last instant of what begins at `from`.
+    fn latest(&self, from: Instant) -> Instant {
+        let stores_max = self.aim.read_stores_max.unwrap_or(usize::MAX >> 1);
+        let stores_max = self.hardware.read_stores_max.min(stores_max);
+        Instant(self.history.end().0.min(from.0 + stores_max))
+    }
+
     /// Lands a READ that was posted at `posted`. Returns the instant of its last sample.
     fn land(&mut self, window: Window, posted: Instant) -> Instant {
         let first = self.geometry.slot_word(window.first);
         let words = window.slots as usize * self.geometry.shape().words();
-        let stores_max =
-            self.hardware.read_stores_max.min(self.aim.read_stores_max.unwrap_or(usize::MAX >> 1));
-        let latest = Instant(self.history.end().0.min(posted.0 + stores_max));
+        let latest = self.latest(posted);
         let unit_words = match self.hardware.unit {
             Unit::Line => LINE / WORD,
             Unit::Word => 1,
@@ -263,6 +273,79 @@ fn is_whole(history: &History, geometry: &Geometry, mut words: Range<usize>, at:
     })
 }
 
+/// Memory as a client loads it, word by word.
+struct Loading<'l, 'a, A> {
+    sim: RefCell<&'l mut Sim<'a, A>>,
+    latest: Instant,
+}
+
+impl<A: Adversary> Loading<'_, '_, A> {
+    fn load(&self, word: usize) -> u64 {
+        let mut sim = self.sim.borrow_mut();
+        let Sim { history, geometry, adversary, now, met, instants, story, .. } = &mut **sim;
+        let (from, to) = (now.get(), self.latest.max(now.get()));
+        history.distinct(word, 1, from, to, instants);
+        if let [_, _, ..] = instants[..] {
+            let is_in_a_slot = word >= geometry.slot_word(SlotIx(0));
+            let whole = |n: usize| is_in_a_slot && is_whole(history, geometry, word..word + 1, instants[n]);
+            let instant = instants[adversary.pick_sample(instants.len(), whole)];
+            met.choice = true;
+            now.set(instant);
+            story.iter_mut().for_each(|story| story.push(format!("word {word} as it was at {}", instant.0)));
+        }
+        history.word(word, now.get())
+    }
+}
+
+impl<A: Adversary> Loadable for Loading<'_, '_, A> {
+    type Words<'w>
+        = LoadedWords<'w, Self>
+    where
+        Self: 'w;
+
+    fn words(&self, first: usize, len: usize) -> LoadedWords<'_, Self> {
+        if len > 1 {
+            let mut sim = self.sim.borrow_mut();
+            let main_end = sim.geometry.slot_word(SlotIx(sim.geometry.main_slots()));
+            let is_primary = first == sim.geometry.home_window_words(sim.aim.home).0;
+            sim.met.further += u32::from(!is_primary);
+            sim.met.blocks += u32::from(first >= main_end);
+        }
+        LoadedWords { memory: self, range: (first, len) }
+    }
+}
+
+/// Some words of [`Loading`] memory: the first, and how many.
+struct LoadedWords<'w, M> {
+    memory: &'w M,
+    range: (usize, usize),
+}
+
+impl<M> Copy for LoadedWords<'_, M> {}
+impl<M> Clone for LoadedWords<'_, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<A: Adversary> Words for LoadedWords<'_, Loading<'_, '_, A>> {
+    fn len(self) -> usize {
+        self.range.1
+    }
+
+    fn load(self, word: usize) -> u64 {
+        assert!(word < self.range.1, "word {word} of {}", self.range.1);
+        self.memory.load(self.range.0 + word)
+    }
+
+    fn split(self, words: usize) -> Option<(Self, Self)> {
+        let (first, len) = self.range;
+        let others = len.checked_sub(words)?;
+        let part = |range| LoadedWords { range, ..self };
+        Some((part((first, words)), part((first + words, others))))
+    }
+}
+
 impl<A: Adversary> Fabric for Sim<'_, A> {
     type Landed<'l>
         = LandedWindow<'l>
@@ -301,6 +384,24 @@ impl<A: Adversary> Fabric for Sim<'_, A> {
         Ok(())
     }
 
+    fn is_direct(&self) -> bool {
+        self.hardware.witness == Witness::Loads
+    }
+
+    fn get_directly(&mut self, key: Hashed<'_>, value: &mut Vec<u8>, reads: &mut ReadCounts) -> Option<bool> {
+        if !self.is_direct() {
+            return None;
+        }
+        let from = self.mark(key.home());
+        let geometry = self.geometry;
+        let memory = Loading { latest: self.latest(from), sim: RefCell::new(self) };
+        let found = direct::get(&memory, geometry, key, value, reads);
+        let to = self.now.get();
+        let pass = self.met.passes.last_mut().expect("begun above");
+        (pass.to, pass.proof) = (to, (found == Some(false)).then_some(Proof::NoMove));
+        found
+    }
+
     fn mark(&mut self, _home: u64) -> Instant {
         let now = self.now.get();
         let begins = match self.passes {
@@ -336,7 +437,7 @@ impl<A: Adversary> Fabric for Sim<'_, A> {
                 let took_ns = self.history.time_ns(self.now.get()).saturating_sub(self.history.last_ns(mark));
                 Proof::by_clock(took_ns / self.hardware.client_ns, self.geometry.grace())
             }
-            Witness::Counter => {
+            Witness::Counter | Witness::Loads => {
                 let word = move_counter_word(home);
                 Proof::by_counter(self.history.word(word, mark), self.history.word(word, self.now.get()))
             }

@@ -336,7 +336,10 @@ impl<'a> Reading<'a> {
         let copies = self.stores.copies.entry(number).or_default();
         copies.retain(|&copy| copy != slot);
         let Some(&stays) = copies.first() else {
-            self.stores.events.entry(number).or_default().push(StoreEvent { at: to, has: None });
+            // From its first store on, nobody finds the key; from its second, a direct look may see
+            // that it is gone.
+            let at = Instant(from.0 + 1);
+            self.stores.events.entry(number).or_default().push(StoreEvent { at, has: None });
             self.values.remove(&number);
             self.note(IncidentKind::Remove, number, from, to);
             if self.ghosts.values().any(|&other| other == number) {

@@ -17,8 +17,8 @@ use crate::fabric::Fabric;
 use crate::fabric::shm::Shm;
 use crate::families;
 use crate::get::Proof;
-use crate::index::{Index, WAITS_MAX};
-use crate::inspect::Inspector;
+use crate::index::{Index, Recovered, WAITS_MAX};
+use crate::inspect::{Inspector, SlotReport};
 use crate::layout::chain::CHAIN_MAX;
 use crate::layout::geometry::{Geometry, Layout, SlotIx};
 use crate::layout::hash::Seeds;
@@ -50,7 +50,7 @@ pub struct Scene {
 fn memory(geometry: &Geometry) -> (Region, Arc<Recorder>, Clock) {
     let clock = Clock::manual();
     let recorder = Arc::new(Recorder::new(clock.clone(), Duration::from_nanos(1)));
-    (recorder.region(geometry.region_bytes()), recorder, clock)
+    (recorder.region(crate::index::handover::end(geometry)), recorder, clock)
 }
 
 /// Bounds of every GET in a world. The clock stands still, so only the retries end a GET.
@@ -269,8 +269,7 @@ pub struct World {
     places: BTreeMap<KeyNumber, SlotIx>,
     moves: Vec<Move>,
     killed: Option<(Instant, Instant)>,
-    /// The most server threads at a time.
-    threads: u64,
+    recovered: Recovered,
     /// Every change, so that it can be repeated. `None` if repeating would not give the same
     /// result.
     log: Option<Mutex<Vec<Change>>>,
@@ -332,7 +331,7 @@ impl World {
 
     fn over(index: Index, recorder: Arc<Recorder>, clock: Clock, scene: Scene) -> World {
         let (versions, operations, places, moves, killed) = Default::default();
-        let (log, met) = (Some(Mutex::default()), Decided::default());
+        let (log, met, recovered) = (Some(Mutex::default()), Decided::default(), Recovered::default());
         World {
             index,
             recorder,
@@ -343,7 +342,7 @@ impl World {
             places,
             moves,
             killed,
-            threads: 1,
+            recovered,
             log,
             met,
         }
@@ -464,7 +463,6 @@ impl World {
     /// in some order that their times allow. Or the server was wrong about whether a key was there.
     /// Or at the end a key does not stand in exactly one slot.
     pub fn interleave(&mut self, seed: u64, scripts: &[Vec<Change>]) -> Result<(), Box<Violation>> {
-        self.threads = self.threads.max(scripts.len() as u64);
         self.log = None;
         let from = self.now();
         let mut operation = self.operations;
@@ -604,21 +602,57 @@ impl World {
         Some(Did::Change(Done { number, had, has, from, to: self.now(), is_full }))
     }
 
+    /// The server stops and hands its table over (T6). Nothing may be changed after that.
+    ///
+    /// # Panics
+    /// When traces stay longer than a second.
+    pub fn stop(&mut self) {
+        self.log = None;
+        self.index.hand_over(Duration::from_secs(1)).expect("short grace times");
+    }
+
+    /// What this server found when it took its table over.
+    pub fn recovered(&self) -> Recovered {
+        self.recovered
+    }
+
+    /// Compares what the server knows of its keys with what stands in the slots.
+    fn check_counts(&self) -> Result<(), Box<Violation>> {
+        let there = self.inspector().slots().filter(|report| !report.key.is_empty());
+        let is_displaced = |report: &SlotReport| {
+            !self.geometry().primary(self.geometry().hashed(&report.key)).contains(report.slot)
+        };
+        let (displaced, at_home): (Vec<_>, Vec<_>) = there.partition(is_displaced);
+        let stand = ((displaced.len() + at_home.len()) as u64, displaced.len());
+        let known = (self.index.len(), self.index.displaced());
+        if known == stand {
+            return Ok(());
+        }
+        let [answer, right] =
+            [known, stand].map(|(keys, displaced)| format!("{keys} keys, {displaced} displaced"));
+        Err(Violation::new(
+            0,
+            self.killed.unwrap_or_default(),
+            format!("the server knows of {answer}"),
+            right,
+        ))
+    }
+
     /// The world in which this server was killed at the instant `killed` and another took its
-    /// region over ([`Index::open`]). Also returns how many keys were lost.
+    /// region over ([`Index::open`]).
     ///
     /// # Errors
-    /// [`Violation`] when more is wrong than a killed server may leave behind: a value that never
-    /// was, a key lost though no slot was half written, or more keys lost than the server had
-    /// threads.
-    pub fn taken_over_at(&self, killed: Instant) -> Result<(World, u64), Box<Violation>> {
+    /// [`Violation`] when a key is not as the last change that had ended left it, or as one that was
+    /// under way would have.
+    pub fn taken_over_at(&self, killed: Instant) -> Result<World, Box<Violation>> {
         let (region, recorder, clock) = memory(self.geometry());
         self.recorder.repeat(killed, &region, &clock);
         let (index, found) = Index::open(region, clock.clone()).expect("a region that was served");
         let mut world = World::over(index, recorder, clock, self.scene);
         let taken_over = world.now();
         (world.operations, world.killed, world.log) = (self.operations, Some((killed, taken_over)), None);
-        let mut lost = 0;
+        world.recovered = found;
+        world.check_counts()?;
         for (&number, versions) in &self.versions {
             let mut versions: Vec<_> = versions.iter().filter(|v| v.from <= killed).cloned().collect();
             let answer = answer(&mut world.index.reader(), number);
@@ -633,21 +667,16 @@ impl World {
             let last = versions.last_mut().expect("each key was absent at first");
             last.until = None;
             if !last.is(&answer) {
-                lost += 1;
-                if !matches!(answer, Ok(None)) || lost > found.torn.min(self.threads) {
-                    let right = format!("{}, {} slots half written", last.show(), found.torn);
-                    let answer = format!("a GET after the takeover answered {}", show_answer(&answer));
-                    return Err(Violation::new(number, (killed, taken_over), answer, right));
-                }
-                last.until = Some(taken_over);
-                versions.push(Version { value: None, from: killed, until: None });
+                let right = format!("{}, {} slots half written", last.show(), found.torn);
+                let answer = format!("a GET after the takeover answered {}", show_answer(&answer));
+                return Err(Violation::new(number, (killed, taken_over), answer, right));
             }
             world.versions.insert(number, versions);
             if let Some(place) = world.place(number) {
                 world.places.insert(number, place);
             }
         }
-        Ok((world, lost))
+        Ok(world)
     }
 
     /// Keys moved so far, in order. A key that one operation of a single thread moved twice counts

@@ -21,8 +21,10 @@ use hmac::{Hmac, KeyInit, Mac};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::Sha256;
-use std::io::{ErrorKind, Read, Write};
+use std::error::Error;
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The most messages a client may have unanswered.
@@ -173,15 +175,27 @@ pub(crate) fn encode<T: Serialize>(message: &T) -> Vec<u8> {
 }
 
 /// The message at the start of `bytes`; `None` when more are needed.
-pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<Option<T>, String> {
+pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<Option<T>, Undecoded> {
     let Some((length, rest)) = bytes.split_first_chunk::<4>() else { return Ok(None) };
     let length = u32::from_le_bytes(*length) as usize;
     if length > MESSAGE_MAX {
-        return Err("sent something that is no message of oneread's; is it another service's port?".into());
+        return Err(Undecoded::TooLong);
     }
     let Some(body) = rest.get(..length) else { return Ok(None) };
-    serde_json::from_slice(body).map(Some).map_err(|e| format!("sent a message that makes no sense: {e}"))
+    Ok(Some(serde_json::from_slice(body)?))
 }
+
+/// Why bytes are no message. Says what their sender did.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Undecoded {
+    #[error("{NO_MESSAGE}")]
+    TooLong,
+    #[error("sent a message that makes no sense")]
+    Content(#[from] serde_json::Error),
+}
+
+pub(crate) const NO_MESSAGE: &str =
+    "sent something that is no message of oneread's; is it another service's port?";
 
 /// The client's side of the stream. Every wait ends at the deadline.
 pub(crate) struct Handshake {
@@ -196,10 +210,10 @@ impl Handshake {
     pub fn open(host: &str, port: u16, within: Duration) -> Result<Handshake, SetupError> {
         use std::net::ToSocketAddrs;
         let address = super::host_and_port(host, port);
-        let not_there = |why: String| SetupError::NotThere { address: address.clone(), why };
+        let not_there = |e: io::Error| SetupError::NotThere { address: address.clone(), source: Arc::new(e) };
         let deadline = Instant::now() + within;
-        let addresses = (host, port).to_socket_addrs().map_err(|e| not_there(e.to_string()))?;
-        let mut last = "the name has no address".to_owned();
+        let addresses = (host, port).to_socket_addrs().map_err(not_there)?;
+        let mut last = io::Error::new(ErrorKind::NotFound, "the name has no address");
         for peer in addresses {
             let left = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
             match TcpStream::connect_timeout(&peer, left) {
@@ -207,17 +221,23 @@ impl Handshake {
                     let _ = stream.set_nodelay(true);
                     return Ok(Handshake { stream, peer, deadline, within });
                 }
-                Err(e) => last = e.to_string(),
+                Err(e) => last = e,
             }
         }
         Err(not_there(last))
     }
 
-    fn failed(&self, why: impl Into<String>) -> SetupError {
-        SetupError::Handshake { peer: self.peer, why: why.into() }
+    /// The error that names this server and what it did.
+    pub fn failed(&self, why: impl Into<String>) -> SetupError {
+        SetupError::Handshake { peer: self.peer, why: why.into(), source: None }
     }
 
-    fn io(&self, doing: &str, error: &std::io::Error) -> SetupError {
+    /// The same, with what the operating system or the decoder says of it.
+    fn failed_by(&self, why: impl Into<String>, source: impl Error + Send + Sync + 'static) -> SetupError {
+        SetupError::Handshake { peer: self.peer, why: why.into(), source: Some(Arc::new(source)) }
+    }
+
+    fn io(&self, doing: &str, error: io::Error) -> SetupError {
         match error.kind() {
             ErrorKind::WouldBlock | ErrorKind::TimedOut => self.failed(format!(
                 "did not answer within {:?}; it may be suspended (SIGSTOP) or busy",
@@ -226,13 +246,13 @@ impl Handshake {
             ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => {
                 self.failed(format!("hung up while this client was {doing}"))
             }
-            _ => self.failed(format!("broke off while this client was {doing}: {error}")),
+            _ => self.failed_by(format!("broke off while this client was {doing}"), error),
         }
     }
 
     pub fn send<T: Serialize>(&mut self, message: &T) -> Result<(), SetupError> {
         self.limit()?;
-        self.stream.write_all(&encode(message)).map_err(|e| self.io("sending", &e))
+        self.stream.write_all(&encode(message)).map_err(|e| self.io("sending", e))
     }
 
     pub fn receive<T: DeserializeOwned>(&mut self) -> Result<T, SetupError> {
@@ -240,7 +260,11 @@ impl Handshake {
         let mut have = 0;
         loop {
             if have == bytes.len() {
-                match decode(&bytes).map_err(|why| self.failed(why))? {
+                let failed = |error: Undecoded| match (error.to_string(), error) {
+                    (did, Undecoded::TooLong) => self.failed(did),
+                    (did, Undecoded::Content(source)) => self.failed_by(did, source),
+                };
+                match decode(&bytes).map_err(failed)? {
                     Some(message) => return Ok(message),
                     None => {
                         let length = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
@@ -253,7 +277,7 @@ impl Handshake {
                 Ok(0) => return Err(self.failed("hung up before it had answered")),
                 Ok(n) => have += n,
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) => return Err(self.io("waiting for its answer", &e)),
+                Err(e) => return Err(self.io("waiting for its answer", e)),
             }
         }
     }
@@ -262,9 +286,9 @@ impl Handshake {
     fn limit(&self) -> Result<(), SetupError> {
         let left = self.deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         let set = self.stream.set_read_timeout(Some(left)).and(self.stream.set_write_timeout(Some(left)));
-        set.map_err(|e| self.io("setting up", &e))?;
+        set.map_err(|e| self.io("setting up", e))?;
         if Instant::now() >= self.deadline {
-            return Err(self.io("waiting", &ErrorKind::TimedOut.into()));
+            return Err(self.io("waiting", ErrorKind::TimedOut.into()));
         }
         Ok(())
     }
@@ -311,6 +335,13 @@ mod tests {
         assert!(!proven(&token, &server, &client, &|join| join.proof[7] ^= 1));
         assert!(!proven(&token, &server, &client, &|join| join.proof = TokenProof::default()));
         assert_ne!(Join::ROLE, Welcome::ROLE, "a proof cannot be sent back to its sender");
+    }
+
+    /// A nonce is used once, so that no proof can be replayed.
+    #[test]
+    fn nonces_differ() {
+        let nonces: std::collections::HashSet<_> = (0..100).map(|_| nonce().unwrap()).collect();
+        assert_eq!(nonces.len(), 100);
     }
 
     proptest! {

@@ -1,11 +1,16 @@
 //! Errors of verbs: while setting up, and while connected.
 
+use super::gid::{GidError, GidMismatch};
+use crate::wire::WireError;
+use std::error::Error;
+use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A verbs connection failed. Its operations in flight are lost, and none of them counts as
 /// answered.
-#[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
+#[derive(Debug, thiserror::Error, Clone)]
 #[non_exhaustive]
 pub enum VerbsError {
     /// A work request completed with an error.
@@ -21,7 +26,7 @@ pub enum VerbsError {
         vendor: u32,
     },
     /// The device did not accept a work request.
-    #[error("posting to the queue pair: {} (error {errno}); the connection is made again", os(.errno))]
+    #[error("posting to the queue pair: {}; the connection is made again", os(.errno))]
     Post {
         /// The error number.
         errno: i32,
@@ -38,6 +43,9 @@ pub enum VerbsError {
         /// What was wrong.
         what: String,
     },
+    /// The bytes are not valid frames, or not those that are due.
+    #[error("the peer does not speak oneread's protocol")]
+    Wire(#[from] WireError),
     /// The server closed the connection.
     #[error("the server closed the connection")]
     Closed,
@@ -46,25 +54,36 @@ pub enum VerbsError {
     Setup(#[from] SetupError),
 }
 
-fn os(errno: &i32) -> std::io::Error {
-    std::io::Error::from_raw_os_error(*errno)
+fn os(errno: &i32) -> io::Error {
+    io::Error::from_raw_os_error(*errno)
 }
 
+impl VerbsError {
+    /// The error number of a work request that was not accepted, else 0.
+    pub(crate) fn errno(&self) -> i32 {
+        match self {
+            VerbsError::Post { errno } => *errno,
+            _ => 0,
+        }
+    }
+}
+
+/// The source of an error that handles share.
+type Cause = Arc<dyn Error + Send + Sync>;
+
 /// Why verbs could not be set up. Each error names one cause and its remedy.
-#[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
+#[derive(Debug, thiserror::Error, Clone)]
 #[non_exhaustive]
 pub enum SetupError {
     /// The library cannot be loaded.
-    #[error(
-        "libibverbs.so.1 cannot be loaded: {why}; on Debian: apt-get install libibverbs1 ibverbs-providers"
-    )]
+    #[error("libibverbs.so.1 cannot be loaded (on Debian: apt-get install libibverbs1 ibverbs-providers)")]
     Library {
-        /// The loader's message.
-        why: String,
+        /// The loader's answer.
+        source: Cause,
     },
     /// This machine has no RDMA device.
     #[error(
-        "this machine has no RDMA device{}; for one in software: modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0 (`oneread doctor` tells more)",
+        "this machine has no RDMA device{}; for one in software: modprobe rdma_rxe && rdma link add rxe0 type rxe netdev eth0",
         if *.no_module { " (the kernel module ib_uverbs is not loaded)" } else { "" }
     )]
     NoDevice {
@@ -101,14 +120,14 @@ pub enum SetupError {
         port: Option<u8>,
     },
     /// No GID fits.
-    #[error("device {device}, port {port}: {why}")]
+    #[error("device {device}, port {port}, has no GID to use")]
     Gid {
         /// The device.
         device: String,
         /// The port.
         port: u8,
         /// What is wrong, and how to mend it.
-        why: String,
+        source: GidError,
     },
     /// The MTU is not possible.
     #[error(
@@ -133,7 +152,7 @@ pub enum SetupError {
         limit: Option<u64>,
     },
     /// A verbs call failed.
-    #[error("{call}: {} (error {errno}){}", os(.errno), call_hint(*errno))]
+    #[error("{call}: {}{}", os(.errno), call_hint(*errno))]
     Call {
         /// The function.
         call: &'static str,
@@ -141,20 +160,20 @@ pub enum SetupError {
         errno: i32,
     },
     /// Nobody listens at the address.
-    #[error("no server at {address}: {why}; start one there with `oneread serve --at verbs://{address}`")]
+    #[error("no server at {address}")]
     NotThere {
         /// Host and port.
         address: String,
-        /// The operating system's message.
-        why: String,
+        /// The operating system's answer.
+        source: Arc<io::Error>,
     },
     /// The server cannot listen at its port.
-    #[error("listening at {address}: {why}; name another port, or stop who has it")]
+    #[error("listening at {address} (name another port, or stop who has it)")]
     Listen {
         /// Host and port.
         address: String,
-        /// The operating system's message.
-        why: String,
+        /// The operating system's answer.
+        source: Arc<io::Error>,
     },
     /// Another handle of the same client is making the connection that both share, and has not
     /// finished in time.
@@ -169,6 +188,8 @@ pub enum SetupError {
         peer: SocketAddr,
         /// What the server did, or failed to do.
         why: String,
+        /// What the operating system or the decoder says of it.
+        source: Option<Cause>,
     },
     /// The server refused the connection.
     #[error("the server at {peer} turned this client away: {why}")]
@@ -179,9 +200,7 @@ pub enum SetupError {
         why: String,
     },
     /// The server has another token.
-    #[error(
-        "the server at {peer} has another token; give this client the same ONEREAD_TOKEN or --token-file as the server"
-    )]
+    #[error("the server at {peer} has another token; give this client the server's (`VerbsOptions::token`)")]
     Token {
         /// The server.
         peer: SocketAddr,
@@ -204,14 +223,25 @@ pub enum SetupError {
     Herd {
         /// Why not, and what mends it.
         why: String,
+        /// What the decoder says of it.
+        source: Option<Cause>,
     },
-    /// The table's superblock is invalid.
-    #[error("the server at {peer} describes a table that this program cannot read: {why}")]
+    /// The server describes a table that cannot be read: its superblock is invalid, or does not fit
+    /// the rest of the description.
+    #[error("the server at {peer} describes a table that this program cannot read")]
     Table {
         /// The server.
         peer: SocketAddr,
         /// What is wrong.
-        why: String,
+        source: Cause,
+    },
+    /// The two devices' ports or GIDs do not fit each other.
+    #[error("no queue pair joins this host and the server at {peer}")]
+    Mismatch {
+        /// The server.
+        peer: SocketAddr,
+        /// Why not, and what mends it.
+        source: GidMismatch,
     },
 }
 
@@ -237,7 +267,7 @@ fn register_hint(errno: i32, limit: Option<u64>) -> String {
 fn call_hint(errno: i32) -> &'static str {
     match rustix::io::Errno::from_raw_os_error(errno) {
         rustix::io::Errno::ACCESS | rustix::io::Errno::PERM => {
-            "; may this user open /dev/infiniband/uverbs*? (`oneread doctor` tells)"
+            "; may this user open /dev/infiniband/uverbs*?"
         }
         rustix::io::Errno::NOMEM => "; the device or the limit on locked memory (ulimit -l) is exhausted",
         _ => "",

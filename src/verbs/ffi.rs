@@ -11,7 +11,7 @@ use super::error::SetupError;
 use ibverbs::ibv_wc;
 use ibverbs_sys::*;
 use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 macro_rules! functions {
     ($($(#[$only:meta])* $name:ident($($argument:ty),*) $(-> $result:ty)?;)*) => {
@@ -82,16 +82,16 @@ const LIBRARY: &str = "libibverbs.so.1";
 /// # Errors
 /// [`SetupError::Library`] when it is not there or lacks a function.
 pub(super) fn functions() -> Result<&'static Functions, SetupError> {
-    static LOADED: OnceLock<Result<Functions, String>> = OnceLock::new();
+    static LOADED: OnceLock<Result<Functions, Arc<libloading::Error>>> = OnceLock::new();
     let loaded = LOADED.get_or_init(|| {
         // SAFETY: libibverbs' initialisers only read the environment and its configuration files.
-        let library = unsafe { libloading::Library::new(LIBRARY) }.map_err(|e| e.to_string())?;
-        let functions = Functions::of(&library).map_err(|e| e.to_string())?;
+        let library = unsafe { libloading::Library::new(LIBRARY) }?;
+        let functions = Functions::of(&library)?;
         // Never unloaded: the functions may be called until the process ends.
         std::mem::forget(library);
         Ok(functions)
     });
-    loaded.as_ref().map_err(|why| SetupError::Library { why: why.clone() })
+    loaded.as_ref().map_err(|why| SetupError::Library { source: why.clone() })
 }
 
 /// A completion as libibverbs writes it.

@@ -109,6 +109,7 @@ pub struct Ranked<'a> {
 
 /// Why there is no GID to use.
 #[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum GidError {
     /// The table is empty.
     #[error(
@@ -131,6 +132,12 @@ pub enum GidError {
         /// The indexes that have a GID, ascending.
         exist: Vec<u32>,
     },
+    /// The GID's index does not fit into the description of a queue pair.
+    #[error("queue pairs can name the GIDs at index 0 to 255, not {index}; ask for another one")]
+    IndexTooHigh {
+        /// The index.
+        index: u32,
+    },
 }
 
 /// One side of a connection: what decides who can talk to it.
@@ -144,10 +151,11 @@ pub struct End {
 
 /// Why two ends cannot talk.
 #[derive(Debug, thiserror::Error, Clone, Copy, PartialEq, Eq)]
-pub enum Mismatch {
+#[non_exhaustive]
+pub enum GidMismatch {
     /// InfiniBand against Ethernet.
     #[error(
-        "this side's port is {local}, the peer's is {remote}: no packet passes between them; choose ports of the same network (`oneread doctor` lists them)"
+        "this side's port is {local}, the peer's is {remote}: no packet passes between them; choose ports of the same network"
     )]
     LinkLayers {
         /// This side's.
@@ -157,7 +165,7 @@ pub enum Mismatch {
     },
     /// RoCE v1 against v2.
     #[error(
-        "this side chose a GID of {local}, the peer one of {remote}: they do not understand each other; choose {} GIDs on both sides (`oneread doctor` lists them)",
+        "this side chose a GID of {local}, the peer one of {remote}: they do not understand each other; choose {} GIDs on both sides",
         GidKind::RoceV2
     )]
     Versions {
@@ -168,7 +176,7 @@ pub enum Mismatch {
     },
     /// IPv4 against IPv6.
     #[error(
-        "this side chose a GID that is an {} address, the peer one that is an {} address: no route joins them; choose the same kind on both sides (`oneread doctor --peer ADDRESS` ranks them)", ip(.local), ip(.remote)
+        "this side chose a GID that is an {} address, the peer one that is an {} address: no route joins them; choose the same kind on both sides", ip(.local), ip(.remote)
     )]
     Families {
         /// This side's.
@@ -265,20 +273,20 @@ pub fn rank<'a>(request: &GidQuery<'a>) -> Vec<Ranked<'a>> {
 
 /// Checks whether a queue pair at `local` can talk to one at `remote`. It considers only the two
 /// GIDs, not routes, firewalls or cables.
-pub fn reachable(local: &End, remote: &End) -> Result<(), Mismatch> {
+pub fn reachable(local: &End, remote: &End) -> Result<(), GidMismatch> {
     if local.link_layer != remote.link_layer {
-        return Err(Mismatch::LinkLayers { local: local.link_layer, remote: remote.link_layer });
+        return Err(GidMismatch::LinkLayers { local: local.link_layer, remote: remote.link_layer });
     }
     let (Some((ours, our_kind)), Some((theirs, their_kind))) = (local.gid, remote.gid) else {
         return Ok(());
     };
     if our_kind != their_kind {
-        return Err(Mismatch::Versions { local: our_kind, remote: their_kind });
+        return Err(GidMismatch::Versions { local: our_kind, remote: their_kind });
     }
     // RoCE v1 is not IP: there, the GID's address family does not matter.
     let (ours, theirs) = (family(ours), family(theirs));
     if our_kind == GidKind::RoceV2 && (ours == AddressFamily::V4) != (theirs == AddressFamily::V4) {
-        return Err(Mismatch::Families { local: ours, remote: theirs });
+        return Err(GidMismatch::Families { local: ours, remote: theirs });
     }
     Ok(())
 }
@@ -660,19 +668,19 @@ mod tests {
             (
                 end(RoceV2, "10.0.0.1"),
                 end(RoceV1, "10.0.0.2"),
-                Mismatch::Versions { local: RoceV2, remote: RoceV1 },
+                GidMismatch::Versions { local: RoceV2, remote: RoceV1 },
                 ["a GID of RoCE v2, the peer one of RoCE v1", "choose RoCE v2 GIDs on both sides"],
             ),
             (
                 end(RoceV2, "fe80::1"),
                 end(RoceV2, "10.0.0.2"),
-                Mismatch::Families { local: AddressFamily::LinkLocal, remote: AddressFamily::V4 },
+                GidMismatch::Families { local: AddressFamily::LinkLocal, remote: AddressFamily::V4 },
                 ["is an IPv6 address, the peer one that is an IPv4 address", "the same kind on both sides"],
             ),
             (
                 by_lid,
                 end(RoceV2, "10.0.0.2"),
-                Mismatch::LinkLayers { local: LinkLayer::InfiniBand, remote: LinkLayer::Ethernet },
+                GidMismatch::LinkLayers { local: LinkLayer::InfiniBand, remote: LinkLayer::Ethernet },
                 ["port is InfiniBand, the peer's is Ethernet", "ports of the same network"],
             ),
         ] {

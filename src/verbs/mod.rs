@@ -11,7 +11,7 @@
 //! Nothing here knows keys or slots. The client's use of verbs is in `client/verbs/`, the server's
 //! in `server/verbs.rs`.
 //!
-//! Everything but the options, the addresses and the choice of a GID needs the cargo feature
+//! Everything but the options and the choice of a GID needs the cargo feature
 //! `verbs`.
 
 #[cfg(feature = "verbs")]
@@ -29,16 +29,15 @@ pub(crate) mod station;
 #[cfg(feature = "verbs")]
 pub use error::{SetupError, VerbsError};
 
-use crate::address::AddressError;
 use crate::setters::setters;
 use std::fmt;
 use std::num::NonZeroU8;
-use std::str::FromStr;
 use std::sync::Arc;
 
 /// Counts of a connection's work on the NIC's queues, in addition to the counts of READs.
 #[cfg(feature = "verbs")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct QueueCounts {
     /// Calls of `ibv_post_send`.
     pub doorbells: u64,
@@ -182,141 +181,12 @@ impl DeviceChoice {
     }
 }
 
-/// The address of a server with an RDMA device: `verbs://host:port?dev=&port=&gid=&mtu=`.
-///
-/// Host and port are those of the TCP conversation that comes first. The part after `?` is about
-/// this side's device, and may differ between server and client.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct VerbsAddress {
-    host: String,
-    port: u16,
-    /// Boxed, so that errors that hold an address stay small.
-    device: Box<DeviceChoice>,
-}
-
-/// The port when none is named.
-pub const DEFAULT_PORT: u16 = 7471;
-
-impl VerbsAddress {
-    /// The address of the server at this host and port.
-    pub fn new(host: impl Into<String>, port: u16, device: DeviceChoice) -> VerbsAddress {
-        VerbsAddress { host: host.into(), port, device: Box::new(device) }
-    }
-
-    /// The host's name or IP address. For a server, that of the interface to listen at.
-    pub fn host(&self) -> &str {
-        &self.host
-    }
-
-    /// The TCP port; 0 lets the operating system choose one for a server.
-    pub fn port(&self) -> u16 {
-        self.port
-    }
-
-    /// Which device to use on this side.
-    pub fn device(&self) -> &DeviceChoice {
-        &self.device
-    }
-
-    /// The same address with another port.
-    #[must_use]
-    pub fn with_port(&self, port: u16) -> VerbsAddress {
-        VerbsAddress { port, ..self.clone() }
-    }
-}
-
+/// Host and port as one text. An IPv6 address goes in brackets.
 pub(crate) fn host_and_port(host: &str, port: u16) -> String {
     if host.contains(':') || host.starts_with('[') {
         format!("[{host}]:{port}")
     } else {
         format!("{host}:{port}")
-    }
-}
-
-impl fmt::Display for VerbsAddress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "verbs://{}", host_and_port(&self.host, self.port))?;
-        let DeviceChoice { device, port, gid, mtu } = &*self.device;
-        let parts = [
-            device.as_ref().map(|device| format!("dev={device}")),
-            port.map(|port| format!("port={port}")),
-            gid.map(|gid| format!("gid={gid}")),
-            mtu.map(|mtu| format!("mtu={mtu}")),
-        ];
-        let mut separator = '?';
-        for part in parts.into_iter().flatten() {
-            write!(f, "{separator}{part}")?;
-            separator = '&';
-        }
-        Ok(())
-    }
-}
-
-impl FromStr for VerbsAddress {
-    type Err = AddressError;
-
-    /// Parses `verbs://HOST:PORT?dev=DEVICE&port=N&gid=INDEX&mtu=BYTES`. Only the host is required.
-    fn from_str(given: &str) -> Result<VerbsAddress, AddressError> {
-        let rest = given.strip_prefix("verbs://").ok_or_else(|| "it does not begin with verbs://".into());
-        rest.and_then(VerbsAddress::parse).map_err(|why| AddressError::Verbs { given: given.into(), why })
-    }
-}
-
-impl VerbsAddress {
-    /// Parses what follows `verbs://`. The error says what is wrong with it.
-    fn parse(rest: &str) -> Result<VerbsAddress, String> {
-        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let place = place.trim_end_matches('/');
-        let (host, port) = match place.strip_prefix('[') {
-            Some(bracketed) => {
-                let (host, port) = bracketed.split_once(']').ok_or("the bracket after [ is missing")?;
-                match port.strip_prefix(':') {
-                    None if !port.is_empty() => return Err(format!("{port:?} after the bracket is no port")),
-                    port => (host, port),
-                }
-            }
-            None => match place.rsplit_once(':') {
-                Some((host, _)) if host.contains(':') => {
-                    return Err(format!(
-                        "an IPv6 address goes in brackets, as in verbs://[{place}]:{DEFAULT_PORT}"
-                    ));
-                }
-                Some((host, port)) => (host, Some(port)),
-                None => (place, None),
-            },
-        };
-        if host.is_empty() {
-            return Err("the host is missing, as in verbs://server.example:7471".into());
-        }
-        let port = match port {
-            None => DEFAULT_PORT,
-            Some(port) => port.parse().map_err(|_| format!("{port:?} is no TCP port (0 to 65535)"))?,
-        };
-        let mut device = DeviceChoice::default();
-        for part in query.split('&').filter(|part| !part.is_empty()) {
-            let (name, value) = part.split_once('=').unwrap_or((part, ""));
-            let wrong = |wants: &str| format!("{name}={value}: {wants}");
-            match name {
-                "dev" if !value.is_empty() => device.device = Some(value.into()),
-                "dev" => return Err(wrong("name a device, as in dev=mlx5_0")),
-                "port" => {
-                    device.port = Some(value.parse().map_err(|_| wrong("a device's ports are 1 to 255"))?);
-                }
-                "gid" => {
-                    let gid = value
-                        .parse::<u8>()
-                        .map_err(|_| wrong("an index in the port's GID table, 0 to 255"))?;
-                    device.gid = Some(gid.into());
-                }
-                "mtu" => {
-                    let mtu = value.parse().ok().filter(|mtu: &u32| is_mtu(*mtu));
-                    device.mtu =
-                        Some(mtu.ok_or_else(|| wrong("a path MTU is 256, 512, 1024, 2048 or 4096"))?);
-                }
-                _ => return Err(format!("{name:?} is none of dev, port, gid and mtu")),
-            }
-        }
-        Ok(VerbsAddress::new(host, port, device))
     }
 }
 
@@ -340,41 +210,6 @@ pub(crate) fn is_mtu(bytes: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn addresses() {
-        for (given, shown) in [
-            ("h", "verbs://h:7471"),
-            ("h:1/", "verbs://h:1"),
-            ("10.0.0.1:0", "verbs://10.0.0.1:0"),
-            ("[fe80::1]", "verbs://[fe80::1]:7471"),
-            ("[::1]:9?mtu=1024&dev=mlx5_0", "verbs://[::1]:9?dev=mlx5_0&mtu=1024"),
-            ("h?dev=&", ""),
-            ("h?dev=rxe0&port=2&gid=3&mtu=4096", "verbs://h:7471?dev=rxe0&port=2&gid=3&mtu=4096"),
-            ("", ""),
-            (":7", ""),
-            ("h:x", ""),
-            ("h:70000", ""),
-            ("::1", ""),
-            ("[::1", ""),
-            ("[::1]7", ""),
-            ("[h]:9", "verbs://h:9"),
-            ("h?mtu=1000", ""),
-            ("h?port=0", ""),
-            ("h?gid=-1", ""),
-            ("h?gid=256", ""),
-            ("h?colour=red", ""),
-        ] {
-            assert!(given.parse::<VerbsAddress>().is_err(), "{given}: nothing in front");
-            match format!("verbs://{given}").parse::<VerbsAddress>() {
-                Ok(address) => assert_eq!(address.to_string(), shown, "{given}"),
-                Err(AddressError::Verbs { why, .. }) => {
-                    assert!(shown.is_empty() && !why.is_empty(), "{given}: {why}");
-                }
-                Err(error) => panic!("{error}"),
-            }
-        }
-    }
 
     #[test]
     fn tokens_are_never_shown() {

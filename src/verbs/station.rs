@@ -3,7 +3,7 @@
 use super::bootstrap::Network;
 use super::device::{Context, ProtectionDomain, Route};
 use super::error::SetupError;
-use super::gid::{self, End, Entry, GidKind, GidQuery, LinkLayer};
+use super::gid::{self, End, Entry, GidError, GidKind, GidMismatch, GidQuery, LinkLayer};
 use super::{DeviceChoice, is_mtu};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -39,6 +39,7 @@ impl Station {
         // A loopback address says nothing about the device.
         let peer = peer.filter(|peer| !peer.is_loopback());
         let addresses = addresses();
+        let no_gid = |source| SetupError::Gid { device: device(), port: port.number, source };
         let chosen = gid::choose(&GidQuery {
             entries: &entries,
             link_layer,
@@ -48,16 +49,13 @@ impl Station {
             addresses: &addresses,
             index: choice.gid,
         })
-        .map_err(|e| SetupError::Gid { device: device(), port: port.number, why: e.to_string() })?;
+        .map_err(no_gid)?;
         let entry = chosen.index.and_then(|index| entries.iter().find(|entry| entry.index == index));
         let gid = match entry {
             None => None,
             Some(entry) => {
-                let index = u8::try_from(entry.index).map_err(|_| SetupError::Gid {
-                    device: device(),
-                    port: port.number,
-                    why: format!("queue pairs can name GIDs 0 to 255, not {}", entry.index),
-                })?;
+                let too_high = |_| no_gid(GidError::IndexTooHigh { index: entry.index });
+                let index = u8::try_from(entry.index).map_err(too_high)?;
                 Some((index, ibverbs::Gid::from(ibverbs_sys::ibv_gid { raw: entry.gid })))
             }
         };
@@ -92,9 +90,9 @@ impl Station {
     }
 
     /// Checks whether queue pairs here can talk to one there. The error says why not.
-    pub fn check(&self, to: &ibverbs::QueuePairEndpoint, network: Network) -> Result<(), String> {
+    pub fn check(&self, to: &ibverbs::QueuePairEndpoint, network: Network) -> Result<(), GidMismatch> {
         let ours = end(self.network, self.route.gid.map(|(_, gid)| gid));
-        gid::reachable(&ours, &end(network, to.gid)).map_err(|e| e.to_string())
+        gid::reachable(&ours, &end(network, to.gid))
     }
 }
 

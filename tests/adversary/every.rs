@@ -2,7 +2,7 @@
 
 use super::cases::*;
 use super::random::churn;
-use super::{COUNTED, KeyNumber, LINES, SLOW, WORDS, grace, ns};
+use super::{COUNTED, KeyNumber, LINES, LOADS, SLOW, WORDS, grace, ns};
 use oneread::sim::{Every, Hardware, Instant, Random};
 use oneread::sim::{PlannedGet, Violation, World};
 
@@ -50,14 +50,17 @@ pub fn all_right(case: Case, hardware: Hardware, gets: usize) {
 #[test]
 fn every_schedule_of_an_update() {
     for value_bytes in [HALF_LINE, ONE_LINE, TWO_LINES, THREE_LINES] {
-        all_right(update(value_bytes), LINES, 1);
-        all_right(update(value_bytes), COUNTED, 1);
+        all_right(update("cluster", value_bytes), LINES, 1);
+        all_right(update("cluster", value_bytes), COUNTED, 1);
     }
-    all_right(update(FOUR_LINES), Hardware { passes_max: 1, ..LINES }, 1);
-    all_right(update(ONE_LINE), LINES, 2);
-    all_right(update(TWO_LINES), Hardware { passes_max: 1, ..LINES }, 2);
-    all_right(update(HALF_LINE), WORDS, 1);
-    all_right(update(ONE_LINE), Hardware { passes_max: 1, ..WORDS }, 1);
+    all_right(update("cluster", HALF_LINE), LOADS, 1);
+    all_right(update("cluster", ONE_LINE), LOADS, 1);
+    all_right(update("cluster", TWO_LINES), Hardware { passes_max: 1, ..LOADS }, 1);
+    all_right(update("cluster", FOUR_LINES), Hardware { passes_max: 1, ..LINES }, 1);
+    all_right(update("cluster", ONE_LINE), LINES, 2);
+    all_right(update("cluster", TWO_LINES), Hardware { passes_max: 1, ..LINES }, 2);
+    all_right(update("cluster", HALF_LINE), WORDS, 1);
+    all_right(update("cluster", ONE_LINE), Hardware { passes_max: 1, ..WORDS }, 1);
 }
 
 #[test]
@@ -65,6 +68,7 @@ fn every_schedule_of_a_delete() {
     for name in ["pilaf", "bucketized:4", "farm", "cluster", "list"] {
         all_right(delete(name), LINES, 2);
         all_right(delete(name), COUNTED, 2);
+        all_right(delete(name), LOADS, 2);
         all_right(delete(name), Hardware { passes_max: 1, ..WORDS }, 1);
     }
 }
@@ -73,7 +77,7 @@ fn every_schedule_of_a_delete() {
 fn every_schedule_of_moves() {
     for name in ["pilaf", "bucketized:4", "farm", "slotwise:8", "windowed:8"] {
         let slots = if name == "pilaf" { 8 } else { 24 };
-        for hardware in [LINES, SLOW, COUNTED] {
+        for hardware in [LINES, SLOW, COUNTED, LOADS] {
             all_right(put_that_moves(name, slots, HALF_LINE, 1), hardware, 1);
             all_right(put_that_moves(name, slots, ONE_LINE, 1), hardware, 1);
         }
@@ -89,7 +93,7 @@ fn every_schedule_of_moves() {
 #[test]
 fn every_schedule_of_a_homing() {
     for name in ["bucketized:4", "windowed:8", "farm", "cluster", "list"] {
-        for hardware in [LINES, COUNTED] {
+        for hardware in [LINES, COUNTED, LOADS] {
             let hardware = Hardware { passes_max: 1, ..hardware };
             all_right(homing(name, if name == "list" { 4 } else { 24 }, ONE_LINE), hardware, 1);
         }
@@ -99,7 +103,7 @@ fn every_schedule_of_a_homing() {
 #[test]
 fn every_schedule_of_a_displaced_put() {
     for name in ["pilaf", "bucketized:4", "windowed:8", "farm", "cluster", "list"] {
-        for hardware in [LINES, COUNTED] {
+        for hardware in [LINES, COUNTED, LOADS] {
             all_right(displaced_put(name, if name == "list" { 4 } else { 24 }, ONE_LINE), hardware, 1);
         }
     }
@@ -116,31 +120,31 @@ fn every_schedule_of_a_delete_after_a_move() {
 #[test]
 fn every_schedule_of_an_unlink() {
     for name in ["list", "cluster", "farm"] {
-        for hardware in [LINES, COUNTED] {
+        for hardware in [LINES, COUNTED, LOADS] {
             let hardware = Hardware { passes_max: 1, ..hardware };
             all_right(unlink(name, if name == "list" { 2 } else { 16 }, ONE_LINE), hardware, 1);
         }
     }
 }
 
-pub fn taken_over(world: &World, killed: Instant) -> (World, u64) {
+pub fn taken_over(world: &World, killed: Instant) -> World {
     world.taken_over_at(killed).unwrap_or_else(|violation| panic!("killed at {}: {violation}", killed.0))
 }
 
 /// The server is killed at each store of the case's mutation, and another takes over. `after` is
 /// what the second server does then.
-fn every_kill(case: &Case, after: impl Fn(&mut World)) -> impl Iterator<Item = (Case, u64)> {
+pub fn every_kill(case: &Case, after: impl Fn(&mut World)) -> impl Iterator<Item = Case> {
     (case.begin.0..=case.world.now().0).map(move |killed| {
-        let (mut world, lost) = taken_over(&case.world, Instant(killed));
+        let mut world = taken_over(&case.world, Instant(killed));
         after(&mut world);
-        (Case::new(case.name, world, case.begin, case.keys.clone()), lost)
+        Case::new(case.name, world, case.begin, case.keys.clone())
     })
 }
 
 /// Of two GETs, one stands on the block while it is away, and one comes by the link.
 #[test]
 fn every_schedule_of_a_block_that_comes_back() {
-    for hardware in [LINES, COUNTED] {
+    for hardware in [LINES, COUNTED, LOADS] {
         all_right(block_comes_back("list", 2), Hardware { passes_max: 1, ..hardware }, 2);
     }
 }
@@ -189,7 +193,7 @@ fn every_schedule_of_a_server_that_loses_its_processor() {
                 let world = case.world.stalled_at(after, time);
                 let keys = case.keys.iter().copied().filter(|key| concerned.contains(key)).collect();
                 let stalled = Case::new(case.name, world, begin, keys);
-                for hardware in [SLOW, COUNTED] {
+                for hardware in [SLOW, COUNTED, LOADS] {
                     schedules += right_schedules(&stalled, Hardware { passes_max: 1, ..hardware }, 1);
                 }
             }
@@ -199,35 +203,120 @@ fn every_schedule_of_a_server_that_loses_its_processor() {
     }
 }
 
+/// Changes of each kind in a layout, during which a server is to be killed.
+fn changes(name: &str) -> Vec<Case> {
+    let slots = match name {
+        "pilaf" => 8,
+        "list" => 4,
+        _ => 24,
+    };
+    let mut cases = vec![update(name, ONE_LINE), delete(name), displaced_put(name, slots, ONE_LINE)];
+    if name != "pilaf" {
+        cases.push(homing(name, slots, ONE_LINE));
+    }
+    if !["cluster", "list"].contains(&name) {
+        cases.push(put_that_moves(name, slots, ONE_LINE, 1));
+        cases.push(reaping(name, slots, ONE_LINE));
+    }
+    if ["farm", "cluster", "list"].contains(&name) {
+        cases.push(unlink(name, if name == "list" { 2 } else { 16 }, ONE_LINE));
+    }
+    cases
+}
+
+const LAYOUTS: [&str; 6] = ["pilaf", "bucketized:4", "windowed:8", "farm", "cluster", "list"];
+
+/// The server is killed at each store of a case, and each takeover at each of its stores. Returns
+/// the number of kills, or the first key that is not as it must be.
+pub fn kill_everywhere(case: &Case) -> Result<u64, Box<Violation>> {
+    let mut kills = 0;
+    for killed in (case.begin.0..=case.world.now().0).map(Instant) {
+        let second = case.world.taken_over_at(killed)?;
+        for killed in (killed.0..=second.now().0).map(Instant) {
+            second.taken_over_at(killed)?;
+            kills += 1;
+        }
+    }
+    Ok(kills)
+}
+
+/// No key is lost, also if the takeover is killed, at any store of both.
+#[test]
+fn every_kill_of_a_takeover() {
+    let cases = LAYOUTS.into_iter().flat_map(changes);
+    let long = [TWO_LINES, THREE_LINES].into_iter().flat_map(|bytes| {
+        [update("cluster", bytes), put_that_moves("windowed:8", 24, bytes, 2), reaping("farm", 24, bytes)]
+    });
+    for case in cases.chain(long) {
+        let layout = case.world.scene().layout;
+        let kills = kill_everywhere(&case).unwrap_or_else(|lost| panic!("{} in {layout}: {lost}", case.name));
+        println!("{kills:>10} kills: {} in {layout}", case.name);
+        assert!(kills > 400);
+    }
+}
+
+/// A server makes a change, stops, and is killed at any store of both. Each takeover is killed at any
+/// of its stores. No key is lost, and each server knows its keys. After a whole stop, the next server
+/// knows them at once, and what it changes first meets no second copy.
+#[test]
+fn every_kill_of_a_stop() {
+    for mut case in LAYOUTS.into_iter().flat_map(changes) {
+        let layout = case.world.scene().layout;
+        let name = case.name;
+        case.world.stop();
+        let kills = kill_everywhere(&case).unwrap_or_else(|lost| panic!("{name} in {layout}: {lost}"));
+        let mut next = taken_over(&case.world, case.world.now());
+        assert!(next.recovered().handed_over && next.recovered().doubled == 0);
+        for &number in case.keys.iter().take(3) {
+            next.put(number);
+            next.remove(number);
+            next.put(number);
+        }
+        let (_, begun) = next.killed().expect("it took over");
+        for killed in (begun.0..=next.now().0).map(Instant) {
+            assert!(!taken_over(&next, killed).recovered().handed_over, "{name} in {layout}");
+        }
+        println!("{kills:>10} kills: {name} in {layout}, with a stop");
+        assert!(kills > 400);
+    }
+}
+
+/// GETs go on while a server makes a change, stops, and the next one makes another change.
+#[test]
+fn every_schedule_of_a_stopped_server() {
+    for name in ["pilaf", "windowed:8", "farm", "list"] {
+        for mut case in changes(name) {
+            case.world.stop();
+            let mut next = taken_over(&case.world, case.world.now());
+            let other = case.keys[0];
+            next.remove(other);
+            next.put(other);
+            let case = Case::new(case.name, next, case.begin, case.keys);
+            for hardware in [LINES, COUNTED, LOADS] {
+                let schedules = right_schedules(&case, Hardware { passes_max: 1, ..hardware }, 1);
+                println!(
+                    "{schedules:>10} schedules: {} in {name}, stopped, {:?}",
+                    case.name, hardware.witness
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn every_schedule_of_a_killed_server() {
-    for name in ["pilaf", "bucketized:4", "windowed:8", "farm", "cluster", "list"] {
-        let slots = match name {
-            "pilaf" => 8,
-            "list" => 4,
-            _ => 24,
-        };
-        let mut cases = vec![delete(name), displaced_put(name, slots, ONE_LINE)];
-        if name != "pilaf" {
-            cases.push(homing(name, slots, ONE_LINE));
-        }
-        if !["cluster", "list"].contains(&name) {
-            cases.push(put_that_moves(name, slots, ONE_LINE, 1));
-        }
-        if ["farm", "cluster", "list"].contains(&name) {
-            cases.push(unlink(name, if name == "list" { 2 } else { 16 }, ONE_LINE));
-        }
-        for hardware in [LINES, COUNTED] {
+    for name in LAYOUTS {
+        let cases = changes(name);
+        for hardware in [LINES, COUNTED, LOADS] {
             let hardware = Hardware { passes_max: 1, ..hardware };
             for case in &cases {
-                let (mut schedules, mut kills, mut lost) = (0, 0, 0);
-                for (killed, lost_here) in every_kill(case, |_| {}) {
+                let (mut schedules, mut kills) = (0, 0);
+                for killed in every_kill(case, |_| {}) {
                     schedules += right_schedules(&killed, hardware, 1);
                     kills += 1;
-                    lost += lost_here;
                 }
                 println!(
-                    "{schedules:>10} schedules: {kills} kills in {} in {name}, {lost} keys lost, {:?}",
+                    "{schedules:>10} schedules: {kills} kills in {} in {name}, {:?}",
                     case.name, hardware.witness
                 );
             }
@@ -240,8 +329,8 @@ fn every_schedule_of_a_killed_server() {
 #[test]
 fn every_schedule_of_a_block_used_again_by_another_server() {
     let (case, newcomer) = block_unlinked_before_another();
-    for hardware in [LINES, COUNTED] {
-        for (case, _) in every_kill(&case, |world| assert!(world.put(newcomer))) {
+    for hardware in [LINES, COUNTED, LOADS] {
+        for case in every_kill(&case, |world| assert!(world.put(newcomer))) {
             all_right(case, hardware, 1);
         }
     }
@@ -263,11 +352,11 @@ fn every_schedule_begun_in_a_takeover() {
         };
         for case in &cases {
             let mut schedules = 0;
-            for (mut taken_over, _) in every_kill(case, |_| {}) {
+            for mut taken_over in every_kill(case, |_| {}) {
                 let killed = taken_over.world.killed().expect("it was killed").0;
                 for begin in killed.0..taken_over.world.now().0 - COUNTERS {
                     taken_over.begin = Instant(begin);
-                    for hardware in [LINES, COUNTED] {
+                    for hardware in [LINES, COUNTED, LOADS] {
                         schedules += right_schedules(&taken_over, Hardware { passes_max: 1, ..hardware }, 1);
                     }
                 }
@@ -295,8 +384,8 @@ fn a_takeover_leaves_no_trace() {
                 world.inspector().slots().map(|report| (report.header.ghost, report.header.aux)).collect()
             };
             let before = headers(&world);
-            let (next, lost) = taken_over(&world, world.now());
-            assert_eq!((lost, next.index().tidy()), (0, None));
+            let next = taken_over(&world, world.now());
+            assert_eq!(next.index().tidy(), None);
             world.wait(3 * grace());
             world.tidy();
             assert_eq!(headers(&next), headers(&world), "{name}, seed {seed}");

@@ -56,3 +56,5 @@ const SLOW: Hardware = Hardware { client_ns: 2, ..LINES };
 const WORDS: Hardware = Hardware { unit: Unit::Word, ..LINES };
 /// H1, by the counters of begun moves.
 const COUNTED: Hardware = Hardware { witness: Witness::Counter, ..LINES };
+/// The same, after a direct look.
+const LOADS: Hardware = Hardware { witness: Witness::Loads, ..LINES };

@@ -89,7 +89,7 @@ fn killed_since(world: &World, since: Instant, random: &mut Random) -> Result<Wo
         let after = lasting[random.pick(lasting.len())].to.0 + random.pick(40);
         killed = Instant(after.min(world.now().0 - 1));
     }
-    Ok(world.taken_over_at(killed)?.0)
+    world.taken_over_at(killed)
 }
 
 fn is_there(world: &World, number: KeyNumber) -> bool {
@@ -249,7 +249,7 @@ fn random_client(
     let mut random = Random::new(seed);
     let hardware = Hardware {
         unit: if random.pick(4) == 0 { Unit::Word } else { Unit::Line },
-        witness: if random.pick(3) == 0 { Witness::Counter } else { Witness::Clock },
+        witness: [Witness::Counter, Witness::Loads, Witness::Clock][random.pick(6).min(2)],
         read_stores_max: [3, 30, 120, 300][random.pick(4)],
         error_one_in: [0, 0, 50][random.pick(3)],
         client_ns: 1 + random.pick(2) as u64,
@@ -457,7 +457,7 @@ fn random_schedules() {
         (By::Late, 200, All),
         (By::NewGhost, 250, All),
         (By::OldGhost, 30, All),
-        (By::Counter, 300, All),
+        (By::Counter, 160, All),
         (By::Filter, 50, All),
         (By::DisplacedHit, 2_000, All),
         (By::BlockHit, 10_000, Chains),
@@ -513,7 +513,7 @@ fn interleaved_server_threads() {
         (By::Choice, 14_000, All),
         (By::NewGhost, 70, All),
         (By::OldGhost, 20, All),
-        (By::Counter, 50, All),
+        (By::Counter, 25, All),
         (By::Filter, 50, All),
         (By::DisplacedHit, 2_000, All),
         (By::BlockReused, 40, Chains),

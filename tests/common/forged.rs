@@ -2,10 +2,10 @@
 //! with the fake one.
 
 use super::{TOKEN, at, options, refused};
-use oneread::Address;
-use oneread::verbs::{SetupError, VerbsAddress};
+use oneread::verbs::SetupError;
+use oneread::{Address, VerbsAddress};
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 
 /// Relays a conversation and changes the text of the server's welcome. The relay knows the token.
 /// With `sign`, it makes the server's proof again, so that the client cannot see the change.
@@ -14,11 +14,21 @@ pub fn relay(
     sign: bool,
     change: impl Fn(String) -> String + Send + 'static,
 ) -> Address {
+    forge(server, sign, |join| join, change)
+}
+
+/// Relays a conversation and changes the text of the client's message, the server's welcome, or
+/// both.
+pub fn forge(
+    server: &VerbsAddress,
+    sign: bool,
+    change_join: impl Fn(String) -> String + Send + 'static,
+    change_welcome: impl Fn(String) -> String + Send + 'static,
+) -> Address {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = at(&listener.local_addr().unwrap().to_string());
     let to = (server.host().to_owned(), server.port());
     std::thread::spawn(move || {
-        let mut open = Vec::new();
         for client in listener.incoming() {
             let (mut client, mut server) =
                 (client.unwrap(), TcpStream::connect((to.0.as_str(), to.1)).unwrap());
@@ -35,27 +45,42 @@ pub fn relay(
             let Some(challenge) = message(&mut server) else { continue };
             send(&mut client, &challenge);
             let Some(join) = message(&mut client) else { continue };
-            send(&mut server, &join);
-            let Some(answer) = message(&mut server) else { continue };
-            let welcome = answer.strip_prefix("{\"Welcome\":").unwrap().strip_suffix('}').unwrap();
-            let mut welcome = change(welcome.to_owned());
-            if sign {
-                let zeros = with_field(&welcome, "proof", &format!("{:?}", [0u8; 32]).replace(' ', ""));
-                let proof = proof(&bytes_of(&challenge, "nonce"), &bytes_of(&join, "nonce"), &zeros);
-                welcome = with_field(&welcome, "proof", &format!("{proof:?}").replace(' ', ""));
+            let nonces = [bytes_of(&challenge, "nonce"), bytes_of(&join, "nonce")];
+            let signed = |role: &str, text: String| {
+                if !sign {
+                    return text;
+                }
+                let zeros = with_field(&text, "proof", &format!("{:?}", [0u8; 32]).replace(' ', ""));
+                let proof = proof(role, &nonces, &zeros);
+                with_field(&text, "proof", &format!("{proof:?}").replace(' ', ""))
+            };
+            send(&mut server, &signed("oneread client", change_join(join)));
+            let Some(mut answer) = message(&mut server) else { continue };
+            if let Some(welcome) = answer.strip_prefix("{\"Welcome\":") {
+                let welcome = change_welcome(welcome.strip_suffix('}').unwrap().to_owned());
+                answer = format!("{{\"Welcome\":{}}}", signed("oneread server", welcome));
             }
-            send(&mut client, &format!("{{\"Welcome\":{welcome}}}"));
-            open.push((client, server));
+            send(&mut client, &answer);
+            // Nothing more is said. When one side hangs up, so does the other.
+            for (mut from, to) in
+                [(client.try_clone().unwrap(), server.try_clone().unwrap()), (server, client)]
+            {
+                std::thread::spawn(move || {
+                    let _ = from.read(&mut [0]);
+                    let _ = to.shutdown(Shutdown::Both);
+                });
+            }
         }
     });
     address
 }
 
-/// The server's proof of a welcome, as src/verbs/bootstrap.rs describes it.
-fn proof(server: &[u8], client: &[u8], welcome: &str) -> Vec<u8> {
+/// The proof of a message whose own proof is zeros, as src/verbs/bootstrap.rs describes it.
+fn proof(role: &str, nonces: &[Vec<u8>; 2], message: &str) -> Vec<u8> {
     use hmac::{Hmac, KeyInit, Mac};
     let mut mac = Hmac::<sha2::Sha256>::new_from_slice(TOKEN.as_bytes()).unwrap();
-    [&b"oneread server"[..], server, client, welcome.as_bytes()].iter().for_each(|part| mac.update(part));
+    let [server, client] = nonces;
+    [role.as_bytes(), server, client, message.as_bytes()].iter().for_each(|part| mac.update(part));
     mac.finalize().into_bytes().to_vec()
 }
 
@@ -99,7 +124,11 @@ pub fn forged_welcomes(server: &VerbsAddress) {
     ] {
         let address = relay(server, true, move |welcome| with_field(&welcome, field, value));
         let error = refused(&address, options());
-        assert!(matches!(error, SetupError::Table { .. }), "{field}: {error}");
+        let is_refused = match field {
+            "infiniband" | "kind" => matches!(error, SetupError::Mismatch { .. }),
+            _ => matches!(error, SetupError::Table { .. }),
+        };
+        assert!(is_refused, "{field}: {error}");
     }
     for field in ["key", "message_bytes", "first_packet"] {
         let address = relay(server, false, move |welcome| {

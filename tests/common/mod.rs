@@ -4,27 +4,37 @@
 #![allow(dead_code, reason = "each test binary uses its part of this")]
 
 use oneread::fabric::shm::Shm;
+use oneread::fabric::{Fabric, ReadId};
 use oneread::families;
 use oneread::families::presets;
+use oneread::get::Proof;
 use oneread::inspect::Inspector;
 use oneread::layout::chain::{self, Block};
-use oneread::layout::geometry::Family;
+use oneread::layout::geometry::{Family, Window};
 use oneread::layout::hash::{Seeds, mix};
 use oneread::placement::Preset;
 use oneread::reader::{Limits, Reader};
 use oneread::region::{Backing, Region, RegionError};
 use oneread::wire::{self, Reply};
 use oneread::{
-    Address, Client, ClientOptions, Clock, Config, Geometry, Index, PutError, PutMode, PutOutcome,
-    ServeError, Server, ServerConfig, TableSize,
+    Address, Client, ClientOptions, Clock, Config, Geometry, Index, KeyLengthError, PutError, PutMode,
+    PutOutcome, ServeError, Server, ServerConfig, SwapOutcome, TableSize, Values,
 };
 use std::collections::{BTreeMap, HashMap};
+use std::error::Error;
 use std::fmt;
 use std::io::Read;
+use std::ops::ControlFlow;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+
+/// An error and its causes.
+pub fn with_causes(error: &(dyn Error + 'static)) -> String {
+    let causes = std::iter::successors(error.source(), |&cause| cause.source());
+    causes.fold(error.to_string(), |told, cause| format!("{told}: {cause}"))
+}
 
 // ---- every preset -----------------------------------------------------------------------------------
 
@@ -134,6 +144,8 @@ pub enum Op {
     Put(Vec<u8>, Vec<u8>),
     Insert(Vec<u8>, Vec<u8>),
     Update(Vec<u8>, Vec<u8>),
+    /// Expects the value that the key has, or else another one.
+    Swap(Vec<u8>, bool, Vec<u8>),
     Remove(Vec<u8>),
     Get(Vec<u8>),
     GetMany(Vec<Vec<u8>>),
@@ -152,6 +164,7 @@ impl fmt::Debug for Op {
             Op::Put(k, v) => write!(f, "Put({}, {})", name(k), name(v)),
             Op::Insert(k, v) => write!(f, "Insert({}, {})", name(k), name(v)),
             Op::Update(k, v) => write!(f, "Update({}, {})", name(k), name(v)),
+            Op::Swap(k, of, v) => write!(f, "Swap({}, {of}, {})", name(k), name(v)),
             Op::Remove(k) => write!(f, "Remove({})", name(k)),
             Op::Get(k) => write!(f, "Get({})", name(k)),
             Op::GetMany(ks) => write!(f, "GetMany({} keys)", ks.len()),
@@ -164,6 +177,7 @@ impl fmt::Debug for Op {
 /// The target of operations: a table in this process, or a server through its client.
 pub trait Target {
     fn put(&mut self, key: &[u8], value: &[u8], mode: PutMode) -> Result<PutOutcome, PutError>;
+    fn swap(&mut self, key: &[u8], expected: &[u8], value: &[u8]) -> Result<SwapOutcome, PutError>;
     fn remove(&mut self, key: &[u8]) -> Result<bool, PutError>;
     fn get(&mut self, key: &[u8]) -> Option<Vec<u8>>;
     fn get_many(&mut self, keys: &[Vec<u8>]) -> Vec<Option<Vec<u8>>>;
@@ -211,9 +225,46 @@ impl Table {
     }
 }
 
+/// A fabric without its direct look: every GET goes through the machine.
+pub struct ByMachine<F>(pub F);
+
+impl<F: Fabric> Fabric for ByMachine<F> {
+    type Landed<'a>
+        = F::Landed<'a>
+    where
+        Self: 'a;
+    const EXACT: bool = F::EXACT;
+    type Mark = F::Mark;
+    type Error = F::Error;
+
+    fn credits(&self) -> usize {
+        self.0.credits()
+    }
+
+    fn post(&mut self, reads: &[(ReadId, Window)]) -> Result<(), F::Error> {
+        self.0.post(reads)
+    }
+
+    fn poll(&mut self, sink: impl FnMut(ReadId, &mut F::Landed<'_>)) -> Result<(), F::Error> {
+        self.0.poll(sink)
+    }
+
+    fn mark(&mut self, home: u64) -> F::Mark {
+        self.0.mark(home)
+    }
+
+    fn proof(&mut self, home: u64, mark: F::Mark) -> Proof {
+        self.0.proof(home, mark)
+    }
+}
+
 impl Target for Table {
     fn put(&mut self, key: &[u8], value: &[u8], mode: PutMode) -> Result<PutOutcome, PutError> {
         self.index.put(key, value, mode)
+    }
+
+    fn swap(&mut self, key: &[u8], expected: &[u8], value: &[u8]) -> Result<SwapOutcome, PutError> {
+        self.index.compare_and_swap(key, expected, value)
     }
 
     fn remove(&mut self, key: &[u8]) -> Result<bool, PutError> {
@@ -256,6 +307,10 @@ impl Target for Client {
         rejected_or(answer)
     }
 
+    fn swap(&mut self, key: &[u8], expected: &[u8], value: &[u8]) -> Result<SwapOutcome, PutError> {
+        rejected_or(Client::compare_and_swap(self, key, expected, value))
+    }
+
     fn remove(&mut self, key: &[u8]) -> Result<bool, PutError> {
         rejected_or(Client::remove(self, key))
     }
@@ -265,7 +320,17 @@ impl Target for Client {
     }
 
     fn get_many(&mut self, keys: &[Vec<u8>]) -> Vec<Option<Vec<u8>>> {
-        Client::get_many(self, keys).expect("conclusive looks")
+        let values = Client::get_many(self, keys).expect("conclusive looks");
+        let values: Vec<_> = values.into_iter().map(|value| value.expect("a key that fits")).collect();
+        // The model's keys change only between two operations: every way has the same answers.
+        let (mut flat, mut present) = (Values::new(), vec![u64::MAX; 9]);
+        self.get_many_into(keys, &mut flat).expect("conclusive looks");
+        assert!(flat.iter().eq(values.iter().map(|value| value.as_deref())));
+        self.contains_many(keys, &mut present).expect("conclusive looks");
+        assert_eq!(present.len(), keys.len().div_ceil(64));
+        let bit = |n: usize| present[n / 64] >> (n % 64) & 1 == 1;
+        assert!(values.iter().enumerate().all(|(n, value)| bit(n) == value.is_some()));
+        values
     }
 
     /// A served table uses the system's clock.
@@ -283,13 +348,14 @@ fn rejected_or<T>(answer: Result<T, oneread::MutateError>) -> Result<T, PutError
 }
 
 /// An operation on key `n`, with keys of up to 16 bytes and values of up to 32. It is one of the
-/// first `kinds` of 12: puts, inserts, updates, removes (9), GETs (2), batches of GETs (1).
+/// first `kinds` of 12: puts, inserts, updates, swaps, removes (9), GETs (2), batches of GETs (1).
 pub fn some_op(numbers: &mut Numbers, n: u32, kinds: u64) -> Op {
     let v = value(numbers.next(), numbers.below(33) as usize);
     match numbers.below(kinds) {
         0..4 => Op::Put(key(n, 16), v),
         4..6 => Op::Insert(key(n, 16), v),
-        6 => Op::Update(key(n, 16), v),
+        6 if v.len().is_multiple_of(2) => Op::Update(key(n, 16), v),
+        6 => Op::Swap(key(n, 16), v.len() % 4 == 1, v),
         7 | 8 => Op::Remove(key(n, 16)),
         9 | 10 => Op::Get(key(n, 16)),
         _ => Op::GetMany((n..n + 40).map(|n| key(n, 16)).collect()),
@@ -311,6 +377,21 @@ impl Model {
             Op::Put(k, v) => return self.put(target, k, v, PutMode::Upsert),
             Op::Insert(k, v) => return self.put(target, k, v, PutMode::Insert),
             Op::Update(k, v) => return self.put(target, k, v, PutMode::Update),
+            Op::Swap(k, of_the_key, v) => {
+                let mut given = self.keys.get(k).cloned().unwrap_or_default();
+                if !of_the_key && given.pop().is_none() {
+                    given.push(7);
+                }
+                let expected = match self.keys.get_mut(k) {
+                    None => SwapOutcome::Absent,
+                    Some(_) if !of_the_key => SwapOutcome::Differs,
+                    Some(value) => {
+                        value.clone_from(v);
+                        SwapOutcome::Swapped
+                    }
+                };
+                assert_eq!(target.swap(k, &given, v), Ok(expected), "{op:?}");
+            }
             Op::Remove(k) => {
                 assert_eq!(target.remove(k), Ok(self.keys.remove(k).is_some()), "{op:?}");
             }
@@ -489,6 +570,170 @@ pub fn is_full_for(table: &Table, model: &Model, newcomer: &[u8]) -> bool {
 
 // ---- what any client is asked, over any fabric ------------------------------------------------------
 
+/// Batches whose keys have outcomes of their own, batches that end early, and compare-and-swap. The
+/// table takes 200 keys more, and values of at least 8 bytes.
+pub fn batches_and_swaps(client: &mut Client) {
+    modes_of_batches(client);
+    gets_of_bad_keys(client);
+    gets_that_end_early(client);
+    swaps(client);
+    counts_by_swaps(client);
+}
+
+/// A batch only inserts, only updates, or removes; the answers are those of single changes.
+fn modes_of_batches(client: &mut Client) {
+    let key_max = client.geometry().key_max();
+    let bad = vec![1; key_max + 1];
+    let key_length = |given| PutError::KeyLength { given, max: key_max };
+    let (a, b): (&[u8], &[u8]) = (b"a", b"b");
+    let answers = client.update_many(&[(a, b"1"), (&bad, b"1")]).unwrap();
+    assert_eq!(answers, [Ok(PutOutcome::Missing), Err(key_length(bad.len()))]);
+    let answers = client.insert_many(&[(a, b"1"), (b"", b"1"), (a, b"2"), (b, b"3")]).unwrap();
+    let (inserted, exists) = (Ok(PutOutcome::Inserted), Ok(PutOutcome::Exists));
+    assert_eq!(answers, [inserted.clone(), Err(key_length(0)), exists, inserted]);
+    let found = client.get_many(&[a, b]).unwrap();
+    assert_eq!(found, [Ok(Some(b"1".to_vec())), Ok(Some(b"3".to_vec()))]);
+    let answers = client.update_many(&[(a, b"4"), (b"c", b"5")]).unwrap();
+    assert_eq!(answers, [Ok(PutOutcome::Updated), Ok(PutOutcome::Missing)]);
+    assert_eq!(client.get(a).unwrap().as_deref(), Some(&b"4"[..]));
+    let answers = client.remove_many(&[a, b"c", &bad, b, a]).unwrap();
+    assert_eq!(answers, [Ok(true), Ok(false), Err(key_length(bad.len())), Ok(true), Ok(false)]);
+    assert_eq!(client.remove_many::<&[u8]>(&[]).unwrap(), []);
+    // More than are sent ahead of the replies.
+    let keys: Vec<_> = (0..1300u32).map(|n| (n % 150).to_le_bytes()).collect();
+    let pairs: Vec<_> = keys.iter().map(|key| (key, key)).collect();
+    for (n, answer) in client.insert_many(&pairs).unwrap().into_iter().enumerate() {
+        assert_eq!(answer, Ok(if n < 150 { PutOutcome::Inserted } else { PutOutcome::Exists }));
+    }
+    for (n, answer) in client.remove_many(&keys).unwrap().into_iter().enumerate() {
+        assert_eq!(answer, Ok(n < 150), "key {n}");
+    }
+}
+
+/// A key that the table cannot hold fails no other key of a batch, wherever it stands.
+fn gets_of_bad_keys(client: &mut Client) {
+    let max = client.geometry().key_max();
+    client.put(b"there", b"value").unwrap();
+    let (there, absent, long) = (b"there".to_vec(), b"absent".to_vec(), vec![1; max + 1]);
+    let mut flat = Values::new();
+    let mut present = Vec::new();
+    for bad in [Vec::new(), long] {
+        let refused = KeyLengthError { given: bad.len(), max };
+        for place in 0..=4 {
+            let mut keys = vec![there.clone(), absent.clone(), there.clone(), absent.clone()];
+            keys.insert(place, bad.clone());
+            let answers = client.get_many(&keys).unwrap();
+            client.get_many_into(&keys, &mut flat).unwrap();
+            client.contains_many(&keys, &mut present).unwrap();
+            assert_eq!((flat.len(), flat.refused()), (5, &[(place, refused)][..]));
+            for (n, answer) in answers.into_iter().enumerate() {
+                let expected = match &keys[n] {
+                    key if *key == bad => Err(refused),
+                    key => Ok((*key == there).then(|| b"value".to_vec())),
+                };
+                assert_eq!(answer, expected, "key {n} with a bad one at {place}");
+                assert_eq!(flat.get(n), expected.as_ref().ok().and_then(|value| value.as_deref()));
+                assert_eq!(present[0] >> n & 1 == 1, matches!(expected, Ok(Some(_))));
+            }
+        }
+        let all_bad = client.get_many(&[&bad, &bad]).unwrap();
+        assert_eq!(all_bad, [Err(refused), Err(refused)]);
+    }
+    client.get_many_into(&[&there], &mut flat).unwrap();
+    assert_eq!(flat.refused(), [], "nothing is left of the batch before");
+    client.remove(&there).unwrap();
+}
+
+/// A callback breaks off at any answer: it is not called again, and the next batch is not disturbed.
+fn gets_that_end_early(client: &mut Client) {
+    let keys: Vec<_> = (0..100u32).map(|n| n.to_le_bytes()).collect();
+    let pairs: Vec<_> = keys.iter().step_by(2).map(|key| (key, key)).collect();
+    assert!(client.put_many(&pairs).unwrap().iter().all(Result::is_ok));
+    let with_bad: Vec<_> = keys.iter().map(|key| &key[..]).chain([&b""[..], &[]]).collect();
+    for last in [1, 2, 15, 16, 17, 40, 99, 100, 101, 102, 103] {
+        let mut answered = 0;
+        let broken_off = client
+            .get_many_with(&with_bad, |n, answer| {
+                answered += 1;
+                let expected = (n < 100).then(|| (n % 2 == 0).then_some(with_bad[n]));
+                assert_eq!(answer.ok(), expected, "key {n}");
+                if answered == last { ControlFlow::Break(n) } else { ControlFlow::Continue(()) }
+            })
+            .unwrap();
+        assert_eq!((answered, broken_off.is_break()), (last.min(102), last <= 102));
+        // Only keys that fit: on shm they are looked for directly.
+        answered = 0;
+        let broken_off = client.get_many_with(&keys, |_, _| {
+            answered += 1;
+            if answered == last { ControlFlow::Break("enough") } else { ControlFlow::Continue(()) }
+        });
+        let expected = if last <= 100 { ControlFlow::Break("enough") } else { ControlFlow::Continue(()) };
+        assert_eq!((answered, broken_off.unwrap()), (last.min(100), expected));
+        for (n, found) in client.get_many(&keys).unwrap().into_iter().enumerate() {
+            assert_eq!(found, Ok((n % 2 == 0).then(|| keys[n].to_vec())), "after a batch of {last}");
+        }
+    }
+    assert!(client.remove_many(&keys).unwrap().iter().step_by(2).all(|there| *there == Ok(true)));
+    assert_eq!(client.stats().reattached, 0, "no connection was given up");
+}
+
+/// The outcomes of compare-and-swap, with values of all lengths up to the longest.
+fn swaps(client: &mut Client) {
+    use SwapOutcome::{Absent, Differs, Swapped};
+    let (key_max, value_max) = (client.geometry().key_max(), client.geometry().value_max());
+    for key in [vec![b'k'], vec![b'k'; key_max]] {
+        assert_eq!(client.compare_and_swap(&key, b"", b"new").unwrap(), Absent);
+        assert_eq!(client.get(&key).unwrap(), None);
+        let mut last = Vec::new();
+        client.put(&key, &last).unwrap();
+        for length in [1, 0, 3, value_max - 1, value_max, value_max, 2] {
+            let next = value(7 + length as u64, length);
+            let mut other = last.clone();
+            let byte = other.pop().map_or(1, |byte| byte ^ 1);
+            other.push(byte);
+            assert_eq!(client.compare_and_swap(&key, &other, &next).unwrap(), Differs);
+            assert_eq!(client.compare_and_swap(&key, &last[..last.len() / 2], b"").unwrap(), {
+                if last.len() / 2 == last.len() { Swapped } else { Differs }
+            });
+            assert_eq!(client.get(&key).unwrap().as_ref(), Some(&last));
+            assert_eq!(client.compare_and_swap(&key, &last, &next).unwrap(), Swapped);
+            assert_eq!(client.get(&key).unwrap().as_ref(), Some(&next));
+            last = next;
+        }
+        let rejected = |result: Result<SwapOutcome, oneread::MutateError>| result.unwrap_err().rejection();
+        let long = vec![1; value_max + 1];
+        let too_long = Some(PutError::ValueLength { given: long.len(), max: value_max });
+        assert_eq!(rejected(client.compare_and_swap(&key, &long, b"")), too_long);
+        assert_eq!(rejected(client.compare_and_swap(&key, &last, &long)), too_long);
+        assert_eq!(client.get(&key).unwrap().as_ref(), Some(&last));
+        client.remove(&key).unwrap();
+    }
+}
+
+/// Clients count together by swaps, and no step is lost.
+fn counts_by_swaps(client: &mut Client) {
+    const STEPS: u64 = 100;
+    client.put(b"count", &0u64.to_le_bytes()).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            let mut mine = client.clone();
+            scope.spawn(move || {
+                let mut done = 0;
+                while done < STEPS {
+                    let now = mine.get(b"count").unwrap().unwrap();
+                    let next = u64::from_le_bytes(now.clone().try_into().unwrap()) + 1;
+                    done += match mine.compare_and_swap(b"count", &now, &next.to_le_bytes()).unwrap() {
+                        SwapOutcome::Swapped => 1,
+                        outcome => u64::from(outcome == SwapOutcome::Absent) * STEPS,
+                    };
+                }
+            });
+        }
+    });
+    assert_eq!(client.get(b"count").unwrap().unwrap(), (4 * STEPS).to_le_bytes());
+    client.remove(b"count").unwrap();
+}
+
 /// Batches with wrong pairs in all places. Each answer belongs to its own pair.
 pub fn bad_pairs_in_batches(client: &mut Client) {
     let (key_max, value_max) = (client.geometry().key_max(), client.geometry().value_max());
@@ -589,17 +834,40 @@ pub fn lengths_of_the_next_server(
         assert_eq!(answers[1], answers[4]);
         answers[2].clone().map(drop).map_err(Refusal::Rejected)
     };
-    let changes: [(&str, bool, Attempt); 6] = [
+    let changes: [(&str, bool, Attempt); 8] = [
         ("put", true, |client, key, value| Ok(client.put(key, value).map(|_| ())?)),
         ("insert", true, |client, key, value| Ok(client.insert(key, value).map(|_| ())?)),
         ("update", true, |client, key, value| Ok(client.update(key, value).map(|_| ())?)),
         ("put_many", true, put_many),
+        ("compare_and_swap", true, |client, key, value| {
+            Ok(client.compare_and_swap(key, b"", value).map(|_| ())?)
+        }),
+        ("remove_many", false, |client, key, _| {
+            client.remove_many(&[b"s", key]).map_err(Refusal::from)?[1]
+                .clone()
+                .map(drop)
+                .map_err(Refusal::Rejected)
+        }),
         ("remove", false, |client, key, _| Ok(client.remove(key).map(|_| ())?)),
-        ("rpc_get", false, |client, key, _| Ok(client.rpc_get(key).map(|_| ())?)),
+        ("get_two_sided", false, |client, key, _| Ok(client.get_two_sided(key).map(|_| ())?)),
     ];
-    let gets: [(&str, bool, Attempt); 3] = [
+    let gets: [(&str, bool, Attempt); 4] = [
         ("get", false, |client, key, _| Ok(client.get(key).map(|_| ())?)),
-        ("get_many", false, |client, key, _| Ok(client.get_many(&[b"s", key]).map(|_| ())?)),
+        ("get_many", false, |client, key, _| {
+            let found = client.get_many(&[b"s", key, b"t"])?;
+            assert_eq!((&found[0], &found[2]), (&Ok(None), &Ok(None)), "a bad key fails no other");
+            found[1]
+                .as_ref()
+                .map(|_| ())
+                .map_err(|e| Refusal::Rejected(PutError::KeyLength { given: e.given, max: e.max }))
+        }),
+        ("get_many of bad keys only", false, |client, key, _| {
+            let found = client.get_many(&[key])?;
+            found[0]
+                .as_ref()
+                .map(|_| ())
+                .map_err(|e| Refusal::Rejected(PutError::KeyLength { given: e.given, max: e.max }))
+        }),
         ("contains", false, |client, key, _| Ok(client.contains(key).map(|_| ())?)),
     ];
     let table = |(key_max, value_max)| {
@@ -678,14 +946,17 @@ pub fn receive(stream: &UnixStream) -> (Reply, Option<OwnedFd>) {
     (Reply::decode(&wire::decode(&chunk[..bytes]).unwrap().unwrap()).unwrap(), fd)
 }
 
-/// Sends bytes with a descriptor.
+/// Sends bytes with a descriptor, unless the other side has given up already.
 pub fn send_with(stream: &UnixStream, bytes: &[u8], fd: &OwnedFd) {
     use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
     let fds = [fd.as_fd()];
     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     ancillary.push(SendAncillaryMessage::ScmRights(&fds));
-    sendmsg(stream, &[std::io::IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL).unwrap();
+    match sendmsg(stream, &[std::io::IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL) {
+        Ok(_) | Err(rustix::io::Errno::PIPE) => {}
+        Err(e) => panic!("{e}"),
+    }
 }
 
 // ---- other processes --------------------------------------------------------------------------------
@@ -778,6 +1049,34 @@ impl Place {
         let address = Address::Shm(dir.path().join("socket"));
         Place { dir, address }
     }
+}
+
+/// A user's number that is not this process's.
+pub const STRANGER: u32 = 54_321;
+
+/// Runs `act` in a thread that acts as another user, as do the threads that it starts. Only root
+/// can: for other users it says so, and returns `None`.
+pub fn as_stranger<R: Send>(act: impl FnOnce() -> R + Send) -> Option<R> {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("skipped: only root can act as another user");
+        return None;
+    }
+    let run = || {
+        rustix::thread::set_thread_uid(rustix::thread::Uid::from_raw(STRANGER)).unwrap();
+        act()
+    };
+    std::thread::scope(|scope| match scope.spawn(run).join() {
+        Ok(result) => Some(result),
+        Err(panic) => std::panic::resume_unwind(panic),
+    })
+}
+
+/// A folder that everybody may write to. (It is not sticky: the kernel protects files in /tmp itself.)
+pub fn open_to_all() -> tempfile::TempDir {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    dir
 }
 
 /// An argument from the parent process; `None` if there is none (somebody ran all ignored tests).

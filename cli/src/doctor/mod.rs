@@ -23,12 +23,13 @@ use std::time::Duration;
 /// Say which fabrics work on this machine, and how to mend the others
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES
-  oneread doctor                                what works, what does not, and the command that mends it
-  oneread doctor --peer 10.0.0.7                which GID to use towards this machine, and why
-  oneread doctor --fabric verbs || exit 1       for scripts
+  oneread doctor                  what works, and what mends the rest
+  oneread doctor --peer 10.0.0.7  which GID to use towards this machine, and why
+  oneread doctor --fabric verbs || exit 1    for scripts
   oneread doctor --json | jq .fabrics
 
-Changes nothing on the machine. Exit status 0: some fabric works; with --fabric: that one works.")]
+Changes nothing on the machine. Exit status 0: some fabric works; with --fabric:
+that one works.")]
 pub struct Doctor {
     /// Exit with status 1 unless this fabric works
     #[arg(long, value_name = "NAME")]
@@ -113,6 +114,9 @@ fn server(address: &Address) -> Finding {
             if matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) =>
         {
             let folder = address.socket().and_then(Path::parent).unwrap_or(Path::new("."));
+            // A server makes the folder of a default address.
+            let is_made = *address == Address::default_of_user() && !folder.exists();
+            let folder = folder.parent().filter(|_| is_made).unwrap_or(folder);
             match rustix::fs::access(folder, rustix::fs::Access::WRITE_OK) {
                 Ok(()) => finding(Level::Note, format!("none at {address}"))
                     .command(format!("oneread serve --at {address} &")),
@@ -123,7 +127,7 @@ fn server(address: &Address) -> Finding {
                 .command(elsewhere),
             }
         }
-        Err(error) => finding(Level::Warning, show::chain(&error.into())).command(elsewhere),
+        Err(error) => finding(Level::Warning, format!("{:#}", anyhow::Error::from(error))).command(elsewhere),
     }
 }
 

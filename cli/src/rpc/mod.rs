@@ -5,7 +5,7 @@ mod plot;
 
 use super::child::{CpuTime, Fabric, ServerChild};
 use super::measure::{KEY_BYTES, VALUE_BYTES, key, machine, median, value};
-use super::{TokenArgs, show};
+use super::{TokenArgs, advice, show};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use comfy_table::{Attribute, Cell};
@@ -23,22 +23,24 @@ use std::time::{Duration, Instant};
 /// Compare GETs by READ with GETs and PUTs by the server
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES
-  oneread bench rpc                                     on this host, over shared memory
-  oneread bench rpc --fabric verbs --plot rpc.svg       over the first RDMA device
-  oneread bench rpc --at verbs://10.0.0.1:7471          a running server; it gets this bench's keys
+  oneread bench rpc                                on this host, on shm
+  oneread bench rpc --fabric verbs --plot rpc.svg  over the first RDMA device
+  oneread bench rpc --at verbs://10.0.0.1:7471
+      a running server; it gets this bench's keys
 
 The paths:
-  one-sided   the client READs
-  message     SEND and RECV; over shm, the server's socket
-  mailbox     shm only: requests and replies go through memory that client and server share
-              (with --at, the server needs `serve --mailbox`)
-  HERD        verbs only: the request is WRITTEN into memory that the server polls, and the reply is
-              a datagram (with --at, the server needs `serve --herd`)
+  one-sided  the client READs
+  message    SEND and RECV; over shm, the server's socket
+  mailbox    shm only: through memory that client and server share
+             (with --at, the server must have room: `serve --mailbox-mib`)
+  HERD       verbs only: the request is WRITTEN into memory that the server
+             polls, the reply is a datagram (with --at: `serve --herd`)
 
-Each connection is a thread that asks for one random key after the other. Every value is compared
-with the values that were put. PUTs are also made in batches; their latency is that of a batch.
-Rounds of all paths alternate. CPU is that of all threads of the server's process; HERD polls as long
-as it has clients. The kernel's work for a software device is not counted anywhere.")]
+Each connection is a thread that asks for one random key after the other. Every
+value is compared with the values that were put. PUTs are also made in batches;
+their latency is that of a batch. Rounds of all paths alternate. CPU is that of
+all threads of the server's process; HERD polls as long as it has clients. The
+kernel's work for a software device is not counted anywhere.")]
 pub struct Rpc {
     /// A running server [default: a new one in a child process]
     #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["fabric", "layout", "workers"])]
@@ -189,8 +191,8 @@ impl Outcome {
     /// What was measured, in one line.
     pub fn about(&self) -> String {
         format!(
-            "{} keys of {KEY_BYTES} bytes with values of {VALUE_BYTES}, {}{}{}, layout {}, median of {} rounds",
-            show::count(self.keys),
+            "{} of {KEY_BYTES} bytes with values of {VALUE_BYTES}, {}{}{}, layout {}, median of {}",
+            show::counted(self.keys, "key"),
             self.fabric,
             match (self.fabric, self.block) {
                 ("shm", _) => "",
@@ -203,7 +205,7 @@ impl Outcome {
                 (_, Some(pairs)) => format!(", {pairs} queue pairs for all READs"),
             },
             self.layout,
-            self.rounds
+            show::counted(self.rounds.into(), "round")
         )
     }
 }
@@ -342,12 +344,9 @@ impl Rpc {
             format!("--key-max={KEY_BYTES}"),
             format!("--value-max={VALUE_BYTES}"),
             format!("--workers={}", self.workers),
-            match self.fabric {
-                Fabric::Shm => "--mailbox".into(),
-                Fabric::Verbs => "--herd".into(),
-            },
         ];
-        ServerChild::spawn(self.fabric, &arguments)
+        let herd = (self.fabric == Fabric::Verbs).then(|| "--herd".into());
+        ServerChild::spawn(self.fabric, &[&arguments[..], herd.as_slice()].concat())
     }
 
     /// A client whose requests the server polls for, with its path. `None` if the server does not
@@ -358,6 +357,7 @@ impl Rpc {
             Ok(client) => Ok(Some((path, client.clone()))),
             Err(error) => match error.downcast_ref() {
                 Some(why) if self.at.is_some() && is_not_taken(why) => {
+                    let why = advice::told(&error);
                     show::complain(format_args!("oneread: without {}: {why}", path.name()));
                     Ok(None)
                 }
@@ -563,7 +563,7 @@ impl Round<'_> {
                 client.get_into(&key(n), buffer)? && is_value_of(n, buffer, self.version)
             }
             (Operation::Get, _) => {
-                client.rpc_get(&key(n))?.is_some_and(|value| is_value_of(n, &value, self.version))
+                client.get_two_sided(&key(n))?.is_some_and(|value| is_value_of(n, &value, self.version))
             }
             (Operation::Put | Operation::PutMany, _) => {
                 client.put(&key(n), &stamped(n, self.version))? == PutOutcome::Updated

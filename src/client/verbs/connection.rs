@@ -15,6 +15,7 @@
 
 #![allow(unsafe_code)]
 
+use crate::address::VerbsAddress;
 use crate::client::ClientOptions;
 #[cfg(feature = "herd")]
 use crate::client::RequestPath;
@@ -37,10 +38,11 @@ use crate::verbs::device::{
 use crate::verbs::error::{SetupError, VerbsError};
 use crate::verbs::ffi::Completion;
 use crate::verbs::station::Station;
-use crate::verbs::{QueueCounts, VerbsAddress, VerbsOptions, Wait};
+use crate::verbs::{QueueCounts, VerbsOptions, Wait};
 use crate::wire;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::collections::VecDeque;
+use std::error::Error;
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -110,8 +112,7 @@ impl Connection {
         let mut talk = Handshake::open(address.host(), address.port(), within)?;
         let challenge: Challenge = talk.receive()?;
         if challenge.oneread != bootstrap::NAME {
-            let why = "sent something that is no message of oneread's; is it another service's port?".into();
-            return Err(SetupError::Handshake { peer: talk.peer, why });
+            return Err(talk.failed(bootstrap::NO_MESSAGE));
         }
         if challenge.version != bootstrap::VERSION {
             let (theirs, ours) = (challenge.version, bootstrap::VERSION);
@@ -173,9 +174,11 @@ impl Connection {
         if !bootstrap::is_proven(token, &challenge.nonce, &nonce, &mut welcome) {
             return Err(SetupError::Token { peer: talk.peer });
         }
-        let table = |why: String| SetupError::Table { peer: talk.peer, why };
+        let peer = talk.peer;
+        let table = |why: Box<dyn Error + Send + Sync>| SetupError::Table { peer, source: why.into() };
         let geometry = table_of(&welcome).map_err(table)?;
-        station.check(&welcome.endpoint.at, welcome.network).map_err(table)?;
+        let mismatch = |source| SetupError::Mismatch { peer, source };
+        station.check(&welcome.endpoint.at, welcome.network).map_err(mismatch)?;
         pair.connect(&welcome.endpoint, Access::Local)?;
 
         let domain = station.domain();
@@ -187,7 +190,7 @@ impl Connection {
             let element = incoming.element(slot, incoming.cell_bytes());
             // SAFETY: the slot is new, and posted nowhere else; the buffer outlives the queue pair.
             unsafe { pair.post_receive(id::RECEIVE | slot as u64, element) }
-                .map_err(|_| SetupError::Call { call: "ibv_post_recv", errno: 0 })?;
+                .map_err(|e| SetupError::Call { call: "ibv_post_recv", errno: e.errno() })?;
         }
         #[cfg(feature = "herd")]
         let herd = draft
@@ -464,7 +467,7 @@ impl Connection {
             if self.take_completions()? && enough(self) {
                 return Ok(());
             }
-            match self.wait {
+            let is_gone = match self.wait {
                 // A poll is pause enough. Emulated processors, used to test without devices, give
                 // up their time slice at a PAUSE instruction.
                 Wait::Poll if spins < SPINS => {
@@ -475,21 +478,27 @@ impl Connection {
                     spins = SPINS / 2;
                     std::thread::yield_now();
                     // This notices a server that is gone sooner than the device does.
-                    if Instant::now() >= look {
-                        self.check_stream()?;
+                    let is_due = Instant::now() >= look;
+                    if is_due {
                         look += LOOK;
                     }
+                    is_due && self.is_closed()
                 }
                 Wait::Block => {
                     self.queue.arm()?;
                     if self.take_completions()? && enough(self) {
                         return Ok(());
                     }
-                    self.block(deadline)?;
+                    let is_gone = self.block(deadline)?;
                     self.queue.take_events();
+                    is_gone
                 }
-            }
-            if Instant::now() >= deadline {
+            };
+            if is_gone || Instant::now() >= deadline {
+                // The server may have answered before it went.
+                if self.take_completions()? && enough(self) {
+                    return Ok(());
+                }
                 self.check_stream()?;
                 return Err(VerbsError::Late { within });
             }
@@ -497,18 +506,16 @@ impl Connection {
     }
 
     /// Sleeps until the completion queue has an event, the server is gone, or the deadline has
-    /// come.
-    fn block(&self, deadline: Instant) -> Result<(), VerbsError> {
+    /// come. Returns whether the server is gone.
+    fn block(&self, deadline: Instant) -> Result<bool, VerbsError> {
         let left = deadline.saturating_duration_since(Instant::now());
         let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
         let queue = self.queue.fd();
         let mut watched =
             [PollFd::from_borrowed_fd(queue, PollFlags::IN), PollFd::new(&*self.stream, PollFlags::RDHUP)];
         match rustix::event::poll(&mut watched, Some(&timeout)) {
-            Ok(_) if watched[0].revents().is_empty() && !watched[1].revents().is_empty() => {
-                Err(VerbsError::Closed)
-            }
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Ok(_) => Ok(!watched[1].revents().is_empty()),
+            Err(rustix::io::Errno::INTR) => Ok(false),
             Err(e) => Err(VerbsError::Post { errno: e.raw_os_error() }),
         }
     }
@@ -613,7 +620,7 @@ fn read(
 }
 
 /// The table in a welcome, if the client can use it and the queue pair described with it.
-fn table_of(welcome: &Welcome) -> Result<Geometry, String> {
+fn table_of(welcome: &Welcome) -> Result<Geometry, Box<dyn Error + Send + Sync>> {
     let geometry = geometry_of(welcome)?;
     let needed = wire::request_bytes_max(&geometry).max(wire::reply_bytes_max(&geometry));
     if !(1..=MESSAGES_MAX).contains(&usize::from(welcome.messages))
@@ -632,13 +639,10 @@ fn table_of(welcome: &Welcome) -> Result<Geometry, String> {
 }
 
 /// The geometry in a welcome, if the table lies inside the region that comes with it.
-fn geometry_of(welcome: &Welcome) -> Result<Geometry, String> {
-    let words: [u64; SUPERBLOCK_WORDS] = welcome
-        .superblock
-        .as_slice()
-        .try_into()
-        .map_err(|_| "the superblock has another length".to_owned())?;
-    Superblock::from_words(words).geometry(welcome.region.bytes).map_err(|e| e.to_string())
+fn geometry_of(welcome: &Welcome) -> Result<Geometry, Box<dyn Error + Send + Sync>> {
+    let words: [u64; SUPERBLOCK_WORDS] =
+        welcome.superblock.as_slice().try_into().map_err(|_| "the superblock has another length")?;
+    Ok(Superblock::from_words(words).geometry(welcome.region.bytes)?)
 }
 
 #[cfg(all(test, not(loom)))]
@@ -747,7 +751,7 @@ mod tests {
             (&|welcome| welcome.superblock.truncate(words - 1), "length"),
         ];
         for (n, (change, expected)) in bad.iter().enumerate() {
-            let why = of(change).unwrap_err();
+            let why = of(change).unwrap_err().to_string();
             assert!(why.contains(expected), "{n}: {why}");
         }
         // A flipped bit in any word of the superblock is noticed.

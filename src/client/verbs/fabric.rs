@@ -76,6 +76,14 @@ impl Fabric for Verbs<'_> {
         Ok(())
     }
 
+    fn check(&mut self) -> Result<(), VerbsGetError> {
+        match &mut self.way {
+            ReadPath::Own(connection) => connection.check_stream()?,
+            ReadPath::Shared(seat) => seat.check()?,
+        }
+        Ok(())
+    }
+
     fn mark(&mut self, _home: u64) -> u64 {
         self.clock.now_ns()
     }

@@ -3,26 +3,28 @@
 
 pub(crate) mod connection;
 mod fabric;
+#[cfg(feature = "herd")]
+mod herd;
 mod pairs;
 
 use super::{
-    ATTEMPT_MAX, ClientOptions, ClientStats, ConnectError, GetError, Handle, MutateError, RETRY_FIRST,
-    RETRY_MAX, send_fitting,
+    ATTEMPT_MAX, BatchAnswer, ClientOptions, ClientStats, ConnectError, GetError, Handle, MutateError,
+    RETRY_FIRST, RETRY_MAX, RequestCounts, send_fitting,
 };
-use crate::address::Address;
+use crate::address::{Address, VerbsAddress};
 use crate::clock::Clock;
 use crate::layout::geometry::Geometry;
-use crate::outcome::ReadError;
 use crate::reader::Reader;
 use crate::sync::lock;
 use crate::verbs::QueueCounts;
-use crate::verbs::VerbsAddress;
 use crate::verbs::error::{SetupError, VerbsError};
 use crate::verbs::station::Station;
 use crate::wire::{self, Reply, Request};
 use connection::Connection;
 use fabric::{ReadPath, Verbs, VerbsGetError};
 use pairs::{LaneReader, PairLease, SharedPairs};
+use std::error::Error;
+use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -111,7 +113,7 @@ impl VerbsHandle {
     // ---- GETs -----------------------------------------------------------------------------------
 
     /// Runs GETs. If the connection fails, runs them again on a new one, until the deadline.
-    fn read<R>(
+    pub(super) fn read<R>(
         &mut self,
         stats: &mut ClientStats,
         mut get: impl FnMut(&mut Reader<'_, Verbs<'_>>) -> Result<R, VerbsGetError>,
@@ -146,13 +148,6 @@ impl VerbsHandle {
             stats.get += reader.stats();
             stats.read += reader.read_counts();
             self.take_counts();
-            // No READ has shown that the server with this limit is still there.
-            let result = match result {
-                Err(error @ VerbsGetError::Read(ReadError::KeyLength { .. })) => {
-                    self.check_server().map_err(VerbsGetError::Link).and(Err(error))
-                }
-                result => result,
-            };
             match result {
                 Ok(result) => return Ok(result),
                 Err(VerbsGetError::Link(error)) => {
@@ -164,7 +159,7 @@ impl VerbsHandle {
                     if Instant::now() >= deadline || failures > FAILURES_MAX {
                         return Err(self.failed_to_read(error));
                     }
-                    tracing::warn!(%error, "reconnecting");
+                    tracing::warn!(error = &error as &dyn Error, "reconnecting");
                     if failures > 1 {
                         std::thread::sleep((RETRY_FIRST * (1 << failures)).min(RETRY_MAX));
                     }
@@ -177,7 +172,7 @@ impl VerbsHandle {
                         (None, None) => Ok(()),
                     };
                     if let Err(error) = drained {
-                        tracing::warn!(%error, "reconnecting");
+                        tracing::warn!(error = &error as &dyn Error, "reconnecting");
                         self.stop_reading();
                     }
                     return Err(error.into());
@@ -191,15 +186,6 @@ impl VerbsHandle {
         match error {
             VerbsError::Late { .. } => GetError::Deadline { address, deadline: self.shared.options.deadline },
             error => GetError::ServerGone { address, source: error.into() },
-        }
-    }
-
-    /// Checks that the server is there whose table the READs go to.
-    fn check_server(&mut self) -> Result<(), VerbsError> {
-        match (&mut self.seat, &self.connection) {
-            (Some(seat), _) => seat.check(),
-            (None, Some(connection)) => connection.check_stream(),
-            (None, None) => Err(VerbsError::Closed),
         }
     }
 
@@ -259,6 +245,7 @@ impl VerbsHandle {
         &mut self,
         requests: &[Request<'_>],
         deadline: Instant,
+        counts: &mut RequestCounts,
     ) -> Result<Vec<Reply>, MutateError> {
         if self.connection.as_ref().is_some_and(Connection::is_closed) {
             self.take_counts();
@@ -273,12 +260,15 @@ impl VerbsHandle {
         let Some(connection) = &mut self.connection else { return Err(self.late()) };
         let geometry = connection.geometry().clone();
         let result = send_fitting(requests, &geometry, |requests| {
+            let sent = requests.len() as u64;
             #[cfg(feature = "herd")]
             if connection.herd.is_some() {
+                counts.herd += sent;
                 return connection.call(requests, deadline);
             }
             let first_id = self.next_id;
-            self.next_id += requests.len() as u64;
+            self.next_id += sent;
+            counts.message += sent;
             talk(connection, requests, first_id, deadline)
         });
         self.counts += connection.take_counts();
@@ -310,30 +300,26 @@ impl Handle for VerbsHandle {
         self.connected.saturating_sub(1)
     }
 
-    fn get_into(
-        &mut self,
-        key: &[u8],
-        value: &mut Vec<u8>,
-        stats: &mut ClientStats,
-    ) -> Result<bool, GetError> {
-        self.read(stats, |reader| reader.get_into(key, value))
-    }
-
     fn get_many<K: AsRef<[u8]>>(
         &mut self,
         keys: &[K],
-        mut each: impl FnMut(usize, Option<&[u8]>),
+        mut each: impl FnMut(usize, BatchAnswer<'_>) -> ControlFlow<()>,
         stats: &mut ClientStats,
-    ) -> Result<(), GetError> {
+    ) -> Result<ControlFlow<()>, GetError> {
         // After a failure, only the keys without an answer are asked for again.
         let mut open: Vec<(usize, &[u8])> = keys.iter().map(AsRef::as_ref).enumerate().collect();
         self.read(stats, |reader| {
             let asked: Vec<&[u8]> = open.iter().map(|(_, key)| *key).collect();
             let mut answered = vec![false; asked.len()];
-            let result = reader.get_many(&asked, |i, value| {
+            let mut flow = ControlFlow::Continue(());
+            let result = reader.get_each(&asked, |i, answer| {
                 answered[i] = true;
-                each(open[i].0, value);
+                flow = each(open[i].0, answer);
+                flow
             });
+            if flow.is_break() {
+                return Ok(flow);
+            }
             if result.is_err() {
                 let mut answered = answered.iter();
                 open.retain(|_| !answered.next().copied().unwrap_or(false));
@@ -342,11 +328,19 @@ impl Handle for VerbsHandle {
         })
     }
 
-    fn converse(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<Vec<Reply>, MutateError> {
-        let Some(pairs) = self.shared.pairs.clone() else { return self.converse_alone(requests, deadline) };
+    fn converse(
+        &mut self,
+        requests: &[Request<'_>],
+        deadline: Instant,
+        stats: &mut ClientStats,
+    ) -> Result<Vec<Reply>, MutateError> {
+        let counts = &mut stats.requests;
+        let Some(pairs) = self.shared.pairs.clone() else {
+            return self.converse_alone(requests, deadline, counts);
+        };
         let Some(mut turn) = pairs.changes.turn(deadline) else { return Err(self.late()) };
         self.connection = turn.connection.take();
-        let result = self.converse_alone(requests, deadline);
+        let result = self.converse_alone(requests, deadline, counts);
         turn.connection = self.connection.take();
         result
     }
@@ -392,7 +386,7 @@ fn retried<T>(
     loop {
         match attempt(left().clamp(RETRY_FIRST, ATTEMPT_MAX)) {
             Err(error) if !is_final(&error) && pause < left() => {
-                tracing::debug!(%error, "not yet");
+                tracing::debug!(error = &error as &dyn Error, "not yet");
                 std::thread::sleep(pause);
                 pause = (2 * pause).min(RETRY_MAX);
                 // The time left after a sleep may be too short for another attempt.
@@ -458,7 +452,7 @@ fn talk(
         while replies.len() < requests.len() && (asked.peek().is_none() || connection.is_full()) {
             let first = first_id + replies.len() as u64;
             let received = connection.receive(deadline, |bytes| wire::replies(bytes, first))?;
-            replies.extend(received.map_err(|e| VerbsError::Garbage { what: e })?);
+            replies.extend(received?);
             if replies.len() > requests.len() {
                 return Err(VerbsError::Garbage { what: "more replies than requests".into() });
             }
@@ -505,7 +499,7 @@ mod tests {
             };
             for left in [Duration::from_millis(50), Duration::from_millis(1)] {
                 let begun = Instant::now();
-                let late = handle.converse(&[Request::Wake], begun + left);
+                let late = handle.converse(&[Request::Wake], begun + left, &mut ClientStats::default());
                 let took = begun.elapsed();
                 let is_late = matches!(late, Err(MutateError::Deadline { deadline, .. }) if deadline == all);
                 assert!(is_late, "{late:?}");

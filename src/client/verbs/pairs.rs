@@ -351,3 +351,73 @@ impl Drop for ChangeTurn<'_> {
         self.changes.free.notify_one();
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    /// Waits until these threads sleep. Each is a path below /proc.
+    fn until_asleep(threads: &[std::path::PathBuf]) {
+        let state = |thread| std::fs::read_to_string(std::path::Path::new("/proc").join(thread).join("stat"));
+        let is_asleep = |thread| state(thread).unwrap().rsplit(')').next().unwrap().starts_with(" S");
+        let (begun, mut looks) = (Instant::now(), 0);
+        // A thread may also sleep for a moment on its way.
+        while looks < 100 {
+            assert!(begun.elapsed() < Duration::from_secs(60));
+            looks = if threads.iter().all(is_asleep) { looks + 1 } else { 0 };
+            std::thread::yield_now();
+        }
+    }
+
+    /// One handle connects. The others wait for it, and all of them learn at once how it ended.
+    #[test]
+    fn all_learn_of_the_end_of_an_attempt() {
+        let within = Duration::from_secs(60);
+        let pairs = SharedPairs::new(1);
+        let [of_the_first, of_another] = [true, false].map(|no_module| SetupError::NoDevice { no_module });
+        let is_of_the_first = |error| matches!(error, SetupError::NoDevice { no_module: true });
+        std::thread::scope(|scope| {
+            let (started, threads) = mpsc::channel();
+            let mut waiting = Vec::new();
+            let first = pairs.place().join(Wait::Poll, within, || {
+                for _ in 0..3 {
+                    let (place, started, of_another) = (pairs.place(), started.clone(), of_another.clone());
+                    waiting.push(scope.spawn(move || {
+                        started.send(std::fs::read_link("/proc/thread-self").unwrap()).unwrap();
+                        place.join(Wait::Poll, within, || Err(of_another))
+                    }));
+                }
+                until_asleep(&threads.iter().take(3).collect::<Vec<_>>());
+                Err(of_the_first.clone())
+            });
+            assert!(is_of_the_first(first.unwrap_err()));
+            let ended = Instant::now();
+            for waited in waiting {
+                assert!(is_of_the_first(waited.join().unwrap().unwrap_err()));
+            }
+            assert!(ended.elapsed() < within / 2, "they learnt of it at their own deadline");
+        });
+        assert_eq!(lock(&pairs.pairs[0].state).handles, 0);
+    }
+
+    /// A handle that waits for its turn gets it when the turn before has ended.
+    #[test]
+    fn the_end_of_a_turn_wakes_the_next() {
+        let within = Duration::from_secs(60);
+        let changes = &Changes::default();
+        std::thread::scope(|scope| {
+            let (started, threads) = mpsc::channel();
+            let turn = changes.turn(Instant::now() + within).expect("nobody has it");
+            let next = scope.spawn(move || {
+                started.send(std::fs::read_link("/proc/thread-self").unwrap()).unwrap();
+                changes.turn(Instant::now() + within).is_some()
+            });
+            until_asleep(&[threads.recv().unwrap()]);
+            let ended = Instant::now();
+            drop(turn);
+            assert!(next.join().unwrap());
+            assert!(ended.elapsed() < within / 2, "it got it at its own deadline");
+        });
+    }
+}

@@ -1,0 +1,444 @@
+//! Instructions of single operations, counted by callgrind, each with a limit. `./test` runs it. By hand,
+//! with valgrind and gungraun-runner installed:
+//!
+//! ```sh
+//! cargo bench -p oneread --bench count
+//! cargo bench -p oneread --bench count -- '*::update::*'
+//! ```
+//!
+//! A limit stands a percent or two above what was measured (rustc 1.95, x86-64), and only goes down. Each bench does 100
+//! operations on a table of 2,000 slots, 90 % of them taken where nothing else is said. Keys are
+//! made before, and nothing is dropped. In `far` benches the caches have no line of the table. The
+//! server's clock is set by hand, so each run does the same.
+
+#![allow(missing_docs, reason = "gungraun's macros make public items")]
+
+use gungraun::{Callgrind, EventKind, LibraryBenchmarkConfig, library_benchmark, library_benchmark_group};
+use oneread::fabric::Fabric;
+use oneread::get::{Landed, Look};
+use oneread::layout::hash::mix;
+use oneread::region::{Backing, Region};
+use oneread::server::ServerConfig;
+use oneread::{
+    Address, Client, Clock, Config, Index, Layout, PutError, PutMode, PutOutcome, Reader, Seeds, Server, Shm,
+    TableSize, Values,
+};
+use serde_json::Value;
+use std::hint::black_box;
+use std::process::{Command, ExitCode, Stdio};
+
+/// Operations of a bench.
+const OPERATIONS: usize = 100;
+/// Slots of a table.
+const SLOTS: u64 = 2_000;
+/// The simulated last-level cache. Larger than every table.
+const CACHE_BYTES: usize = 1 << 20;
+
+/// What a bench works on.
+#[derive(Clone, Copy)]
+struct Setting {
+    layout: &'static str,
+    key_bytes: usize,
+    value_bytes: usize,
+    is_far: bool,
+}
+
+const fn setting(layout: &'static str, key_bytes: usize, value_bytes: usize, is_far: bool) -> Setting {
+    Setting { layout, key_bytes, value_bytes, is_far }
+}
+
+impl Setting {
+    fn table(self) -> Config {
+        Config::new()
+            .layout(self.layout.parse::<Layout>().expect("a preset"))
+            .size(TableSize::Slots(SLOTS))
+            .key_max(self.key_bytes)
+            .value_max(self.value_bytes)
+            .seeds(Seeds::from_number(7))
+    }
+
+    /// So many keys, in one flat buffer. Each sequence has others.
+    fn keys(self, sequence: u64, count: usize) -> Vec<&'static [u8]> {
+        let words = 0..(count * self.key_bytes / 8) as u64;
+        let flat: Vec<u8> = words.flat_map(|n| mix(mix(n) ^ sequence).to_le_bytes()).collect();
+        flat.leak().chunks_exact(self.key_bytes).collect()
+    }
+
+    /// Puts everything else out of the simulated caches, if the setting wants that.
+    fn empty_caches(self) {
+        if self.is_far {
+            black_box(&mut vec![1u8; 2 * CACHE_BYTES]).iter_mut().step_by(64).for_each(|byte| *byte += 1);
+        }
+    }
+}
+
+/// A table, the keys to work on, and room for answers.
+struct Prepared {
+    setting: Setting,
+    clock: Clock,
+    index: &'static Index,
+    reader: Reader<'static, Shm<'static>>,
+    keys: Vec<&'static [u8]>,
+    value: Vec<u8>,
+    got: Vec<u8>,
+}
+
+impl Prepared {
+    /// A table with these keys in it.
+    fn with(setting: Setting, there: &[&[u8]]) -> Prepared {
+        let geometry = setting.table().geometry().expect("possible");
+        let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).expect("memory");
+        let clock = Clock::manual();
+        let index = Box::leak(Box::new(Index::create(region, geometry, clock.clone()).expect("memory")));
+        let table = Prepared {
+            setting,
+            clock,
+            reader: index.reader(),
+            index,
+            keys: Vec::new(),
+            value: vec![7; setting.value_bytes],
+            got: vec![0; setting.value_bytes],
+        };
+        there.iter().for_each(|key| assert_eq!(table.put(key), Ok(PutOutcome::Inserted)));
+        table
+    }
+
+    /// Puts a key. Then the grace time passes, so that the next change takes all traces away.
+    #[inline(always)]
+    fn put(&self, key: &[u8]) -> Result<PutOutcome, PutError> {
+        let outcome = self.index.put(key, &self.value, PutMode::Upsert);
+        self.clock.advance(2 * self.index.geometry().grace());
+        outcome
+    }
+
+    /// Ready for work on these keys.
+    fn on(mut self, keys: Vec<&'static [u8]>) -> Box<Prepared> {
+        self.keys = keys;
+        self.index.tidy();
+        self.setting.empty_caches();
+        Box::new(self)
+    }
+
+    /// Whether the key's primary window has a free slot.
+    fn has_room(&mut self, key: &[u8]) -> bool {
+        let geometry = self.index.geometry();
+        let window = geometry.primary(geometry.hashed(key));
+        let fabric = self.reader.fabric_mut();
+        let mut is_free = |slots: &mut _, slot| match Landed::look(slots, slot, b"another", &mut self.got) {
+            Look::Other(header) => header.is_free(),
+            _ => false,
+        };
+        fabric.read(window, |slots| window.iter().any(|slot| is_free(slots, slot))).expect("memory")
+    }
+}
+
+fn load(percent: usize) -> usize {
+    SLOTS as usize * percent / 100
+}
+
+/// Keys that are there.
+fn present(setting: Setting) -> Box<Prepared> {
+    let keys = setting.keys(0, load(90));
+    let some = keys.iter().step_by(keys.len() / OPERATIONS).copied().take(OPERATIONS).collect();
+    Prepared::with(setting, &keys).on(some)
+}
+
+/// Keys that are not.
+fn absent(setting: Setting) -> Box<Prepared> {
+    Prepared::with(setting, &setting.keys(0, load(90))).on(setting.keys(1, OPERATIONS))
+}
+
+/// New keys, each with a free slot in its primary window.
+fn with_room(setting: Setting) -> Box<Prepared> {
+    let mut table = Prepared::with(setting, &setting.keys(0, load(50)));
+    let mut keys = setting.keys(1, 2 * OPERATIONS);
+    keys.retain(|key| table.has_room(key));
+    keys.truncate(OPERATIONS);
+    table.on(keys)
+}
+
+/// New keys, none with a free slot in its primary window.
+fn without_room(setting: Setting) -> Box<Prepared> {
+    let mut table = Prepared::with(setting, &setting.keys(0, load(88)));
+    let mut keys = setting.keys(1, 30 * OPERATIONS);
+    keys.retain(|key| !table.has_room(key));
+    keys.truncate(OPERATIONS);
+    table.on(keys)
+}
+
+/// All keys of a fill to 90 %.
+fn nothing_there(setting: Setting) -> Box<Prepared> {
+    Prepared::with(setting, &[]).on(setting.keys(0, load(90)))
+}
+
+/// A full table, and keys that were refused.
+fn full(setting: Setting) -> Box<Prepared> {
+    let table = Prepared::with(setting, &setting.keys(0, load(90)));
+    let new = setting.keys(1, 10 * SLOTS as usize).into_iter();
+    let keys: Vec<_> = new.filter(|key| table.put(key).is_err()).take(OPERATIONS).collect();
+    // By now nothing makes room any more.
+    keys.iter().for_each(|key| assert!(table.put(key).is_err()));
+    table.on(keys)
+}
+
+/// A client of a server in this process, and keys that are there.
+struct Served {
+    _server: Server,
+    client: Client,
+    keys: Vec<&'static [u8]>,
+    got: Vec<u8>,
+    values: Values,
+    present: Vec<u64>,
+}
+
+fn served(setting: Setting) -> Box<Served> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let address = Address::Shm(folder.path().join("socket"));
+    let server = Server::start(ServerConfig::new(address.clone(), setting.table())).expect("a server");
+    let keys = setting.keys(0, load(90));
+    for key in &keys {
+        server.index().put(key, &vec![7; setting.value_bytes], PutMode::Upsert).expect("room");
+    }
+    // Under valgrind, on a busy machine, the server may lose patience with a client.
+    let mut client = (0..20).find_map(|_| Client::connect(&address).ok()).expect("the server");
+    let keys: Vec<_> = keys.into_iter().step_by(SLOTS as usize / OPERATIONS).take(OPERATIONS).collect();
+    let (mut values, mut present) = (Values::new(), Vec::new());
+    client.get_many_into(&keys, &mut values).expect("answers");
+    client.contains_many(&keys, &mut present).expect("answers");
+    Box::new(Served { _server: server, client, keys, got: vec![0; setting.value_bytes], values, present })
+}
+
+/// Limits the instructions of each operation. Two percent more are let through: C libraries choose
+/// their functions by the processor.
+fn at_most(instructions: u64, operations: usize) -> LibraryBenchmarkConfig {
+    let mut callgrind = Callgrind::default();
+    callgrind.hard_limits([(EventKind::Ir, instructions * operations as u64 * 102 / 100)]);
+    let mut config = LibraryBenchmarkConfig::default();
+    config.tool(callgrind);
+    config
+}
+
+/// The benches of one operation in all settings, with their limits in instructions per operation.
+macro_rules! operation {
+    ($(#[$doc:meta])* $name:ident: $setup:ident, |$table:ident| $body:expr;
+     [$short8:expr, $long8:expr, $short16:expr, $long16:expr]) => {
+        $(#[$doc])*
+        #[library_benchmark]
+        #[bench::windowed_8_short(args = ($setup(setting("windowed:8", 16, 32, false))),
+            config = at_most($short8, OPERATIONS))]
+        #[bench::windowed_8_short_far(args = ($setup(setting("windowed:8", 16, 32, true))),
+            config = at_most($short8, OPERATIONS))]
+        #[bench::windowed_8_long(args = ($setup(setting("windowed:8", 32, 200, false))),
+            config = at_most($long8, OPERATIONS))]
+        #[bench::windowed_8_long_far(args = ($setup(setting("windowed:8", 32, 200, true))),
+            config = at_most($long8, OPERATIONS))]
+        #[bench::windowed_16_short(args = ($setup(setting("windowed:16", 16, 32, false))),
+            config = at_most($short16, OPERATIONS))]
+        #[bench::windowed_16_short_far(args = ($setup(setting("windowed:16", 16, 32, true))),
+            config = at_most($short16, OPERATIONS))]
+        #[bench::windowed_16_long(args = ($setup(setting("windowed:16", 32, 200, false))),
+            config = at_most($long16, OPERATIONS))]
+        #[bench::windowed_16_long_far(args = ($setup(setting("windowed:16", 32, 200, true))),
+            config = at_most($long16, OPERATIONS))]
+        fn $name(mut prepared: Box<Prepared>) -> Box<Prepared> {
+            let $table = &mut *prepared;
+            assert!($body);
+            prepared
+        }
+    };
+}
+
+operation! {
+    hit: present, |table| get_each(table, true);
+    [256, 690, 260, 690]
+}
+operation! {
+    miss: absent, |table| get_each(table, false);
+    [230, 306, 295, 380]
+}
+operation! {
+    get_many: present, |table| {
+        let got = &mut table.got;
+        let each = |_, value: Option<&[u8]>| {
+            got.clear();
+            got.extend_from_slice(value.unwrap_or_default());
+        };
+        table.reader.get_many(&table.keys, each).is_ok()
+    };
+    [330, 775, 332, 775]
+}
+operation! {
+    contains_many: present, |table| {
+        let mut present = [0u64; OPERATIONS.div_ceil(64)];
+        let each = |n: usize, value: Option<&[u8]>| present[n / 64] |= u64::from(value.is_some()) << (n % 64);
+        table.reader.get_many(&table.keys, each).is_ok() && black_box(present)[0] == u64::MAX
+    };
+    [308, 738, 310, 737]
+}
+operation! {
+    put_with_room: with_room, |table| table.keys.iter().all(|key| table.put(key) == Ok(PutOutcome::Inserted));
+    [1430, 2235, 1550, 2350]
+}
+operation! {
+    put_without_room: without_room, |table| table.keys.iter().all(|key| table.put(key) == Ok(PutOutcome::Inserted));
+    [26300, 29800, 27400, 48300]
+}
+operation! {
+    update: present, |table| table.keys.iter().all(|key| table.put(key) == Ok(PutOutcome::Updated));
+    [1465, 2380, 1460, 2360]
+}
+operation! {
+    remove: present, |table| table.keys.iter().all(|key| table.index.remove(key) == Ok(true));
+    [2285, 2645, 2390, 2540]
+}
+
+/// Single GETs.
+#[inline(always)]
+fn get_each(table: &mut Prepared, is_there: bool) -> bool {
+    table.keys.iter().all(|key| table.reader.get_into(key, &mut table.got) == Ok(is_there))
+}
+
+// All keys from none to 90 % of the slots, and the time that passes meanwhile.
+#[library_benchmark]
+#[bench::windowed_8_short(args = (nothing_there(setting("windowed:8", 16, 32, false))),
+    config = at_most(3335, load(90)))]
+#[bench::windowed_8_long(args = (nothing_there(setting("windowed:8", 32, 200, false))),
+    config = at_most(4760, load(90)))]
+#[bench::windowed_16_short(args = (nothing_there(setting("windowed:16", 16, 32, false))),
+    config = at_most(2615, load(90)))]
+#[bench::windowed_16_long(args = (nothing_there(setting("windowed:16", 32, 200, false))),
+    config = at_most(4375, load(90)))]
+fn fill(table: Box<Prepared>) -> Box<Prepared> {
+    assert!(table.keys.iter().all(|key| table.put(key) == Ok(PutOutcome::Inserted)));
+    table
+}
+
+// Puts into a full table, of keys that were refused before.
+#[library_benchmark]
+#[bench::windowed_8_short(args = (full(setting("windowed:8", 16, 32, false))),
+    config = at_most(1140, OPERATIONS))]
+#[bench::farm_short(args = (full(setting("farm", 16, 32, false))),
+    config = at_most(1480, OPERATIONS))]
+#[bench::cluster_short(args = (full(setting("cluster", 16, 32, false))),
+    config = at_most(1260, OPERATIONS))]
+fn refused(table: Box<Prepared>) -> Box<Prepared> {
+    assert!(table.keys.iter().all(|key| matches!(table.put(key), Err(PutError::Full { .. }))));
+    table
+}
+
+#[library_benchmark]
+#[bench::windowed_8_short(args = (served(setting("windowed:8", 16, 32, false))), config = at_most(327, OPERATIONS))]
+fn client_get(mut served: Box<Served>) -> Box<Served> {
+    let Served { client, keys, got, .. } = &mut *served;
+    assert!(keys.iter().all(|key| client.get_into(key, got).is_ok_and(|is_there| is_there)));
+    served
+}
+
+#[library_benchmark]
+#[bench::windowed_8_short(args = (served(setting("windowed:8", 16, 32, false))), config = at_most(330, OPERATIONS))]
+fn client_get_many(mut served: Box<Served>) -> Box<Served> {
+    let Served { client, keys, values, .. } = &mut *served;
+    assert!(client.get_many_into(keys, values).is_ok());
+    served
+}
+
+#[library_benchmark]
+#[bench::windowed_8_short(args = (served(setting("windowed:8", 16, 32, false))), config = at_most(282, OPERATIONS))]
+fn client_contains_many(mut served: Box<Served>) -> Box<Served> {
+    let Served { client, keys, present, .. } = &mut *served;
+    assert!(client.contains_many(keys, present).is_ok());
+    served
+}
+
+library_benchmark_group!(
+    name = counts,
+    benchmarks = [
+        hit,
+        miss,
+        get_many,
+        contains_many,
+        client_get,
+        client_get_many,
+        client_contains_many,
+        put_with_room,
+        put_without_room,
+        fill,
+        update,
+        remove,
+        refused
+    ]
+);
+
+/// What gungraun makes of the benches.
+mod harness {
+    use super::*;
+
+    use gungraun::main;
+
+    main!(
+        config = LibraryBenchmarkConfig::default().tool(Callgrind::with_args([
+            "--I1=32768,8,64",
+            "--D1=32768,8,64",
+            "--LL=1048576,16,64",
+        ])),
+        library_benchmark_groups = [counts]
+    );
+
+    pub fn run() {
+        main();
+    }
+}
+
+/// One bench's counts, for each operation.
+struct Count {
+    operation: String,
+    setting: String,
+    instructions: f64,
+    limit: Option<f64>,
+    /// Loads and stores that no simulated cache served.
+    misses: f64,
+}
+
+/// What gungraun says of a bench.
+fn count(summary: &Value) -> Option<Count> {
+    let name = |field: &str| summary[field].as_str().map(str::to_owned);
+    let (operation, setting) = (name("function_name")?, name("id")?);
+    let total = &summary["profiles"][0]["data"]["total"];
+    let metric = |event: &str| total["metrics"][event]["values"]["new"].as_f64();
+    let operations = if operation == "fill" { load(90) } else { OPERATIONS } as f64;
+    let limit = total["regressions"][0]["Hard"]["limit"].as_f64().map(|limit| limit / operations);
+    let [instructions, misses] = [metric("Ir")?, metric("RamHits")?].map(|all| all / operations);
+    Some(Count { operation, setting, instructions, limit, misses })
+}
+
+/// Has gungraun run the benches, and shows its counts in a table.
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if std::env::var_os(HARNESS).is_some() || arguments.first().is_some_and(|first| first == "--gungraun-run")
+    {
+        harness::run();
+        return ExitCode::SUCCESS;
+    }
+    // `cargo test` builds benches, and runs them without this.
+    if !arguments.iter().any(|argument| argument == "--bench") {
+        return ExitCode::SUCCESS;
+    }
+    let mut benches = Command::new(std::env::current_exe().expect("this program"));
+    benches.args(&arguments).arg("--output-format=json").env(HARNESS, "");
+    let output = benches.stderr(Stdio::inherit()).output().expect("this program runs");
+    let summaries = serde_json::Deserializer::from_slice(&output.stdout).into_iter::<Value>();
+    let counts: Vec<Count> = summaries.filter_map(|summary| count(&summary.ok()?)).collect();
+    println!("{:<22}{:<24}{:>14}{:>14}", "operation", "setting", "instructions", "cache misses");
+    for Count { operation, setting, instructions, limit, misses } in &counts {
+        let limit = limit.map_or(String::new(), |limit| format!("  MORE THAN {limit:.0}"));
+        println!("{operation:<22}{setting:<24}{instructions:>14.1}{misses:>14.1}{limit}");
+    }
+    if counts.is_empty() {
+        eprintln!("nothing was counted");
+        return ExitCode::FAILURE;
+    }
+    ExitCode::from(output.status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1))
+}
+
+/// Set when this program is to be gungraun's.
+const HARNESS: &str = "ONEREAD_COUNT";

@@ -1,0 +1,152 @@
+//! What the command adds to the library's errors: the flag or the command that mends them.
+
+use oneread::plan::PlanError;
+use oneread::{ConnectError, GetError, MutateError, RecoverError, RequestPath, ServeError, SuperblockError};
+#[cfg(feature = "verbs")]
+use oneread::{GidMismatch, LinkError, SetupError, VerbsError};
+use std::error::Error;
+
+/// An error, its causes, and the advice on it.
+pub fn told(error: &anyhow::Error) -> String {
+    match error.chain().find_map(on) {
+        Some(advice) => format!("{error:#}; {advice}"),
+        None => format!("{error:#}"),
+    }
+}
+
+/// The advice on one error of a chain. An error that stands for another one (`transparent`) hides it
+/// from the chain, so the other one is looked up here.
+fn on(error: &(dyn Error + 'static)) -> Option<String> {
+    if let Some(GetError::Connect(error)) = error.downcast_ref() {
+        return on_connect(error);
+    }
+    if let Some(MutateError::Connect(error)) = error.downcast_ref() {
+        return on_connect(error);
+    }
+    if let Some(error) = error.downcast_ref() {
+        return on_connect(error);
+    }
+    if let Some(RecoverError::Superblock(error)) = error.downcast_ref() {
+        return on_superblock(error);
+    }
+    if let Some(error) = error.downcast_ref() {
+        return on_superblock(error);
+    }
+    match error.downcast_ref() {
+        Some(PlanError::UnknownProfile { .. }) => return Some("--nic takes a TOML file, too".into()),
+        Some(PlanError::Profile { .. } | PlanError::Figure { .. }) => {
+            return Some("`oneread plan --show-profile cx6-200g` prints one that is whole".into());
+        }
+        _ => {}
+    }
+    match error.downcast_ref() {
+        Some(ServeError::NotBuilt { .. }) => return Some(BUILD.into()),
+        #[cfg(feature = "verbs")]
+        Some(ServeError::Verbs(error)) => return on_setup(error),
+        _ => {}
+    }
+    #[cfg(feature = "verbs")]
+    if let Some(LinkError::Verbs(VerbsError::Setup(error))) = error.downcast_ref() {
+        return on_setup(error);
+    }
+    None
+}
+
+const BUILD: &str = "cargo build --release --features verbs";
+
+fn on_connect(error: &ConnectError) -> Option<String> {
+    Some(match error {
+        ConnectError::NotThere { address, .. } => {
+            format!("start one with `oneread serve --at {address}`, or name another address with --at")
+        }
+        ConnectError::Refused { .. } => "`oneread serve --allow-uid` lets another user in".into(),
+        ConnectError::RequestPath { path: RequestPath::Mailbox, .. } => {
+            "`oneread serve --mailbox-mib N` gives it room for more mailboxes".into()
+        }
+        ConnectError::NotBuilt { .. } => BUILD.into(),
+        #[cfg(feature = "verbs")]
+        ConnectError::Verbs(error) => return on_setup(error),
+        _ => return None,
+    })
+}
+
+fn on_superblock(error: &SuperblockError) -> Option<String> {
+    Some(match error {
+        SuperblockError::Magic { .. } => "`oneread serve` makes such files".into(),
+        SuperblockError::Version { .. } => {
+            "or `oneread dump` with that release, and `oneread load` with this one".into()
+        }
+        _ => return None,
+    })
+}
+
+#[cfg(feature = "verbs")]
+fn on_setup(error: &SetupError) -> Option<String> {
+    const EACCES: i32 = rustix::io::Errno::ACCESS.raw_os_error();
+    const EPERM: i32 = rustix::io::Errno::PERM.raw_os_error();
+    Some(match error {
+        SetupError::NoDevice { .. } | SetupError::Call { errno: EACCES | EPERM, .. } => {
+            "`oneread doctor` tells more".into()
+        }
+        SetupError::NotThere { address, .. } => {
+            format!("start one there with `oneread serve --at verbs://{address}`")
+        }
+        SetupError::Token { .. } => "as ONEREAD_TOKEN, or with --token-file".into(),
+        SetupError::Mismatch { source: GidMismatch::Families { .. }, .. } => {
+            "`oneread doctor --peer ADDRESS` ranks the GIDs".into()
+        }
+        SetupError::Mismatch { .. } => "`oneread doctor` lists ports and GIDs".into(),
+        // The server's reason is a mismatch, too.
+        SetupError::Refused { why, .. } if why.contains("this side") => {
+            "`oneread doctor` lists ports and GIDs".into()
+        }
+        SetupError::Herd { .. } => "`oneread serve --herd` starts a server that takes them".into(),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use oneread::Address;
+    use std::io;
+
+    fn not_there() -> ConnectError {
+        let address: Address = "shm:/a".parse().unwrap();
+        ConnectError::NotThere { address, source: io::ErrorKind::NotFound.into() }
+    }
+
+    /// The advice is found wherever the error stands in the chain. No text is told twice.
+    #[test]
+    fn advice_is_found_in_the_chain() {
+        let expected = "no server at shm:/a: entity not found; start one with `oneread serve --at shm:/a`, \
+                        or name another address with --at";
+        assert_eq!(told(&not_there().into()), expected);
+        assert_eq!(told(&GetError::Connect(not_there()).into()), expected);
+        let context = anyhow::Error::from(MutateError::Connect(not_there())).context("loading");
+        assert_eq!(told(&context), format!("loading: {expected}"));
+
+        let (found, what) = (7, "/a".to_owned());
+        let source = RecoverError::Superblock(SuperblockError::Version { found });
+        let told = told(&ServeError::Recover { what, source }.into());
+        assert!(told.starts_with("/a cannot be taken over: region format version 7"), "{told}");
+        assert!(told.ends_with("; or `oneread dump` with that release, and `oneread load` with this one"));
+        assert_eq!(super::told(&anyhow::anyhow!("plain")), "plain");
+    }
+
+    /// The same over verbs, where errors of the setup stand in others.
+    #[cfg(feature = "verbs")]
+    #[test]
+    fn advice_on_verbs_is_found() {
+        let peer = "127.0.0.1:7471".parse().unwrap();
+        let token = || SetupError::Token { peer };
+        for error in [
+            anyhow::Error::from(ConnectError::Verbs(token())),
+            GetError::Connect(ConnectError::Verbs(token())).into(),
+            LinkError::Verbs(VerbsError::Setup(token())).into(),
+            ServeError::Verbs(token()).into(),
+        ] {
+            assert!(told(&error).ends_with("; as ONEREAD_TOKEN, or with --token-file"), "{error:#}");
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! `completions` and `man`: made from the command's own definitions.
+
+use super::{Cli, show};
+use anyhow::{Context, Result};
+use clap::{Args, CommandFactory};
+use clap_complete::Shell;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// Print the completions of a shell
+#[derive(Debug, Args)]
+#[command(after_help = "EXAMPLES
+  source <(oneread completions bash)
+  oneread completions zsh > ~/.zfunc/_oneread
+  oneread completions fish > ~/.config/fish/completions/oneread.fish")]
+pub struct Completions {
+    /// The shell
+    shell: Shell,
+}
+
+impl Completions {
+    pub fn run(self) -> Result<ExitCode> {
+        let mut script = Vec::new();
+        clap_complete::generate(self.shell, &mut Cli::command(), "oneread", &mut script);
+        show::write(&script)?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Print the manual page, or write those of all commands into a folder
+#[derive(Debug, Args)]
+#[command(after_help = "EXAMPLES
+  oneread man | man -l -
+  oneread man ~/.local/share/man/man1     then: man oneread-put")]
+pub struct Man {
+    /// The folder for the pages of all commands; it is made if need be
+    folder: Option<PathBuf>,
+}
+
+impl Man {
+    pub fn run(self) -> Result<ExitCode> {
+        let mut command = Cli::command();
+        command.build();
+        match &self.folder {
+            None => show::write(&page(&command)?)?,
+            Some(folder) => {
+                let name = folder.display();
+                std::fs::create_dir_all(folder).with_context(|| format!("making the folder {name}"))?;
+                write_pages(&command, folder)?;
+            }
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn page(command: &clap::Command) -> Result<Vec<u8>> {
+    let mut page = Vec::new();
+    clap_mangen::Man::new(command.clone()).render(&mut page)?;
+    Ok(page)
+}
+
+/// The pages of a command and of those below it.
+fn write_pages(command: &clap::Command, folder: &Path) -> Result<()> {
+    let name = command.get_display_name().unwrap_or(command.get_name());
+    let path = folder.join(format!("{name}.1"));
+    std::fs::write(&path, page(command)?).with_context(|| format!("writing {}", path.display()))?;
+    let shown =
+        command.get_subcommands().filter(|command| !command.is_hide_set() && command.get_name() != "help");
+    shown.into_iter().try_for_each(|command| write_pages(command, folder))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(command: &clap::Command) -> Vec<clap::Command> {
+        let below = command.get_subcommands().flat_map(all);
+        std::iter::once(command.clone()).chain(below).collect()
+    }
+
+    /// Examples and prose that stand below the options are no wider than 80 columns: the terminal
+    /// would break them anywhere.
+    #[test]
+    fn help_fits_the_terminal() {
+        let commands = all(&Cli::command());
+        assert!(commands.len() > 14);
+        for command in commands {
+            let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let long = text.lines().find(|line| line.chars().count() > 80);
+            assert_eq!(long, None, "in the help of {}", command.get_name());
+        }
+    }
+
+    /// The definitions have no contradictions.
+    #[test]
+    fn definitions_are_sound() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,131 @@
+//! `regions`: region files in the default places, whose they are, and which of them nobody serves.
+
+use super::{serve, show, status, users};
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use oneread::inspect::Inspector;
+use oneread::place;
+use oneread::region::Region;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+/// List the region files that servers left or hold, and remove those that nobody serves
+#[derive(Debug, Args)]
+#[command(after_help = "EXAMPLES
+  oneread regions                this user's files; root sees everybody's
+  oneread regions --remove       remove all of this user's that nobody serves
+  oneread regions --remove FILE  remove this one, if nobody serves it")]
+pub struct Regions {
+    /// Remove the files that nobody serves
+    #[arg(long)]
+    remove: bool,
+    /// Print one JSON object for each file
+    #[arg(long)]
+    json: bool,
+    /// Region files [default: those in /dev/shm/oneread-UID]
+    files: Vec<PathBuf>,
+}
+
+/// What is known about a region file. Another user's is not opened.
+struct Found {
+    path: PathBuf,
+    bytes: u64,
+    owner: u32,
+    /// Whether a server holds it, and its keys.
+    inside: Result<(bool, u64)>,
+}
+
+impl Regions {
+    pub fn run(self) -> Result<ExitCode> {
+        let paths = if self.files.is_empty() { in_default_places() } else { self.files.clone() };
+        let found = paths.iter().map(|path| look(path)).collect::<Result<Vec<_>>>()?;
+        if self.remove {
+            return self.remove(&found);
+        }
+        if self.json {
+            for file in &found {
+                let (served, keys) = file.inside.as_ref().ok().copied().unzip();
+                show::say(serde_json::json!({
+                    "path": file.path, "bytes": file.bytes, "owner": file.owner, "served": served,
+                    "keys": keys,
+                }))?;
+            }
+        } else if found.is_empty() {
+            show::say(format_args!("there are no region files in {}", place::regions().display()))?;
+        } else {
+            let mut table = show::table(["owner", "size", "keys", "served", "file"]);
+            for file in &found {
+                let (keys, served) = match &file.inside {
+                    Ok((served, keys)) => (show::count(*keys), if *served { "yes" } else { "no" }.into()),
+                    Err(error) => (String::new(), format!("{error:#}")),
+                };
+                table.add_row([
+                    show::text(users::name(file.owner).as_bytes(), 16),
+                    show::bytes(file.bytes),
+                    keys,
+                    served,
+                    file.path.display().to_string(),
+                ]);
+            }
+            show::say(table)?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn remove(&self, found: &[Found]) -> Result<ExitCode> {
+        let (mut freed, mut all_well) = (0, true);
+        for file in found {
+            let path = file.path.display();
+            match &file.inside {
+                Ok(_) if serve::remove(&file.path)? => {
+                    freed += file.bytes;
+                    show::say(format_args!("removed {path} ({})", show::bytes(file.bytes)))?;
+                }
+                Ok(_) => {
+                    all_well &= self.files.is_empty();
+                    show::complain(format_args!("{path} stays: a server uses it"));
+                }
+                Err(error) => {
+                    all_well &= self.files.is_empty();
+                    show::complain(format_args!("{path} stays: {error:#}"));
+                }
+            }
+        }
+        show::complain(format_args!("freed {}", show::bytes(freed)));
+        Ok(status(all_well))
+    }
+}
+
+/// The files in this user's default folder, and in those of other users that this one may read.
+fn in_default_places() -> Vec<PathBuf> {
+    let entries = |folder: &Path| {
+        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).collect::<Vec<_>>()
+    };
+    let own = place::regions();
+    let folders = own.parent().map(entries).unwrap_or_default().into_iter().filter(|path| {
+        path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"oneread-"))
+            && path.symlink_metadata().is_ok_and(|about| about.is_dir())
+    });
+    let files = folders.flat_map(|folder| entries(&folder));
+    let mut files: Vec<_> =
+        files.filter(|path| path.extension().is_some_and(|extension| extension == "region")).collect();
+    files.sort();
+    files
+}
+
+fn look(path: &Path) -> Result<Found> {
+    let name = path.display();
+    let about = path.symlink_metadata().with_context(|| format!("looking at {name}"))?;
+    ensure!(about.is_file(), "{name} is no file; name a file that `oneread serve` made");
+    Ok(Found { path: path.into(), bytes: about.len(), owner: about.uid(), inside: look_inside(path) })
+}
+
+fn look_inside(path: &Path) -> Result<(bool, u64)> {
+    let file = place::open_file(path, rustix::fs::OFlags::RDONLY)?;
+    let region = Region::map_shared(file.into())?;
+    let (geometry, _) = Inspector::superblock(&region)?;
+    let occupancy = Inspector::new(&region, &geometry).occupancy(|_| ());
+    Ok((serve::is_served(path)?, occupancy.live_main + occupancy.live_overflow))
+}

@@ -1,0 +1,173 @@
+//! Tests of `oneread plan` from outside.
+
+use serde_json::Value;
+use std::process::{Command, Output};
+
+fn plan(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_oneread"));
+    command.env_remove("RUST_LOG").arg("plan").args(arguments);
+    if !arguments.contains(&"--sample-slots") {
+        command.args(["--sample-slots", "4096"]);
+    }
+    command.output().unwrap()
+}
+
+#[track_caller]
+fn text(arguments: &[&str]) -> String {
+    let output = plan(arguments);
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[track_caller]
+fn json(arguments: &[&str]) -> Value {
+    let text = text(&[arguments, &["--json"]].concat());
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+fn best(planned: &Value) -> &str {
+    let best = planned["choice"]["best"].as_u64().unwrap() as usize;
+    planned["predictions"][best]["name"].as_str().unwrap()
+}
+
+/// The example: a row for each design, one of them marked, and three sentences.
+#[test]
+fn designs_stand_side_by_side() {
+    let asked = ["--keys", "1e9", "--key", "16", "--value", "100", "--get", "0.95", "--zipf", "0.99"];
+    let told = text(&[&asked[..], &["--nic", "cx6-200g", "--servers", "4", "--clients", "64"]].concat());
+    for name in ["windowed:8", "cluster", "Pilaf", "RACE", "HERD", "eRPC", "local map"] {
+        assert!(told.contains(name), "no {name}:\n{told}");
+    }
+    assert_eq!(told.matches('►').count(), 1, "{told}");
+    let table = told.lines().filter(|line| line.starts_with(['│', '┌', '╞', '└']));
+    assert!(table.clone().count() > 15 && { table }.all(|line| line.chars().count() <= 80), "{told}");
+    assert!(told.contains("not possible: local map"), "{told}");
+}
+
+/// The best choice follows the question: RPC, one-sided, or a copy.
+#[test]
+fn the_choice_follows_the_question() {
+    // Little data, hardly a PUT: each machine keeps a copy.
+    let copy = json(&["--keys", "1e6", "--get", "0.999"]);
+    assert_eq!(best(&copy), "local map");
+    assert!(copy["choice"]["reasons"][0].as_str().unwrap().starts_with("Use a local map"));
+    // Servers with half a core to spare: clients have to look themselves.
+    let one_sided = json(&["--server-cores", "0.5", "--clients", "512", "--get", "0.99"]);
+    let number = one_sided["choice"]["best"].as_u64().unwrap() as usize;
+    assert_ne!(one_sided["predictions"][number]["side"], "two-sided", "{one_sided}");
+    // Many cores, long values: a window costs eight of them on the wire.
+    let rpc = json(&["--value", "1000", "--server-cores", "32", "--clients", "512"]);
+    assert_eq!(best(&rpc), "HERD");
+    assert!(rpc["choice"]["reasons"][0].as_str().unwrap().starts_with("Use RPC"));
+    // Too many keys for any memory.
+    let told = text(&["--keys", "1e13"]);
+    assert!(told.contains("None of these is possible here"), "{told}");
+}
+
+/// Layouts that cannot hold the values are left out by name; the others remain.
+#[test]
+fn what_does_not_fit_is_left_out() {
+    let told = text(&["--keys", "1e6", "--value", "100000", "--design", "windowed:8", "--design", "HERD"]);
+    assert!(told.contains("not possible: windowed:8") && told.contains("► HERD"), "{told}");
+}
+
+/// Whatever is wrong is said in one line, with what is known.
+#[test]
+fn bad_input_is_refused() {
+    let refused = |arguments: &[&str]| {
+        let output = plan(arguments);
+        assert!(!output.status.success(), "{arguments:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert!(refused(&["--keys", "0"]).contains("keys: 0 is not within 1"));
+    assert!(refused(&["--keys", "1.5"]).contains("a whole number"));
+    assert!(refused(&["--get", "nan"]).contains("the share of GETs: NaN"));
+    assert!(refused(&["--zipf", "9"]).contains("zipf: 9 is not within 0 to 2"));
+    assert!(refused(&["--nic", "cx9"]).contains("there are: cx6-200g"));
+    assert!(refused(&["--nic", "/nowhere/mine.toml"]).contains("/nowhere/mine.toml"));
+    assert!(refused(&["--design", "nothing"]).contains("there are: Pilaf"));
+    assert!(refused(&["--server-cores", "0"]).contains("server cores: 0"));
+    assert!(refused(&["--load", "200"]).contains("load: 2 is not within"));
+    assert!(refused(&["--sample-slots", "1e12"]).contains("sample slots"));
+}
+
+/// A printed profile is one that can be changed and given back.
+#[test]
+fn profiles_go_round() {
+    let shown = text(&["--show-profile", "cx6-200g"]);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("mine.toml");
+    let path = path.to_str().unwrap();
+    std::fs::write(path, shown.replace("wire_gbit_per_s = { value = 200", "wire_gbit_per_s = { value = 20"))
+        .unwrap();
+    let asked = |nic| json(&["--design", "windowed:8", "--clients", "1000", "--nic", nic]);
+    let rate = |planned: &Value| planned["predictions"][0]["ops_per_s"].as_f64().unwrap();
+    let (fast, slow) = (asked("cx6-200g"), asked(path));
+    assert!((rate(&slow) / rate(&fast) - 0.1).abs() < 0.01, "{} {}", rate(&slow), rate(&fast));
+    std::fs::write(path, shown.replace("mtu", "mtv")).unwrap();
+    let output = plan(&["--nic", path]);
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(told.contains("mtv") && told.contains(path), "{told}");
+}
+
+/// The published figures are told with the model's.
+#[test]
+fn published_figures_are_told() {
+    let told = text(&["--published"]);
+    assert!(told.contains("FaRM, look-ups") && told.contains("167 M/s") && told.contains("+11 %"), "{told}");
+    let held: Value = serde_json::from_str(&text(&["--published", "--json"])).unwrap();
+    assert!(held.as_array().unwrap().len() >= 10);
+}
+
+/// A run has tails; the same seed gives the same ones.
+#[test]
+fn runs_have_tails() {
+    let asked = ["--simulate", "20000", "--zipf", "0", "--design", "windowed:8", "--design", "eRPC"];
+    let run = || json(&asked)["simulated"].clone();
+    let runs = run();
+    assert_eq!(runs, run());
+    assert_eq!(runs.as_array().unwrap().len(), 2);
+    for run in runs.as_array().unwrap() {
+        let number = |name: &str| run[name].as_f64().unwrap();
+        assert!(number("p50_s") <= number("p99_s") && number("p99_s") <= number("p999_s"), "{run}");
+        assert!((number("ops_per_s") / number("laws_ops_per_s") - 1.0).abs() < 0.25, "{run}");
+    }
+    assert!(text(&asked).contains("p99.9"));
+    let refused = plan(&["--simulate", "1e5", "--clients", "20000", "--design", "HERD"]);
+    assert!(String::from_utf8(refused.stderr).unwrap().contains("clients of a simulation: 20000"));
+}
+
+/// The page is one file that needs no other, with a picture of each kind, and names on every line.
+#[test]
+fn the_page_stands_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("plan.html");
+    text(&["--design", "windowed:8", "--design", "HERD", "--depth", "1", "--html", path.to_str().unwrap()]);
+    let page = std::fs::read_to_string(path).unwrap();
+    assert_eq!(page.matches("<svg").count(), 2 + 1 + 2);
+    for part in ["server wire out", "binds", "clients", "asked for", "p99.9", "windowed:8", "HERD"] {
+        assert!(page.contains(part), "no {part}");
+    }
+    assert!(!page.contains("NaN") && !page.contains("<script") && !page.contains("src="));
+}
+
+/// This machine's own profile can be used, and the model's GETs stand beside real ones.
+#[test]
+fn this_machine_is_a_profile() {
+    let told = text(&["--calibrate"]);
+    assert!(told.contains("1 client(s): ") && told.contains("M/s measured"), "{told}");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("mine.toml");
+    std::fs::write(&path, told).unwrap();
+    let path = path.to_str().unwrap();
+    let planned =
+        json(&["--nic", path, "--design", "windowed:8", "--clients", "2", "--keys", "1e6", "--get", "1"]);
+    assert_eq!(planned["profile"]["name"], "this-machine");
+    let bounds = planned["predictions"][0]["bounds"].as_array().unwrap().clone();
+    // There is no NIC, so none binds.
+    assert!(
+        bounds
+            .iter()
+            .all(|bound| ["client-cpu", "server-memory"].contains(&bound["resource"].as_str().unwrap()))
+    );
+}

@@ -1,0 +1,282 @@
+//! The direct look: a GET's first pass, on a fabric whose READs are loads.
+//!
+//! It ends in a hit, a miss, or in neither. Then the GET machine ([`Get`](crate::get::Get)) starts
+//! from the beginning. The machine has the whole algorithm. This is the part of it that nearly every
+//! GET needs, on memory that can be loaded word by word:
+//!
+//! ```text
+//! counter of begun moves for the key's home
+//! each slot of the primary window:  the word in which the key ends differs   -> not here (G8)
+//!                                   the same, and the slot is at rest        -> Found, if it holds the key
+//! home's filter names the key?      the same with its next window, and so on
+//! counter unchanged                                                          -> Absent (G6)
+//! ```
+
+use crate::families;
+use crate::faults::{Rule, broken};
+use crate::get::Proof;
+use crate::layout::LINE;
+use crate::layout::WORD;
+use crate::layout::chain::CHAIN_MAX;
+use crate::layout::control::move_counter_word;
+use crate::layout::geometry::Geometry;
+use crate::layout::hash::Hashed;
+use crate::layout::mapped::{self, KeyEnd, LineImage, Loadable, Words};
+use crate::layout::slot::{Header, SlotShape};
+use crate::reader::ReadCounts;
+use crate::sync::{Ordering, fence};
+
+/// What a window shows.
+enum Seen {
+    Key,
+    /// At no instant of the look was the key in the slot that was looked at just then.
+    NoKey,
+    /// The key may be in a slot that is being written.
+    Torn,
+}
+
+/// Asks for the lines in which most keys with this home are. No effect but on time.
+#[inline(always)]
+pub(crate) fn expect(memory: &impl Loadable, geometry: &Geometry, key: Hashed<'_>) {
+    let (first, words) = geometry.home_window_words(key.home());
+    memory.words(first, words).expect();
+}
+
+/// Looks for a key of at most [`Geometry::key_max`] bytes. Returns whether it was there, and its
+/// value in `value`. `None` when only the machine can tell. Counts in `reads`, but for the first
+/// window of a look that ended in an answer.
+#[inline(always)]
+pub(crate) fn get(
+    memory: &impl Loadable,
+    geometry: &Geometry,
+    key: Hashed<'_>,
+    value: &mut Vec<u8>,
+    reads: &mut ReadCounts,
+) -> Option<bool> {
+    if key.key().len() > KeyEnd::KEY_MAX {
+        return None;
+    }
+    let (first, words) = geometry.home_window_words(key.home());
+    let window = memory.words(first, words);
+    window.expect();
+    let counter = memory.words(move_counter_word(key.home()), 1);
+    let begun = counter.load(0);
+    // R3, as in `Shm::mark`.
+    fence(Ordering::Acquire);
+    let mut seen = look(geometry.shape(), window, key.key(), value);
+    if let Seen::NoKey = seen {
+        let home_aux = aux(window);
+        if families::may_be_displaced(geometry, key, home_aux) {
+            seen = further(memory, geometry, key.key(), home_aux, value, reads);
+        }
+    }
+    if let Seen::NoKey = seen {
+        // R4, as in `Shm::proof`.
+        fence(Ordering::Acquire);
+        if Proof::by_counter(begun, counter.load(0)) == Proof::NoMove {
+            value.clear();
+            return Some(false);
+        }
+        seen = Seen::Torn;
+    }
+    match seen {
+        Seen::Key => Some(true),
+        Seen::NoKey | Seen::Torn => {
+            count(reads, words);
+            None
+        }
+    }
+}
+
+/// Looks through the windows after the primary one. (Takes the key alone and hashes it again, so
+/// that the way here costs the others no more than it must.)
+#[cold]
+#[inline(never)]
+fn further(
+    memory: &impl Loadable,
+    geometry: &Geometry,
+    key: &[u8],
+    home_aux: u32,
+    value: &mut Vec<u8>,
+    reads: &mut ReadCounts,
+) -> Seen {
+    let hashed = geometry.hashed(key);
+    let mut head_aux = home_aux;
+    for read in 1..=CHAIN_MAX {
+        let Some(next) = families::after(geometry, hashed, read, head_aux) else { return Seen::NoKey };
+        // R5: the window's words are loaded after the header that led to it.
+        fence(Ordering::Acquire);
+        let words = next.slots as usize * geometry.shape().words();
+        count(reads, words);
+        let window = memory.words(geometry.slot_word(next.first), words);
+        match look(geometry.shape(), window, key, value) {
+            Seen::NoKey => head_aux = aux(window),
+            seen => return seen,
+        }
+    }
+    // No sound chain is so long.
+    Seen::Torn
+}
+
+#[cold]
+fn count(reads: &mut ReadCounts, words: usize) {
+    *reads += ReadCounts { reads: 1, bytes: (words * WORD) as u64, doorbells: 1 };
+}
+
+/// `aux` of a window's first slot. The word that has it was stored at once.
+#[inline(always)]
+fn aux(window: impl Words) -> u32 {
+    Header::from_words([0, window.load(1)]).aux
+}
+
+/// Looks for the key in each slot of a window.
+#[inline(always)]
+fn look(shape: SlotShape, window: impl Words, key: &[u8], value: &mut Vec<u8>) -> Seen {
+    if shape.bytes() != LINE {
+        return look_through(shape, window, key, value);
+    }
+    let end = KeyEnd::of(key);
+    let mut rest = window;
+    while let Some((slot, after)) = rest.split(LINE / WORD) {
+        if end.is_in(slot) {
+            match at_rest(slot, || LineImage::load(slot)).and_then(|line| line.value_of(key, end, value)) {
+                Some(true) => return Seen::Key,
+                Some(false) => {}
+                None => return Seen::Torn,
+            }
+        }
+        rest = after;
+    }
+    Seen::NoKey
+}
+
+/// The same for slots that are not one line.
+#[inline(never)]
+fn look_through(shape: SlotShape, window: impl Words, key: &[u8], value: &mut Vec<u8>) -> Seen {
+    let end = KeyEnd::of(key);
+    let mut rest = window;
+    while let Some((slot, after)) = rest.split(shape.words()) {
+        if end.is_in(slot) {
+            let read = at_rest(slot, || {
+                let header = mapped::header(slot);
+                let matches = usize::from(header.klen) == key.len() && mapped::begins_with(shape, slot, key);
+                matches.then(|| mapped::value_into(shape, slot, &header, value))
+            });
+            match read {
+                Some(Some(Ok(()))) => return Seen::Key,
+                Some(None) => {}
+                Some(Some(Err(_))) | None => return Seen::Torn,
+            }
+        }
+        rest = after;
+    }
+    Seen::NoKey
+}
+
+/// Reads a slot as a seqlock. `None` while the slot is being written, or if it was during the read.
+#[inline(always)]
+pub(super) fn at_rest<R>(slot: impl Words, read: impl FnOnce() -> R) -> Option<R> {
+    let first = slot.load(0);
+    if first & 1 == 1 && !broken(Rule::StampCheck) {
+        return None;
+    }
+    // R1: words are loaded after the stamp above. Pairs with the release fence before the writer's
+    // even pass: if the stamp is that of write n, write n's words, or later ones, are seen.
+    if !broken(Rule::StampFence) {
+        fence(Ordering::Acquire);
+    }
+    let result = read();
+    // R2: the stamp is loaded again after the words above. Pairs with the release fence after the
+    // writer's odd pass: if any word above came from write n+1, its odd stamp is seen here.
+    if !broken(Rule::ReaderFence) {
+        fence(Ordering::Acquire);
+    }
+    (slot.load(0) == first || broken(Rule::StampCheck)).then_some(result)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::layout::slot::{Content, Identity, encode};
+    use std::cell::Cell;
+
+    /// A slot that is written while it is being looked at. Each load sees the stores made before it.
+    #[derive(Clone, Copy)]
+    struct Changing<'a> {
+        before: &'a [u64],
+        stores: &'a [(usize, u64)],
+        /// How many stores come before the load with this number.
+        made: &'a dyn Fn(usize) -> usize,
+        loads: &'a Cell<usize>,
+        first: usize,
+        len: usize,
+    }
+
+    impl Words for Changing<'_> {
+        fn len(self) -> usize {
+            self.len
+        }
+
+        fn load(self, word: usize) -> u64 {
+            assert!(word < self.len);
+            let (word, load) = (self.first + word, self.loads.replace(self.loads.get() + 1));
+            let last = self.stores[..(self.made)(load)].iter().rev().find(|(stored, _)| *stored == word);
+            last.map_or(self.before[word], |(_, bits)| *bits)
+        }
+
+        fn split(self, words: usize) -> Option<(Self, Self)> {
+            let rest = Changing { first: self.first + words, len: self.len.checked_sub(words)?, ..self };
+            Some((Changing { len: words, ..self }, rest))
+        }
+    }
+
+    /// Another key is written into the slot during a look: up to a store before one load, the rest
+    /// before another. The keys differ in one byte, wherever it is, and are never taken for each
+    /// other.
+    #[test]
+    fn keys_that_replace_each_other() {
+        let identity = Identity { generation: 3, index: 77 };
+        let mut found = 0;
+        let lengths = [1, 2, 7, 8, 9, 15, 16, 17, 24, 31, 47, 48].map(|klen| (klen, 64));
+        for (klen, bytes) in lengths.into_iter().chain([(9, 128), (17, 128), (48, 128)]) {
+            let shape = SlotShape::from_bytes(bytes).unwrap();
+            let room = (shape.payload_max() - klen).min(9);
+            for at in 0..klen {
+                let old: Vec<u8> = (0..klen as u8).map(|n| n + 1).collect();
+                let mut new = old.clone();
+                new[at] ^= 0x80;
+                let there = [(&old, 2, &b"old value"[..room]), (&new, 4, &b"new value"[..room])];
+                let [before, after] = there.map(|(key, stamp, value)| {
+                    encode(shape, identity, stamp, &Content { key, value, ghost: 0, aux: 0 })
+                });
+                let mut stores: Vec<_> = after.iter().copied().enumerate().skip(1).collect();
+                stores.insert(0, (0, before[0] + 1));
+                stores.push((0, after[0]));
+                for (begun, ended, part) in (0..14)
+                    .flat_map(|begun| (begun..14).map(move |ended| (begun, ended)))
+                    .flat_map(|(begun, ended)| (1..=stores.len()).map(move |part| (begun, ended, part)))
+                {
+                    let made = |load| match load {
+                        load if load < begun => 0,
+                        load if load < ended => part,
+                        _ => stores.len(),
+                    };
+                    for (key, _, mine) in there {
+                        let (loads, mut value) = (Cell::new(0), Vec::new());
+                        let (before, stores, made) = (&before[..], &stores[..], &made);
+                        let slot =
+                            Changing { before, stores, made, loads: &loads, first: 0, len: shape.words() };
+                        if matches!(look(shape, slot, key, &mut value), Seen::Key) {
+                            assert_eq!(
+                                value, mine,
+                                "{bytes}: {klen}, {at}: {part} from {begun}, all from {ended}"
+                            );
+                            found += 1;
+                        }
+                    }
+                }
+            }
+        }
+        assert!(found > 1_000, "{found}");
+    }
+}

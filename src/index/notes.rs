@@ -1,0 +1,107 @@
+//! What the server remembers of each main slot, so that a search for room need not read and hash the
+//! keys in other slots.
+//!
+//! A note is a hint. Whoever writes a slot, under its lock, notes what it wrote. A search holds no
+//! lock, so it may read a note that is out of date, or leave one. A path is checked again under its
+//! locks (L4), and notes along a path that was not good are forgotten. After a takeover every slot is
+//! unknown until somebody looks.
+
+use crate::layout::geometry::{Geometry, SlotIx};
+use crate::layout::hash::Hashed;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// One slot's note.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Note {
+    /// Nothing is known.
+    Unknown,
+    /// The slot has no key.
+    Free,
+    /// It has a ghost, so its key cannot be moved (M3).
+    Stuck,
+    /// Its key is displaced.
+    Displaced,
+    /// Its key's home begins so many slots before it.
+    AtHome(u8),
+}
+
+/// The first number that stands for [`Note::AtHome`].
+const AT_HOME: u8 = 4;
+
+impl Note {
+    const fn to_byte(self) -> u8 {
+        match self {
+            Note::Unknown => 0,
+            Note::Free => 1,
+            Note::Stuck => 2,
+            Note::Displaced => 3,
+            Note::AtHome(distance) => AT_HOME + distance,
+        }
+    }
+
+    fn from_byte(byte: u8) -> Note {
+        match byte {
+            0 => Note::Unknown,
+            1 => Note::Free,
+            2 => Note::Stuck,
+            3 => Note::Displaced,
+            _ => Note::AtHome(byte - AT_HOME),
+        }
+    }
+
+    /// Of a slot with this key and no ghost.
+    pub fn of_key(geometry: &Geometry, slot: SlotIx, key: Hashed<'_>) -> Note {
+        let primary = geometry.primary(key);
+        // A window has at most 64 slots.
+        if primary.contains(slot) { Note::AtHome((slot.0 - primary.first.0) as u8) } else { Note::Displaced }
+    }
+}
+
+/// A note for each main slot.
+#[derive(Debug)]
+pub(crate) struct Notes(Box<[AtomicU8]>);
+
+impl Notes {
+    pub fn new(main_slots: u64) -> Notes {
+        // Unknown, all of them: memory that nobody has touched.
+        Notes(bytemuck::zeroed_slice_box(main_slots as usize))
+    }
+
+    #[inline]
+    pub fn of(&self, slot: SlotIx) -> Note {
+        // Relaxed, here and below: a hint.
+        Note::from_byte(self.0[slot.0 as usize].load(Ordering::Relaxed))
+    }
+
+    /// Whether the slot has no key. `None` if nothing is known.
+    #[inline]
+    pub fn is_free(&self, slot: SlotIx) -> Option<bool> {
+        const UNKNOWN: u8 = Note::Unknown.to_byte();
+        const FREE: u8 = Note::Free.to_byte();
+        match self.0[slot.0 as usize].load(Ordering::Relaxed) {
+            UNKNOWN => None,
+            byte => Some(byte == FREE),
+        }
+    }
+
+    /// Notes what was written into a slot. Overflow slots have no notes.
+    #[inline]
+    pub fn set(&self, slot: SlotIx, note: Note) {
+        if let Some(byte) = self.0.get(slot.0 as usize) {
+            byte.store(note.to_byte(), Ordering::Relaxed);
+        }
+    }
+
+    /// Notes what was seen without the slot's lock, unless a writer has noted something since.
+    pub fn learn(&self, slot: SlotIx, note: Note) {
+        if let Some(byte) = self.0.get(slot.0 as usize) {
+            let (unknown, note) = (Note::Unknown.to_byte(), note.to_byte());
+            let _ = byte.compare_exchange(unknown, note, Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+
+    /// Forgets what is noted of these slots.
+    pub fn forget(&self, slots: &[SlotIx]) {
+        slots.iter().for_each(|&slot| self.set(slot, Note::Unknown));
+    }
+}

@@ -1,0 +1,502 @@
+//! What one operation of each design asks of the hardware.
+
+use super::{PlanError, Workload};
+use crate::layout::hash::{Seeds, mix};
+use crate::{Backing, Clock, Config, Index, Layout, PutError, PutMode, ReadCounts, Region, TableSize};
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+use rand_distr::{Distribution, Zipf};
+use serde::Serialize;
+use std::time::Duration;
+
+/// Whose CPU looks a key up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum Side {
+    /// The client reads the server's memory: a layout of this crate.
+    Layout,
+    /// The same, as a paper describes it.
+    OneSided,
+    /// The server answers messages.
+    TwoSided,
+    /// Each client machine has a copy of everything, as old as the last PUT's way to it.
+    Copy,
+}
+
+/// Instructions counted in this crate's code, with their bench: the one place for them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Cost {
+    /// What is done.
+    pub what: &'static str,
+    /// Instructions, hashing of the key included: 16 + 32 bytes, `windowed:8`, 90 % load.
+    pub instructions: f64,
+    /// How it was counted.
+    pub source: &'static str,
+}
+
+macro_rules! costs {
+    ($($(#[doc = $what:literal])* $name:ident = $instructions:literal, $source:literal;)*) => {
+        $(const $name: Cost =
+            Cost { what: concat!($($what),*), instructions: $instructions, source: $source };)*
+        /// Every cost.
+        pub const COSTS: &[Cost] = &[$($name),*];
+    };
+}
+
+costs! {
+    /// GET of a present key
+    GET_HIT = 252.0, "benches/count.rs, `windowed:8`, 16 + 32 bytes";
+    /// GET of an absent key
+    GET_MISS = 225.0, "the same";
+    /// PUT of a present key
+    UPDATE = 1439.0, "the same";
+    /// PUT of a new key, mean over a fill to 90 %
+    FILL = 3272.0, "the same";
+    /// PUT of a new key with room in its window
+    ROOM = 1405.0, "the same; not used: the mean of a fill is";
+    /// PUT of a new key with a search for a path
+    PATH = 25815.0, "the same; not used: the mean of a fill is";
+    /// GET or PUT in a concurrent map of this process
+    LOCAL = 220.0, "docs/BENCHMARKS.md: DashMap's GET out of cache takes 90 ns at 2.45 GHz";
+}
+
+/// What one operation asks for, on average. Demands of GETs and PUTs are added by weight.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Demand {
+    /// READs.
+    pub reads: f64,
+    /// Messages to the server, each with one answer.
+    pub messages: f64,
+    /// Times that the client waits for the network.
+    pub trips: f64,
+    /// Doorbells that the client rings.
+    pub doorbells: f64,
+    /// Payload from server to client.
+    pub fetched_bytes: f64,
+    /// Payload from client to server.
+    pub sent_bytes: f64,
+    /// The client's instructions.
+    pub client_instructions: f64,
+    /// Accesses out of cache that the client waits for, one after the other.
+    pub client_lines: f64,
+    /// Lines that the client touches where it reads the server's memory itself, side by side or not.
+    pub touched_lines: f64,
+    /// The server's instructions.
+    pub server_instructions: f64,
+    /// Accesses out of cache that a server's core waits for, one after the other.
+    pub server_lines: f64,
+    /// The server's time for messages, in nanoseconds.
+    pub server_ns: f64,
+}
+
+impl Demand {
+    /// This demand `factor` times.
+    #[must_use]
+    pub fn times(self, factor: f64) -> Demand {
+        Demand::default().plus(factor, self)
+    }
+
+    /// This demand and `factor` times another.
+    #[must_use]
+    pub fn plus(self, factor: f64, other: Demand) -> Demand {
+        let add = |a: f64, b: f64| a + factor * b;
+        Demand {
+            reads: add(self.reads, other.reads),
+            messages: add(self.messages, other.messages),
+            trips: add(self.trips, other.trips),
+            doorbells: add(self.doorbells, other.doorbells),
+            fetched_bytes: add(self.fetched_bytes, other.fetched_bytes),
+            sent_bytes: add(self.sent_bytes, other.sent_bytes),
+            client_instructions: add(self.client_instructions, other.client_instructions),
+            client_lines: add(self.client_lines, other.client_lines),
+            touched_lines: add(self.touched_lines, other.touched_lines),
+            server_instructions: add(self.server_instructions, other.server_instructions),
+            server_lines: add(self.server_lines, other.server_lines),
+            server_ns: add(self.server_ns, other.server_ns),
+        }
+    }
+
+    /// Exchanges over the network: READs, and messages with their answers.
+    pub fn exchanges(&self) -> f64 {
+        self.reads + self.messages
+    }
+}
+
+/// A way to keep keys and values, as what it asks for.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Design {
+    /// Its name.
+    pub name: String,
+    /// Whose CPU looks a key up.
+    pub side: Side,
+    /// One GET.
+    pub get: Demand,
+    /// One PUT.
+    pub put: Demand,
+    /// Memory of one key at the servers, everything included.
+    pub bytes_per_key: f64,
+    /// Memory of one key at each client machine.
+    pub client_bytes_per_key: f64,
+    /// Where the demands come from.
+    pub source: String,
+}
+
+/// READs of a layout, counted on a sample table. They depend on the layout, the load and the
+/// popularity of keys, hardly on the size, and not on the lengths of key and value.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Sample {
+    /// The layout's name.
+    pub layout: String,
+    #[serde(skip)]
+    shape: Layout,
+    /// Main slots of the sample.
+    pub slots: u64,
+    /// Keys over all slots, overflow included, after two deletes and two inserts for each key.
+    pub load_true: f64,
+    /// READs of a GET that finds its key.
+    pub reads_hit: f64,
+    /// READs of another.
+    pub reads_miss: f64,
+    /// Slots that a hit fetches.
+    pub slots_hit: f64,
+    /// Slots that a miss fetches.
+    pub slots_miss: f64,
+    /// Moves of other keys for each insert.
+    pub moves: f64,
+}
+
+const SAMPLE_KEY: usize = 16;
+const SAMPLE_VALUE: usize = 32;
+
+impl Sample {
+    /// Fills a table of so many main slots to `load` (or the layout's design load), churns it, and
+    /// counts the READs of real GETs. Time is simulated: the same arguments give the same numbers.
+    ///
+    /// # Errors
+    /// [`PlanError::Number`], [`PlanError::Sample`], or that there is no memory.
+    pub fn count(layout: Layout, slots: u64, load: Option<f64>, zipf: f64) -> Result<Sample, PlanError> {
+        let number = |what, given, least, most| PlanError::Number { what, given, least, most };
+        if !(64..=1 << 24).contains(&slots) {
+            return Err(number("sample slots", slots as f64, 64.0, (1u64 << 24) as f64));
+        }
+        let load = load.unwrap_or_else(|| layout.preset().map_or(0.85, |p| f64::from(p.design_load) / 100.0));
+        if !(0.01..=1.0).contains(&load) {
+            return Err(number("load", load, 0.01, 1.0));
+        }
+        let mut table = Sampled::new(layout, slots)?;
+        let target = (load * table.index.counts().main_slots as f64).round() as u64;
+        while (table.live.len() as u64) < target && table.insert()? {}
+        let before = table.index.counts().moves;
+        let pairs = 2 * table.live.len();
+        if pairs == 0 {
+            return Err(table.failed("it took no key"));
+        }
+        for _ in 0..pairs {
+            table.churn()?;
+        }
+        table.measured(zipf, slots, before, pairs)
+    }
+
+    /// The design that the sample stands for, for keys and values of the workload's lengths.
+    ///
+    /// # Errors
+    /// [`PlanError::Config`] when they do not fit into a slot.
+    pub fn design(&self, workload: &Workload) -> Result<Design, PlanError> {
+        let lengths = (workload.key_bytes as usize, workload.value_bytes as usize);
+        let config = Config::new().layout(self.shape).size(TableSize::Slots(self.slots));
+        let slot = config.key_max(lengths.0).value_max(lengths.1).geometry()?.shape().bytes() as f64;
+        let mean = |hit: f64, miss: f64| workload.hits * hit + (1.0 - workload.hits) * miss;
+        let reads = mean(self.reads_hit, self.reads_miss);
+        let message = (workload.key_bytes + workload.value_bytes) as f64;
+        let get = Demand {
+            reads,
+            trips: reads,
+            doorbells: reads,
+            fetched_bytes: mean(self.slots_hit, self.slots_miss) * slot,
+            client_instructions: mean(GET_HIT.instructions, GET_MISS.instructions),
+            client_lines: reads,
+            touched_lines: reads * GET_LINES,
+            ..Demand::default()
+        };
+        let put = Demand {
+            messages: 1.0,
+            trips: 1.0,
+            doorbells: 1.0,
+            sent_bytes: message + MESSAGE_HEADER,
+            fetched_bytes: MESSAGE_HEADER,
+            server_instructions: UPDATE.instructions
+                + workload.inserts * (FILL.instructions - UPDATE.instructions),
+            // The home window, and for each move one more.
+            server_lines: 1.0 + workload.inserts * self.moves,
+            server_ns: HERD_NS,
+            ..Demand::default()
+        };
+        let name = self.layout.clone();
+        let bytes_per_key = slot / self.load_true;
+        let source = format!("counted on {} slots", self.slots);
+        Ok(Design { name, side: Side::Layout, get, put, bytes_per_key, client_bytes_per_key: 0.0, source })
+    }
+}
+
+/// A table under measurement.
+struct Sampled {
+    layout: Layout,
+    index: Index,
+    clock: Clock,
+    live: Vec<u64>,
+    next: u64,
+    rng: SmallRng,
+}
+
+fn sample_key(n: u64) -> [u8; SAMPLE_KEY] {
+    let mut key = [0; SAMPLE_KEY];
+    key[..8].copy_from_slice(&mix(n).to_le_bytes());
+    key[8..].copy_from_slice(&n.to_le_bytes());
+    key
+}
+
+impl Sampled {
+    fn new(layout: Layout, slots: u64) -> Result<Sampled, PlanError> {
+        let config = Config::new().layout(layout).size(TableSize::Slots(slots));
+        let config = config.key_max(SAMPLE_KEY).value_max(SAMPLE_VALUE).seeds(Seeds::from_number(1));
+        let geometry = config.geometry()?;
+        let region = Region::create(&Backing::Anonymous, geometry.region_bytes())?;
+        let clock = Clock::manual();
+        let index = Index::create(region, geometry, clock.clone())?;
+        Ok(Sampled { layout, index, clock, live: Vec::new(), next: 0, rng: SmallRng::seed_from_u64(1) })
+    }
+
+    fn failed(&self, why: &str) -> PlanError {
+        PlanError::Sample { layout: self.layout.to_string(), why: why.into() }
+    }
+
+    /// Inserts a new key. Returns whether there was room.
+    fn insert(&mut self) -> Result<bool, PlanError> {
+        self.clock.advance(Duration::from_micros(1));
+        match self.index.put(&sample_key(self.next), &[0; SAMPLE_VALUE], PutMode::Insert) {
+            Ok(_) => {}
+            Err(PutError::Full { .. }) => return Ok(false),
+            Err(error) => return Err(self.failed(&error.to_string())),
+        }
+        self.live.push(self.next);
+        self.next += 1;
+        Ok(true)
+    }
+
+    /// Removes a random key and inserts a new one, if there is room.
+    fn churn(&mut self) -> Result<(), PlanError> {
+        if self.live.is_empty() {
+            return Ok(());
+        }
+        let victim = self.rng.random_range(0..self.live.len());
+        let key = sample_key(self.live.swap_remove(victim));
+        self.index.remove(&key).map_err(|error| self.failed(&error.to_string()))?;
+        self.insert().map(|_| ())
+    }
+
+    /// The keys of as many GETs as there are keys. Ranks are dealt at random: the hottest keys
+    /// shall not be the oldest ones, which came into an empty table.
+    fn popular(&mut self, zipf: f64) -> Vec<u64> {
+        let n = self.live.len();
+        let Some(ranks) = Zipf::new(n as f64, zipf).ok().filter(|_| zipf > 0.0) else {
+            return self.live.clone();
+        };
+        let rank = |rng: &mut SmallRng| (ranks.sample(rng) as usize).clamp(1, n) - 1;
+        // Deleting and adding has shuffled them.
+        (0..n).map(|_| self.live[rank(&mut self.rng)]).collect()
+    }
+
+    fn measured(mut self, zipf: f64, slots: u64, before: u64, pairs: usize) -> Result<Sample, PlanError> {
+        let hits = self.popular(zipf);
+        // Numbers that no key has had.
+        let misses: Vec<u64> = (0..hits.len() as u64).map(|i| u64::MAX - i).collect();
+        let (hit, miss) = (self.reads(&hits, true)?, self.reads(&misses, false)?);
+        let n = hits.len() as f64;
+        let counts = self.index.counts();
+        let slot = self.index.geometry().shape().bytes() as f64;
+        Ok(Sample {
+            layout: self.layout.preset().map_or_else(|| self.layout.to_string(), |p| p.name.into()),
+            shape: self.layout,
+            slots,
+            load_true: counts.keys as f64 / counts.slots as f64,
+            reads_hit: hit.reads as f64 / n,
+            reads_miss: miss.reads as f64 / n,
+            slots_hit: hit.bytes as f64 / n / slot,
+            slots_miss: miss.bytes as f64 / n / slot,
+            moves: (counts.moves - before) as f64 / pairs as f64,
+        })
+    }
+
+    fn reads(&self, numbers: &[u64], present: bool) -> Result<ReadCounts, PlanError> {
+        let mut reader = self.index.reader();
+        let mut value = Vec::new();
+        for &n in numbers {
+            match reader.get_into(&sample_key(n), &mut value) {
+                Ok(found) if found == present => {}
+                Ok(_) => return Err(self.failed("a GET gave a wrong answer")),
+                Err(error) => return Err(self.failed(&error.to_string())),
+            }
+        }
+        Ok(reader.read_counts())
+    }
+}
+
+/// Lines that a GET of slots of one line touches in a window: docs/BENCHMARKS.md, three to four
+/// slots at 90 % load.
+pub(crate) const GET_LINES: f64 = 3.5;
+
+/// Bytes of a request or a reply that are neither key nor value: kind, number, lengths.
+const MESSAGE_HEADER: f64 = 16.0;
+
+/// A server core's time to take a request, look a key up with its accesses overlapped, and answer:
+/// HERD's code (rdma_bench, herd/README.md), 12.3 M requests a second on one core.
+pub(crate) const HERD_NS: f64 = 1e9 / 12.3e6;
+
+/// The same without sharing doorbells among answers: 6.69 M a second.
+pub(crate) const HERD_SINGLE_NS: f64 = 1e9 / 6.69e6;
+
+/// eRPC (NSDI'19): 10 M small RPCs a second on one core, without a table behind them.
+pub(crate) const ERPC_NS: f64 = 100.0;
+
+/// READs of a GET in Pilaf at 75 % load: 1.6 probes, and the extent.
+pub(crate) const PILAF_PROBES: f64 = 1.6;
+
+/// READs of a GET in FaRM at 90 % of the main slots.
+pub(crate) const FARM_READS: f64 = 1.04;
+
+pub(crate) fn one_sided(reads: f64, trips: f64, fetched_bytes: f64) -> Demand {
+    Demand {
+        reads,
+        trips,
+        doorbells: trips,
+        fetched_bytes,
+        client_instructions: GET_HIT.instructions,
+        client_lines: trips,
+        touched_lines: reads * GET_LINES,
+        ..Demand::default()
+    }
+}
+
+pub(crate) fn two_sided(sent_bytes: f64, fetched_bytes: f64, server_ns: f64, server_lines: f64) -> Demand {
+    Demand {
+        messages: 1.0,
+        trips: 1.0,
+        doorbells: 1.0,
+        fetched_bytes,
+        sent_bytes,
+        client_instructions: 100.0,
+        server_ns,
+        server_lines,
+        ..Demand::default()
+    }
+}
+
+/// Pilaf, FaRM, RACE and XStore as one-sided rivals, HERD and eRPC as two-sided ones, and a copy at
+/// each client, from the papers. Where a paper gives no instructions, ours stand in.
+pub fn rivals(workload: &Workload) -> Vec<Design> {
+    let (key, value) = (workload.key_bytes as f64, workload.value_bytes as f64);
+    let pair = key + value;
+    // A PUT goes to the server as a message, as ours does.
+    let message = pair + MESSAGE_HEADER;
+    let put = Demand {
+        server_instructions: UPDATE.instructions,
+        ..two_sided(message, MESSAGE_HEADER, HERD_NS, 1.0)
+    };
+    let rpc = |ns, lines| {
+        let get = two_sided(key + MESSAGE_HEADER, value + MESSAGE_HEADER, ns, lines);
+        (get, two_sided(message, MESSAGE_HEADER, ns, lines))
+    };
+    let new = |name: &str, side, (get, put): (Demand, Demand), bytes_per_key: f64, source: &str| Design {
+        name: name.into(),
+        side,
+        get,
+        put,
+        bytes_per_key,
+        client_bytes_per_key: 0.0,
+        source: source.into(),
+    };
+    // Slots are whole words: header, key, value.
+    let farm_slot = ((pair + 8.0) / 8.0).ceil() * 8.0;
+    // Blocks are whole lines: header, key, value, CRC.
+    let block = ((pair + 16.0) / 64.0).ceil() * 64.0;
+    let machines = f64::from(workload.machines());
+    let copy_put = Demand {
+        // One to the server, and from there one to each machine, where a map takes it.
+        messages: 1.0 + machines,
+        trips: 1.0,
+        doorbells: 1.0,
+        sent_bytes: message,
+        fetched_bytes: machines * message,
+        client_instructions: machines * LOCAL.instructions,
+        client_lines: machines,
+        touched_lines: machines,
+        server_instructions: UPDATE.instructions,
+        server_lines: 1.0,
+        // A core that answers HERD's way once for each machine.
+        server_ns: HERD_NS * machines.max(1.0),
+        ..Demand::default()
+    };
+    let copy_get = Demand {
+        client_instructions: LOCAL.instructions,
+        client_lines: 1.0,
+        touched_lines: 1.0,
+        ..Demand::default()
+    };
+    let mut copy = new(
+        "local map",
+        Side::Copy,
+        (copy_get, copy_put),
+        pair / 0.9 + 16.0,
+        "DashMap as measured in docs/BENCHMARKS.md; PUTs are sent to every machine",
+    );
+    copy.client_bytes_per_key = copy.bytes_per_key;
+    vec![
+        new(
+            "Pilaf",
+            Side::OneSided,
+            (one_sided(PILAF_PROBES + 1.0, PILAF_PROBES + 1.0, PILAF_PROBES * 32.0 + pair + 16.0), put),
+            32.0 / 0.75 + pair + 16.0,
+            "ATC'13: 1.6 probes at 75 %, then the extent; entries of 32 bytes (M)",
+        ),
+        new(
+            "FaRM",
+            Side::OneSided,
+            (one_sided(FARM_READS, FARM_READS, FARM_READS * 8.0 * farm_slot), put),
+            farm_slot / 0.81,
+            "NSDI'14: 1.04 READs of 8 inlined slots at 90 %, 81 % with overflow",
+        ),
+        new(
+            "RACE",
+            Side::OneSided,
+            // Two combined buckets of 128 bytes in one trip, then the block.
+            (one_sided(3.0, 2.0, 2.0 * 128.0 + block), put),
+            8.0 / 0.9 + block,
+            "ATC'21: 2 bucket READs at once, then the block; its clients' PUTs are taken as messages here",
+        ),
+        new(
+            "XStore",
+            Side::OneSided,
+            // The keys of a leaf, then the value.
+            (one_sided(2.0, 2.0, 16.0 * key + value), put),
+            (pair + 8.0) / 0.5,
+            "OSDI'20: a leaf of 16 keys by a learned guess, then the value (M); leaves half full",
+        ),
+        new(
+            "HERD",
+            Side::TwoSided,
+            rpc(HERD_NS, 0.0),
+            (pair + 16.0) / 0.9,
+            "its code's README: 81 ns a request",
+        ),
+        new(
+            "eRPC",
+            Side::TwoSided,
+            rpc(ERPC_NS, 2.0),
+            (pair + 16.0) / 0.9,
+            "NSDI'19: 100 ns an RPC, and two lines of a table, one after the other",
+        ),
+        copy,
+    ]
+}

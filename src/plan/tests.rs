@@ -1,0 +1,439 @@
+//! The laws by hand, what must grow when something grows, and the published figures.
+
+use super::laws::{harmonic, wait};
+use super::*;
+use proptest::prelude::*;
+
+fn near(a: f64, b: f64) -> bool {
+    (a - b).abs() <= 1e-6 * b.abs().max(1e-300)
+}
+
+/// Round figures, so that a reader can follow.
+const ROUND: &str = r#"
+name = "round"
+title = "round figures"
+[nic]
+reads_per_s = 100e6
+wire_gbit_per_s = 80
+header_bytes = 100
+mtu = 4096
+pcie_gbyte_per_s = 20
+read_us = 2
+outstanding = 16
+post_ns = 100
+doorbell_ns = 50
+pairs = { points = [[1000, 1.0], [10000, 0.5]] }
+in_flight = { points = [[1e6, 1.0]] }
+[host]
+cores = 4
+clock_ghz = 2
+per_cycle = 1
+memory_ns = 100
+memory_gbyte_per_s = 50
+memory_gib = 100
+"#;
+
+fn round(workload: Workload) -> System {
+    System::new(workload, Profile::parse("round", ROUND).unwrap()).unwrap()
+}
+
+fn reads_only() -> Workload {
+    Workload { gets: 1.0, zipf: 0.0, clients: 1000, depth: 16, ..Workload::default() }
+}
+
+/// One READ of 400 bytes, 100 instructions.
+fn design() -> Design {
+    let get = Demand {
+        reads: 1.0,
+        trips: 1.0,
+        doorbells: 1.0,
+        fetched_bytes: 400.0,
+        client_instructions: 100.0,
+        ..Demand::default()
+    };
+    let put = Demand {
+        messages: 1.0,
+        trips: 1.0,
+        doorbells: 1.0,
+        fetched_bytes: 16.0,
+        sent_bytes: 64.0,
+        server_instructions: 1800.0,
+        server_lines: 1.0,
+        ..Demand::default()
+    };
+    Design {
+        name: "one".into(),
+        side: Side::OneSided,
+        get,
+        put,
+        bytes_per_key: 64.0,
+        client_bytes_per_key: 0.0,
+        source: String::new(),
+    }
+}
+
+fn bound(prediction: &Prediction, resource: Resource) -> f64 {
+    prediction.bounds.iter().find(|bound| bound.resource == resource).unwrap().ops_per_s
+}
+
+/// Each resource's bound, as a pencil has it.
+#[test]
+fn utilization_by_hand() {
+    let prediction = round(reads_only()).predict(&design());
+    // 500 bytes at 10 GB/s: 50 ns. 100 bytes of request: 10 ns.
+    assert!(near(bound(&prediction, Resource::ServerOut), 20e6));
+    assert!(near(bound(&prediction, Resource::ServerIn), 100e6));
+    assert!(near(bound(&prediction, Resource::ServerNic), 100e6));
+    // 400 bytes in two packets of 24 bytes more: 448 at 20 GB/s.
+    assert!(near(bound(&prediction, Resource::ServerPcie), 20e9 / 448.0));
+    assert!(near(bound(&prediction, Resource::ServerMemory), 50e9 / 400.0));
+    // 63 machines of 16 threads.
+    assert!(near(bound(&prediction, Resource::ClientIn), 63.0 * 20e6));
+    // 50 ns of instructions, 100 of posting, 50 of the doorbell: 200 ns on each of 1,000 clients.
+    assert!(near(bound(&prediction, Resource::ClientCpu), 1000.0 / 200e-9));
+    assert_eq!(prediction.binding(), Resource::ServerOut);
+    assert_eq!(prediction.next().unwrap().resource, Resource::ServerPcie);
+    assert!(near(prediction.ops_per_s, 20e6) && near(prediction.gets_per_server_per_s, 20e6));
+}
+
+/// Little's law: one client with one GET under way.
+#[test]
+fn little_by_hand() {
+    let system = round(Workload { clients: 1, depth: 1, ..reads_only() });
+    let prediction = system.predict(&design());
+    // A READ of 64 bytes takes 2 us in all. Each of 336 more costs 0.1 ns on two wires, 0.05 on PCIe,
+    // 0.02 in memory; one more packet of PCIe 1.2 ns; the client 200 ns.
+    let light = 2000.0 + 336.0 * (0.1 + 0.1 + 0.05 + 0.02) + 1.2 + 200.0;
+    assert!(near(prediction.get_light_s, light * 1e-9), "{}", prediction.get_light_s * 1e9);
+    assert!(near(prediction.ops_per_s, 1e9 / light));
+    assert_eq!(prediction.binding(), Resource::Waiting);
+    // So many clients fill the server's wire of 20 M/s.
+    assert!(near(prediction.clients_to_saturate.unwrap(), 20e6 * light * 1e-9));
+}
+
+/// PUTs occupy the server's cores; the hottest server is what binds.
+#[test]
+fn puts_and_skew_by_hand() {
+    let asked = Workload { gets: 0.0, servers: 2, clients: 100_000, ..reads_only() };
+    let prediction = round(asked.clone()).predict(&design());
+    // 900 ns of instructions and 100 of memory on 4 cores of each of 2 servers; the hottest of a
+    // hundred million keys adds nothing to speak of.
+    assert!((bound(&prediction, Resource::ServerCpu) / 8e6 - 1.0).abs() < 1e-6);
+    assert!((prediction.server_cores - 4.0).abs() < 1e-3);
+    // Two keys of exponent 1: two thirds of the operations are of one, and its server has them all,
+    // with half of the rest.
+    let prediction = round(Workload { keys: 2, zipf: 1.0, ..asked }).predict(&design());
+    assert!(near(bound(&prediction, Resource::ServerCpu), 4e6 / (0.5 + 0.5 / 1.5)));
+}
+
+/// The cache of queue pairs: 10,000 pairs leave half of the NIC's rate.
+#[test]
+fn pairs_by_hand() {
+    let asked = Workload { clients: 10_000, ..reads_only() };
+    let small = Design { get: Demand { fetched_bytes: 8.0, ..design().get }, ..design() };
+    let prediction = round(asked).predict(&small);
+    assert!(near(bound(&prediction, Resource::ServerNic), 50e6));
+    let share = Share { points: vec![(10.0, 1.0), (1000.0, 0.5)], mark: Surety::A, source: String::new() };
+    assert!(
+        [(1.0, 1.0), (10.0, 1.0), (100.0, 0.75), (1e6, 0.5)].iter().all(|&(n, left)| near(share.at(n), left))
+    );
+}
+
+/// Sums and queues with known values.
+#[test]
+fn sums_and_queues_by_hand() {
+    assert!(near(harmonic(3.0, 1.0), 1.0 + 0.5 + 1.0 / 3.0));
+    // The millionth harmonic number, and the sum of 1/k^2 up to infinity.
+    assert!(near(harmonic(1e6, 1.0), 14.392_726_722_865_724));
+    assert!((harmonic(1e15, 2.0) - std::f64::consts::PI.powi(2) / 6.0).abs() < 1e-6);
+    assert!(near(harmonic(1e9, 0.0), 1e9));
+    // M/D/1 at half load waits for half a service.
+    assert!(near(wait(1.0, 0.5, 1.0), 0.5) && near(wait(1.0, 0.8, 1.0), 2.0));
+    assert!(wait(1.0, 0.8, 8.0) < 0.25 && wait(1.0, 2.0, 1.0).is_finite());
+}
+
+/// Every prediction of a published figure, with the error that docs/MODEL.md states. What is off by more
+/// than a fifth says why.
+#[test]
+fn published_figures_are_held() {
+    let held: Vec<Held> = PUBLISHED.iter().map(|report| report.hold().unwrap()).collect();
+    let told: Vec<String> = held
+        .iter()
+        .map(|held| format!("{}: {:+.0} % ({})", held.what, 100.0 * held.error, held.binding.name()))
+        .collect();
+    assert_eq!(told, GOLDEN, "{held:#?}");
+    for held in held {
+        assert!(held.error.abs() <= 0.2 || !held.remark.is_empty(), "{} says nothing", held.what);
+    }
+}
+
+const GOLDEN: &[&str] = &[
+    "FaRM, look-ups: +11 % (server wire)",
+    "XStore, GETs of one server: -5 % (server NIC)",
+    "SMART's RACE, six client nodes: -9 % (server NIC)",
+    "SMART's RACE, one client node: +28 % (client NIC)",
+    "ConnectX-6, READs of one thread: +97 % (client CPU)",
+    "HERD, requests: +0 % (server NIC)",
+    "Pilaf, 90 % GETs: -23 % (server NIC)",
+    "eRPC, one core: +23 % (server CPU)",
+    "eRPC, one NIC: +47 % (server NIC)",
+    "eRPC, latency: -10 % (latency)",
+    "oneread over Soft-RoCE, get_many: -15 % (client NIC)",
+    "oneread over Soft-RoCE, one GET: -19 % (latency)",
+    "oneread over shm, one GET: -23 % (client CPU)",
+];
+
+/// The shipped profiles are whole, and every figure has a source.
+#[test]
+fn profiles_have_sources() {
+    for (name, _) in SHIPPED {
+        let profile = Profile::shipped(name).unwrap();
+        assert_eq!(profile.name, name);
+        for (field, figure) in profile.figures() {
+            assert!(figure.source.len() > 5, "{name}: {field} has no source");
+        }
+        if let Some(nic) = &profile.nic {
+            assert!(!nic.pairs.source.is_empty() && !nic.in_flight.source.is_empty(), "{name}");
+        }
+    }
+}
+
+/// Whatever is wrong with a profile is named.
+#[test]
+fn bad_profiles_are_refused() {
+    let told = |text: &str| {
+        let error = Profile::parse("mine.toml", text).unwrap_err();
+        let source = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+        format!("{error} {source}")
+    };
+    assert!(told("").contains("missing field `name`"), "{}", told(""));
+    assert!(told(&ROUND.replace("mtu = 4096", "")).contains("missing field `mtu`"));
+    assert!(told(&ROUND.replace("mtu", "mtv")).contains("mtv"));
+    assert!(told(&ROUND.replace("mtu = 4096", "mtu = nan")).contains("mtu is NaN; allowed: 0.001 to 1e12"));
+    assert!(told(&ROUND.replace("cores = 4", "cores = -4")).contains("cores is -4"));
+    assert!(told(&ROUND.replace("[1000, 1.0], ", "[1000, 1.0], [1000, 0.7], ")).contains("ascend"));
+    assert!(told(&ROUND.replace("[[1e6, 1.0]]", "[]")).contains("one point or more"));
+    let unknown = Profile::shipped("cx9").unwrap_err().to_string();
+    assert!(unknown.contains("\"cx9\"") && unknown.contains("cx6-200g"), "{unknown}");
+}
+
+/// Numbers out of range are named with what is allowed.
+#[test]
+fn bad_workloads_are_refused() {
+    let profile = Profile::shipped("cx6-200g").unwrap();
+    let good = Workload::default();
+    for (bad, what) in [
+        (Workload { keys: 0, ..good.clone() }, "keys: 0 is not within 1 to 1000000000000000"),
+        (Workload { keys: u64::MAX, ..good.clone() }, "keys"),
+        (Workload { gets: 1.5, ..good.clone() }, "the share of GETs: 1.5"),
+        (Workload { gets: f64::NAN, ..good.clone() }, "the share of GETs: NaN"),
+        (Workload { zipf: f64::INFINITY, ..good.clone() }, "zipf: inf"),
+        (Workload { servers: 0, ..good.clone() }, "servers: 0"),
+        (Workload { clients: u32::MAX, ..good.clone() }, "clients"),
+        (Workload { depth: 0, ..good.clone() }, "depth: 0"),
+        (Workload { clients_per_machine: 0, ..good.clone() }, "clients per machine: 0"),
+    ] {
+        let error = System::new(bad, profile.clone()).unwrap_err().to_string();
+        assert!(error.starts_with(what), "{error}");
+    }
+}
+
+/// The sample's counts are those that docs/LAYOUTS.md has for tables of this size.
+#[test]
+fn samples_are_counted() {
+    let sample = Sample::count("windowed:8".parse().unwrap(), 4096, Some(0.9), 0.0).unwrap();
+    assert!((1.04..1.09).contains(&sample.reads_hit), "{sample:?}");
+    assert!((0.89..0.901).contains(&sample.load_true), "{sample:?}");
+    assert!(near(sample.slots_hit, 8.0 * sample.reads_hit));
+    let again = Sample::count("windowed:8".parse().unwrap(), 4096, Some(0.9), 0.0).unwrap();
+    assert_eq!(sample, again);
+    let workload = Workload { value_bytes: 100, ..Workload::default() };
+    let design = sample.design(&workload).unwrap();
+    // 16 of header, 16 of key, 100 of value, 4 of stamp in each line: three lines.
+    assert!(near(design.get.fetched_bytes, sample.slots_hit * 192.0), "{design:?}");
+    assert!(near(design.bytes_per_key, 192.0 / sample.load_true));
+    let error = sample.design(&Workload { value_bytes: 5000, ..workload }).unwrap_err().to_string();
+    assert!(error.contains("3954") || error.contains("3,954"), "{error}");
+    assert!(Sample::count("windowed:8".parse().unwrap(), 10, None, 0.0).is_err());
+    assert!(Sample::count("windowed:8".parse().unwrap(), 4096, Some(f64::NAN), 0.0).is_err());
+}
+
+prop_compose! {
+    fn any_workload()(
+        keys in 1u64..=1_000_000_000_000_000,
+        lengths in (1u64..=1_000_000, 0u64..=1_000_000_000),
+        shares in (0.0f64..=1.0, 0.0f64..=1.0, 0.0f64..=1.0),
+        zipf in 0.0f64..=2.0,
+        servers in 1u32..=10_000,
+        clients in 1u32..=500_000,
+        clients_per_machine in 1u32..=4096,
+        depth in 1u32..=2048,
+    ) -> Workload {
+        Workload {
+            keys, key_bytes: lengths.0, value_bytes: lengths.1, gets: shares.0, hits: shares.1,
+            inserts: shares.2, zipf, servers, clients, clients_per_machine, depth, copy_bytes: 1 << 30,
+        }
+    }
+}
+
+/// Operations a second of every rival.
+fn rates(profile: &str, workload: &Workload) -> Vec<Prediction> {
+    let system = System::new(workload.clone(), Profile::shipped(profile).unwrap()).unwrap();
+    rivals(workload).iter().map(|design| system.predict(design)).collect()
+}
+
+proptest! {
+    /// Nothing overflows, and no number that is none reaches a table.
+    #[test]
+    fn every_number_is_one(workload in any_workload(), profile in 0..SHIPPED.len()) {
+        let system = System::new(workload.clone(), Profile::shipped(SHIPPED[profile].0).unwrap()).unwrap();
+        for design in rivals(&workload) {
+            let p = system.predict(&design);
+            let numbers = [p.ops_per_s, p.ops_saturated_per_s, p.gets_per_server_per_s, p.get_light_s, p.get_busy_s,
+                p.clients_to_saturate.unwrap_or(0.0), p.server_cores, p.server_bytes, p.client_bytes, p.exchanges];
+            prop_assert!(numbers.iter().all(|n| n.is_finite() && *n >= 0.0), "{:?}", p);
+            prop_assert!(p.ops_per_s > 0.0 && !p.bounds.is_empty(), "{:?}", p);
+            prop_assert!(p.bounds.is_sorted_by(|a, b| a.ops_per_s <= b.ops_per_s), "{:?}", p);
+            prop_assert!(p.server_cores <= system.profile.host.cores.value * 1.000001, "{:?}", p);
+            prop_assert!(what_ifs(&system, &design).iter().all(|w| w.gain.is_finite()));
+        }
+    }
+
+    /// More servers never make a system slower, larger values never faster, nor does more skew.
+    #[test]
+    fn what_must_not_help_does_not(workload in any_workload()) {
+        let before = rates("cx6-200g", &workload);
+        // Twice, so that the READs repeated for torn slots do not hide it: they change the mix.
+        let worse = |after: Vec<Prediction>| before.iter().zip(after).all(|(b, a)| a.ops_per_s <= b.ops_per_s * 1.01);
+        let value_bytes = workload.value_bytes.saturating_mul(2).min(1_000_000_000).max(workload.value_bytes);
+        let longer = Workload { value_bytes, ..workload.clone() };
+        prop_assert!(worse(rates("cx6-200g", &longer)));
+        let zipf = (workload.zipf + 0.3).min(2.0);
+        let skewed = Workload { zipf, ..workload.clone() };
+        prop_assert!(worse(rates("cx6-200g", &skewed)));
+    }
+
+    /// A better machine is never slower.
+    #[test]
+    fn what_must_help_does(workload in any_workload(), which in 0usize..6) {
+        let better = |nic: &mut NicFigures, host: &mut HostFigures| match which {
+            0 => nic.reads_per_s.value *= 2.0,
+            1 => nic.wire_gbit_per_s.value *= 2.0,
+            2 => nic.read_us.value /= 2.0,
+            3 => host.cores.value *= 2.0,
+            4 => host.clock_ghz.value *= 2.0,
+            _ => nic.post_ns.value /= 2.0,
+        };
+        let plain = Profile::shipped("cx6-200g").unwrap();
+        let mut profile = plain.clone();
+        better(profile.nic.as_mut().unwrap(), &mut profile.host);
+        let (before, after) = (System::new(workload.clone(), plain).unwrap(), System::new(workload.clone(), profile).unwrap());
+        for design in rivals(&workload) {
+            let (b, a) = (before.predict(&design).ops_per_s, after.predict(&design).ops_per_s);
+            prop_assert!(a >= b * 0.99, "{}: {} before, {} after", design.name, b, a);
+        }
+    }
+}
+
+// ---- the simulation -----------------------------------------------------------------------------
+
+fn ran(system: &System, design: &Design, operations: u64, arrivals: Arrivals) -> Measured {
+    system.simulate(design, Run { operations, arrivals, seed: 7 }, |_| {}).unwrap()
+}
+
+/// Systems that differ in what binds.
+fn systems() -> Vec<(Workload, Design)> {
+    let uniform = Workload { zipf: 0.0, gets: 0.9, ..Workload::default() };
+    let two_trips = Design { get: Demand { trips: 1.25, reads: 1.25, ..design().get }, ..design() };
+    let rpc = rivals(&uniform).into_iter().find(|rival| rival.name == "eRPC").unwrap();
+    let small = Design { get: Demand { fetched_bytes: 8.0, ..design().get }, ..design() };
+    vec![
+        (uniform.clone(), design()),
+        (Workload { servers: 3, ..uniform.clone() }, two_trips),
+        (uniform.clone(), rpc),
+        // Queue pairs beyond the cache.
+        (Workload { clients: 2000, clients_per_machine: 40, depth: 1, gets: 1.0, ..uniform }, small),
+    ]
+}
+
+/// One client, one operation: the simulation takes as long as the laws say.
+#[test]
+fn at_light_load_both_agree() {
+    for (asked, design) in systems() {
+        let system = round(Workload { clients: 1, depth: 1, ..asked });
+        let law = system.predict(&design);
+        let measured = ran(&system, &design, 20_000, Arrivals::Closed);
+        let ratio = measured.ops_per_s / law.ops_per_s;
+        assert!((ratio - 1.0).abs() < 0.05, "{}: {ratio} {measured:?} {law:?}", design.name);
+    }
+}
+
+/// So many clients that something is always busy: the bound is reached.
+#[test]
+fn at_saturation_both_agree() {
+    for (asked, design) in systems() {
+        let clients = asked.clients.max(640);
+        let system = round(Workload { clients, ..asked });
+        let law = system.predict(&design);
+        let measured = ran(&system, &design, 400_000, Arrivals::Closed);
+        let ratio = measured.ops_per_s / law.ops_saturated_per_s;
+        assert!((ratio - 1.0).abs() < 0.05, "{}: {ratio} {measured:?} {law:?}", design.name);
+        assert_eq!(measured.busiest.0, law.binding(), "{measured:?}");
+        assert!(measured.busiest.1 > 0.95, "{measured:?}");
+    }
+}
+
+/// Little's law holds in the simulation itself: operations under way = rate x mean time.
+#[test]
+fn little_holds_in_the_simulation() {
+    for (asked, design) in systems() {
+        let system = round(asked.clone());
+        let measured = ran(&system, &design, 200_000, Arrivals::Closed);
+        let under_way = measured.ops_per_s * measured.mean_s;
+        let expected = f64::from(asked.clients * asked.depth);
+        assert!((under_way / expected - 1.0).abs() < 0.05, "{under_way} {expected}");
+    }
+}
+
+/// The same seed gives the same run, another seed another one, and tails grow with the load.
+#[test]
+fn runs_are_deterministic_and_tails_grow() {
+    let system = round(Workload { servers: 2, gets: 0.9, clients: 100, ..Workload::default() });
+    let run = Run { operations: 50_000, arrivals: Arrivals::Closed, seed: 1 };
+    let once = system.simulate(&design(), run, |_| {}).unwrap();
+    assert_eq!(once, system.simulate(&design(), run, |_| {}).unwrap());
+    assert_ne!(once, system.simulate(&design(), Run { seed: 2, ..run }, |_| {}).unwrap());
+    let full = system.predict(&design()).ops_saturated_per_s;
+    let tails: Vec<f64> = [0.2, 0.5, 0.8, 0.95]
+        .iter()
+        .map(|share| ran(&system, &design(), 200_000, Arrivals::Open(share * full)).p999_s)
+        .collect();
+    assert!(tails.is_sorted() && tails[3] > 1.05 * tails[0], "{tails:?}");
+    let asked = ran(&system, &design(), 200_000, Arrivals::Open(0.5 * full));
+    assert!((asked.ops_per_s / (0.5 * full) - 1.0).abs() < 0.02, "{asked:?}");
+    assert!(asked.p50_s <= asked.p99_s && asked.p99_s <= asked.p999_s);
+}
+
+/// A copy at each client waits for no network, whatever the PUTs do.
+#[test]
+fn a_copy_is_read_without_the_network() {
+    let asked = Workload { gets: 0.99, clients: 32, ..Workload::default() };
+    let copy = rivals(&asked).into_iter().find(|rival| rival.side == Side::Copy).unwrap();
+    let system = round(asked);
+    let measured = ran(&system, &copy, 50_000, Arrivals::Open(1e6));
+    assert!(measured.p50_s < 500e-9, "{measured:?}");
+}
+
+/// Sizes that no machine has the memory for are refused.
+#[test]
+fn endless_runs_are_refused() {
+    let run = Run { operations: 10_000, arrivals: Arrivals::Closed, seed: 1 };
+    let refused =
+        |asked: Workload, run: Run| round(asked).simulate(&design(), run, |_| {}).unwrap_err().to_string();
+    assert!(refused(Workload { clients: 20_000, ..reads_only() }, run).contains("10000"));
+    assert!(refused(Workload { servers: 101, ..reads_only() }, run).contains("servers"));
+    assert!(refused(reads_only(), Run { operations: 0, ..run }).contains("operations"));
+    let puts = Workload { gets: 0.0, clients: 10_000, depth: 4096, ..reads_only() };
+    assert!(refused(puts, run).contains("under way"));
+    assert!(refused(reads_only(), Run { arrivals: Arrivals::Open(f64::NAN), ..run }).contains("NaN"));
+}

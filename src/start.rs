@@ -1,0 +1,70 @@
+//! Steps of a server's start that take long for a large table.
+
+use crate::cores::Cores;
+use std::time::{Duration, Instant};
+
+/// A step of a server's start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StartStep {
+    /// A new table is made: memory is taken, and every main slot is written once.
+    Make,
+    /// A table is taken over from a server that was killed: every slot is looked at.
+    Survey,
+    /// The region is registered with the device (verbs). When all bytes are in memory, the device
+    /// pins them.
+    Register,
+}
+
+/// Progress of a server's start ([`ServerConfig::progress`](crate::ServerConfig::progress)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StartProgress {
+    /// What is being done.
+    pub step: StartStep,
+    /// Bytes done so far.
+    pub ready: u64,
+    /// Bytes in all.
+    pub total: u64,
+    /// Whether the step is complete.
+    pub done: bool,
+}
+
+/// How a server starts: by how many threads, and who hears of it.
+#[derive(Debug)]
+pub(crate) struct Start {
+    pub cores: Cores,
+    pub tell: Option<fn(StartProgress)>,
+}
+
+impl Default for Start {
+    fn default() -> Start {
+        Start { cores: Cores::all(), tell: None }
+    }
+}
+
+impl Start {
+    /// Takes a step, which says now and then how many of `total` bytes are done.
+    pub fn step<R>(&self, step: StartStep, total: u64, take: impl FnOnce(&mut dyn FnMut(u64)) -> R) -> R {
+        /// Time between lines in the log.
+        const APART: Duration = Duration::from_secs(2);
+        let tell = |ready, done| {
+            if let Some(tell) = self.tell {
+                tell(StartProgress { step, ready, total, done });
+            }
+        };
+        let begun = Instant::now();
+        let mut logged = begun;
+        tell(0, false);
+        let result = take(&mut |ready| {
+            tell(ready, false);
+            if logged.elapsed() >= APART {
+                logged = Instant::now();
+                tracing::info!(?step, bytes = ready, of = total, "the server is starting");
+            }
+        });
+        tell(total, true);
+        tracing::info!(?step, bytes = total, took = ?begun.elapsed(), "a step of the start is done");
+        result
+    }
+}

@@ -1,0 +1,315 @@
+//! Other users of the host. Nobody but who runs a server owns its region, or decides who takes part.
+//!
+//! A thread of the test acts as the other user, which only root can arrange.
+
+mod common;
+
+use common::*;
+use oneread::{
+    Address, Backing, Client, ClientOptions, Config, ConnectError, MutateError, PlaceError, Refusal,
+    RegionError, RequestPath, ServeError, Server, ServerConfig, StartMode, TableSize,
+};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+fn small() -> Config {
+    Config::new().size(TableSize::Keys(100))
+}
+
+/// Serves a table from this file, as root would.
+fn serve(region: &Path) -> Result<Server, ServeError> {
+    let place = Place::new();
+    let config = ServerConfig::new(place.address.clone(), small());
+    Server::start(config.backing(Backing::File(region.into())).start(StartMode::OpenOrCreate))
+}
+
+/// Another user makes the region file first. The server does not put a table into it, whether it is
+/// empty or holds one, whatever its mode, and not through a link either.
+#[test]
+fn a_region_file_of_another_user_is_refused() {
+    let dir = open_to_all();
+    let path = |name: &str| dir.path().join(name);
+    let made = as_stranger(|| {
+        for (name, mode) in [("empty", 0o666), ("private", 0o600)] {
+            std::fs::write(path(name), "").unwrap();
+            std::fs::set_permissions(path(name), std::fs::Permissions::from_mode(mode)).unwrap();
+        }
+        drop(serve(&path("table")).unwrap());
+        std::os::unix::fs::symlink(path("private"), path("link")).unwrap();
+        std::os::unix::fs::symlink(path("new"), path("dangling")).unwrap();
+    });
+    if made.is_none() {
+        return;
+    }
+    for name in ["empty", "private", "table"] {
+        let before = std::fs::metadata(path(name)).unwrap().len();
+        match serve(&path(name)) {
+            Err(ServeError::Region(RegionError::Place(PlaceError::Owner { path: which, owner }))) => {
+                assert_eq!((which, owner), (path(name), STRANGER));
+            }
+            other => panic!("{name}: {other:?}"),
+        }
+        assert_eq!(std::fs::metadata(path(name)).unwrap().len(), before);
+    }
+    for name in ["link", "dangling"] {
+        match serve(&path(name)) {
+            Err(ServeError::Region(RegionError::Place(PlaceError::Kind { .. }))) => {}
+            other => panic!("{name}: {other:?}"),
+        }
+    }
+    assert!(!path("new").exists());
+}
+
+/// Another user makes the folders of the default places first: nothing is put there. Those that a
+/// server makes are its user's alone.
+#[test]
+fn a_folder_of_another_user_is_no_default_place() {
+    let uid = rustix::process::geteuid().as_raw();
+    let own = as_stranger(|| {
+        let regions = oneread::place::regions();
+        assert_eq!(regions, Path::new(&format!("/dev/shm/oneread-{STRANGER}")));
+        let Address::Shm(socket) = Address::default_of_user() else { panic!("not shm") };
+        (regions, socket.parent().unwrap().to_path_buf())
+    });
+    let Some((regions, sockets)) = own else { return };
+    // Somebody else (here: user 1) makes the folders of that user first.
+    for folder in [&regions, &sockets] {
+        if folder.exists() {
+            return eprintln!("skipped: {} is there", folder.display());
+        }
+        std::fs::create_dir(folder).unwrap();
+        std::os::unix::fs::chown(folder, Some(uid + 1), None).unwrap();
+    }
+    as_stranger(|| {
+        let config = ServerConfig::new(Address::default_of_user(), small());
+        match Server::start(config) {
+            Err(ServeError::Place(PlaceError::Owner { owner, .. })) => assert_eq!(owner, uid + 1),
+            other => panic!("{other:?}"),
+        }
+        match serve(&regions.join("1.region")) {
+            Err(ServeError::Region(RegionError::Place(PlaceError::Owner { owner, .. }))) => {
+                assert_eq!(owner, uid + 1);
+            }
+            other => panic!("{other:?}"),
+        }
+    });
+    for folder in [&regions, &sockets] {
+        std::fs::remove_dir(folder).unwrap();
+    }
+    // The folders that the server makes are its user's alone.
+    as_stranger(|| {
+        let config = ServerConfig::new(Address::default_of_user(), small());
+        let backing = Backing::File(regions.join("1.region"));
+        let _server = Server::start(config.backing(backing).start(StartMode::OpenOrCreate)).unwrap();
+        for folder in [&regions, &sockets] {
+            let about = std::fs::metadata(folder).unwrap();
+            assert_eq!(about.permissions().mode() & 0o7777, 0o700, "{}", folder.display());
+        }
+    });
+    for folder in [&regions, &sockets] {
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}
+
+/// A server that others reach, and its folder.
+fn reachable(config: impl FnOnce(ServerConfig) -> ServerConfig) -> (Server, Address, tempfile::TempDir) {
+    let dir = open_to_all();
+    let address = Address::Shm(dir.path().join("socket"));
+    let server = Server::start(config(ServerConfig::new(address.clone(), small()))).unwrap();
+    (server, address, dir)
+}
+
+/// Another user who listens at the address first gets nothing from a client that does not trust
+/// that user: no hello, no put. A client that names the user connects.
+#[test]
+fn a_server_of_another_user_is_not_trusted() {
+    let dir = open_to_all();
+    let address = Address::Shm(dir.path().join("socket"));
+    let Some(server) = as_stranger(|| {
+        let root = rustix::process::getuid().as_raw();
+        assert_eq!(root, STRANGER);
+        let config = ServerConfig::new(address.clone(), small()).allow_uids([0]);
+        Server::start(config).unwrap()
+    }) else {
+        return;
+    };
+    match Client::connect(&address) {
+        Err(ConnectError::Stranger { address: which, uid }) => {
+            assert_eq!((which, uid), (address.clone(), STRANGER))
+        }
+        other => panic!("{other:?}"),
+    }
+    let named = ClientOptions::new().server_uids([STRANGER]);
+    let mut client = Client::connect_with(&address, named).unwrap();
+    client.put(b"key", b"value").unwrap();
+    assert_eq!(server.stats().inserts, 1);
+    // Root's servers are everybody's.
+    let (_server, address, _dir) = reachable(|config| config.allow_uids([STRANGER]));
+    as_stranger(|| Client::connect(&address).unwrap().put(b"key", b"value").unwrap());
+}
+
+/// A user who may only read gets every GET, and changes nothing, whichever way requests go. A user
+/// who may do neither is told so.
+#[test]
+fn readers_change_nothing() {
+    let (server, address, _dir) = reachable(|config| config.allow_read_uids([STRANGER]));
+    Client::connect(&address).unwrap().put(b"key", b"value").unwrap();
+    let before = server.stats();
+    let done = as_stranger(|| {
+        for path in [RequestPath::Message, RequestPath::Mailbox] {
+            let mut client = Client::connect_with(&address, patient().requests(path)).unwrap();
+            assert_eq!(client.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+            assert_eq!(client.get_two_sided(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+            let pairs: Vec<_> = (0..1000u32).map(|n| (n.to_le_bytes(), b"other")).collect();
+            for denied in [
+                client.put(b"key", b"other").map(drop),
+                client.insert(b"new", b"other").map(drop),
+                client.update(b"key", b"other").map(drop),
+                client.remove(b"key").map(drop),
+                client.compare_and_swap(b"key", b"value", b"other").map(drop),
+                client.remove_many(&[b"key"]).map(drop),
+                client.put_many(&pairs).map(drop),
+            ] {
+                assert!(matches!(denied, Err(MutateError::ReadOnly { .. })), "{denied:?}");
+            }
+            assert_eq!(client.server_stats().unwrap().keys, 1, "the connection is as good as before");
+        }
+    });
+    if done.is_none() {
+        return;
+    }
+    let after = server.stats();
+    assert_eq!(
+        (after.inserts, after.updates, after.removes),
+        (before.inserts, before.updates, before.removes)
+    );
+    let (_server, address, _dir) = reachable(|config| config);
+    as_stranger(|| match Client::connect(&address) {
+        Err(ConnectError::TurnedAway { source: Refusal::User { uid: STRANGER }, .. }) => {}
+        other => panic!("{other:?}"),
+    });
+}
+
+/// A permitted user who takes every connection it can get leaves the others theirs.
+#[test]
+fn a_user_takes_its_own_connections_only() {
+    let (server, address, _dir) =
+        reachable(|config| config.allow_uids([STRANGER]).clients_max(5).clients_per_peer(3));
+    let hoard = as_stranger(|| {
+        let clients: Vec<_> = (0..3).map(|_| Client::connect(&address).unwrap()).collect();
+        for _ in 0..3 {
+            match Client::connect(&address) {
+                Err(ConnectError::TurnedAway { source: Refusal::PeerFull { max: 3 }, .. }) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        clients
+    });
+    let Some(hoard) = hoard else { return };
+    Client::connect(&address).unwrap().put(b"key", b"value").unwrap();
+    drop(hoard);
+    wait_for("all to have gone", || (server.stats().clients == 0).then_some(()));
+    as_stranger(|| Client::connect(&address).unwrap());
+}
+
+// ---- memory -----------------------------------------------------------------------------------------
+
+/// A table that does not fit into memory is refused at once, and the error names one that fits.
+#[test]
+fn a_table_that_does_not_fit_is_refused() {
+    let info = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let total = info.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB"));
+    let total: u64 = total.unwrap().parse::<u64>().unwrap() << 10;
+    let place = Place::new();
+    let file = place.dir.path().join("region");
+    for backing in [Backing::Anonymous, Backing::File("/dev/shm/oneread-too-large".into())] {
+        for size in [TableSize::Keys(total / 32), TableSize::Slots(total / 32)] {
+            let table = Config::new().size(size);
+            let config = ServerConfig::new(place.address.clone(), table).backing(backing.clone());
+            let fits = match Server::start(config) {
+                Err(ServeError::NoRoom { source: RegionError::NoRoom { need, left, .. }, fits }) => {
+                    assert!(need > 2 * total && left < need);
+                    let most = Config::new().size(fits).geometry().unwrap().region_bytes();
+                    assert!(most <= left && most > left / 2, "{most} of {left}");
+                    fits
+                }
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(matches!(fits, TableSize::Keys(_)), matches!(size, TableSize::Keys(_)));
+        }
+    }
+    assert!(!file.exists() && !Path::new("/dev/shm/oneread-too-large").exists());
+}
+
+// ---- file descriptors -------------------------------------------------------------------------------
+
+/// Lets this process have so many file descriptors.
+fn limit_descriptors(current: u64) {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: Some(current), maximum }).unwrap();
+}
+
+/// Serves with few file descriptors until its parent closes its input. Not a test by itself.
+#[test]
+#[ignore = "started by another test, in a process of its own"]
+fn poor_server_child() {
+    let Some(address) = told("ONEREAD_TEST_ADDRESS") else { return };
+    limit_descriptors(40);
+    serve_until_told(&ServerConfig::new(address.parse().unwrap(), small()));
+}
+
+/// A server without descriptors goes on to serve whom it has, and tells everybody else why they
+/// cannot connect. When clients have gone, there is room again.
+#[test]
+fn a_server_without_descriptors_says_so() {
+    let place = Place::new();
+    let _server = Process::start("poor_server_child", &[("ONEREAD_TEST_ADDRESS", place.address.to_string())]);
+    let mut client = wait_for("the server", || Client::connect_with(&place.address, patient()).ok());
+    client.put(b"key", b"value").unwrap();
+    let socket = place.address.socket().unwrap();
+    let mut crowd = Vec::new();
+    for _ in 0..100 {
+        crowd.push(UnixStream::connect(socket).unwrap());
+    }
+    for _ in 0..10 {
+        match Client::connect_with(&place.address, patient()) {
+            Err(ConnectError::TurnedAway { source: Refusal::Descriptors, .. }) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    client.put(b"key", b"other").unwrap();
+    drop(crowd);
+    wait_for("room", || Client::connect_with(&place.address, patient()).ok());
+}
+
+/// A client's process with few file descriptors. Not a test by itself.
+#[test]
+#[ignore = "started by another test, in a process of its own"]
+fn poor_client_child() {
+    let Some(address) = told("ONEREAD_TEST_ADDRESS") else { return };
+    let address = address.parse().unwrap();
+    limit_descriptors(40);
+    let mut taken: Vec<_> = std::iter::from_fn(|| std::fs::File::open("/dev/null").ok()).collect();
+    // With 0 to 2 descriptors left: no socket, no region, no alarm.
+    for _ in 0..3 {
+        match Client::connect_with(&address, patient()) {
+            Err(ConnectError::Descriptors { .. }) => {}
+            Ok(_) => break,
+            other => panic!("{other:?}"),
+        }
+        taken.pop();
+    }
+    taken.truncate(10);
+    Client::connect_with(&address, patient()).unwrap().put(b"key", b"value").unwrap();
+}
+
+/// A client whose own process is out of descriptors is told so, whichever one is missing.
+#[test]
+fn a_client_without_descriptors_says_so() {
+    let place = Place::new();
+    let server = Server::start(ServerConfig::new(place.address.clone(), small())).unwrap();
+    Process::start("poor_client_child", &[("ONEREAD_TEST_ADDRESS", place.address.to_string())]).finish();
+    assert_eq!(server.stats().inserts, 1);
+}
