@@ -385,17 +385,17 @@ impl Plan {
 fn heads(system: &System) -> String {
     let w = &system.workload;
     format!(
-        "{} keys of {} + {} bytes, {} % GETs, zipf {}\n{}; {} server(s), {} clients of depth {} on {} machine(s)",
+        "{} keys of {} + {} bytes, {} % GETs, zipf {}\n{}; {}, {} of depth {} on {}",
         show::count(w.keys),
         w.key_bytes,
         w.value_bytes,
         100.0 * w.gets,
         w.zipf,
         system.profile.title,
-        w.servers,
-        w.clients,
+        show::counted(w.servers.into(), "server"),
+        show::counted(w.clients.into(), "client"),
         w.depth,
-        w.machines(),
+        show::counted(w.machines().into(), "machine"),
     )
 }
 

@@ -86,9 +86,21 @@ struct Stage {
     /// When each unit at each place is free.
     free: Vec<Ps>,
     units: usize,
-    busy: Vec<Ps>,
+    /// What was asked of each place, also what is still to be done.
+    asked: Vec<Ps>,
+    /// What was done when the run was warm.
+    warm: Vec<Ps>,
     /// Time on the way before this stage.
     before: [Ps; 2],
+}
+
+impl Stage {
+    /// How long a place was busy until now. First come, first served: what is still to be done is done
+    /// from now on without a pause.
+    fn busy(&self, place: usize, now: Ps) -> Ps {
+        let units = &self.free[place * self.units..][..self.units];
+        self.asked[place] - units.iter().map(|free| free.saturating_sub(now)).sum::<Ps>()
+    }
 }
 
 /// An operation under way.
@@ -97,6 +109,7 @@ struct Op {
     began: Ps,
     client: u32,
     server: u32,
+    /// The next stage; after the last, the way back.
     stage: u8,
     trips: u16,
     class: u8,
@@ -167,7 +180,8 @@ impl Simulation<'_> {
                 // A miss comes with chance 1 - share and costs 1 / share: the mean is 1 / share.
                 miss: (1.0 - share, trip.map(|s| ps(s / share))),
                 free: vec![0; places * units],
-                busy: vec![0; places],
+                asked: vec![0; places],
+                warm: vec![0; places],
                 units,
                 before: [0; 2],
             });
@@ -213,16 +227,21 @@ impl Simulation<'_> {
         self.events.push(Reverse((at, number)));
     }
 
-    /// Takes an operation through its next stage. Returns when it ended, if it did.
-    fn step(&mut self, now: Ps, number: u32) -> Option<Ps> {
+    /// Takes an operation through its next stage. Returns whether it has ended.
+    fn step(&mut self, now: Ps, number: u32) -> bool {
         let op = &mut self.ops[number as usize];
-        let per_machine = self.system.workload.clients_per_machine;
-        let count = self.stages.len();
-        let stage = &mut self.stages[usize::from(op.stage)];
         let class = usize::from(op.class);
+        let Some(stage) = self.stages.get_mut(usize::from(op.stage)) else {
+            op.trips -= 1;
+            op.stage = 0;
+            if op.trips > 0 {
+                self.events.push(Reverse((now, number)));
+            }
+            return op.trips == 0;
+        };
         let place = match stage.place {
             Place::Client => op.client,
-            Place::Machine => op.client / per_machine,
+            Place::Machine => op.client / self.system.workload.clients_per_machine,
             Place::Server => op.server,
         } as usize;
         let mut takes = stage.trip[class];
@@ -237,29 +256,27 @@ impl Simulation<'_> {
         {
             until = now.max(*first) + takes;
             *first = until;
-            stage.busy[place] += takes;
+            stage.asked[place] += takes;
         }
         op.stage += 1;
-        if usize::from(op.stage) < count {
-            let at = until + self.stages[usize::from(op.stage)].before[class];
-            self.events.push(Reverse((at, number)));
-            return None;
-        }
-        let until = until + self.after[class];
-        op.trips -= 1;
-        if op.trips == 0 {
-            return Some(until);
-        }
-        op.stage = 0;
-        self.events.push(Reverse((until, number)));
-        None
+        let way = self.stages.get(usize::from(op.stage)).map_or(self.after[class], |next| next.before[class]);
+        self.events.push(Reverse((until + way, number)));
+        false
     }
 
-    /// The share of its time that the busiest unit of a resource was busy.
-    fn busiest(&self, time: Ps) -> (Resource, f64) {
+    /// From now on it is measured.
+    fn is_warm(&mut self, now: Ps) {
+        for stage in &mut self.stages {
+            stage.warm = (0..stage.asked.len()).map(|place| stage.busy(place, now)).collect();
+        }
+    }
+
+    /// The share of its time that the busiest unit of a resource was busy, since it was warm.
+    fn busiest(&self, since: Ps, now: Ps) -> (Resource, f64) {
         let share = |stage: &Stage| {
-            let most = stage.busy.iter().max().copied().unwrap_or(0);
-            most as f64 / (stage.units as f64 * time.max(1) as f64)
+            let each = stage.warm.iter().enumerate();
+            let most = each.map(|(place, &warm)| stage.busy(place, now) - warm).max().unwrap_or(0);
+            most as f64 / (stage.units as f64 * (now - since).max(1) as f64)
         };
         let each = self.stages.iter().map(|stage| (stage.resource, share(stage)));
         each.max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((Resource::Waiting, 0.0))
@@ -342,36 +359,37 @@ impl System {
                 });
                 world.begin(next, client, next_arrival);
             }
-            let Some(end) = world.step(at, number) else { continue };
+            if !world.step(at, number) {
+                continue;
+            }
             let op = world.ops[number as usize];
             ended += 1;
             if ended == warm {
                 since = at;
-                world.stages.iter_mut().for_each(|stage| stage.busy.fill(0));
+                world.is_warm(at);
             } else if ended > warm {
-                sum += u128::from(end - op.began);
+                sum += u128::from(at - op.began);
                 if op.class == 0 || counts_puts {
-                    latencies.saturating_record((end - op.began) / 1000);
+                    latencies.saturating_record((at - op.began) / 1000);
                 }
             }
             if ended & 0xffff == 0 {
                 progress(0x1_0000);
             }
             match run.arrivals {
-                Arrivals::Closed => world.begin(number, op.client, end),
+                Arrivals::Closed => world.begin(number, op.client, at),
                 Arrivals::Open(_) => idle.push(number),
             }
         }
         let counted = (ended - warm).max(1);
-        let time = now - since;
         let at = |quantile: f64| latencies.value_at_quantile(quantile) as f64 * 1e-9;
         Ok(Measured {
-            ops_per_s: counted as f64 / (time.max(1) as f64 * 1e-12),
+            ops_per_s: counted as f64 / ((now - since).max(1) as f64 * 1e-12),
             p50_s: at(0.5),
             p99_s: at(0.99),
             p999_s: at(0.999),
             mean_s: sum as f64 / counted as f64 * 1e-12,
-            busiest: world.busiest(time),
+            busiest: world.busiest(since, now),
         })
     }
 }
