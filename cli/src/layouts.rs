@@ -1,14 +1,15 @@
 //! `layouts`: the cost of a GET in each layout, counted as the READs that real GETs issue.
 
-use super::measure::{Keys, Phase, Row, Table};
+use super::measure::{Keys, Phase, Row};
 use super::{plot, show};
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
 use comfy_table::{Attribute, Cell};
 use indicatif::ProgressBar;
+use oneread::Layout;
 use oneread::families::presets;
 use oneread::placement::Preset;
-use oneread::{Layout, PutError};
+use oneread::plan::SampleTable;
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -225,7 +226,7 @@ impl Layouts {
 
     /// Fills one table once, and measures it at each load.
     fn fresh(&self, layout: Layout, bar: &ProgressBar) -> Result<Vec<Row>> {
-        let mut table = Table::new(layout, self.slots, SEED)?;
+        let mut table = SampleTable::new(layout, self.slots, SEED)?;
         let mut rows = Vec::new();
         for &load in &self.load {
             let full = self.fill(&mut table, load, bar)?;
@@ -242,20 +243,16 @@ impl Layouts {
 
     /// Fills a new table and then churns it: two pairs of a delete and an insert for each key.
     fn steady(&self, layout: Layout, load: Load, bar: &ProgressBar) -> Result<Vec<Row>> {
-        let mut table = Table::new(layout, self.slots, SEED)?;
+        let mut table = SampleTable::new(layout, self.slots, SEED)?;
         let mut rows = Vec::new();
         let full = self.fill(&mut table, load, bar)?;
         let before = table.counts();
-        let pairs = 2 * table.live();
+        let pairs = 2 * table.keys();
         let mut refused = 0;
         for pair in 1..=pairs {
-            match table.churn() {
-                Ok(()) => {}
-                // The table has one key less from here on. At the limit, the load settles just
-                // below it.
-                Err(PutError::Full { .. }) => refused += 1,
-                Err(error) => return Err(error.into()),
-            }
+            // Where there is no room, the table has one key less from here on. At the limit, the load
+            // settles just below it.
+            refused += u64::from(!table.churn()?);
             if pair.is_multiple_of(STEP) {
                 bar.inc(STEP);
             }
@@ -277,15 +274,13 @@ impl Layouts {
     }
 
     /// Inserts up to `load`. Returns whether the table was full before that.
-    fn fill(&self, table: &mut Table, load: Load, bar: &ProgressBar) -> Result<bool> {
+    fn fill(&self, table: &mut SampleTable, load: Load, bar: &ProgressBar) -> Result<bool> {
         let target = load.target(table.counts().main_slots);
-        while table.live() < target {
-            match table.insert() {
-                Ok(()) => {}
-                Err(PutError::Full { .. }) => return Ok(true),
-                Err(error) => return Err(error.into()),
+        while table.keys() < target {
+            if !table.insert()? {
+                return Ok(true);
             }
-            if table.live().is_multiple_of(STEP) {
+            if table.keys().is_multiple_of(STEP) {
                 bar.inc(STEP);
             }
         }
@@ -294,17 +289,17 @@ impl Layouts {
 
     fn rows(
         &self,
-        table: &mut Table,
+        table: &mut SampleTable,
         phase: Phase,
         load: Load,
         moves: f64,
         bar: &ProgressBar,
         rows: &mut Vec<Row>,
     ) -> Result<()> {
-        ensure!(table.live() > 0, "a table of {} slots takes no key at this load", self.slots);
+        ensure!(table.keys() > 0, "a table of {} slots takes no key at this load", self.slots);
         for &keys in self.keys.list() {
-            rows.push(table.row(phase, keys, load.asked(), moves)?);
-            bar.inc(2 * table.live());
+            rows.push(Row::of(table, phase, keys, load.asked(), moves)?);
+            bar.inc(2 * table.keys());
         }
         Ok(())
     }

@@ -1,13 +1,7 @@
 //! What one operation of each design asks of the hardware.
 
-use super::{PlanError, Workload};
-use crate::layout::hash::{Seeds, mix};
-use crate::{Backing, Clock, Config, Index, Layout, PutError, PutMode, ReadCounts, Region, TableSize};
-use rand::rngs::SmallRng;
-use rand::{RngExt, SeedableRng};
-use rand_distr::{Distribution, Zipf};
+use super::Workload;
 use serde::Serialize;
-use std::time::Duration;
 
 /// Whose CPU looks a key up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -38,7 +32,7 @@ pub struct Cost {
 
 macro_rules! costs {
     ($($(#[doc = $what:literal])* $name:ident = $instructions:literal, $source:literal;)*) => {
-        $(const $name: Cost =
+        $(pub(crate) const $name: Cost =
             Cost { what: concat!($($what),*), instructions: $instructions, source: $source };)*
         /// Every cost.
         pub const COSTS: &[Cost] = &[$($name),*];
@@ -143,212 +137,12 @@ pub struct Design {
     pub source: String,
 }
 
-/// READs of a layout, counted on a sample table. They depend on the layout, the load and the
-/// popularity of keys, hardly on the size, and not on the lengths of key and value.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Sample {
-    /// The layout's name.
-    pub layout: String,
-    #[serde(skip)]
-    shape: Layout,
-    /// Main slots of the sample.
-    pub slots: u64,
-    /// Keys over all slots, overflow included, after two deletes and two inserts for each key.
-    pub load_true: f64,
-    /// READs of a GET that finds its key.
-    pub reads_hit: f64,
-    /// READs of another.
-    pub reads_miss: f64,
-    /// Slots that a hit fetches.
-    pub slots_hit: f64,
-    /// Slots that a miss fetches.
-    pub slots_miss: f64,
-    /// Moves of other keys for each insert.
-    pub moves: f64,
-}
-
-const SAMPLE_KEY: usize = 16;
-const SAMPLE_VALUE: usize = 32;
-
-impl Sample {
-    /// Fills a table of so many main slots to `load` (or the layout's design load), churns it, and
-    /// counts the READs of real GETs. Time is simulated: the same arguments give the same numbers.
-    ///
-    /// # Errors
-    /// [`PlanError::Number`], [`PlanError::Sample`], or that there is no memory.
-    pub fn count(layout: Layout, slots: u64, load: Option<f64>, zipf: f64) -> Result<Sample, PlanError> {
-        let number = |what, given, least, most| PlanError::Number { what, given, least, most };
-        if !(64..=1 << 24).contains(&slots) {
-            return Err(number("sample slots", slots as f64, 64.0, (1u64 << 24) as f64));
-        }
-        let load = load.unwrap_or_else(|| layout.preset().map_or(0.85, |p| f64::from(p.design_load) / 100.0));
-        if !(0.01..=1.0).contains(&load) {
-            return Err(number("load", load, 0.01, 1.0));
-        }
-        let mut table = Sampled::new(layout, slots)?;
-        let target = (load * table.index.counts().main_slots as f64).round() as u64;
-        while (table.live.len() as u64) < target && table.insert()? {}
-        let before = table.index.counts().moves;
-        let pairs = 2 * table.live.len();
-        if pairs == 0 {
-            return Err(table.failed("it took no key"));
-        }
-        for _ in 0..pairs {
-            table.churn()?;
-        }
-        table.measured(zipf, slots, before, pairs)
-    }
-
-    /// The design that the sample stands for, for keys and values of the workload's lengths.
-    ///
-    /// # Errors
-    /// [`PlanError::Config`] when they do not fit into a slot.
-    pub fn design(&self, workload: &Workload) -> Result<Design, PlanError> {
-        let lengths = (workload.key_bytes as usize, workload.value_bytes as usize);
-        let config = Config::new().layout(self.shape).size(TableSize::Slots(self.slots));
-        let slot = config.key_max(lengths.0).value_max(lengths.1).geometry()?.shape().bytes() as f64;
-        let mean = |hit: f64, miss: f64| workload.hits * hit + (1.0 - workload.hits) * miss;
-        let reads = mean(self.reads_hit, self.reads_miss);
-        let message = (workload.key_bytes + workload.value_bytes) as f64;
-        let get = Demand {
-            reads,
-            trips: reads,
-            doorbells: reads,
-            fetched_bytes: mean(self.slots_hit, self.slots_miss) * slot,
-            client_instructions: mean(GET_HIT.instructions, GET_MISS.instructions),
-            client_lines: reads,
-            touched_lines: reads * GET_LINES,
-            ..Demand::default()
-        };
-        let put = Demand {
-            messages: 1.0,
-            trips: 1.0,
-            doorbells: 1.0,
-            sent_bytes: message + MESSAGE_HEADER,
-            fetched_bytes: MESSAGE_HEADER,
-            server_instructions: UPDATE.instructions
-                + workload.inserts * (FILL.instructions - UPDATE.instructions),
-            // The home window, and for each move one more.
-            server_lines: 1.0 + workload.inserts * self.moves,
-            server_ns: HERD_NS,
-            ..Demand::default()
-        };
-        let name = self.layout.clone();
-        let bytes_per_key = slot / self.load_true;
-        let source = format!("counted on {} slots", self.slots);
-        Ok(Design { name, side: Side::Layout, get, put, bytes_per_key, client_bytes_per_key: 0.0, source })
-    }
-}
-
-/// A table under measurement.
-struct Sampled {
-    layout: Layout,
-    index: Index,
-    clock: Clock,
-    live: Vec<u64>,
-    next: u64,
-    rng: SmallRng,
-}
-
-fn sample_key(n: u64) -> [u8; SAMPLE_KEY] {
-    let mut key = [0; SAMPLE_KEY];
-    key[..8].copy_from_slice(&mix(n).to_le_bytes());
-    key[8..].copy_from_slice(&n.to_le_bytes());
-    key
-}
-
-impl Sampled {
-    fn new(layout: Layout, slots: u64) -> Result<Sampled, PlanError> {
-        let config = Config::new().layout(layout).size(TableSize::Slots(slots));
-        let config = config.key_max(SAMPLE_KEY).value_max(SAMPLE_VALUE).seeds(Seeds::from_number(1));
-        let geometry = config.geometry()?;
-        let region = Region::create(&Backing::Anonymous, geometry.region_bytes())?;
-        let clock = Clock::manual();
-        let index = Index::create(region, geometry, clock.clone())?;
-        Ok(Sampled { layout, index, clock, live: Vec::new(), next: 0, rng: SmallRng::seed_from_u64(1) })
-    }
-
-    fn failed(&self, why: &str) -> PlanError {
-        PlanError::Sample { layout: self.layout.to_string(), why: why.into() }
-    }
-
-    /// Inserts a new key. Returns whether there was room.
-    fn insert(&mut self) -> Result<bool, PlanError> {
-        self.clock.advance(Duration::from_micros(1));
-        match self.index.put(&sample_key(self.next), &[0; SAMPLE_VALUE], PutMode::Insert) {
-            Ok(_) => {}
-            Err(PutError::Full { .. }) => return Ok(false),
-            Err(error) => return Err(self.failed(&error.to_string())),
-        }
-        self.live.push(self.next);
-        self.next += 1;
-        Ok(true)
-    }
-
-    /// Removes a random key and inserts a new one, if there is room.
-    fn churn(&mut self) -> Result<(), PlanError> {
-        if self.live.is_empty() {
-            return Ok(());
-        }
-        let victim = self.rng.random_range(0..self.live.len());
-        let key = sample_key(self.live.swap_remove(victim));
-        self.index.remove(&key).map_err(|error| self.failed(&error.to_string()))?;
-        self.insert().map(|_| ())
-    }
-
-    /// The keys of as many GETs as there are keys. Ranks are dealt at random: the hottest keys
-    /// shall not be the oldest ones, which came into an empty table.
-    fn popular(&mut self, zipf: f64) -> Vec<u64> {
-        let n = self.live.len();
-        let Some(ranks) = Zipf::new(n as f64, zipf).ok().filter(|_| zipf > 0.0) else {
-            return self.live.clone();
-        };
-        let rank = |rng: &mut SmallRng| (ranks.sample(rng) as usize).clamp(1, n) - 1;
-        // Deleting and adding has shuffled them.
-        (0..n).map(|_| self.live[rank(&mut self.rng)]).collect()
-    }
-
-    fn measured(mut self, zipf: f64, slots: u64, before: u64, pairs: usize) -> Result<Sample, PlanError> {
-        let hits = self.popular(zipf);
-        // Numbers that no key has had.
-        let misses: Vec<u64> = (0..hits.len() as u64).map(|i| u64::MAX - i).collect();
-        let (hit, miss) = (self.reads(&hits, true)?, self.reads(&misses, false)?);
-        let n = hits.len() as f64;
-        let counts = self.index.counts();
-        let slot = self.index.geometry().shape().bytes() as f64;
-        Ok(Sample {
-            layout: self.layout.preset().map_or_else(|| self.layout.to_string(), |p| p.name.into()),
-            shape: self.layout,
-            slots,
-            load_true: counts.keys as f64 / counts.slots as f64,
-            reads_hit: hit.reads as f64 / n,
-            reads_miss: miss.reads as f64 / n,
-            slots_hit: hit.bytes as f64 / n / slot,
-            slots_miss: miss.bytes as f64 / n / slot,
-            moves: (counts.moves - before) as f64 / pairs as f64,
-        })
-    }
-
-    fn reads(&self, numbers: &[u64], present: bool) -> Result<ReadCounts, PlanError> {
-        let mut reader = self.index.reader();
-        let mut value = Vec::new();
-        for &n in numbers {
-            match reader.get_into(&sample_key(n), &mut value) {
-                Ok(found) if found == present => {}
-                Ok(_) => return Err(self.failed("a GET gave a wrong answer")),
-                Err(error) => return Err(self.failed(&error.to_string())),
-            }
-        }
-        Ok(reader.read_counts())
-    }
-}
-
 /// Lines that a GET of slots of one line touches in a window: docs/BENCHMARKS.md, three to four
 /// slots at 90 % load.
 pub(crate) const GET_LINES: f64 = 3.5;
 
 /// Bytes of a request or a reply that are neither key nor value: kind, number, lengths.
-const MESSAGE_HEADER: f64 = 16.0;
+pub(crate) const MESSAGE_HEADER: f64 = 16.0;
 
 /// A server core's time to take a request, look a key up with its accesses overlapped, and answer:
 /// HERD's code (rdma_bench, herd/README.md), 12.3 M requests a second on one core.

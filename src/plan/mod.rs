@@ -26,13 +26,15 @@ mod demand;
 mod laws;
 mod profile;
 mod published;
+mod sample;
 mod simulate;
 
 pub use choice::Verdict;
-pub use demand::{COSTS, Cost, Demand, Design, Sample, Side, rivals};
+pub use demand::{COSTS, Cost, Demand, Design, Side, rivals};
 pub use laws::{Load, Prediction, Resource, System, WhatIf, what_ifs};
 pub use profile::{Figure, HostFigures, NicFigures, Profile, SHIPPED, Share, Surety};
 pub use published::{Held, PUBLISHED, Report};
+pub use sample::{Sample, SampleTable};
 pub use simulate::{Arrivals, Measured, Run};
 
 use serde::Serialize;

@@ -1,0 +1,263 @@
+//! READs of a layout, counted on a table of its geometry.
+
+use super::demand::{FILL, GET_HIT, GET_LINES, GET_MISS, HERD_NS, MESSAGE_HEADER, UPDATE};
+use super::{Demand, Design, PlanError, Side, Workload};
+use crate::layout::hash::{Seeds, mix};
+use crate::{
+    Backing, Clock, Config, Index, IndexCounts, Layout, PutError, PutMode, ReadCounts, Region, TableSize,
+};
+use rand::rngs::SmallRng;
+use rand::seq::SliceRandom;
+use rand::{RngExt, SeedableRng};
+use rand_distr::{Distribution, Zipf};
+use serde::Serialize;
+use std::time::Duration;
+
+/// READs of a layout, counted on a sample table. They depend on the layout, the load and the
+/// popularity of keys, hardly on the size, and not on the lengths of key and value.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Sample {
+    /// The layout's name.
+    pub layout: String,
+    #[serde(skip)]
+    shape: Layout,
+    /// Main slots of the sample.
+    pub slots: u64,
+    /// Keys over all slots, overflow included, after two deletes and two inserts for each key.
+    pub load_true: f64,
+    /// READs of a GET that finds its key.
+    pub reads_hit: f64,
+    /// READs of another.
+    pub reads_miss: f64,
+    /// Slots that a hit fetches.
+    pub slots_hit: f64,
+    /// Slots that a miss fetches.
+    pub slots_miss: f64,
+    /// Moves of other keys for each insert.
+    pub moves: f64,
+}
+
+impl Sample {
+    /// Fills a table of so many main slots to `load` (or the layout's design load), churns it, and
+    /// counts the READs of real GETs. Time is simulated: the same arguments give the same numbers.
+    ///
+    /// # Errors
+    /// [`PlanError::Number`], [`PlanError::Sample`], or that there is no memory.
+    pub fn count(layout: Layout, slots: u64, load: Option<f64>, zipf: f64) -> Result<Sample, PlanError> {
+        let number = |what, given, least, most| PlanError::Number { what, given, least, most };
+        if !(64..=1 << 24).contains(&slots) {
+            return Err(number("sample slots", slots as f64, 64.0, (1u64 << 24) as f64));
+        }
+        let load = load.unwrap_or_else(|| layout.preset().map_or(0.85, |p| f64::from(p.design_load) / 100.0));
+        if !(0.01..=1.0).contains(&load) {
+            return Err(number("load", load, 0.01, 1.0));
+        }
+        let mut table = SampleTable::new(layout, slots, 1)?;
+        let target = (load * table.counts().main_slots as f64).round() as u64;
+        while table.keys() < target && table.insert()? {}
+        let before = table.counts().moves;
+        let pairs = 2 * table.keys();
+        if pairs == 0 {
+            return Err(table.failed("it took no key"));
+        }
+        for _ in 0..pairs {
+            table.churn()?;
+        }
+        let (hit, miss) = table.reads(zipf)?;
+        let n = table.keys() as f64;
+        let counts = table.counts();
+        let slot = table.index().geometry().shape().bytes() as f64;
+        Ok(Sample {
+            layout: layout.preset().map_or_else(|| layout.to_string(), |p| p.name.into()),
+            shape: layout,
+            slots,
+            load_true: counts.keys as f64 / counts.slots as f64,
+            reads_hit: hit.reads as f64 / n,
+            reads_miss: miss.reads as f64 / n,
+            slots_hit: hit.bytes as f64 / n / slot,
+            slots_miss: miss.bytes as f64 / n / slot,
+            moves: (counts.moves - before) as f64 / pairs as f64,
+        })
+    }
+
+    /// The design that the sample stands for, for keys and values of the workload's lengths.
+    ///
+    /// # Errors
+    /// [`PlanError::Config`] when they do not fit into a slot.
+    pub fn design(&self, workload: &Workload) -> Result<Design, PlanError> {
+        let lengths = (workload.key_bytes as usize, workload.value_bytes as usize);
+        let config = Config::new().layout(self.shape).size(TableSize::Slots(self.slots));
+        let slot = config.key_max(lengths.0).value_max(lengths.1).geometry()?.shape().bytes() as f64;
+        let mean = |hit: f64, miss: f64| workload.hits * hit + (1.0 - workload.hits) * miss;
+        let reads = mean(self.reads_hit, self.reads_miss);
+        let message = (workload.key_bytes + workload.value_bytes) as f64;
+        let get = Demand {
+            reads,
+            trips: reads,
+            doorbells: reads,
+            fetched_bytes: mean(self.slots_hit, self.slots_miss) * slot,
+            client_instructions: mean(GET_HIT.instructions, GET_MISS.instructions),
+            client_lines: reads,
+            touched_lines: reads * GET_LINES,
+            ..Demand::default()
+        };
+        let put = Demand {
+            messages: 1.0,
+            trips: 1.0,
+            doorbells: 1.0,
+            sent_bytes: message + MESSAGE_HEADER,
+            fetched_bytes: MESSAGE_HEADER,
+            server_instructions: UPDATE.instructions
+                + workload.inserts * (FILL.instructions - UPDATE.instructions),
+            // The home window, and for each move one more.
+            server_lines: 1.0 + workload.inserts * self.moves,
+            server_ns: HERD_NS,
+            ..Demand::default()
+        };
+        let name = self.layout.clone();
+        let bytes_per_key = slot / self.load_true;
+        let source = format!("counted on {} slots", self.slots);
+        Ok(Design { name, side: Side::Layout, get, put, bytes_per_key, client_bytes_per_key: 0.0, source })
+    }
+}
+
+/// A table that is filled and churned to count what GETs cost. Time is simulated, one microsecond
+/// for each change, and every choice comes from the seed: the same calls give the same counts.
+///
+/// Keys have 16 bytes and values 32, as in FaRM's microbenchmark (NSDI'14, section 5.1): one key
+/// takes one line. For one thread.
+#[derive(Debug)]
+pub struct SampleTable {
+    layout: Layout,
+    index: Index,
+    clock: Clock,
+    /// The numbers of the keys in it.
+    live: Vec<u64>,
+    next: u64,
+    rng: SmallRng,
+}
+
+impl SampleTable {
+    /// Length of its keys in bytes.
+    pub const KEY_BYTES: usize = 16;
+    /// Length of its values in bytes.
+    pub const VALUE_BYTES: usize = 32;
+
+    /// Makes an empty table with so many main slots.
+    ///
+    /// # Errors
+    /// [`PlanError::Config`], [`PlanError::Memory`].
+    pub fn new(layout: Layout, slots: u64, seed: u64) -> Result<SampleTable, PlanError> {
+        let config = Config::new().layout(layout).size(TableSize::Slots(slots));
+        let lengths = config.key_max(SampleTable::KEY_BYTES).value_max(SampleTable::VALUE_BYTES);
+        let geometry = lengths.seeds(Seeds::from_number(seed)).geometry()?;
+        let region = Region::create(&Backing::Anonymous, geometry.region_bytes())?;
+        let clock = Clock::manual();
+        let index = Index::create(region, geometry, clock.clone())?;
+        let rng = SmallRng::seed_from_u64(seed);
+        Ok(SampleTable { layout, index, clock, live: Vec::new(), next: 0, rng })
+    }
+
+    /// Key number `n`.
+    pub fn key(n: u64) -> [u8; SampleTable::KEY_BYTES] {
+        let mut key = [0; SampleTable::KEY_BYTES];
+        key[..8].copy_from_slice(&mix(n).to_le_bytes());
+        key[8..].copy_from_slice(&n.to_le_bytes());
+        key
+    }
+
+    /// The value of key number `n`.
+    pub fn value(n: u64) -> [u8; SampleTable::VALUE_BYTES] {
+        let mut value = [0; SampleTable::VALUE_BYTES];
+        for (i, word) in value.chunks_exact_mut(8).enumerate() {
+            word.copy_from_slice(&mix(n ^ (i as u64 + 1) << 56).to_le_bytes());
+        }
+        value
+    }
+
+    /// Number of keys in it.
+    pub fn keys(&self) -> u64 {
+        self.live.len() as u64
+    }
+
+    /// What it holds and what was done to it.
+    pub fn counts(&self) -> IndexCounts {
+        self.index.counts()
+    }
+
+    /// The table itself.
+    pub fn index(&self) -> &Index {
+        &self.index
+    }
+
+    fn failed(&self, why: impl ToString) -> PlanError {
+        PlanError::Sample { layout: self.layout.to_string(), why: why.to_string() }
+    }
+
+    /// Inserts a key that was never in the table. Returns whether there was room.
+    ///
+    /// # Errors
+    /// [`PlanError::Sample`].
+    pub fn insert(&mut self) -> Result<bool, PlanError> {
+        self.clock.advance(Duration::from_micros(1));
+        let (key, value) = (SampleTable::key(self.next), SampleTable::value(self.next));
+        match self.index.put(&key, &value, PutMode::Insert) {
+            Ok(_) => {}
+            Err(PutError::Full { .. }) => return Ok(false),
+            Err(error) => return Err(self.failed(error)),
+        }
+        self.live.push(self.next);
+        self.next += 1;
+        Ok(true)
+    }
+
+    /// Removes a random key and inserts a new one. Returns whether there was room: if not, the table
+    /// has one key less from here on.
+    ///
+    /// # Errors
+    /// [`PlanError::Sample`], also when there is no key.
+    pub fn churn(&mut self) -> Result<bool, PlanError> {
+        if self.live.is_empty() {
+            return Err(self.failed("it has no key"));
+        }
+        let victim = self.rng.random_range(0..self.live.len());
+        let key = SampleTable::key(self.live.swap_remove(victim));
+        self.index.remove(&key).map_err(|error| self.failed(error))?;
+        self.insert()
+    }
+
+    /// READs of as many GETs of present keys as the table has keys, and of as many of absent ones.
+    /// `zipf` is the exponent of the keys' popularity: 0 gets each key once.
+    ///
+    /// # Errors
+    /// [`PlanError::Sample`] if a GET fails or gives a wrong answer.
+    pub fn reads(&mut self, zipf: f64) -> Result<(ReadCounts, ReadCounts), PlanError> {
+        let n = self.live.len();
+        let mut hits = self.live.clone();
+        if zipf > 0.0
+            && let Ok(ranks) = Zipf::new(n as f64, zipf)
+        {
+            // The order is random. Otherwise the hottest keys would be the oldest, which were
+            // inserted into an empty table.
+            hits.shuffle(&mut self.rng);
+            let rank = |rng: &mut SmallRng| (ranks.sample(rng) as usize).clamp(1, n) - 1;
+            hits = (0..n).map(|_| hits[rank(&mut self.rng)]).collect();
+        }
+        // Numbers that no key has had. Which ones does not matter: each is new to the table.
+        let misses: Vec<u64> = (0..n as u64).map(|i| u64::MAX - i).collect();
+        Ok((self.count(&hits, true)?, self.count(&misses, false)?))
+    }
+
+    fn count(&self, numbers: &[u64], is_present: bool) -> Result<ReadCounts, PlanError> {
+        let mut reader = self.index.reader();
+        let mut value = Vec::new();
+        for &n in numbers {
+            let found =
+                reader.get_into(&SampleTable::key(n), &mut value).map_err(|error| self.failed(error))?;
+            if found != is_present || found && value != SampleTable::value(n) {
+                return Err(self.failed(format_args!("a GET of key {n} gave a wrong answer")));
+            }
+        }
+        Ok(reader.read_counts())
+    }
+}
