@@ -31,9 +31,10 @@ use std::ptr::NonNull;
 #[non_exhaustive]
 pub enum Backing {
     /// Anonymous shared memory (memfd), sealed so that nobody can map it writable after the server.
-    /// Gone when the last process that maps it is.
+    /// Gone when the last process that maps it is. From 16 MiB on it is in huge pages of 2 MiB if the
+    /// administrator has reserved enough of them, else in pages that the kernel may make huge.
     Anonymous,
-    /// Anonymous shared memory in huge pages of 2 MiB.
+    /// Anonymous shared memory in huge pages of 2 MiB, or none.
     HugePages,
     /// A file, which outlives the server: on tmpfs (`/dev/shm`), hugetlbfs or a disk. It must
     /// belong to this user or root, and nobody else may write to it; a new table is made with mode 0600, an old
@@ -210,6 +211,15 @@ impl Region {
     /// # Errors
     /// [`RegionError`], with the likely cause.
     pub fn create(backing: &Backing, bytes: u64) -> Result<Region, RegionError> {
+        // A smaller table would waste a large part of its last page.
+        const WORTH_HUGE: u64 = 16 << 20;
+        if *backing == Backing::Anonymous && bytes >= WORTH_HUGE {
+            // Reserved pages do not count as free memory.
+            match Region::create(&Backing::HugePages, bytes) {
+                Ok(region) => return Ok(region),
+                Err(why) => tracing::debug!(%why, bytes, "no reserved huge pages for this table"),
+            }
+        }
         check_room(backing, bytes)?;
         match backing {
             Backing::Anonymous => Region::anonymous(MemfdFlags::empty(), bytes),
@@ -394,6 +404,13 @@ impl Region {
     #[cfg(feature = "verbs")]
     pub(crate) fn start(&self) -> *mut u8 {
         self.base.as_ptr().cast()
+    }
+
+    /// How many of its bytes this process has mapped in huge pages so far: pages are mapped when they
+    /// are first touched. Reads `/proc/self/smaps`, which walks the page tables; 0 without it.
+    pub fn huge_bytes(&self) -> u64 {
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap_or_default();
+        huge_bytes(&smaps, self.base.as_ptr() as u64)
     }
 
     /// May this process store into it?
@@ -697,6 +714,29 @@ fn check_room(backing: &Backing, need: u64) -> Result<(), RegionError> {
 }
 
 /// Anonymous shared memory that can be sealed.
+/// The bytes in huge pages of the mapping that holds an address, from the text of `/proc/self/smaps`.
+fn huge_bytes(smaps: &str, address: u64) -> u64 {
+    let mut is_ours = false;
+    let mut kib = 0;
+    for line in smaps.lines() {
+        let (first, rest) = line.split_once(' ').unwrap_or((line, ""));
+        match first.strip_suffix(':') {
+            // The first two are of reserved pages.
+            Some("Private_Hugetlb" | "Shared_Hugetlb" | "ShmemPmdMapped" | "FilePmdMapped") if is_ours => {
+                kib += rest.trim().trim_end_matches(" kB").parse().unwrap_or(0);
+            }
+            Some(_) => {}
+            // A mapping's first line: its addresses.
+            None => {
+                let number = |text| u64::from_str_radix(text, 16).ok();
+                let range = first.split_once('-').and_then(|(from, to)| Some(number(from)?..number(to)?));
+                is_ours = range.is_some_and(|range| range.contains(&address));
+            }
+        }
+    }
+    kib << 10
+}
+
 fn memfd(flags: MemfdFlags, bytes: u64) -> Result<File, RegionError> {
     let what = || format!("{bytes} bytes of shared memory");
     let fd = rustix::fs::memfd_create("oneread", flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
@@ -963,6 +1003,37 @@ mod tests {
         }
     }
 
+    /// Anonymous memory is huge where pages are reserved, and ordinary where not. What is mapped in huge pages is
+    /// counted as it is touched.
+    #[test]
+    fn huge_if_there_are_any() {
+        let is_huge = Region::create(&Backing::HugePages, 16 << 20).is_ok();
+        let region = Region::create(&Backing::Anonymous, 16 << 20 | 4096).unwrap();
+        assert!(region.bytes() == 16 << 20 | 4096 || region.bytes() == 18 << 20, "{}", region.bytes());
+        // Another process may take the pages, or give some back, between the two.
+        if is_huge && region.bytes() == 18 << 20 {
+            assert_eq!(region.huge_bytes(), 0);
+            region.store(0, 1);
+            region.store((4 << 20) / WORD, 1);
+            assert_eq!(region.huge_bytes(), 4 << 20);
+        }
+        let small = Region::create(&Backing::Anonymous, 1 << 20).unwrap();
+        assert_eq!((small.bytes(), small.huge_bytes()), (1 << 20, 0));
+        assert_eq!(Region::private(4096).huge_bytes(), 0);
+    }
+
+    /// Of all mappings, the one that holds the address counts, with every kind of huge page.
+    #[test]
+    fn smaps() {
+        let text = "1000-3000 rw-s 00000000 00:01 7   /memfd:oneread (deleted)\n\
+            Size:                  8 kB\nShmemPmdMapped:     2048 kB\nVmFlags: rd wr\n\
+            3000-5000 r--s 00000000 00:01 8   /a b: c\nShared_Hugetlb:     4096 kB\nPrivate_Hugetlb:  2048 kB\n\
+            FilePmdMapped: 2048 kB\nAnonHugePages: 2048 kB\n5000-6000 r--p 0 0 0\nShmemPmdMapped: 2048 kB\n";
+        let of = |address| huge_bytes(text, address) >> 20;
+        assert_eq!((of(0x1000), of(0x3000), of(0x4fff), of(0x6000)), (2, 8, 8, 0));
+        assert_eq!(huge_bytes("", 0) + huge_bytes("garbage\n: \n-\nShmemPmdMapped: x kB", 0), 0);
+    }
+
     /// An error says what would help, where anybody knows.
     #[test]
     fn hints() {
@@ -984,8 +1055,9 @@ mod tests {
     #[cfg(feature = "verbs")]
     #[test]
     fn touched() {
-        let bytes = (64 << 20) + 8192;
-        let region = Region::create(&Backing::Anonymous, bytes).unwrap();
+        let region = Region::create(&Backing::Anonymous, (64 << 20) + 8192).unwrap();
+        // More if it is in huge pages.
+        let bytes = region.bytes();
         let mut told = Vec::new();
         region.touch(|done| told.push(done));
         assert_eq!(told, [64 << 20, bytes]);

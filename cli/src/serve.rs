@@ -64,10 +64,11 @@ pub struct Serve {
     /// The file that holds the table [default: in /dev/shm/oneread-UID, by the address]
     #[arg(long, value_name = "PATH", conflicts_with_all = ["anonymous", "huge_pages"])]
     region: Option<PathBuf>,
-    /// Hold the table in memory without a file; it is gone with the server
+    /// Hold the table in memory without a file, in huge pages where some are reserved; it is gone with
+    /// the server
     #[arg(long, conflicts_with = "huge_pages")]
     anonymous: bool,
-    /// The same in pages of 2 MiB, which the administrator must have reserved
+    /// The same in pages of 2 MiB, or not at all: the administrator must have reserved enough
     #[arg(long)]
     huge_pages: bool,
     /// Remove the region file first

@@ -265,6 +265,7 @@ impl Inspect {
                 "superblock": superblock_json(&superblock, &geometry),
                 "phase": phase(inspector.state().phase),
                 "moves_begun": inspector.moves_begun(),
+                "huge_page_bytes": opened.region().huge_bytes(),
                 "occupancy": occupancy.map(|found| json!({
                     "live_main": found.live_main,
                     "live_overflow": found.live_overflow,
@@ -276,7 +277,8 @@ impl Inspect {
                 "key": key.as_ref().map(key_json),
             }))?;
         } else {
-            show::say(superblock_table(&opened.name(), &superblock, &geometry, &inspector))?;
+            let huge = opened.region().huge_bytes();
+            show::say(superblock_table(&opened.name(), &superblock, &geometry, &inspector, huge))?;
             if let Some(found) = occupancy {
                 show::say(occupancy_table(&found, &geometry))?;
             }
@@ -365,6 +367,7 @@ fn superblock_table(
     superblock: &Superblock,
     geometry: &Geometry,
     inspector: &Inspector<'_>,
+    huge: u64,
 ) -> comfy_table::Table {
     let mut table = show::facts();
     let state = inspector.state();
@@ -378,6 +381,8 @@ fn superblock_table(
     table.add_row(vec![Cell::new("made"), show::number(ago(superblock.created))]);
     table.add_row(vec![Cell::new("moves begun"), show::number(show::count(inspector.moves_begun()))]);
     add_geometry(&mut table, geometry);
+    // Of what was read: pages are mapped when they are touched.
+    table.add_row(vec![Cell::new("of it read in huge pages"), show::number(show::bytes(huge))]);
     table
 }
 

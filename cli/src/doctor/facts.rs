@@ -100,7 +100,8 @@ pub struct Memory {
     /// The limit to which the process may raise `memlock` by itself.
     pub memlock_hard: Option<u64>,
     pub huge_pages: Vec<HugePages>,
-    /// always, madvise or never; `None` if the kernel has no transparent huge pages.
+    /// When shared memory gets transparent huge pages: always, within_size, advise, never, deny or
+    /// force; `None` if the kernel has none.
     pub transparent: Option<String>,
 }
 
@@ -362,12 +363,12 @@ fn memory(root: &Root) -> Memory {
     let limits = root.field("proc/self/limits", "Max locked memory").unwrap_or_default();
     let mut limits = limits.split_whitespace().map(|limit| limit.parse().ok());
     let huge = root.list("sys/kernel/mm/hugepages");
-    let transparent = root.text("sys/kernel/mm/transparent_hugepage/enabled");
+    let transparent = root.text("sys/kernel/mm/transparent_hugepage/shmem_enabled");
     Memory {
         memlock: limits.next().flatten(),
         memlock_hard: limits.next().flatten(),
         huge_pages: huge.iter().filter_map(|name| huge_pages(root, name)).collect(),
-        // The file looks like "always [madvise] never".
+        // The file looks like "always within_size advise [never] deny force".
         transparent: transparent
             .and_then(|text| Some(text.split_once('[')?.1.split_once(']')?.0.to_string())),
     }

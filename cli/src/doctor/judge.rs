@@ -1,6 +1,6 @@
 //! What the facts mean: which fabrics will work, what is wrong, and the command that mends it.
 
-use super::facts::{Device, Distribution, Facts, Interface, Module, Port};
+use super::facts::{Device, Distribution, Facts, HugePages, Interface, Module, Port};
 use crate::show;
 use oneread::verbs::gid::{self, Choice, GidError, GidQuery, LinkLayer, Ranked};
 use serde::Serialize;
@@ -204,40 +204,43 @@ fn dev_shm(facts: &Facts, question: &Question) -> Finding {
 }
 
 /// Huge pages are optional, so this is never more than a note.
+/// Tables in files get transparent huge pages, those without a file also reserved ones.
 fn huge_pages(facts: &Facts, question: &Question) -> Finding {
     const HUGE: u64 = 2 << 20;
     let memory = &facts.memory;
-    let transparent = match &memory.transparent {
-        Some(mode) => format!("transparent ones: {mode}"),
-        None => "no transparent ones".into(),
+    let mode = memory.transparent.as_deref();
+    let is_transparent = matches!(mode, Some("always" | "within_size" | "advise" | "force"));
+    let transparent = match mode {
+        Some(_) if is_transparent => "region files get transparent ones".into(),
+        Some(mode) => format!("region files get none ({mode})"),
+        None => "region files get none: the kernel has no transparent ones".into(),
     };
+    let finding = |level, found: String| Finding::new(level, "huge pages", found);
+    let reserve = |pages: &HugePages, need| {
+        format!("sysctl vm.nr_hugepages={}", pages.reserved - pages.free.min(pages.reserved) + need)
+    };
+    const ADVISE: &str = "sh -c 'echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled'";
     let need = question.table_bytes.div_ceil(HUGE);
-    match memory.huge_pages.iter().find(|pages| pages.bytes == HUGE) {
-        Some(pages) if pages.free >= need => Finding::new(
-            Level::Ok,
-            "huge pages",
-            format!("{} of 2 MiB free; {transparent}", show::count(pages.free)),
-        ),
+    let (is_reserved, reserved, command) = match memory.huge_pages.iter().find(|pages| pages.bytes == HUGE) {
+        Some(pages) if pages.free >= need => {
+            (true, format!("{} of 2 MiB free for tables without a file", show::count(pages.free)), None)
+        }
         Some(pages) => {
             let free = if pages.free == 0 { "none".into() } else { show::count(pages.free) };
-            Finding::new(
-                Level::Note,
-                "huge pages",
-                format!("{free} of 2 MiB free, serve --huge-pages would take {need}; {transparent}"),
-            )
-            .command(as_root(
-                facts,
-                &[&format!(
-                    "sysctl vm.nr_hugepages={}",
-                    pages.reserved - pages.free.min(pages.reserved) + need
-                )],
-            ))
+            let reserved = format!("{free} of 2 MiB free, a table without a file would take {need}");
+            (false, reserved, Some(reserve(pages, need)))
         }
-        None => Finding::new(
-            Level::Note,
-            "huge pages",
-            format!("the kernel has none of 2 MiB, which serve --huge-pages needs; {transparent}"),
-        ),
+        None => (false, "the kernel reserves none of 2 MiB".into(), None),
+    };
+    let found = format!("{transparent}; {reserved}");
+    if is_transparent || is_reserved {
+        return finding(Level::Ok, found);
+    }
+    // What makes the pages of every table huge comes first.
+    let command = mode.map(|_| ADVISE.to_owned()).or(command);
+    match command {
+        Some(command) => finding(Level::Note, found).command(as_root(facts, &[&command])),
+        None => finding(Level::Note, found),
     }
 }
 

@@ -80,7 +80,11 @@ impl Machine {
         let at = "sys/kernel/mm/hugepages/hugepages-2048kB";
         self.write(&format!("{at}/nr_hugepages"), &reserved.to_string())
             .write(&format!("{at}/free_hugepages"), &free.to_string())
-            .write("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n")
+            .shared_huge_pages("always within_size advise [never] deny force\n")
+    }
+
+    fn shared_huge_pages(&mut self, text: &str) -> &mut Machine {
+        self.write("sys/kernel/mm/transparent_hugepage/shmem_enabled", text)
     }
 
     fn interface(
@@ -528,22 +532,21 @@ fn library() {
 fn memory() {
     let mut machine = Machine::usual();
     let facts = machine.facts();
-    assert_eq!(facts.memory.transparent.as_deref(), Some("madvise"));
-    let diagnosis = Diagnosis::of(&facts, &QUESTION);
-    let reserve = "sudo sysctl vm.nr_hugepages=50";
-    expect(
-        &diagnosis,
-        "huge pages",
-        Level::Note,
-        "none of 2 MiB free, serve --huge-pages would take 50",
-        reserve,
-    );
-    // Pages that others use are added.
-    let facts = machine.huge_pages(30, 10).facts();
-    let more = "sudo sysctl vm.nr_hugepages=70";
-    expect(&Diagnosis::of(&facts, &QUESTION), "huge pages", Level::Note, "10 of 2 MiB free", more);
+    assert_eq!(facts.memory.transparent.as_deref(), Some("never"));
+    let advise = "sudo sh -c 'echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled'";
+    let found = "region files get none (never); none of 2 MiB free, a table without a file would take 50";
+    expect(&Diagnosis::of(&facts, &QUESTION), "huge pages", Level::Note, found, advise);
     let facts = machine.huge_pages(60, 50).facts();
-    expect(&Diagnosis::of(&facts, &QUESTION), "huge pages", Level::Ok, "50 of 2 MiB free", "");
+    expect(&Diagnosis::of(&facts, &QUESTION), "huge pages", Level::Ok, "50 of 2 MiB free for tables", "");
+    let advised = "always within_size [advise] never deny force\n";
+    let facts = machine.huge_pages(0, 0).shared_huge_pages(advised).facts();
+    expect(&Diagnosis::of(&facts, &QUESTION), "huge pages", Level::Ok, "region files get transparent", "");
+    // A kernel without transparent ones can reserve some. Pages that others use are added.
+    let facts = machine.huge_pages(30, 10).remove("sys/kernel/mm/transparent_hugepage").facts();
+    let more = "sudo sysctl vm.nr_hugepages=70";
+    expect(&Diagnosis::of(&facts, &QUESTION), "huge pages", Level::Note, "none: the kernel has no", more);
+    let facts = machine.remove("sys/kernel/mm/hugepages").facts();
+    expect(&Diagnosis::of(&facts, &QUESTION), "huge pages", Level::Note, "reserves none of 2 MiB", "");
 
     let greedy = Question { table_bytes: 1 << 60, ..QUESTION };
     let finding = find(&Diagnosis::of(&facts, &greedy), "/dev/shm").found.clone();
