@@ -1,17 +1,5 @@
 //! The handover: a server that stops leaves behind the table what the next one needs to know of it
-//! (T6, T7). So the next one need not look at every slot.
-//!
-//! ```text
-//! word 0      incarnation of the server that stopped
-//!      1      keys
-//!      2      stripes
-//!      3      free overflow blocks
-//!      4      CRC-32C of the table's generation, words 0 to 3, the blocks and the sums
-//!      5..    number of each free block
-//!             sum of each stripe: displaced keys << 32 | CRC-32C of its register
-//!             registers, one stripe after the other: of each displaced key, its slot, and
-//!             home << 8 | number of its filter bit
-//! ```
+//! (T6, T7). So the next one need not look at every slot. `docs/FORMAT.md` has its bytes.
 //!
 //! A register is read when its stripe is first used.
 
