@@ -576,7 +576,7 @@ impl World {
                 };
                 if done {
                     // A merge that was given up may be tried again.
-                    let back = part == 5 && self.above.len() > 0 && self.random.in_ten(5);
+                    let back = part == 5 && !self.above.is_empty() && self.random.in_ten(5);
                     self.story = if back { 3 } else { self.story + 1 };
                 } else if part == 0 && self.half.is_none() && self.free.is_empty() {
                     self.time += 2 * T;
@@ -809,8 +809,11 @@ impl Reader<'_> {
     }
 }
 
+/// Wrong answers, counted.
+type Wrong = BTreeMap<(By, Verdict), u64>;
+
 /// One world, some readers: what they got wrong.
-fn wrong(broken: Broken, seed: u64, there: bool) -> BTreeMap<(By, Verdict), u64> {
+fn wrong(broken: Broken, seed: u64, there: bool) -> Wrong {
     let mut world = World::new(Random(mix(seed * 2 + u64::from(there))), broken, there);
     let steps = world.random.between(3, 70);
     world.run(steps);
@@ -833,10 +836,7 @@ fn wrong(broken: Broken, seed: u64, there: bool) -> BTreeMap<(By, Verdict), u64>
 }
 
 /// The first seed from `first` on that shows the broken rule.
-fn first_wrong(
-    broken: Broken,
-    seeds: std::ops::Range<u64>,
-) -> Option<(u64, bool, BTreeMap<(By, Verdict), u64>)> {
+fn first_wrong(broken: Broken, seeds: std::ops::Range<u64>) -> Option<(u64, bool, Wrong)> {
     seeds.into_iter().find_map(|seed| {
         [true, false].into_iter().find_map(|there| {
             let found = wrong(broken, seed, there);

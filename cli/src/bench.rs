@@ -8,7 +8,7 @@
 
 use super::child::{Fabric, ServerChild};
 use super::measure::{KEY_BYTES, VALUE_BYTES, key, machine, median, value};
-use super::{kill, rpc, show};
+use super::{curve, kill, rpc, show};
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
 use comfy_table::{Attribute, Cell};
@@ -40,7 +40,8 @@ use std::time::Instant;
       the same, with addresses known beforehand: the limit of the memory
   oneread get       from a server in another process
   oneread get_many  the same, 256 keys at a time
-  dashmap, papaya   maps in this process; they cannot be read from another
+  dashmap, papaya, scc
+      maps in this process; they cannot be read from another
 
 `insert`: fills a new table to 90 % load, in this process, without a socket.
 
@@ -58,6 +59,7 @@ enum What {
     Get(Timing),
     /// Fill a table
     Insert(Timing),
+    Curve(curve::CurveOfSizes),
     Rpc(rpc::Rpc),
     Kill(kill::Kill),
 }
@@ -82,6 +84,16 @@ struct Timing {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+}
+
+type Key = [u8; KEY_BYTES];
+type Value = [u8; VALUE_BYTES];
+
+/// Maps in this process, with a fast hash function.
+struct Maps {
+    dash: DashMap<Key, Value, FxBuildHasher>,
+    papa: papaya::HashMap<Key, Value, FxBuildHasher>,
+    scc: scc::HashMap<Key, Value, FxBuildHasher>,
 }
 
 /// One contestant's times. The names are those of the JSON output.
@@ -116,6 +128,7 @@ impl Bench {
             What::Get(timing) if timing.fabric == Fabric::Verbs => timing.get_over_verbs(),
             What::Get(timing) => timing.show(timing.get()?),
             What::Insert(timing) => timing.show(timing.insert()?),
+            What::Curve(curve) => curve.run(),
             What::Rpc(rpc) => rpc.run(),
             What::Kill(kill) => kill.run(),
         }
@@ -145,7 +158,7 @@ impl Timing {
         let mut client = server.connect()?;
         let region_bytes = client.geometry().region_bytes();
         let bar = show::bar(self.keys, "filling", "keys");
-        let (dash, papa) = self.fill(&mut client, &bar)?;
+        let Maps { dash, papa, scc } = self.fill(&mut client, &bar)?;
         bar.finish_and_clear();
         let mut map = memmap2::MmapMut::map_anon(region_bytes as usize)?;
         // Asks for huge pages, as for the region. A refusal is ignored, as there.
@@ -189,6 +202,16 @@ impl Timing {
                 Box::new(|round| {
                     let papa = papa.pin();
                     timed(n, |i| Ok(papa.get(&key(pick(round, i))).is_some_and(|v| black_box(*v)[0] == v[0])))
+                }),
+            ),
+            (
+                "scc",
+                1,
+                Box::new(|round| {
+                    timed(n, |i| {
+                        let same = scc.read_sync(&key(pick(round, i)), |_, v| black_box(*v)[0] == v[0]);
+                        Ok(same == Some(true))
+                    })
                 }),
             ),
         ];
@@ -250,24 +273,21 @@ impl Timing {
         Ok(ExitCode::SUCCESS)
     }
 
-    #[expect(clippy::type_complexity, reason = "the two maps, named once")]
-    fn fill(
-        &self,
-        client: &mut Client,
-        bar: &indicatif::ProgressBar,
-    ) -> Result<(
-        DashMap<[u8; KEY_BYTES], [u8; VALUE_BYTES], FxBuildHasher>,
-        papaya::HashMap<[u8; KEY_BYTES], [u8; VALUE_BYTES], FxBuildHasher>,
-    )> {
-        let dash = DashMap::with_capacity_and_hasher(self.keys as usize, FxBuildHasher);
-        let papa = papaya::HashMap::with_capacity_and_hasher(self.keys as usize, FxBuildHasher);
-        let pinned = papa.pin();
+    fn fill(&self, client: &mut Client, bar: &indicatif::ProgressBar) -> Result<Maps> {
+        let n = self.keys as usize;
+        let maps = Maps {
+            dash: DashMap::with_capacity_and_hasher(n, FxBuildHasher),
+            papa: papaya::HashMap::with_capacity_and_hasher(n, FxBuildHasher),
+            scc: scc::HashMap::with_capacity_and_hasher(n, FxBuildHasher),
+        };
+        let pinned = maps.papa.pin();
         self.load(client, bar, |key, value| {
-            dash.insert(key, value);
+            maps.dash.insert(key, value);
             pinned.insert(key, value);
+            let _ = maps.scc.insert_sync(key, value);
         })?;
         drop(pinned);
-        Ok((dash, papa))
+        Ok(maps)
     }
 
     /// Starts a server in a process of its own, with room for the keys.
@@ -382,7 +402,7 @@ impl Timing {
 type Contestant<'a> = (&'static str, u32, Box<dyn FnMut(u32) -> Result<u64> + 'a>);
 
 /// The time of `n` operations in nanoseconds. Each operation must succeed.
-fn timed(n: u64, mut op: impl FnMut(u64) -> Result<bool>) -> Result<u64> {
+pub(super) fn timed(n: u64, mut op: impl FnMut(u64) -> Result<bool>) -> Result<u64> {
     let begun = Instant::now();
     let mut well = 0;
     for i in 0..n {
@@ -434,7 +454,7 @@ fn get_many(client: &mut Client, n: u64, pick: impl Fn(u64) -> u64) -> Result<u6
 }
 
 /// Reads `n` random lines. In a chain, each address depends on the bytes of the line before.
-fn bare(memory: &[[u64; 8]], n: u64, round: u32, chain: bool) -> u64 {
+pub(super) fn bare(memory: &[[u64; 8]], n: u64, round: u32, chain: bool) -> u64 {
     let lines = memory.len() as u64;
     let begun = Instant::now();
     let mut sum = 0u64;
@@ -449,7 +469,7 @@ fn bare(memory: &[[u64; 8]], n: u64, round: u32, chain: bool) -> u64 {
 }
 
 /// The time in nanoseconds that `threads` threads need for `n` operations together.
-fn spread(n: u64, threads: u32, op: impl Fn(u64) -> Result<()> + Sync) -> Result<u64> {
+pub(super) fn spread(n: u64, threads: u32, op: impl Fn(u64) -> Result<()> + Sync) -> Result<u64> {
     let begun = Instant::now();
     std::thread::scope(|scope| {
         let workers: Vec<_> = (0..u64::from(threads))

@@ -4,6 +4,7 @@ mod advice;
 mod bench;
 mod calibrate;
 mod child;
+mod curve;
 mod data;
 mod demo;
 mod doctor;
