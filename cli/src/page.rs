@@ -22,26 +22,47 @@ const COLORS: [RGBColor; 4] =
     [RGBColor(20, 90, 180), RGBColor(214, 39, 40), RGBColor(30, 140, 60), RGBColor(150, 80, 190)];
 const WIDTH: u32 = 960;
 
-/// The page.
-pub fn page(system: &System, drawn: &[Drawn<'_>], reasons: &[String], heads: &str) -> Result<String> {
+/// The heads of the page's table.
+const COLUMNS: [&str; 6] =
+    ["design", "READs or requests of a GET", "bytes of a GET", "binds", "GETs/s of a server", "source"];
+
+/// The page. The rows are those of its table, one for each design.
+pub fn page(
+    system: &System,
+    rows: Vec<[String; 6]>,
+    drawn: &[Drawn<'_>],
+    reasons: &[String],
+    heads: &str,
+) -> Result<String> {
     let escaped = |text: &str| text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     let mut body = format!("<h1>oneread plan</h1>\n<p>{}</p>\n", escaped(heads).replace('\n', "<br>"));
     for reason in reasons {
         body += &format!("<p>{}</p>\n", escaped(reason));
     }
+    let line = |tag: &str, cells: [String; 6]| {
+        let cells = cells.map(|cell| format!("<{tag}>{}</{tag}>", escaped(&cell))).concat();
+        format!("<tr>{cells}</tr>\n")
+    };
+    body += "<h2>All designs</h2>\n<table>\n";
+    body += &line("th", COLUMNS.map(String::from));
+    body.extend(rows.into_iter().map(|cells| line("td", cells)));
+    body += "</table>\n<p>The best of each kind are drawn below.</p>\n";
     body += "<h2>Which resource binds</h2>\n<p>Operations a second at which each resource would always be busy. \
-             The shortest bar binds; bars are logarithmic.</p>\n";
+             The shortest bar is the design's limit. Bars are logarithmic.</p>\n";
     for (drawn, color) in drawn.iter().zip(COLORS) {
         let height = 60 + 30 * drawn.prediction.bounds.len() as u32;
         body += &svg(height, |area| staircase(area, drawn, color))?;
     }
-    body += "<h2>Throughput against clients</h2>\n<p>Lines: the laws. Dots: the simulation.</p>\n";
+    body += "<h2>Throughput against clients</h2>\n<p>Lines: computed from the bounds. Dots: simulated.</p>\n";
     body += &svg(440, |area| throughput(area, drawn, system.workload.clients))?;
-    body += "<h2>Latency against load</h2>\n<p>Simulated GETs that come at random, up to 95 % of what the design can do.</p>\n";
+    body += "<h2>Latency against load</h2>\n<p>How long simulated GETs take when they come at random, up to \
+             95 % of what the design can do.</p>\n";
     for (drawn, color) in drawn.iter().zip(COLORS) {
         body += &svg(340, |area| latency(area, drawn, color))?;
     }
-    let style = "body{font-family:sans-serif;max-width:960px;margin:2em auto;color:#282828;line-height:1.4}svg{max-width:100%;height:auto}";
+    let style = "body{font-family:sans-serif;max-width:960px;margin:2em auto;color:#282828;line-height:1.4}\
+                 svg{max-width:100%;height:auto}table{border-collapse:collapse;font-size:14px}\
+                 th,td{text-align:left;vertical-align:top;padding:3px 10px 3px 0;border-bottom:1px solid #e0e0e0}";
     Ok(format!(
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>oneread plan</title>\
          <style>{style}</style></head>\n<body>\n{body}</body></html>\n"

@@ -205,7 +205,8 @@ impl Plan {
         if let Some(path) = &self.html {
             let drawn = self.draw(&system, &designs, &predictions, &shown)?;
             let reasons = choice.as_ref().map_or(&[][..], |choice| &choice.reasons[..]);
-            let text = page(&system, &drawn, reasons, &heads(&system))?;
+            let rows = designs.iter().zip(&predictions).map(|(design, p)| row(design, p)).collect();
+            let text = page(&system, rows, &drawn, reasons, &heads(&system))?;
             std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
             show::complain(format_args!("oneread: wrote {}", path.display()));
         }
@@ -381,12 +382,12 @@ impl Plan {
     }
 }
 
-/// What was asked, in two lines.
+/// What was asked, in three lines.
 fn heads(system: &System) -> String {
     let w = &system.workload;
     format!(
-        "{} keys of {} + {} bytes, {} % GETs, zipf {}\n{}; {}, {} of depth {} on {}",
-        show::count(w.keys),
+        "{} of {} bytes with values of {}; {} % GETs, Zipf exponent {}\n{}\n{}; {} on {}, {} in flight each",
+        show::counted(w.keys, "key"),
         w.key_bytes,
         w.value_bytes,
         100.0 * w.gets,
@@ -394,8 +395,8 @@ fn heads(system: &System) -> String {
         system.profile.title,
         show::counted(w.servers.into(), "server"),
         show::counted(w.clients.into(), "client"),
-        w.depth,
         show::counted(w.machines().into(), "machine"),
+        show::counted(w.depth.into(), "operation"),
     )
 }
 
@@ -446,6 +447,7 @@ fn say(
     show::say(heads(system))?;
     show::say("")?;
     show::say(table(predictions, choice.map(|choice| choice.best)))?;
+    show::say(show::paragraph("", TABLE))?;
     match choice {
         Some(choice) => {
             show::say("")?;
@@ -488,6 +490,17 @@ fn short(per_s: f64) -> String {
         2
     };
     format!("{n:.digits$} {unit}").trim_end().into()
+}
+
+/// What the columns are.
+const TABLE: &str = "READs (or requests) and bytes are those of one GET. binds: the resource that is always \
+     busy first. GET/s server: of one server, in this mix. p50 idle: the time of one GET alone.";
+
+/// A row of the page's table: as in the terminal, and where the design's costs come from.
+fn row(design: &Design, p: &Prediction) -> [String; 6] {
+    let rate = if p.impossible.is_some() { "not possible".into() } else { short(p.gets_per_server_per_s) };
+    let (reads, bytes) = (format!("{:.2}", p.exchanges), format!("{:.0}", p.fetched_bytes));
+    [design.name.clone(), reads, bytes, p.binding().name().into(), rate, design.source.clone()]
 }
 
 fn table(predictions: &[Prediction], best: Option<usize>) -> comfy_table::Table {

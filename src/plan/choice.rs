@@ -1,4 +1,4 @@
-//! Which design to take, and why, in three sentences.
+//! Which design to take, and why, in three short paragraphs.
 
 use super::{Design, Prediction, Side, System, WhatIf, what_ifs};
 use serde::Serialize;
@@ -70,11 +70,11 @@ fn take(taken: &Prediction) -> String {
         Side::Layout | Side::OneSided => format!("Take {}", taken.name),
     };
     let next = match taken.next() {
-        Some(next) => format!(", then {} at {}", next.resource.name(), millions(next.ops_per_s)),
+        Some(next) => format!("; the {} would at {}", next.resource.name(), millions(next.ops_per_s)),
         None => String::new(),
     };
     let (rate, binding) = (millions(taken.ops_per_s), taken.binding().name());
-    format!("{what}: {rate} operations a second in all, where {binding} binds{next}.")
+    format!("{what}: {rate} operations a second in all. The {binding} binds{next}.")
 }
 
 fn beside(taken: &Prediction, other: Option<&Prediction>) -> String {
@@ -92,11 +92,12 @@ fn beside(taken: &Prediction, other: Option<&Prediction>) -> String {
     let of =
         |p: &Prediction| format!("{:.1} server cores and {:.0} bytes a GET", p.server_cores, p.fetched_bytes);
     format!(
-        "{price}{}, the best {}, gives {than} ({} binds) for {}, against {}.",
+        "{price}{}, the best {}, gives {than} ({} binds). It costs {}, {} {}.",
         other.name,
         if is_rpc { "one-sided design" } else { "RPC" },
         other.binding().name(),
         of(other),
+        taken.name,
         of(taken),
     )
 }
@@ -120,6 +121,6 @@ fn change(system: &System, taken: &Prediction, what_ifs: &[WhatIf]) -> String {
         gains if gains.is_empty() => {
             format!("{load}, and no single change by a factor of two brings more than 1 %.")
         }
-        gains => format!("{load}; what brings more: {}.", gains.join(", ")),
+        gains => format!("{load}. What would bring more: {}.", gains.join(", ")),
     }
 }
