@@ -46,7 +46,8 @@ pub fn page(
     body += "<h2>All designs</h2>\n<table>\n";
     body += &line("th", COLUMNS.map(String::from));
     body.extend(rows.into_iter().map(|cells| line("td", cells)));
-    body += "</table>\n<p>The best of each kind are drawn below.</p>\n";
+    body += "</table>\n<p>A resource binds if it is the first to be always busy. (M): from memory, not looked up. \
+             The best of each kind are drawn below.</p>\n";
     body += "<h2>Which resource binds</h2>\n<p>Operations a second at which each resource would always be busy. \
              The shortest bar is the design's limit. Bars are logarithmic.</p>\n";
     for (drawn, color) in drawn.iter().zip(COLORS) {
@@ -62,7 +63,8 @@ pub fn page(
     }
     let style = "body{font-family:sans-serif;max-width:960px;margin:2em auto;color:#282828;line-height:1.4}\
                  svg{max-width:100%;height:auto}table{border-collapse:collapse;font-size:14px}\
-                 th,td{text-align:left;vertical-align:top;padding:3px 10px 3px 0;border-bottom:1px solid #e0e0e0}";
+                 th,td{text-align:left;vertical-align:top;padding:3px 10px 3px 0;border-bottom:1px solid #e0e0e0}\
+                 td:nth-child(4){white-space:nowrap}";
     Ok(format!(
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>oneread plan</title>\
          <style>{style}</style></head>\n<body>\n{body}</body></html>\n"

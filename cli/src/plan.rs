@@ -493,8 +493,8 @@ fn short(per_s: f64) -> String {
 }
 
 /// What the columns are.
-const TABLE: &str = "READs (or requests) and bytes are those of one GET. binds: the resource that is always \
-     busy first. GET/s server: of one server, in this mix. p50 idle: the time of one GET alone.";
+const TABLE: &str = "READs (or requests) and bytes are those of one GET. binds: the resource that is the \
+     first to be always busy. GET/s server: of one server, in this mix. p50 idle: the time of one GET alone.";
 
 /// A row of the page's table: as in the terminal, and where the design's costs come from.
 fn row(design: &Design, p: &Prediction) -> [String; 6] {
