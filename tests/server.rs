@@ -41,14 +41,18 @@ impl Place {
     /// Starts a server in a process of its own: on the region file, or in anonymous memory.
     fn serve_apart(&self, preset: &Preset, file: bool) -> Process {
         let file = if file { self.file().display().to_string() } else { String::new() };
-        let process = Process::start(
-            "server_child",
-            &[
-                ("ONEREAD_TEST_ADDRESS", self.address.to_string()),
-                ("ONEREAD_TEST_PRESET", preset.layout.to_string()),
-                ("ONEREAD_TEST_FILE", file),
-            ],
-        );
+        self.serve_in_a_process(preset, ("ONEREAD_TEST_FILE", file))
+    }
+
+    /// The same, in anonymous memory, for so many connections.
+    fn serve_apart_for(&self, preset: &Preset, clients_max: usize) -> Process {
+        self.serve_in_a_process(preset, ("ONEREAD_TEST_CLIENTS", clients_max.to_string()))
+    }
+
+    fn serve_in_a_process(&self, preset: &Preset, more: (&str, String)) -> Process {
+        let (address, layout) = (self.address.to_string(), preset.layout.to_string());
+        let env = [("ONEREAD_TEST_ADDRESS", address), ("ONEREAD_TEST_PRESET", layout), more];
+        let process = Process::start("server_child", &env);
         wait_for("the server to come up", || UnixStream::connect(self.address.socket().unwrap()).ok());
         process
     }
@@ -87,6 +91,9 @@ fn server_child() {
     if let Some(file) = told("ONEREAD_TEST_FILE").filter(|file| !file.is_empty()) {
         config.backing = Backing::File(file.into());
         config.start = StartMode::OpenOrCreate;
+    }
+    if let Some(most) = told("ONEREAD_TEST_CLIENTS") {
+        config.clients_max = most.parse().unwrap();
     }
     serve_until_told(&config);
 }
@@ -396,6 +403,147 @@ fn many_clients() {
     wait_for("the clients to be gone", || (server.stats().clients == 0).then_some(()));
 }
 
+/// The watching threads of this process.
+fn watching_threads() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    // (A thread may end meanwhile.)
+    let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).ok();
+    tasks.filter_map(|task| name(task.unwrap())).filter(|name| name.trim() == "oneread-watch").count()
+}
+
+/// Starts and drops clients in a process that does nothing else. Not a test by itself.
+#[test]
+#[ignore = "started by another test, in a process of its own"]
+fn crowded_child() {
+    if told("ONEREAD_TEST_ADDRESS").is_none() {
+        return;
+    }
+    // Client and server have a descriptor for each connection.
+    let maximum = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
+    let limit = rustix::process::Rlimit { current: maximum, maximum };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
+    let place = Place::new();
+    let server = place.serve(default_preset());
+    let fds = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let none_are_left = |before: usize| {
+        wait_for("the connections to end", || (server.stats().clients == 0).then_some(()));
+        assert_eq!(watching_threads(), 0);
+        wait_for("the server to close them", || (fds() == before).then_some(()));
+    };
+    let before = fds();
+    // All at once: some only read, some change things, too.
+    let room = maximum.unwrap_or(u64::MAX).saturating_sub(100) / 2;
+    let crowd: Vec<_> = (0..room.min(1000) as u32)
+        .map(|n| {
+            let mut client = place.client();
+            if n % 3 == 0 {
+                client.put(&key(n, 16), &n.to_le_bytes()).unwrap();
+            }
+            assert!(client.get(&key(n, 16)).unwrap().is_some() == (n % 3 == 0));
+            client
+        })
+        .collect();
+    assert_eq!((watching_threads(), server.stats().clients), (1, crowd.len() as u64));
+    drop(crowd);
+    none_are_left(before);
+    // One after the other, alone and beside one that stays: more than may be there at a time.
+    let mut stays = None;
+    for n in 0..6000u32 {
+        let mut client = place.client();
+        if n % 10 == 0 {
+            client.put(b"key", &n.to_le_bytes()).unwrap();
+        }
+        if n == 3000 {
+            stays = Some(client);
+        }
+        assert!(watching_threads() <= 1);
+    }
+    assert!(stays.unwrap().contains(b"key").unwrap());
+    none_are_left(before);
+}
+
+/// One thread watches the servers of all clients of a process. Neither threads nor connections nor
+/// descriptors are left of clients that were dropped. However many come one after the other, the
+/// server takes them all.
+#[test]
+fn a_crowd_of_clients_has_one_thread() {
+    Process::start("crowded_child", &[("ONEREAD_TEST_ADDRESS", "none".into())]).finish();
+}
+
+/// Servers that do not answer hold up the watching of no other. Attempts to reconnect to a silent
+/// one are under way for two seconds each: one after the other, these would take minutes.
+#[test]
+fn silent_servers_hold_up_no_other() {
+    let fake = Fake::new();
+    let is_silent = AtomicBool::new(false);
+    let attempts = AtomicUsize::new(0);
+    let serve = |mut stream: UnixStream| {
+        if is_silent.load(Ordering::SeqCst) {
+            attempts.fetch_add(1, Ordering::SeqCst);
+            let _ = stream.read_to_end(&mut Vec::new());
+        } else {
+            let _raw = fake.welcome(&mut stream);
+            let _ = stream.read_to_end(&mut Vec::new());
+        }
+    };
+    let (place, stopped) = (Place::new(), Place::new());
+    let mut server = Some(place.serve(default_preset()));
+    let process = stopped.serve_apart(default_preset(), false);
+    let mut client = place.client();
+    let options = patient().lease(SOON).deadline(Duration::from_millis(50));
+    let mut reader =
+        wait_for("a connection", || Client::connect_with(&stopped.address, options.clone()).ok());
+    fake.during(serve, || {
+        let waiting: Vec<_> = (0..100).map(|_| fake.client(&patient())).collect();
+        is_silent.store(true, Ordering::SeqCst);
+        process.stop();
+        fake.hang_up();
+        wait_for("attempts", || (attempts.load(Ordering::SeqCst) >= 100).then_some(()));
+        for round in 0..5u8 {
+            server.take().unwrap().stop();
+            wait_for("the client to know", || (!client.is_served()).then_some(()));
+            server = Some(place.serve(default_preset()));
+            wait_for("the client to be back", || client.is_served().then_some(()));
+            client.put(b"key", &[round]).unwrap();
+            assert_eq!(client.get(b"key").unwrap(), Some(vec![round]));
+            assert!(waiting.iter().all(|client| !client.is_served()));
+            // Suspended is not gone, and a client that gave up a request is not gone either.
+            assert!(matches!(reader.put(b"key", b"value"), Err(MutateError::Deadline { .. })));
+            assert!(reader.is_served() && reader.get(b"other").unwrap().is_none());
+        }
+    });
+    process.kill();
+    wait_for("the end of the suspended one", || (!reader.is_served()).then_some(()));
+}
+
+/// A server has room for one connection. The client that has it gives it up, because its server
+/// was suspended and did not answer in time. When the server goes on, the client takes the place of
+/// its own connection. It never counts twice, and is never without a server.
+#[test]
+fn a_given_up_connection_takes_no_place() {
+    let place = Place::new();
+    let process = place.serve_apart_for(default_preset(), 1);
+    for path in [RequestPath::Message, RequestPath::Mailbox, RequestPath::Auto] {
+        let options = patient().deadline(Duration::from_millis(200)).requests(path);
+        let mut client = wait_for("room", || Client::connect_with(&place.address, options.clone()).ok());
+        wait_for("an answer", || client.put(b"key", b"value").ok());
+        process.stop();
+        for _ in 0..3 {
+            let error = client.put(b"key", b"other").unwrap_err();
+            assert!(matches!(error, MutateError::Deadline { .. }), "{error:?}");
+            assert!(client.is_served() && client.get(b"key").unwrap().is_some());
+        }
+        process.signal(Signal::CONT);
+        wait_for("an answer", || client.put(b"key", b"third").ok());
+        wait_for("the others to be gone", || {
+            let stats = client.server_stats().ok()?;
+            (stats.clients == 1).then_some(())
+        });
+        assert_eq!(client.get(b"key").unwrap().as_deref(), Some(&b"third"[..]));
+        assert!(client.is_served());
+    }
+}
+
 // ---- clients that misbehave -------------------------------------------------------------------------
 
 /// A connection without a client. It sends whatever the test wants.
@@ -533,10 +681,9 @@ fn a_bad_client_costs_its_own_connection() {
         assert_eq!(twice.reply(), Some(Reply::Refused { version: PROTOCOL_VERSION }));
         assert_eq!(twice.reply(), None);
 
-        // The connections that stay are the silent ones, and the good client's two: its watch and
-        // its conversation.
+        // The connections that stay are the silent ones, and the good client's.
         let silent = kept.len() as u64;
-        wait_for("the bad clients to be dropped", || (server.stats().clients == silent + 2).then_some(()));
+        wait_for("the bad clients to be dropped", || (server.stats().clients == silent + 1).then_some(()));
         let mut newcomer = place.client();
         assert_eq!(newcomer.put(b"new", b"1").unwrap(), PutOutcome::Inserted);
         assert_eq!(newcomer.get(b"good").unwrap(), Some(vec![19]));
@@ -574,7 +721,7 @@ fn a_client_that_does_not_read() {
 }
 
 /// A client of another protocol version is told the server's version and refused. One client too
-/// many is refused, too.
+/// many is refused, too. A client that reads and changes counts once.
 #[test]
 fn other_versions_and_too_many_clients_are_refused() {
     let place = Place::new();
@@ -585,18 +732,29 @@ fn other_versions_and_too_many_clients_are_refused() {
         assert_eq!(raw.reply(), Some(Reply::Refused { version: PROTOCOL_VERSION }), "version {version}");
         assert_eq!(raw.reply(), None);
     }
-    let config = ServerConfig::new(place.address.clone(), table(default_preset())).clients_max(2);
-    let _server = Server::start(config).unwrap();
+    let config = ServerConfig::new(place.address.clone(), table(default_preset())).clients_max(1);
+    let server = Server::start(config).unwrap();
     let mut first = place.client();
     first.put(b"key", b"value").unwrap();
-    let refused = Client::connect(&place.address).expect_err("two connections are taken");
+    let refused = Client::connect(&place.address).expect_err("the only connection is taken");
     assert!(
-        matches!(refused, ConnectError::TurnedAway { source: Refusal::ServerFull { max: 2 }, .. }),
+        matches!(refused, ConnectError::TurnedAway { source: Refusal::ServerFull { max: 1 }, .. }),
         "{refused}"
     );
+    // Its clone needs a connection of its own while the first one has one, and no longer.
+    let mut second = first.clone();
+    match second.put(b"key", b"other") {
+        Err(MutateError::Connect(ConnectError::TurnedAway {
+            source: Refusal::ServerFull { max: 1 },
+            ..
+        })) => {}
+        other => panic!("{other:?}"),
+    }
     assert_eq!(first.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
     drop(first);
-    // The watching thread checks twice a second whether clients have left.
+    second.put(b"key", b"other").unwrap();
+    assert_eq!((second.get(b"key").unwrap().as_deref(), server.stats().clients), (Some(&b"other"[..]), 1));
+    drop(second);
     wait_for("room for another client", || Client::connect(&place.address).ok());
 }
 
@@ -993,7 +1151,7 @@ fn batches_are_sent_in_pieces() {
         let mut client = Client::connect_with(&address, options).unwrap();
         assert_eq!(client.put_many(&pairs).unwrap(), vec![Ok(PutOutcome::Inserted); 1025]);
     });
-    let (_watch, mut stream) = (fake.welcomed(), fake.welcomed());
+    let mut stream = fake.welcomed();
     let mut first_id = 0;
     for length in [512, 512, 1] {
         let (ids, has_more) = requests_of(&mut stream, length);
@@ -1039,7 +1197,12 @@ fn a_deadline_is_for_all_of_it() {
         };
         fake.during(serve, || {
             let options = patient().deadline(deadline).requests(RequestPath::Message);
-            let mut client = fake.client(&options);
+            // A clone makes a connection for its change while the first handle has one.
+            let mut first = fake.client(&options);
+            let mut client = first.clone();
+            if slow_welcome {
+                let _ = first.put(b"k", b"v");
+            }
             is_slow.store(true, Ordering::SeqCst);
             let pairs: Vec<_> = (0..1024u32).map(|n| (n.to_le_bytes(), n.to_le_bytes())).collect();
             let began = Instant::now();
@@ -1078,8 +1241,11 @@ fn every_request_ends_at_its_deadline() {
         for path in [RequestPath::Auto, RequestPath::Message] {
             let mut client = fake.client(&patient().deadline(deadline).requests(path));
             assert_eq!(client.address(), &fake.address);
+            // The first request goes over the connection that is there, each further one over
+            // another.
+            let first = connections.load(Ordering::SeqCst);
             for (which, ask) in asks.iter().enumerate() {
-                let (before, began) = (connections.load(Ordering::SeqCst), Instant::now());
+                let began = Instant::now();
                 match ask(&mut client) {
                     Err(MutateError::Deadline { address, deadline: bound }) => {
                         assert_eq!((address, bound), (fake.address.clone(), deadline), "{which}");
@@ -1087,7 +1253,9 @@ fn every_request_ends_at_its_deadline() {
                     other => panic!("{which}: {other:?}"),
                 }
                 assert!(began.elapsed() >= deadline, "{which}: {:?}", began.elapsed());
-                wait_for("a connection", || (connections.load(Ordering::SeqCst) > before).then_some(()));
+                wait_for("a connection", || {
+                    (connections.load(Ordering::SeqCst) >= first + which).then_some(())
+                });
             }
             assert_eq!(client.stats().reattached, 0);
         }
@@ -1363,8 +1531,7 @@ fn a_client_killed_in_the_middle_of_a_put() {
             child.kill();
             assert_eq!(good.get(&key(n, 16)).unwrap(), Some(n.to_le_bytes().to_vec()));
         }
-        // The good client has two connections: its watch and its conversation.
-        wait_for("the killed clients to be gone", || (server.stats().clients == 2).then_some(()));
+        wait_for("the killed clients to be gone", || (server.stats().clients == 1).then_some(()));
         for n in 0..6u32 {
             assert_eq!(good.get(&key(n, 16)).unwrap(), Some(n.to_le_bytes().to_vec()));
         }

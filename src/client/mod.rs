@@ -8,6 +8,7 @@ mod mailbox;
 mod shm;
 #[cfg(feature = "verbs")]
 pub(crate) mod verbs;
+mod watch;
 
 pub use counters::ClientCounters;
 
@@ -633,8 +634,9 @@ impl std::ops::AddAssign for RequestCounts {
 /// A handle on a served table. Each thread has its own handle: `Client` is `Send`, and `Clone`
 /// makes another.
 ///
-/// Over shm, cloning is cheap: handles share the mapping, and each opens its own connection at its
-/// first change. Over verbs each handle has its own queue pair, made at first use, or all handles
+/// Over shm, cloning is cheap: handles share the mapping and one connection, which one of them at a
+/// time uses for its requests; others open one of their own at their first request. One thread
+/// watches the connections of all clients of the process. Over verbs each handle has its own queue pair, made at first use, or all handles
 /// share a few ([`VerbsOptions::pairs`]).
 ///
 /// It is also `Sync`, but that is of little use, since all operations take `&mut self`. Clone it:
@@ -649,7 +651,7 @@ impl std::ops::AddAssign for RequestCounts {
 /// | changes, [`get_two_sided`](Client::get_two_sided), [`server_stats`](Client::server_stats) | the server's answer, and a connection if there is none | [`ClientOptions::deadline`] |
 /// | [`connect`](Client::connect) | the server | [`ClientOptions::deadline`] |
 /// | cloning | nothing | |
-/// | dropping the last handle | the end of the watcher thread, some microseconds | |
+/// | dropping a handle | nothing. With the last client on shm of the process, the end of the watching thread, some microseconds | |
 ///
 /// A batch of GETs takes as long as its READs take. The bounds above limit only the time without
 /// progress. [`Server`](crate::Server) says what its calls wait for.
@@ -660,13 +662,13 @@ impl std::ops::AddAssign for RequestCounts {
 ///   GET that needs a slot which the server was just writing, at most one slot per server thread.
 ///   Such a GET ends at its bound ([`ClientOptions::limits`]). Changes end in
 ///   [`MutateError::Deadline`] and may still happen at any later time.
-/// * **Gone** (exit, crash, kill -9): the operating system hangs up the connection. A watcher
-///   thread of the client notices as soon as it runs. GETs still answer from the region as the
+/// * **Gone** (exit, crash, kill -9): the operating system hangs up the connection. The watching
+///   thread notices as soon as it runs. GETs still answer from the region as the
 ///   server left it, until the client has reconnected or its lease ([`ClientOptions::lease`]) ends.
-///   After the lease they end in [`GetError::ServerGone`]. Meanwhile the watcher tries to
+///   After the lease they end in [`GetError::ServerGone`]. Meanwhile the thread tries to
 ///   reconnect, at once and then after pauses that grow from 1 ms to 100 ms.
 /// * **Gone already** when the client connects: [`ClientOptions::region`] names the file to read.
-/// * **Back** at the same address: the watcher reconnects within 100 ms, or within 2 s if an
+/// * **Back** at the same address: the thread reconnects within 100 ms, or within 2 s if an
 ///   attempt was under way and got no answer. Every handle reads the new server's region from its
 ///   next GET on. If the new server took over the region file, the old mapping shows its changes
 ///   even before that. If it made a new region, GETs may answer from the old one until then.
@@ -680,6 +682,12 @@ impl std::ops::AddAssign for RequestCounts {
 /// reconnects, at first at once, later every 100 ms, until [`ClientOptions::deadline`]. It repeats
 /// the GETs under way over the new connection, with that server's geometry and generation. If it
 /// cannot connect, they end in [`GetError::Connect`].
+///
+/// # After a fork
+///
+/// A child process must not use clients of its parent: no thread there notices that their servers
+/// are gone, and both processes would write to the same sockets. Dropping them there does the
+/// parent's no harm. The child connects clients of its own.
 ///
 /// # In an async program
 ///

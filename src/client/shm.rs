@@ -1,9 +1,10 @@
 //! The client's path to a server on this host: the mapped region, and a Unix socket for requests.
 
 use super::mailbox::{BellSocket, ClientMailbox};
+use super::watch::Watch;
 use super::{
-    ATTEMPT_MAX, BatchAnswer, ClientOptions, ClientStats, ConnectError, GetError, Handle, LinkError,
-    MutateError, RETRY_FIRST, RETRY_MAX, RequestCounts, RequestPath, fit, send_fitting,
+    BatchAnswer, ClientOptions, ClientStats, ConnectError, GetError, Handle, LinkError, MutateError,
+    RequestCounts, RequestPath, fit, send_fitting,
 };
 use crate::address::Address;
 use crate::clock::Clock;
@@ -18,16 +19,15 @@ use crate::reader::Reader;
 use crate::region::{Region, RegionError};
 use crate::sync::lock_std;
 use crate::wire::{self, PROTOCOL_VERSION, Refusal, Reply, Request};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
 use std::io::{self, IoSliceMut, Read, Write};
 use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
-use std::thread::JoinHandle;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Most requests of a batch that go through a mailbox ([`RequestPath::Auto`]). Longer batches cost
@@ -35,6 +35,8 @@ use std::time::{Duration, Instant};
 const MAILBOX_BATCH: usize = 32;
 /// Time after which a handle asks again for a mailbox that the server had no room for.
 const MAILBOX_AGAIN: Duration = Duration::from_secs(1);
+/// The number of requests whose reply comes with memory, and of their replies.
+const MEMORY_ID: u64 = 0;
 
 /// One thread's path to the server.
 #[derive(Debug)]
@@ -44,59 +46,12 @@ pub(super) struct ShmHandle {
     conversation: Option<ShmConnection>,
     reattached: u64,
     /// Ends with the last handle. `None` in tests without a server.
-    watcher: Option<Arc<Watcher>>,
-}
-
-/// The thread that notices when the server is gone.
-#[derive(Debug)]
-struct Watcher {
-    alarm: Arc<Alarm>,
-    thread: Option<JoinHandle<()>>,
-}
-
-/// Tells a watcher that there are no handles any more.
-#[derive(Debug)]
-struct Alarm {
-    /// An eventfd.
-    raised: OwnedFd,
-    /// Whether the watcher is talking to a server, which may keep it waiting.
-    is_attaching: AtomicBool,
-}
-
-impl Alarm {
-    fn new() -> io::Result<Alarm> {
-        let raised = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Alarm { raised, is_attaching: AtomicBool::new(false) })
-    }
-
-    /// Returns whether the alarm is raised, after waiting for at most this time.
-    fn wait(&self, within: Duration) -> bool {
-        let timeout = Timespec { tv_sec: within.as_secs() as i64, tv_nsec: within.subsec_nanos().into() };
-        let mut watched = [PollFd::new(&self.raised, PollFlags::IN)];
-        matches!(rustix::event::poll(&mut watched, Some(&timeout)), Ok(n) if n > 0)
-    }
-}
-
-impl Drop for Watcher {
-    /// Waits for the thread, so that a program leaves nothing behind when it ends. Does not wait if
-    /// the thread is talking to a server, which may never answer: the thread then ends later by
-    /// itself.
-    fn drop(&mut self) {
-        let _ = rustix::io::write(&self.alarm.raised, &1u64.to_ne_bytes());
-        // SeqCst, like the watcher's store: the watcher sets its flag before it checks the alarm;
-        // this raises the alarm before it checks the flag. So at least one of the two sees the
-        // other.
-        if !self.alarm.is_attaching.load(Ordering::SeqCst)
-            && let Some(thread) = self.thread.take()
-        {
-            let _ = thread.join();
-        }
-    }
+    watch: Option<Arc<Watch>>,
 }
 
 /// What the handles of one client share.
 #[derive(Debug)]
-struct ShmShared {
+pub(super) struct ShmShared {
     /// The server's address, for messages.
     address: Address,
     /// The server's socket.
@@ -110,6 +65,9 @@ struct ShmShared {
     version: AtomicU64,
     /// When the server was found gone, by `clock`. 0 while it is there.
     gone_ns: AtomicU64,
+    /// The watched connection, until a handle takes it for its requests. So a client with one
+    /// handle has one connection.
+    spare: Mutex<Option<ShmConnection>>,
 }
 
 impl ShmShared {
@@ -142,6 +100,121 @@ impl ShmShared {
     fn newest(&self) -> Arc<Attachment> {
         lock_std(&self.newest).clone()
     }
+
+    /// The watched connection, if no handle uses it, with this deadline.
+    fn take_spare(&self, deadline: Instant) -> Option<ShmConnection> {
+        let spare = lock_std(&self.spare).take().filter(|spare| !is_hung_up(&spare.link.stream))?;
+        let link = SocketLink { allowed: self.options.deadline, ..spare.link };
+        Some(ShmConnection { link, asked_until: deadline, ..spare })
+    }
+
+    /// Keeps a connection for the next handle that has something to ask, if it is the watched one.
+    fn keep_spare(&self, connection: ShmConnection) {
+        let mut spare = lock_std(&self.spare);
+        // The watch has the other reference.
+        if spare.is_none() && Arc::strong_count(&connection.link.stream) > 1 {
+            *spare = Some(connection);
+        }
+    }
+
+    // ---- for the watching thread, which must not wait ---------------------------------------------
+
+    pub(super) fn address(&self) -> &Address {
+        &self.address
+    }
+
+    pub(super) fn options(&self) -> &ClientOptions {
+        &self.options
+    }
+
+    /// Records that the server has closed the watched connection.
+    pub(super) fn has_lost(&self, link: &Arc<UnixStream>) {
+        let spare = lock_std(&self.spare).take_if(|spare| Arc::ptr_eq(&spare.link.stream, link));
+        drop(spare);
+        self.gone_ns.store(self.clock.now_ns().max(1), Ordering::Relaxed);
+        tracing::warn!(address = %self.address, "the server is gone; reconnecting in the background");
+    }
+
+    /// Records that a server is there, whose region is already known.
+    pub(super) fn is_back(&self) {
+        // Under the lock, because `publish` looks and stores.
+        let _newest = lock_std(&self.newest);
+        self.gone_ns.store(0, Ordering::Relaxed);
+    }
+
+    /// Records that an attempt to connect failed.
+    pub(super) fn has_not_found(&self, error: &ConnectError) {
+        tracing::debug!(error = error as &dyn std::error::Error, "not yet");
+        // A client that gave up its connection to make room (`Watch::gives_way`) finds out here
+        // whether the server is gone. One that refuses or is silent is there.
+        let is_there = matches!(
+            error,
+            ConnectError::TurnedAway { .. } | ConnectError::Link { source: LinkError::Deadline(_), .. }
+        );
+        if !is_there && self.is_served() {
+            self.gone_ns.store(self.clock.now_ns().max(1), Ordering::Relaxed);
+        }
+    }
+
+    fn is_served(&self) -> bool {
+        self.gone_ns.load(Ordering::Relaxed) == 0
+    }
+
+    /// Connects and says hello.
+    pub(super) fn greet(&self) -> Result<Greeting, ConnectError> {
+        let seen = self.newest().version;
+        let (allowed, now) = (Duration::ZERO, Instant::now());
+        let stream = open_socket(&self.address, &self.socket, &self.options.server_uids, allowed, now)?;
+        let mut link = SocketLink { stream: Arc::new(stream), input: Vec::new(), allowed };
+        // An empty socket takes it. If the server has hung up, reading will tell.
+        let _ = link.send(&hello(), now);
+        Ok(Greeting { link, fd: None, seen })
+    }
+
+    /// Reads what has come of the answer to a hello. If it is all there, maps the region.
+    pub(super) fn receive_welcome(&self, mut greeting: Greeting) -> Result<Greeted, ConnectError> {
+        let Greeting { link, fd, seen } = &mut greeting;
+        let reply = link.receive_memory(fd).and_then(|()| link.memory_reply());
+        let Some(reply) = reply.map_err(|e| link_failed(&self.address, e))? else {
+            return Ok(Greeted::NotYet(greeting));
+        };
+        let attachment = Attachment::new(&self.address, &self.options.server_uids, reply, fd.take())?;
+        let geometry = attachment.geometry.clone();
+        if !self.publish(*seen, attachment, Publisher::Watcher) {
+            return Ok(Greeted::Late);
+        }
+        let stream = greeting.link.stream.clone();
+        *lock_std(&self.spare) = Some(ShmConnection::new(greeting.link, geometry, Instant::now()));
+        tracing::info!(address = %self.address, "reconnected");
+        Ok(Greeted::Linked(stream))
+    }
+}
+
+/// A connection that waits for the answer to its hello.
+#[derive(Debug)]
+pub(super) struct Greeting {
+    link: SocketLink,
+    /// The region's descriptor, if it has come.
+    fd: Option<OwnedFd>,
+    /// The version of the newest mapping before the server was looked for.
+    seen: u64,
+}
+
+impl Greeting {
+    pub fn socket(&self) -> &UnixStream {
+        &self.link.stream
+    }
+}
+
+/// What came of a [`Greeting`].
+#[derive(Debug)]
+pub(super) enum Greeted {
+    /// There is a server, and its region is known.
+    Linked(Arc<UnixStream>),
+    /// The answer is not yet whole.
+    NotYet(Greeting),
+    /// Another server was found meanwhile ([`ShmShared::publish`]).
+    Late,
 }
 
 /// Who found the server.
@@ -166,6 +239,35 @@ struct Attachment {
     is_file: bool,
 }
 
+impl Attachment {
+    /// Maps the region that came with the answer to a hello.
+    fn new(
+        address: &Address,
+        trusted: &[u32],
+        reply: Reply,
+        fd: Option<OwnedFd>,
+    ) -> Result<Attachment, ConnectError> {
+        let failed = |source| link_failed(address, source);
+        let fd = match (reply, fd) {
+            (Reply::Welcome { .. }, Some(fd)) => fd,
+            (Reply::Refused { version: theirs }, _) => {
+                return Err(ConnectError::Refused { address: address.clone(), theirs });
+            }
+            (Reply::TurnedAway(source), _) => {
+                return Err(ConnectError::TurnedAway { address: address.clone(), source });
+            }
+            _ => return Err(failed(LinkError::Unexpected)),
+        };
+        let stat = rustix::fs::fstat(&fd).map_err(|e| failed(LinkError::Os(e.into())))?;
+        let region = Region::map_handed(fd, trusted)?;
+        let (geometry, _) = Superblock::open(region.bytes(), |word| region.load(word))
+            .map_err(|source| ConnectError::Superblock { address: address.clone(), source })?;
+        let incarnation = State::from_word(region.load(STATE_WORD)).incarnation;
+        let identity = (stat.st_dev, stat.st_ino, incarnation);
+        Ok(Attachment { region, geometry: Arc::new(geometry), identity, version: 0, is_file: false })
+    }
+}
+
 impl ShmHandle {
     pub fn connect(socket: &Path, options: &ClientOptions) -> Result<ShmHandle, ConnectError> {
         let address = Address::Shm(socket.into());
@@ -175,6 +277,8 @@ impl ShmHandle {
         };
         let (attached, clock) = (Arc::new(attachment), Clock::System);
         let gone_ns = if link.is_some() { 0 } else { clock.now_ns().max(1) };
+        let stream = link.as_ref().map(|link| link.stream.clone());
+        let spare = link.map(|link| ShmConnection::new(link, attached.geometry.clone(), Instant::now()));
         let shared = Arc::new(ShmShared {
             address: address.clone(),
             socket: socket.into(),
@@ -183,23 +287,16 @@ impl ShmHandle {
             newest: Mutex::new(attached.clone()),
             version: AtomicU64::new(0),
             gone_ns: AtomicU64::new(gone_ns),
+            spare: Mutex::new(spare),
         });
-        let mut handle = ShmHandle { shared, attached, conversation: None, reattached: 0, watcher: None };
-        if options.requests == RequestPath::Mailbox && link.is_some() {
+        let is_linked = stream.is_some();
+        let watch = Watch::new(&shared, stream).map_err(|e| link_failed(&address, LinkError::Os(e)))?;
+        let watch = Some(Arc::new(watch));
+        let mut handle = ShmHandle { shared, attached, conversation: None, reattached: 0, watch };
+        if options.requests == RequestPath::Mailbox && is_linked {
             // Fails here if the server has no mailboxes.
-            handle.open_conversation(options.deadline)?;
+            handle.prepare(&[], Instant::now() + options.deadline)?;
         }
-        let failed = |e| link_failed(&address, LinkError::Os(e));
-        let weak = Arc::downgrade(&handle.shared);
-        let start = || {
-            let alarm = Arc::new(Alarm::new()?);
-            let thread = std::thread::Builder::new().name("oneread-watch".into()).spawn({
-                let alarm = alarm.clone();
-                move || watch(&weak, link, &alarm)
-            })?;
-            Ok(Arc::new(Watcher { alarm, thread: Some(thread) }))
-        };
-        handle.watcher = Some(start().map_err(failed)?);
         Ok(handle)
     }
 
@@ -209,7 +306,7 @@ impl ShmHandle {
 
     /// Whether a server was there when the watcher last looked.
     pub fn is_served(&self) -> bool {
-        self.shared.gone_ns.load(Ordering::Relaxed) == 0
+        self.shared.is_served()
     }
 
     // ---- GETs -----------------------------------------------------------------------------------
@@ -293,34 +390,60 @@ impl ShmHandle {
         let last = std::mem::replace(asked_until, deadline);
         let is_recent = deadline.saturating_duration_since(last) < RECENT;
         let has_mailbox = matches!(mailbox, MailboxState::There(_));
-        wants_mailbox && has_mailbox && is_recent && fit(requests, geometry) || !link.is_hung_up()
+        wants_mailbox && has_mailbox && is_recent && fit(requests, geometry) || !is_hung_up(&link.stream)
     }
 
-    /// Opens a connection for changes.
-    fn open_conversation(&mut self, within: Duration) -> Result<(), ConnectError> {
-        let deadline = Instant::now() + within;
-        let (address, mut left) = (&self.shared.address, within);
+    /// Takes the client's connection for changes, or opens another one.
+    fn open_conversation(&mut self, deadline: Instant) -> Result<(), ConnectError> {
+        let mut makes_way = false;
         loop {
-            let seen = self.shared.newest().version;
-            let (mut link, attachment) =
-                attach(address, &self.shared.socket, &self.shared.options.server_uids, left)?;
-            let geometry = attachment.geometry.clone();
-            let mut mailbox = MailboxState::Unasked;
-            if self.shared.options.requests == RequestPath::Mailbox {
-                mailbox = MailboxState::There(link.take_mailbox(address, &geometry, deadline)?);
-            }
-            if attachment.identity != self.attached.identity {
-                // A new server, maybe with a new region. GETs must read where changes go.
-                if !self.shared.publish(seen, attachment, Publisher::Handle) {
-                    left = deadline.saturating_duration_since(Instant::now());
-                    continue;
+            if let Some(spare) = self.shared.take_spare(deadline) {
+                // GETs must read where changes go. Relaxed: the region was published before the
+                // connection was there to be taken, under its lock.
+                if self.shared.version.load(Ordering::Relaxed) != self.attached.version {
+                    self.reattach();
                 }
-                self.reattach();
+                self.conversation = Some(spare);
+                return Ok(());
             }
-            self.conversation =
-                Some(ShmConnection { link, geometry, mailbox, next_id: 0, asked_until: deadline });
-            return Ok(());
+            match self.connect_again(deadline) {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(error) if is_full(&error) && Instant::now() < deadline => {
+                    let watch = self.watch.as_ref();
+                    makes_way |= watch.is_some_and(|watch| watch.gives_way());
+                    if !makes_way && lock_std(&self.shared.spare).is_none() {
+                        return Err(error);
+                    }
+                    // Until the server notices that there is room, or the thread has connected.
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Err(error) => return Err(error),
+            }
         }
+    }
+
+    /// Opens a connection for changes. Returns `false` if another handle, or the watching thread,
+    /// has found another server meanwhile.
+    fn connect_again(&mut self, deadline: Instant) -> Result<bool, ConnectError> {
+        let within = deadline.saturating_duration_since(Instant::now());
+        let shared = &self.shared;
+        let seen = shared.newest().version;
+        let (link, attachment) =
+            attach(&shared.address, &shared.socket, &shared.options.server_uids, within)?;
+        let geometry = attachment.geometry.clone();
+        if attachment.identity != self.attached.identity {
+            // A new server, maybe with a new region. GETs must read where changes go.
+            if !shared.publish(seen, attachment, Publisher::Handle) {
+                return Ok(false);
+            }
+            self.reattach();
+        }
+        if let Some(watch) = &self.watch {
+            watch.offer(&self.shared, &link.stream);
+        }
+        self.conversation = Some(ShmConnection::new(link, geometry, deadline));
+        Ok(true)
     }
 
     /// Opens a connection if there is none, and asks for a mailbox if these requests want one and
@@ -331,7 +454,8 @@ impl ShmHandle {
         deadline: Instant,
     ) -> Result<&mut ShmConnection, ConnectError> {
         if !self.is_linked(requests, deadline) {
-            self.open_conversation(deadline.saturating_duration_since(Instant::now()))?;
+            self.conversation = None;
+            self.open_conversation(deadline)?;
         }
         let wants_mailbox = self.wants_mailbox(requests.len());
         let conversation = self.conversation.as_mut().expect("opened above");
@@ -340,6 +464,7 @@ impl ShmHandle {
             *mailbox = match link.take_mailbox(&self.shared.address, geometry, deadline) {
                 Ok(mailbox) => MailboxState::There(mailbox),
                 Err(error @ ConnectError::Link { .. }) => return Err(error),
+                Err(error) if self.shared.options.requests == RequestPath::Mailbox => return Err(error),
                 Err(error) => {
                     tracing::debug!(%error, "requests go by message");
                     MailboxState::Refused { at: Instant::now() }
@@ -391,6 +516,8 @@ impl Handle for ShmHandle {
             Err(ConnectError::Link { source: source @ LinkError::Deadline(_), .. }) => {
                 return Err(self.lost(source));
             }
+            // The server has no mailbox for it. The connection is as good as before.
+            Err(error @ ConnectError::RequestPath { .. }) => return Err(error.into()),
             Err(error) => {
                 self.disconnect();
                 return Err(error.into());
@@ -413,7 +540,16 @@ impl Clone for ShmHandle {
             attached: self.attached.clone(),
             conversation: None,
             reattached: 0,
-            watcher: self.watcher.clone(),
+            watch: self.watch.clone(),
+        }
+    }
+}
+
+impl Drop for ShmHandle {
+    /// Leaves its connection to the next handle, if it is the client's.
+    fn drop(&mut self) {
+        if let Some(connection) = self.conversation.take() {
+            self.shared.keep_spare(connection);
         }
     }
 }
@@ -427,28 +563,28 @@ fn attach(
     trusted: &[u32],
     within: Duration,
 ) -> Result<(SocketLink, Attachment), ConnectError> {
-    let failed = |source| link_failed(address, source);
     let deadline = Instant::now() + within;
-    let stream = open_socket(address, socket, trusted, within, deadline)?;
+    let stream = Arc::new(open_socket(address, socket, trusted, within, deadline)?);
     let mut link = SocketLink { stream, input: Vec::new(), allowed: within };
-    let fd = match link.ask_for_memory(Request::Hello { version: PROTOCOL_VERSION }, deadline) {
-        Ok((Reply::Welcome { .. }, Some(fd))) => fd,
-        Ok((Reply::Refused { version: theirs }, _)) => {
-            return Err(ConnectError::Refused { address: address.clone(), theirs });
-        }
-        Ok((Reply::TurnedAway(source), _)) => {
-            return Err(ConnectError::TurnedAway { address: address.clone(), source });
-        }
-        Ok(_) => return Err(failed(LinkError::Unexpected)),
-        Err(error) => return Err(failed(error)),
-    };
-    let stat = rustix::fs::fstat(&fd).map_err(|e| failed(LinkError::Os(e.into())))?;
-    let region = Region::map_handed(fd, trusted)?;
-    let (geometry, _) = Superblock::open(region.bytes(), |word| region.load(word))
-        .map_err(|source| ConnectError::Superblock { address: address.clone(), source })?;
-    let incarnation = State::from_word(region.load(STATE_WORD)).incarnation;
-    let identity = (stat.st_dev, stat.st_ino, incarnation);
-    Ok((link, Attachment { region, geometry: Arc::new(geometry), identity, version: 0, is_file: false }))
+    let (reply, fd) = link.ask_for_memory(&hello(), deadline).map_err(|e| link_failed(address, e))?;
+    let attachment = Attachment::new(address, trusted, reply, fd)?;
+    Ok((link, attachment))
+}
+
+/// The first request of every connection.
+fn hello() -> Vec<u8> {
+    let mut out = Vec::new();
+    Request::Hello { version: PROTOCOL_VERSION }.encode(MEMORY_ID, &mut out);
+    out
+}
+
+/// Whether the server has no room for another connection.
+fn is_full(error: &ConnectError) -> bool {
+    use Refusal::{Descriptors, PeerFull, ServerFull};
+    matches!(
+        error,
+        ConnectError::TurnedAway { source: ServerFull { .. } | PeerFull { .. } | Descriptors, .. }
+    )
 }
 
 /// Maps the region file that the options name, for a client that found no server.
@@ -539,49 +675,6 @@ fn is_out_of_descriptors(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE))
 }
 
-/// The watcher's loop: waits for the server to hang up, then reconnects, until the last handle is
-/// dropped.
-fn watch(shared: &Weak<ShmShared>, mut link: Option<SocketLink>, alarm: &Alarm) {
-    loop {
-        let was_there = link.take().map(|link| link.wait_for_hang_up_or(&alarm.raised)).is_some();
-        let Some(gone) = shared.upgrade() else { return };
-        if was_there {
-            gone.gone_ns.store(gone.clock.now_ns().max(1), Ordering::Relaxed);
-            tracing::warn!(address = %gone.address, "the server is gone; reconnecting in the background");
-        }
-        let (address, socket) = (gone.address.clone(), gone.socket.clone());
-        let trusted = gone.options.server_uids.clone();
-        let within = gone.options.deadline.min(ATTEMPT_MAX);
-        drop(gone);
-        let mut pause = RETRY_FIRST;
-        link = loop {
-            let Some(seen) = shared.upgrade().map(|shared| shared.newest().version) else {
-                return;
-            };
-            alarm.is_attaching.store(true, Ordering::SeqCst);
-            if alarm.wait(Duration::ZERO) {
-                return;
-            }
-            let attached = attach(&address, &socket, &trusted, within);
-            alarm.is_attaching.store(false, Ordering::SeqCst);
-            match attached {
-                Ok((link, attachment)) => {
-                    let Some(back) = shared.upgrade() else { return };
-                    if back.publish(seen, attachment, Publisher::Watcher) {
-                        break Some(link);
-                    }
-                }
-                Err(error) => tracing::debug!(error = &error as &dyn std::error::Error, "not yet"),
-            }
-            if alarm.wait(pause) {
-                return;
-            }
-            pause = (2 * pause).min(RETRY_MAX);
-        };
-        tracing::info!(%address, "reconnected");
-    }
-}
-
 fn is_transient(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
@@ -622,6 +715,11 @@ impl MailboxState {
 }
 
 impl ShmConnection {
+    /// A connection on which nothing but the hello was said.
+    fn new(link: SocketLink, geometry: Arc<Geometry>, asked_until: Instant) -> ShmConnection {
+        ShmConnection { link, geometry, mailbox: MailboxState::Unasked, next_id: 0, asked_until }
+    }
+
     /// Sends the requests that the server's table takes, through the mailbox if it is wanted and
     /// there. Returns when all are answered, so no request overtakes one that went the other way.
     fn converse(
@@ -653,7 +751,8 @@ impl ShmConnection {
 /// A connection to the server.
 #[derive(Debug)]
 struct SocketLink {
-    stream: UnixStream,
+    /// Shared with the watch, if that watches this connection.
+    stream: Arc<UnixStream>,
     input: Vec<u8>,
     /// The whole time allowed, for error messages.
     allowed: Duration,
@@ -664,54 +763,68 @@ impl SocketLink {
     /// missing.
     fn ask_for_memory(
         &mut self,
-        request: Request<'_>,
+        request: &[u8],
         deadline: Instant,
     ) -> Result<(Reply, Option<OwnedFd>), LinkError> {
-        const ID: u64 = 0;
-        let mut out = Vec::new();
-        request.encode(ID, &mut out);
         // A server that refuses hangs up at once. Its refusal can still be read.
-        let sent = self.send(&out, deadline);
+        let sent = self.send(request, deadline);
         let mut fd = None;
         loop {
-            if let Some(frame) = wire::decode(&self.input)? {
-                let reply = Reply::decode(&frame)?;
-                if frame.id != ID {
-                    return Err(LinkError::Unexpected);
-                }
-                self.input.drain(..frame.length);
+            if let Some(reply) = self.memory_reply()? {
                 return Ok((reply, fd));
             }
             self.wait(PollFlags::IN, deadline)?;
-            let mut chunk = [0u8; 256];
-            let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
-            let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-            let received = rustix::net::recvmsg(
-                &self.stream,
-                &mut [IoSliceMut::new(&mut chunk)],
-                &mut ancillary,
-                RecvFlags::CMSG_CLOEXEC,
-            )
-            .map_err(io::Error::from);
-            let received = match received {
-                Err(e) if is_transient(&e) => continue,
-                received => received?,
-            };
-            // The kernel could not give this process a descriptor.
-            if received.flags.contains(ReturnFlags::CTRUNC) {
-                return Err(LinkError::Os(rustix::io::Errno::MFILE.into()));
-            }
-            for message in ancillary.drain() {
-                if let RecvAncillaryMessage::ScmRights(mut fds) = message {
-                    fd = fds.next().or(fd);
+            match self.receive_memory(&mut fd) {
+                Err(LinkError::HungUp) => {
+                    sent?;
+                    return Err(LinkError::HungUp);
                 }
+                received => received?,
             }
-            if received.bytes == 0 {
-                sent?;
-                return Err(LinkError::HungUp);
-            }
-            self.input.extend_from_slice(&chunk[..received.bytes]);
         }
+    }
+
+    /// The reply to a request for memory, if it is whole.
+    fn memory_reply(&mut self) -> Result<Option<Reply>, LinkError> {
+        let Some(frame) = wire::decode(&self.input)? else { return Ok(None) };
+        let reply = Reply::decode(&frame)?;
+        if frame.id != MEMORY_ID {
+            return Err(LinkError::Unexpected);
+        }
+        self.input.drain(..frame.length);
+        Ok(Some(reply))
+    }
+
+    /// Receives what is there of such a reply, and its descriptor. Does not wait.
+    fn receive_memory(&mut self, fd: &mut Option<OwnedFd>) -> Result<(), LinkError> {
+        let mut chunk = [0u8; 256];
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let received = rustix::net::recvmsg(
+            &self.stream,
+            &mut [IoSliceMut::new(&mut chunk)],
+            &mut ancillary,
+            RecvFlags::CMSG_CLOEXEC,
+        )
+        .map_err(io::Error::from);
+        let received = match received {
+            Err(e) if is_transient(&e) => return Ok(()),
+            received => received?,
+        };
+        // The kernel could not give this process a descriptor.
+        if received.flags.contains(ReturnFlags::CTRUNC) {
+            return Err(LinkError::Os(rustix::io::Errno::MFILE.into()));
+        }
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(mut fds) = message {
+                *fd = fds.next().or(fd.take());
+            }
+        }
+        if received.bytes == 0 {
+            return Err(LinkError::HungUp);
+        }
+        self.input.extend_from_slice(&chunk[..received.bytes]);
+        Ok(())
     }
 
     /// Asks the server for a mailbox for further requests.
@@ -726,8 +839,9 @@ impl SocketLink {
             address: address.clone(),
             why,
         };
-        let request = Request::Mailbox { version: memory::VERSION };
-        let fd = match self.ask_for_memory(request, deadline) {
+        let mut request = Vec::new();
+        Request::Mailbox { version: memory::VERSION }.encode(MEMORY_ID, &mut request);
+        let fd = match self.ask_for_memory(&request, deadline) {
             Ok((Reply::Mailbox { version: memory::VERSION }, Some(fd))) => fd,
             Ok((Reply::Refused { version: 0 }, _)) => {
                 return Err(refused("it has none; give it more of `ServerConfig::mailbox_bytes_max`, or use `RequestPath::Auto`".into()));
@@ -794,7 +908,7 @@ impl SocketLink {
     fn receive(&mut self, deadline: Instant) -> Result<(), LinkError> {
         self.wait(PollFlags::IN, deadline)?;
         let mut chunk = [0u8; 1 << 14];
-        match self.stream.read(&mut chunk) {
+        match (&*self.stream).read(&mut chunk) {
             Ok(0) => Err(LinkError::HungUp),
             Ok(n) => {
                 self.input.extend_from_slice(&chunk[..n]);
@@ -807,7 +921,7 @@ impl SocketLink {
 
     fn send(&mut self, mut bytes: &[u8], deadline: Instant) -> Result<(), LinkError> {
         while !bytes.is_empty() {
-            match self.stream.write(bytes) {
+            match (&*self.stream).write(bytes) {
                 Ok(n) => bytes = &bytes[n..],
                 Err(e) if is_transient(&e) => self.wait(PollFlags::OUT, deadline)?,
                 Err(e) => return Err(e.into()),
@@ -829,18 +943,13 @@ impl SocketLink {
             }
         }
     }
+}
 
-    fn is_hung_up(&self) -> bool {
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let mut watched = [PollFd::new(&self.stream, PollFlags::RDHUP)];
-        matches!(rustix::event::poll(&mut watched, Some(&now)), Ok(n) if n > 0)
-    }
-
-    /// Waits until the server has hung up, or `other` is readable.
-    fn wait_for_hang_up_or(&self, other: &OwnedFd) {
-        let mut watched = [PollFd::new(&self.stream, PollFlags::RDHUP), PollFd::new(other, PollFlags::IN)];
-        while !matches!(rustix::event::poll(&mut watched, None), Ok(n) if n > 0) {}
-    }
+/// Whether the other side has closed its end. Does not wait.
+pub(super) fn is_hung_up(stream: &UnixStream) -> bool {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut watched = [PollFd::new(stream, PollFlags::RDHUP)];
+    matches!(rustix::event::poll(&mut watched, Some(&now)), Ok(n) if n > 0)
 }
 
 impl BellSocket for SocketLink {
@@ -894,6 +1003,7 @@ mod tests {
             newest: Mutex::new(Arc::new(attachment(0))),
             version: AtomicU64::new(0),
             gone_ns: AtomicU64::new(7),
+            spare: Mutex::default(),
         };
         let known = || {
             let newest = shared.newest();
@@ -951,8 +1061,9 @@ mod tests {
             newest: Mutex::new(attached.clone()),
             version: AtomicU64::new(0),
             gone_ns: AtomicU64::new(0),
+            spare: Mutex::default(),
         });
-        ShmHandle { shared, attached, conversation: None, reattached: 0, watcher: None }
+        ShmHandle { shared, attached, conversation: None, reattached: 0, watch: None }
     }
 
     fn enters(attachment: &Attachment, phase: Phase) {
@@ -1062,7 +1173,7 @@ mod tests {
         let (stream, mut server) = UnixStream::pair().unwrap();
         stream.set_nonblocking(true).unwrap();
         let allowed = Duration::from_secs(3);
-        let mut link = SocketLink { stream, input: Vec::new(), allowed };
+        let mut link = SocketLink { stream: Arc::new(stream), input: Vec::new(), allowed };
         let mut rings = Vec::new();
         (0..3).for_each(|_| Reply::Wake.encode(0, &mut rings));
         server.write_all(&rings[..40]).unwrap();
@@ -1089,20 +1200,76 @@ mod tests {
         assert!(matches!(gone, Err(LinkError::HungUp)), "{gone:?}");
     }
 
-    /// The watcher thread has ended once the last handle has been dropped.
+    /// A client leaves the watching thread with its last handle, and its connection is closed.
     #[test]
-    fn the_watcher_goes_with_the_last_handle() {
+    fn the_watch_ends_with_the_last_handle() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("socket");
         let table = Config { size: TableSize::Keys(10), ..Config::default() };
-        let _server = Server::start(ServerConfig::new(Address::Shm(socket.clone()), table)).unwrap();
+        let server = Server::start(ServerConfig::new(Address::Shm(socket.clone()), table)).unwrap();
         let first = ShmHandle::connect(&socket, &ClientOptions::default()).unwrap();
-        let alarm = Arc::downgrade(&first.watcher.as_ref().unwrap().alarm);
+        let (watch, shared) = (Arc::downgrade(first.watch.as_ref().unwrap()), Arc::downgrade(&first.shared));
         let second = first.clone();
         drop(first);
-        assert_eq!(alarm.strong_count(), 2, "that of the thread, and that of who wakes it");
+        assert_eq!((watch.strong_count(), server.stats().clients), (1, 1));
         drop(second);
-        assert_eq!(alarm.strong_count(), 0);
+        assert_eq!((watch.strong_count(), shared.strong_count()), (0, 0));
+        let until = Instant::now() + Duration::from_secs(60);
+        while server.stats().clients > 0 {
+            assert!(Instant::now() < until);
+            std::thread::yield_now();
+        }
+    }
+
+    /// A client has one connection, which goes from handle to handle: one handle uses it at a time,
+    /// and leaves it to the next one. What a handle has to ask meanwhile goes over a connection of
+    /// its own. A connection that was given up is replaced by the next one.
+    #[test]
+    fn handles_pass_the_connection_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("socket");
+        let table = Config { size: TableSize::Keys(10), ..Config::default() };
+        let server = Server::start(ServerConfig::new(Address::Shm(socket.clone()), table)).unwrap();
+        let mut first = ShmHandle::connect(&socket, &ClientOptions::default()).unwrap();
+        let clients = |expected| {
+            let until = Instant::now() + Duration::from_secs(60);
+            while server.stats().clients != expected {
+                assert!(Instant::now() < until, "{} instead of {expected}", server.stats().clients);
+                std::thread::yield_now();
+            }
+        };
+        let ask = |handle: &mut ShmHandle| {
+            let deadline = Instant::now() + Duration::from_secs(60);
+            let reply = handle.converse(&[Request::Get { key: b"k" }], deadline, &mut ClientStats::default());
+            assert_eq!(reply.unwrap(), [Reply::Value(None)]);
+            Arc::as_ptr(&handle.conversation.as_ref().unwrap().link.stream)
+        };
+        let one = ask(&mut first);
+        assert_eq!(ask(&mut first), one);
+        clients(1);
+        let mut second = first.clone();
+        assert_ne!(ask(&mut second), one);
+        clients(2);
+        // Only the watched one is left to others.
+        drop(second);
+        clients(1);
+        assert!(lock_std(&first.shared.spare).is_none());
+        let mut third = first.clone();
+        drop(first);
+        assert_eq!(ask(&mut third), one);
+        for _ in 0..3 {
+            let before = ask(&mut third);
+            third.disconnect();
+            assert_ne!(ask(&mut third), before);
+            clients(1);
+        }
+        // The new one is watched, too.
+        server.stop();
+        let until = Instant::now() + Duration::from_secs(60);
+        while third.is_served() {
+            assert!(Instant::now() < until);
+            std::thread::yield_now();
+        }
     }
 
     /// The thread and the mapping of a client go with it, even while its server is gone.

@@ -76,9 +76,9 @@ pub struct ServerConfig {
     /// ([`MutateError::ReadOnly`](crate::MutateError::ReadOnly)).
     pub allow_read_uids: Vec<u32>,
     /// Most connections at a time. Further ones are refused. On shm there is one for a client and
-    /// its clones, and one more for each handle that sends requests (changes,
+    /// its clones, and one more for each further handle that sends requests (changes,
     /// [`Client::get_two_sided`](crate::Client::get_two_sided),
-    /// [`Client::server_stats`](crate::Client::server_stats)). Over verbs each queue pair of a
+    /// [`Client::server_stats`](crate::Client::server_stats)) while another one does. Over verbs each queue pair of a
     /// client is one. Each takes a file descriptor of the server's.
     pub clients_max: usize,
     /// Most connections of one peer: on shm a user other than the server's own, over verbs a host.

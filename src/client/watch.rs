@@ -1,0 +1,424 @@
+//! The watching thread: one for all clients on shm of this process. It notices when a server is
+//! gone, and connects again.
+//!
+//! Each client has a stage:
+//!
+//! ```text
+//!            the server hangs up                  welcomed
+//!  ┌─ Linked ───────────────────► (attempt) ──► Greeting ────► Linked
+//!  │    ▲                          ▲     │         │
+//!  │    │ a handle connected       │     └──┬──────┘ refused, hung up, no answer in time
+//!  │    │ first                    │        ▼
+//!  │    └───────────────────────── Pausing ◄┘
+//!  └─ given up: no handle may use it, and the server has no room for another ─► Pausing
+//! ```
+//!
+//! * The thread never waits for one client or one server: it connects without blocking and reads
+//!   what is there. It only touches memory that a trusted server handed over (`docs/SECURITY.md`).
+//! * It works at a stage without the lock. Meanwhile the stage is `None`, and what others want of it
+//!   waits in `offered`. So dropping a client waits for nothing.
+//! * A linked socket is watched for its end alone: replies on it wake nobody here. For that reason
+//!   this is `epoll` as it is, and not `mio`, whose sockets are always watched for input, too.
+//! * The thread starts with the first client and ends with the last one.
+//! * A child made by `fork` has no such thread. There, clients of the parent are left alone, and the
+//!   first client that connects starts a thread.
+
+use super::shm::{Greeted, Greeting, ShmShared, is_hung_up};
+use super::{ATTEMPT_MAX, ConnectError, LinkError, RETRY_FIRST, RETRY_MAX};
+use crate::sync::lock_std;
+use rustc_hash::FxHashMap;
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec};
+use std::collections::BTreeSet;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// This process's watching thread, while it has clients.
+static WATCHER: Mutex<Weak<Watcher>> = Mutex::new(Weak::new());
+
+/// The number of the alarm among the watched descriptors. Clients have numbers from 1 on.
+const ALARM: u64 = 0;
+/// Descriptors looked at in one round.
+const ROUND: usize = 256;
+
+/// A client's place at the watching thread, until this is dropped.
+#[derive(Debug)]
+pub(super) struct Watch {
+    number: u64,
+    watcher: Arc<Watcher>,
+}
+
+/// The watching thread, until this is dropped.
+#[derive(Debug)]
+struct Watcher {
+    list: Arc<WatchList>,
+    thread: Option<JoinHandle<()>>,
+    /// The process that the thread belongs to.
+    process: u32,
+}
+
+/// What the watching thread and the clients share.
+#[derive(Debug)]
+struct WatchList {
+    epoll: OwnedFd,
+    /// An eventfd: the thread is to look again at what is due.
+    alarm: OwnedFd,
+    watched: Mutex<Watched>,
+}
+
+#[derive(Debug, Default)]
+struct Watched {
+    clients: FxHashMap<u64, WatchedClient>,
+    /// When a client is to be looked at, even if its socket is quiet.
+    due: BTreeSet<(Instant, u64)>,
+    /// The number of the newest client.
+    newest: u64,
+    is_over: bool,
+}
+
+#[derive(Debug)]
+struct WatchedClient {
+    shared: Weak<ShmShared>,
+    /// `None` while the thread works at it.
+    stage: Option<WatchStage>,
+    /// A handle's connection, to be watched when the thread is done with the stage.
+    offered: Option<Arc<UnixStream>>,
+}
+
+#[derive(Debug)]
+enum WatchStage {
+    /// There is a connection.
+    Linked(Arc<UnixStream>),
+    /// There is none. The next attempt is due at `until`. If it fails, another one after `pause`.
+    Pausing { until: Instant, pause: Duration },
+    /// The hello was sent. Its answer is due at `until`.
+    Greeting { greeting: Greeting, until: Instant, pause: Duration },
+}
+
+impl WatchStage {
+    /// When to look at it, if its socket is quiet.
+    fn until(&self) -> Option<Instant> {
+        match self {
+            WatchStage::Linked(_) => None,
+            WatchStage::Pausing { until, .. } | WatchStage::Greeting { until, .. } => Some(*until),
+        }
+    }
+
+    /// Its socket, and what to watch it for.
+    fn socket(&self) -> Option<(&UnixStream, EventFlags)> {
+        match self {
+            WatchStage::Linked(link) => Some((link, EventFlags::RDHUP)),
+            WatchStage::Greeting { greeting, .. } => {
+                Some((greeting.socket(), EventFlags::IN | EventFlags::RDHUP))
+            }
+            WatchStage::Pausing { .. } => None,
+        }
+    }
+
+    /// The next stage, as far as that comes without waiting.
+    fn advance(self, shared: &ShmShared) -> WatchStage {
+        let now = Instant::now();
+        match self {
+            WatchStage::Linked(link) if is_hung_up(&link) => {
+                shared.has_lost(&link);
+                WatchStage::attempt(shared, RETRY_FIRST)
+            }
+            WatchStage::Pausing { until, pause } if now >= until => WatchStage::attempt(shared, pause),
+            WatchStage::Greeting { greeting, until, pause } => match shared.receive_welcome(greeting) {
+                Ok(Greeted::Linked(link)) => WatchStage::Linked(link),
+                Ok(Greeted::Late) => WatchStage::pause(pause),
+                Ok(Greeted::NotYet(greeting)) if now < until => {
+                    WatchStage::Greeting { greeting, until, pause }
+                }
+                Ok(Greeted::NotYet(_)) => {
+                    let (address, source) =
+                        (shared.address().clone(), LinkError::Deadline(shared.attempt_max()));
+                    WatchStage::failed(shared, &ConnectError::Link { address, source }, pause)
+                }
+                Err(error) => WatchStage::failed(shared, &error, pause),
+            },
+            stage => stage,
+        }
+    }
+
+    fn attempt(shared: &ShmShared, pause: Duration) -> WatchStage {
+        let until = Instant::now() + shared.attempt_max();
+        match shared.greet() {
+            Ok(greeting) => WatchStage::Greeting { greeting, until, pause },
+            Err(error) => WatchStage::failed(shared, &error, pause),
+        }
+    }
+
+    fn failed(shared: &ShmShared, error: &ConnectError, pause: Duration) -> WatchStage {
+        shared.has_not_found(error);
+        WatchStage::pause(pause)
+    }
+
+    fn pause(pause: Duration) -> WatchStage {
+        WatchStage::Pausing { until: Instant::now() + pause, pause: (2 * pause).min(RETRY_MAX) }
+    }
+}
+
+impl ShmShared {
+    /// Longest time that an attempt to connect again waits for its answer.
+    fn attempt_max(&self) -> Duration {
+        self.options().deadline.min(ATTEMPT_MAX)
+    }
+}
+
+impl Watch {
+    /// Has the thread watch this connection, or look for a server if there is none.
+    ///
+    /// # Errors
+    /// When the process has no descriptor, thread or memory left.
+    pub fn new(shared: &Arc<ShmShared>, link: Option<Arc<UnixStream>>) -> io::Result<Watch> {
+        let watcher = Watcher::of_this_process()?;
+        let stage = link.map_or_else(
+            || WatchStage::Pausing { until: Instant::now(), pause: RETRY_FIRST },
+            WatchStage::Linked,
+        );
+        let mut watched = lock_std(&watcher.list.watched);
+        watched.newest += 1;
+        let number = watched.newest;
+        watcher.list.enter(&mut watched, number, &stage)?;
+        let is_due = stage.until().is_some();
+        let client = WatchedClient { shared: Arc::downgrade(shared), stage: Some(stage), offered: None };
+        watched.clients.insert(number, client);
+        drop(watched);
+        if is_due {
+            watcher.list.alert();
+        }
+        Ok(Watch { number, watcher })
+    }
+
+    /// Has the thread watch this connection of a handle's, if there is no other that a handle uses
+    /// or may use. Then the other one is closed, and the thread looks for no server any more.
+    pub fn offer(&self, shared: &ShmShared, link: &Arc<UnixStream>) {
+        let Some(mut watched) = self.watched() else { return };
+        let Some(client) = watched.clients.get_mut(&self.number) else { return };
+        match &client.stage {
+            None => client.offered = Some(link.clone()),
+            Some(stage) if stage.is_used() => {}
+            Some(_) => {
+                let stage = client.stage.take();
+                let list = &self.watcher.list;
+                stage.iter().for_each(|stage| list.leave(&mut watched, self.number, stage));
+                let next = list.enter_or_pause(&mut watched, self.number, WatchStage::Linked(link.clone()));
+                if matches!(next, WatchStage::Linked(_)) {
+                    shared.is_back();
+                }
+                watched.put(self.number, next);
+                drop(watched);
+                drop(stage);
+                list.alert();
+            }
+        }
+    }
+
+    /// After the server had no room for another connection: whether this client has one, or may
+    /// soon have one, that is of use to no handle yet. Closes it if it never will be.
+    pub fn gives_way(&self) -> bool {
+        let Some(mut watched) = self.watched() else { return false };
+        let Some(client) = watched.clients.get_mut(&self.number) else { return false };
+        match client.stage.take_if(|stage| matches!(stage, WatchStage::Linked(_)) && !stage.is_used()) {
+            None => !matches!(client.stage, Some(WatchStage::Linked(_) | WatchStage::Pausing { .. })),
+            Some(stage) => {
+                let list = &self.watcher.list;
+                list.leave(&mut watched, self.number, &stage);
+                let next = WatchStage::Pausing { until: Instant::now(), pause: RETRY_FIRST };
+                let next = list.enter_or_pause(&mut watched, self.number, next);
+                watched.put(self.number, next);
+                drop(watched);
+                drop(stage);
+                list.alert();
+                true
+            }
+        }
+    }
+
+    /// `None` in a child made by `fork`.
+    fn watched(&self) -> Option<std::sync::MutexGuard<'_, Watched>> {
+        self.watcher.is_of_this_process().then(|| lock_std(&self.watcher.list.watched))
+    }
+}
+
+impl WatchStage {
+    /// Whether a handle uses its connection, or may.
+    fn is_used(&self) -> bool {
+        // The list has one reference, and a conversation has the other one: that of a handle, or
+        // the one that the next handle takes. A conversation that was given up does not come back.
+        matches!(self, WatchStage::Linked(link) if Arc::strong_count(link) > 1)
+    }
+}
+
+impl Drop for Watch {
+    /// Closes the connection, unless a handle has it still.
+    fn drop(&mut self) {
+        let Some(mut watched) = self.watched() else { return };
+        let client = watched.clients.remove(&self.number);
+        if let Some(stage) = client.as_ref().and_then(|client| client.stage.as_ref()) {
+            self.watcher.list.leave(&mut watched, self.number, stage);
+        }
+        drop(watched);
+        drop(client);
+    }
+}
+
+impl Watched {
+    fn put(&mut self, number: u64, stage: WatchStage) {
+        if let Some(client) = self.clients.get_mut(&number) {
+            client.stage = Some(stage);
+        }
+    }
+}
+
+impl Watcher {
+    /// The thread of this process. Starts it if there is none.
+    fn of_this_process() -> io::Result<Arc<Watcher>> {
+        let mut watcher = lock_std(&WATCHER);
+        if let Some(there) = watcher.upgrade().filter(|there| there.is_of_this_process()) {
+            return Ok(there);
+        }
+        let new = Arc::new(Watcher::start()?);
+        *watcher = Arc::downgrade(&new);
+        Ok(new)
+    }
+
+    fn start() -> io::Result<Watcher> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let alarm = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        epoll::add(&epoll, &alarm, EventData::new_u64(ALARM), EventFlags::IN)?;
+        let list = Arc::new(WatchList { epoll, alarm, watched: Mutex::default() });
+        let thread = std::thread::Builder::new().name("oneread-watch".into()).spawn({
+            let list = list.clone();
+            move || list.watch()
+        })?;
+        Ok(Watcher { list, thread: Some(thread), process: std::process::id() })
+    }
+
+    fn is_of_this_process(&self) -> bool {
+        self.process == std::process::id()
+    }
+}
+
+impl Drop for Watcher {
+    /// Waits for the thread, so that a program leaves nothing behind when it ends. That takes
+    /// microseconds, because the thread waits for nobody.
+    fn drop(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        if !self.is_of_this_process() {
+            // There is no such thread to wait for or to detach, and the alarm would be the parent's.
+            return std::mem::forget(thread);
+        }
+        lock_std(&self.list.watched).is_over = true;
+        self.list.alert();
+        // (A subscriber to traces that drops a client in this thread must not wait for itself.)
+        if thread.thread().id() != std::thread::current().id() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl WatchList {
+    /// The thread's loop.
+    fn watch(&self) {
+        let mut events: Vec<epoll::Event> = Vec::with_capacity(ROUND);
+        loop {
+            let timeout = {
+                let watched = lock_std(&self.watched);
+                if watched.is_over {
+                    return;
+                }
+                let due = watched.due.first().map(|(at, _)| at.saturating_duration_since(Instant::now()));
+                due.map(|due| Timespec { tv_sec: due.as_secs() as i64, tv_nsec: due.subsec_nanos().into() })
+            };
+            events.clear();
+            match epoll::wait(&self.epoll, spare_capacity(&mut events), timeout.as_ref()) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return tracing::error!(%error, "waiting failed; servers are watched no longer"),
+            }
+            for event in events.drain(..) {
+                match event.data.u64() {
+                    ALARM => drop(rustix::io::read(&self.alarm, &mut [0u8; 8])),
+                    number => self.look_at(number),
+                }
+            }
+            let now = Instant::now();
+            let due: Vec<u64> = lock_std(&self.watched)
+                .due
+                .iter()
+                .take_while(|(at, _)| *at <= now)
+                .map(|due| due.1)
+                .collect();
+            due.into_iter().for_each(|number| self.look_at(number));
+        }
+    }
+
+    /// Takes a client as far as it comes without waiting. Its socket may be another one by now than
+    /// the one that had an event, so only the stage counts.
+    fn look_at(&self, number: u64) {
+        let mut watched = lock_std(&self.watched);
+        let Some(client) = watched.clients.get_mut(&number) else { return };
+        let (Some(stage), shared) = (client.stage.take(), client.shared.upgrade()) else { return };
+        self.leave(&mut watched, number, &stage);
+        drop(watched);
+        // Otherwise its last handle is being dropped.
+        let Some(shared) = shared else { return };
+        let stage = stage.advance(&shared);
+
+        let mut watched = lock_std(&self.watched);
+        let Some(client) = watched.clients.get_mut(&number) else { return };
+        let (next, left) = match client.offered.take() {
+            Some(link) => (WatchStage::Linked(link), Some(stage)),
+            None => (stage, None),
+        };
+        let next = self.enter_or_pause(&mut watched, number, next);
+        if left.is_some() && matches!(next, WatchStage::Linked(_)) {
+            shared.is_back();
+        }
+        watched.put(number, next);
+        drop(watched);
+        drop(left);
+    }
+
+    /// Has the thread look at this stage when something happens.
+    fn enter(&self, watched: &mut Watched, number: u64, stage: &WatchStage) -> io::Result<()> {
+        if let Some((socket, what)) = stage.socket() {
+            epoll::add(&self.epoll, socket, EventData::new_u64(number), what)?;
+        }
+        if let Some(until) = stage.until() {
+            watched.due.insert((until, number));
+        }
+        Ok(())
+    }
+
+    /// The same. If the socket cannot be watched, it is given up, and an attempt follows.
+    fn enter_or_pause(&self, watched: &mut Watched, number: u64, stage: WatchStage) -> WatchStage {
+        if self.enter(watched, number, &stage).is_ok() {
+            return stage;
+        }
+        let stage = WatchStage::pause(RETRY_MAX);
+        let _ = self.enter(watched, number, &stage);
+        stage
+    }
+
+    /// Undoes `enter`.
+    fn leave(&self, watched: &mut Watched, number: u64, stage: &WatchStage) {
+        if let Some((socket, _)) = stage.socket() {
+            // Not left to closing: a child made by `fork` may have the same socket open.
+            let _ = epoll::delete(&self.epoll, socket);
+        }
+        if let Some(until) = stage.until() {
+            watched.due.remove(&(until, number));
+        }
+    }
+
+    fn alert(&self) {
+        let _ = rustix::io::write(&self.alarm, &1u64.to_ne_bytes());
+    }
+}
