@@ -127,10 +127,15 @@ impl ShmShared {
         &self.options
     }
 
-    /// Records that the server has closed the watched connection.
-    pub(super) fn has_lost(&self, link: &Arc<UnixStream>) {
+    /// Leaves this connection to no handle.
+    pub(super) fn drop_spare(&self, link: &Arc<UnixStream>) {
         let spare = lock_std(&self.spare).take_if(|spare| Arc::ptr_eq(&spare.link.stream, link));
         drop(spare);
+    }
+
+    /// Records that the server has closed the watched connection.
+    pub(super) fn has_lost(&self, link: &Arc<UnixStream>) {
+        self.drop_spare(link);
         self.gone_ns.store(self.clock.now_ns().max(1), Ordering::Relaxed);
         tracing::warn!(address = %self.address, "the server is gone; reconnecting in the background");
     }
@@ -397,13 +402,7 @@ impl ShmHandle {
     fn open_conversation(&mut self, deadline: Instant) -> Result<(), ConnectError> {
         let mut makes_way = false;
         loop {
-            if let Some(spare) = self.shared.take_spare(deadline) {
-                // GETs must read where changes go. Relaxed: the region was published before the
-                // connection was there to be taken, under its lock.
-                if self.shared.version.load(Ordering::Relaxed) != self.attached.version {
-                    self.reattach();
-                }
-                self.conversation = Some(spare);
+            if self.takes_spare(deadline) {
                 return Ok(());
             }
             match self.connect_again(deadline) {
@@ -439,11 +438,24 @@ impl ShmHandle {
             }
             self.reattach();
         }
-        if let Some(watch) = &self.watch {
-            watch.offer(&self.shared, &link.stream);
+        let is_watched = self.watch.as_ref().is_some_and(|watch| watch.offer(&self.shared, &link.stream));
+        // If the thread has connected meanwhile, that connection is enough.
+        if is_watched || !self.takes_spare(deadline) {
+            self.conversation = Some(ShmConnection::new(link, geometry, deadline));
         }
-        self.conversation = Some(ShmConnection::new(link, geometry, deadline));
         Ok(true)
+    }
+
+    /// Takes the client's connection, if no handle uses it.
+    fn takes_spare(&mut self, deadline: Instant) -> bool {
+        let Some(spare) = self.shared.take_spare(deadline) else { return false };
+        // GETs must read where changes go. Relaxed: the region was published before the connection
+        // was there to be taken, under its lock.
+        if self.shared.version.load(Ordering::Relaxed) != self.attached.version {
+            self.reattach();
+        }
+        self.conversation = Some(spare);
+        true
     }
 
     /// Opens a connection if there is none, and asks for a mailbox if these requests want one and

@@ -1,17 +1,14 @@
 //! The watching thread: one for all clients on shm of this process. It notices when a server is
 //! gone, and connects again.
 //!
-//! Each client has a stage:
-//!
-//! ```text
-//!            the server hangs up                  welcomed
-//!  ┌─ Linked ───────────────────► (attempt) ──► Greeting ────► Linked
-//!  │    ▲                          ▲     │         │
-//!  │    │ a handle connected       │     └──┬──────┘ refused, hung up, no answer in time
-//!  │    │ first                    │        ▼
-//!  │    └───────────────────────── Pausing ◄┘
-//!  └─ given up: no handle may use it, and the server has no room for another ─► Pausing
-//! ```
+//! | stage of a client | until | then |
+//! |---|---|---|
+//! | `Linked` | the server hangs up | an attempt |
+//! | | it stands in the way: no handle may use it again, and the server has no room | `Pausing` |
+//! | `Pausing` | the pause is over | an attempt: it connects and says hello (`Greeting`), or fails (`Pausing`) |
+//! | `Greeting` | the server welcomes it | `Linked` |
+//! | | it is refused, hung up on, or not answered in time | `Pausing` |
+//! | any but a `Linked` that handles use | a handle has connected first | `Linked` |
 //!
 //! * The thread never waits for one client or one server: it connects without blocking and reads
 //!   what is there. It only touches memory that a trusted server handed over (`docs/SECURITY.md`).
@@ -198,12 +195,13 @@ impl Watch {
 
     /// Has the thread watch this connection of a handle's, if there is no other that a handle uses
     /// or may use. Then the other one is closed, and the thread looks for no server any more.
-    pub fn offer(&self, shared: &ShmShared, link: &Arc<UnixStream>) {
-        let Some(mut watched) = self.watched() else { return };
-        let Some(client) = watched.clients.get_mut(&self.number) else { return };
+    /// Returns whether it does.
+    pub fn offer(&self, shared: &ShmShared, link: &Arc<UnixStream>) -> bool {
+        let Some(mut watched) = self.watched() else { return false };
+        let Some(client) = watched.clients.get_mut(&self.number) else { return false };
         match &client.stage {
             None => client.offered = Some(link.clone()),
-            Some(stage) if stage.is_used() => {}
+            Some(stage) if stage.is_used() => return false,
             Some(_) => {
                 let stage = client.stage.take();
                 let list = &self.watcher.list;
@@ -218,6 +216,7 @@ impl Watch {
                 list.alert();
             }
         }
+        true
     }
 
     /// After the server had no room for another connection: whether this client has one, or may
@@ -383,7 +382,9 @@ impl WatchList {
         }
         watched.put(number, next);
         drop(watched);
-        drop(left);
+        if let Some(WatchStage::Linked(link)) = left {
+            shared.drop_spare(&link);
+        }
     }
 
     /// Has the thread look at this stage when something happens.
