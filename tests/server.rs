@@ -443,7 +443,8 @@ fn crowded_child() {
             client
         })
         .collect();
-    assert_eq!((watching_threads().len(), server.stats().clients), (1, crowd.len() as u64));
+    assert_eq!(server.stats().clients, crowd.len() as u64);
+    wait_for("the thread's name", || (watching_threads().len() == 1).then_some(()));
     drop(crowd);
     none_are_left(before);
     // One after the other, alone and beside one that stays: more than may be there at a time.
@@ -464,8 +465,10 @@ fn crowded_child() {
     // The thread watches for the end of connections alone: replies on them do not wake it.
     let options = patient().requests(RequestPath::Message);
     let mut client = Client::connect_with(&place.address, options).unwrap();
+    // (It has its name soon after its start.)
+    let thread = wait_for("the thread", || watching_threads().pop());
     let sleeps = || -> u64 {
-        let status = std::fs::read_to_string(watching_threads().pop().unwrap().join("status")).unwrap();
+        let status = std::fs::read_to_string(thread.join("status")).unwrap();
         let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
         count.unwrap().trim().parse().unwrap()
     };
