@@ -268,7 +268,7 @@ pub enum ServeError {
 /// | [`start`](Server::start), new table | memory for the region, and threads. Over verbs also the registration, some seconds per 10 GiB ([`ServerConfig::progress`]) |
 /// | [`start`](Server::start), takeover after [`stop`](Server::stop) | the same without memory |
 /// | [`start`](Server::start), takeover after a kill | the same, and a pass over the whole table; first twice its grace time ([`Config::grace`]) |
-/// | [`stop`](Server::stop), or dropping the server | the end of its threads, each of which first ends the request that it is answering; with a region file, some times its grace time, but at most 1 s |
+/// | [`stop`](Server::stop), or dropping the server | the end of its threads, each of which first ends the request that it is answering; with a region file, also for traces to go (some times its grace time, at most 1 s), and then until the handover is written: 16 bytes for each displaced key, 8 for each stripe and free block |
 /// | the other methods | nothing |
 ///
 /// In an async program, leave the first three to a thread that may block (`spawn_blocking`).
