@@ -184,11 +184,7 @@ impl Timing {
                     })
                 }),
             ),
-            (
-                "oneread get_many, 256 at a time",
-                1,
-                Box::new(|round| get_many(&mut client_many, n, |i| pick(round, i))),
-            ),
+            ("oneread get_many", 1, Box::new(|round| get_many(&mut client_many, n, |i| pick(round, i)))),
             (
                 "dashmap",
                 1,
@@ -486,7 +482,7 @@ pub(super) fn spread(n: u64, threads: u32, op: impl Fn(u64) -> Result<()> + Sync
 }
 
 fn table(lines: &[Line]) -> comfy_table::Table {
-    let mut table = show::table(["", "threads", "per operation", "operations", "ratio", "rounds from", "to"]);
+    let mut table = show::narrow_table(["", "threads", "each", "in all", "ratio", "from", "to"]);
     for line in lines {
         table.add_row(vec![
             Cell::new(&line.name).add_attribute(Attribute::Bold),

@@ -123,7 +123,12 @@ impl CurveOfSizes {
         }
         show::say(match self.json {
             true => serde_json::to_string(&measured)?,
-            false => format!("{}, layout {}\n{}", measured.machine, measured.layout, table(&measured.sizes)),
+            false => format!(
+                "nanoseconds a key, layout {}\n{}\n{}",
+                measured.layout,
+                measured.machine,
+                table(&measured.sizes)
+            ),
         })?;
         Ok(ExitCode::SUCCESS)
     }

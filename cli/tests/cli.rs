@@ -168,6 +168,12 @@ fn output_fits_the_terminal() {
         vec!["layouts", "--slots", "1024", "--load", "90,max", "--keys", "both"],
         vec!["doctor"],
         vec!["demo", "--rounds", "1", "--seconds", "0.1"],
+        vec!["bench", "get", "--keys", "2000", "--rounds", "1"],
+        vec!["bench", "insert", "--keys", "2000", "--rounds", "1"],
+        vec!["bench", "rpc", "--connections", "1,4", "--keys", "2000", "--rounds", "1", "--seconds", "0.05"],
+        vec!["bench", "curve", "--from", "1000", "--to", "1000", "--rounds", "1"],
+        vec!["bench", "kill", "--kills", "1", "--keys", "10", "--value-bytes", "8"],
+        vec!["plan", "--sample-slots", "4096", "--design", "windowed:8", "--simulate", "1000"],
         vec!["--help"],
     ];
     for command in [

@@ -106,7 +106,7 @@ impl Operation {
         match self {
             Operation::Get => "GET",
             Operation::Put => "PUT",
-            Operation::PutMany => "PUTs, batched",
+            Operation::PutMany => "PUTs",
         }
     }
 }
@@ -277,7 +277,8 @@ impl Rpc {
         if self.json {
             show::say(serde_json::to_string(&outcome)?)?;
         } else {
-            show::say(format_args!("{}\n{}", outcome.about(), outcome.machine))?;
+            show::say(outcome.about().replace("; ", "\n"))?;
+            show::say(&outcome.machine)?;
             show::say(table(&outcome.lines))?;
         }
         if let Some(path) = &self.plot {
@@ -585,18 +586,22 @@ fn repeats(client: &Client) -> u64 {
 }
 
 fn table(lines: &[Line]) -> comfy_table::Table {
-    let mut table = show::table([
-        "connections",
+    // Heads of two lines, so that it fits into 80 columns.
+    let mut table = show::narrow_table([
+        "conn.",
         "",
         "by",
-        "per second",
-        "of one-sided GET",
-        "of message",
+        "per\nsecond",
+        "of\nREADs",
+        "of\nmsg.",
         "p50",
         "p99",
-        "server CPU/million",
-        "READs each",
+        "server\nCPU/M",
+        "READs\neach",
     ]);
+    table.column_iter_mut().for_each(|column| {
+        column.set_padding((0, 1));
+    });
     let mut last = 0;
     for line in lines {
         let connections = if line.connections == last { String::new() } else { line.connections.to_string() };
@@ -605,7 +610,7 @@ fn table(lines: &[Line]) -> comfy_table::Table {
             show::number(connections),
             Cell::new(line.operation.name()),
             Cell::new(line.path.name()).add_attribute(Attribute::Bold),
-            show::number(show::count(line.ops_per_s as u64)),
+            show::number(show::rate(line.ops_per_s)),
             show::number(format_args!("{:.2}", line.ratio)),
             show::number(line.of_message.map_or("-".into(), |ratio| format!("{ratio:.2}"))),
             show::number(show::nanos(line.p50_ns as f64)),
