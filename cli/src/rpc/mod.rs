@@ -191,7 +191,7 @@ impl Outcome {
     /// What was measured, in one line.
     pub fn about(&self) -> String {
         format!(
-            "{} of {KEY_BYTES} bytes with values of {VALUE_BYTES}, {}{}{}, layout {}, median of {}",
+            "{} of {KEY_BYTES} bytes with values of {VALUE_BYTES}, {}{}{}; layout {}, median of {}",
             show::counted(self.keys, "key"),
             self.fabric,
             match (self.fabric, self.block) {
