@@ -265,7 +265,7 @@ operation! {
         };
         table.reader.get_many(&table.keys, each).is_ok()
     };
-    [330, 775, 332, 775]
+    [315, 773, 318, 773]
 }
 operation! {
     contains_many: present, |table| {
@@ -273,23 +273,23 @@ operation! {
         let each = |n: usize, value: Option<&[u8]>| present[n / 64] |= u64::from(value.is_some()) << (n % 64);
         table.reader.get_many(&table.keys, each).is_ok() && black_box(present)[0] == u64::MAX
     };
-    [308, 738, 310, 737]
+    [295, 726, 298, 726]
 }
 operation! {
     put_with_room: with_room, |table| table.keys.iter().all(|key| table.put(key) == Ok(PutOutcome::Inserted));
-    [1430, 2235, 1550, 2350]
+    [842, 2017, 947, 2127]
 }
 operation! {
     put_without_room: without_room, |table| table.keys.iter().all(|key| table.put(key) == Ok(PutOutcome::Inserted));
-    [26300, 29800, 27400, 48300]
+    [19280, 21840, 18980, 32000]
 }
 operation! {
     update: present, |table| table.keys.iter().all(|key| table.put(key) == Ok(PutOutcome::Updated));
-    [1465, 2380, 1460, 2360]
+    [964, 2240, 961, 2219]
 }
 operation! {
     remove: present, |table| table.keys.iter().all(|key| table.index.remove(key) == Ok(true));
-    [2285, 2645, 2390, 2540]
+    [1503, 2232, 1433, 1987]
 }
 
 /// Single GETs.
@@ -301,13 +301,13 @@ fn get_each(table: &mut Prepared, is_there: bool) -> bool {
 // All keys from none to 90 % of the slots, and the time that passes meanwhile.
 #[library_benchmark]
 #[bench::windowed_8_short(args = (nothing_there(setting("windowed:8", 16, 32, false))),
-    config = at_most(3335, load(90)))]
+    config = at_most(2276, load(90)))]
 #[bench::windowed_8_long(args = (nothing_there(setting("windowed:8", 32, 200, false))),
-    config = at_most(4760, load(90)))]
+    config = at_most(3893, load(90)))]
 #[bench::windowed_16_short(args = (nothing_there(setting("windowed:16", 16, 32, false))),
-    config = at_most(2615, load(90)))]
+    config = at_most(1766, load(90)))]
 #[bench::windowed_16_long(args = (nothing_there(setting("windowed:16", 32, 200, false))),
-    config = at_most(4375, load(90)))]
+    config = at_most(3592, load(90)))]
 fn fill(table: Box<Prepared>) -> Box<Prepared> {
     assert!(table.keys.iter().all(|key| table.put(key) == Ok(PutOutcome::Inserted)));
     table
@@ -316,11 +316,11 @@ fn fill(table: Box<Prepared>) -> Box<Prepared> {
 // Puts into a full table, of keys that were refused before.
 #[library_benchmark]
 #[bench::windowed_8_short(args = (full(setting("windowed:8", 16, 32, false))),
-    config = at_most(1140, OPERATIONS))]
+    config = at_most(747, OPERATIONS))]
 #[bench::farm_short(args = (full(setting("farm", 16, 32, false))),
-    config = at_most(1480, OPERATIONS))]
+    config = at_most(1020, OPERATIONS))]
 #[bench::cluster_short(args = (full(setting("cluster", 16, 32, false))),
-    config = at_most(1260, OPERATIONS))]
+    config = at_most(872, OPERATIONS))]
 fn refused(table: Box<Prepared>) -> Box<Prepared> {
     assert!(table.keys.iter().all(|key| matches!(table.put(key), Err(PutError::Full { .. }))));
     table
@@ -335,7 +335,7 @@ fn client_get(mut served: Box<Served>) -> Box<Served> {
 }
 
 #[library_benchmark]
-#[bench::windowed_8_short(args = (served(setting("windowed:8", 16, 32, false))), config = at_most(330, OPERATIONS))]
+#[bench::windowed_8_short(args = (served(setting("windowed:8", 16, 32, false))), config = at_most(321, OPERATIONS))]
 fn client_get_many(mut served: Box<Served>) -> Box<Served> {
     let Served { client, keys, values, .. } = &mut *served;
     assert!(client.get_many_into(keys, values).is_ok());
@@ -343,7 +343,7 @@ fn client_get_many(mut served: Box<Served>) -> Box<Served> {
 }
 
 #[library_benchmark]
-#[bench::windowed_8_short(args = (served(setting("windowed:8", 16, 32, false))), config = at_most(282, OPERATIONS))]
+#[bench::windowed_8_short(args = (served(setting("windowed:8", 16, 32, false))), config = at_most(268, OPERATIONS))]
 fn client_contains_many(mut served: Box<Served>) -> Box<Served> {
     let Served { client, keys, present, .. } = &mut *served;
     assert!(client.contains_many(keys, present).is_ok());

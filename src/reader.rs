@@ -323,7 +323,7 @@ impl<'g, F: Fabric> Reader<'g, F> {
             hashed.extend(block.iter().map(|key| self.geometry.hashed(key.as_ref())));
             hashed.iter().for_each(|&key| self.fabric.expect(key));
             let mut looked = 0;
-            for (number, key) in (first..).zip(hashed) {
+            for (number, &key) in (first..).zip(&hashed) {
                 let before = self.reads.reads;
                 match self.fabric.get_directly(key, &mut value, &mut self.reads) {
                     Some(true) => {

@@ -11,7 +11,7 @@
 
 #![allow(unsafe_code)]
 
-use crate::layout::{WORD, mapped};
+use crate::layout::{LINE, WORD, mapped};
 use crate::observe::{Observed, ObservedBy};
 use crate::place::{self, PlaceError};
 use crate::room::{self, Room};
@@ -543,16 +543,28 @@ impl Region {
 
     /// StoreWords the words `from`, one after the other, from word `first` on. Relaxed, as
     /// [`Region::store`].
-    #[inline]
+    #[inline(always)]
     pub(crate) fn copy(&self, from: &[AtomicU64], first: usize) {
+        const LINE_WORDS: usize = LINE / WORD;
         assert!(self.writable, "a store into a read-only region");
         let to = self.words(first, from.len());
-        for (n, (to, from)) in to.iter().zip(from).enumerate() {
+        let copy = |n: usize, to: &AtomicU64, from: &AtomicU64| {
             self.observed.access();
             self.before_store();
             let value = from.load(Ordering::Relaxed);
             to.store(value, Ordering::Relaxed);
             self.observed.stored(first + n, value);
+        };
+        // Line by line: the loop over a line's words costs nothing.
+        let ((lines, rest), (to_lines, to_rest)) =
+            (from.as_chunks::<LINE_WORDS>(), to.as_chunks::<LINE_WORDS>());
+        for (line, (to, from)) in to_lines.iter().zip(lines).enumerate() {
+            for n in 0..LINE_WORDS {
+                copy(LINE_WORDS * line + n, &to[n], &from[n]);
+            }
+        }
+        for (n, (to, from)) in (LINE_WORDS * lines.len()..).zip(to_rest.iter().zip(rest)) {
+            copy(n, to, from);
         }
     }
 
@@ -571,23 +583,26 @@ impl Region {
     pub(crate) fn prefetch_bytes(&self, offset: u64, bytes: u64) {
         /// Line-fill buffers of a core, or a little less.
         const LINES_MAX: u64 = 8;
-        let lines = bytes.div_ceil(crate::layout::LINE as u64).min(LINES_MAX);
-        for line in 0..lines {
-            self.prefetch((offset as usize + line as usize * crate::layout::LINE) / WORD);
+        let begin = self.base.as_ptr().wrapping_byte_add(offset as usize);
+        for line in 0..LINES_MAX {
+            if line * (LINE as u64) < bytes {
+                prefetch(begin.wrapping_byte_add(line as usize * LINE));
+            }
         }
     }
+}
 
-    #[inline]
-    fn prefetch(&self, word: usize) {
-        #[cfg(target_arch = "x86_64")]
-        if word < self.words {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            // SAFETY: `word` lies inside the mapping; a prefetch touches no memory architecturally.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.base.as_ptr().add(word).cast()) };
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = word;
+/// Asks the CPU to fetch a line. No effect but on time, whatever the address.
+#[inline(always)]
+fn prefetch(at: *const AtomicU64) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a prefetch touches no memory architecturally, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
     }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
 }
 
 /// Memory behind a table ([`Region::behind`]).
@@ -637,12 +652,8 @@ impl mapped::Words for MappedWords<'_> {
     #[inline(always)]
     fn expect(self) {
         const LINES: usize = 4;
-        #[cfg(target_arch = "x86_64")]
         for line in 0..LINES {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            let at = self.words.as_ptr().wrapping_byte_add(line * crate::layout::LINE);
-            // SAFETY: a prefetch touches no memory architecturally, whatever the address.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
+            prefetch(self.words.as_ptr().wrapping_byte_add(line * LINE));
         }
     }
 }

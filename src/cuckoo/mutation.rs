@@ -18,10 +18,11 @@ use smallvec::SmallVec;
 pub fn destinations(geometry: &Geometry, key: Hashed<'_>, at: Option<SlotIx>) -> SmallVec<[Destination; 3]> {
     let primary = geometry.primary(key);
     let is_home = at.is_none_or(|slot| primary.contains(slot));
-    choices(geometry, key)
-        .enumerate()
-        .map(|(n, window)| Destination { window, displaces: is_home && n > 0 })
-        .collect()
+    let mut all = SmallVec::new();
+    for (n, window) in choices(geometry, key).enumerate() {
+        all.push(Destination { window, displaces: is_home && n > 0 });
+    }
+    all
 }
 
 /// Whether paths are searched by random walks. They are in `pilaf`.

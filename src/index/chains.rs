@@ -6,6 +6,7 @@
 //! Overflow memory is address space until a block is first used. Then memory is put behind the
 //! block, and its slots are written. So a table's chains cost only the memory that they used.
 
+use super::notes::Note;
 use super::*;
 use crate::layout::chain::{self, Block, CHAIN_MAX};
 use crate::layout::control::BLOCKS_WORD;
@@ -237,14 +238,15 @@ impl Index {
     /// Moves a key of `home` from one slot of its chain to a free slot of it. `false` if the key
     /// may not be moved now.
     fn move_within_chain(&self, locked: &mut Locked<'_>, home: u64, from: SlotIx, to: SlotIx) -> bool {
-        let occupant = self.slots().read(from);
-        if !has_room_for_ghost(occupant.ghost) {
+        let (header, occupant) = self.slots().occupant(from);
+        if !has_room_for_ghost(header.ghost) {
             return false;
         }
-        self.overwrite(locked, to, &occupant.key, &occupant.value);
-        let bit = families::filter_bit(&self.geometry, self.geometry.hashed(&occupant.key));
+        let mover = self.geometry.hashed(&occupant);
+        self.overwrite(locked, to, None, self.slots().image(from), Note::Unknown);
+        let bit = families::filter_bit(&self.geometry, mover);
         self.stripe(locked, home).change(home, bit, from, DisplacedAt::At(to));
-        self.vacate(locked, from);
+        self.vacate(locked, from, mover);
         count(&self.counters.mine().moves);
         true
     }

@@ -86,21 +86,29 @@ impl Grace {
     }
 
     /// Takes out the first trace if it is due. Returns it with its time.
+    #[inline]
     pub fn pop_due(&self) -> Option<(u64, Trace)> {
-        let (mut next, mut first) = (u64::MAX, &self.queues[0]);
-        for queue in self.queues.iter() {
-            let due = queue.next_due_ns();
-            if due < next {
-                (next, first) = (due, queue);
-            }
-        }
+        let next = self.next_due_ns();
         if next == u64::MAX {
             return None;
         }
         let now = self.clock.now_ns();
-        if now < next {
-            return None;
+        if now < next { None } else { self.pop_due_by(now) }
+    }
+
+    /// When the first trace is due; `u64::MAX` when there is none.
+    #[inline(always)]
+    fn next_due_ns(&self) -> u64 {
+        let mut next = u64::MAX;
+        for queue in self.queues.iter() {
+            next = next.min(queue.next_due_ns());
         }
+        next
+    }
+
+    #[inline(never)]
+    fn pop_due_by(&self, now: u64) -> Option<(u64, Trace)> {
+        let first = self.queues.iter().min_by_key(|queue| queue.next_due_ns())?;
         let mut traces = lock(&first.traces);
         let due = traces.pop_front_if(|(due, _)| *due <= now);
         first.next_due_ns.store(traces.front().map_or(u64::MAX, |(due, _)| *due), Ordering::Relaxed);
@@ -114,9 +122,9 @@ impl Grace {
 
     /// How long until the first trace is due; `None` when there is none.
     pub fn until_next(&self) -> Option<Duration> {
-        match self.queues.iter().map(Queue::next_due_ns).min() {
-            None | Some(u64::MAX) => None,
-            Some(due) => Some(Duration::from_nanos(due.saturating_sub(self.clock.now_ns()))),
+        match self.next_due_ns() {
+            u64::MAX => None,
+            due => Some(Duration::from_nanos(due.saturating_sub(self.clock.now_ns()))),
         }
     }
 

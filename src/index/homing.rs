@@ -1,6 +1,7 @@
 //! Homing: after a delete, displaced keys come back into their primary windows.
 
 use super::*;
+use std::ops::Range;
 
 /// Displaced keys that one delete may bring home. Each takes the slot that the one before left.
 const HOMINGS_MAX: usize = 4;
@@ -16,23 +17,36 @@ impl Index {
             if free.0 >= self.geometry.main_slots() {
                 return;
             }
-            let Some(left) = self.homes_around(free).find_map(|home| self.bring_one_home(home, free)) else {
-                return;
-            };
-            free = left;
+            match self.bring_any_home(free) {
+                Some(left) => free = left,
+                None => return,
+            }
         }
     }
 
-    /// Homes whose primary window contains `slot` and whose filter has a bit. No lock is held, so
-    /// this is a guess.
-    pub(super) fn homes_around(&self, slot: SlotIx) -> impl Iterator<Item = u64> {
+    /// Moves a displaced key of any home around into `free`. Returns the slot that it left.
+    fn bring_any_home(&self, free: SlotIx) -> Option<SlotIx> {
+        for home in self.homes_around(free) {
+            if self.names_displaced(home)
+                && let Some(left) = self.bring_one_home(home, free)
+            {
+                return Some(left);
+            }
+        }
+        None
+    }
+
+    /// Homes whose primary window contains `slot`.
+    fn homes_around(&self, slot: SlotIx) -> Range<u64> {
         let bucket = self.geometry.home_of_slot(slot);
         let window_buckets = u64::from(self.geometry.layout().window_buckets);
-        let last = bucket.min(self.geometry.homes() - 1);
-        (bucket.saturating_sub(window_buckets - 1)..=last).filter(|&home| {
-            let aux = self.slots().header(self.geometry.window(home).first).aux;
-            families::names_displaced(&self.geometry, aux)
-        })
+        bucket.saturating_sub(window_buckets - 1)..self.geometry.homes().min(bucket + 1)
+    }
+
+    /// Whether the filter of a home has a bit. No lock is held, so this is a guess.
+    #[inline(always)]
+    fn names_displaced(&self, home: u64) -> bool {
+        families::names_displaced(&self.geometry, self.slots().aux(self.geometry.window(home).first))
     }
 
     /// Moves a displaced key of `home` into `free`. Returns the slot that it left, or `None` if no
@@ -56,10 +70,12 @@ impl Index {
                 .displaced(home)
                 .iter()
                 .any(|e| e.place == DisplacedAt::At(from));
-            if !still_there || !self.still_good(&locked, &path) {
+            let keys = self.keys_along(&path);
+            let movers = self.hashed_all(&keys);
+            if !still_there || !self.still_good(&locked, &path, &movers) {
                 return false;
             }
-            self.move_along(&mut locked, &path, |locked| self.vacate(locked, from));
+            self.move_along(&mut locked, &path, &movers, |locked| self.vacate(locked, from, movers[0]));
             self.left_slot_of_home(&mut locked, from, home);
             count(&self.counters.mine().homings);
             true

@@ -4,17 +4,18 @@ use super::*;
 
 impl Index {
     /// Locks what a key's presence depends on: its primary window, and its other windows if the
-    /// home's filter says that the key may be there. Returns that, too.
-    pub(super) fn lock_key(&self, key: Hashed<'_>) -> (Locked<'_>, bool) {
+    /// home's filter says that the key may be there. Returns whether it says so.
+    #[inline(always)]
+    pub(super) fn lock_key(&self, locked: &mut Locked<'_>, key: Hashed<'_>) -> bool {
         let primary = self.geometry.primary(key);
         self.region
             .prefetch_bytes(self.geometry.slot_offset(primary.first), self.geometry.window_bytes(primary));
-        let locked = self.stripes.lock_two(self.stripes_of_window(primary));
-        if !self.may_be_displaced(key) {
-            return (locked, false);
+        locked.lock_two(self.stripes_of_window(primary));
+        let may_be_displaced = self.may_be_displaced(key);
+        if may_be_displaced {
+            locked.lock(self.stripes_of_key(key));
         }
-        drop(locked);
-        (self.stripes.lock(self.stripes_of_key(key)), true)
+        may_be_displaced
     }
 
     /// The stripes of all windows of a key.
@@ -52,7 +53,9 @@ impl Index {
 
     /// Locks the stripe of one main slot.
     pub(super) fn lock_slot(&self, slot: SlotIx) -> Locked<'_> {
-        self.stripes.lock_two([self.stripes.of(slot); 2])
+        let mut locked = self.stripes.none();
+        locked.lock_two([self.stripes.of(slot); 2]);
+        locked
     }
 
     /// Locks the stripe of a home slot.

@@ -72,7 +72,7 @@ use smallvec::SmallVec;
 use std::time::Duration;
 use stripes::{Displaced, DisplacedAt, Locked, Stripe, StripeSet, Stripes};
 use undo::{Undo, UndoLines};
-use writer::{Owned, SlotWriter, Sought};
+use writer::{SlotWriter, Sought};
 
 /// Paths of one put that other threads may change before the put gives up.
 const ROUNDS_MAX: u32 = 1_000;
@@ -197,12 +197,13 @@ impl Index {
         self.check_lengths(key, value)?;
         self.reap(REAP_MAX);
         let key = self.geometry.hashed(key);
-        let (mut locked, may_be_displaced) = self.lock_key(key);
+        let mut locked = self.stripes.none();
+        let may_be_displaced = self.lock_key(&mut locked, key);
         let seen = self.seek(key, may_be_displaced);
-        if let Some(answer) = self.put_over(&mut locked, seen.at, key, value, mode) {
+        if let Some(answer) = self.put_over(&mut locked, seen.at(), key, value, mode) {
             return Ok(answer);
         }
-        if let Some(slot) = seen.free {
+        if let Sought::Free(slot) = seen {
             self.place(&mut locked, slot, key, value);
             return Ok(PutOutcome::Inserted);
         }
@@ -279,13 +280,14 @@ impl Index {
         self.check_lengths(key, value)?;
         self.reap(REAP_MAX);
         let key = self.geometry.hashed(key);
-        let (locked, may_be_displaced) = self.lock_key(key);
+        let mut locked = self.stripes.none();
+        let may_be_displaced = self.lock_key(&mut locked, key);
         debug_assert!(self.may_change(&locked, key), "L2");
-        let Some(slot) = self.seek(key, may_be_displaced).at else { return Ok(SwapOutcome::Absent) };
+        let Some(slot) = self.seek(key, may_be_displaced).at() else { return Ok(SwapOutcome::Absent) };
         if *self.slots().read(slot).value != *expected {
             return Ok(SwapOutcome::Differs);
         }
-        self.rewrite(&locked, slot, self.slots().header(slot), key.key(), value);
+        self.rewrite(&locked, slot, Some(key), value);
         count(&self.counters.mine().updates);
         Ok(SwapOutcome::Swapped)
     }
@@ -298,8 +300,9 @@ impl Index {
         self.check_lengths(key, &[])?;
         self.reap(REAP_MAX);
         let key = self.geometry.hashed(key);
-        let (mut locked, may_be_displaced) = self.lock_key(key);
-        let Some(slot) = self.seek(key, may_be_displaced).at else { return Ok(false) };
+        let mut locked = self.stripes.none();
+        let may_be_displaced = self.lock_key(&mut locked, key);
+        let Some(slot) = self.seek(key, may_be_displaced).at() else { return Ok(false) };
         self.erase(&mut locked, slot, key);
         drop(locked);
         count(&self.counters.mine().removes);
@@ -326,7 +329,7 @@ impl Index {
     }
 
     fn may_be_displaced(&self, key: Hashed<'_>) -> bool {
-        families::may_be_displaced(&self.geometry, key, self.slots().header(self.home_slot(key)).aux)
+        families::may_be_displaced(&self.geometry, key, self.slots().aux(self.home_slot(key)))
     }
 
     fn home_slot(&self, key: Hashed<'_>) -> SlotIx {
@@ -335,24 +338,26 @@ impl Index {
 
     /// Looks for `key` in its primary window, and if it may be displaced in its others. The caller
     /// holds the key's locks.
+    #[inline(always)]
     fn seek(&self, key: Hashed<'_>, may_be_displaced: bool) -> Sought {
         let primary = self.geometry.primary(key);
-        let mut seen = self.slots().seek(primary, key.key());
-        if seen.at.is_none() && may_be_displaced {
-            seen.at = self.find_displaced(key, primary);
+        let seen = self.slots().seek(primary, key.key());
+        if may_be_displaced && seen.at().is_none() {
+            return self.find_displaced(key, primary).map_or(seen, Sought::At);
         }
         seen
     }
 
     /// The slot outside the primary window that holds `key`.
+    #[cold]
     fn find_displaced(&self, key: Hashed<'_>, primary: Window) -> Option<SlotIx> {
         let mut last = primary;
         let mut windows = (1..).map_while(|read| {
-            let head_aux = self.slots().header(last.first).aux;
+            let head_aux = self.slots().aux(last.first);
             last = families::after(&self.geometry, key, read, head_aux)?;
             Some(last)
         });
-        windows.find_map(|window| self.slots().seek(window, key.key()).at)
+        windows.find_map(|window| self.slots().seek(window, key.key()).at())
     }
 
     fn free_slot(&self, window: Window) -> Option<SlotIx> {
@@ -368,10 +373,11 @@ impl Index {
         mode: PutMode,
     ) -> Option<PutOutcome> {
         let seen = self.seek(key, self.may_be_displaced(key));
-        self.put_over(locked, seen.at, key, value, mode)
+        self.put_over(locked, seen.at(), key, value, mode)
     }
 
     /// The same, where it is known which slot holds the key.
+    #[inline]
     fn put_over(
         &self,
         locked: &mut Locked<'_>,
@@ -387,8 +393,7 @@ impl Index {
         if mode == PutMode::Insert {
             return Some(PutOutcome::Exists);
         }
-        self.rewrite(locked, slot, self.slots().header(slot), key.key(), value);
-        self.note(slot, key);
+        self.rewrite(locked, slot, Some(key), value);
         count(&self.counters.mine().updates);
         Some(PutOutcome::Updated)
     }

@@ -70,7 +70,9 @@ impl Notes {
     #[inline]
     pub fn of(&self, slot: SlotIx) -> Note {
         // Relaxed, here and below: a hint.
-        Note::from_byte(self.0[slot.0 as usize].load(Ordering::Relaxed))
+        self.0
+            .get(slot.0 as usize)
+            .map_or(Note::Unknown, |byte| Note::from_byte(byte.load(Ordering::Relaxed)))
     }
 
     /// Whether the slot has no key. `None` if nothing is known.

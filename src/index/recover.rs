@@ -326,7 +326,7 @@ impl Index {
         } else if self.may_be_at(key, slot, guard) {
             seen.displaced.push(slot);
         } else {
-            self.rewrite(&self.stripes.alone(), slot, self.slots().header(slot), &[], &[]);
+            self.rewrite(&self.stripes.alone(), slot, None, &[]);
             seen.found.misplaced += 1;
         }
     }
@@ -369,7 +369,7 @@ impl Index {
             let key = self.geometry.hashed(&content.key);
             let is_primary = self.geometry.primary(key).contains(slot);
             if self.copies(key).next() != Some(slot) {
-                self.vacate(&self.stripes.alone(), slot);
+                self.vacate(&self.stripes.alone(), slot, key);
                 seen.found.doubled += 1;
                 seen.found.keys -= u64::from(is_primary);
             } else if !is_primary {

@@ -15,9 +15,10 @@ use crate::families::{self, destinations};
 use crate::layout::geometry::{SlotIx, Window};
 use crate::layout::hash::{Hashed, mix, reduce};
 use crate::layout::slot::Key;
-use crate::placement::{Destination, GivesWay};
+use crate::placement::Destination;
 use smallvec::SmallVec;
 use std::cell::RefCell;
+use std::ops::Range;
 
 /// Slots that one layer enters before the search goes on to the next layer. `docs/LAYOUTS.md` shows
 /// the READs per GET and the time per insert for other values.
@@ -136,100 +137,94 @@ struct Search {
     /// Slots entered, in order.
     nodes: Vec<Node>,
     visited: Visited,
-    /// What the next layer may enter.
-    later: Vec<Later>,
-}
-
-/// What displaces a key, and so belongs to the next layer.
-#[derive(Clone, Copy)]
-enum Later {
-    /// A window of the newcomer.
-    Newcomer(Window),
-    /// All windows but the primary one of the key in this node's slot.
-    Occupant(u32),
 }
 
 impl Search {
     fn run(&mut self, table: Searched<'_>, newcomer: Hashed<'_>) -> Option<MovePath> {
         self.nodes.clear();
         self.visited.clear();
-        self.later.clear();
-        let gives_way = families::gives_way(table.slots.geometry);
-        for destination in destinations(table.slots.geometry, newcomer, None) {
-            if destination.displaces {
-                self.later.push(Later::Newcomer(destination.window));
-            } else if let Some(path) = self.enter(table, ROOT, destination.window) {
-                return Some(path);
-            }
+        let geometry = table.slots.geometry;
+        let gives_way = families::gives_way(geometry);
+        let onward = destinations(geometry, newcomer, None);
+        if let Some(path) = self.enter_those(table, ROOT, &onward, false) {
+            return Some(path);
         }
-        let mut next = 0;
-        let mut layer_end = LAYER_MAX;
+        let (mut begin, mut next) = (0, 0);
         loop {
+            let layer_end = begin + LAYER_MAX;
             while next < self.nodes.len().min(layer_end) {
                 let node = next as u32;
                 next += 1;
                 let path = match table.note(self.nodes[node as usize].slot) {
-                    Some(Note::AtHome(distance)) => self.leave_home(table, node, distance, gives_way),
-                    Some(Note::Displaced) => self.leave_elsewhere(table, node),
+                    Some(Note::AtHome(distance)) if gives_way.at_home => {
+                        self.leave_home(table, node, distance)
+                    }
+                    Some(Note::Displaced) => self.leave(table, node, false),
                     _ => None,
                 };
                 if path.is_some() {
                     return path;
                 }
             }
-            if self.later.is_empty() || self.nodes.len() >= SEARCH_MAX {
+            if self.nodes.len() >= SEARCH_MAX {
                 return None;
             }
-            layer_end = next.max(self.nodes.len()) + LAYER_MAX;
-            next = self.nodes.len();
-            for later in std::mem::take(&mut self.later) {
-                if let Some(path) = self.displace(table, later) {
+            // The next layer begins where a key of this one would be newly displaced.
+            let looked_at = begin..next;
+            begin = self.nodes.len();
+            next = begin;
+            if looked_at.start == 0
+                && let Some(path) = self.enter_those(table, ROOT, &onward, true)
+            {
+                return Some(path);
+            }
+            for node in looked_at.filter(|_| gives_way.displaced) {
+                if let Some(Note::AtHome(_)) = table.note(self.nodes[node].slot)
+                    && let Some(path) = self.leave(table, node as u32, true)
+                {
                     return Some(path);
                 }
+            }
+            if self.nodes.len() == begin {
+                return None;
             }
         }
     }
 
-    /// Goes on from a slot whose key is in its primary window, which begins `distance` slots before.
-    fn leave_home(
-        &mut self,
-        table: Searched<'_>,
-        node: u32,
-        distance: u8,
-        may: GivesWay,
-    ) -> Option<MovePath> {
-        if may.displaced {
-            self.later.push(Later::Occupant(node));
-        }
-        if !may.at_home {
-            return None;
-        }
+    /// Goes on from a slot whose key is in its primary window, which begins `distance` slots before,
+    /// to other slots of that window.
+    #[inline]
+    fn leave_home(&mut self, table: Searched<'_>, node: u32, distance: u8) -> Option<MovePath> {
         let SlotIx(slot) = self.nodes[node as usize].slot;
         let first = SlotIx(slot.saturating_sub(distance.into()));
         self.enter(table, node, Window { first, slots: table.slots.geometry.layout().window_slots() })
     }
 
-    /// Goes on from a slot whose key is displaced already.
-    fn leave_elsewhere(&mut self, table: Searched<'_>, node: u32) -> Option<MovePath> {
+    /// Goes on from a slot to the windows in which its key would be newly displaced, or to the others.
+    fn leave(&mut self, table: Searched<'_>, node: u32, displaces: bool) -> Option<MovePath> {
         let onward = table.destinations(self.nodes[node as usize].slot)?;
-        let mut windows = onward.iter().filter(|destination| !destination.displaces);
-        windows.find_map(|destination| self.enter(table, node, destination.window))
+        self.enter_those(table, node, &onward, displaces)
     }
 
-    /// Enters windows in which a key would be newly displaced.
-    fn displace(&mut self, table: Searched<'_>, later: Later) -> Option<MovePath> {
-        match later {
-            Later::Newcomer(window) => self.enter(table, ROOT, window),
-            Later::Occupant(node) => {
-                let onward = table.destinations(self.nodes[node as usize].slot)?;
-                let mut windows = onward.iter().filter(|destination| destination.displaces);
-                windows.find_map(|destination| self.enter(table, node, destination.window))
-            }
-        }
+    fn enter_those(
+        &mut self,
+        table: Searched<'_>,
+        parent: u32,
+        onward: &[Destination],
+        displaces: bool,
+    ) -> Option<MovePath> {
+        let mut those = onward.iter().filter(|destination| destination.displaces == displaces);
+        those.find_map(|destination| self.enter(table, parent, destination.window))
     }
 
     /// Adds the slots of a window to this layer. Returns the path if one of the slots is free.
+    #[inline]
     fn enter(&mut self, table: Searched<'_>, parent: u32, window: Window) -> Option<MovePath> {
+        if self.visited.covers(window) { None } else { self.enter_new(table, parent, window) }
+    }
+
+    #[inline(never)]
+    fn enter_new(&mut self, table: Searched<'_>, parent: u32, window: Window) -> Option<MovePath> {
         let mut new = self.visited.insert(window);
         while new != 0 {
             let slot = window.slot(new.trailing_zeros());
@@ -261,6 +256,8 @@ struct Visited {
     entries: Box<[Group]>,
     round: u32,
     len: usize,
+    /// Neighbouring slots that were added: the windows of neighbours overlap.
+    run: Range<u64>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -272,21 +269,34 @@ struct Group {
 
 impl Default for Visited {
     fn default() -> Visited {
-        Visited { entries: vec![Group::default(); 4 * SEARCH_MAX].into(), round: 1, len: 0 }
+        Visited { entries: vec![Group::default(); 4 * SEARCH_MAX].into(), round: 1, len: 0, run: 0..0 }
     }
 }
 
 impl Visited {
     fn clear(&mut self) {
         self.len = 0;
+        self.run = 0..0;
         self.round = self.round.wrapping_add(1);
         if self.round == 0 {
             *self = Visited::default();
         }
     }
 
+    /// Whether it is certain that adding this window adds nothing.
+    #[inline]
+    fn covers(&self, window: Window) -> bool {
+        self.run.start <= window.first.0 && window.first.0 + u64::from(window.slots) <= self.run.end
+    }
+
     /// Adds a window of at most 64 slots. Returns which of them were new: bit 0 is the first slot's.
     fn insert(&mut self, window: Window) -> u64 {
+        let these = window.first.0..window.first.0 + u64::from(window.slots);
+        self.run = if these.start <= self.run.end && self.run.start <= these.end {
+            self.run.start.min(these.start)..self.run.end.max(these.end)
+        } else {
+            these
+        };
         let (group, shift) = (window.first.0 / 64, window.first.0 % 64);
         let all = u64::MAX >> (64 - window.slots);
         let mut new = self.insert_into(group, all << shift) >> shift;

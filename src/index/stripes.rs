@@ -131,28 +131,22 @@ impl Stripes {
 
     /// Locks a set of stripes (L3).
     pub fn lock(&self, set: StripeSet) -> Locked<'_> {
-        let set = if broken(Rule::LockOrder) { as_named(set) } else { increasing(set) };
-        let held = set.into_iter().map(|n| (n, lock(&self.all[n]))).collect();
-        Locked { held, stripes: self, is_alone: false }
+        let mut locked = self.none();
+        locked.lock(set);
+        locked
     }
 
-    /// Locks two stripes, or one named twice (L3).
-    pub fn lock_two(&self, [a, b]: [usize; 2]) -> Locked<'_> {
-        let mut held = SmallVec::new();
-        let mut add = |n: usize| held.push((n, lock(&self.all[n])));
-        match a.cmp(&b) {
-            std::cmp::Ordering::Equal => add(a),
-            std::cmp::Ordering::Less => [a, b].into_iter().for_each(add),
-            std::cmp::Ordering::Greater => by_rule(Rule::LockOrder, [b, a], [a, b]).into_iter().for_each(add),
-        }
-        Locked { held, stripes: self, is_alone: false }
+    /// Locks nothing yet.
+    #[inline(always)]
+    pub fn none(&self) -> Locked<'_> {
+        Locked { held: [None, None], others: None, stripes: self, is_alone: false }
     }
 
     /// Locks nothing, but may write slots. For the threads that make a table or take one over, each
     /// its own slots, before any other server thread has the table. Readers may have it. What a
     /// home's lock guards besides slots still needs that lock.
     pub fn alone(&self) -> Locked<'_> {
-        Locked { held: SmallVec::new(), stripes: self, is_alone: true }
+        Locked { is_alone: true, ..self.none() }
     }
 
     /// The number of stripes.
@@ -186,16 +180,48 @@ fn as_named(mut set: StripeSet) -> StripeSet {
 
 /// Locked stripes. Dropping this unlocks them.
 pub(crate) struct Locked<'a> {
-    held: SmallVec<[(usize, MutexGuard<'a, Stripe>); 2]>,
+    /// The first two, which most operations have enough with.
+    held: [Option<Held<'a>>; 2],
+    others: Option<Vec<Held<'a>>>,
     stripes: &'a Stripes,
     is_alone: bool,
 }
 
-impl Locked<'_> {
+/// A locked stripe and its number.
+type Held<'a> = (usize, MutexGuard<'a, Stripe>);
+
+impl<'a> Locked<'a> {
+    /// Unlocks what is locked. Then locks a set of stripes (L3).
+    pub fn lock(&mut self, set: StripeSet) {
+        self.held = [None, None];
+        self.others = None;
+        let set = if broken(Rule::LockOrder) { as_named(set) } else { increasing(set) };
+        let mut held = set.into_iter().map(|n| (n, lock(&self.stripes.all[n])));
+        self.held[0] = held.next();
+        self.held[1] = held.next();
+        if held.len() > 0 {
+            self.others = Some(held.collect());
+        }
+    }
+
+    /// Locks two stripes, or one named twice (L3). None is locked yet.
+    #[inline(always)]
+    pub fn lock_two(&mut self, [a, b]: [usize; 2]) {
+        let [first, second] = by_rule(Rule::LockOrder, [a.min(b), a.max(b)], [a, b]);
+        self.held[0] = Some((first, lock(&self.stripes.all[first])));
+        if second != first {
+            self.held[1] = Some((second, lock(&self.stripes.all[second])));
+        }
+    }
+
+    fn all_held(&self) -> impl Iterator<Item = &Held<'a>> {
+        self.held.iter().flatten().chain(self.others.iter().flatten())
+    }
+
     /// Whether the stripe of this main slot is locked.
     pub fn covers(&self, slot: SlotIx) -> bool {
         let number = self.stripes.of(slot);
-        self.held.iter().any(|(n, _)| *n == number)
+        self.all_held().any(|(n, _)| *n == number)
     }
 
     /// Whether no other server thread has the table yet.
@@ -209,7 +235,8 @@ impl Locked<'_> {
     /// When the slot's stripe is not locked, which breaks L2.
     pub fn stripe(&mut self, home_slot: SlotIx) -> &mut Stripe {
         let number = self.stripes.of(home_slot);
-        let held = self.held.iter_mut().find(|(n, _)| *n == number);
+        let mut all = self.held.iter_mut().flatten().chain(self.others.iter_mut().flatten());
+        let held = all.find(|(n, _)| *n == number);
         &mut held.expect("L2: the home's stripe is locked").1
     }
 }

@@ -2,6 +2,7 @@
 //! them with separate accounts, and checks when each may go.
 
 use super::notes::Note;
+use super::writer::Owned;
 use super::*;
 use crate::config::{Config, TableSize};
 use crate::families::presets;
@@ -1304,7 +1305,15 @@ fn a_path_that_has_changed_is_not_walked() {
             let locks: StripeSet = path.iter().map(|&slot| of(slot)).collect();
             let covered = movers.iter().all(|at| locks.contains(&of(home(at))));
             uncovered += u32::from(!covered);
-            assert_eq!(index.still_good(&index.stripes.lock(locks), &path), covered, "{layout}: {path:?}");
+            assert_eq!(
+                index.still_good(
+                    &index.stripes.lock(locks),
+                    &path,
+                    &index.hashed_all(&index.keys_along(&path))
+                ),
+                covered,
+                "{layout}: {path:?}"
+            );
             watch.before = look(index);
             let along = |index: &Index| index.put_along(&path, hashed, b"", PutMode::Insert);
             let (answer, moved) = watch.change(along);

@@ -1,8 +1,9 @@
 //! Traces that a move or a delete leaves for readers under way, and how they are taken away when
 //! they are due (M2, M5).
 
+use super::notes::Note;
 use super::*;
-use crate::layout::slot::Header;
+use crate::layout::slot::{Header, set_ghost_and_aux};
 
 impl Index {
     /// Sets the filter of a home to what its register says. Writes only if that changes it.
@@ -18,8 +19,9 @@ impl Index {
     pub(super) fn set_aux(&self, locked: &Locked<'_>, slot: SlotIx, aux: u32) {
         let before = self.slots().header(slot);
         if before.aux != aux {
-            let Owned { key, value, .. } = self.slots().read(slot);
-            self.rewrite(locked, slot, Header { aux, ..before }, &key, &value);
+            let mut image = self.slots().image(slot);
+            set_ghost_and_aux(&mut image, by_rule(Rule::GhostStays, before.ghost, 0), aux);
+            self.write_image(locked, slot, &mut image, self.notes.of(slot));
         }
     }
 
@@ -42,6 +44,7 @@ impl Index {
     }
 
     /// Takes away up to `most` traces that are due.
+    #[inline(always)]
     pub(super) fn reap(&self, most: usize) {
         for _ in 0..most {
             let Some((due_ns, trace)) = self.grace.pop_due() else { return };
@@ -59,8 +62,10 @@ impl Index {
             Trace::Ghost { slot, guard } => {
                 debug_assert!(self.is_guarded_by(slot, guard), "L1: {guard:?} does not guard {slot:?}");
                 let locked = self.lock_slot(guard);
-                let without = Owned { ghost: 0, ..self.slots().read(slot) };
-                self.write(&locked, slot, &without.content());
+                let mut image = self.slots().image(slot);
+                let aux = Header::from_words([image[0], image[1]]).aux;
+                set_ghost_and_aux(&mut image, 0, aux);
+                self.write_image(&locked, slot, &mut image, Note::Unknown);
             }
             Trace::Filter { home } => {
                 let mut locked = self.lock_home(home);

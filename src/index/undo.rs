@@ -47,7 +47,7 @@ impl UndoLines {
 
     /// Keeps the slot's image, for a thread that is about to write the slot and holds its lock.
     /// `None` if nothing can be lost: the slot is free, or a dead writer has left it odd.
-    #[inline]
+    #[inline(always)]
     pub fn keep<'a>(&'a self, slots: SlotWriter<'a>, slot: SlotIx) -> Option<Undo<'a>> {
         let words = slots.words(slot);
         let header = mapped::header(words);

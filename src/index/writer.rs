@@ -12,13 +12,15 @@
 use crate::faults::{Rule, by_rule, disobey, obey};
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::mapped::{self, KeyEnd};
-use crate::layout::slot::{COPY_SHIFT, Content, Header, Image, Key, View, encode_into, stamp_copies};
+use crate::layout::slot::{
+    Content, Header, Image, Key, SlotShape, View, lay_out, seal, stamp_copies, with_copy,
+};
+use crate::layout::{LINE, WORD};
 use crate::region::Region;
-use crate::sync::{Ordering, fence};
+use crate::sync::{AtomicU64, Ordering, fence};
 use smallvec::SmallVec;
 
-/// Words of a slot that a writer lays out on its stack: those of four lines.
-const SHORT_WORDS: usize = 32;
+const LINE_WORDS: usize = LINE / WORD;
 
 /// Writes and reads slots of one table, for a thread that holds their locks.
 #[derive(Clone, Copy, Debug)]
@@ -44,21 +46,67 @@ impl Owned {
 
 /// What a look at a window, or at all windows of a key, has shown.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sought {
+pub(crate) enum Sought {
+    /// The key, in this slot.
+    At(SlotIx),
+    /// No key, and the first free slot of the window, or of the key's primary one.
+    Free(SlotIx),
+    /// Neither.
+    Nowhere,
+}
+
+impl Sought {
     /// The slot that holds the key.
-    pub at: Option<SlotIx>,
-    /// The first free slot of the window, or of the key's primary one, if the key is not there.
-    pub free: Option<SlotIx>,
+    #[inline]
+    pub fn at(self) -> Option<SlotIx> {
+        if let Sought::At(slot) = self { Some(slot) } else { None }
+    }
+}
+
+/// Whether a slot that seems to hold the key does. Apart: seldom needed, and never twice.
+#[inline(never)]
+fn begins_with(shape: SlotShape, slot: &[AtomicU64], key: &[u8]) -> bool {
+    mapped::begins_with(shape, slot, key)
 }
 
 impl<'a> SlotWriter<'a> {
-    pub fn words(&self, slot: SlotIx) -> &'a [crate::sync::AtomicU64] {
+    pub fn words(&self, slot: SlotIx) -> &'a [AtomicU64] {
         self.region.words(self.geometry.slot_word(slot), self.geometry.shape().words())
     }
 
     /// Replaces the slot's content. Makes 2 * lines + words - 1 stores.
+    #[inline]
     pub fn write(&self, slot: SlotIx, content: &Content<'_>) {
+        if self.geometry.shape() == SlotShape::LINE {
+            let mut image = [0; LINE_WORDS];
+            lay_out(SlotShape::LINE, content, &mut image);
+            self.write_as(SlotShape::LINE, slot, &mut image);
+        } else {
+            self.write_other(slot, content);
+        }
+    }
+
+    /// The same for slots that are not one line.
+    #[inline(never)]
+    fn write_other(&self, slot: SlotIx, content: &Content<'_>) {
         let shape = self.geometry.shape();
+        let mut image = Image::from_elem(0, shape.words());
+        lay_out(shape, content, &mut image);
+        self.write_as(shape, slot, &mut image);
+    }
+
+    /// Replaces the slot's content by that of an image, whose stamps and CRC do not matter.
+    #[inline]
+    pub fn write_image(&self, slot: SlotIx, image: &mut Image) {
+        match <&mut [u64; LINE_WORDS]>::try_from(&mut image[..]) {
+            Ok(line) => self.write_as(SlotShape::LINE, slot, line),
+            Err(_) => self.write_as(self.geometry.shape(), slot, image),
+        }
+    }
+
+    /// The same in a table of slots of this shape.
+    #[inline(always)]
+    fn write_as(&self, shape: SlotShape, slot: SlotIx, image: &mut [u64]) {
         let words = self.region.stores(self.geometry.slot_word(slot), shape.words());
         let before = words.load(0);
         // An even stamp n gives n + 1 and n + 2. If a dead writer has left n + 1 here, further lines
@@ -66,57 +114,70 @@ impl<'a> SlotWriter<'a> {
         let odd = (before as u32) | 1;
         let is_torn = by_rule(Rule::TornStamp, before as u32 & 1, 0);
         let even = odd.wrapping_add(1 + 2 * is_torn);
-        let (mut short, mut long) = ([0; SHORT_WORDS], Vec::new());
-        let image = match short.get_mut(..shape.words()) {
-            Some(image) => image,
-            None => {
-                long.resize(shape.words(), 0);
-                &mut long[..]
-            }
-        };
-        encode_into(shape, self.geometry.identity(slot), even, content, image);
-        let odd_copy = |word: u64| word & !(0xffff << COPY_SHIFT) | u64::from(odd as u16) << COPY_SHIFT;
+        seal(shape, self.geometry.identity(slot), even, image);
 
         // W1
         obey(Rule::OddPass, || {
             words.store(0, before & !0xffff_ffff | u64::from(odd));
-            stamp_copies(shape).for_each(|w| words.store(w, odd_copy(words.load(w))));
+            stamp_copies(shape).for_each(|w| words.store(w, with_copy(words.load(w), odd)));
         });
         // Pairs with R2: a reader that sees a word of W2 sees the odd stamp after its fence.
         obey(Rule::WriterFence, || fence(Ordering::Release));
         disobey(Rule::KeyBytes, || (2..shape.words()).for_each(|w| words.store(w, 0)));
         // W2. Where a key stays, its bytes are stored again as they are (G8).
-        let even_copy = |word: u64| word & !(0xffff << COPY_SHIFT) | u64::from(even as u16) << COPY_SHIFT;
-        obey(Rule::OddPass, || stamp_copies(shape).for_each(|w| image[w] = odd_copy(image[w])));
+        obey(Rule::OddPass, || stamp_copies(shape).for_each(|w| image[w] = with_copy(image[w], odd)));
         words.store_all(1, &image[1..]);
         // Pairs with R1: a reader that sees the even stamp sees the words of W2 after its fence.
         obey(Rule::EvenFence, || fence(Ordering::Release));
         // W3. The first line comes last: a shm reader goes by it alone and must see the whole slot.
-        stamp_copies(shape).for_each(|w| words.store(w, even_copy(image[w])));
+        stamp_copies(shape).for_each(|w| words.store(w, with_copy(image[w], even)));
         words.store(0, image[0]);
     }
 
     /// Looks for `key` in a window, for a thread that holds its locks.
+    #[inline(always)]
     pub fn seek(&self, window: Window, key: &[u8]) -> Sought {
         let shape = self.geometry.shape();
-        let slot_words = shape.words();
-        let all =
-            self.region.words(self.geometry.slot_word(window.first), window.slots as usize * slot_words);
+        let words = window.slots as usize * shape.words();
+        let all = self.region.words(self.geometry.slot_word(window.first), words);
+        match shape {
+            SlotShape::LINE => {
+                let slots = all.as_chunks::<LINE_WORDS>().0.iter().map(|slot| &slot[..]);
+                self.seek_in(SlotShape::LINE, slots, window, key)
+            }
+            _ => self.seek_other(all, window, key),
+        }
+    }
+
+    /// The same in slots that are not one line.
+    #[inline(never)]
+    fn seek_other(&self, all: &[AtomicU64], window: Window, key: &[u8]) -> Sought {
+        let shape = self.geometry.shape();
+        self.seek_in(shape, all.chunks_exact(shape.words()), window, key)
+    }
+
+    /// The same in these slots of this shape.
+    #[inline(always)]
+    fn seek_in<'w>(
+        &self,
+        shape: SlotShape,
+        slots: impl Iterator<Item = &'w [AtomicU64]>,
+        window: Window,
+        key: &[u8],
+    ) -> Sought {
         // Long keys do not end in the first line. Then every slot is worth a look.
-        let end = (key.len() <= KeyEnd::KEY_MAX).then(|| KeyEnd::of(key));
+        let end = if key.len() <= KeyEnd::KEY_MAX { KeyEnd::of(key) } else { KeyEnd::ANY };
         let mut free = None;
-        for (slot, words) in window.iter().zip(all.chunks_exact(slot_words)) {
-            let klen = words[1].load(Ordering::Relaxed) as u8;
-            if klen == 0 {
-                free = free.or(Some(slot));
-            } else if usize::from(klen) == key.len()
-                && end.is_none_or(|end| end.is_in(words))
-                && mapped::begins_with(shape, words, key)
-            {
-                return Sought { at: Some(slot), free: None };
+        for (number, words) in (0..).zip(slots) {
+            let klen = || words[1].load(Ordering::Relaxed) as u8;
+            if end.is_in(words) && usize::from(klen()) == key.len() && begins_with(shape, words, key) {
+                return Sought::At(window.slot(number));
+            }
+            if free.is_none() && klen() == 0 {
+                free = Some(number);
             }
         }
-        Sought { at: None, free }
+        free.map_or(Sought::Nowhere, |number| Sought::Free(window.slot(number)))
     }
 
     /// The header and the key of a slot whose lock is held. As [`SlotWriter::read`], without the value.
@@ -130,20 +191,32 @@ impl<'a> SlotWriter<'a> {
         mapped::header(self.words(slot))
     }
 
+    /// The slot's `aux`.
+    #[inline]
+    pub fn aux(&self, slot: SlotIx) -> u32 {
+        Header::from_words([0, self.words(slot)[1].load(Ordering::Relaxed)]).aux
+    }
+
     /// Whether the slot holds `key`.
     pub fn holds(&self, slot: SlotIx, key: &[u8]) -> bool {
         let words = self.words(slot);
-        usize::from(mapped::header(words).klen) == key.len()
-            && mapped::begins_with(self.geometry.shape(), words, key)
+        usize::from(mapped::header(words).klen) == key.len() && begins_with(self.geometry.shape(), words, key)
     }
 
-    /// The slot's content. An invalid slot reads as free; under its lock a slot is invalid only if
+    /// The slot's words. An invalid slot reads as free; under its lock a slot is invalid only if
     /// the region was damaged.
+    pub fn image(&self, slot: SlotIx) -> Image {
+        let mut image: Image = mapped::image(self.words(slot));
+        if View::consistent(self.geometry.shape(), &image).is_err() {
+            image.fill(0);
+        }
+        image
+    }
+
+    /// The slot's content, as [`SlotWriter::image`].
     pub fn read(&self, slot: SlotIx) -> Owned {
-        let image: Image = mapped::image(self.words(slot));
-        let Ok(view) = View::consistent(self.geometry.shape(), &image) else {
-            return Owned::default();
-        };
+        let image = self.image(slot);
+        let view = View::consistent(self.geometry.shape(), &image).expect("zeros at the worst");
         let header = view.header();
         Owned { key: view.key(), value: view.value(), ghost: header.ghost, aux: header.aux }
     }
@@ -173,6 +246,7 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
     use crate::config::Config;
+    use crate::layout::slot::COPY_SHIFT;
     use crate::sim::{Instant, Recorder};
     use std::sync::Arc;
     use std::time::Duration;

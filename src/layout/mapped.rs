@@ -64,6 +64,9 @@ pub(crate) fn header(slot: impl Words) -> Header {
 /// All words of the slot.
 #[inline]
 pub(crate) fn image(slot: impl Words) -> Image {
+    if slot.len() == LINE_WORDS {
+        return Image::from_slice(&std::array::from_fn::<_, LINE_WORDS, _>(|n| slot.load(n)));
+    }
     let mut image = Image::from_elem(0, slot.len());
     image.iter_mut().enumerate().for_each(|(n, word)| *word = slot.load(n));
     image
@@ -99,6 +102,9 @@ pub(crate) struct KeyEnd {
 impl KeyEnd {
     /// The longest key that ends in a slot's first line.
     pub const KEY_MAX: usize = FIRST_LINE_KEY;
+
+    /// What every slot shows.
+    pub const ANY: KeyEnd = KeyEnd { word: 0, mask: 0, bits: 0 };
 
     #[inline(always)]
     pub fn of(key: &[u8]) -> KeyEnd {

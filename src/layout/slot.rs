@@ -32,8 +32,9 @@
 //!
 //! A network reader takes keys and values only from a [`View`] that [`check`] made.
 
-use super::crc::append;
+use super::crc::{append, append_both};
 use super::{LINE, WORD};
+use bytemuck::Zeroable;
 use smallvec::SmallVec;
 use std::mem::{offset_of, size_of};
 
@@ -84,6 +85,11 @@ impl Header {
         bytemuck::cast(words)
     }
 
+    #[inline]
+    fn to_words(self) -> [u64; HEADER_WORDS] {
+        bytemuck::cast(self)
+    }
+
     /// Whether the slot holds no key.
     #[inline]
     pub fn is_free(&self) -> bool {
@@ -98,6 +104,10 @@ pub struct SlotShape {
 }
 
 impl SlotShape {
+    /// Slots of one line. Most tables have them, so what is done most often is compiled twice: once for
+    /// them alone.
+    pub(crate) const LINE: SlotShape = SlotShape { bytes: LINE as u32 };
+
     /// The smallest slot that holds any key of at most `key_max` bytes with any value of at most
     /// `value_max` bytes. `None` when no slot is that large.
     pub fn for_lengths(key_max: usize, value_max: usize) -> Option<SlotShape> {
@@ -188,20 +198,16 @@ pub struct Identity {
 /// Key and value together must have at most [`SlotShape::payload_max`] bytes.
 pub fn encode(shape: SlotShape, identity: Identity, stamp: u32, content: &Content<'_>) -> Image {
     let mut words: Image = SmallVec::from_elem(0, shape.words());
-    encode_into(shape, identity, stamp, content, &mut words);
+    lay_out(shape, content, &mut words);
+    seal(shape, identity, stamp, &mut words);
     words
 }
 
-/// As [`encode`], into so many words of zero.
-pub(crate) fn encode_into(
-    shape: SlotShape,
-    identity: Identity,
-    stamp: u32,
-    content: &Content<'_>,
-    words: &mut [u64],
-) {
+/// Lays `content` out in so many words of zero. Stamp and CRC are left to [`seal`].
+#[inline(always)]
+pub(crate) fn lay_out(shape: SlotShape, content: &Content<'_>, words: &mut [u64]) {
     let (key, value) = (content.key, content.value);
-    debug_assert!(stamp.is_multiple_of(2) && key.len() + value.len() <= shape.payload_max());
+    debug_assert!(key.len() + value.len() <= shape.payload_max());
     let bytes: &mut [u8] = bytemuck::cast_slice_mut(words);
     let (mut key_left, mut value_left) = (key, value);
     for piece in shape.pieces(key.len() + value.len()) {
@@ -210,19 +216,33 @@ pub(crate) fn encode_into(
         key_left = fill(for_key, key_left);
         value_left = fill(for_value, value_left);
     }
-    let mut header = Header {
-        stamp,
-        crc: 0,
+    let header = Header {
         klen: key.len() as u8,
         ghost: content.ghost,
         vlen: value.len() as u16,
         aux: content.aux,
+        ..Header::zeroed()
     };
-    for line in 1..shape.lines() {
-        bytes[line * LINE + FURTHER..][..2].copy_from_slice(&(stamp as u16).to_le_bytes());
+    words[..HEADER_WORDS].copy_from_slice(&header.to_words());
+}
+
+/// Puts the even stamp, and the CRC that follows, into a slot's words.
+#[inline(always)]
+pub(crate) fn seal(shape: SlotShape, identity: Identity, stamp: u32, words: &mut [u64]) {
+    debug_assert!(stamp.is_multiple_of(2) && words.len() == shape.words());
+    for word in stamp_copies(shape) {
+        words[word] = with_copy(words[word], stamp);
     }
-    header.crc = crc(shape, identity, &header, bytes);
-    bytes[..HEADER].copy_from_slice(bytemuck::bytes_of(&header));
+    words[0] = Header { stamp, ..Header::zeroed() }.to_words()[0];
+    let crc = crc(shape, identity, bytemuck::cast_slice(words));
+    words[0] = Header { stamp, crc, ..Header::zeroed() }.to_words()[0];
+}
+
+/// Puts what belongs to the slot, not to its key, into a slot's words.
+#[inline]
+pub(crate) fn set_ghost_and_aux(words: &mut [u64], ghost: u8, aux: u32) {
+    let header = Header::from_words([words[0], words[1]]);
+    words[..HEADER_WORDS].copy_from_slice(&Header { ghost, aux, ..header }.to_words());
 }
 
 /// Fills `to` from the front of `from`. Returns the rest of `from`.
@@ -232,18 +252,30 @@ fn fill<'a>(to: &mut [u8], from: &'a [u8]) -> &'a [u8] {
     later
 }
 
-/// CRC-32C over identity, stamp, the rest of the header, key and value.
-fn crc(shape: SlotShape, identity: Identity, header: &Header, slot: &[u8]) -> u32 {
+/// CRC-32C over identity, stamp, the rest of the header, key and value, as they stand in the slot.
+#[inline(always)]
+fn crc(shape: SlotShape, identity: Identity, slot: &[u8]) -> u32 {
     let index = if crate::faults::broken(crate::faults::Rule::CrcBindsSlot) { 0 } else { identity.index };
-    let prefix: [u64; 4] =
-        [identity.generation, index, u64::from(header.stamp), bytemuck::cast::<_, [u64; 2]>(*header)[1]];
-    let payload = shape.pieces(usize::from(header.klen) + usize::from(header.vlen));
-    let begun = append(0, bytemuck::bytes_of(&prefix));
-    payload.fold(begun, |crc, piece| append(crc, &slot[piece]))
+    let header: Header = bytemuck::pod_read_unaligned(&slot[..HEADER]);
+    let bound = [identity.generation, index, u64::from(header.stamp)];
+    let payload = usize::from(header.klen) + usize::from(header.vlen);
+    let mut pieces = shape.pieces(payload);
+    let end = pieces.next().map_or(HEADER, |first| first.end);
+    let mut crc = append_both(0, bound, &slot[WORD..end]);
+    for piece in pieces {
+        crc = append(crc, &slot[piece]);
+    }
+    crc
 }
 
 /// The position of the u16 copy of the stamp, in a word that ends a further line.
 pub(crate) const COPY_SHIFT: u32 = 48;
+
+/// A word that ends a further line, with the copy of this stamp.
+#[inline]
+pub(crate) fn with_copy(word: u64, stamp: u32) -> u64 {
+    word & !(0xffff << COPY_SHIFT) | u64::from(stamp as u16) << COPY_SHIFT
+}
 
 /// Numbers, within a slot, of the words that carry a copy of the stamp: each further line's last
 /// word (high 16 bits).
@@ -284,7 +316,7 @@ pub fn check(shape: SlotShape, identity: Identity, words: &[u64]) -> Result<View
     if usize::from(header.klen) + usize::from(header.vlen) > shape.payload_max() {
         return Err(Torn::Lengths);
     }
-    if !broken(Rule::CrcCheck) && header.crc != crc(shape, identity, &header, bytemuck::cast_slice(words)) {
+    if !broken(Rule::CrcCheck) && header.crc != crc(shape, identity, bytemuck::cast_slice(words)) {
         return Err(Torn::Crc);
     }
     Ok(view)

@@ -45,13 +45,13 @@ costs! {
     /// GET of an absent key
     GET_MISS = 225.0, "the same";
     /// PUT of a present key
-    UPDATE = 1439.0, "the same";
+    UPDATE = 946.0, "the same";
     /// PUT of a new key, mean over a fill to 90 %
-    FILL = 3272.0, "the same";
+    FILL = 2232.0, "the same";
     /// PUT of a new key with room in its window
-    ROOM = 1405.0, "the same; not used: the mean of a fill is";
+    ROOM = 826.0, "the same; not used: the mean of a fill is";
     /// PUT of a new key with a search for a path
-    PATH = 25815.0, "the same; not used: the mean of a fill is";
+    PATH = 18906.0, "the same; not used: the mean of a fill is";
     /// GET or PUT in a concurrent map of this process
     LOCAL = 220.0, "docs/BENCHMARKS.md: DashMap's GET out of cache takes 90 ns at 2.45 GHz";
 }
