@@ -752,8 +752,10 @@ fn failed_handshakes(fake: &Fake) {
     let server = serve(128);
     let of_the_server: Vec<_> = ["qps", "mrs"].map(|kind| fake.count(&format!("live_{kind}"))).into();
     let mut stranger = options();
-    stranger.verbs.token = Token::new("another");
-    assert!(matches!(refused(server.address(), stranger), SetupError::Token { .. }));
+    for token in [Token::new("another"), Token::default()] {
+        stranger.verbs.token = token;
+        assert!(matches!(refused(server.address(), stranger.clone()), SetupError::Token { .. }));
+    }
     let mut stayers = Vec::new();
     for garbage in [&b""[..], b"\xff\xff\xff\xff", b"\x02\0\0\0{}", b"\x10\0\0\0{\"version\":1"] {
         let mut stream = TcpStream::connect((place(&server).host(), place(&server).port())).unwrap();
