@@ -975,6 +975,16 @@ mod tests {
         let region = Region::create(&Backing::File(path.clone()), 16384).unwrap();
         region.back(8192..1 << 20).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 16384);
+        // Behind it there is as much as is asked for, to the word: within it, or apart.
+        for (bytes, is_within) in [(8192, true), (8200, false)] {
+            let behind = region.behind(8192, bytes).unwrap();
+            assert_eq!(matches!(behind, Behind::Within(..)), is_within, "{bytes}");
+            behind.store(bytes / 8 - 1, bytes);
+            let mut word = [0; 8];
+            let file = File::open(&path).unwrap();
+            std::os::unix::fs::FileExt::read_exact_at(&file, &mut word, 8192 + bytes - 8).unwrap();
+            assert_eq!(u64::from_ne_bytes(word), bytes);
+        }
         // What is exchanged has all of it from the beginning.
         let (_region, fd) = Region::exchange(16384).unwrap();
         assert_eq!(File::from(fd).metadata().unwrap().blocks(), 32);

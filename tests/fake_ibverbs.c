@@ -73,7 +73,8 @@
     X(FAKE_RENUMBER_NTH, 0)    /* of the n-th SEND from when it was set byte 8 arrives as another, once: a peer that misnumbers its first frame */ \
     X(FAKE_DELAY_READS, 0)     /* so many polls find nothing before a READ completes; arming ends the delay */ \
     X(FAKE_DELAY_SENDS, 0)     /* so many polls do not find a SEND that has completed: others pass it; as above */ \
-    X(FAKE_HOLD_SHARED, 0)     /* 1: polls do not find receives of shared queues that have completed; 0: now they do */ \
+    X(FAKE_HOLD_SHARED, 0)     /* 1: polls do not find receives of shared queues that have completed, and no event tells of a last one; \
+                                  0: now they do, and events tell; -1: the same, but only of last ones */ \
     X(FAKE_HANG_UP, -1)        /* a socket. Polls do not find receives of queues that are not shared, until one of an armed queue has found nothing: \
                                   then they are there, and the socket is shut down: a peer that answers and hangs up at once */ \
     X(FAKE_LATE_RECEIVES, 0)   /* 1: polls find a receive only once its queue has been armed after it, and no event tells of that */ \
@@ -91,6 +92,7 @@
     X(flushes)   /* ... of which flushed */                                                                   \
     X(drops)     /* messages lost on the way, over UC or UD */                                                \
     X(lost_receives) /* that went with a queue pair destroyed too early */                                    \
+    X(failures)  /* queue pairs that went into the error state */                                             \
     X(queue_full) X(cq_overflows) X(rnr_waits) X(misuse)                                                      \
     X(live) X(live_lists) X(live_contexts) X(live_pds) X(live_mrs) X(live_channels) X(live_cqs) X(live_srqs)  \
     X(live_qps) X(live_ahs)
@@ -150,6 +152,7 @@ struct qp {
     struct receives queue; bool waits; /* for a receive of the peer */
     unsigned events_taken, events_acknowledged;
     long flush_in; uint64_t kept; /* polls until it flushes the receive that it keeps; 0: it keeps none */
+    bool holds_event; /* of its last receive */
 };
 static struct context *contexts;
 static struct mr *mrs;
@@ -227,9 +230,13 @@ static void forget_events(struct events *events, void *object) {
 /* ---- settings ---- */
 
 static void notify(struct cq *cq, bool is_solicited);
+static void last_receive(struct qp *qp);
 static void apply(int setting) {
-    if (setting == SET_FAKE_HOLD_SHARED && !SET(FAKE_HOLD_SHARED))
-        for (struct qp *qp = qps; qp; qp = qp->next) if (qp->base.srq) notify((struct cq *)qp->base.recv_cq, true);
+    if (setting == SET_FAKE_HOLD_SHARED && SET(FAKE_HOLD_SHARED) <= 0)
+        for (struct qp *qp = qps; qp; qp = qp->next) {
+            if (qp->holds_event) last_receive(qp);
+            if (qp->base.srq && !SET(FAKE_HOLD_SHARED)) notify((struct cq *)qp->base.recv_cq, true);
+        }
     if (setting == SET_FAKE_SEED) dice = (uint64_t)SET(FAKE_SEED) * 0x9e3779b97f4a7c15 | 1;
     if (setting == SET_FAKE_FAIL_NTH_READ) reads_until_failure = SET(FAKE_FAIL_NTH_READ);
     if (setting == SET_FAKE_TWICE_NTH) sends_until_twin = SET(FAKE_TWICE_NTH);
@@ -778,7 +785,7 @@ static void purge(struct cq *cq, struct qp *qp) { /* completions of a queue pair
 static bool is_held(const struct cqe *cqe) { /* a receive that polls do not find yet */
     if (cqe->is_send || cqe->wc.status != IBV_WC_SUCCESS) return false;
     if (SET(FAKE_LATE_RECEIVES) && cqe->polls_left >= 0) return true;
-    return cqe->qp->base.srq ? SET(FAKE_HOLD_SHARED) : SET(FAKE_HANG_UP) >= 0;
+    return cqe->qp->base.srq ? SET(FAKE_HOLD_SHARED) > 0 : SET(FAKE_HANG_UP) >= 0;
 }
 static void progress(struct qp *qp, bool is_poll, bool at_once);
 static void flush_late(struct cq *cq, bool at_once);
@@ -1012,6 +1019,8 @@ static void complete_recv(struct qp *qp, uint64_t wr_id, struct ibv_wc wc, bool 
     complete((struct cq *)qp->base.recv_cq, (struct cqe){.wc = wc, .qp = qp, .solicited = solicited});
 }
 static void last_receive(struct qp *qp) {
+    qp->holds_event = SET(FAKE_HOLD_SHARED) > 0;
+    if (qp->holds_event) return;
     raise_async(qp->base.context, (struct ibv_async_event){.element.qp = &qp->base, .event_type = IBV_EVENT_QP_LAST_WQE_REACHED});
 }
 static void flush_late(struct cq *cq, bool at_once) {
@@ -1025,6 +1034,7 @@ static void flush_late(struct cq *cq, bool at_once) {
 }
 /* ERR: everything outstanding is flushed. */
 static void enter_error(struct qp *qp) {
+    if (qp->state != IBV_QPS_ERR) COUNT(failures)++;
     if (qp->base.srq && qp->state != IBV_QPS_ERR) {
         struct receives *queue = &((struct srq *)qp->base.srq)->queue;
         if (SET(FAKE_LATE_FLUSH) && queue->head != queue->tail) {

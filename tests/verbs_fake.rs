@@ -157,6 +157,7 @@ stories! {
         devices_that_differ,
         clients_that_join_at_once,
         receives_that_come_back_late,
+        receives_of_clients_that_leave,
         #[cfg(feature = "herd")]
         herd_over_uc_and_rc,
         duplicate_answers,
@@ -751,8 +752,10 @@ fn failed_handshakes(fake: &Fake) {
     let server = serve(128);
     let of_the_server: Vec<_> = ["qps", "mrs"].map(|kind| fake.count(&format!("live_{kind}"))).into();
     let mut stranger = options();
-    stranger.verbs.token = Token::new("another");
-    assert!(matches!(refused(server.address(), stranger), SetupError::Token { .. }));
+    for token in [Token::new("another"), Token::default()] {
+        stranger.verbs.token = token;
+        assert!(matches!(refused(server.address(), stranger.clone()), SetupError::Token { .. }));
+    }
     let mut stayers = Vec::new();
     for garbage in [&b""[..], b"\xff\xff\xff\xff", b"\x02\0\0\0{}", b"\x10\0\0\0{\"version\":1"] {
         let mut stream = TcpStream::connect((place(&server).host(), place(&server).port())).unwrap();
@@ -1258,6 +1261,83 @@ fn receives_that_come_back_late(fake: &Fake) {
         check_all(&mut client, 1000);
         drop(client);
         wait_for("the last to be gone", || (server.stats().clients == 0).then_some(()));
+    }
+}
+
+/// A client that leaves has messages that its worker has not polled yet, more than one poll brings.
+/// All of their receives come back. While they are out, a newcomer has receives of its own.
+fn receives_of_clients_that_leave(fake: &Fake) {
+    const BOUND: usize = 8;
+    const STAYING: usize = 4;
+    // For so long a worker waits until the device says which receive was the last.
+    const EVENT_WITHIN: Duration = Duration::from_millis(100);
+    let pairs: Vec<_> = (0..(BOUND * FRAMES) as u32).map(ours).collect();
+    let put = |client: &mut Client| client.put_many(&pairs).map(|all| all.iter().all(Result::is_ok));
+    let wait_for_messages = |clients: usize, before: i64| {
+        let are_sent = || fake.count("sends") - before >= (clients * BOUND) as i64;
+        wait_for("the messages", || (are_sent() || fake.count("rnr_waits") > 0).then_some(()));
+    };
+    // Returns whether the device was quick enough.
+    let leave = |with_newcomer: bool| {
+        let table = config(default_preset(), 4000, 16, 46, 7);
+        let one = ServerConfig::new(at("127.0.0.1:0"), table).workers(1).wait(Wait::Block);
+        let server = Server::start(one.token(Token::new(TOKEN))).unwrap();
+        let mut staying: Vec<_> = (0..STAYING).map(|_| connect(&server)).collect();
+        let (sender, streams) = std::sync::mpsc::channel();
+        let address = relay(&server, move |streams| {
+            sender.send(streams.map(|stream| stream.try_clone().unwrap())).unwrap();
+        });
+        let mut leaver = Client::connect_with(&address, options()).unwrap();
+        let [to_client, to_server] = streams.recv().unwrap();
+        let (sends, failures) = (fake.count("sends"), fake.count("failures"));
+        fake.set("FAKE_HOLD_SHARED", 1);
+        let (waits, took, answers) = std::thread::scope(|scope| {
+            let mut asked: Vec<_> =
+                staying.iter_mut().map(|client| scope.spawn(move || put(client))).collect();
+            wait_for_messages(STAYING, sends);
+            let left = scope.spawn(move || put(&mut leaver));
+            wait_for_messages(STAYING + 1, sends);
+            let began = Instant::now();
+            to_server.shutdown(Shutdown::Both).unwrap();
+            wait_for("the server", || (fake.count("failures") > failures).then_some(()));
+            if with_newcomer {
+                let mut newcomer = connect(&server);
+                asked.push(scope.spawn(move || put(&mut newcomer)));
+                wait_for_messages(STAYING + 2, sends);
+            }
+            let waits = fake.count("rnr_waits");
+            fake.set("FAKE_HOLD_SHARED", -1);
+            let took = began.elapsed();
+            to_client.shutdown(Shutdown::Both).unwrap();
+            left.join().unwrap().expect_err("it has left");
+            (waits, took, asked.into_iter().map(|asked| asked.join().unwrap()).collect::<Vec<_>>())
+        });
+        if took >= EVENT_WITHIN {
+            // The worker did not wait for the receives.
+            fake.set("counts", 0);
+            return false;
+        }
+        assert!(answers.iter().all(|answer| matches!(answer, Ok(true))), "{answers:?}");
+        assert_eq!(waits, 0, "the newcomer's messages find receives");
+        wait_for("all to be gone", || (server.stats().clients == STAYING as u64).then_some(()));
+        let mut fifth = connect(&server);
+        let sends = fake.count("sends");
+        fake.set("FAKE_HOLD_SHARED", 1);
+        let (waits, answers) = std::thread::scope(|scope| {
+            let all = staying.iter_mut().chain([&mut fifth]);
+            let asked: Vec<_> = all.map(|client| scope.spawn(move || put(client))).collect();
+            wait_for_messages(STAYING + 1, sends);
+            let waits = fake.count("rnr_waits");
+            fake.set("FAKE_HOLD_SHARED", 0);
+            (waits, asked.into_iter().map(|asked| asked.join().unwrap()).collect::<Vec<_>>())
+        });
+        assert!(answers.iter().all(|answer| matches!(answer, Ok(true))), "{answers:?}");
+        assert_eq!(waits, 0, "all receives have come back");
+        fake.check();
+        true
+    };
+    for with_newcomer in [false, true] {
+        wait_for("a device that is quick enough", || leave(with_newcomer).then_some(()));
     }
 }
 

@@ -175,6 +175,21 @@ mod tests {
         assert_eq!((grace.last_due_ns(), grace.until_next()), (None, None));
     }
 
+    /// Whichever queue they are in, and in whichever order threads put them there.
+    #[test]
+    fn traces_come_out_by_their_times() {
+        let clock = Clock::manual();
+        let grace = Grace::new(clock.clone(), Duration::from_nanos(50));
+        let trace = |home| Trace::Filter { home };
+        for (due_ns, stripe) in [(30, 1), (20, 1), (40, 2), (10, 0)] {
+            grace.push(stripe, due_ns, trace(due_ns));
+        }
+        assert_eq!(grace.last_due_ns(), Some(40));
+        clock.advance(Duration::from_nanos(40));
+        let all: Vec<_> = std::iter::from_fn(|| grace.pop_due()).collect();
+        assert_eq!(all, [10, 20, 30, 40].map(|due_ns| (due_ns, trace(due_ns))));
+    }
+
     /// Two threads take away what is due, but only one trace is. The other trace stays.
     #[cfg(feature = "sim")]
     #[test]

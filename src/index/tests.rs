@@ -1185,6 +1185,77 @@ fn refusals_are_remembered() {
     }
 }
 
+/// A put searches in vain while another thread makes room. Its refusal is older than that room: the
+/// same put, again, finds the path that there is now.
+#[test]
+fn room_made_during_a_search_is_room_made_since() {
+    let full = || {
+        let mut watch = Watch::new("windowed:8", 64, 1);
+        let index = &watch.index;
+        // One key fewer is counted than there are. Else a put does not search when no slot is free.
+        index.counters.found.store(u64::MAX, Ordering::Relaxed);
+        let newcomer = (0..).map(key).find(|key| index.put(key, b"", PutMode::Insert).is_err()).unwrap();
+        // No trace is left. (The books do not fit the count.)
+        while let Some(wait) = watch.index.tidy() {
+            watch.index.grace.clock().advance(wait);
+        }
+        // It has not been refused a moment ago.
+        watch.index.refusals = Refusals::new();
+        (watch, newcomer)
+    };
+    let (watch, newcomer) = full();
+    let primary = watch.index.geometry.primary(watch.index.geometry.hashed(&newcomer));
+    // Without this key, there is room only by moves.
+    let victim = (0..).map(key).find(|victim| {
+        let (watch, _) = full();
+        let index = &watch.index;
+        assert_eq!(index.remove(victim), Ok(true), "there is such a key");
+        index.free_slot(primary).is_none() && index.put(&newcomer, b"", PutMode::Insert).is_ok()
+    });
+    let (victim, mut refused) = (victim.unwrap(), 0);
+    for seed in 0..100 {
+        let (watch, _) = full();
+        let index = &watch.index;
+        let answers = crate::sim::turns::run(
+            seed,
+            [true, false]
+                .map(|puts| {
+                    let (newcomer, victim) = (&newcomer, &victim);
+                    move || match puts {
+                        true => index.put(newcomer, b"", PutMode::Insert).is_ok(),
+                        false => index.remove(victim).unwrap(),
+                    }
+                })
+                .into(),
+        );
+        assert!(answers[1]);
+        if !answers[0] {
+            refused += 1;
+            let again = index.put(&newcomer, b"", PutMode::Insert);
+            assert_eq!(again, Ok(PutOutcome::Inserted), "seed {seed}");
+        }
+    }
+    assert!(refused > 0);
+}
+
+/// A note that is out of date leads a put astray once. Then it is forgotten with its path.
+#[test]
+fn a_note_that_is_out_of_date_is_forgotten() {
+    let mut watch = Watch::new("windowed:8", 160, 1);
+    let mut by_moves = 0;
+    for newcomer in (0..140).map(key) {
+        watch.settle();
+        let index = &watch.index;
+        let primary = index.geometry.primary(index.geometry.hashed(&newcomer));
+        if index.free_slot(primary).is_none() {
+            primary.iter().for_each(|slot| index.notes.set(slot, Note::Free));
+            by_moves += 1;
+        }
+        assert_eq!(watch.put(&newcomer, b"").0, Ok(PutOutcome::Inserted));
+    }
+    assert!(by_moves > 0);
+}
+
 /// Each put and each remove takes up to eight due traces away, oldest first, also if it changes
 /// nothing. An idle server takes all of them away, and learns when the next one is due.
 #[test]
@@ -1723,6 +1794,28 @@ fn a_damaged_handover_is_not_believed() {
         let line = crate::layout::undo::line_word(watch.index.geometry.shape(), 7);
         let next = watch.take_over_damaged(watch.recorder.now(), |region| region.store(line, 1));
         assert!(!next.found.handed_over && next.index.len() == watch.index.len());
+        // The handover is whole, and of another server than the one that the region names.
+        let state = State { incarnation: 2, phase: Phase::Stopped };
+        let another = |region: &Region| region.store(STATE_WORD, state.to_word());
+        let next = watch.take_over_damaged(watch.recorder.now(), another);
+        assert!(!next.found.handed_over && next.index.len() == watch.index.len());
+    }
+}
+
+/// Blocks that were never used are not free for use again: a handover that names one is not
+/// believed.
+#[test]
+fn a_handover_names_blocks_that_were_used() {
+    let mut watch = Watch::new("list", 20, 1);
+    (0..30).map(key).for_each(|key| drop(watch.put(&key, b"")));
+    (0..30).map(key).for_each(|key| drop(watch.remove(&key)));
+    watch.settle();
+    watch.stop();
+    let last = watch.index.blocks.free().into_iter().max().unwrap();
+    for (used, is_believed) in [(last.0 + 1, true), (last.0, false)] {
+        let count = |region: &Region| region.store(BLOCKS_WORD, used.into());
+        let next = watch.take_over_damaged(watch.recorder.now(), count);
+        assert_eq!(next.found.handed_over, is_believed, "{used} blocks");
     }
 }
 

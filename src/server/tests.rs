@@ -593,6 +593,46 @@ fn a_server_follows_its_config() {
     }
 }
 
+/// Whoever wants to know is told of each step: that it begins, how far it is, and that it is done. A
+/// table that was handed over takes no step.
+#[test]
+fn a_start_tells_how_far_it_is() {
+    static TOLD: Mutex<Vec<StartProgress>> = Mutex::new(Vec::new());
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let config = ServerConfig::new(Address::Shm(path("socket")), table().size(TableSize::Slots(100_000)))
+        .backing(Backing::File(path("region")))
+        .start(StartMode::OpenOrCreate)
+        .progress(|progress| TOLD.lock().unwrap().push(progress));
+    let started = || {
+        let server = Server::start(config.clone()).unwrap();
+        let geometry = server.index().geometry();
+        let total = geometry.main_slots() * geometry.shape().bytes() as u64;
+        (server, total, std::mem::take(&mut *TOLD.lock().unwrap()))
+    };
+    let check = |step, total, told: Vec<StartProgress>| {
+        let (first, last) = (told[0], told[told.len() - 1]);
+        assert_eq!(first, StartProgress { step, ready: 0, total, done: false });
+        assert_eq!(last, StartProgress { step, ready: total, total, done: true });
+        // (None in between if other threads do all of it.)
+        for now in &told[1..told.len() - 1] {
+            assert_eq!((now.step, now.total, now.done), (step, total, false));
+        }
+        assert!(told.iter().is_sorted_by_key(|now| now.ready));
+    };
+    let (server, total, told) = started();
+    check(StartStep::Make, total, told);
+    server.stop();
+    let (server, total, told) = started();
+    assert_eq!(told, []);
+    // As a killed server leaves it.
+    let killed = std::fs::read(path("region")).unwrap();
+    server.stop();
+    std::fs::write(path("region"), killed).unwrap();
+    let (_server, _, told) = started();
+    check(StartStep::Survey, total, told);
+}
+
 /// A server that cannot start says why, and what is in the way.
 #[test]
 fn errors_say_why_a_server_does_not_start() {
