@@ -181,14 +181,14 @@ fn as_named(mut set: StripeSet) -> StripeSet {
 /// Locked stripes. Dropping this unlocks them.
 pub(crate) struct Locked<'a> {
     /// The first two, which most operations have enough with.
-    held: [Option<Held<'a>>; 2],
-    others: Option<Vec<Held<'a>>>,
+    held: [Option<LockedStripe<'a>>; 2],
+    others: Option<Vec<LockedStripe<'a>>>,
     stripes: &'a Stripes,
     is_alone: bool,
 }
 
 /// A locked stripe and its number.
-type Held<'a> = (usize, MutexGuard<'a, Stripe>);
+type LockedStripe<'a> = (usize, MutexGuard<'a, Stripe>);
 
 impl<'a> Locked<'a> {
     /// Unlocks what is locked. Then locks a set of stripes (L3).
@@ -214,7 +214,7 @@ impl<'a> Locked<'a> {
         }
     }
 
-    fn all_held(&self) -> impl Iterator<Item = &Held<'a>> {
+    fn all_held(&self) -> impl Iterator<Item = &LockedStripe<'a>> {
         self.held.iter().flatten().chain(self.others.iter().flatten())
     }
 
