@@ -755,6 +755,7 @@ pub fn schedule(data: &[u8]) -> Result<(), Box<Violation>> {
         error_one_in: if flags & 0xf0 == 0xf0 { 50 } else { 0 },
         client_ns: 1 + (seed & 1),
         passes_max: 1 + usize::from(flags >> 4 & 3),
+        hints: seed >> 11 == 27,
     };
     let clients: Vec<_> = (0..1 + input.below(4))
         .map(|_| {

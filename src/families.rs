@@ -64,6 +64,17 @@ pub fn after(geometry: &Geometry, key: Hashed<'_>, read: u32, head_aux: u32) -> 
     }
 }
 
+/// The windows that are known to be the key's before anything is READ: all of them in cuckoo
+/// layouts, otherwise the primary one. They consist of main slots.
+#[inline]
+pub(crate) fn known_windows(geometry: &Geometry, key: Hashed<'_>) -> impl Iterator<Item = Window> {
+    let known = match geometry.layout().family {
+        Family::Cuckoo => geometry.layout().choices,
+        Family::Hopscotch | Family::Chained => 1,
+    };
+    (0..known).map(move |n| cuckoo::placement::choice(geometry, key, n))
+}
+
 // ---- making room --------------------------------------------------------------------------------
 
 /// Where a key may go by moves alone. It is at `at`, or is a newcomer if that is `None`.

@@ -108,12 +108,16 @@ pub enum Rule {
     HandoverCheck,
     /// T7: a register that was handed over is read before its stripe is used.
     HandoverRead,
+    /// G9: a slot that a hint named is validated before it is a hit.
+    HintHit,
+    /// G9: a GET whose hint named the wrong slot looks everywhere.
+    HintMiss,
 }
 
 #[cfg(feature = "faults")]
 impl Rule {
     /// The last rule.
-    const LAST: Rule = Rule::HandoverRead;
+    const LAST: Rule = Rule::HintMiss;
 
     /// The rule's bit in a set of rules.
     const fn bit(self) -> u64 {
@@ -187,6 +191,17 @@ pub(crate) fn in_order<S>(rule: Rule, mut on: S, first: impl FnOnce(&mut S), the
         first(&mut on);
         then(&mut on);
     }
+}
+
+/// Takes a step. If `rule` is broken, these rules are broken meanwhile, too.
+#[inline(always)]
+pub(crate) fn breaking<T>(rule: Rule, others: &[Rule], step: impl FnOnce() -> T) -> T {
+    #[cfg(feature = "faults")]
+    let _broken: Vec<Broken> =
+        others.iter().filter(|_| broken(rule)).map(|&other| Broken::rule(other)).collect();
+    #[cfg(not(feature = "faults"))]
+    let _ = (rule, others);
+    step()
 }
 
 /// Returns `right`, or `wrong` if `rule` is broken.

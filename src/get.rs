@@ -18,6 +18,13 @@
 //!         otherwise                                                   -> new pass
 //! ```
 //!
+//! Where the client remembers slots ([`Hints`](crate::hints::Hints)), a GET begins with these:
+//!
+//! ```text
+//! hint:   READ the one or two slots that hints name.   key in a valid slot  -> Found
+//!         otherwise                                                         -> a pass, as above
+//! ```
+//!
 //! A hit needs no proof: the slot's sample is the instant at which the GET takes effect. A hit in a
 //! slot of several lines needs the clock (G7).
 //!
@@ -32,11 +39,11 @@
 //! `kept` is a switch of `src/faults.rs`: in a real build, the condition is always checked.
 
 use crate::families;
-use crate::faults::{Rule, kept};
+use crate::faults::{Rule, breaking, broken, kept};
 use crate::layout::chain::CHAIN_MAX;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::hash::Hashed;
-use crate::layout::slot::Header;
+use crate::layout::slot::{Header, Key};
 use smallvec::SmallVec;
 use std::time::Duration;
 
@@ -64,6 +71,12 @@ pub trait Landed {
     fn glance(&self, window: Window, key: &[u8]) -> Option<SlotIx> {
         let _ = (window, key);
         None
+    }
+
+    /// The key that seems to be in `slot`; empty for none. It proves nothing: it is for hints.
+    fn occupant(&self, slot: SlotIx) -> Key {
+        let _ = slot;
+        Key::new()
     }
 }
 
@@ -183,6 +196,18 @@ impl<'a> Get<'a> {
         self.key.home()
     }
 
+    /// The key.
+    #[inline]
+    pub(crate) fn key(&self) -> &'a [u8] {
+        self.key.key()
+    }
+
+    /// The window being READ.
+    #[inline]
+    pub(crate) fn window(&self) -> Window {
+        self.window
+    }
+
     /// Whether the next READ begins a pass. If so, take the mark right before it.
     #[inline]
     pub fn begins_pass(&self) -> bool {
@@ -282,6 +307,54 @@ impl<'a> Get<'a> {
         self.head_aux = 0;
         self.window = self.primary;
         Step::Again(self.primary, why)
+    }
+}
+
+/// The first step of a GET whose client remembers where the key may be: it looks in single slots.
+#[derive(Debug)]
+pub struct HintedLook<'a> {
+    geometry: &'a Geometry,
+    key: &'a [u8],
+    found: Option<SlotIx>,
+}
+
+impl<'a> HintedLook<'a> {
+    /// A look for a key of 1 to [`Geometry::key_max`] bytes.
+    #[inline]
+    pub fn new(geometry: &'a Geometry, key: &'a [u8]) -> HintedLook<'a> {
+        HintedLook { geometry, key, found: None }
+    }
+
+    /// Takes in one slot. Returns whether the key is in it.
+    #[inline]
+    pub fn feed<L: Landed>(&mut self, slot: SlotIx, landed: &mut L, value: &mut Vec<u8>) -> bool {
+        if self.found.is_none() {
+            // G9: as valid as any other hit.
+            let look = breaking(Rule::HintHit, &[Rule::StampCheck, Rule::CrcCheck], || {
+                landed.look(slot, self.key, value)
+            });
+            self.found = (look == Look::Match).then_some(slot);
+        }
+        self.found == Some(slot)
+    }
+
+    /// Concludes the look. `exact` is that of [`Get::feed`]; the proof is asked for only where a
+    /// hit needs one. `None`: the hint says nothing, and a [`Get`] begins.
+    #[inline]
+    pub fn judge(&self, exact: bool, proof: impl FnOnce() -> Proof) -> Option<Step> {
+        if self.found.is_some()
+            && (self.is_proof(exact) || kept(Rule::ClientClock, || proof() != Proof::Late))
+        {
+            return Some(Step::Found);
+        }
+        // G9: a hint's miss says nothing.
+        broken(Rule::HintMiss).then_some(Step::Absent)
+    }
+
+    /// Whether a valid slot proves a hit by itself. If not, take a mark before the READs (G7).
+    #[inline]
+    pub fn is_proof(&self, exact: bool) -> bool {
+        exact || self.geometry.shape().lines() == 1
     }
 }
 

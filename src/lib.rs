@@ -56,6 +56,8 @@ pub mod faults;
 #[doc(hidden)]
 pub mod get;
 #[doc(hidden)]
+pub mod hints;
+#[doc(hidden)]
 pub mod index;
 #[doc(hidden)]
 pub mod inspect;
@@ -97,7 +99,7 @@ pub use layout::superblock::SuperblockError;
 pub use outcome::{IndexCounts, KeyLengthError, PutError, PutMode, PutOutcome, ReadError, SwapOutcome};
 pub use place::PlaceError;
 pub use placement::Preset;
-pub use reader::{GetStats, Limits, ReadCounts, Reader};
+pub use reader::{GetStats, HintCounts, Limits, ReadCounts, Reader};
 pub use region::{Backing, Region, RegionError};
 pub use server::{MailboxCounts, ServeError, Server, ServerConfig, StartMode, StartProgress, StartStep};
 pub use values::Values;

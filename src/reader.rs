@@ -3,8 +3,11 @@
 
 use crate::clock::Clock;
 use crate::fabric::{Fabric, ReadId};
-use crate::get::{Get, Retry, Step};
-use crate::layout::geometry::{Geometry, Window};
+use crate::get::{Get, HintedLook, Landed, Retry, Step};
+use crate::hints::{Hinted, Hints};
+use crate::layout::geometry::{Geometry, SlotIx, Window};
+use crate::layout::hash::Hashed;
+use crate::layout::slot::Key;
 use crate::outcome::{KeyLengthError, ReadError};
 use smallvec::SmallVec;
 use std::ops::ControlFlow;
@@ -115,6 +118,27 @@ impl GetStats {
     }
 }
 
+/// Counts of what hints did. Add them up with `+=`. [`GetStats`] and [`ReadCounts`] count the same
+/// GETs and READs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HintCounts {
+    /// GETs that began with one or two single slots, because hints named them.
+    pub hinted: u64,
+    /// Of these, GETs that found their key so.
+    pub hits: u64,
+    /// READs of single slots.
+    pub reads: u64,
+}
+
+impl std::ops::AddAssign for HintCounts {
+    fn add_assign(&mut self, other: HintCounts) {
+        self.hinted += other.hinted;
+        self.hits += other.hits;
+        self.reads += other.reads;
+    }
+}
+
 /// Looks keys up through a fabric. One per thread (`&mut self`); cheap to make.
 #[derive(Debug)]
 pub struct Reader<'g, F> {
@@ -125,6 +149,8 @@ pub struct Reader<'g, F> {
     stats: GetStats,
     reads: ReadCounts,
     direct: DirectAnswers,
+    hints: Option<&'g Hints>,
+    hinted: HintCounts,
     /// Where a batch's values land.
     value: Vec<u8>,
 }
@@ -132,8 +158,15 @@ pub struct Reader<'g, F> {
 impl<'g, F: Fabric> Reader<'g, F> {
     /// A reader of the table with this geometry.
     pub fn new(fabric: F, geometry: &'g Geometry, clock: Clock, limits: Limits) -> Reader<'g, F> {
-        let (stats, reads, direct, value) = Default::default();
-        Reader { fabric, geometry, clock, limits, stats, reads, direct, value }
+        let (stats, reads, direct, hinted, value) = Default::default();
+        Reader { fabric, geometry, clock, limits, stats, reads, direct, hints: None, hinted, value }
+    }
+
+    /// The same reader with hints. Each GET first READs the single slots that they name, and teaches
+    /// them what it sees. It makes no direct looks.
+    #[must_use]
+    pub fn with_hints(self, hints: &'g Hints) -> Reader<'g, F> {
+        Reader { hints: Some(hints), ..self }
     }
 
     /// The fabric.
@@ -166,6 +199,11 @@ impl<'g, F: Fabric> Reader<'g, F> {
         counts
     }
 
+    /// Counts of what hints did so far.
+    pub fn hint_counts(&self) -> HintCounts {
+        self.hinted
+    }
+
     /// Looks `key` up; its value replaces what was in `value`. Returns whether it was found. Usually 1
     /// READ and 1 round trip; allocates only if `value` is too small.
     ///
@@ -175,6 +213,9 @@ impl<'g, F: Fabric> Reader<'g, F> {
     pub fn get_into(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, F::Error> {
         self.check_key(key)?;
         let hashed = self.geometry.hashed(key);
+        if let Some(hints) = self.hints {
+            return self.get_hinted(hints, hashed, value);
+        }
         match self.fabric.get_directly(hashed, value, &mut self.reads) {
             Some(true) => {
                 self.direct.found += 1;
@@ -186,6 +227,56 @@ impl<'g, F: Fabric> Reader<'g, F> {
             }
             None => self.ask_machine(key, value),
         }
+    }
+
+    /// The hinted look, and where it does not find the key, the whole algorithm.
+    fn get_hinted(&mut self, hints: &Hints, key: Hashed<'_>, value: &mut Vec<u8>) -> Result<bool, F::Error> {
+        let slots = hints.of(self.geometry, key);
+        if slots.is_empty() || slots.len() > self.fabric.credits() {
+            return self.ask_machine(key.key(), value);
+        }
+        let mut look = HintedLook::new(self.geometry, key.key());
+        let mark = (!look.is_proof(F::EXACT)).then(|| self.fabric.mark(key.home()));
+        let mut wrong = WrongSlots::new();
+        let mut take = |nth: usize, landed: &mut F::Landed<'_>| {
+            if !look.feed(slots[nth], landed, value) {
+                wrong.push((slots[nth], landed.occupant(slots[nth])));
+            }
+        };
+        self.count_hinted(slots.len());
+        self.reads.doorbells += 1;
+        if let [slot] = slots[..] {
+            self.fabric.read(single(slot), |landed| take(0, landed))?;
+        } else {
+            let reads: Vec<_> = (0..).zip(slots.iter().copied().map(single)).collect();
+            self.fabric.post(&reads)?;
+            let mut left = reads.len();
+            while left > 0 {
+                self.fabric.poll(|nth, landed| {
+                    left -= 1;
+                    take(nth as usize, landed);
+                })?;
+            }
+        }
+        let proof = || self.fabric.proof(key.home(), mark.expect("taken where a hit needs proof"));
+        let ended = look.judge(F::EXACT, proof);
+        hints.correct_all(self.geometry, &wrong, key, ended == Some(Step::Found));
+        match ended {
+            None => self.ask_machine(key.key(), value),
+            Some(step) => {
+                self.stats.gets += 1;
+                self.stats.hits += u64::from(step == Step::Found);
+                self.hinted.hits += u64::from(step == Step::Found);
+                Ok(step == Step::Found)
+            }
+        }
+    }
+
+    fn count_hinted(&mut self, slots: usize) {
+        self.hinted.hinted += 1;
+        self.hinted.reads += slots as u64;
+        self.reads.reads += slots as u64;
+        self.reads.bytes += (slots * self.geometry.shape().bytes()) as u64;
     }
 
     /// The whole algorithm.
@@ -201,7 +292,11 @@ impl<'g, F: Fabric> Reader<'g, F> {
                 Step::Read(window) => {
                     self.reads.doorbells += 1;
                     self.count_read(window);
-                    self.fabric.read(window, |landed| get.feed(landed, F::EXACT, value))?
+                    let (hints, geometry) = (self.hints, self.geometry);
+                    self.fabric.read(window, |landed| {
+                        hints.inspect(|hints| hints.learn(geometry, window, landed, key));
+                        get.feed(landed, F::EXACT, value)
+                    })?
                 }
                 Step::Judge => get.judge(self.fabric.proof(home, mark)),
                 Step::Again(window, why) => {
@@ -281,7 +376,7 @@ impl<'g, F: Fabric> Reader<'g, F> {
                 Err(error) => others.push((number, error)),
             }
         }
-        let those = self.ask_machines(keys, fitting.into_iter(), |number, value| each(number, Ok(value)))?;
+        let those = self.ask_for(keys, fitting, |number, value| each(number, Ok(value)))?;
         if those.is_break() {
             return Ok(those);
         }
@@ -296,6 +391,9 @@ impl<'g, F: Fabric> Reader<'g, F> {
         keys: &[K],
         mut each: impl FnMut(usize, Option<&[u8]>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, F::Error> {
+        if self.hints.is_some() {
+            return self.ask_for(keys, (0..keys.len()).collect(), each);
+        }
         if !self.fabric.is_direct() {
             return self.ask_machines(keys, 0..keys.len(), each);
         }
@@ -355,6 +453,124 @@ impl<'g, F: Fabric> Reader<'g, F> {
         flow.map_continue(|()| left)
     }
 
+    /// Looks for the keys with these numbers: where hints say, if there are any, and then
+    /// everywhere.
+    fn ask_for<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+        numbers: Vec<usize>,
+        mut each: impl FnMut(usize, Option<&[u8]>) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>, F::Error> {
+        let left = match self.hints {
+            None => ControlFlow::Continue(numbers),
+            Some(hints) => self.get_many_hinted(hints, keys, numbers, &mut each)?,
+        };
+        match left {
+            ControlFlow::Break(()) => Ok(ControlFlow::Break(())),
+            ControlFlow::Continue(left) => self.ask_machines(keys, left.into_iter(), each),
+        }
+    }
+
+    /// The hinted look for many keys, with as many READs in flight as the fabric allows. Returns the
+    /// numbers of the keys that it did not find.
+    fn get_many_hinted<K: AsRef<[u8]>>(
+        &mut self,
+        hints: &Hints,
+        keys: &[K],
+        numbers: Vec<usize>,
+        each: &mut impl FnMut(usize, Option<&[u8]>) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<(), Vec<usize>>, F::Error> {
+        let geometry = self.geometry;
+        let credits = self.fabric.credits();
+        let mut left = Vec::new();
+        let mut todo = numbers.into_iter().filter_map(|number| {
+            let key = geometry.hashed(keys[number].as_ref());
+            let slots = hints.of(geometry, key);
+            if slots.is_empty() || slots.len() > credits {
+                left.push(number);
+                return None;
+            }
+            Some(PendingHint::new(geometry, number, key, slots))
+        });
+        // The next look, while there is no room for its READs.
+        let mut next = todo.next();
+        let mut looks: Vec<PendingHint<'_, F::Mark>> = Vec::new();
+        // Looks that have ended: their places, and the memory for their values, are used again.
+        let mut idle: Vec<usize> = Vec::new();
+        let mut ready: Vec<(ReadId, Window)> = Vec::new();
+        let mut ended: Vec<(usize, Option<Step>)> = Vec::new();
+        let mut missed = Vec::new();
+        let mut in_flight = 0;
+        loop {
+            while let Some(mut look) =
+                next.take_if(|look| in_flight + ready.len() + look.slots.len() <= credits)
+            {
+                if !look.look.is_proof(F::EXACT) {
+                    look.mark = Some(self.fabric.mark(look.key.home()));
+                }
+                let at = idle.pop().unwrap_or(looks.len());
+                // Two READs of a look have numbers side by side.
+                let reads = look.slots.iter().enumerate();
+                ready.extend(reads.map(|(nth, &slot)| ((2 * at + nth) as ReadId, single(slot))));
+                self.count_hinted(look.slots.len());
+                match looks.get_mut(at) {
+                    None => looks.push(look),
+                    Some(old) => {
+                        look.value = std::mem::take(&mut old.value);
+                        *old = look;
+                    }
+                }
+                next = todo.next();
+            }
+            if !ready.is_empty() {
+                self.fabric.post(&ready)?;
+                self.reads.doorbells += 1;
+                in_flight += ready.len();
+                ready.clear();
+            }
+            if in_flight == 0 {
+                break;
+            }
+            self.fabric.poll(|token, landed| {
+                in_flight -= 1;
+                let (at, nth) = (token as usize / 2, token as usize % 2);
+                if looks[at].feed(nth, landed) {
+                    ended.push((at, None));
+                }
+            })?;
+            // All that landed is judged before anything else takes time.
+            for (at, step) in &mut ended {
+                let PendingHint { look, key, mark, .. } = &looks[*at];
+                *step = look.judge(F::EXACT, || {
+                    self.fabric.proof(key.home(), mark.expect("taken where a hit needs proof"))
+                });
+            }
+            for (at, step) in ended.drain(..) {
+                let PendingHint { number, key, wrong, value, .. } = &looks[at];
+                hints.correct_all(geometry, wrong, *key, step == Some(Step::Found));
+                idle.push(at);
+                let Some(step) = step else {
+                    missed.push(*number);
+                    continue;
+                };
+                let is_found = step == Step::Found;
+                self.stats.gets += 1;
+                self.stats.hits += u64::from(is_found);
+                self.hinted.hits += u64::from(is_found);
+                if each(*number, is_found.then_some(value)).is_break() {
+                    // They must not be taken for READs of the next batch.
+                    while in_flight > 0 {
+                        self.fabric.poll(|_, _| in_flight -= 1)?;
+                    }
+                    return Ok(ControlFlow::Break(()));
+                }
+            }
+        }
+        drop(todo);
+        left.append(&mut missed);
+        Ok(ControlFlow::Continue(left))
+    }
+
     /// Looks for the keys with these numbers, by a machine for each.
     fn ask_machines<K: AsRef<[u8]>>(
         &mut self,
@@ -404,8 +620,10 @@ impl<'g, F: Fabric> Reader<'g, F> {
                 ready.clear();
             }
             // What has completed makes room for what comes next, while the rest is still under way.
+            let (hints, geometry) = (self.hints, self.geometry);
             self.fabric.poll(|token, window| {
                 let lane = &mut lanes[token as usize];
+                hints.inspect(|hints| hints.learn(geometry, lane.get.window(), window, lane.get.key()));
                 landed.push((token, lane.get.feed(window, F::EXACT, &mut lane.value)));
             })?;
             in_flight -= landed.len();
@@ -519,6 +737,45 @@ struct DirectAnswers {
 impl DirectAnswers {
     fn gets(self) -> u64 {
         self.found + self.absent
+    }
+}
+
+/// Slots that hints named, and that do not hold the key: what they seem to hold.
+pub(crate) type WrongSlots = SmallVec<[(SlotIx, Key); 2]>;
+
+/// The window that is this slot alone.
+fn single(slot: SlotIx) -> Window {
+    Window { first: slot, slots: 1 }
+}
+
+/// One of several hinted looks in flight.
+struct PendingHint<'a, M> {
+    look: HintedLook<'a>,
+    number: usize,
+    key: Hashed<'a>,
+    slots: Hinted,
+    /// How many of the slots have landed.
+    landed: usize,
+    wrong: WrongSlots,
+    mark: Option<M>,
+    value: Vec<u8>,
+}
+
+impl<'a, M> PendingHint<'a, M> {
+    fn new(geometry: &'a Geometry, number: usize, key: Hashed<'a>, slots: Hinted) -> Self {
+        let look = HintedLook::new(geometry, key.key());
+        let (landed, wrong, mark, value) = (0, WrongSlots::new(), None, Vec::new());
+        PendingHint { look, number, key, slots, landed, wrong, mark, value }
+    }
+
+    /// Takes in one of the slots. Returns whether it is the last.
+    fn feed<L: Landed>(&mut self, nth: usize, landed: &mut L) -> bool {
+        let slot = self.slots[nth];
+        if !self.look.feed(slot, landed, &mut self.value) {
+            self.wrong.push((slot, landed.occupant(slot)));
+        }
+        self.landed += 1;
+        self.landed == self.slots.len()
     }
 }
 
@@ -677,10 +934,9 @@ mod tests {
     use super::*;
     use crate::config::{Config, TableSize};
     use crate::fabric::shm::{MappedSlots, Shm};
-    use crate::get::{Landed, Look, Proof};
+    use crate::get::{Look, Proof};
     use crate::layout::chain::{Block, with_link};
     use crate::layout::control::move_counter_word;
-    use crate::layout::geometry::SlotIx;
     use crate::layout::slot::Header;
     use crate::region::Region;
     use std::sync::LazyLock;

@@ -1,7 +1,7 @@
 //! `layouts`: the cost of a GET in each layout, counted as the READs that real GETs issue.
 
-use super::measure::{Keys, Phase, Row};
-use super::{plot, show};
+use super::measure::{HintedHits, Keys, Phase, Row};
+use super::{frontier, plot, show};
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
 use comfy_table::{Attribute, Cell};
@@ -24,6 +24,7 @@ use std::sync::{Mutex, PoisonError};
   oneread layouts --slots 65536  smaller tables, quick
   oneread layouts --preset windowed:8 --load 90 --phase steady
   oneread layouts --load 50,75,90,max --svg layouts.svg
+  oneread layouts --load 90 --phase steady --hints --frontier frontier.svg
   oneread layouts --json > layouts.json
 
 Keys have 16 bytes and values 32, so slots have 64. All numbers are counted,
@@ -53,9 +54,15 @@ pub struct Layouts {
     /// Name and describe the layouts, and measure nothing
     #[arg(long)]
     list: bool,
+    /// Count hits once more with hints: a byte of client memory for each main slot
+    #[arg(long)]
+    hints: bool,
     /// Draw the results into this SVG file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    /// Draw bytes, READs and client memory of hits, beside published designs, into this SVG file
+    #[arg(long, value_name = "FILE", requires = "hints")]
+    frontier: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -154,6 +161,13 @@ impl Layouts {
             show::say(serde_json::to_string_pretty(&rows)?)?;
         } else {
             show::say(table(&chosen, &rows))?;
+            if self.hints {
+                show::say(hinted_table(&rows))?;
+            }
+        }
+        if let Some(path) = &self.frontier {
+            frontier::draw(path, &rows).with_context(|| format!("drawing {}", path.display()))?;
+            show::complain(format_args!("oneread: wrote {}", path.display()));
         }
         if let Some(path) = &self.svg {
             plot::draw(path, &rows).with_context(|| format!("drawing {}", path.display()))?;
@@ -298,7 +312,11 @@ impl Layouts {
     ) -> Result<()> {
         ensure!(table.keys() > 0, "a table of {} slots takes no key at this load", self.slots);
         for &keys in self.keys.list() {
-            rows.push(Row::of(table, phase, keys, load.asked(), moves)?);
+            let mut row = Row::of(table, phase, keys, load.asked(), moves)?;
+            if self.hints && keys == Keys::Uniform {
+                row.hinted = HintedHits::of(table)?;
+            }
+            rows.push(row);
             bar.inc(2 * table.keys());
         }
         Ok(())
@@ -349,6 +367,33 @@ fn list(chosen: &[&Preset], json: bool) -> String {
         ]);
     }
     table.to_string()
+}
+
+fn hinted_table(rows: &[Row]) -> comfy_table::Table {
+    let mut table = show::narrow_table([
+        "layout",
+        "phase",
+        "load\n%",
+        "READs\nhit",
+        "with\nhints",
+        "bytes\nhit",
+        "with\nhints",
+        "memory\na key",
+    ]);
+    for row in rows {
+        let Some(hinted) = row.hinted else { continue };
+        table.add_row(vec![
+            Cell::new(&row.preset).add_attribute(Attribute::Bold),
+            Cell::new(phase_name(row.phase)),
+            show::number(format_args!("{:.0}", 100.0 * row.load_main)),
+            show::number(format_args!("{:.4}", row.reads_hit)),
+            show::number(format_args!("{:.4}", hinted.reads)),
+            show::number(format_args!("{:.0}", row.bytes_hit)),
+            show::number(format_args!("{:.1}", hinted.bytes)),
+            show::number(format_args!("{:.2}", hinted.client_bytes_per_key)),
+        ]);
+    }
+    table
 }
 
 fn table(chosen: &[&Preset], rows: &[Row]) -> comfy_table::Table {

@@ -8,6 +8,7 @@ mod curve;
 mod data;
 mod demo;
 mod doctor;
+mod frontier;
 mod kill;
 mod layouts;
 mod manual;
@@ -185,6 +186,10 @@ struct Server {
     /// repeatable)
     #[arg(long, value_name = "USER")]
     server_user: Vec<users::UserId>,
+    /// Memory for hints, in bytes: where keys were last seen. 0 for none [default: 16 MiB over
+    /// verbs, none on shm]
+    #[arg(long, value_name = "BYTES")]
+    hint_bytes: Option<usize>,
     #[command(flatten)]
     token: TokenArgs,
 }
@@ -210,7 +215,11 @@ impl Server {
         let deadline = Duration::from_millis(self.deadline_ms);
         let verbs = VerbsOptions::new().token(self.token.token()?);
         let trusted: Vec<u32> = self.server_user.iter().map(|user| user.0).collect();
-        Ok(ClientOptions::new().deadline(deadline).server_uids(trusted).verbs(verbs))
+        let options = ClientOptions::new().deadline(deadline).server_uids(trusted).verbs(verbs);
+        Ok(match self.hint_bytes {
+            Some(bytes) => options.hint_bytes(bytes),
+            None => options,
+        })
     }
 }
 

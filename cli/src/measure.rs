@@ -26,6 +26,31 @@ pub struct Row {
     pub live_keys: u64,
     pub main_slots: u64,
     pub all_slots: u64,
+    /// The same hits by a client with hints. Left out unless asked for, and where hints save nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hinted: Option<HintedHits>,
+}
+
+/// Hits of a client that has looked for each key some times, with a byte of hints for each main
+/// slot.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct HintedHits {
+    pub reads: f64,
+    pub bytes: f64,
+    pub trips: f64,
+    pub client_bytes_per_key: f64,
+}
+
+impl HintedHits {
+    pub fn of(table: &SampleTable) -> Result<Option<HintedHits>, PlanError> {
+        let n = table.keys().max(1) as f64;
+        Ok(table.hinted_reads()?.map(|(counts, bytes)| HintedHits {
+            reads: counts.reads as f64 / n,
+            bytes: counts.bytes as f64 / n,
+            trips: counts.doorbells as f64 / n,
+            client_bytes_per_key: bytes as f64 / n,
+        }))
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
@@ -108,6 +133,7 @@ impl Row {
             live_keys: counts.keys,
             main_slots: counts.main_slots,
             all_slots: counts.slots,
+            hinted: None,
         })
     }
 }

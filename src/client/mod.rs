@@ -17,7 +17,7 @@ use crate::get::Retry;
 use crate::layout::geometry::Geometry;
 use crate::layout::superblock::SuperblockError;
 use crate::outcome::{KeyLengthError, PutError, PutMode, PutOutcome, ReadError, SwapOutcome};
-use crate::reader::{GetStats, Limits, ReadCounts};
+use crate::reader::{GetStats, HintCounts, Limits, ReadCounts};
 use crate::region::{Region, RegionError};
 use crate::setters::setters;
 use crate::values::Values;
@@ -61,6 +61,14 @@ pub struct ClientOptions {
     /// How requests to the server (changes, [`Client::get_two_sided`], [`Client::server_stats`])
     /// travel.
     pub requests: RequestPath,
+    /// The most bytes of memory for *hints*: where the client has last seen keys, one byte for each
+    /// main slot, or for some of them if that is more. A GET of a key that the client has seen READs
+    /// that one slot instead of a window. All clones share the memory. 0 turns hints off. `None` is
+    /// 16 MiB over verbs, and 0 on shm, where a window costs hardly more than a slot.
+    ///
+    /// Hints change no answer. They cost a READ where they are wrong: keys that were moved, and one
+    /// in eight keys that are absent.
+    pub hint_bytes: Option<usize>,
     /// On shm: users whose servers the client trusts, beside its own user and root. A server learns
     /// what clients put, decides what they read, and can end them by making a region file shorter.
     pub server_uids: Vec<u32>,
@@ -139,6 +147,7 @@ impl Default for ClientOptions {
             deadline: Duration::from_secs(5),
             lease: Duration::from_secs(10),
             requests: RequestPath::Auto,
+            hint_bytes: None,
             server_uids: Vec::new(),
             region: None,
             verbs: VerbsOptions::default(),
@@ -151,6 +160,7 @@ setters!(ClientOptions {
     deadline: Duration,
     lease: Duration,
     requests: RequestPath,
+    hint_bytes: usize,
     server_uids: impl Into<Vec<u32>>,
     region: PathBuf,
     verbs: VerbsOptions,
@@ -495,6 +505,8 @@ pub struct ClientStats {
     pub get: GetStats,
     /// READs, the bytes they requested, and doorbells (round trips).
     pub read: ReadCounts,
+    /// What hints did ([`ClientOptions::hint_bytes`]).
+    pub hints: HintCounts,
     /// Requests sent, by the way they went.
     pub requests: RequestCounts,
     /// Changes that the server answered, by kind.
@@ -518,13 +530,14 @@ impl std::ops::AddAssign for ClientStats {
 impl ClientStats {
     /// Calls `each` with every count, in the same order each time.
     fn for_each(&mut self, each: impl FnMut(&mut u64)) {
-        let ClientStats { get, read, requests, changes, failures, reattached } = self;
+        let ClientStats { get, read, hints, requests, changes, failures, reattached } = self;
         let GetStats { gets, hits, retries_torn, retries_moved, retries_late, retries_chain } = get;
         let ReadCounts { reads, bytes, doorbells } = read;
         let ChangeCounts { puts, swaps, removes, rejected } = changes;
         let FailureCounts { deadlines, contended, gone, refused } = failures;
         [gets, hits, retries_torn, retries_moved, retries_late, retries_chain, reads, bytes, doorbells]
             .into_iter()
+            .chain([&mut hints.hinted, &mut hints.hits, &mut hints.reads])
             .chain([&mut requests.message, &mut requests.mailbox])
             .chain([
                 puts,
@@ -734,6 +747,9 @@ trait Handle: Clone {
     /// Times it switched to a new region, or reconnected.
     fn reattached(&self) -> u64;
 
+    /// Bytes of memory that its hints take.
+    fn hint_bytes(&self) -> u64;
+
     /// Calls `each` once per key with the key's index and outcome, in any order, until it breaks off.
     /// Adds its counts to `stats`.
     fn get_many<K: AsRef<[u8]>>(
@@ -836,6 +852,11 @@ impl Client {
     /// Counts of this handle since it was made.
     pub fn stats(&self) -> ClientStats {
         ClientStats { reattached: on_path!(&self.path, handle => handle.reattached()), ..self.stats }
+    }
+
+    /// Bytes of memory for hints ([`ClientOptions::hint_bytes`]), 0 without. All clones share them.
+    pub fn hint_bytes(&self) -> u64 {
+        on_path!(&self.path, handle => handle.hint_bytes())
     }
 
     /// The same counts, for other threads, while this handle works. [`ClientCounters::stats`] says
@@ -1368,6 +1389,7 @@ mod tests {
             deadline: Duration::from_secs(5),
             lease: Duration::from_secs(10),
             requests: RequestPath::Auto,
+            hint_bytes: None,
             server_uids: Vec::new(),
             region: None,
             verbs: VerbsOptions::default(),

@@ -9,6 +9,7 @@ use super::{
 use crate::address::Address;
 use crate::clock::Clock;
 use crate::fabric::shm::Shm;
+use crate::hints::{Hints, SharedHints};
 use crate::layout::control::{Phase, STATE_WORD, State};
 use crate::layout::geometry::Geometry;
 use crate::layout::superblock::Superblock;
@@ -43,6 +44,8 @@ const MEMORY_ID: u64 = 0;
 pub(super) struct ShmHandle {
     shared: Arc<ShmShared>,
     attached: Arc<Attachment>,
+    /// Hints of the table attached to, if the client wants any.
+    hints: Option<Arc<Hints>>,
     conversation: Option<ShmConnection>,
     reattached: u64,
     /// Ends with the last handle. `None` in tests without a server.
@@ -57,6 +60,7 @@ pub(super) struct ShmShared {
     /// The server's socket.
     socket: PathBuf,
     options: ClientOptions,
+    hints: SharedHints,
     clock: Clock,
     /// The newest mapping.
     newest: Mutex<Arc<Attachment>>,
@@ -288,6 +292,7 @@ impl ShmHandle {
             address: address.clone(),
             socket: socket.into(),
             options: options.clone(),
+            hints: SharedHints::new(options.hint_bytes.unwrap_or(0)),
             clock,
             newest: Mutex::new(attached.clone()),
             version: AtomicU64::new(0),
@@ -296,8 +301,9 @@ impl ShmHandle {
         });
         let is_linked = stream.is_some();
         let watch = Watch::new(&shared, stream).map_err(|e| link_failed(&address, LinkError::Os(e)))?;
-        let watch = Some(Arc::new(watch));
-        let mut handle = ShmHandle { shared, attached, conversation: None, reattached: 0, watch };
+        let (watch, mut hints) = (Some(Arc::new(watch)), None);
+        shared.hints.refresh(&attached.geometry, &mut hints);
+        let mut handle = ShmHandle { shared, attached, hints, conversation: None, reattached: 0, watch };
         if options.requests == RequestPath::Mailbox && is_linked {
             // Fails here if the server has no mailboxes.
             handle.prepare(&[], Instant::now() + options.deadline)?;
@@ -327,9 +333,15 @@ impl ShmHandle {
         let Attachment { region, geometry, .. } = &*self.attached;
         let fabric = Shm::new(region, geometry);
         let mut reader = Reader::new(fabric, geometry, self.shared.clock.clone(), self.shared.options.limits);
+        if let Some(hints) = &self.hints {
+            reader = reader.with_hints(hints);
+        }
         let result = get(&mut reader);
         stats.get += reader.stats();
         stats.read += reader.read_counts();
+        if self.hints.is_some() {
+            stats.hints += reader.hint_counts();
+        }
         Ok(result?)
     }
 
@@ -351,6 +363,7 @@ impl ShmHandle {
     #[cold]
     fn reattach(&mut self) {
         self.attached = self.shared.newest();
+        self.shared.hints.refresh(&self.attached.geometry, &mut self.hints);
         self.reattached += 1;
     }
 
@@ -507,6 +520,10 @@ impl Handle for ShmHandle {
         self.reattached
     }
 
+    fn hint_bytes(&self) -> u64 {
+        self.hints.as_ref().map_or(0, |hints| hints.bytes())
+    }
+
     fn get_many<K: AsRef<[u8]>>(
         &mut self,
         keys: &[K],
@@ -550,6 +567,7 @@ impl Clone for ShmHandle {
         ShmHandle {
             shared: self.shared.clone(),
             attached: self.attached.clone(),
+            hints: self.hints.clone(),
             conversation: None,
             reattached: 0,
             watch: self.watch.clone(),
@@ -1011,6 +1029,7 @@ mod tests {
             address: Address::Shm(socket.clone()),
             socket,
             options: ClientOptions::default(),
+            hints: SharedHints::new(0),
             clock: Clock::manual(),
             newest: Mutex::new(Arc::new(attachment(0))),
             version: AtomicU64::new(0),
@@ -1069,13 +1088,14 @@ mod tests {
             address: Address::Shm(socket.clone()),
             socket,
             options: ClientOptions { lease, ..ClientOptions::default() },
+            hints: SharedHints::new(0),
             clock: Clock::manual(),
             newest: Mutex::new(attached.clone()),
             version: AtomicU64::new(0),
             gone_ns: AtomicU64::new(0),
             spare: Mutex::default(),
         });
-        ShmHandle { shared, attached, conversation: None, reattached: 0, watch: None }
+        ShmHandle { shared, attached, hints: None, conversation: None, reattached: 0, watch: None }
     }
 
     fn enters(attachment: &Attachment, phase: Phase) {

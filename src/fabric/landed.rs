@@ -2,7 +2,7 @@
 
 use crate::get::{Landed, Look};
 use crate::layout::geometry::{Geometry, SlotIx, Window};
-use crate::layout::slot::{View, check};
+use crate::layout::slot::{Key, View, check};
 
 /// A landed window. Nobody writes the memory it borrows any more.
 #[derive(Debug)]
@@ -49,6 +49,13 @@ impl Landed for LandedWindow<'_> {
         debug_assert_eq!(window, self.window);
         let shape = self.geometry.shape();
         window.iter().find(|slot| View::consistent(shape, self.slot(*slot)).is_ok_and(|view| view.holds(key)))
+    }
+
+    fn occupant(&self, slot: SlotIx) -> Key {
+        match View::consistent(self.geometry.shape(), self.slot(slot)) {
+            Ok(view) if view.header().stamp.is_multiple_of(2) => view.key(),
+            _ => Key::new(),
+        }
     }
 }
 

@@ -12,6 +12,7 @@ use crate::layout::control::move_counter_word;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::hash::Hashed;
 use crate::layout::mapped::{self, Loadable, Words};
+use crate::layout::slot::Key;
 use crate::outcome::ReadError;
 use crate::reader::ReadCounts;
 use crate::region::Region;
@@ -71,6 +72,13 @@ impl Landed for MappedSlots<'_> {
             }
         });
         read.unwrap_or(Look::Torn)
+    }
+
+    fn occupant(&self, slot: SlotIx) -> Key {
+        let shape = self.geometry.shape();
+        let words = self.region.words(self.geometry.slot_word(slot), shape.words());
+        let read = at_rest(words, || mapped::header_and_key(shape, words));
+        read.and_then(Result::ok).map(|(_, key)| key).unwrap_or_default()
     }
 }
 

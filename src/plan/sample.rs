@@ -2,6 +2,7 @@
 
 use super::demand::{FILL, GET_HIT, GET_LINES, GET_MISS, HERD_NS, MESSAGE_HEADER, UPDATE};
 use super::{Demand, Design, PlanError, Side, Workload};
+use crate::hints::Hints;
 use crate::layout::hash::{Seeds, mix};
 use crate::{
     Backing, Clock, Config, Index, IndexCounts, Layout, PutError, PutMode, ReadCounts, Region, TableSize,
@@ -245,11 +246,35 @@ impl SampleTable {
         }
         // Numbers that no key has had. Which ones does not matter: each is new to the table.
         let misses: Vec<u64> = (0..n as u64).map(|i| u64::MAX - i).collect();
-        Ok((self.count(&hits, true)?, self.count(&misses, false)?))
+        Ok((self.count(&hits, true, None)?, self.count(&misses, false, None)?))
     }
 
-    fn count(&self, numbers: &[u64], is_present: bool) -> Result<ReadCounts, PlanError> {
+    /// READs of a GET of each key by a client with hints
+    /// ([`ClientOptions::hint_bytes`](crate::ClientOptions::hint_bytes)), a byte for each main slot,
+    /// after six GETs of each. And the bytes of its memory that hints take. `None` for a layout in
+    /// which hints save nothing.
+    ///
+    /// # Errors
+    /// As [`SampleTable::reads`].
+    pub fn hinted_reads(&self) -> Result<Option<(ReadCounts, u64)>, PlanError> {
+        const ROUNDS: u32 = 6;
+        let Some(hints) = Hints::new(self.index.geometry(), usize::MAX) else { return Ok(None) };
+        for _ in 0..ROUNDS {
+            self.count(&self.live, true, Some(&hints))?;
+        }
+        Ok(Some((self.count(&self.live, true, Some(&hints))?, hints.bytes())))
+    }
+
+    fn count(
+        &self,
+        numbers: &[u64],
+        is_present: bool,
+        hints: Option<&Hints>,
+    ) -> Result<ReadCounts, PlanError> {
         let mut reader = self.index.reader();
+        if let Some(hints) = hints {
+            reader = reader.with_hints(hints);
+        }
         let mut value = Vec::new();
         for &n in numbers {
             let found =

@@ -31,6 +31,10 @@ pub enum By {
     Takeover,
     /// The server did something else between two passes, because the client had lost its processor.
     Slept,
+    /// A hint named the slot in which the GET found the key.
+    Hint,
+    /// Hints named only slots in which the GET did not find the key.
+    WrongHint,
     /// A GET by the real shm fabric, beside server threads at work.
     Shm,
     /// Not a GET: two server threads changed keys of one chain at the same time.

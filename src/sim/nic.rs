@@ -52,6 +52,8 @@ pub struct Hardware {
     pub client_ns: u64,
     /// Passes of one GET that the adversary decides. Later passes see memory as it is at the end.
     pub passes_max: usize,
+    /// Whether GETs have hints. The adversary decides which slots they name.
+    pub hints: bool,
 }
 
 /// Why a GET over the simulated NIC gave no answer.
@@ -161,6 +163,11 @@ impl<'a, A: Adversary> Sim<'a, A> {
         self.aim = aim;
         self.met = Met::default();
         self.story.iter_mut().for_each(Vec::clear);
+    }
+
+    /// Lets the adversary decide: a number below `n`.
+    pub(super) fn pick(&mut self, n: usize) -> usize {
+        self.adversary.pick(n)
     }
 
     /// What the latest GET has encountered.

@@ -17,12 +17,13 @@ use crate::fabric::Fabric;
 use crate::fabric::shm::Shm;
 use crate::families;
 use crate::get::Proof;
+use crate::hints::Hints;
 use crate::index::{Index, Recovered, WAITS_MAX};
 use crate::inspect::{Inspector, SlotReport};
 use crate::layout::chain::CHAIN_MAX;
 use crate::layout::geometry::{Geometry, Layout, SlotIx};
 use crate::layout::hash::Seeds;
-use crate::layout::slot::Header;
+use crate::layout::slot::{Header, View};
 use crate::outcome::{PutError, PutMode, PutOutcome, ReadError};
 use crate::reader::{Limits, Reader};
 use crate::region::Region;
@@ -830,14 +831,22 @@ impl World {
         if tell {
             fabric.tell();
         }
+        let hints = Hints::new(geometry, usize::MAX).filter(|_| hardware.hints);
         let mut reader = Reader::new(fabric, geometry, Clock::manual(), LIMITS);
+        if let Some(hints) = &hints {
+            reader = reader.with_hints(hints);
+        }
         while let Some(PlannedGet { key: number, from, read_stores_max }) = asks(reader.fabric().now()) {
             let key = key(number);
             let key = geometry.hashed(&key);
             let leaps = past.leaps.get(&number).map_or(&[][..], |leaps| leaps);
             let aim = Aim { home: key.home(), ghost: key.ghost(), read_stores_max, leaps };
             reader.fabric_mut().begin(from, aim);
+            if let Some(hints) = &hints {
+                self.mislead(&past.history, hints, reader.fabric_mut(), number);
+            }
             let (from, before) = (reader.fabric().now(), reader.stats().retries_torn);
+            let hinted = reader.hint_counts();
             let answer = answer(&mut reader, number);
             if hardware.error_one_in > 0 && matches!(answer, Err(SimGetError::ReadFailed)) {
                 continue;
@@ -854,8 +863,46 @@ impl World {
             let was_torn = reader.stats().retries_torn > before;
             decided.gets += 1;
             self.count(&mut decided, number, &answer, during, was_torn, reader.fabric().met());
+            let hits = reader.hint_counts().hits > hinted.hits;
+            decided.count(By::Hint, hits);
+            decided.count(By::WrongHint, !hits && reader.hint_counts().hinted > hinted.hinted);
         }
         Ok(decided)
+    }
+
+    /// Lets the adversary decide what hints say of a key: what they say anyway, one of its slots,
+    /// or two. Slots that stay as they are, and never hold the key, are all the same to a GET: one
+    /// of them stands for all.
+    fn mislead(
+        &self,
+        history: &History,
+        hints: &Hints,
+        sim: &mut Sim<'_, impl Adversary>,
+        number: KeyNumber,
+    ) {
+        let (geometry, name, now) = (self.geometry(), key(number), sim.now());
+        let hashed = geometry.hashed(&name);
+        let mut slots: Vec<SlotIx> = Vec::new();
+        let (mut others, mut instants) = (None, Vec::new());
+        for slot in families::known_windows(geometry, hashed).flat_map(|window| window.iter()) {
+            let (first, words) = (geometry.slot_word(slot), geometry.shape().words());
+            history.distinct(first, words, now, history.end(), &mut instants);
+            let image: Vec<u64> = (first..first + words).map(|word| history.word(word, now)).collect();
+            let holds = View::consistent(geometry.shape(), &image).is_ok_and(|view| view.holds(&name));
+            if slots.contains(&slot) {
+            } else if instants.len() > 1 || holds {
+                slots.push(slot);
+            } else {
+                others = Some(slot);
+            }
+        }
+        slots.extend(others);
+        let pairs = (0..slots.len()).flat_map(|one| (one + 1..slots.len()).map(move |other| (one, other)));
+        let mut named: Vec<Vec<SlotIx>> = slots.iter().map(|slot| vec![*slot]).collect();
+        named.extend(pairs.map(|(one, other)| vec![slots[one], slots[other]]));
+        if let Some(nth) = sim.pick(named.len() + 1).checked_sub(1) {
+            hints.pretend(geometry, hashed, &named[nth]);
+        }
     }
 
     /// Counts what decided a GET.
@@ -923,7 +970,13 @@ impl World {
         let geometry = self.geometry();
         let fabric = Sim::new(&past.history, geometry, hardware, adversary, start);
         let now = fabric.watch();
+        let hints = Hints::new(geometry, usize::MAX).filter(|_| hardware.hints);
         let mut reader = Reader::new(fabric, geometry, Clock::manual(), LIMITS);
+        if let Some(hints) = &hints {
+            let sim = reader.fabric_mut();
+            numbers.iter().for_each(|&number| self.mislead(&past.history, hints, sim, number));
+            reader = reader.with_hints(hints);
+        }
         let answers = Cell::new(0);
         let wanted = |&n: &KeyNumber| {
             let began = Cell::new((start, 0));
@@ -953,6 +1006,8 @@ impl World {
         }
         let choice = reader.fabric().met().choice;
         (0..decided.gets).for_each(|_| decided.count(By::Choice, choice));
+        let hinted = reader.hint_counts();
+        (0..hinted.hits).for_each(|_| decided.count(By::Hint, true));
         Ok(decided)
     }
 }

@@ -3,7 +3,7 @@
 use super::cases::*;
 use super::every::{all_right, every_kill, every_schedule, kill_everywhere, taken_over};
 use super::random::{OPERATIONS, SHORT, SHORT_INTERLEAVED, Served, churned, interleaved, random_run};
-use super::{COUNTED, KeyNumber, LINES, LOADS, SLOW, WORDS, grace, ns, with_grace};
+use super::{COUNTED, HINTED, KeyNumber, LINES, LOADS, SLOW, WORDS, grace, ns, with_grace};
 use oneread::Layout;
 use oneread::faults::{Broken, Rule};
 use oneread::inspect::SlotReport;
@@ -422,6 +422,19 @@ fn key_bytes_that_change() {
     must_be_caught(&[Rule::KeyBytes], hardware, 1, || update("cluster", ONE_LINE));
 }
 
+/// A client believes what hints say: that a slot holds the key as it is, or that the key is nowhere
+/// else.
+#[test]
+fn hints_that_are_believed() {
+    let hardware = Hardware { passes_max: 1, ..HINTED };
+    must_be_caught(&[Rule::HintHit], hardware, 1, || update("cluster", ONE_LINE));
+    must_be_caught(&[Rule::HintMiss], hardware, 1, || update("cluster", ONE_LINE));
+    must_be_caught(&[Rule::HintMiss], hardware, 1, kick);
+    // A hit in a slot of two lines is judged by the clock as ever. Hardly any schedule shows it,
+    // because 2^15 writes would have to come between two samples.
+    all_right(update("cluster", TWO_LINES), Hardware { hints: true, ..SLOW }, 1);
+}
+
 /// A server is killed at any store, and the next one at any store of its takeover. Without the rule a
 /// key is lost.
 fn loses_a_key(rule: Rule) {
@@ -617,6 +630,8 @@ fn random_schedules_find_broken_readers_and_chains() {
     found_in_churn(&[Off(Rule::BlockLink)], &["list"]);
     found_in_churn(&[Off(Rule::LinkFirst)], &["list"]);
     found_in_churn(&[Off(Rule::BlockCount)], &["list"]);
+    found_in_churn(&[Off(Rule::HintHit)], &all[..4]);
+    found_in_churn(&[Off(Rule::HintMiss)], &all[..4]);
     found_in_churn(&[Wait(Rule::BlockGrace, 1), Off(Rule::BlockGhost)], &chains);
     found_in_churn(&[Off(Rule::TakeoverGrace)], &["cluster"]);
 }

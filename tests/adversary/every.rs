@@ -2,7 +2,7 @@
 
 use super::cases::*;
 use super::random::churn;
-use super::{COUNTED, KeyNumber, LINES, LOADS, SLOW, WORDS, grace, ns};
+use super::{COUNTED, HINTED, KeyNumber, LINES, LOADS, SLOW, WORDS, grace, ns};
 use oneread::sim::{Every, Hardware, Instant, Random};
 use oneread::sim::{PlannedGet, Violation, World};
 
@@ -88,6 +88,36 @@ fn every_schedule_of_moves() {
         all_right(put_that_moves(name, slots, TWO_LINES, 1), Hardware { passes_max: 1, ..LINES }, 1);
     }
     all_right(put_that_moves("pilaf", 8, HALF_LINE, 1), Hardware { passes_max: 1, ..WORDS }, 1);
+}
+
+/// Hints name any one or two slots in which the key may be, or nothing of it: where it stands, stood
+/// or will stand, and where it never is.
+#[test]
+fn every_schedule_with_hints() {
+    let first = Hardware { passes_max: 1, ..HINTED };
+    for value_bytes in [HALF_LINE, ONE_LINE, TWO_LINES] {
+        all_right(update("cluster", value_bytes), HINTED, 1);
+    }
+    all_right(update("cluster", ONE_LINE), first, 2);
+    all_right(update("cluster", ONE_LINE), Hardware { hints: true, passes_max: 1, ..COUNTED }, 1);
+    all_right(update("cluster", HALF_LINE), Hardware { hints: true, passes_max: 1, ..WORDS }, 1);
+    for name in ["pilaf", "bucketized:4", "farm", "list"] {
+        all_right(delete(name), first, 2);
+    }
+    for name in ["pilaf", "bucketized:4", "windowed:8", "farm"] {
+        let slots = if name == "pilaf" { 8 } else { 24 };
+        all_right(put_that_moves(name, slots, ONE_LINE, 1), first, 1);
+        all_right(homing_or_move(name, slots), first, 1);
+    }
+    all_right(unlink("list", 2, ONE_LINE), first, 1);
+}
+
+/// A homing, where the layout has one that is small.
+fn homing_or_move(name: &str, slots: u64) -> Case {
+    match name {
+        "pilaf" => put_that_moves(name, slots, HALF_LINE, 1),
+        _ => homing(name, slots, ONE_LINE),
+    }
 }
 
 #[test]

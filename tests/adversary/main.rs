@@ -49,7 +49,10 @@ const LINES: Hardware = Hardware {
     error_one_in: 0,
     client_ns: 1,
     passes_max: 2,
+    hints: false,
 };
+/// H1, by the clock, with hints. Their hits in slots of several lines take a pass.
+const HINTED: Hardware = Hardware { hints: true, ..LINES };
 /// H1, by a client's clock that runs at half the rate of the server's.
 const SLOW: Hardware = Hardware { client_ns: 2, ..LINES };
 /// H0, by the clock.

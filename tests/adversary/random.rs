@@ -243,7 +243,7 @@ fn random_client(
     past: &Past,
     begin: Instant,
     numbers: &[KeyNumber],
-    seed: u64,
+    (seed, hints): (u64, bool),
     tell: bool,
 ) -> Result<Decided, Box<Violation>> {
     let mut random = Random::new(seed);
@@ -254,6 +254,7 @@ fn random_client(
         error_one_in: [0, 0, 50][random.pick(3)],
         client_ns: 1 + random.pick(2) as u64,
         passes_max: usize::MAX,
+        hints,
     };
     let mut asks = where_something_goes_on(past, Random::new(!seed));
     if random.pick(8) < 5 {
@@ -367,8 +368,10 @@ pub fn random_run(
     };
     let past = world.past(begin);
     let mut decided = world.met();
-    for client in 0..clients {
-        let run = |tell| random_client(&world, &past, begin, &numbers, seed << 20 | client, tell);
+    // The last clients have hints.
+    for client in 0..clients + clients / 4 {
+        let hints = client >= clients;
+        let run = |tell| random_client(&world, &past, begin, &numbers, (seed << 20 | client, hints), tell);
         // Again, for the story: the same seed gives the same run.
         match run(false).or_else(|_| run(true)) {
             Ok(more) => decided += more,
@@ -433,7 +436,13 @@ fn decided_enough(all: &[(Layout, Decided)], minimums: &[(By, u64, Which)]) {
     for (layout, decided) in all {
         let has_chains = layout.block_slots > 0;
         for &(what, minimum, which) in minimums {
-            let minimum = if which == Which::Chains && !has_chains { 0 } else { minimum };
+            let is_hinted = layout.choices * layout.window_slots() > 1;
+            let is_met = match which {
+                Which::All => true,
+                Which::Chains => has_chains,
+                Which::Hinted => is_hinted,
+            };
+            let minimum = if is_met { minimum } else { 0 };
             let by = decided.by(what);
             assert!(by >= minimum, "{layout}: {what:?} decided {by} GETs, at least {minimum} are wanted");
         }
@@ -444,11 +453,13 @@ fn decided_enough(all: &[(Layout, Decided)], minimums: &[(By, u64, Which)]) {
 enum Which {
     All,
     Chains,
+    /// A key has several slots to be looked for in first.
+    Hinted,
 }
 
 #[test]
 fn random_schedules() {
-    use Which::{All, Chains};
+    use Which::{All, Chains, Hinted};
     let all =
         random_runs(all_presets(), |layout, seed| churned(layout, seed, OPERATIONS), SHORT, (2_000, 350));
     let minimums = [
@@ -464,6 +475,8 @@ fn random_schedules() {
         (By::BlockReused, 100, Chains),
         (By::Takeover, 500, All),
         (By::Slept, 4_000, All),
+        (By::Hint, 2_500, Hinted),
+        (By::WrongHint, 10_000, Hinted),
     ];
     decided_enough(&all, &minimums);
 }

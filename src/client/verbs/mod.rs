@@ -13,6 +13,7 @@ use super::{
 };
 use crate::address::{Address, VerbsAddress};
 use crate::clock::Clock;
+use crate::hints::{HINT_BYTES, Hints, SharedHints};
 use crate::layout::geometry::Geometry;
 use crate::reader::Reader;
 use crate::sync::lock;
@@ -43,6 +44,8 @@ pub(crate) struct VerbsHandle {
     place: Option<PairLease>,
     /// The geometry of the last connection, of this handle or of the one that it was cloned from.
     geometry: Arc<Geometry>,
+    /// Hints of that table, if the client wants any.
+    hints: Option<Arc<Hints>>,
     counts: QueueCounts,
     /// Times it got a connection, or a seat on one.
     connected: u64,
@@ -54,6 +57,7 @@ pub(crate) struct VerbsHandle {
 struct VerbsShared {
     address: VerbsAddress,
     options: ClientOptions,
+    hints: SharedHints,
     clock: Clock,
     /// The open device. Opened again after a failure to connect.
     station: Mutex<Option<Arc<Station>>>,
@@ -83,6 +87,7 @@ impl VerbsHandle {
         let shared = Arc::new(VerbsShared {
             address: address.clone(),
             options: options.clone(),
+            hints: SharedHints::new(options.hint_bytes.unwrap_or(HINT_BYTES)),
             clock: Clock::System,
             station: Mutex::new(None),
             pairs: options.verbs.pairs.map(SharedPairs::new),
@@ -97,8 +102,9 @@ impl VerbsHandle {
                 seat.insert(shared.join(place, options.deadline)?).geometry().clone()
             }
         };
-        let counts = QueueCounts::default();
-        Ok(VerbsHandle { shared, connection, seat, place, geometry, counts, connected: 1, next_id: 0 })
+        let (counts, mut hints) = (QueueCounts::default(), None);
+        shared.hints.refresh(&geometry, &mut hints);
+        Ok(VerbsHandle { shared, connection, seat, place, geometry, hints, counts, connected: 1, next_id: 0 })
     }
 
     /// Counts of the handle's queues.
@@ -135,6 +141,7 @@ impl VerbsHandle {
                 true => GetError::Deadline { address: self.address(), deadline: within },
                 false => GetError::Connect(error.into()),
             })?;
+            self.shared.hints.refresh(&self.geometry, &mut self.hints);
             let way = match (&mut self.seat, &mut self.connection) {
                 (Some(seat), _) => ReadPath::Shared(seat),
                 (None, Some(connection)) => ReadPath::Own(connection),
@@ -144,9 +151,13 @@ impl VerbsHandle {
             let fabric = Verbs { way, clock: &self.shared.clock, grace: geometry.grace(), within };
             let limits = self.shared.options.limits;
             let mut reader = Reader::new(fabric, geometry, self.shared.clock.clone(), limits);
+            if let Some(hints) = &self.hints {
+                reader = reader.with_hints(hints);
+            }
             let result = get(&mut reader);
             stats.get += reader.stats();
             stats.read += reader.read_counts();
+            stats.hints += reader.hint_counts();
             self.take_counts();
             match result {
                 Ok(result) => return Ok(result),
@@ -300,6 +311,10 @@ impl Handle for VerbsHandle {
         self.connected.saturating_sub(1)
     }
 
+    fn hint_bytes(&self) -> u64 {
+        self.hints.as_ref().map_or(0, |hints| hints.bytes())
+    }
+
     fn get_many<K: AsRef<[u8]>>(
         &mut self,
         keys: &[K],
@@ -369,6 +384,7 @@ impl Clone for VerbsHandle {
             seat: None,
             place: None,
             geometry: self.geometry.clone(),
+            hints: self.hints.clone(),
             counts: QueueCounts::default(),
             connected: 0,
             next_id: 0,
@@ -487,12 +503,14 @@ mod tests {
                     clock: Clock::System,
                     station: Mutex::new(None),
                     pairs: options.verbs.pairs.map(SharedPairs::new),
+                    hints: SharedHints::new(0),
                     options,
                 }),
                 connection: None,
                 seat: None,
                 place: None,
                 geometry: Arc::new(table.geometry().unwrap()),
+                hints: None,
                 counts: QueueCounts::default(),
                 connected: 0,
                 next_id: 0,

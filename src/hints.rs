@@ -1,0 +1,531 @@
+//! Hints: what a client remembers of the slots that it has seen, one byte a slot.
+//!
+//! The byte is a *tag* of the key that stood there. A GET compares it with the tags of its own key,
+//! over all the windows where the key can be ([`families::known_windows`]). Where one slot matches,
+//! or two, it READs those alone: [`HintedLook`](crate::get::HintedLook). Nothing rests on a tag
+//! (G9): one that is old, foreign or hostile costs a READ of one slot.
+//!
+//! # Four tags of a key
+//!
+//! ```text
+//! byte        0     1..=127   128..=191   192..=223   224..=255
+//! stands for  unknown   first     second      third       fourth tag
+//! ```
+//!
+//! A slot has the first tag of its key, until a GET of another key matched it while its own key was
+//! found elsewhere. Then the slot gets the next tag that the other key does not have, as in an
+//! adaptive cuckoo filter (Mitzenmacher, Pontarelli, Reviriego, ALENEX'18). So one match in ten is
+//! false at first, and one in some hundreds when each key has been looked for a few times.
+//!
+//! # Memory
+//!
+//! At most as many bytes as the client allows, whatever a region says of itself. If that is one for
+//! each main slot, a slot has a byte of its own, and a GET that READs a window refreshes the bytes
+//! of all its slots. Otherwise slots share bytes (slot number modulo bytes), and only slots where a
+//! key was found are remembered: others would crowd them out. Overflow slots have no byte.
+//!
+//! # Threads
+//!
+//! All handles of a client share its hints. Loads and stores are relaxed, and a byte is stored with
+//! its seven neighbours. So a tag may be lost or come back. Nothing rests on it.
+
+use crate::families;
+use crate::get::Landed;
+use crate::layout::geometry::{Geometry, SlotIx, Window};
+use crate::layout::hash::{First, Hashed};
+use crate::layout::slot::Key;
+use crate::sync::lock_std;
+use smallvec::SmallVec;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Bytes of hints over verbs, if nothing else is asked for: tables of up to 16 million slots have
+/// one for each slot.
+pub const HINT_BYTES: usize = 16 << 20;
+
+/// Slots that a GET READs first: none, one, or two. More than two are none.
+pub(crate) type Hinted = SmallVec<[SlotIx; 2]>;
+
+/// Bytes in a word.
+const BYTES: u64 = 8;
+/// A word with 1 in each byte.
+const ONES: u64 = 0x0101_0101_0101_0101;
+
+/// The tags of one key. They come from the low 24 bits of its first hash. Homes come from the high
+/// bits, at most 40 of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Tags([u8; 4]);
+
+impl Tags {
+    fn of(first: First) -> Tags {
+        let bits = |from: u32, n: u32| (first.0 >> from & ((1 << n) - 1)) as u8;
+        Tags([bits(0, 7).max(1), 128 | bits(7, 6), 192 | bits(13, 5), 224 | bits(18, 5)])
+    }
+
+    fn has(self, tag: u8) -> bool {
+        self.0.contains(&tag)
+    }
+
+    /// The tag after this one, in a circle, that the other key does not have. 0 if there is none.
+    fn after(self, tag: u8, other: Tags) -> u8 {
+        let at = self.0.iter().position(|&mine| mine == tag).map_or(0, |at| at + 1);
+        (0..4).map(|n| self.0[(at + n) % 4]).find(|&next| !other.has(next)).unwrap_or(0)
+    }
+}
+
+/// The bytes of a word that are one of these tags: bit 7 of each is set.
+#[inline(always)]
+fn matches(word: u64, tags: Tags) -> u64 {
+    let equal = |tag: u8| {
+        let differ = word ^ (u64::from(tag) * ONES);
+        // Bit 7 of each byte that is 0. No carry leaves a byte.
+        !(((differ & (0x7f * ONES)) + 0x7f * ONES) | differ) & (0x80 * ONES)
+    };
+    tags.0.into_iter().fold(0, |all, tag| all | equal(tag))
+}
+
+/// Tags of the slots of one table. `Send + Sync`.
+#[derive(Debug)]
+pub struct Hints {
+    words: Box<[AtomicU64]>,
+    main_slots: u64,
+    generation: u64,
+}
+
+impl Hints {
+    /// No tags yet, for a table with this geometry, in at most `bytes_max` bytes. `None` if that is
+    /// less than a word, if the memory is not to be had, or if a key has only one slot to be looked
+    /// for in first, so that hints save nothing.
+    pub fn new(geometry: &Geometry, bytes_max: usize) -> Option<Hints> {
+        let (main_slots, layout) = (geometry.main_slots(), geometry.layout());
+        if layout.choices * layout.window_slots() == 1 {
+            return None;
+        }
+        let words = main_slots.div_ceil(BYTES).min(bytes_max as u64 / BYTES) as usize;
+        let words = bytemuck::allocation::try_zeroed_slice_box(words).ok()?;
+        (!words.is_empty()).then_some(Hints { words, main_slots, generation: geometry.generation() })
+    }
+
+    /// Bytes of memory for tags.
+    pub fn bytes(&self) -> u64 {
+        self.words.len() as u64 * BYTES
+    }
+
+    /// Whether each main slot has a byte of its own.
+    fn is_whole(&self) -> bool {
+        self.bytes() >= self.main_slots
+    }
+
+    fn fits(&self, geometry: &Geometry) -> bool {
+        (self.generation, self.main_slots) == (geometry.generation(), geometry.main_slots())
+    }
+
+    /// The slots that a GET of this key READs first.
+    #[inline]
+    pub(crate) fn of(&self, geometry: &Geometry, key: Hashed<'_>) -> Hinted {
+        let tags = Tags::of(key.first());
+        let mut hinted = Hinted::new();
+        for window in families::known_windows(geometry, key) {
+            self.look_in(window, tags, |slot| {
+                // Windows may overlap.
+                if hinted.len() < 3 && !hinted.contains(&slot) {
+                    hinted.push(slot);
+                }
+            });
+        }
+        if hinted.len() > 2 {
+            hinted.clear();
+        }
+        hinted
+    }
+
+    #[inline]
+    fn look_in(&self, window: Window, tags: Tags, mut each: impl FnMut(SlotIx)) {
+        let (mut slot, end) = (window.first.0, window.first.0 + u64::from(window.slots));
+        while slot < end {
+            let (word, offset) = self.place(SlotIx(slot));
+            let here = (BYTES - u64::from(offset)).min(end - slot);
+            let mut found = matches(self.words[word].load(Ordering::Relaxed), tags) >> (8 * offset);
+            while found != 0 {
+                let nth = u64::from(found.trailing_zeros() / 8);
+                if nth >= here {
+                    break;
+                }
+                each(SlotIx(slot + nth));
+                found &= found - 1;
+            }
+            slot += here;
+        }
+    }
+
+    /// The word of a main slot's byte, and which byte of it.
+    #[inline]
+    fn place(&self, slot: SlotIx) -> (usize, u32) {
+        let bytes = self.bytes();
+        let at = if slot.0 < bytes { slot.0 } else { slot.0 % bytes };
+        ((at / BYTES) as usize, (at % BYTES) as u32)
+    }
+
+    fn tag(&self, slot: SlotIx) -> u8 {
+        let (word, byte) = self.place(slot);
+        (self.words[word].load(Ordering::Relaxed) >> (8 * byte)) as u8
+    }
+
+    fn set(&self, slot: SlotIx, tag: u8) {
+        let (word, byte) = self.place(slot);
+        // Relaxed, and in two steps: the tags of another thread may be lost.
+        let kept = self.words[word].load(Ordering::Relaxed) & !(0xff << (8 * byte));
+        self.words[word].store(kept | u64::from(tag) << (8 * byte), Ordering::Relaxed);
+    }
+
+    /// A window was READ for `key`.
+    pub(crate) fn learn<L: Landed>(&self, geometry: &Geometry, window: Window, landed: &L, key: &[u8]) {
+        if window.first.0 + u64::from(window.slots) > self.main_slots {
+            return;
+        }
+        let is_whole = self.is_whole();
+        let occupants: SmallVec<[(SlotIx, Key); 8]> =
+            window.iter().map(|slot| (slot, landed.occupant(slot))).collect();
+        let is_here = occupants.iter().any(|(_, occupant)| occupant[..] == *key);
+        let key = geometry.hashed(key);
+        for (slot, occupant) in &occupants {
+            if is_whole || occupant[..] == *key.key() {
+                self.put(geometry, *slot, occupant);
+            }
+            // More than two slots may have matched, so that none was READ.
+            if is_whole && is_here && Tags::of(key.first()).has(self.tag(*slot)) {
+                self.correct(geometry, *slot, occupant, key, true);
+            }
+        }
+    }
+
+    /// The slot seems to hold this key, or none if that is empty.
+    fn put(&self, geometry: &Geometry, slot: SlotIx, occupant: &[u8]) {
+        let tag = self.tag(slot);
+        if occupant.is_empty() {
+            if tag != 0 {
+                self.set(slot, 0);
+            }
+            return;
+        }
+        let tags = Tags::of(geometry.hashed(occupant).first());
+        if !tags.has(tag) {
+            self.set(slot, tags.0[0]);
+        }
+    }
+
+    /// The tags of these slots matched `key`, which is not there. `is_elsewhere`: it was found in
+    /// another slot.
+    pub(crate) fn correct_all(
+        &self,
+        geometry: &Geometry,
+        wrong: &[(SlotIx, Key)],
+        key: Hashed<'_>,
+        is_elsewhere: bool,
+    ) {
+        for (slot, occupant) in wrong {
+            self.correct(geometry, *slot, occupant, key, is_elsewhere);
+        }
+    }
+
+    fn correct(
+        &self,
+        geometry: &Geometry,
+        slot: SlotIx,
+        occupant: &[u8],
+        key: Hashed<'_>,
+        is_elsewhere: bool,
+    ) {
+        if *occupant == *key.key() {
+            // A move's other copy.
+            return;
+        }
+        let tag = self.tag(slot);
+        let theirs = (!occupant.is_empty()).then(|| Tags::of(geometry.hashed(occupant).first()));
+        let theirs = theirs.filter(|tags| self.is_whole() || tags.has(tag));
+        match theirs {
+            // Right of its occupant. Only keys that are there are worth another tag: absent ones
+            // are too many.
+            Some(tags) if tags.has(tag) && !is_elsewhere => {}
+            Some(tags) => self.set(slot, tags.after(tag, Tags::of(key.first()))),
+            None => self.set(slot, 0),
+        }
+    }
+
+    /// Forgets the windows of `key`, and remembers it in these slots.
+    #[cfg(feature = "sim")]
+    pub(crate) fn pretend(&self, geometry: &Geometry, key: Hashed<'_>, slots: &[SlotIx]) {
+        for slot in families::known_windows(geometry, key).flat_map(|window| window.iter()) {
+            self.set(slot, if slots.contains(&slot) { Tags::of(key.first()).0[0] } else { 0 });
+        }
+    }
+}
+
+/// The hints of a client's handles.
+#[derive(Debug)]
+pub(crate) struct SharedHints {
+    bytes_max: usize,
+    /// Those of the newest table.
+    newest: Mutex<Option<Arc<Hints>>>,
+}
+
+impl SharedHints {
+    /// Of at most so many bytes. With 0 there are none.
+    pub fn new(bytes_max: usize) -> SharedHints {
+        SharedHints { bytes_max, newest: Mutex::new(None) }
+    }
+
+    /// Makes `mine` the hints of the table with this geometry. A new table has none yet.
+    #[inline]
+    pub fn refresh(&self, geometry: &Geometry, mine: &mut Option<Arc<Hints>>) {
+        if self.bytes_max == 0 || mine.as_ref().is_some_and(|hints| hints.fits(geometry)) {
+            return;
+        }
+        let mut newest = lock_std(&self.newest);
+        if !newest.as_ref().is_some_and(|hints| hints.fits(geometry)) {
+            *newest = Hints::new(geometry, self.bytes_max).map(Arc::new);
+        }
+        mine.clone_from(&newest);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::clock::Clock;
+    use crate::config::{Config, TableSize};
+    use crate::fabric::Fabric;
+    use crate::fabric::shm::Shm;
+    use crate::families::presets;
+    use crate::index::Index;
+    use crate::layout::geometry::Layout;
+    use crate::layout::hash::{Seeds, mix};
+    use crate::outcome::PutMode;
+    use crate::reader::{Limits, Reader};
+    use crate::region::Region;
+
+    const SLOTS: u64 = 1_000;
+
+    fn index(layout: Layout, value_max: usize) -> Index {
+        let (size, seeds) = (TableSize::Slots(SLOTS), Some(Seeds::from_number(1)));
+        let geometry =
+            Config { layout, size, seeds, key_max: 8, value_max, ..Config::default() }.geometry().unwrap();
+        let region = Region::private(geometry.region_bytes());
+        Index::create(region, geometry, Clock::manual()).unwrap()
+    }
+
+    /// A table of that layout with keys `0..n` in it, four fifths full.
+    fn filled(layout: Layout) -> (Index, u64) {
+        let (index, n) = (index(layout, 8), SLOTS * 4 / 5);
+        for n in 0..n {
+            index.put(&n.to_le_bytes(), &mix(n).to_le_bytes(), PutMode::Insert).unwrap();
+        }
+        (index, n)
+    }
+
+    fn reader<'a>(index: &'a Index, hints: &'a Hints) -> Reader<'a, Shm<'a>> {
+        let fabric = Shm::new(index.region(), index.geometry());
+        Reader::new(fabric, index.geometry(), Clock::manual(), Limits::default()).with_hints(hints)
+    }
+
+    /// Looks for every key, and as many that are absent. Each answer is right.
+    fn look_for_all<F: Fabric>(reader: &mut Reader<'_, F>, n: u64)
+    where
+        F::Error: std::fmt::Debug,
+    {
+        let mut value = Vec::new();
+        for key in 0..2 * n {
+            assert_eq!(reader.get_into(&key.to_le_bytes(), &mut value).unwrap(), key < n, "{key}");
+            assert!(key >= n || value == mix(key).to_le_bytes());
+        }
+    }
+
+    /// The four tags of a key are four different bytes, and none is 0. A word is compared as its
+    /// bytes are.
+    #[test]
+    fn tags_of_a_key() {
+        let mut seen = [false; 256];
+        for n in 0..20_000 {
+            let tags = Tags::of(First(mix(n)));
+            let ranges = [1..=127u8, 128..=191, 192..=223, 224..=255];
+            assert!((0..4).all(|nth| ranges[nth].contains(&tags.0[nth])), "{tags:?}");
+            tags.0.iter().for_each(|&tag| seen[usize::from(tag)] = true);
+            // A word with some of the tags, their neighbours, 0 and 255.
+            let near = |nth: u64| match mix(n * 8 + nth) % 6 {
+                0 => 0,
+                1 => 255,
+                other => tags.0[other as usize % 4].wrapping_add((mix(n + nth) % 3) as u8).wrapping_sub(1),
+            };
+            let bytes: [u8; 8] = std::array::from_fn(|nth| near(nth as u64));
+            let found = matches(u64::from_le_bytes(bytes), tags).to_le_bytes();
+            assert!((0..8).all(|nth| found[nth] == if tags.has(bytes[nth]) { 0x80 } else { 0 }), "{bytes:?}");
+        }
+        assert!(seen[1..].iter().all(|&seen| seen) && !seen[0]);
+    }
+
+    /// The next tag goes round, and past those that another key has.
+    #[test]
+    fn the_next_tag() {
+        let tags = Tags([1, 128, 192, 224]);
+        let other = |tags| Tags(tags);
+        let nobody = other([2, 129, 193, 225]);
+        assert_eq!([1, 128, 192, 224, 77].map(|tag| tags.after(tag, nobody)), [128, 192, 224, 1, 1]);
+        assert_eq!(tags.after(1, other([2, 128, 192, 225])), 224);
+        assert_eq!(tags.after(1, other([2, 128, 192, 224])), 1);
+        assert_eq!(tags.after(1, tags), 0);
+    }
+
+    /// Hints take what they may take, and no more than a byte a slot, however large a table says it
+    /// is.
+    #[test]
+    fn memory_is_bounded() {
+        let layout = "windowed:8".parse().unwrap();
+        let of = |slots, bytes| {
+            let config = Config { layout, size: TableSize::Slots(slots), ..Config::default() };
+            let geometry = config.geometry().unwrap();
+            Hints::new(&geometry, bytes).map(|hints| (hints.bytes(), hints.is_whole()))
+        };
+        for (slots, bytes, expected) in [
+            (1_000, 0, None),
+            (1_000, 7, None),
+            (1_000, 8, Some((8, false))),
+            (1_000, 999, Some((992, false))),
+            (1_000, 1_000, Some((1_000, true))),
+            (1_001, 1_008, Some((1_008, true))),
+            (1_000, usize::MAX, Some((1_000, true))),
+            (1 << 39, 4_100, Some((4_096, false))),
+        ] {
+            assert_eq!(of(slots, bytes), expected, "{slots} slots, {bytes} bytes");
+        }
+    }
+
+    /// Once every key has been looked for, hits READ single slots, in each layout: all of them where
+    /// no key overflows. Few READ two.
+    #[test]
+    fn hits_take_one_slot() {
+        for preset in presets() {
+            let (index, n) = filled(preset.layout);
+            let Some(hints) = Hints::new(index.geometry(), usize::MAX) else {
+                assert_eq!(preset.name, "list");
+                continue;
+            };
+            let mut value = Vec::new();
+            for _ in 0..6 {
+                let mut reader = reader(&index, &hints);
+                (0..n).for_each(|key| assert!(reader.get_into(&key.to_le_bytes(), &mut value).unwrap()));
+            }
+            let mut reader = reader(&index, &hints);
+            (0..n).for_each(|key| assert!(reader.get_into(&key.to_le_bytes(), &mut value).unwrap()));
+            let (stats, reads, hinted) = (reader.stats(), reader.read_counts(), reader.hint_counts());
+            assert_eq!((stats.gets, stats.hits), (n, n));
+            let overflown = if preset.layout.block_slots == 0 { 0 } else { index.displaced() as u64 };
+            // A few keys match three slots, and READ a window.
+            assert!(hinted.hits + overflown >= n - n / 50, "{}: {hinted:?}, {overflown}", preset.name);
+            assert!(hinted.reads <= hinted.hinted + n / 10, "{}: {hinted:?}", preset.name);
+            let slot = index.geometry().shape().bytes() as u64;
+            let windows = n - hinted.hits;
+            assert!(reads.bytes >= hinted.reads * slot, "{reads:?}");
+            assert_eq!(reads.bytes == hinted.reads * slot, windows == 0, "{}: {reads:?}", preset.name);
+        }
+    }
+
+    /// Whatever hints say, the answers are the same: tags at random, tags of another table, and tags
+    /// that all match. Each GET reads at most two slots more.
+    #[test]
+    fn any_tags_are_harmless() {
+        for (preset, bytes) in presets().flat_map(|preset| [(preset, usize::MAX), (preset, 64)]) {
+            let (index, n) = filled(preset.layout);
+            let mut plain = index.reader();
+            look_for_all(&mut plain, n);
+            for seed in 0..4 {
+                let Some(hints) = Hints::new(index.geometry(), bytes) else { continue };
+                for (nth, word) in (0..).zip(&hints.words) {
+                    word.store(
+                        [mix(nth ^ seed << 32), ONES * 7, !0][seed.min(2) as usize],
+                        Ordering::Relaxed,
+                    );
+                }
+                let mut reader = reader(&index, &hints);
+                look_for_all(&mut reader, n);
+                let (all, hinted) = (reader.read_counts(), reader.hint_counts());
+                assert!(hinted.reads <= 2 * hinted.hinted);
+                assert!(all.reads <= plain.read_counts().reads + hinted.reads, "{all:?}, {hinted:?}");
+            }
+        }
+    }
+
+    /// A batch reads the same single slots as GETs one by one do, two of one look with one doorbell.
+    /// It may be broken off.
+    #[test]
+    fn batches_use_hints() {
+        use std::ops::ControlFlow;
+        let (index, n) = filled("windowed:8".parse().unwrap());
+        let hints = Hints::new(index.geometry(), usize::MAX).unwrap();
+        // Absent keys in between, and one too long.
+        let mut keys: Vec<Vec<u8>> = (0..n + 100).map(|n| n.to_le_bytes().to_vec()).collect();
+        keys.insert(7, vec![0; 9]);
+        let number = |at: usize| if at > 7 { at as u64 - 1 } else { at as u64 };
+        for round in 0..3 {
+            let mut reader = reader(&index, &hints);
+            let mut answered = vec![0; keys.len()];
+            let ended = reader.get_each(&keys, |at, answer| {
+                answered[at] += 1;
+                match (at, answer) {
+                    (7, answer) => assert!(answer.is_err()),
+                    (at, Ok(value)) => {
+                        let expected = (number(at) < n).then(|| mix(number(at)).to_le_bytes());
+                        assert_eq!(value, expected.as_ref().map(|value| &value[..]));
+                    }
+                    other => panic!("{other:?}"),
+                }
+                ControlFlow::Continue(())
+            });
+            assert_eq!(ended.unwrap(), ControlFlow::Continue(()));
+            assert!(answered.iter().all(|&times| times == 1));
+            let (stats, hinted, reads) = (reader.stats(), reader.hint_counts(), reader.read_counts());
+            assert_eq!((stats.gets, stats.hits), (n + 100, n));
+            assert!(round == 0 || hinted.hits > n * 99 / 100, "{round}: {hinted:?}");
+            assert!(round == 0 || reads.doorbells * 8 < reads.reads, "{reads:?}");
+        }
+        for stop in [1, 10, 500] {
+            let (mut reader, mut left) = (reader(&index, &hints), stop);
+            let ended = reader.get_each(&keys, |_, _| {
+                left -= 1;
+                if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            });
+            assert_eq!((ended.unwrap(), left), (ControlFlow::Break(()), 0));
+            // READs of the broken-off batch are not taken for those of this one.
+            look_for_all(&mut reader, n);
+        }
+    }
+
+    /// A new table has no hints. Handles of one table share them.
+    #[test]
+    fn a_new_table_has_no_hints() {
+        let layout = "windowed:8".parse().unwrap();
+        let geometry = |slots, seed| {
+            let (size, seeds) = (TableSize::Slots(slots), Some(Seeds::from_number(seed)));
+            Config { layout, size, seeds, ..Config::default() }.geometry().unwrap()
+        };
+        let (shared, one) = (SharedHints::new(1 << 20), geometry(100, 1));
+        let (mut mine, mut theirs) = (None, None);
+        shared.refresh(&one, &mut mine);
+        shared.refresh(&one, &mut theirs);
+        let is_same = |a: &Option<Arc<Hints>>, b: &Option<Arc<Hints>>| {
+            Arc::ptr_eq(a.as_ref().unwrap(), b.as_ref().unwrap())
+        };
+        assert!(is_same(&mine, &theirs));
+        mine.as_ref().unwrap().set(SlotIx(3), 9);
+        for other in [geometry(100, 2), geometry(200, 1)] {
+            let before = theirs.clone();
+            shared.refresh(&other, &mut theirs);
+            assert!(!is_same(&before, &theirs) && theirs.as_ref().unwrap().tag(SlotIx(3)) == 0);
+            let mut third = None;
+            shared.refresh(&other, &mut third);
+            assert!(is_same(&third, &theirs));
+        }
+        let mut none = None;
+        SharedHints::new(0).refresh(&one, &mut none);
+        assert!(none.is_none());
+    }
+}
