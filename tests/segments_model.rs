@@ -55,9 +55,11 @@ enum Broken {
     UnmarkAtOnce,
     /// Ghosts of a merged home's window do not count in that of its parent.
     OneWindow,
+    /// A pending child is looked at, though the home has been split once more than it knows.
+    OldChild,
 }
 
-const ALL: [Broken; 14] = [
+const ALL: [Broken; 15] = [
     Broken::Ghost,
     Broken::GhostGoes,
     Broken::Moves,
@@ -72,6 +74,7 @@ const ALL: [Broken; 14] = [
     Broken::DepthStaysLow,
     Broken::UnmarkAtOnce,
     Broken::OneWindow,
+    Broken::OldChild,
 ];
 
 struct Random(u64);
@@ -575,9 +578,13 @@ impl World {
                     _ => self.half.is_none(),
                 };
                 if done {
-                    // A merge that was given up may be tried again.
-                    let back = part == 5 && !self.above.is_empty() && self.random.in_ten(5);
-                    self.story = if back { 3 } else { self.story + 1 };
+                    // A merge that was given up may be tried again, and a child be split at once.
+                    let again = self.random.in_ten(4);
+                    self.story = match part {
+                        5 if again && !self.above.is_empty() => 3,
+                        2 if again && self.depth < DEPTH => 0,
+                        _ => self.story + 1,
+                    };
                 } else if part == 0 && self.half.is_none() && self.free.is_empty() {
                     self.time += 2 * T;
                 }
@@ -724,7 +731,9 @@ impl Reader<'_> {
             let Header { depth: home, merged, .. } = window.header;
             if merged || pass.lingers != Some(home) && !self.stays(depth, home) {
                 let is_fresh = pass.asked.is_some();
-                if !is_fresh || !in_time {
+                // No trace of a merge is that deep: the entry is old, and so is what is pending.
+                let is_old = !merged && home > depth + 1 && broken != Broken::OldChild;
+                if !is_fresh || !in_time || is_old {
                     self.ask(&mut pass, now);
                     if broken == Broken::ChildAtOnce
                         && !merged
