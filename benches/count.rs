@@ -16,6 +16,7 @@
 use gungraun::{Callgrind, EventKind, LibraryBenchmarkConfig, library_benchmark, library_benchmark_group};
 use oneread::fabric::Fabric;
 use oneread::get::{Landed, Look};
+use oneread::hints::Hints;
 use oneread::layout::hash::mix;
 use oneread::region::{Backing, Region};
 use oneread::server::ServerConfig;
@@ -208,6 +209,15 @@ fn served(setting: Setting) -> Box<Served> {
     Box::new(Served { _server: server, client, keys, got: vec![0; setting.value_bytes], values, present })
 }
 
+/// Present keys, and hints that know their slots.
+fn hinted(setting: Setting) -> Box<Prepared> {
+    let mut table = present(setting);
+    let hints = Hints::new(table.index.geometry(), usize::MAX).expect("memory");
+    table.reader = table.index.reader().with_hints(Box::leak(Box::new(hints)));
+    (0..4).for_each(|_| assert!(get_each(&mut table, true)));
+    table
+}
+
 /// Limits the instructions of each operation. Two percent more are let through: C libraries choose
 /// their functions by the processor.
 fn at_most(instructions: u64, operations: usize) -> LibraryBenchmarkConfig {
@@ -298,6 +308,15 @@ fn get_each(table: &mut Prepared, is_there: bool) -> bool {
     table.keys.iter().all(|key| table.reader.get_into(key, &mut table.got) == Ok(is_there))
 }
 
+// GETs by hints that have seen each key a few times. Over a network, the READ's bytes are checked besides.
+#[library_benchmark]
+#[bench::windowed_8_short(args = (hinted(setting("windowed:8", 16, 32, false))), config = at_most(2000, OPERATIONS))]
+#[bench::windowed_16_short(args = (hinted(setting("windowed:16", 16, 32, false))), config = at_most(2000, OPERATIONS))]
+fn hinted_hit(mut table: Box<Prepared>) -> Box<Prepared> {
+    assert!(get_each(&mut table, true));
+    table
+}
+
 // All keys from none to 90 % of the slots, and the time that passes meanwhile.
 #[library_benchmark]
 #[bench::windowed_8_short(args = (nothing_there(setting("windowed:8", 16, 32, false))),
@@ -355,6 +374,7 @@ library_benchmark_group!(
     benchmarks = [
         hit,
         miss,
+        hinted_hit,
         get_many,
         contains_many,
         client_get,

@@ -229,7 +229,10 @@ impl<'g, F: Fabric> Reader<'g, F> {
         }
     }
 
-    /// The hinted look, and where it does not find the key, the whole algorithm.
+    /// The hinted look, and where it does not find the key, the whole algorithm. Out of line: a
+    /// reader without hints pays for one branch.
+    #[cold]
+    #[inline(never)]
     fn get_hinted(&mut self, hints: &Hints, key: Hashed<'_>, value: &mut Vec<u8>) -> Result<bool, F::Error> {
         let slots = hints.of(self.geometry, key);
         if slots.is_empty() || slots.len() > self.fabric.credits() {
