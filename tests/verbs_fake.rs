@@ -283,6 +283,16 @@ fn a_read_that_fails(fake: &Fake) {
         }
     }
     assert_eq!(fake.count("errors") - fake.count("flushes"), failures as i64 - 4, "one of them is a flush");
+    // What was answered before is not answered again.
+    fake.set("FAKE_FAIL_NTH_READ", 150);
+    let mut answers = [0; 200];
+    let told = client.get_many_with(&keys(200), |n, answer| {
+        assert_eq!(answer.unwrap(), Some(&ours(n as u32).1[..]));
+        answers[n] += 1;
+        ControlFlow::<()>::Continue(())
+    });
+    assert!(told.unwrap().is_continue());
+    assert_eq!((answers, client.stats().reattached), ([1; 200], failures + 1));
 }
 
 /// When all READs fail, the client gives up, and the error names the status.
