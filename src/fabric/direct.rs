@@ -197,7 +197,8 @@ pub(super) fn at_rest<R>(slot: impl Words, read: impl FnOnce() -> R) -> Option<R
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::config::{Config, Seeds, TableSize};
+    use crate::config::{Config, TableSize};
+    use crate::layout::hash::Seeds;
     use crate::layout::slot::{Content, Identity, encode};
     use crate::region::Region;
     use std::cell::Cell;
