@@ -105,6 +105,22 @@ mod tests {
         assert_eq!(crate::sync::lock_std(&seen).len(), 3);
     }
 
+    /// Whoever works on the first piece ends after the other has begun the third. So one of the two
+    /// works on the first and the last, the other on those between.
+    #[test]
+    fn results_are_in_the_order_of_the_pieces() {
+        let begun = AtomicU64::new(0);
+        let work = |part: Range<u64>| {
+            begun.fetch_max(part.start, Relaxed);
+            // The first waits for the third, and the third for the last.
+            while part.start.is_multiple_of(2) && begun.load(Relaxed) < [2, 3][part.start as usize / 2] {
+                thread::yield_now();
+            }
+            part.start
+        };
+        assert_eq!(Cores(2).split(0..4, 1, work, |_| {}), [0, 1, 2, 3]);
+    }
+
     /// A panic of any thread is the caller's.
     #[test]
     fn a_panic_is_passed_on() {

@@ -64,7 +64,8 @@
     X(FAKE_MAX_CQE, 65536)                                                                                       \
     X(FAKE_MAX_SRQ_WR, 16384)                                                                                    \
     X(FAKE_NO_UC, 0)           /* 1: queue pairs of type UC cannot be made */                                    \
-    X(FAKE_REG_ERRNO, 0)       /* ibv_reg_mr fails with it */                                                    \
+    X(FAKE_REG_ERRNO, 0)       /* ibv_reg_mr fails with it ... */                                                \
+    X(FAKE_REG_SPARED, 0)      /* ... after so many calls that do not, counted down */                           \
     X(FAKE_FAIL_NTH_READ, 0)   /* the n-th READ from when it was set fails, once (-1: each does) ... */ \
     X(FAKE_FAIL_STATUS, 12)    /* ... with this status of enum ibv_wc_status (12: retries exceeded) */           \
     X(FAKE_SHORT_POST, -1)     /* of a chain only so many are taken, then ENOMEM; -1: all */                     \
@@ -575,7 +576,7 @@ static bool is_mapped(const void *addr, size_t length) {
 struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, unsigned access) {
     pthread_mutex_lock(&lock);
     access &= ~(unsigned)IBV_ACCESS_OPTIONAL_RANGE;
-    if (SET(FAKE_REG_ERRNO)) return no_object((int)SET(FAKE_REG_ERRNO));
+    if (SET(FAKE_REG_ERRNO) && --SET(FAKE_REG_SPARED) < 0) return no_object((int)SET(FAKE_REG_ERRNO));
     if (!length || (access & IBV_ACCESS_REMOTE_WRITE && !(access & IBV_ACCESS_LOCAL_WRITE))) return no_object(EINVAL);
     if (access & ~(unsigned)(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ)) return no_object(EOPNOTSUPP);
     if ((uintptr_t)addr + length < (uintptr_t)addr || !is_mapped(addr, length)) return no_object(EFAULT);

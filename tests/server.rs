@@ -342,6 +342,14 @@ fn the_server_checks_lengths_too() {
             Request::Put { mode: oneread::PutMode::Update, key: b"k", value: &long },
             PutError::ValueLength { given: 300, max: 32 },
         ),
+        (
+            Request::Swap { key: b"k", expected: &long, value: b"" },
+            PutError::ValueLength { given: 300, max: 32 },
+        ),
+        (
+            Request::Swap { key: b"k", expected: b"", value: &long },
+            PutError::ValueLength { given: 300, max: 32 },
+        ),
         (Request::Remove { key: &long }, PutError::KeyLength { given: 300, max: 16 }),
         (Request::Get { key: &long }, PutError::KeyLength { given: 300, max: 16 }),
         (Request::Get { key: b"" }, PutError::KeyLength { given: 0, max: 16 }),

@@ -283,6 +283,16 @@ fn a_read_that_fails(fake: &Fake) {
         }
     }
     assert_eq!(fake.count("errors") - fake.count("flushes"), failures as i64 - 4, "one of them is a flush");
+    // What was answered before is not answered again.
+    fake.set("FAKE_FAIL_NTH_READ", 150);
+    let mut answers = [0; 200];
+    let told = client.get_many_with(&keys(200), |n, answer| {
+        assert_eq!(answer.unwrap(), Some(&ours(n as u32).1[..]));
+        answers[n] += 1;
+        ControlFlow::<()>::Continue(())
+    });
+    assert!(told.unwrap().is_continue());
+    assert_eq!((answers, client.stats().reattached), ([1; 200], failures + 1));
 }
 
 /// When all READs fail, the client gives up, and the error names the status.
@@ -720,6 +730,12 @@ fn servers_that_are_full(fake: &Fake) {
     for (setting, value, room) in [("FAKE_MAX_CQE", 64, 4), ("FAKE_MAX_SRQ_WR", 31, 3)] {
         fake.set(setting, value);
         let server = serve(1024);
+        // One that could not be taken in takes no room: the server's memory for its answers is
+        // registered, that for its messages is not.
+        fake.set("FAKE_REG_SPARED", 1);
+        fake.set("FAKE_REG_ERRNO", 12);
+        Client::connect_with(server.address(), options()).expect_err("no memory");
+        fake.set("FAKE_REG_ERRNO", 0);
         let mut clients: Vec<_> = (0..2 * room).map(|_| connect(&server)).collect();
         fill(&mut clients[0], 100);
         for round in 0..3 {

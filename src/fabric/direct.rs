@@ -197,8 +197,48 @@ pub(super) fn at_rest<R>(slot: impl Words, read: impl FnOnce() -> R) -> Option<R
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::config::{Config, TableSize};
+    use crate::layout::hash::Seeds;
     use crate::layout::slot::{Content, Identity, encode};
+    use crate::region::Region;
     use std::cell::Cell;
+
+    /// A key stands in its second window. While its slot is being written, or when its lengths are
+    /// impossible, only the machine can tell. Then all READs are counted, else all but the first.
+    #[test]
+    fn slots_that_only_the_machine_can_tell() {
+        for value_max in [8, 90] {
+            let layout = "bucketized:4".parse().unwrap();
+            let (size, seeds) = (TableSize::Slots(64), Some(Seeds::from_number(1)));
+            let config = Config { layout, size, key_max: 8, value_max, seeds, ..Config::default() };
+            let geometry = config.geometry().unwrap();
+            let region = Region::private(geometry.region_bytes());
+            let key = geometry.hashed(b"mykeyis8");
+            let (home, second) =
+                (geometry.primary(key).first, families::after(&geometry, key, 1, 0).unwrap().first);
+            assert_ne!(home, second);
+            let put = |slot, content: Content<'_>| {
+                let image = encode(geometry.shape(), geometry.identity(slot), 2, &content);
+                (geometry.slot_word(slot)..).zip(image).for_each(|(word, bits)| region.store(word, bits));
+            };
+            put(home, Content { aux: families::filter_bit(&geometry, key), ..Content::default() });
+            put(second, Content { key: key.key(), value: b"value", ..Content::default() });
+            let look = || {
+                let mut reads = ReadCounts::default();
+                (get(&region, &geometry, key, &mut Vec::new(), &mut reads), reads.reads)
+            };
+            assert_eq!(look(), (Some(true), 1));
+            let word = geometry.slot_word(second);
+            let header = [region.load(word), region.load(word + 1)];
+            region.store(word, header[0] + 1);
+            assert_eq!(look(), (None, 2), "{value_max}: it is being written");
+            region.store(word, header[0]);
+            region.store(word + 1, 8 | 0xffff << 16);
+            assert_eq!(look(), (None, 2), "{value_max}: impossible lengths");
+            region.store(word + 1, header[1]);
+            assert_eq!(look(), (Some(true), 1));
+        }
+    }
 
     /// A slot that is written while it is being looked at. Each load sees the stores made before it.
     #[derive(Clone, Copy)]

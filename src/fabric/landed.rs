@@ -73,12 +73,12 @@ mod tests {
         let (shape, window) = (geometry.shape(), geometry.window(0));
         let mut words = vec![0; window.slots as usize * shape.words()];
         let at = |n: u64| SlotIx(window.first.0 + n);
-        let mut put = |n: u64, key: &[u8]| {
-            let content = Content { key, value: b"value", ..Content::default() };
+        let put = |words: &mut [u64], n: u64, key: &[u8]| {
+            let content = Content { key, value: &b"value"[..key.len()], ..Content::default() };
             let image = encode(shape, geometry.identity(at(n)), 4, &content);
             words[n as usize * shape.words()..][..shape.words()].copy_from_slice(&image);
         };
-        (0..4).for_each(|n| put(n, &[b'a' + n as u8; 5]));
+        (0..4).for_each(|n| put(&mut words, n, &[b'a' + n as u8; 5]));
         let mut value = Vec::new();
         let landed = |words: &[u64], key: &[u8], value: &mut Vec<u8>| {
             let mut landed = LandedWindow::new(&geometry, window, words);
@@ -92,6 +92,11 @@ mod tests {
         // The CRC is wrong: it is still the first to look at, and is no hit.
         words[2 * shape.words() + 3] ^= 1 << 8;
         assert_eq!(landed(&words, b"ccccc", &mut value), Some((at(2), Look::Torn)));
+        // Nor is a free slot believed whose CRC is wrong.
+        put(&mut words, 3, b"");
+        words[3 * shape.words() + 1] ^= 1 << 40;
+        let look = LandedWindow::new(&geometry, window, &words).look(at(3), b"ccccc", &mut value);
+        assert_eq!(look, Look::Torn);
         // Lengths that go beyond the slot.
         words[2 * shape.words() + 1] = u64::MAX;
         assert_eq!(landed(&words, b"ccccc", &mut value), None);

@@ -139,6 +139,34 @@ fn pairs_by_hand() {
     );
 }
 
+/// Each of 100 client machines has a queue pair for each of its 16 threads at each of 1,000 servers.
+#[test]
+fn pairs_of_clients_by_hand() {
+    let asked = Workload { clients: 1600, clients_per_machine: 16, servers: 1000, ..reads_only() };
+    let prediction = round(asked).predict(&design());
+    assert!(near(bound(&prediction, Resource::ClientNic), 100.0 * 50e6), "{prediction:?}");
+}
+
+/// Every part of a demand is added up.
+#[test]
+fn demands_are_added_up() {
+    let one = Demand {
+        reads: 1.0,
+        messages: 2.0,
+        trips: 3.0,
+        doorbells: 4.0,
+        fetched_bytes: 5.0,
+        sent_bytes: 6.0,
+        client_instructions: 7.0,
+        client_lines: 8.0,
+        touched_lines: 9.0,
+        server_instructions: 10.0,
+        server_lines: 11.0,
+        server_ns: 12.0,
+    };
+    assert_eq!(one.plus(2.0, one), one.times(3.0));
+}
+
 /// Sums and queues with known values.
 #[test]
 fn sums_and_queues_by_hand() {
@@ -381,6 +409,18 @@ fn at_saturation_both_agree() {
         assert_eq!(measured.busiest.0, law.binding(), "{measured:?}");
         assert!((0.95..=1.0).contains(&measured.busiest.1), "{measured:?}");
     }
+}
+
+/// Part of a core is a slower core.
+#[test]
+fn parts_of_cores_count() {
+    let (asked, rpc) = systems().swap_remove(2);
+    let mut system = round(Workload { clients: 640, ..asked });
+    system.profile.host.cores.value = 2.5;
+    let (law, measured) = (system.predict(&rpc), ran(&system, &rpc, 100_000, Arrivals::Closed));
+    assert_eq!((measured.busiest.0, law.binding()), (Resource::ServerCpu, Resource::ServerCpu));
+    let ratio = measured.ops_per_s / law.ops_saturated_per_s;
+    assert!((ratio - 1.0).abs() < 0.05, "{ratio} {measured:?} {law:?}");
 }
 
 /// Little's law holds in the simulation itself: operations under way = rate x mean time.

@@ -103,6 +103,8 @@ mod tests {
     use crate::config::{Config, TableSize};
     use crate::layout::control::{Phase, STATE_WORD, State};
     use crate::region::Backing;
+    use crate::wire::Reply;
+    use std::io::Read;
     use std::os::unix::net::UnixStream;
 
     fn phase(shared: &ServerState) -> Phase {
@@ -130,18 +132,21 @@ mod tests {
             assert!(shared.is_stopping() && server.threads.is_empty());
             assert_eq!(phase(&shared), Phase::Serving);
             let retired = Retired::new(&ended, &shared.index, shared.region_stays);
-            let mut is_removed = false;
+            let mut waiting = None;
             server.socket.take().unwrap().remove_by(&retired, |path| {
                 assert_eq!(phase(&shared), expected, "{:?}", config.backing);
                 // `server` and this test hold the only references: the threads have dropped theirs.
                 assert_eq!(Arc::strong_count(&shared), 2, "a thread is left");
-                assert!(UnixStream::connect(path).is_ok(), "somebody listens");
+                waiting = Some(UnixStream::connect(path).expect("somebody listens"));
                 let other = Server::start(ServerConfig { backing: Backing::Anonymous, ..config.clone() });
                 assert!(matches!(other, Err(ServeError::AddressInUse { .. })), "the address is taken");
                 std::fs::remove_file(path).unwrap();
-                is_removed = true;
             });
-            assert!(is_removed);
+            // Who was not accepted any more is told why.
+            let (mut told, mut expected) = (Vec::new(), Vec::new());
+            waiting.expect("the path was removed").read_to_end(&mut told).unwrap();
+            Reply::TurnedAway(Refusal::Stopping).encode(0, &mut expected);
+            assert_eq!(told, expected);
             drop(server);
             Server::start(ServerConfig { backing: Backing::Anonymous, ..config }).unwrap().stop();
         }
@@ -165,7 +170,7 @@ mod tests {
         assert_eq!((phase(&shared), shared.is_stopping(), path.exists()), (Phase::Retired, true, false));
         assert_eq!(shared.stats().clients, 0, "nobody is connected any more");
         for client in &mut clients {
-            assert_eq!(std::io::Read::read(client, &mut [0]).unwrap(), 0, "it is told so");
+            assert_eq!(client.read(&mut [0]).unwrap(), 0, "it is told so");
         }
         assert_eq!(Arc::strong_count(&shared), 1, "a thread is left");
     }
