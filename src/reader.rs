@@ -165,8 +165,15 @@ impl<'g, F: Fabric> Reader<'g, F> {
     /// The same reader with hints. Each GET first READs the single slots that they name, and teaches
     /// them what it sees. It makes no direct looks.
     #[must_use]
-    pub fn with_hints(self, hints: &'g Hints) -> Reader<'g, F> {
-        Reader { hints: Some(hints), ..self }
+    pub fn with_hints(mut self, hints: &'g Hints) -> Reader<'g, F> {
+        self.set_hints(hints);
+        self
+    }
+
+    /// The same in place.
+    #[inline]
+    pub(crate) fn set_hints(&mut self, hints: &'g Hints) {
+        self.hints = Some(hints);
     }
 
     /// The fabric.

@@ -334,7 +334,7 @@ impl ShmHandle {
         let fabric = Shm::new(region, geometry);
         let mut reader = Reader::new(fabric, geometry, self.shared.clock.clone(), self.shared.options.limits);
         if let Some(hints) = &self.hints {
-            reader = reader.with_hints(hints);
+            reader.set_hints(hints);
         }
         let result = get(&mut reader);
         stats.get += reader.stats();
