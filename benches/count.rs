@@ -6,7 +6,8 @@
 //! cargo bench -p oneread --bench count -- '*::update::*'
 //! ```
 //!
-//! A limit stands a percent or two above what was measured (rustc 1.95, x86-64), and only goes down. Each bench does 100
+//! A limit stands a percent or two above what was measured (rustc 1.95, x86-64), and only goes down; those
+//! of clients went up once, by 6, when clients got hints. Each bench does 100
 //! operations on a table of 2,000 slots, 90 % of them taken where nothing else is said. Keys are
 //! made before, and nothing is dropped. In `far` benches the caches have no line of the table. The
 //! server's clock is set by hand, so each run does the same.
@@ -310,8 +311,8 @@ fn get_each(table: &mut Prepared, is_there: bool) -> bool {
 
 // GETs by hints that have seen each key a few times. Over a network, the READ's bytes are checked besides.
 #[library_benchmark]
-#[bench::windowed_8_short(args = (hinted(setting("windowed:8", 16, 32, false))), config = at_most(2000, OPERATIONS))]
-#[bench::windowed_16_short(args = (hinted(setting("windowed:16", 16, 32, false))), config = at_most(2000, OPERATIONS))]
+#[bench::windowed_8_short(args = (hinted(setting("windowed:8", 16, 32, false))), config = at_most(803, OPERATIONS))]
+#[bench::windowed_16_short(args = (hinted(setting("windowed:16", 16, 32, false))), config = at_most(892, OPERATIONS))]
 fn hinted_hit(mut table: Box<Prepared>) -> Box<Prepared> {
     assert!(get_each(&mut table, true));
     table
@@ -346,7 +347,7 @@ fn refused(table: Box<Prepared>) -> Box<Prepared> {
 }
 
 #[library_benchmark]
-#[bench::windowed_8_short(args = (served(setting("windowed:8", 16, 32, false))), config = at_most(327, OPERATIONS))]
+#[bench::windowed_8_short(args = (served(setting("windowed:8", 16, 32, false))), config = at_most(331, OPERATIONS))]
 fn client_get(mut served: Box<Served>) -> Box<Served> {
     let Served { client, keys, got, .. } = &mut *served;
     assert!(keys.iter().all(|key| client.get_into(key, got).is_ok_and(|is_there| is_there)));
@@ -354,7 +355,7 @@ fn client_get(mut served: Box<Served>) -> Box<Served> {
 }
 
 #[library_benchmark]
-#[bench::windowed_8_short(args = (served(setting("windowed:8", 16, 32, false))), config = at_most(321, OPERATIONS))]
+#[bench::windowed_8_short(args = (served(setting("windowed:8", 16, 32, false))), config = at_most(327, OPERATIONS))]
 fn client_get_many(mut served: Box<Served>) -> Box<Served> {
     let Served { client, keys, values, .. } = &mut *served;
     assert!(client.get_many_into(keys, values).is_ok());
