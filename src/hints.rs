@@ -1,7 +1,7 @@
 //! Hints: what a client remembers of the slots that it has seen, one byte a slot.
 //!
 //! The byte is a *tag* of the key that stood there. A GET compares it with the tags of its own key,
-//! over all the windows where the key can be ([`families::known_windows`]). Where one slot matches,
+//! over all the windows where the key can be (`families::known_windows`). Where one slot matches,
 //! or two, it READs those alone: [`HintedLook`](crate::get::HintedLook). Nothing rests on a tag
 //! (G9): one that is old, foreign or hostile costs a READ of one slot.
 //!
