@@ -2,7 +2,8 @@
 
 use super::bench::{bare, spread, timed};
 use super::measure::{KEY_BYTES, VALUE_BYTES, key, machine, median, value};
-use super::plot::{Area, BOTTOM, FAINT, INK, Label, Painted, SIZE, TOP, spread as spread_labels, text};
+use super::plan::whole;
+use super::plot::{Area, BOTTOM, FAINT, INK, Label, Painted, SIZE, TOP, name_ends, text};
 use super::show;
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::Args;
@@ -58,10 +59,8 @@ pub struct CurveOfSizes {
 
 /// Parses 1000000 and 1e6.
 fn keys(text: &str) -> Result<u64, String> {
-    match text.parse::<f64>() {
-        Ok(n) if (1e3..=1e10).contains(&n) && n.fract() == 0.0 => Ok(n as u64),
-        _ => Err("a whole number from 1000 to 1e10, as in 1000000 or 1e6".into()),
-    }
+    let n = whole(text).ok().filter(|n| (1_000..=10_000_000_000).contains(n));
+    n.ok_or_else(|| "a whole number from 1000 to 1e10, as in 1000000 or 1e6".into())
 }
 
 /// Times of one size, in nanoseconds for each key. The names are those of the JSON output.
@@ -312,12 +311,5 @@ fn paint<'a>(area: &Area<'a>, measured: &Measured) -> Painted<'a> {
         let Some(&end) = points.last() else { continue };
         labels.push(Label { text: name.into(), color, end, y: f64::from(end.1) });
     }
-    spread_labels(&mut labels);
-    for label in &labels {
-        let at = (RIGHT + 34, label.y.round() as i32);
-        let line = vec![label.end, (RIGHT + 14, at.1), (at.0 - 4, at.1)];
-        area.draw(&PathElement::new(line, label.color.mix(0.35).stroke_width(1)))?;
-        text(area, &label.text, at, 13, label.color, HPos::Left)?;
-    }
-    Ok(())
+    name_ends(area, RIGHT, labels)
 }

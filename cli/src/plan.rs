@@ -111,7 +111,7 @@ pub struct Plan {
 }
 
 /// Parses 1000000 and 1e6.
-fn whole(text: &str) -> Result<u64, String> {
+pub(super) fn whole(text: &str) -> Result<u64, String> {
     match text.parse::<f64>() {
         // Beyond this, a float is no count any more.
         Ok(n) if (0.0..=9e15).contains(&n) && n.fract() == 0.0 => Ok(n as u64),

@@ -150,10 +150,15 @@ fn by_load<'a>(area: &Area<'a>, curves: &[Curve<'_>]) -> Painted<'a> {
             labels.push(Label { text: name, color: curve.color, end, y: f64::from(end.1) });
         }
     }
+    name_ends(area, scale.right, labels)
+}
+
+/// Names curves to the right of a panel that ends at `right`, each with a line from its end.
+pub(super) fn name_ends<'a>(area: &Area<'a>, right: i32, mut labels: Vec<Label>) -> Painted<'a> {
     spread(&mut labels);
     for label in &labels {
-        let at = (scale.right + 34, label.y.round() as i32);
-        let line = vec![label.end, (scale.right + 14, at.1), (at.0 - 4, at.1)];
+        let at = (right + 34, label.y.round() as i32);
+        let line = vec![label.end, (right + 14, at.1), (at.0 - 4, at.1)];
         area.draw(&PathElement::new(line, label.color.mix(0.35).stroke_width(1)))?;
         text(area, &label.text, at, 13, label.color, HPos::Left)?;
     }
@@ -170,7 +175,7 @@ pub(super) struct Label {
 }
 
 /// Moves labels apart, each as little as possible, and keeps the order of the curves' ends.
-pub(super) fn spread(labels: &mut [Label]) {
+fn spread(labels: &mut [Label]) {
     labels.sort_by_key(|label| label.end.1);
     for _ in 0..1000 {
         let mut moved = false;

@@ -1,7 +1,7 @@
 //! Draws the results of `bench rpc`: throughput and latency by the number of connections.
 
 use super::{Line, Operation, Outcome, Path};
-use crate::plot::{Area, BOTTOM, FAINT, INK, Label, Painted, SIZE, TOP, dashed, spread, text};
+use crate::plot::{Area, BOTTOM, FAINT, INK, Label, Painted, SIZE, TOP, dashed, name_ends, text};
 use crate::show;
 use anyhow::{Result, anyhow, ensure};
 use plotters::element::PathElement;
@@ -115,12 +115,5 @@ fn panel<'a>(
             }
         }
     }
-    spread(&mut labels);
-    for label in &labels {
-        let at = (right + 34, label.y.round() as i32);
-        let line = vec![label.end, (right + 14, at.1), (at.0 - 4, at.1)];
-        area.draw(&PathElement::new(line, label.color.mix(0.35).stroke_width(1)))?;
-        text(area, &label.text, at, 13, label.color, HPos::Left)?;
-    }
-    Ok(())
+    name_ends(area, right, labels)
 }
