@@ -231,8 +231,10 @@ fn damaged_region(input: &mut Input<'_>, geometry: &Geometry) -> Vec<u64> {
                 let filter = if mode & 0x80 == 0 { 0 } else { !0 };
                 let (ghost, aux) = match kind {
                     4 => (0, 0),
-                    5 => (ghost, chain::with_link(filter, Some(link))),
-                    _ => (input.byte(), chain::with_link(filter, (mode & 0x40 != 0).then_some(link))),
+                    5 => (ghost, chain::with_link(geometry, filter, Some(link))),
+                    _ => {
+                        (input.byte(), chain::with_link(geometry, filter, (mode & 0x40 != 0).then_some(link)))
+                    }
                 };
                 let stamp = if mode & 0x20 == 0 { 2 } else { input.u32() & !1 };
                 let content = Content { key: &key, value: &value, ghost, aux };
@@ -436,7 +438,7 @@ fn stays_inside(geometry: &Geometry, superblock: &Superblock, have: u64) {
     assert_eq!(geometry.home(u64::MAX), geometry.homes() - 1);
     if let Some(last) = geometry.overflow_blocks().checked_sub(1) {
         assert_eq!(end(chain::window(geometry, Block(last as u32))), slots);
-        let beyond = chain::with_link(0, Some(Block(last as u32)));
+        let beyond = chain::with_link(geometry, 0, Some(Block(last as u32)));
         assert!(chain::next(geometry, beyond).is_some());
     }
     let room = geometry.shape().payload_max();

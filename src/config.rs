@@ -3,7 +3,10 @@
 //! [`crate::layout::geometry`] derives the bytes of a table from them.
 
 use crate::families::presets;
-use crate::layout::geometry::{Derived, Family, GRACE_MAX, Geometry, HOMES_MAX, Layout, OVERFLOW_BLOCKS_MAX};
+use crate::layout::geometry::{
+    Derived, Family, GRACE_MAX, Geometry, HOMES_MAX, Layout, OVERFLOW_BLOCKS_MAX, SEGMENT_HOMES_MAX,
+    SEGMENTS_MAX,
+};
 use crate::layout::hash::{Seeds, mix};
 use crate::layout::slot::{KEY_MAX, SLOT_BYTES_MAX, SlotShape};
 use crate::placement::Preset;
@@ -77,6 +80,22 @@ pub enum TableSize {
     Keys(u64),
     /// This many main slots.
     Slots(u64),
+    /// As large as its keys need: it grows and shrinks by segments while it is read.
+    Growing {
+        /// The most memory it may take, in bytes, its directory included. So much address space is
+        /// reserved; memory is taken as segments are.
+        bytes_max: u64,
+        /// Main slots of a segment; `None` for what suits most: a segment of about 1 MiB. Larger ones
+        /// take a little fewer READs per GET, and more memory at once.
+        segment_slots: Option<u64>,
+    },
+}
+
+impl TableSize {
+    /// A table that grows and shrinks with its keys, and takes at most so many bytes.
+    pub const fn up_to(bytes_max: u64) -> TableSize {
+        TableSize::Growing { bytes_max, segment_slots: None }
+    }
 }
 
 impl fmt::Display for TableSize {
@@ -84,6 +103,7 @@ impl fmt::Display for TableSize {
         match self {
             TableSize::Keys(n) => write!(f, "{n} keys"),
             TableSize::Slots(n) => write!(f, "{n} main slots"),
+            TableSize::Growing { bytes_max, .. } => write!(f, "up to {bytes_max} bytes"),
         }
     }
 }
@@ -155,6 +175,14 @@ pub enum ConfigError {
         /// "keys" or "slots".
         unit: &'static str,
     },
+    /// Less memory than a table that grows begins with.
+    #[error("{given} bytes are too few for a table that grows: it begins with {need}; allow that much")]
+    TooSmall {
+        /// What was allowed, in bytes.
+        given: u64,
+        /// What one segment and its directory take.
+        need: u64,
+    },
     /// More slots than the layout can address.
     #[error(
         "{given} {unit} are more than a table of this layout can have, at most {max} slots; split the keys over several tables"
@@ -225,9 +253,13 @@ impl Config {
     /// The largest size whose table, otherwise like this one, takes at most so many bytes. `None` if
     /// there is none.
     pub(crate) fn fitting(&self, bytes: u64) -> Option<TableSize> {
-        let (most, sized): (u64, fn(u64) -> TableSize) = match self.size {
-            TableSize::Keys(n) => (n, TableSize::Keys),
-            TableSize::Slots(n) => (n, TableSize::Slots),
+        let most = match self.size {
+            TableSize::Keys(n) | TableSize::Slots(n) | TableSize::Growing { bytes_max: n, .. } => n,
+        };
+        let sized = |n| match self.size {
+            TableSize::Keys(_) => TableSize::Keys(n),
+            TableSize::Slots(_) => TableSize::Slots(n),
+            TableSize::Growing { segment_slots, .. } => TableSize::Growing { bytes_max: n, segment_slots },
         };
         let seeds = self.seeds.unwrap_or(Seeds::from_number(0));
         let fits = |n| {
@@ -270,6 +302,9 @@ impl Config {
         let (given, unit) = match self.size {
             TableSize::Keys(n) => (n, "keys"),
             TableSize::Slots(n) => (n, "slots"),
+            TableSize::Growing { segment_slots, .. } => {
+                (segment_slots.unwrap_or(segment_slots_for(shape)), "slots of a segment")
+            }
         };
         if given == 0 {
             return Err(ConfigError::ZeroCapacity { unit });
@@ -278,7 +313,7 @@ impl Config {
         // Keys are rounded up to whole buckets, slots down. A table has at least one window.
         let buckets = match self.size {
             TableSize::Keys(n) => (u128::from(n) * 100).div_ceil(u128::from(design * b)) + u128::from(w - 1),
-            TableSize::Slots(n) => u128::from(n / b),
+            TableSize::Slots(_) | TableSize::Growing { .. } => u128::from(given / b),
         };
         let buckets = buckets.max(w.into());
         let max = layout.main_slots_max();
@@ -286,25 +321,53 @@ impl Config {
             return Err(ConfigError::TooLarge { given, unit, max });
         }
         let homes = buckets as u64 - (w - 1);
+        if matches!(self.size, TableSize::Growing { .. }) && homes > SEGMENT_HOMES_MAX {
+            return Err(ConfigError::TooLarge { given, unit, max: SEGMENT_HOMES_MAX * b });
+        }
         let overflow_blocks = layout.overflow_blocks(homes * b);
         let seeds = match self.seeds {
             Some(seeds) => seeds,
             None => Seeds::random().map_err(|source| ConfigError::Seeds { source })?,
         };
-        Ok(Geometry {
+        let geometry = Geometry {
             layout,
             shape,
             key_max: self.key_max,
             value_max: self.value_max,
             homes,
             overflow_blocks,
+            segments_max: 0,
             grace: self.grace,
             // Random like the seeds, so that slots of another table do not validate in this one.
             generation: mix(seeds.shard[3]),
             seeds,
             derived: Derived::of(layout, shape, &seeds),
-        })
+        };
+        match self.size {
+            TableSize::Growing { bytes_max, .. } => growing_to(geometry, bytes_max),
+            _ => Ok(geometry),
+        }
     }
+}
+
+/// Main slots of a segment by default: about 1 MiB.
+fn segment_slots_for(shape: SlotShape) -> u64 {
+    ((1 << 20) / shape.bytes() as u64).clamp(1 << 10, 1 << 14)
+}
+
+/// The geometry of a table of as many such segments as fit into so many bytes, its directory included.
+fn growing_to(segment: Geometry, bytes_max: u64) -> Result<Geometry, ConfigError> {
+    let of = |segments_max| segment.clone().growing(segments_max);
+    let need = of(1).region_bytes();
+    if need > bytes_max {
+        return Err(ConfigError::TooSmall { given: bytes_max, need });
+    }
+    let (mut fit, mut beyond) = (1, SEGMENTS_MAX + 1);
+    while beyond - fit > 1 {
+        let middle = fit + (beyond - fit) / 2;
+        if of(middle).region_bytes() <= bytes_max { fit = middle } else { beyond = middle }
+    }
+    Ok(of(fit))
 }
 
 impl Layout {

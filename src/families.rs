@@ -22,9 +22,9 @@ pub fn presets() -> impl Iterator<Item = &'static Preset> {
 
 /// The number of bits in the filter of displaced keys, in a home's header.
 #[inline]
-pub fn filter_bits(family: Family) -> u32 {
-    match family {
-        Family::Cuckoo => cuckoo::placement::FILTER_BITS,
+pub fn filter_bits(geometry: &Geometry) -> u32 {
+    match geometry.layout().family {
+        Family::Cuckoo => cuckoo::placement::filter_bits(geometry),
         Family::Hopscotch => hopscotch::placement::FILTER_BITS,
         Family::Chained => chained::placement::FILTER_BITS,
     }
@@ -33,13 +33,13 @@ pub fn filter_bits(family: Family) -> u32 {
 /// The key's bit in its home's `aux`.
 #[inline]
 pub fn filter_bit(geometry: &Geometry, key: Hashed<'_>) -> u32 {
-    key.first().filter_bit(filter_bits(geometry.layout().family))
+    key.first().filter_bit(filter_bits(geometry))
 }
 
 /// The bits of a home's `aux` that form its filter.
 #[inline]
 pub(crate) fn filter_mask(geometry: &Geometry) -> u32 {
-    u32::MAX >> (32 - filter_bits(geometry.layout().family))
+    u32::MAX >> (32 - filter_bits(geometry))
 }
 
 /// Whether the home's filter has a bit of any displaced key.
@@ -137,12 +137,12 @@ mod tests {
             let config = Config { layout: preset.layout, size: TableSize::Slots(64), ..Config::default() };
             let geometry = config.geometry().unwrap();
             assert!(!names_displaced(&geometry, 0), "{}", preset.name);
-            let bits = filter_bits(preset.layout.family);
+            let bits = filter_bits(&geometry);
             assert_eq!(bits, if preset.layout.block_slots == 0 { 32 } else { 8 });
             assert!((0..bits).all(|bit| names_displaced(&geometry, 1 << bit)), "{}", preset.name);
             if preset.layout.block_slots > 0 {
                 assert!((8..32).all(|bit| !names_displaced(&geometry, 1 << bit)), "{}", preset.name);
-                assert!(!names_displaced(&geometry, with_link(0, Some(Block(3)))));
+                assert!(!names_displaced(&geometry, with_link(&geometry, 0, Some(Block(3)))));
             }
         }
     }

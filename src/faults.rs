@@ -112,12 +112,38 @@ pub enum Rule {
     HintHit,
     /// G9: a GET whose hint named the wrong slot looks everywhere.
     HintMiss,
+    /// E2: the directory names a child for its keys only when all homes have been split.
+    DirectoryLast,
+    /// E3: the depth of a home goes up before the originals are overwritten.
+    DepthFirst,
+    /// E4: a home is marked as merged before the originals are overwritten.
+    MarkFirst,
+    /// E5: the depth of a merged home's parent stays for twice the grace time.
+    DepthStays,
+    /// E6: a merge that is given up raises the depth again.
+    DepthBack,
+    /// E6: the mark of a home whose keys came back stays for twice the grace time.
+    MarkStays,
+    /// E7: the CRC of a slot covers which use of its segment's memory it is of.
+    SegmentUse,
+    /// E7: memory is used again no earlier than twice the grace time after.
+    MemoryGrace,
+    /// E8: a reader on shm loads the entry again after a pass that found nothing.
+    EntryAgain,
+    /// E9: a pass by a client's clock counts from the READ of the entry that it rests on.
+    EntryBound,
+    /// E9: the entry is asked for again before a pending child is looked at.
+    AskFirst,
+    /// E9: ghosts in the windows of a merged home and of its parent's count in one pass.
+    BothWindows,
+    /// E9: a home two splits deeper than its entry means that the entry is old.
+    OldChild,
 }
 
 #[cfg(feature = "faults")]
 impl Rule {
     /// The last rule.
-    const LAST: Rule = Rule::HintMiss;
+    const LAST: Rule = Rule::OldChild;
 
     /// The rule's bit in a set of rules.
     const fn bit(self) -> u64 {

@@ -25,6 +25,16 @@
 //!         otherwise                                                         -> a pass, as above
 //! ```
 //!
+//! In a table that grows, a GET also finds its way through the directory (`route`):
+//!
+//! ```text
+//! network:  a remembered entry, or READ it.   a pass where it says
+//!           the home is split or merged?      READ the entry, a pass where it says, and then on to the
+//!                                             pending child or parent
+//! shm:      entry, a pass, and on to the pending child or parent if the home says so;
+//!           the entry again: the same?        judge
+//! ```
+//!
 //! A hit needs no proof: the slot's sample is the instant at which the GET takes effect. A hit in a
 //! slot of several lines needs the clock (G7).
 //!
@@ -43,7 +53,9 @@ use crate::faults::{Rule, breaking, broken, kept};
 use crate::layout::chain::CHAIN_MAX;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::hash::Hashed;
+use crate::layout::segment::{DirectoryEntry, HomeState, Named};
 use crate::layout::slot::{Header, Key};
+use crate::route::{Onward, SegmentRoute, Told};
 use smallvec::SmallVec;
 use std::time::Duration;
 
@@ -70,6 +82,12 @@ pub trait Landed {
     #[inline]
     fn glance(&self, window: Window, key: &[u8]) -> Option<SlotIx> {
         let _ = (window, key);
+        None
+    }
+
+    /// The words of the directory entry in `slot`. `None` if the slot is being written, or has none.
+    fn entry(&self, slot: SlotIx) -> Option<[u64; 2]> {
+        let _ = slot;
         None
     }
 
@@ -139,9 +157,9 @@ pub enum Retry {
     Chain,
 }
 
-/// Ghosts of the key that a pass saw: slot and stamp. There is rarely one, and never more than the
-/// pass has slots.
-type Ghosts = SmallVec<[(SlotIx, u32); 2]>;
+/// Ghosts of the key that a pass saw: slot, stamp, and use of the memory. There is rarely one, and never
+/// more than the pass has slots.
+type Ghosts = SmallVec<[(SlotIx, u32, u32); 2]>;
 
 /// One GET in progress.
 #[derive(Debug)]
@@ -160,6 +178,8 @@ pub struct Get<'a> {
     /// Ghosts of the previous pass.
     before: Ghosts,
     found: bool,
+    /// The way through the directory, in a table that grows.
+    route: Option<SegmentRoute>,
 }
 
 impl<'a> Get<'a> {
@@ -181,13 +201,40 @@ impl<'a> Get<'a> {
             ghosts: Ghosts::new(),
             before: Ghosts::new(),
             found: false,
+            route: None,
         }
     }
 
-    /// The window of the first READ.
+    /// A GET in a table that grows. `known` is an entry of the key, as old as it may be, with which the
+    /// first pass begins; without it, that begins with the READ of the entry. On a fabric with `exact`
+    /// samples every pass does.
+    pub(crate) fn by_directory(
+        geometry: &'a Geometry,
+        key: &'a [u8],
+        known: Option<DirectoryEntry>,
+        bits: u32,
+        exact: bool,
+    ) -> Get<'a> {
+        let mut get = Get::new(geometry, key);
+        let (route, first) = SegmentRoute::new(get.key.first().directory(), known.filter(|_| !exact), bits);
+        get.route = Some(route);
+        match known {
+            Some(entry) if !exact => get.go(entry.segment),
+            _ => get.window = first,
+        }
+        get
+    }
+
+    /// The entry that this GET has READ and went by, for the client to remember.
+    #[inline]
+    pub(crate) fn learned(&self) -> Option<(u32, DirectoryEntry)> {
+        self.route.as_ref().and_then(SegmentRoute::learned)
+    }
+
+    /// The window of the first READ, or of the first after [`Step::Again`].
     #[inline]
     pub fn start(&self) -> Window {
-        self.primary
+        self.window
     }
 
     /// The key's home. A fabric takes its mark for this home.
@@ -211,7 +258,7 @@ impl<'a> Get<'a> {
     /// Whether the next READ begins a pass. If so, take the mark right before it.
     #[inline]
     pub fn begins_pass(&self) -> bool {
-        self.read == 0
+        self.read == 0 && self.route.as_ref().is_none_or(|route| route.begins)
     }
 
     /// Takes in the window that was asked for. `exact` says that the fabric's samples prove a hit
@@ -219,6 +266,12 @@ impl<'a> Get<'a> {
     /// the short copies of its stamp wrap (G7).
     #[inline]
     pub fn feed<L: Landed>(&mut self, landed: &mut L, exact: bool, value: &mut Vec<u8>) -> Step {
+        if let Some(route) = &mut self.route {
+            route.begins = false;
+            if route.reads_entry() {
+                return self.told(landed.entry(self.window.first));
+            }
+        }
         let mut torn = false;
         let likely = landed.glance(self.window, self.key.key());
         let others = self.window.iter().filter(|slot| Some(*slot) != likely);
@@ -245,6 +298,7 @@ impl<'a> Get<'a> {
                 self.window = window;
                 Step::Read(window)
             }
+            None if exact && self.route.is_some() => self.at_the_end(),
             None => Step::Judge,
         }
     }
@@ -255,11 +309,17 @@ impl<'a> Get<'a> {
         if proof == Proof::Moved {
             return self.again(Retry::Moved);
         }
-        if !kept(Rule::ClientClock, || proof != Proof::Late) {
-            return self.again(Retry::Late);
-        }
-        if self.found {
+        let in_time = kept(Rule::ClientClock, || proof != Proof::Late);
+        if self.found && in_time {
             return Step::Found;
+        }
+        if proof != Proof::NoMove
+            && let Some(step) = self.on_the_way(in_time)
+        {
+            return step;
+        }
+        if !in_time {
+            return self.again(Retry::Late);
         }
         if proof == Proof::NoMove || kept(Rule::ClientGhost, || self.no_new_ghost()) {
             return Step::Absent;
@@ -273,7 +333,11 @@ impl<'a> Get<'a> {
         if !families::may_be_displaced(self.geometry, self.key, self.home_aux) {
             return None;
         }
-        families::after(self.geometry, self.key, self.read, self.head_aux)
+        let next = families::after(self.geometry, self.key, self.read, self.head_aux)?;
+        Some(match &self.route {
+            None => next,
+            Some(route) => route.place(self.geometry, next),
+        })
     }
 
     #[inline]
@@ -285,14 +349,14 @@ impl<'a> Get<'a> {
             }
         }
         if header.ghost == self.ghost {
-            self.ghosts.push((slot, header.stamp));
+            self.ghosts.push((slot, header.stamp, self.window.incarnation));
         }
     }
 
     fn no_new_ghost(&self) -> bool {
-        let is_old = |&(slot, stamp): &(SlotIx, u32)| {
-            let same = |&(old_slot, old_stamp): &(SlotIx, u32)| {
-                old_slot == slot && kept(Rule::GhostStamp, || old_stamp == stamp)
+        let is_old = |&(slot, stamp, used): &(SlotIx, u32, u32)| {
+            let same = |&(old_slot, old_stamp, old_use): &(SlotIx, u32, u32)| {
+                old_slot == slot && old_use == used && kept(Rule::GhostStamp, || old_stamp == stamp)
             };
             self.before.iter().any(same)
         };
@@ -301,12 +365,120 @@ impl<'a> Get<'a> {
 
     fn again(&mut self, why: Retry) -> Step {
         self.before = std::mem::take(&mut self.ghosts);
+        self.begin_window(self.primary);
+        if self.route.as_ref().is_some_and(|route| why == Retry::Torn || route.was_asked()) {
+            // What was seen may be another use of the memory. On shm each pass begins with the entry.
+            return self.ask(why);
+        }
+        if let Some(route) = &mut self.route {
+            route.begins = true;
+        }
+        Step::Again(self.window, why)
+    }
+
+    /// A new pass begins with the READ of the directory entry.
+    fn ask(&mut self, why: Retry) -> Step {
+        self.before.extend(std::mem::take(&mut self.ghosts));
+        if let Some(route) = &mut self.route {
+            route.begins = true;
+            let window = route.ask();
+            self.begin_window(window);
+        }
+        Step::Again(self.window, why)
+    }
+
+    fn begin_window(&mut self, window: Window) {
         self.found = false;
         self.read = 0;
         self.home_aux = 0;
         self.head_aux = 0;
-        self.window = self.primary;
-        Step::Again(self.primary, why)
+        self.window = window;
+    }
+}
+
+/// The way through the directory (E8, E9).
+impl Get<'_> {
+    /// The next window is the key's primary one in this segment.
+    fn go(&mut self, segment: Named) {
+        let window = self.geometry.primary(self.key);
+        self.primary = window.of_segment(self.geometry.segment_first(segment.memory), segment.incarnation);
+        self.begin_window(self.primary);
+    }
+
+    /// Takes in the entry that was asked for.
+    #[cold]
+    fn told(&mut self, words: Option<[u64; 2]>) -> Step {
+        let Some(route) = &mut self.route else { return Step::Judge };
+        let entry = words.and_then(|words| DirectoryEntry::from_words(self.geometry, words));
+        let Some(entry) = entry else {
+            route.begins = true;
+            return Step::Again(self.window, Retry::Torn);
+        };
+        match route.told(entry) {
+            Told::Deeper(window) => {
+                self.window = window;
+                Step::Read(window)
+            }
+            Told::Same => Step::Judge,
+            Told::Changed => self.again(Retry::Moved),
+            Told::Go(segment) => {
+                let child = route.child_at_once();
+                self.go(segment);
+                if let Some(child) = child {
+                    self.go(child);
+                }
+                if child.is_some() || broken(Rule::EntryBound) {
+                    self.route.as_mut().expect("it was told").begins = true;
+                    return Step::Again(self.window, Retry::Moved);
+                }
+                Step::Read(self.window)
+            }
+        }
+    }
+
+    /// A pass on shm is at the end of its windows: it goes on to the pending segment if the home says
+    /// so, and then looks at the entry again (E8).
+    #[cold]
+    fn at_the_end(&mut self) -> Step {
+        let home = HomeState::of(self.home_aux);
+        let Some(route) = &mut self.route else { return Step::Judge };
+        match route.other_side(home) {
+            Some(segment) => self.go(segment),
+            None => self.window = route.ask_again(),
+        }
+        Step::Read(self.window)
+    }
+
+    /// A pass by the clock showed nothing. Returns where to look next if the home is split or merged, or
+    /// if what was seen there leaves a doubt (E9).
+    #[inline]
+    fn on_the_way(&mut self, in_time: bool) -> Option<Step> {
+        self.route.as_ref()?;
+        self.on_its_way(in_time)
+    }
+
+    #[cold]
+    fn on_its_way(&mut self, in_time: bool) -> Option<Step> {
+        let has_new_ghost = !self.no_new_ghost();
+        let (home, route) = (HomeState::of(self.home_aux), self.route.as_mut()?);
+        match route.next(home, in_time, has_new_ghost) {
+            Onward::Ask => {
+                self.before.clear();
+                Some(self.ask(Retry::Moved))
+            }
+            Onward::Parent(segment) => {
+                self.go(segment);
+                Some(Step::Read(self.window))
+            }
+            Onward::Child(segment) => {
+                route.begins = true;
+                self.before = std::mem::take(&mut self.ghosts);
+                self.go(segment);
+                Some(Step::Again(self.window, Retry::Moved))
+            }
+            Onward::Doubt => Some(self.again(Retry::Moved)),
+            Onward::Judge => None,
+        }
     }
 }
 
@@ -515,16 +687,17 @@ mod tests {
         let geometry = geometry("list", 1000, 8);
         let mut get = Get::new(&geometry, b"key");
         let show = |slot: SlotIx| {
-            let aux = with_link(0xff, Some(Block(0)));
+            let aux = with_link(&geometry, 0xff, Some(Block(0)));
             let home = Look::Other(Header { stamp: 2, crc: 0, klen: 0, ghost: 0, vlen: 0, aux });
             if slot.0 < geometry.main_slots() { home } else { Look::Torn }
         };
+        let primary = get.start();
         for _ in 0..3 {
             assert!(get.begins_pass());
-            let block = Window { first: SlotIx(geometry.main_slots()), slots: 1 };
+            let block = Window { first: SlotIx(geometry.main_slots()), slots: 1, incarnation: 0 };
             assert_eq!(get.feed(&mut Showing(show), false, &mut Vec::new()), Step::Read(block));
             assert!(!get.begins_pass());
-            let again = Step::Again(get.start(), Retry::Torn);
+            let again = Step::Again(primary, Retry::Torn);
             assert_eq!(get.feed(&mut Showing(show), false, &mut Vec::new()), again);
         }
     }
@@ -538,12 +711,13 @@ mod tests {
             let mut get = Get::new(&geometry, b"key");
             let first = get.start().first.0;
             let show = |slot: SlotIx| {
-                let aux = if slot.0 == first + named_at { with_link(0xff, Some(Block(5))) } else { 0 };
+                let aux =
+                    if slot.0 == first + named_at { with_link(&geometry, 0xff, Some(Block(5))) } else { 0 };
                 Look::Other(Header { stamp: 2, crc: 0, klen: 0, ghost: 0, vlen: 0, aux })
             };
             get.feed(&mut Showing(show), false, &mut Vec::new())
         };
-        let block = Window { first: SlotIx(geometry.main_slots() + 5 * 4), slots: 4 };
+        let block = Window { first: SlotIx(geometry.main_slots() + 5 * 4), slots: 4, incarnation: 0 };
         assert_eq!(follow(0), Step::Read(block));
         assert_eq!((follow(1), follow(4), follow(7)), (Step::Judge, Step::Judge, Step::Judge));
     }
@@ -557,7 +731,7 @@ mod tests {
             let mut head = |slot: SlotIx| {
                 let nth = slot.0.checked_sub(geometry.main_slots()).map_or(0, |block| block as u32 + 1);
                 let link = (nth + 1 < windows).then_some(Block(nth));
-                let aux = with_link(0xff, link);
+                let aux = with_link(&geometry, 0xff, link);
                 Look::Other(Header { stamp: 2, crc: 0, klen: 0, ghost: 0, vlen: 0, aux })
             };
             loop {

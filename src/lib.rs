@@ -39,6 +39,7 @@ mod outcome;
 #[cfg(feature = "plan")]
 pub mod plan;
 mod room;
+mod route;
 mod setters;
 mod start;
 mod sync;

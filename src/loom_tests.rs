@@ -85,7 +85,7 @@ fn reader_against_writer() {
         loom::thread::spawn(move || write_slot(&region, &geometry, SlotIx(0), &key(2), &key(2)))
     };
     let mut value = Vec::new();
-    let window = Window { first: SlotIx(0), slots: 1 };
+    let window = Window { first: SlotIx(0), slots: 1, incarnation: 0 };
     let mut shm = Shm::new(&region, &geometry);
     for wanted in [1, 2] {
         match look(&mut shm, window, &key(wanted), &mut value) {

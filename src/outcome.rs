@@ -43,6 +43,16 @@ pub enum PutMode {
 #[derive(Debug, thiserror::Error, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum PutError {
+    /// The table must grow for this key, and the system has refused the memory.
+    #[error(
+        "the table cannot grow: the system has refused {bytes} bytes of memory for the next segment ({keys} keys so far); the server's log says why; free memory or raise the server's limits"
+    )]
+    NoMemory {
+        /// Keys in the table.
+        keys: u64,
+        /// Bytes of a segment.
+        bytes: u64,
+    },
     /// The key's length is out of range.
     #[error(
         "the key is {given} bytes long, this table takes 1 to {max}{}", mend(*given, *max, "key")
@@ -167,4 +177,29 @@ pub struct IndexCounts {
     pub slots: u64,
     /// Main slots.
     pub main_slots: u64,
+}
+
+/// What a table that grows is made of, and what it did to grow and shrink. See
+/// [`Index::growth`](crate::Index::growth).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GrowthCounts {
+    /// Segments that have keys, those of splits and merges under way included.
+    pub segments: u64,
+    /// The most segments that there may be.
+    pub segments_max: u64,
+    /// Splits that are under way.
+    pub splitting: u64,
+    /// Merges that are under way.
+    pub merging: u64,
+    /// Splits that are complete.
+    pub splits: u64,
+    /// Merges that are complete.
+    pub merges: u64,
+    /// Merges that were given up, because keys came back meanwhile.
+    pub given_up: u64,
+    /// Keys moved from one segment to another.
+    pub moved: u64,
+    /// Bytes given back to the system.
+    pub bytes_returned: u64,
 }

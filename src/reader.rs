@@ -9,6 +9,7 @@ use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::hash::Hashed;
 use crate::layout::slot::Key;
 use crate::outcome::{KeyLengthError, ReadError};
+use crate::route::KnownEntries;
 use smallvec::SmallVec;
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -153,13 +154,15 @@ pub struct Reader<'g, F> {
     hinted: HintCounts,
     /// Where a batch's values land.
     value: Vec<u8>,
+    /// Directory entries, in a table that grows. On shm they only say how many bits it uses.
+    entries: KnownEntries,
 }
 
 impl<'g, F: Fabric> Reader<'g, F> {
     /// A reader of the table with this geometry.
     pub fn new(fabric: F, geometry: &'g Geometry, clock: Clock, limits: Limits) -> Reader<'g, F> {
-        let (stats, reads, direct, hinted, value) = Default::default();
-        Reader { fabric, geometry, clock, limits, stats, reads, direct, hints: None, hinted, value }
+        let (stats, reads, direct, hinted, value, entries) = Default::default();
+        Reader { fabric, geometry, clock, limits, stats, reads, direct, hints: None, hinted, value, entries }
     }
 
     /// The same reader with hints. Each GET first READs the single slots that they name, and teaches
@@ -173,7 +176,8 @@ impl<'g, F: Fabric> Reader<'g, F> {
     /// The same in place.
     #[inline]
     pub(crate) fn set_hints(&mut self, hints: &'g Hints) {
-        self.hints = Some(hints);
+        // Hints are of slots that are never another segment's.
+        self.hints = Some(hints).filter(|_| !self.geometry.grows());
     }
 
     /// The fabric.
@@ -292,7 +296,7 @@ impl<'g, F: Fabric> Reader<'g, F> {
     /// The whole algorithm.
     #[inline(never)]
     fn ask_machine(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, F::Error> {
-        let mut get = Get::new(self.geometry, key);
+        let mut get = self.entries.machine(self.geometry, key, F::EXACT);
         let home = get.home();
         let mut patience = RetryBudget::default();
         let mut mark = self.fabric.mark(home);
@@ -316,11 +320,13 @@ impl<'g, F: Fabric> Reader<'g, F> {
                     Step::Read(window)
                 }
                 Step::Found => {
+                    self.entries.learn(&get);
                     self.stats.gets += 1;
                     self.stats.hits += 1;
                     return Ok(true);
                 }
                 Step::Absent => {
+                    self.entries.learn(&get);
                     self.stats.gets += 1;
                     value.clear();
                     return Ok(false);
@@ -591,8 +597,9 @@ impl<'g, F: Fabric> Reader<'g, F> {
         let lanes_max = self.fabric.credits().min(numbers.len());
         let mut todo = numbers.map(|number| (number, &keys[number]));
         let first = todo.by_ref().take(lanes_max);
+        let machine = |key| self.entries.machine(self.geometry, key, F::EXACT);
         let mut lanes: Vec<_> =
-            first.map(|(number, key)| PendingGet::new(self.geometry, number, key.as_ref())).collect();
+            first.map(|(number, key)| PendingGet::new(machine(key.as_ref()), number)).collect();
         // READs for the next doorbell, lanes that rest until their time has come, lanes that have an answer.
         let mut ready: Vec<(ReadId, Window)> = (0..).zip(lanes.iter().map(|lane| lane.get.start())).collect();
         let mut resting: Vec<(u64, ReadId)> = Vec::new();
@@ -687,8 +694,9 @@ impl<'g, F: Fabric> Reader<'g, F> {
                         self.stats.gets += 1;
                         self.stats.hits += u64::from(lane.is_found);
                         each(lane.number, lane.is_found.then_some(lane.value.as_slice()))?;
+                        self.entries.learn(&lane.get);
                         if let Some((number, key)) = todo.next() {
-                            lane.restart(self.geometry, number, key.as_ref());
+                            lane.restart(self.entries.machine(self.geometry, key.as_ref(), F::EXACT), number);
                             ready.push((token, lane.get.start()));
                         }
                     }
@@ -755,7 +763,7 @@ pub(crate) type WrongSlots = SmallVec<[(SlotIx, Key); 2]>;
 
 /// The window that is this slot alone.
 fn single(slot: SlotIx) -> Window {
-    Window { first: slot, slots: 1 }
+    Window { first: slot, slots: 1, incarnation: 0 }
 }
 
 /// One of several hinted looks in flight.
@@ -803,14 +811,14 @@ struct PendingGet<'a, M> {
 }
 
 impl<'a, M> PendingGet<'a, M> {
-    fn new(geometry: &'a Geometry, number: usize, key: &'a [u8]) -> Self {
-        let (get, patience) = (Get::new(geometry, key), RetryBudget::default());
+    fn new(get: Get<'a>, number: usize) -> Self {
+        let patience = RetryBudget::default();
         PendingGet { get, number, mark: None, value: Vec::new(), patience, is_found: false, is_late: false }
     }
 
-    fn restart(&mut self, geometry: &'a Geometry, number: usize, key: &'a [u8]) {
+    fn restart(&mut self, get: Get<'a>, number: usize) {
         let value = std::mem::take(&mut self.value);
-        *self = PendingGet { value, ..PendingGet::new(geometry, number, key) };
+        *self = PendingGet { value, ..PendingGet::new(get, number) };
     }
 }
 
@@ -1017,15 +1025,16 @@ mod tests {
     struct Shown<'a> {
         is_torn: &'a mut dyn FnMut(u32) -> bool,
         windows: fn(u32) -> u32,
-        main_slots: u64,
+        geometry: &'a Geometry,
     }
 
     impl Landed for Shown<'_> {
         fn look(&mut self, slot: SlotIx, key: &[u8], _value: &mut Vec<u8>) -> Look {
             let number = u32::from_le_bytes(key.try_into().unwrap());
             // Chains of single slots, block after block.
-            let nth = slot.0.checked_sub(self.main_slots).map_or(0, |block| block as u32 + 1);
-            let aux = with_link(0xff, (nth + 1 < (self.windows)(number)).then_some(Block(nth)));
+            let nth = slot.0.checked_sub(self.geometry.main_slots()).map_or(0, |block| block as u32 + 1);
+            let aux =
+                with_link(self.geometry, 0xff, (nth + 1 < (self.windows)(number)).then_some(Block(nth)));
             let free = Header { stamp: 2, crc: 0, klen: 0, ghost: 0, vlen: 0, aux };
             if (self.is_torn)(number) { Look::Torn } else { Look::Other(free) }
         }
@@ -1033,7 +1042,7 @@ mod tests {
 
     /// READs over one queue pair: they complete in the order in which they were posted, each so long after. Time
     /// passes while one waits for a READ, sleeps, or hands an answer over, and never otherwise.
-    struct Slow<L, T> {
+    struct Slow<'a, L, T> {
         clock: Clock,
         credits: usize,
         posted: std::collections::VecDeque<(ReadId, u64)>,
@@ -1043,14 +1052,14 @@ mod tests {
         is_torn: T,
         /// Windows that the key with this number is looked for in.
         windows: fn(u32) -> u32,
-        main_slots: u64,
+        geometry: &'a Geometry,
         reads: u64,
     }
 
     /// What one poll brings at the most.
     const COMPLETIONS: usize = 16;
 
-    impl<L: FnMut(u64) -> u64, T: FnMut(u64, u32) -> bool> Fabric for Slow<L, T> {
+    impl<'g, L: FnMut(u64) -> u64, T: FnMut(u64, u32) -> bool> Fabric for Slow<'g, L, T> {
         type Landed<'a>
             = Shown<'a>
         where
@@ -1078,7 +1087,7 @@ mod tests {
             for _ in 0..COMPLETIONS {
                 let Some((token, _)) = self.posted.pop_front_if(|(_, done)| *done <= now) else { break };
                 let is_torn = &mut |number| (self.is_torn)(now, number);
-                sink(token, &mut Shown { is_torn, windows: self.windows, main_slots: self.main_slots });
+                sink(token, &mut Shown { is_torn, windows: self.windows, geometry: self.geometry });
             }
             Ok(())
         }
@@ -1127,10 +1136,17 @@ mod tests {
         };
         let geometry = config.geometry().unwrap();
         let clock = Clock::manual();
-        let main_slots = geometry.main_slots();
         let (posted, reads) = Default::default();
-        let fabric =
-            Slow { clock: clock.clone(), credits, posted, takes_ns, is_torn, windows, main_slots, reads };
+        let fabric = Slow {
+            clock: clock.clone(),
+            credits,
+            posted,
+            takes_ns,
+            is_torn,
+            windows,
+            geometry: &geometry,
+            reads,
+        };
         let mut reader = Reader::new(fabric, &geometry, clock.clone(), Limits::default());
         let numbers: Vec<_> = (0..keys).map(u32::to_le_bytes).collect();
         let mut at_ns = vec![None; keys as usize];
@@ -1295,13 +1311,12 @@ mod tests {
         windows: fn(u32) -> u32,
         credits: usize,
         takes_ns: L,
-    ) -> Reader<'_, Slow<L, Never>> {
+    ) -> Reader<'_, Slow<'_, L, Never>> {
         let clock = Clock::manual();
         let is_torn: Never = |_, _| false;
-        let main_slots = geometry.main_slots();
         let (posted, reads) = Default::default();
         let fabric =
-            Slow { clock: clock.clone(), credits, posted, takes_ns, is_torn, windows, main_slots, reads };
+            Slow { clock: clock.clone(), credits, posted, takes_ns, is_torn, windows, geometry, reads };
         Reader::new(fabric, geometry, clock, Limits::default())
     }
 
@@ -1347,7 +1362,7 @@ mod tests {
                     looks <= YIELDS + 5
                 },
                 windows: |_| 1,
-                main_slots: geometry.main_slots(),
+                geometry: &geometry,
                 reads: 0,
             };
             let mut reader = Reader::new(fabric, &geometry, clock, Limits::default());

@@ -25,6 +25,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 /// Where a region's memory comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -178,13 +179,25 @@ pub struct Region {
     words: usize,
     writable: bool,
     /// Keeps `base..base + words` where they are.
-    memory: Memory,
+    memory: Arc<Memory>,
     /// What clients are handed: cannot be mapped writable. Private memory is not shared.
-    share: Option<OwnedFd>,
+    share: Option<Arc<OwnedFd>>,
     /// The memory as a file, open for writing by the one server; also holds the lock that keeps a second
     /// one away.
-    file: Option<File>,
+    file: Option<Arc<File>>,
+    /// Lets go of the file's lock. An alias has none.
+    #[allow(dead_code, reason = "held until it is dropped")]
+    lock: Option<FileLock>,
     observed: Observed,
+}
+
+/// The lock on a region file. Aliases may keep the mapping a little longer, and with it the lock.
+struct FileLock(Arc<File>);
+
+impl Drop for FileLock {
+    fn drop(&mut self) {
+        let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
+    }
 }
 
 #[allow(dead_code, reason = "held for the memory, which is reached through `base`")]
@@ -360,12 +373,14 @@ impl Region {
     fn from_map(map: MmapRaw, writable: bool, share: Option<OwnedFd>, file: Option<File>) -> Region {
         // A window is read at random: fewer, larger TLB entries where the system allows it. Best effort.
         let _ = map.advise(memmap2::Advice::HugePage);
+        let file = file.map(Arc::new);
         Region {
             words: map.len() / WORD,
             base: NonNull::new(map.as_mut_ptr().cast()).unwrap_or(NonNull::dangling()),
             writable,
-            memory: Memory::Mapped(map),
-            share,
+            memory: Arc::new(Memory::Mapped(map)),
+            share: share.map(Arc::new),
+            lock: file.clone().map(FileLock),
             file,
             observed: Observed::default(),
         }
@@ -379,10 +394,24 @@ impl Region {
             base: NonNull::from(&*memory).cast(),
             words,
             writable: true,
-            memory: Memory::Private(memory),
+            memory: Arc::new(Memory::Private(memory)),
             share: None,
             file: None,
+            lock: None,
             observed: Observed::default(),
+        }
+    }
+
+    /// The same region under another name, for one more owner of a part of it. The file's lock goes
+    /// with the first.
+    pub(crate) fn alias(&self) -> Region {
+        Region {
+            memory: Arc::clone(&self.memory),
+            share: self.share.clone(),
+            file: self.file.clone(),
+            lock: None,
+            observed: self.observed.clone(),
+            ..*self
         }
     }
 
@@ -394,7 +423,7 @@ impl Region {
 
     /// Length in bytes. A last word that is not whole cannot be touched.
     pub fn bytes(&self) -> u64 {
-        match &self.memory {
+        match &*self.memory {
             Memory::Mapped(map) => map.len() as u64,
             Memory::Private(words) => (words.len() * WORD) as u64,
         }
@@ -455,7 +484,7 @@ impl Region {
     #[cfg(feature = "verbs")]
     pub(crate) fn touch(&self, mut progress: impl FnMut(u64)) {
         const PIECE: usize = 64 << 20;
-        let Memory::Mapped(map) = &self.memory else { return };
+        let Memory::Mapped(map) = &*self.memory else { return };
         for start in (0..map.len()).step_by(PIECE) {
             let end = (start + PIECE).min(map.len());
             // Kernels before 5.14 do not know it: the NIC's driver then does all the work.
@@ -464,10 +493,25 @@ impl Region {
         }
     }
 
+    /// Gives the memory behind these bytes back to the system: they read as zero from now on. Returns
+    /// how many bytes came back; 0 where that is not possible.
+    pub(crate) fn give_back(&self, bytes: std::ops::Range<u64>) -> u64 {
+        use rustix::fs::FallocateFlags;
+        let Some(file) = &self.file else { return 0 };
+        let blocks = || file.metadata().map_or(0, |about| about.blocks());
+        let before = blocks();
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        if let Err(why) = rustix::fs::fallocate(file, flags, bytes.start, bytes.end - bytes.start) {
+            tracing::debug!(%why, "memory stays");
+            return 0;
+        }
+        before.saturating_sub(blocks()) * 512
+    }
+
     /// Gives the pages of [exchanged](Region::exchange) memory back to the system, also those that the other process has
     /// mapped: they read as zero from now on. Best effort.
     pub(crate) fn discard(&self) {
-        let Memory::Mapped(map) = &self.memory else { return };
+        let Memory::Mapped(map) = &*self.memory else { return };
         // SAFETY: the mapping stays; its words are only touched as atomics, and any words are good.
         let _ = unsafe { map.unchecked_advise(memmap2::UncheckedAdvice::Remove) };
     }

@@ -88,6 +88,7 @@ mod status {
     pub const REFUSED: u16 = 104;
     pub const DENIED: u16 = 105;
     pub const TURNED_AWAY: u16 = 106;
+    pub const NO_MEMORY: u16 = 107;
 }
 
 /// Reasons to turn a client away.
@@ -516,6 +517,7 @@ impl Reply {
                     }
                     PutError::Full { keys, slots } => reply(status::FULL, &two(keys, slots)),
                     PutError::Busy { rounds } => reply(status::BUSY, &two(rounds.into(), 0)),
+                    PutError::NoMemory { keys, bytes } => reply(status::NO_MEMORY, &two(keys, bytes)),
                 }
             }
         }
@@ -561,6 +563,9 @@ impl Reply {
                 Reply::Put(Err(PutError::ValueLength { given: given as usize, max: max as usize }))
             })?,
             status::FULL => two().map(|(keys, slots)| Reply::Put(Err(PutError::Full { keys, slots })))?,
+            status::NO_MEMORY => {
+                two().map(|(keys, bytes)| Reply::Put(Err(PutError::NoMemory { keys, bytes })))?
+            }
             status::BUSY => {
                 two().map(|(rounds, _)| Reply::Put(Err(PutError::Busy { rounds: rounds as u32 })))?
             }
@@ -622,6 +627,7 @@ mod tests {
             Reply::Put(Err(PutError::ValueLength { given: 100, max: 32 })),
             Reply::Put(Err(PutError::Full { keys: 9, slots: 10 })),
             Reply::Put(Err(PutError::Busy { rounds: 7 })),
+            Reply::Put(Err(PutError::NoMemory { keys: 11, bytes: 1 << 20 })),
             Reply::Denied,
             Reply::TurnedAway(Refusal::User { uid: 7 }),
             Reply::TurnedAway(Refusal::ServerFull { max: 7 }),
@@ -718,6 +724,7 @@ mod tests {
             (101, Reply::Put(Err(PutError::ValueLength { given: 301, max: 17 })), two(301, 17)),
             (102, Reply::Put(Err(PutError::Full { keys: 12, slots: 13 })), two(12, 13)),
             (103, Reply::Put(Err(PutError::Busy { rounds: 14 })), two(14, 0)),
+            (107, Reply::Put(Err(PutError::NoMemory { keys: 15, bytes: 16 })), two(15, 16)),
             (104, Reply::Refused { version: 0x0102_0304 }, vec![4, 3, 2, 1]),
             (105, Reply::Denied, vec![]),
             (106, Reply::TurnedAway(Refusal::User { uid: 14 }), two(1, 14)),
@@ -804,7 +811,7 @@ mod tests {
             (0x8001, 6, 1, unknown(0x8001, 6)),
             (0x8000, 0, 0, unknown(0x8000, 0)),
             (0x8000, 15, 0, unknown(0x8000, 15)),
-            (0x8000, 107, 4, unknown(0x8000, 107)),
+            (0x8000, 108, 4, unknown(0x8000, 108)),
             (0x8000, 106, 8, unfitting(0x8000, 8)),
             (0x8000, 1, 3, unfitting(0x8000, 3)),
             (0x8000, 104, 5, unfitting(0x8000, 5)),
@@ -815,6 +822,7 @@ mod tests {
             (0x8000, 101, 17, unfitting(0x8000, 17)),
             (0x8000, 102, 8, unfitting(0x8000, 8)),
             (0x8000, 103, 0, unfitting(0x8000, 0)),
+            (0x8000, 107, 8, unfitting(0x8000, 8)),
         ] {
             let bytes = frame(op, status, 1, &vec![0; length]);
             let decoded = decode(&bytes).unwrap().unwrap();

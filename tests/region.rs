@@ -61,7 +61,7 @@ fn superblock_is_pinned() {
     assert_eq!(superblock.geometry(geometry.region_bytes()), Ok(geometry));
     // As in docs/FORMAT.md: the CRC-32C of the bytes before it, with a stamp of zero.
     assert_eq!(superblock.crc, crc32c::crc32c(&bytes[..220]));
-    assert_eq!(FORMAT_VERSION, 3);
+    assert_eq!(FORMAT_VERSION, 4);
 }
 
 /// The three pictures of a slot in `docs/FORMAT.md`, in bytes.
@@ -161,7 +161,7 @@ fn hashes_are_pinned() {
 }
 
 const GOLDEN_SUPERBLOCK: &str = "\
-    4f4e4552454144000300000000000000\n\
+    4f4e4552454144000400000000000000\n\
     23b02a6d55af09db0000000000000000\n\
     01000000020000000100000008000000\n\
     00000000400000001000000020000000\n\
@@ -174,7 +174,7 @@ const GOLDEN_SUPERBLOCK: &str = "\
     e4a0d8dfb480bedfb34490ce8a5ecd52\n\
     67ec8e65a18debbe5e5532fbeea293f8\n\
     0bc942ee9086c171b9b501d1d854bb71\n\
-    80021590ff0b4dc30000000041614236\n\
+    80021590ff0b4dc30000000025ae868f\n\
 ";
 const GOLDEN_HALF_LINE: &str = "\
     020001000855f2ca0367070001000080\n\
@@ -468,7 +468,7 @@ fn an_inspector_reports_what_is_there() {
         }
         let torn = places.iter().find(|(slot, _)| left.header(*slot).aux == 0).unwrap().clone();
         left.tear(torn.0);
-        let mask = u32::MAX >> (32 - oneread::families::filter_bits(preset.layout.family));
+        let mask = u32::MAX >> (32 - oneread::families::filter_bits(&geometry));
 
         let region = Region::open(&left.path).unwrap();
         let inspector = Inspector::new(&region, &geometry);
@@ -649,11 +649,11 @@ fn a_get_in_a_circular_chain_ends() {
         let blocks = geometry.overflow_blocks() as u32;
         for home in 0..geometry.homes() {
             // All bits of the filter are set, so every key is looked for in the chain.
-            let aux = chain::with_link(0xff, Some(chain::Block(home as u32 % blocks)));
+            let aux = chain::with_link(&geometry, 0xff, Some(chain::Block(home as u32 % blocks)));
             left.write(geometry.window(home).first, &Content { aux, ..Content::default() });
         }
         for block in 0..blocks {
-            let aux = chain::with_link(0, Some(chain::Block((block + 1) % blocks)));
+            let aux = chain::with_link(&geometry, 0, Some(chain::Block((block + 1) % blocks)));
             left.write(
                 chain::window(&geometry, chain::Block(block)).first,
                 &Content { aux, ..Content::default() },

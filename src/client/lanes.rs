@@ -179,13 +179,15 @@ impl<L> Ring<L> {
     fn write(&self, number: u64, window: Window) {
         let (first, slots) = self.entry(number);
         first.store(window.first.0, Ordering::Relaxed);
-        slots.store(window.slots.into(), Ordering::Relaxed);
+        slots.store(u64::from(window.incarnation) << 32 | u64::from(window.slots), Ordering::Relaxed);
     }
 
     /// Called by the pump after it has seen that `submitted` is more than `number`.
     fn read(&self, number: u64) -> Window {
         let (first, slots) = self.entry(number);
-        Window { first: SlotIx(first.load(Ordering::Relaxed)), slots: slots.load(Ordering::Relaxed) as u32 }
+        let slots = slots.load(Ordering::Relaxed);
+        let first = SlotIx(first.load(Ordering::Relaxed));
+        Window { first, slots: slots as u32, incarnation: (slots >> 32) as u32 }
     }
 }
 
@@ -725,7 +727,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(20);
 
     fn window(number: u64) -> Window {
-        Window { first: SlotIx(number), slots: 1 }
+        Window { first: SlotIx(number), slots: 1, incarnation: 0 }
     }
 
     fn lane(link: &Arc<Mux<Nic>>, slots: usize) -> Lane<Nic> {

@@ -427,6 +427,14 @@ pub enum MutateError {
         /// Longest allowed.
         max: usize,
     },
+    /// The table must grow for this key, and the system has refused the memory.
+    #[error("{}", PutError::NoMemory { keys: *keys, bytes: *bytes })]
+    NoMemory {
+        /// Keys in the table.
+        keys: u64,
+        /// Bytes of a segment.
+        bytes: u64,
+    },
     /// The table has no room for the key.
     #[error("{}", PutError::Full { keys: *keys, slots: *slots })]
     Full {
@@ -479,6 +487,7 @@ impl From<PutError> for MutateError {
             PutError::ValueLength { given, max } => MutateError::ValueLength { given, max },
             PutError::Full { keys, slots } => MutateError::Full { keys, slots },
             PutError::Busy { rounds } => MutateError::Busy { rounds },
+            PutError::NoMemory { keys, bytes } => MutateError::NoMemory { keys, bytes },
         }
     }
 }
@@ -492,6 +501,7 @@ impl MutateError {
             MutateError::ValueLength { given, max } => Some(PutError::ValueLength { given, max }),
             MutateError::Full { keys, slots } => Some(PutError::Full { keys, slots }),
             MutateError::Busy { rounds } => Some(PutError::Busy { rounds }),
+            MutateError::NoMemory { keys, bytes } => Some(PutError::NoMemory { keys, bytes }),
             _ => None,
         }
     }

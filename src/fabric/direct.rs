@@ -11,17 +11,21 @@
 //! home's filter names the key?      the same with its next window, and so on
 //! counter unchanged                                                          -> Absent (G6)
 //! ```
+//!
+//! In a table that grows, the directory entry comes after the counter, and is loaded again before the
+//! counter is (E8). Where it, or the home's header, tells of a split or merge, the machine goes on.
 
 use crate::families;
-use crate::faults::{Rule, broken};
+use crate::faults::{Rule, broken, kept};
 use crate::get::Proof;
 use crate::layout::LINE;
 use crate::layout::WORD;
 use crate::layout::chain::CHAIN_MAX;
-use crate::layout::control::move_counter_word;
+use crate::layout::control::{DIRECTORY_WORD, move_counter_word};
 use crate::layout::geometry::Geometry;
 use crate::layout::hash::Hashed;
 use crate::layout::mapped::{self, KeyEnd, LineImage, Loadable, Words};
+use crate::layout::segment::{self, HomeState};
 use crate::layout::slot::{Header, SlotShape};
 use crate::reader::ReadCounts;
 use crate::sync::{Ordering, fence};
@@ -38,8 +42,23 @@ enum Seen {
 /// Asks for the lines in which most keys with this home are. No effect but on time.
 #[inline(always)]
 pub(crate) fn expect(memory: &impl Loadable, geometry: &Geometry, key: Hashed<'_>) {
-    let (first, words) = geometry.home_window_words(key.home());
+    let (mut first, words) = geometry.home_window_words(key.home());
+    if geometry.grows() {
+        first += geometry.words_before(segment::memory(load_place(memory, geometry, key).1));
+    }
     memory.words(first, words).expect();
+}
+
+/// Loads the first word of a key's directory entry. Returns the number of that word as well.
+#[inline(always)]
+fn load_place(memory: &impl Loadable, geometry: &Geometry, key: Hashed<'_>) -> (usize, u64) {
+    let bits = memory.words(DIRECTORY_WORD, 1).load(0) as u32;
+    // Pairs with the release fence before the directory word is stored: the entries are there.
+    fence(Ordering::Acquire);
+    let number = key.first().directory() & segment::low(bits & 31);
+    // A damaged directory word must not lead out of the region.
+    let word = segment::place_word(geometry, number & (geometry.directory_slots() - 1) as u32);
+    (word, memory.words(word, 1).load(0))
 }
 
 /// Looks for a key of at most [`Geometry::key_max`] bytes. Returns whether it was there, and its
@@ -57,17 +76,55 @@ pub(crate) fn get(
         return None;
     }
     let (first, words) = geometry.home_window_words(key.home());
+    let counter = memory.words(move_counter_word(key.home()), 1);
+    if geometry.grows() {
+        let begun = counter.load(0);
+        // R3, as in `Shm::mark`.
+        fence(Ordering::Acquire);
+        let entry @ (_, place) = load_place(memory, geometry, key);
+        let before = geometry.words_before(segment::memory(place));
+        let window = memory.words(first + before, words);
+        window.expect();
+        return conclude(memory, geometry, key, value, reads, window, begun, Some((entry, before)));
+    }
     let window = memory.words(first, words);
     window.expect();
-    let counter = memory.words(move_counter_word(key.home()), 1);
     let begun = counter.load(0);
     // R3, as in `Shm::mark`.
     fence(Ordering::Acquire);
+    conclude(memory, geometry, key, value, reads, window, begun, None)
+}
+
+/// The rest of a look. `entry`: the word that the directory entry begins with, its number, and how many
+/// words before those of the segment the region has of others.
+#[inline(always)]
+#[allow(clippy::too_many_arguments, reason = "one function, taken apart for tables of both kinds")]
+fn conclude<'m, M: Loadable>(
+    memory: &'m M,
+    geometry: &Geometry,
+    key: Hashed<'_>,
+    value: &mut Vec<u8>,
+    reads: &mut ReadCounts,
+    window: M::Words<'m>,
+    begun: u64,
+    entry: Option<((usize, u64), usize)>,
+) -> Option<bool> {
+    let words = window.len();
+    let counter = memory.words(move_counter_word(key.home()), 1);
     let mut seen = look(geometry.shape(), window, key.key(), value);
     if let Seen::NoKey = seen {
         let home_aux = aux(window);
         if families::may_be_displaced(geometry, key, home_aux) {
-            seen = further(memory, geometry, key.key(), home_aux, value, reads);
+            let before = entry.map_or(0, |(_, before)| before);
+            seen = further(memory, geometry, key.key(), home_aux, before, value, reads);
+        }
+        if let (Seen::NoKey, Some(((word, place), _))) = (&seen, entry) {
+            // R4, as below: the entry is loaded after the pass.
+            fence(Ordering::Acquire);
+            let is_same = kept(Rule::EntryAgain, || memory.words(word, 1).load(0) == place);
+            if !is_same || !HomeState::is_as_deep(home_aux, segment::depth(place)) {
+                seen = Seen::Torn;
+            }
         }
     }
     if let Seen::NoKey = seen {
@@ -97,6 +154,7 @@ fn further(
     geometry: &Geometry,
     key: &[u8],
     home_aux: u32,
+    before: usize,
     value: &mut Vec<u8>,
     reads: &mut ReadCounts,
 ) -> Seen {
@@ -108,7 +166,7 @@ fn further(
         fence(Ordering::Acquire);
         let words = next.slots as usize * geometry.shape().words();
         count(reads, words);
-        let window = memory.words(geometry.slot_word(next.first), words);
+        let window = memory.words(geometry.slot_word(next.first) + before, words);
         match look(geometry.shape(), window, key, value) {
             Seen::NoKey => head_aux = aux(window),
             seen => return seen,

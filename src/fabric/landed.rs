@@ -2,6 +2,7 @@
 
 use crate::get::{Landed, Look};
 use crate::layout::geometry::{Geometry, SlotIx, Window};
+use crate::layout::segment;
 use crate::layout::slot::{Key, View, check};
 
 /// A landed window. Nobody writes the memory it borrows any more.
@@ -33,7 +34,11 @@ impl Landed for LandedWindow<'_> {
     #[inline]
     fn look(&mut self, slot: SlotIx, key: &[u8], value: &mut Vec<u8>) -> Look {
         debug_assert!(self.window.contains(slot));
-        match check(self.geometry.shape(), self.geometry.identity(slot), self.slot(slot)) {
+        match check(
+            self.geometry.shape(),
+            self.geometry.identity_in(slot, self.window.incarnation),
+            self.slot(slot),
+        ) {
             Err(_) => Look::Torn,
             Ok(view) if view.holds(key) => {
                 view.value_into(value);
@@ -49,6 +54,11 @@ impl Landed for LandedWindow<'_> {
         debug_assert_eq!(window, self.window);
         let shape = self.geometry.shape();
         window.iter().find(|slot| View::consistent(shape, self.slot(*slot)).is_ok_and(|view| view.holds(key)))
+    }
+
+    fn entry(&self, slot: SlotIx) -> Option<[u64; 2]> {
+        let view = check(self.geometry.shape(), self.geometry.identity(slot), self.slot(slot)).ok()?;
+        segment::words(&view.key(), &view.value())
     }
 
     fn occupant(&self, slot: SlotIx) -> Key {

@@ -74,6 +74,11 @@ impl Landed for MappedSlots<'_> {
         read.unwrap_or(Look::Torn)
     }
 
+    fn entry(&self, slot: SlotIx) -> Option<[u64; 2]> {
+        let words = self.region.words(self.geometry.slot_word(slot), self.geometry.shape().words());
+        at_rest(words, || [2, 3].map(|word| Words::load(words, word)))
+    }
+
     fn occupant(&self, slot: SlotIx) -> Key {
         let shape = self.geometry.shape();
         let words = self.region.words(self.geometry.slot_word(slot), shape.words());

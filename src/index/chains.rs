@@ -74,6 +74,13 @@ impl Blocks {
         Blocks { reserved, pool: Mutex::default(), owners: Owners::default() }
     }
 
+    /// All blocks have memory behind them, and any home may take them.
+    pub fn all_free(reserved: u64) -> Blocks {
+        let free = (0..reserved as u32).rev().map(Block).collect();
+        let pool = Pool { free, ever_used: reserved, backed: reserved };
+        Blocks { reserved, pool: Mutex::new(pool), owners: Owners::default() }
+    }
+
     /// Takes an unused block for a home. `None` when there is none, or no memory for it.
     fn take(&self, region: &Region, geometry: &Geometry, home: u64) -> Option<Block> {
         let block = self.take_any(region, geometry)?;
@@ -153,7 +160,7 @@ impl Blocks {
     }
 }
 
-impl Index {
+impl Segment {
     /// The heads of a home's chain: its home slot, then the first slot of each block.
     pub(super) fn chain_heads(&self, home_slot: SlotIx) -> impl Iterator<Item = SlotIx> {
         let next = |&head: &SlotIx| {
@@ -162,14 +169,24 @@ impl Index {
         std::iter::successors(Some(home_slot), next).take(CHAIN_MAX as usize)
     }
 
-    /// Puts a key into its home's chain, into a free slot or a new block. `None` when the layout
+    /// Puts a key into its home's chain, into a free slot or a new block. A copy is of a key that is
+    /// still elsewhere (E3). `None` when the layout
     /// has no chains, or no block is left.
-    pub(super) fn put_into_chain(&self, key: Hashed<'_>, value: &[u8], mode: PutMode) -> Option<PutOutcome> {
+    pub(super) fn put_into_chain(
+        &self,
+        key: Hashed<'_>,
+        value: &[u8],
+        mode: PutMode,
+        is_copy: bool,
+    ) -> Option<PutOutcome> {
         if self.geometry.overflow_blocks() == 0 {
             return None;
         }
         let (home, home_slot) = (key.home(), self.home_slot(key));
         let mut locked = self.stripes.lock(self.stripes_of_key(key));
+        if !is_copy && self.is_elsewhere(key) {
+            return None;
+        }
         // L5: another thread may have put the same key meanwhile.
         let answer = obey(Rule::LookAgain, || self.put_present(&mut locked, key, value, mode));
         if answer.is_some() {
@@ -203,7 +220,7 @@ impl Index {
 
     /// Makes `head` link to block `to`, or to none.
     pub(super) fn link(&self, locked: &Locked<'_>, head: SlotIx, to: Option<Block>) {
-        self.set_aux(locked, head, chain::with_link(self.slots().header(head).aux, to));
+        self.set_aux(locked, head, chain::with_link(&self.geometry, self.slots().header(head).aux, to));
     }
 
     /// A key of `home` has left `slot`. If that is a chain slot, moves the chain's last key into
@@ -276,9 +293,9 @@ impl Index {
         self.stripe(&mut locked, home).empty_blocks.remove(&block);
         let before = self
             .chain_heads(home_slot)
-            .find(|&head| chain::link(self.slots().header(head).aux) == Some(block));
+            .find(|&head| chain::link(&self.geometry, self.slots().header(head).aux) == Some(block));
         let Some(before) = before else { return };
-        self.link(&locked, before, chain::link(self.slots().header(window.first).aux));
+        self.link(&locked, before, chain::link(&self.geometry, self.slots().header(window.first).aux));
         disobey(Rule::BlockLink, || self.link(&locked, window.first, None));
         self.push_trace(self.grace.due_ns(Rule::ReuseGrace), Trace::Reuse { home, block });
     }

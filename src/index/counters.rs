@@ -26,6 +26,9 @@ pub(super) struct Counters {
     parts: [ThreadCounts; PARTS],
     /// Keys found at a takeover.
     pub found: AtomicU64,
+    /// Keys that came from another segment, which also count as inserts, and keys that left for one.
+    pub came: AtomicU64,
+    pub left: AtomicU64,
     pub waits: AtomicU64,
 }
 
@@ -57,7 +60,8 @@ impl Counters {
     /// of this call. What is removed is counted later than what is inserted.
     pub fn keys(&self) -> u64 {
         let came = self.found.load(Ordering::Relaxed).wrapping_add(self.sum(|part| &part.inserts));
-        came.saturating_sub(self.sum(|part| &part.removes))
+        let left = self.left.load(Ordering::Relaxed);
+        came.saturating_sub(self.sum(|part| &part.removes)).saturating_sub(left)
     }
 
     /// A number that goes up whenever something makes room, or lets keys make room: a delete, a move,

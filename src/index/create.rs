@@ -1,25 +1,18 @@
 //! Makes an empty table.
 
 use super::*;
+use crate::layout::hash::mix;
+use crate::layout::segment::HomeState;
 use crate::layout::slot::{encode, stamp_copies};
 use crate::start::{Start, StartStep};
 
 /// Slots that a thread makes before it takes the next ones.
 const PIECE: u64 = 1 << 15;
 
-impl Index {
-    /// Makes an empty table in `region`, which must be zero and at least
-    /// [`Geometry::region_bytes`] long.
-    ///
-    /// Writes every main slot once, so that each is valid. All cores work at it.
-    ///
-    /// # Errors
-    /// [`RegionError`] when there is not enough memory for the main slots.
-    ///
-    /// # Panics
-    /// When the region is too short.
-    pub fn create(region: Region, geometry: Geometry, clock: Clock) -> Result<Index, RegionError> {
-        Index::create_by(region, geometry, clock, &Start::default())
+impl Segment {
+    #[cfg(test)]
+    pub fn create(region: Region, geometry: Geometry, clock: Clock) -> Result<Segment, RegionError> {
+        Segment::create_by(region, geometry, clock, &Start::default())
     }
 
     pub(crate) fn create_by(
@@ -27,12 +20,12 @@ impl Index {
         geometry: Geometry,
         clock: Clock,
         start: &Start,
-    ) -> Result<Index, RegionError> {
+    ) -> Result<Segment, RegionError> {
         assert!(region.bytes() >= geometry.region_bytes(), "the region is too short for the table");
         region.back(0..geometry.table_offset())?;
-        let index = Index::over(region, geometry, clock, 1);
+        let index = Segment::over(region, geometry, clock, 1);
         index.publish_state(Phase::Starting);
-        index.publish_superblock();
+        publish_superblock(&index.region, &index.geometry);
         let (slots, slot_bytes) = (index.geometry.main_slots(), index.geometry.shape().bytes() as u64);
         start.step(StartStep::Make, slots * slot_bytes, |done| {
             let make = |slots: std::ops::Range<u64>| index.make_slots(slots);
@@ -57,12 +50,33 @@ impl Index {
         Ok(())
     }
 
-    /// Writes the superblock, once, into a region that nobody reads yet.
-    fn publish_superblock(&self) {
-        let created = std::time::SystemTime::now()
-            .duration_since(std::time::UNIX_EPOCH)
-            .map_or(0, |since| since.as_secs());
-        let words = Superblock::new(&self.geometry, created).to_words();
-        words.iter().enumerate().for_each(|(w, &word)| self.region.store(w, word));
+    /// Puts memory behind all slots of a segment, and makes each a free slot at rest. The memory may have
+    /// been another segment's, which clients with an old entry still read: a slot's stamp never goes
+    /// back to one that it had a moment ago.
+    pub(super) fn make_all_slots(&self) -> Result<(), RegionError> {
+        let (geometry, at) = (&self.geometry, |slot| self.geometry.slot_offset(SlotIx(slot)));
+        self.region.back(at(0)..at(geometry.slots()))?;
+        let first_stamp = mix(geometry.incarnation().into()) & 0xffff_fffe;
+        let bucket_slots = u64::from(geometry.layout().bucket_slots);
+        let at_first = HomeState { depth: self.share.get().depth, merged: false };
+        for slot in (0..geometry.slots()).map(SlotIx) {
+            let home = Some(geometry.home_of_slot(slot)).filter(|&home| home < geometry.homes());
+            let home = home.filter(|home| slot.0 == home * bucket_slots);
+            let aux = if home.is_some() { at_first.in_aux(0) } else { 0 };
+            let word = geometry.slot_word(slot);
+            if self.region.load(word) == 0 {
+                self.region.store(word, first_stamp);
+            }
+            self.slots().write(slot, &Content { aux, ..Content::default() });
+        }
+        Ok(())
     }
+}
+
+/// Writes the superblock, once, into a region that nobody reads yet.
+pub(super) fn publish_superblock(region: &Region, geometry: &Geometry) {
+    let created =
+        std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let words = Superblock::new(geometry, created).to_words();
+    words.iter().enumerate().for_each(|(w, &word)| region.store(w, word));
 }

@@ -16,6 +16,7 @@ use crate::layout::chain::Block;
 use crate::layout::geometry::SlotIx;
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// A trace to take away when its time has come.
@@ -29,6 +30,19 @@ pub(crate) enum Trace {
     Unlink { home: u64, block: Block },
     /// An unlinked block to use again. `home` is the home whose chain it left.
     Reuse { home: u64, block: Block },
+    /// What a merge has left in the header of a home.
+    Settle { home: u64 },
+    /// The memory of a segment that is merged.
+    Retire,
+}
+
+/// A trace, and its segment by the number of its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WaitingTrace {
+    pub memory: u32,
+    /// Which use of it.
+    pub incarnation: u32,
+    pub trace: Trace,
 }
 
 /// Under the model checker there is one, which has fewer interleavings.
@@ -38,7 +52,7 @@ const QUEUES: usize = if cfg!(loom) { 1 } else { 8 };
 #[derive(Debug)]
 #[repr(align(128))]
 struct Queue {
-    traces: Mutex<VecDeque<(u64, Trace)>>,
+    traces: Mutex<VecDeque<(u64, WaitingTrace)>>,
     /// When the first is due; `u64::MAX` when there is none. Saves mutations the lock and the clock.
     next_due_ns: AtomicU64,
 }
@@ -56,17 +70,17 @@ impl Queue {
     }
 }
 
-/// All traces.
-#[derive(Debug)]
+/// All traces. All segments of a table share them.
+#[derive(Clone, Debug)]
 pub(crate) struct Grace {
     clock: Clock,
     wait_ns: u64,
-    queues: Box<[Queue; QUEUES]>,
+    queues: Arc<[Queue; QUEUES]>,
 }
 
 impl Grace {
     pub fn new(clock: Clock, grace: Duration) -> Grace {
-        Grace { clock, wait_ns: 2 * grace.as_nanos() as u64, queues: Box::default() }
+        Grace { clock, wait_ns: 2 * grace.as_nanos() as u64, queues: Arc::default() }
     }
 
     /// When the trace of something that happened just now may be taken away.
@@ -76,7 +90,7 @@ impl Grace {
 
     /// Puts a trace into a queue. Traces that one stripe guards come out in the order in which they
     /// came, if they are due at the same time: a block's ghosts before the block.
-    pub fn push(&self, stripe: usize, due_ns: u64, trace: Trace) {
+    pub fn push(&self, stripe: usize, due_ns: u64, trace: WaitingTrace) {
         let queue = &self.queues[stripe % QUEUES];
         let mut traces = lock(&queue.traces);
         // Threads read the clock before they lock, so they may come out of order.
@@ -87,7 +101,7 @@ impl Grace {
 
     /// Takes out the first trace if it is due. Returns it with its time.
     #[inline]
-    pub fn pop_due(&self) -> Option<(u64, Trace)> {
+    pub fn pop_due(&self) -> Option<(u64, WaitingTrace)> {
         let next = self.next_due_ns();
         if next == u64::MAX {
             return None;
@@ -107,7 +121,7 @@ impl Grace {
     }
 
     #[inline(never)]
-    fn pop_due_by(&self, now: u64) -> Option<(u64, Trace)> {
+    fn pop_due_by(&self, now: u64) -> Option<(u64, WaitingTrace)> {
         let first = self.queues.iter().min_by_key(|queue| queue.next_due_ns())?;
         let mut traces = lock(&first.traces);
         let due = traces.pop_front_if(|(due, _)| *due <= now);
@@ -136,7 +150,8 @@ impl Grace {
     /// due.
     #[cfg(all(test, feature = "sim", not(loom)))]
     pub fn traces(&self) -> Vec<(u64, Trace)> {
-        let mut all: Vec<_> = self.queues.iter().flat_map(|queue| lock(&queue.traces).clone()).collect();
+        let all: Vec<_> = self.queues.iter().flat_map(|queue| lock(&queue.traces).clone()).collect();
+        let mut all: Vec<_> = all.into_iter().map(|(due_ns, waiting)| (due_ns, waiting.trace)).collect();
         all.sort_by_key(|&(due_ns, _)| due_ns);
         all
     }
@@ -155,7 +170,7 @@ mod tests {
         assert_eq!(grace.due_ns(Rule::GhostGrace), 107, "twice the grace time from now");
         assert_eq!((grace.pop_due(), grace.last_due_ns(), grace.until_next()), (None, None, None));
 
-        let trace = |home| Trace::Filter { home };
+        let trace = |home| WaitingTrace { memory: 0, incarnation: 0, trace: Trace::Filter { home } };
         for (due_ns, home) in [(120, 0), (110, 1), (120, 2), (115, 3), (110, 4)] {
             grace.push(home as usize, due_ns, trace(home));
         }
@@ -180,7 +195,7 @@ mod tests {
     fn traces_come_out_by_their_times() {
         let clock = Clock::manual();
         let grace = Grace::new(clock.clone(), Duration::from_nanos(50));
-        let trace = |home| Trace::Filter { home };
+        let trace = |home| WaitingTrace { memory: 0, incarnation: 0, trace: Trace::Filter { home } };
         for (due_ns, stripe) in [(30, 1), (20, 1), (40, 2), (10, 0)] {
             grace.push(stripe, due_ns, trace(due_ns));
         }
@@ -197,13 +212,14 @@ mod tests {
         for seed in 0..200 {
             let clock = Clock::manual();
             let grace = Grace::new(clock.clone(), Duration::from_nanos(50));
-            grace.push(1, 10, Trace::Filter { home: 1 });
-            grace.push(1, 90, Trace::Filter { home: 2 });
+            let trace = |home| WaitingTrace { memory: 0, incarnation: 0, trace: Trace::Filter { home } };
+            grace.push(1, 10, trace(1));
+            grace.push(1, 90, trace(2));
             clock.advance(Duration::from_nanos(10));
             let grace = &grace;
             let took = crate::sim::turns::run(seed, [(); 2].map(|()| move || grace.pop_due()).into());
             let took: Vec<_> = took.into_iter().flatten().collect();
-            assert_eq!(took, [(10, Trace::Filter { home: 1 })], "seed {seed}");
+            assert_eq!(took, [(10, trace(1))], "seed {seed}");
         }
     }
 }

@@ -46,7 +46,7 @@ fn sum(words: impl IntoIterator<Item = u64>) -> u32 {
     words.into_iter().fold(0, |sum, word| crc::append(sum, &word.to_le_bytes()))
 }
 
-impl Index {
+impl Segment {
     /// T6: waits until no trace is left, writes down what the next server needs to know, and says in
     /// the state word that this server has stopped. Returns whether it did: not if traces stay longer
     /// than `within`, or there is no memory for it. Then the next server looks at every slot.
@@ -72,7 +72,7 @@ impl Index {
         let all = head.into_iter().chain([sum(covered).into()]).chain(lists.iter().copied());
         let all: Vec<u64> = all.chain(registers.into_iter().flatten()).collect();
         let memory = self.region.behind(offset(&self.geometry), all.len() as u64 * WORD as u64)?;
-        let write = |_: &mut &Index| (0..).zip(&all).for_each(|(n, &word)| memory.store(n, word));
+        let write = |_: &mut &Segment| (0..).zip(&all).for_each(|(n, &word)| memory.store(n, word));
         // A killed server's stores end where its program did. So no fence of the CPU is needed.
         in_order(Rule::StopLast, self, write, |index| index.publish_state(Phase::Stopped));
         Ok(())
@@ -202,6 +202,8 @@ impl Index {
 pub(crate) enum NotHandedOver {
     #[error("traces for readers under way stay longer than {0:?}")]
     Traces(Duration),
+    #[error("a table that grows is not handed over")]
+    Growing,
     #[error("there is no memory for it")]
     NoMemory(#[from] RegionError),
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 /// Displaced keys that one delete may bring home. Each takes the slot that the one before left.
 const HOMINGS_MAX: usize = 4;
 
-impl Index {
+impl Segment {
     /// Moves a displaced key home into the free slot `free`, then another into the slot that this
     /// one left, and so on.
     pub(super) fn bring_home(&self, mut free: SlotIx) {

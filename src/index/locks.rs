@@ -2,7 +2,7 @@
 
 use super::*;
 
-impl Index {
+impl Segment {
     /// Locks what a key's presence depends on: its primary window, and its other windows if the
     /// home's filter says that the key may be there. Returns whether it says so.
     #[inline(always)]

@@ -9,12 +9,14 @@ pub fn write_slot(region: &Region, geometry: &Geometry, slot: SlotIx, key: &[u8]
 
 /// The path that a put of `key` would take now.
 pub fn path(index: &Index, key: &[u8]) -> Option<MovePath> {
+    let index = only(index);
     find_path(index.table(), index.geometry.hashed(key))
 }
 
 /// Two paths for a put of `key`, in a layout with two choices of one slot. Each is one move, and
 /// the paths share no slot.
 pub fn paths_by_two_slots(index: &Index, key: &[u8]) -> Option<[MovePath; 2]> {
+    let index = only(index);
     let path = |window: Window| -> Option<MovePath> {
         let from = window.first;
         let occupant = index.slots().read(from).key;
@@ -29,10 +31,20 @@ pub fn paths_by_two_slots(index: &Index, key: &[u8]) -> Option<[MovePath; 2]> {
 
 /// Puts `key` along a path found before. The key's bytes are also its value.
 pub fn put_along(index: &Index, path: &MovePath, key: &[u8]) -> Option<PutOutcome> {
-    index.put_along(path, index.geometry.hashed(key), key, PutMode::Upsert)
+    let index = only(index);
+    index.put_along(path, index.geometry.hashed(key), key, PutMode::Upsert, false)
 }
 
 /// The number of main slots that hold `key`.
 pub fn copies(index: &Index, key: &[u8]) -> usize {
+    let index = only(index);
     (0..index.geometry.main_slots()).filter(|&slot| index.slots().holds(SlotIx(slot), key)).count()
+}
+
+/// The segment of a table of one size.
+fn only(index: &Index) -> &Segment {
+    match &index.table {
+        Table::One(segment) => segment,
+        Table::Many(_) => unreachable!("the table has one size"),
+    }
 }

@@ -24,19 +24,23 @@ pub(super) fn has_room_for_ghost(ghost: u8) -> bool {
     kept(Rule::OneGhost, || ghost == 0)
 }
 
-impl Index {
+impl Segment {
     /// Puts a key by moving others along a path that was found without locks. `None` when the path
-    /// has changed since.
+    /// has changed since. A copy is of a key that is still elsewhere (E3).
     pub(super) fn put_along(
         &self,
         path: &MovePath,
         key: Hashed<'_>,
         value: &[u8],
         mode: PutMode,
+        is_copy: bool,
     ) -> Option<PutOutcome> {
         let mut set = self.stripes_of_key(key);
         self.add_path(&mut set, path);
         let mut locked = self.stripes.lock(set);
+        if !is_copy && self.is_elsewhere(key) {
+            return None;
+        }
         // L5: another thread may have put the same key meanwhile.
         let answer = obey(Rule::LookAgain, || self.put_present(&mut locked, key, value, mode));
         if answer.is_some() {
@@ -86,8 +90,8 @@ impl Index {
     }
 
     /// Moves every occupant of the path one step on, starting at the free end. `finish` then
-    /// overwrites `path[0]`, whose occupant has been copied away, by [`Index::place_over`] or
-    /// [`Index::vacate`].
+    /// overwrites `path[0]`, whose occupant has been copied away, by [`Segment::place_over`] or
+    /// [`Segment::vacate`].
     pub(super) fn move_along<'a>(
         &self,
         locked: &mut Locked<'a>,
@@ -226,7 +230,7 @@ impl Index {
         };
         debug_assert!(has_room_for_ghost(before.ghost), "M3");
         set_ghost_and_aux(&mut image, by_rule(Rule::Ghost, moved.ghost(), before.ghost), before.aux);
-        let begun = |index: &mut &Index| {
+        let begun = |index: &mut &Segment| {
             index.region.add(move_counter_word(moved.home()));
             // Pairs with R4: a reader that sees the slot overwritten sees the count. A reader that
             // sees the count by R3 sees the copy, or its slot being written: the fence before W3 of
@@ -242,7 +246,7 @@ impl Index {
     }
 
     /// Replaces a slot's content. All slot writes of an index go through here, or through
-    /// [`Index::write_image`].
+    /// [`Segment::write_image`].
     pub(super) fn write(&self, locked: &Locked<'_>, slot: SlotIx, content: &Content<'_>) {
         self.write_noted(locked, slot, content, Note::Unknown);
     }

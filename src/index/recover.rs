@@ -7,7 +7,7 @@
 //! All cores look at the slots once. Only displaced and doubled keys, chains, and homes with filter
 //! bits get a second look.
 
-use super::Index;
+use super::Segment;
 use super::stripes::{Displaced, DisplacedAt};
 use super::writer::Owned;
 use crate::clock::Clock;
@@ -16,7 +16,7 @@ use crate::families;
 use crate::faults::{Rule, disobey, in_order, kept, obey};
 use crate::layout::chain::{self, Block};
 use crate::layout::control::{BLOCKS_WORD, MOVE_COUNTERS, Phase, STATE_WORD, State};
-use crate::layout::geometry::SlotIx;
+use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::hash::Hashed;
 use crate::layout::slot::{Header, Image, Key};
 use crate::layout::superblock::{Superblock, SuperblockError};
@@ -40,6 +40,14 @@ pub enum RecoverError {
         "the server that was making this region died before it was ready; remove the file and serve again"
     )]
     Unfinished,
+    /// An entry of the directory of a table that grows is damaged, so some keys cannot be found.
+    #[error(
+        "entry {number} of the table's directory is damaged; remove the file, serve again, and load what was dumped or stored elsewhere"
+    )]
+    Directory {
+        /// The number of the entry.
+        number: u32,
+    },
 }
 
 /// What was found in a region that was taken over.
@@ -82,14 +90,20 @@ struct Surveyed {
     homes: Vec<u64>,
 }
 
+impl Recovered {
+    pub(super) fn add(&mut self, more: Recovered) {
+        let Recovered { keys, torn, doubled, misplaced, cut, .. } = more;
+        self.keys += keys;
+        self.torn += torn;
+        self.doubled += doubled;
+        self.misplaced += misplaced;
+        self.cut += cut;
+    }
+}
+
 impl Surveyed {
     fn add(&mut self, more: Surveyed) {
-        let Recovered { keys, torn, doubled, misplaced, cut, .. } = more.found;
-        self.found.keys += keys;
-        self.found.torn += torn;
-        self.found.doubled += doubled;
-        self.found.misplaced += misplaced;
-        self.found.cut += cut;
+        self.found.add(more.found);
         self.displaced.extend(more.displaced);
         self.doubled.extend(more.doubled);
         self.homes.extend(more.homes);
@@ -99,31 +113,23 @@ impl Surveyed {
 /// Slots, or homes, that a thread looks at before it takes the next ones.
 const PIECE: u64 = 1 << 13;
 
-impl Index {
-    /// Takes over the table in `region`. If its last server had stopped
-    /// ([`Server::stop`](crate::Server::stop)), this takes no time. If it was killed, this waits for
-    /// twice the grace time, gives half-written slots the content that they had before, frees second
-    /// copies, takes leftover ghosts and filter bits away, and rebuilds the register of displaced
-    /// keys. All cores work at it, and the time grows with the size of the table. Clients that have
-    /// the region mapped go on reading.
-    ///
-    /// # Errors
-    /// [`RecoverError`]; the region is then unchanged.
-    pub fn open(region: Region, clock: Clock) -> Result<(Index, Recovered), RecoverError> {
-        Index::open_by(region, clock, &Start::default())
+impl Segment {
+    #[cfg(all(test, feature = "sim", not(loom)))]
+    pub fn open(region: Region, clock: Clock) -> Result<(Segment, Recovered), RecoverError> {
+        Segment::open_by(region, clock, &Start::default())
     }
 
     pub(crate) fn open_by(
         region: Region,
         clock: Clock,
         start: &Start,
-    ) -> Result<(Index, Recovered), RecoverError> {
+    ) -> Result<(Segment, Recovered), RecoverError> {
         let (geometry, _) = Superblock::open(region.bytes(), |word| region.load(word))?;
         let State { incarnation, phase } = State::from_word(region.load(STATE_WORD));
         if phase == Phase::Starting {
             return Err(RecoverError::Unfinished);
         }
-        let index = Index::over(region, geometry, clock, incarnation + 1);
+        let index = Segment::over(region, geometry, clock, incarnation + 1);
         if phase == Phase::Stopped {
             if let Some(handover) = index.handed_over(start.cores) {
                 // T7: if this server is killed from here on, nobody takes this handover again.
@@ -148,7 +154,7 @@ impl Index {
     }
 
     /// T2 to T5. `done` hears how many bytes of the main slots have been looked at.
-    fn survey(&self, cores: Cores, done: &mut dyn FnMut(u64)) -> Recovered {
+    pub(super) fn survey(&self, cores: Cores, done: &mut dyn FnMut(u64)) -> Recovered {
         let bytes = self.geometry.shape().bytes() as u64;
         let mut seen = Surveyed::default();
         let add =
@@ -156,7 +162,13 @@ impl Index {
         in_order(
             Rule::RestoreFirst,
             &mut seen,
-            |seen| self.restore(&mut seen.found),
+            |seen| {
+                if self.geometry.grows() {
+                    return; // `Growth` does it, before it knows the segments.
+                }
+                seen.found.torn +=
+                    restore_all(&self.region, &self.geometry, |slot, line| Some(self.restore(slot, line)));
+            },
             |seen| {
                 let look = |slots: Range<u64>| self.look_at_main(slots);
                 let main = 0..self.geometry.main_slots();
@@ -216,25 +228,17 @@ impl Index {
         seen
     }
 
-    /// U4: gives each slot that a dead writer was writing over the content that it had before.
-    fn restore(&self, found: &mut Recovered) {
-        for line in (0..UNDO_LINES).map(|line| line_word(self.geometry.shape(), line)) {
-            let name = self.region.load(line);
-            if name == 0 {
-                continue;
-            }
-            let slot = undo::named(&self.geometry, name);
-            let before = slot.and_then(|slot| Some((slot, self.before_the_write(slot, line)?)));
-            disobey(Rule::RestoreStays, || self.region.store(line, 0));
-            if let Some((slot, before)) = before {
-                // Until it ends, this write leaves the slot's stamp as it is. If this server is
-                // killed meanwhile, the next one restores the slot.
-                self.write(&self.stripes.alone(), slot, &before.content());
-                found.torn += 1;
-            }
-            compiler_fence(Ordering::Release);
-            self.region.store(line, 0);
+    /// U4: gives a slot that a dead writer was writing over the content that it had before, if the undo
+    /// line that begins with this word keeps it.
+    pub(super) fn restore(&self, slot: SlotIx, line: usize) -> bool {
+        let before = self.before_the_write(slot, line);
+        disobey(Rule::RestoreStays, || self.region.store(line, 0));
+        if let Some(before) = &before {
+            // Until it ends, this write leaves the slot's stamp as it is. If this server is
+            // killed meanwhile, the next one restores the slot.
+            self.write(&self.stripes.alone(), slot, &before.content());
         }
+        before.is_some()
     }
 
     /// What the undo line that begins with this word keeps of the slot. `None` unless a writer died
@@ -270,7 +274,8 @@ impl Index {
     /// T3: follows every chain, and cuts it where it leads out of the table or into another chain.
     /// Links blocks with keys that no chain leads to. Only a damaged region has them (B1).
     fn recover_chains(&self, seen: &mut Surveyed) -> Chains {
-        let ever_used = self.region.load(BLOCKS_WORD).min(self.geometry.overflow_blocks());
+        let ever_used = if self.geometry.grows() { u64::MAX } else { self.region.load(BLOCKS_WORD) };
+        let ever_used = ever_used.min(self.geometry.overflow_blocks());
         let mut chains = Chains { linked: vec![false; ever_used as usize], blocks: Vec::new() };
         let Surveyed { found, homes, .. } = seen;
         let has_chains = self.geometry.overflow_blocks() > 0;
@@ -297,7 +302,7 @@ impl Index {
 
     /// Notes the blocks that follow `head`.
     fn follow_chain(&self, home: u64, mut head: SlotIx, chains: &mut Chains, found: &mut Recovered) {
-        while let Some(block) = chain::link(self.slots().header(head).aux) {
+        while let Some(block) = chain::link(&self.geometry, self.slots().header(head).aux) {
             let Some(seen @ false) = chains.linked.get_mut(block.0 as usize) else {
                 found.cut += 1;
                 return self.link(&self.stripes.alone(), head, None);
@@ -399,6 +404,28 @@ impl Index {
     }
 }
 
+/// U4 for each undo line whose slot `restore` has, and says whether it was torn. Returns how many were.
+pub(super) fn restore_all(
+    region: &Region,
+    geometry: &Geometry,
+    mut restore: impl FnMut(SlotIx, usize) -> Option<bool>,
+) -> u64 {
+    let mut torn = 0;
+    for line in (0..UNDO_LINES).map(|line| line_word(geometry.shape(), line)) {
+        let name = region.load(line);
+        if name == 0 {
+            continue;
+        }
+        let restored = undo::named(geometry, name).map_or(Some(false), |slot| restore(slot, line));
+        if let Some(was_torn) = restored {
+            torn += u64::from(was_torn);
+            compiler_fence(Ordering::Release);
+            region.store(line, 0);
+        }
+    }
+    torn
+}
+
 #[cfg(all(test, feature = "sim", not(loom)))]
 mod tests {
     use super::*;
@@ -417,10 +444,12 @@ mod tests {
         let geometry = config.geometry().unwrap();
         let region = Region::private(geometry.region_bytes());
         let clock = Clock::manual();
-        let index = Index::create(region, geometry, clock.clone()).unwrap();
+        let index = Segment::create(region, geometry, clock.clone()).unwrap();
         let slots = index.geometry.main_slots();
         let put = |n: u64| index.put(&n.to_le_bytes(), b"", PutMode::Upsert).is_ok();
-        (1..slots).take_while(|&n| put(n) && index.load_true() < 0.95).for_each(drop);
+        (1..slots)
+            .take_while(|&n| put(n) && index.counts().keys as f64 / (index.counts().slots as f64) < 0.95)
+            .for_each(drop);
         let gone = (1..slots).step_by(7).filter(|n| index.remove(&n.to_le_bytes()).unwrap()).count();
         assert!(index.displaced() > 100 && gone > 1000, "{layout}: {}", index.displaced());
         let mut doubled = 0;
@@ -441,7 +470,7 @@ mod tests {
             let word = index.geometry.slot_word(SlotIx(slot));
             index.region.store(word, index.region.load(word) | 1);
         }
-        let Index { region, .. } = index;
+        let Segment { region, .. } = index;
         region
     }
 
@@ -455,7 +484,7 @@ mod tests {
                 let words = left.bytes() as usize / crate::layout::WORD;
                 (0..words).for_each(|word| region.store(word, left.load(word)));
                 let start = Start { cores: Cores(threads), ..Start::default() };
-                Index::open_by(region, Clock::manual(), &start).unwrap()
+                Segment::open_by(region, Clock::manual(), &start).unwrap()
             };
             let (one, found) = taken_over(1);
             assert!(found.torn > 10 && found.doubled > 10, "{layout}: {found:?}");
@@ -468,7 +497,7 @@ mod tests {
                 let differ = table.into_iter().find(|&word| one.region.load(word) != other.region.load(word));
                 assert_eq!(differ, None, "{layout}, {threads} threads");
                 for home in 0..one.geometry.homes() {
-                    let register = |index: &Index| {
+                    let register = |index: &Segment| {
                         let mut locked = index.lock_home(home);
                         let mut all = index.stripe(&mut locked, home).displaced(home).to_vec();
                         all.sort_by_key(|entry| format!("{entry:?}"));

@@ -38,6 +38,11 @@ impl Refusals {
         Refusals((0..REMEMBERED).map(|_| AtomicU64::new(0)).collect())
     }
 
+    /// Remembers nothing.
+    pub fn none() -> Refusals {
+        Refusals(Box::default())
+    }
+
     fn place(&self, search: NoPath) -> &AtomicU64 {
         &self.0[mix(search.from) as usize % REMEMBERED]
     }

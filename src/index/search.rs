@@ -197,7 +197,7 @@ impl Search {
     fn leave_home(&mut self, table: Searched<'_>, node: u32, distance: u8) -> Option<MovePath> {
         let SlotIx(slot) = self.nodes[node as usize].slot;
         let first = SlotIx(slot.saturating_sub(distance.into()));
-        self.enter(table, node, Window { first, slots: table.slots.geometry.layout().window_slots() })
+        self.enter(table, node, Window { first, ..table.slots.geometry.window(0) })
     }
 
     /// Goes on from a slot to the windows in which its key would be newly displaced, or to the others.
@@ -338,13 +338,13 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
     use crate::config::{Config, TableSize};
-    use crate::index::Index;
+    use crate::index::Segment;
     use crate::layout::hash::Seeds;
     use crate::layout::slot::Content;
     use crate::outcome::PutMode;
     use crate::region::{Backing, Region};
 
-    fn index(layout: &str, slots: u64) -> Index {
+    fn index(layout: &str, slots: u64) -> Segment {
         let config = Config {
             layout: layout.parse().unwrap(),
             size: TableSize::Slots(slots),
@@ -355,7 +355,7 @@ mod tests {
         };
         let geometry = config.geometry().unwrap();
         let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).unwrap();
-        Index::create(region, geometry, Clock::manual()).unwrap()
+        Segment::create(region, geometry, Clock::manual()).unwrap()
     }
 
     fn displaced_by(slots: SlotWriter<'_>, key: &[u8], at: Option<SlotIx>, to: SlotIx) -> usize {
@@ -427,7 +427,7 @@ mod tests {
             for n in 0..300u64 {
                 let key = n.to_le_bytes();
                 let slots = index.slots();
-                let path = find_path(index.table(), index.geometry().hashed(&key));
+                let path = find_path(index.table(), index.geometry.hashed(&key));
                 let mut displaced = path.is_some().then_some(0);
                 let (mut mover, mut at) = (key.to_vec(), None);
                 for &slot in path.iter().flatten() {
@@ -442,7 +442,7 @@ mod tests {
                 if let Some(displaced) = displaced {
                     paths[displaced.min(2)] += 1;
                     index.put(&key, b"", PutMode::Insert).unwrap();
-                    index.grace.clock().advance(3 * index.geometry().grace());
+                    index.grace.clock().advance(3 * index.geometry.grace());
                     index.tidy();
                 }
             }
@@ -459,7 +459,7 @@ mod tests {
             let mut ghosts = 0;
             for n in 0..400u64 {
                 let _ = index.put(&n.to_le_bytes(), b"", PutMode::Insert);
-                for slot in (0..index.geometry().main_slots()).map(SlotIx) {
+                for slot in (0..index.geometry.main_slots()).map(SlotIx) {
                     let before = index.slots().header(slot);
                     if before.ghost != 0 && !before.is_free() {
                         assert!(index.remove(&index.slots().read(slot).key).unwrap());
@@ -467,7 +467,7 @@ mod tests {
                         ghosts += 1;
                     }
                 }
-                index.grace.clock().advance(3 * index.geometry().grace());
+                index.grace.clock().advance(3 * index.geometry.grace());
                 index.tidy();
             }
             assert!(ghosts > 3, "{layout}: {ghosts}");
@@ -478,7 +478,7 @@ mod tests {
     #[test]
     fn a_search_ends_at_its_bound() {
         let index = index("windowed:8", 6000);
-        let geometry = index.geometry();
+        let geometry = &index.geometry;
         let mut numbers = 0u64..;
         for slot in (0..geometry.main_slots()).map(SlotIx) {
             let at_home = |n: &u64| geometry.primary(geometry.hashed(&n.to_le_bytes())).contains(slot);
@@ -496,7 +496,7 @@ mod tests {
 
     #[test]
     fn slots_are_visited_once() {
-        let window = |first, slots| Window { first: SlotIx(first), slots };
+        let window = |first, slots| Window { first: SlotIx(first), slots, incarnation: 0 };
         let mut visited = Visited::default();
         let most = 2 * SEARCH_MAX as u64;
         for _ in 0..3 {
@@ -518,12 +518,12 @@ mod tests {
         for first in 0..130 {
             for slots in [1, 2, 8, 63, 64] {
                 let mut visited = Visited::default();
-                let at = |slot: u64| Window { first: SlotIx(first + slot), slots: 1 };
+                let at = |slot: u64| Window { first: SlotIx(first + slot), slots: 1, incarnation: 0 };
                 let before: Vec<u64> = (0..slots).filter(|slot| slot % 3 == 1).collect();
                 assert!(before.iter().all(|&slot| visited.insert(at(slot)) == 1));
                 let expected =
                     (0..slots).filter(|slot| !before.contains(slot)).fold(0, |all, n| all | 1 << n);
-                let window = Window { first: SlotIx(first), slots: slots as u32 };
+                let window = Window { first: SlotIx(first), slots: slots as u32, incarnation: 0 };
                 assert_eq!(
                     (visited.insert(window), visited.insert(window)),
                     (expected, 0),

@@ -45,6 +45,8 @@ pub(crate) struct Stripe {
     displaced: FxHashMap<u64, SmallVec<[Displaced; 2]>>,
     /// Empty linked blocks of the stripe's homes, and when each may be unlinked.
     pub empty_blocks: FxHashMap<Block, u64>,
+    /// Homes whose headers still say what a merge has left there, and when they may say what is so.
+    pub settling: FxHashMap<u64, u64>,
     /// Words of the region with displaced keys that another server has left (T7).
     pub unread: Range<usize>,
 }
@@ -120,6 +122,13 @@ pub(crate) type StripeSet = SmallVec<[usize; 16]>;
 impl Stripes {
     pub fn new(main_slots: u64) -> Stripes {
         let count = main_slots.div_ceil(1 << GROUP_SHIFT).next_power_of_two().min(STRIPES_MAX);
+        Stripes { all: (0..count).map(|_| Mutex::default()).collect() }
+    }
+
+    /// For one of many segments, which need fewer.
+    pub fn of_segment(main_slots: u64) -> Stripes {
+        const MOST: u64 = 64;
+        let count = main_slots.div_ceil(1 << GROUP_SHIFT).next_power_of_two().min(MOST);
         Stripes { all: (0..count).map(|_| Mutex::default()).collect() }
     }
 

@@ -2,6 +2,7 @@
 //! them with separate accounts, and checks when each may go.
 
 use super::notes::Note;
+use super::segment::{REAP_MAX, ROUNDS_MAX, Segment as Index};
 use super::writer::Owned;
 use super::*;
 use crate::config::{Config, TableSize};
@@ -162,6 +163,7 @@ fn check_books(index: &Index) {
                 assert_eq!(blocks.insert(block, "waiting"), None, "{block:?} waits to be used again");
                 assert_eq!(index.blocks.owner(block), Some(home), "{block:?}");
             }
+            Trace::Settle { .. } | Trace::Retire => panic!("a table of one segment has no {trace:?}"),
         }
     }
     assert!(ghosts.is_empty(), "nobody takes these ghosts away: {ghosts:?}");
@@ -273,7 +275,10 @@ impl Watch {
         let heads_of = |slots: &[Seen]| {
             let links = slots.iter().enumerate().filter_map(|(n, seen)| {
                 let is_chained = index.geometry.overflow_blocks() > 0;
-                Some((chain::link(seen.header.aux).filter(|_| is_chained)?, SlotIx(n as u64)))
+                Some((
+                    chain::link(&index.geometry, seen.header.aux).filter(|_| is_chained)?,
+                    SlotIx(n as u64),
+                ))
             });
             links.collect::<Vec<_>>()
         };
@@ -424,11 +429,14 @@ impl Watch {
                     }
                     Trace::Reuse { block, .. } => {
                         let unlinked = |head| {
-                            let is_so = |header: Header, _| chain::link(header.aux) != Some(block);
+                            let is_so = |header: Header, _| {
+                                chain::link(&self.index.geometry, header.aux) != Some(block)
+                            };
                             self.at_rest(&history, head, during, is_so)
                         };
                         change.heads_of(block).filter_map(unlinked).max()
                     }
+                    Trace::Settle { .. } | Trace::Retire => panic!("a table of one segment has no {trace:?}"),
                 };
                 let since_ns = since.map(|at| history.time_ns(at));
                 let is_after = since_ns.is_none_or(|since_ns| due_ns >= since_ns + TWICE_NS);
@@ -443,7 +451,7 @@ impl Watch {
                 let needs_none = match trace {
                     Trace::Filter { .. } | Trace::Unlink { .. } => true,
                     Trace::Reuse { block, .. } => change.heads_of(block).any(unlinked_too),
-                    Trace::Ghost { .. } => false,
+                    Trace::Ghost { .. } | Trace::Settle { .. } | Trace::Retire => false,
                 };
                 assert!(since_ns.is_some() || needs_none, "{trace:?}: of when?");
             }
@@ -878,7 +886,7 @@ fn a_block_with_a_ghost(layout: &str, ghosts: usize) -> bool {
     let is_linked = |index: &Index| chains(index).iter().any(|&(linked, _)| linked == block);
     clock.sleep_until(index.grace.last_due_ns().unwrap());
     let mut ghost = None;
-    while let Some((due_ns, trace)) = index.grace.pop_due() {
+    while let Some((due_ns, trace)) = index.grace.pop_due().map(|(due_ns, waiting)| (due_ns, waiting.trace)) {
         if matches!(trace, Trace::Ghost { slot: of, .. } if of == slot) {
             ghost = Some((due_ns, trace));
         } else {
@@ -1143,7 +1151,7 @@ fn a_put_waits_three_times() {
     let slot = chain::window(&index.geometry, block).first;
     clock.sleep_until(index.grace.last_due_ns().unwrap());
     let mut ghost = None;
-    while let Some((due_ns, trace)) = index.grace.pop_due() {
+    while let Some((due_ns, trace)) = index.grace.pop_due().map(|(due_ns, waiting)| (due_ns, waiting.trace)) {
         if matches!(trace, Trace::Ghost { slot: of, .. } if of == slot) {
             ghost = Some((due_ns, trace));
         } else {
@@ -1356,7 +1364,7 @@ fn a_path_that_has_changed_is_not_walked() {
                 let was = index.slots().read(at);
                 index.write(&index.stripes.alone(), at, &Content { aux: was.aux, ..now });
                 let before = (look(index), index.counts());
-                let answer = index.put_along(&path, hashed, b"", PutMode::Insert);
+                let answer = index.put_along(&path, hashed, b"", PutMode::Insert, false);
                 assert_eq!(answer, None, "{layout}: {at:?} of {path:?} is {now:?}");
                 assert_eq!((look(index), index.counts()), before);
                 index.write(&index.stripes.alone(), at, &was.content());
@@ -1392,7 +1400,7 @@ fn a_path_that_has_changed_is_not_walked() {
                 "{layout}: {path:?}"
             );
             watch.before = look(index);
-            let along = |index: &Index| index.put_along(&path, hashed, b"", PutMode::Insert);
+            let along = |index: &Index| index.put_along(&path, hashed, b"", PutMode::Insert, false);
             let (answer, moved) = watch.change(along);
             assert_eq!((answer, moved.len()), (Some(PutOutcome::Inserted), movers.len()));
             let (answer, moved) = watch.change(along);
@@ -1521,7 +1529,7 @@ fn right_filters_and_links_are_not_rewritten() {
                 let mut locked = index.lock_home(home);
                 index.set_filter(&mut locked, home);
                 let head = index.geometry.window(home).first;
-                let link = chain::link(index.slots().header(head).aux);
+                let link = chain::link(&index.geometry, index.slots().header(head).aux);
                 if index.geometry.overflow_blocks() > 0 {
                     index.link(&locked, head, link);
                 }
@@ -1549,7 +1557,7 @@ fn a_table_records_its_time_and_fits_its_region() {
     let watch = Watch::new("list", 4, 1);
     let (geometry, superblock) = crate::inspect::Inspector::superblock(&watch.index.region).unwrap();
     assert!((begun..=now()).contains(&superblock.created), "{}", superblock.created);
-    assert_eq!((geometry, watch.index.incarnation()), (watch.index.geometry.clone(), 1));
+    assert_eq!((geometry, watch.index.incarnation), (watch.index.geometry.clone(), 1));
     let geometry = small("list", 400).geometry().unwrap();
     let page = crate::layout::PAGE as u64;
     let bytes = geometry.region_bytes().next_multiple_of(page) - page;
@@ -1587,7 +1595,7 @@ fn a_takeover_is_taken_over() {
         };
         let (watch, killed) = (1..100).find_map(amid_a_move).expect("some seed does it");
         let second = watch.take_over(killed);
-        assert_eq!(second.index.incarnation(), 2);
+        assert_eq!(second.index.incarnation, 2);
         let history = second.recorder.history(second.index.geometry.region_bytes());
         let stated = history.stores(STATE_WORD..STATE_WORD + 1, Instant(0), second.recorder.now());
         let stated = stated.last().unwrap().0;
@@ -1598,7 +1606,7 @@ fn a_takeover_is_taken_over() {
         for at in killed.0..=second.recorder.now().0 {
             let third = second.take_over(Instant(at));
             let incarnation = if at < stated.0 { 2 } else { 3 };
-            assert_eq!(third.index.incarnation(), incarnation, "{layout}, at {at}");
+            assert_eq!(third.index.incarnation, incarnation, "{layout}, at {at}");
             let has = places(&third.index, &third.before);
             assert!(has.keys().eq(there.keys()), "{layout}, at {at}: {has:?}, {there:?}");
         }
@@ -1611,7 +1619,7 @@ fn a_takeover_is_taken_over() {
 fn a_retired_table_is_taken_over() {
     let mut watch = Watch::new("windowed:8", 12, 1);
     assert_eq!(watch.put(&key(1), b"").0, Ok(PutOutcome::Inserted));
-    watch.index.retire();
+    watch.index.publish_state(Phase::Retired);
     assert_eq!(State::from_word(watch.index.region.load(STATE_WORD)).phase, Phase::Retired);
     let next = watch.take_over(watch.recorder.now());
     let state = State::from_word(next.index.region.load(STATE_WORD));
@@ -1722,7 +1730,7 @@ fn a_stopped_server_hands_its_table_over() {
             let next = watch.take_over(end);
             let keys = watch.index.len();
             assert_eq!(next.found, Recovered { keys, handed_over: true, ..Recovered::default() });
-            assert_eq!((next.index.displaced(), next.index.incarnation()), (watch.index.displaced(), 2));
+            assert_eq!((next.index.displaced(), next.index.incarnation), (watch.index.displaced(), 2));
             assert_eq!(next.recorder.now().0, end.0 + 1, "one store: its incarnation");
             assert_eq!(look(&next.index), look(&watch.index));
         }
@@ -1743,7 +1751,7 @@ fn a_handover_is_used_once() {
             for at in begun.0..=next.recorder.now().0 {
                 let third = next.take_over(Instant(at));
                 assert_eq!(
-                    (third.found.handed_over, third.index.incarnation()),
+                    (third.found.handed_over, third.index.incarnation),
                     (false, 3),
                     "{layout}, at {at}"
                 );

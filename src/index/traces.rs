@@ -5,7 +5,7 @@ use super::notes::Note;
 use super::*;
 use crate::layout::slot::{Header, set_ghost_and_aux};
 
-impl Index {
+impl Segment {
     /// Sets the filter of a home to what its register says. Writes only if that changes it.
     pub(super) fn set_filter(&self, locked: &mut Locked<'_>, home: u64) {
         let home_slot = self.geometry.window(home).first;
@@ -36,19 +36,25 @@ impl Index {
     pub(super) fn push_trace(&self, due_ns: u64, trace: Trace) {
         let guard = match trace {
             Trace::Ghost { guard, .. } => guard,
-            Trace::Filter { home } | Trace::Unlink { home, .. } | Trace::Reuse { home, .. } => {
-                self.geometry.window(home).first
-            }
+            Trace::Filter { home }
+            | Trace::Unlink { home, .. }
+            | Trace::Reuse { home, .. }
+            | Trace::Settle { home } => self.geometry.window(home).first,
+            Trace::Retire => SlotIx(0),
         };
-        self.grace.push(self.stripes.of(guard), due_ns, trace);
+        self.grace.push(
+            self.stripes.of(guard),
+            due_ns,
+            WaitingTrace { memory: self.memory, incarnation: self.geometry.incarnation(), trace },
+        );
     }
 
-    /// Takes away up to `most` traces that are due.
+    /// Takes away up to `most` traces that are due. For a table of one segment.
     #[inline(always)]
     pub(super) fn reap(&self, most: usize) {
         for _ in 0..most {
-            let Some((due_ns, trace)) = self.grace.pop_due() else { return };
-            self.take_away(due_ns, trace);
+            let Some((due_ns, waiting)) = self.grace.pop_due() else { return };
+            self.take_away(due_ns, waiting.trace);
         }
     }
 
@@ -74,6 +80,9 @@ impl Index {
             }
             Trace::Unlink { home, block } => self.unlink(home, block, due_ns),
             Trace::Reuse { home, block } => self.reuse(home, block),
+            Trace::Settle { home } => self.settle(home, due_ns),
+            // The memory is `Growth`'s.
+            Trace::Retire => {}
         }
     }
 

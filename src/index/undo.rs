@@ -11,13 +11,14 @@ use crate::layout::mapped;
 use crate::layout::undo::{UNDO_LINES, line_word, name};
 use crate::sync::{Mutex, MutexGuard, lock};
 use std::cell::Cell;
+use std::sync::Arc;
 use std::sync::TryLockError;
 use std::sync::atomic::{Ordering, compiler_fence};
 
-/// The undo lines of a table, and which of them are in use.
-#[derive(Debug)]
+/// The undo lines of a table, and which of them are in use. All segments share them.
+#[derive(Clone, Debug)]
 pub(super) struct UndoLines {
-    all: Box<[Line; UNDO_LINES]>,
+    all: Arc<[Line; UNDO_LINES]>,
 }
 
 /// Locked while a thread uses the undo line with this number (U3). Each lies in a line of its own:
@@ -42,7 +43,7 @@ pub(super) struct Undo<'a> {
 
 impl UndoLines {
     pub fn new() -> UndoLines {
-        UndoLines { all: Box::new(std::array::from_fn(|_| Line::default())) }
+        UndoLines { all: Arc::new(std::array::from_fn(|_| Line::default())) }
     }
 
     /// Keeps the slot's image, for a thread that is about to write the slot and holds its lock.
@@ -59,7 +60,7 @@ impl UndoLines {
         slots.region.copy(words, word + 1);
         // The line names a slot only when it has all of its image.
         compiler_fence(Ordering::Release);
-        slots.region.store(word, name(slot));
+        slots.region.store(word, name(slots.geometry, slot));
         // U1: all this before W1.
         compiler_fence(Ordering::Release);
         Some(Undo { slots, word, _line: line })

@@ -7,13 +7,23 @@
 //! bits 8..32   link: number of the next overflow block plus 1; 0 at the end of the chain
 //! ```
 //!
+//! In a table that grows, the link is bits 8..26 (`segment`).
+//!
 //! A block is `block_slots` consecutive slots in the overflow part of the table.
 
 use super::geometry::{Geometry, SlotIx, Window};
+use super::segment;
 
 /// Bits of `aux` that are the filter.
 pub const FILTER_BITS: u32 = 8;
 const LINK_SHIFT: u32 = FILTER_BITS;
+
+/// The bits of `aux` that are the link.
+#[inline]
+fn link_mask(geometry: &Geometry) -> u32 {
+    let free = if geometry.grows() { segment::STATE_MASK } else { 0 };
+    u32::MAX << LINK_SHIFT & !free
+}
 
 /// Windows that a GET reads, the home's included, before it gives up the pass. So the server links
 /// one block less. Chains of sound tables are far shorter (a `list` at 130 % of its main slots:
@@ -26,20 +36,21 @@ pub struct Block(pub u32);
 
 /// The block that `aux` links to; `None` at the end of the chain.
 #[inline]
-pub fn link(aux: u32) -> Option<Block> {
-    (aux >> LINK_SHIFT).checked_sub(1).map(Block)
+pub fn link(geometry: &Geometry, aux: u32) -> Option<Block> {
+    ((aux & link_mask(geometry)) >> LINK_SHIFT).checked_sub(1).map(Block)
 }
 
 /// `aux` with another link.
-pub fn with_link(aux: u32, block: Option<Block>) -> u32 {
-    aux & !(u32::MAX << LINK_SHIFT) | block.map_or(0, |b| b.0 + 1) << LINK_SHIFT
+pub fn with_link(geometry: &Geometry, aux: u32, block: Option<Block>) -> u32 {
+    aux & !link_mask(geometry) | block.map_or(0, |b| b.0 + 1) << LINK_SHIFT
 }
 
 /// The slots of a block.
 #[inline]
 pub fn window(geometry: &Geometry, block: Block) -> Window {
     let slots = geometry.layout().block_slots;
-    Window { first: SlotIx(geometry.main_slots() + u64::from(block.0) * u64::from(slots)), slots }
+    let first = SlotIx(geometry.main_slots() + u64::from(block.0) * u64::from(slots));
+    Window { first, slots, incarnation: geometry.incarnation() }
 }
 
 /// The block that contains `slot`; `None` for a main slot.
@@ -52,7 +63,7 @@ pub fn block_of(geometry: &Geometry, slot: SlotIx) -> Option<Block> {
 /// leads out of the table (damaged memory).
 #[inline]
 pub fn next(geometry: &Geometry, aux: u32) -> Option<Window> {
-    link(aux).filter(|b| u64::from(b.0) < geometry.overflow_blocks()).map(|b| window(geometry, b))
+    link(geometry, aux).filter(|b| u64::from(b.0) < geometry.overflow_blocks()).map(|b| window(geometry, b))
 }
 
 #[cfg(test)]
@@ -71,22 +82,22 @@ mod tests {
         assert_eq!((blocks, slots), (125, 1_500));
         for (number, first) in [(0, 1_000), (1, 1_004), (blocks - 1, 1_496)] {
             for filter in [0, 0x5a, 0xff] {
-                let aux = with_link(0xabcd_ef00 | filter, Some(Block(number)));
+                let aux = with_link(&geometry, 0xabcd_ef00 | filter, Some(Block(number)));
                 assert_eq!(aux, filter | (number + 1) << 8);
-                assert_eq!(link(aux), Some(Block(number)));
-                let window = Window { first: SlotIx(first), slots: 4 };
+                assert_eq!(link(&geometry, aux), Some(Block(number)));
+                let window = Window { first: SlotIx(first), slots: 4, incarnation: 0 };
                 assert_eq!(next(&geometry, aux), Some(window));
-                assert_eq!(with_link(aux, None), filter);
+                assert_eq!(with_link(&geometry, aux, None), filter);
             }
             for slot in first..first + 4 {
                 assert_eq!(block_of(&geometry, SlotIx(slot)), Some(Block(number)));
             }
         }
         assert_eq!((block_of(&geometry, SlotIx(0)), block_of(&geometry, SlotIx(999))), (None, None));
-        assert_eq!((link(0xff), next(&geometry, 0xff)), (None, None));
+        assert_eq!((link(&geometry, 0xff), next(&geometry, 0xff)), (None, None));
         for damaged in [blocks, blocks + 1, 0x00ff_fffe] {
-            let aux = with_link(0, Some(Block(damaged)));
-            assert_eq!((link(aux), next(&geometry, aux)), (Some(Block(damaged)), None));
+            let aux = with_link(&geometry, 0, Some(Block(damaged)));
+            assert_eq!((link(&geometry, aux), next(&geometry, aux)), (Some(Block(damaged)), None));
         }
     }
 }

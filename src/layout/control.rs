@@ -4,6 +4,8 @@
 //! page + 0      state word             incarnation << 8 | phase
 //! page + 64*k   counter of begun moves, k = 1..=32
 //! page + 2112   overflow blocks ever used; memory beyond them was never written
+//! page + 2176   directory of a table that grows: how many bits of the directory hash it uses
+//! page + 2240   incarnations: how often memory has become a segment
 //! ```
 //!
 //! Each word has its own line, so a reader's line is invalidated only when its word changes.
@@ -31,7 +33,12 @@ pub fn move_counter_word(home: u64) -> usize {
 /// The number of the region's word that counts the overflow blocks ever used.
 pub const BLOCKS_WORD: usize = STATE_WORD + (1 + MOVE_COUNTERS as usize) * (LINE / WORD);
 
-const _: () = assert!((BLOCKS_WORD + 1) * WORD <= CONTROL_OFFSET + PAGE);
+/// The number of the region's word that says how many bits of the directory hash the directory uses.
+pub const DIRECTORY_WORD: usize = BLOCKS_WORD + LINE / WORD;
+/// The number of the region's word that counts uses of memory as segments.
+pub const INCARNATIONS_WORD: usize = DIRECTORY_WORD + LINE / WORD;
+
+const _: () = assert!((INCARNATIONS_WORD + 1) * WORD <= CONTROL_OFFSET + PAGE);
 
 /// What the state word says about the table. GETs on shm look at it before they begin, and refuse
 /// [`Phase::Retired`] only. GETs over a network do not look at it.
@@ -95,7 +102,7 @@ mod tests {
         let counters: Vec<usize> = (0..MOVE_COUNTERS).map(move_counter_word).collect();
         assert_eq!(counters, (520..776).step_by(8).collect::<Vec<_>>(), "one to a line, behind the state's");
         assert_eq!(move_counter_word(MOVE_COUNTERS * 7 + 3), counters[3], "homes share counters");
-        assert_eq!(BLOCKS_WORD, 776);
+        assert_eq!([BLOCKS_WORD, DIRECTORY_WORD, INCARNATIONS_WORD], [776, 784, 792]);
     }
 
     #[test]

@@ -7,6 +7,9 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 /// The number of a slot in its table. Main slots come first, then overflow slots.
+///
+/// In a table that grows, slots of all segments are numbered through: those of the directory come
+/// first. The server also numbers the slots of one segment by themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SlotIx(pub u64);
 
@@ -17,6 +20,8 @@ pub struct Window {
     pub first: SlotIx,
     /// The number of slots.
     pub slots: u32,
+    /// The use of the segment's memory that the slots are valid in; 0 where nothing is used again.
+    pub incarnation: u32,
 }
 
 impl Window {
@@ -30,6 +35,12 @@ impl Window {
     #[inline]
     pub(crate) fn slot(&self, number: u32) -> SlotIx {
         SlotIx(self.first.0 + u64::from(number))
+    }
+
+    /// The same window of the segment that begins at this slot.
+    #[inline]
+    pub(crate) fn of_segment(self, first: SlotIx, incarnation: u32) -> Window {
+        Window { first: SlotIx(first.0 + self.first.0), slots: self.slots, incarnation }
     }
 
     /// The slots, in order.
@@ -145,11 +156,26 @@ pub(crate) fn within(
 pub(crate) const HOMES_MAX: u64 = 1 << 40;
 /// The most overflow blocks. A link has room for each number up to this.
 pub(crate) const OVERFLOW_BLOCKS_MAX: u64 = (1 << 24) - 1;
+/// The most segments: each has a number in a directory entry.
+pub(crate) const SEGMENTS_MAX: u64 = 1 << 22;
+/// Homes, and overflow blocks, of a segment: more, and links and sizes would not fit their words.
+pub(crate) const SEGMENT_HOMES_MAX: u64 = 1 << 17;
+
+/// The most segments that a table may have whose segments have so many homes and blocks: 0 if these
+/// are too many for a segment.
+pub(crate) fn segments_max(homes: u64, overflow_blocks: u64) -> u64 {
+    if homes.max(overflow_blocks) <= SEGMENT_HOMES_MAX { SEGMENTS_MAX } else { 0 }
+}
+
+/// Directory entries reserved for each segment there may be: segments are not all equally deep.
+const ENTRIES_PER_SEGMENT: u64 = 4;
 /// The longest grace time.
 pub(crate) const GRACE_MAX: Duration = Duration::from_secs(60);
 
 /// A table's geometry. Every slot that it names lies inside the table's region, so nothing needs
 /// checking again. Made from a [`Config`](crate::Config) or a superblock, and from nothing else.
+///
+/// Of a table that grows, this is the geometry of each segment, and says how many there may be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Geometry {
     pub(crate) layout: Layout,
@@ -158,6 +184,8 @@ pub struct Geometry {
     pub(crate) value_max: usize,
     pub(crate) homes: u64,
     pub(crate) overflow_blocks: u64,
+    /// The most segments of a table that grows; 0 in a table of one size.
+    pub(crate) segments_max: u64,
     pub(crate) grace: Duration,
     pub(crate) generation: u64,
     pub(crate) seeds: Seeds,
@@ -172,6 +200,14 @@ pub(crate) struct Derived {
     /// Words from one home's slot to the next one's, and in a home's window.
     home_words: usize,
     window_words: usize,
+    /// What the slots of one segment are bound to: the number of its first slot, and which use of its
+    /// memory this is.
+    first_slot: u64,
+    incarnation: u32,
+    /// Of a table that grows: words in front of the first segment, and in each.
+    directory_words: usize,
+    segment_words: usize,
+    directory_slots: u64,
 }
 
 impl Derived {
@@ -181,6 +217,11 @@ impl Derived {
             table_offset: super::undo::end(shape),
             home_words: layout.bucket_slots as usize * shape.words(),
             window_words: layout.window_slots() as usize * shape.words(),
+            first_slot: 0,
+            incarnation: 0,
+            directory_words: 0,
+            segment_words: 0,
+            directory_slots: 0,
         }
     }
 }
@@ -232,18 +273,79 @@ impl Geometry {
     pub fn main_slots(&self) -> u64 {
         (self.homes + u64::from(self.layout.window_buckets) - 1) * u64::from(self.layout.bucket_slots)
     }
-    /// The number of slots, overflow included.
+    /// The number of slots, overflow included; of one segment in a table that grows.
+    #[inline]
     pub fn slots(&self) -> u64 {
         self.main_slots() + self.overflow_blocks * u64::from(self.layout.block_slots)
+    }
+    /// Whether the table grows and shrinks, by segments.
+    #[inline(always)]
+    pub fn grows(&self) -> bool {
+        self.segments_max > 0
+    }
+    /// The most segments; 0 in a table of one size.
+    pub fn segments_max(&self) -> u64 {
+        self.segments_max
+    }
+    /// The number of directory entries reserved, a power of two; 0 in a table of one size.
+    pub fn directory_slots(&self) -> u64 {
+        self.derived.directory_slots
+    }
+    /// The geometry of a table of up to so many such segments; 0 for a table of one size.
+    pub(crate) fn growing(mut self, segments_max: u64) -> Geometry {
+        self.segments_max = segments_max;
+        let words = self.shape.words();
+        if segments_max > 0 {
+            self.derived.directory_slots = (segments_max * ENTRIES_PER_SEGMENT).next_power_of_two();
+            self.derived.directory_words = self.derived.directory_slots as usize * words;
+            self.derived.segment_words = self.slots() as usize * words;
+        }
+        self
+    }
+    /// How many words of slots the region has before those of a segment. A number that is none of this
+    /// table leads to the last segment, not out of the region.
+    #[inline(always)]
+    pub(crate) fn words_before(&self, memory: u32) -> usize {
+        let memory = u64::from(memory).min(self.segments_max - 1) as usize;
+        self.derived.directory_words + memory * self.derived.segment_words
+    }
+    /// The first slot of a segment, numbered through.
+    #[inline]
+    pub(crate) fn segment_first(&self, memory: u32) -> SlotIx {
+        SlotIx(self.derived.directory_slots + u64::from(memory) * self.slots())
+    }
+    /// The geometry of one segment, whose slots are numbered by themselves.
+    pub(crate) fn segment(&self, memory: u32, incarnation: u32) -> Geometry {
+        let first = self.segment_first(memory);
+        let derived = Derived {
+            table_offset: self.slot_offset(first),
+            first_slot: first.0,
+            incarnation,
+            ..self.derived.clone()
+        };
+        Geometry { derived, ..self.clone() }
+    }
+    /// What the slots of this geometry's segment are bound to besides their numbers.
+    pub(crate) fn incarnation(&self) -> u32 {
+        self.derived.incarnation
     }
     /// Byte offset of slot 0 in the region.
     #[inline]
     pub fn table_offset(&self) -> u64 {
         self.derived.table_offset
     }
-    /// Length of the region in bytes.
+    /// Length of the region in bytes. Of a table that grows, all that it may come to.
     pub fn region_bytes(&self) -> u64 {
-        self.table_offset() + self.slots() * self.shape.bytes() as u64
+        self.table_offset() + self.slots_in_all() * self.shape.bytes() as u64
+    }
+    /// All slots numbered through, those of the directory and of segments to come included.
+    pub(crate) fn slots_in_all(&self) -> u64 {
+        self.directory_slots() + self.segments_max.max(1) * self.slots()
+    }
+    /// The number of a segment's slot among all.
+    #[inline]
+    pub(crate) fn numbered_through(&self, slot: SlotIx) -> SlotIx {
+        SlotIx(self.derived.first_slot + slot.0)
     }
     /// Byte offset of `slot` in the region.
     #[inline]
@@ -272,7 +374,16 @@ impl Geometry {
     /// What the CRC of `slot` is bound to.
     #[inline]
     pub(crate) fn identity(&self, slot: SlotIx) -> Identity {
-        Identity { generation: self.generation, index: slot.0 }
+        self.identity_in(slot, self.derived.incarnation)
+    }
+    /// The same in this use of the memory.
+    #[inline]
+    pub(crate) fn identity_in(&self, slot: SlotIx, incarnation: u32) -> Identity {
+        Identity {
+            // A CRC notices every change of up to 32 bits in a row.
+            generation: self.generation ^ u64::from(incarnation),
+            index: self.derived.first_slot + slot.0,
+        }
     }
 
     /// Hashes a key once, for its home and tags. Later steps take the result.
@@ -292,6 +403,7 @@ impl Geometry {
         Window {
             first: SlotIx(home * u64::from(self.layout.bucket_slots)),
             slots: self.layout.window_slots(),
+            incarnation: self.derived.incarnation,
         }
     }
     /// A key's primary window. Its first slot is the key's home slot, whose header holds the
@@ -344,7 +456,10 @@ mod tests {
 
         // Home 23, the last: buckets 23 and 24.
         let last = it.window(23);
-        assert_eq!((last, it.window_bytes(last)), (Window { first: SlotIx(92), slots: 8 }, 1_024));
+        assert_eq!(
+            (last, it.window_bytes(last)),
+            (Window { first: SlotIx(92), slots: 8, incarnation: 0 }, 1_024)
+        );
         let of = |hash| it.primary(Hashed { key: b"", first: First(hash), home: it.home(hash) });
         assert_eq!(of(u64::MAX), last);
         assert_eq!(of(0), it.window(0));

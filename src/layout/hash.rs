@@ -89,6 +89,9 @@ impl FirstHash {
     }
 }
 
+/// Bits of the first hash that choose a directory entry, at most.
+pub const DIRECTORY_BITS_MAX: u32 = 24;
+
 /// A key's first hash: home from the high bits, tags from the low ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct First(pub u64);
@@ -99,6 +102,13 @@ impl First {
     pub fn ghost(self) -> u8 {
         // The low 5 bits choose the filter bit; the next 16 are independent of them.
         1 + (((self.0 >> 5) & 0xffff) % 255) as u8
+    }
+
+    /// Where the key is in the directory of a table that grows: the low bits of this, as many as the
+    /// directory has. Neither tag has these bits, and they hardly matter for the home.
+    #[inline(always)]
+    pub fn directory(self) -> u32 {
+        (self.0 >> 24) as u32 & ((1 << DIRECTORY_BITS_MAX) - 1)
     }
 
     /// Which of `bits` (a power of two, at most 32) filter bits in the home's header stands for this key.

@@ -23,6 +23,7 @@ pub(crate) mod crc;
 pub mod geometry;
 pub mod hash;
 pub(crate) mod mapped;
+pub mod segment;
 pub mod slot;
 pub mod superblock;
 pub mod undo;

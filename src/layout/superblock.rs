@@ -4,7 +4,8 @@
 //! What changes later is in the control page.
 
 use super::geometry::{
-    Derived, Family, GRACE_MAX, Geometry, HOMES_MAX, Layout, OVERFLOW_BLOCKS_MAX, OutOfRange, within,
+    Derived, Family, GRACE_MAX, Geometry, HOMES_MAX, Layout, OVERFLOW_BLOCKS_MAX, OutOfRange, segments_max,
+    within,
 };
 use super::hash::Seeds;
 use super::slot::{KEY_MAX, SlotShape};
@@ -15,7 +16,7 @@ use std::time::Duration;
 /// "ONEREAD" and a zero byte.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"ONEREAD\0");
 /// Version of the region format that this build reads and writes.
-pub const FORMAT_VERSION: u32 = 3;
+pub const FORMAT_VERSION: u32 = 4;
 
 /// The superblock as it stands at byte 0 of a region.
 #[repr(C)]
@@ -29,8 +30,8 @@ pub struct Superblock {
     pub stamp: u32,
     /// Number of the table; part of every slot's CRC.
     pub generation: u64,
-    /// Zero. The state word says which server has the region.
-    pub reserved_0: u64,
+    /// The most segments of a table that grows; 0 in a table of one size.
+    pub segments_max: u64,
     /// [`Family`] as a number.
     pub family: u32,
     /// Windows that a key may be in (cuckoo), otherwise 1.
@@ -76,7 +77,7 @@ const _: () = {
     assert!(offset_of!(Superblock, version) == 8);
     assert!(offset_of!(Superblock, stamp) == 12);
     assert!(offset_of!(Superblock, generation) == 16);
-    assert!(offset_of!(Superblock, reserved_0) == 24);
+    assert!(offset_of!(Superblock, segments_max) == 24);
     assert!(offset_of!(Superblock, family) == 32);
     assert!(offset_of!(Superblock, slot_bytes) == 52);
     assert!(offset_of!(Superblock, homes) == 64);
@@ -181,7 +182,7 @@ impl Superblock {
             version: FORMAT_VERSION,
             stamp: 0,
             generation: geometry.generation(),
-            reserved_0: 0,
+            segments_max: geometry.segments_max(),
             family: layout.family as u32,
             choices: layout.choices,
             bucket_slots: layout.bucket_slots,
@@ -270,6 +271,8 @@ impl Superblock {
         // A layout has blocks if and only if it has chains.
         let blocks = if layout.block_slots == 0 { 0..=0 } else { 1..=OVERFLOW_BLOCKS_MAX };
         within("overflow_blocks", self.overflow_blocks, blocks)?;
+        let segments = segments_max(self.homes, self.overflow_blocks);
+        within("segments_max", self.segments_max, 0..=segments)?;
         within("grace_ns", self.grace_ns, 0..=GRACE_MAX.as_nanos() as u64)?;
         let shape = SlotShape::from_bytes(self.slot_bytes as usize).ok_or(SuperblockError::Field {
             field: "slot_bytes",
@@ -288,11 +291,13 @@ impl Superblock {
             value_max: self.value_max as usize,
             homes: self.homes,
             overflow_blocks: self.overflow_blocks,
+            segments_max: 0,
             grace: Duration::from_nanos(self.grace_ns),
             generation: self.generation,
             seeds: self.seeds,
             derived,
-        };
+        }
+        .growing(self.segments_max);
         let need = geometry.region_bytes();
         within("region_bytes", self.region_bytes, need..=need)?;
         if have < need {
@@ -332,8 +337,8 @@ mod tests {
         for preset in presets() {
             let geometry = geometry(preset.layout);
             let it = Superblock::new(&geometry, 12_345);
-            assert_eq!((it.magic.to_le_bytes(), it.version, it.stamp), (*b"ONEREAD\0", 3, 0));
-            assert_eq!((it.reserved_0, it.reserved, it.created), (0, 0, 12_345));
+            assert_eq!((it.magic.to_le_bytes(), it.version, it.stamp), (*b"ONEREAD\0", 4, 0));
+            assert_eq!((it.segments_max, it.reserved, it.created), (0, 0, 12_345));
             assert_eq!((it.generation, it.seeds), (geometry.generation(), Seeds::from_number(9)));
             let layout = preset.layout;
             assert_eq!((it.family, it.choices), (layout.family as u32, layout.choices));
@@ -456,10 +461,10 @@ mod tests {
         let good = Superblock::new(&geometry, 1);
         let mut it = Superblock { homes: 0, family: 77, ..good };
         let found = |it: &Superblock| it.geometry(0).unwrap_err();
-        (it.crc, it.stamp, it.version, it.magic) = (it.crc ^ 1, 7, 4, 3);
+        (it.crc, it.stamp, it.version, it.magic) = (it.crc ^ 1, 7, 5, 3);
         assert_eq!(found(&it), SuperblockError::Magic { found: 3 });
         it.magic = MAGIC;
-        assert_eq!(found(&it), SuperblockError::Version { found: 4 });
+        assert_eq!(found(&it), SuperblockError::Version { found: 5 });
         it.version = 0;
         assert_eq!(found(&it), SuperblockError::Version { found: 0 });
         it.version = FORMAT_VERSION;

@@ -36,14 +36,14 @@ pub(crate) fn line_word(shape: SlotShape, line: usize) -> usize {
 
 /// What the first word of an undo line says that keeps the image of `slot`.
 #[inline]
-pub(crate) fn name(slot: SlotIx) -> u64 {
-    slot.0 + 1
+pub(crate) fn name(geometry: &Geometry, slot: SlotIx) -> u64 {
+    geometry.numbered_through(slot).0 + 1
 }
 
 /// The slot that the first word of an undo line names. `None` if the line keeps nothing, or the
 /// table has no such slot.
 pub(crate) fn named(geometry: &Geometry, word: u64) -> Option<SlotIx> {
-    word.checked_sub(1).filter(|&number| number < geometry.slots()).map(SlotIx)
+    word.checked_sub(1).filter(|&number| number < geometry.slots_in_all()).map(SlotIx)
 }
 
 #[cfg(all(test, not(loom)))]
@@ -68,6 +68,7 @@ mod tests {
         let config = Config { size: TableSize::Slots(100), ..Config::default() };
         let geometry = config.geometry().unwrap();
         let last = SlotIx(geometry.slots() - 1);
+        let name = |slot| name(&geometry, slot);
         let named = [0, name(SlotIx(0)), name(last), name(last) + 1, u64::MAX].map(|w| named(&geometry, w));
         assert_eq!(named, [None, Some(SlotIx(0)), Some(last), None, None]);
     }

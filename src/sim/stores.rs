@@ -269,7 +269,7 @@ impl<'a> Reading<'a> {
                 None => Some(self.geometry.home_of_slot(slot)),
                 Some(block) => self.owners.get(&block).copied(),
             };
-            let [old, new] = [before.aux, after.aux].map(chain::link);
+            let [old, new] = [before.aux, after.aux].map(|aux| chain::link(self.geometry, aux));
             let has_chains = self.geometry.overflow_blocks() > 0;
             let kind = if has_chains && old != new { IncidentKind::Link } else { IncidentKind::Filter };
             if let Some(home) = home {

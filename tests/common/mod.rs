@@ -488,7 +488,7 @@ pub fn check_settled(table: &Table) {
         }
         live_blocks.extend(chain::block_of(geometry, report.slot));
     }
-    let mask = u32::MAX >> (32 - families::filter_bits(geometry.layout().family));
+    let mask = u32::MAX >> (32 - families::filter_bits(geometry));
     for home in 0..geometry.homes() {
         let aux = inspector.slot(geometry.window(home).first).header.aux;
         let exact = filters.get(&home).copied().unwrap_or(0);
@@ -506,7 +506,7 @@ pub fn linked_blocks(table: &Table) -> HashMap<Block, u64> {
     let mut linked = HashMap::new();
     for home in 0..if geometry.overflow_blocks() == 0 { 0 } else { geometry.homes() } {
         let mut head = geometry.window(home).first;
-        while let Some(block) = chain::link(inspector.slot(head).header.aux) {
+        while let Some(block) = chain::link(geometry, inspector.slot(head).header.aux) {
             assert_eq!(linked.insert(block, home), None, "{block:?} is in two chains");
             head = chain::window(geometry, block).first;
         }

@@ -1,0 +1,1201 @@
+//! A table that grows and shrinks while it is read: splits and merges of segments (E1 to E7).
+//!
+//! ```text
+//! split   entries: the child is pending
+//!         each home, from the first:  copy to the child ─ raise the depth ─ overwrite the originals
+//!         entries: the child has its keys
+//! merge   entries of the child: the parent is pending
+//!         each home, from the last:   copy to the parent ─ mark as merged ─ overwrite the originals
+//!         entries: the parent has the keys; the child's memory is free 2T later
+//! ```
+//!
+//! A merge that meets new keys is *given up*: its homes are split again, from where it stands.
+//!
+//! Whatever happens to a home, happens under its lock in the segment that its keys leave. That
+//! thread then locks stripes of the other segment (L7): a pair has one thread at a time, and a
+//! segment is in one pair at a time, so no thread waits in a circle.
+//!
+//! Puts and removes drive the pair of their segment on, by a few homes each. [`Growth::tidy`] drives
+//! all.
+
+use super::directory::{Directory, place_of};
+use super::live::LiveSegments;
+use super::recover::restore_all;
+use super::segment::REAP_MAX;
+use super::*;
+use crate::cores::Cores;
+use crate::layout::control::{INCARNATIONS_WORD, MOVE_COUNTERS};
+use crate::layout::segment::{self, DirectoryEntry, HomeState, Named, Pending, directory_bits_max};
+use crate::layout::slot::Key;
+use crate::start::{Start, StartStep};
+use crate::sync::{Mutex, lock};
+use crossbeam_epoch::{self as epoch, Guard};
+use rustc_hash::FxHashMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Homes by which an insert, a remove, and one call of [`Growth::tidy`] take a pair on.
+const HOMES_PER_INSERT: u32 = 32;
+const HOMES_PER_REMOVE: u32 = 8;
+const HOMES_PER_TIDY: u32 = 512;
+/// Changes of a thread after which it looks at the load of its segment.
+const LOOK_EVERY: u64 = 16;
+/// A segment is split when so many hundredths of its layout's design load are used. Segments fill
+/// nearly together, so they begin at loads that are spread over this range.
+const SPLIT_AT: std::ops::Range<u64> = 80..100;
+/// Two segments are merged when the keys of both are fewer than so many hundredths of that for one.
+const MERGE_AT: u64 = 45;
+/// On request, two segments are merged if both together have at most so many hundredths.
+const SHRINK_TO: u64 = 85;
+/// A merge is given up when the parent has so many hundredths.
+const GIVE_UP_AT: u64 = 95;
+/// Free pieces of memory that are kept for the next splits.
+const KEPT_FREE: usize = 2;
+/// Rounds of a put that finds its key elsewhere, or its segment without room, before it gives up.
+const TRIES_MAX: u32 = 10_000;
+
+/// A table that grows.
+#[derive(Debug)]
+pub(super) struct Growth {
+    pub region: Region,
+    pub geometry: Geometry,
+    pub incarnation: u64,
+    pub grace: Grace,
+    undo: UndoLines,
+    live: LiveSegments,
+    directory: Mutex<Directory>,
+    pairs: Mutex<FxHashMap<u32, Arc<Pair>>>,
+    memory: Arc<Mutex<FreeMemory>>,
+    /// One thread at a time makes a segment.
+    making: Mutex<()>,
+    done: SplitTotals,
+}
+
+/// Counts of splits and merges, and of what segments did that are gone.
+#[derive(Debug, Default)]
+struct SplitTotals {
+    splits: AtomicU64,
+    merges: AtomicU64,
+    given_up: AtomicU64,
+    moved: AtomicU64,
+    gone: Mutex<IndexCounts>,
+}
+
+/// FreeMemory that no segment has.
+#[derive(Debug, Default)]
+struct FreeMemory {
+    /// Pieces that have memory behind them.
+    free: Vec<u32>,
+    /// Pieces given back to the system.
+    bare: Vec<u32>,
+    /// Pieces ever used.
+    used: u32,
+    bytes_returned: u64,
+    /// The server has ended. What is still to come back is the next one's.
+    closed: bool,
+}
+
+/// A parent and its child, of a split or merge under way.
+#[derive(Debug)]
+struct Pair {
+    parent: u32,
+    child: u32,
+    state: Mutex<PairState>,
+}
+
+#[derive(Debug)]
+struct PairState {
+    toward: Toward,
+    /// The next home to look at, and how many have been looked at in vain since one went.
+    next: u64,
+    in_vain: u64,
+}
+
+impl PairState {
+    fn pass_over(&mut self, homes: u64) {
+        self.next = (self.next + 1) % homes;
+        self.in_vain += 1;
+    }
+
+    fn new(toward: Toward) -> PairState {
+        PairState { toward, next: 0, in_vain: 0 }
+    }
+}
+
+/// Where the keys of a pair go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Toward {
+    /// To the child, whose split this is.
+    Child,
+    /// To the parent: a merge.
+    Parent,
+    /// To the child again: the merge is given up.
+    Back,
+}
+
+/// What came of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Driven {
+    /// There is more to do.
+    On,
+    /// Something must wait: for ghosts, for room, or for another thread.
+    Waits,
+    /// The pair is no more.
+    Ended,
+}
+
+/// Why a segment cannot be split.
+#[derive(Debug)]
+enum NoSplit {
+    /// Another split or merge is under way there, or was a moment ago.
+    Busy,
+    /// The table has all the memory that it may have, or no deeper directory.
+    Limit,
+    Memory(RegionError),
+}
+
+impl Drop for Growth {
+    fn drop(&mut self) {
+        lock(&self.memory).closed = true;
+    }
+}
+
+impl Growth {
+    fn over(region: Region, geometry: Geometry, clock: Clock, incarnation: u64) -> Growth {
+        let undo = UndoLines::new();
+        Growth {
+            directory: Mutex::new(Directory::new(&region, &geometry, &undo)),
+            grace: Grace::new(clock, geometry.grace()),
+            live: LiveSegments::new(geometry.segments_max()),
+            pairs: Mutex::default(),
+            memory: Arc::default(),
+            making: Mutex::default(),
+            done: SplitTotals::default(),
+            undo,
+            region,
+            geometry,
+            incarnation,
+        }
+    }
+
+    /// Makes an empty table of one segment.
+    pub fn create(
+        region: Region,
+        geometry: Geometry,
+        clock: Clock,
+        start: &Start,
+    ) -> Result<Growth, RegionError> {
+        assert!(region.bytes() >= geometry.region_bytes(), "the region is too short for the table");
+        region.back(0..geometry.table_offset())?;
+        let growth = Growth::over(region, geometry, clock, 1);
+        growth.publish_state(Phase::Starting);
+        create::publish_superblock(&growth.region, &growth.geometry);
+        let bytes = growth.segment_bytes();
+        let first = start.step(StartStep::Make, bytes, |_| growth.make(KeyShare::ALL))?;
+        let named = first.named();
+        growth.live.insert(first);
+        let entry = DirectoryEntry { segment: named, depth: 0, pending: Pending::Nothing };
+        lock(&growth.directory).begin(entry)?;
+        growth.publish_state(Phase::Serving);
+        Ok(growth)
+    }
+
+    /// Writes the state word, with one store.
+    pub fn publish_state(&self, phase: Phase) {
+        publish_state(&self.region, self.incarnation, phase);
+    }
+
+    fn segment_bytes(&self) -> u64 {
+        self.geometry.slots() * self.geometry.shape().bytes() as u64
+    }
+
+    // ---- takeover -------------------------------------------------------------------------------
+
+    /// Takes a table over from a server that is gone.
+    pub fn open(
+        region: Region,
+        geometry: Geometry,
+        clock: Clock,
+        start: &Start,
+    ) -> Result<(Growth, Recovered), RecoverError> {
+        let State { incarnation, phase } = State::from_word(region.load(STATE_WORD));
+        if phase == Phase::Starting {
+            return Err(RecoverError::Unfinished);
+        }
+        let growth = Growth::over(region, geometry, clock, incarnation + 1);
+        // T1
+        growth.grace.clock().sleep_until(growth.grace.due_ns(Rule::TakeoverGrace));
+        let mut found = Recovered::default();
+        // U4: first the entries, which name the segments.
+        let (region, geometry) = (&growth.region, &growth.geometry);
+        let mut directory = Directory::left(region, geometry, &growth.undo);
+        found.torn += restore_all(region, geometry, |slot, line| {
+            (slot.0 < geometry.directory_slots()).then(|| directory.restore(slot, line))
+        });
+        let left = Left::of(&directory)?;
+        growth.publish_state(Phase::Serving);
+        for (&memory, &(named, share)) in &left.segments {
+            debug_assert_eq!(memory, named.memory);
+            growth.live.insert(growth.part(named, share));
+        }
+        let guard = epoch::pin();
+        found.torn += restore_all(region, geometry, |slot, line| {
+            let number = slot.0.checked_sub(geometry.directory_slots())?;
+            let segment = growth.live.get((number / geometry.slots()) as u32, &guard);
+            Some(segment.is_some_and(|segment| segment.restore(SlotIx(number % geometry.slots()), line)))
+        });
+        growth.survey(&left, start, &mut found);
+        left.pairs.iter().for_each(|pair| growth.mend_pair(pair, &mut directory, &guard, &mut found));
+        for segment in growth.live.all(&guard).filter(|segment| segment.share.get().role == PairRole::Whole) {
+            let KeyShare { prefix, depth, .. } = segment.share.get();
+            directory.set(
+                prefix,
+                depth,
+                DirectoryEntry { segment: segment.named(), depth, pending: Pending::Nothing },
+            );
+        }
+        let memories = growth.live.all(&guard).map(|segment| segment.memory);
+        lock(&growth.memory).left(memories.collect());
+        growth.live.all(&guard).for_each(|segment| segment.state_all_homes());
+        // T5: after everything that a GET on shm may have seen half done.
+        if let Some(segment) = growth.live.all(&guard).next() {
+            segment.count_homes(0..MOVE_COUNTERS, Rule::TakeoverCount);
+        }
+        *lock(&growth.directory) = directory;
+        drop(guard);
+        Ok((growth, found))
+    }
+
+    /// T2 to T4, in each segment. All cores work at it.
+    fn survey(&self, left: &Left, start: &Start, found: &mut Recovered) {
+        let memories: Vec<u32> = left.segments.keys().copied().collect();
+        let bytes = self.geometry.main_slots() * self.geometry.shape().bytes() as u64;
+        start.step(StartStep::Survey, bytes * memories.len() as u64, |done| {
+            let look = |numbers: std::ops::Range<u64>| {
+                // Each thread needs a guard of its own.
+                let guard = epoch::pin();
+                let mut found = Recovered::default();
+                for number in numbers {
+                    if let Some(segment) = self.live.get(memories[number as usize], &guard) {
+                        found.add(segment.survey(Cores(1), &mut |_| {}));
+                    }
+                }
+                found
+            };
+            let parts =
+                start.cores.split(0..memories.len() as u64, 1, look, |segments| done(segments * bytes));
+            parts.into_iter().for_each(|part| found.add(part));
+        });
+    }
+
+    /// Mends a pair whose split or merge was under way. A home that was cut off has some keys in both
+    /// segments, and perhaps some on the side only where all of them are, or will be.
+    fn mend_pair(&self, left: &LeftPair, directory: &mut Directory, guard: &Guard, found: &mut Recovered) {
+        let &LeftPair { parent, child, toward } = left;
+        let [Some(parent), Some(child)] = [parent, child].map(|memory| self.live.get(memory, guard)) else {
+            return;
+        };
+        let (of_parent, of_child) = (parent.share.get(), child.share.get());
+        let depth = of_parent.depth;
+        let mut homes: FxHashMap<u64, [Vec<Key>; 2]> = FxHashMap::default();
+        for (side, segment) in [parent, child].into_iter().enumerate() {
+            for (key, home) in segment.keys().filter(|(key, _)| {
+                side == 1 || self.geometry.hashed(key).first().directory() >> depth & 1 == 1
+            }) {
+                homes.entry(home).or_default()[side].push(key);
+            }
+        }
+        // A share with every home here or there, and then those that differ.
+        parent.share.begin(KeyShare { role: PairRole::Parent, ..of_parent }, false);
+        child.share.begin(KeyShare { role: PairRole::Child, ..of_child }, true);
+        for home in 0..self.geometry.homes() {
+            let nobody = Default::default();
+            let [in_parent, in_child] = homes.get(&home).unwrap_or(&nobody);
+            let only = |here: &[Key], there: &[Key]| here.iter().any(|key| !there.contains(key));
+            let header =
+                |segment: &Segment| HomeState::of(segment.slots().aux(self.geometry.window(home).first));
+            let by_header = match toward {
+                Toward::Child => header(parent).depth > depth,
+                Toward::Parent | Toward::Back => !header(child).merged,
+            };
+            let is_in_child = only(in_child, in_parent) || !only(in_parent, in_child) && by_header;
+            let (keeps, loses, from) =
+                if is_in_child { (in_child, in_parent, parent) } else { (in_parent, in_child, child) };
+            for key in loses.iter().filter(|key| keeps.contains(key)) {
+                from.disown(self.geometry.hashed(key));
+                found.doubled += 1;
+                found.keys -= 1;
+            }
+            if is_in_child {
+                has_come(child, parent, home);
+            }
+        }
+        let nothing = Pending::Nothing;
+        match toward {
+            Toward::Child => {
+                let entry =
+                    DirectoryEntry { segment: parent.named(), depth, pending: Pending::Child(child.named()) };
+                directory.set(of_parent.prefix, depth, entry);
+            }
+            Toward::Parent | Toward::Back => {
+                let entry = DirectoryEntry { segment: parent.named(), depth: depth + 1, pending: nothing };
+                directory.set(of_parent.prefix, depth + 1, entry);
+                let pending = Pending::Parent(parent.named());
+                directory.set(
+                    of_child.prefix,
+                    depth + 1,
+                    DirectoryEntry { segment: child.named(), depth: depth + 1, pending },
+                );
+            }
+        }
+        insert_pair(&mut lock(&self.pairs), parent.memory, child.memory, toward);
+    }
+
+    // ---- memory ---------------------------------------------------------------------------------
+
+    /// Takes memory and makes an empty segment in it, which nobody reads yet.
+    fn make(&self, share: KeyShare) -> Result<Segment, RegionError> {
+        let memory = lock(&self.memory).take(self.geometry.segments_max()).ok_or(RegionError::NoRoom {
+            need: self.segment_bytes(),
+            left: 0,
+            of: "the most memory that this table may take".into(),
+        })?;
+        // E7: which use of the memory this is, is part of the CRC of every slot.
+        self.region.add(INCARNATIONS_WORD);
+        let incarnation = by_rule(Rule::SegmentUse, self.region.load(INCARNATIONS_WORD) as u32, 1);
+        let segment = self.part(Named { memory, incarnation }, share);
+        match segment.make_all_slots() {
+            Ok(()) => Ok(segment),
+            Err(error) => {
+                lock(&self.memory).bare.push(memory);
+                Err(error)
+            }
+        }
+    }
+
+    fn part(&self, named: Named, share: KeyShare) -> Segment {
+        let geometry = self.geometry.segment(named.memory, named.incarnation);
+        let (region, grace, undo) = (self.region.alias(), self.grace.clone(), self.undo.clone());
+        Segment::part(region, geometry, grace, undo, named.memory, share)
+    }
+
+    /// The memory of a segment that is merged may be used again, or given back (E7).
+    fn retire(&self, segment: &Segment, guard: &Guard) {
+        let memory = segment.memory;
+        add_counts(&mut lock(&self.done.gone), &segment.counts());
+        let (pieces, region) = (Arc::clone(&self.memory), self.region.alias());
+        let first = self.geometry.slot_offset(self.geometry.segment_first(memory));
+        let bytes = first..first + self.segment_bytes();
+        // Threads that still have the segment may be about to take a trace away in it.
+        self.live.remove(memory, guard, move || lock(&pieces).put(memory, || region.give_back(bytes)));
+        guard.flush();
+    }
+
+    // ---- which segment --------------------------------------------------------------------------
+
+    /// The segment that has a key now. It may have left when the segment is locked.
+    #[inline]
+    fn find<'g>(&'g self, key: Hashed<'_>, guard: &'g Guard) -> Option<&'g Segment> {
+        let directory = key.first().directory();
+        let place = place_of(&self.region, &self.geometry, directory);
+        let has = |memory| self.live.get(memory, guard).filter(|s| s.share.has(directory, key.home()));
+        has(segment::memory(place)).or_else(|| has(segment::other_memory(place)))
+    }
+
+    /// Does something in the segment that has the key, wherever it goes meanwhile. `done` hears which
+    /// segment that was.
+    #[inline]
+    fn in_segment<R>(
+        &self,
+        key: Hashed<'_>,
+        act: impl Fn(&Segment) -> Result<R, Stop>,
+        done: impl Fn(&Segment, &R, &Guard),
+    ) -> Result<R, PutError> {
+        let mut waits = 0;
+        for _ in 0..TRIES_MAX {
+            let guard = epoch::pin();
+            let Some(segment) = self.find(key, &guard) else {
+                std::thread::yield_now();
+                continue;
+            };
+            match act(segment) {
+                Ok(result) => {
+                    done(segment, &result, &guard);
+                    return Ok(result);
+                }
+                Err(Stop::Elsewhere) => {}
+                Err(Stop::Refused(error)) => return Err(error),
+                Err(Stop::NoRoom) => {
+                    let Some(no_split) = self.make_room(segment, &guard) else { continue };
+                    drop(guard);
+                    self.wait_for_room(no_split, &mut waits)?;
+                }
+            }
+        }
+        Err(PutError::Busy { rounds: TRIES_MAX })
+    }
+
+    pub fn put(&self, key: &[u8], value: &[u8], mode: PutMode) -> Result<PutOutcome, PutError> {
+        check_lengths(&self.geometry, key, value)?;
+        self.reap(REAP_MAX);
+        let key = self.geometry.hashed(key);
+        self.in_segment(
+            key,
+            |segment| segment.put_hashed(key, value, mode),
+            |segment, outcome, guard| {
+                if *outcome == PutOutcome::Inserted {
+                    self.after_insert(segment, guard);
+                }
+            },
+        )
+    }
+
+    pub fn compare_and_swap(
+        &self,
+        key: &[u8],
+        expected: &[u8],
+        value: &[u8],
+    ) -> Result<SwapOutcome, PutError> {
+        check_lengths(&self.geometry, key, expected)?;
+        check_lengths(&self.geometry, key, value)?;
+        self.reap(REAP_MAX);
+        let key = self.geometry.hashed(key);
+        self.in_segment(key, |segment| segment.swap_hashed(key, expected, value), |_, _, _| {})
+    }
+
+    pub fn remove(&self, key: &[u8]) -> Result<bool, PutError> {
+        check_lengths(&self.geometry, key, &[])?;
+        self.reap(REAP_MAX);
+        let key = self.geometry.hashed(key);
+        self.in_segment(
+            key,
+            |segment| segment.remove_hashed(key),
+            |segment, was_there, guard| {
+                if *was_there {
+                    self.after_remove(segment, guard);
+                }
+            },
+        )
+    }
+
+    // ---- when -----------------------------------------------------------------------------------
+
+    /// So many hundredths of the keys for which a segment is meant.
+    fn share_of_design(&self, hundredths: u64) -> u64 {
+        let design = u64::from(self.geometry.layout().preset().map_or(75, |preset| preset.design_load));
+        self.geometry.main_slots() * design * hundredths / 10_000
+    }
+
+    /// With how many keys a segment is split.
+    fn split_at(&self, share: KeyShare) -> u64 {
+        let spread = ((SPLIT_AT.end - SPLIT_AT.start) * u64::from(share.prefix)) >> share.depth;
+        self.share_of_design(SPLIT_AT.start + spread)
+    }
+
+    #[inline]
+    fn after_insert(&self, segment: &Segment, guard: &Guard) {
+        let share = segment.share.get();
+        if share.role != PairRole::Whole {
+            self.drive_by_one(segment, guard, HOMES_PER_INSERT);
+        } else if segment.counters.mine().inserts.load(Relaxed).is_multiple_of(LOOK_EVERY)
+            && segment.len() >= self.split_at(share)
+            && let Err(NoSplit::Memory(why)) = self.begin_split(segment)
+        {
+            tracing::warn!(%why, "no memory for another segment");
+        }
+    }
+
+    #[inline]
+    fn after_remove(&self, segment: &Segment, guard: &Guard) {
+        let share = segment.share.get();
+        if share.role != PairRole::Whole {
+            self.drive_by_one(segment, guard, HOMES_PER_REMOVE);
+        } else if share.depth > 0
+            && segment.counters.mine().removes.load(Relaxed).is_multiple_of(LOOK_EVERY)
+            && segment.len() < self.share_of_design(MERGE_AT)
+        {
+            self.begin_merge(segment, guard, self.share_of_design(MERGE_AT));
+        }
+    }
+
+    #[cold]
+    fn drive_by_one(&self, segment: &Segment, guard: &Guard, homes: u32) {
+        if let Some(pair) = self.pair_of(segment) {
+            self.drive(&pair, homes, guard);
+        }
+    }
+
+    fn pair_of(&self, segment: &Segment) -> Option<Arc<Pair>> {
+        lock(&self.pairs).get(&segment.memory).cloned()
+    }
+
+    /// Makes room in a segment that has none for a key, by a split. Returns why that is not possible
+    /// now.
+    #[cold]
+    fn make_room(&self, segment: &Segment, guard: &Guard) -> Option<NoSplit> {
+        let Some(pair) = self.pair_of(segment) else { return self.begin_split(segment).err() };
+        self.give_up_merge(&pair, segment);
+        (self.drive(&pair, HOMES_PER_TIDY, guard) == Driven::Waits).then_some(NoSplit::Busy)
+    }
+
+    /// Waits for ghosts to go, which lets keys make room, if there is no other way.
+    #[cold]
+    fn wait_for_room(&self, no_split: NoSplit, waits: &mut u32) -> Result<(), PutError> {
+        if *waits < WAITS_MAX && self.wait_for_grace() {
+            *waits += 1;
+            return Ok(());
+        }
+        match no_split {
+            NoSplit::Busy => {
+                // Another thread is at it.
+                std::thread::yield_now();
+                *waits = 0;
+                Ok(())
+            }
+            NoSplit::Limit => {
+                let counts = self.counts();
+                Err(PutError::Full { keys: counts.keys, slots: counts.slots })
+            }
+            NoSplit::Memory(why) => {
+                tracing::error!(%why, "no memory for another segment");
+                Err(PutError::NoMemory { keys: self.counts().keys, bytes: self.segment_bytes() })
+            }
+        }
+    }
+
+    /// Waits until all present traces are gone. `false` when there are none.
+    fn wait_for_grace(&self) -> bool {
+        let Some(due_ns) = self.grace.last_due_ns() else { return false };
+        self.grace.clock().sleep_until(due_ns);
+        self.reap(usize::MAX);
+        true
+    }
+
+    /// Takes away up to `most` traces that are due.
+    #[inline]
+    fn reap(&self, most: usize) {
+        for _ in 0..most {
+            let Some((due_ns, waiting)) = self.grace.pop_due() else { return };
+            self.take_away(due_ns, waiting);
+        }
+    }
+
+    fn take_away(&self, due_ns: u64, waiting: WaitingTrace) {
+        let guard = epoch::pin();
+        let segment = self.live.get(waiting.memory, &guard);
+        let Some(segment) = segment.filter(|s| s.geometry.incarnation() == waiting.incarnation) else {
+            return;
+        };
+        match waiting.trace {
+            Trace::Retire => self.retire(segment, &guard),
+            trace => segment.take_away(due_ns, trace),
+        }
+    }
+
+    /// Takes away what is due and drives every pair on. Returns how long until there is more to do.
+    pub fn tidy(&self) -> Option<Duration> {
+        self.reap(usize::MAX);
+        let pairs: Vec<_> = lock(&self.pairs).values().cloned().collect();
+        let guard = epoch::pin();
+        let drive = |pair: &Arc<Pair>| self.drive(pair, HOMES_PER_TIDY, &guard) == Driven::On;
+        let is_busy = pairs.iter().filter(|pair| drive(pair)).count() > 0;
+        // Entries for the next doubling, a few at a time.
+        let filled = lock(&self.directory).fill();
+        if is_busy || filled.is_ok_and(|is_whole| !is_whole) {
+            return Some(Duration::ZERO);
+        }
+        /// What waits for room or for another thread is tried again.
+        const AGAIN: Duration = Duration::from_millis(1);
+        let next = self.grace.until_next();
+        if pairs.is_empty() { next } else { Some(next.map_or(AGAIN, |next| next.min(AGAIN))) }
+    }
+
+    // ---- splits and merges begin ----------------------------------------------------------------
+
+    /// Begins to split a segment.
+    fn begin_split(&self, parent: &Segment) -> Result<(), NoSplit> {
+        let share = parent.share.get();
+        if share.role != PairRole::Whole || !parent.is_settled() {
+            return Err(NoSplit::Busy);
+        }
+        if share.depth >= directory_bits_max(&self.geometry) {
+            return Err(NoSplit::Limit);
+        }
+        let Some(_making) = try_lock(&self.making) else { return Err(NoSplit::Busy) };
+        if parent.share.get() != share {
+            return Err(NoSplit::Busy);
+        }
+        if !lock(&self.memory).has_any(self.geometry.segments_max()) {
+            return Err(NoSplit::Limit);
+        }
+        let of_child = KeyShare {
+            prefix: share.prefix | 1 << share.depth,
+            depth: share.depth + 1,
+            role: PairRole::Child,
+        };
+        let child = self.make(of_child).map_err(NoSplit::Memory)?;
+        child.share.begin(of_child, true);
+        let named = child.named();
+        let unused = |no_split| {
+            lock(&self.memory).free.push(named.memory);
+            Err(no_split)
+        };
+        let mut pairs = lock(&self.pairs);
+        // Another thread may have been quicker.
+        if parent.share.get() != share || pairs.contains_key(&parent.memory) || !parent.is_settled() {
+            return unused(NoSplit::Busy);
+        }
+        let mut directory = lock(&self.directory);
+        // E1
+        match directory.deepen(share.depth + 1) {
+            Ok(true) => {}
+            Ok(false) => return unused(NoSplit::Limit),
+            Err(error) => return unused(NoSplit::Memory(error)),
+        }
+        self.live.insert(child);
+        parent.share.begin(KeyShare { role: PairRole::Parent, ..share }, false);
+        // E2: every entry names the child before a key goes there.
+        let pending = Pending::Child(named);
+        directory.set(
+            share.prefix,
+            share.depth,
+            DirectoryEntry { segment: parent.named(), depth: share.depth, pending },
+        );
+        insert_pair(&mut pairs, parent.memory, named.memory, Toward::Child);
+        disobey(Rule::DirectoryLast, || self.name_both(&mut directory, parent, named, share));
+        Ok(())
+    }
+
+    /// Begins to merge a segment and its sibling, if both have fewer keys than this together.
+    fn begin_merge(&self, one: &Segment, guard: &Guard, keys_max: u64) -> bool {
+        let share = one.share.get();
+        let Some(depth) = share.depth.checked_sub(1) else { return false };
+        let sibling = share.prefix ^ 1 << depth;
+        let place = place_of(&self.region, &self.geometry, sibling);
+        let Some(other) = self.live.get(segment::memory(place), guard) else { return false };
+        let (parent, child) = if share.prefix >> depth & 1 == 0 { (one, other) } else { (other, one) };
+        let mut pairs = lock(&self.pairs);
+        let are_whole = [(one, share.prefix), (other, sibling)].into_iter().all(|(segment, prefix)| {
+            segment.share.get() == KeyShare { prefix, depth: share.depth, role: PairRole::Whole }
+                && segment.is_settled()
+                && !pairs.contains_key(&segment.memory)
+        });
+        if !are_whole || one.len() + other.len() >= keys_max {
+            return false;
+        }
+        child.share.begin(KeyShare { role: PairRole::Child, ..child.share.get() }, false);
+        parent.share.begin(KeyShare { depth, role: PairRole::Parent, ..parent.share.get() }, true);
+        let pending = Pending::Parent(parent.named());
+        let entry = DirectoryEntry { segment: child.named(), depth: share.depth, pending };
+        lock(&self.directory).set(child.share.get().prefix, share.depth, entry);
+        insert_pair(&mut pairs, parent.memory, child.memory, Toward::Parent);
+        true
+    }
+
+    /// Gives a merge up into whose parent no key fits any more.
+    fn give_up_merge(&self, pair: &Pair, full: &Segment) {
+        if full.memory == pair.parent {
+            let mut state = lock(&pair.state);
+            self.turn_back(&mut state);
+        }
+    }
+
+    fn turn_back(&self, state: &mut PairState) {
+        if state.toward == Toward::Parent {
+            *state = PairState::new(Toward::Back);
+            self.done.given_up.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Begins every merge that leaves a segment with at most [`SHRINK_TO`]. Returns how many.
+    pub fn shrink(&self) -> u64 {
+        let guard = epoch::pin();
+        let keys_max = self.share_of_design(SHRINK_TO);
+        self.live.all(&guard).filter(|segment| self.begin_merge(segment, &guard, keys_max)).count() as u64
+    }
+
+    // ---- splits and merges go on ----------------------------------------------------------------
+
+    /// Takes a pair on by up to so many homes.
+    fn drive(&self, pair: &Pair, homes: u32, guard: &Guard) -> Driven {
+        let Some(mut state) = try_lock(&pair.state) else { return Driven::Waits };
+        let [Some(parent), Some(child)] =
+            [pair.parent, pair.child].map(|memory| self.live.get(memory, guard))
+        else {
+            return Driven::Ended;
+        };
+        if parent.share.get().role == PairRole::Whole || child.share.get().role == PairRole::Whole {
+            return Driven::Ended; // Another thread has ended it since `pair` was found.
+        }
+        let all = self.geometry.homes();
+        for _ in 0..homes {
+            if state.toward == Toward::Parent && parent.len() > self.share_of_design(GIVE_UP_AT) {
+                self.turn_back(&mut state);
+            }
+            let to_child = state.toward != Toward::Parent;
+            // Homes that have gone are passed over.
+            while state.in_vain < all && child.share.is_away(state.next) != to_child {
+                state.pass_over(all);
+            }
+            if state.in_vain >= all {
+                if (0..all).all(|home| child.share.is_away(home) != to_child) {
+                    return self.finish(parent, child, state.toward);
+                }
+                state.in_vain = 0;
+                return Driven::Waits;
+            }
+            let carried = match state.toward {
+                Toward::Child => self.split_home(parent, child, state.next),
+                Toward::Parent => self.merge_home(parent, child, state.next),
+                Toward::Back => self.split_again(parent, child, state.next),
+            };
+            match carried {
+                Carried::All(keys) => {
+                    self.done.moved.fetch_add(keys, Relaxed);
+                    state.in_vain = 0;
+                    state.next = (state.next + 1) % all;
+                }
+                Carried::NoRoom if state.toward == Toward::Parent => self.turn_back(&mut state),
+                Carried::NoRoom | Carried::Stuck => state.pass_over(all),
+            }
+        }
+        Driven::On
+    }
+
+    /// E3: the keys of a home that belong into the child go there.
+    fn split_home(&self, parent: &Segment, child: &Segment, home: u64) -> Carried {
+        let depth = parent.share.get().depth;
+        let raised = HomeState { depth: depth + 1, merged: false };
+        parent.carry(
+            child,
+            home,
+            |key| key.first().directory() >> depth & 1 == 1,
+            Rule::DepthFirst,
+            |locked| parent.set_home_state(locked, home, raised),
+            |_| has_come(child, parent, home),
+        )
+    }
+
+    /// E4: the keys of a home go into the parent.
+    fn merge_home(&self, parent: &Segment, child: &Segment, home: u64) -> Carried {
+        let marked = HomeState { depth: child.share.get().depth, merged: true };
+        child.carry(
+            parent,
+            home,
+            |_| true,
+            Rule::MarkFirst,
+            |locked| child.set_home_state(locked, home, marked),
+            |_| {
+                has_come(parent, child, home);
+                // E5
+                parent.settle_later(home, Rule::DepthStays);
+            },
+        )
+    }
+
+    /// E6: the keys of a home that was merged go back into the child.
+    fn split_again(&self, parent: &Segment, child: &Segment, home: u64) -> Carried {
+        let depth = parent.share.get().depth;
+        let raised = HomeState { depth: depth + 1, merged: false };
+        parent.carry(
+            child,
+            home,
+            |key| key.first().directory() >> depth & 1 == 1,
+            Rule::DepthFirst,
+            |locked| {
+                parent.settled(locked, home);
+                obey(Rule::DepthBack, || parent.set_home_state(locked, home, raised));
+            },
+            |_| {
+                has_come(child, parent, home);
+                child.settle_later(home, Rule::MarkStays);
+            },
+        )
+    }
+
+    /// Ends a split or merge: the directory says what is so.
+    fn finish(&self, parent: &Segment, child: &Segment, toward: Toward) -> Driven {
+        // E6: until then a client may see a home marked whose keys are back.
+        if toward == Toward::Back && !child.is_settled() {
+            return Driven::Waits;
+        }
+        let (share, named) = (parent.share.get(), child.named());
+        let mut pairs = lock(&self.pairs);
+        let mut directory = lock(&self.directory);
+        if toward == Toward::Parent {
+            // E2
+            let entry =
+                DirectoryEntry { segment: parent.named(), depth: share.depth, pending: Pending::Nothing };
+            directory.set(share.prefix, share.depth, entry);
+            child.share.set(KeyShare { role: PairRole::Gone, ..child.share.get() });
+            parent.share.set(KeyShare { role: PairRole::Whole, ..share });
+            child.push_trace(self.grace.due_ns(Rule::MemoryGrace), Trace::Retire);
+            self.done.merges.fetch_add(1, Relaxed);
+        } else {
+            // E2
+            self.name_both(&mut directory, parent, named, share);
+            child.share.set(KeyShare { role: PairRole::Whole, ..child.share.get() });
+            parent.share.set(KeyShare { depth: share.depth + 1, role: PairRole::Whole, ..share });
+            self.done.splits.fetch_add(u64::from(toward == Toward::Child), Relaxed);
+        }
+        pairs.remove(&parent.memory);
+        pairs.remove(&child.memory);
+        Driven::Ended
+    }
+
+    /// The directory names parent and child for their keys. `share` is the parent's.
+    fn name_both(&self, directory: &mut Directory, parent: &Segment, child: Named, share: KeyShare) {
+        for (prefix, segment) in [(share.prefix | 1 << share.depth, child), (share.prefix, parent.named())] {
+            let depth = share.depth + 1;
+            directory.set(prefix, depth, DirectoryEntry { segment, depth, pending: Pending::Nothing });
+        }
+    }
+
+    // ---- counts ---------------------------------------------------------------------------------
+
+    pub fn displaced(&self) -> usize {
+        self.live.all(&epoch::pin()).map(Segment::displaced).sum()
+    }
+
+    pub fn counts(&self) -> IndexCounts {
+        let guard = epoch::pin();
+        let mut sum = *lock(&self.done.gone);
+        for segment in self.live.all(&guard) {
+            let counts = segment.counts();
+            add_counts(&mut sum, &counts);
+            sum.keys += counts.keys;
+            sum.slots += counts.slots;
+            sum.main_slots += counts.main_slots;
+        }
+        sum
+    }
+
+    pub fn growth_counts(&self) -> GrowthCounts {
+        let guard = epoch::pin();
+        let pairs: Vec<_> = lock(&self.pairs).values().cloned().collect();
+        let merging = |pair: &&Arc<Pair>| lock(&pair.state).toward != Toward::Child;
+        let merging = pairs.iter().filter(merging).count() as u64 / 2;
+        GrowthCounts {
+            segments: self.live.all(&guard).filter(|s| s.share.get().role != PairRole::Gone).count() as u64,
+            segments_max: self.geometry.segments_max(),
+            splitting: pairs.len() as u64 / 2 - merging,
+            merging,
+            splits: self.done.splits.load(Relaxed),
+            merges: self.done.merges.load(Relaxed),
+            given_up: self.done.given_up.load(Relaxed),
+            moved: self.done.moved.load(Relaxed),
+            bytes_returned: lock(&self.memory).bytes_returned,
+        }
+    }
+}
+
+/// What a directory that was left behind says.
+struct Left {
+    segments: BTreeMap<u32, (Named, KeyShare)>,
+    pairs: Vec<LeftPair>,
+}
+
+/// A split or merge that was under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct LeftPair {
+    parent: u32,
+    child: u32,
+    toward: Toward,
+}
+
+impl Left {
+    /// Reads all entries. Those of one segment may differ: the server may have been killed between two.
+    fn of(directory: &Directory) -> Result<Left, RecoverError> {
+        let mut left = Left { segments: BTreeMap::new(), pairs: Vec::new() };
+        let mut add = |named: Named, prefix, depth, role| {
+            let share = KeyShare { prefix: prefix & segment::low(depth), depth, role };
+            let known = left.segments.entry(named.memory).or_insert((named, share));
+            // An entry with a pair knows more than one without. Of two without, the one that names more
+            // keys is later: it ends a merge.
+            if role != PairRole::Whole || known.1.role == PairRole::Whole && depth < known.1.depth {
+                *known = (named, share);
+            }
+        };
+        for (number, entry) in directory.entries() {
+            let damaged = RecoverError::Directory { number };
+            let DirectoryEntry { segment, depth, pending } = entry.ok_or(damaged.clone())?;
+            let (parent, child, toward, parent_depth) = match pending {
+                Pending::Nothing => {
+                    add(segment, number, depth, PairRole::Whole);
+                    continue;
+                }
+                Pending::Child(child) => (segment, child, Toward::Child, depth),
+                Pending::Parent(parent) => {
+                    (parent, segment, Toward::Parent, depth.checked_sub(1).ok_or(damaged)?)
+                }
+            };
+            add(parent, number & segment::low(parent_depth), parent_depth, PairRole::Parent);
+            let in_child = number & segment::low(parent_depth) | 1 << parent_depth;
+            add(child, in_child, parent_depth + 1, PairRole::Child);
+            let pair = LeftPair { parent: parent.memory, child: child.memory, toward };
+            if !left.pairs.contains(&pair) {
+                left.pairs.push(pair);
+            }
+        }
+        Ok(left)
+    }
+}
+
+impl FreeMemory {
+    /// The memory that these segments do not have is free.
+    fn left(&mut self, segments: BTreeSet<u32>) {
+        self.used = segments.last().map_or(0, |last| last + 1);
+        self.free = (0..self.used).filter(|memory| !segments.contains(memory)).collect();
+    }
+
+    fn has_any(&self, segments_max: u64) -> bool {
+        !self.free.is_empty() || !self.bare.is_empty() || u64::from(self.used) < segments_max
+    }
+
+    fn take(&mut self, segments_max: u64) -> Option<u32> {
+        self.free.pop().or_else(|| self.bare.pop()).or_else(|| {
+            let next = Some(self.used).filter(|&next| u64::from(next) < segments_max)?;
+            self.used += 1;
+            Some(next)
+        })
+    }
+
+    /// Takes a piece back. Gives its memory to the system if enough is free, where that is possible.
+    fn put(&mut self, memory: u32, give_back: impl FnOnce() -> u64) {
+        if self.closed {
+            return;
+        }
+        if self.free.len() < KEPT_FREE {
+            return self.free.push(memory);
+        }
+        match give_back() {
+            0 => self.free.push(memory),
+            bytes => {
+                self.bytes_returned += bytes;
+                self.bare.push(memory);
+            }
+        }
+    }
+}
+
+fn insert_pair(pairs: &mut FxHashMap<u32, Arc<Pair>>, parent: u32, child: u32, toward: Toward) {
+    let pair = Arc::new(Pair { parent, child, state: Mutex::new(PairState::new(toward)) });
+    pairs.insert(parent, Arc::clone(&pair));
+    pairs.insert(child, pair);
+}
+
+/// The keys of a home have come to `to`, under the lock of the home in `from`.
+fn has_come(to: &Segment, from: &Segment, home: u64) {
+    to.share.set_away(home, false);
+    from.share.set_away(home, true);
+}
+
+/// Adds what was done; what there is now is not added.
+fn add_counts(sum: &mut IndexCounts, more: &IndexCounts) {
+    sum.inserts += more.inserts;
+    sum.updates += more.updates;
+    sum.removes += more.removes;
+    sum.moves += more.moves;
+    sum.homings += more.homings;
+    sum.waits += more.waits;
+}
+
+/// What came of carrying the keys of a home into another segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Carried {
+    /// So many keys have gone.
+    All(u64),
+    /// One did not fit. None has gone.
+    NoRoom,
+    /// One stands in a slot with a ghost (M3). None has gone.
+    Stuck,
+}
+
+impl Segment {
+    pub fn named(&self) -> Named {
+        Named { memory: self.memory, incarnation: self.geometry.incarnation() }
+    }
+
+    /// Whether every header says what is so: nothing is left of a merge.
+    fn is_settled(&self) -> bool {
+        self.unsettled.load(Relaxed) == 0
+    }
+
+    /// Carries the keys of a home that `goes` names into another segment: copies all, lets `first`
+    /// write the header, overwrites the originals, and lets `then` say that they have gone. `rule` is
+    /// the switch that takes the second step last.
+    fn carry(
+        &self,
+        to: &Segment,
+        home: u64,
+        goes: impl Fn(Hashed<'_>) -> bool,
+        rule: Rule,
+        first: impl FnOnce(&mut Locked<'_>),
+        then: impl FnOnce(&mut Locked<'_>),
+    ) -> Carried {
+        let mut locked = self.stripes.none();
+        let all = self.lock_keys_of(&mut locked, home);
+        let going: Vec<(SlotIx, Key)> =
+            all.into_iter().filter(|(_, key)| goes(self.geometry.hashed(key))).collect();
+        if !going.iter().all(|&(slot, _)| has_room_for_ghost(self.slots().header(slot).ghost)) {
+            return Carried::Stuck;
+        }
+        for (n, (slot, key)) in going.iter().enumerate() {
+            if !to.adopt(self.geometry.hashed(key), &self.slots().read(*slot).value) {
+                going[..n].iter().for_each(|(_, key)| to.disown(self.geometry.hashed(key)));
+                return Carried::NoRoom;
+            }
+        }
+        in_order(
+            rule,
+            &mut locked,
+            |locked| first(locked),
+            |locked| {
+                for (slot, key) in &going {
+                    let key = self.geometry.hashed(key);
+                    self.vacate(locked, *slot, key);
+                    self.counters.left.fetch_add(1, Relaxed);
+                    if !self.geometry.primary(key).contains(*slot) {
+                        self.linger(locked, home, families::filter_bit(&self.geometry, key), *slot);
+                    }
+                }
+                for (slot, _) in &going {
+                    // An earlier one may have been filled by a later one.
+                    if self.slots().header(*slot).is_free() {
+                        self.left_slot_of_home(locked, *slot, home);
+                    }
+                }
+            },
+        );
+        then(&mut locked);
+        drop(locked);
+        going.iter().for_each(|&(slot, _)| self.bring_home(slot));
+        Carried::All(going.len() as u64)
+    }
+
+    /// Locks a home and every slot that a key of it is in. Returns these slots and keys.
+    fn lock_keys_of(&self, locked: &mut Locked<'_>, home: u64) -> Vec<(SlotIx, Key)> {
+        let window = self.geometry.window(home);
+        let mut set = StripeSet::new();
+        self.add_window(&mut set, window);
+        loop {
+            locked.lock(set.clone());
+            let displaced: SmallVec<[SlotIx; 4]> = {
+                let entries = self.stripe(locked, home).displaced(home).iter();
+                entries
+                    .filter_map(|e| if let DisplacedAt::At(slot) = e.place { Some(slot) } else { None })
+                    .collect()
+            };
+            let guards = || displaced.iter().filter(|slot| slot.0 < self.geometry.main_slots());
+            if guards().all(|&slot| locked.covers(slot)) {
+                let all =
+                    window.iter().chain(displaced.iter().copied().filter(|&slot| !window.contains(slot)));
+                let occupants = all.map(|slot| (slot, self.slots().occupant(slot).1));
+                return occupants
+                    .filter(|(_, key)| !key.is_empty() && self.geometry.hashed(key).home() == home)
+                    .collect();
+            }
+            set.extend(guards().map(|&slot| self.stripes.of(slot)));
+        }
+    }
+
+    /// Takes a copy of a key that is in the other segment of a pair, whose locks the caller holds (L7).
+    /// `false` if there is no room.
+    fn adopt(&self, key: Hashed<'_>, value: &[u8]) -> bool {
+        let is_in = self.put_free(key, value)
+            || self.put_by_path(key, value)
+            || self.put_into_chain(key, value, PutMode::Insert, true).is_some();
+        if is_in {
+            self.counters.came.fetch_add(1, Relaxed);
+        }
+        is_in
+    }
+
+    fn put_free(&self, key: Hashed<'_>, value: &[u8]) -> bool {
+        let mut locked = self.stripes.none();
+        let may_be_displaced = self.lock_key(&mut locked, key);
+        match self.seek(key, may_be_displaced) {
+            Sought::Free(slot) => {
+                self.place(&mut locked, slot, key, value);
+                true
+            }
+            Sought::At(_) | Sought::Nowhere => false,
+        }
+    }
+
+    fn put_by_path(&self, key: Hashed<'_>, value: &[u8]) -> bool {
+        /// Other threads may change a path that was found.
+        const PATHS_MAX: u32 = 16;
+        (0..PATHS_MAX).map_while(|_| find_path(self.table(), key)).any(|path| {
+            let is_in = self.put_along(&path, key, value, PutMode::Insert, true).is_some();
+            if !is_in {
+                self.notes.forget(&path);
+            }
+            is_in
+        })
+    }
+
+    /// Takes a copy away again.
+    fn disown(&self, key: Hashed<'_>) {
+        let mut locked = self.stripes.none();
+        let may_be_displaced = self.lock_key(&mut locked, key);
+        if let Some(slot) = self.seek(key, may_be_displaced).at() {
+            self.erase(&mut locked, slot, key);
+            self.counters.left.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// All keys, with their homes. For a thread that is alone.
+    fn keys(&self) -> impl Iterator<Item = (Key, u64)> {
+        let all = (0..self.geometry.slots()).map(|slot| self.slots().occupant(SlotIx(slot)).1);
+        all.filter(|key| !key.is_empty()).map(|key| {
+            let home = self.geometry.hashed(&key).home();
+            (key, home)
+        })
+    }
+
+    /// Has every header say what is so.
+    fn state_all_homes(&self) {
+        for home in 0..self.geometry.homes() {
+            self.set_home_state(&mut self.lock_home(home), home, self.share.state(home));
+        }
+    }
+
+    fn set_home_state(&self, locked: &mut Locked<'_>, home: u64, state: HomeState) {
+        let home_slot = self.geometry.window(home).first;
+        let aux = self.slots().header(home_slot).aux;
+        self.set_aux(locked, home_slot, state.in_aux(aux));
+    }
+
+    /// Has the header of a home say what is so, in twice the grace time. `rule` is the switch that
+    /// shortens it.
+    fn settle_later(&self, home: u64, rule: Rule) {
+        let due_ns = self.grace.due_ns(rule);
+        let mut locked = self.lock_home(home);
+        if self.stripe(&mut locked, home).settling.insert(home, due_ns).is_none() {
+            self.unsettled.fetch_add(1, Relaxed);
+        }
+        self.push_trace(due_ns, Trace::Settle { home });
+    }
+
+    /// The header of a home is about to say what is so.
+    fn settled(&self, locked: &mut Locked<'_>, home: u64) {
+        if self.stripe(locked, home).settling.remove(&home).is_some() {
+            self.unsettled.fetch_sub(1, Relaxed);
+        }
+    }
+
+    /// Has the header of a home say what is so, unless that was put off to a later time.
+    pub(super) fn settle(&self, home: u64, due_ns: u64) {
+        let mut locked = self.lock_home(home);
+        if self.stripe(&mut locked, home).settling.get(&home) == Some(&due_ns) {
+            self.set_home_state(&mut locked, home, self.share.state(home));
+            self.settled(&mut locked, home);
+        }
+    }
+}
+
+fn try_lock<T>(mutex: &Mutex<T>) -> Option<crate::sync::MutexGuard<'_, T>> {
+    mutex.try_lock().ok()
+}

@@ -1,0 +1,181 @@
+//! Which keys a segment has: those with its bits of the directory hash, but for those that are on the
+//! other side of a split or merge under way.
+//!
+//! A *pair* is a parent and its child. Home by home, the keys whose next bit is set go from one to
+//! the other. Both segments know of each home whether it is *away*: whether the keys that the pair
+//! shares are on the other side.
+
+use super::*;
+use crate::layout::segment::{HomeState, low};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// A segment's share of the keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct KeyShare {
+    /// The segment's bits of the directory hash.
+    pub prefix: u32,
+    /// How many they are.
+    pub depth: u32,
+    pub role: PairRole,
+}
+
+/// A segment's role in a split or merge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PairRole {
+    /// There is none under way.
+    Whole,
+    /// It shares its keys with a child.
+    Parent,
+    /// It shares the keys with its parent.
+    Child,
+    /// It has no keys any more.
+    Gone,
+}
+
+impl KeyShare {
+    /// The whole table.
+    pub const ALL: KeyShare = KeyShare { prefix: 0, depth: 0, role: PairRole::Whole };
+
+    fn to_word(self) -> u64 {
+        u64::from(self.depth) | (self.role as u64) << 5 | u64::from(self.prefix) << 8
+    }
+
+    fn from_word(word: u64) -> KeyShare {
+        let role =
+            [PairRole::Whole, PairRole::Parent, PairRole::Child, PairRole::Gone][(word >> 5 & 3) as usize];
+        KeyShare { prefix: (word >> 8) as u32 & 0xff_ffff, depth: word as u32 & 31, role }
+    }
+}
+
+/// A share that threads look at. Whoever holds the lock of a home knows what it says of that home: it
+/// changes only under the lock of the home in the segment that the keys leave.
+#[derive(Debug)]
+pub(super) struct SharedKeyShare {
+    share: AtomicU64,
+    /// A bit for each home.
+    away: Box<[AtomicU64]>,
+}
+
+impl SharedKeyShare {
+    /// `homes` is 0 in a table of one segment.
+    pub fn new(share: KeyShare, homes: u64) -> SharedKeyShare {
+        let away = bytemuck::zeroed_slice_box(homes.div_ceil(64) as usize);
+        SharedKeyShare { share: AtomicU64::new(share.to_word()), away }
+    }
+
+    /// Acquire: pairs with the release of `set`.
+    #[inline]
+    pub fn get(&self) -> KeyShare {
+        KeyShare::from_word(self.share.load(Ordering::Acquire))
+    }
+
+    pub fn set(&self, share: KeyShare) {
+        self.share.store(share.to_word(), Ordering::Release);
+    }
+
+    /// Takes a role, with every home away, or none.
+    pub fn begin(&self, share: KeyShare, away: bool) {
+        let bits = if away { u64::MAX } else { 0 };
+        // Who sees new bits sees that the last pair has ended.
+        fence(Ordering::Release);
+        self.away.iter().for_each(|word| word.store(bits, Relaxed));
+        self.set(share);
+    }
+
+    /// Acquire: pairs with the release of `set_away`. Who sees that keys have come sees their slots.
+    #[inline]
+    pub fn is_away(&self, home: u64) -> bool {
+        self.away
+            .get(home as usize / 64)
+            .is_some_and(|word| word.load(Ordering::Acquire) >> (home % 64) & 1 == 1)
+    }
+
+    pub fn set_away(&self, home: u64, away: bool) {
+        if let Some(word) = self.away.get(home as usize / 64) {
+            let bit = 1 << (home % 64);
+            if away {
+                word.fetch_or(bit, Ordering::Release)
+            } else {
+                word.fetch_and(!bit, Ordering::Release)
+            };
+        }
+    }
+
+    /// Whether a key of this home is in the segment.
+    #[inline]
+    pub fn has(&self, directory: u32, home: u64) -> bool {
+        let (share, is_away) = self.both(home);
+        let is_ours = (directory ^ share.prefix) & low(share.depth) == 0;
+        is_ours
+            && match share.role {
+                PairRole::Whole => true,
+                PairRole::Parent => directory >> share.depth & 1 == 0 || !is_away,
+                PairRole::Child => !is_away,
+                PairRole::Gone => false,
+            }
+    }
+
+    /// The share, and whether the home is away by it: the next pair begins with other bits.
+    #[inline]
+    fn both(&self, home: u64) -> (KeyShare, bool) {
+        let mut share = self.get();
+        loop {
+            let is_away = self.is_away(home);
+            let now = self.get();
+            if now == share {
+                return (share, is_away);
+            }
+            share = now;
+        }
+    }
+
+    /// What the header of a home says when nothing is left of earlier splits and merges.
+    pub fn state(&self, home: u64) -> HomeState {
+        let (share, is_away) = self.both(home);
+        match share.role {
+            PairRole::Parent => HomeState { depth: share.depth + u32::from(is_away), merged: false },
+            PairRole::Child => HomeState { depth: share.depth, merged: is_away },
+            PairRole::Whole | PairRole::Gone => HomeState { depth: share.depth, merged: false },
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// Each key of a pair is in one of the two, whichever homes are away, and a share is the same after
+    /// it was stored.
+    #[test]
+    fn one_of_a_pair_has_each_key() {
+        const HOMES: u64 = 70;
+        for (depth, prefix) in [(0, 0), (1, 1), (3, 0b101)] {
+            let parent = KeyShare { prefix, depth, role: PairRole::Parent };
+            let child = KeyShare { prefix: prefix | 1 << depth, depth: depth + 1, role: PairRole::Child };
+            for share in [parent, child, KeyShare::ALL, KeyShare { role: PairRole::Gone, ..child }] {
+                assert_eq!(KeyShare::from_word(share.to_word()), share);
+                assert_eq!(
+                    SharedKeyShare::new(share, HOMES).has(child.prefix, 3),
+                    share.role != PairRole::Gone
+                );
+            }
+            let both = [parent, child].map(|share| SharedKeyShare::new(share, HOMES));
+            both[1].begin(child, true);
+            for gone in 0..=HOMES {
+                for home in 0..HOMES {
+                    let in_child = home < gone;
+                    for directory in 0..32 {
+                        let ours = directory & low(depth) == prefix;
+                        let in_child = ours && in_child && directory >> depth & 1 == 1;
+                        let has = [0, 1].map(|n| both[n].has(directory, home));
+                        assert_eq!(has, [ours && !in_child, in_child], "{directory}, {home} of {gone}");
+                    }
+                    assert_eq!(both[0].state(home).depth, depth + u32::from(in_child));
+                    assert_eq!(both[1].state(home), HomeState { depth: depth + 1, merged: !in_child });
+                }
+                both[0].set_away(gone, true);
+                both[1].set_away(gone, false);
+            }
+        }
+    }
+}

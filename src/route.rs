@@ -1,0 +1,281 @@
+//! A GET's way through the directory of a table that grows: which segment it looks in, and when it
+//! asks for the directory entry again. Part of the GET machine (`get`), and as pure.
+
+use crate::faults::{Rule, broken, kept};
+use crate::get::Get;
+use crate::layout::geometry::{Geometry, Window};
+use crate::layout::segment::{self, DirectoryEntry, HomeState, Named, Pending, entry_window, low};
+
+/// What a GET knows of its key's segment.
+#[derive(Debug)]
+pub(crate) struct SegmentRoute {
+    /// The key's directory hash, and how many bits of it the entry is looked up by.
+    directory: u32,
+    bits: u32,
+    /// What the next READ is for.
+    reads: Reads,
+    /// The entry that the pass goes by, and the segment that it is in now.
+    entry: Option<DirectoryEntry>,
+    at: DirectoryEntry,
+    /// The entry was READ in this GET, and the pass's mark was taken before that READ.
+    asked: bool,
+    /// The depth of a parent that does not count: it stays for the child that was left.
+    lingers: Option<u32>,
+    /// A new ghost was in the window of the merged home.
+    doubt: bool,
+    /// The entry was READ in this GET.
+    was_read: bool,
+    /// The next READ begins a pass.
+    pub begins: bool,
+    /// The home of the last pass was split deeper than its entry.
+    wants_child: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reads {
+    Window,
+    Entry,
+    /// The entry again, at the end of a pass on shm.
+    EntryAgain,
+}
+
+/// What an entry tells.
+pub(crate) enum Told {
+    /// The directory uses more bits. READ this entry.
+    Deeper(Window),
+    /// It has not changed since the pass began.
+    Same,
+    Changed,
+    /// A pass in this segment.
+    Go(Named),
+}
+
+/// Where to look next.
+pub(crate) enum Onward {
+    /// READ the entry, and make a new pass.
+    Ask,
+    /// In the parent, as a part of this pass.
+    Parent(Named),
+    /// In the child, in a new pass.
+    Child(Named),
+    /// A new pass.
+    Doubt,
+    /// Nowhere else: the pass is judged.
+    Judge,
+}
+
+/// In place of an entry, before there is one.
+const NONE: DirectoryEntry =
+    DirectoryEntry { segment: Named { memory: 0, incarnation: 0 }, depth: 0, pending: Pending::Nothing };
+
+impl SegmentRoute {
+    /// The way of a key with this directory hash. Also returns the READ of its entry.
+    pub fn new(directory: u32, known: Option<DirectoryEntry>, bits: u32) -> (SegmentRoute, Window) {
+        let route = SegmentRoute {
+            directory,
+            bits: known.map_or(bits, |entry| entry.depth.max(bits)),
+            reads: if known.is_some() { Reads::Window } else { Reads::Entry },
+            entry: known,
+            at: known.unwrap_or(NONE),
+            asked: false,
+            lingers: None,
+            doubt: false,
+            was_read: false,
+            begins: true,
+            wants_child: false,
+        };
+        let window = route.entry_window();
+        (route, window)
+    }
+
+    fn entry_window(&self) -> Window {
+        entry_window(self.directory & low(self.bits))
+    }
+
+    pub fn reads_entry(&self) -> bool {
+        self.reads != Reads::Window
+    }
+
+    pub fn was_asked(&self) -> bool {
+        self.asked
+    }
+
+    /// The entry, if it was READ in this GET.
+    pub fn learned(&self) -> Option<(u32, DirectoryEntry)> {
+        self.entry.filter(|_| self.was_read).map(|entry| (self.directory, entry))
+    }
+
+    /// The window of the key's segment.
+    pub fn place(&self, geometry: &Geometry, window: Window) -> Window {
+        let Named { memory, incarnation } = self.at.segment;
+        window.of_segment(geometry.segment_first(memory), incarnation)
+    }
+
+    /// Asks for the entry. The next pass is in the segment that it names.
+    pub fn ask(&mut self) -> Window {
+        self.reads = Reads::Entry;
+        self.entry_window()
+    }
+
+    /// Asks for the entry once more, at the end of a pass.
+    pub fn ask_again(&mut self) -> Window {
+        self.reads = Reads::EntryAgain;
+        self.entry_window()
+    }
+
+    /// Takes in the entry.
+    pub fn told(&mut self, entry: DirectoryEntry) -> Told {
+        if entry.depth > self.bits {
+            self.bits = entry.depth;
+            return Told::Deeper(self.entry_window());
+        }
+        let before = self.entry.replace(entry);
+        self.was_read = true;
+        let was_again = self.reads == Reads::EntryAgain;
+        self.reads = Reads::Window;
+        if was_again {
+            let is_same = kept(Rule::EntryAgain, || before == Some(entry));
+            return if is_same { Told::Same } else { Told::Changed };
+        }
+        self.at = entry;
+        (self.asked, self.lingers, self.doubt) = (true, None, false);
+        Told::Go(entry.segment)
+    }
+
+    /// The child, if the rule is broken that a split home is looked at once more before.
+    pub fn child_at_once(&mut self) -> Option<Named> {
+        match self.at.pending {
+            Pending::Child(child) if broken(Rule::AskFirst) && self.wants_child => {
+                self.go(child, self.at.depth + 1);
+                self.asked = false;
+                Some(child)
+            }
+            _ => None,
+        }
+    }
+
+    fn go(&mut self, segment: Named, depth: u32) {
+        self.at = DirectoryEntry { segment, depth, pending: Pending::Nothing };
+    }
+
+    /// Whether the key stays in a segment known by this depth whose home has been split to another.
+    fn stays(&self, known: u32, home: u32) -> bool {
+        home <= known || self.directory & low(home) & !low(known) == 0
+    }
+
+    /// The other segment of the pair, if the home says that the key may be there. Once in a pass.
+    pub fn other_side(&mut self, home: HomeState) -> Option<Named> {
+        let may_be_there = home.merged || !self.stays(self.at.depth, home.depth);
+        match self.at.pending {
+            Pending::Child(other) | Pending::Parent(other) if may_be_there => {
+                self.go(other, self.at.depth);
+                Some(other)
+            }
+            _ => None,
+        }
+    }
+
+    /// Where to look after a pass that found nothing.
+    pub fn next(&mut self, home: HomeState, in_time: bool, has_new_ghost: bool) -> Onward {
+        let DirectoryEntry { depth, pending, .. } = self.at;
+        let deeper = self.lingers != Some(home.depth) && !self.stays(depth, home.depth);
+        if home.merged || deeper {
+            // No trace of a merge is that deep: the entry is old, and so is what is pending.
+            let is_old = !home.merged && home.depth > depth + 1 && !broken(Rule::OldChild);
+            self.wants_child = !home.merged && !self.asked;
+            if !self.asked || !in_time || is_old {
+                return Onward::Ask;
+            }
+            match (home.merged, pending) {
+                // The home has gone to the parent, whose depth for this child does not count.
+                (true, Pending::Parent(parent)) => {
+                    self.lingers = Some(depth);
+                    self.doubt = has_new_ghost && !broken(Rule::BothWindows);
+                    self.go(parent, depth.saturating_sub(1));
+                    return Onward::Parent(parent);
+                }
+                (true, _) => return Onward::Ask,
+                (false, Pending::Child(child)) => {
+                    self.go(child, depth + 1);
+                    self.asked = false;
+                    return Onward::Child(child);
+                }
+                // The entry knows of no child: the depth is a trace of a merge.
+                (false, _) => {}
+            }
+        }
+        if self.doubt { Onward::Doubt } else { Onward::Judge }
+    }
+}
+
+/// The most entries that a client remembers.
+const REMEMBERED_MAX: usize = 1 << 20;
+
+/// The directory entries that a client remembers, as old as they may be.
+#[derive(Debug, Default)]
+pub(crate) struct KnownEntries {
+    /// By prefix, with a bit above it.
+    entries: rustc_hash::FxHashMap<u32, DirectoryEntry>,
+    /// The depths of these entries, a bit for each.
+    depths: u32,
+}
+
+impl KnownEntries {
+    /// The deepest entry known of a key.
+    pub fn of(&self, directory: u32) -> Option<DirectoryEntry> {
+        let mut depths = self.depths;
+        while depths != 0 {
+            let depth = depths.ilog2();
+            depths &= !(1 << depth);
+            if let Some(&entry) = self.entries.get(&name(directory, depth)) {
+                return Some(entry);
+            }
+        }
+        None
+    }
+
+    /// So many bits the directory uses at least.
+    pub fn bits(&self) -> u32 {
+        self.depths.checked_ilog2().unwrap_or(0)
+    }
+
+    /// The machine that looks for a key.
+    #[inline]
+    pub fn machine<'a>(&self, geometry: &'a Geometry, key: &'a [u8], exact: bool) -> Get<'a> {
+        if geometry.grows() {
+            self.machine_by_directory(geometry, key, exact)
+        } else {
+            Get::new(geometry, key)
+        }
+    }
+
+    #[cold]
+    fn machine_by_directory<'a>(&self, geometry: &'a Geometry, key: &'a [u8], exact: bool) -> Get<'a> {
+        let known = self.of(geometry.hashed(key).first().directory());
+        Get::by_directory(geometry, key, known, self.bits(), exact)
+    }
+
+    /// Remembers the entry that a GET has READ.
+    #[inline]
+    pub fn learn(&mut self, get: &Get<'_>) {
+        if let Some((directory, entry)) = get.learned() {
+            self.remember(directory, entry);
+        }
+    }
+
+    fn remember(&mut self, directory: u32, entry: DirectoryEntry) {
+        if self.entries.len() >= REMEMBERED_MAX {
+            *self = KnownEntries::default();
+        }
+        // What was deeper has been merged.
+        for depth in entry.depth + 1..=segment::DEPTH_MAX {
+            self.entries.remove(&name(directory, depth));
+        }
+        self.entries.insert(name(directory, entry.depth), entry);
+        self.depths |= 1 << entry.depth;
+    }
+}
+
+fn name(directory: u32, depth: u32) -> u32 {
+    directory & low(depth) | 1 << depth
+}

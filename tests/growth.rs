@@ -1,0 +1,117 @@
+//! A table that grows and shrinks while it is read.
+
+use oneread::{
+    Backing, Clock, Config, Index, Layout, PutMode, PutOutcome, Region, Seeds, TableSize, presets,
+};
+use std::time::Duration;
+
+fn growing(layout: Layout, segment_slots: u64, bytes_max: u64, seed: u64) -> Index {
+    let size = TableSize::Growing { bytes_max, segment_slots: Some(segment_slots) };
+    let config =
+        Config::new().layout(layout).size(size).key_max(8).value_max(8).seeds(Seeds::from_number(seed));
+    let geometry = config.grace(Duration::from_micros(100)).geometry().unwrap();
+    let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).unwrap();
+    Index::create(region, geometry, Clock::System).unwrap()
+}
+
+fn key(n: u64) -> [u8; 8] {
+    n.to_le_bytes()
+}
+
+/// Every layout grows from one segment to many and shrinks again, and a reader finds each key and
+/// nothing else.
+#[test]
+fn every_layout_grows_and_shrinks() {
+    for preset in presets() {
+        let index = growing(preset.layout, 256, 64 << 20, 1);
+        let mut reader = index.reader();
+        let mut value = Vec::new();
+        let keys = 20_000;
+        for n in 0..keys {
+            assert_eq!(
+                index.put(&key(n), &key(!n), PutMode::Upsert),
+                Ok(PutOutcome::Inserted),
+                "{}: {n}",
+                preset.name
+            );
+            for other in [n, n / 2, n + 1] {
+                let found = reader.get_into(&key(other), &mut value).unwrap();
+                assert_eq!(found, other <= n, "{}: {other} of {n}", preset.name);
+                assert!(!found || value == key(!other));
+            }
+        }
+        let (counts, growth) = (index.counts(), index.growth());
+        assert_eq!((index.len(), counts.inserts), (keys, keys));
+        assert!(
+            growth.segments > 40 && growth.splits >= growth.segments - 1 - growth.splitting,
+            "{growth:?}"
+        );
+        for n in 0..keys {
+            assert_eq!(index.remove(&key(n)), Ok(true), "{}: {n}", preset.name);
+            index.tidy();
+            for other in [n, keys - 1, n + 1] {
+                let found = reader.get_into(&key(other), &mut value).unwrap();
+                assert_eq!(found, other > n && other < keys, "{}: {other} of {n} removed", preset.name);
+            }
+        }
+        let end = std::time::Instant::now() + Duration::from_secs(60);
+        while index.growth().merging > 0 && std::time::Instant::now() < end {
+            index.tidy();
+        }
+        let growth = index.growth();
+        assert_eq!(index.len(), 0);
+        assert!(growth.merges > 20, "{}: {growth:?}", preset.name);
+    }
+}
+
+/// A server that ends in the middle of splits and merges loses nothing, and the next one goes on with
+/// them.
+#[test]
+fn the_next_server_goes_on() {
+    for preset in presets() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("region");
+        let size = TableSize::Growing { bytes_max: 16 << 20, segment_slots: Some(128) };
+        let config = Config::new().layout(preset.layout).size(size).key_max(8).value_max(8);
+        let geometry = config.seeds(Seeds::from_number(3)).grace(Duration::ZERO).geometry().unwrap();
+        let region = Region::create(&Backing::File(path.clone()), geometry.region_bytes()).unwrap();
+        let mut index = Index::create(region, geometry, Clock::System).unwrap();
+        let keys = 6_000;
+        let (mut there, mut value) = (vec![false; keys as usize], Vec::new());
+        let mut cut_off = [0, 0];
+        for step in 0..4 * keys {
+            // Up, and down again.
+            let n = step * 7_919 % keys;
+            let put = step < 2 * keys;
+            if put {
+                index.put(&key(n), &key(!n), PutMode::Upsert).unwrap();
+            } else {
+                index.remove(&key(n)).unwrap();
+            }
+            there[n as usize] = put;
+            let growth = index.growth();
+            let is_under_way = growth.splitting + growth.merging > 0;
+            if is_under_way && step % 5 == 0 || step % 397 == 0 {
+                cut_off[0] += growth.splitting;
+                cut_off[1] += growth.merging;
+                drop(index);
+                let (next, found) = Index::open(Region::open(&path).unwrap(), Clock::System).unwrap();
+                let expected = there.iter().filter(|&&there| there).count() as u64;
+                assert_eq!(
+                    (found.keys, next.len()),
+                    (expected, expected),
+                    "{}: {step} {growth:?}",
+                    preset.name
+                );
+                let mut reader = next.reader();
+                for n in (0..keys).step_by(13) {
+                    let found = reader.get_into(&key(n), &mut value).unwrap();
+                    assert_eq!(found, there[n as usize], "{}: {n} at {step}", preset.name);
+                }
+                drop(reader);
+                index = next;
+            }
+        }
+        assert!(cut_off[0] > 20 && cut_off[1] > 5, "{}: {cut_off:?}", preset.name);
+    }
+}
