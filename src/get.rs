@@ -206,20 +206,21 @@ impl<'a> Get<'a> {
     }
 
     /// A GET in a table that grows. `known` is an entry of the key, as old as it may be, with which the
-    /// first pass begins; without it, that begins with the READ of the entry. On a fabric with `exact`
-    /// samples every pass does.
+    /// first pass begins; without it, that begins with the READ of the entry. By the counter every pass
+    /// does.
     pub(crate) fn by_directory(
         geometry: &'a Geometry,
         key: &'a [u8],
         known: Option<DirectoryEntry>,
         bits: u32,
-        exact: bool,
+        by_counter: bool,
     ) -> Get<'a> {
         let mut get = Get::new(geometry, key);
-        let (route, first) = SegmentRoute::new(get.key.first().directory(), known.filter(|_| !exact), bits);
+        let (route, first) =
+            SegmentRoute::new(get.key.first().directory(), known.filter(|_| !by_counter), bits, by_counter);
         get.route = Some(route);
         match known {
-            Some(entry) if !exact => get.go(entry.segment),
+            Some(entry) if !by_counter => get.go(entry.segment),
             _ => get.window = first,
         }
         get
@@ -298,7 +299,7 @@ impl<'a> Get<'a> {
                 self.window = window;
                 Step::Read(window)
             }
-            None if exact && self.route.is_some() => self.at_the_end(),
+            None if self.route.as_ref().is_some_and(|route| route.by_counter) => self.at_the_end(),
             None => Step::Judge,
         }
     }
@@ -410,10 +411,8 @@ impl Get<'_> {
     fn told(&mut self, words: Option<[u64; 2]>) -> Step {
         let Some(route) = &mut self.route else { return Step::Judge };
         let entry = words.and_then(|words| DirectoryEntry::from_words(self.geometry, words));
-        let Some(entry) = entry else {
-            route.begins = true;
-            return Step::Again(self.window, Retry::Torn);
-        };
+        // A new pass, also at the end of one: the entry may be the same again by then.
+        let Some(entry) = entry else { return self.ask(Retry::Torn) };
         match route.told(entry) {
             Told::Deeper(window) => {
                 self.window = window;

@@ -296,7 +296,7 @@ impl<'g, F: Fabric> Reader<'g, F> {
     /// The whole algorithm.
     #[inline(never)]
     fn ask_machine(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, F::Error> {
-        let mut get = self.entries.machine(self.geometry, key, F::EXACT);
+        let mut get = self.entries.machine(self.geometry, key, self.fabric.is_by_counter());
         let home = get.home();
         let mut patience = RetryBudget::default();
         let mut mark = self.fabric.mark(home);
@@ -597,7 +597,8 @@ impl<'g, F: Fabric> Reader<'g, F> {
         let lanes_max = self.fabric.credits().min(numbers.len());
         let mut todo = numbers.map(|number| (number, &keys[number]));
         let first = todo.by_ref().take(lanes_max);
-        let machine = |key| self.entries.machine(self.geometry, key, F::EXACT);
+        let by_counter = self.fabric.is_by_counter();
+        let machine = |key| self.entries.machine(self.geometry, key, by_counter);
         let mut lanes: Vec<_> =
             first.map(|(number, key)| PendingGet::new(machine(key.as_ref()), number)).collect();
         // READs for the next doorbell, lanes that rest until their time has come, lanes that have an answer.
@@ -696,7 +697,10 @@ impl<'g, F: Fabric> Reader<'g, F> {
                         each(lane.number, lane.is_found.then_some(lane.value.as_slice()))?;
                         self.entries.learn(&lane.get);
                         if let Some((number, key)) = todo.next() {
-                            lane.restart(self.entries.machine(self.geometry, key.as_ref(), F::EXACT), number);
+                            lane.restart(
+                                self.entries.machine(self.geometry, key.as_ref(), by_counter),
+                                number,
+                            );
                             ready.push((token, lane.get.start()));
                         }
                     }

@@ -29,6 +29,8 @@ pub(crate) struct SegmentRoute {
     pub begins: bool,
     /// The home of the last pass was split deeper than its entry.
     wants_child: bool,
+    /// Misses rest on the counters of begun moves (E8), not on time (E9).
+    pub by_counter: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +72,12 @@ const NONE: DirectoryEntry =
 
 impl SegmentRoute {
     /// The way of a key with this directory hash. Also returns the READ of its entry.
-    pub fn new(directory: u32, known: Option<DirectoryEntry>, bits: u32) -> (SegmentRoute, Window) {
+    pub fn new(
+        directory: u32,
+        known: Option<DirectoryEntry>,
+        bits: u32,
+        by_counter: bool,
+    ) -> (SegmentRoute, Window) {
         let route = SegmentRoute {
             directory,
             bits: known.map_or(bits, |entry| entry.depth.max(bits)),
@@ -83,6 +90,7 @@ impl SegmentRoute {
             was_read: false,
             begins: true,
             wants_child: false,
+            by_counter,
         };
         let window = route.entry_window();
         (route, window)
@@ -241,18 +249,18 @@ impl KnownEntries {
 
     /// The machine that looks for a key.
     #[inline]
-    pub fn machine<'a>(&self, geometry: &'a Geometry, key: &'a [u8], exact: bool) -> Get<'a> {
+    pub fn machine<'a>(&self, geometry: &'a Geometry, key: &'a [u8], by_counter: bool) -> Get<'a> {
         if geometry.grows() {
-            self.machine_by_directory(geometry, key, exact)
+            self.machine_by_directory(geometry, key, by_counter)
         } else {
             Get::new(geometry, key)
         }
     }
 
     #[cold]
-    fn machine_by_directory<'a>(&self, geometry: &'a Geometry, key: &'a [u8], exact: bool) -> Get<'a> {
+    fn machine_by_directory<'a>(&self, geometry: &'a Geometry, key: &'a [u8], by_counter: bool) -> Get<'a> {
         let known = self.of(geometry.hashed(key).first().directory());
-        Get::by_directory(geometry, key, known, self.bits(), exact)
+        Get::by_directory(geometry, key, known, self.bits(), by_counter)
     }
 
     /// Remembers the entry that a GET has READ.

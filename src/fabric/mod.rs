@@ -77,6 +77,12 @@ pub trait Fabric {
         None
     }
 
+    /// Whether misses rest on the counters of begun moves, not on time.
+    #[inline(always)]
+    fn is_by_counter(&self) -> bool {
+        Self::EXACT
+    }
+
     /// The beginning of a pass for a key with this home.
     fn mark(&mut self, home: u64) -> Self::Mark;
 

@@ -36,14 +36,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Homes by which an insert, a remove, and one call of [`Growth::tidy`] take a pair on.
-const HOMES_PER_INSERT: u32 = 32;
-const HOMES_PER_REMOVE: u32 = 8;
-const HOMES_PER_TIDY: u32 = 512;
+/// The simulator's segments are small.
+const HOMES_PER_INSERT: u32 = if cfg!(feature = "sim") { 2 } else { 32 };
+const HOMES_PER_REMOVE: u32 = if cfg!(feature = "sim") { 1 } else { 8 };
+const HOMES_PER_TIDY: u32 = if cfg!(feature = "sim") { 3 } else { 512 };
 /// Changes of a thread after which it looks at the load of its segment.
 const LOOK_EVERY: u64 = 16;
 /// A segment is split when so many hundredths of its layout's design load are used. Segments fill
 /// nearly together, so they begin at loads that are spread over this range.
 const SPLIT_AT: std::ops::Range<u64> = 80..100;
+/// Of so many hundredths on, an insert ends the split of its segment before it returns.
+const PRESS_ON_AT: u64 = 104;
 /// Two segments are merged when the keys of both are fewer than so many hundredths of that for one.
 const MERGE_AT: u64 = 45;
 /// On request, two segments are merged if both together have at most so many hundredths.
@@ -498,6 +501,9 @@ impl Growth {
         let share = segment.share.get();
         if share.role != PairRole::Whole {
             self.drive_by_one(segment, guard, HOMES_PER_INSERT);
+            if segment.len() >= self.share_of_design(PRESS_ON_AT) {
+                self.press_on(segment, guard);
+            }
         } else if segment.counters.mine().inserts.load(Relaxed).is_multiple_of(LOOK_EVERY)
             && segment.len() >= self.split_at(share)
             && let Err(NoSplit::Memory(why)) = self.begin_split(segment)
@@ -526,6 +532,25 @@ impl Growth {
         }
     }
 
+    /// Ends a split that inserts are about to overtake. This insert waits for ghosts to go where keys
+    /// cannot be moved.
+    #[cold]
+    fn press_on(&self, segment: &Segment, guard: &Guard) {
+        for _ in 0..WAITS_MAX {
+            let Some(pair) = self.pair_of(segment) else { return };
+            loop {
+                match self.drive(&pair, HOMES_PER_TIDY, guard) {
+                    Driven::On => {}
+                    Driven::Ended => return,
+                    Driven::Waits => break,
+                }
+            }
+            if !self.wait_for_grace() {
+                return;
+            }
+        }
+    }
+
     fn pair_of(&self, segment: &Segment) -> Option<Arc<Pair>> {
         lock(&self.pairs).get(&segment.memory).cloned()
     }
@@ -542,24 +567,27 @@ impl Growth {
     /// Waits for ghosts to go, which lets keys make room, if there is no other way.
     #[cold]
     fn wait_for_room(&self, no_split: NoSplit, waits: &mut u32) -> Result<(), PutError> {
-        if *waits < WAITS_MAX && self.wait_for_grace() {
-            *waits += 1;
-            return Ok(());
-        }
-        match no_split {
-            NoSplit::Busy => {
+        /// Waits of a put whose segment is being split, in grace times.
+        const SPLIT_WAITS_MAX: u32 = 50;
+        let is_busy = matches!(no_split, NoSplit::Busy);
+        if *waits < if is_busy { SPLIT_WAITS_MAX } else { WAITS_MAX } {
+            if self.wait_for_grace() {
+                *waits += 1;
+                return Ok(());
+            }
+            if is_busy {
                 // Another thread is at it.
-                std::thread::yield_now();
-                *waits = 0;
-                Ok(())
+                *waits += u32::from(self.grace.until_next().is_none());
+                std::thread::sleep(Duration::from_micros(50));
+                return Ok(());
             }
-            NoSplit::Limit => {
-                let counts = self.counts();
-                Err(PutError::Full { keys: counts.keys, slots: counts.slots })
-            }
+        }
+        let counts = self.counts();
+        match no_split {
+            NoSplit::Busy | NoSplit::Limit => Err(PutError::Full { keys: counts.keys, slots: counts.slots }),
             NoSplit::Memory(why) => {
                 tracing::error!(%why, "no memory for another segment");
-                Err(PutError::NoMemory { keys: self.counts().keys, bytes: self.segment_bytes() })
+                Err(PutError::NoMemory { keys: counts.keys, bytes: self.segment_bytes() })
             }
         }
     }
@@ -699,6 +727,13 @@ impl Growth {
             let mut state = lock(&pair.state);
             self.turn_back(&mut state);
         }
+    }
+
+    /// Gives up every merge under way. For the simulator.
+    #[cfg(feature = "sim")]
+    pub fn give_up_merges(&self) {
+        let pairs: Vec<_> = lock(&self.pairs).values().cloned().collect();
+        pairs.iter().for_each(|pair| self.turn_back(&mut lock(&pair.state)));
     }
 
     fn turn_back(&self, state: &mut PairState) {

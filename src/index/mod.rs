@@ -309,6 +309,15 @@ impl Index {
         }
     }
 
+    /// Gives up every merge under way.
+    #[cfg(feature = "sim")]
+    #[doc(hidden)]
+    pub fn give_up_merges(&self) {
+        if let Table::Many(growth) = &self.table {
+            growth.give_up_merges();
+        }
+    }
+
     /// Hands the table over to the next server (T6). Nobody may change it meanwhile or later.
     pub(crate) fn hand_over(&self, within: Duration) -> Result<(), handover::NotHandedOver> {
         match &self.table {

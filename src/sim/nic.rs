@@ -409,6 +409,10 @@ impl<A: Adversary> Fabric for Sim<'_, A> {
         found
     }
 
+    fn is_by_counter(&self) -> bool {
+        self.hardware.witness != Witness::Clock
+    }
+
     fn mark(&mut self, _home: u64) -> Instant {
         let now = self.now.get();
         let begins = match self.passes {

@@ -12,6 +12,7 @@
 mod broken;
 mod cases;
 mod every;
+mod growth;
 mod random;
 
 use oneread::sim::KeyNumber;
