@@ -2,136 +2,13 @@
 //!
 //! Counts are of one seed each, and the same in every run.
 
-use oneread::fabric::Fabric;
+#[path = "common/churned.rs"]
+mod churned;
+
+use churned::*;
 use oneread::hints::Hints;
 use oneread::layout::hash::mix;
-use oneread::{
-    Clock, Config, Geometry, HintCounts, Index, Layout, Limits, PutError, PutMode, ReadCounts, Reader,
-    Region, Seeds, Shm, TableSize, presets,
-};
-use std::fmt::Debug;
-use std::time::Duration;
-
-/// Keys of 16 bytes with values of 32, so that a slot is one line.
-fn key(n: u64) -> [u8; 16] {
-    bytemuck::cast([mix(n), n])
-}
-
-/// A table that has been churned, and the numbers of its keys.
-struct Table {
-    index: Index,
-    clock: Clock,
-    live: Vec<u64>,
-    next: u64,
-    random: u64,
-}
-
-fn geometry(layout: Layout, slots: u64) -> Geometry {
-    let config = Config::new().layout(layout).size(TableSize::Slots(slots)).seeds(Seeds::from_number(1));
-    config.key_max(16).value_max(32).geometry().unwrap()
-}
-
-impl Table {
-    /// A table in this region, filled to `percent`. Then two keys for each one are replaced.
-    fn churned(region: Region, geometry: Geometry, clock: Clock, percent: u64) -> Table {
-        let keys = geometry.main_slots() * percent / 100;
-        let index = Index::create(region, geometry, clock.clone()).unwrap();
-        let mut table = Table { index, clock, live: Vec::new(), next: 0, random: 0 };
-        (0..keys).for_each(|_| table.insert());
-        (0..2 * keys).for_each(|_| table.replace());
-        table
-    }
-
-    fn new(layout: Layout, slots: u64, percent: u64) -> Table {
-        let geometry = geometry(layout, slots);
-        let region = Region::create(&oneread::Backing::Anonymous, geometry.region_bytes()).unwrap();
-        Table::churned(region, geometry, Clock::manual(), percent)
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.random += 1;
-        mix(self.random) % n
-    }
-
-    fn insert(&mut self) {
-        self.clock.advance(Duration::from_micros(1));
-        match self.index.put(&key(self.next), &[7; 32], PutMode::Insert) {
-            Ok(_) => self.live.push(self.next),
-            // A little below the load that was asked for.
-            Err(PutError::Full { .. }) => {}
-            Err(error) => panic!("{error}"),
-        }
-        self.next += 1;
-    }
-
-    /// Removes a key, and inserts a new one.
-    fn replace(&mut self) {
-        let at = self.below(self.live.len() as u64) as usize;
-        assert!(self.index.remove(&key(self.live.swap_remove(at))).unwrap());
-        self.insert();
-    }
-
-    fn reader<'a>(&'a self, hints: Option<&'a Hints>) -> Reader<'a, Shm<'a>> {
-        let geometry = self.index.geometry();
-        let reader = Reader::new(
-            Shm::new(self.index.region(), geometry),
-            geometry,
-            Clock::manual(),
-            Limits::default(),
-        );
-        match hints {
-            None => reader,
-            Some(hints) => reader.with_hints(hints),
-        }
-    }
-
-    /// Hints of a byte a slot, after so many GETs of each key.
-    fn learned(&self, rounds: u32) -> Option<Hints> {
-        let hints = Hints::new(self.index.geometry(), usize::MAX)?;
-        for _ in 0..rounds {
-            hits(&mut self.reader(Some(&hints)), &self.live);
-        }
-        Some(hints)
-    }
-}
-
-/// What GETs of keys that are there took.
-#[derive(Clone, Copy, Debug)]
-struct Took {
-    gets: f64,
-    reads: ReadCounts,
-    hints: HintCounts,
-}
-
-impl Took {
-    fn reads(&self) -> f64 {
-        self.reads.reads as f64 / self.gets
-    }
-
-    fn bytes(&self) -> f64 {
-        self.reads.bytes as f64 / self.gets
-    }
-
-    fn trips(&self) -> f64 {
-        self.reads.doorbells as f64 / self.gets
-    }
-
-    /// GETs that a hint answered, in percent.
-    fn hit_rate(&self) -> f64 {
-        100.0 * self.hints.hits as f64 / self.gets
-    }
-}
-
-/// Looks for these keys, which are there.
-fn hits<F: Fabric<Error: Debug>>(reader: &mut Reader<'_, F>, numbers: &[u64]) -> Took {
-    let mut value = Vec::new();
-    for &n in numbers {
-        assert!(reader.get_into(&key(n), &mut value).unwrap() && value == [7; 32], "key {n}");
-    }
-    let (reads, hints) = (reader.read_counts(), reader.hint_counts());
-    assert_eq!(reader.stats().gets, numbers.len() as u64);
-    Took { gets: numbers.len() as f64, reads, hints }
-}
+use oneread::{HintCounts, Layout, ReadCounts, presets};
 
 fn windowed() -> Layout {
     "windowed:8".parse().unwrap()
@@ -277,7 +154,9 @@ fn hints_while_the_table_churns() {
 #[test]
 fn the_same_over_the_simulated_nic() {
     use oneread::sim::{Hardware, Random, Recorder, Sim, Unit, Witness};
+    use oneread::{Clock, Limits, Reader};
     use std::sync::Arc;
+    use std::time::Duration;
     let geometry = geometry(windowed(), 1 << 12);
     let clock = Clock::manual();
     let recorder = Arc::new(Recorder::new(clock.clone(), Duration::from_nanos(1)));

@@ -2,6 +2,8 @@
 //! unless ONEREAD_REQUIRE_VERBS is set. `./test` runs them in a guest with Soft-RoCE
 //! (tests/soft-roce-guest).
 
+#[path = "common/churned.rs"]
+mod churned;
 mod common;
 #[path = "common/forged.rs"]
 mod forged;
@@ -9,12 +11,13 @@ mod forged;
 use common::*;
 use forged::{forged_welcomes, number_in, relay, with_field};
 use oneread::client::LinkError;
+use oneread::hints::Hints;
 use oneread::placement::Preset;
-use oneread::region::Backing;
+use oneread::region::{Backing, Region};
 use oneread::verbs::{SetupError, Token, VerbsError, VerbsOptions, Wait};
 use oneread::{
-    Address, Client, ClientOptions, ConnectError, GetError, GidError, MutateError, PutMode, ServeError,
-    Server, ServerConfig,
+    Address, Client, ClientOptions, Clock, ConnectError, GetError, GidError, MutateError, PutMode,
+    ReadCounts, ServeError, Server, ServerConfig, StartMode,
 };
 use rustix::process::Signal;
 use std::io::{Read, Write};
@@ -472,13 +475,17 @@ impl Drop for Undo {
 
 /// Server on one device, client on the other. The packets cross a link.
 fn across() -> Option<(Server, Address)> {
+    across_with(|at| server_config(at, default_preset(), 1024))
+}
+
+/// The same, of a server that is made for its address.
+fn across_with(config: impl FnOnce(&Address) -> ServerConfig) -> Option<(Server, Address)> {
     if !std::path::Path::new("/sys/class/infiniband/rxe2").exists() {
         eprintln!("skipped: no second pair of devices here");
         assert!(std::env::var_os("ONEREAD_REQUIRE_VERBS").is_none(), "they were required");
         return None;
     }
-    let server =
-        Server::start(server_config(&at("192.168.78.1:0?dev=rxe1"), default_preset(), 1024)).unwrap();
+    let server = Server::start(config(&at("192.168.78.1:0?dev=rxe1"))).unwrap();
     let Address::Verbs(place) = server.address() else { panic!("not verbs") };
     let address = at(&format!("{}:{}?dev=rxe2", place.host(), place.port()));
     Some((server, address))
@@ -526,6 +533,92 @@ fn a_link_that_goes_down() {
     assert_eq!(found, Some(ours(1).1));
     check_all(&mut client, 100);
     assert_eq!(client.put(b"after", b"all").unwrap(), oneread::PutOutcome::Inserted);
+}
+
+/// Bytes that the server's end of the link has sent, Ethernet headers included.
+fn bytes_sent() -> u64 {
+    let sent = std::fs::read_to_string("/sys/class/net/veth1/statistics/tx_bytes").unwrap();
+    sent.trim().parse().unwrap()
+}
+
+/// At 90 % after 2N replacements, with hints that know the keys: a hit takes at most 1.01 READs and
+/// 80 bytes. In each round, the device has as much to do as a reader in this process with hints of
+/// its own counts for the same table. So many bytes cross the link.
+#[test]
+fn hits_by_hints_take_one_slot() {
+    needs_device!("hits_by_hints_take_one_slot");
+    let dir = tempfile::tempdir().unwrap();
+    let config = churned::config(default_preset().layout, 1 << 12);
+    let (backing, geometry) = (Backing::File(dir.path().join("region")), config.geometry().unwrap());
+    let region = Region::create(&backing, geometry.region_bytes()).unwrap();
+    let table = churned::Table::churned(region, geometry, Clock::manual(), 90);
+    // The server, which takes over, finds no traces that it would write to slots for.
+    table.clock.advance(Duration::from_secs(1));
+    assert_eq!(table.index.tidy(), None);
+    let churned::Table { index, live, .. } = table;
+    drop(index);
+    let start = |at: &Address| {
+        let server = ServerConfig::new(at.clone(), config.clone()).token(Token::new(TOKEN));
+        server.backing(backing.clone()).start(StartMode::Open)
+    };
+    let Some((server, address)) = across_with(start) else { return };
+    let mut unhinted = options();
+    unhinted.hint_bytes = Some(0);
+    let [hinted, plain] =
+        [options(), unhinted].map(|options| Client::connect_with(&address, options).unwrap());
+    let near = Hints::new(server.index().geometry(), usize::MAX).unwrap();
+
+    // What so many READs of so many bytes send: Ethernet, IP, UDP, BTH, AETH and ICRC of each answer.
+    let on_the_link = |counts: ReadCounts| counts.reads * (14 + 20 + 8 + 12 + 4 + 4) + counts.bytes;
+    // Each round is one clone's, which counts from 0 and shares the hints.
+    let round = |client: &Client| {
+        let (mut client, mut value) = (client.clone(), Vec::new());
+        let before = bytes_sent();
+        for &n in &live {
+            assert!(client.get_into(&churned::key(n), &mut value).unwrap() && value == [7; 32], "key {n}");
+        }
+        let (sent, stats) = (bytes_sent() - before, client.stats());
+        assert_eq!((stats.get.gets, stats.get.hits), (live.len() as u64, live.len() as u64));
+        assert!(sent >= on_the_link(stats.read), "{sent} bytes sent: {stats:?}");
+        let took = churned::Took { gets: live.len() as f64, reads: stats.read, hints: stats.hints };
+        (took, sent as f64 / live.len() as f64)
+    };
+    let tell = |what: &str, took: &churned::Took, sent: f64| {
+        println!(
+            "{what}: {:.4} READs, {:.2} bytes, {:.4} doorbells, {sent:.1} bytes on the link",
+            took.reads(),
+            took.bytes(),
+            took.trips()
+        );
+    };
+    let (took, sent) = round(&plain);
+    tell("without hints", &took, sent);
+    let loaded = churned::hits(&mut churned::reader(server.index(), None), &live);
+    assert_eq!((took.reads, took.hints), (loaded.reads, loaded.hints));
+    let mut learned = Vec::new();
+    for _ in 0..7 {
+        let (took, sent) = round(&hinted);
+        tell("with hints", &took, sent);
+        let loaded = churned::hits(&mut churned::reader(server.index(), Some(&near)), &live);
+        assert_eq!((took.reads, took.hints), (loaded.reads, loaded.hints));
+        learned.push((took, sent));
+    }
+    let learned = &learned[5..];
+    assert!(learned.iter().all(|(took, _)| took.reads() <= 1.01 && took.bytes() <= 80.0), "{learned:?}");
+    assert_eq!(hinted.hint_bytes(), 1 << 12, "a byte for each slot");
+    // A busy machine sends packets again, and now and then something else crosses the link.
+    let (took, sent) = learned.iter().min_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
+    let counted = on_the_link(took.reads) as f64 / took.gets;
+    assert!(*sent <= 1.02 * counted, "{sent} bytes a hit crossed the link, of which {counted} are READs'");
+
+    // A batch reads the same slots, and its READs share doorbells.
+    let (mut client, keys) = (hinted.clone(), live.iter().map(|&n| churned::key(n)).collect::<Vec<_>>());
+    let found = client.get_many(&keys).unwrap();
+    assert!(found.iter().all(|value| matches!(value, Ok(Some(value)) if value[..] == [7; 32])));
+    let read = client.stats().read;
+    println!("a batch of them all: {read:?}");
+    assert!(read.reads as f64 <= 1.01 * took.gets && read.bytes as f64 <= 80.0 * took.gets, "{read:?}");
+    assert!(read.doorbells * 2 < read.reads, "{read:?}");
 }
 
 /// The mode of a put reaches the server, and a full table says so.
