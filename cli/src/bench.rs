@@ -16,7 +16,7 @@ use dashmap::DashMap;
 use oneread::layout::hash::{mix, reduce};
 use oneread::region::{Backing, Region};
 use oneread::verbs::VerbsOptions;
-use oneread::{Client, ClientOptions, Clock, Config, Index, Layout, PutMode, TableSize};
+use oneread::{Client, ClientOptions, ClientStats, Clock, Config, Index, Layout, PutMode, TableSize};
 use rustc_hash::FxBuildHasher;
 use serde::Serialize;
 use std::hint::black_box;
@@ -42,6 +42,9 @@ use std::time::Instant;
   oneread get_many  the same, 256 keys at a time
   dashmap, papaya, scc
       maps in this process; they cannot be read from another
+
+With --fabric verbs, twice: GETs that READ windows, and GETs that READ slots
+which hints name, after six GETs of each key.
 
 `insert`: fills a new table to 90 % load, in this process, without a socket.
 
@@ -220,52 +223,59 @@ impl Timing {
     /// (docs/BENCHMARKS.md).
     fn get_over_verbs(&self) -> Result<ExitCode> {
         let server = self.serve(Fabric::Verbs)?;
-        let verbs = VerbsOptions::new().credits(self.credits.into());
-        let mut client = server.connect_with(ClientOptions::new().verbs(verbs))?;
-        let bar = show::bar(self.keys, "filling", "keys");
-        self.load(&mut client, &bar, |_, _| {})?;
-        bar.finish_and_clear();
+        let connect = |hint_bytes| {
+            let verbs = VerbsOptions::new().credits(self.credits.into());
+            server.connect_with(ClientOptions::new().verbs(verbs).hint_bytes(hint_bytes))
+        };
+        let (mut plain, hinted) = (connect(0)?, connect(usize::MAX)?);
         let n = self.keys;
+        let bar = show::bar(n, "filling", "keys");
+        self.load(&mut plain, &bar, |_, _| {})?;
+        bar.finish_and_clear();
+        let mut clients = vec![("windows", plain)];
+        if hinted.hint_bytes() > 0 {
+            clients.push(("hinted slots", hinted));
+        }
+        // Both do it, so that both are as warm.
+        let bar = show::bar(clients.len() as u64 * u64::from(LEARNING), "learning", "rounds");
+        let mut ways = Vec::new();
+        for (reads, mut client) in clients {
+            for round in 0..LEARNING {
+                if round.is_multiple_of(2) {
+                    timed(n, |i| Ok(client.contains(&key(i))?))?;
+                } else {
+                    get_many(&mut client, n, |i| i)?;
+                }
+                bar.inc(1);
+            }
+            ways.push(Way::new(reads, client)?);
+        }
+        bar.finish_and_clear();
         let pick = |round: u32, i: u64| reduce(mix(i ^ u64::from(round) << 40), n);
-        let mut times = hdrhistogram::Histogram::<u64>::new_with_bounds(1, 60_000_000_000, 3)?;
-        let (mut one_by_one, mut batched) = (Vec::new(), Vec::new());
-        let cpu = server.cpu_time()?;
-        let before = client.stats().read;
-        let mut out = Vec::new();
         for round in 0..self.rounds {
-            one_by_one.push(
-                timed(n, |i| {
-                    let begun = Instant::now();
-                    let found = client.get_into(&key(pick(round, i)), &mut out)?;
-                    times.saturating_record(begun.elapsed().as_nanos() as u64);
-                    Ok(found && out.len() == VALUE_BYTES)
-                })? as f64
-                    / n as f64,
-            );
-            batched.push(get_many(&mut client, n, |i| pick(round, i))? as f64 / n as f64);
+            for way in &mut ways {
+                let cpu = server.cpu_time()?;
+                way.run(n, |i| pick(round, i))?;
+                way.server_cpu_ms += server.cpu_time()?.ms_since(cpu);
+            }
         }
-        let cpu_ms = server.cpu_time()?.ms_since(cpu);
-        let read = client.stats().read;
-        let gets = 2 * n * u64::from(self.rounds);
-        let queues = thousand(&mut client, |i| pick(0, i))?;
-        let ns_per_key = median(batched);
-        let outcome = serde_json::json!({
-            "what": "get", "fabric": "verbs", "machine": machine(), "layout": self.layout.to_string(),
-            "keys": n, "rounds": self.rounds, "credits": self.credits,
-            "read_bytes": client.geometry().window_bytes(client.geometry().window(0)),
-            "get_ns": { "mean": median(one_by_one), "p50": times.value_at_quantile(0.5),
-                        "p99": times.value_at_quantile(0.99) },
-            "get_many_ns_per_key": ns_per_key,
-            "gets_per_s_batched": 1e9 / ns_per_key,
-            "reads_per_get": (read.reads - before.reads) as f64 / gets as f64,
-            "server_cpu_ms_per_million_gets": cpu_ms * 1e6 / gets as f64,
-            "get_many_of_1000": queues,
-        });
+        let found = ways.iter_mut().map(|way| way.found(|i| pick(0, i))).collect::<Result<Vec<_>>>()?;
         if self.json {
-            show::say(outcome)?;
-        } else {
-            show::say(serde_json::to_string_pretty(&outcome)?)?;
+            show::say(serde_json::json!({
+                "what": "get", "fabric": "verbs", "machine": machine(), "layout": self.layout.to_string(),
+                "keys": n, "rounds": self.rounds, "credits": self.credits, "ways": found,
+            }))?;
+            return Ok(ExitCode::SUCCESS);
         }
+        show::say(format_args!(
+            "{} over verbs, layout {}, median of {}\n{} READs in flight in get_many\n{}",
+            show::counted(n, "key"),
+            self.layout,
+            show::counted(self.rounds.into(), "round"),
+            self.credits,
+            machine()
+        ))?;
+        show::say(ways_table(&found))?;
         Ok(ExitCode::SUCCESS)
     }
 
@@ -407,6 +417,95 @@ pub(super) fn timed(n: u64, mut op: impl FnMut(u64) -> Result<bool>) -> Result<u
     let spent = begun.elapsed();
     ensure!(well == n, "{} of {n} keys were not found", n - well);
     Ok(spent.as_nanos() as u64)
+}
+
+/// GETs of each key by which hints learn where it is, one by one and in batches.
+const LEARNING: u32 = 6;
+
+/// A client that GETs over verbs in one way, and its times.
+struct Way {
+    reads: &'static str,
+    client: Client,
+    times: hdrhistogram::Histogram<u64>,
+    one_by_one: Vec<f64>,
+    batched: Vec<f64>,
+    before: ClientStats,
+    server_cpu_ms: f64,
+}
+
+/// What was found of a way. The names are those of the JSON output.
+#[derive(Debug, Serialize)]
+struct WayFound {
+    /// What a GET READs first.
+    reads: &'static str,
+    reads_per_get: f64,
+    bytes_per_get: f64,
+    /// One GET after the other: the mean of the median round, and quantiles over all.
+    get_ns_mean: f64,
+    get_ns_p50: u64,
+    get_ns_p99: u64,
+    /// The median round of batches of 256.
+    get_many_ns_per_key: f64,
+    get_many_keys_per_s: f64,
+    server_cpu_ms_per_million_gets: f64,
+    get_many_of_1000: serde_json::Value,
+}
+
+impl Way {
+    fn new(reads: &'static str, client: Client) -> Result<Way> {
+        let times = hdrhistogram::Histogram::new_with_bounds(1, 60_000_000_000, 3)?;
+        let before = client.stats();
+        let (one_by_one, batched) = (Vec::new(), Vec::new());
+        Ok(Way { reads, client, times, one_by_one, batched, before, server_cpu_ms: 0.0 })
+    }
+
+    /// A round of `n` GETs one after the other, and of as many in batches.
+    fn run(&mut self, n: u64, pick: impl Fn(u64) -> u64) -> Result<()> {
+        let mut out = Vec::new();
+        let one_by_one = timed(n, |i| {
+            let begun = Instant::now();
+            let found = self.client.get_into(&key(pick(i)), &mut out)?;
+            self.times.saturating_record(begun.elapsed().as_nanos() as u64);
+            Ok(found && out.len() == VALUE_BYTES)
+        })?;
+        self.one_by_one.push(one_by_one as f64 / n as f64);
+        self.batched.push(get_many(&mut self.client, n, pick)? as f64 / n as f64);
+        Ok(())
+    }
+
+    fn found(&mut self, pick: impl Fn(u64) -> u64) -> Result<WayFound> {
+        let now = self.client.stats();
+        let gets = (now.get.gets - self.before.get.gets).max(1) as f64;
+        let get_many_ns_per_key = median(self.batched.clone());
+        Ok(WayFound {
+            reads: self.reads,
+            reads_per_get: (now.read.reads - self.before.read.reads) as f64 / gets,
+            bytes_per_get: (now.read.bytes - self.before.read.bytes) as f64 / gets,
+            get_ns_mean: median(self.one_by_one.clone()),
+            get_ns_p50: self.times.value_at_quantile(0.5),
+            get_ns_p99: self.times.value_at_quantile(0.99),
+            get_many_ns_per_key,
+            get_many_keys_per_s: 1e9 / get_many_ns_per_key,
+            server_cpu_ms_per_million_gets: self.server_cpu_ms * 1e6 / gets,
+            get_many_of_1000: thousand(&mut self.client, pick)?,
+        })
+    }
+}
+
+fn ways_table(found: &[WayFound]) -> comfy_table::Table {
+    let mut table = show::narrow_table(["a GET READs", "READs", "bytes", "get", "p50", "p99", "get_many"]);
+    for way in found {
+        table.add_row(vec![
+            Cell::new(way.reads).add_attribute(Attribute::Bold),
+            show::number(format_args!("{:.3}", way.reads_per_get)),
+            show::number(format_args!("{:.1}", way.bytes_per_get)),
+            show::number(show::nanos(way.get_ns_mean)),
+            show::number(show::nanos(way.get_ns_p50 as f64)),
+            show::number(show::nanos(way.get_ns_p99 as f64)),
+            show::number(show::rate(way.get_many_keys_per_s)),
+        ]);
+    }
+    table
 }
 
 /// The queue operations and the time that a batch of 1,000 keys takes.

@@ -1,5 +1,6 @@
-//! The command over verbs where it cannot serve: without a device, without the library, or without
-//! permission to lock memory. The first two use tests/fake_ibverbs.c, the third uses a real device.
+//! The command over verbs: a bench on a real device, and where it cannot serve: without a device,
+//! without the library, or without permission to lock memory. Without a device and without the
+//! library use tests/fake_ibverbs.c, the others a real device.
 
 #[path = "../../tests/common/mod.rs"]
 mod common;
@@ -98,4 +99,34 @@ fn locked_memory_limit() {
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && error.contains("ulimit -l"), "{error}");
     assert!(error.contains("1048576"), "it names the limit: {error}");
+}
+
+/// `bench get` measures both ways to GET, each with its own READs.
+#[test]
+fn bench_get_has_both_ways() {
+    if !is_there_a_device("bench_get_has_both_ways") {
+        return;
+    }
+    let bench = |arguments: &[&str]| {
+        let usual = ["bench", "get", "--fabric", "verbs", "--keys", "1000", "--rounds", "1"];
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_oneread")).args(usual).args(arguments).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let found: serde_json::Value = serde_json::from_str(&bench(&["--json"])).unwrap();
+    let [windows, hinted] = &found["ways"].as_array().unwrap()[..] else { panic!("{found}") };
+    let number = |way: &serde_json::Value, name: &str| way[name].as_f64().unwrap();
+    assert!(number(windows, "bytes_per_get") >= 512.0, "{found}");
+    assert!((64.0..80.0).contains(&number(hinted, "bytes_per_get")), "{found}");
+    for way in [windows, hinted] {
+        let positive = ["get_ns_mean", "get_ns_p50", "get_ns_p99", "get_many_keys_per_s"];
+        assert!(positive.iter().all(|name| number(way, name) > 0.0), "{found}");
+        assert!((1.0..1.2).contains(&number(way, "reads_per_get")), "{found}");
+        assert!(number(&way["get_many_of_1000"], "reads") >= 1000.0, "{found}");
+    }
+    // A layout in which hints save nothing has one way.
+    let told = bench(&["--layout", "list"]);
+    assert!(told.contains("windows") && !told.contains("hinted slots"), "{told}");
+    assert!(told.lines().all(|line| line.chars().count() <= 80), "{told}");
 }
