@@ -219,6 +219,17 @@ fn hinted(setting: Setting) -> Box<Prepared> {
     table
 }
 
+/// Absent keys, and hints that know all slots.
+fn hinted_absent(setting: Setting) -> Box<Prepared> {
+    let keys = setting.keys(0, load(90));
+    let mut table = Prepared::with(setting, &keys);
+    let hints = Hints::new(table.index.geometry(), usize::MAX).expect("memory");
+    table.reader = table.index.reader().with_hints(Box::leak(Box::new(hints)));
+    table.keys = keys;
+    (0..4).for_each(|_| assert!(get_each(&mut table, true)));
+    table.on(setting.keys(1, OPERATIONS))
+}
+
 /// Limits the instructions of each operation. Two percent more are let through: C libraries choose
 /// their functions by the processor.
 fn at_most(instructions: u64, operations: usize) -> LibraryBenchmarkConfig {
@@ -318,6 +329,15 @@ fn hinted_hit(mut table: Box<Prepared>) -> Box<Prepared> {
     table
 }
 
+// The same of keys that are not there. The window that a miss READs refreshes its slots' hints.
+#[library_benchmark]
+#[bench::windowed_8_short(args = (hinted_absent(setting("windowed:8", 16, 32, false))), config = at_most(4100, OPERATIONS))]
+#[bench::windowed_16_short(args = (hinted_absent(setting("windowed:16", 16, 32, false))), config = at_most(8010, OPERATIONS))]
+fn hinted_miss(mut table: Box<Prepared>) -> Box<Prepared> {
+    assert!(get_each(&mut table, false));
+    table
+}
+
 // All keys from none to 90 % of the slots, and the time that passes meanwhile.
 #[library_benchmark]
 #[bench::windowed_8_short(args = (nothing_there(setting("windowed:8", 16, 32, false))),
@@ -376,6 +396,7 @@ library_benchmark_group!(
         hit,
         miss,
         hinted_hit,
+        hinted_miss,
         get_many,
         contains_many,
         client_get,

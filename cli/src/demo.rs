@@ -49,6 +49,7 @@ struct Outcome {
     missed: u64,
     wrong: u64,
     reads_per_get: f64,
+    trips_per_get: f64,
     bytes_per_get: f64,
     p50_ns: u64,
     p99_ns: u64,
@@ -151,7 +152,12 @@ impl Outcome {
         row("keys", n(self.keys), "");
         row("missed", n(self.missed), "keys that were there and not found");
         row("wrong or torn values", n(self.wrong), "");
-        row("READs per GET", format!("{:.4}", self.reads_per_get), "each is one round trip on a network");
+        row("READs per GET", format!("{:.4}", self.reads_per_get), "");
+        row(
+            "round trips per GET",
+            format!("{:.4}", self.trips_per_get),
+            "on a network; two READs may share one",
+        );
         row("bytes per GET", format!("{:.0}", self.bytes_per_get), "");
         let how = match self.fabric {
             "shm" => "from another process's memory, value compared",
@@ -219,6 +225,7 @@ fn read_all(client: &mut Client, names: &[Named], rounds: u32, outcome: &mut Out
     }
     let after = client.stats();
     outcome.reads_per_get = (after.read.reads - before.read.reads) as f64 / gets as f64;
+    outcome.trips_per_get = (after.read.doorbells - before.read.doorbells) as f64 / gets as f64;
     outcome.bytes_per_get = (after.read.bytes - before.read.bytes) as f64 / gets as f64;
     (outcome.p50_ns, outcome.p99_ns, outcome.p999_ns) =
         (times.value_at_quantile(0.5), times.value_at_quantile(0.99), times.value_at_quantile(0.999));

@@ -33,7 +33,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
   oneread plan --json
 
 READs are counted on a sample table of each layout, after two deletes and two
-inserts for each key. The rest is arithmetic: docs/MODEL.md does it by hand.
+inserts for each key; with hints, after six GETs of each. The rest is arithmetic: docs/MODEL.md does it by hand.
 Rivals are as their papers describe them.")]
 pub struct Plan {
     /// Keys in all servers together
@@ -75,7 +75,7 @@ pub struct Plan {
     /// Operations that one client has in flight
     #[arg(long, value_name = "N", default_value_t = 8)]
     depth: u32,
-    /// Memory that each client machine may spend on a copy of everything, in GiB
+    /// Memory that each client machine may spend on a copy of everything, or on hints, in GiB
     #[arg(long, value_name = "GIB", default_value_t = 1.0)]
     copy_gib: f64,
     /// Keys per main slot in percent [default: each layout's design load]
@@ -184,7 +184,14 @@ impl Plan {
         for sample in &samples {
             match sample.design(&system.workload) {
                 Ok(design) => designs.push(design),
-                Err(error) => left_out.push(format!("{}: {error}", sample.layout)),
+                Err(error) => {
+                    left_out.push(format!("{}: {error}", sample.layout));
+                    continue;
+                }
+            }
+            // Hints are for READs over a network.
+            if system.profile.nic.is_some() {
+                designs.extend(sample.hinted_design(&system.workload)?);
             }
         }
         designs.extend(rivals);
@@ -507,9 +514,13 @@ fn table(predictions: &[Prediction], best: Option<usize>) -> comfy_table::Table 
     let mut table =
         show::table(["design", "memory", "READs", "bytes", "binds", "GET/s\nserver", "p50\nidle"]);
     for (i, p) in predictions.iter().enumerate() {
+        // A layout's name stands above that of the same with hints.
+        let above = i.checked_sub(1).and_then(|above| predictions.get(above));
+        let is_hinted = above.is_some_and(|above| p.name == oneread::plan::hinted_name(&above.name));
+        let name = if is_hinted { "… with hints" } else { &p.name };
         let name = match best {
-            Some(best) if best == i => Cell::new(format!("► {}", p.name)).add_attribute(Attribute::Bold),
-            _ => Cell::new(format!("  {}", p.name)),
+            Some(best) if best == i => Cell::new(format!("► {name}")).add_attribute(Attribute::Bold),
+            _ => Cell::new(format!("  {name}")),
         };
         let rate = if p.impossible.is_some() { "-".into() } else { short(p.gets_per_server_per_s) };
         table.add_row(vec![

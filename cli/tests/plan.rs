@@ -56,12 +56,36 @@ fn the_choice_follows_the_question() {
     let number = one_sided["choice"]["best"].as_u64().unwrap() as usize;
     assert_ne!(one_sided["predictions"][number]["side"], "two-sided", "{one_sided}");
     // Many cores, long values: a window costs eight of them on the wire.
-    let rpc = json(&["--value", "1000", "--server-cores", "32", "--clients", "512"]);
+    let asked = ["--value", "1000", "--server-cores", "32", "--clients", "512"];
+    let rpc = json(&[&asked[..], &["--copy-gib", "0"]].concat());
     assert_eq!(best(&rpc), "HERD");
     assert!(rpc["choice"]["reasons"][0].as_str().unwrap().starts_with("Use RPC"));
+    // A client with memory for hints reads one of them, and no server's core is busy with that.
+    let hinted = json(&asked);
+    assert!(best(&hinted).ends_with(", hints"), "{hinted}");
     // Too many keys for any memory.
     let told = text(&["--keys", "1e13"]);
     assert!(told.contains("None of these is possible here"), "{told}");
+}
+
+/// What hints buy stands below each layout: an eighth of the bytes, for memory at each client. None
+/// where there is no network.
+#[test]
+fn hints_stand_below_their_layout() {
+    let told = text(&["--design", "windowed:8", "--design", "list"]);
+    let rows: Vec<&str> =
+        told.lines().filter(|line| line.contains("windowed:8  ") || line.contains("with hints")).collect();
+    assert!(rows.len() == 2 && rows[1].contains("with hints"), "{told}");
+    let planned = json(&["--design", "windowed:8", "--zipf", "0", "--get", "1", "--clients", "512"]);
+    let [plain, hinted] = &planned["predictions"].as_array().unwrap()[..] else { panic!("{planned}") };
+    let number = |of: &Value, name: &str| of[name].as_f64().unwrap();
+    assert_eq!(hinted["name"], "windowed:8, hints");
+    assert!(number(plain, "fetched_bytes") > 512.0 && number(hinted, "fetched_bytes") < 80.0, "{planned}");
+    assert!(number(hinted, "ops_per_s") > 2.0 * number(plain, "ops_per_s"), "{planned}");
+    // A byte for each slot, of which nine tenths are taken.
+    assert!((number(hinted, "client_bytes") / 1e8 - 1.11).abs() < 0.01, "{planned}");
+    let shm = json(&["--design", "windowed:8", "--nic", "shm"]);
+    assert_eq!(shm["predictions"].as_array().unwrap().len(), 1);
 }
 
 /// Layouts that cannot hold the values are left out by name; the others remain.

@@ -225,7 +225,9 @@ impl System {
         let Some(nic) = &self.profile.nic else {
             return match resource {
                 // What goes by message on a network goes by mailbox here.
-                Resource::ClientCpu => ns(demand.client_instructions, demand.client_lines) * 1e-9,
+                Resource::ClientCpu => {
+                    ns(demand.client_instructions, demand.client_lines + demand.hint_lines) * 1e-9
+                }
                 Resource::ServerCpu => {
                     (ns(demand.server_instructions, demand.server_lines) + demand.server_ns) * 1e-9
                 }
@@ -243,7 +245,7 @@ impl System {
                 // Landed bytes are in the cache: what waits for memory is the other side's.
                 let local = if exchanges == 0.0 { demand.client_lines } else { 0.0 };
                 let posted = exchanges * nic.post_ns.value + demand.doorbells * nic.doorbell_ns.value;
-                (ns(demand.client_instructions, local) + posted) * 1e-9
+                (ns(demand.client_instructions, local + demand.hint_lines) + posted) * 1e-9
             }
             Resource::ClientNic => exchanges / (nic.reads_per_s.value * shares.0),
             Resource::ServerNic => exchanges / (nic.reads_per_s.value * shares.1),

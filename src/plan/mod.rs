@@ -34,7 +34,7 @@ pub use demand::{COSTS, Cost, Demand, Design, Side, rivals};
 pub use laws::{Load, Prediction, Resource, System, WhatIf, what_ifs};
 pub use profile::{Figure, HostFigures, NicFigures, Profile, SHIPPED, Share, Surety};
 pub use published::{Held, PUBLISHED, Report};
-pub use sample::{Sample, SampleTable};
+pub use sample::{HintedSample, Sample, SampleTable, hinted_name};
 pub use simulate::{Arrivals, Measured, Run};
 
 use serde::Serialize;
@@ -64,7 +64,7 @@ pub struct Workload {
     pub clients_per_machine: u32,
     /// Operations that one client has in flight.
     pub depth: u32,
-    /// Bytes of memory that each client machine may spend on a copy of everything.
+    /// Bytes of memory that each client machine may spend on a copy of everything, or on hints.
     pub copy_bytes: u64,
 }
 

@@ -1,6 +1,8 @@
 //! READs of a layout, counted on a table of its geometry.
 
-use super::demand::{FILL, GET_HIT, GET_LINES, GET_MISS, HERD_NS, MESSAGE_HEADER, UPDATE};
+use super::demand::{
+    FILL, GET_HINTED_HIT, GET_HINTED_MISS, GET_HIT, GET_LINES, GET_MISS, HERD_NS, MESSAGE_HEADER, UPDATE,
+};
 use super::{Demand, Design, PlanError, Side, Workload};
 use crate::hints::Hints;
 use crate::layout::hash::{Seeds, mix};
@@ -36,6 +38,33 @@ pub struct Sample {
     pub slots_miss: f64,
     /// Moves of other keys for each insert.
     pub moves: f64,
+    /// The same GETs by a client with hints. `None` for a layout in which hints save nothing.
+    pub hinted: Option<HintedSample>,
+}
+
+/// What [`Sample::hinted_design`] calls the design of a layout.
+pub fn hinted_name(layout: &str) -> String {
+    format!("{layout}, hints")
+}
+
+/// GETs by a client with a hint for each main slot, which has looked for each key six times.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct HintedSample {
+    /// READs of a GET that finds its key.
+    pub reads_hit: f64,
+    /// READs of another.
+    pub reads_miss: f64,
+    /// Round trips of a GET that finds its key: two hinted slots take one.
+    pub trips_hit: f64,
+    /// Round trips of another.
+    pub trips_miss: f64,
+    /// Slots that a hit fetches.
+    pub slots_hit: f64,
+    /// Slots that a miss fetches.
+    pub slots_miss: f64,
+    /// The client's memory for hints, for each key.
+    pub bytes_per_key: f64,
 }
 
 impl Sample {
@@ -64,10 +93,27 @@ impl Sample {
         for _ in 0..pairs {
             table.churn()?;
         }
-        let (hit, miss) = table.reads(zipf)?;
+        let (hits, misses) = table.asked(zipf);
+        let (hit, miss) = (table.count(&hits, true, None)?, table.count(&misses, false, None)?);
         let n = table.keys() as f64;
         let counts = table.counts();
         let slot = table.index().geometry().shape().bytes() as f64;
+        let hinted = match table.learned()? {
+            None => None,
+            Some(hints) => {
+                let hit = table.count(&hits, true, Some(&hints))?;
+                let miss = table.count(&misses, false, Some(&hints))?;
+                Some(HintedSample {
+                    reads_hit: hit.reads as f64 / n,
+                    reads_miss: miss.reads as f64 / n,
+                    trips_hit: hit.doorbells as f64 / n,
+                    trips_miss: miss.doorbells as f64 / n,
+                    slots_hit: hit.bytes as f64 / n / slot,
+                    slots_miss: miss.bytes as f64 / n / slot,
+                    bytes_per_key: hints.bytes() as f64 / n,
+                })
+            }
+        };
         Ok(Sample {
             layout: layout.preset().map_or_else(|| layout.to_string(), |p| p.name.into()),
             shape: layout,
@@ -78,6 +124,7 @@ impl Sample {
             slots_hit: hit.bytes as f64 / n / slot,
             slots_miss: miss.bytes as f64 / n / slot,
             moves: (counts.moves - before) as f64 / pairs as f64,
+            hinted,
         })
     }
 
@@ -119,6 +166,36 @@ impl Sample {
         let bytes_per_key = slot / self.load_true;
         let source = format!("counted on {} slots", self.slots);
         Ok(Design { name, side: Side::Layout, get, put, bytes_per_key, client_bytes_per_key: 0.0, source })
+    }
+
+    /// The same design for clients that remember each slot
+    /// ([`ClientOptions::hint_bytes`](crate::ClientOptions::hint_bytes)). `None` where hints save
+    /// nothing.
+    ///
+    /// # Errors
+    /// As [`Sample::design`].
+    pub fn hinted_design(&self, workload: &Workload) -> Result<Option<Design>, PlanError> {
+        let Some(hinted) = self.hinted else { return Ok(None) };
+        let plain = self.design(workload)?;
+        let mean = |hit: f64, miss: f64| workload.hits * hit + (1.0 - workload.hits) * miss;
+        let slot = plain.get.fetched_bytes / mean(self.slots_hit, self.slots_miss);
+        let (reads, trips) =
+            (mean(hinted.reads_hit, hinted.reads_miss), mean(hinted.trips_hit, hinted.trips_miss));
+        let get = Demand {
+            reads,
+            trips,
+            doorbells: trips,
+            fetched_bytes: mean(hinted.slots_hit, hinted.slots_miss) * slot,
+            client_instructions: mean(GET_HINTED_HIT.instructions, GET_HINTED_MISS.instructions),
+            client_lines: trips,
+            // The tags of all windows, side by side.
+            hint_lines: 1.0,
+            touched_lines: reads,
+            ..Demand::default()
+        };
+        let name = hinted_name(&self.layout);
+        let source = format!("{}, after six GETs of each key", plain.source);
+        Ok(Some(Design { name, get, client_bytes_per_key: hinted.bytes_per_key, source, ..plain }))
     }
 }
 
@@ -233,6 +310,12 @@ impl SampleTable {
     /// # Errors
     /// [`PlanError::Sample`] if a GET fails or gives a wrong answer.
     pub fn reads(&mut self, zipf: f64) -> Result<(ReadCounts, ReadCounts), PlanError> {
+        let (hits, misses) = self.asked(zipf);
+        Ok((self.count(&hits, true, None)?, self.count(&misses, false, None)?))
+    }
+
+    /// The numbers of keys to look for: as many present ones as there are, and as many absent ones.
+    fn asked(&mut self, zipf: f64) -> (Vec<u64>, Vec<u64>) {
         let n = self.live.len();
         let mut hits = self.live.clone();
         if zipf > 0.0
@@ -245,8 +328,7 @@ impl SampleTable {
             hits = (0..n).map(|_| hits[rank(&mut self.rng)]).collect();
         }
         // Numbers that no key has had. Which ones does not matter: each is new to the table.
-        let misses: Vec<u64> = (0..n as u64).map(|i| u64::MAX - i).collect();
-        Ok((self.count(&hits, true, None)?, self.count(&misses, false, None)?))
+        (hits, (0..n as u64).map(|i| u64::MAX - i).collect())
     }
 
     /// READs of a GET of each key by a client with hints
@@ -257,12 +339,18 @@ impl SampleTable {
     /// # Errors
     /// As [`SampleTable::reads`].
     pub fn hinted_reads(&self) -> Result<Option<(ReadCounts, u64)>, PlanError> {
+        let Some(hints) = self.learned()? else { return Ok(None) };
+        Ok(Some((self.count(&self.live, true, Some(&hints))?, hints.bytes())))
+    }
+
+    /// Hints, after six GETs of each key.
+    fn learned(&self) -> Result<Option<Hints>, PlanError> {
         const ROUNDS: u32 = 6;
         let Some(hints) = Hints::new(self.index.geometry(), usize::MAX) else { return Ok(None) };
         for _ in 0..ROUNDS {
             self.count(&self.live, true, Some(&hints))?;
         }
-        Ok(Some((self.count(&self.live, true, Some(&hints))?, hints.bytes())))
+        Ok(Some(hints))
     }
 
     fn count(
