@@ -56,16 +56,9 @@ fn the_choice_follows_the_question() {
     let number = one_sided["choice"]["best"].as_u64().unwrap() as usize;
     assert_ne!(one_sided["predictions"][number]["side"], "two-sided", "{one_sided}");
     // Many cores, long values: a window costs eight of them on the wire.
-    let asked = ["--value", "1000", "--server-cores", "32", "--clients", "512"];
-    let rpc = json(&[&asked[..], &["--copy-gib", "0"]].concat());
+    let rpc = json(&["--value", "1000", "--server-cores", "32", "--clients", "512"]);
     assert_eq!(best(&rpc), "HERD");
     assert!(rpc["choice"]["reasons"][0].as_str().unwrap().starts_with("Use RPC"));
-    // A client with memory for hints reads one of them, and no server's core is busy with that.
-    let hinted = json(&asked);
-    assert!(best(&hinted).ends_with(", hints"), "{hinted}");
-    // Too many keys for any memory.
-    let told = text(&["--keys", "1e13"]);
-    assert!(told.contains("None of these is possible here"), "{told}");
 }
 
 /// What hints buy stands below each layout: an eighth of the bytes, for memory at each client. None
@@ -150,7 +143,8 @@ fn runs_have_tails() {
     let run = || json(&asked)["simulated"].clone();
     let runs = run();
     assert_eq!(runs, run());
-    assert_eq!(runs.as_array().unwrap().len(), 2);
+    // The two, and the one with hints.
+    assert_eq!(runs.as_array().unwrap().len(), 3);
     for run in runs.as_array().unwrap() {
         let number = |name: &str| run[name].as_f64().unwrap();
         assert!(number("p50_s") <= number("p99_s") && number("p99_s") <= number("p999_s"), "{run}");
