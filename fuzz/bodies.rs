@@ -26,7 +26,8 @@ use oneread::sim::{Bytes, Hardware, Instant, Recorder, Unit, Witness};
 use oneread::sim::{KeyNumber, PlannedGet, Scene, Violation, World};
 use oneread::wire::{self, Reply, Request};
 use oneread::{
-    Clock, Config, Geometry, Index, Layout, PutError, PutMode, PutOutcome, SwapOutcome, TableSize,
+    Clock, Config, Geometry, Index, Layout, PutError, PutMode, PutOutcome, RestoreError, Snapshot,
+    SwapOutcome, TableSize,
 };
 use std::collections::{HashMap, HashSet};
 use std::fs::{File, OpenOptions};
@@ -201,6 +202,151 @@ const LIMITS: Limits = Limits::new().retries_max(3).deadline(Duration::from_secs
 /// Checks that a GET in a damaged region failed with one of the allowed errors.
 fn inconclusive(error: &ReadError) {
     assert!(matches!(error, ReadError::Contended { .. } | ReadError::Deadline { .. }));
+}
+
+// ---- snapshot_bytes -----------------------------------------------------------------------------
+
+/// CRC-32C, bit by bit.
+fn crc32c(parts: &[&[u8]]) -> [u8; 4] {
+    let bytes = parts.iter().flat_map(|part| part.iter());
+    let sum = bytes.fold(!0u32, |sum, &byte| {
+        (0..8).fold(sum ^ u32::from(byte), |sum, _| sum >> 1 ^ 0x82f6_3b78 * (sum & 1))
+    });
+    (!sum).to_le_bytes()
+}
+
+/// A snapshot whose fields follow from the input: mostly possible ones, with checksums put right.
+fn forged_snapshot(input: &mut Input<'_>) -> Vec<u8> {
+    let mut file = b"ONESNAP\0".to_vec();
+    let mut fields = [1, 0, 7, 0, 1, 0, 1, 0, 1, 0, 1, 2, 1, 8, 0, 16, 40, 0, 32, 0, 2_000_000, 0];
+    let other = input.byte();
+    if other & 0x80 != 0 {
+        let value = if other & 0x40 == 0 { u32::from(input.byte()) } else { input.u32() };
+        fields[usize::from(other & 0x3f) % fields.len()] = value;
+    }
+    fields.iter().for_each(|field: &u32| file.extend(field.to_le_bytes()));
+    file.resize(128, 0);
+    let sum = crc32c(&[&file[..12], &file[16..]]);
+    file[12..16].copy_from_slice(&sum);
+    let id: [u8; 8] = file[16..24].try_into().expect("8 bytes");
+    let (mut all, mut all_bytes, mut longest) = (0u64, 0u64, [0u32; 2]);
+    let blocks = input.below(4) as u64;
+    for number in 0..=blocks {
+        let is_last = number == blocks;
+        let mut payload = Vec::new();
+        let records = if is_last { 0 } else { input.below(6) };
+        for _ in 0..records {
+            let (mode, key, vlen) = (input.byte(), key(input.byte(), 16), input.below(41));
+            let (klen, vlen) = (key.len() as u32, vlen as u32);
+            longest = [longest[0].max(klen), longest[1].max(vlen)];
+            let (said_klen, said_vlen) = match mode {
+                0..230 => (klen, vlen),
+                230..240 => (input.u32(), vlen),
+                _ => (klen, input.u32()),
+            };
+            payload.extend(said_klen.to_le_bytes());
+            payload.extend(said_vlen.to_le_bytes());
+            payload.extend(key);
+            payload.extend(value(mode, vlen as usize));
+        }
+        if is_last {
+            payload.extend(all.to_le_bytes());
+            payload.extend(all_bytes.to_le_bytes());
+            payload.extend([0; 16]);
+            payload.extend(longest.iter().flat_map(|length| length.to_le_bytes()));
+        }
+        let mode = input.byte();
+        let mut head = if is_last { b"LAST".to_vec() } else { b"BLCK".to_vec() };
+        let said = if mode & 0xf0 == 0xf0 { input.u32() } else { payload.len() as u32 };
+        head.extend(said.to_le_bytes());
+        head.extend(if mode & 0xf0 == 0xe0 { input.u64() } else { number }.to_le_bytes());
+        head.extend(records.wrapping_add(usize::from(mode & 0xf0 == 0xd0)).to_le_bytes()[..4].iter());
+        head.extend(crc32c(&[&payload]));
+        head.extend([0; 4]);
+        let sum = crc32c(&[&id, &head]);
+        file.extend(head);
+        file.extend(sum);
+        file.extend(&payload);
+        all += records as u64;
+        all_bytes += payload.len() as u64;
+    }
+    file
+}
+
+/// Arbitrary bytes as a snapshot. They are an error, or all their keys are put; what is whole can be
+/// had in any case; nothing goes on without end, or takes memory for bytes that are not there. Returns
+/// whether the snapshot was whole.
+pub fn snapshot_bytes(data: &[u8]) -> bool {
+    let input = &mut Input(data);
+    let mode = input.byte();
+    let mut file = if mode % 4 == 0 { input.0.to_vec() } else { forged_snapshot(input) };
+    match mode >> 6 {
+        1 => {
+            let at = usize::from(input.u16()) % file.len().max(1);
+            if let Some(byte) = file.get_mut(at) {
+                *byte ^= input.byte();
+            }
+        }
+        2 => file.truncate(usize::from(input.u16()) % (file.len() + 1)),
+        3 => file.extend(input.0),
+        _ => {}
+    }
+    let scratch = Scratch::new();
+    (&scratch.file).write_all(&file).expect("room for a small file");
+    let config = Config::new().size(TableSize::Slots(24)).key_max(16).value_max(40).grace(GRACE);
+    let geometry = config.seeds(Seeds::from_number(1)).geometry().expect("possible");
+    let region = Region::private(geometry.region_bytes());
+    let index = Index::create(region, geometry, Clock::manual()).expect("memory");
+    let mut there = HashMap::new();
+    let whole = Snapshot::open(&scratch.path()).and_then(|snapshot| {
+        let content = snapshot.check(&mut |_| {})?;
+        let mut blocks = snapshot.blocks();
+        let mut keys = 0;
+        while let Some(block) = blocks.next()? {
+            keys += block.records().count() as u64;
+            there.extend(block.records().map(|(key, value)| (key.to_vec(), value.to_vec())));
+        }
+        assert_eq!(keys, content.keys, "what it says and what it has");
+        Ok(snapshot)
+    });
+    if let Ok(snapshot) = &whole {
+        match index.restore_from(snapshot, &mut |_, _| {}) {
+            Ok(restored) => {
+                assert!(restored.keys >= index.len() && index.len() == there.len() as u64);
+                let mut got = Vec::new();
+                let mut reader = index.reader();
+                assert!(there.keys().all(|key| reader.get_into(key, &mut got) == Ok(true)));
+            }
+            Err(RestoreError::Full { .. }) => {}
+            Err(RestoreError::TooLong { .. } | RestoreError::TooMany { .. }) => assert!(index.is_empty()),
+            Err(error) => panic!("it was whole: {error}"),
+        }
+    }
+    let Ok(snapshot) = Snapshot::open_head(&scratch.path()) else {
+        assert!(whole.is_err());
+        return false;
+    };
+    let mut blocks = snapshot.blocks();
+    let (mut records, mut gaps) = (0, 0);
+    loop {
+        let before = blocks.at();
+        match blocks.next() {
+            Ok(Some(block)) => records += block.records().count(),
+            Ok(None) => break,
+            Err(_) => {
+                gaps += 1;
+                match blocks.resume().expect("the file can be read") {
+                    Some(gap) => {
+                        assert!(gap.start == before && gap.end > before && gap.end < file.len() as u64)
+                    }
+                    None => break,
+                }
+            }
+        }
+        assert!(blocks.at() > before && blocks.at() <= file.len() as u64);
+    }
+    assert_eq!(whole.is_ok(), gaps == 0, "{records} records, {gaps} gaps, {whole:?}");
+    whole.is_ok()
 }
 
 // ---- slot_bytes ---------------------------------------------------------------------------------

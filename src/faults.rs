@@ -108,6 +108,10 @@ pub enum Rule {
     HandoverCheck,
     /// T7: a register that was handed over is read before its stripe is used.
     HandoverRead,
+    /// D1: a walk over all keys holds a home's lock until it has seen all keys of the home.
+    WalkLock,
+    /// D2: a walk reads a displaced key's slot at rest.
+    WalkSettled,
     /// G9: a slot that a hint named is validated before it is a hit.
     HintHit,
     /// G9: a GET whose hint named the wrong slot looks everywhere.
@@ -146,8 +150,8 @@ impl Rule {
     const LAST: Rule = Rule::OldChild;
 
     /// The rule's bit in a set of rules.
-    const fn bit(self) -> u64 {
-        const { assert!((Rule::LAST as u32) < u64::BITS) };
+    const fn bit(self) -> u128 {
+        const { assert!((Rule::LAST as u32) < u128::BITS) };
         1 << self as u32
     }
 }
@@ -156,7 +160,7 @@ impl Rule {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Faults {
     #[cfg(feature = "faults")]
-    rules: u64,
+    rules: u128,
     #[cfg(feature = "faults")]
     waits: Waits,
 }
@@ -171,7 +175,7 @@ const WAITS_MAX: usize = 5;
 
 #[cfg(feature = "faults")]
 std::thread_local! {
-    static RULES: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+    static RULES: std::cell::Cell<u128> = const { std::cell::Cell::new(0) };
     static WAITS: std::cell::Cell<Waits> = const { std::cell::Cell::new([None; WAITS_MAX]) };
 }
 
@@ -326,7 +330,7 @@ pub(crate) fn before_store() {
 #[cfg(feature = "faults")]
 #[derive(Debug)]
 pub struct Broken {
-    newly: u64,
+    newly: u128,
     shortened: Option<Rule>,
 }
 

@@ -41,6 +41,8 @@ pub mod plan;
 mod room;
 mod route;
 mod setters;
+#[doc(hidden)]
+pub mod snapshot;
 mod start;
 mod sync;
 mod values;
@@ -93,7 +95,7 @@ pub use config::{Config, ConfigError, TableSize};
 pub use fabric::{Fabric, shm::Shm};
 pub use families::presets;
 pub use get::Retry;
-pub use index::{Index, RecoverError, Recovered};
+pub use index::{Index, RecoverError, Recovered, RestoreError, Restored};
 pub use layout::geometry::{Family, Geometry, Layout};
 pub use layout::hash::Seeds;
 pub use layout::superblock::SuperblockError;
@@ -102,11 +104,17 @@ pub use place::PlaceError;
 pub use placement::Preset;
 pub use reader::{GetStats, HintCounts, Limits, ReadCounts, Reader};
 pub use region::{Backing, Region, RegionError};
-pub use server::{MailboxCounts, ServeError, Server, ServerConfig, StartMode, StartProgress, StartStep};
+pub use server::{
+    MailboxCounts, ServeError, Server, ServerConfig, Snapshots, StartMode, StartProgress, StartStep, Stopped,
+};
+pub use snapshot::{
+    SaveError, SaveStep, Saved, Snapshot, SnapshotBlock, SnapshotBlocks, SnapshotContent, SnapshotError,
+    SnapshotTerms,
+};
 pub use values::Values;
 #[cfg(feature = "verbs")]
 pub use verbs::gid::{GidError, GidMismatch};
 pub use verbs::{DeviceChoice, Token, VerbsOptions, Wait};
 #[cfg(feature = "verbs")]
 pub use verbs::{QueueCounts, SetupError, VerbsError};
-pub use wire::{Refusal, ServerStats, WireError};
+pub use wire::{Refusal, ServerStats, SnapshotStatus, WireError};

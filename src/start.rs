@@ -11,6 +11,8 @@ pub enum StartStep {
     Make,
     /// A table is taken over from a server that was killed: every slot is looked at.
     Survey,
+    /// A new table gets the keys of a snapshot. Its bytes count twice: they are checked first.
+    Restore,
     /// The region is registered with the device (verbs). When all bytes are in memory, the device
     /// pins them.
     Register,

@@ -21,6 +21,7 @@
 
 use crate::layout::geometry::Geometry;
 use crate::outcome::{IndexCounts, PutError, PutMode, PutOutcome, SwapOutcome};
+use crate::snapshot::SaveStep;
 use bytemuck::{Pod, Zeroable};
 
 /// The first bytes of a `Hello`.
@@ -62,6 +63,7 @@ mod op {
     pub const MAILBOX: u16 = 8;
     pub const WAKE: u16 = 9;
     pub const SWAP: u16 = 10;
+    pub const SNAPSHOT: u16 = 11;
     pub const REPLY: u16 = 0x8000;
 }
 
@@ -81,6 +83,7 @@ mod status {
     pub const SWAPPED: u16 = 12;
     pub const DIFFERS: u16 = 13;
     pub const SWAP_ABSENT: u16 = 14;
+    pub const SNAPSHOT: u16 = 15;
     pub const KEY_LENGTH: u16 = 100;
     pub const VALUE_LENGTH: u16 = 101;
     pub const FULL: u16 = 102;
@@ -138,6 +141,11 @@ pub enum Request<'a> {
     },
     /// Asks for the server's counters.
     Stat,
+    /// Asks what became of the server's snapshots.
+    Snapshot {
+        /// Asks for one more, too.
+        begin: bool,
+    },
     /// Asks for a mailbox, which further requests may go through.
     Mailbox {
         /// The client's version of mailboxes.
@@ -197,6 +205,57 @@ impl ServerStats {
             pid,
             incarnation,
         }
+    }
+}
+
+/// What became of a server's snapshots, as a reply carries it. Times are in milliseconds since 1970.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
+#[non_exhaustive]
+pub struct SnapshotStatus {
+    /// Time between snapshots in milliseconds. 0: the server makes none. `u64::MAX`: only on request,
+    /// and when it stops.
+    pub every_ms: u64,
+    /// Number of the last one that somebody asked for. They are counted from 1 since the server
+    /// started.
+    pub asked: u64,
+    /// Number of the last one that was begun.
+    pub begun: u64,
+    /// Number of the last one that has ended, made or not.
+    pub finished: u64,
+    /// Number of the last one that was made. Below `finished`, the last one has failed.
+    pub saved: u64,
+    /// Parts of a million that are done of the one being made.
+    pub progress_ppm: u64,
+    /// Time up to which the last one made has every acknowledged change. 0: none was made yet.
+    pub saved_ms: u64,
+    /// How long the last one made took, in microseconds.
+    pub took_us: u64,
+    /// Keys in it.
+    pub keys: u64,
+    /// Bytes of its file.
+    pub bytes: u64,
+    /// Time of the last failure. 0: none has failed yet.
+    pub failed_ms: u64,
+    /// [`SnapshotStatus::failure`] in numbers.
+    pub failure: u64,
+}
+
+impl SnapshotStatus {
+    /// Whether the server makes snapshots.
+    pub fn is_on(&self) -> bool {
+        self.every_ms != 0
+    }
+
+    /// The time between snapshots. `None`: only on request, and when the server stops; or not at all.
+    pub fn every(&self) -> Option<std::time::Duration> {
+        (self.is_on() && self.every_ms != u64::MAX).then(|| std::time::Duration::from_millis(self.every_ms))
+    }
+
+    /// The last failure: which step, and what the operating system said.
+    pub fn failure(&self) -> Option<(SaveStep, std::io::Error)> {
+        let error = std::io::Error::from_raw_os_error(self.failure as u32 as i32);
+        (self.failed_ms != 0).then(|| (SaveStep::from_number((self.failure >> 32) as u32), error))
     }
 }
 
@@ -281,6 +340,8 @@ pub enum Reply {
     Value(Option<Vec<u8>>),
     /// The server's counters.
     Stat(ServerStats),
+    /// What became of its snapshots.
+    Snapshot(SnapshotStatus),
     /// The client has a mailbox. The descriptor of its memory comes with it.
     Mailbox {
         /// The server's version of mailboxes.
@@ -347,7 +408,7 @@ pub fn request_bytes_max(geometry: &Geometry) -> usize {
 
 /// Longest reply for a table of this geometry, in bytes.
 pub fn reply_bytes_max(geometry: &Geometry) -> usize {
-    HEAD + size_of::<ServerStats>().max(geometry.value_max())
+    HEAD + size_of::<ServerStats>().max(size_of::<SnapshotStatus>()).max(geometry.value_max())
 }
 
 /// Decodes the replies in `bytes`, which hold whole frames, to requests numbered from `first`.
@@ -431,6 +492,7 @@ impl<'a> Request<'a> {
             Request::Remove { key } => encode(out, op::REMOVE, 0, id, &[key]),
             Request::Get { key } => encode(out, op::GET, 0, id, &[key]),
             Request::Stat => encode(out, op::STAT, 0, id, &[]),
+            Request::Snapshot { begin } => encode(out, op::SNAPSHOT, 0, id, &[&[u8::from(*begin)]]),
             Request::Mailbox { version } => encode(out, op::MAILBOX, 0, id, &[&version.to_le_bytes()]),
             Request::Wake => encode(out, op::WAKE, 0, id, &[]),
         }
@@ -475,6 +537,11 @@ impl<'a> Request<'a> {
                 Ok(Request::Mailbox { version: u32::from_le_bytes(version) })
             }
             op::WAKE if frame.body.is_empty() => Ok(Request::Wake),
+            op::SNAPSHOT => match frame.body {
+                [0] => Ok(Request::Snapshot { begin: false }),
+                [1] => Ok(Request::Snapshot { begin: true }),
+                _ => Err(unfitting),
+            },
             op::STAT | op::WAKE => Err(unfitting),
             op => Err(WireError::Unknown { op, status: frame.status }),
         }
@@ -507,6 +574,7 @@ impl Reply {
             Reply::Value(Some(value)) => reply(status::VALUE, value),
             Reply::Value(None) => reply(status::ABSENT, &[]),
             Reply::Stat(stats) => reply(status::STAT, bytemuck::bytes_of(stats)),
+            Reply::Snapshot(about) => reply(status::SNAPSHOT, bytemuck::bytes_of(about)),
             Reply::Put(Err(error)) | Reply::Swapped(Err(error)) | Reply::Removed(Err(error)) => {
                 match *error {
                     PutError::KeyLength { given, max } => {
@@ -556,6 +624,9 @@ impl Reply {
             status::VALUE => Reply::Value(Some(frame.body.to_vec())),
             status::ABSENT => Reply::Value(None),
             status::STAT => Reply::Stat(bytemuck::try_pod_read_unaligned(frame.body).map_err(|_| unfitting)?),
+            status::SNAPSHOT => {
+                Reply::Snapshot(bytemuck::try_pod_read_unaligned(frame.body).map_err(|_| unfitting)?)
+            }
             status::KEY_LENGTH => two().map(|(given, max)| {
                 Reply::Put(Err(PutError::KeyLength { given: given as usize, max: max as usize }))
             })?,
@@ -623,6 +694,7 @@ mod tests {
             Reply::Value(Some(Vec::new())),
             Reply::Value(None),
             Reply::Stat(ServerStats { keys: 1, pid: 2, ..Default::default() }),
+            Reply::Snapshot(SnapshotStatus { every_ms: 1, failure: 2, ..Default::default() }),
             Reply::Put(Err(PutError::KeyLength { given: 0, max: 255 })),
             Reply::Put(Err(PutError::ValueLength { given: 100, max: 32 })),
             Reply::Put(Err(PutError::Full { keys: 9, slots: 10 })),
@@ -675,6 +747,8 @@ mod tests {
                 Request::Swap { key: b"key", expected: b"old", value: b"value" },
                 b"\x03\0\x03\0keyoldvalue",
             ),
+            (11, Request::Snapshot { begin: false }, b"\0"),
+            (11, Request::Snapshot { begin: true }, b"\x01"),
         ] {
             let id = 0x0102_0304_0506_0708;
             let expected = frame(op, 0, id, body);
@@ -704,6 +778,20 @@ mod tests {
         };
         let pid = u64::from(std::process::id());
         let stats = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, pid, 11].map(u64::to_le_bytes).concat();
+        let snapshots = SnapshotStatus {
+            every_ms: 1,
+            asked: 2,
+            begun: 3,
+            finished: 4,
+            saved: 5,
+            progress_ppm: 6,
+            saved_ms: 7,
+            took_us: 8,
+            keys: 9,
+            bytes: 10,
+            failed_ms: 11,
+            failure: 12,
+        };
         for (status, reply, body) in [
             (1, Reply::Welcome { version: 0x0102_0304 }, vec![4, 3, 2, 1]),
             (2, Reply::Put(Ok(PutOutcome::Inserted)), vec![]),
@@ -720,6 +808,7 @@ mod tests {
             (12, Reply::Swapped(Ok(SwapOutcome::Swapped)), vec![]),
             (13, Reply::Swapped(Ok(SwapOutcome::Differs)), vec![]),
             (14, Reply::Swapped(Ok(SwapOutcome::Absent)), vec![]),
+            (15, Reply::Snapshot(snapshots), (1..=12).flat_map(u64::to_le_bytes).collect()),
             (100, Reply::Put(Err(PutError::KeyLength { given: 300, max: 16 })), two(300, 16)),
             (101, Reply::Put(Err(PutError::ValueLength { given: 301, max: 17 })), two(301, 17)),
             (102, Reply::Put(Err(PutError::Full { keys: 12, slots: 13 })), two(12, 13)),
@@ -778,7 +867,7 @@ mod tests {
         let hello = |magic: &[u8; 8], more: usize| [&magic[..], &vec![0; more]].concat();
         for (op, status, body, expected) in [
             (0, 0, vec![], unknown(0, 0)),
-            (11, 3, vec![], unknown(11, 3)),
+            (12, 3, vec![], unknown(12, 3)),
             (0x8000, 6, vec![1], unknown(0x8000, 6)),
             (1, 0, hello(b"ONEREAD!", 8), unfitting(1, 16)),
             (1, 0, hello(b"ONEREAD?", 7), unfitting(1, 15)),
@@ -795,6 +884,9 @@ mod tests {
             (10, 0, vec![2, 0, 0, 0, 7], unfitting(10, 5)),
             (10, 0, vec![1, 0, 1, 0, 7], unfitting(10, 5)),
             (10, 0, vec![0, 0, 0, 1, 7], unfitting(10, 5)),
+            (11, 0, vec![], unfitting(11, 0)),
+            (11, 0, vec![2], unfitting(11, 1)),
+            (11, 0, vec![1, 0], unfitting(11, 2)),
         ] {
             let bytes = frame(op, status, 1, &body);
             let decoded = decode(&bytes).unwrap().unwrap();

@@ -49,6 +49,25 @@ fn superblock_bytes() {
 }
 
 #[test]
+fn snapshot_bytes() {
+    all_pass("snapshot_bytes", |data| {
+        bodies::snapshot_bytes(data);
+    });
+}
+
+/// Inputs at random, in each test run: forged snapshots cost little. Many are whole, and many are not.
+#[test]
+fn snapshots_at_random() {
+    let mut random = Random::new(4);
+    let mut whole = 0;
+    for _ in 0..3_000 {
+        let data: Vec<u8> = (0..random.pick(400)).map(|_| random.pick(256) as u8).collect();
+        whole += u32::from(bodies::snapshot_bytes(&data));
+    }
+    assert!((100..2_900).contains(&whole), "{whole} are whole");
+}
+
+#[test]
 fn frame_bytes() {
     all_pass("frame_bytes", bodies::frame_bytes);
 }

@@ -72,7 +72,7 @@ fn types_have_names_of_their_own() {
 fn ids(text: &str) -> BTreeSet<String> {
     let is_id = |word: &&str| {
         let mut chars = word.chars();
-        let letter = chars.next().is_some_and(|letter| "ABCEGHKLMNQRSTUW".contains(letter));
+        let letter = chars.next().is_some_and(|letter| "ABCDEGHKLMNQRSTUW".contains(letter));
         letter && word.len() == 2 && chars.all(|digit| digit.is_ascii_digit())
     };
     text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(is_id).map(str::to_owned).collect()

@@ -1,7 +1,10 @@
 //! What the command adds to the library's errors: the flag or the command that mends them.
 
 use oneread::plan::PlanError;
-use oneread::{ConnectError, GetError, MutateError, RecoverError, RequestPath, ServeError, SuperblockError};
+use oneread::{
+    ConnectError, GetError, MutateError, RecoverError, RequestPath, RestoreError, ServeError, SnapshotError,
+    SuperblockError,
+};
 #[cfg(feature = "verbs")]
 use oneread::{GidMismatch, LinkError, SetupError, VerbsError};
 use std::error::Error;
@@ -31,6 +34,22 @@ fn on(error: &(dyn Error + 'static)) -> Option<String> {
     }
     if let Some(error) = error.downcast_ref() {
         return on_superblock(error);
+    }
+    let restoring = match error.downcast_ref() {
+        Some(RestoreError::Snapshot(error)) => Some(error),
+        _ => error.downcast_ref(),
+    };
+    if let Some(SnapshotError::Cut { .. } | SnapshotError::Damaged { .. }) = restoring {
+        return Some("`oneread restore --damaged` puts that into a running server".into());
+    }
+    match error.downcast_ref() {
+        Some(RestoreError::TooLong { what, given, .. }) => {
+            return Some(format!("as by --{what}-max {given}"));
+        }
+        Some(RestoreError::TooMany { keys, .. } | RestoreError::Full { keys, .. }) => {
+            return Some(format!("as by --capacity {keys}"));
+        }
+        _ => {}
     }
     match error.downcast_ref() {
         Some(PlanError::UnknownProfile { .. }) => return Some("--nic takes a TOML file, too".into()),

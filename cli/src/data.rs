@@ -421,7 +421,7 @@ impl Loading<'_> {
 
 Reads the region slot by slot and asks the server nothing. It is no snapshot: a
 key that is put, removed or moved meanwhile may be printed or not, or twice;
-keys at rest are printed once.")]
+keys at rest are printed once. `oneread snapshot` misses none.")]
 pub struct Dump {
     /// The output format
     #[arg(long, default_value = "tsv")]

@@ -21,6 +21,7 @@ mod regions;
 mod rpc;
 mod serve;
 mod show;
+mod snapshot;
 mod stat;
 mod users;
 
@@ -67,6 +68,8 @@ enum Command {
     Del(data::Del),
     Load(data::Load),
     Dump(data::Dump),
+    Snapshot(snapshot::Take),
+    Restore(snapshot::Restore),
     Stat(stat::Stat),
     Inspect(stat::Inspect),
     Regions(regions::Regions),
@@ -118,6 +121,8 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Del(command) => command.run(),
         Command::Load(command) => command.run(),
         Command::Dump(command) => command.run(),
+        Command::Snapshot(command) => command.run(),
+        Command::Restore(command) => command.run(),
         Command::Stat(command) => command.run(),
         Command::Inspect(command) => command.run(),
         Command::Regions(command) => command.run(),

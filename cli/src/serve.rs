@@ -1,16 +1,18 @@
 //! `serve`: creates or takes over a table, and serves it until a signal.
 
+use super::snapshot::{self, Period};
 use super::users::UserId;
 use super::{At, TokenArgs, show};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use oneread::inspect::Inspector;
+use oneread::layout::control::Phase;
 use oneread::place;
 use oneread::region::{Backing, Region};
 use oneread::verbs::Wait;
 use oneread::{
-    Address, Config, Geometry, Layout, ServeError, Server, ServerConfig, StartMode, StartProgress, StartStep,
-    TableSize, Token,
+    Address, Config, Geometry, Layout, ServeError, Server, ServerConfig, Snapshots, StartMode, StartProgress,
+    StartStep, TableSize, Token,
 };
 use rustix::fs::OFlags;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -28,6 +30,9 @@ use std::time::Duration;
   oneread serve --layout windowed:16 --at shm:/tmp/a.sock
   oneread serve --anonymous       memory that is freed with the server
   oneread serve --fresh           forget the table that was there
+  oneread serve --snapshot /var/lib/oneread/t.snap --snapshot-every 60s
+      a table that survives a crash of the machine, but for a minute's changes
+  oneread serve --restore /backup/t.snap   a new table with these keys
   ONEREAD_TOKEN=secret oneread serve --at verbs://0.0.0.0:7471
       over RDMA (built with --features verbs)
 
@@ -35,6 +40,12 @@ The table is in a file in memory (/dev/shm). It survives a restart of the
 server, but not a reboot. With --region on a disk it also survives a clean
 reboot. After a crash of the machine, start with --fresh: the file then mixes
 old and new pages, and nothing detects that.
+
+With --snapshot, the server also writes all keys into a file on a disk: when it
+stops, when `oneread snapshot` asks for it, and with --snapshot-every in between,
+while it goes on serving. A new table begins with the keys of that file. So a
+crash of the machine costs at most the changes of that time, and of the time that
+one snapshot takes (`oneread stat`).
 
 Connected clients on this host go on reading while the server is away, until
 their lease ends (10 s by default). Over verbs they cannot.
@@ -71,6 +82,17 @@ pub struct Serve {
     /// The same in pages of 2 MiB, or not at all: the administrator must have reserved enough
     #[arg(long)]
     huge_pages: bool,
+    /// The file for snapshots: written on request, and when the server stops; a new table begins with
+    /// the keys in it
+    #[arg(long, value_name = "FILE")]
+    snapshot: Option<PathBuf>,
+    /// Also write a snapshot every so often, as in 500ms, 60s, 5m, 1h
+    #[arg(long, value_name = "TIME", requires = "snapshot")]
+    snapshot_every: Option<Period>,
+    /// Begin a new table with the keys of this snapshot, and of its layout and size if no others are
+    /// given
+    #[arg(long, value_name = "FILE")]
+    restore: Option<PathBuf>,
     /// Remove the region file first
     #[arg(long, conflicts_with_all = ["anonymous", "huge_pages"])]
     fresh: bool,
@@ -150,7 +172,8 @@ impl Serve {
         );
         let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
         let address = self.at.address();
-        let config = self.config(Config::default());
+        let source = self.source();
+        let base = source.map(|path| snapshot::config_for(path, self.layout)).transpose();
         let backing = if self.anonymous {
             Backing::Anonymous
         } else if self.huge_pages {
@@ -158,6 +181,11 @@ impl Serve {
         } else {
             Backing::File(self.prepare_file(&address)?)
         };
+        // A table that is taken over has terms of its own, and needs no snapshot that can be read.
+        let is_taken_over =
+            matches!(&backing, Backing::File(path) if path.metadata().is_ok_and(|about| about.len() > 0));
+        let base = if is_taken_over { None } else { base? };
+        let config = self.config(base.unwrap_or_default());
         let how = ServerConfig::new(address, config)
             .backing(backing.clone())
             .start(StartMode::OpenOrCreate)
@@ -175,6 +203,12 @@ impl Serve {
             .token(token)
             .wait(if self.poll { Wait::Poll } else { Wait::Block })
             .mailbox_bytes_max(u64::from(self.mailbox_mib) << 20)
+            .snapshots(
+                self.snapshot
+                    .as_ref()
+                    .map(|path| Snapshots::new(path).every(self.snapshot_every.map(|Period(every)| every))),
+            )
+            .restore(self.restore.clone())
             .progress(show_start);
         #[cfg(feature = "herd")]
         let how = how.herd(self.herd);
@@ -183,7 +217,7 @@ impl Serve {
         self.announce(&server, &backing)?;
         signals.forever().next();
         let (address, bytes) = (server.address().clone(), server.index().region().bytes());
-        server.stop();
+        let stopped = server.stop();
         if let Backing::File(path) = &backing
             && !self.json
         {
@@ -193,7 +227,24 @@ impl Serve {
                 show::bytes(bytes),
             ));
         }
+        match (stopped.saved, &self.snapshot) {
+            (Some(Ok(saved)), Some(path)) if !self.json => show::complain(format_args!(
+                "snapshot of {} in {} ({}, {:.2} s)",
+                show::counted(saved.keys, "key"),
+                path.display(),
+                show::bytes(saved.bytes),
+                saved.took.as_secs_f64()
+            )),
+            (Some(Err(error)), _) => return Err(error).context("the last snapshot was not made"),
+            _ => {}
+        }
         Ok(ExitCode::SUCCESS)
+    }
+
+    /// The snapshot that a new table begins with.
+    fn source(&self) -> Option<&Path> {
+        let own = self.snapshot.as_deref().filter(|path| path.symlink_metadata().is_ok());
+        self.restore.as_deref().or(own)
     }
 
     /// `base` with the options that the user gave.
@@ -225,14 +276,21 @@ impl Serve {
         place::prepare(&path)?;
         match std::fs::symlink_metadata(&path) {
             Ok(about) if about.len() > 0 || !about.is_file() => {
-                let has = existing(&path)?;
-                if self.fresh {
+                let (has, phase) = look_into(&path)?;
+                // Who was restoring it was killed. Nobody has been served from it.
+                let is_half = phase == Phase::Starting && self.source().is_some();
+                if self.fresh || is_half {
                     ensure!(
                         remove(&path)?,
                         "{} is in use by another server; stop that one first",
                         path.display()
                     );
                 } else {
+                    ensure!(
+                        self.restore.is_none(),
+                        "{} holds a table with keys of its own; --restore is for a new table: add --fresh to remove this one, or leave --restore out and use `oneread restore` to put the keys over these",
+                        path.display()
+                    );
                     self.check(&path, &has)?;
                     return Ok(path);
                 }
@@ -280,6 +338,9 @@ impl Serve {
         let geometry = index.geometry();
         let where_to = backing.to_string();
         if self.json {
+            let restored = server
+                .restored()
+                .map(|from| serde_json::json!({ "keys": from.keys, "seconds": from.took.as_secs_f64() }));
             let recovered = server.recovered().map(|found| {
                 serde_json::json!({ "keys": found.keys, "torn": found.torn, "doubled": found.doubled, "handed_over": found.handed_over })
             });
@@ -296,11 +357,20 @@ impl Serve {
                 "value_max": geometry.value_max(),
                 "grace_us": geometry.grace().as_micros() as u64,
                 "recovered": recovered,
+                "restored": restored,
                 "pid": std::process::id(),
             }))?);
         }
         let found = match server.recovered() {
-            None => "new".into(),
+            None => match server.restored() {
+                None => "new".into(),
+                Some(from) => format!(
+                    "new, with {} of {}, in {:.1} s",
+                    show::counted(from.keys, "key"),
+                    self.source().map_or("a snapshot".into(), |path| path.display().to_string()),
+                    from.took.as_secs_f64()
+                ),
+            },
             Some(found) if found.handed_over => {
                 format!("taken over with {} keys from a server that stopped", show::count(found.keys))
             }
@@ -334,6 +404,7 @@ fn show_start(at: StartProgress) {
         StartStep::Make => ("making the table", "made"),
         StartStep::Survey => ("taking over", "looked through"),
         StartStep::Register => ("registering", "registered"),
+        StartStep::Restore => ("restoring", "checked and restored, reading"),
         _ => return,
     };
     let bar = shown.get_or_insert_with(|| show::byte_bar(at.total, doing));
@@ -351,13 +422,15 @@ fn show_start(at: StartProgress) {
     }
 }
 
-/// The geometry of a region file. Any other file is an error and is left alone.
-pub fn existing(path: &Path) -> Result<Geometry> {
+/// The geometry of a region file, and the state that its last server left it in. Any other file is an
+/// error and is left alone.
+fn look_into(path: &Path) -> Result<(Geometry, Phase)> {
     let name = path.display();
     let file = place::open_file(path, OFlags::RDONLY)?;
     let region = Region::map_shared(file.into())?;
     let (geometry, _) = Inspector::superblock(&region).with_context(|| name.to_string())?;
-    Ok(geometry)
+    let phase = Inspector::new(&region, &geometry).state().phase;
+    Ok((geometry, phase))
 }
 
 /// Whether a server uses a region file.

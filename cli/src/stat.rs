@@ -1,6 +1,6 @@
 //! `stat` and `inspect`: the server's counters, and the content of the region.
 
-use super::{At, Server, serve, show};
+use super::{At, Server, serve, show, snapshot};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use comfy_table::{Attribute, Cell, Color};
@@ -22,6 +22,7 @@ use std::time::Duration;
 #[command(after_help = "EXAMPLES
   oneread stat
   oneread stat --json | jq .server.keys
+  oneread stat --json | jq .snapshots.last   when the last snapshot was made
 
 The server answers this command. `oneread inspect` looks into the table without
 the server.")]
@@ -37,6 +38,7 @@ impl Stat {
     pub fn run(self) -> Result<ExitCode> {
         let mut client = self.server.connect()?;
         let stats = client.server_stats()?;
+        let snapshots = client.snapshot_status()?;
         let geometry = client.geometry();
         let inspector = client.region().map(|region| Inspector::new(region, geometry));
         let load = stats.keys as f64 / stats.slots as f64;
@@ -57,6 +59,7 @@ impl Stat {
                     "waits": stats.waits,
                     "slots": stats.slots,
                 },
+                "snapshots": snapshot::json(&snapshots),
                 "geometry": geometry_json(geometry),
                 "region": inspector.map(|inspector| {
                     json!({ "phase": phase(inspector.state().phase), "moves_begun": inspector.moves_begun() })
@@ -78,6 +81,9 @@ impl Stat {
         table.add_row(vec![Cell::new("keys moved"), n(stats.moves)]);
         table.add_row(vec![Cell::new("  of these, brought home"), n(stats.homings)]);
         table.add_row(vec![Cell::new("puts that waited for a grace period"), n(stats.waits)]);
+        for (name, value) in snapshot::rows(&snapshots) {
+            table.add_row(vec![Cell::new(name), show::number(value)]);
+        }
         add_geometry(&mut table, geometry);
         show::say(table)?;
         Ok(ExitCode::SUCCESS)

@@ -794,3 +794,140 @@ fn kills_lose_nothing() {
     assert!(count("torn") >= kills / 2, "{found}");
     assert!(found["takeover_ms_p50"].as_f64().unwrap() <= found["takeover_ms_max"].as_f64().unwrap());
 }
+
+/// A server with snapshots, from the command line: on request, at the end, and after the region is
+/// gone. `restore` puts them into any server; a damaged one puts nothing.
+#[test]
+fn snapshots_are_made_and_restored() {
+    let dir = tempfile::tempdir().unwrap();
+    let region = region_in(dir.path());
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let (snap, copy) = (path("table.snap"), path("copy.snap"));
+    let flags = ["--region", &*region, "--slots", "4096", "--snapshot", &snap, "--snapshot-every", "1h"];
+    let served_dir = tempfile::tempdir().unwrap();
+    let mut served = Served::start_in(served_dir, &flags);
+    let words: String = (0..500).map(|n| format!("key{n}\tvalue{n}\n")).collect();
+    expect(served.run(&["load", &served.file("words.tsv", &words)]), 0);
+    let out = expect(served.run(&["snapshot"]), 0);
+    assert!(stdout(&out).contains("snapshot of 500 keys"), "{out:?}");
+    let stat = json(&expect(served.run(&["stat", "--json"]), 0));
+    let last = &stat["snapshots"]["last"];
+    assert_eq!((&last["keys"], &stat["snapshots"]["every_ms"]), (&500.into(), &3_600_000.into()), "{stat}");
+    let shown = stdout(&expect(served.run(&["stat"]), 0));
+    assert!(shown.contains("every 3600s") && shown.contains("last snapshot"), "{shown}");
+    std::fs::copy(&snap, &copy).unwrap();
+    let about = json(&expect(run(&["restore", &copy, "--check", "--json"]), 0));
+    assert_eq!(
+        (&about["keys"], &about["main_slots"], &about["longest_value"]),
+        (&500.into(), &4096.into(), &8.into())
+    );
+    assert!(stdout(&expect(run(&["restore", &copy, "--check"]), 0)).contains("all whole"));
+
+    // At the end, one more. Then the region is thrown away, as by a crash of the machine.
+    expect(served.run(&["put", "late", "one"]), 0);
+    served.signal(rustix::process::Signal::TERM);
+    assert!(served.child.wait().unwrap().success());
+    std::fs::remove_file(&region).unwrap();
+    let flags = ["--region", &*region, "--snapshot", &snap];
+    let served = Served::start(&flags);
+    assert_eq!(served.ready["restored"]["keys"], 501, "{}", served.ready);
+    assert_eq!(served.ready["main_slots"], 4096, "of the snapshot's size");
+    assert_eq!(stdout(&expect(served.run(&["get", "late"]), 0)), "one\n");
+
+    // Into a running server, of another layout; over its keys, or beside them.
+    let other = Served::start(&["--anonymous", "--layout", "cluster", "--capacity", "1000"]);
+    expect(other.run(&["put", "key7", "mine"]), 0);
+    let none = expect(other.run(&["snapshot"]), 1);
+    assert!(stderr(&none).contains("--snapshot FILE"), "{none:?}");
+    let out = json(&expect(other.run(&["restore", &copy, "--insert", "--json"]), 0));
+    assert_eq!((&out["inserted"], &out["skipped"]), (&499.into(), &1.into()), "{out}");
+    let out = json(&expect(other.run(&["restore", &copy, "--json"]), 0));
+    assert_eq!((&out["inserted"], &out["updated"]), (&0.into(), &500.into()), "{out}");
+    assert_eq!(stdout(&expect(other.run(&["get", "key7"]), 0)), "value7\n");
+
+    // A damaged one: as a whole nothing, in parts what is whole.
+    let mut bytes = std::fs::read(&copy).unwrap();
+    bytes[200] ^= 1;
+    let bad = path("bad.snap");
+    std::fs::write(&bad, &bytes).unwrap();
+    let empty = Served::start(&["--anonymous", "--capacity", "1000"]);
+    for arguments in [&["restore", &bad][..], &["restore", &bad, "--check"]] {
+        let out = expect(empty.run(arguments), 1);
+        assert!(
+            stderr(&out).contains("damaged at byte 160") && stderr(&out).contains("--damaged"),
+            "{out:?}"
+        );
+    }
+    assert_eq!(json(&expect(empty.run(&["stat", "--json"]), 0))["server"]["keys"], 0);
+    let out = expect(empty.run(&["restore", &bad, "--damaged"]), 1);
+    assert!(stderr(&out).contains("left out"), "{out:?}");
+    let out = expect(run(&["serve", "--anonymous", "--at", "shm:/tmp/unused", "--restore", &bad]), 1);
+    assert!(stderr(&out).contains("damaged at byte 160"), "{out:?}");
+    // A table with keys of its own is not replaced.
+    let out = expect(run(&["serve", "--at", "shm:/tmp/unused", "--region", &region, "--restore", &copy]), 1);
+    assert!(stderr(&out).contains("`oneread restore`"), "{out:?}");
+    // Longer values than the table takes: nothing is put.
+    let short = Served::start(&["--anonymous", "--value-max", "5"]);
+    let out = expect(short.run(&["restore", &copy]), 1);
+    assert!(stderr(&out).contains("--value-max 8") && stderr(&out).contains("nothing was put"), "{out:?}");
+    let out = expect(run(&["restore", &path("none")]), 1);
+    assert!(stderr(&out).contains("opening the snapshot"), "{out:?}");
+}
+
+/// On a full disk, the old snapshot stays, the table is served on, and `stat` says what is wrong.
+#[test]
+fn a_full_disk_costs_no_snapshot() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = dir.path().join("disk");
+    std::fs::create_dir(&disk).unwrap();
+    let script = "mount -t tmpfs -o size=256k none \"$1\" || exit 77; shift; exec \"$@\"";
+    // In a mount namespace of its own, so that the disk goes with the server.
+    let in_namespace = |arguments: &[&str]| {
+        let mut command = alone(Command::new("unshare"));
+        command.args(["-rm", "sh", "-c", script, "sh"]).arg(&disk).args(arguments);
+        command
+    };
+    if !in_namespace(&["true"]).output().is_ok_and(|out| out.status.success()) {
+        assert!(std::env::var_os("ONEREAD_NO_SKIP").is_none(), "no namespaces here");
+        eprintln!("skipped: no disk can be made small here (unshare, mount)");
+        return;
+    }
+    let at = format!("shm:{}", dir.path().join("sock").display());
+    let snap = disk.join("table.snap").display().to_string();
+    let mut command = in_namespace(&[env!("CARGO_BIN_EXE_oneread"), "serve", "--json", "--at", &at]);
+    command.args(["--anonymous", "--capacity", "10000", "--snapshot", &snap]);
+    let mut server = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.contains("ready"), "{line}");
+    let load = |keys: u32| {
+        let words: String = (0..keys).map(|n| format!("key{n}\tvalue{n:060}\n")).collect();
+        expect(run_with_input(&["load", "-", "--at", &at], words.as_bytes()), 0);
+    };
+    load(500);
+    assert!(stdout(&expect(run(&["snapshot", "--at", &at]), 0)).contains("500 keys"));
+    load(5000);
+    let out = expect(run(&["snapshot", "--at", &at]), 1);
+    let message = stderr(&out);
+    assert!(message.contains("No space left") && message.contains("still there"), "{message}");
+    let stat = json(&expect(run(&["stat", "--json", "--at", &at]), 0));
+    let snapshots = &stat["snapshots"];
+    assert_eq!((&snapshots["saved"], &snapshots["finished"]), (&1.into(), &2.into()), "{stat}");
+    assert!(snapshots["last_failure"]["error"].as_str().unwrap().contains("No space left"), "{stat}");
+    assert_eq!(snapshots["last"]["keys"], 500);
+    assert!(stdout(&expect(run(&["stat", "--at", &at]), 0)).contains("THE LAST ONE FAILED"));
+    // The table is served, and is smaller now: there is room for it, beside the old one.
+    let gone: Vec<String> = (400..5000).map(|n| format!("key{n}")).collect();
+    for some in gone.chunks(1000) {
+        let mut all = vec!["del", "--at", &*at];
+        all.extend(some.iter().map(|key| &**key));
+        expect(run(&all), 0);
+    }
+    assert!(stdout(&expect(run(&["snapshot", "--at", &at]), 0)).contains("400 keys"));
+    // And at the end on a full disk the exit status says so.
+    load(5000);
+    let pid = rustix::process::Pid::from_child(&server);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let out = server.wait_with_output().unwrap();
+    assert!(!out.status.success() && stderr(&out).contains("the last snapshot was not made"), "{out:?}");
+}

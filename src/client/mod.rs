@@ -24,7 +24,7 @@ use crate::values::Values;
 use crate::verbs::VerbsOptions;
 #[cfg(feature = "verbs")]
 use crate::verbs::{SetupError, VerbsError};
-use crate::wire::{PROTOCOL_VERSION, Refusal, Reply, Request, ServerStats, WireError};
+use crate::wire::{PROTOCOL_VERSION, Refusal, Reply, Request, ServerStats, SnapshotStatus, WireError};
 use counters::GETS_APART;
 use std::io;
 use std::ops::ControlFlow;
@@ -1224,6 +1224,34 @@ impl Client {
         let deadline = Instant::now() + self.options.deadline;
         match self.ask(&Request::Stat, deadline)? {
             Reply::Stat(stats) => Ok(stats),
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    /// Returns what became of the server's snapshots.
+    ///
+    /// # Errors
+    /// [`MutateError`] when the server does not answer.
+    pub fn snapshot_status(&mut self) -> Result<SnapshotStatus, MutateError> {
+        self.ask_about_snapshots(false)
+    }
+
+    /// Asks the server for a snapshot with every change acknowledged so far, and does not wait for it:
+    /// it is made when [`SnapshotStatus::finished`] has reached the [`SnapshotStatus::asked`] of the
+    /// answer. The server writes the file that it was started with
+    /// ([`ServerConfig::snapshots`](crate::ServerConfig::snapshots)). If it makes none, nothing
+    /// happens, and [`SnapshotStatus::is_on`] is `false`.
+    ///
+    /// # Errors
+    /// [`MutateError`] when the server does not answer, or this client may only read.
+    pub fn ask_for_snapshot(&mut self) -> Result<SnapshotStatus, MutateError> {
+        self.ask_about_snapshots(true)
+    }
+
+    fn ask_about_snapshots(&mut self, begin: bool) -> Result<SnapshotStatus, MutateError> {
+        let deadline = Instant::now() + self.options.deadline;
+        match self.ask(&Request::Snapshot { begin }, deadline)? {
+            Reply::Snapshot(status) => Ok(status),
             _ => Err(self.unexpected()),
         }
     }

@@ -177,7 +177,11 @@ fn key_of<'a>(request: &Request<'a>) -> Option<&'a [u8]> {
         | Request::Swap { key, .. }
         | Request::Remove { key }
         | Request::Get { key } => Some(key),
-        Request::Hello { .. } | Request::Stat | Request::Mailbox { .. } | Request::Wake => None,
+        Request::Hello { .. }
+        | Request::Stat
+        | Request::Snapshot { .. }
+        | Request::Mailbox { .. }
+        | Request::Wake => None,
     }
 }
 

@@ -15,7 +15,20 @@ impl Segment {
         Segment::create_by(region, geometry, clock, &Start::default())
     }
 
+    #[cfg(test)]
     pub(crate) fn create_by(
+        region: Region,
+        geometry: Geometry,
+        clock: Clock,
+        start: &Start,
+    ) -> Result<Segment, RegionError> {
+        let segment = Segment::create_unready(region, geometry, clock, start)?;
+        segment.publish_state(Phase::Serving);
+        Ok(segment)
+    }
+
+    /// Makes an empty table that is not yet in service.
+    pub(crate) fn create_unready(
         region: Region,
         geometry: Geometry,
         clock: Clock,
@@ -32,7 +45,6 @@ impl Segment {
             let made = start.cores.split(0..slots, PIECE, make, |slots| done(slots * slot_bytes));
             made.into_iter().collect::<Result<(), _>>()
         })?;
-        index.publish_state(Phase::Serving);
         Ok(index)
     }
 

@@ -22,6 +22,7 @@
 //!   them.
 //! * `create` makes an empty table; `recover` takes a region over from a server that was killed,
 //!   `handover` from one that stopped.
+//! * `snapshot` walks over all keys, for a file of them, and puts them back.
 
 mod chains;
 mod counters;
@@ -42,6 +43,7 @@ mod refusals;
 mod search;
 mod segment;
 mod share;
+mod snapshot;
 mod stripes;
 #[cfg(all(test, feature = "sim", not(loom)))]
 mod tests;
@@ -50,6 +52,7 @@ mod undo;
 mod writer;
 
 pub use recover::{RecoverError, Recovered};
+pub use snapshot::{RestoreError, Restored};
 
 use crate::clock::Clock;
 use crate::fabric::shm::Shm;
@@ -124,12 +127,35 @@ impl Index {
         clock: Clock,
         start: &Start,
     ) -> Result<Index, RegionError> {
+        Index::create_filled(region, geometry, clock, start, |_| Ok(()))
+    }
+
+    /// The same, and `fill` puts keys into the table before it is in service: if the server is killed
+    /// meanwhile, no other takes the table over.
+    pub(crate) fn create_filled<E: From<RegionError>>(
+        region: Region,
+        geometry: Geometry,
+        clock: Clock,
+        start: &Start,
+        fill: impl FnOnce(&Index) -> Result<(), E>,
+    ) -> Result<Index, E> {
         let table = if geometry.grows() {
             Table::Many(Growth::create(region, geometry, clock, start)?)
         } else {
-            Table::One(Segment::create_by(region, geometry, clock, start)?)
+            Table::One(Segment::create_unready(region, geometry, clock, start)?)
         };
-        Ok(Index { table })
+        let index = Index { table };
+        index.publish_state(Phase::Starting);
+        fill(&index)?;
+        index.publish_state(Phase::Serving);
+        Ok(index)
+    }
+
+    fn publish_state(&self, phase: Phase) {
+        match &self.table {
+            Table::One(segment) => segment.publish_state(phase),
+            Table::Many(growth) => growth.publish_state(phase),
+        }
     }
 
     /// Takes over the table in `region`. If its last server had stopped
@@ -163,10 +189,7 @@ impl Index {
 
     /// Tells clients that this table is given up and that they must connect again.
     pub fn retire(&self) {
-        match &self.table {
-            Table::One(segment) => segment.publish_state(Phase::Retired),
-            Table::Many(growth) => growth.publish_state(Phase::Retired),
-        }
+        self.publish_state(Phase::Retired);
     }
 
     /// The table's region.

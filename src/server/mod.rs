@@ -11,22 +11,24 @@ mod end;
 mod mailbox;
 mod session;
 pub(crate) mod shared;
+mod snapshots;
 #[cfg(feature = "verbs")]
 mod verbs;
 
 use crate::address::{Address, AddressError};
 use crate::clock::Clock;
 use crate::config::{Config, ConfigError, TableSize};
-use crate::index::{Index, RecoverError, Recovered};
+use crate::index::{Index, RecoverError, Recovered, RestoreError, Restored};
 use crate::place::{self, PlaceError};
 use crate::region::{Backing, Region, RegionError};
 use crate::setters::setters;
+use crate::snapshot::{SaveError, Saved, Snapshot, SnapshotPlace};
 use crate::start::Start;
 pub use crate::start::{StartProgress, StartStep};
 #[cfg(feature = "verbs")]
 use crate::verbs::SetupError;
 use crate::verbs::{Token, Wait};
-use crate::wire::{Refusal, ServerStats};
+use crate::wire::{Refusal, ServerStats, SnapshotStatus};
 use end::{Ended, Retired, Socket, Thread};
 use mailbox::{MailboxMemory, Visit};
 use mio::net::{UnixListener, UnixStream};
@@ -35,6 +37,8 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use session::{Fate, Session};
 pub use shared::MailboxCounts;
 use shared::{MailboxCounters, Peer, ServerState, WarningLimit};
+pub use snapshots::Snapshots;
+use snapshots::{Begins, Saver};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
@@ -108,6 +112,13 @@ pub struct ServerConfig {
     /// which poll without sleeping while such a client is connected.
     #[cfg(feature = "herd")]
     pub herd: bool,
+    /// The snapshots that the server makes ([`Snapshots`]). A new table begins with the keys of the one
+    /// that is there. (To begin with none, remove the file.) A table that is taken over has newer
+    /// keys, and keeps them.
+    pub snapshots: Option<Snapshots>,
+    /// A new table begins with the keys of this snapshot, and not with those of the one in
+    /// `snapshots`. A table that is taken over keeps its own: see [`Server::restored`].
+    pub restore: Option<PathBuf>,
     /// Called now and then during steps of the start that take long for a large table.
     pub progress: Option<fn(StartProgress)>,
 }
@@ -134,6 +145,8 @@ impl ServerConfig {
             mailbox_bytes_max: 64 << 20,
             #[cfg(feature = "herd")]
             herd: false,
+            snapshots: None,
+            restore: None,
             progress: None,
         }
     }
@@ -156,6 +169,8 @@ setters!(ServerConfig {
     mailbox_bytes_max: u64,
     #[cfg(feature = "herd")]
     herd: bool,
+    snapshots: impl Into<Option<Snapshots>>,
+    restore: impl Into<Option<PathBuf>>,
     progress: fn(StartProgress),
 });
 
@@ -191,6 +206,18 @@ pub enum ServeError {
         /// Why not.
         source: RecoverError,
     },
+    /// The snapshot cannot be read, or does not fit the table. No table was made, and no snapshot was
+    /// changed.
+    #[error("the keys of {} cannot be restored", path.display())]
+    Restore {
+        /// The snapshot.
+        path: PathBuf,
+        /// Why not.
+        source: RestoreError,
+    },
+    /// No snapshot can be made at the path in [`ServerConfig::snapshots`].
+    #[error(transparent)]
+    Snapshots(#[from] SaveError),
     /// Only a region file can be opened ([`StartMode::Open`]). Other memory does not outlive its
     /// server. For a file that does not exist, the error is [`RegionError::Missing`].
     #[error("only a region file can be opened again; name one, or create a new table")]
@@ -267,8 +294,9 @@ pub enum ServeError {
 /// |---|---|
 /// | [`start`](Server::start), new table | memory for the region, and threads. Over verbs also the registration, some seconds per 10 GiB ([`ServerConfig::progress`]) |
 /// | [`start`](Server::start), takeover after [`stop`](Server::stop) | the same without memory |
+/// | [`start`](Server::start), new table from a snapshot | the same, and two readings of the file, the second at the speed of puts |
 /// | [`start`](Server::start), takeover after a kill | the same, and a pass over the whole table; first twice its grace time ([`Config::grace`]) |
-/// | [`stop`](Server::stop), or dropping the server | the end of its threads, each of which first ends the request that it is answering; with a region file, also for traces to go (some times its grace time, at most 1 s), and then until the handover is written: 16 bytes for each displaced key, 8 for each stripe and free block |
+/// | [`stop`](Server::stop), or dropping the server | the end of its threads, each of which first ends the request that it is answering; with a region file, also for traces to go (some times its grace time, at most 1 s), and then until the handover is written: 16 bytes for each displaced key, 8 for each stripe and free block; with [`ServerConfig::snapshots`], also for a snapshot, if anything has changed since the last |
 /// | the other methods | nothing |
 ///
 /// In an async program, leave the first three to a thread that may block (`spawn_blocking`).
@@ -276,6 +304,8 @@ pub enum ServeError {
 pub struct Server {
     shared: Arc<ServerState>,
     recovered: Option<Recovered>,
+    restored: Option<Restored>,
+    has_ended: bool,
     address: Address,
     /// The socket to remove when the server ends.
     socket: Option<Socket>,
@@ -296,7 +326,21 @@ impl Server {
         if !config.read_token.is_empty() && (config.token.is_empty() || config.token == config.read_token) {
             return Err(ServeError::ReadToken);
         }
-        let (index, recovered) = index_for(&config)?;
+        // What cannot be written later is said now.
+        let place =
+            config.snapshots.as_ref().map(|snapshots| SnapshotPlace::claim(&snapshots.path)).transpose()?;
+        let Prepared { index, recovered, restored, as_saved } = index_for(&config)?;
+        if place.is_some() {
+            index.walkable()?;
+        }
+        let saver = config.snapshots.zip(place).map(|(snapshots, place)| {
+            let begins = match as_saved {
+                Some(saved) => Begins::AsSaved(saved),
+                None if recovered.is_none() && restored.is_none() => Begins::Empty,
+                None => Begins::Otherwise,
+            };
+            Saver::new(place, snapshots.every, &index, begins)
+        });
         let mut allow_uids = config.allow_uids;
         allow_uids.push(place::own_uid());
         let shared = Arc::new(ServerState {
@@ -314,9 +358,17 @@ impl Server {
             region_stays: matches!(config.backing, Backing::File(_)),
             mailbox_memory: MailboxMemory::new(config.mailbox_bytes_max),
             mailboxes: MailboxCounters::default(),
+            saver,
         });
-        let mut server =
-            Server { shared, recovered, address: config.address, socket: None, threads: Vec::new() };
+        let mut server = Server {
+            shared,
+            recovered,
+            restored,
+            has_ended: false,
+            address: config.address,
+            socket: None,
+            threads: Vec::new(),
+        };
         match server.address.clone() {
             Address::Shm(socket) => server.serve_shm(&socket, config.workers)?,
             #[cfg(feature = "verbs")]
@@ -336,6 +388,10 @@ impl Server {
             }
             #[cfg(not(feature = "verbs"))]
             Address::Verbs(_) => return Err(ServeError::NotBuilt { address: server.address.clone() }),
+        }
+        if server.shared.saver.is_some() {
+            let thread = snapshots::start(server.shared.clone()).map_err(ServeError::Threads)?;
+            server.threads.push((None, thread));
         }
         tracing::info!(address = %server.address, "serving");
         Ok(server)
@@ -372,6 +428,23 @@ impl Server {
         self.recovered
     }
 
+    /// What was restored from a snapshot, if this server made the table and there was one.
+    pub fn restored(&self) -> Option<Restored> {
+        self.restored
+    }
+
+    /// What became of the snapshots. `None` without [`ServerConfig::snapshots`].
+    pub fn snapshot_status(&self) -> Option<SnapshotStatus> {
+        self.shared.saver.as_ref().map(Saver::status)
+    }
+
+    /// Asks for a snapshot with every change made so far, and does not wait for it: it is made when
+    /// [`SnapshotStatus::finished`] has reached the [`SnapshotStatus::asked`] of the answer. `None`
+    /// without [`ServerConfig::snapshots`].
+    pub fn ask_for_snapshot(&self) -> Option<SnapshotStatus> {
+        self.shared.saver.as_ref().map(Saver::ask)
+    }
+
     /// The server's counters.
     pub fn stats(&self) -> ServerStats {
         self.shared.stats()
@@ -386,24 +459,63 @@ impl Server {
     /// Stops serving: closes every connection and removes the socket. A region file is handed over
     /// to the next server, which then starts at once, and GETs on shm answer from it until their client's lease ends
     /// ([`ClientOptions::lease`](crate::ClientOptions::lease)). Any other region is marked as given
-    /// up: from then on GETs end in [`GetError::ServerGone`](crate::GetError::ServerGone).
-    pub fn stop(self) {}
-}
+    /// up: from then on GETs end in [`GetError::ServerGone`](crate::GetError::ServerGone). With
+    /// [`ServerConfig::snapshots`], a last one is made first, of every change acknowledged.
+    pub fn stop(mut self) -> Stopped {
+        self.end()
+    }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        let Server { shared, threads, socket, .. } = self;
+    fn end(&mut self) -> Stopped {
+        let Server { shared, threads, socket, has_ended, .. } = self;
+        if std::mem::replace(has_ended, true) {
+            return Stopped { saved: None };
+        }
+        if let Some(saver) = &shared.saver {
+            saver.end();
+        }
         let ended = Ended::new(&shared.stopping, threads);
+        let saved = shared.saver.as_ref().and_then(|saver| saver.save_last(&shared.index));
         let retired = Retired::new(&ended, &shared.index, shared.region_stays);
         if let Some(socket) = socket.take() {
             socket.remove(&retired);
         }
+        Stopped { saved }
     }
 }
 
-fn index_for(config: &ServerConfig) -> Result<(Index, Option<Recovered>), ServeError> {
+/// How a server stopped.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Stopped {
+    /// The last snapshot. `None` without [`ServerConfig::snapshots`], or if the one that is there has
+    /// every change.
+    pub saved: Option<Result<Saved, SaveError>>,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// A table that is ready to be served, and where its keys are from.
+struct Prepared {
+    index: Index,
+    recovered: Option<Recovered>,
+    restored: Option<Restored>,
+    /// The snapshot that has just these keys, and stands where this server makes its own.
+    as_saved: Option<Saved>,
+}
+
+fn index_for(config: &ServerConfig) -> Result<Prepared, ServeError> {
     let start = Start { tell: config.progress, ..Start::default() };
-    let create = || -> Result<(Index, Option<Recovered>), ServeError> {
+    let own = config.snapshots.as_ref().map(|snapshots| &snapshots.path);
+    let source = config.restore.as_ref().or_else(|| own.filter(|path| path.symlink_metadata().is_ok()));
+    let create = || -> Result<Prepared, ServeError> {
+        let failed = |path: &PathBuf, source| ServeError::Restore { path: path.clone(), source };
+        // A file that is no snapshot is noticed before any memory is taken.
+        let snapshot =
+            source.map(|path| Snapshot::open(path).map_err(|e| failed(path, e.into()))).transpose()?;
         let geometry = config.table.geometry()?;
         let region =
             Region::create(&config.backing, geometry.region_bytes()).map_err(|error| match error {
@@ -413,12 +525,37 @@ fn index_for(config: &ServerConfig) -> Result<(Index, Option<Recovered>), ServeE
                 },
                 error => error.into(),
             })?;
-        Ok((Index::create_by(region, geometry, Clock::System, &start)?, None))
+        let mut restored = None;
+        let made = Index::create_filled(
+            region,
+            geometry,
+            Clock::System,
+            &start,
+            |index| -> Result<(), ServeError> {
+                let Some(snapshot) = &snapshot else { return Ok(()) };
+                let work = |done: &mut dyn FnMut(u64)| index.restore_from(snapshot, &mut |at, _| done(at));
+                let answer = start.step(StartStep::Restore, 2 * snapshot.bytes(), work);
+                restored = Some(answer.map_err(|source| failed(&snapshot.path().into(), source))?);
+                Ok(())
+            },
+        );
+        if let (Err(ServeError::Restore { .. }), Backing::File(path)) = (&made, &config.backing) {
+            // It has some of the keys. No server may take it over.
+            let _ = std::fs::remove_file(path);
+        }
+        let is_own = config.restore.is_none();
+        let as_saved = snapshot.as_ref().filter(|_| is_own).map(Snapshot::as_saved);
+        Ok(Prepared { index: made?, recovered: None, restored, as_saved })
     };
-    let open = |path: &PathBuf| -> Result<(Index, Option<Recovered>), ServeError> {
+    let open = |path: &PathBuf| -> Result<Prepared, ServeError> {
+        if let Some(own) = own.filter(|path| path.symlink_metadata().is_ok()) {
+            // It will be replaced. Nothing but a snapshot may be.
+            Snapshot::open_head(own)
+                .map_err(|e| ServeError::Restore { path: own.clone(), source: e.into() })?;
+        }
         let (index, recovered) = Index::open_by(Region::open(path)?, Clock::System, &start)
             .map_err(|source| ServeError::Recover { what: path.display().to_string(), source })?;
-        Ok((index, Some(recovered)))
+        Ok(Prepared { index, recovered: Some(recovered), restored: None, as_saved: None })
     };
     match (config.start, &config.backing) {
         (StartMode::Create, _) => create(),
@@ -427,7 +564,18 @@ fn index_for(config: &ServerConfig) -> Result<(Index, Option<Recovered>), ServeE
         (StartMode::OpenOrCreate, Backing::File(path))
             if std::fs::metadata(path).is_ok_and(|file| file.len() > 0) =>
         {
-            open(path)
+            match open(path) {
+                // The server that was restoring it was killed. Nobody has been served from it.
+                Err(ServeError::Recover { source: RecoverError::Unfinished, .. }) if source.is_some() => {
+                    std::fs::remove_file(path).map_err(|source| PlaceError::Os {
+                        doing: "removing",
+                        path: path.clone(),
+                        source,
+                    })?;
+                    create()
+                }
+                opened => opened,
+            }
         }
         (StartMode::OpenOrCreate, _) => create(),
     }

@@ -1,6 +1,7 @@
 //! The state that a server's threads share, and the answer to a request.
 
 use super::mailbox::MailboxMemory;
+use super::snapshots::Saver;
 use crate::index::Index;
 use crate::outcome::PutError;
 use crate::outcome::ReadError;
@@ -94,6 +95,8 @@ pub(crate) struct ServerState {
     /// What the mailboxes of clients on shm may take.
     pub(super) mailbox_memory: MailboxMemory,
     pub(super) mailboxes: MailboxCounters,
+    /// Makes snapshots, if this server makes any.
+    pub(super) saver: Option<Saver>,
 }
 
 /// Counts of mailbox work on shm ([`Server::mailbox_counts`](super::Server::mailbox_counts)).
@@ -180,7 +183,13 @@ impl ServerState {
     pub(crate) fn answer(&self, role: Role, request: Request<'_>) -> Option<Reply> {
         Some(match request {
             Request::Hello { .. } | Request::Mailbox { .. } | Request::Wake => return None,
-            Request::Put { .. } | Request::Swap { .. } | Request::Remove { .. } if role == Role::Read => {
+            // A snapshot takes the server's disk and time, so readers may not begin one.
+            Request::Put { .. }
+            | Request::Swap { .. }
+            | Request::Remove { .. }
+            | Request::Snapshot { begin: true }
+                if role == Role::Read =>
+            {
                 Reply::Denied
             }
             Request::Put { mode, key, value } => Reply::Put(self.index.put(key, value, mode)),
@@ -190,6 +199,10 @@ impl ServerState {
             Request::Remove { key } => Reply::Removed(self.index.remove(key)),
             Request::Get { key } => self.look_up(key),
             Request::Stat => Reply::Stat(self.stats()),
+            Request::Snapshot { begin } => {
+                let look = if begin { Saver::ask } else { Saver::status };
+                Reply::Snapshot(self.saver.as_ref().map(look).unwrap_or_default())
+            }
         })
     }
 

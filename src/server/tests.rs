@@ -25,7 +25,7 @@ fn uid() -> u32 {
 pub(super) fn shared() -> ServerState {
     let config = ServerConfig::new(Address::Shm("nowhere".into()), table());
     ServerState {
-        index: index_for(&config).unwrap().0,
+        index: index_for(&config).unwrap().index,
         stopping: AtomicBool::new(false),
         clients: AtomicU64::new(0),
         clients_max: 10,
@@ -39,6 +39,7 @@ pub(super) fn shared() -> ServerState {
         region_stays: false,
         mailbox_memory: MailboxMemory::new(config.mailbox_bytes_max),
         mailboxes: MailboxCounters::default(),
+        saver: None,
     }
 }
 
@@ -542,7 +543,7 @@ fn traces_are_removed_without_requests() {
     let table = Config { size: TableSize::Slots(256), layout: "list".parse().unwrap(), ..table() };
     let server = Server::start(ServerConfig::new(Address::Shm(dir.path().join("socket")), table)).unwrap();
     let second = Second::new(ServerState {
-        index: index_for(&ServerConfig::new(server.address().clone(), table)).unwrap().0,
+        index: index_for(&ServerConfig::new(server.address().clone(), table)).unwrap().index,
         ..shared()
     });
     leave_traces(&second.worker.shared.index);

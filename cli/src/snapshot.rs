@@ -1,0 +1,441 @@
+//! `snapshot`, `restore`: all keys of a table in one file, and back.
+
+use super::{Server, show, status};
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use oneread::{
+    Client, Config, PutError, PutMode, PutOutcome, Snapshot, SnapshotContent, SnapshotError, SnapshotStatus,
+    SnapshotTerms, TableSize,
+};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::str::FromStr;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// A time as in 500ms, 60s, 5m, 1h; a number alone is seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Period(pub Duration);
+
+impl FromStr for Period {
+    type Err = String;
+
+    fn from_str(given: &str) -> Result<Period, String> {
+        let (number, unit) = given.split_at(given.find(|c: char| !c.is_ascii_digit()).unwrap_or(given.len()));
+        let number: u64 = number.parse().map_err(|_| "give a time as in 500ms, 60s, 5m or 1h".to_owned())?;
+        let ms = match unit {
+            "ms" => Some(1),
+            "" | "s" => Some(1_000),
+            "m" => Some(60_000),
+            "h" => Some(3_600_000),
+            _ => None,
+        };
+        let ms = ms.and_then(|ms| number.checked_mul(ms)).filter(|ms| (1..=365 * 86_400_000).contains(ms));
+        ms.map(Duration::from_millis)
+            .map(Period)
+            .ok_or_else(|| "give a time as in 500ms, 60s, 5m or 1h, at most a year".into())
+    }
+}
+
+/// Have the server write a snapshot of its table, and wait until the disk has it
+#[derive(Debug, Args)]
+#[command(after_help = "EXAMPLES
+  oneread serve --snapshot /var/lib/oneread/table.snap &
+  oneread snapshot
+  oneread snapshot && cp /var/lib/oneread/table.snap /backup/
+  oneread snapshot --no-wait      return at once; `oneread stat` shows what came of it
+
+The server writes the file that it was started with (`serve --snapshot FILE`), and
+goes on serving. The file has every change acknowledged before this command. It
+takes the place of the old one when it is whole; if it fails (a full disk), the old
+one stays, and the exit status is 1.
+
+`oneread restore` puts the keys of a snapshot into a running server; `serve --restore`
+begins with them.")]
+pub struct Take {
+    /// Do not wait until it is made
+    #[arg(long)]
+    no_wait: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    server: Server,
+}
+
+/// Time between looks at how far the server is.
+const LOOK: Duration = Duration::from_millis(20);
+
+impl Take {
+    pub fn run(self) -> Result<ExitCode> {
+        let mut client = self.server.connect()?;
+        let mut about = client.ask_for_snapshot()?;
+        ensure!(
+            about.is_on(),
+            "the server at {} makes no snapshots; start it with `oneread serve --snapshot FILE`",
+            client.address()
+        );
+        let number = about.asked;
+        if !self.no_wait {
+            let bar = show::bar(100, "the server writes a snapshot", "%");
+            while about.finished < number {
+                std::thread::sleep(LOOK);
+                about = client.snapshot_status().context("the snapshot may still be made")?;
+                bar.set_position(if about.begun < number { 0 } else { about.progress_ppm / 10_000 });
+            }
+            bar.finish_and_clear();
+        }
+        let is_made = about.saved >= number;
+        if self.json {
+            show::say(json(&about))?;
+        } else if self.no_wait {
+            show::say("the server writes a snapshot; `oneread stat` shows what comes of it")?;
+        } else if is_made {
+            show::say(format_args!(
+                "snapshot of {}: {} in {}",
+                show::counted(about.keys, "key"),
+                show::bytes(about.bytes),
+                show::nanos(about.took_us as f64 * 1e3)
+            ))?;
+        }
+        if self.no_wait || is_made {
+            return Ok(ExitCode::SUCCESS);
+        }
+        match about.failure() {
+            Some((step, error)) => bail!(
+                "the server could not make the snapshot: {step}: {error}; the last one is still there; its log says more"
+            ),
+            None => bail!("the server is stopping; it makes a last snapshot then"),
+        }
+    }
+}
+
+/// What became of a server's snapshots, in JSON. `null` if it makes none.
+pub fn json(about: &SnapshotStatus) -> serde_json::Value {
+    if !about.is_on() {
+        return serde_json::Value::Null;
+    }
+    let failure = about.failure().map(|(step, error)| {
+        serde_json::json!({ "at_ms": about.failed_ms, "step": step.to_string(), "error": error.to_string() })
+    });
+    let last = (about.saved_ms != 0).then(|| {
+        serde_json::json!({
+            "began_ms": about.saved_ms,
+            "took_us": about.took_us,
+            "keys": about.keys,
+            "bytes": about.bytes,
+        })
+    });
+    serde_json::json!({
+        "every_ms": about.every().map(|every| every.as_millis() as u64),
+        "asked": about.asked,
+        "begun": about.begun,
+        "finished": about.finished,
+        "saved": about.saved,
+        "under_way": about.begun > about.finished,
+        "progress": about.progress_ppm as f64 / 1e6,
+        "last": last,
+        "last_failure": failure,
+    })
+}
+
+/// The same for people: what it is, and what there is to say.
+pub fn rows(about: &SnapshotStatus) -> Vec<(&'static str, String)> {
+    if !about.is_on() {
+        return vec![("snapshots", "none (serve --snapshot)".into())];
+    }
+    let mut rows = vec![(
+        "snapshots",
+        about.every().map_or("on request and at the end".into(), |every| format!("every {every:?}")),
+    )];
+    rows.push(match about.saved_ms {
+        0 => ("last snapshot", "none yet".into()),
+        at => ("last snapshot has all up to", ago(at)),
+    });
+    if about.saved_ms != 0 {
+        rows.push((
+            "  keys, bytes, time",
+            format!(
+                "{}, {}, {}",
+                show::count(about.keys),
+                show::bytes(about.bytes),
+                show::nanos(about.took_us as f64 * 1e3)
+            ),
+        ));
+    }
+    if about.begun > about.finished {
+        rows.push(("  one is being made", format!("{:.0} %", about.progress_ppm as f64 / 1e4)));
+    }
+    if let Some((step, error)) = about.failure() {
+        // Only the last one matters, if none was made since.
+        let is_now = about.finished > about.saved;
+        let what = if is_now { "  THE LAST ONE FAILED" } else { "  one failed before" };
+        rows.push((what, format!("{}: {step}: {error}", ago(about.failed_ms))));
+    }
+    rows
+}
+
+/// How long ago a time in milliseconds since 1970 was.
+fn ago(ms: u64) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_millis() as u64);
+    format!("{:.1?} ago", Duration::from_millis(now.saturating_sub(ms)))
+}
+
+/// Put the keys of a snapshot into a running server
+#[derive(Debug, Args)]
+#[command(after_help = "EXAMPLES
+  oneread restore table.snap
+  oneread restore table.snap --insert   keys that are there keep their values
+  oneread restore table.snap --check    only read the file and check it
+  oneread restore bad.snap --damaged    what is whole of a damaged file
+
+The file is checked first, to its last byte: a damaged one is refused, and nothing
+is put. The server may have another layout or size than the one that made it.
+A new server begins with a snapshot by itself: `oneread serve --restore table.snap`,
+which is faster.
+
+Exit status 1 if a key was not put, or something was left out.")]
+pub struct Restore {
+    /// The snapshot
+    file: PathBuf,
+    /// Put only keys that are absent
+    #[arg(long)]
+    insert: bool,
+    /// Check the file and say what is in it; needs no server
+    #[arg(long, conflicts_with_all = ["insert", "damaged"])]
+    check: bool,
+    /// Put what is whole of a damaged file, and say what is left out
+    #[arg(long)]
+    damaged: bool,
+    /// Print the summary as a JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    server: Server,
+}
+
+#[derive(Debug, Default, serde::Serialize)]
+struct Summary {
+    keys: u64,
+    inserted: u64,
+    updated: u64,
+    /// Keys that --insert left alone.
+    skipped: u64,
+    failed: u64,
+    /// Bytes of the file that were left out.
+    left_out_bytes: u64,
+    seconds: f64,
+}
+
+/// Keys put in one batch.
+const BATCH: usize = 1024;
+/// Keys that were not put and are reported one by one. The rest are counted.
+const COMPLAINTS_MAX: u64 = 20;
+
+impl Restore {
+    pub fn run(self) -> Result<ExitCode> {
+        if self.check {
+            let snapshot = Snapshot::open(&self.file)?;
+            let content = checked(&snapshot)?;
+            return self.show(&snapshot, &content);
+        }
+        let begun = Instant::now();
+        let open = if self.damaged { Snapshot::open_head } else { Snapshot::open };
+        let snapshot = open(&self.file)?;
+        let mut client = self.server.connect()?;
+        if !self.damaged {
+            self.fits(&checked(&snapshot)?, &client)?;
+        }
+        let mut summary = Summary::default();
+        let bar = show::byte_bar(snapshot.bytes(), "restoring");
+        let mut blocks = snapshot.blocks();
+        loop {
+            match blocks.next() {
+                Ok(Some(block)) => {
+                    let records: Vec<_> = block.records().collect();
+                    for batch in records.chunks(BATCH) {
+                        self.put(&mut client, batch, &mut summary, &bar).with_context(|| {
+                            format!("after {} of the snapshot", show::counted(summary.keys, "key"))
+                        })?;
+                    }
+                    bar.set_position(blocks.at());
+                }
+                Ok(None) => break,
+                Err(error) if self.damaged && !matches!(error, SnapshotError::Read { .. }) => {
+                    let from = blocks.at();
+                    let gap = blocks.resume()?.unwrap_or(from..snapshot.bytes());
+                    summary.left_out_bytes += gap.end - gap.start;
+                    bar.suspend(|| {
+                        show::complain(format_args!(
+                            "oneread: {error}; bytes {} to {} are left out",
+                            gap.start,
+                            gap.end.saturating_sub(1)
+                        ));
+                    });
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        bar.finish_and_clear();
+        summary.seconds = begun.elapsed().as_secs_f64();
+        let is_all = summary.failed == 0 && summary.left_out_bytes == 0;
+        if summary.failed > COMPLAINTS_MAX {
+            let more = show::counted(summary.failed - COMPLAINTS_MAX, "more key");
+            show::complain(format_args!("oneread: and {more}"));
+        }
+        if self.json {
+            show::say(serde_json::to_string(&summary)?)?;
+        } else {
+            show::say(format_args!(
+                "{} in {:.2} s ({}): {} inserted, {} updated, {} skipped, {} failed",
+                show::counted(summary.keys, "key"),
+                summary.seconds,
+                show::rate(summary.keys as f64 / summary.seconds),
+                show::count(summary.inserted),
+                show::count(summary.updated),
+                show::count(summary.skipped),
+                show::count(summary.failed),
+            ))?;
+        }
+        Ok(status(is_all))
+    }
+
+    /// Refuses a snapshot that the server's table cannot take, before anything is put.
+    fn fits(&self, content: &SnapshotContent, client: &Client) -> Result<()> {
+        let geometry = client.geometry();
+        for (what, given, max) in [
+            ("key", content.longest_key, geometry.key_max()),
+            ("value", content.longest_value, geometry.value_max()),
+        ] {
+            ensure!(
+                given <= max,
+                "{} has a {what} of {given} bytes, the table at {} takes {max}; nothing was put; serve one with --{what}-max {given}",
+                self.file.display(),
+                client.address()
+            );
+        }
+        ensure!(
+            content.keys <= geometry.slots(),
+            "{} has {}, the table at {} has {}; nothing was put; serve one with --capacity {}",
+            self.file.display(),
+            show::counted(content.keys, "key"),
+            client.address(),
+            show::counted(geometry.slots(), "slot"),
+            content.keys
+        );
+        Ok(())
+    }
+
+    fn put(
+        &self,
+        client: &mut Client,
+        batch: &[(&[u8], &[u8])],
+        summary: &mut Summary,
+        bar: &indicatif::ProgressBar,
+    ) -> Result<()> {
+        let mode = if self.insert { PutMode::Insert } else { PutMode::Upsert };
+        let answers = match mode {
+            PutMode::Insert => client.insert_many(batch)?,
+            _ => client.put_many(batch)?,
+        };
+        for (answer, (key, _)) in answers.iter().zip(batch) {
+            summary.keys += 1;
+            match answer {
+                Ok(PutOutcome::Inserted) => summary.inserted += 1,
+                Ok(PutOutcome::Updated) => summary.updated += 1,
+                Ok(PutOutcome::Exists | PutOutcome::Missing) => summary.skipped += 1,
+                Err(error) => {
+                    summary.failed += 1;
+                    if summary.failed <= COMPLAINTS_MAX {
+                        let key = show::text(key, 40);
+                        bar.suspend(|| show::complain(format_args!("oneread: key {key:?}: {error}")));
+                    }
+                    // Each further key would look for room for long.
+                    ensure!(!matches!(error, PutError::Full { .. }), "{error}");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn show(&self, snapshot: &Snapshot, content: &SnapshotContent) -> Result<ExitCode> {
+        let terms = snapshot.terms();
+        let ms = |time: SystemTime| time.duration_since(UNIX_EPOCH).map_or(0, |t| t.as_millis() as u64);
+        if self.json {
+            show::say(serde_json::json!({
+                "bytes": snapshot.bytes(),
+                "keys": content.keys,
+                "longest_key": content.longest_key,
+                "longest_value": content.longest_value,
+                "damaged_slots": content.damaged,
+                "began_ms": ms(terms.began),
+                "ended_ms": ms(content.ended),
+                "layout": terms.layout.to_string(),
+                "main_slots": terms.main_slots,
+                "key_max": terms.key_max,
+                "value_max": terms.value_max,
+                "grace_us": terms.grace.as_micros() as u64,
+            }))?;
+        } else {
+            let mut table = show::facts();
+            for (name, value) in [
+                ("snapshot", self.file.display().to_string()),
+                ("checked", format!("{}, all whole", show::bytes(snapshot.bytes()))),
+                ("keys", show::count(content.keys)),
+                ("has all up to", ago(ms(terms.began))),
+                ("longest key, longest value", format!("{}, {}", content.longest_key, content.longest_value)),
+                ("of a table of layout", terms.layout.to_string()),
+                ("  main slots", show::count(terms.main_slots)),
+                ("  longest key, longest value", format!("{}, {}", terms.key_max, terms.value_max)),
+            ] {
+                table.add_row(vec![comfy_table::Cell::new(name), show::number(value)]);
+            }
+            if content.damaged > 0 {
+                let damaged = show::number(show::count(content.damaged));
+                table.add_row(vec![comfy_table::Cell::new("slots damaged in that table, left out"), damaged]);
+            }
+            show::say(table)?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Checks every byte, and shows how far it is.
+fn checked(snapshot: &Snapshot) -> Result<SnapshotContent> {
+    let bar = show::byte_bar(snapshot.bytes(), "checking");
+    let content = snapshot.check(&mut |at| bar.set_position(at))?;
+    bar.finish_and_clear();
+    Ok(content)
+}
+
+/// The table that a snapshot is of, with room for its keys. `layout` is the one that the user wants.
+pub fn config_for(path: &Path, layout: Option<oneread::Layout>) -> Result<Config> {
+    let snapshot = Snapshot::open(path)?;
+    let SnapshotTerms { main_slots, key_max, value_max, grace, .. } = snapshot.terms();
+    let own = snapshot.terms().layout;
+    let config =
+        Config::new().layout(layout.unwrap_or(own)).key_max(key_max).value_max(value_max).grace(grace);
+    let keys = snapshot.content().keys.max(1);
+    if layout.is_some_and(|layout| layout != own) {
+        return Ok(config.size(TableSize::Keys(keys.max(main_slots))));
+    }
+    // At a very high load, the keys might find no room in another order.
+    let needed = config.size(TableSize::Keys(keys)).geometry()?.main_slots();
+    Ok(config.size(TableSize::Slots(main_slots.max(needed))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_units() {
+        let parsed = |text: &str| text.parse::<Period>().ok().map(|it| it.0.as_millis());
+        for (text, ms) in [("500ms", 500), ("7", 7_000), ("60s", 60_000), ("5m", 300_000), ("1h", 3_600_000)]
+        {
+            assert_eq!(parsed(text), Some(ms), "{text}");
+        }
+        for bad in ["", "s", "0", "0ms", "-1s", "1.5s", "1d", "5 s", "99999999999999999999", "9999999h"] {
+            assert_eq!(parsed(bad), None, "{bad}");
+        }
+    }
+}

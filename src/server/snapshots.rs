@@ -1,0 +1,259 @@
+//! When a server makes snapshots: on request, every so often, and when it stops.
+//!
+//! One thread makes them, one after the other. Workers only note that one is wanted.
+
+use crate::index::Index;
+use crate::setters::setters;
+use crate::snapshot::{SaveError, Saved, SnapshotPlace, since_1970};
+use crate::sync::lock_std;
+use crate::wire::SnapshotStatus;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+/// Which snapshots a server makes ([`ServerConfig::snapshots`](super::ServerConfig::snapshots)).
+///
+/// # What a crash of the machine costs
+///
+/// Every change that was acknowledged before the last whole snapshot began is in it. With `every`,
+/// snapshots begin that far apart, or one after the other where one takes longer. So a crash costs
+/// at most the changes of `every`, and of the time that one snapshot takes. While snapshots fail (a
+/// full disk), it costs those since the last one that did not; [`SnapshotStatus`] says so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Snapshots {
+    /// The file. Each snapshot takes the place of the one before. Beside it, `PATH.partial` is there
+    /// while one is made, and `PATH.lock` keeps other servers from this path.
+    pub path: PathBuf,
+    /// The time from the beginning of one snapshot to the beginning of the next. One is left out
+    /// while nothing changes. `None`: only on request
+    /// ([`Client::ask_for_snapshot`](crate::Client::ask_for_snapshot)) and when the server stops.
+    pub every: Option<Duration>,
+}
+
+impl Snapshots {
+    /// Snapshots in this file, on request and when the server stops.
+    pub fn new(path: impl Into<PathBuf>) -> Snapshots {
+        Snapshots { path: path.into(), every: None }
+    }
+}
+
+setters!(Snapshots {
+    path: impl Into<PathBuf>,
+    every: impl Into<Option<Duration>>,
+});
+
+/// What a server's table holds at the start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Begins {
+    /// Nothing, and no snapshot has more.
+    Empty,
+    /// What this snapshot has, which stands where the server makes its own.
+    AsSaved(Saved),
+    /// Keys that may be in no snapshot.
+    Otherwise,
+}
+
+/// Makes the snapshots of one server.
+#[derive(Debug)]
+pub(crate) struct Saver {
+    place: SnapshotPlace,
+    every: Option<Duration>,
+    state: Mutex<SaverState>,
+    changed: Condvar,
+    is_ending: AtomicBool,
+    /// Parts of a million that are done of the snapshot being made.
+    progress_ppm: AtomicU64,
+}
+
+#[derive(Debug)]
+struct SaverState {
+    /// The number of the last snapshot that somebody asked for.
+    asked: u64,
+    /// Numbers of the last snapshot that was begun, that has ended, and that was made.
+    begun: u64,
+    finished: u64,
+    saved: u64,
+    last: Option<Saved>,
+    /// When the last failure was, the step, and the system's number of the error.
+    failure: Option<(SystemTime, u32, i32)>,
+    /// Changes that had been made when the last snapshot began: at least all of these are in it.
+    changes: Option<u64>,
+    /// When the next one is due.
+    due: Option<Instant>,
+}
+
+fn changes(index: &Index) -> u64 {
+    let counts = index.counts();
+    counts.inserts + counts.updates + counts.removes
+}
+
+impl Saver {
+    pub fn new(place: SnapshotPlace, every: Option<Duration>, index: &Index, begins: Begins) -> Saver {
+        let now = Instant::now();
+        let first =
+            if begins == Begins::Otherwise { Some(now) } else { every.and_then(|e| now.checked_add(e)) };
+        let state = SaverState {
+            asked: 0,
+            begun: 0,
+            finished: 0,
+            saved: 0,
+            last: if let Begins::AsSaved(saved) = begins { Some(saved) } else { None },
+            failure: None,
+            changes: matches!(begins, Begins::AsSaved(_)).then(|| changes(index)),
+            due: every.and(first),
+        };
+        Saver {
+            place,
+            every,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            is_ending: AtomicBool::new(false),
+            progress_ppm: AtomicU64::new(0),
+        }
+    }
+
+    /// Asks for a snapshot with every change made so far. Returns the state, which names its number.
+    pub fn ask(&self) -> SnapshotStatus {
+        {
+            let mut state = lock_std(&self.state);
+            // One that is being made may have passed what was changed since.
+            state.asked = state.begun + 1;
+        }
+        self.changed.notify_all();
+        self.status()
+    }
+
+    pub fn status(&self) -> SnapshotStatus {
+        let state = lock_std(&self.state);
+        let ms = |time: SystemTime| since_1970(time) / 1_000_000;
+        let (failed_ms, failure) = state
+            .failure
+            .map_or((0, 0), |(at, step, error)| (ms(at), u64::from(step) << 32 | u64::from(error as u32)));
+        SnapshotStatus {
+            every_ms: self.every.map_or(u64::MAX, |every| every.as_millis().max(1) as u64),
+            asked: state.asked,
+            begun: state.begun,
+            finished: state.finished,
+            saved: state.saved,
+            progress_ppm: self.progress_ppm.load(Ordering::Relaxed),
+            saved_ms: state.last.map_or(0, |last| ms(last.began)),
+            took_us: state.last.map_or(0, |last| last.took.as_micros() as u64),
+            keys: state.last.map_or(0, |last| last.keys),
+            bytes: state.last.map_or(0, |last| last.bytes),
+            failed_ms,
+            failure,
+        }
+    }
+
+    /// Makes snapshots until the server stops.
+    pub fn run(&self, index: &Index) {
+        while self.wait() {
+            self.make(index);
+        }
+    }
+
+    /// Waits until a snapshot is due. `false` when the server stops.
+    fn wait(&self) -> bool {
+        let mut state = lock_std(&self.state);
+        loop {
+            if self.is_ending.load(Ordering::Relaxed) {
+                return false;
+            }
+            let left = state.due.map(|due| due.saturating_duration_since(Instant::now()));
+            if state.asked > state.begun || left == Some(Duration::ZERO) {
+                return true;
+            }
+            state = match left {
+                Some(left) => {
+                    self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+    }
+
+    /// Makes one, unless nobody has asked for it and nothing has changed.
+    fn make(&self, index: &Index) {
+        let is_asked = {
+            let mut state = lock_std(&self.state);
+            state.due = self.every.and_then(|every| Instant::now().checked_add(every));
+            state.asked > state.begun
+        };
+        if is_asked || !self.is_current(index) {
+            let _ = self.save(index, &|| self.is_ending.load(Ordering::Relaxed));
+        }
+    }
+
+    /// Whether the last snapshot is still there and has all that is in the table. If so, it counts
+    /// as one that begins now.
+    fn is_current(&self, index: &Index) -> bool {
+        let now = SystemTime::now();
+        // A change is counted after it is made. So one that is counted now was made before `now`, and
+        // one that was not counted when the last snapshot began is missing from `state.changes`.
+        let changes = changes(index);
+        let mut state = lock_std(&self.state);
+        let is_there = || std::fs::symlink_metadata(self.place.path()).is_ok_and(|about| about.is_file());
+        let is_current = state.changes == Some(changes) && is_there();
+        if is_current && let Some(last) = &mut state.last {
+            last.began = now;
+        }
+        is_current
+    }
+
+    fn save(&self, index: &Index, is_ending: &dyn Fn() -> bool) -> Result<Saved, SaveError> {
+        let before = changes(index);
+        let number = {
+            let mut state = lock_std(&self.state);
+            state.begun += 1;
+            state.begun
+        };
+        self.progress_ppm.store(0, Ordering::Relaxed);
+        let saved = index.save_at(&self.place, &mut |done, total| {
+            self.progress_ppm.store(done.saturating_mul(1_000_000) / total.max(1), Ordering::Relaxed);
+            !is_ending()
+        });
+        let mut state = lock_std(&self.state);
+        state.finished = number;
+        let path = self.place.path().display();
+        match &saved {
+            Ok(saved) => {
+                (state.saved, state.last, state.changes) = (number, Some(*saved), Some(before));
+                let Saved { keys, bytes, took, .. } = saved;
+                tracing::info!(keys, bytes, ?took, %path, "made a snapshot");
+            }
+            // The last one is made when the threads have ended.
+            Err(SaveError::BrokenOff) => {}
+            Err(error) => {
+                let (step, code) = error.code();
+                state.failure = Some((SystemTime::now(), step as u32, code));
+                tracing::error!(error = error as &dyn std::error::Error, "no snapshot was made");
+            }
+        }
+        saved
+    }
+
+    /// Lets [`Saver::run`] return, and breaks a snapshot off that is being made.
+    pub fn end(&self) {
+        let state = lock_std(&self.state);
+        self.is_ending.store(true, Ordering::Relaxed);
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Makes the last snapshot, when nobody changes the table any more. `None` if the one that is
+    /// there has all.
+    pub fn save_last(&self, index: &Index) -> Option<Result<Saved, SaveError>> {
+        (!self.is_current(index)).then(|| self.save(index, &|| false))
+    }
+}
+
+/// Starts the thread that makes snapshots.
+pub(super) fn start(saver: Arc<super::ServerState>) -> std::io::Result<std::thread::JoinHandle<()>> {
+    std::thread::Builder::new().name("oneread-snapshot".into()).spawn(move || {
+        if let Some(it) = &saver.saver {
+            it.run(&saver.index);
+        }
+    })
+}

@@ -1,0 +1,358 @@
+//! The bytes of a snapshot, whole and damaged.
+
+use super::*;
+use crate::clock::Clock;
+use crate::config::{Config, TableSize};
+use crate::index::Index;
+use crate::layout::hash::Seeds;
+use crate::outcome::PutMode;
+use crate::region::Region;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn index(slots: u64) -> Index {
+    let config = Config {
+        size: TableSize::Slots(slots),
+        key_max: 20,
+        value_max: 3_000,
+        seeds: Some(Seeds::from_number(5)),
+        ..Config::default()
+    };
+    let geometry = config.geometry().unwrap();
+    Index::create(Region::private(geometry.region_bytes()), geometry, Clock::manual()).unwrap()
+}
+
+fn filled(keys: u32, value_bytes: usize) -> Index {
+    let index = index(u64::from(keys) * 5 / 4 + 16);
+    for n in 0..keys {
+        index.put(&n.to_le_bytes(), &vec![n as u8; value_bytes], PutMode::Insert).unwrap();
+    }
+    index
+}
+
+/// A snapshot of a table in a folder of its own.
+fn made(index: &Index) -> (tempfile::TempDir, PathBuf, Saved) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("snapshot");
+    let saved = index.save(&path, &mut |_, _| true).unwrap();
+    (dir, path, saved)
+}
+
+type Records = Vec<(Vec<u8>, Vec<u8>)>;
+
+fn records(path: &Path) -> Result<Records, SnapshotError> {
+    let snapshot = Snapshot::open(path)?;
+    let mut blocks = snapshot.blocks();
+    let mut all = Vec::new();
+    while let Some(block) = blocks.next()? {
+        all.extend(block.records().map(|(key, value)| (key.to_vec(), value.to_vec())));
+    }
+    all.sort();
+    Ok(all)
+}
+
+/// The bytes are those of docs/FORMAT.md. Builds of the same version rely on them.
+#[test]
+fn golden_snapshot() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = SnapshotPlace::claim(&dir.path().join("snapshot")).unwrap();
+    let began = UNIX_EPOCH + Duration::from_nanos(0x0102_0304_0506_0708);
+    let geometry = Config { value_max: 200, seeds: Some(Seeds::from_number(1)), ..Config::default() };
+    let geometry = geometry.size(TableSize::Slots(1000)).geometry().unwrap();
+    let mut writer = SnapshotWriter::new(&place, SnapshotTerms::of(&geometry, 7, began)).unwrap();
+    writer.take(b"key", b"value");
+    writer.take(b"k", b"");
+    writer.finish(0).unwrap();
+    let mut bytes = fs::read(dir.path().join("snapshot")).unwrap();
+    let id = u64::from_le_bytes(bytes[16..24].try_into().unwrap());
+    let sum = |parts: &[&[u8]]| parts.iter().fold(0, |sum, part| crc::append(sum, part)).to_le_bytes();
+    let word = |n: u32| n.to_le_bytes();
+
+    let mut head = Vec::new();
+    head.extend(b"ONESNAP\0");
+    head.extend(word(1));
+    head.extend([0; 4]);
+    head.extend(id.to_le_bytes());
+    head.extend(geometry.generation().to_le_bytes());
+    head.extend(7u64.to_le_bytes());
+    head.extend(0x0102_0304_0506_0708u64.to_le_bytes());
+    [1, 2, 1, 8, 0, 32, 200, 0].into_iter().for_each(|n| head.extend(word(n)));
+    head.extend(1000u64.to_le_bytes());
+    head.extend(2_000_000u64.to_le_bytes());
+    head.resize(128, 0);
+    let crc = sum(&[&head[..12], &head[16..]]);
+    head[12..16].copy_from_slice(&crc);
+
+    let block = |mark: &[u8], number: u64, records: u32, payload: &[u8]| {
+        let mut block = mark.to_vec();
+        block.extend(word(payload.len() as u32));
+        block.extend(number.to_le_bytes());
+        block.extend(word(records));
+        block.extend(sum(&[payload]));
+        block.extend([0; 4]);
+        block.extend(sum(&[&id.to_le_bytes(), &block]));
+        [&block[..], payload].concat()
+    };
+    let payload = b"\x03\0\0\0\x05\0\0\0keyvalue\x01\0\0\0\0\0\0\0k";
+    // When it ended is not known.
+    let ended = bytes.len() - 24..bytes.len() - 16;
+    let ended_ns: [u8; 8] = bytes[ended].try_into().unwrap();
+    let counts = [
+        &2u64.to_le_bytes(),
+        &(payload.len() as u64).to_le_bytes(),
+        &ended_ns,
+        &0u64.to_le_bytes(),
+        &[word(3), word(5)].concat()[..],
+    ]
+    .concat();
+    let expected = [head, block(b"BLCK", 0, 2, payload), block(b"LAST", 1, 0, &counts)].concat();
+    assert_eq!(bytes, expected);
+
+    // It is read as it was written; a field out of range is named.
+    let path = dir.path().join("snapshot");
+    let snapshot = Snapshot::open(&path).unwrap();
+    assert_eq!(snapshot.terms(), SnapshotTerms::of(&geometry, 7, began));
+    let content = snapshot.check(&mut |_| {}).unwrap();
+    assert_eq!((content.keys, content.record_bytes, content.damaged), (2, 25, 0));
+    assert_eq!((content.longest_key, content.longest_value), (3, 5));
+    for (byte, value, field) in
+        [(48, 9, "family"), (52, 7, "choices"), (68, 0, "key_max"), (72, 1 << 30, "value_max")]
+    {
+        let mut bad = bytes.clone();
+        bad[byte..byte + 4].copy_from_slice(&word(value));
+        let crc = sum(&[&bad[..12], &bad[16..128]]);
+        bad[12..16].copy_from_slice(&crc);
+        fs::write(&path, bad).unwrap();
+        let error = Snapshot::open(&path).unwrap_err();
+        assert!(matches!(error, SnapshotError::Damaged { byte: b, .. } if b == byte as u64), "{error}");
+        assert!(error.to_string().contains(field), "{error}");
+    }
+    bytes[8] = 2;
+    fs::write(&path, bytes).unwrap();
+    assert!(matches!(Snapshot::open(&path), Err(SnapshotError::Version { found: 2, .. })));
+}
+
+/// What is written is read again, with values of any length, in one block and in many.
+#[test]
+fn a_snapshot_is_read_as_it_was_written() {
+    for (keys, value_bytes) in [(0, 0), (1, 0), (1, 3_000), (1_000, 20), (700, 3_000)] {
+        let (_dir, path, saved) = made(&filled(keys, value_bytes));
+        let expected: Vec<_> =
+            (0..keys).map(|n| (n.to_le_bytes().to_vec(), vec![n as u8; value_bytes])).collect();
+        let mut found = records(&path).unwrap();
+        found.sort_by_key(|(key, _)| u32::from_le_bytes(key[..].try_into().unwrap()));
+        assert!(found == expected, "{keys} keys of {value_bytes} bytes");
+        assert_eq!((saved.keys, saved.bytes), (keys.into(), fs::metadata(&path).unwrap().len()));
+    }
+}
+
+/// Any byte changed, and any length cut off, is noticed, and the byte that is named is not behind the
+/// damage. A table that was to take it is unchanged.
+#[test]
+fn any_damage_is_noticed() {
+    let (_dir, path, _) = made(&filled(20, 9));
+    let good = fs::read(&path).unwrap();
+    let target = index(64);
+    let refused = |bytes: &[u8], at: usize| {
+        fs::write(&path, bytes).unwrap();
+        let error = match Snapshot::open(&path) {
+            Err(error) => error,
+            Ok(snapshot) => match target.restore_from(&snapshot, &mut |_, _| {}) {
+                Err(crate::RestoreError::Snapshot(error)) => error,
+                other => panic!("byte {at}: {other:?}"),
+            },
+        };
+        if let SnapshotError::Damaged { byte, .. } = error {
+            // A field is named by its first byte, records and heads by theirs.
+            assert!(byte <= at as u64, "byte {at}: {error}");
+            assert!(at < 128 || at as u64 - byte < 700, "byte {at}: {error}");
+        }
+        assert!(target.is_empty());
+    };
+    for at in 0..good.len() {
+        for flip in [1, 0x80, 0xff] {
+            let mut bad = good.clone();
+            bad[at] ^= flip;
+            refused(&bad, at);
+        }
+        refused(&good[..at], at);
+    }
+    for more in [&b"\0"[..], &good] {
+        refused(&[&good[..], more].concat(), good.len());
+    }
+    fs::write(&path, &good).unwrap();
+    let snapshot = Snapshot::open(&path).unwrap();
+    assert_eq!(target.restore_from(&snapshot, &mut |_, _| {}).unwrap().keys, 20);
+    assert_eq!(target.len(), 20);
+}
+
+/// Blocks in another order, twice, left out, or of another snapshot are noticed, though each is whole.
+#[test]
+fn blocks_belong_to_their_snapshot_and_place() {
+    let many = filled(700, 3_000);
+    let (_dir, path, _) = made(&many);
+    let (_other_dir, other, _) = made(&many);
+    let (good, other) = (fs::read(&path).unwrap(), fs::read(other).unwrap());
+    let mut starts = vec![128];
+    while starts.last().unwrap() + LAST_BYTES as usize != good.len() {
+        let at = *starts.last().unwrap();
+        starts.push(at + 32 + u32::from_le_bytes(good[at + 4..at + 8].try_into().unwrap()) as usize);
+    }
+    starts.push(good.len());
+    assert!(starts.len() > 6, "{} blocks", starts.len());
+    let block = |n: usize| &good[starts[n]..starts[n + 1]];
+    let rest = &good[starts[3]..];
+    for (what, bytes) in [
+        ("swapped", [&good[..128], block(1), block(0), block(2), rest].concat()),
+        ("twice", [&good[..starts[3]], block(2), rest].concat()),
+        ("left out", [&good[..starts[2]], rest].concat()),
+        ("of another", [&good[..starts[2]], &other[starts[2]..starts[3]], rest].concat()),
+        ("no last one", good[..good.len() - LAST_BYTES as usize].to_vec()),
+    ] {
+        fs::write(&path, bytes).unwrap();
+        let read = Snapshot::open(&path).and_then(|snapshot| snapshot.check(&mut |_| {}));
+        assert!(
+            matches!(read, Err(SnapshotError::Damaged { .. } | SnapshotError::Cut { .. })),
+            "{what}: {read:?}"
+        );
+    }
+}
+
+/// Of a damaged snapshot, the whole blocks can be had, and the bytes left out are named.
+#[test]
+fn whole_blocks_of_a_damaged_snapshot() {
+    let (_dir, path, _) = made(&filled(700, 3_000));
+    let good = fs::read(&path).unwrap();
+    let all = records(&path).unwrap();
+    for at in [128, 128 + 5, 128 + 40, 600_000, good.len() - 30] {
+        let mut bad = good.clone();
+        bad[at] ^= 4;
+        fs::write(&path, bad).unwrap();
+        let snapshot = Snapshot::open_head(&path).unwrap();
+        let mut blocks = snapshot.blocks();
+        let (mut found, mut gaps) = (Vec::new(), Vec::new());
+        loop {
+            match blocks.next() {
+                Ok(Some(block)) => found.extend(block.records().map(|(k, v)| (k.to_vec(), v.to_vec()))),
+                Ok(None) => break,
+                Err(_) => match blocks.resume().unwrap() {
+                    Some(gap) => gaps.push(gap),
+                    None => break,
+                },
+            }
+        }
+        found.sort();
+        assert!(found.iter().all(|record| all.binary_search(record).is_ok()));
+        let lost = all.len() - found.len();
+        if at == good.len() - 30 {
+            assert_eq!((lost, gaps.len()), (0, 0), "only the counts");
+        } else {
+            assert!((1..=100).contains(&lost), "{lost} lost");
+            assert!(gaps.len() == 1 && gaps[0].contains(&(at as u64)), "{at}: {gaps:?}");
+        }
+    }
+}
+
+/// What is no snapshot is said to be none, and nothing waits.
+#[test]
+fn other_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("it");
+    for bytes in [&b""[..], b"text", b"ONESNAQ\0and more", &[0; 4096]] {
+        fs::write(&path, bytes).unwrap();
+        assert!(matches!(Snapshot::open(&path), Err(SnapshotError::Foreign { .. })), "{bytes:?}");
+    }
+    fs::write(&path, b"ONESNAP\0").unwrap();
+    assert!(matches!(Snapshot::open(&path), Err(SnapshotError::Cut { bytes: 8, .. })));
+    assert!(matches!(Snapshot::open(dir.path()), Err(SnapshotError::Kind { .. })));
+    assert!(matches!(Snapshot::open(&dir.path().join("none")), Err(SnapshotError::Open { .. })));
+    let pipe = dir.path().join("pipe");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0)
+        .unwrap();
+    assert!(matches!(Snapshot::open(&pipe), Err(SnapshotError::Kind { .. })));
+}
+
+/// A snapshot replaces a file and nothing else. It fails without a trace: the old one stays.
+#[test]
+fn the_old_snapshot_stays_until_the_new_one_is_whole() {
+    let few = filled(10, 5);
+    let (dir, path, _) = made(&few);
+    let old = fs::read(&path).unwrap();
+    let many = filled(700, 3_000);
+    let names = || -> Vec<_> {
+        let mut all: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|it| it.unwrap().file_name()).collect();
+        all.sort();
+        all
+    };
+    let before = names();
+    let mut steps = 0;
+    let broken_off = many.save(&path, &mut |_, _| {
+        steps += 1;
+        steps < 2
+    });
+    assert!(matches!(broken_off, Err(SaveError::BrokenOff)) && steps == 2);
+    assert!(fs::read(&path).unwrap() == old && names() == before);
+    // What a killed server left is in nobody's way.
+    fs::write(dir.path().join("snapshot.partial"), [7; 5000]).unwrap();
+    let saved = many.save(&path, &mut |_, _| true).unwrap();
+    assert_eq!((records(&path).unwrap().len(), saved.keys, names()), (700, 700, before));
+
+    let claimed = SnapshotPlace::claim(&path).unwrap();
+    assert!(matches!(few.save(&path, &mut |_, _| true), Err(SaveError::Busy { .. })));
+    // As a child has it that is just being started.
+    let inherited = claimed.lock.try_clone().unwrap();
+    drop(claimed);
+    drop(SnapshotPlace::claim(&path).unwrap());
+    drop(inherited);
+    let link = dir.path().join("link");
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    for bad in [dir.path(), &link, Path::new("/dev/null"), Path::new("/")] {
+        assert!(matches!(few.save(bad, &mut |_, _| true), Err(SaveError::Place(_))), "{bad:?}");
+    }
+    let nowhere = few.save(&dir.path().join("none/snapshot"), &mut |_, _| true).unwrap_err();
+    assert!(nowhere.to_string().contains("make its folder"), "{nowhere}");
+    assert_eq!(records(&path).unwrap().len(), 700);
+}
+
+/// A table that is too small, or takes shorter keys or values only, is left alone and says so. One of
+/// another layout, or a larger one, takes all.
+#[test]
+fn a_snapshot_goes_into_another_table() {
+    let (_dir, path, _) = made(&filled(700, 100));
+    let snapshot = Snapshot::open(&path).unwrap();
+    for layout in ["farm", "cluster", "pilaf", "windowed:16"] {
+        let config = Config::new().layout(layout.parse().unwrap()).size(TableSize::Keys(700));
+        let make = |config: Config| {
+            let geometry = config.geometry().unwrap();
+            Index::create(Region::private(geometry.region_bytes()), geometry, Clock::manual()).unwrap()
+        };
+        for cores in [1, 3] {
+            let index = make(config.value_max(100));
+            let restored =
+                index.restore_from_by(&snapshot, crate::cores::Cores(cores), &mut |_, _| {}).unwrap();
+            assert_eq!((restored.keys, index.len()), (700, 700), "{layout}");
+            let mut value = Vec::new();
+            let is_there = |n: u32| {
+                index.reader().get_into(&n.to_le_bytes(), &mut value).unwrap() && value == [n as u8; 100]
+            };
+            assert!((0..700).all(is_there));
+        }
+        let small = make(config.value_max(99));
+        let answer = small.restore_from(&snapshot, &mut |_, _| {});
+        assert!(matches!(answer, Err(crate::RestoreError::TooLong { what: "value", given: 100, max: 99 })));
+        let narrow = make(config.value_max(100).key_max(3));
+        let answer = narrow.restore_from(&snapshot, &mut |_, _| {});
+        assert!(matches!(answer, Err(crate::RestoreError::TooLong { what: "key", given: 4, max: 3 })));
+        let few = make(config.value_max(100).size(TableSize::Slots(400)));
+        let answer = few.restore_from(&snapshot, &mut |_, _| {});
+        assert!(matches!(answer, Err(crate::RestoreError::TooMany { keys: 700, .. })), "{answer:?}");
+        assert!(small.is_empty() && narrow.is_empty() && few.is_empty());
+    }
+    // As many slots as keys: it is tried, and full in the end.
+    let exact = index(700);
+    match exact.restore_from(&snapshot, &mut |_, _| {}) {
+        Ok(restored) => assert_eq!(restored.keys, exact.len()),
+        Err(crate::RestoreError::Full { restored, keys: 700, .. }) => assert_eq!(restored, exact.len()),
+        other => panic!("{other:?}"),
+    }
+}
