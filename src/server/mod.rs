@@ -114,7 +114,7 @@ pub struct ServerConfig {
     pub herd: bool,
     /// The snapshots that the server makes ([`Snapshots`]). A new table begins with the keys of the one
     /// that is there. (To begin with none, remove the file.) A table that is taken over has newer
-    /// keys, and keeps them.
+    /// keys, and keeps them. Not for tables that grow ([`SaveError::Growing`]).
     pub snapshots: Option<Snapshots>,
     /// A new table begins with the keys of this snapshot, and not with those of the one in
     /// `snapshots`. A table that is taken over keeps its own: see [`Server::restored`].
