@@ -151,6 +151,8 @@ pub struct Reader<'g, F> {
     reads: ReadCounts,
     direct: DirectAnswers,
     hints: Option<&'g Hints>,
+    /// A GET does not begin with the direct look of a table of one size.
+    has_another_way: bool,
     hinted: HintCounts,
     /// Where a batch's values land.
     value: Vec<u8>,
@@ -162,7 +164,21 @@ impl<'g, F: Fabric> Reader<'g, F> {
     /// A reader of the table with this geometry.
     pub fn new(fabric: F, geometry: &'g Geometry, clock: Clock, limits: Limits) -> Reader<'g, F> {
         let (stats, reads, direct, hinted, value, entries) = Default::default();
-        Reader { fabric, geometry, clock, limits, stats, reads, direct, hints: None, hinted, value, entries }
+        let (hints, has_another_way) = (None, geometry.grows());
+        Reader {
+            fabric,
+            geometry,
+            clock,
+            limits,
+            stats,
+            reads,
+            direct,
+            hints,
+            has_another_way,
+            hinted,
+            value,
+            entries,
+        }
     }
 
     /// The same reader with hints. Each GET first READs the single slots that they name, and teaches
@@ -178,6 +194,7 @@ impl<'g, F: Fabric> Reader<'g, F> {
     pub(crate) fn set_hints(&mut self, hints: &'g Hints) {
         // Hints are of slots that are never another segment's.
         self.hints = Some(hints).filter(|_| !self.geometry.grows());
+        self.has_another_way = true;
     }
 
     /// The fabric.
@@ -224,8 +241,8 @@ impl<'g, F: Fabric> Reader<'g, F> {
     pub fn get_into(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, F::Error> {
         self.check_key(key)?;
         let hashed = self.geometry.hashed(key);
-        if let Some(hints) = self.hints {
-            return self.get_hinted(hints, hashed, value);
+        if self.has_another_way {
+            return self.get_another_way(hashed, value);
         }
         match self.fabric.get_directly(hashed, value, &mut self.reads) {
             Some(true) => {
@@ -237,6 +254,22 @@ impl<'g, F: Fabric> Reader<'g, F> {
                 Ok(false)
             }
             None => self.ask_machine(key, value),
+        }
+    }
+
+    /// The same with hints, or in a table that grows.
+    #[inline(never)]
+    fn get_another_way(&mut self, key: Hashed<'_>, value: &mut Vec<u8>) -> Result<bool, F::Error> {
+        if let Some(hints) = self.hints {
+            return self.get_hinted(hints, key, value);
+        }
+        match self.fabric.get_in_segment(key, value, &mut self.reads) {
+            Some(is_found) => {
+                self.direct.found += u64::from(is_found);
+                self.direct.absent += u64::from(!is_found);
+                Ok(is_found)
+            }
+            None => self.ask_machine(key.key(), value),
         }
     }
 
@@ -413,7 +446,12 @@ impl<'g, F: Fabric> Reader<'g, F> {
         if !self.fabric.is_direct() {
             return self.ask_machines(keys, 0..keys.len(), each);
         }
-        match self.get_many_directly(keys, &mut each) {
+        let looked = if self.geometry.grows() {
+            self.get_many_directly::<true, _>(keys, &mut each)
+        } else {
+            self.get_many_directly::<false, _>(keys, &mut each)
+        };
+        match looked {
             ControlFlow::Break(()) => Ok(ControlFlow::Break(())),
             ControlFlow::Continue(left) if left.is_empty() => Ok(ControlFlow::Continue(())),
             ControlFlow::Continue(left) => self.ask_machines(keys, left.into_iter(), each),
@@ -422,7 +460,7 @@ impl<'g, F: Fabric> Reader<'g, F> {
 
     /// Looks for keys directly, a block of them at a time, so that their lines come in side by side.
     /// Returns the numbers of those that only the machine can tell.
-    fn get_many_directly<K: AsRef<[u8]>>(
+    fn get_many_directly<const GROWS: bool, K: AsRef<[u8]>>(
         &mut self,
         keys: &[K],
         each: &mut impl FnMut(usize, Option<&[u8]>) -> ControlFlow<()>,
@@ -435,11 +473,18 @@ impl<'g, F: Fabric> Reader<'g, F> {
         for (block, first) in keys.chunks(BLOCK).zip((0..).step_by(BLOCK)) {
             let mut hashed: SmallVec<[_; BLOCK]> = SmallVec::new();
             hashed.extend(block.iter().map(|key| self.geometry.hashed(key.as_ref())));
-            hashed.iter().for_each(|&key| self.fabric.expect(key));
+            hashed.iter().for_each(|&key| {
+                if GROWS { self.fabric.expect_in_segment(key) } else { self.fabric.expect(key) }
+            });
             let mut looked = 0;
             for (number, &key) in (first..).zip(&hashed) {
                 let before = self.reads.reads;
-                match self.fabric.get_directly(key, &mut value, &mut self.reads) {
+                let looked_at = if GROWS {
+                    self.fabric.get_in_segment(key, &mut value, &mut self.reads)
+                } else {
+                    self.fabric.get_directly(key, &mut value, &mut self.reads)
+                };
+                match looked_at {
                     Some(true) => {
                         self.direct.found += 1;
                         flow = each(number, Some(&value));

@@ -219,9 +219,13 @@ impl SegmentRoute {
 /// The most entries that a client remembers.
 const REMEMBERED_MAX: usize = 1 << 20;
 
-/// The directory entries that a client remembers, as old as they may be.
+/// The directory entries that a client remembers, as old as they may be. A reader of a table of one size
+/// has none, which costs nothing.
 #[derive(Debug, Default)]
-pub(crate) struct KnownEntries {
+pub(crate) struct KnownEntries(Option<Box<Remembered>>);
+
+#[derive(Debug, Default)]
+struct Remembered {
     /// By prefix, with a bit above it.
     entries: rustc_hash::FxHashMap<u32, DirectoryEntry>,
     /// The depths of these entries, a bit for each.
@@ -231,11 +235,12 @@ pub(crate) struct KnownEntries {
 impl KnownEntries {
     /// The deepest entry known of a key.
     pub fn of(&self, directory: u32) -> Option<DirectoryEntry> {
-        let mut depths = self.depths;
+        let Remembered { entries, depths } = &**self.0.as_ref()?;
+        let mut depths = *depths;
         while depths != 0 {
             let depth = depths.ilog2();
             depths &= !(1 << depth);
-            if let Some(&entry) = self.entries.get(&name(directory, depth)) {
+            if let Some(&entry) = entries.get(&name(directory, depth)) {
                 return Some(entry);
             }
         }
@@ -244,7 +249,7 @@ impl KnownEntries {
 
     /// So many bits the directory uses at least.
     pub fn bits(&self) -> u32 {
-        self.depths.checked_ilog2().unwrap_or(0)
+        self.0.as_ref().and_then(|remembered| remembered.depths.checked_ilog2()).unwrap_or(0)
     }
 
     /// The machine that looks for a key.
@@ -272,15 +277,16 @@ impl KnownEntries {
     }
 
     fn remember(&mut self, directory: u32, entry: DirectoryEntry) {
-        if self.entries.len() >= REMEMBERED_MAX {
-            *self = KnownEntries::default();
+        let Remembered { entries, depths } = &mut **self.0.get_or_insert_default();
+        if entries.len() >= REMEMBERED_MAX {
+            entries.clear();
         }
         // What was deeper has been merged.
         for depth in entry.depth + 1..=segment::DEPTH_MAX {
-            self.entries.remove(&name(directory, depth));
+            entries.remove(&name(directory, depth));
         }
-        self.entries.insert(name(directory, entry.depth), entry);
-        self.depths |= 1 << entry.depth;
+        entries.insert(name(directory, entry.depth), entry);
+        *depths |= 1 << entry.depth;
     }
 }
 

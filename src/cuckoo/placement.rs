@@ -6,7 +6,7 @@ use crate::layout::hash::{Hashed, mix};
 /// Bits of `aux` in the filter of displaced keys: all of them in a table of one size.
 #[inline]
 pub fn filter_bits(geometry: &Geometry) -> u32 {
-    if geometry.grows() { 16 } else { 32 }
+    32 >> u32::from(geometry.grows())
 }
 
 /// The window to READ when `read` windows (at least 1) did not show the key. `None` after the last.

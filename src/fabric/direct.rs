@@ -42,11 +42,16 @@ enum Seen {
 /// Asks for the lines in which most keys with this home are. No effect but on time.
 #[inline(always)]
 pub(crate) fn expect(memory: &impl Loadable, geometry: &Geometry, key: Hashed<'_>) {
-    let (mut first, words) = geometry.home_window_words(key.home());
-    if geometry.grows() {
-        first += geometry.words_before(segment::memory(load_place(memory, geometry, key).1));
-    }
+    let (first, words) = geometry.home_window_words(key.home());
     memory.words(first, words).expect();
+}
+
+/// The same in a table that grows.
+#[inline(always)]
+pub(crate) fn expect_in_segment(memory: &impl Loadable, geometry: &Geometry, key: Hashed<'_>) {
+    let (first, words) = geometry.home_window_words(key.home());
+    let before = geometry.words_before(segment::memory(load_place(memory, geometry, key).1));
+    memory.words(first + before, words).expect();
 }
 
 /// Loads the first word of a key's directory entry. Returns the number of that word as well.
@@ -61,7 +66,7 @@ fn load_place(memory: &impl Loadable, geometry: &Geometry, key: Hashed<'_>) -> (
     (word, memory.words(word, 1).load(0))
 }
 
-/// Looks for a key of at most [`Geometry::key_max`] bytes. Returns whether it was there, and its
+/// Looks for a key of at most [`Geometry::key_max`] bytes, in a table of one size. Returns whether it was there, and its
 /// value in `value`. `None` when only the machine can tell. Counts in `reads`, but for the first
 /// window of a look that ended in an answer.
 #[inline(always)]
@@ -76,23 +81,35 @@ pub(crate) fn get(
         return None;
     }
     let (first, words) = geometry.home_window_words(key.home());
-    let counter = memory.words(move_counter_word(key.home()), 1);
-    if geometry.grows() {
-        let begun = counter.load(0);
-        // R3, as in `Shm::mark`.
-        fence(Ordering::Acquire);
-        let entry @ (_, place) = load_place(memory, geometry, key);
-        let before = geometry.words_before(segment::memory(place));
-        let window = memory.words(first + before, words);
-        window.expect();
-        return conclude(memory, geometry, key, value, reads, window, begun, Some((entry, before)));
-    }
     let window = memory.words(first, words);
     window.expect();
-    let begun = counter.load(0);
+    let begun = memory.words(move_counter_word(key.home()), 1).load(0);
     // R3, as in `Shm::mark`.
     fence(Ordering::Acquire);
     conclude(memory, geometry, key, value, reads, window, begun, None)
+}
+
+/// The same in a table that grows.
+#[inline(always)]
+pub(crate) fn get_in_segment(
+    memory: &impl Loadable,
+    geometry: &Geometry,
+    key: Hashed<'_>,
+    value: &mut Vec<u8>,
+    reads: &mut ReadCounts,
+) -> Option<bool> {
+    if key.key().len() > KeyEnd::KEY_MAX {
+        return None;
+    }
+    let (first, words) = geometry.home_window_words(key.home());
+    let begun = memory.words(move_counter_word(key.home()), 1).load(0);
+    // R3, as in `Shm::mark`.
+    fence(Ordering::Acquire);
+    let entry @ (_, place) = load_place(memory, geometry, key);
+    let before = geometry.words_before(segment::memory(place));
+    let window = memory.words(first + before, words);
+    window.expect();
+    conclude(memory, geometry, key, value, reads, window, begun, Some((entry, before)))
 }
 
 /// The rest of a look. `entry`: the word that the directory entry begins with, its number, and how many

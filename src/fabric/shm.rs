@@ -136,6 +136,21 @@ impl<'f> Fabric for Shm<'f> {
         direct::get(self.region, self.geometry, key, value, reads)
     }
 
+    #[inline(always)]
+    fn get_in_segment(
+        &mut self,
+        key: Hashed<'_>,
+        value: &mut Vec<u8>,
+        reads: &mut ReadCounts,
+    ) -> Option<bool> {
+        direct::get_in_segment(self.region, self.geometry, key, value, reads)
+    }
+
+    #[inline(always)]
+    fn expect_in_segment(&self, key: Hashed<'_>) {
+        direct::expect_in_segment(self.region, self.geometry, key);
+    }
+
     #[inline]
     fn mark(&mut self, home: u64) -> u64 {
         let begun = self.region.load(move_counter_word(home));

@@ -273,7 +273,6 @@ impl Index {
     ///
     /// # Errors
     /// [`PutError`]; the table is then unchanged.
-    #[inline]
     pub fn put(&self, key: &[u8], value: &[u8], mode: PutMode) -> Result<PutOutcome, PutError> {
         match &self.table {
             Table::One(segment) => segment.put(key, value, mode),
@@ -302,7 +301,6 @@ impl Index {
     ///
     /// # Errors
     /// [`PutError::KeyLength`].
-    #[inline]
     pub fn remove(&self, key: &[u8]) -> Result<bool, PutError> {
         match &self.table {
             Table::One(segment) => segment.remove(key),

@@ -162,6 +162,7 @@ impl Segment {
     ///
     /// # Errors
     /// [`PutError`]; the table is then unchanged.
+    #[inline(always)]
     pub fn put(&self, key: &[u8], value: &[u8], mode: PutMode) -> Result<PutOutcome, PutError> {
         self.check_lengths(key, value)?;
         self.reap(REAP_MAX);
@@ -316,6 +317,7 @@ impl Segment {
     ///
     /// # Errors
     /// [`PutError::KeyLength`].
+    #[inline(always)]
     pub fn remove(&self, key: &[u8]) -> Result<bool, PutError> {
         self.check_lengths(key, &[])?;
         self.reap(REAP_MAX);
