@@ -12,6 +12,7 @@
 //! | say where the server is | [`Address`] |
 //! | bound what a GET or a change may take | [`ClientOptions::limits`], [`ClientOptions::deadline`] |
 //! | see why a GET, a change or a start failed | [`GetError`], [`MutateError`], [`ConnectError`], [`ServeError`] |
+//! | keep values from the server (feature `encryption`) | `Encryption`, as `ClientOptions::encryption` |
 //! | go over RDMA (feature `verbs`) | [`VerbsAddress`], [`VerbsOptions`], [`Token`] |
 //! | choose a layout | [`Config::layout`] and [`presets`] |
 //! | count | [`Client::stats`], [`Server::stats`] |
@@ -28,6 +29,8 @@ mod config;
 mod cores;
 mod cuckoo;
 pub mod docs;
+#[cfg(feature = "encryption")]
+mod encryption;
 #[cfg(feature = "herd")]
 mod herd;
 mod hopscotch;
@@ -92,6 +95,8 @@ pub use client::{
 };
 pub use clock::Clock;
 pub use config::{Config, ConfigError, TableSize};
+#[cfg(feature = "encryption")]
+pub use encryption::{DecryptError, EncryptError, Encryption};
 pub use fabric::{Fabric, shm::Shm};
 pub use families::presets;
 pub use get::Retry;
@@ -99,7 +104,9 @@ pub use index::{Index, RecoverError, Recovered, RestoreError, Restored};
 pub use layout::geometry::{Family, Geometry, Layout};
 pub use layout::hash::Seeds;
 pub use layout::superblock::SuperblockError;
-pub use outcome::{IndexCounts, KeyLengthError, PutError, PutMode, PutOutcome, ReadError, SwapOutcome};
+pub use outcome::{
+    IndexCounts, KeyError, KeyLengthError, PutError, PutMode, PutOutcome, ReadError, SwapOutcome,
+};
 pub use place::PlaceError;
 pub use placement::Preset;
 pub use reader::{GetStats, HintCounts, Limits, ReadCounts, Reader};

@@ -1,6 +1,8 @@
 //! What a change may do, what it did, and why it or a GET failed: what the index, the readers and the
 //! fabrics decide, frames carry, and clients return.
 
+#[cfg(feature = "encryption")]
+use crate::encryption::DecryptError;
 use crate::get::Retry;
 use std::time::Duration;
 
@@ -73,6 +75,19 @@ pub enum PutError {
         /// Longest allowed.
         max: usize,
     },
+    /// The value is too long once it is encrypted.
+    #[cfg(feature = "encryption")]
+    #[error(
+        "the value is {given} bytes long, {stored} when encrypted, and this table takes 0 to {stored_max}; longer ones need a new table, with a value_max of at least {stored}"
+    )]
+    EncryptedLength {
+        /// Length given.
+        given: usize,
+        /// Length as it would be stored.
+        stored: usize,
+        /// Longest that the table stores.
+        stored_max: usize,
+    },
     /// No room was found.
     #[error("the table is full: {keys} keys in {slots} slots (load {:.1} %), and no path of moves makes room; remove keys, or serve a larger table", 100.0 * *keys as f64 / *slots as f64)]
     Full {
@@ -81,10 +96,10 @@ pub enum PutError {
         /// Slots allocated: main slots, and overflow slots ever used.
         slots: u64,
     },
-    /// Other threads changed each path before it could be locked.
-    #[error("{rounds} paths in a row were changed by other threads before they could be locked; try again")]
+    /// Other changes interfered each time.
+    #[error("other changes came in between, {rounds} times in a row; try again")]
     Busy {
-        /// Paths tried.
+        /// Attempts made.
         rounds: u32,
     },
 }
@@ -110,6 +125,19 @@ impl From<KeyLengthError> for ReadError {
     fn from(KeyLengthError { given, max }: KeyLengthError) -> ReadError {
         ReadError::KeyLength { given, max }
     }
+}
+
+/// Why a key of a batch has no outcome.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeyError {
+    /// The table cannot hold the key.
+    #[error(transparent)]
+    Length(#[from] KeyLengthError),
+    /// The key's value does not decrypt.
+    #[cfg(feature = "encryption")]
+    #[error(transparent)]
+    Decrypt(#[from] DecryptError),
 }
 
 /// Why a GET gave no answer, whatever the fabric. What a fabric can fail with besides is its own

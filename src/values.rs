@@ -1,6 +1,6 @@
 //! The values of a batch, in one buffer.
 
-use crate::outcome::KeyLengthError;
+use crate::outcome::KeyError;
 use std::ops::Range;
 
 /// The values of many keys, in the order of the keys. Use one again and again: it keeps its memory.
@@ -9,7 +9,7 @@ pub struct Values {
     bytes: Vec<u8>,
     /// Where each key's value is among the bytes. `None` for an absent key.
     spans: Vec<Option<Range<usize>>>,
-    refused: Vec<(usize, KeyLengthError)>,
+    refused: Vec<(usize, KeyError)>,
 }
 
 impl Values {
@@ -41,8 +41,9 @@ impl Values {
         self.spans.iter().map(|span| span.clone().map(|span| &self.bytes[span]))
     }
 
-    /// The numbers of the keys that the table cannot hold.
-    pub fn refused(&self) -> &[(usize, KeyLengthError)] {
+    /// The numbers of the keys without an outcome, and why: the table cannot hold such a key, or with
+    /// encryption its value does not decrypt.
+    pub fn refused(&self) -> &[(usize, KeyError)] {
         &self.refused
     }
 
@@ -55,7 +56,7 @@ impl Values {
     }
 
     /// Sets the outcome of key number `key`.
-    pub(crate) fn set(&mut self, key: usize, answer: Result<Option<&[u8]>, KeyLengthError>) {
+    pub(crate) fn set(&mut self, key: usize, answer: Result<Option<&[u8]>, KeyError>) {
         match answer {
             Ok(value) => {
                 self.spans[key] = value.map(|value| {

@@ -583,6 +583,11 @@ impl Reply {
                     PutError::ValueLength { given, max } => {
                         reply(status::VALUE_LENGTH, &two(given as u64, max as u64));
                     }
+                    // Not a server's answer: it knows one length only.
+                    #[cfg(feature = "encryption")]
+                    PutError::EncryptedLength { stored, stored_max, .. } => {
+                        reply(status::VALUE_LENGTH, &two(stored as u64, stored_max as u64));
+                    }
                     PutError::Full { keys, slots } => reply(status::FULL, &two(keys, slots)),
                     PutError::Busy { rounds } => reply(status::BUSY, &two(rounds.into(), 0)),
                     PutError::NoMemory { keys, bytes } => reply(status::NO_MEMORY, &two(keys, bytes)),

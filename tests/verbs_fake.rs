@@ -8,6 +8,9 @@
 #![allow(unsafe_code, reason = "the fake is loaded, and called, as C")]
 
 mod common;
+#[cfg(feature = "encryption")]
+#[path = "common/encrypted.rs"]
+mod encrypted;
 #[path = "common/fake_ibverbs.rs"]
 mod fake_ibverbs;
 #[path = "common/forged.rs"]
@@ -164,6 +167,8 @@ stories! {
         misnumbered_answers,
         bad_pairs_in_a_batch,
         batches_with_outcomes,
+        #[cfg(feature = "encryption")]
+        values_are_encrypted,
         full_tables_in_a_batch,
         limits_are_those_of_the_present_server,
         late_answers,
@@ -1488,6 +1493,27 @@ fn batches_with_outcomes(_: &Fake) {
     for options in ways() {
         let server = serve_ways(at("127.0.0.1:0"), config(default_preset(), 2000, 16, 46, 7));
         batches_and_swaps(&mut Client::connect_with(server.address(), options).unwrap());
+    }
+}
+
+/// Values that clients encrypt: the same as on shm. A READ that fails in a batch changes no answer.
+#[cfg(feature = "encryption")]
+fn values_are_encrypted(fake: &Fake) {
+    for options in ways() {
+        let table =
+            config(default_preset(), 2000, 16, encrypted::STORED_MAX, 7).grace(Duration::from_millis(500));
+        let server = serve_ways(at("127.0.0.1:0"), table);
+        let connect = |encryption| {
+            Client::connect_with(server.address(), options.clone().encryption(encryption)).unwrap()
+        };
+        encrypted::encrypted_values(&connect);
+        let mut client = connect(Some(encrypted::ours()));
+        batches_and_swaps(&mut client);
+        fill(&mut client, 200);
+        fake.set("FAKE_FAIL_STATUS", 12);
+        fake.set("FAKE_FAIL_NTH_READ", 100);
+        check_all(&mut client, 200);
+        assert_eq!(client.stats().failures.undecrypted, 0);
     }
 }
 

@@ -2,6 +2,8 @@
 //! what it promises when the server is gone.
 
 mod counters;
+#[cfg(feature = "encryption")]
+mod encrypted;
 #[cfg(any(feature = "verbs", test))]
 mod lanes;
 mod mailbox;
@@ -13,10 +15,12 @@ mod watch;
 pub use counters::ClientCounters;
 
 use crate::address::{Address, AddressError};
+#[cfg(feature = "encryption")]
+use crate::encryption::{DecryptError, EncryptError, Encryption};
 use crate::get::Retry;
 use crate::layout::geometry::Geometry;
 use crate::layout::superblock::SuperblockError;
-use crate::outcome::{KeyLengthError, PutError, PutMode, PutOutcome, ReadError, SwapOutcome};
+use crate::outcome::{KeyError, KeyLengthError, PutError, PutMode, PutOutcome, ReadError, SwapOutcome};
 use crate::reader::{GetStats, HintCounts, Limits, ReadCounts};
 use crate::region::{Region, RegionError};
 use crate::setters::setters;
@@ -78,6 +82,15 @@ pub struct ClientOptions {
     pub region: Option<PathBuf>,
     /// Options for verbs. Shm ignores them.
     pub verbs: VerbsOptions,
+    /// A key to encrypt values with before they are sent, and to decrypt them with after they were
+    /// read. The server and other readers then see ciphertext. Every call that carries a value uses
+    /// it; a value that does not decrypt is an error, also one that was put without encryption. All
+    /// clones have the same. `None` stores and reads values as they are.
+    ///
+    /// What reads the table without a `Client` sees stored values: [`Client::region`], an
+    /// [`Index`](crate::Index), a [`Reader`](crate::Reader). [`Encryption::decrypt`] is for them.
+    #[cfg(feature = "encryption")]
+    pub encryption: Option<Encryption>,
 }
 
 /// How requests to the server (changes, [`Client::get_two_sided`], [`Client::server_stats`])
@@ -151,6 +164,8 @@ impl Default for ClientOptions {
             server_uids: Vec::new(),
             region: None,
             verbs: VerbsOptions::default(),
+            #[cfg(feature = "encryption")]
+            encryption: None,
         }
     }
 }
@@ -164,6 +179,8 @@ setters!(ClientOptions {
     server_uids: impl Into<Vec<u32>>,
     region: PathBuf,
     verbs: VerbsOptions,
+    #[cfg(feature = "encryption")]
+    encryption: impl Into<Option<Encryption>>,
 });
 
 impl ClientOptions {
@@ -381,6 +398,10 @@ pub enum GetError {
     /// Over verbs: the connection was lost, and no other could be made.
     #[error(transparent)]
     Connect(#[from] ConnectError),
+    /// The key is there, and its value does not decrypt ([`ClientOptions::encryption`]).
+    #[cfg(feature = "encryption")]
+    #[error(transparent)]
+    Decrypt(#[from] DecryptError),
 }
 
 impl From<ReadError> for GetError {
@@ -395,13 +416,13 @@ impl From<ReadError> for GetError {
     }
 }
 
-/// Why a change did not happen, or may not have happened. The first five mean that the table is
-/// unchanged: the server rejected the change ([`MutateError::rejection`]), or the client rejected
+/// Why a change did not happen, or may not have happened. Those up to `ReadOnly` mean that the table
+/// is unchanged: the server rejected the change ([`MutateError::rejection`]), or the client rejected
 /// it by the limits of the server that it is connected to.
 ///
 /// | the server | a change ends in | may it have happened? |
 /// |---|---|---|
-/// | rejects the change | one of the first five | no |
+/// | rejects the change | one of those up to [`ReadOnly`](MutateError::ReadOnly) | no |
 /// | cannot be connected to | [`Connect`](MutateError::Connect); over verbs after attempts until the deadline | no |
 /// | ends, or hangs up, before it has answered | [`ServerGone`](MutateError::ServerGone) | yes |
 /// | is silent (suspended, busy, unreachable) | [`Deadline`](MutateError::Deadline) | yes, and it may still happen later |
@@ -434,6 +455,17 @@ pub enum MutateError {
         keys: u64,
         /// Bytes of a segment.
         bytes: u64,
+    },
+    /// The value is too long once it is encrypted ([`ClientOptions::encryption`]).
+    #[cfg(feature = "encryption")]
+    #[error("{}", PutError::EncryptedLength { given: *given, stored: *stored, stored_max: *stored_max })]
+    EncryptedLength {
+        /// Length given.
+        given: usize,
+        /// Length as it would be stored.
+        stored: usize,
+        /// Longest that the table stores.
+        stored_max: usize,
     },
     /// The table has no room for the key.
     #[error("{}", PutError::Full { keys: *keys, slots: *slots })]
@@ -478,6 +510,14 @@ pub enum MutateError {
     /// No connection. The change did not happen.
     #[error(transparent)]
     Connect(#[from] ConnectError),
+    /// The value could not be encrypted. Nothing was sent.
+    #[cfg(feature = "encryption")]
+    #[error(transparent)]
+    Encrypt(#[from] EncryptError),
+    /// The value that the key has does not decrypt. [`Client::compare_and_swap`] has not changed it.
+    #[cfg(feature = "encryption")]
+    #[error(transparent)]
+    Decrypt(#[from] DecryptError),
 }
 
 impl From<PutError> for MutateError {
@@ -485,6 +525,10 @@ impl From<PutError> for MutateError {
         match error {
             PutError::KeyLength { given, max } => MutateError::KeyLength { given, max },
             PutError::ValueLength { given, max } => MutateError::ValueLength { given, max },
+            #[cfg(feature = "encryption")]
+            PutError::EncryptedLength { given, stored, stored_max } => {
+                MutateError::EncryptedLength { given, stored, stored_max }
+            }
             PutError::Full { keys, slots } => MutateError::Full { keys, slots },
             PutError::Busy { rounds } => MutateError::Busy { rounds },
             PutError::NoMemory { keys, bytes } => MutateError::NoMemory { keys, bytes },
@@ -499,6 +543,10 @@ impl MutateError {
         match *self {
             MutateError::KeyLength { given, max } => Some(PutError::KeyLength { given, max }),
             MutateError::ValueLength { given, max } => Some(PutError::ValueLength { given, max }),
+            #[cfg(feature = "encryption")]
+            MutateError::EncryptedLength { given, stored, stored_max } => {
+                Some(PutError::EncryptedLength { given, stored, stored_max })
+            }
             MutateError::Full { keys, slots } => Some(PutError::Full { keys, slots }),
             MutateError::Busy { rounds } => Some(PutError::Busy { rounds }),
             MutateError::NoMemory { keys, bytes } => Some(PutError::NoMemory { keys, bytes }),
@@ -544,7 +592,14 @@ impl ClientStats {
         let GetStats { gets, hits, retries_torn, retries_moved, retries_late, retries_chain } = get;
         let ReadCounts { reads, bytes, doorbells } = read;
         let ChangeCounts { puts, swaps, removes, rejected } = changes;
-        let FailureCounts { deadlines, contended, gone, refused } = failures;
+        let FailureCounts {
+            deadlines,
+            contended,
+            gone,
+            refused,
+            #[cfg(feature = "encryption")]
+            undecrypted,
+        } = failures;
         [gets, hits, retries_torn, retries_moved, retries_late, retries_chain, reads, bytes, doorbells]
             .into_iter()
             .chain([&mut hints.hinted, &mut hints.hits, &mut hints.reads])
@@ -559,6 +614,8 @@ impl ClientStats {
                 gone,
                 refused,
                 reattached,
+                #[cfg(feature = "encryption")]
+                undecrypted,
                 #[cfg(feature = "herd")]
                 &mut requests.herd,
             ])
@@ -580,7 +637,7 @@ pub struct ChangeCounts {
     pub rejected: u64,
 }
 
-/// Calls that failed. A batch counts once.
+/// Calls that failed. A batch counts once, but for `undecrypted`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FailureCounts {
@@ -592,6 +649,9 @@ pub struct FailureCounts {
     pub gone: u64,
     /// Changes by a client that may only read, and GETs of keys with wrong lengths.
     pub refused: u64,
+    /// Values that did not decrypt ([`ClientOptions::encryption`]). Each of a batch counts.
+    #[cfg(feature = "encryption")]
+    pub undecrypted: u64,
 }
 
 impl ChangeCounts {
@@ -616,6 +676,8 @@ impl FailureCounts {
             GetError::Contended { .. } => &mut self.contended,
             GetError::Inconclusive { .. } | GetError::Deadline { .. } => &mut self.deadlines,
             GetError::ServerGone { .. } | GetError::Connect(_) => &mut self.gone,
+            #[cfg(feature = "encryption")]
+            GetError::Decrypt(_) => &mut self.undecrypted,
         } += 1;
     }
 
@@ -745,7 +807,10 @@ pub struct Client {
 }
 
 /// The outcome of one key of a batch: its value, or `None` if it is absent.
-pub type BatchAnswer<'a> = Result<Option<&'a [u8]>, KeyLengthError>;
+pub type BatchAnswer<'a> = Result<Option<&'a [u8]>, KeyError>;
+
+/// The same with the value as it is stored: encrypted, if clients encrypt.
+type StoredAnswer<'a> = Result<Option<&'a [u8]>, KeyLengthError>;
 
 /// One thread's path to a server: what each fabric implements for a [`Client`], whose methods state
 /// the guarantees. A clone is for another thread. It shares what can be shared and has no
@@ -765,7 +830,7 @@ trait Handle: Clone {
     fn get_many<K: AsRef<[u8]>>(
         &mut self,
         keys: &[K],
-        each: impl FnMut(usize, BatchAnswer<'_>) -> ControlFlow<()>,
+        each: impl FnMut(usize, StoredAnswer<'_>) -> ControlFlow<()>,
         stats: &mut ClientStats,
     ) -> Result<ControlFlow<()>, GetError>;
 
@@ -838,6 +903,17 @@ impl Client {
     /// The geometry of the table being read.
     pub fn geometry(&self) -> &Geometry {
         on_path!(&self.path, handle => handle.geometry())
+    }
+
+    /// The longest value, in bytes, that this client can put: that of the table, less
+    /// `Encryption::OVERHEAD` with encryption. (0 also where not even the overhead fits.)
+    pub fn value_max(&self) -> usize {
+        let max = self.geometry().value_max();
+        #[cfg(feature = "encryption")]
+        if self.options.encryption.is_some() {
+            return max.saturating_sub(Encryption::OVERHEAD);
+        }
+        max
     }
 
     /// Whether a server was there when the client last looked. If not, GETs answer from the region
@@ -917,6 +993,17 @@ impl Client {
     /// As [`Client::get`].
     #[inline]
     pub fn get_into(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, GetError> {
+        let found = self.get_stored(key, value)?;
+        #[cfg(feature = "encryption")]
+        if found && self.options.encryption.is_some() {
+            self.decrypt_found(key, value)?;
+        }
+        Ok(found)
+    }
+
+    /// The same for the value as it is stored.
+    #[inline]
+    fn get_stored(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, GetError> {
         let found = on_path!(&mut self.path, handle => handle.read(&mut self.stats, |reader| reader.get_into(key, value)));
         match found {
             Ok(found) => {
@@ -929,32 +1016,34 @@ impl Client {
         }
     }
 
-    /// Returns whether `key` is present. The cost is that of [`Client::get_into`].
+    /// Returns whether `key` is present. The cost is that of [`Client::get_into`]. The value is not
+    /// decrypted.
     ///
     /// # Errors
     /// As [`Client::get`].
     pub fn contains(&mut self, key: &[u8]) -> Result<bool, GetError> {
-        self.get_into(key, &mut Vec::new())
+        self.get_stored(key, &mut Vec::new())
     }
 
     /// Returns the outcomes of many keys, in order: each key's value, `None` if it is absent, or an
-    /// error if the table cannot hold such a key. READs are pipelined: as many are in flight as the
-    /// fabric allows, and all that are ready share one doorbell. Usually 1 READ for each key.
+    /// error if the table cannot hold such a key, or if the value does not decrypt. READs are
+    /// pipelined: as many are in flight as the fabric allows, and all that are ready share one
+    /// doorbell. Usually 1 READ for each key.
     ///
     /// # Errors
-    /// As [`Client::get`], but for the lengths of keys, for the first key that fails.
+    /// As [`Client::get`], but for the errors of single keys, for the first key that fails.
     #[expect(clippy::type_complexity, reason = "one outcome for each key, as `put_many` has")]
     pub fn get_many<K: AsRef<[u8]>>(
         &mut self,
         keys: &[K],
-    ) -> Result<Vec<Result<Option<Vec<u8>>, KeyLengthError>>, GetError> {
+    ) -> Result<Vec<Result<Option<Vec<u8>>, KeyError>>, GetError> {
         let mut values = vec![Ok(None); keys.len()];
         self.get_all(keys, |number, answer| values[number] = answer.map(|value| value.map(<[u8]>::to_vec)))?;
         Ok(values)
     }
 
     /// Replaces the contents of `values` with the values of many keys. Allocates only if `values` is
-    /// too small. [`Values::refused`] names the keys that the table cannot hold.
+    /// too small. [`Values::refused`] names the keys without an outcome.
     ///
     /// # Errors
     /// As [`Client::get_many`]. By then, `values` has some of the values.
@@ -965,7 +1054,7 @@ impl Client {
 
     /// Tells which of many keys are present: in bit `n % 64` of word `n / 64` of `present`, whether
     /// `keys[n]` is. Replaces its contents. A key that the table cannot hold is not present. The cost
-    /// is that of [`Client::get_many_into`].
+    /// is that of [`Client::get_many_into`]. Values are not decrypted.
     ///
     /// # Errors
     /// As [`Client::get_many`]. By then, `present` has some of the answers.
@@ -976,8 +1065,9 @@ impl Client {
     ) -> Result<(), GetError> {
         present.clear();
         present.resize(keys.len().div_ceil(64), 0);
-        self.get_all(keys, |number, answer| {
+        self.get_batch_stored(keys, |number, answer| {
             present[number / 64] |= u64::from(answer.is_ok_and(|value| value.is_some())) << (number % 64);
+            ControlFlow::Continue(())
         })
     }
 
@@ -1041,7 +1131,20 @@ impl Client {
     fn get_batch<K: AsRef<[u8]>>(
         &mut self,
         keys: &[K],
-        each: impl FnMut(usize, BatchAnswer<'_>) -> ControlFlow<()>,
+        mut each: impl FnMut(usize, BatchAnswer<'_>) -> ControlFlow<()>,
+    ) -> Result<(), GetError> {
+        #[cfg(feature = "encryption")]
+        if let Some(encryption) = self.options.encryption.clone() {
+            return self.get_batch_decrypted(&encryption, keys, each);
+        }
+        self.get_batch_stored(keys, |number, answer| each(number, answer.map_err(KeyError::from)))
+    }
+
+    /// The same for values as they are stored.
+    fn get_batch_stored<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+        each: impl FnMut(usize, StoredAnswer<'_>) -> ControlFlow<()>,
     ) -> Result<(), GetError> {
         match on_path!(&mut self.path, handle => handle.get_many(keys, each, &mut self.stats)) {
             Ok(_) => {
@@ -1062,6 +1165,14 @@ impl Client {
     /// [`MutateError`]; the variants about changes do not occur here. Absence is `Ok(None)`.
     pub fn get_two_sided(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, MutateError> {
         let deadline = Instant::now() + self.options.deadline;
+        let value = self.ask_for_value(key, deadline)?;
+        #[cfg(feature = "encryption")]
+        let value = value.map(|value| self.decrypt_sent(key, value)).transpose()?;
+        Ok(value)
+    }
+
+    /// Asks for a value as it is stored.
+    fn ask_for_value(&mut self, key: &[u8], deadline: Instant) -> Result<Option<Vec<u8>>, MutateError> {
         match self.ask(&Request::Get { key }, deadline)? {
             Reply::Value(value) => Ok(value),
             Reply::Put(Err(error)) => Err(error.into()),
@@ -1076,7 +1187,7 @@ impl Client {
     /// # Errors
     /// [`MutateError`] says whether the change may have happened.
     pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<PutOutcome, MutateError> {
-        self.mutate_one(Request::Put { mode: PutMode::Upsert, key, value })
+        self.put_one(PutMode::Upsert, key, value)
     }
 
     /// Inserts `key` if it is absent. Returns [`PutOutcome::Inserted`] or [`PutOutcome::Exists`].
@@ -1084,7 +1195,7 @@ impl Client {
     /// # Errors
     /// As [`Client::put`].
     pub fn insert(&mut self, key: &[u8], value: &[u8]) -> Result<PutOutcome, MutateError> {
-        self.mutate_one(Request::Put { mode: PutMode::Insert, key, value })
+        self.put_one(PutMode::Insert, key, value)
     }
 
     /// Updates `key` if it is present. Returns [`PutOutcome::Updated`] or [`PutOutcome::Missing`].
@@ -1092,7 +1203,7 @@ impl Client {
     /// # Errors
     /// As [`Client::put`].
     pub fn update(&mut self, key: &[u8], value: &[u8]) -> Result<PutOutcome, MutateError> {
-        self.mutate_one(Request::Put { mode: PutMode::Update, key, value })
+        self.put_one(PutMode::Update, key, value)
     }
 
     /// Puts `value` if the value of `key` is `expected`, byte for byte: no other change of the key
@@ -1102,15 +1213,36 @@ impl Client {
     /// As long as values do not repeat, at most one of several clients that expect the same value gets
     /// [`SwapOutcome::Swapped`].
     ///
+    /// With [`ClientOptions::encryption`] only the client can compare. It asks the server for the value,
+    /// decrypts it, and has it swapped if nothing has changed it meanwhile: 2 round trips, and again 2
+    /// after each change of the key that comes between. The promise is the same.
+    ///
     /// # Errors
-    /// As [`Client::put`]. After an error that leaves open whether the change happened, get the value.
+    /// As [`Client::put`]. With encryption also [`MutateError::Decrypt`] where the value does not
+    /// decrypt, and [`MutateError::Busy`] where changes came between until the deadline; neither
+    /// changes anything. After an error that leaves open whether the change happened, get the value.
     pub fn compare_and_swap(
         &mut self,
         key: &[u8],
         expected: &[u8],
         value: &[u8],
     ) -> Result<SwapOutcome, MutateError> {
+        #[cfg(feature = "encryption")]
+        if let Some(encryption) = self.options.encryption.clone() {
+            return self.swap_decrypted(&encryption, key, expected, value);
+        }
         let deadline = Instant::now() + self.options.deadline;
+        self.swap_stored(key, expected, value, deadline)
+    }
+
+    /// Compares and swaps values as they are stored.
+    fn swap_stored(
+        &mut self,
+        key: &[u8],
+        expected: &[u8],
+        value: &[u8],
+        deadline: Instant,
+    ) -> Result<SwapOutcome, MutateError> {
         match self.ask(&Request::Swap { key, expected, value }, deadline)? {
             Reply::Swapped(Ok(outcome)) => Ok(outcome),
             Reply::Put(Err(error)) => Err(error.into()),
@@ -1190,8 +1322,21 @@ impl Client {
         mode: PutMode,
         pairs: &'a [(K, V)],
     ) -> Result<Vec<Result<PutOutcome, PutError>>, MutateError> {
-        let put = |(key, value): &'a (K, V)| Request::Put { mode, key: key.as_ref(), value: value.as_ref() };
-        self.ask_each(pairs.iter().map(put), |reply| match reply {
+        #[cfg(feature = "encryption")]
+        if let Some(encryption) = self.options.encryption.clone() {
+            return self.put_each_encrypted(&encryption, mode, pairs);
+        }
+        self.put_each_stored(mode, pairs.iter().map(|(key, value)| (key.as_ref(), value.as_ref())))
+    }
+
+    /// Puts values as they are to be stored.
+    fn put_each_stored<'a>(
+        &mut self,
+        mode: PutMode,
+        pairs: impl ExactSizeIterator<Item = (&'a [u8], &'a [u8])>,
+    ) -> Result<Vec<Result<PutOutcome, PutError>>, MutateError> {
+        let put = |(key, value)| Request::Put { mode, key, value };
+        self.ask_each(pairs.map(put), |reply| match reply {
             Reply::Put(answer) => Some(answer),
             _ => None,
         })
@@ -1256,9 +1401,19 @@ impl Client {
         }
     }
 
-    fn mutate_one(&mut self, request: Request<'_>) -> Result<PutOutcome, MutateError> {
+    fn put_one(&mut self, mode: PutMode, key: &[u8], value: &[u8]) -> Result<PutOutcome, MutateError> {
+        #[cfg(feature = "encryption")]
+        if let Some(encryption) = &self.options.encryption {
+            let stored = encryption.encrypt(key, value)?;
+            return self.put_stored(mode, key, &stored).map_err(encrypted::plain_error);
+        }
+        self.put_stored(mode, key, value)
+    }
+
+    /// Puts a value as it is to be stored.
+    fn put_stored(&mut self, mode: PutMode, key: &[u8], value: &[u8]) -> Result<PutOutcome, MutateError> {
         let deadline = Instant::now() + self.options.deadline;
-        match self.ask(&request, deadline)? {
+        match self.ask(&Request::Put { mode, key, value }, deadline)? {
             Reply::Put(answer) => Ok(answer?),
             _ => Err(self.unexpected()),
         }
@@ -1431,6 +1586,8 @@ mod tests {
             server_uids: Vec::new(),
             region: None,
             verbs: VerbsOptions::default(),
+            #[cfg(feature = "encryption")]
+            encryption: None,
         };
         assert_eq!(ClientOptions::default(), expected);
         assert_eq!([RETRY_FIRST, RETRY_MAX, ATTEMPT_MAX], [1, 100, 2000].map(Duration::from_millis));

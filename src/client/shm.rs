@@ -3,8 +3,8 @@
 use super::mailbox::{BellSocket, ClientMailbox};
 use super::watch::Watch;
 use super::{
-    BatchAnswer, ClientOptions, ClientStats, ConnectError, GetError, Handle, LinkError, MutateError,
-    RequestCounts, RequestPath, fit, send_fitting,
+    ClientOptions, ClientStats, ConnectError, GetError, Handle, LinkError, MutateError, RequestCounts,
+    RequestPath, StoredAnswer, fit, send_fitting,
 };
 use crate::address::Address;
 use crate::clock::Clock;
@@ -527,7 +527,7 @@ impl Handle for ShmHandle {
     fn get_many<K: AsRef<[u8]>>(
         &mut self,
         keys: &[K],
-        each: impl FnMut(usize, BatchAnswer<'_>) -> ControlFlow<()>,
+        each: impl FnMut(usize, StoredAnswer<'_>) -> ControlFlow<()>,
         stats: &mut ClientStats,
     ) -> Result<ControlFlow<()>, GetError> {
         self.read(stats, |reader| reader.get_each(keys, each))

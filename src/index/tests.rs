@@ -1546,7 +1546,7 @@ fn refusals_say_why() {
     let full = PutError::Full { keys: 5, slots: 8 }.to_string();
     assert!(full.starts_with("the table is full: 5 keys in 8 slots (load 62.5 %), "), "{full}");
     let busy = PutError::Busy { rounds: ROUNDS_MAX }.to_string();
-    assert!(busy.starts_with("1000 paths in a row were changed by other threads "), "{busy}");
+    assert!(busy.starts_with("other changes came in between, 1000 times in a row; "), "{busy}");
 }
 
 /// A table records when it was made. It is made only in a region that is large enough.

@@ -17,8 +17,8 @@ use oneread::reader::{Limits, Reader};
 use oneread::region::{Backing, Region, RegionError};
 use oneread::wire::{self, Reply};
 use oneread::{
-    Address, Client, ClientOptions, Clock, Config, Geometry, Index, KeyLengthError, PutError, PutMode,
-    PutOutcome, ServeError, Server, ServerConfig, SwapOutcome, TableSize, Values,
+    Address, Client, ClientOptions, Clock, Config, Geometry, Index, KeyError, KeyLengthError, PutError,
+    PutMode, PutOutcome, ServeError, Server, ServerConfig, SwapOutcome, TableSize, Values,
 };
 use std::collections::{BTreeMap, HashMap};
 use std::error::Error;
@@ -580,6 +580,18 @@ pub fn batches_and_swaps(client: &mut Client) {
     counts_by_swaps(client);
 }
 
+/// The rejection of a value of this length.
+fn too_long(client: &Client, given: usize) -> PutError {
+    let (max, stored_max) = (client.value_max(), client.geometry().value_max());
+    match stored_max - max {
+        0 => PutError::ValueLength { given, max },
+        #[cfg(feature = "encryption")]
+        overhead => PutError::EncryptedLength { given, stored: given + overhead, stored_max },
+        #[cfg(not(feature = "encryption"))]
+        overhead => panic!("{overhead} bytes are missing"),
+    }
+}
+
 /// A batch only inserts, only updates, or removes; the answers are those of single changes.
 fn modes_of_batches(client: &mut Client) {
     let key_max = client.geometry().key_max();
@@ -618,7 +630,7 @@ fn gets_of_bad_keys(client: &mut Client) {
     let mut flat = Values::new();
     let mut present = Vec::new();
     for bad in [Vec::new(), long] {
-        let refused = KeyLengthError { given: bad.len(), max };
+        let refused = KeyError::from(KeyLengthError { given: bad.len(), max });
         for place in 0..=4 {
             let mut keys = vec![there.clone(), absent.clone(), there.clone(), absent.clone()];
             keys.insert(place, bad.clone());
@@ -680,7 +692,7 @@ fn gets_that_end_early(client: &mut Client) {
 /// The outcomes of compare-and-swap, with values of all lengths up to the longest.
 fn swaps(client: &mut Client) {
     use SwapOutcome::{Absent, Differs, Swapped};
-    let (key_max, value_max) = (client.geometry().key_max(), client.geometry().value_max());
+    let (key_max, value_max) = (client.geometry().key_max(), client.value_max());
     for key in [vec![b'k'], vec![b'k'; key_max]] {
         assert_eq!(client.compare_and_swap(&key, b"", b"new").unwrap(), Absent);
         assert_eq!(client.get(&key).unwrap(), None);
@@ -702,7 +714,7 @@ fn swaps(client: &mut Client) {
         }
         let rejected = |result: Result<SwapOutcome, oneread::MutateError>| result.unwrap_err().rejection();
         let long = vec![1; value_max + 1];
-        let too_long = Some(PutError::ValueLength { given: long.len(), max: value_max });
+        let too_long = Some(too_long(client, long.len()));
         assert_eq!(rejected(client.compare_and_swap(&key, &long, b"")), too_long);
         assert_eq!(rejected(client.compare_and_swap(&key, &last, &long)), too_long);
         assert_eq!(client.get(&key).unwrap().as_ref(), Some(&last));
@@ -736,7 +748,7 @@ fn counts_by_swaps(client: &mut Client) {
 
 /// Batches with wrong pairs in all places. Each answer belongs to its own pair.
 pub fn bad_pairs_in_batches(client: &mut Client) {
-    let (key_max, value_max) = (client.geometry().key_max(), client.geometry().value_max());
+    let (key_max, value_max) = (client.geometry().key_max(), client.value_max());
     let mut there = std::collections::BTreeSet::new();
     let mut numbers = Numbers(5);
     let mut put = |client: &mut Client, are_bad: &[bool]| {
@@ -750,7 +762,7 @@ pub fn bad_pairs_in_batches(client: &mut Client) {
                 _ if !is_bad => Ok(PutOutcome::Updated),
                 0 => {
                     value = vec![0; value_max + 1 + n as usize];
-                    Err(PutError::ValueLength { given: value.len(), max: value_max })
+                    Err(too_long(client, value.len()))
                 }
                 which => {
                     key = if which == 1 { Vec::new() } else { vec![1; key_max + 1 + n as usize] };
@@ -798,6 +810,17 @@ enum Refusal {
 impl From<oneread::MutateError> for Refusal {
     fn from(error: oneread::MutateError) -> Refusal {
         Refusal::Rejected(error.rejection().unwrap_or_else(|| panic!("no answer: {error}")))
+    }
+}
+
+impl From<&KeyError> for Refusal {
+    fn from(error: &KeyError) -> Refusal {
+        match *error {
+            KeyError::Length(KeyLengthError { given, max }) => {
+                Refusal::Rejected(PutError::KeyLength { given, max })
+            }
+            error => panic!("no answer: {error}"),
+        }
     }
 }
 
@@ -856,17 +879,11 @@ pub fn lengths_of_the_next_server(
         ("get_many", false, |client, key, _| {
             let found = client.get_many(&[b"s", key, b"t"])?;
             assert_eq!((&found[0], &found[2]), (&Ok(None), &Ok(None)), "a bad key fails no other");
-            found[1]
-                .as_ref()
-                .map(|_| ())
-                .map_err(|e| Refusal::Rejected(PutError::KeyLength { given: e.given, max: e.max }))
+            found[1].as_ref().map(|_| ()).map_err(Refusal::from)
         }),
         ("get_many of bad keys only", false, |client, key, _| {
             let found = client.get_many(&[key])?;
-            found[0]
-                .as_ref()
-                .map(|_| ())
-                .map_err(|e| Refusal::Rejected(PutError::KeyLength { given: e.given, max: e.max }))
+            found[0].as_ref().map(|_| ()).map_err(Refusal::from)
         }),
         ("contains", false, |client, key, _| Ok(client.contains(key).map(|_| ())?)),
     ];

@@ -8,8 +8,8 @@ mod herd;
 mod pairs;
 
 use super::{
-    ATTEMPT_MAX, BatchAnswer, ClientOptions, ClientStats, ConnectError, GetError, Handle, MutateError,
-    RETRY_FIRST, RETRY_MAX, RequestCounts, send_fitting,
+    ATTEMPT_MAX, ClientOptions, ClientStats, ConnectError, GetError, Handle, MutateError, RETRY_FIRST,
+    RETRY_MAX, RequestCounts, StoredAnswer, send_fitting,
 };
 use crate::address::{Address, VerbsAddress};
 use crate::clock::Clock;
@@ -318,7 +318,7 @@ impl Handle for VerbsHandle {
     fn get_many<K: AsRef<[u8]>>(
         &mut self,
         keys: &[K],
-        mut each: impl FnMut(usize, BatchAnswer<'_>) -> ControlFlow<()>,
+        mut each: impl FnMut(usize, StoredAnswer<'_>) -> ControlFlow<()>,
         stats: &mut ClientStats,
     ) -> Result<ControlFlow<()>, GetError> {
         // After a failure, only the keys without an answer are asked for again.

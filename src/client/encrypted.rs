@@ -1,0 +1,147 @@
+//! What a client does to values when it has a key ([`Encryption`]): it stores them encrypted, and
+//! decrypts what it reads. Only this file and the calls of it know.
+
+use super::{BatchAnswer, Client, GetError, MutateError, StoredAnswer};
+use crate::encryption::{DecryptError, Encryption};
+use crate::outcome::{PutError, PutMode, PutOutcome, SwapOutcome};
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+impl Client {
+    /// Inserts or updates many keys. All values are encrypted before anything is sent.
+    pub(super) fn put_each_encrypted<K: AsRef<[u8]>, V: AsRef<[u8]>>(
+        &mut self,
+        encryption: &Encryption,
+        mode: PutMode,
+        pairs: &[(K, V)],
+    ) -> Result<Vec<Result<PutOutcome, PutError>>, MutateError> {
+        let (mut bytes, mut spans) = (Vec::new(), Vec::with_capacity(pairs.len()));
+        for (key, value) in pairs {
+            let start = bytes.len();
+            encryption.encrypt_onto(key.as_ref(), value.as_ref(), &mut bytes)?;
+            spans.push(start..bytes.len());
+        }
+        let stored = pairs.iter().zip(spans).map(|((key, _), span)| (key.as_ref(), &bytes[span]));
+        let answers = self.put_each_stored(mode, stored)?;
+        Ok(answers.into_iter().map(|answer| answer.map_err(plain_rejection)).collect())
+    }
+
+    /// Replaces a stored value that a GET has found by the value itself.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn decrypt_found(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<(), GetError> {
+        let Some(encryption) = &self.options.encryption else { return Ok(()) };
+        match encryption.decrypt_in_place(key, value) {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self.count_failed_get(error.into())),
+        }
+    }
+
+    /// The same for a value that the server has sent.
+    pub(super) fn decrypt_sent(&mut self, key: &[u8], mut value: Vec<u8>) -> Result<Vec<u8>, MutateError> {
+        let Some(encryption) = &self.options.encryption else { return Ok(value) };
+        match encryption.decrypt_in_place(key, &mut value) {
+            Ok(()) => Ok(value),
+            Err(error) => Err(self.count_undecrypted(error)),
+        }
+    }
+
+    fn count_undecrypted(&mut self, error: DecryptError) -> MutateError {
+        self.stats.failures.undecrypted += 1;
+        self.publish();
+        error.into()
+    }
+
+    /// A batch of GETs whose values are decrypted one by one. A value that does not decrypt is its
+    /// key's error, and stops no other.
+    pub(super) fn get_batch_decrypted<K: AsRef<[u8]>>(
+        &mut self,
+        encryption: &Encryption,
+        keys: &[K],
+        mut each: impl FnMut(usize, BatchAnswer<'_>) -> ControlFlow<()>,
+    ) -> Result<(), GetError> {
+        let (mut value, mut undecrypted) = (Vec::new(), 0);
+        let result = self.get_batch_stored(keys, |number, answer: StoredAnswer<'_>| match answer {
+            Ok(Some(stored)) => {
+                value.clear();
+                value.extend_from_slice(stored);
+                match encryption.decrypt_in_place(keys[number].as_ref(), &mut value) {
+                    Ok(()) => each(number, Ok(Some(&value))),
+                    Err(error) => {
+                        undecrypted += 1;
+                        each(number, Err(error.into()))
+                    }
+                }
+            }
+            Ok(None) => each(number, Ok(None)),
+            Err(error) => each(number, Err(error.into())),
+        });
+        if undecrypted > 0 {
+            self.stats.failures.undecrypted += undecrypted;
+            self.publish();
+        }
+        result
+    }
+
+    /// A compare-and-swap by a client that encrypts. No two encrypted values are the same, so the
+    /// server cannot compare: the client asks for the stored value, decrypts and compares it, and swaps
+    /// exactly these stored bytes. Where another change came between, it begins again, until the
+    /// deadline: that change may have put the expected value once more.
+    pub(super) fn swap_decrypted(
+        &mut self,
+        encryption: &Encryption,
+        key: &[u8],
+        expected: &[u8],
+        value: &[u8],
+    ) -> Result<SwapOutcome, MutateError> {
+        let deadline = Instant::now() + self.options.deadline;
+        let new = encryption.encrypt(key, value)?;
+        let mut rounds = 0;
+        loop {
+            let stored = self.ask_for_value(key, deadline)?;
+            // The server has just been asked, so this is its geometry. What it would reject does not
+            // depend on what stands there.
+            let max = self.geometry().value_max();
+            for given in [value.len(), expected.len()].map(|plain| plain + Encryption::OVERHEAD) {
+                if given > max {
+                    return Err(plain_rejection(PutError::ValueLength { given, max }).into());
+                }
+            }
+            let Some(stored) = stored else { return Ok(SwapOutcome::Absent) };
+            let mut present = stored.clone();
+            if let Err(error) = encryption.decrypt_in_place(key, &mut present) {
+                return Err(self.count_undecrypted(error));
+            }
+            if present != expected {
+                return Ok(SwapOutcome::Differs);
+            }
+            match self.swap_stored(key, &stored, &new, deadline).map_err(plain_error)? {
+                SwapOutcome::Differs => rounds += 1,
+                outcome => return Ok(outcome),
+            }
+            if Instant::now() >= deadline {
+                return Err(MutateError::Busy { rounds });
+            }
+        }
+    }
+}
+
+/// An error in the user's terms: the lengths that the server names are of encrypted values.
+pub(super) fn plain_error(error: MutateError) -> MutateError {
+    match error {
+        MutateError::ValueLength { given, max } => {
+            plain_rejection(PutError::ValueLength { given, max }).into()
+        }
+        error => error,
+    }
+}
+
+fn plain_rejection(error: PutError) -> PutError {
+    match error {
+        PutError::ValueLength { given: stored, max: stored_max } => {
+            let given = stored.saturating_sub(Encryption::OVERHEAD);
+            PutError::EncryptedLength { given, stored, stored_max }
+        }
+        error => error,
+    }
+}

@@ -1,0 +1,216 @@
+//! Values that clients encrypt, on shm. `tests/verbs_fake.rs` has the same over verbs, and the format
+//! is tested beside it, in `src/encryption.rs`.
+
+mod common;
+#[path = "common/encrypted.rs"]
+mod encrypted;
+
+use common::*;
+use encrypted::{STORED_MAX, encrypted_values, ours};
+use oneread::placement::Preset;
+use oneread::region::Backing;
+use oneread::wire::{self, Request};
+use oneread::{
+    Address, Client, ClientOptions, ConnectError, Encryption, GetError, MutateError, PutError, PutOutcome,
+    RequestPath, Server, ServerConfig, SwapOutcome,
+};
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::Duration;
+
+const PATHS: [RequestPath; 3] = [RequestPath::Auto, RequestPath::Message, RequestPath::Mailbox];
+
+impl Place {
+    fn serve(&self, preset: &Preset, value_max: usize) -> Server {
+        let table = config(preset, 2048, 16, value_max, 11);
+        Server::start(ServerConfig::new(self.address.clone(), table)).unwrap()
+    }
+
+    fn client(&self, options: ClientOptions) -> Client {
+        Client::connect_with(&self.address, options).unwrap()
+    }
+}
+
+/// Every call encrypts and decrypts; what does not decrypt is an error of its own; nothing that was
+/// altered is taken.
+#[test]
+fn values_are_encrypted() {
+    let place = Place::new();
+    let _server = place.serve(default_preset(), STORED_MAX);
+    for path in PATHS {
+        encrypted_values(&|encryption| place.client(patient().requests(path).encryption(encryption)));
+    }
+}
+
+/// With hints, too: the first READ may be of a single slot.
+#[test]
+fn hinted_values_are_decrypted() {
+    let place = Place::new();
+    let _server = place.serve(default_preset(), STORED_MAX);
+    encrypted_values(&|encryption| place.client(patient().hint_bytes(1 << 16).encryption(encryption)));
+}
+
+/// A client that encrypts answers as one that does not: batches, swaps, wrong lengths.
+#[test]
+fn answers_are_those_of_any_client() {
+    let place = Place::new();
+    let _server = place.serve(default_preset(), STORED_MAX);
+    for path in PATHS {
+        let mut client = place.client(patient().requests(path).encryption(ours()));
+        batches_and_swaps(&mut client);
+        bad_pairs_in_batches(&mut client);
+    }
+}
+
+/// A client that encrypts is a map, on every preset.
+#[test]
+fn a_client_is_a_map() {
+    on_every_preset(|preset| {
+        let place = Place::new();
+        let server = place.serve(preset, 32 + Encryption::OVERHEAD);
+        let mut client = place.client(patient().encryption(ours()));
+        let (mut model, mut numbers) = (Model::default(), Numbers(5));
+        for _ in 0..1000 {
+            let n = numbers.below(600) as u32;
+            let op = some_op(&mut numbers, n, 12);
+            assert_eq!(model.apply(&mut client, &op), None, "{op:?}");
+        }
+        assert_eq!(client.server_stats().unwrap().keys, model.keys.len() as u64);
+        server.stop();
+    });
+}
+
+/// A table whose values are too short for any encrypted one says so, and takes none. One that is just
+/// long enough takes empty values.
+#[test]
+fn tables_without_room_for_the_overhead() {
+    for (value_max, is_ok) in [(0, false), (Encryption::OVERHEAD - 1, false), (Encryption::OVERHEAD, true)] {
+        let place = Place::new();
+        let _server = place.serve(default_preset(), value_max);
+        let mut client = place.client(patient().encryption(ours()));
+        assert_eq!(client.value_max(), 0);
+        let wrong =
+            PutError::EncryptedLength { given: 0, stored: Encryption::OVERHEAD, stored_max: value_max };
+        match client.put(b"key", b"") {
+            Ok(outcome) => assert_eq!((outcome, is_ok), (PutOutcome::Inserted, true)),
+            Err(error) => assert_eq!((error.rejection(), is_ok), (Some(wrong.clone()), false), "{error}"),
+        }
+        assert_eq!(client.get(b"key").unwrap(), is_ok.then(Vec::new));
+        if !is_ok {
+            let error = client.compare_and_swap(b"key", b"", b"").unwrap_err();
+            assert_eq!(error.rejection(), Some(wrong));
+        }
+    }
+}
+
+/// Passes on what one client and the server say, and calls `at_swap` before each swap.
+fn pass_on(listener: &UnixListener, server: &Address, mut at_swap: impl FnMut()) {
+    fn frame(stream: &mut UnixStream) -> Option<Vec<u8>> {
+        let (mut bytes, mut chunk) = (Vec::new(), [0; 512]);
+        while wire::decode(&bytes).unwrap().is_none() {
+            match stream.read(&mut chunk).unwrap() {
+                0 => return None,
+                more => bytes.extend_from_slice(&chunk[..more]),
+            }
+        }
+        Some(bytes)
+    }
+    let (mut client, _) = listener.accept().unwrap();
+    let mut server = UnixStream::connect(server.socket().unwrap()).unwrap();
+    let hello = frame(&mut client).unwrap();
+    let id = wire::decode(&hello).unwrap().unwrap().id;
+    server.write_all(&hello).unwrap();
+    let (welcome, region) = receive(&server);
+    let mut bytes = Vec::new();
+    welcome.encode(id, &mut bytes);
+    send_with(&client, &bytes, &region.unwrap());
+    while let Some(request) = frame(&mut client) {
+        let decoded = wire::decode(&request).unwrap().unwrap();
+        if matches!(Request::decode(&decoded), Ok(Request::Swap { .. })) {
+            at_swap();
+        }
+        server.write_all(&request).unwrap();
+        client.write_all(&frame(&mut server).unwrap()).unwrap();
+    }
+}
+
+/// The key is put again between the look at its value and the swap: with the same value, which the
+/// client does not tell from no change, or with another one, which it tells. If that happens each
+/// time, the swap ends at its deadline.
+#[test]
+fn swaps_that_are_overtaken() {
+    let place = Place::new();
+    let _server = place.serve(default_preset(), STORED_MAX);
+    let relayed = Place::new();
+    let listener = UnixListener::bind(relayed.address.socket().unwrap()).unwrap();
+    let mut putting = place.client(patient().encryption(ours()));
+    for (deadline, then, times, expected) in [
+        (SOON, Some(&b"value"[..]), 3, Ok(SwapOutcome::Swapped)),
+        (SOON, Some(b"other"), 1, Ok(SwapOutcome::Differs)),
+        (SOON, None, 1, Ok(SwapOutcome::Absent)),
+        (Duration::from_millis(300), Some(b"value"), u32::MAX, Err(())),
+    ] {
+        putting.put(b"key", b"value").unwrap();
+        let mut overtaken = 0;
+        std::thread::scope(|scope| {
+            let relay = scope.spawn(|| {
+                pass_on(&listener, &place.address, || {
+                    if overtaken < times {
+                        overtaken += 1;
+                        match then {
+                            Some(value) => drop(putting.put(b"key", value).unwrap()),
+                            None => drop(putting.remove(b"key").unwrap()),
+                        }
+                    }
+                });
+            });
+            let options =
+                ClientOptions::new().requests(RequestPath::Message).deadline(deadline).encryption(ours());
+            let mut client = relayed.client(options);
+            match (client.compare_and_swap(b"key", b"value", b"new"), expected) {
+                (Ok(outcome), expected) => assert_eq!(Ok(outcome), expected),
+                (Err(MutateError::Busy { rounds }), Err(())) => assert!(rounds > 1, "{rounds} rounds"),
+                (Err(error), _) => panic!("{error}"),
+            }
+            drop(client);
+            relay.join().unwrap();
+        });
+        assert!(overtaken == times || times == u32::MAX, "{overtaken} of {times}");
+        let left = match expected {
+            Ok(SwapOutcome::Swapped) => Some(&b"new"[..]),
+            _ => then,
+        };
+        assert_eq!(putting.get(b"key").unwrap().as_deref(), left);
+    }
+}
+
+/// A server that is gone leaves its region. What was encrypted is decrypted from there, also by a
+/// client that comes later and reads the file; without the secret there is only ciphertext.
+#[test]
+fn regions_hold_ciphertext() {
+    const VALUE: &[u8] = b"a value that nobody else may read";
+    let place = Place::new();
+    let file = place.dir.path().join("region");
+    let table = config(default_preset(), 2048, 16, STORED_MAX, 11);
+    let server =
+        Server::start(ServerConfig::new(place.address.clone(), table).backing(Backing::File(file.clone())))
+            .unwrap();
+    let mut client = place.client(patient().encryption(ours()));
+    for n in 0..500u32 {
+        client.put(&n.to_le_bytes(), VALUE).unwrap();
+    }
+    server.stop();
+    let region = std::fs::read(&file).unwrap();
+    assert!(
+        !region.windows(8).any(|part| VALUE.windows(8).any(|of| part == of)),
+        "plain bytes are in the file"
+    );
+    let mut late = place.client(patient().region(file.clone()).encryption(ours()));
+    assert!(!late.is_served());
+    for n in 0..500u32 {
+        assert_eq!(late.get(&n.to_le_bytes()).unwrap().as_deref(), Some(VALUE));
+    }
+    let mut wrong = place.client(patient().region(file).encryption(Encryption::new(&[8; 32], "tests")));
+    assert!(matches!(wrong.get(&0u32.to_le_bytes()), Err(GetError::Decrypt(_))));
+    assert!(matches!(late.put(b"key", b"value"), Err(MutateError::Connect(ConnectError::NotThere { .. }))));
+}
