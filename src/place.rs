@@ -43,6 +43,14 @@ pub enum PlaceError {
         /// Its mode.
         mode: u32,
     },
+    /// It holds a secret, and other users may read it.
+    #[error("{0} holds a secret and may be read by other users (mode {mode:o}); chmod go= {0}", path.display())]
+    Readable {
+        /// The path.
+        path: PathBuf,
+        /// Its mode.
+        mode: u32,
+    },
     /// A system call failed.
     #[error("{doing} {}", path.display())]
     Os {
@@ -130,6 +138,20 @@ pub fn open_file(path: &Path, flags: OFlags) -> Result<File, PlaceError> {
     Ok(file.into())
 }
 
+/// Opens a file that holds a secret, to read it: as [`open_file`], and only this user and root may read
+/// it.
+///
+/// # Errors
+/// [`PlaceError`].
+pub fn open_secret(path: &Path) -> Result<File, PlaceError> {
+    let file = open_file(path, OFlags::RDONLY)?;
+    let about = rustix::fs::fstat(&file).map_err(|e| failed(path, "file", e))?;
+    if about.st_mode & 0o044 != 0 {
+        return Err(PlaceError::Readable { path: path.into(), mode: about.st_mode & 0o7777 });
+    }
+    Ok(file)
+}
+
 fn failed(path: &Path, expected: &'static str, error: Errno) -> PlaceError {
     let path = path.to_path_buf();
     match error {
@@ -205,6 +227,31 @@ mod tests {
         }
         let made = open(&dir.path().join("new")).unwrap();
         assert_eq!(made.metadata().unwrap().permissions().mode() & 0o7777, 0o600);
+    }
+
+    /// A secret is opened only if nobody else may read or write it, and never through a link.
+    #[test]
+    fn nobody_else_may_read_a_secret() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("secret");
+        std::fs::write(&path, "text").unwrap();
+        for mode in [0o600, 0o400, 0o700, 0o640, 0o604, 0o440, 0o444, 0o644, 0o620, 0o602] {
+            permit(&path, mode);
+            match open_secret(&path) {
+                Ok(_) => assert_eq!(mode & 0o077, 0, "{mode:o}"),
+                Err(PlaceError::Readable { mode: which, .. }) => {
+                    assert!(which == mode && mode & 0o044 != 0, "{mode:o}");
+                }
+                Err(PlaceError::Writable { mode: which, .. }) => {
+                    assert!(which == mode && mode & 0o022 != 0, "{mode:o}");
+                }
+                Err(error) => panic!("{mode:o}: {error}"),
+            }
+        }
+        permit(&path, 0o600);
+        symlink(&path, dir.path().join("link")).unwrap();
+        assert!(matches!(open_secret(&dir.path().join("link")), Err(PlaceError::Kind { .. })));
+        assert!(matches!(open_secret(&dir.path().join("none")), Err(PlaceError::Os { .. })));
     }
 
     /// A folder is this user's own only if nobody else may put anything into it.

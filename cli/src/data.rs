@@ -1,6 +1,7 @@
 //! `get`, `put`, `del`, `load`, `dump`: read and write keys and values.
 
 use super::records::{self, Format, Pair, Records};
+use super::secret::SecretArgs;
 use super::{Server, show, stat, status};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -25,10 +26,12 @@ fn decode(text: &str, hex: bool) -> Result<Vec<u8>> {
   oneread get --json a b c              one JSON object for each key
   oneread get --hex 00ff                key and value in hex
   oneread get --region FILE greeting    from this file if no server is there
+  oneread get --key-file FILE greeting  a value that was put with this key file
 
 If the server is gone, its region file is read, and that is said.
 
-Exit status 1 if a key is absent, or the table cannot hold it.")]
+Exit status 1 if a key is absent, the table cannot hold it, or its value does not
+decrypt.")]
 pub struct Get {
     /// The keys to look up
     #[arg(value_name = "KEY", required = true)]
@@ -47,6 +50,8 @@ pub struct Get {
     #[arg(long, value_name = "FILE")]
     region: Option<PathBuf>,
     #[command(flatten)]
+    secret: SecretArgs,
+    #[command(flatten)]
     server: Server,
 }
 
@@ -60,7 +65,7 @@ struct Found {
 impl Get {
     pub fn run(self) -> Result<ExitCode> {
         let keys = self.keys.iter().map(|key| decode(key, self.hex)).collect::<Result<Vec<_>>>()?;
-        let mut client = self.server.connect_or_read(self.region)?;
+        let mut client = self.server.connect_or_read(self.region, self.secret.encryption()?)?;
         let values = client.get_many(&keys)?;
         let mut out = show::out();
         for ((key, given), value) in keys.iter().zip(&self.keys).zip(&values) {
@@ -118,6 +123,9 @@ struct ChangeOptions {
   oneread put --update greeting hi      only if it is present
   oneread put --if-value hi greeting ho only if its value is `hi`
   oneread put -- -dash- -value-         keys and values that begin with a dash
+  (umask 077; openssl rand -hex 32 > secret)
+  oneread put --key-file secret a b     the server sees no value; `get` needs the
+                                        same --key-file and --namespace
 
 Prints the outcome: inserted or updated; exists, missing or differs if the key
 was not put; with --json as {\"outcome\": \"inserted\"}. Exit status 1 if the key
@@ -137,6 +145,8 @@ pub struct Put {
     #[arg(long, value_name = "VALUE", conflicts_with_all = ["insert", "update"])]
     if_value: Option<String>,
     #[command(flatten)]
+    secret: SecretArgs,
+    #[command(flatten)]
     options: ChangeOptions,
 }
 
@@ -153,7 +163,7 @@ impl Put {
             decode(&self.value, *hex)?
         };
         let expected = self.if_value.as_deref().map(|text| decode(text, *hex)).transpose()?;
-        let mut client = server.connect()?;
+        let mut client = server.connect_with(self.secret.encryption()?)?;
         let (name, done) = match expected {
             Some(expected) => match client.compare_and_swap(&key, &expected, &value)? {
                 SwapOutcome::Swapped => ("updated", true),
@@ -242,9 +252,11 @@ EXAMPLES
   oneread dump --at shm:/tmp/old.sock | oneread load - --at shm:/tmp/new.sock
   cut -f1,3 big.tsv | oneread load -
   oneread load --insert more.tsv        keys that are there keep their values
+  oneread load --key-file secret words.tsv      encrypts the values
 
 A bad line is reported on stderr with its number. The others are loaded, and the
-exit status is 1."#)]
+exit status is 1. Without --key-file, values are put as they are: so are those
+of a dump that was made without --key-file of encrypted values."#)]
 pub struct Load {
     /// The file to read; `-` is stdin
     file: PathBuf,
@@ -263,6 +275,8 @@ pub struct Load {
     /// Print the summary as a JSON object
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    secret: SecretArgs,
     #[command(flatten)]
     server: Server,
 }
@@ -284,7 +298,7 @@ const BATCH: usize = 1024;
 /// Lines put in one batch once the table is full. Each put then looks for room for longer, and the
 /// whole batch has one deadline.
 const BATCH_WHEN_FULL: usize = 32;
-/// Bad lines reported one by one. The rest are counted.
+/// Bad lines, or values that do not decrypt, reported one by one. The rest are counted.
 const COMPLAINTS_MAX: u64 = 20;
 
 impl Load {
@@ -300,7 +314,7 @@ impl Load {
             ensure!(!about.is_dir(), "{name} is a folder; name a file");
             (Box::new(file), show::byte_bar(about.len(), "loading"))
         };
-        let mut client = self.server.connect()?;
+        let mut client = self.server.connect_with(self.secret.encryption()?)?;
         let mut records = Records::new(input, format);
         if self.header {
             records.next()?;
@@ -418,6 +432,11 @@ impl Loading<'_> {
   oneread dump > all.tsv                `oneread load all.tsv` puts them back
   oneread dump --json | jq .key
   oneread dump --region /dev/shm/t.region     from a file, without a server
+  oneread dump --key-file secret        decrypts the values
+
+Without --key-file, encrypted values are printed as they are stored; `oneread load`
+without --key-file puts them back, into any table. With it, a value that does not
+decrypt is reported and left out, and the exit status is 1.
 
 Reads the region slot by slot and asks the server nothing. It is no snapshot: a
 key that is put, removed or moved meanwhile may be printed or not, or twice;
@@ -430,30 +449,53 @@ pub struct Dump {
     #[arg(long, conflicts_with = "format")]
     json: bool,
     #[command(flatten)]
+    secret: SecretArgs,
+    #[command(flatten)]
     source: stat::Source,
 }
 
 impl Dump {
     pub fn run(self) -> Result<ExitCode> {
+        let encryption = self.secret.encryption()?;
         let opened = self.source.open()?;
         let inspector = opened.inspector();
         let format = if self.json { Format::Jsonl } else { self.format };
         let mut out = show::out();
-        let mut torn = 0u64;
+        let (mut torn, mut undecrypted) = (0u64, 0);
         for report in inspector.slots() {
             if report.verdict.is_err() {
                 torn += 1;
-            } else if !report.key.is_empty() {
-                records::write(&mut out, format, &report.key, &report.value)?;
+                continue;
+            }
+            if report.key.is_empty() {
+                continue;
+            }
+            let decrypted = encryption.as_ref().map(|of| of.decrypt(&report.key, &report.value));
+            match decrypted.transpose() {
+                Ok(value) => {
+                    let value = value.as_ref().unwrap_or(&report.value);
+                    records::write(&mut out, format, &report.key, value)?;
+                }
+                Err(error) => {
+                    undecrypted += 1;
+                    if undecrypted <= COMPLAINTS_MAX {
+                        let key = report.key.escape_ascii();
+                        show::complain(format_args!("oneread: key \"{key}\" is left out: {error}"));
+                    }
+                }
             }
         }
         out.flush()?;
+        if undecrypted > COMPLAINTS_MAX {
+            let more = show::counted(undecrypted - COMPLAINTS_MAX, "more key");
+            show::complain(format_args!("oneread: and {more} whose values do not decrypt"));
+        }
         if torn > 0 {
             show::complain(format_args!(
                 "oneread: {} being written or damaged; what stands there is not in the dump",
                 show::counted(torn, "slot")
             ));
         }
-        Ok(status(torn == 0))
+        Ok(status(torn == 0 && undecrypted == 0))
     }
 }

@@ -19,6 +19,7 @@ mod plot;
 mod records;
 mod regions;
 mod rpc;
+mod secret;
 mod serve;
 mod show;
 mod snapshot;
@@ -28,7 +29,7 @@ mod users;
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
 use oneread::verbs::{Token, VerbsOptions};
-use oneread::{Address, Client, ClientOptions};
+use oneread::{Address, Client, ClientOptions, Encryption};
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -201,15 +202,25 @@ struct Server {
 
 impl Server {
     fn connect(&self) -> anyhow::Result<Client> {
-        Ok(Client::connect_with(&self.at.address(), self.options()?)?)
+        self.connect_with(None)
+    }
+
+    /// The same for a command that carries values.
+    fn connect_with(&self, encryption: Option<Encryption>) -> anyhow::Result<Client> {
+        Ok(Client::connect_with(&self.at.address(), self.options()?.encryption(encryption))?)
     }
 
     /// The same for a command that only reads: if no server is there, it reads the region file, and
     /// says so.
-    fn connect_or_read(&self, region: Option<PathBuf>) -> anyhow::Result<Client> {
+    fn connect_or_read(
+        &self,
+        region: Option<PathBuf>,
+        encryption: Option<Encryption>,
+    ) -> anyhow::Result<Client> {
         let address = self.at.address();
         let region = region.unwrap_or_else(|| serve::region_file(&address));
-        let client = Client::connect_with(&address, self.options()?.region(region.clone()))?;
+        let options = self.options()?.region(region.clone()).encryption(encryption);
+        let client = Client::connect_with(&address, options)?;
         if !client.is_served() {
             show::complain(format_args!("oneread: no server at {address}; reading {}", region.display()));
         }

@@ -931,3 +931,96 @@ fn a_full_disk_costs_no_snapshot() {
     let out = server.wait_with_output().unwrap();
     assert!(!out.status.success() && stderr(&out).contains("the last snapshot was not made"), "{out:?}");
 }
+
+/// A file with a secret key, for its owner only.
+fn key_file(served: &Served, name: &str, digit: char) -> String {
+    let path = served.file(name, &digit.to_string().repeat(64));
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    path
+}
+
+/// Values are encrypted and decrypted with a key file, and the table holds ciphertext. Another key file
+/// or namespace decrypts nothing.
+#[test]
+fn values_are_encrypted() {
+    let served = Served::start(&["--anonymous", "--capacity", "1000"]);
+    let key = key_file(&served, "key", 'a');
+    let with =
+        |arguments: &[&str]| served.run(&[arguments, &["--key-file", &key, "--namespace", "n"]].concat());
+    let outcome = |arguments: &[&str], status| stdout(&expect(with(arguments), status));
+    assert_eq!(outcome(&["put", "greeting", "hello"], 0), "inserted\n");
+    assert_eq!(outcome(&["get", "greeting"], 0), "hello\n");
+    assert_eq!(outcome(&["put", "--if-value", "other", "greeting", "no"], 1), "differs\n");
+    assert_eq!(outcome(&["put", "--if-value", "hello", "greeting", "hi"], 0), "updated\n");
+    assert_eq!(outcome(&["put", "--insert", "greeting", "no"], 1), "exists\n");
+    assert_eq!(outcome(&["get", "-n", "greeting"], 0), "hi");
+    let stored = stdout(&expect(served.run(&["get", "--json", "greeting"]), 0));
+    assert!(stored.contains("value_hex\":\"01") && !stored.contains("hi\""), "{stored}");
+    let other = key_file(&served, "other", 'b');
+    for wrong in [vec!["--key-file", &other, "--namespace", "n"], vec!["--key-file", &key]] {
+        let out = expect(served.run(&[&["get", "greeting", "absent"], &wrong[..]].concat()), 1);
+        assert!(stderr(&out).contains("key \"greeting\": the value does not decrypt: "), "{out:?}");
+        assert!(stderr(&out).contains("no key \"absent\"") && stdout(&out).is_empty(), "{out:?}");
+        let swap = [&["put", "--if-value", "hi", "greeting", "no"], &wrong[..]].concat();
+        assert!(stderr(&expect(served.run(&swap), 1)).contains("error: the value does not decrypt: "));
+    }
+    let long = "x".repeat(38);
+    let out = expect(with(&["put", "long", &long]), 1);
+    assert!(
+        stderr(&out).contains("38 bytes long, 79 when encrypted, and this table takes 0 to 78; "),
+        "{out:?}"
+    );
+    assert_eq!(outcome(&["put", "long", &long[1..]], 0), "inserted\n");
+    expect(served.run(&["del", "long"]), 0);
+
+    // As ciphertext, and decrypted: both dumps load into another table.
+    expect(with(&["load", &served.file("in.tsv", "a\t1\nb\ttab\\there\n")]), 0);
+    let sorted = |text: &str| text.lines().map(str::to_owned).collect::<std::collections::BTreeSet<_>>();
+    let plain = ["a\t1", "b\ttab\\there", "greeting\thi"].map(str::to_owned).into();
+    assert_eq!(sorted(&outcome(&["dump"], 0)), plain);
+    let raw = expect(served.run(&["dump"]), 0);
+    assert!(!raw.stdout.windows(3).any(|part| part == b"tab"), "plain bytes in {raw:?}");
+    let other = Served::start(&["--anonymous", "--capacity", "1000"]);
+    expect(run_with_input(&["load", "-", "--at", &other.at], &raw.stdout), 0);
+    let with_key = ["--key-file", &key, "--namespace", "n", "--at", &other.at];
+    assert_eq!(sorted(&stdout(&expect(run(&[&["dump"], &with_key[..]].concat()), 0))), plain);
+    expect(run(&["put", "plain", "text", "--at", &other.at]), 0);
+    let out = expect(run(&[&["dump"], &with_key[..]].concat()), 1);
+    assert_eq!(sorted(&stdout(&out)), plain);
+    assert!(stderr(&out).contains("key \"plain\" is left out: the value is of version 116 "), "{out:?}");
+    let many: String = (0..30).map(|n| format!("plain {n}\ttext\n")).collect();
+    expect(run_with_input(&["load", "-", "--at", &other.at], many.as_bytes()), 0);
+    let out = expect(run(&[&["dump", "--json"], &with_key[..]].concat()), 1);
+    assert_eq!((stdout(&out).lines().count(), stderr(&out).lines().count()), (3, 21));
+    assert!(stderr(&out).ends_with("and 11 more keys whose values do not decrypt\n"), "{out:?}");
+}
+
+/// A key file that others may read or change, or that holds no key, is refused before anything else
+/// happens. No message shows what it holds.
+#[test]
+fn key_files_are_checked() {
+    let served = Served::start(&["--anonymous", "--capacity", "10"]);
+    let path = key_file(&served, "key", 'c');
+    let permit = |mode| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+    for (mode, said) in [(0o644, "may be read by other users (mode 644); chmod go= "), (0o620, "chmod go-w ")]
+    {
+        permit(mode);
+        for command in [vec!["put", "k", "v"], vec!["get", "k"], vec!["dump"], vec!["load", "/dev/null"]] {
+            let out = expect(served.run(&[&command[..], &["--key-file", &path]].concat()), 1);
+            assert!(stderr(&out).contains(said), "{out:?}");
+        }
+    }
+    permit(0o600);
+    std::fs::write(&path, "my password").unwrap();
+    let out = expect(served.run(&["put", "k", "v", "--key-file", &path]), 1);
+    assert!(
+        stderr(&out).contains("holds text of 11 characters; ") && !stderr(&out).contains("password"),
+        "{out:?}"
+    );
+    let missing = format!("{path}.none");
+    let out = expect(served.run(&["get", "k", "--key-file", &missing]), 1);
+    assert!(stderr(&out).contains("(umask 077; openssl rand -hex 32 > "), "{out:?}");
+    let out = expect(served.run(&["get", "k"]), 1);
+    assert!(stderr(&out).contains("no key \"k\""), "nothing was put: {out:?}");
+    expect(served.run(&["get", "k", "--namespace", "n"]), 2);
+}
