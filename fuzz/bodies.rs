@@ -5,6 +5,8 @@
 //! something, and a shorter input is a simpler one.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "encryption")]
+use oneread::Encryption;
 use oneread::ReadError;
 use oneread::fabric::landed::LandedWindow;
 use oneread::fabric::shm::Shm;
@@ -650,6 +652,59 @@ pub fn frame_bytes(data: &[u8]) {
         }
         rest = &rest[frame.length..];
     }
+}
+
+// ---- stored_bytes -------------------------------------------------------------------------------
+
+/// What a client that encrypts may find in a table: arbitrary bytes, and values that were cut, changed,
+/// joined, or put under another key. Exactly the two values that were encrypted for a key decrypt.
+#[cfg(feature = "encryption")]
+pub fn stored_bytes(data: &[u8]) {
+    let encryption = Encryption::new(&[7; 32], "fuzz");
+    assert!(encryption.decrypt(b"key", data).is_err(), "nobody knows the secret");
+    let mut input = Input(data);
+    let mut bytes = |max| (0..input.below(max)).map(|_| input.byte()).collect::<Vec<u8>>();
+    // The last one belongs to another key.
+    let key = bytes(20);
+    let other = [&key[..], b"'"].concat();
+    let values = [bytes(80), bytes(80), bytes(80)];
+    let mut numbers = 0..;
+    let stored = [(&key, &values[0]), (&key, &values[1]), (&other, &values[2])]
+        .map(|(key, value)| encryption.encrypt_with_nonce([numbers.next().unwrap_or(0); 24], key, value));
+    let mut altered = stored[0].clone();
+    for _ in 0..input.below(8) {
+        let (from, length) = (input.below(altered.len() + 1), input.below(64));
+        let to = altered.len().min(from + length);
+        match input.byte() % 6 {
+            0 => drop(altered.drain(from..to)),
+            1 => altered.truncate(from),
+            2 => {
+                let bits = input.byte();
+                altered[from..to].iter_mut().take(1).for_each(|byte| *byte ^= bits);
+            }
+            3 => altered.insert(from, input.byte()),
+            // A part of another value, in the same place or all of it.
+            4 => {
+                let of = &stored[input.below(3)];
+                let to = to.min(of.len());
+                altered[from.min(to)..to].copy_from_slice(&of[from.min(to)..to]);
+            }
+            _ => altered.clone_from(&stored[input.below(3)]),
+        }
+    }
+    match encryption.decrypt(&key, &altered) {
+        Ok(value) => {
+            let which =
+                stored[..2].iter().position(|stored| *stored == altered).expect("altered, and accepted");
+            assert_eq!(value, values[which]);
+        }
+        Err(error) => {
+            assert!(!stored[..2].contains(&altered) && !error.to_string().is_empty(), "{error}");
+        }
+    }
+    assert_eq!(encryption.decrypt(&other, &altered).is_ok(), altered == stored[2]);
+    let elsewhere = Encryption::new(&[7; 32], "elsewhere");
+    assert!(elsewhere.decrypt(&key, &altered).is_err());
 }
 
 // ---- ops ----------------------------------------------------------------------------------------

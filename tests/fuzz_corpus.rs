@@ -72,6 +72,12 @@ fn frame_bytes() {
     all_pass("frame_bytes", bodies::frame_bytes);
 }
 
+#[cfg(feature = "encryption")]
+#[test]
+fn stored_bytes() {
+    all_pass("stored_bytes", bodies::stored_bytes);
+}
+
 #[test]
 fn ops() {
     all_pass("ops", bodies::ops);

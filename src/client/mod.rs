@@ -993,12 +993,11 @@ impl Client {
     /// As [`Client::get`].
     #[inline]
     pub fn get_into(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, GetError> {
-        let found = self.get_stored(key, value)?;
         #[cfg(feature = "encryption")]
-        if found && self.options.encryption.is_some() {
-            self.decrypt_found(key, value)?;
+        if self.options.encryption.is_some() {
+            return self.get_decrypted(key, value);
         }
-        Ok(found)
+        self.get_stored(key, value)
     }
 
     /// The same for the value as it is stored.
