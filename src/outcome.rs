@@ -76,7 +76,6 @@ pub enum PutError {
         max: usize,
     },
     /// The value is too long once it is encrypted.
-    #[cfg(feature = "encryption")]
     #[error(
         "the value is {given} bytes long, {stored} when encrypted, and this table takes 0 to {stored_max}; longer ones need a new table, with a value_max of at least {stored}"
     )]

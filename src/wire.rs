@@ -584,7 +584,6 @@ impl Reply {
                         reply(status::VALUE_LENGTH, &two(given as u64, max as u64));
                     }
                     // Not a server's answer: it knows one length only.
-                    #[cfg(feature = "encryption")]
                     PutError::EncryptedLength { stored, stored_max, .. } => {
                         reply(status::VALUE_LENGTH, &two(stored as u64, stored_max as u64));
                     }

@@ -456,8 +456,7 @@ pub enum MutateError {
         /// Bytes of a segment.
         bytes: u64,
     },
-    /// The value is too long once it is encrypted ([`ClientOptions::encryption`]).
-    #[cfg(feature = "encryption")]
+    /// The value is too long once it is encrypted (`ClientOptions::encryption`).
     #[error("{}", PutError::EncryptedLength { given: *given, stored: *stored, stored_max: *stored_max })]
     EncryptedLength {
         /// Length given.
@@ -525,7 +524,6 @@ impl From<PutError> for MutateError {
         match error {
             PutError::KeyLength { given, max } => MutateError::KeyLength { given, max },
             PutError::ValueLength { given, max } => MutateError::ValueLength { given, max },
-            #[cfg(feature = "encryption")]
             PutError::EncryptedLength { given, stored, stored_max } => {
                 MutateError::EncryptedLength { given, stored, stored_max }
             }
@@ -543,7 +541,6 @@ impl MutateError {
         match *self {
             MutateError::KeyLength { given, max } => Some(PutError::KeyLength { given, max }),
             MutateError::ValueLength { given, max } => Some(PutError::ValueLength { given, max }),
-            #[cfg(feature = "encryption")]
             MutateError::EncryptedLength { given, stored, stored_max } => {
                 Some(PutError::EncryptedLength { given, stored, stored_max })
             }
@@ -1212,12 +1209,12 @@ impl Client {
     /// As long as values do not repeat, at most one of several clients that expect the same value gets
     /// [`SwapOutcome::Swapped`].
     ///
-    /// With [`ClientOptions::encryption`] only the client can compare. It asks the server for the value,
+    /// With encryption (`ClientOptions::encryption`) only the client can compare. It asks the server for the value,
     /// decrypts it, and has it swapped if nothing has changed it meanwhile: 2 round trips, and again 2
     /// after each change of the key that comes between. The promise is the same.
     ///
     /// # Errors
-    /// As [`Client::put`]. With encryption also [`MutateError::Decrypt`] where the value does not
+    /// As [`Client::put`]. With encryption also `MutateError::Decrypt` where the value does not
     /// decrypt, and [`MutateError::Busy`] where changes came between until the deadline; neither
     /// changes anything. After an error that leaves open whether the change happened, get the value.
     pub fn compare_and_swap(
@@ -1316,10 +1313,10 @@ impl Client {
         })
     }
 
-    fn put_each<'a, K: AsRef<[u8]>, V: AsRef<[u8]>>(
+    fn put_each<K: AsRef<[u8]>, V: AsRef<[u8]>>(
         &mut self,
         mode: PutMode,
-        pairs: &'a [(K, V)],
+        pairs: &[(K, V)],
     ) -> Result<Vec<Result<PutOutcome, PutError>>, MutateError> {
         #[cfg(feature = "encryption")]
         if let Some(encryption) = self.options.encryption.clone() {

@@ -585,10 +585,7 @@ fn too_long(client: &Client, given: usize) -> PutError {
     let (max, stored_max) = (client.value_max(), client.geometry().value_max());
     match stored_max - max {
         0 => PutError::ValueLength { given, max },
-        #[cfg(feature = "encryption")]
         overhead => PutError::EncryptedLength { given, stored: given + overhead, stored_max },
-        #[cfg(not(feature = "encryption"))]
-        overhead => panic!("{overhead} bytes are missing"),
     }
 }
 
