@@ -7,6 +7,9 @@ use crate::outcome::{PutError, PutMode, PutOutcome, SwapOutcome};
 use std::ops::ControlFlow;
 use std::time::Instant;
 
+/// Most attempts of a compare-and-swap. Each one that fails was overtaken by a change that succeeded.
+const SWAP_ROUNDS_MAX: u32 = 1000;
+
 impl Client {
     /// Inserts or updates many keys. All values are encrypted before anything is sent.
     pub(super) fn put_each_encrypted<K: AsRef<[u8]>, V: AsRef<[u8]>>(
@@ -87,8 +90,9 @@ impl Client {
 
     /// A compare-and-swap by a client that encrypts. No two encrypted values are the same, so the
     /// server cannot compare: the client asks for the stored value, decrypts and compares it, and swaps
-    /// exactly these stored bytes. Where another change came between, it begins again, until the
-    /// deadline: that change may have put the expected value once more.
+    /// exactly these stored bytes. Where another change came between, it begins again, because that
+    /// change may have put the expected value once more: at most [`SWAP_ROUNDS_MAX`] times, and until the
+    /// deadline.
     pub(super) fn swap_decrypted(
         &mut self,
         encryption: &Encryption,
@@ -121,7 +125,7 @@ impl Client {
                 SwapOutcome::Differs => rounds += 1,
                 outcome => return Ok(outcome),
             }
-            if Instant::now() >= deadline {
+            if rounds == SWAP_ROUNDS_MAX || Instant::now() >= deadline {
                 return Err(MutateError::Busy { rounds });
             }
         }

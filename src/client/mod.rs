@@ -1215,7 +1215,7 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::put`]. With encryption also `MutateError::Decrypt` where the value does not
-    /// decrypt, and [`MutateError::Busy`] where changes came between until the deadline; neither
+    /// decrypt, and [`MutateError::Busy`] where 1,000 changes in a row came between; neither
     /// changes anything. After an error that leaves open whether the change happened, get the value.
     pub fn compare_and_swap(
         &mut self,
