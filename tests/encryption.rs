@@ -16,7 +16,6 @@ use oneread::{
 };
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::time::Duration;
 
 const PATHS: [RequestPath; 3] = [RequestPath::Auto, RequestPath::Message, RequestPath::Mailbox];
 
@@ -144,11 +143,11 @@ fn swaps_that_are_overtaken() {
     let relayed = Place::new();
     let listener = UnixListener::bind(relayed.address.socket().unwrap()).unwrap();
     let mut putting = place.client(patient().encryption(ours()));
-    for (deadline, then, times, expected) in [
-        (SOON, Some(&b"value"[..]), 3, Ok(SwapOutcome::Swapped)),
-        (SOON, Some(b"other"), 1, Ok(SwapOutcome::Differs)),
-        (SOON, None, 1, Ok(SwapOutcome::Absent)),
-        (SOON, Some(b"value"), u32::MAX, Err(())),
+    for (then, times, expected) in [
+        (Some(&b"value"[..]), 3, Ok(SwapOutcome::Swapped)),
+        (Some(b"other"), 1, Ok(SwapOutcome::Differs)),
+        (None, 1, Ok(SwapOutcome::Absent)),
+        (Some(b"value"), u32::MAX, Err(())),
     ] {
         putting.put(b"key", b"value").unwrap();
         let mut overtaken = 0;
@@ -164,8 +163,7 @@ fn swaps_that_are_overtaken() {
                     }
                 });
             });
-            let options =
-                ClientOptions::new().requests(RequestPath::Message).deadline(deadline).encryption(ours());
+            let options = patient().requests(RequestPath::Message).encryption(ours());
             let mut client = relayed.client(options);
             match (client.compare_and_swap(b"key", b"value", b"new"), expected) {
                 (Ok(outcome), expected) => assert_eq!(Ok(outcome), expected),
