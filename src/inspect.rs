@@ -5,12 +5,17 @@
 
 use crate::families;
 use crate::layout::chain::CHAIN_MAX;
-use crate::layout::control::{BLOCKS_WORD, MOVE_COUNTERS, STATE_WORD, State, move_counter_word};
+use crate::layout::control::{
+    BLOCKS_WORD, DIRECTORY_WORD, MOVE_COUNTERS, STATE_WORD, State, move_counter_word,
+};
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::mapped;
+use crate::layout::segment::{DirectoryEntry, Pending, directory_bits_max};
 use crate::layout::slot::{Header, Image, Torn, View, check};
 use crate::layout::superblock::{Superblock, SuperblockError};
 use crate::region::Region;
+use std::collections::BTreeSet;
+use std::rc::Rc;
 
 /// The content of a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,12 +85,16 @@ impl<'a> Inspector<'a> {
     /// Loads one slot. If it is being written, loads it a few times more before it is reported as
     /// torn.
     pub fn slot(&self, slot: SlotIx) -> SlotReport {
-        let shape = self.geometry.shape();
+        self.slot_of(self.geometry, slot)
+    }
+
+    fn slot_of(&self, geometry: &Geometry, slot: SlotIx) -> SlotReport {
+        let shape = geometry.shape();
         let mut image = Image::new();
         let mut verdict = Err(Torn::Writing);
         for _ in 0..100 {
-            image = mapped::image(self.region.words(self.geometry.slot_word(slot), shape.words()));
-            verdict = check(shape, self.geometry.identity(slot), &image).map(|_| ());
+            image = mapped::image(self.region.words(geometry.slot_word(slot), shape.words()));
+            verdict = check(shape, geometry.identity(slot), &image).map(|_| ());
             if verdict.is_ok() {
                 break;
             }
@@ -100,20 +109,61 @@ impl<'a> Inspector<'a> {
         SlotReport { slot, header, verdict, key, value }
     }
 
-    /// Every slot ever used, in order. Keys that move meanwhile may be seen twice or not at all.
+    /// The geometry of each segment that has keys now, and how many of its slots were ever used. One for
+    /// a table of one size.
+    fn segments(&self) -> Vec<(Geometry, u64)> {
+        if !self.geometry.grows() {
+            return vec![(self.geometry.clone(), self.slots_used_of_one())];
+        }
+        let bits = self.region.load(DIRECTORY_WORD).min(directory_bits_max(self.geometry).into());
+        let entries = (0..1 << bits).filter_map(|number| {
+            let report = self.slot(SlotIx(number));
+            DirectoryEntry::from_slot(self.geometry, &report.key, &report.value)
+        });
+        let named: BTreeSet<(u32, u32)> = entries
+            .flat_map(|entry| match entry.pending {
+                Pending::Nothing => vec![entry.segment],
+                Pending::Child(other) | Pending::Parent(other) => vec![entry.segment, other],
+            })
+            .map(|segment| (segment.memory, segment.incarnation))
+            .collect();
+        let all = named.into_iter().map(|(memory, incarnation)| self.geometry.segment(memory, incarnation));
+        all.map(|geometry| (geometry, self.geometry.slots())).collect()
+    }
+
+    /// Every slot with the geometry of its segment, in which it is numbered.
+    fn each_slot(&self) -> impl Iterator<Item = (Rc<Geometry>, SlotReport)> + use<'a> {
+        let this = *self;
+        self.segments().into_iter().flat_map(move |(geometry, used)| {
+            let geometry = Rc::new(geometry);
+            (0..used).map(move |n| (Rc::clone(&geometry), this.slot_of(&geometry, SlotIx(n))))
+        })
+    }
+
+    /// Every slot ever used, in order; in a table that grows, of all segments. Keys that move meanwhile
+    /// may be seen twice or not at all.
     pub fn slots(&self) -> impl Iterator<Item = SlotReport> + use<'a> {
         let this = *self;
-        (0..self.slots_used()).map(move |n| this.slot(SlotIx(n)))
+        self.segments().into_iter().flat_map(move |(geometry, used)| {
+            (0..used).map(move |n| {
+                let report = this.slot_of(&geometry, SlotIx(n));
+                SlotReport { slot: geometry.numbered_through(report.slot), ..report }
+            })
+        })
     }
 
     /// The number of slots that [`slots`](Inspector::slots) visits: main slots, and overflow slots
     /// ever used.
     pub fn slots_used(&self) -> u64 {
+        self.segments().iter().map(|(_, used)| used).sum()
+    }
+
+    fn slots_used_of_one(&self) -> u64 {
         let blocks = self.region.load(BLOCKS_WORD).min(self.geometry.overflow_blocks());
         self.geometry.main_slots() + blocks * u64::from(self.geometry.layout().block_slots)
     }
 
-    /// The windows that a GET of `key` may READ, in order, and whether the home's filter sends it
+    /// The windows that a GET of `key` may READ in a table of one size, in order, and whether the home's filter sends it
     /// beyond the first one.
     pub fn windows(&self, key: &[u8]) -> (Vec<Window>, bool) {
         let key = self.geometry.hashed(key);
@@ -131,19 +181,18 @@ impl<'a> Inspector<'a> {
     /// number.
     pub fn occupancy(&self, mut progress: impl FnMut(u64)) -> Occupancy {
         let mut found = Occupancy::default();
-        for report in self.slots() {
-            let number = report.slot.0;
-            let main = number < self.geometry.main_slots();
+        for ((geometry, report), number) in self.each_slot().zip(0..) {
+            let main = report.slot.0 < geometry.main_slots();
             progress(number);
             if report.verdict.is_err() {
                 found.torn += 1;
                 continue;
             }
             found.ghosts += u64::from(report.header.ghost != 0);
-            found.filters += u64::from(main && families::names_displaced(self.geometry, report.header.aux));
+            found.filters += u64::from(main && families::names_displaced(&geometry, report.header.aux));
             if !report.key.is_empty() {
                 *if main { &mut found.live_main } else { &mut found.live_overflow } += 1;
-                let primary = self.geometry.primary(self.geometry.hashed(&report.key));
+                let primary = geometry.primary(geometry.hashed(&report.key));
                 found.displaced += u64::from(!primary.contains(report.slot));
             }
         }

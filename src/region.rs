@@ -26,6 +26,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// Where a region's memory comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -188,6 +189,8 @@ pub struct Region {
     /// Lets go of the file's lock. An alias has none.
     #[allow(dead_code, reason = "held until it is dropped")]
     lock: Option<FileLock>,
+    /// A device has its memory pinned: what is given back would be lost to its READs.
+    pinned: Arc<AtomicBool>,
     observed: Observed,
 }
 
@@ -382,6 +385,7 @@ impl Region {
             share: share.map(Arc::new),
             lock: file.clone().map(FileLock),
             file,
+            pinned: Arc::default(),
             observed: Observed::default(),
         }
     }
@@ -398,6 +402,7 @@ impl Region {
             share: None,
             file: None,
             lock: None,
+            pinned: Arc::default(),
             observed: Observed::default(),
         }
     }
@@ -410,6 +415,7 @@ impl Region {
             share: self.share.clone(),
             file: self.file.clone(),
             lock: None,
+            pinned: Arc::clone(&self.pinned),
             observed: self.observed.clone(),
             ..*self
         }
@@ -479,11 +485,13 @@ impl Region {
         Ok(Behind::Apart(Region::from_map(map, true, None, Some(file))))
     }
 
-    /// Touches all of the region, piece by piece, and tells `progress` how many bytes are done: a NIC pins
+    /// For a device that is about to pin it: nothing is given back any more. Touches all of the region, piece by
+    /// piece, and tells `progress` how many bytes are done: a NIC pins
     /// memory that is there in a fraction of the time, and nobody sees how far it is. Best effort.
     #[cfg(feature = "verbs")]
     pub(crate) fn touch(&self, mut progress: impl FnMut(u64)) {
         const PIECE: usize = 64 << 20;
+        self.pinned.store(true, std::sync::atomic::Ordering::Relaxed);
         let Memory::Mapped(map) = &*self.memory else { return };
         for start in (0..map.len()).step_by(PIECE) {
             let end = (start + PIECE).min(map.len());
@@ -497,7 +505,12 @@ impl Region {
     /// how many bytes came back; 0 where that is not possible.
     pub(crate) fn give_back(&self, bytes: std::ops::Range<u64>) -> u64 {
         use rustix::fs::FallocateFlags;
-        let Some(file) = &self.file else { return 0 };
+        // Relaxed: set before anybody can change the table.
+        let Some(file) =
+            self.file.as_ref().filter(|_| !self.pinned.load(std::sync::atomic::Ordering::Relaxed))
+        else {
+            return 0;
+        };
         let blocks = || file.metadata().map_or(0, |about| about.blocks());
         let before = blocks();
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;

@@ -18,6 +18,12 @@ fn key(n: u64) -> [u8; 8] {
     n.to_le_bytes()
 }
 
+fn sorted(numbers: std::ops::Range<u64>) -> Vec<[u8; 8]> {
+    let mut keys: Vec<_> = numbers.map(key).collect();
+    keys.sort();
+    keys
+}
+
 /// Every layout grows from one segment to many and shrinks again, and a reader finds each key and
 /// nothing else.
 #[test]
@@ -40,6 +46,16 @@ fn every_layout_grows_and_shrinks() {
                 assert!(!found || value == key(!other));
             }
         }
+        let inspector = oneread::inspect::Inspector::new(index.region(), index.geometry());
+        let seen: std::collections::BTreeSet<_> =
+            inspector.slots().map(|report| report.key).filter(|key| !key.is_empty()).collect();
+        assert!(
+            seen.iter().map(|key| &key[..]).eq(sorted(0..keys).iter().map(|key| &key[..])),
+            "{}",
+            preset.name
+        );
+        let found = inspector.occupancy(|_| {});
+        assert!(found.torn == 0 && found.live_main + found.live_overflow >= keys, "{found:?}");
         let (counts, growth) = (index.counts(), index.growth());
         assert_eq!((index.len(), counts.inserts), (keys, keys));
         assert!(
