@@ -82,7 +82,7 @@ pub enum TableSize {
     Slots(u64),
     /// As large as its keys need: it grows and shrinks by segments while it is read.
     ///
-    /// Such a table cannot be dumped, inspected or saved in a snapshot yet, and clients have no hints
+    /// Such a table cannot be saved in a snapshot yet, and clients have no hints
     /// of it. Over verbs the whole reservation is registered when the server starts.
     Growing {
         /// The most memory it may take, in bytes, its directory included. So much address space is
