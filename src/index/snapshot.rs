@@ -401,13 +401,15 @@ mod tests {
         (damaged > 0).then(|| format!("{damaged} damaged slots"))
     }
 
+    type WalkOrChange<'a> = Box<dyn FnOnce() -> Option<(Seen, u64)> + Send + 'a>;
+
     /// Walks and changes that take turns, with this seed. Returns how many keys were moved, too.
     fn turn(layout: &str, seed: u64) -> (Option<String>, u64) {
         const CHANGES: u64 = 60;
         let (index, keys) = crowded(layout, seed % 8);
         let before = index.counts().moves;
         let shared = &index;
-        let work: Vec<Box<dyn FnOnce() -> Option<(Seen, u64)> + Send>> = vec![
+        let work: Vec<WalkOrChange<'_>> = vec![
             Box::new(move || {
                 change(shared, keys, seed, CHANGES);
                 None
