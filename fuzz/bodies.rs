@@ -212,7 +212,7 @@ fn inconclusive(error: &ReadError) {
 fn crc32c(parts: &[&[u8]]) -> [u8; 4] {
     let bytes = parts.iter().flat_map(|part| part.iter());
     let sum = bytes.fold(!0u32, |sum, &byte| {
-        (0..8).fold(sum ^ u32::from(byte), |sum, _| sum >> 1 ^ 0x82f6_3b78 * (sum & 1))
+        (0..8).fold(sum ^ u32::from(byte), |sum, _| (sum >> 1) ^ (0x82f6_3b78 * (sum & 1)))
     });
     (!sum).to_le_bytes()
 }
