@@ -59,6 +59,9 @@ fn the_choice_follows_the_question() {
     let rpc = json(&["--value", "1000", "--server-cores", "32", "--clients", "512"]);
     assert_eq!(best(&rpc), "HERD");
     assert!(rpc["choice"]["reasons"][0].as_str().unwrap().starts_with("Use RPC"));
+    // Too many keys for any memory.
+    let told = text(&["--keys", "1e13"]);
+    assert!(told.contains("None of these is possible here"), "{told}");
 }
 
 /// What hints buy stands below each layout: an eighth of the bytes, for memory at each client. None
