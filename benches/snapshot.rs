@@ -53,7 +53,8 @@ fn busy() -> Duration {
 fn put(index: &Index, keys: u64, stop: &AtomicBool) -> (u64, [Duration; 3]) {
     let mut times = Vec::new();
     let mut n = 1u64;
-    while !stop.load(Ordering::Relaxed) {
+    // At least once.
+    while !stop.load(Ordering::Relaxed) || times.is_empty() {
         n = n.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let key = key((n >> 20) % keys);
         let begun = Instant::now();
@@ -61,8 +62,10 @@ fn put(index: &Index, keys: u64, stop: &AtomicBool) -> (u64, [Duration; 3]) {
         times.push(begun.elapsed());
     }
     times.sort_unstable();
-    let at = |one_in: usize| times[times.len() - 1 - times.len() / one_in];
-    (times.len() as u64, [at(1_000), at(100_000), times[times.len() - 1]])
+    // The last one, if there are too few.
+    let last = times.len().checked_sub(1).expect("there was time for a put");
+    let at = |one_in: usize| times[last.saturating_sub(times.len() / one_in)];
+    (times.len() as u64, [at(1_000), at(100_000), times[last]])
 }
 
 fn main() {

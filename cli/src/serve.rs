@@ -42,10 +42,10 @@ reboot. After a crash of the machine, start with --fresh: the file then mixes
 old and new pages, and nothing detects that.
 
 With --snapshot, the server also writes all keys into a file on a disk: when it
-stops, when `oneread snapshot` asks for it, and with --snapshot-every in between,
-while it goes on serving. A new table begins with the keys of that file. So a
-crash of the machine costs at most the changes of that time, and of the time that
-one snapshot takes (`oneread stat`).
+stops, when `oneread snapshot` asks for it, and with --snapshot-every now and
+then, while it goes on serving. A new table begins with the keys of that file.
+So a crash of the machine costs at most the changes of that time, and of the
+time that one snapshot takes (`oneread stat`).
 
 Connected clients on this host go on reading while the server is away, until
 their lease ends (10 s by default). Over verbs they cannot.
