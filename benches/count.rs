@@ -357,11 +357,11 @@ fn fill(table: Box<Prepared>) -> Box<Prepared> {
 // Puts into a full table, of keys that were refused before.
 #[library_benchmark]
 #[bench::windowed_8_short(args = (full(setting("windowed:8", 16, 32, false))),
-    config = at_most(808, OPERATIONS))]
+    config = at_most(734, OPERATIONS))]
 #[bench::farm_short(args = (full(setting("farm", 16, 32, false))),
-    config = at_most(1044, OPERATIONS))]
+    config = at_most(1004, OPERATIONS))]
 #[bench::cluster_short(args = (full(setting("cluster", 16, 32, false))),
-    config = at_most(899, OPERATIONS))]
+    config = at_most(858, OPERATIONS))]
 fn refused(table: Box<Prepared>) -> Box<Prepared> {
     assert!(table.keys.iter().all(|key| matches!(table.put(key), Err(PutError::Full { .. }))));
     table

@@ -137,8 +137,7 @@ impl Segment {
             moves: c.sum(|part| &part.moves),
             homings: c.sum(|part| &part.homings),
             waits: c.waits.load(Ordering::Relaxed),
-            slots: self.geometry.main_slots()
-                + self.blocks.ever_used() * u64::from(self.geometry.layout().block_slots),
+            slots: self.slots_allocated(),
             main_slots: self.geometry.main_slots(),
         }
     }
@@ -214,9 +213,16 @@ impl Segment {
         self.geometry.overflow_blocks() == 0 && self.counters.keys() >= self.geometry.main_slots()
     }
 
+    /// Sums only what it says.
     pub(super) fn full(&self) -> PutError {
-        let counts = self.counts();
-        PutError::Full { keys: counts.keys, slots: counts.slots }
+        PutError::Full { keys: self.counters.keys(), slots: self.slots_allocated() }
+    }
+
+    /// Main slots, and overflow slots ever used.
+    fn slots_allocated(&self) -> u64 {
+        let block_slots = u64::from(self.geometry.layout().block_slots);
+        let overflow = if block_slots == 0 { 0 } else { self.blocks.ever_used() * block_slots };
+        self.geometry.main_slots() + overflow
     }
 
     /// The rest of a put that found neither the key nor a free slot in its primary window.
