@@ -643,7 +643,7 @@ fn interleaved_threads_find_broken_rules() {
     found_interleaved(&[Off(Rule::PathCheck)], &["pilaf", "windowed:8"]);
     found_interleaved(&[Off(Rule::LockOrder)], &["bucketized:4"]);
     found_interleaved(&[Off(Rule::LookAgain)], &["windowed:8", "farm"]);
-    found_interleaved(&[Off(Rule::LastLook)], &["pilaf", "cluster", "list"]);
+    found_interleaved(&[Off(Rule::LastLook)], &["pilaf", "list"]);
     found_interleaved(&[Off(Rule::MoveCounter)], &["windowed:8"]);
     found_interleaved(&[Off(Rule::CountBeforeErase)], &["windowed:8"]);
 }
