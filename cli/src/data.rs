@@ -30,8 +30,8 @@ fn decode(text: &str, hex: bool) -> Result<Vec<u8>> {
 
 If the server is gone, its region file is read, and that is said.
 
-Exit status 1 if a key is absent, the table cannot hold it, or its value does not
-decrypt.")]
+Exit status 1 if a key is absent, the table cannot hold it, or its value does
+not decrypt.")]
 pub struct Get {
     /// The keys to look up
     #[arg(value_name = "KEY", required = true)]
@@ -124,8 +124,8 @@ struct ChangeOptions {
   oneread put --if-value hi greeting ho only if its value is `hi`
   oneread put -- -dash- -value-         keys and values that begin with a dash
   (umask 077; openssl rand -hex 32 > secret)
-  oneread put --key-file secret a b     the server sees no value; `get` needs the
-                                        same --key-file and --namespace
+  oneread put --key-file secret a b     the server sees no value; `get` needs
+                                        the same --key-file and --namespace
 
 Prints the outcome: inserted or updated; exists, missing or differs if the key
 was not put; with --json as {\"outcome\": \"inserted\"}. Exit status 1 if the key
@@ -434,9 +434,9 @@ impl Loading<'_> {
   oneread dump --region /dev/shm/t.region     from a file, without a server
   oneread dump --key-file secret        decrypts the values
 
-Without --key-file, encrypted values are printed as they are stored; `oneread load`
-without --key-file puts them back, into any table. With it, a value that does not
-decrypt is reported and left out, and the exit status is 1.
+Without --key-file, encrypted values are printed as they are stored; `oneread
+load` without --key-file puts them back, into any table. With it, a value that
+does not decrypt is reported and left out, and the exit status is 1.
 
 Reads the region slot by slot and asks the server nothing. It is no snapshot: a
 key that is put, removed or moved meanwhile may be printed or not, or twice;

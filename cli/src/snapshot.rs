@@ -42,15 +42,15 @@ impl FromStr for Period {
   oneread serve --snapshot /var/lib/oneread/table.snap &
   oneread snapshot
   oneread snapshot && cp /var/lib/oneread/table.snap /backup/
-  oneread snapshot --no-wait      return at once; `oneread stat` shows what came of it
+  oneread snapshot --no-wait      return at once; see `oneread stat`
 
-The server writes the file that it was started with (`serve --snapshot FILE`), and
-goes on serving. The file has every change acknowledged before this command. It
-takes the place of the old one when it is whole; if it fails (a full disk), the old
-one stays, and the exit status is 1.
+The server writes the file that it was started with (`serve --snapshot FILE`),
+and goes on serving. The file has every change acknowledged before this
+command. It takes the place of the old one when it is whole; if it fails (a
+full disk), the old one stays, and the exit status is 1.
 
-`oneread restore` puts the keys of a snapshot into a running server; `serve --restore`
-begins with them.")]
+`oneread restore` puts the keys of a snapshot into a running server; `serve
+--restore` begins with them.")]
 pub struct Take {
     /// Do not wait until it is made
     #[arg(long)]
@@ -188,10 +188,10 @@ fn ago(ms: u64) -> String {
   oneread restore table.snap --check    only read the file and check it
   oneread restore bad.snap --damaged    what is whole of a damaged file
 
-The file is checked first, to its last byte: a damaged one is refused, and nothing
-is put. The server may have another layout or size than the one that made it.
-A new server begins with a snapshot by itself: `oneread serve --restore table.snap`,
-which is faster.
+The file is checked first, to its last byte: a damaged one is refused, and
+nothing is put. The server may have another layout or size than the one that
+made it. A new server begins with a snapshot by itself: `oneread serve
+--restore table.snap`, which is faster.
 
 Exit status 1 if a key was not put, or something was left out.")]
 pub struct Restore {
