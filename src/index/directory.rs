@@ -1,5 +1,6 @@
 //! The server's side of the directory: which segment has which keys, as readers are told.
 
+use super::recover::before_the_write;
 use super::*;
 use crate::layout::control::DIRECTORY_WORD;
 use crate::layout::segment::{self, DirectoryEntry, directory_bits_max};
@@ -46,17 +47,15 @@ impl Directory {
 
     /// As `Segment::restore`, of an entry (U4).
     pub fn restore(&self, slot: SlotIx, line: usize) -> bool {
-        let shape = self.geometry.shape();
-        let slots = SlotWriter { region: &self.region, geometry: &self.geometry };
-        let image: Image = mapped::image(self.region.words(line + 1, shape.words()));
-        let Ok(view) = check(shape, self.geometry.identity(slot), &image) else { return false };
-        let stamp = slots.header(slot).stamp;
-        if !kept(Rule::RestoreStamp, || stamp == view.header().stamp.wrapping_add(1)) {
-            return false;
+        let before = before_the_write(self.slots(), slot, line);
+        if let Some(before) = &before {
+            self.slots().write(slot, &before.content());
         }
-        let (key, value) = (view.key(), view.value());
-        slots.write(slot, &Content { key: &key, value: &value, ..Content::default() });
-        true
+        before.is_some()
+    }
+
+    fn slots(&self) -> SlotWriter<'_> {
+        SlotWriter { region: &self.region, geometry: &self.geometry }
     }
 
     /// The entry with this number. `None` in a damaged region.
@@ -75,7 +74,6 @@ impl Directory {
     }
 
     fn write(&self, number: u32, entry: DirectoryEntry) {
-        let slots = SlotWriter { region: &self.region, geometry: &self.geometry };
         let slot = SlotIx(number.into());
         entry.as_content(|content| {
             if self.region.load(self.geometry.slot_word(slot)) == 0 {
@@ -84,8 +82,8 @@ impl Directory {
                 let base = self.geometry.slot_word(slot);
                 return (base..).zip(image).for_each(|(word, bits)| self.region.store(word, bits));
             }
-            let undo = self.undo.keep(slots, slot);
-            slots.write(slot, content);
+            let undo = self.undo.keep(self.slots(), slot);
+            self.slots().write(slot, content);
             if let Some(undo) = undo {
                 undo.free();
             }

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! split   entries: the child is pending
-//!         each home, from the first:  copy to the child ─ raise the depth ─ overwrite the originals
+//!         each home:  copy to the child ─ raise the depth ─ overwrite the originals
 //!         entries: the child has its keys
 //! merge   entries of the child: the parent is pending
-//!         each home, from the last:   copy to the parent ─ mark as merged ─ overwrite the originals
+//!         each home:  copy to the parent ─ mark as merged ─ overwrite the originals
 //!         entries: the parent has the keys; the child's memory is free 2T later
 //! ```
 //!
@@ -85,7 +85,7 @@ struct SplitTotals {
     gone: Mutex<IndexCounts>,
 }
 
-/// FreeMemory that no segment has.
+/// Memory that no segment has.
 #[derive(Debug, Default)]
 struct FreeMemory {
     /// Pieces that have memory behind them.
@@ -1116,12 +1116,7 @@ impl Segment {
         self.add_window(&mut set, window);
         loop {
             locked.lock(set.clone());
-            let displaced: SmallVec<[SlotIx; 4]> = {
-                let entries = self.stripe(locked, home).displaced(home).iter();
-                entries
-                    .filter_map(|e| if let DisplacedAt::At(slot) = e.place { Some(slot) } else { None })
-                    .collect()
-            };
+            let displaced = self.stripe(locked, home).displaced_slots(home);
             let guards = || displaced.iter().filter(|slot| slot.0 < self.geometry.main_slots());
             if guards().all(|&slot| locked.covers(slot)) {
                 let all =

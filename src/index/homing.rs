@@ -53,13 +53,7 @@ impl Segment {
     /// key was moved.
     pub(super) fn bring_one_home(&self, home: u64, free: SlotIx) -> Option<SlotIx> {
         let home_slot = self.geometry.window(home).first;
-        let candidates: SmallVec<[SlotIx; 4]> = {
-            let mut locked = self.lock_home(home);
-            let entries = self.stripe(&mut locked, home).displaced(home).iter();
-            entries
-                .filter_map(|e| if let DisplacedAt::At(slot) = e.place { Some(slot) } else { None })
-                .collect()
-        };
+        let candidates = self.stripe(&mut self.lock_home(home), home).displaced_slots(home);
         candidates.into_iter().find(|&from| {
             let path = MovePath::from_slice(&[from, free]);
             let mut set = StripeSet::from_slice(&[self.stripes.of(home_slot)]);

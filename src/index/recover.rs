@@ -9,7 +9,7 @@
 
 use super::Segment;
 use super::stripes::{Displaced, DisplacedAt};
-use super::writer::Owned;
+use super::writer::{Owned, SlotWriter};
 use crate::clock::Clock;
 use crate::cores::Cores;
 use crate::families;
@@ -231,7 +231,7 @@ impl Segment {
     /// U4: gives a slot that a dead writer was writing over the content that it had before, if the undo
     /// line that begins with this word keeps it.
     pub(super) fn restore(&self, slot: SlotIx, line: usize) -> bool {
-        let before = self.before_the_write(slot, line);
+        let before = before_the_write(self.slots(), slot, line);
         disobey(Rule::RestoreStays, || self.region.store(line, 0));
         if let Some(before) = &before {
             // Until it ends, this write leaves the slot's stamp as it is. If this server is
@@ -239,17 +239,6 @@ impl Segment {
             self.write(&self.stripes.alone(), slot, &before.content());
         }
         before.is_some()
-    }
-
-    /// What the undo line that begins with this word keeps of the slot. `None` unless a writer died
-    /// between W1 and W3 of the write that it was kept for.
-    fn before_the_write(&self, slot: SlotIx, line: usize) -> Option<Owned> {
-        let shape = self.geometry.shape();
-        let image = mapped::image(self.region.words(line + 1, shape.words()));
-        let view = slot::check(shape, self.geometry.identity(slot), &image).ok()?;
-        let (header, stamp) = (view.header(), self.slots().header(slot).stamp);
-        let is_torn = kept(Rule::RestoreStamp, || stamp == header.stamp.wrapping_add(1));
-        is_torn.then(|| Owned { key: view.key(), value: view.value(), ghost: header.ghost, aux: header.aux })
     }
 
     /// T2: mends a slot, and takes its ghost away. A slot that is odd by now was free before the
@@ -402,6 +391,17 @@ impl Segment {
             .flat_map(|window| window.iter())
             .filter(move |&slot| self.slots().holds(slot, key.key()))
     }
+}
+
+/// What the undo line that begins with this word keeps of the slot. `None` unless a writer died
+/// between W1 and W3 of the write that it was kept for.
+pub(super) fn before_the_write(slots: SlotWriter<'_>, slot: SlotIx, line: usize) -> Option<Owned> {
+    let shape = slots.geometry.shape();
+    let image = mapped::image(slots.region.words(line + 1, shape.words()));
+    let view = slot::check(shape, slots.geometry.identity(slot), &image).ok()?;
+    let (header, stamp) = (view.header(), slots.header(slot).stamp);
+    let is_torn = kept(Rule::RestoreStamp, || stamp == header.stamp.wrapping_add(1));
+    is_torn.then(|| Owned { key: view.key(), value: view.value(), ghost: header.ghost, aux: header.aux })
 }
 
 /// U4 for each undo line whose slot `restore` has, and says whether it was torn. Returns how many were.

@@ -57,6 +57,15 @@ impl Stripe {
         self.displaced.get(&home).map_or(&[], |entries| entries)
     }
 
+    /// The slots of the displaced keys of `home`.
+    pub fn displaced_slots(&self, home: u64) -> SmallVec<[SlotIx; 4]> {
+        let there = |entry: &Displaced| match entry.place {
+            DisplacedAt::At(slot) => Some(slot),
+            DisplacedAt::Lingers { .. } => None,
+        };
+        self.displaced(home).iter().filter_map(there).collect()
+    }
+
     /// The filter that follows from the home's entries.
     pub fn filter(&self, home: u64) -> u32 {
         self.displaced(home).iter().fold(0, |filter, entry| filter | entry.bit)
