@@ -781,9 +781,9 @@ impl Growth {
                 return Driven::Waits;
             }
             let carried = match state.toward {
-                Toward::Child => self.split_home(parent, child, state.next),
+                Toward::Child => self.split_home(parent, child, state.next, false),
                 Toward::Parent => self.merge_home(parent, child, state.next),
-                Toward::Back => self.split_again(parent, child, state.next),
+                Toward::Back => self.split_home(parent, child, state.next, true),
             };
             match carried {
                 Carried::All(keys) => {
@@ -798,17 +798,29 @@ impl Growth {
         Driven::On
     }
 
-    /// E3: the keys of a home that belong into the child go there.
-    fn split_home(&self, parent: &Segment, child: &Segment, home: u64) -> Carried {
+    /// E3: the keys of a home that belong into the child go there. E6: `back`, after they had been merged.
+    fn split_home(&self, parent: &Segment, child: &Segment, home: u64, back: bool) -> Carried {
         let depth = parent.share.get().depth;
         let raised = HomeState { depth: depth + 1, merged: false };
+        let raise = |locked: &mut Locked<'_>| parent.set_home_state(locked, home, raised);
         parent.carry(
             child,
             home,
             |key| key.first().directory() >> depth & 1 == 1,
             Rule::DepthFirst,
-            |locked| parent.set_home_state(locked, home, raised),
-            |_| has_come(child, parent, home),
+            |locked| {
+                if !back {
+                    return raise(locked);
+                }
+                parent.settled(locked, home);
+                obey(Rule::DepthBack, || raise(locked));
+            },
+            |_| {
+                has_come(child, parent, home);
+                if back {
+                    child.settle_later(home, Rule::MarkStays);
+                }
+            },
         )
     }
 
@@ -825,26 +837,6 @@ impl Growth {
                 has_come(parent, child, home);
                 // E5
                 parent.settle_later(home, Rule::DepthStays);
-            },
-        )
-    }
-
-    /// E6: the keys of a home that was merged go back into the child.
-    fn split_again(&self, parent: &Segment, child: &Segment, home: u64) -> Carried {
-        let depth = parent.share.get().depth;
-        let raised = HomeState { depth: depth + 1, merged: false };
-        parent.carry(
-            child,
-            home,
-            |key| key.first().directory() >> depth & 1 == 1,
-            Rule::DepthFirst,
-            |locked| {
-                parent.settled(locked, home);
-                obey(Rule::DepthBack, || parent.set_home_state(locked, home, raised));
-            },
-            |_| {
-                has_come(child, parent, home);
-                child.settle_later(home, Rule::MarkStays);
             },
         )
     }
