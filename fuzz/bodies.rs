@@ -17,7 +17,7 @@ use oneread::get::Proof;
 use oneread::inspect::Inspector;
 use oneread::layout::WORD;
 use oneread::layout::chain::{self, Block, CHAIN_MAX};
-use oneread::layout::control::{Phase, STATE_WORD, State};
+use oneread::layout::control::{DIRECTORY_WORD, Phase, STATE_WORD, State};
 use oneread::layout::geometry::{SlotIx, Window};
 use oneread::layout::hash::Seeds;
 use oneread::layout::slot::{Content, Identity, check, encode};
@@ -28,8 +28,8 @@ use oneread::sim::{Bytes, Hardware, Instant, Recorder, Unit, Witness};
 use oneread::sim::{KeyNumber, PlannedGet, Scene, Violation, World};
 use oneread::wire::{self, Reply, Request};
 use oneread::{
-    Clock, Config, Geometry, Index, Layout, PutError, PutMode, PutOutcome, RestoreError, Snapshot,
-    SwapOutcome, TableSize,
+    Clock, Config, Geometry, Index, Layout, PutError, PutMode, PutOutcome, RecoverError, RestoreError,
+    Snapshot, SwapOutcome, TableSize,
 };
 use std::collections::{HashMap, HashSet};
 use std::fs::{File, OpenOptions};
@@ -521,6 +521,232 @@ fn taken_over(region: Region, geometry: &Geometry, keys: &[Vec<u8>], input: &mut
             }
         }
     }
+}
+
+// ---- directory_bytes ----------------------------------------------------------------------------
+
+/// A table that grows, and what was done to its region.
+struct Forged {
+    geometry: Geometry,
+    words: Vec<u64>,
+    /// The uses of memory that a slot may be bound to.
+    uses: HashSet<u32>,
+}
+
+impl Forged {
+    /// A table of some segments, some of whose entries, headers and slots follow from the input.
+    fn new(input: &mut Input<'_>) -> Forged {
+        let layout = input.layout();
+        let segment_slots = 16.max(2 * u64::from(layout.window_slots()));
+        let sized = |bytes_max| {
+            let size = TableSize::Growing { bytes_max, segment_slots: Some(segment_slots) };
+            let config = Config::new().layout(layout).size(size).key_max(8).value_max(30).grace(GRACE);
+            config.seeds(Seeds::from_number(1)).geometry()
+        };
+        let few = |geometry: &Geometry| geometry.segments_max() == 4;
+        let geometry = (8..1 << 12).filter_map(|kib| sized(kib << 10).ok()).find(few).expect("a size");
+        let region = Region::private(geometry.region_bytes());
+        let index = Index::create(region, geometry.clone(), Clock::manual()).expect("memory");
+        for n in 0..input.byte() % 60 {
+            let _ = index.put(&key(n, 8), &value(n, usize::from(n) % 30), PutMode::Upsert);
+            if n % 8 == 7 {
+                index.tidy();
+            }
+        }
+        let load = |word| index.region().load(word);
+        let words = (0..geometry.region_bytes() as usize / WORD).map(load).collect();
+        let mut forged = Forged { geometry, words, uses: (0..16).collect() };
+        for _ in 0..64 {
+            if input.is_empty() {
+                break;
+            }
+            forged.change(input);
+        }
+        forged
+    }
+
+    fn change(&mut self, input: &mut Input<'_>) {
+        let segments = self.geometry.segments_max();
+        let any_segment = |input: &mut Input<'_>| input.below(segments as usize) as u64;
+        match input.byte() % 6 {
+            0 => {
+                let number = u64::from(input.byte()) % self.geometry.directory_slots();
+                // Mostly possible ones.
+                let odd = input.byte();
+                let depth = if odd & 1 == 0 { input.below(5) as u64 } else { u64::from(input.byte()) & 31 };
+                let mut memory = || match odd & 2 {
+                    0 => any_segment(input),
+                    _ => u64::from(input.u32() & 0xff_ffff),
+                };
+                let (here, there) = (memory(), memory());
+                let place = depth | u64::from(odd >> 2 & 3) << 5 | here << 8 | there << 32;
+                let mut used = || if odd & 0x10 == 0 { input.below(8) as u32 } else { input.u32() };
+                let uses = [used(), used()];
+                self.uses.extend(uses);
+                let uses = u64::from(uses[0]) | u64::from(uses[1]) << 32;
+                let content =
+                    Content { key: &place.to_le_bytes(), value: &uses.to_le_bytes(), ghost: 0, aux: 0 };
+                self.set(number, 0, 2 * u32::from(odd), &content);
+            }
+            1 => {
+                self.words[DIRECTORY_WORD] =
+                    if input.below(2) == 0 { input.below(6) as u64 } else { input.u64() }
+            }
+            2 => {
+                // The header of a home: another depth, merged or not, another filter and link.
+                let home = u64::from(input.byte()) % self.geometry.homes();
+                let slot = self.slot_of(any_segment(input), self.geometry.window(home).first.0);
+                let aux = input.u32();
+                let found = self.uses.iter().find_map(|&used| {
+                    let view =
+                        check(self.geometry.shape(), self.identity(slot, used), self.image(slot)).ok()?;
+                    let mut value = Vec::new();
+                    view.value_into(&mut value);
+                    Some((used, (0..KEYS).find(|&n| view.holds(&key(n, 8))), value, view.header()))
+                });
+                if let Some((used, number, value, header)) = found {
+                    let key = number.map_or(Vec::new(), |n| key(n, 8));
+                    let content = Content { key: &key, value: &value, ghost: header.ghost, aux };
+                    self.set(slot, used, header.stamp.wrapping_add(2), &content);
+                }
+            }
+            3 => {
+                let first = self.geometry.table_offset() as usize / WORD;
+                let word = first + usize::from(input.u16()) % (self.words.len() - first);
+                self.words[word] = input.u64();
+            }
+            4 => {
+                let slot = self.slot_of(any_segment(input), u64::from(input.byte()) % self.geometry.slots());
+                let (n, used) = (input.byte() % KEYS, input.below(8) as u32);
+                let key = key(n, 8);
+                let content =
+                    Content { key: &key, value: &value(n, 7), ghost: input.byte(), aux: input.u32() };
+                self.set(slot, used, 2 * u32::from(input.u16()), &content);
+            }
+            _ => {
+                // The bytes of one segment in the memory of another.
+                let [from, to] = [any_segment(input), any_segment(input)]
+                    .map(|memory| self.geometry.slot_offset(SlotIx(self.slot_of(memory, 0))) as usize / WORD);
+                let words = self.geometry.slots() as usize * self.geometry.shape().words();
+                self.words.copy_within(from..from + words, to);
+            }
+        }
+    }
+
+    fn slot_of(&self, memory: u64, slot: u64) -> u64 {
+        self.geometry.segment_first(0).0 + memory * self.geometry.slots() + slot
+    }
+
+    fn identity(&self, index: u64, used: u32) -> Identity {
+        Identity { generation: self.geometry.generation() ^ u64::from(used), index }
+    }
+
+    fn image(&self, slot: u64) -> &[u64] {
+        let at = self.geometry.slot_offset(SlotIx(slot)) as usize / WORD;
+        &self.words[at..at + self.geometry.shape().words()]
+    }
+
+    fn set(&mut self, slot: u64, used: u32, stamp: u32, content: &Content<'_>) {
+        let image = encode(self.geometry.shape(), self.identity(slot, used), stamp, content);
+        let at = self.geometry.slot_offset(SlotIx(slot)) as usize / WORD;
+        self.words[at..at + image.len()].copy_from_slice(&image);
+    }
+
+    /// Whether a slot that is valid in some use of its memory holds this key and value.
+    fn has(&self, key: &[u8], value: &[u8]) -> bool {
+        let slots = self.slot_of(0, 0)..self.slot_of(self.geometry.segments_max(), 0);
+        slots.into_iter().any(|slot| {
+            self.uses.iter().any(|&used| {
+                check(self.geometry.shape(), self.identity(slot, used), self.image(slot)).is_ok_and(|view| {
+                    let mut there = Vec::new();
+                    view.value_into(&mut there);
+                    view.holds(key) && there == value
+                })
+            })
+        })
+    }
+}
+
+/// A table that grows whose directory, home states and uses of memory are of any kind. Readers end in a
+/// value that stands in a valid slot, in a miss, or in an error, after so many READs. A server that
+/// takes the region over refuses it or works with it. Returns how many GETs ended in each way, and
+/// whether the server refused.
+pub fn directory_bytes(data: &[u8]) -> [u64; 4] {
+    /// Entries, windows and chains of two segments in each look, and entries that are deeper each time.
+    const READS_MAX: u64 = 2 * (LIMITS.retries_max as u64 + 1) * (CHAIN_MAX as u64 + 4) + 64;
+    let input = &mut Input(data);
+    let flags = input.byte();
+    let forged = Forged::new(input);
+    let geometry = &forged.geometry;
+    let keys: Vec<_> = (0..KEYS + 2).map(|n| key(n, 8)).collect();
+    let proofs: &[Proof] = match flags % 4 {
+        0 => &[Proof::InGrace],
+        1 => &[Proof::NoMove],
+        2 => &[Proof::Late],
+        _ => &[Proof::InGrace, Proof::Late, Proof::NoMove, Proof::Moved],
+    };
+    let memory = Memory { geometry, words: &forged.words, proofs, posted: Vec::new(), reads: 0 };
+    let mut reader = Reader::new(memory, geometry, Clock::manual(), LIMITS);
+    let (mut out, mut ends) = (Vec::new(), [0; 4]);
+    // Twice: the second time by what the client remembers.
+    for key in keys.iter().chain(&keys) {
+        let before = reader.fabric().reads;
+        let found = reader.get_into(key, &mut out);
+        match &found {
+            Ok(true) => assert!(forged.has(key, &out), "found what is not there: {key:?}"),
+            Ok(false) => assert!(out.is_empty()),
+            Err(error) => inconclusive(error),
+        }
+        ends[found.map_or(2, |found| usize::from(!found))] += 1;
+        let reads = reader.fabric().reads - before;
+        assert!(reads <= READS_MAX, "{reads} READs");
+    }
+    let each = |n: usize, value: Option<&[u8]>| {
+        assert!(value.is_none_or(|value| forged.has(&keys[n], value)));
+    };
+    if let Err(error) = reader.get_many(&keys, each) {
+        inconclusive(&error);
+    }
+    let scratch = Scratch::holding(&forged.words);
+    mapped(&scratch.map_shared(), geometry, &keys, flags & 0x0f);
+    ends[3] = u64::from(!grown_over(scratch.open(), geometry, &keys, input));
+    ends
+}
+
+/// A server takes a table that grows over, or refuses it. It works with what it takes. Returns whether
+/// it took it.
+fn grown_over(region: Region, geometry: &Geometry, keys: &[Vec<u8>], input: &mut Input<'_>) -> bool {
+    let clock = Clock::manual();
+    let index = match Index::open(region, clock.clone()) {
+        Ok((index, _)) => index,
+        Err(error) => {
+            assert!(matches!(error, RecoverError::Directory { .. }), "{error}");
+            return false;
+        }
+    };
+    let mut reader = Reader::new(Shm::new(index.region(), geometry), geometry, Clock::manual(), LIMITS);
+    let mut value = Vec::new();
+    for n in 0..24u8 {
+        let key = &keys[usize::from(n) % keys.len()];
+        if let Err(error) = reader.get_into(key, &mut value) {
+            inconclusive(&error);
+        }
+        let put = [n; 9];
+        match index.put(key, &put, PutMode::Upsert) {
+            Ok(_) => {
+                let found = reader.get_into(key, &mut value);
+                assert!(found == Ok(true) && value == put, "{found:?}, {value:?}, {:?}", index.growth());
+            }
+            Err(PutError::Full { .. } | PutError::Busy { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+        if n % 3 == input.byte() % 3 {
+            index.remove(key).expect("a key of allowed length");
+            clock.advance(GRACE);
+            index.tidy();
+        }
+    }
+    true
 }
 
 // ---- superblock_bytes ---------------------------------------------------------------------------

@@ -82,8 +82,7 @@ pub enum TableSize {
     Slots(u64),
     /// As large as its keys need: it grows and shrinks by segments while it is read.
     ///
-    /// Such a table cannot be saved in a snapshot yet, and clients have no hints
-    /// of it. Over verbs the whole reservation is registered when the server starts.
+    /// Over verbs memory is registered as it is taken, and stays with the server.
     Growing {
         /// The most memory it may take, in bytes, its directory included. So much address space is
         /// reserved; memory is taken as segments are.
@@ -274,6 +273,8 @@ impl Config {
             let middle = fit + (beyond - fit) / 2;
             if fits(middle) { fit = middle } else { beyond = middle }
         }
+        // What a table that grows may take is rounded down to whole segments.
+        let fit = if matches!(self.size, TableSize::Growing { .. }) { fit.min(bytes) } else { fit };
         (fit > 0).then(|| sized(fit))
     }
 

@@ -112,6 +112,10 @@ pub enum Rule {
     WalkLock,
     /// D2: a walk reads a displaced key's slot at rest.
     WalkSettled,
+    /// D4: a walk over a table that grows shows only keys of the part that it is in.
+    WalkPlaces,
+    /// D5: a step of a walk counts only if no home went to the other segment of a pair meanwhile.
+    WalkPair,
     /// G9: a slot that a hint named is validated before it is a hit.
     HintHit,
     /// G9: a GET whose hint named the wrong slot looks everywhere.

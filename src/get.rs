@@ -232,6 +232,12 @@ impl<'a> Get<'a> {
         self.route.as_ref().and_then(SegmentRoute::learned)
     }
 
+    /// The table's geometry.
+    #[inline]
+    pub(crate) fn geometry(&self) -> &'a Geometry {
+        self.geometry
+    }
+
     /// The window of the first READ, or of the first after [`Step::Again`].
     #[inline]
     pub fn start(&self) -> Window {

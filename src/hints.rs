@@ -22,7 +22,14 @@
 //! At most as many bytes as the client allows, whatever a region says of itself. If that is one for
 //! each main slot, a slot has a byte of its own, and a GET that READs a window refreshes the bytes
 //! of all its slots. Otherwise slots share bytes (slot number modulo bytes), and only slots where a
-//! key was found are remembered: others would crowd them out. Overflow slots have no byte.
+//! key was found are remembered: others would crowd them out. Overflow slots have no byte, but for those of
+//! a table that grows.
+//!
+//! # In a table that grows
+//!
+//! The windows are those of the segment that the remembered directory entry names, as old as it may be
+//! (`route::KnownEntries`). Without one there is no hint. As many slots count as the client has
+//! seen: whether each has a byte of its own does not hang on the reservation.
 //!
 //! # Threads
 //!
@@ -33,6 +40,7 @@ use crate::families;
 use crate::get::Landed;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::hash::{First, Hashed};
+use crate::layout::segment::Named;
 use crate::layout::slot::Key;
 use crate::sync::lock_std;
 use smallvec::SmallVec;
@@ -43,8 +51,8 @@ use std::sync::{Arc, Mutex};
 /// one for each slot.
 pub const HINT_BYTES: usize = 16 << 20;
 
-/// Slots that a GET READs first: none, one, or two. More than two are none.
-pub(crate) type Hinted = SmallVec<[SlotIx; 2]>;
+/// Windows of one slot that a GET READs first: none, one, or two. More than two are none.
+pub(crate) type Hinted = SmallVec<[Window; 2]>;
 
 /// Bytes in a word.
 const BYTES: u64 = 8;
@@ -88,7 +96,11 @@ fn matches(word: u64, tags: Tags) -> u64 {
 #[derive(Debug)]
 pub struct Hints {
     words: Box<[AtomicU64]>,
-    main_slots: u64,
+    /// Slots that may have a byte, and the first of them.
+    slots: u64,
+    first: SlotIx,
+    /// How many of them the client has come to, at least. Those of a table of one size are all known.
+    known: AtomicU64,
     generation: u64,
 }
 
@@ -97,13 +109,15 @@ impl Hints {
     /// less than a word, if the memory is not to be had, or if a key has only one slot to be looked
     /// for in first, so that hints save nothing.
     pub fn new(geometry: &Geometry, bytes_max: usize) -> Option<Hints> {
-        let (main_slots, layout) = (geometry.main_slots(), geometry.layout());
+        let layout = geometry.layout();
         if layout.choices * layout.window_slots() == 1 {
             return None;
         }
-        let words = main_slots.div_ceil(BYTES).min(bytes_max as u64 / BYTES) as usize;
+        let (first, slots) = hinted_slots(geometry);
+        let words = slots.div_ceil(BYTES).min(bytes_max as u64 / BYTES) as usize;
         let words = bytemuck::allocation::try_zeroed_slice_box(words).ok()?;
-        (!words.is_empty()).then_some(Hints { words, main_slots, generation: geometry.generation() })
+        let known = AtomicU64::new(if geometry.grows() { 0 } else { slots });
+        (!words.is_empty()).then_some(Hints { words, slots, first, known, generation: geometry.generation() })
     }
 
     /// Bytes of memory for tags.
@@ -111,25 +125,28 @@ impl Hints {
         self.words.len() as u64 * BYTES
     }
 
-    /// Whether each main slot has a byte of its own.
+    /// Whether each slot that the client has come to has a byte of its own.
     fn is_whole(&self) -> bool {
-        self.bytes() >= self.main_slots
+        self.bytes() >= self.known.load(Ordering::Relaxed)
     }
 
     fn fits(&self, geometry: &Geometry) -> bool {
-        (self.generation, self.main_slots) == (geometry.generation(), geometry.main_slots())
+        (self.generation, (self.first, self.slots)) == (geometry.generation(), hinted_slots(geometry))
     }
 
-    /// The slots that a GET of this key READs first.
+    /// The slots that a GET of this key READs first. `segment`: where it looks in a table that grows.
     #[inline]
-    pub(crate) fn of(&self, geometry: &Geometry, key: Hashed<'_>) -> Hinted {
+    pub(crate) fn of(&self, geometry: &Geometry, key: Hashed<'_>, segment: Option<Named>) -> Hinted {
         let tags = Tags::of(key.first());
         let mut hinted = Hinted::new();
-        for window in families::known_windows(geometry, key) {
+        for mut window in families::known_windows(geometry, key) {
+            if let Some(Named { memory, incarnation }) = segment {
+                window = window.of_segment(geometry.segment_first(memory), incarnation);
+            }
             self.look_in(window, tags, |slot| {
                 // Windows may overlap.
-                if hinted.len() < 3 && !hinted.contains(&slot) {
-                    hinted.push(slot);
+                if hinted.len() < 3 && !hinted.iter().any(|other| other.first == slot) {
+                    hinted.push(Window { first: slot, slots: 1, ..window });
                 }
             });
         }
@@ -161,8 +178,8 @@ impl Hints {
     /// The word of a main slot's byte, and which byte of it.
     #[inline]
     fn place(&self, slot: SlotIx) -> (usize, u32) {
-        let bytes = self.bytes();
-        let at = if slot.0 < bytes { slot.0 } else { slot.0 % bytes };
+        let (bytes, number) = (self.bytes(), slot.0 - self.first.0);
+        let at = if number < bytes { number } else { number % bytes };
         ((at / BYTES) as usize, (at % BYTES) as u32)
     }
 
@@ -180,8 +197,12 @@ impl Hints {
 
     /// A window was READ for `key`.
     pub(crate) fn learn<L: Landed>(&self, geometry: &Geometry, window: Window, landed: &L, key: &[u8]) {
-        if window.first.0 + u64::from(window.slots) > self.main_slots {
+        let known = (window.first.0 + u64::from(window.slots)).wrapping_sub(self.first.0);
+        if window.first < self.first || known > self.slots {
             return;
+        }
+        if known > self.known.load(Ordering::Relaxed) {
+            self.known.fetch_max(known, Ordering::Relaxed);
         }
         let is_whole = self.is_whole();
         let occupants: SmallVec<[(SlotIx, Key); 8]> =
@@ -258,6 +279,14 @@ impl Hints {
         for slot in families::known_windows(geometry, key).flat_map(|window| window.iter()) {
             self.set(slot, if slots.contains(&slot) { Tags::of(key.first()).0[0] } else { 0 });
         }
+    }
+}
+
+/// The first of the slots that may have a byte, and how many there are.
+fn hinted_slots(geometry: &Geometry) -> (SlotIx, u64) {
+    match geometry.grows() {
+        false => (SlotIx(0), geometry.main_slots()),
+        true => (geometry.segment_first(0), geometry.segments_max() * geometry.slots()),
     }
 }
 

@@ -10,7 +10,7 @@ use crate::layout::control::{
 };
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::mapped;
-use crate::layout::segment::{DirectoryEntry, Pending, directory_bits_max};
+use crate::layout::segment::{DirectoryEntry, Named, Pending, directory_bits_max, low};
 use crate::layout::slot::{Header, Image, Torn, View, check};
 use crate::layout::superblock::{Superblock, SuperblockError};
 use crate::region::Region;
@@ -48,6 +48,22 @@ pub struct Occupancy {
     pub displaced: u64,
     /// Slots that a remote reader does not accept.
     pub torn: u64,
+}
+
+/// Where a GET of one key looks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KeyReport {
+    /// The slots of each window, in the order of its READs. Slots are numbered through.
+    pub windows: Vec<Vec<SlotReport>>,
+    /// Whether the home's filter sends it beyond the first window.
+    pub filter: bool,
+}
+
+fn named_by(entry: DirectoryEntry) -> Vec<Named> {
+    match entry.pending {
+        Pending::Nothing => vec![entry.segment],
+        Pending::Child(other) | Pending::Parent(other) => vec![entry.segment, other],
+    }
 }
 
 /// Looks into a region. `Send + Sync`.
@@ -115,18 +131,9 @@ impl<'a> Inspector<'a> {
         if !self.geometry.grows() {
             return vec![(self.geometry.clone(), self.slots_used_of_one())];
         }
-        let bits = self.region.load(DIRECTORY_WORD).min(directory_bits_max(self.geometry).into());
-        let entries = (0..1 << bits).filter_map(|number| {
-            let report = self.slot(SlotIx(number));
-            DirectoryEntry::from_slot(self.geometry, &report.key, &report.value)
-        });
-        let named: BTreeSet<(u32, u32)> = entries
-            .flat_map(|entry| match entry.pending {
-                Pending::Nothing => vec![entry.segment],
-                Pending::Child(other) | Pending::Parent(other) => vec![entry.segment, other],
-            })
-            .map(|segment| (segment.memory, segment.incarnation))
-            .collect();
+        let entries = (0..1 << self.directory_bits()).filter_map(|number| self.entry(number));
+        let named: BTreeSet<(u32, u32)> =
+            entries.flat_map(named_by).map(|segment| (segment.memory, segment.incarnation)).collect();
         let all = named.into_iter().map(|(memory, incarnation)| self.geometry.segment(memory, incarnation));
         all.map(|geometry| (geometry, self.geometry.slots())).collect()
     }
@@ -166,15 +173,65 @@ impl<'a> Inspector<'a> {
     /// The windows that a GET of `key` may READ in a table of one size, in order, and whether the home's filter sends it
     /// beyond the first one.
     pub fn windows(&self, key: &[u8]) -> (Vec<Window>, bool) {
-        let key = self.geometry.hashed(key);
-        let mut windows = vec![self.geometry.primary(key)];
+        self.windows_in(self.geometry, key)
+    }
+
+    fn windows_in(&self, geometry: &Geometry, key: &[u8]) -> (Vec<Window>, bool) {
+        let key = geometry.hashed(key);
+        let mut windows = vec![geometry.primary(key)];
         for read in 1..CHAIN_MAX {
-            let head_aux = self.slot(windows[windows.len() - 1].first).header.aux;
-            let Some(next) = families::after(self.geometry, key, read, head_aux) else { break };
+            let head_aux = self.slot_of(geometry, windows[windows.len() - 1].first).header.aux;
+            let Some(next) = families::after(geometry, key, read, head_aux) else { break };
             windows.push(next);
         }
-        let home_aux = self.slot(windows[0].first).header.aux;
-        (windows, families::may_be_displaced(self.geometry, key, home_aux))
+        let home_aux = self.slot_of(geometry, windows[0].first).header.aux;
+        (windows, families::may_be_displaced(geometry, key, home_aux))
+    }
+
+    /// Where a GET of `key` looks. In a table that grows, in the segment that the directory names; while
+    /// that is being split or merged, in that one of the two that has the key.
+    pub fn key(&self, key: &[u8]) -> KeyReport {
+        let all: Vec<KeyReport> = self.segments_of(key).iter().map(|one| self.key_in(one, key)).collect();
+        let has = |one: &KeyReport| {
+            one.windows.iter().flatten().any(|slot| slot.verdict.is_ok() && slot.key == key)
+        };
+        let chosen = all.iter().position(has).unwrap_or(0);
+        all.into_iter().nth(chosen).unwrap_or_default()
+    }
+
+    fn key_in(&self, geometry: &Geometry, key: &[u8]) -> KeyReport {
+        let (windows, filter) = self.windows_in(geometry, key);
+        let slots = |window: &Window| {
+            let all = window.iter().map(|slot| self.slot_of(geometry, slot));
+            all.map(|report| SlotReport { slot: geometry.numbered_through(report.slot), ..report }).collect()
+        };
+        KeyReport { windows: windows.iter().map(slots).collect(), filter }
+    }
+
+    /// The segments that may have a key: one, or the two of a split or merge; none in a damaged region.
+    fn segments_of(&self, key: &[u8]) -> Vec<Geometry> {
+        if !self.geometry.grows() {
+            return vec![self.geometry.clone()];
+        }
+        let number = self.geometry.hashed(key).first().directory() & low(self.directory_bits());
+        let Some(entry) = self.entry(number) else { return Vec::new() };
+        let both = named_by(entry).into_iter();
+        both.map(|Named { memory, incarnation }| self.geometry.segment(memory, incarnation)).collect()
+    }
+
+    /// So many bits of a key's directory hash choose its entry; 0 in a table of one size.
+    fn directory_bits(&self) -> u32 {
+        self.region.load(DIRECTORY_WORD).min(directory_bits_max(self.geometry).into()) as u32
+    }
+
+    fn entry(&self, number: u32) -> Option<DirectoryEntry> {
+        let report = self.slot(SlotIx(number.into()));
+        DirectoryEntry::from_slot(self.geometry, &report.key, &report.value)
+    }
+
+    /// The number of segments that the directory names: 1 for a table of one size.
+    pub fn segments_named(&self) -> u64 {
+        self.segments().len() as u64
     }
 
     /// Counts slots by what they hold. Reads the whole table. Calls `progress` with each slot's

@@ -105,12 +105,13 @@ pub use layout::geometry::{Family, Geometry, Layout};
 pub use layout::hash::Seeds;
 pub use layout::superblock::SuperblockError;
 pub use outcome::{
-    IndexCounts, KeyError, KeyLengthError, PutError, PutMode, PutOutcome, ReadError, SwapOutcome,
+    GrowthCounts, IndexCounts, KeyError, KeyLengthError, PutError, PutMode, PutOutcome, ReadError,
+    SwapOutcome,
 };
 pub use place::PlaceError;
 pub use placement::Preset;
 pub use reader::{GetStats, HintCounts, Limits, ReadCounts, Reader};
-pub use region::{Backing, Region, RegionError};
+pub use region::{Backing, MemoryShare, Region, RegionError};
 pub use server::{
     MailboxCounts, ServeError, Server, ServerConfig, Snapshots, StartMode, StartProgress, StartStep, Stopped,
 };

@@ -208,6 +208,8 @@ pub struct IndexCounts {
 
 /// What a table that grows is made of, and what it did to grow and shrink. See
 /// [`Index::growth`](crate::Index::growth).
+///
+/// Loads are in parts of a million: keys divided by slots allocated, as in [`IndexCounts`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GrowthCounts {
@@ -215,6 +217,12 @@ pub struct GrowthCounts {
     pub segments: u64,
     /// The most segments that there may be.
     pub segments_max: u64,
+    /// Bits of the directory hash that all keys of the deepest segment have in common.
+    pub depth: u64,
+    /// The lowest load of a segment. Those in a split or merge do not count, if there are others.
+    pub load_min_ppm: u64,
+    /// The highest load of a segment, counted likewise.
+    pub load_max_ppm: u64,
     /// Splits that are under way.
     pub splitting: u64,
     /// Merges that are under way.
@@ -227,6 +235,12 @@ pub struct GrowthCounts {
     pub given_up: u64,
     /// Keys moved from one segment to another.
     pub moved: u64,
+    /// Times that the system refused memory for a segment ([`PutError::NoMemory`]).
+    pub refused: u64,
+    /// Bytes of the region with memory behind them, as the system says.
+    pub bytes_backed: u64,
+    /// The most bytes that the table may take.
+    pub bytes_max: u64,
     /// Bytes given back to the system.
     pub bytes_returned: u64,
 }

@@ -151,8 +151,6 @@ pub struct Reader<'g, F> {
     reads: ReadCounts,
     direct: DirectAnswers,
     hints: Option<&'g Hints>,
-    /// A GET does not begin with the direct look of a table of one size.
-    has_another_way: bool,
     hinted: HintCounts,
     /// Where a batch's values land.
     value: Vec<u8>,
@@ -164,21 +162,7 @@ impl<'g, F: Fabric> Reader<'g, F> {
     /// A reader of the table with this geometry.
     pub fn new(fabric: F, geometry: &'g Geometry, clock: Clock, limits: Limits) -> Reader<'g, F> {
         let (stats, reads, direct, hinted, value, entries) = Default::default();
-        let (hints, has_another_way) = (None, geometry.grows());
-        Reader {
-            fabric,
-            geometry,
-            clock,
-            limits,
-            stats,
-            reads,
-            direct,
-            hints,
-            has_another_way,
-            hinted,
-            value,
-            entries,
-        }
+        Reader { fabric, geometry, clock, limits, stats, reads, direct, hints: None, hinted, value, entries }
     }
 
     /// The same reader with hints. Each GET first READs the single slots that they name, and teaches
@@ -192,9 +176,13 @@ impl<'g, F: Fabric> Reader<'g, F> {
     /// The same in place.
     #[inline]
     pub(crate) fn set_hints(&mut self, hints: &'g Hints) {
-        // Hints are of slots that are never another segment's.
-        self.hints = Some(hints).filter(|_| !self.geometry.grows());
-        self.has_another_way = true;
+        self.hints = Some(hints);
+    }
+
+    /// Changes places with directory entries of this table: what a client remembers outlives its readers.
+    #[inline]
+    pub(crate) fn swap_entries(&mut self, entries: &mut KnownEntries) {
+        std::mem::swap(&mut self.entries, entries);
     }
 
     /// The fabric.
@@ -240,11 +228,10 @@ impl<'g, F: Fabric> Reader<'g, F> {
     #[inline]
     pub fn get_into(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, F::Error> {
         self.check_key(key)?;
-        let hashed = self.geometry.hashed(key);
-        if self.has_another_way {
-            return self.get_another_way(hashed, value);
+        if let Some(hints) = self.hints {
+            return self.get_hinted(hints, key, value);
         }
-        match self.fabric.get_directly(hashed, value, &mut self.reads) {
+        match self.fabric.get_directly(self.geometry.hashed(key), value, &mut self.reads) {
             Some(true) => {
                 self.direct.found += 1;
                 Ok(true)
@@ -257,45 +244,31 @@ impl<'g, F: Fabric> Reader<'g, F> {
         }
     }
 
-    /// The same with hints, or in a table that grows.
-    #[inline(never)]
-    fn get_another_way(&mut self, key: Hashed<'_>, value: &mut Vec<u8>) -> Result<bool, F::Error> {
-        if let Some(hints) = self.hints {
-            return self.get_hinted(hints, key, value);
-        }
-        match self.fabric.get_in_segment(key, value, &mut self.reads) {
-            Some(is_found) => {
-                self.direct.found += u64::from(is_found);
-                self.direct.absent += u64::from(!is_found);
-                Ok(is_found)
-            }
-            None => self.ask_machine(key.key(), value),
-        }
-    }
-
     /// The hinted look, and where it does not find the key, the whole algorithm. Out of line: a
     /// reader without hints pays for one branch.
     #[cold]
     #[inline(never)]
-    fn get_hinted(&mut self, hints: &Hints, key: Hashed<'_>, value: &mut Vec<u8>) -> Result<bool, F::Error> {
-        let slots = hints.of(self.geometry, key);
-        if slots.is_empty() || slots.len() > self.fabric.credits() {
+    fn get_hinted(&mut self, hints: &Hints, key: &[u8], value: &mut Vec<u8>) -> Result<bool, F::Error> {
+        let key = self.geometry.hashed(key);
+        let windows = self.entries.hinted(hints, self.geometry, key);
+        if windows.is_empty() || windows.len() > self.fabric.credits() {
             return self.ask_machine(key.key(), value);
         }
         let mut look = HintedLook::new(self.geometry, key.key());
         let mark = (!look.is_proof(F::EXACT)).then(|| self.fabric.mark(key.home()));
         let mut wrong = WrongSlots::new();
         let mut take = |nth: usize, landed: &mut F::Landed<'_>| {
-            if !look.feed(slots[nth], landed, value) {
-                wrong.push((slots[nth], landed.occupant(slots[nth])));
+            let slot = windows[nth].first;
+            if !look.feed(slot, landed, value) {
+                wrong.push((slot, landed.occupant(slot)));
             }
         };
-        self.count_hinted(slots.len());
+        self.count_hinted(windows.len());
         self.reads.doorbells += 1;
-        if let [slot] = slots[..] {
-            self.fabric.read(single(slot), |landed| take(0, landed))?;
+        if let [window] = windows[..] {
+            self.fabric.read(window, |landed| take(0, landed))?;
         } else {
-            let reads: Vec<_> = (0..).zip(slots.iter().copied().map(single)).collect();
+            let reads: Vec<_> = (0..).zip(windows.iter().copied()).collect();
             self.fabric.post(&reads)?;
             let mut left = reads.len();
             while left > 0 {
@@ -446,12 +419,7 @@ impl<'g, F: Fabric> Reader<'g, F> {
         if !self.fabric.is_direct() {
             return self.ask_machines(keys, 0..keys.len(), each);
         }
-        let looked = if self.geometry.grows() {
-            self.get_many_directly::<true, _>(keys, &mut each)
-        } else {
-            self.get_many_directly::<false, _>(keys, &mut each)
-        };
-        match looked {
+        match self.get_many_directly(keys, &mut each) {
             ControlFlow::Break(()) => Ok(ControlFlow::Break(())),
             ControlFlow::Continue(left) if left.is_empty() => Ok(ControlFlow::Continue(())),
             ControlFlow::Continue(left) => self.ask_machines(keys, left.into_iter(), each),
@@ -460,7 +428,7 @@ impl<'g, F: Fabric> Reader<'g, F> {
 
     /// Looks for keys directly, a block of them at a time, so that their lines come in side by side.
     /// Returns the numbers of those that only the machine can tell.
-    fn get_many_directly<const GROWS: bool, K: AsRef<[u8]>>(
+    fn get_many_directly<K: AsRef<[u8]>>(
         &mut self,
         keys: &[K],
         each: &mut impl FnMut(usize, Option<&[u8]>) -> ControlFlow<()>,
@@ -473,18 +441,11 @@ impl<'g, F: Fabric> Reader<'g, F> {
         for (block, first) in keys.chunks(BLOCK).zip((0..).step_by(BLOCK)) {
             let mut hashed: SmallVec<[_; BLOCK]> = SmallVec::new();
             hashed.extend(block.iter().map(|key| self.geometry.hashed(key.as_ref())));
-            hashed.iter().for_each(|&key| {
-                if GROWS { self.fabric.expect_in_segment(key) } else { self.fabric.expect(key) }
-            });
+            hashed.iter().for_each(|&key| self.fabric.expect(key));
             let mut looked = 0;
             for (number, &key) in (first..).zip(&hashed) {
                 let before = self.reads.reads;
-                let looked_at = if GROWS {
-                    self.fabric.get_in_segment(key, &mut value, &mut self.reads)
-                } else {
-                    self.fabric.get_directly(key, &mut value, &mut self.reads)
-                };
-                match looked_at {
+                match self.fabric.get_directly(key, &mut value, &mut self.reads) {
                     Some(true) => {
                         self.direct.found += 1;
                         flow = each(number, Some(&value));
@@ -543,18 +504,20 @@ impl<'g, F: Fabric> Reader<'g, F> {
     ) -> Result<ControlFlow<(), Vec<usize>>, F::Error> {
         let geometry = self.geometry;
         let credits = self.fabric.credits();
-        let mut left = Vec::new();
-        let mut todo = numbers.into_iter().filter_map(|number| {
-            let key = geometry.hashed(keys[number].as_ref());
-            let slots = hints.of(geometry, key);
-            if slots.is_empty() || slots.len() > credits {
-                left.push(number);
-                return None;
-            }
-            Some(PendingHint::new(geometry, number, key, slots))
-        });
+        let (mut todo, mut left) = (numbers.into_iter(), Vec::new());
+        let mut next_look = |entries: &KnownEntries| {
+            todo.find_map(|number| {
+                let key = geometry.hashed(keys[number].as_ref());
+                let windows = entries.hinted(hints, geometry, key);
+                if windows.is_empty() || windows.len() > credits {
+                    left.push(number);
+                    return None;
+                }
+                Some(PendingHint::new(geometry, number, key, windows))
+            })
+        };
         // The next look, while there is no room for its READs.
-        let mut next = todo.next();
+        let mut next = next_look(&self.entries);
         let mut looks: Vec<PendingHint<'_, F::Mark>> = Vec::new();
         // Looks that have ended: their places, and the memory for their values, are used again.
         let mut idle: Vec<usize> = Vec::new();
@@ -564,16 +527,16 @@ impl<'g, F: Fabric> Reader<'g, F> {
         let mut in_flight = 0;
         loop {
             while let Some(mut look) =
-                next.take_if(|look| in_flight + ready.len() + look.slots.len() <= credits)
+                next.take_if(|look| in_flight + ready.len() + look.windows.len() <= credits)
             {
                 if !look.look.is_proof(F::EXACT) {
                     look.mark = Some(self.fabric.mark(look.key.home()));
                 }
                 let at = idle.pop().unwrap_or(looks.len());
                 // Two READs of a look have numbers side by side.
-                let reads = look.slots.iter().enumerate();
-                ready.extend(reads.map(|(nth, &slot)| ((2 * at + nth) as ReadId, single(slot))));
-                self.count_hinted(look.slots.len());
+                let reads = look.windows.iter().enumerate();
+                ready.extend(reads.map(|(nth, &window)| ((2 * at + nth) as ReadId, window)));
+                self.count_hinted(look.windows.len());
                 match looks.get_mut(at) {
                     None => looks.push(look),
                     Some(old) => {
@@ -581,7 +544,7 @@ impl<'g, F: Fabric> Reader<'g, F> {
                         *old = look;
                     }
                 }
-                next = todo.next();
+                next = next_look(&self.entries);
             }
             if !ready.is_empty() {
                 self.fabric.post(&ready)?;
@@ -627,7 +590,6 @@ impl<'g, F: Fabric> Reader<'g, F> {
                 }
             }
         }
-        drop(todo);
         left.append(&mut missed);
         Ok(ControlFlow::Continue(left))
     }
@@ -810,18 +772,13 @@ impl DirectAnswers {
 /// Slots that hints named, and that do not hold the key: what they seem to hold.
 pub(crate) type WrongSlots = SmallVec<[(SlotIx, Key); 2]>;
 
-/// The window that is this slot alone.
-fn single(slot: SlotIx) -> Window {
-    Window { first: slot, slots: 1, incarnation: 0 }
-}
-
 /// One of several hinted looks in flight.
 struct PendingHint<'a, M> {
     look: HintedLook<'a>,
     number: usize,
     key: Hashed<'a>,
-    slots: Hinted,
-    /// How many of the slots have landed.
+    windows: Hinted,
+    /// How many of them have landed.
     landed: usize,
     wrong: WrongSlots,
     mark: Option<M>,
@@ -829,20 +786,20 @@ struct PendingHint<'a, M> {
 }
 
 impl<'a, M> PendingHint<'a, M> {
-    fn new(geometry: &'a Geometry, number: usize, key: Hashed<'a>, slots: Hinted) -> Self {
+    fn new(geometry: &'a Geometry, number: usize, key: Hashed<'a>, windows: Hinted) -> Self {
         let look = HintedLook::new(geometry, key.key());
         let (landed, wrong, mark, value) = (0, WrongSlots::new(), None, Vec::new());
-        PendingHint { look, number, key, slots, landed, wrong, mark, value }
+        PendingHint { look, number, key, windows, landed, wrong, mark, value }
     }
 
     /// Takes in one of the slots. Returns whether it is the last.
     fn feed<L: Landed>(&mut self, nth: usize, landed: &mut L) -> bool {
-        let slot = self.slots[nth];
+        let slot = self.windows[nth].first;
         if !self.look.feed(slot, landed, &mut self.value) {
             self.wrong.push((slot, landed.occupant(slot)));
         }
         self.landed += 1;
-        self.landed == self.slots.len()
+        self.landed == self.windows.len()
     }
 }
 

@@ -14,6 +14,7 @@
 use crate::layout::{LINE, WORD, mapped};
 use crate::observe::{Observed, ObservedBy};
 use crate::place::{self, PlaceError};
+pub use crate::room::MemoryShare;
 use crate::room::{self, Room};
 use crate::sync::{AtomicU64, Ordering};
 use memmap2::{MmapOptions, MmapRaw};
@@ -21,7 +22,7 @@ use rustix::fs::{FlockOperation, MemfdFlags, OFlags, SealFlags};
 use std::fmt;
 use std::fs::{File, Permissions};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
@@ -32,8 +33,8 @@ use std::sync::atomic::AtomicBool;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Backing {
-    /// Anonymous shared memory (memfd), sealed so that nobody can map it writable after the server.
-    /// Gone when the last process that maps it is. From 16 MiB on it is in huge pages of 2 MiB if the
+    /// Anonymous shared memory (memfd), sealed against other lengths. Clients get a descriptor for
+    /// reading, and other users cannot make one for writing of it. Gone when the last process that maps it is. From 16 MiB on it is in huge pages of 2 MiB if the
     /// administrator has reserved enough of them, else in pages that the kernel may make huge.
     Anonymous,
     /// Anonymous shared memory in huge pages of 2 MiB, or none.
@@ -107,6 +108,12 @@ pub enum RegionError {
         "the server handed over memory that could be made shorter while it is read; it is no server of oneread's"
     )]
     Unsealed,
+    /// Memory that a table was to grow into cannot be registered with the network device.
+    #[error("memory for the table to grow into cannot be registered with the network device")]
+    Unregistered {
+        /// Why not.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// A new region does not fit into the memory that is left. None was taken.
     #[error("a region of {need} bytes does not fit: {of} leaves {left} bytes")]
     NoRoom {
@@ -150,7 +157,7 @@ fn hint(error: &io::Error) -> &'static str {
             " (not enough memory, or no huge pages: see /proc/sys/vm/nr_hugepages; ask for a smaller table or free some)"
         }
         Some(rustix::io::Errno::NOSPC) => {
-            " (the file system is full: ask for a smaller table, or serve a file elsewhere)"
+            " (the file system is full: make room there, ask for a smaller table, or serve a file elsewhere)"
         }
         Some(rustix::io::Errno::ACCESS | rustix::io::Errno::PERM) => {
             " (check who owns it, or name a file of your own)"
@@ -227,6 +234,15 @@ impl Region {
     /// # Errors
     /// [`RegionError`], with the likely cause.
     pub fn create(backing: &Backing, bytes: u64) -> Result<Region, RegionError> {
+        Region::create_sparse(backing, bytes, bytes)
+    }
+
+    /// The same for a region of which only `first` bytes are needed at once. The others are addresses
+    /// without memory, until it is put there ([`Region::back`]). Huge pages are all reserved at once.
+    ///
+    /// # Errors
+    /// [`RegionError`], with the likely cause.
+    pub fn create_sparse(backing: &Backing, bytes: u64, first: u64) -> Result<Region, RegionError> {
         // A smaller table would waste a large part of its last page.
         const WORTH_HUGE: u64 = 16 << 20;
         if *backing == Backing::Anonymous && bytes >= WORTH_HUGE {
@@ -236,13 +252,12 @@ impl Region {
                 Err(why) => tracing::debug!(%why, bytes, "no reserved huge pages for this table"),
             }
         }
-        check_room(backing, bytes)?;
+        const HUGE: u64 = 2 << 20;
+        let bytes = if *backing == Backing::HugePages { bytes.next_multiple_of(HUGE) } else { bytes };
+        check_room(backing, bytes, first)?;
         match backing {
             Backing::Anonymous => Region::anonymous(MemfdFlags::empty(), bytes),
-            Backing::HugePages => {
-                const HUGE: u64 = 2 << 20;
-                Region::anonymous(MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB, bytes.next_multiple_of(HUGE))
-            }
+            Backing::HugePages => Region::anonymous(MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB, bytes),
             Backing::File(path) => {
                 let file = lock_file(path, true)?;
                 let have =
@@ -298,9 +313,20 @@ impl Region {
         let what = || format!("{bytes} bytes of shared memory");
         let file = memfd(flags, bytes)?;
         let map = MmapOptions::new().len(bytes as usize).map_raw(&file).map_err(os("mapping", what()))?;
-        let seals = SealFlags::GROW | SealFlags::SHRINK | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
+        rustix::fs::fchmod(&file, rustix::fs::Mode::from_raw_mode(0o600))
+            .map_err(|e| os("protecting", what())(e.into()))?;
+        // A seal against writers would keep the server from giving memory back. It is for where no
+        // descriptor for reading can be had.
+        let lengths = SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
+        let (share, seals) = match File::open(format!("/proc/self/fd/{}", file.as_raw_fd())) {
+            Ok(share) => (share.into(), lengths),
+            Err(why) => {
+                tracing::debug!(%why, "no /proc: a table that shrinks gives no memory back");
+                let share = file.as_fd().try_clone_to_owned().map_err(os("sharing", what()))?;
+                (share, lengths | SealFlags::FUTURE_WRITE)
+            }
+        };
         rustix::fs::fcntl_add_seals(&file, seals).map_err(|e| os("sealing", what())(e.into()))?;
-        let share = file.as_fd().try_clone_to_owned().map_err(os("sharing", what()))?;
         Ok(Region::from_map(map, true, Some(share), Some(file)))
     }
 
@@ -460,7 +486,50 @@ impl Region {
     /// [`RegionError`] when there is not enough.
     pub fn back(&self, bytes: std::ops::Range<u64>) -> Result<(), RegionError> {
         let Some(file) = &self.file else { return Ok(()) };
-        reserve(file, bytes.start, bytes.end.min(self.bytes()).saturating_sub(bytes.start))
+        let len = bytes.end.min(self.bytes()).saturating_sub(bytes.start);
+        if !reserve(file, bytes.start, len)?
+            && let Memory::Mapped(map) = &*self.memory
+        {
+            // By touching it, where the kernel can say that this fails (from 5.14 on).
+            let touched =
+                map.advise_range(memmap2::Advice::PopulateWrite, bytes.start as usize, len as usize);
+            let errno = touched.err().and_then(|error| rustix::io::Errno::from_io_error(&error));
+            if errno.is_some_and(|errno| errno != rustix::io::Errno::INVAL) {
+                let source = rustix::io::Errno::NOSPC.into();
+                return Err(os("reserving", format!("{len} bytes of the region"))(source));
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`Region::back`], for a table in service. What the system could give only by ending
+    /// processes counts as refused, too: it would end this one first.
+    ///
+    /// # Errors
+    /// [`RegionError`] when there is not enough.
+    pub(crate) fn back_more(&self, bytes: std::ops::Range<u64>) -> Result<(), RegionError> {
+        /// Left to the system for everything else.
+        const SPARE: u64 = 16 << 20;
+        let Some(file) = &self.file else { return Ok(()) };
+        let is_there = rustix::fs::seek(file, rustix::fs::SeekFrom::Hole(bytes.start))
+            .is_ok_and(|hole| hole >= bytes.end);
+        let is_memory = || rustix::fs::fstatfs(file).is_ok_and(|about| room::is_tmpfs(&about));
+        if !is_there && is_memory() {
+            let need = bytes.end.saturating_sub(bytes.start) + SPARE;
+            let short = room::of_machine().into_iter().find(|room| room.bytes < need);
+            if let Some(Room { bytes: left, of, .. }) = short {
+                return Err(RegionError::NoRoom { need, left, of });
+            }
+        }
+        self.back(bytes)
+    }
+
+    /// How many of its bytes have memory, or a disk's blocks, behind them, as the system says.
+    pub fn backed_bytes(&self) -> u64 {
+        match &self.file {
+            Some(file) => file.metadata().map_or(0, |about| about.blocks() * 512),
+            None => self.bytes(),
+        }
     }
 
     /// Memory for `bytes` bytes at byte `start`, a multiple of the page size, beside or behind what was
@@ -485,19 +554,21 @@ impl Region {
         Ok(Behind::Apart(Region::from_map(map, true, None, Some(file))))
     }
 
-    /// For a device that is about to pin it: nothing is given back any more. Touches all of the region, piece by
-    /// piece, and tells `progress` how many bytes are done: a NIC pins
-    /// memory that is there in a fraction of the time, and nobody sees how far it is. Best effort.
+    /// For a device that is about to pin these bytes: nothing is given back any more. Touches all of them, piece
+    /// by piece, and tells `progress` how many are done: a NIC pins memory that is there in a fraction of the
+    /// time, and nobody sees how far it is. Best effort.
     #[cfg(feature = "verbs")]
-    pub(crate) fn touch(&self, mut progress: impl FnMut(u64)) {
+    pub(crate) fn touch(&self, bytes: std::ops::Range<u64>, mut progress: impl FnMut(u64)) {
         const PIECE: usize = 64 << 20;
         self.pinned.store(true, std::sync::atomic::Ordering::Relaxed);
         let Memory::Mapped(map) = &*self.memory else { return };
-        for start in (0..map.len()).step_by(PIECE) {
-            let end = (start + PIECE).min(map.len());
+        let (first, last) =
+            (bytes.start as usize & !(crate::layout::PAGE - 1), (bytes.end as usize).min(map.len()));
+        for start in (first..last).step_by(PIECE) {
+            let end = (start + PIECE).min(last);
             // Kernels before 5.14 do not know it: the NIC's driver then does all the work.
             let _ = map.advise_range(memmap2::Advice::PopulateWrite, start, end - start);
-            progress(end as u64);
+            progress((end - first) as u64);
         }
     }
 
@@ -552,10 +623,15 @@ impl Region {
     /// names only slots inside.
     #[inline]
     pub(crate) fn words(&self, first: usize, len: usize) -> &[AtomicU64] {
+        self.observed.access();
+        self.slice(first, len)
+    }
+
+    #[inline(always)]
+    fn slice(&self, first: usize, len: usize) -> &[AtomicU64] {
         if first > self.words || len > self.words - first {
             outside(first, len, self.words);
         }
-        self.observed.access();
         // SAFETY:
         // * the range lies inside `memory` (asserted), which lives as long as `self`;
         // * it is aligned: a mapping begins on a page, and AtomicU64 has alignment 8;
@@ -566,16 +642,29 @@ impl Region {
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(first), len) }
     }
 
+    /// All words, to be loaded one by one. Where they are, and how many, need not be looked up again for
+    /// each part of them.
+    #[inline(always)]
+    pub(crate) fn all(&self) -> MappedWords<'_> {
+        MappedWords { words: self.slice(0, self.words), observed: (&self.observed).into() }
+    }
+
     /// Loads a word. Relaxed: pair it with a fence.
+    ///
+    /// # Panics
+    /// When it lies outside the region.
     #[inline]
-    pub(crate) fn load(&self, word: usize) -> u64 {
+    pub fn load(&self, word: usize) -> u64 {
         self.words(word, 1)[0].load(Ordering::Relaxed)
     }
 
-    /// StoreWords a word. Relaxed: pair it with a fence. Everything a remote reader ever sees comes through
+    /// Stores a word. Relaxed: pair it with a fence. Everything a remote reader ever sees comes through
     /// here or through `Region::add`.
+    ///
+    /// # Panics
+    /// When it lies outside the region, or the region is read-only.
     #[inline]
-    pub(crate) fn store(&self, word: usize, value: u64) {
+    pub fn store(&self, word: usize, value: u64) {
         assert!(self.writable, "a store into a read-only region");
         self.before_store();
         self.words(word, 1)[0].store(value, Ordering::Relaxed);
@@ -715,12 +804,19 @@ impl mapped::Words for MappedWords<'_> {
     }
 }
 
-impl mapped::Loadable for Region {
-    type Words<'a> = MappedWords<'a>;
+impl mapped::Loadable for MappedWords<'_> {
+    type Words<'a>
+        = MappedWords<'a>
+    where
+        Self: 'a;
 
     #[inline(always)]
     fn words(&self, first: usize, len: usize) -> MappedWords<'_> {
-        MappedWords { words: Region::words(self, first, len), observed: (&self.observed).into() }
+        let Some(words) = self.words.get(first..).and_then(|from| from.get(..len)) else {
+            outside(first, len, self.words.len())
+        };
+        self.observed.access();
+        MappedWords { words, ..*self }
     }
 }
 
@@ -767,21 +863,20 @@ fn outside(first: usize, len: usize, words: usize) -> ! {
     panic!("words {first}+{len} of {words}");
 }
 
-/// Checks that a new region fits into the memory that is left. Memory that others take meanwhile is
-/// not reserved.
-fn check_room(backing: &Backing, need: u64) -> Result<(), RegionError> {
+/// Checks that a new region fits into the memory that is left, of which it needs `first` bytes at once.
+/// Memory that others take meanwhile is not reserved.
+fn check_room(backing: &Backing, bytes: u64, first: u64) -> Result<(), RegionError> {
     /// Looking costs more than such a region.
     const SMALL: u64 = 4 << 20;
-    if need <= SMALL {
-        return Ok(());
-    }
-    match room::left(backing).filter(|room| need > room.bytes) {
-        Some(Room { bytes: left, of }) => Err(RegionError::NoRoom { need, left, of }),
+    let long = (bytes > SMALL).then(room::of_length).flatten().map(|room| (bytes, room));
+    let rooms = if first > SMALL { room::left_to(backing) } else { Vec::new() };
+    let all = long.into_iter().chain(rooms.into_iter().map(|room| (first, room)));
+    match all.filter(|(need, room)| *need > room.bytes).min_by_key(|(_, room)| room.bytes) {
+        Some((need, Room { bytes: left, of, .. })) => Err(RegionError::NoRoom { need, left, of }),
         None => Ok(()),
     }
 }
 
-/// Anonymous shared memory that can be sealed.
 /// The bytes in huge pages of the mapping that holds an address, from the text of `/proc/self/smaps`.
 fn huge_bytes(smaps: &str, address: u64) -> u64 {
     let mut is_ours = false;
@@ -805,6 +900,7 @@ fn huge_bytes(smaps: &str, address: u64) -> u64 {
     kib << 10
 }
 
+/// Anonymous shared memory that can be sealed.
 fn memfd(flags: MemfdFlags, bytes: u64) -> Result<File, RegionError> {
     let what = || format!("{bytes} bytes of shared memory");
     let fd = rustix::fs::memfd_create("oneread", flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
@@ -814,11 +910,11 @@ fn memfd(flags: MemfdFlags, bytes: u64) -> Result<File, RegionError> {
     Ok(file)
 }
 
-/// Has the file system put memory behind so many bytes of a file.
-fn reserve(file: &File, start: u64, len: u64) -> Result<(), RegionError> {
+/// Has the file system put memory behind so many bytes of a file. `false` if it cannot promise any.
+fn reserve(file: &File, start: u64, len: u64) -> Result<bool, RegionError> {
     match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), start, len.max(1)) {
-        // A file system that cannot promise memory: it is as good as its word.
-        Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
+        Ok(()) => Ok(true),
+        Err(rustix::io::Errno::OPNOTSUPP) => Ok(false),
         Err(e) => Err(os("reserving", format!("{len} bytes of shared memory"))(e.into())),
     }
 }
@@ -948,15 +1044,22 @@ mod tests {
         assert!(source.to_string().contains("another file took its place"), "{source}");
     }
 
-    /// Anonymous memory is sealed against all that a client could do to it, and what is exchanged against all but
-    /// writing; neither is inherited by programs that this one starts.
+    /// Anonymous memory is sealed against other lengths, and so is what is exchanged; neither is inherited by programs
+    /// that this one starts. What is handed out of the former is for reading, other users cannot open it for
+    /// writing, and its memory can be given back.
     #[test]
     fn seals() {
         let always = SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
         let region = Region::create(&Backing::Anonymous, 8192).unwrap();
         let (exchanged, fd) = Region::exchange(8192).unwrap();
-        for (fd, seals) in [(region.share().unwrap(), always | SealFlags::FUTURE_WRITE), (fd, always)] {
-            assert_eq!(rustix::fs::fcntl_get_seals(&fd).unwrap(), seals);
+        let shared = File::from(region.share().unwrap());
+        assert_eq!(shared.metadata().unwrap().permissions().mode() & 0o7777, 0o600);
+        let map = MmapOptions::new().len(8192).map_raw(&shared);
+        assert_eq!(map.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        region.store(600, 7);
+        assert_eq!((region.give_back(4096..8192), region.load(600)), (4096, 0));
+        for fd in [shared.into(), fd] {
+            assert_eq!(rustix::fs::fcntl_get_seals(&fd).unwrap(), always);
             assert!(rustix::io::fcntl_getfd(&fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
         }
         assert_eq!(exchanged.share().unwrap_err().kind(), io::ErrorKind::Unsupported);
@@ -1137,7 +1240,7 @@ mod tests {
         // More if it is in huge pages.
         let bytes = region.bytes();
         let mut told = Vec::new();
-        region.touch(|done| told.push(done));
+        region.touch(0..region.bytes(), |done| told.push(done));
         assert_eq!(told, [64 << 20, bytes]);
         let blocks = File::from(region.share().unwrap()).metadata().unwrap().blocks();
         assert!(blocks == bytes / 512 || blocks == 0, "{blocks}");

@@ -3,7 +3,9 @@
 
 use crate::faults::{Rule, broken, kept};
 use crate::get::Get;
+use crate::hints::{Hinted, Hints};
 use crate::layout::geometry::{Geometry, Window};
+use crate::layout::hash::Hashed;
 use crate::layout::segment::{self, DirectoryEntry, HomeState, Named, Pending, entry_window, low};
 
 /// What a GET knows of its key's segment.
@@ -221,21 +223,23 @@ const REMEMBERED_MAX: usize = 1 << 20;
 
 /// The directory entries that a client remembers, as old as they may be. A reader of a table of one size
 /// has none, which costs nothing.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct KnownEntries(Option<Box<Remembered>>);
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Remembered {
     /// By prefix, with a bit above it.
     entries: rustc_hash::FxHashMap<u32, DirectoryEntry>,
     /// The depths of these entries, a bit for each.
     depths: u32,
+    /// Which table they are of.
+    generation: u64,
 }
 
 impl KnownEntries {
     /// The deepest entry known of a key.
     pub fn of(&self, directory: u32) -> Option<DirectoryEntry> {
-        let Remembered { entries, depths } = &**self.0.as_ref()?;
+        let Remembered { entries, depths, .. } = &**self.0.as_ref()?;
         let mut depths = *depths;
         while depths != 0 {
             let depth = depths.ilog2();
@@ -250,6 +254,26 @@ impl KnownEntries {
     /// So many bits the directory uses at least.
     pub fn bits(&self) -> u32 {
         self.0.as_ref().and_then(|remembered| remembered.depths.checked_ilog2()).unwrap_or(0)
+    }
+
+    /// Forgets all entries but those of this table.
+    #[inline]
+    pub fn keep(&mut self, geometry: &Geometry) {
+        if self.0.as_ref().is_some_and(|remembered| remembered.generation != geometry.generation()) {
+            self.0 = None;
+        }
+    }
+
+    /// The single slots to READ first.
+    #[inline]
+    pub fn hinted(&self, hints: &Hints, geometry: &Geometry, key: Hashed<'_>) -> Hinted {
+        if !geometry.grows() {
+            return hints.of(geometry, key, None);
+        }
+        match self.of(key.first().directory()) {
+            Some(entry) => hints.of(geometry, key, Some(entry.segment)),
+            None => Hinted::new(),
+        }
     }
 
     /// The machine that looks for a key.
@@ -272,12 +296,13 @@ impl KnownEntries {
     #[inline]
     pub fn learn(&mut self, get: &Get<'_>) {
         if let Some((directory, entry)) = get.learned() {
-            self.remember(directory, entry);
+            self.remember(get.geometry(), directory, entry);
         }
     }
 
-    fn remember(&mut self, directory: u32, entry: DirectoryEntry) {
-        let Remembered { entries, depths } = &mut **self.0.get_or_insert_default();
+    fn remember(&mut self, geometry: &Geometry, directory: u32, entry: DirectoryEntry) {
+        let Remembered { entries, depths, generation } = &mut **self.0.get_or_insert_default();
+        *generation = geometry.generation();
         if entries.len() >= REMEMBERED_MAX {
             entries.clear();
         }

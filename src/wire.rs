@@ -20,7 +20,7 @@
 //! Decoding takes any bytes. It gives a frame, asks for more bytes, or says what is wrong.
 
 use crate::layout::geometry::Geometry;
-use crate::outcome::{IndexCounts, PutError, PutMode, PutOutcome, SwapOutcome};
+use crate::outcome::{GrowthCounts, IndexCounts, PutError, PutMode, PutOutcome, SwapOutcome};
 use crate::snapshot::SaveStep;
 use bytemuck::{Pod, Zeroable};
 
@@ -64,6 +64,7 @@ mod op {
     pub const WAKE: u16 = 9;
     pub const SWAP: u16 = 10;
     pub const SNAPSHOT: u16 = 11;
+    pub const GROWTH: u16 = 12;
     pub const REPLY: u16 = 0x8000;
 }
 
@@ -84,6 +85,7 @@ mod status {
     pub const DIFFERS: u16 = 13;
     pub const SWAP_ABSENT: u16 = 14;
     pub const SNAPSHOT: u16 = 15;
+    pub const GROWTH: u16 = 16;
     pub const KEY_LENGTH: u16 = 100;
     pub const VALUE_LENGTH: u16 = 101;
     pub const FULL: u16 = 102;
@@ -146,6 +148,11 @@ pub enum Request<'a> {
         /// Asks for one more, too.
         begin: bool,
     },
+    /// Asks what a table that grows is made of.
+    Growth {
+        /// Has segments with few keys merged, too.
+        shrink: bool,
+    },
     /// Asks for a mailbox, which further requests may go through.
     Mailbox {
         /// The client's version of mailboxes.
@@ -204,6 +211,76 @@ impl ServerStats {
             clients,
             pid,
             incarnation,
+        }
+    }
+}
+
+/// [`GrowthCounts`] as a reply carries them: no longer than [`ServerStats`].
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct GrowthBody {
+    segments: u32,
+    segments_max: u32,
+    splitting: u32,
+    merging: u32,
+    depth: u32,
+    reserved: u32,
+    load_min_ppm: u32,
+    load_max_ppm: u32,
+    splits: u64,
+    merges: u64,
+    given_up: u64,
+    moved: u64,
+    refused: u64,
+    bytes_backed: u64,
+    bytes_max: u64,
+    bytes_returned: u64,
+}
+
+const _: () = assert!(size_of::<GrowthBody>() == 96 && size_of::<GrowthBody>() <= size_of::<ServerStats>());
+
+impl From<GrowthCounts> for GrowthBody {
+    fn from(counts: GrowthCounts) -> GrowthBody {
+        let short = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
+        GrowthBody {
+            segments: short(counts.segments),
+            segments_max: short(counts.segments_max),
+            splitting: short(counts.splitting),
+            merging: short(counts.merging),
+            depth: short(counts.depth),
+            reserved: 0,
+            load_min_ppm: short(counts.load_min_ppm),
+            load_max_ppm: short(counts.load_max_ppm),
+            splits: counts.splits,
+            merges: counts.merges,
+            given_up: counts.given_up,
+            moved: counts.moved,
+            refused: counts.refused,
+            bytes_backed: counts.bytes_backed,
+            bytes_max: counts.bytes_max,
+            bytes_returned: counts.bytes_returned,
+        }
+    }
+}
+
+impl From<GrowthBody> for GrowthCounts {
+    fn from(body: GrowthBody) -> GrowthCounts {
+        GrowthCounts {
+            segments: body.segments.into(),
+            segments_max: body.segments_max.into(),
+            depth: body.depth.into(),
+            load_min_ppm: body.load_min_ppm.into(),
+            load_max_ppm: body.load_max_ppm.into(),
+            splitting: body.splitting.into(),
+            merging: body.merging.into(),
+            splits: body.splits,
+            merges: body.merges,
+            given_up: body.given_up,
+            moved: body.moved,
+            refused: body.refused,
+            bytes_backed: body.bytes_backed,
+            bytes_max: body.bytes_max,
+            bytes_returned: body.bytes_returned,
         }
     }
 }
@@ -342,6 +419,8 @@ pub enum Reply {
     Stat(ServerStats),
     /// What became of its snapshots.
     Snapshot(SnapshotStatus),
+    /// What its table is made of, and what it did to grow and shrink.
+    Growth(GrowthCounts),
     /// The client has a mailbox. The descriptor of its memory comes with it.
     Mailbox {
         /// The server's version of mailboxes.
@@ -493,6 +572,7 @@ impl<'a> Request<'a> {
             Request::Get { key } => encode(out, op::GET, 0, id, &[key]),
             Request::Stat => encode(out, op::STAT, 0, id, &[]),
             Request::Snapshot { begin } => encode(out, op::SNAPSHOT, 0, id, &[&[u8::from(*begin)]]),
+            Request::Growth { shrink } => encode(out, op::GROWTH, 0, id, &[&[u8::from(*shrink)]]),
             Request::Mailbox { version } => encode(out, op::MAILBOX, 0, id, &[&version.to_le_bytes()]),
             Request::Wake => encode(out, op::WAKE, 0, id, &[]),
         }
@@ -517,6 +597,11 @@ impl<'a> Request<'a> {
             let (expected, value) = rest.split_at_checked(u16::from_le_bytes(*elen).into())?;
             Some(Request::Swap { key, expected, value })
         };
+        let flag = || match frame.body {
+            [0] => Ok(false),
+            [1] => Ok(true),
+            _ => Err(unfitting),
+        };
         match frame.op {
             op::HELLO => {
                 let hello: HelloBody = bytemuck::try_pod_read_unaligned(frame.body).map_err(|_| unfitting)?;
@@ -537,11 +622,8 @@ impl<'a> Request<'a> {
                 Ok(Request::Mailbox { version: u32::from_le_bytes(version) })
             }
             op::WAKE if frame.body.is_empty() => Ok(Request::Wake),
-            op::SNAPSHOT => match frame.body {
-                [0] => Ok(Request::Snapshot { begin: false }),
-                [1] => Ok(Request::Snapshot { begin: true }),
-                _ => Err(unfitting),
-            },
+            op::SNAPSHOT => Ok(Request::Snapshot { begin: flag()? }),
+            op::GROWTH => Ok(Request::Growth { shrink: flag()? }),
             op::STAT | op::WAKE => Err(unfitting),
             op => Err(WireError::Unknown { op, status: frame.status }),
         }
@@ -575,6 +657,7 @@ impl Reply {
             Reply::Value(None) => reply(status::ABSENT, &[]),
             Reply::Stat(stats) => reply(status::STAT, bytemuck::bytes_of(stats)),
             Reply::Snapshot(about) => reply(status::SNAPSHOT, bytemuck::bytes_of(about)),
+            Reply::Growth(counts) => reply(status::GROWTH, bytemuck::bytes_of(&GrowthBody::from(*counts))),
             Reply::Put(Err(error)) | Reply::Swapped(Err(error)) | Reply::Removed(Err(error)) => {
                 match *error {
                     PutError::KeyLength { given, max } => {
@@ -631,6 +714,10 @@ impl Reply {
             status::SNAPSHOT => {
                 Reply::Snapshot(bytemuck::try_pod_read_unaligned(frame.body).map_err(|_| unfitting)?)
             }
+            status::GROWTH => {
+                let body: GrowthBody = bytemuck::try_pod_read_unaligned(frame.body).map_err(|_| unfitting)?;
+                Reply::Growth(body.into())
+            }
             status::KEY_LENGTH => two().map(|(given, max)| {
                 Reply::Put(Err(PutError::KeyLength { given: given as usize, max: max as usize }))
             })?,
@@ -658,7 +745,7 @@ mod tests {
         /// Any bytes give a frame, ask for more, or are an error. A request that decodes encodes to
         /// itself.
         #[test]
-        fn any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200), op in 0u16..12, len in 0u32..64) {
+        fn any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200), op in 0u16..14, len in 0u32..64) {
             let mut framed = bytes.clone();
             if framed.len() >= HEAD {
                 framed[..4].copy_from_slice(&len.to_le_bytes());
@@ -699,6 +786,7 @@ mod tests {
             Reply::Value(None),
             Reply::Stat(ServerStats { keys: 1, pid: 2, ..Default::default() }),
             Reply::Snapshot(SnapshotStatus { every_ms: 1, failure: 2, ..Default::default() }),
+            Reply::Growth(GrowthCounts { segments: 1, bytes_backed: 2, ..Default::default() }),
             Reply::Put(Err(PutError::KeyLength { given: 0, max: 255 })),
             Reply::Put(Err(PutError::ValueLength { given: 100, max: 32 })),
             Reply::Put(Err(PutError::Full { keys: 9, slots: 10 })),
@@ -753,6 +841,8 @@ mod tests {
             ),
             (11, Request::Snapshot { begin: false }, b"\0"),
             (11, Request::Snapshot { begin: true }, b"\x01"),
+            (12, Request::Growth { shrink: false }, b"\0"),
+            (12, Request::Growth { shrink: true }, b"\x01"),
         ] {
             let id = 0x0102_0304_0506_0708;
             let expected = frame(op, 0, id, body);
@@ -796,6 +886,25 @@ mod tests {
             failed_ms: 11,
             failure: 12,
         };
+        let growth = GrowthCounts {
+            segments: 1,
+            segments_max: 2,
+            splitting: 3,
+            merging: 4,
+            depth: 5,
+            load_min_ppm: 6,
+            load_max_ppm: 7,
+            splits: 8,
+            merges: 9,
+            given_up: 10,
+            moved: 11,
+            refused: 12,
+            bytes_backed: 13,
+            bytes_max: 14,
+            bytes_returned: 15,
+        };
+        let halves = [1u32, 2, 3, 4, 5, 0, 6, 7].map(u32::to_le_bytes).concat();
+        let growth_body = [halves, (8..=15).flat_map(u64::to_le_bytes).collect()].concat();
         for (status, reply, body) in [
             (1, Reply::Welcome { version: 0x0102_0304 }, vec![4, 3, 2, 1]),
             (2, Reply::Put(Ok(PutOutcome::Inserted)), vec![]),
@@ -813,6 +922,7 @@ mod tests {
             (13, Reply::Swapped(Ok(SwapOutcome::Differs)), vec![]),
             (14, Reply::Swapped(Ok(SwapOutcome::Absent)), vec![]),
             (15, Reply::Snapshot(snapshots), (1..=12).flat_map(u64::to_le_bytes).collect()),
+            (16, Reply::Growth(growth), growth_body),
             (100, Reply::Put(Err(PutError::KeyLength { given: 300, max: 16 })), two(300, 16)),
             (101, Reply::Put(Err(PutError::ValueLength { given: 301, max: 17 })), two(301, 17)),
             (102, Reply::Put(Err(PutError::Full { keys: 12, slots: 13 })), two(12, 13)),
@@ -871,7 +981,7 @@ mod tests {
         let hello = |magic: &[u8; 8], more: usize| [&magic[..], &vec![0; more]].concat();
         for (op, status, body, expected) in [
             (0, 0, vec![], unknown(0, 0)),
-            (12, 3, vec![], unknown(12, 3)),
+            (13, 3, vec![], unknown(13, 3)),
             (0x8000, 6, vec![1], unknown(0x8000, 6)),
             (1, 0, hello(b"ONEREAD!", 8), unfitting(1, 16)),
             (1, 0, hello(b"ONEREAD?", 7), unfitting(1, 15)),
@@ -891,6 +1001,8 @@ mod tests {
             (11, 0, vec![], unfitting(11, 0)),
             (11, 0, vec![2], unfitting(11, 1)),
             (11, 0, vec![1, 0], unfitting(11, 2)),
+            (12, 0, vec![], unfitting(12, 0)),
+            (12, 0, vec![2], unfitting(12, 1)),
         ] {
             let bytes = frame(op, status, 1, &body);
             let decoded = decode(&bytes).unwrap().unwrap();
@@ -907,7 +1019,8 @@ mod tests {
             (0x8001, 6, 1, unknown(0x8001, 6)),
             (0x8000, 0, 0, unknown(0x8000, 0)),
             (0x8000, 15, 95, unfitting(0x8000, 95)),
-            (0x8000, 16, 0, unknown(0x8000, 16)),
+            (0x8000, 16, 95, unfitting(0x8000, 95)),
+            (0x8000, 17, 0, unknown(0x8000, 17)),
             (0x8000, 108, 4, unknown(0x8000, 108)),
             (0x8000, 106, 8, unfitting(0x8000, 8)),
             (0x8000, 1, 3, unfitting(0x8000, 3)),

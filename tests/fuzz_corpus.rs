@@ -44,6 +44,28 @@ fn slot_bytes() {
 }
 
 #[test]
+fn directory_bytes() {
+    all_pass("directory_bytes", |data| {
+        bodies::directory_bytes(data);
+    });
+}
+
+/// Inputs at random, in each test run: what a reader follows in a table that grows.
+#[test]
+fn directories_at_random() {
+    let tries = if std::env::var_os("ONEREAD_LONG").is_some() { 200_000 } else { 1_500 };
+    let (mut random, mut sum) = (Random::new(5), [0; 4]);
+    for nth in 0..tries {
+        let data: Vec<u8> = (0..random.pick(300)).map(|_| random.pick(256) as u8).collect();
+        let ended = catch_unwind(AssertUnwindSafe(|| bodies::directory_bytes(&data)));
+        let ends = ended.unwrap_or_else(|_| panic!("input {nth}: {data:?}"));
+        sum.iter_mut().zip(ends).for_each(|(sum, more)| *sum += more);
+    }
+    println!("hits, misses, errors, regions refused: {sum:?}");
+    assert!(sum.iter().all(|&n| n > 300), "{sum:?}");
+}
+
+#[test]
 fn superblock_bytes() {
     all_pass("superblock_bytes", bodies::superblock_bytes);
 }

@@ -1875,6 +1875,65 @@ fn serve_file(place: &Place, preset: &Preset) -> Server {
     Server::start(config).unwrap()
 }
 
+/// A server of a table that grows stops, in the middle of splits and merges, and the next one on its
+/// file knows all keys at once, and goes on. Readers go on throughout.
+#[test]
+fn a_table_that_grows_is_stopped_and_started_again() {
+    const STAY: u32 = 500;
+    on_every_family(|preset| {
+        let place = Place::new();
+        let size = TableSize::Growing { bytes_max: 8 << 20, segment_slots: Some(256) };
+        let serve = || {
+            let config = ServerConfig::new(place.address.clone(), table(preset).size(size))
+                .backing(Backing::File(place.file()))
+                .start(StartMode::OpenOrCreate);
+            Server::start(config).unwrap()
+        };
+        let mut server = Some(serve());
+        let mut client = place.client_with(Duration::from_secs(60), Duration::from_secs(5));
+        for n in 0..STAY {
+            client.put(&key(n, 16), &value(n.into(), 20)).unwrap();
+        }
+        let (stop, mut under_way, mut keys) = (AtomicBool::new(false), 0, u64::from(STAY));
+        std::thread::scope(|scope| {
+            let (mut reader, stop) = (client.clone(), &stop);
+            let reading = scope.spawn(move || {
+                for n in (0..).take_while(|_| !stop.load(Ordering::Relaxed)) {
+                    let n = n * 7 % (STAY + 50);
+                    let expected = (n < STAY).then(|| value(n.into(), 20));
+                    let absent = key(n + 1_000_000, 16);
+                    let asked = if n < STAY { key(n, 16) } else { absent };
+                    assert_eq!(reader.get(&asked).unwrap(), expected);
+                }
+            });
+            for round in 0..8u32 {
+                let range = STAY..STAY + 2_000;
+                // Up, and down again; a server stops while it is at it.
+                for n in range.skip(round as usize / 4 * 300).take(1_500) {
+                    let changed = if round % 2 == 0 {
+                        let outcome = || client.put(&key(n, 16), b"other").ok();
+                        u64::from(wait_for("a change", outcome) == PutOutcome::Inserted)
+                    } else {
+                        u64::from(wait_for("a change", || client.remove(&key(n, 16)).ok()))
+                    };
+                    keys = if round % 2 == 0 { keys + changed } else { keys - changed };
+                    let growth = server.as_ref().unwrap().index().growth();
+                    if n % 50 == 0 && growth.splitting + growth.merging > 0 {
+                        under_way += growth.splitting + growth.merging;
+                        server.take().unwrap().stop();
+                        let found = server.insert(serve()).recovered().unwrap();
+                        assert_eq!((found.handed_over, found.keys), (true, keys), "{}", preset.name);
+                    }
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+            reading.join().unwrap();
+        });
+        println!("{}: {under_way} splits and merges under way", preset.name);
+        assert!(under_way > 0, "{}", preset.name);
+    });
+}
+
 /// A server stops, and the next one on its file knows all keys at once. Readers go on throughout. A
 /// server killed right after its start has handed nothing over: the next one looks at every slot.
 #[test]

@@ -19,6 +19,11 @@ fn table() -> Config {
     Config::new().size(TableSize::Keys(4_000)).key_max(16).value_max(60)
 }
 
+/// The same, of a table that grows.
+fn growing() -> Config {
+    table().size(TableSize::Growing { bytes_max: 16 << 20, segment_slots: Some(512) })
+}
+
 struct Files {
     place: Place,
     snapshot: PathBuf,
@@ -204,13 +209,68 @@ fn another_layout_takes_the_keys() {
     });
 }
 
+/// A table that grows begins with a snapshot of any table, and any table with one of it: also of
+/// splits under way.
+#[test]
+fn tables_that_grow_are_saved_and_restored() {
+    const KEYS: u32 = 3_000;
+    let files = Files::new();
+    let config = |config: Config| files.config().table(config);
+    let server = Server::start(config(growing())).unwrap();
+    let mut client = files.client();
+    for n in 0..KEYS {
+        client.put(&key(n, 16), &value(n.into(), 30)).unwrap();
+        if n % 1_000 == 500 {
+            let about = made(&mut client);
+            assert_eq!((about.keys, keys(&files.snapshot).len() as u32), (u64::from(n) + 1, n + 1));
+        }
+    }
+    assert!(server.index().growth().segments > 4);
+    let saved = server.stop().saved.unwrap().unwrap();
+    assert_eq!((saved.keys, saved.damaged), (u64::from(KEYS), 0));
+    let terms = Snapshot::open(&files.snapshot).unwrap().terms();
+    assert_eq!(terms.bytes_max, Some(growing().geometry().unwrap().region_bytes()));
+    assert!(terms.main_slots > u64::from(KEYS), "{terms:?}");
+
+    let restored = |table: Config| {
+        fs::remove_file(&files.region).unwrap();
+        let server = Server::start(config(table)).unwrap();
+        assert_eq!(server.restored().unwrap().keys, u64::from(KEYS), "{table:?}");
+        let (mut reader, mut got) = (server.index().reader(), Vec::new());
+        let mut is_there =
+            |n: u32| reader.get_into(&key(n, 16), &mut got).unwrap() && got == value(n.into(), 30);
+        assert!((0..KEYS).all(&mut is_there));
+        let segments = server.index().growth().segments;
+        drop(reader);
+        // Snapshots of the last round's table are what the next one begins with.
+        server.index().put(&key(0, 16), &value(0, 30), oneread::PutMode::Upsert).unwrap();
+        assert_eq!(server.stop().saved.unwrap().unwrap().keys, u64::from(KEYS));
+        segments
+    };
+    on_every_preset(|preset| {
+        assert_eq!(restored(table().layout(preset.layout)), 0);
+        let small = TableSize::Growing { bytes_max: 16 << 20, segment_slots: Some(256) };
+        assert!(restored(growing().layout(preset.layout).size(small)) > 8);
+    });
+
+    // One that may not grow so far.
+    fs::remove_file(&files.region).unwrap();
+    for (bytes_max, is_said) in [(128 << 10, "slots at most"), (460 << 10, "the table was full")] {
+        let size = TableSize::Growing { bytes_max, segment_slots: Some(256) };
+        let error = with_causes(&Server::start(config(growing().size(size))).unwrap_err());
+        assert!(error.contains(is_said), "{error}");
+        assert!(!files.region.exists() && keys(&files.snapshot).len() as u32 == KEYS);
+    }
+}
+
 /// Serves with a snapshot every so often. Not a test by itself.
 #[test]
 #[ignore = "started by the other tests, in a process of its own"]
 fn server_child() {
     let Some(address) = told("ONEREAD_TEST_ADDRESS") else { return };
     let every = Duration::from_millis(told("ONEREAD_TEST_EVERY").unwrap().parse().unwrap());
-    let config = ServerConfig::new(address.parse().unwrap(), table())
+    let table = if told("ONEREAD_TEST_GROWS").is_some() { growing() } else { table() };
+    let config = ServerConfig::new(address.parse().unwrap(), table)
         .backing(Backing::File(told("ONEREAD_TEST_REGION").unwrap().into()))
         .start(StartMode::OpenOrCreate)
         .snapshots(Snapshots::new(told("ONEREAD_TEST_SNAPSHOT").unwrap()).every(every));
@@ -259,15 +319,15 @@ fn a_crash_costs_what_is_stated() {
     let mut numbers = Numbers(9);
     for round in 0..rounds {
         let files = Files::new();
-        let process = Process::start(
-            "server_child",
-            &[
-                ("ONEREAD_TEST_ADDRESS", files.place.address.to_string()),
-                ("ONEREAD_TEST_REGION", files.region.display().to_string()),
-                ("ONEREAD_TEST_SNAPSHOT", files.snapshot.display().to_string()),
-                ("ONEREAD_TEST_EVERY", EVERY.as_millis().to_string()),
-            ],
-        );
+        let grows = round % 3 > 0;
+        let mut told = vec![
+            ("ONEREAD_TEST_ADDRESS", files.place.address.to_string()),
+            ("ONEREAD_TEST_REGION", files.region.display().to_string()),
+            ("ONEREAD_TEST_SNAPSHOT", files.snapshot.display().to_string()),
+            ("ONEREAD_TEST_EVERY", EVERY.as_millis().to_string()),
+        ];
+        told.extend(grows.then(|| ("ONEREAD_TEST_GROWS", String::new())));
+        let process = Process::start("server_child", &told);
         let connect = || Client::connect_with(&files.place.address, patient().deadline(SOON / 30)).ok();
         let mut about = wait_for("the server", connect);
         let stop = AtomicBool::new(false);
@@ -294,7 +354,7 @@ fn a_crash_costs_what_is_stated() {
         });
         fs::remove_file(&files.region).unwrap();
         let began = Snapshot::open(&files.snapshot).unwrap().terms().began;
-        let server = files.serve();
+        let server = Server::start(files.config().table(if grows { growing() } else { table() })).unwrap();
         let restored = server.restored().unwrap();
         assert_eq!(restored.began, began);
         let cost = killed_at.duration_since(began).unwrap();
@@ -409,5 +469,54 @@ fn churn() {
             }
         });
         println!("{}: {} moves", preset.name, index.counts().moves - moves);
+    });
+}
+
+/// While snapshots are made one after the other, two threads make a table grow and shrink. Each
+/// snapshot has the keys that stay, once, with their values.
+#[test]
+fn churn_of_a_table_that_grows() {
+    const STAY: u32 = 2_000;
+    const MOST: u32 = 8_000;
+    on_every_preset(|preset| {
+        let dir = tempfile::tempdir().unwrap();
+        let config = config(preset, 512, 16, 60, 11).size(growing().size);
+        let index = index(&config, oneread::Clock::System);
+        let put = |n: u32| {
+            index.put(&key(n, 16), &value(u64::from(n), 30), oneread::PutMode::Upsert).unwrap();
+        };
+        (0..STAY).for_each(put);
+        let stop = AtomicBool::new(false);
+        let mut snapshots = 0;
+        std::thread::scope(|scope| {
+            for lane in 0..2 {
+                let (index, stop) = (&index, &stop);
+                scope.spawn(move || {
+                    let all = || (STAY..MOST).filter(|n| n % 2 == lane);
+                    while !stop.load(Ordering::Relaxed) {
+                        all().take_while(|_| !stop.load(Ordering::Relaxed)).for_each(put);
+                        for n in all().take_while(|_| !stop.load(Ordering::Relaxed)) {
+                            index.remove(&key(n, 16)).unwrap();
+                        }
+                        index.shrink();
+                    }
+                });
+            }
+            let _stopper = Stop(&stop);
+            let until = Instant::now() + Duration::from_millis(500);
+            while Instant::now() < until || snapshots < 3 {
+                let path = dir.path().join("snapshot");
+                let saved = index.save(&path, &mut |_, _| true).unwrap();
+                assert_eq!(saved.damaged, 0);
+                let there = keys(&path);
+                let missing = (0..STAY).filter(|&n| !there.contains_key(&key(n, 16))).count();
+                assert_eq!(missing, 0, "{missing} keys that stay are missing");
+                let known = (0..MOST).filter(|&n| there.get(&key(n, 16)) == Some(&value(n.into(), 30)));
+                assert_eq!(known.count(), there.len(), "a key or value that nobody put");
+                snapshots += 1;
+            }
+        });
+        println!("{}: {snapshots} snapshots, {:?}", preset.name, index.growth());
+        assert!(index.growth().splits > 10);
     });
 }

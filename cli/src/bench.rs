@@ -1,6 +1,6 @@
 //! `bench`: the time of a GET and of an insert, compared with bare memory and with maps in one
 //! process. `bench rpc` compares GETs by READ with GETs that the server does. `bench kill` kills
-//! servers.
+//! servers. `bench grow` lets a table grow and shrink.
 //!
 //! On one machine, the comparison is fair as far as it can be: rounds of all contestants alternate,
 //! and medians are reported. The in-process maps do less: their readers share a process with their
@@ -8,7 +8,7 @@
 
 use super::child::{Fabric, ServerChild};
 use super::measure::{KEY_BYTES, VALUE_BYTES, key, machine, median, value};
-use super::{curve, kill, rpc, show};
+use super::{curve, grow, kill, rpc, show};
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
 use comfy_table::{Attribute, Cell};
@@ -32,6 +32,7 @@ use std::time::Instant;
   oneread bench get --keys 100000 --json
   oneread bench rpc --connections 1,4,16
   oneread bench kill
+  oneread bench grow
 
 `get`: one thread reads present keys of 16 bytes with values of 32, at random.
   bare, one after the other
@@ -65,6 +66,8 @@ enum What {
     Curve(curve::CurveOfSizes),
     Rpc(rpc::Rpc),
     Kill(kill::Kill),
+    Grow(grow::Grow),
+    GrowReader(grow::reader::GrowReader),
 }
 
 #[derive(Debug, Args)]
@@ -134,6 +137,8 @@ impl Bench {
             What::Curve(curve) => curve.run(),
             What::Rpc(rpc) => rpc.run(),
             What::Kill(kill) => kill.run(),
+            What::Grow(grow) => grow.run(),
+            What::GrowReader(reader) => reader.run(),
         }
     }
 }

@@ -1,7 +1,8 @@
 //! `demo`: a first demonstration. A server process loads real data and is stopped; the client still
-//! reads the data.
+//! reads the data. Then another server's table grows while it is read.
 
 use super::child::{Fabric, ServerChild};
+use super::growth_act::{self, GrowthOutcome};
 use super::{show, status};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -13,7 +14,8 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
-/// Load the names of all Unicode characters, stop the server, and still read them all
+/// Load the names of all Unicode characters, stop the server, and still read them all; then read a
+/// table while it grows tenfold
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES
   oneread demo
@@ -22,7 +24,7 @@ use std::time::{Duration, Instant};
       the same over an RDMA device (built with --features verbs)
 
 Takes some seconds, and stops everything that it starts. Exit status 1 if any
-key was missed or any value was wrong.")]
+key was missed, any value was wrong, or any GET failed while the table grew.")]
 pub struct Demo {
     /// How often every key is read with each GET timed, and then again without timing [default: 20;
     /// over verbs 1]
@@ -61,6 +63,7 @@ struct Outcome {
     gets_while_updating: u64,
     torn_retries: u64,
     moved_retries: u64,
+    growth: GrowthOutcome,
 }
 
 /// How long a put waits for the stopped server, if connecting takes much less.
@@ -127,13 +130,33 @@ impl Demo {
             show::counted(outcome.gets_while_updating, "GET"),
             show::counted(outcome.torn_retries, "GET")
         ))?;
+        // Its folder is the next server's.
+        drop((client, hasty, server));
+
+        tell(&show::bold("Another server begins small, and its table grows tenfold while we read it."))?;
+        outcome.growth = growth_act::run(self.fabric, &names)?;
+        let growth = &outcome.growth;
+        tell(&growth.picture())?;
+        tell(&format!(
+            "  {} keys became {} in {:.1} s, by {}. {} meanwhile:\n  \
+             {} failed, {} missed, {} with a wrong value. READs per GET: {:.3}.\n",
+            show::count(growth.keys_before),
+            show::count(growth.keys),
+            growth.seconds,
+            show::counted(growth.splits, "split"),
+            show::counted(growth.gets, "GET"),
+            growth.failed,
+            growth.missed,
+            growth.wrong,
+            growth.reads_per_get,
+        ))?;
         if self.json {
             show::say(serde_json::to_string(&outcome)?)?;
         } else {
             show::say(outcome.table())?;
             show::say("Next: `oneread serve`, `oneread put KEY VALUE`, `oneread get KEY`.")?;
         }
-        Ok(status(outcome.missed == 0 && outcome.wrong == 0))
+        Ok(status(outcome.missed == 0 && outcome.wrong == 0 && outcome.growth.is_well()))
     }
 }
 
@@ -169,11 +192,15 @@ impl Outcome {
         row("GETs", show::rate(self.gets_per_s), "one thread");
         row("server CPU meanwhile", format!("{} ms", self.server_cpu_ms), "from /proc, the server stopped");
         row("torn reads noticed", n(self.torn_retries), "looked again, while the server updated");
+        let growth = &self.growth;
+        row("GET while it grew, median", ns(growth.p50_ns), "beside the thread that puts");
+        row("GET while it grew, 99 %", ns(growth.p99_ns), "");
         table
     }
 }
 
-type Named = (Vec<u8>, String);
+/// A key and its value.
+pub type Named = (Vec<u8>, String);
 
 /// `U+0041` and `LATIN CAPITAL LETTER A`, for every character that has a name of its own.
 /// Ideographs and Hangul syllables are left out: their names are made from their numbers by rule.

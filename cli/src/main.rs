@@ -9,6 +9,8 @@ mod data;
 mod demo;
 mod doctor;
 mod frontier;
+mod grow;
+mod growth_act;
 mod kill;
 mod layouts;
 mod manual;
@@ -22,6 +24,7 @@ mod rpc;
 mod secret;
 mod serve;
 mod show;
+mod shrink;
 mod snapshot;
 mod stat;
 mod users;
@@ -45,7 +48,7 @@ use std::time::Duration;
     version,
     after_help = "EXAMPLES
   oneread demo                   the first minute: watch it work on real data
-  oneread serve &                serve a million keys at the default address
+  oneread serve &                serve a table at the default address
   oneread put greeting hello     the server executes this
   oneread get greeting           the client alone: the server is not asked
   oneread load words.tsv         many keys from a file
@@ -72,6 +75,7 @@ enum Command {
     Snapshot(snapshot::Take),
     Restore(snapshot::Restore),
     Stat(stat::Stat),
+    Shrink(shrink::Shrink),
     Inspect(stat::Inspect),
     Regions(regions::Regions),
     Layouts(layouts::Layouts),
@@ -125,6 +129,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Snapshot(command) => command.run(),
         Command::Restore(command) => command.run(),
         Command::Stat(command) => command.run(),
+        Command::Shrink(command) => command.run(),
         Command::Inspect(command) => command.run(),
         Command::Regions(command) => command.run(),
         Command::Layouts(command) => command.run(),

@@ -84,16 +84,18 @@ fn svg(height: u32, paint: impl FnOnce(&Area<'_>) -> Painted<'static>) -> Result
 
 /// One side of a picture: values to pixels, linear or by their logarithm.
 #[derive(Clone, Copy)]
-struct Axis {
-    low: f64,
-    high: f64,
-    from: i32,
-    to: i32,
-    log: bool,
+pub struct Axis {
+    pub low: f64,
+    pub high: f64,
+    /// Pixels.
+    pub from: i32,
+    pub to: i32,
+    /// By its logarithm.
+    pub log: bool,
 }
 
 impl Axis {
-    fn at(&self, value: f64) -> i32 {
+    pub fn at(&self, value: f64) -> i32 {
         let of = |v: f64| if self.log { v.max(1e-12).log10() } else { v };
         let share = (of(value) - of(self.low)) / (of(self.high) - of(self.low)).max(1e-12);
         self.from + (share.clamp(0.0, 1.0) * f64::from(self.to - self.from)).round() as i32
@@ -113,7 +115,7 @@ impl Axis {
     }
 }
 
-fn line<'a>(area: &Area<'a>, points: Vec<(i32, i32)>, color: RGBColor, width: u32) -> Painted<'a> {
+pub(super) fn line<'a>(area: &Area<'a>, points: Vec<(i32, i32)>, color: RGBColor, width: u32) -> Painted<'a> {
     area.draw(&PathElement::new(points, color.stroke_width(width)))
 }
 
@@ -174,7 +176,7 @@ fn staircase<'a>(area: &Area<'a>, drawn: &Drawn<'_>, color: RGBColor) -> Painted
 }
 
 /// Lines for the ticks of both axes, and their values.
-fn frame<'a>(
+pub(super) fn frame<'a>(
     area: &Area<'a>,
     x: Axis,
     y: Axis,
@@ -195,7 +197,7 @@ fn frame<'a>(
 }
 
 /// Writes labels at the right, each near its line's end, none over another.
-fn labels<'a>(area: &Area<'a>, x: i32, mut ends: Vec<(i32, String, RGBColor)>) -> Painted<'a> {
+pub(super) fn labels<'a>(area: &Area<'a>, x: i32, mut ends: Vec<(i32, String, RGBColor)>) -> Painted<'a> {
     ends.sort_by_key(|end| end.0);
     let mut free = i32::MIN;
     for (y, label, color) in ends {

@@ -119,7 +119,13 @@ fn look(path: &Path) -> Result<Found> {
     let name = path.display();
     let about = path.symlink_metadata().with_context(|| format!("looking at {name}"))?;
     ensure!(about.is_file(), "{name} is no file; name a file that `oneread serve` made");
-    Ok(Found { path: path.into(), bytes: about.len(), owner: about.uid(), inside: look_inside(path) })
+    // A table that grows has a file that is longer than what it takes.
+    Ok(Found {
+        path: path.into(),
+        bytes: about.blocks() * 512,
+        owner: about.uid(),
+        inside: look_inside(path),
+    })
 }
 
 fn look_inside(path: &Path) -> Result<(bool, u64)> {

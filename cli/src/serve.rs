@@ -11,22 +11,54 @@ use oneread::place;
 use oneread::region::{Backing, Region};
 use oneread::verbs::Wait;
 use oneread::{
-    Address, Config, Geometry, Layout, ServeError, Server, ServerConfig, Snapshots, StartMode, StartProgress,
-    StartStep, TableSize, Token,
+    Address, Config, Geometry, Layout, MemoryShare, ServeError, Server, ServerConfig, Snapshots, StartMode,
+    StartProgress, StartStep, TableSize, Token,
 };
 use rustix::fs::OFlags;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+
+/// A number of bytes as in 512MiB, 8GiB, 8G; a number alone is bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct ByteSize(u64);
+
+impl FromStr for ByteSize {
+    type Err = String;
+
+    fn from_str(given: &str) -> Result<ByteSize, String> {
+        let (number, unit) = given.split_at(given.find(|c: char| !c.is_ascii_digit()).unwrap_or(given.len()));
+        let unit: u64 = match unit.trim_start().to_ascii_lowercase().as_str() {
+            "" | "b" => 1,
+            "k" | "kib" => 1 << 10,
+            "m" | "mib" => 1 << 20,
+            "g" | "gib" => 1 << 30,
+            "t" | "tib" => 1 << 40,
+            "kb" => 1_000,
+            "mb" => 1_000_000,
+            "gb" => 1_000_000_000,
+            "tb" => 1_000_000_000_000,
+            _ => return Err("give a size as in 512MiB, 8GiB, 1TiB".into()),
+        };
+        let bytes = number.parse().ok().and_then(|number: u64| number.checked_mul(unit));
+        bytes
+            .filter(|bytes| (1..=1 << 56).contains(bytes))
+            .map(ByteSize)
+            .ok_or_else(|| "give a size as in 512MiB, 8GiB, 1TiB; more than 0".into())
+    }
+}
 
 /// Serve a table until SIGINT or SIGTERM
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES
-  oneread serve                   a million keys, at this user's address
-  oneread serve --capacity 50000000 --value-max 32  more keys, shorter values
+  oneread serve                   a table that grows, at this user's address
+  oneread serve --max-memory 8GiB     the most that it may take
+  oneread serve --capacity 50000000 --value-max 32
+      a table of one size, for so many keys with short values
   oneread serve --layout windowed:16 --at shm:/tmp/a.sock
   oneread serve --anonymous       memory that is freed with the server
   oneread serve --fresh           forget the table that was there
@@ -35,6 +67,13 @@ use std::time::Duration;
   oneread serve --restore /backup/t.snap   a new table with these keys
   ONEREAD_TOKEN=secret oneread serve --at verbs://0.0.0.0:7471
       over RDMA (built with --features verbs)
+
+Without a size, the table begins with a few MiB, and grows and shrinks with its
+keys while it is read, up to --max-memory. The first line says how much that is.
+If the system has no more memory, a put that needs some fails, and all else goes
+on. `oneread stat` shows how far the table has grown; `oneread shrink` gives
+memory back. With --capacity or --slots, the table has that size, all of it is
+taken at once, and a full table is an error.
 
 The table is in a file in memory (/dev/shm). It survives a restart of the
 server, but not a reboot. With --region on a disk it also survives a clean
@@ -47,6 +86,10 @@ then, while it goes on serving. A new table begins with the keys of that file.
 So a crash of the machine costs at most the changes of that time, and of the
 time that one snapshot takes (`oneread stat`).
 
+Over verbs memory is registered with the device as the table takes it, in chunks
+of 16 MiB and more, and stays in memory that cannot be swapped. `ulimit -l` must
+allow the whole table.
+
 Connected clients on this host go on reading while the server is away, until
 their lease ends (10 s by default). Over verbs they cannot.
 
@@ -57,10 +100,14 @@ pub struct Serve {
     /// How keys are placed, as in windowed:8, pilaf, hopscotch:farm [default: windowed:8]
     #[arg(long, value_name = "NAME")]
     layout: Option<Layout>,
-    /// Number of keys that the table has room for [default: 1000000]
+    /// The most memory that the table may take, as in 512MiB, 8GiB: it grows with its keys [default: half
+    /// of this machine's, or less where limits or free space say so]
+    #[arg(long, value_name = "SIZE", conflicts_with_all = ["capacity", "slots"])]
+    max_memory: Option<ByteSize>,
+    /// A table of one size: the number of keys that it has room for
     #[arg(long, value_name = "KEYS", conflicts_with = "slots")]
     capacity: Option<u64>,
-    /// Number of main slots, instead of a capacity in keys
+    /// A table of one size: the number of its main slots
     #[arg(long, value_name = "N")]
     slots: Option<u64>,
     /// Longest key in bytes, up to 255 [default: 32]
@@ -75,8 +122,8 @@ pub struct Serve {
     /// The file that holds the table [default: in /dev/shm/oneread-UID, by the address]
     #[arg(long, value_name = "PATH", conflicts_with_all = ["anonymous", "huge_pages"])]
     region: Option<PathBuf>,
-    /// Hold the table in memory without a file, in huge pages where some are reserved; it is gone with
-    /// the server
+    /// Hold the table in memory without a file, in huge pages if enough are reserved for all that it may
+    /// take; it is gone with the server
     #[arg(long, conflicts_with = "huge_pages")]
     anonymous: bool,
     /// The same in pages of 2 MiB, or not at all: the administrator must have reserved enough
@@ -159,6 +206,9 @@ pub fn region_file(address: &Address) -> PathBuf {
     place::regions().join(format!("{hash:016x}.region"))
 }
 
+/// Less memory is not worth a table that nobody has given a size.
+const LEAST: u64 = 4 << 20;
+
 impl Serve {
     pub fn run(self) -> Result<ExitCode> {
         if self.die_with_parent {
@@ -185,7 +235,16 @@ impl Serve {
         let is_taken_over =
             matches!(&backing, Backing::File(path) if path.metadata().is_ok_and(|about| about.len() > 0));
         let base = if is_taken_over { None } else { base? };
-        let config = self.config(base.unwrap_or_default());
+        let share = if is_taken_over || base.is_some() { None } else { self.default_share(&backing)? };
+        let base = match (base, &share) {
+            (Some(base), _) => base,
+            (None, Some(share)) => Config::new().size(TableSize::up_to(share.bytes)),
+            (None, None) => Config::new(),
+        };
+        let config = self.config(base);
+        if is_over_verbs(&address) && !is_taken_over {
+            check_locked_memory(&config)?;
+        }
         let how = ServerConfig::new(address, config)
             .backing(backing.clone())
             .start(StartMode::OpenOrCreate)
@@ -214,9 +273,13 @@ impl Serve {
         let how = how.herd(self.herd);
         raise_descriptors(self.clients_max);
         let server = Server::start(how).map_err(advise)?;
-        self.announce(&server, &backing)?;
+        self.announce(&server, &backing, share)?;
         signals.forever().next();
-        let (address, bytes) = (server.address().clone(), server.index().region().bytes());
+        let address = server.address().clone();
+        let bytes = match server.growth().segments {
+            0 => server.index().region().bytes(),
+            _ => server.growth().bytes_backed,
+        };
         let stopped = server.stop();
         if let Backing::File(path) = &backing
             && !self.json
@@ -247,13 +310,46 @@ impl Serve {
         self.restore.as_deref().or(own)
     }
 
+    /// How much a table may take of which the user has not said how large it may be. `None`: the user
+    /// has, or it has one size.
+    fn default_share(&self, backing: &Backing) -> Result<Option<MemoryShare>> {
+        let is_sized = self.slots.is_some() || self.capacity.is_some() || self.max_memory.is_some();
+        if is_sized {
+            return Ok(None);
+        }
+        let mut share = backing.default_share().context(
+            "the system does not say how much memory there is; say how much the table may take, by --max-memory",
+        )?;
+        let mut mend = match backing {
+            Backing::HugePages => "reserve more (sysctl vm.nr_hugepages=N), or leave --huge-pages out",
+            Backing::File(_) => "make room, or name a file elsewhere with --region",
+            _ => "make room, or raise the limit",
+        };
+        if is_over_verbs(&self.at.address())
+            && let Some(limit) = super::doctor::locked_memory_max().map(|limit| limit / 10 * 9)
+            && limit < share.bytes
+        {
+            share.bytes = limit;
+            share.part = "nine tenths of what this process may lock in memory (ulimit -l)".into();
+            mend = "raise the limit (`oneread doctor` says how)";
+        }
+        ensure!(
+            share.bytes >= LEAST,
+            "there is no memory for a table: {} is {}; {mend}",
+            share.part,
+            show::bytes(share.bytes),
+        );
+        Ok(Some(share))
+    }
+
     /// `base` with the options that the user gave.
     fn config(&self, base: Config) -> Config {
         Config::new()
             .layout(self.layout.unwrap_or(base.layout))
-            .size(match (self.slots, self.capacity) {
-                (Some(n), _) => TableSize::Slots(n),
-                (_, Some(n)) => TableSize::Keys(n),
+            .size(match (self.slots, self.capacity, self.max_memory) {
+                (Some(n), _, _) => TableSize::Slots(n),
+                (_, Some(n), _) => TableSize::Keys(n),
+                (_, _, Some(ByteSize(n))) => TableSize::up_to(n),
                 _ => base.size,
             })
             .key_max(self.key_max.unwrap_or(base.key_max))
@@ -310,7 +406,7 @@ impl Serve {
                 .value_max(has.value_max())
                 .grace(has.grace()),
         );
-        let asked_slots = asked.geometry()?.main_slots();
+        let asked_for = asked.geometry()?;
         let mut differ = Vec::new();
         let mut compare = |what: &str, has: String, asked: String| {
             if has != asked {
@@ -318,8 +414,8 @@ impl Serve {
             }
         };
         compare("layout", has.layout().to_string(), asked.layout.to_string());
-        if self.slots.is_some() || self.capacity.is_some() {
-            compare("main slots", has.main_slots().to_string(), asked_slots.to_string());
+        if self.slots.is_some() || self.capacity.is_some() || self.max_memory.is_some() {
+            compare("size", size_of(has), size_of(&asked_for));
         }
         compare("key-max", has.key_max().to_string(), asked.key_max.to_string());
         compare("value-max", has.value_max().to_string(), asked.value_max.to_string());
@@ -333,9 +429,10 @@ impl Serve {
         Ok(())
     }
 
-    fn announce(&self, server: &Server, backing: &Backing) -> Result<()> {
+    fn announce(&self, server: &Server, backing: &Backing, share: Option<MemoryShare>) -> Result<()> {
         let index = server.index();
         let geometry = index.geometry();
+        let growth = index.growth();
         let where_to = backing.to_string();
         if self.json {
             let restored = server
@@ -352,6 +449,9 @@ impl Serve {
                 "slots": geometry.slots(),
                 "slot_bytes": geometry.shape().bytes(),
                 "region_bytes": geometry.region_bytes(),
+                "segments_max": geometry.segments_max(),
+                "bytes_backed": index.region().backed_bytes(),
+                "max_memory_is": share.as_ref().map(|share| &share.part),
                 "region": where_to,
                 "key_max": geometry.key_max(),
                 "value_max": geometry.value_max(),
@@ -385,15 +485,47 @@ impl Serve {
                 text
             }
         };
+        let size = if geometry.grows() {
+            let part = share.map_or(String::new(), |share| format!(" ({})", share.part));
+            let backed = show::bytes(growth.bytes_backed);
+            format!("grows up to {}{part}, {backed} so far", show::bytes(geometry.region_bytes()))
+        } else {
+            format!("{} slots, {}", show::count(geometry.slots()), show::bytes(geometry.region_bytes()))
+        };
         Ok(show::say(format_args!(
-            "serving {} at {}: {} slots of {} bytes, {} in {where_to}, {found}",
+            "serving {} at {}: {size}, slots of {} bytes, in {where_to}, {found}",
             geometry.layout(),
             server.address(),
-            show::count(geometry.slots()),
             geometry.shape().bytes(),
-            show::bytes(geometry.region_bytes()),
         ))?)
     }
+}
+
+/// How large a table is, as it was asked for.
+fn size_of(geometry: &Geometry) -> String {
+    if geometry.grows() {
+        let (bytes, segments) = (geometry.region_bytes(), geometry.segments_max());
+        format!("up to {} ({})", show::bytes(bytes), show::counted(segments, "segment"))
+    } else {
+        format!("{} main slots", geometry.main_slots())
+    }
+}
+
+/// Whether memory is registered with a device. A build without devices says so later.
+fn is_over_verbs(address: &Address) -> bool {
+    cfg!(feature = "verbs") && !matches!(address, Address::Shm(_))
+}
+
+/// Checks that all of a table may be locked in memory, before any of it is taken.
+fn check_locked_memory(config: &Config) -> Result<()> {
+    let need = config.geometry()?.region_bytes();
+    if let Some(limit) = super::doctor::locked_memory_max().filter(|limit| *limit < need) {
+        anyhow::bail!(
+            "over verbs a table is locked in memory: up to {}, and this process may lock only {limit} bytes; raise the limit (ulimit -l, or LimitMEMLOCK= in a systemd unit; `oneread doctor` says how), or serve less, by --max-memory or --capacity",
+            show::bytes(need),
+        );
+    }
+    Ok(())
 }
 
 /// Shows the progress of steps that take long enough to be seen.
@@ -464,6 +596,9 @@ fn advise(error: ServeError) -> anyhow::Error {
     let advice = match error {
         ServeError::NoRoom { fits: TableSize::Keys(n), .. } => format!("serve less, by --capacity {n}"),
         ServeError::NoRoom { fits: TableSize::Slots(n), .. } => format!("serve less, by --slots {n}"),
+        ServeError::NoRoom { fits: TableSize::Growing { bytes_max, .. }, .. } => {
+            format!("allow less, by --max-memory {bytes_max}")
+        }
         error => return error.into(),
     };
     anyhow::Error::from(error).context(advice)
@@ -479,5 +614,33 @@ fn raise_descriptors(clients_max: usize) {
         show::complain(format_args!(
             "oneread: this process may have {limit} file descriptors, fewer than --clients-max {clients_max}; raise the limit (ulimit -Hn)"
         ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_units() {
+        let parsed = |text: &str| text.parse::<ByteSize>().ok().map(|size| size.0);
+        for (text, bytes) in [
+            ("4096", 4096),
+            ("1b", 1),
+            ("512MiB", 512 << 20),
+            ("8GiB", 8 << 30),
+            ("8g", 8 << 30),
+            ("8 gib", 8 << 30),
+            ("2TiB", 2 << 40),
+            ("16k", 16 << 10),
+            ("3MB", 3_000_000),
+            ("1GB", 1_000_000_000),
+        ] {
+            assert_eq!(parsed(text), Some(bytes), "{text}");
+        }
+        for bad in ["", "GiB", "0", "0GiB", "-1G", "1.5GiB", "8 giga", "8GiBs", "99999999999TiB", "1e9", "8%"]
+        {
+            assert_eq!(parsed(bad), None, "{bad}");
+        }
     }
 }

@@ -410,10 +410,13 @@ fn checked(snapshot: &Snapshot) -> Result<SnapshotContent> {
 /// The table that a snapshot is of, with room for its keys. `layout` is the one that the user wants.
 pub fn config_for(path: &Path, layout: Option<oneread::Layout>) -> Result<Config> {
     let snapshot = Snapshot::open(path)?;
-    let SnapshotTerms { main_slots, key_max, value_max, grace, .. } = snapshot.terms();
+    let SnapshotTerms { main_slots, bytes_max, key_max, value_max, grace, .. } = snapshot.terms();
     let own = snapshot.terms().layout;
     let config =
         Config::new().layout(layout.unwrap_or(own)).key_max(key_max).value_max(value_max).grace(grace);
+    if let Some(bytes_max) = bytes_max {
+        return Ok(config.size(TableSize::up_to(bytes_max)));
+    }
     let keys = snapshot.content().keys.max(1);
     if layout.is_some_and(|layout| layout != own) {
         return Ok(config.size(TableSize::Keys(keys.max(main_slots))));
@@ -436,6 +439,27 @@ mod tests {
         }
         for bad in ["", "s", "0", "0ms", "-1s", "1.5s", "1d", "5 s", "99999999999999999999", "9999999h"] {
             assert_eq!(parsed(bad), None, "{bad}");
+        }
+    }
+
+    /// A snapshot of a table that grows is served as one that may grow as far.
+    #[test]
+    fn a_table_that_grows_is_restored_as_one() {
+        let path = std::env::temp_dir().join(format!("oneread-grows-{}.snap", std::process::id()));
+        for size in [TableSize::up_to(64 << 20), TableSize::Slots(5_000)] {
+            let geometry = Config::new().size(size).value_max(20).geometry().unwrap();
+            let region = oneread::Region::private(geometry.region_bytes());
+            let index = oneread::Index::create(region, geometry.clone(), oneread::Clock::System).unwrap();
+            index.put(b"key", b"value", PutMode::Upsert).unwrap();
+            index.save(&path, &mut |_, _| true).unwrap();
+            let again = config_for(&path, None).unwrap().geometry().unwrap();
+            assert_eq!(
+                (again.region_bytes(), again.segments_max(), again.value_max()),
+                (geometry.region_bytes(), geometry.segments_max(), 20)
+            );
+        }
+        for path in [path.clone(), path.with_extension("snap.lock")] {
+            std::fs::remove_file(path).unwrap();
         }
     }
 }

@@ -1,18 +1,20 @@
 //! `stat` and `inspect`: the server's counters, and the content of the region.
 
-use super::{At, Server, serve, show, snapshot};
+use super::snapshot::{self, Period};
+use super::{At, Server, serve, show};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use comfy_table::{Attribute, Cell, Color};
-use oneread::inspect::{Inspector, Occupancy, SlotReport};
+use oneread::inspect::{Inspector, KeyReport, Occupancy, SlotReport};
 use oneread::layout::control::Phase;
 use oneread::layout::geometry::Geometry;
 use oneread::layout::slot::Torn;
 use oneread::layout::superblock::Superblock;
 use oneread::region::Region;
-use oneread::{Client, ClientOptions, ConnectError};
+use oneread::{Client, ClientOptions, ConnectError, GrowthCounts, ServerStats, SnapshotStatus};
 use serde_json::json;
 use std::fs::File;
+use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -21,8 +23,11 @@ use std::time::Duration;
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES
   oneread stat
+  oneread stat --watch            again every second, until Ctrl-C
   oneread stat --json | jq .server.keys
+  oneread stat --json | jq .growth           segments, loads, splits, memory
   oneread stat --json | jq .snapshots.last   when the last snapshot was made
+  oneread stat --json --watch 10s > log      one object a line
 
 The server answers this command. `oneread inspect` looks into the table without
 the server.")]
@@ -30,63 +35,152 @@ pub struct Stat {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    /// Ask again every so often, as in 500ms, 1s, 5m
+    #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "1s")]
+    watch: Option<Period>,
     #[command(flatten)]
     server: Server,
+}
+
+/// What a server says of itself.
+struct Told {
+    stats: ServerStats,
+    growth: GrowthCounts,
+    snapshots: SnapshotStatus,
 }
 
 impl Stat {
     pub fn run(self) -> Result<ExitCode> {
         let mut client = self.server.connect()?;
-        let stats = client.server_stats()?;
-        let snapshots = client.snapshot_status()?;
+        let is_screen = io::stdout().is_terminal() && !self.json;
+        loop {
+            let told = Told {
+                stats: client.server_stats()?,
+                growth: client.growth()?,
+                snapshots: client.snapshot_status()?,
+            };
+            let told =
+                if self.json { told.json(&client).to_string() } else { told.table(&client).to_string() };
+            let Some(Period(every)) = self.watch else {
+                show::say(told)?;
+                return Ok(ExitCode::SUCCESS);
+            };
+            // Over what was shown before, without a blank screen between.
+            let lines: Vec<_> = told.lines().map(|line| format!("{line}\x1b[K")).collect();
+            show::say(if is_screen { format!("\x1b[H{}\x1b[J", lines.join("\n")) } else { told })?;
+            std::thread::sleep(every);
+        }
+    }
+}
+
+impl Told {
+    fn load(&self) -> f64 {
+        self.stats.keys as f64 / self.stats.slots as f64
+    }
+
+    fn json(&self, client: &Client) -> serde_json::Value {
+        let Told { stats, growth, snapshots } = self;
         let geometry = client.geometry();
         let inspector = client.region().map(|region| Inspector::new(region, geometry));
-        let load = stats.keys as f64 / stats.slots as f64;
-        if self.json {
-            show::say(json!({
-                "address": client.address().to_string(),
-                "server": {
-                    "pid": stats.pid,
-                    "incarnation": stats.incarnation,
-                    "clients": stats.clients,
-                    "keys": stats.keys,
-                    "load": load,
-                    "inserts": stats.inserts,
-                    "updates": stats.updates,
-                    "removes": stats.removes,
-                    "moves": stats.moves,
-                    "homings": stats.homings,
-                    "waits": stats.waits,
-                    "slots": stats.slots,
-                },
-                "snapshots": snapshot::json(&snapshots),
-                "geometry": geometry_json(geometry),
-                "region": inspector.map(|inspector| {
-                    json!({ "phase": phase(inspector.state().phase), "moves_begun": inspector.moves_begun() })
-                }),
-            }))?;
-            return Ok(ExitCode::SUCCESS);
-        }
+        json!({
+            "address": client.address().to_string(),
+            "server": {
+                "pid": stats.pid,
+                "incarnation": stats.incarnation,
+                "clients": stats.clients,
+                "keys": stats.keys,
+                "load": self.load(),
+                "inserts": stats.inserts,
+                "updates": stats.updates,
+                "removes": stats.removes,
+                "moves": stats.moves,
+                "homings": stats.homings,
+                "waits": stats.waits,
+                "slots": stats.slots,
+            },
+            "growth": (growth.segments > 0).then(|| json!({
+                "segments": growth.segments,
+                "segments_max": growth.segments_max,
+                "depth": growth.depth,
+                "load_min": growth.load_min_ppm as f64 / 1e6,
+                "load_mean": self.load(),
+                "load_max": growth.load_max_ppm as f64 / 1e6,
+                "splitting": growth.splitting,
+                "merging": growth.merging,
+                "splits": growth.splits,
+                "merges": growth.merges,
+                "merges_given_up": growth.given_up,
+                "keys_moved": growth.moved,
+                "memory_refused": growth.refused,
+                "bytes_backed": growth.bytes_backed,
+                "bytes_max": growth.bytes_max,
+                "bytes_returned": growth.bytes_returned,
+            })),
+            "snapshots": snapshot::json(snapshots),
+            "geometry": geometry_json(geometry),
+            "region": inspector.map(|inspector| {
+                json!({ "phase": phase(inspector.state().phase), "moves_begun": inspector.moves_begun() })
+            }),
+        })
+    }
+
+    fn table(&self, client: &Client) -> comfy_table::Table {
+        let Told { stats, growth, snapshots } = self;
         let mut table = show::facts();
         let n = |n: u64| show::number(show::count(n));
+        let percent = |load: f64| format!("{:.1} %", 100.0 * load);
         table.add_row(vec![Cell::new("server"), show::number(format_args!("{}", client.address()))]);
         table.add_row(vec![Cell::new("process"), show::number(stats.pid)]);
         table.add_row(vec![Cell::new("servers of this table so far"), n(stats.incarnation)]);
         table.add_row(vec![Cell::new("connections"), n(stats.clients)]);
         table.add_row(vec![Cell::new("keys").add_attribute(Attribute::Bold), n(stats.keys)]);
-        table.add_row(vec![Cell::new("load"), show::number(format_args!("{:.1} %", 100.0 * load))]);
+        table.add_row(vec![Cell::new("load"), show::number(percent(self.load()))]);
         table.add_row(vec![Cell::new("inserts since it started"), n(stats.inserts)]);
         table.add_row(vec![Cell::new("updates"), n(stats.updates)]);
         table.add_row(vec![Cell::new("removes"), n(stats.removes)]);
         table.add_row(vec![Cell::new("keys moved"), n(stats.moves)]);
         table.add_row(vec![Cell::new("  of these, brought home"), n(stats.homings)]);
         table.add_row(vec![Cell::new("puts that waited for a grace period"), n(stats.waits)]);
-        for (name, value) in snapshot::rows(&snapshots) {
+        if growth.segments > 0 {
+            let ppm = |ppm: u64| percent(ppm as f64 / 1e6);
+            let splits = match growth.splitting {
+                0 => show::count(growth.splits),
+                now => format!("{}, {} under way", show::count(growth.splits), show::count(now)),
+            };
+            let mut merges = show::count(growth.merges);
+            for (count, what) in [(growth.merging, "under way"), (growth.given_up, "given up")] {
+                if count > 0 {
+                    merges += &format!(", {} {what}", show::count(count));
+                }
+            }
+            let segments = show::count(growth.segments);
+            for (name, value) in [
+                ("segments", format!("{segments} of up to {}", show::count(growth.segments_max))),
+                (
+                    "  load, lowest and highest",
+                    format!("{}, {}", ppm(growth.load_min_ppm), ppm(growth.load_max_ppm)),
+                ),
+                ("  depth", growth.depth.to_string()),
+                ("  splits since it started", splits),
+                ("  merges", merges),
+                ("  keys moved between them", show::count(growth.moved)),
+            ] {
+                table.add_row(vec![Cell::new(name), show::number(value)]);
+            }
+            let memory =
+                format!("{} of up to {}", show::bytes(growth.bytes_backed), show::bytes(growth.bytes_max));
+            table.add_row(vec![Cell::new("memory").add_attribute(Attribute::Bold), show::number(memory)]);
+            table.add_row(vec![Cell::new("  given back"), show::number(show::bytes(growth.bytes_returned))]);
+            if growth.refused > 0 {
+                let times = format!("{}; its log says why", show::counted(growth.refused, "time"));
+                table.add_row(vec![Cell::new("  refused by the system"), show::number(times)]);
+            }
+        }
+        for (name, value) in snapshot::rows(snapshots) {
             table.add_row(vec![Cell::new(name), show::number(value)]);
         }
-        add_geometry(&mut table, geometry);
-        show::say(table)?;
-        Ok(ExitCode::SUCCESS)
+        add_geometry(&mut table, client.geometry());
+        table
     }
 }
 
@@ -213,8 +307,7 @@ struct KeyView {
 
 impl KeyView {
     fn read(inspector: &Inspector<'_>, key: Vec<u8>) -> KeyView {
-        let (windows, filter) = inspector.windows(&key);
-        let windows = windows.iter().map(|w| w.iter().map(|slot| inspector.slot(slot)).collect()).collect();
+        let KeyReport { windows, filter } = inspector.key(&key);
         KeyView { key, windows, filter }
     }
 
@@ -255,7 +348,7 @@ impl Inspect {
             );
         }
         let occupancy = (!self.quick).then(|| {
-            let bar = show::bar(geometry.slots(), "reading the table", "slots");
+            let bar = show::bar(inspector.slots_used(), "reading the table", "slots");
             let found = inspector.occupancy(|slot| {
                 if slot.is_multiple_of(4096) {
                     bar.set_position(slot);
@@ -268,6 +361,7 @@ impl Inspect {
         if self.json {
             show::say(json!({
                 "source": opened.name(),
+                "segments": inspector.segments_named(),
                 "superblock": superblock_json(&superblock, &geometry),
                 "phase": phase(inspector.state().phase),
                 "moves_begun": inspector.moves_begun(),
@@ -286,7 +380,7 @@ impl Inspect {
             let huge = opened.region().huge_bytes();
             show::say(superblock_table(&opened.name(), &superblock, &geometry, &inspector, huge))?;
             if let Some(found) = occupancy {
-                show::say(occupancy_table(&found, &geometry))?;
+                show::say(occupancy_table(&found, &geometry, inspector.segments_named()))?;
             }
             if let Some(key) = &key {
                 show::say(key_story(key))?;
@@ -329,6 +423,7 @@ fn geometry_json(geometry: &Geometry) -> serde_json::Value {
         "key_max": geometry.key_max(),
         "value_max": geometry.value_max(),
         "grace_us": geometry.grace().as_micros() as u64,
+        "segments_max": geometry.segments_max(),
         "region_bytes": geometry.region_bytes(),
     })
 }
@@ -339,9 +434,13 @@ fn add_geometry(table: &mut comfy_table::Table, geometry: &Geometry) {
     let main = show::count(geometry.main_slots());
     let over = geometry.overflow_blocks() * u64::from(layout.block_slots);
     let slots = if over == 0 { main } else { format!("{main} and {} overflow", show::count(over)) };
+    let (slots_of, region) = match geometry.grows() {
+        true => ("slots of a segment", "region, all that it may take"),
+        false => ("slots", "region"),
+    };
     let rows = [
         ("layout", layout.to_string()),
-        ("slots", slots),
+        (slots_of, slots),
         ("one slot", format!("{} bytes", geometry.shape().bytes())),
         (
             "one READ",
@@ -350,7 +449,7 @@ fn add_geometry(table: &mut comfy_table::Table, geometry: &Geometry) {
         ("longest key", show::counted(geometry.key_max() as u64, "byte")),
         ("longest value", show::counted(geometry.value_max() as u64, "byte")),
         ("grace time", format!("{:?}", geometry.grace())),
-        ("region", show::bytes(geometry.region_bytes())),
+        (region, show::bytes(geometry.region_bytes())),
     ];
     for (name, value) in rows {
         table.add_row(vec![Cell::new(name), show::number(value)]);
@@ -386,6 +485,11 @@ fn superblock_table(
     table.add_row(vec![Cell::new("format"), show::number(format_args!("version {}", superblock.version))]);
     table.add_row(vec![Cell::new("made"), show::number(ago(superblock.created))]);
     table.add_row(vec![Cell::new("moves begun"), show::number(show::count(inspector.moves_begun()))]);
+    if geometry.grows() {
+        let segments = inspector.segments_named();
+        let of = format!("{} of up to {}", show::count(segments), show::count(geometry.segments_max()));
+        table.add_row(vec![Cell::new("segments"), show::number(of)]);
+    }
     add_geometry(&mut table, geometry);
     // Of what was read: pages are mapped when they are touched.
     table.add_row(vec![Cell::new("of it read in huge pages"), show::number(show::bytes(huge))]);
@@ -402,9 +506,9 @@ fn ago(created: u64) -> String {
     }
 }
 
-fn occupancy_table(found: &Occupancy, geometry: &Geometry) -> comfy_table::Table {
+fn occupancy_table(found: &Occupancy, geometry: &Geometry, segments: u64) -> comfy_table::Table {
     let mut table = show::table(["slots", "count", "of main slots"]);
-    let main = geometry.main_slots() as f64;
+    let main = (geometry.main_slots() * segments) as f64;
     let mut row = |what: &str, n: u64| {
         table.add_row(vec![
             Cell::new(what),

@@ -101,6 +101,38 @@ fn locked_memory_limit() {
     assert!(error.contains("1048576"), "it names the limit: {error}");
 }
 
+/// The limit is looked at before any memory is taken, whatever size is asked for.
+#[test]
+fn locked_memory_is_checked_first() {
+    if is_guest("locked_memory_is_checked_first") {
+        return;
+    }
+    let serve = |size: &[&str]| {
+        let limited =
+            ["--bounding-set", "-ipc_lock", "--inh-caps", "-ipc_lock", "prlimit", "--memlock=1048576"];
+        let mut command = Command::new("setpriv");
+        command.args(limited).arg(env!("CARGO_BIN_EXE_oneread")).env("LD_LIBRARY_PATH", folder());
+        command.env("FAKE_DEVICES", "0").env_remove("ONEREAD_AT");
+        let serve = ["serve", "--anonymous", "--no-token", "--at", "verbs://127.0.0.1:0"];
+        let output = command.args(serve).args(size).stdin(Stdio::null()).output().unwrap();
+        assert!(!output.status.success(), "{output:?}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let only = "may lock only 1048576 bytes";
+    for (size, parts) in [
+        (&["--max-memory", "1GiB"][..], ["up to 1024 MiB", only, "--max-memory"]),
+        (&["--capacity", "1000000"], ["up to 136 MiB", only, "--capacity"]),
+        (&[], ["nine tenths of what this process may lock", "is 922 KiB", "oneread doctor"]),
+    ] {
+        let error = serve(size);
+        for part in parts.into_iter().chain(["ulimit -l"]) {
+            assert!(error.contains(part), "{part:?} is not in {error}");
+        }
+    }
+    let error = serve(&["--capacity", "100"]);
+    assert!(error.contains("no RDMA device"), "{error}");
+}
+
 /// `bench get` measures both ways to GET, each with its own READs.
 #[test]
 fn bench_get_has_both_ways() {

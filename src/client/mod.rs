@@ -20,7 +20,9 @@ use crate::encryption::{DecryptError, EncryptError, Encryption};
 use crate::get::Retry;
 use crate::layout::geometry::Geometry;
 use crate::layout::superblock::SuperblockError;
-use crate::outcome::{KeyError, KeyLengthError, PutError, PutMode, PutOutcome, ReadError, SwapOutcome};
+use crate::outcome::{
+    GrowthCounts, KeyError, KeyLengthError, PutError, PutMode, PutOutcome, ReadError, SwapOutcome,
+};
 use crate::reader::{GetStats, HintCounts, Limits, ReadCounts};
 use crate::region::{Region, RegionError};
 use crate::setters::setters;
@@ -1393,6 +1395,33 @@ impl Client {
         let deadline = Instant::now() + self.options.deadline;
         match self.ask(&Request::Snapshot { begin }, deadline)? {
             Reply::Snapshot(status) => Ok(status),
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    /// Returns what the server's table is made of, and what it did to grow and shrink; all zero for a
+    /// table of one size.
+    ///
+    /// # Errors
+    /// [`MutateError`] when the server does not answer.
+    pub fn growth(&mut self) -> Result<GrowthCounts, MutateError> {
+        self.ask_about_growth(false)
+    }
+
+    /// Has the server begin every merge of two segments that leaves at most 85 % of what a segment is
+    /// meant for, and does not wait: [`GrowthCounts::merging`] of the answer are under way. When they
+    /// have ended, more may be possible. A table of one size stays as it is.
+    ///
+    /// # Errors
+    /// [`MutateError`] when the server does not answer, or this client may only read.
+    pub fn shrink(&mut self) -> Result<GrowthCounts, MutateError> {
+        self.ask_about_growth(true)
+    }
+
+    fn ask_about_growth(&mut self, shrink: bool) -> Result<GrowthCounts, MutateError> {
+        let deadline = Instant::now() + self.options.deadline;
+        match self.ask(&Request::Growth { shrink }, deadline)? {
+            Reply::Growth(counts) => Ok(counts),
             _ => Err(self.unexpected()),
         }
     }

@@ -18,6 +18,7 @@ use crate::outcome::ReadError;
 use crate::place::{self, PlaceError};
 use crate::reader::Reader;
 use crate::region::{Region, RegionError};
+use crate::route::KnownEntries;
 use crate::sync::lock_std;
 use crate::wire::{self, PROTOCOL_VERSION, Refusal, Reply, Request};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -46,6 +47,8 @@ pub(super) struct ShmHandle {
     attached: Arc<Attachment>,
     /// Hints of the table attached to, if the client wants any.
     hints: Option<Arc<Hints>>,
+    /// Directory entries of that table, if it grows.
+    entries: KnownEntries,
     conversation: Option<ShmConnection>,
     reattached: u64,
     /// Ends with the last handle. `None` in tests without a server.
@@ -301,9 +304,10 @@ impl ShmHandle {
         });
         let is_linked = stream.is_some();
         let watch = Watch::new(&shared, stream).map_err(|e| link_failed(&address, LinkError::Os(e)))?;
-        let (watch, mut hints) = (Some(Arc::new(watch)), None);
+        let (watch, mut hints, entries) = (Some(Arc::new(watch)), None, KnownEntries::default());
         shared.hints.refresh(&attached.geometry, &mut hints);
-        let mut handle = ShmHandle { shared, attached, hints, conversation: None, reattached: 0, watch };
+        let mut handle =
+            ShmHandle { shared, attached, hints, entries, conversation: None, reattached: 0, watch };
         if options.requests == RequestPath::Mailbox && is_linked {
             // Fails here if the server has no mailboxes.
             handle.prepare(&[], Instant::now() + options.deadline)?;
@@ -336,11 +340,18 @@ impl ShmHandle {
         if let Some(hints) = &self.hints {
             reader.set_hints(hints);
         }
+        if geometry.grows() {
+            self.entries.keep(geometry);
+            reader.swap_entries(&mut self.entries);
+        }
         let result = get(&mut reader);
         stats.get += reader.stats();
         stats.read += reader.read_counts();
         if self.hints.is_some() {
             stats.hints += reader.hint_counts();
+        }
+        if geometry.grows() {
+            reader.swap_entries(&mut self.entries);
         }
         Ok(result?)
     }
@@ -364,6 +375,8 @@ impl ShmHandle {
     fn reattach(&mut self) {
         self.attached = self.shared.newest();
         self.shared.hints.refresh(&self.attached.geometry, &mut self.hints);
+        // Nobody says that it is the same table in the same state.
+        self.entries = KnownEntries::default();
         self.reattached += 1;
     }
 
@@ -568,6 +581,7 @@ impl Clone for ShmHandle {
             shared: self.shared.clone(),
             attached: self.attached.clone(),
             hints: self.hints.clone(),
+            entries: self.entries.clone(),
             conversation: None,
             reattached: 0,
             watch: self.watch.clone(),
@@ -1095,7 +1109,8 @@ mod tests {
             gone_ns: AtomicU64::new(0),
             spare: Mutex::default(),
         });
-        ShmHandle { shared, attached, hints: None, conversation: None, reattached: 0, watch: None }
+        let (hints, entries, watch) = Default::default();
+        ShmHandle { shared, attached, hints, entries, conversation: None, reattached: 0, watch }
     }
 
     fn enters(attachment: &Attachment, phase: Phase) {

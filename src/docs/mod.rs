@@ -28,6 +28,10 @@ pub mod verbs {}
 pub mod security {}
 
 #[doc = include_str!("links.md")]
+#[doc = include_str!("../../docs/OPERATIONS.md")]
+pub mod operations {}
+
+#[doc = include_str!("links.md")]
 #[doc = include_str!("../../docs/HARDWARE.md")]
 pub mod hardware {}
 

@@ -42,31 +42,43 @@ enum Seen {
 /// Asks for the lines in which most keys with this home are. No effect but on time.
 #[inline(always)]
 pub(crate) fn expect(memory: &impl Loadable, geometry: &Geometry, key: Hashed<'_>) {
+    let before = locate(memory, geometry, key).map_or(0, |entry| entry.words_before(geometry));
     let (first, words) = geometry.home_window_words(key.home());
-    memory.words(first, words).expect();
-}
-
-/// The same in a table that grows.
-#[inline(always)]
-pub(crate) fn expect_in_segment(memory: &impl Loadable, geometry: &Geometry, key: Hashed<'_>) {
-    let (first, words) = geometry.home_window_words(key.home());
-    let before = geometry.words_before(segment::memory(load_place(memory, geometry, key).1));
     memory.words(first + before, words).expect();
 }
 
-/// Loads the first word of a key's directory entry. Returns the number of that word as well.
+/// What a direct look goes by of the key's directory entry.
+#[derive(Clone, Copy)]
+struct EntryWord {
+    /// The entry's first word, and the number of that word.
+    bits: u64,
+    word: usize,
+}
+
+impl EntryWord {
+    /// How many words before those of the segment the region has of others.
+    #[inline(always)]
+    fn words_before(self, geometry: &Geometry) -> usize {
+        geometry.words_before(segment::memory(self.bits))
+    }
+}
+
+/// Loads where the key's segment is. `None` in a table of one size.
 #[inline(always)]
-fn load_place(memory: &impl Loadable, geometry: &Geometry, key: Hashed<'_>) -> (usize, u64) {
+fn locate(memory: &impl Loadable, geometry: &Geometry, key: Hashed<'_>) -> Option<EntryWord> {
+    if !geometry.grows() {
+        return None;
+    }
     let bits = memory.words(DIRECTORY_WORD, 1).load(0) as u32;
     // Pairs with the release fence before the directory word is stored: the entries are there.
     fence(Ordering::Acquire);
     let number = key.first().directory() & segment::low(bits & 31);
     // A damaged directory word must not lead out of the region.
     let word = segment::place_word(geometry, number & (geometry.directory_slots() - 1) as u32);
-    (word, memory.words(word, 1).load(0))
+    Some(EntryWord { bits: memory.words(word, 1).load(0), word })
 }
 
-/// Looks for a key of at most [`Geometry::key_max`] bytes, in a table of one size. Returns whether it was there, and its
+/// Looks for a key of at most [`Geometry::key_max`] bytes. Returns whether it was there, and its
 /// value in `value`. `None` when only the machine can tell. Counts in `reads`, but for the first
 /// window of a look that ended in an answer.
 #[inline(always)]
@@ -80,66 +92,26 @@ pub(crate) fn get(
     if key.key().len() > KeyEnd::KEY_MAX {
         return None;
     }
-    let (first, words) = geometry.home_window_words(key.home());
-    let window = memory.words(first, words);
-    window.expect();
-    let begun = memory.words(move_counter_word(key.home()), 1).load(0);
+    let counter = memory.words(move_counter_word(key.home()), 1);
+    let begun = counter.load(0);
     // R3, as in `Shm::mark`.
     fence(Ordering::Acquire);
-    conclude(memory, geometry, key, value, reads, window, begun, None)
-}
-
-/// The same in a table that grows.
-#[inline(always)]
-pub(crate) fn get_in_segment(
-    memory: &impl Loadable,
-    geometry: &Geometry,
-    key: Hashed<'_>,
-    value: &mut Vec<u8>,
-    reads: &mut ReadCounts,
-) -> Option<bool> {
-    if key.key().len() > KeyEnd::KEY_MAX {
-        return None;
-    }
+    let place = locate(memory, geometry, key);
+    let before = place.map_or(0, |place| place.words_before(geometry));
     let (first, words) = geometry.home_window_words(key.home());
-    let begun = memory.words(move_counter_word(key.home()), 1).load(0);
-    // R3, as in `Shm::mark`.
-    fence(Ordering::Acquire);
-    let entry @ (_, place) = load_place(memory, geometry, key);
-    let before = geometry.words_before(segment::memory(place));
     let window = memory.words(first + before, words);
     window.expect();
-    conclude(memory, geometry, key, value, reads, window, begun, Some((entry, before)))
-}
-
-/// The rest of a look. `entry`: the word that the directory entry begins with, its number, and how many
-/// words before those of the segment the region has of others.
-#[inline(always)]
-#[allow(clippy::too_many_arguments, reason = "one function, taken apart for tables of both kinds")]
-fn conclude<'m, M: Loadable>(
-    memory: &'m M,
-    geometry: &Geometry,
-    key: Hashed<'_>,
-    value: &mut Vec<u8>,
-    reads: &mut ReadCounts,
-    window: M::Words<'m>,
-    begun: u64,
-    entry: Option<((usize, u64), usize)>,
-) -> Option<bool> {
-    let words = window.len();
-    let counter = memory.words(move_counter_word(key.home()), 1);
     let mut seen = look(geometry.shape(), window, key.key(), value);
     if let Seen::NoKey = seen {
         let home_aux = aux(window);
         if families::may_be_displaced(geometry, key, home_aux) {
-            let before = entry.map_or(0, |(_, before)| before);
             seen = further(memory, geometry, key.key(), home_aux, before, value, reads);
         }
-        if let (Seen::NoKey, Some(((word, place), _))) = (&seen, entry) {
+        if let (Seen::NoKey, Some(place)) = (&seen, place) {
             // R4, as below: the entry is loaded after the pass.
             fence(Ordering::Acquire);
-            let is_same = kept(Rule::EntryAgain, || memory.words(word, 1).load(0) == place);
-            if !is_same || !HomeState::is_as_deep(home_aux, segment::depth(place)) {
+            let is_same = kept(Rule::EntryAgain, || memory.words(place.word, 1).load(0) == place.bits);
+            if !is_same || !HomeState::is_as_deep(home_aux, segment::depth(place.bits)) {
                 seen = Seen::Torn;
             }
         }
@@ -214,7 +186,9 @@ fn look(shape: SlotShape, window: impl Words, key: &[u8], value: &mut Vec<u8>) -
     let mut rest = window;
     while let Some((slot, after)) = rest.split(LINE / WORD) {
         if end.is_in(slot) {
-            match at_rest(slot, || LineImage::load(slot)).and_then(|line| line.value_of(key, end, value)) {
+            // Made here: a value that is returned would be copied.
+            let mut line = LineImage::default();
+            match at_rest(slot, || line.load(slot)).and_then(|()| line.value_of(key, end, value)) {
                 Some(true) => return Seen::Key,
                 Some(false) => {}
                 None => return Seen::Torn,
@@ -300,7 +274,7 @@ mod tests {
             put(second, Content { key: key.key(), value: b"value", ..Content::default() });
             let look = || {
                 let mut reads = ReadCounts::default();
-                (get(&region, &geometry, key, &mut Vec::new(), &mut reads), reads.reads)
+                (get(&region.all(), &geometry, key, &mut Vec::new(), &mut reads), reads.reads)
             };
             assert_eq!(look(), (Some(true), 1));
             let word = geometry.slot_word(second);

@@ -68,31 +68,13 @@ pub trait Fabric {
         let _ = key;
     }
 
-    /// Looks for a key of a table of one size without the GET machine, on a fabric whose READs are loads. Returns whether
+    /// Looks for a key without the GET machine, on a fabric whose READs are loads. Returns whether
     /// it was there, and its value in `value`; `None` when only the machine can tell. Counts in
     /// `reads`, but for the first window of a look that ended in an answer.
     #[inline(always)]
     fn get_directly(&mut self, key: Hashed<'_>, value: &mut Vec<u8>, reads: &mut ReadCounts) -> Option<bool> {
         let _ = (key, value, reads);
         None
-    }
-
-    /// As [`Fabric::get_directly`], in a table that grows.
-    #[inline(always)]
-    fn get_in_segment(
-        &mut self,
-        key: Hashed<'_>,
-        value: &mut Vec<u8>,
-        reads: &mut ReadCounts,
-    ) -> Option<bool> {
-        let _ = (key, value, reads);
-        None
-    }
-
-    /// As [`Fabric::expect`], in a table that grows.
-    #[inline(always)]
-    fn expect_in_segment(&self, key: Hashed<'_>) {
-        let _ = key;
     }
 
     /// Whether misses rest on the counters of begun moves, not on time.

@@ -41,7 +41,7 @@ impl<'a> Shm<'a> {
     #[inline]
     fn expect_window(&self, window: Window) {
         let words = window.slots as usize * self.geometry.shape().words();
-        Loadable::words(self.region, self.geometry.slot_word(window.first), words).expect();
+        self.region.all().words(self.geometry.slot_word(window.first), words).expect();
     }
 
     fn landed(&self) -> MappedSlots<'a> {
@@ -128,27 +128,12 @@ impl<'f> Fabric for Shm<'f> {
 
     #[inline(always)]
     fn expect(&self, key: Hashed<'_>) {
-        direct::expect(self.region, self.geometry, key);
+        direct::expect(&self.region.all(), self.geometry, key);
     }
 
     #[inline(always)]
     fn get_directly(&mut self, key: Hashed<'_>, value: &mut Vec<u8>, reads: &mut ReadCounts) -> Option<bool> {
-        direct::get(self.region, self.geometry, key, value, reads)
-    }
-
-    #[inline(always)]
-    fn get_in_segment(
-        &mut self,
-        key: Hashed<'_>,
-        value: &mut Vec<u8>,
-        reads: &mut ReadCounts,
-    ) -> Option<bool> {
-        direct::get_in_segment(self.region, self.geometry, key, value, reads)
-    }
-
-    #[inline(always)]
-    fn expect_in_segment(&self, key: Hashed<'_>) {
-        direct::expect_in_segment(self.region, self.geometry, key);
+        direct::get(&self.region.all(), self.geometry, key, value, reads)
     }
 
     #[inline]

@@ -180,6 +180,7 @@ fn key_of<'a>(request: &Request<'a>) -> Option<&'a [u8]> {
         Request::Hello { .. }
         | Request::Stat
         | Request::Snapshot { .. }
+        | Request::Growth { .. }
         | Request::Mailbox { .. }
         | Request::Wake => None,
     }

@@ -67,7 +67,7 @@ impl Segment {
     /// back to one that it had a moment ago.
     pub(super) fn make_all_slots(&self) -> Result<(), RegionError> {
         let (geometry, at) = (&self.geometry, |slot| self.geometry.slot_offset(SlotIx(slot)));
-        self.region.back(at(0)..at(geometry.slots()))?;
+        self.region.back_more(at(0)..at(geometry.slots()))?;
         let first_stamp = mix(geometry.incarnation().into()) & 0xffff_fffe;
         let bucket_slots = u64::from(geometry.layout().bucket_slots);
         let at_first = HomeState { depth: self.share.get().depth, merged: false };

@@ -2,6 +2,8 @@
 
 use super::recover::before_the_write;
 use super::*;
+#[cfg(feature = "verbs")]
+use crate::layout::chunk;
 use crate::layout::control::DIRECTORY_WORD;
 use crate::layout::segment::{self, DirectoryEntry, directory_bits_max};
 use crate::layout::slot::{Image, check, encode};
@@ -33,7 +35,12 @@ impl Directory {
 
     /// The directory that another server has left.
     pub fn left(region: &Region, geometry: &Geometry, undo: &UndoLines) -> Directory {
-        let bits = region.load(DIRECTORY_WORD).min(directory_bits_max(geometry).into()) as u32;
+        let found = region.load(DIRECTORY_WORD);
+        let bits = found.min(directory_bits_max(geometry).into()) as u32;
+        if u64::from(bits) != found {
+            // The region is damaged. `place_of` believes the word.
+            region.store(DIRECTORY_WORD, bits.into());
+        }
         let mut directory = Directory::new(region, geometry, undo);
         (directory.bits, directory.filled) = (bits, 1 << bits);
         directory.backed = directory.end();
@@ -74,20 +81,39 @@ impl Directory {
     }
 
     fn write(&self, number: u32, entry: DirectoryEntry) {
-        let slot = SlotIx(number.into());
-        entry.as_content(|content| {
-            if self.region.load(self.geometry.slot_word(slot)) == 0 {
-                // Nobody looks there yet.
-                let image = encode(self.geometry.shape(), self.geometry.identity(slot), 2, content);
-                let base = self.geometry.slot_word(slot);
-                return (base..).zip(image).for_each(|(word, bits)| self.region.store(word, bits));
-            }
-            let undo = self.undo.keep(self.slots(), slot);
-            self.slots().write(slot, content);
-            if let Some(undo) = undo {
-                undo.free();
-            }
-        });
+        entry.as_content(|content| self.write_slot(SlotIx(number.into()), content));
+    }
+
+    fn write_slot(&self, slot: SlotIx, content: &Content<'_>) {
+        if self.region.load(self.geometry.slot_word(slot)) == 0 {
+            // Nobody looks there yet.
+            let image = encode(self.geometry.shape(), self.geometry.identity(slot), 2, content);
+            let base = self.geometry.slot_word(slot);
+            return (base..).zip(image).for_each(|(word, bits)| self.region.store(word, bits));
+        }
+        let undo = self.undo.keep(self.slots(), slot);
+        self.slots().write(slot, content);
+        if let Some(undo) = undo {
+            undo.free();
+        }
+    }
+
+    /// Tells clients over a network the remote key of a chunk (E0).
+    #[cfg(feature = "verbs")]
+    pub fn tell_key(&self, chunk: u32, remote_key: u32) -> Result<(), RegionError> {
+        let slot = chunk::chunk_slot(&self.geometry, chunk);
+        let start = self.geometry.slot_offset(slot);
+        self.region.back(start..start + self.geometry.shape().bytes() as u64)?;
+        chunk::as_content(chunk, remote_key, |content| self.write_slot(slot, content));
+        Ok(())
+    }
+
+    /// Tells clients that no chunk is registered.
+    #[cfg(feature = "verbs")]
+    pub fn tell_no_keys(&self) {
+        let slots = (0..chunk::CHUNKS).map(|number| chunk::chunk_slot(&self.geometry, number));
+        let told = slots.filter(|&slot| self.region.load(self.geometry.slot_word(slot)) != 0);
+        told.for_each(|slot| self.write_slot(slot, &Content::default()));
     }
 
     /// Copies some entries into the next half of the directory. Returns whether it is whole.

@@ -15,13 +15,16 @@
 //! thread then locks stripes of the other segment (L7): a pair has one thread at a time, and a
 //! segment is in one pair at a time, so no thread waits in a circle.
 //!
-//! Puts and removes drive the pair of their segment on, by a few homes each. [`Growth::tidy`] drives
-//! all.
+//! Puts and removes drive pairs on, by a few homes each, and [`Growth::tidy`] does: always the oldest
+//! pair that can go on, so that few homes are under way at a time and few GETs have to look in two
+//! segments. A put into a segment that is nearly full drives that one's pair.
 
 use super::directory::{Directory, place_of};
+use super::handover::GrowthHandover;
 use super::live::LiveSegments;
 use super::recover::restore_all;
-use super::segment::REAP_MAX;
+use super::segment::{REAP_MAX, design_percents};
+use super::walk::{PLACES, places, reversed};
 use super::*;
 use crate::cores::Cores;
 use crate::layout::control::{INCARNATIONS_WORD, MOVE_COUNTERS};
@@ -31,24 +34,32 @@ use crate::start::{Start, StartStep};
 use crate::sync::{Mutex, lock};
 use crossbeam_epoch::{self as epoch, Guard};
 use rustc_hash::FxHashMap;
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock, Weak};
 
 /// Homes by which an insert, a remove, and one call of [`Growth::tidy`] take a pair on.
 /// The simulator's segments are small.
-const HOMES_PER_INSERT: u32 = if cfg!(feature = "sim") { 2 } else { 32 };
-const HOMES_PER_REMOVE: u32 = if cfg!(feature = "sim") { 1 } else { 8 };
+const HOMES_PER_INSERT: u32 = if cfg!(feature = "sim") { 1 } else { 32 };
+const HOMES_PER_REMOVE: u32 = if cfg!(feature = "sim") { 2 } else { 32 };
 const HOMES_PER_TIDY: u32 = if cfg!(feature = "sim") { 3 } else { 512 };
 /// Changes of a thread after which it looks at the load of its segment.
 const LOOK_EVERY: u64 = 16;
 /// A segment is split when so many hundredths of its layout's design load are used. Segments fill
-/// nearly together, so they begin at loads that are spread over this range.
-const SPLIT_AT: std::ops::Range<u64> = 80..100;
+/// nearly together, so they begin at loads that are spread over this range. While all segments pass
+/// through it, each gets some 1,500 inserts, and the inserts of all take 512 for each split: so splits
+/// do not pile up. A wider range costs load.
+const SPLIT_AT: std::ops::Range<u64> = 86..96;
+/// Of so many hundredths on, inserts drive the split of their own segment.
+const HURRY_AT: u64 = 98;
 /// Of so many hundredths on, an insert ends the split of its segment before it returns.
 const PRESS_ON_AT: u64 = 104;
 /// Two segments are merged when the keys of both are fewer than so many hundredths of that for one.
-const MERGE_AT: u64 = 45;
+const MERGE_AT: std::ops::Range<u64> = 52..62;
+/// A pair all of whose homes wait is left alone for twice as many looks each time, up to so many.
+const LOOKS_SPARED_MAX: u32 = if cfg!(feature = "sim") { 0 } else { 64 };
+/// Pairs that a change looks at to find one that it can take on.
+const PAIRS_LOOKED_AT: u64 = 4;
 /// On request, two segments are merged if both together have at most so many hundredths.
 const SHRINK_TO: u64 = 85;
 /// A merge is given up when the parent has so many hundredths.
@@ -66,13 +77,24 @@ pub(super) struct Growth {
     pub incarnation: u64,
     pub grace: Grace,
     undo: UndoLines,
-    live: LiveSegments,
+    pub live: LiveSegments,
     directory: Mutex<Directory>,
-    pairs: Mutex<FxHashMap<u32, Arc<Pair>>>,
+    pairs: Mutex<Pairs>,
+    /// As many pairs as there are. Relaxed: a hint that saves changes the lock.
+    under_way: AtomicU64,
     memory: Arc<Mutex<FreeMemory>>,
     /// One thread at a time makes a segment.
     making: Mutex<()>,
+    registrar: OnceLock<Weak<dyn Registrar>>,
     done: SplitTotals,
+    /// Of keys that found no room, and waited in vain.
+    refusals: Refusals,
+}
+
+/// Registers memory with a device.
+pub(crate) trait Registrar: Send + Sync {
+    /// Sees to it that this memory of a segment is registered, and its key told (E0).
+    fn before_use(&self, memory: u32) -> Result<(), RegionError>;
 }
 
 /// Counts of splits and merges, and of what segments did that are gone.
@@ -83,6 +105,16 @@ struct SplitTotals {
     given_up: AtomicU64,
     moved: AtomicU64,
     gone: Mutex<IndexCounts>,
+    refused: Refused,
+}
+
+/// What the system refused.
+#[derive(Debug, Default)]
+struct Refused {
+    times: AtomicU64,
+    last_ns: AtomicU64,
+    /// When the log last heard of it.
+    told_ns: AtomicU64,
 }
 
 /// Memory that no segment has.
@@ -99,6 +131,13 @@ struct FreeMemory {
     closed: bool,
 }
 
+/// All pairs: by the memory of either segment, and the oldest first.
+#[derive(Debug, Default)]
+struct Pairs {
+    by_memory: FxHashMap<u32, Arc<Pair>>,
+    queue: VecDeque<Arc<Pair>>,
+}
+
 /// A parent and its child, of a split or merge under way.
 #[derive(Debug)]
 struct Pair {
@@ -107,28 +146,39 @@ struct Pair {
     state: Mutex<PairState>,
 }
 
+/// How far a pair is. Its homes go one after the other, and then those that had to wait.
 #[derive(Debug)]
 struct PairState {
     toward: Toward,
-    /// The next home to look at, and how many have been looked at in vain since one went.
     next: u64,
-    in_vain: u64,
+    left: VecDeque<u64>,
+    /// Homes tried in vain since the last one went.
+    in_vain: usize,
+    /// So many looks are spared, and were after the last round in vain.
+    spare: u32,
+    spared: u32,
 }
 
 impl PairState {
-    fn pass_over(&mut self, homes: u64) {
-        self.next = (self.next + 1) % homes;
-        self.in_vain += 1;
+    fn new(toward: Toward) -> PairState {
+        PairState { toward, next: 0, left: VecDeque::new(), in_vain: 0, spare: 0, spared: 0 }
     }
 
-    fn new(toward: Toward) -> PairState {
-        PairState { toward, next: 0, in_vain: 0 }
+    /// The next home to try. `None` if there is none, or each one left was tried in vain.
+    fn next_home(&mut self, homes: u64, has_gone: impl Fn(u64) -> bool) -> Option<u64> {
+        while self.next < homes {
+            self.next += 1;
+            if !has_gone(self.next - 1) {
+                return Some(self.next - 1);
+            }
+        }
+        if self.in_vain < self.left.len() { self.left.pop_front() } else { None }
     }
 }
 
 /// Where the keys of a pair go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Toward {
+pub(super) enum Toward {
     /// To the child, whose split this is.
     Child,
     /// To the parent: a merge.
@@ -137,15 +187,50 @@ enum Toward {
     Back,
 }
 
+impl Toward {
+    /// The one with this number in a handover.
+    pub fn from_number(number: u64) -> Option<Toward> {
+        [Toward::Child, Toward::Parent, Toward::Back].into_iter().find(|&toward| toward as u64 == number)
+    }
+}
+
 /// What came of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Driven {
     /// There is more to do.
     On,
-    /// Something must wait: for ghosts, for room, or for another thread.
+    /// Something must wait: for ghosts, or for room.
     Waits,
+    /// Another thread is at it.
+    Taken,
     /// The pair is no more.
     Ended,
+}
+
+/// How a put that found no room waits for it.
+#[derive(Debug, Default)]
+struct RoomWait {
+    waits: u32,
+    /// Waits for another thread.
+    naps: u32,
+    /// It would wait in vain: no slot of the segment is free, or another put waited a moment ago.
+    is_vain: bool,
+    /// What the last search in the segment was, if another one follows.
+    next: Option<NoPath>,
+    searched: Option<NoPath>,
+}
+
+impl RoomWait {
+    /// There was no room for a key in this segment, which cannot be split now.
+    #[cold]
+    fn begin(&mut self, growth: &Growth, segment: &Segment, key: Hashed<'_>, no_split: &NoSplit) {
+        let NoPath { from, room_made } = NoPath::of(&segment.geometry, key, segment.counters.room_made());
+        let from = from ^ u64::from(segment.memory) << 32 ^ u64::from(segment.geometry.incarnation());
+        let now = NoPath { from, room_made };
+        // Room that was made since the search began is not missed: it was counted before.
+        self.searched = self.next.replace(now).filter(|&before| before == now);
+        self.is_vain = !no_split.is_busy() && (segment.has_no_free_slot() || growth.refusals.know(now));
+    }
 }
 
 /// Why a segment cannot be split.
@@ -153,9 +238,19 @@ enum Driven {
 enum NoSplit {
     /// Another split or merge is under way there, or was a moment ago.
     Busy,
+    /// Another thread is making a segment.
+    Making,
     /// The table has all the memory that it may have, or no deeper directory.
     Limit,
-    Memory(RegionError),
+    /// The system has refused the memory.
+    Memory,
+}
+
+impl NoSplit {
+    /// It may be split when others have gone on.
+    fn is_busy(&self) -> bool {
+        matches!(self, NoSplit::Busy | NoSplit::Making)
+    }
 }
 
 impl Drop for Growth {
@@ -172,9 +267,12 @@ impl Growth {
             grace: Grace::new(clock, geometry.grace()),
             live: LiveSegments::new(geometry.segments_max()),
             pairs: Mutex::default(),
+            under_way: AtomicU64::new(0),
             memory: Arc::default(),
             making: Mutex::default(),
+            registrar: OnceLock::new(),
             done: SplitTotals::default(),
+            refusals: Refusals::new(),
             undo,
             region,
             geometry,
@@ -182,8 +280,8 @@ impl Growth {
         }
     }
 
-    /// Makes an empty table of one segment.
-    pub fn create(
+    /// Makes an empty table of one segment that is not yet in service.
+    pub fn create_unready(
         region: Region,
         geometry: Geometry,
         clock: Clock,
@@ -200,7 +298,6 @@ impl Growth {
         growth.live.insert(first);
         let entry = DirectoryEntry { segment: named, depth: 0, pending: Pending::Nothing };
         lock(&growth.directory).begin(entry)?;
-        growth.publish_state(Phase::Serving);
         Ok(growth)
     }
 
@@ -227,6 +324,15 @@ impl Growth {
             return Err(RecoverError::Unfinished);
         }
         let growth = Growth::over(region, geometry, clock, incarnation + 1);
+        if phase == Phase::Stopped {
+            if let Some(handover) = growth.handed_over(start.cores) {
+                // T7: if this server is killed from here on, nobody takes this handover again.
+                obey(Rule::HandoverOnce, || growth.publish_state(Phase::Serving));
+                let keys = growth.take_handover(handover);
+                return Ok((growth, Recovered { keys, handed_over: true, ..Recovered::default() }));
+            }
+            tracing::warn!("what the last server handed over is damaged; every slot is looked at");
+        }
         // T1
         growth.grace.clock().sleep_until(growth.grace.due_ns(Rule::TakeoverGrace));
         let mut found = Recovered::default();
@@ -234,9 +340,18 @@ impl Growth {
         let (region, geometry) = (&growth.region, &growth.geometry);
         let mut directory = Directory::left(region, geometry, &growth.undo);
         found.torn += restore_all(region, geometry, |slot, line| {
-            (slot.0 < geometry.directory_slots()).then(|| directory.restore(slot, line))
+            (slot < geometry.segment_first(0)).then(|| directory.restore(slot, line))
         });
         let left = Left::of(&directory)?;
+        let shares: Vec<_> = left.segments.iter().map(|(&memory, &(_, share))| (memory, share)).collect();
+        if let Some(number) = growth.not_all_keys(&shares, &left.pairs) {
+            return Err(RecoverError::Directory { number });
+        }
+        // E1 holds but in a damaged region.
+        let deepest = shares.iter().map(|(_, share)| share.depth).max().unwrap_or(0);
+        if !directory.deepen(deepest).is_ok_and(|is_so| is_so) {
+            return Err(RecoverError::Directory { number: 0 });
+        }
         growth.publish_state(Phase::Serving);
         for (&memory, &(named, share)) in &left.segments {
             debug_assert_eq!(memory, named.memory);
@@ -244,7 +359,7 @@ impl Growth {
         }
         let guard = epoch::pin();
         found.torn += restore_all(region, geometry, |slot, line| {
-            let number = slot.0.checked_sub(geometry.directory_slots())?;
+            let number = slot.0.checked_sub(geometry.segment_first(0).0)?;
             let segment = growth.live.get((number / geometry.slots()) as u32, &guard);
             Some(segment.is_some_and(|segment| segment.restore(SlotIx(number % geometry.slots()), line)))
         });
@@ -260,7 +375,11 @@ impl Growth {
         }
         let memories = growth.live.all(&guard).map(|segment| segment.memory);
         lock(&growth.memory).left(memories.collect());
-        growth.live.all(&guard).for_each(|segment| segment.state_all_homes());
+        let splits = left.pairs.iter().filter(|pair| pair.toward == Toward::Child);
+        let of_splits: BTreeSet<u32> = splits.map(|pair| pair.child).collect();
+        growth.live.all(&guard).for_each(|segment| {
+            segment.state_all_homes(of_splits.contains(&segment.memory));
+        });
         // T5: after everything that a GET on shm may have seen half done.
         if let Some(segment) = growth.live.all(&guard).next() {
             segment.count_homes(0..MOVE_COUNTERS, Rule::TakeoverCount);
@@ -268,6 +387,87 @@ impl Growth {
         *lock(&growth.directory) = directory;
         drop(guard);
         Ok((growth, found))
+    }
+
+    /// Starts with what another server has handed over.
+    fn take_handover(&self, handover: GrowthHandover) -> u64 {
+        let GrowthHandover { keys, segments, pairs } = handover;
+        lock(&self.memory).left(segments.iter().map(|(segment, _)| segment.memory).collect());
+        for (segment, part) in segments {
+            segment.take_handover(part);
+            self.live.insert(segment);
+        }
+        let guard = epoch::pin();
+        let mut all = lock(&self.pairs);
+        for (LeftPair { parent, child, toward }, away) in pairs {
+            if let [Some(parent), Some(child)] = [parent, child].map(|memory| self.live.get(memory, &guard)) {
+                parent.share.begin(parent.share.get(), false);
+                child.share.begin(child.share.get(), true);
+                let is_away = |home: &u64| away[*home as usize / 64] >> (home % 64) & 1 == 1;
+                (0..self.geometry.homes()).filter(is_away).for_each(|home| has_come(child, parent, home));
+            }
+            self.insert_pair(&mut all, parent, child, toward);
+        }
+        drop(all);
+        *lock(&self.directory) = Directory::left(&self.region, &self.geometry, &self.undo);
+        keys
+    }
+
+    /// The pieces of memory that no segment has.
+    #[cfg(all(test, feature = "sim", not(loom)))]
+    pub(super) fn memory_left(&self) -> Vec<u32> {
+        let memory = lock(&self.memory);
+        let never = memory.used..self.geometry.segments_max() as u32;
+        memory.free.iter().chain(&memory.bare).copied().chain(never).collect()
+    }
+
+    /// The splits and merges under way. For a thread that is alone.
+    pub(super) fn pairs_left(&self) -> Vec<LeftPair> {
+        let left = |pair: &Arc<Pair>| {
+            let Pair { parent, child, ref state } = **pair;
+            LeftPair { parent, child, toward: lock(state).toward }
+        };
+        lock(&self.pairs).queue.iter().map(left).collect()
+    }
+
+    /// Looks whether each key is in one of these segments, or in one of these pairs. Returns the number of
+    /// an entry whose keys are not.
+    pub(super) fn not_all_keys(&self, shares: &[(u32, KeyShare)], pairs: &[LeftPair]) -> Option<u32> {
+        let all: BTreeMap<u32, KeyShare> = shares.iter().copied().collect();
+        let children: BTreeMap<u32, u32> = pairs.iter().map(|pair| (pair.parent, pair.child)).collect();
+        let parents: BTreeMap<u32, u32> = pairs.iter().map(|pair| (pair.child, pair.parent)).collect();
+        let is_good = |&&(memory, share): &&(u32, KeyShare)| {
+            let KeyShare { prefix, depth, role } = share;
+            let of = |memory: &u32| all.get(memory).copied();
+            let is_in_pair = match (role, children.get(&memory), parents.get(&memory)) {
+                (PairRole::Whole, None, None) => true,
+                (PairRole::Parent, Some(child), None) => of(child) == Some(share.child()),
+                (PairRole::Child, None, Some(parent)) => {
+                    of(parent).is_some_and(|of| of.role == PairRole::Parent && of.child() == share)
+                }
+                _ => false,
+            };
+            let is_known = u64::from(memory) < self.geometry.segments_max() && all[&memory] == share;
+            let fits = depth <= directory_bits_max(&self.geometry) && prefix & segment::low(depth) == prefix;
+            is_in_pair && is_known && fits
+        };
+        if let Some((_, share)) = shares.iter().find(|share| !is_good(share)) {
+            return Some(share.prefix);
+        }
+        if [children.len(), parents.len()] != [pairs.len(); 2] {
+            return Some(0);
+        }
+        // Side by side, they have all places of the directory.
+        let of = shares.iter().filter(|(_, share)| share.role != PairRole::Child);
+        let mut of: Vec<_> = of.map(|&(_, share)| places(share)).collect();
+        of.sort_unstable_by_key(|places| places.start);
+        let end = of.iter().try_fold(0, |end, places| {
+            if places.start == end { Ok(places.end) } else { Err(end.min(places.start)) }
+        });
+        match end {
+            Ok(PLACES) => None,
+            Ok(place) | Err(place) => Some(reversed(place)),
+        }
     }
 
     /// T2 to T4, in each segment. All cores work at it.
@@ -352,10 +552,30 @@ impl Growth {
                 );
             }
         }
-        insert_pair(&mut lock(&self.pairs), parent.memory, child.memory, toward);
+        self.insert_pair(&mut lock(&self.pairs), parent.memory, child.memory, toward);
     }
 
     // ---- memory ---------------------------------------------------------------------------------
+
+    /// From now on, memory is registered here before it is used. Returns how many pieces have been used before.
+    #[cfg(feature = "verbs")]
+    pub fn register_with(&self, registrar: Weak<dyn Registrar>) -> u32 {
+        lock(&self.directory).tell_no_keys();
+        self.registrar.set(registrar).expect("a server starts once");
+        self.memory_used()
+    }
+
+    /// How many pieces of memory have been used.
+    #[cfg(feature = "verbs")]
+    pub fn memory_used(&self) -> u32 {
+        lock(&self.memory).used
+    }
+
+    /// Tells clients the remote key of a chunk.
+    #[cfg(feature = "verbs")]
+    pub fn tell_key(&self, chunk: u32, remote_key: u32) -> Result<(), RegionError> {
+        lock(&self.directory).tell_key(chunk, remote_key)
+    }
 
     /// Takes memory and makes an empty segment in it, which nobody reads yet.
     fn make(&self, share: KeyShare) -> Result<Segment, RegionError> {
@@ -364,20 +584,48 @@ impl Growth {
             left: 0,
             of: "the most memory that this table may take".into(),
         })?;
+        self.make_in(memory, share).inspect_err(|_| lock(&self.memory).bare.push(memory))
+    }
+
+    fn make_in(&self, memory: u32, share: KeyShare) -> Result<Segment, RegionError> {
+        if let Some(registrar) = self.registrar.get().and_then(Weak::upgrade) {
+            // E0
+            registrar.before_use(memory)?;
+        }
         // E7: which use of the memory this is, is part of the CRC of every slot.
         self.region.add(INCARNATIONS_WORD);
         let incarnation = by_rule(Rule::SegmentUse, self.region.load(INCARNATIONS_WORD) as u32, 1);
         let segment = self.part(Named { memory, incarnation }, share);
-        match segment.make_all_slots() {
-            Ok(()) => Ok(segment),
-            Err(error) => {
-                lock(&self.memory).bare.push(memory);
-                Err(error)
-            }
-        }
+        segment.make_all_slots()?;
+        Ok(segment)
     }
 
-    fn part(&self, named: Named, share: KeyShare) -> Segment {
+    /// Counts and logs that the system has refused memory, but logs not more often than every ten seconds.
+    #[cold]
+    fn refused(&self, why: RegionError) -> NoSplit {
+        const APART_NS: u64 = 10_000_000_000;
+        let Refused { times, last_ns, told_ns } = &self.done.refused;
+        let now_ns = self.grace.clock().now_ns().max(1);
+        times.fetch_add(1, Relaxed);
+        last_ns.store(now_ns, Relaxed);
+        let told = told_ns.load(Relaxed);
+        if (told == 0 || now_ns.saturating_sub(told) >= APART_NS)
+            && told_ns.compare_exchange(told, now_ns, Relaxed, Relaxed).is_ok()
+        {
+            let times = times.load(Relaxed);
+            tracing::error!(%why, times, "the table cannot grow: no memory for another segment");
+        }
+        NoSplit::Memory
+    }
+
+    /// Whether it was refused a moment ago. Asking the system again would take each put a millisecond.
+    fn was_refused(&self) -> bool {
+        const AGAIN_NS: u64 = 10_000_000;
+        let last_ns = self.done.refused.last_ns.load(Relaxed);
+        last_ns != 0 && self.grace.clock().now_ns().saturating_sub(last_ns) < AGAIN_NS
+    }
+
+    pub(super) fn part(&self, named: Named, share: KeyShare) -> Segment {
         let geometry = self.geometry.segment(named.memory, named.incarnation);
         let (region, grace, undo) = (self.region.alias(), self.grace.clone(), self.undo.clone());
         Segment::part(region, geometry, grace, undo, named.memory, share)
@@ -397,6 +645,30 @@ impl Growth {
 
     // ---- which segment --------------------------------------------------------------------------
 
+    /// The segment with this directory hash and its share; while it shares its keys, the parent with its
+    /// share, and the child.
+    pub(super) fn pair_at<'g>(
+        &'g self,
+        directory: u32,
+        guard: &'g Guard,
+    ) -> (&'g Segment, KeyShare, Option<&'g Segment>) {
+        // Shares and entries change under this lock.
+        let pairs = lock(&self.pairs);
+        let has = |segment: &&Segment| {
+            let share = segment.share.get();
+            share.role != PairRole::Gone && share.covers(directory)
+        };
+        let named = segment::memory(place_of(&self.region, &self.geometry, directory));
+        let named = self.live.get(named, guard).filter(has);
+        // The region may be damaged.
+        let segment = named.or_else(|| self.live.all(guard).find(has)).expect("some segment has each key");
+        let pair = pairs.by_memory.get(&segment.memory).map(|pair| [pair.parent, pair.child]);
+        match pair.map(|both| both.map(|memory| self.live.get(memory, guard))) {
+            Some([Some(parent), Some(child)]) => (parent, parent.share.get(), Some(child)),
+            _ => (segment, segment.share.get(), None),
+        }
+    }
+
     /// The segment that has a key now. It may have left when the segment is locked.
     #[inline]
     fn find<'g>(&'g self, key: Hashed<'_>, guard: &'g Guard) -> Option<&'g Segment> {
@@ -415,13 +687,11 @@ impl Growth {
         act: impl Fn(&Segment) -> Result<R, Stop>,
         done: impl Fn(&Segment, &R, &Guard),
     ) -> Result<R, PutError> {
-        let mut waits = 0;
-        for _ in 0..TRIES_MAX {
+        let mut wait = RoomWait::default();
+        for tried in 0..TRIES_MAX {
+            give_way(tried);
             let guard = epoch::pin();
-            let Some(segment) = self.find(key, &guard) else {
-                std::thread::yield_now();
-                continue;
-            };
+            let Some(segment) = self.find(key, &guard) else { continue };
             match act(segment) {
                 Ok(result) => {
                     done(segment, &result, &guard);
@@ -431,12 +701,31 @@ impl Growth {
                 Err(Stop::Refused(error)) => return Err(error),
                 Err(Stop::NoRoom) => {
                     let Some(no_split) = self.make_room(segment, &guard) else { continue };
+                    wait.begin(self, segment, key, &no_split);
                     drop(guard);
-                    self.wait_for_room(no_split, &mut waits)?;
+                    if let Err(error) = self.wait_for_room(no_split, &mut wait) {
+                        return self.last_look(key, &act, &done).ok_or(error);
+                    }
                 }
             }
         }
         Err(PutError::Busy { rounds: TRIES_MAX })
+    }
+
+    /// L6: before a put is refused.
+    #[cold]
+    #[inline(never)]
+    fn last_look<R>(
+        &self,
+        key: Hashed<'_>,
+        act: &impl Fn(&Segment) -> Result<R, Stop>,
+        done: &impl Fn(&Segment, &R, &Guard),
+    ) -> Option<R> {
+        let guard = epoch::pin();
+        let segment = self.find(key, &guard)?;
+        let result = act(segment).ok()?;
+        done(segment, &result, &guard);
+        Some(result)
     }
 
     pub fn put(&self, key: &[u8], value: &[u8], mode: PutMode) -> Result<PutOutcome, PutError> {
@@ -486,50 +775,82 @@ impl Growth {
 
     /// So many hundredths of the keys for which a segment is meant.
     fn share_of_design(&self, hundredths: u64) -> u64 {
-        let design = u64::from(self.geometry.layout().preset().map_or(75, |preset| preset.design_load));
-        self.geometry.main_slots() * design * hundredths / 10_000
+        design_percents(&self.geometry) * hundredths / 10_000
     }
 
     /// With how many keys a segment is split.
     fn split_at(&self, share: KeyShare) -> u64 {
-        let spread = ((SPLIT_AT.end - SPLIT_AT.start) * u64::from(share.prefix)) >> share.depth;
-        self.share_of_design(SPLIT_AT.start + spread)
+        self.spread(SPLIT_AT, share.prefix, share.depth)
+    }
+
+    /// With how many keys in both, two segments of this depth are merged.
+    fn merge_at(&self, share: KeyShare) -> u64 {
+        self.spread(MERGE_AT, share.prefix & segment::low(share.depth - 1), share.depth - 1)
+    }
+
+    /// So many keys as suit a segment with this prefix, out of a range in hundredths of the design.
+    fn spread(&self, range: std::ops::Range<u64>, prefix: u32, depth: u32) -> u64 {
+        let (low, high) = (self.share_of_design(range.start), self.share_of_design(range.end));
+        low + (((high - low) * u64::from(prefix)) >> depth)
     }
 
     #[inline]
     fn after_insert(&self, segment: &Segment, guard: &Guard) {
         let share = segment.share.get();
-        if share.role != PairRole::Whole {
-            self.drive_by_one(segment, guard, HOMES_PER_INSERT);
-            if segment.len() >= self.share_of_design(PRESS_ON_AT) {
-                self.press_on(segment, guard);
-            }
-        } else if segment.counters.mine().inserts.load(Relaxed).is_multiple_of(LOOK_EVERY)
+        if share.role != PairRole::Whole && segment.len() >= self.share_of_design(HURRY_AT) {
+            self.drive_own(segment, guard);
+        } else if self.under_way.load(Relaxed) > 0 {
+            self.drive_oldest(guard, HOMES_PER_INSERT);
+        }
+        if share.role == PairRole::Whole
+            && segment.counters.mine().inserts.load(Relaxed).is_multiple_of(LOOK_EVERY)
             && segment.len() >= self.split_at(share)
-            && let Err(NoSplit::Memory(why)) = self.begin_split(segment)
+            && !self.was_refused()
         {
-            tracing::warn!(%why, "no memory for another segment");
+            // A put that needs it says so.
+            let _ = self.begin_split(segment);
         }
     }
 
     #[inline]
     fn after_remove(&self, segment: &Segment, guard: &Guard) {
         let share = segment.share.get();
-        if share.role != PairRole::Whole {
-            self.drive_by_one(segment, guard, HOMES_PER_REMOVE);
-        } else if share.depth > 0
+        if self.under_way.load(Relaxed) > 0 {
+            self.drive_oldest(guard, HOMES_PER_REMOVE);
+        }
+        if share.role == PairRole::Whole
+            && share.depth > 0
             && segment.counters.mine().removes.load(Relaxed).is_multiple_of(LOOK_EVERY)
-            && segment.len() < self.share_of_design(MERGE_AT)
+            && segment.len() < self.merge_at(share)
         {
-            self.begin_merge(segment, guard, self.share_of_design(MERGE_AT));
+            self.begin_merge(segment, guard, self.merge_at(share));
         }
     }
 
+    /// Takes the split on of a segment that is nearly full.
     #[cold]
-    fn drive_by_one(&self, segment: &Segment, guard: &Guard, homes: u32) {
-        if let Some(pair) = self.pair_of(segment) {
-            self.drive(&pair, homes, guard);
+    fn drive_own(&self, segment: &Segment, guard: &Guard) {
+        let Some(pair) = self.pair_of(segment) else { return };
+        self.drive(&pair, HOMES_PER_INSERT, guard);
+        if segment.len() >= self.share_of_design(PRESS_ON_AT) {
+            self.press_on(segment, guard);
         }
+    }
+
+    /// Takes the oldest pair on that can go on. Returns whether there was one.
+    #[cold]
+    fn drive_oldest(&self, guard: &Guard, homes: u32) -> bool {
+        let mut taken = 0;
+        for _ in 0..self.under_way.load(Relaxed).min(PAIRS_LOOKED_AT) {
+            let Some(pair) = lock(&self.pairs).queue.get(taken).cloned() else { return false };
+            match self.drive(&pair, homes, guard) {
+                Driven::On | Driven::Ended => return true,
+                Driven::Taken => taken += 1,
+                // One that waits holds up no other.
+                Driven::Waits => lock(&self.pairs).put_last(&pair),
+            }
+        }
+        false
     }
 
     /// Ends a split that inserts are about to overtake. This insert waits for ghosts to go where keys
@@ -538,11 +859,13 @@ impl Growth {
     fn press_on(&self, segment: &Segment, guard: &Guard) {
         for _ in 0..WAITS_MAX {
             let Some(pair) = self.pair_of(segment) else { return };
+            // This insert waits for it: no look is spared.
+            lock(&pair.state).spare = 0;
             loop {
                 match self.drive(&pair, HOMES_PER_TIDY, guard) {
                     Driven::On => {}
                     Driven::Ended => return,
-                    Driven::Waits => break,
+                    Driven::Waits | Driven::Taken => break,
                 }
             }
             if !self.wait_for_grace() {
@@ -552,43 +875,60 @@ impl Growth {
     }
 
     fn pair_of(&self, segment: &Segment) -> Option<Arc<Pair>> {
-        lock(&self.pairs).get(&segment.memory).cloned()
+        lock(&self.pairs).by_memory.get(&segment.memory).cloned()
     }
 
     /// Makes room in a segment that has none for a key, by a split. Returns why that is not possible
     /// now.
     #[cold]
     fn make_room(&self, segment: &Segment, guard: &Guard) -> Option<NoSplit> {
-        let Some(pair) = self.pair_of(segment) else { return self.begin_split(segment).err() };
+        let Some(pair) = self.pair_of(segment) else {
+            // Memory of a segment that was merged need not be asked for.
+            let is_refused = self.was_refused() && lock(&self.memory).free.is_empty();
+            return if is_refused { Some(NoSplit::Memory) } else { self.begin_split(segment).err() };
+        };
         self.give_up_merge(&pair, segment);
-        (self.drive(&pair, HOMES_PER_TIDY, guard) == Driven::Waits).then_some(NoSplit::Busy)
+        // A put waits for it: no look is spared.
+        lock(&pair.state).spare = 0;
+        matches!(self.drive(&pair, HOMES_PER_TIDY, guard), Driven::Waits | Driven::Taken)
+            .then_some(NoSplit::Busy)
     }
 
     /// Waits for ghosts to go, which lets keys make room, if there is no other way.
     #[cold]
-    fn wait_for_room(&self, no_split: NoSplit, waits: &mut u32) -> Result<(), PutError> {
-        /// Waits of a put whose segment is being split, in grace times.
-        const SPLIT_WAITS_MAX: u32 = 50;
-        let is_busy = matches!(no_split, NoSplit::Busy);
-        if *waits < if is_busy { SPLIT_WAITS_MAX } else { WAITS_MAX } {
+    fn wait_for_room(&self, no_split: NoSplit, wait: &mut RoomWait) -> Result<(), PutError> {
+        /// Waits of a put whose segment is being split, in grace times. Others may drive the pair on, and be
+        /// stopped by the system meanwhile.
+        const SPLIT_WAITS_MAX: u32 = if cfg!(feature = "sim") { 50 } else { 1_000 };
+        /// The other thread may be waiting for the disk of a region file, or for the CPU.
+        const NAPS_MAX: u32 = if cfg!(feature = "sim") { 50 } else { TRIES_MAX };
+        if matches!(no_split, NoSplit::Making) && !cfg!(feature = "sim") {
+            // As long as it takes, within the tries: it may be registering memory.
+            std::thread::sleep(Duration::from_micros(50));
+            return Ok(());
+        }
+        let is_busy = no_split.is_busy();
+        if !wait.is_vain && wait.waits < if is_busy { SPLIT_WAITS_MAX } else { WAITS_MAX } {
             if self.wait_for_grace() {
-                *waits += 1;
+                wait.waits += 1;
                 return Ok(());
             }
-            if is_busy {
+            if is_busy && wait.naps < NAPS_MAX {
                 // Another thread is at it.
-                *waits += u32::from(self.grace.until_next().is_none());
+                wait.naps += u32::from(self.grace.until_next().is_none());
                 std::thread::sleep(Duration::from_micros(50));
                 return Ok(());
             }
         }
+        if let Some(searched) = wait.searched {
+            self.refusals.remember(searched);
+        }
         let counts = self.counts();
         match no_split {
-            NoSplit::Busy | NoSplit::Limit => Err(PutError::Full { keys: counts.keys, slots: counts.slots }),
-            NoSplit::Memory(why) => {
-                tracing::error!(%why, "no memory for another segment");
-                Err(PutError::NoMemory { keys: counts.keys, bytes: self.segment_bytes() })
+            NoSplit::Busy | NoSplit::Making | NoSplit::Limit => {
+                Err(PutError::Full { keys: counts.keys, slots: counts.slots })
             }
+            NoSplit::Memory => Err(PutError::NoMemory { keys: counts.keys, bytes: self.segment_bytes() }),
         }
     }
 
@@ -602,7 +942,7 @@ impl Growth {
 
     /// Takes away up to `most` traces that are due.
     #[inline]
-    fn reap(&self, most: usize) {
+    pub(super) fn reap(&self, most: usize) {
         for _ in 0..most {
             let Some((due_ns, waiting)) = self.grace.pop_due() else { return };
             self.take_away(due_ns, waiting);
@@ -621,13 +961,10 @@ impl Growth {
         }
     }
 
-    /// Takes away what is due and drives every pair on. Returns how long until there is more to do.
+    /// Takes away what is due and drives pairs on. Returns how long until there is more to do.
     pub fn tidy(&self) -> Option<Duration> {
         self.reap(usize::MAX);
-        let pairs: Vec<_> = lock(&self.pairs).values().cloned().collect();
-        let guard = epoch::pin();
-        let drive = |pair: &Arc<Pair>| self.drive(pair, HOMES_PER_TIDY, &guard) == Driven::On;
-        let is_busy = pairs.iter().filter(|pair| drive(pair)).count() > 0;
+        let is_busy = self.under_way.load(Relaxed) > 0 && self.drive_oldest(&epoch::pin(), HOMES_PER_TIDY);
         // Entries for the next doubling, a few at a time.
         let filled = lock(&self.directory).fill();
         if is_busy || filled.is_ok_and(|is_whole| !is_whole) {
@@ -636,7 +973,11 @@ impl Growth {
         /// What waits for room or for another thread is tried again.
         const AGAIN: Duration = Duration::from_millis(1);
         let next = self.grace.until_next();
-        if pairs.is_empty() { next } else { Some(next.map_or(AGAIN, |next| next.min(AGAIN))) }
+        if self.under_way.load(Relaxed) == 0 {
+            next
+        } else {
+            Some(next.map_or(AGAIN, |next| next.min(AGAIN)))
+        }
     }
 
     // ---- splits and merges begin ----------------------------------------------------------------
@@ -650,7 +991,7 @@ impl Growth {
         if share.depth >= directory_bits_max(&self.geometry) {
             return Err(NoSplit::Limit);
         }
-        let Some(_making) = try_lock(&self.making) else { return Err(NoSplit::Busy) };
+        let Some(_making) = try_lock(&self.making) else { return Err(NoSplit::Making) };
         if parent.share.get() != share {
             return Err(NoSplit::Busy);
         }
@@ -662,7 +1003,7 @@ impl Growth {
             depth: share.depth + 1,
             role: PairRole::Child,
         };
-        let child = self.make(of_child).map_err(NoSplit::Memory)?;
+        let child = self.make(of_child).map_err(|why| self.refused(why))?;
         child.share.begin(of_child, true);
         let named = child.named();
         let unused = |no_split| {
@@ -671,7 +1012,8 @@ impl Growth {
         };
         let mut pairs = lock(&self.pairs);
         // Another thread may have been quicker.
-        if parent.share.get() != share || pairs.contains_key(&parent.memory) || !parent.is_settled() {
+        if parent.share.get() != share || pairs.by_memory.contains_key(&parent.memory) || !parent.is_settled()
+        {
             return unused(NoSplit::Busy);
         }
         let mut directory = lock(&self.directory);
@@ -679,7 +1021,7 @@ impl Growth {
         match directory.deepen(share.depth + 1) {
             Ok(true) => {}
             Ok(false) => return unused(NoSplit::Limit),
-            Err(error) => return unused(NoSplit::Memory(error)),
+            Err(why) => return unused(self.refused(why)),
         }
         self.live.insert(child);
         parent.share.begin(KeyShare { role: PairRole::Parent, ..share }, false);
@@ -690,7 +1032,7 @@ impl Growth {
             share.depth,
             DirectoryEntry { segment: parent.named(), depth: share.depth, pending },
         );
-        insert_pair(&mut pairs, parent.memory, named.memory, Toward::Child);
+        self.insert_pair(&mut pairs, parent.memory, named.memory, Toward::Child);
         disobey(Rule::DirectoryLast, || self.name_both(&mut directory, parent, named, share));
         Ok(())
     }
@@ -707,7 +1049,7 @@ impl Growth {
         let are_whole = [(one, share.prefix), (other, sibling)].into_iter().all(|(segment, prefix)| {
             segment.share.get() == KeyShare { prefix, depth: share.depth, role: PairRole::Whole }
                 && segment.is_settled()
-                && !pairs.contains_key(&segment.memory)
+                && !pairs.by_memory.contains_key(&segment.memory)
         });
         if !are_whole || one.len() + other.len() >= keys_max {
             return false;
@@ -717,7 +1059,7 @@ impl Growth {
         let pending = Pending::Parent(parent.named());
         let entry = DirectoryEntry { segment: child.named(), depth: share.depth, pending };
         lock(&self.directory).set(child.share.get().prefix, share.depth, entry);
-        insert_pair(&mut pairs, parent.memory, child.memory, Toward::Parent);
+        self.insert_pair(&mut pairs, parent.memory, child.memory, Toward::Parent);
         true
     }
 
@@ -732,7 +1074,7 @@ impl Growth {
     /// Gives up every merge under way. For the simulator.
     #[cfg(feature = "sim")]
     pub fn give_up_merges(&self) {
-        let pairs: Vec<_> = lock(&self.pairs).values().cloned().collect();
+        let pairs = lock(&self.pairs).queue.clone();
         pairs.iter().for_each(|pair| self.turn_back(&mut lock(&pair.state)));
     }
 
@@ -754,7 +1096,7 @@ impl Growth {
 
     /// Takes a pair on by up to so many homes.
     fn drive(&self, pair: &Pair, homes: u32, guard: &Guard) -> Driven {
-        let Some(mut state) = try_lock(&pair.state) else { return Driven::Waits };
+        let Some(mut state) = try_lock(&pair.state) else { return Driven::Taken };
         let [Some(parent), Some(child)] =
             [pair.parent, pair.child].map(|memory| self.live.get(memory, guard))
         else {
@@ -763,36 +1105,40 @@ impl Growth {
         if parent.share.get().role == PairRole::Whole || child.share.get().role == PairRole::Whole {
             return Driven::Ended; // Another thread has ended it since `pair` was found.
         }
+        if let Some(fewer) = state.spare.checked_sub(1) {
+            state.spare = fewer;
+            return Driven::Waits;
+        }
         let all = self.geometry.homes();
         for _ in 0..homes {
             if state.toward == Toward::Parent && parent.len() > self.share_of_design(GIVE_UP_AT) {
                 self.turn_back(&mut state);
             }
             let to_child = state.toward != Toward::Parent;
-            // Homes that have gone are passed over.
-            while state.in_vain < all && child.share.is_away(state.next) != to_child {
-                state.pass_over(all);
-            }
-            if state.in_vain >= all {
-                if (0..all).all(|home| child.share.is_away(home) != to_child) {
-                    return self.finish(parent, child, state.toward);
-                }
+            let Some(home) = state.next_home(all, |home| child.share.is_away(home) != to_child) else {
                 state.in_vain = 0;
-                return Driven::Waits;
-            }
+                if !state.left.is_empty() {
+                    state.spared = (2 * state.spared + 1).clamp(0, LOOKS_SPARED_MAX);
+                    state.spare = state.spared;
+                    return Driven::Waits;
+                }
+                return self.finish(parent, child, &mut state);
+            };
             let carried = match state.toward {
-                Toward::Child => self.split_home(parent, child, state.next, false),
-                Toward::Parent => self.merge_home(parent, child, state.next),
-                Toward::Back => self.split_home(parent, child, state.next, true),
+                Toward::Child => self.split_home(parent, child, home, false),
+                Toward::Parent => self.merge_home(parent, child, home),
+                Toward::Back => self.split_home(parent, child, home, true),
             };
             match carried {
                 Carried::All(keys) => {
                     self.done.moved.fetch_add(keys, Relaxed);
-                    state.in_vain = 0;
-                    state.next = (state.next + 1) % all;
+                    (state.in_vain, state.spared) = (0, 0);
                 }
                 Carried::NoRoom if state.toward == Toward::Parent => self.turn_back(&mut state),
-                Carried::NoRoom | Carried::Stuck => state.pass_over(all),
+                Carried::NoRoom | Carried::Stuck => {
+                    state.left.push_back(home);
+                    state.in_vain += 1;
+                }
             }
         }
         Driven::On
@@ -842,10 +1188,16 @@ impl Growth {
     }
 
     /// Ends a split or merge: the directory says what is so.
-    fn finish(&self, parent: &Segment, child: &Segment, toward: Toward) -> Driven {
+    fn finish(&self, parent: &Segment, child: &Segment, state: &mut PairState) -> Driven {
+        let toward = state.toward;
         // E6: until then a client may see a home marked whose keys are back.
         if toward == Toward::Back && !child.is_settled() {
             return Driven::Waits;
+        }
+        // E2: every home has gone.
+        if !child.share.are_all_away(toward == Toward::Parent, self.geometry.homes()) {
+            *state = PairState::new(toward);
+            return Driven::On;
         }
         let (share, named) = (parent.share.get(), child.named());
         let mut pairs = lock(&self.pairs);
@@ -866,9 +1218,21 @@ impl Growth {
             parent.share.set(KeyShare { depth: share.depth + 1, role: PairRole::Whole, ..share });
             self.done.splits.fetch_add(u64::from(toward == Toward::Child), Relaxed);
         }
-        pairs.remove(&parent.memory);
-        pairs.remove(&child.memory);
+        for memory in [parent.memory, child.memory] {
+            pairs.by_memory.remove(&memory);
+        }
+        pairs.queue.retain(|pair| pair.parent != parent.memory);
+        self.under_way.store(pairs.queue.len() as u64, Relaxed);
         Driven::Ended
+    }
+
+    fn insert_pair(&self, pairs: &mut Pairs, parent: u32, child: u32, toward: Toward) {
+        let pair = Arc::new(Pair { parent, child, state: Mutex::new(PairState::new(toward)) });
+        for memory in [parent, child] {
+            pairs.by_memory.insert(memory, Arc::clone(&pair));
+        }
+        pairs.queue.push_back(pair);
+        self.under_way.store(pairs.queue.len() as u64, Relaxed);
     }
 
     /// The directory names parent and child for their keys. `share` is the parent's.
@@ -900,18 +1264,38 @@ impl Growth {
 
     pub fn growth_counts(&self) -> GrowthCounts {
         let guard = epoch::pin();
-        let pairs: Vec<_> = lock(&self.pairs).values().cloned().collect();
+        let pairs = lock(&self.pairs).queue.clone();
         let merging = |pair: &&Arc<Pair>| lock(&pair.state).toward != Toward::Child;
-        let merging = pairs.iter().filter(merging).count() as u64 / 2;
+        let merging = pairs.iter().filter(merging).count() as u64;
+        let (mut segments, mut depth) = (0, 0);
+        let mut loads = [Vec::new(), Vec::new()];
+        for segment in self.live.all(&guard) {
+            let share = segment.share.get();
+            if share.role != PairRole::Gone {
+                segments += 1;
+                depth = depth.max(share.depth.into());
+                let counts = segment.counts();
+                loads[usize::from(share.role != PairRole::Whole)]
+                    .push(counts.keys * 1_000_000 / counts.slots.max(1));
+            }
+        }
+        let [whole, paired] = &loads;
+        let loads = if whole.is_empty() { paired } else { whole };
         GrowthCounts {
-            segments: self.live.all(&guard).filter(|s| s.share.get().role != PairRole::Gone).count() as u64,
+            segments,
             segments_max: self.geometry.segments_max(),
-            splitting: pairs.len() as u64 / 2 - merging,
+            depth,
+            load_min_ppm: loads.iter().copied().min().unwrap_or(0),
+            load_max_ppm: loads.iter().copied().max().unwrap_or(0),
+            splitting: pairs.len() as u64 - merging,
             merging,
             splits: self.done.splits.load(Relaxed),
             merges: self.done.merges.load(Relaxed),
             given_up: self.done.given_up.load(Relaxed),
             moved: self.done.moved.load(Relaxed),
+            refused: self.done.refused.times.load(Relaxed),
+            bytes_backed: self.region.backed_bytes(),
+            bytes_max: self.geometry.region_bytes(),
             bytes_returned: lock(&self.memory).bytes_returned,
         }
     }
@@ -925,10 +1309,10 @@ struct Left {
 
 /// A split or merge that was under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct LeftPair {
-    parent: u32,
-    child: u32,
-    toward: Toward,
+pub(super) struct LeftPair {
+    pub parent: u32,
+    pub child: u32,
+    pub toward: Toward,
 }
 
 impl Left {
@@ -969,6 +1353,15 @@ impl Left {
     }
 }
 
+impl Pairs {
+    fn put_last(&mut self, pair: &Arc<Pair>) {
+        if let Some(at) = self.queue.iter().position(|other| Arc::ptr_eq(other, pair)) {
+            let pair = self.queue.remove(at);
+            self.queue.extend(pair);
+        }
+    }
+}
+
 impl FreeMemory {
     /// The memory that these segments do not have is free.
     fn left(&mut self, segments: BTreeSet<u32>) {
@@ -1006,10 +1399,15 @@ impl FreeMemory {
     }
 }
 
-fn insert_pair(pairs: &mut FxHashMap<u32, Arc<Pair>>, parent: u32, child: u32, toward: Toward) {
-    let pair = Arc::new(Pair { parent, child, state: Mutex::new(PairState::new(toward)) });
-    pairs.insert(parent, Arc::clone(&pair));
-    pairs.insert(child, pair);
+/// Lets another thread go on that may have been stopped in the middle of a split or merge: its keys are nowhere
+/// for so long. The more often, the longer: some 10 s for all of [`TRIES_MAX`].
+#[inline]
+fn give_way(tried: u32) {
+    match tried {
+        0..16 => {}
+        16..1_000 => std::thread::yield_now(),
+        _ => std::thread::sleep(Duration::from_millis(1)),
+    }
 }
 
 /// The keys of a home have come to `to`, under the lock of the home in `from`.
@@ -1177,10 +1575,13 @@ impl Segment {
         })
     }
 
-    /// Has every header say what is so.
-    fn state_all_homes(&self) {
+    /// Has every header say what is so. The homes of a split's child have not been merged: those that are
+    /// away have not come yet.
+    fn state_all_homes(&self, is_of_split: bool) {
         for home in 0..self.geometry.homes() {
-            self.set_home_state(&mut self.lock_home(home), home, self.share.state(home));
+            let state = self.share.state(home);
+            let state = HomeState { merged: state.merged && !is_of_split, ..state };
+            self.set_home_state(&mut self.lock_home(home), home, state);
         }
     }
 

@@ -2,18 +2,25 @@
 //! (T6, T7). So the next one need not look at every slot. `docs/FORMAT.md` has its bytes.
 //!
 //! A register is read when its stripe is first used.
+//!
+//! A table that grows leaves one such *part* for each segment, and before them a list of the segments
+//! and of the splits and merges under way, which the next server goes on with.
 
+use super::growth::{Growth, LeftPair, Toward};
 use super::*;
 use crate::cores::Cores;
 use crate::layout::control::BLOCKS_WORD;
 use crate::layout::crc;
+use crate::layout::segment::Named;
 use crate::layout::undo::{UNDO_LINES, line_word};
 use crate::layout::{PAGE, WORD};
 use std::ops::Range;
 use std::time::Duration;
 
-/// Words before the list of blocks.
+/// Words before the lists.
 const HEAD: u64 = 5;
+/// Words of a segment in the list of segments.
+const SEGMENT: u64 = 4;
 /// Words of a displaced key.
 const ENTRY: u64 = 2;
 /// Stripes that a thread checks before it takes the next ones.
@@ -28,11 +35,18 @@ fn offset(geometry: &Geometry) -> u64 {
 #[cfg(feature = "sim")]
 pub(crate) fn end(geometry: &Geometry) -> u64 {
     let stripes = Stripes::new(geometry.main_slots()).len() as u64;
-    let words = HEAD + geometry.overflow_blocks() + stripes + ENTRY * geometry.slots();
+    let part = HEAD + geometry.overflow_blocks() + stripes + ENTRY * geometry.slots();
+    let each = if geometry.grows() { part + SEGMENT + pair_words(geometry) } else { part };
+    let words = HEAD + geometry.segments_max().max(1) * each;
     offset(geometry) + words * WORD as u64
 }
 
-/// What a stopped server left of a table at rest.
+/// Words of a pair in the list of pairs.
+fn pair_words(geometry: &Geometry) -> u64 {
+    2 + geometry.homes().div_ceil(64)
+}
+
+/// What a stopped server left of a table at rest, or of one segment.
 #[derive(Debug)]
 pub(super) struct Handover {
     keys: u64,
@@ -46,16 +60,67 @@ fn sum(words: impl IntoIterator<Item = u64>) -> u32 {
     words.into_iter().fold(0, |sum, word| crc::append(sum, &word.to_le_bytes()))
 }
 
-impl Segment {
+impl Index {
     /// T6: waits until no trace is left, writes down what the next server needs to know, and says in
-    /// the state word that this server has stopped. Returns whether it did: not if traces stay longer
-    /// than `within`, or there is no memory for it. Then the next server looks at every slot.
+    /// the state word that this server has stopped. Does not if traces stay longer than `within`, or
+    /// there is no memory for it. Then the next server looks at every slot.
     ///
     /// Nobody may change the table meanwhile or later.
     pub(crate) fn hand_over(&self, within: Duration) -> Result<(), NotHandedOver> {
-        if obey(Rule::StopAtRest, || self.traces_stay(within)) {
+        match &self.table {
+            Table::One(segment) => segment.hand_over(within),
+            Table::Many(growth) => growth.hand_over(within),
+        }
+    }
+}
+
+/// Takes all traces away, each when it is due. Returns whether some stay longer than this.
+fn traces_stay(grace: &Grace, reap: impl Fn(), within: Duration) -> bool {
+    let clock = grace.clock();
+    let give_up_ns = clock.now_ns() + within.as_nanos() as u64;
+    loop {
+        reap();
+        let Some(wait) = grace.until_next() else { return false };
+        let due_ns = clock.now_ns() + wait.as_nanos() as u64;
+        if due_ns > give_up_ns {
+            return true;
+        }
+        clock.sleep_until(due_ns);
+    }
+}
+
+/// Writes a handover. `publish` says that the server has stopped.
+fn write_down(
+    region: &Region,
+    geometry: &Geometry,
+    words: &[u64],
+    publish: impl Fn(),
+) -> Result<(), NotHandedOver> {
+    let memory = region.behind(offset(geometry), words.len() as u64 * WORD as u64)?;
+    let write = |_: &mut ()| (0..).zip(words).for_each(|(n, &word)| memory.store(n, word));
+    // A killed server's stores end where its program did. So no fence of the CPU is needed.
+    in_order(Rule::StopLast, (), write, |_| publish());
+    Ok(())
+}
+
+/// Whether no undo line names a slot.
+fn has_no_undo(region: &Region, geometry: &Geometry) -> bool {
+    (0..UNDO_LINES).all(|line| region.load(line_word(geometry.shape(), line)) == 0)
+}
+
+impl Segment {
+    /// As [`Index::hand_over`].
+    pub(crate) fn hand_over(&self, within: Duration) -> Result<(), NotHandedOver> {
+        let reap = || self.reap(usize::MAX);
+        if obey(Rule::StopAtRest, || traces_stay(&self.grace, reap, within)) {
             return Err(NotHandedOver::Traces(within));
         }
+        let words = self.handover(self.incarnation);
+        write_down(&self.region, &self.geometry, &words, || self.publish_state(Phase::Stopped))
+    }
+
+    /// The words of a handover. `of` is the server's incarnation, or the memory of a segment of many.
+    fn handover(&self, of: u64) -> Vec<u64> {
         let blocks = self.blocks.free();
         let registers = self.stripes.each(|_, stripe| {
             self.read_register(stripe);
@@ -63,57 +128,38 @@ impl Segment {
             all.flat_map(|(home, bit, slot)| [slot.0, home << 8 | u64::from(bit.trailing_zeros())])
                 .collect::<Vec<_>>()
         });
-        let head = [self.incarnation, self.len(), registers.len() as u64, blocks.len() as u64];
+        let head = [of, self.len(), registers.len() as u64, blocks.len() as u64];
         let lists = blocks.iter().map(|block| u64::from(block.0)).chain(registers.iter().map(|register| {
             (register.len() as u64 / ENTRY) << 32 | u64::from(sum(register.iter().copied()))
         }));
         let lists: Vec<u64> = lists.collect();
         let covered = std::iter::once(self.geometry.generation()).chain(head).chain(lists.iter().copied());
         let all = head.into_iter().chain([sum(covered).into()]).chain(lists.iter().copied());
-        let all: Vec<u64> = all.chain(registers.into_iter().flatten()).collect();
-        let memory = self.region.behind(offset(&self.geometry), all.len() as u64 * WORD as u64)?;
-        let write = |_: &mut &Segment| (0..).zip(&all).for_each(|(n, &word)| memory.store(n, word));
-        // A killed server's stores end where its program did. So no fence of the CPU is needed.
-        in_order(Rule::StopLast, self, write, |index| index.publish_state(Phase::Stopped));
-        Ok(())
-    }
-
-    /// Takes all traces away, each when it is due. Returns whether some stay longer than this.
-    fn traces_stay(&self, within: Duration) -> bool {
-        let clock = self.grace.clock();
-        let give_up_ns = clock.now_ns() + within.as_nanos() as u64;
-        while let Some(wait) = self.tidy() {
-            let due_ns = clock.now_ns() + wait.as_nanos() as u64;
-            if due_ns > give_up_ns {
-                return true;
-            }
-            clock.sleep_until(due_ns);
-        }
-        false
+        all.chain(registers.into_iter().flatten()).collect()
     }
 
     /// Finds the handover of the server that had the region before, if it is whole (T7).
     pub(super) fn handed_over(&self, cores: Cores) -> Option<Handover> {
-        let mut lines = (0..UNDO_LINES).map(|line| line_word(self.geometry.shape(), line));
-        if !kept(Rule::HandoverCheck, || lines.all(|line| self.region.load(line) == 0)) {
+        if !kept(Rule::HandoverCheck, || has_no_undo(&self.region, &self.geometry)) {
             return None;
         }
+        self.find_handover(offset(&self.geometry) / WORD as u64, self.incarnation.wrapping_sub(1), cores)
+    }
+
+    /// Finds the handover `of` this, if it is whole, from this word of the region on.
+    fn find_handover(&self, first: u64, of: u64, cores: Cores) -> Option<Handover> {
         let words = self.region.bytes() / WORD as u64;
-        let first = offset(&self.geometry) / WORD as u64;
         let load = |word: u64| self.region.load((first + word) as usize);
         let room = words.checked_sub(first).filter(|&room| room > HEAD)?;
-        let [incarnation, keys, stripes, blocks] = std::array::from_fn(|n| load(n as u64));
+        let [is_of, keys, stripes, blocks] = std::array::from_fn(|n| load(n as u64));
         let lists = HEAD.checked_add(blocks)?.checked_add(stripes)?;
-        if incarnation.wrapping_add(1) != self.incarnation
-            || stripes != self.stripes.len() as u64
-            || lists > room
-        {
+        if is_of != of || stripes != self.stripes.len() as u64 || lists > room {
             return None;
         }
         let covered = (0..HEAD - 1).chain(HEAD..lists).map(load);
         let is_whole =
             || sum(std::iter::once(self.geometry.generation()).chain(covered)) == load(HEAD - 1) as u32;
-        let ever_used = self.region.load(BLOCKS_WORD);
+        let ever_used = self.blocks_ever_used();
         let free: Vec<_> = (HEAD..HEAD + blocks).map(load).collect();
         let are_used = ever_used <= self.geometry.overflow_blocks() && free.iter().all(|&n| n < ever_used);
         if !kept(Rule::HandoverCheck, || are_used && is_whole()) {
@@ -144,6 +190,11 @@ impl Segment {
         })
     }
 
+    /// The first so many blocks have been used. In a table that grows, all have memory behind them.
+    fn blocks_ever_used(&self) -> u64 {
+        if self.geometry.grows() { self.geometry.overflow_blocks() } else { self.region.load(BLOCKS_WORD) }
+    }
+
     /// Whether these words are the register of this stripe.
     fn is_register(&self, stripe: usize, words: Range<usize>, expected: u32) -> bool {
         let is_good = |home: u64, displaced: Displaced| {
@@ -169,7 +220,7 @@ impl Segment {
         let Handover { keys, free, registers } = handover;
         let mut registers = registers.into_iter();
         self.stripes.each(|_, stripe| stripe.unread = registers.next().unwrap_or_default());
-        self.blocks.take_over(self.region.load(BLOCKS_WORD), free);
+        self.blocks.take_over(self.blocks_ever_used(), free);
         if cfg!(debug_assertions) && self.geometry.overflow_blocks() > 0 {
             for home in 0..self.geometry.homes() {
                 let heads = self.chain_heads(self.geometry.window(home).first).skip(1);
@@ -197,13 +248,111 @@ impl Segment {
     }
 }
 
+/// What a stopped server left of a table that grows.
+pub(super) struct GrowthHandover {
+    pub keys: u64,
+    /// The segments, each with its part.
+    pub segments: Vec<(Segment, Handover)>,
+    /// The pairs, each with the homes that are away from the parent: a bit for each.
+    pub pairs: Vec<(LeftPair, Vec<u64>)>,
+}
+
+impl Growth {
+    /// As [`Index::hand_over`]. Splits and merges stay as they are.
+    fn hand_over(&self, within: Duration) -> Result<(), NotHandedOver> {
+        let reap = || self.reap(usize::MAX);
+        if obey(Rule::StopAtRest, || traces_stay(&self.grace, reap, within)) {
+            return Err(NotHandedOver::Traces(within));
+        }
+        let guard = crossbeam_epoch::pin();
+        let segments: Vec<&Segment> = self.live.all(&guard).collect();
+        let parts: Vec<Vec<u64>> = segments.iter().map(|s| s.handover(s.memory.into())).collect();
+        let mut pairs = Vec::new();
+        let left = self.pairs_left();
+        for &LeftPair { parent, child, toward } in &left {
+            let Some(parent_segment) = self.live.get(parent, &guard) else { continue };
+            pairs.extend([u64::from(parent) | u64::from(child) << 32, toward as u64]);
+            pairs.extend(parent_segment.share.away_words());
+        }
+        let keys = segments.iter().map(|segment| segment.len()).sum();
+        let head = [self.incarnation, keys, segments.len() as u64, left.len() as u64];
+        let mut at = HEAD + segments.len() as u64 * SEGMENT + pairs.len() as u64;
+        let mut lists = Vec::new();
+        for (segment, part) in segments.iter().zip(&parts) {
+            let Named { memory, incarnation } = segment.named();
+            let is_of = u64::from(memory) | u64::from(incarnation) << 32;
+            lists.extend([is_of, segment.share.get().to_word(), at, part[HEAD as usize - 1]]);
+            at += part.len() as u64;
+        }
+        lists.extend(pairs);
+        let covered = std::iter::once(self.geometry.generation()).chain(head).chain(lists.iter().copied());
+        let sum = u64::from(sum(covered));
+        let all = head.into_iter().chain([sum]).chain(lists).chain(parts.into_iter().flatten());
+        let all: Vec<u64> = all.collect();
+        write_down(&self.region, &self.geometry, &all, || self.publish_state(Phase::Stopped))
+    }
+
+    /// Finds the handover of the server that had the region before, if it is whole (T7). All cores work
+    /// at it.
+    pub(super) fn handed_over(&self, cores: Cores) -> Option<GrowthHandover> {
+        if !kept(Rule::HandoverCheck, || has_no_undo(&self.region, &self.geometry)) {
+            return None;
+        }
+        let first = offset(&self.geometry) / WORD as u64;
+        let load = |word: u64| self.region.load((first + word) as usize);
+        let room = (self.region.bytes() / WORD as u64).checked_sub(first).filter(|&room| room > HEAD)?;
+        let [incarnation, keys, segments, pairs] = std::array::from_fn(|n| load(n as u64));
+        let most = self.geometry.segments_max();
+        if incarnation.wrapping_add(1) != self.incarnation || segments.max(pairs) > most {
+            return None;
+        }
+        let first_pair = HEAD + segments * SEGMENT;
+        let lists = first_pair + pairs * pair_words(&self.geometry);
+        let covered = || (0..HEAD - 1).chain(HEAD..lists).map(load);
+        let is_whole =
+            || sum(std::iter::once(self.geometry.generation()).chain(covered())) == load(HEAD - 1) as u32;
+        if lists > room || !kept(Rule::HandoverCheck, is_whole) {
+            return None;
+        }
+        let pairs = (0..pairs).map(|pair| first_pair + pair * pair_words(&self.geometry)).map(|at| {
+            let (both, away) = (load(at), (at + 2..at + pair_words(&self.geometry)).map(load));
+            let toward = Toward::from_number(load(at + 1))?;
+            Some((LeftPair { parent: both as u32, child: (both >> 32) as u32, toward }, away.collect()))
+        });
+        let pairs: Vec<(LeftPair, Vec<u64>)> = pairs.collect::<Option<_>>()?;
+        let listed = (0..segments).map(|segment| HEAD + segment * SEGMENT);
+        let shares: Vec<(u32, KeyShare)> =
+            listed.map(|at| (load(at) as u32, KeyShare::from_word(load(at + 1)))).collect();
+        let left: Vec<LeftPair> = pairs.iter().map(|(pair, _)| *pair).collect();
+        if self.not_all_keys(&shares, &left).is_some() {
+            return None;
+        }
+        let look = |segments: Range<u64>| -> Option<Vec<_>> {
+            let mut found = Vec::new();
+            for at in segments.map(|segment| HEAD + segment * SEGMENT) {
+                let [is_of, share, part, part_sum] = std::array::from_fn(|n| load(at + n as u64));
+                let named = Named { memory: is_of as u32, incarnation: (is_of >> 32) as u32 };
+                let in_room = part.checked_add(HEAD).is_some_and(|end| end <= room);
+                if !in_room || !kept(Rule::HandoverCheck, || load(part + HEAD - 1) == part_sum) {
+                    return None;
+                }
+                let segment = self.part(named, KeyShare::from_word(share));
+                let handover = segment.find_handover(first + part, named.memory.into(), Cores(1))?;
+                found.push((segment, handover));
+            }
+            Some(found)
+        };
+        let parts = cores.split(0..segments, 1, look, |_| {});
+        let segments: Vec<_> = parts.into_iter().collect::<Option<Vec<_>>>()?.into_iter().flatten().collect();
+        Some(GrowthHandover { keys, segments, pairs })
+    }
+}
+
 /// Why a server that stopped has handed nothing over.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NotHandedOver {
     #[error("traces for readers under way stay longer than {0:?}")]
     Traces(Duration),
-    #[error("a table that grows is not handed over")]
-    Growing,
     #[error("there is no memory for it")]
     NoMemory(#[from] RegionError),
 }

@@ -66,7 +66,9 @@ impl Segment {
                 .any(|e| e.place == DisplacedAt::At(from));
             let keys = self.keys_along(&path);
             let movers = self.hashed_all(&keys);
-            if !still_there || !self.still_good(&locked, &path, &movers) {
+            // One that is about to go to another segment would be held up: ghosts stay in the slots
+            // that keys have left, and keep a key there from being moved (M3).
+            if !still_there || self.share.may_go(movers[0]) || !self.still_good(&locked, &path, &movers) {
                 return false;
             }
             self.move_along(&mut locked, &path, &movers, |locked| self.vacate(locked, from, movers[0]));

@@ -22,7 +22,7 @@
 //!   them.
 //! * `create` makes an empty table; `recover` takes a region over from a server that was killed,
 //!   `handover` from one that stopped.
-//! * `snapshot` walks over all keys, for a file of them, and puts them back.
+//! * `walk` shows all keys, while they change; `snapshot` makes a file of them, and puts them back.
 
 mod chains;
 mod counters;
@@ -30,6 +30,8 @@ mod create;
 mod directory;
 mod grace;
 mod growth;
+#[cfg(all(test, feature = "sim", not(loom)))]
+mod growth_tests;
 pub(crate) mod handover;
 mod homing;
 mod live;
@@ -49,8 +51,11 @@ mod stripes;
 mod tests;
 mod traces;
 mod undo;
+mod walk;
 mod writer;
 
+#[cfg(feature = "verbs")]
+pub(crate) use growth::Registrar;
 pub use recover::{RecoverError, Recovered};
 pub use snapshot::{RestoreError, Restored};
 
@@ -78,7 +83,7 @@ use notes::Notes;
 use refusals::{NoPath, Refusals};
 use search::{MovePath, Searched, find_path};
 use segment::{Segment, Stop, check_lengths, publish_state};
-use share::{KeyShare, PairRole, SharedKeyShare};
+use share::{HomesHere, KeyShare, PairRole, SharedKeyShare};
 use smallvec::SmallVec;
 use std::time::Duration;
 use stripes::{Displaced, DisplacedAt, Locked, Stripe, StripeSet, Stripes};
@@ -140,7 +145,7 @@ impl Index {
         fill: impl FnOnce(&Index) -> Result<(), E>,
     ) -> Result<Index, E> {
         let table = if geometry.grows() {
-            Table::Many(Growth::create(region, geometry, clock, start)?)
+            Table::Many(Growth::create_unready(region, geometry, clock, start)?)
         } else {
             Table::One(Segment::create_unready(region, geometry, clock, start)?)
         };
@@ -256,6 +261,33 @@ impl Index {
         }
     }
 
+    /// From now on, memory of a table that grows is registered here before it is used (E0). Returns how many
+    /// pieces have been used before.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn register_with(&self, registrar: std::sync::Weak<dyn Registrar>) -> u32 {
+        self.growing().register_with(registrar)
+    }
+
+    /// Tells clients over a network the remote key of a chunk (E0).
+    #[cfg(feature = "verbs")]
+    pub(crate) fn tell_key(&self, chunk: u32, remote_key: u32) -> Result<(), RegionError> {
+        self.growing().tell_key(chunk, remote_key)
+    }
+
+    /// How many pieces of memory a table that grows has used.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn memory_used(&self) -> u32 {
+        self.growing().memory_used()
+    }
+
+    #[cfg(feature = "verbs")]
+    fn growing(&self) -> &Growth {
+        match &self.table {
+            Table::One(_) => unreachable!("asked of tables that grow"),
+            Table::Many(growth) => growth,
+        }
+    }
+
     /// A reader of this table in this process. It does the same GET as clients.
     pub fn reader(&self) -> Reader<'_, Shm<'_>> {
         let (fabric, geometry) = (Shm::new(self.region(), self.geometry()), self.geometry());
@@ -322,12 +354,27 @@ impl Index {
     /// [`Index::tidy`], changes and a server's idle time take them on. Returns how many were begun; 0 for a
     /// table of one size.
     ///
-    /// Merges begin by themselves where both have less than half of that.
+    /// A remove begins a merge by itself where both together have less than 52 to 62 %.
     pub fn shrink(&self) -> u64 {
         match &self.table {
             Table::One(_) => 0,
             Table::Many(growth) => growth.shrink(),
         }
+    }
+
+    /// Hands the table over to the next server, as a server that stops does. Returns whether it did.
+    /// Nobody may change the table later.
+    #[cfg(feature = "sim")]
+    #[doc(hidden)]
+    pub fn stop(&self) -> bool {
+        self.hand_over(Duration::from_secs(1)).is_ok()
+    }
+
+    /// The length of a region with room for the longest handover.
+    #[cfg(feature = "sim")]
+    #[doc(hidden)]
+    pub fn bytes_with_handover(geometry: &Geometry) -> u64 {
+        handover::end(geometry)
     }
 
     /// Gives up every merge under way.
@@ -336,14 +383,6 @@ impl Index {
     pub fn give_up_merges(&self) {
         if let Table::Many(growth) = &self.table {
             growth.give_up_merges();
-        }
-    }
-
-    /// Hands the table over to the next server (T6). Nobody may change it meanwhile or later.
-    pub(crate) fn hand_over(&self, within: Duration) -> Result<(), handover::NotHandedOver> {
-        match &self.table {
-            Table::One(segment) => segment.hand_over(within),
-            Table::Many(_) => Err(handover::NotHandedOver::Growing),
         }
     }
 }

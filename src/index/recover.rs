@@ -311,13 +311,14 @@ impl Segment {
         }
         let key = self.geometry.hashed(key);
         let primary = self.geometry.primary(key);
-        if primary.contains(slot) {
+        let is_ours = self.share.get().covers(key.first().directory());
+        if is_ours && primary.contains(slot) {
             seen.found.keys += 1;
             let later = slot.0 + 1..primary.first.0 + u64::from(primary.slots);
             for other in later.map(SlotIx).filter(|&other| self.slots().holds(other, key.key())) {
                 seen.doubled.extend([slot, other]);
             }
-        } else if self.may_be_at(key, slot, guard) {
+        } else if is_ours && self.may_be_at(key, slot, guard) {
             seen.displaced.push(slot);
         } else {
             self.rewrite(&self.stripes.alone(), slot, None, &[]);

@@ -67,6 +67,11 @@ impl Stop {
     }
 }
 
+/// A hundred times the keys for which a segment is meant.
+pub(super) fn design_percents(geometry: &Geometry) -> u64 {
+    geometry.main_slots() * u64::from(geometry.layout().preset().map_or(75, |preset| preset.design_load))
+}
+
 impl Segment {
     pub(super) fn over(region: Region, geometry: Geometry, clock: Clock, incarnation: u64) -> Segment {
         Segment {
@@ -185,13 +190,21 @@ impl Segment {
         if let Some(answer) = self.put_over(&mut locked, seen.at(), key, value, mode) {
             return Ok(answer);
         }
+        if self.geometry.grows() && self.is_kept_for_a_split() {
+            return Err(Stop::NoRoom);
+        }
         if let Sought::Free(slot) = seen {
             self.place(&mut locked, slot, key, value);
             return Ok(PutOutcome::Inserted);
         }
         if self.geometry.grows() {
             drop(locked);
-            return self.put_with_moves(key, value, mode);
+            // No move makes room where no slot is free.
+            return if self.has_no_free_slot() {
+                Err(Stop::NoRoom)
+            } else {
+                self.put_with_moves(key, value, mode)
+            };
         }
         // L6 holds: the key's locks are held since it was looked for.
         let room_made = self.counters.room_made();
@@ -200,6 +213,16 @@ impl Segment {
         }
         drop(locked);
         self.put_by_moving(key, value, mode)
+    }
+
+    /// Whether the room that is left is for keys of the parent: without it the split would never end, nor could
+    /// another one begin.
+    fn is_kept_for_a_split(&self) -> bool {
+        /// Of so many hundredths of the design load on.
+        const KEPT_FROM: u64 = 106;
+        self.share.get().role == PairRole::Child && {
+            self.counters.keys() * 10_000 >= design_percents(&self.geometry) * KEPT_FROM
+        }
     }
 
     /// Whether a key is not in this segment, or not any more.

@@ -7,6 +7,7 @@
 
 use super::*;
 use crate::layout::segment::{HomeState, low};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// A segment's share of the keys.
@@ -36,14 +37,61 @@ impl KeyShare {
     /// The whole table.
     pub const ALL: KeyShare = KeyShare { prefix: 0, depth: 0, role: PairRole::Whole };
 
-    fn to_word(self) -> u64 {
+    /// The share of this parent's child.
+    pub fn child(self) -> KeyShare {
+        let KeyShare { prefix, depth, .. } = self;
+        KeyShare { prefix: prefix | 1 << depth, depth: depth + 1, role: PairRole::Child }
+    }
+
+    /// Whether keys with this directory hash are the segment's, or its pair's if it is a parent.
+    #[inline]
+    pub fn covers(self, directory: u32) -> bool {
+        (directory ^ self.prefix) & low(self.depth) == 0
+    }
+
+    /// Whether a key with this directory hash is in the segment. `is_away` says so of its home.
+    #[inline]
+    fn has(self, directory: u32, is_away: bool) -> bool {
+        self.covers(directory)
+            && match self.role {
+                PairRole::Whole => true,
+                PairRole::Parent => directory >> self.depth & 1 == 0 || !is_away,
+                PairRole::Child => !is_away,
+                PairRole::Gone => false,
+            }
+    }
+
+    pub fn to_word(self) -> u64 {
         u64::from(self.depth) | (self.role as u64) << 5 | u64::from(self.prefix) << 8
     }
 
-    fn from_word(word: u64) -> KeyShare {
+    pub fn from_word(word: u64) -> KeyShare {
         let role =
             [PairRole::Whole, PairRole::Parent, PairRole::Child, PairRole::Gone][(word >> 5 & 3) as usize];
         KeyShare { prefix: (word >> 8) as u32 & 0xff_ffff, depth: word as u32 & 31, role }
+    }
+}
+
+/// Which keys of some neighbouring homes, at most 64, a segment had at an instant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct HomesHere {
+    pub share: KeyShare,
+    /// A bit for each home, by its number modulo 64.
+    away: u64,
+    /// Which of these bits count.
+    homes: u64,
+}
+
+impl HomesHere {
+    /// Whether a key of one of these homes was in the segment.
+    pub fn has(&self, directory: u32, home: u64) -> bool {
+        self.share.has(directory, self.away >> (home % 64) & 1 == 1)
+    }
+
+    /// Whether this parent and that child had all keys of a pair, and none twice.
+    pub fn goes_with(&self, child: &HomesHere) -> bool {
+        let is_parent = self.share.role == PairRole::Parent;
+        is_parent && child.share == self.share.child() && self.away ^ child.away == self.homes
     }
 }
 
@@ -82,12 +130,25 @@ impl SharedKeyShare {
         self.set(share);
     }
 
+    /// The homes that are away: a bit for each. For a thread that is alone.
+    pub fn away_words(&self) -> impl Iterator<Item = u64> {
+        self.away.iter().map(|word| word.load(Relaxed))
+    }
+
     /// Acquire: pairs with the release of `set_away`. Who sees that keys have come sees their slots.
     #[inline]
     pub fn is_away(&self, home: u64) -> bool {
         self.away
             .get(home as usize / 64)
             .is_some_and(|word| word.load(Ordering::Acquire) >> (home % 64) & 1 == 1)
+    }
+
+    /// Whether each of so many homes is away, or none is.
+    pub fn are_all_away(&self, away: bool, homes: u64) -> bool {
+        (0..homes).step_by(64).zip(self.away.iter()).all(|(first, word)| {
+            let these = u64::MAX >> (64 - (homes - first).min(64));
+            word.load(Ordering::Acquire) & these == if away { these } else { 0 }
+        })
     }
 
     pub fn set_away(&self, home: u64, away: bool) {
@@ -104,26 +165,39 @@ impl SharedKeyShare {
     /// Whether a key of this home is in the segment.
     #[inline]
     pub fn has(&self, directory: u32, home: u64) -> bool {
-        let (share, is_away) = self.both(home);
-        let is_ours = (directory ^ share.prefix) & low(share.depth) == 0;
-        is_ours
-            && match share.role {
-                PairRole::Whole => true,
-                PairRole::Parent => directory >> share.depth & 1 == 0 || !is_away,
-                PairRole::Child => !is_away,
-                PairRole::Gone => false,
-            }
+        let (share, is_away) = self.both(|| self.is_away(home));
+        share.has(directory, is_away)
     }
 
-    /// The share, and whether the home is away by it: the next pair begins with other bits.
+    /// Which keys of these homes, at most 64, are in the segment. Whoever holds the locks of the homes
+    /// knows that none of them leaves.
+    pub fn homes_here(&self, homes: &Range<u64>) -> HomesHere {
+        let bits = |is_in: &dyn Fn(u64) -> bool| {
+            homes.clone().fold(0, |bits, home| bits | u64::from(is_in(home)) << (home % 64))
+        };
+        let (share, away) = self.both(|| bits(&|home| self.is_away(home)));
+        HomesHere { share, away, homes: bits(&|_| true) }
+    }
+
+    /// Whether a split or merge may be about to take this key to the other segment. A guess.
+    pub fn may_go(&self, key: Hashed<'_>) -> bool {
+        let share = self.get();
+        match share.role {
+            PairRole::Parent => key.first().directory() >> share.depth & 1 == 1,
+            PairRole::Child => true,
+            PairRole::Whole | PairRole::Gone => false,
+        }
+    }
+
+    /// The share, and what is away by it: the next pair begins with other bits.
     #[inline]
-    fn both(&self, home: u64) -> (KeyShare, bool) {
+    fn both<A>(&self, away: impl Fn() -> A) -> (KeyShare, A) {
         let mut share = self.get();
         loop {
-            let is_away = self.is_away(home);
+            let away = away();
             let now = self.get();
             if now == share {
-                return (share, is_away);
+                return (share, away);
             }
             share = now;
         }
@@ -131,7 +205,7 @@ impl SharedKeyShare {
 
     /// What the header of a home says when nothing is left of earlier splits and merges.
     pub fn state(&self, home: u64) -> HomeState {
-        let (share, is_away) = self.both(home);
+        let (share, is_away) = self.both(|| self.is_away(home));
         match share.role {
             PairRole::Parent => HomeState { depth: share.depth + u32::from(is_away), merged: false },
             PairRole::Child => HomeState { depth: share.depth, merged: is_away },
@@ -173,6 +247,8 @@ mod tests {
                     assert_eq!(both[0].state(home).depth, depth + u32::from(in_child));
                     assert_eq!(both[1].state(home), HomeState { depth: depth + 1, merged: !in_child });
                 }
+                let all = [0, 1].map(|n| [false, true].map(|away| both[n].are_all_away(away, HOMES)));
+                assert_eq!(all, [[gone == 0, gone == HOMES], [gone == HOMES, gone == 0]]);
                 both[0].set_away(gone, true);
                 both[1].set_away(gone, false);
             }

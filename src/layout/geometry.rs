@@ -1,6 +1,7 @@
 //! Where everything is. Parsed once from a configuration or a superblock, and trusted from then on.
 
 use super::WORD;
+use super::chunk::CHUNKS;
 use super::hash::{FirstHash, Hashed, Seeds, reduce};
 use super::slot::{Identity, SlotShape};
 use std::ops::RangeInclusive;
@@ -297,7 +298,8 @@ impl Geometry {
         let words = self.shape.words();
         if segments_max > 0 {
             self.derived.directory_slots = (segments_max * ENTRIES_PER_SEGMENT).next_power_of_two();
-            self.derived.directory_words = self.derived.directory_slots as usize * words;
+            self.derived.directory_words =
+                (self.derived.directory_slots + u64::from(CHUNKS)) as usize * words;
             self.derived.segment_words = self.slots() as usize * words;
         }
         self
@@ -311,8 +313,13 @@ impl Geometry {
     }
     /// The first slot of a segment, numbered through.
     #[inline]
-    pub(crate) fn segment_first(&self, memory: u32) -> SlotIx {
-        SlotIx(self.derived.directory_slots + u64::from(memory) * self.slots())
+    pub fn segment_first(&self, memory: u32) -> SlotIx {
+        SlotIx(self.slots_in_front() + u64::from(memory) * self.slots())
+    }
+    /// Slots in front of the first segment: those of the directory, and the chunk slots.
+    #[inline]
+    fn slots_in_front(&self) -> u64 {
+        if self.grows() { self.derived.directory_slots + u64::from(CHUNKS) } else { 0 }
     }
     /// The geometry of one segment, whose slots are numbered by themselves.
     pub(crate) fn segment(&self, memory: u32, incarnation: u32) -> Geometry {
@@ -338,9 +345,16 @@ impl Geometry {
     pub fn region_bytes(&self) -> u64 {
         self.table_offset() + self.slots_in_all() * self.shape.bytes() as u64
     }
-    /// All slots numbered through, those of the directory and of segments to come included.
+    /// Bytes of the region that an empty table needs: of one that grows, those of its first segment, and
+    /// the beginning of the directory.
+    pub fn bytes_at_first(&self) -> u64 {
+        const DIRECTORY: u64 = 128 << 10;
+        let one = self.table_offset() + self.slots() * self.shape.bytes() as u64;
+        if self.grows() { (one + DIRECTORY).min(self.region_bytes()) } else { self.region_bytes() }
+    }
+    /// All slots numbered through, those in front of the segments and of segments to come included.
     pub(crate) fn slots_in_all(&self) -> u64 {
-        self.directory_slots() + self.segments_max.max(1) * self.slots()
+        self.slots_in_front() + self.segments_max.max(1) * self.slots()
     }
     /// The number of a segment's slot among all.
     #[inline]

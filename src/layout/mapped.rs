@@ -182,14 +182,16 @@ pub(crate) fn value_into(
 
 /// A slot of one line, in private memory. Zeros follow, so that as many bytes as a line can hold
 /// may be copied from anywhere in it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct LineImage([u64; LINE_WORDS + FIRST_LINE_KEY / WORD]);
 
 impl LineImage {
     /// Loads all words but the first, which nothing here looks at.
     #[inline(always)]
-    pub fn load(slot: impl Words) -> LineImage {
-        LineImage(std::array::from_fn(|n| if (1..LINE_WORDS).contains(&n) { slot.load(n) } else { 0 }))
+    pub fn load(&mut self, slot: impl Words) {
+        for n in 1..LINE_WORDS {
+            self.0[n] = slot.load(n);
+        }
     }
 
     /// Replaces `value` with the line's value, if the line holds `key`, which ends like this.
@@ -257,7 +259,8 @@ mod tests {
                     value_into(shape, &slot[..], &there, &mut found).unwrap();
                     assert_eq!(found, value, "{case}");
                     if bytes == LINE {
-                        let line = LineImage::load(&slot[..]);
+                        let mut line = LineImage::default();
+                        line.load(&slot[..]);
                         assert_eq!(line.value_of(&key, KeyEnd::of(&key), &mut found), Some(true), "{case}");
                         assert_eq!(found, value, "{case}");
                         let others = (0..klen).map(|at| {
@@ -293,7 +296,8 @@ mod tests {
                 let whole = klen + vlen <= max;
                 assert_eq!(value_into(shape, &slot[..], &said, &mut Vec::new()).is_ok(), whole, "{case}");
                 if bytes == LINE && (1..=KeyEnd::KEY_MAX).contains(&klen) {
-                    let line = LineImage::load(&slot[..]);
+                    let mut line = LineImage::default();
+                    line.load(&slot[..]);
                     let key = vec![0; klen];
                     let found = line.value_of(&key, KeyEnd::of(&key), &mut Vec::new());
                     assert_eq!(found, whole.then_some(true), "{case}");

@@ -18,6 +18,8 @@
 //! All integers are little-endian.
 
 pub mod chain;
+#[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "servers and clients over verbs"))]
+pub mod chunk;
 pub mod control;
 pub(crate) mod crc;
 pub mod geometry;

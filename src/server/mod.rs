@@ -7,6 +7,8 @@
 //! directly. A client that sends invalid bytes, stops in the middle of a frame, never reads its
 //! replies or disappears loses its own connection and affects no other.
 
+#[cfg(feature = "verbs")]
+mod chunks;
 mod end;
 mod mailbox;
 mod session;
@@ -19,6 +21,7 @@ use crate::address::{Address, AddressError};
 use crate::clock::Clock;
 use crate::config::{Config, ConfigError, TableSize};
 use crate::index::{Index, RecoverError, Recovered, RestoreError, Restored};
+use crate::outcome::GrowthCounts;
 use crate::place::{self, PlaceError};
 use crate::region::{Backing, Region, RegionError};
 use crate::setters::setters;
@@ -114,7 +117,7 @@ pub struct ServerConfig {
     pub herd: bool,
     /// The snapshots that the server makes ([`Snapshots`]). A new table begins with the keys of the one
     /// that is there. (To begin with none, remove the file.) A table that is taken over has newer
-    /// keys, and keeps them. Not for tables that grow ([`SaveError::Growing`]).
+    /// keys, and keeps them.
     pub snapshots: Option<Snapshots>,
     /// A new table begins with the keys of this snapshot, and not with those of the one in
     /// `snapshots`. A table that is taken over keeps its own: see [`Server::restored`].
@@ -292,7 +295,7 @@ pub enum ServeError {
 ///
 /// | call | waits for |
 /// |---|---|
-/// | [`start`](Server::start), new table | memory for the region, and threads. Over verbs also the registration, some seconds per 10 GiB ([`ServerConfig::progress`]) |
+/// | [`start`](Server::start), new table | memory for the region (of a table that grows, for its first segment), and threads. Over verbs also the registration of that memory, some seconds per 10 GiB ([`ServerConfig::progress`]) |
 /// | [`start`](Server::start), takeover after [`stop`](Server::stop) | the same without memory |
 /// | [`start`](Server::start), new table from a snapshot | the same, and two readings of the file, the second at the speed of puts |
 /// | [`start`](Server::start), takeover after a kill | the same, and a pass over the whole table; first twice its grace time ([`Config::grace`]) |
@@ -330,9 +333,6 @@ impl Server {
         let place =
             config.snapshots.as_ref().map(|snapshots| SnapshotPlace::claim(&snapshots.path)).transpose()?;
         let Prepared { index, recovered, restored, as_saved } = index_for(&config)?;
-        if place.is_some() {
-            index.walkable()?;
-        }
         let saver = config.snapshots.zip(place).map(|(snapshots, place)| {
             let begins = match as_saved {
                 Some(saved) => Begins::AsSaved(saved),
@@ -450,6 +450,12 @@ impl Server {
         self.shared.stats()
     }
 
+    /// What a table that grows is made of, and what it did to grow and shrink; all zero for a table of
+    /// one size.
+    pub fn growth(&self) -> GrowthCounts {
+        self.shared.index.growth()
+    }
+
     /// Counts of mailbox work on shm, over all workers. Each count is exact, but they may be from
     /// different moments.
     pub fn mailbox_counts(&self) -> MailboxCounts {
@@ -518,13 +524,14 @@ fn index_for(config: &ServerConfig) -> Result<Prepared, ServeError> {
             source.map(|path| Snapshot::open(path).map_err(|e| failed(path, e.into()))).transpose()?;
         let geometry = config.table.geometry()?;
         let region =
-            Region::create(&config.backing, geometry.region_bytes()).map_err(|error| match error {
-                RegionError::NoRoom { left, .. } => match config.table.fitting(left) {
-                    Some(fits) => ServeError::NoRoom { source: error, fits },
-                    None => error.into(),
-                },
-                error => error.into(),
-            })?;
+            Region::create_sparse(&config.backing, geometry.region_bytes(), geometry.bytes_at_first())
+                .map_err(|error| match error {
+                    RegionError::NoRoom { left, .. } => match config.table.fitting(left) {
+                        Some(fits) => ServeError::NoRoom { source: error, fits },
+                        None => error.into(),
+                    },
+                    error => error.into(),
+                })?;
         let mut restored = None;
         let made = Index::create_filled(
             region,

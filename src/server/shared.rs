@@ -183,11 +183,12 @@ impl ServerState {
     pub(crate) fn answer(&self, role: Role, request: Request<'_>) -> Option<Reply> {
         Some(match request {
             Request::Hello { .. } | Request::Mailbox { .. } | Request::Wake => return None,
-            // A snapshot takes the server's disk and time, so readers may not begin one.
+            // A snapshot takes the server's disk and time, merges take its time: not for readers.
             Request::Put { .. }
             | Request::Swap { .. }
             | Request::Remove { .. }
             | Request::Snapshot { begin: true }
+            | Request::Growth { shrink: true }
                 if role == Role::Read =>
             {
                 Reply::Denied
@@ -199,6 +200,12 @@ impl ServerState {
             Request::Remove { key } => Reply::Removed(self.index.remove(key)),
             Request::Get { key } => self.look_up(key),
             Request::Stat => Reply::Stat(self.stats()),
+            Request::Growth { shrink } => {
+                if shrink {
+                    self.index.shrink();
+                }
+                Reply::Growth(self.index.growth())
+            }
             Request::Snapshot { begin } => {
                 let look = if begin { Saver::ask } else { Saver::status };
                 Reply::Snapshot(self.saver.as_ref().map(look).unwrap_or_default())

@@ -8,6 +8,7 @@
 #![allow(unsafe_code)]
 
 use super::ACCEPT_AGAIN;
+use super::chunks::{self, RegisteredChunks, StartedChunks};
 use super::end::Thread;
 use super::shared::{Admission, Peer, Role, ServerState};
 use crate::address::VerbsAddress;
@@ -64,6 +65,8 @@ pub(crate) struct VerbsServer {
     shared: Arc<ServerState>,
     station: Arc<Station>,
     region: RegisteredRegion,
+    /// The chunks of a table that grows, which stay registered.
+    _chunks: Option<Arc<RegisteredChunks>>,
     superblock: Vec<u64>,
     token: Token,
     read_token: Token,
@@ -106,7 +109,8 @@ pub(crate) fn start(
     tracing::info!(device = station.domain().context().name(), why = station.why(), "verbs");
     let geometry = shared.index.geometry();
     let message_bytes = message_bytes(geometry);
-    let region = register(&station, &shared, how.progress)?;
+    let (region, chunks) = register(&station, &shared, how.progress)?;
+    let (chunks, chunk_thread) = chunks.unzip();
     let superblock = (0..SUPERBLOCK_WORDS).map(|word| shared.index.region().load(word)).collect();
     let VerbsServing { token, read_token, wait, workers, .. } = how;
     #[cfg(feature = "herd")]
@@ -116,6 +120,7 @@ pub(crate) fn start(
         shared,
         station,
         region,
+        _chunks: chunks,
         superblock,
         token,
         read_token,
@@ -143,24 +148,35 @@ pub(crate) fn start(
         .spawn(move || acceptor.run())
         .map_err(threads)?;
     all.push((Some(waker), thread));
-    // These threads end when the inbox is gone, with the last of the threads above.
+    // These threads end with the last of the threads above: nobody asks them for anything any more.
+    all.extend(chunk_thread.map(|thread| (None, thread)));
     #[cfg(feature = "herd")]
     all.extend(herd_threads.into_iter().flatten().map(|thread| (None, thread)));
     Ok(address.with_port(port))
 }
 
-/// Registers the region, and reports the progress.
+/// Registers the region, or what is used of it if the table grows, and reports the progress.
 fn register(
-    station: &Station,
+    station: &Arc<Station>,
     shared: &Arc<ServerState>,
     progress: Option<fn(StartProgress)>,
-) -> Result<RegisteredRegion, SetupError> {
-    let region = shared.index.region();
+) -> Result<(RegisteredRegion, Option<StartedChunks>), SetupError> {
+    let geometry = shared.index.geometry();
     let start = Start { tell: progress, ..Start::default() };
-    start.step(StartStep::Register, region.bytes(), |done| {
-        region.touch(done);
-        RegisteredRegion::of_region(station.domain().clone(), shared.clone())
-    })
+    let front = if geometry.grows() {
+        geometry.slot_offset(geometry.segment_first(0))
+    } else {
+        shared.index.region().bytes()
+    };
+    let region =
+        start.step(StartStep::Register, front, |done| chunks::register(station, shared, 0..front, done))?;
+    if !geometry.grows() {
+        return Ok((region, None));
+    }
+    let bytes = chunks::bytes_in_use(shared);
+    let step = |done: &mut dyn FnMut(u64)| RegisteredChunks::start(station, shared, done);
+    let chunks = start.step(StartStep::Register, bytes, step)?;
+    Ok((region, Some(chunks)))
 }
 
 /// Size of a message: room for the largest request, the largest answer, and dozens of small ones.

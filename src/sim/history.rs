@@ -61,7 +61,7 @@ impl Recorder {
 
     /// Repeats the stores up to `until`, each at its time, into `region`. That region has a
     /// recorder of its own, with the clock `clock`.
-    pub(crate) fn repeat(&self, until: Instant, region: &Region, clock: &Clock) {
+    pub fn repeat(&self, until: Instant, region: &Region, clock: &Clock) {
         let stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner)[..until.0].to_vec();
         for store in stores {
             let begun_ns = store.at_ns - self.per_store.as_nanos() as u64;

@@ -395,15 +395,6 @@ impl<A: Adversary> Fabric for Sim<'_, A> {
         self.hardware.witness == Witness::Loads
     }
 
-    fn get_in_segment(
-        &mut self,
-        key: Hashed<'_>,
-        value: &mut Vec<u8>,
-        reads: &mut ReadCounts,
-    ) -> Option<bool> {
-        self.get_directly(key, value, reads)
-    }
-
     fn get_directly(&mut self, key: Hashed<'_>, value: &mut Vec<u8>, reads: &mut ReadCounts) -> Option<bool> {
         if !self.is_direct() {
             return None;
@@ -411,11 +402,7 @@ impl<A: Adversary> Fabric for Sim<'_, A> {
         let from = self.mark(key.home());
         let geometry = self.geometry;
         let memory = Loading { latest: self.latest(from), sim: RefCell::new(self) };
-        let found = if geometry.grows() {
-            direct::get_in_segment(&memory, geometry, key, value, reads)
-        } else {
-            direct::get(&memory, geometry, key, value, reads)
-        };
+        let found = direct::get(&memory, geometry, key, value, reads);
         let to = self.now.get();
         let pass = self.met.passes.last_mut().expect("begun above");
         (pass.to, pass.proof) = (to, (found == Some(false)).then_some(Proof::NoMove));

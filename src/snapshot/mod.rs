@@ -8,7 +8,7 @@
 //!   one is whole and on the disk.
 //! * `read` takes any bytes. Nothing of a block is used before its CRC fits, and no more memory is
 //!   taken than the file has bytes.
-//! * `index/snapshot.rs` walks over the keys (D1, D2), and puts them into a table again.
+//! * `index/snapshot.rs` has `index/walk.rs` show the keys (D1, D2), and puts them into a table again.
 //! * `server/snapshots.rs` decides when.
 
 mod read;
@@ -71,7 +71,8 @@ struct Head {
     reserved_0: u32,
     main_slots: u64,
     grace_ns: u64,
-    reserved_1: [u64; 4],
+    bytes_max: u64,
+    reserved_1: [u64; 3],
 }
 
 /// The head of a block, as the file has it.
@@ -131,8 +132,10 @@ impl BlockHead {
 pub struct SnapshotTerms {
     /// How its keys were placed.
     pub layout: Layout,
-    /// The number of its main slots.
+    /// The number of its main slots when the snapshot began.
     pub main_slots: u64,
+    /// The most bytes that it could come to take, if it could grow.
+    pub bytes_max: Option<u64>,
     /// The longest key that it took, in bytes.
     pub key_max: usize,
     /// The longest value that it took, in bytes.
@@ -152,6 +155,7 @@ impl SnapshotTerms {
         SnapshotTerms {
             layout: geometry.layout(),
             main_slots: geometry.main_slots(),
+            bytes_max: geometry.grows().then(|| geometry.region_bytes()),
             key_max: geometry.key_max(),
             value_max: geometry.value_max(),
             grace: geometry.grace(),
@@ -181,7 +185,8 @@ impl SnapshotTerms {
             reserved_0: 0,
             main_slots: self.main_slots,
             grace_ns: self.grace.as_nanos() as u64,
-            reserved_1: [0; 4],
+            bytes_max: self.bytes_max.unwrap_or(0),
+            reserved_1: [0; 3],
         };
         Head { crc: head.sum(), ..head }
     }
@@ -207,6 +212,7 @@ impl SnapshotTerms {
         Ok(SnapshotTerms {
             layout,
             main_slots: head.main_slots,
+            bytes_max: Some(head.bytes_max).filter(|&bytes| bytes > 0),
             key_max: head.key_max as usize,
             value_max: head.value_max as usize,
             grace,

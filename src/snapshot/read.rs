@@ -439,6 +439,7 @@ impl SnapshotTerms {
         SnapshotTerms {
             layout: config.layout,
             main_slots: 0,
+            bytes_max: None,
             key_max: 0,
             value_max: 0,
             grace: Duration::ZERO,

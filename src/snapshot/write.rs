@@ -79,11 +79,6 @@ pub enum SaveError {
         /// The file with the lock.
         lock: PathBuf,
     },
-    /// The table grows. Snapshots are made of tables of one size only.
-    #[error(
-        "no snapshots are made of a table that grows; make one of a fixed size, or serve without snapshots"
-    )]
-    Growing,
     /// The server is stopping. It makes a last snapshot when no change can come any more.
     #[error("the snapshot was broken off, because the server is stopping; {OLD_STAYS}")]
     BrokenOff,
@@ -113,7 +108,6 @@ impl SaveError {
             SaveError::Place(PlaceError::Os { source, .. }) => (SaveStep::Make, number(source)),
             SaveError::Place(_) => (SaveStep::Make, Errno::PERM.raw_os_error()),
             SaveError::Busy { .. } => (SaveStep::Make, Errno::BUSY.raw_os_error()),
-            SaveError::Growing => (SaveStep::Make, Errno::NOTSUP.raw_os_error()),
             SaveError::BrokenOff => (SaveStep::Write, Errno::CANCELED.raw_os_error()),
         }
     }

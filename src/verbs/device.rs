@@ -430,20 +430,27 @@ impl<M> Drop for Registered<M> {
 pub(crate) type RegisteredRegion = Registered<Arc<dyn AsRef<Region> + Send + Sync>>;
 
 impl RegisteredRegion {
-    /// Registers the region that `owner` holds. The device pins its pages, so the time it takes is
-    /// proportional to the region's length.
+    /// Registers these bytes of the region that `owner` holds. The device pins their pages, so the time it
+    /// takes is proportional to their number.
+    ///
+    /// # Panics
+    /// When they lie outside the region.
     pub fn of_region(
         domain: Arc<ProtectionDomain>,
         owner: Arc<dyn AsRef<Region> + Send + Sync>,
+        bytes: std::ops::Range<u64>,
     ) -> Result<RegisteredRegion, SetupError> {
         let region: &Region = (*owner).as_ref();
-        let (start, bytes) = (region.start(), region.bytes() as usize);
-        // SAFETY: `owner` keeps the region, and a region never unmaps or moves its memory; the NIC
-        // only reads it.
-        unsafe { Registered::register(domain, owner, start, bytes, Access::RemoteRead) }
+        assert!(bytes.start < bytes.end && bytes.end <= region.bytes(), "bytes outside the region");
+        let start = region.start().wrapping_add(bytes.start as usize);
+        // SAFETY: `owner` keeps the region, which has these bytes (asserted) and never unmaps or moves its
+        // memory; the NIC only reads it.
+        unsafe {
+            Registered::register(domain, owner, start, (bytes.end - bytes.start) as usize, Access::RemoteRead)
+        }
     }
 
-    /// The address at which work requests of the other side reach its first byte.
+    /// The address at which work requests of the other side reach the region's first byte.
     pub fn address(&self) -> u64 {
         (*self.memory).as_ref().start() as u64
     }

@@ -151,6 +151,12 @@ pub enum SetupError {
         /// The process's limit on locked memory in bytes; `None` when unlimited.
         limit: Option<u64>,
     },
+    /// There is not the memory that was to be registered.
+    #[error("memory to be registered")]
+    Backing {
+        /// Why not.
+        source: Arc<crate::region::RegionError>,
+    },
     /// A verbs call failed.
     #[error("{call}: {}{}", os(.errno), call_hint(*errno))]
     Call {

@@ -1,7 +1,9 @@
 //! Random schedules on tables that grow and shrink: keys that are always there, and keys that never are.
+//! In some tables, servers are killed or stop meanwhile.
 
-use super::{COUNTED, LINES, LOADS, SLOW, WORDS, grace, ns};
+use super::{COUNTED, HINTED, LINES, LOADS, SLOW, WORDS, grace, ns};
 use oneread::families::presets;
+use oneread::hints::Hints;
 use oneread::layout::geometry::{Geometry, SlotIx};
 use oneread::sim::{Adversary, Aim, Hardware, History, Instant, Random, Recorder, Sim};
 use oneread::{Clock, Config, Index, Layout, Limits, PutMode, Reader, Seeds, TableSize};
@@ -17,6 +19,8 @@ struct Grown {
     splits: u64,
     merges: u64,
     given_up: u64,
+    /// Servers that were killed, and that stopped.
+    ended: [u64; 2],
 }
 
 /// Keys that stay, and keys that never come.
@@ -34,10 +38,16 @@ fn grown(layout: Layout, seed: u64) -> Grown {
     let value_max = [8, 70][random.pick(2)];
     let config = Config::new().layout(layout).size(size).key_max(8).value_max(value_max);
     let geometry = config.seeds(Seeds::from_number(seed)).grace(grace()).geometry().unwrap();
-    let clock = Clock::manual();
-    let recorder = Arc::new(Recorder::new(clock.clone(), ns(1)));
-    let region = recorder.region(geometry.region_bytes());
-    let index = Index::create(region, geometry.clone(), clock.clone()).unwrap();
+    let recorded = || {
+        let clock = Clock::manual();
+        let recorder = Arc::new(Recorder::new(clock.clone(), ns(1)));
+        (recorder.region(Index::bytes_with_handover(&geometry)), recorder, clock)
+    };
+    let (region, mut recorder, mut clock) = recorded();
+    let mut index = Index::create(region, geometry.clone(), clock.clone()).unwrap();
+    // In one table of three, servers end now and then.
+    let ends = seed % 3 == 2;
+    let (mut ended, mut before) = ([0; 2], [0; 3]);
     for n in 0..STAY {
         index.put(&key(n), &key(n), PutMode::Insert).unwrap();
     }
@@ -68,17 +78,44 @@ fn grown(layout: Layout, seed: u64) -> Grown {
                 4 => index.give_up_merges(),
                 _ => {}
             }
+            if !ends || random.pick(60) > 0 {
+                continue;
+            }
+            let stops = random.pick(2) == 0 && index.stop();
+            let back = if stops { 0 } else { random.pick(60) };
+            let at = Instant(recorder.now().0.saturating_sub(back).max(begin.0));
+            let next_life = recorded();
+            recorder.repeat(at, &next_life.0, &next_life.2);
+            for (sum, more) in before.iter_mut().zip(counted(&index)) {
+                *sum += more;
+            }
+            (recorder, clock) = (next_life.1, next_life.2);
+            let found;
+            (index, found) = Index::open(next_life.0, clock.clone()).unwrap();
+            assert_eq!(found.handed_over, stops);
+            ended[usize::from(stops)] += 1;
+            let (mut reader, mut value) = (index.reader(), Vec::new());
+            there = (STAY..next).filter(|&n| reader.get_into(&key(n), &mut value).unwrap()).collect();
         }
     }
-    let growth = index.growth();
+    let mut sum = counted(&index);
+    sum.iter_mut().zip(before).for_each(|(sum, before)| *sum += before);
+    let [splits, merges, given_up] = sum;
     Grown {
         history: recorder.history(geometry.region_bytes()),
         geometry,
         begin,
-        splits: growth.splits,
-        merges: growth.merges,
-        given_up: growth.given_up,
+        splits,
+        merges,
+        given_up,
+        ended,
     }
+}
+
+/// Splits, merges, and merges given up.
+fn counted(index: &Index) -> [u64; 3] {
+    let growth = index.growth();
+    [growth.splits, growth.merges, growth.given_up]
 }
 
 impl Grown {
@@ -89,7 +126,7 @@ impl Grown {
         let home_slot = geometry.primary(geometry.hashed(key)).first.0;
         let words = geometry.shape().words();
         let headers = (0..geometry.segments_max())
-            .map(|memory| word(geometry.directory_slots() + memory * geometry.slots() + home_slot) + 1);
+            .map(|memory| word(geometry.segment_first(memory as u32).0 + home_slot) + 1);
         let mut leaps = Vec::new();
         for header in headers {
             leaps.extend(
@@ -103,8 +140,9 @@ impl Grown {
         leaps
     }
 
-    /// GETs of one client, in turn: the entries that it remembers get older. Returns what was wrong.
-    fn client(&self, hardware: Hardware, seed: u64, gets: usize) -> Option<String> {
+    /// GETs of one client, in turn: the entries and slots that it remembers get older. Returns how many were
+    /// answered by a hint.
+    fn client(&self, hardware: Hardware, seed: u64, gets: usize) -> Result<u64, String> {
         let mut choices = Random::new(seed);
         let mut random = Random::new(!seed);
         let number = if random.pick(3) == 0 {
@@ -118,6 +156,10 @@ impl Grown {
         let sim = Sim::new(&self.history, &self.geometry, hardware, &mut choices, Instant(0));
         let limits = Limits::new().retries_max(1_000).deadline(Duration::from_secs(3600));
         let mut reader = Reader::new(sim, &self.geometry, Clock::manual(), limits);
+        let hints = Hints::new(&self.geometry, usize::MAX).filter(|_| hardware.hints);
+        if let Some(hints) = &hints {
+            reader = reader.with_hints(hints);
+        }
         let mut begins: Vec<Instant> = (0..gets)
             .map(|_| {
                 let near = leaps[random.pick(leaps.len())].0 + random.pick(60);
@@ -134,10 +176,10 @@ impl Grown {
             let right =
                 if NEVER.contains(&number) { found == Ok(false) } else { found == Ok(true) && value == name };
             if !right {
-                return Some(format!("key {number} from {}: {found:?}, {value:?}", from.0));
+                return Err(format!("key {number} from {}: {found:?}, {value:?}", from.0));
             }
         }
-        None
+        Ok(reader.hint_counts().hits)
     }
 }
 
@@ -146,23 +188,35 @@ fn several(hardware: Hardware) -> Hardware {
     Hardware { passes_max: 8, ..hardware }
 }
 
-/// What is wrong with these seeds' tables, and how many GETs were made.
-fn found_wrong(layout: Layout, seeds: u64, clients: u64) -> (Option<String>, u64, [u64; 3]) {
-    let (mut gets, mut met) = (0, [0; 3]);
+/// What clients have, in turn.
+const EACH: [Hardware; 6] = [LINES, SLOW, WORDS, COUNTED, LOADS, HINTED];
+
+/// What is wrong with these seeds' tables, how many GETs were made, and what they met: splits, merges, merges
+/// that were given up, hits by hints.
+fn found_wrong(
+    layout: Layout,
+    hardware: &[Hardware],
+    seeds: u64,
+    clients: u64,
+) -> (Option<String>, u64, [u64; 6]) {
+    let (mut gets, mut met) = (0, [0; 6]);
     for seed in 0..seeds {
         let grown = grown(layout, seed);
-        for (sum, more) in met.iter_mut().zip([grown.splits, grown.merges, grown.given_up]) {
+        let [killed, stopped] = grown.ended;
+        for (sum, more) in
+            met.iter_mut().zip([grown.splits, grown.merges, grown.given_up, 0, killed, stopped])
+        {
             *sum += more;
         }
         for client in 0..clients {
-            let hardware = [LINES, SLOW, WORDS, COUNTED, LOADS][client as usize % 5];
+            let hardware = hardware[client as usize % hardware.len()];
             gets += 4;
-            if let Some(wrong) = grown.client(several(hardware), seed << 20 | client, 4) {
-                return (
-                    Some(format!("{layout}, seed {seed}, client {client} ({hardware:?}): {wrong}")),
-                    gets,
-                    met,
-                );
+            match grown.client(several(hardware), seed << 20 | client, 4) {
+                Ok(hits) => met[3] += hits,
+                Err(wrong) => {
+                    let wrong = format!("{layout}, seed {seed}, client {client} ({hardware:?}): {wrong}");
+                    return (Some(wrong), gets, met);
+                }
             }
         }
     }
@@ -174,19 +228,26 @@ fn random_schedules_of_growth() {
     let is_long = std::env::var_os("ONEREAD_LONG").is_some();
     let (seeds, clients) = if is_long { (2_000, 2_000) } else { (12, 400) };
     for preset in presets() {
-        let (wrong, gets, met) = found_wrong(preset.layout, seeds, clients);
-        println!("{}: {gets} GETs; splits, merges, merges given up: {met:?}", preset.name);
+        let (wrong, gets, met) = found_wrong(preset.layout, &EACH, seeds, clients);
+        println!(
+            "{}: {gets} GETs; splits, merges, merges given up, hits by hints, servers killed and stopped: {met:?}",
+            preset.name
+        );
         assert_eq!(wrong, None);
         assert!(met[0] > 5 * seeds && met[1] > 2 * seeds, "{}: {met:?}", preset.name);
+        assert!(met[4].min(met[5]) > seeds / 2, "{}: {met:?}", preset.name);
+        // Where a key has only one slot in the beginning, there are no hints.
+        let is_hinted = preset.layout.choices * preset.layout.window_slots() > 1;
+        assert_eq!(met[3] > seeds, is_hinted, "{}: {met:?}", preset.name);
     }
 }
 
 /// A rule of growth is broken, and GETs, or the server itself, go wrong.
 #[cfg(feature = "faults")]
-fn must_be_found(rule: oneread::faults::Rule, names: &[&str], seeds: u64) {
+fn must_be_found(rule: oneread::faults::Rule, names: &[&str], hardware: &[Hardware], seeds: u64) {
     let broken = oneread::faults::Broken::rule(rule);
     let found = names.iter().find_map(|name| {
-        match std::panic::catch_unwind(|| found_wrong(name.parse().unwrap(), seeds, 400)) {
+        match std::panic::catch_unwind(|| found_wrong(name.parse().unwrap(), hardware, seeds, 400)) {
             Ok((wrong, ..)) => wrong,
             Err(_) => Some(format!("{name}: the server ends")),
         }
@@ -200,16 +261,17 @@ fn must_be_found(rule: oneread::faults::Rule, names: &[&str], seeds: u64) {
 #[test]
 fn broken_rules_of_growth_are_found() {
     use oneread::faults::Rule;
-    for rule in [
-        Rule::DirectoryLast,
-        Rule::DepthFirst,
-        Rule::MarkFirst,
-        Rule::DepthBack,
-        Rule::SegmentUse,
-        Rule::EntryBound,
-        Rule::AskFirst,
+    for (rule, hardware) in [
+        (Rule::HintMiss, &[HINTED][..]),
+        (Rule::DirectoryLast, &EACH),
+        (Rule::DepthFirst, &EACH),
+        (Rule::MarkFirst, &EACH),
+        (Rule::DepthBack, &EACH),
+        (Rule::SegmentUse, &EACH),
+        (Rule::EntryBound, &[WORDS]),
+        (Rule::AskFirst, &EACH),
     ] {
-        must_be_found(rule, &["windowed:8", "cluster", "list"], 40);
+        must_be_found(rule, &["windowed:8", "cluster", "list"], hardware, 40);
     }
 }
 
@@ -220,6 +282,6 @@ fn broken_rules_of_growth_are_found() {
 fn rarely_broken_rules_of_growth_are_found() {
     use oneread::faults::Rule;
     for rule in [Rule::EntryAgain, Rule::BothWindows, Rule::OldChild, Rule::MarkStays, Rule::DepthStays] {
-        must_be_found(rule, &["windowed:8", "cluster", "pilaf"], 4_000);
+        must_be_found(rule, &["windowed:8", "cluster", "pilaf"], &EACH, 4_000);
     }
 }

@@ -359,6 +359,12 @@ fn user(root: &Root) -> User {
     }
 }
 
+/// How many bytes this process may lock in memory. `None`: without a limit.
+pub fn locked_memory_max() -> Option<u64> {
+    let root = Root("/".into());
+    memory(&root).memlock.filter(|_| !user(&root).locks_without_limit)
+}
+
 fn memory(root: &Root) -> Memory {
     let limits = root.field("proc/self/limits", "Max locked memory").unwrap_or_default();
     let mut limits = limits.split_whitespace().map(|limit| limit.parse().ok());

@@ -188,7 +188,7 @@ fn dev_shm(facts: &Facts, question: &Question) -> Finding {
         Some(free) if free < question.table_bytes => Finding::new(
             Level::Warning,
             "/dev/shm",
-            format!("{} free, a table of the default size takes {need}", show::bytes(free)),
+            format!("{} free, a table of a million keys takes {need}", show::bytes(free)),
         )
         .advice("make it larger (in a container: docker run --shm-size), or serve a smaller table")
         .command(as_root(
@@ -198,7 +198,7 @@ fn dev_shm(facts: &Facts, question: &Question) -> Finding {
         Some(free) => Finding::new(
             Level::Ok,
             "/dev/shm",
-            format!("{} free; a table of the default size takes {need}", show::bytes(free)),
+            format!("{} free; a table of a million keys takes {need}", show::bytes(free)),
         ),
     }
 }

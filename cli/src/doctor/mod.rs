@@ -9,6 +9,7 @@ use super::{At, show};
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use comfy_table::{Attribute, Cell, Color, ColumnConstraint, Width};
+pub use facts::locked_memory_max;
 use facts::{Facts, InterfaceAddress, Live};
 use judge::{Diagnosis, Finding, Level, PortGids, Question};
 use oneread::region::{Backing, Region};

@@ -550,7 +550,7 @@ fn memory() {
 
     let greedy = Question { table_bytes: 1 << 60, ..QUESTION };
     let finding = find(&Diagnosis::of(&facts, &greedy), "/dev/shm").found.clone();
-    assert!(finding.contains("a table of the default size takes 1048576 TiB"), "{finding}");
+    assert!(finding.contains("a table of a million keys takes 1048576 TiB"), "{finding}");
     let sealing_error = Some("Operation not permitted".into());
     let facts = Facts::collect(machine.root.path(), Live { sealing_error, ..Live::default() });
     let diagnosis = Diagnosis::of(&facts, &QUESTION);

@@ -27,6 +27,7 @@ use crate::herd::{
     self,
     client::{HerdClient, HerdDraft},
 };
+use crate::layout::chunk::{CHUNKS, chunk_of_window};
 use crate::layout::geometry::{Geometry, Window};
 use crate::layout::superblock::{SUPERBLOCK_WORDS, Superblock};
 use crate::verbs::bootstrap::MESSAGES_MAX;
@@ -45,6 +46,7 @@ use std::collections::VecDeque;
 use std::error::Error;
 use std::net::TcpStream;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Most completions taken by one poll.
@@ -68,6 +70,7 @@ pub(crate) struct Connection {
     incoming: Buffer,
     domain: Arc<ProtectionDomain>,
     region: Descriptor,
+    keys: Arc<ChunkKeys>,
     geometry: Arc<Geometry>,
     /// Its end shows that the server is gone.
     stream: Arc<TcpStream>,
@@ -84,6 +87,46 @@ pub(crate) struct Connection {
     /// The state of HERD requests, if they are used. Their completions come to the same queue.
     #[cfg(feature = "herd")]
     pub(crate) herd: Option<HerdClient>,
+}
+
+/// The remote keys of the chunks of a table that grows, as far as they were READ (E0). Good as long as the
+/// connection: they are the server process's. `Send + Sync`.
+#[derive(Debug)]
+pub(crate) struct ChunkKeys {
+    /// 0 if it is not known; else the key, and a bit above it.
+    words: Box<[AtomicU64]>,
+}
+
+impl ChunkKeys {
+    fn new(geometry: &Geometry) -> ChunkKeys {
+        let chunks = if geometry.grows() { CHUNKS } else { 0 };
+        ChunkKeys { words: (0..chunks).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    /// The chunk of this window, if it must be READ first which key it has.
+    #[inline]
+    pub fn unknown(&self, geometry: &Geometry, window: Window) -> Option<u32> {
+        let chunk = chunk_of_window(geometry, window)?;
+        // Relaxed: a word is a whole key.
+        (self.words[chunk as usize].load(Ordering::Relaxed) == 0).then_some(chunk)
+    }
+
+    /// Takes in what its chunk slot says.
+    pub fn learn(&self, chunk: u32, key: u32) {
+        self.words[chunk as usize].store(1 << 32 | u64::from(key), Ordering::Relaxed);
+    }
+
+    /// The region as a READ of this window names it.
+    #[inline]
+    fn name(&self, geometry: &Geometry, region: Descriptor, window: Window) -> Descriptor {
+        match chunk_of_window(geometry, window) {
+            None => region,
+            Some(chunk) => {
+                let key = self.words[chunk as usize].load(Ordering::Relaxed) as u32;
+                Descriptor { key, ..region }
+            }
+        }
+    }
 }
 
 /// Counts of messages. They are sent, and answered, in order.
@@ -210,6 +253,7 @@ impl Connection {
             incoming,
             domain: domain.clone(),
             region: welcome.region,
+            keys: Arc::new(ChunkKeys::new(&geometry)),
             geometry: Arc::new(geometry),
             stream: Arc::new(talk.stream),
             wait: *wait,
@@ -226,6 +270,10 @@ impl Connection {
 
     pub fn geometry(&self) -> &Arc<Geometry> {
         &self.geometry
+    }
+
+    pub fn keys(&self) -> &Arc<ChunkKeys> {
+        &self.keys
     }
 
     pub fn domain(&self) -> &Arc<ProtectionDomain> {
@@ -273,11 +321,12 @@ impl Connection {
         assert!(reads.len() <= self.room(), "more READs than credits");
         let credits = self.credits() as u64;
         let first = self.reads_handed_out + self.reads.len() as u64;
-        let (landing, geometry, region) = (&self.landing, &self.geometry, self.region);
+        let (landing, geometry, region, keys) = (&self.landing, &self.geometry, self.region, &self.keys);
         let last = reads.len() - 1;
         let works = reads.iter().enumerate().map(|(i, &(_, window))| {
             let number = first + i as u64;
             let signalled = i == last || i % SIGNAL_EVERY == SIGNAL_EVERY - 1;
+            let region = keys.name(geometry, region, window);
             read(geometry, region, number, window, landing, (number % credits) as usize, signalled)
         });
         // SAFETY: slot `number % credits` was last used by READ `number - credits`, which has been
@@ -300,12 +349,13 @@ impl Connection {
         reads: impl Iterator<Item = Posting<'a, Buffer>>,
     ) -> Result<(), VerbsError> {
         let first = self.reads_handed_out + self.reads.len() as u64;
-        let Connection { pair, reads: posted, geometry, region, .. } = self;
+        let Connection { pair, reads: posted, geometry, region, keys, .. } = self;
         let before = posted.len();
         let works =
             (first..).zip(reads).map(|(number, Posting { seat, window, landing, slot, signalled })| {
                 posted.push_back((seat, window));
-                read(geometry, *region, number, window, landing, slot, signalled)
+                let region = keys.name(geometry, *region, window);
+                read(geometry, region, number, window, landing, slot, signalled)
             });
         // SAFETY: the caller keeps the contract above.
         unsafe { pair.post(works) }?;

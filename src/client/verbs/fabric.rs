@@ -1,12 +1,13 @@
 //! READs over a connection, as GETs see them.
 
-use super::connection::Connection;
+use super::connection::{ChunkKeys, Connection};
 use super::pairs::LaneReader;
 use crate::clock::Clock;
 use crate::fabric::landed::LandedWindow;
 use crate::fabric::{Fabric, ReadId};
-use crate::get::Proof;
-use crate::layout::geometry::Window;
+use crate::get::{Landed, Proof};
+use crate::layout::chunk::{chunk_slot, chunk_window, remote_key};
+use crate::layout::geometry::{Geometry, Window};
 use crate::outcome::ReadError;
 use crate::verbs::error::VerbsError;
 use std::time::Duration;
@@ -35,11 +36,122 @@ pub(crate) enum VerbsGetError {
 #[derive(Debug)]
 pub(crate) struct Verbs<'a> {
     pub way: ReadPath<'a>,
+    pub geometry: &'a Geometry,
+    /// READs of which the chunk's key is READ first, in their place.
+    pub keyless: Vec<Keyless>,
     pub clock: &'a Clock,
     /// The grace time T of the table.
     pub grace: Duration,
     /// Longest time of READs before the connection is considered dead.
     pub within: Duration,
+}
+
+/// A READ whose chunk's key is not known yet.
+#[derive(Debug)]
+pub(crate) struct Keyless {
+    id: ReadId,
+    window: Window,
+    chunk: u32,
+    /// How often the key was READ in vain.
+    in_vain: u32,
+}
+
+/// READs of a chunk slot that shows no key. One that is being written does not for long.
+const IN_VAIN_MAX: u32 = 100;
+
+impl ReadPath<'_> {
+    fn keys(&self) -> &ChunkKeys {
+        match self {
+            ReadPath::Own(connection) => connection.keys(),
+            ReadPath::Shared(seat) => seat.keys(),
+        }
+    }
+
+    fn post(&mut self, reads: &[(ReadId, Window)]) -> Result<(), VerbsError> {
+        match self {
+            ReadPath::Own(connection) => connection.post(reads),
+            ReadPath::Shared(seat) => {
+                seat.post(reads);
+                Ok(())
+            }
+        }
+    }
+
+    fn poll(
+        &mut self,
+        within: Duration,
+        sink: impl FnMut(ReadId, &mut LandedWindow<'_>),
+    ) -> Result<(), VerbsError> {
+        match self {
+            ReadPath::Own(connection) => connection.poll(within, sink),
+            ReadPath::Shared(seat) => seat.poll(within, sink),
+        }
+    }
+}
+
+impl Verbs<'_> {
+    /// Posts READs in a table that grows, or READs of the keys that they need.
+    fn post_with_keys(&mut self, reads: &[(ReadId, Window)]) -> Result<(), VerbsError> {
+        let Verbs { way, geometry, keyless, .. } = self;
+        let keyed = |&(id, window): &(ReadId, Window)| match way.keys().unknown(geometry, window) {
+            None => (id, window),
+            Some(chunk) => {
+                keyless.push(Keyless { id, window, chunk, in_vain: 0 });
+                (id, chunk_window(geometry, chunk))
+            }
+        };
+        let reads: Vec<_> = reads.iter().map(keyed).collect();
+        way.post(&reads)
+    }
+
+    /// Takes completions, until one is not a key's.
+    fn poll_with_keys(
+        &mut self,
+        mut sink: impl FnMut(ReadId, &mut LandedWindow<'_>),
+    ) -> Result<(), VerbsError> {
+        loop {
+            let Verbs { way, geometry, keyless, within, .. } = self;
+            let (mut landed_keys, mut others) = (Vec::new(), 0);
+            way.poll(*within, |id, landed| match keyless.iter().position(|read| read.id == id) {
+                None => {
+                    others += 1;
+                    sink(id, landed);
+                }
+                Some(at) => {
+                    let read = keyless.swap_remove(at);
+                    let told = landed.entry(chunk_slot(geometry, read.chunk));
+                    landed_keys.push((told.and_then(|words| remote_key(read.chunk, words)), read));
+                }
+            })?;
+            if landed_keys.is_empty() {
+                return Ok(());
+            }
+            let mut reads = Vec::new();
+            for (key, mut read) in landed_keys {
+                match key {
+                    Some(key) => {
+                        way.keys().learn(read.chunk, key);
+                        reads.push((read.id, read.window));
+                    }
+                    None if read.in_vain == IN_VAIN_MAX => {
+                        let chunk = read.chunk;
+                        let what =
+                            format!("a directory entry that names memory of chunk {chunk}, which has no key");
+                        return Err(VerbsError::Garbage { what });
+                    }
+                    None => {
+                        read.in_vain += 1;
+                        reads.push((read.id, chunk_window(geometry, read.chunk)));
+                        keyless.push(read);
+                    }
+                }
+            }
+            way.post(&reads)?;
+            if others > 0 {
+                return Ok(());
+            }
+        }
+    }
 }
 
 impl Fabric for Verbs<'_> {
@@ -61,17 +173,17 @@ impl Fabric for Verbs<'_> {
     }
 
     fn post(&mut self, reads: &[(ReadId, Window)]) -> Result<(), VerbsGetError> {
-        match &mut self.way {
-            ReadPath::Own(connection) => connection.post(reads)?,
-            ReadPath::Shared(seat) => seat.post(reads),
+        match self.geometry.grows() {
+            false => self.way.post(reads)?,
+            true => self.post_with_keys(reads)?,
         }
         Ok(())
     }
 
     fn poll(&mut self, sink: impl FnMut(ReadId, &mut LandedWindow<'_>)) -> Result<(), VerbsGetError> {
-        match &mut self.way {
-            ReadPath::Own(connection) => connection.poll(self.within, sink)?,
-            ReadPath::Shared(seat) => seat.poll(self.within, sink)?,
+        match self.keyless.is_empty() {
+            true => self.way.poll(self.within, sink)?,
+            false => self.poll_with_keys(sink)?,
         }
         Ok(())
     }

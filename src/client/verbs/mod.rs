@@ -16,6 +16,7 @@ use crate::clock::Clock;
 use crate::hints::{HINT_BYTES, Hints, SharedHints};
 use crate::layout::geometry::Geometry;
 use crate::reader::Reader;
+use crate::route::KnownEntries;
 use crate::sync::lock;
 use crate::verbs::QueueCounts;
 use crate::verbs::error::{SetupError, VerbsError};
@@ -46,6 +47,8 @@ pub(crate) struct VerbsHandle {
     geometry: Arc<Geometry>,
     /// Hints of that table, if the client wants any.
     hints: Option<Arc<Hints>>,
+    /// Directory entries of that table, if it grows.
+    entries: KnownEntries,
     counts: QueueCounts,
     /// Times it got a connection, or a seat on one.
     connected: u64,
@@ -102,9 +105,20 @@ impl VerbsHandle {
                 seat.insert(shared.join(place, options.deadline)?).geometry().clone()
             }
         };
-        let (counts, mut hints) = (QueueCounts::default(), None);
+        let (counts, mut hints, entries) = (QueueCounts::default(), None, KnownEntries::default());
         shared.hints.refresh(&geometry, &mut hints);
-        Ok(VerbsHandle { shared, connection, seat, place, geometry, hints, counts, connected: 1, next_id: 0 })
+        Ok(VerbsHandle {
+            shared,
+            connection,
+            seat,
+            place,
+            geometry,
+            hints,
+            entries,
+            counts,
+            connected: 1,
+            next_id: 0,
+        })
     }
 
     /// Counts of the handle's queues.
@@ -148,16 +162,20 @@ impl VerbsHandle {
                 (None, None) => continue,
             };
             let geometry = &*self.geometry;
-            let fabric = Verbs { way, clock: &self.shared.clock, grace: geometry.grace(), within };
+            let (clock, grace) = (&self.shared.clock, geometry.grace());
+            let fabric = Verbs { way, geometry, keyless: Vec::new(), clock, grace, within };
             let limits = self.shared.options.limits;
             let mut reader = Reader::new(fabric, geometry, self.shared.clock.clone(), limits);
             if let Some(hints) = &self.hints {
                 reader = reader.with_hints(hints);
             }
+            self.entries.keep(geometry);
+            reader.swap_entries(&mut self.entries);
             let result = get(&mut reader);
             stats.get += reader.stats();
             stats.read += reader.read_counts();
             stats.hints += reader.hint_counts();
+            reader.swap_entries(&mut self.entries);
             self.take_counts();
             match result {
                 Ok(result) => return Ok(result),
@@ -211,6 +229,8 @@ impl VerbsHandle {
         let seat = retried(deadline, |within| self.shared.join(place, within))?;
         self.geometry = seat.geometry().clone();
         self.seat = Some(seat);
+        // An entry may name memory that the next server has not registered.
+        self.entries = KnownEntries::default();
         self.connected += 1;
         Ok(())
     }
@@ -223,6 +243,7 @@ impl VerbsHandle {
             let connection = retried(deadline, |within| self.shared.open(credits, within))?;
             if self.shared.pairs.is_none() {
                 self.geometry = connection.geometry().clone();
+                self.entries = KnownEntries::default();
                 self.connected += 1;
             }
             self.connection = Some(connection);
@@ -385,6 +406,7 @@ impl Clone for VerbsHandle {
             place: None,
             geometry: self.geometry.clone(),
             hints: self.hints.clone(),
+            entries: self.entries.clone(),
             counts: QueueCounts::default(),
             connected: 0,
             next_id: 0,
@@ -511,6 +533,7 @@ mod tests {
                 place: None,
                 geometry: Arc::new(table.geometry().unwrap()),
                 hints: None,
+                entries: KnownEntries::default(),
                 counts: QueueCounts::default(),
                 connected: 0,
                 next_id: 0,

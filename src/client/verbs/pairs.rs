@@ -7,7 +7,7 @@
 
 #![allow(unsafe_code)]
 
-use super::connection::{self, Connection};
+use super::connection::{self, ChunkKeys, Connection};
 use crate::client::lanes::{Lane, Mux, Posting, ReadQueue};
 use crate::fabric::ReadId;
 use crate::fabric::landed::LandedWindow;
@@ -75,6 +75,7 @@ impl ReadQueue for Connection {
 pub(crate) struct LaneReader {
     lane: Lane<Connection>,
     geometry: Arc<Geometry>,
+    keys: Arc<ChunkKeys>,
     /// The socket of the connection. Closed with the connection.
     stream: Weak<TcpStream>,
     counts: QueueCounts,
@@ -83,6 +84,10 @@ pub(crate) struct LaneReader {
 impl LaneReader {
     pub fn geometry(&self) -> &Arc<Geometry> {
         &self.geometry
+    }
+
+    pub fn keys(&self) -> &Arc<ChunkKeys> {
+        &self.keys
     }
 
     pub fn credits(&self) -> usize {
@@ -180,6 +185,7 @@ struct SharedPairState {
 struct OpenPair {
     link: Arc<Mux<Connection>>,
     geometry: Arc<Geometry>,
+    keys: Arc<ChunkKeys>,
     credits: usize,
     domain: Arc<ProtectionDomain>,
     stream: Weak<TcpStream>,
@@ -187,17 +193,19 @@ struct OpenPair {
 
 impl OpenPair {
     fn new(connection: Connection, wait: Wait) -> OpenPair {
-        let (geometry, credits) = (connection.geometry().clone(), connection.credits());
+        let (geometry, keys) = (connection.geometry().clone(), connection.keys().clone());
+        let credits = connection.credits();
         let (domain, stream) = (connection.domain().clone(), Arc::downgrade(connection.stream()));
         let bell = (wait == Wait::Block).then(|| connection.queue().clone());
-        OpenPair { link: Mux::new(connection, bell), geometry, credits, domain, stream }
+        OpenPair { link: Mux::new(connection, bell), geometry, keys, credits, domain, stream }
     }
 
     /// Registers memory for a lane. Called without any lock held.
     fn join(self) -> Result<LaneReader, SetupError> {
         let landing = connection::landing_for(&self.domain, &self.geometry, self.credits)?;
         let lane = self.link.join(landing, self.credits);
-        Ok(LaneReader { lane, geometry: self.geometry, stream: self.stream, counts: QueueCounts::default() })
+        let OpenPair { geometry, keys, stream, .. } = self;
+        Ok(LaneReader { lane, geometry, keys, stream, counts: QueueCounts::default() })
     }
 }
 

@@ -1,0 +1,484 @@
+//! Servers of tables that grow, which stop, or are killed at every store of a split, a merge, and a
+//! merge given up. The next server loses nothing, has nothing twice, leaks nothing, and goes on.
+
+use super::growth::Growth;
+use super::tests::check_books;
+use super::walk::Walk;
+use super::*;
+use crate::config::{Config, TableSize};
+use crate::families::presets;
+use crate::layout::hash::Seeds;
+use crate::sim::{Adversary, Instant, Random, Recorder};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+const GRACE: Duration = Duration::from_nanos(500);
+/// So many segments, and no more, have memory.
+const SEGMENTS_MAX: u64 = 4;
+const LAYOUTS: [&str; 6] = ["pilaf", "bucketized:4", "windowed:8", "farm", "cluster", "list"];
+
+/// The versions of the keys.
+type Model = BTreeMap<u64, u64>;
+
+/// A change that a client asked for: from which store to which, of which key, and its versions before
+/// and after.
+#[derive(Clone, Debug)]
+struct AskedChange {
+    from: Instant,
+    to: Instant,
+    key: u64,
+    is: Option<u64>,
+}
+
+/// A table that grows, every store of which is recorded.
+struct Lived {
+    index: Index,
+    clock: Clock,
+    recorder: Arc<Recorder>,
+    /// All changes. Those that did nothing are not among them.
+    changes: Vec<AskedChange>,
+    model: Model,
+    next_version: u64,
+}
+
+fn value(key: u64, version: u64) -> [u8; 8] {
+    (key << 32 | version).to_le_bytes()
+}
+
+fn config(layout: &str, seed: u64) -> Config {
+    let layout: crate::layout::geometry::Layout = layout.parse().unwrap();
+    let segment_slots = 16.max(2 * u64::from(layout.window_slots()));
+    let sized = |bytes_max| Config {
+        layout,
+        size: TableSize::Growing { bytes_max, segment_slots: Some(segment_slots) },
+        key_max: 8,
+        value_max: 8,
+        grace: GRACE,
+        seeds: Some(Seeds::from_number(seed)),
+    };
+    let fits = |bytes: &u64| sized(*bytes).geometry().is_ok_and(|it| it.segments_max() == SEGMENTS_MAX);
+    sized((8..1 << 12).map(|kib| kib << 10).find(fits).expect("a size of so many segments"))
+}
+
+fn recorded(geometry: &Geometry) -> (Region, Arc<Recorder>, Clock) {
+    let clock = Clock::manual();
+    let recorder = Arc::new(Recorder::new(clock.clone(), Duration::from_nanos(1)));
+    (recorder.region(handover::end(geometry)), recorder, clock)
+}
+
+impl Lived {
+    fn new(layout: &str, seed: u64) -> Lived {
+        let geometry = config(layout, seed).geometry().unwrap();
+        let (region, recorder, clock) = recorded(&geometry);
+        let index = Index::create(region, geometry, clock.clone()).unwrap();
+        Lived { index, clock, recorder, changes: Vec::new(), model: Model::new(), next_version: 1 }
+    }
+
+    fn growth(&self) -> &Growth {
+        match &self.index.table {
+            Table::Many(growth) => growth,
+            Table::One(_) => unreachable!("it grows"),
+        }
+    }
+
+    fn now(&self) -> Instant {
+        self.recorder.now()
+    }
+
+    /// Puts a key. Returns whether there was room.
+    fn put(&mut self, key: u64) -> bool {
+        let (from, version) = (self.now(), self.next_version);
+        let put = self.index.put(&key.to_le_bytes(), &value(key, version), PutMode::Upsert);
+        if put.is_ok() {
+            self.note(from, key, Some(version));
+        } else {
+            // Memory comes back when no thread looks at it any more; other tests have threads, too.
+            crossbeam_epoch::pin().flush();
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        put.is_ok()
+    }
+
+    fn remove(&mut self, key: u64) {
+        let from = self.now();
+        if self.index.remove(&key.to_le_bytes()).unwrap() {
+            self.note(from, key, None);
+        }
+    }
+
+    fn note(&mut self, from: Instant, key: u64, is: Option<u64>) {
+        self.next_version += 1;
+        self.changes.push(AskedChange { from, to: self.now(), key, is });
+        match is {
+            Some(version) => drop(self.model.insert(key, version)),
+            None => drop(self.model.remove(&key)),
+        }
+    }
+
+    /// The next server, of which this one was killed at this instant, or has stopped.
+    fn open(&self, at: Instant, damage: impl FnOnce(&Region)) -> (Lived, Recovered) {
+        let geometry = self.index.geometry().clone();
+        let (region, recorder, clock) = recorded(&geometry);
+        self.recorder.repeat(at, &region, &clock);
+        damage(&region);
+        let (index, found) = Index::open(region, clock.clone()).unwrap();
+        let done = self.changes.iter().take_while(|change| change.to <= at);
+        let changes: Vec<_> = done.cloned().collect();
+        let mut model = Model::new();
+        for change in &changes {
+            match change.is {
+                Some(version) => drop(model.insert(change.key, version)),
+                None => drop(model.remove(&change.key)),
+            }
+        }
+        let mut next = Lived { index, clock, recorder, changes, model, next_version: self.next_version };
+        // The change that was under way is done, or it is not.
+        if let Some(change) = self.changes.iter().find(|change| change.from < at && at < change.to)
+            && next.version(change.key) == change.is
+        {
+            let is = change.is;
+            next.note(change.from, change.key, is);
+        }
+        (next, found)
+    }
+
+    /// The version of a key by a GET.
+    fn version(&self, key: u64) -> Option<u64> {
+        let mut got = Vec::new();
+        let found = self.index.reader().get_into(&key.to_le_bytes(), &mut got).unwrap();
+        found.then(|| {
+            let word = u64::from_le_bytes(got[..].try_into().unwrap());
+            assert_eq!(word >> 32, key);
+            word & u64::from(u32::MAX)
+        })
+    }
+
+    /// Each key is there, once, with its value, and no other.
+    fn check(&self, when: &str) {
+        let (mut seen, mut walk) = (Vec::new(), Walk::default());
+        let mut see = |key: &[u8], value: &[u8]| {
+            let [key, value] = [key, value].map(|word| u64::from_le_bytes(word.try_into().unwrap()));
+            assert_eq!(value >> 32, key);
+            seen.push((key, value & u64::from(u32::MAX)));
+        };
+        while self.index.walk(&mut walk, &mut see) {}
+        seen.sort_unstable();
+        assert_eq!(walk.damaged, 0, "{when}");
+        assert_eq!(seen, self.model.clone().into_iter().collect::<Vec<_>>(), "{when}");
+        assert_eq!(self.index.len(), self.model.len() as u64, "{when}");
+        for key in 0..self.model.keys().next_back().map_or(1, |last| last + 2) {
+            assert_eq!(self.version(key), self.model.get(&key).copied(), "{when}: {key}");
+        }
+    }
+
+    /// Lets every split and merge end, and every trace go.
+    fn settle(&self, when: &str) {
+        for _ in 0..1_000 {
+            match self.index.tidy() {
+                Some(wait) => self.clock.advance(wait.max(Duration::from_nanos(1))),
+                None => {
+                    let growth = self.index.growth();
+                    assert_eq!((growth.splitting, growth.merging), (0, 0), "{when}");
+                    return;
+                }
+            }
+        }
+        panic!("{when}: it does not end: {:?}", self.index.growth());
+    }
+
+    /// At rest, the books of each segment are right, and no piece of memory is lost.
+    fn check_at_rest(&self, when: &str) {
+        let guard = crossbeam_epoch::pin();
+        let mut memories = Vec::new();
+        for segment in self.growth().live.all(&guard) {
+            check_books(segment);
+            memories.push(segment.memory);
+            let share = segment.share.get();
+            assert_eq!(share.role, PairRole::Whole, "{when}");
+            for home in 0..segment.geometry.homes() {
+                let aux = segment.slots().header(segment.geometry.window(home).first).aux;
+                let state = crate::layout::segment::HomeState { depth: share.depth, merged: false };
+                assert_eq!(crate::layout::segment::HomeState::of(aux), state, "{when}: home {home}");
+            }
+        }
+        drop(guard);
+        // A piece comes back when no thread looks at its segment any more; other tests have threads, too.
+        let is_all = || {
+            crossbeam_epoch::pin().flush();
+            let mut all = memories.clone();
+            all.extend(self.growth().memory_left());
+            all.sort_unstable();
+            all.iter().copied().eq(0..SEGMENTS_MAX as u32)
+        };
+        let give_up = std::time::Instant::now() + Duration::from_secs(30);
+        while !is_all() {
+            assert!(std::time::Instant::now() < give_up, "{when}: memory is lost");
+            std::thread::yield_now();
+        }
+        for line in 0..crate::layout::undo::UNDO_LINES {
+            let word = crate::layout::undo::line_word(self.index.geometry().shape(), line);
+            assert_eq!(self.index.region().load(word), 0, "{when}: undo line {line}");
+        }
+    }
+
+    /// Changes some keys, so that the table splits, merges, or gives a merge up.
+    fn live(&mut self, to: LifePhase, random: &mut Random) {
+        let growth = |it: &Lived| it.index.growth();
+        let before = growth(self);
+        for _ in 0..2_000 {
+            let now = growth(self);
+            let next = 1 + self.model.keys().next_back().copied().unwrap_or(0);
+            match to {
+                LifePhase::Split if now.splits > before.splits && now.splitting == 0 => return,
+                LifePhase::Merge if now.merges > before.merges && now.merging == 0 => return,
+                LifePhase::GiveUp if now.given_up > before.given_up && now.merging == 0 => return,
+                _ => {}
+            }
+            let some = |random: &mut Random, it: &Lived| {
+                let nth = random.pick(it.model.len().max(1));
+                it.model.keys().nth(nth).copied().unwrap_or(0)
+            };
+            // Where there is nothing to merge, it grows first.
+            let grows = to == LifePhase::Split || now.segments == 1 || now.splitting > 0;
+            match (to, random.pick(8)) {
+                (_, 0..4) if grows && now.splitting == 0 => drop(self.put(next)),
+                (_, 0) if grows => drop(self.put(next)),
+                (_, 0..4) if !grows && now.merging == 0 => {
+                    let key = some(random, self);
+                    self.remove(key);
+                    self.index.shrink();
+                }
+                (LifePhase::GiveUp, 1..4) if now.merging > 0 => self.index.give_up_merges(),
+                (_, 4) => {
+                    let key = some(random, self);
+                    self.put(key);
+                }
+                (_, 5) => self.clock.advance(GRACE),
+                (_, 6) => drop(self.index.tidy()),
+                _ => self.clock.advance(GRACE / 20),
+            }
+        }
+        panic!("no {to:?} comes of it: {before:?}, {:?}", growth(self));
+    }
+}
+
+/// What a table goes through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LifePhase {
+    Split,
+    Merge,
+    GiveUp,
+}
+
+/// A table that has split, split again, given a merge up, merged, and split again in memory that it
+/// has used before. With the instants at which each began.
+fn life(layout: &str, seed: u64) -> (Lived, Vec<(LifePhase, Instant)>) {
+    let (mut lived, mut random) = (Lived::new(layout, seed), Random::new(seed));
+    let mut begun = Vec::new();
+    for phase in [
+        LifePhase::Split,
+        LifePhase::Split,
+        LifePhase::GiveUp,
+        LifePhase::Merge,
+        LifePhase::Merge,
+        LifePhase::Split,
+    ] {
+        begun.push((phase, lived.now()));
+        lived.live(phase, &mut random);
+    }
+    (lived, begun)
+}
+
+/// Takes over from a server that was killed at this instant, and lets the next one live on.
+fn taken_over(lived: &Lived, at: Instant, when: &str) -> Lived {
+    let (next, found) = lived.open(at, |_| {});
+    assert!(!found.handed_over, "{when}");
+    next.check(when);
+    next
+}
+
+/// A server is killed at every store of splits, of merges, and of merges given up. Nothing is lost,
+/// doubled or leaked. The next one goes on with what was under way, and ends it. So does the one after
+/// it, if that is killed in its takeover, or soon after.
+#[test]
+fn every_kill_of_splits_and_merges() {
+    let (kills, each) = if std::env::var_os("ONEREAD_LONG").is_some() { (usize::MAX, 1) } else { (2, 1) };
+    for layout in LAYOUTS {
+        let (lived, begun) = life(layout, 1);
+        let (mut count, mut under_way) = (0, [0; 2]);
+        for at in (begun[0].1.0..=lived.now().0).step_by(each) {
+            let phase = begun.iter().rev().find(|(_, from)| from.0 <= at).expect("it begins with one").0;
+            let when = format!("{layout}, {phase:?}, killed at store {at}");
+            let mut next = taken_over(&lived, Instant(at), &when);
+            let growth = next.index.growth();
+            under_way = [under_way[0] + growth.splitting, under_way[1] + growth.merging];
+            // A takeover that is killed, too.
+            let mut random = Random::new(at as u64);
+            let (from, until) = (at, next.now().0);
+            for _ in 0..kills.min(until - from) {
+                let second = from + random.pick(until - from);
+                let when = format!("{when}, and the next at {second}");
+                let third = taken_over(&next, Instant(second), &when);
+                third.settle(&when);
+                third.check(&when);
+                third.check_at_rest(&when);
+                count += 1;
+            }
+            next.settle(&when);
+            next.check(&when);
+            next.check_at_rest(&when);
+            // All memory is of use: the table becomes as large as it may.
+            let first = 1_000;
+            for key in first..first + 200 {
+                if !next.put(key) && next.index.growth().segments == SEGMENTS_MAX {
+                    break;
+                }
+                next.clock.advance(GRACE / 4);
+            }
+            next.settle(&when);
+            assert_eq!(next.index.growth().segments, SEGMENTS_MAX, "{when}");
+            next.check(&when);
+            count += 1;
+        }
+        println!("{layout}: {count} kills, {under_way:?} splits and merges under way");
+        assert!(count > 1_000 && under_way.iter().all(|&n| n > 100), "{layout}: {count}, {under_way:?}");
+    }
+}
+
+/// A server stops with splits and merges under way, and the next one knows all that this one knew, at
+/// once, and goes on. It stores nothing but its incarnation, and waits for nothing. Killed at any store
+/// before the last, the server was killed. A handover is used once.
+#[test]
+fn a_stopped_server_hands_over_a_table_that_grows() {
+    for preset in presets() {
+        let (lived, begun) = life(preset.name, 2);
+        let mut under_way = [0; 2];
+        let every = (lived.now().0 - begun[0].1.0) / 60;
+        for (nth, at) in (begun[0].1.0..=lived.now().0).step_by(every).enumerate() {
+            let when = format!("{}, from store {at}", preset.name);
+            let mut server = taken_over(&lived, Instant(at), &when);
+            let mut random = Random::new(at as u64);
+            for _ in 0..random.pick(6) {
+                server.put(random.pick(20) as u64);
+                server.remove(random.pick(20) as u64);
+            }
+            if nth % 3 == 0 {
+                server.index.give_up_merges();
+            }
+            let before = server.now();
+            server.index.hand_over(Duration::from_secs(1)).unwrap();
+            assert!(server.growth().grace.until_next().is_none());
+            let end = server.now();
+            for killed in (before.0..end.0).filter(|_| random.pick(8) == 0) {
+                taken_over(&server, Instant(killed), &format!("{when}, killed at {killed} of {}", end.0));
+            }
+            let (mut next, found) = server.open(end, |_| {});
+            let keys = server.index.len();
+            assert_eq!(found, Recovered { keys, handed_over: true, ..Recovered::default() }, "{when}");
+            assert_eq!(next.now().0, end.0 + 1, "{when}: one store, its incarnation");
+            assert_eq!(next.growth().pairs_left(), server.growth().pairs_left(), "{when}");
+            assert_eq!(next.index.displaced(), server.index.displaced(), "{when}");
+            let growth = next.index.growth();
+            under_way = [under_way[0] + growth.splitting, under_way[1] + growth.merging];
+            next.check(&when);
+            // It stops at once. What it has not read goes on.
+            next.index.hand_over(Duration::from_secs(1)).unwrap();
+            let (mut third, found) = next.open(next.now(), |_| {});
+            assert!(found.handed_over, "{when}");
+            let begun = third.now();
+            for key in 0..12 {
+                third.put(key);
+                third.remove(random.pick(20) as u64);
+            }
+            for killed in (begun.0..=third.now().0).filter(|_| random.pick(16) == 0) {
+                taken_over(&third, Instant(killed), &format!("{when}, the third killed at {killed}"));
+            }
+            next = third;
+            next.settle(&when);
+            next.check(&when);
+            next.check_at_rest(&when);
+        }
+        println!("{}: {under_way:?} splits and merges under way", preset.name);
+        assert!(under_way.iter().all(|&n| n > 0), "{}: {under_way:?}", preset.name);
+    }
+}
+
+/// A table with a pair, and the words of its handover.
+fn handed_over(layout: &str) -> (Lived, Vec<usize>) {
+    let (lived, begun) = life(layout, 1);
+    let is_merging = |at: &usize| {
+        let growth = lived.open(Instant(*at), |_| {}).0.index.growth();
+        growth.merging > 0 && growth.segments > 2
+    };
+    let at = (begun[3].1.0..lived.now().0).find(is_merging).expect("a merge");
+    let server = lived.open(Instant(at + 40), |_| {}).0;
+    server.index.hand_over(Duration::from_secs(1)).unwrap();
+    let geometry = server.index.geometry();
+    let first = geometry.region_bytes().next_multiple_of(crate::layout::PAGE as u64);
+    let words = [first, handover::end(geometry)].map(|byte| byte as usize / crate::layout::WORD);
+    let used = (words[0]..words[1]).filter(|&word| server.index.region().load(word) != 0).collect();
+    (server, used)
+}
+
+/// What becomes of a server that finds a word of a handover damaged. Returns whether it believed it.
+fn with_damage(server: &Lived, word: usize, other: u64) -> bool {
+    let (next, found) = server.open(server.now(), |region| region.store(word, other));
+    let when = format!("word {word} is {other:#x}");
+    next.check(&when);
+    next.settle(&when);
+    next.check(&when);
+    next.check_at_rest(&when);
+    found.handed_over
+}
+
+/// A handover with any wrong word is not believed, and nothing is wrong then.
+#[test]
+fn a_damaged_handover_of_a_table_that_grows_is_not_believed() {
+    for layout in ["windowed:8", "list"] {
+        let (server, words) = handed_over(layout);
+        let mut damaged = 0;
+        for word in words {
+            let is = server.index.region().load(word);
+            for other in [is ^ 1, is ^ 1 << 20, is ^ 1 << 40, 0, u64::MAX] {
+                if other == is {
+                    continue;
+                }
+                if with_damage(&server, word, other) {
+                    // The upper half of the word that holds the CRC is not looked at.
+                    assert_eq!(other as u32, is as u32, "{layout}, word {word}");
+                } else {
+                    damaged += 1;
+                }
+            }
+        }
+        println!("{layout}: {damaged}");
+        assert!(damaged > 100, "{layout}: {damaged}");
+    }
+}
+
+/// With these rules broken, a handover is believed that is damaged, or that is true no more.
+#[cfg(feature = "faults")]
+#[test]
+fn broken_handovers_of_a_table_that_grows_are_noticed() {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    let is_wrong = |rule: Rule, story: &dyn Fn()| {
+        let _broken = crate::faults::Broken::rule(rule);
+        catch_unwind(AssertUnwindSafe(story)).is_err()
+    };
+    let (server, words) = handed_over("windowed:8");
+    assert!(
+        is_wrong(Rule::HandoverCheck, &|| {
+            for &word in &words {
+                with_damage(&server, word, server.index.region().load(word) ^ 1);
+            }
+        }),
+        "case lost: HandoverCheck"
+    );
+    let used_twice = || {
+        let mut next = server.open(server.now(), |_| {}).0;
+        (0..12).for_each(|key| assert!(next.put(key)));
+        taken_over(&next, next.now(), "used twice").settle("used twice");
+    };
+    assert!(is_wrong(Rule::HandoverOnce, &used_twice), "case lost: HandoverOnce");
+    used_twice();
+}

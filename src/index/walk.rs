@@ -1,0 +1,607 @@
+//! A walk over all keys while they change and move (D1, D2), also between segments (D4, D5).
+//!
+//! ```text
+//! step: the homes of 64 slots ── locks ──► keys in their primary windows
+//!                                     └──► the register ──► their displaced keys ── unlocks
+//!
+//! table that grows:   each part of the directory ── each step ── each segment, or pair, of that part
+//! ```
+//!
+//! A step takes microseconds for each segment. Between steps nothing is locked.
+//!
+//! The *place* of a key in the directory is its directory hash with the bits reversed. So the keys of a
+//! segment are neighbours, and so are those of a pair. A *part* is the places of one segment, or pair,
+//! when the walk comes to it. The homes of all segments have the same numbers. So of each key it is
+//! certain from its bytes in which part and in which step it is shown, wherever it goes meanwhile.
+
+use super::growth::Growth;
+use super::*;
+use crate::layout::hash::DIRECTORY_BITS_MAX;
+use crate::layout::mapped;
+use crate::layout::slot::{Image, View, check};
+use crossbeam_epoch as epoch;
+use std::ops::Range;
+
+/// Slots whose homes a step of a walk visits: those of one stripe, side by side.
+const STEP_SLOTS: u64 = 64;
+/// Places in the directory.
+pub(super) const PLACES: u32 = 1 << DIRECTORY_BITS_MAX;
+
+/// How far a walk over all keys came.
+#[derive(Debug, Default)]
+pub(crate) struct Walk {
+    step: u64,
+    /// The places of this part, in a table that grows.
+    part: Range<u32>,
+    /// Slots that do not pass a remote reader's checks. What stands there is not shown.
+    pub damaged: u64,
+}
+
+/// What one step has seen of a segment or a pair.
+#[derive(Debug, Default)]
+struct StepKeys {
+    /// Keys and values.
+    bytes: Vec<u8>,
+    /// The lengths of each.
+    lengths: Vec<(usize, usize)>,
+    damaged: u64,
+}
+
+impl StepKeys {
+    fn add(&mut self, key: &[u8], value: &[u8]) {
+        self.bytes.extend_from_slice(key);
+        self.bytes.extend_from_slice(value);
+        self.lengths.push((key.len(), value.len()));
+    }
+
+    fn clear(&mut self) {
+        self.bytes.clear();
+        self.lengths.clear();
+        self.damaged = 0;
+    }
+
+    fn show(&self, see: &mut dyn FnMut(&[u8], &[u8])) {
+        let mut rest = &self.bytes[..];
+        for &(key, value) in &self.lengths {
+            let (record, after) = rest.split_at(key + value);
+            see(&record[..key], &record[key..]);
+            rest = after;
+        }
+    }
+}
+
+impl Index {
+    /// Shows `see` some more keys, with their values. Returns whether there were any left. `see` may
+    /// run under locks, so it should only copy.
+    ///
+    /// Over all steps, it shows each key that is in the table all the while, once, with a value that
+    /// the key has at an instant of the step. A key that is put or removed meanwhile is shown once or
+    /// not at all.
+    pub(crate) fn walk(&self, walk: &mut Walk, see: &mut dyn FnMut(&[u8], &[u8])) -> bool {
+        match &self.table {
+            Table::One(segment) => segment.walk(walk, see),
+            Table::Many(growth) => growth.walk(walk, see),
+        }
+    }
+
+    /// How much of how much a walk has seen.
+    pub(crate) fn walked(&self, walk: &Walk) -> (u64, u64) {
+        let steps = steps(self.geometry());
+        match &self.table {
+            Table::One(_) => (walk.step, steps),
+            Table::Many(_) => {
+                let Range { start, end } = walk.part;
+                let done = u64::from(start) * steps + u64::from(end - start) * walk.step;
+                (done, u64::from(PLACES) * steps)
+            }
+        }
+    }
+}
+
+/// The steps of a walk over a segment.
+fn steps(geometry: &Geometry) -> u64 {
+    (geometry.homes() * u64::from(geometry.layout().bucket_slots)).div_ceil(STEP_SLOTS)
+}
+
+/// The homes of a step.
+fn homes_of_step(geometry: &Geometry, step: u64) -> Range<u64> {
+    let bucket_slots = u64::from(geometry.layout().bucket_slots);
+    let from = |step: u64| (step * STEP_SLOTS).div_ceil(bucket_slots).min(geometry.homes());
+    from(step)..from(step + 1)
+}
+
+impl Segment {
+    /// [`Index::walk`] in a table of one size.
+    fn walk(&self, walk: &mut Walk, see: &mut dyn FnMut(&[u8], &[u8])) -> bool {
+        let homes = homes_of_step(&self.geometry, walk.step);
+        if homes.is_empty() {
+            return false;
+        }
+        walk.step += 1;
+        let mut locked = self.lock_step(&homes);
+        self.show(&mut locked, homes, &mut walk.damaged, &mut |key, value| see(key.key(), value));
+        true
+    }
+
+    /// Locks the homes of a step, and their windows.
+    fn lock_step(&self, homes: &Range<u64>) -> Locked<'_> {
+        let slots = self.slots_of_step(homes);
+        // The homes' own slots share a stripe. Their windows end at most 63 slots further on.
+        let mut locked = self.stripes.none();
+        locked.lock_two([slots.start, slots.end - 1].map(|slot| self.stripes.of(SlotIx(slot))));
+        locked
+    }
+
+    fn slots_of_step(&self, homes: &Range<u64>) -> Range<u64> {
+        let (first, last) = (self.geometry.window(homes.start), self.geometry.window(homes.end - 1));
+        first.first.0..last.first.0 + u64::from(last.slots)
+    }
+
+    /// Shows the keys of these homes, which are locked. `damaged` goes up for each slot that does not
+    /// pass a remote reader's checks.
+    fn show(
+        &self,
+        locked: &mut Locked<'_>,
+        homes: Range<u64>,
+        damaged: &mut u64,
+        see: &mut dyn FnMut(Hashed<'_>, &[u8]),
+    ) {
+        let mut value = Vec::new();
+        // D1: no key of these homes changes or moves until the locks are gone (L2).
+        for slot in self.slots_of_step(&homes).map(SlotIx) {
+            if self.slots().header(slot).is_free() {
+                continue;
+            }
+            let image = mapped::image(self.slots().words(slot));
+            let Some(view) = self.sound(slot, &image, damaged) else { continue };
+            let key = view.key();
+            let hashed = self.geometry.hashed(&key);
+            // A key of another home is shown with that home, a displaced one by the register.
+            if homes.contains(&hashed.home()) && self.geometry.primary(hashed).contains(slot) {
+                view.value_into(&mut value);
+                see(hashed, &value);
+            }
+        }
+        disobey(Rule::WalkLock, || {
+            let slots = self.slots_of_step(&homes);
+            let again = [slots.start, slots.end - 1].map(|slot| self.stripes.of(SlotIx(slot)));
+            locked.lock(StripeSet::from_slice(&again));
+        });
+        for home in homes {
+            if !families::names_displaced(&self.geometry, self.slots().aux(self.geometry.window(home).first))
+            {
+                continue;
+            }
+            let displaced = self.stripe(locked, home).displaced(home).iter();
+            for entry in displaced {
+                let DisplacedAt::At(slot) = entry.place else { continue };
+                let image = self.at_rest(slot);
+                let Some(view) = self.sound(slot, &image, damaged) else { continue };
+                view.value_into(&mut value);
+                see(self.geometry.hashed(&view.key()), &value);
+            }
+        }
+    }
+
+    /// The words of a slot whose key stands still, but whose own lock is not held: between two writes
+    /// of others, who take its ghost or set its filter (D2). Each of them ends, because it waits for
+    /// no lock.
+    fn at_rest(&self, slot: SlotIx) -> Image {
+        let words = self.slots().words(slot);
+        loop {
+            let stamp = words[0].load(Ordering::Relaxed);
+            // Fences as in the shm reader: R1 and R2.
+            fence(Ordering::Acquire);
+            let image = mapped::image(self.slots().words(slot));
+            fence(Ordering::Acquire);
+            let is_settled = || stamp & 1 == 0 && words[0].load(Ordering::Relaxed) == stamp;
+            if kept(Rule::WalkSettled, is_settled) {
+                return image;
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    /// A slot's key and value, if it passes a remote reader's checks.
+    fn sound<'i>(&self, slot: SlotIx, image: &'i Image, damaged: &mut u64) -> Option<View<'i>> {
+        let checked = check(self.geometry.shape(), self.geometry.identity(slot), image);
+        *damaged += u64::from(checked.is_err());
+        checked.ok()
+    }
+}
+
+/// The place of a directory hash, and back.
+pub(super) fn reversed(directory: u32) -> u32 {
+    directory.reverse_bits() >> (u32::BITS - DIRECTORY_BITS_MAX)
+}
+
+/// The places of a share's keys.
+pub(super) fn places(share: KeyShare) -> Range<u32> {
+    let first = reversed(share.prefix);
+    first..first + (PLACES >> share.depth)
+}
+
+impl Growth {
+    /// [`Index::walk`] in a table that grows.
+    fn walk(&self, walk: &mut Walk, see: &mut dyn FnMut(&[u8], &[u8])) -> bool {
+        let mut homes = homes_of_step(&self.geometry, walk.step);
+        if walk.part.is_empty() || homes.is_empty() {
+            let first = walk.part.end;
+            if first == PLACES {
+                return false;
+            }
+            let guard = epoch::pin();
+            let (_, share, _) = self.pair_at(reversed(first), &guard);
+            (walk.part, walk.step) = (first..places(share).end, 0);
+            homes = homes_of_step(&self.geometry, 0);
+        }
+        walk.step += 1;
+        let (mut at, mut seen) = (walk.part.start, StepKeys::default());
+        while at < walk.part.end {
+            seen.clear();
+            // Ends: each time in vain, a home of this step has gone to the other segment, or a pair
+            // has begun or ended.
+            let Some(end) = self.look(at..walk.part.end, &homes, &mut seen) else { continue };
+            seen.show(see);
+            walk.damaged += seen.damaged;
+            at = end;
+        }
+        true
+    }
+
+    /// Looks at the keys of these homes in the segment, or the pair, that has the first of these places.
+    /// Returns the place at which its keys end. `None` if keys went from one segment to the other
+    /// meanwhile: then nothing of it counts (D5).
+    fn look(&self, places_left: Range<u32>, homes: &Range<u64>, seen: &mut StepKeys) -> Option<u32> {
+        let guard = epoch::pin();
+        let (segment, share, child) = self.pair_at(reversed(places_left.start), &guard);
+        let here = self.look_into(segment, &places_left, homes, seen);
+        let is_so = here.share == share
+            && match child.map(|child| self.look_into(child, &places_left, homes, seen)) {
+                Some(child) => kept(Rule::WalkPair, || here.goes_with(&child)),
+                None => share.role == PairRole::Whole,
+            };
+        is_so.then(|| places(share).end)
+    }
+
+    /// Sees the keys of these homes that a segment has, at these places.
+    fn look_into(
+        &self,
+        segment: &Segment,
+        places_left: &Range<u32>,
+        homes: &Range<u64>,
+        seen: &mut StepKeys,
+    ) -> HomesHere {
+        let mut locked = segment.lock_step(homes);
+        // No key of these homes leaves while they are locked.
+        let here = segment.share.homes_here(homes);
+        let mut damaged = 0;
+        segment.show(&mut locked, homes.clone(), &mut damaged, &mut |key, value| {
+            let directory = key.first().directory();
+            // D4: other places have been seen, or will be.
+            let is_in_part = || places_left.contains(&reversed(directory));
+            if here.has(directory, key.home()) && kept(Rule::WalkPlaces, is_in_part) {
+                seen.add(key.key(), value);
+            }
+        });
+        seen.damaged += damaged;
+        here
+    }
+}
+
+#[cfg(all(test, feature = "sim", not(loom)))]
+mod tests {
+    use super::*;
+    use crate::config::{Config, TableSize};
+    use crate::families::presets;
+    use crate::layout::hash::Seeds;
+    use crate::sim::{Adversary, Random, Recorder, turns};
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
+    const GRACE: Duration = Duration::from_micros(200);
+    const SLOTS: u64 = 200;
+
+    /// Memory for a table whose accesses threads take turns at.
+    fn memory_for(layout: &str, size: TableSize, seed: u64) -> (Region, Geometry, Clock) {
+        let config = Config {
+            layout: layout.parse().unwrap(),
+            size,
+            key_max: 8,
+            // Slots of two lines: what is written there is torn for longer.
+            value_max: 60,
+            grace: GRACE,
+            seeds: Some(Seeds::from_number(seed)),
+        };
+        let (geometry, clock) = (config.geometry().unwrap(), Clock::manual());
+        let recorder = Arc::new(Recorder::new(clock.clone(), Duration::from_nanos(1)));
+        (recorder.region(geometry.region_bytes()), geometry, clock)
+    }
+
+    /// A nearly full table over four stripes, whose accesses threads take turns at. Keys whose number is
+    /// even stay as they are. Returns how many keys there are.
+    fn crowded(layout: &str, seed: u64) -> (Segment, u64) {
+        let (region, geometry, clock) = memory_for(layout, TableSize::Slots(SLOTS), seed);
+        let index = Segment::create(region, geometry, clock).unwrap();
+        let fits = |n: &u64| {
+            let is_in = index.put(&n.to_le_bytes(), &value(*n, 0), PutMode::Insert).is_ok();
+            is_in && index.len() < index.geometry.main_slots() * 9 / 10
+        };
+        (1..).take_while(fits).for_each(drop);
+        let keys = index.len();
+        (index, keys)
+    }
+
+    fn value(n: u64, version: u64) -> Vec<u8> {
+        let word = (n << 32 | version).to_le_bytes();
+        word.repeat(1 + n as usize % 7)
+    }
+
+    /// Removes keys that do not stay, puts them again, and updates some.
+    fn change(index: &Segment, keys: u64, seed: u64, changes: u64) {
+        let mut random = Random::new(seed);
+        for version in 1..=changes {
+            let n = 1 + 2 * random.pick(keys as usize / 2) as u64;
+            let key = n.to_le_bytes();
+            match random.pick(3) {
+                0 => drop(index.put(&key, &value(n, version), PutMode::Update)),
+                1 => drop(index.put(&key, &value(n, version), PutMode::Upsert)),
+                _ => drop(index.remove(&key)),
+            }
+            index.grace.clock().advance(GRACE / 4);
+            if random.pick(4) == 0 {
+                index.tidy();
+            }
+        }
+    }
+
+    type Shown = BTreeMap<u64, Vec<Vec<u8>>>;
+
+    fn walk(index: &Segment) -> (Shown, u64) {
+        let (mut seen, mut walk) = (Shown::new(), Walk::default());
+        let mut see = |key: &[u8], value: &[u8]| {
+            seen.entry(u64::from_le_bytes(key.try_into().unwrap())).or_default().push(value.to_vec());
+        };
+        while index.walk(&mut walk, &mut see) {}
+        assert_eq!(walk.step, steps(&index.geometry), "all steps");
+        (seen, walk.damaged)
+    }
+
+    /// What is wrong with what a walk has seen of keys that stay and keys that were changed meanwhile.
+    fn wrong(seen: &Shown, damaged: u64, keys: u64, changes: u64) -> Option<String> {
+        for n in 1..=keys {
+            let values = seen.get(&n).map_or(&[][..], |values| values);
+            let stays = n % 2 == 0;
+            if stays && values != [value(n, 0)] {
+                return Some(format!("key {n} stays, and the walk saw {values:?}"));
+            }
+            if values.len() > 1 || values.iter().any(|it| (0..=changes).all(|v| *it != value(n, v))) {
+                return Some(format!("key {n}: the walk saw {values:?}"));
+            }
+        }
+        (damaged > 0).then(|| format!("{damaged} damaged slots"))
+    }
+
+    type WalkOrChange<'a> = Box<dyn FnOnce() -> Option<(Shown, u64)> + Send + 'a>;
+
+    /// Walks and changes that take turns, with this seed. Returns how many keys were moved, too.
+    fn turn(layout: &str, seed: u64) -> (Option<String>, u64) {
+        const CHANGES: u64 = 60;
+        let (index, keys) = crowded(layout, seed % 8);
+        let before = index.counts().moves;
+        let shared = &index;
+        let work: Vec<WalkOrChange<'_>> = vec![
+            Box::new(move || {
+                change(shared, keys, seed, CHANGES);
+                None
+            }),
+            Box::new(move || Some(walk(shared))),
+        ];
+        let (seen, damaged) = turns::run(seed, work).into_iter().flatten().next().expect("one walks");
+        (wrong(&seen, damaged, keys, CHANGES), index.counts().moves - before)
+    }
+
+    /// D1, D2: keys that stay are seen once, with their values, while others make them move. In every
+    /// layout, at whatever access the threads take turns.
+    #[test]
+    fn a_walk_sees_every_key_that_stays_once() {
+        let mut moving = Vec::new();
+        for preset in presets() {
+            let mut moves = 0;
+            for seed in 0..100 {
+                let (wrong, moved) = turn(preset.name, seed);
+                assert_eq!(wrong, None, "{}, seed {seed}", preset.name);
+                moves += moved;
+            }
+            println!("{}: {moves} moves", preset.name);
+            moving.extend((moves > 100).then_some(preset.name));
+        }
+        assert!(moving.len() >= 7, "keys moved in {moving:?} only");
+    }
+
+    /// At rest, a walk sees exactly the keys that GETs find, in every layout, at any size.
+    #[test]
+    fn a_walk_at_rest_sees_all() {
+        for preset in presets() {
+            let (index, keys) = crowded(preset.name, 3);
+            assert!(index.displaced() > 0 || preset.layout.window_buckets > 8, "{}", preset.name);
+            let (seen, damaged) = walk(&index);
+            assert_eq!((seen.len() as u64, damaged), (index.len(), 0), "{}", preset.name);
+            assert!((1..=keys).all(|n| seen[&n] == [value(n, 0)]), "{}", preset.name);
+        }
+    }
+
+    /// A slot that others have written into is not passed off as good.
+    #[test]
+    fn a_damaged_slot_is_counted() {
+        let (index, keys) = crowded("windowed:8", 1);
+        let victim = (0..SLOTS).map(SlotIx).find(|&slot| !index.slots().header(slot).is_free()).unwrap();
+        let word = index.geometry.slot_word(victim) + 3;
+        index.region.store(word, index.region.load(word) ^ 1 << 17);
+        let (seen, damaged) = walk(&index);
+        assert_eq!((seen.len() as u64, damaged), (keys - 1, 1));
+    }
+
+    /// With either rule broken, some order of accesses shows it.
+    #[cfg(feature = "faults")]
+    #[test]
+    fn a_broken_walk_is_noticed() {
+        use crate::faults::Broken;
+        for (rule, layout) in [(Rule::WalkLock, "windowed:8"), (Rule::WalkSettled, "pilaf")] {
+            let _broken = Broken::rule(rule);
+            let found = (0..2_000).find_map(|seed| Some((seed, turn(layout, seed).0?)));
+            let (seed, wrong) = found.unwrap_or_else(|| panic!("case lost: {rule:?}"));
+            println!("{rule:?} broken, {layout}: seed {seed}: {wrong}");
+        }
+    }
+
+    // ---- tables that grow -----------------------------------------------------------------------
+
+    const SEGMENT_SLOTS: u64 = 128;
+    const STAY: u64 = 30;
+
+    /// A table of some segments, whose accesses threads take turns at.
+    fn growing(layout: &str, seed: u64) -> Index {
+        let size = TableSize::Growing { bytes_max: 1 << 20, segment_slots: Some(SEGMENT_SLOTS) };
+        let (region, geometry, clock) = memory_for(layout, size, seed);
+        let index = Index::create(region, geometry, clock).unwrap();
+        for n in 1..=2 * STAY {
+            index.put(&n.to_le_bytes(), &value(n, 0), PutMode::Insert).unwrap();
+        }
+        index
+    }
+
+    /// Makes the table grow and shrink, and gives merges up. Keys with an even number up to a limit stay.
+    fn grow(index: &Index, seed: u64, changes: u64) {
+        let mut random = Random::new(seed);
+        let mut grows = random.pick(2) == 0;
+        for version in 1..=changes {
+            if random.pick(60) == 0 {
+                grows = !grows;
+            }
+            let range = if random.pick(2) == 0 { STAY } else { 10 * STAY };
+            let n = 1 + 2 * random.pick(range as usize) as u64;
+            let key = n.to_le_bytes();
+            if grows {
+                let _ = index.put(&key, &value(n, version), PutMode::Upsert);
+            } else {
+                index.remove(&key).unwrap();
+            }
+            index.clock().advance(GRACE / 4);
+            match random.pick(40) {
+                0..20 => (0..2).for_each(|_| {
+                    index.tidy();
+                }),
+                20..24 if !grows => drop(index.shrink()),
+                24..26 => index.give_up_merges(),
+                _ => {}
+            }
+        }
+    }
+
+    fn walk_all(index: &Index) -> (Shown, u64) {
+        let (mut seen, mut walk) = (Shown::new(), Walk::default());
+        let mut see = |key: &[u8], value: &[u8]| {
+            seen.entry(u64::from_le_bytes(key.try_into().unwrap())).or_default().push(value.to_vec());
+        };
+        let mut done = 0;
+        while index.walk(&mut walk, &mut see) {
+            let (now, all) = index.walked(&walk);
+            assert!(now > done && now <= all, "{now} of {all} after {done}");
+            done = now;
+        }
+        assert_eq!(done, index.walked(&walk).1, "all steps");
+        (seen, walk.damaged)
+    }
+
+    /// A walk while the table grows and shrinks. Returns what is wrong, and how many keys went between
+    /// segments meanwhile, at most.
+    fn turn_growing(layout: &str, seed: u64) -> (Option<String>, [u64; 4]) {
+        const CHANGES: u64 = 400;
+        let index = growing(layout, seed % 8);
+        grow(&index, seed, (seed * 37) % CHANGES);
+        // The keys that do not stay may be there or not.
+        let before = index.growth();
+        let shared = &index;
+        let work: Vec<WalkOrChange<'_>> = vec![
+            Box::new(move || {
+                grow(shared, !seed, CHANGES);
+                None
+            }),
+            Box::new(move || Some(walk_all(shared))),
+        ];
+        let (seen, damaged) = turns::run(seed, work).into_iter().flatten().next().expect("one walks");
+        let after = index.growth();
+        let met = [
+            after.moved - before.moved,
+            after.splits - before.splits,
+            after.merges - before.merges,
+            after.given_up - before.given_up,
+        ];
+        let wrong = (1..=20 * STAY).find_map(|n| {
+            let values = seen.get(&n).map_or(&[][..], |values| values);
+            if n % 2 == 0 && n <= 2 * STAY {
+                return (values != [value(n, 0)])
+                    .then(|| format!("key {n} stays, and the walk saw {values:?}"));
+            }
+            let is_known = |it: &Vec<u8>| (0..=CHANGES).any(|v| *it == value(n, v));
+            (values.len() > 1 || !values.iter().all(is_known))
+                .then(|| format!("key {n}: the walk saw {values:?}"))
+        });
+        (wrong.or_else(|| (damaged > 0).then(|| format!("{damaged} damaged slots"))), met)
+    }
+
+    /// D4, D5: keys that stay are seen once, with their values, while others make the table grow and
+    /// shrink.
+    #[test]
+    fn a_walk_over_a_growing_table_sees_every_key_that_stays_once() {
+        for preset in presets() {
+            let mut sum = [0; 4];
+            for seed in 0..100 {
+                let (wrong, met) = turn_growing(preset.name, seed);
+                assert_eq!(wrong, None, "{}, seed {seed}", preset.name);
+                sum.iter_mut().zip(met).for_each(|(sum, met)| *sum += met);
+            }
+            println!("{}: moved, splits, merges, given up: {sum:?}", preset.name);
+            assert!(sum[0] > 1_000 && sum[1..].iter().all(|&n| n > 2), "{}: {sum:?}", preset.name);
+        }
+    }
+
+    /// At rest, and with splits and merges under way, a walk sees exactly what GETs find.
+    #[test]
+    fn a_walk_over_a_growing_table_at_rest_sees_all() {
+        let mut pairs = [0; 2];
+        for preset in presets() {
+            for seed in 0..20 {
+                let index = growing(preset.name, seed);
+                grow(&index, seed, 50 * seed);
+                // Until a split is under way, in every second table.
+                let more = (1_000..1_200u64).take_while(|_| seed % 2 == 0 && index.growth().splitting == 0);
+                more.for_each(|n| drop(index.put(&n.to_le_bytes(), &value(n, 0), PutMode::Insert)));
+                let growth = index.growth();
+                pairs = [pairs[0] + growth.splitting, pairs[1] + growth.merging];
+                let (seen, damaged) = walk_all(&index);
+                assert_eq!((seen.len() as u64, damaged), (index.len(), 0), "{}, seed {seed}", preset.name);
+                let (mut reader, mut got) = (index.reader(), Vec::new());
+                for n in 1..=1_200u64 {
+                    let found = reader.get_into(&n.to_le_bytes(), &mut got).unwrap().then_some(&got);
+                    let shown = seen.get(&n).map(|values| &values[0]);
+                    assert_eq!(shown, found, "{}, seed {seed}: {n}", preset.name);
+                }
+            }
+        }
+        assert!(pairs.iter().all(|&n| n > 2), "splitting and merging: {pairs:?}");
+    }
+
+    #[cfg(feature = "faults")]
+    #[test]
+    fn a_broken_walk_over_a_growing_table_is_noticed() {
+        use crate::faults::Broken;
+        for rule in [Rule::WalkPlaces, Rule::WalkPair] {
+            let _broken = Broken::rule(rule);
+            let found = (0..3_000).find_map(|seed| Some((seed, turn_growing("windowed:8", seed).0?)));
+            let (seed, wrong) = found.unwrap_or_else(|| panic!("case lost: {rule:?}"));
+            println!("{rule:?} broken: seed {seed}: {wrong}");
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! The memory that a server over verbs has registered: all of a table of one size; of a table that
+//! grows, what is in front of its segments, and then chunk by chunk (E0).
+
+use super::shared::ServerState;
+use crate::index::Registrar;
+use crate::layout::chunk::{CHUNKS, bytes_of, chunk_of, memory_of};
+use crate::layout::geometry::Geometry;
+use crate::region::RegionError;
+use crate::sync::lock;
+use crate::verbs::device::RegisteredRegion;
+use crate::verbs::error::SetupError;
+use crate::verbs::station::Station;
+use std::error::Error;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, Weak, mpsc};
+use std::thread::JoinHandle;
+
+/// Registers the chunks of a table that grows.
+pub(crate) struct RegisteredChunks {
+    station: Arc<Station>,
+    shared: Arc<ServerState>,
+    chunks: Mutex<Vec<Option<RegisteredRegion>>>,
+    /// Chunks that will soon be needed.
+    soon: mpsc::Sender<u32>,
+}
+
+/// The chunks, and the thread that registers them ahead. It ends when the chunks are dropped.
+pub(crate) type StartedChunks = (Arc<RegisteredChunks>, JoinHandle<()>);
+
+impl RegisteredChunks {
+    /// Registers what is in use. What comes later is registered before it is needed.
+    pub fn start(
+        station: &Arc<Station>,
+        shared: &Arc<ServerState>,
+        mut progress: impl FnMut(u64),
+    ) -> Result<StartedChunks, SetupError> {
+        let (soon, asked) = mpsc::channel();
+        let chunks = Arc::new(RegisteredChunks {
+            station: station.clone(),
+            shared: shared.clone(),
+            chunks: Mutex::new((0..CHUNKS).map(|_| None).collect()),
+            soon,
+        });
+        let registrar: Weak<dyn Registrar> = Arc::downgrade(&chunks) as _;
+        let used = shared.index.register_with(registrar);
+        let mut done = 0;
+        for chunk in chunks_of(shared.index.geometry(), used) {
+            let bytes = bytes_of(shared.index.geometry(), chunk);
+            chunks.register(chunk, |more| progress(done + more))?;
+            done += bytes.end - bytes.start;
+        }
+        let of_thread = Arc::downgrade(&chunks);
+        let thread = std::thread::Builder::new()
+            .name("oneread-chunks".into())
+            .spawn(move || {
+                for chunk in asked {
+                    let Some(chunks) = of_thread.upgrade() else { break };
+                    if let Err(error) = chunks.register(chunk, |_| {}) {
+                        tracing::warn!(
+                            error = &error as &dyn Error,
+                            "memory that is needed soon is not to be had"
+                        );
+                    }
+                }
+            })
+            .map_err(|e| SetupError::Call {
+                call: "starting a thread",
+                errno: e.raw_os_error().unwrap_or(0),
+            })?;
+        Ok((chunks, thread))
+    }
+
+    /// Registers a chunk, and tells its key, if that has not been done.
+    fn register(&self, chunk: u32, progress: impl FnMut(u64)) -> Result<(), SetupError> {
+        let mut chunks = lock(&self.chunks);
+        let place = &mut chunks[chunk as usize];
+        if place.is_some() {
+            return Ok(());
+        }
+        let bytes = bytes_of(self.shared.index.geometry(), chunk);
+        let registered = register(&self.station, &self.shared, bytes, progress)?;
+        let told = self.shared.index.tell_key(chunk, registered.remote_key());
+        told.map_err(|source| SetupError::Backing { source: Arc::new(source) })?;
+        *place = Some(registered);
+        Ok(())
+    }
+}
+
+impl Registrar for RegisteredChunks {
+    fn before_use(&self, memory: u32) -> Result<(), RegionError> {
+        let geometry = self.shared.index.geometry();
+        let chunk = chunk_of(geometry, memory);
+        let unregistered = |error| RegionError::Unregistered { source: Box::new(error) };
+        self.register(chunk, |_| {}).map_err(unregistered)?;
+        // The next one is registered when half of this one is used: off the path of any put.
+        let (this, next) = (memory_of(geometry, chunk), memory_of(geometry, chunk + 1));
+        if memory - this.start >= this.len() as u32 / 2 && !next.is_empty() {
+            // The thread ends with the server.
+            let _ = self.soon.send(chunk + 1);
+        }
+        Ok(())
+    }
+}
+
+/// Bytes of the chunks that are in use.
+pub(crate) fn bytes_in_use(shared: &ServerState) -> u64 {
+    let (geometry, used) = (shared.index.geometry(), shared.index.memory_used());
+    chunks_of(geometry, used)
+        .map(|chunk| bytes_of(geometry, chunk))
+        .map(|bytes| bytes.end - bytes.start)
+        .sum()
+}
+
+/// The chunks of the first pieces of memory.
+fn chunks_of(geometry: &Geometry, used: u32) -> Range<u32> {
+    0..used.checked_sub(1).map_or(0, |last| chunk_of(geometry, last) + 1)
+}
+
+/// Registers some bytes of the table's region.
+pub(crate) fn register(
+    station: &Station,
+    shared: &Arc<ServerState>,
+    bytes: Range<u64>,
+    progress: impl FnMut(u64),
+) -> Result<RegisteredRegion, SetupError> {
+    let region = shared.index.region();
+    region.back_more(bytes.clone()).map_err(|source| SetupError::Backing { source: Arc::new(source) })?;
+    region.touch(bytes.clone(), progress);
+    RegisteredRegion::of_region(station.domain().clone(), shared.clone(), bytes)
+}
