@@ -196,6 +196,18 @@ impl Fabric for Memory<'_> {
     fn proof(&mut self, _home: u64, (): ()) -> Proof {
         self.proofs[self.reads as usize % self.proofs.len()]
     }
+
+    fn took_less(&mut self, (): (), _allowance: Duration) -> bool {
+        self.proofs[self.reads as usize % self.proofs.len()] != Proof::Late
+    }
+
+    fn fetch(&mut self, offset: u64, len: usize, out: &mut Vec<u8>) -> Result<(), ReadError> {
+        self.reads += 1;
+        let bytes: &[u8] = bytemuck::cast_slice(self.words);
+        out.clear();
+        out.extend_from_slice(&bytes[offset as usize..][..len]);
+        Ok(())
+    }
 }
 
 /// Few retries, so that a GET ends soon whatever the bytes are.
@@ -203,7 +215,14 @@ const LIMITS: Limits = Limits::new().retries_max(3).deadline(Duration::from_secs
 
 /// Checks that a GET in a damaged region failed with one of the allowed errors.
 fn inconclusive(error: &ReadError) {
-    assert!(matches!(error, ReadError::Contended { .. } | ReadError::Deadline { .. }));
+    let is_known = matches!(
+        error,
+        ReadError::Contended { .. }
+            | ReadError::Deadline { .. }
+            | ReadError::Replaced { .. }
+            | ReadError::Damaged { .. }
+    );
+    assert!(is_known, "{error}");
 }
 
 // ---- snapshot_bytes -----------------------------------------------------------------------------
@@ -385,7 +404,7 @@ fn damaged_region(input: &mut Input<'_>, geometry: &Geometry) -> Vec<u64> {
                     }
                 };
                 let stamp = if mode & 0x20 == 0 { 2 } else { input.u32() & !1 };
-                let content = Content { key: &key, value: &value, ghost, aux };
+                let content = Content { key: &key, value: (&value).into(), ghost, aux };
                 let mut image = encode(shape, identity, stamp, &content);
                 if kind == 7 {
                     let word = usize::from(input.byte()) % image.len();
@@ -584,8 +603,8 @@ impl Forged {
                 let uses = [used(), used()];
                 self.uses.extend(uses);
                 let uses = u64::from(uses[0]) | u64::from(uses[1]) << 32;
-                let content =
-                    Content { key: &place.to_le_bytes(), value: &uses.to_le_bytes(), ghost: 0, aux: 0 };
+                let uses = uses.to_le_bytes();
+                let content = Content { key: &place.to_le_bytes(), value: (&uses).into(), ghost: 0, aux: 0 };
                 self.set(number, 0, 2 * u32::from(odd), &content);
             }
             1 => {
@@ -606,7 +625,7 @@ impl Forged {
                 });
                 if let Some((used, number, value, header)) = found {
                     let key = number.map_or(Vec::new(), |n| key(n, 8));
-                    let content = Content { key: &key, value: &value, ghost: header.ghost, aux };
+                    let content = Content { key: &key, value: (&value).into(), ghost: header.ghost, aux };
                     self.set(slot, used, header.stamp.wrapping_add(2), &content);
                 }
             }
@@ -619,8 +638,9 @@ impl Forged {
                 let slot = self.slot_of(any_segment(input), u64::from(input.byte()) % self.geometry.slots());
                 let (n, used) = (input.byte() % KEYS, input.below(8) as u32);
                 let key = key(n, 8);
+                let filled = value(n, 7);
                 let content =
-                    Content { key: &key, value: &value(n, 7), ghost: input.byte(), aux: input.u32() };
+                    Content { key: &key, value: (&filled).into(), ghost: input.byte(), aux: input.u32() };
                 self.set(slot, used, 2 * u32::from(input.u16()), &content);
             }
             _ => {
@@ -1143,7 +1163,7 @@ pub fn schedule(data: &[u8]) -> Result<(), Box<Violation>> {
     let slots = 1 + input.below(32) as u64;
     let value_bytes = [8, 16, 60, 120][input.below(4)];
     let seed = u64::from(input.u16());
-    let mut world = World::new(Scene { layout, slots, value_bytes, grace: GRACE, seed });
+    let mut world = World::new(Scene { layout, slots, segments: 0, value_bytes, grace: GRACE, seed });
     let keys = slots as KeyNumber + slots as KeyNumber / 8 + 2;
     let filled = input.below(keys as usize + 1) as KeyNumber;
     for number in 0..filled {

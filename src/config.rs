@@ -3,12 +3,14 @@
 //! [`crate::layout::geometry`] derives the bytes of a table from them.
 
 use crate::families::presets;
+use crate::layout::LINE;
+use crate::layout::extent::{HEAP_BYTES_MAX, HeapSpace, VALUE_MAX, block_bytes, extent_bytes};
 use crate::layout::geometry::{
     Derived, Family, GRACE_MAX, Geometry, HOMES_MAX, Layout, OVERFLOW_BLOCKS_MAX, SEGMENT_HOMES_MAX,
     SEGMENTS_MAX,
 };
 use crate::layout::hash::{Seeds, mix};
-use crate::layout::slot::{KEY_MAX, SLOT_BYTES_MAX, SlotShape};
+use crate::layout::slot::{KEY_MAX, REFERENCE_BYTES, SLOT_BYTES_MAX, SlotShape};
 use crate::placement::Preset;
 use crate::setters::setters;
 use std::fmt;
@@ -127,8 +129,15 @@ pub struct Config {
     pub size: TableSize,
     /// Longest key: 1 to 255 bytes.
     pub key_max: usize,
-    /// Longest value, stored inline.
+    /// Longest value, at most 64 MiB. A value that does not fit its slot beside the key is an *extent* of
+    /// its own: a GET of it takes one READ more.
     pub value_max: usize,
+    /// Longest value that stands in its slot, beside the longest key. This sets the size of slots. `None`:
+    /// `value_max` where every value stands in its slot, otherwise what two lines have room for.
+    pub inline_max: Option<usize>,
+    /// Memory for extents, in bytes. `None`: every value stands in its slot; a table that grows
+    /// takes what extents need from its `bytes_max`.
+    pub heap_bytes: Option<u64>,
     /// The grace time T, at most 60 s. A pass over a network that finds nothing is trusted only if
     /// it took less than T; otherwise the GET looks again. The traces of a moved key stay for 2T.
     /// Zero is safe only if every reader is on this host: no pass over a network takes less.
@@ -142,6 +151,8 @@ setters!(Config {
     size: TableSize,
     key_max: usize,
     value_max: usize,
+    inline_max: impl Into<Option<usize>>,
+    heap_bytes: impl Into<Option<u64>>,
     grace: Duration,
     seeds: impl Into<Option<Seeds>>,
 });
@@ -155,6 +166,8 @@ impl Default for Config {
             size: TableSize::Keys(1_000_000),
             key_max: 32,
             value_max: 78,
+            inline_max: None,
+            heap_bytes: None,
             grace: Duration::from_millis(2),
             seeds: None,
         }
@@ -204,7 +217,7 @@ pub enum ConfigError {
         given: usize,
     },
     /// Key and value together do not fit into the largest slot.
-    #[error("a key of {key_max} and a value of {value_max} bytes do not fit into the largest slot, which holds {room}; lower value_max to {}", room - key_max)]
+    #[error("a key of {key_max} and a value of {value_max} bytes do not fit into the largest slot, which holds {room}; set heap_bytes, memory for longer values, or lower value_max to {}", room - key_max)]
     ValueMax {
         /// Longest key asked for.
         key_max: usize,
@@ -212,6 +225,24 @@ pub enum ConfigError {
         value_max: usize,
         /// Bytes of payload in the largest slot.
         room: usize,
+    },
+    /// Values may be longer than any table takes.
+    #[error("value_max is {given} bytes, allowed is 0 to {VALUE_MAX}; store longer values in parts")]
+    LongestValue {
+        /// Longest value asked for.
+        given: usize,
+    },
+    /// Too little memory, or too much, for values that do not fit their slots.
+    #[error(
+        "heap_bytes is {given}; values of up to {value_max} bytes that do not fit their slots need {need} to {HEAP_BYTES_MAX} bytes"
+    )]
+    HeapBytes {
+        /// Longest value asked for.
+        value_max: usize,
+        /// What was asked for.
+        given: u64,
+        /// The least that is of use.
+        need: u64,
     },
     /// A grace time out of range.
     #[error("the grace time is {given:?}, allowed is 0 to {GRACE_MAX:?}")]
@@ -294,11 +325,7 @@ impl Config {
         if !(1..=KEY_MAX).contains(&self.key_max) {
             return Err(ConfigError::KeyMax { given: self.key_max });
         }
-        let shape = SlotShape::for_lengths(self.key_max, self.value_max).ok_or(ConfigError::ValueMax {
-            key_max: self.key_max,
-            value_max: self.value_max,
-            room: SlotShape::from_bytes(SLOT_BYTES_MAX).map_or(0, SlotShape::payload_max),
-        })?;
+        let (shape, has_heap) = self.shape()?;
         if self.grace > GRACE_MAX {
             return Err(ConfigError::Grace { given: self.grace });
         }
@@ -341,16 +368,51 @@ impl Config {
             homes,
             overflow_blocks,
             segments_max: 0,
+            heap: HeapSpace::default(),
             grace: self.grace,
             // Random like the seeds, so that slots of another table do not validate in this one.
             generation: mix(seeds.shard[3]),
             seeds,
             derived: Derived::of(layout, shape, &seeds),
         };
-        match self.size {
-            TableSize::Growing { bytes_max, .. } => growing_to(geometry, bytes_max),
-            _ => Ok(geometry),
+        let (geometry, heap_bytes) = match self.size {
+            TableSize::Growing { bytes_max, .. } => (growing_to(geometry, bytes_max)?, bytes_max),
+            _ => (geometry, 0),
+        };
+        if !has_heap {
+            return Ok(geometry);
         }
+        let given = self.heap_bytes.unwrap_or(heap_bytes);
+        let need = 2 * block_bytes(0, extent_bytes(self.value_max));
+        let geometry = if given <= HEAP_BYTES_MAX { geometry.with_heap(given) } else { None };
+        geometry.ok_or(ConfigError::HeapBytes { value_max: self.value_max, given, need })
+    }
+
+    /// The shape of slots, and whether values may be too long for them.
+    fn shape(&self) -> Result<(SlotShape, bool), ConfigError> {
+        let Config { key_max, value_max, .. } = *self;
+        if value_max > VALUE_MAX {
+            return Err(ConfigError::LongestValue { given: value_max });
+        }
+        let for_lengths = |value_max| SlotShape::for_lengths(key_max, value_max);
+        let is_growing = matches!(self.size, TableSize::Growing { .. });
+        let wants_heap = self.heap_bytes.is_some()
+            || is_growing && self.inline_max.map_or(for_lengths(value_max).is_none(), |max| max < value_max);
+        let inline_max = match self.inline_max {
+            Some(inline_max) => inline_max.min(value_max),
+            None if wants_heap => {
+                let two_lines = SlotShape::from_bytes(2 * LINE).map_or(0, SlotShape::payload_max);
+                value_max.min(two_lines.saturating_sub(key_max))
+            }
+            None => value_max,
+        };
+        let inline_max = if wants_heap { inline_max.max(REFERENCE_BYTES) } else { value_max };
+        let shape = for_lengths(inline_max).ok_or(ConfigError::ValueMax {
+            key_max,
+            value_max: inline_max,
+            room: SlotShape::from_bytes(SLOT_BYTES_MAX).map_or(0, SlotShape::payload_max),
+        })?;
+        Ok((shape, wants_heap))
     }
 }
 
@@ -546,10 +608,13 @@ mod tests {
         for given in [0, 256, usize::MAX] {
             assert_eq!(made(given, 8, ms), Err(ConfigError::KeyMax { given }));
         }
-        for value_max in [room - 254, usize::MAX] {
+        for value_max in [room - 254, VALUE_MAX] {
             let refused = ConfigError::ValueMax { key_max: 255, value_max, room };
             assert!(refused.to_string().ends_with(&format!("lower value_max to {}", room - 255)));
             assert_eq!(made(255, value_max, ms), Err(refused));
+        }
+        for given in [VALUE_MAX + 1, usize::MAX] {
+            assert_eq!(made(255, given, ms), Err(ConfigError::LongestValue { given }));
         }
         let given = Duration::from_nanos(60_000_000_001);
         assert_eq!(made(8, 8, given), Err(ConfigError::Grace { given }));

@@ -79,6 +79,8 @@ pub enum Rule {
     LookAgain,
     /// L6: a put looks for its key a last time before it answers that the table is full.
     LastLook,
+    /// L8: under its locks, a change looks whether the segment still has the key.
+    StillHere,
     /// A3: a side that goes to sleep fences its announcement before its last look. A side that
     /// stored fences its store before it looks for the announcement.
     BellFence,
@@ -134,8 +136,6 @@ pub enum Rule {
     MarkStays,
     /// E7: the CRC of a slot covers which use of its segment's memory it is of.
     SegmentUse,
-    /// E7: memory is used again no earlier than twice the grace time after.
-    MemoryGrace,
     /// E8: a reader on shm loads the entry again after a pass that found nothing.
     EntryAgain,
     /// E9: a pass by a client's clock counts from the READ of the entry that it rests on.
@@ -146,12 +146,30 @@ pub enum Rule {
     BothWindows,
     /// E9: a home two splits deeper than its entry means that the entry is old.
     OldChild,
+    /// X1: a word of the region goes up before an extent gets a number.
+    NumberFirst,
+    /// X2: an extent is written before a slot names it.
+    ExtentFirst,
+    /// X3: memory that a slot has named is used again no earlier than twice the allowance after.
+    ExtentGrace,
+    /// X3: the allowance grows with the length of the value.
+    ExtentLength,
+    /// X4: a reader that took longer than the allowance, and one on shm, looks the key up again.
+    ExtentLook,
+    /// X4: the second look goes by the number, not by the place.
+    ExtentNumber,
+    /// X5: a takeover uses memory that no slot names no earlier than twice the longest allowance after.
+    TakeoverExtents,
+    /// X6: an extent that moves gets a number of its own.
+    MoveNumber,
+    /// X6: a copy is named only if the slot still names the original.
+    MoveCheck,
 }
 
 #[cfg(feature = "faults")]
 impl Rule {
     /// The last rule.
-    const LAST: Rule = Rule::OldChild;
+    const LAST: Rule = Rule::MoveCheck;
 
     /// The rule's bit in a set of rules.
     const fn bit(self) -> u128 {

@@ -25,6 +25,8 @@
 //!         otherwise                                                         -> a pass, as above
 //! ```
 //!
+//! A value that is not in its slot, but where this says, takes one READ more (X4, `reader.rs`).
+//!
 //! In a table that grows, a GET also finds its way through the directory (`route`):
 //!
 //! ```text
@@ -49,8 +51,9 @@
 //! `kept` is a switch of `src/faults.rs`: in a real build, the condition is always checked.
 
 use crate::families;
-use crate::faults::{Rule, breaking, broken, kept};
+use crate::faults::{Rule, breaking, broken, disobey, kept};
 use crate::layout::chain::CHAIN_MAX;
+use crate::layout::extent::Reference;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::hash::Hashed;
 use crate::layout::segment::{DirectoryEntry, HomeState, Named};
@@ -64,10 +67,19 @@ use std::time::Duration;
 pub enum Look {
     /// The slot holds the key. The value has been copied out.
     Match,
+    /// The slot holds the key, and says where its value is.
+    Reference(Reference),
     /// The slot holds another key, or none. The header is part of the same consistent sample.
     Other(Header),
     /// No consistent sample: the slot is being written, or was during the look.
     Torn,
+}
+
+impl Look {
+    /// Where the slot says that the key's value is.
+    pub(crate) fn reference(self) -> Option<Reference> {
+        if let Look::Reference(reference) = self { Some(reference) } else { None }
+    }
 }
 
 /// A window as a READ brought it. Its slots may be looked at in any order.
@@ -137,7 +149,7 @@ pub enum Step {
     Judge,
     /// Start a new pass, for this reason: take a new mark, then READ this window.
     Again(Window, Retry),
-    /// The key's value has been copied out.
+    /// The key's value has been copied out, or the slot says where it is ([`Get::reference`]).
     Found,
     /// The key was absent at some instant of the pass.
     Absent,
@@ -155,6 +167,8 @@ pub enum Retry {
     Late,
     /// The chain had more blocks than any sound chain has.
     Chain,
+    /// The value was replaced, or moved, while it was read.
+    Replaced,
 }
 
 /// Ghosts of the key that a pass saw: slot, stamp, and use of the memory. There is rarely one, and never
@@ -178,6 +192,7 @@ pub struct Get<'a> {
     /// Ghosts of the previous pass.
     before: Ghosts,
     found: bool,
+    reference: Option<Reference>,
     /// The way through the directory, in a table that grows.
     route: Option<SegmentRoute>,
 }
@@ -201,6 +216,7 @@ impl<'a> Get<'a> {
             ghosts: Ghosts::new(),
             before: Ghosts::new(),
             found: false,
+            reference: None,
             route: None,
         }
     }
@@ -230,6 +246,12 @@ impl<'a> Get<'a> {
     #[inline]
     pub(crate) fn learned(&self) -> Option<(u32, DirectoryEntry)> {
         self.route.as_ref().and_then(SegmentRoute::learned)
+    }
+
+    /// Where the value is that was found, if it is not in the slot.
+    #[inline]
+    pub fn reference(&self) -> Option<Reference> {
+        self.reference
     }
 
     /// The table's geometry.
@@ -284,8 +306,11 @@ impl<'a> Get<'a> {
         let others = self.window.iter().filter(|slot| Some(*slot) != likely);
         for slot in likely.into_iter().chain(others) {
             match landed.look(slot, self.key.key(), value) {
-                Look::Match if exact || self.geometry.shape().lines() == 1 => return Step::Found,
-                Look::Match => {
+                look @ (Look::Match | Look::Reference(_)) => {
+                    self.reference = look.reference();
+                    if exact || self.geometry.shape().lines() == 1 {
+                        return Step::Found;
+                    }
                     self.found = true;
                     return Step::Judge;
                 }
@@ -454,8 +479,7 @@ impl Get<'_> {
         Step::Read(self.window)
     }
 
-    /// A pass by the clock showed nothing. Returns where to look next if the home is split or merged, or
-    /// if what was seen there leaves a doubt (E9).
+    /// A pass by the clock showed nothing. Returns where to look next if the home is split or merged (E9).
     #[inline]
     fn on_the_way(&mut self, in_time: bool) -> Option<Step> {
         self.route.as_ref()?;
@@ -464,14 +488,15 @@ impl Get<'_> {
 
     #[cold]
     fn on_its_way(&mut self, in_time: bool) -> Option<Step> {
-        let has_new_ghost = !self.no_new_ghost();
         let (home, route) = (HomeState::of(self.home_aux), self.route.as_mut()?);
-        match route.next(home, in_time, has_new_ghost) {
+        match route.next(home, in_time) {
             Onward::Ask => {
                 self.before.clear();
                 Some(self.ask(Retry::Moved))
             }
             Onward::Parent(segment) => {
+                // E9: the ghosts of the child's window count as well.
+                disobey(Rule::BothWindows, || self.before.append(&mut self.ghosts));
                 self.go(segment);
                 Some(Step::Read(self.window))
             }
@@ -481,7 +506,6 @@ impl Get<'_> {
                 self.go(segment);
                 Some(Step::Again(self.window, Retry::Moved))
             }
-            Onward::Doubt => Some(self.again(Retry::Moved)),
             Onward::Judge => None,
         }
     }
@@ -493,13 +517,14 @@ pub struct HintedLook<'a> {
     geometry: &'a Geometry,
     key: &'a [u8],
     found: Option<SlotIx>,
+    reference: Option<Reference>,
 }
 
 impl<'a> HintedLook<'a> {
     /// A look for a key of 1 to [`Geometry::key_max`] bytes.
     #[inline]
     pub fn new(geometry: &'a Geometry, key: &'a [u8]) -> HintedLook<'a> {
-        HintedLook { geometry, key, found: None }
+        HintedLook { geometry, key, found: None, reference: None }
     }
 
     /// Takes in one slot. Returns whether the key is in it.
@@ -510,7 +535,8 @@ impl<'a> HintedLook<'a> {
             let look = breaking(Rule::HintHit, &[Rule::StampCheck, Rule::CrcCheck], || {
                 landed.look(slot, self.key, value)
             });
-            self.found = (look == Look::Match).then_some(slot);
+            self.reference = look.reference();
+            self.found = matches!(look, Look::Match | Look::Reference(_)).then_some(slot);
         }
         self.found == Some(slot)
     }
@@ -526,6 +552,11 @@ impl<'a> HintedLook<'a> {
         }
         // G9: a hint's miss says nothing.
         broken(Rule::HintMiss).then_some(Step::Absent)
+    }
+
+    /// Where the value is that was found, if it is not in the slot.
+    pub fn reference(&self) -> Option<Reference> {
+        self.reference
     }
 
     /// Whether a valid slot proves a hit by itself. If not, take a mark before the READs (G7).

@@ -8,11 +8,12 @@ use crate::layout::chain::CHAIN_MAX;
 use crate::layout::control::{
     BLOCKS_WORD, DIRECTORY_WORD, MOVE_COUNTERS, STATE_WORD, State, move_counter_word,
 };
+use crate::layout::extent::Reference;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
-use crate::layout::mapped;
 use crate::layout::segment::{DirectoryEntry, Named, Pending, directory_bits_max, low};
 use crate::layout::slot::{Header, Image, Torn, View, check};
 use crate::layout::superblock::{Superblock, SuperblockError};
+use crate::layout::{WORD, crc, mapped};
 use crate::region::Region;
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -28,8 +29,17 @@ pub struct SlotReport {
     pub verdict: Result<(), Torn>,
     /// The key; empty if the slot is free or not accepted.
     pub key: Vec<u8>,
-    /// The value; empty if the slot is free or not accepted.
+    /// The value, or the reference to it; empty if the slot is free or not accepted.
+    /// [`Inspector::value`] follows the reference.
     pub value: Vec<u8>,
+}
+
+impl SlotReport {
+    /// Where the value is, if it is not in the slot.
+    pub fn reference(&self) -> Option<Reference> {
+        let bytes = self.value[..].try_into().ok().filter(|_| self.header.is_reference())?;
+        Some(Reference::from_bytes(bytes))
+    }
 }
 
 /// Slots by what they hold.
@@ -102,6 +112,20 @@ impl<'a> Inspector<'a> {
     /// torn.
     pub fn slot(&self, slot: SlotIx) -> SlotReport {
         self.slot_of(self.geometry, slot)
+    }
+
+    /// The value of the key in a slot, wherever it is. `None` if it is not there any more: the key was put or
+    /// removed meanwhile, or the region is damaged.
+    pub fn value(&self, report: &SlotReport) -> Option<Vec<u8>> {
+        let Some(reference) = report.reference() else { return Some(report.value.clone()) };
+        if !reference.is_sound(self.geometry) {
+            return None;
+        }
+        let len = reference.len as usize;
+        let words = self.region.words(reference.offset as usize / WORD, len.div_ceil(WORD));
+        let mut value = Vec::new();
+        mapped::append_bytes(words, 0..len, &mut value);
+        (crc::append_long(0, &value) == reference.crc).then_some(value)
     }
 
     fn slot_of(&self, geometry: &Geometry, slot: SlotIx) -> SlotReport {

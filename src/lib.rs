@@ -105,8 +105,8 @@ pub use layout::geometry::{Family, Geometry, Layout};
 pub use layout::hash::Seeds;
 pub use layout::superblock::SuperblockError;
 pub use outcome::{
-    GrowthCounts, IndexCounts, KeyError, KeyLengthError, PutError, PutMode, PutOutcome, ReadError,
-    SwapOutcome,
+    GrowthCounts, HeapCounts, IndexCounts, KeyError, KeyLengthError, PutError, PutMode, PutOutcome,
+    ReadError, SwapOutcome,
 };
 pub use place::PlaceError;
 pub use placement::Preset;

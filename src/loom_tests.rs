@@ -10,14 +10,14 @@ use crate::fabric::shm::Shm;
 use crate::get::{Landed, Look};
 use crate::index::Index;
 use crate::index::loom_access::{
-    StripeSet, Stripes, copies, path, paths_by_two_slots, put_along, write_slot,
+    StripeSet, Stripes, copies, copies_in_all, path, paths_by_two_slots, put_along, write_slot,
 };
 use crate::layout::geometry::{Geometry, Layout, SlotIx, Window};
 use crate::layout::hash::Seeds;
 use crate::mailbox::memory::Bell;
 use crate::mailbox::{glance, load, store};
 use crate::outcome::ReadError;
-use crate::outcome::{PutMode, PutOutcome};
+use crate::outcome::{PutMode, PutOutcome, SwapOutcome};
 use crate::reader::{Limits, ReadCounts, Reader};
 use crate::region::Region;
 use crate::sim::Recorder;
@@ -35,6 +35,7 @@ fn geometry(layout: Layout, slots: u64, seed: u64) -> Geometry {
         value_max: 8,
         seeds: Some(Seeds::from_number(seed)),
         grace: Duration::ZERO,
+        ..Config::default()
     };
     config.geometry().expect("possible")
 }
@@ -229,6 +230,97 @@ fn two_slots() -> Layout {
     Layout { choices: 2, bucket_slots: 1, window_buckets: 1, ..WINDOWED_8 }
 }
 
+/// A table that grows: two segments at most, of one home each. The keys that go to the child when the first
+/// is split, of which one is there.
+fn growing() -> (Index, [KeyNumber; 2]) {
+    let geometry = geometry(list(), 1, 1).growing(2);
+    let goes = |&number: &KeyNumber| geometry.hashed(&key(number)).first().directory() & 1 == 1;
+    let mut going = (0..).filter(goes);
+    let [first, second] = std::array::from_fn(|_| going.next().expect("every other key"));
+    let index = Index::create(region(&geometry), geometry.clone(), Clock::manual()).expect("private memory");
+    index.put(&key(first), &key(first), PutMode::Insert).expect("room");
+    (index, [first, second])
+}
+
+/// Takes the split of a table with one home to its end.
+fn end_split(index: &Index) {
+    (0..100).find(|_| {
+        index.drive(2);
+        index.growth().splitting == 0
+    });
+}
+
+/// A segment is split while a reader looks directly for a key that goes.
+fn reader_against_split() {
+    let (index, [goes, _]) = growing();
+    index.split(&key(goes));
+    let index = Arc::new(index);
+    let reader = {
+        let index = index.clone();
+        loom::thread::spawn(move || look_once(&index, goes))
+    };
+    index.drive(1);
+    reader.join().expect("the reader ends");
+    assert_eq!(copies_in_all(&index, &key(goes)), 1);
+}
+
+/// A direct look on shm for a key that is there all the time: found, or only the GET machine can tell.
+fn look_once(index: &Index, number: KeyNumber) {
+    let (mut value, key) = (Vec::new(), key(number));
+    let mut shm = Shm::new(index.region(), index.geometry());
+    let hashed = index.geometry().hashed(&key);
+    if let Some(found) = shm.get_directly(hashed, &mut value, &mut ReadCounts::default()) {
+        assert!(found && value == key, "missed, or a mixture");
+    }
+}
+
+/// The directory doubles while a reader looks directly for a key.
+fn reader_against_doubling() {
+    let (index, [there, _]) = growing();
+    let index = Arc::new(index);
+    let reader = {
+        let index = index.clone();
+        loom::thread::spawn(move || look_once(&index, there))
+    };
+    index.split(&key(there));
+    reader.join().expect("the reader ends");
+}
+
+/// A home is split while another thread inserts a key that goes: each key ends in one slot.
+fn inserter_against_split() {
+    let (index, [goes, comes]) = growing();
+    index.split(&key(goes));
+    let index = Arc::new(index);
+    let other = {
+        let index = index.clone();
+        loom::thread::spawn(move || index.put(&key(comes), &key(comes), PutMode::Insert))
+    };
+    index.drive(1);
+    assert_eq!(other.join().expect("the other thread ends"), Ok(PutOutcome::Inserted));
+    end_split(&index);
+    for number in [goes, comes] {
+        assert_eq!(copies_in_all(&index, &key(number)), 1, "key {number}");
+        assert_eq!(index.remove(&key(number)), Ok(true), "key {number}");
+    }
+}
+
+/// The directory doubles and a segment is split while another thread updates a key that goes: the update
+/// finds it, and is not lost.
+fn updater_against_doubling_and_split() {
+    let (index, [goes, _]) = growing();
+    let index = Arc::new(index);
+    let other = {
+        let index = index.clone();
+        loom::thread::spawn(move || index.put(&key(goes), &[7; 8], PutMode::Update))
+    };
+    index.split(&key(goes));
+    index.drive(1);
+    assert_eq!(other.join().expect("the other thread ends"), Ok(PutOutcome::Updated));
+    end_split(&index);
+    assert_eq!(copies_in_all(&index, &key(goes)), 1);
+    assert_eq!(index.compare_and_swap(&key(goes), &[7; 8], &[8; 8]), Ok(SwapOutcome::Swapped));
+}
+
 /// A client stores a request while the server goes to sleep: whichever way they meet, the client rings, or the server
 /// sees the request before it sleeps, and then sees all of it.
 fn bell() {
@@ -284,6 +376,26 @@ fn loom_writers_meet() {
 }
 
 #[test]
+fn loom_reader_against_split() {
+    model(1, reader_against_split);
+}
+
+#[test]
+fn loom_reader_against_doubling() {
+    model(2, reader_against_doubling);
+}
+
+#[test]
+fn loom_inserter_against_split() {
+    model(2, inserter_against_split);
+}
+
+#[test]
+fn loom_updater_against_doubling_and_split() {
+    model(1, updater_against_doubling_and_split);
+}
+
+#[test]
 fn loom_bell() {
     model(4, bell);
 }
@@ -329,6 +441,15 @@ mod broken {
     #[test]
     fn loom_bell_rule() {
         must_be_caught(Rule::BellFence, 2, bell);
+    }
+
+    #[test]
+    fn loom_growth_rules() {
+        for rule in [Rule::DepthFirst, Rule::CountBeforeErase, Rule::MoveCounter] {
+            must_be_caught(rule, 1, reader_against_split);
+        }
+        must_be_caught(Rule::StillHere, 1, inserter_against_split);
+        must_be_caught(Rule::StillHere, 1, updater_against_doubling_and_split);
     }
 
     #[test]

@@ -95,6 +95,34 @@ pub enum PutError {
         /// Slots allocated: main slots, and overflow slots ever used.
         slots: u64,
     },
+    /// No memory is left for a value that does not fit its slot. Nothing was changed.
+    #[error(
+        "no memory is left for so long a value: others have {live_bytes} of {heap_bytes} bytes; remove keys, or serve a table with more heap_bytes"
+    )]
+    HeapFull {
+        /// Bytes in use by values, their headers included.
+        live_bytes: u64,
+        /// Length of the heap.
+        heap_bytes: u64,
+    },
+    /// Memory for a value that does not fit its slot did not become free in time. Nothing was changed.
+    #[error(
+        "memory for a value of {given} bytes was not free within {waited:?}: what was removed or replaced may still be read for so long; try again"
+    )]
+    HeapBusy {
+        /// Length of the value.
+        given: usize,
+        /// How long the put waited.
+        waited: Duration,
+    },
+    /// The system has refused memory for a value that does not fit its slot. Nothing was changed.
+    #[error(
+        "the system has refused memory for a value of {given} bytes; the server's log says why; free memory or raise the server's limits"
+    )]
+    HeapMemory {
+        /// Length of the value.
+        given: usize,
+    },
     /// Other changes interfered each time.
     #[error("other changes came in between, {rounds} times in a row; try again")]
     Busy {
@@ -162,6 +190,22 @@ pub enum ReadError {
         /// Why the last one was inconclusive.
         last: Retry,
     },
+    /// The key's value was replaced each time, faster than it could be read.
+    #[error(
+        "the value, of {len} bytes, was replaced {times} times while it was read; read it in a quieter moment, or put it less often"
+    )]
+    Replaced {
+        /// Length of the last value.
+        len: usize,
+        /// How often it was begun.
+        times: u32,
+    },
+    /// What a slot says of a long value cannot be so, or the value's bytes are not what was put.
+    #[error("the memory of the value is damaged: {what}")]
+    Damaged {
+        /// What is wrong.
+        what: &'static str,
+    },
     /// The deadline was reached.
     #[error(
         "no conclusive look within {deadline:?} ({retries} retries, last cause: {last:?}); the server may have been suspended or killed in the middle of writing the slot"
@@ -204,6 +248,35 @@ pub struct IndexCounts {
     pub slots: u64,
     /// Main slots.
     pub main_slots: u64,
+}
+
+/// What the memory of values is used for that do not fit their slots. See
+/// [`Index::heap`](crate::Index::heap). All zero where all of them fit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct HeapCounts {
+    /// Values in the heap.
+    pub values: u64,
+    /// Bytes in use, headers and the rounding to 32 bytes included.
+    pub live_bytes: u64,
+    /// Bytes that readers may still read, of values that were removed, replaced or moved.
+    pub waiting_bytes: u64,
+    /// Bytes free in blocks that have values.
+    pub gap_bytes: u64,
+    /// The longest gap in such a block.
+    pub largest_gap_bytes: u64,
+    /// Bytes of a block.
+    pub block_bytes: u64,
+    /// Blocks of the heap.
+    pub blocks: u64,
+    /// Blocks that have values.
+    pub open_blocks: u64,
+    /// Length of the heap.
+    pub heap_bytes: u64,
+    /// Bytes moved since the server started, so that blocks become free.
+    pub moved_bytes: u64,
+    /// Bytes given back to the system since then.
+    pub returned_bytes: u64,
 }
 
 /// What a table that grows is made of, and what it did to grow and shrink. See

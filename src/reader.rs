@@ -3,15 +3,18 @@
 
 use crate::clock::Clock;
 use crate::fabric::{Fabric, ReadId};
+use crate::faults::{Rule, by_rule, kept};
 use crate::get::{Get, HintedLook, Landed, Retry, Step};
 use crate::hints::{Hinted, Hints};
+use crate::layout::crc;
+use crate::layout::extent::Reference;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::hash::Hashed;
 use crate::layout::slot::Key;
 use crate::outcome::{KeyLengthError, ReadError};
 use crate::route::KnownEntries;
 use smallvec::SmallVec;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::time::Duration;
 
 /// Bounds of one GET. The first one reached ends it.
@@ -95,6 +98,8 @@ pub struct GetStats {
     pub retries_late: u64,
     /// Passes repeated because a chain had no end: the memory is damaged.
     pub retries_chain: u64,
+    /// Looks at keys repeated because the value was replaced, or moved, while it was read.
+    pub retries_replaced: u64,
 }
 
 impl std::ops::AddAssign for GetStats {
@@ -105,6 +110,7 @@ impl std::ops::AddAssign for GetStats {
         self.retries_moved += other.retries_moved;
         self.retries_late += other.retries_late;
         self.retries_chain += other.retries_chain;
+        self.retries_replaced += other.retries_replaced;
     }
 }
 
@@ -115,6 +121,7 @@ impl GetStats {
             Retry::Moved => self.retries_moved += 1,
             Retry::Late => self.retries_late += 1,
             Retry::Chain => self.retries_chain += 1,
+            Retry::Replaced => self.retries_replaced += 1,
         }
     }
 }
@@ -138,6 +145,15 @@ impl std::ops::AddAssign for HintCounts {
         self.hits += other.hits;
         self.reads += other.reads;
     }
+}
+
+/// A value that was found.
+#[derive(Clone, Copy, Debug)]
+struct FoundValue {
+    /// Its length.
+    len: usize,
+    /// Where it is, if it is not in its slot.
+    extent: Option<Reference>,
 }
 
 /// Looks keys up through a fabric. One per thread (`&mut self`); cheap to make.
@@ -221,7 +237,8 @@ impl<'g, F: Fabric> Reader<'g, F> {
     }
 
     /// Looks `key` up; its value replaces what was in `value`. Returns whether it was found. Usually 1
-    /// READ and 1 round trip; allocates only if `value` is too small.
+    /// READ and 1 round trip, and one more of each if the value is not in its slot; allocates only if
+    /// `value` is too small.
     ///
     /// # Errors
     /// [`ReadError`], or the fabric's own; absence is not one.
@@ -240,8 +257,164 @@ impl<'g, F: Fabric> Reader<'g, F> {
                 self.direct.absent += 1;
                 Ok(false)
             }
-            None => self.ask_machine(key, value),
+            None => self.get_all(key, value),
         }
+    }
+
+    /// The GET of a whole value by the machine.
+    fn get_all(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, F::Error> {
+        Ok(self.get_part(key, &(0..usize::MAX), value)?.is_some())
+    }
+
+    /// Looks `key` up, and says in which extent its value is. `None` if it is in its slot. For X7.
+    pub(crate) fn get_with_extent(
+        &mut self,
+        key: &[u8],
+        value: &mut Vec<u8>,
+    ) -> Result<Option<Option<Reference>>, F::Error> {
+        self.check_key(key)?;
+        Ok(self.get_part(key, &(0..usize::MAX), value)?.map(|found| found.extent))
+    }
+
+    /// Looks `key` up; the bytes `range` of its value replace what was in `part`. Returns the length of
+    /// the whole value; `None` if the key is absent. Bytes beyond the value's end are left out. Costs what
+    /// [`Reader::get_into`] costs, but READs no more bytes of a long value than these.
+    ///
+    /// # Errors
+    /// As [`Reader::get_into`].
+    pub fn get_range(
+        &mut self,
+        key: &[u8],
+        range: Range<usize>,
+        part: &mut Vec<u8>,
+    ) -> Result<Option<usize>, F::Error> {
+        self.check_key(key)?;
+        Ok(self.get_part(key, &range, part)?.map(|found| found.len))
+    }
+
+    /// The length of the key's value, without its bytes; `None` if the key is absent. Usually 1 READ.
+    ///
+    /// # Errors
+    /// As [`Reader::get_into`].
+    pub fn value_len(&mut self, key: &[u8]) -> Result<Option<usize>, F::Error> {
+        self.check_key(key)?;
+        let mut value = std::mem::take(&mut self.value);
+        let looked = self.look_up(key, &mut value, &mut RetryBudget::default());
+        let len = value.len();
+        self.value = value;
+        let found = match looked? {
+            Looked::Absent => None,
+            Looked::Here => Some(len),
+            Looked::At(reference, _) => Some(reference.len as usize),
+        };
+        self.stats.gets += 1;
+        self.stats.hits += u64::from(found.is_some());
+        Ok(found)
+    }
+
+    /// A GET by the machine, of a part of the value.
+    fn get_part(
+        &mut self,
+        key: &[u8],
+        range: &Range<usize>,
+        part: &mut Vec<u8>,
+    ) -> Result<Option<FoundValue>, F::Error> {
+        let mut patience = RetryBudget::default();
+        let looked = self.look_up(key, part, &mut patience)?;
+        let found = self.bring(key, looked, range, part, &mut patience)?;
+        self.stats.gets += 1;
+        self.stats.hits += u64::from(found.is_some());
+        Ok(found)
+    }
+
+    /// Brings the part of the value that a look has found, and looks again as often as X4 demands.
+    fn bring(
+        &mut self,
+        key: &[u8],
+        mut looked: Looked<F::Mark>,
+        range: &Range<usize>,
+        part: &mut Vec<u8>,
+        patience: &mut RetryBudget,
+    ) -> Result<Option<FoundValue>, F::Error> {
+        let mut times = 0;
+        loop {
+            let (reference, mark) = match looked {
+                Looked::Absent => {
+                    part.clear();
+                    return Ok(None);
+                }
+                Looked::Here => {
+                    let len = part.len();
+                    part.truncate(range.end);
+                    part.drain(..range.start.min(part.len()));
+                    return Ok(Some(FoundValue { len, extent: None }));
+                }
+                Looked::At(reference, mark) => (reference, mark),
+            };
+            let found = FoundValue { len: reference.len as usize, extent: Some(reference) };
+            self.fetch(&reference, range, part)?;
+            times += 1;
+            let allowance = self.geometry.heap().allowance(self.geometry.grace(), reference.len);
+            let is_proven = self.fabric.took_less(mark, allowance);
+            if kept(Rule::ExtentLook, || is_proven) {
+                return self.check_crc(&reference, part).map(|()| Some(found));
+            }
+            // The second look, begun after the last byte. It has another place for a short value.
+            let mut short = std::mem::take(&mut self.value);
+            let again = self.look_up(key, &mut short, patience);
+            if matches!(again, Ok(Looked::Here)) {
+                std::mem::swap(part, &mut short);
+            }
+            self.value = short;
+            looked = again?;
+            if let Looked::At(now, _) = &looked {
+                let same = by_rule(
+                    Rule::ExtentNumber,
+                    now.number == reference.number,
+                    (now.offset, now.len) == (reference.offset, reference.len),
+                );
+                if same {
+                    return self.check_crc(&reference, part).map(|()| Some(found));
+                }
+                self.stats.count(Retry::Replaced);
+                match patience.again(Retry::Replaced, self.clock.now_ns(), &self.limits) {
+                    Ok(rest) => rest.take(&self.clock),
+                    Err(_) => return Err(ReadError::Replaced { len: now.len as usize, times }.into()),
+                }
+            }
+        }
+    }
+
+    /// READs this part of a long value.
+    fn fetch(
+        &mut self,
+        reference: &Reference,
+        range: &Range<usize>,
+        part: &mut Vec<u8>,
+    ) -> Result<(), F::Error> {
+        if !reference.is_sound(self.geometry) {
+            return Err(ReadError::Damaged { what: "its slot names no place of the heap" }.into());
+        }
+        let len = reference.len as usize;
+        let Range { start, end } = range.start.min(len)..range.end.min(len).max(range.start.min(len));
+        if start == end {
+            part.clear();
+            return Ok(());
+        }
+        self.reads += ReadCounts { reads: 1, bytes: (end - start) as u64, doorbells: 1 };
+        self.fabric.fetch(reference.offset + start as u64, end - start, part)
+    }
+
+    /// Over a network a whole value is checked once more, as a belt: X4 suffices.
+    fn check_crc(&self, reference: &Reference, part: &[u8]) -> Result<(), F::Error> {
+        let is_whole = !F::EXACT && part.len() == reference.len as usize;
+        if is_whole && kept(Rule::CrcCheck, || crc::append_long(0, part) == reference.crc) {
+            return Ok(());
+        }
+        if is_whole {
+            return Err(ReadError::Damaged { what: "its CRC is another" }.into());
+        }
+        Ok(())
     }
 
     /// The hinted look, and where it does not find the key, the whole algorithm. Out of line: a
@@ -252,10 +425,11 @@ impl<'g, F: Fabric> Reader<'g, F> {
         let key = self.geometry.hashed(key);
         let windows = self.entries.hinted(hints, self.geometry, key);
         if windows.is_empty() || windows.len() > self.fabric.credits() {
-            return self.ask_machine(key.key(), value);
+            return self.get_all(key.key(), value);
         }
         let mut look = HintedLook::new(self.geometry, key.key());
-        let mark = (!look.is_proof(F::EXACT)).then(|| self.fabric.mark(key.home()));
+        let needs_mark = self.geometry.has_heap() || !look.is_proof(F::EXACT);
+        let mark = needs_mark.then(|| self.fabric.mark(key.home()));
         let mut wrong = WrongSlots::new();
         let mut take = |nth: usize, landed: &mut F::Landed<'_>| {
             let slot = windows[nth].first;
@@ -282,14 +456,31 @@ impl<'g, F: Fabric> Reader<'g, F> {
         let ended = look.judge(F::EXACT, proof);
         hints.correct_all(self.geometry, &wrong, key, ended == Some(Step::Found));
         match ended {
-            None => self.ask_machine(key.key(), value),
+            None => self.get_all(key.key(), value),
             Some(step) => {
+                self.hinted.hits += u64::from(step == Step::Found);
+                if let (Some(reference), Some(mark)) = (look.reference(), mark) {
+                    let looked = Looked::At(reference, mark);
+                    return self.finish(key.key(), looked, value).map(|found| found.is_some());
+                }
                 self.stats.gets += 1;
                 self.stats.hits += u64::from(step == Step::Found);
-                self.hinted.hits += u64::from(step == Step::Found);
                 Ok(step == Step::Found)
             }
         }
+    }
+
+    /// Brings the whole value of a look that has ended, and counts the GET.
+    fn finish(
+        &mut self,
+        key: &[u8],
+        looked: Looked<F::Mark>,
+        value: &mut Vec<u8>,
+    ) -> Result<Option<FoundValue>, F::Error> {
+        let found = self.bring(key, looked, &(0..usize::MAX), value, &mut RetryBudget::default())?;
+        self.stats.gets += 1;
+        self.stats.hits += u64::from(found.is_some());
+        Ok(found)
     }
 
     fn count_hinted(&mut self, slots: usize) {
@@ -299,12 +490,16 @@ impl<'g, F: Fabric> Reader<'g, F> {
         self.reads.bytes += (slots * self.geometry.shape().bytes()) as u64;
     }
 
-    /// The whole algorithm.
+    /// The whole algorithm, but for bringing a value that is not in its slot.
     #[inline(never)]
-    fn ask_machine(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, F::Error> {
+    fn look_up(
+        &mut self,
+        key: &[u8],
+        value: &mut Vec<u8>,
+        patience: &mut RetryBudget,
+    ) -> Result<Looked<F::Mark>, F::Error> {
         let mut get = self.entries.machine(self.geometry, key, self.fabric.is_by_counter());
         let home = get.home();
-        let mut patience = RetryBudget::default();
         let mut mark = self.fabric.mark(home);
         let mut step = Step::Read(get.start());
         loop {
@@ -327,15 +522,12 @@ impl<'g, F: Fabric> Reader<'g, F> {
                 }
                 Step::Found => {
                     self.entries.learn(&get);
-                    self.stats.gets += 1;
-                    self.stats.hits += 1;
-                    return Ok(true);
+                    return Ok(get.reference().map_or(Looked::Here, |reference| Looked::At(reference, mark)));
                 }
                 Step::Absent => {
                     self.entries.learn(&get);
-                    self.stats.gets += 1;
                     value.clear();
-                    return Ok(false);
+                    return Ok(Looked::Absent);
                 }
             };
         }
@@ -524,12 +716,13 @@ impl<'g, F: Fabric> Reader<'g, F> {
         let mut ready: Vec<(ReadId, Window)> = Vec::new();
         let mut ended: Vec<(usize, Option<Step>)> = Vec::new();
         let mut missed = Vec::new();
+        let mut named = Vec::new();
         let mut in_flight = 0;
         loop {
             while let Some(mut look) =
                 next.take_if(|look| in_flight + ready.len() + look.windows.len() <= credits)
             {
-                if !look.look.is_proof(F::EXACT) {
+                if geometry.has_heap() || !look.look.is_proof(F::EXACT) {
                     look.mark = Some(self.fabric.mark(look.key.home()));
                 }
                 let at = idle.pop().unwrap_or(looks.len());
@@ -577,6 +770,11 @@ impl<'g, F: Fabric> Reader<'g, F> {
                     missed.push(*number);
                     continue;
                 };
+                if let (Some(reference), Some(mark)) = (looks[at].look.reference(), looks[at].mark) {
+                    self.hinted.hits += 1;
+                    named.push((*number, reference, mark));
+                    continue;
+                }
                 let is_found = step == Step::Found;
                 self.stats.gets += 1;
                 self.stats.hits += u64::from(is_found);
@@ -591,7 +789,7 @@ impl<'g, F: Fabric> Reader<'g, F> {
             }
         }
         left.append(&mut missed);
-        Ok(ControlFlow::Continue(left))
+        Ok(self.finish_each(keys, named, each)?.map_continue(|()| left))
     }
 
     /// Looks for the keys with these numbers, by a machine for each.
@@ -616,6 +814,8 @@ impl<'g, F: Fabric> Reader<'g, F> {
         let mut in_flight = 0;
         // GETs that have looked again, and those of them that were late.
         let mut looking_again = 0;
+        // Keys whose values are not in their slots.
+        let mut named = Vec::new();
         let mut late = 0;
         let mut lag = Lag::default();
         while in_flight + ready.len() + resting.len() > 0 {
@@ -699,9 +899,14 @@ impl<'g, F: Fabric> Reader<'g, F> {
                         let lane = &mut lanes[token as usize];
                         looking_again -= usize::from(lane.patience.retries > 0);
                         late -= usize::from(lane.is_late);
-                        self.stats.gets += 1;
-                        self.stats.hits += u64::from(lane.is_found);
-                        each(lane.number, lane.is_found.then_some(lane.value.as_slice()))?;
+                        match (lane.get.reference().filter(|_| lane.is_found), lane.mark) {
+                            (Some(reference), Some(mark)) => named.push((lane.number, reference, mark)),
+                            _ => {
+                                self.stats.gets += 1;
+                                self.stats.hits += u64::from(lane.is_found);
+                                each(lane.number, lane.is_found.then_some(lane.value.as_slice()))?;
+                            }
+                        }
                         self.entries.learn(&lane.get);
                         if let Some((number, key)) = todo.next() {
                             lane.restart(
@@ -725,6 +930,24 @@ impl<'g, F: Fabric> Reader<'g, F> {
                 && let Some(short @ (Rest::Spin | Rest::Yield)) = round.rest
             {
                 short.take(&self.clock);
+            }
+        }
+        self.finish_each(keys, named, &mut each)
+    }
+
+    /// Brings the values of keys whose slots say where they are, one after the other.
+    fn finish_each<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+        named: Vec<(usize, Reference, F::Mark)>,
+        each: &mut impl FnMut(usize, Option<&[u8]>) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>, F::Error> {
+        let mut value = Vec::new();
+        for (number, reference, mark) in named {
+            let looked = Looked::At(reference, mark);
+            let found = self.finish(keys[number].as_ref(), looked, &mut value)?.is_some();
+            if each(number, found.then_some(&value)).is_break() {
+                return Ok(ControlFlow::Break(()));
             }
         }
         Ok(ControlFlow::Continue(()))
@@ -752,6 +975,16 @@ impl<'g, F: Fabric> Reader<'g, F> {
         }
         Ok(())
     }
+}
+
+/// What a look at a key ended in.
+#[derive(Clone, Copy)]
+enum Looked<M> {
+    Absent,
+    /// The value has been copied out of its slot.
+    Here,
+    /// The value is there. The mark is of the pass.
+    At(Reference, M),
 }
 
 /// GETs that a direct look answered. Each read its primary window.
@@ -1102,6 +1335,14 @@ mod tests {
             self.clock.now_ns()
         }
 
+        fn took_less(&mut self, _mark: Self::Mark, _allowance: Duration) -> bool {
+            false
+        }
+
+        fn fetch(&mut self, _offset: u64, _len: usize, _out: &mut Vec<u8>) -> Result<(), ReadError> {
+            unreachable!("no value is so long")
+        }
+
         fn proof(&mut self, _home: u64, mark: u64) -> Proof {
             Proof::by_clock(self.clock.now_ns() - mark, GRACE)
         }
@@ -1415,6 +1656,14 @@ mod tests {
             mark
         }
 
+        fn took_less(&mut self, _mark: Self::Mark, _allowance: Duration) -> bool {
+            false
+        }
+
+        fn fetch(&mut self, _offset: u64, _len: usize, _out: &mut Vec<u8>) -> Result<(), ReadError> {
+            unreachable!("no value is so long")
+        }
+
         fn proof(&mut self, home: u64, mark: u64) -> Proof {
             self.shm.proof(home, mark)
         }
@@ -1471,6 +1720,14 @@ mod tests {
         }
 
         fn mark(&mut self, _home: u64) {}
+
+        fn took_less(&mut self, _mark: Self::Mark, _allowance: Duration) -> bool {
+            false
+        }
+
+        fn fetch(&mut self, _offset: u64, _len: usize, _out: &mut Vec<u8>) -> Result<(), ReadError> {
+            unreachable!("no value is so long")
+        }
 
         fn proof(&mut self, _home: u64, (): ()) -> Proof {
             Proof::Late
@@ -1597,6 +1854,7 @@ mod tests {
             retries_moved: 4 * n,
             retries_late: 5 * n,
             retries_chain: 6 * n,
+            retries_replaced: 7 * n,
         };
         let mut sum = numbers(10);
         sum += numbers(100);

@@ -23,8 +23,6 @@ pub(crate) struct SegmentRoute {
     asked: bool,
     /// The depth of a parent that does not count: it stays for the child that was left.
     lingers: Option<u32>,
-    /// A new ghost was in the window of the merged home.
-    doubt: bool,
     /// The entry was READ in this GET.
     was_read: bool,
     /// The next READ begins a pass.
@@ -62,8 +60,6 @@ pub(crate) enum Onward {
     Parent(Named),
     /// In the child, in a new pass.
     Child(Named),
-    /// A new pass.
-    Doubt,
     /// Nowhere else: the pass is judged.
     Judge,
 }
@@ -88,7 +84,6 @@ impl SegmentRoute {
             at: known.unwrap_or(NONE),
             asked: false,
             lingers: None,
-            doubt: false,
             was_read: false,
             begins: true,
             wants_child: false,
@@ -148,7 +143,7 @@ impl SegmentRoute {
             return if is_same { Told::Same } else { Told::Changed };
         }
         self.at = entry;
-        (self.asked, self.lingers, self.doubt) = (true, None, false);
+        (self.asked, self.lingers) = (true, None);
         Told::Go(entry.segment)
     }
 
@@ -186,7 +181,7 @@ impl SegmentRoute {
     }
 
     /// Where to look after a pass that found nothing.
-    pub fn next(&mut self, home: HomeState, in_time: bool, has_new_ghost: bool) -> Onward {
+    pub fn next(&mut self, home: HomeState, in_time: bool) -> Onward {
         let DirectoryEntry { depth, pending, .. } = self.at;
         let deeper = self.lingers != Some(home.depth) && !self.stays(depth, home.depth);
         if home.merged || deeper {
@@ -200,7 +195,6 @@ impl SegmentRoute {
                 // The home has gone to the parent, whose depth for this child does not count.
                 (true, Pending::Parent(parent)) => {
                     self.lingers = Some(depth);
-                    self.doubt = has_new_ghost && !broken(Rule::BothWindows);
                     self.go(parent, depth.saturating_sub(1));
                     return Onward::Parent(parent);
                 }
@@ -214,7 +208,7 @@ impl SegmentRoute {
                 (false, _) => {}
             }
         }
-        if self.doubt { Onward::Doubt } else { Onward::Judge }
+        Onward::Judge
     }
 }
 

@@ -3,13 +3,17 @@
 
 #[cfg(loom)]
 pub(crate) use self::checked::AtomicU64;
+#[cfg(all(loom, any(feature = "verbs", test)))]
+pub(crate) use loom::hint::spin_loop;
 #[cfg(loom)]
 pub(crate) use loom::sync::{
     Mutex, MutexGuard,
     atomic::{Ordering, fence},
 };
-#[cfg(all(loom, any(feature = "verbs", test)))]
-pub(crate) use loom::{hint::spin_loop, thread::yield_now};
+#[cfg(loom)]
+pub(crate) use loom::thread::yield_now;
+#[cfg(all(not(loom), any(feature = "verbs", test)))]
+pub(crate) use std::hint::spin_loop;
 #[cfg(not(any(loom, target_arch = "aarch64")))]
 pub(crate) use std::sync::atomic::fence;
 #[cfg(not(loom))]
@@ -17,8 +21,8 @@ pub(crate) use std::sync::{
     Mutex, MutexGuard,
     atomic::{AtomicU64, Ordering},
 };
-#[cfg(all(not(loom), any(feature = "verbs", test)))]
-pub(crate) use std::{hint::spin_loop, thread::yield_now};
+#[cfg(not(loom))]
+pub(crate) use std::thread::yield_now;
 
 /// A fence that also orders what devices see (H3 of docs/HARDWARE.md). On aarch64 the language's
 /// release fence is `dmb ish`, which need not reach a NIC.
@@ -100,6 +104,14 @@ mod checked {
 
         pub fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
             self.to_store().fetch_sub(value, order)
+        }
+
+        pub fn fetch_or(&self, value: u64, order: Ordering) -> u64 {
+            self.to_store().fetch_or(value, order)
+        }
+
+        pub fn fetch_and(&self, value: u64, order: Ordering) -> u64 {
+            self.to_store().fetch_and(value, order)
         }
     }
 }

@@ -17,20 +17,34 @@
 //! each request goes through that memory or, as before, over the socket. A frame `Wake`, which has
 //! no reply and may be sent by either side, wakes the other one: something is in the memory.
 //!
+//! A value of more than [`FRAME_VALUE_MAX`] bytes, or of more than the table's longest, does not travel in
+//! one frame. It is *uploaded*: `LongBegin` names its key and length, `LongPiece`s bring its bytes in
+//! order, and `LongPut` or `LongSwap` puts it. Each has a reply, and they may be pipelined with each other
+//! and with other requests. A connection has one upload at a time. `LongDrop`, another `LongBegin`, and the
+//! end of the connection drop it. An upload that was refused takes nothing more: what follows of it is
+//! answered `Unfit`, and so is what belongs to no upload.
+//!
 //! Decoding takes any bytes. It gives a frame, asks for more bytes, or says what is wrong.
 
+use crate::layout::extent::{Expected, Reference};
 use crate::layout::geometry::Geometry;
-use crate::outcome::{GrowthCounts, IndexCounts, PutError, PutMode, PutOutcome, SwapOutcome};
+use crate::layout::slot::REFERENCE_BYTES;
+use crate::outcome::{GrowthCounts, HeapCounts, IndexCounts, PutError, PutMode, PutOutcome, SwapOutcome};
 use crate::snapshot::SaveStep;
 use bytemuck::{Pod, Zeroable};
 
 /// The first bytes of a `Hello`.
 const HELLO_MAGIC: u64 = u64::from_le_bytes(*b"ONEREAD?");
 /// Version of the control protocol.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 /// Longest body, in bytes: longer than any key and value with their lengths.
 pub const BODY_MAX: usize = 1 << 16;
 const HEAD: usize = size_of::<FrameHead>();
+/// Longest value that travels in one frame, in bytes; of a table with shorter ones, the table's longest. A
+/// reply with it is 4 KiB long: a datagram, too, can carry it.
+pub const FRAME_VALUE_MAX: usize = 4096 - HEAD;
+/// Longest piece of a value that is uploaded over a socket. Elsewhere it is [`FRAME_VALUE_MAX`].
+pub(crate) const SOCKET_PIECE_MAX: usize = 60 << 10;
 /// Length of the frame of a `Hello`.
 pub(crate) const HELLO_BYTES: usize = HEAD + size_of::<HelloBody>();
 
@@ -65,6 +79,14 @@ mod op {
     pub const SWAP: u16 = 10;
     pub const SNAPSHOT: u16 = 11;
     pub const GROWTH: u16 = 12;
+    pub const SWAP_EXTENT: u16 = 13;
+    pub const LONG_BEGIN: u16 = 14;
+    pub const LONG_PIECE: u16 = 15;
+    pub const LONG_PUT: u16 = 16;
+    pub const LONG_SWAP: u16 = 17;
+    pub const LONG_SWAP_EXTENT: u16 = 18;
+    pub const LONG_DROP: u16 = 19;
+    pub const HEAP: u16 = 20;
     pub const REPLY: u16 = 0x8000;
 }
 
@@ -86,6 +108,8 @@ mod status {
     pub const SWAP_ABSENT: u16 = 14;
     pub const SNAPSHOT: u16 = 15;
     pub const GROWTH: u16 = 16;
+    pub const HEAP: u16 = 17;
+    pub const TAKEN: u16 = 18;
     pub const KEY_LENGTH: u16 = 100;
     pub const VALUE_LENGTH: u16 = 101;
     pub const FULL: u16 = 102;
@@ -94,6 +118,10 @@ mod status {
     pub const DENIED: u16 = 105;
     pub const TURNED_AWAY: u16 = 106;
     pub const NO_MEMORY: u16 = 107;
+    pub const HEAP_FULL: u16 = 108;
+    pub const HEAP_BUSY: u16 = 109;
+    pub const HEAP_MEMORY: u16 = 110;
+    pub const UNFIT: u16 = 111;
 }
 
 /// Reasons to turn a client away.
@@ -131,6 +159,43 @@ pub enum Request<'a> {
         /// The value to put.
         value: &'a [u8],
     },
+    /// Puts a key if its slot still names the extent in which the client has read the expected value.
+    SwapExtent {
+        /// The key.
+        key: &'a [u8],
+        /// The extent, as the slot has named it.
+        expected: Reference,
+        /// The value to put.
+        value: &'a [u8],
+    },
+    /// Begins the upload of a value, and drops the one before.
+    LongBegin {
+        /// The key that it is for.
+        key: &'a [u8],
+        /// Bytes of the value.
+        len: u32,
+    },
+    /// Brings the next bytes of the value.
+    LongPiece {
+        /// The bytes.
+        bytes: &'a [u8],
+    },
+    /// Puts the key with the value, all of which was brought.
+    LongPut {
+        /// What the put may do.
+        mode: PutMode,
+        /// The key.
+        key: &'a [u8],
+    },
+    /// Puts the key with that value if its value is still the expected one.
+    LongSwap {
+        /// The key.
+        key: &'a [u8],
+        /// The value that the key must have.
+        expected: Expected<'a>,
+    },
+    /// Drops the upload, if there is one.
+    LongDrop,
     /// Removes a key.
     Remove {
         /// The key.
@@ -153,6 +218,8 @@ pub enum Request<'a> {
         /// Has segments with few keys merged, too.
         shrink: bool,
     },
+    /// Asks what the memory of long values is used for.
+    Heap,
     /// Asks for a mailbox, which further requests may go through.
     Mailbox {
         /// The client's version of mailboxes.
@@ -282,6 +349,65 @@ impl From<GrowthBody> for GrowthCounts {
             bytes_max: body.bytes_max,
             bytes_returned: body.bytes_returned,
         }
+    }
+}
+
+/// The numbers of [`HeapCounts`], in the order of a reply.
+fn heap_numbers(counts: HeapCounts) -> [u64; 11] {
+    let HeapCounts {
+        values,
+        live_bytes,
+        waiting_bytes,
+        gap_bytes,
+        largest_gap_bytes,
+        block_bytes,
+        blocks,
+        open_blocks,
+        heap_bytes,
+        moved_bytes,
+        returned_bytes,
+    } = counts;
+    [
+        values,
+        live_bytes,
+        waiting_bytes,
+        gap_bytes,
+        largest_gap_bytes,
+        block_bytes,
+        blocks,
+        open_blocks,
+        heap_bytes,
+        moved_bytes,
+        returned_bytes,
+    ]
+}
+
+fn heap_counts(numbers: [u64; 11]) -> HeapCounts {
+    let [
+        values,
+        live_bytes,
+        waiting_bytes,
+        gap_bytes,
+        largest_gap_bytes,
+        block_bytes,
+        blocks,
+        open_blocks,
+        heap_bytes,
+        moved_bytes,
+        returned_bytes,
+    ] = numbers;
+    HeapCounts {
+        values,
+        live_bytes,
+        waiting_bytes,
+        gap_bytes,
+        largest_gap_bytes,
+        block_bytes,
+        blocks,
+        open_blocks,
+        heap_bytes,
+        moved_bytes,
+        returned_bytes,
     }
 }
 
@@ -421,6 +547,12 @@ pub enum Reply {
     Snapshot(SnapshotStatus),
     /// What its table is made of, and what it did to grow and shrink.
     Growth(GrowthCounts),
+    /// What the memory of long values is used for.
+    Heap(HeapCounts),
+    /// A part of an upload was taken, or an upload dropped.
+    Taken,
+    /// A request belongs to no upload, or does not fit the one that there is. That one is dropped.
+    Unfit,
     /// The client has a mailbox. The descriptor of its memory comes with it.
     Mailbox {
         /// The server's version of mailboxes.
@@ -479,15 +611,20 @@ pub enum WireError {
     },
 }
 
-/// Longest request for a table of this geometry, in bytes.
+/// Longest value that travels in one frame to or from a table of this geometry, in bytes.
+pub fn frame_value_max(geometry: &Geometry) -> usize {
+    FRAME_VALUE_MAX.min(geometry.value_max())
+}
+
+/// Longest request for a table of this geometry, in bytes. (Over a socket, pieces of uploads may be longer.)
 pub fn request_bytes_max(geometry: &Geometry) -> usize {
     // A compare-and-swap: two lengths, a key, two values.
-    HEAD + 2 * size_of::<u16>() + geometry.key_max() + 2 * geometry.value_max()
+    HEAD + 2 * size_of::<u16>() + geometry.key_max() + 2 * frame_value_max(geometry)
 }
 
 /// Longest reply for a table of this geometry, in bytes.
 pub fn reply_bytes_max(geometry: &Geometry) -> usize {
-    HEAD + size_of::<ServerStats>().max(size_of::<SnapshotStatus>()).max(geometry.value_max())
+    HEAD + size_of::<ServerStats>().max(size_of::<SnapshotStatus>()).max(frame_value_max(geometry))
 }
 
 /// Decodes the replies in `bytes`, which hold whole frames, to requests numbered from `first`.
@@ -568,6 +705,31 @@ impl<'a> Request<'a> {
                 let lengths = [key.len() as u16, expected.len() as u16].map(u16::to_le_bytes).concat();
                 encode(out, op::SWAP, 0, id, &[&lengths, key, expected, value]);
             }
+            Request::SwapExtent { key, expected, value } => {
+                let klen = (key.len() as u16).to_le_bytes();
+                encode(out, op::SWAP_EXTENT, 0, id, &[&klen, &expected.to_bytes(), key, value]);
+            }
+            Request::LongBegin { key, len } => {
+                encode(out, op::LONG_BEGIN, 0, id, &[&len.to_le_bytes(), key]);
+            }
+            Request::LongPiece { bytes } => encode(out, op::LONG_PIECE, 0, id, &[bytes]),
+            Request::LongPut { mode, key } => {
+                let mode = match mode {
+                    PutMode::Upsert => op::UPSERT,
+                    PutMode::Insert => op::INSERT,
+                    PutMode::Update => op::UPDATE,
+                };
+                encode(out, op::LONG_PUT, 0, id, &[&mode.to_le_bytes(), key]);
+            }
+            Request::LongSwap { key, expected: Expected::Value(expected) } => {
+                let klen = (key.len() as u16).to_le_bytes();
+                encode(out, op::LONG_SWAP, 0, id, &[&klen, key, expected]);
+            }
+            Request::LongSwap { key, expected: Expected::Extent(expected) } => {
+                encode(out, op::LONG_SWAP_EXTENT, 0, id, &[&expected.to_bytes(), key]);
+            }
+            Request::LongDrop => encode(out, op::LONG_DROP, 0, id, &[]),
+            Request::Heap => encode(out, op::HEAP, 0, id, &[]),
             Request::Remove { key } => encode(out, op::REMOVE, 0, id, &[key]),
             Request::Get { key } => encode(out, op::GET, 0, id, &[key]),
             Request::Stat => encode(out, op::STAT, 0, id, &[]),
@@ -597,6 +759,27 @@ impl<'a> Request<'a> {
             let (expected, value) = rest.split_at_checked(u16::from_le_bytes(*elen).into())?;
             Some(Request::Swap { key, expected, value })
         };
+        let swap_extent = || {
+            let (klen, rest) = frame.body.split_first_chunk::<2>()?;
+            let (expected, rest) = rest.split_first_chunk::<REFERENCE_BYTES>()?;
+            let (key, value) = rest.split_at_checked(u16::from_le_bytes(*klen).into())?;
+            Some(Request::SwapExtent { key, expected: Reference::from_bytes(*expected), value })
+        };
+        let long_put = || {
+            let (mode, key) = frame.body.split_first_chunk::<2>()?;
+            let mode = match u16::from_le_bytes(*mode) {
+                op::UPSERT => PutMode::Upsert,
+                op::INSERT => PutMode::Insert,
+                op::UPDATE => PutMode::Update,
+                _ => return None,
+            };
+            Some(Request::LongPut { mode, key })
+        };
+        let long_swap = || {
+            let (klen, rest) = frame.body.split_first_chunk::<2>()?;
+            let (key, expected) = rest.split_at_checked(u16::from_le_bytes(*klen).into())?;
+            Some(Request::LongSwap { key, expected: Expected::Value(expected) })
+        };
         let flag = || match frame.body {
             [0] => Ok(false),
             [1] => Ok(true),
@@ -624,7 +807,22 @@ impl<'a> Request<'a> {
             op::WAKE if frame.body.is_empty() => Ok(Request::Wake),
             op::SNAPSHOT => Ok(Request::Snapshot { begin: flag()? }),
             op::GROWTH => Ok(Request::Growth { shrink: flag()? }),
-            op::STAT | op::WAKE => Err(unfitting),
+            op::SWAP_EXTENT => swap_extent().ok_or(unfitting),
+            op::LONG_BEGIN => {
+                let (len, key) = frame.body.split_first_chunk::<4>().ok_or(unfitting)?;
+                Ok(Request::LongBegin { key, len: u32::from_le_bytes(*len) })
+            }
+            op::LONG_PIECE => Ok(Request::LongPiece { bytes: frame.body }),
+            op::LONG_PUT => long_put().ok_or(unfitting),
+            op::LONG_SWAP => long_swap().ok_or(unfitting),
+            op::LONG_SWAP_EXTENT => {
+                let (expected, key) = frame.body.split_first_chunk().ok_or(unfitting)?;
+                let expected = Expected::Extent(Reference::from_bytes(*expected));
+                Ok(Request::LongSwap { key, expected })
+            }
+            op::LONG_DROP if frame.body.is_empty() => Ok(Request::LongDrop),
+            op::HEAP if frame.body.is_empty() => Ok(Request::Heap),
+            op::STAT | op::WAKE | op::LONG_DROP | op::HEAP => Err(unfitting),
             op => Err(WireError::Unknown { op, status: frame.status }),
         }
     }
@@ -658,6 +856,9 @@ impl Reply {
             Reply::Stat(stats) => reply(status::STAT, bytemuck::bytes_of(stats)),
             Reply::Snapshot(about) => reply(status::SNAPSHOT, bytemuck::bytes_of(about)),
             Reply::Growth(counts) => reply(status::GROWTH, bytemuck::bytes_of(&GrowthBody::from(*counts))),
+            Reply::Heap(counts) => reply(status::HEAP, bytemuck::bytes_of(&heap_numbers(*counts))),
+            Reply::Taken => reply(status::TAKEN, &[]),
+            Reply::Unfit => reply(status::UNFIT, &[]),
             Reply::Put(Err(error)) | Reply::Swapped(Err(error)) | Reply::Removed(Err(error)) => {
                 match *error {
                     PutError::KeyLength { given, max } => {
@@ -673,6 +874,13 @@ impl Reply {
                     PutError::Full { keys, slots } => reply(status::FULL, &two(keys, slots)),
                     PutError::Busy { rounds } => reply(status::BUSY, &two(rounds.into(), 0)),
                     PutError::NoMemory { keys, bytes } => reply(status::NO_MEMORY, &two(keys, bytes)),
+                    PutError::HeapFull { live_bytes, heap_bytes } => {
+                        reply(status::HEAP_FULL, &two(live_bytes, heap_bytes));
+                    }
+                    PutError::HeapBusy { given, waited } => {
+                        reply(status::HEAP_BUSY, &two(given as u64, waited.as_nanos() as u64));
+                    }
+                    PutError::HeapMemory { given } => reply(status::HEAP_MEMORY, &two(given as u64, 0)),
                 }
             }
         }
@@ -718,6 +926,12 @@ impl Reply {
                 let body: GrowthBody = bytemuck::try_pod_read_unaligned(frame.body).map_err(|_| unfitting)?;
                 Reply::Growth(body.into())
             }
+            status::HEAP => {
+                let numbers = bytemuck::try_pod_read_unaligned(frame.body).map_err(|_| unfitting)?;
+                Reply::Heap(heap_counts(numbers))
+            }
+            status::TAKEN => Reply::Taken,
+            status::UNFIT => Reply::Unfit,
             status::KEY_LENGTH => two().map(|(given, max)| {
                 Reply::Put(Err(PutError::KeyLength { given: given as usize, max: max as usize }))
             })?,
@@ -725,6 +939,16 @@ impl Reply {
                 Reply::Put(Err(PutError::ValueLength { given: given as usize, max: max as usize }))
             })?,
             status::FULL => two().map(|(keys, slots)| Reply::Put(Err(PutError::Full { keys, slots })))?,
+            status::HEAP_FULL => two().map(|(live_bytes, heap_bytes)| {
+                Reply::Put(Err(PutError::HeapFull { live_bytes, heap_bytes }))
+            })?,
+            status::HEAP_BUSY => two().map(|(given, waited)| {
+                let waited = std::time::Duration::from_nanos(waited);
+                Reply::Put(Err(PutError::HeapBusy { given: given as usize, waited }))
+            })?,
+            status::HEAP_MEMORY => {
+                two().map(|(given, _)| Reply::Put(Err(PutError::HeapMemory { given: given as usize })))?
+            }
             status::NO_MEMORY => {
                 two().map(|(keys, bytes)| Reply::Put(Err(PutError::NoMemory { keys, bytes })))?
             }
@@ -745,7 +969,7 @@ mod tests {
         /// Any bytes give a frame, ask for more, or are an error. A request that decodes encodes to
         /// itself.
         #[test]
-        fn any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200), op in 0u16..14, len in 0u32..64) {
+        fn any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..200), op in 0u16..22, len in 0u32..64) {
             let mut framed = bytes.clone();
             if framed.len() >= HEAD {
                 framed[..4].copy_from_slice(&len.to_le_bytes());
@@ -787,11 +1011,17 @@ mod tests {
             Reply::Stat(ServerStats { keys: 1, pid: 2, ..Default::default() }),
             Reply::Snapshot(SnapshotStatus { every_ms: 1, failure: 2, ..Default::default() }),
             Reply::Growth(GrowthCounts { segments: 1, bytes_backed: 2, ..Default::default() }),
+            Reply::Heap(HeapCounts { values: 1, returned_bytes: 2, ..Default::default() }),
+            Reply::Taken,
+            Reply::Unfit,
             Reply::Put(Err(PutError::KeyLength { given: 0, max: 255 })),
             Reply::Put(Err(PutError::ValueLength { given: 100, max: 32 })),
             Reply::Put(Err(PutError::Full { keys: 9, slots: 10 })),
             Reply::Put(Err(PutError::Busy { rounds: 7 })),
             Reply::Put(Err(PutError::NoMemory { keys: 11, bytes: 1 << 20 })),
+            Reply::Put(Err(PutError::HeapFull { live_bytes: 5, heap_bytes: 6 })),
+            Reply::Put(Err(PutError::HeapBusy { given: 5, waited: std::time::Duration::from_nanos(6) })),
+            Reply::Put(Err(PutError::HeapMemory { given: 5 })),
             Reply::Denied,
             Reply::TurnedAway(Refusal::User { uid: 7 }),
             Reply::TurnedAway(Refusal::ServerFull { max: 7 }),
@@ -821,9 +1051,16 @@ mod tests {
     /// another protocol version.
     #[test]
     fn golden_requests() {
-        assert_eq!((PROTOCOL_VERSION, BODY_MAX, HEAD), (1, 65_536, 16));
+        assert_eq!((PROTOCOL_VERSION, BODY_MAX, HEAD, FRAME_VALUE_MAX), (2, 65_536, 16, 4_080));
         let put = |mode| Request::Put { mode, key: b"key", value: b"value" };
         let hello = b"ONEREAD?\x01\x02\x03\x04\0\0\0\0";
+        let extent = Reference { number: 1, offset: 2, len: 3, crc: 4 };
+        let named = b"\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0\x03\0\0\0\x04\0\0\0";
+        let after = |before: &[u8], rest: &[u8]| [before, named, rest].concat();
+        let swap_extent = after(b"\x03\0", b"keyvalue");
+        let long_swap_extent = after(b"", b"key");
+        let long_put = |mode| Request::LongPut { mode, key: b"key" };
+        let long_swap = |expected| Request::LongSwap { key: b"key", expected };
         for (op, request, body) in [
             (1, Request::Hello { version: 0x0403_0201 }, &hello[..]),
             (2, put(PutMode::Upsert), b"\x03\0keyvalue"),
@@ -843,6 +1080,16 @@ mod tests {
             (11, Request::Snapshot { begin: true }, b"\x01"),
             (12, Request::Growth { shrink: false }, b"\0"),
             (12, Request::Growth { shrink: true }, b"\x01"),
+            (13, Request::SwapExtent { key: b"key", expected: extent, value: b"value" }, &swap_extent),
+            (14, Request::LongBegin { key: b"key", len: 0x0403_0201 }, b"\x01\x02\x03\x04key"),
+            (15, Request::LongPiece { bytes: b"bytes" }, b"bytes"),
+            (16, long_put(PutMode::Upsert), b"\x02\0key"),
+            (16, long_put(PutMode::Insert), b"\x03\0key"),
+            (16, long_put(PutMode::Update), b"\x04\0key"),
+            (17, long_swap(Expected::Value(b"old")), b"\x03\0keyold"),
+            (18, long_swap(Expected::Extent(extent)), &long_swap_extent),
+            (19, Request::LongDrop, b""),
+            (20, Request::Heap, b""),
         ] {
             let id = 0x0102_0304_0506_0708;
             let expected = frame(op, 0, id, body);
@@ -904,6 +1151,8 @@ mod tests {
             bytes_returned: 15,
         };
         let halves = [1u32, 2, 3, 4, 5, 0, 6, 7].map(u32::to_le_bytes).concat();
+        let heap = heap_counts(std::array::from_fn(|n| n as u64 + 1));
+        assert_eq!((heap.values, heap.live_bytes, heap.returned_bytes), (1, 2, 11));
         let growth_body = [halves, (8..=15).flat_map(u64::to_le_bytes).collect()].concat();
         for (status, reply, body) in [
             (1, Reply::Welcome { version: 0x0102_0304 }, vec![4, 3, 2, 1]),
@@ -923,6 +1172,9 @@ mod tests {
             (14, Reply::Swapped(Ok(SwapOutcome::Absent)), vec![]),
             (15, Reply::Snapshot(snapshots), (1..=12).flat_map(u64::to_le_bytes).collect()),
             (16, Reply::Growth(growth), growth_body),
+            (17, Reply::Heap(heap), (1..=11).flat_map(u64::to_le_bytes).collect()),
+            (18, Reply::Taken, vec![]),
+            (111, Reply::Unfit, vec![]),
             (100, Reply::Put(Err(PutError::KeyLength { given: 300, max: 16 })), two(300, 16)),
             (101, Reply::Put(Err(PutError::ValueLength { given: 301, max: 17 })), two(301, 17)),
             (102, Reply::Put(Err(PutError::Full { keys: 12, slots: 13 })), two(12, 13)),
@@ -981,7 +1233,7 @@ mod tests {
         let hello = |magic: &[u8; 8], more: usize| [&magic[..], &vec![0; more]].concat();
         for (op, status, body, expected) in [
             (0, 0, vec![], unknown(0, 0)),
-            (13, 3, vec![], unknown(13, 3)),
+            (21, 3, vec![], unknown(21, 3)),
             (0x8000, 6, vec![1], unknown(0x8000, 6)),
             (1, 0, hello(b"ONEREAD!", 8), unfitting(1, 16)),
             (1, 0, hello(b"ONEREAD?", 7), unfitting(1, 15)),
@@ -1003,6 +1255,15 @@ mod tests {
             (11, 0, vec![1, 0], unfitting(11, 2)),
             (12, 0, vec![], unfitting(12, 0)),
             (12, 0, vec![2], unfitting(12, 1)),
+            (13, 0, vec![0; 25], unfitting(13, 25)),
+            (13, 0, [&[2, 0][..], &[0; 25]].concat(), unfitting(13, 27)),
+            (14, 0, vec![0; 3], unfitting(14, 3)),
+            (16, 0, vec![2], unfitting(16, 1)),
+            (16, 0, vec![5, 0, 7], unfitting(16, 3)),
+            (17, 0, vec![2, 0, 7], unfitting(17, 3)),
+            (18, 0, vec![0; 23], unfitting(18, 23)),
+            (19, 0, vec![0], unfitting(19, 1)),
+            (20, 0, vec![0], unfitting(20, 1)),
         ] {
             let bytes = frame(op, status, 1, &body);
             let decoded = decode(&bytes).unwrap().unwrap();
@@ -1020,8 +1281,10 @@ mod tests {
             (0x8000, 0, 0, unknown(0x8000, 0)),
             (0x8000, 15, 95, unfitting(0x8000, 95)),
             (0x8000, 16, 95, unfitting(0x8000, 95)),
-            (0x8000, 17, 0, unknown(0x8000, 17)),
-            (0x8000, 108, 4, unknown(0x8000, 108)),
+            (0x8000, 17, 87, unfitting(0x8000, 87)),
+            (0x8000, 19, 0, unknown(0x8000, 19)),
+            (0x8000, 108, 4, unfitting(0x8000, 4)),
+            (0x8000, 112, 4, unknown(0x8000, 112)),
             (0x8000, 106, 8, unfitting(0x8000, 8)),
             (0x8000, 1, 3, unfitting(0x8000, 3)),
             (0x8000, 104, 5, unfitting(0x8000, 5)),
@@ -1070,10 +1333,25 @@ mod tests {
     #[test]
     fn the_longest_requests_and_replies() {
         use crate::config::{Config, TableSize};
-        for (key_max, value_max) in [(1, 0), (1, 1), (7, 33), (8, 8), (32, 78), (255, 100), (255, 3_600)] {
-            let config = Config { key_max, value_max, size: TableSize::Slots(8), ..Config::default() };
+        for (key_max, value_max) in [
+            (1, 0),
+            (1, 1),
+            (7, 33),
+            (8, 8),
+            (32, 78),
+            (255, 100),
+            (255, 3_600),
+            (8, 4_080),
+            (8, 4_081),
+            (255, 1 << 20),
+        ] {
+            let heap_bytes = (value_max > 3_600).then_some(1 << 30);
+            let config =
+                Config { key_max, value_max, heap_bytes, size: TableSize::Slots(8), ..Config::default() };
             let geometry = config.geometry().unwrap();
-            let (key, value) = (vec![1; key_max], vec![2; geometry.value_max()]);
+            let frame_max = frame_value_max(&geometry);
+            assert_eq!(frame_max, geometry.value_max().min(4_080));
+            let (key, value) = (vec![1; key_max], vec![2; frame_max]);
             let length = |request: Request<'_>| {
                 let mut bytes = Vec::new();
                 request.encode(7, &mut bytes);
@@ -1083,6 +1361,19 @@ mod tests {
             let swap = length(Request::Swap { key: &key, expected: &value, value: &value });
             assert_eq!(swap, request_bytes_max(&geometry), "{key_max}, {value_max}");
             assert!(put <= swap && length(Request::Remove { key: &key }) <= swap);
+            if geometry.has_heap() {
+                let extent = Reference { number: 1, offset: 2, len: 3, crc: 4 };
+                for request in [
+                    Request::SwapExtent { key: &key, expected: extent, value: &value },
+                    Request::LongBegin { key: &key, len: 1 },
+                    Request::LongPiece { bytes: &value },
+                    Request::LongPut { mode: PutMode::Upsert, key: &key },
+                    Request::LongSwap { key: &key, expected: Expected::Value(&value) },
+                    Request::LongSwap { key: &key, expected: Expected::Extent(extent) },
+                ] {
+                    assert!(length(request) <= swap, "{request:?}");
+                }
+            }
             let mut found = Vec::new();
             Reply::Value(Some(value)).encode(7, &mut found);
             let mut full = Vec::new();

@@ -88,7 +88,7 @@ fn reader_child() {
     let mut numbers = Numbers(number("ONEREAD_TEST_SEED"));
     // On a busy machine a writer may lose the CPU for long while it writes a slot.
     let limits = Limits::new().retries_max(u32::MAX).deadline(Duration::from_secs(120));
-    let options = ClientOptions::new().limits(limits);
+    let options = ClientOptions::new().limits(limits).deadline(Duration::from_secs(120));
     let address = address.parse().expect("an address");
     let mut client = Client::connect_with(&address, options).expect("the parent serves");
     // A reader that has seen a write never sees an earlier write of that key.

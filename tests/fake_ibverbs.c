@@ -60,6 +60,7 @@
     X(FAKE_LINK_LAYER, 2)      /* 2 Ethernet, 1 InfiniBand */                                                    \
     X(FAKE_MTU, 1024)          /* active MTU, bytes */                                                           \
     X(FAKE_MAX_RD_ATOMIC, 16)  /* READs in flight that the device allows, either way */                          \
+    X(FAKE_MAX_MESSAGE, 1L << 30) /* bytes of one work request */                                                \
     X(FAKE_MAX_QP_WR, 16384)                                                                                     \
     X(FAKE_MAX_CQE, 65536)                                                                                       \
     X(FAKE_MAX_SRQ_WR, 16384)                                                                                    \
@@ -111,7 +112,6 @@ static long counts[COUNT_COUNT];
 #define COUNT(name) (counts[N_##name])
 
 enum { MAX_DEVICES = 8, MAX_PORTS = 8, GID_PLACES = 256, MAX_SGE = 4, MAX_INLINE = 256, MAX_MR = INT_MAX };
-static const uint32_t MAX_MESSAGE = 1u << 30;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t acknowledged = PTHREAD_COND_INITIALIZER;
@@ -461,7 +461,7 @@ static int query_port(struct ibv_context *context, uint8_t port, struct ibv_port
     struct port *p = &device_of(context)->ports[port - 1];
     struct ibv_port_attr attr = {
         .state = p->state, .max_mtu = IBV_MTU_4096, .active_mtu = active_mtu(), .gid_tbl_len = GID_PLACES,
-        .port_cap_flags = IBV_PORT_CM_SUP | (is_infiniband() ? 0 : IBV_PORT_IP_BASED_GIDS), .max_msg_sz = MAX_MESSAGE,
+        .port_cap_flags = IBV_PORT_CM_SUP | (is_infiniband() ? 0 : IBV_PORT_IP_BASED_GIDS), .max_msg_sz = SET(FAKE_MAX_MESSAGE),
         .pkey_tbl_len = 1, .lid = lid_of(device_of(context), port), .sm_lid = is_infiniband(), .max_vl_num = 1,
         .active_width = 2, .active_speed = 32, .phys_state = p->state == IBV_PORT_ACTIVE ? 5 : 3, .link_layer = SET(FAKE_LINK_LAYER)};
     memcpy(into, &attr, size < sizeof attr ? size : sizeof attr);
@@ -1262,7 +1262,7 @@ static bool deliver(struct qp *qp, struct qp *peer, struct send *send) {
     struct recv recv;
     if (send->wr.send_flags & IBV_SEND_INLINE) from = (struct memory){1, {{send->inline_data, send->length}}};
     else if (!reach_all(qp->base.pd, send->sge, send->wr.num_sge, 0, &from)) { send->status = IBV_WC_LOC_PROT_ERR; return true; }
-    if (send->length > (is_ud ? 128u << active_mtu() : MAX_MESSAGE)) { send->status = IBV_WC_LOC_LEN_ERR; return true; }
+    if (send->length > (is_ud ? 128u << active_mtu() : (uint64_t)SET(FAKE_MAX_MESSAGE))) { send->status = IBV_WC_LOC_LEN_ERR; return true; }
     bool is_lost = !peer || (!is_rc && messages_until_drop && --messages_until_drop == 0);
     if (is_ud && peer) {
         uint32_t key = send->wr.wr.ud.remote_qkey;
@@ -1361,7 +1361,7 @@ static int check_send(struct qp *qp, struct ibv_send_wr *wr) {
     enum ibv_qp_type type = qp->base.qp_type;
     uint64_t length = wr->num_sge > 0 && wr->num_sge <= MAX_SGE ? length_of(wr->sg_list, wr->num_sge) : 0;
     if (qp->state != IBV_QPS_RTS && qp->state != IBV_QPS_ERR) return EINVAL;
-    if (wr->num_sge < 0 || (uint32_t)wr->num_sge > qp->cap.max_send_sge || length > MAX_MESSAGE) return EINVAL;
+    if (wr->num_sge < 0 || (uint32_t)wr->num_sge > qp->cap.max_send_sge || length > (uint64_t)SET(FAKE_MAX_MESSAGE)) return EINVAL;
     switch (wr->opcode) {
     case IBV_WR_SEND: case IBV_WR_SEND_WITH_IMM: break;
     case IBV_WR_RDMA_WRITE: case IBV_WR_RDMA_WRITE_WITH_IMM: if (type == IBV_QPT_UD) return EINVAL; break;

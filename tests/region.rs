@@ -70,7 +70,7 @@ fn slots_are_pinned() {
     let identity = Identity { generation: 1, index: 5 };
     let golden = |bytes: usize, key: &[u8], value: &[u8]| {
         let shape = SlotShape::from_bytes(bytes).unwrap();
-        let content = Content { key, value, ghost: 0x67, aux: 0x8000_0001 };
+        let content = Content { key, value: value.into(), ghost: 0x67, aux: 0x8000_0001 };
         let words = encode(shape, identity, 0x0001_0002, &content);
         assert!(check(shape, identity, &words).is_ok());
         let slot = bytes_of(&words);
@@ -123,7 +123,7 @@ fn a_server_writes_the_pinned_bytes() {
                 let is_home = slot == home;
                 let content = Content {
                     key: if is_home { b"key" } else { b"" },
-                    value: if is_home { b"a value" } else { b"" },
+                    value: (if is_home { &b"a value"[..] } else { b"" }).into(),
                     ..Content::default()
                 };
                 let identity = Identity { generation: geometry.generation(), index: slot.0 };
@@ -780,7 +780,7 @@ fn misplaced_keys_are_freed() {
         let slots: Vec<_> = (0..geometry.main_slots()).map(SlotIx).filter(elsewhere).take(2).collect();
         for slot in &slots {
             let aux = left.header(*slot).aux;
-            left.write(*slot, &Content { key: &stray, value: b"stray", aux, ..Content::default() });
+            left.write(*slot, &Content { key: &stray, value: b"stray".into(), aux, ..Content::default() });
         }
         drop(region);
         let (table, recovered) = left.take_over();
@@ -902,7 +902,7 @@ fn a_doubled_key_is_kept_once() {
                     continue;
                 }
                 let ghost = if ghost == 0 { 0 } else { 1 + to.0 as u8 };
-                left.write(to, &Content { key: &key, value: &model.keys[&key], ghost, aux });
+                left.write(to, &Content { key: &key, value: (&model.keys[&key]).into(), ghost, aux });
                 doubled += 1;
                 if doubled == 5 {
                     break;
@@ -955,10 +955,10 @@ fn a_key_doubled_across_windows_is_kept_once() {
                 Inspector::new(&region, &geometry).slot(home)
             };
             let aux = occupant.header.aux | oneread::families::filter_bit(&geometry, geometry.hashed(&key));
-            left.write(home, &Content { key: &occupant.key, value: &occupant.value, ghost: 0, aux });
+            left.write(home, &Content { key: &occupant.key, value: (&occupant.value).into(), ghost: 0, aux });
             left.write(
                 to,
-                &Content { key: &key, value: &model.keys[&key], ghost: 0, aux: left.header(to).aux },
+                &Content { key: &key, value: (&model.keys[&key]).into(), ghost: 0, aux: left.header(to).aux },
             );
             doubled += 1;
         }

@@ -10,8 +10,10 @@
 //!
 //! The rules show nothing wrong. Each variant breaks one rule and is found.
 //!
-//! Kept, though no schedule here shows a difference: copies come before the depth and before the
-//! mark; memory is used again only when its traces are gone (its incarnation protects readers anyway).
+//! Memory is used again at once, whatever its traces: its incarnation protects readers by the clock,
+//! and the entry those by the counter.
+//!
+//! Kept, though no schedule here shows a difference: copies come before the depth and before the mark.
 
 use oneread::layout::hash::mix;
 use std::collections::BTreeMap;
@@ -211,8 +213,6 @@ struct World {
     marks: Vec<(usize, i64)>,
     half: Option<Half>,
     free: Vec<usize>,
-    /// Memory given up, since when.
-    cooling: Vec<(usize, i64)>,
     story: usize,
 }
 
@@ -245,7 +245,6 @@ impl World {
             marks: Vec::new(),
             half: None,
             free: (1..MEMORY).collect(),
-            cooling: Vec::new(),
             story: 0,
         };
         world.set_slot(0, 0, there, 0);
@@ -299,7 +298,7 @@ impl World {
         self.ghosts.push((memory, slot, self.time));
     }
 
-    /// Removes traces that are old enough, and gives memory back.
+    /// Removes traces that are old enough.
     fn tidy(&mut self) {
         let wait = if self.broken == Broken::GhostGoes { 0 } else { 2 * T };
         for ghost in self.ghosts.clone() {
@@ -326,22 +325,6 @@ impl World {
                 let depth = self.headers[memory].now().depth;
                 self.set_header(memory, depth, false);
                 self.marks.retain(|&other| other != mark);
-            }
-        }
-        for cool in self.cooling.clone() {
-            let (memory, since) = cool;
-            let entry = self.entry.now();
-            let named = memory == entry.memory
-                || matches!(entry.pending, Pending::Child(m, _) | Pending::Parent(m, _) if m == memory)
-                || self
-                    .above
-                    .iter()
-                    .any(|&above| matches!(above, Above::Went { parent, .. } if parent == memory));
-            let traces = self.ghosts.iter().any(|ghost| ghost.0 == memory)
-                || self.lingering.iter().any(|linger| linger.0 == memory);
-            if !named && !traces && self.time >= since + 2 * T {
-                self.cooling.retain(|&other| other != cool);
-                self.free.push(memory);
             }
         }
     }
@@ -505,7 +488,11 @@ impl World {
         self.depth = depth;
         self.half = None;
         self.set_entry(self.segment, self.depth, Pending::Nothing);
-        self.cooling.push((gone, self.time));
+        // Its memory is free at once. Its traces go with it.
+        self.ghosts.retain(|ghost| ghost.0 != gone);
+        self.lingering.retain(|linger| linger.0 != gone);
+        self.marks.retain(|mark| mark.0 != gone);
+        self.free.push(gone);
     }
 
     /// Begins to give a merge up: what went into the parent goes back, as it came.

@@ -157,7 +157,8 @@ impl Put {
         let value = if self.value == "-" {
             let mut value = Vec::new();
             // A value longer than any table takes is refused later. There is no need to read more.
-            std::io::stdin().lock().take(1 << 16).read_to_end(&mut value).context("reading stdin")?;
+            let most = oneread::layout::extent::VALUE_MAX as u64 + 1;
+            std::io::stdin().lock().take(most).read_to_end(&mut value).context("reading stdin")?;
             value
         } else {
             decode(&self.value, *hex)?
@@ -470,11 +471,14 @@ impl Dump {
             if report.key.is_empty() {
                 continue;
             }
-            let decrypted = encryption.as_ref().map(|of| of.decrypt(&report.key, &report.value));
+            let Some(stored) = inspector.value(&report) else {
+                torn += 1;
+                continue;
+            };
+            let decrypted = encryption.as_ref().map(|of| of.decrypt(&report.key, &stored));
             match decrypted.transpose() {
                 Ok(value) => {
-                    let value = value.as_ref().unwrap_or(&report.value);
-                    records::write(&mut out, format, &report.key, value)?;
+                    records::write(&mut out, format, &report.key, value.as_ref().unwrap_or(&stored))?;
                 }
                 Err(error) => {
                     undecrypted += 1;

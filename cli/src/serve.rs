@@ -52,6 +52,11 @@ impl FromStr for ByteSize {
     }
 }
 
+/// A length in bytes, which may be 0, as [`ByteSize`] has it otherwise.
+fn length(given: &str) -> Result<usize, String> {
+    given.parse().or_else(|_| given.parse().map(|ByteSize(bytes)| bytes as usize))
+}
+
 /// Serve a table until SIGINT or SIGTERM
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES
@@ -59,6 +64,8 @@ impl FromStr for ByteSize {
   oneread serve --max-memory 8GiB     the most that it may take
   oneread serve --capacity 50000000 --value-max 32
       a table of one size, for so many keys with short values
+  oneread serve --value-max 1MiB  values of any length up to that
+  oneread serve --capacity 1000000 --value-max 1MiB --heap 8GiB
   oneread serve --layout windowed:16 --at shm:/tmp/a.sock
   oneread serve --anonymous       memory that is freed with the server
   oneread serve --fresh           forget the table that was there
@@ -74,6 +81,12 @@ If the system has no more memory, a put that needs some fails, and all else goes
 on. `oneread stat` shows how far the table has grown; `oneread shrink` gives
 memory back. With --capacity or --slots, the table has that size, all of it is
 taken at once, and a full table is an error.
+
+Values that do not fit their slots are in memory of their own, the heap, and a
+GET of one takes two READs. A table that grows has a heap if --value-max asks
+for more than a slot holds; a table of one size has one with --heap. With
+--inline-max, values up to that length stand in their slots, which are as long
+as that needs.
 
 The table is in a file in memory (/dev/shm). It survives a restart of the
 server, but not a reboot. With --region on a disk it also survives a clean
@@ -113,9 +126,18 @@ pub struct Serve {
     /// Longest key in bytes, up to 255 [default: 32]
     #[arg(long, value_name = "BYTES")]
     key_max: Option<usize>,
-    /// Longest value in bytes [default: 78, which with key-max 32 makes slots of 128 bytes]
-    #[arg(long, value_name = "BYTES")]
+    /// Longest value, as in 78, 1MiB; up to 64MiB [default: 78, which with key-max 32 makes slots of 128
+    /// bytes]
+    #[arg(long, value_name = "SIZE", value_parser = length)]
     value_max: Option<usize>,
+    /// Memory for values that do not fit their slots, as in 1GiB [default: none in a table of one size;
+    /// what --max-memory allows, if the table grows and needs one]
+    #[arg(long, value_name = "SIZE")]
+    heap: Option<ByteSize>,
+    /// Longest value that stands in its slot, with the longest key, in bytes [default: all that fit; of a
+    /// table with a heap, what slots of 128 bytes hold]
+    #[arg(long, value_name = "SIZE", value_parser = length)]
+    inline_max: Option<usize>,
     /// Grace time in microseconds: how long a GET over a network may take [default: 2000]
     #[arg(long, value_name = "US")]
     grace_us: Option<u64>,
@@ -354,6 +376,8 @@ impl Serve {
             })
             .key_max(self.key_max.unwrap_or(base.key_max))
             .value_max(self.value_max.unwrap_or(base.value_max))
+            .heap_bytes(self.heap.map(|ByteSize(bytes)| bytes).or(base.heap_bytes))
+            .inline_max(self.inline_max.or(base.inline_max))
             .grace(self.grace_us.map_or(base.grace, Duration::from_micros))
     }
 
@@ -404,6 +428,8 @@ impl Serve {
                 .size(TableSize::Slots(has.main_slots()))
                 .key_max(has.key_max())
                 .value_max(has.value_max())
+                .heap_bytes(has.has_heap().then_some(has.heap().bytes))
+                .inline_max(has.has_heap().then(|| has.shape().payload_max().saturating_sub(has.key_max())))
                 .grace(has.grace()),
         );
         let asked_for = asked.geometry()?;
@@ -419,6 +445,11 @@ impl Serve {
         }
         compare("key-max", has.key_max().to_string(), asked.key_max.to_string());
         compare("value-max", has.value_max().to_string(), asked.value_max.to_string());
+        compare("heap", has.heap().bytes.to_string(), asked_for.heap().bytes.to_string());
+        if self.inline_max.is_some() {
+            let slot_bytes = |geometry: &Geometry| geometry.shape().bytes().to_string();
+            compare("bytes in a slot", slot_bytes(has), slot_bytes(&asked_for));
+        }
         compare("grace-us", has.grace().as_micros().to_string(), asked.grace.as_micros().to_string());
         ensure!(
             differ.is_empty(),
@@ -455,6 +486,7 @@ impl Serve {
                 "region": where_to,
                 "key_max": geometry.key_max(),
                 "value_max": geometry.value_max(),
+                "heap_bytes": geometry.heap().bytes,
                 "grace_us": geometry.grace().as_micros() as u64,
                 "recovered": recovered,
                 "restored": restored,

@@ -3,6 +3,7 @@
 use super::{Server, show, status};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
+use oneread::layout::slot::SlotShape;
 use oneread::{
     Client, Config, PutError, PutMode, PutOutcome, Snapshot, SnapshotContent, SnapshotError, SnapshotStatus,
     SnapshotTerms, TableSize,
@@ -410,10 +411,19 @@ fn checked(snapshot: &Snapshot) -> Result<SnapshotContent> {
 /// The table that a snapshot is of, with room for its keys. `layout` is the one that the user wants.
 pub fn config_for(path: &Path, layout: Option<oneread::Layout>) -> Result<Config> {
     let snapshot = Snapshot::open(path)?;
-    let SnapshotTerms { main_slots, bytes_max, key_max, value_max, grace, .. } = snapshot.terms();
+    let SnapshotTerms { main_slots, bytes_max, key_max, value_max, slot_bytes, heap_bytes, grace, .. } =
+        snapshot.terms();
     let own = snapshot.terms().layout;
-    let config =
+    let mut config =
         Config::new().layout(layout.unwrap_or(own)).key_max(key_max).value_max(value_max).grace(grace);
+    if heap_bytes > 0 {
+        let shape =
+            SlotShape::from_bytes(slot_bytes).context("the snapshot's slots have an impossible size")?;
+        config = config.inline_max(shape.payload_max().saturating_sub(key_max));
+        if bytes_max.is_none() {
+            config = config.heap_bytes(heap_bytes);
+        }
+    }
     if let Some(bytes_max) = bytes_max {
         return Ok(config.size(TableSize::up_to(bytes_max)));
     }

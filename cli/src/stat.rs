@@ -11,7 +11,7 @@ use oneread::layout::geometry::Geometry;
 use oneread::layout::slot::Torn;
 use oneread::layout::superblock::Superblock;
 use oneread::region::Region;
-use oneread::{Client, ClientOptions, ConnectError, GrowthCounts, ServerStats, SnapshotStatus};
+use oneread::{Client, ClientOptions, ConnectError, GrowthCounts, HeapCounts, ServerStats, SnapshotStatus};
 use serde_json::json;
 use std::fs::File;
 use std::io::{self, IsTerminal};
@@ -26,6 +26,7 @@ use std::time::Duration;
   oneread stat --watch            again every second, until Ctrl-C
   oneread stat --json | jq .server.keys
   oneread stat --json | jq .growth           segments, loads, splits, memory
+  oneread stat --json | jq .heap             memory of values outside slots
   oneread stat --json | jq .snapshots.last   when the last snapshot was made
   oneread stat --json --watch 10s > log      one object a line
 
@@ -46,6 +47,7 @@ pub struct Stat {
 struct Told {
     stats: ServerStats,
     growth: GrowthCounts,
+    heap: HeapCounts,
     snapshots: SnapshotStatus,
 }
 
@@ -57,6 +59,7 @@ impl Stat {
             let told = Told {
                 stats: client.server_stats()?,
                 growth: client.growth()?,
+                heap: client.heap()?,
                 snapshots: client.snapshot_status()?,
             };
             let told =
@@ -79,7 +82,7 @@ impl Told {
     }
 
     fn json(&self, client: &Client) -> serde_json::Value {
-        let Told { stats, growth, snapshots } = self;
+        let Told { stats, growth, heap, snapshots } = self;
         let geometry = client.geometry();
         let inspector = client.region().map(|region| Inspector::new(region, geometry));
         json!({
@@ -116,6 +119,19 @@ impl Told {
                 "bytes_max": growth.bytes_max,
                 "bytes_returned": growth.bytes_returned,
             })),
+            "heap": (heap.heap_bytes > 0).then(|| json!({
+                "values": heap.values,
+                "live_bytes": heap.live_bytes,
+                "waiting_bytes": heap.waiting_bytes,
+                "gap_bytes": heap.gap_bytes,
+                "largest_gap_bytes": heap.largest_gap_bytes,
+                "block_bytes": heap.block_bytes,
+                "blocks": heap.blocks,
+                "open_blocks": heap.open_blocks,
+                "heap_bytes": heap.heap_bytes,
+                "moved_bytes": heap.moved_bytes,
+                "returned_bytes": heap.returned_bytes,
+            })),
             "snapshots": snapshot::json(snapshots),
             "geometry": geometry_json(geometry),
             "region": inspector.map(|inspector| {
@@ -125,7 +141,7 @@ impl Told {
     }
 
     fn table(&self, client: &Client) -> comfy_table::Table {
-        let Told { stats, growth, snapshots } = self;
+        let Told { stats, growth, heap, snapshots } = self;
         let mut table = show::facts();
         let n = |n: u64| show::number(show::count(n));
         let percent = |load: f64| format!("{:.1} %", 100.0 * load);
@@ -174,6 +190,20 @@ impl Told {
             if growth.refused > 0 {
                 let times = format!("{}; its log says why", show::counted(growth.refused, "time"));
                 table.add_row(vec![Cell::new("  refused by the system"), show::number(times)]);
+            }
+        }
+        if heap.heap_bytes > 0 {
+            let used = format!("{} of up to {}", show::bytes(heap.live_bytes), show::bytes(heap.heap_bytes));
+            let name = Cell::new("heap").add_attribute(Attribute::Bold);
+            table.add_row(vec![name, show::number(used)]);
+            for (name, value) in [
+                ("  values in it", show::count(heap.values)),
+                ("  removed, replaced or moved a moment ago", show::bytes(heap.waiting_bytes)),
+                ("  gaps between values", show::bytes(heap.gap_bytes)),
+                ("  moved to close gaps", show::bytes(heap.moved_bytes)),
+                ("  given back", show::bytes(heap.returned_bytes)),
+            ] {
+                table.add_row(vec![Cell::new(name), show::number(value)]);
             }
         }
         for (name, value) in snapshot::rows(snapshots) {
@@ -422,6 +452,7 @@ fn geometry_json(geometry: &Geometry) -> serde_json::Value {
         "overflow_blocks": geometry.overflow_blocks(),
         "key_max": geometry.key_max(),
         "value_max": geometry.value_max(),
+        "heap_bytes": geometry.heap().bytes,
         "grace_us": geometry.grace().as_micros() as u64,
         "segments_max": geometry.segments_max(),
         "region_bytes": geometry.region_bytes(),
@@ -553,7 +584,7 @@ fn key_table(key: &KeyView) -> comfy_table::Table {
                 show::number(slot.slot.0),
                 show::number(header.stamp),
                 Cell::new(show::text(&slot.key, 32)),
-                Cell::new(show::text(&slot.value, 24)),
+                Cell::new(value_text(slot)),
                 Cell::new(if header.ghost == 0 { String::new() } else { format!("{:02x}", header.ghost) }),
                 Cell::new(if header.aux == 0 { String::new() } else { format!("{:08x}", header.aux) }),
                 Cell::new(if key.is_match(slot) { "match" } else { verdict(slot) }),
@@ -569,6 +600,14 @@ fn key_table(key: &KeyView) -> comfy_table::Table {
     table
 }
 
+/// The beginning of the value, or where it is.
+fn value_text(slot: &SlotReport) -> String {
+    match slot.reference() {
+        None => show::text(&slot.value, 24),
+        Some(extent) => format!("{} at {}", show::counted(extent.len.into(), "byte"), extent.offset),
+    }
+}
+
 fn key_json(key: &KeyView) -> serde_json::Value {
     let windows: Vec<_> = key
         .windows
@@ -582,6 +621,9 @@ fn key_json(key: &KeyView) -> serde_json::Value {
                         "stamp": slot.header.stamp,
                         "key": String::from_utf8_lossy(&slot.key),
                         "value_hex": super::records::to_hex(&slot.value),
+                        "extent": slot.reference().map(|extent| {
+                            json!({"number": extent.number, "offset": extent.offset, "len": extent.len})
+                        }),
                         "ghost": slot.header.ghost,
                         "aux": slot.header.aux,
                         "verdict": verdict(slot),

@@ -370,6 +370,39 @@ fn demo_reads_a_stopped_server() {
     assert!((1.0..1.3).contains(&growth("reads_per_get")), "{out}");
 }
 
+/// Values that fit no slot: from stdin to stdout, over a stop of the server, and what `stat` says of them.
+#[test]
+fn long_values() {
+    let value: Vec<u8> = (0..700_000u32).map(|n| ((n * 7) >> 3) as u8).collect();
+    let sized = &["--capacity", "1000", "--value-max", "1MiB", "--heap", "64MiB", "--inline-max", "40"][..];
+    for options in [sized, &["--max-memory", "1GiB", "--value-max", "1MiB"]] {
+        let dir = tempfile::tempdir().unwrap();
+        let region = dir.path().join("region").display().to_string();
+        let options = [options, &["--region", &region]].concat();
+        let mut served = Served::start_in(dir, &options);
+        assert_eq!(served.ready["value_max"], 1 << 20);
+        assert!(served.ready["heap_bytes"].as_u64().unwrap() >= 60 << 20, "{}", served.ready);
+        let at = ["--at", &served.at];
+        let out = run_with_input(&["put", "long", "-", at[0], at[1]], &value);
+        assert_eq!(stdout(&expect(out, 0)), "inserted\n");
+        assert!(expect(served.run(&["get", "-n", "long"]), 0).stdout == value);
+        let out = run_with_input(&["put", "longer", "-", at[0], at[1]], &vec![0; (1 << 20) + 1]);
+        assert!(stderr(&expect(out, 1)).contains("1048577 bytes long"));
+        let heap = json(&expect(served.run(&["stat", "--json"]), 0))["heap"].clone();
+        assert_eq!((&heap["values"], &heap["live_bytes"]), (&1.into(), &700_032.into()), "{heap}");
+        assert_eq!(heap["heap_bytes"], served.ready["heap_bytes"]);
+        let shown = stdout(&expect(served.run(&["stat"]), 0));
+        assert!(shown.contains("values in it"), "{shown}");
+        served.signal(rustix::process::Signal::TERM);
+        assert_eq!(served.child.wait().unwrap().code(), Some(0));
+        let dir = std::mem::replace(&mut served.dir, tempfile::tempdir().unwrap());
+        let served = Served::start_in(dir, &options);
+        assert!(expect(served.run(&["get", "-n", "long"]), 0).stdout == value);
+    }
+    let served = Served::start(&["--anonymous", "--capacity", "1000"]);
+    assert_eq!(json(&expect(served.run(&["stat", "--json"]), 0))["heap"], Value::Null);
+}
+
 #[test]
 fn put_get_del() {
     let served = Served::start(&["--anonymous", "--capacity", "1000"]);

@@ -1,14 +1,13 @@
 //! What a client does to values when it has a key ([`Encryption`]): it stores them encrypted, and
 //! decrypts what it reads. Only this file and the calls of it know.
 
+use super::long::SWAP_ROUNDS_MAX;
 use super::{BatchAnswer, Client, GetError, MutateError, StoredAnswer};
 use crate::encryption::{DecryptError, Encryption};
+use crate::layout::extent::Expected;
 use crate::outcome::{PutError, PutMode, PutOutcome, SwapOutcome};
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::time::Instant;
-
-/// Most attempts of a compare-and-swap. Each one that fails was overtaken by a change that succeeded.
-const SWAP_ROUNDS_MAX: u32 = 1000;
 
 impl Client {
     /// Inserts or updates many keys. All values are encrypted before anything is sent.
@@ -40,6 +39,23 @@ impl Client {
             return Err(self.count_failed_get(error.into()));
         }
         Ok(found)
+    }
+
+    /// The part of a value, all of which is read and decrypted. Returns the value's length.
+    pub(super) fn get_range_decrypted(
+        &mut self,
+        key: &[u8],
+        range: Range<usize>,
+        part: &mut Vec<u8>,
+    ) -> Result<Option<usize>, GetError> {
+        if !self.get_decrypted(key, part)? {
+            part.clear();
+            return Ok(None);
+        }
+        let len = part.len();
+        part.truncate(range.end);
+        part.drain(..range.start.min(part.len()));
+        Ok(Some(len))
     }
 
     /// The value itself, of a stored one that the server has sent.
@@ -104,7 +120,11 @@ impl Client {
         let new = encryption.encrypt(key, value)?;
         let mut rounds = 0;
         loop {
-            let stored = self.ask_for_value(key, deadline)?;
+            // The server sends no long value. The client reads it.
+            let seen = match self.ask_for_value(key, deadline) {
+                Err(MutateError::ValueLength { .. }) => self.look(key)?,
+                stored => stored?.map(|stored| (stored, None)),
+            };
             // The server has just been asked, so this is its geometry. What it would reject does not
             // depend on what stands there.
             let max = self.geometry().value_max();
@@ -113,7 +133,7 @@ impl Client {
                     return Err(plain_rejection(PutError::ValueLength { given, max }).into());
                 }
             }
-            let Some(stored) = stored else { return Ok(SwapOutcome::Absent) };
+            let Some((stored, extent)) = seen else { return Ok(SwapOutcome::Absent) };
             let mut present = stored.clone();
             if let Err(error) = encryption.decrypt_in_place(key, &mut present) {
                 return Err(self.count_undecrypted(error));
@@ -121,7 +141,8 @@ impl Client {
             if present != expected {
                 return Ok(SwapOutcome::Differs);
             }
-            match self.swap_stored(key, &stored, &new, deadline).map_err(plain_error)? {
+            let expected_now = extent.map_or(Expected::Value(&stored), Expected::Extent);
+            match self.swap_stored(key, expected_now, &new, deadline).map_err(plain_error)? {
                 SwapOutcome::Differs => rounds += 1,
                 outcome => return Ok(outcome),
             }

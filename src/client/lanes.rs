@@ -35,6 +35,9 @@
 //! go only when no READ of the lane is in flight. A thread may end, panic or drop its lane at any
 //! time.
 //!
+//! A READ of a long value lands in memory that the lane's owner puts beside the slots, and exchanges only
+//! while none of its READs is in flight.
+//!
 //! # Orderings
 //!
 //! | store | load | guarantees that |
@@ -116,12 +119,21 @@ pub(crate) trait ReadQueue: Debug {
     fn take_counts(&mut self) -> Self::Counts;
 }
 
+/// What a READ is to bring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReadWanted {
+    /// A window, into a slot of the landing memory.
+    Window(Window),
+    /// `len` bytes from byte `offset` of the region on, into memory for long values: from its byte `at` on.
+    Bytes { offset: u64, len: u32, at: u32 },
+}
+
 /// A READ on its way to the NIC.
 #[derive(Debug)]
 pub(crate) struct Posting<'a, L> {
     /// The seat that the READ belongs to.
     pub seat: u32,
-    pub window: Window,
+    pub wanted: ReadWanted,
     pub landing: &'a L,
     /// The slot of the landing memory.
     pub slot: usize,
@@ -147,6 +159,9 @@ const NAP: Duration = Duration::from_millis(1);
 /// Time between checks of the queue pair while nothing completes.
 const CHECK_EVERY: Duration = Duration::from_millis(10);
 
+/// Marks requests for bytes. No window begins at such a slot.
+const BYTES: u64 = 1 << 63;
+
 /// Puts two lines between values that different threads write, because lines are fetched in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
@@ -157,7 +172,7 @@ struct Apart<T>(T);
 /// Memory shared by a lane's owner and the pump. READ number `n` uses entry and slot `n % entries`.
 #[derive(Debug)]
 struct Ring<L> {
-    /// First slot and number of slots of each requested window.
+    /// Of each requested window, its first slot and the number of slots; else see [`ReadWanted::Bytes`].
     entries: Box<[(AtomicU64, AtomicU64)]>,
     landing: L,
     submitted: Apart<AtomicU64>,
@@ -176,18 +191,25 @@ impl<L> Ring<L> {
 
     /// Called by the owner. Entry and slot belonged to READ `number - entries`, which the owner has
     /// read.
-    fn write(&self, number: u64, window: Window) {
+    fn write(&self, number: u64, wanted: ReadWanted) {
+        let (begin, extent) = match wanted {
+            ReadWanted::Window(Window { first, slots, incarnation }) => (first.0, [slots, incarnation]),
+            ReadWanted::Bytes { offset, len, at } => (BYTES | offset, [len, at]),
+        };
         let (first, slots) = self.entry(number);
-        first.store(window.first.0, Ordering::Relaxed);
-        slots.store(u64::from(window.incarnation) << 32 | u64::from(window.slots), Ordering::Relaxed);
+        first.store(begin, Ordering::Relaxed);
+        slots.store(u64::from(extent[1]) << 32 | u64::from(extent[0]), Ordering::Relaxed);
     }
 
     /// Called by the pump after it has seen that `submitted` is more than `number`.
-    fn read(&self, number: u64) -> Window {
+    fn read(&self, number: u64) -> ReadWanted {
         let (first, slots) = self.entry(number);
-        let slots = slots.load(Ordering::Relaxed);
-        let first = SlotIx(first.load(Ordering::Relaxed));
-        Window { first, slots: slots as u32, incarnation: (slots >> 32) as u32 }
+        let (first, slots) = (first.load(Ordering::Relaxed), slots.load(Ordering::Relaxed));
+        let [low, high] = [slots as u32, (slots >> 32) as u32];
+        match first & BYTES {
+            0 => ReadWanted::Window(Window { first: SlotIx(first), slots: low, incarnation: high }),
+            _ => ReadWanted::Bytes { offset: first & !BYTES, len: low, at: high },
+        }
     }
 }
 
@@ -208,7 +230,7 @@ struct PumpedLane<L> {
 struct Dealt {
     seat: u32,
     number: u64,
-    window: Window,
+    wanted: ReadWanted,
 }
 
 /// The state that only the pump touches.
@@ -267,8 +289,8 @@ impl<C: ReadQueue> Pump<C> {
             passed += 1;
             let Some(seat) = &mut seats[*next] else { continue };
             if seat.posted < seat.submitted {
-                let (number, window) = (seat.posted, seat.ring.read(seat.posted));
-                dealt.push(Dealt { seat: *next as u32, number, window });
+                let (number, wanted) = (seat.posted, seat.ring.read(seat.posted));
+                dealt.push(Dealt { seat: *next as u32, number, wanted });
                 seat.posted += 1;
                 room -= 1;
                 passed = 0;
@@ -276,10 +298,10 @@ impl<C: ReadQueue> Pump<C> {
         }
         if !dealt.is_empty() {
             *in_flight += dealt.len();
-            let postings = dealt.iter().enumerate().filter_map(|(i, &Dealt { seat, number, window })| {
+            let postings = dealt.iter().enumerate().filter_map(|(i, &Dealt { seat, number, wanted })| {
                 let PumpedLane { ring, posted, .. } = seats[seat as usize].as_ref()?;
                 let signalled = number + 1 == *posted || i % SIGNAL_EVERY == SIGNAL_EVERY - 1;
-                Some(Posting { seat, window, landing: &ring.landing, slot: ring.slot(number), signalled })
+                Some(Posting { seat, wanted, landing: &ring.landing, slot: ring.slot(number), signalled })
             });
             // SAFETY: a seat keeps its ring, and so its landing memory, until none of its READs is
             // in flight or the queue pair is gone (`Pump`'s fields, `Mux::pump`). The READ that
@@ -437,7 +459,7 @@ pub(crate) struct Lane<C: ReadQueue> {
     link: Arc<Mux<C>>,
     ring: Arc<Ring<C::Landing>>,
     /// READs submitted and not yet handed out, oldest first.
-    asked: VecDeque<(ReadId, Window)>,
+    asked: VecDeque<(ReadId, ReadWanted)>,
     handed_out: u64,
 }
 
@@ -452,6 +474,11 @@ impl<C: ReadQueue> Lane<C> {
         self.asked.len()
     }
 
+    /// Its memory.
+    pub fn landing(&self) -> &C::Landing {
+        &self.ring.landing
+    }
+
     /// Whether the link has failed. This lane is then of no further use.
     pub fn has_failed(&self) -> bool {
         self.link.has_failed()
@@ -463,16 +490,17 @@ impl<C: ReadQueue> Lane<C> {
     /// # Panics
     /// If there are more READs than [`credits`](Lane::credits) minus
     /// [`in_flight`](Lane::in_flight).
-    pub fn submit(&mut self, reads: &[(ReadId, Window)]) {
+    pub fn submit(&mut self, reads: impl ExactSizeIterator<Item = (ReadId, ReadWanted)>) {
         assert!(self.asked.len() + reads.len() <= self.credits(), "more READs than credits");
         let first = self.handed_out + self.asked.len() as u64;
-        for (number, &(_, window)) in (first..).zip(reads) {
-            self.ring.write(number, window);
+        for (number, (token, wanted)) in (first..).zip(reads) {
+            self.ring.write(number, wanted);
+            self.asked.push_back((token, wanted));
         }
-        self.asked.extend(reads);
+        let submitted = self.handed_out + self.asked.len() as u64;
         // Partner: the load in `Pump::round`. Reused entries and slots are those of READs already
         // handed out.
-        self.ring.submitted.0.store(first + reads.len() as u64, Ordering::Release);
+        self.ring.submitted.0.store(submitted, Ordering::Release);
     }
 
     /// Declares the link failed for all its lanes.
@@ -488,16 +516,16 @@ impl<C: ReadQueue> Lane<C> {
         self.ring.completed.0.load(Ordering::Acquire) > self.handed_out
     }
 
-    /// Hands out the READs that have completed, oldest first: token, window, landing memory and
-    /// slot.
-    pub fn hand_out(&mut self, mut sink: impl FnMut(ReadId, Window, &C::Landing, usize)) {
+    /// Hands out the READs that have completed, oldest first: token, what was wanted, landing memory
+    /// and slot.
+    pub fn hand_out(&mut self, mut sink: impl FnMut(ReadId, ReadWanted, &C::Landing, usize)) {
         // Partner: the store in `Pump::round`.
         let completed = self.ring.completed.0.load(Ordering::Acquire);
         while self.handed_out < completed {
-            let Some((token, window)) = self.asked.pop_front() else { break };
+            let Some((token, wanted)) = self.asked.pop_front() else { break };
             let slot = self.ring.slot(self.handed_out);
             self.handed_out += 1;
-            sink(token, window, &self.ring.landing, slot);
+            sink(token, wanted, &self.ring.landing, slot);
         }
     }
 
@@ -578,7 +606,7 @@ mod tests {
         pace: usize,
         /// READs that succeed before one fails.
         succeed: usize,
-        queue: VecDeque<(u32, Window, TestMemory, usize, bool)>,
+        queue: VecDeque<(u32, u64, TestMemory, usize, bool)>,
         /// READs at the front of the queue that have completed but are not reported yet.
         hidden: usize,
         log: Arc<std::sync::Mutex<Vec<u64>>>,
@@ -658,16 +686,17 @@ mod tests {
             reads: impl Iterator<Item = Posting<'a, Landing>>,
         ) -> Result<(), LaneBug> {
             let before = self.queue.len();
-            for Posting { seat, window, landing, slot, signalled } in reads {
+            for Posting { seat, wanted, landing, slot, signalled } in reads {
+                let number = number_of(wanted);
                 let busy = |(_, _, memory, other, _): &(_, _, TestMemory, _, _)| {
                     Arc::ptr_eq(&memory.slots, &landing.0.slots) && *other == slot
                 };
                 assert!(!self.queue.iter().any(busy), "a slot posted twice");
-                self.log.lock().unwrap().push(window.first.0);
+                self.log.lock().unwrap().push(number);
                 if signalled {
-                    self.shown.lock().unwrap().push(window.first.0);
+                    self.shown.lock().unwrap().push(number);
                 }
-                self.queue.push_back((seat, window, landing.0.clone(), slot, signalled));
+                self.queue.push_back((seat, number, landing.0.clone(), slot, signalled));
             }
             assert!(self.queue.len() <= self.credits, "more READs than the queue pair holds");
             assert!(self.queue.len() > before, "an empty doorbell");
@@ -681,9 +710,9 @@ mod tests {
                     return Err(LaneBug::Read);
                 }
                 self.succeed -= 1;
-                let (_, window, memory, slot, signalled) = &self.queue[self.hidden];
+                let (_, number, memory, slot, signalled) = &self.queue[self.hidden];
                 assert!(!memory.freed.load(Ordering::SeqCst), "a READ landed in memory that was given back");
-                memory.slots[*slot].store(window.first.0, Ordering::Relaxed);
+                memory.slots[*slot].store(*number, Ordering::Relaxed);
                 self.hidden += 1;
                 if *signalled {
                     self.queue.drain(..self.hidden).for_each(|(seat, ..)| done(seat));
@@ -726,8 +755,23 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(20);
 
-    fn window(number: u64) -> Window {
-        Window { first: SlotIx(number), slots: 1, incarnation: 0 }
+    /// Every third READ is of bytes.
+    fn wanted(number: u64) -> ReadWanted {
+        let (low, high) = (number as u32 ^ 7, number as u32 ^ 9);
+        match number % 3 {
+            0 => ReadWanted::Bytes { offset: number, len: low, at: high },
+            _ => ReadWanted::Window(Window { first: SlotIx(number), slots: low, incarnation: high }),
+        }
+    }
+
+    /// The number of what is wanted, all of which has arrived.
+    fn number_of(arrived: ReadWanted) -> u64 {
+        let number = match arrived {
+            ReadWanted::Window(window) => window.first.0,
+            ReadWanted::Bytes { offset, .. } => offset,
+        };
+        assert_eq!(arrived, wanted(number));
+        number
     }
 
     fn lane(link: &Arc<Mux<Nic>>, slots: usize) -> Lane<Nic> {
@@ -737,18 +781,18 @@ mod tests {
     /// Hands out the completed READs, checks the bytes of each, and returns their number.
     fn take(lane: &mut Lane<Nic>) -> usize {
         let mut taken = 0;
-        lane.hand_out(|token, window, landing, slot| {
-            let landed = landing.0.slots[slot].load(Ordering::Relaxed);
-            assert_eq!(landed, window.first.0, "another READ's bytes, or those of an earlier one");
-            assert_eq!(u64::from(token), window.first.0 % 1000);
+        lane.hand_out(|token, wanted, landing, slot| {
+            let (landed, number) = (landing.0.slots[slot].load(Ordering::Relaxed), number_of(wanted));
+            assert_eq!(landed, number, "another READ's bytes, or those of an earlier one");
+            assert_eq!(u64::from(token), number % 1000);
             taken += 1;
         });
         taken
     }
 
     fn submit(lane: &mut Lane<Nic>, numbers: impl Iterator<Item = u64>) {
-        let reads: Vec<_> = numbers.map(|number| ((number % 1000) as ReadId, window(number))).collect();
-        lane.submit(&reads);
+        let reads: Vec<_> = numbers.map(|number| ((number % 1000) as ReadId, wanted(number))).collect();
+        lane.submit(reads.into_iter());
     }
 
     /// Two threads, one place on the queue pair, every interleaving.
@@ -870,7 +914,7 @@ mod tests {
         fn memory_outlives_what_is_in_flight() {
             let link = Mux::new(Nic::new(4, 1), None);
             let (mut gone, mut stays) = (lane(&link, 4), lane(&link, 1));
-            let memory = gone.ring.landing.0.clone();
+            let memory = gone.landing().0.clone();
             let mut counts = Counts::default();
             submit(&mut gone, 0..4);
             link.pump.try_lock().expect("nobody pumps").round(&link).expect("it does not fail");

@@ -6,6 +6,7 @@ mod counters;
 mod encrypted;
 #[cfg(any(feature = "verbs", test))]
 mod lanes;
+mod long;
 mod mailbox;
 mod shm;
 #[cfg(feature = "verbs")]
@@ -18,10 +19,11 @@ use crate::address::{Address, AddressError};
 #[cfg(feature = "encryption")]
 use crate::encryption::{DecryptError, EncryptError, Encryption};
 use crate::get::Retry;
+use crate::layout::extent::Expected;
 use crate::layout::geometry::Geometry;
 use crate::layout::superblock::SuperblockError;
 use crate::outcome::{
-    GrowthCounts, KeyError, KeyLengthError, PutError, PutMode, PutOutcome, ReadError, SwapOutcome,
+    GrowthCounts, HeapCounts, KeyError, KeyLengthError, PutError, PutMode, PutOutcome, ReadError, SwapOutcome,
 };
 use crate::reader::{GetStats, HintCounts, Limits, ReadCounts};
 use crate::region::{Region, RegionError};
@@ -30,10 +32,14 @@ use crate::values::Values;
 use crate::verbs::VerbsOptions;
 #[cfg(feature = "verbs")]
 use crate::verbs::{SetupError, VerbsError};
-use crate::wire::{PROTOCOL_VERSION, Refusal, Reply, Request, ServerStats, SnapshotStatus, WireError};
+use crate::wire::{
+    self, FRAME_VALUE_MAX, PROTOCOL_VERSION, Refusal, Reply, Request, ServerStats, SnapshotStatus, WireError,
+};
 use counters::GETS_APART;
+use long::{HeapWait, PieceMax, send_uploading, value_of};
+use rustc_hash::FxHashMap;
 use std::io;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -115,7 +121,7 @@ pub enum RequestPath {
     /// Only on shm: all requests through a mailbox, memory that one handle and the server share. If
     /// the server gives none, the connection fails ([`ConnectError::RequestPath`]).
     ///
-    /// A mailbox takes 32 KiB with the default lengths, up to 756 KiB with the longest. The handle
+    /// A mailbox takes 32 KiB with the default lengths, up to 793 KiB with the longest. The handle
     /// that connects has one, and each clone from its first request on. There is no system call
     /// while both sides are busy. A client polls for its reply for up to 20 microseconds, a server
     /// for requests for up to 50. Each polls for less time where that was in vain. Then it sleeps,
@@ -378,6 +384,20 @@ pub enum GetError {
         /// Why the last one was inconclusive.
         last: Retry,
     },
+    /// The key's value was replaced each time, faster than it could be read.
+    #[error("{}", ReadError::Replaced { len: *len, times: *times })]
+    Replaced {
+        /// Length of the last value.
+        len: usize,
+        /// How often it was begun.
+        times: u32,
+    },
+    /// What a slot says of a long value cannot be so, or the value's bytes are not what was put.
+    #[error("{}", ReadError::Damaged { what })]
+    Damaged {
+        /// What is wrong.
+        what: &'static str,
+    },
     /// Over verbs: no READ completed in time ([`ClientOptions::deadline`]).
     #[error(
         "the server at {address} could not be read from within {deadline:?}; it may be suspended (SIGSTOP) or unreachable"
@@ -414,6 +434,8 @@ impl From<ReadError> for GetError {
             ReadError::Deadline { deadline: within, retries, last } => {
                 GetError::Inconclusive { within, retries, last }
             }
+            ReadError::Replaced { len, times } => GetError::Replaced { len, times },
+            ReadError::Damaged { what } => GetError::Damaged { what },
         }
     }
 }
@@ -457,6 +479,28 @@ pub enum MutateError {
         keys: u64,
         /// Bytes of a segment.
         bytes: u64,
+    },
+    /// No memory is left for a value that does not fit its slot.
+    #[error("{}", PutError::HeapFull { live_bytes: *live_bytes, heap_bytes: *heap_bytes })]
+    HeapFull {
+        /// Bytes in use by values, their headers included.
+        live_bytes: u64,
+        /// Length of the heap.
+        heap_bytes: u64,
+    },
+    /// Memory for a value that does not fit its slot did not become free in time.
+    #[error("{}", PutError::HeapBusy { given: *given, waited: *waited })]
+    HeapBusy {
+        /// Length of the value.
+        given: usize,
+        /// How long the put waited.
+        waited: Duration,
+    },
+    /// The system has refused memory for a value that does not fit its slot.
+    #[error("{}", PutError::HeapMemory { given: *given })]
+    HeapMemory {
+        /// Length of the value.
+        given: usize,
     },
     /// The value is too long once it is encrypted (`ClientOptions::encryption`).
     #[error("{}", PutError::EncryptedLength { given: *given, stored: *stored, stored_max: *stored_max })]
@@ -532,6 +576,9 @@ impl From<PutError> for MutateError {
             PutError::Full { keys, slots } => MutateError::Full { keys, slots },
             PutError::Busy { rounds } => MutateError::Busy { rounds },
             PutError::NoMemory { keys, bytes } => MutateError::NoMemory { keys, bytes },
+            PutError::HeapFull { live_bytes, heap_bytes } => MutateError::HeapFull { live_bytes, heap_bytes },
+            PutError::HeapBusy { given, waited } => MutateError::HeapBusy { given, waited },
+            PutError::HeapMemory { given } => MutateError::HeapMemory { given },
         }
     }
 }
@@ -549,6 +596,11 @@ impl MutateError {
             MutateError::Full { keys, slots } => Some(PutError::Full { keys, slots }),
             MutateError::Busy { rounds } => Some(PutError::Busy { rounds }),
             MutateError::NoMemory { keys, bytes } => Some(PutError::NoMemory { keys, bytes }),
+            MutateError::HeapFull { live_bytes, heap_bytes } => {
+                Some(PutError::HeapFull { live_bytes, heap_bytes })
+            }
+            MutateError::HeapBusy { given, waited } => Some(PutError::HeapBusy { given, waited }),
+            MutateError::HeapMemory { given } => Some(PutError::HeapMemory { given }),
             _ => None,
         }
     }
@@ -588,7 +640,15 @@ impl ClientStats {
     /// Calls `each` with every count, in the same order each time.
     fn for_each(&mut self, each: impl FnMut(&mut u64)) {
         let ClientStats { get, read, hints, requests, changes, failures, reattached } = self;
-        let GetStats { gets, hits, retries_torn, retries_moved, retries_late, retries_chain } = get;
+        let GetStats {
+            gets,
+            hits,
+            retries_torn,
+            retries_moved,
+            retries_late,
+            retries_chain,
+            retries_replaced,
+        } = get;
         let ReadCounts { reads, bytes, doorbells } = read;
         let ChangeCounts { puts, swaps, removes, rejected } = changes;
         let FailureCounts {
@@ -601,6 +661,7 @@ impl ClientStats {
         } = failures;
         [gets, hits, retries_torn, retries_moved, retries_late, retries_chain, reads, bytes, doorbells]
             .into_iter()
+            .chain([retries_replaced])
             .chain([&mut hints.hinted, &mut hints.hits, &mut hints.reads])
             .chain([&mut requests.message, &mut requests.mailbox])
             .chain([
@@ -655,9 +716,16 @@ pub struct FailureCounts {
 
 impl ChangeCounts {
     fn count(&mut self, request: &Request<'_>, reply: &Reply) {
+        // Such a request is made again.
+        if !long::is_busy(reply) {
+            self.count_final(request, reply);
+        }
+    }
+
+    fn count_final(&mut self, request: &Request<'_>, reply: &Reply) {
         *match request {
             Request::Put { .. } => &mut self.puts,
-            Request::Swap { .. } => &mut self.swaps,
+            Request::Swap { .. } | Request::SwapExtent { .. } => &mut self.swaps,
             Request::Remove { .. } => &mut self.removes,
             _ => return,
         } += 1;
@@ -672,9 +740,9 @@ impl FailureCounts {
     fn count_get(&mut self, error: &GetError) {
         *match error {
             GetError::KeyLength { .. } => &mut self.refused,
-            GetError::Contended { .. } => &mut self.contended,
+            GetError::Contended { .. } | GetError::Replaced { .. } => &mut self.contended,
             GetError::Inconclusive { .. } | GetError::Deadline { .. } => &mut self.deadlines,
-            GetError::ServerGone { .. } | GetError::Connect(_) => &mut self.gone,
+            GetError::ServerGone { .. } | GetError::Connect(_) | GetError::Damaged { .. } => &mut self.gone,
             #[cfg(feature = "encryption")]
             GetError::Decrypt(_) => &mut self.undecrypted,
         } += 1;
@@ -691,7 +759,7 @@ impl FailureCounts {
 }
 
 /// Counts of the requests that a client sent, by the way they went ([`RequestPath`]). Each request
-/// of a batch counts. Requests that the client rejected itself do not.
+/// of a batch counts, and of a long value each piece. Requests that the client rejected itself do not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RequestCounts {
@@ -864,6 +932,7 @@ macro_rules! on_path {
         }
     };
 }
+use on_path;
 
 impl Client {
     /// Connects to the server at `address`. On shm it maps the region for reading. Everything about
@@ -1014,6 +1083,50 @@ impl Client {
         }
     }
 
+    /// Replaces the contents of `part` with the bytes `range` of the value of `key`. Bytes beyond the
+    /// value's end are left out. Returns the length of the whole value; `None` if the key is absent.
+    ///
+    /// A value in its slot costs what [`Client::get_into`] costs. Of a longer one, one more READ brings
+    /// just these bytes. The answer is one version of the value, and two calls may see two: a value that is
+    /// read in several parts should carry a number.
+    ///
+    /// With encryption (`ClientOptions::encryption`) the whole value is read and decrypted first.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    pub fn get_range(
+        &mut self,
+        key: &[u8],
+        range: Range<usize>,
+        part: &mut Vec<u8>,
+    ) -> Result<Option<usize>, GetError> {
+        #[cfg(feature = "encryption")]
+        if self.options.encryption.is_some() {
+            return self.get_range_decrypted(key, range, part);
+        }
+        let found = on_path!(&mut self.path, handle => {
+            handle.read(&mut self.stats, |reader| reader.get_range(key, range.clone(), part))
+        });
+        found.map_err(|error| self.count_failed_get(error))
+    }
+
+    /// Returns the length of the value of `key`, `None` if the key is absent. Usually 1 READ, of the slot's
+    /// window: a value that is not in its slot is not read. With encryption, the value is not decrypted.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    pub fn value_len(&mut self, key: &[u8]) -> Result<Option<usize>, GetError> {
+        let found = on_path!(&mut self.path, handle => {
+            handle.read(&mut self.stats, |reader| reader.value_len(key))
+        });
+        let found = found.map_err(|error| self.count_failed_get(error))?;
+        #[cfg(feature = "encryption")]
+        if self.options.encryption.is_some() {
+            return Ok(found.map(|len| len.saturating_sub(Encryption::OVERHEAD)));
+        }
+        Ok(found)
+    }
+
     /// Returns whether `key` is present. The cost is that of [`Client::get_into`]. The value is not
     /// decrypted.
     ///
@@ -1160,7 +1273,9 @@ impl Client {
     /// do ([`ClientOptions::requests`]).
     ///
     /// # Errors
-    /// [`MutateError`]; the variants about changes do not occur here. Absence is `Ok(None)`.
+    /// [`MutateError`]; the variants about changes do not occur here, but for
+    /// [`MutateError::ValueLength`]: the server sends no value of more than 4,080 bytes. Absence is
+    /// `Ok(None)`.
     pub fn get_two_sided(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, MutateError> {
         let deadline = Instant::now() + self.options.deadline;
         let value = self.ask_for_value(key, deadline)?;
@@ -1180,7 +1295,11 @@ impl Client {
 
     // ---- changes: by the server -----------------------------------------------------------------
 
-    /// Inserts `key`, or updates its value. 1 round trip to the server.
+    /// Inserts `key`, or updates its value. 1 round trip to the server. A value of more than 4,080 bytes
+    /// goes in pieces, with 1 round trip for each MiB. It takes effect at once, with the last of them.
+    ///
+    /// Where a value does not fit its slot, and the memory for it is what was removed or replaced a moment
+    /// ago, the client asks again until [`ClientOptions::deadline`] ([`MutateError::HeapBusy`]).
     ///
     /// # Errors
     /// [`MutateError`] says whether the change may have happened.
@@ -1211,14 +1330,18 @@ impl Client {
     /// As long as values do not repeat, at most one of several clients that expect the same value gets
     /// [`SwapOutcome::Swapped`].
     ///
+    /// If `expected` has more than 4,080 bytes, the client compares. It gets the value, and the server swaps
+    /// if nothing has changed it meanwhile: 2 round trips to the server and the READs of a GET, and again
+    /// after each change of the key that comes between. The promise is the same.
+    ///
     /// With encryption (`ClientOptions::encryption`) only the client can compare. It asks the server for the value,
     /// decrypts it, and has it swapped if nothing has changed it meanwhile: 2 round trips, and again 2
     /// after each change of the key that comes between. The promise is the same.
     ///
     /// # Errors
-    /// As [`Client::put`]. With encryption also `MutateError::Decrypt` where the value does not
-    /// decrypt, and [`MutateError::Busy`] where 1,000 changes in a row came between; neither
-    /// changes anything. After an error that leaves open whether the change happened, get the value.
+    /// As [`Client::put`]. Where the client compares, also [`MutateError::Busy`] if 1,000 changes in a row
+    /// came between, or the value could not be read. With encryption also `MutateError::Decrypt` where
+    /// the value does not decrypt. None of these changes anything. After an error that leaves open whether the change happened, get the value.
     pub fn compare_and_swap(
         &mut self,
         key: &[u8],
@@ -1230,18 +1353,25 @@ impl Client {
             return self.swap_decrypted(&encryption, key, expected, value);
         }
         let deadline = Instant::now() + self.options.deadline;
-        self.swap_stored(key, expected, value, deadline)
+        if expected.len() > FRAME_VALUE_MAX {
+            return self.swap_seen(key, expected, value, deadline);
+        }
+        self.swap_stored(key, Expected::Value(expected), value, deadline)
     }
 
     /// Compares and swaps values as they are stored.
     fn swap_stored(
         &mut self,
         key: &[u8],
-        expected: &[u8],
+        expected: Expected<'_>,
         value: &[u8],
         deadline: Instant,
     ) -> Result<SwapOutcome, MutateError> {
-        match self.ask(&Request::Swap { key, expected, value }, deadline)? {
+        let request = match expected {
+            Expected::Value(expected) => Request::Swap { key, expected, value },
+            Expected::Extent(expected) => Request::SwapExtent { key, expected, value },
+        };
+        match self.ask_until_free(&request, deadline)? {
             Reply::Swapped(Ok(outcome)) => Ok(outcome),
             Reply::Put(Err(error)) => Err(error.into()),
             _ => Err(self.unexpected()),
@@ -1263,8 +1393,10 @@ impl Client {
 
     /// Inserts or updates many keys. Returns one answer per key, in order: a key that cannot be put
     /// does not stop the others. Requests are sent ahead of the replies, up to 512 of them: a batch
-    /// takes 1 round trip on shm, over verbs 1 for some dozens of keys. It is no transaction: each put
-    /// takes effect by itself, in the order of the pairs.
+    /// takes 1 round trip on shm, over verbs 1 for some dozens of keys, and 1 for each MiB of long values.
+    /// It is no transaction: each put takes effect by itself, in the order of the pairs. But a put that has
+    /// to wait for memory ([`PutError::HeapBusy`]) takes effect after the others, or, if its key comes
+    /// again in the batch, ends in that error.
     ///
     /// # Errors
     /// [`MutateError`] when the connection failed, or the deadline for the whole batch came: some of
@@ -1307,8 +1439,9 @@ impl Client {
         &mut self,
         keys: &[K],
     ) -> Result<Vec<Result<bool, PutError>>, MutateError> {
+        let deadline = Instant::now() + self.options.deadline;
         let requests = keys.iter().map(|key| Request::Remove { key: key.as_ref() });
-        self.ask_each(requests, |reply| match reply {
+        self.ask_each(requests, deadline, |reply| match reply {
             Reply::Removed(there) => Some(there),
             Reply::Put(Err(error)) => Some(Err(error)),
             _ => None,
@@ -1333,11 +1466,33 @@ impl Client {
         mode: PutMode,
         pairs: impl ExactSizeIterator<Item = (&'a [u8], &'a [u8])>,
     ) -> Result<Vec<Result<PutOutcome, PutError>>, MutateError> {
-        let put = |(key, value)| Request::Put { mode, key, value };
-        self.ask_each(pairs.map(put), |reply| match reply {
+        let deadline = Instant::now() + self.options.deadline;
+        let requests: Vec<_> = pairs.map(|(key, value)| Request::Put { mode, key, value }).collect();
+        let answer = |reply| match reply {
             Reply::Put(answer) => Some(answer),
             _ => None,
-        })
+        };
+        let mut answers = self.ask_each(requests.iter().copied(), deadline, answer)?;
+        let is_busy = |answer: &Result<_, _>| matches!(answer, Err(PutError::HeapBusy { .. }));
+        if !answers.iter().any(is_busy) {
+            return Ok(answers);
+        }
+        let last: FxHashMap<_, _> = pairs_of(&requests).map(|(nth, key)| (key, nth)).collect();
+        let mut waiting: Vec<_> = pairs_of(&requests)
+            .filter(|(nth, key)| is_busy(&answers[*nth]) && last[key] == *nth)
+            .map(|(nth, _)| nth)
+            .collect();
+        let mut wait = HeapWait::new(deadline);
+        while !waiting.is_empty() && wait.again() {
+            let again = self.ask_each(waiting.iter().map(|nth| requests[*nth]), deadline, answer)?;
+            waiting.iter().zip(again).for_each(|(nth, answer)| answers[*nth] = answer);
+            waiting.retain(|nth| is_busy(&answers[*nth]));
+        }
+        for (request, answer) in requests.iter().zip(&mut answers).filter(|(_, answer)| is_busy(answer)) {
+            *answer = std::mem::replace(answer, Ok(PutOutcome::Missing)).map_err(|error| wait.in_all(error));
+            self.stats.changes.count_final(request, &Reply::Put(answer.clone()));
+        }
+        Ok(answers)
     }
 
     /// Makes requests, as many ahead of their replies as may be. `answer` is `None` for a reply that
@@ -1345,9 +1500,9 @@ impl Client {
     fn ask_each<'a, A>(
         &mut self,
         requests: impl ExactSizeIterator<Item = Request<'a>>,
+        deadline: Instant,
         answer: impl Fn(Reply) -> Option<A>,
     ) -> Result<Vec<A>, MutateError> {
-        let deadline = Instant::now() + self.options.deadline;
         let mut answers = Vec::with_capacity(requests.len());
         let mut requests = requests.peekable();
         while requests.peek().is_some() {
@@ -1426,6 +1581,19 @@ impl Client {
         }
     }
 
+    /// Returns what the memory of the server's long values is used for; all zero for a table whose values all
+    /// fit their slots.
+    ///
+    /// # Errors
+    /// [`MutateError`] when the server does not answer.
+    pub fn heap(&mut self) -> Result<HeapCounts, MutateError> {
+        let deadline = Instant::now() + self.options.deadline;
+        match self.ask(&Request::Heap, deadline)? {
+            Reply::Heap(counts) => Ok(counts),
+            _ => Err(self.unexpected()),
+        }
+    }
+
     fn put_one(&mut self, mode: PutMode, key: &[u8], value: &[u8]) -> Result<PutOutcome, MutateError> {
         #[cfg(feature = "encryption")]
         if let Some(encryption) = &self.options.encryption {
@@ -1438,7 +1606,7 @@ impl Client {
     /// Puts a value as it is to be stored.
     fn put_stored(&mut self, mode: PutMode, key: &[u8], value: &[u8]) -> Result<PutOutcome, MutateError> {
         let deadline = Instant::now() + self.options.deadline;
-        match self.ask(&Request::Put { mode, key, value }, deadline)? {
+        match self.ask_until_free(&Request::Put { mode, key, value }, deadline)? {
             Reply::Put(answer) => Ok(answer?),
             _ => Err(self.unexpected()),
         }
@@ -1500,22 +1668,34 @@ impl Clone for Client {
     }
 }
 
+/// The number and the key of each put.
+fn pairs_of<'a>(puts: &[Request<'a>]) -> impl Iterator<Item = (usize, &'a [u8])> {
+    puts.iter().enumerate().filter_map(|(nth, put)| match put {
+        Request::Put { key, .. } => Some((nth, *key)),
+        _ => None,
+    })
+}
+
 /// Sends the requests that a table of this geometry takes, and inserts the rejections of the others
 /// among the replies, each in its place. A rejected request is not sent: no frame or slot could
 /// hold it. The geometry must be that of the server that `send` reaches now: another server may
-/// take what this one does not.
-pub(crate) fn send_fitting<E>(
+/// take what this one does not. Values that fit no frame are uploaded, in pieces of at most `piece_max`.
+fn send_fitting<E>(
     requests: &[Request<'_>],
     geometry: &Geometry,
-    send: impl FnOnce(&[Request<'_>]) -> Result<Vec<Reply>, E>,
+    piece_max: PieceMax,
+    send: impl FnMut(&[Request<'_>]) -> Result<Vec<Reply>, E>,
 ) -> Result<Vec<Reply>, E> {
-    if fit(requests, geometry) {
-        return send(requests);
+    if fit(requests, geometry, piece_max) {
+        return send_uploading(requests, geometry, piece_max, send);
     }
     let checked: Vec<_> =
-        requests.iter().map(|request| check(request, geometry).map(|()| *request)).collect();
+        requests.iter().map(|request| check(request, geometry, piece_max).map(|()| *request)).collect();
     let fitting: Vec<_> = checked.iter().filter_map(|request| request.as_ref().ok().copied()).collect();
-    let replies = if fitting.is_empty() { Vec::new() } else { send(&fitting)? };
+    let replies = match fitting.is_empty() {
+        true => Vec::new(),
+        false => send_uploading(&fitting, geometry, piece_max, send)?,
+    };
     let mut replies = replies.into_iter();
     let in_place = checked.into_iter().map_while(|request| match request {
         Ok(_) => replies.next(),
@@ -1525,28 +1705,33 @@ pub(crate) fn send_fitting<E>(
 }
 
 /// Whether a table of this geometry takes all of these requests.
-fn fit(requests: &[Request<'_>], geometry: &Geometry) -> bool {
-    requests.iter().all(|request| check(request, geometry).is_ok())
+fn fit(requests: &[Request<'_>], geometry: &Geometry, piece_max: PieceMax) -> bool {
+    requests.iter().all(|request| check(request, geometry, piece_max).is_ok())
 }
 
-fn check(request: &Request<'_>, geometry: &Geometry) -> Result<(), PutError> {
-    let (key_max, value_max) = (geometry.key_max(), geometry.value_max());
+fn check(request: &Request<'_>, geometry: &Geometry, piece_max: PieceMax) -> Result<(), PutError> {
+    let (key_max, frame_max) = (geometry.key_max(), wire::frame_value_max(geometry));
+    let value_max = piece_max.map_or(frame_max, |_| geometry.value_max());
     match request {
         Request::Put { key, .. }
         | Request::Swap { key, .. }
+        | Request::SwapExtent { key, .. }
         | Request::Remove { key }
         | Request::Get { key }
             if key.is_empty() || key.len() > key_max =>
         {
             Err(PutError::KeyLength { given: key.len(), max: key_max })
         }
-        Request::Put { value, .. } | Request::Swap { value, .. } if value.len() > value_max => {
-            Err(PutError::ValueLength { given: value.len(), max: value_max })
+        // A longer one is expected by an extent.
+        Request::Swap { expected, .. } if expected.len() > frame_max => {
+            Err(PutError::ValueLength { given: expected.len(), max: frame_max })
         }
-        Request::Swap { expected, .. } if expected.len() > value_max => {
-            Err(PutError::ValueLength { given: expected.len(), max: value_max })
-        }
-        _ => Ok(()),
+        request => match value_of(request) {
+            Some(value) if value.len() > value_max => {
+                Err(PutError::ValueLength { given: value.len(), max: value_max })
+            }
+            _ => Ok(()),
+        },
     }
 }
 
@@ -1677,7 +1862,7 @@ mod tests {
                         (0..requests.len()).map(|n| Reply::Value(Some(vec![n as u8]))).collect(),
                     )
                 };
-                let replies = send_fitting(&asked, &geometry, send).unwrap();
+                let replies = send_fitting(&asked, &geometry, Some(4), send).unwrap();
                 let mut fitting = 0;
                 let expected = wrong.iter().map(|wrong| {
                     wrong.clone().unwrap_or_else(|| {
@@ -1692,8 +1877,8 @@ mod tests {
         }
         let asked: Vec<_> = all.iter().map(|(request, _)| *request).collect();
         let too_few = |_: &[Request<'_>]| Ok::<_, LinkError>(vec![Reply::Value(None)]);
-        assert_eq!(send_fitting(&asked, &geometry, too_few).unwrap().len(), 2);
-        let failed = send_fitting(&asked, &geometry, |_| Err(LinkError::HungUp));
+        assert_eq!(send_fitting(&asked, &geometry, None, too_few).unwrap().len(), 2);
+        let failed = send_fitting(&asked, &geometry, Some(4), |_| Err(LinkError::HungUp));
         assert!(matches!(failed, Err(LinkError::HungUp)));
     }
 }

@@ -4,7 +4,7 @@ use super::mailbox::{BellSocket, ClientMailbox};
 use super::watch::Watch;
 use super::{
     ClientOptions, ClientStats, ConnectError, GetError, Handle, LinkError, MutateError, RequestCounts,
-    RequestPath, StoredAnswer, fit, send_fitting,
+    RequestPath, StoredAnswer, fit, long, send_fitting,
 };
 use crate::address::Address;
 use crate::clock::Clock;
@@ -20,7 +20,7 @@ use crate::reader::Reader;
 use crate::region::{Region, RegionError};
 use crate::route::KnownEntries;
 use crate::sync::lock_std;
-use crate::wire::{self, PROTOCOL_VERSION, Refusal, Reply, Request};
+use crate::wire::{self, FRAME_VALUE_MAX, PROTOCOL_VERSION, Refusal, Reply, Request, SOCKET_PIECE_MAX};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
 use std::io::{self, IoSliceMut, Read, Write};
@@ -399,10 +399,10 @@ impl ShmHandle {
 
     // ---- changes --------------------------------------------------------------------------------
 
-    /// Whether a batch of this many requests goes through a mailbox, if there is one.
-    fn wants_mailbox(&self, requests: usize) -> bool {
+    /// Whether these requests go through a mailbox, if there is one. Long values cost less as messages, too.
+    fn wants_mailbox(&self, requests: &[Request<'_>]) -> bool {
         match self.shared.options.requests {
-            RequestPath::Auto => requests <= MAILBOX_BATCH,
+            RequestPath::Auto => requests.len() <= MAILBOX_BATCH && !long::is_any_long(requests),
             path => path == RequestPath::Mailbox,
         }
     }
@@ -414,14 +414,15 @@ impl ShmHandle {
     fn is_linked(&mut self, requests: &[Request<'_>], deadline: Instant) -> bool {
         /// Between the starts of two conversations, measured between their deadlines.
         const RECENT: Duration = Duration::from_millis(1);
-        let wants_mailbox = self.wants_mailbox(requests.len());
+        let wants_mailbox = self.wants_mailbox(requests);
         let Some(ShmConnection { link, geometry, mailbox, asked_until, .. }) = &mut self.conversation else {
             return false;
         };
         let last = std::mem::replace(asked_until, deadline);
         let is_recent = deadline.saturating_duration_since(last) < RECENT;
         let has_mailbox = matches!(mailbox, MailboxState::There(_));
-        wants_mailbox && has_mailbox && is_recent && fit(requests, geometry) || !is_hung_up(&link.stream)
+        wants_mailbox && has_mailbox && is_recent && fit(requests, geometry, Some(FRAME_VALUE_MAX))
+            || !is_hung_up(&link.stream)
     }
 
     /// Takes the client's connection for changes, or opens another one.
@@ -495,7 +496,7 @@ impl ShmHandle {
             self.conversation = None;
             self.open_conversation(deadline)?;
         }
-        let wants_mailbox = self.wants_mailbox(requests.len());
+        let wants_mailbox = self.wants_mailbox(requests);
         let conversation = self.conversation.as_mut().expect("opened above");
         if wants_mailbox && conversation.mailbox.is_to_be_asked_for() {
             let ShmConnection { link, geometry, mailbox, .. } = conversation;
@@ -552,7 +553,7 @@ impl Handle for ShmHandle {
         deadline: Instant,
         stats: &mut ClientStats,
     ) -> Result<Vec<Reply>, MutateError> {
-        let wants_mailbox = self.wants_mailbox(requests.len());
+        let wants_mailbox = self.wants_mailbox(requests);
         let conversation = match self.prepare(requests, deadline) {
             Ok(conversation) => conversation,
             Err(ConnectError::Link { source: source @ LinkError::Deadline(_), .. }) => {
@@ -774,7 +775,9 @@ impl ShmConnection {
         counts: &mut RequestCounts,
     ) -> Result<Vec<Reply>, LinkError> {
         let ShmConnection { link, geometry, mailbox, next_id, .. } = self;
-        send_fitting(requests, geometry, |requests| {
+        let by_mailbox = wants_mailbox && matches!(mailbox, MailboxState::There(_));
+        let piece_max = if by_mailbox { FRAME_VALUE_MAX } else { SOCKET_PIECE_MAX };
+        send_fitting(requests, geometry, Some(piece_max), |requests| {
             let sent = requests.len() as u64;
             match mailbox {
                 MailboxState::There(mailbox) if wants_mailbox => {

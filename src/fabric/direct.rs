@@ -271,7 +271,7 @@ mod tests {
                 (geometry.slot_word(slot)..).zip(image).for_each(|(word, bits)| region.store(word, bits));
             };
             put(home, Content { aux: families::filter_bit(&geometry, key), ..Content::default() });
-            put(second, Content { key: key.key(), value: b"value", ..Content::default() });
+            put(second, Content { key: key.key(), value: b"value".into(), ..Content::default() });
             let look = || {
                 let mut reads = ReadCounts::default();
                 (get(&region.all(), &geometry, key, &mut Vec::new(), &mut reads), reads.reads)
@@ -336,7 +336,7 @@ mod tests {
                 new[at] ^= 0x80;
                 let there = [(&old, 2, &b"old value"[..room]), (&new, 4, &b"new value"[..room])];
                 let [before, after] = there.map(|(key, stamp, value)| {
-                    encode(shape, identity, stamp, &Content { key, value, ghost: 0, aux: 0 })
+                    encode(shape, identity, stamp, &Content { key, value: value.into(), ghost: 0, aux: 0 })
                 });
                 let mut stores: Vec<_> = after.iter().copied().enumerate().skip(1).collect();
                 stores.insert(0, (0, before[0] + 1));

@@ -40,10 +40,13 @@ impl Landed for LandedWindow<'_> {
             self.slot(slot),
         ) {
             Err(_) => Look::Torn,
-            Ok(view) if view.holds(key) => {
-                view.value_into(value);
-                Look::Match
-            }
+            Ok(view) if view.holds(key) => match view.reference() {
+                Some(reference) => Look::Reference(reference),
+                None => {
+                    view.value_into(value);
+                    Look::Match
+                }
+            },
             Ok(view) => Look::Other(view.header()),
         }
     }
@@ -84,7 +87,7 @@ mod tests {
         let mut words = vec![0; window.slots as usize * shape.words()];
         let at = |n: u64| SlotIx(window.first.0 + n);
         let put = |words: &mut [u64], n: u64, key: &[u8]| {
-            let content = Content { key, value: &b"value"[..key.len()], ..Content::default() };
+            let content = Content { key, value: (&b"value"[..key.len()]).into(), ..Content::default() };
             let image = encode(shape, geometry.identity(at(n)), 4, &content);
             words[n as usize * shape.words()..][..shape.words()].copy_from_slice(&image);
         };

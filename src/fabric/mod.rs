@@ -12,6 +12,7 @@ use crate::layout::geometry::Window;
 use crate::layout::hash::Hashed;
 use crate::outcome::ReadError;
 use crate::reader::ReadCounts;
+use std::time::Duration;
 
 /// Which GET of a batch a READ belongs to.
 pub type ReadId = u32;
@@ -88,6 +89,17 @@ pub trait Fabric {
 
     /// What can be said, at the end of a pass, about moves since `mark` of keys with this home.
     fn proof(&mut self, home: u64, mark: Self::Mark) -> Proof;
+
+    /// Whether less than `allowance` has passed since `mark`, by a clock that bytes may be believed by (X4).
+    /// Never on shm.
+    fn took_less(&mut self, mark: Self::Mark, allowance: Duration) -> bool;
+
+    /// READs `len` bytes from byte `offset` of the region on, there and back, in one READ. They replace the
+    /// content of `out`, and prove nothing. Only while no READ is under way.
+    ///
+    /// # Errors
+    /// As [`post`](Fabric::post) and [`poll`](Fabric::poll).
+    fn fetch(&mut self, offset: u64, len: usize, out: &mut Vec<u8>) -> Result<(), Self::Error>;
 
     /// One READ, there and back. A fabric that need not queue may do better than post and poll.
     ///

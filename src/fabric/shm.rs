@@ -8,6 +8,7 @@
 use super::direct::{self, at_rest};
 use super::{Fabric, ReadId};
 use crate::get::{Landed, Look, Proof};
+use crate::layout::WORD;
 use crate::layout::control::move_counter_word;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::hash::Hashed;
@@ -18,6 +19,7 @@ use crate::reader::ReadCounts;
 use crate::region::Region;
 use crate::sync::{Ordering, fence};
 use smallvec::SmallVec;
+use std::time::Duration;
 
 /// Loads from a mapped region. Cheap to make; one per thread.
 #[derive(Clone, Debug)]
@@ -66,9 +68,10 @@ impl Landed for MappedSlots<'_> {
             if usize::from(header.klen) != key.len() || !mapped::begins_with(shape, words, key) {
                 return Look::Other(header);
             }
-            match mapped::value_into(shape, words, &header, value) {
-                Ok(()) => Look::Match,
-                Err(_) => Look::Torn,
+            match mapped::reference(shape, words, &header) {
+                Some(reference) => Look::Reference(reference),
+                None if mapped::value_into(shape, words, &header, value).is_ok() => Look::Match,
+                None => Look::Torn,
             }
         });
         read.unwrap_or(Look::Torn)
@@ -141,7 +144,8 @@ impl<'f> Fabric for Shm<'f> {
         let begun = self.region.load(move_counter_word(home));
         // R3: the pass's loads come after. Pairs with the fence before W3 of the copy
         // (`index/writer.rs`), which comes before the counter's add: whoever sees the count sees
-        // the copy.
+        // the copy. X9: of a second look, after the bytes of the value, too. Pairs with the fence before
+        // memory is used again (`index/extents.rs`).
         fence(Ordering::Acquire);
         begun
     }
@@ -153,6 +157,19 @@ impl<'f> Fabric for Shm<'f> {
         // cleared, sees the count.
         fence(Ordering::Acquire);
         Proof::by_counter(mark, self.region.load(move_counter_word(home)))
+    }
+
+    /// Nothing on this host goes by time: the key is looked up again.
+    fn took_less(&mut self, _mark: u64, _allowance: Duration) -> bool {
+        false
+    }
+
+    fn fetch(&mut self, offset: u64, len: usize, out: &mut Vec<u8>) -> Result<(), ReadError> {
+        let (first, skip) = (offset as usize / WORD, offset as usize % WORD);
+        out.clear();
+        let words = self.region.words(first, (skip + len).div_ceil(WORD));
+        mapped::append_bytes(words, skip..skip + len, out);
+        Ok(())
     }
 
     #[inline]

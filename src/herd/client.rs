@@ -175,12 +175,19 @@ fn key_of<'a>(request: &Request<'a>) -> Option<&'a [u8]> {
     match request {
         Request::Put { key, .. }
         | Request::Swap { key, .. }
+        | Request::SwapExtent { key, .. }
+        | Request::LongBegin { key, .. }
+        | Request::LongPut { key, .. }
+        | Request::LongSwap { key, .. }
         | Request::Remove { key }
         | Request::Get { key } => Some(key),
         Request::Hello { .. }
         | Request::Stat
         | Request::Snapshot { .. }
         | Request::Growth { .. }
+        | Request::Heap
+        | Request::LongPiece { .. }
+        | Request::LongDrop
         | Request::Mailbox { .. }
         | Request::Wake => None,
     }

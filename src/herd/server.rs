@@ -6,6 +6,7 @@ use super::sealed;
 use super::{HerdJoin, HerdOffer, HerdWelcome, VERSION, WINDOW, WriteTransport, cell_bytes, known, refused};
 use crate::mailbox::{Once, glance};
 use crate::outcome::with_causes;
+use crate::server::caller::Caller;
 use crate::server::shared::{Role, ServerState};
 use crate::verbs::bootstrap::Descriptor;
 use crate::verbs::device::{
@@ -252,6 +253,7 @@ impl HerdWorker {
         let mut busy = false;
         let HerdWorker { shared, number, clients, replies, copy, .. } = self;
         for PolledClient { session, lanes } in clients {
+            let caller = &mut Caller::without_uploads(session.role);
             for (at, lane) in lanes.iter_mut().enumerate() {
                 let cell = session.area.shared_words(*number * WINDOW + at);
                 if glance(cell) == lane.taken() {
@@ -260,7 +262,7 @@ impl HerdWorker {
                 // Part of it may not have landed yet (Q1). Then a later sweep finds it.
                 let Some((mark, frame)) = sealed::open(cell, copy) else { continue };
                 busy = true;
-                if lane.take(mark, frame, |request| shared.answer(session.role, request)) {
+                if lane.take(mark, frame, |request| shared.answer(caller, request)) {
                     replies.send(session, lane.reply())?;
                 }
             }

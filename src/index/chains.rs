@@ -175,7 +175,7 @@ impl Segment {
     pub(super) fn put_into_chain(
         &self,
         key: Hashed<'_>,
-        value: &[u8],
+        value: Stored<'_>,
         mode: PutMode,
         is_copy: bool,
     ) -> Option<PutOutcome> {

@@ -32,8 +32,6 @@ pub(crate) enum Trace {
     Reuse { home: u64, block: Block },
     /// What a merge has left in the header of a home.
     Settle { home: u64 },
-    /// The memory of a segment that is merged.
-    Retire,
 }
 
 /// A trace, and its segment by the number of its memory.

@@ -6,7 +6,7 @@
 //!         entries: the child has its keys
 //! merge   entries of the child: the parent is pending
 //!         each home:  copy to the parent ─ mark as merged ─ overwrite the originals
-//!         entries: the parent has the keys; the child's memory is free 2T later
+//!         entries: the parent has the keys; the child's memory is free
 //! ```
 //!
 //! A merge that meets new keys is *given up*: its homes are split again, from where it stands.
@@ -20,6 +20,7 @@
 //! segments. A put into a segment that is nearly full drives that one's pair.
 
 use super::directory::{Directory, place_of};
+use super::extents::Budget;
 use super::handover::GrowthHandover;
 use super::live::LiveSegments;
 use super::recover::restore_all;
@@ -31,7 +32,7 @@ use crate::layout::control::{INCARNATIONS_WORD, MOVE_COUNTERS};
 use crate::layout::segment::{self, DirectoryEntry, HomeState, Named, Pending, directory_bits_max};
 use crate::layout::slot::Key;
 use crate::start::{Start, StartStep};
-use crate::sync::{Mutex, lock};
+use crate::sync::{Mutex, lock, yield_now};
 use crossbeam_epoch::{self as epoch, Guard};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -77,6 +78,7 @@ pub(super) struct Growth {
     pub incarnation: u64,
     pub grace: Grace,
     undo: UndoLines,
+    pub extents: Option<Arc<Extents>>,
     pub live: LiveSegments,
     directory: Mutex<Directory>,
     pairs: Mutex<Pairs>,
@@ -95,6 +97,9 @@ pub(super) struct Growth {
 pub(crate) trait Registrar: Send + Sync {
     /// Sees to it that this memory of a segment is registered, and its key told (E0).
     fn before_use(&self, memory: u32) -> Result<(), RegionError>;
+
+    /// The same for a block of the heap.
+    fn before_use_of_block(&self, block: u64) -> Result<(), RegionError>;
 }
 
 /// Counts of splits and merges, and of what segments did that are gone.
@@ -118,8 +123,12 @@ struct Refused {
 }
 
 /// Memory that no segment has.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct FreeMemory {
+    /// What segments and extents may take together.
+    budget: Arc<Budget>,
+    /// Bytes of a piece.
+    piece_bytes: u64,
     /// Pieces that have memory behind them.
     free: Vec<u32>,
     /// Pieces given back to the system.
@@ -262,13 +271,16 @@ impl Drop for Growth {
 impl Growth {
     fn over(region: Region, geometry: Geometry, clock: Clock, incarnation: u64) -> Growth {
         let undo = UndoLines::new();
+        let in_front = geometry.slot_offset(geometry.segment_first(0));
+        let budget = Budget::new(geometry.slots_end() - in_front);
         Growth {
+            memory: Arc::new(Mutex::new(FreeMemory::new(&geometry, &budget))),
             directory: Mutex::new(Directory::new(&region, &geometry, &undo)),
+            extents: Extents::new(&region, &geometry, &clock, &budget),
             grace: Grace::new(clock, geometry.grace()),
             live: LiveSegments::new(geometry.segments_max()),
             pairs: Mutex::default(),
             under_way: AtomicU64::new(0),
-            memory: Arc::default(),
             making: Mutex::default(),
             registrar: OnceLock::new(),
             done: SplitTotals::default(),
@@ -329,7 +341,9 @@ impl Growth {
                 // T7: if this server is killed from here on, nobody takes this handover again.
                 obey(Rule::HandoverOnce, || growth.publish_state(Phase::Serving));
                 let keys = growth.take_handover(handover);
-                return Ok((growth, Recovered { keys, handed_over: true, ..Recovered::default() }));
+                let mut found = Recovered { keys, handed_over: true, ..Recovered::default() };
+                growth.take_extents(start.cores, &mut found);
+                return Ok((growth, found));
             }
             tracing::warn!("what the last server handed over is damaged; every slot is looked at");
         }
@@ -380,6 +394,7 @@ impl Growth {
         growth.live.all(&guard).for_each(|segment| {
             segment.state_all_homes(of_splits.contains(&segment.memory));
         });
+        growth.take_extents(start.cores, &mut found);
         // T5: after everything that a GET on shm may have seen half done.
         if let Some(segment) = growth.live.all(&guard).next() {
             segment.count_homes(0..MOVE_COUNTERS, Rule::TakeoverCount);
@@ -387,6 +402,20 @@ impl Growth {
         *lock(&growth.directory) = directory;
         drop(guard);
         Ok((growth, found))
+    }
+
+    /// X5, when every segment is mended.
+    fn take_extents(&self, cores: Cores, found: &mut Recovered) {
+        let Some(extents) = &self.extents else { return };
+        let guard = epoch::pin();
+        let of =
+            |segment| Segment::all_references(segment, cores).into_iter().map(move |name| (segment, name));
+        let named: Vec<_> = self.live.all(&guard).flat_map(of).collect();
+        let mut bad = Vec::new();
+        extents.take_over(named.iter().map(|(_, (_, reference))| *reference), |nth| bad.push(nth));
+        for (segment, (slot, _)) in bad.into_iter().map(|nth| named[nth]) {
+            segment.drop_misplaced(slot, found);
+        }
     }
 
     /// Starts with what another server has handed over.
@@ -557,12 +586,20 @@ impl Growth {
 
     // ---- memory ---------------------------------------------------------------------------------
 
-    /// From now on, memory is registered here before it is used. Returns how many pieces have been used before.
+    /// From now on, memory is registered here before it is used.
     #[cfg(feature = "verbs")]
-    pub fn register_with(&self, registrar: Weak<dyn Registrar>) -> u32 {
+    pub fn register_with(&self, registrar: Weak<dyn Registrar>) {
         lock(&self.directory).tell_no_keys();
+        if let Some(extents) = &self.extents {
+            extents.register_with(registrar.clone());
+        }
         self.registrar.set(registrar).expect("a server starts once");
-        self.memory_used()
+    }
+
+    /// The blocks of the heap that have been used.
+    #[cfg(feature = "verbs")]
+    pub fn blocks_used(&self) -> Vec<u64> {
+        self.extents.as_ref().map_or_else(Vec::new, |extents| extents.blocks_used())
     }
 
     /// How many pieces of memory have been used.
@@ -584,7 +621,7 @@ impl Growth {
             left: 0,
             of: "the most memory that this table may take".into(),
         })?;
-        self.make_in(memory, share).inspect_err(|_| lock(&self.memory).bare.push(memory))
+        self.make_in(memory, share).inspect_err(|_| lock(&self.memory).put_bare(memory))
     }
 
     fn make_in(&self, memory: u32, share: KeyShare) -> Result<Segment, RegionError> {
@@ -628,10 +665,11 @@ impl Growth {
     pub(super) fn part(&self, named: Named, share: KeyShare) -> Segment {
         let geometry = self.geometry.segment(named.memory, named.incarnation);
         let (region, grace, undo) = (self.region.alias(), self.grace.clone(), self.undo.clone());
-        Segment::part(region, geometry, grace, undo, named.memory, share)
+        Segment::part(region, geometry, grace, undo, named.memory, share, self.extents.clone())
     }
 
-    /// The memory of a segment that is merged may be used again, or given back (E7).
+    /// The memory of a segment that is merged may be used again, or given back, when no thread of this
+    /// server uses the segment any more (E7).
     fn retire(&self, segment: &Segment, guard: &Guard) {
         let memory = segment.memory;
         add_counts(&mut lock(&self.done.gone), &segment.counts());
@@ -728,8 +766,8 @@ impl Growth {
         Some(result)
     }
 
-    pub fn put(&self, key: &[u8], value: &[u8], mode: PutMode) -> Result<PutOutcome, PutError> {
-        check_lengths(&self.geometry, key, value)?;
+    pub fn put(&self, key: &[u8], value: Stored<'_>, mode: PutMode) -> Result<PutOutcome, PutError> {
+        check_stored(&self.geometry, key, value)?;
         self.reap(REAP_MAX);
         let key = self.geometry.hashed(key);
         self.in_segment(
@@ -746,11 +784,11 @@ impl Growth {
     pub fn compare_and_swap(
         &self,
         key: &[u8],
-        expected: &[u8],
-        value: &[u8],
+        expected: Expected<'_>,
+        value: Stored<'_>,
     ) -> Result<SwapOutcome, PutError> {
-        check_lengths(&self.geometry, key, expected)?;
-        check_lengths(&self.geometry, key, value)?;
+        check_lengths(&self.geometry, key, expected.bytes())?;
+        check_stored(&self.geometry, key, value)?;
         self.reap(REAP_MAX);
         let key = self.geometry.hashed(key);
         self.in_segment(key, |segment| segment.swap_hashed(key, expected, value), |_, _, _| {})
@@ -769,6 +807,14 @@ impl Growth {
                 }
             },
         )
+    }
+
+    /// Does something in the segment that has the keys with this hash, or in both of the pair that has
+    /// them.
+    pub fn with_segment_of<R>(&self, hash: First, act: impl Fn(&Segment) -> Option<R>) -> Option<R> {
+        let guard = epoch::pin();
+        let (segment, _, child) = self.pair_at(hash.directory(), &guard);
+        act(segment).or_else(|| child.and_then(&act))
     }
 
     // ---- when -----------------------------------------------------------------------------------
@@ -952,12 +998,9 @@ impl Growth {
     fn take_away(&self, due_ns: u64, waiting: WaitingTrace) {
         let guard = epoch::pin();
         let segment = self.live.get(waiting.memory, &guard);
-        let Some(segment) = segment.filter(|s| s.geometry.incarnation() == waiting.incarnation) else {
-            return;
-        };
-        match waiting.trace {
-            Trace::Retire => self.retire(segment, &guard),
-            trace => segment.take_away(due_ns, trace),
+        // A segment that has been merged away took its traces with it.
+        if let Some(segment) = segment.filter(|s| s.geometry.incarnation() == waiting.incarnation) {
+            segment.take_away(due_ns, waiting.trace);
         }
     }
 
@@ -1078,6 +1121,37 @@ impl Growth {
         pairs.iter().for_each(|pair| self.turn_back(&mut lock(&pair.state)));
     }
 
+    /// Begins to split the segment that has this key. For the simulator.
+    #[cfg(feature = "sim")]
+    pub fn split(&self, key: &[u8]) {
+        for tried in 0..TRIES_MAX {
+            give_way(tried);
+            let guard = epoch::pin();
+            // Memory comes back when no thread looks at it any more; tests have other threads.
+            guard.flush();
+            let segment = self.find(self.geometry.hashed(key), &guard).expect("some segment has each key");
+            match self.begin_split(segment) {
+                Err(NoSplit::Limit) => {}
+                begun => return begun.expect("a segment that is whole can be split"),
+            }
+        }
+        panic!("there is no memory for another segment");
+    }
+
+    /// Begins to merge the segment that has this key, and its sibling. For the simulator.
+    #[cfg(feature = "sim")]
+    pub fn merge(&self, key: &[u8]) {
+        let guard = epoch::pin();
+        let segment = self.find(self.geometry.hashed(key), &guard).expect("some segment has each key");
+        assert!(self.begin_merge(segment, &guard, u64::MAX), "the segment can be merged");
+    }
+
+    /// Takes the oldest pair on by so many homes. For the simulator.
+    #[cfg(feature = "sim")]
+    pub fn drive_on(&self, homes: u32) {
+        self.drive_oldest(&epoch::pin(), homes);
+    }
+
     fn turn_back(&self, state: &mut PairState) {
         if state.toward == Toward::Parent {
             *state = PairState::new(Toward::Back);
@@ -1122,7 +1196,7 @@ impl Growth {
                     state.spare = state.spared;
                     return Driven::Waits;
                 }
-                return self.finish(parent, child, &mut state);
+                return self.finish(parent, child, &mut state, guard);
             };
             let carried = match state.toward {
                 Toward::Child => self.split_home(parent, child, home, false),
@@ -1188,7 +1262,7 @@ impl Growth {
     }
 
     /// Ends a split or merge: the directory says what is so.
-    fn finish(&self, parent: &Segment, child: &Segment, state: &mut PairState) -> Driven {
+    fn finish(&self, parent: &Segment, child: &Segment, state: &mut PairState, guard: &Guard) -> Driven {
         let toward = state.toward;
         // E6: until then a client may see a home marked whose keys are back.
         if toward == Toward::Back && !child.is_settled() {
@@ -1209,7 +1283,6 @@ impl Growth {
             directory.set(share.prefix, share.depth, entry);
             child.share.set(KeyShare { role: PairRole::Gone, ..child.share.get() });
             parent.share.set(KeyShare { role: PairRole::Whole, ..share });
-            child.push_trace(self.grace.due_ns(Rule::MemoryGrace), Trace::Retire);
             self.done.merges.fetch_add(1, Relaxed);
         } else {
             // E2
@@ -1223,6 +1296,10 @@ impl Growth {
         }
         pairs.queue.retain(|pair| pair.parent != parent.memory);
         self.under_way.store(pairs.queue.len() as u64, Relaxed);
+        drop((pairs, directory));
+        if toward == Toward::Parent {
+            self.retire(child, guard);
+        }
         Driven::Ended
     }
 
@@ -1295,7 +1372,7 @@ impl Growth {
             moved: self.done.moved.load(Relaxed),
             refused: self.done.refused.times.load(Relaxed),
             bytes_backed: self.region.backed_bytes(),
-            bytes_max: self.geometry.region_bytes(),
+            bytes_max: self.geometry.slots_end(),
             bytes_returned: lock(&self.memory).bytes_returned,
         }
     }
@@ -1363,22 +1440,41 @@ impl Pairs {
 }
 
 impl FreeMemory {
+    fn new(geometry: &Geometry, budget: &Arc<Budget>) -> FreeMemory {
+        let (budget, piece_bytes) = (Arc::clone(budget), geometry.slots() * geometry.shape().bytes() as u64);
+        let (free, bare) = (Vec::new(), Vec::new());
+        FreeMemory { budget, piece_bytes, free, bare, used: 0, bytes_returned: 0, closed: false }
+    }
+
     /// The memory that these segments do not have is free.
     fn left(&mut self, segments: BTreeSet<u32>) {
         self.used = segments.last().map_or(0, |last| last + 1);
         self.free = (0..self.used).filter(|memory| !segments.contains(memory)).collect();
+        self.budget.have(u64::from(self.used) * self.piece_bytes);
     }
 
     fn has_any(&self, segments_max: u64) -> bool {
-        !self.free.is_empty() || !self.bare.is_empty() || u64::from(self.used) < segments_max
+        let has_piece = !self.bare.is_empty() || u64::from(self.used) < segments_max;
+        !self.free.is_empty() || has_piece && self.budget.has(self.piece_bytes)
     }
 
     fn take(&mut self, segments_max: u64) -> Option<u32> {
-        self.free.pop().or_else(|| self.bare.pop()).or_else(|| {
-            let next = Some(self.used).filter(|&next| u64::from(next) < segments_max)?;
+        if let Some(memory) = self.free.pop() {
+            return Some(memory);
+        }
+        if !self.has_any(segments_max) || !self.budget.take(self.piece_bytes) {
+            return None;
+        }
+        self.bare.pop().or_else(|| {
             self.used += 1;
-            Some(next)
+            Some(self.used - 1)
         })
+    }
+
+    /// A piece has no memory behind it.
+    fn put_bare(&mut self, memory: u32) {
+        self.budget.give(self.piece_bytes);
+        self.bare.push(memory);
     }
 
     /// Takes a piece back. Gives its memory to the system if enough is free, where that is possible.
@@ -1393,7 +1489,7 @@ impl FreeMemory {
             0 => self.free.push(memory),
             bytes => {
                 self.bytes_returned += bytes;
-                self.bare.push(memory);
+                self.put_bare(memory);
             }
         }
     }
@@ -1403,9 +1499,11 @@ impl FreeMemory {
 /// for so long. The more often, the longer: some 10 s for all of [`TRIES_MAX`].
 #[inline]
 fn give_way(tried: u32) {
+    /// The model checker would try every number of tries.
+    const AT_ONCE: u32 = if cfg!(loom) { 1 } else { 16 };
     match tried {
-        0..16 => {}
-        16..1_000 => std::thread::yield_now(),
+        0..AT_ONCE => {}
+        AT_ONCE..1_000 => yield_now(),
         _ => std::thread::sleep(Duration::from_millis(1)),
     }
 }
@@ -1467,7 +1565,7 @@ impl Segment {
             return Carried::Stuck;
         }
         for (n, (slot, key)) in going.iter().enumerate() {
-            if !to.adopt(self.geometry.hashed(key), &self.slots().read(*slot).value) {
+            if !to.adopt(self.geometry.hashed(key), self.slots().read(*slot).stored()) {
                 going[..n].iter().for_each(|(_, key)| to.disown(self.geometry.hashed(key)));
                 return Carried::NoRoom;
             }
@@ -1500,7 +1598,7 @@ impl Segment {
     }
 
     /// Locks a home and every slot that a key of it is in. Returns these slots and keys.
-    fn lock_keys_of(&self, locked: &mut Locked<'_>, home: u64) -> Vec<(SlotIx, Key)> {
+    pub(super) fn lock_keys_of(&self, locked: &mut Locked<'_>, home: u64) -> Vec<(SlotIx, Key)> {
         let window = self.geometry.window(home);
         let mut set = StripeSet::new();
         self.add_window(&mut set, window);
@@ -1522,7 +1620,7 @@ impl Segment {
 
     /// Takes a copy of a key that is in the other segment of a pair, whose locks the caller holds (L7).
     /// `false` if there is no room.
-    fn adopt(&self, key: Hashed<'_>, value: &[u8]) -> bool {
+    fn adopt(&self, key: Hashed<'_>, value: Stored<'_>) -> bool {
         let is_in = self.put_free(key, value)
             || self.put_by_path(key, value)
             || self.put_into_chain(key, value, PutMode::Insert, true).is_some();
@@ -1532,7 +1630,7 @@ impl Segment {
         is_in
     }
 
-    fn put_free(&self, key: Hashed<'_>, value: &[u8]) -> bool {
+    fn put_free(&self, key: Hashed<'_>, value: Stored<'_>) -> bool {
         let mut locked = self.stripes.none();
         let may_be_displaced = self.lock_key(&mut locked, key);
         match self.seek(key, may_be_displaced) {
@@ -1544,7 +1642,7 @@ impl Segment {
         }
     }
 
-    fn put_by_path(&self, key: Hashed<'_>, value: &[u8]) -> bool {
+    fn put_by_path(&self, key: Hashed<'_>, value: Stored<'_>) -> bool {
         /// Other threads may change a path that was found.
         const PATHS_MAX: u32 = 16;
         (0..PATHS_MAX).map_while(|_| find_path(self.table(), key)).any(|path| {

@@ -55,6 +55,7 @@ fn config(layout: &str, seed: u64) -> Config {
         value_max: 8,
         grace: GRACE,
         seeds: Some(Seeds::from_number(seed)),
+        ..Config::default()
     };
     let fits = |bytes: &u64| sized(*bytes).geometry().is_ok_and(|it| it.segments_max() == SEGMENTS_MAX);
     sized((8..1 << 12).map(|kib| kib << 10).find(fits).expect("a size of so many segments"))

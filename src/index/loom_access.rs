@@ -4,7 +4,7 @@ pub(crate) use super::stripes::{StripeSet, Stripes};
 use super::*;
 
 pub fn write_slot(region: &Region, geometry: &Geometry, slot: SlotIx, key: &[u8], value: &[u8]) {
-    SlotWriter { region, geometry }.write(slot, &Content { key, value, ghost: 0, aux: 0 });
+    SlotWriter { region, geometry }.write(slot, &Content { key, value: value.into(), ghost: 0, aux: 0 });
 }
 
 /// The path that a put of `key` would take now.
@@ -32,13 +32,24 @@ pub fn paths_by_two_slots(index: &Index, key: &[u8]) -> Option<[MovePath; 2]> {
 /// Puts `key` along a path found before. The key's bytes are also its value.
 pub fn put_along(index: &Index, path: &MovePath, key: &[u8]) -> Option<PutOutcome> {
     let index = only(index);
-    index.put_along(path, index.geometry.hashed(key), key, PutMode::Upsert, false)
+    index.put_along(path, index.geometry.hashed(key), key.into(), PutMode::Upsert, false)
 }
 
 /// The number of main slots that hold `key`.
 pub fn copies(index: &Index, key: &[u8]) -> usize {
     let index = only(index);
     (0..index.geometry.main_slots()).filter(|&slot| index.slots().holds(SlotIx(slot), key)).count()
+}
+
+/// The number of slots that hold `key`, in all segments of a table that grows.
+pub fn copies_in_all(index: &Index, key: &[u8]) -> usize {
+    let Table::Many(growth) = &index.table else { unreachable!("the table grows") };
+    let guard = crossbeam_epoch::pin();
+    let in_one = |segment: &Segment| {
+        let slots = 0..segment.geometry.slots();
+        slots.filter(|&slot| segment.slots().holds(SlotIx(slot), key)).count()
+    };
+    growth.live.all(&guard).map(in_one).sum()
 }
 
 /// The segment of a table of one size.

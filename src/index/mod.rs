@@ -20,6 +20,7 @@
 //!   depend on them.
 //! * `share` says which keys a segment has. `growth` splits and merges segments; `directory` names
 //!   them.
+//! * `extents` has the values that are too long for their slots; `heap` has their memory.
 //! * `create` makes an empty table; `recover` takes a region over from a server that was killed,
 //!   `handover` from one that stopped.
 //! * `walk` shows all keys, while they change; `snapshot` makes a file of them, and puts them back.
@@ -28,11 +29,13 @@ mod chains;
 mod counters;
 mod create;
 mod directory;
+mod extents;
 mod grace;
 mod growth;
 #[cfg(all(test, feature = "sim", not(loom)))]
 mod growth_tests;
 pub(crate) mod handover;
+mod heap;
 mod homing;
 mod live;
 mod locks;
@@ -65,26 +68,30 @@ use crate::families;
 use crate::faults::{AtOnce, Rule, by_rule, disobey, in_order, kept, obey};
 use crate::layout::chain;
 use crate::layout::control::{Phase, STATE_WORD, State, move_counter_word};
+use crate::layout::extent::{Expected, Reference};
 use crate::layout::geometry::{Geometry, SlotIx, Window};
-use crate::layout::hash::Hashed;
-use crate::layout::slot::Content;
+use crate::layout::hash::{First, Hashed};
+use crate::layout::slot::{Content, Stored};
 use crate::layout::superblock::Superblock;
-use crate::outcome::{GrowthCounts, IndexCounts, PutError, PutMode, PutOutcome, SwapOutcome};
+use crate::outcome::{GrowthCounts, HeapCounts, IndexCounts, PutError, PutMode, PutOutcome, SwapOutcome};
 use crate::reader::{Limits, Reader};
 use crate::region::{Region, RegionError};
 use crate::start::Start;
 use crate::sync::{Ordering, fence};
 use chains::Blocks;
 use counters::{Counters, count};
+pub(crate) use extents::ExtentDraft;
+use extents::{ExtentNames, Extents, NoMemory};
 use grace::{Grace, Trace, WaitingTrace};
 use growth::Growth;
 use moves::has_room_for_ghost;
 use notes::Notes;
 use refusals::{NoPath, Refusals};
 use search::{MovePath, Searched, find_path};
-use segment::{Segment, Stop, check_lengths, publish_state};
+use segment::{Segment, Stop, check_lengths, check_stored, publish_state};
 use share::{HomesHere, KeyShare, PairRole, SharedKeyShare};
 use smallvec::SmallVec;
+use std::sync::Arc;
 use std::time::Duration;
 use stripes::{Displaced, DisplacedAt, Locked, Stripe, StripeSet, Stripes};
 use undo::{Undo, UndoLines};
@@ -108,6 +115,15 @@ enum Table {
     One(Segment),
     /// A table that grows.
     Many(Growth),
+}
+
+/// What a thread does that finds memory for a long value waiting for readers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HeapPatience {
+    /// It has others to serve.
+    None,
+    /// It waits.
+    Waits,
 }
 
 impl Index {
@@ -261,11 +277,16 @@ impl Index {
         }
     }
 
-    /// From now on, memory of a table that grows is registered here before it is used (E0). Returns how many
-    /// pieces have been used before.
+    /// From now on, memory of a table that grows is registered here before it is used (E0).
     #[cfg(feature = "verbs")]
-    pub(crate) fn register_with(&self, registrar: std::sync::Weak<dyn Registrar>) -> u32 {
-        self.growing().register_with(registrar)
+    pub(crate) fn register_with(&self, registrar: std::sync::Weak<dyn Registrar>) {
+        self.growing().register_with(registrar);
+    }
+
+    /// Which blocks of a growing table's heap have been used.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn blocks_used(&self) -> Vec<u64> {
+        self.growing().blocks_used()
     }
 
     /// Tells clients over a network the remote key of a chunk (E0).
@@ -280,7 +301,7 @@ impl Index {
         self.growing().memory_used()
     }
 
-    #[cfg(feature = "verbs")]
+    #[cfg(any(feature = "verbs", feature = "sim"))]
     fn growing(&self) -> &Growth {
         match &self.table {
             Table::One(_) => unreachable!("asked of tables that grow"),
@@ -303,13 +324,139 @@ impl Index {
 
     /// Puts `key` with `value`, as `mode` allows. Every GET that starts after the return sees it.
     ///
+    /// A value that does not fit its slot is written to memory of its own first. If there is none, the put
+    /// waits for what was removed or replaced a moment ago ([`PutError::HeapBusy`]).
+    ///
     /// # Errors
     /// [`PutError`]; the table is then unchanged.
     pub fn put(&self, key: &[u8], value: &[u8], mode: PutMode) -> Result<PutOutcome, PutError> {
+        self.put_by(key, value, mode, HeapPatience::Waits)
+    }
+
+    /// The same for a thread that may not wait: if memory becomes free only later, the error is
+    /// [`PutError::HeapBusy`] at once.
+    pub(crate) fn put_at_once(
+        &self,
+        key: &[u8],
+        value: &[u8],
+        mode: PutMode,
+    ) -> Result<PutOutcome, PutError> {
+        self.put_by(key, value, mode, HeapPatience::None)
+    }
+
+    #[inline(always)]
+    fn put_by(
+        &self,
+        key: &[u8],
+        value: &[u8],
+        mode: PutMode,
+        patience: HeapPatience,
+    ) -> Result<PutOutcome, PutError> {
+        if self.geometry().is_inline(key, value.len()) {
+            return self.put_stored(key, value.into(), mode);
+        }
+        let mut draft = self.draft(key, value.len(), patience)?;
+        let mut outcome = Ok(PutOutcome::Missing);
+        // X2
+        in_order(
+            Rule::ExtentFirst,
+            &mut draft,
+            |draft| draft.write(value),
+            |draft| outcome = self.put_stored(key, Stored::reference(&draft.finish().to_bytes()), mode),
+        );
+        draft.after(outcome)
+    }
+
+    #[inline(always)]
+    fn put_stored(&self, key: &[u8], value: Stored<'_>, mode: PutMode) -> Result<PutOutcome, PutError> {
         match &self.table {
             Table::One(segment) => segment.put(key, value, mode),
             Table::Many(growth) => growth.put(key, value, mode),
         }
+    }
+
+    /// Memory for a value of so many bytes, which does not fit its slot.
+    ///
+    /// # Errors
+    /// [`PutError`]; the table is unchanged.
+    #[cold]
+    pub(crate) fn draft(
+        &self,
+        key: &[u8],
+        len: usize,
+        patience: HeapPatience,
+    ) -> Result<ExtentDraft, PutError> {
+        let geometry = self.geometry();
+        check_lengths(geometry, key, &[])?;
+        let extents = self.extents().filter(|_| len <= geometry.value_max());
+        let Some(extents) = extents else {
+            return Err(PutError::ValueLength { given: len, max: geometry.value_max() });
+        };
+        let (hash, clock) = (geometry.hashed(key).first(), self.clock());
+        // Each put takes on what is to be done.
+        extents.tidy(self);
+        let begun_ns = clock.now_ns();
+        let patience = match patience {
+            HeapPatience::None => Duration::ZERO,
+            HeapPatience::Waits => {
+                let longest = geometry.heap().kept_for(geometry.grace(), geometry.value_max() as u32);
+                4 * longest + Duration::from_secs(1)
+            }
+        };
+        loop {
+            let wait = match extents.draft(hash, len) {
+                Ok(draft) => return Ok(draft),
+                Err(NoMemory::Refused(error)) => return Err(error),
+                Err(NoMemory::Busy(wait)) => wait,
+            };
+            let waited = Duration::from_nanos(clock.now_ns() - begun_ns);
+            if waited >= patience {
+                return Err(PutError::HeapBusy { given: len, waited });
+            }
+            if !extents.tidy(self) {
+                let wait = wait.clamp(Duration::from_micros(1), Duration::from_millis(1));
+                clock.sleep_until(clock.now_ns() + wait.as_nanos() as u64);
+            }
+        }
+    }
+
+    /// Memory for a value of so many bytes, if there is some now. `None` if the value fits its slot.
+    ///
+    /// # Errors
+    /// [`PutError`]; the table is unchanged.
+    pub(crate) fn draft_at_once(&self, key: &[u8], len: usize) -> Result<Option<ExtentDraft>, PutError> {
+        check_lengths(self.geometry(), key, &[])?;
+        if self.geometry().is_inline(key, len) {
+            return Ok(None);
+        }
+        self.draft(key, len, HeapPatience::None).map(Some)
+    }
+
+    /// Puts `key` with a value that is written whole, as `mode` allows (X2).
+    ///
+    /// # Errors
+    /// [`PutError`]; the table is then unchanged.
+    pub(crate) fn put_draft(
+        &self,
+        key: &[u8],
+        mut draft: ExtentDraft,
+        mode: PutMode,
+    ) -> Result<PutOutcome, PutError> {
+        let reference = draft.finish().to_bytes();
+        let outcome = self.put_stored(key, Stored::reference(&reference), mode);
+        draft.after(outcome)
+    }
+
+    fn extents(&self) -> Option<&Arc<Extents>> {
+        match &self.table {
+            Table::One(segment) => segment.extents.as_ref(),
+            Table::Many(growth) => growth.extents.as_ref(),
+        }
+    }
+
+    /// What the memory of values is used for that do not fit their slots.
+    pub fn heap(&self) -> HeapCounts {
+        self.extents().map_or_else(HeapCounts::default, |extents| extents.counts())
     }
 
     /// Puts `value` if the key's value is `expected`. The key's lock is held from the look to the
@@ -322,6 +469,59 @@ impl Index {
         key: &[u8],
         expected: &[u8],
         value: &[u8],
+    ) -> Result<SwapOutcome, PutError> {
+        self.swap_by(key, Expected::Value(expected), value, HeapPatience::Waits)
+    }
+
+    /// The same for a thread that may not wait ([`Index::put_at_once`]).
+    pub(crate) fn swap_at_once(
+        &self,
+        key: &[u8],
+        expected: Expected<'_>,
+        value: &[u8],
+    ) -> Result<SwapOutcome, PutError> {
+        self.swap_by(key, expected, value, HeapPatience::None)
+    }
+
+    #[inline(always)]
+    fn swap_by(
+        &self,
+        key: &[u8],
+        expected: Expected<'_>,
+        value: &[u8],
+        patience: HeapPatience,
+    ) -> Result<SwapOutcome, PutError> {
+        if self.geometry().is_inline(key, value.len()) {
+            return self.swap_stored(key, expected, value.into());
+        }
+        let mut draft = self.draft(key, value.len(), patience)?;
+        draft.write(value);
+        self.swap_draft(key, expected, draft)
+    }
+
+    /// Puts a value that is written whole if the key's value is the expected one.
+    ///
+    /// # Errors
+    /// As [`Index::compare_and_swap`].
+    pub(crate) fn swap_draft(
+        &self,
+        key: &[u8],
+        expected: Expected<'_>,
+        mut draft: ExtentDraft,
+    ) -> Result<SwapOutcome, PutError> {
+        let reference = draft.finish().to_bytes();
+        let outcome = self.swap_stored(key, expected, Stored::reference(&reference))?;
+        if outcome == SwapOutcome::Swapped {
+            draft.named();
+        }
+        Ok(outcome)
+    }
+
+    fn swap_stored(
+        &self,
+        key: &[u8],
+        expected: Expected<'_>,
+        value: Stored<'_>,
     ) -> Result<SwapOutcome, PutError> {
         match &self.table {
             Table::One(segment) => segment.compare_and_swap(key, expected, value),
@@ -344,10 +544,13 @@ impl Index {
     /// on. Mutations do this in passing; a server also does it when idle. Returns how long until
     /// there is more to do.
     pub fn tidy(&self) -> Option<Duration> {
-        match &self.table {
+        let next = match &self.table {
             Table::One(segment) => segment.tidy(),
             Table::Many(growth) => growth.tidy(),
-        }
+        };
+        let Some(extents) = self.extents() else { return next };
+        let of_extents = if extents.tidy(self) { Some(Duration::ZERO) } else { extents.until_next() };
+        next.into_iter().chain(of_extents).min()
     }
 
     /// Begins every merge of two segments that leaves at most 85 % of what a segment is meant for.
@@ -377,12 +580,56 @@ impl Index {
         handover::end(geometry)
     }
 
+    /// Begins to split the segment that has this key.
+    #[cfg(feature = "sim")]
+    #[doc(hidden)]
+    pub fn split(&self, key: &[u8]) {
+        self.growing().split(key);
+    }
+
+    /// Begins to merge the segment that has this key, and its sibling.
+    #[cfg(feature = "sim")]
+    #[doc(hidden)]
+    pub fn merge(&self, key: &[u8]) {
+        self.growing().merge(key);
+    }
+
+    /// Takes the oldest split or merge under way on by so many homes.
+    #[cfg(feature = "sim")]
+    #[doc(hidden)]
+    pub fn drive(&self, homes: u32) {
+        self.growing().drive_on(homes);
+    }
+
     /// Gives up every merge under way.
     #[cfg(feature = "sim")]
     #[doc(hidden)]
     pub fn give_up_merges(&self) {
         if let Table::Many(growth) = &self.table {
             growth.give_up_merges();
+        }
+    }
+}
+
+impl ExtentNames for Index {
+    fn named(&self, hash: First, number: u64) -> Option<Reference> {
+        self.with_segment_of(hash, |segment| {
+            segment.with_name(hash, |there| there.number == number, |_, _, _, there| there)
+        })
+    }
+
+    fn rename(&self, hash: First, old: &Reference, new: &Reference) -> bool {
+        self.with_segment_of(hash, |segment| segment.rename(hash, old, new).then_some(())).is_some()
+    }
+}
+
+impl Index {
+    /// Does something in the segment that has the keys with this hash; in each segment of a pair, if they
+    /// are in one.
+    fn with_segment_of<R>(&self, hash: First, act: impl Fn(&Segment) -> Option<R>) -> Option<R> {
+        match &self.table {
+            Table::One(segment) => act(segment),
+            Table::Many(growth) => growth.with_segment_of(hash, act),
         }
     }
 }

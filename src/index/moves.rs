@@ -31,7 +31,7 @@ impl Segment {
         &self,
         path: &MovePath,
         key: Hashed<'_>,
-        value: &[u8],
+        value: Stored<'_>,
         mode: PutMode,
         is_copy: bool,
     ) -> Option<PutOutcome> {
@@ -151,7 +151,7 @@ impl Segment {
 
     /// Puts a new key into a slot that is free.
     #[inline(always)]
-    pub(super) fn place(&self, locked: &mut Locked<'_>, slot: SlotIx, key: Hashed<'_>, value: &[u8]) {
+    pub(super) fn place(&self, locked: &mut Locked<'_>, slot: SlotIx, key: Hashed<'_>, value: Stored<'_>) {
         self.name_displaced(locked, slot, key);
         self.rewrite(locked, slot, Some(key), value);
         count(&self.counters.mine().inserts);
@@ -164,7 +164,7 @@ impl Segment {
         slot: SlotIx,
         moved: Hashed<'_>,
         key: Hashed<'_>,
-        value: &[u8],
+        value: Stored<'_>,
     ) {
         self.name_displaced(locked, slot, key);
         let shape = self.geometry.shape();
@@ -195,7 +195,7 @@ impl Segment {
     /// Frees the slot of a key that is removed (M6).
     pub(super) fn erase(&self, locked: &mut Locked<'_>, slot: SlotIx, key: Hashed<'_>) {
         debug_assert!(self.may_change(locked, key), "L2");
-        self.rewrite(locked, slot, None, &[]);
+        self.rewrite(locked, slot, None, Stored::default());
         if !self.geometry.primary(key).contains(slot) {
             self.linger(locked, key.home(), families::filter_bit(&self.geometry, key), slot);
         }
@@ -205,7 +205,13 @@ impl Segment {
     /// Writes key and value into a slot that is free, or whose occupant is updated; or no key, over
     /// one that is removed. The slot keeps its ghost (M2) and its `aux`: they are about other keys.
     #[inline(always)]
-    pub(super) fn rewrite(&self, locked: &Locked<'_>, slot: SlotIx, key: Option<Hashed<'_>>, value: &[u8]) {
+    pub(super) fn rewrite(
+        &self,
+        locked: &Locked<'_>,
+        slot: SlotIx,
+        key: Option<Hashed<'_>>,
+        value: Stored<'_>,
+    ) {
         let before = self.slots().header(slot);
         let ghost = by_rule(Rule::GhostStays, before.ghost, 0);
         let note = key.map_or(Note::Free, |key| Note::of_key(&self.geometry, slot, key));

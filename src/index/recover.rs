@@ -7,18 +7,19 @@
 //! All cores look at the slots once. Only displaced and doubled keys, chains, and homes with filter
 //! bits get a second look.
 
-use super::Segment;
 use super::stripes::{Displaced, DisplacedAt};
 use super::writer::{Owned, SlotWriter};
+use super::{Segment, count};
 use crate::clock::Clock;
 use crate::cores::Cores;
 use crate::families;
 use crate::faults::{Rule, disobey, in_order, kept, obey};
 use crate::layout::chain::{self, Block};
 use crate::layout::control::{BLOCKS_WORD, MOVE_COUNTERS, Phase, STATE_WORD, State};
+use crate::layout::extent::Reference;
 use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::hash::Hashed;
-use crate::layout::slot::{Header, Image, Key};
+use crate::layout::slot::{Header, Image, Key, Stored};
 use crate::layout::superblock::{Superblock, SuperblockError};
 use crate::layout::undo::{self, UNDO_LINES, line_word};
 use crate::layout::{mapped, slot};
@@ -61,8 +62,8 @@ pub struct Recovered {
     pub torn: u64,
     /// Keys that stood in two slots. One copy was freed.
     pub doubled: u64,
-    /// Keys that stood where no GET looks for them. Their slots were freed. Only in a damaged
-    /// region.
+    /// Keys that stood where no GET looks for them, or whose values were nowhere. Their slots were freed.
+    /// Only in a damaged region.
     pub misplaced: u64,
     /// Links that led nowhere, or into another chain. They were cut. Only in a damaged region.
     pub cut: u64,
@@ -135,7 +136,9 @@ impl Segment {
                 // T7: if this server is killed from here on, nobody takes this handover again.
                 obey(Rule::HandoverOnce, || index.publish_state(Phase::Serving));
                 let keys = index.take_handover(handover);
-                return Ok((index, Recovered { keys, handed_over: true, ..Recovered::default() }));
+                let mut found = Recovered { keys, handed_over: true, ..Recovered::default() };
+                index.take_extents(start.cores, &mut found);
+                return Ok((index, found));
             }
             tracing::warn!("what the last server handed over is damaged; every slot is looked at");
         }
@@ -149,8 +152,43 @@ impl Segment {
         // clients come later: the server binds its socket when this is done (`server/mod.rs`).
         index.publish_state(Phase::Serving);
         let bytes = index.geometry.main_slots() * index.geometry.shape().bytes() as u64;
-        let found = start.step(StartStep::Survey, bytes, |done| index.survey(start.cores, done));
+        let mut found = start.step(StartStep::Survey, bytes, |done| index.survey(start.cores, done));
+        index.take_extents(start.cores, &mut found);
         Ok((index, found))
+    }
+
+    /// X5, when every slot is restored and mended.
+    fn take_extents(&self, cores: Cores, found: &mut Recovered) {
+        let Some(extents) = &self.extents else { return };
+        let named = self.all_references(cores);
+        let mut bad = Vec::new();
+        let references = named.iter().map(|&(_, reference)| reference);
+        extents.take_over(references, |nth| bad.push(nth));
+        bad.into_iter().for_each(|nth| self.drop_misplaced(named[nth].0, found));
+    }
+
+    /// The references of all slots. For a thread that is alone.
+    pub(super) fn all_references(&self, cores: Cores) -> Vec<(SlotIx, Reference)> {
+        let of = |slots: Range<u64>| {
+            let names = |slot| Some((slot, self.slots().read(slot).reference?));
+            let is_reference = |slot: &SlotIx| self.slots().header(*slot).is_reference();
+            slots.map(SlotIx).filter(is_reference).filter_map(names).collect::<Vec<_>>()
+        };
+        let overflow = self.slots_allocated() - self.geometry.main_slots();
+        let all = 0..self.geometry.main_slots() + overflow;
+        cores.split(all, PIECE, of, |_| {}).into_iter().flatten().collect()
+    }
+
+    /// Frees a slot whose value is nowhere. Only in a damaged region.
+    pub(super) fn drop_misplaced(&self, slot: SlotIx, found: &mut Recovered) {
+        let key = self.slots().read(slot).key;
+        let key = self.geometry.hashed(&key);
+        let mut locked = self.stripes.none();
+        self.lock_key(&mut locked, key);
+        self.erase(&mut locked, slot, key);
+        count(&self.counters.mine().removes);
+        found.misplaced += 1;
+        found.keys = found.keys.saturating_sub(1);
     }
 
     /// T2 to T5. `done` hears how many bytes of the main slots have been looked at.
@@ -255,7 +293,8 @@ impl Segment {
         }
         found.torn += u64::from(view.is_err());
         let content = view.map_or_else(|_| Owned::default(), |_| self.slots().read(slot));
-        let mended = Owned { ghost: 0, aux: header.aux, ..content };
+        let mut mended = content;
+        (mended.ghost, mended.aux) = (0, header.aux);
         self.write(&self.stripes.alone(), slot, &mended.content());
         (mended.key, header.aux)
     }
@@ -321,7 +360,7 @@ impl Segment {
         } else if is_ours && self.may_be_at(key, slot, guard) {
             seen.displaced.push(slot);
         } else {
-            self.rewrite(&self.stripes.alone(), slot, None, &[]);
+            self.rewrite(&self.stripes.alone(), slot, None, Stored::default());
             seen.found.misplaced += 1;
         }
     }
@@ -402,7 +441,7 @@ pub(super) fn before_the_write(slots: SlotWriter<'_>, slot: SlotIx, line: usize)
     let view = slot::check(shape, slots.geometry.identity(slot), &image).ok()?;
     let (header, stamp) = (view.header(), slots.header(slot).stamp);
     let is_torn = kept(Rule::RestoreStamp, || stamp == header.stamp.wrapping_add(1));
-    is_torn.then(|| Owned { key: view.key(), value: view.value(), ghost: header.ghost, aux: header.aux })
+    is_torn.then(|| Owned::of(view))
 }
 
 /// U4 for each undo line whose slot `restore` has, and says whether it was torn. Returns how many were.
@@ -440,8 +479,15 @@ mod tests {
     fn left_behind(layout: &str) -> Region {
         let size = TableSize::Slots(4 * PIECE + 100);
         let layout = layout.parse().unwrap();
-        let config =
-            Config { layout, size, key_max: 8, value_max: 8, grace: Duration::from_micros(1), seeds: None };
+        let config = Config {
+            layout,
+            size,
+            key_max: 8,
+            value_max: 8,
+            grace: Duration::from_micros(1),
+            seeds: None,
+            ..Config::default()
+        };
         let geometry = config.geometry().unwrap();
         let region = Region::private(geometry.region_bytes());
         let clock = Clock::manual();

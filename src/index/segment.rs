@@ -7,7 +7,12 @@
 //! remove  erase the live slot -> let a displaced key come home into it
 //! ```
 
+use super::extents::Budget;
 use super::*;
+use crate::layout::extent::Reference;
+use crate::layout::hash::First;
+use crate::layout::slot::Key;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 /// Paths of one put that other threads may change before the put gives up.
@@ -37,6 +42,8 @@ pub(crate) struct Segment {
     pub(super) counters: Counters,
     pub(super) notes: Notes,
     pub(super) refusals: Refusals,
+    /// Where long values are, if there are any.
+    pub(super) extents: Option<Arc<Extents>>,
 }
 
 /// Why a segment did not do what was asked.
@@ -75,6 +82,7 @@ pub(super) fn design_percents(geometry: &Geometry) -> u64 {
 impl Segment {
     pub(super) fn over(region: Region, geometry: Geometry, clock: Clock, incarnation: u64) -> Segment {
         Segment {
+            extents: Extents::new(&region, &geometry, &clock, &Budget::new(geometry.heap().bytes)),
             stripes: Stripes::new(geometry.main_slots()),
             grace: Grace::new(clock, geometry.grace()),
             blocks: Blocks::new(geometry.overflow_blocks()),
@@ -99,6 +107,7 @@ impl Segment {
         undo: UndoLines,
         memory: u32,
         share: KeyShare,
+        extents: Option<Arc<Extents>>,
     ) -> Segment {
         let homes = geometry.homes();
         Segment {
@@ -113,6 +122,7 @@ impl Segment {
             unsettled: AtomicU64::new(0),
             counters: Counters::default(),
             refusals: Refusals::none(),
+            extents,
             grace,
             undo,
         }
@@ -167,8 +177,14 @@ impl Segment {
     /// # Errors
     /// [`PutError`]; the table is then unchanged.
     #[inline(always)]
-    pub fn put(&self, key: &[u8], value: &[u8], mode: PutMode) -> Result<PutOutcome, PutError> {
-        self.check_lengths(key, value)?;
+    pub fn put<'v>(
+        &self,
+        key: &[u8],
+        value: impl Into<Stored<'v>>,
+        mode: PutMode,
+    ) -> Result<PutOutcome, PutError> {
+        let value = value.into();
+        check_stored(&self.geometry, key, value)?;
         self.reap(REAP_MAX);
         self.put_hashed(self.geometry.hashed(key), value, mode).map_err(Stop::in_one)
     }
@@ -178,7 +194,7 @@ impl Segment {
     pub(super) fn put_hashed(
         &self,
         key: Hashed<'_>,
-        value: &[u8],
+        value: Stored<'_>,
         mode: PutMode,
     ) -> Result<PutOutcome, Stop> {
         let mut locked = self.stripes.none();
@@ -225,10 +241,11 @@ impl Segment {
         }
     }
 
-    /// Whether a key is not in this segment, or not any more.
+    /// Whether a key is not in this segment, or not any more (L8).
     #[inline(always)]
     pub(super) fn is_elsewhere(&self, key: Hashed<'_>) -> bool {
-        self.geometry.grows() && !self.share.has(key.first().directory(), key.home())
+        let has = || self.share.has(key.first().directory(), key.home());
+        self.geometry.grows() && !kept(Rule::StillHere, has)
     }
 
     /// Whether a key stands in every slot. `false` in layouts with chains.
@@ -242,7 +259,7 @@ impl Segment {
     }
 
     /// Main slots, and overflow slots ever used.
-    fn slots_allocated(&self) -> u64 {
+    pub(super) fn slots_allocated(&self) -> u64 {
         let block_slots = u64::from(self.geometry.layout().block_slots);
         let overflow = if block_slots == 0 { 0 } else { self.blocks.ever_used() * block_slots };
         self.geometry.main_slots() + overflow
@@ -253,7 +270,7 @@ impl Segment {
     pub(super) fn put_by_moving(
         &self,
         key: Hashed<'_>,
-        value: &[u8],
+        value: Stored<'_>,
         mode: PutMode,
     ) -> Result<PutOutcome, Stop> {
         let begun_ns = self.grace.clock().now_ns();
@@ -268,7 +285,7 @@ impl Segment {
     pub(super) fn put_with_moves(
         &self,
         key: Hashed<'_>,
-        value: &[u8],
+        value: Stored<'_>,
         mode: PutMode,
     ) -> Result<PutOutcome, Stop> {
         let mut waits = 0;
@@ -308,14 +325,15 @@ impl Segment {
     ///
     /// # Errors
     /// [`PutError::KeyLength`], or [`PutError::ValueLength`] for either value.
-    pub fn compare_and_swap(
+    pub fn compare_and_swap<'v>(
         &self,
         key: &[u8],
-        expected: &[u8],
-        value: &[u8],
+        expected: impl Into<Expected<'v>>,
+        value: impl Into<Stored<'v>>,
     ) -> Result<SwapOutcome, PutError> {
-        self.check_lengths(key, expected)?;
-        self.check_lengths(key, value)?;
+        let (expected, value) = (expected.into(), value.into());
+        check_lengths(&self.geometry, key, expected.bytes())?;
+        check_stored(&self.geometry, key, value)?;
         self.reap(REAP_MAX);
         self.swap_hashed(self.geometry.hashed(key), expected, value).map_err(Stop::in_one)
     }
@@ -324,8 +342,8 @@ impl Segment {
     pub(super) fn swap_hashed(
         &self,
         key: Hashed<'_>,
-        expected: &[u8],
-        value: &[u8],
+        expected: Expected<'_>,
+        value: Stored<'_>,
     ) -> Result<SwapOutcome, Stop> {
         let mut locked = self.stripes.none();
         let may_be_displaced = self.lock_key(&mut locked, key);
@@ -334,10 +352,18 @@ impl Segment {
             return Err(Stop::Elsewhere);
         }
         let Some(slot) = self.seek(key, may_be_displaced).at() else { return Ok(SwapOutcome::Absent) };
-        if *self.slots().read(slot).value != *expected {
+        let content = self.slots().read(slot);
+        let is_expected = match (expected, content.reference, &self.extents) {
+            // X7: a slot that names the extent that the client has read has the value that it has read.
+            (Expected::Extent(expected), now, _) => now == Some(expected),
+            (Expected::Value(expected), Some(now), Some(extents)) => extents.holds(&now, expected),
+            (Expected::Value(expected), ..) => content.stored() == expected.into(),
+        };
+        if !is_expected {
             return Ok(SwapOutcome::Differs);
         }
         self.rewrite(&locked, slot, Some(key), value);
+        self.ended(content.reference);
         count(&self.counters.mine().updates);
         Ok(SwapOutcome::Swapped)
     }
@@ -348,7 +374,7 @@ impl Segment {
     /// [`PutError::KeyLength`].
     #[inline(always)]
     pub fn remove(&self, key: &[u8]) -> Result<bool, PutError> {
-        self.check_lengths(key, &[])?;
+        check_lengths(&self.geometry, key, &[])?;
         self.reap(REAP_MAX);
         self.remove_hashed(self.geometry.hashed(key)).map_err(Stop::in_one)
     }
@@ -362,9 +388,12 @@ impl Segment {
             return Err(Stop::Elsewhere);
         }
         let Some(slot) = self.seek(key, may_be_displaced).at() else { return Ok(false) };
+        let before = self.reference_in(slot);
         self.erase(&mut locked, slot, key);
-        drop(locked);
+        self.ended(before);
+        // Before the lock goes: a segment that is merged away is counted when all its homes have gone.
         count(&self.counters.mine().removes);
+        drop(locked);
         self.bring_home(slot);
         Ok(true)
     }
@@ -376,9 +405,45 @@ impl Segment {
         self.grace.until_next()
     }
 
+    /// The reference in a slot whose lock is held.
     #[inline(always)]
-    fn check_lengths(&self, key: &[u8], value: &[u8]) -> Result<(), PutError> {
-        check_lengths(&self.geometry, key, value)
+    pub(super) fn reference_in(&self, slot: SlotIx) -> Option<Reference> {
+        self.extents.as_ref().and_then(|_| self.slots().read(slot).reference)
+    }
+
+    /// X3: a put or a remove has ended this name, if there was one.
+    #[inline(always)]
+    fn ended(&self, reference: Option<Reference>) {
+        if let (Some(reference), Some(extents)) = (reference, &self.extents) {
+            extents.ended(&reference);
+        }
+    }
+
+    /// Does something with the slot of a key with this hash that names such an extent, under its lock. `None` if there is none.
+    pub(super) fn with_name<R>(
+        &self,
+        hash: First,
+        is_it: impl Fn(&Reference) -> bool,
+        act: impl FnOnce(&Locked<'_>, SlotIx, &Key, Reference) -> R,
+    ) -> Option<R> {
+        let mut locked = self.stripes.none();
+        let all = self.lock_keys_of(&mut locked, self.geometry.home(hash.0));
+        all.iter()
+            .find_map(|(slot, key)| {
+                let reference = self.reference_in(*slot).filter(&is_it)?;
+                Some((slot, key, reference))
+            })
+            .map(|(slot, key, reference)| act(&locked, *slot, key, reference))
+    }
+
+    /// X6: has the slot name another extent, if it still names the first.
+    pub(super) fn rename(&self, hash: First, old: &Reference, new: &Reference) -> bool {
+        let is_it = |there: &Reference| kept(Rule::MoveCheck, || there.number == old.number);
+        let renamed = self.with_name(hash, is_it, |locked, slot, key, _| {
+            let key = self.geometry.hashed(key);
+            self.rewrite(locked, slot, Some(key), Stored::reference(&new.to_bytes()));
+        });
+        renamed.is_some()
     }
 
     pub(super) fn may_be_displaced(&self, key: Hashed<'_>) -> bool {
@@ -422,7 +487,7 @@ impl Segment {
         &self,
         locked: &mut Locked<'_>,
         key: Hashed<'_>,
-        value: &[u8],
+        value: Stored<'_>,
         mode: PutMode,
     ) -> Option<PutOutcome> {
         let seen = self.seek(key, self.may_be_displaced(key));
@@ -436,7 +501,7 @@ impl Segment {
         locked: &mut Locked<'_>,
         slot: Option<SlotIx>,
         key: Hashed<'_>,
-        value: &[u8],
+        value: Stored<'_>,
         mode: PutMode,
     ) -> Option<PutOutcome> {
         debug_assert!(self.may_change(locked, key), "L2");
@@ -446,7 +511,9 @@ impl Segment {
         if mode == PutMode::Insert {
             return Some(PutOutcome::Exists);
         }
+        let before = self.reference_in(slot);
         self.rewrite(locked, slot, Some(key), value);
+        self.ended(before);
         count(&self.counters.mine().updates);
         Some(PutOutcome::Updated)
     }
@@ -468,5 +535,13 @@ pub(super) fn check_lengths(geometry: &Geometry, key: &[u8], value: &[u8]) -> Re
     if value.len() > value_max {
         return Err(PutError::ValueLength { given: value.len(), max: value_max });
     }
+    Ok(())
+}
+
+/// The same of what a slot is to have for a value.
+#[inline(always)]
+pub(super) fn check_stored(geometry: &Geometry, key: &[u8], value: Stored<'_>) -> Result<(), PutError> {
+    check_lengths(geometry, key, value.bytes())?;
+    debug_assert!(geometry.is_inline(key, value.bytes().len()), "a long value has an extent");
     Ok(())
 }

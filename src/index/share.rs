@@ -7,8 +7,8 @@
 
 use super::*;
 use crate::layout::segment::{HomeState, low};
+use crate::sync::{AtomicU64, Ordering::Relaxed};
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// A segment's share of the keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,7 +107,7 @@ pub(super) struct SharedKeyShare {
 impl SharedKeyShare {
     /// `homes` is 0 in a table of one segment.
     pub fn new(share: KeyShare, homes: u64) -> SharedKeyShare {
-        let away = bytemuck::zeroed_slice_box(homes.div_ceil(64) as usize);
+        let away = (0..homes.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
         SharedKeyShare { share: AtomicU64::new(share.to_word()), away }
     }
 

@@ -93,8 +93,19 @@ impl Index {
         };
         let mut writer = SnapshotWriter::new(place, terms)?;
         let mut walk = Walk::default();
-        while self.walk(&mut walk, &mut |key, value| writer.take(key, value)) {
-            if writer.flush()? {
+        let mut flushed = Ok(false);
+        loop {
+            let had_some = self.walk(&mut walk, &mut |key, value| {
+                writer.take(key, value);
+                // Under no lock: it is not from a slot.
+                if !self.geometry().is_inline(key, value.len()) && flushed.is_ok() {
+                    flushed = writer.flush();
+                }
+            });
+            if !had_some {
+                break;
+            }
+            if std::mem::replace(&mut flushed, Ok(false))? | writer.flush()? {
                 let (done, total) = self.walked(&walk);
                 if !progress(done, total) {
                     return Err(SaveError::BrokenOff);

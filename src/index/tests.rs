@@ -64,7 +64,7 @@ fn is_displaced(index: &Index, key: &[u8], slot: SlotIx) -> bool {
 
 fn small(layout: &str, slots: u64) -> Config {
     let (layout, size) = (layout.parse().unwrap(), TableSize::Slots(slots));
-    Config { layout, size, key_max: 8, value_max: 8, grace: GRACE, seeds: None }
+    Config { layout, size, key_max: 8, value_max: 8, grace: GRACE, seeds: None, ..Config::default() }
 }
 
 fn recorded(layout: &str, slots: u64, seed: u64) -> (Region, Arc<Recorder>, Clock, Geometry) {
@@ -168,7 +168,7 @@ pub(super) fn check_books(index: &Index) {
                 assert_eq!(blocks.insert(block, "waiting"), None, "{block:?} waits to be used again");
                 assert_eq!(index.blocks.owner(block), Some(home), "{block:?}");
             }
-            Trace::Settle { .. } | Trace::Retire => panic!("{trace:?} is left"),
+            Trace::Settle { .. } => panic!("{trace:?} is left"),
         }
     }
     assert!(ghosts.is_empty(), "nobody takes these ghosts away: {ghosts:?}");
@@ -443,7 +443,7 @@ impl Watch {
                         };
                         change.heads_of(block).filter_map(unlinked).max()
                     }
-                    Trace::Settle { .. } | Trace::Retire => panic!("{trace:?} is left"),
+                    Trace::Settle { .. } => panic!("{trace:?} is left"),
                 };
                 let since_ns = since.map(|at| history.time_ns(at));
                 let is_after = since_ns.is_none_or(|since_ns| due_ns >= since_ns + TWICE_NS);
@@ -458,7 +458,7 @@ impl Watch {
                 let needs_none = match trace {
                     Trace::Filter { .. } | Trace::Unlink { .. } => true,
                     Trace::Reuse { block, .. } => change.heads_of(block).any(unlinked_too),
-                    Trace::Ghost { .. } | Trace::Settle { .. } | Trace::Retire => false,
+                    Trace::Ghost { .. } | Trace::Settle { .. } => false,
                 };
                 assert!(since_ns.is_some() || needs_none, "{trace:?}: of when?");
             }
@@ -1371,7 +1371,7 @@ fn a_path_that_has_changed_is_not_walked() {
                 let was = index.slots().read(at);
                 index.write(&index.stripes.alone(), at, &Content { aux: was.aux, ..now });
                 let before = (look(index), index.counts());
-                let answer = index.put_along(&path, hashed, b"", PutMode::Insert, false);
+                let answer = index.put_along(&path, hashed, Stored::default(), PutMode::Insert, false);
                 assert_eq!(answer, None, "{layout}: {at:?} of {path:?} is {now:?}");
                 assert_eq!((look(index), index.counts()), before);
                 index.write(&index.stripes.alone(), at, &was.content());
@@ -1407,7 +1407,8 @@ fn a_path_that_has_changed_is_not_walked() {
                 "{layout}: {path:?}"
             );
             watch.before = look(index);
-            let along = |index: &Index| index.put_along(&path, hashed, b"", PutMode::Insert, false);
+            let along =
+                |index: &Index| index.put_along(&path, hashed, Stored::default(), PutMode::Insert, false);
             let (answer, moved) = watch.change(along);
             assert_eq!((answer, moved.len()), (Some(PutOutcome::Inserted), movers.len()));
             let (answer, moved) = watch.change(along);
@@ -1958,7 +1959,7 @@ fn damaged_links_are_taken_over() {
     let doubled = relinked(3, |index, heads| {
         let Owned { key, value, .. } = index.slots().read(heads[3]);
         let aux = index.slots().header(heads[2]).aux;
-        let copy = Content { key: &key, value: &value, ghost: 0, aux };
+        let copy = Content { key: &key, value: (&value).into(), ghost: 0, aux };
         index.write(&index.stripes.alone(), heads[2], &copy);
     });
     assert_eq!(doubled, (3, 0, 3));

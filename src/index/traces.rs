@@ -40,7 +40,6 @@ impl Segment {
             | Trace::Unlink { home, .. }
             | Trace::Reuse { home, .. }
             | Trace::Settle { home } => self.geometry.window(home).first,
-            Trace::Retire => SlotIx(0),
         };
         self.grace.push(
             self.stripes.of(guard),
@@ -82,7 +81,6 @@ impl Segment {
             Trace::Reuse { home, block } => self.reuse(home, block),
             Trace::Settle { home } => self.settle(home, due_ns),
             // The memory is `Growth`'s.
-            Trace::Retire => {}
         }
     }
 

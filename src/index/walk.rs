@@ -18,7 +18,8 @@ use super::growth::Growth;
 use super::*;
 use crate::layout::hash::DIRECTORY_BITS_MAX;
 use crate::layout::mapped;
-use crate::layout::slot::{Image, View, check};
+use crate::layout::slot::{Image, Key, View, check};
+use crate::outcome::ReadError;
 use crossbeam_epoch as epoch;
 use std::ops::Range;
 
@@ -35,6 +36,8 @@ pub(crate) struct Walk {
     part: Range<u32>,
     /// Slots that do not pass a remote reader's checks. What stands there is not shown.
     pub damaged: u64,
+    /// Keys of this step whose values are not in their slots.
+    long: Vec<(Key, Reference)>,
 }
 
 /// What one step has seen of a segment or a pair.
@@ -44,6 +47,7 @@ struct StepKeys {
     bytes: Vec<u8>,
     /// The lengths of each.
     lengths: Vec<(usize, usize)>,
+    long: Vec<(Key, Reference)>,
     damaged: u64,
 }
 
@@ -57,6 +61,7 @@ impl StepKeys {
     fn clear(&mut self) {
         self.bytes.clear();
         self.lengths.clear();
+        self.long.clear();
         self.damaged = 0;
     }
 
@@ -72,15 +77,45 @@ impl StepKeys {
 
 impl Index {
     /// Shows `see` some more keys, with their values. Returns whether there were any left. `see` may
-    /// run under locks, so it should only copy.
+    /// run under locks, so it should only copy; but with a value that is not in its slot it runs under none.
     ///
     /// Over all steps, it shows each key that is in the table all the while, once, with a value that
     /// the key has at an instant of the step. A key that is put or removed meanwhile is shown once or
     /// not at all.
     pub(crate) fn walk(&self, walk: &mut Walk, see: &mut dyn FnMut(&[u8], &[u8])) -> bool {
-        match &self.table {
+        let clock = self.clock();
+        let begun_ns = clock.now_ns();
+        let had_some = match &self.table {
             Table::One(segment) => segment.walk(walk, see),
             Table::Many(growth) => growth.walk(walk, see),
+        };
+        let mut value = Vec::new();
+        for (key, reference) in walk.long.drain(..) {
+            // X3: the name has ended after the step began, if it has, so its memory is not used again for
+            // so long.
+            let kept = self.geometry().heap().kept_for(self.geometry().grace(), reference.len);
+            value.clear();
+            let is_there = self.extents().is_some_and(|extents| extents.read(&reference, &mut value));
+            let took_ns = clock.now_ns() - begun_ns;
+            if is_there && kept_in_time(took_ns, kept) || self.has_one_now(&key, &mut value) {
+                see(&key, &value);
+            } else if !is_there {
+                walk.damaged += 1;
+            }
+        }
+        had_some
+    }
+
+    /// Brings the value that a key has by now, if it is still there.
+    #[cold]
+    fn has_one_now(&self, key: &[u8], value: &mut Vec<u8>) -> bool {
+        // Ends: a server thread can read faster than its others can replace.
+        loop {
+            match self.reader().get_into(key, value) {
+                Ok(is_there) => return is_there,
+                Err(ReadError::Damaged { .. } | ReadError::KeyLength { .. }) => return false,
+                Err(_) => {}
+            }
         }
     }
 
@@ -96,6 +131,14 @@ impl Index {
             }
         }
     }
+}
+
+/// Takes a key, its value, and the reference if that is one.
+type SeeKey<'s> = dyn FnMut(Hashed<'_>, &[u8], Option<Reference>) + 's;
+
+/// Whether memory that is kept for so long after a step began was not used again by then.
+fn kept_in_time(took_ns: u64, kept: Duration) -> bool {
+    u128::from(took_ns) < kept.as_nanos()
 }
 
 /// The steps of a walk over a segment.
@@ -119,7 +162,11 @@ impl Segment {
         }
         walk.step += 1;
         let mut locked = self.lock_step(&homes);
-        self.show(&mut locked, homes, &mut walk.damaged, &mut |key, value| see(key.key(), value));
+        let Walk { damaged, long, .. } = walk;
+        self.show(&mut locked, homes, damaged, &mut |key, value, reference| match reference {
+            None => see(key.key(), value),
+            Some(reference) => long.push((key.key().into(), reference)),
+        });
         true
     }
 
@@ -139,13 +186,7 @@ impl Segment {
 
     /// Shows the keys of these homes, which are locked. `damaged` goes up for each slot that does not
     /// pass a remote reader's checks.
-    fn show(
-        &self,
-        locked: &mut Locked<'_>,
-        homes: Range<u64>,
-        damaged: &mut u64,
-        see: &mut dyn FnMut(Hashed<'_>, &[u8]),
-    ) {
+    fn show(&self, locked: &mut Locked<'_>, homes: Range<u64>, damaged: &mut u64, see: &mut SeeKey<'_>) {
         let mut value = Vec::new();
         // D1: no key of these homes changes or moves until the locks are gone (L2).
         for slot in self.slots_of_step(&homes).map(SlotIx) {
@@ -159,7 +200,7 @@ impl Segment {
             // A key of another home is shown with that home, a displaced one by the register.
             if homes.contains(&hashed.home()) && self.geometry.primary(hashed).contains(slot) {
                 view.value_into(&mut value);
-                see(hashed, &value);
+                see(hashed, &value, view.reference());
             }
         }
         disobey(Rule::WalkLock, || {
@@ -178,7 +219,7 @@ impl Segment {
                 let image = self.at_rest(slot);
                 let Some(view) = self.sound(slot, &image, damaged) else { continue };
                 view.value_into(&mut value);
-                see(self.geometry.hashed(&view.key()), &value);
+                see(self.geometry.hashed(&view.key()), &value, view.reference());
             }
         }
     }
@@ -243,6 +284,7 @@ impl Growth {
             // has begun or ended.
             let Some(end) = self.look(at..walk.part.end, &homes, &mut seen) else { continue };
             seen.show(see);
+            walk.long.append(&mut seen.long);
             walk.damaged += seen.damaged;
             at = end;
         }
@@ -276,12 +318,15 @@ impl Growth {
         // No key of these homes leaves while they are locked.
         let here = segment.share.homes_here(homes);
         let mut damaged = 0;
-        segment.show(&mut locked, homes.clone(), &mut damaged, &mut |key, value| {
+        segment.show(&mut locked, homes.clone(), &mut damaged, &mut |key, value, reference| {
             let directory = key.first().directory();
             // D4: other places have been seen, or will be.
             let is_in_part = || places_left.contains(&reversed(directory));
             if here.has(directory, key.home()) && kept(Rule::WalkPlaces, is_in_part) {
-                seen.add(key.key(), value);
+                match reference {
+                    None => seen.add(key.key(), value),
+                    Some(reference) => seen.long.push((key.key().into(), reference)),
+                }
             }
         });
         seen.damaged += damaged;
@@ -312,6 +357,7 @@ mod tests {
             value_max: 60,
             grace: GRACE,
             seeds: Some(Seeds::from_number(seed)),
+            ..Config::default()
         };
         let (geometry, clock) = (config.geometry().unwrap(), Clock::manual());
         let recorder = Arc::new(Recorder::new(clock.clone(), Duration::from_nanos(1)));

@@ -10,10 +10,11 @@
 //! `obey`, `disobey` and `by_rule` are switches of `src/faults.rs`. In a real build every step is taken.
 
 use crate::faults::{Rule, by_rule, disobey, obey};
+use crate::layout::extent::Reference;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::mapped::{self, KeyEnd};
 use crate::layout::slot::{
-    Content, Header, Image, Key, SlotShape, View, lay_out, seal, stamp_copies, with_copy,
+    Content, Header, Image, Key, SlotShape, Stored, View, lay_out, seal, stamp_copies, with_copy,
 };
 use crate::layout::{LINE, WORD};
 use crate::region::Region;
@@ -33,14 +34,28 @@ pub(crate) struct SlotWriter<'a> {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Owned {
     pub key: Key,
+    /// The value, or the reference to it: [`Owned::stored`] tells which.
     pub value: SmallVec<[u8; 112]>,
+    pub reference: Option<Reference>,
     pub ghost: u8,
     pub aux: u32,
 }
 
 impl Owned {
+    pub fn of(view: View<'_>) -> Owned {
+        let Header { ghost, aux, .. } = view.header();
+        Owned { key: view.key(), value: view.value(), reference: view.reference(), ghost, aux }
+    }
+
+    pub fn stored(&self) -> Stored<'_> {
+        match self.reference {
+            None => (&self.value).into(),
+            Some(_) => Stored::reference(self.value[..].try_into().expect("the bytes of a reference")),
+        }
+    }
+
     pub fn content(&self) -> Content<'_> {
-        Content { key: &self.key, value: &self.value, ghost: self.ghost, aux: self.aux }
+        Content { key: &self.key, value: self.stored(), ghost: self.ghost, aux: self.aux }
     }
 }
 
@@ -216,9 +231,7 @@ impl<'a> SlotWriter<'a> {
     /// The slot's content, as [`SlotWriter::image`].
     pub fn read(&self, slot: SlotIx) -> Owned {
         let image = self.image(slot);
-        let view = View::consistent(self.geometry.shape(), &image).expect("zeros at the worst");
-        let header = view.header();
-        Owned { key: view.key(), value: view.value(), ghost: header.ghost, aux: header.aux }
+        Owned::of(View::consistent(self.geometry.shape(), &image).expect("zeros at the worst"))
     }
 
     /// Reads header and key of a slot whose lock is not held. `None` while the slot is being
@@ -259,7 +272,8 @@ mod tests {
         let recorder = Arc::new(Recorder::new(Clock::manual(), Duration::from_nanos(1)));
         let region = recorder.region(geometry.region_bytes());
         let (writer, slot) = (SlotWriter { region: &region, geometry: &geometry }, SlotIx(0));
-        let content = |value| Content { key: b"key", value, ..Content::default() };
+        let content =
+            |value: &'static [u8; 150]| Content { key: b"key", value: value.into(), ..Content::default() };
         writer.write(slot, &content(&[0xaa; 150]));
         let base = geometry.slot_word(slot);
         region.store(base, region.load(base) & !0xffff_ffff | 0xfffe);

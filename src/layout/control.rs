@@ -6,6 +6,7 @@
 //! page + 2112   overflow blocks ever used; memory beyond them was never written
 //! page + 2176   directory of a table that grows: how many bits of the directory hash it uses
 //! page + 2240   incarnations: how often memory has become a segment
+//! page + 2304   no extent has this number, or a higher one (X1)
 //! ```
 //!
 //! Each word has its own line, so a reader's line is invalidated only when its word changes.
@@ -37,8 +38,10 @@ pub const BLOCKS_WORD: usize = STATE_WORD + (1 + MOVE_COUNTERS as usize) * (LINE
 pub const DIRECTORY_WORD: usize = BLOCKS_WORD + LINE / WORD;
 /// The number of the region's word that counts uses of memory as segments.
 pub const INCARNATIONS_WORD: usize = DIRECTORY_WORD + LINE / WORD;
+/// The number of the region's word that no extent's number has reached (X1).
+pub const NUMBERS_WORD: usize = INCARNATIONS_WORD + LINE / WORD;
 
-const _: () = assert!((INCARNATIONS_WORD + 1) * WORD <= CONTROL_OFFSET + PAGE);
+const _: () = assert!((NUMBERS_WORD + 1) * WORD <= CONTROL_OFFSET + PAGE);
 
 /// What the state word says about the table. GETs on shm look at it before they begin, and refuse
 /// [`Phase::Retired`] only. GETs over a network do not look at it.
@@ -102,7 +105,7 @@ mod tests {
         let counters: Vec<usize> = (0..MOVE_COUNTERS).map(move_counter_word).collect();
         assert_eq!(counters, (520..776).step_by(8).collect::<Vec<_>>(), "one to a line, behind the state's");
         assert_eq!(move_counter_word(MOVE_COUNTERS * 7 + 3), counters[3], "homes share counters");
-        assert_eq!([BLOCKS_WORD, DIRECTORY_WORD, INCARNATIONS_WORD], [776, 784, 792]);
+        assert_eq!([BLOCKS_WORD, DIRECTORY_WORD, INCARNATIONS_WORD, NUMBERS_WORD], [776, 784, 792, 800]);
     }
 
     #[test]

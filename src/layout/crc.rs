@@ -11,7 +11,12 @@ pub(crate) fn append(before: u32, bytes: &[u8]) -> u32 {
     append_both(before, [], bytes)
 }
 
-/// The same of `words` and, behind them, `bytes`.
+/// The same of many bytes: in parts side by side.
+pub(crate) fn append_long(before: u32, bytes: &[u8]) -> u32 {
+    crc32c::crc32c_append(before, bytes)
+}
+
+/// As [`append`], of `words` and, behind them, `bytes`.
 #[inline(always)]
 pub(crate) fn append_both<const N: usize>(before: u32, words: [u64; N], bytes: &[u8]) -> u32 {
     #[cfg(target_arch = "x86_64")]

@@ -2,6 +2,7 @@
 
 use super::WORD;
 use super::chunk::CHUNKS;
+use super::extent::HeapSpace;
 use super::hash::{FirstHash, Hashed, Seeds, reduce};
 use super::slot::{Identity, SlotShape};
 use std::ops::RangeInclusive;
@@ -187,6 +188,7 @@ pub struct Geometry {
     pub(crate) overflow_blocks: u64,
     /// The most segments of a table that grows; 0 in a table of one size.
     pub(crate) segments_max: u64,
+    pub(crate) heap: HeapSpace,
     pub(crate) grace: Duration,
     pub(crate) generation: u64,
     pub(crate) seeds: Seeds,
@@ -243,9 +245,23 @@ impl Geometry {
     pub fn key_max(&self) -> usize {
         self.key_max
     }
-    /// The longest inline value, in bytes.
+    /// The longest value, in bytes.
     pub fn value_max(&self) -> usize {
         self.value_max
+    }
+    /// Whether values may be too long for their slots.
+    #[inline(always)]
+    pub fn has_heap(&self) -> bool {
+        self.heap.bytes > 0
+    }
+    /// Where long values are.
+    pub fn heap(&self) -> &HeapSpace {
+        &self.heap
+    }
+    /// Whether a value stands in the slot itself, with this key.
+    #[inline(always)]
+    pub(crate) fn is_inline(&self, key: &[u8], value_bytes: usize) -> bool {
+        key.len() + value_bytes <= self.shape.payload_max()
     }
     /// The number of homes.
     pub fn homes(&self) -> u64 {
@@ -343,14 +359,24 @@ impl Geometry {
     }
     /// Length of the region in bytes. Of a table that grows, all that it may come to.
     pub fn region_bytes(&self) -> u64 {
+        if self.has_heap() { self.heap.offset + self.heap.bytes } else { self.slots_end() }
+    }
+    /// The byte behind the last slot.
+    pub(crate) fn slots_end(&self) -> u64 {
         self.table_offset() + self.slots_in_all() * self.shape.bytes() as u64
     }
+    /// The same with a heap of at most so many bytes for values of up to `value_max` bytes. `None` if they
+    /// are too few.
+    pub(crate) fn with_heap(mut self, bytes_max: u64) -> Option<Geometry> {
+        self.heap = HeapSpace::behind(self.slots_end(), bytes_max, self.value_max)?;
+        Some(self)
+    }
     /// Bytes of the region that an empty table needs: of one that grows, those of its first segment, and
-    /// the beginning of the directory.
+    /// the beginning of the directory. The heap comes as values do.
     pub fn bytes_at_first(&self) -> u64 {
         const DIRECTORY: u64 = 128 << 10;
         let one = self.table_offset() + self.slots() * self.shape.bytes() as u64;
-        if self.grows() { (one + DIRECTORY).min(self.region_bytes()) } else { self.region_bytes() }
+        if self.grows() { (one + DIRECTORY).min(self.slots_end()) } else { self.slots_end() }
     }
     /// All slots numbered through, those in front of the segments and of segments to come included.
     pub(crate) fn slots_in_all(&self) -> u64 {
@@ -454,7 +480,15 @@ mod tests {
         let seeds = Seeds::from_number(5);
         let grace = Duration::from_micros(300);
         let size = TableSize::Slots(100);
-        let config = Config { layout, size, key_max: 20, value_max: 90, grace, seeds: Some(seeds) };
+        let config = Config {
+            layout,
+            size,
+            key_max: 20,
+            value_max: 90,
+            grace,
+            seeds: Some(seeds),
+            ..Config::default()
+        };
         let it = config.geometry().unwrap();
         assert_eq!((it.layout(), it.shape().bytes(), it.key_max(), it.value_max()), (layout, 128, 20, 90));
         assert_eq!((it.homes(), it.main_slots(), it.overflow_blocks(), it.slots()), (24, 100, 12, 148));

@@ -3,6 +3,7 @@
 //! These functions promise nothing about consistency: words of different writes may come back. The
 //! caller holds the slot's lock, or validates the stamp around the call.
 
+use super::extent::Reference;
 use super::slot::{FURTHER, HEADER, Header, Image, Key, SlotShape, Torn, View};
 use super::{LINE, WORD};
 use crate::sync::{AtomicU64, Ordering};
@@ -146,7 +147,19 @@ fn holds_long(shape: SlotShape, slot: impl Words, key: &[u8]) -> bool {
     View::consistent(shape, &image(slot)).is_ok_and(|view| view.holds(key))
 }
 
-/// Replaces `value` with the slot's value; `header` is the slot's.
+/// The reference that the slot has for a value; `header` is the slot's.
+#[inline]
+pub(crate) fn reference(shape: SlotShape, slot: impl Words, header: &Header) -> Option<Reference> {
+    if header.is_reference() { reference_of(shape, slot) } else { None }
+}
+
+#[cold]
+fn reference_of(shape: SlotShape, slot: impl Words) -> Option<Reference> {
+    let image = image(slot);
+    View::consistent(shape, &image).ok()?.reference()
+}
+
+/// Replaces `value` with the value that the slot has; `header` is the slot's. A reference is none.
 #[inline]
 pub(crate) fn value_into(
     shape: SlotShape,
@@ -178,6 +191,24 @@ pub(crate) fn value_into(
         rest = after;
     }
     Ok(())
+}
+
+/// Appends some of the bytes that these words have.
+pub(crate) fn append_bytes(words: impl Words, bytes: std::ops::Range<usize>, out: &mut Vec<u8>) {
+    let (mut word, last) = (bytes.start / WORD, bytes.end.div_ceil(WORD));
+    let mut skipped = bytes.start % WORD;
+    let end = out.len() + bytes.len();
+    out.reserve(bytes.len() + WORD);
+    while word < last {
+        let mut piece = [0u64; LINE_WORDS];
+        let len = (last - word).min(LINE_WORDS);
+        for (n, to) in piece.iter_mut().enumerate().take(len) {
+            *to = words.load(word + n);
+        }
+        out.extend_from_slice(&bytemuck::bytes_of(&piece)[skipped..len * WORD]);
+        (word, skipped) = (word + len, 0);
+    }
+    out.truncate(end);
 }
 
 /// A slot of one line, in private memory. Zeros follow, so that as many bytes as a line can hold
@@ -240,7 +271,7 @@ mod tests {
                 for vlen in [0, 1, 7, 8, 48, max - klen].into_iter().filter(|vlen| klen + vlen <= max) {
                     let key: Vec<u8> = (0..klen).map(|i| 1 + i as u8).collect();
                     let value: Vec<u8> = (0..vlen).map(|i| 200 - i as u8).collect();
-                    let content = Content { key: &key, value: &value, ghost: 9, aux: 8 };
+                    let content = Content { key: &key, value: (&value).into(), ghost: 9, aux: 8 };
                     let image_there = encode(shape, identity, 4, &content);
                     let slot = mapped(&image_there);
                     let case = format!("{bytes}: {klen} + {vlen}");

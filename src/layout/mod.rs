@@ -8,6 +8,7 @@
 //! 8 KiB    undo lines               slots that are being written over   (undo.rs)
 //! ...      main slots               homes and windows                   (slot.rs, geometry.rs)
 //! ...      overflow slots           chain blocks, where the layout has them
+//! ...      heap                     extents, where values may be too long for slots (extent.rs)
 //! ```
 //!
 //! Only the server's threads write, and only through `Region::store` and `Region::add`. Anybody
@@ -22,6 +23,7 @@ pub mod chain;
 pub mod chunk;
 pub mod control;
 pub(crate) mod crc;
+pub mod extent;
 pub mod geometry;
 pub mod hash;
 pub(crate) mod mapped;

@@ -155,7 +155,7 @@ impl DirectoryEntry {
     /// Hands the slot's content to `write`.
     pub(crate) fn as_content<R>(self, write: impl FnOnce(&Content<'_>) -> R) -> R {
         let [key, value] = self.to_words().map(u64::to_le_bytes);
-        write(&Content { key: &key, value: &value, ..Content::default() })
+        write(&Content { key: &key, value: (&value).into(), ..Content::default() })
     }
 }
 

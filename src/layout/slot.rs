@@ -5,12 +5,15 @@
 //!          4..8    crc     u32  CRC-32C of generation, slot index, stamp, bytes 8..16, key, value
 //!          8       klen    u8   0: free
 //!          9       ghost   u8   tag of a key that moved out of here (M2), or 0
-//!         10..12   vlen    u16  bytes of value
+//!         10..12   vlen    u16  bytes of value; 0x8018: the value is a reference
 //!         12..16   aux     u32  of a home or head of a chain block: filter of displaced keys, link
 //!         16..64   key, then value
 //! line n   0..62   value (or key) goes on
 //!         62..64   u16 copy of the low half of the stamp
 //! ```
+//!
+//! A *reference* says where a value is that is too long for its slot (`extent.rs`). Whoever copies or
+//! moves slots does not care; who takes a value out of one does.
 //!
 //! A slot is 32 bytes (half a line) or 1 to 64 whole lines. `aux` and `ghost` belong to the slot,
 //! not to the key in it, and stay when the key goes.
@@ -33,6 +36,7 @@
 //! A network reader takes keys and values only from a [`View`] that [`check`] made.
 
 use super::crc::{append, append_both};
+use super::extent::Reference;
 use super::{LINE, WORD};
 use bytemuck::Zeroable;
 use smallvec::SmallVec;
@@ -46,6 +50,10 @@ pub const SLOT_BYTES_MAX: usize = 64 * LINE;
 pub const KEY_MAX: usize = 255;
 /// Payload bytes of a further line. Its last two bytes carry the copy of the stamp.
 pub(crate) const FURTHER: usize = LINE - 2;
+/// Bytes of a reference.
+pub const REFERENCE_BYTES: usize = 24;
+/// [`Header::vlen`] of a slot whose value is a reference. No value in a slot is so long.
+const REFERENCE_VLEN: u16 = 0x8000 | REFERENCE_BYTES as u16;
 /// Words in the header.
 const HEADER_WORDS: usize = HEADER / WORD;
 
@@ -62,7 +70,7 @@ pub struct Header {
     /// Tag of a key that moved out of this slot (M2), or 0. It stays for at least twice the grace
     /// time, until the server takes it away.
     pub ghost: u8,
-    /// Length of the value in bytes.
+    /// Length of the value in bytes, or the mark of a reference.
     pub vlen: u16,
     /// Filter of displaced keys and link, in the first slot of a home or chain block. Otherwise 0.
     pub aux: u32,
@@ -88,6 +96,18 @@ impl Header {
     #[inline]
     fn to_words(self) -> [u64; HEADER_WORDS] {
         bytemuck::cast(self)
+    }
+
+    /// Bytes that the slot has for the value.
+    #[inline(always)]
+    pub(crate) fn value_bytes(&self) -> usize {
+        if self.is_reference() { REFERENCE_BYTES } else { usize::from(self.vlen) }
+    }
+
+    /// Whether these bytes are a reference, not the value.
+    #[inline(always)]
+    pub fn is_reference(&self) -> bool {
+        self.vlen == REFERENCE_VLEN
     }
 
     /// Whether the slot holds no key.
@@ -164,14 +184,47 @@ impl SlotShape {
     }
 }
 
+/// What a slot has for a value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stored<'a> {
+    bytes: &'a [u8],
+    is_reference: bool,
+}
+
+impl<'a> Stored<'a> {
+    /// A reference to the value.
+    pub fn reference(bytes: &'a [u8; REFERENCE_BYTES]) -> Stored<'a> {
+        Stored { bytes, is_reference: true }
+    }
+
+    /// The value, or the reference to it.
+    #[inline(always)]
+    pub fn bytes(self) -> &'a [u8] {
+        self.bytes
+    }
+
+    #[inline(always)]
+    fn vlen(self) -> u16 {
+        if self.is_reference { REFERENCE_VLEN } else { self.bytes.len() as u16 }
+    }
+}
+
+impl<'a, B: AsRef<[u8]> + ?Sized> From<&'a B> for Stored<'a> {
+    /// The value itself.
+    #[inline(always)]
+    fn from(value: &'a B) -> Stored<'a> {
+        Stored { bytes: value.as_ref(), is_reference: false }
+    }
+}
+
 /// The content to write into a slot. `ghost` and `aux` belong to the slot, key and value to the
 /// occupant.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Content<'a> {
     /// The key; empty for a free slot.
     pub key: &'a [u8],
-    /// The value.
-    pub value: &'a [u8],
+    /// The value, or a reference to it.
+    pub value: Stored<'a>,
     /// See [`Header::ghost`].
     pub ghost: u8,
     /// See [`Header::aux`].
@@ -206,7 +259,7 @@ pub fn encode(shape: SlotShape, identity: Identity, stamp: u32, content: &Conten
 /// Lays `content` out in so many words of zero. Stamp and CRC are left to [`seal`].
 #[inline(always)]
 pub(crate) fn lay_out(shape: SlotShape, content: &Content<'_>, words: &mut [u64]) {
-    let (key, value) = (content.key, content.value);
+    let (key, value) = (content.key, content.value.bytes());
     debug_assert!(key.len() + value.len() <= shape.payload_max());
     let bytes: &mut [u8] = bytemuck::cast_slice_mut(words);
     let (mut key_left, mut value_left) = (key, value);
@@ -219,7 +272,7 @@ pub(crate) fn lay_out(shape: SlotShape, content: &Content<'_>, words: &mut [u64]
     let header = Header {
         klen: key.len() as u8,
         ghost: content.ghost,
-        vlen: value.len() as u16,
+        vlen: content.value.vlen(),
         aux: content.aux,
         ..Header::zeroed()
     };
@@ -258,7 +311,7 @@ fn crc(shape: SlotShape, identity: Identity, slot: &[u8]) -> u32 {
     let index = if crate::faults::broken(crate::faults::Rule::CrcBindsSlot) { 0 } else { identity.index };
     let header: Header = bytemuck::pod_read_unaligned(&slot[..HEADER]);
     let bound = [identity.generation, index, u64::from(header.stamp)];
-    let payload = usize::from(header.klen) + usize::from(header.vlen);
+    let payload = usize::from(header.klen) + header.value_bytes();
     let mut pieces = shape.pieces(payload);
     let end = pieces.next().map_or(HEADER, |first| first.end);
     let mut crc = append_both(0, bound, &slot[WORD..end]);
@@ -313,7 +366,7 @@ pub fn check(shape: SlotShape, identity: Identity, words: &[u64]) -> Result<View
             return Err(Torn::Stamps);
         }
     }
-    if usize::from(header.klen) + usize::from(header.vlen) > shape.payload_max() {
+    if usize::from(header.klen) + header.value_bytes() > shape.payload_max() {
         return Err(Torn::Lengths);
     }
     if !broken(Rule::CrcCheck) && header.crc != crc(shape, identity, bytemuck::cast_slice(words)) {
@@ -340,7 +393,7 @@ impl<'a> View<'a> {
         let view = View { shape, words };
         let header = view.header();
         if words.len() != shape.words()
-            || usize::from(header.klen) + usize::from(header.vlen) > shape.payload_max()
+            || usize::from(header.klen) + header.value_bytes() > shape.payload_max()
         {
             return Err(Torn::Lengths);
         }
@@ -374,18 +427,27 @@ impl<'a> View<'a> {
         out
     }
 
-    /// Replaces the content of `out` with the value. Allocates only if `out` is too small.
+    /// Replaces the content of `out` with the value, or the reference to it. Allocates only if `out` is
+    /// too small.
     pub fn value_into(&self, out: &mut Vec<u8>) {
         out.clear();
         let header = self.header();
-        let (klen, vlen) = (usize::from(header.klen), usize::from(header.vlen));
+        let (klen, vlen) = (usize::from(header.klen), header.value_bytes());
         self.payload(klen, klen + vlen, |part| out.extend_from_slice(part));
     }
 
-    /// The value.
+    /// The reference to the value, if the slot has one.
+    pub fn reference(&self) -> Option<Reference> {
+        if !self.header().is_reference() {
+            return None;
+        }
+        Some(Reference::from_bytes(self.value()[..].try_into().expect("24 bytes")))
+    }
+
+    /// The value, or the reference to it.
     pub(crate) fn value(&self) -> SmallVec<[u8; 112]> {
         let header = self.header();
-        let (klen, vlen) = (usize::from(header.klen), usize::from(header.vlen));
+        let (klen, vlen) = (usize::from(header.klen), header.value_bytes());
         let mut out = SmallVec::new();
         self.payload(klen, klen + vlen, |part| out.extend_from_slice(part));
         out
@@ -432,7 +494,8 @@ mod tests {
     #[test]
     fn lengths_are_always_checked() {
         let s = shape(64);
-        let mut image = encode(s, ID, 2, &Content { key: b"key", value: b"value", ..Content::default() });
+        let mut image =
+            encode(s, ID, 2, &Content { key: b"key", value: b"value".into(), ..Content::default() });
         assert!(View::consistent(s, &image).is_ok());
         image[1] |= 0xffff << 16;
         assert_eq!(View::consistent(s, &image).err(), Some(Torn::Lengths));
@@ -448,7 +511,7 @@ mod tests {
         {
             let s = shape(bytes);
             let (key, value) = (vec![7u8; klen], vec![8u8; vlen]);
-            let content = Content { key: &key, value: &value, ghost: 5, aux: 0x1234 };
+            let content = Content { key: &key, value: (&value).into(), ghost: 5, aux: 0x1234 };
             let image = encode(s, ID, 0x0001_000a, &content);
             for bit in 0..64 {
                 let generation = Identity { generation: ID.generation ^ 1 << bit, ..ID };
@@ -492,7 +555,7 @@ mod tests {
             let vlen = if klen == 0 { 0 } else { vlen.min(s.payload_max() - klen) };
             let key: Vec<u8> = (0..klen).map(|i| fill.wrapping_add(i as u8)).collect();
             let value: Vec<u8> = (0..vlen).map(|i| fill.wrapping_mul(3).wrapping_sub(i as u8)).collect();
-            let image = encode(s, ID, stamp & !1, &Content { key: &key, value: &value, ghost: fill, aux: stamp });
+            let image = encode(s, ID, stamp & !1, &Content { key: &key, value: (&value).into(), ghost: fill, aux: stamp });
             let view = check(s, ID, &image).unwrap();
             let mut got = vec![9];
             view.value_into(&mut got);
@@ -507,7 +570,7 @@ mod tests {
             let s = shape(lines * LINE);
             let key = vec![7u8; 16];
             let value = vec![8u8; s.payload_max() - 16];
-            let mut image = encode(s, ID, 10, &Content { key: &key, value: &value, ghost: 0, aux: 0 });
+            let mut image = encode(s, ID, 10, &Content { key: &key, value: (&value).into(), ghost: 0, aux: 0 });
             prop_assert_eq!(check(s, Identity { index: 78, ..ID }, &image).err(), Some(Torn::Crc));
             prop_assert_eq!(check(s, Identity { generation: 4, ..ID }, &image).err(), Some(Torn::Crc));
             let bit = bit % (image.len() * 64);

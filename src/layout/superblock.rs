@@ -3,12 +3,13 @@
 //! One checksum covers it. It is written once, when the region is made, before anybody reads it.
 //! What changes later is in the control page.
 
+use super::extent::{BLOCK_BYTES_MAX, HEAP_BYTES_MAX, HeapSpace, VALUE_MAX, block_bytes, extent_bytes};
 use super::geometry::{
     Derived, Family, GRACE_MAX, Geometry, HOMES_MAX, Layout, OVERFLOW_BLOCKS_MAX, OutOfRange, segments_max,
     within,
 };
 use super::hash::Seeds;
-use super::slot::{KEY_MAX, SlotShape};
+use super::slot::{KEY_MAX, REFERENCE_BYTES, SlotShape};
 use super::{PAGE, WORD};
 use std::mem::{offset_of, size_of};
 use std::time::Duration;
@@ -16,7 +17,7 @@ use std::time::Duration;
 /// "ONEREAD" and a zero byte.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"ONEREAD\0");
 /// Version of the region format that this build reads and writes.
-pub const FORMAT_VERSION: u32 = 4;
+pub const FORMAT_VERSION: u32 = 5;
 
 /// The superblock as it stands at byte 0 of a region.
 #[repr(C)]
@@ -46,7 +47,7 @@ pub struct Superblock {
     pub slot_bytes: u32,
     /// The longest key accepted, in bytes.
     pub key_max: u32,
-    /// The longest inline value accepted, in bytes.
+    /// The longest value accepted, in bytes.
     pub value_max: u32,
     /// Number of homes.
     pub homes: u64,
@@ -63,6 +64,14 @@ pub struct Superblock {
     pub created: u64,
     /// Seeds of the three hashes.
     pub seeds: Seeds,
+    /// Byte offset of the heap; 0 in a table without one, as the next three.
+    pub heap_offset: u64,
+    /// Length of the heap in bytes.
+    pub heap_bytes: u64,
+    /// Length of its blocks.
+    pub block_bytes: u64,
+    /// Bytes a microsecond that the slowest reader brings.
+    pub rate: u64,
     /// Zero.
     pub reserved: u32,
     /// CRC-32C of everything before this field.
@@ -70,7 +79,7 @@ pub struct Superblock {
 }
 
 const _: () = {
-    assert!(size_of::<Superblock>() == 224);
+    assert!(size_of::<Superblock>() == 256);
     assert!(size_of::<Superblock>() <= PAGE);
     assert!(size_of::<Superblock>().is_multiple_of(WORD));
     assert!(offset_of!(Superblock, magic) == 0);
@@ -86,8 +95,12 @@ const _: () = {
     assert!(offset_of!(Superblock, grace_ns) == 96);
     assert!(offset_of!(Superblock, created) == 104);
     assert!(offset_of!(Superblock, seeds) == 112);
-    assert!(offset_of!(Superblock, reserved) == 216);
-    assert!(offset_of!(Superblock, crc) == 220);
+    assert!(offset_of!(Superblock, heap_offset) == 216);
+    assert!(offset_of!(Superblock, heap_bytes) == 224);
+    assert!(offset_of!(Superblock, block_bytes) == 232);
+    assert!(offset_of!(Superblock, rate) == 240);
+    assert!(offset_of!(Superblock, reserved) == 248);
+    assert!(offset_of!(Superblock, crc) == 252);
 };
 
 /// Words in the superblock.
@@ -198,6 +211,10 @@ impl Superblock {
             grace_ns: geometry.grace().as_nanos() as u64,
             created,
             seeds: *geometry.seeds(),
+            heap_offset: geometry.heap().offset,
+            heap_bytes: geometry.heap().bytes,
+            block_bytes: geometry.heap().block_bytes,
+            rate: geometry.heap().rate,
             reserved: 0,
             crc: 0,
         };
@@ -280,8 +297,12 @@ impl Superblock {
             allowed: "32 or 64 to 4096 in steps of 64".into(),
         })?;
         let payload = shape.payload_max() as u64;
-        within("key_max", self.key_max.into(), 1..=payload.min(KEY_MAX as u64))?;
-        within("value_max", self.value_max.into(), 0..=payload - u64::from(self.key_max))?;
+        // With a heap, a reference stands beside the longest key.
+        let has_heap = self.heap_bytes > 0;
+        let beside = if has_heap { REFERENCE_BYTES as u64 } else { 0 };
+        within("key_max", self.key_max.into(), 1..=payload.saturating_sub(beside).min(KEY_MAX as u64))?;
+        let value_max = if has_heap { VALUE_MAX as u64 } else { payload - u64::from(self.key_max) };
+        within("value_max", self.value_max.into(), 0..=value_max)?;
         let derived = Derived::of(layout, shape, &self.seeds);
         within("table_offset", self.table_offset, derived.table_offset..=derived.table_offset)?;
         let geometry = Geometry {
@@ -292,18 +313,38 @@ impl Superblock {
             homes: self.homes,
             overflow_blocks: self.overflow_blocks,
             segments_max: 0,
+            heap: HeapSpace::default(),
             grace: Duration::from_nanos(self.grace_ns),
             generation: self.generation,
             seeds: self.seeds,
             derived,
         }
         .growing(self.segments_max);
+        let geometry = self.with_heap(geometry)?;
         let need = geometry.region_bytes();
         within("region_bytes", self.region_bytes, need..=need)?;
         if have < need {
             return Err(SuperblockError::Truncated { have, need });
         }
         Ok(geometry)
+    }
+
+    /// The heap is where it must be, and its blocks are as long as they must be.
+    fn with_heap(&self, geometry: Geometry) -> Result<Geometry, SuperblockError> {
+        let mut heap = HeapSpace::default();
+        if self.heap_bytes > 0 {
+            let least = block_bytes(self.heap_bytes, extent_bytes(geometry.value_max));
+            within("block_bytes", self.block_bytes, least..=BLOCK_BYTES_MAX)?;
+            within("block_bytes % 4096", self.block_bytes % PAGE as u64, 0..=0)?;
+            within("heap_bytes", self.heap_bytes, 2 * self.block_bytes..=HEAP_BYTES_MAX)?;
+            within("heap_bytes % block_bytes", self.heap_bytes % self.block_bytes, 0..=0)?;
+            let offset = geometry.slots_end().next_multiple_of(PAGE as u64);
+            within("heap_offset", self.heap_offset, offset..=offset)?;
+            within("rate", self.rate, 1..=1_000_000)?;
+            let Superblock { heap_offset: offset, heap_bytes: bytes, block_bytes, rate, .. } = *self;
+            heap = HeapSpace { offset, bytes, block_bytes, rate };
+        }
+        Ok(Geometry { heap, ..geometry })
     }
 }
 
@@ -321,6 +362,7 @@ mod tests {
             value_max: 70,
             grace: Duration::from_micros(1500),
             seeds: Some(Seeds::from_number(9)),
+            ..Config::default()
         };
         config.geometry().unwrap()
     }
@@ -337,7 +379,8 @@ mod tests {
         for preset in presets() {
             let geometry = geometry(preset.layout);
             let it = Superblock::new(&geometry, 12_345);
-            assert_eq!((it.magic.to_le_bytes(), it.version, it.stamp), (*b"ONEREAD\0", 4, 0));
+            assert_eq!((it.magic.to_le_bytes(), it.version, it.stamp), (*b"ONEREAD\0", 5, 0));
+            assert_eq!((it.heap_offset, it.heap_bytes, it.block_bytes, it.rate), (0, 0, 0, 0));
             assert_eq!((it.segments_max, it.reserved, it.created), (0, 0, 12_345));
             assert_eq!((it.generation, it.seeds), (geometry.generation(), Seeds::from_number(9)));
             let layout = preset.layout;
@@ -453,6 +496,43 @@ mod tests {
         }
     }
 
+    /// A table with a heap says where that is. Each field of it has its limits, too.
+    #[test]
+    fn heaps_at_their_limits() {
+        let config = Config {
+            value_max: 10_000,
+            heap_bytes: Some(1 << 20),
+            size: TableSize::Slots(100),
+            seeds: Some(Seeds::from_number(9)),
+            ..Config::default()
+        };
+        let geometry = config.geometry().unwrap();
+        let it = Superblock::new(&geometry, 1);
+        // Blocks of four of the longest, in whole pages; the heap in whole blocks, from a page on.
+        assert_eq!((it.block_bytes, it.heap_bytes, it.rate), (40_960, 25 * 40_960, 1_000));
+        assert_eq!(it.heap_offset, geometry.slots_end().next_multiple_of(4_096));
+        assert_eq!(it.region_bytes, it.heap_offset + it.heap_bytes);
+        assert_eq!(it.geometry(it.region_bytes), Ok(geometry));
+        let refused = |field: &str, changed: Superblock| {
+            let found = sealed(changed).geometry(u64::MAX);
+            let is_so = matches!(&found, Err(SuperblockError::Field { field: found, .. }) if *found == field);
+            assert!(is_so, "{field}: {found:?}");
+        };
+        refused("block_bytes", Superblock { block_bytes: 40_959, ..it });
+        refused("block_bytes", Superblock { block_bytes: (1 << 36) + 4_096, ..it });
+        refused("block_bytes % 4096", Superblock { block_bytes: 40_992, ..it });
+        refused("heap_bytes", Superblock { heap_bytes: 40_960, ..it });
+        refused("heap_bytes % block_bytes", Superblock { heap_bytes: it.heap_bytes + 1, ..it });
+        refused("heap_offset", Superblock { heap_offset: it.heap_offset - 4_096, ..it });
+        refused("rate", Superblock { rate: 0, ..it });
+        refused("rate", Superblock { rate: 1_000_001, ..it });
+        refused("region_bytes", Superblock { region_bytes: it.region_bytes - 1, ..it });
+        refused("value_max", Superblock { value_max: VALUE_MAX as u32 + 1, ..it });
+        refused("value_max", Superblock { heap_bytes: 0, ..it });
+        // Beside the longest key stands a reference.
+        refused("key_max", Superblock { key_max: 87, ..it });
+    }
+
     /// Of several wrong fields, the one that explains the others is named first. What is no region
     /// has no version, and another version has another checksum.
     #[test]
@@ -461,10 +541,10 @@ mod tests {
         let good = Superblock::new(&geometry, 1);
         let mut it = Superblock { homes: 0, family: 77, ..good };
         let found = |it: &Superblock| it.geometry(0).unwrap_err();
-        (it.crc, it.stamp, it.version, it.magic) = (it.crc ^ 1, 7, 5, 3);
+        (it.crc, it.stamp, it.version, it.magic) = (it.crc ^ 1, 7, 6, 3);
         assert_eq!(found(&it), SuperblockError::Magic { found: 3 });
         it.magic = MAGIC;
-        assert_eq!(found(&it), SuperblockError::Version { found: 5 });
+        assert_eq!(found(&it), SuperblockError::Version { found: 6 });
         it.version = 0;
         assert_eq!(found(&it), SuperblockError::Version { found: 0 });
         it.version = FORMAT_VERSION;

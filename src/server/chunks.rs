@@ -1,15 +1,15 @@
 //! The memory that a server over verbs has registered: all of a table of one size; of a table that
-//! grows, what is in front of its segments, and then chunk by chunk (E0).
+//! grows, what is in front of its segments, and then segments and heap chunk by chunk (E0).
 
 use super::shared::ServerState;
 use crate::index::Registrar;
-use crate::layout::chunk::{CHUNKS, bytes_of, chunk_of, memory_of};
-use crate::layout::geometry::Geometry;
+use crate::layout::chunk::{CHUNKS, bytes_of, chunk_of, chunk_of_block, next_chunk, pieces_of};
 use crate::region::RegionError;
 use crate::sync::lock;
 use crate::verbs::device::RegisteredRegion;
 use crate::verbs::error::SetupError;
 use crate::verbs::station::Station;
+use std::collections::BTreeSet;
 use std::error::Error;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak, mpsc};
@@ -42,9 +42,9 @@ impl RegisteredChunks {
             soon,
         });
         let registrar: Weak<dyn Registrar> = Arc::downgrade(&chunks) as _;
-        let used = shared.index.register_with(registrar);
+        shared.index.register_with(registrar);
         let mut done = 0;
-        for chunk in chunks_of(shared.index.geometry(), used) {
+        for chunk in chunks_in_use(shared) {
             let bytes = bytes_of(shared.index.geometry(), chunk);
             chunks.register(chunk, |more| progress(done + more))?;
             done += bytes.end - bytes.start;
@@ -86,34 +86,48 @@ impl RegisteredChunks {
     }
 }
 
-impl Registrar for RegisteredChunks {
-    fn before_use(&self, memory: u32) -> Result<(), RegionError> {
-        let geometry = self.shared.index.geometry();
-        let chunk = chunk_of(geometry, memory);
+impl RegisteredChunks {
+    /// Registers the chunk in which this piece is.
+    fn register_for(&self, piece: u64, chunk: u32) -> Result<(), RegionError> {
         let unregistered = |error| RegionError::Unregistered { source: Box::new(error) };
         self.register(chunk, |_| {}).map_err(unregistered)?;
         // The next one is registered when half of this one is used: off the path of any put.
-        let (this, next) = (memory_of(geometry, chunk), memory_of(geometry, chunk + 1));
-        if memory - this.start >= this.len() as u32 / 2 && !next.is_empty() {
+        let geometry = self.shared.index.geometry();
+        let this = pieces_of(geometry, chunk);
+        let is_due = piece - this.start >= (this.end - this.start) / 2;
+        if let Some(next) = next_chunk(geometry, chunk).filter(|_| is_due) {
             // The thread ends with the server.
-            let _ = self.soon.send(chunk + 1);
+            let _ = self.soon.send(next);
         }
         Ok(())
     }
 }
 
+impl Registrar for RegisteredChunks {
+    fn before_use(&self, memory: u32) -> Result<(), RegionError> {
+        self.register_for(memory.into(), chunk_of(self.shared.index.geometry(), memory))
+    }
+
+    fn before_use_of_block(&self, block: u64) -> Result<(), RegionError> {
+        self.register_for(block, chunk_of_block(self.shared.index.geometry(), block))
+    }
+}
+
 /// Bytes of the chunks that are in use.
 pub(crate) fn bytes_in_use(shared: &ServerState) -> u64 {
-    let (geometry, used) = (shared.index.geometry(), shared.index.memory_used());
-    chunks_of(geometry, used)
-        .map(|chunk| bytes_of(geometry, chunk))
+    chunks_in_use(shared)
+        .into_iter()
+        .map(|chunk| bytes_of(shared.index.geometry(), chunk))
         .map(|bytes| bytes.end - bytes.start)
         .sum()
 }
 
-/// The chunks of the first pieces of memory.
-fn chunks_of(geometry: &Geometry, used: u32) -> Range<u32> {
-    0..used.checked_sub(1).map_or(0, |last| chunk_of(geometry, last) + 1)
+/// The chunks of the first pieces of memory, and of the blocks that have values.
+fn chunks_in_use(shared: &ServerState) -> BTreeSet<u32> {
+    let geometry = shared.index.geometry();
+    let segments = shared.index.memory_used().checked_sub(1).map_or(0, |last| chunk_of(geometry, last) + 1);
+    let blocks = shared.index.blocks_used().into_iter().map(|block| chunk_of_block(geometry, block));
+    (0..segments).chain(blocks).collect()
 }
 
 /// Registers some bytes of the table's region.

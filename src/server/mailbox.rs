@@ -1,7 +1,7 @@
 //! The server's end of a client's mailbox on shm ([`crate::mailbox::memory`]).
 
 use super::ServerState;
-use super::shared::Role;
+use super::caller::Caller;
 use crate::layout::geometry::Geometry;
 use crate::mailbox::memory::{self, Mailbox, WINDOW};
 use crate::mailbox::{self, CellMark, Once, SpinTime};
@@ -161,22 +161,32 @@ impl ServerMailbox {
     /// Answers the requests that are there, at most one window of them, and only one if `turn_ends`
     /// has passed. An error ends the conversation: no oneread client stores such a cell.
     #[inline]
-    pub fn visit(&mut self, shared: &ServerState, role: Role, turn_ends: Instant) -> Result<Visit, String> {
+    pub fn visit(
+        &mut self,
+        shared: &ServerState,
+        caller: &mut Caller,
+        turn_ends: Instant,
+    ) -> Result<Visit, String> {
         let visit = match self.is_next_there() {
-            true => self.answer_all(shared, role, turn_ends)?,
+            true => self.answer_all(shared, caller, turn_ends)?,
             false => Visit::default(),
         };
         Ok(Visit { lingers: !self.patience.time().is_zero(), ..visit })
     }
 
-    fn answer_all(&mut self, shared: &ServerState, role: Role, turn_ends: Instant) -> Result<Visit, String> {
+    fn answer_all(
+        &mut self,
+        shared: &ServerState,
+        caller: &mut Caller,
+        turn_ends: Instant,
+    ) -> Result<Visit, String> {
         // The request that a ring announced does not count: it was not found by polling.
         if std::mem::replace(&mut self.has_asked, true) {
             self.patience.rewarded();
         }
         let mut answered = 0;
         while answered < WINDOW && self.is_next_there() {
-            self.answer(shared, role)?;
+            self.answer(shared, caller)?;
             answered += 1;
             self.last = Instant::now();
             if self.last >= turn_ends {
@@ -191,7 +201,7 @@ impl ServerMailbox {
         Ok(Visit { answered, has_rung, lingers: true })
     }
 
-    fn answer(&mut self, shared: &ServerState, role: Role) -> Result<(), String> {
+    fn answer(&mut self, shared: &ServerState, caller: &mut Caller) -> Result<(), String> {
         let ServerMailbox { mailbox, once, copy, .. } = self;
         let sequence = once.taken().sequence.wrapping_add(1);
         // Fetching what another CPU stored takes time. The next request of a batch is fetched
@@ -199,7 +209,7 @@ impl ServerMailbox {
         mailbox.prefetch_request(sequence.wrapping_add(1));
         let frame = mailbox::load(mailbox.request(sequence), sequence, copy);
         let frame = frame.ok_or("a request cell that makes no sense")?;
-        if !once.take(CellMark { sequence, attempt: 0 }, frame, |request| shared.answer(role, request)) {
+        if !once.take(CellMark { sequence, attempt: 0 }, frame, |request| shared.answer(caller, request)) {
             return Err("a request cell without a request".into());
         }
         if !mailbox::store(mailbox.reply(sequence), sequence, once.reply()) {
@@ -219,6 +229,7 @@ impl ServerMailbox {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use super::super::shared::Role;
     use super::super::tests::shared;
     use super::*;
     use crate::mailbox::{glance, store};
@@ -302,7 +313,7 @@ mod tests {
         assert_eq!((rests, looks), (false, 1));
         assert_eq!(mailbox.server().heard(), 0, "it looks on, and nobody needs to ring");
         assert!(!end.wakes(), "it is awake still");
-        assert_eq!(end.visit(&shared, Role::Change, later()).unwrap().answered, 1);
+        assert_eq!(end.visit(&shared, &mut Caller::new(Role::Change), later()).unwrap().answered, 1);
         // Nothing comes: it rests.
         assert!(end.rests(later()));
         assert_eq!(mailbox.server().heard(), 1);
@@ -320,7 +331,7 @@ mod tests {
             asked += 1;
             ask(&mailbox, asked);
             let before = Instant::now();
-            assert_eq!(end.visit(&shared, Role::Change, later()).unwrap().answered, 1);
+            assert_eq!(end.visit(&shared, &mut Caller::new(Role::Change), later()).unwrap().answered, 1);
             assert!(end.last >= before, "it looks for so long from now on");
         };
         let rests_after = |end: &mut ServerMailbox, time: Duration| {
@@ -359,9 +370,12 @@ mod tests {
         {
             (next..next + asked).for_each(|sequence| ask(&mailbox, sequence));
             next += asked;
-            assert_eq!(end.visit(&shared, Role::Change, turn_ends).unwrap().answered, answered);
+            assert_eq!(
+                end.visit(&shared, &mut Caller::new(Role::Change), turn_ends).unwrap().answered,
+                answered
+            );
         }
-        assert_eq!(end.visit(&shared, Role::Change, later()).unwrap().answered, 0);
+        assert_eq!(end.visit(&shared, &mut Caller::new(Role::Change), later()).unwrap().answered, 0);
         for sequence in next - WINDOW..next {
             let mut copy = Vec::new();
             let frame = mailbox::load(mailbox.reply(sequence), sequence, &mut copy).expect("its reply");
@@ -371,11 +385,15 @@ mod tests {
         // A cell with a number other than the next one is ignored.
         for sequence in [next + WINDOW, next - WINDOW, u64::MAX, 0] {
             assert!(store(mailbox.request(next), sequence, b"nonsense"));
-            assert_eq!(end.visit(&shared, Role::Change, later()).unwrap().answered, 0, "{sequence}");
+            assert_eq!(
+                end.visit(&shared, &mut Caller::new(Role::Change), later()).unwrap().answered,
+                0,
+                "{sequence}"
+            );
         }
         assert!(store(mailbox.request(next), next, b"nonsense"));
         assert_eq!(
-            end.visit(&shared, Role::Change, later()).unwrap_err(),
+            end.visit(&shared, &mut Caller::new(Role::Change), later()).unwrap_err(),
             "a request cell without a request"
         );
     }
@@ -386,7 +404,7 @@ mod tests {
         let (mut end, mailbox, shared) = end();
         let mut visit = |asked: std::ops::RangeInclusive<u64>| {
             asked.for_each(|sequence| ask(&mailbox, sequence));
-            end.visit(&shared, Role::Change, later()).unwrap().has_rung
+            end.visit(&shared, &mut Caller::new(Role::Change), later()).unwrap().has_rung
         };
         assert!(!visit(1..=1), "it does not sleep");
         mailbox.client().announce(3);

@@ -7,6 +7,7 @@
 //! directly. A client that sends invalid bytes, stops in the middle of a frame, never reads its
 //! replies or disappears loses its own connection and affects no other.
 
+pub(crate) mod caller;
 #[cfg(feature = "verbs")]
 mod chunks;
 mod end;
@@ -106,7 +107,7 @@ pub struct ServerConfig {
     pub wait: Wait,
     /// On shm: most bytes that the mailboxes of all clients take together
     /// ([`RequestPath::Mailbox`](crate::client::RequestPath::Mailbox)). A mailbox takes 32 KiB with
-    /// the default lengths, up to 756 KiB with the longest. Clients without one make their requests
+    /// the default lengths, up to 793 KiB with the longest. Clients without one make their requests
     /// by message. With 0, no client has one. The workers poll the mailboxes of clients that make
     /// requests, and stop at most 50 microseconds after a client's last request.
     pub mailbox_bytes_max: u64,

@@ -1,6 +1,7 @@
 //! One client's connection on shm: reads requests, answers them, writes replies.
 
 use super::ServerState;
+use super::caller::Caller;
 use super::mailbox::{ServerMailbox, Visit};
 use super::shared::{Admission, Role};
 use crate::mailbox::memory;
@@ -37,7 +38,7 @@ pub(super) enum Fate {
 /// A client's connection.
 pub(super) struct Session {
     stream: UnixStream,
-    role: Role,
+    caller: Caller,
     /// It counts as a connection until it is dropped.
     _admission: Admission,
     input: Vec<u8>,
@@ -63,7 +64,7 @@ impl Session {
     pub fn new(stream: UnixStream, role: Role, admission: Admission) -> Session {
         Session {
             stream,
-            role,
+            caller: Caller::new(role),
             _admission: admission,
             input: Vec::new(),
             output: Vec::new(),
@@ -88,7 +89,7 @@ impl Session {
     #[inline]
     pub fn visit(&mut self, shared: &ServerState, turn_ends: Instant) -> Result<Visit, String> {
         let Some(mailbox) = &mut self.mailbox else { return Ok(Visit::default()) };
-        let visit = mailbox.visit(shared, self.role, turn_ends)?;
+        let visit = mailbox.visit(shared, &mut self.caller, turn_ends)?;
         if visit.has_rung {
             self.ring()?;
         }
@@ -144,7 +145,7 @@ impl Session {
     /// turn. Returns whether there were any.
     fn answers_left(&mut self, shared: &ServerState) -> Result<bool, String> {
         let Some(mailbox) = &mut self.mailbox else { return Ok(false) };
-        let Visit { answered, .. } = mailbox.visit(shared, self.role, Instant::now() + TURN_TIME)?;
+        let Visit { answered, .. } = mailbox.visit(shared, &mut self.caller, Instant::now() + TURN_TIME)?;
         shared.mailboxes.requests.fetch_add(answered, Ordering::Relaxed);
         Ok(answered > 0)
     }
@@ -214,7 +215,7 @@ impl Session {
             Request::Mailbox { version } => return self.be_seated(id, version, shared),
             Request::Wake => self.has_rung = true,
             request => {
-                if let Some(reply) = shared.answer(self.role, request) {
+                if let Some(reply) = shared.answer(&mut self.caller, request) {
                     reply.encode(id, &mut self.output);
                 }
             }
@@ -406,8 +407,8 @@ mod tests {
         let other = Request::Hello { version: PROTOCOL_VERSION + 1 };
         let long = [0xff; 16].to_vec();
         for (asked, answered, expected) in [
-            (frames(&[other]), &refused, "it said hello in protocol version 2"),
-            (frames(&[HELLO, HELLO]), &twice, "it said hello in protocol version 1"),
+            (frames(&[other]), &refused, "it said hello in protocol version 3"),
+            (frames(&[HELLO, HELLO]), &twice, "it said hello in protocol version 2"),
             (frames(&[Request::Stat, HELLO]), &nothing, "it did not say hello first"),
             (frames(&[Request::Mailbox { version: 1 }]), &nothing, "it did not say hello first"),
             (long, &nothing, "a frame of 4294967295 bytes was announced, the longest is 65536"),

@@ -1,14 +1,16 @@
 //! The state that a server's threads share, and the answer to a request.
 
+use super::caller::Caller;
 use super::mailbox::MailboxMemory;
 use super::snapshots::Saver;
 use crate::index::Index;
+use crate::layout::extent::Expected;
 use crate::outcome::PutError;
 use crate::outcome::ReadError;
 use crate::place;
 use crate::region::Region;
 use crate::sync::lock_std;
-use crate::wire::{Refusal, Reply, Request, ServerStats};
+use crate::wire::{self, Refusal, Reply, Request, ServerStats};
 use rustc_hash::FxHashMap;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -180,23 +182,37 @@ impl ServerState {
     }
 
     /// Answers a request. `None` for requests about the conversation itself.
-    pub(crate) fn answer(&self, role: Role, request: Request<'_>) -> Option<Reply> {
+    ///
+    /// Does not wait for memory of long values, because the thread has other clients: such a request is
+    /// answered [`PutError::HeapBusy`], and its client makes it again.
+    pub(crate) fn answer(&self, caller: &mut Caller, request: Request<'_>) -> Option<Reply> {
+        let is_reader = caller.role() == Role::Read;
         Some(match request {
             Request::Hello { .. } | Request::Mailbox { .. } | Request::Wake => return None,
             // A snapshot takes the server's disk and time, merges take its time: not for readers.
             Request::Put { .. }
             | Request::Swap { .. }
+            | Request::SwapExtent { .. }
             | Request::Remove { .. }
             | Request::Snapshot { begin: true }
             | Request::Growth { shrink: true }
-                if role == Role::Read =>
+                if is_reader =>
             {
                 Reply::Denied
             }
-            Request::Put { mode, key, value } => Reply::Put(self.index.put(key, value, mode)),
+            request if is_reader && request.is_of_upload() => Reply::Denied,
+            Request::Put { mode, key, value } => Reply::Put(self.index.put_at_once(key, value, mode)),
             Request::Swap { key, expected, value } => {
-                Reply::Swapped(self.index.compare_and_swap(key, expected, value))
+                Reply::Swapped(self.index.swap_at_once(key, Expected::Value(expected), value))
             }
+            Request::SwapExtent { key, expected, value } => {
+                Reply::Swapped(self.index.swap_at_once(key, Expected::Extent(expected), value))
+            }
+            Request::LongBegin { key, len } => caller.begin(self, key, len),
+            Request::LongPiece { bytes } => caller.take(bytes),
+            Request::LongPut { mode, key } => caller.put(self, key, mode),
+            Request::LongSwap { key, expected } => caller.swap(self, key, expected),
+            Request::LongDrop => caller.drop_upload(),
             Request::Remove { key } => Reply::Removed(self.index.remove(key)),
             Request::Get { key } => self.look_up(key),
             Request::Stat => Reply::Stat(self.stats()),
@@ -206,6 +222,7 @@ impl ServerState {
                 }
                 Reply::Growth(self.index.growth())
             }
+            Request::Heap => Reply::Heap(self.index.heap()),
             Request::Snapshot { begin } => {
                 let look = if begin { Saver::ask } else { Saver::status };
                 Reply::Snapshot(self.saver.as_ref().map(look).unwrap_or_default())
@@ -214,13 +231,20 @@ impl ServerState {
     }
 
     fn look_up(&self, key: &[u8]) -> Reply {
-        let mut value = Vec::new();
-        match self.index.reader().get_into(key, &mut value) {
-            Ok(found) => Reply::Value(found.then_some(value)),
+        let (mut value, max) = (Vec::new(), wire::frame_value_max(self.index.geometry()));
+        match self.index.reader().get_range(key, 0..max, &mut value) {
+            // Longer ones are for the client to READ.
+            Ok(Some(given)) if given > max => Reply::Put(Err(PutError::ValueLength { given, max })),
+            Ok(found) => Reply::Value(found.map(|_| value)),
             Err(ReadError::KeyLength { given, max }) => Reply::Put(Err(PutError::KeyLength { given, max })),
             Err(
                 ReadError::Contended { retries: rounds, .. } | ReadError::Deadline { retries: rounds, .. },
             ) => Reply::Put(Err(PutError::Busy { rounds })),
+            Err(ReadError::Replaced { times: rounds, .. }) => Reply::Put(Err(PutError::Busy { rounds })),
+            Err(ReadError::Damaged { what }) => {
+                tracing::error!(what, "the memory of a value is damaged");
+                Reply::Put(Err(PutError::Busy { rounds: 0 }))
+            }
         }
     }
 }

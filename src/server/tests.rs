@@ -1,5 +1,6 @@
 //! Tests that drive a worker step by step. It is the only worker, so no other one does its work.
 
+use super::caller::Caller;
 use super::mailbox::{MailboxMemory, ServerMailbox};
 use super::shared::{MailboxCounters, Role};
 use super::*;
@@ -709,7 +710,7 @@ fn be_written(index: &Index, key: &[u8]) -> Vec<(usize, u64)> {
 fn look_ups_are_answered() {
     let shared = shared();
     shared.index.put(b"key", b"value", PutMode::Insert).unwrap();
-    let get = |key: &[u8]| shared.answer(Role::Read, Request::Get { key }).unwrap();
+    let get = |key: &[u8]| shared.answer(&mut Caller::new(Role::Read), Request::Get { key }).unwrap();
     assert_eq!(get(b"key"), Reply::Value(Some(b"value".to_vec())));
     assert_eq!(get(b"none"), Reply::Value(None));
     for given in [0, 17] {
@@ -720,7 +721,7 @@ fn look_ups_are_answered() {
     let Reply::Put(Err(PutError::Busy { rounds })) = get(b"key") else { panic!("an answer") };
     assert!(rounds > 0);
     for about in [HELLO, Request::Mailbox { version: 1 }, Request::Wake] {
-        assert_eq!(shared.answer(Role::Change, about), None, "{about:?}");
+        assert_eq!(shared.answer(&mut Caller::new(Role::Change), about), None, "{about:?}");
     }
 }
 

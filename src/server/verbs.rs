@@ -8,6 +8,7 @@
 #![allow(unsafe_code)]
 
 use super::ACCEPT_AGAIN;
+use super::caller::Caller;
 use super::chunks::{self, RegisteredChunks, StartedChunks};
 use super::end::Thread;
 use super::shared::{Admission, Peer, Role, ServerState};
@@ -499,7 +500,7 @@ impl VerbsServer {
             pair,
             outgoing,
             stream,
-            role,
+            caller: Caller::new(role),
             _admission: admission,
             welcome,
             free,
@@ -522,7 +523,7 @@ struct VerbsSession {
     outgoing: Buffer,
     /// Its end shows that the client is gone.
     stream: TcpStream,
-    role: Role,
+    caller: Caller,
     /// It counts as a connection until it is dropped.
     _admission: Admission,
     /// Sent once the worker has taken the client.
@@ -861,7 +862,7 @@ impl VerbsWorker {
                 let reply = self
                     .host
                     .shared
-                    .answer(client.role, asked)
+                    .answer(&mut client.caller, asked)
                     .ok_or("it said hello twice, or asked for slots")?;
                 reply.encode(frame.id, &mut client.answer);
                 request.done += frame.length;

@@ -8,7 +8,7 @@ use crate::get::Proof;
 use crate::layout::control::move_counter_word;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::hash::Hashed;
-use crate::layout::mapped::{Loadable, Words};
+use crate::layout::mapped::{self, Loadable, Words};
 use crate::layout::slot::{COPY_SHIFT, View};
 use crate::layout::{LINE, WORD};
 use crate::outcome::ReadError;
@@ -16,6 +16,7 @@ use crate::reader::ReadCounts;
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
+use std::time::Duration;
 
 /// The unit of memory that is sampled at one instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -207,6 +208,21 @@ impl<'a, A: Adversary> Sim<'a, A> {
         let first = self.geometry.slot_word(window.first);
         let words = window.slots as usize * self.geometry.shape().words();
         let latest = self.latest(posted);
+        let last = window.first.0 + u64::from(window.slots) - 1;
+        let what = || format!("slots {}..={last}", window.first.0);
+        let completed = self.sample(what, first..first + words, posted, latest);
+        self.look_for_what_it_met(window);
+        completed
+    }
+
+    /// Samples these words, each unit at an instant of its own. Returns the last instant.
+    fn sample(
+        &mut self,
+        what: impl Fn() -> String,
+        words: Range<usize>,
+        posted: Instant,
+        latest: Instant,
+    ) -> Instant {
         let unit_words = match self.hardware.unit {
             Unit::Line => LINE / WORD,
             Unit::Word => 1,
@@ -214,9 +230,9 @@ impl<'a, A: Adversary> Sim<'a, A> {
         self.landing.clear();
         let mut sampled = Vec::new();
         let mut completed = posted;
-        let mut at = first;
-        while at < first + words {
-            let next = ((at / unit_words + 1) * unit_words).min(first + words);
+        let mut at = words.start;
+        while at < words.end {
+            let next = ((at / unit_words + 1) * unit_words).min(words.end);
             self.history.distinct(at, next - at, posted, latest, &mut self.instants);
             let instants = &self.instants;
             let (history, geometry) = (self.history, self.geometry);
@@ -234,14 +250,12 @@ impl<'a, A: Adversary> Sim<'a, A> {
             at = next;
         }
         if let Some(story) = &mut self.story {
-            let (first, last) = (window.first.0, window.first.0 + u64::from(window.slots) - 1);
-            let unit = self.hardware.unit;
+            let (what, unit) = (what(), self.hardware.unit);
             story.push(format!(
-                "READ of slots {first}..={last}, posted at {}; each {unit:?} as it was at {sampled:?}",
+                "READ of {what}, posted at {}; each {unit:?} as it was at {sampled:?}",
                 posted.0
             ));
         }
-        self.look_for_what_it_met(window);
         completed
     }
 
@@ -407,6 +421,31 @@ impl<A: Adversary> Fabric for Sim<'_, A> {
         let pass = self.met.passes.last_mut().expect("begun above");
         (pass.to, pass.proof) = (to, (found == Some(false)).then_some(Proof::NoMove));
         found
+    }
+
+    fn took_less(&mut self, mark: Instant, allowance: Duration) -> bool {
+        let took_ns = self.history.time_ns(self.now.get()).saturating_sub(self.history.last_ns(mark));
+        self.hardware.witness == Witness::Clock
+            && u128::from(took_ns / self.hardware.client_ns) < allowance.as_nanos()
+    }
+
+    fn fetch(&mut self, offset: u64, len: usize, out: &mut Vec<u8>) -> Result<(), SimGetError> {
+        let (first, skip) = (offset as usize / WORD, offset as usize % WORD);
+        let words = (skip + len).div_ceil(WORD);
+        let from = self.now.get();
+        let latest = self.latest(from);
+        out.clear();
+        if self.is_direct() {
+            let memory = Loading { latest, sim: RefCell::new(self) };
+            mapped::append_bytes(memory.words(first, words), skip..skip + len, out);
+            return Ok(());
+        }
+        let what = || format!("bytes {offset}+{len}");
+        let completed = self.sample(what, first..first + words, from, latest);
+        self.now.set(from.max(completed));
+        let bytes: &[u8] = bytemuck::cast_slice(&self.landing);
+        out.extend_from_slice(&bytes[skip..skip + len]);
+        Ok(())
     }
 
     fn is_by_counter(&self) -> bool {

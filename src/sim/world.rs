@@ -37,8 +37,10 @@ use std::time::Duration;
 pub struct Scene {
     /// The layout.
     pub layout: Layout,
-    /// Main slots.
+    /// Main slots; in a table that grows, of a segment.
     pub slots: u64,
+    /// The most segments of a table that grows; 0 for a table of one size.
+    pub segments: u64,
     /// Bytes of value. They determine how many lines a slot has.
     pub value_bytes: usize,
     /// The grace time. A store takes 1 ns.
@@ -66,7 +68,12 @@ impl Scene {
             value_max: self.value_bytes,
             grace: self.grace,
             seeds: Some(Seeds::from_number(self.seed)),
+            ..Config::default()
         }
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.config().geometry().expect("a possible scene").growing(self.segments)
     }
 }
 
@@ -324,7 +331,7 @@ impl World {
     /// # Panics
     /// When the scene is impossible.
     pub fn new(scene: Scene) -> World {
-        let geometry = scene.config().geometry().expect("a possible scene");
+        let geometry = scene.geometry();
         let (region, recorder, clock) = memory(&geometry);
         let index = Index::create(region, geometry, clock.clone()).expect("private memory needs no backing");
         World::over(index, recorder, clock, scene)
@@ -692,10 +699,8 @@ impl World {
     }
 
     fn place(&self, number: KeyNumber) -> Option<SlotIx> {
-        let inspector = self.inspector();
-        let (windows, _) = inspector.windows(&key(number));
-        let mut slots = windows.iter().flat_map(|window| window.iter());
-        slots.find(|&slot| inspector.slot(slot).key == key(number))
+        let report = self.inspector().key(&key(number));
+        report.windows.iter().flatten().find(|report| report.key == key(number)).map(|report| report.slot)
     }
 
     /// Makes a change of a key and records its result. `false` if it changed nothing.

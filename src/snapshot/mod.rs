@@ -68,11 +68,12 @@ struct Head {
     block_slots: u32,
     key_max: u32,
     value_max: u32,
-    reserved_0: u32,
+    slot_bytes: u32,
     main_slots: u64,
     grace_ns: u64,
     bytes_max: u64,
-    reserved_1: [u64; 3],
+    heap_bytes: u64,
+    reserved: [u64; 2],
 }
 
 /// The head of a block, as the file has it.
@@ -140,6 +141,10 @@ pub struct SnapshotTerms {
     pub key_max: usize,
     /// The longest value that it took, in bytes.
     pub value_max: usize,
+    /// Bytes of its slots; 0 in a snapshot of an older version.
+    pub slot_bytes: usize,
+    /// Memory that it had for values that do not fit their slots, in bytes.
+    pub heap_bytes: u64,
     /// Its grace time.
     pub grace: Duration,
     /// Its number, drawn when it was made.
@@ -155,9 +160,11 @@ impl SnapshotTerms {
         SnapshotTerms {
             layout: geometry.layout(),
             main_slots: geometry.main_slots(),
-            bytes_max: geometry.grows().then(|| geometry.region_bytes()),
+            bytes_max: geometry.grows().then(|| geometry.slots_end()),
             key_max: geometry.key_max(),
             value_max: geometry.value_max(),
+            slot_bytes: geometry.shape().bytes(),
+            heap_bytes: geometry.heap().bytes,
             grace: geometry.grace(),
             generation: geometry.generation(),
             incarnation,
@@ -182,11 +189,12 @@ impl SnapshotTerms {
             block_slots,
             key_max: self.key_max as u32,
             value_max: self.value_max as u32,
-            reserved_0: 0,
+            slot_bytes: self.slot_bytes as u32,
             main_slots: self.main_slots,
             grace_ns: self.grace.as_nanos() as u64,
             bytes_max: self.bytes_max.unwrap_or(0),
-            reserved_1: [0; 3],
+            heap_bytes: self.heap_bytes,
+            reserved: [0; 2],
         };
         Head { crc: head.sum(), ..head }
     }
@@ -215,6 +223,8 @@ impl SnapshotTerms {
             bytes_max: Some(head.bytes_max).filter(|&bytes| bytes > 0),
             key_max: head.key_max as usize,
             value_max: head.value_max as usize,
+            slot_bytes: head.slot_bytes as usize,
+            heap_bytes: head.heap_bytes,
             grace,
             generation: head.generation,
             incarnation: head.incarnation,

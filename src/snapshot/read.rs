@@ -442,6 +442,8 @@ impl SnapshotTerms {
             bytes_max: None,
             key_max: 0,
             value_max: 0,
+            slot_bytes: 0,
+            heap_bytes: 0,
             grace: Duration::ZERO,
             generation: 0,
             incarnation: 0,

@@ -76,7 +76,7 @@ fn golden_snapshot() {
     head.extend(geometry.generation().to_le_bytes());
     head.extend(7u64.to_le_bytes());
     head.extend(0x0102_0304_0506_0708u64.to_le_bytes());
-    [1, 2, 1, 8, 0, 32, 200, 0].into_iter().for_each(|n| head.extend(word(n)));
+    [1, 2, 1, 8, 0, 32, 200, 256].into_iter().for_each(|n| head.extend(word(n)));
     head.extend(1000u64.to_le_bytes());
     head.extend(2_000_000u64.to_le_bytes());
     head.resize(128, 0);

@@ -105,6 +105,8 @@ pub(crate) struct Port {
     pub lid: u16,
     /// The active MTU in bytes.
     pub mtu: u32,
+    /// Most bytes of one READ.
+    pub message_max: u32,
 }
 
 /// The list of devices that libibverbs returns.
@@ -270,6 +272,8 @@ impl Context {
             is_infiniband: u32::from(attr.link_layer) != IBV_LINK_LAYER_ETHERNET,
             lid: attr.lid,
             mtu: 128 << attr.active_mtu,
+            // A device that says nothing carries a page at least.
+            message_max: attr.max_msg_sz.max(4096),
         })
     }
 
@@ -552,8 +556,14 @@ impl Buffer {
 
     /// A scatter/gather element for the first bytes of a cell.
     pub fn element(&self, cell: usize, bytes: usize) -> ibv_sge {
-        assert!(bytes <= self.memory.cell_bytes, "more bytes than a cell has");
-        ibv_sge { addr: self.cell(cell) as u64, length: bytes as u32, lkey: self.keys().0 }
+        self.element_at(cell, 0, bytes)
+    }
+
+    /// A scatter/gather element for some bytes of a cell, from byte `at` on.
+    pub fn element_at(&self, cell: usize, at: usize, bytes: usize) -> ibv_sge {
+        let room = self.memory.cell_bytes;
+        assert!(at <= room && bytes <= room - at, "more bytes than a cell has");
+        ibv_sge { addr: self.cell(cell) as u64 + at as u64, length: bytes as u32, lkey: self.keys().0 }
     }
 }
 

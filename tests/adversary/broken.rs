@@ -528,7 +528,7 @@ fn crc_without_slot_number() {
     use oneread::layout::slot::{Content, Identity, SlotShape, Torn, check, encode};
     let shape = SlotShape::from_bytes(64).unwrap();
     let (here, there) = (Identity { generation: 1, index: 4 }, Identity { generation: 1, index: 5 });
-    let content = Content { key: b"key", value: b"value", ..Content::default() };
+    let content = Content { key: b"key", value: b"value".into(), ..Content::default() };
     let other = encode(shape, there, 2, &content);
     assert_eq!(check(shape, here, &other).err(), Some(Torn::Crc));
     let _broken = Broken::rule(Rule::CrcBindsSlot);

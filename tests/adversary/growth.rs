@@ -274,14 +274,3 @@ fn broken_rules_of_growth_are_found() {
         must_be_found(rule, &["windowed:8", "cluster", "list"], hardware, 40);
     }
 }
-
-/// These take long. `tests/segments_model.rs` finds each of them in a minute.
-#[cfg(feature = "faults")]
-#[test]
-#[ignore = "takes an hour"]
-fn rarely_broken_rules_of_growth_are_found() {
-    use oneread::faults::Rule;
-    for rule in [Rule::EntryAgain, Rule::BothWindows, Rule::OldChild, Rule::MarkStays, Rule::DepthStays] {
-        must_be_found(rule, &["windowed:8", "cluster", "pilaf"], &EACH, 4_000);
-    }
-}

@@ -12,6 +12,8 @@
 mod broken;
 mod cases;
 mod every;
+mod every_growth;
+mod extents;
 mod growth;
 mod random;
 

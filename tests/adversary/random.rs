@@ -17,7 +17,7 @@ pub type Served = Result<(World, Instant, Vec<KeyNumber>), Box<Violation>>;
 
 fn scene(layout: Layout, slots: u64, random: &mut Random, seed: u64) -> Scene {
     let value_bytes = [HALF_LINE, ONE_LINE, TWO_LINES][random.pick(3)];
-    Scene { layout, slots, value_bytes, grace: grace(), seed }
+    Scene { layout, slots, segments: 0, value_bytes, grace: grace(), seed }
 }
 
 /// In every third table the server loses its processor now and then, for up to three grace times.

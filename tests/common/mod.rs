@@ -256,6 +256,14 @@ impl<F: Fabric> Fabric for ByMachine<F> {
     fn proof(&mut self, home: u64, mark: F::Mark) -> Proof {
         self.0.proof(home, mark)
     }
+
+    fn took_less(&mut self, mark: F::Mark, allowance: Duration) -> bool {
+        self.0.took_less(mark, allowance)
+    }
+
+    fn fetch(&mut self, offset: u64, len: usize, out: &mut Vec<u8>) -> Result<(), F::Error> {
+        self.0.fetch(offset, len, out)
+    }
 }
 
 impl Target for Table {

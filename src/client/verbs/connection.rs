@@ -15,11 +15,13 @@
 
 #![allow(unsafe_code)]
 
+use super::long::{self, LongLanding};
+use super::pairs::LaneLanding;
 use crate::address::VerbsAddress;
 use crate::client::ClientOptions;
 #[cfg(feature = "herd")]
 use crate::client::RequestPath;
-use crate::client::lanes::Posting;
+use crate::client::lanes::{Posting, ReadWanted};
 use crate::fabric::ReadId;
 use crate::fabric::landed::LandedWindow;
 #[cfg(feature = "herd")]
@@ -27,7 +29,7 @@ use crate::herd::{
     self,
     client::{HerdClient, HerdDraft},
 };
-use crate::layout::chunk::{CHUNKS, chunk_of_window};
+use crate::layout::chunk::{CHUNKS, chunk_of_value, chunk_of_window};
 use crate::layout::geometry::{Geometry, Window};
 use crate::layout::superblock::{SUPERBLOCK_WORDS, Superblock};
 use crate::verbs::bootstrap::MESSAGES_MAX;
@@ -41,6 +43,7 @@ use crate::verbs::ffi::Completion;
 use crate::verbs::station::Station;
 use crate::verbs::{QueueCounts, VerbsOptions, Wait};
 use crate::wire;
+use ibverbs_sys::ibv_sge;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::collections::VecDeque;
 use std::error::Error;
@@ -66,6 +69,10 @@ pub(crate) struct Connection {
     pair: QueuePair,
     queue: Arc<CompletionQueue>,
     landing: Buffer,
+    /// Where long values land.
+    long: LongLanding,
+    /// Most bytes of one READ.
+    message_max: usize,
     outgoing: Buffer,
     incoming: Buffer,
     domain: Arc<ProtectionDomain>,
@@ -77,7 +84,7 @@ pub(crate) struct Connection {
     wait: Wait,
     /// READs posted and not yet handed out, oldest first. Their numbers start at
     /// `reads_handed_out`.
-    reads: VecDeque<(ReadId, Window)>,
+    reads: VecDeque<(ReadId, ReadWanted)>,
     reads_handed_out: u64,
     reads_completed: u64,
     messages: Messages,
@@ -106,9 +113,18 @@ impl ChunkKeys {
     /// The chunk of this window, if it must be READ first which key it has.
     #[inline]
     pub fn unknown(&self, geometry: &Geometry, window: Window) -> Option<u32> {
-        let chunk = chunk_of_window(geometry, window)?;
+        chunk_of_window(geometry, window).filter(|&chunk| !self.has(chunk))
+    }
+
+    /// The chunk of this byte of the heap, if it must be READ first which key it has.
+    pub fn unknown_to(&self, geometry: &Geometry, offset: u64) -> Option<u32> {
+        chunk_of_value(geometry, offset).filter(|&chunk| !self.has(chunk))
+    }
+
+    #[inline]
+    fn has(&self, chunk: u32) -> bool {
         // Relaxed: a word is a whole key.
-        (self.words[chunk as usize].load(Ordering::Relaxed) == 0).then_some(chunk)
+        self.words[chunk as usize].load(Ordering::Relaxed) != 0
     }
 
     /// Takes in what its chunk slot says.
@@ -116,16 +132,10 @@ impl ChunkKeys {
         self.words[chunk as usize].store(1 << 32 | u64::from(key), Ordering::Relaxed);
     }
 
-    /// The region as a READ of this window names it.
+    /// The key of a chunk, as it was learnt.
     #[inline]
-    fn name(&self, geometry: &Geometry, region: Descriptor, window: Window) -> Descriptor {
-        match chunk_of_window(geometry, window) {
-            None => region,
-            Some(chunk) => {
-                let key = self.words[chunk as usize].load(Ordering::Relaxed) as u32;
-                Descriptor { key, ..region }
-            }
-        }
+    fn known(&self, chunk: u32) -> u32 {
+        self.words[chunk as usize].load(Ordering::Relaxed) as u32
     }
 }
 
@@ -249,6 +259,8 @@ impl Connection {
             pair,
             queue,
             landing,
+            long: LongLanding::default(),
+            message_max: station.route().port.message_max as usize,
             outgoing,
             incoming,
             domain: domain.clone(),
@@ -278,6 +290,11 @@ impl Connection {
 
     pub fn domain(&self) -> &Arc<ProtectionDomain> {
         &self.domain
+    }
+
+    /// Most bytes of one READ.
+    pub fn message_max(&self) -> usize {
+        self.message_max
     }
 
     pub fn queue(&self) -> &Arc<CompletionQueue> {
@@ -321,21 +338,68 @@ impl Connection {
         assert!(reads.len() <= self.room(), "more READs than credits");
         let credits = self.credits() as u64;
         let first = self.reads_handed_out + self.reads.len() as u64;
-        let (landing, geometry, region, keys) = (&self.landing, &self.geometry, self.region, &self.keys);
-        let last = reads.len() - 1;
+        let target = ReadTarget { geometry: &self.geometry, region: self.region, keys: &self.keys };
+        let (landing, last) = (&self.landing, reads.len() - 1);
         let works = reads.iter().enumerate().map(|(i, &(_, window))| {
             let number = first + i as u64;
             let signalled = i == last || i % SIGNAL_EVERY == SIGNAL_EVERY - 1;
-            let region = keys.name(geometry, region, window);
-            read(geometry, region, number, window, landing, (number % credits) as usize, signalled)
+            let element = target.element(window, landing, (number % credits) as usize);
+            target.read(number, ReadWanted::Window(window), element, signalled)
         });
         // SAFETY: slot `number % credits` was last used by READ `number - credits`, which has been
         // handed out (asserted above). Its contents are borrowed only inside `poll`. The buffer
         // outlives the queue pair.
         unsafe { self.pair.post(works) }?;
-        self.reads.extend(reads);
+        self.reads.extend(reads.iter().map(|&(token, window)| (token, ReadWanted::Window(window))));
         self.counts.doorbells += 1;
         self.counts.reads += reads.len() as u64;
+        Ok(())
+    }
+
+    /// Sees to it that a value of so many bytes can land. No READ may be in flight.
+    pub fn make_room(&mut self, bytes: usize) -> Result<(), SetupError> {
+        assert!(self.reads.is_empty(), "READs may land in memory that is exchanged");
+        self.long.make_room(bytes, &self.domain)
+    }
+
+    /// READs `len` bytes from byte `offset` of the region on, there and back. They replace what is in `out`.
+    /// There must be [room](Self::make_room), and no READ in flight.
+    pub fn fetch(
+        &mut self,
+        offset: u64,
+        len: usize,
+        within: Duration,
+        out: &mut Vec<u8>,
+    ) -> Result<(), VerbsError> {
+        let mut pieces = long::pieces(offset, len, self.message_max);
+        while pieces.len() > 0 {
+            let some = pieces.by_ref().take(self.credits());
+            self.post_pieces(some)?;
+            self.drain(within)?;
+        }
+        // SAFETY: all READs into this memory have completed.
+        unsafe { self.long.copy(len, out) };
+        Ok(())
+    }
+
+    /// Posts READs into the memory for long values, with one doorbell: at least one, at most
+    /// [`room`](Self::room).
+    fn post_pieces(&mut self, pieces: impl ExactSizeIterator<Item = ReadWanted>) -> Result<(), VerbsError> {
+        let first = self.reads_handed_out + self.reads.len() as u64;
+        let (before, last) = (self.reads.len(), pieces.len() - 1);
+        let Connection { pair, reads: posted, geometry, region, keys, long, .. } = self;
+        let target = ReadTarget { geometry, region: *region, keys };
+        let memory = long.memory().expect("a value has room before it is fetched");
+        let works = (first..).zip(pieces).enumerate().map(|(i, (number, wanted))| {
+            posted.push_back((0, wanted));
+            let signalled = i == last || i % SIGNAL_EVERY == SIGNAL_EVERY - 1;
+            target.read(number, wanted, memory.landing_of(wanted), signalled)
+        });
+        // SAFETY: the memory is exchanged, and copied from, only while no READ is in flight (`make_room`,
+        // `fetch`). It outlives the queue pair.
+        unsafe { pair.post(works) }?;
+        self.counts.doorbells += 1;
+        self.counts.reads += (self.reads.len() - before) as u64;
         Ok(())
     }
 
@@ -346,16 +410,20 @@ impl Connection {
     /// As for [`ReadQueue::post`](crate::client::lanes::ReadQueue::post).
     pub unsafe fn post_for<'a>(
         &mut self,
-        reads: impl Iterator<Item = Posting<'a, Buffer>>,
+        reads: impl Iterator<Item = Posting<'a, LaneLanding>>,
     ) -> Result<(), VerbsError> {
         let first = self.reads_handed_out + self.reads.len() as u64;
         let Connection { pair, reads: posted, geometry, region, keys, .. } = self;
+        let target = ReadTarget { geometry, region: *region, keys };
         let before = posted.len();
         let works =
-            (first..).zip(reads).map(|(number, Posting { seat, window, landing, slot, signalled })| {
-                posted.push_back((seat, window));
-                let region = keys.name(geometry, *region, window);
-                read(geometry, region, number, window, landing, slot, signalled)
+            (first..).zip(reads).map(|(number, Posting { seat, wanted, landing, slot, signalled })| {
+                posted.push_back((seat, wanted));
+                let element = match wanted {
+                    ReadWanted::Window(window) => target.element(window, landing.windows(), slot),
+                    ReadWanted::Bytes { .. } => landing.long().landing_of(wanted),
+                };
+                target.read(number, wanted, element, signalled)
             });
         // SAFETY: the caller keeps the contract above.
         unsafe { pair.post(works) }?;
@@ -389,14 +457,15 @@ impl Connection {
         self.wait_until(within, |this| this.reads_completed > this.reads_handed_out)?;
         let credits = self.credits() as u64;
         while self.reads_handed_out < self.reads_completed {
-            let Some((token, window)) = self.reads.pop_front() else { break };
-            let words = window.slots as usize * self.geometry.shape().words();
+            let Some((token, wanted)) = self.reads.pop_front() else { break };
             let slot = (self.reads_handed_out % credits) as usize;
-            // SAFETY: READ number `reads_handed_out` has completed, and its slot is not posted
-            // again before this borrow ends.
+            self.reads_handed_out += 1;
+            let ReadWanted::Window(window) = wanted else { continue };
+            let words = window.slots as usize * self.geometry.shape().words();
+            // SAFETY: the READ into this slot has completed, and the slot is not posted again before this
+            // borrow ends.
             let words = unsafe { self.landing.words(slot, words) };
             sink(token, &mut LandedWindow::new(&self.geometry, window, words));
-            self.reads_handed_out += 1;
         }
         Ok(())
     }
@@ -653,20 +722,34 @@ pub(crate) fn landing_for(
     Buffer::new(domain.clone(), windows, slots * geometry.shape().bytes(), Access::Local)
 }
 
-/// Builds READ number `number`: a window of the region into a slot of a buffer.
-fn read(
-    geometry: &Geometry,
+/// What READs are of.
+#[derive(Clone, Copy)]
+struct ReadTarget<'a> {
+    geometry: &'a Geometry,
     region: Descriptor,
-    number: u64,
-    window: Window,
-    landing: &Buffer,
-    slot: usize,
-    signalled: bool,
-) -> Work {
-    let bytes = geometry.window_bytes(window) as usize;
-    let address = region.address.wrapping_add(geometry.slot_offset(window.first));
-    let kind = WorkKind::Read { address, key: region.key };
-    Work { id: id::READ | number, element: landing.element(slot, bytes), kind, signalled }
+    keys: &'a ChunkKeys,
+}
+
+impl ReadTarget<'_> {
+    /// Where a window lands: a slot of a buffer.
+    fn element(&self, window: Window, landing: &Buffer, slot: usize) -> ibv_sge {
+        landing.element(slot, self.geometry.window_bytes(window) as usize)
+    }
+
+    /// Builds READ number `number`.
+    fn read(&self, number: u64, wanted: ReadWanted, element: ibv_sge, signalled: bool) -> Work {
+        let offset = match wanted {
+            ReadWanted::Window(window) => self.geometry.slot_offset(window.first),
+            ReadWanted::Bytes { offset, .. } => offset,
+        };
+        let chunk = match wanted {
+            ReadWanted::Window(window) => chunk_of_window(self.geometry, window),
+            ReadWanted::Bytes { offset, .. } => chunk_of_value(self.geometry, offset),
+        };
+        let address = self.region.address.wrapping_add(offset);
+        let key = chunk.map_or(self.region.key, |chunk| self.keys.known(chunk));
+        Work { id: id::READ | number, element, kind: WorkKind::Read { address, key }, signalled }
+    }
 }
 
 /// The table in a welcome, if the client can use it and the queue pair described with it.

@@ -9,7 +9,7 @@ use crate::get::{Landed, Proof};
 use crate::layout::chunk::{chunk_slot, chunk_window, remote_key};
 use crate::layout::geometry::{Geometry, Window};
 use crate::outcome::ReadError;
-use crate::verbs::error::VerbsError;
+use crate::verbs::error::{SetupError, VerbsError};
 use std::time::Duration;
 
 /// The path of READs.
@@ -30,6 +30,9 @@ pub(crate) enum VerbsGetError {
     /// The connection failed.
     #[error(transparent)]
     Link(#[from] VerbsError),
+    /// There is no memory for a long value to land in.
+    #[error(transparent)]
+    Memory(SetupError),
 }
 
 /// The fabric for the time of one call.
@@ -77,6 +80,26 @@ impl ReadPath<'_> {
         }
     }
 
+    fn make_room(&mut self, bytes: usize) -> Result<(), SetupError> {
+        match self {
+            ReadPath::Own(connection) => connection.make_room(bytes),
+            ReadPath::Shared(seat) => seat.make_room(bytes),
+        }
+    }
+
+    fn fetch(
+        &mut self,
+        offset: u64,
+        len: usize,
+        within: Duration,
+        out: &mut Vec<u8>,
+    ) -> Result<(), VerbsError> {
+        match self {
+            ReadPath::Own(connection) => connection.fetch(offset, len, within, out),
+            ReadPath::Shared(seat) => seat.fetch(offset, len, within, out),
+        }
+    }
+
     fn poll(
         &mut self,
         within: Duration,
@@ -102,6 +125,24 @@ impl Verbs<'_> {
         };
         let reads: Vec<_> = reads.iter().map(keyed).collect();
         way.post(&reads)
+    }
+
+    /// READs the key of a chunk, while no READ is under way.
+    #[cold]
+    fn learn(&mut self, chunk: u32) -> Result<(), VerbsError> {
+        let Verbs { way, geometry, within, .. } = self;
+        for _ in 0..=IN_VAIN_MAX {
+            let mut told = None;
+            way.post(&[(0, chunk_window(geometry, chunk))])?;
+            while told.is_none() {
+                way.poll(*within, |_, landed| told = Some(landed.entry(chunk_slot(geometry, chunk))))?;
+            }
+            if let Some(key) = told.flatten().and_then(|words| remote_key(chunk, words)) {
+                way.keys().learn(chunk, key);
+                return Ok(());
+            }
+        }
+        Err(no_key(chunk))
     }
 
     /// Takes completions, until one is not a key's.
@@ -133,12 +174,7 @@ impl Verbs<'_> {
                         way.keys().learn(read.chunk, key);
                         reads.push((read.id, read.window));
                     }
-                    None if read.in_vain == IN_VAIN_MAX => {
-                        let chunk = read.chunk;
-                        let what =
-                            format!("a directory entry that names memory of chunk {chunk}, which has no key");
-                        return Err(VerbsError::Garbage { what });
-                    }
+                    None if read.in_vain == IN_VAIN_MAX => return Err(no_key(read.chunk)),
                     None => {
                         read.in_vain += 1;
                         reads.push((read.id, chunk_window(geometry, read.chunk)));
@@ -152,6 +188,12 @@ impl Verbs<'_> {
             }
         }
     }
+}
+
+/// The error where memory is named that has no key.
+fn no_key(chunk: u32) -> VerbsError {
+    let what = format!("an entry or a slot that names memory of chunk {chunk}, which has no key");
+    VerbsError::Garbage { what }
 }
 
 impl Fabric for Verbs<'_> {
@@ -198,6 +240,18 @@ impl Fabric for Verbs<'_> {
 
     fn mark(&mut self, _home: u64) -> u64 {
         self.clock.now_ns()
+    }
+
+    fn took_less(&mut self, mark: u64, allowance: Duration) -> bool {
+        u128::from(self.clock.now_ns().saturating_sub(mark)) < allowance.as_nanos()
+    }
+
+    fn fetch(&mut self, offset: u64, len: usize, out: &mut Vec<u8>) -> Result<(), VerbsGetError> {
+        if let Some(chunk) = self.way.keys().unknown_to(self.geometry, offset) {
+            self.learn(chunk)?;
+        }
+        self.way.make_room(len).map_err(VerbsGetError::Memory)?;
+        Ok(self.way.fetch(offset, len, self.within, out)?)
     }
 
     fn proof(&mut self, _home: u64, mark: u64) -> Proof {

@@ -5,6 +5,7 @@ pub(crate) mod connection;
 mod fabric;
 #[cfg(feature = "herd")]
 mod herd;
+mod long;
 mod pairs;
 
 use super::{
@@ -193,6 +194,8 @@ impl VerbsHandle {
                         std::thread::sleep((RETRY_FIRST * (1 << failures)).min(RETRY_MAX));
                     }
                 }
+                // Another connection would not help.
+                Err(VerbsGetError::Memory(error)) => return Err(GetError::Connect(error.into())),
                 // READs may still be in flight. They must not be taken for those of the next call.
                 Err(VerbsGetError::Read(error)) => {
                     let drained = match (&mut self.seat, &mut self.connection) {
@@ -291,7 +294,11 @@ impl VerbsHandle {
         }
         let Some(connection) = &mut self.connection else { return Err(self.late()) };
         let geometry = connection.geometry().clone();
-        let result = send_fitting(requests, &geometry, |requests| {
+        let piece_max = Some(wire::FRAME_VALUE_MAX);
+        // A request in HERD is one frame: its requests come to several threads, in no order.
+        #[cfg(feature = "herd")]
+        let piece_max = piece_max.filter(|_| connection.herd.is_none());
+        let result = send_fitting(requests, &geometry, piece_max, |requests| {
             let sent = requests.len() as u64;
             #[cfg(feature = "herd")]
             if connection.herd.is_some() {

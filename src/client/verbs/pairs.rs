@@ -8,7 +8,8 @@
 #![allow(unsafe_code)]
 
 use super::connection::{self, ChunkKeys, Connection};
-use crate::client::lanes::{Lane, Mux, Posting, ReadQueue};
+use super::long::{self, LongLanding};
+use crate::client::lanes::{Lane, Mux, Posting, ReadQueue, ReadWanted};
 use crate::fabric::ReadId;
 use crate::fabric::landed::LandedWindow;
 use crate::layout::geometry::{Geometry, Window};
@@ -23,7 +24,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 impl ReadQueue for Connection {
-    type Landing = Buffer;
+    type Landing = LaneLanding;
     type Bell = Arc<CompletionQueue>;
     type Counts = QueueCounts;
     type Error = VerbsError;
@@ -34,7 +35,7 @@ impl ReadQueue for Connection {
 
     unsafe fn post<'a>(
         &mut self,
-        reads: impl Iterator<Item = Posting<'a, Buffer>>,
+        reads: impl Iterator<Item = Posting<'a, LaneLanding>>,
     ) -> Result<(), VerbsError> {
         // SAFETY: the caller keeps `ReadQueue::post`'s contract, which is that of `post_for`.
         unsafe { self.post_for(reads) }
@@ -70,6 +71,26 @@ impl ReadQueue for Connection {
 
 // ---- a handle's lane ----------------------------------------------------------------------------
 
+/// Memory of a lane.
+#[derive(Debug)]
+pub(crate) struct LaneLanding {
+    windows: Buffer,
+    /// Where long values land. Its owner exchanges it only while none of its READs is in flight, so nobody
+    /// waits for this lock.
+    long: Mutex<Option<Arc<Buffer>>>,
+}
+
+impl LaneLanding {
+    pub fn windows(&self) -> &Buffer {
+        &self.windows
+    }
+
+    /// The memory for a READ that is about to be posted. It stays at least until that has completed.
+    pub fn long(&self) -> Arc<Buffer> {
+        lock(&self.long).clone().expect("a value has room before it is fetched")
+    }
+}
+
 /// A handle's lane, and the geometry of the table that it reads.
 #[derive(Debug)]
 pub(crate) struct LaneReader {
@@ -79,6 +100,10 @@ pub(crate) struct LaneReader {
     /// The socket of the connection. Closed with the connection.
     stream: Weak<TcpStream>,
     counts: QueueCounts,
+    long: LongLanding,
+    domain: Arc<ProtectionDomain>,
+    /// Most bytes of one READ.
+    message_max: usize,
 }
 
 impl LaneReader {
@@ -111,7 +136,37 @@ impl LaneReader {
     }
 
     pub fn post(&mut self, reads: &[(ReadId, Window)]) {
-        self.lane.submit(reads);
+        self.lane.submit(reads.iter().map(|&(token, window)| (token, ReadWanted::Window(window))));
+    }
+
+    /// Sees to it that a value of so many bytes can land. No READ may be in flight.
+    pub fn make_room(&mut self, bytes: usize) -> Result<(), SetupError> {
+        assert!(!self.is_reading(), "READs may land in memory that is exchanged");
+        // Let go of here and there before other memory is made.
+        let mut long = lock(&self.lane.landing().long);
+        *long = None;
+        let made = self.long.make_room(bytes, &self.domain);
+        *long = self.long.memory().cloned();
+        made
+    }
+
+    /// READs `len` bytes from byte `offset` of the region on, there and back. They replace what is in `out`.
+    /// There must be [room](Self::make_room), and no READ in flight.
+    pub fn fetch(
+        &mut self,
+        offset: u64,
+        len: usize,
+        within: Duration,
+        out: &mut Vec<u8>,
+    ) -> Result<(), VerbsError> {
+        let mut pieces = long::pieces(offset, len, self.message_max);
+        while pieces.len() > 0 {
+            self.lane.submit(pieces.by_ref().take(self.credits()).map(|wanted| (0, wanted)));
+            self.drain(within)?;
+        }
+        // SAFETY: all READs into this memory have completed.
+        unsafe { self.long.copy(len, out) };
+        Ok(())
     }
 
     /// Waits for at least one READ, if any is in flight, and hands out those that have completed.
@@ -122,11 +177,12 @@ impl LaneReader {
     ) -> Result<(), VerbsError> {
         self.lane.wait(within, &mut self.counts)?;
         let geometry = &self.geometry;
-        self.lane.hand_out(|token, window, landing, slot| {
+        self.lane.hand_out(|token, wanted, landing, slot| {
+            let ReadWanted::Window(window) = wanted else { return };
             let words = window.slots as usize * geometry.shape().words();
             // SAFETY: the READ into this slot has completed, and the slot is not posted again
             // before this lane submits another, which takes `&mut self`.
-            let words = unsafe { landing.words(slot, words) };
+            let words = unsafe { landing.windows.words(slot, words) };
             sink(token, &mut LandedWindow::new(geometry, window, words));
         });
         Ok(())
@@ -188,24 +244,27 @@ struct OpenPair {
     keys: Arc<ChunkKeys>,
     credits: usize,
     domain: Arc<ProtectionDomain>,
+    message_max: usize,
     stream: Weak<TcpStream>,
 }
 
 impl OpenPair {
     fn new(connection: Connection, wait: Wait) -> OpenPair {
         let (geometry, keys) = (connection.geometry().clone(), connection.keys().clone());
-        let credits = connection.credits();
+        let (credits, message_max) = (connection.credits(), connection.message_max());
         let (domain, stream) = (connection.domain().clone(), Arc::downgrade(connection.stream()));
         let bell = (wait == Wait::Block).then(|| connection.queue().clone());
-        OpenPair { link: Mux::new(connection, bell), geometry, keys, credits, domain, stream }
+        OpenPair { link: Mux::new(connection, bell), geometry, keys, credits, domain, message_max, stream }
     }
 
     /// Registers memory for a lane. Called without any lock held.
     fn join(self) -> Result<LaneReader, SetupError> {
-        let landing = connection::landing_for(&self.domain, &self.geometry, self.credits)?;
+        let windows = connection::landing_for(&self.domain, &self.geometry, self.credits)?;
+        let landing = LaneLanding { windows, long: Mutex::new(None) };
         let lane = self.link.join(landing, self.credits);
-        let OpenPair { geometry, keys, stream, .. } = self;
-        Ok(LaneReader { lane, geometry, keys, stream, counts: QueueCounts::default() })
+        let OpenPair { geometry, keys, stream, domain, message_max, .. } = self;
+        let (counts, long) = (QueueCounts::default(), LongLanding::default());
+        Ok(LaneReader { lane, geometry, keys, stream, counts, long, domain, message_max })
     }
 }
 

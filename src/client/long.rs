@@ -1,0 +1,261 @@
+//! Long values on their way to the server: uploads in place of requests that do not fit a frame, and what
+//! a client does that waits for memory, or compares a long value itself.
+
+use super::{BATCH, Client, GetError, MutateError, ServerPath, on_path};
+use crate::layout::extent::{Expected, Reference};
+use crate::layout::geometry::Geometry;
+use crate::outcome::{PutError, SwapOutcome};
+use crate::wire::{self, FRAME_VALUE_MAX, Reply, Request};
+use std::time::{Duration, Instant};
+
+/// The pause before a request is repeated that found the memory waiting for readers: it doubles from the
+/// first to the last.
+const HEAP_PAUSE_FIRST: Duration = Duration::from_micros(100);
+const HEAP_PAUSE_MAX: Duration = Duration::from_millis(10);
+/// Most attempts of a compare-and-swap. Each one that fails was overtaken by a change that succeeded, or by
+/// a move of the value.
+pub(super) const SWAP_ROUNDS_MAX: u32 = 1000;
+/// Bytes of values that are sent ahead of their replies.
+const AHEAD_MAX: usize = 1 << 20;
+
+/// The longest pieces of an upload on a way to the server. `None`: values of more than a frame cannot go
+/// that way.
+pub(super) type PieceMax = Option<usize>;
+
+/// Whether requests take more than a frame, of whatever table.
+pub(super) fn is_any_long(requests: &[Request<'_>]) -> bool {
+    requests.iter().any(|request| value_of(request).is_some_and(|value| value.len() > FRAME_VALUE_MAX))
+}
+
+/// The value that a request puts.
+pub(super) fn value_of<'a>(request: &Request<'a>) -> Option<&'a [u8]> {
+    match request {
+        Request::Put { value, .. } | Request::Swap { value, .. } | Request::SwapExtent { value, .. } => {
+            Some(value)
+        }
+        _ => None,
+    }
+}
+
+/// Sends requests that the table takes, and uploads the values that fit no frame. Returns one reply for each
+/// request.
+pub(super) fn send_uploading<E>(
+    requests: &[Request<'_>],
+    geometry: &Geometry,
+    piece_max: PieceMax,
+    mut send: impl FnMut(&[Request<'_>]) -> Result<Vec<Reply>, E>,
+) -> Result<Vec<Reply>, E> {
+    let frame_max = wire::frame_value_max(geometry);
+    let is_long = |request: &Request<'_>| value_of(request).is_some_and(|value| value.len() > frame_max);
+    let Some(piece_max) = piece_max.filter(|_| requests.iter().any(is_long)) else { return send(requests) };
+    let mut sending = Uploading { send, replies: vec![None; requests.len()], frames: Vec::new(), bytes: 0 };
+    for (nth, request) in requests.iter().enumerate() {
+        let (key, value, last) = match *request {
+            Request::Put { mode, key, value } if value.len() > frame_max => {
+                (key, value, Request::LongPut { mode, key })
+            }
+            Request::Swap { key, expected, value } if value.len() > frame_max => {
+                (key, value, Request::LongSwap { key, expected: Expected::Value(expected) })
+            }
+            Request::SwapExtent { key, expected, value } if value.len() > frame_max => {
+                (key, value, Request::LongSwap { key, expected: Expected::Extent(expected) })
+            }
+            short => {
+                sending.push(nth, short)?;
+                continue;
+            }
+        };
+        sending.push(nth, Request::LongBegin { key, len: value.len() as u32 })?;
+        for bytes in value.chunks(piece_max) {
+            if sending.is_refused(nth) {
+                break;
+            }
+            sending.push(nth, Request::LongPiece { bytes })?;
+        }
+        if !sending.is_refused(nth) {
+            sending.push(nth, last)?;
+        }
+    }
+    sending.flush()?;
+    // A request without a reply: the server does not speak the protocol, and the caller sees that.
+    Ok(sending.replies.into_iter().map_while(|reply| reply).collect())
+}
+
+/// Frames on their way, and what they were answered.
+struct Uploading<'a, S> {
+    send: S,
+    /// The reply to each request: the first that is not [`Reply::Taken`], or so far that.
+    replies: Vec<Option<Reply>>,
+    /// Frames to be sent, each with the number of its request.
+    frames: Vec<(usize, Request<'a>)>,
+    /// Bytes of values in them.
+    bytes: usize,
+}
+
+impl<'a, E, S: FnMut(&[Request<'_>]) -> Result<Vec<Reply>, E>> Uploading<'a, S> {
+    fn push(&mut self, nth: usize, frame: Request<'a>) -> Result<(), E> {
+        self.bytes += match frame {
+            Request::LongPiece { bytes } => bytes.len(),
+            _ => value_of(&frame).map_or(0, <[u8]>::len),
+        };
+        self.frames.push((nth, frame));
+        if self.bytes >= AHEAD_MAX || self.frames.len() >= BATCH { self.flush() } else { Ok(()) }
+    }
+
+    /// Whether the server has answered that it does not take the upload of this request.
+    fn is_refused(&self, nth: usize) -> bool {
+        self.replies[nth].as_ref().is_some_and(|reply| *reply != Reply::Taken)
+    }
+
+    fn flush(&mut self) -> Result<(), E> {
+        let frames = std::mem::take(&mut self.frames);
+        self.bytes = 0;
+        if frames.is_empty() {
+            return Ok(());
+        }
+        let requests: Vec<_> = frames.iter().map(|(_, request)| *request).collect();
+        let replies = (self.send)(&requests)?;
+        if replies.len() != frames.len() {
+            return Ok(());
+        }
+        for ((nth, _), reply) in frames.into_iter().zip(replies) {
+            let so_far = &mut self.replies[nth];
+            if so_far.as_ref().is_none_or(|so_far| *so_far == Reply::Taken) {
+                *so_far = Some(reply);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Waits for memory of long values, until a deadline.
+#[derive(Debug)]
+pub(super) struct HeapWait {
+    begun: Instant,
+    pause: Duration,
+    deadline: Instant,
+}
+
+impl HeapWait {
+    pub fn new(deadline: Instant) -> HeapWait {
+        HeapWait { begun: Instant::now(), pause: HEAP_PAUSE_FIRST, deadline }
+    }
+
+    /// Sleeps for a while. Returns `false`, and does not sleep, if the deadline comes before.
+    pub fn again(&mut self) -> bool {
+        if Instant::now() + self.pause >= self.deadline {
+            return false;
+        }
+        std::thread::sleep(self.pause);
+        self.pause = (2 * self.pause).min(HEAP_PAUSE_MAX);
+        true
+    }
+
+    /// The error with the time that the client has waited.
+    pub fn in_all(&self, error: PutError) -> PutError {
+        match error {
+            PutError::HeapBusy { given, .. } => PutError::HeapBusy { given, waited: self.begun.elapsed() },
+            error => error,
+        }
+    }
+}
+
+/// Whether a reply says that there will be memory later.
+pub(super) fn is_busy(reply: &Reply) -> bool {
+    let (Reply::Put(Err(error)) | Reply::Swapped(Err(error))) = reply else { return false };
+    matches!(error, PutError::HeapBusy { .. })
+}
+
+impl Client {
+    /// Makes a request, again and again while memory for its value waits for readers.
+    pub(super) fn ask_until_free(
+        &mut self,
+        request: &Request<'_>,
+        deadline: Instant,
+    ) -> Result<Reply, MutateError> {
+        let mut wait = HeapWait::new(deadline);
+        loop {
+            let reply = self.ask(request, deadline)?;
+            if !is_busy(&reply) {
+                return Ok(reply);
+            }
+            if wait.again() {
+                continue;
+            }
+            self.stats.changes.count_final(request, &reply);
+            return Ok(match reply {
+                Reply::Put(Err(error)) => Reply::Put(Err(wait.in_all(error))),
+                reply => reply,
+            });
+        }
+    }
+
+    /// A compare-and-swap with an expected value that does not fit a frame (X7): the client reads the value
+    /// and compares it, and the server swaps if the slot still names that extent. Where another change, or a
+    /// move of the value, came between, it begins again.
+    pub(super) fn swap_seen(
+        &mut self,
+        key: &[u8],
+        expected: &[u8],
+        value: &[u8],
+        deadline: Instant,
+    ) -> Result<SwapOutcome, MutateError> {
+        // Whatever the look finds, it is the table of a server that is there.
+        match self.ask(&Request::LongDrop, deadline)? {
+            Reply::Taken => {}
+            _ => return Err(self.unexpected()),
+        }
+        let max = self.geometry().value_max();
+        if let Some(given) = [value.len(), expected.len()].into_iter().find(|given| *given > max) {
+            return Err(MutateError::ValueLength { given, max });
+        }
+        let mut rounds = 0;
+        loop {
+            let Some((seen, extent)) = self.look(key)? else { return Ok(SwapOutcome::Absent) };
+            if seen != expected {
+                return Ok(SwapOutcome::Differs);
+            }
+            // A value of this length fits no slot.
+            let Some(extent) = extent else { return Err(self.unexpected()) };
+            match self.swap_stored(key, Expected::Extent(extent), value, deadline)? {
+                SwapOutcome::Differs => rounds += 1,
+                outcome => return Ok(outcome),
+            }
+            if rounds == SWAP_ROUNDS_MAX || Instant::now() >= deadline {
+                return Err(MutateError::Busy { rounds });
+            }
+        }
+    }
+
+    /// The value as it is stored, and the extent in which it is, if it is not in its slot. By READs.
+    #[expect(clippy::type_complexity, reason = "absent, or a value and its place")]
+    pub(super) fn look(&mut self, key: &[u8]) -> Result<Option<(Vec<u8>, Option<Reference>)>, MutateError> {
+        let mut value = Vec::new();
+        let found = on_path!(&mut self.path, handle => {
+            handle.read(&mut self.stats, |reader| reader.get_with_extent(key, &mut value))
+        });
+        match found {
+            Ok(found) => Ok(found.map(|extent| (value, extent))),
+            Err(error) => Err(not_seen(self.count_failed_get(error))),
+        }
+    }
+}
+
+/// Why a change did not happen that could not look.
+fn not_seen(error: GetError) -> MutateError {
+    match error {
+        GetError::KeyLength { given, max } => MutateError::KeyLength { given, max },
+        GetError::Contended { retries: rounds, .. }
+        | GetError::Inconclusive { retries: rounds, .. }
+        | GetError::Replaced { times: rounds, .. } => MutateError::Busy { rounds },
+        GetError::Damaged { what } => {
+            tracing::error!(what, "the memory of a value is damaged");
+            MutateError::Busy { rounds: 0 }
+        }
+        GetError::Deadline { address, deadline } => MutateError::Deadline { address, deadline },
+        GetError::ServerGone { address, source } => MutateError::ServerGone { address, source },
+        GetError::Connect(error) => MutateError::Connect(error),
+        #[cfg(feature = "encryption")]
+        GetError::Decrypt(error) => MutateError::Decrypt(error),
+    }
+}

@@ -1,0 +1,133 @@
+//! What the server keeps of a client from one request to the next: what it may do, and a value that it
+//! uploads.
+
+use super::shared::{Role, ServerState};
+use crate::index::ExtentDraft;
+use crate::layout::extent::Expected;
+use crate::outcome::PutMode;
+use crate::wire::{Reply, Request};
+
+/// A client, as its requests are answered.
+#[derive(Debug)]
+pub(crate) struct Caller {
+    role: Role,
+    upload: Upload,
+}
+
+/// A value that a client uploads. There is one at a time, so the memory that clients hold without a slot
+/// that names it is at most one of the longest values for each.
+#[derive(Debug, Default)]
+enum Upload {
+    /// Nothing is uploaded, or it was refused: what follows of it is answered so, without effect.
+    #[default]
+    None,
+    /// It is under way. Dropped, its memory is free again.
+    Begun {
+        /// The key that it is for.
+        key: Box<[u8]>,
+        draft: ExtentDraft,
+    },
+    /// This client's requests are not in one order, so they make no upload.
+    #[cfg_attr(not(feature = "herd"), expect(dead_code, reason = "for HERD"))]
+    Never,
+}
+
+impl Caller {
+    /// A client whose requests come in order.
+    pub fn new(role: Role) -> Caller {
+        Caller { role, upload: Upload::None }
+    }
+
+    /// A client whose requests come to several threads.
+    #[cfg(feature = "herd")]
+    pub fn without_uploads(role: Role) -> Caller {
+        Caller { role, upload: Upload::Never }
+    }
+
+    pub fn role(&self) -> Role {
+        self.role
+    }
+
+    /// Begins an upload, and drops the one before. Does not wait for memory: the thread has other clients.
+    pub fn begin(&mut self, shared: &ServerState, key: &[u8], len: u32) -> Reply {
+        if matches!(self.upload, Upload::Never) {
+            return Reply::Unfit;
+        }
+        // First: its memory may be what this one gets.
+        self.upload = Upload::None;
+        match shared.index.draft_at_once(key, len as usize) {
+            Ok(Some(draft)) => {
+                self.upload = Upload::Begun { key: key.into(), draft };
+                Reply::Taken
+            }
+            // It fits its slot. No oneread client uploads such a value.
+            Ok(None) => Reply::Unfit,
+            Err(error) => Reply::Put(Err(error)),
+        }
+    }
+
+    /// Takes the next bytes of the value.
+    pub fn take(&mut self, bytes: &[u8]) -> Reply {
+        match &mut self.upload {
+            Upload::Begun { draft, .. } if bytes.len() <= draft.left() => {
+                draft.write(bytes);
+                Reply::Taken
+            }
+            _ => self.refuse(),
+        }
+    }
+
+    /// Puts the value, all of which must be there.
+    pub fn put(&mut self, shared: &ServerState, key: &[u8], mode: PutMode) -> Reply {
+        match self.whole(key) {
+            Some(draft) => Reply::Put(shared.index.put_draft(key, draft, mode)),
+            None => self.refuse(),
+        }
+    }
+
+    /// Puts it if the key's value is the expected one.
+    pub fn swap(&mut self, shared: &ServerState, key: &[u8], expected: Expected<'_>) -> Reply {
+        match self.whole(key) {
+            Some(draft) => Reply::Swapped(shared.index.swap_draft(key, expected, draft)),
+            None => self.refuse(),
+        }
+    }
+
+    pub fn drop_upload(&mut self) -> Reply {
+        self.refuse();
+        Reply::Taken
+    }
+
+    /// The value, if it is whole, and for this key.
+    fn whole(&mut self, key: &[u8]) -> Option<ExtentDraft> {
+        match std::mem::take(&mut self.upload) {
+            Upload::Begun { key: begun, draft } if *begun == *key && draft.left() == 0 => Some(draft),
+            Upload::Never => {
+                self.upload = Upload::Never;
+                None
+            }
+            _ => None,
+        }
+    }
+
+    fn refuse(&mut self) -> Reply {
+        if !matches!(self.upload, Upload::Never) {
+            self.upload = Upload::None;
+        }
+        Reply::Unfit
+    }
+}
+
+impl Request<'_> {
+    /// Whether it is part of an upload.
+    pub(super) fn is_of_upload(&self) -> bool {
+        matches!(
+            self,
+            Request::LongBegin { .. }
+                | Request::LongPiece { .. }
+                | Request::LongPut { .. }
+                | Request::LongSwap { .. }
+                | Request::LongDrop
+        )
+    }
+}
