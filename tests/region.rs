@@ -60,8 +60,8 @@ fn superblock_is_pinned() {
     assert_eq!(hex(&bytes), GOLDEN_SUPERBLOCK);
     assert_eq!(superblock.geometry(geometry.region_bytes()), Ok(geometry));
     // As in docs/FORMAT.md: the CRC-32C of the bytes before it, with a stamp of zero.
-    assert_eq!(superblock.crc, crc32c::crc32c(&bytes[..220]));
-    assert_eq!(FORMAT_VERSION, 4);
+    assert_eq!(superblock.crc, crc32c::crc32c(&bytes[..252]));
+    assert_eq!(FORMAT_VERSION, 5);
 }
 
 /// The three pictures of a slot in `docs/FORMAT.md`, in bytes.
@@ -110,8 +110,8 @@ fn a_server_writes_the_pinned_bytes() {
             let (_, superblock) = Inspector::superblock(index.region()).unwrap();
             let mut expected = Superblock::new(&geometry, superblock.created);
             expected.stamp = superblock.stamp;
-            assert_eq!(bytes[..224], bytes_of(&expected.to_words()));
-            assert!(bytes[224..4096].iter().all(|&b| b == 0), "the rest of the superblock's page");
+            assert_eq!(bytes[..256], bytes_of(&expected.to_words()));
+            assert!(bytes[256..4096].iter().all(|&b| b == 0), "the rest of the superblock's page");
             // The state word: incarnation 1, serving. No move was begun.
             assert_eq!(bytes[4096..4104], [1, 1, 0, 0, 0, 0, 0, 0]);
             assert!(bytes[4104..8192].iter().all(|&b| b == 0), "the rest of the control page");
@@ -161,7 +161,7 @@ fn hashes_are_pinned() {
 }
 
 const GOLDEN_SUPERBLOCK: &str = "\
-    4f4e4552454144000400000000000000\n\
+    4f4e4552454144000500000000000000\n\
     23b02a6d55af09db0000000000000000\n\
     01000000020000000100000008000000\n\
     00000000400000001000000020000000\n\
@@ -174,7 +174,9 @@ const GOLDEN_SUPERBLOCK: &str = "\
     e4a0d8dfb480bedfb34490ce8a5ecd52\n\
     67ec8e65a18debbe5e5532fbeea293f8\n\
     0bc942ee9086c171b9b501d1d854bb71\n\
-    80021590ff0b4dc30000000025ae868f\n\
+    80021590ff0b4dc30000000000000000\n\
+    00000000000000000000000000000000\n\
+    0000000000000000000000009c457beb\n\
 ";
 const GOLDEN_HALF_LINE: &str = "\
     020001000855f2ca0367070001000080\n\
@@ -296,13 +298,13 @@ fn any_wrong_byte_of_the_superblock_is_noticed() {
     on_every_preset(|preset| {
         let left = Left::with_keys(preset, 40, 20);
         let good = std::fs::read(&left.path).unwrap();
-        for (at, flip) in (0..224).flat_map(|at| [1u8, 0x80, 0xff].map(|flip| (at, flip))) {
+        for (at, flip) in (0..256).flat_map(|at| [1u8, 0x80, 0xff].map(|flip| (at, flip))) {
             left.file().write_all_at(&[good[at] ^ flip], at as u64).unwrap();
             let region = Region::open(&left.path).unwrap();
             let found = Inspector::superblock(&region).map(|_| ());
             let Err(error) = found else {
                 assert!((12..16).contains(&at) && (at > 12 || flip == 0x80), "byte {at} ^ {flip}: {found:?}");
-                left.file().write_all_at(&good[..224], 0).unwrap();
+                left.file().write_all_at(&good[..256], 0).unwrap();
                 continue;
             };
             let expected = match at {
@@ -314,7 +316,7 @@ fn any_wrong_byte_of_the_superblock_is_noticed() {
             assert!(expected && !error.to_string().is_empty(), "byte {at} ^ {flip}: {error}");
             drop(region);
             assert_eq!(left.open().err(), Some(RecoverError::Superblock(error)), "byte {at} ^ {flip}");
-            left.file().write_all_at(&good[..224], 0).unwrap();
+            left.file().write_all_at(&good[..256], 0).unwrap();
         }
         assert_eq!(std::fs::read(&left.path).unwrap(), good, "refused regions are left as they are");
     });
@@ -328,14 +330,15 @@ fn impossible_fields_are_noticed() {
         let geometry = config(preset, 40, 16, 32, 1).geometry().unwrap();
         let good = Superblock::new(&geometry, 1);
         let sealed = |mut bytes: Vec<u8>| {
-            let crc = crc32c::crc32c(&bytes[..220]);
-            bytes[220..224].copy_from_slice(&crc.to_le_bytes());
+            let crc = crc32c::crc32c(&bytes[..252]);
+            bytes[252..256].copy_from_slice(&crc.to_le_bytes());
             let words: Vec<u64> =
                 bytes.chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect();
             Superblock::from_words(words.try_into().unwrap())
         };
         // Fields of 4 bytes, then fields of 8. Seeds, generation and created may have any value.
-        let fields = (32..64).step_by(4).map(|at| (at, 4)).chain((64..104).step_by(8).map(|at| (at, 8)));
+        let long = (64..104).chain(216..248).step_by(8).map(|at| (at, 8));
+        let fields = (32..64).step_by(4).map(|at| (at, 4)).chain(long);
         for (at, width) in fields {
             for extreme in [0, 1, 2, 3, 64, 65, 1 << 20, u64::from(u32::MAX), 1 << 40, u64::MAX] {
                 let mut bytes = bytes_of(&good.to_words());
@@ -414,7 +417,7 @@ fn files_that_are_no_region_are_refused() {
             assert_eq!(std::fs::read(&left.path).unwrap(), content, "{error}");
             error
         };
-        for have in [0u64, 1, 7, 8, 224, 4096, 8191] {
+        for have in [0u64, 1, 7, 8, 256, 4096, 8191] {
             assert_eq!(
                 attempt(&good[..have as usize]),
                 RecoverError::Superblock(SuperblockError::TooShort { have })
