@@ -7,7 +7,8 @@
 //! ```
 //!
 //! A limit stands a percent or two above what was measured (rustc 1.95, x86-64), and only goes down, but
-//! by name: clients got hints, and directory entries of tables that grow. Each bench does 100
+//! by name: clients got hints, and directory entries of tables that grow; puts may have values that do
+//! not fit their slots. Each bench does 100
 //! operations on a table of 2,000 slots, 90 % of them taken where nothing else is said. Keys are
 //! made before, and nothing is dropped. In `far` benches the caches have no line of the table. The
 //! server's clock is set by hand, so each run does the same.
@@ -321,7 +322,7 @@ operation! {
 }
 operation! {
     put_with_room: with_room, |table| table.keys.iter().all(|key| table.put(key) == Ok(PutOutcome::Inserted));
-    [878, 2017, 981, 2127], grows: 1436
+    [941, 2017, 1045, 2127], grows: 1518
 }
 operation! {
     put_without_room: without_room, |table| table.keys.iter().all(|key| table.put(key) == Ok(PutOutcome::Inserted));
@@ -329,7 +330,7 @@ operation! {
 }
 operation! {
     update: present, |table| table.keys.iter().all(|key| table.put(key) == Ok(PutOutcome::Updated));
-    [998, 2240, 995, 2219]
+    [1046, 2240, 1043, 2219]
 }
 operation! {
     remove: present, |table| table.keys.iter().all(|key| table.index.remove(key) == Ok(true));
@@ -353,8 +354,8 @@ fn hinted_hit(mut table: Box<Prepared>) -> Box<Prepared> {
 
 // The same of keys that are not there. The window that a miss READs refreshes its slots' hints.
 #[library_benchmark]
-#[bench::windowed_8_short(args = (hinted_absent(setting("windowed:8", 16, 32, false))), config = at_most(4300, OPERATIONS))]
-#[bench::windowed_16_short(args = (hinted_absent(setting("windowed:16", 16, 32, false))), config = at_most(8333, OPERATIONS))]
+#[bench::windowed_8_short(args = (hinted_absent(setting("windowed:8", 16, 32, false))), config = at_most(4449, OPERATIONS))]
+#[bench::windowed_16_short(args = (hinted_absent(setting("windowed:16", 16, 32, false))), config = at_most(8565, OPERATIONS))]
 fn hinted_miss(mut table: Box<Prepared>) -> Box<Prepared> {
     assert!(get_each(&mut table, false));
     table
@@ -363,11 +364,11 @@ fn hinted_miss(mut table: Box<Prepared>) -> Box<Prepared> {
 // All keys from none to 90 % of the slots, and the time that passes meanwhile.
 #[library_benchmark]
 #[bench::windowed_8_short(args = (nothing_there(setting("windowed:8", 16, 32, false))),
-    config = at_most(2276, load(90)))]
+    config = at_most(2375, load(90)))]
 #[bench::windowed_8_long(args = (nothing_there(setting("windowed:8", 32, 200, false))),
     config = at_most(3893, load(90)))]
 #[bench::windowed_16_short(args = (nothing_there(setting("windowed:16", 16, 32, false))),
-    config = at_most(1766, load(90)))]
+    config = at_most(1862, load(90)))]
 #[bench::windowed_16_long(args = (nothing_there(setting("windowed:16", 32, 200, false))),
     config = at_most(3592, load(90)))]
 fn fill(table: Box<Prepared>) -> Box<Prepared> {
@@ -378,11 +379,11 @@ fn fill(table: Box<Prepared>) -> Box<Prepared> {
 // Puts into a full table, of keys that were refused before.
 #[library_benchmark]
 #[bench::windowed_8_short(args = (full(setting("windowed:8", 16, 32, false))),
-    config = at_most(734, OPERATIONS))]
+    config = at_most(795, OPERATIONS))]
 #[bench::farm_short(args = (full(setting("farm", 16, 32, false))),
-    config = at_most(1004, OPERATIONS))]
+    config = at_most(1071, OPERATIONS))]
 #[bench::cluster_short(args = (full(setting("cluster", 16, 32, false))),
-    config = at_most(858, OPERATIONS))]
+    config = at_most(923, OPERATIONS))]
 fn refused(table: Box<Prepared>) -> Box<Prepared> {
     assert!(table.keys.iter().all(|key| matches!(table.put(key), Err(PutError::Full { .. }))));
     table
