@@ -13,7 +13,7 @@ use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::segment::{DirectoryEntry, Named, Pending, directory_bits_max, low};
 use crate::layout::slot::{Header, Image, Torn, View, check};
 use crate::layout::superblock::{Superblock, SuperblockError};
-use crate::layout::{WORD, crc, mapped};
+use crate::layout::{crc, mapped};
 use crate::region::Region;
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -121,10 +121,8 @@ impl<'a> Inspector<'a> {
         if !reference.is_sound(self.geometry) {
             return None;
         }
-        let len = reference.len as usize;
-        let words = self.region.words(reference.offset as usize / WORD, len.div_ceil(WORD));
         let mut value = Vec::new();
-        mapped::append_bytes(words, 0..len, &mut value);
+        self.region.append_bytes(reference.offset, reference.len as usize, &mut value);
         (crc::append_long(0, &value) == reference.crc).then_some(value)
     }
 

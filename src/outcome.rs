@@ -251,8 +251,9 @@ pub struct IndexCounts {
 }
 
 /// What the memory of values is used for that do not fit their slots. See
-/// [`Index::heap`](crate::Index::heap). All zero where all of them fit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// [`Index::heap`](crate::Index::heap). All zero where all of them fit. A reply carries it as it is.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[non_exhaustive]
 pub struct HeapCounts {
     /// Values in the heap.

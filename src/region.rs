@@ -714,6 +714,13 @@ impl Region {
         }
     }
 
+    /// Appends `len` bytes from byte `offset` on, loaded word by word.
+    pub(crate) fn append_bytes(&self, offset: u64, len: usize, out: &mut Vec<u8>) {
+        let (first, skip) = (offset as usize / WORD, offset as usize % WORD);
+        let words = self.words(first, (skip + len).div_ceil(WORD));
+        mapped::append_bytes(words, skip..skip + len, out);
+    }
+
     /// Adds 1 to a word that several server threads count in.
     #[inline]
     pub(crate) fn add(&self, word: usize) {

@@ -352,65 +352,6 @@ impl From<GrowthBody> for GrowthCounts {
     }
 }
 
-/// The numbers of [`HeapCounts`], in the order of a reply.
-fn heap_numbers(counts: HeapCounts) -> [u64; 11] {
-    let HeapCounts {
-        values,
-        live_bytes,
-        waiting_bytes,
-        gap_bytes,
-        largest_gap_bytes,
-        block_bytes,
-        blocks,
-        open_blocks,
-        heap_bytes,
-        moved_bytes,
-        returned_bytes,
-    } = counts;
-    [
-        values,
-        live_bytes,
-        waiting_bytes,
-        gap_bytes,
-        largest_gap_bytes,
-        block_bytes,
-        blocks,
-        open_blocks,
-        heap_bytes,
-        moved_bytes,
-        returned_bytes,
-    ]
-}
-
-fn heap_counts(numbers: [u64; 11]) -> HeapCounts {
-    let [
-        values,
-        live_bytes,
-        waiting_bytes,
-        gap_bytes,
-        largest_gap_bytes,
-        block_bytes,
-        blocks,
-        open_blocks,
-        heap_bytes,
-        moved_bytes,
-        returned_bytes,
-    ] = numbers;
-    HeapCounts {
-        values,
-        live_bytes,
-        waiting_bytes,
-        gap_bytes,
-        largest_gap_bytes,
-        block_bytes,
-        blocks,
-        open_blocks,
-        heap_bytes,
-        moved_bytes,
-        returned_bytes,
-    }
-}
-
 /// What became of a server's snapshots, as a reply carries it. Times are in milliseconds since 1970.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
@@ -856,7 +797,7 @@ impl Reply {
             Reply::Stat(stats) => reply(status::STAT, bytemuck::bytes_of(stats)),
             Reply::Snapshot(about) => reply(status::SNAPSHOT, bytemuck::bytes_of(about)),
             Reply::Growth(counts) => reply(status::GROWTH, bytemuck::bytes_of(&GrowthBody::from(*counts))),
-            Reply::Heap(counts) => reply(status::HEAP, bytemuck::bytes_of(&heap_numbers(*counts))),
+            Reply::Heap(counts) => reply(status::HEAP, bytemuck::bytes_of(counts)),
             Reply::Taken => reply(status::TAKEN, &[]),
             Reply::Unfit => reply(status::UNFIT, &[]),
             Reply::Put(Err(error)) | Reply::Swapped(Err(error)) | Reply::Removed(Err(error)) => {
@@ -926,10 +867,7 @@ impl Reply {
                 let body: GrowthBody = bytemuck::try_pod_read_unaligned(frame.body).map_err(|_| unfitting)?;
                 Reply::Growth(body.into())
             }
-            status::HEAP => {
-                let numbers = bytemuck::try_pod_read_unaligned(frame.body).map_err(|_| unfitting)?;
-                Reply::Heap(heap_counts(numbers))
-            }
+            status::HEAP => Reply::Heap(bytemuck::try_pod_read_unaligned(frame.body).map_err(|_| unfitting)?),
             status::TAKEN => Reply::Taken,
             status::UNFIT => Reply::Unfit,
             status::KEY_LENGTH => two().map(|(given, max)| {
@@ -1151,7 +1089,19 @@ mod tests {
             bytes_returned: 15,
         };
         let halves = [1u32, 2, 3, 4, 5, 0, 6, 7].map(u32::to_le_bytes).concat();
-        let heap = heap_counts(std::array::from_fn(|n| n as u64 + 1));
+        let heap = HeapCounts {
+            values: 1,
+            live_bytes: 2,
+            waiting_bytes: 3,
+            gap_bytes: 4,
+            largest_gap_bytes: 5,
+            block_bytes: 6,
+            blocks: 7,
+            open_blocks: 8,
+            heap_bytes: 9,
+            moved_bytes: 10,
+            returned_bytes: 11,
+        };
         assert_eq!((heap.values, heap.live_bytes, heap.returned_bytes), (1, 2, 11));
         let growth_body = [halves, (8..=15).flat_map(u64::to_le_bytes).collect()].concat();
         for (status, reply, body) in [

@@ -8,7 +8,6 @@
 use super::direct::{self, at_rest};
 use super::{Fabric, ReadId};
 use crate::get::{Landed, Look, Proof};
-use crate::layout::WORD;
 use crate::layout::control::move_counter_word;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::hash::Hashed;
@@ -165,10 +164,8 @@ impl<'f> Fabric for Shm<'f> {
     }
 
     fn fetch(&mut self, offset: u64, len: usize, out: &mut Vec<u8>) -> Result<(), ReadError> {
-        let (first, skip) = (offset as usize / WORD, offset as usize % WORD);
         out.clear();
-        let words = self.region.words(first, (skip + len).div_ceil(WORD));
-        mapped::append_bytes(words, skip..skip + len, out);
+        self.region.append_bytes(offset, len, out);
         Ok(())
     }
 

@@ -11,11 +11,11 @@ use super::growth::Registrar;
 use super::heap::{Heap, HeapError, HeapMarks, HeapShape, HeapUsage};
 use super::*;
 use crate::faults::wait_ns;
+use crate::layout::WORD;
 use crate::layout::control::NUMBERS_WORD;
 use crate::layout::crc;
 use crate::layout::extent::{EXTENT_HEADER, EXTENT_HEADER_WORDS, Reference, extent_bytes};
 use crate::layout::hash::First;
-use crate::layout::{WORD, mapped};
 use crate::outcome::HeapCounts;
 use crate::sync::{Mutex, lock};
 use std::ops::Range;
@@ -24,7 +24,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 /// Numbers that are taken at a time: a takeover leaves out the rest of them.
 const NUMBERS: u64 = if cfg!(feature = "sim") { 4 } else { 1 << 16 };
-/// Words that are stored, or compared, at a time.
+/// Words that are stored at a time.
 const PIECE_WORDS: usize = 512;
 
 /// How much memory segments and extents have together, and may have.
@@ -289,9 +289,7 @@ impl Extents {
         if !reference.is_sound(&self.geometry) {
             return false;
         }
-        let len = reference.len as usize;
-        let words = self.region.words(Extents::first_word(reference), len.div_ceil(WORD));
-        mapped::append_bytes(words, 0..len, out);
+        self.region.append_bytes(reference.offset, reference.len as usize, out);
         true
     }
 
