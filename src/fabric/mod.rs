@@ -17,6 +17,15 @@ use std::time::Duration;
 /// Which GET of a batch a READ belongs to.
 pub type ReadId = u32;
 
+/// Some bytes of a region, anywhere in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stretch {
+    /// The first byte.
+    pub offset: u64,
+    /// How many.
+    pub len: usize,
+}
+
 /// Carries READs of windows. One per thread: `&mut self` throughout.
 pub trait Fabric {
     /// A window as this fabric lands it.
@@ -94,12 +103,12 @@ pub trait Fabric {
     /// Never on shm.
     fn took_less(&mut self, mark: Self::Mark, allowance: Duration) -> bool;
 
-    /// READs `len` bytes from byte `offset` of the region on, there and back, in one READ. They replace the
-    /// content of `out`, and prove nothing. Only while no READ is under way.
+    /// READs these bytes, there and back: a READ of each stretch, all in flight at once. One after the other,
+    /// they replace the content of `out`; they prove nothing. Only while no READ is under way.
     ///
     /// # Errors
     /// As [`post`](Fabric::post) and [`poll`](Fabric::poll).
-    fn fetch(&mut self, offset: u64, len: usize, out: &mut Vec<u8>) -> Result<(), Self::Error>;
+    fn fetch(&mut self, stretches: &[Stretch], out: &mut Vec<u8>) -> Result<(), Self::Error>;
 
     /// One READ, there and back. A fabric that need not queue may do better than post and poll.
     ///

@@ -6,7 +6,7 @@
 //! a matching slot.
 
 use super::direct::{self, at_rest};
-use super::{Fabric, ReadId};
+use super::{Fabric, ReadId, Stretch};
 use crate::get::{Landed, Look, Proof};
 use crate::layout::control::move_counter_word;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
@@ -163,9 +163,9 @@ impl<'f> Fabric for Shm<'f> {
         false
     }
 
-    fn fetch(&mut self, offset: u64, len: usize, out: &mut Vec<u8>) -> Result<(), ReadError> {
+    fn fetch(&mut self, stretches: &[Stretch], out: &mut Vec<u8>) -> Result<(), ReadError> {
         out.clear();
-        self.region.append_bytes(offset, len, out);
+        stretches.iter().for_each(|bytes| self.region.append_bytes(bytes.offset, bytes.len, out));
         Ok(())
     }
 

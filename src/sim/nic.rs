@@ -3,7 +3,7 @@
 use super::choices::Adversary;
 use super::history::{History, Instant};
 use crate::fabric::landed::LandedWindow;
-use crate::fabric::{Fabric, ReadId, direct};
+use crate::fabric::{Fabric, ReadId, Stretch, direct};
 use crate::get::Proof;
 use crate::layout::control::move_counter_word;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
@@ -429,22 +429,24 @@ impl<A: Adversary> Fabric for Sim<'_, A> {
             && u128::from(took_ns / self.hardware.client_ns) < allowance.as_nanos()
     }
 
-    fn fetch(&mut self, offset: u64, len: usize, out: &mut Vec<u8>) -> Result<(), SimGetError> {
-        let (first, skip) = (offset as usize / WORD, offset as usize % WORD);
-        let words = (skip + len).div_ceil(WORD);
+    fn fetch(&mut self, stretches: &[Stretch], out: &mut Vec<u8>) -> Result<(), SimGetError> {
         let from = self.now.get();
         let latest = self.latest(from);
         out.clear();
-        if self.is_direct() {
-            let memory = Loading { latest, sim: RefCell::new(self) };
-            mapped::append_bytes(memory.words(first, words), skip..skip + len, out);
-            return Ok(());
+        for &Stretch { offset, len } in stretches {
+            let (first, skip) = (offset as usize / WORD, offset as usize % WORD);
+            let words = (skip + len).div_ceil(WORD);
+            if self.is_direct() {
+                let memory = Loading { latest, sim: RefCell::new(&mut *self) };
+                mapped::append_bytes(memory.words(first, words), skip..skip + len, out);
+                continue;
+            }
+            let what = || format!("bytes {offset}+{len}");
+            let completed = self.sample(what, first..first + words, from, latest);
+            self.now.set(self.now.get().max(completed));
+            let bytes: &[u8] = bytemuck::cast_slice(&self.landing);
+            out.extend_from_slice(&bytes[skip..skip + len]);
         }
-        let what = || format!("bytes {offset}+{len}");
-        let completed = self.sample(what, first..first + words, from, latest);
-        self.now.set(from.max(completed));
-        let bytes: &[u8] = bytemuck::cast_slice(&self.landing);
-        out.extend_from_slice(&bytes[skip..skip + len]);
         Ok(())
     }
 

@@ -4,7 +4,7 @@
 #![allow(dead_code, reason = "each test binary uses its part of this")]
 
 use oneread::fabric::shm::Shm;
-use oneread::fabric::{Fabric, ReadId};
+use oneread::fabric::{Fabric, ReadId, Stretch};
 use oneread::families;
 use oneread::families::presets;
 use oneread::get::Proof;
@@ -261,8 +261,8 @@ impl<F: Fabric> Fabric for ByMachine<F> {
         self.0.took_less(mark, allowance)
     }
 
-    fn fetch(&mut self, offset: u64, len: usize, out: &mut Vec<u8>) -> Result<(), F::Error> {
-        self.0.fetch(offset, len, out)
+    fn fetch(&mut self, stretches: &[Stretch], out: &mut Vec<u8>) -> Result<(), F::Error> {
+        self.0.fetch(stretches, out)
     }
 }
 

@@ -15,7 +15,7 @@
 
 #![allow(unsafe_code)]
 
-use super::long::{self, LongLanding};
+use super::long::LongLanding;
 use super::pairs::LaneLanding;
 use crate::address::VerbsAddress;
 use crate::client::ClientOptions;
@@ -362,41 +362,28 @@ impl Connection {
         self.long.make_room(bytes, &self.domain)
     }
 
-    /// READs `len` bytes from byte `offset` of the region on, there and back. They replace what is in `out`.
-    /// There must be [room](Self::make_room), and no READ in flight.
-    pub fn fetch(
-        &mut self,
-        offset: u64,
-        len: usize,
-        within: Duration,
-        out: &mut Vec<u8>,
-    ) -> Result<(), VerbsError> {
-        let mut pieces = long::pieces(offset, len, self.message_max);
-        while pieces.len() > 0 {
-            let some = pieces.by_ref().take(self.credits());
-            self.post_pieces(some)?;
-            self.drain(within)?;
-        }
+    /// Replaces what is in `out` by the first bytes of the memory for long values. No READ may be in flight.
+    pub fn copy_long(&self, bytes: usize, out: &mut Vec<u8>) {
+        assert!(self.reads.is_empty(), "READs may land in memory that is copied");
         // SAFETY: all READs into this memory have completed.
-        unsafe { self.long.copy(len, out) };
-        Ok(())
+        unsafe { self.long.copy(bytes, out) };
     }
 
     /// Posts READs into the memory for long values, with one doorbell: at least one, at most
-    /// [`room`](Self::room).
-    fn post_pieces(&mut self, pieces: impl ExactSizeIterator<Item = ReadWanted>) -> Result<(), VerbsError> {
+    /// [`room`](Self::room). There must be [room](Self::make_room) for the bytes.
+    pub fn post_pieces(&mut self, pieces: &[ReadWanted]) -> Result<(), VerbsError> {
         let first = self.reads_handed_out + self.reads.len() as u64;
         let (before, last) = (self.reads.len(), pieces.len() - 1);
         let Connection { pair, reads: posted, geometry, region, keys, long, .. } = self;
         let target = ReadTarget { geometry, region: *region, keys };
         let memory = long.memory().expect("a value has room before it is fetched");
-        let works = (first..).zip(pieces).enumerate().map(|(i, (number, wanted))| {
+        let works = (first..).zip(pieces.iter().copied()).enumerate().map(|(i, (number, wanted))| {
             posted.push_back((0, wanted));
             let signalled = i == last || i % SIGNAL_EVERY == SIGNAL_EVERY - 1;
             target.read(number, wanted, memory.landing_of(wanted), signalled)
         });
         // SAFETY: the memory is exchanged, and copied from, only while no READ is in flight (`make_room`,
-        // `fetch`). It outlives the queue pair.
+        // `copy_long`). It outlives the queue pair.
         unsafe { pair.post(works) }?;
         self.counts.doorbells += 1;
         self.counts.reads += (self.reads.len() - before) as u64;

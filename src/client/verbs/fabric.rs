@@ -1,10 +1,12 @@
 //! READs over a connection, as GETs see them.
 
 use super::connection::{ChunkKeys, Connection};
+use super::long;
 use super::pairs::LaneReader;
+use crate::client::lanes::ReadWanted;
 use crate::clock::Clock;
 use crate::fabric::landed::LandedWindow;
-use crate::fabric::{Fabric, ReadId};
+use crate::fabric::{Fabric, ReadId, Stretch};
 use crate::get::{Landed, Proof};
 use crate::layout::chunk::{chunk_slot, chunk_window, remote_key};
 use crate::layout::geometry::{Geometry, Window};
@@ -87,16 +89,41 @@ impl ReadPath<'_> {
         }
     }
 
-    fn fetch(
-        &mut self,
-        offset: u64,
-        len: usize,
-        within: Duration,
-        out: &mut Vec<u8>,
-    ) -> Result<(), VerbsError> {
+    fn message_max(&self) -> usize {
         match self {
-            ReadPath::Own(connection) => connection.fetch(offset, len, within, out),
-            ReadPath::Shared(seat) => seat.fetch(offset, len, within, out),
+            ReadPath::Own(connection) => connection.message_max(),
+            ReadPath::Shared(seat) => seat.message_max(),
+        }
+    }
+
+    fn credits(&self) -> usize {
+        match self {
+            ReadPath::Own(connection) => connection.credits(),
+            ReadPath::Shared(seat) => seat.credits(),
+        }
+    }
+
+    fn post_pieces(&mut self, pieces: &[ReadWanted]) -> Result<(), VerbsError> {
+        match self {
+            ReadPath::Own(connection) => connection.post_pieces(pieces),
+            ReadPath::Shared(seat) => {
+                seat.post_pieces(pieces);
+                Ok(())
+            }
+        }
+    }
+
+    fn drain(&mut self, within: Duration) -> Result<(), VerbsError> {
+        match self {
+            ReadPath::Own(connection) => connection.drain(within),
+            ReadPath::Shared(seat) => seat.drain(within),
+        }
+    }
+
+    fn copy_long(&self, bytes: usize, out: &mut Vec<u8>) {
+        match self {
+            ReadPath::Own(connection) => connection.copy_long(bytes, out),
+            ReadPath::Shared(seat) => seat.copy_long(bytes, out),
         }
     }
 
@@ -208,10 +235,7 @@ impl Fabric for Verbs<'_> {
     type Error = VerbsGetError;
 
     fn credits(&self) -> usize {
-        match &self.way {
-            ReadPath::Own(connection) => connection.credits(),
-            ReadPath::Shared(seat) => seat.credits(),
-        }
+        self.way.credits()
     }
 
     fn post(&mut self, reads: &[(ReadId, Window)]) -> Result<(), VerbsGetError> {
@@ -246,12 +270,20 @@ impl Fabric for Verbs<'_> {
         u128::from(self.clock.now_ns().saturating_sub(mark)) < allowance.as_nanos()
     }
 
-    fn fetch(&mut self, offset: u64, len: usize, out: &mut Vec<u8>) -> Result<(), VerbsGetError> {
-        if let Some(chunk) = self.way.keys().unknown_to(self.geometry, offset) {
-            self.learn(chunk)?;
+    fn fetch(&mut self, stretches: &[Stretch], out: &mut Vec<u8>) -> Result<(), VerbsGetError> {
+        for bytes in stretches {
+            if let Some(chunk) = self.way.keys().unknown_to(self.geometry, bytes.offset) {
+                self.learn(chunk)?;
+            }
         }
-        self.way.make_room(len).map_err(VerbsGetError::Memory)?;
-        Ok(self.way.fetch(offset, len, self.within, out)?)
+        let bytes = stretches.iter().map(|bytes| bytes.len).sum();
+        self.way.make_room(bytes).map_err(VerbsGetError::Memory)?;
+        for some in long::pieces(stretches, self.way.message_max()).chunks(self.way.credits()) {
+            self.way.post_pieces(some)?;
+            self.way.drain(self.within)?;
+        }
+        self.way.copy_long(bytes, out);
+        Ok(())
     }
 
     fn proof(&mut self, _home: u64, mark: u64) -> Proof {

@@ -8,9 +8,11 @@
 #![allow(unsafe_code)]
 
 use crate::client::lanes::ReadWanted;
+use crate::fabric::Stretch;
 use crate::verbs::device::{Access, Buffer, ProtectionDomain};
 use crate::verbs::error::SetupError;
 use ibverbs_sys::ibv_sge;
+use smallvec::SmallVec;
 use std::sync::Arc;
 
 /// Bytes that are kept, however short the values are.
@@ -96,18 +98,19 @@ impl LongNeed {
     }
 }
 
-/// The READs that bring `len` bytes from byte `offset` of the region on: one, if the device carries so many
-/// bytes at a time.
-pub(crate) fn pieces(
-    offset: u64,
-    len: usize,
-    message_max: usize,
-) -> impl ExactSizeIterator<Item = ReadWanted> {
-    (0..len.div_ceil(message_max) as u32).map(move |n| {
-        let at = n as usize * message_max;
-        let len = message_max.min(len - at);
-        ReadWanted::Bytes { offset: offset + at as u64, len: len as u32, at: at as u32 }
-    })
+/// The READs that bring these bytes, one stretch after the other: one of each, if the device carries so many bytes
+/// at a time.
+pub(crate) fn pieces(stretches: &[Stretch], message_max: usize) -> SmallVec<[ReadWanted; 4]> {
+    let mut pieces = SmallVec::new();
+    let mut before = 0;
+    for &Stretch { offset, len } in stretches {
+        pieces.extend((0..len).step_by(message_max).map(|at| {
+            let len = message_max.min(len - at) as u32;
+            ReadWanted::Bytes { offset: offset + at as u64, len, at: (before + at) as u32 }
+        }));
+        before += len;
+    }
+    pieces
 }
 
 #[cfg(all(test, not(loom)))]
@@ -138,22 +141,26 @@ mod tests {
         assert_eq!(ask(100, PATIENCE), KEPT);
     }
 
-    /// Pieces follow each other, and only the last is shorter than the device allows.
+    /// Pieces follow each other, and only the last of a value is shorter than the device allows. Values lie side by
+    /// side.
     #[test]
-    fn pieces_of_a_value() {
+    fn pieces_of_values() {
         for (len, most) in
             [(1, 4096), (4096, 4096), (4097, 4096), (64 << 20, 1 << 23), ((64 << 20) - 1, 4096)]
         {
-            let all = pieces(1 << 40, len, most);
-            assert_eq!(all.len(), len.div_ceil(most));
+            let values = [(1 << 40, len), (1 << 30, 17)].map(|(offset, len)| Stretch { offset, len });
+            let all = pieces(&values, most);
+            assert_eq!(all.len(), len.div_ceil(most) + 1);
             let mut next = 0;
             for piece in all {
                 let ReadWanted::Bytes { offset, len: bytes, at } = piece else { panic!("{piece:?}") };
-                assert_eq!((offset, at as usize), ((1 << 40) + next as u64, next));
-                assert!(bytes as usize == most || next + bytes as usize == len);
+                let is_first = next < len;
+                let begins = if is_first { (1 << 40) + next as u64 } else { 1 << 30 };
+                assert_eq!((offset, at as usize), (begins, next));
+                assert!(!is_first || bytes as usize == most || next + bytes as usize == len);
                 next += bytes as usize;
             }
-            assert_eq!(next, len);
+            assert_eq!(next, len + 17);
         }
     }
 }

@@ -8,7 +8,7 @@
 #![allow(unsafe_code)]
 
 use super::connection::{self, ChunkKeys, Connection};
-use super::long::{self, LongLanding};
+use super::long::LongLanding;
 use crate::client::lanes::{Lane, Mux, Posting, ReadQueue, ReadWanted};
 use crate::fabric::ReadId;
 use crate::fabric::landed::LandedWindow;
@@ -150,23 +150,21 @@ impl LaneReader {
         made
     }
 
-    /// READs `len` bytes from byte `offset` of the region on, there and back. They replace what is in `out`.
-    /// There must be [room](Self::make_room), and no READ in flight.
-    pub fn fetch(
-        &mut self,
-        offset: u64,
-        len: usize,
-        within: Duration,
-        out: &mut Vec<u8>,
-    ) -> Result<(), VerbsError> {
-        let mut pieces = long::pieces(offset, len, self.message_max);
-        while pieces.len() > 0 {
-            self.lane.submit(pieces.by_ref().take(self.credits()).map(|wanted| (0, wanted)));
-            self.drain(within)?;
-        }
+    /// Replaces what is in `out` by the first bytes of the memory for long values. No READ may be in flight.
+    pub fn copy_long(&self, bytes: usize, out: &mut Vec<u8>) {
+        assert!(!self.is_reading(), "READs may land in memory that is copied");
         // SAFETY: all READs into this memory have completed.
-        unsafe { self.long.copy(len, out) };
-        Ok(())
+        unsafe { self.long.copy(bytes, out) };
+    }
+
+    /// Posts READs into the memory for long values. There must be [room](Self::make_room) for the bytes.
+    pub fn post_pieces(&mut self, pieces: &[ReadWanted]) {
+        self.lane.submit(pieces.iter().map(|&wanted| (0, wanted)));
+    }
+
+    /// The most bytes that one READ brings.
+    pub fn message_max(&self) -> usize {
+        self.message_max
     }
 
     /// Waits for at least one READ, if any is in flight, and hands out those that have completed.
