@@ -5,6 +5,7 @@ use crate::clock::Clock;
 use crate::layout::WORD;
 use crate::observe::Observer;
 use crate::region::Region;
+use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -24,6 +25,16 @@ pub struct Recorder {
     per_store: Duration,
     stores: Mutex<Vec<Store>>,
     stalls: Mutex<Stalls>,
+    meanwhile: Mutex<Option<Meanwhile>>,
+}
+
+/// What another thread does once, after the store that makes this instant the current one.
+struct Meanwhile(Instant, Box<dyn FnOnce() + Send>);
+
+impl fmt::Debug for Meanwhile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Meanwhile").field(&self.0).finish_non_exhaustive()
+    }
 }
 
 /// Where the server loses its processor.
@@ -41,7 +52,8 @@ pub enum Stalls {
 impl Recorder {
     /// Takes times from `clock`, which each store advances by `per_store`.
     pub fn new(clock: Clock, per_store: Duration) -> Recorder {
-        Recorder { clock, per_store, stores: Mutex::default(), stalls: Mutex::default() }
+        let (stores, stalls, meanwhile) = Default::default();
+        Recorder { clock, per_store, stores, stalls, meanwhile }
     }
 
     /// A region of `bytes` zero bytes whose stores are recorded here.
@@ -52,6 +64,13 @@ impl Recorder {
     /// Sets where the server loses its processor from now on.
     pub fn stall(&self, stalls: Stalls) {
         *self.stalls.lock().unwrap_or_else(PoisonError::into_inner) = stalls;
+    }
+
+    /// Has another thread act once, after the store that makes `after` the current instant, while the
+    /// thread that stores waits. It must not need a lock that this one holds then.
+    pub fn meanwhile(&self, after: Instant, act: impl FnOnce() + Send + 'static) {
+        let meanwhile = Meanwhile(after, Box::new(act));
+        *self.meanwhile.lock().unwrap_or_else(PoisonError::into_inner) = Some(meanwhile);
     }
 
     /// The current instant: the number of stores so far.
@@ -89,16 +108,26 @@ impl Observer for Recorder {
     fn stored(&self, word: usize, value: u64) {
         self.clock.advance(self.per_store);
         let store = Store { word: word as u32, value, at_ns: self.clock.now_ns() };
-        let mut stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
-        stores.push(store);
+        let now = {
+            let mut stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
+            stores.push(store);
+            Instant(stores.len())
+        };
         match &mut *self.stalls.lock().unwrap_or_else(PoisonError::into_inner) {
-            Stalls::Once(after, time) if after.0 == stores.len() => self.clock.advance(*time),
+            Stalls::Once(after, time) if *after == now => self.clock.advance(*time),
             Stalls::Random(random, one_in, most) => {
                 if random.pick(*one_in) == 0 {
                     self.clock.advance(*most * (1 + random.pick(8)) as u32 / 8);
                 }
             }
             Stalls::Once(..) | Stalls::Never => {}
+        }
+        let due = {
+            let mut meanwhile = self.meanwhile.lock().unwrap_or_else(PoisonError::into_inner);
+            meanwhile.take_if(|meanwhile| meanwhile.0 == now)
+        };
+        if let Some(Meanwhile(_, act)) = due {
+            act();
         }
     }
 }

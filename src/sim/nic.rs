@@ -279,10 +279,13 @@ impl<'a, A: Adversary> Sim<'a, A> {
     }
 }
 
-/// Whether no write of these words' slots is under way, by their stamps.
+/// Whether no write of these words' slots is under way, by their stamps. Extents have none.
 fn is_whole(history: &History, geometry: &Geometry, mut words: Range<usize>, at: Instant) -> bool {
     let slot_words = geometry.shape().words();
     let first = geometry.slot_word(SlotIx(0));
+    if words.start >= first + geometry.slots() as usize * slot_words {
+        return true;
+    }
     words.all(|word| {
         let nth = (word - first) % slot_words;
         let is_odd = |shift: u32| history.word(word, at) >> shift & 1 == 1;

@@ -1,10 +1,13 @@
 //! Small scenes: one mutation, and everything that a GET may see of it.
 
-use super::{KeyNumber, grace};
-use oneread::Layout;
-use oneread::layout::geometry::SlotIx;
-use oneread::sim::Instant;
+use super::{KeyNumber, grace, ns};
+use oneread::layout::geometry::{Geometry, SlotIx};
+use oneread::region::Region;
+use oneread::sim::{Adversary, Every, Hardware, History, Instant, Random, Recorder, Sim};
 use oneread::sim::{Past, Scene, World, key};
+use oneread::{Clock, Index, Layout, Limits, Reader};
+use std::sync::Arc;
+use std::time::Duration;
 
 /// A table in some state, then one mutation and what follows it. GETs look at it in every way.
 pub struct Case {
@@ -280,4 +283,52 @@ pub fn block_comes_back(name: &str, slots: u64) -> Case {
     case.keys = vec![newest];
     case.name = "block that comes back";
     case
+}
+
+/// Memory for a table. Its stores are recorded, and each takes 1 ns.
+pub fn recorded(geometry: &Geometry) -> (Region, Arc<Recorder>, Clock) {
+    let clock = Clock::manual();
+    let recorder = Arc::new(Recorder::new(clock.clone(), ns(1)));
+    (recorder.region(Index::bytes_with_handover(geometry)), recorder, clock)
+}
+
+/// A client of a server that did this. Its clock stands still, so only retries end a GET.
+pub fn client<'a, A: Adversary>(
+    history: &'a History,
+    geometry: &'a Geometry,
+    hardware: Hardware,
+    choices: &'a mut A,
+) -> Reader<'a, Sim<'a, A>> {
+    let sim = Sim::new(history, geometry, hardware, choices, Instant(0));
+    let limits = Limits::new().retries_max(1_000).deadline(Duration::from_secs(3600));
+    Reader::new(sim, geometry, Clock::manual(), limits)
+}
+
+/// So many instants in order, each shortly before or after one of the `leaps`.
+pub fn near(leaps: &[Instant], n: usize, random: &mut Random, first: Instant, last: Instant) -> Vec<Instant> {
+    let mut one = || {
+        let near = leaps[random.pick(leaps.len())].0 + random.pick(60);
+        Instant(near.saturating_sub(50).clamp(first.0, last.0))
+    };
+    let mut all: Vec<Instant> = (0..n).map(|_| one()).collect();
+    all.sort();
+    all
+}
+
+/// Decides in every way that matters. A line that is being written makes a GET look again, and whole
+/// lines show all that it may find: so one torn sample stands for all.
+#[derive(Default)]
+pub struct Whole(pub Every);
+
+impl Adversary for Whole {
+    fn pick(&mut self, n: usize) -> usize {
+        self.0.pick(n)
+    }
+
+    fn pick_sample(&mut self, n: usize, is_whole: impl Fn(usize) -> bool) -> usize {
+        let (mut all, torn): (Vec<usize>, Vec<usize>) = (0..n).partition(|&instant| is_whole(instant));
+        // Words outside of slots are never torn.
+        all.extend(torn.into_iter().take(if all.is_empty() { n } else { 1 }));
+        all[self.0.pick(all.len())]
+    }
 }

@@ -1,10 +1,10 @@
 //! Every possible schedule of small tables that grow: one home or two, a few keys.
 
-use super::cases::layout;
-use super::{COUNTED, KeyNumber, LINES, LOADS, SLOW, grace, ns};
+use super::cases::{Whole, layout};
+use super::{COUNTED, KeyNumber, LINES, LOADS, SLOW, grace, ns, passes};
 use oneread::layout::control::move_counter_word;
 use oneread::layout::geometry::SlotIx;
-use oneread::sim::{Adversary, Every, Hardware, Instant, PlannedGet, Scene, Violation, Witness, World, key};
+use oneread::sim::{Hardware, Instant, PlannedGet, Scene, Violation, Witness, World, key};
 
 /// A table that grows, and what happened to it, step by step.
 struct Story {
@@ -104,24 +104,6 @@ impl Story {
                 world.tidy();
             });
         }
-    }
-}
-
-/// Decides in every way that matters. A line that is being written makes a GET look again, and whole
-/// lines show all that it may find: so one torn sample stands for all.
-#[derive(Default)]
-struct Whole(Every);
-
-impl Adversary for Whole {
-    fn pick(&mut self, n: usize) -> usize {
-        self.0.pick(n)
-    }
-
-    fn pick_sample(&mut self, n: usize, is_whole: impl Fn(usize) -> bool) -> usize {
-        let (mut all, torn): (Vec<usize>, Vec<usize>) = (0..n).partition(|&instant| is_whole(instant));
-        // Words outside of slots are never torn.
-        all.extend(torn.into_iter().take(if all.is_empty() { n } else { 1 }));
-        all[self.0.pick(all.len())]
     }
 }
 
@@ -384,11 +366,6 @@ const STORIES: [Tell; 9] = [
     child_split,
     parent_split_again,
 ];
-
-/// So many passes are decided. Later ones see memory as it is at the end.
-fn passes(passes_max: usize, hardware: Hardware) -> Hardware {
-    Hardware { passes_max, ..hardware }
-}
 
 #[test]
 fn every_schedule_of_growth() {

@@ -1,27 +1,30 @@
 //! Random schedules on tables whose values do not fit their slots: they are replaced, removed and moved, and
 //! servers are killed, while clients fetch them.
 
-use super::{COUNTED, HINTED, LINES, LOADS, SLOW, WORDS, grace, ns};
+use super::cases::{client, near, recorded};
+use super::{COUNTED, EACH, LINES, LOADS, SLOW, grace, ns, several};
 use oneread::families::presets;
 use oneread::hints::Hints;
 use oneread::layout::geometry::Geometry;
 use oneread::sim::SimGetError;
 use oneread::sim::{Adversary, Aim, Hardware, History, Instant, Random, Recorder, Sim};
-use oneread::{Clock, Config, Index, Layout, Limits, PutError, PutMode, ReadError, Reader, Seeds, TableSize};
+use oneread::{
+    Clock, Config, Index, Layout, PutError, PutMode, PutOutcome, ReadError, Reader, Seeds, TableSize,
+};
+use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Keys of a table.
 const KEYS: u64 = 5;
 /// The longest value.
 const VALUE_MAX: usize = 240;
 
-fn key(n: u64) -> [u8; 8] {
+pub fn key(n: u64) -> [u8; 8] {
     n.to_le_bytes()
 }
 
 /// A value that tells which put made it, in each of its words.
-fn value(put: u64, len: usize) -> Vec<u8> {
+pub fn value(put: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|n| (put ^ (n / 8).wrapping_mul(0x35)).to_le_bytes()[n as usize % 8]).collect()
 }
 
@@ -35,15 +38,105 @@ struct Version {
     made: Instant,
 }
 
-/// A table whose values have come and gone.
-struct Table {
+/// The first version of every key.
+const ABSENT: Version = Version { value: None, from: Instant(0), made: Instant(0) };
+
+/// A server over a recorded region. It remembers the values that the first keys had.
+pub struct Life {
+    pub index: Arc<Index>,
+    pub recorder: Arc<Recorder>,
+    pub clock: Clock,
     geometry: Geometry,
-    history: History,
     /// Of each key, in order.
     versions: Vec<Vec<Version>>,
-    moved_bytes: u64,
-    refused: u64,
-    killed: u64,
+    /// Bytes that extents moved under servers before this one.
+    moved_before: u64,
+}
+
+impl Life {
+    pub fn new(config: &Config, keys: u64) -> Life {
+        let geometry = config.geometry().unwrap();
+        let (region, recorder, clock) = recorded(&geometry);
+        let index = Arc::new(Index::create(region, geometry.clone(), clock.clone()).unwrap());
+        let versions = (0..keys).map(|_| vec![ABSENT]).collect();
+        Life { index, recorder, clock, geometry, versions, moved_before: 0 }
+    }
+
+    pub fn now(&self) -> Instant {
+        self.recorder.now()
+    }
+
+    pub fn put(&mut self, number: u64, value: Vec<u8>) -> Result<PutOutcome, PutError> {
+        let from = self.now();
+        let outcome = self.index.put(&key(number), &value, PutMode::Upsert)?;
+        self.note(number, Some(value), from);
+        Ok(outcome)
+    }
+
+    pub fn remove(&mut self, number: u64) -> bool {
+        let from = self.now();
+        let was_there = self.index.remove(&key(number)).unwrap();
+        if was_there {
+            self.note(number, None, from);
+        }
+        was_there
+    }
+
+    /// Notes a change that began at `from` and has ended.
+    pub fn note(&mut self, number: u64, value: Option<Vec<u8>>, from: Instant) {
+        let made = self.now();
+        if let Some(versions) = self.versions.get_mut(number as usize) {
+            versions.push(Version { value, from, made });
+        }
+    }
+
+    fn moved_bytes(&self) -> u64 {
+        self.moved_before + self.index.heap().moved_bytes
+    }
+
+    /// The next server, of which this one was killed at this instant, perhaps in the middle of a change.
+    pub fn killed(&self, at: Instant) -> Life {
+        let (region, recorder, clock) = recorded(&self.geometry);
+        self.recorder.repeat(at, &region, &clock);
+        let (index, found) = Index::open(region, clock.clone()).unwrap();
+        assert_eq!(found.misplaced, 0, "killed at {}", at.0);
+        let mut versions = self.versions.clone();
+        for (number, versions) in versions.iter_mut().enumerate() {
+            versions.retain(|version| version.from < at || version.from == Instant(0));
+            let mut there = Vec::new();
+            let has = index.reader().get_into(&key(number as u64), &mut there).unwrap().then_some(there);
+            if versions.last().unwrap().value != has {
+                // The change that was cut off had no effect.
+                let cut_off = versions.pop().unwrap();
+                assert!(cut_off.made > at, "killed at {}: an acknowledged change is lost", at.0);
+                assert_eq!(versions.last().unwrap().value, has, "killed at {}, key {number}", at.0);
+            }
+            let last = versions.last_mut().unwrap();
+            if last.made > at {
+                last.made = recorder.now();
+            }
+        }
+        let geometry = self.geometry.clone();
+        let moved_before = self.moved_bytes();
+        Life { index: Arc::new(index), recorder, clock, geometry, versions, moved_before }
+    }
+
+    /// What it did, for clients to look at.
+    pub fn table(&self) -> Table {
+        Table {
+            history: self.recorder.history(self.geometry.region_bytes()),
+            geometry: self.geometry.clone(),
+            versions: self.versions.clone(),
+        }
+    }
+}
+
+/// A table whose values have come and gone.
+pub struct Table {
+    pub geometry: Geometry,
+    pub history: History,
+    /// Of each key, in order.
+    versions: Vec<Vec<Version>>,
 }
 
 /// Blocks of the heap. With few, extents move often; with more, memory that they left is used again soon.
@@ -51,7 +144,7 @@ fn blocks(seed: u64) -> u64 {
     2 + seed % 3
 }
 
-fn config(layout: Layout, seed: u64) -> Config {
+pub fn config(layout: Layout, seed: u64) -> Config {
     Config::new()
         .layout(layout)
         .size(TableSize::Slots(64))
@@ -64,224 +157,156 @@ fn config(layout: Layout, seed: u64) -> Config {
         .seeds(Seeds::from_number(seed))
 }
 
-fn recorded(geometry: &Geometry) -> (oneread::region::Region, Arc<Recorder>, Clock) {
-    let clock = Clock::manual();
-    let recorder = Arc::new(Recorder::new(clock.clone(), ns(1)));
-    (recorder.region(Index::bytes_with_handover(geometry)), recorder, clock)
-}
-
-fn table(layout: Layout, seed: u64) -> Table {
+/// A table that much happened to; bytes moved, puts refused, and servers killed.
+fn table(layout: Layout, seed: u64) -> (Table, [u64; 3]) {
     let mut random = Random::new(seed);
-    let geometry = config(layout, seed).geometry().unwrap();
-    let (region, mut recorder, mut clock) = recorded(&geometry);
-    let mut index = Index::create(region, geometry.clone(), clock.clone()).unwrap();
-    let begin = recorder.now();
-    let absent = Version { value: None, from: Instant(0), made: Instant(0) };
-    let mut versions: Vec<Vec<Version>> = (0..KEYS).map(|_| vec![absent.clone()]).collect();
+    let mut life = Life::new(&config(layout, seed), KEYS);
+    let begin = life.now();
     // Others fill the heap, so that memory is used again soon and blocks leave.
     let filler = |n: usize| 100 + n as u64;
     let fillers = 15 * (blocks(seed) as usize - 1);
-    let (mut moved_bytes, mut refused, mut killed) = (0, 0, 0);
+    let (mut refused, mut killed) = (0, 0);
     let ends = seed % 2 == 1;
     for put in 1..260u64 {
-        let from = recorder.now();
-        let number = random.pick(KEYS as usize);
+        let number = random.pick(KEYS as usize) as u64;
         let len = [0, 8, 31, 60, 120, 200, VALUE_MAX][random.pick(7)];
-        let changed = match random.pick(14) {
-            0..6 => match index.put(&key(number as u64), &value(put, len), PutMode::Upsert) {
-                Ok(_) => Some((number, Some(value(put, len)))),
-                Err(PutError::HeapFull { .. } | PutError::HeapBusy { .. } | PutError::Full { .. }) => None,
+        match random.pick(14) {
+            0..6 => match life.put(number, value(put, len)) {
+                Ok(_)
+                | Err(PutError::HeapFull { .. } | PutError::HeapBusy { .. } | PutError::Full { .. }) => {}
                 Err(error) => panic!("{error}"),
             },
-            6 => index.remove(&key(number as u64)).unwrap().then_some((number, None)),
+            6 => drop(life.remove(number)),
             7..10 => {
-                let name = key(filler(random.pick(fillers)));
-                refused += u64::from(index.put(&name, &value(put, 200), PutMode::Upsert).is_err());
-                None
+                refused += u64::from(life.put(filler(random.pick(fillers)), value(put, 200)).is_err());
             }
-            10 => {
-                let _ = index.remove(&key(filler(random.pick(fillers))));
-                None
-            }
+            10 => drop(life.remove(filler(random.pick(fillers)))),
             11 => {
-                clock.advance(
+                life.clock.advance(
                     [grace() / 8, grace(), 2 * grace() + ns(20), 2 * grace() + ns(600)][random.pick(4)],
                 );
-                None
             }
-            _ => {
-                index.tidy();
-                None
-            }
-        };
-        let made = recorder.now();
-        if let Some((number, value)) = changed {
-            versions[number].push(Version { value, from, made });
+            _ => drop(life.index.tidy()),
         }
-        if !ends || random.pick(40) > 0 {
-            continue;
-        }
-        // The server is killed a few stores ago, perhaps in the middle of this change.
-        let at = Instant(recorder.now().0.saturating_sub(random.pick(80)).max(begin.0));
-        moved_bytes += index.heap().moved_bytes;
-        let next_life = recorded(&geometry);
-        recorder.repeat(at, &next_life.0, &next_life.2);
-        (recorder, clock) = (next_life.1, next_life.2);
-        let found;
-        (index, found) = Index::open(next_life.0, clock.clone()).unwrap();
-        assert_eq!(found.misplaced, 0, "{layout}, seed {seed}");
-        killed += 1;
-        for (number, versions) in versions.iter_mut().enumerate() {
-            versions.retain(|version| version.from < at || version.from == Instant(0));
-            let mut there = Vec::new();
-            let has = index.reader().get_into(&key(number as u64), &mut there).unwrap().then_some(there);
-            if versions.last().unwrap().value != has {
-                // The change that was cut off had no effect.
-                let cut_off = versions.pop().unwrap();
-                assert!(cut_off.made > at, "{layout}, seed {seed}: an acknowledged change is lost");
-                assert_eq!(versions.last().unwrap().value, has, "{layout}, seed {seed}, key {number}");
-            }
-            let last = versions.last_mut().unwrap();
-            if last.made > at {
-                last.made = recorder.now();
-            }
+        if ends && random.pick(40) == 0 {
+            life = life.killed(Instant(life.now().0.saturating_sub(random.pick(80)).max(begin.0)));
+            killed += 1;
         }
     }
-    moved_bytes += index.heap().moved_bytes;
-    // What every slot names, and nothing else, has memory.
-    assert_eq!(recorder.history(geometry.region_bytes()).end(), recorder.now());
-    Table {
-        history: recorder.history(geometry.region_bytes()),
-        geometry,
-        versions,
-        moved_bytes,
-        refused,
-        killed,
-    }
+    (life.table(), [life.moved_bytes(), refused, killed])
 }
 
 /// A table whose first key's value moves to another block, and whose old memory is used again.
+#[cfg(feature = "faults")]
 fn moved_and_used_again() -> Table {
-    let layout = "windowed:8".parse().unwrap();
-    let geometry = config(layout, 2).geometry().unwrap();
-    let (region, recorder, clock) = recorded(&geometry);
-    let index = Index::create(region, geometry.clone(), clock.clone()).unwrap();
-    let put = |n: u64, put: u64| {
-        assert!(index.put(&key(n), &value(put, VALUE_MAX), PutMode::Upsert).is_ok());
-    };
-    let rest = || {
-        while index.tidy().is_some() {
-            clock.advance(4 * grace());
+    let mut life = Life::new(&config("windowed:8".parse().unwrap(), 2), 1);
+    let put = |life: &mut Life, n: u64, put: u64| assert!(life.put(n, value(put, VALUE_MAX)).is_ok());
+    let rest = |life: &Life| {
+        while life.index.tidy().is_some() {
+            life.clock.advance(4 * grace());
         }
     };
-    let mut versions: Vec<Vec<Version>> = vec![Vec::new(); KEYS as usize];
-    versions[0].push(Version { value: None, from: Instant(0), made: Instant(0) });
-    let from = recorder.now();
-    put(0, 1);
-    versions[0].push(Version { value: Some(value(1, VALUE_MAX)), from, made: recorder.now() });
+    put(&mut life, 0, 1);
     // The key's block has few values left, and another one many.
-    (100..141).for_each(|n| put(n, n));
-    (100..136).for_each(|n| assert!(index.remove(&key(n)).unwrap()));
-    rest();
-    assert!(index.heap().moved_bytes > 0, "{:?}", index.heap());
-    (200..220).for_each(|n| put(n, n));
-    rest();
-    let moved_bytes = index.heap().moved_bytes;
-    let history = recorder.history(geometry.region_bytes());
-    Table { geometry, history, versions, moved_bytes, refused: 0, killed: 0 }
+    (100..141).for_each(|n| put(&mut life, n, n));
+    (100..136).for_each(|n| assert!(life.remove(n)));
+    rest(&life);
+    assert!(life.moved_bytes() > 0, "{:?}", life.index.heap());
+    (200..220).for_each(|n| put(&mut life, n, n));
+    rest(&life);
+    life.table()
 }
+
+/// A range that is all of a value.
+pub const WHOLE: Range<usize> = 0..usize::MAX;
 
 /// What clients met.
 #[derive(Clone, Copy, Debug, Default)]
-struct Met {
-    gets: u64,
-    long: u64,
-    again: u64,
-    replaced: u64,
+pub struct Met {
+    pub gets: u64,
+    pub long: u64,
+    pub again: u64,
+    pub replaced: u64,
 }
 
 impl Table {
     /// GETs of one client.
     fn client(&self, hardware: Hardware, seed: u64, gets: usize, met: &mut Met) -> Result<(), String> {
-        let keys = self.versions.iter().filter(|versions| !versions.is_empty()).count();
         let mut choices = Random::new(seed);
         let mut random = Random::new(!seed);
-        let number = random.pick(keys);
-        let name = key(number as u64);
-        let versions = &self.versions[number];
+        let number = random.pick(self.versions.len());
         let mut leaps: Vec<Instant> =
-            versions.iter().flat_map(|version| [version.from, version.made]).collect();
+            self.versions[number].iter().flat_map(|version| [version.from, version.made]).collect();
         leaps.sort();
         leaps.dedup();
-        let hashed = self.geometry.hashed(&name);
-        let sim = Sim::new(&self.history, &self.geometry, hardware, &mut choices, Instant(0));
-        let limits = Limits::new().retries_max(1_000).deadline(Duration::from_secs(3600));
-        let mut reader = Reader::new(sim, &self.geometry, Clock::manual(), limits);
+        let mut reader = client(&self.history, &self.geometry, hardware, &mut choices);
         let hints = Hints::new(&self.geometry, usize::MAX).filter(|_| hardware.hints);
         if let Some(hints) = &hints {
             reader = reader.with_hints(hints);
         }
-        let mut begins: Vec<Instant> = (0..gets)
-            .map(|_| {
-                let near = leaps[random.pick(leaps.len())].0 + random.pick(60);
-                Instant(near.saturating_sub(50).min(self.history.end().0))
-            })
-            .collect();
-        begins.sort();
-        for from in begins {
+        for from in near(&leaps, gets, &mut random, Instant(0), self.history.end()) {
             let read_stores_max = [Some(10), Some(40), Some(150), Some(1_500), None][random.pick(5)];
-            let aim = Aim { home: hashed.home(), ghost: hashed.ghost(), read_stores_max, leaps: &leaps };
-            reader.fabric_mut().begin(from, aim);
-            let from = reader.fabric().now();
-            let mut got = vec![0xee; 3];
             let range = match random.pick(4) {
                 0 => random.pick(VALUE_MAX)..random.pick(VALUE_MAX) + 1,
-                _ => 0..usize::MAX,
+                _ => WHOLE,
             };
-            let found = match range.end {
-                usize::MAX => reader.get_into(&name, &mut got).map(|found| found.then_some(got.len())),
-                _ => reader.get_range(&name, range.clone(), &mut got),
-            };
-            let to = reader.fabric().now();
-            met.gets += 1;
-            let len = match found {
-                Ok(len) => len,
-                Err(SimGetError::Read(ReadError::Replaced { .. })) => {
-                    met.replaced += 1;
-                    continue;
-                }
-                Err(error) => return Err(format!("key {number} from {}: {error}", from.0)),
-            };
-            met.long += u64::from(len.is_some_and(|len| len > 30));
-            let is_right = versions.iter().enumerate().any(|(n, version)| {
-                let until = versions.get(n + 1).map_or(self.history.end(), |next| next.made);
-                let is_it = match (&version.value, len) {
-                    (None, None) => true,
-                    (Some(value), Some(len)) => {
-                        let part = range.start.min(len)..range.end.clamp(range.start.min(len), len);
-                        value.len() == len && value[part] == got[..]
-                    }
-                    _ => false,
-                };
-                is_it && version.from <= to && from <= until
-            });
-            if !is_right {
-                let what = format!("{len:?}, {range:?} of it: {got:?}");
-                return Err(format!("key {number} from {} to {}: {what}", from.0, to.0));
-            }
+            let aim = Aim { read_stores_max, leaps: &leaps, ..Aim::default() };
+            self.get(&mut reader, number, range, from, aim, met)?;
         }
         met.again += reader.stats().retries_replaced;
         Ok(())
     }
-}
 
-/// The hardware of these runs: a client looks several times.
-fn several(hardware: Hardware) -> Hardware {
-    Hardware { passes_max: 8, ..hardware }
+    /// A GET of this part of a value, from this instant on.
+    pub fn get<'a, A: Adversary>(
+        &self,
+        reader: &mut Reader<'_, Sim<'a, A>>,
+        number: usize,
+        range: Range<usize>,
+        from: Instant,
+        aim: Aim<'a>,
+        met: &mut Met,
+    ) -> Result<(), String> {
+        let name = key(number as u64);
+        let hashed = self.geometry.hashed(&name);
+        reader.fabric_mut().begin(from, Aim { home: hashed.home(), ghost: hashed.ghost(), ..aim });
+        let from = reader.fabric().now();
+        let mut got = vec![0xee; 3];
+        let found = match range {
+            WHOLE => reader.get_into(&name, &mut got).map(|found| found.then_some(got.len())),
+            _ => reader.get_range(&name, range.clone(), &mut got),
+        };
+        let to = reader.fabric().now();
+        met.gets += 1;
+        let len = match found {
+            Ok(len) => len,
+            Err(SimGetError::Read(ReadError::Replaced { .. })) => {
+                met.replaced += 1;
+                return Ok(());
+            }
+            Err(error) => return Err(format!("key {number} from {}: {error}", from.0)),
+        };
+        met.long += u64::from(len.is_some_and(|len| len > 30));
+        let versions = &self.versions[number];
+        let is_right = versions.iter().enumerate().any(|(n, version)| {
+            let until = versions.get(n + 1).map_or(self.history.end(), |next| next.made);
+            let is_it = match (&version.value, len) {
+                (None, None) => true,
+                (Some(value), Some(len)) => {
+                    let part = range.start.min(len)..range.end.clamp(range.start.min(len), len);
+                    value.len() == len && value[part] == got[..]
+                }
+                _ => false,
+            };
+            is_it && version.from <= to && from <= until
+        });
+        if is_right {
+            return Ok(());
+        }
+        let what = format!("{len:?}, {range:?} of it: {got:?}");
+        Err(format!("key {number} from {} to {}: {what}", from.0, to.0))
+    }
 }
-
-/// What clients have, in turn.
-const EACH: [Hardware; 6] = [LINES, SLOW, WORDS, COUNTED, LOADS, HINTED];
 
 /// What is wrong with these seeds' tables, and what clients and servers met.
 fn found_wrong(
@@ -292,8 +317,7 @@ fn found_wrong(
 ) -> (Option<String>, Met, [u64; 3]) {
     let (mut met, mut servers) = (Met::default(), [0; 3]);
     for seed in seeds {
-        let table = table(layout, seed);
-        let more = [table.moved_bytes, table.refused, table.killed];
+        let (table, more) = table(layout, seed);
         servers.iter_mut().zip(more).for_each(|(sum, more)| *sum += more);
         for client in 0..clients {
             let hardware = hardware[client as usize % hardware.len()];

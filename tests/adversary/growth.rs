@@ -1,14 +1,13 @@
 //! Random schedules on tables that grow and shrink: keys that are always there, and keys that never are.
 //! In some tables, servers are killed or stop meanwhile.
 
-use super::{COUNTED, HINTED, LINES, LOADS, SLOW, WORDS, grace, ns};
+use super::cases::{client, near, recorded};
+use super::{EACH, HINTED, WORDS, grace, ns, several};
 use oneread::families::presets;
 use oneread::hints::Hints;
 use oneread::layout::geometry::{Geometry, SlotIx};
-use oneread::sim::{Adversary, Aim, Hardware, History, Instant, Random, Recorder, Sim};
-use oneread::{Clock, Config, Index, Layout, Limits, PutMode, Reader, Seeds, TableSize};
-use std::sync::Arc;
-use std::time::Duration;
+use oneread::sim::{Adversary, Aim, Hardware, History, Instant, Random};
+use oneread::{Config, Index, Layout, PutMode, Seeds, TableSize};
 
 /// A table that has grown and shrunk.
 struct Grown {
@@ -38,12 +37,7 @@ fn grown(layout: Layout, seed: u64) -> Grown {
     let value_max = [8, 70][random.pick(2)];
     let config = Config::new().layout(layout).size(size).key_max(8).value_max(value_max);
     let geometry = config.seeds(Seeds::from_number(seed)).grace(grace()).geometry().unwrap();
-    let recorded = || {
-        let clock = Clock::manual();
-        let recorder = Arc::new(Recorder::new(clock.clone(), ns(1)));
-        (recorder.region(Index::bytes_with_handover(&geometry)), recorder, clock)
-    };
-    let (region, mut recorder, mut clock) = recorded();
+    let (region, mut recorder, mut clock) = recorded(&geometry);
     let mut index = Index::create(region, geometry.clone(), clock.clone()).unwrap();
     // In one table of three, servers end now and then.
     let ends = seed % 3 == 2;
@@ -84,7 +78,7 @@ fn grown(layout: Layout, seed: u64) -> Grown {
             let stops = random.pick(2) == 0 && index.stop();
             let back = if stops { 0 } else { random.pick(60) };
             let at = Instant(recorder.now().0.saturating_sub(back).max(begin.0));
-            let next_life = recorded();
+            let next_life = recorded(&geometry);
             recorder.repeat(at, &next_life.0, &next_life.2);
             for (sum, more) in before.iter_mut().zip(counted(&index)) {
                 *sum += more;
@@ -153,21 +147,12 @@ impl Grown {
         let name = key(number);
         let leaps = self.leaps(&name);
         let hashed = self.geometry.hashed(&name);
-        let sim = Sim::new(&self.history, &self.geometry, hardware, &mut choices, Instant(0));
-        let limits = Limits::new().retries_max(1_000).deadline(Duration::from_secs(3600));
-        let mut reader = Reader::new(sim, &self.geometry, Clock::manual(), limits);
+        let mut reader = client(&self.history, &self.geometry, hardware, &mut choices);
         let hints = Hints::new(&self.geometry, usize::MAX).filter(|_| hardware.hints);
         if let Some(hints) = &hints {
             reader = reader.with_hints(hints);
         }
-        let mut begins: Vec<Instant> = (0..gets)
-            .map(|_| {
-                let near = leaps[random.pick(leaps.len())].0 + random.pick(60);
-                Instant(near.saturating_sub(50).clamp(self.begin.0, self.history.end().0))
-            })
-            .collect();
-        begins.sort();
-        for from in begins {
+        for from in near(&leaps, gets, &mut random, self.begin, self.history.end()) {
             let read_stores_max = Some([2, 10, 40, 150, 390][random.pick(5)]);
             let aim = Aim { home: hashed.home(), ghost: hashed.ghost(), read_stores_max, leaps: &leaps };
             reader.fabric_mut().begin(from, aim);
@@ -182,14 +167,6 @@ impl Grown {
         Ok(reader.hint_counts().hits)
     }
 }
-
-/// The hardware of these runs: a client looks several times.
-fn several(hardware: Hardware) -> Hardware {
-    Hardware { passes_max: 8, ..hardware }
-}
-
-/// What clients have, in turn.
-const EACH: [Hardware; 6] = [LINES, SLOW, WORDS, COUNTED, LOADS, HINTED];
 
 /// What is wrong with these seeds' tables, how many GETs were made, and what they met: splits, merges, merges
 /// that were given up, hits by hints.

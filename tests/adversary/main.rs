@@ -12,6 +12,7 @@
 mod broken;
 mod cases;
 mod every;
+mod every_extents;
 mod every_growth;
 mod extents;
 mod growth;
@@ -64,3 +65,15 @@ const WORDS: Hardware = Hardware { unit: Unit::Word, ..LINES };
 const COUNTED: Hardware = Hardware { witness: Witness::Counter, ..LINES };
 /// The same, after a direct look.
 const LOADS: Hardware = Hardware { witness: Witness::Loads, ..LINES };
+/// What clients of random runs have, in turn.
+const EACH: [Hardware; 6] = [LINES, SLOW, WORDS, COUNTED, LOADS, HINTED];
+
+/// The same hardware, with a client that looks several times.
+fn several(hardware: Hardware) -> Hardware {
+    Hardware { passes_max: 8, ..hardware }
+}
+
+/// So many passes are decided. Later ones see memory as it is at the end.
+fn passes(passes_max: usize, hardware: Hardware) -> Hardware {
+    Hardware { passes_max, ..hardware }
+}
