@@ -227,6 +227,9 @@ pub struct Met {
     pub long: u64,
     pub again: u64,
     pub replaced: u64,
+    pub batches: u64,
+    /// Batches of more than one value that was not in its slot.
+    pub long_together: u64,
 }
 
 impl Table {
@@ -251,7 +254,10 @@ impl Table {
                 _ => WHOLE,
             };
             let aim = Aim { read_stores_max, leaps: &leaps, ..Aim::default() };
-            self.get(&mut reader, number, range, from, aim, met)?;
+            match random.pick(4) {
+                0 => self.get_many(&mut reader, number, from, aim, met)?,
+                _ => self.get(&mut reader, number, range, from, aim, met)?,
+            }
         }
         met.again += reader.stats().retries_replaced;
         Ok(())
@@ -287,6 +293,53 @@ impl Table {
             Err(error) => return Err(format!("key {number} from {}: {error}", from.0)),
         };
         met.long += u64::from(len.is_some_and(|len| len > 30));
+        self.judge(number, len, &range, &got, from..to)
+    }
+
+    /// One batch of GETs of this key, of the next, and of it again, from this instant on.
+    fn get_many<'a, A: Adversary>(
+        &self,
+        reader: &mut Reader<'_, Sim<'a, A>>,
+        number: usize,
+        from: Instant,
+        aim: Aim<'a>,
+        met: &mut Met,
+    ) -> Result<(), String> {
+        let numbers = [number, (number + 1) % self.versions.len(), number];
+        let names = numbers.map(|number| key(number as u64));
+        let hashed = self.geometry.hashed(&names[0]);
+        reader.fabric_mut().begin(from, Aim { home: hashed.home(), ghost: hashed.ghost(), ..aim });
+        let from = reader.fabric().now();
+        let mut got = Vec::new();
+        let found = reader.get_many(&names, |nth, value| got.push((nth, value.map(<[u8]>::to_vec))));
+        let to = reader.fabric().now();
+        met.batches += 1;
+        match found {
+            Ok(()) => {}
+            Err(SimGetError::Read(ReadError::Replaced { .. })) => {
+                met.replaced += 1;
+                return Ok(());
+            }
+            Err(error) => return Err(format!("keys {numbers:?} from {}: {error}", from.0)),
+        }
+        assert_eq!(got.len(), numbers.len());
+        let long = got.iter().filter(|(_, value)| value.as_ref().is_some_and(|value| value.len() > 30));
+        met.long_together += u64::from(long.count() > 1);
+        got.into_iter().try_for_each(|(nth, value)| {
+            let (len, bytes) = (value.as_ref().map(Vec::len), value.unwrap_or_default());
+            self.judge(numbers[nth], len, &WHOLE, &bytes, from..to)
+        })
+    }
+
+    /// Whether the key had this value, and this part of it, at some instant of the GET.
+    fn judge(
+        &self,
+        number: usize,
+        len: Option<usize>,
+        range: &Range<usize>,
+        got: &[u8],
+        during: Range<Instant>,
+    ) -> Result<(), String> {
         let versions = &self.versions[number];
         let is_right = versions.iter().enumerate().any(|(n, version)| {
             let until = versions.get(n + 1).map_or(self.history.end(), |next| next.made);
@@ -298,13 +351,13 @@ impl Table {
                 }
                 _ => false,
             };
-            is_it && version.from <= to && from <= until
+            is_it && version.from <= during.end && during.start <= until
         });
         if is_right {
             return Ok(());
         }
         let what = format!("{len:?}, {range:?} of it: {got:?}");
-        Err(format!("key {number} from {} to {}: {what}", from.0, to.0))
+        Err(format!("key {number} from {} to {}: {what}", during.start.0, during.end.0))
     }
 }
 
@@ -339,6 +392,7 @@ fn random_schedules_of_extents() {
         println!("{}: {met:?}; bytes moved, puts refused, servers killed: {servers:?}", preset.name);
         assert_eq!(wrong, None);
         assert!(met.long > met.gets / 4 && met.again > seeds, "{}: {met:?}", preset.name);
+        assert!(met.long_together > met.batches / 4 && met.batches > seeds, "{}: {met:?}", preset.name);
         let [moved_bytes, _, killed] = servers;
         assert!(moved_bytes > 1_000 * seeds && killed > seeds, "{}: {servers:?}", preset.name);
     }
