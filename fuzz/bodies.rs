@@ -10,7 +10,7 @@ use oneread::Encryption;
 use oneread::ReadError;
 use oneread::fabric::landed::LandedWindow;
 use oneread::fabric::shm::Shm;
-use oneread::fabric::{Fabric, ReadId};
+use oneread::fabric::{Fabric, ReadId, Stretch};
 use oneread::families::presets;
 use oneread::faults::{Broken, Rule};
 use oneread::get::Proof;
@@ -201,11 +201,13 @@ impl Fabric for Memory<'_> {
         self.proofs[self.reads as usize % self.proofs.len()] != Proof::Late
     }
 
-    fn fetch(&mut self, offset: u64, len: usize, out: &mut Vec<u8>) -> Result<(), ReadError> {
-        self.reads += 1;
+    fn fetch(&mut self, stretches: &[Stretch], out: &mut Vec<u8>) -> Result<(), ReadError> {
         let bytes: &[u8] = bytemuck::cast_slice(self.words);
         out.clear();
-        out.extend_from_slice(&bytes[offset as usize..][..len]);
+        for &Stretch { offset, len } in stretches {
+            self.reads += 1;
+            out.extend_from_slice(&bytes[offset as usize..][..len]);
+        }
         Ok(())
     }
 }

@@ -110,6 +110,10 @@ mod checked {
             self.to_store().fetch_or(value, order)
         }
 
+        pub fn fetch_min(&self, value: u64, order: Ordering) -> u64 {
+            self.to_store().fetch_min(value, order)
+        }
+
         pub fn fetch_and(&self, value: u64, order: Ordering) -> u64 {
             self.to_store().fetch_and(value, order)
         }

@@ -14,7 +14,7 @@ use crate::clock::Clock;
 use crate::faults::{Rule, wait_ns};
 use crate::layout::chain::Block;
 use crate::layout::geometry::SlotIx;
-use crate::sync::{AtomicU64, Mutex, Ordering, lock};
+use crate::sync::{AtomicU64, Mutex, Ordering, fence, lock};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -68,12 +68,54 @@ impl Queue {
     }
 }
 
+/// The queues, and when the first trace of all is due.
+#[derive(Debug, Default)]
+struct Queues {
+    /// Like a queue's, over all: never later than the first trace of any. Mutations look at this line alone.
+    first: Hint,
+    all: [Queue; QUEUES],
+}
+
+/// A time in a line of its own.
+#[derive(Debug)]
+#[repr(align(128))]
+struct Hint {
+    due_ns: AtomicU64,
+}
+
+impl Default for Hint {
+    fn default() -> Hint {
+        Hint { due_ns: AtomicU64::new(u64::MAX) }
+    }
+}
+
+impl Queues {
+    /// A trace that is due then has come into a queue.
+    fn came(&self, due_ns: u64) {
+        // Pairs with the fence in `look_again`: whoever does not see that all are looked at again has
+        // its trace seen there.
+        fence(Ordering::SeqCst);
+        if due_ns < self.first.due_ns.load(Ordering::Relaxed) {
+            self.first.due_ns.fetch_min(due_ns, Ordering::Relaxed);
+        }
+    }
+
+    /// Finds out which trace is the first now.
+    fn look_again(&self) {
+        self.first.due_ns.store(u64::MAX, Ordering::Relaxed);
+        // Pairs with the fence in `came`.
+        fence(Ordering::SeqCst);
+        let next = self.all.iter().map(Queue::next_due_ns).min().unwrap_or(u64::MAX);
+        self.first.due_ns.fetch_min(next, Ordering::Relaxed);
+    }
+}
+
 /// All traces. All segments of a table share them.
 #[derive(Clone, Debug)]
 pub(crate) struct Grace {
     clock: Clock,
     wait_ns: u64,
-    queues: Arc<[Queue; QUEUES]>,
+    queues: Arc<Queues>,
 }
 
 impl Grace {
@@ -89,12 +131,13 @@ impl Grace {
     /// Puts a trace into a queue. Traces that one stripe guards come out in the order in which they
     /// came, if they are due at the same time: a block's ghosts before the block.
     pub fn push(&self, stripe: usize, due_ns: u64, trace: WaitingTrace) {
-        let queue = &self.queues[stripe % QUEUES];
+        let queue = &self.queues.all[stripe % QUEUES];
         let mut traces = lock(&queue.traces);
         // Threads read the clock before they lock, so they may come out of order.
         let at = traces.iter().rposition(|&(due, _)| due <= due_ns).map_or(0, |i| i + 1);
         traces.insert(at, (due_ns, trace));
         queue.next_due_ns.store(traces[0].0, Ordering::Relaxed);
+        self.queues.came(due_ns);
     }
 
     /// Takes out the first trace if it is due. Returns it with its time.
@@ -108,28 +151,26 @@ impl Grace {
         if now < next { None } else { self.pop_due_by(now) }
     }
 
-    /// When the first trace is due; `u64::MAX` when there is none.
+    /// When the first trace is due; `u64::MAX` when there is none. Relaxed: a hint.
     #[inline(always)]
     fn next_due_ns(&self) -> u64 {
-        let mut next = u64::MAX;
-        for queue in self.queues.iter() {
-            next = next.min(queue.next_due_ns());
-        }
-        next
+        self.queues.first.due_ns.load(Ordering::Relaxed)
     }
 
     #[inline(never)]
     fn pop_due_by(&self, now: u64) -> Option<(u64, WaitingTrace)> {
-        let first = self.queues.iter().min_by_key(|queue| queue.next_due_ns())?;
+        let first = self.queues.all.iter().min_by_key(|queue| queue.next_due_ns())?;
         let mut traces = lock(&first.traces);
         let due = traces.pop_front_if(|(due, _)| *due <= now);
         first.next_due_ns.store(traces.front().map_or(u64::MAX, |(due, _)| *due), Ordering::Relaxed);
+        drop(traces);
+        self.queues.look_again();
         due
     }
 
     /// When everything now in the queues will be due; `None` when they are empty.
     pub fn last_due_ns(&self) -> Option<u64> {
-        self.queues.iter().filter_map(|queue| lock(&queue.traces).back().map(|(due, _)| *due)).max()
+        self.queues.all.iter().filter_map(|queue| lock(&queue.traces).back().map(|(due, _)| *due)).max()
     }
 
     /// How long until the first trace is due; `None` when there is none.
@@ -148,7 +189,7 @@ impl Grace {
     /// due.
     #[cfg(all(test, feature = "sim", not(loom)))]
     pub fn traces(&self) -> Vec<(u64, Trace)> {
-        let all: Vec<_> = self.queues.iter().flat_map(|queue| lock(&queue.traces).clone()).collect();
+        let all: Vec<_> = self.queues.all.iter().flat_map(|queue| lock(&queue.traces).clone()).collect();
         let mut all: Vec<_> = all.into_iter().map(|(due_ns, waiting)| (due_ns, waiting.trace)).collect();
         all.sort_by_key(|&(due_ns, _)| due_ns);
         all

@@ -495,7 +495,7 @@ impl Segment {
     }
 
     /// The same, where it is known which slot holds the key.
-    #[inline]
+    #[inline(always)]
     pub(super) fn put_over(
         &self,
         locked: &mut Locked<'_>,
@@ -505,17 +505,24 @@ impl Segment {
         mode: PutMode,
     ) -> Option<PutOutcome> {
         debug_assert!(self.may_change(locked, key), "L2");
-        let Some(slot) = slot else {
-            return (mode == PutMode::Update).then_some(PutOutcome::Missing);
-        };
-        if mode == PutMode::Insert {
-            return Some(PutOutcome::Exists);
+        match (slot, mode) {
+            (None, PutMode::Update) => Some(PutOutcome::Missing),
+            (None, _) => None,
+            (Some(_), PutMode::Insert) => Some(PutOutcome::Exists),
+            (Some(slot), _) => {
+                self.update(locked, slot, key, value);
+                Some(PutOutcome::Updated)
+            }
         }
+    }
+
+    /// Puts another value into the slot that holds the key.
+    #[inline(never)]
+    fn update(&self, locked: &Locked<'_>, slot: SlotIx, key: Hashed<'_>, value: Stored<'_>) {
         let before = self.reference_in(slot);
         self.rewrite(locked, slot, Some(key), value);
         self.ended(before);
         count(&self.counters.mine().updates);
-        Some(PutOutcome::Updated)
     }
 }
 

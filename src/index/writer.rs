@@ -176,23 +176,21 @@ impl<'a> SlotWriter<'a> {
     fn seek_in<'w>(
         &self,
         shape: SlotShape,
-        slots: impl Iterator<Item = &'w [AtomicU64]>,
+        slots: impl Iterator<Item = &'w [AtomicU64]> + Clone,
         window: Window,
         key: &[u8],
     ) -> Sought {
         // Long keys do not end in the first line. Then every slot is worth a look.
         let end = if key.len() <= KeyEnd::KEY_MAX { KeyEnd::of(key) } else { KeyEnd::ANY };
-        let mut free = None;
-        for (number, words) in (0..).zip(slots) {
-            let klen = || words[1].load(Ordering::Relaxed) as u8;
-            if end.is_in(words) && usize::from(klen()) == key.len() && begins_with(shape, words, key) {
+        let klen = |words: &[AtomicU64]| words[1].load(Ordering::Relaxed) as u8;
+        for (number, words) in (0..).zip(slots.clone()) {
+            if end.is_in(words) && usize::from(klen(words)) == key.len() && begins_with(shape, words, key) {
                 return Sought::At(window.slot(number));
             }
-            if free.is_none() && klen() == 0 {
-                free = Some(number);
-            }
         }
-        free.map_or(Sought::Nowhere, |number| Sought::Free(window.slot(number)))
+        // Apart: the lines are near now, and each loop fits the registers.
+        let free = (0..).zip(slots).find(|(_, words)| klen(words) == 0);
+        free.map_or(Sought::Nowhere, |(number, _)| Sought::Free(window.slot(number)))
     }
 
     /// The header and the key of a slot whose lock is held. As [`SlotWriter::read`], without the value.

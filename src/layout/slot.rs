@@ -167,6 +167,9 @@ impl SlotShape {
     /// The most bytes of key and value together.
     #[inline]
     pub fn payload_max(self) -> usize {
+        if self == SlotShape::LINE {
+            return LINE - HEADER;
+        }
         let first = self.bytes().min(LINE) - HEADER;
         first + (self.lines() - 1) * FURTHER
     }
