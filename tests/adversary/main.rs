@@ -16,6 +16,7 @@ mod every_extents;
 mod every_growth;
 mod extents;
 mod growth;
+mod killed_extents;
 mod random;
 
 use oneread::sim::KeyNumber;
