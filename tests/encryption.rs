@@ -6,13 +6,13 @@ mod common;
 mod encrypted;
 
 use common::*;
-use encrypted::{STORED_MAX, encrypted_values, ours};
+use encrypted::{STORED_MAX, assert_gets, check_parts, encrypted_values, ours};
 use oneread::placement::Preset;
 use oneread::region::Backing;
-use oneread::wire::{self, Request};
+use oneread::wire::{self, FRAME_VALUE_MAX, Request};
 use oneread::{
-    Address, Client, ClientOptions, ConnectError, Encryption, GetError, MutateError, PutError, PutOutcome,
-    RequestPath, Server, ServerConfig, SwapOutcome,
+    Address, Client, ClientOptions, Config, ConnectError, DecryptError, Encryption, GetError, KeyError,
+    MutateError, PutError, PutOutcome, RequestPath, Server, ServerConfig, SwapOutcome, TableSize,
 };
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -77,6 +77,97 @@ fn a_client_is_a_map() {
         assert_eq!(client.server_stats().unwrap().keys, model.keys.len() as u64);
         server.stop();
     });
+}
+
+/// Values that fit no slot, and no frame, are read whole, in parts and in batches, and swapped. What was
+/// altered or cut anywhere is an error, also of a part that is whole, and so is a wrong secret.
+#[test]
+fn long_values_are_encrypted() {
+    const LONGEST: usize = 1 << 20;
+    const FITS: usize = FRAME_VALUE_MAX - Encryption::OVERHEAD;
+    let place = Place::new();
+    let table = Config::new()
+        .size(TableSize::Slots(256))
+        .key_max(16)
+        .value_max(LONGEST + Encryption::OVERHEAD)
+        .inline_max(100)
+        .heap_bytes(128 << 20)
+        .grace(std::time::Duration::from_micros(100));
+    let _server = Server::start(ServerConfig::new(place.address.clone(), table)).unwrap();
+    for path in PATHS {
+        let connect = |encryption| place.client(patient().requests(path).encryption(encryption));
+        let (mut ours, mut plain) = (connect(Some(ours())), connect(None));
+        let mut wrong = connect(Some(Encryption::new(&[8; 32], "tests")));
+        assert_eq!(ours.value_max(), LONGEST);
+        let key: &[u8] = b"key";
+        let lengths = [0, 59, 60, 500, FITS - 1, FITS, FITS + 1, 65_536, 100_003, LONGEST];
+        let value_of = |seed, len| value(seed, len);
+        for (n, len) in (0..).zip(lengths) {
+            let (value, other) = (value_of(n, len), value_of(n + 100, len / 2 + 1));
+            ours.put(key, &value).unwrap();
+            let stored = plain.get(key).unwrap().expect("it is there");
+            assert_eq!(stored.len(), len + Encryption::OVERHEAD);
+            assert_eq!(plain.value_len(key).unwrap(), Some(stored.len()));
+            assert!(ours.get(key).unwrap().as_ref() == Some(&value), "{len} by {path:?}");
+            check_parts(&mut ours, key, &value);
+            let batch = ours.get_many(&[key, b"absent", key]).unwrap();
+            assert!(batch == [Ok(Some(value.clone())), Ok(None), Ok(Some(value.clone()))], "{len}");
+            // Another secret.
+            let mut part = b"before".to_vec();
+            assert_gets(wrong.get(key), DecryptError::Altered);
+            assert_gets(wrong.get_range(key, 0..1, &mut part), DecryptError::Altered);
+            assert_eq!(part, b"");
+            let undecrypted = Err(KeyError::Decrypt(DecryptError::Altered));
+            assert_eq!(wrong.get_many(&[key]).unwrap(), [undecrypted]);
+            assert!(matches!(wrong.compare_and_swap(key, &value, b""), Err(MutateError::Decrypt(_))));
+            // A flipped bit anywhere, and a cut.
+            for byte in [0, 1, 24, 25, stored.len() / 2, stored.len() - 17, stored.len() - 1] {
+                let mut altered = stored.clone();
+                altered[byte] ^= 0x10;
+                plain.put(key, &altered).unwrap();
+                let expected = match byte {
+                    0 => DecryptError::Version { version: altered[0] },
+                    _ => DecryptError::Altered,
+                };
+                assert_gets(ours.get(key), expected);
+                assert_gets(ours.get_range(key, 0..1, &mut part), expected);
+                assert_gets(ours.get_range(key, len..usize::MAX, &mut part), expected);
+            }
+            for cut in [0, Encryption::OVERHEAD - 1, stored.len() - 1] {
+                plain.put(key, &stored[..cut]).unwrap();
+                let is_short = cut < Encryption::OVERHEAD;
+                let expected =
+                    if is_short { DecryptError::Length { given: cut } } else { DecryptError::Altered };
+                assert_gets(ours.get(key), expected);
+                assert_gets(ours.get_range(key, 0..1, &mut part), expected);
+                assert_eq!(ours.value_len(key).is_err(), is_short, "{len}, cut to {cut}");
+            }
+            // The value of another key.
+            plain.put(b"other", &stored).unwrap();
+            assert_gets(ours.get(b"other"), DecryptError::Altered);
+            plain.put(key, &stored).unwrap();
+            for (expected, new, outcome) in [
+                (&other, &value, SwapOutcome::Differs),
+                (&value, &other, SwapOutcome::Swapped),
+                (&other, &value, SwapOutcome::Swapped),
+            ] {
+                assert_eq!(ours.compare_and_swap(key, expected, new).unwrap(), outcome, "{len} by {path:?}");
+            }
+            assert!(ours.get(key).unwrap() == Some(value));
+        }
+        let pairs =
+            [(&b"one"[..], value_of(1, 50_000)), (b"two", value_of(2, 9)), (b"six", value_of(6, FITS))];
+        assert!(ours.put_many(&pairs).unwrap().iter().all(Result::is_ok));
+        let keys = pairs.each_ref().map(|(key, _)| *key);
+        let values = pairs.map(|(_, value)| Ok(Some(value)));
+        assert!(ours.get_many(&keys).unwrap() == values);
+        let long = vec![1; LONGEST + 1];
+        let (stored, stored_max) = (long.len() + Encryption::OVERHEAD, LONGEST + Encryption::OVERHEAD);
+        let refused = PutError::EncryptedLength { given: long.len(), stored, stored_max };
+        assert_eq!(ours.put(key, &long).unwrap_err().rejection(), Some(refused.clone()));
+        assert_eq!(ours.compare_and_swap(key, &long, b"").unwrap_err().rejection(), Some(refused));
+        ours.remove_many(&[key, b"other", b"one", b"two", b"six"]).unwrap();
+    }
 }
 
 /// A table whose values are too short for any encrypted one says so, and takes none. One that is just

@@ -58,6 +58,13 @@ impl Client {
         Ok(Some(len))
     }
 
+    /// The length of a value, as that of the stored one says it.
+    pub(super) fn plain_len(&mut self, stored: usize) -> Result<usize, GetError> {
+        let too_short = || DecryptError::Length { given: stored };
+        let plain = stored.checked_sub(Encryption::OVERHEAD).ok_or_else(too_short);
+        plain.map_err(|error| self.count_failed_get(error.into()))
+    }
+
     /// The value itself, of a stored one that the server has sent.
     pub(super) fn decrypt_sent(&mut self, key: &[u8], mut value: Vec<u8>) -> Result<Vec<u8>, MutateError> {
         let Some(encryption) = &self.options.encryption else { return Ok(value) };

@@ -1090,7 +1090,9 @@ impl Client {
     /// just these bytes. The answer is one version of the value, and two calls may see two: a value that is
     /// read in several parts should carry a number.
     ///
-    /// With encryption (`ClientOptions::encryption`) the whole value is read and decrypted first.
+    /// With encryption (`ClientOptions::encryption`) the whole value is read and decrypted first, because it
+    /// is encrypted in one piece: no byte of it is believed before the last one is there. So a part costs
+    /// what the whole costs, and an error leaves `part` empty.
     ///
     /// # Errors
     /// As [`Client::get`].
@@ -1111,10 +1113,13 @@ impl Client {
     }
 
     /// Returns the length of the value of `key`, `None` if the key is absent. Usually 1 READ, of the slot's
-    /// window: a value that is not in its slot is not read. With encryption, the value is not decrypted.
+    /// window: a value that is not in its slot is not read. With encryption, this is the length that the
+    /// value has decrypted. It follows from that of the stored one, which is not decrypted: that of a value
+    /// which does not decrypt has no meaning.
     ///
     /// # Errors
-    /// As [`Client::get`].
+    /// As [`Client::get`]. With encryption, [`GetError::Decrypt`] if the stored value is too short for an
+    /// encrypted one.
     pub fn value_len(&mut self, key: &[u8]) -> Result<Option<usize>, GetError> {
         let found = on_path!(&mut self.path, handle => {
             handle.read(&mut self.stats, |reader| reader.value_len(key))
@@ -1122,7 +1127,7 @@ impl Client {
         let found = found.map_err(|error| self.count_failed_get(error))?;
         #[cfg(feature = "encryption")]
         if self.options.encryption.is_some() {
-            return Ok(found.map(|len| len.saturating_sub(Encryption::OVERHEAD)));
+            return found.map(|stored| self.plain_len(stored)).transpose();
         }
         Ok(found)
     }

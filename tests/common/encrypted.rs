@@ -61,6 +61,7 @@ fn every_call_encrypts(connect: Connect<'_>) {
         assert!(ours.get_into(key, &mut into).unwrap());
         assert_eq!(Some(&into[..]), value);
         assert_eq!(ours.get_two_sided(key).unwrap().as_deref(), value);
+        check_parts(ours, key, value.expect("there is one"));
         let keys = [key, b"absent", key];
         let owned = value.map(<[u8]>::to_vec);
         assert_eq!(ours.get_many(&keys).unwrap(), [Ok(owned.clone()), Ok(None), Ok(owned)]);
@@ -76,6 +77,8 @@ fn every_call_encrypts(connect: Connect<'_>) {
         assert!(present == [0b101] && ours.contains(key).unwrap() && !ours.contains(b"absent").unwrap());
         assert_eq!(ours.get(b"absent").unwrap(), None);
         assert!(!ours.get_into(b"absent", &mut into).unwrap());
+        assert_eq!(ours.get_range(b"absent", 0..9, &mut into).unwrap(), None);
+        assert_eq!(ours.value_len(b"absent").unwrap(), None);
         assert_eq!(ours.get_two_sided(b"absent").unwrap(), None);
     };
     use PutOutcome::{Exists, Inserted, Missing, Updated};
@@ -113,8 +116,19 @@ fn every_call_encrypts(connect: Connect<'_>) {
     emptied(&mut ours, &[key]);
 }
 
+/// Parts of a value are those of what was put, and its length is, too.
+pub fn check_parts(ours: &mut Client, key: &[u8], value: &[u8]) {
+    let len = value.len();
+    assert_eq!(ours.value_len(key).unwrap(), Some(len));
+    let mut part = b"before".to_vec();
+    for range in [0..len, 0..1, len / 3..len / 2, len.saturating_sub(1)..usize::MAX, len..len + 9] {
+        assert_eq!(ours.get_range(key, range.clone(), &mut part).unwrap(), Some(len));
+        assert!(part == value[range.start.min(len)..range.end.min(len)], "{range:?} of {len}");
+    }
+}
+
 #[track_caller]
-fn assert_gets(result: Result<impl fmt::Debug, GetError>, expected: DecryptError) {
+pub fn assert_gets(result: Result<impl fmt::Debug, GetError>, expected: DecryptError) {
     match result {
         Err(GetError::Decrypt(error)) => assert_eq!(error, expected),
         other => panic!("it should not decrypt: {other:?}"),
@@ -136,6 +150,9 @@ fn refuses(client: &mut Client, key: &[u8], expected: DecryptError) {
     let mut into = b"before".to_vec();
     assert_gets(client.get_into(key, &mut into), expected);
     assert_eq!(into, b"");
+    let mut part = b"before".to_vec();
+    assert_gets(client.get_range(key, 0..1, &mut part), expected);
+    assert_eq!(part, b"");
     assert_asks(client.get_two_sided(key), expected);
     assert_asks(client.compare_and_swap(key, b"value", b"new"), expected);
     let failed = || KeyError::Decrypt(expected);
@@ -148,9 +165,14 @@ fn refuses(client: &mut Client, key: &[u8], expected: DecryptError) {
     client.contains_many(&[key], &mut present).unwrap();
     assert_eq!(present, [1]);
     let failures = client.stats().failures;
-    assert_eq!(failures.undecrypted - before.undecrypted, 6);
+    assert_eq!(failures.undecrypted - before.undecrypted, 7);
     assert_eq!(client.counters().stats().failures, failures, "each is published");
     assert_eq!((failures.gone, failures.refused), (before.gone, before.refused));
+    // Nothing is decrypted for it.
+    match client.value_len(key) {
+        Ok(Some(_)) => {}
+        other => assert!(matches!(other, Err(GetError::Decrypt(DecryptError::Length { .. }))), "{other:?}"),
+    }
 }
 
 /// A client with another secret or namespace reads nothing of a value, nor does one that encrypts read
