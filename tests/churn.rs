@@ -5,11 +5,14 @@
 mod common;
 
 use common::*;
+use oneread::families::presets;
+use oneread::placement::Preset;
 use oneread::reader::Limits;
 use oneread::{
     Address, Client, ClientOptions, Clock, Config, Index, PutError, PutMode, PutOutcome, Server, ServerConfig,
 };
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -17,6 +20,9 @@ const SLOTS: u64 = 4096;
 const LOAD: f64 = 0.95;
 const KEY_MAX: usize = 16;
 const VALUE_MAX: usize = 94;
+/// The longest value where values do not fit their slots, and the memory for these.
+const LONG_MAX: usize = 32 << 10;
+const HEAP_BYTES: u64 = 32 << 20;
 const READERS: u64 = 2;
 const WRITERS: u64 = 2;
 /// Over shm, where it hardly matters. Over an emulated verbs device, where a READ may take
@@ -41,12 +47,43 @@ struct Cast {
     stable: u32,
     /// Keys that come and go. Half of them are in the table at any time.
     passing: u32,
+    /// The longest value.
+    value_max: usize,
 }
 
 impl Cast {
     /// Half of the table's keys stay, half of them pass.
-    fn of(live: u64) -> Cast {
-        Cast { stable: live as u32 / 2, passing: live as u32 }
+    fn of(live: u64, value_max: usize) -> Cast {
+        Cast { stable: live as u32 / 2, passing: live as u32, value_max }
+    }
+
+    /// A value that names its key and its write: number, sequence, filling, checksum.
+    fn describe(&self, n: u32, sequence: u64) -> Vec<u8> {
+        let number = sequence.wrapping_mul(7) + u64::from(n);
+        let most = match self.value_max {
+            // As many between 32 and 64 bytes as between 16 and 32 KiB.
+            LONG_MAX => LONG_MAX >> (number % 11),
+            short => short,
+        };
+        let length = 20 + number as usize % (most - 19);
+        let mut value = Vec::with_capacity(length);
+        value.extend_from_slice(&n.to_le_bytes());
+        value.extend_from_slice(&sequence.to_le_bytes());
+        value.resize(length - 4, sequence as u8);
+        value.extend_from_slice(&crc32c::crc32c(&value).to_le_bytes());
+        value
+    }
+
+    /// The sequence in the first bytes of a value of `len` bytes, if these were written for `n`.
+    fn understand(&self, n: u32, part: &[u8], len: usize) -> Result<u64, String> {
+        let sequence = part.get(4..12).map(|bytes| u64::from_le_bytes(bytes.try_into().expect("8 bytes")));
+        let is_it = |&sequence: &u64| {
+            let right = self.describe(n, sequence);
+            right.len() == len && right.get(..part.len()) == Some(part)
+        };
+        sequence
+            .filter(is_it)
+            .ok_or_else(|| format!("key {n}: nobody wrote {part:02x?} of {len} bytes for it"))
     }
 }
 
@@ -57,25 +94,6 @@ fn name(n: u32) -> Vec<u8> {
     name
 }
 
-/// A value that names its key and its write: number, sequence, filling, checksum.
-fn describe(n: u32, sequence: u64) -> Vec<u8> {
-    let length = 20 + (sequence.wrapping_mul(7) + u64::from(n)) as usize % (VALUE_MAX - 19);
-    let mut value = Vec::with_capacity(length);
-    value.extend_from_slice(&n.to_le_bytes());
-    value.extend_from_slice(&sequence.to_le_bytes());
-    value.resize(length - 4, sequence as u8);
-    value.extend_from_slice(&crc32c::crc32c(&value).to_le_bytes());
-    value
-}
-
-/// The sequence in a value, if the whole value was written for `n`.
-fn understand(n: u32, value: &[u8]) -> Result<u64, String> {
-    let sequence = value.get(4..12).map(|bytes| u64::from_le_bytes(bytes.try_into().expect("8 bytes")));
-    sequence
-        .filter(|&sequence| value == describe(n, sequence))
-        .ok_or_else(|| format!("key {n}: nobody wrote {value:02x?} for it"))
-}
-
 // ---- the reader, in a process of its own --------------------------------------------------------
 
 /// Reads as its parent process tells it. Fails on the first wrong answer. Not a test by itself.
@@ -84,7 +102,7 @@ fn understand(n: u32, value: &[u8]) -> Result<u64, String> {
 fn reader_child() {
     let Some(address) = told("ONEREAD_TEST_ADDRESS") else { return };
     let number = |name| told(name).and_then(|n| n.parse::<u64>().ok()).expect("told by the parent");
-    let cast = Cast::of(number("ONEREAD_TEST_LIVE"));
+    let cast = Cast::of(number("ONEREAD_TEST_LIVE"), number("ONEREAD_TEST_VALUE_MAX") as usize);
     let mut numbers = Numbers(number("ONEREAD_TEST_SEED"));
     // On a busy machine a writer may lose the CPU for long while it writes a slot.
     let limits = Limits::new().retries_max(u32::MAX).deadline(Duration::from_secs(120));
@@ -93,9 +111,9 @@ fn reader_child() {
     let mut client = Client::connect_with(&address, options).expect("the parent serves");
     // A reader that has seen a write never sees an earlier write of that key.
     let mut seen = vec![0u64; (cast.stable + cast.passing) as usize];
-    let mut check = |n: u32, value: Option<&[u8]>| match value {
-        Some(value) => {
-            let sequence = understand(n, value).unwrap();
+    let mut check = |n: u32, value: Option<(&[u8], usize)>| match value {
+        Some((value, len)) => {
+            let sequence = cast.understand(n, value, len).unwrap();
             let latest = &mut seen[n as usize];
             assert!(sequence >= *latest, "key {n}: {sequence} after {latest}");
             *latest = sequence;
@@ -113,7 +131,8 @@ fn reader_child() {
             let names: Vec<_> = batch.iter().map(|&n| name(n)).collect();
             let _ = client
                 .get_many_with(&names, |nth, value| {
-                    check(batch[nth], value.expect("a key that fits"));
+                    let value = value.expect("a key that fits");
+                    check(batch[nth], value.map(|value| (value, value.len())));
                     ControlFlow::<()>::Continue(())
                 })
                 .expect("conclusive looks");
@@ -124,8 +143,15 @@ fn reader_child() {
                 0 => cast.stable + numbers.below(cast.passing.into()) as u32,
                 _ => numbers.below(cast.stable.into()) as u32,
             };
-            let found = client.get_into(&name(n), &mut value).expect("a conclusive look");
-            check(n, found.then_some(value.as_slice()));
+            let len = match numbers.below(4) {
+                // A part of it.
+                0 => client.get_range(&name(n), 0..1000, &mut value).expect("a conclusive look"),
+                _ => {
+                    let found = client.get_into(&name(n), &mut value).expect("a conclusive look");
+                    found.then_some(value.len())
+                }
+            };
+            check(n, len.map(|len| (value.as_slice(), len)));
             done += 1;
         }
     }
@@ -160,7 +186,7 @@ fn write(index: &Index, cast: &Cast, lane: u64, stop: &AtomicBool) -> u64 {
         let into = numbers.below(gone.len() as u64) as usize;
         let comer = gone.swap_remove(into);
         gone.push(leaver);
-        match index.put(&name(comer), &describe(comer, sequence), PutMode::Insert) {
+        match index.put(&name(comer), &cast.describe(comer, sequence), PutMode::Insert) {
             Ok(put) => {
                 assert_eq!(put, PutOutcome::Inserted, "key {comer}");
                 live.push(comer);
@@ -174,7 +200,7 @@ fn write(index: &Index, cast: &Cast, lane: u64, stop: &AtomicBool) -> u64 {
         }
         let n =
             if sequence % 2 == 0 { staying[numbers.below(staying.len() as u64) as usize] } else { live[0] };
-        let updated = index.put(&name(n), &describe(n, sequence), PutMode::Update);
+        let updated = index.put(&name(n), &cast.describe(n, sequence), PutMode::Update);
         assert_eq!(updated, Ok(PutOutcome::Updated), "key {n}");
     }
     sequence
@@ -201,83 +227,108 @@ fn live_keys(config: &Config) -> u64 {
 fn keys_that_stay_are_never_missed() {
     let dir = tempfile::tempdir().unwrap();
     on_every_preset(|preset| {
-        let began = Instant::now();
-        let config =
-            config(preset, SLOTS, KEY_MAX, VALUE_MAX, 42).grace(GRACE_TIME[usize::from(over_verbs())]);
-        let live = live_keys(&config);
-        let cast = Cast::of(live);
-        let address = match over_verbs() {
-            true => "verbs://127.0.0.1:0".parse().unwrap(),
-            false => Address::Shm(dir.path().join(preset.name.replace(':', "-"))),
-        };
-        let server = Server::start(ServerConfig::new(address.clone(), config)).unwrap();
-        let index = server.index();
-        for n in (0..cast.stable + cast.passing).filter(|&n| n < cast.stable || starts_live(&cast, n)) {
-            index.put(&name(n), &describe(n, 1), PutMode::Insert).expect("less than was there before");
-        }
-        let before = index.counts();
-        let stop = AtomicBool::new(false);
-        let (changes, reports) = std::thread::scope(|scope| {
-            let (cast, stop) = (&cast, &stop);
-            let writers: Vec<_> =
-                (0..WRITERS).map(|lane| scope.spawn(move || write(index, cast, lane, stop))).collect();
-            let readers: Vec<_> = (0..READERS)
-                .map(|n| {
-                    Process::start(
-                        "reader_child",
-                        &[
-                            ("ONEREAD_TEST_ADDRESS", server.address().to_string()),
-                            ("ONEREAD_TEST_LIVE", live.to_string()),
-                            ("ONEREAD_TEST_SEED", (n + 1).to_string()),
-                        ],
-                    )
-                })
-                .collect();
-            // Stops the writers even if a reader fails.
-            struct Stop<'a>(&'a AtomicBool);
-            impl Drop for Stop<'_> {
-                fn drop(&mut self) {
-                    self.0.store(true, Ordering::Relaxed);
-                }
-            }
-            let stopper = Stop(stop);
-            let reports: Vec<String> = readers.into_iter().map(Process::finish).collect();
-            drop(stopper);
-            let changes: u64 = writers.into_iter().map(|writer| writer.join().expect("a writer")).sum();
-            (changes, reports)
-        });
-        let after = index.counts();
-        let moves = after.moves - before.moves;
-        println!(
-            "{}: load {:.2}, {changes} changes, {moves} moves, {} waits, {:?}",
-            preset.layout,
-            live as f64 / after.main_slots as f64,
-            after.waits - before.waits,
-            began.elapsed()
-        );
-        for report in &reports {
-            let line = report.lines().find_map(|line| line.split_once("gets ").map(|(_, rest)| rest));
-            println!("    gets {}", line.expect("a reader's report"));
-        }
+        let [changes, moves] = churn(dir.path(), preset, config(preset, SLOTS, KEY_MAX, VALUE_MAX, 42));
         // A quieter run would show nothing.
         assert!(changes > 1000 && moves > 100, "{changes} changes, {moves} moves: too quiet");
-        assert!((0..cast.stable).all(|n| {
-            let mut value = Vec::new();
-            index.reader().get_into(&name(n), &mut value) == Ok(true) && understand(n, &value).unwrap() > 0
-        }));
     });
+}
+
+/// The same with values of which most do not fit their slots. Their memory is used again all the time.
+#[test]
+fn long_values_are_whole_and_never_missed() {
+    let dir = tempfile::tempdir().unwrap();
+    for preset in presets().filter(|preset| ["windowed:8", "farm", "list"].contains(&preset.name)) {
+        let table = config(preset, SLOTS, KEY_MAX, LONG_MAX, 42).inline_max(64).heap_bytes(HEAP_BYTES);
+        let [changes, moves] = churn(dir.path(), preset, table);
+        // A change puts two values, of 3 KB on average: the heap is filled several times.
+        assert!(changes > 12_000 && moves > 100, "{changes} changes, {moves} moves: too quiet");
+    }
+}
+
+/// Returns how many changes were made, and how many keys moved.
+fn churn(dir: &Path, preset: &Preset, config: Config) -> [u64; 2] {
+    let began = Instant::now();
+    let config = config.grace(GRACE_TIME[usize::from(over_verbs())]);
+    let value_max = config.geometry().unwrap().value_max();
+    let live = live_keys(&config);
+    let cast = Cast::of(live, value_max);
+    let address = match over_verbs() {
+        true => "verbs://127.0.0.1:0".parse().unwrap(),
+        false => Address::Shm(dir.join(preset.name.replace(':', "-"))),
+    };
+    let server = Server::start(ServerConfig::new(address.clone(), config)).unwrap();
+    let index = server.index();
+    for n in (0..cast.stable + cast.passing).filter(|&n| n < cast.stable || starts_live(&cast, n)) {
+        index.put(&name(n), &cast.describe(n, 1), PutMode::Insert).expect("less than was there before");
+    }
+    let before = index.counts();
+    let stop = AtomicBool::new(false);
+    let (changes, reports) = std::thread::scope(|scope| {
+        let (cast, stop) = (&cast, &stop);
+        let writers: Vec<_> =
+            (0..WRITERS).map(|lane| scope.spawn(move || write(index, cast, lane, stop))).collect();
+        let readers: Vec<_> = (0..READERS)
+            .map(|n| {
+                Process::start(
+                    "reader_child",
+                    &[
+                        ("ONEREAD_TEST_ADDRESS", server.address().to_string()),
+                        ("ONEREAD_TEST_LIVE", live.to_string()),
+                        ("ONEREAD_TEST_VALUE_MAX", value_max.to_string()),
+                        ("ONEREAD_TEST_SEED", (n + 1).to_string()),
+                    ],
+                )
+            })
+            .collect();
+        // Stops the writers even if a reader fails.
+        struct Stop<'a>(&'a AtomicBool);
+        impl Drop for Stop<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Relaxed);
+            }
+        }
+        let stopper = Stop(stop);
+        let reports: Vec<String> = readers.into_iter().map(Process::finish).collect();
+        drop(stopper);
+        let changes: u64 = writers.into_iter().map(|writer| writer.join().expect("a writer")).sum();
+        (changes, reports)
+    });
+    let after = index.counts();
+    let moves = after.moves - before.moves;
+    println!(
+        "{}: load {:.2}, {changes} changes, {moves} moves, {} waits, {:?}",
+        preset.layout,
+        live as f64 / after.main_slots as f64,
+        after.waits - before.waits,
+        began.elapsed()
+    );
+    for report in &reports {
+        let line = report.lines().find_map(|line| line.split_once("gets ").map(|(_, rest)| rest));
+        println!("    gets {}", line.expect("a reader's report"));
+    }
+    assert!((0..cast.stable).all(|n| {
+        let mut value = Vec::new();
+        index.reader().get_into(&name(n), &mut value) == Ok(true)
+            && cast.understand(n, &value, value.len()).unwrap() > 0
+    }));
+    [changes, moves]
 }
 
 /// The checks above can fail: a value for another key, half a value, and a mixture of two are told
 /// from a good one.
 #[test]
 fn a_wrong_value_is_noticed() {
-    let good = describe(7, 3);
-    assert_eq!(understand(7, &good), Ok(3));
+    let cast = Cast::of(0, VALUE_MAX);
+    let understand = |value: &[u8]| cast.understand(7, value, value.len());
+    let good = cast.describe(7, 3);
+    assert_eq!(understand(&good), Ok(3));
     // Sequences 3 and 153 make values of the same length.
-    let mixture = [&describe(7, 3 + 150)[..20], &good[20..]].concat();
-    assert_eq!(describe(7, 3 + 150).len(), good.len());
-    for bad in [describe(8, 3), good[..good.len() - 1].to_vec(), mixture, vec![]] {
-        assert!(understand(7, &bad).is_err(), "{bad:02x?}");
+    let mixture = [&cast.describe(7, 3 + 150)[..20], &good[20..]].concat();
+    assert_eq!(cast.describe(7, 3 + 150).len(), good.len());
+    for bad in [cast.describe(8, 3), good[..good.len() - 1].to_vec(), mixture, vec![]] {
+        assert!(understand(&bad).is_err(), "{bad:02x?}");
     }
+    // A part of it, with the length of the whole.
+    assert_eq!(cast.understand(7, &good[..15], good.len()), Ok(3));
+    assert!(cast.understand(7, &good[..15], good.len() + 1).is_err());
 }
