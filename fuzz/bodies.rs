@@ -18,9 +18,10 @@ use oneread::inspect::Inspector;
 use oneread::layout::WORD;
 use oneread::layout::chain::{self, Block, CHAIN_MAX};
 use oneread::layout::control::{DIRECTORY_WORD, Phase, STATE_WORD, State};
+use oneread::layout::extent::{Reference, extent_bytes};
 use oneread::layout::geometry::{SlotIx, Window};
 use oneread::layout::hash::Seeds;
-use oneread::layout::slot::{Content, Identity, check, encode};
+use oneread::layout::slot::{Content, Identity, Stored, View, check, encode};
 use oneread::layout::superblock::{FORMAT_VERSION, MAGIC, SUPERBLOCK_WORDS, Superblock, SuperblockError};
 use oneread::reader::{Limits, Reader};
 use oneread::region::{Backing, Region};
@@ -34,6 +35,7 @@ use oneread::{
 use std::collections::{HashMap, HashSet};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
+use std::ops::Range;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -163,6 +165,19 @@ struct Memory<'a> {
     reads: u64,
 }
 
+impl<'a> Memory<'a> {
+    /// `flags` says what passes over it prove.
+    fn new(geometry: &'a Geometry, words: &'a [u64], flags: u8) -> Memory<'a> {
+        let proofs: &[Proof] = match flags % 4 {
+            0 => &[Proof::InGrace],
+            1 => &[Proof::NoMove],
+            2 => &[Proof::Late],
+            _ => &[Proof::InGrace, Proof::Late, Proof::NoMove, Proof::Moved],
+        };
+        Memory { geometry, words, proofs, posted: Vec::new(), reads: 0 }
+    }
+}
+
 impl Fabric for Memory<'_> {
     type Landed<'l>
         = LandedWindow<'l>
@@ -202,10 +217,13 @@ impl Fabric for Memory<'_> {
     }
 
     fn fetch(&mut self, stretches: &[Stretch], out: &mut Vec<u8>) -> Result<(), ReadError> {
+        let heap = self.geometry.heap();
         let bytes: &[u8] = bytemuck::cast_slice(self.words);
         out.clear();
         for &Stretch { offset, len } in stretches {
             self.reads += 1;
+            let is_inside = heap.offset <= offset && offset + len as u64 <= heap.offset + heap.bytes;
+            assert!(is_inside && len <= self.geometry.value_max(), "a READ of {len} bytes at {offset}");
             out.extend_from_slice(&bytes[offset as usize..][..len]);
         }
         Ok(())
@@ -436,13 +454,7 @@ pub fn slot_bytes(data: &[u8]) {
 }
 
 fn landed(geometry: &Geometry, words: &[u64], keys: &[Vec<u8>], flags: u8) {
-    let proofs: &[Proof] = match flags % 4 {
-        0 => &[Proof::InGrace],
-        1 => &[Proof::NoMove],
-        2 => &[Proof::Late],
-        _ => &[Proof::InGrace, Proof::Late, Proof::NoMove, Proof::Moved],
-    };
-    let memory = Memory { geometry, words, proofs, posted: Vec::new(), reads: 0 };
+    let memory = Memory::new(geometry, words, flags);
     let mut reader = Reader::new(memory, geometry, Clock::manual(), LIMITS);
     let mut out = Vec::new();
     for key in keys {
@@ -701,13 +713,7 @@ pub fn directory_bytes(data: &[u8]) -> [u64; 4] {
     let forged = Forged::new(input);
     let geometry = &forged.geometry;
     let keys: Vec<_> = (0..KEYS + 2).map(|n| key(n, 8)).collect();
-    let proofs: &[Proof] = match flags % 4 {
-        0 => &[Proof::InGrace],
-        1 => &[Proof::NoMove],
-        2 => &[Proof::Late],
-        _ => &[Proof::InGrace, Proof::Late, Proof::NoMove, Proof::Moved],
-    };
-    let memory = Memory { geometry, words: &forged.words, proofs, posted: Vec::new(), reads: 0 };
+    let memory = Memory::new(geometry, &forged.words, flags);
     let mut reader = Reader::new(memory, geometry, Clock::manual(), LIMITS);
     let (mut out, mut ends) = (Vec::new(), [0; 4]);
     // Twice: the second time by what the client remembers.
@@ -771,6 +777,256 @@ fn grown_over(region: Region, geometry: &Geometry, keys: &[Vec<u8>], input: &mut
     true
 }
 
+// ---- reference_bytes ----------------------------------------------------------------------------
+
+/// The same table, with values that do not fit its slots.
+fn with_heap(config: Config, input: &mut Input<'_>) -> Config {
+    config.value_max(LONG_MAX).inline_max(30).heap_bytes((2 + input.below(2) as u64) * 4096)
+}
+
+/// The longest value of such a table.
+const LONG_MAX: usize = 240;
+
+/// A table whose slots name what follows from the input, and whose heap has any bytes.
+struct Hostile {
+    geometry: Geometry,
+    words: Vec<u64>,
+}
+
+impl Hostile {
+    fn new(input: &mut Input<'_>) -> Hostile {
+        let size = TableSize::Slots(16 + input.below(16) as u64);
+        let config = Config::new().layout(input.layout()).size(size).key_max(8).grace(GRACE);
+        let config = with_heap(config.seeds(Seeds::from_number(1)), input);
+        let geometry = config.geometry().expect("a possible configuration");
+        let region = Region::private(geometry.region_bytes());
+        let index = Index::create(region, geometry.clone(), Clock::manual()).expect("memory");
+        for n in 0..KEYS {
+            let _ = index.put(&key(n, 8), &value(n, input.below(LONG_MAX + 1)), PutMode::Upsert);
+        }
+        let load = |word| index.region().load(word);
+        let words = (0..geometry.region_bytes() as usize / WORD).map(load).collect();
+        let mut hostile = Hostile { geometry, words };
+        for _ in 0..32 {
+            if input.is_empty() {
+                break;
+            }
+            hostile.change(input);
+        }
+        hostile
+    }
+
+    fn change(&mut self, input: &mut Input<'_>) {
+        let heap = self.geometry.heap();
+        let [table, behind] = [self.geometry.table_offset(), heap.offset].map(|byte| byte as usize / WORD);
+        match input.byte() % 4 {
+            0 => {
+                let word = behind + usize::from(input.u16()) % (self.words.len() - behind);
+                self.words[word] = input.u64();
+            }
+            1 => {
+                let word = table + usize::from(input.u16()) % (self.words.len() - table);
+                self.words[word] ^= 1 << (input.byte() % 64);
+            }
+            _ => self.change_reference(input),
+        }
+    }
+
+    /// A slot with a key names another place, length, number or CRC.
+    fn change_reference(&mut self, input: &mut Input<'_>) {
+        let name = key(input.byte() % KEYS, 8);
+        let Some(slot) = self.slots_with(&name).next() else { return };
+        let view = self.view(slot).expect("it is valid");
+        let (header, was) = (view.header(), view.reference());
+        let heap = self.geometry.heap();
+        let unnamed = Reference { number: 7, offset: heap.offset + 24, len: 40, crc: 0 };
+        let mut it = was.unwrap_or(unnamed);
+        let what = input.byte();
+        it.offset = match what & 3 {
+            0 => it.offset,
+            1 => it.offset.wrapping_add_signed(32 * i64::from(input.byte() as i8)),
+            2 => heap.offset + heap.bytes - u64::from(input.byte()),
+            _ => input.u64(),
+        };
+        it.len = match what >> 2 & 3 {
+            0 => it.len,
+            1 => u32::from(input.byte()),
+            2 => u32::from(input.u16()),
+            _ => input.u32(),
+        };
+        if what & 16 != 0 {
+            it.number = input.u64();
+        }
+        it.crc = match self.bytes_at(&it) {
+            Some(bytes) if what & 32 == 0 => u32::from_le_bytes(crc32c(&[bytes])),
+            _ if what & 64 == 0 => it.crc,
+            _ => input.u32(),
+        };
+        let bytes = it.to_bytes();
+        let (ghost, aux) = (header.ghost, header.aux);
+        let content = Content { key: &name, value: Stored::reference(&bytes), ghost, aux };
+        let identity = Identity { generation: self.geometry.generation(), index: slot };
+        let image = encode(self.geometry.shape(), identity, header.stamp.wrapping_add(2), &content);
+        let at = self.geometry.slot_offset(SlotIx(slot)) as usize / WORD;
+        self.words[at..at + image.len()].copy_from_slice(&image);
+    }
+
+    fn view(&self, slot: u64) -> Option<View<'_>> {
+        let shape = self.geometry.shape();
+        let at = self.geometry.slot_offset(SlotIx(slot)) as usize / WORD;
+        let identity = Identity { generation: self.geometry.generation(), index: slot };
+        check(shape, identity, &self.words[at..at + shape.words()]).ok()
+    }
+
+    fn slots_with<'a>(&'a self, key: &'a [u8]) -> impl Iterator<Item = u64> + 'a {
+        (0..self.geometry.slots()).filter(move |&slot| self.view(slot).is_some_and(|view| view.holds(key)))
+    }
+
+    /// What a reference leads to, if it leads into the heap.
+    fn bytes_at(&self, it: &Reference) -> Option<&[u8]> {
+        let heap = self.geometry.heap();
+        let end = it.offset.checked_add(it.len.into())?;
+        let is_inside = heap.offset <= it.offset && end <= heap.offset + heap.bytes;
+        let bytes: &[u8] = bytemuck::cast_slice(&self.words);
+        is_inside.then(|| &bytes[it.offset as usize..end as usize])
+    }
+
+    fn has_length(&self, key: &[u8], len: usize) -> bool {
+        self.slots_with(key).any(|slot| {
+            let view = self.view(slot).expect("it is valid");
+            view.reference().map_or(usize::from(view.header().vlen), |it| it.len as usize) == len
+        })
+    }
+
+    /// Whether a valid slot of the key has a value like this one, or leads to one.
+    fn has(&self, key: &[u8], is_it: impl Fn(&[u8]) -> bool) -> bool {
+        self.slots_with(key).any(|slot| {
+            let view = self.view(slot).expect("it is valid");
+            let mut inline = Vec::new();
+            view.value_into(&mut inline);
+            match view.reference() {
+                None => is_it(&inline),
+                Some(it) => self.bytes_at(&it).is_some_and(&is_it),
+            }
+        })
+    }
+
+    /// GETs of each key, of a part of its value, and of its length, end in what a slot leads to, in a miss,
+    /// or in an error, and nothing is allocated that a slot only says. On this host nobody checks a slot's
+    /// CRC, so there the value may be any. Returns how many ended in each way.
+    fn gets<F: Fabric<Error = ReadError>>(
+        &self,
+        reader: &mut Reader<'_, F>,
+        keys: &[Vec<u8>],
+        part: Range<usize>,
+    ) -> [u64; 3] {
+        let mut ends = [0; 3];
+        let has = |key: &[u8], is_it: &dyn Fn(&[u8]) -> bool| F::EXACT || self.has(key, is_it);
+        for key in keys {
+            let mut out = Vec::new();
+            let found = reader.get_into(key, &mut out);
+            match &found {
+                Ok(true) => assert!(has(key, &|value| value == out), "{key:?} has no such value"),
+                Ok(false) => assert!(out.is_empty()),
+                Err(error) => inconclusive(error),
+            }
+            ends[found.map_or(2, |found| usize::from(!found))] += 1;
+            let cut = |value: &[u8]| value[part.start.min(value.len())..part.end.min(value.len())].to_vec();
+            match reader.get_range(key, part.clone(), &mut out) {
+                Ok(Some(len)) => assert!(has(key, &|value| value.len() == len && cut(value) == out)),
+                Ok(None) => assert!(out.is_empty()),
+                Err(error) => inconclusive(&error),
+            }
+            assert!(out.capacity() <= 4 * LONG_MAX, "{} bytes allocated", out.capacity());
+            match reader.value_len(key) {
+                Ok(Some(len)) => assert!(F::EXACT || self.has_length(key, len)),
+                Ok(None) => {}
+                Err(error) => inconclusive(&error),
+            }
+        }
+        let each = |n: usize, value: Option<&[u8]>| {
+            assert!(value.is_none_or(|value| has(&keys[n], &|there| there == value)));
+        };
+        if let Err(error) = reader.get_many(keys, each) {
+            inconclusive(&error);
+        }
+        ends
+    }
+}
+
+/// A table whose slots name places, lengths and numbers of any kind. Readers end in the bytes that a valid
+/// slot leads to, in a miss or in an error, and READ only the heap. A server that takes the region over
+/// keeps what can be a value, and its books are right. Returns how many GETs ended in each way.
+pub fn reference_bytes(data: &[u8]) -> [u64; 3] {
+    let input = &mut Input(data);
+    let flags = input.byte();
+    let part = input.below(LONG_MAX)..usize::from(input.byte()) + LONG_MAX * usize::from(flags >> 7);
+    let part = part.start.min(part.end)..part.end;
+    let hostile = Hostile::new(input);
+    let geometry = &hostile.geometry;
+    let keys: Vec<_> = (0..KEYS + 2).map(|n| key(n, 8)).collect();
+    let memory = Memory::new(geometry, &hostile.words, flags);
+    let mut reader = Reader::new(memory, geometry, Clock::manual(), LIMITS);
+    let ends = hostile.gets(&mut reader, &keys, part.clone());
+    // A pass, a READ of the value, and a second look, in each of four GETs of a key.
+    let reads_max = 4 * keys.len() as u64 * u64::from((LIMITS.retries_max + 2) * (CHAIN_MAX + 2)) * 2;
+    assert!(reader.fabric().reads <= reads_max, "{} READs", reader.fabric().reads);
+    let scratch = Scratch::holding(&hostile.words);
+    let shared = scratch.map_shared();
+    let mut mapped = Reader::new(Shm::new(&shared, geometry), geometry, Clock::manual(), LIMITS);
+    hostile.gets(&mut mapped, &keys, part);
+    if flags & 0x30 == 0 {
+        heap_taken_over(scratch.open(), &keys);
+    }
+    ends
+}
+
+/// A server takes hostile references over. Values come and go, and all memory comes back.
+fn heap_taken_over(region: Region, keys: &[Vec<u8>]) {
+    let clock = Clock::manual();
+    let (index, _) = Index::open(region, clock.clone()).expect("a good superblock");
+    let is_booked = || {
+        let inspector = Inspector::new(index.region(), index.geometry());
+        let mut named: Vec<Reference> = inspector.slots().filter_map(|report| report.reference()).collect();
+        named.sort_by_key(|it| it.offset);
+        let ends_before =
+            |two: &[Reference]| two[0].offset + extent_bytes(two[0].len as usize) <= two[1].offset;
+        assert!(named.iter().all(|it| it.is_sound(index.geometry())) && named.windows(2).all(ends_before));
+        let bytes = named.iter().map(|it| extent_bytes(it.len as usize)).sum::<u64>();
+        assert_eq!((index.heap().values, index.heap().live_bytes), (named.len() as u64, bytes));
+    };
+    is_booked();
+    let mut out = Vec::new();
+    for (n, key) in (0..).zip(keys) {
+        index.reader().get_into(key, &mut out).expect("a repaired table");
+        let put = value(n, LONG_MAX - usize::from(n));
+        match index.put(key, &put, PutMode::Upsert) {
+            Ok(_) => {
+                assert_eq!(index.reader().get_into(key, &mut out), Ok(true));
+                assert_eq!(out, put);
+            }
+            Err(PutError::Full { .. } | PutError::HeapFull { .. }) => {}
+            // A value in a damaged heap may be one that cannot move. Each put would wait for it.
+            Err(PutError::HeapBusy { .. }) => break,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    is_booked();
+    for key in keys {
+        index.remove(key).expect("a key of allowed length");
+    }
+    for _ in 0..100 {
+        clock.advance(GRACE);
+        index.tidy();
+    }
+    let heap = index.heap();
+    // Keys that the table does not know by these names may be left.
+    assert!(
+        heap.waiting_bytes == 0 && (heap.values > 0 || heap.live_bytes + heap.open_blocks == 0),
+        "{heap:?}"
+    );
+}
+
 // ---- superblock_bytes ---------------------------------------------------------------------------
 
 /// Arbitrary bytes as superblock. They give an error, or a geometry that stays inside the region.
@@ -782,7 +1038,9 @@ pub fn superblock_bytes(data: &[u8]) {
         std::array::from_fn(|_| input.u64())
     } else {
         // A good superblock, with some of its 4-byte fields changed.
-        let geometry = config(input).geometry().expect("a possible configuration");
+        let config = config(input);
+        let config = if flags & 32 == 0 { config } else { with_heap(config, input) };
+        let geometry = config.geometry().expect("a possible configuration");
         let mut words = Superblock::new(&geometry, 1).to_words();
         for _ in 0..input.below(6) {
             let field = input.below(2 * SUPERBLOCK_WORDS);
@@ -837,11 +1095,11 @@ fn stays_inside(geometry: &Geometry, superblock: &Superblock, have: u64) {
         let beyond = chain::with_link(geometry, 0, Some(Block(last as u32)));
         assert!(chain::next(geometry, beyond).is_some());
     }
-    let room = geometry.shape().payload_max();
-    assert!(
-        geometry.key_max() + geometry.value_max() <= room,
-        "longest key and value do not fit into a slot"
-    );
+    let (room, heap) = (geometry.shape().payload_max(), geometry.heap());
+    let beside = if heap.bytes > 0 { size_of::<Reference>() } else { geometry.value_max() };
+    assert!(geometry.key_max() + beside <= room, "longest key and value do not fit into a slot");
+    assert!(heap.bytes == 0 || heap.offset.checked_add(heap.bytes) == Some(bytes));
+    assert!(heap.bytes == 0 || extent_bytes(geometry.value_max()) <= heap.block_bytes / 4);
     let mut again = Superblock::new(geometry, superblock.created);
     again.stamp = superblock.stamp;
     assert_eq!(again.geometry(have).as_ref(), Ok(geometry));

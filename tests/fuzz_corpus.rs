@@ -66,6 +66,28 @@ fn directories_at_random() {
 }
 
 #[test]
+fn reference_bytes() {
+    all_pass("reference_bytes", |data| {
+        bodies::reference_bytes(data);
+    });
+}
+
+/// Inputs at random, in each test run: what a reader follows to a value that does not fit its slot.
+#[test]
+fn references_at_random() {
+    let tries = if std::env::var_os("ONEREAD_LONG").is_some() { 50_000 } else { 500 };
+    let (mut random, mut sum) = (Random::new(6), [0; 3]);
+    for nth in 0..tries {
+        let data: Vec<u8> = (0..random.pick(300)).map(|_| random.pick(256) as u8).collect();
+        let ended = catch_unwind(AssertUnwindSafe(|| bodies::reference_bytes(&data)));
+        let ends = ended.unwrap_or_else(|_| panic!("input {nth}: {data:?}"));
+        sum.iter_mut().zip(ends).for_each(|(sum, more)| *sum += more);
+    }
+    println!("hits, misses, errors: {sum:?}");
+    assert!(sum.iter().all(|&n| n > 300), "{sum:?}");
+}
+
+#[test]
 fn superblock_bytes() {
     all_pass("superblock_bytes", bodies::superblock_bytes);
 }

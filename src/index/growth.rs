@@ -413,8 +413,10 @@ impl Growth {
         let named: Vec<_> = self.live.all(&guard).flat_map(of).collect();
         let mut bad = Vec::new();
         extents.take_over(named.iter().map(|(_, (_, reference))| *reference), |nth| bad.push(nth));
-        for (segment, (slot, _)) in bad.into_iter().map(|nth| named[nth]) {
-            segment.drop_misplaced(slot, found);
+        // First: when one goes, another of its chain may come into its slot.
+        let keys = bad.into_iter().map(|nth| named[nth]).map(|(it, (slot, _))| (it, it.key_in(slot)));
+        for (segment, key) in keys.collect::<Vec<_>>() {
+            segment.drop_misplaced(&key, found);
         }
     }
 

@@ -164,7 +164,9 @@ impl Segment {
         let mut bad = Vec::new();
         let references = named.iter().map(|&(_, reference)| reference);
         extents.take_over(references, |nth| bad.push(nth));
-        bad.into_iter().for_each(|nth| self.drop_misplaced(named[nth].0, found));
+        // First: when one goes, another of its chain may come into its slot.
+        let bad: Vec<Key> = bad.into_iter().map(|nth| self.key_in(named[nth].0)).collect();
+        bad.iter().for_each(|key| self.drop_misplaced(key, found));
     }
 
     /// The references of all slots. For a thread that is alone.
@@ -179,12 +181,17 @@ impl Segment {
         cores.split(all, PIECE, of, |_| {}).into_iter().flatten().collect()
     }
 
-    /// Frees a slot whose value is nowhere. Only in a damaged region.
-    pub(super) fn drop_misplaced(&self, slot: SlotIx, found: &mut Recovered) {
-        let key = self.slots().read(slot).key;
-        let key = self.geometry.hashed(&key);
+    /// The key in a slot. For a thread that is alone.
+    pub(super) fn key_in(&self, slot: SlotIx) -> Key {
+        self.slots().read(slot).key
+    }
+
+    /// Frees the slot of a key whose value is nowhere. Only in a damaged region.
+    pub(super) fn drop_misplaced(&self, key: &[u8], found: &mut Recovered) {
+        let key = self.geometry.hashed(key);
         let mut locked = self.stripes.none();
-        self.lock_key(&mut locked, key);
+        let may_be_displaced = self.lock_key(&mut locked, key);
+        let Some(slot) = self.seek(key, may_be_displaced).at() else { return };
         self.erase(&mut locked, slot, key);
         count(&self.counters.mine().removes);
         found.misplaced += 1;
