@@ -193,24 +193,6 @@ pub(crate) fn value_into(
     Ok(())
 }
 
-/// Appends some of the bytes that these words have.
-pub(crate) fn append_bytes(words: impl Words, bytes: std::ops::Range<usize>, out: &mut Vec<u8>) {
-    let (mut word, last) = (bytes.start / WORD, bytes.end.div_ceil(WORD));
-    let mut skipped = bytes.start % WORD;
-    let end = out.len() + bytes.len();
-    out.reserve(bytes.len() + WORD);
-    while word < last {
-        let mut piece = [0u64; LINE_WORDS];
-        let len = (last - word).min(LINE_WORDS);
-        for (n, to) in piece.iter_mut().enumerate().take(len) {
-            *to = words.load(word + n);
-        }
-        out.extend_from_slice(&bytemuck::bytes_of(&piece)[skipped..len * WORD]);
-        (word, skipped) = (word + len, 0);
-    }
-    out.truncate(end);
-}
-
 /// A slot of one line, in private memory. Zeros follow, so that as many bytes as a line can hold
 /// may be copied from anywhere in it.
 #[derive(Debug, Default)]

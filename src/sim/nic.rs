@@ -8,7 +8,7 @@ use crate::get::Proof;
 use crate::layout::control::move_counter_word;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::hash::Hashed;
-use crate::layout::mapped::{self, Loadable, Words};
+use crate::layout::mapped::{Loadable, Words};
 use crate::layout::slot::{COPY_SHIFT, View};
 use crate::layout::{LINE, WORD};
 use crate::outcome::ReadError;
@@ -441,7 +441,9 @@ impl<A: Adversary> Fabric for Sim<'_, A> {
             let words = (skip + len).div_ceil(WORD);
             if self.is_direct() {
                 let memory = Loading { latest, sim: RefCell::new(&mut *self) };
-                mapped::append_bytes(memory.words(first, words), skip..skip + len, out);
+                let loaded = memory.words(first, words);
+                let bytes = (0..words).flat_map(|word| loaded.load(word).to_le_bytes());
+                out.extend(bytes.skip(skip).take(len));
                 continue;
             }
             let what = || format!("bytes {offset}+{len}");
