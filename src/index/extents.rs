@@ -24,6 +24,8 @@ use std::sync::{Arc, OnceLock, Weak};
 
 /// Numbers that are taken at a time: a takeover leaves out the rest of them.
 const NUMBERS: u64 = if cfg!(feature = "sim") { 4 } else { 1 << 16 };
+/// A block whose extents cannot move is looked at again after so long: a client uploads a value into it.
+const AGAIN: Duration = Duration::from_millis(1);
 /// Words that are stored at a time.
 const PIECE_WORDS: usize = 512;
 
@@ -86,6 +88,10 @@ struct HeapState {
     backed: Vec<bool>,
     /// Which blocks slots may name memory in.
     used: Vec<bool>,
+    /// An extent has moved since all those of the leaving block came up.
+    has_moved: bool,
+    /// All of them came up, and none could move.
+    is_stuck: bool,
 }
 
 /// Memory for a value that no slot names yet. Dropped, it is free again.
@@ -120,7 +126,8 @@ impl Extents {
         let backed = vec![false; space.bytes.checked_div(space.block_bytes)? as usize];
         let number = region.load(NUMBERS_WORD);
         let (heap, used) = (Heap::new(shape(geometry)), backed.clone());
-        let state = HeapState { heap, numbers: number..number, backed, used };
+        let state =
+            HeapState { heap, numbers: number..number, backed, used, has_moved: false, is_stuck: false };
         Some(Arc::new(Extents {
             region: region.alias(),
             geometry: geometry.clone(),
@@ -305,7 +312,7 @@ impl Extents {
     /// X6: takes in memory that has waited, and has one extent move if one is to. Returns whether there is
     /// more to do at once.
     pub fn tidy(self: &Arc<Extents>, names: &impl ExtentNames) -> bool {
-        let Some(at) = lock(&self.heap).heap.next_move(self.clock.now_ns()) else { return self.give_back() };
+        let Some(at) = self.next_move() else { return self.give_back() };
         let Some(old) = self.named_at(at, names) else { return true };
         let (hash, old) = old;
         let (from, bytes) = Extents::place(&self.geometry, &old);
@@ -320,8 +327,21 @@ impl Extents {
         if is_named {
             self.moved_bytes.fetch_add(bytes, Ordering::Relaxed);
         }
-        lock(&self.heap).heap.end_move(is_named.then(|| self.ready_ns(old.len)));
+        let mut state = lock(&self.heap);
+        state.has_moved |= is_named;
+        state.heap.end_move(is_named.then(|| self.ready_ns(old.len)));
         true
+    }
+
+    /// Where the next extent is that should move.
+    fn next_move(&self) -> Option<u64> {
+        let mut state = lock(&self.heap);
+        let next = state.heap.next_move(self.clock.now_ns());
+        if next.is_none() {
+            let has_moved = std::mem::take(&mut state.has_moved);
+            state.is_stuck = !has_moved && state.heap.is_leaving();
+        }
+        next
     }
 
     /// The reference to the extent that begins at this place of the heap, and the hash of the key whose slot
@@ -350,8 +370,10 @@ impl Extents {
 
     /// How long until [`Extents::tidy`] has something to do. `None` while nothing waits.
     pub fn until_next(&self) -> Option<Duration> {
-        let due_ns = lock(&self.heap).heap.next_due_ns()?;
-        Some(Duration::from_nanos(due_ns.saturating_sub(self.clock.now_ns())))
+        let state = lock(&self.heap);
+        let due_ns = state.heap.next_due_ns()?;
+        let due = Duration::from_nanos(due_ns.saturating_sub(self.clock.now_ns()));
+        Some(if state.is_stuck { due.max(AGAIN) } else { due })
     }
 
     pub fn counts(&self) -> HeapCounts {
@@ -489,8 +511,8 @@ mod tests {
         }
     }
 
-    /// X6: a put comes between the copying of an extent and its naming.
-    fn put_while_it_moves() -> bool {
+    /// Room for 14 of these values in each of three blocks, and one block is the reserve.
+    fn four_blocks() -> (Index, Clock) {
         let config = Config {
             size: TableSize::Slots(64),
             key_max: 8,
@@ -502,7 +524,38 @@ mod tests {
         };
         let geometry = config.geometry().unwrap();
         let (region, clock) = (Region::private(geometry.region_bytes()), Clock::manual());
-        let index = Index::create(region, geometry, clock.clone()).unwrap();
+        (Index::create(region, geometry, clock.clone()).unwrap(), clock)
+    }
+
+    /// A block that should leave has a value that a client uploads. Nobody looks at it without pause until it
+    /// is there, and then it moves.
+    #[test]
+    fn an_unfinished_upload_is_waited_for_with_pauses() {
+        let (index, clock) = four_blocks();
+        let mut draft = index.draft_at_once(b"key", 240).unwrap().unwrap();
+        for n in 0..41u64 {
+            assert!(index.put(&n.to_le_bytes(), &[2; 240], PutMode::Insert).is_ok());
+        }
+        (0..36u64).for_each(|n| assert!(index.remove(&n.to_le_bytes()).unwrap()));
+        clock.advance(Duration::from_micros(10));
+        let is_leaving = || lock(&index.extents().unwrap().heap).heap.is_leaving();
+        let waits: Vec<_> = (0..100).map(|_| index.tidy()).collect();
+        assert!(is_leaving() && waits.iter().filter(|wait| **wait == Some(AGAIN)).count() > 40, "{waits:?}");
+        draft.write(&[3; 240]);
+        index.put_draft(b"key", draft, PutMode::Insert).unwrap();
+        for _ in 0..100 {
+            clock.advance(AGAIN);
+            index.tidy();
+        }
+        assert_eq!((is_leaving(), index.tidy()), (false, None));
+        assert!(index.heap().moved_bytes > 0 && index.heap().open_blocks == 1, "{:?}", index.heap());
+        let mut got = Vec::new();
+        assert!(index.reader().get_into(b"key", &mut got).unwrap() && got == [3; 240]);
+    }
+
+    /// X6: a put comes between the copying of an extent and its naming.
+    fn put_while_it_moves() -> bool {
+        let (index, clock) = four_blocks();
         index.put(b"key", &[1; 240], PutMode::Insert).unwrap();
         for n in 0..41u64 {
             assert!(index.put(&n.to_le_bytes(), &[2; 240], PutMode::Insert).is_ok());

@@ -584,12 +584,16 @@ impl Heap {
         }
     }
 
+    /// Whether a block has extents that should move.
+    pub fn is_leaving(&self) -> bool {
+        self.leaving.is_some_and(|leaving| self.blocks[leaving.block as usize].used > 0)
+    }
+
     /// When [`Heap::next_move`] has something to do, if nothing else happens: zero if it has now.
     /// `None` while nothing waits and nothing is to move.
     pub fn next_due_ns(&self) -> Option<u64> {
-        let is_leaving = self.leaving.is_some_and(|leaving| self.blocks[leaving.block as usize].used > 0);
         let first = self.waiting.peek().map(|Reverse(piece)| piece.ready_ns);
-        let due = if is_leaving || self.is_sparse() { Some(0) } else { first };
+        let due = if self.is_leaving() || self.is_sparse() { Some(0) } else { first };
         due.map(|due_ns| due_ns.max(self.opens_ns))
     }
 
