@@ -101,7 +101,7 @@ fn values_of_any_length_by_every_path() {
             // The server itself sends what fits a frame.
             match client.get_two_sided(b"key") {
                 Ok(got) => assert!(len <= frame && got == Some(third), "{len}"),
-                Err(MutateError::ValueLength { given, max }) => {
+                Err(MutateError::LongValue { given, max }) => {
                     assert!(len > frame && (given, max) == (len, frame));
                 }
                 Err(error) => panic!("{error}"),

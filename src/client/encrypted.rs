@@ -129,7 +129,7 @@ impl Client {
         loop {
             // The server sends no long value. The client reads it.
             let seen = match self.ask_for_value(key, deadline) {
-                Err(MutateError::ValueLength { .. }) => self.look(key)?,
+                Err(MutateError::LongValue { .. }) => self.look(key)?,
                 stored => stored?.map(|stored| (stored, None)),
             };
             // The server has just been asked, so this is its geometry. What it would reject does not

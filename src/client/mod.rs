@@ -472,6 +472,16 @@ pub enum MutateError {
         /// Longest allowed.
         max: usize,
     },
+    /// A server's answer has no room for the value ([`Client::get_two_sided`]).
+    #[error(
+        "the value is {given} bytes long, and a server's answer has room for {max}; let the client READ it: Client::get"
+    )]
+    LongValue {
+        /// Length of the value.
+        given: usize,
+        /// Longest that the server sends.
+        max: usize,
+    },
     /// The table must grow for this key, and the system has refused the memory.
     #[error("{}", PutError::NoMemory { keys: *keys, bytes: *bytes })]
     NoMemory {
@@ -1279,7 +1289,7 @@ impl Client {
     ///
     /// # Errors
     /// [`MutateError`]; the variants about changes do not occur here, but for
-    /// [`MutateError::ValueLength`]: the server sends no value of more than 4,080 bytes. Absence is
+    /// [`MutateError::LongValue`]: the server sends no value of more than 4,080 bytes. Absence is
     /// `Ok(None)`.
     pub fn get_two_sided(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, MutateError> {
         let deadline = Instant::now() + self.options.deadline;
@@ -1293,6 +1303,9 @@ impl Client {
     fn ask_for_value(&mut self, key: &[u8], deadline: Instant) -> Result<Option<Vec<u8>>, MutateError> {
         match self.ask(&Request::Get { key }, deadline)? {
             Reply::Value(value) => Ok(value),
+            Reply::Put(Err(PutError::ValueLength { given, max })) => {
+                Err(MutateError::LongValue { given, max })
+            }
             Reply::Put(Err(error)) => Err(error.into()),
             _ => Err(self.unexpected()),
         }
