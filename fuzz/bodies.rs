@@ -14,6 +14,7 @@ use oneread::fabric::{Fabric, ReadId, Stretch};
 use oneread::families::presets;
 use oneread::faults::{Broken, Rule};
 use oneread::get::Proof;
+use oneread::hints::Hints;
 use oneread::inspect::Inspector;
 use oneread::layout::WORD;
 use oneread::layout::chain::{self, Block, CHAIN_MAX};
@@ -735,10 +736,44 @@ pub fn directory_bytes(data: &[u8]) -> [u64; 4] {
     if let Err(error) = reader.get_many(&keys, each) {
         inconclusive(&error);
     }
+    misled(&forged, &keys, proofs, READS_MAX);
     let scratch = Scratch::holding(&forged.words);
     mapped(&scratch.map_shared(), geometry, &keys, flags & 0x0f);
     ends[3] = u64::from(!grown_over(scratch.open(), geometry, &keys, input));
     ends
+}
+
+/// The same with hints: a value stands in a valid slot, and a GET has two READs more at the most. What
+/// no hint found is answered as without hints, where no other answer came by one.
+fn misled(forged: &Forged, keys: &[Vec<u8>], proofs: &[Proof], reads_max: u64) {
+    let geometry = &forged.geometry;
+    let Some(hints) = Hints::new(geometry, 1 << 12) else { return };
+    assert!(hints.bytes() <= 1 << 12);
+    let memory = || Memory { geometry, words: &forged.words, proofs, posted: Vec::new(), reads: 0 };
+    let mut reader = Reader::new(memory(), geometry, Clock::manual(), LIMITS).with_hints(&hints);
+    let mut plain = Reader::new(memory(), geometry, Clock::manual(), LIMITS);
+    let (mut out, mut other) = (Vec::new(), Vec::new());
+    for key in keys.iter().chain(keys).chain(keys) {
+        let before = reader.fabric().reads;
+        let found = reader.get_into(key, &mut out);
+        match &found {
+            Ok(true) => assert!(forged.has(key, &out), "found what is not there: {key:?}"),
+            Ok(false) => assert!(out.is_empty()),
+            Err(error) => inconclusive(error),
+        }
+        let reads = reader.fabric().reads - before;
+        assert!(reads <= reads_max + 2, "{reads} READs");
+        // By several proofs in turn, answers depend on the number of READs.
+        if proofs.len() == 1 && reader.hint_counts().hinted == 0 {
+            assert_eq!((found, &out), (plain.get_into(key, &mut other), &other), "{key:?}");
+        }
+    }
+    let each = |n: usize, value: Option<&[u8]>| {
+        assert!(value.is_none_or(|value| forged.has(&keys[n], value)));
+    };
+    if let Err(error) = reader.get_many(keys, each) {
+        inconclusive(&error);
+    }
 }
 
 /// A server takes a table that grows over, or refuses it. It works with what it takes. Returns whether

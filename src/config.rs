@@ -417,7 +417,7 @@ impl Config {
 }
 
 /// Main slots of a segment by default: about 1 MiB.
-fn segment_slots_for(shape: SlotShape) -> u64 {
+pub(crate) fn segment_slots_for(shape: SlotShape) -> u64 {
     ((1 << 20) / shape.bytes() as u64).clamp(1 << 10, 1 << 14)
 }
 

@@ -27,8 +27,10 @@
 //!
 //! # In a table that grows
 //!
-//! The windows are those of the segment that the remembered directory entry names, as old as it may be
-//! (`route::KnownEntries`). Without one there is no hint. As many slots count as the client has
+//! The windows are those of the segments that the remembered directory entry names, as old as it may be
+//! (`route::KnownEntries`): the key's, and the pending one of a split or merge. Without an entry there is
+//! no hint. A key that went to the other segment is looked for as without hints, which teaches both, so
+//! the next GET READs its slot there, with the same old entry. As many slots count as the client has
 //! seen: whether each has a byte of its own does not hang on the reservation.
 //!
 //! # Threads
@@ -40,7 +42,7 @@ use crate::families;
 use crate::get::Landed;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::hash::{First, Hashed};
-use crate::layout::segment::Named;
+use crate::layout::segment::{DirectoryEntry, Named};
 use crate::layout::slot::Key;
 use crate::sync::lock_std;
 use smallvec::SmallVec;
@@ -125,6 +127,11 @@ impl Hints {
         self.words.len() as u64 * BYTES
     }
 
+    /// Bytes of memory for tags of the slots that the client has come to. The system backs no others.
+    pub fn bytes_used(&self) -> u64 {
+        self.bytes().min(self.known.load(Ordering::Relaxed))
+    }
+
     /// Whether each slot that the client has come to has a byte of its own.
     fn is_whole(&self) -> bool {
         self.bytes() >= self.known.load(Ordering::Relaxed)
@@ -134,21 +141,27 @@ impl Hints {
         (self.generation, (self.first, self.slots)) == (geometry.generation(), hinted_slots(geometry))
     }
 
-    /// The slots that a GET of this key READs first. `segment`: where it looks in a table that grows.
+    /// The slots that a GET of this key READs first. `entry`: by which it looks in a table that grows.
     #[inline]
-    pub(crate) fn of(&self, geometry: &Geometry, key: Hashed<'_>, segment: Option<Named>) -> Hinted {
+    pub(crate) fn of(&self, geometry: &Geometry, key: Hashed<'_>, entry: Option<DirectoryEntry>) -> Hinted {
         let tags = Tags::of(key.first());
         let mut hinted = Hinted::new();
-        for mut window in families::known_windows(geometry, key) {
-            if let Some(Named { memory, incarnation }) = segment {
-                window = window.of_segment(geometry.segment_first(memory), incarnation);
-            }
+        let mut look_in = |window: Window| {
             self.look_in(window, tags, |slot| {
                 // Windows may overlap.
                 if hinted.len() < 3 && !hinted.iter().any(|other| other.first == slot) {
                     hinted.push(Window { first: slot, slots: 1, ..window });
                 }
             });
+        };
+        for window in families::known_windows(geometry, key) {
+            let Some(DirectoryEntry { segment, pending, .. }) = entry else {
+                look_in(window);
+                continue;
+            };
+            for Named { memory, incarnation } in [Some(segment), pending.named()].into_iter().flatten() {
+                look_in(window.of_segment(geometry.segment_first(memory), incarnation));
+            }
         }
         if hinted.len() > 2 {
             hinted.clear();
@@ -276,10 +289,21 @@ impl Hints {
     /// Forgets the windows of `key`, and remembers it in these slots.
     #[cfg(feature = "sim")]
     pub(crate) fn pretend(&self, geometry: &Geometry, key: Hashed<'_>, slots: &[SlotIx]) {
-        for slot in families::known_windows(geometry, key).flat_map(|window| window.iter()) {
+        for slot in slots_of(geometry, key) {
             self.set(slot, if slots.contains(&slot) { Tags::of(key.first()).0[0] } else { 0 });
         }
     }
+}
+
+/// The slots of which a hint may say that they have this key: in a table that grows, those of every segment.
+#[cfg(feature = "sim")]
+pub(crate) fn slots_of(geometry: &Geometry, key: Hashed<'_>) -> impl Iterator<Item = SlotIx> {
+    let segments = if geometry.grows() { geometry.segments_max() as u32 } else { 1 };
+    let first = move |memory| if geometry.grows() { geometry.segment_first(memory).0 } else { 0 };
+    (0..segments).flat_map(move |memory| {
+        let windows = families::known_windows(geometry, key).flat_map(|window| window.iter());
+        windows.map(move |slot| SlotIx(first(memory) + slot.0))
+    })
 }
 
 /// The first of the slots that may have a byte, and how many there are.

@@ -265,7 +265,7 @@ impl KnownEntries {
             return hints.of(geometry, key, None);
         }
         match self.of(key.first().directory()) {
-            Some(entry) => hints.of(geometry, key, Some(entry.segment)),
+            Some(entry) => hints.of(geometry, key, Some(entry)),
             None => Hinted::new(),
         }
     }

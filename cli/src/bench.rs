@@ -1,6 +1,6 @@
 //! `bench`: the time of a GET and of an insert, compared with bare memory and with maps in one
 //! process. `bench rpc` compares GETs by READ with GETs that the server does. `bench kill` kills
-//! servers. `bench grow` lets a table grow and shrink.
+//! servers. `bench grow` lets a table grow and shrink. `bench hints` counts what hints save meanwhile.
 //!
 //! On one machine, the comparison is fair as far as it can be: rounds of all contestants alternate,
 //! and medians are reported. The in-process maps do less: their readers share a process with their
@@ -8,7 +8,7 @@
 
 use super::child::{Fabric, ServerChild};
 use super::measure::{KEY_BYTES, VALUE_BYTES, key, machine, median, value};
-use super::{curve, grow, kill, rpc, show};
+use super::{curve, grow, hinted, kill, rpc, show};
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
 use comfy_table::{Attribute, Cell};
@@ -33,6 +33,7 @@ use std::time::Instant;
   oneread bench rpc --connections 1,4,16
   oneread bench kill
   oneread bench grow
+  oneread bench hints
 
 `get`: one thread reads present keys of 16 bytes with values of 32, at random.
   bare, one after the other
@@ -67,6 +68,7 @@ enum What {
     Rpc(rpc::Rpc),
     Kill(kill::Kill),
     Grow(grow::Grow),
+    Hints(hinted::HintsBench),
     GrowReader(grow::reader::GrowReader),
 }
 
@@ -138,6 +140,7 @@ impl Bench {
             What::Rpc(rpc) => rpc.run(),
             What::Kill(kill) => kill.run(),
             What::Grow(grow) => grow.run(),
+            What::Hints(hints) => hints.run(),
             What::GrowReader(reader) => reader.run(),
         }
     }

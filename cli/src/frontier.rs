@@ -29,13 +29,17 @@ struct Point {
     color: RGBColor,
 }
 
-/// Published designs whose bytes per hit follow from their papers, for slots of 64 bytes where they
-/// do not say. RCuckoo (ATC'25) and Outback (VLDB'24, an RPC) have no such number.
-const DESIGNS: [(&str, f64, f64, &str); 4] = [
+/// Published designs whose bytes per hit follow from their papers or code, for slots of 64 bytes or
+/// values of 32 where they do not say; docs/LAYOUTS.md has the derivations. RCuckoo (ATC'25) has none:
+/// what a READ fetches depends on the length of its rows, which its abstract does not tell.
+const DESIGNS: [(&str, f64, f64, &str); 5] = [
+    // Two combined buckets of two times 64, and the block.
     ("RACE (ATC'21)", 320.0, 0.0, "3 READs"),
     ("CHIME (SOSP'24), neighbourhood", 162.0, 1.75, "1 READ"),
     ("CHIME, hot entries", 64.0, 1.75, "1 READ"),
     ("CuckooDuo", 64.0, 2.15, "1 READ"),
+    // A reply of 8 bytes and the value.
+    ("Outback (VLDB'24)", 40.0, 0.5, "0 READs, an RPC"),
 ];
 
 /// Draws the rows at the load nearest to 90 %, steady ones if there are any.

@@ -11,6 +11,7 @@ mod doctor;
 mod frontier;
 mod grow;
 mod growth_act;
+mod hinted;
 mod kill;
 mod layouts;
 mod manual;

@@ -9,8 +9,8 @@ use comfy_table::{Attribute, Cell};
 use oneread::Layout;
 use oneread::families::presets;
 use oneread::plan::{
-    Arrivals, COSTS, Design, Held, Measured, PUBLISHED, PlanError, Prediction, Profile, Run, SHIPPED, Sample,
-    Side, System, Verdict, Workload, rivals,
+    Arrivals, COSTS, Design, GrowthSample, Held, Measured, PUBLISHED, PlanError, Prediction, Profile, Run,
+    SHIPPED, Sample, Side, System, Verdict, Workload, rivals,
 };
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -28,13 +28,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
                                         prints a profile to change
   oneread plan --calibrate > mine.toml  this machine, shm, beside what it does
   oneread plan --published              the model against what papers report
+  oneread plan --inserts 1 --growing    tables that grow by every PUT
   oneread plan --simulate 1e6           tails, by running it event by event
   oneread plan --html plan.html         bottlenecks and curves
   oneread plan --json
 
 READs are counted on a sample table of each layout, after two deletes and two
-inserts for each key; with hints, after six GETs of each. The rest is
-arithmetic: docs/MODEL.md does it by hand. Rivals are as their papers describe
+inserts for each key; with hints, after six GETs of each. With --growing they
+are counted while a table grows fourfold, at 200,000 inserts a second. The
+rest is arithmetic: docs/MODEL.md does it by hand. Rivals are as their papers describe
 them.")]
 pub struct Plan {
     /// Keys in all servers together
@@ -52,9 +54,12 @@ pub struct Plan {
     /// GETs that find their key, as a share of the GETs
     #[arg(long, value_name = "SHARE", default_value_t = 1.0)]
     hits: f64,
-    /// PUTs of new keys, as a share of the PUTs; as many keys are deleted
+    /// PUTs of new keys, as a share of the PUTs; as many keys are deleted, unless --growing
     #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
     inserts: f64,
+    /// No key is deleted: tables grow by splits, and are told of as they are at --keys
+    #[arg(long, requires = "inserts", conflicts_with = "load")]
+    growing: bool,
     /// How uneven the keys' popularity is: 0 for all alike, 0.99 as in YCSB
     #[arg(long, value_name = "EXPONENT", default_value_t = 0.99)]
     zipf: f64,
@@ -128,7 +133,7 @@ const USUAL: [&str; 6] = ["windowed:8", "windowed:16", "bucketized:4", "bucketiz
 struct Planned<'a> {
     workload: &'a Workload,
     profile: &'a Profile,
-    samples: &'a [Sample],
+    samples: &'a [CountedLayout],
     designs: &'a [Design],
     predictions: &'a [Prediction],
     choice: Option<&'a Verdict>,
@@ -143,6 +148,53 @@ struct Simulated {
     laws_ops_per_s: f64,
     #[serde(flatten)]
     measured: Measured,
+}
+
+/// What was counted of a layout: at rest, or while it grows.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum CountedLayout {
+    AtRest(Sample),
+    Growing(GrowthSample),
+}
+
+impl CountedLayout {
+    fn count(
+        layout: Layout,
+        slots: u64,
+        load: Option<f64>,
+        workload: &Workload,
+    ) -> Result<CountedLayout, PlanError> {
+        if !workload.grows {
+            return Sample::count(layout, slots, load, workload.zipf).map(CountedLayout::AtRest);
+        }
+        // The clients of one machine share their hints.
+        let inserts = (1.0 - workload.gets) * workload.inserts;
+        let gets = workload.gets / inserts / f64::from(workload.machines());
+        GrowthSample::count(layout, slots, workload.zipf, gets).map(CountedLayout::Growing)
+    }
+
+    fn layout(&self) -> &str {
+        match self {
+            CountedLayout::AtRest(sample) => &sample.layout,
+            CountedLayout::Growing(sample) => &sample.layout,
+        }
+    }
+
+    /// Without hints and, over a network, with them.
+    fn designs(&self, system: &System) -> Result<Vec<Design>, PlanError> {
+        let mut designs = match self {
+            CountedLayout::AtRest(sample) => {
+                let plain = sample.design(&system.workload)?;
+                [Some(plain), sample.hinted_design(&system.workload)?].into_iter().flatten().collect()
+            }
+            CountedLayout::Growing(sample) => sample.designs(&system.workload)?,
+        };
+        if system.profile.nic.is_none() {
+            designs.truncate(1);
+        }
+        Ok(designs)
+    }
 }
 
 impl Plan {
@@ -180,19 +232,12 @@ impl Plan {
         }
         let system = System::new(workload, profile)?;
         let (layouts, rivals) = self.chosen(&system.workload)?;
-        let samples = self.count(&layouts)?;
+        let samples = self.count(&layouts, &system.workload)?;
         let (mut designs, mut left_out) = (Vec::new(), Vec::new());
         for sample in &samples {
-            match sample.design(&system.workload) {
-                Ok(design) => designs.push(design),
-                Err(error) => {
-                    left_out.push(format!("{}: {error}", sample.layout));
-                    continue;
-                }
-            }
-            // Hints are for READs over a network.
-            if system.profile.nic.is_some() {
-                designs.extend(sample.hinted_design(&system.workload)?);
+            match sample.designs(&system) {
+                Ok(more) => designs.extend(more),
+                Err(error) => left_out.push(format!("{}: {error}", sample.layout())),
             }
         }
         designs.extend(rivals);
@@ -251,6 +296,7 @@ impl Plan {
             gets: self.get,
             hits: self.hits,
             inserts: self.inserts,
+            grows: self.growing,
             zipf: self.zipf,
             servers: self.servers,
             clients: self.clients,
@@ -279,7 +325,7 @@ impl Plan {
     }
 
     /// Counts the samples, one thread for each CPU.
-    fn count(&self, layouts: &[Layout]) -> Result<Vec<Sample>> {
+    fn count(&self, layouts: &[Layout], workload: &Workload) -> Result<Vec<CountedLayout>> {
         let bar = show::bar(layouts.len() as u64, "counting READs", "layouts");
         let next = AtomicUsize::new(0);
         let load = self.load.map(|percent| percent / 100.0);
@@ -289,7 +335,7 @@ impl Plan {
             while let Some((i, &layout)) =
                 Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|i| Some((i, layouts.get(i)?)))
             {
-                done.push((i, Sample::count(layout, self.sample_slots, load, self.zipf)?));
+                done.push((i, CountedLayout::count(layout, self.sample_slots, load, workload)?));
                 bar.inc(1);
             }
             Ok::<_, PlanError>(done)
@@ -394,12 +440,13 @@ impl Plan {
 fn heads(system: &System) -> String {
     let w = &system.workload;
     format!(
-        "{} of {} bytes with values of {}; {} % GETs, Zipf exponent {}\n{}\n{}; {} on {}, {} in flight each",
+        "{} of {} bytes with values of {}; {} % GETs, Zipf exponent {}{}\n{}\n{}; {} on {}, {} in flight each",
         show::counted(w.keys, "key"),
         w.key_bytes,
         w.value_bytes,
         100.0 * w.gets,
         w.zipf,
+        if w.grows { format!("; growing by {} % of the PUTs", 100.0 * w.inserts) } else { String::new() },
         system.profile.title,
         show::counted(w.servers.into(), "server"),
         show::counted(w.clients.into(), "client"),

@@ -174,6 +174,7 @@ fn output_fits_the_terminal() {
         vec!["bench", "curve", "--from", "1000", "--to", "1000", "--rounds", "1"],
         vec!["bench", "kill", "--kills", "1", "--keys", "10", "--value-bytes", "8"],
         vec!["bench", "grow", "--from", "1000", "--keys", "4000", "--segment-slots", "256"],
+        vec!["bench", "hints", "--from", "1000", "--keys", "4000", "--segment-slots", "256", "--parts", "2"],
         vec!["plan", "--sample-slots", "4096", "--design", "windowed:8", "--simulate", "1000"],
         vec!["--help"],
     ];
@@ -1063,6 +1064,28 @@ fn benches_are_whole() {
     assert!(std::fs::read_to_string(svg).unwrap().contains("dashmap miss"));
     expect(run(&["bench", "curve", "--from", "1e6", "--to", "1e5"]), 1);
     expect(run(&["bench", "curve", "--to", "1.5"]), 2);
+}
+
+/// What hints save under a table that grows and shrinks is counted, drawn, and the same in every run.
+#[test]
+fn hints_are_counted_while_a_table_grows() {
+    let dir = tempfile::tempdir().unwrap();
+    let svg = dir.path().join("hints.svg");
+    let svg = svg.to_str().unwrap();
+    let sizes = ["--from", "1e3", "--keys", "4e3", "--segment-slots", "256", "--parts", "3"];
+    let count = || expect(run(&[&["bench", "hints", "--json", "--plot", svg], &sizes[..]].concat()), 0);
+    let found = json(&count());
+    let parts = found["parts"].as_array().unwrap();
+    assert_eq!((parts.len(), &parts[3]["course"], &parts[3]["keys"]), (15, &"grow".into(), &2_000.into()));
+    let bytes = |of: &str| parts.iter().map(|part| part[of]["bytes"].as_f64().unwrap()).sum::<f64>();
+    assert!(bytes("hinted_hit") < 0.4 * bytes("hit") && parts[14]["merges"].as_u64() > Some(3), "{found}");
+    assert_eq!((json(&count()), &found["run"]["layout"]), (found.clone(), &"cuckoo:windowed:8".into()));
+    let drawn = std::fs::read_to_string(svg).unwrap();
+    assert!(drawn.contains("bytes of a GET") && drawn.contains("hit, without") && !drawn.contains("NaN"));
+    let refused = |arguments: &[&str]| stderr(&expect(run(&[&["bench", "hints"], arguments].concat()), 1));
+    assert!(refused(&["--from", "5e3", "--keys", "4e3"]).contains("keys: 4000 is not within 5001"));
+    assert!(refused(&["--gets", "0"]).contains("GETs of a step: 0"));
+    assert!(refused(&[&["--layout", "list"], &sizes[..]].concat()).contains("hints save nothing"));
 }
 
 /// A table grows and shrinks under the eyes of two processes. No answer is wrong, memory comes back, and

@@ -84,6 +84,31 @@ fn hints_stand_below_their_layout() {
     assert_eq!(shm["predictions"].as_array().unwrap().len(), 1);
 }
 
+/// Tables that grow: the samples are of growth, PUTs cost more, and the table takes more memory.
+#[test]
+fn growth_has_its_costs() {
+    let asked =
+        ["--design", "windowed:8", "--zipf", "0", "--get", "0.5", "--inserts", "1", "--clients", "512"];
+    let (still, grows) = (json(&asked), json(&[&asked[..], &["--growing"]].concat()));
+    let number = |of: &Value, name: &str| of["predictions"][0][name].as_f64().unwrap();
+    assert!(number(&grows, "server_bytes") > 1.1 * number(&still, "server_bytes"), "{grows}");
+    let put = |of: &Value| of["designs"][0]["put"]["server_lines"].as_f64().unwrap();
+    assert!(put(&grows) > put(&still) && grows["designs"][0]["pause"]["ns"] == 1e6, "{grows}");
+    assert!(grows["samples"][0]["split_moves"].as_f64().unwrap() > 0.4, "{grows}");
+    assert_eq!(
+        (grows["workload"]["grows"].as_bool(), grows["predictions"].as_array().unwrap().len()),
+        (Some(true), 2)
+    );
+    assert!(
+        text(&[&asked[..], &["--growing", "--simulate", "20000"]].concat())
+            .contains("growing by 100 % of the PUTs")
+    );
+    let refused = |arguments: &[&str]| String::from_utf8(plan(arguments).stderr).unwrap();
+    assert!(refused(&["--growing"]).contains("--inserts"));
+    assert!(refused(&["--growing", "--inserts", "0"]).contains("inserts by which tables grow: 0"));
+    assert!(refused(&["--growing", "--inserts", "1", "--get", "1"]).contains("GETs beside growth: 1"));
+}
+
 /// Layouts that cannot hold the values are left out by name; the others remain.
 #[test]
 fn what_does_not_fit_is_left_out() {

@@ -82,6 +82,17 @@ pub enum Pending {
     Parent(Named),
 }
 
+impl Pending {
+    /// The segment that is pending.
+    #[inline]
+    pub(crate) fn named(self) -> Option<Named> {
+        match self {
+            Pending::Nothing => None,
+            Pending::Child(named) | Pending::Parent(named) => Some(named),
+        }
+    }
+}
+
 /// A directory entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectoryEntry {

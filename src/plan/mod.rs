@@ -23,6 +23,7 @@
 
 mod choice;
 mod demand;
+mod growth;
 mod laws;
 mod profile;
 mod published;
@@ -30,7 +31,8 @@ mod sample;
 mod simulate;
 
 pub use choice::Verdict;
-pub use demand::{COSTS, Cost, Demand, Design, Side, rivals};
+pub use demand::{COSTS, Cost, Demand, Design, Side, SplitPause, rivals};
+pub use growth::{Course, GetCosts, GrowthCourse, GrowthPart, GrowthRun, GrowthSample};
 pub use laws::{Load, Prediction, Resource, System, WhatIf, what_ifs};
 pub use profile::{Figure, HostFigures, NicFigures, Profile, SHIPPED, Share, Surety};
 pub use published::{Held, PUBLISHED, Report};
@@ -52,8 +54,10 @@ pub struct Workload {
     pub gets: f64,
     /// GETs that find their key, as a share of the GETs.
     pub hits: f64,
-    /// PUTs that add a key, as a share of the PUTs. As many keys leave.
+    /// PUTs that add a key, as a share of the PUTs. As many keys leave, but where tables grow.
     pub inserts: f64,
+    /// The keys that PUTs add stay: tables grow by splits, while they have so many keys.
+    pub grows: bool,
     /// Exponent of the keys' popularity: 0 is uniform, 0.99 is YCSB's.
     pub zipf: f64,
     /// Server machines.
@@ -77,6 +81,7 @@ impl Default for Workload {
             gets: 0.95,
             hits: 1.0,
             inserts: 0.0,
+            grows: false,
             zipf: 0.99,
             servers: 1,
             clients: 64,
@@ -105,6 +110,11 @@ impl Workload {
         within("the share of GETs", self.gets, 0.0, 1.0)?;
         within("the share of hits", self.hits, 0.0, 1.0)?;
         within("the share of inserts", self.inserts, 0.0, 1.0)?;
+        if self.grows {
+            // Without either, nothing grows.
+            within("the share of GETs beside growth", self.gets, 0.0, 0.999_999)?;
+            within("the share of inserts by which tables grow", self.inserts, 1e-6, 1.0)?;
+        }
         within("zipf", self.zipf, 0.0, 2.0)?;
         within("servers", self.servers.into(), 1.0, 10_000.0)?;
         within("clients", self.clients.into(), 1.0, 1e6)?;

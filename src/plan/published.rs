@@ -86,6 +86,7 @@ fn plain(get: Demand) -> Design {
         put: get,
         bytes_per_key: 64.0,
         client_bytes_per_key: 0.0,
+        pause: None,
         source: String::new(),
     }
 }

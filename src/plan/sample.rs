@@ -14,6 +14,7 @@ use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, Zipf};
 use serde::Serialize;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// READs of a layout, counted on a sample table. They depend on the layout, the load and the
@@ -138,7 +139,6 @@ impl Sample {
         let slot = config.key_max(lengths.0).value_max(lengths.1).geometry()?.shape().bytes() as f64;
         let mean = |hit: f64, miss: f64| workload.hits * hit + (1.0 - workload.hits) * miss;
         let reads = mean(self.reads_hit, self.reads_miss);
-        let message = (workload.key_bytes + workload.value_bytes) as f64;
         let get = Demand {
             reads,
             trips: reads,
@@ -150,22 +150,18 @@ impl Sample {
             ..Demand::default()
         };
         let put = Demand {
-            messages: 1.0,
-            trips: 1.0,
-            doorbells: 1.0,
-            sent_bytes: message + MESSAGE_HEADER,
-            fetched_bytes: MESSAGE_HEADER,
             server_instructions: UPDATE.instructions
                 + workload.inserts * (FILL.instructions - UPDATE.instructions),
             // The home window, and for each move one more.
             server_lines: 1.0 + workload.inserts * self.moves,
             server_ns: HERD_NS,
-            ..Demand::default()
+            ..put_message(workload)
         };
         let name = self.layout.clone();
         let bytes_per_key = slot / self.load_true;
         let source = format!("counted on {} slots", self.slots);
-        Ok(Design { name, side: Side::Layout, get, put, bytes_per_key, client_bytes_per_key: 0.0, source })
+        let (side, client_bytes_per_key, pause) = (Side::Layout, 0.0, None);
+        Ok(Design { name, side, get, put, bytes_per_key, client_bytes_per_key, pause, source })
     }
 
     /// The same design for clients that remember each slot
@@ -199,16 +195,30 @@ impl Sample {
     }
 }
 
+/// The message of a PUT, and its answer.
+pub(super) fn put_message(workload: &Workload) -> Demand {
+    Demand {
+        messages: 1.0,
+        trips: 1.0,
+        doorbells: 1.0,
+        sent_bytes: (workload.key_bytes + workload.value_bytes) as f64 + MESSAGE_HEADER,
+        fetched_bytes: MESSAGE_HEADER,
+        ..Demand::default()
+    }
+}
+
 /// A table that is filled and churned to count what GETs cost. Time is simulated, one microsecond
-/// for each change, and every choice comes from the seed: the same calls give the same counts.
+/// for each change, five in a table that grows, and every choice comes from the seed: the same calls give the same counts.
 ///
 /// Keys have 16 bytes and values 32, as in FaRM's microbenchmark (NSDI'14, section 5.1): one key
 /// takes one line. For one thread.
 #[derive(Debug)]
 pub struct SampleTable {
     layout: Layout,
-    index: Index,
+    index: Arc<Index>,
     clock: Clock,
+    /// Simulated time of a change.
+    step: Duration,
     /// The numbers of the keys in it.
     live: Vec<u64>,
     next: u64,
@@ -226,14 +236,35 @@ impl SampleTable {
     /// # Errors
     /// [`PlanError::Config`], [`PlanError::Memory`].
     pub fn new(layout: Layout, slots: u64, seed: u64) -> Result<SampleTable, PlanError> {
-        let config = Config::new().layout(layout).size(TableSize::Slots(slots));
+        SampleTable::of_size(layout, TableSize::Slots(slots), Duration::from_micros(1), seed)
+    }
+
+    /// Makes an empty table that grows, by segments of so many main slots, to so many keys at least. A
+    /// change takes five microseconds: splits are among them.
+    ///
+    /// # Errors
+    /// As [`SampleTable::new`].
+    pub fn growing(
+        layout: Layout,
+        segment_slots: u64,
+        keys: u64,
+        seed: u64,
+    ) -> Result<SampleTable, PlanError> {
+        // Four slots for each key: no table that has grown is as empty. And some segments to begin with.
+        let bytes_max = 64 * (4 * keys + 16 * segment_slots) + (1 << 20);
+        let size = TableSize::Growing { bytes_max, segment_slots: Some(segment_slots) };
+        SampleTable::of_size(layout, size, Duration::from_micros(5), seed)
+    }
+
+    fn of_size(layout: Layout, size: TableSize, step: Duration, seed: u64) -> Result<SampleTable, PlanError> {
+        let config = Config::new().layout(layout).size(size);
         let lengths = config.key_max(SampleTable::KEY_BYTES).value_max(SampleTable::VALUE_BYTES);
         let geometry = lengths.seeds(Seeds::from_number(seed)).geometry()?;
         let region = Region::create(&Backing::Anonymous, geometry.region_bytes())?;
         let clock = Clock::manual();
-        let index = Index::create(region, geometry, clock.clone())?;
+        let index = Arc::new(Index::create(region, geometry, clock.clone())?);
         let rng = SmallRng::seed_from_u64(seed);
-        Ok(SampleTable { layout, index, clock, live: Vec::new(), next: 0, rng })
+        Ok(SampleTable { layout, index, clock, step, live: Vec::new(), next: 0, rng })
     }
 
     /// Key number `n`.
@@ -268,7 +299,45 @@ impl SampleTable {
         &self.index
     }
 
-    fn failed(&self, why: impl ToString) -> PlanError {
+    /// The table itself, for readers that stay while it changes.
+    pub(super) fn shared(&self) -> Arc<Index> {
+        self.index.clone()
+    }
+
+    /// Ends the splits and merges that are under way, and lets all traces go.
+    pub(super) fn rest(&self) {
+        while self.index.tidy().is_some() {
+            self.clock.advance(2 * self.index.geometry().grace());
+        }
+    }
+
+    /// The numbers of the keys in it.
+    pub(super) fn live(&self) -> &[u64] {
+        &self.live
+    }
+
+    /// Puts the keys' numbers into a random order. Those that stand first are asked for most.
+    pub(super) fn shuffle(&mut self) {
+        self.live.shuffle(&mut self.rng);
+    }
+
+    /// How popular its keys are now. `None` if all are alike.
+    pub(super) fn popular(&self, zipf: f64) -> Option<Zipf<f64>> {
+        Zipf::new(self.live.len().max(1) as f64, zipf).ok().filter(|_| zipf > 0.0)
+    }
+
+    /// The number of a key to look for.
+    pub(super) fn asked_for(&mut self, popular: Option<&Zipf<f64>>) -> u64 {
+        let n = self.live.len();
+        let at = match popular {
+            // There may be fewer keys by now.
+            Some(ranks) => (ranks.sample(&mut self.rng) as usize).clamp(1, n) - 1,
+            None => self.rng.random_range(0..n),
+        };
+        self.live[at]
+    }
+
+    pub(super) fn failed(&self, why: impl ToString) -> PlanError {
         PlanError::Sample { layout: self.layout.to_string(), why: why.to_string() }
     }
 
@@ -277,7 +346,7 @@ impl SampleTable {
     /// # Errors
     /// [`PlanError::Sample`].
     pub fn insert(&mut self) -> Result<bool, PlanError> {
-        self.clock.advance(Duration::from_micros(1));
+        self.clock.advance(self.step);
         let (key, value) = (SampleTable::key(self.next), SampleTable::value(self.next));
         match self.index.put(&key, &value, PutMode::Insert) {
             Ok(_) => {}
@@ -295,13 +364,26 @@ impl SampleTable {
     /// # Errors
     /// [`PlanError::Sample`], also when there is no key.
     pub fn churn(&mut self) -> Result<bool, PlanError> {
+        self.remove_random()?;
+        self.insert()
+    }
+
+    /// Removes a random key.
+    ///
+    /// # Errors
+    /// [`PlanError::Sample`], also when there is no key.
+    pub fn remove(&mut self) -> Result<(), PlanError> {
+        self.clock.advance(self.step);
+        self.remove_random()
+    }
+
+    fn remove_random(&mut self) -> Result<(), PlanError> {
         if self.live.is_empty() {
             return Err(self.failed("it has no key"));
         }
         let victim = self.rng.random_range(0..self.live.len());
         let key = SampleTable::key(self.live.swap_remove(victim));
-        self.index.remove(&key).map_err(|error| self.failed(error))?;
-        self.insert()
+        self.index.remove(&key).map(drop).map_err(|error| self.failed(error))
     }
 
     /// READs of as many GETs of present keys as the table has keys, and of as many of absent ones.
@@ -318,9 +400,7 @@ impl SampleTable {
     fn asked(&mut self, zipf: f64) -> (Vec<u64>, Vec<u64>) {
         let n = self.live.len();
         let mut hits = self.live.clone();
-        if zipf > 0.0
-            && let Ok(ranks) = Zipf::new(n as f64, zipf)
-        {
+        if let Some(ranks) = self.popular(zipf) {
             // The order is random. Otherwise the hottest keys would be the oldest, which were
             // inserted into an empty table.
             hits.shuffle(&mut self.rng);

@@ -3,8 +3,8 @@
 //! An operation visits its resources in the order of [`Resource::BUSY`], once for each round trip,
 //! and queues at each: first come, first served. What a resource takes is what the laws say, so
 //! that both agree where nothing queues and where one resource is always busy; what the
-//! simulation adds is everything between. Two things are by chance: whether a GET needs one more
-//! trip, and whether a NIC finds a queue pair in its cache. Keys are dealt by their popularity, so
+//! simulation adds is everything between. Three things are by chance: whether a GET needs one more
+//! trip, whether a NIC finds a queue pair in its cache, and whether a PUT begins a split and makes a segment first. Keys are dealt by their popularity, so
 //! one server is hotter than the others.
 //!
 //! The queue of events is a [`BinaryHeap`]. The event-queue crates bring executors or graphs of
@@ -83,6 +83,8 @@ struct Stage {
     trip: [Ps; 2],
     /// The chance that a NIC misses its cache, and what that costs.
     miss: (f64, [Ps; 2]),
+    /// The chance that a trip of a PUT begins a split, and what that costs.
+    pause: (f64, Ps),
     /// When each unit at each place is free.
     free: Vec<Ps>,
     units: usize,
@@ -160,7 +162,13 @@ impl Simulation<'_> {
                 _ => 1.0,
             };
             let of = |i: usize| system.busy_s(resource, &classes[i], (1.0, 1.0)) / trips[i];
-            let trip = [of(0), of(1)];
+            let mut trip = [of(0), of(1)];
+            let mut pause = (0.0, 0.0);
+            if let Some(split) = design.pause.filter(|_| resource == Resource::ServerCpu) {
+                // Out of the mean, and now and then whole.
+                pause = ((split.chance / trips[1]).min(1.0), split.ns * 1e-9);
+                trip[1] = (trip[1] - pause.0 * pause.1).max(0.0);
+            }
             if trip.iter().all(|&s| s < 1e-15) {
                 continue;
             }
@@ -179,6 +187,7 @@ impl Simulation<'_> {
                 trip: trip.map(|s| ps(s * slower)),
                 // A miss comes with chance 1 - share and costs 1 / share: the mean is 1 / share.
                 miss: (1.0 - share, trip.map(|s| ps(s / share))),
+                pause: (pause.0, ps(pause.1 * slower)),
                 free: vec![0; places * units],
                 asked: vec![0; places],
                 warm: vec![0; places],
@@ -247,6 +256,9 @@ impl Simulation<'_> {
         let mut takes = stage.trip[class];
         if stage.miss.0 > 0.0 && self.rng.random_bool(stage.miss.0) {
             takes += stage.miss.1[class];
+        }
+        if class == 1 && stage.pause.0 > 0.0 && self.rng.random_bool(stage.pause.0) {
+            takes += stage.pause.1;
         }
         let units = &mut stage.free[place * stage.units..][..stage.units];
         // First come, first served: the unit that is free first takes it.

@@ -68,6 +68,7 @@ fn design() -> Design {
         put,
         bytes_per_key: 64.0,
         client_bytes_per_key: 0.0,
+        pause: None,
         source: String::new(),
     }
 }
@@ -311,6 +312,116 @@ fn hinted_gets_are_counted() {
     assert!(none.hinted.is_none() && none.hinted_design(&asked).unwrap().is_none());
 }
 
+/// Splits and merges under a client's hints: a key that has gone is looked for once as without hints,
+/// and after that by one slot again.
+#[test]
+fn hints_are_learned_again_while_a_table_grows() {
+    let run = GrowthRun {
+        layout: "windowed:8".parse().unwrap(),
+        segment_slots: 256,
+        from: 2048,
+        keys: 8192,
+        shrinks: true,
+        replaced: 1,
+        gets: 16.0,
+        zipf: 0.0,
+        hint_bytes: usize::MAX,
+        parts: 8,
+    };
+    let mut heard = 0;
+    let found = run.count(|_| heard += 1).unwrap();
+    let parts = &found.parts;
+    assert_eq!((heard, parts.len()), (5 * 8, 5 * 8));
+    let (first, last) = (parts[0], parts[39]);
+    assert!(last.splits - first.splits >= 20 && last.merges >= 10, "{last:?}");
+    for (nth, course) in parts.chunks(8).enumerate() {
+        let mean = |of: fn(&GrowthPart) -> f64| course.iter().map(of).sum::<f64>() / 8.0;
+        let worst = |of: fn(&GrowthPart) -> f64| course.iter().map(of).fold(0.0, f64::max);
+        let (bytes, plain) = (mean(|part| part.hinted_hit.bytes), mean(|part| part.hit.bytes));
+        let told = [
+            bytes,
+            plain,
+            worst(|part| part.hinted_hit.bytes),
+            mean(|part| part.hinted_hit.reads),
+            mean(|part| part.hinted),
+        ];
+        println!("{:?}: {told:?}, {:?}", course[0].course, course[7]);
+        // A table at rest: nearly as one of one size. While it grows, a third of what it takes without.
+        let [at_most, reads, by_hints] = match course[0].course {
+            Course::Churn => [0.25, 1.1, 0.9],
+            Course::Grow => [0.4, 1.25, 0.85],
+            Course::Shrink => [0.25, 1.1, 0.9],
+        };
+        assert!(bytes < at_most * plain && plain >= 512.0, "{nth}: {told:?}");
+        assert!(worst(|part| part.hinted_hit.bytes) < 512.0, "{nth}: {told:?}");
+        assert!(
+            mean(|part| part.hinted_hit.reads) < reads && mean(|part| part.hinted) > by_hints,
+            "{nth}: {told:?}"
+        );
+        // Misses go by the window as ever.
+        assert!(mean(|part| part.hinted_miss.bytes - part.miss.bytes) < 16.0, "{nth}: {told:?}");
+    }
+    // A byte for each slot that there ever was.
+    assert!(parts.iter().all(|part| part.client_bytes_per_key < 2.8 || part.course != Course::Grow));
+    assert!((0.3..=1.5).contains(&found.late_directory_reads), "{}", found.late_directory_reads);
+    assert_eq!(found, run.count(|_| {}).unwrap());
+    // Too little memory: slots share bytes, and nothing else changes.
+    let few = GrowthRun { hint_bytes: 512, shrinks: false, ..run }.count(|_| {}).unwrap();
+    assert!(few.parts.iter().all(|part| part.client_bytes_per_key <= 0.25 && part.hinted < 0.6), "{few:?}");
+    let none = GrowthRun { layout: "list".parse().unwrap(), from: 64, keys: 256, ..run };
+    assert!(!none.count(|_| {}).unwrap().has_hints);
+    assert!(GrowthRun { from: 8192, ..run }.count(|_| {}).is_err());
+    assert!(GrowthRun { gets: f64::NAN, ..run }.count(|_| {}).is_err());
+}
+
+/// What growth costs is asked of the servers' cores and of the READs.
+#[test]
+fn growth_is_counted() {
+    let layout = "windowed:8".parse().unwrap();
+    let grows = Workload { zipf: 0.0, gets: 0.5, inserts: 1.0, grows: true, ..Workload::default() };
+    let sample = GrowthSample::count(layout, 8192, 0.0, 1.0).unwrap();
+    assert!((0.5..0.8).contains(&sample.load) && (0.4..1.5).contains(&sample.split_moves), "{sample:?}");
+    let [plain, hinted] = &sample.designs(&grows).unwrap()[..] else { panic!("two") };
+    let still = Sample::count(layout, 8192, None, 0.0).unwrap();
+    let still = still.design(&Workload { grows: false, ..grows.clone() }).unwrap();
+    // Splits need cycles, memory and time for segments; of 10^8 keys hardly any is being split.
+    assert!(plain.put.server_lines > still.put.server_lines && plain.put.server_ns > still.put.server_ns);
+    assert!(plain.bytes_per_key > 1.1 * still.bytes_per_key && plain.get.reads < 1.05, "{plain:?}");
+    let pause = plain.pause.unwrap();
+    assert!(near(plain.put.server_ns - still.put.server_ns, pause.chance * pause.ns));
+    // A MiB for each of so many inserts as fill one.
+    assert!(near(pause.ns, 1e6) && near(pause.chance * 16_384.0 * sample.load, 1.0), "{pause:?}");
+    assert!(hinted.get.fetched_bytes < plain.get.fetched_bytes && hinted.client_bytes_per_key > 1.0);
+    assert_eq!(still.pause, None);
+    // In a small table, much of it is being split; and each client has to learn of each split.
+    let of = |asked: &Workload| sample.designs(asked).unwrap().swap_remove(0).get;
+    let small = of(&Workload { keys: 100_000, ..grows.clone() });
+    assert!(small.reads > 1.02 * plain.get.reads && small.fetched_bytes > plain.get.fetched_bytes);
+    let many = of(&Workload { clients: 100_000, ..grows.clone() });
+    // 100,000 clients, a split for some 10,500 inserts, an insert for each GET: at most one ask a GET.
+    assert!(many.reads > plain.get.reads + 1.9 && many.reads < plain.get.reads + 2.1, "{many:?}");
+    let system = |asked: Workload| System::new(asked, Profile::shipped("cx6-200g").unwrap());
+    for bad in [Workload { inserts: 0.0, ..grows.clone() }, Workload { gets: 1.0, ..grows.clone() }] {
+        assert!(system(bad).unwrap_err().to_string().contains("grow"));
+    }
+    let law = system(grows).unwrap().predict(plain);
+    assert!(law.ops_per_s > 0.0 && law.ops_per_s.is_finite());
+}
+
+/// PUTs that begin a split are the tail, not the mean.
+#[test]
+fn splits_make_tails() {
+    let design = splitting();
+    let system = round(Workload { gets: 0.0, zipf: 0.0, clients: 1, depth: 1, ..Workload::default() });
+    let (law, without) = (system.predict(&design), system.predict(&Design { pause: None, ..design.clone() }));
+    assert_eq!(law, without, "the mean is in the demand");
+    let measured = ran(&system, &design, 50_000, Arrivals::Closed);
+    assert!((measured.ops_per_s / law.ops_per_s - 1.0).abs() < 0.05, "{measured:?} {law:?}");
+    assert!(measured.p999_s - measured.p50_s > 9e-6 && measured.p50_s < law.bounds[0].busy_s, "{measured:?}");
+    let even = ran(&system, &Design { pause: None, ..design }, 50_000, Arrivals::Closed);
+    assert!(even.p999_s - even.p50_s < 1e-6, "{even:?}");
+}
+
 /// A client waits for the memory of its hints, whatever carries its READs.
 #[test]
 fn hints_out_of_cache_by_hand() {
@@ -333,7 +444,7 @@ prop_compose! {
     ) -> Workload {
         Workload {
             keys, key_bytes: lengths.0, value_bytes: lengths.1, gets: shares.0, hits: shares.1,
-            inserts: shares.2, zipf, servers, clients, clients_per_machine, depth, copy_bytes: 1 << 30,
+            inserts: shares.2, grows: false, zipf, servers, clients, clients_per_machine, depth, copy_bytes: 1 << 30,
         }
     }
 }
@@ -403,6 +514,14 @@ fn ran(system: &System, design: &Design, operations: u64, arrivals: Arrivals) ->
     system.simulate(design, Run { operations, arrivals, seed: 7 }, |_| {}).unwrap()
 }
 
+/// One PUT in a hundred makes a segment for ten microseconds.
+fn splitting() -> Design {
+    let pause = SplitPause { chance: 0.01, ns: 10_000.0 };
+    let put = design().put;
+    let put = Demand { server_ns: put.server_ns + pause.chance * pause.ns, ..put };
+    Design { put, pause: Some(pause), ..design() }
+}
+
 /// Systems that differ in what binds.
 fn systems() -> Vec<(Workload, Design)> {
     let uniform = Workload { zipf: 0.0, gets: 0.9, ..Workload::default() };
@@ -413,6 +532,8 @@ fn systems() -> Vec<(Workload, Design)> {
         (uniform.clone(), design()),
         (Workload { servers: 3, ..uniform.clone() }, two_trips),
         (uniform.clone(), rpc),
+        // A table that grows.
+        (Workload { gets: 0.5, ..uniform.clone() }, splitting()),
         // Queue pairs beyond the cache.
         (Workload { clients: 2000, clients_per_machine: 40, depth: 1, gets: 1.0, ..uniform }, small),
     ]

@@ -17,7 +17,7 @@ use crate::fabric::Fabric;
 use crate::fabric::shm::Shm;
 use crate::families;
 use crate::get::Proof;
-use crate::hints::Hints;
+use crate::hints::{Hints, slots_of};
 use crate::index::{Index, Recovered, WAITS_MAX};
 use crate::inspect::{Inspector, SlotReport};
 use crate::layout::chain::CHAIN_MAX;
@@ -889,7 +889,7 @@ impl World {
         let hashed = geometry.hashed(&name);
         let mut slots: Vec<SlotIx> = Vec::new();
         let (mut others, mut instants) = (None, Vec::new());
-        for slot in families::known_windows(geometry, hashed).flat_map(|window| window.iter()) {
+        for slot in slots_of(geometry, hashed) {
             let (first, words) = (geometry.slot_word(slot), geometry.shape().words());
             history.distinct(first, words, now, history.end(), &mut instants);
             let image: Vec<u64> = (first..first + words).map(|word| history.word(word, now)).collect();

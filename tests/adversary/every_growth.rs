@@ -1,7 +1,7 @@
 //! Every possible schedule of small tables that grow: one home or two, a few keys.
 
 use super::cases::{Whole, layout};
-use super::{COUNTED, KeyNumber, LINES, LOADS, SLOW, grace, ns, passes};
+use super::{COUNTED, HINTED, KeyNumber, LINES, LOADS, SLOW, grace, ns, passes};
 use oneread::layout::control::move_counter_word;
 use oneread::layout::geometry::SlotIx;
 use oneread::sim::{Hardware, Instant, PlannedGet, Scene, Violation, Witness, World, key};
@@ -386,6 +386,18 @@ fn every_schedule_of_growth() {
     }
 }
 
+/// The adversary names any slots of the key, in any segment, also in one that has gone or is pending.
+#[test]
+fn every_schedule_of_growth_with_hints() {
+    for tell in STORIES {
+        for small in [SMALL[0], SMALL[2], CHAINS] {
+            all_right(&tell(small), passes(1, HINTED));
+        }
+        all_right(&tell(SMALL[0]), Hardware { hints: true, ..passes(1, COUNTED) });
+    }
+    all_right(&moved_back(SMALL[1]), passes(1, HINTED));
+}
+
 /// In chains that change, loads have too many schedules.
 #[test]
 fn every_schedule_of_growth_by_loads() {
@@ -445,6 +457,12 @@ mod broken {
             (Rule::MoveCounter, split, SMALL[0], passes(1, COUNTED)),
             (Rule::MoveCounter, merge, SMALL[1], passes(1, COUNTED)),
             (Rule::CountBeforeErase, split, SMALL[1], passes(1, COUNTED)),
+            (Rule::HintHit, split, SMALL[0], passes(1, HINTED)),
+            (Rule::HintHit, merge, SMALL[0], passes(1, HINTED)),
+            (Rule::HintMiss, split, SMALL[0], passes(1, HINTED)),
+            (Rule::HintMiss, merge, SMALL[2], passes(1, HINTED)),
+            (Rule::HintMiss, used_again, SMALL[0], passes(1, HINTED)),
+            (Rule::SegmentUse, used_again, SMALL[0], passes(1, HINTED)),
         ] {
             must_be_caught(rule, tell, small, hardware);
         }
