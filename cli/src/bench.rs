@@ -1,6 +1,7 @@
 //! `bench`: the time of a GET and of an insert, compared with bare memory and with maps in one
 //! process. `bench rpc` compares GETs by READ with GETs that the server does. `bench kill` kills
 //! servers. `bench grow` lets a table grow and shrink. `bench hints` counts what hints save meanwhile.
+//! `bench tiered` runs a storage contest's workload. `bench long` times GETs of long values.
 //!
 //! On one machine, the comparison is fair as far as it can be: rounds of all contestants alternate,
 //! and medians are reported. The in-process maps do less: their readers share a process with their
@@ -8,7 +9,7 @@
 
 use super::child::{Fabric, ServerChild};
 use super::measure::{KEY_BYTES, VALUE_BYTES, key, machine, median, value};
-use super::{curve, grow, hinted, kill, rpc, show};
+use super::{curve, grow, hinted, kill, long, rpc, show, tiered};
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
 use comfy_table::{Attribute, Cell};
@@ -34,6 +35,8 @@ use std::time::Instant;
   oneread bench kill
   oneread bench grow
   oneread bench hints
+  oneread bench tiered
+  oneread bench long
 
 `get`: one thread reads present keys of 16 bytes with values of 32, at random.
   bare, one after the other
@@ -69,6 +72,8 @@ enum What {
     Kill(kill::Kill),
     Grow(grow::Grow),
     Hints(hinted::HintsBench),
+    Tiered(tiered::Tiered),
+    Long(long::Long),
     GrowReader(grow::reader::GrowReader),
 }
 
@@ -141,6 +146,8 @@ impl Bench {
             What::Kill(kill) => kill.run(),
             What::Grow(grow) => grow.run(),
             What::Hints(hints) => hints.run(),
+            What::Tiered(tiered) => tiered.run(),
+            What::Long(long) => long.run(),
             What::GrowReader(reader) => reader.run(),
         }
     }

@@ -13,19 +13,22 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// A server in a child process. Killed when dropped, even if it is stopped.
 pub struct ServerChild {
     child: Child,
-    /// The process, for the thread that waits for signals.
-    pid: Arc<AtomicI32>,
+    /// What the thread that waits for signals kills: this process, and others.
+    pids: Arc<Mutex<Vec<Pid>>>,
     dir: PathBuf,
     arguments: Vec<String>,
     address: Address,
     token: String,
+}
+
+fn lock(pids: &Mutex<Vec<Pid>>) -> std::sync::MutexGuard<'_, Vec<Pid>> {
+    pids.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The region file in a server's folder.
@@ -107,8 +110,8 @@ impl ServerChild {
         let mut all = vec![format!("--at={at}"), memory(&dir)];
         all.extend_from_slice(arguments);
         let child = start(&all, &token)?;
-        let pid = Arc::new(AtomicI32::new(child.id() as i32));
-        let mut server = ServerChild { child, pid, dir, arguments: all, address: at, token };
+        let pids = Arc::new(Mutex::new(vec![Pid::from_child(&child)]));
+        let mut server = ServerChild { child, pids, dir, arguments: all, address: at, token };
         server.clean_up_on_signal()?;
         let ready = server.ready()?;
         let address = ready["address"].as_str().context("the server's first line names no address")?;
@@ -143,7 +146,7 @@ impl ServerChild {
     /// Starts another server in place of one that was killed, or has ended. Returns, when it serves, what it says.
     pub fn restart(&mut self) -> Result<serde_json::Value> {
         self.child = start(&self.arguments, &self.token)?;
-        self.pid.store(self.child.id() as i32, Ordering::Relaxed);
+        *lock(&self.pids) = vec![self.pid()];
         self.ready()
     }
 
@@ -156,10 +159,10 @@ impl ServerChild {
     /// stopped child would stay.
     fn clean_up_on_signal(&self) -> Result<()> {
         let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
-        let (pid, dir) = (self.pid.clone(), self.dir.clone());
+        let (pids, dir) = (self.pids.clone(), self.dir.clone());
         std::thread::spawn(move || {
             if let Some(signal) = signals.forever().next() {
-                if let Some(pid) = Pid::from_raw(pid.load(Ordering::Relaxed)) {
+                for &pid in &*lock(&pids) {
                     let _ = kill_process(pid, Signal::KILL);
                     let _ = rustix::process::waitpid(Some(pid), WaitOptions::empty());
                 }
@@ -168,6 +171,16 @@ impl ServerChild {
             }
         });
         Ok(())
+    }
+
+    /// Has Ctrl-C kill another child, too.
+    pub fn end_with_signal(&self, child: &Child) {
+        lock(&self.pids).push(Pid::from_child(child));
+    }
+
+    /// Its folder, which is removed with it.
+    pub fn dir(&self) -> &Path {
+        &self.dir
     }
 
     /// Connects a client to it.
@@ -251,6 +264,7 @@ impl Drop for ServerChild {
         // KILL also ends a stopped process.
         let _ = self.child.kill();
         let _ = self.child.wait();
+        lock(&self.pids).clear();
         let _ = std::fs::remove_dir_all(&self.dir);
     }
 }

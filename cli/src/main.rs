@@ -14,6 +14,7 @@ mod growth_act;
 mod hinted;
 mod kill;
 mod layouts;
+mod long;
 mod manual;
 mod measure;
 mod page;
@@ -28,6 +29,7 @@ mod show;
 mod shrink;
 mod snapshot;
 mod stat;
+mod tiered;
 mod users;
 
 use anyhow::Context;

@@ -25,7 +25,7 @@ use std::time::Duration;
 
 /// A number of bytes as in 512MiB, 8GiB, 8G; a number alone is bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct ByteSize(u64);
+pub struct ByteSize(pub u64);
 
 impl FromStr for ByteSize {
     type Err = String;

@@ -175,6 +175,10 @@ fn output_fits_the_terminal() {
         vec!["bench", "kill", "--kills", "1", "--keys", "10", "--value-bytes", "8"],
         vec!["bench", "grow", "--from", "1000", "--keys", "4000", "--segment-slots", "256"],
         vec!["bench", "hints", "--from", "1000", "--keys", "4000", "--segment-slots", "256", "--parts", "2"],
+        vec!["bench", "tiered", "--scale", "0.00001"],
+        vec!["bench", "tiered", "--help"],
+        vec!["bench", "long", "--sizes", "64,65536", "--mib", "2", "--rounds", "1"],
+        vec!["bench", "long", "--help"],
         vec!["plan", "--sample-slots", "4096", "--design", "windowed:8", "--simulate", "1000"],
         vec!["--help"],
     ];
@@ -1123,6 +1127,62 @@ fn a_table_grows_and_shrinks_while_it_is_read() {
     // The readers' command is for this bench alone.
     let at = "shm:/nowhere";
     expect(run(&["bench", "grow-reader", "--growing", at, "--fixed", at]), 1);
+}
+
+/// The storage contest's workload at a tiny scale, with values in slots and all in the heap: every operation is
+/// made and answered rightly. A workload that does not fit is refused, with a scale that fits.
+#[test]
+fn the_tiered_workload_is_whole() {
+    for (inline_max, seed) in [("128", "1"), ("0", "2")] {
+        let tiny =
+            ["bench", "tiered", "--scale", "2e-5", "--json", "--inline-max", inline_max, "--seed", seed];
+        let found = json(&expect(run(&tiny), 0));
+        let phases = found.as_array().unwrap();
+        let told: Vec<_> = phases
+            .iter()
+            .map(|phase| {
+                let count = |name: &str| phase[name].as_u64().unwrap_or_else(|| panic!("no {name}: {found}"));
+                assert!(phase["seconds"].as_f64().unwrap() > 0.0 && count("memory_bytes") > 0, "{found}");
+                assert!(phase["returned_bytes"].is_u64() && phase.as_object().unwrap().len() == 6, "{found}");
+                (phase["phase"].as_str().unwrap(), count("ops"), count("wrong"))
+            })
+            .collect();
+        let expected =
+            [("insert", 3_840, 0), ("remove", 3_200, 0), ("insert-again", 3_200, 0), ("mixed", 1_280, 0)];
+        assert_eq!(told, expected, "{found}");
+    }
+    let refused = stderr(&expect(run(&["bench", "tiered", "--max-memory", "96MiB"]), 1));
+    let fitting = refused.split("take a --scale of ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
+    assert!(refused.contains("1,920,000 keys at scale 0.01 take up to"), "{refused}");
+    assert!(refused.contains("the table may take 96.0 MiB, by --max-memory"), "{refused}");
+    expect(run(&["bench", "tiered", "--max-memory", "96MiB", "--scale", fitting]), 0);
+    let refused = stderr(&expect(run(&["bench", "tiered", "--max-memory", "1MiB"]), 1));
+    assert!(refused.ends_with("allow more by --max-memory\n") && !refused.contains("take a"), "{refused}");
+    for bad in ["0", "1.1", "-1", "much", "nan"] {
+        expect(run(&["bench", "tiered", &format!("--scale={bad}")]), 2);
+    }
+}
+
+/// GETs of long values beside memcpy, and beside Redis where there is one. Without, the bench says so.
+#[test]
+fn long_values_are_timed() {
+    let small = ["bench", "long", "--sizes", "64,4096,65536", "--mib", "1", "--rounds", "1"];
+    let found = json(&expect(run(&[&small[..], &["--json"]].concat()), 0));
+    let ways = if found["redis"].is_null() { 2 } else { 3 };
+    let lines = found["lines"].as_array().unwrap();
+    // Each length out of the caches, and in them.
+    assert_eq!(lines.len(), 3 * 2 * ways, "{found}");
+    for (line, nth) in lines.iter().zip(0..) {
+        assert_eq!(line["way"], ["memcpy", "oneread", "redis"][nth % ways], "{found}");
+        assert_eq!(line["cached"], nth / ways % 2 == 1, "{found}");
+        assert!(line["ns_per_op"].as_f64().unwrap() > 0.0 && line["ratio"].as_f64().unwrap() > 0.0);
+    }
+    assert_eq!([0, 2 * ways, 4 * ways].map(|n| lines[n]["values"].as_u64().unwrap()), [16_384, 256, 16]);
+
+    let nowhere = expect(oneread().args(small).env("PATH", "/nowhere").output().unwrap(), 0);
+    let told = stdout(&nowhere);
+    assert!(told.contains("Redis was not measured") && !told.contains("redis GET"), "{told}");
+    expect(run(&["bench", "long", "--sizes", "8"]), 2);
 }
 
 /// Servers are killed at random instants under load, and others take over. Everything acknowledged

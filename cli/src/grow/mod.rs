@@ -351,7 +351,7 @@ impl Grow {
             }
             Which::Fixed => ("fixed", TableSize::Keys(self.keys)),
         };
-        let address = Address::Shm(folder.0.join(name));
+        let address = Address::Shm(folder.join(name));
         let how = ServerConfig::new(address, config.size(size)).backing(Backing::Anonymous).workers(1);
         Ok(Server::start(how)?)
     }
@@ -462,7 +462,7 @@ impl Grow {
 }
 
 /// The memory behind a server's region.
-fn bytes_behind(server: &Server) -> Result<u64> {
+pub fn bytes_behind(server: &Server) -> Result<u64> {
     let region = File::from(server.index().region().share()?);
     Ok(region.metadata()?.blocks() * 512)
 }
@@ -680,10 +680,10 @@ impl std::fmt::Display for Cpus {
 }
 
 /// A folder for the sockets. It is removed with its guard, or on Ctrl-C.
-struct Folder(PathBuf);
+pub struct Folder(PathBuf);
 
 impl Folder {
-    fn new() -> Result<Folder> {
+    pub fn new() -> Result<Folder> {
         let path = std::env::temp_dir().join(format!("oneread-{}", std::process::id()));
         std::fs::DirBuilder::new()
             .mode(0o700)
@@ -699,6 +699,10 @@ impl Folder {
             }
         });
         Ok(folder)
+    }
+
+    pub fn join(&self, name: &str) -> PathBuf {
+        self.0.join(name)
     }
 }
 
