@@ -75,7 +75,7 @@ fn reference_bytes() {
 /// Inputs at random, in each test run: what a reader follows to a value that does not fit its slot.
 #[test]
 fn references_at_random() {
-    let tries = if std::env::var_os("ONEREAD_LONG").is_some() { 50_000 } else { 500 };
+    let tries = if std::env::var_os("ONEREAD_LONG").is_some() { 50_000 } else { 200 };
     let (mut random, mut sum) = (Random::new(6), [0; 3]);
     for nth in 0..tries {
         let data: Vec<u8> = (0..random.pick(300)).map(|_| random.pick(256) as u8).collect();
@@ -84,7 +84,7 @@ fn references_at_random() {
         sum.iter_mut().zip(ends).for_each(|(sum, more)| *sum += more);
     }
     println!("hits, misses, errors: {sum:?}");
-    assert!(sum.iter().all(|&n| n > 300), "{sum:?}");
+    assert!(sum.iter().all(|&n| n > 100), "{sum:?}");
 }
 
 #[test]
