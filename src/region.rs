@@ -1036,7 +1036,7 @@ mod tests {
     #[test]
     fn appended_bytes_are_those_stored() {
         let region = Region::private(4096);
-        let stored: Vec<u8> = (0..512u32).map(|n| (n * 37 >> 2) as u8).collect();
+        let stored: Vec<u8> = (0..512u32).map(|n| ((n * 37) >> 2) as u8).collect();
         for (word, bytes) in stored.as_chunks().0.iter().enumerate() {
             region.store(word, u64::from_le_bytes(*bytes));
         }
