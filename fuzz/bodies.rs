@@ -736,7 +736,7 @@ pub fn directory_bytes(data: &[u8]) -> [u64; 4] {
     if let Err(error) = reader.get_many(&keys, each) {
         inconclusive(&error);
     }
-    misled(&forged, &keys, proofs, READS_MAX);
+    misled(&forged, &keys, flags, READS_MAX);
     let scratch = Scratch::holding(&forged.words);
     mapped(&scratch.map_shared(), geometry, &keys, flags & 0x0f);
     ends[3] = u64::from(!grown_over(scratch.open(), geometry, &keys, input));
@@ -745,11 +745,11 @@ pub fn directory_bytes(data: &[u8]) -> [u64; 4] {
 
 /// The same with hints: a value stands in a valid slot, and a GET has two READs more at the most. What
 /// no hint found is answered as without hints, where no other answer came by one.
-fn misled(forged: &Forged, keys: &[Vec<u8>], proofs: &[Proof], reads_max: u64) {
+fn misled(forged: &Forged, keys: &[Vec<u8>], flags: u8, reads_max: u64) {
     let geometry = &forged.geometry;
     let Some(hints) = Hints::new(geometry, 1 << 12) else { return };
     assert!(hints.bytes() <= 1 << 12);
-    let memory = || Memory { geometry, words: &forged.words, proofs, posted: Vec::new(), reads: 0 };
+    let memory = || Memory::new(geometry, &forged.words, flags);
     let mut reader = Reader::new(memory(), geometry, Clock::manual(), LIMITS).with_hints(&hints);
     let mut plain = Reader::new(memory(), geometry, Clock::manual(), LIMITS);
     let (mut out, mut other) = (Vec::new(), Vec::new());
@@ -764,7 +764,7 @@ fn misled(forged: &Forged, keys: &[Vec<u8>], proofs: &[Proof], reads_max: u64) {
         let reads = reader.fabric().reads - before;
         assert!(reads <= reads_max + 2, "{reads} READs");
         // By several proofs in turn, answers depend on the number of READs.
-        if proofs.len() == 1 && reader.hint_counts().hinted == 0 {
+        if reader.fabric().proofs.len() == 1 && reader.hint_counts().hinted == 0 {
             assert_eq!((found, &out), (plain.get_into(key, &mut other), &other), "{key:?}");
         }
     }
