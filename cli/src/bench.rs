@@ -165,7 +165,7 @@ impl Timing {
             outcome.layout,
             show::bytes(outcome.region_bytes),
             show::counted(outcome.rounds.into(), "round"),
-            outcome.machine
+            show::machine(&outcome.machine)
         ))?;
         show::say(table(&outcome.lines))?;
         Ok(ExitCode::SUCCESS)
@@ -288,7 +288,7 @@ impl Timing {
             self.layout,
             show::counted(self.rounds.into(), "round"),
             self.credits,
-            machine()
+            show::machine(&machine())
         ))?;
         show::say(ways_table(&found))?;
         Ok(ExitCode::SUCCESS)

@@ -125,7 +125,7 @@ impl CurveOfSizes {
             false => format!(
                 "nanoseconds a key, layout {}\n{}\n{}",
                 measured.layout,
-                measured.machine,
+                show::machine(&measured.machine),
                 table(&measured.sizes)
             ),
         })?;

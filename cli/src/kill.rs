@@ -123,7 +123,7 @@ impl Kill {
             show::counted(self.threads, "thread"),
             it.value_bytes,
             it.layout,
-            it.machine
+            show::machine(&it.machine)
         ))?;
         let mut table = show::facts();
         for (name, count) in [

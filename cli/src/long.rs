@@ -375,7 +375,7 @@ impl Drop for Redis {
 impl Outcome {
     fn show(&self) -> Result<()> {
         let rounds = show::counted(self.rounds.into(), "round");
-        show::say(format_args!("GETs by one thread, median of {rounds}\n{}", self.machine))?;
+        show::say(format_args!("GETs by one thread, median of {rounds}\n{}", show::machine(&self.machine)))?;
         match &self.redis {
             Some(version) => show::say(format_args!("Redis {version}"))?,
             None => show::say(NO_REDIS)?,

@@ -66,6 +66,11 @@ pub fn table<const N: usize>(heads: [&str; N]) -> Table {
     table
 }
 
+/// What `measure::machine` has said, in lines that fit a terminal.
+pub fn machine(said: &str) -> String {
+    said.replace("; ", "\n")
+}
+
 /// A table with these column heads and many columns. It has no lines.
 pub fn narrow_table<const N: usize>(heads: [&str; N]) -> Table {
     let mut table = table(heads);

@@ -371,7 +371,7 @@ impl Tiered {
             self.scale,
             slot.bytes(),
             slot.payload_max() - KEY_BYTES,
-            machine()
+            show::machine(&machine())
         ))?;
         let mut table =
             show::narrow_table(["phase", "ops", "seconds", "at rest", "each", "wrong", "memory", "returned"]);

@@ -1103,13 +1103,18 @@ fn a_table_grows_and_shrinks_while_it_is_read() {
         let sizes = ["--from", "4e3", "--keys", "6e4", "--segment-slots", "1024"];
         let all = [&["bench", "grow", "--json", "--layout", layout, "--plot", svg], &sizes[..]].concat();
         let found = json(&expect(run(&all), 0));
-        let number = |name: &str| found[name].as_f64().unwrap_or_else(|| panic!("no {name} in {found}"));
+        let number_if = |name: &str| found[name].as_f64();
+        let number = |name: &str| number_if(name).unwrap_or_else(|| panic!("no {name} in {found}"));
         assert_eq!(["failed", "wrong", "missed"].map(number), [0.0; 3], "{found}");
         assert_eq!((number("keys"), found["parts"].as_array().unwrap().len()), (60_000.0, 126));
         // 60,000 keys need at least 58 segments, 4,000 of them not many.
         assert!(number("splits") > 55.0 && number("merges") > 40.0, "{found}");
         assert!(number("segments_max") > 58.0 && number("segments_end") < 20.0, "{found}");
-        assert!(number("gets") > 10_000.0 && number("p99_ratio") > 0.0 && number("p999_ratio") > 0.0);
+        assert!(number("gets") > 10_000.0, "{found}");
+        // Where no ghost holds a split up, all may be over before a reader looks.
+        let has_ratios = number_if("p99_ratio").is_some_and(|ratio| ratio > 0.0);
+        assert!(has_ratios || (layout == "chained:cluster" && number_if("p99_ratio").is_none()), "{found}");
+        assert_eq!(number_if("p999_ratio").is_some(), has_ratios, "{found}");
         assert!(number("reads_per_get") >= 1.0 && number("put_max_ms") > 0.0, "{found}");
         // Each split moves half of the keys of a segment.
         assert!((0.3..5.0).contains(&number("moves_per_insert")), "{found}");

@@ -865,7 +865,7 @@ impl Outcome {
             show::count(self.from),
             show::counted(self.keys, "key"),
             self.layout,
-            self.machine,
+            show::machine(&self.machine),
             self.cpus
         ))?;
         let mut table =

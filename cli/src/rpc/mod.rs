@@ -278,7 +278,7 @@ impl Rpc {
             show::say(serde_json::to_string(&outcome)?)?;
         } else {
             show::say(outcome.about().replace("; ", "\n"))?;
-            show::say(&outcome.machine)?;
+            show::say(show::machine(&outcome.machine))?;
             show::say(table(&outcome.lines))?;
         }
         if let Some(path) = &self.plot {
