@@ -283,7 +283,8 @@ impl<'a, A: Adversary> Sim<'a, A> {
 fn is_whole(history: &History, geometry: &Geometry, mut words: Range<usize>, at: Instant) -> bool {
     let slot_words = geometry.shape().words();
     let first = geometry.slot_word(SlotIx(0));
-    if words.start >= first + geometry.slots() as usize * slot_words {
+    let heap = geometry.heap();
+    if (heap.offset..heap.offset + heap.bytes).contains(&((words.start * WORD) as u64)) {
         return true;
     }
     words.all(|word| {
