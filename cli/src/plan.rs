@@ -36,8 +36,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 READs are counted on a sample table of each layout, after two deletes and two
 inserts for each key; with hints, after six GETs of each. With --growing they
 are counted while a table grows fourfold, at 200,000 inserts a second. The
-rest is arithmetic: docs/MODEL.md does it by hand. Rivals are as their papers describe
-them.")]
+rest is arithmetic: docs/MODEL.md does it by hand. Rivals are as their papers
+describe them.")]
 pub struct Plan {
     /// Keys in all servers together
     #[arg(long, value_name = "N", default_value = "1e8", value_parser = whole)]
