@@ -372,7 +372,7 @@ fn hinted_miss(mut table: Box<Prepared>) -> Box<Prepared> {
 #[bench::windowed_16_long(args = (nothing_there(setting("windowed:16", 32, 200, false))),
     config = at_most(3513, load(90)))]
 #[bench::windowed_8_short_grows(args = (nothing_there(setting("windowed:8", 16, 32, false).grows())),
-    config = at_most(20000, load(90)))]
+    config = at_most(10795, load(90)))]
 fn fill(table: Box<Prepared>) -> Box<Prepared> {
     assert!(table.keys.iter().all(|key| table.put(key) == Ok(PutOutcome::Inserted)));
     table

@@ -146,27 +146,46 @@ impl Hints {
     pub(crate) fn of(&self, geometry: &Geometry, key: Hashed<'_>, entry: Option<DirectoryEntry>) -> Hinted {
         let tags = Tags::of(key.first());
         let mut hinted = Hinted::new();
-        let mut look_in = |window: Window| {
-            self.look_in(window, tags, |slot| {
-                // Windows may overlap.
-                if hinted.len() < 3 && !hinted.iter().any(|other| other.first == slot) {
-                    hinted.push(Window { first: slot, slots: 1, ..window });
-                }
-            });
-        };
-        for window in families::known_windows(geometry, key) {
-            let Some(DirectoryEntry { segment, pending, .. }) = entry else {
-                look_in(window);
-                continue;
-            };
-            for Named { memory, incarnation } in [Some(segment), pending.named()].into_iter().flatten() {
-                look_in(window.of_segment(geometry.segment_first(memory), incarnation));
-            }
+        match entry {
+            None => families::known_windows(geometry, key)
+                .for_each(|window| self.collect(window, tags, &mut hinted)),
+            Some(entry) => self.collect_grown(geometry, key, &entry, &mut hinted),
         }
         if hinted.len() > 2 {
             hinted.clear();
         }
         hinted
+    }
+
+    /// The same in a table that grows: the slots of the key's segment and of the pending one.
+    #[inline(never)]
+    fn collect_grown(
+        &self,
+        geometry: &Geometry,
+        key: Hashed<'_>,
+        entry: &DirectoryEntry,
+        hinted: &mut Hinted,
+    ) {
+        let tags = Tags::of(key.first());
+        for window in families::known_windows(geometry, key) {
+            for Named { memory, incarnation } in
+                [Some(entry.segment), entry.pending.named()].into_iter().flatten()
+            {
+                let window = window.of_segment(geometry.segment_first(memory), incarnation);
+                self.collect(window, tags, hinted);
+            }
+        }
+    }
+
+    /// Adds the slots of a window that these tags name: three of all windows at the most.
+    #[inline(always)]
+    fn collect(&self, window: Window, tags: Tags, hinted: &mut Hinted) {
+        self.look_in(window, tags, |slot| {
+            // Windows may overlap.
+            if hinted.len() < 3 && !hinted.iter().any(|other| other.first == slot) {
+                hinted.push(Window { first: slot, slots: 1, ..window });
+            }
+        });
     }
 
     #[inline]
