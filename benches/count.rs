@@ -345,8 +345,8 @@ fn get_each(table: &mut Prepared, is_there: bool) -> bool {
 
 // GETs by hints that have seen each key a few times. Over a network, the READ's bytes are checked besides.
 #[library_benchmark]
-#[bench::windowed_8_short(args = (hinted(setting("windowed:8", 16, 32, false))), config = at_most(866, OPERATIONS))]
-#[bench::windowed_16_short(args = (hinted(setting("windowed:16", 16, 32, false))), config = at_most(963, OPERATIONS))]
+#[bench::windowed_8_short(args = (hinted(setting("windowed:8", 16, 32, false))), config = at_most(883, OPERATIONS))]
+#[bench::windowed_16_short(args = (hinted(setting("windowed:16", 16, 32, false))), config = at_most(974, OPERATIONS))]
 fn hinted_hit(mut table: Box<Prepared>) -> Box<Prepared> {
     assert!(get_each(&mut table, true));
     table
