@@ -157,6 +157,10 @@ impl Scratch {
     }
 }
 
+fn words_of(region: &Region, geometry: &Geometry) -> Vec<u64> {
+    (0..geometry.region_bytes() as usize / WORD).map(|word| region.load(word)).collect()
+}
+
 /// READs from a copy of a region, validated like those of a NIC. Counts them.
 struct Memory<'a> {
     geometry: &'a Geometry,
@@ -587,8 +591,7 @@ impl Forged {
                 index.tidy();
             }
         }
-        let load = |word| index.region().load(word);
-        let words = (0..geometry.region_bytes() as usize / WORD).map(load).collect();
+        let words = words_of(index.region(), &geometry);
         let mut forged = Forged { geometry, words, uses: (0..16).collect() };
         for _ in 0..64 {
             if input.is_empty() {
@@ -839,8 +842,7 @@ impl Hostile {
         for n in 0..KEYS {
             let _ = index.put(&key(n, 8), &value(n, input.below(LONG_MAX + 1)), PutMode::Upsert);
         }
-        let load = |word| index.region().load(word);
-        let words = (0..geometry.region_bytes() as usize / WORD).map(load).collect();
+        let words = words_of(index.region(), &geometry);
         let mut hostile = Hostile { geometry, words };
         for _ in 0..32 {
             if input.is_empty() {

@@ -156,8 +156,8 @@ struct FoundValue {
     extent: Option<Reference>,
 }
 
-/// A batch READs so many bytes of long values with one doorbell, and a value that is longer alone: they land before
-/// the marks of their keys' passes are too old, and the memory that they land in stays small.
+/// A batch READs so many bytes of long values with one doorbell, and a value that is longer alone: they
+/// land before the marks of their keys' passes are too old, and the memory that they land in stays small.
 const TOGETHER_BYTES: usize = 256 << 10;
 
 /// Looks keys up through a fabric. One per thread (`&mut self`); cheap to make.

@@ -1,34 +1,25 @@
 //! A server in a process of its own, for `demo` and `bench`. The process ends when its guard is
 //! dropped.
 
+use super::folder::Folder;
 use anyhow::{Context, Result, ensure};
 use oneread::reader::Limits;
 use oneread::region::Region;
 use oneread::{Address, Client, ClientOptions, DeviceChoice, Token, VerbsAddress};
-use rustix::process::{Pid, Signal, WaitOptions, kill_process};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// A server in a child process. Killed when dropped, even if it is stopped.
 pub struct ServerChild {
     child: Child,
-    /// What the thread that waits for signals kills: this process, and others.
-    pids: Arc<Mutex<Vec<Pid>>>,
-    dir: PathBuf,
+    folder: Folder,
     arguments: Vec<String>,
     address: Address,
     token: String,
-}
-
-fn lock(pids: &Mutex<Vec<Pid>>) -> std::sync::MutexGuard<'_, Vec<Pid>> {
-    pids.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The region file in a server's folder.
@@ -96,23 +87,18 @@ impl ServerChild {
         memory: impl Fn(&Path) -> String,
         arguments: &[String],
     ) -> Result<ServerChild> {
-        let dir = std::env::temp_dir().join(format!("oneread-{}", std::process::id()));
-        std::fs::DirBuilder::new()
-            .mode(0o700)
-            .create(&dir)
-            .with_context(|| format!("making the folder {}", dir.display()))?;
+        let folder = Folder::new()?;
         let at = match fabric {
-            Fabric::Shm => Address::Shm(dir.join("sock")),
+            Fabric::Shm => Address::Shm(folder.join("sock")),
             // The operating system chooses a port; other programs do not know the token.
             Fabric::Verbs => Address::Verbs(VerbsAddress::new("127.0.0.1", 0, DeviceChoice::default())),
         };
         let token = format!("{:032x}", rand::random::<u128>());
-        let mut all = vec![format!("--at={at}"), memory(&dir)];
+        let mut all = vec![format!("--at={at}"), memory(folder.path())];
         all.extend_from_slice(arguments);
         let child = start(&all, &token)?;
-        let pids = Arc::new(Mutex::new(vec![Pid::from_child(&child)]));
-        let mut server = ServerChild { child, pids, dir, arguments: all, address: at, token };
-        server.clean_up_on_signal()?;
+        folder.began(&child);
+        let mut server = ServerChild { child, folder, arguments: all, address: at, token };
         let ready = server.ready()?;
         let address = ready["address"].as_str().context("the server's first line names no address")?;
         server.address = address.parse()?;
@@ -143,44 +129,23 @@ impl ServerChild {
         Ok(())
     }
 
-    /// Starts another server in place of one that was killed, or has ended. Returns, when it serves, what it says.
+    /// Starts another server in place of one that was killed, or has ended. Returns, when it serves, what
+    /// it says.
     pub fn restart(&mut self) -> Result<serde_json::Value> {
+        self.folder.ended(&self.child);
         self.child = start(&self.arguments, &self.token)?;
-        *lock(&self.pids) = vec![self.pid()];
+        self.folder.began(&self.child);
         self.ready()
     }
 
     /// The region of a server that has it in a file.
     pub fn map_region(&self) -> Result<Region> {
-        Ok(Region::map_shared(File::open(region_in(&self.dir))?.into())?)
-    }
-
-    /// Kills the child on Ctrl-C. The signal ends this process without running destructors, and a
-    /// stopped child would stay.
-    fn clean_up_on_signal(&self) -> Result<()> {
-        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
-        let (pids, dir) = (self.pids.clone(), self.dir.clone());
-        std::thread::spawn(move || {
-            if let Some(signal) = signals.forever().next() {
-                for &pid in &*lock(&pids) {
-                    let _ = kill_process(pid, Signal::KILL);
-                    let _ = rustix::process::waitpid(Some(pid), WaitOptions::empty());
-                }
-                let _ = std::fs::remove_dir_all(dir);
-                std::process::exit(128 + signal);
-            }
-        });
-        Ok(())
-    }
-
-    /// Has Ctrl-C kill another child, too.
-    pub fn end_with_signal(&self, child: &Child) {
-        lock(&self.pids).push(Pid::from_child(child));
+        Ok(Region::map_shared(File::open(region_in(self.folder.path()))?.into())?)
     }
 
     /// Its folder, which is removed with it.
-    pub fn dir(&self) -> &Path {
-        &self.dir
+    pub fn folder(&self) -> &Folder {
+        &self.folder
     }
 
     /// Connects a client to it.
@@ -264,7 +229,6 @@ impl Drop for ServerChild {
         // KILL also ends a stopped process.
         let _ = self.child.kill();
         let _ = self.child.wait();
-        lock(&self.pids).clear();
-        let _ = std::fs::remove_dir_all(&self.dir);
+        self.folder.ended(&self.child);
     }
 }

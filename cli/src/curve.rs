@@ -3,9 +3,11 @@
 use super::bench::{bare, spread, timed};
 use super::measure::{KEY_BYTES, VALUE_BYTES, key, machine, median, value};
 use super::plan::whole;
-use super::plot::{Area, BOTTOM, FAINT, INK, Label, Painted, SIZE, TOP, name_ends, text};
+use super::plot::{
+    Area, BLUE, BOTTOM, FAINT, INK, Label, ORANGE, Painted, RED, SIZE, TEAL, TOP, name_ends, text, to_file,
+};
 use super::show;
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use dashmap::DashMap;
 use oneread::layout::hash::{mix, reduce};
@@ -240,11 +242,11 @@ fn memory_left() -> Option<u64> {
 /// The lines of table and picture: name, colour, and the time.
 type Drawn = (&'static str, RGBColor, fn(&AtSize) -> f64);
 const DRAWN: [Drawn; 7] = [
-    ("hit", RGBColor(214, 39, 40), |at| at.hit_ns),
-    ("miss", RGBColor(240, 120, 20), |at| at.miss_ns),
+    ("hit", RED, |at| at.hit_ns),
+    ("miss", ORANGE, |at| at.miss_ns),
     ("get_many", RGBColor(140, 20, 60), |at| at.get_many_ns),
-    ("dashmap hit", RGBColor(20, 90, 180), |at| at.dashmap_hit_ns),
-    ("dashmap miss", RGBColor(0, 150, 170), |at| at.dashmap_miss_ns),
+    ("dashmap hit", BLUE, |at| at.dashmap_hit_ns),
+    ("dashmap miss", TEAL, |at| at.dashmap_miss_ns),
     ("bare, dependent", RGBColor(110, 110, 110), |at| at.bare_dependent_ns),
     ("bare, independent", RGBColor(170, 170, 170), |at| at.bare_independent_ns),
 ];
@@ -261,15 +263,12 @@ fn table(sizes: &[AtSize]) -> comfy_table::Table {
 
 fn draw(path: &Path, measured: &Measured) -> Result<()> {
     ensure!(measured.sizes.len() > 1, "one size makes no curve: give --from and --to");
-    let area = SVGBackend::new(path, SIZE).into_drawing_area();
-    paint(&area, measured).map_err(|e| anyhow!("{e}"))?;
-    area.present().map_err(|e| anyhow!("{e}"))
+    to_file(path, SIZE, |area| paint(area, measured))
 }
 
 fn paint<'a>(area: &Area<'a>, measured: &Measured) -> Painted<'a> {
     const LEFT: i32 = 90;
     const RIGHT: i32 = 1280;
-    area.fill(&WHITE)?;
     text(area, "What a GET takes, by the number of keys", (40, 40), 24, INK, HPos::Left)?;
     let about = format!(
         "Nanoseconds a key; {}, 16 + 32 bytes, 90 % load; one thread; {}",

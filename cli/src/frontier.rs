@@ -2,8 +2,8 @@
 //! each point, and published designs among them.
 
 use super::measure::{Phase, Row};
-use super::plot::{Area, FAINT, INK, Painted, text};
-use anyhow::{Result, anyhow, ensure};
+use super::plot::{Area, BLUE, FAINT, INK, Painted, RED, text, to_file};
+use anyhow::{Result, ensure};
 use plotters::element::PathElement;
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
@@ -14,8 +14,6 @@ const LEFT: i32 = 90;
 const RIGHT: i32 = 1040;
 const TOP: i32 = 110;
 const BOTTOM: i32 = 600;
-const OURS: RGBColor = RGBColor(214, 39, 40);
-const PUBLISHED: RGBColor = RGBColor(20, 90, 180);
 /// The scale of bytes per hit, as powers of two, and the highest client memory per key.
 const POWERS: (i32, i32) = (5, 11);
 const MEMORY_MAX: f64 = 2.5;
@@ -58,7 +56,7 @@ pub fn draw(path: &Path, rows: &[Row]) -> Result<()> {
             bytes,
             memory,
             reads: format!("{reads:.3} READs"),
-            color: OURS,
+            color: RED,
         };
         points.push(point(row.preset.clone(), row.bytes_hit, 0.0, row.reads_hit));
         points.push(point(
@@ -74,11 +72,9 @@ pub fn draw(path: &Path, rows: &[Row]) -> Result<()> {
         bytes,
         memory,
         reads: reads.into(),
-        color: PUBLISHED,
+        color: BLUE,
     }));
-    let area = SVGBackend::new(path, SIZE).into_drawing_area();
-    paint(&area, &points).map_err(|e| anyhow!("{e}"))?;
-    area.present().map_err(|e| anyhow!("{e}"))
+    to_file(path, SIZE, |area| paint(area, &points))
 }
 
 fn x(bytes: f64) -> i32 {
@@ -91,7 +87,6 @@ fn y(memory: f64) -> i32 {
 }
 
 fn paint<'a>(area: &Area<'a>, points: &[Point]) -> Painted<'a> {
-    area.fill(&WHITE)?;
     text(area, "What a hit costs: bytes over the wire and client memory", (40, 36), 24, INK, HPos::Left)?;
     let about = "red: counted here at 90 % of the main slots; blue: published; slots of 64 bytes";
     text(area, about, (40, 66), 15, INK, HPos::Left)?;

@@ -1,10 +1,10 @@
 //! `bench hints`: what hints save while a table churns, splits and merges under them, counted.
 
-use super::page::{Axis, frame, labels, line};
+use super::page::{Axis, frame, labels_above, line};
 use super::plan::whole;
-use super::plot::{Area, INK, Painted, text};
+use super::plot::{Area, BLUE, INK, ORANGE, Painted, RED, TEAL, text, to_file};
 use super::show;
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use comfy_table::Cell;
 use oneread::Layout;
@@ -151,11 +151,11 @@ fn table(parts: &[GrowthPart]) -> comfy_table::Table {
             show::number(last.keys),
             show::number(last.segments),
             show::number(format_args!("{:.1} %", 100.0 * mean(|part| part.hinted))),
-            show::number(format_args!("{:.3}", mean(|part| part.hinted_hit.reads))),
-            show::number(format_args!("{:.0}", mean(|part| part.hinted_hit.bytes))),
-            show::number(format_args!("{:.0}", worst(|part| part.hinted_hit.bytes))),
-            show::number(format_args!("{:.0}", mean(|part| part.hit.bytes))),
-            show::number(format_args!("{:.0}", mean(|part| part.hinted_miss.bytes))),
+            show::number(format_args!("{:.3}", mean(|part| part.gets.hinted_hit.reads))),
+            show::number(format_args!("{:.0}", mean(|part| part.gets.hinted_hit.bytes))),
+            show::number(format_args!("{:.0}", worst(|part| part.gets.hinted_hit.bytes))),
+            show::number(format_args!("{:.0}", mean(|part| part.gets.hit.bytes))),
+            show::number(format_args!("{:.0}", mean(|part| part.gets.hinted_miss.bytes))),
             show::number(format_args!("{:.2}", last.client_bytes_per_key)),
         ]);
     }
@@ -170,30 +170,23 @@ const RIGHT: i32 = 900;
 /// Of each panel, and from one to the next.
 const HEIGHT: i32 = 190;
 const APART: i32 = 290;
-const HINTED: RGBColor = RGBColor(214, 39, 40);
-const HINTED_PALE: RGBColor = RGBColor(240, 120, 20);
-const PLAIN: RGBColor = RGBColor(20, 90, 180);
-const PLAIN_PALE: RGBColor = RGBColor(0, 150, 170);
 
 /// Curves of GETs: a name, a colour, and which GETs.
 type DrawnGets = (&'static str, RGBColor, fn(&GrowthPart) -> GetCosts);
 
 const GETS: [DrawnGets; 4] = [
-    ("hit, hints", HINTED, |part| part.hinted_hit),
-    ("miss, hints", HINTED_PALE, |part| part.hinted_miss),
-    ("hit, without", PLAIN, |part| part.hit),
-    ("miss, without", PLAIN_PALE, |part| part.miss),
+    ("hit, hints", RED, |part| part.gets.hinted_hit),
+    ("miss, hints", ORANGE, |part| part.gets.hinted_miss),
+    ("hit, without", BLUE, |part| part.gets.hit),
+    ("miss, without", TEAL, |part| part.gets.miss),
 ];
 
 fn draw(path: &Path, run: &GrowthRun, parts: &[GrowthPart]) -> Result<()> {
     ensure!(parts.len() > 1, "there is nothing to draw");
-    let area = SVGBackend::new(path, SIZE).into_drawing_area();
-    paint(&area, run, parts).map_err(|e| anyhow!("{e}"))?;
-    area.present().map_err(|e| anyhow!("{e}"))
+    to_file(path, SIZE, |area| paint(area, run, parts))
 }
 
 fn paint<'a>(area: &Area<'a>, run: &GrowthRun, parts: &[GrowthPart]) -> Painted<'a> {
-    area.fill(&WHITE)?;
     text(area, "Hints under which a table churns, splits and merges", (40, 36), 24, INK, HPos::Left)?;
     let about = format!(
         "{} to {} and back, {}, segments of {} slots; {} GETs a step, {} replaced beside each key put or removed",
@@ -220,7 +213,7 @@ fn paint<'a>(area: &Area<'a>, run: &GrowthRun, parts: &[GrowthPart]) -> Painted<
     let memory: Vec<f64> = parts.iter().map(|part| part.client_bytes_per_key).collect();
     let most = memory.iter().copied().fold(1.0, f64::max);
     let axis = ("client memory for hints, in bytes a key", 0.0, 1.05 * most);
-    panel(area, parts, 2, axis, &[("hints", HINTED, memory)])
+    panel(area, parts, 2, axis, &[("hints", RED, memory)])
 }
 
 /// A panel: its number from the top, title and ends of its scale, and its curves.
@@ -259,10 +252,5 @@ fn panel<'a>(
         ends.extend(points.last().map(|end| (end.1, (*name).to_owned(), *color)));
         line(area, points, *color, 2)?;
     }
-    // Labels that begin low take the place above.
-    ends.sort_by_key(|end| end.0);
-    for (above, end) in ends.iter_mut().rev().enumerate() {
-        end.0 = end.0.min(y.from - 18 * above as i32);
-    }
-    labels(area, RIGHT, ends)
+    labels_above(area, RIGHT, y.from, ends)
 }

@@ -29,8 +29,8 @@ One thread reads present values, at random, into memory that it uses again:
                started for this, without persistence, and stopped again
 Of each length there are so many values that they are out of the CPU's caches,
 and so few that they are in them (`cached`). Rounds alternate; `ratio` is the
-median of the rounds' ratios to memcpy. Each value's length, beginning and end are
-checked.
+median of the rounds' ratios to memcpy. Each value's length, beginning and end
+are checked.
 
 Neither memory is in huge pages, if the line about the machine says that shared
 memory is in none.")]
@@ -269,11 +269,11 @@ impl Redis {
     fn start(server: &ServerChild) -> Result<Option<Redis>> {
         /// It begins to listen within this time.
         const PATIENCE: Duration = Duration::from_secs(10);
-        let dir = server.dir();
-        let socket = dir.join("redis");
+        let folder = server.folder();
+        let socket = folder.join("redis");
         let child = Command::new("redis-server")
             .args(["--port", "0", "--save", "", "--appendonly", "no", "--daemonize", "no"])
-            .args([Path::new("--dir"), dir, Path::new("--unixsocket"), &socket])
+            .args([Path::new("--dir"), folder.path(), Path::new("--unixsocket"), &socket])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .spawn();
@@ -282,7 +282,7 @@ impl Redis {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error).context("starting redis-server"),
         };
-        server.end_with_signal(&child);
+        folder.began(&child);
         let until = Instant::now() + PATIENCE;
         let stream = loop {
             match UnixStream::connect(&socket) {

@@ -8,6 +8,7 @@ mod curve;
 mod data;
 mod demo;
 mod doctor;
+mod folder;
 mod frontier;
 mod grow;
 mod growth_act;

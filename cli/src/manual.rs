@@ -84,11 +84,13 @@ mod tests {
     fn help_fits_the_terminal() {
         let commands = all(&Cli::command());
         assert!(commands.len() > 14);
+        let mut long = Vec::new();
         for command in commands {
             let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-            let long = text.lines().find(|line| line.chars().count() > 80);
-            assert_eq!(long, None, "in the help of {}", command.get_name());
+            let lines = text.lines().filter(|line| line.chars().count() > 80);
+            long.extend(lines.map(|line| format!("{}: {line}", command.get_name())));
         }
+        assert!(long.is_empty(), "{long:#?}");
     }
 
     /// The definitions have no contradictions.

@@ -1,7 +1,7 @@
 //! Draws what `plan` found into one HTML page: bottlenecks, throughput against clients, latency
 //! against load. Every line is named where it ends.
 
-use super::plot::{Area, FAINT, INK, Painted, text};
+use super::plot::{Area, BLUE, FAINT, GREEN, INK, Painted, RED, text};
 use anyhow::{Result, anyhow};
 use oneread::plan::{Design, Measured, Prediction, System};
 use plotters::element::PathElement;
@@ -18,8 +18,7 @@ pub struct Drawn<'a> {
     pub by_load: Vec<(f64, Measured)>,
 }
 
-const COLORS: [RGBColor; 4] =
-    [RGBColor(20, 90, 180), RGBColor(214, 39, 40), RGBColor(30, 140, 60), RGBColor(150, 80, 190)];
+const COLORS: [RGBColor; 4] = [BLUE, RED, GREEN, RGBColor(150, 80, 190)];
 const WIDTH: u32 = 960;
 
 /// The heads of the page's table.
@@ -206,6 +205,20 @@ pub(super) fn labels<'a>(area: &Area<'a>, x: i32, mut ends: Vec<(i32, String, RG
         free = y + 18;
     }
     Ok(())
+}
+
+/// The same where no label is below the lowest pixel: those that begin low take the place above.
+pub(super) fn labels_above<'a>(
+    area: &Area<'a>,
+    x: i32,
+    lowest: i32,
+    mut ends: Vec<(i32, String, RGBColor)>,
+) -> Painted<'a> {
+    ends.sort_by_key(|end| end.0);
+    for (above, end) in ends.iter_mut().rev().enumerate() {
+        end.0 = end.0.min(lowest - 18 * above as i32);
+    }
+    labels(area, x, ends)
 }
 
 fn throughput<'a>(area: &Area<'a>, drawn: &[Drawn<'_>], asked: u32) -> Painted<'a> {

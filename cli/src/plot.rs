@@ -16,6 +16,11 @@ pub(super) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 pub(super) const SIZE: (u32, u32) = (1500, 860);
 pub(super) const INK: RGBColor = RGBColor(40, 40, 40);
 pub(super) const FAINT: RGBColor = RGBColor(225, 225, 225);
+pub(super) const RED: RGBColor = RGBColor(214, 39, 40);
+pub(super) const ORANGE: RGBColor = RGBColor(240, 120, 20);
+pub(super) const BLUE: RGBColor = RGBColor(20, 90, 180);
+pub(super) const TEAL: RGBColor = RGBColor(0, 150, 170);
+pub(super) const GREEN: RGBColor = RGBColor(30, 140, 60);
 pub(super) const TOP: i32 = 130;
 pub(super) const BOTTOM: i32 = 780;
 /// Pixels between the baselines of two labels.
@@ -44,9 +49,7 @@ pub fn draw(path: &Path, rows: &[Row]) -> Result<()> {
     let drawn = |row: &&Row| row.phase == phase && row.keys == keys && row.load_main <= 1.0;
     let curves = curves(rows.iter().filter(drawn));
     ensure!(!curves.is_empty(), "there is nothing to draw");
-    let area = SVGBackend::new(path, SIZE).into_drawing_area();
-    paint(&area, &curves, phase, keys).map_err(|e| anyhow!("{e}"))?;
-    area.present().map_err(|e| anyhow!("{e}"))
+    to_file(path, SIZE, |area| paint(area, &curves, phase, keys))
 }
 
 fn curves<'a>(rows: impl Iterator<Item = &'a Row>) -> Vec<Curve<'a>> {
@@ -70,14 +73,14 @@ fn curves<'a>(rows: impl Iterator<Item = &'a Row>) -> Vec<Curve<'a>> {
 /// Cuckoo layouts have warm colours, hopscotch blue and green, chained grey. Neighbours in a family
 /// differ in tone.
 const COLORS: [RGBColor; 11] = [
-    RGBColor(214, 39, 40),
+    RED,
     RGBColor(140, 20, 60),
-    RGBColor(240, 120, 20),
+    ORANGE,
     RGBColor(190, 140, 0),
     RGBColor(150, 80, 190),
-    RGBColor(20, 90, 180),
-    RGBColor(0, 150, 170),
-    RGBColor(30, 140, 60),
+    BLUE,
+    TEAL,
+    GREEN,
     RGBColor(90, 160, 30),
     RGBColor(110, 110, 110),
     RGBColor(150, 110, 80),
@@ -85,8 +88,18 @@ const COLORS: [RGBColor; 11] = [
 
 pub(super) type Painted<'a> = Result<(), DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>>;
 
+/// Paints a picture on white into an SVG file.
+pub(super) fn to_file<'a>(
+    path: &'a Path,
+    size: (u32, u32),
+    paint: impl FnOnce(&Area<'a>) -> Painted<'a>,
+) -> Result<()> {
+    let area = SVGBackend::new(path, size).into_drawing_area();
+    let painted = area.fill(&WHITE).and_then(|()| paint(&area)).and_then(|()| area.present());
+    painted.map_err(|e| anyhow!("{e}"))
+}
+
 fn paint<'a>(area: &Area<'a>, curves: &[Curve<'_>], phase: Phase, keys: Keys) -> Painted<'a> {
-    area.fill(&WHITE)?;
     let phase = match phase {
         Phase::Fresh => "tables filled by inserts alone",
         Phase::Steady => "after two deletes and two inserts for each key",

@@ -4,7 +4,7 @@
 //! The server is in this process, so that it can be seen when the table has come to rest. Its memory is
 //! what the system says.
 
-use super::grow::{Folder, bytes_behind};
+use super::folder::{Folder, bytes_behind};
 use super::measure::machine;
 use super::serve::ByteSize;
 use super::show;
@@ -38,14 +38,14 @@ Keys have 16 bytes. At scale 1, each of 16 clients, a thread each,
                    129 to 256, 10 % of 257 to 1,024
   2. remove        removes 10 million of its keys, from everywhere
   3. insert again  inserts 10 million other keys with 80 to 256 bytes
-  4. mixed         makes 4 million operations, 64 in all: 75 % GETs, 25 % PUTs of
-                   80 to 128 bytes, of keys by Zipf's law (0.99)
+  4. mixed         makes 4 million operations, 64 in all: 75 % GETs, 25 % PUTs
+                   of 80 to 128 bytes, of keys by Zipf's law (0.99)
 
 The table grows and shrinks. Values up to --inline-max stand in their slots, the
 others in its heap. A phase takes until the table has come to rest: nothing is
 left to merge, to move, or to give back. `memory` is what the system says that
-is behind the table then, and `returned` what it got back during the phase, pages
-of the table that were taken and given back again included.
+is behind the table then, and `returned` what it got back during the phase,
+pages of the table that were taken and given back again included.
 
 Every answer is checked, in the mixed phase against what was put before the GET
 began and what had been begun when it ended. After each phase, which is not

@@ -78,6 +78,42 @@ pub struct GetCosts {
     pub trips: f64,
 }
 
+/// What GETs took of each kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct GetKinds {
+    /// A client without hints: keys that are there.
+    pub hit: GetCosts,
+    /// Keys that are not.
+    pub miss: GetCosts,
+    /// A client with hints: keys that are there.
+    pub hinted_hit: GetCosts,
+    /// Keys that are not.
+    pub hinted_miss: GetCosts,
+}
+
+impl GetKinds {
+    /// The means of all parts; of GETs the sum.
+    fn mean(parts: &[GrowthPart]) -> GetKinds {
+        let costs = |of: fn(&GetKinds) -> GetCosts| {
+            let each = || parts.iter().map(|part| of(&part.gets));
+            let mean = |of: fn(GetCosts) -> f64| each().map(of).sum::<f64>() / parts.len() as f64;
+            GetCosts {
+                gets: each().map(|costs| costs.gets).sum(),
+                reads: mean(|costs| costs.reads),
+                directory: mean(|costs| costs.directory),
+                bytes: mean(|costs| costs.bytes),
+                trips: mean(|costs| costs.trips),
+            }
+        };
+        GetKinds {
+            hit: costs(|kinds| kinds.hit),
+            miss: costs(|kinds| kinds.miss),
+            hinted_hit: costs(|kinds| kinds.hinted_hit),
+            hinted_miss: costs(|kinds| kinds.hinted_miss),
+        }
+    }
+}
+
 /// One part of a course, and the table at its end.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct GrowthPart {
@@ -99,14 +135,9 @@ pub struct GrowthPart {
     pub moves: f64,
     /// Keys moved from one segment to another in this part, for each step.
     pub split_moves: f64,
-    /// A client without hints: keys that are there.
-    pub hit: GetCosts,
-    /// Keys that are not.
-    pub miss: GetCosts,
-    /// A client with hints: keys that are there.
-    pub hinted_hit: GetCosts,
-    /// Keys that are not.
-    pub hinted_miss: GetCosts,
+    /// What its GETs took.
+    #[serde(flatten)]
+    pub gets: GetKinds,
     /// GETs of present keys that a hint answered, as a share.
     pub hinted: f64,
     /// Memory for hints of all slots that the client has come to, for each key.
@@ -352,10 +383,12 @@ impl GrowthRun {
                     merges: growth.merges,
                     moves: per_step(after.moves - counts.moves),
                     split_moves: per_step(growth.moved - moved),
-                    hit: sums[0].mean(),
-                    hinted_hit: sums[1].mean(),
-                    miss: sums[2].mean(),
-                    hinted_miss: sums[3].mean(),
+                    gets: GetKinds {
+                        hit: sums[0].mean(),
+                        hinted_hit: sums[1].mean(),
+                        miss: sums[2].mean(),
+                        hinted_miss: sums[3].mean(),
+                    },
                     hinted: by_hints as f64 / sums[1].gets.max(1) as f64,
                     client_bytes_per_key: hints.as_ref().map_or(0, Hints::bytes_used) as f64
                         / table.keys().max(1) as f64,
@@ -407,14 +440,9 @@ pub struct GrowthSample {
     pub moves: f64,
     /// Keys moved from one segment to another, for each insert.
     pub split_moves: f64,
-    /// Without hints: keys that are there.
-    pub hit: GetCosts,
-    /// Keys that are not.
-    pub miss: GetCosts,
-    /// With hints: keys that are there.
-    pub hinted_hit: GetCosts,
-    /// Keys that are not.
-    pub hinted_miss: GetCosts,
+    /// What GETs took.
+    #[serde(flatten)]
+    pub gets: GetKinds,
     /// Memory for hints, for each key, on average.
     pub client_bytes_per_key: f64,
     /// Splits, for each insert.
@@ -464,17 +492,6 @@ impl GrowthSample {
         let GrowthCourse { parts, late_directory_reads, has_hints } = run.count(|_| {})?;
         let n = parts.len() as f64;
         let mean = |of: fn(&GrowthPart) -> f64| parts.iter().map(of).sum::<f64>() / n;
-        let costs = |of: fn(&GrowthPart) -> GetCosts| {
-            let each = || parts.iter().map(of);
-            let mean = |of: fn(GetCosts) -> f64| each().map(of).sum::<f64>() / n;
-            GetCosts {
-                gets: each().map(|costs| costs.gets).sum(),
-                reads: mean(|costs| costs.reads),
-                directory: mean(|costs| costs.directory),
-                bytes: mean(|costs| costs.bytes),
-                trips: mean(|costs| costs.trips),
-            }
-        };
         Ok(GrowthSample {
             layout: layout.preset().map_or_else(|| layout.to_string(), |preset| preset.name.into()),
             shape: layout,
@@ -483,10 +500,7 @@ impl GrowthSample {
             load: mean(|part| part.load),
             moves: mean(|part| part.moves),
             split_moves: mean(|part| part.split_moves),
-            hit: costs(|part| part.hit),
-            miss: costs(|part| part.miss),
-            hinted_hit: costs(|part| part.hinted_hit),
-            hinted_miss: costs(|part| part.hinted_miss),
+            gets: GetKinds::mean(&parts),
             client_bytes_per_key: mean(|part| part.client_bytes_per_key),
             splits_per_insert: parts.last().map_or(0.0, |last| last.splits as f64 / last.keys as f64),
             directory_per_split: late_directory_reads,
@@ -494,8 +508,8 @@ impl GrowthSample {
         })
     }
 
-    /// The designs that the sample stands for, without hints and, if they save anything, with them, for tables that grow by the
-    /// workload's inserts.
+    /// The designs that the sample stands for, without hints and, if they save anything, with them, for
+    /// tables that grow by the workload's inserts.
     ///
     /// # Errors
     /// [`PlanError::Config`] when keys and values do not fit into a slot.
@@ -577,9 +591,9 @@ impl GrowthSample {
             source: format!("counted while it grew to {:.0} segments", 2.0 * self.segments),
         };
         let mut designs =
-            vec![design(self.layout.clone(), get(self.hit, self.miss, plain, 0.0, GET_LINES), 0.0)];
+            vec![design(self.layout.clone(), get(self.gets.hit, self.gets.miss, plain, 0.0, GET_LINES), 0.0)];
         if self.has_hints {
-            let get = get(self.hinted_hit, self.hinted_miss, hinted, 1.0, 1.0);
+            let get = get(self.gets.hinted_hit, self.gets.hinted_miss, hinted, 1.0, 1.0);
             designs.push(design(hinted_name(&self.layout), get, self.client_bytes_per_key));
         }
         Ok(designs)

@@ -32,7 +32,7 @@ mod simulate;
 
 pub use choice::Verdict;
 pub use demand::{COSTS, Cost, Demand, Design, Side, SplitPause, rivals};
-pub use growth::{Course, GetCosts, GrowthCourse, GrowthPart, GrowthRun, GrowthSample};
+pub use growth::{Course, GetCosts, GetKinds, GrowthCourse, GrowthPart, GrowthRun, GrowthSample};
 pub use laws::{Load, Prediction, Resource, System, WhatIf, what_ifs};
 pub use profile::{Figure, HostFigures, NicFigures, Profile, SHIPPED, Share, Surety};
 pub use published::{Held, PUBLISHED, Report};

@@ -208,7 +208,8 @@ pub(super) fn put_message(workload: &Workload) -> Demand {
 }
 
 /// A table that is filled and churned to count what GETs cost. Time is simulated, one microsecond
-/// for each change, five in a table that grows, and every choice comes from the seed: the same calls give the same counts.
+/// for each change, five in a table that grows, and every choice comes from the seed: the same calls
+/// give the same counts.
 ///
 /// Keys have 16 bytes and values 32, as in FaRM's microbenchmark (NSDI'14, section 5.1): one key
 /// takes one line. For one thread.

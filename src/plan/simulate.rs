@@ -4,8 +4,8 @@
 //! and queues at each: first come, first served. What a resource takes is what the laws say, so
 //! that both agree where nothing queues and where one resource is always busy; what the
 //! simulation adds is everything between. Three things are by chance: whether a GET needs one more
-//! trip, whether a NIC finds a queue pair in its cache, and whether a PUT begins a split and makes a segment first. Keys are dealt by their popularity, so
-//! one server is hotter than the others.
+//! trip, whether a NIC finds a queue pair in its cache, and whether a PUT begins a split and makes a
+//! segment first. Keys are dealt by their popularity, so one server is hotter than the others.
 //!
 //! The queue of events is a [`BinaryHeap`]. The event-queue crates bring executors or graphs of
 //! models; what is needed here is the earliest of some thousand numbers.

@@ -337,12 +337,12 @@ fn hints_are_learned_again_while_a_table_grows() {
     for (nth, course) in parts.chunks(8).enumerate() {
         let mean = |of: fn(&GrowthPart) -> f64| course.iter().map(of).sum::<f64>() / 8.0;
         let worst = |of: fn(&GrowthPart) -> f64| course.iter().map(of).fold(0.0, f64::max);
-        let (bytes, plain) = (mean(|part| part.hinted_hit.bytes), mean(|part| part.hit.bytes));
+        let (bytes, plain) = (mean(|part| part.gets.hinted_hit.bytes), mean(|part| part.gets.hit.bytes));
         let told = [
             bytes,
             plain,
-            worst(|part| part.hinted_hit.bytes),
-            mean(|part| part.hinted_hit.reads),
+            worst(|part| part.gets.hinted_hit.bytes),
+            mean(|part| part.gets.hinted_hit.reads),
             mean(|part| part.hinted),
         ];
         println!("{:?}: {told:?}, {:?}", course[0].course, course[7]);
@@ -353,13 +353,13 @@ fn hints_are_learned_again_while_a_table_grows() {
             Course::Shrink => [0.25, 1.1, 0.9],
         };
         assert!(bytes < at_most * plain && plain >= 512.0, "{nth}: {told:?}");
-        assert!(worst(|part| part.hinted_hit.bytes) < 512.0, "{nth}: {told:?}");
+        assert!(worst(|part| part.gets.hinted_hit.bytes) < 512.0, "{nth}: {told:?}");
         assert!(
-            mean(|part| part.hinted_hit.reads) < reads && mean(|part| part.hinted) > by_hints,
+            mean(|part| part.gets.hinted_hit.reads) < reads && mean(|part| part.hinted) > by_hints,
             "{nth}: {told:?}"
         );
         // Misses go by the window as ever.
-        assert!(mean(|part| part.hinted_miss.bytes - part.miss.bytes) < 16.0, "{nth}: {told:?}");
+        assert!(mean(|part| part.gets.hinted_miss.bytes - part.gets.miss.bytes) < 16.0, "{nth}: {told:?}");
     }
     // A byte for each slot that there ever was.
     assert!(parts.iter().all(|part| part.client_bytes_per_key < 2.8 || part.course != Course::Grow));

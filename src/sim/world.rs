@@ -876,8 +876,8 @@ impl World {
     }
 
     /// Lets the adversary decide what hints say of a key: what they say anyway, one of its slots,
-    /// or two; in a table that grows one, of any segment. Slots that stay as they are, and never hold the key, are all the same to a GET: one
-    /// of them stands for all.
+    /// or two; in a table that grows one, of any segment. Slots that stay as they are, and never hold
+    /// the key, are all the same to a GET: one of them stands for all.
     fn mislead(
         &self,
         history: &History,

@@ -7,6 +7,7 @@
 mod plot;
 pub mod reader;
 
+use super::folder::{Folder, bytes_behind};
 use super::measure::{KEY_BYTES, VALUE_BYTES, key, machine, value};
 use super::plan::whole;
 use super::show;
@@ -22,12 +23,8 @@ use oneread::{
 use reader::{NO_STEP, Page, StepReport, Told, latencies, pin};
 use rustix::thread::{CpuSet, sched_getaffinity};
 use serde::Serialize;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
-use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::ops::Range;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::mpsc;
@@ -461,12 +458,6 @@ impl Grow {
     }
 }
 
-/// The memory behind a server's region.
-pub fn bytes_behind(server: &Server) -> Result<u64> {
-    let region = File::from(server.index().region().share()?);
-    Ok(region.metadata()?.blocks() * 512)
-}
-
 /// A run under way.
 struct Run {
     page: Page,
@@ -676,39 +667,6 @@ impl std::fmt::Display for Cpus {
             }
             _ => write!(f, "servers and readers share the one CPU: latencies mean little"),
         }
-    }
-}
-
-/// A folder for the sockets. It is removed with its guard, or on Ctrl-C.
-pub struct Folder(PathBuf);
-
-impl Folder {
-    pub fn new() -> Result<Folder> {
-        let path = std::env::temp_dir().join(format!("oneread-{}", std::process::id()));
-        std::fs::DirBuilder::new()
-            .mode(0o700)
-            .create(&path)
-            .with_context(|| format!("making the folder {}", path.display()))?;
-        let folder = Folder(path);
-        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
-        let path = folder.0.clone();
-        std::thread::spawn(move || {
-            if let Some(signal) = signals.forever().next() {
-                let _ = std::fs::remove_dir_all(path);
-                std::process::exit(128 + signal);
-            }
-        });
-        Ok(folder)
-    }
-
-    pub fn join(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 

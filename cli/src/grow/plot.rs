@@ -1,10 +1,10 @@
 //! Draws `bench grow`: load, memory, READs and latencies while a table grows and shrinks.
 
 use super::{Outcome, Part};
-use crate::page::{Axis, frame, labels, line};
-use crate::plot::{Area, FAINT, INK, Painted, text};
+use crate::page::{Axis, frame, labels_above, line};
+use crate::plot::{Area, BLUE, FAINT, INK, ORANGE, Painted, RED, TEAL, text, to_file};
 use crate::show;
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Result, ensure};
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 use std::path::Path;
@@ -16,10 +16,10 @@ const RIGHT: i32 = 900;
 const HEIGHT: i32 = 180;
 const APART: i32 = 280;
 
-const GROWING: RGBColor = RGBColor(214, 39, 40);
-const PALE: RGBColor = RGBColor(240, 120, 20);
-const FIXED: RGBColor = RGBColor(20, 90, 180);
-const FIXED_PALE: RGBColor = RGBColor(0, 150, 170);
+const GROWING: RGBColor = RED;
+const PALE: RGBColor = ORANGE;
+const FIXED: RGBColor = BLUE;
+const FIXED_PALE: RGBColor = TEAL;
 
 /// One line of a panel: its name, colour, and the value at a part, if there is one.
 type Drawn = (&'static str, RGBColor, fn(&Part) -> Option<f64>);
@@ -27,13 +27,10 @@ type Drawn = (&'static str, RGBColor, fn(&Part) -> Option<f64>);
 /// Draws all panels into an SVG file.
 pub fn draw(path: &Path, outcome: &Outcome) -> Result<()> {
     ensure!(outcome.parts.len() > 1, "there is nothing to draw");
-    let area = SVGBackend::new(path, SIZE).into_drawing_area();
-    paint(&area, outcome).map_err(|e| anyhow!("{e}"))?;
-    area.present().map_err(|e| anyhow!("{e}"))
+    to_file(path, SIZE, |area| paint(area, outcome))
 }
 
 fn paint<'a>(area: &Area<'a>, outcome: &Outcome) -> Painted<'a> {
-    area.fill(&WHITE)?;
     text(area, "A table that grows and shrinks while it is read", (40, 36), 24, INK, HPos::Left)?;
     let about = format!(
         "{} to {} and back, one after the other, in {} segments at most; {}",
@@ -125,10 +122,5 @@ fn panel<'a>(
         ends.extend(points.last().map(|end| (end.1, name.to_owned(), color)));
         line(area, points, color, 2)?;
     }
-    // Labels that begin low take the place above.
-    ends.sort_by_key(|end| end.0);
-    for (above, end) in ends.iter_mut().rev().enumerate() {
-        end.0 = end.0.min(y.from - 18 * above as i32);
-    }
-    labels(area, RIGHT, ends)
+    labels_above(area, RIGHT, y.from, ends)
 }

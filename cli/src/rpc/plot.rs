@@ -1,9 +1,11 @@
 //! Draws the results of `bench rpc`: throughput and latency by the number of connections.
 
 use super::{Line, Operation, Outcome, Path};
-use crate::plot::{Area, BOTTOM, FAINT, INK, Label, Painted, SIZE, TOP, dashed, name_ends, text};
+use crate::plot::{
+    Area, BLUE, BOTTOM, FAINT, GREEN, INK, Label, Painted, RED, SIZE, TOP, dashed, name_ends, text, to_file,
+};
 use crate::show;
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Result, ensure};
 use plotters::element::PathElement;
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
@@ -11,16 +13,14 @@ use plotters::style::text_anchor::HPos;
 /// Draws all results into an SVG file.
 pub fn draw(path: &std::path::Path, outcome: &Outcome) -> Result<()> {
     ensure!(!outcome.lines.is_empty(), "there is nothing to draw");
-    let area = SVGBackend::new(path, SIZE).into_drawing_area();
-    paint(&area, outcome).map_err(|e| anyhow!("{e}"))?;
-    area.present().map_err(|e| anyhow!("{e}"))
+    to_file(path, SIZE, |area| paint(area, outcome))
 }
 
 fn color(line: &Line) -> RGBColor {
     match (line.operation, line.path) {
-        (Operation::Get, Path::OneSided) => RGBColor(214, 39, 40),
-        (Operation::Get, Path::Message) => RGBColor(20, 90, 180),
-        (Operation::Get, Path::Mailbox | Path::Herd) => RGBColor(30, 140, 60),
+        (Operation::Get, Path::OneSided) => RED,
+        (Operation::Get, Path::Message) => BLUE,
+        (Operation::Get, Path::Mailbox | Path::Herd) => GREEN,
         (Operation::Put, Path::Mailbox | Path::Herd) => RGBColor(190, 140, 0),
         (Operation::PutMany, Path::Mailbox | Path::Herd) => RGBColor(150, 60, 160),
         (Operation::Put, _) => RGBColor(110, 110, 110),
@@ -46,7 +46,6 @@ fn curves(lines: &[Line]) -> Vec<Vec<&Line>> {
 }
 
 fn paint<'a>(area: &Area<'a>, outcome: &Outcome) -> Painted<'a> {
-    area.fill(&WHITE)?;
     text(area, "GETs by READ, and GETs that the server does", (40, 40), 24, INK, HPos::Left)?;
     text(area, &outcome.about(), (40, 68), 15, INK, HPos::Left)?;
     let curves = curves(&outcome.lines);

@@ -98,8 +98,8 @@ impl LongNeed {
     }
 }
 
-/// The READs that bring these bytes, one stretch after the other: one of each, if the device carries so many bytes
-/// at a time.
+/// The READs that bring these bytes, one stretch after the other: one of each, if the device carries so
+/// many bytes at a time.
 pub(crate) fn pieces(stretches: &[Stretch], message_max: usize) -> SmallVec<[ReadWanted; 4]> {
     let mut pieces = SmallVec::new();
     let mut before = 0;
@@ -141,8 +141,8 @@ mod tests {
         assert_eq!(ask(100, PATIENCE), KEPT);
     }
 
-    /// Pieces follow each other, and only the last of a value is shorter than the device allows. Values lie side by
-    /// side.
+    /// Pieces follow each other, and only the last of a value is shorter than the device allows. Values
+    /// lie side by side.
     #[test]
     fn pieces_of_values() {
         for (len, most) in

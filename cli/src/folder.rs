@@ -1,0 +1,78 @@
+//! A folder for sockets and regions, and the processes that use it: Ctrl-C removes both.
+
+use anyhow::{Context, Result};
+use oneread::Server;
+use rustix::process::{Pid, Signal, WaitOptions, kill_process};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::fs::{DirBuilder, File};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A folder of this user's alone. It is removed with its guard. On Ctrl-C, too, which ends this process
+/// without running destructors.
+pub struct Folder {
+    path: PathBuf,
+    /// What the thread that waits for signals kills: a stopped child would stay.
+    children: Arc<Mutex<Vec<Pid>>>,
+}
+
+fn lock(children: &Mutex<Vec<Pid>>) -> MutexGuard<'_, Vec<Pid>> {
+    children.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Folder {
+    pub fn new() -> Result<Folder> {
+        let path = std::env::temp_dir().join(format!("oneread-{}", std::process::id()));
+        DirBuilder::new()
+            .mode(0o700)
+            .create(&path)
+            .with_context(|| format!("making the folder {}", path.display()))?;
+        let folder = Folder { path, children: Arc::default() };
+        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+        let (path, children) = (folder.path.clone(), folder.children.clone());
+        std::thread::spawn(move || {
+            if let Some(signal) = signals.forever().next() {
+                for &pid in &*lock(&children) {
+                    let _ = kill_process(pid, Signal::KILL);
+                    let _ = rustix::process::waitpid(Some(pid), WaitOptions::empty());
+                }
+                let _ = std::fs::remove_dir_all(path);
+                std::process::exit(128 + signal);
+            }
+        });
+        Ok(folder)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub fn join(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Has Ctrl-C kill a child.
+    pub fn began(&self, child: &Child) {
+        lock(&self.children).push(Pid::from_child(child));
+    }
+
+    /// Has Ctrl-C kill a child no more: it has ended.
+    pub fn ended(&self, child: &Child) {
+        lock(&self.children).retain(|pid| *pid != Pid::from_child(child));
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.path);
+    }
+}
+
+/// The memory behind a server's region.
+pub fn bytes_behind(server: &Server) -> Result<u64> {
+    let region = File::from(server.index().region().share()?);
+    Ok(region.metadata()?.blocks() * 512)
+}
