@@ -29,11 +29,14 @@ use oneread::{
 use serde_json::Value;
 use std::hint::black_box;
 use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
 
 /// Operations of a bench.
 const OPERATIONS: usize = 100;
 /// Slots of a table.
 const SLOTS: u64 = 2_000;
+/// Keys that are put while a table grows fourfold.
+const GROWN: usize = 6 << 10;
 /// The simulated last-level cache. Larger than every table.
 const CACHE_BYTES: usize = 1 << 20;
 
@@ -191,6 +194,23 @@ fn without_room(setting: Setting) -> Box<Prepared> {
 /// All keys of a fill to 90 %.
 fn nothing_there(setting: Setting) -> Box<Prepared> {
     Prepared::with(setting, &[]).on(setting.keys(0, load(90)))
+}
+
+/// A table that has begun to grow, and three times as many keys to come.
+fn growing(setting: Setting) -> Box<Prepared> {
+    let mut table = Prepared::with(setting, &[]);
+    table.keys = setting.keys(0, GROWN / 3);
+    assert!(put_fast(&table));
+    table.keys = setting.keys(1, GROWN);
+    Box::new(table)
+}
+
+/// Puts new keys at 200,000 a second, as in `oneread plan --growing`: traces are in the way.
+fn put_fast(table: &Prepared) -> bool {
+    table.keys.iter().all(|key| {
+        table.clock.advance(Duration::from_micros(5));
+        table.index.put(key, &table.value, PutMode::Insert) == Ok(PutOutcome::Inserted)
+    })
 }
 
 /// A full table, and keys that were refused.
@@ -378,6 +398,15 @@ fn fill(table: Box<Prepared>) -> Box<Prepared> {
     table
 }
 
+// Puts into a table that grows fourfold meanwhile.
+#[library_benchmark]
+#[bench::windowed_8_short_grows(args = (growing(setting("windowed:8", 16, 32, false).grows())),
+    config = at_most(15000, GROWN))]
+fn grow(table: Box<Prepared>) -> Box<Prepared> {
+    assert!(put_fast(&table));
+    table
+}
+
 // Puts into a full table, of keys that were refused before.
 #[library_benchmark]
 #[bench::windowed_8_short(args = (full(setting("windowed:8", 16, 32, false))),
@@ -430,6 +459,7 @@ library_benchmark_group!(
         put_with_room,
         put_without_room,
         fill,
+        grow,
         update,
         remove,
         refused
@@ -472,7 +502,11 @@ fn count(summary: &Value) -> Option<Count> {
     let (operation, setting) = (name("function_name")?, name("id")?);
     let total = &summary["profiles"][0]["data"]["total"];
     let metric = |event: &str| total["metrics"][event]["values"]["new"].as_f64();
-    let operations = if operation == "fill" { load(90) } else { OPERATIONS } as f64;
+    let operations = match &*operation {
+        "fill" => load(90),
+        "grow" => GROWN,
+        _ => OPERATIONS,
+    } as f64;
     let limit = total["regressions"][0]["Hard"]["limit"].as_f64().map(|limit| limit / operations);
     let [instructions, misses] = [metric("Ir")?, metric("RamHits")?].map(|all| all / operations);
     Some(Count { operation, setting, instructions, limit, misses })

@@ -30,7 +30,7 @@ One thread reads present values, at random, into memory that it uses again:
 Of each length there are so many values that they are out of the CPU's caches,
 and so few that they are in them (`cached`). Rounds alternate; `ratio` is the
 median of the rounds' ratios to memcpy. Each value's length, beginning and end
-are checked.
+are checked. All values have been read once before, which maps their pages.
 
 Neither memory is in huge pages, if the line about the machine says that shared
 memory is in none.")]
@@ -233,6 +233,12 @@ impl Contest {
             self.redis.as_mut().map(|redis| redis.set(&pairs)).transpose()?;
             pairs.iter().for_each(|(_, value)| memory.extend_from_slice(value));
             bar.inc(pairs.len() as u64);
+        }
+        // The first access to a page maps it into this process. Those to its own memory have done so.
+        let mut out = Vec::new();
+        for n in 0..values {
+            let is_there = self.client.get_into(&key(self.first + n), &mut out)?;
+            ensure!(is_there && is_value(&out, n, len), "value number {n} is another");
         }
         bar.finish_and_clear();
         Ok(memory)

@@ -446,7 +446,11 @@ fn heads(system: &System) -> String {
         w.value_bytes,
         100.0 * w.gets,
         w.zipf,
-        if w.grows { format!("; growing by {} % of the PUTs", 100.0 * w.inserts) } else { String::new() },
+        if w.grows {
+            format!("\ngrowing by {} % of the PUTs; rivals pay nothing for that", 100.0 * w.inserts)
+        } else {
+            String::new()
+        },
         system.profile.title,
         show::counted(w.servers.into(), "server"),
         show::counted(w.clients.into(), "client"),
@@ -478,7 +482,7 @@ fn shown(predictions: &[Prediction], choice: Option<&Verdict>) -> Vec<usize> {
 }
 
 fn simulations(simulated: &[Simulated]) -> comfy_table::Table {
-    let mut table = show::table(["simulated", "by law", "run", "p50", "p99", "p99.9", "busiest"]);
+    let mut table = show::narrow_table(["simulated", "by law", "run", "p50", "p99", "p99.9", "busiest"]);
     for Simulated { name, laws_ops_per_s, measured } in simulated {
         table.add_row(vec![
             Cell::new(name),

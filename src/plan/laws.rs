@@ -375,7 +375,7 @@ impl System {
             Some(format!("{:.0} GiB at each server, which has {:.0}", server_bytes / GIB, room / GIB))
         } else if client_bytes > w.copy_bytes as f64 {
             Some(format!(
-                "{:.1} GiB at each client machine, which may spend {:.1}",
+                "{:.2} GiB at each client machine, which may spend {:.2}",
                 client_bytes / GIB,
                 w.copy_bytes as f64 / GIB
             ))
