@@ -21,13 +21,15 @@ const HEAP_BYTES: u64 = 24 << 20;
 const CHUNK: u64 = 16 << 20;
 
 fn serve(port: u16, size: TableSize, backing: Backing, grace: Duration) -> Option<Server> {
-    let table = Config::new()
-        .size(size)
-        .key_max(8)
-        .value_max(LONGEST)
-        .inline_max(40)
-        .heap_bytes(HEAP_BYTES)
-        .grace(grace);
+    serve_table(
+        port,
+        Config::new().size(size).value_max(LONGEST).heap_bytes(HEAP_BYTES).grace(grace),
+        backing,
+    )
+}
+
+fn serve_table(port: u16, table: Config, backing: Backing) -> Option<Server> {
+    let table = table.key_max(8).inline_max(40);
     let address = Address::Verbs(VerbsAddress::new("127.0.0.1", port, DeviceChoice::default()));
     match Server::start(ServerConfig::new(address, table).backing(backing).start(StartMode::OpenOrCreate)) {
         Ok(server) => Some(server),
@@ -100,6 +102,33 @@ fn two_reads() {
             let expected = lengths.get(number as usize).map(|&len| value(number, 1, len));
             assert!(found.unwrap() == expected, "{number}");
         }
+        assert_eq!(client.stats().reattached, 0);
+    }
+    server.stop();
+}
+
+/// Values of megabytes are uploaded in pieces and READ at once, whole and in part.
+#[test]
+fn megabytes() {
+    const LONGEST: usize = 6 << 20;
+    let table = Config::new().size(ONE_SIZE).value_max(LONGEST).heap_bytes(64 << 20).grace(50 * GRACE);
+    let Some(server) = serve_table(0, table, Backing::Anonymous) else { return };
+    for pairs in PATHS {
+        let mut client = Client::connect_with(server.address(), options(pairs)).unwrap();
+        for (number, len) in [(1, (1 << 20) + 1), (2, LONGEST)] {
+            let value = value(number, 1, len);
+            client.put(&key(number), &value).expect("room");
+            let (before, begun) = (client.stats().read, Instant::now());
+            assert!(client.get(&key(number)).unwrap().as_deref() == Some(&value), "{len}");
+            let (took, after) = (begun.elapsed(), client.stats().read);
+            println!("{pairs:?}, {len} bytes: {} READs in {took:?}", after.reads - before.reads);
+            assert_eq!(after.reads - before.reads, 2, "{len}");
+            let (part, mut got) = (len / 2 - 1..len - 7, Vec::new());
+            assert_eq!(client.get_range(&key(number), part.clone(), &mut got).unwrap(), Some(len));
+            assert!(got == value[part], "{len}");
+        }
+        let found = client.get_many(&[key(1), key(2)]).unwrap();
+        assert!((1..).zip(found).all(|(n, found)| found.unwrap().is_some_and(|it| version(n, &it) == 1)));
         assert_eq!(client.stats().reattached, 0);
     }
     server.stop();
