@@ -164,12 +164,14 @@ pub enum Rule {
     MoveNumber,
     /// X6: a copy is named only if the slot still names the original.
     MoveCheck,
+    /// X9: the server fences the end of an extent's name before it stores into that memory again.
+    NameFence,
 }
 
 #[cfg(feature = "faults")]
 impl Rule {
     /// The last rule.
-    const LAST: Rule = Rule::MoveCheck;
+    const LAST: Rule = Rule::NameFence;
 
     /// The rule's bit in a set of rules.
     const fn bit(self) -> u128 {

@@ -156,6 +156,51 @@ fn reader_against_update() {
     reader.join().expect("the reader ends");
 }
 
+/// A key that has a long value goes, and another server thread stores into the value's memory while a reader
+/// fetches it: the reader sees the value, or that the key has gone (X9).
+fn reader_against_memory_used_again() {
+    const LEN: usize = 48;
+    let config = Config {
+        layout: list(),
+        size: TableSize::Slots(1),
+        key_max: 8,
+        value_max: LEN,
+        inline_max: Some(24),
+        heap_bytes: Some(8192),
+        seeds: Some(Seeds::from_number(1)),
+        grace: Duration::ZERO,
+        ..Config::default()
+    };
+    let (geometry, clock) = (config.geometry().expect("possible"), Clock::manual());
+    let index = Arc::new(Index::create(region(&geometry), geometry, clock.clone()).expect("private memory"));
+    index.put(&key(0), &[1; LEN], PutMode::Insert).expect("room");
+    let reader = {
+        let index = index.clone();
+        loom::thread::spawn(move || {
+            let limits = Limits { retries_max: 1, ..Limits::default() };
+            let shm = Shm::new(index.region(), index.geometry());
+            let mut value = Vec::new();
+            let mut reader = Reader::new(shm, index.geometry(), Clock::manual(), limits);
+            match reader.get_into(&key(0), &mut value) {
+                Ok(found) => assert!(!found || value == [1; LEN], "bytes of another value"),
+                Err(ReadError::Contended { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        })
+    };
+    assert_eq!(index.remove(&key(0)), Ok(true));
+    clock.advance(Duration::from_secs(1));
+    let writer = {
+        let index = index.clone();
+        loom::thread::spawn(move || {
+            let mut draft = index.draft_at_once(&key(1), LEN).expect("memory").expect("it is long");
+            draft.write(&[2; LEN]);
+        })
+    };
+    writer.join().expect("the writer ends");
+    reader.join().expect("the reader ends");
+}
+
 /// Two server threads lock stripes, each in an order of its own: both come to an end, and no stripe is ever
 /// held by both.
 fn writers_lock_stripes() {
@@ -362,6 +407,11 @@ fn loom_reader_against_update() {
 }
 
 #[test]
+fn loom_reader_against_memory_used_again() {
+    model(1, reader_against_memory_used_again);
+}
+
+#[test]
 fn loom_writers_lock_stripes() {
     model(4, writers_lock_stripes);
 }
@@ -437,6 +487,11 @@ mod broken {
     #[test]
     fn loom_key_rule() {
         must_be_caught(Rule::KeyBytes, 2, reader_against_update);
+    }
+
+    #[test]
+    fn loom_extent_rules() {
+        must_be_caught(Rule::NameFence, 1, reader_against_memory_used_again);
     }
 
     #[test]

@@ -214,7 +214,7 @@ impl Extents {
         let reference = Reference { number: self.number(), offset, len: len as u32, crc: 0 };
         // X9: pairs with R3 of a second look. Who sees a store into this memory sees the slot write that
         // ended its last name.
-        fence(Ordering::Release);
+        obey(Rule::NameFence, || fence(Ordering::Release));
         let header = [reference.number, hash.0, len as u64];
         let first = Extents::first_word(&reference) - EXTENT_HEADER_WORDS;
         self.region.stores(first, header.len()).store_all(0, &header);
