@@ -1611,9 +1611,8 @@ impl Segment {
             if guards().all(|&slot| locked.covers(slot)) {
                 let all =
                     window.iter().chain(displaced.iter().copied().filter(|&slot| !window.contains(slot)));
-                let taken = all.filter(|&slot| !self.slots().header(slot).is_free());
-                return taken
-                    .map(|slot| (slot, self.slots().occupant(slot).1))
+                let occupants = all.map(|slot| (slot, self.slots().occupant(slot).1));
+                return occupants
                     .filter(|(_, key)| !key.is_empty() && self.geometry.hashed(key).home() == home)
                     .collect();
             }
