@@ -310,6 +310,35 @@ fn reader_against_split() {
     assert_eq!(copies_in_all(&index, &key(goes)), 1);
 }
 
+/// A table of two segments whose merge begins, with one key in the child.
+fn merging() -> (Index, [KeyNumber; 2]) {
+    let (index, keys) = growing();
+    index.split(&key(keys[0]));
+    end_split(&index);
+    index.merge(&key(keys[0]));
+    assert_eq!(index.growth().merging, 1);
+    (index, keys)
+}
+
+/// Runs a test whose frames are too large for a stack of loom's.
+fn on_a_large_stack(test: fn()) {
+    let thread = loom::thread::Builder::new().stack_size(1 << 16).spawn(test);
+    thread.expect("a thread").join().expect("the test ends");
+}
+
+/// Two segments become one while a reader looks directly for a key that goes to the other one.
+fn reader_against_merge() {
+    let (index, [goes, _]) = merging();
+    let index = Arc::new(index);
+    let reader = {
+        let index = index.clone();
+        loom::thread::spawn(move || look_once(&index, goes))
+    };
+    index.drive(1);
+    reader.join().expect("the reader ends");
+    assert_eq!(copies_in_all(&index, &key(goes)), 1);
+}
+
 /// A direct look on shm for a key that is there all the time: found, or only the GET machine can tell.
 fn look_once(index: &Index, number: KeyNumber) {
     let (mut value, key) = (Vec::new(), key(number));
@@ -344,6 +373,22 @@ fn inserter_against_split() {
     index.drive(1);
     assert_eq!(other.join().expect("the other thread ends"), Ok(PutOutcome::Inserted));
     end_split(&index);
+    for number in [goes, comes] {
+        assert_eq!(copies_in_all(&index, &key(number)), 1, "key {number}");
+        assert_eq!(index.remove(&key(number)), Ok(true), "key {number}");
+    }
+}
+
+/// Two segments become one while another thread inserts a key that goes: each key ends in one slot.
+fn inserter_against_merge() {
+    let (index, [goes, comes]) = merging();
+    let index = Arc::new(index);
+    let other = {
+        let index = index.clone();
+        loom::thread::spawn(move || index.put(&key(comes), &key(comes), PutMode::Insert))
+    };
+    index.drive(1);
+    assert_eq!(other.join().expect("the other thread ends"), Ok(PutOutcome::Inserted));
     for number in [goes, comes] {
         assert_eq!(copies_in_all(&index, &key(number)), 1, "key {number}");
         assert_eq!(index.remove(&key(number)), Ok(true), "key {number}");
@@ -442,6 +487,16 @@ fn loom_inserter_against_split() {
 }
 
 #[test]
+fn loom_reader_against_merge() {
+    model(1, || on_a_large_stack(reader_against_merge));
+}
+
+#[test]
+fn loom_inserter_against_merge() {
+    model(2, || on_a_large_stack(inserter_against_merge));
+}
+
+#[test]
 fn loom_updater_against_doubling_and_split() {
     model(1, updater_against_doubling_and_split);
 }
@@ -462,7 +517,9 @@ mod broken {
         println!("{rule:?} broken:");
         let _broken = Broken::rule(rule);
         let ended = catch_unwind(AssertUnwindSafe(|| model(preemptions, test)));
-        assert!(ended.is_err(), "{rule:?}: not caught");
+        let panic = ended.expect_err("not caught");
+        // A stack that is too small is another kind of panic.
+        assert!(panic.is::<String>() || panic.is::<&str>(), "{rule:?}: nothing asserted has failed");
     }
 
     #[test]
@@ -503,6 +560,9 @@ mod broken {
     fn loom_growth_rules() {
         for rule in [Rule::DepthFirst, Rule::CountBeforeErase, Rule::MoveCounter] {
             must_be_caught(rule, 1, reader_against_split);
+        }
+        for rule in [Rule::MarkFirst, Rule::CountBeforeErase, Rule::MoveCounter] {
+            must_be_caught(rule, 1, || on_a_large_stack(reader_against_merge));
         }
         must_be_caught(Rule::StillHere, 1, inserter_against_split);
         must_be_caught(Rule::StillHere, 1, updater_against_doubling_and_split);
