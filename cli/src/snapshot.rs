@@ -314,13 +314,15 @@ impl Restore {
                 client.address()
             );
         }
+        // A table that grows has so many in each segment.
+        let slots = geometry.slots() * geometry.segments_max().max(1);
         ensure!(
-            content.keys <= geometry.slots(),
+            content.keys <= slots,
             "{} has {}, the table at {} has {}; nothing was put; serve one with --capacity {}",
             self.file.display(),
             show::counted(content.keys, "key"),
             client.address(),
-            show::counted(geometry.slots(), "slot"),
+            show::counted(slots, "slot"),
             content.keys
         );
         Ok(())

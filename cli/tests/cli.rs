@@ -1285,6 +1285,26 @@ fn snapshots_are_made_and_restored() {
     assert!(stderr(&out).contains("opening the snapshot"), "{out:?}");
 }
 
+/// A table that grows begins with one segment, and takes a snapshot of more keys than that holds. One that has
+/// no room for all of them is left as it is.
+#[test]
+fn a_table_that_grows_takes_a_snapshot_of_any_size() {
+    let dir = tempfile::tempdir().unwrap();
+    let snap = dir.path().join("table.snap").display().to_string();
+    let served = Served::start(&["--anonymous", "--max-memory", "64MiB", "--snapshot", &snap]);
+    let words: String = (0..20_000).map(|n| format!("key{n}\tvalue{n}\n")).collect();
+    expect(served.run(&["load", &served.file("words.tsv", &words)]), 0);
+    expect(served.run(&["snapshot"]), 0);
+    let other = Served::start(&["--anonymous", "--max-memory", "64MiB"]);
+    assert!(other.ready["slots"].as_u64().unwrap() < 20_000, "in one segment: {}", other.ready);
+    let out = json(&expect(other.run(&["restore", &snap, "--json"]), 0));
+    assert_eq!((&out["inserted"], &out["failed"]), (&20_000.into(), &0.into()), "{out}");
+    let small = Served::start(&["--anonymous", "--slots", "16384"]);
+    let out = expect(small.run(&["restore", &snap]), 1);
+    assert!(stderr(&out).contains("16,384 slots; nothing was put"), "{out:?}");
+    assert_eq!(json(&expect(small.run(&["stat", "--json"]), 0))["server"]["keys"], 0);
+}
+
 /// On a full disk, the old snapshot stays, the table is served on, and `stat` says what is wrong.
 #[test]
 fn a_full_disk_costs_no_snapshot() {
