@@ -662,4 +662,17 @@ mod tests {
             assert_eq!(made(layout, TableSize::Slots(1_000)), Err(refused));
         }
     }
+
+    /// Segments have a largest size, at which the numbers of their homes fit what a superblock may say.
+    #[test]
+    fn segments_have_a_largest_size() {
+        let of = |segment_slots| {
+            let size = TableSize::Growing { bytes_max: 1 << 40, segment_slots: Some(segment_slots) };
+            Config { size, seeds: Some(Seeds::from_number(1)), ..Config::default() }.geometry()
+        };
+        // Seven slots more than homes: the last windows reach over them.
+        assert_eq!(of(SEGMENT_HOMES_MAX + 7).unwrap().homes(), SEGMENT_HOMES_MAX);
+        let error = of(SEGMENT_HOMES_MAX + 8).unwrap_err();
+        assert!(matches!(error, ConfigError::TooLarge { max: SEGMENT_HOMES_MAX, .. }), "{error}");
+    }
 }

@@ -572,6 +572,7 @@ mod tests {
     use crate::config::{Config, TableSize};
     use crate::layout::chain::{Block, with_link};
     use crate::layout::hash::Seeds;
+    use crate::layout::segment::Pending;
 
     /// Slots that show what the function says.
     struct Showing<F>(F);
@@ -700,6 +701,64 @@ mod tests {
                 verdict = Some(if *torn { fed } else { get.judge(*proof) });
             }
             assert_eq!(verdict.as_ref(), Some(expected), "{passes:?}");
+        }
+    }
+
+    /// What a late pass said of where the value is does not count: it may be in its slot by now.
+    #[test]
+    fn a_late_reference_is_forgotten() {
+        let geometry = geometry("cluster", 8, 100);
+        let mut get = Get::new(&geometry, b"key");
+        let place = Reference { number: 1, offset: 4096, len: 200, crc: 0 };
+        let mut there = Showing(|_| Look::Reference(place));
+        assert_eq!(get.feed(&mut there, false, &mut Vec::new()), Step::Judge);
+        assert!(matches!(get.judge(Proof::Late), Step::Again(_, Retry::Late)));
+        assert_eq!(get.feed(&mut Showing(|_| Look::Match), false, &mut Vec::new()), Step::Judge);
+        assert_eq!((get.judge(Proof::InGrace), get.reference()), (Step::Found, None));
+    }
+
+    /// A ghost of another use of the memory is a new one, though slot and stamp are the same.
+    #[test]
+    fn ghosts_are_of_one_use_of_the_memory() {
+        /// Ghosts in the first slot; the last one may be torn. As an entry, the segment is of this use.
+        struct InUse {
+            first: SlotIx,
+            tag: u8,
+            torn: Option<SlotIx>,
+            entry: DirectoryEntry,
+        }
+
+        impl Landed for InUse {
+            fn look(&mut self, slot: SlotIx, _key: &[u8], _value: &mut Vec<u8>) -> Look {
+                let ghost = if slot == self.first { self.tag } else { 0 };
+                let header = Header { stamp: 4, crc: 0, klen: 0, ghost, vlen: 0, aux: 0 };
+                if self.torn == Some(slot) { Look::Torn } else { Look::Other(header) }
+            }
+
+            fn entry(&self, _slot: SlotIx) -> Option<[u64; 2]> {
+                Some(self.entry.to_words())
+            }
+        }
+
+        let size = TableSize::Growing { bytes_max: 1 << 20, segment_slots: Some(64) };
+        let geometry = Config { size, ..Config::default() }.geometry().unwrap();
+        let tag = geometry.hashed(b"key").ghost();
+        let entry = |incarnation| {
+            let segment = Named { memory: 0, incarnation };
+            DirectoryEntry { segment, depth: 0, pending: Pending::Nothing }
+        };
+        for (used, is_absent) in [(5, true), (6, false)] {
+            let mut get = Get::by_directory(&geometry, b"key", Some(entry(5)), 0, false);
+            let window = get.start();
+            let mut landed =
+                InUse { first: window.first, tag, torn: window.iter().next_back(), entry: entry(used) };
+            let feed = |get: &mut Get<'_>, landed: &mut InUse| get.feed(landed, false, &mut Vec::new());
+            assert!(matches!(feed(&mut get, &mut landed), Step::Again(_, Retry::Torn)));
+            landed.torn = None;
+            assert!(matches!(feed(&mut get, &mut landed), Step::Read(window) if window.incarnation == used));
+            assert_eq!(feed(&mut get, &mut landed), Step::Judge);
+            let ended = get.judge(Proof::InGrace);
+            assert_eq!(ended == Step::Absent, is_absent, "{used}: {ended:?}");
         }
     }
 

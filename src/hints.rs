@@ -366,15 +366,17 @@ mod tests {
     use super::*;
     use crate::clock::Clock;
     use crate::config::{Config, TableSize};
-    use crate::fabric::Fabric;
-    use crate::fabric::shm::Shm;
+    use crate::fabric::shm::{MappedSlots, Shm};
+    use crate::fabric::{Fabric, ReadId, Stretch};
     use crate::families::presets;
+    use crate::get::Proof;
     use crate::index::Index;
     use crate::layout::geometry::Layout;
     use crate::layout::hash::{Seeds, mix};
-    use crate::outcome::PutMode;
+    use crate::outcome::{PutMode, ReadError};
     use crate::reader::{Limits, Reader};
     use crate::region::Region;
+    use std::time::Duration;
 
     const SLOTS: u64 = 1_000;
 
@@ -569,6 +571,63 @@ mod tests {
             // READs of the broken-off batch are not taken for those of this one.
             look_for_all(&mut reader, n);
         }
+    }
+
+    /// A fabric with one READ under way.
+    struct OneAtATime(Shm<'static>);
+
+    impl Fabric for OneAtATime {
+        type Landed<'a> = MappedSlots<'static>;
+        const EXACT: bool = true;
+        type Mark = u64;
+        type Error = ReadError;
+
+        fn credits(&self) -> usize {
+            1
+        }
+
+        fn post(&mut self, reads: &[(ReadId, Window)]) -> Result<(), ReadError> {
+            assert_eq!(reads.len(), 1, "more READs than credits");
+            self.0.post(reads)
+        }
+
+        fn poll(&mut self, sink: impl FnMut(ReadId, &mut MappedSlots<'static>)) -> Result<(), ReadError> {
+            self.0.poll(sink)
+        }
+
+        fn mark(&mut self, home: u64) -> u64 {
+            self.0.mark(home)
+        }
+
+        fn proof(&mut self, home: u64, mark: u64) -> Proof {
+            self.0.proof(home, mark)
+        }
+
+        fn took_less(&mut self, mark: u64, allowance: Duration) -> bool {
+            self.0.took_less(mark, allowance)
+        }
+
+        fn fetch(&mut self, stretches: &[Stretch], out: &mut Vec<u8>) -> Result<(), ReadError> {
+            self.0.fetch(stretches, out)
+        }
+    }
+
+    /// With one READ at a time, a key for which two slots are named is looked for as without hints.
+    #[test]
+    fn two_slots_take_two_credits() {
+        let (index, n) = filled("windowed:8".parse().unwrap());
+        let index: &Index = Box::leak(Box::new(index));
+        let (geometry, hints) = (index.geometry(), Hints::new(index.geometry(), usize::MAX).unwrap());
+        look_for_all(&mut reader(index, &hints), n);
+        let named_twice = |n: &u64| hints.of(geometry, geometry.hashed(&n.to_le_bytes()), None).len() == 2;
+        assert!((0..2 * n).filter(named_twice).count() > 2);
+        let fabric = OneAtATime(Shm::new(index.region(), geometry));
+        let mut reader = Reader::new(fabric, geometry, Clock::manual(), Limits::default()).with_hints(&hints);
+        look_for_all(&mut reader, n);
+        let keys: Vec<_> = (0..2 * n).map(u64::to_le_bytes).collect();
+        let mut found = 0;
+        reader.get_many(&keys, |_, value| found += u64::from(value.is_some())).unwrap();
+        assert_eq!(found, n);
     }
 
     /// A new table has no hints. Handles of one table share them.

@@ -312,3 +312,67 @@ impl KnownEntries {
 fn name(directory: u32, depth: u32) -> u32 {
     directory & low(depth) | 1 << depth
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::config::{Config, TableSize};
+
+    /// However many entries a region tells, a client remembers no more than its bound, and goes on remembering.
+    #[test]
+    fn remembered_entries_are_bounded() {
+        let config = Config { size: TableSize::up_to(64 << 20), ..Config::default() };
+        let geometry = config.geometry().unwrap();
+        let mut known = KnownEntries::default();
+        let entry = DirectoryEntry { depth: segment::DEPTH_MAX, ..NONE };
+        let most = REMEMBERED_MAX as u32;
+        for directory in 0..most + 1 {
+            known.remember(&geometry, directory, entry);
+            assert_eq!(known.of(directory), Some(entry));
+        }
+        assert!(known.0.unwrap().entries.len() <= REMEMBERED_MAX);
+    }
+
+    fn entry(depth: u32, pending: Pending) -> DirectoryEntry {
+        DirectoryEntry { depth, pending, ..NONE }
+    }
+
+    fn split(depth: u32) -> HomeState {
+        HomeState { depth, merged: false }
+    }
+
+    /// A key stays in a segment only if each split since its entry has left it there.
+    #[test]
+    fn every_split_since_the_entry_counts() {
+        for directory in 0..16 {
+            let known = entry(1, Pending::Nothing);
+            let (mut route, _) = SegmentRoute::new(directory, Some(known), 1, false);
+            let stays = directory >> 1 & 7 == 0;
+            assert_eq!(matches!(route.next(split(4), true), Onward::Judge), stays, "{directory:#b}");
+        }
+    }
+
+    /// What a late pass says of a home leads to the entry, and only then to the child that is pending.
+    #[test]
+    fn a_late_pass_leads_nowhere() {
+        let child = Named { memory: 1, incarnation: 2 };
+        let (mut route, _) = SegmentRoute::new(1, None, 0, false);
+        assert!(matches!(route.told(entry(0, Pending::Child(child))), Told::Go(_)));
+        assert!(matches!(route.next(split(1), false), Onward::Ask));
+        assert!(matches!(route.told(entry(0, Pending::Child(child))), Told::Go(_)));
+        assert!(matches!(route.next(split(1), true), Onward::Child(named) if named == child));
+    }
+
+    /// Entries are of one table: those of another one lead into memory that is not this one's.
+    #[test]
+    fn entries_of_another_table_are_forgotten() {
+        let config = Config { size: TableSize::up_to(64 << 20), ..Config::default() };
+        let [one, other] = [(); 2].map(|()| config.geometry().unwrap());
+        let mut known = KnownEntries::default();
+        known.remember(&one, 5, entry(3, Pending::Nothing));
+        known.keep(&one);
+        assert_eq!((known.of(5), known.bits()), (Some(entry(3, Pending::Nothing)), 3));
+        known.keep(&other);
+        assert_eq!((known.of(5), known.bits()), (None, 0));
+    }
+}

@@ -156,3 +156,23 @@ impl HeapSpace {
         2 * grace + Duration::from_nanos((2 * u64::from(len) * 1_000).div_ceil(self.rate.max(1)))
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// Memory is kept for twice as long as a reader believes what it brought (X3, X4): its clock may run at
+    /// half the rate.
+    #[test]
+    fn memory_is_kept_for_twice_the_allowance() {
+        for rate in [1, 3, 999, RATE, 1_000_000] {
+            let heap = HeapSpace { rate, ..HeapSpace::default() };
+            for grace in [Duration::ZERO, Duration::from_nanos(1), Duration::from_millis(2)] {
+                for len in [0, 1, 7, 4_096, VALUE_MAX as u32, u32::MAX] {
+                    let (kept, allowed) = (heap.kept_for(grace, len), heap.allowance(grace, len));
+                    assert!(kept >= 2 * allowed && kept <= 2 * allowed + Duration::from_nanos(2));
+                }
+            }
+        }
+    }
+}

@@ -198,3 +198,25 @@ pub(crate) fn entry_window(number: u32) -> Window {
 pub(crate) fn place_word(geometry: &Geometry, number: u32) -> usize {
     geometry.slot_word(SlotIx(number.into())) + super::slot::HEADER / WORD
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// Each depth that a directory can have is read as it was stated, and the filter and link beside it stay.
+    #[test]
+    fn a_home_states_every_depth() {
+        for depth in 0..=DEPTH_MAX {
+            for merged in [false, true] {
+                let state = HomeState { depth, merged };
+                for beside in [0, !STATE_MASK, 0x0155_5555] {
+                    for before in [0, STATE_MASK] {
+                        let aux = state.in_aux(before | beside);
+                        assert_eq!((HomeState::of(aux), aux & !STATE_MASK), (state, beside));
+                        assert_eq!(HomeState::is_as_deep(aux, depth), !merged);
+                    }
+                }
+            }
+        }
+    }
+}
