@@ -6,6 +6,7 @@ use oneread::{
     Clock, Config, ConfigError, Index, PutError, PutMode, PutOutcome, Seeds, SwapOutcome, TableSize,
 };
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::time::Duration;
 
 const GRACE: Duration = Duration::from_micros(100);
@@ -52,10 +53,21 @@ fn values_of_any_length() {
         index.put(&key, &value, PutMode::Upsert).unwrap();
         assert_eq!(reader.get_into(&key, &mut got), Ok(true));
         assert!(got == value, "{len}");
+        let before = reader.stats();
         assert_eq!(reader.value_len(&key), Ok(Some(len)));
-        for range in
-            [0..len, 0..1, len / 2..len / 2 + 9, 3..len, len..len + 5, 7..usize::MAX, len + 1..len + 2]
-        {
+        let now = reader.stats();
+        assert_eq!((now.gets, now.hits), (before.gets + 1, before.hits + 1));
+        // The last one ends before it begins: it has no bytes.
+        for range in [
+            0..len,
+            0..1,
+            len / 2..len / 2 + 9,
+            3..len,
+            len..len + 5,
+            7..usize::MAX,
+            len + 1..len + 2,
+            Range { start: 9, end: 3 },
+        ] {
             let is_there =
                 value.get(range.start.min(len)..range.end.clamp(range.start.min(len), len)).unwrap();
             assert_eq!(reader.get_range(&key, range.clone(), &mut part), Ok(Some(len)));
@@ -230,6 +242,67 @@ fn churn() {
     let heap = index.heap();
     assert_eq!((heap.values, heap.live_bytes, heap.waiting_bytes, heap.gap_bytes), (0, 0, 0, 0), "{heap:?}");
     assert!(heap.returned_bytes > 0, "{heap:?}");
+}
+
+/// Puts values until no memory is left for another one; returns how many. Each is where it was put.
+fn fill(index: &Index, first: u64, len: usize) -> u64 {
+    for n in 0.. {
+        match index.put(&key(first + n), &value(n, len), PutMode::Insert) {
+            Ok(_) => {}
+            Err(PutError::HeapFull { .. }) => return n,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    unreachable!()
+}
+
+/// Memory that was given back to the system is taken again, as often as that happens: a table takes as many
+/// values after the third time as after the first.
+#[test]
+fn memory_given_back_is_taken_again() {
+    let growing = TableSize::Growing { bytes_max: 8 << 20, segment_slots: Some(256) };
+    for config in [config(8 << 20, 64 << 10), config(8 << 20, 64 << 10).size(growing).heap_bytes(None)] {
+        let (index, clock) = table(config);
+        let (mut put, mut returned) = (0, 0);
+        for round in 0..3 {
+            let now = fill(&index, 0, 60_000);
+            assert!(round == 0 || now == put, "round {round}: {now} values, first {put}");
+            put = now;
+            (0..put).for_each(|n| assert_eq!(index.remove(&key(n)), Ok(true)));
+            for _ in 0..1_000 {
+                clock.advance(Duration::from_millis(1));
+                index.tidy();
+            }
+            let heap = index.heap();
+            assert!(heap.returned_bytes > returned && heap.live_bytes == 0, "{heap:?}");
+            returned = heap.returned_bytes;
+        }
+    }
+}
+
+/// A table that grows takes no more than its bytes, also when another server has it: what it had taken before
+/// counts, whether for segments or for values.
+#[test]
+fn a_takeover_takes_no_more_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("region");
+    let size = TableSize::Growing { bytes_max: 8 << 20, segment_slots: Some(256) };
+    let geometry = config(0, 64 << 10).size(size).heap_bytes(None).geometry().unwrap();
+    let (bytes, first) = (geometry.region_bytes(), geometry.bytes_at_first());
+    let region = Region::create_sparse(&Backing::File(path.clone()), bytes, first).unwrap();
+    let clock = Clock::manual();
+    let index = Index::create(region, geometry, clock.clone()).unwrap();
+    for n in 0..15_000 {
+        index.put(&key(n), &value(n, 30), PutMode::Insert).unwrap();
+        clock.advance(Duration::from_micros(5));
+    }
+    let put = fill(&index, 100_000, 60_000);
+    assert!(put > 20, "{put}");
+    drop(index);
+    let (index, _) = Index::open(Region::open(&path).unwrap(), clock.clone()).unwrap();
+    clock.advance(Duration::from_secs(60));
+    let more = fill(&index, 200_000, 60_000);
+    assert!(more < put / 4, "{more} values more than {put}: {:?}", index.heap());
 }
 
 /// A takeover after a stop, and after a kill: all values are there, and what no slot names is free.

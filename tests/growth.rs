@@ -132,3 +132,32 @@ fn the_next_server_goes_on() {
         assert!(cut_off[0] > 8 && cut_off[1] > 2, "{}: {cut_off:?}", preset.name);
     }
 }
+
+/// Where a segment was merged, the headers of homes say for 2T what was so before, and so long it is not split
+/// again (E5).
+#[test]
+fn a_merged_segment_rests_before_the_next_split() {
+    let size = TableSize::Growing { bytes_max: 1 << 20, segment_slots: Some(256) };
+    let config = Config::new().layout("cluster".parse().unwrap()).size(size).key_max(8).value_max(8);
+    let geometry = config.seeds(Seeds::from_number(1)).grace(Duration::from_micros(100)).geometry().unwrap();
+    let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).unwrap();
+    let clock = Clock::manual();
+    let index = Index::create(region, geometry, clock.clone()).unwrap();
+    let put = |n| assert_eq!(index.put(&key(n), b"", PutMode::Insert), Ok(PutOutcome::Inserted));
+    let rest = || {
+        clock.advance(Duration::from_secs(1));
+        index.tidy();
+    };
+    let split = (0..).take_while(|_| index.growth().splits == 0).map(put).map(|()| rest()).count() as u64;
+    rest();
+    let gone =
+        (0..split).take_while(|&n| index.growth().merges == 0 && index.remove(&key(n)).unwrap()).count();
+    let growth = index.growth();
+    assert_eq!((growth.segments, growth.splits, growth.merges), (1, 1, 1), "{growth:?} after {gone}");
+    (1_000..1_000 + split).for_each(put);
+    let growth = index.growth();
+    assert_eq!((growth.splitting, growth.splits), (0, 1), "{growth:?}");
+    rest();
+    (2_000..2_032).for_each(put);
+    assert_eq!(index.growth().splitting + index.growth().splits, 2, "{:?}", index.growth());
+}

@@ -583,3 +583,43 @@ mod tests {
         assert!(noticed, "case lost");
     }
 }
+
+#[cfg(all(test, feature = "verbs", not(loom)))]
+mod refused {
+    use super::*;
+    use crate::config::{Config, TableSize};
+
+    /// Refuses memory so many times.
+    struct Refusing(AtomicU64);
+
+    impl Registrar for Refusing {
+        fn before_use(&self, _memory: u32) -> Result<(), RegionError> {
+            unreachable!("the table has one size")
+        }
+
+        fn before_use_of_block(&self, _block: u64) -> Result<(), RegionError> {
+            let fewer = |times: u64| times.checked_sub(1);
+            match self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer) {
+                Ok(_) => Err(RegionError::NoRoom { need: 1, left: 0, of: "the device".into() }),
+                Err(_) => Ok(()),
+            }
+        }
+    }
+
+    /// Memory that was refused was not taken: however often that happens, there is as much as before.
+    #[test]
+    fn refused_memory_does_not_count() {
+        const TIMES: u64 = 100;
+        let config = Config { size: TableSize::Slots(64), value_max: 1_000, ..Config::default() };
+        let geometry = config.inline_max(30).heap_bytes(64 << 10).geometry().unwrap();
+        let region = Region::private(geometry.region_bytes());
+        let index = Index::create(region, geometry, Clock::manual()).unwrap();
+        let refusing: Arc<dyn Registrar> = Arc::new(Refusing(TIMES.into()));
+        index.extents().unwrap().register_with(Arc::downgrade(&refusing));
+        for _ in 0..TIMES {
+            let refused = index.put(b"key", &[1; 1_000], PutMode::Insert);
+            assert_eq!(refused, Err(PutError::HeapMemory { given: 1_000 }));
+        }
+        assert_eq!(index.put(b"key", &[1; 1_000], PutMode::Insert), Ok(PutOutcome::Inserted));
+    }
+}
