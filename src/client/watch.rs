@@ -423,3 +423,21 @@ impl WatchList {
         let _ = rustix::io::write(&self.alarm, &1u64.to_ne_bytes());
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// However long a server is away, it is looked for again after `RETRY_MAX` at the latest.
+    #[test]
+    fn pauses_are_bounded() {
+        let mut pause = RETRY_FIRST;
+        for _ in 0..40 {
+            let now = Instant::now();
+            let WatchStage::Pausing { until, pause: next } = WatchStage::pause(pause) else { unreachable!() };
+            assert!(until >= now + pause && next == (2 * pause).min(RETRY_MAX), "{next:?}");
+            pause = next;
+        }
+        assert_eq!(pause, RETRY_MAX);
+    }
+}

@@ -257,3 +257,37 @@ pub(super) fn start(saver: Arc<super::ServerState>) -> std::io::Result<std::thre
         }
     })
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::clock::Clock;
+    use crate::config::{Config, TableSize};
+    use crate::outcome::PutMode;
+    use crate::region::Region;
+    use std::cell::Cell;
+
+    /// Who asks while a snapshot is being made gets the next one: this one may have passed the last change by.
+    #[test]
+    fn a_snapshot_under_way_answers_no_request() {
+        let config = Config { size: TableSize::Slots(1000), value_max: 1000, ..Config::default() };
+        let geometry = config.geometry().unwrap();
+        let region = Region::private(geometry.region_bytes());
+        let index = Index::create(region, geometry, Clock::System).unwrap();
+        for n in 0..700u32 {
+            index.put(&n.to_le_bytes(), &[7; 1000], PutMode::Insert).unwrap();
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let place = SnapshotPlace::claim(&dir.path().join("snapshot")).unwrap();
+        let saver = Saver::new(place, None, &index, Begins::Empty);
+        let asked = Cell::new(0);
+        let ask = || {
+            asked.set(saver.ask().asked);
+            false
+        };
+        saver.save(&index, &ask).unwrap();
+        let status = saver.status();
+        assert_eq!((asked.get(), status.begun, status.finished), (2, 1, 1));
+        assert!(saver.wait(), "the second one is due");
+    }
+}

@@ -5,6 +5,7 @@ use super::mailbox::{MailboxMemory, ServerMailbox};
 use super::shared::{MailboxCounters, Role};
 use super::*;
 use crate::config::TableSize;
+use crate::layout::extent::{Expected, Reference};
 use crate::mailbox::memory::{self, Mailbox};
 use crate::mailbox::{glance, store};
 use crate::outcome::{PutError, PutMode};
@@ -292,6 +293,40 @@ fn clients_of_other_users_are_refused() {
             assert_eq!(reply(&mut stream), Some(Reply::TurnedAway(why)));
             assert_eq!(reply(&mut stream), None);
         }
+    }
+}
+
+/// Who may only read changes nothing, by whatever request. The others are answered.
+#[test]
+fn readers_change_nothing() {
+    let shared = shared();
+    let mut caller = Caller::new(Role::Read);
+    let (key, value, mode, len) = (&b"key"[..], &b"value"[..], PutMode::Upsert, 100);
+    let place = Reference { number: 1, offset: 4096, len: 100, crc: 0 };
+    for request in [
+        Request::Put { mode, key, value },
+        Request::Swap { key, expected: value, value },
+        Request::SwapExtent { key, expected: place, value },
+        Request::Remove { key },
+        Request::Snapshot { begin: true },
+        Request::Growth { shrink: true },
+        Request::LongBegin { key, len },
+        Request::LongPiece { bytes: value },
+        Request::LongPut { mode, key },
+        Request::LongSwap { key, expected: Expected::Extent(place) },
+        Request::LongDrop,
+    ] {
+        assert_eq!(shared.answer(&mut caller, request), Some(Reply::Denied), "{request:?}");
+    }
+    for request in [
+        Request::Get { key },
+        Request::Stat,
+        Request::Snapshot { begin: false },
+        Request::Growth { shrink: false },
+        Request::Heap,
+    ] {
+        let reply = shared.answer(&mut caller, request);
+        assert!(reply.is_some_and(|reply| reply != Reply::Denied), "{request:?}");
     }
 }
 

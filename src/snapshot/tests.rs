@@ -253,6 +253,35 @@ fn whole_blocks_of_a_damaged_snapshot() {
     }
 }
 
+/// A block is found wherever its head lies, also across two of the pieces of 1 MiB in which it is looked for.
+#[test]
+fn a_head_across_two_pieces_is_found() {
+    const PIECE: usize = 1 << 20;
+    let config = Config { value_max: 2 * PIECE, heap_bytes: Some(64 << 20), ..Config::default() };
+    let geometry = config.size(TableSize::Slots(1000)).geometry().unwrap();
+    for within in [0, 1, 16, 31, 32, 33] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("snapshot");
+        let place = SnapshotPlace::claim(&path).unwrap();
+        let mut writer = SnapshotWriter::new(&place, SnapshotTerms::of(&geometry, 7, UNIX_EPOCH)).unwrap();
+        // The first piece begins behind the first byte of this block, and so many bytes of it are the next head's.
+        let long = vec![7; PIECE + 1 - within - (BLOCK_HEAD_BYTES as usize + RECORD_HEAD + 4)];
+        writer.take(b"long", &long);
+        writer.take(b"short", b"value");
+        writer.finish(0).unwrap();
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[1000] ^= 1;
+        fs::write(&path, bytes).unwrap();
+        let snapshot = Snapshot::open_head(&path).unwrap();
+        let mut blocks = snapshot.blocks();
+        assert!(matches!(blocks.next(), Err(SnapshotError::Damaged { .. })));
+        let next = HEAD_BYTES + (PIECE + 1 - within) as u64;
+        assert_eq!(blocks.resume().unwrap(), Some(HEAD_BYTES..next), "{within}");
+        let block = blocks.next().unwrap().unwrap();
+        assert!(block.records().eq([(&b"short"[..], &b"value"[..])]), "{within}");
+    }
+}
+
 /// What is no snapshot is said to be none, and nothing waits.
 #[test]
 fn other_files() {
