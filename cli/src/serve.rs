@@ -11,8 +11,8 @@ use oneread::place;
 use oneread::region::{Backing, Region};
 use oneread::verbs::Wait;
 use oneread::{
-    Address, Config, Geometry, Layout, MemoryShare, ServeError, Server, ServerConfig, Snapshots, StartMode,
-    StartProgress, StartStep, TableSize, Token,
+    Address, Config, Geometry, Layout, MemoryShare, Recovered, ServeError, Server, ServerConfig, Snapshots,
+    StartMode, StartProgress, StartStep, TableSize, Token,
 };
 use rustix::fs::OFlags;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -267,32 +267,7 @@ impl Serve {
         if is_over_verbs(&address) && !is_taken_over {
             check_locked_memory(&config)?;
         }
-        let how = ServerConfig::new(address, config)
-            .backing(backing.clone())
-            .start(StartMode::OpenOrCreate)
-            .workers(self.workers.into())
-            .allow_uids(numbers(&self.allow_uid))
-            .allow_read_uids(numbers(&self.allow_read_uid))
-            .clients_max(self.clients_max)
-            .clients_per_peer(self.clients_per_peer)
-            .half_open(Duration::from_millis(self.half_open_ms))
-            .unread_bytes_max(self.unread_kib.saturating_mul(1024))
-            .read_token(match &self.read_token_file {
-                Some(path) => super::token_in(path)?,
-                None => Token::default(),
-            })
-            .token(token)
-            .wait(if self.poll { Wait::Poll } else { Wait::Block })
-            .mailbox_bytes_max(u64::from(self.mailbox_mib) << 20)
-            .snapshots(
-                self.snapshot
-                    .as_ref()
-                    .map(|path| Snapshots::new(path).every(self.snapshot_every.map(|Period(every)| every))),
-            )
-            .restore(self.restore.clone())
-            .progress(show_start);
-        #[cfg(feature = "herd")]
-        let how = how.herd(self.herd);
+        let how = self.how(address, config, backing.clone(), token)?;
         raise_descriptors(self.clients_max);
         let server = Server::start(how).map_err(advise)?;
         self.announce(&server, &backing, share)?;
@@ -324,6 +299,37 @@ impl Serve {
             _ => {}
         }
         Ok(ExitCode::SUCCESS)
+    }
+
+    /// What the options ask of the server.
+    fn how(&self, address: Address, config: Config, backing: Backing, token: Token) -> Result<ServerConfig> {
+        let how = ServerConfig::new(address, config)
+            .backing(backing)
+            .start(StartMode::OpenOrCreate)
+            .workers(self.workers.into())
+            .allow_uids(numbers(&self.allow_uid))
+            .allow_read_uids(numbers(&self.allow_read_uid))
+            .clients_max(self.clients_max)
+            .clients_per_peer(self.clients_per_peer)
+            .half_open(Duration::from_millis(self.half_open_ms))
+            .unread_bytes_max(self.unread_kib.saturating_mul(1024))
+            .read_token(match &self.read_token_file {
+                Some(path) => super::token_in(path)?,
+                None => Token::default(),
+            })
+            .token(token)
+            .wait(if self.poll { Wait::Poll } else { Wait::Block })
+            .mailbox_bytes_max(u64::from(self.mailbox_mib) << 20)
+            .snapshots(
+                self.snapshot
+                    .as_ref()
+                    .map(|path| Snapshots::new(path).every(self.snapshot_every.map(|Period(every)| every))),
+            )
+            .restore(self.restore.clone())
+            .progress(show_start);
+        #[cfg(feature = "herd")]
+        let how = how.herd(self.herd);
+        Ok(how)
     }
 
     /// The snapshot that a new table begins with.
@@ -469,9 +475,7 @@ impl Serve {
             let restored = server
                 .restored()
                 .map(|from| serde_json::json!({ "keys": from.keys, "seconds": from.took.as_secs_f64() }));
-            let recovered = server.recovered().map(|found| {
-                serde_json::json!({ "keys": found.keys, "torn": found.torn, "doubled": found.doubled, "handed_over": found.handed_over })
-            });
+            let recovered = server.recovered().map(recovered_json);
             return Ok(show::say(serde_json::json!({
                 "event": "ready",
                 "address": server.address().to_string(),
@@ -531,6 +535,11 @@ impl Serve {
             geometry.shape().bytes(),
         ))?)
     }
+}
+
+fn recovered_json(found: Recovered) -> serde_json::Value {
+    let Recovered { keys, torn, doubled, handed_over, .. } = found;
+    serde_json::json!({ "keys": keys, "torn": torn, "doubled": doubled, "handed_over": handed_over })
 }
 
 /// How large a table is, as it was asked for.
@@ -674,5 +683,49 @@ mod tests {
         {
             assert_eq!(parsed(bad), None, "{bad}");
         }
+    }
+
+    #[derive(clap::Parser)]
+    struct Command {
+        #[command(flatten)]
+        serve: Serve,
+    }
+
+    /// Each option reaches the server, in the unit that its name says.
+    #[test]
+    fn options_reach_the_server() {
+        let how = |options: &[&str]| {
+            let all = ["oneread", "--at", "shm:/tmp/sock"].iter().chain(options);
+            let serve = <Command as clap::Parser>::parse_from(all).serve;
+            let address = serve.at.address();
+            serve.how(address, Config::new(), Backing::Anonymous, Token::default()).unwrap()
+        };
+        let usual = how(&[]);
+        let own = ServerConfig::new(usual.address.clone(), Config::new());
+        assert_eq!((usual.workers, usual.clients_max), (own.workers, own.clients_max));
+        assert_eq!((usual.half_open, usual.clients_per_peer), (own.half_open, own.clients_per_peer));
+        assert_eq!(usual.unread_bytes_max, own.unread_bytes_max);
+        assert_eq!((usual.mailbox_bytes_max, usual.wait), (own.mailbox_bytes_max, own.wait));
+        assert_eq!((&usual.snapshots, &usual.restore), (&None, &None));
+        let users = how(&["--allow-uid", "5", "--allow-uid", "6", "--allow-read-uid", "7"]);
+        assert_eq!((users.allow_uids, users.allow_read_uids), (vec![5, 6], vec![7]));
+        let limits = how(&["--clients-max", "11", "--clients-per-peer", "3", "--half-open-ms", "250"]);
+        assert_eq!((limits.clients_max, limits.clients_per_peer), (11, 3));
+        assert_eq!(limits.half_open, Duration::from_millis(250));
+        let memory = how(&["--unread-kib", "3", "--mailbox-mib", "5", "--workers", "4", "--poll"]);
+        assert_eq!((memory.unread_bytes_max, memory.mailbox_bytes_max), (3 << 10, 5 << 20));
+        assert_eq!((memory.workers, memory.wait), (4, Wait::Poll));
+        let saved = how(&["--snapshot", "a", "--snapshot-every", "2m", "--restore", "b"]);
+        assert_eq!(saved.snapshots, Some(Snapshots::new("a").every(Duration::from_secs(120))));
+        assert_eq!(saved.restore, Some("b".into()));
+    }
+
+    /// What a takeover found is told under the names of its counts.
+    #[test]
+    fn a_takeover_is_told() {
+        let mut found = Recovered::default();
+        (found.keys, found.torn, found.doubled, found.handed_over) = (5, 3, 2, true);
+        let told = serde_json::json!({ "keys": 5, "torn": 3, "doubled": 2, "handed_over": true });
+        assert_eq!(recovered_json(found), told);
     }
 }

@@ -642,3 +642,15 @@ fn key_json(key: &KeyView) -> serde_json::Value {
         "windows": windows,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A GET of an absent key READs its further windows if the filter has its bit, and else the first one alone.
+    #[test]
+    fn reads_of_an_absent_key() {
+        let reads = |filter| KeyView { key: vec![1], windows: vec![vec![], vec![], vec![]], filter }.reads();
+        assert_eq!((reads(true), reads(false)), (3, 1));
+    }
+}

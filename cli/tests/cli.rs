@@ -404,6 +404,15 @@ fn long_values() {
         let served = Served::start_in(dir, &options);
         assert!(expect(served.run(&["get", "-n", "long"]), 0).stdout == value);
     }
+    // Another heap than the one that is there is not served in silence.
+    let dir = tempfile::tempdir().unwrap();
+    let region = region_in(dir.path());
+    let options = [sized, &["--region", &region]].concat();
+    drop(Served::start(&options));
+    let more: Vec<_> =
+        options.iter().map(|&option| if option == "64MiB" { "128MiB" } else { option }).collect();
+    let out = expect(run(&[&["serve", "--at", "shm:/tmp/unused"], &more[..]].concat()), 1);
+    assert!(stderr(&out).contains("it has heap ") && stderr(&out).contains("--fresh"), "{out:?}");
     let served = Served::start(&["--anonymous", "--capacity", "1000"]);
     assert_eq!(json(&expect(served.run(&["stat", "--json"]), 0))["heap"], Value::Null);
 }
@@ -845,6 +854,29 @@ fn what_stays_is_said_listed_and_removed() {
     let out = stdout(&expect(run(&["regions", "--remove", &region]), 0));
     assert!(out.contains("removed") && !Path::new(&region).exists(), "{out}");
     expect(run(&["regions", "--remove", &region]), 1);
+}
+
+/// A dump of a table with a damaged slot has the other keys. It says that it left something out, and so does its
+/// exit status.
+#[test]
+fn a_dump_tells_what_it_left_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let region = region_in(dir.path());
+    let mut served = Served::start(&["--region", &region, "--slots", "64"]);
+    for (key, value) in [("one", "value of one"), ("two", "value of two"), ("three", "value of three")] {
+        expect(served.run(&["put", key, value]), 0);
+    }
+    served.signal(rustix::process::Signal::TERM);
+    assert!(served.child.wait().unwrap().success());
+    expect(run(&["dump", "--region", &region]), 0);
+    let mut bytes = std::fs::read(&region).unwrap();
+    let at = bytes.windows(12).position(|bytes| bytes == b"value of two").unwrap();
+    bytes[at] ^= 1;
+    std::fs::write(&region, &bytes).unwrap();
+    let out = expect(run(&["dump", "--region", &region]), 1);
+    let shown = stdout(&out);
+    assert!(shown.contains("one\t") && shown.contains("three\t") && !shown.contains("two\t"), "{shown}");
+    assert!(stderr(&out).contains("1 slot being written or damaged"), "{out:?}");
 }
 
 /// Users are given by name or number.
