@@ -415,3 +415,16 @@ fn snapshots_have_long_values() {
     let error = small.restore_from(&snapshot, &mut |_, _| {}).unwrap_err();
     assert!(error.to_string().contains("value"), "{error}");
 }
+
+/// A long value whose bytes are damaged is not shown for what it was.
+#[test]
+fn a_damaged_value_is_not_shown() {
+    let (index, _) = table(config(8 << 20, 64 << 10));
+    index.put(b"key", &value(1, 9_000), PutMode::Insert).unwrap();
+    let inspector = oneread::inspect::Inspector::new(index.region(), index.geometry());
+    let report = inspector.slots().find(|report| report.key == b"key").unwrap();
+    assert_eq!(inspector.value(&report), Some(value(1, 9_000)));
+    let word = report.reference().unwrap().offset as usize / 8 + 100;
+    index.region().store(word, !index.region().load(word));
+    assert_eq!(inspector.value(&report), None);
+}

@@ -297,4 +297,20 @@ mod tests {
         assert!(reason(Format::Jsonl, "{\"key\": \"a\", \"value\": 1}").1.contains("invalid type"));
         assert!(reason(Format::Jsonl, "{\"key_hex\": \"4\", \"value\": \"\"}").1.contains("odd number"));
     }
+
+    /// A carriage return is a part of its value, also alone, and at either end.
+    #[test]
+    fn carriage_returns_come_back() {
+        for value in ["\r", "a\rb", "\ra", "a\r"] {
+            for format in [Format::Tsv, Format::Csv, Format::Jsonl] {
+                let mut out = Vec::new();
+                super::write(&mut out, format, b"key", value.as_bytes()).unwrap();
+                super::write(&mut out, format, b"next", b"value").unwrap();
+                let mut records = Records::new(&out[..], format);
+                let mut next = || records.next().unwrap().unwrap().1.unwrap();
+                assert_eq!(next(), (b"key".to_vec(), value.as_bytes().to_vec()), "{format:?}");
+                assert_eq!(next(), (b"next".to_vec(), b"value".to_vec()), "{format:?}");
+            }
+        }
+    }
 }

@@ -267,9 +267,8 @@ mod tests {
     use crate::region::Region;
     use std::cell::Cell;
 
-    /// Who asks while a snapshot is being made gets the next one: this one may have passed the last change by.
-    #[test]
-    fn a_snapshot_under_way_answers_no_request() {
+    /// A table with more than one block of a snapshot, and a place for that.
+    fn filled() -> (Index, SnapshotPlace, tempfile::TempDir) {
         let config = Config { size: TableSize::Slots(1000), value_max: 1000, ..Config::default() };
         let geometry = config.geometry().unwrap();
         let region = Region::private(geometry.region_bytes());
@@ -279,6 +278,13 @@ mod tests {
         }
         let dir = tempfile::tempdir().unwrap();
         let place = SnapshotPlace::claim(&dir.path().join("snapshot")).unwrap();
+        (index, place, dir)
+    }
+
+    /// Who asks while a snapshot is being made gets the next one: this one may have passed the last change by.
+    #[test]
+    fn a_snapshot_under_way_answers_no_request() {
+        let (index, place, _dir) = filled();
         let saver = Saver::new(place, None, &index, Begins::Empty);
         let asked = Cell::new(0);
         let ask = || {
@@ -289,5 +295,35 @@ mod tests {
         let status = saver.status();
         assert_eq!((asked.get(), status.begun, status.finished), (2, 1, 1));
         assert!(saver.wait(), "the second one is due");
+    }
+
+    /// A snapshot is current until anything changes, also while it is made, and as long as its file is there.
+    #[test]
+    fn every_change_makes_a_snapshot_old() {
+        let (index, place, _dir) = filled();
+        let saver = Saver::new(place, None, &index, Begins::Empty);
+        let save = || saver.save(&index, &|| false).unwrap();
+        save();
+        let changes: [&dyn Fn(); 3] = [
+            &|| assert!(index.put(b"key", b"value", PutMode::Insert).is_ok()),
+            &|| assert!(index.put(b"key", b"other", PutMode::Update).is_ok()),
+            &|| assert!(index.remove(b"key").unwrap()),
+        ];
+        for change in changes {
+            assert!(saver.is_current(&index));
+            change();
+            assert!(!saver.is_current(&index));
+            save();
+        }
+        let meanwhile = || {
+            index.put(b"key", b"value", PutMode::Upsert).unwrap();
+            false
+        };
+        saver.save(&index, &meanwhile).unwrap();
+        assert!(!saver.is_current(&index));
+        save();
+        assert!(saver.is_current(&index));
+        std::fs::remove_file(saver.place.path()).unwrap();
+        assert!(!saver.is_current(&index));
     }
 }
