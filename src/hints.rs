@@ -376,6 +376,7 @@ mod tests {
     use crate::outcome::{PutMode, ReadError};
     use crate::reader::{Limits, Reader};
     use crate::region::Region;
+    use std::ops::ControlFlow;
     use std::time::Duration;
 
     const SLOTS: u64 = 1_000;
@@ -628,6 +629,34 @@ mod tests {
         let mut found = 0;
         reader.get_many(&keys, |_, value| found += u64::from(value.is_some())).unwrap();
         assert_eq!(found, n);
+    }
+
+    /// A batch that goes by hints and is broken off leaves no READ behind: the next one's answers are its own.
+    #[test]
+    fn a_batch_that_is_broken_off_leaves_no_reads() {
+        let (index, n) = filled("windowed:8".parse().unwrap());
+        let hints = Hints::new(index.geometry(), usize::MAX).unwrap();
+        let mut reader = reader(&index, &hints);
+        look_for_all(&mut reader, n);
+        let keys: Vec<_> = (0..n).map(u64::to_le_bytes).collect();
+        let others: Vec<_> = (n / 2..2 * n).rev().map(u64::to_le_bytes).collect();
+        for last in [1, 2, 5] {
+            let mut answered = 0;
+            let flow = reader.get_each(&keys, |_, _| {
+                answered += 1;
+                if answered == last { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            });
+            assert_eq!((flow, answered), (Ok(ControlFlow::Break(())), last));
+            let right = |nth: usize, value: Option<&[u8]>| {
+                let key = u64::from_le_bytes(others[nth]);
+                assert_eq!(
+                    value,
+                    (key < n).then(|| mix(key).to_le_bytes()).as_ref().map(|it| &it[..]),
+                    "{key}"
+                );
+            };
+            reader.get_many(&others, right).unwrap();
+        }
     }
 
     /// A new table has no hints. Handles of one table share them.

@@ -278,3 +278,30 @@ impl<'a> Inspector<'a> {
         found
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::clock::Clock;
+    use crate::config::{Config, TableSize};
+    use crate::index::Index;
+    use crate::outcome::PutMode;
+
+    /// However many overflow blocks a damaged region says that it has, no slot behind the last is looked at.
+    #[test]
+    fn blocks_that_are_not_there_are_not_looked_at() {
+        let config =
+            Config { layout: "cluster".parse().unwrap(), size: TableSize::Slots(64), ..Config::default() };
+        let geometry = config.geometry().unwrap();
+        let region = Region::private(geometry.region_bytes());
+        let index = Index::create(region, geometry, Clock::manual()).unwrap();
+        index.put(b"key", b"value", PutMode::Insert).unwrap();
+        for blocks in [0, 1, u64::from(u32::MAX), u64::MAX] {
+            index.region().store(BLOCKS_WORD, blocks);
+            let inspector = Inspector::new(index.region(), index.geometry());
+            assert_eq!(inspector.slots().count() as u64, inspector.slots_used(), "{blocks}");
+            assert!(inspector.slots_used() <= index.geometry().slots(), "{blocks}");
+            assert_eq!(inspector.occupancy(|_| {}).live_main, 1, "{blocks}");
+        }
+    }
+}

@@ -1893,6 +1893,108 @@ mod tests {
         assert!((3_000..5_100).contains(&came.stats.retries_torn), "{:?}", came.stats);
     }
 
+    /// A key whose value does not fit its slot, until that was fetched. By then it has another one.
+    struct Replaced<'g> {
+        geometry: &'g Geometry,
+        was_fetched: bool,
+        posted: Vec<ReadId>,
+        /// The times within which bytes would count.
+        allowances: Vec<Duration>,
+    }
+
+    /// The bytes in the key's slot, or where the value is.
+    struct InSlot(Result<&'static [u8], Reference>);
+
+    const SHORT: &[u8] = b"short";
+
+    impl Landed for InSlot {
+        fn look(&mut self, _slot: SlotIx, _key: &[u8], value: &mut Vec<u8>) -> Look {
+            match self.0 {
+                Err(reference) => Look::Reference(reference),
+                Ok(bytes) => {
+                    value.clear();
+                    value.extend_from_slice(bytes);
+                    Look::Match
+                }
+            }
+        }
+    }
+
+    impl Replaced<'_> {
+        fn reference(&self) -> Reference {
+            let offset = self.geometry.heap().offset + 24;
+            Reference { number: 1, offset, len: 700, crc: 0 }
+        }
+    }
+
+    impl Fabric for Replaced<'_> {
+        type Landed<'a>
+            = InSlot
+        where
+            Self: 'a;
+        const EXACT: bool = false;
+        type Mark = ();
+        type Error = ReadError;
+
+        fn credits(&self) -> usize {
+            2
+        }
+
+        fn post(&mut self, reads: &[(ReadId, Window)]) -> Result<(), ReadError> {
+            self.posted.extend(reads.iter().map(|(token, _)| token));
+            Ok(())
+        }
+
+        fn poll(&mut self, mut sink: impl FnMut(ReadId, &mut InSlot)) -> Result<(), ReadError> {
+            let there = if self.was_fetched { Ok(SHORT) } else { Err(self.reference()) };
+            self.posted.drain(..).for_each(|token| sink(token, &mut InSlot(there)));
+            Ok(())
+        }
+
+        fn mark(&mut self, _home: u64) {}
+
+        fn took_less(&mut self, (): (), allowance: Duration) -> bool {
+            self.allowances.push(allowance);
+            false
+        }
+
+        fn fetch(&mut self, stretches: &[Stretch], out: &mut Vec<u8>) -> Result<(), ReadError> {
+            out.clear();
+            out.resize(stretches.iter().map(|bytes| bytes.len).sum(), 9);
+            self.was_fetched = true;
+            Ok(())
+        }
+
+        fn proof(&mut self, _home: u64, (): ()) -> Proof {
+            Proof::InGrace
+        }
+    }
+
+    /// X4: bytes that took A(n) or longer count only if another look agrees. If that finds a value in the slot,
+    /// this is the answer, and no byte of the long one.
+    #[test]
+    fn a_value_that_became_short_while_it_was_fetched() {
+        let config = Config { size: TableSize::Slots(64), key_max: 4, value_max: 1000, ..Config::default() };
+        let geometry = config.inline_max(30).heap_bytes(64 << 10).geometry().unwrap();
+        let fabric =
+            Replaced { geometry: &geometry, was_fetched: false, posted: Vec::new(), allowances: Vec::new() };
+        let mut reader = Reader::new(fabric, &geometry, Clock::manual(), Limits::default());
+        let mut value = vec![7; 3];
+        assert_eq!((reader.get_into(&[1; 4], &mut value), &value[..]), (Ok(true), SHORT));
+        reader.fabric_mut().was_fetched = false;
+        assert_eq!(reader.get_range(&[1; 4], 1..3, &mut value), Ok(Some(SHORT.len())));
+        assert_eq!(value, SHORT[1..3]);
+        reader.fabric_mut().was_fetched = false;
+        let mut answered = 0;
+        let each = |_, value: Option<&[u8]>| {
+            assert_eq!(value, Some(SHORT));
+            answered += 1;
+        };
+        assert_eq!((reader.get_many(&[[1; 4], [2; 4]], each), answered), (Ok(()), 2));
+        let allowed = geometry.heap().allowance(geometry.grace(), 700);
+        assert_eq!(reader.fabric().allowances, [allowed; 4]);
+    }
+
     /// What is in the documentation.
     #[test]
     fn limits_by_default() {

@@ -227,7 +227,8 @@ fn live_keys(config: &Config) -> u64 {
 fn keys_that_stay_are_never_missed() {
     let dir = tempfile::tempdir().unwrap();
     on_every_preset(|preset| {
-        let [changes, moves] = churn(dir.path(), preset, config(preset, SLOTS, KEY_MAX, VALUE_MAX, 42));
+        let [changes, moves] =
+            churn(dir.path(), preset, config(preset, SLOTS, KEY_MAX, VALUE_MAX, 42), 1_000);
         // A quieter run would show nothing.
         assert!(changes > 1000 && moves > 100, "{changes} changes, {moves} moves: too quiet");
     });
@@ -239,14 +240,16 @@ fn long_values_are_whole_and_never_missed() {
     let dir = tempfile::tempdir().unwrap();
     for preset in presets().filter(|preset| ["windowed:8", "farm", "list"].contains(&preset.name)) {
         let table = config(preset, SLOTS, KEY_MAX, LONG_MAX, 42).inline_max(64).heap_bytes(HEAP_BYTES);
-        let [changes, moves] = churn(dir.path(), preset, table);
         // A change puts two values, of 3 KB on average: the heap is filled several times.
+        let [changes, moves] = churn(dir.path(), preset, table, 12_000);
         assert!(changes > 12_000 && moves > 100, "{changes} changes, {moves} moves: too quiet");
     }
 }
 
-/// Returns how many changes were made, and how many keys moved.
-fn churn(dir: &Path, preset: &Preset, config: Config) -> [u64; 2] {
+/// Readers read until there were so many changes. Returns how many were made, and how many keys moved.
+fn churn(dir: &Path, preset: &Preset, config: Config, changes_min: u64) -> [u64; 2] {
+    /// A machine that makes no more changes in this time shows nothing.
+    const PATIENCE: Duration = Duration::from_secs(120);
     let began = Instant::now();
     let config = config.grace(GRACE_TIME[usize::from(over_verbs())]);
     let value_max = config.geometry().unwrap().value_max();
@@ -267,19 +270,17 @@ fn churn(dir: &Path, preset: &Preset, config: Config) -> [u64; 2] {
         let (cast, stop) = (&cast, &stop);
         let writers: Vec<_> =
             (0..WRITERS).map(|lane| scope.spawn(move || write(index, cast, lane, stop))).collect();
-        let readers: Vec<_> = (0..READERS)
-            .map(|n| {
-                Process::start(
-                    "reader_child",
-                    &[
-                        ("ONEREAD_TEST_ADDRESS", server.address().to_string()),
-                        ("ONEREAD_TEST_LIVE", live.to_string()),
-                        ("ONEREAD_TEST_VALUE_MAX", value_max.to_string()),
-                        ("ONEREAD_TEST_SEED", (n + 1).to_string()),
-                    ],
-                )
-            })
-            .collect();
+        let reader = |seed: u64| {
+            Process::start(
+                "reader_child",
+                &[
+                    ("ONEREAD_TEST_ADDRESS", server.address().to_string()),
+                    ("ONEREAD_TEST_LIVE", live.to_string()),
+                    ("ONEREAD_TEST_VALUE_MAX", value_max.to_string()),
+                    ("ONEREAD_TEST_SEED", seed.to_string()),
+                ],
+            )
+        };
         // Stops the writers even if a reader fails.
         struct Stop<'a>(&'a AtomicBool);
         impl Drop for Stop<'_> {
@@ -288,7 +289,13 @@ fn churn(dir: &Path, preset: &Preset, config: Config) -> [u64; 2] {
             }
         }
         let stopper = Stop(stop);
-        let reports: Vec<String> = readers.into_iter().map(Process::finish).collect();
+        let mut reports: Vec<String> = Vec::new();
+        // There is an update in each change.
+        let is_quiet = || index.counts().updates - before.updates <= changes_min;
+        while reports.is_empty() || is_quiet() && began.elapsed() < PATIENCE {
+            let readers: Vec<_> = (1..=READERS).map(|n| reader(reports.len() as u64 + n)).collect();
+            reports.extend(readers.into_iter().map(Process::finish));
+        }
         drop(stopper);
         let changes: u64 = writers.into_iter().map(|writer| writer.join().expect("a writer")).sum();
         (changes, reports)

@@ -503,8 +503,11 @@ fn churn_of_a_table_that_grows() {
                 });
             }
             let _stopper = Stop(&stop);
-            let until = Instant::now() + Duration::from_millis(500);
-            while Instant::now() < until || snapshots < 3 {
+            let begun = Instant::now();
+            // A busy machine takes longer.
+            let is_enough = |snapshots| snapshots >= 3 && index.growth().splits > 10;
+            let within = |ms| begun.elapsed() < Duration::from_millis(ms);
+            while within(500) || !is_enough(snapshots) && within(60_000) {
                 let path = dir.path().join("snapshot");
                 let saved = index.save(&path, &mut |_, _| true).unwrap();
                 assert_eq!(saved.damaged, 0);
@@ -517,6 +520,6 @@ fn churn_of_a_table_that_grows() {
             }
         });
         println!("{}: {snapshots} snapshots, {:?}", preset.name, index.growth());
-        assert!(index.growth().splits > 10);
+        assert!(snapshots >= 3 && index.growth().splits > 10);
     });
 }
