@@ -376,6 +376,7 @@ mod tests {
     use crate::outcome::{PutMode, ReadError};
     use crate::reader::{Limits, Reader};
     use crate::region::Region;
+    use std::collections::VecDeque;
     use std::ops::ControlFlow;
     use std::time::Duration;
 
@@ -574,42 +575,56 @@ mod tests {
         }
     }
 
-    /// A fabric with one READ under way.
-    struct OneAtATime(Shm<'static>);
+    /// A fabric with so many READs under way, each of which completes alone.
+    struct OneByOne {
+        shm: Shm<'static>,
+        credits: usize,
+        posted: VecDeque<(ReadId, Window)>,
+    }
 
-    impl Fabric for OneAtATime {
+    impl OneByOne {
+        fn reader<'a>(index: &'static Index, hints: &'a Hints, credits: usize) -> Reader<'a, OneByOne> {
+            let shm = Shm::new(index.region(), index.geometry());
+            let fabric = OneByOne { shm, credits, posted: VecDeque::new() };
+            Reader::new(fabric, index.geometry(), Clock::manual(), Limits::default()).with_hints(hints)
+        }
+    }
+
+    impl Fabric for OneByOne {
         type Landed<'a> = MappedSlots<'static>;
         const EXACT: bool = true;
         type Mark = u64;
         type Error = ReadError;
 
         fn credits(&self) -> usize {
-            1
+            self.credits
         }
 
         fn post(&mut self, reads: &[(ReadId, Window)]) -> Result<(), ReadError> {
-            assert_eq!(reads.len(), 1, "more READs than credits");
-            self.0.post(reads)
+            self.posted.extend(reads);
+            assert!(self.posted.len() <= self.credits, "more READs than credits");
+            Ok(())
         }
 
         fn poll(&mut self, sink: impl FnMut(ReadId, &mut MappedSlots<'static>)) -> Result<(), ReadError> {
-            self.0.poll(sink)
+            self.shm.post(&[self.posted.pop_front().expect("a READ under way")])?;
+            self.shm.poll(sink)
         }
 
         fn mark(&mut self, home: u64) -> u64 {
-            self.0.mark(home)
+            self.shm.mark(home)
         }
 
         fn proof(&mut self, home: u64, mark: u64) -> Proof {
-            self.0.proof(home, mark)
+            self.shm.proof(home, mark)
         }
 
         fn took_less(&mut self, mark: u64, allowance: Duration) -> bool {
-            self.0.took_less(mark, allowance)
+            self.shm.took_less(mark, allowance)
         }
 
         fn fetch(&mut self, stretches: &[Stretch], out: &mut Vec<u8>) -> Result<(), ReadError> {
-            self.0.fetch(stretches, out)
+            self.shm.fetch(stretches, out)
         }
     }
 
@@ -622,8 +637,7 @@ mod tests {
         look_for_all(&mut reader(index, &hints), n);
         let named_twice = |n: &u64| hints.of(geometry, geometry.hashed(&n.to_le_bytes()), None).len() == 2;
         assert!((0..2 * n).filter(named_twice).count() > 2);
-        let fabric = OneAtATime(Shm::new(index.region(), geometry));
-        let mut reader = Reader::new(fabric, geometry, Clock::manual(), Limits::default()).with_hints(&hints);
+        let mut reader = OneByOne::reader(index, &hints, 1);
         look_for_all(&mut reader, n);
         let keys: Vec<_> = (0..2 * n).map(u64::to_le_bytes).collect();
         let mut found = 0;
@@ -635,8 +649,9 @@ mod tests {
     #[test]
     fn a_batch_that_is_broken_off_leaves_no_reads() {
         let (index, n) = filled("windowed:8".parse().unwrap());
+        let index: &Index = Box::leak(Box::new(index));
         let hints = Hints::new(index.geometry(), usize::MAX).unwrap();
-        let mut reader = reader(&index, &hints);
+        let mut reader = OneByOne::reader(index, &hints, 8);
         look_for_all(&mut reader, n);
         let keys: Vec<_> = (0..n).map(u64::to_le_bytes).collect();
         let others: Vec<_> = (n / 2..2 * n).rev().map(u64::to_le_bytes).collect();
@@ -647,6 +662,7 @@ mod tests {
                 if answered == last { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             });
             assert_eq!((flow, answered), (Ok(ControlFlow::Break(())), last));
+            assert!(reader.fabric().posted.is_empty());
             let right = |nth: usize, value: Option<&[u8]>| {
                 let key = u64::from_le_bytes(others[nth]);
                 assert_eq!(
