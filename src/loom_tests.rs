@@ -109,6 +109,18 @@ fn table(layout: Layout, slots: u64, seed: u64, keys: KeyNumber) -> Index {
     index
 }
 
+/// A whole GET on shm, which looks twice at most. An answer goes to `check`.
+fn get(index: &Index, number: KeyNumber, check: impl FnOnce(bool, &[u8])) {
+    let limits = Limits { retries_max: 1, ..Limits::default() };
+    let shm = Shm::new(index.region(), index.geometry());
+    let mut value = Vec::new();
+    match Reader::new(shm, index.geometry(), Clock::manual(), limits).get_into(&key(number), &mut value) {
+        Ok(found) => check(found, &value),
+        Err(ReadError::Contended { .. }) => {}
+        Err(error) => panic!("{error}"),
+    }
+}
+
 /// A key that stands behind another one comes home while a reader looks for it. The reader looks into the
 /// slot it comes to, then into the one it came from, and must not miss it.
 fn reader_against_move() {
@@ -116,15 +128,7 @@ fn reader_against_move() {
     let reader = {
         let index = index.clone();
         loom::thread::spawn(move || {
-            let limits = Limits { retries_max: 1, ..Limits::default() };
-            let shm = Shm::new(index.region(), index.geometry());
-            let mut value = Vec::new();
-            let mut reader = Reader::new(shm, index.geometry(), Clock::manual(), limits);
-            match reader.get_into(&key(1), &mut value) {
-                Ok(found) => assert!(found && value == key(1), "missed, or a mixture"),
-                Err(ReadError::Contended { .. }) => {}
-                Err(error) => panic!("{error}"),
-            }
+            get(&index, 1, |found, value| assert!(found && value == key(1), "missed, or a mixture"));
         })
     };
     assert_eq!(index.remove(&key(0)), Ok(true));
@@ -177,15 +181,7 @@ fn reader_against_memory_used_again() {
     let reader = {
         let index = index.clone();
         loom::thread::spawn(move || {
-            let limits = Limits { retries_max: 1, ..Limits::default() };
-            let shm = Shm::new(index.region(), index.geometry());
-            let mut value = Vec::new();
-            let mut reader = Reader::new(shm, index.geometry(), Clock::manual(), limits);
-            match reader.get_into(&key(0), &mut value) {
-                Ok(found) => assert!(!found || value == [1; LEN], "bytes of another value"),
-                Err(ReadError::Contended { .. }) => {}
-                Err(error) => panic!("{error}"),
-            }
+            get(&index, 0, |found, value| assert!(!found || value == [1; LEN], "bytes of another value"));
         })
     };
     assert_eq!(index.remove(&key(0)), Ok(true));

@@ -229,6 +229,5 @@ impl Drop for ServerChild {
         // KILL also ends a stopped process.
         let _ = self.child.kill();
         let _ = self.child.wait();
-        self.folder.ended(&self.child);
     }
 }

@@ -67,6 +67,8 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
+        // All have ended. Their numbers may be other processes' by now.
+        lock(&self.children).clear();
         let _ = std::fs::remove_dir_all(&self.path);
     }
 }
