@@ -73,8 +73,9 @@
     X(FAKE_DROP_NTH, 0)        /* the n-th message over UC or UD from when it was set is lost, once */           \
     X(FAKE_TWICE_NTH, 0)       /* the n-th SEND over RC from when it was set arrives twice, once: a peer that repeats itself */ \
     X(FAKE_RENUMBER_NTH, 0)    /* of the n-th SEND from when it was set byte 8 arrives as another, once: a peer that misnumbers its first frame */ \
+    X(FAKE_STRAY_NTH, 0)       /* before the n-th datagram from when it was set comes another one, once: of a stranger, and its last byte is another */ \
     X(FAKE_DELAY_READS, 0)     /* so many polls find nothing before a READ completes; arming ends the delay */ \
-    X(FAKE_DELAY_SENDS, 0)     /* so many polls do not find a SEND that has completed: others pass it; as above */ \
+    X(FAKE_DELAY_SENDS, 0)     /* so many polls do not find a SEND or WRITE that has completed: others pass it; as above */ \
     X(FAKE_HOLD_SHARED, 0)     /* 1: polls do not find receives of shared queues that have completed, and no event tells of a last one; \
                                   0: now they do, and events tell; -1: the same, but only of last ones */ \
     X(FAKE_HANG_UP, -1)        /* a socket. Polls do not find receives of queues that are not shared, until one of an armed queue has found nothing: \
@@ -93,6 +94,7 @@
     X(errors)    /* completions without success ... */                                                        \
     X(flushes)   /* ... of which flushed */                                                                   \
     X(drops)     /* messages lost on the way, over UC or UD */                                                \
+    X(strays)    /* datagrams of strangers */                                                                 \
     X(lost_receives) /* that went with a queue pair destroyed too early */                                    \
     X(failures)  /* queue pairs that went into the error state */                                             \
     X(queue_full) X(cq_overflows) X(rnr_waits) X(misuse)                                                      \
@@ -118,7 +120,7 @@ static pthread_cond_t acknowledged = PTHREAD_COND_INITIALIZER;
 static uint32_t next_number = 0x11; /* of queue pairs */
 static uint32_t next_key = 0x1001;
 static uint64_t dice = 1;
-static long reads_until_failure, messages_until_drop, sends_until_twin, sends_until_lie; /* 0: none to come */
+static long reads_until_failure, messages_until_drop, sends_until_twin, sends_until_lie, datagrams_until_stray; /* 0: none to come */
 
 struct port { enum ibv_port_state state; struct ibv_gid_entry gids[GID_PLACES]; bool has[GID_PLACES]; };
 struct device { struct ibv_device base; int index; struct port ports[MAX_PORTS]; };
@@ -145,6 +147,7 @@ struct send {
     struct ibv_ah_attr to; /* UD */
     bool started, finished; enum ibv_wc_status status; uint32_t length;
     long polls_left; uint32_t units_left, *units; /* of a READ in flight: words not yet copied */
+    uint64_t sum; /* of the bytes to send */
 };
 struct qp {
     struct ibv_qp base; struct qp *next; struct ibv_qp_attr attr; struct ibv_qp_cap cap; bool signal_all;
@@ -242,6 +245,7 @@ static void apply(int setting) {
     if (setting == SET_FAKE_FAIL_NTH_READ) reads_until_failure = SET(FAKE_FAIL_NTH_READ);
     if (setting == SET_FAKE_TWICE_NTH) sends_until_twin = SET(FAKE_TWICE_NTH);
     if (setting == SET_FAKE_RENUMBER_NTH) sends_until_lie = SET(FAKE_RENUMBER_NTH);
+    if (setting == SET_FAKE_STRAY_NTH) datagrams_until_stray = SET(FAKE_STRAY_NTH);
     if (setting == SET_FAKE_DROP_NTH) messages_until_drop = SET(FAKE_DROP_NTH);
     if (setting != SET_FAKE_PORT_STATE) return;
     for (int d = 0; d < MAX_DEVICES; d++)
@@ -788,6 +792,25 @@ static bool is_held(const struct cqe *cqe) { /* a receive that polls do not find
     if (SET(FAKE_LATE_RECEIVES) && cqe->polls_left >= 0) return true;
     return cqe->qp->base.srq ? SET(FAKE_HOLD_SHARED) > 0 : SET(FAKE_HANG_UP) >= 0;
 }
+/* The memory of a SEND or WRITE is the device's until its completion is polled: it must not change before. */
+static uint64_t sum_of(struct qp *qp, const struct send *send) {
+    struct memory from;
+    uint64_t sum = 0xcbf29ce484222325;
+    if (send->wr.opcode == IBV_WR_RDMA_READ || send->wr.send_flags & IBV_SEND_INLINE) return sum;
+    if (!reach_all(qp->base.pd, send->sge, send->wr.num_sge, 0, &from)) return 0; /* it is gone, as it may be */
+    for (int i = 0; i < from.pieces; i++)
+        for (uint32_t n = 0; n < from.piece[i].length; n++)
+            sum = (sum ^ __atomic_load_n(from.piece[i].at + n, __ATOMIC_RELAXED)) * 0x100000001b3;
+    return sum;
+}
+static void free_places(struct qp *qp, uint32_t until) {
+    for (; (int32_t)(until - qp->freed) > 0; qp->freed++) {
+        const struct send *send = &qp->ring[qp->freed % qp->cap.max_send_wr];
+        uint64_t sum = sum_of(qp, send);
+        if (sum && send->sum && sum != send->sum)
+            misuse("memory was written that work request %llu of queue pair %u sends", (unsigned long long)send->wr.wr_id, qp->base.qp_num);
+    }
+}
 static void progress(struct qp *qp, bool is_poll, bool at_once);
 static void flush_late(struct cq *cq, bool at_once);
 static int poll_cq(struct ibv_cq *base, int room, struct ibv_wc *wc) {
@@ -815,7 +838,7 @@ static int poll_cq(struct ibv_cq *base, int room, struct ibv_wc *wc) {
         }
         wc[n++] = cqe.wc;
         COUNT(completions)++;
-        if (cqe.is_send) cqe.qp->freed = cqe.frees;
+        if (cqe.is_send) free_places(cqe.qp, cqe.frees);
         else if (cqe.qp->base.srq) ((struct srq *)cqe.qp->base.srq)->queue.unpolled--;
         else cqe.qp->queue.unpolled--;
     }
@@ -1010,7 +1033,7 @@ static void complete_send(struct qp *qp, struct send *send, enum ibv_wc_status s
     struct ibv_wc wc = {.wr_id = send->wr.wr_id, .status = status, .opcode = opcode_of(send->wr.opcode),
         .vendor_err = status == IBV_WC_SUCCESS ? 0 : 0x80 + status, .byte_len = send->length, .qp_num = qp->base.qp_num};
     complete((struct cq *)qp->base.send_cq, (struct cqe){.wc = wc, .qp = qp, .frees = qp->done, .is_send = true,
-        .polls_left = wc.opcode == IBV_WC_SEND ? SET(FAKE_DELAY_SENDS) : 0});
+        .polls_left = wc.opcode != IBV_WC_RDMA_READ ? SET(FAKE_DELAY_SENDS) : 0});
 }
 static void complete_recv(struct qp *qp, uint64_t wr_id, struct ibv_wc wc, bool solicited) {
     wc.wr_id = wr_id;
@@ -1140,6 +1163,12 @@ struct ibv_ah *ibv_create_ah(struct ibv_pd *pd, struct ibv_ah_attr *attr) {
 }
 int ibv_destroy_ah(struct ibv_ah *base) {
     pthread_mutex_lock(&lock);
+    for (struct qp *qp = qps; qp; qp = qp->next)
+        for (uint32_t i = qp->freed; qp->base.qp_type == IBV_QPT_UD && i != qp->tail; i++)
+            if (qp->ring[i % qp->cap.max_send_wr].wr.wr.ud.ah == base) {
+                misuse("ibv_destroy_ah of an address that a SEND of queue pair %u names", qp->base.qp_num);
+                break;
+            }
     ((struct pd *)base->pd)->users--;
     DIED(ahs);
     free(base);
@@ -1253,6 +1282,7 @@ static enum ibv_wc_status start_read(struct qp *qp, struct qp *peer, struct send
     return send->status;
 }
 /* WRITE and SEND. False: there is no receive yet, and the sender is to wait. */
+static bool is_stray; /* it comes from a stranger */
 static bool deliver(struct qp *qp, struct qp *peer, struct send *send) {
     bool is_rc = qp->base.qp_type == IBV_QPT_RC, is_ud = qp->base.qp_type == IBV_QPT_UD, solicited = send->wr.send_flags & IBV_SEND_SOLICITED;
     bool is_write = send->wr.opcode == IBV_WR_RDMA_WRITE || send->wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
@@ -1273,6 +1303,12 @@ static bool deliver(struct qp *qp, struct qp *peer, struct send *send) {
         else COUNT(drops)++;
         return true;
     }
+    if (is_ud && send->length && datagrams_until_stray && --datagrams_until_stray == 0) {
+        COUNT(strays)++;
+        is_stray = true;
+        deliver(qp, peer, send);
+        is_stray = false;
+    }
     uint8_t *target = NULL;
     if (is_write) {
         if (!(peer->attr.qp_access_flags & IBV_ACCESS_REMOTE_WRITE)) { send->status = refuse(peer, IBV_WC_REM_INV_REQ_ERR); return true; }
@@ -1287,7 +1323,7 @@ static bool deliver(struct qp *qp, struct qp *peer, struct send *send) {
     }
     if (takes_receive) next_receive(peer, &recv);
     struct ibv_wc wc = {.byte_len = send->length + header, .opcode = is_write ? IBV_WC_RECV_RDMA_WITH_IMM : IBV_WC_RECV,
-        .src_qp = is_ud ? qp->base.qp_num : 0, .slid = lid_of(device_of(qp->base.context), qp->attr.port_num),
+        .src_qp = is_ud ? qp->base.qp_num ^ (is_stray ? 1u << 23 : 0) : 0, .slid = lid_of(device_of(qp->base.context), qp->attr.port_num),
         .wc_flags = (carries_immediate(send) ? IBV_WC_WITH_IMM : 0) | (is_ud && send->to.is_global ? IBV_WC_GRH : 0),
         .imm_data = carries_immediate(send) ? send->wr.imm_data : 0};
     if (is_write) to = (struct memory){1, {{target, send->length}}};
@@ -1311,6 +1347,13 @@ static bool deliver(struct qp *qp, struct qp *peer, struct send *send) {
         }
     }
     copy(&to, is_write ? 0 : header, &from, 0, send->length);
+    if (is_stray) {
+        uint8_t last;
+        struct memory end = {1, {{&last, 1}}};
+        copy(&end, 0, &to, header + send->length - 1, 1);
+        last ^= 1;
+        copy(&to, header + send->length - 1, &end, 0, 1);
+    }
     if (!is_write && send->length > 8 && sends_until_lie && --sends_until_lie == 0) {
         uint8_t number = 0;
         struct memory lie = {1, {{&number, 1}}};
@@ -1388,6 +1431,7 @@ static int post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_sen
         if (base->qp_type == IBV_QPT_UD) send->to = ((struct ah *)wr->wr.ud.ah)->attr;
         for (int i = 0, at = 0; wr->send_flags & IBV_SEND_INLINE && i < wr->num_sge; at += wr->sg_list[i++].length)
             memcpy(send->inline_data + at, (void *)(uintptr_t)wr->sg_list[i].addr, wr->sg_list[i].length);
+        send->sum = sum_of(qp, send);
         COUNT(wrs)++;
     }
     if (qp->state == IBV_QPS_ERR) enter_error(qp);
@@ -1665,11 +1709,24 @@ static void test_unreliable(void) {
     bool on_ethernet = to.is_global;
     CHECK(wc.wc_flags == (on_ethernet ? IBV_WC_GRH : 0u) && (!on_ethernet || !memcmp((char *)b.words + 24, to.grh.dgid.raw, 16)));
     before = N(drops);
+    long strays = N(strays);
     wr.wr.ud.remote_qkey = 8; /* the wrong key, then no receive */
     CHECK(!post_receive(&b, 2, 56) && !ibv_post_send(a.qp, &wr, &bad) && one(&a).status == IBV_WC_SUCCESS && none(&b) && N(drops) == before + 1);
     wr.wr.ud.remote_qkey = 7;
     CHECK(!ibv_post_send(a.qp, &wr, &bad) && one(&b).wr_id == 2 && !ibv_post_send(a.qp, &wr, &bad) && none(&b) && N(drops) == before + 2);
-    CHECK(!ibv_destroy_ah(ah));
+    /* a stranger's comes before it */
+    fake_set("FAKE_STRAY_NTH", 1);
+    CHECK(!post_receive(&b, 3, 56) && !post_receive(&b, 4, 56) && !ibv_post_send(a.qp, &wr, &bad) && one(&a).status == IBV_WC_SUCCESS);
+    wc = one(&b);
+    CHECK(wc.wr_id == 3 && wc.src_qp != a.qp->qp_num);
+    wc = one(&b);
+    CHECK(wc.wr_id == 4 && wc.src_qp == a.qp->qp_num && !memcmp(b.words + 5, a.words, 16) && N(strays) == strays + 1);
+    /* memory, and then an address, that a SEND may still need */
+    before = N(misuse);
+    CHECK(!ibv_post_send(a.qp, &wr, &bad));
+    a.words[1]++;
+    CHECK(one(&a).status == IBV_WC_SUCCESS && N(misuse) == before + 1);
+    CHECK(!ibv_post_send(a.qp, &wr, &bad) && !ibv_destroy_ah(ah) && N(misuse) == before + 2);
     close_side(&a), close_side(&b);
 }
 static void test_devices(void) {

@@ -21,8 +21,10 @@ use fake_ibverbs::{compile, folder, is_guest};
 use oneread::client::LinkError;
 use oneread::families::presets;
 use oneread::get::Retry;
-use oneread::layout::geometry::Family;
+use oneread::layout::geometry::{Family, SlotIx};
 use oneread::placement::Preset;
+use oneread::region::Backing;
+use oneread::server::StartMode;
 use oneread::verbs::{SetupError, Token, VerbsError, VerbsOptions, Wait};
 use oneread::{
     Address, BatchAnswer, Client, ClientOptions, ConnectError, GetError, MutateError, PutError, PutMode,
@@ -183,6 +185,19 @@ stories! {
         heaps_that_may_not_be_registered,
         #[cfg(feature = "herd")]
         herd_clients_that_leave,
+        #[cfg(feature = "herd")]
+        herd_keeps_the_order_of_a_key,
+        #[cfg(feature = "herd")]
+        herd_welcomes_that_are_changed,
+        #[cfg(feature = "herd")]
+        datagrams_of_strangers,
+        #[cfg(feature = "herd")]
+        herd_replies_that_complete_late,
+        #[cfg(feature = "herd")]
+        herd_cells_that_are_being_sent,
+        answers_beyond_the_bound,
+        chunks_without_a_key,
+        entries_of_the_server_before,
     ]
     told: [choice,]
 }
@@ -1750,6 +1765,305 @@ fn herd_clients_that_leave(fake: &Fake) {
         drop(goes);
         wait_for("its place to be given up", || (kinds.map(|kind| fake.count(kind)) == before).then_some(()));
         ask(&mut stays);
+    }
+}
+
+/// Serves requests HERD's way, by so many workers.
+#[cfg(feature = "herd")]
+fn serve_herd(workers: usize) -> (Server, ClientOptions) {
+    let table = config(default_preset(), 4000, 16, 46, 7);
+    let herd = ServerConfig::new(at("127.0.0.1:0"), table).herd(true).workers(workers);
+    (Server::start(herd.token(Token::new(TOKEN))).unwrap(), options().requests(RequestPath::Herd))
+}
+
+/// Q4: requests for one key are done in their order, also when the first of them is lost and comes again
+/// later. Those for other keys do not wait.
+#[cfg(feature = "herd")]
+fn herd_keeps_the_order_of_a_key(fake: &Fake) {
+    let (server, herd) = serve_herd(1);
+    let mut client = Client::connect_with(server.address(), herd).unwrap();
+    let mut repeats = 0;
+    for lost in 1..=5 {
+        let one = ours(lost).0;
+        let (values, other) = ([b"first", b"again", b"third"], key(1_000 + lost, 16));
+        let pairs: Vec<(&[u8], &[u8])> =
+            vec![(&one, values[0]), (&one, values[1]), (&other, values[0]), (&one, values[2])];
+        // A WRITE of these, or a reply.
+        fake.set("FAKE_DROP_NTH", lost.into());
+        let answers: Vec<_> = client.put_many(&pairs).unwrap().into_iter().map(Result::unwrap).collect();
+        fake.set("FAKE_DROP_NTH", 0);
+        let (inserted, updated) = (PutOutcome::Inserted, PutOutcome::Updated);
+        assert_eq!(answers, [inserted, updated, inserted, updated], "message {lost} was lost");
+        assert_eq!(client.get(&one).unwrap().as_deref(), Some(&values[2][..]), "message {lost} was lost");
+        let before = std::mem::replace(&mut repeats, client.queue_counts().unwrap().repeats);
+        assert!(repeats > before, "message {lost} came again");
+    }
+}
+
+#[cfg(feature = "herd")]
+fn less_by_one(text: &str, field: &str) -> String {
+    forged::with_field(text, field, &(forged::number_in(text, field) - 1).to_string())
+}
+
+/// The client checks the place that a server has for its requests before it WRITEs there.
+#[cfg(feature = "herd")]
+fn herd_welcomes_that_are_changed(_: &Fake) {
+    let (server, herd) = serve_herd(2);
+    // What is changed stands behind the rest of the welcome.
+    type WelcomeChange = fn(&str) -> String;
+    let relay = |change: WelcomeChange| {
+        forged::relay(place(&server), true, move |welcome| {
+            let at = welcome.find("\"extension\":").expect("an extension");
+            format!("{}{}", &welcome[..at], change(&welcome[at..]))
+        })
+    };
+    let changes: [(WelcomeChange, &str); 5] = [
+        (|text| forged::with_field(text, "workers", "[]"), "too small a place"),
+        (|text| forged::with_field(text, "workers", "[5,6,7]"), "too small a place"),
+        (|text| less_by_one(text, "bytes"), "too small a place"),
+        (|text| less_by_one(text, "cell_bytes"), "too small a place"),
+        (|text| forged::with_field(text, "mtu", "1000"), "MTU is none"),
+    ];
+    for (n, (change, expected)) in changes.into_iter().enumerate() {
+        let error = refused(&relay(change), herd.clone());
+        let is_refused = matches!(&error, SetupError::Herd { why, .. } if why.contains(expected));
+        assert!(is_refused, "{n}: {error}");
+    }
+    let mut client = Client::connect_with(&relay(str::to_owned), herd.clone()).unwrap();
+    fill(&mut client, 30);
+    check_all(&mut client, 30);
+}
+
+/// Q5: a datagram of a queue pair that is no worker's is no reply, whatever it says.
+#[cfg(feature = "herd")]
+fn datagrams_of_strangers(fake: &Fake) {
+    let (server, herd) = serve_herd(2);
+    let mut client = Client::connect_with(server.address(), herd).unwrap();
+    fill(&mut client, 30);
+    let strays = fake.count("strays");
+    // More of them than there are receives.
+    for n in 0..30 {
+        let (key, value) = ours(n);
+        fake.set("FAKE_STRAY_NTH", 1);
+        assert_eq!(client.get_two_sided(&key).unwrap(), Some(value), "{n}");
+    }
+    assert_eq!(fake.count("strays") - strays, 30);
+    assert_eq!(client.stats().reattached, 0);
+}
+
+/// The replies of a worker complete late: it sends no more than its queue has room for, and those of a
+/// client that leaves complete before its address is given up.
+#[cfg(feature = "herd")]
+fn herd_replies_that_complete_late(fake: &Fake) {
+    const REPLIES: u32 = 128;
+    let (server, herd) = serve_herd(1);
+    let mut stays = Client::connect_with(server.address(), herd.clone()).unwrap();
+    fake.set("FAKE_DELAY_SENDS", 300);
+    let ahs = fake.count("live_ahs");
+    for round in 1..=3 {
+        let mut leaves = Client::connect_with(server.address(), herd.clone()).unwrap();
+        fill(&mut leaves, 3 * REPLIES + 7);
+        drop(leaves);
+        wait_for("its place to be given up", || (fake.count("live_ahs") == ahs).then_some(()));
+        assert_eq!((fake.count("misuse"), fake.count("queue_full")), (0, 0), "round {round}");
+        fill(&mut stays, REPLIES + 1);
+    }
+    fake.set("FAKE_DELAY_SENDS", 0);
+    assert_eq!(stays.stats().reattached, 0);
+}
+
+/// A WRITE has arrived, but it is not known to be over. Its cell is not written until it is: not by the
+/// next request, and not by the same one, whose reply was lost.
+#[cfg(feature = "herd")]
+fn herd_cells_that_are_being_sent(fake: &Fake) {
+    let (server, herd) = serve_herd(1);
+    let mut client = Client::connect_with(server.address(), herd).unwrap();
+    fill(&mut client, 30);
+    let (before, drops) = (client.queue_counts().unwrap().repeats, fake.count("drops"));
+    // The WRITE is the first message, the reply the second. It is repeated after 10 ms.
+    fake.set("FAKE_DELAY_SENDS", i32::MAX.into());
+    fake.set("FAKE_DROP_NTH", 2);
+    let found = std::thread::scope(|scope| {
+        let got = scope.spawn(|| client.get_two_sided(&ours(0).0));
+        wait_for("the reply to be lost", || (fake.count("drops") > drops).then_some(()));
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!got.is_finished());
+        // The worker, which had one reply to send, and the client learn of it now.
+        fake.set("FAKE_DELAY_SENDS", 0);
+        got.join().unwrap()
+    });
+    assert_eq!(found.unwrap(), Some(ours(0).1));
+    assert!(client.queue_counts().unwrap().repeats > before);
+    // Of a batch, as many requests are under way as there are cells, whether they are answered or not.
+    const CELLS: u64 = 4;
+    let before = server.index().counts().inserts;
+    let done = || server.index().counts().inserts - before;
+    fake.set("FAKE_DELAY_SENDS", i32::MAX.into());
+    let answers = std::thread::scope(|scope| {
+        let pairs: Vec<_> = (100..120).map(ours).collect();
+        let client = &mut client;
+        let put = scope.spawn(move || client.put_many(&pairs));
+        wait_for("the first requests", || (done() >= CELLS).then_some(()));
+        std::thread::sleep(Duration::from_millis(100));
+        let now = done();
+        fake.set("FAKE_DELAY_SENDS", 0);
+        assert_eq!(now, CELLS);
+        put.join().unwrap()
+    });
+    answers.unwrap().into_iter().for_each(|answer| assert_eq!(answer, Ok(PutOutcome::Inserted)));
+}
+
+/// A message whose answer waits for a slot is unanswered, too: a client may have eight of these, and is hung
+/// up on if it sends more. The server keeps no answers without end.
+fn answers_beyond_the_bound(fake: &Fake) {
+    const BOUND: u32 = 8;
+    let polling = ServerConfig::new(at("127.0.0.1:0"), config(default_preset(), 4000, 16, 46, 7)).workers(1);
+    let server = Server::start(polling.wait(Wait::Poll).token(Token::new(TOKEN))).unwrap();
+    let mut next = 0;
+    for messages in [BOUND, BOUND + 1, 14] {
+        let address = forged::relay(place(&server), true, move |welcome| {
+            forged::with_field(&welcome, "messages", &messages.to_string())
+        });
+        // This client arms its queue, which ends the delay on its side only.
+        let verbs = options().verbs.wait(Wait::Block);
+        let hasty = options().verbs(verbs).deadline(Duration::from_millis(50));
+        let mut client =
+            wait_for("a connection within 50 ms", || Client::connect_with(&address, hasty.clone()).ok());
+        wait_for("those before to be gone", || (server.stats().clients == 1).then_some(()));
+        let before = server.index().counts().inserts;
+        let done = || server.index().counts().inserts - before;
+        fake.set("FAKE_DELAY_SENDS", i32::MAX.into());
+        // Asks for something more. Returns how many messages have been sent.
+        let mut put = || {
+            next += 1;
+            let answer = client.put(&ours(next).0, &ours(next).1);
+            (answer, client.queue_counts().unwrap().messages)
+        };
+        // The answers to the first eight take all slots, and those to the others wait for one.
+        let mut sent = 0;
+        while sent < 2 * u64::from(BOUND) {
+            let (answer, now) = put();
+            let may_come = now <= BOUND.into() && answer.is_ok();
+            assert!(may_come || matches!(answer, Err(MutateError::Deadline { .. })), "{now}: {answer:?}");
+            wait_for("the put", || (done() == now).then_some(()));
+            sent = now;
+        }
+        let is_greedy = messages > BOUND;
+        if is_greedy {
+            wait_for("one message more", || (put().1 > sent).then_some(()));
+        } else {
+            let (answer, now) = put();
+            assert!(matches!(answer, Err(MutateError::Deadline { .. })) && now == sent, "{answer:?}");
+        }
+        if is_greedy {
+            let is_over = || server.stats().clients == 0 || done() > 2 * u64::from(BOUND);
+            wait_for("the server to hang up", || is_over().then_some(()));
+        }
+        assert_eq!((server.stats().clients, done()), (u64::from(!is_greedy), 2 * u64::from(BOUND)));
+        fake.set("FAKE_DELAY_SENDS", 0);
+        if !is_greedy {
+            wait_for("an answer", || put().0.ok());
+            assert_eq!(client.stats().reattached, 0);
+        }
+    }
+    fill(&mut connect(&server), 300);
+}
+
+// ---- chunks -----------------------------------------------------------------------------------------
+
+/// A slot names memory of a chunk whose key the server never tells. The client asks for the key a number of
+/// times, then for another connection, and then it gives up.
+fn chunks_without_a_key(fake: &Fake) {
+    /// The first chunk of the heap.
+    const OF_HEAP: u64 = 192;
+    /// A slot of a chunk is READ so often, and so many connections are lost.
+    const ASKED: i64 = 101;
+    const LOST: i64 = 9;
+    let size = TableSize::Growing { bytes_max: 8 << 20, segment_slots: Some(1024) };
+    let table = config(default_preset(), 0, 16, 300_000, 7).size(size).inline_max(40).heap_bytes(16 << 20);
+    let config = ServerConfig::new(at("127.0.0.1:0"), table.grace(CALM)).token(Token::new(TOKEN));
+    let server = Server::start(config).unwrap();
+    let (index, region) = (server.index(), server.index().region());
+    index.put(&key(0, 16), &value(0, 1_000), PutMode::Insert).unwrap();
+    let words = index.geometry().shape().bytes() / 8;
+    // READs of one connection: the entry and the keys that it needs, and of the heap a window before.
+    for (chunk, reads) in [(0, 1 + ASKED), (OF_HEAP, 1 + 1 + 1 + ASKED)] {
+        let slot = SlotIx(index.geometry().directory_slots() + chunk);
+        let first = index.geometry().slot_offset(slot) as usize / 8;
+        let told: Vec<u64> = (first..first + words).map(|word| region.load(word)).collect();
+        for options in both_paths(64) {
+            let is_shared = options.verbs.pairs.is_some();
+            let mut client = Client::connect_with(server.address(), options).unwrap();
+            let tell =
+                |words: &[u64]| (first..).zip(words).for_each(|(word, bits)| region.store(word, *bits));
+            tell(&vec![0; words]);
+            let before = fake.count("reads");
+            let asked = || fake.count("reads") - before;
+            let answer = std::thread::scope(|scope| {
+                let gets = scope.spawn(|| client.get(&key(0, 16)));
+                wait_for("an answer", || (gets.is_finished() || asked() > 2 * LOST * reads).then_some(()));
+                let (is_finished, asked) = (gets.is_finished(), asked());
+                tell(&told);
+                assert!(is_finished, "chunk {chunk}: asked for {asked} times, and no end");
+                gets.join().unwrap()
+            });
+            let Err(GetError::ServerGone { source: LinkError::Verbs(error), .. }) = answer else {
+                panic!("chunk {chunk}: {answer:?}");
+            };
+            assert!(error.to_string().contains(&format!("chunk {chunk}, which has no key")), "{error}");
+            // A connection that others may use, too, stays, and knows the key of the window's chunk.
+            let known = if is_shared && chunk == OF_HEAP { LOST - 1 } else { 0 };
+            assert_eq!(asked(), LOST * reads - known, "chunk {chunk}");
+            assert_eq!(client.get(&key(0, 16)).unwrap(), Some(value(0, 1_000)));
+        }
+    }
+}
+
+/// A client remembers where a table has grown to. The next server of the table has not registered that
+/// memory: the table has shrunk. The client forgets what it remembered when it finds that server.
+fn entries_of_the_server_before(_: &Fake) {
+    /// So many segments take more than two chunks.
+    const SEGMENTS: u64 = 32;
+    const CHUNK: u64 = 16 << 20;
+    const KEEP: u32 = 300;
+    let folder = tempfile::tempdir().unwrap();
+    let size = TableSize::Growing { bytes_max: 256 << 20, segment_slots: Some(1024) };
+    let table = config(default_preset(), 0, 16, 1_000, 7).size(size).grace(Duration::from_millis(20));
+    let serve = |address: Address| {
+        let backing = Backing::File(folder.path().join("region"));
+        let config = ServerConfig::new(address, table).backing(backing).start(StartMode::OpenOrCreate);
+        Server::start(config.token(Token::new(TOKEN))).unwrap()
+    };
+    let mut server = serve(at("127.0.0.1:0"));
+    let address = server.address().clone();
+    for (round, options) in both_paths(64).into_iter().enumerate() {
+        let index = server.index();
+        let of = |n: u32| value(n.into(), 900);
+        let mut last = 0;
+        while index.growth().segments < SEGMENTS || index.growth().splitting > 0 {
+            index.put(&key(last, 16), &of(last), PutMode::Upsert).unwrap();
+            last += 1;
+        }
+        let bytes = index.geometry().slots() * index.geometry().shape().bytes() as u64;
+        assert!(SEGMENTS * bytes > 2 * CHUNK, "{bytes} bytes each");
+        let mut client = Client::connect_with(&address, options).unwrap();
+        let check = |client: &mut Client| {
+            for n in 0..KEEP {
+                assert_eq!(client.get(&key(n, 16)).unwrap(), Some(of(n)), "round {round}: {n}");
+            }
+        };
+        check(&mut client);
+        (KEEP..last).for_each(|n| assert_eq!(index.remove(&key(n, 16)), Ok(true)));
+        wait_for("the table to shrink", || {
+            index.shrink();
+            index.tidy();
+            let growth = index.growth();
+            (growth.segments == 1 && growth.merging == 0).then_some(())
+        });
+        server.stop();
+        server = serve(address.clone());
+        check(&mut client);
+        assert_eq!(client.stats().reattached, 1, "round {round}");
     }
 }
 

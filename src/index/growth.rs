@@ -244,7 +244,7 @@ impl RoomWait {
 
 /// Why a segment cannot be split.
 #[derive(Debug)]
-enum NoSplit {
+pub(super) enum NoSplit {
     /// Another split or merge is under way there, or was a moment ago.
     Busy,
     /// Another thread is making a segment.
@@ -257,7 +257,7 @@ enum NoSplit {
 
 impl NoSplit {
     /// It may be split when others have gone on.
-    fn is_busy(&self) -> bool {
+    pub fn is_busy(&self) -> bool {
         matches!(self, NoSplit::Busy | NoSplit::Making)
     }
 }
@@ -1028,7 +1028,7 @@ impl Growth {
     // ---- splits and merges begin ----------------------------------------------------------------
 
     /// Begins to split a segment.
-    fn begin_split(&self, parent: &Segment) -> Result<(), NoSplit> {
+    pub(super) fn begin_split(&self, parent: &Segment) -> Result<(), NoSplit> {
         let share = parent.share.get();
         if share.role != PairRole::Whole || !parent.is_settled() {
             return Err(NoSplit::Busy);
@@ -1721,4 +1721,39 @@ impl Segment {
 
 fn try_lock<T>(mutex: &Mutex<T>) -> Option<crate::sync::MutexGuard<'_, T>> {
     mutex.try_lock().ok()
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::config::{Config, TableSize};
+
+    /// After a takeover, the memory up to the last segment has been taken, whether a segment has it or
+    /// not. What is free of it is taken again without more memory; then what was never used.
+    #[test]
+    fn the_budget_counts_free_memory_that_was_left() {
+        let size = TableSize::Growing { bytes_max: 1 << 20, segment_slots: Some(64) };
+        let geometry = Config { size, ..Config::default() }.geometry().unwrap();
+        let bytes = geometry.slots() * geometry.shape().bytes() as u64;
+        for (segments, free) in [
+            (vec![0], vec![]),
+            (vec![0, 1], vec![]),
+            (vec![0, 3, 5], vec![1, 2, 4]),
+            (vec![4], vec![0, 1, 2, 3]),
+        ] {
+            let used = u64::from(segments.last().unwrap() + 1);
+            let budget = Budget::new(8 * bytes);
+            let mut memory = FreeMemory::new(&geometry, &budget);
+            memory.left(segments.iter().copied().collect());
+            let left = (8 - used) * bytes;
+            assert!(budget.has(left) && !budget.has(left + 1), "{segments:?}");
+            let mut taken: Vec<u32> = (0..free.len()).filter_map(|_| memory.take(100)).collect();
+            taken.sort_unstable();
+            assert_eq!(taken, free, "{segments:?}");
+            assert!(budget.has(left) && !budget.has(left + 1), "{segments:?}: it was taken before");
+            let more: Vec<u32> = std::iter::from_fn(|| memory.take(100)).collect();
+            assert_eq!(more, (used as u32..8).collect::<Vec<_>>(), "{segments:?}");
+            assert!(!budget.has(1) && !memory.has_any(100), "{segments:?}");
+        }
+    }
 }

@@ -483,3 +483,171 @@ fn broken_handovers_of_a_table_that_grows_are_noticed() {
     assert!(is_wrong(Rule::HandoverOnce, &used_twice), "case lost: HandoverOnce");
     used_twice();
 }
+
+/// A table without keys, of two segments that a merge has begun to join: so many homes have gone.
+fn merging(layout: &str, homes: u32) -> Lived {
+    let lived = Lived::new(layout, 3);
+    lived.growth().split(b"a key");
+    lived.settle(layout);
+    lived.growth().merge(b"a key");
+    lived.growth().drive_on(homes);
+    lived
+}
+
+/// What the header of a home says.
+fn header(segment: &Segment, home: u64) -> crate::layout::segment::HomeState {
+    let aux = segment.slots().header(segment.geometry.window(home).first).aux;
+    crate::layout::segment::HomeState::of(aux)
+}
+
+/// A thread has taken the note out of its queue that a home is to be settled, and is slow. Meanwhile the
+/// merge is given up, and the home is merged again. E5: the header stays for 2T from then.
+#[test]
+fn an_old_note_settles_no_home() {
+    for layout in LAYOUTS {
+        let lived = merging(layout, 1);
+        let guard = crossbeam_epoch::pin();
+        let parent = lived.growth().live.get(0, &guard).unwrap();
+        let is_unsettled = || header(parent, 0).depth == 1 && parent.unsettled.load(Ordering::Relaxed) == 1;
+        assert!(is_unsettled(), "{layout}");
+        lived.clock.advance(2 * GRACE);
+        let (due_ns, old) = lived.growth().grace.pop_due().unwrap();
+        assert_eq!((old.memory, old.trace), (0, Trace::Settle { home: 0 }), "{layout}");
+        lived.growth().give_up_merges();
+        lived.settle(layout);
+        lived.growth().merge(b"a key");
+        lived.growth().drive_on(1);
+        assert!(is_unsettled(), "{layout}");
+        parent.take_away(due_ns, old.trace);
+        assert!(is_unsettled(), "{layout}: settled by the old note");
+        drop(guard);
+        lived.settle(layout);
+        lived.check_at_rest(layout);
+    }
+}
+
+/// E6: a merge that is given up ends when no home is marked any more, and not before. Until then clients
+/// may come to a marked home, and the directory names the pair.
+#[test]
+fn a_merge_given_up_ends_with_its_marks() {
+    for layout in LAYOUTS {
+        let mut lived = Lived::new(layout, 3);
+        (0..6).for_each(|key| assert!(lived.put(key)));
+        lived.growth().split(&0u64.to_le_bytes());
+        lived.settle(layout);
+        lived.growth().merge(&0u64.to_le_bytes());
+        let homes = lived.index.geometry().homes();
+        lived.growth().drive_on(homes as u32 / 2 + 1);
+        lived.growth().give_up_merges();
+        let guard = crossbeam_epoch::pin();
+        let child = lived.growth().live.get(1, &guard).unwrap();
+        let marked = || (0..homes).filter(|&home| header(child, home).merged).count();
+        let is_pair = || lived.growth().pairs_left().len() == 1;
+        assert!(marked() > 0 && is_pair(), "{layout}");
+        let mut all_back = 0;
+        while is_pair() {
+            all_back += u32::from(child.share.are_all_away(false, homes) && marked() > 0);
+            lived.index.tidy();
+            assert!(is_pair() || marked() == 0, "{layout}: {} homes are marked", marked());
+            // Keys that are not there are not there, and no GET goes on until the marks are gone.
+            (0..40)
+                .for_each(|key| assert_eq!(lived.version(key), lived.model.get(&key).copied(), "{layout}"));
+            lived.clock.advance(GRACE / 20);
+        }
+        assert!(all_back > 10, "{layout}: {all_back}");
+        drop(guard);
+        lived.settle(layout);
+        lived.check(layout);
+        lived.check_at_rest(layout);
+    }
+}
+
+/// A thread makes the memory of a split ready. Meanwhile another one begins to merge the segment. So the
+/// split does not begin, and its memory is free again.
+#[cfg(feature = "verbs")]
+#[test]
+fn memory_of_a_split_that_does_not_begin_comes_back() {
+    use std::sync::{Mutex, Weak, mpsc};
+    /// Says that memory is about to be used, and waits.
+    struct SlowRegistrar(Mutex<(mpsc::Sender<u32>, mpsc::Receiver<()>)>);
+    impl Registrar for SlowRegistrar {
+        fn before_use(&self, memory: u32) -> Result<(), RegionError> {
+            let ends = crate::sync::lock(&self.0);
+            ends.0.send(memory).unwrap();
+            ends.1.recv().unwrap();
+            Ok(())
+        }
+        fn before_use_of_block(&self, _: u64) -> Result<(), RegionError> {
+            unreachable!("no values are long")
+        }
+    }
+    for layout in LAYOUTS {
+        let mut lived = Lived::new(layout, 3);
+        (0..6).for_each(|key| assert!(lived.put(key)));
+        let key = 0u64.to_le_bytes();
+        lived.growth().split(&key);
+        lived.settle(layout);
+        let ((says, hears), (goes, waits)) = (mpsc::channel(), mpsc::channel());
+        let registrar: Arc<dyn Registrar> = Arc::new(SlowRegistrar(Mutex::new((says, waits))));
+        let of_growth: Weak<dyn Registrar> = Arc::downgrade(&registrar);
+        lived.growth().register_with(of_growth);
+        let growth = lived.growth();
+        std::thread::scope(|scope| {
+            let splits = scope.spawn(|| {
+                let guard = crossbeam_epoch::pin();
+                growth.begin_split(growth.live.get(0, &guard).unwrap())
+            });
+            let memory = hears.recv().unwrap();
+            assert!(!growth.memory_left().contains(&memory), "{layout}: {memory} is taken");
+            growth.merge(&key);
+            goes.send(()).unwrap();
+            assert!(
+                splits.join().unwrap().is_err_and(|why| why.is_busy()),
+                "{layout}: another one is under way"
+            );
+            assert!(growth.memory_left().contains(&memory), "{layout}: {memory} is lost");
+        });
+        drop(registrar);
+        lived.settle(layout);
+        lived.check(layout);
+        lived.check_at_rest(layout);
+    }
+}
+
+/// E1, in the order of the stores: when the directory begins to use a bit more, every entry that it leads to
+/// is there, and says what the entry said that it takes the place of.
+#[test]
+fn entries_are_there_before_the_directory_uses_them() {
+    use crate::layout::control::DIRECTORY_WORD;
+    use crate::layout::segment::DirectoryEntry;
+    use crate::layout::slot::check;
+    for layout in LAYOUTS {
+        let lived = Lived::new(layout, 3);
+        let from = lived.now();
+        // (No call of `tidy`, which would fill the next half long before.)
+        for depth in 1..SEGMENTS_MAX {
+            lived.growth().split(b"a key");
+            lived.growth().drive_on(u32::MAX);
+            assert_eq!((lived.index.growth().depth, lived.index.growth().splitting), (depth, 0), "{layout}");
+        }
+        let geometry = lived.index.geometry();
+        let history = lived.recorder.history(lived.index.region().bytes());
+        let entry = |number: u32, at: Instant| {
+            let (slot, words) = (SlotIx(number.into()), geometry.shape().words());
+            let first = geometry.slot_word(slot);
+            let image: Vec<u64> = (first..first + words).map(|word| history.word(word, at)).collect();
+            let view = check(geometry.shape(), geometry.identity(slot), &image).ok()?;
+            DirectoryEntry::from_slot(geometry, &view.key(), &view.value())
+        };
+        let deeper = history.stores(DIRECTORY_WORD..DIRECTORY_WORD + 1, from, lived.now());
+        let bits: Vec<u64> = deeper.iter().map(|&(.., bits)| bits).collect();
+        assert_eq!(bits, (1..SEGMENTS_MAX).collect::<Vec<_>>(), "{layout}");
+        for (at, _, bits) in deeper {
+            let half = 1 << (bits - 1);
+            for number in 0..half {
+                let [old, new] = [number, half + number].map(|number| entry(number, at));
+                assert!(old.is_some() && old == new, "{layout}, {bits} bits: {number}: {old:?}, {new:?}");
+            }
+        }
+    }
+}
