@@ -7,7 +7,7 @@ use oneread::{
 };
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const GRACE: Duration = Duration::from_micros(100);
 
@@ -303,6 +303,61 @@ fn a_takeover_takes_no_more_memory() {
     clock.advance(Duration::from_secs(60));
     let more = fill(&index, 200_000, 60_000);
     assert!(more < put / 4, "{more} values more than {put}: {:?}", index.heap());
+}
+
+/// A table that has shrunk keeps memory for its next segments. The next server does not count what is behind
+/// its last segment, so it gives that back. Full of values, the table then has no more than a new one.
+#[test]
+fn a_takeover_gives_back_what_it_does_not_count() {
+    let folder = tempfile::tempdir().unwrap();
+    let size = TableSize::Growing { bytes_max: 64 << 20, segment_slots: Some(32_768) };
+    let geometry = config(0, 64 << 10).size(size).heap_bytes(None).geometry().unwrap();
+    let segment = geometry.slots() * geometry.shape().bytes() as u64;
+    let path = |name: &str| folder.path().join(name);
+    let begin = |name: &str, clock: &Clock| {
+        let (bytes, first) = (geometry.region_bytes(), geometry.bytes_at_first());
+        let region = Region::create_sparse(&Backing::File(path(name)), bytes, first).unwrap();
+        Index::create(region, geometry.clone(), clock.clone()).unwrap()
+    };
+    let new = begin("new", &Clock::manual());
+    let empty = new.growth().bytes_backed;
+    let in_new = (fill(&new, 200_000, 60_000), new.growth().bytes_backed);
+    for is_stopped in [false, true] {
+        let (name, clock) = (format!("stopped-{is_stopped}"), Clock::manual());
+        let index = begin(&name, &clock);
+        let mut keys = 0;
+        while index.growth().segments < 6 {
+            index.put(&key(keys), &value(keys, 30), PutMode::Insert).unwrap();
+            clock.advance(Duration::from_micros(5));
+            keys += 1;
+        }
+        (0..keys).for_each(|n| assert_eq!(index.remove(&key(n)), Ok(true)));
+        // (Memory comes back when no thread looks at it any more, and other tests have threads, too.)
+        let give_up = Instant::now() + Duration::from_secs(60);
+        let mut shrunk = index.growth();
+        while shrunk.segments > 1 || shrunk.bytes_returned == 0 {
+            assert!(Instant::now() < give_up, "{shrunk:?}");
+            index.shrink();
+            index.tidy();
+            clock.advance(GRACE);
+            shrunk = index.growth();
+        }
+        assert!(shrunk.bytes_backed >= empty + segment, "{empty}, {shrunk:?}");
+        #[cfg(feature = "sim")]
+        assert!(!is_stopped || index.stop());
+        drop(index);
+        let (index, found) = Index::open(Region::open(&path(&name)).unwrap(), clock.clone()).unwrap();
+        assert_eq!(found.handed_over, is_stopped && cfg!(feature = "sim"));
+        let taken_over = index.growth().bytes_backed;
+        // (Some file systems back neighbours, too.)
+        assert!(taken_over < empty + segment / 2, "{empty}, {shrunk:?}, {taken_over}");
+        // (X5: values wait.)
+        clock.advance(Duration::from_secs(60));
+        let put = fill(&index, 200_000, 60_000);
+        let in_this = (put, index.growth().bytes_backed);
+        assert!(put == in_new.0 && in_this.1 < in_new.1 + segment / 2, "{in_this:?}, {in_new:?}");
+        assert_eq!(index.put(&key(0), &value(0, 30), PutMode::Insert), Ok(PutOutcome::Inserted));
+    }
 }
 
 /// A takeover after a stop, and after a kill: all values are there, and what no slot names is free.

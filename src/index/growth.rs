@@ -388,7 +388,7 @@ impl Growth {
             );
         }
         let memories = growth.live.all(&guard).map(|segment| segment.memory);
-        lock(&growth.memory).left(memories.collect());
+        growth.take_memory(memories.collect());
         let splits = left.pairs.iter().filter(|pair| pair.toward == Toward::Child);
         let of_splits: BTreeSet<u32> = splits.map(|pair| pair.child).collect();
         growth.live.all(&guard).for_each(|segment| {
@@ -402,6 +402,17 @@ impl Growth {
         *lock(&growth.directory) = directory;
         drop(guard);
         Ok((growth, found))
+    }
+
+    /// Takes over the memory of these segments, and what is free between it. What is behind does not count
+    /// as taken, so the system gets back what may still be there.
+    fn take_memory(&self, segments: BTreeSet<u32>) {
+        let mut memory = lock(&self.memory);
+        memory.left(segments);
+        if u64::from(memory.used) < self.geometry.segments_max() {
+            let first = self.geometry.slot_offset(self.geometry.segment_first(memory.used));
+            self.region.give_back(first..self.geometry.slots_end());
+        }
     }
 
     /// X5, when every segment is mended.
@@ -423,7 +434,7 @@ impl Growth {
     /// Starts with what another server has handed over.
     fn take_handover(&self, handover: GrowthHandover) -> u64 {
         let GrowthHandover { keys, segments, pairs } = handover;
-        lock(&self.memory).left(segments.iter().map(|(segment, _)| segment.memory).collect());
+        self.take_memory(segments.iter().map(|(segment, _)| segment.memory).collect());
         for (segment, part) in segments {
             segment.take_handover(part);
             self.live.insert(segment);
