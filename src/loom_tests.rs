@@ -146,8 +146,7 @@ fn reader_against_update() {
             let mut value = Vec::new();
             let mut shm = Shm::new(index.region(), index.geometry());
             let key = key(0);
-            let hashed = index.geometry().hashed(&key);
-            let found = shm.get_directly(hashed, &mut value, &mut ReadCounts::default());
+            let found = shm.get_directly(&key, &mut value, &mut ReadCounts::default());
             match found {
                 Some(found) => {
                     assert!(found && [key, [7; 8]].contains(&value[..].try_into().expect("8 bytes")))
@@ -339,8 +338,7 @@ fn reader_against_merge() {
 fn look_once(index: &Index, number: KeyNumber) {
     let (mut value, key) = (Vec::new(), key(number));
     let mut shm = Shm::new(index.region(), index.geometry());
-    let hashed = index.geometry().hashed(&key);
-    if let Some(found) = shm.get_directly(hashed, &mut value, &mut ReadCounts::default()) {
+    if let Some(found) = shm.get_directly(&key, &mut value, &mut ReadCounts::default()) {
         assert!(found && value == key, "missed, or a mixture");
     }
 }

@@ -9,7 +9,7 @@ use crate::hints::{Hinted, Hints};
 use crate::layout::crc;
 use crate::layout::extent::Reference;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
-use crate::layout::hash::Hashed;
+use crate::layout::hash::{First, Hashed};
 use crate::layout::slot::Key;
 use crate::outcome::{KeyLengthError, ReadError};
 use crate::route::KnownEntries;
@@ -218,20 +218,14 @@ impl<'g, F: Fabric> Reader<'g, F> {
     /// Counts so far.
     pub fn stats(&self) -> GetStats {
         let mut stats = self.stats;
-        stats += GetStats { gets: self.direct.gets(), hits: self.direct.found, ..GetStats::default() };
+        self.direct.add_gets_to(&mut stats);
         stats
     }
 
     /// What was asked of the fabric so far.
     pub fn read_counts(&self) -> ReadCounts {
-        let gets = self.direct.gets();
         let mut counts = self.reads;
-        counts += ReadCounts {
-            reads: gets,
-            bytes: gets * self.geometry.window_bytes(self.geometry.window(0)),
-            doorbells: gets,
-        };
-        counts.doorbells -= self.direct.doorbells_shared;
+        self.direct.add_reads_to(&mut counts);
         counts
     }
 
@@ -252,21 +246,17 @@ impl<'g, F: Fabric> Reader<'g, F> {
         if let Some(hints) = self.hints {
             return self.get_hinted(hints, key, value);
         }
-        match self.fabric.get_directly(self.geometry.hashed(key), value, &mut self.reads) {
-            Some(true) => {
-                self.direct.found += 1;
-                Ok(true)
-            }
-            Some(false) => {
-                self.direct.absent += 1;
-                Ok(false)
+        match self.fabric.get_directly(key, value, &mut self.reads) {
+            Some(found) => {
+                self.direct.count(found, self.geometry);
+                Ok(found)
             }
             None => self.get_all(key, value),
         }
     }
 
     /// The GET of a whole value by the machine.
-    fn get_all(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, F::Error> {
+    pub(crate) fn get_all(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, F::Error> {
         Ok(self.get_part(key, &(0..usize::MAX), value)?.is_some())
     }
 
@@ -645,53 +635,57 @@ impl<'g, F: Fabric> Reader<'g, F> {
         }
     }
 
-    /// Looks for keys directly, a block of them at a time, so that their lines come in side by side.
-    /// Returns the numbers of those that only the machine can tell.
+    /// Looks for keys directly, while the lines of those that follow come in. Returns the numbers of those
+    /// that only the machine can tell.
     fn get_many_directly<K: AsRef<[u8]>>(
         &mut self,
         keys: &[K],
         each: &mut impl FnMut(usize, Option<&[u8]>) -> ControlFlow<()>,
     ) -> ControlFlow<(), Vec<usize>> {
         /// A core has 10 to 16 line-fill buffers, and a window takes four lines or less.
-        const BLOCK: usize = 16;
+        const AHEAD: usize = 16;
         let mut value = std::mem::take(&mut self.value);
         let mut left = Vec::new();
         let mut flow = ControlFlow::Continue(());
-        for (block, first) in keys.chunks(BLOCK).zip((0..).step_by(BLOCK)) {
-            let mut hashed: SmallVec<[_; BLOCK]> = SmallVec::new();
-            hashed.extend(block.iter().map(|key| self.geometry.hashed(key.as_ref())));
-            hashed.iter().for_each(|&key| self.fabric.expect(key));
-            let mut looked = 0;
-            for (number, &key) in (first..).zip(&hashed) {
-                let before = self.reads.reads;
-                match self.fabric.get_directly(key, &mut value, &mut self.reads) {
-                    Some(true) => {
-                        self.direct.found += 1;
-                        flow = each(number, Some(&value));
-                    }
-                    Some(false) => {
-                        self.direct.absent += 1;
-                        flow = each(number, None);
-                    }
-                    None if self.reads.reads == before => {
-                        left.push(number);
-                        continue;
-                    }
-                    None => left.push(number),
+        let mut coming = [First(0); AHEAD];
+        for (first, key) in coming.iter_mut().zip(keys) {
+            *first = self.expected(key.as_ref());
+        }
+        let mut looked = 0u64;
+        for (number, key) in keys.iter().enumerate() {
+            let key = self.geometry.hashed_to(key.as_ref(), coming[number % AHEAD]);
+            if let Some(next) = keys.get(number + AHEAD) {
+                coming[number % AHEAD] = self.expected(next.as_ref());
+            }
+            let before = self.reads.reads;
+            match self.fabric.get_expected(key, &mut value, &mut self.reads) {
+                Some(found) => {
+                    self.direct.count(found, self.geometry);
+                    flow = each(number, found.then_some(&value));
                 }
-                looked += 1;
-                if flow.is_break() {
-                    break;
+                None => {
+                    left.push(number);
+                    if self.reads.reads == before {
+                        continue; // no window was read
+                    }
                 }
             }
-            // The first windows of a block share a doorbell.
-            self.direct.doorbells_shared += u64::saturating_sub(looked, 1);
+            looked += 1;
             if flow.is_break() {
                 break;
             }
         }
+        self.direct.doorbells_shared += looked - looked.div_ceil(AHEAD as u64);
         self.value = value;
         flow.map_continue(|()| left)
+    }
+
+    /// Asks for a key's lines. Returns its first hash.
+    #[inline(always)]
+    fn expected(&self, key: &[u8]) -> First {
+        let key = self.geometry.hashed(key);
+        self.fabric.expect(key);
+        key.first()
     }
 
     /// Looks for the keys with these numbers: where hints say, if there are any, and then
@@ -1025,10 +1019,10 @@ impl<'g, F: Fabric> Reader<'g, F> {
     #[inline]
     fn length_of(&self, key: &[u8]) -> Result<(), KeyLengthError> {
         let max = self.geometry.key_max();
-        if key.is_empty() || key.len() > max {
-            return Err(KeyLengthError { given: key.len(), max });
+        match self.geometry.may_hold(key) {
+            true => Ok(()),
+            false => Err(KeyLengthError { given: key.len(), max }),
         }
-        Ok(())
     }
 }
 
@@ -1042,18 +1036,40 @@ enum Looked<M> {
     At(Reference, M),
 }
 
-/// GETs that a direct look answered. Each read its primary window.
+/// GETs that a direct look answered. Each read its primary window, at least. (To add to all the counts that
+/// follow from these takes as long as a tenth of a GET.)
 #[derive(Clone, Copy, Debug, Default)]
-struct DirectAnswers {
-    found: u64,
+pub(crate) struct DirectAnswers {
     absent: u64,
+    found: u64,
+    /// Bytes of the primary windows.
+    bytes: u64,
     /// Doorbells that are not one for each first window of a look.
     doorbells_shared: u64,
 }
 
 impl DirectAnswers {
-    fn gets(self) -> u64 {
-        self.found + self.absent
+    #[inline(always)]
+    pub fn count(&mut self, found: bool, geometry: &Geometry) {
+        match found {
+            true => self.found += 1,
+            false => self.absent += 1,
+        }
+        self.bytes += geometry.home_window_bytes();
+    }
+
+    /// Adds them to the counts of all GETs.
+    pub fn add_gets_to(&self, stats: &mut GetStats) {
+        stats.gets += self.found + self.absent;
+        stats.hits += self.found;
+    }
+
+    /// Adds their first windows to the counts of all READs.
+    pub fn add_reads_to(&self, counts: &mut ReadCounts) {
+        let reads = self.found + self.absent;
+        counts.reads += reads;
+        counts.bytes += self.bytes;
+        counts.doorbells += reads - self.doorbells_shared;
     }
 }
 

@@ -630,8 +630,9 @@ impl Region {
 
     #[inline(always)]
     fn slice(&self, first: usize, len: usize) -> &[AtomicU64] {
-        if first > self.words || len > self.words - first {
-            outside(first, len, self.words);
+        match first.checked_add(len) {
+            Some(end) if end <= self.words => {}
+            _ => outside(first, len, self.words),
         }
         // SAFETY:
         // * the range lies inside `memory` (asserted), which lives as long as `self`;
@@ -641,13 +642,6 @@ impl Region {
         // * a read-only mapping is only loaded from, `Relaxed` and word-sized, which std::sync::atomic
         //   allows for read-only memory (`store` and `add` refuse read-only regions).
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(first), len) }
-    }
-
-    /// All words, to be loaded one by one. Where they are, and how many, need not be looked up again for
-    /// each part of them.
-    #[inline(always)]
-    pub(crate) fn all(&self) -> MappedWords<'_> {
-        MappedWords { words: self.slice(0, self.words), observed: (&self.observed).into() }
     }
 
     /// Loads a word. Relaxed: pair it with a fence.
@@ -756,6 +750,34 @@ impl Region {
             ask(LINES_MAX / 2..LINES_MAX);
         }
     }
+}
+
+/// Replaces `out` with the first `len` of these bytes. Copies them all: that is quicker than to copy a length
+/// known at run time.
+///
+/// # Panics
+/// When there are not so many.
+#[inline(always)]
+pub(crate) fn replace<const N: usize>(out: &mut Vec<u8>, bytes: &[u8; N], len: usize) {
+    assert!(len <= N, "no more bytes than there are");
+    if out.capacity() < N {
+        make_room(out, N);
+    }
+    // SAFETY:
+    // * the vector has memory for `N` bytes, and nobody else refers to it;
+    // * `len` of them, or more, are written before they count.
+    unsafe {
+        out.as_mut_ptr().cast::<[u8; N]>().write_unaligned(*bytes);
+        out.set_len(len);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn make_room(out: &mut Vec<u8>, bytes: usize) {
+    out.clear();
+    out.reserve(bytes);
+    assert!(out.capacity() >= bytes, "room was made");
 }
 
 const LINE_WORDS: usize = LINE / WORD;
@@ -898,6 +920,14 @@ impl mapped::Words for MappedWords<'_> {
         Some((MappedWords { words: first, ..self }, MappedWords { words: others, ..self }))
     }
 
+    #[inline(always)]
+    fn lines(self) -> impl Iterator<Item = Self> {
+        self.words.as_chunks::<LINE_WORDS>().0.iter().map(move |line| {
+            self.observed.access();
+            MappedWords { words: line, ..self }
+        })
+    }
+
     /// Where most keys of a window are: near their home.
     #[inline(always)]
     fn expect(self) {
@@ -908,19 +938,13 @@ impl mapped::Words for MappedWords<'_> {
     }
 }
 
-impl mapped::Loadable for MappedWords<'_> {
-    type Words<'a>
-        = MappedWords<'a>
-    where
-        Self: 'a;
+impl mapped::Loadable for Region {
+    type Words<'a> = MappedWords<'a>;
 
     #[inline(always)]
     fn words(&self, first: usize, len: usize) -> MappedWords<'_> {
-        let Some(words) = self.words.get(first..).and_then(|from| from.get(..len)) else {
-            outside(first, len, self.words.len())
-        };
         self.observed.access();
-        MappedWords { words, ..*self }
+        MappedWords { words: self.slice(first, len), observed: (&self.observed).into() }
     }
 }
 

@@ -25,7 +25,7 @@ use crate::layout::superblock::SuperblockError;
 use crate::outcome::{
     GrowthCounts, HeapCounts, KeyError, KeyLengthError, PutError, PutMode, PutOutcome, ReadError, SwapOutcome,
 };
-use crate::reader::{GetStats, HintCounts, Limits, ReadCounts};
+use crate::reader::{DirectAnswers, GetStats, HintCounts, Limits, ReadCounts};
 use crate::region::{Region, RegionError};
 use crate::setters::setters;
 use crate::values::Values;
@@ -879,8 +879,11 @@ pub struct Client {
     address: Address,
     options: ClientOptions,
     path: ServerPath,
+    /// Without `direct`.
     stats: ClientStats,
+    direct: DirectAnswers,
     counters: ClientCounters,
+    gets_until_published: u64,
 }
 
 /// The outcome of one key of a batch: its value, or `None` if it is absent.
@@ -969,8 +972,12 @@ impl Client {
             #[cfg(not(feature = "verbs"))]
             Address::Verbs(_) => return Err(ConnectError::NotBuilt { address: address.clone() }),
         };
-        let (stats, counters) = Default::default();
-        Ok(Client { address: address.clone(), options, path, stats, counters })
+        Ok(Client::new(address.clone(), options, path))
+    }
+
+    fn new(address: Address, options: ClientOptions, path: ServerPath) -> Client {
+        let (stats, direct, counters) = Default::default();
+        Client { address, options, path, stats, direct, counters, gets_until_published: GETS_APART }
     }
 
     /// The server's address.
@@ -1015,7 +1022,11 @@ impl Client {
 
     /// Counts of this handle since it was made.
     pub fn stats(&self) -> ClientStats {
-        ClientStats { reattached: on_path!(&self.path, handle => handle.reattached()), ..self.stats }
+        let mut stats = self.stats;
+        stats.reattached = on_path!(&self.path, handle => handle.reattached());
+        self.direct.add_gets_to(&mut stats.get);
+        self.direct.add_reads_to(&mut stats.read);
+        stats
     }
 
     /// Bytes of memory for hints ([`ClientOptions::hint_bytes`]), 0 without. All clones share them.
@@ -1031,6 +1042,7 @@ impl Client {
 
     #[cold]
     fn publish(&mut self) {
+        self.gets_until_published = GETS_APART;
         self.counters.publish(self.stats());
     }
 
@@ -1081,10 +1093,13 @@ impl Client {
     /// The same for the value as it is stored.
     #[inline]
     fn get_stored(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, GetError> {
-        let found = on_path!(&mut self.path, handle => handle.read(&mut self.stats, |reader| reader.get_into(key, value)));
+        let found = on_path!(&mut self.path, handle => {
+            handle.get_into(&mut self.stats, &mut self.direct, key, value)
+        });
         match found {
             Ok(found) => {
-                if self.stats.get.gets.is_multiple_of(GETS_APART) {
+                self.gets_until_published -= 1;
+                if self.gets_until_published == 0 {
                     self.publish();
                 }
                 Ok(found)
@@ -1676,13 +1691,7 @@ const BATCH: usize = 512;
 impl Clone for Client {
     /// Makes a handle for another thread, with no connection of its own and zero counts.
     fn clone(&self) -> Client {
-        Client {
-            address: self.address.clone(),
-            options: self.options.clone(),
-            path: self.path.clone(),
-            stats: ClientStats::default(),
-            counters: ClientCounters::default(),
-        }
+        Client::new(self.address.clone(), self.options.clone(), self.path.clone())
     }
 }
 

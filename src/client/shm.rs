@@ -16,7 +16,7 @@ use crate::layout::superblock::Superblock;
 use crate::mailbox::memory::{self, Mailbox};
 use crate::outcome::ReadError;
 use crate::place::{self, PlaceError};
-use crate::reader::Reader;
+use crate::reader::{DirectAnswers, Reader};
 use crate::region::{Region, RegionError};
 use crate::route::KnownEntries;
 use crate::sync::lock_std;
@@ -354,6 +354,29 @@ impl ShmHandle {
             reader.swap_entries(&mut self.entries);
         }
         Ok(result?)
+    }
+
+    /// A GET. Nearly always a direct look suffices, and no reader is needed.
+    #[inline]
+    pub(super) fn get_into(
+        &mut self,
+        stats: &mut ClientStats,
+        direct: &mut DirectAnswers,
+        key: &[u8],
+        value: &mut Vec<u8>,
+    ) -> Result<bool, GetError> {
+        self.attach_newest()?;
+        let Attachment { region, geometry, .. } = &*self.attached;
+        if self.hints.is_some() || !geometry.may_hold(key) {
+            return self.read(stats, |reader| reader.get_into(key, value));
+        }
+        match Shm::get_from(region, geometry, key, value, &mut stats.read) {
+            Some(found) => {
+                direct.count(found, geometry);
+                Ok(found)
+            }
+            None => self.read(stats, |reader| reader.get_all(key, value)),
+        }
     }
 
     /// Switches to a newer region if there is one. Fails when the region may no longer be read.

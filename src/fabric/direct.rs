@@ -1,8 +1,8 @@
 //! The direct look: a GET's first pass, on a fabric whose READs are loads.
 //!
 //! It ends in a hit, a miss, or in neither. Then the GET machine ([`Get`](crate::get::Get)) starts
-//! from the beginning. The machine has the whole algorithm. This is the part of it that nearly every
-//! GET needs, on memory that can be loaded word by word:
+//! from the beginning. The machine has the whole algorithm. This is the part of it that most GETs
+//! need, on memory that can be loaded word by word:
 //!
 //! ```text
 //! counter of begun moves for the key's home
@@ -14,34 +14,31 @@
 //!
 //! In a table that grows, the directory entry comes after the counter, and is loaded again before the
 //! counter is (E8). Where it, or the home's header, tells of a split or merge, the machine goes on.
+//!
+//! [`glance`] does this for the primary window alone, where slots are one line. It answers nearly every
+//! GET. Where it has no answer, [`look`] starts again.
+//!
+//! Out of cache, time goes in steps: a GET takes half as long where the instructions up to the next
+//! one's loads fit into the processor's reorder buffer, some 300 of them (`docs/BENCHMARKS.md`). So
+//! [`get`] is a function of its own: the less it has to keep for others, the fewer it takes.
 
 use crate::families;
 use crate::faults::{Rule, broken, kept};
 use crate::get::Proof;
-use crate::layout::LINE;
 use crate::layout::WORD;
 use crate::layout::chain::CHAIN_MAX;
 use crate::layout::control::{DIRECTORY_WORD, move_counter_word};
-use crate::layout::geometry::Geometry;
-use crate::layout::hash::Hashed;
-use crate::layout::mapped::{self, KeyEnd, LineImage, Loadable, Words};
+use crate::layout::geometry::{Geometry, Glances};
+use crate::layout::hash::{First, Hashed};
+use crate::layout::mapped::{self, KeyEnd, Loadable, Words};
 use crate::layout::segment::{self, HomeState};
 use crate::layout::slot::{Header, SlotShape};
 use crate::reader::ReadCounts;
 use crate::sync::{Ordering, fence};
 
-/// What a window shows.
-enum Seen {
-    Key,
-    /// At no instant of the look was the key in the slot that was looked at just then.
-    NoKey,
-    /// The key may be in a slot that is being written.
-    Torn,
-}
-
 /// Asks for the lines in which most keys with this home are. No effect but on time.
 #[inline(always)]
-pub(crate) fn expect(memory: &impl Loadable, geometry: &Geometry, key: Hashed<'_>) {
+pub(crate) fn expect(memory: impl Loadable + Copy, geometry: &Geometry, key: Hashed<'_>) {
     let before = locate(memory, geometry, key).map_or(0, |entry| entry.words_before(geometry));
     let (first, words) = geometry.home_window_words(key.home());
     memory.words(first + before, words).expect();
@@ -65,7 +62,7 @@ impl EntryWord {
 
 /// Loads where the key's segment is. `None` in a table of one size.
 #[inline(always)]
-fn locate(memory: &impl Loadable, geometry: &Geometry, key: Hashed<'_>) -> Option<EntryWord> {
+fn locate(memory: impl Loadable + Copy, geometry: &Geometry, key: Hashed<'_>) -> Option<EntryWord> {
     if !geometry.grows() {
         return None;
     }
@@ -81,82 +78,187 @@ fn locate(memory: &impl Loadable, geometry: &Geometry, key: Hashed<'_>) -> Optio
 /// Looks for a key of at most [`Geometry::key_max`] bytes. Returns whether it was there, and its
 /// value in `value`. `None` when only the machine can tell. Counts in `reads`, but for the first
 /// window of a look that ended in an answer.
-#[inline(always)]
+#[inline(never)]
 pub(crate) fn get(
-    memory: &impl Loadable,
+    memory: impl Loadable + Copy,
+    geometry: &Geometry,
+    key: &[u8],
+    value: &mut Vec<u8>,
+    reads: &mut ReadCounts,
+) -> Option<bool> {
+    get_hashed::<true>(memory, geometry, geometry.hashed(key), value, reads)
+}
+
+/// The same for a key that is hashed already, and whose lines may have been asked for.
+#[inline(always)]
+pub(crate) fn get_hashed<const ASKS: bool>(
+    memory: impl Loadable + Copy,
     geometry: &Geometry,
     key: Hashed<'_>,
     value: &mut Vec<u8>,
     reads: &mut ReadCounts,
 ) -> Option<bool> {
-    if key.key().len() > KeyEnd::KEY_MAX {
-        return None;
+    match glance::<ASKS>(memory, geometry, key, value) {
+        Some(found) => Some(found),
+        None => look(memory, geometry, key.key(), key.first(), value, reads),
     }
+}
+
+/// What nearly every GET needs of the look below, where slots are one line. `None` says nothing, and
+/// leaves nothing behind.
+#[inline(always)]
+pub(crate) fn glance<const ASKS: bool>(
+    memory: impl Loadable + Copy,
+    geometry: &Geometry,
+    key: Hashed<'_>,
+    value: &mut Vec<u8>,
+) -> Option<bool> {
+    match geometry.glances() {
+        Glances::OneSize => glance_in::<false, ASKS>(memory, geometry, key, value),
+        Glances::Growing => glance_in::<true, ASKS>(memory, geometry, key, value),
+        Glances::None => None,
+    }
+}
+
+#[inline(always)]
+fn glance_in<const GROWS: bool, const ASKS: bool>(
+    memory: impl Loadable + Copy,
+    geometry: &Geometry,
+    key: Hashed<'_>,
+    value: &mut Vec<u8>,
+) -> Option<bool> {
     let counter = memory.words(move_counter_word(key.home()), 1);
     let begun = counter.load(0);
     // R3, as in `Shm::mark`.
     fence(Ordering::Acquire);
-    let place = locate(memory, geometry, key);
-    let before = place.map_or(0, |place| place.words_before(geometry));
+    let place = if GROWS { locate(memory, geometry, key) } else { None };
     let (first, words) = geometry.home_window_words(key.home());
+    let window = memory.words(first + place.map_or(0, |place| place.words_before(geometry)), words);
+    if ASKS {
+        window.expect();
+    }
+    if glance_through(window, key.key(), value)? {
+        return Some(true);
+    }
+    let home_aux = aux(window);
+    // R4, as in `Shm::proof`.
+    fence(Ordering::Acquire);
+    let is_same = place.is_none_or(|place| is_unchanged(memory, place, home_aux));
+    if families::may_be_displaced(geometry, key, home_aux)
+        || !is_same
+        || Proof::by_counter(begun, counter.load(0)) != Proof::NoMove
+    {
+        return None;
+    }
+    value.clear();
+    Some(false)
+}
+
+/// Whether the key is in the window, and its value in `value`; `None` if that is not plain.
+#[inline(always)]
+fn glance_through(window: impl Words, key: &[u8], value: &mut Vec<u8>) -> Option<bool> {
+    let end = KeyEnd::of(key)?;
+    for slot in window.lines() {
+        if end.is_in(slot) {
+            let first = stamp(slot)?;
+            let is_it = mapped::line_value(slot, key, end, value);
+            return (is_it && is_still(slot, first)).then_some(true);
+        }
+    }
+    Some(false)
+}
+
+/// Whether the directory entry is the same, and its segment's home not split further.
+#[inline(always)]
+fn is_unchanged(memory: impl Loadable, place: EntryWord, home_aux: u32) -> bool {
+    let is_same = kept(Rule::EntryAgain, || memory.words(place.word, 1).load(0) == place.bits);
+    is_same && HomeState::is_as_deep(home_aux, segment::depth(place.bits))
+}
+
+/// What a window shows.
+enum Seen {
+    Key,
+    /// At no instant of the look was the key in the slot that was looked at just then.
+    NoKey,
+    /// The key may be in a slot that is being written.
+    Torn,
+}
+
+/// The look itself. (A function of its own: the way here costs the others no more than it must.)
+#[inline(never)]
+pub(crate) fn look(
+    memory: impl Loadable + Copy,
+    geometry: &Geometry,
+    key: &[u8],
+    first: First,
+    value: &mut Vec<u8>,
+    reads: &mut ReadCounts,
+) -> Option<bool> {
+    let hashed = geometry.hashed_to(key, first);
+    let end = KeyEnd::of(hashed.key())?;
+    let counter = memory.words(move_counter_word(hashed.home()), 1);
+    let begun = counter.load(0);
+    // R3, as in `Shm::mark`.
+    fence(Ordering::Acquire);
+    let place = locate(memory, geometry, hashed);
+    let before = place.map_or(0, |place| place.words_before(geometry));
+    let shape = geometry.shape();
+    let (first, words) = geometry.home_window_words(hashed.home());
     let window = memory.words(first + before, words);
     window.expect();
-    let mut seen = look(geometry.shape(), window, key.key(), value);
-    if let Seen::NoKey = seen {
-        let home_aux = aux(window);
-        if families::may_be_displaced(geometry, key, home_aux) {
-            seen = further(memory, geometry, key.key(), home_aux, before, value, reads);
-        }
-        if let (Seen::NoKey, Some(place)) = (&seen, place) {
-            // R4, as below: the entry is loaded after the pass.
-            fence(Ordering::Acquire);
-            let is_same = kept(Rule::EntryAgain, || memory.words(place.word, 1).load(0) == place.bits);
-            if !is_same || !HomeState::is_as_deep(home_aux, segment::depth(place.bits)) {
-                seen = Seen::Torn;
-            }
+    let mut seen = look_through(shape, window, hashed.key(), end, value);
+    let home_aux = aux(window);
+    if matches!(seen, Seen::NoKey) && families::may_be_displaced(geometry, hashed, home_aux) {
+        seen = further(memory, geometry, hashed, home_aux, before, value, reads);
+    }
+    if let (Seen::NoKey, Some(place)) = (&seen, place) {
+        // R4, as below: the entry is loaded after the pass.
+        fence(Ordering::Acquire);
+        if !is_unchanged(memory, place, home_aux) {
+            seen = Seen::Torn;
         }
     }
     if let Seen::NoKey = seen {
         // R4, as in `Shm::proof`.
         fence(Ordering::Acquire);
-        if Proof::by_counter(begun, counter.load(0)) == Proof::NoMove {
-            value.clear();
-            return Some(false);
+        if Proof::by_counter(begun, counter.load(0)) != Proof::NoMove {
+            seen = Seen::Torn;
         }
-        seen = Seen::Torn;
     }
     match seen {
         Seen::Key => Some(true),
-        Seen::NoKey | Seen::Torn => {
+        Seen::NoKey => {
+            value.clear();
+            Some(false)
+        }
+        Seen::Torn => {
             count(reads, words);
             None
         }
     }
 }
 
-/// Looks through the windows after the primary one. (Takes the key alone and hashes it again, so
-/// that the way here costs the others no more than it must.)
+/// Looks through the windows after the primary one.
 #[cold]
-#[inline(never)]
 fn further(
-    memory: &impl Loadable,
+    memory: impl Loadable + Copy,
     geometry: &Geometry,
-    key: &[u8],
+    key: Hashed<'_>,
     home_aux: u32,
     before: usize,
     value: &mut Vec<u8>,
     reads: &mut ReadCounts,
 ) -> Seen {
-    let hashed = geometry.hashed(key);
+    let Some(end) = KeyEnd::of(key.key()) else { return Seen::Torn };
     let mut head_aux = home_aux;
     for read in 1..=CHAIN_MAX {
-        let Some(next) = families::after(geometry, hashed, read, head_aux) else { return Seen::NoKey };
+        let Some(next) = families::after(geometry, key, read, head_aux) else { return Seen::NoKey };
         // R5: the window's words are loaded after the header that led to it.
         fence(Ordering::Acquire);
         let words = next.slots as usize * geometry.shape().words();
         count(reads, words);
         let window = memory.words(geometry.slot_word(next.first) + before, words);
-        match look(geometry.shape(), window, key, value) {
+        match look_through(geometry.shape(), window, key.key(), end, value) {
             Seen::NoKey => head_aux = aux(window),
             seen => return seen,
         }
@@ -178,20 +280,13 @@ fn aux(window: impl Words) -> u32 {
 
 /// Looks for the key in each slot of a window.
 #[inline(always)]
-fn look(shape: SlotShape, window: impl Words, key: &[u8], value: &mut Vec<u8>) -> Seen {
-    if shape.bytes() != LINE {
-        return look_through(shape, window, key, value);
-    }
-    let end = KeyEnd::of(key);
+fn look_through(shape: SlotShape, window: impl Words, key: &[u8], end: KeyEnd, value: &mut Vec<u8>) -> Seen {
     let mut rest = window;
-    while let Some((slot, after)) = rest.split(LINE / WORD) {
+    while let Some((slot, after)) = rest.split(shape.words()) {
         if end.is_in(slot) {
-            // Made here: a value that is returned would be copied.
-            let mut line = LineImage::default();
-            match at_rest(slot, || line.load(slot)).and_then(|()| line.value_of(key, end, value)) {
-                Some(true) => return Seen::Key,
-                Some(false) => {}
-                None => return Seen::Torn,
+            match look_at(shape, slot, key, value) {
+                Seen::NoKey => {}
+                seen => return seen,
             }
         }
         rest = after;
@@ -199,32 +294,32 @@ fn look(shape: SlotShape, window: impl Words, key: &[u8], value: &mut Vec<u8>) -
     Seen::NoKey
 }
 
-/// The same for slots that are not one line.
+/// Looks at a slot that may have the key.
 #[inline(never)]
-fn look_through(shape: SlotShape, window: impl Words, key: &[u8], value: &mut Vec<u8>) -> Seen {
-    let end = KeyEnd::of(key);
-    let mut rest = window;
-    while let Some((slot, after)) = rest.split(shape.words()) {
-        if end.is_in(slot) {
-            let read = at_rest(slot, || {
-                let header = mapped::header(slot);
-                let matches = usize::from(header.klen) == key.len() && mapped::begins_with(shape, slot, key);
-                matches.then(|| mapped::value_into(shape, slot, &header, value))
-            });
-            match read {
-                Some(Some(Ok(()))) => return Seen::Key,
-                Some(None) => {}
-                Some(Some(Err(_))) | None => return Seen::Torn,
-            }
-        }
-        rest = after;
+fn look_at(shape: SlotShape, slot: impl Words, key: &[u8], value: &mut Vec<u8>) -> Seen {
+    let read = at_rest(slot, || {
+        let header = mapped::header(slot);
+        let matches = usize::from(header.klen) == key.len() && mapped::begins_with(shape, slot, key);
+        matches.then(|| mapped::value_into(shape, slot, &header, value))
+    });
+    match read {
+        Some(Some(Ok(()))) => Seen::Key,
+        Some(None) => Seen::NoKey,
+        Some(Some(Err(_))) | None => Seen::Torn,
     }
-    Seen::NoKey
 }
 
 /// Reads a slot as a seqlock. `None` while the slot is being written, or if it was during the read.
 #[inline(always)]
 pub(super) fn at_rest<R>(slot: impl Words, read: impl FnOnce() -> R) -> Option<R> {
+    let first = stamp(slot)?;
+    let result = read();
+    is_still(slot, first).then_some(result)
+}
+
+/// The beginning of a look at a slot: the word with its stamp. `None` while the slot is being written.
+#[inline(always)]
+fn stamp(slot: impl Words) -> Option<u64> {
     let first = slot.load(0);
     if first & 1 == 1 && !broken(Rule::StampCheck) {
         return None;
@@ -234,19 +329,25 @@ pub(super) fn at_rest<R>(slot: impl Words, read: impl FnOnce() -> R) -> Option<R
     if !broken(Rule::StampFence) {
         fence(Ordering::Acquire);
     }
-    let result = read();
+    Some(first)
+}
+
+/// The end of the look: whether nobody wrote the slot meanwhile.
+#[inline(always)]
+fn is_still(slot: impl Words, first: u64) -> bool {
     // R2: the stamp is loaded again after the words above. Pairs with the release fence after the
     // writer's odd pass: if any word above came from write n+1, its odd stamp is seen here.
     if !broken(Rule::ReaderFence) {
         fence(Ordering::Acquire);
     }
-    (slot.load(0) == first || broken(Rule::StampCheck)).then_some(result)
+    slot.load(0) == first || broken(Rule::StampCheck)
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use crate::config::{Config, TableSize};
+    use crate::layout::LINE;
     use crate::layout::hash::Seeds;
     use crate::layout::slot::{Content, Identity, encode};
     use crate::region::Region;
@@ -256,7 +357,7 @@ mod tests {
     /// impossible, only the machine can tell. Then all READs are counted, else all but the first.
     #[test]
     fn slots_that_only_the_machine_can_tell() {
-        for value_max in [8, 90] {
+        for value_max in [8, 40, 90] {
             let layout = "bucketized:4".parse().unwrap();
             let (size, seeds) = (TableSize::Slots(64), Some(Seeds::from_number(1)));
             let config = Config { layout, size, key_max: 8, value_max, seeds, ..Config::default() };
@@ -274,7 +375,7 @@ mod tests {
             put(second, Content { key: key.key(), value: b"value".into(), ..Content::default() });
             let look = || {
                 let mut reads = ReadCounts::default();
-                (get(&region.all(), &geometry, key, &mut Vec::new(), &mut reads), reads.reads)
+                (get(&region, &geometry, key.key(), &mut Vec::new(), &mut reads), reads.reads)
             };
             assert_eq!(look(), (Some(true), 1));
             let word = geometry.slot_word(second);
@@ -325,7 +426,7 @@ mod tests {
     #[test]
     fn keys_that_replace_each_other() {
         let identity = Identity { generation: 3, index: 77 };
-        let mut found = 0;
+        let (mut found, mut glanced) = (0, 0);
         let lengths = [1, 2, 7, 8, 9, 15, 16, 17, 24, 31, 47, 48].map(|klen| (klen, 64));
         for (klen, bytes) in lengths.into_iter().chain([(9, 128), (17, 128), (48, 128)]) {
             let shape = SlotShape::from_bytes(bytes).unwrap();
@@ -351,21 +452,35 @@ mod tests {
                         _ => stores.len(),
                     };
                     for (key, _, mine) in there {
-                        let (loads, mut value) = (Cell::new(0), Vec::new());
                         let (before, stores, made) = (&before[..], &stores[..], &made);
-                        let slot =
-                            Changing { before, stores, made, loads: &loads, first: 0, len: shape.words() };
-                        if matches!(look(shape, slot, key, &mut value), Seen::Key) {
-                            assert_eq!(
-                                value, mine,
-                                "{bytes}: {klen}, {at}: {part} from {begun}, all from {ended}"
-                            );
-                            found += 1;
+                        for glances in [false, bytes == LINE] {
+                            let (loads, mut value) = (Cell::new(0), Vec::new());
+                            let slot = Changing {
+                                before,
+                                stores,
+                                made,
+                                loads: &loads,
+                                first: 0,
+                                len: shape.words(),
+                            };
+                            let end = KeyEnd::of(key).unwrap();
+                            let is_found = match glances {
+                                true => glance_through(slot, key, &mut value) == Some(true),
+                                false => matches!(look_through(shape, slot, key, end, &mut value), Seen::Key),
+                            };
+                            if is_found {
+                                assert_eq!(
+                                    value, mine,
+                                    "{bytes}: {klen}, {at}: {part} from {begun}, all from {ended}"
+                                );
+                                found += 1;
+                                glanced += u32::from(glances);
+                            }
                         }
                     }
                 }
             }
         }
-        assert!(found > 1_000, "{found}");
+        assert!(found > 1_000 && glanced > 1_000, "{found}, {glanced}");
     }
 }

@@ -38,11 +38,23 @@ impl<'a> Shm<'a> {
         Shm { region, geometry, posted: SmallVec::new() }
     }
 
+    /// [`Fabric::get_directly`], without a fabric.
+    #[inline(always)]
+    pub(crate) fn get_from(
+        region: &Region,
+        geometry: &Geometry,
+        key: &[u8],
+        value: &mut Vec<u8>,
+        reads: &mut ReadCounts,
+    ) -> Option<bool> {
+        direct::get(region, geometry, key, value, reads)
+    }
+
     /// Asks for the first lines of a window.
     #[inline]
     fn expect_window(&self, window: Window) {
         let words = window.slots as usize * self.geometry.shape().words();
-        self.region.all().words(self.geometry.slot_word(window.first), words).expect();
+        Loadable::words(self.region, self.geometry.slot_word(window.first), words).expect();
     }
 
     fn landed(&self) -> MappedSlots<'a> {
@@ -130,12 +142,17 @@ impl<'f> Fabric for Shm<'f> {
 
     #[inline(always)]
     fn expect(&self, key: Hashed<'_>) {
-        direct::expect(&self.region.all(), self.geometry, key);
+        direct::expect(self.region, self.geometry, key);
     }
 
     #[inline(always)]
-    fn get_directly(&mut self, key: Hashed<'_>, value: &mut Vec<u8>, reads: &mut ReadCounts) -> Option<bool> {
-        direct::get(&self.region.all(), self.geometry, key, value, reads)
+    fn get_directly(&mut self, key: &[u8], value: &mut Vec<u8>, reads: &mut ReadCounts) -> Option<bool> {
+        Shm::get_from(self.region, self.geometry, key, value, reads)
+    }
+
+    #[inline(always)]
+    fn get_expected(&mut self, key: Hashed<'_>, value: &mut Vec<u8>, reads: &mut ReadCounts) -> Option<bool> {
+        direct::get_hashed::<false>(self.region, self.geometry, key, value, reads)
     }
 
     #[inline]

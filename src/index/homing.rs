@@ -26,14 +26,11 @@ impl Segment {
 
     /// Moves a displaced key of any home around into `free`. Returns the slot that it left.
     fn bring_any_home(&self, free: SlotIx) -> Option<SlotIx> {
-        for home in self.homes_around(free) {
-            if self.names_displaced(home)
-                && let Some(left) = self.bring_one_home(home, free)
-            {
-                return Some(left);
-            }
-        }
-        None
+        // No lock is held, so the filters are a guess.
+        let (slots, mask) = (self.slots(), families::filter_mask(&self.geometry));
+        self.homes_around(free)
+            .filter(|&home| slots.aux(self.geometry.window(home).first) & mask != 0)
+            .find_map(|home| self.bring_one_home(home, free))
     }
 
     /// Homes whose primary window contains `slot`.
@@ -41,12 +38,6 @@ impl Segment {
         let bucket = self.geometry.home_of_slot(slot);
         let window_buckets = u64::from(self.geometry.layout().window_buckets);
         bucket.saturating_sub(window_buckets - 1)..self.geometry.homes().min(bucket + 1)
-    }
-
-    /// Whether the filter of a home has a bit. No lock is held, so this is a guess.
-    #[inline(always)]
-    fn names_displaced(&self, home: u64) -> bool {
-        families::names_displaced(&self.geometry, self.slots().aux(self.geometry.window(home).first))
     }
 
     /// Moves a displaced key of `home` into `free`. Returns the slot that it left, or `None` if no

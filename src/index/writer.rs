@@ -181,7 +181,7 @@ impl<'a> SlotWriter<'a> {
         key: &[u8],
     ) -> Sought {
         // Long keys do not end in the first line. Then every slot is worth a look.
-        let end = if key.len() <= KeyEnd::KEY_MAX { KeyEnd::of(key) } else { KeyEnd::ANY };
+        let end = KeyEnd::of(key).unwrap_or(KeyEnd::ANY);
         let klen = |words: &[AtomicU64]| words[1].load(Ordering::Relaxed) as u8;
         for (number, words) in (0..).zip(slots.clone()) {
             if end.is_in(words) && usize::from(klen(words)) == key.len() && begins_with(shape, words, key) {

@@ -3,7 +3,7 @@
 use super::WORD;
 use super::chunk::CHUNKS;
 use super::extent::HeapSpace;
-use super::hash::{FirstHash, Hashed, Seeds, reduce};
+use super::hash::{First, FirstHash, Hashed, Seeds, reduce};
 use super::slot::{Identity, SlotShape};
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -195,6 +195,14 @@ pub struct Geometry {
     pub(crate) derived: Derived,
 }
 
+/// Of which tables a direct look has a short form (`fabric/direct.rs`): where slots are one line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Glances {
+    None,
+    OneSize,
+    Growing,
+}
+
 /// What follows from the rest of a geometry. Kept, because every GET needs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Derived {
@@ -203,6 +211,7 @@ pub(crate) struct Derived {
     /// Words from one home's slot to the next one's, and in a home's window.
     home_words: usize,
     window_words: usize,
+    glances: Glances,
     /// What the slots of one segment are bound to: the number of its first slot, and which use of its
     /// memory this is.
     first_slot: u64,
@@ -220,6 +229,7 @@ impl Derived {
             table_offset: super::undo::end(shape),
             home_words: layout.bucket_slots as usize * shape.words(),
             window_words: layout.window_slots() as usize * shape.words(),
+            glances: if shape == SlotShape::LINE { Glances::OneSize } else { Glances::None },
             first_slot: 0,
             incarnation: 0,
             directory_words: 0,
@@ -244,6 +254,11 @@ impl Geometry {
     #[inline]
     pub fn key_max(&self) -> usize {
         self.key_max
+    }
+    /// Whether the key has a length that keys of this table may have.
+    #[inline(always)]
+    pub(crate) fn may_hold(&self, key: &[u8]) -> bool {
+        key.len().wrapping_sub(1) < self.key_max
     }
     /// The longest value, in bytes.
     pub fn value_max(&self) -> usize {
@@ -300,6 +315,11 @@ impl Geometry {
     pub fn grows(&self) -> bool {
         self.segments_max > 0
     }
+    /// Which tables a glance suffices for.
+    #[inline(always)]
+    pub(crate) fn glances(&self) -> Glances {
+        self.derived.glances
+    }
     /// The most segments; 0 in a table of one size.
     pub fn segments_max(&self) -> u64 {
         self.segments_max
@@ -313,6 +333,9 @@ impl Geometry {
         self.segments_max = segments_max;
         let words = self.shape.words();
         if segments_max > 0 {
+            if self.derived.glances != Glances::None {
+                self.derived.glances = Glances::Growing;
+            }
             self.derived.directory_slots = (segments_max * ENTRIES_PER_SEGMENT).next_power_of_two();
             self.derived.directory_words =
                 (self.derived.directory_slots + u64::from(CHUNKS)) as usize * words;
@@ -406,6 +429,11 @@ impl Geometry {
             self.derived.window_words,
         )
     }
+    /// Bytes that a READ of a home's window moves.
+    #[inline(always)]
+    pub(crate) fn home_window_bytes(&self) -> u64 {
+        (self.derived.window_words * WORD) as u64
+    }
     /// Bytes that a READ of `window` moves.
     #[inline]
     pub fn window_bytes(&self, window: Window) -> u64 {
@@ -429,7 +457,11 @@ impl Geometry {
     /// Hashes a key once, for its home and tags. Later steps take the result.
     #[inline(always)]
     pub fn hashed<'a>(&self, key: &'a [u8]) -> Hashed<'a> {
-        let first = self.derived.first_hash.of(key);
+        self.hashed_to(key, self.derived.first_hash.of(key))
+    }
+    /// The key whose first hash this is.
+    #[inline(always)]
+    pub(crate) fn hashed_to<'a>(&self, key: &'a [u8], first: First) -> Hashed<'a> {
         Hashed { key, first, home: self.home(first.0) }
     }
     /// The home of a hash.

@@ -6,6 +6,7 @@
 use super::extent::Reference;
 use super::slot::{FURTHER, HEADER, Header, Image, Key, SlotShape, Torn, View};
 use super::{LINE, WORD};
+use crate::region::replace;
 use crate::sync::{AtomicU64, Ordering};
 
 const FIRST_LINE_KEY: usize = LINE - HEADER;
@@ -22,6 +23,17 @@ pub(crate) trait Words: Copy {
 
     /// The first `words` words, and the others. `None` when there are not so many.
     fn split(self, words: usize) -> Option<(Self, Self)>;
+
+    /// The lines of these words.
+    #[inline(always)]
+    fn lines(self) -> impl Iterator<Item = Self> {
+        let mut rest = self;
+        std::iter::from_fn(move || {
+            let (line, after) = rest.split(LINE_WORDS)?;
+            rest = after;
+            Some(line)
+        })
+    }
 
     /// Asks for the first lines, if that saves time. No effect otherwise.
     #[inline(always)]
@@ -45,7 +57,7 @@ impl Words for &[AtomicU64] {
     }
 }
 
-/// Loadable of a region that can be loaded word by word.
+/// Memory that can be loaded word by word.
 pub(crate) trait Loadable {
     /// Some consecutive words of it.
     type Words<'a>: Words
@@ -54,6 +66,18 @@ pub(crate) trait Loadable {
 
     /// So many words, from the one with this number on.
     fn words(&self, first: usize, len: usize) -> Self::Words<'_>;
+}
+
+impl<T: Loadable> Loadable for &T {
+    type Words<'a>
+        = T::Words<'a>
+    where
+        Self: 'a;
+
+    #[inline(always)]
+    fn words(&self, first: usize, len: usize) -> Self::Words<'_> {
+        T::words(self, first, len)
+    }
 }
 
 /// The slot's header.
@@ -107,16 +131,19 @@ impl KeyEnd {
     /// What every slot shows.
     pub const ANY: KeyEnd = KeyEnd { word: 0, mask: 0, bits: 0 };
 
+    /// `None` for a key that is longer.
     #[inline(always)]
-    pub fn of(key: &[u8]) -> KeyEnd {
-        debug_assert!((1..=KeyEnd::KEY_MAX).contains(&key.len()));
+    pub fn of(key: &[u8]) -> Option<KeyEnd> {
         let words_before = key.len().wrapping_sub(1) / WORD;
+        if words_before >= KeyEnd::KEY_MAX / WORD {
+            return None;
+        }
         let unused = (8 * ((words_before + 1) * WORD - key.len()) as u32) & 63;
         let bits = match key.last_chunk() {
             Some(last) => u64::from_le_bytes(*last) >> unused,
             None => key.iter().rev().fold(0, |bits, &byte| bits << 8 | u64::from(byte)),
         };
-        KeyEnd { word: HEADER_WORDS + words_before, mask: !0 >> unused, bits }
+        Some(KeyEnd { word: HEADER_WORDS + words_before, mask: !0 >> unused, bits })
     }
 
     /// Whether the slot may hold the key. If not, the key is not there at the instant of the load.
@@ -124,19 +151,25 @@ impl KeyEnd {
     pub fn is_in(self, slot: impl Words) -> bool {
         slot.load(self.word) & self.mask == self.bits
     }
+
+    /// Whether the slot has the words of the key before the last one.
+    #[inline(always)]
+    fn follows(self, slot: impl Words, key: &[u8]) -> bool {
+        for (word, chunk) in (HEADER_WORDS..self.word).zip(key.as_chunks().0) {
+            if slot.load(word) != u64::from_le_bytes(*chunk) {
+                return false;
+            }
+        }
+        true
+    }
 }
 
 /// Does the slot's payload begin with `key`? The caller has compared the length.
 #[inline]
 pub(crate) fn begins_with(shape: SlotShape, slot: impl Words, key: &[u8]) -> bool {
-    if key.is_empty() {
-        return true;
-    }
-    if key.len() > KeyEnd::KEY_MAX {
-        return holds_long(shape, slot, key);
-    }
+    let Some(end) = KeyEnd::of(key) else { return key.is_empty() || holds_long(shape, slot, key) };
     let whole = key.chunks_exact(WORD).enumerate();
-    KeyEnd::of(key).is_in(slot)
+    end.is_in(slot)
         && whole
             .map(|(n, chunk)| (HEADER_WORDS + n, chunk))
             .all(|(word, chunk)| slot.load(word) == u64::from_le_bytes(chunk.try_into().expect("8 bytes")))
@@ -174,62 +207,66 @@ pub(crate) fn value_into(
     value.clear();
     value.reserve(value_left);
     let mut rest = slot;
+    if let Some((line, after)) = rest.split(LINE_WORDS) {
+        let payload = &load_line(line)[HEADER..];
+        append::<FIRST_LINE_KEY>(payload, &mut key_left, &mut value_left, value);
+        rest = after;
+    }
     while value_left > 0 {
-        let is_first = rest.len() == slot.len();
-        let (line, after) = rest.split(LINE_WORDS).unwrap_or((rest, rest));
-        let mut words = [0u64; LINE_WORDS];
-        for (n, to) in words.iter_mut().enumerate().take(line.len()) {
-            *to = line.load(n);
-        }
-        let bytes: &[u8; LINE] = bytemuck::cast_ref(&words);
-        let payload = if is_first { &bytes[HEADER..] } else { &bytes[..FURTHER] };
-        let (_, behind_key) = payload.split_at(key_left.min(payload.len()));
-        let part = &behind_key[..value_left.min(behind_key.len())];
-        value.extend_from_slice(part);
-        key_left = key_left.saturating_sub(payload.len());
-        value_left -= part.len();
+        let Some((line, after)) = rest.split(LINE_WORDS) else {
+            // A slot of less than a line.
+            let image = image(rest);
+            let payload = &bytemuck::cast_slice(&image)[HEADER..];
+            value.extend_from_slice(&payload[key_left..][..value_left]);
+            break;
+        };
+        let payload = &load_line(line)[..FURTHER];
+        append::<FURTHER>(payload, &mut key_left, &mut value_left, value);
         rest = after;
     }
     Ok(())
 }
 
-/// A slot of one line, in private memory. Zeros follow, so that as many bytes as a line can hold
-/// may be copied from anywhere in it.
-#[derive(Debug, Default)]
-pub(crate) struct LineImage([u64; LINE_WORDS + FIRST_LINE_KEY / WORD]);
+#[inline(always)]
+fn load_line(line: impl Words) -> [u8; LINE] {
+    bytemuck::cast::<[u64; LINE_WORDS], _>(std::array::from_fn(|n| line.load(n)))
+}
 
-impl LineImage {
-    /// Loads all words but the first, which nothing here looks at.
-    #[inline(always)]
-    pub fn load(&mut self, slot: impl Words) {
-        for n in 1..LINE_WORDS {
-            self.0[n] = slot.load(n);
-        }
+/// Appends to the value what this part of the payload, `N` bytes, has of it. (Whole parts of a length known
+/// beforehand are copied in place: a call for each takes longer.)
+#[inline(always)]
+fn append<const N: usize>(payload: &[u8], key_left: &mut usize, value_left: &mut usize, value: &mut Vec<u8>) {
+    if *key_left == 0
+        && *value_left >= N
+        && let Some(whole) = payload.first_chunk::<N>()
+    {
+        value.extend_from_slice(whole);
+        *value_left -= N;
+        return;
     }
+    let behind_key = &payload[N.min(*key_left)..];
+    let part = &behind_key[..behind_key.len().min(*value_left)];
+    value.extend_from_slice(part);
+    *key_left = key_left.saturating_sub(N);
+    *value_left -= part.len();
+}
 
-    /// Replaces `value` with the line's value, if the line holds `key`, which ends like this.
-    /// `None` when the lengths are none that a writer stores. Copies as many bytes as the line can
-    /// hold, whatever the value's length: that is quicker than to copy a length known at run time.
-    #[inline(always)]
-    pub fn value_of(&self, key: &[u8], end: KeyEnd, value: &mut Vec<u8>) -> Option<bool> {
-        let (klen, vlen) = (usize::from(self.0[1] as u8), usize::from((self.0[1] >> 16) as u16));
-        let begins = |(chunk, word): (&[u8; WORD], &u64)| u64::from_le_bytes(*chunk) == *word;
-        if klen != key.len()
-            || self.0[end.word] & end.mask != end.bits
-            || !key.as_chunks().0.iter().zip(&self.0[HEADER_WORDS..]).all(begins)
-        {
-            return Some(false);
-        }
-        if klen + vlen > FIRST_LINE_KEY {
-            return None;
-        }
-        let behind_key = bytemuck::cast_slice(&self.0)[HEADER + klen..].first_chunk();
-        let padded: &[u8; FIRST_LINE_KEY] = behind_key.expect("zeros follow the line");
-        value.clear();
-        value.extend_from_slice(padded);
-        value.truncate(vlen);
-        Some(true)
+/// Replaces `value` with the value in a slot of one line, if the slot holds `key`, which ends like this,
+/// and its lengths are such that a writer stores.
+#[inline(always)]
+pub(crate) fn line_value(slot: impl Words, key: &[u8], end: KeyEnd, value: &mut Vec<u8>) -> bool {
+    let header = slot.load(1);
+    let (klen, vlen) = (usize::from(header as u8), usize::from((header >> 16) as u16));
+    if klen != key.len() || !end.is_in(slot) || !end.follows(slot, key) || klen + vlen > FIRST_LINE_KEY {
+        return false;
     }
+    let word = |n| slot.load(HEADER_WORDS + n);
+    let padded = [word(0), word(1), word(2), word(3), word(4), word(5), 0, 0, 0, 0, 0, 0];
+    let Some(behind_key) = bytemuck::bytes_of(&padded)[klen..].first_chunk::<FIRST_LINE_KEY>() else {
+        return false;
+    };
+    replace(value, behind_key, vlen);
+    true
 }
 
 #[cfg(test)]
@@ -272,9 +309,8 @@ mod tests {
                     value_into(shape, &slot[..], &there, &mut found).unwrap();
                     assert_eq!(found, value, "{case}");
                     if bytes == LINE {
-                        let mut line = LineImage::default();
-                        line.load(&slot[..]);
-                        assert_eq!(line.value_of(&key, KeyEnd::of(&key), &mut found), Some(true), "{case}");
+                        let end = |key: &[u8]| KeyEnd::of(key).unwrap();
+                        assert!(line_value(&slot[..], &key, end(&key), &mut found), "{case}");
                         assert_eq!(found, value, "{case}");
                         let others = (0..klen).map(|at| {
                             let mut other = key.clone();
@@ -283,8 +319,8 @@ mod tests {
                         });
                         let shorter = (klen > 1).then(|| key[1..].to_vec());
                         for other in others.chain(shorter) {
-                            let is_it = line.value_of(&other, KeyEnd::of(&other), &mut Vec::new());
-                            assert_eq!(is_it, Some(false), "{case}: {other:?}");
+                            let is_it = line_value(&slot[..], &other, end(&other), &mut Vec::new());
+                            assert!(!is_it, "{case}: {other:?}");
                         }
                     }
                 }
@@ -309,11 +345,9 @@ mod tests {
                 let whole = klen + vlen <= max;
                 assert_eq!(value_into(shape, &slot[..], &said, &mut Vec::new()).is_ok(), whole, "{case}");
                 if bytes == LINE && (1..=KeyEnd::KEY_MAX).contains(&klen) {
-                    let mut line = LineImage::default();
-                    line.load(&slot[..]);
                     let key = vec![0; klen];
-                    let found = line.value_of(&key, KeyEnd::of(&key), &mut Vec::new());
-                    assert_eq!(found, whole.then_some(true), "{case}");
+                    let found = line_value(&slot[..], &key, KeyEnd::of(&key).unwrap(), &mut Vec::new());
+                    assert_eq!(found, whole, "{case}");
                 }
                 match header_and_key(shape, &slot[..]) {
                     Ok((there, key)) => assert!(there == said && key.len() == klen && klen <= max, "{case}"),

@@ -6,8 +6,7 @@ use crate::fabric::landed::LandedWindow;
 use crate::fabric::{Fabric, ReadId, Stretch, direct};
 use crate::get::Proof;
 use crate::layout::control::move_counter_word;
-use crate::layout::geometry::{Geometry, SlotIx, Window};
-use crate::layout::hash::Hashed;
+use crate::layout::geometry::{Geometry, Glances, SlotIx, Window};
 use crate::layout::mapped::{Loadable, Words};
 use crate::layout::slot::{COPY_SHIFT, View};
 use crate::layout::{LINE, WORD};
@@ -413,14 +412,20 @@ impl<A: Adversary> Fabric for Sim<'_, A> {
         self.hardware.witness == Witness::Loads
     }
 
-    fn get_directly(&mut self, key: Hashed<'_>, value: &mut Vec<u8>, reads: &mut ReadCounts) -> Option<bool> {
+    fn get_directly(&mut self, key: &[u8], value: &mut Vec<u8>, reads: &mut ReadCounts) -> Option<bool> {
         if !self.is_direct() {
             return None;
         }
-        let from = self.mark(key.home());
         let geometry = self.geometry;
+        let from = self.mark(geometry.hashed(key).home());
+        // A glance without an answer leaves nothing behind, so it and the look that follows it are tried each
+        // by itself.
+        let glances = geometry.glances() != Glances::None && self.adversary.pick(2) == 0;
         let memory = Loading { latest: self.latest(from), sim: RefCell::new(self) };
-        let found = direct::get(&memory, geometry, key, value, reads);
+        let found = match glances {
+            true => direct::glance::<true>(&memory, geometry, geometry.hashed(key), value),
+            false => direct::look(&memory, geometry, key, geometry.hashed(key).first(), value, reads),
+        };
         let to = self.now.get();
         let pass = self.met.passes.last_mut().expect("begun above");
         (pass.to, pass.proof) = (to, (found == Some(false)).then_some(Proof::NoMove));

@@ -16,7 +16,7 @@ use crate::address::{Address, VerbsAddress};
 use crate::clock::Clock;
 use crate::hints::{HINT_BYTES, Hints, SharedHints};
 use crate::layout::geometry::Geometry;
-use crate::reader::Reader;
+use crate::reader::{DirectAnswers, Reader};
 use crate::route::KnownEntries;
 use crate::sync::lock;
 use crate::verbs::QueueCounts;
@@ -134,6 +134,16 @@ impl VerbsHandle {
     // ---- GETs -----------------------------------------------------------------------------------
 
     /// Runs GETs. If the connection fails, runs them again on a new one, until the deadline.
+    pub(super) fn get_into(
+        &mut self,
+        stats: &mut ClientStats,
+        _: &mut DirectAnswers,
+        key: &[u8],
+        value: &mut Vec<u8>,
+    ) -> Result<bool, GetError> {
+        self.read(stats, |reader| reader.get_into(key, value))
+    }
+
     pub(super) fn read<R>(
         &mut self,
         stats: &mut ClientStats,
