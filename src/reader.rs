@@ -1069,7 +1069,9 @@ impl DirectAnswers {
         let reads = self.found + self.absent;
         counts.reads += reads;
         counts.bytes += self.bytes;
-        counts.doorbells += reads - self.doorbells_shared;
+        // Some are shared with looks that had no answer, which are in the counts already.
+        counts.doorbells += reads;
+        counts.doorbells -= self.doorbells_shared;
     }
 }
 

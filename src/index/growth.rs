@@ -962,8 +962,8 @@ impl Growth {
         /// The other thread may be waiting for the disk of a region file, or for the CPU.
         const NAPS_MAX: u32 = if cfg!(feature = "sim") { 50 } else { TRIES_MAX };
         if matches!(no_split, NoSplit::Making) && !cfg!(feature = "sim") {
-            // As long as it takes, within the tries: it may be registering memory.
-            std::thread::sleep(Duration::from_micros(50));
+            // As long as it takes: it may be registering memory, or waiting for a disk.
+            drop(lock(&self.making));
             return Ok(());
         }
         let is_busy = no_split.is_busy();
