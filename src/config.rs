@@ -373,7 +373,7 @@ impl Config {
             // Random like the seeds, so that slots of another table do not validate in this one.
             generation: mix(seeds.shard[3]),
             seeds,
-            derived: Derived::of(layout, shape, &seeds),
+            derived: Derived::of(layout, shape, self.key_max, &seeds),
         };
         let (geometry, heap_bytes) = match self.size {
             TableSize::Growing { bytes_max, .. } => (growing_to(geometry, bytes_max)?, bytes_max),

@@ -146,7 +146,7 @@ fn reader_against_update() {
             let mut value = Vec::new();
             let mut shm = Shm::new(index.region(), index.geometry());
             let key = key(0);
-            let found = shm.get_directly(&key, &mut value, &mut ReadCounts::default());
+            let found = look_directly(&mut shm, &key, &mut value);
             match found {
                 Some(found) => {
                     assert!(found && [key, [7; 8]].contains(&value[..].try_into().expect("8 bytes")))
@@ -334,11 +334,16 @@ fn reader_against_merge() {
     assert_eq!(copies_in_all(&index, &key(goes)), 1);
 }
 
+/// A direct look, the short form first.
+fn look_directly(shm: &mut Shm<'_>, key: &[u8], value: &mut Vec<u8>) -> Option<bool> {
+    shm.glance(key, value).or_else(|| shm.get_directly(key, value, &mut ReadCounts::default()))
+}
+
 /// A direct look on shm for a key that is there all the time: found, or only the GET machine can tell.
 fn look_once(index: &Index, number: KeyNumber) {
     let (mut value, key) = (Vec::new(), key(number));
     let mut shm = Shm::new(index.region(), index.geometry());
-    if let Some(found) = shm.get_directly(&key, &mut value, &mut ReadCounts::default()) {
+    if let Some(found) = look_directly(&mut shm, &key, &mut value) {
         assert!(found && value == key, "missed, or a mixture");
     }
 }

@@ -242,6 +242,18 @@ impl<'g, F: Fabric> Reader<'g, F> {
     /// [`ReadError`], or the fabric's own; absence is not one.
     #[inline]
     pub fn get_into(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, F::Error> {
+        if self.hints.is_none()
+            && let Some(found) = self.fabric.glance(key, value)
+        {
+            self.direct.count(found, self.geometry);
+            return Ok(found);
+        }
+        self.get_otherwise(key, value)
+    }
+
+    /// A GET for which a glance does not suffice.
+    #[inline(never)]
+    pub(crate) fn get_otherwise(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, F::Error> {
         self.check_key(key)?;
         if let Some(hints) = self.hints {
             return self.get_hinted(hints, key, value);
@@ -651,33 +663,42 @@ impl<'g, F: Fabric> Reader<'g, F> {
         for (first, key) in coming.iter_mut().zip(keys) {
             *first = self.expected(key.as_ref());
         }
-        let mut looked = 0u64;
+        let mut looked = keys.len() as u64;
         for (number, key) in keys.iter().enumerate() {
             let key = self.geometry.hashed_to(key.as_ref(), coming[number % AHEAD]);
             if let Some(next) = keys.get(number + AHEAD) {
                 coming[number % AHEAD] = self.expected(next.as_ref());
             }
-            let before = self.reads.reads;
-            match self.fabric.get_expected(key, &mut value, &mut self.reads) {
-                Some(found) => {
-                    self.direct.count(found, self.geometry);
-                    flow = each(number, found.then_some(&value));
-                }
-                None => {
-                    left.push(number);
-                    if self.reads.reads == before {
-                        continue; // no window was read
+            let found = match self.fabric.glance_expected(key, &mut value) {
+                Some(found) => found,
+                None => match self.look_directly(key, &mut value) {
+                    Ok(found) => found,
+                    Err(reads) => {
+                        left.push(number);
+                        looked -= u64::from(reads == 0);
+                        continue;
                     }
-                }
-            }
-            looked += 1;
+                },
+            };
+            self.direct.count(found, self.geometry);
+            flow = each(number, found.then_some(&value));
             if flow.is_break() {
+                looked -= (keys.len() - number - 1) as u64;
                 break;
             }
         }
         self.direct.doorbells_shared += looked - looked.div_ceil(AHEAD as u64);
         self.value = value;
         flow.map_continue(|()| left)
+    }
+
+    /// The whole direct look for a key of a batch. Where it has no answer, it says how many windows it read.
+    #[cold]
+    #[inline(never)]
+    fn look_directly(&mut self, key: Hashed<'_>, value: &mut Vec<u8>) -> Result<bool, u64> {
+        let before = self.reads.reads;
+        let found = self.fabric.get_directly(key.key(), value, &mut self.reads);
+        found.ok_or(self.reads.reads - before)
     }
 
     /// Asks for a key's lines. Returns its first hash.

@@ -11,6 +11,8 @@
 
 #![allow(unsafe_code)]
 
+use crate::layout::mapped::EIGHT_LINES;
+use crate::layout::slot::HEADER;
 use crate::layout::{LINE, WORD, mapped};
 use crate::observe::{Observed, ObservedBy};
 use crate::place::{self, PlaceError};
@@ -186,6 +188,8 @@ fn unmapped(what: impl Into<String>, bytes: u64) -> impl FnOnce(io::Error) -> Re
 pub struct Region {
     base: NonNull<AtomicU64>,
     words: usize,
+    /// Eight lines may begin at words below this one.
+    eight_lines_end: usize,
     writable: bool,
     /// Keeps `base..base + words` where they are.
     memory: Arc<Memory>,
@@ -406,6 +410,7 @@ impl Region {
         let file = file.map(Arc::new);
         Region {
             words: map.len() / WORD,
+            eight_lines_end: eight_lines_end(map.len() / WORD),
             base: NonNull::new(map.as_mut_ptr().cast()).unwrap_or(NonNull::dangling()),
             writable,
             memory: Arc::new(Memory::Mapped(map)),
@@ -424,6 +429,7 @@ impl Region {
         Region {
             base: NonNull::from(&*memory).cast(),
             words,
+            eight_lines_end: eight_lines_end(words),
             writable: true,
             memory: Arc::new(Memory::Private(memory)),
             share: None,
@@ -650,7 +656,12 @@ impl Region {
     /// When it lies outside the region.
     #[inline]
     pub fn load(&self, word: usize) -> u64 {
-        self.words(word, 1)[0].load(Ordering::Relaxed)
+        self.observed.access();
+        if word >= self.words {
+            outside(word, 1, self.words);
+        }
+        // SAFETY: as in `slice`; the word lies inside the memory.
+        unsafe { &*self.base.as_ptr().add(word) }.load(Ordering::Relaxed)
     }
 
     /// Stores a word. Relaxed: pair it with a fence. Everything a remote reader ever sees comes through
@@ -752,24 +763,24 @@ impl Region {
     }
 }
 
-/// Replaces `out` with the first `len` of these bytes. Copies them all: that is quicker than to copy a length
-/// known at run time.
+/// Replaces `out` with the first `len` bytes of these `N` words. Copies them all: that is quicker than to copy
+/// a length known at run time.
 ///
 /// # Panics
 /// When there are not so many.
 #[inline(always)]
-pub(crate) fn replace<const N: usize>(out: &mut Vec<u8>, bytes: &[u8; N], len: usize) {
-    assert!(len <= N, "no more bytes than there are");
-    if out.capacity() < N {
-        make_room(out, N);
+pub(crate) fn replace<const N: usize>(out: &mut Vec<u8>, len: usize, word: impl Fn(usize) -> u64) {
+    assert!(len <= N * WORD, "no more bytes than there are");
+    if out.capacity() < N * WORD {
+        make_room(out, N * WORD);
     }
-    // SAFETY:
-    // * the vector has memory for `N` bytes, and nobody else refers to it;
-    // * `len` of them, or more, are written before they count.
-    unsafe {
-        out.as_mut_ptr().cast::<[u8; N]>().write_unaligned(*bytes);
-        out.set_len(len);
+    let to = out.as_mut_ptr().cast::<[u8; WORD]>();
+    for n in 0..N {
+        // SAFETY: the vector has memory for `N` words, and nobody else refers to it.
+        unsafe { to.add(n).write(word(n).to_le_bytes()) };
     }
+    // SAFETY: `len` bytes, or more, were written.
+    unsafe { out.set_len(len) };
 }
 
 #[cold]
@@ -781,6 +792,8 @@ fn make_room(out: &mut Vec<u8>, bytes: usize) {
 }
 
 const LINE_WORDS: usize = LINE / WORD;
+/// The longest key that ends in its slot's first line.
+const EIGHT_LINES_KEY: usize = LINE - HEADER;
 
 /// Loads all words into memory of that length. Not by way of a buffer on the stack: what is stored there in
 /// words and loaded in longer pieces waits for the stores, which takes ten times as long.
@@ -921,21 +934,70 @@ impl mapped::Words for MappedWords<'_> {
     }
 
     #[inline(always)]
-    fn lines(self) -> impl Iterator<Item = Self> {
-        self.words.as_chunks::<LINE_WORDS>().0.iter().map(move |line| {
-            self.observed.access();
-            MappedWords { words: line, ..self }
-        })
+    fn line(self, number: usize) -> Self {
+        self.observed.access();
+        MappedWords { words: &self.words.as_chunks::<LINE_WORDS>().0[number], ..self }
     }
 
-    /// Where most keys of a window are: near their home.
     #[inline(always)]
-    fn expect(self) {
-        const LINES: usize = 4;
-        for line in 0..LINES {
-            prefetch(self.words.as_ptr().wrapping_byte_add(line * LINE));
+    fn lines_with(self, key: &[u8]) -> u32 {
+        #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
+        if let (Some(lines), Some(end), ..=EIGHT_LINES_KEY) =
+            (self.words.as_array(), key.last_chunk(), key.len())
+        {
+            (0..8).for_each(|_| self.observed.access());
+            return eight_lines_with(lines, u64::from_le_bytes(*end), key.len());
         }
+        mapped::lines_with(self, key)
     }
+}
+
+/// Which of eight slots show the last eight bytes of a key of this length: bit `2 * n` stands for slot `n`.
+/// Twenty instructions; compilers make forty of loads and comparisons without branches.
+///
+/// Where the bytes are not aligned, they are of two words, each as it was at an instant of its own. That is
+/// as good: while a slot holds the key, both show it at each instant (G8).
+#[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
+#[inline(always)]
+fn eight_lines_with(lines: &[AtomicU64; 8 * LINE_WORDS], end: u64, len: usize) -> u32 {
+    use std::arch::x86_64::{__m128i, _mm_set1_epi64x};
+    assert!((8..=EIGHT_LINES_KEY).contains(&len), "the key ends in the slot's line");
+    let mut halves: u32;
+    // SAFETY:
+    // * every load is of eight bytes inside `lines`: they begin 16 + len - 8 bytes behind the beginning of
+    //   a line and, by the assertion, end in the same line;
+    // * the instructions are SSE2, which every x86-64 processor has; they store nothing;
+    // * to the compiler, this code may see any value in memory that others write. It does: what it returns
+    //   is a guess until the slot has been read as a seqlock, or the counter of moves again.
+    unsafe {
+        let end: __m128i = _mm_set1_epi64x(end.cast_signed());
+        std::arch::asm!(
+            "movq {a}, [{at}]",
+            "movhps {a}, [{at} + 64]",
+            "movq {b}, [{at} + 128]",
+            "movhps {b}, [{at} + 192]",
+            "movq {c}, [{at} + 256]",
+            "movhps {c}, [{at} + 320]",
+            "movq {d}, [{at} + 384]",
+            "movhps {d}, [{at} + 448]",
+            "pcmpeqd {a}, {end}",
+            "pcmpeqd {b}, {end}",
+            "pcmpeqd {c}, {end}",
+            "pcmpeqd {d}, {end}",
+            "packssdw {a}, {b}",
+            "packssdw {c}, {d}",
+            "packsswb {a}, {c}",
+            "pmovmskb {halves:e}, {a}",
+            at = in(reg) lines.as_ptr().cast::<u8>().add(8 + len),
+            end = in(xmm_reg) end,
+            a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
+            halves = lateout(reg) halves,
+            options(nostack, readonly, preserves_flags),
+        );
+    }
+    // Two bits a slot, one for each half of the eight bytes.
+    halves &= halves >> 1 & 0x5555;
+    halves
 }
 
 impl mapped::Loadable for Region {
@@ -945,6 +1007,28 @@ impl mapped::Loadable for Region {
     fn words(&self, first: usize, len: usize) -> MappedWords<'_> {
         self.observed.access();
         MappedWords { words: self.slice(first, len), observed: (&self.observed).into() }
+    }
+
+    #[inline(always)]
+    fn word(&self, number: usize) -> u64 {
+        self.load(number)
+    }
+
+    #[inline(always)]
+    fn expect(&self, first: usize) {
+        let lines = self.base.as_ptr().wrapping_add(first);
+        (0..8).for_each(|line| prefetch(lines.wrapping_add(line * LINE_WORDS)));
+    }
+
+    #[inline(always)]
+    fn eight_lines(&self, first: usize) -> MappedWords<'_> {
+        if first >= self.eight_lines_end {
+            outside(first, EIGHT_LINES, self.words);
+        }
+        self.observed.access();
+        // SAFETY: as in `slice`; the range lies inside the memory, by the definition of `eight_lines_end`.
+        let words = unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(first), EIGHT_LINES) };
+        MappedWords { words, observed: (&self.observed).into() }
     }
 }
 
@@ -983,6 +1067,11 @@ impl StoreWords<'_> {
             self.region.observed.stored(self.first + n, value);
         }
     }
+}
+
+/// Where eight lines do not fit any more into so many words.
+fn eight_lines_end(words: usize) -> usize {
+    (words + 1).saturating_sub(EIGHT_LINES)
 }
 
 /// Ends in a panic. Apart, so that what leads here costs the others nothing.
@@ -1068,6 +1157,49 @@ fn lock_file(path: &Path, create: bool) -> Result<File, RegionError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Eight slots compared at once are what one after the other gives: for keys of every length, their last
+    /// byte or another one of their last word changed, and the key in any of the slots, in several, or in none.
+    #[test]
+    fn eight_lines_as_one_after_the_other() {
+        let region = Region::private(3 * LINE as u64 * 8);
+        let first = 8 * LINE_WORDS;
+        for len in 1..=EIGHT_LINES_KEY {
+            let key: Vec<u8> = (0..len as u8).map(|n| n + 1).collect();
+            for which in 0u32..256 {
+                for slot in 0..8 {
+                    let mut payload = [0xee; LINE - HEADER];
+                    payload[..len].copy_from_slice(&key);
+                    if which >> slot & 1 == 0 {
+                        payload[len - 1 - (which as usize + slot) % ((len - 1) % WORD + 1)] ^=
+                            1 << (which % 8);
+                    }
+                    let words: [u64; 6] = bytemuck::cast(payload);
+                    let at = first + slot * LINE_WORDS + HEADER / WORD;
+                    (at..).zip(words).for_each(|(at, word)| region.store(at, word));
+                }
+                let lines = mapped::Loadable::eight_lines(&region, first);
+                let found = mapped::Words::lines_with(lines, &key);
+                assert_eq!(found, mapped::lines_with(lines, &key), "{len}: {which:b}");
+                let expected = (0..8).fold(0, |bits, slot| bits | (which >> slot & 1) << (2 * slot));
+                assert_eq!(found, expected, "{len}: {which:b}");
+            }
+        }
+    }
+
+    /// Eight lines end with the region, and no word is beyond it.
+    #[test]
+    fn nothing_beyond_the_region() {
+        let region = Region::private(10 * LINE as u64);
+        let lines = |first| mapped::Loadable::eight_lines(&region, first).words.len();
+        assert_eq!(lines(2 * LINE_WORDS), EIGHT_LINES);
+        assert!(std::panic::catch_unwind(|| lines(2 * LINE_WORDS + 1)).is_err());
+        assert!(std::panic::catch_unwind(|| lines(usize::MAX)).is_err());
+        assert_eq!(region.load(10 * LINE_WORDS - 1), 0);
+        assert!(std::panic::catch_unwind(|| region.load(10 * LINE_WORDS)).is_err());
+        let small = Region::private(LINE as u64);
+        assert!(std::panic::catch_unwind(|| mapped::Loadable::eight_lines(&small, 0).words.len()).is_err());
+    }
 
     /// What clients are handed cannot be written: not through the descriptor, not through a mapping.
     #[test]

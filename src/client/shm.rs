@@ -367,16 +367,13 @@ impl ShmHandle {
     ) -> Result<bool, GetError> {
         self.attach_newest()?;
         let Attachment { region, geometry, .. } = &*self.attached;
-        if self.hints.is_some() || !geometry.may_hold(key) {
-            return self.read(stats, |reader| reader.get_into(key, value));
+        if self.hints.is_none()
+            && let Some(found) = Shm::glance_from(region, geometry, key, value)
+        {
+            direct.count(found, geometry);
+            return Ok(found);
         }
-        match Shm::get_from(region, geometry, key, value, &mut stats.read) {
-            Some(found) => {
-                direct.count(found, geometry);
-                Ok(found)
-            }
-            None => self.read(stats, |reader| reader.get_all(key, value)),
-        }
+        self.read(stats, |reader| reader.get_otherwise(key, value))
     }
 
     /// Switches to a newer region if there is one. Fails when the region may no longer be read.

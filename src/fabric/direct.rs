@@ -28,20 +28,19 @@ use crate::get::Proof;
 use crate::layout::WORD;
 use crate::layout::chain::CHAIN_MAX;
 use crate::layout::control::{DIRECTORY_WORD, move_counter_word};
-use crate::layout::geometry::{Geometry, Glances};
+use crate::layout::geometry::Geometry;
 use crate::layout::hash::{First, Hashed};
-use crate::layout::mapped::{self, KeyEnd, Loadable, Words};
+use crate::layout::mapped::{self, EIGHT_LINES, KeyEnd, LineShows, Loadable, Words};
 use crate::layout::segment::{self, HomeState};
 use crate::layout::slot::{Header, SlotShape};
 use crate::reader::ReadCounts;
 use crate::sync::{Ordering, fence};
 
-/// Asks for the lines in which most keys with this home are. No effect but on time.
+/// Asks for the first eight lines of the key's window. No effect but on time.
 #[inline(always)]
 pub(crate) fn expect(memory: impl Loadable + Copy, geometry: &Geometry, key: Hashed<'_>) {
     let before = locate(memory, geometry, key).map_or(0, |entry| entry.words_before(geometry));
-    let (first, words) = geometry.home_window_words(key.home());
-    memory.words(first + before, words).expect();
+    memory.expect(geometry.home_word(key.home()) + before);
 }
 
 /// What a direct look goes by of the key's directory entry.
@@ -66,87 +65,129 @@ fn locate(memory: impl Loadable + Copy, geometry: &Geometry, key: Hashed<'_>) ->
     if !geometry.grows() {
         return None;
     }
-    let bits = memory.words(DIRECTORY_WORD, 1).load(0) as u32;
+    let bits = memory.word(DIRECTORY_WORD) as u32;
     // Pairs with the release fence before the directory word is stored: the entries are there.
     fence(Ordering::Acquire);
     let number = key.first().directory() & segment::low(bits & 31);
     // A damaged directory word must not lead out of the region.
     let word = segment::place_word(geometry, number & (geometry.directory_slots() - 1) as u32);
-    Some(EntryWord { bits: memory.words(word, 1).load(0), word })
+    Some(EntryWord { bits: memory.word(word), word })
 }
 
-/// Looks for a key of at most [`Geometry::key_max`] bytes. Returns whether it was there, and its
-/// value in `value`. `None` when only the machine can tell. Counts in `reads`, but for the first
-/// window of a look that ended in an answer.
-#[inline(never)]
-pub(crate) fn get(
+/// What nearly every GET needs of the look below, where slots are one line: a look at the primary window.
+/// `None` says nothing, not even that the key has a length that it may have, and leaves nothing behind.
+///
+/// Keeps nothing for the cases that it leaves to others.
+#[inline(always)]
+pub(crate) fn glance(
     memory: impl Loadable + Copy,
     geometry: &Geometry,
     key: &[u8],
     value: &mut Vec<u8>,
-    reads: &mut ReadCounts,
 ) -> Option<bool> {
-    get_hashed::<true>(memory, geometry, geometry.hashed(key), value, reads)
-}
-
-/// The same for a key that is hashed already, and whose lines may have been asked for.
-#[inline(always)]
-pub(crate) fn get_hashed<const ASKS: bool>(
-    memory: impl Loadable + Copy,
-    geometry: &Geometry,
-    key: Hashed<'_>,
-    value: &mut Vec<u8>,
-    reads: &mut ReadCounts,
-) -> Option<bool> {
-    match glance::<ASKS>(memory, geometry, key, value) {
-        Some(found) => Some(found),
-        None => look(memory, geometry, key.key(), key.first(), value, reads),
+    if !geometry.can_glance_simply(key) {
+        return glance_anywhere(memory, geometry, key, geometry.hashed(key).first(), value);
     }
+    glance_simply(memory, geometry, geometry.hashed(key), value)
 }
 
-/// What nearly every GET needs of the look below, where slots are one line. `None` says nothing, and
-/// leaves nothing behind.
+/// The same for a key that is hashed, and whose lines were asked for.
 #[inline(always)]
-pub(crate) fn glance<const ASKS: bool>(
+pub(crate) fn glance_expected(
     memory: impl Loadable + Copy,
     geometry: &Geometry,
     key: Hashed<'_>,
     value: &mut Vec<u8>,
 ) -> Option<bool> {
-    match geometry.glances() {
-        Glances::OneSize => glance_in::<false, ASKS>(memory, geometry, key, value),
-        Glances::Growing => glance_in::<true, ASKS>(memory, geometry, key, value),
-        Glances::None => None,
+    if !geometry.can_glance_simply(key.key()) {
+        return glance_anywhere(memory, geometry, key.key(), key.first(), value);
     }
+    glance_simply(memory, geometry, key, value)
 }
 
 #[inline(always)]
-fn glance_in<const GROWS: bool, const ASKS: bool>(
+fn glance_simply(
     memory: impl Loadable + Copy,
     geometry: &Geometry,
     key: Hashed<'_>,
     value: &mut Vec<u8>,
 ) -> Option<bool> {
-    let counter = memory.words(move_counter_word(key.home()), 1);
-    let begun = counter.load(0);
+    let begun = memory.word(move_counter_word(key.home()));
     // R3, as in `Shm::mark`.
     fence(Ordering::Acquire);
-    let place = if GROWS { locate(memory, geometry, key) } else { None };
-    let (first, words) = geometry.home_window_words(key.home());
-    let window = memory.words(first + place.map_or(0, |place| place.words_before(geometry)), words);
-    if ASKS {
-        window.expect();
+    let window = memory.eight_lines(geometry.home_word(key.home()));
+    let shown = window.lines_with(key.key());
+    if shown == 0 {
+        return glance_ends(memory, geometry, key, begun, aux(window), None, value);
     }
-    if glance_through(window, key.key(), value)? {
+    match glance_at(window.line(mapped::first_line(shown)), key.key(), value) {
+        // Others may end like this one.
+        Some(false) => glance_anywhere(memory, geometry, key.key(), key.first(), value),
+        seen => seen,
+    }
+}
+
+/// The same for windows of any size, tables that grow, keys of any length, and where several keys of a window
+/// end in the same bytes.
+#[inline(never)]
+fn glance_anywhere(
+    memory: impl Loadable + Copy,
+    geometry: &Geometry,
+    key: &[u8],
+    first: First,
+    value: &mut Vec<u8>,
+) -> Option<bool> {
+    if !geometry.can_glance(key) {
+        return None;
+    }
+    glance_hashed(memory, geometry, geometry.hashed_to(key, first), value)
+}
+
+#[inline(always)]
+fn glance_hashed(
+    memory: impl Loadable + Copy,
+    geometry: &Geometry,
+    key: Hashed<'_>,
+    value: &mut Vec<u8>,
+) -> Option<bool> {
+    let begun = memory.word(move_counter_word(key.home()));
+    // R3, as in `Shm::mark`.
+    fence(Ordering::Acquire);
+    let place = locate(memory, geometry, key);
+    let first = geometry.home_word(key.home()) + place.map_or(0, |place| place.words_before(geometry));
+    let words = geometry.window_words();
+    let window = memory.words(first, words);
+    let mut rest = window;
+    while let Some((lines, after)) = rest.split(EIGHT_LINES) {
+        if glance_through(lines, key.key(), value)? {
+            return Some(true);
+        }
+        rest = after;
+    }
+    if rest.len() > 0 && glance_through_few(rest, key.key(), value)? {
         return Some(true);
     }
-    let home_aux = aux(window);
+    glance_ends(memory, geometry, key, begun, aux(window), place, value)
+}
+
+/// Whether a glance has shown that the key is absent.
+#[inline(always)]
+fn glance_ends(
+    memory: impl Loadable + Copy,
+    geometry: &Geometry,
+    key: Hashed<'_>,
+    begun: u64,
+    home_aux: u32,
+    place: Option<EntryWord>,
+    value: &mut Vec<u8>,
+) -> Option<bool> {
     // R4, as in `Shm::proof`.
     fence(Ordering::Acquire);
     let is_same = place.is_none_or(|place| is_unchanged(memory, place, home_aux));
+    let begun_now = || memory.word(move_counter_word(key.home()));
     if families::may_be_displaced(geometry, key, home_aux)
         || !is_same
-        || Proof::by_counter(begun, counter.load(0)) != Proof::NoMove
+        || Proof::by_counter(begun, begun_now()) != Proof::NoMove
     {
         return None;
     }
@@ -154,24 +195,40 @@ fn glance_in<const GROWS: bool, const ASKS: bool>(
     Some(false)
 }
 
-/// Whether the key is in the window, and its value in `value`; `None` if that is not plain.
+/// Whether the key is in these eight slots, and its value in `value`; `None` if that is not plain.
 #[inline(always)]
-fn glance_through(window: impl Words, key: &[u8], value: &mut Vec<u8>) -> Option<bool> {
-    let end = KeyEnd::of(key)?;
-    for slot in window.lines() {
-        if end.is_in(slot) {
-            let first = stamp(slot)?;
-            let is_it = mapped::line_value(slot, key, end, value);
-            return (is_it && is_still(slot, first)).then_some(true);
+fn glance_through(lines: impl Words, key: &[u8], value: &mut Vec<u8>) -> Option<bool> {
+    let mut shown = lines.lines_with(key);
+    while shown != 0 {
+        if glance_at(lines.line(mapped::first_line(shown)), key, value)? {
+            return Some(true);
         }
+        shown &= shown - 1;
     }
     Some(false)
+}
+
+/// The same for fewer slots.
+#[inline(never)]
+fn glance_through_few(lines: impl Words, key: &[u8], value: &mut Vec<u8>) -> Option<bool> {
+    glance_through(lines, key, value)
+}
+
+/// Whether the key is in this slot, and its value in `value`; `None` if that is not plain.
+#[inline(always)]
+fn glance_at(slot: impl Words, key: &[u8], value: &mut Vec<u8>) -> Option<bool> {
+    let first = stamp(slot)?;
+    match mapped::line_value(slot, key, value) {
+        LineShows::Value => is_still(slot, first).then_some(true),
+        LineShows::NotIt => Some(false),
+        LineShows::Nonsense => None,
+    }
 }
 
 /// Whether the directory entry is the same, and its segment's home not split further.
 #[inline(always)]
 fn is_unchanged(memory: impl Loadable, place: EntryWord, home_aux: u32) -> bool {
-    let is_same = kept(Rule::EntryAgain, || memory.words(place.word, 1).load(0) == place.bits);
+    let is_same = kept(Rule::EntryAgain, || memory.word(place.word) == place.bits);
     is_same && HomeState::is_as_deep(home_aux, segment::depth(place.bits))
 }
 
@@ -205,7 +262,7 @@ pub(crate) fn look(
     let shape = geometry.shape();
     let (first, words) = geometry.home_window_words(hashed.home());
     let window = memory.words(first + before, words);
-    window.expect();
+    memory.expect(first + before);
     let mut seen = look_through(shape, window, hashed.key(), end, value);
     let home_aux = aux(window);
     if matches!(seen, Seen::NoKey) && families::may_be_displaced(geometry, hashed, home_aux) {
@@ -348,6 +405,7 @@ mod tests {
     use super::*;
     use crate::config::{Config, TableSize};
     use crate::layout::LINE;
+    use crate::layout::geometry::SlotIx;
     use crate::layout::hash::Seeds;
     use crate::layout::slot::{Content, Identity, encode};
     use crate::region::Region;
@@ -375,7 +433,7 @@ mod tests {
             put(second, Content { key: key.key(), value: b"value".into(), ..Content::default() });
             let look = || {
                 let mut reads = ReadCounts::default();
-                (get(&region, &geometry, key.key(), &mut Vec::new(), &mut reads), reads.reads)
+                (look(&region, &geometry, key.key(), key.first(), &mut Vec::new(), &mut reads), reads.reads)
             };
             assert_eq!(look(), (Some(true), 1));
             let word = geometry.slot_word(second);
@@ -387,6 +445,57 @@ mod tests {
             assert_eq!(look(), (None, 2), "{value_max}: impossible lengths");
             region.store(word + 1, header[1]);
             assert_eq!(look(), (Some(true), 1));
+        }
+    }
+
+    /// Keys that end in the same eight bytes, in one window: each is found, and one that is not there is
+    /// absent, by a glance. Where a slot that shows the end is being written, or has impossible lengths, a glance
+    /// says nothing, and leaves the value as it was.
+    #[test]
+    fn keys_that_end_alike() {
+        for layout in ["windowed:8", "windowed:16", "bucketized:4"] {
+            let (size, seeds) = (TableSize::Slots(64), Some(Seeds::from_number(1)));
+            let layout = layout.parse().unwrap();
+            let config = Config { layout, size, key_max: 16, value_max: 32, seeds, ..Config::default() };
+            let geometry = config.geometry().unwrap();
+            let region = Region::private(geometry.region_bytes());
+            let mut keys: Vec<[u8; 16]> = (0..10_000u64)
+                .map(|n| bytemuck::cast::<_, [u8; 16]>([n, u64::from_le_bytes(*b":profile")]))
+                .filter(|key| geometry.primary(geometry.hashed(&key[..])).first == SlotIx(0))
+                .take(5)
+                .collect();
+            let absent = keys.pop().unwrap();
+            for (slot, key) in (0..).zip(&keys) {
+                let content = Content { key, value: key[..8].into(), ..Content::default() };
+                let image = encode(geometry.shape(), geometry.identity(SlotIx(slot)), 2, &content);
+                (geometry.slot_word(SlotIx(slot))..).zip(image).for_each(|(at, bits)| region.store(at, bits));
+            }
+            let look = |key: &[u8]| {
+                let mut value = vec![9];
+                (glance(&region, &geometry, key, &mut value), value)
+            };
+            for key in &keys {
+                assert_eq!(look(key), (Some(true), key[..8].to_vec()));
+            }
+            assert_eq!(look(&absent), (Some(false), vec![]));
+            assert_eq!(look(&keys[0][..15]), (Some(false), vec![]), "a key of another length");
+            let word = geometry.slot_word(SlotIx(1));
+            let header = [region.load(word), region.load(word + 1)];
+            region.store(word, header[0] + 1);
+            assert_eq!(look(&keys[0]).0, Some(true), "it comes before");
+            for key in [&keys[1], &keys[2], &absent] {
+                assert_eq!(look(key), (None, vec![9]), "it is being written");
+            }
+            region.store(word, header[0]);
+            region.store(word + 1, header[1] | 0xff << 16);
+            assert_eq!(look(&keys[1]), (None, vec![9]), "impossible lengths");
+            assert_eq!(look(&keys[2]).0, Some(true), "those of another key");
+            // A key that the filter may name is not absent.
+            region.store(geometry.slot_word(SlotIx(0)) + 1, 16 | 8 << 16 | u64::from(u32::MAX) << 32);
+            assert_eq!(look(&absent), (None, vec![9]), "it may be displaced");
+            // Nor one that may have moved, or is too long for this table.
+            assert_eq!(look(&[7; 17]), (None, vec![9]), "its length is none");
+            assert_eq!(look(&[]), (None, vec![9]), "its length is none");
         }
     }
 

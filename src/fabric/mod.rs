@@ -78,6 +78,20 @@ pub trait Fabric {
         let _ = key;
     }
 
+    /// What nearly every GET needs, on a fabric whose READs are loads: whether the key is in its primary
+    /// window, and its value in `value`. `None` says nothing, not even that the key's length may be.
+    #[inline(always)]
+    fn glance(&mut self, key: &[u8], value: &mut Vec<u8>) -> Option<bool> {
+        let _ = (key, value);
+        None
+    }
+
+    /// The same for a key that was asked for before ([`Fabric::expect`]).
+    #[inline(always)]
+    fn glance_expected(&mut self, key: Hashed<'_>, value: &mut Vec<u8>) -> Option<bool> {
+        self.glance(key.key(), value)
+    }
+
     /// Looks for a key without the GET machine, on a fabric whose READs are loads. Returns whether
     /// it was there, and its value in `value`; `None` when only the machine can tell. Counts in
     /// `reads`, but for the first window of a look that ended in an answer.
@@ -85,12 +99,6 @@ pub trait Fabric {
     fn get_directly(&mut self, key: &[u8], value: &mut Vec<u8>, reads: &mut ReadCounts) -> Option<bool> {
         let _ = (key, value, reads);
         None
-    }
-
-    /// The same for a key that was asked for before ([`Fabric::expect`]).
-    #[inline(always)]
-    fn get_expected(&mut self, key: Hashed<'_>, value: &mut Vec<u8>, reads: &mut ReadCounts) -> Option<bool> {
-        self.get_directly(key.key(), value, reads)
     }
 
     /// Whether misses rest on the counters of begun moves, not on time.

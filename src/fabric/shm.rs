@@ -38,23 +38,21 @@ impl<'a> Shm<'a> {
         Shm { region, geometry, posted: SmallVec::new() }
     }
 
-    /// [`Fabric::get_directly`], without a fabric.
+    /// [`Fabric::glance`], without a fabric.
     #[inline(always)]
-    pub(crate) fn get_from(
+    pub(crate) fn glance_from(
         region: &Region,
         geometry: &Geometry,
         key: &[u8],
         value: &mut Vec<u8>,
-        reads: &mut ReadCounts,
     ) -> Option<bool> {
-        direct::get(region, geometry, key, value, reads)
+        direct::glance(region, geometry, key, value)
     }
 
     /// Asks for the first lines of a window.
     #[inline]
     fn expect_window(&self, window: Window) {
-        let words = window.slots as usize * self.geometry.shape().words();
-        Loadable::words(self.region, self.geometry.slot_word(window.first), words).expect();
+        self.region.expect(self.geometry.slot_word(window.first));
     }
 
     fn landed(&self) -> MappedSlots<'a> {
@@ -146,13 +144,19 @@ impl<'f> Fabric for Shm<'f> {
     }
 
     #[inline(always)]
-    fn get_directly(&mut self, key: &[u8], value: &mut Vec<u8>, reads: &mut ReadCounts) -> Option<bool> {
-        Shm::get_from(self.region, self.geometry, key, value, reads)
+    fn glance(&mut self, key: &[u8], value: &mut Vec<u8>) -> Option<bool> {
+        direct::glance(self.region, self.geometry, key, value)
     }
 
     #[inline(always)]
-    fn get_expected(&mut self, key: Hashed<'_>, value: &mut Vec<u8>, reads: &mut ReadCounts) -> Option<bool> {
-        direct::get_hashed::<false>(self.region, self.geometry, key, value, reads)
+    fn glance_expected(&mut self, key: Hashed<'_>, value: &mut Vec<u8>) -> Option<bool> {
+        direct::glance_expected(self.region, self.geometry, key, value)
+    }
+
+    #[inline(always)]
+    fn get_directly(&mut self, key: &[u8], value: &mut Vec<u8>, reads: &mut ReadCounts) -> Option<bool> {
+        let first = self.geometry.hashed(key).first();
+        direct::look(self.region, self.geometry, key, first, value, reads)
     }
 
     #[inline]

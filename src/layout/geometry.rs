@@ -3,7 +3,8 @@
 use super::WORD;
 use super::chunk::CHUNKS;
 use super::extent::HeapSpace;
-use super::hash::{First, FirstHash, Hashed, Seeds, reduce};
+use super::hash::{First, FirstHash, Hashed, SHORT_KEY, Seeds, reduce};
+use super::mapped::EIGHT_LINES;
 use super::slot::{Identity, SlotShape};
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -195,14 +196,6 @@ pub struct Geometry {
     pub(crate) derived: Derived,
 }
 
-/// Of which tables a direct look has a short form (`fabric/direct.rs`): where slots are one line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Glances {
-    None,
-    OneSize,
-    Growing,
-}
-
 /// What follows from the rest of a geometry. Kept, because every GET needs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Derived {
@@ -211,7 +204,13 @@ pub(crate) struct Derived {
     /// Words from one home's slot to the next one's, and in a home's window.
     home_words: usize,
     window_words: usize,
-    glances: Glances,
+    /// The word in which the first home's window begins.
+    first_word: usize,
+    /// The longest key of which a direct look has a short form (`fabric/direct.rs`); 0 where there is none.
+    glance_keys: usize,
+    /// Keys of 8 bytes and fewer than so many more have the simplest one: where windows have eight slots, and
+    /// the table one size.
+    glance_keys_simply: usize,
     /// What the slots of one segment are bound to: the number of its first slot, and which use of its
     /// memory this is.
     first_slot: u64,
@@ -223,13 +222,19 @@ pub(crate) struct Derived {
 }
 
 impl Derived {
-    pub fn of(layout: Layout, shape: SlotShape, seeds: &Seeds) -> Derived {
+    pub fn of(layout: Layout, shape: SlotShape, key_max: usize, seeds: &Seeds) -> Derived {
+        let table_offset = super::undo::end(shape);
+        let window_words = layout.window_slots() as usize * shape.words();
+        let glance_keys = if shape == SlotShape::LINE { key_max } else { 0 };
+        let is_simple = window_words == EIGHT_LINES && glance_keys >= 8;
         Derived {
             first_hash: FirstHash::new(seeds),
-            table_offset: super::undo::end(shape),
+            table_offset,
             home_words: layout.bucket_slots as usize * shape.words(),
-            window_words: layout.window_slots() as usize * shape.words(),
-            glances: if shape == SlotShape::LINE { Glances::OneSize } else { Glances::None },
+            window_words,
+            first_word: table_offset as usize / WORD,
+            glance_keys,
+            glance_keys_simply: if is_simple { glance_keys.min(SHORT_KEY) - 7 } else { 0 },
             first_slot: 0,
             incarnation: 0,
             directory_words: 0,
@@ -315,10 +320,15 @@ impl Geometry {
     pub fn grows(&self) -> bool {
         self.segments_max > 0
     }
-    /// Which tables a glance suffices for.
+    /// Whether a direct look for this key has a short form (`fabric/direct.rs`): where slots are one line.
     #[inline(always)]
-    pub(crate) fn glances(&self) -> Glances {
-        self.derived.glances
+    pub(crate) fn can_glance(&self, key: &[u8]) -> bool {
+        key.len().wrapping_sub(1) < self.derived.glance_keys
+    }
+    /// Whether the simplest one applies.
+    #[inline(always)]
+    pub(crate) fn can_glance_simply(&self, key: &[u8]) -> bool {
+        key.len().wrapping_sub(8) < self.derived.glance_keys_simply
     }
     /// The most segments; 0 in a table of one size.
     pub fn segments_max(&self) -> u64 {
@@ -333,9 +343,7 @@ impl Geometry {
         self.segments_max = segments_max;
         let words = self.shape.words();
         if segments_max > 0 {
-            if self.derived.glances != Glances::None {
-                self.derived.glances = Glances::Growing;
-            }
+            self.derived.glance_keys_simply = 0;
             self.derived.directory_slots = (segments_max * ENTRIES_PER_SEGMENT).next_power_of_two();
             self.derived.directory_words =
                 (self.derived.directory_slots + u64::from(CHUNKS)) as usize * words;
@@ -363,8 +371,10 @@ impl Geometry {
     /// The geometry of one segment, whose slots are numbered by themselves.
     pub(crate) fn segment(&self, memory: u32, incarnation: u32) -> Geometry {
         let first = self.segment_first(memory);
+        let table_offset = self.slot_offset(first);
         let derived = Derived {
-            table_offset: self.slot_offset(first),
+            table_offset,
+            first_word: table_offset as usize / WORD,
             first_slot: first.0,
             incarnation,
             ..self.derived.clone()
@@ -424,10 +434,17 @@ impl Geometry {
     /// window has.
     #[inline(always)]
     pub(crate) fn home_window_words(&self, home: u64) -> (usize, usize) {
-        (
-            self.table_offset() as usize / WORD + home as usize * self.derived.home_words,
-            self.derived.window_words,
-        )
+        (self.home_word(home), self.derived.window_words)
+    }
+    /// The first of these words.
+    #[inline(always)]
+    pub(crate) fn home_word(&self, home: u64) -> usize {
+        self.derived.first_word + home as usize * self.derived.home_words
+    }
+    /// The words of a home's window.
+    #[inline(always)]
+    pub(crate) fn window_words(&self) -> usize {
+        self.derived.window_words
     }
     /// Bytes that a READ of a home's window moves.
     #[inline(always)]

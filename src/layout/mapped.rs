@@ -24,20 +24,19 @@ pub(crate) trait Words: Copy {
     /// The first `words` words, and the others. `None` when there are not so many.
     fn split(self, words: usize) -> Option<(Self, Self)>;
 
-    /// The lines of these words.
+    /// Which of these lines, at most eight, show the end of the key: bit `2 * n` stands for line `n`. Finds it
+    /// without a branch where that saves time: a wrong guess costs as much as a line takes to come.
     #[inline(always)]
-    fn lines(self) -> impl Iterator<Item = Self> {
-        let mut rest = self;
-        std::iter::from_fn(move || {
-            let (line, after) = rest.split(LINE_WORDS)?;
-            rest = after;
-            Some(line)
-        })
+    fn lines_with(self, key: &[u8]) -> u32 {
+        lines_with(self, key)
     }
 
-    /// Asks for the first lines, if that saves time. No effect otherwise.
+    /// The line with this number.
     #[inline(always)]
-    fn expect(self) {}
+    fn line(self, number: usize) -> Self {
+        let (_, rest) = self.split(number * LINE_WORDS).expect("there are so many");
+        rest.split(LINE_WORDS).expect("and one more").0
+    }
 }
 
 impl Words for &[AtomicU64] {
@@ -66,7 +65,29 @@ pub(crate) trait Loadable {
 
     /// So many words, from the one with this number on.
     fn words(&self, first: usize, len: usize) -> Self::Words<'_>;
+
+    /// Loads one word. Relaxed: pair it with a fence.
+    #[inline(always)]
+    fn word(&self, number: usize) -> u64 {
+        self.words(number, 1).load(0)
+    }
+
+    /// Asks for the eight lines that begin with this word, if that saves time. No effect otherwise, whether
+    /// there is such a word or not.
+    #[inline(always)]
+    fn expect(&self, first: usize) {
+        let _ = first;
+    }
+
+    /// Eight lines, from the word with this number on.
+    #[inline(always)]
+    fn eight_lines(&self, first: usize) -> Self::Words<'_> {
+        self.words(first, EIGHT_LINES)
+    }
 }
+
+/// Words of eight lines.
+pub(crate) const EIGHT_LINES: usize = 8 * LINE_WORDS;
 
 impl<T: Loadable> Loadable for &T {
     type Words<'a>
@@ -77,6 +98,21 @@ impl<T: Loadable> Loadable for &T {
     #[inline(always)]
     fn words(&self, first: usize, len: usize) -> Self::Words<'_> {
         T::words(self, first, len)
+    }
+
+    #[inline(always)]
+    fn word(&self, number: usize) -> u64 {
+        T::word(self, number)
+    }
+
+    #[inline(always)]
+    fn expect(&self, first: usize) {
+        T::expect(self, first);
+    }
+
+    #[inline(always)]
+    fn eight_lines(&self, first: usize) -> Self::Words<'_> {
+        T::eight_lines(self, first)
     }
 }
 
@@ -251,22 +287,83 @@ fn append<const N: usize>(payload: &[u8], key_left: &mut usize, value_left: &mut
     *value_left -= part.len();
 }
 
-/// Replaces `value` with the value in a slot of one line, if the slot holds `key`, which ends like this,
-/// and its lengths are such that a writer stores.
+/// What a slot of one line shows of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LineShows {
+    /// The key and its value, with lengths that a writer stores.
+    Value,
+    /// Another key, or none.
+    NotIt,
+    /// The key, and impossible lengths.
+    Nonsense,
+}
+
+/// Replaces `value` with the value in a slot of one line, if the slot holds `key`, and its lengths are such
+/// that a writer stores.
 #[inline(always)]
-pub(crate) fn line_value(slot: impl Words, key: &[u8], end: KeyEnd, value: &mut Vec<u8>) -> bool {
+pub(crate) fn line_value(slot: impl Words, key: &[u8], value: &mut Vec<u8>) -> LineShows {
+    // Usual keys, which end where a word does: their values go from word to word.
+    match key.as_chunks::<WORD>() {
+        ([begin, end], []) => {
+            let Some(vlen) = value_len(slot, key) else { return LineShows::NotIt };
+            if slot.load(2) != u64::from_le_bytes(*begin) || slot.load(3) != u64::from_le_bytes(*end) {
+                return LineShows::NotIt;
+            }
+            value_of::<4>(value, vlen, |n| slot.load(4 + n))
+        }
+        _ => line_value_of_any(slot, key, value),
+    }
+}
+
+/// The length of the value that the slot says it has; `None` if this key has another length.
+#[inline(always)]
+fn value_len(slot: impl Words, key: &[u8]) -> Option<usize> {
     let header = slot.load(1);
-    let (klen, vlen) = (usize::from(header as u8), usize::from((header >> 16) as u16));
-    if klen != key.len() || !end.is_in(slot) || !end.follows(slot, key) || klen + vlen > FIRST_LINE_KEY {
-        return false;
+    (usize::from(header as u8) == key.len()).then_some(usize::from((header >> 16) as u16))
+}
+
+#[inline(always)]
+fn value_of<const N: usize>(value: &mut Vec<u8>, vlen: usize, word: impl Fn(usize) -> u64) -> LineShows {
+    if vlen > N * WORD {
+        return LineShows::Nonsense;
+    }
+    replace::<N>(value, vlen, word);
+    LineShows::Value
+}
+
+#[inline(never)]
+fn line_value_of_any(slot: impl Words, key: &[u8], value: &mut Vec<u8>) -> LineShows {
+    let Some(end) = KeyEnd::of(key) else { return LineShows::NotIt };
+    let Some(vlen) = value_len(slot, key) else { return LineShows::NotIt };
+    if !end.is_in(slot) || !end.follows(slot, key) {
+        return LineShows::NotIt;
+    }
+    if key.len() + vlen > FIRST_LINE_KEY {
+        return LineShows::Nonsense;
     }
     let word = |n| slot.load(HEADER_WORDS + n);
     let padded = [word(0), word(1), word(2), word(3), word(4), word(5), 0, 0, 0, 0, 0, 0];
-    let Some(behind_key) = bytemuck::bytes_of(&padded)[klen..].first_chunk::<FIRST_LINE_KEY>() else {
-        return false;
-    };
-    replace(value, behind_key, vlen);
-    true
+    let behind_key = &bytemuck::bytes_of(&padded)[key.len()..][..FIRST_LINE_KEY];
+    let words: [u64; FIRST_LINE_KEY / WORD] = bytemuck::pod_read_unaligned(behind_key);
+    value_of::<{ FIRST_LINE_KEY / WORD }>(value, vlen, |n| words[n])
+}
+
+/// The first of the lines that [`Words::lines_with`] names.
+#[inline(always)]
+pub(crate) fn first_line(shown: u32) -> usize {
+    shown.trailing_zeros() as usize / 2
+}
+
+/// [`Words::lines_with`], one line after the other.
+#[inline(never)]
+pub(crate) fn lines_with(words: impl Words, key: &[u8]) -> u32 {
+    let Some(end) = KeyEnd::of(key) else { return 0 };
+    let (mut rest, mut number, mut lines) = (words, 0, 0);
+    while let Some((line, after)) = rest.split(LINE_WORDS) {
+        lines |= u32::from(end.is_in(line)) << (2 * number);
+        (rest, number) = (after, number + 1);
+    }
+    lines
 }
 
 #[cfg(test)]
@@ -309,8 +406,7 @@ mod tests {
                     value_into(shape, &slot[..], &there, &mut found).unwrap();
                     assert_eq!(found, value, "{case}");
                     if bytes == LINE {
-                        let end = |key: &[u8]| KeyEnd::of(key).unwrap();
-                        assert!(line_value(&slot[..], &key, end(&key), &mut found), "{case}");
+                        assert_eq!(line_value(&slot[..], &key, &mut found), LineShows::Value, "{case}");
                         assert_eq!(found, value, "{case}");
                         let others = (0..klen).map(|at| {
                             let mut other = key.clone();
@@ -319,8 +415,8 @@ mod tests {
                         });
                         let shorter = (klen > 1).then(|| key[1..].to_vec());
                         for other in others.chain(shorter) {
-                            let is_it = line_value(&slot[..], &other, end(&other), &mut Vec::new());
-                            assert!(!is_it, "{case}: {other:?}");
+                            let shows = line_value(&slot[..], &other, &mut Vec::new());
+                            assert_eq!(shows, LineShows::NotIt, "{case}: {other:?}");
                         }
                     }
                 }
@@ -346,8 +442,8 @@ mod tests {
                 assert_eq!(value_into(shape, &slot[..], &said, &mut Vec::new()).is_ok(), whole, "{case}");
                 if bytes == LINE && (1..=KeyEnd::KEY_MAX).contains(&klen) {
                     let key = vec![0; klen];
-                    let found = line_value(&slot[..], &key, KeyEnd::of(&key).unwrap(), &mut Vec::new());
-                    assert_eq!(found, whole, "{case}");
+                    let shows = line_value(&slot[..], &key, &mut Vec::new());
+                    assert_eq!(shows, if whole { LineShows::Value } else { LineShows::Nonsense }, "{case}");
                 }
                 match header_and_key(shape, &slot[..]) {
                     Ok((there, key)) => assert!(there == said && key.len() == klen && klen <= max, "{case}"),

@@ -303,7 +303,7 @@ impl Superblock {
         within("key_max", self.key_max.into(), 1..=payload.saturating_sub(beside).min(KEY_MAX as u64))?;
         let value_max = if has_heap { VALUE_MAX as u64 } else { payload - u64::from(self.key_max) };
         within("value_max", self.value_max.into(), 0..=value_max)?;
-        let derived = Derived::of(layout, shape, &self.seeds);
+        let derived = Derived::of(layout, shape, self.key_max as usize, &self.seeds);
         within("table_offset", self.table_offset, derived.table_offset..=derived.table_offset)?;
         let geometry = Geometry {
             layout,

@@ -6,7 +6,7 @@ use crate::fabric::landed::LandedWindow;
 use crate::fabric::{Fabric, ReadId, Stretch, direct};
 use crate::get::Proof;
 use crate::layout::control::move_counter_word;
-use crate::layout::geometry::{Geometry, Glances, SlotIx, Window};
+use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::mapped::{Loadable, Words};
 use crate::layout::slot::{COPY_SHIFT, View};
 use crate::layout::{LINE, WORD};
@@ -420,10 +420,10 @@ impl<A: Adversary> Fabric for Sim<'_, A> {
         let from = self.mark(geometry.hashed(key).home());
         // A glance without an answer leaves nothing behind, so it and the look that follows it are tried each
         // by itself.
-        let glances = geometry.glances() != Glances::None && self.adversary.pick(2) == 0;
+        let glances = geometry.can_glance(key) && self.adversary.pick(2) == 0;
         let memory = Loading { latest: self.latest(from), sim: RefCell::new(self) };
         let found = match glances {
-            true => direct::glance::<true>(&memory, geometry, geometry.hashed(key), value),
+            true => direct::glance(&memory, geometry, key, value),
             false => direct::look(&memory, geometry, key, geometry.hashed(key).first(), value, reads),
         };
         let to = self.now.get();
