@@ -144,9 +144,8 @@ fn reader_against_update() {
         let index = index.clone();
         loom::thread::spawn(move || {
             let mut value = Vec::new();
-            let mut shm = Shm::new(index.region(), index.geometry());
             let key = key(0);
-            let found = look_directly(&mut shm, &key, &mut value);
+            let found = look_directly(&index, &key, &mut value);
             match found {
                 Some(found) => {
                     assert!(found && [key, [7; 8]].contains(&value[..].try_into().expect("8 bytes")))
@@ -335,15 +334,15 @@ fn reader_against_merge() {
 }
 
 /// A direct look, the short form first.
-fn look_directly(shm: &mut Shm<'_>, key: &[u8], value: &mut Vec<u8>) -> Option<bool> {
-    shm.glance(key, value).or_else(|| shm.get_directly(key, value, &mut ReadCounts::default()))
+fn look_directly(index: &Index, key: &[u8], value: &mut Vec<u8>) -> Option<bool> {
+    let (mut shm, hashed) = (Shm::new(index.region(), index.geometry()), index.geometry().hashed(key));
+    shm.glance(key, value).or_else(|| shm.get_directly(hashed, value, &mut ReadCounts::default()))
 }
 
 /// A direct look on shm for a key that is there all the time: found, or only the GET machine can tell.
 fn look_once(index: &Index, number: KeyNumber) {
     let (mut value, key) = (Vec::new(), key(number));
-    let mut shm = Shm::new(index.region(), index.geometry());
-    if let Some(found) = look_directly(&mut shm, &key, &mut value) {
+    if let Some(found) = look_directly(index, &key, &mut value) {
         assert!(found && value == key, "missed, or a mixture");
     }
 }

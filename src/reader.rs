@@ -160,6 +160,10 @@ struct FoundValue {
 /// land before the marks of their keys' passes are too old, and the memory that they land in stays small.
 const TOGETHER_BYTES: usize = 256 << 10;
 
+/// A batch asks for the lines of so many keys at once, while it looks at those of as many before. A core has 10
+/// to 24 line-fill buffers, and a window takes eight lines or less.
+const AHEAD: usize = 8;
+
 /// Looks keys up through a fabric. One per thread (`&mut self`); cheap to make.
 #[derive(Debug)]
 pub struct Reader<'g, F> {
@@ -258,7 +262,7 @@ impl<'g, F: Fabric> Reader<'g, F> {
         if let Some(hints) = self.hints {
             return self.get_hinted(hints, key, value);
         }
-        match self.fabric.get_directly(key, value, &mut self.reads) {
+        match self.fabric.get_directly(self.geometry.hashed(key), value, &mut self.reads) {
             Some(found) => {
                 self.direct.count(found, self.geometry);
                 Ok(found)
@@ -654,42 +658,52 @@ impl<'g, F: Fabric> Reader<'g, F> {
         keys: &[K],
         each: &mut impl FnMut(usize, Option<&[u8]>) -> ControlFlow<()>,
     ) -> ControlFlow<(), Vec<usize>> {
-        /// A core has 10 to 16 line-fill buffers, and a window takes four lines or less.
-        const AHEAD: usize = 16;
         let mut value = std::mem::take(&mut self.value);
-        let mut left = Vec::new();
-        let mut flow = ControlFlow::Continue(());
-        let mut coming = [First(0); AHEAD];
-        for (first, key) in coming.iter_mut().zip(keys) {
-            *first = self.expected(key.as_ref());
-        }
-        let mut looked = keys.len() as u64;
-        for (number, key) in keys.iter().enumerate() {
-            let key = self.geometry.hashed_to(key.as_ref(), coming[number % AHEAD]);
-            if let Some(next) = keys.get(number + AHEAD) {
-                coming[number % AHEAD] = self.expected(next.as_ref());
+        let (mut left, mut flow) = (Vec::new(), ControlFlow::Continue(()));
+        // Looks that read a window, answers, and hits.
+        let (mut looked, mut answered, mut found) = (0, 0, 0);
+        let mut firsts = [[First(0); AHEAD]; 2];
+        self.expect_all(keys, &mut firsts[0]);
+        let mut number = 0;
+        'all: for (turn, block) in keys.chunks(AHEAD).enumerate() {
+            self.expect_all(&keys[number + block.len()..], &mut firsts[(turn + 1) % 2]);
+            for (key, first) in block.iter().zip(&firsts[turn % 2]) {
+                let key = self.geometry.hashed_to(key.as_ref(), *first);
+                number += 1;
+                let is_there = match self.fabric.glance_expected(key, &mut value) {
+                    Some(is_there) => is_there,
+                    None => match self.look_directly(key, &mut value) {
+                        Ok(is_there) => is_there,
+                        Err(reads) => {
+                            left.push(number - 1);
+                            looked += u64::from(reads > 0);
+                            continue;
+                        }
+                    },
+                };
+                answered += 1;
+                found += u64::from(is_there);
+                flow = each(number - 1, is_there.then_some(&value));
+                if flow.is_break() {
+                    break 'all;
+                }
             }
-            let found = match self.fabric.glance_expected(key, &mut value) {
-                Some(found) => found,
-                None => match self.look_directly(key, &mut value) {
-                    Ok(found) => found,
-                    Err(reads) => {
-                        left.push(number);
-                        looked -= u64::from(reads == 0);
-                        continue;
-                    }
-                },
-            };
-            self.direct.count(found, self.geometry);
-            flow = each(number, found.then_some(&value));
-            if flow.is_break() {
-                looked -= (keys.len() - number - 1) as u64;
-                break;
-            }
         }
+        looked += answered;
+        self.direct.count_all(answered, found, self.geometry);
         self.direct.doorbells_shared += looked - looked.div_ceil(AHEAD as u64);
         self.value = value;
         flow.map_continue(|()| left)
+    }
+
+    /// Asks for the lines of the first of these keys. Their first hashes come into `firsts`.
+    #[inline(never)]
+    fn expect_all<K: AsRef<[u8]>>(&self, keys: &[K], firsts: &mut [First; AHEAD]) {
+        for (key, first) in keys.iter().zip(firsts) {
+            let key = self.geometry.hashed(key.as_ref());
+            self.fabric.expect(key);
+            *first = key.first();
+        }
     }
 
     /// The whole direct look for a key of a batch. Where it has no answer, it says how many windows it read.
@@ -697,16 +711,8 @@ impl<'g, F: Fabric> Reader<'g, F> {
     #[inline(never)]
     fn look_directly(&mut self, key: Hashed<'_>, value: &mut Vec<u8>) -> Result<bool, u64> {
         let before = self.reads.reads;
-        let found = self.fabric.get_directly(key.key(), value, &mut self.reads);
+        let found = self.fabric.get_directly(key, value, &mut self.reads);
         found.ok_or(self.reads.reads - before)
-    }
-
-    /// Asks for a key's lines. Returns its first hash.
-    #[inline(always)]
-    fn expected(&self, key: &[u8]) -> First {
-        let key = self.geometry.hashed(key);
-        self.fabric.expect(key);
-        key.first()
     }
 
     /// Looks for the keys with these numbers: where hints say, if there are any, and then
@@ -1077,6 +1083,13 @@ impl DirectAnswers {
             false => self.absent += 1,
         }
         self.bytes += geometry.home_window_bytes();
+    }
+
+    /// The same of so many answers, of which some were hits.
+    fn count_all(&mut self, answered: u64, found: u64, geometry: &Geometry) {
+        self.found += found;
+        self.absent += answered - found;
+        self.bytes += answered * geometry.home_window_bytes();
     }
 
     /// Adds them to the counts of all GETs.

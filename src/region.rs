@@ -706,6 +706,10 @@ impl Region {
             to.store(value, Ordering::Relaxed);
             self.observed.stored(first + n, value);
         };
+        // One line, as most often.
+        if let (Some(from), Some(to)) = (from.as_array::<LINE_WORDS>(), to.as_array::<LINE_WORDS>()) {
+            return (0..LINE_WORDS).for_each(|n| copy(n, &to[n], &from[n]));
+        }
         // Line by line: the loop over a line's words costs nothing.
         let ((lines, rest), (to_lines, to_rest)) =
             (from.as_chunks::<LINE_WORDS>(), to.as_chunks::<LINE_WORDS>());
@@ -942,62 +946,59 @@ impl mapped::Words for MappedWords<'_> {
     #[inline(always)]
     fn lines_with(self, key: &[u8]) -> u32 {
         #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
-        if let (Some(lines), Some(end), ..=EIGHT_LINES_KEY) =
-            (self.words.as_array(), key.last_chunk(), key.len())
+        if let (slots, Some(end), ..=EIGHT_LINES_KEY) =
+            (self.words.as_chunks().0, key.last_chunk(), key.len())
+            && (slots.len() == 4 || slots.len() == 8)
         {
-            (0..8).for_each(|_| self.observed.access());
-            return eight_lines_with(lines, u64::from_le_bytes(*end), key.len());
+            slots.iter().for_each(|_| self.observed.access());
+            return slots_with(slots, u64::from_le_bytes(*end), key.len());
         }
         mapped::lines_with(self, key)
     }
 }
 
-/// Which of eight slots show the last eight bytes of a key of this length: bit `2 * n` stands for slot `n`.
-/// Twenty instructions; compilers make forty of loads and comparisons without branches.
+/// Which of four or eight slots show the last eight bytes of a key of this length: bit `2 * n` stands for slot
+/// `n`. Twenty instructions for eight; compilers make forty of loads and comparisons without branches.
 ///
 /// Where the bytes are not aligned, they are of two words, each as it was at an instant of its own. That is
 /// as good: while a slot holds the key, both show it at each instant (G8).
 #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
 #[inline(always)]
-fn eight_lines_with(lines: &[AtomicU64; 8 * LINE_WORDS], end: u64, len: usize) -> u32 {
-    use std::arch::x86_64::{__m128i, _mm_set1_epi64x};
+fn slots_with(slots: &[[AtomicU64; LINE_WORDS]], end: u64, len: usize) -> u32 {
+    use std::arch::x86_64::{_mm_cmpeq_epi32, _mm_movemask_epi8, _mm_packs_epi16, _mm_packs_epi32};
+    use std::arch::x86_64::{__m128i, _mm_set1_epi64x, _mm_setzero_si128};
     assert!((8..=EIGHT_LINES_KEY).contains(&len), "the key ends in the slot's line");
-    let mut halves: u32;
+    assert!(slots.len() == 4 || slots.len() == 8, "four or eight slots");
     // SAFETY:
-    // * every load is of eight bytes inside `lines`: they begin 16 + len - 8 bytes behind the beginning of
-    //   a line and, by the assertion, end in the same line;
+    // * each load is of eight bytes of one of these slots: they begin 16 + len - 8 bytes behind its beginning
+    //   and, by the first assertion, end in it; by the second, there are as many slots as are loaded from;
     // * the instructions are SSE2, which every x86-64 processor has; they store nothing;
-    // * to the compiler, this code may see any value in memory that others write. It does: what it returns
+    // * to the compiler, the loads may see any value in memory that others write. They do: what this returns
     //   is a guess until the slot has been read as a seqlock, or the counter of moves again.
-    unsafe {
-        let end: __m128i = _mm_set1_epi64x(end.cast_signed());
-        std::arch::asm!(
-            "movq {a}, [{at}]",
-            "movhps {a}, [{at} + 64]",
-            "movq {b}, [{at} + 128]",
-            "movhps {b}, [{at} + 192]",
-            "movq {c}, [{at} + 256]",
-            "movhps {c}, [{at} + 320]",
-            "movq {d}, [{at} + 384]",
-            "movhps {d}, [{at} + 448]",
-            "pcmpeqd {a}, {end}",
-            "pcmpeqd {b}, {end}",
-            "pcmpeqd {c}, {end}",
-            "pcmpeqd {d}, {end}",
-            "packssdw {a}, {b}",
-            "packssdw {c}, {d}",
-            "packsswb {a}, {c}",
-            "pmovmskb {halves:e}, {a}",
-            at = in(reg) lines.as_ptr().cast::<u8>().add(8 + len),
-            end = in(xmm_reg) end,
-            a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
-            halves = lateout(reg) halves,
-            options(nostack, readonly, preserves_flags),
-        );
-    }
-    // Two bits a slot, one for each half of the eight bytes.
-    halves &= halves >> 1 & 0x5555;
-    halves
+    let halves = unsafe {
+        let (at, end) = (slots.as_ptr().cast::<u8>().add(8 + len), _mm_set1_epi64x(end.cast_signed()));
+        // The comparison of a slot this far behind the first and of the next one: four halves of eight bytes.
+        macro_rules! two {
+            ($offset:literal) => {{
+                let both: __m128i;
+                std::arch::asm!(
+                    concat!("movq {both}, [{at} + ", $offset, "]"),
+                    concat!("movhps {both}, [{at} + ", $offset, " + 64]"),
+                    at = in(reg) at,
+                    both = out(xmm_reg) both,
+                    options(nostack, readonly, preserves_flags),
+                );
+                _mm_cmpeq_epi32(both, end)
+            }};
+        }
+        let first = _mm_packs_epi32(two!(0), two!(128));
+        let others = match slots.len() {
+            4 => _mm_setzero_si128(),
+            _ => _mm_packs_epi32(two!(256), two!(384)),
+        };
+        _mm_movemask_epi8(_mm_packs_epi16(first, others)).cast_unsigned()
+    };
+    halves & halves >> 1 & 0x5555
 }
 
 impl mapped::Loadable for Region {
@@ -1017,7 +1018,7 @@ impl mapped::Loadable for Region {
     #[inline(always)]
     fn expect(&self, first: usize) {
         let lines = self.base.as_ptr().wrapping_add(first);
-        (0..8).for_each(|line| prefetch(lines.wrapping_add(line * LINE_WORDS)));
+        (0..4).for_each(|line| prefetch(lines.wrapping_add(line * LINE_WORDS)));
     }
 
     #[inline(always)]

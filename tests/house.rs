@@ -130,3 +130,34 @@ fn rules_are_cited_by_their_ids() {
     }
     assert!(switches >= 35, "{switches} switches");
 }
+
+/// Tests that a plain build leaves out are built with the switches, too: `./test` names their files.
+#[test]
+fn no_test_is_left_out() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let script = std::fs::read_to_string(root.join("test")).unwrap();
+    let named: BTreeSet<&str> = script
+        .split("--features encryption,faults")
+        .nth(1)
+        .and_then(|rest| rest.split("--no-fail-fast").next())
+        .expect("the step with the switches")
+        .split("--test ")
+        .skip(1)
+        .map(|rest| rest.split_whitespace().next().unwrap_or_default())
+        .collect();
+    let left_out = ["cfg(feature = \"faults\")", "cfg(feature = \"sim\")"];
+    let mut found = Vec::new();
+    files(&root.join("tests"), &mut found);
+    let mut seen = 0;
+    for file in found {
+        let text = std::fs::read_to_string(&file).unwrap();
+        if file.ends_with("house.rs") || !left_out.iter().any(|cfg| text.contains(cfg)) {
+            continue;
+        }
+        let name = file.strip_prefix(root.join("tests")).unwrap().iter().next().unwrap();
+        let name = Path::new(name).file_stem().unwrap().to_str().unwrap();
+        assert!(named.contains(name), "{} has tests that ./test never runs", file.display());
+        seen += 1;
+    }
+    assert!(seen >= 5, "{seen} files");
+}

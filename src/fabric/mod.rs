@@ -96,7 +96,7 @@ pub trait Fabric {
     /// it was there, and its value in `value`; `None` when only the machine can tell. Counts in
     /// `reads`, but for the first window of a look that ended in an answer.
     #[inline(always)]
-    fn get_directly(&mut self, key: &[u8], value: &mut Vec<u8>, reads: &mut ReadCounts) -> Option<bool> {
+    fn get_directly(&mut self, key: Hashed<'_>, value: &mut Vec<u8>, reads: &mut ReadCounts) -> Option<bool> {
         let _ = (key, value, reads);
         None
     }

@@ -154,9 +154,8 @@ impl<'f> Fabric for Shm<'f> {
     }
 
     #[inline(always)]
-    fn get_directly(&mut self, key: &[u8], value: &mut Vec<u8>, reads: &mut ReadCounts) -> Option<bool> {
-        let first = self.geometry.hashed(key).first();
-        direct::look(self.region, self.geometry, key, first, value, reads)
+    fn get_directly(&mut self, key: Hashed<'_>, value: &mut Vec<u8>, reads: &mut ReadCounts) -> Option<bool> {
+        direct::look(self.region, self.geometry, key.key(), key.first(), value, reads)
     }
 
     #[inline]

@@ -1,6 +1,7 @@
 //! Which stripes an operation locks, and what their locks guard (L1, L2).
 
 use super::*;
+use crate::layout::mapped::Loadable;
 
 impl Segment {
     /// Locks what a key's presence depends on: its primary window, and its other windows if the
@@ -8,10 +9,10 @@ impl Segment {
     #[inline(always)]
     pub(super) fn lock_key(&self, locked: &mut Locked<'_>, key: Hashed<'_>) -> bool {
         let primary = self.geometry.primary(key);
-        self.region
-            .prefetch_bytes(self.geometry.slot_offset(primary.first), self.geometry.window_bytes(primary));
+        Loadable::expect(&self.region, self.geometry.slot_word(primary.first));
         locked.lock_two(self.stripes_of_window(primary));
-        let may_be_displaced = self.may_be_displaced(key);
+        let may_be_displaced =
+            families::may_be_displaced(&self.geometry, key, self.slots().aux(primary.first));
         if may_be_displaced {
             locked.lock(self.stripes_of_key(key));
         }

@@ -12,9 +12,10 @@
 use crate::faults::{Rule, by_rule, disobey, obey};
 use crate::layout::extent::Reference;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
-use crate::layout::mapped::{self, KeyEnd};
+use crate::layout::mapped::{self, EIGHT_LINES, KeyEnd, Loadable, Words};
 use crate::layout::slot::{
-    Content, Header, Image, Key, SlotShape, Stored, View, lay_out, seal, stamp_copies, with_copy,
+    Content, Header, Image, Key, SlotShape, Stored, View, lay_out, lay_out_line, seal, stamp_copies,
+    with_copy,
 };
 use crate::layout::{LINE, WORD};
 use crate::region::Region;
@@ -93,8 +94,7 @@ impl<'a> SlotWriter<'a> {
     #[inline]
     pub fn write(&self, slot: SlotIx, content: &Content<'_>) {
         if self.geometry.shape() == SlotShape::LINE {
-            let mut image = [0; LINE_WORDS];
-            lay_out(SlotShape::LINE, content, &mut image);
+            let mut image = lay_out_line(content);
             self.write_as(SlotShape::LINE, slot, &mut image);
         } else {
             self.write_other(slot, content);
@@ -156,12 +156,31 @@ impl<'a> SlotWriter<'a> {
         let words = window.slots as usize * shape.words();
         let all = self.region.words(self.geometry.slot_word(window.first), words);
         match shape {
+            SlotShape::LINE if words == EIGHT_LINES && KeyEnd::of(key).is_some() => {
+                self.seek_in_eight(window, key)
+            }
             SlotShape::LINE => {
                 let slots = all.as_chunks::<LINE_WORDS>().0.iter().map(|slot| &slot[..]);
                 self.seek_in(SlotShape::LINE, slots, window, key)
             }
             _ => self.seek_other(all, window, key),
         }
+    }
+
+    /// The same in eight slots of one line.
+    #[inline(always)]
+    fn seek_in_eight(&self, window: Window, key: &[u8]) -> Sought {
+        let lines = self.region.eight_lines(self.geometry.slot_word(window.first));
+        let mut shown = lines.lines_with(key);
+        while shown != 0 {
+            let number = mapped::first_line(shown);
+            if mapped::line_holds(lines.line(number), key) {
+                return Sought::At(window.slot(number as u32));
+            }
+            shown &= shown - 1;
+        }
+        let free = (0..window.slots).find(|&number| lines.load(number as usize * LINE_WORDS + 1) as u8 == 0);
+        free.map_or(Sought::Nowhere, |number| Sought::Free(window.slot(number)))
     }
 
     /// The same in slots that are not one line.

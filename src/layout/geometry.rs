@@ -204,6 +204,7 @@ pub(crate) struct Derived {
     /// Words from one home's slot to the next one's, and in a home's window.
     home_words: usize,
     window_words: usize,
+    window_slots: u32,
     /// The word in which the first home's window begins.
     first_word: usize,
     /// The longest key of which a direct look has a short form (`fabric/direct.rs`); 0 where there is none.
@@ -232,6 +233,7 @@ impl Derived {
             table_offset,
             home_words: layout.bucket_slots as usize * shape.words(),
             window_words,
+            window_slots: layout.window_slots(),
             first_word: table_offset as usize / WORD,
             glance_keys,
             glance_keys_simply: if is_simple { glance_keys.min(SHORT_KEY) - 7 } else { 0 },
@@ -428,7 +430,7 @@ impl Geometry {
     /// The number of the region's word that is the first of `slot`.
     #[inline]
     pub(crate) fn slot_word(&self, slot: SlotIx) -> usize {
-        self.slot_offset(slot) as usize / WORD
+        self.derived.first_word + slot.0 as usize * self.shape.words()
     }
     /// The number of the region's word that is the first of a home's window, and how many words the
     /// window has.
@@ -491,7 +493,7 @@ impl Geometry {
     pub fn window(&self, home: u64) -> Window {
         Window {
             first: SlotIx(home * u64::from(self.layout.bucket_slots)),
-            slots: self.layout.window_slots(),
+            slots: self.derived.window_slots,
             incarnation: self.derived.incarnation,
         }
     }

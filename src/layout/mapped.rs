@@ -72,8 +72,8 @@ pub(crate) trait Loadable {
         self.words(number, 1).load(0)
     }
 
-    /// Asks for the eight lines that begin with this word, if that saves time. No effect otherwise, whether
-    /// there is such a word or not.
+    /// Asks for the four lines that begin with this word, if that saves time: most keys are in the first four
+    /// of their window. No effect otherwise, whether there is such a word or not.
     #[inline(always)]
     fn expect(&self, first: usize) {
         let _ = first;
@@ -303,16 +303,39 @@ pub(crate) enum LineShows {
 #[inline(always)]
 pub(crate) fn line_value(slot: impl Words, key: &[u8], value: &mut Vec<u8>) -> LineShows {
     // Usual keys, which end where a word does: their values go from word to word.
+    if key.len() != 2 * WORD {
+        return line_value_of_any(slot, key, value);
+    }
+    let Some(vlen) = value_len(slot, key) else { return LineShows::NotIt };
+    if !has_two_words(slot, key) {
+        return LineShows::NotIt;
+    }
+    value_of::<4>(value, vlen, |n| slot.load(4 + n))
+}
+
+/// Whether the slot, of one line, holds the key.
+#[inline(always)]
+pub(crate) fn line_holds(slot: impl Words, key: &[u8]) -> bool {
+    value_len(slot, key).is_some()
+        && if key.len() == 2 * WORD { has_two_words(slot, key) } else { has_key(slot, key) }
+}
+
+/// Whether the payload begins with these two words.
+#[inline(always)]
+fn has_two_words(slot: impl Words, key: &[u8]) -> bool {
     match key.as_chunks::<WORD>() {
         ([begin, end], []) => {
-            let Some(vlen) = value_len(slot, key) else { return LineShows::NotIt };
-            if slot.load(2) != u64::from_le_bytes(*begin) || slot.load(3) != u64::from_le_bytes(*end) {
-                return LineShows::NotIt;
-            }
-            value_of::<4>(value, vlen, |n| slot.load(4 + n))
+            slot.load(HEADER_WORDS) == u64::from_le_bytes(*begin)
+                && slot.load(HEADER_WORDS + 1) == u64::from_le_bytes(*end)
         }
-        _ => line_value_of_any(slot, key, value),
+        _ => false,
     }
+}
+
+/// Whether the payload begins with this key, which ends in the slot's line.
+#[inline(never)]
+fn has_key(slot: impl Words, key: &[u8]) -> bool {
+    KeyEnd::of(key).is_some_and(|end| end.is_in(slot) && end.follows(slot, key))
 }
 
 /// The length of the value that the slot says it has; `None` if this key has another length.
@@ -333,9 +356,8 @@ fn value_of<const N: usize>(value: &mut Vec<u8>, vlen: usize, word: impl Fn(usiz
 
 #[inline(never)]
 fn line_value_of_any(slot: impl Words, key: &[u8], value: &mut Vec<u8>) -> LineShows {
-    let Some(end) = KeyEnd::of(key) else { return LineShows::NotIt };
     let Some(vlen) = value_len(slot, key) else { return LineShows::NotIt };
-    if !end.is_in(slot) || !end.follows(slot, key) {
+    if !has_key(slot, key) {
         return LineShows::NotIt;
     }
     if key.len() + vlen > FIRST_LINE_KEY {
@@ -352,6 +374,12 @@ fn line_value_of_any(slot: impl Words, key: &[u8], value: &mut Vec<u8>) -> LineS
 #[inline(always)]
 pub(crate) fn first_line(shown: u32) -> usize {
     shown.trailing_zeros() as usize / 2
+}
+
+/// The bit that stands for the line with this number.
+#[inline(always)]
+pub(crate) fn first_bit(line: u32) -> u32 {
+    2 * line
 }
 
 /// [`Words::lines_with`], one line after the other.

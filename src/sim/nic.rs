@@ -7,6 +7,7 @@ use crate::fabric::{Fabric, ReadId, Stretch, direct};
 use crate::get::Proof;
 use crate::layout::control::move_counter_word;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
+use crate::layout::hash::Hashed;
 use crate::layout::mapped::{Loadable, Words};
 use crate::layout::slot::{COPY_SHIFT, View};
 use crate::layout::{LINE, WORD};
@@ -412,19 +413,19 @@ impl<A: Adversary> Fabric for Sim<'_, A> {
         self.hardware.witness == Witness::Loads
     }
 
-    fn get_directly(&mut self, key: &[u8], value: &mut Vec<u8>, reads: &mut ReadCounts) -> Option<bool> {
+    fn get_directly(&mut self, key: Hashed<'_>, value: &mut Vec<u8>, reads: &mut ReadCounts) -> Option<bool> {
         if !self.is_direct() {
             return None;
         }
         let geometry = self.geometry;
-        let from = self.mark(geometry.hashed(key).home());
+        let from = self.mark(key.home());
         // A glance without an answer leaves nothing behind, so it and the look that follows it are tried each
         // by itself.
-        let glances = geometry.can_glance(key) && self.adversary.pick(2) == 0;
+        let glances = geometry.can_glance(key.key()) && self.adversary.pick(2) == 0;
         let memory = Loading { latest: self.latest(from), sim: RefCell::new(self) };
         let found = match glances {
-            true => direct::glance(&memory, geometry, key, value),
-            false => direct::look(&memory, geometry, key, geometry.hashed(key).first(), value, reads),
+            true => direct::glance(&memory, geometry, key.key(), value),
+            false => direct::look(&memory, geometry, key.key(), key.first(), value, reads),
         };
         let to = self.now.get();
         let pass = self.met.passes.last_mut().expect("begun above");
