@@ -717,6 +717,31 @@ mod tests {
         assert_eq!((get.judge(Proof::InGrace), get.reference()), (Step::Found, None));
     }
 
+    /// Of two slots that hints name, the first that has the key counts, and says where its value is. What the
+    /// second shows changes nothing.
+    #[test]
+    fn the_first_hinted_slot_with_the_key_counts() {
+        let geometry = geometry("cluster", 8, 8);
+        let place = |number| Look::Reference(Reference { number, offset: 4096, len: 200, crc: 0 });
+        let free = || Look::Other(Header { stamp: 4, crc: 0, klen: 0, ghost: 0, vlen: 0, aux: 0 });
+        for (looks, found, number) in [
+            ([place(1), free()], [true, false], Some(1)),
+            ([place(1), place(2)], [true, false], Some(1)),
+            ([place(1), Look::Match], [true, false], Some(1)),
+            ([Look::Match, place(2)], [true, false], None),
+            ([Look::Torn, place(2)], [false, true], Some(2)),
+            ([free(), Look::Match], [false, true], None),
+        ] {
+            let mut look = HintedLook::new(&geometry, b"key");
+            for (slot, (shows, found)) in (0..).map(SlotIx).zip(looks.iter().zip(found)) {
+                let mut landed = Showing(|_| *shows);
+                assert_eq!(look.feed(slot, &mut landed, &mut Vec::new()), found, "{looks:?}");
+            }
+            assert_eq!(look.reference().map(|place| place.number), number, "{looks:?}");
+            assert_eq!(look.judge(false, || Proof::InGrace), Some(Step::Found), "{looks:?}");
+        }
+    }
+
     /// A ghost of another use of the memory is a new one, though slot and stamp are the same.
     #[test]
     fn ghosts_are_of_one_use_of_the_memory() {

@@ -965,8 +965,8 @@ impl mapped::Words for MappedWords<'_> {
 #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
 #[inline(always)]
 fn slots_with(slots: &[[AtomicU64; LINE_WORDS]], end: u64, len: usize) -> u32 {
-    use std::arch::x86_64::{_mm_cmpeq_epi32, _mm_movemask_epi8, _mm_packs_epi16, _mm_packs_epi32};
     use std::arch::x86_64::{__m128i, _mm_set1_epi64x, _mm_setzero_si128};
+    use std::arch::x86_64::{_mm_cmpeq_epi32, _mm_movemask_epi8, _mm_packs_epi16, _mm_packs_epi32};
     assert!((8..=EIGHT_LINES_KEY).contains(&len), "the key ends in the slot's line");
     assert!(slots.len() == 4 || slots.len() == 8, "four or eight slots");
     // SAFETY:

@@ -426,6 +426,11 @@ fn hostile_uploads() {
         ("another key", vec![begin(5_000), piece, other, put], vec![&taken, &taken, &unfit, &unfit]),
         ("fits its slot", vec![begin(3), piece], vec![&unfit; 2]),
         ("begun again", vec![begin(5_000), begin(10_000), piece, put], vec![&taken, &taken, &taken, &unfit]),
+        (
+            "begun again in vain",
+            vec![begin(5_000), piece, begin(3), put],
+            vec![&taken, &taken, &unfit, &unfit],
+        ),
     ] {
         assert_eq!(raw.ask(&requests).iter().collect::<Vec<_>>(), expected, "{what}");
         assert_eq!((server.stats().keys, server.index().heap().live_bytes), (0, 0), "{what}");
@@ -436,7 +441,10 @@ fn hostile_uploads() {
         (begin(MIB as u32 + 1), PutError::ValueLength { given: MIB + 1, max: MIB }),
         (begin(u32::MAX), PutError::ValueLength { given: u32::MAX as usize, max: MIB }),
     ] {
-        assert_eq!(raw.ask(&[request, piece, put]), [Reply::Put(Err(error)), unfit.clone(), unfit.clone()]);
+        // The upload before is dropped, too.
+        let replies = [taken.clone(), taken.clone(), Reply::Put(Err(error)), unfit.clone(), unfit.clone()];
+        assert_eq!(raw.ask(&[begin(5_000), piece, request, piece, put]), replies);
+        assert_eq!(server.index().heap().live_bytes, 0);
     }
     // A wrong extent is expected of a key that is absent, that has a short value, and a long one.
     let swaps = [begin(5_000), piece, swap_extent];

@@ -116,6 +116,8 @@ fn a_new_table_begins_with_the_last_snapshot() {
     (0..1000).for_each(|n| assert!(client.put(&key(n, 16), b"first").is_ok()));
     let saved = server.stop().saved.unwrap().unwrap();
     assert_eq!((saved.keys, keys(&files.snapshot).len()), (1000, 1000));
+    let older = files.place.dir.path().join("older");
+    fs::copy(&files.snapshot, &older).unwrap();
 
     // The region is still there.
     let server = files.serve();
@@ -134,14 +136,15 @@ fn a_new_table_begins_with_the_last_snapshot() {
     assert_eq!((status.keys, status.bytes), (999, fs::metadata(&files.snapshot).unwrap().len()));
     assert!(server.stop().saved.is_none(), "the snapshot has all");
 
-    // Another file, where the server makes its own elsewhere.
-    fs::remove_file(&files.region).unwrap();
-    let own = files.place.dir.path().join("own");
-    let config = files.config().restore(files.snapshot.clone()).snapshots(Snapshots::new(&own));
-    let server = Server::start(config).unwrap();
-    assert_eq!(server.restored().unwrap().keys, 999);
-    assert_eq!(server.stop().saved.unwrap().unwrap().keys, 999);
-    assert_eq!(keys(&own), keys(&files.snapshot));
+    // Another file, where the server makes its own elsewhere; also where an older one is.
+    for own in [files.place.dir.path().join("own"), older] {
+        fs::remove_file(&files.region).unwrap();
+        let config = files.config().restore(files.snapshot.clone()).snapshots(Snapshots::new(&own));
+        let server = Server::start(config).unwrap();
+        assert_eq!(server.restored().unwrap().keys, 999);
+        assert_eq!(server.stop().saved.unwrap().unwrap().keys, 999);
+        assert_eq!(keys(&own), keys(&files.snapshot));
+    }
 }
 
 /// A snapshot that is damaged, or that the table cannot take, ends the start. It stays as it is, and
@@ -314,7 +317,7 @@ fn write(client: &mut Client, lane: u32, stop: &AtomicBool) -> Notes {
 fn a_crash_costs_what_is_stated() {
     const EVERY: Duration = Duration::from_millis(300);
     /// The kernel may let a busy machine's threads wait.
-    const SLACK: Duration = Duration::from_secs(3);
+    const SLACK: Duration = Duration::from_secs(20);
     let rounds = if std::env::var_os("ONEREAD_LONG").is_some() { 100 } else { 3 };
     let mut numbers = Numbers(9);
     for round in 0..rounds {

@@ -128,9 +128,11 @@ fn no_permission() {
     soft_roce(root.path());
     fs::set_permissions(root.path(), Permissions::from_mode(0o755)).unwrap();
     fs::set_permissions(root.path().join("dev/infiniband/uverbs0"), Permissions::from_mode(0o444)).unwrap();
-    // Other users may have no access to the folder where the command was built.
+    // Other users may have no access to the folder where the command was built. Another process copies it: a
+    // child that another test starts meanwhile would inherit a file that is open for writing, and such a
+    // program cannot be started ("text file busy").
     let program = root.path().join("oneread");
-    fs::copy(env!("CARGO_BIN_EXE_oneread"), &program).unwrap();
+    assert!(Command::new("cp").arg(env!("CARGO_BIN_EXE_oneread")).arg(&program).status().unwrap().success());
     let mut command = Command::new(&program);
     command.args(["doctor", "--json", "--at", "shm:/nonexistent/sock", "--root"]).arg(root.path());
     if rustix::process::getuid().is_root() {

@@ -384,11 +384,11 @@ impl ShmHandle {
             self.reattach();
         }
         let gone_ns = self.shared.gone_ns.load(Ordering::Relaxed);
-        let state = State::from_word(self.attached.region.load(STATE_WORD));
-        if gone_ns == 0 && state.phase == Phase::Serving {
+        let state = self.attached.region.load(STATE_WORD);
+        if gone_ns == 0 && State::is_serving(state) {
             return Ok(());
         }
-        self.check_lease(gone_ns, state)
+        self.check_lease(gone_ns, State::from_word(state))
     }
 
     #[cold]

@@ -244,6 +244,40 @@ mod tests {
         assert_eq!(all, [10, 20, 30, 40].map(|due_ns| (due_ns, trace(due_ns))));
     }
 
+    /// A trace comes while another thread finds out which one is the first: it is not forgotten.
+    #[test]
+    fn a_trace_that_comes_meanwhile_is_not_forgotten() {
+        const ROUNDS: u64 = 20_000;
+        let (queues, met, mut forgotten) = (Queues::default(), AtomicU64::new(0), 0);
+        // Both threads are here. They begin the next step at nearly the same time.
+        let meet = |step: u64| {
+            met.fetch_add(1, Ordering::SeqCst);
+            while met.load(Ordering::SeqCst) < 2 * step {
+                std::thread::yield_now();
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 0..ROUNDS {
+                    meet(2 * round + 1);
+                    queues.look_again();
+                    meet(2 * round + 2);
+                }
+            });
+            for round in 0..ROUNDS {
+                queues.all[0].next_due_ns.store(u64::MAX, Ordering::Relaxed);
+                queues.first.due_ns.store(u64::MAX, Ordering::Relaxed);
+                meet(2 * round + 1);
+                (0..round % 64).for_each(|_| std::hint::spin_loop());
+                queues.all[0].next_due_ns.store(7, Ordering::Relaxed);
+                queues.came(7);
+                meet(2 * round + 2);
+                forgotten += u64::from(queues.first.due_ns.load(Ordering::Relaxed) != 7);
+            }
+        });
+        assert_eq!(forgotten, 0);
+    }
+
     /// Two threads take away what is due, but only one trace is. The other trace stays.
     #[cfg(feature = "sim")]
     #[test]

@@ -59,6 +59,9 @@ pub enum Phase {
     Stopped,
 }
 
+/// [`Phase::Serving`] in a state word.
+const SERVING: u8 = 1;
+
 /// The state word: a phase and the number of the server process that set it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct State {
@@ -73,19 +76,25 @@ impl State {
     pub fn to_word(self) -> u64 {
         let phase = match self.phase {
             Phase::Starting => 0,
-            Phase::Serving => 1,
+            Phase::Serving => u64::from(SERVING),
             Phase::Retired => 2,
             Phase::Stopped => 3,
         };
         self.incarnation << 8 | phase
     }
 
+    /// Whether a state word says that the table is in service.
+    #[inline(always)]
+    pub(crate) fn is_serving(word: u64) -> bool {
+        word as u8 == SERVING
+    }
+
     /// The state in a word. An unknown phase counts as retired, which sends clients back to the
     /// server.
     pub fn from_word(word: u64) -> State {
-        let phase = match word & 0xff {
+        let phase = match word as u8 {
             0 => Phase::Starting,
-            1 => Phase::Serving,
+            SERVING => Phase::Serving,
             3 => Phase::Stopped,
             _ => Phase::Retired,
         };

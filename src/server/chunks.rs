@@ -142,3 +142,35 @@ pub(crate) fn register(
     region.touch(bytes.clone(), progress);
     RegisteredRegion::of_region(station.domain().clone(), shared.clone(), bytes)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, TableSize};
+    use crate::outcome::PutMode;
+    use crate::server::{ServerConfig, index_for, tests::shared};
+
+    /// What is registered at first: the chunks of the segments used so far, and those of the blocks that have
+    /// values, also where these are not the first ones, as a takeover finds them.
+    #[test]
+    fn chunks_in_use_have_segments_or_values() {
+        let size = TableSize::Growing { bytes_max: 64 << 20, segment_slots: Some(1 << 10) };
+        let table = Config::new().size(size).key_max(16).value_max(64 << 10);
+        let config = ServerConfig::new(crate::Address::Shm("nowhere".into()), table);
+        let shared = ServerState { index: index_for(&config).unwrap().index, ..shared() };
+        let geometry = shared.index.geometry().clone();
+        let segments = BTreeSet::from([chunk_of(&geometry, 0)]);
+        assert_eq!(chunks_in_use(&shared), segments, "an empty table");
+        let mut n = 0u64;
+        let in_blocks = || shared.index.blocks_used().iter().map(|&b| chunk_of_block(&geometry, b)).collect();
+        let mut blocks: BTreeSet<u32> = in_blocks();
+        while blocks.len() < 3 {
+            shared.index.put(&n.to_le_bytes(), &vec![7; 60_000], PutMode::Insert).expect("room");
+            (n, blocks) = (n + 1, in_blocks());
+        }
+        assert!(blocks.is_disjoint(&segments));
+        assert_eq!(chunks_in_use(&shared), &segments | &blocks);
+        let bytes = |chunk: &u32| bytes_of(&geometry, *chunk).end - bytes_of(&geometry, *chunk).start;
+        assert_eq!(bytes_in_use(&shared), chunks_in_use(&shared).iter().map(bytes).sum::<u64>());
+    }
+}
