@@ -1292,6 +1292,12 @@ mod tests {
         let region = Region::create(&backing, 8192).unwrap();
         let about_file = std::fs::metadata(&path).unwrap();
         assert_eq!((about_file.len(), about_file.permissions().mode() & 0o7777), (8192, 0o600));
+        // An empty file that was there, and that others could read, becomes private.
+        let empty = dir.path().join("empty");
+        File::create(&empty).unwrap();
+        std::fs::set_permissions(&empty, Permissions::from_mode(0o644)).unwrap();
+        drop(Region::create(&Backing::File(empty.clone()), 8192).unwrap());
+        assert_eq!(std::fs::metadata(&empty).unwrap().permissions().mode() & 0o7777, 0o600);
         assert!(region.is_writable() && region.bytes() == 8192);
         region.store(1, 42);
         for opened in [Region::open(&path), Region::create(&backing, 8192)] {

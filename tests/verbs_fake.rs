@@ -456,6 +456,8 @@ fn what_is_chosen() {
             &["chose index 5: RoCE v2, IPv6 link-local; warning", "give its interface an address"],
         ),
         (&TWO_PORTS, "", &["device fake0, port 2: chose index 3"]),
+        (&TWO_PORTS, "?port=2", &["device fake0, port 2: chose index 3"]),
+        (&[], "?port=1", &["device fake0, port 1: chose index 3"]),
         (&[("FAKE_DEVICES", "2")], "?dev=fake1", &["device fake1, port 1: chose index 3"]),
         (&[INFINIBAND], "", &["no GID needed: InfiniBand by LID 1"]),
         (&[INFINIBAND, NO_GID], "", &["no GID needed: InfiniBand by LID 1"]),

@@ -366,6 +366,7 @@ fn each_peer_has_a_limit() {
     let second = shared.admit(other).unwrap();
     admitted.pop();
     admitted.push(shared.admit(one).unwrap());
+    assert_eq!(shared.admit(one).unwrap_err(), Refusal::PeerFull { max: 2 }, "one had stayed");
     let own: Vec<_> = (0..3).map(|_| shared.admit(Peer::User(uid())).unwrap()).collect();
     assert_eq!(shared.admit(other).unwrap_err(), Refusal::ServerFull { max: 6 });
     assert_eq!(shared.stats().clients, 6);
