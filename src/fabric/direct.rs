@@ -36,7 +36,7 @@ use crate::layout::slot::{Header, SlotShape};
 use crate::reader::ReadCounts;
 use crate::sync::{Ordering, fence};
 
-/// Asks for the first eight lines of the key's window. No effect but on time.
+/// Asks for the first lines of the key's window. No effect but on time.
 #[inline(always)]
 pub(crate) fn expect(memory: impl Loadable + Copy, geometry: &Geometry, key: Hashed<'_>) {
     let before = locate(memory, geometry, key).map_or(0, |entry| entry.words_before(geometry));
@@ -126,7 +126,7 @@ fn glance_simply<const EXPECTED: bool>(
     let window = memory.eight_lines(geometry.home_word(key.home()));
     let shown = match window.split(EIGHT_LINES / 2) {
         Some((four, others)) if EXPECTED => match four.lines_with(key.key()) {
-            0 => others.lines_with(key.key()) << mapped::first_bit(4),
+            0 => others.lines_with(key.key()) << mapped::bit_of(4),
             shown => shown,
         },
         _ => window.lines_with(key.key()),
@@ -495,7 +495,7 @@ mod tests {
             // A key that the filter may name is not absent.
             region.store(geometry.slot_word(SlotIx(0)) + 1, 16 | 8 << 16 | u64::from(u32::MAX) << 32);
             assert_eq!(look(&absent), (None, vec![9]), "it may be displaced");
-            // Nor one that may have moved, or is too long for this table.
+            // Nor one that this table cannot have.
             assert_eq!(look(&[7; 17]), (None, vec![9]), "its length is none");
             assert_eq!(look(&[]), (None, vec![9]), "its length is none");
         }

@@ -110,6 +110,7 @@ impl FirstHash {
         First(low ^ high)
     }
 
+    #[inline(always)]
     fn of_any(&self, key: &[u8]) -> First {
         First(rapidhash_v3_micro_inline::<true, false>(key, &self.0))
     }

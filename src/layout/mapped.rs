@@ -378,7 +378,7 @@ pub(crate) fn first_line(shown: u32) -> usize {
 
 /// The bit that stands for the line with this number.
 #[inline(always)]
-pub(crate) fn first_bit(line: u32) -> u32 {
+pub(crate) fn bit_of(line: u32) -> u32 {
     2 * line
 }
 
