@@ -475,6 +475,19 @@ mod tests {
         Config { layout, size, seeds: Some(Seeds::from_number(1)), ..Config::default() }.geometry()
     }
 
+    /// A table that grows is made of as many bytes as its refusal asks for, and of not one less.
+    #[test]
+    fn a_growing_table_needs_what_it_says() {
+        for layout in ["windowed:8", "farm", "list"] {
+            let of = |bytes_max| {
+                made(parsed(layout), TableSize::Growing { bytes_max, segment_slots: Some(1 << 10) })
+            };
+            let Err(ConfigError::TooSmall { given: 4096, need }) = of(4096) else { panic!("{layout}") };
+            assert_eq!(of(need).unwrap().segments_max(), 1, "{layout}");
+            assert_eq!(of(need - 1), Err(ConfigError::TooSmall { given: need - 1, need }), "{layout}");
+        }
+    }
+
     #[test]
     fn layouts_are_found_by_name() {
         let names: Vec<_> = presets().map(|p| p.layout.to_string()).collect();

@@ -1300,6 +1300,8 @@ mod tests {
         assert_eq!(std::fs::metadata(&empty).unwrap().permissions().mode() & 0o7777, 0o600);
         assert!(region.is_writable() && region.bytes() == 8192);
         region.store(1, 42);
+        // The lock goes with the region, not with another name of it.
+        drop(region.alias());
         for opened in [Region::open(&path), Region::create(&backing, 8192)] {
             match opened {
                 Err(RegionError::InUse { path: which }) => assert_eq!(which, path),

@@ -338,6 +338,11 @@ fn the_old_snapshot_stays_until_the_new_one_is_whole() {
     for bad in [dir.path(), &link, Path::new("/dev/null"), Path::new("/")] {
         assert!(matches!(few.save(bad, &mut |_, _| true), Err(SaveError::Place(_))), "{bad:?}");
     }
+    // A folder takes the name meanwhile: the renaming fails, and the new file goes.
+    let taken = dir.path().join("taken");
+    let error = many.save(&taken, &mut |_, _| fs::create_dir_all(&taken).is_ok()).unwrap_err();
+    assert!(error.to_string().contains("renaming the file"), "{error}");
+    assert!(!dir.path().join("taken.partial").exists());
     let nowhere = few.save(&dir.path().join("none/snapshot"), &mut |_, _| true).unwrap_err();
     assert!(nowhere.to_string().contains("make its folder"), "{nowhere}");
     assert_eq!(records(&path).unwrap().len(), 700);
