@@ -570,7 +570,7 @@ impl<'g, F: Fabric> Reader<'g, F> {
     /// doorbell for all that are ready to follow. Hands each answer to `each` with the key's number in `keys`,
     /// in no particular order.
     ///
-    /// On a fabric whose READs are loads, the keys are looked for in order instead, in blocks of 16
+    /// On a fabric whose READs are loads, the keys are looked for in order instead, in blocks of eight
     /// whose memory accesses overlap.
     ///
     /// A GET that has to look again rests by itself, while the others go on. While one looks again because it

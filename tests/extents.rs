@@ -1,5 +1,6 @@
 //! Values that do not fit their slots, in one process.
 
+use oneread::hints::Hints;
 use oneread::layout::extent::VALUE_MAX;
 use oneread::region::{Backing, Region};
 use oneread::{
@@ -115,6 +116,20 @@ fn batches() {
         assert_eq!(got.as_ref(), values.get(n), "{n}");
     }
     assert_eq!((reader.stats().gets, reader.stats().hits), (120, 100));
+
+    // The same by hints, which know the slots after some rounds.
+    let hints = Hints::new(index.geometry(), usize::MAX).unwrap();
+    let mut reader = index.reader().with_hints(&hints);
+    for round in 0..4 {
+        let mut answers = 0;
+        let each = |n: usize, got: Option<&[u8]>| {
+            assert_eq!(got, values.get(n).map(Vec::as_slice), "{n} in round {round}");
+            answers += 1;
+        };
+        reader.get_many(&keys, each).unwrap();
+        assert_eq!(answers, 120);
+    }
+    assert!(reader.hint_counts().hits > 200, "{:?}", reader.hint_counts());
 }
 
 /// Puts of each mode, swaps and removes; the memory of what goes comes back.
