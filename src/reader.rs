@@ -160,8 +160,8 @@ struct FoundValue {
 /// land before the marks of their keys' passes are too old, and the memory that they land in stays small.
 const TOGETHER_BYTES: usize = 256 << 10;
 
-/// A batch asks for the lines of so many keys at once, while it looks at those of as many before. A core has 10
-/// to 24 line-fill buffers, and a window takes eight lines or less.
+/// A batch asks for the lines of so many keys at once, before it looks at those of as many before: four lines of
+/// each. A core has 10 to 24 line-fill buffers (docs/BENCHMARKS.md has the time for 16 keys).
 const AHEAD: usize = 8;
 
 /// Looks keys up through a fabric. One per thread (`&mut self`); cheap to make.

@@ -12,7 +12,6 @@
 #![allow(unsafe_code)]
 
 use crate::layout::mapped::EIGHT_LINES;
-use crate::layout::slot::HEADER;
 use crate::layout::{LINE, WORD, mapped};
 use crate::observe::{Observed, ObservedBy};
 use crate::place::{self, PlaceError};
@@ -796,8 +795,6 @@ fn make_room(out: &mut Vec<u8>, bytes: usize) {
 }
 
 const LINE_WORDS: usize = LINE / WORD;
-/// The longest key that ends in its slot's first line.
-const EIGHT_LINES_KEY: usize = LINE - HEADER;
 
 /// Loads all words into memory of that length. Not by way of a buffer on the stack: what is stored there in
 /// words and loaded in longer pieces waits for the stores, which takes ten times as long.
@@ -946,7 +943,7 @@ impl mapped::Words for MappedWords<'_> {
     #[inline(always)]
     fn lines_with(self, key: &[u8]) -> u32 {
         #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
-        if let (slots, Some(end), ..=EIGHT_LINES_KEY) =
+        if let (slots, Some(end), ..=mapped::KeyEnd::KEY_MAX) =
             (self.words.as_chunks().0, key.last_chunk(), key.len())
             && (slots.len() == 4 || slots.len() == 8)
         {
@@ -967,7 +964,7 @@ impl mapped::Words for MappedWords<'_> {
 fn slots_with(slots: &[[AtomicU64; LINE_WORDS]], end: u64, len: usize) -> u32 {
     use std::arch::x86_64::{__m128i, _mm_set1_epi64x, _mm_setzero_si128};
     use std::arch::x86_64::{_mm_cmpeq_epi32, _mm_movemask_epi8, _mm_packs_epi16, _mm_packs_epi32};
-    assert!((8..=EIGHT_LINES_KEY).contains(&len), "the key ends in the slot's line");
+    assert!((8..=mapped::KeyEnd::KEY_MAX).contains(&len), "the key ends in the slot's line");
     assert!(slots.len() == 4 || slots.len() == 8, "four or eight slots");
     // SAFETY:
     // * each load is of eight bytes of one of these slots: they begin 16 + len - 8 bytes behind its beginning
@@ -1158,6 +1155,7 @@ fn lock_file(path: &Path, create: bool) -> Result<File, RegionError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::layout::slot::HEADER;
 
     /// Eight slots compared at once are what one after the other gives: for keys of every length, their last
     /// byte or another one of their last word changed, and the key in any of the slots, in several, or in none.
@@ -1165,7 +1163,7 @@ mod tests {
     fn eight_lines_as_one_after_the_other() {
         let region = Region::private(3 * LINE as u64 * 8);
         let first = 8 * LINE_WORDS;
-        for len in 1..=EIGHT_LINES_KEY {
+        for len in 1..=mapped::KeyEnd::KEY_MAX {
             let key: Vec<u8> = (0..len as u8).map(|n| n + 1).collect();
             for which in 0u32..256 {
                 for slot in 0..8 {

@@ -272,32 +272,31 @@ pub(crate) fn lay_out(shape: SlotShape, content: &Content<'_>, words: &mut [u64]
         key_left = fill(for_key, key_left);
         value_left = fill(for_value, value_left);
     }
-    let header = Header {
-        klen: key.len() as u8,
-        ghost: content.ghost,
-        vlen: content.value.vlen(),
-        aux: content.aux,
-        ..Header::zeroed()
-    };
-    words[..HEADER_WORDS].copy_from_slice(&header.to_words());
+    words[..HEADER_WORDS].copy_from_slice(&header_of(content).to_words());
 }
 
-/// The same of slots of one line.
+/// The header of a slot with this content, without stamp and CRC.
 #[inline(always)]
-pub(crate) fn lay_out_line(content: &Content<'_>) -> [u64; LINE / WORD] {
-    let (key, value) = (content.key, content.value.bytes());
-    let header = Header {
-        klen: key.len() as u8,
+fn header_of(content: &Content<'_>) -> Header {
+    Header {
+        klen: content.key.len() as u8,
         ghost: content.ghost,
         vlen: content.value.vlen(),
         aux: content.aux,
         ..Header::zeroed()
     }
-    .to_words()[1];
+}
+
+/// The same of slots of one line.
+#[inline(always)]
+pub(crate) fn lay_out_line(content: &Content<'_>) -> [u64; LINE / WORD] {
+    let [none, header] = header_of(content).to_words();
     // Usual lengths, word for word: a call for each copy takes longer.
-    if let (([k0, k1], []), ([v0, v1, v2, v3], [])) = (key.as_chunks(), value.as_chunks()) {
+    if let (([k0, k1], []), ([v0, v1, v2, v3], [])) =
+        (content.key.as_chunks(), content.value.bytes().as_chunks())
+    {
         let [k0, k1, v0, v1, v2, v3] = [k0, k1, v0, v1, v2, v3].map(|word| u64::from_le_bytes(*word));
-        return [0, header, k0, k1, v0, v1, v2, v3];
+        return [none, header, k0, k1, v0, v1, v2, v3];
     }
     let mut words = [0; LINE / WORD];
     lay_out(SlotShape::LINE, content, &mut words);
