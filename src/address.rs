@@ -137,9 +137,11 @@ pub struct VerbsAddress {
 pub const DEFAULT_PORT: u16 = 7471;
 
 impl VerbsAddress {
-    /// The address of the server at this host and port.
+    /// The address of the server at this host and port. An IPv6 address may be in brackets.
     pub fn new(host: impl Into<String>, port: u16, device: DeviceChoice) -> VerbsAddress {
-        VerbsAddress { host: host.into(), port, device: Box::new(device) }
+        let host = host.into();
+        let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).map(str::to_owned);
+        VerbsAddress { host: bare.unwrap_or(host), port, device: Box::new(device) }
     }
 
     /// The host's name or IP address. For a server, that of the interface to listen at.
@@ -304,7 +306,7 @@ mod tests {
             proptest::option::of(0..256u32),
             proptest::option::of((8..13).prop_map(|bits| 1u32 << bits)),
         );
-        let host = "[a-z0-9][a-z0-9.-]{0,20}|[0-9a-f]{0,4}::[0-9a-f:]{0,20}|\\[";
+        let host = "[a-z0-9][a-z0-9.-]{0,20}|[0-9a-f]{0,4}::[0-9a-f:]{0,20}|\\[::[0-9a-f]{1,4}\\]|\\[";
         proptest!(|(host in host, port: u16, (device, device_port, gid, mtu) in device)| {
             let device = DeviceChoice { device, port: device_port, gid, mtu };
             let address = VerbsAddress::new(host, port, device);

@@ -496,14 +496,7 @@ impl Region {
         if !reserve(file, bytes.start, len)?
             && let Memory::Mapped(map) = &*self.memory
         {
-            // By touching it, where the kernel can say that this fails (from 5.14 on).
-            let touched =
-                map.advise_range(memmap2::Advice::PopulateWrite, bytes.start as usize, len as usize);
-            let errno = touched.err().and_then(|error| rustix::io::Errno::from_io_error(&error));
-            if errno.is_some_and(|errno| errno != rustix::io::Errno::INVAL) {
-                let source = rustix::io::Errno::NOSPC.into();
-                return Err(os("reserving", format!("{len} bytes of the region"))(source));
-            }
+            touch(map, bytes.start..bytes.start + len)?;
         }
         Ok(())
     }
@@ -553,9 +546,11 @@ impl Region {
             return Err(os("making room for", what())(io::ErrorKind::Unsupported.into()));
         };
         file.set_len(start + bytes).map_err(os("making room for", what()))?;
-        reserve(file, start, bytes)?;
         let options = MmapOptions::new().offset(start).len(bytes as usize).map_raw(file);
         let map = options.map_err(os("mapping", what()))?;
+        if !reserve(file, start, bytes)? {
+            touch(&map, 0..bytes)?;
+        }
         let file = file.try_clone().map_err(os("mapping", what()))?;
         Ok(Behind::Apart(Region::from_map(map, true, None, Some(file))))
     }
@@ -1132,6 +1127,18 @@ fn reserve(file: &File, start: u64, len: u64) -> Result<bool, RegionError> {
         Err(rustix::io::Errno::OPNOTSUPP) => Ok(false),
         Err(e) => Err(os("reserving", format!("{len} bytes of shared memory"))(e.into())),
     }
+}
+
+/// Takes a file's blocks by touching them, where the kernel can say that this fails (from 5.14 on).
+fn touch(map: &MmapRaw, bytes: std::ops::Range<u64>) -> Result<(), RegionError> {
+    let len = bytes.end - bytes.start;
+    let touched = map.advise_range(memmap2::Advice::PopulateWrite, bytes.start as usize, len as usize);
+    let errno = touched.err().and_then(|error| rustix::io::Errno::from_io_error(&error));
+    if errno.is_some_and(|errno| errno != rustix::io::Errno::INVAL) {
+        let source = rustix::io::Errno::NOSPC.into();
+        return Err(os("reserving", format!("{len} bytes of the region"))(source));
+    }
+    Ok(())
 }
 
 /// Opens a region file for writing and keeps other servers away from it.

@@ -2,8 +2,8 @@
 
 use oneread::plan::PlanError;
 use oneread::{
-    ConnectError, GetError, MutateError, RecoverError, RequestPath, RestoreError, ServeError, SnapshotError,
-    SuperblockError,
+    ConnectError, GetError, MutateError, RecoverError, Refusal, RequestPath, RestoreError, ServeError,
+    SnapshotError, SuperblockError,
 };
 #[cfg(feature = "verbs")]
 use oneread::{GidMismatch, LinkError, SetupError, VerbsError};
@@ -78,7 +78,9 @@ fn on_connect(error: &ConnectError) -> Option<String> {
         ConnectError::NotThere { address, .. } => {
             format!("start one with `oneread serve --at {address}`, or name another address with --at")
         }
-        ConnectError::Refused { .. } => "`oneread serve --allow-uid` lets another user in".into(),
+        ConnectError::TurnedAway { source: Refusal::User { uid }, .. } => {
+            format!("`oneread serve --allow-uid {uid}` lets that user in")
+        }
         ConnectError::RequestPath { path: RequestPath::Mailbox, .. } => {
             "`oneread serve --mailbox-mib N` gives it room for more mailboxes".into()
         }

@@ -237,7 +237,7 @@ impl Serve {
             // This signal also ends a stopped process.
             rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
         }
-        let token = self.token.token()?;
+        let token = if self.no_token { Token::default() } else { self.token.token()? };
         ensure!(
             matches!(self.at.address(), Address::Shm(_)) || self.no_token || !token.is_empty(),
             "over verbs whoever reaches the port can read and change the table: give server and clients a token (ONEREAD_TOKEN, or --token-file FILE), or add --no-token to let everybody in"

@@ -715,7 +715,7 @@ pub struct FailureCounts {
     pub deadlines: u64,
     /// GETs that reached [`Limits::retries_max`].
     pub contended: u64,
-    /// The server was gone, or could not be connected to.
+    /// The server was gone, or could not be connected to. So counts a GET whose value is damaged.
     pub gone: u64,
     /// Changes by a client that may only read, and GETs of keys with wrong lengths.
     pub refused: u64,

@@ -29,13 +29,15 @@ pub enum SaveStep {
     Sync = 3,
     /// Putting it into the place of the old one.
     Rename = 4,
+    /// Waiting until the disk has the name, when the new one already stands there.
+    SyncName = 5,
     /// A step that this version does not know.
     Other = 0,
 }
 
 impl SaveStep {
     pub(crate) fn from_number(number: u32) -> SaveStep {
-        let all = [SaveStep::Make, SaveStep::Write, SaveStep::Sync, SaveStep::Rename];
+        let all = [SaveStep::Make, SaveStep::Write, SaveStep::Sync, SaveStep::Rename, SaveStep::SyncName];
         all.into_iter().find(|&step| step as u32 == number).unwrap_or(SaveStep::Other)
     }
 }
@@ -47,17 +49,19 @@ impl std::fmt::Display for SaveStep {
             SaveStep::Write => "writing the file",
             SaveStep::Sync => "waiting for the disk",
             SaveStep::Rename => "renaming the file",
+            SaveStep::SyncName => "waiting for the disk to have the name",
             SaveStep::Other => "an unknown step",
         })
     }
 }
 
-/// Why a snapshot was not made. The one that was there before is still there.
+/// Why a snapshot was not made. The one that was there before is still there, but for a failed
+/// [`SaveStep::SyncName`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SaveError {
     /// A system call failed.
-    #[error("{step}, for the snapshot {}; {old}{mend}", path.display(), old = OLD_STAYS, mend = mend(source))]
+    #[error("{step}, for the snapshot {}; {old}{mend}", path.display(), old = stays(*step), mend = mend(source))]
     Os {
         /// What was tried.
         step: SaveStep,
@@ -85,6 +89,13 @@ pub enum SaveError {
 }
 
 const OLD_STAYS: &str = "the last snapshot is still there";
+
+fn stays(step: SaveStep) -> &'static str {
+    match step {
+        SaveStep::SyncName => "it is there, but if the machine stops now, the last one may come back",
+        _ => OLD_STAYS,
+    }
+}
 
 fn mend(error: &io::Error) -> &'static str {
     match error.kind() {
@@ -389,7 +400,7 @@ impl<'a> SnapshotWriter<'a> {
         self.file = None;
         // Without this, a crash of the machine might bring the old name back.
         let folder = File::open(&place.folder).and_then(|folder| folder.sync_all());
-        folder.map_err(failed(SaveStep::Sync))?;
+        folder.map_err(failed(SaveStep::SyncName))?;
         Ok(Saved {
             began: self.began_at,
             took: self.began.elapsed(),
