@@ -100,6 +100,14 @@ pub(crate) fn gives_way(geometry: &Geometry) -> GivesWay {
     }
 }
 
+/// Whether a key may move from one slot to another: one of its [`destinations`] has that.
+pub(crate) fn may_move(geometry: &Geometry, key: Hashed<'_>, from: SlotIx, to: SlotIx) -> bool {
+    let primary = geometry.primary(key);
+    // Within the primary window the others need not be found.
+    gives_way(geometry).at_home && primary.contains(from) && primary.contains(to)
+        || destinations(geometry, key, Some(from)).iter().any(|d| d.window.contains(to))
+}
+
 /// What decides where room is looked for: the key itself, or only its home.
 pub(crate) fn looks_for_room_from(geometry: &Geometry, key: Hashed<'_>) -> u64 {
     match geometry.layout().family {

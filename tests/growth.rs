@@ -1,17 +1,31 @@
 //! A table that grows and shrinks while it is read.
 
 use oneread::{
-    Backing, Clock, Config, Index, Layout, PutMode, PutOutcome, Region, Seeds, TableSize, presets,
+    Backing, Clock, Config, Index, Layout, PutError, PutMode, PutOutcome, Region, Seeds, TableSize, presets,
 };
 use std::time::Duration;
 
 fn growing(layout: Layout, segment_slots: u64, bytes_max: u64, seed: u64) -> Index {
+    growing_by(layout, segment_slots, bytes_max, seed, Clock::System)
+}
+
+fn growing_by(layout: Layout, segment_slots: u64, bytes_max: u64, seed: u64, clock: Clock) -> Index {
     let size = TableSize::Growing { bytes_max, segment_slots: Some(segment_slots) };
     let config =
         Config::new().layout(layout).size(size).key_max(8).value_max(8).seeds(Seeds::from_number(seed));
     let geometry = config.grace(Duration::from_micros(100)).geometry().unwrap();
     let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).unwrap();
-    Index::create(region, geometry, Clock::System).unwrap()
+    Index::create(region, geometry, clock).unwrap()
+}
+
+/// A put that finds no room waits until the ghosts around it have gone, and that counts.
+#[test]
+fn puts_that_waited_are_counted() {
+    let index = growing_by("windowed:8".parse().unwrap(), 256, 1 << 20, 1, Clock::manual());
+    let mut there = 0u64..;
+    let error = there.find_map(|n| index.put(&key(n), &[0; 8], PutMode::Insert).err());
+    assert!(matches!(error, Some(PutError::NoMemory { .. } | PutError::Full { .. })), "{error:?}");
+    assert!(index.counts().waits > 0, "{:?}", index.counts());
 }
 
 fn key(n: u64) -> [u8; 8] {

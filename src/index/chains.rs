@@ -260,7 +260,7 @@ impl Segment {
             return false;
         }
         let mover = self.geometry.hashed(&occupant);
-        self.overwrite(locked, to, None, self.slots().image(from), Note::Unknown);
+        self.overwrite(locked, to, None, &mut self.slots().image(from), Note::Unknown);
         let bit = families::filter_bit(&self.geometry, mover);
         self.stripe(locked, home).change(home, bit, from, DisplacedAt::At(to));
         self.vacate(locked, from, mover);

@@ -134,8 +134,12 @@ impl Grace {
         let queue = &self.queues.all[stripe % QUEUES];
         let mut traces = lock(&queue.traces);
         // Threads read the clock before they lock, so they may come out of order.
-        let at = traces.iter().rposition(|&(due, _)| due <= due_ns).map_or(0, |i| i + 1);
-        traces.insert(at, (due_ns, trace));
+        if traces.back().is_none_or(|&(due, _)| due <= due_ns) {
+            traces.push_back((due_ns, trace));
+        } else {
+            let at = traces.iter().rposition(|&(due, _)| due <= due_ns).map_or(0, |i| i + 1);
+            traces.insert(at, (due_ns, trace));
+        }
         queue.next_due_ns.store(traces[0].0, Ordering::Relaxed);
         self.queues.came(due_ns);
     }

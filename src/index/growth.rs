@@ -24,7 +24,7 @@ use super::extents::Budget;
 use super::handover::GrowthHandover;
 use super::live::LiveSegments;
 use super::recover::restore_all;
-use super::segment::{REAP_MAX, design_percents};
+use super::segment::{REAP_MAX, WAITS_MAX, design_percents};
 use super::walk::{PLACES, places, reversed};
 use super::*;
 use crate::cores::Cores;
@@ -38,6 +38,10 @@ use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
+
+/// Waits of a put whose segment is being split, in grace times. Others may drive the pair on, and be
+/// stopped by the system meanwhile.
+pub(super) const SPLIT_WAITS_MAX: u32 = if cfg!(feature = "sim") { 50 } else { 1_000 };
 
 /// Homes by which an insert, a remove, and one call of [`Growth::tidy`] take a pair on.
 /// The simulator's segments are small.
@@ -956,9 +960,6 @@ impl Growth {
     /// Waits for ghosts to go, which lets keys make room, if there is no other way.
     #[cold]
     fn wait_for_room(&self, no_split: NoSplit, wait: &mut RoomWait) -> Result<(), PutError> {
-        /// Waits of a put whose segment is being split, in grace times. Others may drive the pair on, and be
-        /// stopped by the system meanwhile.
-        const SPLIT_WAITS_MAX: u32 = if cfg!(feature = "sim") { 50 } else { 1_000 };
         /// The other thread may be waiting for the disk of a region file, or for the CPU.
         const NAPS_MAX: u32 = if cfg!(feature = "sim") { 50 } else { TRIES_MAX };
         if matches!(no_split, NoSplit::Making) && !cfg!(feature = "sim") {
@@ -970,6 +971,7 @@ impl Growth {
         if !wait.is_vain && wait.waits < if is_busy { SPLIT_WAITS_MAX } else { WAITS_MAX } {
             if self.wait_for_grace() {
                 wait.waits += 1;
+                lock(&self.done.gone).waits += 1;
                 return Ok(());
             }
             if is_busy && wait.naps < NAPS_MAX {
@@ -1627,7 +1629,7 @@ impl Segment {
                     .filter(|(_, key)| !key.is_empty() && self.geometry.hashed(key).home() == home)
                     .collect();
             }
-            set.extend(guards().map(|&slot| self.stripes.of(slot)));
+            guards().for_each(|&slot| add_stripe(&mut set, self.stripes.of(slot)));
         }
     }
 

@@ -1,5 +1,6 @@
 //! Which stripes an operation locks, and what their locks guard (L1, L2).
 
+use super::notes::Note;
 use super::*;
 use crate::layout::mapped::Loadable;
 
@@ -22,14 +23,12 @@ impl Segment {
     /// The stripes of all windows of a key.
     pub(super) fn stripes_of_key(&self, key: Hashed<'_>) -> StripeSet {
         let mut set = StripeSet::new();
-        for destination in families::destinations(&self.geometry, key, None) {
-            self.add_window(&mut set, destination.window);
-        }
+        families::known_windows(&self.geometry, key).for_each(|window| self.add_window(&mut set, window));
         set
     }
 
     pub(super) fn add_window(&self, set: &mut StripeSet, window: Window) {
-        set.extend(self.stripes_of_window(window));
+        self.stripes_of_window(window).into_iter().for_each(|number| add_stripe(set, number));
     }
 
     /// The stripes of a window: two, or twice the same.
@@ -40,14 +39,23 @@ impl Segment {
         [window.first, last].map(|slot| self.stripes.of(slot))
     }
 
-    /// The stripes of a path's slots, and of the homes of the keys in them (L2).
+    /// The stripes of a path's slots, and of the homes of the keys in them (L2). By their notes where there
+    /// are some: L4 has the path checked again.
     pub(super) fn add_path(&self, set: &mut StripeSet, path: &MovePath) {
         for &slot in path {
             if slot.0 < self.geometry.main_slots() {
-                obey(Rule::SlotLock, || set.push(self.stripes.of(slot)));
+                obey(Rule::SlotLock, || add_stripe(set, self.stripes.of(slot)));
             }
-            if let Some((_, occupant)) = self.slots().peek(slot).filter(|(_, key)| !key.is_empty()) {
-                set.push(self.stripes.of(self.home_slot(self.geometry.hashed(&occupant))));
+            match self.notes.of(slot) {
+                Note::Free => {}
+                Note::AtHome(distance) => {
+                    add_stripe(set, self.stripes.of(SlotIx(slot.0 - u64::from(distance))))
+                }
+                Note::Unknown | Note::Stuck | Note::Displaced => {
+                    let occupant = self.slots().peek(slot).filter(|(_, key)| !key.is_empty());
+                    let home = occupant.map(|(_, key)| self.home_slot(self.geometry.hashed(&key)));
+                    home.into_iter().for_each(|home| add_stripe(set, self.stripes.of(home)));
+                }
             }
         }
     }

@@ -93,12 +93,15 @@ use share::{HomesHere, KeyShare, PairRole, SharedKeyShare};
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::time::Duration;
-use stripes::{Displaced, DisplacedAt, Locked, Stripe, StripeSet, Stripes};
+use stripes::{Displaced, DisplacedAt, Locked, Stripe, StripeSet, Stripes, add_stripe};
 use undo::{Undo, UndoLines};
 use writer::{SlotWriter, Sought};
 
-/// Times that a put without room waits for grace periods before the table counts as full.
-pub(crate) use segment::WAITS_MAX;
+/// Times that a put waits for grace periods at the most.
+#[cfg(feature = "sim")]
+pub(crate) fn waits_max(geometry: &Geometry) -> u32 {
+    if geometry.grows() { growth::SPLIT_WAITS_MAX } else { segment::WAITS_MAX }
+}
 
 /// The server's side of a table: it makes every change.
 ///

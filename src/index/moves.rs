@@ -83,9 +83,7 @@ impl Segment {
                 !header.is_free()
                     && has_room_for_ghost(header.ghost)
                     && locked.covers(self.home_slot(mover))
-                    && families::destinations(&self.geometry, mover, Some(from))
-                        .iter()
-                        .any(|d| d.window.contains(to))
+                    && families::may_move(&self.geometry, mover, from, to)
             })
     }
 
@@ -127,7 +125,7 @@ impl Segment {
         moved: Option<Hashed<'_>>,
         filters: &mut AtOnce<u64>,
     ) -> Option<(u64, u32)> {
-        let image = self.slots().image(from);
+        let mut image = self.slots().image(from);
         debug_assert!(self.may_change(locked, mover), "L2");
         let (primary, home) = (self.geometry.primary(mover), mover.home());
         let bit = families::filter_bit(&self.geometry, mover);
@@ -144,7 +142,7 @@ impl Segment {
             (_, true) => {}
         }
         // M1: the copy is live before `from` is overwritten, by the next step or the caller.
-        self.overwrite(locked, to, moved, image, Note::of_key(&self.geometry, to, mover));
+        self.overwrite(locked, to, moved, &mut image, Note::of_key(&self.geometry, to, mover));
         count(&self.counters.mine().moves);
         (!primary.contains(from) && primary.contains(to)).then_some((home, bit))
     }
@@ -170,7 +168,7 @@ impl Segment {
         let shape = self.geometry.shape();
         let mut image = Image::from_elem(0, shape.words());
         lay_out(shape, &Content { key: key.key(), value, ..Content::default() }, &mut image);
-        self.overwrite(locked, slot, Some(moved), image, Note::of_key(&self.geometry, slot, key));
+        self.overwrite(locked, slot, Some(moved), &mut image, Note::of_key(&self.geometry, slot, key));
         count(&self.counters.mine().inserts);
     }
 
@@ -188,8 +186,8 @@ impl Segment {
 
     /// Frees a slot whose occupant `moved` was copied away.
     pub(super) fn vacate(&self, locked: &Locked<'_>, slot: SlotIx, moved: Hashed<'_>) {
-        let empty = Image::from_elem(0, self.geometry.shape().words());
-        self.overwrite(locked, slot, Some(moved), empty, Note::Free);
+        let mut empty = Image::from_elem(0, self.geometry.shape().words());
+        self.overwrite(locked, slot, Some(moved), &mut empty, Note::Free);
     }
 
     /// Frees the slot of a key that is removed (M6).
@@ -226,16 +224,16 @@ impl Segment {
         locked: &Locked<'_>,
         slot: SlotIx,
         moved: Option<Hashed<'_>>,
-        mut image: Image,
+        image: &mut Image,
         note: Note,
     ) {
         let before = self.slots().header(slot);
         let Some(moved) = moved.filter(|_| !before.is_free()) else {
-            set_ghost_and_aux(&mut image, by_rule(Rule::GhostStays, before.ghost, 0), before.aux);
-            return self.write_image(locked, slot, &mut image, note);
+            set_ghost_and_aux(image, by_rule(Rule::GhostStays, before.ghost, 0), before.aux);
+            return self.write_image(locked, slot, image, note);
         };
         debug_assert!(has_room_for_ghost(before.ghost), "M3");
-        set_ghost_and_aux(&mut image, by_rule(Rule::Ghost, moved.ghost(), before.ghost), before.aux);
+        set_ghost_and_aux(image, by_rule(Rule::Ghost, moved.ghost(), before.ghost), before.aux);
         let begun = |index: &mut &Segment| {
             index.region.add(move_counter_word(moved.home()));
             // Pairs with R4: a reader that sees the slot overwritten sees the count. A reader that
@@ -245,7 +243,7 @@ impl Segment {
         };
         // M4
         in_order(Rule::CountBeforeErase, self, begun, |index| {
-            index.write_image(locked, slot, &mut image, note);
+            index.write_image(locked, slot, image, note);
         });
         let guard = self.guard_of(slot, moved);
         self.push_trace(self.grace.due_ns(Rule::GhostGrace), Trace::Ghost { slot, guard });

@@ -6,7 +6,7 @@
 //! locks (L4), and notes along a path that was not good are forgotten. After a takeover every slot is
 //! unknown until somebody looks.
 
-use crate::layout::geometry::{Geometry, SlotIx};
+use crate::layout::geometry::{Geometry, SlotIx, Window};
 use crate::layout::hash::Hashed;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -75,15 +75,18 @@ impl Notes {
             .map_or(Note::Unknown, |byte| Note::from_byte(byte.load(Ordering::Relaxed)))
     }
 
-    /// Whether the slot has no key. `None` if nothing is known.
-    #[inline]
-    pub fn is_free(&self, slot: SlotIx) -> Option<bool> {
+    /// The first of these main slots that has no key. `is_free` says so of those of which nothing is known.
+    #[inline(always)]
+    pub fn first_free(&self, window: Window, is_free: impl Fn(SlotIx) -> bool) -> Option<SlotIx> {
         const UNKNOWN: u8 = Note::Unknown.to_byte();
         const FREE: u8 = Note::Free.to_byte();
-        match self.0[slot.0 as usize].load(Ordering::Relaxed) {
-            UNKNOWN => None,
-            byte => Some(byte == FREE),
-        }
+        let first = window.first.0 as usize;
+        let these = &self.0[first..first + window.slots as usize];
+        let number = (0..).zip(these).find(|(number, note)| match note.load(Ordering::Relaxed) {
+            UNKNOWN => is_free(window.slot(*number)),
+            note => note == FREE,
+        });
+        number.map(|(number, _)| window.slot(number))
     }
 
     /// Notes what was written into a slot. Overflow slots have no notes.

@@ -29,13 +29,23 @@ const SEARCH_MAX: usize = 4096;
 /// The slots of a path, from the newcomer's slot to the free one. Each occupant moves to the next.
 pub(crate) type MovePath = SmallVec<[SlotIx; 8]>;
 
+/// Slots that a search has entered from one slot: neighbours, in their order.
 #[derive(Clone, Copy)]
-struct Node {
-    slot: SlotIx,
-    parent: u32,
+struct Entered {
+    first: SlotIx,
+    slots: u32,
+    from: Step,
 }
 
-const ROOT: u32 = u32::MAX;
+/// A slot that a search has entered, and which of its [`Search::entered`] says so.
+#[derive(Clone, Copy)]
+struct Step {
+    slot: SlotIx,
+    entered: u32,
+}
+
+/// Where the newcomer comes from.
+const NEWCOMER: Step = Step { slot: SlotIx(u64::MAX), entered: u32::MAX };
 
 /// Finds a path for a newcomer. `None` when the search reached its bounds first.
 pub(crate) fn find_path(table: Searched<'_>, key: Hashed<'_>) -> Option<MovePath> {
@@ -117,9 +127,10 @@ impl Searched<'_> {
         Some(note)
     }
 
-    #[inline]
-    fn is_free(self, slot: SlotIx) -> bool {
-        self.notes.is_free(slot).unwrap_or_else(|| self.slots.header(slot).is_free())
+    /// The first of these slots that has no key.
+    #[inline(always)]
+    fn first_free(self, window: Window) -> Option<SlotIx> {
+        self.notes.first_free(window, |slot| self.slots.header(slot).is_free())
     }
 
     /// Where the key in a slot may go. `None` if it may not be moved, or another thread works there.
@@ -134,133 +145,172 @@ impl Searched<'_> {
 
 #[derive(Default)]
 struct Search {
-    /// Slots entered, in order.
-    nodes: Vec<Node>,
+    /// What was entered, in order.
+    entered: Vec<Entered>,
+    /// How many slots that are.
+    slots: usize,
     visited: Visited,
 }
 
 impl Search {
     fn run(&mut self, table: Searched<'_>, newcomer: Hashed<'_>) -> Option<MovePath> {
-        self.nodes.clear();
+        self.entered.clear();
+        self.slots = 0;
         self.visited.clear();
         let geometry = table.slots.geometry;
-        let gives_way = families::gives_way(geometry);
+        let (gives_way, home) = (families::gives_way(geometry), geometry.window(0));
         let onward = destinations(geometry, newcomer, None);
-        if let Some(path) = self.enter_those(table, ROOT, &onward, false) {
+        if let Some(path) = self.enter_those(table, NEWCOMER, &onward, false) {
             return Some(path);
         }
-        let (mut begin, mut next) = (0, 0);
+        let mut layer = 0;
         loop {
-            let layer_end = begin + LAYER_MAX;
-            while next < self.nodes.len().min(layer_end) {
-                let node = next as u32;
-                next += 1;
-                let path = match table.note(self.nodes[node as usize].slot) {
-                    Some(Note::AtHome(distance)) if gives_way.at_home => {
-                        self.leave_home(table, node, distance)
-                    }
-                    Some(Note::Displaced) => self.leave(table, node, false),
+            let leave = |search: &mut Search, step: Step, note| match note {
+                Note::AtHome(distance) if gives_way.at_home => {
+                    let first = SlotIx(step.slot.0.saturating_sub(distance.into()));
+                    search.enter(table, step, Window { first, ..home })
+                }
+                Note::Displaced => search.leave(table, step, false),
+                _ => None,
+            };
+            let path = self.leave_each(table, layer..usize::MAX, leave);
+            if path.is_some() || self.slots >= SEARCH_MAX {
+                return path;
+            }
+            // The next layer begins where a key of this one would be newly displaced.
+            let last = std::mem::replace(&mut layer, self.entered.len());
+            if last == 0
+                && let Some(path) = self.enter_those(table, NEWCOMER, &onward, true)
+            {
+                return Some(path);
+            }
+            if gives_way.displaced {
+                let leave = |search: &mut Search, step: Step, note| match note {
+                    Note::AtHome(_) => search.leave(table, step, true),
                     _ => None,
                 };
+                let path = self.leave_each(table, last..layer, leave);
                 if path.is_some() {
                     return path;
                 }
             }
-            if self.nodes.len() >= SEARCH_MAX {
-                return None;
-            }
-            // The next layer begins where a key of this one would be newly displaced.
-            let looked_at = begin..next;
-            begin = self.nodes.len();
-            next = begin;
-            if looked_at.start == 0
-                && let Some(path) = self.enter_those(table, ROOT, &onward, true)
-            {
-                return Some(path);
-            }
-            for node in looked_at.filter(|_| gives_way.displaced) {
-                if let Some(Note::AtHome(_)) = table.note(self.nodes[node].slot)
-                    && let Some(path) = self.leave(table, node as u32, true)
-                {
-                    return Some(path);
-                }
-            }
-            if self.nodes.len() == begin {
+            if self.entered.len() == layer {
                 return None;
             }
         }
     }
 
-    /// Goes on from a slot whose key is in its primary window, which begins `distance` slots before,
-    /// to other slots of that window.
-    #[inline]
-    fn leave_home(&mut self, table: Searched<'_>, node: u32, distance: u8) -> Option<MovePath> {
-        let SlotIx(slot) = self.nodes[node as usize].slot;
-        let first = SlotIx(slot.saturating_sub(distance.into()));
-        self.enter(table, node, Window { first, ..table.slots.geometry.window(0) })
+    /// Leaves the slots of a layer one after the other, also those that come to it meanwhile, up to
+    /// `LAYER_MAX`. Returns the path if one is found.
+    #[inline(always)]
+    fn leave_each(
+        &mut self,
+        table: Searched<'_>,
+        layer: Range<usize>,
+        leave: impl Fn(&mut Search, Step, Note) -> Option<MovePath>,
+    ) -> Option<MovePath> {
+        let mut left = LAYER_MAX as u32;
+        for number in layer {
+            let &Entered { first, slots, .. } = self.entered.get(number)?;
+            let these = Window { slots: slots.min(left), first, incarnation: 0 };
+            for slot in these.iter() {
+                if let Some(note) = table.note(slot)
+                    && let Some(path) = leave(self, Step { slot, entered: number as u32 }, note)
+                {
+                    return Some(path);
+                }
+            }
+            left -= these.slots;
+            if left == 0 {
+                break;
+            }
+        }
+        None
     }
 
     /// Goes on from a slot to the windows in which its key would be newly displaced, or to the others.
-    fn leave(&mut self, table: Searched<'_>, node: u32, displaces: bool) -> Option<MovePath> {
-        let onward = table.destinations(self.nodes[node as usize].slot)?;
-        self.enter_those(table, node, &onward, displaces)
+    #[inline(never)]
+    fn leave(&mut self, table: Searched<'_>, from: Step, displaces: bool) -> Option<MovePath> {
+        let onward = table.destinations(from.slot)?;
+        self.enter_those(table, from, &onward, displaces)
     }
 
     fn enter_those(
         &mut self,
         table: Searched<'_>,
-        parent: u32,
+        from: Step,
         onward: &[Destination],
         displaces: bool,
     ) -> Option<MovePath> {
         let mut those = onward.iter().filter(|destination| destination.displaces == displaces);
-        those.find_map(|destination| self.enter(table, parent, destination.window))
+        those.find_map(|destination| self.enter(table, from, destination.window))
     }
 
     /// Adds the slots of a window to this layer. Returns the path if one of the slots is free.
-    #[inline]
-    fn enter(&mut self, table: Searched<'_>, parent: u32, window: Window) -> Option<MovePath> {
-        if self.visited.covers(window) { None } else { self.enter_new(table, parent, window) }
+    #[inline(always)]
+    fn enter(&mut self, table: Searched<'_>, from: Step, window: Window) -> Option<MovePath> {
+        if self.visited.covers(window) {
+            return None;
+        }
+        match self.visited.lengthen(window) {
+            Some(new) => self.enter_neighbours(table, from, new),
+            None => self.enter_any(table, from, window),
+        }
     }
 
+    /// The same of slots that may have been visited, or not, one by one.
     #[inline(never)]
-    fn enter_new(&mut self, table: Searched<'_>, parent: u32, window: Window) -> Option<MovePath> {
+    fn enter_any(&mut self, table: Searched<'_>, from: Step, window: Window) -> Option<MovePath> {
         let mut new = self.visited.insert(window);
         while new != 0 {
-            let slot = window.slot(new.trailing_zeros());
-            new &= new - 1;
-            if table.is_free(slot) {
-                return Some(self.path(parent, slot));
+            let number = new.trailing_zeros();
+            let slots = (new >> number).trailing_ones();
+            new &= !((u64::MAX >> (64 - slots)) << number);
+            let path =
+                self.enter_neighbours(table, from, Window { first: window.slot(number), slots, ..window });
+            if path.is_some() {
+                return path;
             }
-            self.nodes.push(Node { slot, parent });
         }
         None
     }
 
-    fn path(&self, mut node: u32, end: SlotIx) -> MovePath {
+    /// The same of slots that are new.
+    #[inline(always)]
+    fn enter_neighbours(&mut self, table: Searched<'_>, from: Step, new: Window) -> Option<MovePath> {
+        if let Some(free) = table.first_free(new) {
+            return Some(self.path(from, free));
+        }
+        self.entered.push(Entered { first: new.first, slots: new.slots, from });
+        self.slots += new.slots as usize;
+        None
+    }
+
+    #[inline(never)]
+    fn path(&self, mut step: Step, end: SlotIx) -> MovePath {
         let mut path = MovePath::new();
         path.push(end);
-        while node != ROOT {
-            let Node { slot, parent } = self.nodes[node as usize];
-            path.push(slot);
-            node = parent;
+        while step.entered != NEWCOMER.entered {
+            path.push(step.slot);
+            step = self.entered[step.entered as usize].from;
         }
         path.reverse();
         path
     }
 }
 
-/// A set of slots that is emptied in constant time. It uses open addressing, with a bitmap for each
-/// group of 64 slots; entries of earlier searches are void.
+/// A set of slots that is emptied in constant time. Windows of neighbours overlap, so most slots are in
+/// one run. Those of earlier runs are in a table with open addressing, with a bitmap for each group of
+/// 64 slots; entries of earlier searches are void.
 struct Visited {
+    run: Range<u64>,
     entries: Box<[Group]>,
     round: u32,
+    /// Groups of this search.
     len: usize,
-    /// Neighbouring slots that were added: the windows of neighbours overlap.
-    run: Range<u64>,
 }
 
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, bytemuck::Zeroable)]
 struct Group {
     round: u32,
     number: u64,
@@ -269,7 +319,8 @@ struct Group {
 
 impl Default for Visited {
     fn default() -> Visited {
-        Visited { entries: vec![Group::default(); 4 * SEARCH_MAX].into(), round: 1, len: 0, run: 0..0 }
+        // Void, all of them: memory that nobody has touched.
+        Visited { run: 0..0, entries: bytemuck::zeroed_slice_box(4 * SEARCH_MAX), round: 1, len: 0 }
     }
 }
 
@@ -289,46 +340,82 @@ impl Visited {
         self.run.start <= window.first.0 && window.first.0 + u64::from(window.slots) <= self.run.end
     }
 
-    /// Adds a window of at most 64 slots. Returns which of them were new: bit 0 is the first slot's.
-    fn insert(&mut self, window: Window) -> u64 {
-        let these = window.first.0..window.first.0 + u64::from(window.slots);
-        self.run = if these.start <= self.run.end && self.run.start <= these.end {
-            self.run.start.min(these.start)..self.run.end.max(these.end)
-        } else {
-            these
-        };
-        let (group, shift) = (window.first.0 / 64, window.first.0 % 64);
-        let all = u64::MAX >> (64 - window.slots);
-        let mut new = self.insert_into(group, all << shift) >> shift;
-        if shift + u64::from(window.slots) > 64 {
-            new |= self.insert_into(group + 1, all >> (64 - shift)) << (64 - shift);
+    /// Adds a window of which a part is in the run, and the rest is at one end of it. Returns that rest.
+    /// `None`, and no change, if it is not so, or if there were earlier runs.
+    #[inline(always)]
+    fn lengthen(&mut self, window: Window) -> Option<Window> {
+        let (first, end) = (window.first.0, window.first.0 + u64::from(window.slots));
+        let Range { start: from, end: to } = self.run;
+        if self.len > 0 || end < from || to < first || (first < from) == (to < end) {
+            return None;
         }
-        new
+        let new = if first < from { first..from } else { to..end };
+        self.run = from.min(first)..to.max(end);
+        Some(Window { first: SlotIx(new.start), slots: (new.end - new.start) as u32, ..window })
     }
 
-    /// Adds slots of a group. Returns which of them were new. A half full set calls every slot old,
-    /// which ends the search.
-    fn insert_into(&mut self, number: u64, slots: u64) -> u64 {
+    /// Adds a window of at most 64 slots. Returns which of them were new: bit 0 is the first slot's. A half
+    /// full set calls every slot old, which ends the search.
+    fn insert(&mut self, window: Window) -> u64 {
+        let (first, slots) = (window.first.0, u64::from(window.slots));
+        let end = first + slots;
+        let mut new = u64::MAX >> (64 - slots);
+        if first <= self.run.end && self.run.start <= end {
+            // Those before the run, and those behind it.
+            let before = self.run.start.saturating_sub(first);
+            let behind = end.saturating_sub(self.run.end);
+            let up_to = |slots: u64| 1u64.checked_shl(slots as u32).unwrap_or(0).wrapping_sub(1);
+            new &= up_to(before) | !up_to(slots - behind.min(slots));
+            self.run = self.run.start.min(first)..self.run.end.max(end);
+        } else {
+            self.end_run();
+            self.run = first..end;
+        }
+        if self.len > 0 { new & self.not_in_earlier_runs(window) } else { new }
+    }
+
+    /// Puts the run into the table.
+    fn end_run(&mut self) {
+        let Range { start, end } = self.run;
+        let mut at = start;
+        while at < end {
+            let (number, shift) = (at / 64, at % 64);
+            let slots = (64 - shift).min(end - at);
+            let (round, group) = (self.round, self.group(number));
+            if self.entries[group].round != round {
+                self.entries[group] = Group { round, number, slots: 0 };
+                self.len += 1;
+            }
+            self.entries[group].slots |= u64::MAX >> (64 - slots) << shift;
+            at += slots;
+        }
+    }
+
+    /// Which slots of a window are in no earlier run.
+    fn not_in_earlier_runs(&self, window: Window) -> u64 {
+        if self.len >= self.entries.len() / 2 {
+            return 0;
+        }
+        let among = |number: u64| {
+            let group = &self.entries[self.group(number)];
+            if group.round == self.round { group.slots } else { 0 }
+        };
+        let (group, shift) = (window.first.0 / 64, window.first.0 % 64);
+        let mut old = among(group) >> shift;
+        if shift + u64::from(window.slots) > 64 {
+            old |= among(group + 1) << (64 - shift);
+        }
+        !old
+    }
+
+    /// The entry of a group, or the one to be given to it.
+    fn group(&self, number: u64) -> usize {
         let mask = self.entries.len() - 1;
         let mut at = mix(number) as usize & mask;
-        loop {
-            let is_full = self.len >= self.entries.len() / 2;
-            let group = &mut self.entries[at];
-            if group.round != self.round {
-                if is_full {
-                    return 0;
-                }
-                *group = Group { round: self.round, number, slots };
-                self.len += 1;
-                return slots;
-            }
-            if group.number == number {
-                let new = slots & !group.slots;
-                group.slots |= slots;
-                return new;
-            }
+        while self.entries[at].round == self.round && self.entries[at].number != number {
             at = (at + 1) & mask;
         }
+        at
     }
 }
 
@@ -491,7 +578,9 @@ mod tests {
         // What one layer adds at the most while the bound is not yet reached.
         let layer = LAYER_MAX * geometry.layout().window_slots() as usize;
         let entered = SEARCH_MAX..SEARCH_MAX + layer;
-        assert!(entered.contains(&search.nodes.len()), "{} slots entered", search.nodes.len());
+        assert!(entered.contains(&search.slots), "{} slots entered", search.slots);
+        let listed: u32 = search.entered.iter().map(|entered| entered.slots).sum();
+        assert_eq!(listed as usize, search.slots);
     }
 
     #[test]
@@ -510,6 +599,33 @@ mod tests {
         assert_eq!(visited.insert(window(1, 1)), 1);
         visited.clear();
         assert_eq!([0, 1].map(|first| visited.insert(window(first, 1))), [1, 1]);
+    }
+
+    /// In whichever order windows come, near and far, each slot is new once.
+    #[test]
+    fn each_slot_is_new_once() {
+        let (mut visited, mut random) = (Visited::default(), 1);
+        let mut pick = |n| {
+            random = mix(random);
+            random % n
+        };
+        for _ in 0..2_000 {
+            visited.clear();
+            let mut seen = std::collections::BTreeSet::new();
+            for _ in 0..20 {
+                let first = 60 * pick(3) + pick(20);
+                let window = Window { first: SlotIx(first), slots: 1 + pick(64) as u32, incarnation: 0 };
+                let new = match visited.lengthen(window) {
+                    Some(new) => u64::MAX >> (64 - new.slots) << (new.first.0 - first),
+                    None => visited.insert(window),
+                };
+                for (number, SlotIx(slot)) in window.iter().enumerate() {
+                    assert_eq!(new >> number & 1 == 1, seen.insert(slot), "{slot} of {window:?}");
+                }
+                assert_eq!(new & !(u64::MAX >> (64 - window.slots)), 0, "no other slot");
+                assert!(visited.covers(window));
+            }
+        }
     }
 
     /// Of a window that was visited in part, the other slots are new, wherever groups of 64 begin.

@@ -18,7 +18,7 @@ use std::sync::atomic::AtomicU64;
 /// Paths of one put that other threads may change before the put gives up.
 pub(super) const ROUNDS_MAX: u32 = 1_000;
 /// Times that a put without room waits for grace periods before the table counts as full.
-pub(crate) const WAITS_MAX: u32 = 3;
+pub(super) const WAITS_MAX: u32 = 3;
 /// A put that takes so long is traced.
 const SLOW_PUT: Duration = Duration::from_millis(10);
 /// Traces that a mutation takes away in passing.

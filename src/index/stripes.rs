@@ -126,7 +126,15 @@ pub(crate) struct Stripes {
 }
 
 /// A set of stripes to lock, by number.
-pub(crate) type StripeSet = SmallVec<[usize; 16]>;
+pub(crate) type StripeSet = SmallVec<[usize; 8]>;
+
+/// Adds a stripe to a set. The sets are small, and neighbours share stripes.
+#[inline]
+pub(crate) fn add_stripe(set: &mut StripeSet, number: usize) {
+    if !set.contains(&number) {
+        set.push(number);
+    }
+}
 
 impl Stripes {
     pub fn new(main_slots: u64) -> Stripes {
@@ -214,7 +222,7 @@ impl<'a> Locked<'a> {
         self.held = [None, None];
         self.others = None;
         let set = if broken(Rule::LockOrder) { as_named(set) } else { increasing(set) };
-        let mut held = set.into_iter().map(|n| (n, lock(&self.stripes.all[n])));
+        let mut held = set.iter().map(|&n| (n, lock(&self.stripes.all[n])));
         self.held[0] = held.next();
         self.held[1] = held.next();
         if held.len() > 0 {

@@ -18,7 +18,7 @@ use crate::fabric::shm::Shm;
 use crate::families;
 use crate::get::Proof;
 use crate::hints::{Hints, slots_of};
-use crate::index::{Index, Recovered, WAITS_MAX};
+use crate::index::{Index, Recovered, waits_max};
 use crate::inspect::{Inspector, SlotReport};
 use crate::layout::chain::CHAIN_MAX;
 use crate::layout::geometry::{Geometry, Layout, SlotIx};
@@ -484,7 +484,8 @@ impl World {
         let did = turns::run(seed, scripts.iter().map(work).collect());
         let puts = scripts.iter().flatten().filter(|change| matches!(change, Change::Put(_))).count() as u64;
         let waited = self.index.counts().waits - waits;
-        assert!(waited <= puts * u64::from(WAITS_MAX), "{puts} puts have waited {waited} times");
+        let most = puts * u64::from(waits_max(self.index.geometry()));
+        assert!(waited <= most, "{puts} puts have waited {waited} times");
         self.operations = operation;
         let mut all_done: BTreeMap<KeyNumber, Vec<Done>> = BTreeMap::new();
         // The looks of each thread, in order.
