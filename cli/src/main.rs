@@ -257,3 +257,49 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 fn status(all_well: bool) -> ExitCode {
     if all_well { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[derive(Parser)]
+    struct Arguments {
+        #[command(flatten)]
+        server: Server,
+    }
+
+    /// Each option of a client reaches it, in the unit that its name says.
+    #[test]
+    fn options_reach_the_client() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token");
+        std::fs::write(&path, " a token\n").unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        let path = path.display().to_string();
+        let options = |given: &[&str]| {
+            let all = ["oneread", "--at", "shm:/tmp/sock"].iter().chain(given);
+            Arguments::parse_from(all).server.options()
+        };
+        let usual = options(&[]).unwrap();
+        let own = ClientOptions::new();
+        assert_eq!((usual.deadline, &usual.server_uids), (own.deadline, &own.server_uids));
+        assert_eq!((usual.hint_bytes, usual.limits), (own.hint_bytes, own.limits));
+        let given = ["--deadline-ms", "250", "--server-user", "5", "--server-user", "root"];
+        let given = options(&[&given[..], &["--hint-bytes", "0", "--token-file", &path]].concat()).unwrap();
+        assert_eq!((given.deadline, given.server_uids), (Duration::from_millis(250), vec![5, 0]));
+        assert_eq!((given.hint_bytes, given.verbs.token), (Some(0), Token::new("a token")));
+        std::fs::write(&path, " \n").unwrap();
+        let error = options(&["--token-file", &path]).unwrap_err().to_string();
+        assert!(error.contains("is empty; put a token into it"), "{error}");
+        let error = options(&["--token-file", "/nowhere/token"]).unwrap_err().to_string();
+        assert!(error.contains("reading the token in /nowhere/token"), "{error}");
+    }
+
+    /// The reader of a pipe may go at any time. Other errors of output are errors.
+    #[test]
+    fn a_closed_pipe_is_no_error() {
+        let of = |kind: io::ErrorKind| is_broken_pipe(&anyhow::Error::from(io::Error::from(kind)));
+        assert!(of(io::ErrorKind::BrokenPipe) && !of(io::ErrorKind::StorageFull));
+    }
+}

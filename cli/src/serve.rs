@@ -718,6 +718,63 @@ mod tests {
         let saved = how(&["--snapshot", "a", "--snapshot-every", "2m", "--restore", "b"]);
         assert_eq!(saved.snapshots, Some(Snapshots::new("a").every(Duration::from_secs(120))));
         assert_eq!(saved.restore, Some("b".into()));
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token").display().to_string();
+        std::fs::write(&path, "for readers\n").unwrap();
+        assert_eq!(
+            (how(&["--read-token-file", &path]).read_token, usual.read_token),
+            (Token::new("for readers"), Token::default())
+        );
+        #[cfg(feature = "herd")]
+        assert_eq!((how(&["--herd"]).herd, usual.herd), (true, false));
+    }
+
+    /// Each option reaches the table, and what is not given is that of the table's base.
+    #[test]
+    fn options_reach_the_table() {
+        let base = Config::new()
+            .layout("farm".parse().unwrap())
+            .size(TableSize::Slots(77))
+            .key_max(9)
+            .value_max(99)
+            .heap_bytes(1 << 30)
+            .inline_max(41)
+            .grace(Duration::from_micros(5));
+        let config = |options: &[&str]| {
+            let all = ["oneread", "--at", "shm:/tmp/sock"].iter().chain(options);
+            <Command as clap::Parser>::parse_from(all).serve.config(base)
+        };
+        assert_eq!(config(&[]), base);
+        for (options, expected) in [
+            (["--layout", "pilaf"], base.layout("pilaf".parse().unwrap())),
+            (["--slots", "5"], base.size(TableSize::Slots(5))),
+            (["--capacity", "5"], base.size(TableSize::Keys(5))),
+            (["--max-memory", "1GiB"], base.size(TableSize::up_to(1 << 30))),
+            (["--key-max", "5"], base.key_max(5)),
+            (["--value-max", "2KiB"], base.value_max(2048)),
+            (["--value-max", "0"], base.value_max(0)),
+            (["--heap", "3MiB"], base.heap_bytes(3 << 20)),
+            (["--inline-max", "0"], base.inline_max(0)),
+            (["--grace-us", "300"], base.grace(Duration::from_micros(300))),
+        ] {
+            assert_eq!(config(&options), expected, "{options:?}");
+        }
+    }
+
+    /// Of two snapshots, the one that --restore names counts. The own one counts if it is there.
+    #[test]
+    fn a_table_begins_with_one_snapshot() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = dir.path().join("own").display().to_string();
+        let source = |options: &[&str]| {
+            let serve = <Command as clap::Parser>::parse_from(["oneread"].iter().chain(options)).serve;
+            serve.source().map(Path::to_path_buf)
+        };
+        assert_eq!(source(&["--snapshot", &own]), None);
+        assert_eq!(source(&["--snapshot", &own, "--restore", "other"]), Some("other".into()));
+        std::fs::write(&own, "").unwrap();
+        assert_eq!(source(&["--snapshot", &own]), Some((&own).into()));
+        assert_eq!(source(&["--snapshot", &own, "--restore", "other"]), Some("other".into()));
     }
 
     /// What a takeover found is told under the names of its counts.

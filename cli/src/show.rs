@@ -178,3 +178,35 @@ fn styled(bar: ProgressBar, what: &'static str, template: &str) -> ProgressBar {
 pub fn bold(text: &str) -> String {
     if io::stdout().is_terminal() { format!("\x1b[1m{text}\x1b[0m") } else { text.into() }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each number has three digits or so, and the unit that it is in.
+    #[test]
+    fn numbers_have_their_units() {
+        let counts = [0, 7, 999, 1_000, 12_345, 1_234_567].map(count);
+        assert_eq!(counts, ["0", "7", "999", "1,000", "12,345", "1,234,567"]);
+        let keys = [0, 1, 2, 1_000].map(|n| counted(n, "key"));
+        assert_eq!(keys, ["0 keys", "1 key", "2 keys", "1,000 keys"]);
+        let sizes = [0, 1023, 1024, 10 << 10, 100 << 10, 5 << 20, 3 << 30, 2 << 40, 5 << 50].map(bytes);
+        let expected = [
+            "0 B", "1023 B", "1.00 KiB", "10.0 KiB", "100 KiB", "5.00 MiB", "3.00 GiB", "2.00 TiB",
+            "5120 TiB",
+        ];
+        assert_eq!(sizes, expected);
+        let times = [0.0, 999.0, 1_000.0, 2_345_000.0, 5e9].map(nanos);
+        assert_eq!(times, ["0 ns", "999 ns", "1.00 us", "2.35 ms", "5000.00 ms"]);
+        assert_eq!([7.0, 1_500.0, 2_340_000.0].map(rate), ["7 /s", "2 k/s", "2.34 M/s"]);
+    }
+
+    /// Bytes are shown so that a terminal takes none of them for a command, and no longer than asked.
+    #[test]
+    fn bytes_are_shown_as_text() {
+        assert_eq!(text(b"plain", 5), "plain");
+        assert_eq!(text("\u{3a9}mega".as_bytes(), 3), "\u{3a9}me\u{2026}");
+        assert_eq!(text(b"\x1b[2J\n", 40), "\\u{1b}[2J\\n");
+        assert_eq!(text(b"\xff\x00", 40), "\\xff\\x00");
+    }
+}
