@@ -1118,6 +1118,16 @@ fn hints_are_counted_while_a_table_grows() {
     assert_eq!((json(&count()), &found["run"]["layout"]), (found.clone(), &"cuckoo:windowed:8".into()));
     let drawn = std::fs::read_to_string(svg).unwrap();
     assert!(drawn.contains("bytes of a GET") && drawn.contains("hit, without") && !drawn.contains("NaN"));
+    // Without replacements, and with little memory.
+    let other =
+        ["--gets", "2", "--replaced", "0", "--zipf", "0.5", "--hint-bytes", "512", "--layout", "farm"];
+    let other = json(&expect(run(&[&["bench", "hints", "--json"], &sizes[..], &other].concat()), 0));
+    let given =
+        [("gets", 2.0), ("replaced", 0.0), ("zipf", 0.5), ("hint_bytes", 512.0), ("segment_slots", 256.0)];
+    for (name, number) in given {
+        assert_eq!(other["run"][name].as_f64(), Some(number), "{}", other["run"]);
+    }
+    assert_eq!(other["run"]["layout"], "hopscotch:farm");
     let refused = |arguments: &[&str]| stderr(&expect(run(&[&["bench", "hints"], arguments].concat()), 1));
     assert!(refused(&["--from", "5e3", "--keys", "4e3"]).contains("keys: 4000 is not within 5001"));
     assert!(refused(&["--gets", "0"]).contains("GETs of a step: 0"));
@@ -1486,4 +1496,394 @@ fn key_files_are_checked() {
     let out = expect(served.run(&["get", "k"]), 1);
     assert!(stderr(&out).contains("no key \"k\""), "nothing was put: {out:?}");
     expect(served.run(&["get", "k", "--namespace", "n"]), 2);
+}
+
+/// Keys in hex are the same keys to every command. What is no hex is named.
+#[test]
+fn keys_are_given_in_hex() {
+    let served = Served::start(&["--anonymous", "--capacity", "1000"]);
+    expect(served.run(&["put", "kk", "v"]), 0);
+    expect(served.run(&["put", "--hex", "00ff", "fe"]), 0);
+    let lines = stdout(&expect(served.run(&["get", "--json", "--hex", "6b6b", "00ff"]), 0));
+    let found: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(found[0], serde_json::json!({ "key": "kk", "found": true, "value": "v" }));
+    assert_eq!(found[1], serde_json::json!({ "key_hex": "00ff", "found": true, "value_hex": "fe" }));
+    let looked = json(&expect(served.run(&["inspect", "--json", "--quick", "--hex", "--key", "6b6b"]), 0));
+    assert_eq!((&looked["key"]["key"], &looked["key"]["reads"]), (&"kk".into(), &1.into()), "{looked}");
+    assert_eq!(looked["occupancy"], Value::Null, "the table was not read");
+    assert!(json(&expect(served.run(&["inspect", "--json"]), 0))["occupancy"].is_object());
+    let out = expect(served.run(&["inspect", "--key", &"k".repeat(33)]), 1);
+    assert!(stderr(&out).contains("33 bytes long, this table takes 1 to 32"), "{out:?}");
+    expect(served.run(&["inspect", "--hex"]), 2);
+    for command in [&["get", "--hex", "0"][..], &["del", "--hex", "0g"], &["put", "--hex", "6b6b", "1"]] {
+        assert!(stderr(&expect(served.run(command), 1)).contains("is no hex"), "{command:?}");
+    }
+    let out = json(&expect(served.run(&["del", "--json", "--hex", "6b6b", "00ff"]), 0));
+    assert_eq!(out, serde_json::json!({ "removed": 2, "absent": 0, "refused": 0 }));
+    expect(served.run(&["get", "kk"]), 1);
+}
+
+/// The format is that of the file's name, unless --format says another. A first line that names the columns is
+/// left out, and lines are counted with it.
+#[test]
+fn files_are_loaded_by_their_names() {
+    let served = Served::start(&["--anonymous", "--capacity", "1000"]);
+    let load = |arguments: &[&str], status| expect(served.run(&[&["load"], arguments].concat()), status);
+    let get = |key: &str| stdout(&expect(served.run(&["get", "-n", key]), 0));
+    load(&[&served.file("a.csv", "csv,\"a,b\"\n")], 0);
+    load(&[&served.file("a.jsonl", "{\"key\": \"jsonl\", \"value\": \"c\"}\n")], 0);
+    load(&[&served.file("a.txt", "tsv\td\n")], 0);
+    load(&["--format", "tsv", &served.file("b.csv", "other\te,f\n")], 0);
+    assert_eq!(["csv", "jsonl", "tsv", "other"].map(get), ["a,b", "c", "d", "e,f"]);
+    for (name, text) in [("c.tsv", "name\tprice\nx\t1\nbad\n"), ("c.csv", "name,price\ny,2\nbad\n")] {
+        let out = load(&["--header", "--json", &served.file(name, text)], 1);
+        assert!(stderr(&out).contains("line 3: "), "{name}: {out:?}");
+        let sum = json(&out);
+        let counts = ["lines", "inserted", "failed"].map(|count| sum[count].as_u64().unwrap());
+        assert_eq!(counts, [2, 1, 1], "{name}: {sum}");
+    }
+    expect(served.run(&["get", "name"]), 1);
+    assert_eq!(["x", "y"].map(get), ["1", "2"]);
+    let folder = served.dir.path().display().to_string();
+    assert!(stderr(&load(&[&folder], 1)).contains("is a folder; name a file"));
+    let none = format!("{folder}/none");
+    assert!(stderr(&load(&[&none], 1)).contains(&format!("opening {none}")));
+}
+
+/// What `stat` counts, it counts under the right name.
+#[test]
+fn stat_counts_each_change() {
+    let dir = tempfile::tempdir().unwrap();
+    let region = region_in(dir.path());
+    let flags = ["--region", &*region, "--slots", "1000", "--key-max", "16", "--grace-us", "700"];
+    let mut served = Served::start_in(dir, &flags);
+    served.load(0..6);
+    served.load(0..4);
+    expect(served.run(&["del", "key0"]), 0);
+    let stat = served.stat();
+    let server = &stat["server"];
+    let counts = ["keys", "inserts", "updates", "removes", "incarnation", "clients", "slots"];
+    assert_eq!(counts.map(|name| server[name].as_u64().unwrap()), [5, 6, 4, 1, 1, 1, 1000], "{stat}");
+    assert_eq!((&server["pid"], &server["load"]), (&served.child.id().into(), &0.005.into()), "{stat}");
+    assert!(stat["region"]["phase"] == "serving" && stat["address"] == *served.at, "{stat}");
+    let looked = json(&expect(served.run(&["inspect", "--json"]), 0));
+    let facts = [
+        ("main_slots", 1000),
+        ("slots", 1000),
+        ("slot_bytes", 128),
+        ("window_slots", 8),
+        ("window_bytes", 1024),
+        ("key_max", 16),
+        ("value_max", 78),
+        ("grace_us", 700),
+        ("segments_max", 0),
+        ("heap_bytes", 0),
+    ];
+    for (name, expected) in facts {
+        assert_eq!(
+            (&stat["geometry"][name], &looked["superblock"][name]),
+            (&expected.into(), &expected.into())
+        );
+    }
+    for name in ["main_slots", "slots", "slot_bytes", "key_max", "value_max", "grace_us", "region_bytes"] {
+        assert_eq!(stat["geometry"][name], served.ready[name], "{name}");
+    }
+    let shown = stdout(&expect(served.run(&["stat"]), 0));
+    for (name, expected) in [("inserts since", "6"), ("updates", "4"), ("removes", "1"), ("load", "0.5 %")] {
+        let line = shown.lines().find(|line| line.contains(name)).unwrap_or_else(|| panic!("{shown}"));
+        assert!(
+            line.split_whitespace().rev().nth(1) == expected.split(' ').next() || line.contains(expected)
+        );
+    }
+    let dir = served.kill();
+    let served = Served::start_in(dir, &flags);
+    assert_eq!(served.stat()["server"]["incarnation"], 2);
+}
+
+/// A table without a name for its file has one that its address tells. It is listed, read when its server is
+/// gone, made again, and removed.
+#[test]
+fn a_table_has_a_default_file() {
+    let mut served = Served::start(&["--slots", "64"]);
+    let region = served.ready["region"].as_str().unwrap().to_owned();
+    let region = region[region.find("/dev/shm/").unwrap_or_else(|| panic!("{region}"))..].to_owned();
+    expect(served.run(&["put", "k", "v"]), 0);
+    let listed = || {
+        let all = stdout(&expect(run(&["regions", "--json"]), 0));
+        let mut all = all.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        all.find(|one| one["path"] == *region).map(|one| one["served"] == true)
+    };
+    assert_eq!(listed(), Some(true));
+    let at = served.at.clone();
+    let dir = served.kill();
+    assert_eq!(listed(), Some(false));
+    for (command, shown, told) in [
+        (&["get", "k"][..], "v\n", format!("no server at {at}; reading {region}")),
+        (&["dump"], "k\tv\n", format!("no server answers at {at}; reading the file {region}")),
+    ] {
+        let out = expect(run(&[command, &["--at", &at]].concat()), 0);
+        assert_eq!(stdout(&out), shown);
+        assert!(stderr(&out).contains(&told), "{out:?}");
+    }
+    let mut served = Served::start_in(dir, &[]);
+    assert_eq!(served.ready["recovered"]["keys"], 1);
+    let dir = served.kill();
+    let mut served = Served::start_in(dir, &["--fresh", "--slots", "64"]);
+    assert_eq!(served.ready["recovered"], Value::Null);
+    let _dir = served.kill();
+    let out = expect(run(&["regions", "--remove", &region]), 0);
+    assert!(stdout(&out).starts_with(&format!("removed {region} (")) && listed().is_none(), "{out:?}");
+    assert!(stderr(&out).starts_with("freed ") && !stderr(&out).contains("freed 0"), "{out:?}");
+}
+
+/// The server's address may be in the environment. A flag says more.
+#[test]
+fn the_address_may_be_in_the_environment() {
+    let served = Served::start(&["--anonymous", "--slots", "64"]);
+    let other = Served::start(&["--anonymous", "--slots", "64"]);
+    let with = |arguments: &[&str]| oneread().args(arguments).env("ONEREAD_AT", &served.at).output().unwrap();
+    expect(with(&["put", "k", "v"]), 0);
+    assert_eq!(stdout(&expect(with(&["get", "k"]), 0)), "v\n");
+    expect(with(&["get", "k", "--at", &other.at]), 1);
+}
+
+/// A stopped server is waited for as long as --deadline-ms says, and no request of it is done twice.
+#[test]
+fn a_stopped_server_is_waited_for_until_the_deadline() {
+    use rustix::process::Signal;
+    let served = Served::start(&["--anonymous", "--slots", "64"]);
+    served.signal(Signal::STOP);
+    for command in
+        [&["put", "k", "v"][..], &["del", "k"], &["stat"], &["snapshot"], &["shrink"], &["load", "-"]]
+    {
+        let arguments = [command, &["--deadline-ms", "120", "--at", &served.at]].concat();
+        let out = expect(run_with_input(&arguments, b"k\tv\n"), 1);
+        assert!(stderr(&out).contains("120ms"), "{command:?}: {out:?}");
+    }
+    served.signal(Signal::CONT);
+    expect(served.run(&["get", "k"]), 1);
+}
+
+/// Options that differ from the table that is there are named, each with both numbers. Those that say what is
+/// there are none.
+#[test]
+fn each_option_is_held_against_the_table() {
+    let dir = tempfile::tempdir().unwrap();
+    let region = region_in(dir.path());
+    let made = ["--slots", "64", "--key-max", "20", "--value-max", "300", "--heap", "64MiB"];
+    let made = [&made[..], &["--inline-max", "40", "--grace-us", "900", "--layout", "farm"]].concat();
+    let dir = Served::start_in(dir, &[&["--region", &*region][..], &made].concat()).kill();
+    let at = format!("shm:{}", dir.path().join("sock").display());
+    for (option, named) in [
+        (["--key-max", "21"], "it has key-max 20, asked for was 21"),
+        (["--value-max", "301"], "it has value-max 300, asked for was 301"),
+        (["--inline-max", "200"], "it has bytes in a slot 128, asked for was 256"),
+        (["--grace-us", "901"], "it has grace-us 900, asked for was 901"),
+        (["--layout", "cluster"], "it has layout hopscotch:farm, asked for was chained:cluster"),
+    ] {
+        let out = expect(run(&[&["serve", "--at", &at, "--region", &region][..], &option].concat()), 1);
+        assert!(stderr(&out).contains(named), "{option:?}: {out:?}");
+    }
+    let served = Served::start_in(dir, &[&["--region", &*region][..], &made].concat());
+    assert_eq!(served.ready["recovered"]["keys"], 0);
+}
+
+/// A server that was killed while it began a table with the keys of a snapshot leaves a table that nobody has
+/// been served from. The next one begins anew.
+#[test]
+fn a_table_that_was_half_restored_is_begun_again() {
+    use oneread::layout::control::{Phase, STATE_WORD, State};
+    let dir = tempfile::tempdir().unwrap();
+    let region = region_in(dir.path());
+    let snap = dir.path().join("table.snap").display().to_string();
+    let flags = ["--region", &*region, "--slots", "64"];
+    let saving = [&flags[..], &["--snapshot", &*snap]].concat();
+    let served = Served::start(&saving);
+    served.load(0..10);
+    expect(served.run(&["snapshot"]), 0);
+    expect(served.run(&["del", "key3"]), 0);
+    drop(served);
+    let begin = |phase| {
+        let mut bytes = std::fs::read(&region).unwrap();
+        let word = State { incarnation: 1, phase }.to_word();
+        bytes[8 * STATE_WORD..][..8].copy_from_slice(&word.to_le_bytes());
+        std::fs::write(&region, bytes).unwrap();
+    };
+    begin(Phase::Serving);
+    assert_eq!(Served::start(&saving).ready["recovered"]["keys"], 9);
+    let restoring = [&flags[..], &["--restore", &*snap]].concat();
+    for flags in [&restoring, &saving] {
+        begin(Phase::Starting);
+        let ready = Served::start(flags).ready.clone();
+        assert_eq!((&ready["restored"]["keys"], &ready["recovered"]), (&10.into(), &Value::Null), "{ready}");
+    }
+}
+
+/// What is whole of a damaged snapshot is put, and what is not is counted to the byte. Keys that the table does
+/// not take are counted, too. The exit status tells of both.
+#[test]
+fn what_a_restore_leaves_out_is_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let (whole, damaged) = (path("whole.snap"), path("damaged.snap"));
+    let served = Served::start(&["--anonymous", "--capacity", "20000", "--snapshot", &whole]);
+    // Four blocks of 256 KiB.
+    let lines: String = (0..10_000).map(|n| format!("key{n:07}\t{n:078}\n")).collect();
+    expect(run_with_input(&["load", "-", "--at", &served.at], lines.as_bytes()), 0);
+    expect(served.run(&["put", &"k".repeat(32), ""]), 0);
+    expect(served.run(&["snapshot"]), 0);
+    let mut bytes = std::fs::read(&whole).unwrap();
+    let second = bytes.windows(4).enumerate().filter(|(_, bytes)| bytes == b"BLCK").nth(1).unwrap().0;
+    let third = bytes.windows(4).enumerate().filter(|(_, bytes)| bytes == b"BLCK").nth(2).unwrap().0;
+    bytes[second + 1000] ^= 1;
+    std::fs::write(&damaged, &bytes).unwrap();
+    let restore = |into: &Served, file: &str, more: &[&str], status| {
+        expect(into.run(&[&["restore", file, "--json"], more].concat()), status)
+    };
+    let counts = |out: &Output| {
+        let sum = json(out);
+        ["keys", "inserted", "updated", "skipped", "failed", "left_out_bytes"]
+            .map(|n| sum[n].as_u64().unwrap())
+    };
+    let other = Served::start(&["--anonymous", "--capacity", "20000"]);
+    let out = restore(&other, &damaged, &["--damaged"], 1);
+    let [keys, inserted, updated, skipped, failed, left_out] = counts(&out);
+    assert_eq!((updated, skipped, failed, left_out), (0, 0, 0, (third - second) as u64));
+    assert!(keys == inserted && (6_000..9_000).contains(&keys), "{keys}");
+    assert!(stderr(&out).contains(&format!("bytes {second} to {} are left out", third - 1)), "{out:?}");
+    assert_eq!(other.stat()["server"]["keys"], keys);
+    // All is whole now: what was there is left, or put again.
+    let out = restore(&other, &whole, &["--damaged", "--insert"], 0);
+    assert_eq!(counts(&out), [10_001, 10_001 - keys, 0, keys, 0, 0]);
+    assert_eq!(counts(&restore(&other, &whole, &["--damaged"], 0)), [10_001, 0, 10_001, 0, 0, 0]);
+    // One key is too long.
+    let narrow = Served::start(&["--anonymous", "--capacity", "20000", "--key-max", "16"]);
+    let out = restore(&narrow, &whole, &["--damaged"], 1);
+    assert_eq!(counts(&out), [10_001, 10_000, 0, 0, 1, 0]);
+    assert!(stderr(&out).contains("32 bytes long"), "{out:?}");
+    let refused = stderr(&restore(&narrow, &whole, &[], 1));
+    assert!(refused.contains("has a key of 32 bytes") && refused.contains("--key-max 32"), "{refused}");
+    // A table that is full ends it.
+    let small = Served::start(&["--anonymous", "--slots", "64", "--grace-us", "100"]);
+    let out = restore(&small, &whole, &["--damaged"], 1);
+    assert!(
+        stderr(&out).contains("the table is full") && stderr(&out).contains("of the snapshot"),
+        "{out:?}"
+    );
+}
+
+/// A snapshot, and a table that shrinks, need not be waited for. Each says so, and `--json` tells how far it is.
+#[test]
+fn who_asks_need_not_wait() {
+    let dir = tempfile::tempdir().unwrap();
+    let snap = dir.path().join("table.snap").display().to_string();
+    let served = Served::start(&["--anonymous", "--max-memory", "64MiB", "--snapshot", &snap]);
+    served.load(0..100);
+    let made = json(&expect(served.run(&["snapshot", "--json"]), 0));
+    assert_eq!(["asked", "begun", "finished", "saved"].map(|name| made[name].as_u64().unwrap()), [1; 4]);
+    assert_eq!((&made["last"]["keys"], &made["last_failure"]), (&100.into(), &Value::Null), "{made}");
+    assert_eq!(made["last"]["bytes"], std::fs::metadata(&snap).unwrap().len());
+    assert_eq!((&made["every_ms"], &made["under_way"]), (&Value::Null, &false.into()), "{made}");
+    let told = stdout(&expect(served.run(&["snapshot", "--no-wait"]), 0));
+    assert_eq!(told, "the server writes a snapshot; `oneread stat` shows what comes of it\n");
+    let is_made = (0..3_000).any(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        served.stat()["snapshots"]["saved"] == 2
+    });
+    assert!(is_made, "{}", served.stat());
+    let told = stdout(&expect(served.run(&["shrink", "--no-wait"]), 0));
+    assert_eq!(told, "0 merges under way; `oneread stat` shows what comes of it\n");
+    let told = json(&expect(served.run(&["shrink", "--no-wait", "--json"]), 0));
+    assert_eq!((&told["segments_before"], &told["segments"]), (&1.into(), &1.into()), "{told}");
+}
+
+/// Where no huge pages are reserved, a table that must have them is not served.
+#[test]
+fn huge_pages_are_had_or_said_to_be_missing() {
+    let pages = std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");
+    if pages.is_ok_and(|free| free.trim() != "0") {
+        return eprintln!("skipped: there are huge pages");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let at = format!("shm:{}", dir.path().join("sock").display());
+    for (size, said) in [(&["--slots", "64"][..], "huge pages"), (&[], "vm.nr_hugepages")] {
+        let out = expect(run(&[&["serve", "--huge-pages", "--at", &at][..], size].concat()), 1);
+        assert!(stderr(&out).contains(said), "{out:?}");
+    }
+    for with in ["--anonymous", "--fresh", "--region=a"] {
+        expect(run(&["serve", "--huge-pages", with, "--at", &at]), 2);
+    }
+}
+
+/// Other users read and change what they are let to, and a server of another user is trusted if it is named.
+#[test]
+fn other_users_are_let_in_by_name() {
+    use std::os::unix::process::CommandExt;
+    const NOBODY: u32 = 65534;
+    if !rustix::process::getuid().is_root() {
+        return eprintln!("skipped: only root can act as another user");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    // Other users may have no access to the folder where the command was built.
+    let program = dir.path().join("oneread");
+    assert!(Command::new("cp").arg(env!("CARGO_BIN_EXE_oneread")).arg(&program).status().unwrap().success());
+    let as_nobody = || {
+        let mut command = alone(Command::new(&program));
+        command.uid(NOBODY).gid(NOBODY).current_dir("/").stdin(Stdio::null());
+        command
+    };
+    let open = || {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+        dir
+    };
+    let number = NOBODY.to_string();
+    for (option, may_read, may_change) in
+        [("--allow-uid", true, true), ("--allow-read-uid", true, false), ("--half-open-ms", false, false)]
+    {
+        let served = Served::start_in(open(), &["--anonymous", "--slots", "64", option, &number]);
+        expect(served.run(&["put", "k", "v"]), 0);
+        let ask = |arguments: &[&str], is_allowed: bool| {
+            let out = as_nobody().args(arguments).args(["--at", &served.at]).output().unwrap();
+            expect(out, if is_allowed { 0 } else { 1 });
+        };
+        ask(&["get", "k"], may_read);
+        ask(&["put", "k", "w"], may_change);
+        ask(&["del", "k"], may_change);
+    }
+    let served = Served::start_by(as_nobody(), open(), &["--anonymous", "--slots", "64", "--allow-uid", "0"]);
+    for command in [&["put", "k", "v"][..], &["get", "k"], &["stat"]] {
+        let out = expect(served.run(command), 1);
+        assert!(stderr(&out).contains("runs as user 65534"), "{out:?}");
+        expect(served.run(&[command, &["--server-user", &number]].concat()), 0);
+    }
+}
+
+/// What is asked for is measured, and nothing else: phases, keys, hints, and one layout as often as it is named.
+#[test]
+fn layouts_are_measured_as_asked() {
+    let dir = tempfile::tempdir().unwrap();
+    let svg = dir.path().join("frontier.svg");
+    let svg = svg.to_str().unwrap();
+    let small = ["layouts", "--slots", "1024", "--preset", "windowed:8", "--load", "90", "--json"];
+    let rows =
+        |more: &[&str]| json(&expect(run(&[&small[..], more].concat()), 0)).as_array().unwrap().clone();
+    let told = |more: &[&str]| {
+        let of = |row: &Value, name: &str| row[name].as_str().unwrap().to_owned();
+        rows(more).iter().map(|row| (of(row, "phase"), of(row, "keys"))).collect::<Vec<_>>()
+    };
+    let pair = |phase: &str, keys: &str| (phase.to_owned(), keys.to_owned());
+    assert_eq!(told(&["--phase", "fresh"]), [pair("fresh", "uniform")]);
+    assert_eq!(told(&["--phase", "steady", "--keys", "zipf"]), [pair("steady", "zipf")]);
+    assert_eq!(told(&["--phase", "both"]), [pair("fresh", "uniform"), pair("steady", "uniform")]);
+    let rows = rows(&["--phase", "steady", "--hints", "--frontier", svg]);
+    assert!(rows[0]["hinted"].is_object(), "{rows:?}");
+    assert!(std::fs::read_to_string(svg).unwrap().contains("RACE"));
+    expect(run(&["layouts", "--frontier", svg]), 2);
+    let listed = stdout(&expect(run(&["layouts", "--list"]), 0));
+    assert!(listed.contains("windowed:8") && listed.contains("slotwise"), "{listed}");
+    for bad in ["0", "101", "most"] {
+        expect(run(&["layouts", "--load", bad]), 2);
+    }
 }

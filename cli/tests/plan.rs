@@ -217,3 +217,44 @@ fn this_machine_is_a_profile() {
             .all(|bound| ["client-cpu", "server-memory"].contains(&bound["resource"].as_str().unwrap()))
     );
 }
+
+/// Each number that is given is the one that is reckoned with.
+#[test]
+fn every_number_reaches_the_model() {
+    let given = [
+        ("--keys", "keys", 5e6),
+        ("--key", "key_bytes", 20.0),
+        ("--value", "value_bytes", 40.0),
+        ("--get", "gets", 0.75),
+        ("--hits", "hits", 0.5),
+        ("--inserts", "inserts", 0.25),
+        ("--zipf", "zipf", 0.5),
+        ("--servers", "servers", 3.0),
+        ("--clients", "clients", 48.0),
+        ("--per-machine", "clients_per_machine", 12.0),
+        ("--depth", "depth", 4.0),
+        ("--copy-gib", "copy_bytes", 0.5 * (1u64 << 30) as f64),
+    ];
+    let numbers = given.map(|(_, _, number)| number.to_string());
+    let mut asked = vec!["--design", "windowed:8", "--copy-gib", "0.5"];
+    for ((flag, _, _), number) in given.iter().zip(&numbers).take(given.len() - 1) {
+        asked.extend([flag, &**number]);
+    }
+    let planned = json(&asked);
+    for (flag, name, number) in given {
+        assert_eq!(planned["workload"][name].as_f64(), Some(number), "{flag}");
+    }
+    let of = |name: &str| planned["samples"][0][name].clone();
+    assert!(planned["samples"].as_array().unwrap().len() == 1, "{planned}");
+    let loaded = json(&[&asked[..], &["--load", "50"]].concat());
+    let (usual, half) =
+        (of("load_true").as_f64().unwrap(), loaded["samples"][0]["load_true"].as_f64().unwrap());
+    assert!(usual > 0.85 && (half - 0.5).abs() < 0.01, "{usual}, {half}");
+    let cores = json(&[&asked[..], &["--server-cores", "2.5"]].concat());
+    assert_eq!(cores["profile"]["host"]["cores"]["value"], 2.5);
+    // Another seed is another run.
+    let run = |seed| json(&["--design", "HERD", "--simulate", "5000", "--seed", seed])["simulated"].clone();
+    assert_ne!(run("1"), run("2"));
+    let refused = plan(&["--copy-gib=-1"]);
+    assert!(String::from_utf8(refused.stderr).unwrap().contains("GiB for a copy: -1"));
+}
