@@ -357,7 +357,8 @@ impl Drop for Attempt<'_> {
         match self.outcome.take() {
             Some(Ok(open)) => (state.open, state.failure) = (Some(open), None),
             Some(Err(error)) => (state.open, state.failure) = (None, Some(error)),
-            None => state.open = None,
+            // What came of the attempt before is not the answer to who has waited for this one.
+            None => (state.open, state.failure) = (None, None),
         }
         self.pair.attempted.notify_all();
     }
@@ -462,6 +463,41 @@ mod tests {
                 assert!(is_of_the_first(waited.join().unwrap().unwrap_err()));
             }
             assert!(ended.elapsed() < within / 2, "they learnt of it at their own deadline");
+        });
+        assert_eq!(lock(&pairs.pairs[0].state).handles, 0);
+    }
+
+    /// A handle waits for another one's attempt until its own deadline, and no longer. An attempt that ended in a
+    /// panic told nothing: who has waited for it makes the next, whatever came of those before.
+    #[test]
+    fn an_attempt_that_tells_nothing_is_made_again() {
+        let within = Duration::from_secs(60);
+        let pairs = SharedPairs::new(1);
+        let [of_the_first, of_the_next] = [true, false].map(|no_module| SetupError::NoDevice { no_module });
+        let failed = |place: PairLease, why: &SetupError| {
+            let why = why.clone();
+            place.join(Wait::Poll, within, || Err(why)).unwrap_err()
+        };
+        assert!(matches!(failed(pairs.place(), &of_the_first), SetupError::NoDevice { no_module: true }));
+        std::thread::scope(|scope| {
+            let (started, threads) = mpsc::channel();
+            let (place, told) = (pairs.place(), of_the_next.clone());
+            let waiting = std::sync::Mutex::new(None);
+            let attempt = std::panic::AssertUnwindSafe(|| {
+                pairs.place().join(Wait::Poll, within, || {
+                    let hasty = pairs.place().join(Wait::Poll, Duration::from_millis(1), || unreachable!());
+                    assert!(matches!(hasty, Err(SetupError::Connecting)), "{hasty:?}");
+                    *waiting.lock().unwrap() = Some(scope.spawn(move || {
+                        started.send(std::fs::read_link("/proc/thread-self").unwrap()).unwrap();
+                        failed(place, &told)
+                    }));
+                    until_asleep(&[threads.recv().unwrap()]);
+                    panic!("on purpose")
+                })
+            });
+            std::panic::catch_unwind(attempt).unwrap_err();
+            let waited = waiting.lock().unwrap().take().unwrap().join().unwrap();
+            assert!(matches!(waited, SetupError::NoDevice { no_module: false }), "{waited}");
         });
         assert_eq!(lock(&pairs.pairs[0].state).handles, 0);
     }
