@@ -127,6 +127,111 @@ fn puts_and_skew_by_hand() {
     assert!(near(bound(&prediction, Resource::ServerCpu), 4e6 / (0.5 + 0.5 / 1.5)));
 }
 
+/// Of four servers that share the keys evenly, each has a quarter of all: keys, GETs, cores, READs under way.
+#[test]
+fn several_servers_by_hand() {
+    let asked = Workload { keys: 4_000_000_000, servers: 4, clients: 1600, ..reads_only() };
+    let of_one = round(Workload { servers: 1, ..asked.clone() }).predict(&design());
+    let prediction = round(asked.clone()).predict(&design());
+    for resource in [Resource::ServerOut, Resource::ServerIn, Resource::ServerPcie, Resource::ServerMemory] {
+        assert!((bound(&prediction, resource) / bound(&of_one, resource) - 4.0).abs() < 1e-6, "{resource:?}");
+    }
+    assert!((bound(&prediction, Resource::ServerOut) / 80e6 - 1.0).abs() < 1e-6, "{prediction:?}");
+    // 100 machines of 16 threads, whatever the number of servers.
+    assert!(near(bound(&prediction, Resource::ClientIn), 100.0 * 20e6));
+    assert!(near(prediction.gets_per_server_per_s, prediction.ops_per_s / 4.0));
+    assert!(near(prediction.server_bytes, 64e9) && prediction.impossible.is_none(), "{prediction:?}");
+    // 256 GB are more than the 100 GiB of one.
+    assert!(of_one.impossible.unwrap().starts_with("238 GiB at each server, which has 100"));
+    // A client machine has a copy of all of it.
+    let copy = Design { client_bytes_per_key: 0.5, ..design() };
+    let told = round(asked.clone()).predict(&copy);
+    assert!(near(told.client_bytes, 2e9) && told.impossible.unwrap().starts_with("1.86 GiB at each client"));
+    assert!(
+        round(Workload { copy_bytes: 2_000_000_000, ..asked.clone() }).predict(&copy).impossible.is_none()
+    );
+    // 16 READs may be under way to each server, and a client asks for 100.
+    let deep = |servers| round(Workload { servers, depth: 100, ..asked.clone() }).depth(&design().get);
+    assert_eq!([1, 4, 50].map(deep), [16.0, 64.0, 100.0]);
+}
+
+/// A slot that is being rewritten while it is read is read again. A message is not.
+#[test]
+fn torn_reads_by_hand() {
+    // All operations are of one key, which is rewritten for 100 ns of each PUT.
+    let system = round(Workload { keys: 1, gets: 0.5, ..reads_only() });
+    for (side, share) in
+        [(Side::Layout, 0.2), (Side::OneSided, 0.2), (Side::TwoSided, 0.0), (Side::Copy, 0.0)]
+    {
+        let get = system.torn(&Design { side, ..design() }, 2e6);
+        assert!(near(get.reads, 1.0 + share) && near(get.fetched_bytes, 400.0 * (1.0 + share)), "{side:?}");
+    }
+    // At most each READ is repeated. Of two keys alike, half of the PUTs are of the one that is read.
+    assert!(near(system.torn(&design(), 1e9).reads, 2.0));
+    let two = round(Workload { keys: 2, gets: 0.5, ..reads_only() });
+    assert!(near(two.torn(&design(), 2e6).reads, 1.1));
+}
+
+/// A copy takes each PUT at each machine of clients, and the last machine need not be full.
+#[test]
+fn copies_by_hand() {
+    let asked = Workload { clients: 33, clients_per_machine: 16, ..Workload::default() };
+    let copy = rivals(&asked).into_iter().find(|rival| rival.side == Side::Copy).unwrap();
+    assert_eq!((copy.put.messages, copy.put.client_lines, copy.get.exchanges()), (4.0, 3.0, 0.0));
+    // Key, value and 16 more to each.
+    assert!(near(copy.put.fetched_bytes, 3.0 * 64.0) && near(copy.put.sent_bytes, 64.0), "{copy:?}");
+    assert!(near(copy.client_bytes_per_key, 48.0 / 0.9 + 16.0), "{copy:?}");
+}
+
+/// What is impossible is not taken, however fast. Of those that are as fast as the fastest, the one that costs
+/// the fewest cores is taken, and then the one that costs the least memory.
+#[test]
+fn the_choice_by_hand() {
+    let system = round(reads_only());
+    let of = |name: &str, side, ops_per_s, server_cores, server_bytes, is_possible: bool| {
+        let usual = system.predict(&design());
+        let impossible = (!is_possible).then(|| "no room".to_owned());
+        let name = name.to_owned();
+        Prediction { name, side, ops_per_s, server_cores, server_bytes, impossible, ..usual }
+    };
+    let chosen = |predictions: &[Prediction]| {
+        let designs = vec![design(); predictions.len()];
+        Verdict::of(&system, &designs, predictions)
+    };
+    let all = [
+        of("fastest", Side::Layout, 100e6, 0.0, 1.0, false),
+        of("hungry", Side::Layout, 10e6, 3.0, 1.0, true),
+        of("large", Side::OneSided, 9.6e6, 1.0, 9.0, true),
+        of("small", Side::OneSided, 9.6e6, 1.0, 5.0, true),
+        of("slow", Side::Layout, 9.4e6, 0.0, 1.0, true),
+        of("fast RPC", Side::TwoSided, 50e6, 0.0, 1.0, false),
+        of("RPC", Side::TwoSided, 5e6, 2.0, 1.0, true),
+    ];
+    let verdict = chosen(&all).unwrap();
+    assert_eq!((verdict.best, verdict.other), (3, Some(6)));
+    let [take, beside, _] = &verdict.reasons;
+    assert!(take.starts_with("Take small: 9.6 M operations a second in all."), "{take}");
+    assert!(beside.starts_with("RPC, the best RPC, gives 52 % of that"), "{beside}");
+    // RPC is the best: beside it stands the best of the others, which is no copy.
+    let mut rpc = all.to_vec();
+    rpc[5].impossible = None;
+    rpc.push(of("copy", Side::Copy, 48e6, 0.0, 1.0, true));
+    let verdict = chosen(&rpc).unwrap();
+    assert_eq!((verdict.best, verdict.other), (5, Some(3)));
+    assert!(verdict.reasons[0].starts_with("Use RPC (fast RPC): 50.0 M"), "{:?}", verdict.reasons);
+    assert!(verdict.reasons[1].starts_with("small, the best one-sided design, gives 19 % of that"));
+    // Nothing of another kind, and nothing at all.
+    let alone = chosen(&all[..2]).unwrap();
+    assert_eq!((alone.best, alone.other), (1, None));
+    assert_eq!(alone.reasons[1], "Nothing of another kind is possible here.");
+    let copy = chosen(&[of("copy", Side::Copy, 2.5e3, 0.0, 1.0, true), all[6].clone()]).unwrap();
+    assert_eq!(copy.best, 1);
+    let copy = chosen(&[of("copy", Side::Copy, 6e6, 0.0, 1.0, true), all[6].clone()]).unwrap();
+    assert!(copy.best == 0 && copy.reasons[0].starts_with("Use a local map"), "{:?}", copy.reasons);
+    assert!(copy.reasons[1].starts_with("A GET may then miss the PUTs"), "{:?}", copy.reasons);
+    assert!(chosen(&all[..1]).is_none());
+}
+
 /// The cache of queue pairs: 10,000 pairs leave half of the NIC's rate.
 #[test]
 fn pairs_by_hand() {
