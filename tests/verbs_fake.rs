@@ -198,6 +198,10 @@ stories! {
         answers_beyond_the_bound,
         chunks_without_a_key,
         entries_of_the_server_before,
+        reads_that_never_come,
+        connections_are_kept_alive,
+        #[cfg(feature = "herd")]
+        herd_replies_fit_a_packet,
     ]
     told: [choice,]
 }
@@ -409,6 +413,82 @@ fn short_posts(fake: &Fake) {
     fake.set("FAKE_SHORT_POST", -1);
     client.put(b"key", b"value").unwrap();
     check_all(&mut client, 200);
+}
+
+/// No READ comes back, and nothing fails: the GET ends at its deadline, over a queue pair of its own or a shared
+/// one. The next one is made over another connection. (Arming a queue ends the delay, so this client polls.)
+fn reads_that_never_come(fake: &Fake) {
+    const WITHIN: Duration = Duration::from_millis(150);
+    let server = serve(1024);
+    fill(&mut connect(&server), 30);
+    for options in ways().filter(|way| way.requests == RequestPath::Message && way.verbs.wait == Wait::Poll) {
+        let connect = || Client::connect_with(server.address(), options.clone().deadline(WITHIN)).ok();
+        let mut client = wait_for("a connection in time", connect);
+        for is_batch in [false, true] {
+            fake.set("FAKE_DELAY_READS", i32::MAX.into());
+            let answer = match is_batch {
+                true => client.get_many_with(&keys(30), unanswered).map(|_| None),
+                false => client.get(&ours(1).0),
+            };
+            fake.set("FAKE_DELAY_READS", 0);
+            let is_late = matches!(&answer, Err(GetError::Deadline { deadline: WITHIN, address }) if address == server.address());
+            assert!(is_late, "{options:?}: {answer:?}");
+            let before = client.stats().reattached;
+            let found = wait_for("a READ in time", || client.get(&ours(2).0).ok());
+            assert_eq!(found, Some(ours(2).1), "{options:?}");
+            assert!(client.stats().reattached > before, "{options:?}");
+        }
+    }
+}
+
+/// Both ends of a connection notice a host that has vanished, and neither waits for more to send.
+fn connections_are_kept_alive(_: &Fake) {
+    use rustix::net::sockopt;
+    let server = serve(128);
+    let mut client = connect(&server);
+    fill(&mut client, 30);
+    let mut ends = 0;
+    for entry in std::fs::read_dir("/proc/self/fd").unwrap() {
+        let entry = entry.unwrap();
+        if !std::fs::read_link(entry.path()).is_ok_and(|to| to.to_string_lossy().starts_with("socket:")) {
+            continue;
+        }
+        let number = entry.file_name().to_string_lossy().parse().unwrap();
+        // SAFETY: nobody closes a socket meanwhile: server and client stay.
+        let socket = unsafe { std::os::fd::BorrowedFd::borrow_raw(number) };
+        let is_tcp = sockopt::socket_domain(socket) == Ok(rustix::net::AddressFamily::INET);
+        if !is_tcp || sockopt::socket_acceptconn(socket) == Ok(true) {
+            continue;
+        }
+        ends += 1;
+        assert_eq!(sockopt::socket_keepalive(socket), Ok(true));
+        assert!(sockopt::tcp_keepidle(socket).unwrap() <= Duration::from_secs(60));
+        assert_eq!(sockopt::tcp_nodelay(socket), Ok(true));
+    }
+    assert_eq!(ends, 2);
+}
+
+/// A reply is one packet. A table whose replies may be longer is not served HERD's way, and the error says what to
+/// do.
+#[cfg(feature = "herd")]
+fn herd_replies_fit_a_packet(fake: &Fake) {
+    fake.set("FAKE_MTU", 1024);
+    let start = |value_max| {
+        let table = config(default_preset(), 128, 16, value_max, 7);
+        Server::start(ServerConfig::new(at("127.0.0.1:0"), table).token(Token::new(TOKEN)).herd(true))
+    };
+    match start(1100) {
+        Err(ServeError::Verbs(SetupError::Herd { why, .. })) => {
+            assert!(why.contains("a datagram 1024 (the MTU): serve a table with shorter values"), "{why}");
+        }
+        other => panic!("{other:?}"),
+    }
+    fake.check_closed();
+    let server = start(900).unwrap();
+    let herd = options().requests(RequestPath::Herd);
+    let mut client = Client::connect_with(server.address(), herd).unwrap();
+    client.put(b"key", &[7; 900]).unwrap();
+    assert_eq!(client.get_two_sided(b"key").unwrap().as_deref(), Some(&[7; 900][..]));
 }
 
 // ---- choosing ---------------------------------------------------------------------------------------
