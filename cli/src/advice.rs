@@ -81,6 +81,7 @@ fn on_connect(error: &ConnectError) -> Option<String> {
         ConnectError::TurnedAway { source: Refusal::User { uid }, .. } => {
             format!("`oneread serve --allow-uid {uid}` lets that user in")
         }
+        ConnectError::Stranger { uid, .. } => format!("as by --server-user {uid}"),
         ConnectError::RequestPath { path: RequestPath::Mailbox, .. } => {
             "`oneread serve --mailbox-mib N` gives it room for more mailboxes".into()
         }
@@ -153,6 +154,43 @@ mod tests {
         assert!(told.starts_with("/a cannot be taken over: region format version 7"), "{told}");
         assert!(told.ends_with("; or `oneread dump` with that release, and `oneread load` with this one"));
         assert_eq!(super::told(&anyhow::anyhow!("plain")), "plain");
+    }
+
+    /// The flag or command that mends an error is told with it, wherever there is one.
+    #[test]
+    fn advice_names_what_mends() {
+        let address: Address = "shm:/a".parse().unwrap();
+        let path = std::path::PathBuf::from("/a");
+        let damaged = || SnapshotError::Damaged { path: path.clone(), byte: 7, what: "all".into() };
+        let cut = SnapshotError::Cut { path: path.clone(), bytes: 7, within: "a block" };
+        let restoring = |source| anyhow::Error::from(ServeError::Restore { path: path.clone(), source });
+        let too_long = |what, given| RestoreError::TooLong { what, given, max: 3 };
+        let unknown = PlanError::UnknownProfile { given: "cx9".into() };
+        for (error, mend) in [
+            (ConnectError::Stranger { address: address.clone(), uid: 7 }.into(), "as by --server-user 7"),
+            (
+                ConnectError::TurnedAway { address: address.clone(), source: Refusal::User { uid: 7 } }
+                    .into(),
+                "`oneread serve --allow-uid 7` lets that user in",
+            ),
+            (
+                ConnectError::NotBuilt { address: address.clone() }.into(),
+                "cargo build --release --features verbs",
+            ),
+            (damaged().into(), "`oneread restore --damaged` puts that into a running server"),
+            (cut.into(), "`oneread restore --damaged` puts that into a running server"),
+            (
+                restoring(RestoreError::Snapshot(damaged())),
+                "`oneread restore --damaged` puts that into a running server",
+            ),
+            (restoring(too_long("value", 40)), "as by --value-max 40"),
+            (restoring(too_long("key", 40)), "as by --key-max 40"),
+            (unknown.into(), "--nic takes a TOML file, too"),
+        ] {
+            assert!(told(&error).ends_with(&format!("; {mend}")), "{}", told(&error));
+        }
+        let found = SnapshotError::Foreign { path: path.clone() };
+        assert!(told(&found.into()).ends_with("name another file"), "no advice on what is no snapshot");
     }
 
     /// The same over verbs, where errors of the setup stand in others.
