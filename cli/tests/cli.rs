@@ -1855,7 +1855,7 @@ fn other_users_are_let_in_by_name() {
     let served = Served::start_by(as_nobody(), open(), &["--anonymous", "--slots", "64", "--allow-uid", "0"]);
     for command in [&["put", "k", "v"][..], &["get", "k"], &["stat"]] {
         let out = expect(served.run(command), 1);
-        assert!(stderr(&out).contains("runs as user 65534"), "{out:?}");
+        assert!(stderr(&out).ends_with("; as by --server-user 65534\n"), "{out:?}");
         expect(served.run(&[command, &["--server-user", &number]].concat()), 0);
     }
 }
@@ -1885,5 +1885,66 @@ fn layouts_are_measured_as_asked() {
     assert!(listed.contains("windowed:8") && listed.contains("slotwise"), "{listed}");
     for bad in ["0", "101", "most"] {
         expect(run(&["layouts", "--load", bad]), 2);
+    }
+}
+
+/// The doctor finds the server that is there, and says how to start one where there is none.
+#[test]
+fn the_doctor_looks_for_the_server() {
+    let mut served = Served::start(&["--anonymous", "--slots", "64"]);
+    let found = |at: &str| {
+        let report = json(&expect(run(&["doctor", "--fabric", "shm", "--json", "--at", at]), 0));
+        let findings = report["findings"].as_array().unwrap();
+        let found = findings.iter().find(|finding| finding["what"] == "server").unwrap();
+        ["level", "found", "command"].map(|name| found[name].as_str().unwrap_or_default().to_owned())
+    };
+    let at = served.at.clone();
+    assert_eq!(found(&at), ["ok".to_owned(), format!("one answers at {at}"), String::new()]);
+    let _dir = served.kill();
+    assert_eq!(
+        found(&at),
+        ["note".to_owned(), format!("none at {at}"), format!("oneread serve --at {at} &")]
+    );
+    let [level, told, command] = found("shm:/nowhere/at/all");
+    assert_eq!(level, "warning");
+    assert!(
+        told.contains("this user cannot start one there") && command.contains("shm:/tmp/oneread-"),
+        "{told}"
+    );
+}
+
+/// A bench or demo that is ended from outside leaves no server and no folder, and says by its status what ended
+/// it. So does one that comes to its end.
+#[test]
+fn a_bench_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = || std::fs::read_dir(dir.path()).unwrap().count();
+    let bench = |kills: &str| {
+        let small = ["bench", "kill", "--json", "--threads", "3", "--keys", "20", "--value-bytes", "3000"];
+        let mut command = oneread();
+        command.args(small).args(["--layout", "pilaf", "--kills", kills]).env("TMPDIR", dir.path());
+        command.stdout(Stdio::piped()).spawn().unwrap()
+    };
+    let found = json(&expect(bench("1").wait_with_output().unwrap(), 0));
+    let numbers = ["kills", "keys", "value_bytes"].map(|name| found[name].as_u64().unwrap());
+    assert_eq!((numbers, &found["layout"], files()), ([1, 60, 3000], &"cuckoo:pilaf".into(), 0), "{found}");
+    for (signal, status) in [(rustix::process::Signal::TERM, 143), (rustix::process::Signal::INT, 130)] {
+        let mut child = bench("100000");
+        let pid = rustix::process::Pid::from_child(&child);
+        let socket = dir.path().join(format!("oneread-{pid}/sock"));
+        let serves = (0..6_000).any(|_| {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            socket.exists()
+        });
+        assert!(serves, "no server");
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(status));
+        let is_gone = |server: &str| !Path::new("/proc").join(server).join("exe").exists();
+        let all_gone = (0..6_000).any(|_| {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            children.split_whitespace().all(is_gone)
+        });
+        assert!(all_gone && files() == 0, "{children}: {} files are left", files());
     }
 }
