@@ -303,3 +303,23 @@ fn regions_hold_ciphertext() {
     assert!(matches!(wrong.get(&0u32.to_le_bytes()), Err(GetError::Decrypt(_))));
     assert!(matches!(late.put(b"key", b"value"), Err(MutateError::Connect(ConnectError::NotThere { .. }))));
 }
+
+/// A part of a value that cannot be had is empty, whatever the error is.
+#[test]
+fn a_part_that_cannot_be_read_is_empty() {
+    let place = Place::new();
+    let server = place.serve(default_preset(), STORED_MAX);
+    let mut client = place.client(patient().encryption(ours()));
+    client.put(b"key", b"value").unwrap();
+    let mut part = Vec::new();
+    let mut read = |key: &[u8], client: &mut Client| {
+        part = b"before".to_vec();
+        let result = client.get_range(key, 1..4, &mut part);
+        (result, part.clone())
+    };
+    assert!(matches!(read(b"key", &mut client), (Ok(Some(5)), part) if part == b"alu"));
+    assert!(matches!(read(b"none", &mut client), (Ok(None), part) if part == b""));
+    assert!(matches!(read(b"", &mut client), (Err(GetError::KeyLength { .. }), part) if part == b""));
+    server.stop();
+    assert!(matches!(read(b"key", &mut client), (Err(GetError::ServerGone { .. }), part) if part == b""));
+}

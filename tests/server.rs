@@ -297,6 +297,38 @@ fn counters_are_read_by_other_threads() {
     assert_eq!(read().failures.gone, 2);
 }
 
+/// Every kind of GET of a single key is published in steps, not only those that return the value.
+#[test]
+fn every_kind_of_get_is_published() {
+    type Get = fn(&mut Client) -> bool;
+    let gets: [Get; 4] = [
+        |client| client.get_into(b"key", &mut Vec::new()).unwrap(),
+        |client| client.contains(b"key").unwrap(),
+        |client| client.value_len(b"key").unwrap() == Some(5),
+        |client| client.get_range(b"key", 1..3, &mut Vec::new()).unwrap() == Some(5),
+    ];
+    let place = Place::new();
+    let _server = place.serve(default_preset());
+    let mut client = place.client();
+    client.put(b"key", b"value").unwrap();
+    for hint_bytes in [0, 1 << 12] {
+        for (which, get) in gets.iter().enumerate() {
+            let options = patient().hint_bytes(hint_bytes);
+            let mut client = Client::connect_with(&place.address, options).unwrap();
+            let counters = client.counters();
+            for n in 1..=130 {
+                assert!(get(&mut client));
+                let published = counters.stats().get.gets;
+                assert_eq!((published, client.stats().get.gets), (n / 64 * 64, n), "{which}");
+            }
+            get(&mut client);
+            client.get_range(b"", 0..1, &mut Vec::new()).unwrap_err();
+            client.value_len(&[1; 17]).unwrap_err();
+            assert_eq!((counters.stats(), counters.stats().failures.refused), (client.stats(), 2), "{which}");
+        }
+    }
+}
+
 /// A change that ends at its deadline is counted as that.
 #[test]
 fn deadlines_are_counted() {
@@ -843,6 +875,9 @@ fn connecting_without_a_server_fails() {
     let place = Place::new();
     let error = Client::connect(&place.address).expect_err("nobody is there");
     assert!(matches!(error, ConnectError::NotThere { .. }), "{error}");
+    let too_long = Address::Shm(place.dir.path().join("x".repeat(100)));
+    let error = Client::connect(&too_long).expect_err("no socket has such a name");
+    assert!(matches!(error, ConnectError::Address(_)), "{error}");
     let listener = std::os::unix::net::UnixListener::bind(place.address.socket().unwrap()).unwrap();
     let options = ClientOptions::new().deadline(Duration::from_millis(100));
     let error = Client::connect_with(&place.address, options).expect_err("nobody answers");
@@ -1165,6 +1200,84 @@ fn requests_of(stream: &mut UnixStream, n: usize) -> (Vec<u64>, bool) {
     (ids, taken < input.len())
 }
 
+/// A server answers every request with the same words. Where these are no answer to it, the call fails,
+/// is counted, and its connection is not used again. Where they say that the client may only read, that
+/// is the error, and the connection stays.
+#[test]
+fn answers_to_no_request() {
+    type Question = fn(&mut Client) -> Result<(), MutateError>;
+    let asks: [Question; 16] = [
+        |client| client.put(b"k", b"v").map(drop),
+        |client| client.insert(b"k", b"v").map(drop),
+        |client| client.update(b"k", b"v").map(drop),
+        |client| client.remove(b"k").map(drop),
+        |client| client.compare_and_swap(b"k", b"v", b"w").map(drop),
+        // The server is asked first whether it is there.
+        |client| client.compare_and_swap(b"k", &[1; 5_000], b"w").map(drop),
+        |client| client.get_two_sided(b"k").map(drop),
+        |client| client.server_stats().map(drop),
+        |client| client.growth().map(drop),
+        |client| client.shrink().map(drop),
+        |client| client.heap().map(drop),
+        |client| client.snapshot_status().map(drop),
+        |client| client.ask_for_snapshot().map(drop),
+        |client| client.put_many(&[(b"k", b"v"), (b"l", b"v")]).map(drop),
+        |client| client.update_many(&[(b"k", b"v")]).map(drop),
+        |client| client.remove_many(&[b"k", b"l"]).map(drop),
+    ];
+    let fake = Fake::new();
+    let (connections, denies) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let serve = |mut stream: UnixStream| {
+        connections.fetch_add(1, Ordering::SeqCst);
+        let Some(_raw) = fake.welcome(&mut stream) else { return };
+        let mut input = Vec::new();
+        loop {
+            let mut chunk = [0; 4096];
+            match stream.read(&mut chunk) {
+                Ok(read @ 1..) => input.extend_from_slice(&chunk[..read]),
+                _ => return,
+            }
+            let mut out = Vec::new();
+            while let Some(frame) = wire::decode(&input).unwrap() {
+                let reply = if denies.load(Ordering::SeqCst) { Reply::Denied } else { Reply::Unfit };
+                reply.encode(frame.id, &mut out);
+                let length = frame.length;
+                input.drain(..length);
+            }
+            let _ = stream.write_all(&out);
+        }
+    };
+    fake.during(serve, || {
+        let mut client = fake.client(&patient().requests(RequestPath::Message));
+        let counters = client.counters();
+        for (which, ask) in asks.iter().enumerate() {
+            let before = (connections.load(Ordering::SeqCst), client.stats().failures);
+            match ask(&mut client) {
+                Err(MutateError::ServerGone { address, source: LinkError::Unexpected }) => {
+                    assert_eq!(address, fake.address, "{which}");
+                }
+                other => panic!("{which}: {other:?}"),
+            }
+            let failures = client.stats().failures;
+            assert_eq!((failures.gone, failures.refused), (before.1.gone + 1, before.1.refused), "{which}");
+            assert_eq!(counters.stats(), client.stats(), "{which}");
+            denies.store(true, Ordering::SeqCst);
+            for round in 0..2 {
+                match ask(&mut client) {
+                    Err(MutateError::ReadOnly { address }) => assert_eq!(address, fake.address, "{which}"),
+                    other => panic!("{which}: {other:?}"),
+                }
+                let failures = client.stats().failures;
+                assert_eq!(failures.refused, before.1.refused + round + 1, "{which}");
+                assert_eq!(counters.stats(), client.stats(), "{which}");
+            }
+            denies.store(false, Ordering::SeqCst);
+            assert_eq!(connections.load(Ordering::SeqCst), before.0 + 1, "{which}");
+        }
+        assert_eq!(client.stats().changes.rejected, 0);
+    });
+}
+
 /// A client sends a batch before it reads replies, but only so many pairs at a time that their
 /// replies fit into a socket.
 #[test]
@@ -1442,6 +1555,104 @@ fn attempts_to_reconnect() {
         assert!(round < 50, "it goes on as it ended: {took:?}");
     }
     assert_eq!(client.stats().reattached, 0);
+}
+
+/// A handle that makes a change while the watching thread waits for a silent server finds that server
+/// first: the client is served again at once, no lease ends, and the thread watches the handle's connection.
+#[test]
+fn a_handle_finds_the_server_first() {
+    let fake = Fake::new();
+    let (is_silent, attempts) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let serve = |mut stream: UnixStream| {
+        if is_silent.load(Ordering::SeqCst) {
+            attempts.fetch_add(1, Ordering::SeqCst);
+            let _ = stream.read_to_end(&mut Vec::new());
+            return;
+        }
+        let Some(_raw) = fake.welcome(&mut stream) else { return };
+        while let Some(id) = requests_of(&mut stream, 1).0.first() {
+            let mut out = Vec::new();
+            Reply::Put(Ok(PutOutcome::Inserted)).encode(*id, &mut out);
+            let _ = stream.write_all(&out);
+        }
+    };
+    fake.during(serve, || {
+        let options = patient().lease(Duration::ZERO).requests(RequestPath::Message);
+        let mut client = fake.client(&options);
+        let mut reader = client.clone();
+        for round in 0..3 {
+            is_silent.store(true, Ordering::SeqCst);
+            let before = attempts.load(Ordering::SeqCst);
+            fake.hang_up();
+            wait_for("an attempt", || (attempts.load(Ordering::SeqCst) > before).then_some(()));
+            assert!(!client.is_served() && reader.get(b"k").is_err(), "round {round}");
+            is_silent.store(false, Ordering::SeqCst);
+            assert_eq!(client.put(b"k", b"v").unwrap(), PutOutcome::Inserted);
+            assert!(client.is_served() && reader.is_served(), "round {round}");
+            assert_eq!(reader.get(b"k").unwrap(), None);
+        }
+        assert_eq!((client.stats().reattached, reader.stats().reattached), (0, 0), "it is the same region");
+    });
+}
+
+/// A server has no room, for whatever reason that is a lack of room: the client closes a connection that it
+/// has given up, and gets in. A server that turns it away for another reason leaves it its connection.
+#[test]
+fn room_is_made_at_a_full_server() {
+    let fake = Fake::new();
+    let (is_silent, open) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let refusal = Mutex::new(Refusal::Stopping);
+    let serve = |mut stream: UnixStream| {
+        if open.fetch_add(1, Ordering::SeqCst) > 0 {
+            open.fetch_sub(1, Ordering::SeqCst);
+            let mut out = Vec::new();
+            Reply::TurnedAway(refusal.lock().unwrap().clone()).encode(0, &mut out);
+            let _ = stream.write_all(&out);
+            return;
+        }
+        if let Some(_raw) = fake.welcome(&mut stream) {
+            while let Some(id) = requests_of(&mut stream, 1).0.first() {
+                let mut out = Vec::new();
+                Reply::Put(Ok(PutOutcome::Inserted)).encode(*id, &mut out);
+                if !is_silent.load(Ordering::SeqCst) {
+                    let _ = stream.write_all(&out);
+                }
+            }
+        }
+        open.fetch_sub(1, Ordering::SeqCst);
+    };
+    fake.during(serve, || {
+        let options = patient().deadline(Duration::from_millis(100)).requests(RequestPath::Message);
+        let mut client = fake.client(&options);
+        for (why, is_full) in [
+            (Refusal::Stopping, false),
+            (Refusal::PeerFull { max: 1 }, true),
+            (Refusal::User { uid: 7 }, false),
+            (Refusal::Descriptors, true),
+            (Refusal::ServerFull { max: 1 }, true),
+        ] {
+            wait_for("an answer", || client.put(b"k", b"v").ok());
+            *refusal.lock().unwrap() = why.clone();
+            is_silent.store(true, Ordering::SeqCst);
+            let late = client.put(b"k", b"v").unwrap_err();
+            assert!(matches!(late, MutateError::Deadline { .. }), "{why}: {late}");
+            is_silent.store(false, Ordering::SeqCst);
+            if is_full {
+                wait_for("room", || client.put(b"k", b"v").ok());
+                continue;
+            }
+            for _ in 0..3 {
+                match client.put(b"k", b"v") {
+                    Err(MutateError::Connect(ConnectError::TurnedAway { source, .. })) => {
+                        assert_eq!((source, open.load(Ordering::SeqCst)), (why.clone(), 1));
+                    }
+                    other => panic!("{why}: {other:?}"),
+                }
+            }
+            assert!(client.is_served(), "{why}");
+            *refusal.lock().unwrap() = Refusal::ServerFull { max: 1 };
+        }
+    });
 }
 
 /// An attempt to reconnect that nobody answers is given up for another one after the client's
@@ -1846,22 +2057,22 @@ fn a_clean_stop() {
     });
 }
 
-/// A connection that is silent in the middle of a frame is closed at last. The test takes long, so
-/// it is only part of long runs.
+/// A connection that is silent before its hello, or in the middle of a frame, is closed after the time
+/// that the server was given for that.
 #[test]
 fn a_silent_client_is_dropped_at_last() {
-    if std::env::var_os("ONEREAD_LONG").is_none() {
-        return;
-    }
     let place = Place::new();
-    let server = place.serve(default_preset());
-    let mut silent = Raw::connect(&place.address);
-    silent.stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-    let mut half = Raw::greeted(&place.address);
-    half.stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-    half.stream.write_all(&[1, 2]).unwrap();
+    let config = ServerConfig::new(place.address.clone(), table(default_preset()))
+        .half_open(Duration::from_millis(1500));
+    let server = Server::start(config).unwrap();
     let mut idle = Raw::greeted(&place.address);
-    assert_eq!((silent.reply(), half.reply()), (None, None));
+    let mut half = Raw::greeted(&place.address);
+    half.stream.write_all(&[1, 2]).unwrap();
+    let mut silent = Raw::connect(&place.address);
+    for raw in [&mut silent, &mut half] {
+        raw.stream.set_read_timeout(Some(SOON)).unwrap();
+        assert_eq!(raw.reply(), None);
+    }
     idle.send(&Request::Remove { key: b"k" });
     assert_eq!(idle.reply(), Some(Reply::Removed(Ok(false))), "between frames one may be silent");
     assert_eq!(server.stats().clients, 1);
@@ -2037,4 +2248,140 @@ fn a_client_reads_the_file_of_a_server_that_is_gone() {
         std::os::unix::fs::FileExt::write_all_at(&file, b"nonsense", 0).unwrap();
         assert!(matches!(connect(), Err(ConnectError::Superblock { .. })));
     });
+}
+
+/// A client that comes just when a server goes, or was turned away because it goes, reads its file. A
+/// server that is there, and does not take the client, is not gone: its file is not read past it.
+#[test]
+fn a_file_is_read_only_if_its_server_is_gone() {
+    let place = Place::new();
+    let server = serve_file(&place, default_preset());
+    place.client().put(b"key", b"value").unwrap();
+    server.stop();
+    let away = |why| Some(Reply::TurnedAway(why));
+    type Is = fn(&ConnectError) -> bool;
+    let turned_away: Is = |error| matches!(error, ConnectError::TurnedAway { .. });
+    let cases: [(&str, Option<Reply>, bool, Option<Is>); 6] = [
+        ("it hangs up", None, true, None),
+        ("it stops", away(Refusal::Stopping), true, None),
+        ("it is full", away(Refusal::ServerFull { max: 1 }), true, Some(turned_away)),
+        ("another user", away(Refusal::User { uid: 7 }), true, Some(turned_away)),
+        (
+            "another version",
+            Some(Reply::Refused { version: PROTOCOL_VERSION + 1 }),
+            true,
+            Some(|error| matches!(error, ConnectError::Refused { .. })),
+        ),
+        (
+            "it is silent",
+            None,
+            false,
+            Some(|error| matches!(error, ConnectError::Link { source: LinkError::Deadline(_), .. })),
+        ),
+    ];
+    for (name, reply, hangs_up, is_there) in cases {
+        let path = place.dir.path().join(name);
+        let listener = UnixListener::bind(&path).unwrap();
+        let deadline = if hangs_up { SOON } else { Duration::from_millis(50) };
+        let options = patient().deadline(deadline).region(place.file()).requests(RequestPath::Mailbox);
+        let connecting = std::thread::spawn(move || Client::connect_with(&Address::Shm(path), options));
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.read_exact(&mut [0; 20]).unwrap();
+        if let Some(reply) = reply {
+            let mut out = Vec::new();
+            reply.encode(0, &mut out);
+            stream.write_all(&out).unwrap();
+        }
+        if hangs_up {
+            drop(stream);
+        }
+        match (connecting.join().unwrap(), is_there) {
+            (Ok(mut client), None) => {
+                assert!(!client.is_served(), "{name}");
+                assert_eq!(client.get(b"key").unwrap().as_deref(), Some(&b"value"[..]), "{name}");
+            }
+            (Err(error), Some(is)) => assert!(is(&error), "{name}: {error}"),
+            (other, _) => panic!("{name}: {other:?}"),
+        }
+    }
+}
+
+/// A client with hints meets a server with another table: it forgets what it knew of the one before, finds
+/// everything, and knows it again. Its handles share the memory for that, which is bounded.
+#[test]
+fn hints_are_those_of_the_present_server() {
+    let place = Place::new();
+    let serve = |slots, offset: u32| {
+        let table = config(default_preset(), slots, 16, 32, slots);
+        let server = Server::start(ServerConfig::new(place.address.clone(), table)).unwrap();
+        for n in 0..500 {
+            let (key, value) = (key(n + offset, 16), value((n + offset).into(), 20));
+            server.index().put(&key, &value, oneread::PutMode::Upsert).unwrap();
+        }
+        server
+    };
+    let mut server = serve(1024, 0);
+    assert_eq!(place.client().hint_bytes(), 0, "none on shm, unless they are wanted");
+    let options = patient().hint_bytes(1500);
+    let mut client = Client::connect_with(&place.address, options).unwrap();
+    let mut other = client.clone();
+    for (slots, offset) in [(1024, 0), (4096, 250), (1024, 100)] {
+        if slots != 1024 || offset != 0 {
+            server.stop();
+            server = serve(slots, offset);
+            wait_for("the next server", || client.server_stats().ok());
+        }
+        for handle in [&mut client, &mut other] {
+            let before = handle.stats().hints;
+            for round in 0..3 {
+                for n in 0..800 {
+                    let expected = (offset..offset + 500).contains(&n).then(|| value(n.into(), 20));
+                    assert_eq!(handle.get(&key(n, 16)).unwrap(), expected, "{slots}, {round}, {n}");
+                }
+            }
+            assert!(handle.stats().hints.hits > before.hits + 200, "{slots}: {:?}", handle.stats().hints);
+        }
+        assert_eq!(client.hint_bytes(), other.hint_bytes());
+        assert!((1..=1500).contains(&client.hint_bytes()), "{slots}: {}", client.hint_bytes());
+    }
+}
+
+/// What a table is made of is told by name: nothing of a table of one size, and of one that grows what it
+/// did. A client has it shrink.
+#[test]
+fn a_client_has_a_table_shrink() {
+    let place = Place::new();
+    let server = place.serve(default_preset());
+    for path in [RequestPath::Message, RequestPath::Mailbox] {
+        let mut client = Client::connect_with(&place.address, patient().requests(path)).unwrap();
+        client.put(b"key", b"value").unwrap();
+        let none = oneread::GrowthCounts::default();
+        assert_eq!((client.growth().unwrap(), client.shrink().unwrap(), server.growth()), (none, none, none));
+        assert_eq!(client.heap().unwrap(), oneread::HeapCounts::default());
+    }
+    server.stop();
+    let size = TableSize::Growing { bytes_max: 8 << 20, segment_slots: Some(256) };
+    let config = ServerConfig::new(place.address.clone(), table(default_preset()).size(size));
+    let server = Server::start(config).unwrap();
+    for path in [RequestPath::Message, RequestPath::Mailbox] {
+        let mut client =
+            wait_for("the server", || Client::connect_with(&place.address, patient().requests(path)).ok());
+        for n in 0..4000 {
+            client.put(&key(n, 16), &value(n.into(), 20)).unwrap();
+        }
+        let grown =
+            wait_for("the splits", || Some(client.growth().unwrap()).filter(|growth| growth.splitting == 0));
+        assert!(grown.segments > 8, "{grown:?}");
+        assert_eq!(grown.segments, server.growth().segments);
+        for n in 100..4000 {
+            assert!(client.remove(&key(n, 16)).unwrap());
+        }
+        wait_for("few segments", || {
+            let growth = client.shrink().unwrap();
+            (growth.segments <= 2).then_some(())
+        });
+        for n in 0..100 {
+            assert_eq!(client.get(&key(n, 16)).unwrap(), Some(value(n.into(), 20)));
+        }
+    }
 }

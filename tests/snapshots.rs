@@ -95,6 +95,12 @@ fn on_request() {
             (0..1000).filter(|&n| n != round).all(|n| there[&key(n, 16)] == value(u64::from(n * round), 20))
         );
     }
+    // Whoever asks gets one, although nothing has changed; also who has the server itself.
+    assert_eq!(made(&mut client).saved, 4);
+    let asked = server.ask_for_snapshot().unwrap();
+    assert!(asked.asked == 5 && asked.saved >= 4, "{asked:?}");
+    let is_made = || server.snapshot_status().filter(|status| status.finished >= 5);
+    assert_eq!(wait_for("a snapshot", is_made).saved, 5);
     // Nothing has changed since: the end makes no other.
     assert!(server.stop().saved.is_none());
     assert_eq!(fs::read_dir(files.place.dir.path()).unwrap().count(), 3, "snapshot, its lock, the region");
@@ -103,6 +109,7 @@ fn on_request() {
     let server = Server::start(ServerConfig::new(other.address.clone(), table())).unwrap();
     let mut client = Client::connect_with(&other.address, patient()).unwrap();
     assert!(!client.ask_for_snapshot().unwrap().is_on() && server.snapshot_status().is_none());
+    assert!(server.ask_for_snapshot().is_none() && server.stop().saved.is_none());
 }
 
 /// A server that stops leaves a snapshot of everything. A new table begins with it; a table that is
@@ -190,6 +197,35 @@ fn a_server_does_not_begin_with_less_than_the_snapshot() {
     let other = Place::new();
     let second = ServerConfig::new(other.address.clone(), table()).snapshots(Snapshots::new(&files.snapshot));
     assert!(matches!(Server::start(second), Err(ServeError::Snapshots(oneread::SaveError::Busy { .. }))));
+}
+
+/// A server that could not start has served nobody: it makes no snapshot, neither of the empty table that it
+/// made nor of another one's keys, and leaves the one that is there.
+#[test]
+fn a_server_that_does_not_start_makes_no_snapshot() {
+    let files = Files::new();
+    let _taken = Server::start(ServerConfig::new(files.place.address.clone(), table())).unwrap();
+    let fails = |config: ServerConfig| {
+        let error = Server::start(config).unwrap_err();
+        assert!(matches!(error, ServeError::AddressInUse { .. }), "{error}");
+    };
+    fails(files.config());
+    assert!(!files.snapshot.exists(), "of no key");
+    let other = Files::new();
+    let server = other.serve();
+    (0..100).for_each(|n| drop(server.index().put(&key(n, 16), b"value", oneread::PutMode::Upsert)));
+    assert_eq!(server.stop().saved.unwrap().unwrap().keys, 100);
+    for _ in 0..2 {
+        let _ = fs::remove_file(&files.region);
+        fails(files.config().restore(other.snapshot.clone()));
+        assert!(!files.snapshot.exists(), "of what was restored");
+    }
+    // The one that is there stays as it is.
+    fs::copy(&other.snapshot, &files.snapshot).unwrap();
+    let before = fs::read(&files.snapshot).unwrap();
+    let _ = fs::remove_file(&files.region);
+    fails(files.config());
+    assert_eq!(fs::read(&files.snapshot).unwrap(), before);
 }
 
 /// A table of another layout or size takes all keys.

@@ -48,6 +48,8 @@ impl Client {
         range: Range<usize>,
         part: &mut Vec<u8>,
     ) -> Result<Option<usize>, GetError> {
+        // An error leaves nothing of what was there before.
+        part.clear();
         if !self.get_decrypted(key, part)? {
             part.clear();
             return Ok(None);

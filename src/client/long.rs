@@ -183,6 +183,7 @@ impl Client {
                 continue;
             }
             self.stats.changes.count_final(request, &reply);
+            self.publish();
             return Ok(match reply {
                 Reply::Put(Err(error)) => Reply::Put(Err(wait.in_all(error))),
                 reply => reply,
@@ -235,7 +236,11 @@ impl Client {
             handle.read(&mut self.stats, |reader| reader.get_with_extent(key, &mut value))
         });
         match found {
-            Ok(found) => Ok(found.map(|extent| (value, extent))),
+            Ok(found) => {
+                // The change may end with it.
+                self.publish();
+                Ok(found.map(|extent| (value, extent)))
+            }
             Err(error) => Err(not_seen(self.count_failed_get(error))),
         }
     }
@@ -257,5 +262,65 @@ fn not_seen(error: GetError) -> MutateError {
         GetError::Connect(error) => MutateError::Connect(error),
         #[cfg(feature = "encryption")]
         GetError::Decrypt(error) => MutateError::Decrypt(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::address::Address;
+    use crate::client::{ConnectError, LinkError};
+    use crate::get::Retry;
+
+    /// The pauses of a client that waits for memory double up to a bound. None passes the deadline.
+    #[test]
+    fn pauses_for_memory_are_bounded() {
+        let far = Instant::now() + Duration::from_secs(3600);
+        let mut wait = HeapWait::new(far);
+        for exponent in 0..9 {
+            assert_eq!(wait.pause, HEAP_PAUSE_MAX.min(HEAP_PAUSE_FIRST * (1 << exponent)));
+            assert!(wait.again());
+        }
+        assert_eq!(wait.pause, Duration::from_millis(10));
+        let soon = Instant::now() + Duration::from_secs(1800);
+        let mut wait = HeapWait { begun: Instant::now(), pause: Duration::from_secs(3600), deadline: soon };
+        assert!(!wait.again());
+        wait.deadline = Instant::now();
+        wait.pause = Duration::ZERO;
+        assert!(!wait.again());
+        let PutError::HeapBusy { given: 5, waited } =
+            wait.in_all(PutError::HeapBusy { given: 5, waited: Duration::from_secs(3600) })
+        else {
+            panic!("another error")
+        };
+        assert!(waited < Duration::from_secs(3600), "it is the client's time");
+        assert_eq!(wait.in_all(PutError::HeapMemory { given: 5 }), PutError::HeapMemory { given: 5 });
+    }
+
+    /// A change that could not look says why, as a change: what was in the way, and whether it may be tried
+    /// again.
+    #[test]
+    fn looks_that_fail_are_told_as_changes() {
+        let (within, last) = (Duration::from_millis(9), Retry::Moved);
+        let address = || Address::Shm("/nowhere".into());
+        let refused = || ConnectError::Refused { address: address(), theirs: 7 };
+        for (error, expected) in [
+            (GetError::KeyLength { given: 3, max: 2 }, MutateError::KeyLength { given: 3, max: 2 }),
+            (GetError::Contended { retries: 4, last }, MutateError::Busy { rounds: 4 }),
+            (GetError::Inconclusive { within, retries: 5, last }, MutateError::Busy { rounds: 5 }),
+            (GetError::Replaced { len: 9, times: 6 }, MutateError::Busy { rounds: 6 }),
+            (GetError::Damaged { what: "it" }, MutateError::Busy { rounds: 0 }),
+            (
+                GetError::Deadline { address: address(), deadline: within },
+                MutateError::Deadline { address: address(), deadline: within },
+            ),
+            (
+                GetError::ServerGone { address: address(), source: LinkError::Retired },
+                MutateError::ServerGone { address: address(), source: LinkError::Retired },
+            ),
+            (GetError::Connect(refused()), MutateError::Connect(refused())),
+        ] {
+            assert_eq!(format!("{:?}", not_seen(error)), format!("{expected:?}"));
+        }
     }
 }

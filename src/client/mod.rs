@@ -1046,12 +1046,27 @@ impl Client {
         self.counters.publish(self.stats());
     }
 
+    /// Called after a GET: tells other threads now and then what has been done.
+    #[inline]
+    fn publish_in_steps(&mut self) {
+        self.gets_until_published -= 1;
+        if self.gets_until_published == 0 {
+            self.publish();
+        }
+    }
+
     /// Counts a failed GET, and tells other threads what has been done.
     #[cold]
     fn count_failed_get(&mut self, error: GetError) -> GetError {
         self.stats.failures.count_get(&error);
         self.publish();
         error
+    }
+
+    fn count_get<R>(&mut self, found: Result<R, GetError>) -> Result<R, GetError> {
+        let found = found.map_err(|error| self.count_failed_get(error))?;
+        self.publish_in_steps();
+        Ok(found)
     }
 
     /// Counts of the verbs queues: doorbells, READs, messages, completions. `None` on other
@@ -1098,10 +1113,7 @@ impl Client {
         });
         match found {
             Ok(found) => {
-                self.gets_until_published -= 1;
-                if self.gets_until_published == 0 {
-                    self.publish();
-                }
+                self.publish_in_steps();
                 Ok(found)
             }
             Err(error) => Err(self.count_failed_get(error)),
@@ -1134,7 +1146,7 @@ impl Client {
         let found = on_path!(&mut self.path, handle => {
             handle.read(&mut self.stats, |reader| reader.get_range(key, range.clone(), part))
         });
-        found.map_err(|error| self.count_failed_get(error))
+        self.count_get(found)
     }
 
     /// Returns the length of the value of `key`, `None` if the key is absent. Usually 1 READ, of the slot's
@@ -1149,7 +1161,7 @@ impl Client {
         let found = on_path!(&mut self.path, handle => {
             handle.read(&mut self.stats, |reader| reader.value_len(key))
         });
-        let found = found.map_err(|error| self.count_failed_get(error))?;
+        let found = self.count_get(found)?;
         #[cfg(feature = "encryption")]
         if self.options.encryption.is_some() {
             return found.map(|stored| self.plain_len(stored)).transpose();
@@ -1525,6 +1537,7 @@ impl Client {
             *answer = std::mem::replace(answer, Ok(PutOutcome::Missing)).map_err(|error| wait.in_all(error));
             self.stats.changes.count_final(request, &Reply::Put(answer.clone()));
         }
+        self.publish();
         Ok(answers)
     }
 
@@ -1657,7 +1670,7 @@ impl Client {
         });
         let answered = answered.and_then(|replies| {
             if replies.len() != requests.len() {
-                return Err(self.unexpected());
+                return Err(self.misunderstood());
             }
             if replies.contains(&Reply::Denied) {
                 return Err(MutateError::ReadOnly { address: self.address.clone() });
@@ -1677,8 +1690,15 @@ impl Client {
         answered
     }
 
-    /// Drops the connection after a reply that does not belong to the request.
+    /// Drops the connection after a reply that does not belong to the request. Counts that.
     fn unexpected(&mut self) -> MutateError {
+        let error = self.misunderstood();
+        self.stats.failures.count_request(&error);
+        self.publish();
+        error
+    }
+
+    fn misunderstood(&mut self) -> MutateError {
         on_path!(&mut self.path, handle => handle.disconnect());
         MutateError::ServerGone { address: self.address.clone(), source: LinkError::Unexpected }
     }
@@ -1828,6 +1848,113 @@ mod tests {
         };
         assert_eq!(ClientOptions::default(), expected);
         assert_eq!([RETRY_FIRST, RETRY_MAX, ATTEMPT_MAX], [1, 100, 2000].map(Duration::from_millis));
+    }
+
+    /// A rejection keeps its kind, its numbers and its words from the table to the caller and back. What is
+    /// no rejection is none.
+    #[test]
+    fn rejections_keep_their_kind() {
+        let waited = Duration::from_millis(9);
+        for error in [
+            PutError::NoMemory { keys: 1, bytes: 2 },
+            PutError::KeyLength { given: 3, max: 4 },
+            PutError::ValueLength { given: 5, max: 6 },
+            PutError::EncryptedLength { given: 7, stored: 8, stored_max: 9 },
+            PutError::Full { keys: 10, slots: 11 },
+            PutError::HeapFull { live_bytes: 12, heap_bytes: 13 },
+            PutError::HeapBusy { given: 14, waited },
+            PutError::HeapMemory { given: 15 },
+            PutError::Busy { rounds: 16 },
+        ] {
+            let told = MutateError::from(error.clone());
+            assert_eq!((told.rejection(), told.to_string()), (Some(error.clone()), error.to_string()));
+        }
+        let address = || Address::Shm("/nowhere".into());
+        for error in [
+            MutateError::LongValue { given: 1, max: 0 },
+            MutateError::ReadOnly { address: address() },
+            MutateError::Deadline { address: address(), deadline: waited },
+            MutateError::ServerGone { address: address(), source: LinkError::HungUp },
+            MutateError::Connect(ConnectError::Refused { address: address(), theirs: 1 }),
+        ] {
+            assert_eq!(error.rejection(), None, "{error}");
+        }
+    }
+
+    /// A call that failed counts once, by what it failed of. An answer to a change counts by the change's kind,
+    /// unless it says that the change is to be asked for again.
+    #[test]
+    fn failures_and_changes_are_counted_by_kind() {
+        let address = || Address::Shm("/nowhere".into());
+        let (within, last) = (Duration::from_millis(9), Retry::Moved);
+        let refused = || ConnectError::Refused { address: address(), theirs: 1 };
+        let hung_up = || LinkError::HungUp;
+        // Deadlines, contended, gone, refused.
+        for (error, expected) in [
+            (GetError::KeyLength { given: 0, max: 1 }, [0, 0, 0, 1]),
+            (GetError::Contended { retries: 1, last }, [0, 1, 0, 0]),
+            (GetError::Replaced { len: 1, times: 2 }, [0, 1, 0, 0]),
+            (GetError::Inconclusive { within, retries: 1, last }, [1, 0, 0, 0]),
+            (GetError::Deadline { address: address(), deadline: within }, [1, 0, 0, 0]),
+            (GetError::Damaged { what: "it" }, [0, 0, 1, 0]),
+            (GetError::ServerGone { address: address(), source: hung_up() }, [0, 0, 1, 0]),
+            (GetError::Connect(refused()), [0, 0, 1, 0]),
+        ] {
+            let mut counts = FailureCounts::default();
+            counts.count_get(&error);
+            assert_eq!(
+                [counts.deadlines, counts.contended, counts.gone, counts.refused],
+                expected,
+                "{error}"
+            );
+        }
+        for (error, expected) in [
+            (MutateError::Deadline { address: address(), deadline: within }, [1, 0, 0, 0]),
+            (MutateError::ServerGone { address: address(), source: hung_up() }, [0, 0, 1, 0]),
+            (MutateError::Connect(refused()), [0, 0, 1, 0]),
+            (MutateError::ReadOnly { address: address() }, [0, 0, 0, 1]),
+        ] {
+            let mut counts = FailureCounts::default();
+            counts.count_request(&error);
+            assert_eq!(
+                [counts.deadlines, counts.contended, counts.gone, counts.refused],
+                expected,
+                "{error}"
+            );
+        }
+        let (key, value, mode) = (&b"key"[..], &b"value"[..], PutMode::Upsert);
+        let extent = crate::layout::extent::Reference { number: 1, offset: 2, len: 3, crc: 4 };
+        let busy = || PutError::HeapBusy { given: 1, waited: within };
+        let full = || PutError::Full { keys: 1, slots: 1 };
+        // Puts, swaps, removes, rejected.
+        for (request, reply, expected) in [
+            (Request::Put { mode, key, value }, Reply::Put(Ok(PutOutcome::Exists)), [1, 0, 0, 0]),
+            (Request::Put { mode, key, value }, Reply::Put(Err(full())), [1, 0, 0, 1]),
+            (Request::Put { mode, key, value }, Reply::Put(Err(busy())), [0; 4]),
+            (
+                Request::Swap { key, expected: value, value },
+                Reply::Swapped(Ok(SwapOutcome::Absent)),
+                [0, 1, 0, 0],
+            ),
+            (Request::Swap { key, expected: value, value }, Reply::Put(Err(full())), [0, 1, 0, 1]),
+            (Request::Swap { key, expected: value, value }, Reply::Swapped(Err(full())), [0, 1, 0, 1]),
+            (Request::Swap { key, expected: value, value }, Reply::Swapped(Err(busy())), [0; 4]),
+            (
+                Request::SwapExtent { key, expected: extent, value },
+                Reply::Swapped(Ok(SwapOutcome::Differs)),
+                [0, 1, 0, 0],
+            ),
+            (Request::Remove { key }, Reply::Removed(Ok(false)), [0, 0, 1, 0]),
+            (Request::Remove { key }, Reply::Removed(Err(full())), [0, 0, 1, 1]),
+            (Request::Get { key }, Reply::Value(None), [0; 4]),
+            (Request::Get { key }, Reply::Put(Err(full())), [0; 4]),
+            (Request::LongDrop, Reply::Taken, [0; 4]),
+        ] {
+            let mut counts = ChangeCounts::default();
+            counts.count(&request, &reply);
+            let counted = [counts.puts, counts.swaps, counts.removes, counts.rejected];
+            assert_eq!(counted, expected, "{request:?}, {reply:?}");
+        }
     }
 
     /// Only the errors of a closed connection become `HungUp`.

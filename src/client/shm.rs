@@ -168,7 +168,7 @@ impl ShmShared {
         }
     }
 
-    fn is_served(&self) -> bool {
+    pub(super) fn is_served(&self) -> bool {
         self.gone_ns.load(Ordering::Relaxed) == 0
     }
 
@@ -1043,7 +1043,7 @@ impl BellSocket for SocketLink {
 }
 
 #[cfg(all(test, not(loom)))]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::config::{Config, TableSize};
     use crate::outcome::{PutError, PutMode, PutOutcome};
@@ -1057,22 +1057,107 @@ mod tests {
         Attachment { region, geometry, identity, version: 0, is_file: false }
     }
 
-    /// A handle that found a server, and slept until that server was gone and the next one known,
-    /// does not publish the first one.
-    #[test]
-    fn a_late_handle_does_not_publish() {
+    /// What the handles of a client share whose server is not there, with a manual clock.
+    pub(in crate::client) fn shared(options: ClientOptions) -> ShmShared {
         let socket = PathBuf::from("/nowhere");
-        let shared = ShmShared {
+        ShmShared {
             address: Address::Shm(socket.clone()),
             socket,
-            options: ClientOptions::default(),
+            options,
             hints: SharedHints::new(0),
             clock: Clock::manual(),
             newest: Mutex::new(Arc::new(attachment(0))),
             version: AtomicU64::new(0),
-            gone_ns: AtomicU64::new(7),
+            gone_ns: AtomicU64::new(0),
             spare: Mutex::default(),
+        }
+    }
+
+    /// Leaves this connection to the next handle.
+    pub(in crate::client) fn leave(shared: &ShmShared, stream: &Arc<UnixStream>) {
+        let link = SocketLink { stream: stream.clone(), input: Vec::new(), allowed: Duration::ZERO };
+        let geometry = shared.newest().geometry.clone();
+        *lock_std(&shared.spare) = Some(ShmConnection::new(link, geometry, Instant::now()));
+    }
+
+    /// Whether a connection is left to the next handle.
+    pub(in crate::client) fn has_spare(shared: &ShmShared) -> bool {
+        lock_std(&shared.spare).is_some()
+    }
+
+    /// A connection that is left to the next handle is taken once, by its time, and not if the server has
+    /// closed it. The connection that the server has closed takes no other one with it.
+    #[test]
+    fn only_a_good_connection_is_taken() {
+        let bound = Duration::from_secs(3);
+        let shared = shared(ClientOptions { deadline: bound, ..ClientOptions::default() });
+        let until = Instant::now() + Duration::from_secs(60);
+        assert!(shared.take_spare(until).is_none());
+        let ((ours, theirs), (other, _peer)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
+        let [ours, other] = [ours, other].map(Arc::new);
+        leave(&shared, &ours);
+        let taken = shared.take_spare(until).unwrap();
+        assert!(Arc::ptr_eq(&taken.link.stream, &ours));
+        assert_eq!((taken.link.allowed, taken.asked_until), (bound, until));
+        assert!(shared.take_spare(until).is_none(), "it is taken");
+        leave(&shared, &ours);
+        shared.drop_spare(&other);
+        assert!(has_spare(&shared), "that was another one");
+        shared.has_lost(&other);
+        assert!(has_spare(&shared) && !shared.is_served());
+        shared.drop_spare(&ours);
+        assert!(!has_spare(&shared));
+        drop(theirs);
+        leave(&shared, &ours);
+        assert!(shared.take_spare(until).is_none(), "it is closed");
+        // What a handle leaves goes to the next one if it is watched, and if there is none yet.
+        let connection = |stream: &Arc<UnixStream>| {
+            let link = SocketLink { stream: stream.clone(), input: Vec::new(), allowed: bound };
+            ShmConnection::new(link, shared.newest().geometry.clone(), until)
         };
+        shared.keep_spare(connection(&other));
+        shared.keep_spare(connection(&ours));
+        assert!(Arc::ptr_eq(&shared.take_spare(until).unwrap().link.stream, &other), "the first one stays");
+    }
+
+    /// An attempt to connect that fails says that the server is gone, unless it was there and did not take the
+    /// client, or was silent. The lease runs from the first time.
+    #[test]
+    fn failed_attempts_say_whether_the_server_is_gone() {
+        let address = || Address::Shm("/nowhere".into());
+        let link = |source| ConnectError::Link { address: address(), source };
+        for (error, is_there) in [
+            (ConnectError::TurnedAway { address: address(), source: Refusal::Stopping }, true),
+            (ConnectError::TurnedAway { address: address(), source: Refusal::ServerFull { max: 1 } }, true),
+            (link(LinkError::Deadline(Duration::ZERO)), true),
+            (link(LinkError::HungUp), false),
+            (link(LinkError::Unexpected), false),
+            (ConnectError::NotThere { address: address(), source: io::ErrorKind::NotFound.into() }, false),
+            (ConnectError::Refused { address: address(), theirs: 1 }, false),
+            (ConnectError::Stranger { address: address(), uid: 1 }, false),
+        ] {
+            let shared = shared(ClientOptions::default());
+            shared.has_not_found(&error);
+            assert_eq!(shared.is_served(), is_there, "{error}");
+            assert_eq!(
+                shared.gone_ns.load(Ordering::Relaxed),
+                u64::from(!is_there),
+                "on a clock that reads 0"
+            );
+            shared.gone_ns.store(7, Ordering::Relaxed);
+            shared.clock.advance(Duration::from_nanos(100));
+            shared.has_not_found(&error);
+            assert_eq!(shared.gone_ns.load(Ordering::Relaxed), 7, "{error}");
+            shared.is_back();
+            assert!(shared.is_served());
+        }
+    }
+
+    /// A handle that found a server, and slept until that server was gone and the next one known,
+    /// does not publish the first one.
+    #[test]
+    fn a_late_handle_does_not_publish() {
+        let shared = ShmShared { gone_ns: AtomicU64::new(7), ..shared(ClientOptions::default()) };
         let known = || {
             let newest = shared.newest();
             assert_eq!(newest.version, shared.version.load(Ordering::Relaxed), "handles look at this one");
@@ -1119,19 +1204,8 @@ mod tests {
 
     /// A handle of a server that is not there, with a manual clock.
     fn handle(lease: Duration) -> ShmHandle {
-        let socket = PathBuf::from("/nowhere");
-        let attached = Arc::new(attachment(0));
-        let shared = Arc::new(ShmShared {
-            address: Address::Shm(socket.clone()),
-            socket,
-            options: ClientOptions { lease, ..ClientOptions::default() },
-            hints: SharedHints::new(0),
-            clock: Clock::manual(),
-            newest: Mutex::new(attached.clone()),
-            version: AtomicU64::new(0),
-            gone_ns: AtomicU64::new(0),
-            spare: Mutex::default(),
-        });
+        let shared = Arc::new(shared(ClientOptions { lease, ..ClientOptions::default() }));
+        let attached = shared.newest();
         let (hints, entries, watch) = Default::default();
         ShmHandle { shared, attached, hints, entries, conversation: None, reattached: 0, watch }
     }
@@ -1183,17 +1257,18 @@ mod tests {
                 error => panic!("{error}"),
             })
         };
-        for phase in [Phase::Serving, Phase::Starting] {
+        let kept = [Phase::Serving, Phase::Starting, Phase::Stopped];
+        for phase in kept {
             assert_eq!(why(0, 5000, phase), None, "it is there");
         }
         assert!(why(0, 5000, Phase::Retired).unwrap().contains("given its region up"));
         assert!(why(5000, 5000, Phase::Retired).unwrap().contains("given its region up"));
         assert_eq!(why(5000, 5000, Phase::Serving), None);
-        for phase in [Phase::Serving, Phase::Starting] {
+        for phase in kept {
             assert_eq!(why(5000, 5999, phase), None, "{phase:?}");
         }
         assert_eq!(why(9000, 5999, Phase::Serving), None, "another thread's clock was ahead");
-        for phase in [Phase::Serving, Phase::Starting] {
+        for phase in kept {
             let ended = why(5000, 6000, phase).unwrap();
             assert!(ended.contains("lease of 1µs has ended"), "{ended}");
         }

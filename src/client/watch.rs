@@ -440,4 +440,118 @@ mod tests {
         }
         assert_eq!(pause, RETRY_MAX);
     }
+
+    /// A client at a watching thread whose work the test does.
+    fn watched(shared: &Arc<ShmShared>) -> Watch {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let alarm = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        let list = Arc::new(WatchList { epoll, alarm, watched: Mutex::default() });
+        let client = WatchedClient { shared: Arc::downgrade(shared), stage: None, offered: None };
+        lock_std(&list.watched).clients.insert(1, client);
+        let watcher = Arc::new(Watcher { list, thread: None, process: std::process::id() });
+        Watch { number: 1, watcher }
+    }
+
+    /// Ends the thread's work with this stage.
+    fn be_at(watch: &Watch, stage: WatchStage) {
+        let list = &watch.watcher.list;
+        let mut watched = lock_std(&list.watched);
+        list.enter(&mut watched, watch.number, &stage).unwrap();
+        watched.put(watch.number, stage);
+    }
+
+    fn linked_to(watch: &Watch) -> Option<Arc<UnixStream>> {
+        let watched = lock_std(&watch.watcher.list.watched);
+        match &watched.clients[&watch.number].stage {
+            Some(WatchStage::Linked(link)) => {
+                assert!(watched.due.is_empty(), "nothing more is due");
+                Some(link.clone())
+            }
+            _ => None,
+        }
+    }
+
+    fn link() -> (Arc<UnixStream>, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        (Arc::new(ours), theirs)
+    }
+
+    fn pausing() -> WatchStage {
+        WatchStage::Pausing { until: Instant::now() + Duration::from_secs(3600), pause: RETRY_MAX }
+    }
+
+    fn shared() -> Arc<ShmShared> {
+        Arc::new(super::super::shm::tests::shared(Default::default()))
+    }
+
+    /// A handle has found the server before the thread: the client is served, and its connection is watched. So
+    /// it is if the thread was at work just then, also if that had found the server meanwhile: then the
+    /// thread's connection is not needed any more. A connection that handles use stays.
+    #[test]
+    fn a_handle_connects_before_the_thread() {
+        use super::super::shm::tests::{has_spare, leave};
+        let shared = shared();
+        let ((found, _server), (lost, _)) = (link(), link());
+        // The thread pauses.
+        let watch = watched(&shared);
+        be_at(&watch, pausing());
+        shared.has_lost(&lost);
+        assert!(!shared.is_served());
+        assert!(watch.offer(&shared, &found) && shared.is_served());
+        assert!(linked_to(&watch).is_some_and(|link| Arc::ptr_eq(&link, &found)));
+        // It is used, so it stays.
+        let (other, _peer) = link();
+        assert!(!watch.offer(&shared, &other));
+        assert!(linked_to(&watch).is_some_and(|link| Arc::ptr_eq(&link, &found)));
+        // It is used no more: it gives way to another one, and is closed.
+        drop(found);
+        assert!(watch.offer(&shared, &other));
+        assert!(linked_to(&watch).is_some_and(|link| Arc::ptr_eq(&link, &other)));
+        assert!(is_hung_up(&_server));
+        // The thread is at work, in vain.
+        let watch = watched(&shared);
+        shared.has_lost(&lost);
+        assert!(watch.offer(&shared, &other) && !shared.is_served(), "the thread sees it when it is done");
+        assert!(linked_to(&watch).is_none());
+        be_at(&watch, pausing());
+        watch.watcher.list.look_at(watch.number);
+        assert!(shared.is_served());
+        assert!(linked_to(&watch).is_some_and(|link| Arc::ptr_eq(&link, &other)));
+        // The thread is at work, and finds the server, too.
+        let watch = watched(&shared);
+        shared.has_lost(&lost);
+        assert!(watch.offer(&shared, &other));
+        let (own, peer) = link();
+        leave(&shared, &own);
+        be_at(&watch, WatchStage::Linked(own));
+        watch.watcher.list.look_at(watch.number);
+        assert!(shared.is_served() && !has_spare(&shared), "one connection is enough");
+        assert!(is_hung_up(&peer));
+        assert!(linked_to(&watch).is_some_and(|link| Arc::ptr_eq(&link, &other)));
+        // The next look finds nothing new.
+        watch.watcher.list.look_at(watch.number);
+        assert!(linked_to(&watch).is_some_and(|link| Arc::ptr_eq(&link, &other)));
+    }
+
+    /// A connection that no handle can use gives way where the server has no room, and one that is under way is
+    /// waited for. One that is used does not, nor is one waited for that nobody makes.
+    #[test]
+    fn a_useless_connection_gives_way() {
+        let shared = shared();
+        let watch = watched(&shared);
+        assert!(watch.gives_way(), "the thread is at work");
+        be_at(&watch, pausing());
+        assert!(!watch.gives_way());
+        let ((used, server), list) = (link(), &watch.watcher.list);
+        assert!(watch.offer(&shared, &used));
+        assert!(!watch.gives_way() && !is_hung_up(&server));
+        drop(used);
+        assert!(watch.gives_way() && is_hung_up(&server));
+        let due = lock_std(&list.watched).due.first().copied();
+        assert!(due.is_some_and(|(at, number)| at <= Instant::now() && number == watch.number), "{due:?}");
+        assert!(!watch.gives_way(), "there is none any more");
+        assert!(shared.is_served(), "the server is not gone for that");
+    }
 }

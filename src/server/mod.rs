@@ -309,6 +309,8 @@ pub struct Server {
     shared: Arc<ServerState>,
     recovered: Option<Recovered>,
     restored: Option<Restored>,
+    /// Whether clients could connect: a start that failed ends without.
+    has_served: bool,
     has_ended: bool,
     address: Address,
     /// The socket to remove when the server ends.
@@ -365,6 +367,7 @@ impl Server {
             shared,
             recovered,
             restored,
+            has_served: false,
             has_ended: false,
             address: config.address,
             socket: None,
@@ -394,6 +397,7 @@ impl Server {
             let thread = snapshots::start(server.shared.clone()).map_err(ServeError::Threads)?;
             server.threads.push((None, thread));
         }
+        server.has_served = true;
         tracing::info!(address = %server.address, "serving");
         Ok(server)
     }
@@ -473,7 +477,7 @@ impl Server {
     }
 
     fn end(&mut self) -> Stopped {
-        let Server { shared, threads, socket, has_ended, .. } = self;
+        let Server { shared, threads, socket, has_ended, has_served, .. } = self;
         if std::mem::replace(has_ended, true) {
             return Stopped { saved: None };
         }
@@ -481,7 +485,9 @@ impl Server {
             saver.end();
         }
         let ended = Ended::new(&shared.stopping, threads);
-        let saved = shared.saver.as_ref().and_then(|saver| saver.save_last(&shared.index));
+        // A start that failed leaves nothing behind.
+        let saver = shared.saver.as_ref().filter(|_| *has_served);
+        let saved = saver.and_then(|saver| saver.save_last(&shared.index));
         let retired = Retired::new(&ended, &shared.index, shared.region_stays);
         if let Some(socket) = socket.take() {
             socket.remove(&retired);

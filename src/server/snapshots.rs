@@ -89,6 +89,9 @@ fn changes(index: &Index) -> u64 {
     counts.inserts + counts.updates + counts.removes
 }
 
+/// The longest time between two that a status can name: the next number says that there is none.
+const LONGEST_MS: u128 = u64::MAX as u128 - 1;
+
 impl Saver {
     pub fn new(place: SnapshotPlace, every: Option<Duration>, index: &Index, begins: Begins) -> Saver {
         let now = Instant::now();
@@ -132,7 +135,7 @@ impl Saver {
             .failure
             .map_or((0, 0), |(at, step, error)| (ms(at), u64::from(step) << 32 | u64::from(error as u32)));
         SnapshotStatus {
-            every_ms: self.every.map_or(u64::MAX, |every| every.as_millis().max(1) as u64),
+            every_ms: self.every.map_or(u64::MAX, |every| every.as_millis().clamp(1, LONGEST_MS) as u64),
             asked: state.asked,
             begun: state.begun,
             finished: state.finished,
@@ -325,5 +328,91 @@ mod tests {
         assert!(saver.is_current(&index));
         std::fs::remove_file(saver.place.path()).unwrap();
         assert!(!saver.is_current(&index));
+    }
+
+    /// Keys that may be in no snapshot are saved at once, if snapshots are made by themselves at all. Else the
+    /// first one comes after the time between two; if that is too long for a clock, never.
+    #[test]
+    fn the_first_snapshot_is_due() {
+        let (index, place, dir) = filled();
+        let saved = Saver::new(place, None, &index, Begins::Empty).save(&index, &|| false).unwrap();
+        let hour = Duration::from_secs(3600);
+        for (begins, is_at_once, is_current) in [
+            (Begins::Empty, false, false),
+            (Begins::AsSaved(saved), false, true),
+            (Begins::Otherwise, true, false),
+        ] {
+            for every in [None, Some(hour), Some(Duration::MAX)] {
+                let place = SnapshotPlace::claim(&dir.path().join("snapshot")).unwrap();
+                let saver = Saver::new(place, every, &index, begins);
+                let due = lock_std(&saver.state).due;
+                match (every, is_at_once) {
+                    (None, _) | (Some(Duration::MAX), false) => assert_eq!(due, None, "{begins:?}"),
+                    (Some(_), true) => assert!(due.is_some_and(|due| due <= Instant::now()), "{begins:?}"),
+                    (Some(_), false) => assert!(due.is_some_and(|due| due > Instant::now() + hour / 2)),
+                }
+                assert_eq!(saver.is_current(&index), is_current, "{begins:?}");
+                let status = saver.status();
+                let longest = Duration::from_millis(u64::MAX - 1);
+                assert_eq!((status.every(), status.begun), (every.map(|every| every.min(longest)), 0));
+                assert_eq!((status.keys, status.saved), (if is_current { 700 } else { 0 }, 0));
+                if is_at_once && every.is_some() {
+                    assert!(saver.wait());
+                }
+                // The next one is due so much later, and is not made while nothing changes.
+                saver.make(&index);
+                assert_eq!(saver.status().begun, u64::from(!is_current), "{begins:?}");
+                let due = lock_std(&saver.state).due;
+                assert_eq!(due.is_some(), every == Some(hour), "{begins:?}");
+                assert!(due.is_none_or(|due| due > Instant::now() + hour / 2));
+                let before = saver.status();
+                std::thread::sleep(Duration::from_millis(3));
+                saver.make(&index);
+                let status = saver.status();
+                assert_eq!((status.begun, status.saved), (before.begun, before.saved));
+                assert!(status.saved_ms > before.saved_ms, "it is as good as one that begins now");
+                // Unless somebody asks.
+                assert_eq!(saver.ask().asked, before.begun + 1);
+                saver.make(&index);
+                assert_eq!(saver.status().saved, before.begun + 1);
+            }
+        }
+    }
+
+    /// A snapshot that fails, or is broken off because the server stops, is not taken for the last one: what is
+    /// known of that stays, and the next one is made. A failure is told, and stays so when the next one
+    /// succeeds. A server that ends makes no more on request.
+    #[test]
+    fn a_failed_snapshot_leaves_the_last() {
+        let (index, place, dir) = filled();
+        let saver = Saver::new(place, None, &index, Begins::Empty);
+        saver.save(&index, &|| false).unwrap();
+        let first = saver.status();
+        let about = |status: &SnapshotStatus| (status.saved, status.saved_ms, status.keys, status.bytes);
+        assert_eq!((first.keys, first.failed_ms), (700, 0));
+        index.put(b"key", b"value", PutMode::Insert).unwrap();
+        assert!(matches!(saver.save(&index, &|| true), Err(SaveError::BrokenOff)));
+        let status = saver.status();
+        assert_eq!((about(&status), status.begun, status.finished), (about(&first), 2, 2));
+        assert!(status.failure().is_none() && !saver.is_current(&index));
+        std::fs::remove_dir_all(dir.path()).unwrap();
+        saver.save(&index, &|| false).unwrap_err();
+        let status = saver.status();
+        assert_eq!((about(&status), status.begun, status.finished), (about(&first), 3, 3));
+        let (_, why) = status.failure().unwrap();
+        assert_eq!(why.kind(), std::io::ErrorKind::NotFound);
+        assert!(status.failed_ms >= first.saved_ms && !saver.is_current(&index));
+        std::fs::create_dir(dir.path()).unwrap();
+        saver.save(&index, &|| false).unwrap();
+        let status = saver.status();
+        assert_eq!((status.saved, status.keys, status.finished), (4, 701, 4));
+        assert!(status.failure().is_some() && saver.is_current(&index));
+        assert!(saver.save_last(&index).is_none(), "it has all");
+        saver.ask();
+        assert!(saver.wait());
+        saver.end();
+        assert!(!saver.wait());
+        index.remove(b"key").unwrap();
+        assert_eq!(saver.save_last(&index).unwrap().unwrap().keys, 700);
     }
 }

@@ -612,7 +612,11 @@ fn a_server_follows_its_config() {
         let config = ServerConfig {
             workers,
             allow_uids: vec![1_234_567, 1_234_568],
+            allow_read_uids: vec![1_234_569],
             clients_max: 7,
+            clients_per_peer: 6,
+            half_open: Duration::from_secs(50),
+            unread_bytes_max: 4_000,
             mailbox_bytes_max: 8,
             ..usual.clone()
         };
@@ -622,7 +626,14 @@ fn a_server_follows_its_config() {
         let expected: Vec<_> = (0..threads).map(|number| format!("oneread-{number}")).collect();
         assert_eq!(names, expected);
         assert_eq!(server.shared.allow_uids, [1_234_567, 1_234_568, uid()]);
-        assert_eq!(server.shared.clients_max, 7);
+        assert_eq!(server.shared.allow_read_uids, [1_234_569]);
+        assert_eq!(
+            [1_234_568, uid(), 1_234_569, 1_234_570].map(|uid| server.shared.role_of(uid)),
+            [Some(Role::Change), Some(Role::Change), Some(Role::Read), None]
+        );
+        assert_eq!((server.shared.clients_max, server.shared.clients_per_peer), (7, 6));
+        let (half_open, unread) = (server.shared.half_open, server.shared.unread_bytes_max);
+        assert_eq!((half_open, unread), (Duration::from_secs(50), 4_000));
         assert!(!server.shared.mailbox_memory.has_any(server.index().geometry()));
         assert_eq!(server.address(), &address);
         let mut stream = Stream::connect(address.socket().unwrap()).unwrap();
