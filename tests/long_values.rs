@@ -354,8 +354,10 @@ fn puts_wait_until_their_deadline() {
             wait_for("a connection", || Client::connect_with(&place.address, options.clone()).ok());
         let put = (0..).find(|&n| client.insert(&key(n), &value(n, LEN)).is_err()).unwrap();
         // What each one leaves behind is kept for readers.
-        while client.put(&key(0), &value(0, LEN)).is_ok() {}
         assert!(client.remove(&key(0)).unwrap());
+        while client.put(&key(0), &value(0, LEN)).is_ok() {
+            assert!(client.remove(&key(0)).unwrap());
+        }
         let (new, short) = (value(99, LEN), value(98, 30));
         let changes: [(Change<'_>, u64, u64); 6] = [
             (&|client| rejected(client.put(&key(0), &new)), 1, 0),
