@@ -493,7 +493,7 @@ mod tests {
     fn a_handle_connects_before_the_thread() {
         use super::super::shm::tests::{has_spare, leave};
         let shared = shared();
-        let ((found, _server), (lost, _)) = (link(), link());
+        let ((found, server), (lost, _)) = (link(), link());
         // The thread pauses.
         let watch = watched(&shared);
         be_at(&watch, pausing());
@@ -509,7 +509,7 @@ mod tests {
         drop(found);
         assert!(watch.offer(&shared, &other));
         assert!(linked_to(&watch).is_some_and(|link| Arc::ptr_eq(&link, &other)));
-        assert!(is_hung_up(&_server));
+        assert!(is_hung_up(&server));
         // The thread is at work, in vain.
         let watch = watched(&shared);
         shared.has_lost(&lost);
