@@ -12,7 +12,7 @@ use oneread::{
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const MIB: usize = 1 << 20;
 const PATHS: [RequestPath; 3] = [RequestPath::Auto, RequestPath::Message, RequestPath::Mailbox];
@@ -332,83 +332,6 @@ fn puts_wait_for_memory() {
         assert!(client.remove_many(&keys).unwrap().iter().all(|there| *there == Ok(true)));
     }
     wait_for_memory(&server, 0);
-}
-
-/// Memory that readers may still read does not become free in time: each change that needs it ends at the
-/// deadline, says how long it has waited, and changes nothing. It counts once, for other threads, too.
-#[test]
-fn puts_wait_until_their_deadline() {
-    const LEN: usize = 900_000;
-    type Change<'a> = &'a dyn Fn(&mut Client) -> Result<(), PutError>;
-    fn rejected<T>(answer: Result<T, MutateError>) -> Result<(), PutError> {
-        answer.map(drop).map_err(|error| error.rejection().unwrap_or_else(|| panic!("{error}")))
-    }
-    let deadline = Duration::from_millis(60);
-    let mut longest = Duration::ZERO;
-    for path in PATHS {
-        let place = Place::new();
-        let table = config(9 * MIB, MIB).grace(Duration::from_secs(60));
-        let server = Server::start(ServerConfig::new(place.address.clone(), table)).unwrap();
-        let options = patient().requests(path).deadline(deadline);
-        let mut client =
-            wait_for("a connection", || Client::connect_with(&place.address, options.clone()).ok());
-        let put = (0..).find(|&n| client.insert(&key(n), &value(n, LEN)).is_err()).unwrap();
-        // What each one leaves behind is kept for readers.
-        assert!(client.remove(&key(0)).unwrap());
-        while client.put(&key(0), &value(0, LEN)).is_ok() {
-            assert!(client.remove(&key(0)).unwrap());
-        }
-        let (new, short) = (value(99, LEN), value(98, 30));
-        let changes: [(Change<'_>, u64, u64); 6] = [
-            (&|client| rejected(client.put(&key(0), &new)), 1, 0),
-            (&|client| rejected(client.insert(&key(0), &new)), 1, 0),
-            (&|client| rejected(client.update(&key(1), &new)), 1, 0),
-            (&|client| rejected(client.compare_and_swap(&key(1), &value(1, LEN), &new)), 0, 1),
-            (&|client| rejected(client.compare_and_swap(&key(77), &short, &new)), 0, 1),
-            (
-                &|client| {
-                    let pairs = [(key(77), &short), (key(0), &new), (key(77), &short)];
-                    let mut answers = client.put_many(&pairs).unwrap();
-                    assert_eq!(
-                        (&answers[0], &answers[2]),
-                        (&Ok(PutOutcome::Updated), &Ok(PutOutcome::Updated))
-                    );
-                    answers.swap_remove(1).map(drop)
-                },
-                3,
-                0,
-            ),
-        ];
-        client.put(&key(77), &short).unwrap();
-        let counters = client.counters();
-        for (nth, (change, puts, swaps)) in changes.into_iter().enumerate() {
-            let (before, begun) = (client.stats().changes, Instant::now());
-            match change(&mut client) {
-                Err(PutError::HeapBusy { given: LEN, waited }) => {
-                    // (The last pause would have passed the deadline.)
-                    let took = begun.elapsed();
-                    assert!(
-                        took >= deadline * 3 / 4 && waited <= took,
-                        "{path:?}, {nth}: {waited:?}, {took:?}"
-                    );
-                    longest = longest.max(waited);
-                }
-                other => panic!("{path:?}, {nth}: {other:?}"),
-            }
-            let now = client.stats().changes;
-            let counted = (now.puts - before.puts, now.swaps - before.swaps, now.rejected - before.rejected);
-            assert_eq!(counted, (puts, swaps, 1), "{path:?}, {nth}");
-            assert_eq!(counters.stats(), client.stats(), "{path:?}, {nth}");
-        }
-        assert_eq!(client.get(&key(0)).unwrap(), None);
-        assert_eq!(client.get(&key(77)).unwrap().as_ref(), Some(&short));
-        assert!((1..put).all(|n| client.get(&key(n)).unwrap() == Some(value(n, LEN))));
-        assert_eq!(server.index().heap().live_bytes, (put - 1) * extent_bytes(LEN));
-        // A compare-and-swap that looks is counted with its GETs.
-        assert_eq!(client.compare_and_swap(&key(0), &new, &short).unwrap(), SwapOutcome::Absent);
-        assert_eq!(counters.stats(), client.stats());
-    }
-    assert!(longest >= deadline / 2, "they tell how long they waited in all: {longest:?}");
 }
 
 // ---- clients that end, and clients that are no oneread clients ---------------------------------------
