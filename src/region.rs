@@ -551,8 +551,9 @@ impl Region {
         if !reserve(file, start, bytes)? {
             touch(&map, 0..bytes)?;
         }
-        let file = file.try_clone().map_err(os("mapping", what()))?;
-        Ok(Behind::Apart(Region::from_map(map, true, None, Some(file))))
+        // It has no lock: that goes with this region.
+        let apart = Region { file: self.file.clone(), ..Region::from_map(map, true, None, None) };
+        Ok(Behind::Apart(apart))
     }
 
     /// For a device that is about to pin these bytes: nothing is given back any more. Touches all of them, piece
@@ -1437,6 +1438,9 @@ mod tests {
             let file = File::open(&path).unwrap();
             std::os::unix::fs::FileExt::read_exact_at(&file, &mut word, 8192 + bytes - 8).unwrap();
             assert_eq!(u64::from_ne_bytes(word), bytes);
+            drop(behind);
+            // The lock goes with the region, not with what is behind it.
+            assert!(matches!(Region::open(&path), Err(RegionError::InUse { .. })), "{bytes}");
         }
         // What is exchanged has all of it from the beginning.
         let (_region, fd) = Region::exchange(16384).unwrap();
@@ -1455,6 +1459,36 @@ mod tests {
         assert!(!none.exists());
         let (doing, what, _) = about(memfd(MemfdFlags::empty(), 1 << 63).unwrap_err());
         assert_eq!((doing, what), ("making", format!("{} bytes of shared memory", 1u64 << 63)));
+    }
+
+    /// Memory behind a region is there before anything is stored into it. (On tmpfs, which says so to the page.)
+    #[test]
+    fn memory_behind_a_region_is_reserved() {
+        let Ok(dir) = tempfile::tempdir_in("/dev/shm") else { return };
+        let path = dir.path().join("r");
+        let region = Region::create(&Backing::File(path.clone()), 8192).unwrap();
+        let pages = || std::fs::metadata(&path).unwrap().blocks() / 8;
+        assert_eq!(pages(), 0);
+        let behind = region.behind(8192, 8200).unwrap();
+        assert!(matches!(behind, Behind::Apart(_)) && pages() == 3, "{}", pages());
+    }
+
+    /// What a device has pinned is not given back, whichever name of the region is asked.
+    #[cfg(feature = "verbs")]
+    #[test]
+    fn pinned_memory_is_not_given_back() {
+        for touches in [false, true] {
+            let region = Region::create(&Backing::Anonymous, 16384).unwrap();
+            let alias = region.alias();
+            (0..2048).for_each(|word| region.store(word, 7));
+            if touches {
+                region.touch(0..8192, |_| {});
+            }
+            let given = [alias.give_back(0..4096), region.give_back(8192..12288)];
+            assert_eq!(given, if touches { [0; 2] } else { [4096; 2] });
+            let is_there = u64::from(touches) * 7;
+            assert_eq!((alias.load(0), region.load(1024), region.load(2047)), (is_there, is_there, 7));
+        }
     }
 
     /// Huge pages are huge, and where there are none, that is an error that says so; memory of another kind is not

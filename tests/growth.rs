@@ -1,31 +1,17 @@
 //! A table that grows and shrinks while it is read.
 
 use oneread::{
-    Backing, Clock, Config, Index, Layout, PutError, PutMode, PutOutcome, Region, Seeds, TableSize, presets,
+    Backing, Clock, Config, Index, Layout, PutMode, PutOutcome, Region, Seeds, TableSize, presets,
 };
 use std::time::Duration;
 
 fn growing(layout: Layout, segment_slots: u64, bytes_max: u64, seed: u64) -> Index {
-    growing_by(layout, segment_slots, bytes_max, seed, Clock::System)
-}
-
-fn growing_by(layout: Layout, segment_slots: u64, bytes_max: u64, seed: u64, clock: Clock) -> Index {
     let size = TableSize::Growing { bytes_max, segment_slots: Some(segment_slots) };
     let config =
         Config::new().layout(layout).size(size).key_max(8).value_max(8).seeds(Seeds::from_number(seed));
     let geometry = config.grace(Duration::from_micros(100)).geometry().unwrap();
     let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).unwrap();
-    Index::create(region, geometry, clock).unwrap()
-}
-
-/// A put that finds no room waits until the ghosts around it have gone, and that counts.
-#[test]
-fn puts_that_waited_are_counted() {
-    let index = growing_by("windowed:8".parse().unwrap(), 256, 1 << 20, 1, Clock::manual());
-    let mut there = 0u64..;
-    let error = there.find_map(|n| index.put(&key(n), &[0; 8], PutMode::Insert).err());
-    assert!(matches!(error, Some(PutError::NoMemory { .. } | PutError::Full { .. })), "{error:?}");
-    assert!(index.counts().waits > 0, "{:?}", index.counts());
+    Index::create(region, geometry, Clock::System).unwrap()
 }
 
 fn key(n: u64) -> [u8; 8] {
@@ -91,6 +77,10 @@ fn every_layout_grows_and_shrinks() {
         let growth = index.growth();
         assert_eq!(index.len(), 0);
         assert!(growth.merges > 20, "{}: {growth:?}", preset.name);
+        // What segments did that are gone still counts.
+        let now = index.counts();
+        assert_eq!((now.inserts, now.removes, now.updates), (keys, keys, 0), "{}: {now:?}", preset.name);
+        assert!(now.moves >= counts.moves && now.homings >= counts.homings, "{}: {now:?}", preset.name);
     }
 }
 
@@ -174,4 +164,31 @@ fn a_merged_segment_rests_before_the_next_split() {
     rest();
     (2_000..2_032).for_each(put);
     assert_eq!(index.growth().splitting + index.growth().splits, 2, "{:?}", index.growth());
+}
+
+/// Waits of puts for ghosts and filter bits to go are counted, as in a table of one size.
+#[test]
+fn waits_are_counted() {
+    for layout in ["pilaf", "farm"] {
+        let size = TableSize::Growing { bytes_max: 1 << 17, segment_slots: Some(256) };
+        let config = Config::new().layout(layout.parse().unwrap()).size(size).key_max(8).value_max(8);
+        let config = config.seeds(Seeds::from_number(1)).grace(Duration::from_micros(100));
+        let geometry = config.geometry().unwrap();
+        let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).unwrap();
+        let clock = Clock::manual();
+        let index = Index::create(region, geometry, clock.clone()).unwrap();
+        let (begun, mut waits) = (clock.now_ns(), 0);
+        // The clock goes on only when a put waits.
+        for n in 0.. {
+            let answer = index.put(&key(n), b"", PutMode::Insert);
+            let (counts, waited) = (index.counts(), clock.now_ns() - begun);
+            assert_eq!(counts.waits > 0, waited > 0, "{layout}: {n} {counts:?}");
+            assert!(counts.waits >= waits, "{layout}: {counts:?}");
+            waits = counts.waits;
+            if answer.is_err() {
+                break;
+            }
+        }
+        assert!(waits > 0, "{layout}");
+    }
 }

@@ -113,6 +113,8 @@ struct SplitTotals {
     merges: AtomicU64,
     given_up: AtomicU64,
     moved: AtomicU64,
+    /// Waits of puts, which may have been for several segments.
+    waits: AtomicU64,
     gone: Mutex<IndexCounts>,
     refused: Refused,
 }
@@ -971,7 +973,6 @@ impl Growth {
         if !wait.is_vain && wait.waits < if is_busy { SPLIT_WAITS_MAX } else { WAITS_MAX } {
             if self.wait_for_grace() {
                 wait.waits += 1;
-                lock(&self.done.gone).waits += 1;
                 return Ok(());
             }
             if is_busy && wait.naps < NAPS_MAX {
@@ -996,6 +997,7 @@ impl Growth {
     /// Waits until all present traces are gone. `false` when there are none.
     fn wait_for_grace(&self) -> bool {
         let Some(due_ns) = self.grace.last_due_ns() else { return false };
+        self.done.waits.fetch_add(1, Relaxed);
         self.grace.clock().sleep_until(due_ns);
         self.reap(usize::MAX);
         true
@@ -1344,6 +1346,7 @@ impl Growth {
     pub fn counts(&self) -> IndexCounts {
         let guard = epoch::pin();
         let mut sum = *lock(&self.done.gone);
+        sum.waits += self.done.waits.load(Relaxed);
         for segment in self.live.all(&guard) {
             let counts = segment.counts();
             add_counts(&mut sum, &counts);

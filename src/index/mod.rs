@@ -100,7 +100,8 @@ use writer::{SlotWriter, Sought};
 /// Times that a put waits for grace periods at the most.
 #[cfg(feature = "sim")]
 pub(crate) fn waits_max(geometry: &Geometry) -> u32 {
-    if geometry.grows() { growth::SPLIT_WAITS_MAX } else { segment::WAITS_MAX }
+    // Beside those for a split, it may wait as any put does, to press one on.
+    segment::WAITS_MAX + if geometry.grows() { growth::SPLIT_WAITS_MAX } else { 0 }
 }
 
 /// The server's side of a table: it makes every change.
