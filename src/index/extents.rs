@@ -553,6 +553,61 @@ mod tests {
         assert!(index.reader().get_into(b"key", &mut got).unwrap() && got == [3; 240]);
     }
 
+    /// A damaged region: two slots name one value, or a slot names what is no value. The takeover frees the slot of
+    /// one of the two, or of the one, and counts it; all else is there, and the books are right.
+    #[test]
+    fn keys_without_values_are_freed() {
+        let growing = TableSize::Growing { bytes_max: 1 << 20, segment_slots: Some(64) };
+        for (size, heap_bytes) in [(TableSize::Slots(64), Some(1 << 18)), (growing, None)] {
+            for is_anothers in [false, true] {
+                let config = Config { size, value_max: 1_000, heap_bytes, ..Config::default() };
+                let geometry = config.inline_max(30).geometry().unwrap();
+                let (region, clock) = (Region::private(geometry.region_bytes()), Clock::manual());
+                let index = Index::create(region, geometry, clock.clone()).unwrap();
+                let keys: [&[u8]; 3] = [b"one", b"two", b"three"];
+                (0..)
+                    .zip(keys)
+                    .for_each(|(n, key)| assert!(index.put(key, &[n; 900], PutMode::Insert).is_ok()));
+                let named = |key: &[u8]| {
+                    let hash = index.geometry().hashed(key).first();
+                    let name = |segment: &Segment| {
+                        let all = segment.all_references(crate::cores::Cores(1)).into_iter();
+                        all.map(|(_, name)| name).find(|name| {
+                            let at = Extents::first_word(name) - EXTENT_HEADER_WORDS + 1;
+                            segment.region.load(at) == hash.0
+                        })
+                    };
+                    index.with_segment_of(hash, name).unwrap()
+                };
+                let (one, two) = (named(b"one"), named(b"two"));
+                let bad = if is_anothers { two } else { Reference { offset: one.offset + 1, ..one } };
+                let key = index.geometry().hashed(b"one");
+                index.with_segment_of(key.first(), |segment| {
+                    let slots = segment.all_references(crate::cores::Cores(1)).into_iter();
+                    let slot =
+                        slots.map(|(slot, _)| slot).find(|&slot| segment.key_in(slot)[..] == *b"one")?;
+                    let bytes = bad.to_bytes();
+                    segment.rewrite(&segment.lock_slot(slot), slot, Some(key), Stored::reference(&bytes));
+                    Some(())
+                });
+                let region = index.region().alias();
+                drop(index);
+                let (index, found) = Index::open(region, clock).unwrap();
+                assert_eq!((found.misplaced, found.keys, index.len()), (1, 2, 2), "{size:?}: {found:?}");
+                let heap = index.heap();
+                assert_eq!((heap.values, heap.live_bytes), (2, 2 * extent_bytes(900)), "{size:?}: {heap:?}");
+                let mut got = Vec::new();
+                let there = keys.map(|key| index.reader().get_into(key, &mut got).unwrap());
+                assert!(there[2] && there[0] != there[1] && (is_anothers || there[1]), "{size:?}: {there:?}");
+                assert!(got == [2; 900], "{size:?}");
+                for key in keys {
+                    assert!(index.put(key, &[7; 900], PutMode::Upsert).is_ok(), "{size:?}");
+                    assert!(index.reader().get_into(key, &mut got).unwrap() && got == [7; 900], "{size:?}");
+                }
+            }
+        }
+    }
+
     /// X6: a put comes between the copying of an extent and its naming.
     fn put_while_it_moves() -> bool {
         let (index, clock) = four_blocks();

@@ -651,3 +651,105 @@ fn entries_are_there_before_the_directory_uses_them() {
         }
     }
 }
+
+/// The system refuses memory for segments. Each time the piece is free again, and counts for nobody. It is not
+/// asked again until some time has passed. In the end it gives the memory, and the table grows.
+#[cfg(feature = "verbs")]
+#[test]
+fn memory_that_is_refused_is_asked_for_again() {
+    use std::sync::Weak;
+    use std::sync::atomic::AtomicBool;
+    /// Notes when it was asked, and refuses.
+    struct Refusing {
+        clock: Clock,
+        asked: std::sync::Mutex<Vec<u64>>,
+        refuses: AtomicBool,
+    }
+    impl Registrar for Refusing {
+        fn before_use(&self, _: u32) -> Result<(), RegionError> {
+            crate::sync::lock_std(&self.asked).push(self.clock.now_ns());
+            match self.refuses.load(Ordering::Relaxed) {
+                true => Err(RegionError::NoRoom { need: 1, left: 0, of: "the device".into() }),
+                false => Ok(()),
+            }
+        }
+        fn before_use_of_block(&self, _: u64) -> Result<(), RegionError> {
+            unreachable!("no values are long")
+        }
+    }
+    const AGAIN: Duration = Duration::from_millis(10);
+    for layout in LAYOUTS {
+        let mut lived = Lived::new(layout, 3);
+        let refuses = AtomicBool::new(true);
+        let refusing = Arc::new(Refusing { clock: lived.clock.clone(), asked: Default::default(), refuses });
+        let registrar: Arc<dyn Registrar> = refusing.clone();
+        let of_growth: Weak<dyn Registrar> = Arc::downgrade(&registrar);
+        lived.growth().register_with(of_growth);
+        let mut next = 0;
+        for _ in 0..3 * SEGMENTS_MAX {
+            lived.clock.advance(AGAIN);
+            let refused = (0..200).find_map(|_| {
+                let put = lived.index.put(&u64::to_le_bytes(next), &value(next, 1), PutMode::Insert);
+                next += u64::from(put.is_ok());
+                put.err()
+            });
+            assert!(matches!(refused, Some(PutError::NoMemory { .. })), "{layout}: {refused:?}");
+            let mut left = lived.growth().memory_left();
+            left.sort_unstable();
+            assert!(left.into_iter().eq(1..SEGMENTS_MAX as u32), "{layout}: memory is lost");
+        }
+        let asked = crate::sync::lock_std(&refusing.asked).clone();
+        assert_eq!(lived.index.growth().refused, asked.len() as u64, "{layout}");
+        assert!(asked.len() as u64 >= 3 * SEGMENTS_MAX, "{layout}: {asked:?}");
+        let apart = |pair: &[u64]| Duration::from_nanos(pair[1] - pair[0]) >= AGAIN;
+        assert!(asked.windows(2).all(apart), "{layout}: {asked:?}");
+        refusing.refuses.store(false, Ordering::Relaxed);
+        lived.clock.advance(AGAIN);
+        lived.next_version = 2;
+        assert!(lived.put(next), "{layout}");
+        lived.settle(layout);
+        assert_eq!((lived.index.growth().segments, lived.index.len()), (2, next + 1), "{layout}");
+    }
+}
+
+/// The counts of segments, and their loads: of those that are whole, as long as there are any.
+#[test]
+fn loads_of_segments_are_counted() {
+    for layout in LAYOUTS {
+        let mut lived = Lived::new(layout, 3);
+        (0..8).for_each(|key| assert!(lived.put(key)));
+        let loads = |lived: &Lived, memories: &[u32]| {
+            let guard = crossbeam_epoch::pin();
+            let of = |&memory: &u32| {
+                let counts = lived.growth().live.get(memory, &guard).unwrap().counts();
+                counts.keys * 1_000_000 / counts.slots
+            };
+            let all: Vec<u64> = memories.iter().map(of).collect();
+            [all.iter().copied().min().unwrap(), all.iter().copied().max().unwrap()]
+        };
+        let check = |lived: &Lived, counted: &[u32], expected: (u64, u64, u64, u64)| {
+            let now = lived.index.growth();
+            let its = (now.segments, now.splitting, now.merging, now.depth);
+            assert_eq!(its, expected, "{layout}: {now:?}");
+            assert_eq!([now.load_min_ppm, now.load_max_ppm], loads(lived, counted), "{layout}: {now:?}");
+        };
+        check(&lived, &[0], (1, 0, 0, 0));
+        let key = 0u64.to_le_bytes();
+        lived.growth().split(&key);
+        check(&lived, &[0, 1], (2, 1, 0, 1));
+        lived.settle(layout);
+        check(&lived, &[0, 1], (2, 0, 0, 1));
+        // One more, of the first segment: the other one is the only one that is whole.
+        let of_first =
+            |key: &u64| lived.index.geometry().hashed(&key.to_le_bytes()).first().directory() & 1 == 0;
+        let key = (0..8).find(of_first).unwrap().to_le_bytes();
+        lived.growth().split(&key);
+        check(&lived, &[1], (3, 1, 0, 2));
+        lived.settle(layout);
+        check(&lived, &[0, 1, 2], (3, 0, 0, 2));
+        lived.growth().merge(&key);
+        check(&lived, &[1], (3, 0, 1, 2));
+        lived.settle(layout);
+        check(&lived, &[0, 1], (2, 0, 0, 1));
+    }
+}

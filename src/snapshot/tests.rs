@@ -382,6 +382,13 @@ fn a_snapshot_goes_into_another_table() {
         assert!(matches!(answer, Err(crate::RestoreError::TooMany { keys: 700, .. })), "{answer:?}");
         assert!(small.is_empty() && narrow.is_empty() && few.is_empty());
     }
+    // How far it is, of all bytes twice: first the check, then the keys.
+    let (whole, mut heard) = (index(900), Vec::new());
+    let restored = whole.restore_from(&snapshot, &mut |at, of| heard.push((at, of))).unwrap();
+    assert_eq!(restored.began, snapshot.terms().began);
+    let bytes = snapshot.bytes();
+    assert!(heard.is_sorted() && heard.iter().all(|&(at, of)| at <= of && of == 2 * bytes), "{heard:?}");
+    assert!(heard[0].0 <= bytes && heard.last().unwrap().0 > bytes, "{heard:?}");
     // As many slots as keys: it is tried, and full in the end.
     let exact = index(700);
     match exact.restore_from(&snapshot, &mut |_, _| {}) {
@@ -389,4 +396,42 @@ fn a_snapshot_goes_into_another_table() {
         Err(crate::RestoreError::Full { restored, keys: 700, .. }) => assert_eq!(restored, exact.len()),
         other => panic!("{other:?}"),
     }
+}
+
+/// A snapshot of a table that grows says how many main slots all its segments had, and how much it could come
+/// to take.
+#[test]
+fn the_terms_of_a_table_that_grows() {
+    let size = TableSize::Growing { bytes_max: 1 << 20, segment_slots: Some(256) };
+    let geometry =
+        Config { size, seeds: Some(Seeds::from_number(5)), ..Config::default() }.geometry().unwrap();
+    let index = Index::create(Region::private(geometry.region_bytes()), geometry, Clock::manual()).unwrap();
+    for n in 0..1_000u32 {
+        index.put(&n.to_le_bytes(), b"value", PutMode::Insert).unwrap();
+    }
+    let (_dir, path, _) = made(&index);
+    let terms = Snapshot::open(&path).unwrap().terms();
+    let (slots, growth) = (index.counts().main_slots, index.growth());
+    assert!(slots >= 4 * index.geometry().main_slots(), "{growth:?}");
+    assert_eq!((terms.main_slots, terms.bytes_max), (slots, Some(growth.bytes_max)));
+    assert_eq!(records(&path).unwrap().len(), 1_000);
+}
+
+/// A damaged slot costs what stands in it. The snapshot has the rest, and says how many slots were damaged.
+#[test]
+fn damaged_slots_are_counted() {
+    let index = filled(50, 100);
+    let damage = |n: u32| {
+        let inspector = crate::inspect::Inspector::new(index.region(), index.geometry());
+        let slot = inspector.slots().find(|report| report.key == n.to_le_bytes()).unwrap().slot;
+        let word = index.geometry().slot_word(slot) + 4;
+        index.region().store(word, !index.region().load(word));
+    };
+    [7, 20].map(damage);
+    let (_dir, path, saved) = made(&index);
+    assert_eq!((saved.keys, saved.damaged), (48, 2));
+    let there: Vec<_> = records(&path).unwrap().into_iter().map(|(key, _)| key).collect();
+    assert!(there.len() == 48 && [7, 20].iter().all(|n: &u32| !there.contains(&n.to_le_bytes().into())));
+    let content = Snapshot::open(&path).unwrap().check(&mut |_| {}).unwrap();
+    assert_eq!((content.keys, content.damaged), (48, 2));
 }
