@@ -81,6 +81,8 @@ pub enum Rule {
     LastLook,
     /// L8: under its locks, a change looks whether the segment still has the key.
     StillHere,
+    /// L9: a thread that has a pair looks, when it is the pair's one thread, whether the pair has ended.
+    PairEnds,
     /// A3: a side that goes to sleep fences its announcement before its last look. A side that
     /// stored fences its store before it looks for the announcement.
     BellFence,

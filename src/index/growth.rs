@@ -155,9 +155,9 @@ struct Pairs {
 
 /// A parent and its child, of a split or merge under way.
 #[derive(Debug)]
-struct Pair {
-    parent: u32,
-    child: u32,
+pub(super) struct Pair {
+    pub parent: u32,
+    pub child: u32,
     state: Mutex<PairState>,
 }
 
@@ -172,11 +172,20 @@ struct PairState {
     /// So many looks are spared, and were after the last round in vain.
     spare: u32,
     spared: u32,
+    has_ended: bool,
 }
 
 impl PairState {
     fn new(toward: Toward) -> PairState {
-        PairState { toward, next: 0, left: VecDeque::new(), in_vain: 0, spare: 0, spared: 0 }
+        PairState {
+            toward,
+            next: 0,
+            left: VecDeque::new(),
+            in_vain: 0,
+            spare: 0,
+            spared: 0,
+            has_ended: false,
+        }
     }
 
     /// The next home to try. `None` if there is none, or each one left was tried in vain.
@@ -211,7 +220,7 @@ impl Toward {
 
 /// What came of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Driven {
+pub(super) enum Driven {
     /// There is more to do.
     On,
     /// Something must wait: for ghosts, or for room.
@@ -939,7 +948,7 @@ impl Growth {
         }
     }
 
-    fn pair_of(&self, segment: &Segment) -> Option<Arc<Pair>> {
+    pub(super) fn pair_of(&self, segment: &Segment) -> Option<Arc<Pair>> {
         lock(&self.pairs).by_memory.get(&segment.memory).cloned()
     }
 
@@ -1170,7 +1179,7 @@ impl Growth {
     }
 
     fn turn_back(&self, state: &mut PairState) {
-        if state.toward == Toward::Parent {
+        if state.toward == Toward::Parent && !state.has_ended {
             *state = PairState::new(Toward::Back);
             self.done.given_up.fetch_add(1, Relaxed);
         }
@@ -1186,16 +1195,17 @@ impl Growth {
     // ---- splits and merges go on ----------------------------------------------------------------
 
     /// Takes a pair on by up to so many homes.
-    fn drive(&self, pair: &Pair, homes: u32, guard: &Guard) -> Driven {
+    pub(super) fn drive(&self, pair: &Pair, homes: u32, guard: &Guard) -> Driven {
         let Some(mut state) = try_lock(&pair.state) else { return Driven::Taken };
+        // L9: its segments may be another pair by now.
+        if !kept(Rule::PairEnds, || !state.has_ended) {
+            return Driven::Ended;
+        }
         let [Some(parent), Some(child)] =
             [pair.parent, pair.child].map(|memory| self.live.get(memory, guard))
         else {
             return Driven::Ended;
         };
-        if parent.share.get().role == PairRole::Whole || child.share.get().role == PairRole::Whole {
-            return Driven::Ended; // Another thread has ended it since `pair` was found.
-        }
         if let Some(fewer) = state.spare.checked_sub(1) {
             state.spare = fewer;
             return Driven::Waits;
@@ -1312,6 +1322,7 @@ impl Growth {
             pairs.by_memory.remove(&memory);
         }
         pairs.queue.retain(|pair| pair.parent != parent.memory);
+        state.has_ended = true;
         self.under_way.store(pairs.queue.len() as u64, Relaxed);
         drop((pairs, directory));
         if toward == Toward::Parent {

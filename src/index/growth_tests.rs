@@ -1,7 +1,7 @@
 //! Servers of tables that grow, which stop, or are killed at every store of a split, a merge, and a
 //! merge given up. The next server loses nothing, has nothing twice, leaks nothing, and goes on.
 
-use super::growth::Growth;
+use super::growth::{Driven, Growth};
 use super::tests::check_books;
 use super::walk::Walk;
 use super::*;
@@ -559,6 +559,40 @@ fn a_merge_given_up_ends_with_its_marks() {
         lived.settle(layout);
         lived.check(layout);
         lived.check_at_rest(layout);
+    }
+}
+
+/// L9: a thread has found a split, and loses the CPU. Meanwhile the split ends, and the same two segments begin
+/// to merge. The thread does not go on with the split: both would wait for each other's locks.
+#[test]
+fn a_pair_that_has_ended_is_not_driven() {
+    let driven = |layout: &str| {
+        let mut lived = Lived::new(layout, 3);
+        (0..6).for_each(|key| assert!(lived.put(key)));
+        let key = 0u64.to_le_bytes();
+        lived.growth().split(&key);
+        let guard = crossbeam_epoch::pin();
+        let growth = lived.growth();
+        let split = growth.pair_of(growth.live.get(0, &guard).unwrap()).unwrap();
+        lived.settle(layout);
+        growth.merge(&key);
+        let homes = lived.index.geometry().homes() as u32;
+        growth.drive_on(homes / 2);
+        let merge = growth.pair_of(growth.live.get(0, &guard).unwrap()).unwrap();
+        assert_eq!([split.parent, split.child], [merge.parent, merge.child], "{layout}");
+        let child = growth.live.get(merge.child, &guard).unwrap();
+        let away = || child.share.away_words().map(u64::count_ones).sum::<u32>();
+        let (had_gone, driven) = (away(), growth.drive(&split, homes, &guard));
+        assert!(had_gone > 0, "{layout}");
+        (driven, had_gone == away())
+    };
+    for layout in LAYOUTS {
+        assert_eq!(driven(layout), (Driven::Ended, true), "{layout}");
+    }
+    #[cfg(feature = "faults")]
+    {
+        let _broken = crate::faults::Broken::rule(Rule::PairEnds);
+        assert_ne!(driven("windowed:8"), (Driven::Ended, true), "case lost: PairEnds");
     }
 }
 
