@@ -416,6 +416,29 @@ mod tests {
         }
     }
 
+    /// Of a table that grows, the memory counts that the segments need where the client has come to: none at first.
+    #[test]
+    fn memory_of_a_table_that_grows() {
+        let size = TableSize::Growing { bytes_max: 1 << 20, segment_slots: Some(64) };
+        let geometry = Config { size, key_max: 8, value_max: 8, ..Config::default() }.geometry().unwrap();
+        let region = Region::private(geometry.region_bytes());
+        let index = Index::create(region, geometry, Clock::manual()).unwrap();
+        let hints = Hints::new(index.geometry(), usize::MAX).unwrap();
+        let (slots, mut segments) = (index.geometry().slots(), 0);
+        assert_eq!(hints.bytes(), index.geometry().segments_max() * slots);
+        for n in 0..2_000u64 {
+            assert!(hints.bytes_used() <= segments * slots && hints.bytes_used() < hints.bytes());
+            index.put(&n.to_le_bytes(), b"", PutMode::Insert).unwrap();
+            segments = index.growth().segments;
+            assert!(reader(&index, &hints).get_into(&n.to_le_bytes(), &mut Vec::new()).unwrap());
+        }
+        assert!(
+            segments > 10 && hints.bytes_used() > (segments - 2) * slots,
+            "{segments}: {}",
+            hints.bytes_used()
+        );
+    }
+
     /// The four tags of a key are four different bytes, and none is 0. A word is compared as its
     /// bytes are.
     #[test]

@@ -2056,7 +2056,7 @@ mod tests {
 
     #[test]
     fn counts_are_added_up() {
-        let numbers = |n: u64| GetStats {
+        let counts = |n: u64| GetStats {
             gets: n,
             hits: 2 * n,
             retries_torn: 3 * n,
@@ -2065,11 +2065,21 @@ mod tests {
             retries_chain: 6 * n,
             retries_replaced: 7 * n,
         };
-        let mut sum = numbers(10);
-        sum += numbers(100);
-        assert_eq!(sum, numbers(110));
-        let mut counted = numbers(10);
-        for (times, why) in [(2, Retry::Torn), (3, Retry::Moved), (4, Retry::Late), (5, Retry::Chain)] {
+        let mut sum = counts(10);
+        sum += counts(100);
+        assert_eq!(sum, counts(110));
+        let numbers = |n: u64| HintCounts { hinted: n, hits: 2 * n, reads: 3 * n };
+        let mut hinted = numbers(10);
+        hinted += numbers(100);
+        assert_eq!(hinted, numbers(110));
+        let numbers = |n: u64| ReadCounts { reads: n, bytes: 2 * n, doorbells: 3 * n };
+        let mut reads = numbers(10);
+        reads += numbers(100);
+        assert_eq!(reads, numbers(110));
+        let mut counted = counts(10);
+        for (times, why) in
+            [(2, Retry::Torn), (3, Retry::Moved), (4, Retry::Late), (5, Retry::Chain), (6, Retry::Replaced)]
+        {
             (0..times).for_each(|_| counted.count(why));
         }
         let expected = GetStats {
@@ -2077,7 +2087,8 @@ mod tests {
             retries_moved: 43,
             retries_late: 54,
             retries_chain: 65,
-            ..numbers(10)
+            retries_replaced: 76,
+            ..counts(10)
         };
         assert_eq!(counted, expected);
     }

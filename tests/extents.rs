@@ -130,6 +130,22 @@ fn batches() {
         assert_eq!(answers, 120);
     }
     assert!(reader.hint_counts().hits > 200, "{:?}", reader.hint_counts());
+    // A long value that a hint leads to is a hit, alone and in a batch, and each of its READs counts once.
+    let long = [key(50)];
+    assert!(values[50].len() > 1_000);
+    let mut counts = Vec::new();
+    for _ in 0..2 {
+        let mut reader = index.reader().with_hints(&hints);
+        match counts.len() {
+            0 => assert_eq!(reader.get_into(&long[0], &mut Vec::new()), Ok(true)),
+            _ => reader.get_many(&long, |_, got| assert_eq!(got, Some(&values[50][..]))).unwrap(),
+        }
+        let (hinted, reads) = (reader.hint_counts(), reader.read_counts());
+        assert_eq!((hinted.hinted, hinted.hits, reader.stats().hits), (1, 1, 1));
+        assert!(reads.doorbells == reads.reads - (hinted.reads - 1) && hinted.reads >= 1, "{reads:?}");
+        counts.push(reads);
+    }
+    assert_eq!(counts[0], counts[1]);
 }
 
 /// Puts of each mode, swaps and removes; the memory of what goes comes back.

@@ -674,6 +674,7 @@ mod refused {
         for _ in 0..TIMES {
             let refused = index.put(b"key", &[1; 1_000], PutMode::Insert);
             assert_eq!(refused, Err(PutError::HeapMemory { given: 1_000 }));
+            assert_eq!((index.heap().live_bytes, index.heap().values), (0, 0));
         }
         assert_eq!(index.put(b"key", &[1; 1_000], PutMode::Insert), Ok(PutOutcome::Inserted));
     }

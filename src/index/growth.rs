@@ -1783,4 +1783,74 @@ mod tests {
             assert!(!budget.has(1) && !memory.has_any(100), "{segments:?}");
         }
     }
+
+    /// A table of a few slots a segment, and its clock.
+    #[cfg(feature = "sim")]
+    fn growing(bytes_max: u64) -> (Growth, Clock) {
+        let size = TableSize::Growing { bytes_max, segment_slots: Some(64) };
+        let geometry = Config { size, ..Config::default() }.geometry().unwrap();
+        let (region, clock) = (Region::private(geometry.region_bytes()), Clock::manual());
+        (Growth::create_unready(region, geometry, clock.clone(), &Start::default()).unwrap(), clock)
+    }
+
+    /// When there is more to do: at once while the directory's next half is not whole; a moment later while a pair
+    /// waits for another thread, though no trace is due; and never when all is done.
+    #[cfg(feature = "sim")]
+    #[test]
+    fn tidy_says_when_to_come_again() {
+        let (growth, _clock) = growing(1 << 20);
+        assert_eq!((0..4).map(|_| growth.tidy()).next_back(), Some(None));
+        growth.split(b"a key");
+        let pair = lock(&growth.pairs).queue[0].clone();
+        let taken = lock(&pair.state);
+        assert_eq!(growth.tidy(), Some(Duration::from_millis(1)));
+        drop(taken);
+        growth.drive_on(u32::MAX);
+        // The directory has 128 entries then, and the next half as many, of which a step writes 64.
+        for _ in 1..7 {
+            growth.split(b"a key");
+            growth.drive_on(u32::MAX);
+        }
+        let waits: Vec<_> = (0..3).map(|_| growth.tidy()).collect();
+        assert_eq!(waits, [Some(Duration::ZERO), None, None]);
+        assert_eq!((growth.growth_counts().depth, lock(&growth.directory).fill().ok()), (7, Some(true)));
+    }
+
+    /// A split that waits holds up no other.
+    #[cfg(feature = "sim")]
+    #[test]
+    fn a_pair_that_waits_is_put_last() {
+        let (growth, _clock) = growing(1 << 20);
+        growth.split(b"a key");
+        growth.drive_on(u32::MAX);
+        let guard = epoch::pin();
+        for memory in [0, 1] {
+            growth.begin_split(growth.live.get(memory, &guard).unwrap()).unwrap();
+        }
+        let first = lock(&growth.pairs).queue[0].clone();
+        lock(&first.state).spare = u32::MAX;
+        for _ in 0..growth.geometry.homes() {
+            growth.tidy();
+        }
+        let counts = growth.growth_counts();
+        assert_eq!((counts.splits, counts.splitting), (2, 1), "{counts:?}");
+        lock(&first.state).spare = 0;
+        growth.drive_on(u32::MAX);
+        assert_eq!(growth.growth_counts().splitting, 0);
+    }
+
+    /// Memory that comes back when the server has ended is the next one's: nothing is done with it.
+    #[cfg(feature = "sim")]
+    #[test]
+    fn memory_that_comes_back_too_late_is_left_alone() {
+        let (growth, _clock) = growing(1 << 20);
+        let memory = Arc::clone(&growth.memory);
+        lock(&memory).put(7, || unreachable!("it is kept"));
+        assert_eq!(lock(&memory).free, [7]);
+        drop(growth);
+        (0..KEPT_FREE as u32 + 1)
+            .for_each(|piece| lock(&memory).put(piece, || unreachable!("it is not ours")));
+        let memory = lock(&memory);
+        assert_eq!((&memory.free[..], memory.bare.len()), (&[7][..], 0));
+    }
 }

@@ -787,3 +787,52 @@ fn loads_of_segments_are_counted() {
         check(&lived, &[0, 1], (2, 0, 0, 1));
     }
 }
+
+/// A server that was killed while it made the table leaves one that nobody takes over.
+#[test]
+fn a_growing_table_half_made_is_not_taken_over() {
+    for layout in LAYOUTS {
+        let lived = Lived::new(layout, 3);
+        lived.growth().publish_state(Phase::Starting);
+        let opened = Index::open(lived.index.region().alias(), Clock::manual());
+        assert_eq!(opened.map(|(_, found)| found).unwrap_err(), RecoverError::Unfinished, "{layout}");
+        lived.growth().publish_state(Phase::Serving);
+        assert!(Index::open(lived.index.region().alias(), Clock::manual()).is_ok(), "{layout}");
+    }
+}
+
+/// The next server has registered nothing yet. So clients are told of no remote keys that the last one had.
+#[cfg(feature = "verbs")]
+#[test]
+fn remote_keys_are_told_by_who_has_them() {
+    use crate::layout::chunk::chunk_slot;
+    use crate::layout::slot::check;
+    for layout in LAYOUTS {
+        let lived = Lived::new(layout, 3);
+        let geometry = lived.index.geometry();
+        let told = || {
+            let slot = chunk_slot(geometry, 0);
+            let first = geometry.slot_word(slot);
+            let words = first..first + geometry.shape().words();
+            let image: Vec<u64> = words.map(|word| lived.index.region().load(word)).collect();
+            let view = check(geometry.shape(), geometry.identity(slot), &image).unwrap();
+            view.value().to_vec()
+        };
+        lived.growth().tell_key(0, 77).unwrap();
+        assert_eq!(told(), 77u64.to_le_bytes(), "{layout}");
+        let nobody: std::sync::Weak<Nobody> = std::sync::Weak::new();
+        lived.growth().register_with(nobody);
+        assert!(told().is_empty(), "{layout}");
+        lived.growth().tell_key(0, 78).unwrap();
+        assert_eq!(told(), 78u64.to_le_bytes(), "{layout}");
+    }
+    struct Nobody;
+    impl Registrar for Nobody {
+        fn before_use(&self, _: u32) -> Result<(), RegionError> {
+            unreachable!("it is gone")
+        }
+        fn before_use_of_block(&self, _: u64) -> Result<(), RegionError> {
+            unreachable!("it is gone")
+        }
+    }
+}

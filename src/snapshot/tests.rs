@@ -427,7 +427,7 @@ fn damaged_slots_are_counted() {
         let word = index.geometry().slot_word(slot) + 4;
         index.region().store(word, !index.region().load(word));
     };
-    [7, 20].map(damage);
+    [7, 20].into_iter().for_each(damage);
     let (_dir, path, saved) = made(&index);
     assert_eq!((saved.keys, saved.damaged), (48, 2));
     let there: Vec<_> = records(&path).unwrap().into_iter().map(|(key, _)| key).collect();
