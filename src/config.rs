@@ -488,6 +488,30 @@ mod tests {
         }
     }
 
+    /// What is said of long values is done: how much memory they have, and which of them stand in slots.
+    #[test]
+    fn long_values_have_the_memory_that_was_asked_for() {
+        let slots = TableSize::Slots(1 << 10);
+        let growing = TableSize::Growing { bytes_max: 64 << 20, segment_slots: Some(256) };
+        let config = |size| Config { size, value_max: 10_000, ..Config::default() };
+        for size in [slots, growing] {
+            let given = Config { heap_bytes: Some(8 << 20), ..config(size) };
+            let geometry = given.geometry().unwrap();
+            // Less what its books take.
+            assert!((7 << 20..=8 << 20).contains(&geometry.heap().bytes), "{size:?}: {:?}", geometry.heap());
+            assert_eq!(geometry.value_max(), 10_000);
+        }
+        // A table that grows has one budget for slots and values.
+        assert!(config(growing).geometry().unwrap().heap().bytes > 60 << 20);
+        // No slot has room for longer values than there are.
+        let shape = |value_max, inline_max| {
+            let config = Config { value_max, inline_max: Some(inline_max), ..config(growing) };
+            config.geometry().unwrap().shape()
+        };
+        assert_eq!(shape(100, 100_000), shape(100, 100));
+        assert!(shape(10_000, 500).bytes() > shape(10_000, 100).bytes());
+    }
+
     #[test]
     fn layouts_are_found_by_name() {
         let names: Vec<_> = presets().map(|p| p.layout.to_string()).collect();

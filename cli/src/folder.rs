@@ -35,7 +35,10 @@ impl Folder {
         let (path, children) = (folder.path.clone(), folder.children.clone());
         std::thread::spawn(move || {
             if let Some(signal) = signals.forever().next() {
-                for &pid in &*lock(&children) {
+                // Locked to the end: what the other threads make of it, none of them tells. They wait where
+                // the folder is dropped.
+                let children = lock(&children);
+                for &pid in &*children {
                     let _ = kill_process(pid, Signal::KILL);
                     let _ = rustix::process::waitpid(Some(pid), WaitOptions::empty());
                 }

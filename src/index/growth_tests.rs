@@ -540,6 +540,7 @@ fn a_merge_given_up_ends_with_its_marks() {
         lived.growth().drive_on(homes as u32 / 2 + 1);
         lived.growth().give_up_merges();
         let guard = crossbeam_epoch::pin();
+        let before = lived.growth().growth_counts();
         let child = lived.growth().live.get(1, &guard).unwrap();
         let marked = || (0..homes).filter(|&home| header(child, home).merged).count();
         let is_pair = || lived.growth().pairs_left().len() == 1;
@@ -555,6 +556,10 @@ fn a_merge_given_up_ends_with_its_marks() {
             lived.clock.advance(GRACE / 20);
         }
         assert!(all_back > 10, "{layout}: {all_back}");
+        // That was neither a split nor a merge.
+        let now = lived.growth().growth_counts();
+        assert_eq!((now.splits, now.merges), (before.splits, before.merges), "{layout}");
+        assert_eq!((now.splits, now.merges, now.given_up), (1, 0, 1), "{layout}");
         drop(guard);
         lived.settle(layout);
         lived.check(layout);

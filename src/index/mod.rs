@@ -191,7 +191,7 @@ impl Index {
     /// the region mapped go on reading.
     ///
     /// # Errors
-    /// [`RecoverError`]; the region is then unchanged.
+    /// [`RecoverError`]; the region has then lost nothing. Slots that were half written may have their content back.
     pub fn open(region: Region, clock: Clock) -> Result<(Index, Recovered), RecoverError> {
         Index::open_by(region, clock, &Start::default())
     }

@@ -294,14 +294,9 @@ impl Segment {
         disobey(Rule::UndoFirst, || free(keep()));
         // U2
         free(undo);
-        let is_stuck = !has_room_for_ghost(ghost);
-        self.notes.set(
-            slot,
-            match note {
-                _ if is_free => Note::Free,
-                _ if is_stuck => Note::Stuck,
-                note => note,
-            },
-        );
+        match is_free {
+            true => self.notes.set(slot, Note::Free, false),
+            false => self.notes.set(slot, note, !has_room_for_ghost(ghost)),
+        }
     }
 }

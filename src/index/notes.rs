@@ -26,15 +26,17 @@ pub(crate) enum Note {
 }
 
 /// The first number that stands for [`Note::AtHome`].
-const AT_HOME: u8 = 4;
+const AT_HOME: u8 = 3;
+/// Set if the slot has a ghost, beside what is noted of its key.
+const STUCK: u8 = 1 << 7;
 
 impl Note {
     const fn to_byte(self) -> u8 {
         match self {
             Note::Unknown => 0,
             Note::Free => 1,
-            Note::Stuck => 2,
-            Note::Displaced => 3,
+            Note::Displaced => 2,
+            Note::Stuck => STUCK,
             Note::AtHome(distance) => AT_HOME + distance,
         }
     }
@@ -43,8 +45,8 @@ impl Note {
         match byte {
             0 => Note::Unknown,
             1 => Note::Free,
-            2 => Note::Stuck,
-            3 => Note::Displaced,
+            2 => Note::Displaced,
+            STUCK.. => Note::Stuck,
             _ => Note::AtHome(byte - AT_HOME),
         }
     }
@@ -69,10 +71,19 @@ impl Notes {
 
     #[inline]
     pub fn of(&self, slot: SlotIx) -> Note {
+        Note::from_byte(self.byte(slot))
+    }
+
+    /// What is noted of the slot's key, whether the slot has a ghost or not.
+    #[inline]
+    pub fn of_key_in(&self, slot: SlotIx) -> Note {
+        Note::from_byte(self.byte(slot) & !STUCK)
+    }
+
+    #[inline]
+    fn byte(&self, slot: SlotIx) -> u8 {
         // Relaxed, here and below: a hint.
-        self.0
-            .get(slot.0 as usize)
-            .map_or(Note::Unknown, |byte| Note::from_byte(byte.load(Ordering::Relaxed)))
+        self.0.get(slot.0 as usize).map_or(Note::Unknown.to_byte(), |byte| byte.load(Ordering::Relaxed))
     }
 
     /// The first of these main slots that has no key. `is_free` says so of those of which nothing is known.
@@ -89,11 +100,12 @@ impl Notes {
         number.map(|(number, _)| window.slot(number))
     }
 
-    /// Notes what was written into a slot. Overflow slots have no notes.
+    /// Notes what was written into a slot, and whether it has a ghost beside a key. Overflow slots have no
+    /// notes.
     #[inline]
-    pub fn set(&self, slot: SlotIx, note: Note) {
+    pub fn set(&self, slot: SlotIx, note: Note, is_stuck: bool) {
         if let Some(byte) = self.0.get(slot.0 as usize) {
-            byte.store(note.to_byte(), Ordering::Relaxed);
+            byte.store(note.to_byte() | if is_stuck { STUCK } else { 0 }, Ordering::Relaxed);
         }
     }
 
@@ -107,6 +119,6 @@ impl Notes {
 
     /// Forgets what is noted of these slots.
     pub fn forget(&self, slots: &[SlotIx]) {
-        slots.iter().for_each(|&slot| self.set(slot, Note::Unknown));
+        slots.iter().for_each(|&slot| self.set(slot, Note::Unknown, false));
     }
 }

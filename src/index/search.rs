@@ -34,18 +34,18 @@ pub(crate) type MovePath = SmallVec<[SlotIx; 8]>;
 struct Entered {
     first: SlotIx,
     slots: u32,
-    from: Step,
+    from: EnteredSlot,
 }
 
 /// A slot that a search has entered, and which of its [`Search::entered`] says so.
 #[derive(Clone, Copy)]
-struct Step {
+struct EnteredSlot {
     slot: SlotIx,
     entered: u32,
 }
 
 /// Where the newcomer comes from.
-const NEWCOMER: Step = Step { slot: SlotIx(u64::MAX), entered: u32::MAX };
+const NEWCOMER: EnteredSlot = EnteredSlot { slot: SlotIx(u64::MAX), entered: u32::MAX };
 
 /// Finds a path for a newcomer. `None` when the search reached its bounds first.
 pub(crate) fn find_path(table: Searched<'_>, key: Hashed<'_>) -> Option<MovePath> {
@@ -165,7 +165,7 @@ impl Search {
         }
         let mut layer = 0;
         loop {
-            let leave = |search: &mut Search, step: Step, note| match note {
+            let leave = |search: &mut Search, step: EnteredSlot, note| match note {
                 Note::AtHome(distance) if gives_way.at_home => {
                     let first = SlotIx(step.slot.0.saturating_sub(distance.into()));
                     search.enter(table, step, Window { first, ..home })
@@ -185,7 +185,7 @@ impl Search {
                 return Some(path);
             }
             if gives_way.displaced {
-                let leave = |search: &mut Search, step: Step, note| match note {
+                let leave = |search: &mut Search, step: EnteredSlot, note| match note {
                     Note::AtHome(_) => search.leave(table, step, true),
                     _ => None,
                 };
@@ -207,7 +207,7 @@ impl Search {
         &mut self,
         table: Searched<'_>,
         layer: Range<usize>,
-        leave: impl Fn(&mut Search, Step, Note) -> Option<MovePath>,
+        leave: impl Fn(&mut Search, EnteredSlot, Note) -> Option<MovePath>,
     ) -> Option<MovePath> {
         let mut left = LAYER_MAX as u32;
         for number in layer {
@@ -215,7 +215,7 @@ impl Search {
             let these = Window { slots: slots.min(left), first, incarnation: 0 };
             for slot in these.iter() {
                 if let Some(note) = table.note(slot)
-                    && let Some(path) = leave(self, Step { slot, entered: number as u32 }, note)
+                    && let Some(path) = leave(self, EnteredSlot { slot, entered: number as u32 }, note)
                 {
                     return Some(path);
                 }
@@ -230,7 +230,7 @@ impl Search {
 
     /// Goes on from a slot to the windows in which its key would be newly displaced, or to the others.
     #[inline(never)]
-    fn leave(&mut self, table: Searched<'_>, from: Step, displaces: bool) -> Option<MovePath> {
+    fn leave(&mut self, table: Searched<'_>, from: EnteredSlot, displaces: bool) -> Option<MovePath> {
         let onward = table.destinations(from.slot)?;
         self.enter_those(table, from, &onward, displaces)
     }
@@ -238,7 +238,7 @@ impl Search {
     fn enter_those(
         &mut self,
         table: Searched<'_>,
-        from: Step,
+        from: EnteredSlot,
         onward: &[Destination],
         displaces: bool,
     ) -> Option<MovePath> {
@@ -248,7 +248,7 @@ impl Search {
 
     /// Adds the slots of a window to this layer. Returns the path if one of the slots is free.
     #[inline(always)]
-    fn enter(&mut self, table: Searched<'_>, from: Step, window: Window) -> Option<MovePath> {
+    fn enter(&mut self, table: Searched<'_>, from: EnteredSlot, window: Window) -> Option<MovePath> {
         if self.visited.covers(window) {
             return None;
         }
@@ -260,7 +260,7 @@ impl Search {
 
     /// The same of slots that may have been visited, or not, one by one.
     #[inline(never)]
-    fn enter_any(&mut self, table: Searched<'_>, from: Step, window: Window) -> Option<MovePath> {
+    fn enter_any(&mut self, table: Searched<'_>, from: EnteredSlot, window: Window) -> Option<MovePath> {
         let mut new = self.visited.insert(window);
         while new != 0 {
             let number = new.trailing_zeros();
@@ -277,7 +277,7 @@ impl Search {
 
     /// The same of slots that are new.
     #[inline(always)]
-    fn enter_neighbours(&mut self, table: Searched<'_>, from: Step, new: Window) -> Option<MovePath> {
+    fn enter_neighbours(&mut self, table: Searched<'_>, from: EnteredSlot, new: Window) -> Option<MovePath> {
         if let Some(free) = table.first_free(new) {
             return Some(self.path(from, free));
         }
@@ -287,7 +287,7 @@ impl Search {
     }
 
     #[inline(never)]
-    fn path(&self, mut step: Step, end: SlotIx) -> MovePath {
+    fn path(&self, mut step: EnteredSlot, end: SlotIx) -> MovePath {
         let mut path = MovePath::new();
         path.push(end);
         while step.entered != NEWCOMER.entered {
@@ -299,15 +299,17 @@ impl Search {
     }
 }
 
-/// A set of slots that is emptied in constant time. Windows of neighbours overlap, so most slots are in
-/// one run. Those of earlier runs are in a table with open addressing, with a bitmap for each group of
-/// 64 slots; entries of earlier searches are void.
+/// A set of slots that is emptied in constant time. Windows of neighbours overlap, so the slots around
+/// the newcomer's home are one run. All others are in a table with open addressing, with a bitmap for
+/// each group of 64 slots; entries of earlier searches are void.
 struct Visited {
     run: Range<u64>,
     entries: Box<[Group]>,
     round: u32,
     /// Groups of this search.
     len: usize,
+    /// The last neighbours in the table.
+    last: Range<u64>,
 }
 
 #[derive(Clone, Copy, bytemuck::Zeroable)]
@@ -320,7 +322,13 @@ struct Group {
 impl Default for Visited {
     fn default() -> Visited {
         // Void, all of them: memory that nobody has touched.
-        Visited { run: 0..0, entries: bytemuck::zeroed_slice_box(4 * SEARCH_MAX), round: 1, len: 0 }
+        Visited {
+            run: 0..0,
+            entries: bytemuck::zeroed_slice_box(4 * SEARCH_MAX),
+            round: 1,
+            len: 0,
+            last: 0..0,
+        }
     }
 }
 
@@ -328,6 +336,7 @@ impl Visited {
     fn clear(&mut self) {
         self.len = 0;
         self.run = 0..0;
+        self.last = 0..0;
         self.round = self.round.wrapping_add(1);
         if self.round == 0 {
             *self = Visited::default();
@@ -335,17 +344,22 @@ impl Visited {
     }
 
     /// Whether it is certain that adding this window adds nothing.
-    #[inline]
+    #[inline(always)]
     fn covers(&self, window: Window) -> bool {
-        self.run.start <= window.first.0 && window.first.0 + u64::from(window.slots) <= self.run.end
+        let (first, end) = (window.first.0, window.first.0 + u64::from(window.slots));
+        self.run.start <= first && end <= self.run.end || self.last.start <= first && end <= self.last.end
     }
 
-    /// Adds a window of which a part is in the run, and the rest is at one end of it. Returns that rest.
-    /// `None`, and no change, if it is not so, or if there were earlier runs.
+    /// Adds the first window, or one of which a part is in the run, and the rest is at one end of it. Returns
+    /// what is new. `None`, and no change, if it is not so, or if there is more than the run.
     #[inline(always)]
     fn lengthen(&mut self, window: Window) -> Option<Window> {
         let (first, end) = (window.first.0, window.first.0 + u64::from(window.slots));
         let Range { start: from, end: to } = self.run;
+        if from == to {
+            self.run = first..end;
+            return Some(window);
+        }
         if self.len > 0 || end < from || to < first || (first < from) == (to < end) {
             return None;
         }
@@ -354,68 +368,48 @@ impl Visited {
         Some(Window { first: SlotIx(new.start), slots: (new.end - new.start) as u32, ..window })
     }
 
-    /// Adds a window of at most 64 slots. Returns which of them were new: bit 0 is the first slot's. A half
-    /// full set calls every slot old, which ends the search.
+    /// Adds a window of at most 64 slots. Returns which of them were new: bit 0 is the first slot's.
     fn insert(&mut self, window: Window) -> u64 {
-        let (first, slots) = (window.first.0, u64::from(window.slots));
-        let end = first + slots;
-        let mut new = u64::MAX >> (64 - slots);
-        if first <= self.run.end && self.run.start <= end {
-            // Those before the run, and those behind it.
-            let before = self.run.start.saturating_sub(first);
-            let behind = end.saturating_sub(self.run.end);
-            let up_to = |slots: u64| 1u64.checked_shl(slots as u32).unwrap_or(0).wrapping_sub(1);
-            new &= up_to(before) | !up_to(slots - behind.min(slots));
-            self.run = self.run.start.min(first)..self.run.end.max(end);
+        let (first, end) = (window.first.0, window.first.0 + u64::from(window.slots));
+        self.last = if first <= self.last.end && self.last.start <= end {
+            self.last.start.min(first)..self.last.end.max(end)
         } else {
-            self.end_run();
-            self.run = first..end;
-        }
-        if self.len > 0 { new & self.not_in_earlier_runs(window) } else { new }
-    }
-
-    /// Puts the run into the table.
-    fn end_run(&mut self) {
-        let Range { start, end } = self.run;
-        let mut at = start;
-        while at < end {
-            let (number, shift) = (at / 64, at % 64);
-            let slots = (64 - shift).min(end - at);
-            let (round, group) = (self.round, self.group(number));
-            if self.entries[group].round != round {
-                self.entries[group] = Group { round, number, slots: 0 };
-                self.len += 1;
-            }
-            self.entries[group].slots |= u64::MAX >> (64 - slots) << shift;
-            at += slots;
-        }
-    }
-
-    /// Which slots of a window are in no earlier run.
-    fn not_in_earlier_runs(&self, window: Window) -> u64 {
-        if self.len >= self.entries.len() / 2 {
-            return 0;
-        }
-        let among = |number: u64| {
-            let group = &self.entries[self.group(number)];
-            if group.round == self.round { group.slots } else { 0 }
+            first..end
         };
-        let (group, shift) = (window.first.0 / 64, window.first.0 % 64);
-        let mut old = among(group) >> shift;
+        let all = u64::MAX >> (64 - window.slots);
+        let (from, to) = (self.run.start.max(first), self.run.end.min(end));
+        let others = if from < to { all & !(u64::MAX >> (64 - (to - from)) << (from - first)) } else { all };
+        let (group, shift) = (first / 64, first % 64);
+        let mut new = self.insert_into(group, others << shift) >> shift;
         if shift + u64::from(window.slots) > 64 {
-            old |= among(group + 1) << (64 - shift);
+            new |= self.insert_into(group + 1, others >> (64 - shift)) << (64 - shift);
         }
-        !old
+        new
     }
 
-    /// The entry of a group, or the one to be given to it.
-    fn group(&self, number: u64) -> usize {
+    /// Adds slots of a group. Returns which of them were new. A half full set calls every slot old,
+    /// which ends the search.
+    fn insert_into(&mut self, number: u64, slots: u64) -> u64 {
         let mask = self.entries.len() - 1;
         let mut at = mix(number) as usize & mask;
-        while self.entries[at].round == self.round && self.entries[at].number != number {
+        loop {
+            let is_full = self.len >= self.entries.len() / 2;
+            let group = &mut self.entries[at];
+            if group.round != self.round {
+                if is_full {
+                    return 0;
+                }
+                *group = Group { round: self.round, number, slots };
+                self.len += 1;
+                return slots;
+            }
+            if group.number == number {
+                let new = slots & !group.slots;
+                group.slots |= slots;
+                return new;
+            }
             at = (at + 1) & mask;
         }
-        at
     }
 }
 

@@ -141,6 +141,14 @@ pub(super) fn check_books(index: &Index) {
             Note::AtHome(distance) => header.ghost == 0 && slot.0 == home_slot().0 + u64::from(distance),
         };
         assert!(is_right, "{slot:?} has {key:?}, not {:?}", index.notes.of(slot));
+        let is_right = match index.notes.of_key_in(slot) {
+            Note::Unknown => true,
+            Note::Free => key.is_empty(),
+            Note::Stuck => false,
+            Note::Displaced => is_displaced(index, key, slot),
+            Note::AtHome(distance) => slot.0 == home_slot().0 + u64::from(distance),
+        };
+        assert!(is_right, "{slot:?} has {key:?}, not {:?}", index.notes.of_key_in(slot));
     }
     let mut ghosts: BTreeSet<SlotIx> =
         (0..slots.len()).filter(|&n| slots[n].header.ghost != 0).map(|n| SlotIx(n as u64)).collect();
@@ -1269,7 +1277,7 @@ fn a_note_that_is_out_of_date_is_forgotten() {
         let index = &watch.index;
         let primary = index.geometry.primary(index.geometry.hashed(&newcomer));
         if index.free_slot(primary).is_none() {
-            primary.iter().for_each(|slot| index.notes.set(slot, Note::Free));
+            primary.iter().for_each(|slot| index.notes.set(slot, Note::Free, false));
             by_moves += 1;
         }
         assert_eq!(watch.put(&newcomer, b"").0, Ok(PutOutcome::Inserted));

@@ -1,7 +1,6 @@
 //! Traces that a move or a delete leaves for readers under way, and how they are taken away when
 //! they are due (M2, M5).
 
-use super::notes::Note;
 use super::*;
 use crate::layout::slot::{Header, set_ghost_and_aux};
 
@@ -21,7 +20,7 @@ impl Segment {
         if before.aux != aux {
             let mut image = self.slots().image(slot);
             set_ghost_and_aux(&mut image, by_rule(Rule::GhostStays, before.ghost, 0), aux);
-            self.write_image(locked, slot, &mut image, self.notes.of(slot));
+            self.write_image(locked, slot, &mut image, self.notes.of_key_in(slot));
         }
     }
 
@@ -70,7 +69,7 @@ impl Segment {
                 let mut image = self.slots().image(slot);
                 let aux = Header::from_words([image[0], image[1]]).aux;
                 set_ghost_and_aux(&mut image, 0, aux);
-                self.write_image(&locked, slot, &mut image, Note::Unknown);
+                self.write_image(&locked, slot, &mut image, self.notes.of_key_in(slot));
             }
             Trace::Filter { home } => {
                 let mut locked = self.lock_home(home);

@@ -41,23 +41,23 @@ macro_rules! costs {
 
 costs! {
     /// GET of a present key
-    GET_HIT = 267.0, "benches/count.rs, `windowed:8`, 16 + 32 bytes";
+    GET_HIT = 146.0, "benches/count.rs, `windowed:8`, 16 + 32 bytes";
     /// GET of an absent key
-    GET_MISS = 244.0, "the same";
+    GET_MISS = 115.0, "the same";
     /// GET of a present key that a hint names the slot of
-    GET_HINTED_HIT = 884.0, "the same";
+    GET_HINTED_HIT = 840.0, "the same";
     /// GET of an absent key with hints
-    GET_HINTED_MISS = 4373.0, "the same";
+    GET_HINTED_MISS = 4225.0, "the same";
     /// GET of a present key in a table that has grown
-    GET_GROWN_HIT = 287.0, "the same";
+    GET_GROWN_HIT = 219.0, "the same";
     /// GET of an absent key in a table that has grown
-    GET_GROWN_MISS = 291.0, "the same";
+    GET_GROWN_MISS = 237.0, "the same";
     /// PUT of a present key
-    UPDATE = 984.0, "the same";
+    UPDATE = 834.0, "the same";
     /// PUT of a new key, mean over a fill to 90 %
-    FILL = 2273.0, "the same";
+    FILL = 1860.0, "the same";
     /// PUT of a new key into a table that grows fourfold, its splits included
-    GROWING_INSERT = 14994.0, "the same, 2,048 to 8,192 keys at 200,000 a second";
+    GROWING_INSERT = 14055.0, "the same, 2,048 to 8,192 keys at 200,000 a second";
     /// PUT of a new key with room in its window
     ROOM = 856.0, "the same; not used: the mean of a fill is";
     /// PUT of a new key with a search for a path

@@ -384,7 +384,14 @@ fn a_snapshot_goes_into_another_table() {
     }
     // How far it is, of all bytes twice: first the check, then the keys.
     let (whole, mut heard) = (index(900), Vec::new());
+    let zero = 0u32.to_le_bytes();
+    whole.put(&zero, b"another value", PutMode::Insert).unwrap();
     let restored = whole.restore_from(&snapshot, &mut |at, of| heard.push((at, of))).unwrap();
+    let mut value = Vec::new();
+    assert!(whole.reader().get_into(&zero, &mut value).unwrap() && value == [0; 100], "over what is there");
+    let (told, ended) = (snapshot.as_saved(), snapshot.content().ended);
+    assert_eq!((told.began, told.began + told.took), (snapshot.terms().began, ended));
+    assert!(told.began < ended);
     assert_eq!(restored.began, snapshot.terms().began);
     let bytes = snapshot.bytes();
     assert!(heard.is_sorted() && heard.iter().all(|&(at, of)| at <= of && of == 2 * bytes), "{heard:?}");
