@@ -424,7 +424,7 @@ mod tests {
             size,
             key_max: 8,
             value_max: 8,
-            seeds: Some(Seeds::from_number(1)),
+            seeds: Some(Seeds::from_number(7)),
             ..Config::default()
         }
         .geometry()
