@@ -1606,7 +1606,7 @@ fn room_is_made_at_a_full_server() {
         if open.fetch_add(1, Ordering::SeqCst) > 0 {
             open.fetch_sub(1, Ordering::SeqCst);
             let mut out = Vec::new();
-            Reply::TurnedAway(refusal.lock().unwrap().clone()).encode(0, &mut out);
+            Reply::TurnedAway(*refusal.lock().unwrap()).encode(0, &mut out);
             let _ = stream.write_all(&out);
             return;
         }
@@ -1632,7 +1632,7 @@ fn room_is_made_at_a_full_server() {
             (Refusal::ServerFull { max: 1 }, true),
         ] {
             wait_for("an answer", || client.put(b"k", b"v").ok());
-            *refusal.lock().unwrap() = why.clone();
+            *refusal.lock().unwrap() = why;
             is_silent.store(true, Ordering::SeqCst);
             let late = client.put(b"k", b"v").unwrap_err();
             assert!(matches!(late, MutateError::Deadline { .. }), "{why}: {late}");
@@ -1644,7 +1644,7 @@ fn room_is_made_at_a_full_server() {
             for _ in 0..3 {
                 match client.put(b"k", b"v") {
                     Err(MutateError::Connect(ConnectError::TurnedAway { source, .. })) => {
-                        assert_eq!((source, open.load(Ordering::SeqCst)), (why.clone(), 1));
+                        assert_eq!((source, open.load(Ordering::SeqCst)), (why, 1));
                     }
                     other => panic!("{why}: {other:?}"),
                 }
