@@ -427,7 +427,7 @@ pub const OPERATIONS: usize = 300;
 /// Runs of churned tables in `./test`: seeds, and clients of each.
 pub const SHORT: (u64, u64) = (100, 130);
 /// Runs of interleaved threads in `./test`: seeds, and clients of each.
-pub const SHORT_INTERLEAVED: (u64, u64) = (80, 75);
+pub const SHORT_INTERLEAVED: (u64, u64) = (96, 75);
 
 /// Each rule must have decided at least this number of the GETs of each preset, so that a run that
 /// tests nothing fails. The counts of a run are always the same; the minimums are some two thirds
