@@ -422,7 +422,7 @@ fn refused(table: Box<Prepared>) -> Box<Prepared> {
 }
 
 #[library_benchmark]
-#[bench::windowed_8_short(args = (served(setting("windowed:8", 16, 32, false))), config = at_most(172, OPERATIONS))]
+#[bench::windowed_8_short(args = (served(setting("windowed:8", 16, 32, false))), config = at_most(170, OPERATIONS))]
 fn client_get(mut served: Box<Served>) -> Box<Served> {
     let Served { client, keys, got, .. } = &mut *served;
     assert!(keys.iter().all(|key| client.get_into(key, got).is_ok_and(|is_there| is_there)));

@@ -190,7 +190,7 @@ impl Hints {
 
     #[inline]
     fn look_in(&self, window: Window, tags: Tags, mut each: impl FnMut(SlotIx)) {
-        let (mut slot, end) = (window.first.0, window.first.0 + u64::from(window.slots));
+        let (mut slot, end) = (window.first.0, window.end());
         while slot < end {
             let (word, offset) = self.place(SlotIx(slot));
             let here = (BYTES - u64::from(offset)).min(end - slot);
@@ -229,7 +229,7 @@ impl Hints {
 
     /// A window was READ for `key`.
     pub(crate) fn learn<L: Landed>(&self, geometry: &Geometry, window: Window, landed: &L, key: &[u8]) {
-        let known = (window.first.0 + u64::from(window.slots)).wrapping_sub(self.first.0);
+        let known = window.end().wrapping_sub(self.first.0);
         if window.first < self.first || known > self.slots {
             return;
         }

@@ -1046,15 +1046,6 @@ impl Client {
         self.counters.publish(self.stats());
     }
 
-    /// Called after a GET: tells other threads now and then what has been done.
-    #[inline]
-    fn publish_in_steps(&mut self) {
-        self.gets_until_published -= 1;
-        if self.gets_until_published == 0 {
-            self.publish();
-        }
-    }
-
     /// Counts a failed GET, and tells other threads what has been done.
     #[cold]
     fn count_failed_get(&mut self, error: GetError) -> GetError {
@@ -1063,10 +1054,19 @@ impl Client {
         error
     }
 
+    /// Called after a GET: tells other threads now and then what has been done, and at once if it failed.
+    #[inline(always)]
     fn count_get<R>(&mut self, found: Result<R, GetError>) -> Result<R, GetError> {
-        let found = found.map_err(|error| self.count_failed_get(error))?;
-        self.publish_in_steps();
-        Ok(found)
+        match found {
+            Ok(found) => {
+                self.gets_until_published -= 1;
+                if self.gets_until_published == 0 {
+                    self.publish();
+                }
+                Ok(found)
+            }
+            Err(error) => Err(self.count_failed_get(error)),
+        }
     }
 
     /// Counts of the verbs queues: doorbells, READs, messages, completions. `None` on other
@@ -1111,13 +1111,7 @@ impl Client {
         let found = on_path!(&mut self.path, handle => {
             handle.get_into(&mut self.stats, &mut self.direct, key, value)
         });
-        match found {
-            Ok(found) => {
-                self.publish_in_steps();
-                Ok(found)
-            }
-            Err(error) => Err(self.count_failed_get(error)),
-        }
+        self.count_get(found)
     }
 
     /// Replaces the contents of `part` with the bytes `range` of the value of `key`. Bytes beyond the
@@ -1889,6 +1883,7 @@ mod tests {
         let (within, last) = (Duration::from_millis(9), Retry::Moved);
         let refused = || ConnectError::Refused { address: address(), theirs: 1 };
         let hung_up = || LinkError::HungUp;
+        let kinds = |counts: FailureCounts| [counts.deadlines, counts.contended, counts.gone, counts.refused];
         // Deadlines, contended, gone, refused.
         for (error, expected) in [
             (GetError::KeyLength { given: 0, max: 1 }, [0, 0, 0, 1]),
@@ -1902,11 +1897,7 @@ mod tests {
         ] {
             let mut counts = FailureCounts::default();
             counts.count_get(&error);
-            assert_eq!(
-                [counts.deadlines, counts.contended, counts.gone, counts.refused],
-                expected,
-                "{error}"
-            );
+            assert_eq!(kinds(counts), expected, "{error}");
         }
         for (error, expected) in [
             (MutateError::Deadline { address: address(), deadline: within }, [1, 0, 0, 0]),
@@ -1916,11 +1907,7 @@ mod tests {
         ] {
             let mut counts = FailureCounts::default();
             counts.count_request(&error);
-            assert_eq!(
-                [counts.deadlines, counts.contended, counts.gone, counts.refused],
-                expected,
-                "{error}"
-            );
+            assert_eq!(kinds(counts), expected, "{error}");
         }
         let (key, value, mode) = (&b"key"[..], &b"value"[..], PutMode::Upsert);
         let extent = crate::layout::extent::Reference { number: 1, offset: 2, len: 3, crc: 4 };

@@ -645,9 +645,9 @@ mod refused {
     use crate::config::{Config, TableSize};
 
     /// Refuses memory so many times.
-    struct Refusing(AtomicU64);
+    struct RefusingBlocks(AtomicU64);
 
-    impl Registrar for Refusing {
+    impl Registrar for RefusingBlocks {
         fn before_use(&self, _memory: u32) -> Result<(), RegionError> {
             unreachable!("the table has one size")
         }
@@ -669,7 +669,7 @@ mod refused {
         let geometry = config.inline_max(30).heap_bytes(64 << 10).geometry().unwrap();
         let region = Region::private(geometry.region_bytes());
         let index = Index::create(region, geometry, Clock::manual()).unwrap();
-        let refusing: Arc<dyn Registrar> = Arc::new(Refusing(TIMES.into()));
+        let refusing: Arc<dyn Registrar> = Arc::new(RefusingBlocks(TIMES.into()));
         index.extents().unwrap().register_with(Arc::downgrade(&refusing));
         for _ in 0..TIMES {
             let refused = index.put(b"key", &[1; 1_000], PutMode::Insert);

@@ -699,12 +699,12 @@ fn memory_that_is_refused_is_asked_for_again() {
     use std::sync::Weak;
     use std::sync::atomic::AtomicBool;
     /// Notes when it was asked, and refuses.
-    struct Refusing {
+    struct RefusingPieces {
         clock: Clock,
         asked: std::sync::Mutex<Vec<u64>>,
         refuses: AtomicBool,
     }
-    impl Registrar for Refusing {
+    impl Registrar for RefusingPieces {
         fn before_use(&self, _: u32) -> Result<(), RegionError> {
             crate::sync::lock_std(&self.asked).push(self.clock.now_ns());
             match self.refuses.load(Ordering::Relaxed) {
@@ -720,7 +720,8 @@ fn memory_that_is_refused_is_asked_for_again() {
     for layout in LAYOUTS {
         let mut lived = Lived::new(layout, 3);
         let refuses = AtomicBool::new(true);
-        let refusing = Arc::new(Refusing { clock: lived.clock.clone(), asked: Default::default(), refuses });
+        let refusing =
+            Arc::new(RefusingPieces { clock: lived.clock.clone(), asked: Default::default(), refuses });
         let registrar: Arc<dyn Registrar> = refusing.clone();
         let of_growth: Weak<dyn Registrar> = Arc::downgrade(&registrar);
         lived.growth().register_with(of_growth);

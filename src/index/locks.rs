@@ -1,6 +1,6 @@
 //! Which stripes an operation locks, and what their locks guard (L1, L2).
 
-use super::notes::Note;
+use super::notes::{Note, home_slot};
 use super::*;
 use crate::layout::mapped::Loadable;
 
@@ -35,7 +35,7 @@ impl Segment {
     fn stripes_of_window(&self, window: Window) -> [usize; 2] {
         // A window has at most 64 slots, a stripe's group has 64. So the first and the last slot
         // name all stripes of the window.
-        let last = SlotIx(window.first.0 + u64::from(window.slots) - 1);
+        let last = SlotIx(window.end() - 1);
         [window.first, last].map(|slot| self.stripes.of(slot))
     }
 
@@ -48,9 +48,7 @@ impl Segment {
             }
             match self.notes.of(slot) {
                 Note::Free => {}
-                Note::AtHome(distance) => {
-                    add_stripe(set, self.stripes.of(SlotIx(slot.0 - u64::from(distance))))
-                }
+                Note::AtHome(distance) => add_stripe(set, self.stripes.of(home_slot(slot, distance))),
                 Note::Unknown | Note::Stuck | Note::Displaced => {
                     let occupant = self.slots().peek(slot).filter(|(_, key)| !key.is_empty());
                     let home = occupant.map(|(_, key)| self.home_slot(self.geometry.hashed(&key)));

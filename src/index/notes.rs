@@ -59,6 +59,12 @@ impl Note {
     }
 }
 
+/// The first slot of the window that the key in this slot is at home in ([`Note::AtHome`]).
+#[inline(always)]
+pub(crate) fn home_slot(slot: SlotIx, distance: u8) -> SlotIx {
+    SlotIx(slot.0.saturating_sub(distance.into()))
+}
+
 /// A note for each main slot.
 #[derive(Debug)]
 pub(crate) struct Notes(Box<[AtomicU8]>);

@@ -360,7 +360,7 @@ impl Segment {
         let is_ours = self.share.get().covers(key.first().directory());
         if is_ours && primary.contains(slot) {
             seen.found.keys += 1;
-            let later = slot.0 + 1..primary.first.0 + u64::from(primary.slots);
+            let later = slot.0 + 1..primary.end();
             for other in later.map(SlotIx).filter(|&other| self.slots().holds(other, key.key())) {
                 seen.doubled.extend([slot, other]);
             }

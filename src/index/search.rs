@@ -9,7 +9,7 @@
 //! (MemC3, NSDI'13, section 4.2; libcuckoo, EuroSys'14, section 4.3).
 
 use super::has_room_for_ghost;
-use super::notes::{Note, Notes};
+use super::notes::{Note, Notes, home_slot};
 use super::writer::SlotWriter;
 use crate::families::{self, destinations};
 use crate::layout::geometry::{SlotIx, Window};
@@ -167,8 +167,7 @@ impl Search {
         loop {
             let leave = |search: &mut Search, step: EnteredSlot, note| match note {
                 Note::AtHome(distance) if gives_way.at_home => {
-                    let first = SlotIx(step.slot.0.saturating_sub(distance.into()));
-                    search.enter(table, step, Window { first, ..home })
+                    search.enter(table, step, Window { first: home_slot(step.slot, distance), ..home })
                 }
                 Note::Displaced => search.leave(table, step, false),
                 _ => None,
@@ -346,7 +345,7 @@ impl Visited {
     /// Whether it is certain that adding this window adds nothing.
     #[inline(always)]
     fn covers(&self, window: Window) -> bool {
-        let (first, end) = (window.first.0, window.first.0 + u64::from(window.slots));
+        let (first, end) = (window.first.0, window.end());
         self.run.start <= first && end <= self.run.end || self.last.start <= first && end <= self.last.end
     }
 
@@ -354,7 +353,7 @@ impl Visited {
     /// what is new. `None`, and no change, if it is not so, or if there is more than the run.
     #[inline(always)]
     fn lengthen(&mut self, window: Window) -> Option<Window> {
-        let (first, end) = (window.first.0, window.first.0 + u64::from(window.slots));
+        let (first, end) = (window.first.0, window.end());
         let Range { start: from, end: to } = self.run;
         if from == to {
             self.run = first..end;
@@ -370,7 +369,7 @@ impl Visited {
 
     /// Adds a window of at most 64 slots. Returns which of them were new: bit 0 is the first slot's.
     fn insert(&mut self, window: Window) -> u64 {
-        let (first, end) = (window.first.0, window.first.0 + u64::from(window.slots));
+        let (first, end) = (window.first.0, window.end());
         self.last = if first <= self.last.end && self.last.start <= end {
             self.last.start.min(first)..self.last.end.max(end)
         } else {

@@ -181,7 +181,7 @@ impl Segment {
 
     fn slots_of_step(&self, homes: &Range<u64>) -> Range<u64> {
         let (first, last) = (self.geometry.window(homes.start), self.geometry.window(homes.end - 1));
-        first.first.0..last.first.0 + u64::from(last.slots)
+        first.first.0..last.end()
     }
 
     /// Shows the keys of these homes, which are locked. `damaged` goes up for each slot that does not

@@ -34,6 +34,12 @@ impl Window {
         slot.0.wrapping_sub(self.first.0) < u64::from(self.slots)
     }
 
+    /// The number of the slot behind the last.
+    #[inline(always)]
+    pub(crate) fn end(&self) -> u64 {
+        self.first.0 + u64::from(self.slots)
+    }
+
     /// The slot with this number among them, from 0 on.
     #[inline]
     pub(crate) fn slot(&self, number: u32) -> SlotIx {
@@ -49,7 +55,7 @@ impl Window {
     /// The slots, in order.
     #[inline]
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = SlotIx> + use<> {
-        (self.first.0..self.first.0 + u64::from(self.slots)).map(SlotIx)
+        (self.first.0..self.end()).map(SlotIx)
     }
 }
 

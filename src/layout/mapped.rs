@@ -126,10 +126,7 @@ pub(crate) fn header(slot: impl Words) -> Header {
 #[inline]
 pub(crate) fn image(slot: impl Words) -> Image {
     if slot.len() == LINE_WORDS {
-        // Not all that an image has room for is copied.
-        let mut image = Image::new();
-        image.extend_from_slice(&std::array::from_fn::<_, LINE_WORDS, _>(|n| slot.load(n)));
-        return image;
+        return Image::from_slice(&std::array::from_fn::<_, LINE_WORDS, _>(|n| slot.load(n)));
     }
     let mut image = Image::from_elem(0, slot.len());
     image.iter_mut().enumerate().for_each(|(n, word)| *word = slot.load(n));

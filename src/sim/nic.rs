@@ -208,7 +208,7 @@ impl<'a, A: Adversary> Sim<'a, A> {
         let first = self.geometry.slot_word(window.first);
         let words = window.slots as usize * self.geometry.shape().words();
         let latest = self.latest(posted);
-        let last = window.first.0 + u64::from(window.slots) - 1;
+        let last = window.end() - 1;
         let what = || format!("slots {}..={last}", window.first.0);
         let completed = self.sample(what, first..first + words, posted, latest);
         self.look_for_what_it_met(window);
