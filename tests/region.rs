@@ -215,9 +215,13 @@ struct Left {
 impl Left {
     /// A file with `keys` keys, numbered, in a table of this preset.
     fn with_keys(preset: &Preset, slots: u64, keys: u32) -> Left {
+        Left::of(config(preset, slots, 16, 32, 1), keys)
+    }
+
+    /// A file with `keys` keys, numbered, in such a table.
+    fn of(config: Config, keys: u32) -> Left {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("region");
-        let config = config(preset, slots, 16, 32, 1);
         let geometry = config.geometry().unwrap();
         let region = Region::create(&Backing::File(path.clone()), geometry.region_bytes()).unwrap();
         let index = Index::create(region, geometry, Clock::manual()).unwrap();
@@ -438,6 +442,29 @@ fn files_that_are_no_region_are_refused() {
         assert_eq!(attempt(&unfinished), RecoverError::Unfinished);
         std::fs::write(&left.path, &good).unwrap();
         assert_eq!(left.open().unwrap().1.torn, 0, "the good one still opens");
+    });
+}
+
+/// A file with all of its slots, but not all of its heap, is refused and left unchanged. Whoever
+/// looked at a value there would be killed.
+#[test]
+fn a_file_whose_heap_was_cut_off_is_refused() {
+    on_every_preset(|preset| {
+        let left = Left::of(config(preset, 40, 16, 1_000, 1).heap_bytes(1 << 20), 20);
+        let (model, _) = left.look();
+        let good = std::fs::read(&left.path).unwrap();
+        let need = good.len() as u64;
+        for have in [need - (1 << 19), need - 4096, need - 1] {
+            left.file().set_len(have).unwrap();
+            let short = SuperblockError::Truncated { have, need };
+            let found = Inspector::superblock(&Region::open(&left.path).unwrap()).err();
+            assert_eq!(found, Some(short.clone()));
+            assert_eq!(left.open().err(), Some(RecoverError::Superblock(short)));
+            assert!(std::fs::read(&left.path).unwrap() == good[..have as usize], "{have}");
+            std::fs::write(&left.path, &good).unwrap();
+        }
+        left.take_over();
+        assert_eq!(left.look().0.keys, model.keys, "the good one still opens");
     });
 }
 

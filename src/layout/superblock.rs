@@ -512,7 +512,7 @@ mod tests {
         assert_eq!((it.block_bytes, it.heap_bytes, it.rate), (40_960, 25 * 40_960, 1_000));
         assert_eq!(it.heap_offset, geometry.slots_end().next_multiple_of(4_096));
         assert_eq!(it.region_bytes, it.heap_offset + it.heap_bytes);
-        assert_eq!(it.geometry(it.region_bytes), Ok(geometry));
+        assert_eq!(it.geometry(it.region_bytes).as_ref(), Ok(&geometry));
         let refused = |field: &str, changed: Superblock| {
             let found = sealed(changed).geometry(u64::MAX);
             let is_so = matches!(&found, Err(SuperblockError::Field { field: found, .. }) if *found == field);
@@ -531,6 +531,11 @@ mod tests {
         refused("value_max", Superblock { heap_bytes: 0, ..it });
         // Beside the longest key stands a reference.
         refused("key_max", Superblock { key_max: 87, ..it });
+        // A region that ends in its heap, or before it, is cut off.
+        for have in [geometry.slots_end(), it.heap_offset, it.region_bytes - 1] {
+            let need = it.region_bytes;
+            assert_eq!(it.geometry(have), Err(SuperblockError::Truncated { have, need }));
+        }
     }
 
     /// Of several wrong fields, the one that explains the others is named first. What is no region
