@@ -410,3 +410,38 @@ impl<'a> SnapshotWriter<'a> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, TableSize};
+
+    /// D3: the disk does not take the end of a snapshot. It gets no name, nothing is left of it, and the
+    /// old one stays.
+    #[test]
+    fn a_snapshot_that_the_disk_has_not_gets_no_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = SnapshotPlace::claim(&dir.path().join("snapshot")).unwrap();
+        let geometry = Config::new().size(TableSize::Slots(1000)).geometry().unwrap();
+        let writer = || {
+            let mut writer =
+                SnapshotWriter::new(&place, SnapshotTerms::of(&geometry, 7, SystemTime::now())).unwrap();
+            writer.take(b"key", b"value");
+            writer
+        };
+        let fails = || {
+            // A device without a disk takes every write, and no wait.
+            let mut failing = writer();
+            failing.file = Some(File::options().write(true).open("/dev/null").unwrap());
+            let error = failing.finish(0).unwrap_err();
+            assert!(matches!(error, SaveError::Os { step: SaveStep::Sync, .. }), "{error}");
+            assert!(!place.partial.exists());
+        };
+        fails();
+        assert!(!place.path.exists(), "it has its name");
+        writer().finish(0).unwrap();
+        let old = std::fs::read(&place.path).unwrap();
+        fails();
+        assert_eq!(std::fs::read(&place.path).unwrap(), old);
+    }
+}
