@@ -295,6 +295,7 @@ fn taken_over(lived: &Lived, at: Instant, when: &str) -> Lived {
     let (next, found) = lived.open(at, |_| {});
     assert!(!found.handed_over, "{when}");
     next.check(when);
+    assert_eq!(found.keys, next.model.len() as u64, "{when}");
     next
 }
 
