@@ -90,7 +90,9 @@ pub enum TableSize {
         /// reserved; memory is taken as segments are.
         bytes_max: u64,
         /// Main slots of a segment; `None` for what suits most: a segment of about 1 MiB. Larger ones
-        /// take a little fewer READs per GET, and more memory at once.
+        /// take a little fewer READs per GET, and more memory at once. With a few dozen slots, a split
+        /// can once in a long while not end, because too many keys go to one side, and puts there are
+        /// refused: have 256 or more.
         segment_slots: Option<u64>,
     },
 }

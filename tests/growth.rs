@@ -6,12 +6,16 @@ use oneread::{
 use std::time::Duration;
 
 fn growing(layout: Layout, segment_slots: u64, bytes_max: u64, seed: u64) -> Index {
+    growing_by(layout, segment_slots, bytes_max, seed, Clock::System)
+}
+
+fn growing_by(layout: Layout, segment_slots: u64, bytes_max: u64, seed: u64, clock: Clock) -> Index {
     let size = TableSize::Growing { bytes_max, segment_slots: Some(segment_slots) };
     let config =
         Config::new().layout(layout).size(size).key_max(8).value_max(8).seeds(Seeds::from_number(seed));
     let geometry = config.grace(Duration::from_micros(100)).geometry().unwrap();
     let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).unwrap();
-    Index::create(region, geometry, Clock::System).unwrap()
+    Index::create(region, geometry, clock).unwrap()
 }
 
 fn key(n: u64) -> [u8; 8] {
@@ -198,5 +202,22 @@ fn waits_are_counted() {
             }
         }
         assert!(waits > 0, "{layout}");
+    }
+}
+
+/// New keys leave room in the child of a split for the homes that have not come. The clock goes on only while
+/// a put waits, so that ghosts hold up every split; with each of these seeds some child was full
+/// before its last homes came, and its keys found no room ever after.
+#[test]
+fn new_keys_do_not_fill_the_child_of_a_split() {
+    let windowed = presets().find(|preset| preset.name == "windowed:8").unwrap();
+    for (segment_slots, seeds) in [(64, &[117, 150, 171, 195, 197][..]), (256, &[44])] {
+        for &seed in seeds {
+            let index = growing_by(windowed.layout, segment_slots, 1 << 20, seed, Clock::manual());
+            for n in 0..2_000 {
+                let put = index.put(&key(n), b"", PutMode::Insert);
+                assert_eq!(put, Ok(PutOutcome::Inserted), "seed {seed}: {n}");
+            }
+        }
     }
 }

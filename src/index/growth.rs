@@ -1296,7 +1296,8 @@ impl Growth {
             return Driven::Waits;
         }
         // E2: every home has gone.
-        if !child.share.are_all_away(toward == Toward::Parent, self.geometry.homes()) {
+        let (homes, is_merge) = (self.geometry.homes(), toward == Toward::Parent);
+        if child.share.homes_away(homes) != if is_merge { homes } else { 0 } {
             *state = PairState::new(toward);
             return Driven::On;
         }

@@ -231,13 +231,19 @@ impl Segment {
         self.put_by_moving(key, value, mode)
     }
 
-    /// Whether the room that is left is for keys of the parent: without it the split would never end, nor could
-    /// another one begin.
+    /// Whether the room that is left is for keys of the parent: without it the split would never end, nor
+    /// could another one begin. The homes that have not come are expected to have as many keys each as
+    /// those that have.
     fn is_kept_for_a_split(&self) -> bool {
-        /// Of so many hundredths of the design load on.
-        const KEPT_FROM: u64 = 106;
-        self.share.get().role == PairRole::Child && {
-            self.counters.keys() * 10_000 >= design_percents(&self.geometry) * KEPT_FROM
+        /// With so many hundredths of the design load it is looked at,
+        const LOOKED_AT: u64 = 60;
+        /// and if so many are expected, the rest is kept.
+        const KEPT_FROM: u64 = 96;
+        let (keys, design) = (self.counters.keys(), design_percents(&self.geometry));
+        self.share.get().role == PairRole::Child && keys * 10_000 >= design * LOOKED_AT && {
+            let homes = self.geometry.homes();
+            let have_come = homes - self.share.homes_away(homes);
+            keys * homes * 10_000 >= design * have_come * KEPT_FROM
         }
     }
 
