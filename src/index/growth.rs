@@ -1297,7 +1297,7 @@ impl Growth {
         }
         // E2: every home has gone.
         let (homes, is_merge) = (self.geometry.homes(), toward == Toward::Parent);
-        if child.share.homes_away(homes) != if is_merge { homes } else { 0 } {
+        if child.share.homes_away() != if is_merge { homes } else { 0 } {
             *state = PairState::new(toward);
             return Driven::On;
         }

@@ -548,7 +548,7 @@ fn a_merge_given_up_ends_with_its_marks() {
         assert!(marked() > 0 && is_pair(), "{layout}");
         let mut all_back = 0;
         while is_pair() {
-            all_back += u32::from(child.share.homes_away(homes) == 0 && marked() > 0);
+            all_back += u32::from(child.share.homes_away() == 0 && marked() > 0);
             lived.index.tidy();
             assert!(is_pair() || marked() == 0, "{layout}: {} homes are marked", marked());
             // Keys that are not there are not there, and no GET goes on until the marks are gone.

@@ -242,7 +242,7 @@ impl Segment {
         let (keys, design) = (self.counters.keys(), design_percents(&self.geometry));
         self.share.get().role == PairRole::Child && keys * 10_000 >= design * LOOKED_AT && {
             let homes = self.geometry.homes();
-            let have_come = homes - self.share.homes_away(homes);
+            let have_come = homes - self.share.homes_away();
             keys * homes * 10_000 >= design * have_come * KEPT_FROM
         }
     }

@@ -102,13 +102,16 @@ pub(super) struct SharedKeyShare {
     share: AtomicU64,
     /// A bit for each home.
     away: Box<[AtomicU64]>,
+    homes: u64,
+    /// How many homes are away.
+    homes_away: AtomicU64,
 }
 
 impl SharedKeyShare {
     /// `homes` is 0 in a table of one segment.
     pub fn new(share: KeyShare, homes: u64) -> SharedKeyShare {
         let away = (0..homes.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
-        SharedKeyShare { share: AtomicU64::new(share.to_word()), away }
+        SharedKeyShare { share: AtomicU64::new(share.to_word()), away, homes, homes_away: AtomicU64::new(0) }
     }
 
     /// Acquire: pairs with the release of `set`.
@@ -127,6 +130,7 @@ impl SharedKeyShare {
         // Who sees new bits sees that the last pair has ended.
         fence(Ordering::Release);
         self.away.iter().for_each(|word| word.store(bits, Relaxed));
+        self.homes_away.store(if away { self.homes } else { 0 }, Relaxed);
         self.set(share);
     }
 
@@ -143,23 +147,23 @@ impl SharedKeyShare {
             .is_some_and(|word| word.load(Ordering::Acquire) >> (home % 64) & 1 == 1)
     }
 
-    /// How many of so many homes are away.
-    pub fn homes_away(&self, homes: u64) -> u64 {
-        let of_these = |(first, word): (u64, &AtomicU64)| {
-            let these = u64::MAX >> (64 - (homes - first).min(64));
-            u64::from((word.load(Ordering::Acquire) & these).count_ones())
-        };
-        (0..homes).step_by(64).zip(self.away.iter()).map(of_these).sum()
+    /// How many homes are away. Exact for the thread that has the pair, a guess for others.
+    pub fn homes_away(&self) -> u64 {
+        self.homes_away.load(Relaxed)
     }
 
     pub fn set_away(&self, home: u64, away: bool) {
         if let Some(word) = self.away.get(home as usize / 64) {
             let bit = 1 << (home % 64);
-            if away {
+            let before = if away {
                 word.fetch_or(bit, Ordering::Release)
             } else {
                 word.fetch_and(!bit, Ordering::Release)
             };
+            if (before & bit != 0) != away {
+                // Wraps.
+                self.homes_away.fetch_add(if away { 1 } else { u64::MAX }, Relaxed);
+            }
         }
     }
 
@@ -248,7 +252,7 @@ mod tests {
                     assert_eq!(both[0].state(home).depth, depth + u32::from(in_child));
                     assert_eq!(both[1].state(home), HomeState { depth: depth + 1, merged: !in_child });
                 }
-                let away = [0, 1].map(|n| both[n].homes_away(HOMES));
+                let away = [0, 1].map(|n| both[n].homes_away());
                 assert_eq!(away, [gone, HOMES - gone]);
                 both[0].set_away(gone, true);
                 both[1].set_away(gone, false);
