@@ -9,7 +9,7 @@
 //! A limit stands a percent or two above what was measured (rustc 1.95, x86-64), and only goes down, but
 //! by name: clients got hints, and directory entries of tables that grow; puts may have values that do
 //! not fit their slots; slots of several lines pay for the short look at slots of one; what a client's `get_range` and
-//! `value_len` count is told at once. Each bench does 100
+//! `value_len` count is told at once; puts leave room in the child of a split. Each bench does 100
 //! operations on a table of 2,000 slots, 90 % of them taken where nothing else is said. Keys are
 //! made before, and nothing is dropped. In `far` benches the caches have no line of the table. The
 //! server's clock is set by hand, so each run does the same.
@@ -402,7 +402,7 @@ fn fill(table: Box<Prepared>) -> Box<Prepared> {
 // Puts into a table that grows fourfold meanwhile.
 #[library_benchmark]
 #[bench::windowed_8_short_grows(args = (growing(setting("windowed:8", 16, 32, false).grows())),
-    config = at_most(14120, GROWN))]
+    config = at_most(14900, GROWN))]
 fn grow(table: Box<Prepared>) -> Box<Prepared> {
     assert!(put_fast(&table));
     table

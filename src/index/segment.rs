@@ -239,12 +239,13 @@ impl Segment {
         const LOOKED_AT: u64 = 60;
         /// and if so many are expected, the rest is kept.
         const KEPT_FROM: u64 = 96;
-        let (keys, design) = (self.counters.keys(), design_percents(&self.geometry));
-        self.share.get().role == PairRole::Child && keys * 10_000 >= design * LOOKED_AT && {
-            let homes = self.geometry.homes();
-            let have_come = homes - self.share.homes_away();
-            keys * homes * 10_000 >= design * have_come * KEPT_FROM
+        if self.share.get().role != PairRole::Child {
+            return false;
         }
+        let (keys, design) = (self.counters.keys(), design_percents(&self.geometry));
+        let homes = self.geometry.homes();
+        let have_come = homes - self.share.homes_away();
+        keys * 10_000 >= design * LOOKED_AT && keys * homes * 10_000 >= design * have_come * KEPT_FROM
     }
 
     /// Whether a key is not in this segment, or not any more (L8).
