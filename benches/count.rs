@@ -8,10 +8,10 @@
 //!
 //! A limit stands a percent or two above what was measured (rustc 1.95, x86-64), and only goes down, but
 //! by name: clients got hints, and directory entries of tables that grow; puts may have values that do
-//! not fit their slots; slots of several lines pay for the short look at slots of one; what a client's `get_range` and
-//! `value_len` count is told at once; puts leave room in the child of a split. Each bench does 100
-//! operations on a table of 2,000 slots, 90 % of them taken where nothing else is said. Keys are
-//! made before, and nothing is dropped. In `far` benches the caches have no line of the table. The
+//! not fit their slots; slots of several lines pay for the short look at slots of one; what a client's
+//! `get_range` and `value_len` count is told at once; puts leave room in the child of a split. Each
+//! bench does 100 operations on a table of 2,000 slots, 90 % of them taken where nothing else is said.
+//! Keys are made before, and nothing is dropped. In `far` benches the caches have no line of the table. The
 //! server's clock is set by hand, so each run does the same.
 
 #![allow(missing_docs, reason = "gungraun's macros make public items")]

@@ -587,10 +587,9 @@ fn a_pair_that_has_ended_is_not_driven() {
         let merge = growth.pair_of(growth.live.get(0, &guard).unwrap()).unwrap();
         assert_eq!([split.parent, split.child], [merge.parent, merge.child], "{layout}");
         let child = growth.live.get(merge.child, &guard).unwrap();
-        let away = || child.share.away_words().map(u64::count_ones).sum::<u32>();
-        let (had_gone, driven) = (away(), growth.drive(&split, homes, &guard));
+        let (had_gone, driven) = (child.share.homes_away(), growth.drive(&split, homes, &guard));
         assert!(had_gone > 0, "{layout}");
-        (driven, had_gone == away())
+        (driven, had_gone == child.share.homes_away())
     };
     for layout in LAYOUTS {
         assert_eq!(driven(layout), (Driven::Ended, true), "{layout}");

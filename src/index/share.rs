@@ -160,9 +160,10 @@ impl SharedKeyShare {
             } else {
                 word.fetch_and(!bit, Ordering::Release)
             };
-            if (before & bit != 0) != away {
-                // Wraps.
-                self.homes_away.fetch_add(if away { 1 } else { u64::MAX }, Relaxed);
+            match (before & bit != 0, away) {
+                (false, true) => drop(self.homes_away.fetch_add(1, Relaxed)),
+                (true, false) => drop(self.homes_away.fetch_sub(1, Relaxed)),
+                _ => {}
             }
         }
     }
