@@ -173,7 +173,7 @@ fn a_server_does_not_begin_with_less_than_the_snapshot() {
     };
     for (bytes, says) in [
         (&good[..good.len() / 2], "cut off"),
-        (&[&good[..1000], b"x", &good[1001..]].concat(), "damaged at byte"),
+        (&[&good[..1000], &[!good[1000]], &good[1001..]].concat(), "damaged at byte"),
         (b"some text", "no snapshot"),
         (b"", "no snapshot"),
     ] {
