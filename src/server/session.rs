@@ -128,7 +128,7 @@ impl Session {
             return Ok(Fate::Stay);
         }
         let filled = self.fill();
-        let answered = self.answer_all(shared);
+        let answered = self.answer_all(shared, Instant::now() + TURN_TIME);
         self.flush()?;
         let all_answered = answered?;
         match filled {
@@ -167,15 +167,14 @@ impl Session {
         Ok(Filled::More)
     }
 
-    /// Answers the complete requests in the input, for at most one turn. Returns whether all were
-    /// answered.
-    fn answer_all(&mut self, shared: &ServerState) -> Result<bool, String> {
+    /// Answers the complete requests in the input, but no more than the first after `turn_ends`: a
+    /// worker can lose the CPU anywhere. Returns whether all were answered.
+    fn answer_all(&mut self, shared: &ServerState, turn_ends: Instant) -> Result<bool, String> {
         let input = std::mem::take(&mut self.input);
         let mut rest = input.as_slice();
-        let turn_ends = Instant::now() + TURN_TIME;
         let mut all_answered = true;
         while let Some(frame) = wire::decode(rest).map_err(|e| e.to_string())? {
-            if Instant::now() >= turn_ends {
+            if rest.len() < input.len() && Instant::now() >= turn_ends {
                 all_answered = false;
                 break;
             }
@@ -440,6 +439,21 @@ mod tests {
             client.write_all(&frames(asked)).unwrap();
             let why = why(session.advance(&super::super::tests::shared()));
             assert_eq!(why, "it asked for a mailbox in the middle of a conversation");
+        }
+    }
+
+    /// A turn that ends before it has begun, because the worker lost the CPU, answers the first request
+    /// all the same. So a hello is not taken for something else, and no turn is in vain.
+    #[test]
+    fn a_turn_answers_at_least_one_request() {
+        let (mut session, mut client, server, _dir) = session();
+        let over = Instant::now();
+        session.has_read(&frames(&[HELLO, Request::Stat, Request::Stat]));
+        for (all, left) in [(false, 2), (false, 1), (true, 0)] {
+            assert_eq!(session.answer_all(&server.shared, over), Ok(all));
+            assert_eq!(session.input.len(), frames(&vec![Request::Stat; left]).len());
+            session.flush().unwrap();
+            assert!(io::Read::read(&mut client, &mut [0; 1 << 10]).unwrap() > 0, "an answer");
         }
     }
 
