@@ -91,7 +91,15 @@ impl Index {
             main_slots: self.counts().main_slots,
             ..SnapshotTerms::of(self.geometry(), self.incarnation(), began)
         };
-        let mut writer = SnapshotWriter::new(place, terms)?;
+        self.save_by(SnapshotWriter::new(place, terms)?, progress)
+    }
+
+    /// The rest of [`Index::save_at`], by a writer that has begun.
+    pub(crate) fn save_by(
+        &self,
+        mut writer: SnapshotWriter<'_>,
+        progress: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Result<Saved, SaveError> {
         let mut walk = Walk::default();
         let mut flushed = Ok(false);
         loop {

@@ -414,7 +414,11 @@ impl<'a> SnapshotWriter<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::Clock;
     use crate::config::{Config, TableSize};
+    use crate::index::Index;
+    use crate::outcome::PutMode;
+    use crate::region::Region;
 
     /// D3: the disk does not take the end of a snapshot. It gets no name, nothing is left of it, and the
     /// old one stays.
@@ -443,5 +447,50 @@ mod tests {
         let old = std::fs::read(&place.path).unwrap();
         fails();
         assert_eq!(std::fs::read(&place.path).unwrap(), old);
+    }
+
+    /// An error that the disk tells once is the snapshot's, whenever it is heard: at a step of the walk, in
+    /// the middle of one, when the rest is written, or at the end. So is a disk that is full by then.
+    #[test]
+    fn an_error_that_is_told_once_is_not_lost() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = SnapshotPlace::claim(&dir.path().join("snapshot")).unwrap();
+        let table = |value_max: usize, keys: u32| {
+            let config = Config { size: TableSize::Slots(1000), value_max, ..Config::default() };
+            let config = if value_max > 1000 { config.heap_bytes(4 << 20) } else { config };
+            let geometry = config.geometry().unwrap();
+            let region = Region::private(geometry.region_bytes());
+            let index = Index::create(region, geometry, Clock::System).unwrap();
+            for key in 0..keys {
+                index.put(&key.to_le_bytes(), &vec![7; value_max], PutMode::Insert).unwrap();
+            }
+            index
+        };
+        let fails = |index: &Index, change: &dyn Fn(&mut SnapshotWriter<'_>)| {
+            let terms = SnapshotTerms::of(index.geometry(), 7, SystemTime::now());
+            let mut writer = SnapshotWriter::new(&place, terms).unwrap();
+            change(&mut writer);
+            let error = index.save_by(writer, &mut |_, _| true).unwrap_err();
+            assert!(!place.partial.exists() && !place.path.exists(), "{error}");
+            error
+        };
+        for (index, written) in [
+            (table(1000, 700), SYNC_BYTES),
+            (table(BLOCK_BYTES, 1), SYNC_BYTES),
+            (table(100, 1), SYNC_BYTES),
+            (table(100, 1), 0),
+        ] {
+            let error = fails(&index, &|writer| {
+                let thread = std::thread::spawn(|| Err(Errno::IO.into()));
+                writer.syncing = Some(Syncing { written: sync_channel(1).0, thread });
+                writer.written = written;
+            });
+            assert!(matches!(error, SaveError::Os { step: SaveStep::Sync, .. }), "{error}");
+        }
+        let error = fails(&table(100, 1), &|writer| {
+            writer.file = Some(File::options().write(true).open("/dev/full").unwrap());
+        });
+        assert!(matches!(error, SaveError::Os { step: SaveStep::Write, .. }), "{error}");
+        assert_eq!(error.code().1, Errno::NOSPC.raw_os_error());
     }
 }
