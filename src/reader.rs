@@ -1952,6 +1952,8 @@ mod tests {
         posted: Vec<ReadId>,
         /// The times within which bytes would count.
         allowances: Vec<Duration>,
+        /// What is said of a value that is fetched, and of a server that is asked for.
+        failure: Option<ReadError>,
     }
 
     /// The bytes in the key's slot, or where the value is.
@@ -1960,6 +1962,11 @@ mod tests {
     const SHORT: &[u8] = b"short";
 
     impl Landed for InSlot {
+        /// For hints: the key seems to be in one slot of eight, so in one of each window.
+        fn occupant(&self, slot: SlotIx) -> Key {
+            if slot.0.is_multiple_of(8) { Key::from_slice(&[1; 4]) } else { Key::new() }
+        }
+
         fn look(&mut self, _slot: SlotIx, _key: &[u8], value: &mut Vec<u8>) -> Look {
             match self.0 {
                 Err(reference) => Look::Reference(reference),
@@ -2010,7 +2017,12 @@ mod tests {
             false
         }
 
+        fn check(&mut self) -> Result<(), ReadError> {
+            self.failure.clone().map_or(Ok(()), Err)
+        }
+
         fn fetch(&mut self, stretches: &[Stretch], out: &mut Vec<u8>) -> Result<(), ReadError> {
+            self.check()?;
             out.clear();
             out.resize(stretches.iter().map(|bytes| bytes.len).sum(), 9);
             self.was_fetched = true;
@@ -2022,15 +2034,24 @@ mod tests {
         }
     }
 
+    fn with_heap() -> Geometry {
+        let config = Config { size: TableSize::Slots(64), key_max: 4, value_max: 1000, ..Config::default() };
+        config.inline_max(30).heap_bytes(64 << 10).geometry().unwrap()
+    }
+
+    /// A reader of a table whose every key is such a one.
+    fn reader_of_replaced(geometry: &Geometry) -> Reader<'_, Replaced<'_>> {
+        let (was_fetched, posted, allowances, failure) = Default::default();
+        let fabric = Replaced { geometry, was_fetched, posted, allowances, failure };
+        Reader::new(fabric, geometry, Clock::manual(), Limits::default())
+    }
+
     /// X4: bytes that took A(n) or longer count only if another look agrees. If that finds a value in the slot,
     /// this is the answer, and no byte of the long one.
     #[test]
     fn a_value_that_became_short_while_it_was_fetched() {
-        let config = Config { size: TableSize::Slots(64), key_max: 4, value_max: 1000, ..Config::default() };
-        let geometry = config.inline_max(30).heap_bytes(64 << 10).geometry().unwrap();
-        let fabric =
-            Replaced { geometry: &geometry, was_fetched: false, posted: Vec::new(), allowances: Vec::new() };
-        let mut reader = Reader::new(fabric, &geometry, Clock::manual(), Limits::default());
+        let geometry = with_heap();
+        let mut reader = reader_of_replaced(&geometry);
         let mut value = vec![7; 3];
         assert_eq!((reader.get_into(&[1; 4], &mut value), &value[..]), (Ok(true), SHORT));
         reader.fabric_mut().was_fetched = false;
@@ -2045,6 +2066,73 @@ mod tests {
         assert_eq!((reader.get_many(&[[1; 4], [2; 4]], each), answered), (Ok(()), 2));
         let allowed = geometry.heap().allowance(geometry.grace(), 700);
         assert_eq!(reader.fabric().allowances, [allowed; 4]);
+    }
+
+    /// A GET is counted when it has an answer. One whose value could not be brought has none: by hints or
+    /// without, alone or in a batch.
+    #[test]
+    fn a_value_that_was_not_brought_is_no_answer() {
+        let geometry = with_heap();
+        let hints = Hints::new(&geometry, usize::MAX).unwrap();
+        let failure = ReadError::Damaged { what: "it is" };
+        for hinted in [false, true] {
+            let mut reader = reader_of_replaced(&geometry);
+            if hinted {
+                reader.set_hints(&hints);
+            }
+            let mut value = Vec::new();
+            reader.fabric_mut().failure = Some(failure.clone());
+            // The first one learns where the key is.
+            for _ in 0..2 {
+                assert_eq!(reader.get_into(&[1; 4], &mut value), Err(failure.clone()));
+            }
+            assert_eq!(reader.get_range(&[1; 4], 1..3, &mut value), Err(failure.clone()));
+            let each = |_, _: Option<&[u8]>| panic!("an answer");
+            assert_eq!(reader.get_many(&[[1; 4]], each), Err(failure.clone()));
+            assert_eq!(reader.stats(), GetStats::default(), "hints: {hinted}");
+            reader.fabric_mut().failure = None;
+            assert_eq!(reader.get_into(&[1; 4], &mut value), Ok(true));
+            assert_eq!(reader.stats(), GetStats { gets: 1, hits: 1, ..GetStats::default() });
+            assert_eq!(reader.hint_counts().hinted, 3 * u64::from(hinted));
+        }
+    }
+
+    /// A key is refused for its length only while the server is there: the next one may take it. So it is with
+    /// one key, and in a batch, whose other keys have had their answers then.
+    #[test]
+    fn a_length_is_refused_by_a_server_that_is_there() {
+        let geometry = with_heap();
+        let (long, gone) = ([1; 5], ReadError::Damaged { what: "it is gone" });
+        let refused = KeyLengthError { given: 5, max: 4 };
+        let mut reader = reader_of_replaced(&geometry);
+        reader.fabric_mut().was_fetched = true;
+        let mut value = Vec::new();
+        let batch = |reader: &mut Reader<'_, Replaced<'_>>, keys: &[&[u8]]| {
+            let mut answers = Vec::new();
+            let each = |number, answer: Result<Option<&[u8]>, _>| {
+                answers.push((number, answer.map(|value| value.is_some())));
+                ControlFlow::Continue(())
+            };
+            (reader.get_each(keys, each).map(|_| ()), answers)
+        };
+        let keys: [&[u8]; 3] = [&long, &[1; 4], &[]];
+        for is_gone in [true, false] {
+            reader.fabric_mut().failure = is_gone.then(|| gone.clone());
+            let expected = if is_gone { gone.clone() } else { refused.into() };
+            assert_eq!(reader.get_into(&long, &mut value), Err(expected.clone()));
+            assert_eq!(reader.value_len(&long), Err(expected.clone()));
+            assert_eq!(reader.get_range(&long, 0..1, &mut value), Err(expected.clone()));
+            assert_eq!(reader.get_many(&[&long], |_, _| panic!("an answer")), Err(expected));
+            let (alone, both) = (batch(&mut reader, &keys[..1]), batch(&mut reader, &keys));
+            if is_gone {
+                assert_eq!(alone, (Err(gone.clone()), vec![]));
+                assert_eq!(both, (Err(gone.clone()), vec![(1, Ok(true))]));
+            } else {
+                let none = KeyLengthError { given: 0, max: 4 };
+                assert_eq!(alone, (Ok(()), vec![(0, Err(refused))]));
+                assert_eq!(both, (Ok(()), vec![(1, Ok(true)), (0, Err(refused)), (2, Err(none))]));
+            }
+        }
     }
 
     /// What is in the documentation.
