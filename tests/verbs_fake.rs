@@ -1877,6 +1877,12 @@ fn herd_keeps_the_order_of_a_key(fake: &Fake) {
         let (inserted, updated) = (PutOutcome::Inserted, PutOutcome::Updated);
         assert_eq!(answers, [inserted, updated, inserted, updated], "message {lost} was lost");
         assert_eq!(client.get(&one).unwrap().as_deref(), Some(&values[2][..]), "message {lost} was lost");
+        // It is there once, for the first of these.
+        fake.set("FAKE_DROP_NTH", lost.into());
+        let answers: Vec<_> = client.remove_many(&[&one, &other, &one]).unwrap();
+        fake.set("FAKE_DROP_NTH", 0);
+        let there: Vec<_> = answers.into_iter().map(Result::unwrap).collect();
+        assert_eq!(there, [true, true, false], "message {lost} was lost");
         let before = std::mem::replace(&mut repeats, client.queue_counts().unwrap().repeats);
         assert!(repeats > before, "message {lost} came again");
     }

@@ -330,11 +330,36 @@ fn answer(lanes: &mut [RequestCell], datagram: &[u8]) -> Result<Option<(usize, R
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::layout::extent::{Expected, Reference};
+    use crate::outcome::PutMode;
 
     fn datagram(id: u64, there: bool) -> Vec<u8> {
         let mut bytes = Vec::new();
         Reply::Removed(Ok(there)).encode(id, &mut bytes);
         bytes
+    }
+
+    /// Q4: every request that is about a key has that key, by which it waits for others and finds its worker.
+    #[test]
+    fn requests_have_their_keys() {
+        let key = &b"a key"[..];
+        let (value, expected) = (&b"value"[..], Reference { number: 1, offset: 64, len: 7, crc: 3 });
+        let mode = PutMode::Upsert;
+        for request in [
+            Request::Put { mode, key, value },
+            Request::Swap { key, expected: value, value },
+            Request::SwapExtent { key, expected, value },
+            Request::LongBegin { key, len: 7 },
+            Request::LongPut { mode, key },
+            Request::LongSwap { key, expected: Expected::Extent(expected) },
+            Request::Remove { key },
+            Request::Get { key },
+        ] {
+            assert_eq!(key_of(&request), Some(key), "{request:?}");
+        }
+        for request in [Request::Stat, Request::Heap, Request::LongPiece { bytes: key }, Request::LongDrop] {
+            assert_eq!(key_of(&request), None, "{request:?}");
+        }
     }
 
     /// Q5: a reply belongs to the request that waits under its number, and only once. Any other is

@@ -612,7 +612,8 @@ fn a_server_follows_its_config() {
         let config = ServerConfig {
             workers,
             allow_uids: vec![1_234_567, 1_234_568],
-            allow_read_uids: vec![1_234_569],
+            // Who is named twice, or is the server's own user, may do more.
+            allow_read_uids: vec![1_234_568, uid(), 1_234_569],
             clients_max: 7,
             clients_per_peer: 6,
             half_open: Duration::from_secs(50),
@@ -626,7 +627,7 @@ fn a_server_follows_its_config() {
         let expected: Vec<_> = (0..threads).map(|number| format!("oneread-{number}")).collect();
         assert_eq!(names, expected);
         assert_eq!(server.shared.allow_uids, [1_234_567, 1_234_568, uid()]);
-        assert_eq!(server.shared.allow_read_uids, [1_234_569]);
+        assert_eq!(server.shared.allow_read_uids, [1_234_568, uid(), 1_234_569]);
         assert_eq!(
             [1_234_568, uid(), 1_234_569, 1_234_570].map(|uid| server.shared.role_of(uid)),
             [Some(Role::Change), Some(Role::Change), Some(Role::Read), None]
