@@ -311,6 +311,36 @@ fn memory_given_back_is_taken_again() {
     }
 }
 
+/// Segments and values of a table that grows take no more than its bytes together, whichever come first.
+#[test]
+fn segments_and_values_share_the_bytes() {
+    for keys_first in [true, false] {
+        let size = TableSize::Growing { bytes_max: 4 << 20, segment_slots: Some(256) };
+        let (index, clock) = table(config(0, 64 << 10).size(size).heap_bytes(None));
+        let put_keys = |most: u64| {
+            let put = |n: &u64| {
+                clock.advance(Duration::from_micros(5));
+                index.put(&key(*n), b"short", PutMode::Insert).is_ok()
+            };
+            (0..most).take_while(put).count() as u64
+        };
+        let (keys, values) = match keys_first {
+            true => (put_keys(8_000), fill(&index, 100_000, 60_000)),
+            false => {
+                let values = fill(&index, 100_000, 60_000);
+                (put_keys(8_000), values)
+            }
+        };
+        let (growth, heap, geometry) = (index.growth(), index.heap(), index.geometry());
+        let segments = growth.segments * geometry.slots() * geometry.shape().bytes() as u64;
+        let taken = segments + heap.open_blocks * heap.block_bytes;
+        assert!(taken <= 4 << 20, "{keys} keys, {values} values: {growth:?}, {heap:?}");
+        // What the ones have left, the others take.
+        let is_shared = taken > 3 << 20 && (keys == 8_000) == keys_first;
+        assert!(is_shared, "{keys} keys, {values} values: {taken} bytes");
+    }
+}
+
 /// A table that grows takes no more than its bytes, also when another server has it: what it had taken before
 /// counts, whether for segments or for values.
 #[test]

@@ -47,7 +47,11 @@ fn value(key: u64, version: u64) -> [u8; 8] {
 
 fn config(layout: &str, seed: u64) -> Config {
     let layout: crate::layout::geometry::Layout = layout.parse().unwrap();
-    let segment_slots = 16.max(2 * u64::from(layout.window_slots()));
+    config_of(layout, seed, 16.max(2 * u64::from(layout.window_slots())))
+}
+
+/// A table of segments of so many slots.
+fn config_of(layout: crate::layout::geometry::Layout, seed: u64, segment_slots: u64) -> Config {
     let sized = |bytes_max| Config {
         layout,
         size: TableSize::Growing { bytes_max, segment_slots: Some(segment_slots) },
@@ -69,7 +73,11 @@ fn recorded(geometry: &Geometry) -> (Region, Arc<Recorder>, Clock) {
 
 impl Lived {
     fn new(layout: &str, seed: u64) -> Lived {
-        let geometry = config(layout, seed).geometry().unwrap();
+        Lived::of(config(layout, seed))
+    }
+
+    fn of(config: Config) -> Lived {
+        let geometry = config.geometry().unwrap();
         let (region, recorder, clock) = recorded(&geometry);
         let index = Index::create(region, geometry, clock.clone()).unwrap();
         Lived { index, clock, recorder, changes: Vec::new(), model: Model::new(), next_version: 1 }
@@ -563,6 +571,46 @@ fn a_merge_given_up_ends_with_its_marks() {
         assert_eq!((now.splits, now.merges, now.given_up), (1, 0, 1), "{layout}");
         drop(guard);
         lived.settle(layout);
+        lived.check(layout);
+        lived.check_at_rest(layout);
+    }
+}
+
+/// A split takes keys out of the middle of a home's chain. Those of later blocks that stay come into their
+/// slots, and the blocks that are then empty are free.
+#[test]
+fn a_split_makes_chains_shorter() {
+    for layout in ["cluster", "list"] {
+        // So large that no put splits it.
+        let mut lived = Lived::of(config_of(layout.parse().unwrap(), 3, 64));
+        let geometry = lived.index.geometry().clone();
+        let (window, block) = (geometry.layout().window_slots(), geometry.layout().block_slots);
+        let of_home = |goes: bool| {
+            let geometry = &geometry;
+            (0..).filter(move |key: &u64| {
+                let key = key.to_le_bytes();
+                let key = geometry.hashed(&key);
+                key.home() == 0 && (key.first().directory() & 1 == 1) == goes
+            })
+        };
+        // Some that stay in the window, some that go in the first block, as many that stay in the next one.
+        let (mut stay, mut go) = (of_home(false), of_home(true));
+        for (keys, count) in [(&mut stay as &mut dyn Iterator<Item = u64>, window), (&mut go, block)] {
+            keys.take(count as usize).for_each(|key| assert!(lived.put(key)));
+        }
+        stay.take(block as usize).for_each(|key| assert!(lived.put(key)));
+        let guard = crossbeam_epoch::pin();
+        let parent = lived.growth().live.get(0, &guard).unwrap();
+        let reserved = geometry.overflow_blocks() as usize;
+        let chain = || (parent.chain_heads(SlotIx(0)).count(), reserved - parent.blocks.free().len());
+        let growth = || lived.index.growth();
+        assert_eq!((chain(), growth().splitting + growth().splits), ((3, 2), 0), "{layout}");
+        let moves = parent.counts().moves;
+        lived.growth().split(b"a key");
+        lived.settle(layout);
+        assert_eq!((chain(), growth().splits), ((2, 1), 1), "{layout}");
+        assert_eq!(parent.counts().moves, moves + u64::from(block), "{layout}");
+        drop(guard);
         lived.check(layout);
         lived.check_at_rest(layout);
     }
