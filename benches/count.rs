@@ -343,19 +343,19 @@ operation! {
 }
 operation! {
     put_with_room: with_room, |table| table.keys.iter().all(|key| table.put(key) == Ok(PutOutcome::Inserted));
-    [741, 1990, 841, 2066], grows: 1232
+    [701, 1990, 801, 2066], grows: 1168
 }
 operation! {
     put_without_room: without_room, |table| table.keys.iter().all(|key| table.put(key) == Ok(PutOutcome::Inserted));
-    [17200, 19700, 14800, 26500]
+    [17130, 19700, 14640, 26500]
 }
 operation! {
     update: present, |table| table.keys.iter().all(|key| table.put(key) == Ok(PutOutcome::Updated));
-    [838, 2208, 881, 2190]
+    [763, 2184, 803, 2167]
 }
 operation! {
     remove: present, |table| table.keys.iter().all(|key| table.index.remove(key) == Ok(true));
-    [1413, 2128, 1409, 1909]
+    [1336, 2117, 1339, 1900]
 }
 
 /// Single GETs.
@@ -385,11 +385,11 @@ fn hinted_miss(mut table: Box<Prepared>) -> Box<Prepared> {
 // All keys from none to 90 % of the slots, and the time that passes meanwhile.
 #[library_benchmark]
 #[bench::windowed_8_short(args = (nothing_there(setting("windowed:8", 16, 32, false))),
-    config = at_most(1869, load(90)))]
+    config = at_most(1804, load(90)))]
 #[bench::windowed_8_long(args = (nothing_there(setting("windowed:8", 32, 200, false))),
-    config = at_most(3590, load(90)))]
+    config = at_most(3585, load(90)))]
 #[bench::windowed_16_short(args = (nothing_there(setting("windowed:16", 16, 32, false))),
-    config = at_most(1452, load(90)))]
+    config = at_most(1402, load(90)))]
 #[bench::windowed_16_long(args = (nothing_there(setting("windowed:16", 32, 200, false))),
     config = at_most(3250, load(90)))]
 #[bench::windowed_8_short_grows(args = (nothing_there(setting("windowed:8", 16, 32, false).grows())),
@@ -411,11 +411,11 @@ fn grow(table: Box<Prepared>) -> Box<Prepared> {
 // Puts into a full table, of keys that were refused before.
 #[library_benchmark]
 #[bench::windowed_8_short(args = (full(setting("windowed:8", 16, 32, false))),
-    config = at_most(685, OPERATIONS))]
+    config = at_most(656, OPERATIONS))]
 #[bench::farm_short(args = (full(setting("farm", 16, 32, false))),
-    config = at_most(914, OPERATIONS))]
+    config = at_most(858, OPERATIONS))]
 #[bench::cluster_short(args = (full(setting("cluster", 16, 32, false))),
-    config = at_most(790, OPERATIONS))]
+    config = at_most(738, OPERATIONS))]
 fn refused(table: Box<Prepared>) -> Box<Prepared> {
     assert!(table.keys.iter().all(|key| matches!(table.put(key), Err(PutError::Full { .. }))));
     table

@@ -1,4 +1,4 @@
-//! Atomics and locks: the standard library's, or loom's when the model checker runs
+//! Atomics of the standard library and locks of `parking_lot`, or loom's when the model checker runs
 //! (`RUSTFLAGS="--cfg loom"`). The algorithms have the same text in both builds.
 
 #[cfg(loom)]
@@ -12,15 +12,14 @@ pub(crate) use loom::sync::{
 };
 #[cfg(loom)]
 pub(crate) use loom::thread::yield_now;
+#[cfg(not(loom))]
+pub(crate) use parking_lot::{Mutex, MutexGuard};
 #[cfg(all(not(loom), any(feature = "verbs", test)))]
 pub(crate) use std::hint::spin_loop;
 #[cfg(not(any(loom, target_arch = "aarch64")))]
 pub(crate) use std::sync::atomic::fence;
 #[cfg(not(loom))]
-pub(crate) use std::sync::{
-    Mutex, MutexGuard,
-    atomic::{AtomicU64, Ordering},
-};
+pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
 #[cfg(not(loom))]
 pub(crate) use std::thread::yield_now;
 
@@ -39,10 +38,24 @@ pub(crate) fn fence(order: Ordering) {
 
 /// Locks `mutex`, also if a thread panicked while it held the lock. What the locks here guard is
 /// valid between any two writes.
+#[inline]
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    #[cfg(loom)]
+    return mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     #[cfg(not(loom))]
-    crate::observe::before_lock(|| !matches!(mutex.try_lock(), Err(std::sync::TryLockError::WouldBlock)));
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    {
+        crate::observe::before_lock(|| !mutex.is_locked());
+        mutex.lock()
+    }
+}
+
+/// Locks `mutex`, likewise, if no thread holds the lock.
+#[inline]
+pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    #[cfg(loom)]
+    return mutex.try_lock().ok();
+    #[cfg(not(loom))]
+    mutex.try_lock()
 }
 
 /// As [`lock`], for a mutex of the ends, which the model checker does not run.
@@ -138,7 +151,7 @@ mod tests {
             dying.join()
         });
         assert!(ended.is_err());
+        assert_eq!(try_lock(&mutex).as_deref(), Some(&2));
         assert_eq!(*lock(&mutex), 2);
-        assert!(mutex.is_poisoned());
     }
 }

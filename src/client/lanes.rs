@@ -53,11 +53,11 @@
 
 use crate::fabric::ReadId;
 use crate::layout::geometry::{SlotIx, Window};
-use crate::sync::{AtomicU64, Mutex, Ordering, lock};
+use crate::sync::{AtomicU64, Mutex, Ordering, lock, try_lock};
 use std::collections::VecDeque;
 use std::fmt::Debug;
 use std::ops::AddAssign;
-use std::sync::{Arc, OnceLock, TryLockError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// One queue pair as the pump uses it. READs complete in the order in which they were posted.
@@ -383,11 +383,7 @@ impl<C: ReadQueue> Mux<C> {
     /// Called by the pump. Does not wait: a lane that joins at this moment gets its seat in the
     /// next round.
     fn seat_newcomers(&self, seats: &mut Vec<Option<PumpedLane<C::Landing>>>) {
-        let mut newcomers = match self.newcomers.try_lock() {
-            Ok(newcomers) => newcomers,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return,
-        };
+        let Some(mut newcomers) = try_lock(&self.newcomers) else { return };
         self.joined.store(0, Ordering::Relaxed);
         for ring in newcomers.drain(..) {
             let seat = Some(PumpedLane { ring, submitted: 0, posted: 0, completed: 0 });
@@ -406,12 +402,7 @@ impl<C: ReadQueue> Mux<C> {
         counts: &mut C::Counts,
         enough: impl Fn() -> bool,
     ) -> Result<Pumped, C::Error> {
-        let mut pump = match self.pump.try_lock() {
-            Ok(pump) => pump,
-            // The guarded state is valid between any two steps.
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return Ok(Pumped::Busy),
-        };
+        let Some(mut pump) = try_lock(&self.pump) else { return Ok(Pumped::Busy) };
         // A late lane may have declared the link failed meanwhile.
         let result = self.pump_with(&mut pump, check, enough).and_then(|()| self.check());
         if let Some(queue) = &mut pump.queue {

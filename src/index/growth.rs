@@ -32,7 +32,7 @@ use crate::layout::control::{INCARNATIONS_WORD, MOVE_COUNTERS};
 use crate::layout::segment::{self, DirectoryEntry, HomeState, Named, Pending, directory_bits_max};
 use crate::layout::slot::Key;
 use crate::start::{Start, StartStep};
-use crate::sync::{Mutex, lock, yield_now};
+use crate::sync::{Mutex, lock, try_lock, yield_now};
 use crossbeam_epoch::{self as epoch, Guard};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -1745,10 +1745,6 @@ impl Segment {
             self.settled(&mut locked, home);
         }
     }
-}
-
-fn try_lock<T>(mutex: &Mutex<T>) -> Option<crate::sync::MutexGuard<'_, T>> {
-    mutex.try_lock().ok()
 }
 
 #[cfg(all(test, not(loom)))]

@@ -659,7 +659,7 @@ fn memory_of_a_split_that_does_not_begin_comes_back() {
     struct SlowRegistrar(Mutex<(mpsc::Sender<u32>, mpsc::Receiver<()>)>);
     impl Registrar for SlowRegistrar {
         fn before_use(&self, memory: u32) -> Result<(), RegionError> {
-            let ends = crate::sync::lock(&self.0);
+            let ends = crate::sync::lock_std(&self.0);
             ends.0.send(memory).unwrap();
             ends.1.recv().unwrap();
             Ok(())

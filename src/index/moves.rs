@@ -256,6 +256,7 @@ impl Segment {
     }
 
     /// The same. `note` is about the key.
+    #[inline(always)]
     fn write_noted(&self, locked: &Locked<'_>, slot: SlotIx, content: &Content<'_>, note: Note) {
         let (is_free, ghost) = (content.key.is_empty(), content.ghost);
         self.write_by(locked, slot, is_free, ghost, note, |slots| slots.write(slot, content));
@@ -269,6 +270,13 @@ impl Segment {
         });
     }
 
+    /// Keeps the image of a slot that is about to be written.
+    #[inline(always)]
+    fn keep(&self, slot: SlotIx, is_free: bool) -> Option<Undo<'_>> {
+        // What is erased stands elsewhere (M1), or a remove that is cut off takes effect.
+        if is_free { None } else { self.undo.keep(self.slots(), slot) }
+    }
+
     #[inline(always)]
     fn write_by(
         &self,
@@ -280,18 +288,16 @@ impl Segment {
         write: impl FnOnce(SlotWriter<'_>),
     ) {
         debug_assert!(self.may_write(locked, slot), "L1: {slot:?} is written without its lock");
-        // What is erased stands elsewhere (M1), or a remove that is cut off takes effect.
-        let keep = || if is_free { None } else { self.undo.keep(self.slots(), slot) };
         let free = |undo: Option<Undo<'_>>| {
             if let Some(undo) = undo {
                 undo.free();
             }
         };
         // U1
-        let mut undo = obey(Rule::Undo, || obey(Rule::UndoFirst, keep));
+        let mut undo = obey(Rule::Undo, || obey(Rule::UndoFirst, || self.keep(slot, is_free)));
         disobey(Rule::UndoStays, || free(undo.take()));
         write(self.slots());
-        disobey(Rule::UndoFirst, || free(keep()));
+        disobey(Rule::UndoFirst, || free(self.keep(slot, is_free)));
         // U2
         free(undo);
         match is_free {

@@ -10,6 +10,7 @@ use crate::sync::{Mutex, MutexGuard, lock};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use std::ops::Range;
+use std::rc::Rc;
 
 /// Neighbouring slots share a stripe. A group of 64 is large enough that a window of 16 mostly lies
 /// in one stripe. Under the model checker each slot has its own stripe, so that a tiny table has
@@ -208,7 +209,8 @@ fn as_named(mut set: StripeSet) -> StripeSet {
 pub(crate) struct Locked<'a> {
     /// The first two, which most operations have enough with.
     held: [Option<LockedStripe<'a>>; 2],
-    others: Option<Vec<LockedStripe<'a>>>,
+    /// An `Rc`, which is never shared, because what drops it is out of line.
+    others: Option<Rc<[LockedStripe<'a>]>>,
     stripes: &'a Stripes,
     is_alone: bool,
 }
@@ -241,7 +243,7 @@ impl<'a> Locked<'a> {
     }
 
     fn all_held(&self) -> impl Iterator<Item = &LockedStripe<'a>> {
-        self.held.iter().flatten().chain(self.others.iter().flatten())
+        self.held.iter().flatten().chain(self.others.iter().flat_map(|others| &others[..]))
     }
 
     /// Whether the stripe of this main slot is locked.
@@ -261,7 +263,8 @@ impl<'a> Locked<'a> {
     /// When the slot's stripe is not locked, which breaks L2.
     pub fn stripe(&mut self, home_slot: SlotIx) -> &mut Stripe {
         let number = self.stripes.of(home_slot);
-        let mut all = self.held.iter_mut().flatten().chain(self.others.iter_mut().flatten());
+        let others = self.others.iter_mut().filter_map(Rc::get_mut).flatten();
+        let mut all = self.held.iter_mut().flatten().chain(others);
         let held = all.find(|(n, _)| *n == number);
         &mut held.expect("L2: the home's stripe is locked").1
     }

@@ -9,10 +9,9 @@ use crate::faults::{Rule, broken};
 use crate::layout::geometry::SlotIx;
 use crate::layout::mapped;
 use crate::layout::undo::{UNDO_LINES, line_word, name};
-use crate::sync::{Mutex, MutexGuard, lock};
+use crate::sync::{Mutex, MutexGuard, lock, try_lock};
 use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::TryLockError;
 use std::sync::atomic::{Ordering, compiler_fence};
 
 /// The undo lines of a table, and which of them are in use. All segments share them.
@@ -93,11 +92,7 @@ impl UndoLines {
 impl Line {
     #[inline]
     fn try_lock(&self) -> Option<MutexGuard<'_, ()>> {
-        match self.0.try_lock() {
-            Ok(line) => Some(line),
-            Err(TryLockError::Poisoned(line)) => Some(line.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        try_lock(&self.0)
     }
 }
 

@@ -5,7 +5,7 @@ use super::shared::ServerState;
 use crate::index::Registrar;
 use crate::layout::chunk::{CHUNKS, bytes_of, chunk_of, chunk_of_block, next_chunk, pieces_of};
 use crate::region::RegionError;
-use crate::sync::lock;
+use crate::sync::lock_std;
 use crate::verbs::device::RegisteredRegion;
 use crate::verbs::error::SetupError;
 use crate::verbs::station::Station;
@@ -72,7 +72,7 @@ impl RegisteredChunks {
 
     /// Registers a chunk, and tells its key, if that has not been done.
     fn register(&self, chunk: u32, progress: impl FnMut(u64)) -> Result<(), SetupError> {
-        let mut chunks = lock(&self.chunks);
+        let mut chunks = lock_std(&self.chunks);
         let place = &mut chunks[chunk as usize];
         if place.is_some() {
             return Ok(());

@@ -18,7 +18,7 @@ use crate::hints::{HINT_BYTES, Hints, SharedHints};
 use crate::layout::geometry::Geometry;
 use crate::reader::{DirectAnswers, Reader};
 use crate::route::KnownEntries;
-use crate::sync::lock;
+use crate::sync::lock_std;
 use crate::verbs::QueueCounts;
 use crate::verbs::error::{SetupError, VerbsError};
 use crate::verbs::station::Station;
@@ -73,11 +73,11 @@ impl VerbsShared {
     /// Connects, with room for `credits` READs in flight.
     fn open(&self, credits: usize, within: Duration) -> Result<Connection, SetupError> {
         // The lock is not held while connecting, so handles connect in parallel.
-        let mut station = lock(&self.station).clone();
+        let mut station = lock_std(&self.station).clone();
         let opened = Connection::open(&self.address, &mut station, &self.options, credits, within);
         // After a failure the device is opened again: it may have been reset, or its address may
         // have changed.
-        *lock(&self.station) = station.filter(|_| opened.is_ok());
+        *lock_std(&self.station) = station.filter(|_| opened.is_ok());
         opened
     }
 

@@ -13,7 +13,7 @@ use crate::client::lanes::{Lane, Mux, Posting, ReadQueue, ReadWanted};
 use crate::fabric::ReadId;
 use crate::fabric::landed::LandedWindow;
 use crate::layout::geometry::{Geometry, Window};
-use crate::sync::lock;
+use crate::sync::lock_std;
 use crate::verbs::QueueCounts;
 use crate::verbs::Wait;
 use crate::verbs::device::{Buffer, CompletionQueue, ProtectionDomain};
@@ -87,7 +87,7 @@ impl LaneLanding {
 
     /// The memory for a READ that is about to be posted. It stays at least until that has completed.
     pub fn long(&self) -> Arc<Buffer> {
-        lock(&self.long).clone().expect("a value has room before it is fetched")
+        lock_std(&self.long).clone().expect("a value has room before it is fetched")
     }
 }
 
@@ -143,7 +143,7 @@ impl LaneReader {
     pub fn make_room(&mut self, bytes: usize) -> Result<(), SetupError> {
         assert!(!self.is_reading(), "READs may land in memory that is exchanged");
         // Let go of here and there before other memory is made.
-        let mut long = lock(&self.lane.landing().long);
+        let mut long = lock_std(&self.lane.landing().long);
         *long = None;
         let made = self.long.make_room(bytes, &self.domain);
         *long = self.long.memory().cloned();
@@ -275,7 +275,7 @@ pub(crate) struct PairLease {
 
 impl Drop for PairLease {
     fn drop(&mut self) {
-        lock(&self.pairs.pairs[self.number].state).handles -= 1;
+        lock_std(&self.pairs.pairs[self.number].state).handles -= 1;
     }
 }
 
@@ -289,9 +289,9 @@ impl SharedPairs {
 
     /// Takes a place at the pair with the fewest handles.
     pub fn place(self: &Arc<Self>) -> PairLease {
-        let handles = |number: &usize| lock(&self.pairs[*number].state).handles;
+        let handles = |number: &usize| lock_std(&self.pairs[*number].state).handles;
         let number = (0..self.pairs.len()).min_by_key(handles).unwrap_or(0);
-        lock(&self.pairs[number].state).handles += 1;
+        lock_std(&self.pairs[number].state).handles += 1;
         PairLease { pairs: self.clone(), number }
     }
 }
@@ -307,7 +307,7 @@ impl PairLease {
     ) -> Result<LaneReader, SetupError> {
         let pair = &self.pairs.pairs[self.number];
         let deadline = Instant::now() + within;
-        let mut state = lock(&pair.state);
+        let mut state = lock_std(&pair.state);
         let attempts = state.attempts;
         loop {
             if let Some(open) = state.open.as_ref().filter(|open| !open.link.has_failed()) {
@@ -351,7 +351,7 @@ impl Attempt<'_> {
 
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
-        let mut state = lock(&self.pair.state);
+        let mut state = lock_std(&self.pair.state);
         state.connecting = false;
         state.attempts += 1;
         match self.outcome.take() {
@@ -389,7 +389,7 @@ pub(crate) struct ChangeTurn<'a> {
 impl Changes {
     /// Waits for a turn. `None` if the deadline comes first.
     pub fn turn(&self, deadline: Instant) -> Option<ChangeTurn<'_>> {
-        let mut state = lock(&self.state);
+        let mut state = lock_std(&self.state);
         while state.taken {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -404,14 +404,14 @@ impl Changes {
 
     /// Drops the connection, unless another handle has it already.
     pub fn forget(&self) {
-        let connection = lock(&self.state).connection.take();
+        let connection = lock_std(&self.state).connection.take();
         drop(connection);
     }
 }
 
 impl Drop for ChangeTurn<'_> {
     fn drop(&mut self) {
-        let mut state = lock(&self.changes.state);
+        let mut state = lock_std(&self.changes.state);
         state.taken = false;
         state.connection = self.connection.take();
         self.changes.free.notify_one();
@@ -464,7 +464,7 @@ mod tests {
             }
             assert!(ended.elapsed() < within / 2, "they learnt of it at their own deadline");
         });
-        assert_eq!(lock(&pairs.pairs[0].state).handles, 0);
+        assert_eq!(lock_std(&pairs.pairs[0].state).handles, 0);
     }
 
     /// A handle waits for another one's attempt until its own deadline, and no longer. An attempt that ended in a
@@ -499,7 +499,7 @@ mod tests {
             let waited = waiting.lock().unwrap().take().unwrap().join().unwrap();
             assert!(matches!(waited, SetupError::NoDevice { no_module: false }), "{waited}");
         });
-        assert_eq!(lock(&pairs.pairs[0].state).handles, 0);
+        assert_eq!(lock_std(&pairs.pairs[0].state).handles, 0);
     }
 
     /// A handle that waits for its turn gets it when the turn before has ended.
