@@ -17,9 +17,34 @@ fn alone(mut command: Command) -> Command {
     command
 }
 
+/// Runs a command that ends. A server that starts although it should not is killed, and the test fails.
 #[track_caller]
 fn run(arguments: &[&str]) -> Output {
-    oneread().args(arguments).stdin(Stdio::null()).output().unwrap()
+    let mut command = oneread();
+    command.args(arguments).stdin(Stdio::null());
+    if arguments.first() == Some(&"serve") { ends(command) } else { command.output().unwrap() }
+}
+
+/// The output of a command that is to end within a minute.
+#[track_caller]
+fn ends(mut command: Command) -> Output {
+    let [out, err] = [(); 2].map(|()| tempfile::NamedTempFile::new().unwrap());
+    let file = |file: &tempfile::NamedTempFile| Stdio::from(file.reopen().unwrap());
+    let mut child = command.stdout(file(&out)).stderr(file(&err)).spawn().unwrap();
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let read = |file: &tempfile::NamedTempFile| std::fs::read(file.path()).unwrap();
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return Output { status, stdout: read(&out), stderr: read(&err) };
+        }
+        if std::time::Instant::now() > until {
+            let _ = child.kill();
+            let status = child.wait().unwrap();
+            let printed = Output { status, stdout: read(&out), stderr: read(&err) };
+            panic!("{command:?} does not end: stdout {}\nstderr {}", stdout(&printed), stderr(&printed));
+        }
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
 }
 
 #[track_caller]
