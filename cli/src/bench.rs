@@ -135,6 +135,23 @@ struct Outcome {
     lines: Vec<Line>,
 }
 
+impl Line {
+    /// `times` are those of the rounds, in nanoseconds per operation.
+    fn new(name: &str, threads: u32, mut times: Vec<f64>, first: Option<&Line>) -> Line {
+        times.sort_by(f64::total_cmp);
+        let ns_per_op = times[times.len() / 2];
+        Line {
+            name: name.into(),
+            threads,
+            ns_per_op,
+            ops_per_s: 1e9 / ns_per_op,
+            ratio: first.map_or(1.0, |first| ns_per_op / first.ns_per_op),
+            ns_min: times[0],
+            ns_max: times[times.len() - 1],
+        }
+    }
+}
+
 impl Bench {
     pub fn run(self) -> Result<ExitCode> {
         match self.what {
@@ -389,19 +406,8 @@ impl Timing {
         }
         bar.finish_and_clear();
         let mut lines: Vec<Line> = Vec::new();
-        for ((name, threads, _), mut times) in contestants.iter().zip(times) {
-            times.sort_by(f64::total_cmp);
-            let ns_per_op = times[times.len() / 2];
-            let base = lines.first().map_or(ns_per_op, |line| line.ns_per_op);
-            lines.push(Line {
-                name: (*name).into(),
-                threads: *threads,
-                ns_per_op,
-                ops_per_s: 1e9 / ns_per_op,
-                ratio: ns_per_op / base,
-                ns_min: times[0],
-                ns_max: times[times.len() - 1],
-            });
+        for ((name, threads, _), times) in contestants.iter().zip(times) {
+            lines.push(Line::new(name, *threads, times, lines.first()));
         }
         Ok(lines)
     }
@@ -490,9 +496,15 @@ impl Way {
 
     fn found(&mut self, pick: impl Fn(u64) -> u64) -> Result<WayFound> {
         let now = self.client.stats();
+        let get_many_of_1000 = thousand(&mut self.client, pick)?;
+        Ok(WayFound { get_many_of_1000, ..self.counted(&now) })
+    }
+
+    /// What times and counters tell.
+    fn counted(&self, now: &ClientStats) -> WayFound {
         let gets = (now.get.gets - self.before.get.gets).max(1) as f64;
         let get_many_ns_per_key = median(self.batched.clone());
-        Ok(WayFound {
+        WayFound {
             reads: self.reads,
             reads_per_get: (now.read.reads - self.before.read.reads) as f64 / gets,
             bytes_per_get: (now.read.bytes - self.before.read.bytes) as f64 / gets,
@@ -502,8 +514,8 @@ impl Way {
             get_many_ns_per_key,
             get_many_keys_per_s: 1e9 / get_many_ns_per_key,
             server_cpu_ms_per_million_gets: self.server_cpu_ms * 1e6 / gets,
-            get_many_of_1000: thousand(&mut self.client, pick)?,
-        })
+            get_many_of_1000: serde_json::Value::Null,
+        }
     }
 }
 
@@ -609,4 +621,75 @@ fn table(lines: &[Line]) -> comfy_table::Table {
         ]);
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A contestant's time is its median round. The ratio is to the first one.
+    #[test]
+    fn lines_are_medians_and_ratios() {
+        let first = Line::new("bare", 1, vec![30.0, 10.0, 20.0], None);
+        assert_eq!((first.ns_per_op, first.ns_min, first.ns_max, first.ratio), (20.0, 10.0, 30.0, 1.0));
+        let second = Line::new("get", 2, vec![50.0], Some(&first));
+        assert_eq!((second.threads, second.ops_per_s, second.ratio), (2, 2e7, 2.5));
+        let shown = show::cells(&table(&[first, second]));
+        assert_eq!(shown[0], ["bare", "1", "20 ns", "50.00 M/s", "1.00", "10 ns", "30 ns"]);
+        assert_eq!(shown[1], ["get", "2", "50 ns", "20.00 M/s", "2.50", "50 ns", "50 ns"]);
+    }
+
+    /// One operation that fails fails the round, and is counted.
+    #[test]
+    fn keys_that_are_not_found_end_a_round() {
+        assert!(timed(10, |i| Ok(i < 10)).is_ok());
+        let error = timed(10, |i| Ok(i != 3 && i != 5)).unwrap_err();
+        assert_eq!(error.to_string(), "2 of 10 keys were not found");
+    }
+
+    /// The threads share the operations: each is done once.
+    #[test]
+    fn threads_share_operations() {
+        use std::sync::atomic::{AtomicU64, Ordering};
+        let (sum, count) = (AtomicU64::new(0), AtomicU64::new(0));
+        spread(101, 3, |i| {
+            sum.fetch_add(i, Ordering::Relaxed);
+            count.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        })
+        .unwrap();
+        assert_eq!((sum.into_inner(), count.into_inner()), (5050, 101));
+        assert!(
+            spread(101, 3, |i| if i == 100 { Err(anyhow::anyhow!("the last")) } else { Ok(()) }).is_err()
+        );
+    }
+
+    /// What is counted before the first round is not told of a way over verbs.
+    #[test]
+    fn ways_are_told_per_get() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = oneread::Address::Shm(dir.path().join("sock"));
+        let config = Config::new().size(TableSize::Keys(100));
+        let server = oneread::Server::start(oneread::ServerConfig::new(at.clone(), config)).unwrap();
+        let mut client = Client::connect(&at).unwrap();
+        client.put(b"key", b"value").unwrap();
+        client.get(b"key").unwrap();
+        let mut way = Way::new("windows", client).unwrap();
+        (way.one_by_one, way.batched, way.server_cpu_ms) = (vec![900.0, 100.0, 300.0], vec![250.0], 2.0);
+        for ns in 1..=100 {
+            way.times.record(ns).unwrap();
+        }
+        let mut now = way.before.clone();
+        now.get.gets += 4;
+        now.read.reads += 6;
+        now.read.bytes += 1000;
+        let found = way.counted(&now);
+        assert_eq!((found.reads_per_get, found.bytes_per_get), (1.5, 250.0));
+        assert_eq!((found.get_ns_mean, found.get_ns_p50, found.get_ns_p99), (300.0, 50, 99));
+        assert_eq!((found.get_many_ns_per_key, found.get_many_keys_per_s), (250.0, 4e6));
+        assert_eq!(found.server_cpu_ms_per_million_gets, 500_000.0);
+        let shown = show::cells(&ways_table(&[found]));
+        assert_eq!(shown[0], ["windows", "1.500", "250.0", "300 ns", "50 ns", "99 ns", "4.00 M/s"]);
+        server.stop();
+    }
 }

@@ -332,15 +332,16 @@ fn note(bar: &ProgressBar, text: &str) {
 
 fn note_unreached(layout: Layout, phase: Phase, load: Load, rows: &[Row], bar: &ProgressBar) {
     let (Some(asked), Some(row)) = (load.asked(), rows.last()) else { return };
-    note(
-        bar,
-        &format!(
-            "{layout}, {}: load {:.0} % was not reached; the row is for {:.1} %, where the table was full",
-            phase_name(phase),
-            100.0 * asked,
-            100.0 * row.load_main
-        ),
-    );
+    note(bar, &unreached(layout, phase, asked, row.load_main));
+}
+
+fn unreached(layout: Layout, phase: Phase, asked: f64, reached: f64) -> String {
+    format!(
+        "{layout}, {}: load {:.0} % was not reached; the row is for {:.1} %, where the table was full",
+        phase_name(phase),
+        100.0 * asked,
+        100.0 * reached
+    )
 }
 
 fn phase_name(phase: Phase) -> &'static str {
@@ -432,4 +433,66 @@ fn table(chosen: &[&Preset], rows: &[Row]) -> comfy_table::Table {
         }
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(hinted: Option<HintedHits>) -> Row {
+        Row {
+            family: "cuckoo".into(),
+            preset: "pilaf".into(),
+            phase: Phase::Steady,
+            keys: Keys::Zipf,
+            load_asked: None,
+            load_true: 0.8125,
+            load_main: 0.91,
+            reads_hit: 1.25,
+            reads_miss: 2.5,
+            bytes_hit: 100.0,
+            bytes_miss: 200.0,
+            trips_hit: 1.0,
+            trips_miss: 2.0,
+            moves_per_insert: 0.5,
+            displaced: 0.1,
+            window_bytes: 64,
+            live_keys: 91,
+            main_slots: 100,
+            all_slots: 112,
+            hinted,
+        }
+    }
+
+    /// Each column has its own figure, in its unit. Rows without hints are not in the table of hints.
+    #[test]
+    fn columns_have_their_figures() {
+        let hinted = HintedHits { reads: 1.0625, bytes: 64.5, trips: 1.0, client_bytes_per_key: 1.125 };
+        let shown = show::cells(&hinted_table(&[row(None), row(Some(hinted))]));
+        assert_eq!(shown, [["pilaf", "steady", "91", "1.2500", "1.0625", "100", "64.5", "1.12"]]);
+        let layout: Layout = "cuckoo:pilaf".parse().unwrap();
+        let presets: Vec<_> = presets().filter(|preset| preset.layout == layout).collect();
+        let fresh = Row { phase: Phase::Fresh, keys: Keys::Uniform, load_asked: Some(0.9), ..row(None) };
+        let other = Row { preset: "another".into(), ..row(None) };
+        let shown = show::cells(&table(&presets, &[row(None), other, fresh]));
+        let figures = ["81.2", "1.2500", "2.5000", "100", "200", "0.500"];
+        assert_eq!(shown.len(), 2);
+        assert_eq!(shown[0], [&["cuckoo:pilaf", "steady zipf", "max 91"][..], &figures].concat());
+        assert_eq!(shown[1], [&["", "fresh", "91"][..], &figures].concat());
+    }
+
+    /// A load that was not reached is told beside the one that was.
+    #[test]
+    fn unreached_loads_are_told() {
+        let told = unreached("cuckoo:pilaf".parse().unwrap(), Phase::Fresh, 0.95, 0.87654);
+        let expected =
+            "cuckoo:pilaf, fresh: load 95 % was not reached; the row is for 87.7 %, where the table was full";
+        assert_eq!(told, expected);
+        let load = |text: &str| text.parse::<Load>().ok();
+        assert_eq!(load("90%").and_then(Load::asked), Some(0.9));
+        assert_eq!(
+            (load("max"), load("100"), load("0"), load("101")),
+            (Some(Load::Max), Some(Load::Percent(100.0)), None, None)
+        );
+    }
 }

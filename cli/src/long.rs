@@ -93,6 +93,16 @@ struct Line {
     ratio: f64,
 }
 
+impl Line {
+    /// Of the rounds' times, and of those of memcpy.
+    fn of_rounds(way: Way, len: u64, times: Vec<f64>, base: &[f64]) -> Line {
+        let ratios = times.iter().zip(base).map(|(ns, base)| ns / base).collect();
+        let (ns_per_op, ratio) = (median(times), median(ratios));
+        let bytes_per_s = len as f64 / ns_per_op * 1e9;
+        Line { value_bytes: len, values: 0, cached: false, way, ns_per_op, bytes_per_s, ratio }
+    }
+}
+
 #[derive(Debug, Serialize)]
 struct Outcome {
     machine: String,
@@ -144,12 +154,11 @@ impl Long {
             for (values, cached) in kinds.into_iter().take(if cached < values { 2 } else { 1 }) {
                 let times = self.alternate(len, values, &memory, &mut contest)?;
                 let base = times[0].1.clone();
-                for (way, times) in times {
-                    let ratios = times.iter().zip(&base).map(|(ns, base)| ns / base).collect();
-                    let (ns_per_op, ratio) = (median(times), median(ratios));
-                    let bytes_per_s = len as f64 / ns_per_op * 1e9;
-                    lines.push(Line { value_bytes: len, values, cached, way, ns_per_op, bytes_per_s, ratio });
-                }
+                lines.extend(times.into_iter().map(|(way, times)| Line {
+                    values,
+                    cached,
+                    ..Line::of_rounds(way, len, times, &base)
+                }));
             }
             contest.first += values;
         }
@@ -303,6 +312,11 @@ impl Redis {
                 }
             }
         };
+        Redis::over(child, stream).map(Some)
+    }
+
+    /// Asks which version answers.
+    fn over(child: Child, stream: UnixStream) -> Result<Redis> {
         let from = BufReader::with_capacity(64 << 10, stream.try_clone()?);
         let mut redis = Redis { child, to: stream, from, version: String::new() };
         let mut about = Vec::new();
@@ -311,7 +325,7 @@ impl Redis {
         let about = String::from_utf8_lossy(&about);
         let version = about.lines().find_map(|line| line.strip_prefix("redis_version:"));
         redis.version = version.unwrap_or("unknown").trim().to_owned();
-        Ok(Some(redis))
+        Ok(redis)
     }
 
     /// Sends a command.
@@ -386,6 +400,10 @@ impl Outcome {
             Some(version) => show::say(format_args!("Redis {version}"))?,
             None => show::say(NO_REDIS)?,
         }
+        Ok(show::say(self.table())?)
+    }
+
+    fn table(&self) -> comfy_table::Table {
         let mut table = show::narrow_table(["bytes", "values", "from", "", "each", "bytes/s", "ratio"]);
         for line in &self.lines {
             table.add_row(vec![
@@ -398,6 +416,109 @@ impl Outcome {
                 show::number(format_args!("{:.2}", line.ratio)),
             ]);
         }
-        Ok(show::say(table)?)
+        table
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A Redis that expects these bytes and answers with those, one pair after the other, and then ends.
+    fn scripted(script: &'static [(&'static str, &'static str)]) -> Result<Redis> {
+        let (here, mut there) = UnixStream::pair().unwrap();
+        std::thread::spawn(move || {
+            for (asked, answer) in script {
+                let mut got = vec![0; asked.len()];
+                there.read_exact(&mut got).unwrap();
+                // A wrong command ends the connection, and the test fails.
+                if got != asked.as_bytes() {
+                    return;
+                }
+                there.write_all(answer.as_bytes()).unwrap();
+            }
+        });
+        let child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        Redis::over(child, here)
+    }
+
+    const INFO: &str = "*2\r\n$4\r\nINFO\r\n$6\r\nserver\r\n";
+
+    /// Commands and replies are framed as Redis does. A reply that is none is an error.
+    #[test]
+    fn redis_is_asked_in_its_own_way() {
+        const SET: &str = "*3\r\n$3\r\nSET\r\n$16\r\nkkkkkkkkkkkkkkkk\r\n$2\r\nab\r\n";
+        const GET: &str = "*2\r\n$3\r\nGET\r\n$1\r\nk\r\n";
+        let script = &[
+            (INFO, "$37\r\n# Server\r\nredis_version:7.2.4\r\nx:12\r\n\r\n"),
+            (SET, ""),
+            (SET, "+OK\r\n+OK\r\n"),
+            (SET, "-OOM\r\n"),
+            (GET, "$5\r\na\r\nbc\r\n"),
+            (GET, "$0\r\n\r\n"),
+            (GET, "$-1\r\n"),
+            (GET, "$5\r\nabc"),
+        ];
+        let mut redis = scripted(script).unwrap();
+        assert_eq!(redis.version, "7.2.4");
+        let pair = ([b'k'; KEY_BYTES], b"ab".to_vec());
+        redis.set(&[pair.clone(), pair.clone()]).unwrap();
+        let refused = redis.set(&[pair]).unwrap_err().to_string();
+        assert_eq!(refused, "Redis answers \"-OOM\" to a SET");
+        let mut out = b"longer than the value".to_vec();
+        for value in ["a\r\nbc", ""] {
+            redis.get(b"k", &mut out).unwrap();
+            assert_eq!(out, value.as_bytes());
+        }
+        let none = redis.get(b"k", &mut out).unwrap_err().to_string();
+        assert_eq!(none, "Redis answers \"$-1\" in place of a value");
+        assert_eq!(redis.get(b"k", &mut out).unwrap_err().to_string(), "reading Redis's reply");
+        assert!(redis.line().unwrap_err().to_string().contains("in the middle of a reply"));
+    }
+
+    /// Without a version, that is said. A Redis that is no longer needed is killed.
+    #[test]
+    fn redis_is_killed() {
+        let redis = scripted(&[(INFO, "$3\r\nx:1\r\n")]).unwrap();
+        assert_eq!(redis.version, "unknown");
+        let process = std::path::PathBuf::from(format!("/proc/{}", redis.child.id()));
+        assert!(process.exists());
+        drop(redis);
+        assert!(!process.exists());
+    }
+
+    /// Each line has the median time, the rate that it gives, and the median of the rounds' ratios.
+    #[test]
+    fn lines_are_of_the_median_round() {
+        let base = [100.0, 200.0, 100.0];
+        let memcpy = Line::of_rounds(Way::Memcpy, 64, base.into(), &base);
+        assert_eq!((memcpy.ns_per_op, memcpy.ratio), (100.0, 1.0));
+        let redis = Line::of_rounds(Way::Redis, 4096, vec![1000.0, 4000.0, 300.0], &base);
+        assert_eq!((redis.value_bytes, redis.ns_per_op, redis.ratio), (4096, 1000.0, 10.0));
+        assert_eq!(redis.bytes_per_s, 4.096e9);
+        let get = Line {
+            cached: true,
+            values: 4_000,
+            way: Way::Oneread,
+            ..Line::of_rounds(Way::Memcpy, 64, base.into(), &base)
+        };
+        let shown =
+            Outcome { machine: String::new(), rounds: 3, redis: None, lines: vec![redis, get] }.table();
+        let shown = show::cells(&shown);
+        assert_eq!(shown[0], ["4.00 KiB", "0", "memory", "redis GET", "1.00 us", "3.81 GiB", "10.00"]);
+        assert_eq!(shown[1], ["64 B", "4,000", "cache", "oneread get", "100 ns", "610 MiB", "1.00"]);
+    }
+
+    /// A value is known by its length, its beginning and its end.
+    #[test]
+    fn values_are_told_apart() {
+        let (n, len) = (0x0102_0304, 40);
+        assert!(is_value(&value(n, len), n, len));
+        assert!(!is_value(&value(n, len), n + 1, len) && !is_value(&value(n, len + 1), n, len));
+        for at in [0, len as usize - 1] {
+            let mut other = value(n, len);
+            other[at] ^= 1;
+            assert!(!is_value(&other, n, len), "{at}");
+        }
     }
 }

@@ -497,43 +497,49 @@ impl Serve {
                 "pid": std::process::id(),
             }))?);
         }
-        let found = match server.recovered() {
-            None => match server.restored() {
-                None => "new".into(),
-                Some(from) => format!(
-                    "new, with {} of {}, in {:.1} s",
-                    show::counted(from.keys, "key"),
-                    self.source().map_or("a snapshot".into(), |path| path.display().to_string()),
-                    from.took.as_secs_f64()
-                ),
-            },
-            Some(found) if found.handed_over => {
-                format!("taken over with {} keys from a server that stopped", show::count(found.keys))
-            }
-            Some(found) => {
-                let mut text = format!("taken over with {}", show::counted(found.keys, "key"));
-                if found.torn > 0 {
-                    text += &format!(", {} mended", show::counted(found.torn, "half-written slot"));
-                }
-                if found.doubled > 0 {
-                    text += &format!(", {} undone", show::counted(found.doubled, "unfinished move"));
-                }
-                text
-            }
+        let found = match (server.recovered(), server.restored()) {
+            (Some(found), _) => taken_over(found),
+            (None, Some(from)) => format!(
+                "new, with {} of {}, in {:.1} s",
+                show::counted(from.keys, "key"),
+                self.source().map_or("a snapshot".into(), |path| path.display().to_string()),
+                from.took.as_secs_f64()
+            ),
+            (None, None) => "new".into(),
         };
-        let size = if geometry.grows() {
-            let part = share.map_or(String::new(), |share| format!(" ({})", share.part));
-            let backed = show::bytes(growth.bytes_backed);
-            format!("grows up to {}{part}, {backed} so far", show::bytes(geometry.region_bytes()))
-        } else {
-            format!("{} slots, {}", show::count(geometry.slots()), show::bytes(geometry.region_bytes()))
-        };
+        let size = size_now(geometry, growth.bytes_backed, share.as_ref().map(|share| &share.part[..]));
         Ok(show::say(format_args!(
             "serving {} at {}: {size}, slots of {} bytes, in {where_to}, {found}",
             geometry.layout(),
             server.address(),
             geometry.shape().bytes(),
         ))?)
+    }
+}
+
+/// What was found in a table that was taken over.
+fn taken_over(found: Recovered) -> String {
+    let mut text = format!("taken over with {}", show::counted(found.keys, "key"));
+    if found.handed_over {
+        return text + " from a server that stopped";
+    }
+    if found.torn > 0 {
+        text += &format!(", {} mended", show::counted(found.torn, "half-written slot"));
+    }
+    if found.doubled > 0 {
+        text += &format!(", {} undone", show::counted(found.doubled, "unfinished move"));
+    }
+    text
+}
+
+/// How large a table is and may become.
+fn size_now(geometry: &Geometry, bytes_backed: u64, part: Option<&str>) -> String {
+    let bytes = show::bytes(geometry.region_bytes());
+    if geometry.grows() {
+        let part = part.map_or(String::new(), |part| format!(" ({part})"));
+        format!("grows up to {bytes}{part}, {} so far", show::bytes(bytes_backed))
+    } else {
+        format!("{} slots, {bytes}", show::count(geometry.slots()))
     }
 }
 
@@ -661,6 +667,7 @@ fn raise_descriptors(clients_max: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use oneread::region::RegionError;
 
     #[test]
     fn sizes_have_units() {
@@ -683,6 +690,66 @@ mod tests {
         {
             assert_eq!(parsed(bad), None, "{bad}");
         }
+    }
+
+    /// Each thing that a server found in the table is told, and nothing that it did not find.
+    #[test]
+    fn what_was_taken_over_is_told() {
+        let told = |keys, torn, doubled, handed_over| {
+            let mut found = Recovered::default();
+            (found.keys, found.torn, found.doubled, found.handed_over) = (keys, torn, doubled, handed_over);
+            taken_over(found)
+        };
+        assert_eq!(told(1, 0, 0, true), "taken over with 1 key from a server that stopped");
+        assert_eq!(told(2_000, 0, 0, false), "taken over with 2,000 keys");
+        assert_eq!(told(2, 1, 0, false), "taken over with 2 keys, 1 half-written slot mended");
+        assert_eq!(
+            told(2, 3, 1, false),
+            "taken over with 2 keys, 3 half-written slots mended, 1 unfinished move undone"
+        );
+    }
+
+    /// The size that a table may have is told with its reason, and how much it takes.
+    #[test]
+    fn sizes_are_told() {
+        let config = Config::new().size(TableSize::up_to(64 << 20));
+        let geometry = config.geometry().unwrap();
+        let most = show::bytes(geometry.region_bytes());
+        assert_eq!(size_now(&geometry, 3 << 20, None), format!("grows up to {most}, 3.00 MiB so far"));
+        let told = size_now(&geometry, 3 << 20, Some("half of it"));
+        assert_eq!(told, format!("grows up to {most} (half of it), 3.00 MiB so far"));
+        let geometry = Config::new().size(TableSize::Slots(5_000)).geometry().unwrap();
+        let [slots, bytes] = [show::count(geometry.slots()), show::bytes(geometry.region_bytes())];
+        assert_eq!(size_now(&geometry, 7, None), format!("{slots} slots, {bytes}"));
+    }
+
+    /// Of an address over verbs, the port alone names the region file; on shm, wherever the path is named from.
+    #[test]
+    fn region_files_are_named_by_addresses() {
+        let of = |address: &str| region_file(&address.parse().unwrap());
+        assert_eq!(of("verbs://127.0.0.1:7471"), of("verbs://localhost:7471"));
+        assert_ne!(of("verbs://127.0.0.1:7471"), of("verbs://127.0.0.1:7472"));
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(of("shm:sock"), of(&format!("shm:{}", here.join("sock").display())));
+        assert_ne!(of("shm:sock"), of("shm:/sock"));
+    }
+
+    /// Where there is no room, the option that asks for less is named, with the size that fits.
+    #[test]
+    fn less_is_advised_where_there_is_no_room() {
+        let told = |fits| {
+            let source = RegionError::NoRoom { need: 9, left: 7, of: "/dev/shm".into() };
+            super::super::advice::told(&advise(ServeError::NoRoom { source, fits }))
+        };
+        for (fits, advice) in [
+            (TableSize::Keys(123), "by --capacity 123"),
+            (TableSize::Slots(456), "by --slots 456"),
+            (TableSize::up_to(7_890), "by --max-memory 7890"),
+        ] {
+            assert!(told(fits).contains(advice), "{}", told(fits));
+        }
+        let other = advise(ServeError::NotBuilt { address: "verbs://a:1".parse().unwrap() });
+        assert!(!other.to_string().contains("by --"), "{other}");
     }
 
     #[derive(clap::Parser)]

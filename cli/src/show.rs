@@ -179,6 +179,12 @@ pub fn bold(text: &str) -> String {
     if io::stdout().is_terminal() { format!("\x1b[1m{text}\x1b[0m") } else { text.into() }
 }
 
+/// What stands in a table, row by row.
+#[cfg(test)]
+pub fn cells(table: &Table) -> Vec<Vec<String>> {
+    table.row_iter().map(|row| row.cell_iter().map(Cell::content).collect()).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -62,8 +62,11 @@ impl Stat {
                 heap: client.heap()?,
                 snapshots: client.snapshot_status()?,
             };
-            let told =
-                if self.json { told.json(&client).to_string() } else { told.table(&client).to_string() };
+            let told = if self.json {
+                told.json(&client).to_string()
+            } else {
+                told.table(client.address(), client.geometry()).to_string()
+            };
             let Some(Period(every)) = self.watch else {
                 show::say(told)?;
                 return Ok(ExitCode::SUCCESS);
@@ -140,12 +143,12 @@ impl Told {
         })
     }
 
-    fn table(&self, client: &Client) -> comfy_table::Table {
+    fn table(&self, address: &oneread::Address, geometry: &Geometry) -> comfy_table::Table {
         let Told { stats, growth, heap, snapshots } = self;
         let mut table = show::facts();
         let n = |n: u64| show::number(show::count(n));
         let percent = |load: f64| format!("{:.1} %", 100.0 * load);
-        table.add_row(vec![Cell::new("server"), show::number(format_args!("{}", client.address()))]);
+        table.add_row(vec![Cell::new("server"), show::number(address)]);
         table.add_row(vec![Cell::new("process"), show::number(stats.pid)]);
         table.add_row(vec![Cell::new("servers of this table so far"), n(stats.incarnation)]);
         table.add_row(vec![Cell::new("connections"), n(stats.clients)]);
@@ -209,7 +212,7 @@ impl Told {
         for (name, value) in snapshot::rows(snapshots) {
             table.add_row(vec![Cell::new(name), show::number(value)]);
         }
-        add_geometry(&mut table, client.geometry());
+        add_geometry(&mut table, geometry);
         table
     }
 }
@@ -529,7 +532,11 @@ fn superblock_table(
 
 fn ago(created: u64) -> String {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |t| t.as_secs());
-    match now.saturating_sub(created) {
+    age(now.saturating_sub(created))
+}
+
+fn age(seconds: u64) -> String {
+    match seconds {
         s if s < 120 => format!("{} ago", show::counted(s, "second")),
         s if s < 7200 => format!("{} minutes ago", s / 60),
         s if s < 172_800 => format!("{} hours ago", s / 3600),
@@ -652,5 +659,117 @@ mod tests {
     fn reads_of_an_absent_key() {
         let reads = |filter| KeyView { key: vec![1], windows: vec![vec![], vec![], vec![]], filter }.reads();
         assert_eq!((reads(true), reads(false)), (3, 1));
+    }
+
+    /// An age is told in the unit that leaves at least two of it.
+    #[test]
+    fn ages_have_units() {
+        for (seconds, told) in [
+            (1, "1 second ago"),
+            (119, "119 seconds ago"),
+            (120, "2 minutes ago"),
+            (7_199, "119 minutes ago"),
+            (7_200, "2 hours ago"),
+            (172_799, "47 hours ago"),
+            (172_800, "2 days ago"),
+        ] {
+            assert_eq!(age(seconds), told);
+        }
+    }
+
+    fn slot(key: &[u8], verdict: Result<(), Torn>) -> SlotReport {
+        let config = oneread::Config::new().size(oneread::TableSize::Slots(64)).key_max(16);
+        let geometry = config.geometry().unwrap();
+        let region = Region::private(geometry.region_bytes());
+        let index = oneread::Index::create(region, geometry.clone(), oneread::Clock::System).unwrap();
+        index.put(b"other", b"value", oneread::PutMode::Upsert).unwrap();
+        let windows = Inspector::new(index.region(), &geometry).key(b"other").windows;
+        let found = windows.into_iter().flatten().find(|slot| slot.key == b"other").unwrap();
+        SlotReport { key: key.into(), verdict, ..found }
+    }
+
+    /// A GET's course is told by where the key is, and by what the filter says of it.
+    #[test]
+    fn stories_of_keys_are_told() {
+        let told = |windows: &[&[u8]], filter| {
+            let windows = windows.iter().map(|key| vec![slot(key, Ok(()))]).collect();
+            key_story(&KeyView { key: b"key".into(), windows, filter })
+        };
+        assert_eq!(told(&[b"key", b""], true), "key \"key\": found in its first window, 1 READ");
+        let second = "key \"key\": found in window 1, where the filter sends a GET; 2 READs";
+        assert_eq!(told(&[b"other", b"key"], true), second);
+        let looks = "key \"key\": absent, 2 READs: the filter names a displaced key";
+        assert!(told(&[b"other", b""], true).starts_with(looks));
+        let none = "key \"key\": absent, 1 READ: the filter says that no key was displaced";
+        assert!(told(&[b"other", b""], false).starts_with(none));
+    }
+
+    /// Each slot of a key's windows has the verdict that a reader would come to.
+    #[test]
+    fn verdicts_are_told() {
+        let all = [
+            (&b""[..], Ok(()), "free"),
+            (b"a", Ok(()), "ok"),
+            (b"key", Ok(()), "match"),
+            (b"", Err(Torn::Writing), "being written"),
+            (b"", Err(Torn::Stamps), "torn: stamps differ"),
+            (b"", Err(Torn::Lengths), "torn: lengths"),
+            (b"", Err(Torn::Crc), "torn: checksum"),
+        ];
+        let slots = all.iter().map(|(key, verdict, _)| slot(key, *verdict)).collect();
+        let view = KeyView { key: b"key".into(), windows: vec![Vec::new(), slots], filter: true };
+        let shown = show::cells(&key_table(&view));
+        assert_eq!(shown.len(), all.len());
+        for (n, (row, (key, verdict, said))) in shown.iter().zip(all).enumerate() {
+            assert_eq!((&row[0][..], &row[7][..]), (if n == 0 { "1" } else { "" }, said));
+            assert_eq!(row[3].as_bytes(), key);
+            // In JSON the verdict stands without the match.
+            let json = &key_json(&view)["windows"][1][n];
+            assert_eq!(
+                (&json["match"], json["verdict"] == "ok"),
+                (&json!(said == "match"), verdict.is_ok() && !key.is_empty())
+            );
+        }
+        let phases = [Phase::Starting, Phase::Serving, Phase::Retired, Phase::Stopped].map(phase);
+        assert_eq!(phases, ["starting", "serving", "retired", "stopped"]);
+    }
+
+    /// What goes on in a table that grows is told where it goes on, and left out where it does not.
+    #[test]
+    fn growth_is_told() {
+        let geometry = oneread::Config::new().size(oneread::TableSize::up_to(64 << 20)).geometry().unwrap();
+        let address: oneread::Address = "shm:/a".parse().unwrap();
+        let told = |growth: GrowthCounts| {
+            let (stats, heap) = (ServerStats::default(), HeapCounts::default());
+            let told = Told { stats, growth, heap, snapshots: SnapshotStatus::default() };
+            let rows = show::cells(&told.table(&address, &geometry));
+            move |name: &str| rows.iter().find(|row| row[0].trim() == name).map(|row| row[1].clone())
+        };
+        let mut growth = GrowthCounts::default();
+        (growth.segments, growth.segments_max, growth.splits, growth.merges) = (3, 2_000, 7, 8);
+        (growth.load_min_ppm, growth.load_max_ppm) = (123_400, 900_000);
+        (growth.bytes_backed, growth.bytes_max, growth.bytes_returned) = (1 << 20, 1 << 30, 2 << 10);
+        let quiet = told(growth);
+        for (name, value) in [
+            ("server", "shm:/a"),
+            ("segments", "3 of up to 2,000"),
+            ("load, lowest and highest", "12.3 %, 90.0 %"),
+            ("splits since it started", "7"),
+            ("merges", "8"),
+            ("memory", "1.00 MiB of up to 1.00 GiB"),
+            ("given back", "2.00 KiB"),
+        ] {
+            assert_eq!(quiet(name).as_deref(), Some(value), "{name}");
+        }
+        assert_eq!((quiet("refused by the system"), quiet("heap")), (None, None));
+        (growth.splitting, growth.merging, growth.given_up, growth.refused) = (1, 2, 4, 1);
+        let busy = told(growth);
+        for (name, value) in [
+            ("splits since it started", "7, 1 under way"),
+            ("merges", "8, 2 under way, 4 given up"),
+            ("refused by the system", "1 time; its log says why"),
+        ] {
+            assert_eq!(busy(name).as_deref(), Some(value), "{name}");
+        }
     }
 }

@@ -621,3 +621,103 @@ fn table(lines: &[Line]) -> comfy_table::Table {
     }
     table
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub fn line(operation: Operation, path: Path, connections: u32) -> Line {
+        let mut tally = Tally::new().unwrap();
+        tally.add(&round(2_000.0, Some(3.0))).unwrap();
+        tally.line((operation, path), connections, 1_000.0, None)
+    }
+
+    pub fn outcome(lines: Vec<Line>) -> Outcome {
+        Outcome {
+            machine: "a machine".into(),
+            fabric: "verbs",
+            layout: "cuckoo:pilaf".into(),
+            keys: 5_000,
+            rounds: 3,
+            seconds: 1.0,
+            block: false,
+            pairs: None,
+            batch: 8,
+            workers: None,
+            lines,
+        }
+    }
+
+    /// A round of 10 operations, five of 1 us and five of 2 ms.
+    fn round(rate: f64, cpu_ms: Option<f64>) -> Tally {
+        let mut tally = Tally::new().unwrap();
+        (tally.operations, tally.rates, tally.cpu_ms) = (10, vec![rate], cpu_ms);
+        (tally.reads, tally.repeats) = (11, 2);
+        tally.latencies.record_n(1_000, 5).unwrap();
+        tally.latencies.record_n(2_000_000, 5).unwrap();
+        tally
+    }
+
+    /// Counts of rounds add up. Rates are those of the median and of the best round, and ratios are those
+    /// of the median round, or the median of the rounds' own.
+    #[test]
+    fn rounds_add_up() {
+        let [mut tally, mut message] = [(); 2].map(|()| Tally::new().unwrap());
+        for (rate, of_message, cpu) in
+            [(200.0, 100.0, None), (800.0, 100.0, Some(0.5)), (600.0, 50.0, Some(1.0))]
+        {
+            tally.add(&round(rate, cpu)).unwrap();
+            message.add(&round(of_message, None)).unwrap();
+        }
+        let line = tally.line((Operation::Get, Path::Herd), 4, 300.0, Some(&message));
+        assert_eq!((line.ops_per_s, line.best_ops_per_s, line.ratio), (600.0, 800.0, 2.0));
+        assert_eq!((line.of_message, line.server_cpu_ms), (Some(8.0), Some(50_000.0)));
+        assert_eq!((line.reads_per_op, line.repeats), (1.1, 6));
+        assert_eq!((line.p50_ns, line.p99_ns / 10_000), (1_000, 200));
+        let shown =
+            show::cells(&table(&[line, message.line((Operation::PutMany, Path::Message), 4, 100.0, None)]));
+        let head = ["4", "GET", "HERD", "600 /s", "2.00", "8.00", "1.00 us", "2.00 ms", "50000 ms", "1.1000"];
+        assert_eq!(shown[0], head);
+        assert_eq!(
+            shown[1],
+            ["", "PUTs", "message", "100 /s", "1.00", "-", "1.00 us", "2.00 ms", "-", "1.1000"]
+        );
+    }
+
+    /// The line above the results names what makes a difference, and nothing that makes none.
+    #[test]
+    fn what_was_measured_is_told() {
+        let mut found = outcome(Vec::new());
+        let mut told = |fabric, block, pairs| {
+            (found.fabric, found.block, found.pairs) = (fabric, block, pairs);
+            found.about()
+        };
+        let sizes = format!("5,000 keys of {KEY_BYTES} bytes with values of {VALUE_BYTES}, ");
+        for (fabric, block, pairs, middle) in [
+            ("shm", true, Some(2), "shm"),
+            ("verbs", false, None, "verbs, clients that poll"),
+            ("verbs", true, Some(1), "verbs, clients that sleep, one queue pair for all READs"),
+            ("verbs", true, Some(2), "verbs, clients that sleep, 2 queue pairs for all READs"),
+        ] {
+            let all = format!("{sizes}{middle}; layout cuckoo:pilaf, median of 3 rounds");
+            assert_eq!(told(fabric, block, pairs), all);
+        }
+    }
+
+    /// A server that somebody else has started may refuse a path. Any other error is one.
+    #[test]
+    fn a_path_may_be_refused() {
+        let address: Address = "shm:/a".parse().unwrap();
+        let source = std::io::ErrorKind::NotFound.into();
+        let (path, why) = (RequestPath::Mailbox, "it has none".into());
+        assert!(is_not_taken(&ConnectError::RequestPath { path, address: address.clone(), why }));
+        assert!(!is_not_taken(&ConnectError::NotThere { address, source }));
+        #[cfg(feature = "herd")]
+        {
+            use oneread::verbs::SetupError;
+            let (peer, why) = ("127.0.0.1:7471".parse().unwrap(), "it takes none".into());
+            assert!(is_not_taken(&ConnectError::Verbs(SetupError::Herd { why, source: None })));
+            assert!(!is_not_taken(&ConnectError::Verbs(SetupError::Token { peer })));
+        }
+    }
+}

@@ -116,3 +116,57 @@ fn panel<'a>(
     }
     name_ends(area, right, labels)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{line, outcome};
+    use super::*;
+
+    /// Each path is a curve, from left to right, with a name and a colour of its own.
+    #[test]
+    fn each_path_is_a_curve() {
+        let paths = |path| [Operation::Get, Operation::Put, Operation::PutMany].map(|what| (what, path));
+        // A fabric has a mailbox, or HERD.
+        for polled in [Path::Mailbox, Path::Herd] {
+            let all =
+                [&[(Operation::Get, Path::OneSided)][..], &paths(Path::Message), &paths(polled)].concat();
+            let lines: Vec<_> =
+                [4, 1].iter().flat_map(|n| all.iter().map(|(what, path)| line(*what, *path, *n))).collect();
+            let curves = curves(&lines);
+            assert_eq!(curves.len(), 7);
+            for (n, curve) in curves.iter().enumerate() {
+                assert_eq!(curve.iter().map(|line| line.connections).collect::<Vec<_>>(), [1, 4]);
+                assert!(
+                    curves[..n].iter().all(|other| color(other[0]) != color(curve[0])),
+                    "{}",
+                    name(curve[0])
+                );
+            }
+        }
+        assert_eq!(name(&line(Operation::PutMany, Path::Herd, 1)), "PUTs HERD");
+    }
+
+    /// Both panels have their titles, units and numbers of connections, and a point for each result.
+    #[test]
+    fn results_are_drawn() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("rpc.svg");
+        assert!(draw(&path, &outcome(Vec::new())).is_err());
+        let lines = [1, 4, 16].map(|n| line(Operation::Get, Path::OneSided, n));
+        draw(&path, &outcome(lines.into())).unwrap();
+        let drawn = std::fs::read_to_string(&path).unwrap();
+        // A rate of 2,000, and latencies of 1 us and 2 ms, stand between these powers of ten.
+        for text in ["operations per second", "dashed the 99th", "1 k/s", "10 k/s", "1.00 us", "10.00 ms"] {
+            assert!(drawn.contains(text), "{text}");
+        }
+        let has = |text: &str| drawn.matches(&format!(">\n{text}\n<")).count();
+        assert_eq!(["100 /s", "100 k/s", "100 ns", "100.00 ms"].map(has), [0; 4]);
+        assert_eq!(["1", "4", "16", "connections", "GET one-sided"].map(has), [2; 5]);
+        // Left, middle and right of the left panel; 2,000 is 0.301 of a power of ten above its lower end.
+        let y = BOTTOM - (f64::from(BOTTOM - TOP) * 2f64.log10()).round() as i32;
+        for x in [90, 315, 540] {
+            assert!(drawn.contains(&format!("<circle cx=\"{x}\" cy=\"{y}\" r=\"3\"")), "{x}, {y}: {drawn}");
+        }
+        assert_eq!((drawn.matches("r=\"3\"").count(), drawn.matches("r=\"2\"").count()), (6, 3));
+    }
+}
