@@ -130,7 +130,7 @@ fn on_setup(error: &SetupError) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use oneread::Address;
+    use oneread::{Address, PutError};
     use std::io;
 
     fn not_there() -> ConnectError {
@@ -185,12 +185,38 @@ mod tests {
             ),
             (restoring(too_long("value", 40)), "as by --value-max 40"),
             (restoring(too_long("key", 40)), "as by --key-max 40"),
+            (restoring(RestoreError::TooMany { keys: 50, slots: 9 }), "as by --capacity 50"),
+            (
+                restoring(RestoreError::Full {
+                    restored: 4,
+                    keys: 60,
+                    source: PutError::Full { keys: 4, slots: 9 },
+                }),
+                "as by --capacity 60",
+            ),
+            (
+                ServeError::NotBuilt { address: address.clone() }.into(),
+                "cargo build --release --features verbs",
+            ),
+            (
+                ConnectError::RequestPath {
+                    path: RequestPath::Mailbox,
+                    address: address.clone(),
+                    why: "it has none".into(),
+                }
+                .into(),
+                "`oneread serve --mailbox-mib N` gives it room for more mailboxes",
+            ),
             (unknown.into(), "--nic takes a TOML file, too"),
         ] {
             assert!(told(&error).ends_with(&format!("; {mend}")), "{}", told(&error));
         }
         let found = SnapshotError::Foreign { path: path.clone() };
         assert!(told(&found.into()).ends_with("name another file"), "no advice on what is no snapshot");
+        // The room for mailboxes mends no other path.
+        let (path, why) = (RequestPath::Message, "it has none".into());
+        let other = ConnectError::RequestPath { path, address, why };
+        assert!(!told(&other.into()).contains("--mailbox-mib"));
     }
 
     /// The same over verbs, where errors of the setup stand in others.
@@ -206,6 +232,38 @@ mod tests {
             ServeError::Verbs(token()).into(),
         ] {
             assert!(told(&error).ends_with("; as ONEREAD_TOKEN, or with --token-file"), "{error:#}");
+        }
+        use oneread::verbs::gid::{AddressFamily, LinkLayer};
+        let refused = |why: &str| SetupError::Refused { peer, why: why.into() };
+        let families = GidMismatch::Families { local: AddressFamily::V4, remote: AddressFamily::V6 };
+        let layers = GidMismatch::LinkLayers { local: LinkLayer::InfiniBand, remote: LinkLayer::Ethernet };
+        let source = std::sync::Arc::new(io::ErrorKind::ConnectionRefused.into());
+        let call = |errno| SetupError::Call { call: "ibv_open_device", errno };
+        for (error, mend) in [
+            (SetupError::NoDevice { no_module: true }, "; `oneread doctor` tells more"),
+            (call(13), "; `oneread doctor` tells more"),
+            (call(1), "; `oneread doctor` tells more"),
+            (
+                SetupError::NotThere { address: "a:7".into(), source },
+                "; start one there with `oneread serve --at verbs://a:7`",
+            ),
+            (
+                SetupError::Mismatch { peer, source: families },
+                "; `oneread doctor --peer ADDRESS` ranks the GIDs",
+            ),
+            (SetupError::Mismatch { peer, source: layers }, "; `oneread doctor` lists ports and GIDs"),
+            (refused("this side is another"), "; `oneread doctor` lists ports and GIDs"),
+            (
+                SetupError::Herd { why: "none".into(), source: None },
+                "; `oneread serve --herd` starts a server that takes them",
+            ),
+        ] {
+            let error = ConnectError::Verbs(error).into();
+            assert!(told(&error).ends_with(mend), "{}", told(&error));
+        }
+        for error in [refused("another reason"), call(5)] {
+            let error = ConnectError::Verbs(error).into();
+            assert!(!told(&error).contains('`'), "{}", told(&error));
         }
     }
 }

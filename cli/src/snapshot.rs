@@ -454,6 +454,34 @@ mod tests {
         }
     }
 
+    /// What there is to say of snapshots is said, and nothing else.
+    #[test]
+    fn snapshots_are_told() {
+        let told = |about: SnapshotStatus| {
+            let rows = rows(&about);
+            move |name: &str| rows.iter().find(|row| row.0.trim() == name).map(|row| row.1.clone())
+        };
+        let mut about = SnapshotStatus::default();
+        assert_eq!(told(about)("snapshots").as_deref(), Some("none (serve --snapshot)"));
+        about.every_ms = u64::MAX;
+        let fresh = told(about);
+        assert_eq!(fresh("snapshots").as_deref(), Some("on request and at the end"));
+        assert_eq!(fresh("last snapshot").as_deref(), Some("none yet"));
+        let others = ["keys, bytes, time", "one is being made", "THE LAST ONE FAILED", "one failed before"];
+        assert_eq!(others.map(fresh), [const { None }; 4]);
+        about.every_ms = 60_000;
+        (about.saved_ms, about.keys, about.bytes, about.took_us) = (1, 2_000, 3 << 20, 4_500);
+        (about.begun, about.finished, about.saved, about.progress_ppm) = (5, 4, 4, 250_000);
+        let made = told(about);
+        assert_eq!(made("snapshots").as_deref(), Some("every 60s"));
+        assert_eq!(made("keys, bytes, time").as_deref(), Some("2,000, 3.00 MiB, 4.50 ms"));
+        assert_eq!(made("one is being made").as_deref(), Some("25 %"));
+        about.failed_ms = 1;
+        assert!(told(about)("one failed before").is_some() && told(about)("THE LAST ONE FAILED").is_none());
+        about.saved = 3;
+        assert!(told(about)("one failed before").is_none() && told(about)("THE LAST ONE FAILED").is_some());
+    }
+
     /// A snapshot of a table that grows is served as one that may grow as far.
     #[test]
     fn a_table_that_grows_is_restored_as_one() {

@@ -557,3 +557,126 @@ fn memory() {
     assert!(!diagnosis.shm.works);
     assert_eq!(diagnosis.shm.why, "because memory cannot be shared: Operation not permitted");
 }
+
+/// Tools and modules are installed as the distribution does it, in a command that is right for the user.
+#[test]
+fn distributions() {
+    let mut machine = Machine::usual();
+    machine.soft_roce();
+    let verbs = |machine: &Machine| {
+        let facts = machine.facts();
+        find(&Diagnosis::of(&facts, &QUESTION), "libibverbs.so.1").command.clone().unwrap_or_default()
+    };
+    let mut bare = Machine::usual();
+    bare.write("lib/modules/6.12.1-amd64/modules.dep", "kernel/drivers/infiniband/core/ib_uverbs.ko.xz:\n");
+    let module = |bare: &Machine| {
+        let facts = bare.facts();
+        let diagnosis = Diagnosis::of(&facts, &QUESTION);
+        let finding = find(&diagnosis, "RDMA device");
+        (finding.command.clone().unwrap_or_default(), finding.advice.clone().unwrap_or_default())
+    };
+    let boot = "then boot the kernel that this installs:";
+    for (release, library, kernel, advice) in [
+        (
+            "ID=debian\n",
+            "apt-get install libibverbs1 ibverbs-providers",
+            "apt-get install linux-image-amd64",
+            boot,
+        ),
+        (
+            "ID=\"centos\"\nID_LIKE=\"rhel fedora\"\n",
+            "dnf install libibverbs rdma-core",
+            "dnf install kernel-modules-extra-6.12.1-amd64",
+            "",
+        ),
+        (
+            "ID=\"opensuse-leap\"\nID_LIKE=\"suse opensuse\"\n",
+            "zypper install libibverbs1 rdma-core",
+            "zypper install kernel-default",
+            boot,
+        ),
+        ("ID=arch\n", "pacman -S rdma-core", "", "install the RDMA modules of the kernel 6.12.1-amd64"),
+        ("ID=other\n", "", "", "install the RDMA modules of the kernel 6.12.1-amd64"),
+    ] {
+        let as_root =
+            |command: &str| if command.is_empty() { String::new() } else { format!("sudo {command}") };
+        machine.write("etc/os-release", release);
+        bare.write("etc/os-release", release);
+        assert_eq!(verbs(&machine), as_root(library), "{release}");
+        assert_eq!(module(&bare), (as_root(kernel), advice.into()), "{release}");
+    }
+}
+
+/// In a container, what mends the kernel is for its host.
+#[test]
+fn container() {
+    let mut machine = Machine::usual();
+    machine.write(".dockerenv", "");
+    let facts = machine.facts();
+    let diagnosis = Diagnosis::of(&facts, &QUESTION);
+    assert_eq!(
+        find(&diagnosis, "RDMA device").advice.as_deref(),
+        Some("on the host, if this is a container:")
+    );
+    // Without files of modules, only what is loaded is known.
+    machine.remove("lib/modules");
+    let facts = machine.facts();
+    let diagnosis = Diagnosis::of(&facts, &QUESTION);
+    let kernel = find(&diagnosis, "kernel");
+    assert_eq!(kernel.level, Level::Problem);
+    assert!(
+        kernel.found.ends_with("looks like a container, and its host has not loaded ib_uverbs"),
+        "{kernel:?}"
+    );
+    assert_eq!(kernel.advice.as_deref(), Some("on the host, not in here:"));
+    assert_eq!(kernel.command.as_deref(), Some("sudo modprobe ib_uverbs"));
+    let device = find(&diagnosis, "RDMA device");
+    assert!(device.advice.as_deref().unwrap().starts_with("on the host, not in here"), "{device:?}");
+    let add = "modprobe rdma_rxe && sudo rdma link add rxe0 type rxe netdev eth0";
+    assert!(device.command.as_deref().unwrap().ends_with(add), "{device:?}");
+}
+
+/// The table of GIDs and the JSON tell the same order, and which one was chosen, and why.
+#[test]
+fn gids_are_told() {
+    let mut machine = Machine::usual();
+    machine.soft_roce().library();
+    let facts = machine.facts();
+    let diagnosis = Diagnosis::of(&facts, &QUESTION);
+    let port = &diagnosis.ports[0];
+    let shown = super::gid_table(port);
+    let cells = crate::show::cells(&shown);
+    assert_eq!(cells.len(), 2);
+    assert_eq!(cells[0], ["1", "::ffff:10.0.0.1", "eth0", "RoCE v2, IPv4"]);
+    assert_eq!(cells[1][..3], ["0", "fe80::4cc8:bdff:fe19:97cd", "eth0"]);
+    let told = super::report_json(&facts, &diagnosis);
+    let found = &told["ports"][0];
+    assert_eq!((&found["device"], &found["port"]), (&"rxe0".into(), &1.into()));
+    assert_eq!((&found["found"], &found["index"]), (&true.into(), &1.into()));
+    assert!(found["why"].as_str().unwrap().contains("RoCE v2, IPv4"), "{found}");
+    for (gid, row) in found["gids"].as_array().unwrap().iter().zip(&cells) {
+        let names = ["index", "gid", "interface", "why"].map(|name| match &gid[name] {
+            serde_json::Value::String(text) => text.clone(),
+            other => other.to_string(),
+        });
+        assert_eq!((&names[..], &gid["kind"]), (&row[..], &"RoCE v2".into()));
+    }
+    assert_eq!(told["fabrics"]["verbs"]["works"], true);
+    assert_eq!(told["facts"]["devices"][0]["ports"][0]["link_layer"], "Ethernet");
+    // Without a GID to choose, the reason stands in the place of the choice.
+    let gids = "sys/class/infiniband/rxe0/ports/1/gids";
+    for index in 0..2 {
+        machine.write(&format!("{gids}/{index}"), "0000:0000:0000:0000:0000:0000:0000:0000\n");
+    }
+    let facts = machine.facts();
+    let found = &super::report_json(&facts, &Diagnosis::of(&facts, &QUESTION))["ports"][0];
+    assert_eq!((&found["found"], found["index"].is_null()), (&false.into(), true), "{found}");
+    assert!(found["why"].as_str().is_some_and(|why| !why.is_empty()), "{found}");
+}
+
+/// Each level has a word of its own.
+#[test]
+fn levels_have_words() {
+    let words = [Level::Ok, Level::Note, Level::Warning, Level::Problem].map(|level| super::look(level).0);
+    assert_eq!(words, ["ok", "note", "warning", "problem"]);
+}

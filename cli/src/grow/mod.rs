@@ -644,14 +644,18 @@ impl Cpus {
     fn chosen() -> Result<Cpus> {
         let allowed = sched_getaffinity(None).context("asking for this process's CPUs")?;
         let all: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).collect();
-        Ok(match all.len() {
-            0 | 1 => Cpus { server: None, readers: Vec::new() },
-            2 => Cpus { server: Some(vec![all[0]]), readers: vec![all[1]; READERS] },
-            n => {
-                let (server, readers) = all.split_at(n - READERS);
+        Ok(Cpus::of(&all))
+    }
+
+    fn of(all: &[usize]) -> Cpus {
+        match *all {
+            [] | [_] => Cpus { server: None, readers: Vec::new() },
+            [one, other] => Cpus { server: Some(vec![one]), readers: vec![other; READERS] },
+            _ => {
+                let (server, readers) = all.split_at(all.len() - READERS);
                 Cpus { server: Some(server.to_vec()), readers: readers.to_vec() }
             }
-        })
+        }
     }
 }
 
@@ -887,5 +891,25 @@ impl Outcome {
             facts.add_row([name.to_owned(), told]);
         }
         Ok(show::say(facts)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Servers and readers disturb each other as little as there are CPUs, and that is told.
+    #[test]
+    fn cpus_are_shared_out() {
+        let told = |all: &[usize]| {
+            let cpus = Cpus::of(all);
+            (cpus.server.clone(), cpus.readers.clone(), cpus.to_string())
+        };
+        let few = "servers and readers share the one CPU: latencies mean little";
+        assert_eq!(told(&[5]), (None, vec![], few.into()));
+        let two = "servers on CPU 3, both readers on CPU 5: there are two";
+        assert_eq!(told(&[3, 5]), (Some(vec![3]), vec![5, 5], two.into()));
+        let many = "servers on CPU 1, 3, 5, readers on CPUs 7 and 9";
+        assert_eq!(told(&[1, 3, 5, 7, 9]), (Some(vec![1, 3, 5]), vec![7, 9], many.into()));
     }
 }
