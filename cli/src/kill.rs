@@ -10,7 +10,7 @@ use super::show;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use hdrhistogram::Histogram;
-use oneread::inspect::Inspector;
+use oneread::inspect::{Inspector, SlotReport};
 use oneread::layout::hash::mix;
 use oneread::{Client, Layout};
 use rand::RngExt;
@@ -103,11 +103,45 @@ struct Note {
     under_way: Option<u64>,
 }
 
+impl Outcome {
+    fn is_well(&self) -> bool {
+        self.lost + self.wrong + self.doubled + self.leaked == 0 && self.stops == self.handed_over
+    }
+
+    /// Compares a key with its note. What is there is the acknowledged state from now on.
+    fn compare(&mut self, note: &mut Note, found: bool, is: impl Fn(u64) -> bool) {
+        let versions = [Some(note.acknowledged), note.under_way.take()];
+        match versions
+            .into_iter()
+            .flatten()
+            .find(|&version| if version == 0 { !found } else { found && is(version) })
+        {
+            Some(version) => note.acknowledged = version,
+            None if found => self.wrong += 1,
+            None => {
+                self.lost += 1;
+                note.acknowledged = 0;
+            }
+        }
+    }
+
+    /// Counts the slots that should not be as they are.
+    fn look_through(&mut self, slots: impl Iterator<Item = SlotReport>, present: &HashSet<Vec<u8>>) {
+        let mut seen = HashSet::new();
+        for report in slots {
+            if report.verdict.is_err() || !report.header.is_free() && !present.contains(&report.key) {
+                self.leaked += 1;
+            } else if !report.header.is_free() && !seen.insert(report.key) {
+                self.doubled += 1;
+            }
+        }
+    }
+}
+
 impl Kill {
     pub fn run(self) -> Result<ExitCode> {
         let outcome = self.measure()?;
-        let all_well = outcome.lost + outcome.wrong + outcome.doubled + outcome.leaked == 0
-            && outcome.stops == outcome.handed_over;
+        let all_well = outcome.is_well();
         if self.json {
             show::say(serde_json::to_string(&outcome)?)?;
         } else {
@@ -243,19 +277,7 @@ impl Kill {
             for (number, note) in (ledger.first..).zip(&mut ledger.keys) {
                 let key = key(number);
                 let found = client.get_into(&key, &mut got)?;
-                let is = |version: u64| match version {
-                    0 => !found,
-                    _ => found && got == value(number, version, self.value_bytes),
-                };
-                let versions = [Some(note.acknowledged), note.under_way.take()];
-                match versions.into_iter().flatten().find(|&version| is(version)) {
-                    Some(version) => note.acknowledged = version,
-                    None if found => outcome.wrong += 1,
-                    None => {
-                        outcome.lost += 1;
-                        note.acknowledged = 0;
-                    }
-                }
+                outcome.compare(note, found, |version| got == value(number, version, self.value_bytes));
                 if found {
                     present.insert(key.to_vec());
                 }
@@ -263,14 +285,7 @@ impl Kill {
         }
         let region = server.map_region()?;
         let (geometry, _) = Inspector::superblock(&region)?;
-        let mut seen = HashSet::new();
-        for report in Inspector::new(&region, &geometry).slots() {
-            if report.verdict.is_err() || !report.header.is_free() && !present.contains(&report.key) {
-                outcome.leaked += 1;
-            } else if !report.header.is_free() && !seen.insert(report.key) {
-                outcome.doubled += 1;
-            }
-        }
+        outcome.look_through(Inspector::new(&region, &geometry).slots(), &present);
         Ok(())
     }
 }
@@ -342,4 +357,68 @@ fn value(number: u64, version: u64, bytes: u64) -> Vec<u8> {
     let mut value = mix(number << 32 ^ version).to_le_bytes().repeat(bytes.div_ceil(8) as usize);
     value.truncate(bytes as usize);
     value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A key has the acknowledged version or the one under way. Anything else is counted.
+    #[test]
+    fn keys_are_compared_with_their_notes() {
+        // The version there, 0 for none; those noted; then what is noted, and whether it is lost or wrong.
+        for (there, acknowledged, under_way, after, lost, wrong) in [
+            (3, 3, None, 3, 0, 0),
+            (3, 3, Some(4), 3, 0, 0),
+            (4, 3, Some(4), 4, 0, 0),
+            (0, 3, Some(0), 0, 0, 0),
+            (0, 0, Some(4), 0, 0, 0),
+            (0, 3, None, 0, 1, 0),
+            (0, 3, Some(4), 0, 1, 0),
+            (2, 3, Some(4), 3, 0, 1),
+            (4, 0, None, 0, 0, 1),
+        ] {
+            let mut outcome = Outcome::default();
+            let mut note = Note { acknowledged, under_way };
+            outcome.compare(&mut note, there != 0, |version| version == there);
+            assert_eq!(
+                (note.acknowledged, note.under_way),
+                (after, None),
+                "{there} {acknowledged} {under_way:?}"
+            );
+            assert_eq!((outcome.lost, outcome.wrong), (lost, wrong), "{there} {acknowledged} {under_way:?}");
+            assert_eq!(outcome.is_well(), lost + wrong == 0);
+        }
+    }
+
+    /// Keys that stand twice, slots of no key, and slots that no reader accepts are counted, free ones not.
+    #[test]
+    fn slots_are_looked_through() {
+        let config = oneread::Config::new().size(oneread::TableSize::Slots(64));
+        let geometry = config.geometry().unwrap();
+        let region = oneread::Region::private(geometry.region_bytes());
+        let index = oneread::Index::create(region, geometry.clone(), oneread::Clock::System).unwrap();
+        for key in [b"one", b"two"] {
+            index.put(key, b"value", oneread::PutMode::Upsert).unwrap();
+        }
+        let inspector = Inspector::new(index.region(), &geometry);
+        let counts = |times: usize, present: &[&[u8]], torn: bool| {
+            let mut outcome = Outcome::default();
+            let present = present.iter().map(|key| key.to_vec()).collect();
+            let slots =
+                (0..times).flat_map(|_| inspector.slots()).map(|slot| match torn && slot.key == b"two" {
+                    true => SlotReport { verdict: Err(oneread::layout::slot::Torn::Crc), ..slot },
+                    false => slot,
+                });
+            outcome.look_through(slots, &present);
+            assert_eq!(outcome.is_well(), outcome.leaked + outcome.doubled == 0);
+            (outcome.leaked, outcome.doubled)
+        };
+        assert_eq!(counts(1, &[b"one", b"two"], false), (0, 0));
+        assert_eq!(counts(1, &[b"one"], false), (1, 0));
+        assert_eq!(counts(2, &[b"one", b"two"], false), (0, 2));
+        assert_eq!(counts(1, &[b"one", b"two"], true), (1, 0));
+        let outcome = Outcome { stops: 2, handed_over: 1, ..Outcome::default() };
+        assert!(!outcome.is_well());
+    }
 }

@@ -436,10 +436,10 @@ fn table(chosen: &[&Preset], rows: &[Row]) -> comfy_table::Table {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
 
-    fn row(hinted: Option<HintedHits>) -> Row {
+    pub fn row(hinted: Option<HintedHits>) -> Row {
         Row {
             family: "cuckoo".into(),
             preset: "pilaf".into(),

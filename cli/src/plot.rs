@@ -399,3 +399,60 @@ pub(super) fn text<'a>(
         TextStyle::from(("sans-serif", size).into_font()).color(&color).pos(Pos::new(side, VPos::Center));
     area.draw_text(what, &style, at)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::layouts::tests::row;
+    use super::*;
+
+    fn drawn(rows: &[Row]) -> String {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("reads.svg");
+        draw(&path, rows).unwrap();
+        std::fs::read_to_string(path).unwrap()
+    }
+
+    /// The picture says of which tables, keys and load it is.
+    #[test]
+    fn pictures_say_what_they_are_of() {
+        let all = |phase, keys, load_asked| {
+            [0.5, 0.8].map(|load_true| Row { phase, keys, load_asked, load_true, ..row(None) })
+        };
+        let [steady, fresh] =
+            ["after two deletes and two inserts for each key", "tables filled by inserts alone"];
+        let [uniform, zipf] = ["every key asked for equally often", "law (0.99)"];
+        let highest = "READs by bytes per GET at the highest load";
+        let (percent, mut all_rows) = ("READs by bytes per GET at 75 % of the main slots", Vec::new());
+        for (phase, keys, load, said) in [
+            (Phase::Fresh, Keys::Zipf, None, [fresh, zipf, highest]),
+            (Phase::Fresh, Keys::Uniform, Some(0.75), [fresh, uniform, percent]),
+            (Phase::Steady, Keys::Uniform, None, [steady, uniform, highest]),
+        ] {
+            let rows = all(phase, keys, load);
+            let drawn = drawn(&rows);
+            for text in [steady, fresh, uniform, zipf, highest, percent] {
+                assert_eq!(drawn.contains(text), said.contains(&text), "{phase:?} {keys:?} {load:?}: {text}");
+            }
+            all_rows.extend(rows);
+        }
+        // Of several, the steady ones, and the keys that are asked for equally often.
+        let both = drawn(&all_rows);
+        assert!(both.contains(steady) && both.contains(uniform));
+    }
+
+    /// Labels keep their order and their distance, and stay beside the panel.
+    #[test]
+    fn labels_do_not_cover_each_other() {
+        let label = |y: i32| Label { text: String::new(), color: INK, end: (0, y), y: f64::from(y) };
+        let mut labels: Vec<_> = [BOTTOM, 300, 301, TOP, BOTTOM, 302].map(label).into();
+        spread(&mut labels);
+        let ends: Vec<_> = labels.iter().map(|label| label.end.1).collect();
+        assert_eq!(ends, [TOP, 300, 301, 302, BOTTOM, BOTTOM]);
+        for pair in labels.windows(2) {
+            assert!(pair[1].y - pair[0].y > LABEL_GAP - 0.1, "{} {}", pair[0].y, pair[1].y);
+        }
+        assert!(labels[0].y >= f64::from(TOP) && labels[5].y <= f64::from(BOTTOM) + 8.0);
+        // Those in the middle moved as little as they had to.
+        assert!((labels[2].y - 301.0).abs() < 1.0, "{}", labels[2].y);
+    }
+}

@@ -295,6 +295,8 @@ mod tests {
         assert!(reason(Format::Csv, "alone\n").1.contains("one column"));
         assert!(reason(Format::Jsonl, "{\"key\": \"a\"}").1.contains("no \"value\""));
         assert!(reason(Format::Jsonl, "{\"key\": \"a\", \"value\": 1}").1.contains("invalid type"));
+        let both = "{\"key\": \"a\", \"value\": \"\", \"value_hex\": \"00\"}";
+        assert_eq!(reason(Format::Jsonl, both).1, "both \"value\" and value_hex");
         assert!(reason(Format::Jsonl, "{\"key_hex\": \"4\", \"value\": \"\"}").1.contains("odd number"));
     }
 

@@ -932,6 +932,17 @@ fn not_a_region() {
         assert!(stderr(&out).contains("this is no oneread region"), "{command:?}: {out:?}");
         assert!(stderr(&out).contains(&name), "{command:?}: {out:?}");
     }
+    // It is listed with the reason. Asked to remove it, the command says that it stays.
+    let listed = stdout(&expect(run(&["regions", &name]), 0));
+    assert!(listed.contains("this is no oneread region"), "{listed}");
+    let listed = json(&expect(run(&["regions", "--json", &name]), 0));
+    assert_eq!((&listed["bytes"], &listed["served"]), (&text.len().into(), &Value::Null), "{listed}");
+    let out = expect(run(&["regions", "--remove", &name]), 1);
+    assert!(
+        stderr(&out).contains(&format!("{name} stays: ")) && stderr(&out).ends_with("freed 0 B\n"),
+        "{out:?}"
+    );
+    assert_eq!(stdout(&out), "");
     // A file that is no region is not removed, not even with --fresh.
     assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
 }
