@@ -936,7 +936,8 @@ fn not_a_region() {
     let listed = stdout(&expect(run(&["regions", &name]), 0));
     assert!(listed.contains("this is no oneread region"), "{listed}");
     let listed = json(&expect(run(&["regions", "--json", &name]), 0));
-    assert_eq!((&listed["bytes"], &listed["served"]), (&text.len().into(), &Value::Null), "{listed}");
+    assert_eq!((&listed["path"], &listed["served"]), (&(*name).into(), &Value::Null), "{listed}");
+    assert_eq!((&listed["keys"], listed["bytes"].as_u64() > Some(0)), (&Value::Null, true), "{listed}");
     let out = expect(run(&["regions", "--remove", &name]), 1);
     assert!(
         stderr(&out).contains(&format!("{name} stays: ")) && stderr(&out).ends_with("freed 0 B\n"),
@@ -1113,6 +1114,16 @@ fn benches_are_whole() {
         let found = json(&expect(run(&[&["bench"], what, &["--rounds", "1", "--json"]].concat()), 0));
         let lines = found["lines"].as_array().unwrap().clone();
         assert!(lines.iter().all(|line| line["ns_per_op"].as_f64().unwrap() > 0.0), "{found}");
+        // The figures belong together.
+        let first = lines[0]["ns_per_op"].as_f64().unwrap();
+        for line in &lines {
+            let number = |name: &str| line[name].as_f64().unwrap();
+            let is_near = |a: f64, b: f64| (a / b - 1.0).abs() < 1e-9;
+            assert!(is_near(number("ns_per_op") * number("ops_per_s"), 1e9), "{line}");
+            assert!(is_near(number("ratio"), number("ns_per_op") / first), "{line}");
+            assert_eq!([number("ns_min"), number("ns_max")], [number("ns_per_op"); 2], "{line}");
+        }
+        assert_eq!((&found["what"], &found["rounds"]), (&what[0].into(), &1.into()), "{found}");
         lines.iter().map(|line| line["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
     };
     let gets = times(&["get", "--keys", "2000"]);
@@ -1136,6 +1147,83 @@ fn benches_are_whole() {
     assert!(std::fs::read_to_string(svg).unwrap().contains("dashmap miss"));
     expect(run(&["bench", "curve", "--from", "1e6", "--to", "1e5"]), 1);
     expect(run(&["bench", "curve", "--to", "1.5"]), 2);
+}
+
+/// The figures of `bench rpc` belong together, and are drawn. A server that somebody else has started may lack
+/// mailboxes; then the other paths are measured.
+#[test]
+fn rpc_figures_belong_together() {
+    let served = Served::start(&["--capacity", "3000", "--mailbox-mib", "0", "--anonymous"]);
+    let svg = served.file("rpc.svg", "");
+    let small = ["--connections", "1,2", "--keys", "2000", "--rounds", "1", "--seconds", "0.05", "--json"];
+    let bench = [&["bench", "rpc", "--plot", &svg], &small[..]].concat();
+    for paths in [7, 4] {
+        let out = expect(if paths == 7 { run(&bench) } else { served.run(&bench) }, 0);
+        let found = json(&out);
+        assert_eq!(
+            (&found["fabric"], &found["keys"], &found["seconds"]),
+            (&"shm".into(), &2000.into(), &0.05.into())
+        );
+        let lines = found["lines"].as_array().unwrap();
+        assert_eq!(lines.len(), 2 * paths, "{found}");
+        for (n, line) in lines.iter().enumerate() {
+            let number = |name: &str| line[name].as_f64().unwrap();
+            let is_near = |a: f64, b: f64| (a / b - 1.0).abs() < 1e-9;
+            let (first, rate) = (&lines[n / paths * paths], number("ops_per_s"));
+            assert_eq!(number("connections") as usize, 1 + n / paths, "{line}");
+            assert_eq!(
+                (&first["operation"], &first["path"]),
+                (&"get".into(), &"one-sided".into()),
+                "{found}"
+            );
+            assert!(is_near(number("ratio"), rate / first["ops_per_s"].as_f64().unwrap()), "{line}");
+            let same = |other: &&Value| {
+                [&other["connections"], &other["operation"]] == [&line["connections"], &line["operation"]]
+            };
+            let by_message = lines.iter().filter(same).find(|other| other["path"] == "message").unwrap();
+            assert!(
+                is_near(number("of_message"), rate / by_message["ops_per_s"].as_f64().unwrap()),
+                "{found}"
+            );
+            assert!(number("p50_ns") > 0.0 && number("p50_ns") <= number("p99_ns"), "{line}");
+            // A GET by READ takes one at least, and a request to the server none.
+            let reads = number("reads_per_op");
+            assert!(if line["path"] == "one-sided" { reads >= 1.0 } else { reads == 0.0 }, "{line}");
+            assert_eq!(line["server_cpu_ms"].is_null(), paths == 4, "{line}");
+        }
+        assert_eq!(stderr(&out).contains("oneread: without mailbox: "), paths == 4, "{out:?}");
+        assert!(stderr(&out).contains(&format!("oneread: wrote {svg}")), "{out:?}");
+        assert!(std::fs::read_to_string(&svg).unwrap().contains("operations per second"));
+        std::fs::remove_file(&svg).unwrap();
+    }
+}
+
+/// The figures of `bench long` belong together: rates are bytes by times, and memcpy is what others are compared
+/// with.
+#[test]
+fn long_figures_belong_together() {
+    let small = ["--sizes", "64,65536", "--mib", "1", "--rounds", "1", "--json"];
+    let found = json(&expect(run(&[&["bench", "long"], &small[..]].concat()), 0));
+    let ways = if found["redis"].is_null() { 2 } else { 3 };
+    let lines = found["lines"].as_array().unwrap();
+    let kinds: Vec<_> = lines.iter().step_by(ways).collect();
+    let [bytes, values] =
+        ["value_bytes", "values"].map(|name| kinds.iter().map(move |line| line[name].as_u64().unwrap()));
+    assert_eq!(bytes.collect::<Vec<_>>(), [64, 64, 65536, 65536], "{found}");
+    assert_eq!(values.collect::<Vec<_>>(), [1 << 14, 1 << 12, 16, 4], "{found}");
+    for (n, line) in lines.iter().enumerate() {
+        let number = |name: &str| line[name].as_f64().unwrap();
+        let first = &lines[n / ways * ways];
+        assert_eq!(
+            (&first["way"], &line["cached"]),
+            (&"memcpy".into(), &(n / ways % 2 == 1).into()),
+            "{found}"
+        );
+        let ratio = number("ns_per_op") / first["ns_per_op"].as_f64().unwrap();
+        let bytes_per_s = number("value_bytes") / number("ns_per_op") * 1e9;
+        assert!((number("ratio") / ratio - 1.0).abs() < 1e-9, "{line}");
+        assert!((number("bytes_per_s") / bytes_per_s - 1.0).abs() < 1e-9, "{line}");
+    }
 }
 
 /// What hints save under a table that grows and shrinks is counted, drawn, and the same in every run.
