@@ -6,8 +6,8 @@ mod common;
 use common::*;
 use oneread::region::Backing;
 use oneread::{
-    Client, Config, ServeError, Server, ServerConfig, Snapshot, SnapshotStatus, Snapshots, StartMode,
-    TableSize,
+    Client, Config, RecoverError, ServeError, Server, ServerConfig, Snapshot, SnapshotStatus, Snapshots,
+    StartMode, TableSize,
 };
 use std::collections::BTreeMap;
 use std::fs;
@@ -152,6 +152,30 @@ fn a_new_table_begins_with_the_last_snapshot() {
         assert_eq!(server.stop().saved.unwrap().unwrap().keys, 999);
         assert_eq!(keys(&own), keys(&files.snapshot));
     }
+}
+
+/// A server that was killed while it made its table has left a region that nobody was served from. The next
+/// one makes another, if it has a snapshot to begin with; else it says so, and leaves the file as it is.
+#[test]
+fn a_table_that_was_not_finished_is_made_again() {
+    let files = Files::new();
+    let server = files.serve();
+    let mut client = files.client();
+    (0..500).for_each(|n| assert!(client.put(&key(n, 16), b"value").is_ok()));
+    let _ = server.stop();
+    let mut region = fs::read(&files.region).unwrap();
+    region[4096] = 0;
+    fs::write(&files.region, &region).unwrap();
+    let server = files.serve();
+    assert_eq!((server.restored().unwrap().keys, server.recovered(), server.index().len()), (500, None, 500));
+    assert_eq!(files.client().get(&key(7, 16)).unwrap().as_deref(), Some(&b"value"[..]));
+    let _ = server.stop();
+
+    fs::write(&files.region, &region).unwrap();
+    fs::remove_file(&files.snapshot).unwrap();
+    let error = Server::start(files.config()).unwrap_err();
+    assert!(matches!(error, ServeError::Recover { source: RecoverError::Unfinished, .. }), "{error:?}");
+    assert!(fs::read(&files.region).unwrap() == region, "it stays");
 }
 
 /// A snapshot that is damaged, or that the table cannot take, ends the start. It stays as it is, and

@@ -1120,6 +1120,47 @@ pub(super) mod tests {
         assert!(Arc::ptr_eq(&shared.take_spare(until).unwrap().link.stream, &other), "the first one stays");
     }
 
+    /// A server that answers a hello with something else than its region is not connected to. The error says
+    /// what it is.
+    #[test]
+    fn only_a_region_is_a_welcome() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("s");
+        let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let connect_to = |reply: Reply| {
+            let server = std::thread::spawn({
+                let listener = listener.try_clone().unwrap();
+                move || {
+                    let (mut client, _) = listener.accept().unwrap();
+                    let mut asked = vec![0; hello().len()];
+                    io::Read::read_exact(&mut client, &mut asked).unwrap();
+                    assert_eq!(asked, hello());
+                    let mut bytes = Vec::new();
+                    reply.encode(MEMORY_ID, &mut bytes);
+                    io::Write::write_all(&mut client, &bytes).unwrap();
+                    // The client hangs up.
+                    let _ = io::Read::read(&mut client, &mut [0]);
+                }
+            });
+            let options = ClientOptions { deadline: Duration::from_secs(60), ..ClientOptions::default() };
+            let error = ShmHandle::connect(&socket, &options).unwrap_err();
+            server.join().unwrap();
+            error
+        };
+        assert!(matches!(
+            connect_to(Reply::Refused { version: PROTOCOL_VERSION + 7 }),
+            ConnectError::Refused { theirs, .. } if theirs == PROTOCOL_VERSION + 7
+        ));
+        assert!(matches!(
+            connect_to(Reply::TurnedAway(Refusal::User { uid: 9 })),
+            ConnectError::TurnedAway { source: Refusal::User { uid: 9 }, .. }
+        ));
+        for reply in [Reply::Welcome { version: PROTOCOL_VERSION }, Reply::Wake, Reply::Unfit] {
+            let error = connect_to(reply);
+            assert!(matches!(error, ConnectError::Link { source: LinkError::Unexpected, .. }), "{error}");
+        }
+    }
+
     /// An attempt to connect that fails says that the server is gone, unless it was there and did not take the
     /// client, or was silent. The lease runs from the first time.
     #[test]

@@ -527,6 +527,26 @@ mod tests {
         (Index::create(region, geometry, clock.clone()).unwrap(), clock)
     }
 
+    /// A value that comes in pieces of any lengths is the same value.
+    #[test]
+    fn a_value_comes_in_uneven_pieces() {
+        let value: Vec<u8> = (0..240u32).map(|n| (n * 37 / 4) as u8).collect();
+        for len in (60..=240).step_by(11).chain([239, 240]) {
+            for piece in (1..=17).chain([63, 64, 65, 200]) {
+                let (index, _clock) = four_blocks();
+                let mut draft = index.draft_at_once(b"key", len).unwrap().unwrap();
+                for bytes in value[..len].chunks(piece) {
+                    draft.write(bytes);
+                }
+                assert_eq!(draft.left(), 0);
+                index.put_draft(b"key", draft, PutMode::Insert).unwrap();
+                let mut got = Vec::new();
+                assert!(index.reader().get_into(b"key", &mut got).unwrap());
+                assert_eq!(got, value[..len], "{len} bytes in pieces of {piece}");
+            }
+        }
+    }
+
     /// A block that should leave has a value that a client uploads. Nobody looks at it without pause until it
     /// is there, and then it moves.
     #[test]
