@@ -286,6 +286,7 @@ mod tests {
     use crate::config::{Config, TableSize};
     use crate::index::Index;
     use crate::outcome::PutMode;
+    use std::time::Duration;
 
     /// However many overflow blocks a damaged region says that it has, no slot behind the last is looked at.
     #[test]
@@ -303,5 +304,85 @@ mod tests {
             assert!(inspector.slots_used() <= index.geometry().slots(), "{blocks}");
             assert_eq!(inspector.occupancy(|_| {}).live_main, 1, "{blocks}");
         }
+    }
+
+    /// A value that is not in its slot is the one that its reference names. If its bytes are others, or the
+    /// reference names no place of the heap, there is none.
+    #[test]
+    fn values_that_are_not_what_they_were() {
+        let config = Config { size: TableSize::Slots(64), value_max: 1000, ..Config::default() };
+        let geometry = config.inline_max(30).heap_bytes(64 << 10).geometry().unwrap();
+        let region = Region::private(geometry.region_bytes());
+        let index = Index::create(region, geometry, Clock::manual()).unwrap();
+        index.put(b"key", &[7; 900], PutMode::Insert).unwrap();
+        let inspector = Inspector::new(index.region(), index.geometry());
+        let report = inspector.slots().find(|slot| slot.key == b"key").unwrap();
+        assert_eq!(inspector.value(&report), Some(vec![7; 900]));
+        let reference = report.reference().unwrap();
+        for other in [
+            Reference { offset: u64::MAX - 7, ..reference },
+            Reference { offset: 0, ..reference },
+            Reference { len: 899, ..reference },
+        ] {
+            let report = SlotReport { value: other.to_bytes().to_vec(), ..report.clone() };
+            assert_eq!(inspector.value(&report), None, "{other:?}");
+        }
+        index.region().store(reference.offset as usize / 8, 0);
+        assert_eq!(inspector.value(&report), None);
+    }
+
+    /// In a table that grows, each key is found where it is, in either segment of a split or merge, under one
+    /// number for its slot. A damaged directory is not looked at beyond its end.
+    #[test]
+    fn keys_of_a_table_that_grows() {
+        let size = TableSize::Growing { bytes_max: 1 << 20, segment_slots: Some(64) };
+        let geometry = Config { size, ..Config::default() }.geometry().unwrap();
+        let region = Region::private(geometry.region_bytes());
+        let clock = Clock::manual();
+        let index = Index::create(region, geometry, clock.clone()).unwrap();
+        let inspector = Inspector::new(index.region(), index.geometry());
+        let check = |keys: std::ops::Range<u32>| {
+            let slots: Vec<_> = inspector.slots().collect();
+            let numbers: BTreeSet<_> = slots.iter().map(|report| report.slot.0).collect();
+            assert_eq!((numbers.len(), slots.len() as u64), (slots.len(), inspector.slots_used()));
+            for key in keys.map(u32::to_le_bytes) {
+                let at = |report: &SlotReport| (report.key == key).then_some(report.slot);
+                let there: BTreeSet<_> = slots.iter().filter_map(at).collect();
+                let seen = inspector.key(&key);
+                let seen: Vec<_> = seen.windows.iter().flatten().filter_map(at).collect();
+                assert!(!seen.is_empty() && seen.iter().all(|slot| there.contains(slot)), "{key:?}");
+            }
+            assert_eq!(inspector.segments_named(), index.growth().segments);
+        };
+        let tidy = |is_done: &dyn Fn() -> bool| {
+            for _ in 0..10_000 {
+                if is_done() {
+                    return;
+                }
+                clock.advance(index.tidy().unwrap_or(Duration::from_millis(1)));
+            }
+            panic!("{:?}", index.growth());
+        };
+        let put = |key: u32| assert!(index.put(&key.to_le_bytes(), b"value", PutMode::Insert).is_ok());
+        let is_splitting = || index.growth().splitting > 0;
+        let split = (0..).inspect(|&key| put(key)).find(|_| is_splitting()).unwrap() + 1;
+        check(0..split);
+        // Some homes have gone.
+        index.tidy();
+        check(0..split);
+        tidy(&|| !is_splitting());
+        check(0..split);
+        (4..split).for_each(|key| assert!(index.remove(&key.to_le_bytes()).unwrap()));
+        tidy(&|| {
+            index.shrink();
+            index.growth().merging > 0
+        });
+        // At each step of it, to its end.
+        tidy(&|| {
+            check(0..4);
+            index.growth().merging == 0
+        });
+        index.region().store(DIRECTORY_WORD, u64::MAX);
+        assert!(inspector.segments_named() <= index.growth().segments_max);
     }
 }
