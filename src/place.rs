@@ -66,10 +66,14 @@ pub enum PlaceError {
 /// The folder of this user's sockets: `$XDG_RUNTIME_DIR`, else `/run/user/UID`, if the folder
 /// belongs to this user alone; else `/run/oneread` for root, and `/tmp/oneread-UID` for others.
 pub fn sockets() -> PathBuf {
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let run_user = PathBuf::from(format!("/run/user/{}", own_uid()));
-    let own = |folder: &PathBuf| open_folder(folder).is_ok();
-    runtime.filter(own).or_else(|| Some(run_user).filter(own)).unwrap_or_else(made_for_sockets)
+    own_of([runtime, Some(run_user)]).unwrap_or_else(made_for_sockets)
+}
+
+/// The first of these folders that belongs to this user alone.
+fn own_of(folders: [Option<PathBuf>; 2]) -> Option<PathBuf> {
+    folders.into_iter().flatten().find(|folder| folder.is_absolute() && open_folder(folder).is_ok())
 }
 
 fn made_for_sockets() -> PathBuf {
@@ -109,6 +113,11 @@ pub fn prepare(path: &Path) -> Result<(), PlaceError> {
         folder if folder == made_for_sockets() || folder == regions() => 0o700,
         _ => return Ok(()),
     };
+    make_own(folder, mode)
+}
+
+/// Makes a folder, or checks that the one that is there belongs to this user alone.
+fn make_own(folder: &Path, mode: u32) -> Result<(), PlaceError> {
     match rustix::fs::mkdir(folder, Mode::from_raw_mode(mode)) {
         Ok(()) | Err(Errno::EXIST) => open_folder(folder),
         Err(e) => Err(PlaceError::Os { doing: "making the folder", path: folder.into(), source: e.into() }),
@@ -205,7 +214,30 @@ mod tests {
             assert!(matches!(error, PlaceError::Kind { expected: "file", .. }), "{name}: {error}");
         }
         assert!(!path("new").exists());
-        open(&path("file")).unwrap();
+        let file = open(&path("file")).unwrap();
+        // No program that this one starts has it.
+        assert!(rustix::io::fcntl_getfd(&file).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+        // To open a pipe for reading alone would wait for a writer.
+        let (told, hears) = std::sync::mpsc::channel();
+        let pipe = path("pipe");
+        std::thread::spawn(move || told.send(open_file(&pipe, OFlags::RDONLY).map(drop)));
+        let opened = hears.recv_timeout(std::time::Duration::from_secs(30)).expect("it waits for nobody");
+        assert!(matches!(opened, Err(PlaceError::Kind { expected: "file", .. })), "{opened:?}");
+    }
+
+    /// A file of another user is not opened, whatever its mode. (Only root can make one.)
+    #[test]
+    fn files_of_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        drop(open(&path).unwrap());
+        if own_uid() != 0 {
+            return;
+        }
+        std::os::unix::fs::chown(&path, Some(7), None).unwrap();
+        for opened in [open(&path), open_file(&path, OFlags::RDONLY), open_secret(&path)] {
+            assert!(matches!(opened, Err(PlaceError::Owner { owner: 7, .. })), "{opened:?}");
+        }
     }
 
     /// Nobody but its owner may write to a file, empty or not. A new one is its owner's alone.
@@ -267,6 +299,46 @@ mod tests {
         symlink(dir.path(), dir.path().join("link")).unwrap();
         for other in ["link", "none"] {
             open_folder(&dir.path().join(other)).unwrap_err();
+        }
+    }
+
+    /// A default folder is made with its mode. One that is there is not changed, and used only if it is
+    /// this user's own.
+    #[test]
+    fn folders_that_are_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("folder");
+        let mode = || std::fs::metadata(&folder).unwrap().permissions().mode() & 0o7777;
+        make_own(&folder, 0o700).unwrap();
+        assert_eq!(mode(), 0o700);
+        permit(&folder, 0o750);
+        make_own(&folder, 0o700).unwrap();
+        assert_eq!(mode(), 0o750);
+        permit(&folder, 0o770);
+        assert!(matches!(make_own(&folder, 0o700), Err(PlaceError::Writable { mode: 0o770, .. })));
+        std::fs::write(dir.path().join("file"), "").unwrap();
+        let error = make_own(&dir.path().join("file"), 0o700).unwrap_err();
+        assert!(matches!(error, PlaceError::Kind { expected: "folder", .. }), "{error}");
+    }
+
+    /// Sockets are in the first folder that is this user's own, and named by its whole path.
+    #[test]
+    fn where_sockets_are() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = |name: &str| Some(dir.path().join(name));
+        for (name, mode) in [("own", 0o700), ("second", 0o755), ("shared", 0o777)] {
+            std::fs::create_dir(folder(name).unwrap()).unwrap();
+            permit(&folder(name).unwrap(), mode);
+        }
+        for (folders, first) in [
+            ([folder("own"), folder("second")], folder("own")),
+            ([folder("shared"), folder("second")], folder("second")),
+            ([folder("none"), folder("second")], folder("second")),
+            ([Some(".".into()), folder("second")], folder("second")),
+            ([None, folder("own")], folder("own")),
+            ([None, folder("shared")], None),
+        ] {
+            assert_eq!(own_of(folders.clone()), first, "{folders:?}");
         }
     }
 }

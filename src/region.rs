@@ -1314,7 +1314,11 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         }
+        // Whoever keeps another name of it does not keep the lock.
+        let alias = region.alias();
         drop(region);
+        drop(Region::open(&path).unwrap());
+        drop(alias);
         for need in [4096, 8192, 16384] {
             match Region::create(&backing, need) {
                 Err(RegionError::Length { path: which, have: 8192, need: asked }) => {
@@ -1330,6 +1334,15 @@ mod tests {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).unwrap();
         drop(Region::open(&path).unwrap());
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o640);
+        // Who makes one in a folder that is not there is told so, and does not hear that one is missing.
+        let nowhere = Region::create(&Backing::File(dir.path().join("no/r")), 8192).unwrap_err();
+        assert!(nowhere.to_string().ends_with("(does the folder exist?)"), "{nowhere}");
+        // Whoever reads it checks who else may write to it.
+        assert_eq!(Region::open_to_read(&path).unwrap().load(1), 42);
+        std::fs::set_permissions(&path, Permissions::from_mode(0o660)).unwrap();
+        let shared = Region::open_to_read(&path);
+        assert!(matches!(shared, Err(RegionError::Place(PlaceError::Writable { mode: 0o660, .. }))));
+        std::fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
         // What is handed out is not the file that has taken its place.
         let other = dir.path().join("other");
         std::fs::write(&other, [0; 8192]).unwrap();
@@ -1422,6 +1435,7 @@ mod tests {
         assert_eq!(blocks(), 0);
         region.back(4096..8192).unwrap();
         assert!((8..=32).contains(&blocks()), "{}", blocks());
+        assert_eq!(region.backed_bytes(), 512 * blocks());
         region.back(0..u64::MAX).unwrap();
         assert_eq!(blocks(), 32);
         let dir = tempfile::tempdir().unwrap();
@@ -1557,6 +1571,10 @@ mod tests {
             assert!(error.starts_with(&format!("doing it ({hint}")) && error.ends_with(')'), "{error}");
         }
         assert_eq!(os("doing", "it")(Errno::IO.into()).to_string(), "doing it");
+        // Memory that is there, and finds no addresses, needs another help.
+        let error = unmapped("it", 7)(Errno::NOMEM.into());
+        assert!(matches!(error, RegionError::AddressSpace { bytes: 7, .. }), "{error}");
+        assert_eq!(unmapped("it", 7)(Errno::IO.into()).to_string(), "mapping it");
     }
 
     /// All of a region is touched, and what is done is told piece by piece.
