@@ -548,10 +548,28 @@ mod tests {
         assert!(watch.offer(&shared, &used));
         assert!(!watch.gives_way() && !is_hung_up(&server));
         drop(used);
+        let is_alerted = || rustix::io::read(&list.alarm, &mut [0u8; 8]).is_ok();
+        assert!(is_alerted() && !is_alerted(), "until now");
         assert!(watch.gives_way() && is_hung_up(&server));
+        assert!(is_alerted(), "the thread looks again");
         let due = lock_std(&list.watched).due.first().copied();
         assert!(due.is_some_and(|(at, number)| at <= Instant::now() && number == watch.number), "{due:?}");
         assert!(!watch.gives_way(), "there is none any more");
         assert!(shared.is_served(), "the server is not gone for that");
+    }
+
+    /// Of a client that is dropped, nothing is due any more: else the thread would never sleep again.
+    #[test]
+    fn a_dropped_client_leaves_nothing() {
+        let shared = shared();
+        let (linked, _peer) = link();
+        for stage in [pausing(), WatchStage::Linked(linked)] {
+            let watch = watched(&shared);
+            be_at(&watch, stage);
+            let list = watch.watcher.list.clone();
+            drop(watch);
+            let watched = lock_std(&list.watched);
+            assert!(watched.clients.is_empty() && watched.due.is_empty(), "{watched:?}");
+        }
     }
 }

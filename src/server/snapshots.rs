@@ -328,6 +328,30 @@ mod tests {
         assert!(saver.is_current(&index));
         std::fs::remove_file(saver.place.path()).unwrap();
         assert!(!saver.is_current(&index));
+        std::fs::create_dir(saver.place.path()).unwrap();
+        assert!(!saver.is_current(&index), "what stands there is no snapshot");
+    }
+
+    /// A status tells what is known of the last snapshot, and how far the next one is. A time between two
+    /// that is shorter than it can name is not told as 0.
+    #[test]
+    fn a_status_tells_what_is_known() {
+        let (index, place, _dir) = filled();
+        let (began, took) =
+            (SystemTime::UNIX_EPOCH + Duration::from_millis(77), Duration::from_micros(12_345));
+        let saved = Saved { began, took, keys: 5, bytes: 1_234, damaged: 0 };
+        let saver = Saver::new(place, Some(Duration::from_micros(100)), &index, Begins::AsSaved(saved));
+        let status = saver.status();
+        assert_eq!((status.every_ms, status.saved_ms, status.took_us), (1, 77, 12_345));
+        assert_eq!((status.keys, status.bytes, status.progress_ppm), (5, 1_234, 0));
+        let told = std::cell::RefCell::new(Vec::new());
+        let tell = || {
+            told.borrow_mut().push(saver.status().progress_ppm);
+            false
+        };
+        saver.save(&index, &tell).unwrap();
+        let told = told.into_inner();
+        assert!(told.is_sorted() && told.last().is_some_and(|last| (500_000..=1_000_000).contains(last)));
     }
 
     /// Keys that may be in no snapshot are saved at once, if snapshots are made by themselves at all. Else the
