@@ -1080,6 +1080,12 @@ pub(super) mod tests {
         *lock_std(&shared.spare) = Some(ShmConnection::new(link, geometry, Instant::now()));
     }
 
+    /// A connection that waits for the answer to its hello.
+    pub(in crate::client) fn greeting(stream: &Arc<UnixStream>) -> Greeting {
+        let link = SocketLink { stream: stream.clone(), input: Vec::new(), allowed: Duration::ZERO };
+        Greeting { link, fd: None, seen: 0 }
+    }
+
     /// Whether a connection is left to the next handle.
     pub(in crate::client) fn has_spare(shared: &ShmShared) -> bool {
         lock_std(&shared.spare).is_some()

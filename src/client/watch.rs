@@ -486,6 +486,37 @@ mod tests {
         Arc::new(super::super::shm::tests::shared(Default::default()))
     }
 
+    /// An attempt to connect waits for its answer until its time is over, and another one follows after a
+    /// longer pause. A server that is silent until then is there; one that hangs up or answers nonsense is gone.
+    #[test]
+    fn attempts_end_in_time() {
+        use super::super::shm::tests::greeting;
+        use std::io::Write;
+        type Answer = fn(&mut UnixStream);
+        let first = |until: Instant, answer: Answer| {
+            let shared = shared();
+            let (ours, mut theirs) = link();
+            answer(&mut theirs);
+            let stage = WatchStage::Greeting { greeting: greeting(&ours), until, pause: RETRY_FIRST };
+            (stage.advance(&shared), shared.is_served(), theirs)
+        };
+        let (later, past) = (Instant::now() + Duration::from_secs(3600), Instant::now());
+        let (stage, is_served, _theirs) = first(later, |_| {});
+        assert!(is_served && matches!(stage, WatchStage::Greeting { until, .. } if until == later));
+        let hangs_up: Answer = |theirs| theirs.shutdown(std::net::Shutdown::Both).unwrap();
+        let talks: Answer = |theirs| theirs.write_all(&[0xff; 64]).unwrap();
+        let (is_there, is_gone) = (true, false);
+        let cases: [(Instant, Answer, bool); 3] =
+            [(past, |_| {}, is_there), (later, hangs_up, is_gone), (later, talks, is_gone)];
+        for (n, (until, answer, expected)) in cases.into_iter().enumerate() {
+            let now = Instant::now();
+            let (stage, is_served, _theirs) = first(until, answer);
+            let WatchStage::Pausing { until, pause } = stage else { panic!("{n}: no pause") };
+            assert_eq!((is_served, pause), (expected, 2 * RETRY_FIRST), "{n}");
+            assert!(until >= now + RETRY_FIRST, "{n}");
+        }
+    }
+
     /// A handle has found the server before the thread: the client is served, and its connection is watched. So
     /// it is if the thread was at work just then, also if that had found the server meanwhile: then the
     /// thread's connection is not needed any more. A connection that handles use stays.
