@@ -679,7 +679,7 @@ mod tests {
         for ns in 1..=100 {
             way.times.record(ns).unwrap();
         }
-        let mut now = way.before.clone();
+        let mut now = way.before;
         now.get.gets += 4;
         now.read.reads += 6;
         now.read.bytes += 1000;
