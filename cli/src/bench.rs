@@ -497,11 +497,11 @@ impl Way {
     fn found(&mut self, pick: impl Fn(u64) -> u64) -> Result<WayFound> {
         let now = self.client.stats();
         let get_many_of_1000 = thousand(&mut self.client, pick)?;
-        Ok(WayFound { get_many_of_1000, ..self.counted(&now) })
+        Ok(self.counted(&now, get_many_of_1000))
     }
 
     /// What times and counters tell.
-    fn counted(&self, now: &ClientStats) -> WayFound {
+    fn counted(&self, now: &ClientStats, get_many_of_1000: serde_json::Value) -> WayFound {
         let gets = (now.get.gets - self.before.get.gets).max(1) as f64;
         let get_many_ns_per_key = median(self.batched.clone());
         WayFound {
@@ -514,7 +514,7 @@ impl Way {
             get_many_ns_per_key,
             get_many_keys_per_s: 1e9 / get_many_ns_per_key,
             server_cpu_ms_per_million_gets: self.server_cpu_ms * 1e6 / gets,
-            get_many_of_1000: serde_json::Value::Null,
+            get_many_of_1000,
         }
     }
 }
@@ -683,7 +683,7 @@ mod tests {
         now.get.gets += 4;
         now.read.reads += 6;
         now.read.bytes += 1000;
-        let found = way.counted(&now);
+        let found = way.counted(&now, serde_json::Value::Null);
         assert_eq!((found.reads_per_get, found.bytes_per_get), (1.5, 250.0));
         assert_eq!((found.get_ns_mean, found.get_ns_p50, found.get_ns_p99), (300.0, 50, 99));
         assert_eq!((found.get_many_ns_per_key, found.get_many_keys_per_s), (250.0, 4e6));
