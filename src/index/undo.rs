@@ -72,7 +72,7 @@ impl UndoLines {
         if broken(Rule::UndoClaim) {
             return (last, None);
         }
-        match self.all[last].try_lock() {
+        match try_lock(&self.all[last].0) {
             Some(line) => (last, Some(line)),
             None => self.claim_another(last),
         }
@@ -81,18 +81,11 @@ impl UndoLines {
     #[cold]
     fn claim_another(&self, last: usize) -> (usize, Option<MutexGuard<'_, ()>>) {
         let mut others = (1..UNDO_LINES).map(|n| (last + n) % UNDO_LINES);
-        let free = others.find_map(|n| Some((n, self.all[n].try_lock()?)));
+        let free = others.find_map(|n| Some((n, try_lock(&self.all[n].0)?)));
         // Never too few: a thread that has a line waits for nothing.
         let (number, line) = free.unwrap_or_else(|| (last, lock(&self.all[last].0)));
         LAST.set(number);
         (number, Some(line))
-    }
-}
-
-impl Line {
-    #[inline]
-    fn try_lock(&self) -> Option<MutexGuard<'_, ()>> {
-        try_lock(&self.0)
     }
 }
 
