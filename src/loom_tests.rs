@@ -12,6 +12,7 @@ use crate::index::Index;
 use crate::index::loom_access::{
     StripeSet, Stripes, copies, copies_in_all, path, paths_by_two_slots, put_along, write_slot,
 };
+use crate::layout::PAGE;
 use crate::layout::geometry::{Geometry, Layout, SlotIx, Window};
 use crate::layout::hash::Seeds;
 use crate::mailbox::memory::Bell;
@@ -168,7 +169,7 @@ fn reader_against_memory_used_again() {
         key_max: 8,
         value_max: LEN,
         inline_max: Some(24),
-        heap_bytes: Some(8192),
+        heap_bytes: Some(2 * PAGE as u64),
         seeds: Some(Seeds::from_number(1)),
         grace: Duration::ZERO,
         ..Config::default()

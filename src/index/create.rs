@@ -10,12 +10,12 @@ use crate::start::{Start, StartStep};
 const PIECE: u64 = 1 << 15;
 
 impl Segment {
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub fn create(region: Region, geometry: Geometry, clock: Clock) -> Result<Segment, RegionError> {
         Segment::create_by(region, geometry, clock, &Start::default())
     }
 
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub(crate) fn create_by(
         region: Region,
         geometry: Geometry,

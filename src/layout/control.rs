@@ -21,7 +21,7 @@ use super::{LINE, PAGE, WORD};
 /// Byte offset of the control page in a region.
 pub const CONTROL_OFFSET: usize = PAGE;
 /// The number of counters of begun moves.
-pub const MOVE_COUNTERS: u64 = 32;
+pub const MOVE_COUNTERS: u64 = if cfg!(loom) { 2 } else { 32 };
 /// The number of the region's word that holds the state.
 pub const STATE_WORD: usize = CONTROL_OFFSET / WORD;
 

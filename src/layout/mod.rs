@@ -40,4 +40,4 @@ pub const LINE: usize = 64;
 /// Bytes in a word: never torn (H0).
 pub const WORD: usize = 8;
 /// Bytes in a page. The superblock and the control page have one each.
-pub const PAGE: usize = 4096;
+pub const PAGE: usize = if cfg!(loom) { 512 } else { 4096 };
