@@ -62,6 +62,17 @@ impl Limits {
     }
 }
 
+/// The outcome of one key of a batch: its value as it is stored, `None` if it is absent, or that the
+/// table cannot hold it.
+pub type StoredAnswer<'a> = Result<Option<&'a [u8]>, KeyLengthError>;
+
+/// A batch's keys by their numbers.
+type Keys<'k> = dyn Fn(usize) -> &'k [u8] + 'k;
+
+/// Where a batch's answers go, with their keys' numbers, until it breaks off. By reference wherever time
+/// goes to READs: the program of a batch is long, and else there would be one for each closure.
+type Each<'e> = dyn FnMut(usize, Option<&[u8]>) -> ControlFlow<()> + 'e;
+
 /// What was asked of the fabric. Add them up with `+=`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -601,29 +612,30 @@ impl<'g, F: Fabric> Reader<'g, F> {
     pub fn get_each<K: AsRef<[u8]>>(
         &mut self,
         keys: &[K],
-        mut each: impl FnMut(usize, Result<Option<&[u8]>, KeyLengthError>) -> ControlFlow<()>,
+        mut each: impl FnMut(usize, StoredAnswer<'_>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, F::Error> {
         if keys.iter().all(|key| self.length_of(key.as_ref()).is_ok()) {
             return self.get_fitting(keys, |number, value| each(number, Ok(value)));
         }
-        self.get_fitting_of(keys, &mut each)
+        self.get_fitting_of(&|number| keys[number].as_ref(), keys.len(), &mut each)
     }
 
     /// The rest of [`Reader::get_each`] where some keys do not fit.
     #[cold]
-    fn get_fitting_of<K: AsRef<[u8]>>(
+    fn get_fitting_of(
         &mut self,
-        keys: &[K],
-        each: &mut impl FnMut(usize, Result<Option<&[u8]>, KeyLengthError>) -> ControlFlow<()>,
+        keys: &Keys<'_>,
+        len: usize,
+        each: &mut dyn FnMut(usize, StoredAnswer<'_>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, F::Error> {
         let (mut fitting, mut others) = (Vec::new(), Vec::new());
-        for (number, key) in keys.iter().enumerate() {
-            match self.length_of(key.as_ref()) {
+        for number in 0..len {
+            match self.length_of(keys(number)) {
                 Ok(()) => fitting.push(number),
                 Err(error) => others.push((number, error)),
             }
         }
-        let those = self.ask_for(keys, fitting, |number, value| each(number, Ok(value)))?;
+        let those = self.ask_for(keys, fitting, &mut |number, value| each(number, Ok(value)))?;
         if those.is_break() {
             return Ok(those);
         }
@@ -638,17 +650,16 @@ impl<'g, F: Fabric> Reader<'g, F> {
         keys: &[K],
         mut each: impl FnMut(usize, Option<&[u8]>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, F::Error> {
-        if self.hints.is_some() {
-            return self.ask_for(keys, (0..keys.len()).collect(), each);
-        }
-        if !self.fabric.is_direct() {
-            return self.ask_machines(keys, 0..keys.len(), each);
-        }
-        match self.get_many_directly(keys, &mut each) {
-            ControlFlow::Break(()) => Ok(ControlFlow::Break(())),
-            ControlFlow::Continue(left) if left.is_empty() => Ok(ControlFlow::Continue(())),
-            ControlFlow::Continue(left) => self.ask_machines(keys, left.into_iter(), each),
-        }
+        let left = if self.hints.is_some() || !self.fabric.is_direct() {
+            (0..keys.len()).collect()
+        } else {
+            match self.get_many_directly(keys, &mut each) {
+                ControlFlow::Break(()) => return Ok(ControlFlow::Break(())),
+                ControlFlow::Continue(left) if left.is_empty() => return Ok(ControlFlow::Continue(())),
+                ControlFlow::Continue(left) => left,
+            }
+        };
+        self.ask_for(&|number| keys[number].as_ref(), left, &mut each)
     }
 
     /// Looks for keys directly, while the lines of those that follow come in. Returns the numbers of those
@@ -717,37 +728,38 @@ impl<'g, F: Fabric> Reader<'g, F> {
 
     /// Looks for the keys with these numbers: where hints say, if there are any, and then
     /// everywhere.
-    fn ask_for<K: AsRef<[u8]>>(
+    #[inline(never)]
+    fn ask_for(
         &mut self,
-        keys: &[K],
+        keys: &Keys<'_>,
         numbers: Vec<usize>,
-        mut each: impl FnMut(usize, Option<&[u8]>) -> ControlFlow<()>,
+        each: &mut Each<'_>,
     ) -> Result<ControlFlow<()>, F::Error> {
         let left = match self.hints {
             None => ControlFlow::Continue(numbers),
-            Some(hints) => self.get_many_hinted(hints, keys, numbers, &mut each)?,
+            Some(hints) => self.get_many_hinted(hints, keys, numbers, each)?,
         };
         match left {
             ControlFlow::Break(()) => Ok(ControlFlow::Break(())),
-            ControlFlow::Continue(left) => self.ask_machines(keys, left.into_iter(), each),
+            ControlFlow::Continue(left) => self.ask_machines(keys, left, each),
         }
     }
 
     /// The hinted look for many keys, with as many READs in flight as the fabric allows. Returns the
     /// numbers of the keys that it did not find.
-    fn get_many_hinted<K: AsRef<[u8]>>(
+    fn get_many_hinted(
         &mut self,
         hints: &Hints,
-        keys: &[K],
+        keys: &Keys<'_>,
         numbers: Vec<usize>,
-        each: &mut impl FnMut(usize, Option<&[u8]>) -> ControlFlow<()>,
+        each: &mut Each<'_>,
     ) -> Result<ControlFlow<(), Vec<usize>>, F::Error> {
         let geometry = self.geometry;
         let credits = self.fabric.credits();
         let (mut todo, mut left) = (numbers.into_iter(), Vec::new());
         let mut next_look = |entries: &KnownEntries| {
             todo.find_map(|number| {
-                let key = geometry.hashed(keys[number].as_ref());
+                let key = geometry.hashed(keys(number));
                 let windows = entries.hinted(hints, geometry, key);
                 if windows.is_empty() || windows.len() > credits {
                     left.push(number);
@@ -841,19 +853,18 @@ impl<'g, F: Fabric> Reader<'g, F> {
     }
 
     /// Looks for the keys with these numbers, by a machine for each.
-    fn ask_machines<K: AsRef<[u8]>>(
+    fn ask_machines(
         &mut self,
-        keys: &[K],
-        numbers: impl ExactSizeIterator<Item = usize>,
-        mut each: impl FnMut(usize, Option<&[u8]>) -> ControlFlow<()>,
+        keys: &Keys<'_>,
+        numbers: Vec<usize>,
+        each: &mut Each<'_>,
     ) -> Result<ControlFlow<()>, F::Error> {
         let lanes_max = self.fabric.credits().min(numbers.len());
-        let mut todo = numbers.map(|number| (number, &keys[number]));
+        let mut todo = numbers.into_iter().map(|number| (number, keys(number)));
         let first = todo.by_ref().take(lanes_max);
         let by_counter = self.fabric.is_by_counter();
         let machine = |key| self.entries.machine(self.geometry, key, by_counter);
-        let mut lanes: Vec<_> =
-            first.map(|(number, key)| PendingGet::new(machine(key.as_ref()), number)).collect();
+        let mut lanes: Vec<_> = first.map(|(number, key)| PendingGet::new(machine(key), number)).collect();
         // READs for the next doorbell, lanes that rest until their time has come, lanes that have an answer.
         let mut ready: Vec<(ReadId, Window)> = (0..).zip(lanes.iter().map(|lane| lane.get.start())).collect();
         let mut resting: Vec<(u64, ReadId)> = Vec::new();
@@ -957,10 +968,7 @@ impl<'g, F: Fabric> Reader<'g, F> {
                         }
                         self.entries.learn(&lane.get);
                         if let Some((number, key)) = todo.next() {
-                            lane.restart(
-                                self.entries.machine(self.geometry, key.as_ref(), by_counter),
-                                number,
-                            );
+                            lane.restart(self.entries.machine(self.geometry, key, by_counter), number);
                             ready.push((token, lane.get.start()));
                         }
                     }
@@ -980,16 +988,16 @@ impl<'g, F: Fabric> Reader<'g, F> {
                 short.take(&self.clock);
             }
         }
-        self.finish_each(keys, named, &mut each)
+        self.finish_each(keys, named, each)
     }
 
     /// Brings the values of keys whose slots say where they are: as many with one doorbell as have
     /// [`TOGETHER_BYTES`].
-    fn finish_each<K: AsRef<[u8]>>(
+    fn finish_each(
         &mut self,
-        keys: &[K],
+        keys: &Keys<'_>,
         named: Vec<(usize, Reference, F::Mark)>,
-        each: &mut impl FnMut(usize, Option<&[u8]>) -> ControlFlow<()>,
+        each: &mut Each<'_>,
     ) -> Result<ControlFlow<()>, F::Error> {
         let (mut values, mut value) = (Vec::new(), Vec::new());
         let mut left = &named[..];
@@ -1008,7 +1016,7 @@ impl<'g, F: Fabric> Reader<'g, F> {
             for (number, reference, mark) in together {
                 let (part, others) = rest.split_at(reference.len as usize);
                 rest = others;
-                let (key, mut patience) = (keys[*number].as_ref(), RetryBudget::default());
+                let (key, mut patience) = (keys(*number), RetryBudget::default());
                 let found = match self.look_again(key, reference, *mark, part, &mut patience)? {
                     None => Some(part),
                     Some(again) => {

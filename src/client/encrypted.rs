@@ -2,10 +2,11 @@
 //! decrypts what it reads. Only this file and the calls of it know.
 
 use super::long::SWAP_ROUNDS_MAX;
-use super::{BatchAnswer, Client, GetError, MutateError, StoredAnswer};
+use super::{BatchAnswer, Client, GetError, MutateError};
 use crate::encryption::{DecryptError, Encryption};
 use crate::layout::extent::Expected;
 use crate::outcome::{PutError, PutMode, PutOutcome, SwapOutcome};
+use crate::reader::StoredAnswer;
 use std::ops::{ControlFlow, Range};
 use std::time::Instant;
 
@@ -88,7 +89,7 @@ impl Client {
         &mut self,
         encryption: &Encryption,
         keys: &[K],
-        mut each: impl FnMut(usize, BatchAnswer<'_>) -> ControlFlow<()>,
+        each: &mut dyn FnMut(usize, BatchAnswer<'_>) -> ControlFlow<()>,
     ) -> Result<(), GetError> {
         let (mut value, mut undecrypted) = (Vec::new(), 0);
         let result = self.get_batch_stored(keys, |number, answer: StoredAnswer<'_>| match answer {

@@ -23,9 +23,9 @@ use crate::layout::extent::Expected;
 use crate::layout::geometry::Geometry;
 use crate::layout::superblock::SuperblockError;
 use crate::outcome::{
-    GrowthCounts, HeapCounts, KeyError, KeyLengthError, PutError, PutMode, PutOutcome, ReadError, SwapOutcome,
+    GrowthCounts, HeapCounts, KeyError, PutError, PutMode, PutOutcome, ReadError, SwapOutcome,
 };
-use crate::reader::{DirectAnswers, GetStats, HintCounts, Limits, ReadCounts};
+use crate::reader::{DirectAnswers, GetStats, HintCounts, Limits, ReadCounts, StoredAnswer};
 use crate::region::{Region, RegionError};
 use crate::setters::setters;
 use crate::values::Values;
@@ -889,9 +889,6 @@ pub struct Client {
 /// The outcome of one key of a batch: its value, or `None` if it is absent.
 pub type BatchAnswer<'a> = Result<Option<&'a [u8]>, KeyError>;
 
-/// The same with the value as it is stored: encrypted, if clients encrypt.
-type StoredAnswer<'a> = Result<Option<&'a [u8]>, KeyLengthError>;
-
 /// One thread's path to a server: what each fabric implements for a [`Client`], whose methods state
 /// the guarantees. A clone is for another thread. It shares what can be shared and has no
 /// connection yet.
@@ -1282,7 +1279,7 @@ impl Client {
     ) -> Result<(), GetError> {
         #[cfg(feature = "encryption")]
         if let Some(encryption) = self.options.encryption.clone() {
-            return self.get_batch_decrypted(&encryption, keys, each);
+            return self.get_batch_decrypted(&encryption, keys, &mut each);
         }
         self.get_batch_stored(keys, |number, answer| each(number, answer.map_err(KeyError::from)))
     }

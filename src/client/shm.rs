@@ -4,7 +4,7 @@ use super::mailbox::{BellSocket, ClientMailbox};
 use super::watch::Watch;
 use super::{
     ClientOptions, ClientStats, ConnectError, GetError, Handle, LinkError, MutateError, RequestCounts,
-    RequestPath, StoredAnswer, fit, long, send_fitting,
+    RequestPath, fit, long, send_fitting,
 };
 use crate::address::Address;
 use crate::clock::Clock;
@@ -16,7 +16,7 @@ use crate::layout::superblock::Superblock;
 use crate::mailbox::memory::{self, Mailbox};
 use crate::outcome::ReadError;
 use crate::place::{self, PlaceError};
-use crate::reader::{DirectAnswers, Reader};
+use crate::reader::{DirectAnswers, Reader, StoredAnswer};
 use crate::region::{Region, RegionError};
 use crate::route::KnownEntries;
 use crate::sync::lock_std;

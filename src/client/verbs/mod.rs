@@ -10,13 +10,13 @@ mod pairs;
 
 use super::{
     ATTEMPT_MAX, ClientOptions, ClientStats, ConnectError, GetError, Handle, MutateError, RETRY_FIRST,
-    RETRY_MAX, RequestCounts, StoredAnswer, send_fitting,
+    RETRY_MAX, RequestCounts, send_fitting,
 };
 use crate::address::{Address, VerbsAddress};
 use crate::clock::Clock;
 use crate::hints::{HINT_BYTES, Hints, SharedHints};
 use crate::layout::geometry::Geometry;
-use crate::reader::{DirectAnswers, Reader};
+use crate::reader::{DirectAnswers, Reader, StoredAnswer};
 use crate::route::KnownEntries;
 use crate::sync::lock_std;
 use crate::verbs::QueueCounts;
@@ -142,6 +142,34 @@ impl VerbsHandle {
         value: &mut Vec<u8>,
     ) -> Result<bool, GetError> {
         self.read(stats, |reader| reader.get_into(key, value))
+    }
+
+    /// Looks for the keys of `open`, each with its number in the batch.
+    fn get_batch(
+        &mut self,
+        mut open: Vec<(usize, &[u8])>,
+        each: &mut dyn FnMut(usize, StoredAnswer<'_>) -> ControlFlow<()>,
+        stats: &mut ClientStats,
+    ) -> Result<ControlFlow<()>, GetError> {
+        self.read(stats, |reader| {
+            let asked: Vec<&[u8]> = open.iter().map(|(_, key)| *key).collect();
+            let mut answered = vec![false; asked.len()];
+            let mut flow = ControlFlow::Continue(());
+            let result = reader.get_each(&asked, |i, answer| {
+                answered[i] = true;
+                flow = each(open[i].0, answer);
+                flow
+            });
+            if flow.is_break() {
+                return Ok(flow);
+            }
+            // After a failure, only the keys without an answer are asked for again.
+            if result.is_err() {
+                let mut answered = answered.iter();
+                open.retain(|_| !answered.next().copied().unwrap_or(false));
+            }
+            result
+        })
     }
 
     pub(super) fn read<R>(
@@ -359,26 +387,7 @@ impl Handle for VerbsHandle {
         mut each: impl FnMut(usize, StoredAnswer<'_>) -> ControlFlow<()>,
         stats: &mut ClientStats,
     ) -> Result<ControlFlow<()>, GetError> {
-        // After a failure, only the keys without an answer are asked for again.
-        let mut open: Vec<(usize, &[u8])> = keys.iter().map(AsRef::as_ref).enumerate().collect();
-        self.read(stats, |reader| {
-            let asked: Vec<&[u8]> = open.iter().map(|(_, key)| *key).collect();
-            let mut answered = vec![false; asked.len()];
-            let mut flow = ControlFlow::Continue(());
-            let result = reader.get_each(&asked, |i, answer| {
-                answered[i] = true;
-                flow = each(open[i].0, answer);
-                flow
-            });
-            if flow.is_break() {
-                return Ok(flow);
-            }
-            if result.is_err() {
-                let mut answered = answered.iter();
-                open.retain(|_| !answered.next().copied().unwrap_or(false));
-            }
-            result
-        })
+        self.get_batch(keys.iter().map(AsRef::as_ref).enumerate().collect(), &mut each, stats)
     }
 
     fn converse(
