@@ -318,3 +318,44 @@ pub struct GrowthCounts {
     /// Bytes given back to the system.
     pub bytes_returned: u64,
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// Each number stands where the sentence wants it.
+    #[test]
+    fn errors_tell_their_numbers() {
+        let of = Duration::from_millis(20);
+        let full = PutError::Full { keys: 30, slots: 40 };
+        let told: [(String, &str); 9] = [
+            (PutError::NoMemory { keys: 7, bytes: 64 }.to_string(), "refused 64 bytes"),
+            (PutError::NoMemory { keys: 7, bytes: 64 }.to_string(), "(7 keys so far)"),
+            (
+                PutError::KeyLength { given: 9, max: 8 }.to_string(),
+                "is 9 bytes long, this table takes 1 to 8",
+            ),
+            (
+                PutError::ValueLength { given: 9, max: 8 }.to_string(),
+                "is 9 bytes long, this table takes 0 to 8",
+            ),
+            (full.to_string(), "30 keys in 40 slots (load 75.0 %)"),
+            (PutError::HeapFull { live_bytes: 3, heap_bytes: 5 }.to_string(), "others have 3 of 5 bytes"),
+            (
+                PutError::HeapBusy { given: 9, waited: of }.to_string(),
+                "a value of 9 bytes was not free within 20ms",
+            ),
+            (
+                crate::RestoreError::TooMany { keys: 9, slots: 4 }.to_string(),
+                "has 9 keys, this table has 4 slots",
+            ),
+            (
+                crate::RestoreError::Full { restored: 2, keys: 9, source: full }.to_string(),
+                "full after 2 of 9 keys",
+            ),
+        ];
+        for (text, part) in told {
+            assert!(text.contains(part), "{text:?} should say {part:?}");
+        }
+    }
+}

@@ -319,6 +319,7 @@ mod tests {
         std::fs::write(dir.path().join("file"), "").unwrap();
         let error = make_own(&dir.path().join("file"), 0o700).unwrap_err();
         assert!(matches!(error, PlaceError::Kind { expected: "folder", .. }), "{error}");
+        assert!(error.to_string().contains("is no folder"), "{error}");
     }
 
     /// Sockets are in the first folder that is this user's own, and named by its whole path.

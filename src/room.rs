@@ -129,20 +129,24 @@ impl Backing {
         } else {
             let of_files =
                 if let Backing::File(path) = self { of_file_system(folder_of(path)) } else { None };
-            let machine = of_machine();
-            let halves = machine.iter().map(|room| {
-                let of = room.of.replace("free memory", "memory");
-                (room.whole / 2, format!("half of {of}"))
-            });
-            let tenths = machine.iter().chain(&of_files).map(|room| {
-                let of = &room.of;
-                (room.bytes / 10 * 9, format!("nine tenths of what {of} leaves"))
-            });
-            halves.chain(tenths).chain(limits).collect()
+            shares(&of_machine(), of_files.as_ref()).chain(limits).collect()
         };
         let least = all.into_iter().min_by_key(|(bytes, _)| *bytes);
         least.map(|(bytes, part)| MemoryShare { bytes, part })
     }
+}
+
+/// Half of each of the machine's limits, and nine tenths of what is free of these and of a file system.
+fn shares<'a>(machine: &'a [Room], of_files: Option<&'a Room>) -> impl Iterator<Item = (u64, String)> + 'a {
+    let halves = machine.iter().map(|room| {
+        let of = room.of.replace("free memory", "memory");
+        (room.whole / 2, format!("half of {of}"))
+    });
+    let tenths = machine.iter().chain(of_files).map(|room| {
+        let of = &room.of;
+        (room.bytes / 10 * 9, format!("nine tenths of what {of} leaves"))
+    });
+    halves.chain(tenths)
 }
 
 /// What the limits of this process's control groups leave, up the tree. `groups` is the text of
@@ -253,6 +257,22 @@ mod tests {
         }
         let room = huge_pages(folder.path()).unwrap();
         assert_eq!((room.bytes, room.whole), (10 << 20, 18 << 20));
+    }
+
+    #[test]
+    fn shares_of_limits() {
+        let room = |bytes, whole, of: &str| Room { bytes, whole, of: of.into() };
+        let machine = [room(800, 1_000, "the machine's free memory"), room(100, 600, "a group's limit")];
+        let told: Vec<_> = shares(&machine, Some(&room(50, 5_000, "a disk"))).collect();
+        let told: Vec<(u64, &str)> = told.iter().map(|(bytes, part)| (*bytes, part.as_str())).collect();
+        let expected = [
+            (500, "half of the machine's memory"),
+            (300, "half of a group's limit"),
+            (720, "nine tenths of what the machine's free memory leaves"),
+            (90, "nine tenths of what a group's limit leaves"),
+            (45, "nine tenths of what a disk leaves"),
+        ];
+        assert_eq!(told, expected);
     }
 
     /// A share is no more than half of the machine's memory, nor more than what is free.

@@ -424,6 +424,20 @@ mod tests {
     use crate::outcome::PutMode;
     use crate::region::{Backing, Region};
 
+    /// Groups that fall on one entry, the last one, take the first entries, too.
+    #[test]
+    fn groups_beyond_the_last_entry() {
+        let mut visited = Visited::default();
+        let last = visited.entries.len() - 1;
+        let groups: Vec<u64> = (0..).filter(|&group| mix(group) as usize & last == last).take(3).collect();
+        for &group in &groups {
+            assert_eq!(visited.insert_into(group, 0b11), 0b11, "group {group}");
+        }
+        for &group in &groups {
+            assert_eq!(visited.insert_into(group, 0b110), 0b100, "group {group}");
+        }
+    }
+
     fn index(layout: &str, slots: u64) -> Segment {
         let config = Config {
             layout: layout.parse().unwrap(),

@@ -449,6 +449,25 @@ mod tests {
         assert_eq!(std::fs::read(&place.path).unwrap(), old);
     }
 
+    /// What a client is told about a snapshot that failed: the step, and the system's number.
+    #[test]
+    fn errors_have_codes() {
+        let (path, lock) = (PathBuf::from("/none/snapshot"), PathBuf::from("/none/lock"));
+        let full = io::Error::from(Errno::NOSPC);
+        let os = SaveError::Os { step: SaveStep::Sync, path: path.clone(), source: full };
+        let nowhere = SnapshotPlace::claim(&path).expect_err("there is no such folder");
+        let kind = PlaceError::Kind { path: path.clone(), expected: "file" };
+        for (error, code) in [
+            (os, (SaveStep::Sync, Errno::NOSPC)),
+            (nowhere, (SaveStep::Make, Errno::NOENT)),
+            (kind.into(), (SaveStep::Make, Errno::PERM)),
+            (SaveError::Busy { path, lock }, (SaveStep::Make, Errno::BUSY)),
+            (SaveError::BrokenOff, (SaveStep::Write, Errno::CANCELED)),
+        ] {
+            assert_eq!(error.code(), (code.0, code.1.raw_os_error()), "{error}");
+        }
+    }
+
     /// An error that the disk tells once is the snapshot's, whenever it is heard: at a step of the walk, in
     /// the middle of one, when the rest is written, or at the end. So is a disk that is full by then.
     #[test]
