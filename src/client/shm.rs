@@ -1045,10 +1045,37 @@ impl BellSocket for SocketLink {
 #[cfg(all(test, not(loom)))]
 pub(super) mod tests {
     use super::*;
+    use crate::client::Client;
     use crate::config::{Config, TableSize};
+    use crate::layout::geometry::SlotIx;
     use crate::outcome::{PutError, PutMode, PutOutcome};
+    use crate::reader::Limits;
     use crate::region::Backing;
     use crate::server::{Server, ServerConfig};
+
+    /// What a GET that fails has read is counted, and how often it looked again.
+    #[test]
+    fn reads_of_failed_gets_are_counted() {
+        let dir = tempfile::tempdir().unwrap();
+        let address = Address::Shm(dir.path().join("s"));
+        let config = Config::new().size(TableSize::Slots(64));
+        let server = Server::start(ServerConfig::new(address.clone(), config)).unwrap();
+        let options = ClientOptions::new().limits(Limits::new().retries_max(3));
+        let mut client = Client::connect_with(&address, options).unwrap();
+        client.put(b"key", b"value").unwrap();
+        // As if a writer had died in each slot.
+        let (region, geometry) = (server.index().region(), server.index().geometry());
+        for word in (0..geometry.main_slots()).map(|slot| geometry.slot_word(SlotIx(slot))) {
+            region.store(word, region.load(word) | 1);
+        }
+        let answer = client.get(b"key");
+        assert!(matches!(answer, Err(GetError::Contended { retries: 3, .. })), "{answer:?}");
+        let ClientStats { get, read, .. } = client.stats();
+        assert_eq!((get.gets, get.retries_torn), (0, 3), "{get:?}");
+        assert!(read.reads >= 4, "{read:?}");
+        drop(client);
+        server.stop();
+    }
 
     fn attachment(inode: u64) -> Attachment {
         let geometry = Config { size: TableSize::Slots(8), ..Config::default() }.geometry().unwrap();

@@ -60,6 +60,38 @@ fn is_displaced(index: &Index, key: &[u8], slot: SlotIx) -> bool {
     !index.geometry.window(home_of(index, key)).contains(slot)
 }
 
+/// Long keys that begin alike, and end alike, in one window, are keys of their own.
+#[test]
+fn long_keys_that_begin_and_end_alike() {
+    let config = Config { key_max: 100, ..small("windowed:8", 8) };
+    let geometry = config.geometry().unwrap();
+    let region = Region::private(geometry.region_bytes());
+    let index = Index::create(region, geometry, Clock::System).unwrap();
+    for length in [9, 17, 56, 100] {
+        let keys: Vec<Vec<u8>> = (0..8u8)
+            .map(|n| {
+                let mut key = vec![7; length];
+                key[length - 1 - usize::from(n) % (length - 8).min(8)] = n;
+                key
+            })
+            .collect();
+        let keys: std::collections::BTreeSet<_> = keys.into_iter().take(6).collect();
+        for key in &keys {
+            assert_eq!(index.put(key, b"1", PutMode::Insert), Ok(PutOutcome::Inserted), "{key:?}");
+        }
+        for (n, key) in (0..).zip(&keys) {
+            assert_eq!(index.put(key, &[n], PutMode::Update), Ok(PutOutcome::Updated), "{key:?}");
+        }
+        for (n, key) in (0..).zip(&keys) {
+            let mut value = Vec::new();
+            assert!(index.reader().get_into(key, &mut value).unwrap() && value == [n], "{key:?}");
+        }
+        for key in &keys {
+            assert_eq!(index.remove(key), Ok(true), "{key:?}");
+        }
+    }
+}
+
 // ---- a table that is watched --------------------------------------------------------------------
 
 fn small(layout: &str, slots: u64) -> Config {

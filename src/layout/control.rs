@@ -124,6 +124,7 @@ mod tests {
             let state = State { incarnation: 0x1234_5678_9abc, phase };
             assert_eq!(state.to_word(), 0x12_3456_789a_bc00 | low);
             assert_eq!(State::from_word(state.to_word()), state);
+            assert_eq!(State::is_serving(state.to_word()), phase == Phase::Serving, "{phase:?}");
         }
         assert_eq!(State::from_word(3 << 8 | 0x77), State { incarnation: 3, phase: Phase::Retired });
     }

@@ -210,6 +210,17 @@ mod tests {
         assert_eq!((seeds.second, seeds.shard[0]), (published[1], published[2]));
     }
 
+    /// Whoever chooses the keys cannot know a table's hashes: every part of the seeds is random.
+    #[test]
+    fn every_part_of_the_seeds_is_random() {
+        let [one, other] = [Seeds::random().unwrap(), Seeds::random().unwrap()];
+        assert_ne!(one.first(b"key"), other.first(b"key"));
+        assert_ne!(one.second, other.second);
+        for (one, other) in one.shard.into_iter().zip(other.shard) {
+            assert_ne!(one, other);
+        }
+    }
+
     /// The first hash is part of the format, too. A release of the crate with other outputs must not
     /// get by. Keys of each length that the function treats in its own way.
     #[test]
