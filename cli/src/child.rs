@@ -231,3 +231,20 @@ impl Drop for ServerChild {
         let _ = self.child.wait();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A server that does not come up again is an error. Here it is this test program, which knows no `serve`.
+    #[test]
+    fn a_server_that_does_not_come_up_is_an_error() {
+        let child = Command::new("true").spawn().unwrap();
+        let folder = Folder::new().unwrap();
+        let address = Address::Shm(folder.join("sock"));
+        let mut server = ServerChild { child, folder, arguments: vec![], address, token: String::new() };
+        server.kill().unwrap();
+        let error = server.restart().unwrap_err();
+        assert_eq!(error.to_string(), "the server process did not start; it says why above");
+    }
+}

@@ -123,3 +123,27 @@ fn paint<'a>(area: &Area<'a>, points: &[Point]) -> Painted<'a> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::layouts::tests::row;
+    use super::super::measure::HintedHits;
+    use super::*;
+
+    /// A table's point, and that with hints, are where their bytes and memory are on the scales.
+    #[test]
+    fn points_are_where_they_were_measured() {
+        let hinted = HintedHits { reads: 1.0, bytes: 64.0, trips: 1.0, client_bytes_per_key: 1.25 };
+        let row = Row { load_asked: Some(0.9), bytes_hit: 128.0, ..row(Some(hinted)) };
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("hints.svg");
+        draw(&path, &[row]).unwrap();
+        let drawn = std::fs::read_to_string(path).unwrap();
+        // Of the powers 5 to 11, 64 is one sixth from the left, and 128 two; 1.25 is half way up.
+        let (one, two) = (LEFT + (RIGHT - LEFT) / 6, LEFT + (RIGHT - LEFT) / 3 + 1);
+        for at in [(one, (TOP + BOTTOM) / 2), (two, BOTTOM)] {
+            let circle = format!("<circle cx=\"{}\" cy=\"{}\"", at.0, at.1);
+            assert!(drawn.contains(&circle), "{circle} is not in {drawn}");
+        }
+    }
+}

@@ -246,14 +246,8 @@ impl Kill {
                 .zip(clients)
                 .map(|(ledger, mut client)| {
                     let answered = &answered;
-                    scope.spawn(move || {
-                        let mut is_first = true;
-                        while ledger.change(&mut client, self.value_bytes).is_ok() {
-                            answered.fetch_add(usize::from(std::mem::take(&mut is_first)), Ordering::Relaxed);
-                        }
-                        // Whether it was answered before the server was killed.
-                        !is_first
-                    })
+                    scope
+                        .spawn(move || is_answered(|| ledger.change(&mut client, self.value_bytes), answered))
                 })
                 .collect();
             while answered.load(Ordering::Relaxed) < threads.len() && !threads.iter().any(|t| t.is_finished())
@@ -288,6 +282,15 @@ impl Kill {
         outcome.look_through(Inspector::new(&region, &geometry).slots(), &present);
         Ok(())
     }
+}
+
+/// Makes changes until one fails. Returns whether one was answered before, which `answered` counts at once.
+fn is_answered(mut change: impl FnMut() -> Result<()>, answered: &AtomicUsize) -> bool {
+    let mut is_first = true;
+    while change().is_ok() {
+        answered.fetch_add(usize::from(std::mem::take(&mut is_first)), Ordering::Relaxed);
+    }
+    !is_first
 }
 
 /// Kills the server at an instant that leaves a slot half written. It is stopped at random instants
@@ -388,6 +391,22 @@ mod tests {
             );
             assert_eq!((outcome.lost, outcome.wrong), (lost, wrong), "{there} {acknowledged} {under_way:?}");
             assert_eq!(outcome.is_well(), lost + wrong == 0);
+        }
+    }
+
+    /// A thread counts once however many changes were answered, and not at all if the first one was refused.
+    #[test]
+    fn threads_that_were_refused_are_not_answered() {
+        let answered = AtomicUsize::new(0);
+        for (changes, expected) in [(0, (false, 0)), (1, (true, 1)), (3, (true, 2))] {
+            let mut left = changes;
+            let change = || {
+                ensure!(left > 0, "refused");
+                left -= 1;
+                Ok(())
+            };
+            let found = is_answered(change, &answered);
+            assert_eq!((found, answered.load(Ordering::Relaxed)), expected, "{changes} changes");
         }
     }
 

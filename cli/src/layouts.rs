@@ -221,19 +221,7 @@ impl Layouts {
             }
             Ok(done)
         };
-        let results: Vec<Result<Vec<Done>>> = std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-            threads
-                .into_iter()
-                .map(|thread| {
-                    thread.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a measuring thread panicked")))
-                })
-                .collect()
-        });
-        let mut rows = Vec::new();
-        for result in results {
-            rows.extend(result?);
-        }
+        let mut rows: Vec<Done> = in_threads(threads, work)?;
         rows.sort_by_key(|(order, _)| *order);
         Ok(rows.into_iter().flat_map(|(_, rows)| rows).collect())
     }
@@ -321,6 +309,20 @@ impl Layouts {
         }
         Ok(())
     }
+}
+
+/// What all of some threads did, which work at the same time. The first that failed or panicked is an error.
+fn in_threads<T: Send>(count: usize, work: impl Fn() -> Result<Vec<T>> + Sync) -> Result<Vec<T>> {
+    let results: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..count).map(|_| scope.spawn(&work)).collect();
+        let panicked = || Err(anyhow::anyhow!("a measuring thread panicked"));
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| panicked())).collect()
+    });
+    let mut all = Vec::new();
+    for result in results {
+        all.extend(result?);
+    }
+    Ok(all)
 }
 
 /// The bar is updated after this many operations.
@@ -479,6 +481,25 @@ pub mod tests {
         assert_eq!(shown.len(), 2);
         assert_eq!(shown[0], [&["cuckoo:pilaf", "steady zipf", "max 91"][..], &figures].concat());
         assert_eq!(shown[1], [&["", "fresh", "91"][..], &figures].concat());
+    }
+
+    /// Rows of a thread that failed or panicked are not just missing: that is an error.
+    #[test]
+    fn a_thread_without_rows_is_an_error() {
+        let told = |last: fn() -> Result<Vec<usize>>| {
+            let begun = std::sync::atomic::AtomicUsize::new(0);
+            let work = || match begun.fetch_add(1, std::sync::atomic::Ordering::Relaxed) {
+                2 => last(),
+                n => Ok(vec![n, n + 10]),
+            };
+            in_threads(3, work).map_err(|error| error.to_string()).map(|mut all| {
+                all.sort_unstable();
+                all
+            })
+        };
+        assert_eq!(told(|| Ok(vec![7])), Ok(vec![0, 1, 7, 10, 11]));
+        assert_eq!(told(|| anyhow::bail!("no room")), Err("no room".into()));
+        assert_eq!(told(|| panic!("as this test wants")), Err("a measuring thread panicked".into()));
     }
 
     /// A load that was not reached is told beside the one that was.

@@ -214,22 +214,30 @@ fn spread(labels: &mut [Label]) {
 }
 
 pub(super) fn dashed<'a>(area: &Area<'a>, points: &[(i32, i32)], color: RGBColor) -> Painted<'a> {
-    const DASH: f64 = 6.0;
     for pair in points.windows(2) {
-        let (from, to) = (pair[0], pair[1]);
-        let (dx, dy) = (f64::from(to.0 - from.0), f64::from(to.1 - from.1));
-        let length = dx.hypot(dy).max(1.0);
-        let at = |d: f64| {
-            let part = (d / length).min(1.0);
-            (from.0 + (dx * part).round() as i32, from.1 + (dy * part).round() as i32)
-        };
-        let mut begin = 0.0;
-        while begin < length {
-            area.draw(&PathElement::new(vec![at(begin), at(begin + DASH)], color.stroke_width(1)))?;
-            begin += 2.0 * DASH;
+        for dash in dashes(pair[0], pair[1]) {
+            area.draw(&PathElement::new(dash, color.stroke_width(1)))?;
         }
     }
     Ok(())
+}
+
+/// Both ends of each dash of a line. The last one ends where the line does.
+fn dashes(from: (i32, i32), to: (i32, i32)) -> Vec<[(i32, i32); 2]> {
+    const DASH: f64 = 6.0;
+    let (dx, dy) = (f64::from(to.0 - from.0), f64::from(to.1 - from.1));
+    let length = dx.hypot(dy).max(1.0);
+    let at = |d: f64| {
+        let part = (d / length).min(1.0);
+        (from.0 + (dx * part).round() as i32, from.1 + (dy * part).round() as i32)
+    };
+    let mut dashes = Vec::new();
+    let mut begin = 0.0;
+    while begin < length {
+        dashes.push([at(begin), at(begin + DASH)]);
+        begin += 2.0 * DASH;
+    }
+    dashes
 }
 
 // ---- right: READs against bytes ----------------------------------------------------------------------
@@ -438,6 +446,15 @@ mod tests {
         // Of several, the steady ones, and the keys that are asked for equally often.
         let both = drawn(&all_rows);
         assert!(both.contains(steady) && both.contains(uniform));
+    }
+
+    /// Dashes are as long as the gaps between them, and none goes on beyond the line's end.
+    #[test]
+    fn dashes_end_with_their_line() {
+        assert_eq!(dashes((10, 5), (28, 5)), [[(10, 5), (16, 5)], [(22, 5), (28, 5)]]);
+        assert_eq!(dashes((10, 5), (24, 5)), [[(10, 5), (16, 5)], [(22, 5), (24, 5)]]);
+        assert_eq!(dashes((0, 9), (0, 0)), [[(0, 9), (0, 3)]]);
+        assert_eq!(dashes((0, 0), (3, -4)), [[(0, 0), (3, -4)]]);
     }
 
     /// Labels keep their order and their distance, and stay beside the panel.

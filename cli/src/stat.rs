@@ -122,19 +122,7 @@ impl Told {
                 "bytes_max": growth.bytes_max,
                 "bytes_returned": growth.bytes_returned,
             })),
-            "heap": (heap.heap_bytes > 0).then(|| json!({
-                "values": heap.values,
-                "live_bytes": heap.live_bytes,
-                "waiting_bytes": heap.waiting_bytes,
-                "gap_bytes": heap.gap_bytes,
-                "largest_gap_bytes": heap.largest_gap_bytes,
-                "block_bytes": heap.block_bytes,
-                "blocks": heap.blocks,
-                "open_blocks": heap.open_blocks,
-                "heap_bytes": heap.heap_bytes,
-                "moved_bytes": heap.moved_bytes,
-                "returned_bytes": heap.returned_bytes,
-            })),
+            "heap": (heap.heap_bytes > 0).then(|| heap_json(heap)),
             "snapshots": snapshot::json(snapshots),
             "geometry": geometry_json(geometry),
             "region": inspector.map(|inspector| {
@@ -444,6 +432,22 @@ fn verdict(slot: &SlotReport) -> &'static str {
     }
 }
 
+fn heap_json(heap: &HeapCounts) -> serde_json::Value {
+    json!({
+        "values": heap.values,
+        "live_bytes": heap.live_bytes,
+        "waiting_bytes": heap.waiting_bytes,
+        "gap_bytes": heap.gap_bytes,
+        "largest_gap_bytes": heap.largest_gap_bytes,
+        "block_bytes": heap.block_bytes,
+        "blocks": heap.blocks,
+        "open_blocks": heap.open_blocks,
+        "heap_bytes": heap.heap_bytes,
+        "moved_bytes": heap.moved_bytes,
+        "returned_bytes": heap.returned_bytes,
+    })
+}
+
 fn geometry_json(geometry: &Geometry) -> serde_json::Value {
     json!({
         "layout": geometry.layout().to_string(),
@@ -732,6 +736,52 @@ mod tests {
         }
         let phases = [Phase::Starting, Phase::Serving, Phase::Retired, Phase::Stopped].map(phase);
         assert_eq!(phases, ["starting", "serving", "retired", "stopped"]);
+    }
+
+    /// A script finds each figure of the heap by its own name.
+    #[test]
+    fn figures_of_the_heap_have_their_names() {
+        let mut heap = HeapCounts::default();
+        (heap.values, heap.live_bytes, heap.waiting_bytes) = (1, 2, 3);
+        (heap.gap_bytes, heap.largest_gap_bytes) = (4, 5);
+        (heap.block_bytes, heap.blocks, heap.open_blocks) = (6, 7, 8);
+        (heap.heap_bytes, heap.moved_bytes, heap.returned_bytes) = (9, 10, 11);
+        let expected = json!({
+            "values": 1, "live_bytes": 2, "waiting_bytes": 3, "gap_bytes": 4, "largest_gap_bytes": 5,
+            "block_bytes": 6, "blocks": 7, "open_blocks": 8, "heap_bytes": 9, "moved_bytes": 10,
+            "returned_bytes": 11,
+        });
+        assert_eq!(heap_json(&heap), expected);
+    }
+
+    /// Overflow slots are told beside the main slots, and are not among them.
+    #[test]
+    fn overflow_slots_are_told_apart() {
+        let slots = |layout: &str| {
+            let config = oneread::Config::new().size(oneread::TableSize::Slots(8_000));
+            let geometry = config.layout(layout.parse().unwrap()).geometry().unwrap();
+            let mut table = show::facts();
+            add_geometry(&mut table, &geometry);
+            let rows = show::cells(&table);
+            let told = rows.iter().find(|row| row[0] == "slots").map(|row| row[1].clone()).unwrap();
+            (told, geometry.main_slots(), geometry.slots() - geometry.main_slots())
+        };
+        let (told, main, overflow) = slots("chained:cluster");
+        assert!(overflow > 0);
+        assert_eq!(told, format!("{} and {} overflow", show::count(main), show::count(overflow)));
+        let (told, main, overflow) = slots("windowed:8");
+        assert_eq!((told, overflow), (show::count(main), 0));
+    }
+
+    /// A region file that was named and is not there is an error, and no server is asked instead.
+    #[test]
+    fn a_named_file_is_opened_or_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let missing = dir.path().join("region");
+        let address = oneread::Address::Shm(dir.path().join("socket"));
+        let source = Source { at: At { at: Some(address) }, region: Some(missing.clone()) };
+        let error = source.open().err().unwrap();
+        assert_eq!(error.to_string(), format!("opening {}", missing.display()));
     }
 
     /// What goes on in a table that grows is told where it goes on, and left out where it does not.

@@ -295,6 +295,12 @@ impl Tiered {
         config.key_max(KEY_BYTES).value_max(VALUE_MAX).inline_max(Some(self.inline_max.into()))
     }
 
+    /// The server, which has its table in memory alone.
+    fn server(&self, address: Address, bytes_max: u64) -> ServerConfig {
+        let how = ServerConfig::new(address, self.config(bytes_max)).backing(Backing::Anonymous);
+        how.workers(self.workers.into())
+    }
+
     /// The shape of slots, whatever the table's size.
     fn shape(&self) -> Result<SlotShape> {
         Ok(self.config(1 << 40).geometry()?.shape())
@@ -334,8 +340,7 @@ impl Tiered {
         let bytes_max = self.bytes_max(&workload)?;
         let folder = Folder::new()?;
         let address = Address::Shm(folder.join("socket"));
-        let how = ServerConfig::new(address.clone(), self.config(bytes_max)).backing(Backing::Anonymous);
-        let server = Server::start(how.workers(self.workers.into()))?;
+        let server = Server::start(self.server(address.clone(), bytes_max))?;
         let clients = (0..THREADS).map(|number| Contestant::new(number, &address, &workload));
         let mut clients = clients.collect::<Result<Vec<_>>>()?;
         let puts: Vec<_> = (0..THREADS * workload.left()).map(|_| AtomicU32::new(0)).collect();
@@ -567,5 +572,20 @@ impl Contestant {
             run.bar.inc(keys.len() as u64);
         }
         Ok(wrong)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The server has as many threads as asked for, and a table in memory alone.
+    #[test]
+    fn servers_are_as_asked_for() {
+        let tiered =
+            Tiered { scale: 0.01, inline_max: 128, max_memory: None, workers: 5, seed: 1, json: false };
+        let how = tiered.server(Address::Shm("socket".into()), 1 << 30);
+        assert_eq!(how.workers, 5);
+        assert!(matches!(how.backing, Backing::Anonymous));
     }
 }

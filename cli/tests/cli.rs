@@ -1297,7 +1297,8 @@ fn a_table_grows_and_shrinks_while_it_is_read() {
     assert!(refused.contains("slots of a segment are more than"), "{refused}");
     // The readers' command is for this bench alone.
     let at = "shm:/nowhere";
-    expect(run(&["bench", "grow-reader", "--growing", at, "--fixed", at]), 1);
+    let refused = stderr(&expect(run(&["bench", "grow-reader", "--growing", at, "--fixed", at]), 1));
+    assert!(refused.contains("this command is for `bench grow` alone"), "{refused}");
 }
 
 /// The storage contest's workload at a tiny scale, with values in slots and all in the heap: every operation is

@@ -19,7 +19,7 @@ use std::thread::JoinHandle;
 pub(crate) struct RegisteredChunks {
     station: Arc<Station>,
     shared: Arc<ServerState>,
-    chunks: Mutex<Vec<Option<RegisteredRegion>>>,
+    chunks: Mutex<Box<[Option<RegisteredRegion>; CHUNKS as usize]>>,
     /// Chunks that will soon be needed.
     soon: mpsc::Sender<u32>,
 }
@@ -38,7 +38,7 @@ impl RegisteredChunks {
         let chunks = Arc::new(RegisteredChunks {
             station: station.clone(),
             shared: shared.clone(),
-            chunks: Mutex::new((0..CHUNKS).map(|_| None).collect()),
+            chunks: Mutex::new(Box::new([const { None }; CHUNKS as usize])),
             soon,
         });
         let registrar: Weak<dyn Registrar> = Arc::downgrade(&chunks) as _;

@@ -457,10 +457,12 @@ mod tests {
         let os = SaveError::Os { step: SaveStep::Sync, path: path.clone(), source: full };
         let nowhere = SnapshotPlace::claim(&path).expect_err("there is no such folder");
         let kind = PlaceError::Kind { path: path.clone(), expected: "file" };
+        let refused = PlaceError::Os { doing: "opening", path: path.clone(), source: Errno::ACCESS.into() };
         for (error, code) in [
             (os, (SaveStep::Sync, Errno::NOSPC)),
             (nowhere, (SaveStep::Make, Errno::NOENT)),
             (kind.into(), (SaveStep::Make, Errno::PERM)),
+            (refused.into(), (SaveStep::Make, Errno::ACCESS)),
             (SaveError::Busy { path, lock }, (SaveStep::Make, Errno::BUSY)),
             (SaveError::BrokenOff, (SaveStep::Write, Errno::CANCELED)),
         ] {

@@ -640,6 +640,19 @@ mod tests {
         let routed = choose(&infiniband(&table, 5, Some(THEIRS))).unwrap();
         assert_eq!(routed.index, Some(0));
         assert_eq!(routed.why, "chose index 0: InfiniBand, another subnet than the peer's: routed");
+        // All 8 bytes of the prefix are the subnet's.
+        for byte in 0..8 {
+            let mut other = OURS;
+            other[byte] ^= 1;
+            let why = choose(&infiniband(&table, 5, Some(other))).unwrap().why;
+            let routed = "chose index 0: InfiniBand, another subnet than the peer's: routed";
+            assert_eq!(why, routed, "byte {byte}");
+        }
+        // The lowest index is taken: what would be a better address on Ethernet means nothing here.
+        let global = [entry(0, Ib, "fe80::1"), entry(1, Ib, "fd00::1"), entry(2, Ib, "10.0.0.1")];
+        for prefix in [None, Some(THEIRS)] {
+            assert_eq!(choose(&infiniband(&global, 0, prefix)).unwrap().index, Some(0), "{prefix:?}");
+        }
         let no_lid = choose(&infiniband(&table, 0, None)).unwrap();
         assert_eq!(no_lid.index, Some(0));
         assert!(no_lid.why.contains("no subnet manager"), "{}", no_lid.why);

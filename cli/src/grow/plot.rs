@@ -124,3 +124,70 @@ fn panel<'a>(
     }
     labels_above(area, RIGHT, y.from, ends)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each figure has a line of its own: one that changes moves lines of its colour, and no others.
+    #[test]
+    fn each_figure_has_its_line() {
+        let high = Part {
+            keys: 1_000,
+            load_min: 0.8,
+            load_mean: 0.9,
+            reads_per_get: 3.0,
+            directory_reads_per_get: Some(1.5),
+            fixed_reads_per_get: 2.0,
+            p99_ns: 500_000,
+            p999_ns: 900_000,
+            fixed_p99_ns: 100_000,
+            fixed_p999_ns: 300_000,
+            change_cpu_max_ms: 9.0,
+            fixed_change_cpu_max_ms: 5.0,
+            ..Part::default()
+        };
+        let low = Part {
+            load_min: 0.2,
+            load_mean: 0.6,
+            reads_per_get: 2.5,
+            directory_reads_per_get: Some(0.2),
+            fixed_reads_per_get: 1.8,
+            p99_ns: 10_000,
+            p999_ns: 200_000,
+            fixed_p99_ns: 1_000,
+            fixed_p999_ns: 50_000,
+            change_cpu_max_ms: 4.0,
+            fixed_change_cpu_max_ms: 0.1,
+            ..high
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let lines = |last: Part| -> Vec<String> {
+            let path = dir.path().join("grow.svg");
+            let outcome = Outcome { parts: vec![high, last], ..Outcome::default() };
+            draw(&path, &outcome).unwrap();
+            let drawn = std::fs::read_to_string(path).unwrap();
+            drawn.lines().filter(|line| line.starts_with("<polyline")).map(str::to_owned).collect()
+        };
+        let before = lines(low);
+        for (name, changed, color) in [
+            ("load_mean", Part { load_mean: 0.55, ..low }, GROWING),
+            ("load_min", Part { load_min: 0.25, ..low }, PALE),
+            ("reads_per_get", Part { reads_per_get: 2.6, ..low }, GROWING),
+            ("fixed_reads_per_get", Part { fixed_reads_per_get: 1.7, ..low }, FIXED),
+            ("directory_reads_per_get", Part { directory_reads_per_get: Some(0.3), ..low }, PALE),
+            ("p999_ns", Part { p999_ns: 220_000, ..low }, GROWING),
+            ("p99_ns", Part { p99_ns: 11_000, ..low }, PALE),
+            ("fixed_p999_ns", Part { fixed_p999_ns: 45_000, ..low }, FIXED),
+            ("fixed_p99_ns", Part { fixed_p99_ns: 1_100, ..low }, FIXED_PALE),
+            ("change_cpu_max_ms", Part { change_cpu_max_ms: 4.5, ..low }, GROWING),
+            ("fixed_change_cpu_max_ms", Part { fixed_change_cpu_max_ms: 0.2, ..low }, FIXED),
+        ] {
+            let color = format!("#{:02X}{:02X}{:02X}", color.0, color.1, color.2);
+            let after = lines(changed);
+            let moved: Vec<_> = after.iter().filter(|line| !before.contains(line)).collect();
+            assert!(!moved.is_empty(), "{name} is not drawn");
+            assert!(moved.iter().all(|line| line.contains(&color)), "{name}, {color}: {moved:?}");
+        }
+    }
+}
