@@ -312,7 +312,7 @@ impl Layouts {
 }
 
 /// What all of some threads did, which work at the same time. The first that failed or panicked is an error.
-fn in_threads<T: Send>(count: usize, work: impl Fn() -> Result<Vec<T>> + Sync) -> Result<Vec<T>> {
+pub fn in_threads<T: Send>(count: usize, work: impl Fn() -> Result<Vec<T>> + Sync) -> Result<Vec<T>> {
     let results: Vec<_> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..count).map(|_| scope.spawn(&work)).collect();
         let panicked = || Err(anyhow::anyhow!("a measuring thread panicked"));

@@ -1,6 +1,7 @@
 //! `plan`: which resource binds, for layouts and rival designs side by side.
 
 use super::calibrate::Calibration;
+use super::layouts::in_threads;
 use super::page::{Drawn, page};
 use super::show;
 use anyhow::{Context, Result, bail};
@@ -338,21 +339,12 @@ impl Plan {
                 done.push((i, CountedLayout::count(layout, self.sample_slots, load, workload)?));
                 bar.inc(1);
             }
-            Ok::<_, PlanError>(done)
+            Ok(done)
         };
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(layouts.len());
-        let counted = std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-            threads
-                .into_iter()
-                .map(|thread| thread.join().unwrap_or_else(|_| Ok(Vec::new())))
-                .collect::<Vec<_>>()
-        });
+        let counted = in_threads(threads, work);
         bar.finish_and_clear();
-        let mut samples = Vec::new();
-        for done in counted {
-            samples.extend(done?);
-        }
+        let mut samples = counted?;
         samples.sort_by_key(|(i, _)| *i);
         Ok(samples.into_iter().map(|(_, sample)| sample).collect())
     }
