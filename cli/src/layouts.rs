@@ -1,6 +1,6 @@
 //! `layouts`: the cost of a GET in each layout, counted as the READs that real GETs issue.
 
-use super::measure::{HintedHits, Keys, Phase, Row};
+use super::measure::{HintedHits, Keys, Phase, Row, on_all_cpus};
 use super::{frontier, plot, show};
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
@@ -10,11 +10,9 @@ use oneread::Layout;
 use oneread::families::presets;
 use oneread::placement::Preset;
 use oneread::plan::SampleTable;
-use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;
-use std::sync::{Mutex, PoisonError};
 
 /// Measure the cost of a GET in each layout
 #[derive(Debug, Args)]
@@ -132,15 +130,10 @@ const SEED: u64 = 1;
 /// One table to fill: a thread's unit of work.
 #[derive(Clone, Copy)]
 struct Job {
-    /// The rows' place in the output.
-    order: usize,
     layout: Layout,
     /// For a steady table, its load. A fresh table is measured at every load while it fills.
     steady: Option<Load>,
 }
-
-/// A job's place in the order, with its rows.
-type Done = (usize, Vec<Row>);
 
 impl Layouts {
     pub fn run(mut self) -> Result<ExitCode> {
@@ -155,7 +148,7 @@ impl Layouts {
         }
         let jobs = self.jobs(&chosen);
         let bar = show::bar(jobs.iter().map(|job| self.work(job)).sum(), "measuring", "operations");
-        let rows = self.run_jobs(jobs, &bar)?;
+        let rows = self.run_jobs(&jobs, &bar)?;
         bar.finish_and_clear();
         if self.json {
             show::say(serde_json::to_string_pretty(&rows)?)?;
@@ -176,16 +169,16 @@ impl Layouts {
         Ok(ExitCode::SUCCESS)
     }
 
-    fn jobs(&self, chosen: &[&Preset]) -> VecDeque<Job> {
-        let mut jobs = VecDeque::new();
+    fn jobs(&self, chosen: &[&Preset]) -> Vec<Job> {
+        let mut jobs = Vec::new();
         for preset in chosen {
             let layout = preset.layout;
             if self.phase != PhaseChoice::Steady {
-                jobs.push_back(Job { order: jobs.len(), layout, steady: None });
+                jobs.push(Job { layout, steady: None });
             }
             if self.phase != PhaseChoice::Fresh {
                 for &load in &self.load {
-                    jobs.push_back(Job { order: jobs.len(), layout, steady: Some(load) });
+                    jobs.push(Job { layout, steady: Some(load) });
                 }
             }
         }
@@ -204,26 +197,16 @@ impl Layouts {
         }
     }
 
-    /// Runs one thread per CPU; each takes one table after the other. Time is simulated and seeds
-    /// are fixed, so the numbers do not depend on the threads.
-    fn run_jobs(&self, jobs: VecDeque<Job>, bar: &ProgressBar) -> Result<Vec<Row>> {
-        let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(jobs.len()).max(1);
-        let jobs = Mutex::new(jobs);
-        let next = || jobs.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
-        let work = || {
-            let mut done = Vec::new();
-            while let Some(job) = next() {
-                let rows = match job.steady {
-                    None => self.fresh(job.layout, bar),
-                    Some(load) => self.steady(job.layout, load, bar),
-                };
-                done.push((job.order, rows.with_context(|| format!("measuring {}", job.layout))?));
-            }
-            Ok(done)
-        };
-        let mut rows: Vec<Done> = in_threads(threads, work)?;
-        rows.sort_by_key(|(order, _)| *order);
-        Ok(rows.into_iter().flat_map(|(_, rows)| rows).collect())
+    /// Time is simulated and seeds are fixed, so the numbers do not depend on the threads.
+    fn run_jobs(&self, jobs: &[Job], bar: &ProgressBar) -> Result<Vec<Row>> {
+        let rows = on_all_cpus(jobs, |job| {
+            let rows = match job.steady {
+                None => self.fresh(job.layout, bar),
+                Some(load) => self.steady(job.layout, load, bar),
+            };
+            rows.with_context(|| format!("measuring {}", job.layout))
+        })?;
+        Ok(rows.into_iter().flatten().collect())
     }
 
     /// Fills one table once, and measures it at each load.
@@ -309,20 +292,6 @@ impl Layouts {
         }
         Ok(())
     }
-}
-
-/// What all of some threads did, which work at the same time. The first that failed or panicked is an error.
-pub fn in_threads<T: Send>(count: usize, work: impl Fn() -> Result<Vec<T>> + Sync) -> Result<Vec<T>> {
-    let results: Vec<_> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..count).map(|_| scope.spawn(&work)).collect();
-        let panicked = || Err(anyhow::anyhow!("a measuring thread panicked"));
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| panicked())).collect()
-    });
-    let mut all = Vec::new();
-    for result in results {
-        all.extend(result?);
-    }
-    Ok(all)
 }
 
 /// The bar is updated after this many operations.
@@ -481,25 +450,6 @@ pub mod tests {
         assert_eq!(shown.len(), 2);
         assert_eq!(shown[0], [&["cuckoo:pilaf", "steady zipf", "max 91"][..], &figures].concat());
         assert_eq!(shown[1], [&["", "fresh", "91"][..], &figures].concat());
-    }
-
-    /// Rows of a thread that failed or panicked are not just missing: that is an error.
-    #[test]
-    fn a_thread_without_rows_is_an_error() {
-        let told = |last: fn() -> Result<Vec<usize>>| {
-            let begun = std::sync::atomic::AtomicUsize::new(0);
-            let work = || match begun.fetch_add(1, std::sync::atomic::Ordering::Relaxed) {
-                2 => last(),
-                n => Ok(vec![n, n + 10]),
-            };
-            in_threads(3, work).map_err(|error| error.to_string()).map(|mut all| {
-                all.sort_unstable();
-                all
-            })
-        };
-        assert_eq!(told(|| Ok(vec![7])), Ok(vec![0, 1, 7, 10, 11]));
-        assert_eq!(told(|| anyhow::bail!("no room")), Err("no room".into()));
-        assert_eq!(told(|| panic!("as this test wants")), Err("a measuring thread panicked".into()));
     }
 
     /// A load that was not reached is told beside the one that was.

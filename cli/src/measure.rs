@@ -1,7 +1,9 @@
 //! Measures a layout by the READs that the client's own GET code issues.
 
+use anyhow::Result;
 use oneread::plan::{PlanError, SampleTable};
 use serde::Serialize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// One measurement. The names are those of the JSON output.
 #[derive(Clone, Debug, Serialize)]
@@ -99,6 +101,40 @@ pub fn median(mut numbers: Vec<f64>) -> f64 {
     numbers.get(numbers.len() / 2).copied().unwrap_or(0.0)
 }
 
+/// What `make` makes of each job, in the order of the jobs. There is a thread for each CPU, which takes one
+/// after the other. The first thread that failed or panicked is an error.
+pub fn on_all_cpus<J: Sync, T: Send>(jobs: &[J], make: impl Fn(&J) -> Result<T> + Sync) -> Result<Vec<T>> {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut done = Vec::new();
+        // One thread takes each number; nothing else is shared.
+        while let Some((n, job)) =
+            Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|n| Some((n, jobs.get(n)?)))
+        {
+            done.push((n, make(job)?));
+        }
+        Ok(done)
+    };
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(jobs.len());
+    let mut all = in_threads(threads, work)?;
+    all.sort_by_key(|(n, _)| *n);
+    Ok(all.into_iter().map(|(_, made)| made).collect())
+}
+
+/// What all of some threads did, which work at the same time. The first that failed or panicked is an error.
+fn in_threads<T: Send>(count: usize, work: impl Fn() -> Result<Vec<T>> + Sync) -> Result<Vec<T>> {
+    let results: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..count).map(|_| scope.spawn(&work)).collect();
+        let panicked = || Err(anyhow::anyhow!("a measuring thread panicked"));
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| panicked())).collect()
+    });
+    let mut all = Vec::new();
+    for result in results {
+        all.extend(result?);
+    }
+    Ok(all)
+}
+
 impl Row {
     /// Describes a table's present state.
     pub fn of(
@@ -152,4 +188,28 @@ pub fn machine() -> String {
         chosen("/sys/kernel/mm/transparent_hugepage/enabled"),
         chosen("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rows of a thread that failed or panicked are not just missing: that is an error.
+    #[test]
+    fn a_thread_without_rows_is_an_error() {
+        let told = |last: fn() -> Result<Vec<usize>>| {
+            let begun = std::sync::atomic::AtomicUsize::new(0);
+            let work = || match begun.fetch_add(1, std::sync::atomic::Ordering::Relaxed) {
+                2 => last(),
+                n => Ok(vec![n, n + 10]),
+            };
+            in_threads(3, work).map_err(|error| error.to_string()).map(|mut all| {
+                all.sort_unstable();
+                all
+            })
+        };
+        assert_eq!(told(|| Ok(vec![7])), Ok(vec![0, 1, 7, 10, 11]));
+        assert_eq!(told(|| anyhow::bail!("no room")), Err("no room".into()));
+        assert_eq!(told(|| panic!("as this test wants")), Err("a measuring thread panicked".into()));
+    }
 }

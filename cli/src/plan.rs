@@ -1,7 +1,7 @@
 //! `plan`: which resource binds, for layouts and rival designs side by side.
 
 use super::calibrate::Calibration;
-use super::layouts::in_threads;
+use super::measure::on_all_cpus;
 use super::page::{Drawn, page};
 use super::show;
 use anyhow::{Context, Result, bail};
@@ -17,7 +17,6 @@ use serde::Serialize;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Predict throughput, latency and what binds, before anything is built
 #[derive(Debug, Args)]
@@ -325,28 +324,17 @@ impl Plan {
         Ok((layouts.collect::<Result<_>>()?, rivals))
     }
 
-    /// Counts the samples, one thread for each CPU.
+    /// Counts the samples.
     fn count(&self, layouts: &[Layout], workload: &Workload) -> Result<Vec<CountedLayout>> {
         let bar = show::bar(layouts.len() as u64, "counting READs", "layouts");
-        let next = AtomicUsize::new(0);
         let load = self.load.map(|percent| percent / 100.0);
-        let work = || {
-            let mut done = Vec::new();
-            // One thread takes each number; nothing else is shared.
-            while let Some((i, &layout)) =
-                Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|i| Some((i, layouts.get(i)?)))
-            {
-                done.push((i, CountedLayout::count(layout, self.sample_slots, load, workload)?));
-                bar.inc(1);
-            }
-            Ok(done)
-        };
-        let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(layouts.len());
-        let counted = in_threads(threads, work);
+        let counted = on_all_cpus(layouts, |&layout| {
+            let counted = CountedLayout::count(layout, self.sample_slots, load, workload)?;
+            bar.inc(1);
+            Ok(counted)
+        });
         bar.finish_and_clear();
-        let mut samples = counted?;
-        samples.sort_by_key(|(i, _)| *i);
-        Ok(samples.into_iter().map(|(_, sample)| sample).collect())
+        counted
     }
 
     /// Computes and simulates what is drawn.
