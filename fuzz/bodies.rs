@@ -1460,17 +1460,20 @@ pub fn schedule(data: &[u8]) -> Result<(), Box<Violation>> {
     let slots = 1 + input.below(32) as u64;
     let value_bytes = [8, 16, 60, 120][input.below(4)];
     let seed = u64::from(input.u16());
-    let mut world = World::new(Scene { layout, slots, segments: 0, value_bytes, grace: GRACE, seed });
+    let long_keys = seed >> 12 == 6;
+    let scene = Scene { layout, slots, segments: 0, value_bytes, long_keys, grace: GRACE, seed };
+    let mut world = World::new(scene);
     let keys = slots as KeyNumber + slots as KeyNumber / 8 + 2;
+    let number = |byte: u8| scene.number(KeyNumber::from(byte) % keys);
     let filled = input.below(keys as usize + 1) as KeyNumber;
-    for number in 0..filled {
-        world.put(number);
+    for n in 0..filled {
+        world.put(scene.number(n));
         world.wait(2 * GRACE);
         world.tidy();
     }
     let begin = world.now();
     for _ in 0..input.below(OPS_MAX) {
-        let (op, number) = (input.byte(), KeyNumber::from(input.byte()) % keys);
+        let (op, number) = (input.byte(), number(input.byte()));
         match op % 8 {
             0..4 => {
                 world.put(number);
@@ -1507,7 +1510,7 @@ pub fn schedule(data: &[u8]) -> Result<(), Box<Violation>> {
         .map(|_| {
             let start = begin.0 + usize::from(input.u16()) % (past.history.end().0 - begin.0 + 1);
             let shape = input.byte();
-            let mut few: [KeyNumber; 2] = std::array::from_fn(|_| KeyNumber::from(input.byte()) % keys);
+            let mut few: [KeyNumber; 2] = std::array::from_fn(|_| number(input.byte()));
             let (mut start, moves) = (Instant(start), world.moves());
             if flags & 0xc0 == 0x40 && !moves.is_empty() {
                 // From the beginning of a move on, for the moved key.

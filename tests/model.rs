@@ -16,8 +16,9 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use std::time::Duration;
 
-/// The longest key and value for each kind of slot: half a line, one line, two, and seven.
-const SHAPES: [(usize, usize); 4] = [(8, 8), (16, 32), (32, 78), (255, 120)];
+/// The longest key and value for each kind of slot: half a line, one line (with keys of two words, and with
+/// keys of several, the last of them cut), two, and seven.
+const SHAPES: [(usize, usize); 5] = [(8, 8), (16, 32), (28, 20), (29, 78), (255, 120)];
 
 /// A table, and the operations on it.
 #[derive(Clone, Debug)]
@@ -140,7 +141,7 @@ fn check_gets(table: &Table, model: &Model, story: &Story) {
 #[test]
 fn an_emptied_table_is_like_new() {
     on_every_preset(|preset| {
-        for (slots, shape) in [(1, SHAPES[0]), (7, SHAPES[1]), (64, SHAPES[3]), (1000, SHAPES[1])] {
+        for (slots, shape) in [(1, SHAPES[0]), (7, SHAPES[1]), (64, SHAPES[4]), (1000, SHAPES[1])] {
             let mut table = Table::new(&config(preset, slots, shape.0, shape.1, slots));
             let fill = |table: &mut Table, model: &mut Model| {
                 // A put without room waits for every trace to go: a few such puts are enough.

@@ -1,17 +1,32 @@
 //! Keys by number.
 
+use crate::layout::WORD;
+
 /// The number of a key. The key's bytes follow from it.
 pub type KeyNumber = u32;
 
-/// Length of every key, in bytes.
-pub const KEY_BYTES: usize = 8;
+/// Keys from this number on have two words. In half of them all the first word is the same, in half
+/// the second. Keys below have one word.
+pub const TWO_WORDS: KeyNumber = 1 << 31;
+
+/// The longest key, in bytes, below [`TWO_WORDS`] and from there on.
+pub(super) const KEY_BYTES: [usize; 2] = [WORD, 2 * WORD];
+
+/// The word that tells nothing of the key.
+const FILLING: [u8; WORD] = [0xa7; WORD];
 
 /// The bytes of a key.
-pub fn key(number: KeyNumber) -> [u8; KEY_BYTES] {
-    (u64::from(number) << 32 | 0xabcd_ef01).to_le_bytes()
+pub fn key(number: KeyNumber) -> Vec<u8> {
+    let word = (u64::from(number) << 32 | 0xabcd_ef01).to_le_bytes();
+    match number {
+        0..TWO_WORDS => word.to_vec(),
+        _ if number & 2 == 0 => [FILLING, word].concat(),
+        _ => [word, FILLING].concat(),
+    }
 }
 
 pub(super) fn number_of(bytes: &[u8]) -> KeyNumber {
-    let bytes = bytes.try_into().expect("a key of this module's");
-    (u64::from_le_bytes(bytes) >> 32) as KeyNumber
+    let (words, _) = bytes.as_chunks();
+    let word = words.iter().find(|word| **word != FILLING).expect("a key of this module's");
+    (u64::from_le_bytes(*word) >> 32) as KeyNumber
 }

@@ -7,7 +7,7 @@
 //! version.
 
 use super::decided::{By, Decided};
-use super::keys::{KEY_BYTES, KeyNumber, key};
+use super::keys::{KEY_BYTES, KeyNumber, TWO_WORDS, key};
 use super::stores::{Incident, IncidentKind, Move, StoreEvent, Stores};
 use super::turns;
 use super::{Adversary, Aim, Hardware, History, Instant, Met, Recorder, Sim, SimGetError, Stalls};
@@ -43,6 +43,8 @@ pub struct Scene {
     pub segments: u64,
     /// Bytes of value. They determine how many lines a slot has.
     pub value_bytes: usize,
+    /// Whether every other key has two words, one of which it shares with others ([`TWO_WORDS`]).
+    pub long_keys: bool,
     /// The grace time. A store takes 1 ns.
     pub grace: Duration,
     /// The seed of the table's hashes.
@@ -64,12 +66,17 @@ impl Scene {
         Config {
             layout: self.layout,
             size: TableSize::Slots(self.slots),
-            key_max: KEY_BYTES,
+            key_max: KEY_BYTES[usize::from(self.long_keys)],
             value_max: self.value_bytes,
             grace: self.grace,
             seeds: Some(Seeds::from_number(self.seed)),
             ..Config::default()
         }
+    }
+
+    /// The number of the `n`th key.
+    pub fn number(&self, n: KeyNumber) -> KeyNumber {
+        if self.long_keys && !n.is_multiple_of(2) { n | TWO_WORDS } else { n }
     }
 
     fn geometry(&self) -> Geometry {
@@ -965,7 +972,7 @@ impl World {
     ) -> Result<Decided, Box<Violation>> {
         /// A key that notes when it was last read before its answer. That is when its GET begins.
         struct Wanted<'w> {
-            bytes: [u8; KEY_BYTES],
+            bytes: Vec<u8>,
             began: Cell<(Instant, usize)>,
             now: &'w Cell<Instant>,
             answers: &'w Cell<usize>,

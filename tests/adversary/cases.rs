@@ -38,7 +38,7 @@ pub fn layout(name: &str) -> Layout {
 }
 
 pub fn scene(name: &str, slots: u64, value_bytes: usize, seed: u64) -> Scene {
-    Scene { layout: layout(name), slots, segments: 0, value_bytes, grace: grace(), seed }
+    Scene { layout: layout(name), slots, segments: 0, value_bytes, long_keys: false, grace: grace(), seed }
 }
 
 /// Value lengths for slots of half a line, 1, 2, 3 and 4 lines.

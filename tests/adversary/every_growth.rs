@@ -26,7 +26,15 @@ struct Small(&'static str, u64, usize);
 
 impl Story {
     fn new(name: &'static str, Small(preset, slots, value_bytes): Small, segments: u64) -> Story {
-        let scene = Scene { layout: layout(preset), slots, segments, value_bytes, grace: grace(), seed: 1 };
+        let scene = Scene {
+            layout: layout(preset),
+            slots,
+            segments,
+            value_bytes,
+            long_keys: false,
+            grace: grace(),
+            seed: 1,
+        };
         let world = World::new(scene);
         let steps = vec![world.now()];
         Story { name, world, steps, begin: 0, keys: Vec::new(), given_up: 0 }

@@ -26,16 +26,22 @@ struct Grown {
 const STAY: u64 = 12;
 const NEVER: std::ops::Range<u64> = 1_000_000..1_000_008;
 
-fn key(n: u64) -> [u8; 8] {
-    n.to_le_bytes()
+/// Every other key has two words. They share the first one or the second.
+fn key(n: u64) -> Vec<u8> {
+    let word = n.to_le_bytes();
+    match n % 4 {
+        1 => [[0xa7; 8], word].concat(),
+        3 => [word, [0xa7; 8]].concat(),
+        _ => word.to_vec(),
+    }
 }
 
 fn grown(layout: Layout, seed: u64) -> Grown {
     let mut random = Random::new(seed);
     let segment_slots = [16, 32][random.pick(2)].max(2 * u64::from(layout.window_slots()));
     let size = TableSize::Growing { bytes_max: 2 << 20, segment_slots: Some(segment_slots) };
-    let value_max = [8, 70][random.pick(2)];
-    let config = Config::new().layout(layout).size(size).key_max(8).value_max(value_max);
+    let value_max = [16, 70][random.pick(2)];
+    let config = Config::new().layout(layout).size(size).key_max(16).value_max(value_max);
     let geometry = config.seeds(Seeds::from_number(seed)).grace(grace()).geometry().unwrap();
     let (region, mut recorder, mut clock) = recorded(&geometry);
     let mut index = Index::create(region, geometry.clone(), clock.clone()).unwrap();

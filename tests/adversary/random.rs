@@ -17,7 +17,9 @@ pub type Served = Result<(World, Instant, Vec<KeyNumber>), Box<Violation>>;
 
 fn scene(layout: Layout, slots: u64, random: &mut Random, seed: u64) -> Scene {
     let value_bytes = [HALF_LINE, ONE_LINE, TWO_LINES][random.pick(3)];
-    Scene { layout, slots, segments: 0, value_bytes, grace: grace(), seed }
+    // In every third table, half of the keys have two words and differ in one of them.
+    let long_keys = value_bytes != HALF_LINE && seed % 2 == 1;
+    Scene { layout, slots, segments: 0, value_bytes, long_keys, grace: grace(), seed }
 }
 
 /// In every third table the server loses its processor now and then, for up to three grace times.
@@ -43,7 +45,7 @@ pub fn churned(layout: Layout, seed: u64, operations: usize) -> Served {
     let mut random = Random::new(seed);
     let (slots, keys) = sizes(layout, 16 + random.pick(32) as u64, &mut random);
     let mut world = World::new(scene(layout, slots, &mut random, seed));
-    let numbers: Vec<KeyNumber> = (0..keys).collect();
+    let numbers: Vec<KeyNumber> = (0..keys).map(|n| world.scene().number(n)).collect();
     for &number in &numbers {
         world.put(number);
     }
@@ -292,7 +294,7 @@ pub fn interleaved(layout: Layout, seed: u64) -> Served {
     const STRIPE: u64 = 64;
     let (slots, keys) = sizes(layout, STRIPE + 40 + random.pick(150) as u64, &mut random);
     let mut world = World::new(scene(layout, slots, &mut random, seed));
-    let numbers: Vec<KeyNumber> = (0..keys).collect();
+    let numbers: Vec<KeyNumber> = (0..keys).map(|n| world.scene().number(n)).collect();
     // In every third table there is hardly a free slot. Paths are long, and lead to the same few
     // ends.
     let crowded = random.pick(3) == 0;
@@ -317,7 +319,8 @@ pub fn interleaved(layout: Layout, seed: u64) -> Served {
             // As many keys of two homes as it takes for their windows, or chains, to overflow.
             _ => {
                 let homes = [home_slot(numbers[0]), home_slot(numbers[1])];
-                let all = (0..10_000).filter(|&n| homes.contains(&home_slot(n)));
+                let all =
+                    (0..10_000).map(|n| world.scene().number(n)).filter(|&n| homes.contains(&home_slot(n)));
                 all.take(layout.window_slots() as usize * 2 + 6).collect()
             }
         };

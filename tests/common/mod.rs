@@ -120,14 +120,21 @@ impl Numbers {
     }
 }
 
-/// Key number `n`, 1 to `key_max` bytes long. Where there is room, two successive numbers give a
-/// key and a longer key that begins with it. Slots that compare too little would confuse them.
+/// Key number `n`, 1 to `key_max` bytes long. Where there is room, five successive numbers give a key, a
+/// longer key that begins with it, and three that differ from the longer one in one byte: near the
+/// beginning, in the middle, at the end. Slots that compare too little would confuse them.
 pub fn key(n: u32, key_max: usize) -> Vec<u8> {
-    let pair = n / 2;
-    let short = (2 + mix(pair.into()) as usize % 40).min(key_max.div_ceil(2));
-    let length = if n.is_multiple_of(2) { short } else { key_max };
-    let mut key: Vec<u8> = pair.to_le_bytes()[..2].to_vec();
-    key.extend((2..length).map(|at| mix((u64::from(pair) << 32) + at as u64) as u8));
+    let root = n / 5;
+    let short = (2 + mix(root.into()) as usize % 40).min(key_max.div_ceil(2));
+    let length = if n.is_multiple_of(5) { short } else { key_max };
+    let mut key: Vec<u8> = root.to_le_bytes()[..2].to_vec();
+    key.extend((2..length).map(|at| mix((u64::from(root) << 32) + at as u64) as u8));
+    match n % 5 {
+        2 => key[2] ^= 1,
+        3 => key[length / 2] ^= 2,
+        4 => key[length - 1] ^= 4,
+        _ => {}
+    }
     key
 }
 
