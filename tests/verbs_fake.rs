@@ -1204,10 +1204,13 @@ fn answers_that_fit_into_a_message(_: &Fake) {
     let mut client = connect(&server);
     for (pairs, messages) in [(1, 1), (frames, 1), (frames + 1, 2), (3 * frames, 3), (3 * frames + 1, 4)] {
         let pairs: Vec<_> = (0..pairs as u32).map(|n| (key(n, 16), b"value")).collect();
-        let before = client.queue_counts().unwrap().messages;
+        let counts =
+            |client: &mut Client| [client.queue_counts().unwrap().messages, client.stats().requests.message];
+        let [messages_before, requests_before] = counts(&mut client);
         assert!(client.put_many(&pairs).unwrap().iter().all(Result::is_ok));
-        let asked = client.queue_counts().unwrap().messages - before;
-        assert_eq!(asked, messages, "{} pairs", pairs.len());
+        let [messages_after, requests_after] = counts(&mut client);
+        assert_eq!(messages_after - messages_before, messages, "{} pairs", pairs.len());
+        assert_eq!(requests_after - requests_before, pairs.len() as u64);
     }
 }
 

@@ -955,7 +955,7 @@ impl Growth {
     /// Makes room in a segment that has none for a key, by a split. Returns why that is not possible
     /// now.
     #[cold]
-    fn make_room(&self, segment: &Segment, guard: &Guard) -> Option<NoSplit> {
+    pub(super) fn make_room(&self, segment: &Segment, guard: &Guard) -> Option<NoSplit> {
         let Some(pair) = self.pair_of(segment) else {
             // Memory of a segment that was merged need not be asked for.
             let is_refused = self.was_refused() && lock(&self.memory).free.is_empty();

@@ -576,6 +576,41 @@ fn a_merge_given_up_ends_with_its_marks() {
     }
 }
 
+/// A merge is given up when its parent has no room for a key, and not when its child has none.
+#[test]
+fn a_merge_whose_parent_is_full_is_given_up() {
+    for layout in LAYOUTS {
+        for (memory, given_up) in [(0, 1), (1, 0)] {
+            let lived = merging(layout, 1);
+            let guard = crossbeam_epoch::pin();
+            let full = lived.growth().live.get(memory, &guard).unwrap();
+            lived.growth().make_room(full, &guard);
+            let counts = lived.growth().growth_counts();
+            assert_eq!(counts.given_up, given_up, "{layout}: no room in segment {memory}");
+            drop(guard);
+            lived.settle(layout);
+            lived.check_at_rest(layout);
+        }
+    }
+}
+
+/// A slot that was being written when the server was killed counts once as torn, however many threads look
+/// at the segments.
+#[test]
+fn a_torn_slot_counts_once() {
+    for layout in LAYOUTS {
+        let mut lived = Lived::new(layout, 3);
+        assert!(lived.put(1));
+        lived.growth().split(&1u64.to_le_bytes());
+        lived.settle(layout);
+        let from = lived.now().0;
+        assert!(lived.put(1));
+        let kills = from..=lived.now().0;
+        let torn: Vec<u64> = kills.map(|at| lived.open(Instant(at), |_| {}).1.torn).collect();
+        assert!(torn.contains(&1) && torn.iter().all(|&n| n <= 1), "{layout}: {torn:?}");
+    }
+}
+
 /// A split takes keys out of the middle of a home's chain. Those of later blocks that stay come into their
 /// slots, and the blocks that are then empty are free.
 #[test]

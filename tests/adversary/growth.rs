@@ -2,7 +2,7 @@
 //! In some tables, servers are killed or stop meanwhile.
 
 use super::cases::{client, near, recorded};
-use super::{EACH, HINTED, WORDS, grace, ns, several};
+use super::{EACH, HINTED, LINES, WORDS, grace, ns, several};
 use oneread::families::presets;
 use oneread::hints::Hints;
 use oneread::layout::geometry::{Geometry, SlotIx};
@@ -222,6 +222,32 @@ fn random_schedules_of_growth() {
         // Where a key has only one slot in the beginning, there are no hints.
         let is_hinted = preset.layout.choices * preset.layout.window_slots() > 1;
         assert_eq!(met[3] > seeds, is_hinted, "{}: {met:?}", preset.name);
+    }
+}
+
+/// A client READs a directory entry once, even if the key that it looked for is not there.
+#[test]
+fn an_absent_key_teaches_the_entry() {
+    for preset in presets() {
+        let grown = grown(preset.layout, 1);
+        let mut choices = Random::new(1);
+        let mut reader = client(&grown.history, &grown.geometry, LINES, &mut choices);
+        let mut learned = 0;
+        for name in NEVER.map(key) {
+            let hashed = grown.geometry.hashed(&name);
+            let aim =
+                Aim { home: hashed.home(), ghost: hashed.ghost(), read_stores_max: Some(0), leaps: &[] };
+            reader.fabric_mut().begin(grown.history.end(), aim);
+            let mut reads = || {
+                let before = reader.read_counts().reads;
+                assert_eq!(reader.get_into(&name, &mut Vec::new()), Ok(false));
+                reader.read_counts().reads - before
+            };
+            let [first, second, third] = [(); 3].map(|()| reads());
+            assert_eq!(second, third, "{}: {first} READs first", preset.name);
+            learned += u32::from(first > second);
+        }
+        assert!(learned > 0, "{}", preset.name);
     }
 }
 
