@@ -108,9 +108,8 @@ pub fn on_all_cpus<J: Sync, T: Send>(jobs: &[J], make: impl Fn(&J) -> Result<T> 
     let work = || {
         let mut done = Vec::new();
         // One thread takes each number; nothing else is shared.
-        while let Some((n, job)) =
-            Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|n| Some((n, jobs.get(n)?)))
-        {
+        let numbers = std::iter::repeat_with(|| next.fetch_add(1, Ordering::Relaxed));
+        for (n, job) in numbers.map_while(|n| Some((n, jobs.get(n)?))) {
             done.push((n, make(job)?));
         }
         Ok(done)
@@ -198,8 +197,8 @@ mod tests {
     #[test]
     fn a_thread_without_rows_is_an_error() {
         let told = |last: fn() -> Result<Vec<usize>>| {
-            let begun = std::sync::atomic::AtomicUsize::new(0);
-            let work = || match begun.fetch_add(1, std::sync::atomic::Ordering::Relaxed) {
+            let begun = AtomicUsize::new(0);
+            let work = || match begun.fetch_add(1, Ordering::Relaxed) {
                 2 => last(),
                 n => Ok(vec![n, n + 10]),
             };

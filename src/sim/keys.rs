@@ -5,15 +5,20 @@ use crate::layout::WORD;
 /// The number of a key. The key's bytes follow from it.
 pub type KeyNumber = u32;
 
-/// Keys from this number on have two words. In half of them all the first word is the same, in half
-/// the second. Keys below have one word.
-pub const TWO_WORDS: KeyNumber = 1 << 31;
+/// Keys from this number on have two words. Keys below have one.
+const TWO_WORDS: KeyNumber = 1 << 31;
 
 /// The longest key, in bytes, below [`TWO_WORDS`] and from there on.
 pub(super) const KEY_BYTES: [usize; 2] = [WORD, 2 * WORD];
 
 /// The word that tells nothing of the key.
 const FILLING: [u8; WORD] = [0xa7; WORD];
+
+/// The number of the `n`th key, if every other key has two words. They all share the first one, or the
+/// second, half of them each.
+pub fn mixed(n: KeyNumber) -> KeyNumber {
+    if n.is_multiple_of(2) { n } else { n | TWO_WORDS }
+}
 
 /// The bytes of a key.
 pub fn key(number: KeyNumber) -> Vec<u8> {

@@ -38,7 +38,7 @@ mod world;
 pub use choices::{Adversary, Bytes, Every, Random};
 pub use decided::{By, Decided};
 pub use history::{History, Instant, Recorder, Stalls};
-pub use keys::{KeyNumber, TWO_WORDS, key};
+pub use keys::{KeyNumber, key, mixed};
 pub use nic::{Aim, Hardware, Met, Pass, Sim, SimGetError, Unit, Witness};
 pub use stores::{Incident, IncidentKind, Move};
 pub use world::{Change, GetAnswer, Past, PlannedGet, PlannedGets, Scene, Violation, World};

@@ -7,7 +7,7 @@
 //! version.
 
 use super::decided::{By, Decided};
-use super::keys::{KEY_BYTES, KeyNumber, TWO_WORDS, key};
+use super::keys::{KEY_BYTES, KeyNumber, key, mixed};
 use super::stores::{Incident, IncidentKind, Move, StoreEvent, Stores};
 use super::turns;
 use super::{Adversary, Aim, Hardware, History, Instant, Met, Recorder, Sim, SimGetError, Stalls};
@@ -43,7 +43,7 @@ pub struct Scene {
     pub segments: u64,
     /// Bytes of value. They determine how many lines a slot has.
     pub value_bytes: usize,
-    /// Whether every other key has two words, one of which it shares with others ([`TWO_WORDS`]).
+    /// Whether every other key has two words, one of which it shares with others ([`mixed`]).
     pub long_keys: bool,
     /// The grace time. A store takes 1 ns.
     pub grace: Duration,
@@ -76,7 +76,7 @@ impl Scene {
 
     /// The number of the `n`th key.
     pub fn number(&self, n: KeyNumber) -> KeyNumber {
-        if self.long_keys && !n.is_multiple_of(2) { n | TWO_WORDS } else { n }
+        if self.long_keys { mixed(n) } else { n }
     }
 
     fn geometry(&self) -> Geometry {
@@ -707,8 +707,9 @@ impl World {
     }
 
     fn place(&self, number: KeyNumber) -> Option<SlotIx> {
-        let report = self.inspector().key(&key(number));
-        report.windows.iter().flatten().find(|report| report.key == key(number)).map(|report| report.slot)
+        let key = key(number);
+        let report = self.inspector().key(&key);
+        report.windows.iter().flatten().find(|report| report.key == key).map(|report| report.slot)
     }
 
     /// Makes a change of a key and records its result. `false` if it changed nothing.

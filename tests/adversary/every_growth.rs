@@ -1,6 +1,6 @@
 //! Every possible schedule of small tables that grow: one home or two, a few keys.
 
-use super::cases::{Whole, layout};
+use super::cases::{Whole, scene};
 use super::{COUNTED, HINTED, KeyNumber, LINES, LOADS, SLOW, grace, ns, passes};
 use oneread::layout::control::move_counter_word;
 use oneread::layout::geometry::SlotIx;
@@ -26,16 +26,7 @@ struct Small(&'static str, u64, usize);
 
 impl Story {
     fn new(name: &'static str, Small(preset, slots, value_bytes): Small, segments: u64) -> Story {
-        let scene = Scene {
-            layout: layout(preset),
-            slots,
-            segments,
-            value_bytes,
-            long_keys: false,
-            grace: grace(),
-            seed: 1,
-        };
-        let world = World::new(scene);
+        let world = World::new(Scene { segments, ..scene(preset, slots, value_bytes, 1) });
         let steps = vec![world.now()];
         Story { name, world, steps, begin: 0, keys: Vec::new(), given_up: 0 }
     }

@@ -6,7 +6,7 @@ use super::{EACH, HINTED, LINES, WORDS, grace, ns, several};
 use oneread::families::presets;
 use oneread::hints::Hints;
 use oneread::layout::geometry::{Geometry, SlotIx};
-use oneread::sim::{Adversary, Aim, Hardware, History, Instant, Random};
+use oneread::sim::{self, Adversary, Aim, Hardware, History, Instant, KeyNumber, Random};
 use oneread::{Config, Index, Layout, PutMode, Seeds, TableSize};
 
 /// A table that has grown and shrunk.
@@ -26,14 +26,9 @@ struct Grown {
 const STAY: u64 = 12;
 const NEVER: std::ops::Range<u64> = 1_000_000..1_000_008;
 
-/// Every other key has two words. They share the first one or the second.
+/// Every other key has two words.
 fn key(n: u64) -> Vec<u8> {
-    let word = n.to_le_bytes();
-    match n % 4 {
-        1 => [[0xa7; 8], word].concat(),
-        3 => [word, [0xa7; 8]].concat(),
-        _ => word.to_vec(),
-    }
+    sim::key(sim::mixed(n as KeyNumber))
 }
 
 fn grown(layout: Layout, seed: u64) -> Grown {
@@ -234,10 +229,7 @@ fn an_absent_key_teaches_the_entry() {
         let mut reader = client(&grown.history, &grown.geometry, LINES, &mut choices);
         let mut learned = 0;
         for name in NEVER.map(key) {
-            let hashed = grown.geometry.hashed(&name);
-            let aim =
-                Aim { home: hashed.home(), ghost: hashed.ghost(), read_stores_max: Some(0), leaps: &[] };
-            reader.fabric_mut().begin(grown.history.end(), aim);
+            reader.fabric_mut().begin(grown.history.end(), Aim::default());
             let mut reads = || {
                 let before = reader.read_counts().reads;
                 assert_eq!(reader.get_into(&name, &mut Vec::new()), Ok(false));

@@ -163,8 +163,10 @@ pub fn churn(world: &mut World, numbers: &[KeyNumber], random: &mut Random, oper
 fn hollow(world: &mut World, numbers: &[KeyNumber]) -> bool {
     let main_slots = world.geometry().main_slots();
     let keys_in = |world: &World, window: Window| -> Vec<KeyNumber> {
-        let there = |slot| world.inspector().slot(slot).key;
-        let of = |slot| numbers.iter().copied().find(|&n| key(n)[..] == there(slot)[..]);
+        let of = |slot| {
+            let there = world.inspector().slot(slot).key;
+            numbers.iter().copied().find(|&n| key(n) == there)
+        };
         window.iter().filter_map(of).collect()
     };
     let found = numbers.iter().find_map(|&number| {
