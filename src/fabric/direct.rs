@@ -185,7 +185,12 @@ fn glance_ends(
 ) -> Option<bool> {
     // R4, as in `Shm::proof`.
     fence(Ordering::Acquire);
-    let is_same = place.is_none_or(|place| is_unchanged(memory, place, home_aux));
+    let is_same = place.is_none_or(|place| {
+        let is_same = is_unchanged(memory, place, home_aux);
+        // E8: the counter is loaded after the entry.
+        fence(Ordering::Acquire);
+        is_same
+    });
     let begun_now = || memory.word(move_counter_word(key.home()));
     if families::may_be_displaced(geometry, key, home_aux)
         || !is_same

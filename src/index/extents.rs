@@ -405,7 +405,8 @@ fn shape(geometry: &Geometry) -> HeapShape {
 
 /// Looks up which slots name extents, and has them name others.
 pub(super) trait ExtentNames {
-    /// The reference with this number, in the slot of a key with this hash.
+    /// The reference with this number, in the slot of a key with this hash. `None` also if the key went to
+    /// another segment meanwhile.
     fn named(&self, hash: First, number: u64) -> Option<Reference>;
 
     /// Has the slot that names the first reference name the second, under the key's lock. Returns
@@ -490,6 +491,7 @@ mod tests {
     use super::*;
     use crate::config::{Config, TableSize};
     use crate::faults::Broken;
+    use crossbeam_epoch as epoch;
     use std::cell::Cell;
 
     /// Puts another value of one key, once, just before a copy of the old one is to be named.
@@ -650,6 +652,38 @@ mod tests {
         assert!(index.reader().get_into(b"key", &mut got).unwrap());
         assert!(got == [1; 240] || got == [3; 240]);
         got == [3; 240]
+    }
+
+    /// Whether the copy of a key that is about to go to a segment's child gets an extent's new name; and
+    /// whether the original does.
+    fn renamed_in_copy_and_original() -> [bool; 2] {
+        let size = TableSize::Growing { bytes_max: 1 << 20, segment_slots: Some(64) };
+        let geometry =
+            Config { size, value_max: 240, inline_max: Some(30), ..Config::default() }.geometry().unwrap();
+        let region = Region::private(geometry.region_bytes());
+        let index = Index::create(region, geometry.clone(), Clock::manual()).unwrap();
+        let directory = |n: &u64| geometry.hashed(&n.to_le_bytes()).first().directory();
+        let name = (0..).find(|n| directory(n) & 1 == 1).unwrap().to_le_bytes();
+        index.put(&name, &[7; 240], PutMode::Insert).unwrap();
+        index.split(&name);
+        let (Table::Many(growth), guard, key) = (&index.table, epoch::pin(), geometry.hashed(&name)) else {
+            unreachable!("it grows")
+        };
+        let (parent, _, child) = growth.pair_at(key.first().directory(), &guard);
+        let slot = parent.seek(key, true).at().unwrap();
+        let old = parent.reference_in(slot).unwrap();
+        let copy = child.expect("a split is under way");
+        assert!(copy.adopt(key, parent.slots().read(slot).stored()));
+        let new = Reference { number: old.number + 1, ..old };
+        [copy, parent].map(|segment| segment.rename(key.first(), &old, &new))
+    }
+
+    /// X6, L8: the copy may be erased again.
+    #[test]
+    fn an_extent_is_renamed_where_its_key_is() {
+        assert_eq!(renamed_in_copy_and_original(), [false, true]);
+        let _broken = Broken::rule(Rule::MoveHere);
+        assert_eq!(renamed_in_copy_and_original(), [true, true], "case lost");
     }
 
     #[test]

@@ -393,6 +393,11 @@ impl Growth {
             Some(segment.is_some_and(|segment| segment.restore(SlotIx(number % geometry.slots()), line)))
         });
         growth.survey(&left, start, &mut found);
+        // T5: after this, a GET by the counters sees which homes have gone, and their copies in full. The
+        // originals are erased only now.
+        if let Some(segment) = growth.live.all(&guard).next() {
+            segment.count_homes(0..MOVE_COUNTERS, Rule::TakeoverCount);
+        }
         left.pairs.iter().for_each(|pair| growth.mend_pair(pair, &mut directory, &guard, &mut found));
         for segment in growth.live.all(&guard).filter(|segment| segment.share.get().role == PairRole::Whole) {
             let KeyShare { prefix, depth, .. } = segment.share.get();
@@ -410,10 +415,6 @@ impl Growth {
             segment.state_all_homes(of_splits.contains(&segment.memory));
         });
         growth.take_extents(start.cores, &mut found);
-        // T5: after everything that a GET on shm may have seen half done.
-        if let Some(segment) = growth.live.all(&guard).next() {
-            segment.count_homes(0..MOVE_COUNTERS, Rule::TakeoverCount);
-        }
         *lock(&growth.directory) = directory;
         drop(guard);
         Ok((growth, found))
@@ -1650,7 +1651,7 @@ impl Segment {
 
     /// Takes a copy of a key that is in the other segment of a pair, whose locks the caller holds (L7).
     /// `false` if there is no room.
-    fn adopt(&self, key: Hashed<'_>, value: Stored<'_>) -> bool {
+    pub(super) fn adopt(&self, key: Hashed<'_>, value: Stored<'_>) -> bool {
         let is_in = self.put_free(key, value)
             || self.put_by_path(key, value)
             || self.put_into_chain(key, value, PutMode::Insert, true).is_some();

@@ -241,8 +241,10 @@ impl Segment {
         for (block, home) in chains.blocks {
             self.note_if_empty(&mut self.lock_home(home), home, block);
         }
-        // T5, B3: blocks that the old server had unlinked may be used again from here on.
-        self.count_homes(0..MOVE_COUNTERS, Rule::TakeoverCount);
+        if !self.geometry.grows() {
+            // T5, B3: blocks that the old server had unlinked may be used again from here on.
+            self.count_homes(0..MOVE_COUNTERS, Rule::TakeoverCount);
+        }
         self.counters.found.store(found.keys, Ordering::Relaxed);
         found
     }

@@ -426,7 +426,9 @@ impl Segment {
         }
     }
 
-    /// Does something with the slot of a key with this hash that names such an extent, under its lock. `None` if there is none.
+    /// Does something with the slot of a key with this hash that names such an extent, under its lock. `None`
+    /// if there is none, or the segment does not have the key (L8): while a home goes to the other segment of
+    /// a pair, a slot may have a copy that is not the key's yet, or an original that is not any more.
     pub(super) fn with_name<R>(
         &self,
         hash: First,
@@ -436,6 +438,7 @@ impl Segment {
         let mut locked = self.stripes.none();
         let all = self.lock_keys_of(&mut locked, self.geometry.home(hash.0));
         all.iter()
+            .filter(|(_, key)| kept(Rule::MoveHere, || !self.is_elsewhere(self.geometry.hashed(key))))
             .find_map(|(slot, key)| {
                 let reference = self.reference_in(*slot).filter(&is_it)?;
                 Some((slot, key, reference))

@@ -17,6 +17,7 @@ mod every_growth;
 mod extents;
 mod growth;
 mod killed_extents;
+mod killed_growth;
 mod random;
 
 use oneread::sim::KeyNumber;
