@@ -6,11 +6,13 @@
 //! there first. So a file is opened without following a link at its end, and then checked; and the
 //! folders of default places are this user's own.
 
-use rustix::fs::{FileType, Mode, OFlags, Stat};
+use rustix::fs::{FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// Why a file or folder is not safe to use. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
@@ -118,10 +120,16 @@ pub fn prepare(path: &Path) -> Result<(), PlaceError> {
 
 /// Makes a folder, or checks that the one that is there belongs to this user alone.
 fn make_own(folder: &Path, mode: u32) -> Result<(), PlaceError> {
-    match rustix::fs::mkdir(folder, Mode::from_raw_mode(mode)) {
-        Ok(()) | Err(Errno::EXIST) => open_folder(folder),
-        Err(e) => Err(PlaceError::Os { doing: "making the folder", path: folder.into(), source: e.into() }),
+    let failed =
+        |e: Errno| PlaceError::Os { doing: "making the folder", path: folder.into(), source: e.into() };
+    let mode = Mode::from_raw_mode(mode);
+    match rustix::fs::mkdir(folder, mode) {
+        // The process's umask may have taken from the mode what others need.
+        Ok(()) => rustix::fs::chmod(folder, mode).map_err(failed)?,
+        Err(Errno::EXIST) => {}
+        Err(e) => return Err(failed(e)),
     }
+    open_folder(folder)
 }
 
 /// Checks that a folder is there, and that nobody but this user and root can put anything into it.
@@ -159,6 +167,100 @@ pub fn open_secret(path: &Path) -> Result<File, PlaceError> {
         return Err(PlaceError::Readable { path: path.into(), mode: about.st_mode & 0o7777 });
     }
     Ok(file)
+}
+
+/// Whether this very file, and no other, stands at the path. (While it is open, no other gets its inode's
+/// number.)
+pub(crate) fn stands_at(file: impl AsFd, path: &Path) -> bool {
+    let which = |about: Stat| (about.st_dev, about.st_ino);
+    match (rustix::fs::fstat(file), rustix::fs::lstat(path)) {
+        (Ok(ours), Ok(there)) => which(ours) == which(there),
+        _ => false,
+    }
+}
+
+/// A lock on what stands at a path: a file beside it, `PATH.lock`, for this user alone. Whoever can read a
+/// file can lock it, so the lock is not on the file itself, which clients are handed. The kernel lets go of
+/// it when the process ends. The file is removed when this is dropped.
+#[derive(Debug)]
+pub struct LockFile {
+    path: PathBuf,
+    pub(crate) file: File,
+    /// A forked process has a copy that is not its own.
+    process: u32,
+}
+
+impl LockFile {
+    /// Takes the lock of what is at `path`, or will be. `None` if another process keeps it for longer than
+    /// `within`.
+    ///
+    /// # Errors
+    /// [`PlaceError`] where no such file can be made, or another user has made it.
+    pub fn take(path: &Path, within: Duration) -> Result<Option<LockFile>, PlaceError> {
+        let (path, gives_up) = (lock_path(path), Instant::now() + within);
+        loop {
+            let file = open_file(&path, OFlags::RDWR | OFlags::CREATE)?;
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) if stands_at(&file, &path) => {
+                    return Ok(Some(LockFile { path, file, process: std::process::id() }));
+                }
+                // Who had it has removed the file.
+                Ok(()) => {}
+                Err(Errno::WOULDBLOCK) if Instant::now() >= gives_up => return Ok(None),
+                Err(Errno::WOULDBLOCK) => std::thread::sleep(Duration::from_millis(1)),
+                Err(e) => return Err(PlaceError::Os { doing: "locking", path, source: e.into() }),
+            }
+        }
+    }
+
+    /// Whether a process has the lock of what is at `path`. Makes no file.
+    ///
+    /// # Errors
+    /// [`PlaceError`] if that cannot be found out.
+    pub fn is_taken(path: &Path) -> Result<bool, PlaceError> {
+        let path = lock_path(path);
+        let file = match open_file(&path, OFlags::RDWR) {
+            Err(PlaceError::Os { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                return Ok(false);
+            }
+            opened => opened?,
+        };
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(false),
+            Err(Errno::WOULDBLOCK) => Ok(true),
+            Err(e) => Err(PlaceError::Os { doing: "locking", path, source: e.into() }),
+        }
+    }
+
+    /// Whether its file is still there. Without it, others do not find the lock.
+    pub(crate) fn stands(&self) -> bool {
+        stands_at(&self.file, &self.path)
+    }
+
+    /// Its file.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for LockFile {
+    fn drop(&mut self) {
+        if self.process != std::process::id() {
+            return;
+        }
+        if self.stands() {
+            let _ = std::fs::remove_file(&self.path);
+        }
+        // Closing the file is not enough: a child that another thread is just starting may have a copy of
+        // its descriptor for a moment.
+        let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
+    }
+}
+
+fn lock_path(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".lock");
+    name.into()
 }
 
 fn failed(path: &Path, expected: &'static str, error: Errno) -> PlaceError {
@@ -316,10 +418,81 @@ mod tests {
         assert_eq!(mode(), 0o750);
         permit(&folder, 0o770);
         assert!(matches!(make_own(&folder, 0o700), Err(PlaceError::Writable { mode: 0o770, .. })));
+        // The umask (most often 022) takes nothing from the mode.
+        let made = make_own(&dir.path().join("other"), 0o722);
+        assert!(matches!(made, Err(PlaceError::Writable { mode: 0o722, .. })), "{made:?}");
         std::fs::write(dir.path().join("file"), "").unwrap();
         let error = make_own(&dir.path().join("file"), 0o700).unwrap_err();
         assert!(matches!(error, PlaceError::Kind { expected: "folder", .. }), "{error}");
         assert!(error.to_string().contains("is no folder"), "{error}");
+    }
+
+    /// One process at a time has a lock, and the next one waits for it as long as it says. To look makes no
+    /// file, and none is left.
+    #[test]
+    fn one_has_the_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("what");
+        let names = || std::fs::read_dir(dir.path()).unwrap().count();
+        let take = |within| LockFile::take(&path, Duration::from_secs(within)).unwrap();
+        assert!(!LockFile::is_taken(&path).unwrap() && names() == 0);
+        let first = take(0).unwrap();
+        assert!(LockFile::is_taken(&path).unwrap() && take(0).is_none());
+        let mode = std::fs::metadata(first.path()).unwrap().permissions().mode();
+        assert_eq!((mode & 0o7777, names()), (0o600, 1));
+        // What a killed process has left is nobody's.
+        let left = File::open(first.path()).unwrap();
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| take(60).expect("its turn comes"));
+            drop(first);
+            assert!(second.join().unwrap().stands());
+        });
+        assert!(!LockFile::is_taken(&path).unwrap() && names() == 0);
+        std::fs::write(dir.path().join("what.lock"), "").unwrap();
+        permit(&dir.path().join("what.lock"), 0o600);
+        assert!(!LockFile::is_taken(&path).unwrap());
+        drop(take(0).unwrap());
+        assert_eq!(names(), 0);
+        drop(left);
+    }
+
+    /// Locks taken and left at the same time: never two at once, though each removes its file.
+    #[test]
+    fn locks_exclude_one_another() {
+        use std::sync::atomic::{AtomicU32, Ordering};
+        let dir = tempfile::tempdir().unwrap();
+        let (path, inside) = (dir.path().join("what"), AtomicU32::new(0));
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..200 {
+                        let lock = LockFile::take(&path, Duration::from_secs(60)).unwrap().expect("its turn");
+                        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
+                        inside.fetch_sub(1, Ordering::SeqCst);
+                        drop(lock);
+                    }
+                });
+            }
+        });
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    /// A lock that another user has made is not taken. (Only root can make one.)
+    #[test]
+    fn locks_of_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, lock) = (dir.path().join("what"), dir.path().join("what.lock"));
+        std::fs::write(&lock, "").unwrap();
+        permit(&lock, 0o622);
+        assert!(matches!(LockFile::take(&path, Duration::ZERO), Err(PlaceError::Writable { .. })));
+        if own_uid() != 0 {
+            return;
+        }
+        permit(&lock, 0o600);
+        std::os::unix::fs::chown(&lock, Some(7), None).unwrap();
+        assert!(matches!(LockFile::take(&path, Duration::ZERO), Err(PlaceError::Owner { owner: 7, .. })));
+        assert!(matches!(LockFile::is_taken(&path), Err(PlaceError::Owner { owner: 7, .. })));
+        assert!(lock.exists());
     }
 
     /// Sockets are in the first folder that is this user's own, and named by its whole path.

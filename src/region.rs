@@ -14,12 +14,12 @@
 use crate::layout::mapped::EIGHT_LINES;
 use crate::layout::{LINE, WORD, mapped};
 use crate::observe::{Observed, ObservedBy};
-use crate::place::{self, PlaceError};
+use crate::place::{self, LockFile, PlaceError};
 pub use crate::room::MemoryShare;
 use crate::room::{self, Room};
 use crate::sync::{AtomicU64, Ordering};
 use memmap2::{MmapOptions, MmapRaw};
-use rustix::fs::{FlockOperation, MemfdFlags, OFlags, SealFlags};
+use rustix::fs::{MemfdFlags, OFlags, SealFlags};
 use std::fmt;
 use std::fs::{File, Permissions};
 use std::io;
@@ -30,6 +30,7 @@ use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 /// Where a region's memory comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -194,24 +195,13 @@ pub struct Region {
     memory: Arc<Memory>,
     /// What clients are handed: cannot be mapped writable. Private memory is not shared.
     share: Option<Arc<OwnedFd>>,
-    /// The memory as a file, open for writing by the one server; also holds the lock that keeps a second
-    /// one away.
+    /// The memory as a file, open for writing by the one server.
     file: Option<Arc<File>>,
-    /// Lets go of the file's lock. An alias has none.
-    #[allow(dead_code, reason = "held until it is dropped")]
-    lock: Option<FileLock>,
+    /// Keeps a second server away from the file. Clients are never handed it, and an alias has none.
+    lock: Option<LockFile>,
     /// A device has its memory pinned: what is given back would be lost to its READs.
     pinned: Arc<AtomicBool>,
     observed: Observed,
-}
-
-/// The lock on a region file. Aliases may keep the mapping a little longer, and with it the lock.
-struct FileLock(Arc<File>);
-
-impl Drop for FileLock {
-    fn drop(&mut self) {
-        let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
-    }
 }
 
 #[allow(dead_code, reason = "held for the memory, which is reached through `base`")]
@@ -263,7 +253,7 @@ impl Region {
             Backing::Anonymous => Region::anonymous(MemfdFlags::empty(), bytes),
             Backing::HugePages => Region::anonymous(MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB, bytes),
             Backing::File(path) => {
-                let file = lock_file(path, true)?;
+                let (file, lock) = lock_file(path, true)?;
                 let have =
                     file.metadata().map_err(os("reading the length of", path.display().to_string()))?.len();
                 if have != 0 {
@@ -273,7 +263,7 @@ impl Region {
                 // An empty file that was there may be readable by others.
                 file.set_permissions(Permissions::from_mode(0o600)).map_err(os("protecting", &name))?;
                 file.set_len(bytes).map_err(os("making room in", &name))?;
-                Region::of_file(path, file)
+                Region::of_file(path, file, lock)
             }
         }
     }
@@ -283,8 +273,8 @@ impl Region {
     /// # Errors
     /// [`RegionError`], also when another server has it open.
     pub fn open(path: &Path) -> Result<Region, RegionError> {
-        let file = lock_file(path, false)?;
-        Region::of_file(path, file)
+        let (file, lock) = lock_file(path, false)?;
+        Region::of_file(path, file, lock)
     }
 
     /// Maps a region file for reading only, whether or not a server has it. The file must belong to
@@ -297,10 +287,9 @@ impl Region {
         Region::map_shared(file.into())
     }
 
-    fn of_file(path: &Path, file: File) -> Result<Region, RegionError> {
+    fn of_file(path: &Path, file: File, lock: LockFile) -> Result<Region, RegionError> {
         let name = path.display().to_string();
-        // Clients are handed this second, read-only opening. With a copy of `file` they could
-        // write, and would hold its lock (`lock_file`) after the server has died.
+        // Clients are handed this second, read-only opening. With a copy of `file` they could write.
         let share = place::open_file(path, OFlags::RDONLY)?;
         let about = |file: &File| file.metadata().map_err(os("reading the length of", &name));
         let (ours, theirs) = (about(&file)?, about(&share)?);
@@ -310,7 +299,8 @@ impl Region {
         }
         let bytes = ours.len();
         let map = MmapOptions::new().len(bytes as usize).map_raw(&file).map_err(unmapped(&name, bytes))?;
-        Ok(Region::from_map(map, true, Some(share.into()), Some(file)))
+        let region = Region::from_map(map, true, Some(share.into()), Some(file));
+        Ok(Region { lock: Some(lock), ..region })
     }
 
     fn anonymous(flags: MemfdFlags, bytes: u64) -> Result<Region, RegionError> {
@@ -406,7 +396,6 @@ impl Region {
     fn from_map(map: MmapRaw, writable: bool, share: Option<OwnedFd>, file: Option<File>) -> Region {
         // A window is read at random: fewer, larger TLB entries where the system allows it. Best effort.
         let _ = map.advise(memmap2::Advice::HugePage);
-        let file = file.map(Arc::new);
         Region {
             words: map.len() / WORD,
             eight_lines_end: eight_lines_end(map.len() / WORD),
@@ -414,8 +403,8 @@ impl Region {
             writable,
             memory: Arc::new(Memory::Mapped(map)),
             share: share.map(Arc::new),
-            lock: file.clone().map(FileLock),
-            file,
+            file: file.map(Arc::new),
+            lock: None,
             pinned: Arc::default(),
             observed: Observed::default(),
         }
@@ -551,7 +540,6 @@ impl Region {
         if !reserve(file, start, bytes)? {
             touch(&map, 0..bytes)?;
         }
-        // It has no lock: that goes with this region.
         let apart = Region { file: self.file.clone(), ..Region::from_map(map, true, None, None) };
         Ok(Behind::Apart(apart))
     }
@@ -600,6 +588,17 @@ impl Region {
         let Memory::Mapped(map) = &*self.memory else { return };
         // SAFETY: the mapping stays; its words are only touched as atomics, and any words are good.
         let _ = unsafe { map.unchecked_advise(memmap2::UncheckedAdvice::Remove) };
+    }
+
+    /// Whether its file stands at the path: neither removed nor replaced since it was opened. `false` for
+    /// memory that is no file.
+    pub fn stands_at(&self, path: &Path) -> bool {
+        self.file.as_ref().is_some_and(|file| place::stands_at(file, path))
+    }
+
+    /// The file of its lock, if that was removed: nothing keeps a second server away any more.
+    pub(crate) fn lost_lock(&self) -> Option<&Path> {
+        self.lock.as_ref().filter(|lock| !lock.stands()).map(LockFile::path)
     }
 
     /// The region's memory, as it can be mapped for reading only. `None` if it is private.
@@ -1142,22 +1141,21 @@ fn touch(map: &MmapRaw, bytes: std::ops::Range<u64>) -> Result<(), RegionError> 
     Ok(())
 }
 
-/// Opens a region file for writing and keeps other servers away from it.
-fn lock_file(path: &Path, create: bool) -> Result<File, RegionError> {
-    place::prepare(path)?;
-    let make = if create { OFlags::CREATE } else { OFlags::empty() };
-    let file = place::open_file(path, OFlags::RDWR | make).map_err(|error| match error {
+/// Opens a region file for writing and keeps other servers away from it. Locks before it opens: nobody
+/// removes the file in between.
+fn lock_file(path: &Path, create: bool) -> Result<(File, LockFile), RegionError> {
+    let failed = |error| match error {
         PlaceError::Os { source, .. } if source.kind() == io::ErrorKind::NotFound && !create => {
             RegionError::Missing { path: path.into() }
         }
-        PlaceError::Os { doing, source, .. } => os(doing, path.display().to_string())(source),
+        PlaceError::Os { doing, path, source } => os(doing, path.display().to_string())(source),
         error => error.into(),
-    })?;
-    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => Err(RegionError::InUse { path: path.into() }),
-        Err(e) => Err(os("locking", path.display().to_string())(e.into())),
-    }
+    };
+    place::prepare(path)?;
+    let lock = LockFile::take(path, Duration::ZERO).map_err(failed)?;
+    let lock = lock.ok_or_else(|| RegionError::InUse { path: path.into() })?;
+    let make = if create { OFlags::CREATE } else { OFlags::empty() };
+    Ok((place::open_file(path, OFlags::RDWR | make).map_err(failed)?, lock))
 }
 
 #[cfg(test)]
@@ -1275,6 +1273,41 @@ mod tests {
         assert_eq!(Region::open(&path).unwrap().bytes(), 8192);
     }
 
+    /// Whoever was handed the region, or may read its file, can lock that, and keeps no server away.
+    #[test]
+    fn readers_lock_no_server_out() {
+        use rustix::fs::{FlockOperation, flock};
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("r");
+        let first = Region::create(&Backing::File(path.clone()), 8192).unwrap();
+        let handed = first.share().unwrap();
+        flock(&handed, FlockOperation::NonBlockingLockExclusive).unwrap();
+        assert!(matches!(Region::open(&path), Err(RegionError::InUse { .. })), "the server keeps it");
+        drop(first);
+        drop(Region::open(&path).unwrap());
+        drop(handed);
+        flock(File::open(&path).unwrap(), FlockOperation::LockExclusive).unwrap();
+        drop(Region::open(&path).unwrap());
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "no lock is left");
+    }
+
+    /// A region knows whether its file is still where it was opened, and its lock, too.
+    #[test]
+    fn what_was_removed_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("r");
+        let region = Region::create(&Backing::File(path.clone()), 8192).unwrap();
+        assert!(region.stands_at(&path) && region.lost_lock().is_none());
+        let lock = dir.path().join("r.lock");
+        std::fs::remove_file(&lock).unwrap();
+        assert_eq!(region.lost_lock(), Some(&*lock));
+        std::fs::rename(&path, dir.path().join("other")).unwrap();
+        assert!(!region.stands_at(&path));
+        std::fs::write(&path, [0; 8192]).unwrap();
+        assert!(!region.stands_at(&path) && region.stands_at(&dir.path().join("other")));
+        assert!(!Region::create(&Backing::Anonymous, 8192).unwrap().stands_at(&path));
+    }
+
     fn about(error: RegionError) -> (&'static str, String, io::Error) {
         match error {
             RegionError::Os { doing, what, source } => (doing, what, source),
@@ -1346,7 +1379,8 @@ mod tests {
         // What is handed out is not the file that has taken its place.
         let other = dir.path().join("other");
         std::fs::write(&other, [0; 8192]).unwrap();
-        let (_, what, source) = about(Region::of_file(&other, File::open(&path).unwrap()).unwrap_err());
+        let lock = LockFile::take(&other, Duration::ZERO).unwrap().unwrap();
+        let (_, what, source) = about(Region::of_file(&other, File::open(&path).unwrap(), lock).unwrap_err());
         assert_eq!(what, other.to_str().unwrap());
         assert!(source.to_string().contains("another file took its place"), "{source}");
     }

@@ -1050,9 +1050,9 @@ fn one_server_for_each_address() {
         drop(started);
         assert!(!path.exists());
     }
-    // Another process that keeps the folder locked keeps no server from serving.
-    let folder = File::open(dir.path()).unwrap();
-    rustix::fs::flock(&folder, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "no lock is left");
+    // Another process that keeps the lock keeps no server from serving.
+    let _kept = oneread::place::LockFile::take(&path, Duration::ZERO).unwrap().unwrap();
     Server::start(ServerConfig::new(Address::Shm(path.clone()), golden_config())).unwrap().stop();
     let nowhere = ServerConfig::new(Address::Shm(path.join("socket")), golden_config());
     assert!(matches!(Server::start(nowhere), Err(ServeError::NoFolder { .. })));

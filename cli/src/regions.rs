@@ -4,7 +4,7 @@ use super::{serve, show, status, users};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use oneread::inspect::Inspector;
-use oneread::place;
+use oneread::place::{self, LockFile};
 use oneread::region::Region;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -133,5 +133,5 @@ fn look_inside(path: &Path) -> Result<(bool, u64)> {
     let region = Region::map_shared(file.into())?;
     let (geometry, _) = Inspector::superblock(&region)?;
     let occupancy = Inspector::new(&region, &geometry).occupancy(|_| ());
-    Ok((serve::is_served(path)?, occupancy.live_main + occupancy.live_overflow))
+    Ok((LockFile::is_taken(path)?, occupancy.live_main + occupancy.live_overflow))
 }

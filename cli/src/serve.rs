@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use oneread::inspect::Inspector;
 use oneread::layout::control::Phase;
-use oneread::place;
+use oneread::place::{self, LockFile};
 use oneread::region::{Backing, Region};
 use oneread::verbs::Wait;
 use oneread::{
@@ -612,26 +612,11 @@ fn look_into(path: &Path) -> Result<(Geometry, Phase)> {
     Ok((geometry, phase))
 }
 
-/// Whether a server uses a region file.
-pub fn is_served(path: &Path) -> Result<bool> {
-    Ok(unserved(path)?.is_none())
-}
-
 /// Removes a region file, unless a server uses it. Returns whether it did.
 pub fn remove(path: &Path) -> Result<bool> {
-    let Some(_locked) = unserved(path)? else { return Ok(false) };
+    let Some(_locked) = LockFile::take(path, Duration::ZERO)? else { return Ok(false) };
     std::fs::remove_file(path).with_context(|| format!("removing {}", path.display()))?;
     Ok(true)
-}
-
-/// The file, locked so that no server takes it over. `None` if a server uses it.
-fn unserved(path: &Path) -> Result<Option<std::fs::File>> {
-    let file = place::open_file(path, OFlags::RDONLY)?;
-    match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(Some(file)),
-        Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
-        Err(e) => Err(e).with_context(|| format!("locking {}", path.display())),
-    }
 }
 
 fn numbers(users: &[UserId]) -> Vec<u32> {

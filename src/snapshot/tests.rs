@@ -329,7 +329,7 @@ fn the_old_snapshot_stays_until_the_new_one_is_whole() {
     let claimed = SnapshotPlace::claim(&path).unwrap();
     assert!(matches!(few.save(&path, &mut |_, _| true), Err(SaveError::Busy { .. })));
     // As a child has it that is just being started.
-    let inherited = claimed.lock.try_clone().unwrap();
+    let inherited = claimed.lock.file.try_clone().unwrap();
     drop(claimed);
     drop(SnapshotPlace::claim(&path).unwrap());
     drop(inherited);

@@ -5,8 +5,8 @@ use super::{
     BLOCK_BYTES, BLOCK_MARK, BlockHead, Counts, LAST_MARK, SnapshotTerms, append_record, since_1970,
     take_record,
 };
-use crate::place::{self, PlaceError};
-use rustix::fs::{Advice, FlockOperation, Mode, OFlags};
+use crate::place::{LockFile, PlaceError};
+use rustix::fs::{Advice, Mode, OFlags};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io::{self, Write};
@@ -148,7 +148,8 @@ pub(crate) struct SnapshotPlace {
     folder: PathBuf,
     /// The file's name until it is whole.
     partial: PathBuf,
-    pub(super) lock: File,
+    #[allow(dead_code, reason = "held until it is dropped")]
+    pub(super) lock: LockFile,
 }
 
 fn beside(path: &Path, ending: &str) -> PathBuf {
@@ -157,22 +158,12 @@ fn beside(path: &Path, ending: &str) -> PathBuf {
     name.into()
 }
 
-impl Drop for SnapshotPlace {
-    /// Closing the file is not enough: a child that another thread is just starting may have a copy of
-    /// its descriptor for a moment.
-    fn drop(&mut self) {
-        let _ = rustix::fs::flock(&self.lock, FlockOperation::Unlock);
-    }
-}
-
 impl SnapshotPlace {
     /// Locks the place of a snapshot, and finds out whether a file can be made there.
     ///
     /// # Errors
     /// [`SaveError`]; nothing has changed, but that there may be a file with the lock.
     pub fn claim(path: &Path) -> Result<SnapshotPlace, SaveError> {
-        let os =
-            |source: Errno| SaveError::Os { step: SaveStep::Make, path: path.into(), source: source.into() };
         // What is no file is not to be replaced by one: a link that somebody made on purpose, a device.
         match std::fs::symlink_metadata(path) {
             Ok(about) if !about.is_file() => {
@@ -184,19 +175,13 @@ impl SnapshotPlace {
             return Err(PlaceError::Kind { path: path.into(), expected: "file" }.into());
         }
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let lock_path = beside(path, ".lock");
-        let lock =
-            place::open_file(&lock_path, OFlags::RDWR | OFlags::CREATE).map_err(|error| match error {
-                PlaceError::Os { source, .. } => {
-                    SaveError::Os { step: SaveStep::Make, path: path.into(), source }
-                }
-                error => error.into(),
-            })?;
-        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => return Err(SaveError::Busy { path: path.into(), lock: lock_path }),
-            Err(error) => return Err(os(error)),
-        }
+        let lock = LockFile::take(path, Duration::ZERO).map_err(|error| match error {
+            PlaceError::Os { source, .. } => {
+                SaveError::Os { step: SaveStep::Make, path: path.into(), source }
+            }
+            error => error.into(),
+        })?;
+        let lock = lock.ok_or_else(|| SaveError::Busy { path: path.into(), lock: beside(path, ".lock") })?;
         let place = SnapshotPlace {
             path: path.into(),
             folder: folder.into(),
