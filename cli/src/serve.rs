@@ -281,11 +281,16 @@ impl Serve {
         if let Backing::File(path) = &backing
             && !self.json
         {
-            show::complain(format_args!(
-                "the table stays in {0} ({1}); serve it again: oneread serve --at {address} --region {0}; or free the memory: oneread regions --remove {0}",
-                path.display(),
-                show::bytes(bytes),
-            ));
+            let (name, bytes) = (path.display(), show::bytes(bytes));
+            if stopped.region_stays {
+                show::complain(format_args!(
+                    "the table stays in {name} ({bytes}); serve it again: oneread serve --at {address} --region {name}; or free the memory: oneread regions --remove {name}"
+                ));
+            } else {
+                show::complain(format_args!(
+                    "the table is gone: {name} was removed, or another file put in its place, while it was served"
+                ));
+            }
         }
         match (stopped.saved, &self.snapshot) {
             (Some(Ok(saved)), Some(path)) if !self.json => show::complain(format_args!(

@@ -2,14 +2,21 @@
 //!
 //! Each step needs the proof that the step before returns, so no other order compiles.
 
-use super::session;
+use super::{ServeError, bind, claim, session};
+use crate::address::Address;
 use crate::index::Index;
+use crate::place;
+use crate::sync::lock_std;
 use crate::wire::Refusal;
+use mio::net::UnixListener;
+use mio::unix::SourceFd;
+use mio::{Interest, Registry};
+use rustix::fs::{Mode, OFlags};
 use std::io;
-use std::os::unix::net::UnixListener;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -59,34 +66,118 @@ impl Retired {
     }
 }
 
-/// A server's socket: its path and its listener.
+/// A server's socket: its path, and the listener that is bound to it.
 #[derive(Debug)]
 pub(super) struct Socket {
+    address: Address,
     path: PathBuf,
-    listener: UnixListener,
+    state: Mutex<SocketState>,
+}
+
+#[derive(Debug)]
+struct SocketState {
+    bound: Bound,
+    /// Where workers wait for clients.
+    watched_by: Vec<Registry>,
+    /// Whether it was told that clients do not find the socket any more.
+    is_told: bool,
+}
+
+/// A listener and the socket in the file system that leads to it.
+#[derive(Debug)]
+pub(super) struct Bound {
+    pub listener: Arc<UnixListener>,
+    /// Kept open, so that no other file gets its number.
+    file: OwnedFd,
+}
+
+impl Bound {
+    /// Takes a listener that was just bound to this path.
+    pub fn new(path: &Path, listener: std::os::unix::net::UnixListener) -> io::Result<Bound> {
+        listener.set_nonblocking(true)?;
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::empty())?;
+        Ok(Bound { listener: Arc::new(UnixListener::from_std(listener)), file })
+    }
+
+    fn watch(&self, registry: &Registry) -> io::Result<()> {
+        registry.register(&mut SourceFd(&self.listener.as_raw_fd()), super::LISTENER, Interest::READABLE)
+    }
 }
 
 impl Socket {
-    /// Takes a listener bound to this path.
-    pub fn new(path: &Path, listener: UnixListener) -> Socket {
-        Socket { path: path.into(), listener }
+    /// Takes what was bound to the path of this address.
+    pub fn new(address: &Address, path: &Path, bound: Bound) -> Socket {
+        let state = SocketState { bound, watched_by: Vec::new(), is_told: false };
+        Socket { address: address.clone(), path: path.into(), state: Mutex::new(state) }
     }
 
-    /// Another handle on the listener, for a worker.
-    pub fn listener(&self) -> io::Result<UnixListener> {
-        self.listener.try_clone()
+    /// The listener to accept from.
+    pub fn listener(&self) -> Arc<UnixListener> {
+        lock_std(&self.state).bound.listener.clone()
+    }
+
+    /// Has a worker told of clients, through this registry.
+    pub fn watch(&self, registry: &Registry) -> io::Result<()> {
+        let state = &mut *lock_std(&self.state);
+        state.bound.watch(registry)?;
+        state.watched_by.push(registry.try_clone()?);
+        Ok(())
+    }
+
+    /// Looks whether clients find the socket. Binds it again if it was removed; what others put in its
+    /// place stays. Says once what it found.
+    pub fn look(&self) {
+        let state = &mut *lock_std(&self.state);
+        if place::stands_at(&state.bound.file, &self.path) {
+            return;
+        }
+        let address = &self.address;
+        let is_told = std::mem::replace(&mut state.is_told, true);
+        if self.path.symlink_metadata().is_ok() {
+            if !is_told {
+                tracing::error!(%address, "the socket was replaced: new clients do not find this server; stop it, or what took its place");
+            }
+            return;
+        }
+        match self.bind_again(&state.watched_by) {
+            Ok(again) => {
+                (state.bound, state.is_told) = (again, false);
+                tracing::warn!(%address, "the socket was removed; bound it again");
+            }
+            Err(why) if !is_told => {
+                let why = crate::outcome::with_causes(&why);
+                tracing::error!(%address, why, "the socket was removed and cannot be bound again: new clients do not find this server");
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// Binds the path again, unless another server is about to.
+    fn bind_again(&self, watched_by: &[Registry]) -> Result<Bound, ServeError> {
+        let failed = |source| ServeError::Listen { address: self.address.clone(), source };
+        let _claim = claim(&self.path, Duration::ZERO).map_err(failed)?;
+        let bound = bind(&self.address, &self.path)?;
+        watched_by.iter().try_for_each(|registry| bound.watch(registry)).map_err(failed)?;
+        Ok(bound)
     }
 
     /// Removes the path, then closes the listener.
     pub fn remove(self, retired: &Retired) {
+        // Meanwhile no other server binds the path.
+        let _claim = claim(&self.path, super::CLAIM_MAX);
         self.remove_by(retired, |path| drop(std::fs::remove_file(path)));
     }
 
     /// No other server takes the address while the listener is open. So clients never see changes
-    /// of both servers, and the socket that is removed is this server's.
+    /// of both servers. Only this server's own socket is removed: if somebody has removed that before,
+    /// another server may be at the path.
     fn remove_by(self, _: &Retired, remove: impl FnOnce(&Path)) {
-        let Socket { path, listener } = self;
-        remove(&path);
+        let Socket { path, state, .. } = self;
+        let Bound { listener, file } = state.into_inner().unwrap_or_else(PoisonError::into_inner).bound;
+        if place::stands_at(&file, &path) {
+            remove(&path);
+        }
         // Whoever found the path before, and was not accepted.
         while let Ok((stream, _)) = listener.accept() {
             session::refuse(&stream, Refusal::Stopping);
@@ -124,16 +215,16 @@ mod tests {
             let region_stays = expected == Phase::Stopped;
             let config = ServerConfig { backing, ..ServerConfig::new(address.clone(), config) };
             let mut server = Server::start(config.clone()).unwrap();
-            assert_eq!(server.shared.region_stays, region_stays);
+            assert_eq!(server.shared.region_stays(), region_stays);
             let shared = server.shared.clone();
             assert_eq!((phase(&shared), shared.is_stopping()), (Phase::Serving, false));
             // The same steps as when the server is dropped.
             let ended = Ended::new(&shared.stopping, &mut server.threads);
             assert!(shared.is_stopping() && server.threads.is_empty());
             assert_eq!(phase(&shared), Phase::Serving);
-            let retired = Retired::new(&ended, &shared.index, shared.region_stays);
+            let retired = Retired::new(&ended, &shared.index, shared.region_stays());
             let mut waiting = None;
-            server.socket.take().unwrap().remove_by(&retired, |path| {
+            Arc::into_inner(server.socket.take().unwrap()).unwrap().remove_by(&retired, |path| {
                 assert_eq!(phase(&shared), expected, "{:?}", config.backing);
                 // `server` and this test hold the only references: the threads have dropped theirs.
                 assert_eq!(Arc::strong_count(&shared), 2, "a thread is left");
@@ -149,6 +240,73 @@ mod tests {
             assert_eq!(told, expected);
             drop(server);
             Server::start(ServerConfig { backing: Backing::Anonymous, ..config }).unwrap().stop();
+        }
+    }
+
+    /// A socket that was removed is bound again, clients are accepted there, and it goes with the server.
+    #[test]
+    fn a_removed_socket_is_bound_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let address = Address::Shm(path.clone());
+        let config = Config { size: TableSize::Keys(10), ..Config::default() };
+        let server = Server::start(ServerConfig::new(address.clone(), config)).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        server.socket.as_ref().unwrap().look();
+        let clients: Vec<_> = (0..8).map(|_| crate::Client::connect(&address).unwrap()).collect();
+        assert_eq!(server.shared.stats().clients, clients.len() as u64);
+        server.stop();
+        assert!(!path.exists(), "it removes what it has bound");
+    }
+
+    /// What stands where the socket was, and is not this server's, stays: a successor's socket, whatever its
+    /// inode's number, or a file.
+    #[test]
+    fn a_successor_keeps_its_socket() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("socket");
+        let config = Config { size: TableSize::Keys(10), ..Config::default() };
+        let start = || Server::start(ServerConfig::new(Address::Shm(path.clone()), config)).unwrap();
+        let first = start();
+        let socket = first.socket.clone().unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let second = start();
+        socket.look();
+        drop(socket);
+        first.stop();
+        UnixStream::connect(&path).expect("the second is still there");
+        let socket = second.socket.clone().unwrap();
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "a file").unwrap();
+        socket.look();
+        drop(socket);
+        second.stop();
+        assert!(path.is_file());
+    }
+
+    /// A server whose region file was removed or replaced says that nothing stays, and gives the region up:
+    /// nobody takes it over.
+    #[test]
+    fn a_region_that_is_gone_does_not_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, region) = (dir.path().join("socket"), dir.path().join("region"));
+        let config = Config { size: TableSize::Keys(10), ..Config::default() };
+        let config = ServerConfig::new(Address::Shm(path), config).backing(Backing::File(region.clone()));
+        for (replaced, stays, left) in [
+            (None, true, Phase::Stopped),
+            (Some(false), false, Phase::Retired),
+            (Some(true), false, Phase::Retired),
+        ] {
+            let server = Server::start(config.clone()).unwrap();
+            let shared = server.shared.clone();
+            if let Some(is_there) = replaced {
+                std::fs::remove_file(&region).unwrap();
+                if is_there {
+                    std::fs::write(&region, [0; 8192]).unwrap();
+                }
+            }
+            assert_eq!((server.stop().region_stays, phase(&shared)), (stays, left), "{replaced:?}");
+            let _ = std::fs::remove_file(&region);
         }
     }
 

@@ -23,7 +23,7 @@ use crate::clock::Clock;
 use crate::config::{Config, ConfigError, TableSize};
 use crate::index::{Index, RecoverError, Recovered, RestoreError, Restored};
 use crate::outcome::GrowthCounts;
-use crate::place::{self, PlaceError};
+use crate::place::{self, LockFile, PlaceError};
 use crate::region::{Backing, Region, RegionError};
 use crate::setters::setters;
 use crate::snapshot::{SaveError, Saved, Snapshot, SnapshotPlace};
@@ -33,9 +33,9 @@ pub use crate::start::{StartProgress, StartStep};
 use crate::verbs::SetupError;
 use crate::verbs::{Token, Wait};
 use crate::wire::{Refusal, ServerStats, SnapshotStatus};
-use end::{Ended, Retired, Socket, Thread};
+use end::{Bound, Ended, Retired, Socket, Thread};
 use mailbox::{MailboxMemory, Visit};
-use mio::net::{UnixListener, UnixStream};
+use mio::net::UnixStream;
 use mio::{Events, Interest, Poll, Token as EventToken, Waker};
 use rustc_hash::{FxHashMap, FxHashSet};
 use session::{Fate, Session};
@@ -314,7 +314,7 @@ pub struct Server {
     has_ended: bool,
     address: Address,
     /// The socket to remove when the server ends.
-    socket: Option<Socket>,
+    socket: Option<Arc<Socket>>,
     threads: Vec<Thread>,
 }
 
@@ -358,7 +358,12 @@ impl Server {
             half_open: config.half_open,
             unread_bytes_max: config.unread_bytes_max,
             refusals: WarningLimit::default(),
-            region_stays: matches!(config.backing, Backing::File(_)),
+            region_file: match config.backing {
+                Backing::File(path) => Some(path),
+                _ => None,
+            },
+            looks: WarningLimit::default(),
+            is_loss_told: AtomicBool::new(false),
             mailbox_memory: MailboxMemory::new(config.mailbox_bytes_max),
             mailboxes: MailboxCounters::default(),
             saver,
@@ -403,11 +408,11 @@ impl Server {
     }
 
     fn serve_shm(&mut self, socket: &Path, workers: usize) -> Result<(), ServeError> {
-        let socket = self.socket.insert(Socket::new(socket, listen(&self.address, socket)?));
+        let bound = listen(&self.address, socket)?;
+        let socket = self.socket.insert(Arc::new(Socket::new(&self.address, socket, bound)));
         for number in 0..workers.max(1) {
-            let listener = socket.listener().map_err(ServeError::Threads)?;
-            let worker =
-                ShmWorker::new(self.shared.clone(), listener, number == 0).map_err(ServeError::Threads)?;
+            let worker = ShmWorker::new(self.shared.clone(), socket.clone(), number == 0)
+                .map_err(ServeError::Threads)?;
             let waker = Waker::new(worker.poll.registry(), WAKER).map_err(ServeError::Threads)?;
             let thread = std::thread::Builder::new()
                 .name(format!("oneread-{number}"))
@@ -479,7 +484,7 @@ impl Server {
     fn end(&mut self) -> Stopped {
         let Server { shared, threads, socket, has_ended, has_served, .. } = self;
         if std::mem::replace(has_ended, true) {
-            return Stopped { saved: None };
+            return Stopped { saved: None, region_stays: false };
         }
         if let Some(saver) = &shared.saver {
             saver.end();
@@ -488,11 +493,13 @@ impl Server {
         // A start that failed leaves nothing behind.
         let saver = shared.saver.as_ref().filter(|_| *has_served);
         let saved = saver.and_then(|saver| saver.save_last(&shared.index));
-        let retired = Retired::new(&ended, &shared.index, shared.region_stays);
-        if let Some(socket) = socket.take() {
+        let region_stays = shared.region_stays();
+        let retired = Retired::new(&ended, &shared.index, region_stays);
+        // The workers, which had it, too, have ended.
+        if let Some(socket) = socket.take().and_then(Arc::into_inner) {
             socket.remove(&retired);
         }
-        Stopped { saved }
+        Stopped { saved, region_stays }
     }
 }
 
@@ -503,6 +510,9 @@ pub struct Stopped {
     /// The last snapshot. `None` without [`ServerConfig::snapshots`], or if the one that is there has
     /// every change.
     pub saved: Option<Result<Saved, SaveError>>,
+    /// Whether the region file stands where the next server finds it. `false` for memory that is no file,
+    /// and if the file was removed or replaced meanwhile.
+    pub region_stays: bool,
 }
 
 impl Drop for Server {
@@ -595,16 +605,21 @@ fn index_for(config: &ServerConfig) -> Result<Prepared, ServeError> {
     }
 }
 
-/// Binds the socket. Replaces a socket that no process listens to any more.
-fn listen(address: &Address, path: &Path) -> Result<std::os::unix::net::UnixListener, ServeError> {
-    let failed = |source| ServeError::Listen { address: address.clone(), source };
+/// Binds the socket, while no other server binds it.
+fn listen(address: &Address, path: &Path) -> Result<Bound, ServeError> {
     place::prepare(path)?;
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
         return Err(ServeError::NoFolder { path: folder.into() });
     }
-    let _claim = claim(path).inspect_err(|why| {
-        tracing::warn!(%address, %why, "the socket's folder is not locked; start no second server here right now");
+    let _claim = claim(path, CLAIM_MAX).inspect_err(|why| {
+        tracing::warn!(%address, %why, "the address is not locked; start no second server here right now");
     });
+    bind(address, path)
+}
+
+/// Binds the socket. Replaces a socket that no process listens to any more.
+fn bind(address: &Address, path: &Path) -> Result<Bound, ServeError> {
+    let failed = |source| ServeError::Listen { address: address.clone(), source };
     match UnixStream::connect(path) {
         Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {}
         Err(e) if e.kind() != io::ErrorKind::WouldBlock => return Err(failed(e)),
@@ -629,36 +644,29 @@ fn listen(address: &Address, path: &Path) -> Result<std::os::unix::net::UnixList
     let listener = std::os::unix::net::UnixListener::bind(path).map_err(failed)?;
     // Access is decided by credentials, not by file permissions, so that a refusal can say why.
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666)).map_err(failed)?;
-    listener.set_nonblocking(true).map_err(failed)?;
-    Ok(listener)
+    Bound::new(path, listener).map_err(failed)
 }
 
-/// Locks the folder of a socket until the result is dropped. Without the lock, of two servers that
-/// start at once, both could find no server there, and the second would remove the first one's
-/// socket. Fails if the folder may not be read, or if another process keeps it locked.
-fn claim(path: &Path) -> io::Result<std::os::fd::OwnedFd> {
-    use rustix::fs::{FlockOperation, Mode, OFlags};
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let folder =
-        rustix::fs::open(folder, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-    let waits_until = Instant::now() + CLAIM_MAX;
-    while let Err(why) = rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive) {
-        if why != rustix::io::Errno::WOULDBLOCK || Instant::now() >= waits_until {
-            return Err(why.into());
-        }
-        std::thread::sleep(Duration::from_millis(1));
+/// Locks a socket's path until the result is dropped. Without the lock, of two servers that start at once,
+/// both could find no server there, and the second would remove the first one's socket. Fails if no file
+/// can be made beside the path, or if another process keeps the lock.
+fn claim(path: &Path, within: Duration) -> io::Result<LockFile> {
+    match LockFile::take(path, within) {
+        Ok(Some(lock)) => Ok(lock),
+        Ok(None) => Err(io::Error::new(io::ErrorKind::WouldBlock, "another process keeps its lock")),
+        Err(PlaceError::Os { source, .. }) => Err(source),
+        Err(error) => Err(io::Error::other(error)),
     }
-    Ok(folder)
 }
 
-/// Longest wait for a folder's lock. Servers hold it for microseconds.
+/// Longest wait for the lock of an address. Servers hold it for microseconds.
 const CLAIM_MAX: Duration = Duration::from_secs(1);
 
 const LISTENER: EventToken = EventToken(0);
 const WAKER: EventToken = EventToken(1);
 const FIRST_SESSION: usize = 2;
-/// Time between checks for traces that no worker knows of.
-const TRACES_LOOK: Duration = Duration::from_secs(1);
+/// Time between checks for traces that no worker knows of, and of what others may remove.
+const LOOK_AROUND: Duration = Duration::from_secs(1);
 
 /// Polls of mailboxes before a worker checks its sockets again.
 const SWEEPS: u64 = 64;
@@ -676,7 +684,7 @@ const DESCRIPTORS_KEPT: u64 = 16;
 struct ShmWorker {
     shared: Arc<ServerState>,
     poll: Poll,
-    listener: UnixListener,
+    socket: Arc<Socket>,
     sessions: FxHashMap<EventToken, Session>,
     /// Sessions whose mailboxes are polled.
     awake: Vec<EventToken>,
@@ -691,26 +699,21 @@ struct ShmWorker {
     next: usize,
     /// Sessions whose turn ended before their input did.
     unfinished: Vec<EventToken>,
-    /// Whether this worker wakes up now and then, for traces of changes that no worker made (an
-    /// embedder's).
-    looks_after_traces: bool,
+    /// Whether this worker wakes up now and then: for traces of changes that no worker made (an
+    /// embedder's), and to see whether socket and region are still there.
+    looks_around: bool,
 }
 
 impl ShmWorker {
-    fn new(
-        shared: Arc<ServerState>,
-        listener: std::os::unix::net::UnixListener,
-        looks_after_traces: bool,
-    ) -> io::Result<ShmWorker> {
+    fn new(shared: Arc<ServerState>, socket: Arc<Socket>, looks_around: bool) -> io::Result<ShmWorker> {
         let poll = Poll::new()?;
-        let mut listener = UnixListener::from_std(listener);
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
         let descriptors_max = limit.current.unwrap_or(u64::MAX);
-        poll.registry().register(&mut listener, LISTENER, Interest::READABLE)?;
+        socket.watch(poll.registry())?;
         Ok(ShmWorker {
             shared,
             poll,
-            listener,
+            socket,
             sessions: FxHashMap::default(),
             awake: Vec::new(),
             descriptors_max: descriptors_max.saturating_sub(DESCRIPTORS_KEPT),
@@ -718,7 +721,7 @@ impl ShmWorker {
             accept_again: None,
             next: FIRST_SESSION,
             unfinished: Vec::new(),
-            looks_after_traces,
+            looks_around,
         })
     }
 
@@ -760,7 +763,10 @@ impl ShmWorker {
     /// limit.
     fn tidy(&self) -> Option<Duration> {
         let tidy = self.shared.index.tidy();
-        let idle = self.looks_after_traces.then_some(TRACES_LOOK);
+        if self.looks_around && self.shared.looks_now() {
+            self.socket.look();
+        }
+        let idle = self.looks_around.then_some(LOOK_AROUND);
         let is_halfway = |token| self.sessions.get(token).is_some_and(Session::is_halfway);
         let half = self.halfway.iter().any(is_halfway).then_some(self.shared.half_open / 4);
         let at_once = (!self.unfinished.is_empty() || !self.awake.is_empty()).then_some(Duration::ZERO);
@@ -826,8 +832,9 @@ impl ShmWorker {
     }
 
     fn accept_all(&mut self) {
+        let listener = self.socket.listener();
         loop {
-            match self.listener.accept() {
+            match listener.accept() {
                 Ok((stream, _)) => self.accept(stream),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,

@@ -13,6 +13,7 @@ use crate::sync::lock_std;
 use crate::wire::{self, Refusal, Reply, Request, ServerStats};
 use rustc_hash::FxHashMap;
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -91,9 +92,10 @@ pub(crate) struct ServerState {
     /// Unread bytes of replies at which the server stops reading a client's requests.
     pub(super) unread_bytes_max: usize,
     pub(super) refusals: WarningLimit,
-    /// Whether the region stays for the next server. Otherwise it is marked as given up when this
-    /// one stops.
-    pub(super) region_stays: bool,
+    /// The region's file, if it is one.
+    pub(super) region_file: Option<PathBuf>,
+    pub(super) looks: WarningLimit,
+    pub(super) is_loss_told: AtomicBool,
     /// What the mailboxes of clients on shm may take.
     pub(super) mailbox_memory: MailboxMemory,
     pub(super) mailboxes: MailboxCounters,
@@ -141,6 +143,32 @@ impl ServerState {
     pub(super) fn stats(&self) -> ServerStats {
         let clients = self.clients.load(Ordering::Relaxed);
         ServerStats::new(self.index.counts(), clients, self.index.incarnation())
+    }
+
+    /// Whether the region stays for the next server. Otherwise it is marked as given up when this one
+    /// stops.
+    pub(super) fn region_stays(&self) -> bool {
+        self.region_file.as_ref().is_some_and(|path| self.index.region().stands_at(path))
+    }
+
+    /// Looks, once a second at most, whether the region's file and lock are still there, and says so if they
+    /// are not. Returns whether it looked.
+    pub(super) fn looks_now(&self) -> bool {
+        if self.looks.pass(Instant::now()).is_none() {
+            return false;
+        }
+        let Some(path) = &self.region_file else { return true };
+        let lost_lock = self.index.region().lost_lock();
+        let is_lost = !self.region_stays();
+        if (is_lost || lost_lock.is_some()) && !self.is_loss_told.swap(true, Ordering::Relaxed) {
+            let path = path.display();
+            if is_lost {
+                tracing::error!(%path, "the region file was removed or replaced: the table ends with this server, and no other can take it over; save it now (a snapshot, or a dump)");
+            } else {
+                tracing::error!(%path, ?lost_lock, "the lock of the region file was removed: nothing keeps a second server from this table; start no other, and restart this one");
+            }
+        }
+        true
     }
 
     /// Whether the server is stopping.

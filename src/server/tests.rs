@@ -38,7 +38,9 @@ pub(super) fn shared() -> ServerState {
         half_open: HALF_OPEN,
         unread_bytes_max: 1 << 20,
         refusals: WarningLimit::default(),
-        region_stays: false,
+        region_file: None,
+        looks: WarningLimit::default(),
+        is_loss_told: AtomicBool::new(false),
         mailbox_memory: MailboxMemory::new(config.mailbox_bytes_max),
         mailboxes: MailboxCounters::default(),
         saver: None,
@@ -56,9 +58,9 @@ impl Second {
     fn new(shared: ServerState) -> Second {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
-        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
-        listener.set_nonblocking(true).unwrap();
-        let worker = ShmWorker::new(Arc::new(shared), listener, false).unwrap();
+        let address = Address::Shm(path.clone());
+        let socket = Socket::new(&address, &path, listen(&address, &path).unwrap());
+        let worker = ShmWorker::new(Arc::new(shared), Arc::new(socket), false).unwrap();
         Second { worker, path, _dir: dir }
     }
 
@@ -164,9 +166,9 @@ fn reply(stream: &mut Stream) -> Option<Reply> {
 fn a_worker_wakes_for_its_next_task() {
     let mut second = Second::new(shared());
     assert_eq!(second.worker.tidy(), None);
-    second.worker.looks_after_traces = true;
+    second.worker.looks_around = true;
     assert_eq!(second.worker.tidy(), Some(Duration::from_secs(1)));
-    second.worker.looks_after_traces = false;
+    second.worker.looks_around = false;
     let (mut stream, token) = second.client();
     assert_eq!(second.worker.tidy(), Some(Duration::from_millis(2_500)), "no hello");
     stream.write_all(&frame(&HELLO)).unwrap();
@@ -269,7 +271,8 @@ fn a_failed_accept_is_repeated() {
     let mut second = Second::new(shared());
     // A socket that does not listen.
     let socket = rustix::net::socket(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::STREAM, None);
-    second.worker.listener = UnixListener::from_std(socket.unwrap().into());
+    let bound = Bound::new(&second.path, socket.unwrap().into()).unwrap();
+    second.worker.socket = Arc::new(Socket::new(&Address::Shm("nowhere".into()), &second.path, bound));
     second.worker.accept_all();
     assert!(second.worker.accept_again.is_some());
     assert!(second.worker.tidy().unwrap() <= Duration::from_millis(10));
@@ -794,7 +797,7 @@ fn one_of_several_servers_takes_the_socket() {
             threads.map(|thread| thread.join().unwrap())
         });
         let _client = Stream::connect(&path).unwrap();
-        let found = listeners.iter().flatten().filter(|listener| listener.accept().is_ok()).count();
+        let found = listeners.iter().flatten().filter(|bound| bound.listener.accept().is_ok()).count();
         assert_eq!((found, listeners.iter().flatten().count()), (1, 1), "round {round}: {listeners:?}");
         for refused in listeners.iter().filter_map(|listener| listener.as_ref().err()) {
             assert!(matches!(refused, ServeError::AddressInUse { .. }), "{refused}");
@@ -822,22 +825,25 @@ fn what_is_no_socket_is_named() {
     assert!(matches!(below, ServeError::NoFolder { .. }), "{below}");
 }
 
-/// A server waits for the lock of a folder, for a limited time. The folder of a bare name is the
+/// A server waits for the lock of its address, for a limited time. The folder of a bare name is the
 /// current one.
 #[test]
-fn a_locked_folder_is_waited_for() {
+fn a_locked_address_is_waited_for() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("socket");
-    let first = claim(&path).unwrap();
+    let first = claim(&path, Duration::ZERO).unwrap();
+    let busy = claim(&path, Duration::from_millis(1)).unwrap_err();
+    assert_eq!(busy.kind(), io::ErrorKind::WouldBlock);
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| claim(&path).map(drop));
+        let waiting = scope.spawn(|| claim(&path, Duration::from_secs(60)).map(drop));
         std::thread::sleep(Duration::from_millis(30));
         assert!(!waiting.is_finished(), "it does not wait");
         drop(first);
         waiting.join().unwrap().expect("it is free again");
     });
-    assert_eq!(claim(&path.join("socket")).unwrap_err().kind(), io::ErrorKind::NotFound);
-    claim(Path::new("socket")).unwrap();
+    let nowhere = claim(&path.join("socket"), Duration::ZERO).unwrap_err();
+    assert_eq!(nowhere.kind(), io::ErrorKind::NotFound);
+    claim(Path::new("socket"), Duration::ZERO).unwrap();
 }
 
 /// A server with a full backlog is still there: its socket is not replaced.

@@ -638,6 +638,7 @@ impl VerbsWorker {
             }
             rounds = 0;
             let tidy = self.host.shared.index.tidy();
+            self.host.shared.looks_now();
             let timeout = match self.host.wait {
                 Wait::Poll => Duration::ZERO,
                 Wait::Block if busy => Duration::ZERO,
