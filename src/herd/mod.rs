@@ -19,8 +19,9 @@
 //!
 //! # Differences from the paper
 //!
-//! * Each client has a registered area of its own, not a part of one for all. Nobody can WRITE into
-//!   another's requests, and the area of a client that is gone cannot be written any more.
+//! * Each client has a registered area of its own, not a part of one for all, in a protection domain of
+//!   its own. Nobody can WRITE into another's requests, even with its key, and the area of a client that is
+//!   gone cannot be written any more.
 //! * Frames are those of every other path (16 bytes of head). They are not packed into HERD's few
 //!   bytes.
 //! * Where a device has no UC (iWARP, EFA), RC carries the WRITEs. The server says what it takes,

@@ -10,7 +10,8 @@ use crate::server::caller::Caller;
 use crate::server::shared::{Role, ServerState};
 use crate::verbs::bootstrap::Descriptor;
 use crate::verbs::device::{
-    Access, AddressHandle, Buffer, CompletionQueue, Depth, QueuePair, Transport, Work, WorkKind, succeeded,
+    Access, AddressHandle, Buffer, CompletionQueue, Depth, ProtectionDomain, QueuePair, Transport, Work,
+    WorkKind, succeeded,
 };
 use crate::verbs::error::{SetupError, VerbsError};
 use crate::verbs::ffi::Completion;
@@ -120,7 +121,9 @@ impl HerdAcceptor {
             return Err(format!("{} bytes is no path MTU", join.requests.mtu));
         }
         let made = || -> Result<_, SetupError> {
-            let (domain, route) = (self.station.domain(), self.station.route());
+            let (shared, route) = (self.station.domain(), self.station.route());
+            // This queue pair may WRITE whatever its domain registers for that: its own area alone.
+            let domain = ProtectionDomain::new(shared.context().clone())?;
             let mut requests = QueuePair::new(
                 domain.clone(),
                 self.silent.clone(),
@@ -131,8 +134,8 @@ impl HerdAcceptor {
             )?;
             requests.connect(&join.requests, Access::RemoteWrite)?;
             let cells = self.workers.len() * WINDOW;
-            let area = Buffer::new(domain.clone(), cells, self.cell_bytes, Access::RemoteWrite)?;
-            let to = AddressHandle::new(domain.clone(), route, &join.replies.at)?;
+            let area = Buffer::new(domain, cells, self.cell_bytes, Access::RemoteWrite)?;
+            let to = AddressHandle::new(shared.clone(), route, &join.replies.at)?;
             let (number, gone) = (join.replies.at.num, AtomicBool::new(false));
             Ok(HerdSession { requests, area, to, number, role, gone })
         };

@@ -33,9 +33,10 @@ use crate::wire;
 use mio::net::{TcpListener, TcpStream};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Registry, Waker};
+use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read, Write};
-use std::net::ToSocketAddrs;
+use std::net::{IpAddr, ToSocketAddrs};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
@@ -44,7 +45,8 @@ use std::time::{Duration, Instant};
 /// Most unanswered messages of a client.
 const MESSAGES: usize = 8;
 const _: () = assert!(MESSAGES <= MESSAGES_MAX);
-/// Most clients that may be joining at the same time.
+/// Most clients that may be joining at the same time. They have proven nothing yet, so for one more
+/// another gives way ([`gives_way`]).
 const JOINING_MAX: usize = 256;
 /// Time for one client's messages per turn.
 const TURN_TIME: Duration = Duration::from_millis(2);
@@ -203,6 +205,7 @@ struct Acceptor {
 /// A client that has not joined yet.
 struct PendingSession {
     stream: TcpStream,
+    host: IpAddr,
     nonce: Nonce,
     input: Vec<u8>,
     since: Instant,
@@ -293,7 +296,7 @@ impl Acceptor {
     fn accept_some(&mut self) -> bool {
         for _ in 0..JOINING_MAX {
             match self.listener.accept() {
-                Ok((stream, _)) => self.accept(stream),
+                Ok((stream, peer)) => self.accept(stream, peer.ip()),
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return false,
                 Err(e) => {
@@ -306,9 +309,12 @@ impl Acceptor {
         true
     }
 
-    fn accept(&mut self, mut stream: TcpStream) {
+    fn accept(&mut self, mut stream: TcpStream, host: IpAddr) {
         if self.joining.len() >= JOINING_MAX {
-            return self.host.shared.warn_of(&stream.peer_addr().ok(), "too many are joining");
+            let joining = self.joining.iter().map(|(token, client)| (*token, client.host, client.since));
+            if let Some(gone) = gives_way(joining).and_then(|token| self.joining.remove(&token)) {
+                self.host.shared.warn_of(&gone.host, "too many are joining, of this host most");
+            }
         }
         let _ = stream.set_nodelay(true);
         crate::verbs::keep_alive(&stream);
@@ -326,7 +332,7 @@ impl Acceptor {
         let watched = self.poll.registry().register(&mut stream, token, Interest::READABLE);
         if sent.is_ok() && watched.is_ok() {
             let since = Instant::now();
-            self.joining.insert(token, PendingSession { stream, nonce, input: Vec::new(), since });
+            self.joining.insert(token, PendingSession { stream, host, nonce, input: Vec::new(), since });
         }
     }
 
@@ -400,6 +406,14 @@ impl Acceptor {
             })
             .map_err(|(why, stream)| (false, why, stream))
     }
+}
+
+/// Which of those who are joining gives way to one more: of the host that has most of them, who has
+/// taken longest. So a host without a token does not keep others from joining.
+fn gives_way<T: Copy>(joining: impl Iterator<Item = (T, IpAddr, Instant)> + Clone) -> Option<T> {
+    let mut of_host = HashMap::new();
+    joining.clone().for_each(|(_, host, _)| *of_host.entry(host).or_insert(0) += 1);
+    joining.max_by_key(|(_, host, since)| (of_host[host], Reverse(*since))).map(|(who, ..)| who)
 }
 
 impl PendingSession {
@@ -913,5 +927,26 @@ impl VerbsSession {
             self.ready.pop_front();
         }
         Ok(())
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// Of many strangers of one host the oldest gives way, not a client of another, which came before all of
+    /// them or after. Where each host has one, it is the oldest of all.
+    #[test]
+    fn the_host_with_most_gives_way() {
+        let (stranger, other) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
+        let begun = Instant::now();
+        let of = |all: &[(IpAddr, u64)]| {
+            let all: Vec<_> =
+                all.iter().map(|&(host, n)| (n, host, begun + Duration::from_secs(n))).collect();
+            gives_way(all.iter().copied())
+        };
+        assert_eq!(of(&[(other, 1), (stranger, 5), (stranger, 3), (stranger, 4), (other, 9)]), Some(3));
+        assert_eq!(of(&[(stranger, 2), (other, 1)]), Some(1));
+        assert_eq!(of(&[]), None);
     }
 }
