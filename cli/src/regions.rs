@@ -39,7 +39,15 @@ struct Found {
 impl Regions {
     pub fn run(self) -> Result<ExitCode> {
         let paths = if self.files.is_empty() { in_default_places() } else { self.files.clone() };
-        let found = paths.iter().map(|path| look(path)).collect::<Result<Vec<_>>>()?;
+        let mut found = Vec::new();
+        for path in &paths {
+            match look(path) {
+                Ok(file) => found.push(file),
+                // Others may put what they like into their folders.
+                Err(why) if self.files.is_empty() => show::complain(format_args!("skipped: {why:#}")),
+                Err(why) => return Err(why),
+            }
+        }
         if self.remove {
             return self.remove(&found);
         }
@@ -47,7 +55,7 @@ impl Regions {
             for file in &found {
                 let (served, keys) = file.inside.as_ref().ok().copied().unzip();
                 show::say(serde_json::json!({
-                    "path": file.path, "bytes": file.bytes, "owner": file.owner, "served": served,
+                    "path": file.path.to_string_lossy(), "bytes": file.bytes, "owner": file.owner, "served": served,
                     "keys": keys,
                 }))?;
             }
@@ -58,14 +66,14 @@ impl Regions {
             for file in &found {
                 let (keys, served) = match &file.inside {
                     Ok((served, keys)) => (show::count(*keys), if *served { "yes" } else { "no" }.into()),
-                    Err(error) => (String::new(), format!("{error:#}")),
+                    Err(error) => (String::new(), show::text(format!("{error:#}").as_bytes(), usize::MAX)),
                 };
                 table.add_row([
                     show::text(users::name(file.owner).as_bytes(), 16),
                     show::bytes(file.bytes),
                     keys,
                     served,
-                    file.path.display().to_string(),
+                    show::path(&file.path),
                 ]);
             }
             show::say(table)?;
@@ -76,7 +84,7 @@ impl Regions {
     fn remove(&self, found: &[Found]) -> Result<ExitCode> {
         let (mut freed, mut all_well) = (0, true);
         for file in found {
-            let path = file.path.display();
+            let path = show::path(&file.path);
             match &file.inside {
                 Ok(_) if serve::remove(&file.path)? => {
                     freed += file.bytes;
@@ -116,7 +124,7 @@ fn in_default_places() -> Vec<PathBuf> {
 }
 
 fn look(path: &Path) -> Result<Found> {
-    let name = path.display();
+    let name = show::path(path);
     let about = path.symlink_metadata().with_context(|| format!("looking at {name}"))?;
     ensure!(about.is_file(), "{name} is no file; name a file that `oneread serve` made");
     // A table that grows has a file that is longer than what it takes.

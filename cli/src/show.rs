@@ -5,6 +5,7 @@ use comfy_table::{Attribute, Cell, CellAlignment, ColumnConstraint, ContentArran
 use indicatif::{ProgressBar, ProgressStyle};
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
+use std::path::Path;
 
 /// Formats 1234567 as 1,234,567.
 pub fn count(n: u64) -> String {
@@ -111,13 +112,22 @@ pub fn number(value: impl Display) -> Cell {
     Cell::new(value).set_alignment(CellAlignment::Right)
 }
 
+/// The name of a file. Others may have given it.
+pub fn path(path: &Path) -> String {
+    text(path.as_os_str().as_encoded_bytes(), usize::MAX)
+}
+
+/// Text in which a terminal finds no commands: control characters are escaped, but for those named.
+fn escaped(text: &str, but: &[char]) -> String {
+    let escape =
+        |c: char| if c.is_control() && !but.contains(&c) { c.escape_default().collect() } else { vec![c] };
+    text.chars().flat_map(escape).collect()
+}
+
 /// Bytes as text of at most `max` characters. Bytes that are not printable are escaped.
 pub fn text(bytes: &[u8], max: usize) -> String {
-    let text: String = match std::str::from_utf8(bytes) {
-        Ok(text) => text
-            .chars()
-            .flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] })
-            .collect(),
+    let text = match std::str::from_utf8(bytes) {
+        Ok(text) => escaped(text, &[]),
         Err(_) => bytes.escape_ascii().to_string(),
     };
     match text.char_indices().nth(max) {
@@ -145,9 +155,10 @@ pub fn write(bytes: &[u8]) -> io::Result<()> {
     out.flush()
 }
 
-/// Prints a line on stderr. Errors of writing are ignored.
+/// Prints a line on stderr. It may name what others have made, so control characters are escaped. Errors of
+/// writing are ignored.
 pub fn complain(line: impl Display) {
-    let _ = writeln!(io::stderr().lock(), "{line}");
+    let _ = writeln!(io::stderr().lock(), "{}", escaped(&line.to_string(), &['\n', '\t']));
 }
 
 /// A progress bar on stderr, hidden when stderr is no terminal. `unit` is what is counted.
@@ -214,5 +225,7 @@ mod tests {
         assert_eq!(text("\u{3a9}mega".as_bytes(), 3), "\u{3a9}me\u{2026}");
         assert_eq!(text(b"\x1b[2J\n", 40), "\\u{1b}[2J\\n");
         assert_eq!(text(b"\xff\x00", 40), "\\xff\\x00");
+        assert_eq!(path(Path::new("/a/\u{1b}[2J\nb")), "/a/\\u{1b}[2J\\nb");
+        assert_eq!(escaped("two\nlines\u{9b}2J", &['\n']), "two\nlines\\u{9b}2J");
     }
 }

@@ -881,6 +881,54 @@ fn what_stays_is_said_listed_and_removed() {
     expect(run(&["regions", "--remove", &region]), 1);
 }
 
+/// What others put into folders of the default places keeps nobody from the list, and no name of theirs
+/// reaches a terminal as it is. A name that is no text is listed, too.
+#[test]
+fn what_others_put_among_regions_is_skipped() {
+    use std::os::unix::ffi::OsStrExt;
+    let Ok(dir) = tempfile::Builder::new().prefix("oneread-").tempdir_in("/dev/shm") else {
+        return eprintln!("skipped: there is no /dev/shm");
+    };
+    let path = |name: &[u8]| dir.path().join(std::ffi::OsStr::from_bytes(name));
+    std::os::unix::fs::symlink("/etc/passwd", path(b"link\x1b[2J.region")).unwrap();
+    std::fs::create_dir(path(b"folder\nremoved all.region")).unwrap();
+    let pipe = path(b"pipe.region");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0)
+        .unwrap();
+    std::fs::write(path(b"\xff\x1b[2J.region"), "no region").unwrap();
+    let begins = format!("skipped: {}/", dir.path().display());
+    for arguments in [&["regions"][..], &["regions", "--json"]] {
+        let out = expect(run(arguments), 0);
+        let shown = stdout(&out) + &stderr(&out);
+        assert!(!shown.contains('\x1b') && !shown.contains("\nremoved all"), "{shown}");
+        assert_eq!(shown.lines().filter(|line| line.starts_with(&begins)).count(), 3, "{shown}");
+    }
+    expect(run(&["regions", pipe.to_str().unwrap()]), 1);
+}
+
+/// Who stops a server whose region file was removed, or replaced by another, is not told that the table stays.
+#[test]
+fn what_does_not_stay_is_said() {
+    for replaces in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let (region, at) = (region_in(dir.path()), format!("shm:{}", dir.path().join("sock").display()));
+        let mut serve = oneread();
+        serve.args(["serve", "--at", &at, "--region", &region, "--slots", "64"]);
+        let mut server = serve.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        std::fs::remove_file(&region).unwrap();
+        if replaces {
+            std::fs::write(&region, "another's").unwrap();
+        }
+        let pid = rustix::process::Pid::from_child(&server);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        let message = stderr(&server.wait_with_output().unwrap());
+        assert!(message.contains("the table is gone") && !message.contains("stays in"), "{message}");
+        let _ = std::fs::remove_file(&region);
+    }
+}
+
 /// A dump of a table with a damaged slot has the other keys. It says that it left something out, and so does its
 /// exit status.
 #[test]
@@ -1977,7 +2025,7 @@ fn other_users_are_let_in_by_name() {
         ask(&["put", "k", "w"], may_change);
         ask(&["del", "k"], may_change);
     }
-    let served = Served::start_by(as_nobody(), open(), &["--anonymous", "--slots", "64", "--allow-uid", "0"]);
+    let served = Served::start_by(as_nobody(), open(), &["--anonymous", "--slots", "64"]);
     for command in [&["put", "k", "v"][..], &["get", "k"], &["stat"]] {
         let out = expect(served.run(command), 1);
         assert!(stderr(&out).ends_with("; as by --server-user 65534\n"), "{out:?}");
