@@ -91,6 +91,9 @@ pub fn regions() -> PathBuf {
     format!("/dev/shm/oneread-{}", own_uid()).into()
 }
 
+/// The user `nobody`. In a user namespace, the kernel also shows by this number every user who has none there.
+pub const UNMAPPED: u32 = 65534;
+
 /// The user that this thread acts as.
 pub(crate) fn own_uid() -> u32 {
     rustix::process::geteuid().as_raw()
@@ -100,6 +103,19 @@ pub(crate) fn own_uid() -> u32 {
 /// those named.
 pub(crate) fn is_trusted(uid: u32, named: &[u32]) -> bool {
     uid == own_uid() || uid == 0 || named.contains(&uid)
+}
+
+/// The user to whom root has given the folder of this path: only that user and root can put anything there,
+/// and only root can make the path lead elsewhere. So whoever names the path names that user. `None` where
+/// others may write to a folder on the way, or own one, or where there is a link on it.
+pub(crate) fn appointed(path: &Path) -> Option<u32> {
+    let owner = |folder: &Path| {
+        let about = rustix::fs::lstat(folder).ok()?;
+        let is_folder = FileType::from_raw_mode(about.st_mode) == FileType::Directory;
+        (is_folder && about.st_mode & 0o022 == 0).then_some(about.st_uid)
+    };
+    let folder = path.parent().filter(|folder| folder.is_absolute())?;
+    folder.ancestors().skip(1).all(|above| owner(above) == Some(0)).then(|| owner(folder))?
 }
 
 /// Makes the folder of a path, if it is one of this user's default folders, and checks that it

@@ -403,14 +403,20 @@ impl SnapshotStatus {
     }
 }
 
+fn allowing(uid: u32) -> &'static str {
+    if uid == crate::place::UNMAPPED {
+        ", who is nobody, or anybody without a number in the server's user namespace: a container must map the client's user to one"
+    } else {
+        "; the server's user can allow that in `ServerConfig::allow_uids` or `allow_read_uids`"
+    }
+}
+
 /// Why a server turns a client away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
     /// It does not serve this user.
-    #[error(
-        "it does not serve user {uid}; the server's user can allow that in `ServerConfig::allow_uids` or `allow_read_uids`"
-    )]
+    #[error("it does not serve user {uid}{}", allowing(*.uid))]
     User {
         /// The client's user, as the server sees it.
         uid: u32,

@@ -5,10 +5,13 @@
 mod common;
 
 use common::*;
+use oneread::wire::{PROTOCOL_VERSION, Request};
 use oneread::{
     Address, Backing, Client, ClientOptions, Config, ConnectError, MutateError, PlaceError, Refusal,
-    RegionError, RequestPath, ServeError, Server, ServerConfig, StartMode, TableSize,
+    RegionError, RequestPath, RestoreError, ServeError, Server, ServerConfig, SnapshotError, Snapshots,
+    StartMode, TableSize,
 };
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -129,8 +132,7 @@ fn a_server_of_another_user_is_not_trusted() {
     let Some(server) = as_stranger(|| {
         let root = rustix::process::getuid().as_raw();
         assert_eq!(root, STRANGER);
-        let config = ServerConfig::new(address.clone(), small()).allow_uids([0]);
-        Server::start(config).unwrap()
+        Server::start(ServerConfig::new(address.clone(), small())).unwrap()
     }) else {
         return;
     };
@@ -147,6 +149,100 @@ fn a_server_of_another_user_is_not_trusted() {
     // Root's servers are everybody's.
     let (_server, address, _dir) = reachable(|config| config.allow_uids([STRANGER]));
     as_stranger(|| Client::connect(&address).unwrap().put(b"key", b"value").unwrap());
+}
+
+/// A server in a folder that root has given to its user is trusted by whoever names that folder, and lets
+/// root in. So is not one in a folder that a link leads to: others may have made that.
+#[test]
+fn a_service_of_another_user_is_trusted_in_its_folder() {
+    let folder = match tempfile::tempdir_in("/run") {
+        Ok(folder) => folder,
+        Err(why) => return eprintln!("skipped: only root can give a folder in /run to a user ({why})"),
+    };
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::os::unix::fs::chown(folder.path(), Some(STRANGER), None).unwrap();
+    let (path, region) = (folder.path().join("socket"), folder.path().join("region"));
+    let address = Address::Shm(path);
+    let Some(server) = as_stranger(|| {
+        let config = ServerConfig::new(address.clone(), small()).backing(Backing::File(region));
+        Server::start(config.allow_uids([STRANGER + 1])).unwrap()
+    }) else {
+        return;
+    };
+    Client::connect(&address).unwrap().put(b"key", b"value").unwrap();
+    assert_eq!(server.stats().inserts, 1);
+    let elsewhere = open_to_all();
+    std::os::unix::fs::symlink(folder.path(), elsewhere.path().join("link")).unwrap();
+    match Client::connect(&Address::Shm(elsewhere.path().join("link/socket"))) {
+        Err(ConnectError::Stranger { uid: STRANGER, .. }) => {}
+        other => panic!("{other:?}"),
+    }
+    // Nor if others may put something there.
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o1777)).unwrap();
+    assert!(matches!(Client::connect(&address), Err(ConnectError::Stranger { .. })));
+    as_stranger(|| drop(server));
+}
+
+/// A reader of another user locks what it was handed. The next server starts all the same.
+#[test]
+fn a_reader_stops_no_restart() {
+    let dir = open_to_all();
+    let (address, region) = (Address::Shm(dir.path().join("socket")), dir.path().join("region"));
+    let config = ServerConfig::new(address.clone(), small()).backing(Backing::File(region));
+    let config = config.allow_read_uids([STRANGER]).start(StartMode::OpenOrCreate);
+    let server = Server::start(config.clone()).unwrap();
+    let handed = as_stranger(|| {
+        let mut stream = UnixStream::connect(address.socket().unwrap()).unwrap();
+        let hello = Request::Hello { version: PROTOCOL_VERSION };
+        let mut bytes = Vec::new();
+        hello.encode(0, &mut bytes);
+        stream.write_all(&bytes).unwrap();
+        let (_, handed) = receive(&stream);
+        let handed = handed.expect("the region");
+        rustix::fs::flock(&handed, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
+        handed
+    });
+    let Some(handed) = handed else { return };
+    server.stop();
+    Server::start(config).unwrap().stop();
+    drop(handed);
+}
+
+/// A snapshot that another user has put where a server makes its own is not adopted, whether or not there is
+/// a table already. One that is named is.
+#[test]
+fn a_planted_snapshot_is_refused() {
+    let dir = open_to_all();
+    let path = |name: &str| dir.path().join(name);
+    let planted = as_stranger(|| {
+        let place = Place::new();
+        let config =
+            ServerConfig::new(place.address.clone(), small()).snapshots(Snapshots::new(path("theirs")));
+        let server = Server::start(config).unwrap();
+        Client::connect(&place.address).unwrap().put(b"key", b"planted").unwrap();
+        server.stop().saved.unwrap().unwrap();
+    });
+    if planted.is_none() {
+        return;
+    }
+    let place = Place::new();
+    let config = ServerConfig::new(place.address.clone(), small())
+        .backing(Backing::File(place.dir.path().join("region")))
+        .start(StartMode::OpenOrCreate);
+    let own = config.clone().snapshots(Snapshots::new(path("theirs")));
+    let refused = || match Server::start(own.clone()) {
+        Err(ServeError::Restore {
+            source: RestoreError::Snapshot(SnapshotError::Place { source }), ..
+        }) => {
+            assert!(matches!(source, PlaceError::Owner { owner: STRANGER, .. }), "{source}");
+        }
+        other => panic!("{other:?}"),
+    };
+    refused();
+    let named = Server::start(config.restore(path("theirs"))).unwrap();
+    assert_eq!(named.restored().map(|from| from.keys), Some(1));
+    named.stop();
+    refused();
 }
 
 /// A user who may only read gets every GET, and changes nothing, whichever way requests go. A user

@@ -1,5 +1,6 @@
 //! What the command adds to the library's errors: the flag or the command that mends them.
 
+use oneread::place;
 use oneread::plan::PlanError;
 use oneread::{
     ConnectError, GetError, MutateError, RecoverError, Refusal, RequestPath, RestoreError, ServeError,
@@ -77,6 +78,9 @@ fn on_connect(error: &ConnectError) -> Option<String> {
     Some(match error {
         ConnectError::NotThere { address, .. } => {
             format!("start one with `oneread serve --at {address}`, or name another address with --at")
+        }
+        ConnectError::TurnedAway { source: Refusal::User { uid: place::UNMAPPED }, .. } => {
+            format!("`oneread serve --allow-uid {}` would let all of them in", place::UNMAPPED)
         }
         ConnectError::TurnedAway { source: Refusal::User { uid }, .. } => {
             format!("`oneread serve --allow-uid {uid}` lets that user in")
@@ -172,6 +176,11 @@ mod tests {
                 ConnectError::TurnedAway { address: address.clone(), source: Refusal::User { uid: 7 } }
                     .into(),
                 "`oneread serve --allow-uid 7` lets that user in",
+            ),
+            (
+                ConnectError::TurnedAway { address: address.clone(), source: Refusal::User { uid: 65534 } }
+                    .into(),
+                "must map the client's user to one; `oneread serve --allow-uid 65534` would let all of them in",
             ),
             (
                 ConnectError::NotBuilt { address: address.clone() }.into(),

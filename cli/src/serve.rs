@@ -17,6 +17,7 @@ use oneread::{
 use rustix::fs::OFlags;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -270,6 +271,7 @@ impl Serve {
         let how = self.how(address, config, backing.clone(), token)?;
         raise_descriptors(self.clients_max);
         let server = Server::start(how).map_err(advise)?;
+        self.warn_of_users(server.address());
         self.announce(&server, &backing, share)?;
         signals.forever().next();
         let address = server.address().clone();
@@ -335,6 +337,35 @@ impl Serve {
         #[cfg(feature = "herd")]
         let how = how.herd(self.herd);
         Ok(how)
+    }
+
+    /// Says where --allow-uid and --allow-read-uid let in more users than they name, or fewer.
+    fn warn_of_users(&self, address: &Address) {
+        let named = [&self.allow_uid[..], &self.allow_read_uid].concat();
+        if named.is_empty() {
+            return;
+        }
+        let folder = match address {
+            Address::Shm(socket) => socket.parent().filter(|folder| !folder.as_os_str().is_empty()),
+            _ => None,
+        };
+        if let Some((folder, about)) = folder.and_then(|folder| Some((folder, folder.metadata().ok()?)))
+            && about.mode() & 0o011 == 0
+        {
+            show::complain(format_args!(
+                "oneread: users let in by --allow-uid do not reach the socket: {} is its owner's alone (mode {:o}); chmod go+x, or serve elsewhere with --at",
+                folder.display(),
+                about.mode() & 0o7777,
+            ));
+        }
+        let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+        let has_all = map.split_whitespace().eq(["0", "0", "4294967295"]);
+        if named.contains(&UserId(place::UNMAPPED)) && !has_all {
+            show::complain(format_args!(
+                "oneread: in this user namespace {} is every user without a number here: all of them are let in",
+                place::UNMAPPED,
+            ));
+        }
     }
 
     /// The snapshot that a new table begins with.

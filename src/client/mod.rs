@@ -81,7 +81,8 @@ pub struct ClientOptions {
     /// Hints change no answer. They cost a READ where they are wrong: keys that were moved, and one
     /// in eight keys that are absent.
     pub hint_bytes: Option<usize>,
-    /// On shm: users whose servers the client trusts, beside its own user and root. A server learns
+    /// On shm: users whose servers the client trusts, beside its own user, root, and the user to whom root
+    /// has given the socket's folder (as `/run/oneread` is given to a service's user). A server learns
     /// what clients put, decides what they read, and can end them by making a region file shorter.
     pub server_uids: Vec<u32>,
     /// On shm: the server's region file, to be read if no server is there when the client connects.

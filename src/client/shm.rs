@@ -283,9 +283,11 @@ impl Attachment {
 impl ShmHandle {
     pub fn connect(socket: &Path, options: &ClientOptions) -> Result<ShmHandle, ConnectError> {
         let address = Address::Shm(socket.into());
+        let mut options = options.clone();
+        options.server_uids.extend(place::appointed(socket));
         let (link, attachment) = match attach(&address, socket, &options.server_uids, options.deadline) {
             Ok((link, attachment)) => (Some(link), attachment),
-            Err(error) => (None, open_file(&address, options, error)?),
+            Err(error) => (None, open_file(&address, &options, error)?),
         };
         let (attached, clock) = (Arc::new(attachment), Clock::System);
         let gone_ns = if link.is_some() { 0 } else { clock.now_ns().max(1) };

@@ -78,7 +78,7 @@ pub struct ServerConfig {
     pub start: StartMode,
     /// Threads that serve requests. With 0, the server starts one.
     pub workers: usize,
-    /// On shm: users who may read and change the table, beside the server's own.
+    /// On shm: users who may read and change the table, beside the server's own and root.
     pub allow_uids: Vec<u32>,
     /// On shm: users who may read the table, and not change it
     /// ([`MutateError::ReadOnly`](crate::MutateError::ReadOnly)).
@@ -117,7 +117,7 @@ pub struct ServerConfig {
     #[cfg(feature = "herd")]
     pub herd: bool,
     /// The snapshots that the server makes ([`Snapshots`]). A new table begins with the keys of the one
-    /// that is there. (To begin with none, remove the file.) A table that is taken over has newer
+    /// that is there, which must be this user's or root's. (To begin with none, remove the file.) A table that is taken over has newer
     /// keys, and keeps them.
     pub snapshots: Option<Snapshots>,
     /// A new table begins with the keys of this snapshot, and not with those of the one in
@@ -537,8 +537,8 @@ fn index_for(config: &ServerConfig) -> Result<Prepared, ServeError> {
     let create = || -> Result<Prepared, ServeError> {
         let failed = |path: &PathBuf, source| ServeError::Restore { path: path.clone(), source };
         // A file that is no snapshot is noticed before any memory is taken.
-        let snapshot =
-            source.map(|path| Snapshot::open(path).map_err(|e| failed(path, e.into()))).transpose()?;
+        let open = if config.restore.is_some() { Snapshot::open } else { Snapshot::open_own };
+        let snapshot = source.map(|path| open(path).map_err(|e| failed(path, e.into()))).transpose()?;
         let geometry = config.table.geometry()?;
         let region =
             Region::create_sparse(&config.backing, geometry.region_bytes(), geometry.bytes_at_first())
@@ -574,7 +574,7 @@ fn index_for(config: &ServerConfig) -> Result<Prepared, ServeError> {
     let open = |path: &PathBuf| -> Result<Prepared, ServeError> {
         if let Some(own) = own.filter(|path| path.symlink_metadata().is_ok()) {
             // It will be replaced. Nothing but a snapshot may be.
-            Snapshot::open_head(own)
+            Snapshot::open_own_head(own)
                 .map_err(|e| ServeError::Restore { path: own.clone(), source: e.into() })?;
         }
         let (index, recovered) = Index::open_by(Region::open(path)?, Clock::System, &start)

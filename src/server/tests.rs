@@ -278,7 +278,15 @@ fn a_failed_accept_is_repeated() {
     assert!(second.worker.tidy().unwrap() <= Duration::from_millis(10));
 }
 
-/// Only clients of the named users are accepted. The others get a refusal and do not count.
+/// Users may do what they were named for, root everything, and others nothing.
+#[test]
+fn users_have_roles() {
+    let state = ServerState { allow_uids: vec![5], allow_read_uids: vec![5, 6, 0], ..shared() };
+    let roles = [5, 6, 7, 0].map(|uid| state.role_of(uid));
+    assert_eq!(roles, [Some(Role::Change), Some(Role::Read), None, Some(Role::Change)]);
+}
+
+/// Only clients of the named users, and of root, are accepted. The others get a refusal and do not count.
 #[test]
 fn clients_of_other_users_are_refused() {
     for (allow_uids, is_let_in) in [
@@ -287,6 +295,7 @@ fn clients_of_other_users_are_refused() {
         (vec![uid()], true),
         (vec![uid() + 1, uid(), uid() + 2], true),
     ] {
+        let is_let_in = is_let_in || uid() == 0;
         let mut second = Second::new(ServerState { allow_uids, ..shared() });
         let mut stream = second.connect();
         second.worker.accept_all();

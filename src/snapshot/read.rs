@@ -6,6 +6,7 @@ use super::{
     RECORD_HEAD, SNAPSHOT_MAGIC, SNAPSHOT_VERSION, Saved, SnapshotTerms, take_record,
 };
 use crate::layout::crc;
+use crate::place::{self, PlaceError};
 use bytemuck::Zeroable;
 use rustix::fs::{FileType, Mode, OFlags};
 use std::fs::File;
@@ -26,6 +27,12 @@ pub enum SnapshotError {
         path: PathBuf,
         /// The operating system's answer.
         source: io::Error,
+    },
+    /// It stands where the server makes its own snapshots, and is not this user's alone.
+    #[error("{source}; or name it with `restore`, if it is to be believed")]
+    Place {
+        /// Whose it is, or who may write to it.
+        source: PlaceError,
     },
     /// It is something else: a folder, a pipe.
     #[error("{} is no file; name a snapshot", path.display())]
@@ -81,6 +88,16 @@ pub enum SnapshotError {
     },
 }
 
+impl From<PlaceError> for SnapshotError {
+    fn from(error: PlaceError) -> SnapshotError {
+        match error {
+            PlaceError::Os { path, source, .. } => SnapshotError::Open { path, source },
+            PlaceError::Kind { path, .. } => SnapshotError::Kind { path },
+            source => SnapshotError::Place { source },
+        }
+    }
+}
+
 /// What is in a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -134,6 +151,31 @@ impl Snapshot {
         // NONBLOCK: a pipe is no file, and is not waited for.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file: File = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| failed(e.into()))?.into();
+        Snapshot::head_of(path, file)
+    }
+
+    /// Opens the first bytes of a snapshot that nobody has named: the one that stands where a server makes
+    /// its own. Anybody could have put it there, if others may write to the folder, so it must be this
+    /// user's or root's, and nobody else may write to it.
+    ///
+    /// # Errors
+    /// [`SnapshotError`].
+    pub(crate) fn open_own_head(path: &Path) -> Result<Snapshot, SnapshotError> {
+        Snapshot::head_of(path, place::open_file(path, OFlags::RDONLY)?)
+    }
+
+    /// The same for all of it.
+    ///
+    /// # Errors
+    /// [`SnapshotError`].
+    pub(crate) fn open_own(path: &Path) -> Result<Snapshot, SnapshotError> {
+        let mut it = Snapshot::open_own_head(path)?;
+        it.read_counts()?;
+        Ok(it)
+    }
+
+    fn head_of(path: &Path, file: File) -> Result<Snapshot, SnapshotError> {
+        let failed = |source: io::Error| SnapshotError::Open { path: path.into(), source };
         let about = rustix::fs::fstat(&file).map_err(|e| failed(e.into()))?;
         if FileType::from_raw_mode(about.st_mode) != FileType::RegularFile {
             return Err(SnapshotError::Kind { path: path.into() });
