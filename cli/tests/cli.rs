@@ -960,6 +960,19 @@ fn users_have_names() {
     expect(served.run(&["put", "--server-user", "root", "k", "v"]), 0);
     let out = expect(run(&["serve", "--allow-uid", "nobody at all"]), 2);
     assert!(stderr(&out).contains("there is no such user"), "{out:?}");
+    // Who cannot enter the socket's folder is let in for nothing.
+    for (mode, is_told) in [(0o700, true), (0o711, false)] {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(mode)).unwrap();
+        let at = format!("shm:{}", dir.path().join("sock").display());
+        let mut serve = oneread();
+        serve.args(["serve", "--at", &at, "--anonymous", "--slots", "64", "--allow-uid", "7"]);
+        let mut server = serve.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        BufReader::new(server.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+        server.kill().unwrap();
+        let message = stderr(&server.wait_with_output().unwrap());
+        assert_eq!(message.contains("do not reach the socket"), is_told, "{message}");
+    }
 }
 
 #[test]

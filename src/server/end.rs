@@ -156,6 +156,7 @@ impl Socket {
     /// Binds the path again, unless another server is about to.
     fn bind_again(&self, watched_by: &[Registry]) -> Result<Bound, ServeError> {
         let failed = |source| ServeError::Listen { address: self.address.clone(), source };
+        place::prepare(&self.path)?;
         let _claim = claim(&self.path, Duration::ZERO).map_err(failed)?;
         let bound = bind(&self.address, &self.path)?;
         watched_by.iter().try_for_each(|registry| bound.watch(registry)).map_err(failed)?;
@@ -257,6 +258,29 @@ mod tests {
         assert_eq!(server.shared.stats().clients, clients.len() as u64);
         server.stop();
         assert!(!path.exists(), "it removes what it has bound");
+    }
+
+    /// A server in service looks by itself: for its socket, its region file, and the lock of that.
+    #[test]
+    fn a_server_looks_around() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, region) = (dir.path().join("socket"), dir.path().join("region"));
+        let config = Config { size: TableSize::Keys(10), ..Config::default() };
+        let config =
+            ServerConfig::new(Address::Shm(path.clone()), config).backing(Backing::File(region.clone()));
+        for gone in ["region", "region.lock"] {
+            let server = Server::start(config.clone()).unwrap();
+            for gone in [gone, "socket"] {
+                std::fs::remove_file(dir.path().join(gone)).unwrap();
+            }
+            let give_up = Instant::now() + Duration::from_secs(60);
+            while !(path.exists() && server.shared.is_loss_told.load(Ordering::Relaxed)) {
+                assert!(Instant::now() < give_up, "it does not notice that {gone} or the socket is gone");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            server.stop();
+            let _ = std::fs::remove_file(&region);
+        }
     }
 
     /// What stands where the socket was, and is not this server's, stays: a successor's socket, whatever its
