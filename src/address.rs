@@ -45,7 +45,7 @@ pub enum AddressError {
         fabric: String,
     },
     /// A path too long for a Unix socket.
-    #[error("the socket path is {length} bytes long, the operating system allows {SOCKET_PATH_MAX}: {}", path.display())]
+    #[error("the socket path is {length} bytes long, the operating system allows {SOCKET_PATH_MAX}; name a shorter one than {}", path.display())]
     TooLong {
         /// The path.
         path: PathBuf,

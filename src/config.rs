@@ -193,11 +193,13 @@ pub enum ConfigError {
         unit: &'static str,
     },
     /// Less memory than a table that grows begins with.
-    #[error("{given} bytes are too few for a table that grows: it begins with {need}; allow that much")]
+    #[error(
+        "{given} bytes are too few for a table that grows, with such keys and values: it needs {need}; allow that much"
+    )]
     TooSmall {
         /// What was allowed, in bytes.
         given: u64,
-        /// What one segment and its directory take.
+        /// What one segment and its directory take, or two blocks of values that do not fit their slots.
         need: u64,
     },
     /// More slots than the layout can address.
@@ -213,13 +215,15 @@ pub enum ConfigError {
         max: u64,
     },
     /// A key length out of range.
-    #[error("key_max is {given} bytes, allowed is 1 to {KEY_MAX}")]
+    #[error(
+        "`Config::key_max` is {given} bytes, allowed is 1 to {KEY_MAX}; shorten the keys, as by hashing them"
+    )]
     KeyMax {
         /// What was asked for.
         given: usize,
     },
     /// Key and value together do not fit into the largest slot.
-    #[error("a key of {key_max} and a value of {value_max} bytes do not fit into the largest slot, which holds {room}; set heap_bytes, memory for longer values, or lower value_max to {}", room - key_max)]
+    #[error("a key of {key_max} and a value of {value_max} bytes do not fit into the largest slot, which holds {room}; set `Config::heap_bytes`, memory for longer values, or lower `Config::value_max` to {}", room - key_max)]
     ValueMax {
         /// Longest key asked for.
         key_max: usize,
@@ -228,15 +232,27 @@ pub enum ConfigError {
         /// Bytes of payload in the largest slot.
         room: usize,
     },
+    /// Key and value together do not fit into the largest slot, although longer values need not.
+    #[error("a key of {key_max} and a value of {inline_max} bytes do not fit into the largest slot, which holds {room}; lower `Config::inline_max` to {}, or leave it out", room - key_max)]
+    InlineMax {
+        /// Longest key asked for.
+        key_max: usize,
+        /// Longest value asked for that stands in its slot.
+        inline_max: usize,
+        /// Bytes of payload in the largest slot.
+        room: usize,
+    },
     /// Values may be longer than any table takes.
-    #[error("value_max is {given} bytes, allowed is 0 to {VALUE_MAX}; store longer values in parts")]
+    #[error(
+        "`Config::value_max` is {given} bytes, allowed is 0 to {VALUE_MAX}; store longer values in parts"
+    )]
     LongestValue {
         /// Longest value asked for.
         given: usize,
     },
     /// Too little memory, or too much, for values that do not fit their slots.
     #[error(
-        "heap_bytes is {given}; values of up to {value_max} bytes that do not fit their slots need {need} to {HEAP_BYTES_MAX} bytes"
+        "`Config::heap_bytes` is {given}; values of up to {value_max} bytes that do not fit their slots need {need} to {HEAP_BYTES_MAX}; set it to one of these"
     )]
     HeapBytes {
         /// Longest value asked for.
@@ -247,7 +263,7 @@ pub enum ConfigError {
         need: u64,
     },
     /// A grace time out of range.
-    #[error("the grace time is {given:?}, allowed is 0 to {GRACE_MAX:?}")]
+    #[error("`Config::grace` is {given:?}, allowed is 0 to {GRACE_MAX:?}; 2ms suit most networks")]
     Grace {
         /// What was asked for.
         given: Duration,
@@ -377,17 +393,20 @@ impl Config {
             seeds,
             derived: Derived::of(layout, shape, self.key_max, &seeds),
         };
+        let heap_need = 2 * block_bytes(0, extent_bytes(self.value_max));
         let (geometry, heap_bytes) = match self.size {
-            TableSize::Growing { bytes_max, .. } => (growing_to(geometry, bytes_max)?, bytes_max),
+            TableSize::Growing { bytes_max, .. } => {
+                let least = if has_heap && self.heap_bytes.is_none() { heap_need } else { 0 };
+                (growing_to(geometry, bytes_max, least)?, bytes_max)
+            }
             _ => (geometry, 0),
         };
         if !has_heap {
             return Ok(geometry);
         }
-        let given = self.heap_bytes.unwrap_or(heap_bytes);
-        let need = 2 * block_bytes(0, extent_bytes(self.value_max));
+        let given = self.heap_bytes.unwrap_or(heap_bytes.min(HEAP_BYTES_MAX));
         let geometry = if given <= HEAP_BYTES_MAX { geometry.with_heap(given) } else { None };
-        geometry.ok_or(ConfigError::HeapBytes { value_max: self.value_max, given, need })
+        geometry.ok_or(ConfigError::HeapBytes { value_max: self.value_max, given, need: heap_need })
     }
 
     /// The shape of slots, and whether values may be too long for them.
@@ -409,10 +428,10 @@ impl Config {
             None => value_max,
         };
         let inline_max = if wants_heap { inline_max.max(REFERENCE_BYTES) } else { value_max };
-        let shape = for_lengths(inline_max).ok_or(ConfigError::ValueMax {
-            key_max,
-            value_max: inline_max,
-            room: SlotShape::from_bytes(SLOT_BYTES_MAX).map_or(0, SlotShape::payload_max),
+        let room = SlotShape::from_bytes(SLOT_BYTES_MAX).map_or(0, SlotShape::payload_max);
+        let shape = for_lengths(inline_max).ok_or(match wants_heap {
+            true => ConfigError::InlineMax { key_max, inline_max, room },
+            false => ConfigError::ValueMax { key_max, value_max, room },
         })?;
         Ok((shape, wants_heap))
     }
@@ -423,10 +442,11 @@ pub(crate) fn segment_slots_for(shape: SlotShape) -> u64 {
     ((1 << 20) / shape.bytes() as u64).clamp(1 << 10, 1 << 14)
 }
 
-/// The geometry of a table of as many such segments as fit into so many bytes, its directory included.
-fn growing_to(segment: Geometry, bytes_max: u64) -> Result<Geometry, ConfigError> {
+/// The geometry of a table of as many such segments as fit into so many bytes, its directory included. It
+/// needs `least` bytes for something else.
+fn growing_to(segment: Geometry, bytes_max: u64, least: u64) -> Result<Geometry, ConfigError> {
     let of = |segments_max| segment.clone().growing(segments_max);
-    let need = of(1).region_bytes();
+    let need = of(1).region_bytes().max(least);
     if need > bytes_max {
         return Err(ConfigError::TooSmall { given: bytes_max, need });
     }
@@ -488,6 +508,35 @@ mod tests {
             assert_eq!(of(need).unwrap().segments_max(), 1, "{layout}");
             assert_eq!(of(need - 1), Err(ConfigError::TooSmall { given: need - 1, need }), "{layout}");
         }
+    }
+
+    /// A size that a refusal asks for is taken, and not one byte less: with values that need a heap of their
+    /// own, too, in one budget or with one that was asked for.
+    #[test]
+    fn what_a_refusal_asks_for_is_taken() {
+        let growing = |bytes_max| TableSize::Growing { bytes_max, segment_slots: None };
+        for value_max in [78, 5_000, 10_000, 1 << 20, VALUE_MAX] {
+            let of =
+                |bytes_max| Config { size: growing(bytes_max), value_max, ..Config::default() }.geometry();
+            let Err(ConfigError::TooSmall { given: 4096, need }) = of(4096) else { panic!("{value_max}") };
+            assert!(of(need).is_ok(), "{value_max}: {need}");
+            assert_eq!(of(need - 1), Err(ConfigError::TooSmall { given: need - 1, need }), "{value_max}");
+            let of = |heap_bytes| {
+                let config = Config { value_max, heap_bytes: Some(heap_bytes), ..Config::default() };
+                config.geometry()
+            };
+            let Err(ConfigError::HeapBytes { need, .. }) = of(1) else { panic!("{value_max}") };
+            assert!(of(need).is_ok() && of(need - 1).is_err(), "{value_max}: {need}");
+        }
+        // More than a heap may have: the slots have the rest.
+        let most = Config { size: growing(2 * HEAP_BYTES_MAX), value_max: 10_000, ..Config::default() };
+        assert!(most.geometry().unwrap().heap().bytes <= HEAP_BYTES_MAX);
+        // What is too long is named: here values that are to stand in their slots.
+        let inline = Config { inline_max: Some(5_000), ..most }.geometry().unwrap_err();
+        let ConfigError::InlineMax { key_max: 32, inline_max: 5_000, room } = inline else {
+            panic!("{inline}")
+        };
+        assert!(Config { inline_max: Some(room - 32), ..most }.geometry().is_ok());
     }
 
     /// What is said of long values is done: how much memory they have, and which of them stand in slots.
@@ -649,7 +698,7 @@ mod tests {
         }
         for value_max in [room - 254, VALUE_MAX] {
             let refused = ConfigError::ValueMax { key_max: 255, value_max, room };
-            assert!(refused.to_string().ends_with(&format!("lower value_max to {}", room - 255)));
+            assert!(refused.to_string().ends_with(&format!("lower `Config::value_max` to {}", room - 255)));
             assert_eq!(made(255, value_max, ms), Err(refused));
         }
         for given in [VALUE_MAX + 1, usize::MAX] {

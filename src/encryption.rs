@@ -225,13 +225,15 @@ impl fmt::Debug for Encryption {
 #[non_exhaustive]
 pub enum EncryptError {
     /// The system has no random bytes for a nonce.
-    #[error("the system has no random bytes to encrypt a value with; see getrandom(2)")]
+    #[error(
+        "the system has no random bytes to encrypt a value with; try again when it has started up (getrandom(2))"
+    )]
     Nonce {
         /// The operating system's answer.
         source: io::Error,
     },
     /// No table takes such a value, nor does the cipher.
-    #[error("a value of {given} bytes is too long to be encrypted")]
+    #[error("a value of {given} bytes is too long to be encrypted; store it in parts")]
     Length {
         /// Length given.
         given: usize,
@@ -244,7 +246,7 @@ pub enum EncryptError {
 pub enum DecryptError {
     /// It is shorter than any encrypted value.
     #[error(
-        "the value is {given} bytes long, an encrypted one at least {}: it was put without encryption, or cut; put it again, or read it without encryption",
+        "the value is {given} bytes long, an encrypted one at least {}: it was put without encryption, or cut; read it without a secret key, or put it again",
         Encryption::OVERHEAD
     )]
     Length {
@@ -253,7 +255,7 @@ pub enum DecryptError {
     },
     /// It begins with another version than this library's.
     #[error(
-        "the value is of version {version} of encryption, or was put without: this library knows version {VERSION}; read it with a later oneread, or without encryption"
+        "the value was put without encryption, or by a later oneread: it begins with byte {version}, an encrypted one with {VERSION}; read it without a secret key, or with the oneread that put it"
     )]
     Version {
         /// Its first byte.

@@ -166,7 +166,7 @@ pub enum Rule {
     MoveNumber,
     /// X6: a copy is named only if the slot still names the original.
     MoveCheck,
-    /// X6, L8: an extent that moves gets its new name where the key is, not in a copy of a split or merge.
+    /// X6: an extent that moves gets its new name where the key is, not in a copy of a split or merge.
     MoveHere,
     /// X9: the server fences the end of an extent's name before it stores into that memory again.
     NameFence,

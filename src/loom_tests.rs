@@ -51,7 +51,7 @@ fn region(geometry: &Geometry) -> Region {
 }
 
 /// Runs `test` in every way there is with so many preemptions at most; how often that was.
-fn model(preemptions: usize, test: impl Fn() + Sync + Send + 'static) -> u64 {
+pub(crate) fn model(preemptions: usize, test: impl Fn() + Sync + Send + 'static) -> u64 {
     let executions = Arc::new(std::sync::atomic::AtomicU64::new(0));
     let counted = executions.clone();
     let mut builder = loom::model::Builder::new();

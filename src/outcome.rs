@@ -77,7 +77,7 @@ pub enum PutError {
     },
     /// The value is too long once it is encrypted.
     #[error(
-        "the value is {given} bytes long, {stored} when encrypted, and this table takes 0 to {stored_max}; longer ones need a new table, with a value_max of at least {stored}"
+        "the value is {given} bytes long, {stored} when encrypted, and this table takes 0 to {stored_max}; longer ones need a new table, with a `Config::value_max` of at least {stored}"
     )]
     EncryptedLength {
         /// Length given.
@@ -97,7 +97,7 @@ pub enum PutError {
     },
     /// No memory is left for a value that does not fit its slot. Nothing was changed.
     #[error(
-        "no memory is left for so long a value: others have {live_bytes} of {heap_bytes} bytes; remove keys, or serve a table with more heap_bytes"
+        "no memory is left for so long a value: others have {live_bytes} of {heap_bytes} bytes; remove keys, or serve a table with more memory (`Config::heap_bytes`, or the size of one that grows)"
     )]
     HeapFull {
         /// Bytes in use by values, their headers included.
@@ -133,9 +133,10 @@ pub enum PutError {
 
 fn mend(given: usize, max: usize, what: &str) -> String {
     if given <= max {
-        return String::new();
+        // An empty key.
+        return "; give one that is not empty".into();
     }
-    format!("; longer ones need a new table, with a larger {what}_max")
+    format!("; longer ones need a new table, with a larger `Config::{what}_max`")
 }
 
 /// A key of a batch that the table cannot hold: empty, or too long.
@@ -173,7 +174,7 @@ pub enum KeyError {
 #[non_exhaustive]
 pub enum ReadError {
     /// The key's length is out of range.
-    #[error("the key is {given} bytes long, this table takes 1 to {max}")]
+    #[error("the key is {given} bytes long, this table takes 1 to {max}{}", mend(*given, *max, "key"))]
     KeyLength {
         /// Length given.
         given: usize,
@@ -182,7 +183,7 @@ pub enum ReadError {
     },
     /// The bound on retries was reached.
     #[error(
-        "{retries} looks in a row were inconclusive (last cause: {last:?}); the slot is rewritten without pause, or the server was suspended or killed in the middle of writing it"
+        "{retries} looks in a row were inconclusive (last cause: {last:?}); the slot is rewritten without pause, or the server was suspended or killed in the middle of writing it; try again, or let the server go on"
     )]
     Contended {
         /// Passes made.
@@ -201,14 +202,14 @@ pub enum ReadError {
         times: u32,
     },
     /// What a slot says of a long value cannot be so, or the value's bytes are not what was put.
-    #[error("the memory of the value is damaged: {what}")]
+    #[error("the memory of the value is damaged: {what}; put the value again")]
     Damaged {
         /// What is wrong.
         what: &'static str,
     },
     /// The deadline was reached.
     #[error(
-        "no conclusive look within {deadline:?} ({retries} retries, last cause: {last:?}); the server may have been suspended or killed in the middle of writing the slot"
+        "no conclusive look within {deadline:?} ({retries} retries, last cause: {last:?}); the server may have been suspended or killed in the middle of writing the slot; let it go on, or start it again"
     )]
     Deadline {
         /// The bound.

@@ -103,22 +103,36 @@ pub enum RegionError {
         /// The operating system's answer.
         source: io::Error,
     },
+    /// Too few huge pages are reserved, or free.
+    #[error(
+        "{bytes} bytes in huge pages of 2 MiB are not to be had; reserve more (sysctl vm.nr_hugepages={}), or serve without them", bytes.div_ceil(2 << 20)
+    )]
+    HugePages {
+        /// Bytes asked for.
+        bytes: u64,
+        /// The operating system's answer.
+        source: io::Error,
+    },
     /// The file, or the folder of a default place, is not this user's alone.
     #[error(transparent)]
     Place(#[from] PlaceError),
     /// The memory that a server handed over is not sealed, and no file of a trusted user either.
     #[error(
-        "the server handed over memory that could be made shorter while it is read; it is no server of oneread's"
+        "the server handed over memory that could be made shorter while it is read; it is no server of oneread's; name another address"
     )]
     Unsealed,
     /// Memory that a table was to grow into cannot be registered with the network device.
-    #[error("memory for the table to grow into cannot be registered with the network device")]
+    #[error(
+        "memory for the table to grow into cannot be registered with the network device; raise the limit on locked memory (ulimit -l)"
+    )]
     Unregistered {
         /// Why not.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A new region does not fit into the memory that is left. None was taken.
-    #[error("a region of {need} bytes does not fit: {of} leaves {left} bytes")]
+    #[error(
+        "a region of {need} bytes does not fit: {of} leaves {left} bytes; ask for a smaller table, or make room"
+    )]
     NoRoom {
         /// Bytes needed.
         need: u64,
@@ -128,7 +142,7 @@ pub enum RegionError {
         of: String,
     },
     /// There is no file to open.
-    #[error("there is no region file {}; StartMode::OpenOrCreate makes one", path.display())]
+    #[error("there is no region file {}; `StartMode::OpenOrCreate` makes one", path.display())]
     Missing {
         /// The file.
         path: PathBuf,
@@ -141,7 +155,7 @@ pub enum RegionError {
     },
     /// The file is there already and not empty, and was to be made.
     #[error(
-        "{} is there already ({have} bytes; a new table needs {need}); take it over with StartMode::OpenOrCreate or Open, or remove it",
+        "{} is there already ({have} bytes; a new table needs {need}); take it over with `StartMode::OpenOrCreate`, or remove it",
         path.display()
     )]
     Length {
@@ -156,9 +170,7 @@ pub enum RegionError {
 
 fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error().map(rustix::io::Errno::from_raw_os_error) {
-        Some(rustix::io::Errno::NOMEM) => {
-            " (not enough memory, or no huge pages: see /proc/sys/vm/nr_hugepages; ask for a smaller table or free some)"
-        }
+        Some(rustix::io::Errno::NOMEM) => " (not enough memory: ask for a smaller table, or free some)",
         Some(rustix::io::Errno::NOSPC) => {
             " (the file system is full: make room there, ask for a smaller table, or serve a file elsewhere)"
         }
@@ -182,6 +194,12 @@ fn unmapped(what: impl Into<String>, bytes: u64) -> impl FnOnce(io::Error) -> Re
         Some(rustix::io::Errno::NOMEM) => RegionError::AddressSpace { what, bytes, source },
         _ => RegionError::Os { doing: "mapping", what, source },
     }
+}
+
+/// Whether the limit on this process's addresses is below what is asked for. What it has used of it is not
+/// counted: less than a table as a rule.
+fn is_address_space_short(bytes: u64) -> bool {
+    rustix::process::getrlimit(rustix::process::Resource::As).current.is_some_and(|limit| limit <= bytes)
 }
 
 /// A mapped region. `Send + Sync`: it is only touched word by word.
@@ -306,7 +324,16 @@ impl Region {
     fn anonymous(flags: MemfdFlags, bytes: u64) -> Result<Region, RegionError> {
         let what = || format!("{bytes} bytes of shared memory");
         let file = memfd(flags, bytes)?;
-        let map = MmapOptions::new().len(bytes as usize).map_raw(&file).map_err(os("mapping", what()))?;
+        let map = MmapOptions::new().len(bytes as usize).map_raw(&file).map_err(|source| {
+            match unmapped(what(), bytes)(source) {
+                RegionError::AddressSpace { source, .. }
+                    if flags.contains(MemfdFlags::HUGETLB) && !is_address_space_short(bytes) =>
+                {
+                    RegionError::HugePages { bytes, source }
+                }
+                error => error,
+            }
+        })?;
         rustix::fs::fchmod(&file, rustix::fs::Mode::from_raw_mode(0o600))
             .map_err(|e| os("protecting", what())(e.into()))?;
         // A seal against writers would keep the server from giving memory back. It is for where no
@@ -337,7 +364,7 @@ impl Region {
         let seals = SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals).map_err(|e| os("sealing", what())(e.into()))?;
         reserve(&file, 0, bytes)?;
-        let map = MmapOptions::new().len(bytes as usize).map_raw(&file).map_err(os("mapping", what()))?;
+        let map = MmapOptions::new().len(bytes as usize).map_raw(&file).map_err(unmapped(what(), bytes))?;
         Ok((Region::from_map(map, true, None, None), file.into()))
     }
 
@@ -1549,12 +1576,8 @@ mod tests {
                 assert_eq!(File::from(region.share().unwrap()).metadata().unwrap().blksize(), 2 << 20);
             }
             Err(error) => {
-                assert!(
-                    error.to_string().contains("no huge pages: see /proc/sys/vm/nr_hugepages"),
-                    "{error}"
-                );
-                let (_, what, _) = about(error);
-                assert_eq!(what, format!("{} bytes of shared memory", 6 << 20));
+                assert!(error.to_string().contains("reserve more (sysctl vm.nr_hugepages=3)"), "{error}");
+                assert!(matches!(error, RegionError::HugePages { bytes, .. } if bytes == 6 << 20), "{error}");
             }
         }
     }

@@ -422,13 +422,17 @@ pub enum Refusal {
         uid: u32,
     },
     /// It has as many connections as it takes.
-    #[error("it has {max} connections, its limit (`ServerConfig::clients_max`)")]
+    #[error(
+        "it has {max} connections, its limit; raise it (`ServerConfig::clients_max`), or use fewer clients"
+    )]
     ServerFull {
         /// The limit.
         max: u64,
     },
     /// This peer has as many connections as one may have.
-    #[error("this peer has {max} connections, the limit for each (`ServerConfig::clients_per_peer`)")]
+    #[error(
+        "this peer has {max} connections, the limit for each; raise it (`ServerConfig::clients_per_peer`), or use fewer clients"
+    )]
     PeerFull {
         /// The limit.
         max: u64,
@@ -440,7 +444,9 @@ pub enum Refusal {
     #[error("it is stopping; try again when it is back")]
     Stopping,
     /// A reason that this version does not know.
-    #[error("for a reason that this version does not know ({code})")]
+    #[error(
+        "for a reason that this version does not know ({code}); use the same version of oneread on both sides"
+    )]
     Other {
         /// The reason's number.
         code: u64,

@@ -219,7 +219,7 @@ fn bad_sizes() {
     let heap = error(config(1 << 20, 1 << 20));
     assert!(matches!(heap, ConfigError::HeapBytes { given: 1_048_576, .. }), "{heap}");
     let none = error(Config::new().value_max(1 << 20));
-    assert!(none.to_string().contains("heap_bytes"), "{none}");
+    assert!(none.to_string().contains("`Config::heap_bytes`"), "{none}");
 }
 
 /// Churn of values of all lengths: nothing is lost, nothing wrong, and what is not in use comes back.

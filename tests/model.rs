@@ -366,14 +366,17 @@ fn lengths_out_of_range_are_refused() {
         let error = table.index.put(key, value, PutMode::Upsert).expect_err("refused");
         error.to_string()
     };
-    assert_eq!(refused(b"", b""), "the key is 0 bytes long, this table takes 1 to 8");
+    assert_eq!(
+        refused(b"", b""),
+        "the key is 0 bytes long, this table takes 1 to 8; give one that is not empty"
+    );
     assert_eq!(
         refused(b"nine byte", b""),
-        "the key is 9 bytes long, this table takes 1 to 8; longer ones need a new table, with a larger key_max"
+        "the key is 9 bytes long, this table takes 1 to 8; longer ones need a new table, with a larger `Config::key_max`"
     );
     assert_eq!(
         refused(b"key", &[0; 17]),
-        "the value is 17 bytes long, this table takes 0 to 16; longer ones need a new table, with a larger value_max"
+        "the value is 17 bytes long, this table takes 0 to 16; longer ones need a new table, with a larger `Config::value_max`"
     );
 }
 

@@ -2196,6 +2196,28 @@ fn stopped_and_started_again_on_the_same_file() {
     });
 }
 
+/// A client that gets no answer reads the region file that it names. When the server goes on, it is a client as
+/// any other.
+#[test]
+fn a_client_reads_the_file_of_a_server_that_is_suspended() {
+    let place = Place::new();
+    let server = place.serve_apart(default_preset(), true);
+    Client::connect_with(&place.address, patient()).unwrap().put(b"key", b"value").unwrap();
+    server.stop();
+    let connect = |options: ClientOptions| {
+        Client::connect_with(&place.address, options.deadline(Duration::from_millis(20)))
+    };
+    let error = connect(patient()).unwrap_err();
+    assert!(matches!(error, ConnectError::Link { .. }), "{error}");
+    let mut client = connect(patient().region(place.file())).unwrap();
+    assert!(!client.is_served());
+    assert_eq!(client.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+    server.signal(rustix::process::Signal::CONT);
+    wait_for("the client to find the server", || client.is_served().then_some(()));
+    assert_eq!(client.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+    server.kill();
+}
+
 /// A client that finds no server reads the region file that it names, and says so. It changes
 /// nothing. When a server comes, it is a client as any other.
 #[test]

@@ -206,7 +206,7 @@ fn a_server_does_not_begin_with_less_than_the_snapshot() {
         assert_eq!(fs::read(&files.snapshot).unwrap(), bytes);
     }
     fs::write(&files.snapshot, &good).unwrap();
-    refused(files.config().table(table().value_max(59)), "a larger value_max");
+    refused(files.config().table(table().value_max(59)), "a larger `Config::value_max`");
     refused(files.config().table(table().size(TableSize::Slots(1000))), "make a larger table");
     // A table that is taken over does not need it, but will not replace what is no snapshot.
     let server = files.serve();

@@ -64,6 +64,19 @@ fn a_region_file_of_another_user_is_refused() {
     assert!(!path("new").exists());
 }
 
+/// Who may not look into the folder of a socket is told so, and not that there is no server.
+#[test]
+fn a_folder_that_is_closed_hides_no_server() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
+    let address = Address::Shm(dir.path().join("socket"));
+    let _server = Server::start(ServerConfig::new(address.clone(), small())).unwrap();
+    let Some(refused) = as_stranger(|| Client::connect(&address)) else { return };
+    let error = refused.unwrap_err();
+    assert!(matches!(error, ConnectError::NoAccess { .. }), "{error}");
+    assert!(error.to_string().contains("its server's user can allow that"), "{error}");
+}
+
 /// Another user makes the folders of the default places first: nothing is put there. Those that a
 /// server makes are its user's alone.
 #[test]
@@ -327,7 +340,8 @@ fn a_table_that_does_not_fit_is_refused() {
                 Err(ServeError::NoRoom { source: RegionError::NoRoom { need, left, .. }, fits }) => {
                     assert!(need > 2 * total && left < need);
                     let most = Config::new().size(fits).geometry().unwrap().region_bytes();
-                    assert!(most <= left && most > left / 2, "{most} of {left}");
+                    // What is left now need not be left when the smaller one is made.
+                    assert!(most <= left / 10 * 9 && most > left / 2, "{most} of {left}");
                     fits
                 }
                 other => panic!("{other:?}"),

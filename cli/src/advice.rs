@@ -3,19 +3,45 @@
 use oneread::place;
 use oneread::plan::PlanError;
 use oneread::{
-    ConnectError, GetError, MutateError, RecoverError, Refusal, RequestPath, RestoreError, ServeError,
-    SnapshotError, SuperblockError,
+    ConfigError, ConnectError, GetError, MutateError, PutError, RecoverError, Refusal, RequestPath,
+    RestoreError, ServeError, SnapshotError, SuperblockError,
 };
 #[cfg(feature = "verbs")]
 use oneread::{GidMismatch, LinkError, SetupError, VerbsError};
 use std::error::Error;
+use std::fmt::Display;
 
 /// An error, its causes, and the advice on it.
 pub fn told(error: &anyhow::Error) -> String {
+    let text = in_options(&format_args!("{error:#}"));
     match error.chain().find_map(on) {
-        Some(advice) => format!("{error:#}; {advice}"),
-        None => format!("{error:#}"),
+        Some(advice) => format!("{text}; {advice}"),
+        None => text,
     }
+}
+
+/// What the command calls what the library's errors name.
+const NAMES: [(&str, &str); 15] = [
+    ("`Client::get`", "`oneread get`"),
+    ("`ClientOptions::server_uids`", "--server-user"),
+    ("`Config::grace`", "--grace-us"),
+    ("`Config::heap_bytes`", "--heap"),
+    ("`Config::inline_max`", "--inline-max"),
+    ("`Config::key_max`", "--key-max"),
+    ("`Config::value_max`", "--value-max"),
+    ("`ServerConfig::allow_read_uids`", "--allow-read-uid"),
+    ("`ServerConfig::allow_uids`", "--allow-uid"),
+    ("`ServerConfig::clients_max`", "--clients-max"),
+    ("`ServerConfig::clients_per_peer`", "--clients-per-peer"),
+    ("`ServerConfig::herd`", "--herd"),
+    ("`ServerConfig::token`", "--token-file"),
+    ("`StartMode::OpenOrCreate`", "`oneread serve`"),
+    ("`VerbsOptions::token`", "--token-file"),
+];
+
+/// An error of the library in the command's words.
+pub fn in_options(error: &impl Display) -> String {
+    NAMES.iter().fold(error.to_string(), |text, (name, option)| text.replace(name, option))
 }
 
 /// The advice on one error of a chain. An error that stands for another one (`transparent`) hides it
@@ -47,6 +73,9 @@ fn on(error: &(dyn Error + 'static)) -> Option<String> {
         Some(RestoreError::TooLong { what, given, .. }) => {
             return Some(format!("as by --{what}-max {given}"));
         }
+        Some(RestoreError::Full { source: PutError::HeapFull { .. }, .. }) => {
+            return Some("as by --heap, or by --max-memory without --capacity".into());
+        }
         Some(RestoreError::TooMany { keys, .. } | RestoreError::Full { keys, .. }) => {
             return Some(format!("as by --capacity {keys}"));
         }
@@ -58,6 +87,13 @@ fn on(error: &(dyn Error + 'static)) -> Option<String> {
             return Some("`oneread plan --show-profile cx6-200g` prints one that is whole".into());
         }
         _ => {}
+    }
+    let config = match error.downcast_ref() {
+        Some(ServeError::Config(error)) => Some(error),
+        _ => error.downcast_ref(),
+    };
+    if let Some(ConfigError::TooSmall { need, .. }) = config {
+        return Some(format!("as by --max-memory {need}"));
     }
     match error.downcast_ref() {
         Some(ServeError::NotBuilt { .. }) => return Some(BUILD.into()),
@@ -100,7 +136,7 @@ fn on_superblock(error: &SuperblockError) -> Option<String> {
     Some(match error {
         SuperblockError::Magic { .. } => "`oneread serve` makes such files".into(),
         SuperblockError::Version { .. } => {
-            "or `oneread dump` with that release, and `oneread load` with this one".into()
+            "`oneread dump` with that release, and `oneread load` with this one, keep its keys; `oneread serve --fresh`, or `oneread regions --remove FILE`, removes it".into()
         }
         _ => return None,
     })
@@ -134,7 +170,7 @@ fn on_setup(error: &SetupError) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use oneread::{Address, PutError};
+    use oneread::Address;
     use std::io;
 
     fn not_there() -> ConnectError {
@@ -156,7 +192,10 @@ mod tests {
         let source = RecoverError::Superblock(SuperblockError::Version { found });
         let told = told(&ServeError::Recover { what, source }.into());
         assert!(told.starts_with("/a cannot be taken over: region format version 7"), "{told}");
-        assert!(told.ends_with("; or `oneread dump` with that release, and `oneread load` with this one"));
+        assert!(
+            told.contains("; `oneread dump` with that release, ") && told.ends_with(" removes it"),
+            "{told}"
+        );
         assert_eq!(super::told(&anyhow::anyhow!("plain")), "plain");
     }
 
@@ -226,6 +265,55 @@ mod tests {
         let (path, why) = (RequestPath::Message, "it has none".into());
         let other = ConnectError::RequestPath { path, address, why };
         assert!(!told(&other.into()).contains("--mailbox-mib"));
+    }
+
+    /// No error names a part of the library that users of the command do not know. Each names its mend, but for
+    /// those that only join others, and those on which the advice above does.
+    #[test]
+    fn errors_are_in_the_commands_words() {
+        let mut folders = vec![std::path::PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../src"))];
+        let mut texts = Vec::new();
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() {
+                    folders.extend((!path.ends_with("sim")).then_some(path));
+                } else if path.extension().is_some_and(|extension| extension == "rs") {
+                    let source = std::fs::read_to_string(&path).unwrap();
+                    texts.extend(source.split("#[error(").skip(1).filter_map(|variant| {
+                        let text = variant.trim_start().strip_prefix('"')?.replace("\\\"", "'");
+                        let text = text.split('"').next()?.to_owned();
+                        let has_cause =
+                            ["source:", "#[source]", "#[from]"].iter().any(|of| variant.contains(of));
+                        Some((text, has_cause))
+                    }));
+                }
+            }
+        }
+        assert!(texts.len() > 100, "{}", texts.len());
+        let is_name = |word: &str| word.contains("::") || word.contains('_') && word.to_uppercase() != word;
+        let of_the_system = ["rdma_rxe", "nr_hugepages"];
+        // Inside other errors, or seen by nobody but the tests of the heap.
+        let inside = [
+            "operation {op} with",
+            "half a frame",
+            "blocks of {",
+            "extents of {",
+            "a heap of {",
+            "{extent_bytes} bytes at",
+            "the extent of {",
+        ];
+        for (text, has_cause) in &texts {
+            let told = in_options(&text.replace("{what}", "key").replace("{option}", "herd"));
+            // What is in braces is not told.
+            let told: String = told.split('}').map(|part| part.split('{').next().unwrap()).collect();
+            let mut words = told.split(|c: char| !(c.is_alphanumeric() || "_:".contains(c)));
+            let name = words.find(|word| is_name(word) && !of_the_system.contains(word));
+            assert_eq!(name, None, "in {text:?}");
+            let has_mend = text.contains([';', '(', '?']) || text.ends_with('}');
+            let is_inside = inside.iter().any(|begin| text.starts_with(begin));
+            assert!(has_mend || *has_cause || is_inside, "no mend: {text:?}");
+        }
     }
 
     /// The same over verbs, where errors of the setup stand in others.

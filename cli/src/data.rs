@@ -2,7 +2,7 @@
 
 use super::records::{self, Format, Pair, Records};
 use super::secret::SecretArgs;
-use super::{Server, show, stat, status};
+use super::{Server, advice, show, stat, status};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use oneread::{Client, PutError, PutMode, PutOutcome as Outcome, SwapOutcome};
@@ -25,10 +25,10 @@ fn decode(text: &str, hex: bool) -> Result<Vec<u8>> {
   oneread get -n logo > logo.png        the bytes of the value and nothing else
   oneread get --json a b c              one JSON object for each key
   oneread get --hex 00ff                key and value in hex
-  oneread get --region FILE greeting    from this file if no server is there
+  oneread get --region FILE greeting    from this file if no server answers
   oneread get --key-file FILE greeting  a value that was put with this key file
 
-If the server is gone, its region file is read, and that is said.
+If no server answers, its region file is read, and that is said.
 
 Exit status 1 if a key is absent, the table cannot hold it, or its value does
 not decrypt.")]
@@ -45,7 +45,7 @@ pub struct Get {
     /// Print one JSON object for each key: key, found, value (or value_hex)
     #[arg(long)]
     json: bool,
-    /// The server's region file, to be read if the server is gone (shm only) [default: the one that
+    /// The server's region file, to be read if no server answers (shm only) [default: the one that
     /// `serve` takes at this address]
     #[arg(long, value_name = "FILE")]
     region: Option<PathBuf>,
@@ -53,13 +53,6 @@ pub struct Get {
     secret: SecretArgs,
     #[command(flatten)]
     server: Server,
-}
-
-#[derive(Serialize)]
-struct Found {
-    #[serde(flatten)]
-    pair: Pair,
-    found: bool,
 }
 
 impl Get {
@@ -73,13 +66,12 @@ impl Get {
                 Ok(value) => value,
                 Err(error) => {
                     out.flush()?;
-                    show::complain(format_args!("oneread: key {given:?}: {error}"));
+                    show::complain(format_args!("oneread: key {given:?}: {}", advice::in_options(&error)));
                     continue;
                 }
             };
             if self.json {
-                let found = Found { pair: Pair::new(key, value.as_deref()), found: value.is_some() };
-                writeln!(out, "{}", serde_json::to_string(&found)?)?;
+                writeln!(out, "{}", serde_json::to_string(&Pair::found(key, value.as_deref()))?)?;
                 continue;
             }
             match value {
@@ -225,7 +217,7 @@ impl Del {
                 }
                 Err(error) => {
                     refused += 1;
-                    show::complain(format_args!("oneread: key {given:?}: {error}"));
+                    show::complain(format_args!("oneread: key {given:?}: {}", advice::in_options(&error)));
                 }
             }
         }
@@ -245,13 +237,15 @@ impl Del {
   tsv    key TAB value; \t \n \r \\ and \xHH for special bytes; the default
   csv    key,value with the usual quoting
   jsonl  {"key": "...", "value": "..."}; key_hex, value_hex for what is not text
-Of more than two columns, the first two are used. Empty lines are skipped.
+Of more than two columns, the first two are used. Empty lines are skipped, and a
+byte order mark at the beginning. In JSON, numbers need quotes.
 
 EXAMPLES
   oneread load words.tsv
   oneread load --header prices.csv
   oneread dump --at shm:/tmp/old.sock | oneread load - --at shm:/tmp/new.sock
   cut -f1,3 big.tsv | oneread load -
+  oneread get --json a b | oneread load --format jsonl - --at shm:/tmp/new.sock
   oneread load --insert more.tsv        keys that are there keep their values
   oneread load --key-file secret words.tsv      encrypts the values
 
@@ -410,7 +404,7 @@ impl Loading<'_> {
                 Ok(Outcome::Exists | Outcome::Missing) => self.summary.skipped += 1,
                 Err(error) => {
                     self.full |= matches!(error, PutError::Full { .. });
-                    self.complain(number, &error.to_string());
+                    self.complain(number, &advice::in_options(error));
                 }
             }
         }
@@ -484,6 +478,7 @@ impl Dump {
                     undecrypted += 1;
                     if undecrypted <= COMPLAINTS_MAX {
                         let key = report.key.escape_ascii();
+                        let error = advice::in_options(&error);
                         show::complain(format_args!("oneread: key \"{key}\" is left out: {error}"));
                     }
                 }

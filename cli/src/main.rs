@@ -109,7 +109,7 @@ fn main() -> ExitCode {
     // Colors are for people, not for files.
     let ansi = io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
-    log.with_ansi(ansi).without_time().init();
+    log.with_ansi(ansi).init();
     match run(cli) {
         Ok(status) => status,
         // The reader of the pipe has closed it (`oneread dump | head`).
@@ -219,7 +219,7 @@ impl Server {
         Ok(Client::connect_with(&self.at.address(), self.options()?.encryption(encryption))?)
     }
 
-    /// The same for a command that only reads: if no server is there, it reads the region file, and
+    /// The same for a command that only reads: if no server answers, it reads the region file, and
     /// says so.
     fn connect_or_read(
         &self,
@@ -231,7 +231,10 @@ impl Server {
         let options = self.options()?.region(region.clone()).encryption(encryption);
         let client = Client::connect_with(&address, options)?;
         if !client.is_served() {
-            show::complain(format_args!("oneread: no server at {address}; reading {}", region.display()));
+            show::complain(format_args!(
+                "oneread: no server answers at {address}; reading {}",
+                region.display()
+            ));
         }
         Ok(client)
     }

@@ -4,10 +4,14 @@
 //!   stands for any byte.
 //! * CSV: the usual quoting; any bytes.
 //! * JSON lines: `{"key": "...", "value": "..."}`. Bytes that are not UTF-8 are in `key_hex` and
-//!   `value_hex`.
+//!   `value_hex`. What `get --json` prints is read, too.
+//!
+//! A byte order mark (BOM) at the beginning of the input is none of the first key's. So `dump` escapes or
+//! quotes one with which a key begins.
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::io::{self, BufRead, Read, Write};
 use std::path::Path;
 
@@ -32,90 +36,150 @@ impl Format {
     }
 }
 
-/// A key and its value in JSON.
+/// A key and its value in JSON, where text is a string.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pair {
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub key: Option<String>,
+    key: Option<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub key_hex: Option<String>,
+    key_hex: Option<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub value: Option<String>,
+    value: Option<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub value_hex: Option<String>,
+    value_hex: Option<Value>,
+    /// Whether `get` found the key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    found: Option<bool>,
 }
 
 impl Pair {
     pub fn new(key: &[u8], value: Option<&[u8]>) -> Pair {
         let text = |bytes: &[u8]| match std::str::from_utf8(bytes) {
-            Ok(text) => (Some(text.to_owned()), None),
-            Err(_) => (None, Some(to_hex(bytes))),
+            Ok(text) => (Some(text.into()), None),
+            Err(_) => (None, Some(to_hex(bytes).into())),
         };
         let (key, key_hex) = text(key);
         let (value, value_hex) = value.map(text).unwrap_or_default();
-        Pair { key, key_hex, value, value_hex }
+        Pair { key, key_hex, value, value_hex, found: None }
+    }
+
+    /// What `get` tells of a key.
+    pub fn found(key: &[u8], value: Option<&[u8]>) -> Pair {
+        Pair { found: Some(value.is_some()), ..Pair::new(key, value) }
     }
 
     fn into_bytes(self) -> Result<Record, String> {
-        let one = |name, text: Option<String>, hex: Option<String>| match (text, hex) {
-            (Some(text), None) => Ok(text.into_bytes()),
-            (None, Some(hex)) => from_hex(&hex),
-            (None, None) => Err(format!("no {name:?} (a string), nor {name}_hex")),
-            (Some(_), Some(_)) => Err(format!("both {name:?} and {name}_hex")),
+        let text = |name: &str, json| match json {
+            Value::String(text) => Ok(text),
+            // A number has several texts: 1e2 and 100.
+            other => Err(format!("{name:?} is {other}, which is no string; put it in quotes")),
         };
-        Ok((one("key", self.key, self.key_hex)?, one("value", self.value, self.value_hex)?))
+        let one = |name: &str, plain, hex| match (plain, hex) {
+            (Some(plain), None) => text(name, plain).map(String::into_bytes),
+            (None, Some(hex)) => from_hex(&text(&format!("{name}_hex"), hex)?),
+            (None, None) => Err(format!("no {name:?} (a string), nor {name}_hex")),
+            (Some(_), Some(_)) => Err(format!("both {name:?} and {name}_hex; leave one out")),
+        };
+        let key = one("key", self.key, self.key_hex)?;
+        if self.found == Some(false) {
+            return Err("`get` did not find this key, so there is no value to put".into());
+        }
+        Ok((key, one("value", self.value, self.value_hex)?))
     }
 }
 
 /// A key and its value.
 pub type Record = (Vec<u8>, Vec<u8>);
 
+/// What some programs begin a text with.
+const BOM: &[u8] = "\u{feff}".as_bytes();
+
 /// A line's number, from 1, and its record, or what is wrong with it.
 pub type Line = (u64, Result<Record, String>);
 
+/// Lines of an input, with their numbers. To the reader of CSV it is one text, of which each read brings a
+/// part of one line: so no more has been read than the record that was asked for.
+pub struct Lines<R: Read> {
+    from: io::BufReader<R>,
+    text: Vec<u8>,
+    /// How much of `text` has been read.
+    at: usize,
+    number: u64,
+    bytes: u64,
+}
+
+impl<R: Read> Lines<R> {
+    fn new(input: R) -> Lines<R> {
+        let from = io::BufReader::with_capacity(1 << 16, input);
+        Lines { from, text: Vec::new(), at: 0, number: 0, bytes: 0 }
+    }
+
+    /// Goes to the next line. `false` at the end of the input.
+    fn advance(&mut self) -> io::Result<bool> {
+        self.text.clear();
+        self.at = 0;
+        let read = self.from.read_until(b'\n', &mut self.text)?;
+        self.number += u64::from(read > 0);
+        if self.number == 1 && self.text.starts_with(BOM) {
+            self.text.drain(..BOM.len());
+        }
+        self.bytes += read as u64;
+        Ok(read > 0)
+    }
+}
+
+impl<R: Read> Read for Lines<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.at == self.text.len() {
+            self.advance()?;
+        }
+        // The reader of CSV skips a BOM, too, if its first read brings one.
+        let most = if self.number == 1 && self.at == 0 { 1 } else { buffer.len() };
+        let read = (&self.text[self.at..]).take(most as u64).read(buffer)?;
+        self.at += read;
+        Ok(read)
+    }
+}
+
 /// Reads records from any input.
 pub enum Records<R: Read> {
-    Lines { input: io::BufReader<R>, json: bool, line: u64, bytes: u64 },
-    Csv { input: Box<csv::Reader<R>> },
+    Lines { input: Lines<R>, json: bool },
+    Csv { input: Box<csv::Reader<Lines<R>>> },
 }
 
 impl<R: Read> Records<R> {
     pub fn new(input: R, format: Format) -> Records<R> {
-        let json = match format {
+        let input = Lines::new(input);
+        match format {
             Format::Csv => {
                 let input = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(input);
-                return Records::Csv { input: Box::new(input) };
+                Records::Csv { input: Box::new(input) }
             }
-            Format::Tsv => false,
-            Format::Jsonl => true,
-        };
-        Records::Lines { input: io::BufReader::with_capacity(1 << 16, input), json, line: 0, bytes: 0 }
+            Format::Tsv => Records::Lines { input, json: false },
+            Format::Jsonl => Records::Lines { input, json: true },
+        }
     }
 
     /// The number of bytes read so far.
     pub fn bytes(&self) -> u64 {
         match self {
-            Records::Lines { bytes, .. } => *bytes,
-            Records::Csv { input } => input.position().byte(),
+            Records::Lines { input, .. } => input.bytes,
+            Records::Csv { input } => input.get_ref().bytes,
         }
     }
 
     /// The next record. Empty lines are skipped.
     pub fn next(&mut self) -> Result<Option<Line>> {
         match self {
-            Records::Lines { input, json, line, bytes } => loop {
-                let mut text = Vec::new();
-                let read = input.read_until(b'\n', &mut text).context("reading the input")?;
-                if read == 0 {
+            Records::Lines { input, json } => loop {
+                if !input.advance().context("reading the input")? {
                     return Ok(None);
                 }
-                *line += 1;
-                *bytes += read as u64;
-                let text = text.strip_suffix(b"\n").unwrap_or(&text);
+                let text = input.text.strip_suffix(b"\n").unwrap_or(&input.text);
                 let text = text.strip_suffix(b"\r").unwrap_or(text);
                 if !text.is_empty() {
-                    return Ok(Some((*line, if *json { from_json(text) } else { from_tsv(text) })));
+                    return Ok(Some((input.number, if *json { from_json(text) } else { from_tsv(text) })));
                 }
             },
             Records::Csv { input } => {
@@ -123,26 +187,36 @@ impl<R: Read> Records<R> {
                 if !input.read_byte_record(&mut record).context("reading the input")? {
                     return Ok(None);
                 }
-                let line = record.position().map_or(0, csv::Position::line);
+                // A record begins as many lines before its end as it has line feeds.
+                let before = record.as_slice().iter().filter(|&&byte| byte == b'\n').count() as u64;
                 let pair = match (record.get(0), record.get(1)) {
                     (Some(key), Some(value)) => Ok((key.to_vec(), value.to_vec())),
-                    _ => Err("one column only; key and value are two".into()),
+                    _ => Err("one column only; key and value are two, with a comma between them".into()),
                 };
-                Ok(Some((line, pair)))
+                Ok(Some((input.get_ref().number - before, pair)))
             }
         }
     }
 }
 
 fn from_json(line: &[u8]) -> Result<Record, String> {
-    serde_json::from_slice::<Pair>(line).map_err(|e| e.to_string())?.into_bytes()
+    let pair = serde_json::from_slice::<Pair>(line).map_err(|error| {
+        // Each record is a text of its own to the parser. The line is told where all lines are.
+        let (text, column) = (error.to_string(), error.column());
+        match text.strip_suffix(&format!(" at line {} column {column}", error.line())) {
+            Some(text) => format!("{text}, at column {column}"),
+            None => text,
+        }
+    })?;
+    pair.into_bytes()
 }
 
 fn from_tsv(line: &[u8]) -> Result<Record, String> {
     let mut columns = line.split(|&b| b == b'\t');
     match (columns.next(), columns.next()) {
         (Some(key), Some(value)) => Ok((unescape(key)?, unescape(value)?)),
-        _ => Err("no tab between key and value".into()),
+        _ if line.starts_with(b"{") => Err("no tab between key and value; JSON takes --format jsonl".into()),
+        _ => Err("no tab between key and value; --format names another format".into()),
     }
 }
 
@@ -199,7 +273,9 @@ fn escape(bytes: &[u8], out: &mut impl Write) -> io::Result<()> {
 pub fn write(out: &mut impl Write, format: Format, key: &[u8], value: &[u8]) -> io::Result<()> {
     match format {
         Format::Tsv => {
-            escape(key, out)?;
+            let plain = key.strip_prefix(BOM);
+            out.write_all(if plain.is_some() { br"\xef\xbb\xbf" } else { b"" })?;
+            escape(plain.unwrap_or(key), out)?;
             out.write_all(b"\t")?;
             escape(value, out)?;
             out.write_all(b"\n")
@@ -218,7 +294,8 @@ pub fn write(out: &mut impl Write, format: Format, key: &[u8], value: &[u8]) -> 
 }
 
 fn quote(bytes: &[u8], out: &mut impl Write) -> io::Result<()> {
-    if !bytes.is_empty() && !bytes.iter().any(|b| b",\"\r\n".contains(b)) {
+    let is_plain = !bytes.starts_with(BOM) && !bytes.iter().any(|b| b",\"\r\n".contains(b));
+    if is_plain && !bytes.is_empty() {
         return out.write_all(bytes);
     }
     out.write_all(b"\"")?;
@@ -237,14 +314,16 @@ pub fn to_hex(bytes: &[u8]) -> String {
 
 pub fn from_hex(text: &str) -> Result<Vec<u8>, String> {
     if !text.len().is_multiple_of(2) {
-        return Err(format!("{text:?} is no hex: an odd number of digits"));
+        return Err(format!("{text:?} is no hex: an odd number of digits; give two for each byte"));
     }
     text.as_bytes().chunks(2).map(|pair| hex_byte(pair[0], pair[1])).collect()
 }
 
 fn hex_byte(high: u8, low: u8) -> Result<u8, String> {
     let digit = |c: u8| {
-        (c as char).to_digit(16).ok_or_else(|| format!("{:?} is no hex digit", c.escape_ascii().to_string()))
+        (c as char).to_digit(16).ok_or_else(|| {
+            format!("{:?} is no hex digit; these are 0 to 9 and a to f", c.escape_ascii().to_string())
+        })
     };
     Ok((digit(high)? << 4 | digit(low)?) as u8)
 }
@@ -252,35 +331,99 @@ fn hex_byte(high: u8, low: u8) -> Result<u8, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::collection::{SizeRange, vec};
+    use proptest::prelude::*;
+    use proptest::sample::select;
 
-    /// Any bytes that are dumped load again, in every format.
-    #[test]
-    fn round_trip() {
-        let nasty: [&[u8]; 7] = [
-            b"plain",
-            b"tab\tnewline\nreturn\rback\\slash",
-            b"quote\"comma,",
-            "Omega \u{3a9} \u{1f600}".as_bytes(),
-            b"\xff\x00\x80 not text",
-            b"\\x41",
-            b" ",
+    const FORMATS: [Format; 3] = [Format::Tsv, Format::Csv, Format::Jsonl];
+
+    /// A reader that brings one byte at a time, as a pipe may.
+    struct Bytewise<'a>(&'a [u8]);
+
+    impl Read for Bytewise<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            let most = buffer.len().min(1);
+            self.0.read(&mut buffer[..most])
+        }
+    }
+
+    fn all(input: impl Read, format: Format) -> Vec<Line> {
+        let mut records = Records::new(input, format);
+        std::iter::from_fn(|| records.next().unwrap()).collect()
+    }
+
+    /// Bytes with a meaning of their own in some format, beside any others.
+    fn bytes(length: impl Into<SizeRange>) -> impl Strategy<Value = Vec<u8>> {
+        let special = prop_oneof![
+            Just(BOM.to_vec()),
+            select(&b"\t\n\r\\\",x{} '\0\x7f#;"[..]).prop_map(|byte| vec![byte]),
+            any::<char>().prop_map(|c| c.to_string().into_bytes()),
+            any::<u8>().prop_map(|byte| vec![byte]),
         ];
-        for format in [Format::Tsv, Format::Csv, Format::Jsonl] {
-            let mut text = Vec::new();
-            for key in nasty {
-                for value in nasty.into_iter().chain([&b""[..]]) {
+        vec(special, length).prop_map(|parts| parts.concat())
+    }
+
+    proptest! {
+        /// What `dump` writes `load` reads, whatever the keys and values are, however the input comes, and
+        /// with a BOM before it or not.
+        #[test]
+        fn dumped_is_loaded(pairs in vec((bytes(1..6), bytes(0..6)), 0..8)) {
+            for format in FORMATS {
+                let mut text = Vec::new();
+                for (key, value) in &pairs {
                     write(&mut text, format, key, value).unwrap();
                 }
-            }
-            let mut records = Records::new(text.as_slice(), format);
-            for key in nasty {
-                for value in nasty.into_iter().chain([&b""[..]]) {
-                    let (_, record) = records.next().unwrap().unwrap();
-                    assert_eq!(record, Ok((key.to_vec(), value.to_vec())), "{format:?}");
+                for text in [text.clone(), [BOM, &text].concat()] {
+                    for lines in [all(&text[..], format), all(Bytewise(&text), format)] {
+                        let lines: Vec<_> = lines.into_iter().map(|(_, record)| record.unwrap()).collect();
+                        prop_assert_eq!(&lines, &pairs, "{:?}: {:?}", format, text.escape_ascii().to_string());
+                    }
+                    let mut records = Records::new(&text[..], format);
+                    while records.next().unwrap().is_some() {}
+                    prop_assert_eq!(records.bytes(), text.len() as u64);
                 }
             }
-            assert!(records.next().unwrap().is_none());
-            assert_eq!(records.bytes(), text.len() as u64, "{format:?}");
+            // What `get --json` prints is read as well.
+            for (key, value) in &pairs {
+                let line = serde_json::to_string(&Pair::found(key, Some(value))).unwrap();
+                prop_assert_eq!(from_json(line.as_bytes()), Ok((key.clone(), value.clone())));
+            }
+        }
+    }
+
+    /// One BOM goes, at the beginning of the input and nowhere else.
+    #[test]
+    fn one_byte_order_mark_goes() {
+        for (format, line) in [
+            (Format::Tsv, "a\tb\n"),
+            (Format::Csv, "a,b\n"),
+            (Format::Csv, "\"a\",b\n"),
+            (Format::Jsonl, "{\"key\": \"a\", \"value\": \"b\"}\n"),
+        ] {
+            let text = format!("\u{feff}{line}");
+            assert_eq!(all(text.as_bytes(), format), [(1, Ok((b"a".into(), b"b".into())))], "{format:?}");
+        }
+        for (format, text) in [
+            (Format::Tsv, "\u{feff}\u{feff}a\tb\n\u{feff}c\td\n"),
+            (Format::Csv, "\u{feff}\u{feff}a,b\n\u{feff}c,d\n"),
+        ] {
+            let pair = |key: &str, value: &str| Ok((key.into(), value.into()));
+            let expected = [(1, pair("\u{feff}a", "b")), (2, pair("\u{feff}c", "d"))];
+            assert_eq!(all(text.as_bytes(), format), expected, "{format:?}");
+        }
+        assert!(all(BOM, Format::Tsv).is_empty() && all(BOM, Format::Csv).is_empty());
+    }
+
+    /// Lines are counted from 1, whatever ends them, and a record is at the line that it begins in.
+    #[test]
+    fn lines_have_their_numbers() {
+        for end in ["\n", "\r\n"] {
+            let text = ["a,b", "", "\"c\n\",\"d\r\n\"", "e,f", "", "g", "h,i"].join(end);
+            let found: Vec<_> = all(text.as_bytes(), Format::Csv).into_iter().map(|(line, _)| line).collect();
+            assert_eq!(found, [1, 3, 6, 8, 9], "{end:?}");
+            let text = ["a\tb", "", "c", "d\te"].join(end);
+            let found: Vec<_> = all(text.as_bytes(), Format::Tsv).into_iter().map(|(line, _)| line).collect();
+            assert_eq!(found, [1, 3, 4], "{end:?}");
         }
     }
 
@@ -290,14 +433,51 @@ mod tests {
             let (line, record) = Records::new(text.as_bytes(), format).next().unwrap().unwrap();
             (line, record.unwrap_err())
         };
-        assert_eq!(reason(Format::Tsv, "\n\nno tab"), (3, "no tab between key and value".into()));
+        for (format, text, expected) in [
+            (Format::Tsv, "\n\nno tab", (3, "no tab between key and value; --format names another format")),
+            (Format::Tsv, "{\"key\": 1}", (1, "no tab between key and value; JSON takes --format jsonl")),
+            (
+                Format::Csv,
+                "\n\nalone\n",
+                (3, "one column only; key and value are two, with a comma between them"),
+            ),
+            (Format::Jsonl, "{\"key\": \"a\"}", (1, "no \"value\" (a string), nor value_hex")),
+            (
+                Format::Jsonl,
+                "\n{\"key\": 1, \"value\": \"\"}",
+                (2, "\"key\" is 1, which is no string; put it in quotes"),
+            ),
+            (
+                Format::Jsonl,
+                "{\"key\": \"a\", \"value\": 1.50}",
+                (1, "\"value\" is 1.5, which is no string; put it in quotes"),
+            ),
+            (
+                Format::Jsonl,
+                "{\"key\": \"a\", \"value_hex\": true}",
+                (1, "\"value_hex\" is true, which is no string; put it in quotes"),
+            ),
+            (
+                Format::Jsonl,
+                "{\"key\": \"a\", \"value\": \"\", \"value_hex\": \"00\"}",
+                (1, "both \"value\" and value_hex; leave one out"),
+            ),
+            (
+                Format::Jsonl,
+                "{\"key\": \"a\", \"found\": false}",
+                (1, "`get` did not find this key, so there is no value to put"),
+            ),
+            (Format::Jsonl, "\n\n{\"key\": \"a\"", (3, "EOF while parsing an object, at column 11")),
+        ] {
+            let (line, reason) = reason(format, text);
+            assert_eq!((line, &reason[..]), expected, "{text}");
+        }
         assert!(reason(Format::Tsv, "a\\q\tb").1.contains("backslash"));
-        assert!(reason(Format::Csv, "alone\n").1.contains("one column"));
-        assert!(reason(Format::Jsonl, "{\"key\": \"a\"}").1.contains("no \"value\""));
-        assert!(reason(Format::Jsonl, "{\"key\": \"a\", \"value\": 1}").1.contains("invalid type"));
-        let both = "{\"key\": \"a\", \"value\": \"\", \"value_hex\": \"00\"}";
-        assert_eq!(reason(Format::Jsonl, both).1, "both \"value\" and value_hex");
         assert!(reason(Format::Jsonl, "{\"key_hex\": \"4\", \"value\": \"\"}").1.contains("odd number"));
+        let unknown = reason(Format::Jsonl, "{\"kay\": \"a\"}").1;
+        assert!(
+            unknown.starts_with("unknown field `kay`, expected one of `key`, ") && !unknown.contains("line")
+        );
     }
 
     /// A carriage return is a part of its value, also alone, and at either end.

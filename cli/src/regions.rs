@@ -86,7 +86,11 @@ impl Regions {
         for file in found {
             let path = show::path(&file.path);
             match &file.inside {
-                Ok(_) if serve::remove(&file.path)? => {
+                // One of another version, or a damaged one, is a table, too.
+                inside
+                    if inside.as_ref().err().is_none_or(serve::is_of_region)
+                        && serve::remove(&file.path)? =>
+                {
                     freed += file.bytes;
                     show::say(format_args!("removed {path} ({})", show::bytes(file.bytes)))?;
                 }
@@ -96,7 +100,10 @@ impl Regions {
                 }
                 Err(error) => {
                     all_well &= self.files.is_empty();
-                    show::complain(format_args!("{path} stays: {error:#}"));
+                    show::complain(format_args!(
+                        "{path} stays: {}",
+                        super::advice::in_options(&format_args!("{error:#}"))
+                    ));
                 }
             }
         }

@@ -12,7 +12,7 @@ use oneread::region::{Backing, Region};
 use oneread::verbs::Wait;
 use oneread::{
     Address, Config, Geometry, Layout, MemoryShare, Recovered, ServeError, Server, ServerConfig, Snapshots,
-    StartMode, StartProgress, StartStep, TableSize, Token,
+    StartMode, StartProgress, StartStep, SuperblockError, TableSize, Token,
 };
 use rustix::fs::OFlags;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -438,16 +438,19 @@ impl Serve {
         place::prepare(&path)?;
         match std::fs::symlink_metadata(&path) {
             Ok(about) if about.len() > 0 || !about.is_file() => {
-                let (has, phase) = look_into(&path)?;
+                let found = look_into(&path);
                 // Who was restoring it was killed. Nobody has been served from it.
-                let is_half = phase == Phase::Starting && self.source().is_some();
-                if self.fresh || is_half {
+                let is_half = found
+                    .as_ref()
+                    .is_ok_and(|(_, phase)| *phase == Phase::Starting && self.source().is_some());
+                if self.fresh && found.as_ref().err().is_none_or(is_of_region) || is_half {
                     ensure!(
                         remove(&path)?,
                         "{} is in use by another server; stop that one first",
                         path.display()
                     );
                 } else {
+                    let (has, _) = found?;
                     ensure!(
                         self.restore.is_none(),
                         "{} holds a table with keys of its own; --restore is for a new table: add --fresh to remove this one, or leave --restore out and use `oneread restore` to put the keys over these",
@@ -570,7 +573,7 @@ fn taken_over(found: Recovered) -> String {
 
 /// How large a table is and may become.
 fn size_now(geometry: &Geometry, bytes_backed: u64, part: Option<&str>) -> String {
-    let bytes = show::bytes(geometry.region_bytes());
+    let bytes = show::bytes(geometry.bytes_max());
     if geometry.grows() {
         let part = part.map_or(String::new(), |part| format!(" ({part})"));
         format!("grows up to {bytes}{part}, {} so far", show::bytes(bytes_backed))
@@ -587,7 +590,7 @@ fn recovered_json(found: Recovered) -> serde_json::Value {
 /// How large a table is, as it was asked for.
 fn size_of(geometry: &Geometry) -> String {
     if geometry.grows() {
-        let (bytes, segments) = (geometry.region_bytes(), geometry.segments_max());
+        let (bytes, segments) = (geometry.bytes_max(), geometry.segments_max());
         format!("up to {} ({})", show::bytes(bytes), show::counted(segments, "segment"))
     } else {
         format!("{} main slots", geometry.main_slots())
@@ -601,7 +604,7 @@ fn is_over_verbs(address: &Address) -> bool {
 
 /// Checks that all of a table may be locked in memory, before any of it is taken.
 fn check_locked_memory(config: &Config) -> Result<()> {
-    let need = config.geometry()?.region_bytes();
+    let need = config.geometry()?.bytes_max();
     if let Some(limit) = super::doctor::locked_memory_max().filter(|limit| *limit < need) {
         anyhow::bail!(
             "over verbs a table is locked in memory: up to {}, and this process may lock only {limit} bytes; raise the limit (ulimit -l, or LimitMEMLOCK= in a systemd unit; `oneread doctor` says how), or serve less, by --max-memory or --capacity",
@@ -646,6 +649,13 @@ fn look_into(path: &Path) -> Result<(Geometry, Phase)> {
     let (geometry, _) = Inspector::superblock(&region).with_context(|| name.to_string())?;
     let phase = Inspector::new(&region, &geometry).state().phase;
     Ok((geometry, phase))
+}
+
+/// Whether what cannot be read is a region all the same, of another version or damaged: it may be removed.
+pub fn is_of_region(error: &anyhow::Error) -> bool {
+    use SuperblockError::{Magic, TooShort};
+    let error = error.downcast_ref::<SuperblockError>();
+    error.is_some_and(|error| !matches!(error, Magic { .. } | TooShort { .. }))
 }
 
 /// Removes a region file, unless a server uses it. Returns whether it did.
@@ -735,10 +745,15 @@ mod tests {
     fn sizes_are_told() {
         let config = Config::new().size(TableSize::up_to(64 << 20));
         let geometry = config.geometry().unwrap();
-        let most = show::bytes(geometry.region_bytes());
+        let most = show::bytes(geometry.bytes_max());
         assert_eq!(size_now(&geometry, 3 << 20, None), format!("grows up to {most}, 3.00 MiB so far"));
         let told = size_now(&geometry, 3 << 20, Some("half of it"));
         assert_eq!(told, format!("grows up to {most} (half of it), 3.00 MiB so far"));
+        // Long values take of the same memory, and have addresses of their own.
+        let long = config.value_max(1 << 20).geometry().unwrap();
+        assert!(long.region_bytes() > 100 << 20);
+        let told = [size_now(&long, 0, None), size_of(&long)];
+        assert!(told.iter().all(|told| told.contains("up to 6") && told.contains(" MiB")), "{told:?}");
         let geometry = Config::new().size(TableSize::Slots(5_000)).geometry().unwrap();
         let [slots, bytes] = [show::count(geometry.slots()), show::bytes(geometry.region_bytes())];
         assert_eq!(size_now(&geometry, 7, None), format!("{slots} slots, {bytes}"));

@@ -350,7 +350,12 @@ impl Restore {
                     summary.failed += 1;
                     if summary.failed <= COMPLAINTS_MAX {
                         let key = show::text(key, 40);
-                        bar.suspend(|| show::complain(format_args!("oneread: key {key:?}: {error}")));
+                        bar.suspend(|| {
+                            show::complain(format_args!(
+                                "oneread: key {key:?}: {}",
+                                super::advice::in_options(&error)
+                            ))
+                        });
                     }
                     // Each further key would look for room for long.
                     ensure!(!matches!(error, PutError::Full { .. }), "{error}");

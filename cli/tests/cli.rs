@@ -301,6 +301,67 @@ fn messages_name_the_cause() {
     let out = alone(Command::new("sh")).args(["-c", &limited]).output().unwrap();
     let refused = stderr(&expect(out, 1));
     assert!(refused.contains("no address space left") && refused.contains("ulimit -v"), "{refused}");
+    // A server without addresses for its table: huge pages are not to blame.
+    let limited = format!(
+        "ulimit -v 400000; exec {} serve --anonymous --capacity 4000000 --at shm:{}",
+        env!("CARGO_BIN_EXE_oneread"),
+        dir.path().join("other").display()
+    );
+    let refused = stderr(&expect(
+        alone(Command::new("timeout")).args(["60", "sh", "-c", &limited]).output().unwrap(),
+        1,
+    ));
+    assert!(refused.contains("no address space left") && !refused.contains("huge"), "{refused}");
+}
+
+/// A region of another version is named as such, with what keeps its keys, and what removes it.
+#[test]
+fn other_versions_are_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let region = region_in(dir.path());
+    let at = format!("shm:{}", dir.path().join("sock").display());
+    let dir = Served::start_in(dir, &["--region", &region, "--slots", "64"]).kill();
+    let age = || {
+        let mut bytes = std::fs::read(&region).unwrap();
+        bytes[8..12].copy_from_slice(&4u32.to_le_bytes());
+        std::fs::write(&region, bytes).unwrap();
+    };
+    age();
+    let refused = stderr(&expect(run(&["serve", "--region", &region, "--at", &at]), 1));
+    for part in
+        ["region format version 4, this build reads version", "`oneread dump` with that release", "--fresh"]
+    {
+        assert!(refused.contains(part), "{refused}");
+    }
+    let mut served = Served::start_in(dir, &["--region", &region, "--slots", "64", "--fresh"]);
+    assert_eq!(served.ready["recovered"], Value::Null);
+    let _dir = served.kill();
+    age();
+    expect(run(&["regions", "--remove", &region]), 0);
+    assert!(!Path::new(&region).exists());
+    // What is no region stays.
+    std::fs::write(&region, vec![b'x'; 100_000]).unwrap();
+    std::fs::set_permissions(&region, std::fs::Permissions::from_mode(0o600)).unwrap();
+    expect(run(&["regions", "--remove", &region]), 1);
+    expect(run(&["serve", "--fresh", "--region", &region, "--at", &at]), 1);
+    assert!(Path::new(&region).exists());
+}
+
+/// Options are named in the command's words, with what they have to be, and what is advised is taken.
+#[test]
+fn advice_on_sizes_is_taken() {
+    let refused = |options: &[&str]| {
+        let dir = tempfile::tempdir().unwrap();
+        let at = format!("shm:{}", dir.path().join("sock").display());
+        stderr(&expect(run(&[&["serve", "--anonymous", "--at", &at], options].concat()), 1))
+    };
+    let long = refused(&["--max-memory", "100MiB", "--value-max", "64MiB"]);
+    let advised = long.trim_end().rsplit_once("; as by --max-memory ").unwrap_or_else(|| panic!("{long}")).1;
+    Served::start(&["--anonymous", "--max-memory", advised, "--value-max", "64MiB"]);
+    let told = refused(&["--capacity", "100", "--value-max", "10KiB"]);
+    assert!(told.contains("set --heap, ") && told.contains("lower --value-max to "), "{told}");
+    let told = refused(&["--capacity", "100", "--value-max", "10KiB", "--heap", "10KiB"]);
+    assert!(told.contains("--heap is 10240; "), "{told}");
 }
 
 /// One is singular.
@@ -523,6 +584,18 @@ fn load_and_dump() {
         assert_eq!(stdout(&expect(other.run(&["get", "--hex", "63"]), 0)), "ff00\n");
     }
 
+    // What `get --json` prints loads, too, but for keys that it has not found.
+    let found = expect(served.run(&["get", "--json", "a", "b", "c", "nope"]), 1);
+    let other = Served::start(&["--anonymous", "--capacity", "1000"]);
+    let load = ["load", "--format", "jsonl", "-", "--at", &other.at];
+    let out = expect(run_with_input(&load, &found.stdout), 1);
+    assert_eq!(stderr(&out), "oneread: line 4: `get` did not find this key, so there is no value to put\n");
+    let [one, other] = [&served, &other].map(|served| {
+        let dumped = stdout(&expect(served.run(&["dump"]), 0));
+        dumped.lines().map(str::to_owned).collect::<std::collections::BTreeSet<_>>()
+    });
+    assert_eq!(one, other);
+
     let modes = served.file("modes.tsv", "a\t3\nnew\t4\n");
     let sum = json(&expect(served.run(&["load", "--json", "--insert", &modes]), 0));
     assert_eq!((&sum["inserted"], &sum["updated"], &sum["skipped"]), (&1.into(), &0.into(), &1.into()));
@@ -576,7 +649,10 @@ fn region_file_survives() {
 
     let out = expect(served.run(&["get", "k", "--region", &region]), 0);
     assert_eq!(stdout(&out), "v\n");
-    assert!(stderr(&out).contains(&format!("no server at {}; reading {region}", served.at)), "{out:?}");
+    assert!(
+        stderr(&out).contains(&format!("no server answers at {}; reading {region}", served.at)),
+        "{out:?}"
+    );
     expect(served.run(&["put", "k", "w"]), 1);
 
     let at = served.at.clone();
@@ -1615,6 +1691,13 @@ fn values_are_encrypted() {
     assert_eq!(outcome(&["get", "-n", "greeting"], 0), "hi");
     let stored = stdout(&expect(served.run(&["get", "--json", "greeting"]), 0));
     assert!(stored.contains("value_hex\":\"01") && !stored.contains("hi\""), "{stored}");
+    expect(served.run(&["put", "plain", "text"]), 0);
+    let out = expect(with(&["get", "plain"]), 1);
+    assert!(
+        stderr(&out).contains("key \"plain\": the value was put without encryption, or by a later"),
+        "{out:?}"
+    );
+    expect(served.run(&["del", "plain"]), 0);
     let other = key_file(&served, "other", 'b');
     for wrong in [vec!["--key-file", &other, "--namespace", "n"], vec!["--key-file", &key]] {
         let out = expect(served.run(&[&["get", "greeting", "absent"], &wrong[..]].concat()), 1);
@@ -1646,7 +1729,7 @@ fn values_are_encrypted() {
     expect(run(&["put", "plain", "text", "--at", &other.at]), 0);
     let out = expect(run(&[&["dump"], &with_key[..]].concat()), 1);
     assert_eq!(sorted(&stdout(&out)), plain);
-    assert!(stderr(&out).contains("key \"plain\" is left out: the value is of version 116 "), "{out:?}");
+    assert!(stderr(&out).contains("key \"plain\" is left out: the value was put without encryption, or by a later oneread: it begins with byte 116, "), "{out:?}");
     let many: String = (0..30).map(|n| format!("plain {n}\ttext\n")).collect();
     expect(run_with_input(&["load", "-", "--at", &other.at], many.as_bytes()), 0);
     let out = expect(run(&[&["dump", "--json"], &with_key[..]].concat()), 1);
@@ -1804,13 +1887,18 @@ fn a_table_has_a_default_file() {
     let dir = served.kill();
     assert_eq!(listed(), Some(false));
     for (command, shown, told) in [
-        (&["get", "k"][..], "v\n", format!("no server at {at}; reading {region}")),
+        (&["get", "k"][..], "v\n", format!("no server answers at {at}; reading {region}")),
         (&["dump"], "k\tv\n", format!("no server answers at {at}; reading the file {region}")),
     ] {
         let out = expect(run(&[command, &["--at", &at]].concat()), 0);
         assert_eq!(stdout(&out), shown);
         assert!(stderr(&out).contains(&told), "{out:?}");
     }
+    // The log says when.
+    let out = oneread().args(["get", "k", "--at", &at]).env("RUST_LOG", "warn").output().unwrap();
+    let log = stderr(&out);
+    let (time, rest) = log.split_once('Z').unwrap_or_else(|| panic!("{log}"));
+    assert!(time.len() > 18 && time.as_bytes()[10] == b'T' && rest.starts_with("  WARN "), "{log}");
     let mut served = Served::start_in(dir, &[]);
     assert_eq!(served.ready["recovered"]["keys"], 1);
     let dir = served.kill();

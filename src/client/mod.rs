@@ -85,7 +85,7 @@ pub struct ClientOptions {
     /// has given the socket's folder (as `/run/oneread` is given to a service's user). A server learns
     /// what clients put, decides what they read, and can end them by making a region file shorter.
     pub server_uids: Vec<u32>,
-    /// On shm: the server's region file, to be read if no server is there when the client connects.
+    /// On shm: the server's region file, to be read if no server answers when the client connects.
     /// The client then only reads ([`Client::is_served`]), without a lease, until a server comes. The
     /// file must belong to this user or root.
     pub region: Option<PathBuf>,
@@ -223,6 +223,16 @@ pub enum ConnectError {
         /// The operating system's answer.
         source: io::Error,
     },
+    /// This user may not write to the socket, or may not look into its folder.
+    #[error(
+        "this user may not connect to {address}; its server's user can allow that (`ServerConfig::allow_uids`)"
+    )]
+    NoAccess {
+        /// Where.
+        address: Address,
+        /// The operating system's answer.
+        source: io::Error,
+    },
     /// The server does not take this client.
     #[error("the server at {address} turned this client away")]
     TurnedAway {
@@ -296,7 +306,7 @@ pub enum ConnectError {
     Verbs(#[from] SetupError),
     /// No server is there, and its region file ([`ClientOptions::region`]) is given up, or was never
     /// finished.
-    #[error("no server at {address}, and {} holds no table that can be read", path.display())]
+    #[error("no server at {address}, and {} holds no table that can be read; start a server", path.display())]
     NoTable {
         /// The address.
         address: Address,
@@ -321,13 +331,15 @@ pub enum LinkError {
     #[error("no answer within {0:?}; the server may be suspended (SIGSTOP) or busy")]
     Deadline(Duration),
     /// The server closed the connection.
-    #[error("the server hung up")]
+    #[error("the server hung up; it may be stopping")]
     HungUp,
     /// The bytes are not valid frames.
-    #[error("the peer does not speak oneread's protocol")]
+    #[error("the peer does not speak oneread's protocol; use the same version of oneread on both sides")]
     Wire(#[from] WireError),
     /// A reply that does not belong to the request.
-    #[error("the peer does not speak oneread's protocol: an unexpected reply")]
+    #[error(
+        "the peer does not speak oneread's protocol: an unexpected reply; use the same version of oneread on both sides"
+    )]
     Unexpected,
     /// A system call failed.
     #[error(transparent)]
@@ -411,7 +423,7 @@ pub enum GetError {
     },
     /// The server is gone. Over shm the lease has also ended, or the region was given up. Over
     /// verbs the queue pair failed, and so did its successors.
-    #[error("the server at {address} is gone")]
+    #[error("the server at {address} is gone; start it again")]
     ServerGone {
         /// The address.
         address: Address,
@@ -475,7 +487,7 @@ pub enum MutateError {
     },
     /// A server's answer has no room for the value ([`Client::get_two_sided`]).
     #[error(
-        "the value is {given} bytes long, and a server's answer has room for {max}; let the client READ it: Client::get"
+        "the value is {given} bytes long, and a server's answer has room for {max}; let the client READ it: `Client::get`"
     )]
     LongValue {
         /// Length of the value.
@@ -540,7 +552,9 @@ pub enum MutateError {
     /// The server lets this client read only
     /// ([`ServerConfig::allow_read_uids`](crate::ServerConfig::allow_read_uids),
     /// [`ServerConfig::read_token`](crate::ServerConfig::read_token)). Nothing was changed.
-    #[error("the server at {address} lets this client read the table, and not change it")]
+    #[error(
+        "the server at {address} lets this client read the table, and not change it; its user can allow changes (`ServerConfig::allow_uids`)"
+    )]
     ReadOnly {
         /// The address.
         address: Address,
@@ -830,7 +844,7 @@ impl std::ops::AddAssign for RequestCounts {
 ///   server left it, until the client has reconnected or its lease ([`ClientOptions::lease`]) ends.
 ///   After the lease they end in [`GetError::ServerGone`]. Meanwhile the thread tries to
 ///   reconnect, at once and then after pauses that grow from 1 ms to 100 ms.
-/// * **Gone already** when the client connects: [`ClientOptions::region`] names the file to read.
+/// * **Gone already**, or silent, when the client connects: [`ClientOptions::region`] names the file to read.
 /// * **Back** at the same address: the thread reconnects within 100 ms, or within 2 s if an
 ///   attempt was under way and got no answer. Every handle reads the new server's region from its
 ///   next GET on. If the new server took over the region file, the old mapping shows its changes

@@ -78,17 +78,24 @@ pub(super) struct ShmShared {
 }
 
 impl ShmShared {
+    /// Looks for a server, by `find`. With what was newest before that: only so can [`ShmShared::publish`]
+    /// tell that another server was found meanwhile.
+    fn finding<R>(&self, find: impl FnOnce() -> R) -> (SeenVersion, R) {
+        let seen = SeenVersion(self.newest().version);
+        (seen, find())
+    }
+
     /// Records that a server is there, with this region. If the region is new, every handle
     /// switches to it at its next GET. `seen` is the version before that server was looked for.
     /// Returns `false` if another region was published since: which server came later is then
     /// unknown, and the caller must look again.
-    fn publish(&self, seen: u64, attachment: Attachment, who: Publisher) -> bool {
+    fn publish(&self, seen: SeenVersion, attachment: Attachment, who: Publisher) -> bool {
         let mut newest = lock_std(&self.newest);
         if attachment.identity != newest.identity {
-            if newest.version != seen {
+            if newest.version != seen.0 {
                 return false;
             }
-            let version = seen + 1;
+            let version = seen.0 + 1;
             *newest = Arc::new(Attachment { version, ..attachment });
             // Relaxed: a handle that sees it takes the lock, which orders what was stored under it.
             self.version.store(version, Ordering::Relaxed);
@@ -174,10 +181,10 @@ impl ShmShared {
 
     /// Connects and says hello.
     pub(super) fn greet(&self) -> Result<Greeting, ConnectError> {
-        let seen = self.newest().version;
         let (allowed, now) = (Duration::ZERO, Instant::now());
-        let stream = open_socket(&self.address, &self.socket, &self.options.server_uids, allowed, now)?;
-        let mut link = SocketLink { stream: Arc::new(stream), input: Vec::new(), allowed };
+        let (seen, stream) = self
+            .finding(|| open_socket(&self.address, &self.socket, &self.options.server_uids, allowed, now));
+        let mut link = SocketLink { stream: Arc::new(stream?), input: Vec::new(), allowed };
         // An empty socket takes it. If the server has hung up, reading will tell.
         let _ = link.send(&hello(), now);
         Ok(Greeting { link, fd: None, seen })
@@ -208,9 +215,12 @@ pub(super) struct Greeting {
     link: SocketLink,
     /// The region's descriptor, if it has come.
     fd: Option<OwnedFd>,
-    /// The version of the newest mapping before the server was looked for.
-    seen: u64,
+    seen: SeenVersion,
 }
+
+/// The version of the newest mapping before a server was looked for ([`ShmShared::finding`]).
+#[derive(Clone, Copy, Debug)]
+struct SeenVersion(u64);
 
 impl Greeting {
     pub fn socket(&self) -> &UnixStream {
@@ -476,9 +486,9 @@ impl ShmHandle {
     fn connect_again(&mut self, deadline: Instant) -> Result<bool, ConnectError> {
         let within = deadline.saturating_duration_since(Instant::now());
         let shared = &self.shared;
-        let seen = shared.newest().version;
-        let (link, attachment) =
-            attach(&shared.address, &shared.socket, &shared.options.server_uids, within)?;
+        let (seen, found) =
+            shared.finding(|| attach(&shared.address, &shared.socket, &shared.options.server_uids, within));
+        let (link, attachment) = found?;
         let geometry = attachment.geometry.clone();
         if attachment.identity != self.attached.identity {
             // A new server, maybe with a new region. GETs must read where changes go.
@@ -654,7 +664,7 @@ fn is_full(error: &ConnectError) -> bool {
     )
 }
 
-/// Maps the region file that the options name, for a client that found no server.
+/// Maps the region file that the options name, for a client that found no server, or one that is silent.
 fn open_file(
     address: &Address,
     options: &ClientOptions,
@@ -662,7 +672,8 @@ fn open_file(
 ) -> Result<Attachment, ConnectError> {
     let is_stopping = |source: &Refusal| matches!(source, Refusal::Stopping);
     let is_gone = match &no_server {
-        ConnectError::NotThere { .. } | ConnectError::Link { source: LinkError::HungUp, .. } => true,
+        ConnectError::NotThere { .. } => true,
+        ConnectError::Link { source: LinkError::HungUp | LinkError::Deadline(_), .. } => true,
         ConnectError::TurnedAway { source, .. } => is_stopping(source),
         _ => false,
     };
@@ -682,7 +693,7 @@ fn open_file(
     if matches!(State::from_word(region.load(STATE_WORD)).phase, Phase::Starting | Phase::Retired) {
         return Err(ConnectError::NoTable { address: address.clone(), path: path.clone() });
     }
-    tracing::warn!(%address, path = %path.display(), "no server is there; reading its region file");
+    tracing::warn!(%address, path = %path.display(), "no server answers; reading its region file");
     // No server's: every server has an incarnation of at least 1.
     let (geometry, identity) = (Arc::new(geometry), (0, 0, 0));
     Ok(Attachment { region, geometry, identity, version: 0, is_file: true })
@@ -700,6 +711,9 @@ fn open_socket(
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
     let os = |e: rustix::io::Errno| match (address.clone(), io::Error::from(e)) {
         (address, source) if is_out_of_descriptors(&source) => ConnectError::Descriptors { address, source },
+        (address, source) if source.kind() == io::ErrorKind::PermissionDenied => {
+            ConnectError::NoAccess { address, source }
+        }
         (address, source) => ConnectError::NotThere { address, source },
     };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -1112,7 +1126,7 @@ pub(super) mod tests {
     /// A connection that waits for the answer to its hello.
     pub(in crate::client) fn greeting(stream: &Arc<UnixStream>) -> Greeting {
         let link = SocketLink { stream: stream.clone(), input: Vec::new(), allowed: Duration::ZERO };
-        Greeting { link, fd: None, seen: 0 }
+        Greeting { link, fd: None, seen: SeenVersion(0) }
     }
 
     /// Whether a connection is left to the next handle.
@@ -1239,43 +1253,59 @@ pub(super) mod tests {
             assert_eq!(newest.version, shared.version.load(Ordering::Relaxed), "handles look at this one");
             (newest.identity.1, newest.version)
         };
-        assert!(shared.publish(0, attachment(2), Publisher::Watcher));
+        assert!(shared.publish(SeenVersion(0), attachment(2), Publisher::Watcher));
         assert_eq!((known(), shared.gone_ns.load(Ordering::Relaxed)), ((2, 1), 0));
-        assert!(!shared.publish(0, attachment(1), Publisher::Handle));
+        assert!(!shared.publish(SeenVersion(0), attachment(1), Publisher::Handle));
         assert_eq!(known(), (2, 1));
         // The region that is already known may be published late.
-        assert!(shared.publish(0, attachment(2), Publisher::Handle));
+        assert!(shared.publish(SeenVersion(0), attachment(2), Publisher::Handle));
         assert_eq!(known(), (2, 1));
         // A handle says that a server was there just now, not that it still is: the lease begins
         // again.
         shared.gone_ns.store(7, Ordering::Relaxed);
         shared.clock.advance(Duration::from_nanos(100));
-        assert!(shared.publish(1, attachment(3), Publisher::Handle));
+        assert!(shared.publish(SeenVersion(1), attachment(3), Publisher::Handle));
         assert_eq!((known(), shared.gone_ns.load(Ordering::Relaxed)), ((3, 2), 100));
         // The watcher finds the same region: the server is there, and no lease runs.
-        assert!(shared.publish(2, attachment(3), Publisher::Watcher));
+        assert!(shared.publish(SeenVersion(2), attachment(3), Publisher::Watcher));
         assert_eq!((known(), shared.gone_ns.load(Ordering::Relaxed)), ((3, 2), 0));
         // While the server is not known to be gone, a handle begins no lease.
-        assert!(shared.publish(2, attachment(4), Publisher::Handle));
+        assert!(shared.publish(SeenVersion(2), attachment(4), Publisher::Handle));
         assert_eq!((known(), shared.gone_ns.load(Ordering::Relaxed)), ((4, 3), 0));
         // A late publisher changes nothing.
         for who in [Publisher::Watcher, Publisher::Handle] {
             shared.gone_ns.store(7, Ordering::Relaxed);
             for seen in [2, 4] {
-                assert!(!shared.publish(seen, attachment(5), who));
+                assert!(!shared.publish(SeenVersion(seen), attachment(5), who));
                 assert_eq!((known(), shared.gone_ns.load(Ordering::Relaxed)), ((4, 3), 7), "{who:?}");
             }
         }
         // The same region on another device, or of another server, is a different one.
         for (at, other) in [(0, (2, 4, 1)), (1, (2, 4, 2))] {
             let other = Attachment { identity: other, ..attachment(4) };
-            assert!(shared.publish(3 + at, other, Publisher::Watcher));
+            assert!(shared.publish(SeenVersion(3 + at), other, Publisher::Watcher));
             assert_eq!(known(), (4, 4 + at));
         }
         // A lease begins also on a clock that reads 0.
         let new = ShmShared { clock: Clock::manual(), gone_ns: AtomicU64::new(7), ..shared };
-        assert!(new.publish(5, attachment(6), Publisher::Handle));
+        assert!(new.publish(SeenVersion(5), attachment(6), Publisher::Handle));
         assert_eq!(new.gone_ns.load(Ordering::Relaxed), 1);
+    }
+
+    /// Another server is found while one is looked for: nobody knows which of the two came later.
+    #[test]
+    fn a_server_found_meanwhile_is_noticed() {
+        let shared = shared(ClientOptions::default());
+        let (late, seen) = shared.finding(|| {
+            let (seen, found) = shared.finding(|| attachment(1));
+            assert!(shared.publish(seen, found, Publisher::Watcher));
+            seen
+        });
+        for seen in [late, seen] {
+            assert!(!shared.publish(seen, attachment(2), Publisher::Handle));
+        }
+        let (seen, found) = shared.finding(|| attachment(2));
+        assert!(shared.publish(seen, found, Publisher::Handle));
     }
 
     /// A handle of a server that is not there, with a manual clock.
@@ -1363,7 +1393,7 @@ pub(super) mod tests {
         let mut publish = |inode, seen| {
             let new = attachment(inode);
             enters(&new, Phase::Serving);
-            assert!(first.shared.publish(seen, new, Publisher::Watcher));
+            assert!(first.shared.publish(SeenVersion(seen), new, Publisher::Watcher));
             for _ in 0..3 {
                 first.attach_newest().unwrap();
             }

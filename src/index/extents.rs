@@ -274,17 +274,17 @@ impl Extents {
     }
 
     /// X3: a slot write has ended this name just now.
-    pub fn ended(&self, reference: &Reference) {
+    pub fn ended(&self, reference: &Reference, written: SlotWritten) {
         if !reference.is_sound(&self.geometry) {
             return;
         }
         self.named.fetch_sub(1, Ordering::Relaxed);
         let (at, bytes) = Extents::place(&self.geometry, reference);
-        lock(&self.heap).heap.retire(at, bytes, self.ready_ns(reference.len));
+        lock(&self.heap).heap.retire(at, bytes, self.ready_ns(reference.len, written));
     }
 
-    /// When the memory of an extent may be used again whose name ends now.
-    fn ready_ns(&self, len: u32) -> u64 {
+    /// When the memory of an extent may be used again whose name this slot write has ended just now.
+    fn ready_ns(&self, len: u32, _: SlotWritten) -> u64 {
         let (heap, grace) = (self.geometry.heap(), self.geometry.grace());
         let kept = heap.kept_for(grace, by_rule(Rule::ExtentLength, len, 0));
         self.clock.now_ns() + wait_ns(Rule::ExtentGrace, kept.as_nanos() as u64)
@@ -317,19 +317,19 @@ impl Extents {
         let (hash, old) = old;
         let (from, bytes) = Extents::place(&self.geometry, &old);
         let Some(to) = lock(&self.heap).heap.begin_move(from, bytes) else { return true };
-        let is_named = self.back(to).is_ok() && {
+        let named = self.back(to).ok().and_then(|()| {
             let new = Reference { len: old.len, crc: old.crc, ..self.begin(to, hash, old.len as usize) };
             let new = Reference { number: by_rule(Rule::MoveNumber, new.number, old.number), ..new };
             let words = self.region.words(Extents::first_word(&old), (old.len as usize).div_ceil(WORD));
             self.region.copy(words, Extents::first_word(&new));
             names.rename(hash, &old, &new)
-        };
-        if is_named {
+        });
+        if named.is_some() {
             self.moved_bytes.fetch_add(bytes, Ordering::Relaxed);
         }
         let mut state = lock(&self.heap);
-        state.has_moved |= is_named;
-        state.heap.end_move(is_named.then(|| self.ready_ns(old.len)));
+        state.has_moved |= named.is_some();
+        state.heap.end_move(named.map(|written| self.ready_ns(old.len, written)));
         true
     }
 
@@ -356,15 +356,18 @@ impl Extents {
     /// Gives a block without extents back to the system, if there is one. Returns whether there was.
     fn give_back(&self) -> bool {
         let lent = lock(&self.heap).heap.lend_block(self.clock.now_ns());
-        let Some(block) = lent else { return false };
+        let Some(loan) = lent else { return false };
         let space = self.geometry.heap();
-        let bytes = self.region.give_back(space.offset + block.start..space.offset + block.end);
+        let (given_back, (block, bytes)) = loan.give_back(|Range { start, end }| {
+            let bytes = self.region.give_back(space.offset + start..space.offset + end);
+            ((start / space.block_bytes) as usize, bytes)
+        });
         self.returned_bytes.fetch_add(bytes, Ordering::Relaxed);
         let mut state = lock(&self.heap);
-        if std::mem::take(&mut state.backed[(block.start / space.block_bytes) as usize]) {
+        if std::mem::take(&mut state.backed[block]) {
             self.budget.give(space.block_bytes);
         }
-        state.heap.end_loan();
+        state.heap.end_loan(given_back);
         true
     }
 
@@ -409,9 +412,9 @@ pub(super) trait ExtentNames {
     /// another segment meanwhile.
     fn named(&self, hash: First, number: u64) -> Option<Reference>;
 
-    /// Has the slot that names the first reference name the second, under the key's lock. Returns
-    /// whether it still named it (X6).
-    fn rename(&self, hash: First, old: &Reference, new: &Reference) -> bool;
+    /// Has the slot that names the first reference name the second, under the key's lock. `None` if it
+    /// did not name it any more (X6).
+    fn rename(&self, hash: First, old: &Reference, new: &Reference) -> Option<SlotWritten>;
 }
 
 impl ExtentDraft {
@@ -505,7 +508,7 @@ mod tests {
             self.index.named(hash, number)
         }
 
-        fn rename(&self, hash: First, old: &Reference, new: &Reference) -> bool {
+        fn rename(&self, hash: First, old: &Reference, new: &Reference) -> Option<SlotWritten> {
             if hash == self.index.geometry().hashed(b"key").first() && !self.has_put.replace(true) {
                 self.index.put(b"key", &[3; 240], PutMode::Update).unwrap();
             }
@@ -675,7 +678,7 @@ mod tests {
         let copy = child.expect("a split is under way");
         assert!(copy.adopt(key, parent.slots().read(slot).stored()));
         let new = Reference { number: old.number + 1, ..old };
-        [copy, parent].map(|segment| segment.rename(key.first(), &old, &new))
+        [copy, parent].map(|segment| segment.rename(key.first(), &old, &new).is_some())
     }
 
     /// X6, L8: the copy may be erased again.
@@ -734,5 +737,50 @@ mod refused {
             assert_eq!((index.heap().live_bytes, index.heap().values), (0, 0));
         }
         assert_eq!(index.put(b"key", &[1; 1_000], PutMode::Insert), Ok(PutOutcome::Inserted));
+    }
+
+    /// Takes memory of a block while another thread has it made ready, and counts how often that is done.
+    struct MeanwhileAnother {
+        extents: OnceLock<Weak<Extents>>,
+        made_ready: AtomicU64,
+    }
+
+    impl Registrar for MeanwhileAnother {
+        fn before_use(&self, _memory: u32) -> Result<(), RegionError> {
+            unreachable!("the table has one size")
+        }
+
+        fn before_use_of_block(&self, block: u64) -> Result<(), RegionError> {
+            if self.made_ready.fetch_add(1, Ordering::Relaxed) == 0 {
+                let extents = self.extents.get().and_then(Weak::upgrade).unwrap();
+                assert!(extents.blocks_used().is_empty(), "no slot may name memory in it yet");
+                let draft = extents.draft(First(1), 1_000).map_err(|_| "refused").unwrap();
+                assert_eq!(
+                    self.made_ready.load(Ordering::Relaxed),
+                    2,
+                    "it is not ready: another one sees to it"
+                );
+                assert_eq!(extents.blocks_used(), [block]);
+                drop(draft);
+            }
+            Ok(())
+        }
+    }
+
+    /// E0: a thread that takes memory of a block while another one has it made ready does not go on before it is.
+    #[test]
+    fn a_block_is_ready_for_each_thread_that_uses_it() {
+        let config = Config { size: TableSize::Slots(64), value_max: 1_000, ..Config::default() };
+        let geometry = config.inline_max(30).heap_bytes(64 << 10).geometry().unwrap();
+        let region = Region::private(geometry.region_bytes());
+        let index = Index::create(region, geometry, Clock::manual()).unwrap();
+        let extents = index.extents().unwrap();
+        let another = MeanwhileAnother { extents: OnceLock::new(), made_ready: AtomicU64::new(0) };
+        another.extents.set(Arc::downgrade(extents)).unwrap();
+        let another = Arc::new(another);
+        let registrar: Arc<dyn Registrar> = another.clone();
+        extents.register_with(Arc::downgrade(&registrar));
+        assert_eq!(index.put(b"key", &[1; 1_000], PutMode::Insert), Ok(PutOutcome::Inserted));
+        assert_eq!(another.made_ready.load(Ordering::Relaxed), 2);
     }
 }

@@ -248,40 +248,6 @@ mod tests {
         assert_eq!(all, [10, 20, 30, 40].map(|due_ns| (due_ns, trace(due_ns))));
     }
 
-    /// A trace comes while another thread finds out which one is the first: it is not forgotten.
-    #[test]
-    fn a_trace_that_comes_meanwhile_is_not_forgotten() {
-        const ROUNDS: u64 = 20_000;
-        let (queues, met, mut forgotten) = (Queues::default(), AtomicU64::new(0), 0);
-        // Both threads are here. They begin the next step at nearly the same time.
-        let meet = |step: u64| {
-            met.fetch_add(1, Ordering::SeqCst);
-            while met.load(Ordering::SeqCst) < 2 * step {
-                std::thread::yield_now();
-            }
-        };
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                for round in 0..ROUNDS {
-                    meet(2 * round + 1);
-                    queues.look_again();
-                    meet(2 * round + 2);
-                }
-            });
-            for round in 0..ROUNDS {
-                queues.all[0].next_due_ns.store(u64::MAX, Ordering::Relaxed);
-                queues.first.due_ns.store(u64::MAX, Ordering::Relaxed);
-                meet(2 * round + 1);
-                (0..round % 64).for_each(|_| std::hint::spin_loop());
-                queues.all[0].next_due_ns.store(7, Ordering::Relaxed);
-                queues.came(7);
-                meet(2 * round + 2);
-                forgotten += u64::from(queues.first.due_ns.load(Ordering::Relaxed) != 7);
-            }
-        });
-        assert_eq!(forgotten, 0);
-    }
-
     /// Two threads take away what is due, but only one trace is. The other trace stays.
     #[cfg(feature = "sim")]
     #[test]
@@ -297,6 +263,44 @@ mod tests {
             let took = crate::sim::turns::run(seed, [(); 2].map(|()| move || grace.pop_due()).into());
             let took: Vec<_> = took.into_iter().flatten().collect();
             assert_eq!(took, [(10, trace(1))], "seed {seed}");
+        }
+    }
+}
+
+#[cfg(all(test, loom))]
+mod checked {
+    use super::*;
+    use crate::loom_tests::model;
+
+    fn trace(home: u64) -> WaitingTrace {
+        WaitingTrace { memory: 0, incarnation: 0, trace: Trace::Filter { home } }
+    }
+
+    /// A trace comes while another thread takes the first one away, and looks which one is the first then:
+    /// it is not forgotten, whether it is due before the first one or after it.
+    #[test]
+    fn loom_trace_that_comes_while_another_goes() {
+        for comes_ns in [1, 5] {
+            model(3, move || {
+                let clock = Clock::manual();
+                let grace = Grace::new(clock.clone(), Duration::ZERO);
+                grace.push(0, 3, trace(3));
+                clock.advance(Duration::from_nanos(3));
+                let other = {
+                    let grace = grace.clone();
+                    loom::thread::spawn(move || grace.pop_due())
+                };
+                grace.push(0, comes_ns, trace(comes_ns));
+                let first = other.join().expect("the other thread ends");
+                clock.advance(Duration::from_nanos(2));
+                let mut all: Vec<_> =
+                    first.into_iter().chain(std::iter::from_fn(|| grace.pop_due())).collect();
+                all.sort_by_key(|&(due_ns, _)| due_ns);
+                let mut both = [3, comes_ns];
+                both.sort_unstable();
+                assert_eq!(all, both.map(|due_ns| (due_ns, trace(due_ns))));
+                assert_eq!(grace.until_next(), None);
+            });
         }
     }
 }

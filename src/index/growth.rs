@@ -22,7 +22,7 @@
 use super::directory::{Directory, place_of};
 use super::extents::Budget;
 use super::handover::GrowthHandover;
-use super::live::LiveSegments;
+use super::live::{LiveSegments, UnusedMemory};
 use super::recover::restore_all;
 use super::segment::{REAP_MAX, WAITS_MAX, design_percents};
 use super::walk::{PLACES, places, reversed};
@@ -706,7 +706,7 @@ impl Growth {
         let first = self.geometry.slot_offset(self.geometry.segment_first(memory));
         let bytes = first..first + self.segment_bytes();
         // Threads that still have the segment may be about to take a trace away in it.
-        self.live.remove(memory, guard, move || lock(&pieces).put(memory, || region.give_back(bytes)));
+        self.live.remove(memory, guard, move |memory| lock(&pieces).put(memory, || region.give_back(bytes)));
         guard.flush();
     }
 
@@ -771,7 +771,7 @@ impl Growth {
                     wait.begin(self, segment, key, &no_split);
                     drop(guard);
                     if let Err(error) = self.wait_for_room(no_split, &mut wait) {
-                        return self.last_look(key, &act, &done).ok_or(error);
+                        return obey(Rule::LastLook, || self.last_look(key, &act, &done)).ok_or(error);
                     }
                 }
             }
@@ -1076,22 +1076,22 @@ impl Growth {
         let child = self.make(of_child).map_err(|why| self.refused(why))?;
         child.share.begin(of_child, true);
         let named = child.named();
-        let unused = |no_split| {
-            lock(&self.memory).free.push(named.memory);
+        let unused = |child, no_split| {
+            lock(&self.memory).keep(UnusedMemory::of(child));
             Err(no_split)
         };
         let mut pairs = lock(&self.pairs);
         // Another thread may have been quicker.
         if parent.share.get() != share || pairs.by_memory.contains_key(&parent.memory) || !parent.is_settled()
         {
-            return unused(NoSplit::Busy);
+            return unused(child, NoSplit::Busy);
         }
         let mut directory = lock(&self.directory);
         // E1
         match directory.deepen(share.depth + 1) {
             Ok(true) => {}
-            Ok(false) => return unused(NoSplit::Limit),
-            Err(why) => return unused(self.refused(why)),
+            Ok(false) => return unused(child, NoSplit::Limit),
+            Err(why) => return unused(child, self.refused(why)),
         }
         self.live.insert(child);
         parent.share.begin(KeyShare { role: PairRole::Parent, ..share }, false);
@@ -1171,6 +1171,27 @@ impl Growth {
         let guard = epoch::pin();
         let segment = self.find(self.geometry.hashed(key), &guard).expect("some segment has each key");
         assert!(self.begin_merge(segment, &guard, u64::MAX), "the segment can be merged");
+    }
+
+    /// Begins a split, or a merge, of the segment that has this key, if that is possible now. For the simulator.
+    #[cfg(feature = "sim")]
+    pub fn pair_up(&self, key: &[u8], is_merge: bool) -> bool {
+        let guard = epoch::pin();
+        let segment = self.find(self.geometry.hashed(key), &guard);
+        segment.is_some_and(|segment| match is_merge {
+            true => self.begin_merge(segment, &guard, self.share_of_design(GIVE_UP_AT)),
+            false => self.begin_split(segment).is_ok(),
+        })
+    }
+
+    /// Takes the pair on that the segment with this key is in, by so many homes. For the simulator.
+    #[cfg(feature = "sim")]
+    pub fn drive_at(&self, key: &[u8], homes: u32) {
+        let guard = epoch::pin();
+        let segment = self.find(self.geometry.hashed(key), &guard);
+        if let Some(pair) = segment.and_then(|segment| self.pair_of(segment)) {
+            self.drive(&pair, homes, &guard);
+        }
     }
 
     /// Takes the oldest pair on by so many homes. For the simulator.
@@ -1508,19 +1529,24 @@ impl FreeMemory {
         self.bare.push(memory);
     }
 
+    /// Takes a piece back, with its memory.
+    fn keep(&mut self, memory: UnusedMemory) {
+        self.free.push(memory.number());
+    }
+
     /// Takes a piece back. Gives its memory to the system if enough is free, where that is possible.
-    fn put(&mut self, memory: u32, give_back: impl FnOnce() -> u64) {
+    fn put(&mut self, memory: UnusedMemory, give_back: impl FnOnce() -> u64) {
         if self.closed {
             return;
         }
         if self.free.len() < KEPT_FREE {
-            return self.free.push(memory);
+            return self.keep(memory);
         }
         match give_back() {
-            0 => self.free.push(memory),
+            0 => self.keep(memory),
             bytes => {
                 self.bytes_returned += bytes;
-                self.put_bare(memory);
+                self.put_bare(memory.number());
             }
         }
     }
@@ -1783,7 +1809,6 @@ mod tests {
     }
 
     /// A table of a few slots a segment, and its clock.
-    #[cfg(feature = "sim")]
     fn growing(bytes_max: u64) -> (Growth, Clock) {
         let size = TableSize::Growing { bytes_max, segment_slots: Some(64) };
         let geometry = Config { size, ..Config::default() }.geometry().unwrap();
@@ -1837,17 +1862,60 @@ mod tests {
         assert_eq!(growth.growth_counts().splitting, 0);
     }
 
+    /// A put finds its segment full, and finds the merge in which that is the parent. It loses the CPU until the merge
+    /// has ended, and the same two segments are a pair again: it gives nothing up.
+    #[cfg(feature = "sim")]
+    #[test]
+    fn a_merge_that_has_ended_is_not_given_up() {
+        let (growth, _clock) = growing(1 << 20);
+        growth.split(b"a key");
+        growth.drive_on(u32::MAX);
+        growth.merge(b"a key");
+        let merge = lock(&growth.pairs).queue[0].clone();
+        growth.drive_on(u32::MAX);
+        assert_eq!(growth.growth_counts().merges, 1);
+        // When what the merge has left is gone, and the child's memory is back.
+        while growth.grace.until_next().is_some() {
+            growth.wait_for_grace();
+        }
+        growth.split(b"a key");
+        let guard = epoch::pin();
+        let parent = growth.live.get(merge.parent, &guard).unwrap();
+        growth.give_up_merge(&merge, parent);
+        assert_eq!(growth.drive(&merge, u32::MAX, &guard), Driven::Ended);
+        let counts = growth.growth_counts();
+        assert_eq!((counts.given_up, counts.splitting), (0, 1));
+    }
+
+    /// A trace that waits is of one use of its segment's memory. The next use has nothing to do with it.
+    #[test]
+    fn a_trace_is_of_one_use_of_its_memory() {
+        let (growth, clock) = growing(1 << 20);
+        let guard = epoch::pin();
+        let segment = growth.live.get(0, &guard).unwrap();
+        let incarnation = segment.geometry.incarnation();
+        for (incarnation, reaped) in [(incarnation - 1, 0), (incarnation, 1), (incarnation + 1, 1)] {
+            let trace = Trace::Filter { home: 0 };
+            growth.grace.push(0, 1, WaitingTrace { memory: 0, incarnation, trace });
+            clock.advance(Duration::from_nanos(1));
+            growth.reap(usize::MAX);
+            assert_eq!(growth.grace.until_next(), None);
+            assert_eq!(segment.counters.sum(|part| &part.reaped), reaped);
+        }
+    }
+
     /// Memory that comes back when the server has ended is the next one's: nothing is done with it.
     #[cfg(feature = "sim")]
     #[test]
     fn memory_that_comes_back_too_late_is_left_alone() {
         let (growth, _clock) = growing(1 << 20);
         let memory = Arc::clone(&growth.memory);
-        lock(&memory).put(7, || unreachable!("it is kept"));
+        let unused = |memory| UnusedMemory::of(growth.part(Named { memory, incarnation: 1 }, KeyShare::ALL));
+        let late: Vec<_> = (0..KEPT_FREE as u32 + 1).map(unused).collect();
+        lock(&memory).put(unused(7), || unreachable!("it is kept"));
         assert_eq!(lock(&memory).free, [7]);
         drop(growth);
-        (0..KEPT_FREE as u32 + 1)
-            .for_each(|piece| lock(&memory).put(piece, || unreachable!("it is not ours")));
+        late.into_iter().for_each(|piece| lock(&memory).put(piece, || unreachable!("it is not ours")));
         let memory = lock(&memory);
         assert_eq!((&memory.free[..], memory.bare.len()), (&[7][..], 0));
     }

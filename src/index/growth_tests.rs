@@ -8,8 +8,12 @@ use super::*;
 use crate::config::{Config, TableSize};
 use crate::families::presets;
 use crate::layout::hash::Seeds;
+use crate::layout::slot::Key;
+use crate::observe::{Scheduler, schedule};
 use crate::sim::{Adversary, Instant, Random, Recorder};
+use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::sync::Arc;
 
 const GRACE: Duration = Duration::from_nanos(500);
@@ -922,6 +926,175 @@ fn remote_keys_are_told_by_who_has_them() {
         }
         fn before_use_of_block(&self, _: u64) -> Result<(), RegionError> {
             unreachable!("it is gone")
+        }
+    }
+}
+
+/// A server thread's changes of its own keys, which share their homes with those of others; what it asks
+/// of segments. Returns the versions of its keys.
+fn live_beside(lived: &Lived, keys: std::ops::Range<u64>, seed: u64) -> Model {
+    const CHANGES: u64 = 150;
+    let (index, growth) = (&lived.index, lived.growth());
+    let (mut random, mut model) = (Random::new(seed), Model::new());
+    for version in 1..=CHANGES {
+        let key = keys.start + random.pick((keys.end - keys.start) as usize) as u64;
+        let name = key.to_le_bytes();
+        match random.pick(16) {
+            0..4 => {
+                let expected =
+                    if model.contains_key(&key) { PutOutcome::Updated } else { PutOutcome::Inserted };
+                // Without room, nothing has changed.
+                if let Ok(outcome) = index.put(&name, &value(key, version), PutMode::Upsert) {
+                    assert_eq!(outcome, expected, "{key}");
+                    model.insert(key, version);
+                }
+            }
+            4 => assert_eq!(index.remove(&name), Ok(model.remove(&key).is_some()), "{key}"),
+            5 => {
+                let guard = crossbeam_epoch::pin();
+                let hash = index.geometry().hashed(&name).first();
+                let _ = growth.begin_split(growth.pair_at(hash.directory(), &guard).0);
+            }
+            6 => drop(growth.shrink()),
+            7 if random.pick(8) == 0 => growth.give_up_merges(),
+            7..12 => {
+                crossbeam_epoch::pin().flush();
+                index.tidy();
+            }
+            12 | 13 => lived.clock.advance(GRACE),
+            _ => assert_eq!(lived.version(key), model.get(&key).copied(), "{key}"),
+        }
+    }
+    model
+}
+
+/// Two server threads begin, drive and end splits and merges, and a segment's next pair begins where its last
+/// one has just ended, in memory used before. Each finds its own keys as it left them, and a reader misses none
+/// that stays; in the end the books are right and no memory is lost.
+#[test]
+fn two_threads_from_pair_to_pair() {
+    const STAY: std::ops::Range<u64> = 0..6;
+    let mut all = [0; 3];
+    for layout in LAYOUTS {
+        let mut sum = [0; 3];
+        for seed in 0..40 {
+            let mut lived = Lived::new(layout, seed);
+            STAY.for_each(|key| assert!(lived.put(key)));
+            let (server, model) = (&lived, &lived.model);
+            let work: Vec<Box<dyn FnOnce() -> Model + Send + '_>> = vec![
+                Box::new(move || live_beside(server, 6..14, seed)),
+                Box::new(move || live_beside(server, 14..22, !seed)),
+                Box::new(move || {
+                    for key in STAY.cycle().take(120) {
+                        assert_eq!(
+                            server.version(key),
+                            model.get(&key).copied(),
+                            "{layout}, seed {seed}: {key}"
+                        );
+                    }
+                    Model::new()
+                }),
+            ];
+            let theirs = crate::sim::turns::run(seed, work);
+            let growth = lived.index.growth();
+            let met = [growth.splits, growth.merges, growth.given_up];
+            sum.iter_mut().zip(met).for_each(|(sum, met)| *sum += met);
+            lived.model.extend(theirs.into_iter().flatten());
+            let when = format!("{layout}, seed {seed}");
+            lived.check(&when);
+            lived.settle(&when);
+            lived.check(&when);
+            lived.check_at_rest(&when);
+        }
+        println!("{layout}: splits, merges, given up: {sum:?}");
+        all.iter_mut().zip(sum).for_each(|(all, met)| *all += met);
+    }
+    assert!(all.iter().all(|&n| n > 10), "{all:?}");
+}
+
+/// Acts as another thread would when this one is about to take its nth lock.
+struct AtLock<F> {
+    left: Cell<usize>,
+    act: F,
+}
+
+impl<F: Fn()> Scheduler for AtLock<F> {
+    fn may_pass(&self) {}
+
+    fn wait_until(&self, _is_free: &dyn Fn() -> bool) {
+        let left = self.left.get();
+        self.left.set(left.wrapping_sub(1));
+        if left == 0 {
+            (self.act)();
+        }
+    }
+}
+
+/// A table that has grown as far as it may, a key that finds its segment full, and one that stands in that
+/// key's primary window.
+fn full(layout: &str) -> (Lived, [u8; 8], Key) {
+    let mut lived = Lived::new(layout, 5);
+    (0..300).for_each(|key| {
+        if !lived.put(key) {
+            lived.clock.advance(5 * GRACE);
+            lived.index.tidy();
+        }
+    });
+    let guard = crossbeam_epoch::pin();
+    let found = (300..3_000u64).map(u64::to_le_bytes).find_map(|name| {
+        let key = lived.index.geometry().hashed(&name);
+        let segment = lived.growth().pair_at(key.first().directory(), &guard).0;
+        let mut window = segment.geometry.primary(key).iter().map(|slot| segment.key_in(slot));
+        let is_of_home = |other: &Key| segment.geometry.hashed(other).home() == key.home();
+        let there = window.find(is_of_home).filter(|_| segment.has_no_free_slot())?;
+        Some((name, there))
+    });
+    drop(guard);
+    let (newcomer, there) = found.unwrap_or_else(|| panic!("{layout}: {:?}", lived.index.growth()));
+    (lived, newcomer, there)
+}
+
+/// At each lock that a put into a full table takes, another thread makes room and puts the same key: how often the put
+/// answers `Full`, and how often it found the key.
+fn puts_into_a_full_table(layout: &'static str, mode: PutMode) -> (u32, u32) {
+    let (mut wrong, mut found) = (0, 0);
+    for nth in 0.. {
+        let (lived, newcomer, there) = full(layout);
+        let (lived, has_put) = (Rc::new(lived), Rc::new(Cell::new(false)));
+        let act = {
+            let (lived, has_put) = (lived.clone(), has_put.clone());
+            move || {
+                assert_eq!(lived.index.remove(&there), Ok(true));
+                let put = lived.index.put(&newcomer, b"", PutMode::Insert);
+                assert_eq!(put, Ok(PutOutcome::Inserted), "{layout}, lock {nth}");
+                has_put.set(true);
+            }
+        };
+        schedule(Some(Rc::new(AtLock { left: Cell::new(nth), act })));
+        let answer = lived.index.put(&newcomer, b"", mode);
+        schedule(None);
+        match answer {
+            Ok(PutOutcome::Updated | PutOutcome::Exists) => found += 1,
+            Err(PutError::Full { .. }) if has_put.get() => wrong += 1,
+            // It takes no more locks than that.
+            Err(PutError::Full { .. }) => break,
+            answer => panic!("{layout}, lock {nth}: {answer:?}"),
+        }
+    }
+    (wrong, found)
+}
+
+/// L6 in a table that has grown as far as it may.
+#[test]
+fn a_put_into_a_full_table_that_grows_looks_a_last_time() {
+    for (layout, mode) in [("windowed:8", PutMode::Upsert), ("bucketized:4", PutMode::Insert)] {
+        let (wrong, found) = puts_into_a_full_table(layout, mode);
+        assert!(wrong == 0 && found > 3, "{layout}: {wrong} times full, {found} times found");
+        #[cfg(feature = "faults")]
+        {
+            let _broken = crate::faults::Broken::rule(Rule::LastLook);
+            let (wrong, _) = puts_into_a_full_table(layout, mode);
+            assert!(wrong > 0, "{layout}: case lost: LastLook");
         }
     }
 }

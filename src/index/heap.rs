@@ -163,6 +163,23 @@ struct Spot {
     at: u32,
 }
 
+/// An empty block that the heap does not use until [`Heap::end_loan`].
+#[must_use]
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Loan(Range<u64>);
+
+/// What a loan was for is done. It does not end before: puts may then use the block.
+#[must_use]
+pub(super) struct GivenBack(());
+
+impl Loan {
+    /// Gives the memory of the block back to the machine, by `give`.
+    pub fn give_back<R>(self, give: impl FnOnce(Range<u64>) -> R) -> (GivenBack, R) {
+        let given = give(self.0);
+        (GivenBack(()), given)
+    }
+}
+
 /// Why there is no memory for an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HeapError {
@@ -600,7 +617,7 @@ impl Heap {
     /// An empty block that may have memory behind it, to give that back to the machine. The heap
     /// does not use it until [`Heap::end_loan`]. One at a time; it is the reserve meanwhile, and
     /// one more is empty (Y1).
-    pub fn lend_block(&mut self, now_ns: u64) -> Option<Range<u64>> {
+    pub fn lend_block(&mut self, now_ns: u64) -> Option<Loan> {
         if now_ns < self.opens_ns || self.lent.is_some() || self.empty.len() < 2 {
             return None;
         }
@@ -613,11 +630,11 @@ impl Heap {
         block.used_for = BlockUse::Lent;
         block.begins = Box::default();
         let start = self.shape.offset(Spot { block: number, at: 0 });
-        Some(start..start + bytes(u64::from(self.shape.block_len)))
+        Some(Loan(start..start + bytes(u64::from(self.shape.block_len))))
     }
 
     /// The block that was lent has no memory behind it any more.
-    pub fn end_loan(&mut self) {
+    pub fn end_loan(&mut self, _: GivenBack) {
         let Some(number) = self.lent.take() else { return };
         let block = &mut self.blocks[number as usize];
         block.used_for = BlockUse::Empty;

@@ -7,6 +7,21 @@ use super::Segment;
 use crossbeam_epoch::{Atomic, Guard, Owned};
 use std::sync::atomic::Ordering;
 
+/// The number of a segment's memory, which no thread of the server uses. Only who owns the segment can say
+/// so.
+#[derive(Debug)]
+pub(super) struct UnusedMemory(u32);
+
+impl UnusedMemory {
+    pub fn of(segment: Segment) -> UnusedMemory {
+        UnusedMemory(segment.memory)
+    }
+
+    pub fn number(&self) -> u32 {
+        self.0
+    }
+}
+
 /// Segments by the numbers of their memory.
 #[derive(Debug)]
 pub(super) struct LiveSegments(Box<[Atomic<Segment>]>);
@@ -31,17 +46,14 @@ impl LiveSegments {
         self.0[memory].store(Owned::new(segment), Ordering::Release);
     }
 
-    /// Takes a segment away. It is freed when no thread uses it any more, and `then` is called.
-    pub fn remove(&self, memory: u32, guard: &Guard, then: impl FnOnce() + Send + 'static) {
+    /// Takes a segment away. When no thread uses it any more, it is freed, and `then` has its memory.
+    pub fn remove(&self, memory: u32, guard: &Guard, then: impl FnOnce(UnusedMemory) + Send + 'static) {
         let segment = self.0[memory as usize].swap(crossbeam_epoch::Shared::null(), Ordering::AcqRel, guard);
         if !segment.is_null() {
             // SAFETY: nobody finds the segment from here on, and the swap gave it to this thread
             // alone. `then` owns what it needs.
             unsafe {
-                guard.defer_unchecked(move || {
-                    drop(segment.into_owned());
-                    then();
-                });
+                guard.defer_unchecked(move || then(UnusedMemory::of(*segment.into_owned().into_box())));
             }
         }
     }
@@ -58,5 +70,63 @@ impl Drop for LiveSegments {
             // SAFETY: `&mut self`: no thread uses any of them, and each is named once.
             drop(unsafe { std::mem::replace(segment, Atomic::null()).try_into_owned() });
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::share::KeyShare;
+    use super::super::{Grace, UndoLines};
+    use super::*;
+    use crate::clock::Clock;
+    use crate::config::{Config, TableSize};
+    use crate::region::Region;
+    use std::sync::atomic::AtomicU32;
+    use std::sync::{Arc, mpsc};
+    use std::time::{Duration, Instant};
+
+    /// A segment is taken away while a thread looks at it: it stays, and so does its memory, until that
+    /// thread has done with it. Whoever looks later finds no segment.
+    #[test]
+    fn a_segment_stays_while_a_thread_uses_it() {
+        const MEMORY: u32 = 3;
+        const NONE: u32 = u32::MAX;
+        let size = TableSize::Growing { bytes_max: 1 << 20, segment_slots: Some(64) };
+        let geometry = Config { size, ..Config::default() }.geometry().unwrap();
+        let region = Region::private(geometry.region_bytes());
+        let grace = Grace::new(Clock::manual(), geometry.grace());
+        let live = LiveSegments::new(geometry.segments_max());
+        let of_segment = geometry.segment(MEMORY, 1);
+        live.insert(Segment::part(region, of_segment, grace, UndoLines::new(), MEMORY, KeyShare::ALL, None));
+        let unused = Arc::new(AtomicU32::new(NONE));
+        let pass = || crossbeam_epoch::pin().flush();
+        std::thread::scope(|scope| {
+            let live = &live;
+            let ((uses, is_used), (done, is_done)) = (mpsc::channel(), mpsc::channel::<()>());
+            scope.spawn(move || {
+                let guard = crossbeam_epoch::pin();
+                let segment = live.get(MEMORY, &guard).expect("it is there");
+                uses.send(()).unwrap();
+                is_done.recv().unwrap();
+                assert_eq!(segment.memory, MEMORY);
+            });
+            is_used.recv().unwrap();
+            let then = unused.clone();
+            live.remove(MEMORY, &crossbeam_epoch::pin(), move |memory| {
+                then.store(memory.number(), Ordering::SeqCst);
+            });
+            // Far more often than an epoch takes that nobody holds up.
+            (0..1_000).for_each(|_| pass());
+            assert_eq!(unused.load(Ordering::SeqCst), NONE, "a thread uses it");
+            assert!(live.get(MEMORY, &crossbeam_epoch::pin()).is_none());
+            done.send(()).unwrap();
+        });
+        let give_up = Instant::now() + Duration::from_secs(60);
+        while unused.load(Ordering::SeqCst) == NONE {
+            assert!(Instant::now() < give_up, "the memory is lost");
+            pass();
+            std::thread::yield_now();
+        }
+        assert_eq!(unused.load(Ordering::SeqCst), MEMORY);
     }
 }

@@ -84,7 +84,7 @@ pub(crate) use extents::ExtentDraft;
 use extents::{ExtentNames, Extents, NoMemory};
 use grace::{Grace, Trace, WaitingTrace};
 use growth::Growth;
-use moves::has_room_for_ghost;
+use moves::{SlotWritten, has_room_for_ghost};
 use notes::Notes;
 use refusals::{NoPath, Refusals};
 use search::{MovePath, Searched, find_path};
@@ -598,6 +598,36 @@ impl Index {
         self.growing().merge(key);
     }
 
+    /// Begins to split the segment that has this key, or to merge it and its sibling, if that is possible now.
+    #[cfg(feature = "sim")]
+    #[doc(hidden)]
+    pub fn pair_up(&self, key: &[u8], is_merge: bool) -> bool {
+        self.growing().pair_up(key, is_merge)
+    }
+
+    /// Takes the split or merge of the segment that has this key on by so many homes.
+    #[cfg(feature = "sim")]
+    #[doc(hidden)]
+    pub fn drive_at(&self, key: &[u8], homes: u32) {
+        self.growing().drive_at(key, homes);
+    }
+
+    /// Has one extent move if one is to (X6). Returns whether there is more to do at once.
+    #[cfg(feature = "sim")]
+    #[doc(hidden)]
+    pub fn move_extent(&self) -> bool {
+        self.extents().is_some_and(|extents| extents.tidy(self))
+    }
+
+    /// Shows every key with its value, as a snapshot does. Returns how many slots were damaged.
+    #[cfg(feature = "sim")]
+    #[doc(hidden)]
+    pub fn show_all(&self, see: &mut dyn FnMut(&[u8], &[u8])) -> u64 {
+        let mut walk = walk::Walk::default();
+        while self.walk(&mut walk, see) {}
+        walk.damaged
+    }
+
     /// Takes the oldest split or merge under way on by so many homes.
     #[cfg(feature = "sim")]
     #[doc(hidden)]
@@ -622,8 +652,8 @@ impl ExtentNames for Index {
         })
     }
 
-    fn rename(&self, hash: First, old: &Reference, new: &Reference) -> bool {
-        self.with_segment_of(hash, |segment| segment.rename(hash, old, new).then_some(())).is_some()
+    fn rename(&self, hash: First, old: &Reference, new: &Reference) -> Option<SlotWritten> {
+        self.with_segment_of(hash, |segment| segment.rename(hash, old, new))
     }
 }
 

@@ -24,6 +24,9 @@ pub(super) fn has_room_for_ghost(ghost: u8) -> bool {
     kept(Rule::OneGhost, || ghost == 0)
 }
 
+/// A key's slot has been written. The time of an extent that it named before counts from after that (X3).
+pub(super) struct SlotWritten(());
+
 impl Segment {
     /// Puts a key by moving others along a path that was found without locks. `None` when the path
     /// has changed since. A copy is of a key that is still elsewhere (E3).
@@ -191,13 +194,14 @@ impl Segment {
     }
 
     /// Frees the slot of a key that is removed (M6).
-    pub(super) fn erase(&self, locked: &mut Locked<'_>, slot: SlotIx, key: Hashed<'_>) {
+    pub(super) fn erase(&self, locked: &mut Locked<'_>, slot: SlotIx, key: Hashed<'_>) -> SlotWritten {
         debug_assert!(self.may_change(locked, key), "L2");
-        self.rewrite(locked, slot, None, Stored::default());
+        let written = self.rewrite(locked, slot, None, Stored::default());
         if !self.geometry.primary(key).contains(slot) {
             self.linger(locked, key.home(), families::filter_bit(&self.geometry, key), slot);
         }
         self.left_slot_of_home(locked, slot, key.home());
+        written
     }
 
     /// Writes key and value into a slot that is free, or whose occupant is updated; or no key, over
@@ -209,12 +213,13 @@ impl Segment {
         slot: SlotIx,
         key: Option<Hashed<'_>>,
         value: Stored<'_>,
-    ) {
+    ) -> SlotWritten {
         let before = self.slots().header(slot);
         let ghost = by_rule(Rule::GhostStays, before.ghost, 0);
         let note = key.map_or(Note::Free, |key| Note::of_key(&self.geometry, slot, key));
         let key = key.map_or(&[][..], |key| key.key());
         self.write_noted(locked, slot, &Content { key, value, ghost, aux: before.aux }, note);
+        SlotWritten(())
     }
 
     /// Writes an image's key and value over `moved`, which has been copied elsewhere and leaves its

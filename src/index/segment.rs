@@ -369,8 +369,8 @@ impl Segment {
         if !is_expected {
             return Ok(SwapOutcome::Differs);
         }
-        self.rewrite(&locked, slot, Some(key), value);
-        self.ended(content.reference);
+        let written = self.rewrite(&locked, slot, Some(key), value);
+        self.ended(content.reference, written);
         count(&self.counters.mine().updates);
         Ok(SwapOutcome::Swapped)
     }
@@ -396,8 +396,8 @@ impl Segment {
         }
         let Some(slot) = self.seek(key, may_be_displaced).at() else { return Ok(false) };
         let before = self.reference_in(slot);
-        self.erase(&mut locked, slot, key);
-        self.ended(before);
+        let written = self.erase(&mut locked, slot, key);
+        self.ended(before, written);
         // Before the lock goes: a segment that is merged away is counted when all its homes have gone.
         count(&self.counters.mine().removes);
         drop(locked);
@@ -420,9 +420,9 @@ impl Segment {
 
     /// X3: a put or a remove has ended this name, if there was one.
     #[inline(always)]
-    fn ended(&self, reference: Option<Reference>) {
+    fn ended(&self, reference: Option<Reference>, written: SlotWritten) {
         if let (Some(reference), Some(extents)) = (reference, &self.extents) {
-            extents.ended(&reference);
+            extents.ended(&reference, written);
         }
     }
 
@@ -447,13 +447,12 @@ impl Segment {
     }
 
     /// X6: has the slot name another extent, if it still names the first.
-    pub(super) fn rename(&self, hash: First, old: &Reference, new: &Reference) -> bool {
+    pub(super) fn rename(&self, hash: First, old: &Reference, new: &Reference) -> Option<SlotWritten> {
         let is_it = |there: &Reference| kept(Rule::MoveCheck, || there.number == old.number);
-        let renamed = self.with_name(hash, is_it, |locked, slot, key, _| {
+        self.with_name(hash, is_it, |locked, slot, key, _| {
             let key = self.geometry.hashed(key);
-            self.rewrite(locked, slot, Some(key), Stored::reference(&new.to_bytes()));
-        });
-        renamed.is_some()
+            self.rewrite(locked, slot, Some(key), Stored::reference(&new.to_bytes()))
+        })
     }
 
     pub(super) fn may_be_displaced(&self, key: Hashed<'_>) -> bool {
@@ -530,8 +529,8 @@ impl Segment {
     #[inline(never)]
     fn update(&self, locked: &Locked<'_>, slot: SlotIx, key: Hashed<'_>, value: Stored<'_>) {
         let before = self.reference_in(slot);
-        self.rewrite(locked, slot, Some(key), value);
-        self.ended(before);
+        let written = self.rewrite(locked, slot, Some(key), value);
+        self.ended(before, written);
         count(&self.counters.mine().updates);
     }
 }

@@ -261,3 +261,69 @@ mod tests {
         }
     }
 }
+
+/// A pair ends and the segment's next one begins, with other bits, while another thread looks at the share.
+#[cfg(all(test, loom))]
+mod checked {
+    use super::*;
+    use crate::loom_tests::model;
+    use std::sync::Arc;
+
+    /// Keys by their directory hashes: one that the segment never has, and one that it has all the while.
+    const NEVER: u32 = 0b01;
+    const ALWAYS: u32 = 0b10;
+
+    /// From `first`, with its one home away or not, over `whole` to `next`.
+    fn from_pair_to_pair(first: (KeyShare, bool), whole: KeyShare, next: (KeyShare, bool)) {
+        let share = Arc::new(SharedKeyShare::new(first.0, 1));
+        share.set_away(0, first.1);
+        let other = {
+            let share = share.clone();
+            loom::thread::spawn(move || {
+                share.set(whole);
+                share.begin(next.0, next.1);
+            })
+        };
+        assert_eq!([NEVER, ALWAYS].map(|directory| share.has(directory, 0)), [false, true]);
+        other.join().expect("the other thread ends");
+    }
+
+    /// The same, by the look of a walk and by what a header is to say.
+    fn looked_at(first: (KeyShare, bool), whole: KeyShare, next: (KeyShare, bool)) {
+        let share = Arc::new(SharedKeyShare::new(first.0, 1));
+        share.set_away(0, first.1);
+        let other = {
+            let share = share.clone();
+            loom::thread::spawn(move || {
+                share.set(whole);
+                share.begin(next.0, next.1);
+            })
+        };
+        let here = share.homes_here(&(0..1));
+        assert_eq!([NEVER, ALWAYS].map(|directory| here.has(directory, 0)), [false, true]);
+        // Both pairs, and what is between them, leave the header as it is.
+        assert_eq!(share.state(0), HomeState { depth: 1, merged: false });
+        other.join().expect("the other thread ends");
+    }
+
+    /// A split ends, with the home away, and the next one begins. And a merge, with the home here, and the
+    /// next one, of a segment twice as large.
+    fn each(test: fn((KeyShare, bool), KeyShare, (KeyShare, bool))) {
+        let at = |depth, role| KeyShare { prefix: 0, depth, role };
+        let whole = at(1, PairRole::Whole);
+        let (small, large) = (at(1, PairRole::Parent), at(0, PairRole::Parent));
+        for (first, next) in [((large, true), (small, false)), ((small, false), (large, true))] {
+            model(3, move || test(first, whole, next));
+        }
+    }
+
+    #[test]
+    fn loom_share_from_pair_to_pair() {
+        each(from_pair_to_pair);
+    }
+
+    #[test]
+    fn loom_share_looked_at_from_pair_to_pair() {
+        each(looked_at);
+    }
+}

@@ -22,7 +22,7 @@ pub enum RestoreError {
     Snapshot(#[from] SnapshotError),
     /// A key or value of it is longer than the table takes. The table is unchanged.
     #[error(
-        "the snapshot has a {what} of {given} bytes, this table takes {max}; make a table with a larger {what}_max"
+        "the snapshot has a {what} of {given} bytes, this table takes {max}; make a table with a larger `Config::{what}_max`"
     )]
     TooLong {
         /// Key or value.

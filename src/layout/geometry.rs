@@ -402,6 +402,11 @@ impl Geometry {
     pub fn region_bytes(&self) -> u64 {
         if self.has_heap() { self.heap.offset + self.heap.bytes } else { self.slots_end() }
     }
+    /// The most memory that the table takes, in bytes: of one that grows the budget that its slots and
+    /// long values share, for each of which there are that many addresses.
+    pub fn bytes_max(&self) -> u64 {
+        if self.grows() { self.slots_end() } else { self.region_bytes() }
+    }
     /// The byte behind the last slot.
     pub(crate) fn slots_end(&self) -> u64 {
         self.table_offset() + self.slots_in_all() * self.shape.bytes() as u64

@@ -129,21 +129,23 @@ pub enum SuperblockError {
     },
     /// A region of another format version.
     #[error(
-        "region format version {found}, this build reads version {FORMAT_VERSION}; use the oneread release that wrote it"
+        "region format version {found}, this build reads version {FORMAT_VERSION}; use the oneread release that wrote it, or remove the file"
     )]
     Version {
         /// The version found.
         found: u32,
     },
     /// The stamp is odd, which is reserved.
-    #[error("the superblock has the odd stamp {stamp}, which no server writes; make a new region")]
+    #[error(
+        "the superblock has the odd stamp {stamp}, which no server writes; remove the file and serve again"
+    )]
     Writing {
         /// The odd stamp.
         stamp: u32,
     },
     /// The checksum does not match.
     #[error(
-        "the superblock is damaged: checksum {found:#010x}, computed {computed:#010x}; make a new region"
+        "the superblock is damaged: checksum {found:#010x}, computed {computed:#010x}; remove the file and serve again"
     )]
     Checksum {
         /// As stored.
@@ -159,7 +161,7 @@ pub enum SuperblockError {
     },
     /// A field with an impossible value, although the checksum matches.
     #[error(
-        "the superblock says {field} = {value}, allowed is {allowed}; it was written by a faulty program"
+        "the superblock says {field} = {value}, allowed is {allowed}; it was written by a faulty program; remove the file and serve again"
     )]
     Field {
         /// Name of the field.
@@ -170,7 +172,9 @@ pub enum SuperblockError {
         allowed: String,
     },
     /// The region is shorter than its superblock says.
-    #[error("the region is truncated: it has {have} bytes, its superblock says {need}")]
+    #[error(
+        "the region is truncated: it has {have} bytes, its superblock says {need}; remove the file and serve again"
+    )]
     Truncated {
         /// The region's length in bytes.
         have: u64,

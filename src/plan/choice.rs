@@ -16,8 +16,10 @@ pub struct Verdict {
     pub what_ifs: Vec<WhatIf>,
 }
 
-/// Two rates that are nearer than this are the same: the model is no better.
+/// Two rates, or two costs, that are nearer than this are the same: the model is no better.
 const SAME: f64 = 0.05;
+/// So are two numbers of cores that are nearer than this.
+const SAME_CORES: f64 = 0.1;
 
 fn millions(per_s: f64) -> String {
     match per_s {
@@ -27,16 +29,23 @@ fn millions(per_s: f64) -> String {
     }
 }
 
-/// The best of those that `fits`: of all rates that are nearly the highest the one that costs the
-/// fewest server cores, then the least memory.
+/// The best of those that `fits`: of all rates that are nearly the highest those that cost the fewest
+/// server cores for each operation, of these those that cost the least memory, and of these the first.
 fn best(predictions: &[Prediction], fits: impl Fn(&Prediction) -> bool) -> Option<usize> {
-    let possible =
-        || (0..predictions.len()).filter(|&i| predictions[i].impossible.is_none() && fits(&predictions[i]));
-    let highest = possible().map(|i| predictions[i].ops_per_s).max_by(f64::total_cmp)?;
-    let cost = |i: usize| (predictions[i].server_cores * 10.0).round();
-    possible().filter(|&i| predictions[i].ops_per_s >= (1.0 - SAME) * highest).min_by(|&a, &b| {
-        cost(a).total_cmp(&cost(b)).then(predictions[a].server_bytes.total_cmp(&predictions[b].server_bytes))
-    })
+    let fits = |i: &usize| predictions[*i].impossible.is_none() && fits(&predictions[*i]);
+    let mut left: Vec<usize> = (0..predictions.len()).filter(fits).collect();
+    let rate = |i: usize| predictions[i].ops_per_s;
+    let highest = left.iter().map(|&i| rate(i)).max_by(f64::total_cmp)?;
+    left.retain(|&i| rate(i) >= (1.0 - SAME) * highest);
+    // A faster design is not dearer because its server does more.
+    let cores = |i: usize| predictions[i].server_cores * highest / rate(i).max(1e-9);
+    for (cost, same) in
+        [(&cores as &dyn Fn(usize) -> f64, SAME_CORES), (&|i| predictions[i].server_bytes, 0.0)]
+    {
+        let least = left.iter().map(|&i| cost(i)).min_by(f64::total_cmp)?;
+        left.retain(|&i| cost(i) <= (1.0 + SAME) * least + same);
+    }
+    left.first().copied()
 }
 
 impl Verdict {

@@ -184,7 +184,7 @@ fn copies_by_hand() {
 }
 
 /// What is impossible is not taken, however fast. Of those that are as fast as the fastest, the one that costs
-/// the fewest cores is taken, and then the one that costs the least memory.
+/// the fewest cores for each operation is taken, and then the one that costs the least memory.
 #[test]
 fn the_choice_by_hand() {
     let system = round(reads_only());
@@ -220,6 +220,15 @@ fn the_choice_by_hand() {
     assert_eq!((verdict.best, verdict.other), (5, Some(3)));
     assert!(verdict.reasons[0].starts_with("Use RPC (fast RPC): 50.0 M"), "{:?}", verdict.reasons);
     assert!(verdict.reasons[1].starts_with("small, the best one-sided design, gives 19 % of that"));
+    // Cores are counted for each operation: who does more of them needs more in all. Where they are nearly
+    // the same, memory counts, and where that is nearly the same, who is named first.
+    let same = [
+        of("large", Side::Layout, 105.7e6, 4.19, 9.65, true),
+        of("small", Side::Layout, 110.9e6, 4.42, 6.62, true),
+        of("as small", Side::Layout, 110.9e6, 4.42, 6.50, true),
+    ];
+    assert_eq!(chosen(&same).unwrap().best, 1);
+    assert_eq!(chosen(&same[..1]).unwrap().best, 0);
     // Nothing of another kind, and nothing at all.
     let alone = chosen(&all[..2]).unwrap();
     assert_eq!((alone.best, alone.other), (1, None));

@@ -195,7 +195,7 @@ pub enum ServeError {
     #[error(transparent)]
     Place(#[from] PlaceError),
     /// The table does not fit into the memory that is left. None was taken.
-    #[error("the table does not fit, one of {fits} would")]
+    #[error("the table does not fit; one of {fits} would")]
     NoRoom {
         /// How much is missing, and where.
         source: RegionError,
@@ -227,7 +227,9 @@ pub enum ServeError {
     #[error("only a region file can be opened again; name one, or create a new table")]
     NothingToOpen,
     /// An option of another fabric.
-    #[error("`{option}` is an option of servers over {fabric}, not of one at {address}; leave it out")]
+    #[error(
+        "`ServerConfig::{option}` is an option of servers over {fabric}, not of one at {address}; leave it out"
+    )]
     Elsewhere {
         /// The option's name.
         option: &'static str,
@@ -239,7 +241,7 @@ pub enum ServeError {
     /// [`ServerConfig::read_token`] without a [`ServerConfig::token`] of another content. Everybody,
     /// or every reader, could change the table.
     #[error(
-        "a token for readers keeps nobody from changes without another one for changes; set `token`, too"
+        "a token for readers keeps nobody from changes without another one for changes; set `ServerConfig::token`, too"
     )]
     ReadToken,
     /// Another server is at the address.
@@ -266,7 +268,7 @@ pub enum ServeError {
         path: std::path::PathBuf,
     },
     /// The socket could not be made.
-    #[error("listening at {address} (may you write into that folder?)")]
+    #[error("listening at {address} failed; may you write into that folder?")]
     Listen {
         /// The address.
         address: Address,
@@ -286,7 +288,9 @@ pub enum ServeError {
     #[error(transparent)]
     Verbs(#[from] SetupError),
     /// Threads or event queues could not be made.
-    #[error("starting the server's threads")]
+    #[error(
+        "the system refuses threads to the server; raise its limits (`ulimit -u`, `ulimit -v`, or a control group's pids.max)"
+    )]
     Threads(#[source] io::Error),
 }
 
@@ -543,7 +547,8 @@ fn index_for(config: &ServerConfig) -> Result<Prepared, ServeError> {
         let region =
             Region::create_sparse(&config.backing, geometry.region_bytes(), geometry.bytes_at_first())
                 .map_err(|error| match error {
-                    RegionError::NoRoom { left, .. } => match config.table.fitting(left) {
+                    // What is left now need not be left at the next start.
+                    RegionError::NoRoom { left, .. } => match config.table.fitting(left / 10 * 9) {
                         Some(fits) => ServeError::NoRoom { source: error, fits },
                         None => error.into(),
                     },

@@ -7,7 +7,7 @@ use crate::observe::Observer;
 use crate::region::Region;
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// One store.
@@ -23,9 +23,14 @@ struct Store {
 pub struct Recorder {
     clock: Clock,
     per_store: Duration,
-    stores: Mutex<Vec<Store>>,
-    stalls: Mutex<Stalls>,
-    meanwhile: Mutex<Option<Meanwhile>>,
+    state: Mutex<RecorderState>,
+}
+
+#[derive(Debug, Default)]
+struct RecorderState {
+    stores: Vec<Store>,
+    stalls: Stalls,
+    meanwhile: Option<Meanwhile>,
 }
 
 /// What another thread does once, after the store that makes this instant the current one.
@@ -52,8 +57,11 @@ pub enum Stalls {
 impl Recorder {
     /// Takes times from `clock`, which each store advances by `per_store`.
     pub fn new(clock: Clock, per_store: Duration) -> Recorder {
-        let (stores, stalls, meanwhile) = Default::default();
-        Recorder { clock, per_store, stores, stalls, meanwhile }
+        Recorder { clock, per_store, state: Mutex::default() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, RecorderState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A region of `bytes` zero bytes whose stores are recorded here.
@@ -63,25 +71,24 @@ impl Recorder {
 
     /// Sets where the server loses its processor from now on.
     pub fn stall(&self, stalls: Stalls) {
-        *self.stalls.lock().unwrap_or_else(PoisonError::into_inner) = stalls;
+        self.state().stalls = stalls;
     }
 
     /// Has another thread act once, after the store that makes `after` the current instant, while the
     /// thread that stores waits. It must not need a lock that this one holds then.
     pub fn meanwhile(&self, after: Instant, act: impl FnOnce() + Send + 'static) {
-        let meanwhile = Meanwhile(after, Box::new(act));
-        *self.meanwhile.lock().unwrap_or_else(PoisonError::into_inner) = Some(meanwhile);
+        self.state().meanwhile = Some(Meanwhile(after, Box::new(act)));
     }
 
     /// The current instant: the number of stores so far.
     pub fn now(&self) -> Instant {
-        Instant(self.stores.lock().unwrap_or_else(PoisonError::into_inner).len())
+        Instant(self.state().stores.len())
     }
 
     /// Repeats the stores up to `until`, each at its time, into `region`. That region has a
     /// recorder of its own, with the clock `clock`.
     pub fn repeat(&self, until: Instant, region: &Region, clock: &Clock) {
-        let stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner)[..until.0].to_vec();
+        let stores = self.state().stores[..until.0].to_vec();
         for store in stores {
             let begun_ns = store.at_ns - self.per_store.as_nanos() as u64;
             clock.sleep_until(begun_ns);
@@ -91,7 +98,7 @@ impl Recorder {
 
     /// The history so far of a region of at least `bytes` bytes that was zero at first.
     pub fn history(&self, bytes: u64) -> History {
-        let stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
+        let RecorderState { stores, .. } = &*self.state();
         let words = stores.iter().map(|store| store.word as usize + 1).max().unwrap_or(0);
         let mut versions = vec![Vec::new(); words.max(bytes as usize / WORD)];
         let mut times = Vec::with_capacity(stores.len() + 1);
@@ -108,12 +115,10 @@ impl Observer for Recorder {
     fn stored(&self, word: usize, value: u64) {
         self.clock.advance(self.per_store);
         let store = Store { word: word as u32, value, at_ns: self.clock.now_ns() };
-        let now = {
-            let mut stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
-            stores.push(store);
-            Instant(stores.len())
-        };
-        match &mut *self.stalls.lock().unwrap_or_else(PoisonError::into_inner) {
+        let mut state = self.state();
+        state.stores.push(store);
+        let now = Instant(state.stores.len());
+        match &mut state.stalls {
             Stalls::Once(after, time) if *after == now => self.clock.advance(*time),
             Stalls::Random(random, one_in, most) => {
                 if random.pick(*one_in) == 0 {
@@ -122,10 +127,8 @@ impl Observer for Recorder {
             }
             Stalls::Once(..) | Stalls::Never => {}
         }
-        let due = {
-            let mut meanwhile = self.meanwhile.lock().unwrap_or_else(PoisonError::into_inner);
-            meanwhile.take_if(|meanwhile| meanwhile.0 == now)
-        };
+        let due = state.meanwhile.take_if(|meanwhile| meanwhile.0 == now);
+        drop(state);
         if let Some(Meanwhile(_, act)) = due {
             act();
         }

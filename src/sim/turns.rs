@@ -3,10 +3,14 @@
 //! One of them runs at a time. A seed decides, before each lock and each access to recorded memory
 //! (one word stored, or one slot loaded), which thread goes on. So the accesses of several threads
 //! come in any order that the locks allow. The same seed gives the same order.
+//!
+//! Or one thread is [stopped](interrupt) at a given place, and another one goes on as far as it can.
 
 use super::choices::{Adversary, Random};
+use super::history::{Instant, Recorder};
 use crate::faults;
 use crate::observe::{self, Scheduler};
+use std::cell::Cell;
 use std::panic::resume_unwind;
 use std::rc::Rc;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -20,9 +24,7 @@ struct Turns {
 
 #[derive(Debug)]
 struct TurnState {
-    random: Random,
-    /// The number of orders of length that turns have.
-    lengths: usize,
+    order: Order,
     /// How many more times the thread whose turn it is may go on before another does.
     left: usize,
     /// Threads that have not ended.
@@ -32,6 +34,24 @@ struct TurnState {
     in_vain: usize,
 }
 
+/// Which thread goes on, and for how long.
+#[derive(Debug)]
+enum Order {
+    /// Any, for a turn whose length has one of so many orders.
+    Random(Random, usize),
+    /// The other one, for as long as it gets on.
+    Other,
+}
+
+/// Where [`interrupt`] stops a thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stop {
+    /// After the store that makes this instant the current one.
+    Store(Instant),
+    /// Before a lock or an access to recorded memory, after so many of them.
+    Access(usize),
+}
+
 /// Orders of length, in powers of two. The shortest turn is hardly longer than an access, so that
 /// threads alternate. The longest lets a thread overtake all that another does.
 const LENGTHS: std::ops::RangeInclusive<usize> = 2..=10;
@@ -39,19 +59,68 @@ const LENGTHS: std::ops::RangeInclusive<usize> = 2..=10;
 /// After this many turns given away in a row, no thread ever goes on.
 const IN_VAIN_MAX: usize = 1_000;
 
+/// A thread that goes on for so many accesses while another one is stopped waits for that one, without
+/// a lock.
+const ALONE_MAX: usize = 50_000;
+
 /// Runs each of `works` on a thread of its own, in turns. The rules broken on this thread are
 /// broken on each.
 ///
 /// # Panics
 /// When one of them panics, or when each waits for a lock that another holds.
-pub(crate) fn run<T: Send>(seed: u64, works: Vec<impl FnOnce() -> T + Send>) -> Vec<T> {
+pub fn run<T: Send>(seed: u64, works: Vec<impl FnOnce() -> T + Send>) -> Vec<T> {
     let mut random = Random::new(seed);
     let whose = random.pick(works.len());
     let lengths = LENGTHS.start() + random.pick(LENGTHS.end() - LENGTHS.start() + 1);
-    let mut state =
-        TurnState { random, lengths, left: 0, going: (0..works.len()).collect(), whose, in_vain: 0 };
+    let order = Order::Random(random, lengths);
+    let mut state = TurnState { order, left: 0, going: (0..works.len()).collect(), whose, in_vain: 0 };
     state.choose();
+    run_all(Arc::new(Turns { state: Mutex::new(state), changed: Condvar::new() }), works)
+}
+
+/// Runs the first work until `stop`, the second until it has ended or waits for the first, and then the
+/// first to its end. Each has a thread. Rules are broken as in [`run`].
+///
+/// # Panics
+/// As [`run`].
+pub fn interrupt<'w, T: Send>(
+    recorder: &Recorder,
+    stop: Stop,
+    first: impl FnOnce() -> T + Send + 'w,
+    second: impl FnOnce() -> T + Send + 'w,
+) -> [T; 2] {
+    let left = match stop {
+        Stop::Store(_) => usize::MAX,
+        Stop::Access(accesses) => accesses,
+    };
+    let state = TurnState { order: Order::Other, left, going: vec![0, 1], whose: 0, in_vain: 0 };
     let turns = Arc::new(Turns { state: Mutex::new(state), changed: Condvar::new() });
+    if let Stop::Store(at) = stop {
+        let turns = turns.clone();
+        recorder.meanwhile(at, move || turns.give_way(0));
+    }
+    let works: Vec<Box<dyn FnOnce() -> T + Send + 'w>> = vec![Box::new(first), Box::new(second)];
+    let done: Result<[T; 2], _> = run_all(turns, works).try_into();
+    done.unwrap_or_else(|_| unreachable!("two threads"))
+}
+
+/// How many locks and accesses to recorded memory this takes.
+pub fn accesses_of(act: impl FnOnce()) -> usize {
+    struct Count(Cell<usize>);
+    impl Scheduler for Count {
+        fn may_pass(&self) {
+            self.0.set(self.0.get() + 1);
+        }
+        fn wait_until(&self, _: &dyn Fn() -> bool) {}
+    }
+    let count = Rc::new(Count(Cell::new(0)));
+    observe::schedule(Some(count.clone()));
+    act();
+    observe::schedule(None);
+    count.0.get()
+}
+
+fn run_all<T: Send>(turns: Arc<Turns>, works: Vec<impl FnOnce() -> T + Send>) -> Vec<T> {
     let rules = faults::all_broken();
     std::thread::scope(|scope| {
         let mut threads = Vec::with_capacity(works.len());
@@ -86,6 +155,15 @@ impl Turns {
         }
     }
 
+    /// Lets the other threads go on, if any are left. Does nothing on another thread than this one.
+    fn give_way(&self, me: usize) {
+        let mut state = self.lock();
+        if state.whose == me {
+            state.choose();
+            self.wait(state, me);
+        }
+    }
+
     fn wait(&self, mut state: MutexGuard<'_, TurnState>, me: usize) {
         self.changed.notify_all();
         while state.whose != me {
@@ -96,10 +174,17 @@ impl Turns {
 
 impl TurnState {
     fn choose(&mut self) {
-        let n = self.random.pick(self.going.len());
-        self.whose = self.going[n];
-        let length = self.random.pick(self.lengths);
-        self.left = self.random.pick(1 << length);
+        match &mut self.order {
+            Order::Random(random, lengths) => {
+                self.whose = self.going[random.pick(self.going.len())];
+                let length = random.pick(*lengths);
+                self.left = random.pick(1 << length);
+            }
+            Order::Other => {
+                let other = self.going.iter().find(|&&other| other != self.whose);
+                (self.whose, self.left) = (*other.unwrap_or(&self.going[0]), ALONE_MAX);
+            }
+        }
     }
 }
 
@@ -154,6 +239,7 @@ mod tests {
     use super::*;
     use crate::sync::{Mutex, lock};
     use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::time::Duration;
 
     /// The order in which threads went on, as `seed` decides.
     fn order(seed: u64) -> Vec<usize> {
@@ -180,6 +266,40 @@ mod tests {
         orders.sort();
         orders.dedup();
         assert!(orders.len() > 10, "{}", orders.len());
+    }
+
+    /// A thread is stopped after each store, or before each access. The other one goes on meanwhile, up to a
+    /// lock that the first one holds.
+    #[test]
+    fn one_thread_is_stopped_anywhere() {
+        for locks in [false, true] {
+            let orders = |stop: &dyn Fn(usize) -> Stop| -> Vec<Vec<u64>> {
+                let order = |n| {
+                    let recorder = Arc::new(Recorder::new(crate::Clock::manual(), Duration::ZERO));
+                    let (region, mutex) = (recorder.region(64), Mutex::new(()));
+                    let work = |thread: u64| {
+                        let (region, mutex) = (&region, &mutex);
+                        move || {
+                            let _locked = locks.then(|| lock(mutex));
+                            (0..3).for_each(|nth| region.store(0, thread + nth));
+                        }
+                    };
+                    interrupt(&recorder, stop(n), work(10), work(20));
+                    let stores = recorder.history(64).stores(0..1, Instant(0), Instant(6));
+                    stores.into_iter().map(|(.., value)| value).collect::<Vec<u64>>()
+                };
+                // A stop that the first does not come to is none.
+                assert_eq!(order(5)[3..], [20, 21, 22]);
+                (1..3).map(order).collect()
+            };
+            let right = match locks {
+                false => [[10, 20, 21, 22, 11, 12], [10, 11, 20, 21, 22, 12]],
+                true => [[10, 11, 12, 20, 21, 22]; 2],
+            };
+            assert_eq!(orders(&|n| Stop::Store(Instant(n))), right);
+            // The lock is one access.
+            assert_eq!(orders(&|n| Stop::Access(n + usize::from(locks))), right);
+        }
     }
 
     /// Two threads take two locks in opposite order. With some seeds neither goes on. This is

@@ -190,7 +190,7 @@ pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<Option<T>, Und
 pub(crate) enum Undecoded {
     #[error("{NO_MESSAGE}")]
     TooLong,
-    #[error("sent a message that makes no sense")]
+    #[error("sent a message that makes no sense; use the same version of oneread on both sides")]
     Content(#[from] serde_json::Error),
 }
 

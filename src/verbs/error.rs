@@ -38,16 +38,18 @@ pub enum VerbsError {
         within: Duration,
     },
     /// The peer sent something that is not a message of the protocol.
-    #[error("the peer does not speak oneread's protocol: {what}")]
+    #[error(
+        "the peer does not speak oneread's protocol: {what}; use the same version of oneread on both sides"
+    )]
     Garbage {
         /// What was wrong.
         what: String,
     },
     /// The bytes are not valid frames, or not those that are due.
-    #[error("the peer does not speak oneread's protocol")]
+    #[error("the peer does not speak oneread's protocol; use the same version of oneread on both sides")]
     Wire(#[from] WireError),
     /// The server closed the connection.
-    #[error("the server closed the connection")]
+    #[error("the server closed the connection; it may be stopping")]
     Closed,
     /// The connection could not be made again.
     #[error(transparent)]

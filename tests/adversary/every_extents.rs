@@ -188,6 +188,22 @@ fn replaced(name: &'static str, preset: &'static str, before: usize, after: usiz
     story
 }
 
+/// A value is replaced, and so long after that another key's value takes its memory, if it may.
+#[cfg(feature = "faults")]
+fn replaced_and_used_after(preset: &'static str, after: Duration) -> (Story, bool) {
+    let mut story = Story::new("replaced, and its memory used", preset, 0);
+    story.put(LONG);
+    let was = story.named(KEY).expect("an extent");
+    story.other(SHORT);
+    story.begin();
+    story.put(SHORT);
+    story.changed();
+    story.wait(after);
+    story.other(LONG);
+    let is_used = story.is_used_again(was);
+    (story, is_used)
+}
+
 fn longer(preset: &'static str) -> Story {
     replaced("replaced by a longer value", preset, SHORT, LONG)
 }
@@ -350,6 +366,7 @@ fn every_schedule_of_extents_after_each_kill() {
 
 #[cfg(feature = "faults")]
 mod broken {
+    use super::super::with_grace;
     use super::*;
     use oneread::faults::{Broken, Rule};
     use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -375,6 +392,28 @@ mod broken {
             .unwrap_or_else(|_| Some("the server ends, or has lost an acknowledged change".into()));
         println!("{rule:?}: {:?}, schedule {schedules}: {found:?}", hardware.witness);
         assert!(found.is_some(), "case lost: {rule:?} broken, no counterexample: {hardware:?}");
+    }
+
+    /// X3: the wait is cut to T, to 1.5T, and to just below 2T, where a client's clock runs at half the rate.
+    #[test]
+    fn waits_of_extents_cut_short() {
+        with_grace(30_000, || {
+            let hardware = passes(1, SLOW);
+            for preset in ["bucketized:4", "list"] {
+                for percent in [100, 150, 199] {
+                    let wait = grace() * percent / 100;
+                    let (story, is_used) = replaced_and_used_after(preset, wait + ns(300));
+                    right(&story, hardware);
+                    assert!(!is_used, "{preset}, {percent} %");
+                    let _short = Broken::wait(Rule::ExtentGrace, wait);
+                    let _no_crc = Broken::rule(Rule::CrcCheck);
+                    let (story, is_used) = replaced_and_used_after(preset, wait + ns(300));
+                    assert!(is_used, "{preset}, {percent} %");
+                    let found = every(&story, hardware);
+                    assert!(found.is_err(), "case lost: cut to {percent} % in {preset}, no counterexample");
+                }
+            }
+        });
     }
 
     #[test]

@@ -5,6 +5,8 @@ use super::{COUNTED, HINTED, KeyNumber, LINES, LOADS, SLOW, grace, ns, passes};
 use oneread::layout::control::move_counter_word;
 use oneread::layout::geometry::SlotIx;
 use oneread::sim::{Hardware, Instant, PlannedGet, Scene, Violation, Witness, World, key};
+#[cfg(feature = "faults")]
+use std::time::Duration;
 
 /// A table that grows, and what happened to it, step by step.
 struct Story {
@@ -409,8 +411,52 @@ fn every_schedule_of_growth_by_loads() {
     }
 }
 
+/// A merge, and so long after it a look for what is due then: the depth of the parent's home.
+#[cfg(feature = "faults")]
+fn merge_settled_after(small: Small, after: Duration) -> Story {
+    let mut story = Story::new("merge, and a look after it", small, 2);
+    let [goes, never] = story.keys_of(1);
+    // The other key comes to stand beside the header.
+    let [stays] = story.keys_of(2);
+    [stays, goes].into_iter().for_each(|number| story.put(number));
+    story.split(goes);
+    story.end();
+    story.rest();
+    story.begin();
+    story.merge(goes);
+    story.end();
+    story.step(|world| world.wait(after));
+    story.tidy();
+    story.keys = vec![goes, never];
+    story
+}
+
+/// A merge given up after the depth has gone back, and so long after that a look for what is due then: the marks in
+/// the child.
+#[cfg(feature = "faults")]
+fn given_up_settled_after(small: Small, after: Duration) -> Story {
+    let mut story = Story::new("merge given up, and a look after it", small, 2);
+    let [goes, goes_too, never] = story.keys_of(1);
+    [goes, goes_too].into_iter().for_each(|number| story.put(number));
+    story.split(goes);
+    story.end();
+    story.rest();
+    story.merge(goes);
+    story.drive(1);
+    story.step(|world| world.wait(3 * grace()));
+    story.put(goes_too);
+    story.begin();
+    story.give_up();
+    story.drive(1);
+    story.step(|world| world.wait(after));
+    story.tidy();
+    story.keys = vec![goes, goes_too, never];
+    story
+}
+
 #[cfg(feature = "faults")]
 mod broken {
+    use super::super::with_grace;
     use super::*;
     use oneread::faults::{Broken, Rule};
 
@@ -461,5 +507,33 @@ mod broken {
         ] {
             must_be_caught(rule, tell, small, hardware);
         }
+    }
+
+    /// E5, E6: the waits are cut to T, to 1.5T, and to just below 2T. They take 2T where a client's clock
+    /// runs at half the rate. Where it runs at the full rate, T is enough.
+    #[test]
+    fn waits_of_growth_cut_short() {
+        /// So long that the duration of a write does not matter.
+        const GRACE_NS: u64 = 30_000;
+        let cases: [(Rule, fn(Small, Duration) -> Story); 2] =
+            [(Rule::DepthStays, merge_settled_after), (Rule::MarkStays, given_up_settled_after)];
+        with_grace(GRACE_NS, || {
+            for (rule, tell) in cases {
+                for percent in [100, 150, 199] {
+                    let wait = grace() * percent / 100;
+                    let told = || tell(SMALL[1], wait + ns(40));
+                    all_right(&told(), passes(1, SLOW));
+                    let _short = Broken::wait(rule, wait);
+                    let story = told();
+                    match every(&story, passes(1, SLOW)) {
+                        Err((schedule, wrong)) => {
+                            println!("{rule:?} cut to {percent} %: schedule {schedule}: {wrong}")
+                        }
+                        Ok(_) => panic!("case lost: {rule:?} cut to {percent} %, no counterexample"),
+                    }
+                    all_right(&story, passes(1, LINES));
+                }
+            }
+        });
     }
 }

@@ -7,7 +7,7 @@ use oneread::families::presets;
 use oneread::inspect::Inspector;
 use oneread::layout::extent::extent_bytes;
 use oneread::sim::{Adversary, Instant, Random};
-use oneread::{Config, PutError, PutMode, PutOutcome, SwapOutcome, TableSize};
+use oneread::{Config, Index, PutError, PutMode, PutOutcome, SwapOutcome, TableSize};
 use std::collections::BTreeMap;
 
 /// All keys of the table.
@@ -35,7 +35,7 @@ fn lived(config: &Config) -> (Life, Vec<Changed>) {
         act(life, puts);
         let has_moved = life.index.heap().moved_bytes > moved_bytes;
         changes.push(Changed { name: if has_moved { "moves" } else { name }, from, to: life.now() });
-        check_books(life, name);
+        check_books(&life.index, name);
     };
     let put = |number, len| {
         move |life: &mut Life, n| {
@@ -77,16 +77,16 @@ fn lived(config: &Config) -> (Life, Vec<Changed>) {
 }
 
 /// The heap has memory for what slots name, and for nothing else.
-fn check_books(life: &Life, when: &str) {
-    let inspector = Inspector::new(life.index.region(), life.index.geometry());
+pub fn check_books(index: &Index, when: &str) {
+    let inspector = Inspector::new(index.region(), index.geometry());
     let named: BTreeMap<u64, _> =
         inspector.slots().filter_map(|report| report.reference()).map(|it| (it.offset, it)).collect();
     let mut end = 0;
     for (offset, it) in &named {
-        assert!(it.is_sound(life.index.geometry()) && *offset >= end, "{when}: {it:?}");
+        assert!(it.is_sound(index.geometry()) && *offset >= end, "{when}: {it:?}");
         end = offset + extent_bytes(it.len as usize);
     }
-    let (heap, bytes) = (life.index.heap(), named.values().map(|it| extent_bytes(it.len as usize)).sum());
+    let (heap, bytes) = (index.heap(), named.values().map(|it| extent_bytes(it.len as usize)).sum());
     assert_eq!((heap.values, heap.live_bytes), (named.len() as u64, bytes), "{when}: {heap:?}");
 }
 
@@ -106,7 +106,7 @@ fn settle(life: &Life, when: &str) {
 /// All memory is of use again: when all is removed the heap is empty, and takes as much as a new one.
 fn check_memory(life: &mut Life, when: &str) {
     settle(life, when);
-    check_books(life, when);
+    check_books(&life.index, when);
     for number in 0..KEYS {
         life.remove(number);
     }
@@ -122,7 +122,7 @@ fn check_memory(life: &mut Life, when: &str) {
     }
     let full = life.put(most, value(most, LONGEST));
     assert!(matches!(full, Err(PutError::HeapFull { .. })), "{when}: {full:?}, {:?}", life.index.heap());
-    check_books(life, when);
+    check_books(&life.index, when);
 }
 
 /// Kills the server at every store of `each` of these changes, and the next one at some stores of its
@@ -141,7 +141,7 @@ fn every_kill(config: &Config, name: &str, each: usize, second: usize) -> [u64; 
         for at in from.0..=to.0 {
             let when = format!("{name}, {what}, killed at store {at}");
             let mut next = life.killed(Instant(at));
-            check_books(&next, &when);
+            check_books(&next.index, &when);
             kills[0] += 1;
             let stores = next.now().0 - at;
             let some: Vec<usize> = match second.min(stores) == stores {
@@ -151,7 +151,7 @@ fn every_kill(config: &Config, name: &str, each: usize, second: usize) -> [u64; 
             for again in some {
                 let when = format!("{when}, and the next at {again}");
                 let mut third = next.killed(Instant(again));
-                check_books(&third, &when);
+                check_books(&third.index, &when);
                 if random.pick(8) == 0 {
                     check_memory(&mut third, &when);
                 }

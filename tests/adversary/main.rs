@@ -18,6 +18,7 @@ mod extents;
 mod growth;
 mod killed_extents;
 mod killed_growth;
+mod matrix;
 mod random;
 
 use oneread::sim::KeyNumber;

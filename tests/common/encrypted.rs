@@ -296,7 +296,7 @@ fn values_that_are_too_long(connect: Connect<'_>) {
         told.starts_with("the value is 47 bytes long, 88 when encrypted, and this table takes 0 to 87; "),
         "{told}"
     );
-    assert!(told.ends_with("a new table, with a value_max of at least 88"), "{told}");
+    assert!(told.ends_with("a new table, with a `Config::value_max` of at least 88"), "{told}");
     emptied(&mut ours, &[key]);
 }
 

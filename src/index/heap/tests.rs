@@ -218,7 +218,7 @@ impl World {
     }
 
     fn lend(&mut self) {
-        let Some(lent) = self.heap.lend_block(self.now) else { return };
+        let Some(Loan(lent)) = self.heap.lend_block(self.now) else { return };
         let (start, len) = (lent.start / GRANULE, (lent.end - lent.start) / GRANULE);
         let now = self.now;
         for granule in self.at(start, len) {
@@ -238,7 +238,7 @@ impl World {
         if let Some(lent) = self.lent.take() {
             let (start, len) = (lent.start / GRANULE, (lent.end - lent.start) / GRANULE);
             self.at(start, len).fill(Granule::Free);
-            self.heap.end_loan();
+            self.heap.end_loan(GivenBack(()));
         }
     }
 
@@ -859,7 +859,7 @@ fn a_takeover_keeps_what_is_marked() {
     assert_eq!(heap.allocate(1, 500), Ok(bytes(9)));
     assert_eq!(heap.allocate(1, 599), Ok(bytes(21)));
     assert_eq!(heap.allocate(1, 600), Ok(bytes(20)));
-    assert_eq!(heap.lend_block(600), Some(bytes(2 * BLOCK)..bytes(3 * BLOCK)), "it may have memory");
+    assert_eq!(heap.lend_block(600), Some(Loan(bytes(2 * BLOCK)..bytes(3 * BLOCK))), "it may have memory");
 }
 
 /// Y5: a server was killed while a block left for the reserve. The next one lets it leave first,
