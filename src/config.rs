@@ -176,6 +176,29 @@ impl Default for Config {
     }
 }
 
+impl From<&Geometry> for Config {
+    /// The choices that make this table again: [`Config::geometry`] gives an equal geometry. With one of them
+    /// replaced by what the table was made from it still does.
+    fn from(it: &Geometry) -> Config {
+        let heap_bytes = it.heap().bytes;
+        Config {
+            layout: it.layout(),
+            size: if it.grows() {
+                let segment_slots = Some(it.main_slots());
+                TableSize::Growing { bytes_max: it.slots_end(), segment_slots }
+            } else {
+                TableSize::Slots(it.main_slots())
+            },
+            key_max: it.key_max(),
+            value_max: it.value_max(),
+            inline_max: it.has_heap().then(|| it.shape().payload_max().saturating_sub(it.key_max())),
+            heap_bytes: it.has_heap().then_some(heap_bytes),
+            grace: it.grace(),
+            seeds: Some(*it.seeds()),
+        }
+    }
+}
+
 /// Why a table cannot be made from a [`Config`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -480,7 +503,7 @@ impl Layout {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::{Just, any, prop_assert_eq, prop_oneof, proptest};
+    use proptest::prelude::{Just, ProptestConfig, Strategy, any, prop_assert_eq, prop_oneof, proptest};
 
     /// Two errors are the same if they show the same: an [`io::Error`] cannot be compared.
     impl PartialEq for ConfigError {
@@ -561,6 +584,72 @@ mod tests {
         };
         assert_eq!(shape(100, 100_000), shape(100, 100));
         assert!(shape(10_000, 500).bytes() > shape(10_000, 100).bytes());
+    }
+
+    /// The table of any configuration is made again from what it is, and from any part of what it was made from
+    /// beside that.
+    #[test]
+    fn every_table_is_made_again() {
+        // Of all lengths as many short ones as long ones.
+        let up_to = |bits: u32| (0..bits, any::<u64>()).prop_map(|(bits, n)| n & ((2 << bits) - 1));
+        let layouts: Vec<Layout> = presets().map(|preset| preset.layout).collect();
+        let own = Layout { bucket_slots: 3, window_buckets: 4, ..parsed("pilaf") };
+        let layout = proptest::sample::select([layouts, vec![own]].concat());
+        let segment_slots = proptest::option::of(up_to(16).prop_map(|n| n.max(8)));
+        let growing = (up_to(44), segment_slots)
+            .prop_map(|(bytes_max, segment_slots)| TableSize::Growing { bytes_max, segment_slots });
+        let size = prop_oneof![
+            up_to(36).prop_map(TableSize::Keys),
+            up_to(36).prop_map(TableSize::Slots),
+            growing.clone(),
+            growing
+        ];
+        let length = |bits| up_to(bits).prop_map(|n| n as usize);
+        let lengths = (1..=KEY_MAX, length(26), proptest::option::of(length(13)));
+        let heap_bytes = proptest::option::of(up_to(44));
+        let made = [const { std::cell::Cell::new(0u32) }; 4];
+        let given = (layout, size, lengths, heap_bytes, any::<u64>(), 0..1_000_000u64);
+        proptest!(ProptestConfig::with_cases(2_048), |((layout, size, (key_max, value_max, inline_max), heap_bytes, seed, ns) in given)| {
+            let grace = Duration::from_nanos(ns);
+            let seeds = Some(Seeds::from_number(seed));
+            let asked =
+                Config { layout, size, key_max, value_max, inline_max, heap_bytes, grace, seeds };
+            let Ok(table) = asked.geometry() else { return Ok(()) };
+            let kind = &made[usize::from(table.grows()) + 2 * usize::from(table.has_heap())];
+            kind.set(kind.get() + 1);
+            let as_it_is = Config::from(&table);
+            for parts in 0..8 {
+                let is_given = |part: u32| parts >> part & 1 == 1;
+                let again = Config {
+                    size: if is_given(0) { size } else { as_it_is.size },
+                    inline_max: inline_max.filter(|_| is_given(1)).or(as_it_is.inline_max),
+                    heap_bytes: heap_bytes.filter(|_| is_given(2)).or(as_it_is.heap_bytes),
+                    ..as_it_is
+                };
+                prop_assert_eq!(again.geometry(), Ok(table.clone()), "{:?}", again);
+            }
+        });
+        let made = made.map(std::cell::Cell::into_inner);
+        assert!(
+            made.iter().all(|&tables| tables >= 10),
+            "of one size, growing, and each with a heap: {made:?}"
+        );
+    }
+
+    /// A heap is shorter than what was asked for by less than two of its blocks. Asked for with its own length, it
+    /// is the same.
+    #[test]
+    fn heaps_are_rounded_down_a_little() {
+        for longest in [100, 5_000, 1 << 20, VALUE_MAX] {
+            let more = |bits: u32| [0, 1, 4_096, 1 << (bits - 1), (1 << (bits - 8)) - 1];
+            for given in (16..46).flat_map(|bits| more(bits).map(|more| (1u64 << bits) + more)) {
+                let Some(heap) = HeapSpace::behind(0, given, longest) else { continue };
+                let (lost, part) = (given - heap.bytes, heap.bytes / heap.block_bytes);
+                assert!(lost < 2 * heap.block_bytes, "{lost} of {given}, {longest}");
+                assert!(part > 500 || heap.block_bytes < 4 * extent_bytes(longest) + 4_096, "{part}");
+                assert_eq!(HeapSpace::behind(0, heap.bytes, longest), Some(heap), "{given}");
+            }
+        }
     }
 
     #[test]

@@ -589,24 +589,29 @@ impl Region {
         }
     }
 
-    /// Gives the memory behind these bytes back to the system: they read as zero from now on. Returns
-    /// how many bytes came back; 0 where that is not possible.
-    pub(crate) fn give_back(&self, bytes: std::ops::Range<u64>) -> u64 {
+    /// Gives the memory behind these bytes back to the system, in whole pages: they read as zero from now on.
+    /// Returns how many bytes came back, as the system counts them: what other threads take meanwhile is
+    /// missing. `None` where the system keeps it, or more than an eighth of it: then it still takes memory.
+    pub(crate) fn give_back(&self, bytes: std::ops::Range<u64>) -> Option<u64> {
         use rustix::fs::FallocateFlags;
         // Relaxed: set before anybody can change the table.
-        let Some(file) =
-            self.file.as_ref().filter(|_| !self.pinned.load(std::sync::atomic::Ordering::Relaxed))
-        else {
-            return 0;
-        };
+        let is_pinned = self.pinned.load(std::sync::atomic::Ordering::Relaxed);
+        let file = self.file.as_ref().filter(|_| !is_pinned)?;
+        // Of huge pages, the part of one that is not asked for would stay, and with it the whole page.
+        let page = rustix::fs::fstatfs(file).map_or(1, |about| (about.f_bsize as u64).max(1));
+        let (start, end) = (bytes.start.next_multiple_of(page), bytes.end / page * page);
+        let len = end.saturating_sub(start);
+        if len == 0 || 8 * len < 7 * (bytes.end - bytes.start) {
+            return None;
+        }
         let blocks = || file.metadata().map_or(0, |about| about.blocks());
         let before = blocks();
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        if let Err(why) = rustix::fs::fallocate(file, flags, bytes.start, bytes.end - bytes.start) {
+        if let Err(why) = rustix::fs::fallocate(file, flags, start, len) {
             tracing::debug!(%why, "memory stays");
-            return 0;
+            return None;
         }
-        before.saturating_sub(blocks()) * 512
+        Some(before.saturating_sub(blocks()) * 512)
     }
 
     /// Gives the pages of [exchanged](Region::exchange) memory back to the system, also those that the other process has
@@ -1425,7 +1430,11 @@ mod tests {
         let map = MmapOptions::new().len(8192).map_raw(&shared);
         assert_eq!(map.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
         region.store(600, 7);
-        assert_eq!((region.give_back(4096..8192), region.load(600)), (4096, 0));
+        assert_eq!((region.give_back(4096..8192), region.load(600)), (Some(4096), 0));
+        region.store(600, 7);
+        // Less than a page, or pages of which too much would stay.
+        assert_eq!([4096..8191, 2048..8192].map(|part| region.give_back(part)), [None; 2]);
+        assert_eq!(region.load(600), 7);
         for fd in [shared.into(), fd] {
             assert_eq!(rustix::fs::fcntl_get_seals(&fd).unwrap(), always);
             assert!(rustix::io::fcntl_getfd(&fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
@@ -1560,7 +1569,7 @@ mod tests {
                 region.touch(0..8192, |_| {});
             }
             let given = [alias.give_back(0..4096), region.give_back(8192..12288)];
-            assert_eq!(given, if touches { [0; 2] } else { [4096; 2] });
+            assert_eq!(given, if touches { [None; 2] } else { [Some(4096); 2] });
             let is_there = u64::from(touches) * 7;
             assert_eq!((alias.load(0), region.load(1024), region.load(2047)), (is_there, is_there, 7));
         }

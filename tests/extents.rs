@@ -1,6 +1,7 @@
 //! Values that do not fit their slots, in one process.
 
 use oneread::hints::Hints;
+use oneread::inspect::Inspector;
 use oneread::layout::extent::VALUE_MAX;
 use oneread::region::{Backing, Region};
 use oneread::{
@@ -418,6 +419,90 @@ fn a_takeover_gives_back_what_it_does_not_count() {
         let in_this = (put, index.growth().bytes_backed);
         assert!(put == in_new.0 && in_this.1 < in_new.1 + segment / 2, "{in_this:?}, {in_new:?}");
         assert_eq!(index.put(&key(0), &value(0, 30), PutMode::Insert), Ok(PutOutcome::Inserted));
+    }
+}
+
+/// A table has shrunk to its last segment, which lies far behind memory that the system has back. The next server
+/// counts what is there: values and segments take all that the table may take, and no more.
+#[test]
+fn a_takeover_counts_no_memory_that_is_gone() {
+    const BYTES_MAX: u64 = 8 << 20;
+    // (Some file systems back neighbours, too.)
+    let Ok(folder) = tempfile::tempdir_in("/dev/shm") else { return };
+    let size = TableSize::Growing { bytes_max: BYTES_MAX, segment_slots: Some(256) };
+    let geometry = config(0, 16 << 10).size(size).heap_bytes(None).geometry().unwrap();
+    let segment = geometry.slots() * geometry.shape().bytes() as u64;
+    let first = geometry.segment_first(0).0;
+    for is_stopped in [false, true] {
+        let (path, clock) = (folder.path().join(format!("{is_stopped}")), Clock::manual());
+        let (bytes, at_first) = (geometry.region_bytes(), geometry.bytes_at_first());
+        let region = Region::create_sparse(&Backing::File(path.clone()), bytes, at_first).unwrap();
+        let index = Index::create(region, geometry.clone(), clock.clone()).unwrap();
+        let in_front = index.growth().bytes_backed - segment;
+        let mut keys = 0;
+        while index.growth().segments * segment < BYTES_MAX / 2 {
+            index.put(&key(keys), b"short", PutMode::Insert).unwrap();
+            clock.advance(Duration::from_micros(5));
+            keys += 1;
+        }
+        while index.growth().splitting > 0 {
+            index.tidy();
+            clock.advance(GRACE);
+        }
+        // All keys, and the memory of their segments.
+        let all_keys = || -> Vec<(u64, Vec<u8>)> {
+            let all = Inspector::new(index.region(), &geometry).slots();
+            let all = all.filter(|it| it.key.len() == 16 && it.slot.0 >= first);
+            all.map(|it| ((it.slot.0 - first) / geometry.slots(), it.key)).collect()
+        };
+        // The keys of the last segment stay, and those of its sibling: too many for one segment.
+        let all = all_keys();
+        let far = all.iter().map(|it| it.0).max().unwrap();
+        let place = |key: &[u8]| geometry.hashed(key).first().directory();
+        let of_last: Vec<u32> = all.iter().filter(|it| it.0 == far).map(|it| place(&it.1)).collect();
+        let depth = of_last.iter().map(|it| (it ^ of_last[0]).trailing_zeros()).min().unwrap();
+        let both = (1 << (depth - 1)) - 1;
+        let goes = (0..keys).map(key).filter(|key| (place(key) ^ of_last[0]) & both != 0);
+        goes.for_each(|key| assert_eq!(index.remove(&key), Ok(true)));
+        let give_up = Instant::now() + Duration::from_secs(60);
+        let is_shrunk = || {
+            let growth = index.growth();
+            growth.segments <= 12 && growth.bytes_backed < in_front + (growth.segments + 4) * segment
+        };
+        while !is_shrunk() {
+            assert!(Instant::now() < give_up, "{:?}", index.growth());
+            index.shrink();
+            index.tidy();
+            clock.advance(GRACE);
+        }
+        assert!(
+            far > 50 && all_keys().iter().any(|it| it.0 == far),
+            "the last segment is not far behind: {far}"
+        );
+        #[cfg(feature = "sim")]
+        assert!(!is_stopped || index.stop());
+        drop(index);
+        let (index, _) = Index::open(Region::open(&path).unwrap(), clock.clone()).unwrap();
+        // (X5: values wait.)
+        clock.advance(Duration::from_secs(60));
+        let values = fill(&index, 1 << 32, 16_000);
+        let (heap, growth) = (index.heap(), index.growth());
+        let unused = BYTES_MAX - heap.open_blocks * heap.block_bytes - growth.segments * segment;
+        assert!(unused < 16 * segment, "{values} values leave {unused}: {growth:?}, {heap:?}");
+        let is_removed = |n| index.remove(&key((1 << 32) + n)) == Ok(true);
+        assert!((0..values).all(is_removed));
+        (0..1_000).for_each(|_| {
+            clock.advance(Duration::from_millis(1));
+            index.tidy();
+        });
+        let put = |n: &u64| {
+            clock.advance(Duration::from_micros(5));
+            index.put(&key((1 << 33) + n), b"short", PutMode::Insert).is_ok()
+        };
+        let shorts = (0..1 << 20).take_while(put).count();
+        let backed = index.growth().bytes_backed;
+        assert!(backed > BYTES_MAX * 9 / 10, "{shorts} short keys, {backed} bytes");
+        assert!(backed <= BYTES_MAX + in_front, "{shorts} short keys, {backed} bytes");
     }
 }
 

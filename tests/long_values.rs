@@ -407,6 +407,50 @@ impl Raw {
     }
 }
 
+/// Clients that have begun to upload, and are suspended, keep no memory from the others but that of their own
+/// values: also where these lie in each block.
+#[test]
+fn suspended_uploads_hold_up_nobody() {
+    const LEN: usize = 16_000;
+    let place = Place::new();
+    let table = config(4 * MIB, LEN).size(TableSize::Slots(1 << 13));
+    let server = Server::start(ServerConfig::new(place.address.clone(), table)).unwrap();
+    let mut client = client(&place, RequestPath::Auto);
+    let (mut uploads, mut put, mut n) = (Vec::new(), 0, 0);
+    for of_block in 1..=40 {
+        let mut raw = Raw::greeted(&place.address);
+        let begin = Request::LongBegin { key: b"stays", len: LEN as u32 };
+        assert_eq!(raw.ask(&[begin, Request::LongPiece { bytes: &[3; 999] }]), [Reply::Taken, Reply::Taken]);
+        uploads.push(raw);
+        while n < of_block * 80 {
+            client.insert(&key(n), &[1; 1_000]).unwrap();
+            n += 1;
+        }
+    }
+    // All but every tenth go. Then there is room for many long ones, wherever the uploads are.
+    (0..n).filter(|n| n % 10 != 0).for_each(|n| assert!(client.remove(&key(n)).unwrap()));
+    let live = server.index().heap().live_bytes;
+    let refused = loop {
+        match client.insert(&key(1 << 32 | put), &value(put, 12_000)) {
+            Ok(_) => put += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(refused, MutateError::HeapFull { .. }), "after {put}: {refused}");
+    let (heap, one) = (server.index().heap(), extent_bytes(12_000));
+    let room = (heap.blocks - 1) * (heap.block_bytes * 3 / 4);
+    assert!(live + put * one >= room, "{put} values beside {live} bytes: {heap:?}");
+    (0..put).for_each(|n| assert_eq!(number_of(&client.get(&key(1 << 32 | n)).unwrap().unwrap()), n));
+    // The uploads go on.
+    for (nth, raw) in uploads.iter_mut().enumerate() {
+        let key = format!("stays {nth}");
+        let (rest, put) = (vec![3; LEN - 999], Request::LongPut { mode: PutMode::Upsert, key: b"stays" });
+        let replies = raw.ask(&[Request::LongPiece { bytes: &rest }, put]);
+        assert!(matches!(replies[..], [Reply::Taken, Reply::Put(Ok(_))]), "{key}: {replies:?}");
+        assert!(client.get(b"stays").unwrap().unwrap() == [3; LEN], "{key}");
+    }
+}
+
 /// Conversations that no oneread client holds are answered by name, change nothing, and leave no memory.
 #[test]
 fn hostile_uploads() {

@@ -283,14 +283,18 @@ impl Serve {
         if let Backing::File(path) = &backing
             && !self.json
         {
-            let (name, bytes) = (path.display(), show::bytes(bytes));
             if stopped.region_stays {
                 show::complain(format_args!(
-                    "the table stays in {name} ({bytes}); serve it again: oneread serve --at {address} --region {name}; or free the memory: oneread regions --remove {name}"
+                    "the table stays in {} ({}); serve it again: oneread serve --at {} --region {path}; or free the memory: oneread regions --remove {path}",
+                    path.display(),
+                    show::bytes(bytes),
+                    for_shell(&address.to_string()),
+                    path = for_shell(&path.to_string_lossy()),
                 ));
             } else {
                 show::complain(format_args!(
-                    "the table is gone: {name} was removed, or another file put in its place, while it was served"
+                    "the table is gone: {} was removed, or another file put in its place, while it was served",
+                    path.display()
                 ));
             }
         }
@@ -467,17 +471,8 @@ impl Serve {
 
     /// Checks that the table in the file is what the user asked for.
     fn check(&self, path: &Path, has: &Geometry) -> Result<()> {
-        let asked = self.config(
-            Config::new()
-                .layout(has.layout())
-                .size(TableSize::Slots(has.main_slots()))
-                .key_max(has.key_max())
-                .value_max(has.value_max())
-                .heap_bytes(has.has_heap().then_some(has.heap().bytes))
-                .inline_max(has.has_heap().then(|| has.shape().payload_max().saturating_sub(has.key_max())))
-                .grace(has.grace()),
-        );
-        let asked_for = asked.geometry()?;
+        // What is not given is as it is.
+        let asked = self.config(Config::from(has));
         let mut differ = Vec::new();
         let mut compare = |what: &str, has: String, asked: String| {
             if has != asked {
@@ -485,17 +480,24 @@ impl Serve {
             }
         };
         compare("layout", has.layout().to_string(), asked.layout.to_string());
-        if self.slots.is_some() || self.capacity.is_some() || self.max_memory.is_some() {
-            compare("size", size_of(has), size_of(&asked_for));
-        }
         compare("key-max", has.key_max().to_string(), asked.key_max.to_string());
         compare("value-max", has.value_max().to_string(), asked.value_max.to_string());
-        compare("heap", has.heap().bytes.to_string(), asked_for.heap().bytes.to_string());
-        if self.inline_max.is_some() {
-            let slot_bytes = |geometry: &Geometry| geometry.shape().bytes().to_string();
-            compare("bytes in a slot", slot_bytes(has), slot_bytes(&asked_for));
-        }
         compare("grace-us", has.grace().as_micros().to_string(), asked.grace.as_micros().to_string());
+        match asked.geometry() {
+            Ok(asked_for) => {
+                if self.slots.is_some() || self.capacity.is_some() || self.max_memory.is_some() {
+                    compare("size", size_of(has), size_of(&asked_for));
+                }
+                if self.heap.is_some() || self.inline_max.is_some() {
+                    let bytes = |geometry: &Geometry| (geometry.heap().bytes, geometry.shape().bytes());
+                    let ((heap, slot), (heap_asked, slot_asked)) = (bytes(has), bytes(&asked_for));
+                    compare("heap", heap.to_string(), heap_asked.to_string());
+                    compare("bytes in a slot", slot.to_string(), slot_asked.to_string());
+                }
+            }
+            // Options that fit no table like this one ask for another table; others for none.
+            Err(why) => ensure!(!differ.is_empty(), why),
+        }
         ensure!(
             differ.is_empty(),
             "{} holds another table than the one asked for: it has {}; drop these options to serve what is there, or add --fresh to remove it and make a new one",
@@ -663,6 +665,12 @@ pub fn remove(path: &Path) -> Result<bool> {
     let Some(_locked) = LockFile::take(path, Duration::ZERO)? else { return Ok(false) };
     std::fs::remove_file(path).with_context(|| format!("removing {}", path.display()))?;
     Ok(true)
+}
+
+/// A word of a command, as a shell takes it.
+fn for_shell(word: &str) -> std::borrow::Cow<'_, str> {
+    // What has a zero byte is no word of a command.
+    shlex::try_quote(word).unwrap_or(word.into())
 }
 
 fn numbers(users: &[UserId]) -> Vec<u32> {

@@ -1952,6 +1952,8 @@ fn each_option_is_held_against_the_table() {
         (["--key-max", "21"], "it has key-max 20, asked for was 21"),
         (["--value-max", "301"], "it has value-max 300, asked for was 301"),
         (["--inline-max", "200"], "it has bytes in a slot 128, asked for was 256"),
+        (["--heap", "32MiB"], "it has heap 67108864, asked for was 33554432"),
+        (["--slots", "128"], "it has size 64 main slots, asked for was 128 main slots"),
         (["--grace-us", "901"], "it has grace-us 900, asked for was 901"),
         (["--layout", "cluster"], "it has layout hopscotch:farm, asked for was chained:cluster"),
     ] {
@@ -1960,6 +1962,59 @@ fn each_option_is_held_against_the_table() {
     }
     let served = Served::start_in(dir, &[&["--region", &*region][..], &made].concat());
     assert_eq!(served.ready["recovered"]["keys"], 0);
+}
+
+/// A table is served again by the command that its server printed, by the same command as before, and by any part of
+/// its options. Values of another length are those of another table, whatever would make room for them.
+#[test]
+fn a_table_is_served_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = format!("shm:{}", dir.path().join("a socket").display());
+    let region = dir.path().join("a table's region").display().to_string();
+    let oneread = env!("CARGO_BIN_EXE_oneread");
+    // Serves until it is told to stop. Returns the first line, and what was printed for the next one.
+    let serve = |mut command: Command| {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let pid = rustix::process::Pid::from_child(&child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        let told = stderr(&child.wait_with_output().unwrap());
+        let printed = told.split_once("serve it again: ").and_then(|(_, it)| it.split_once("; or free"));
+        let printed = printed.unwrap_or_else(|| panic!("{line}{told}")).0.replacen("oneread", oneread, 1);
+        (line, printed)
+    };
+    let with = |options: &[&str]| {
+        let mut command = alone(Command::new(oneread));
+        command.args(["serve", "--at", &at, "--region", &region]).args(options);
+        command
+    };
+    for options in [
+        // A heap that is no whole number of the blocks that its own length asks for.
+        &["--max-memory", "32772KiB", "--value-max", "5000"][..],
+        &["--value-max", "1MiB"],
+        &["--capacity", "5000", "--value-max", "5000", "--heap", "32772KiB", "--inline-max", "100"],
+        &["--slots", "1001", "--layout", "farm", "--key-max", "9"],
+        &[],
+    ] {
+        let (new, printed) = serve(with(options));
+        assert!(new.trim_end().ends_with(", new"), "{options:?}: {new}");
+        let mut as_printed = alone(Command::new("sh"));
+        as_printed.args(["-c", &format!("exec {printed}")]);
+        let parts = options.chunks(2).map(|option| with(option));
+        for command in [as_printed, with(options)].into_iter().chain(parts) {
+            let what = format!("{command:?}");
+            let (line, again) = serve(command);
+            assert!(line.contains("taken over with 0 keys") && again == printed, "{what}: {line}");
+        }
+        let out = expect(ends(with(&["--value-max", "60000"])), 1);
+        assert!(
+            stderr(&out).contains("another table") && stderr(&out).contains("asked for was 60000"),
+            "{out:?}"
+        );
+        assert!(!stderr(&out).contains("heap_bytes"), "{out:?}");
+        expect(run(&["regions", "--remove", &region]), 0);
+    }
 }
 
 /// A server that was killed while it began a table with the keys of a snapshot leaves a table that nobody has

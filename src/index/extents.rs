@@ -5,6 +5,8 @@
 //! move    memory ─ number ─ the bytes again ─ the slot names them, if it still names the old ones
 //! ```
 //!
+//! A value that a client uploads has no name yet. It moves likewise, between two of its pieces (X10).
+//!
 //! `heap` has the memory. Its lock is a leaf: whoever holds it takes no other.
 
 use super::growth::Registrar;
@@ -17,14 +19,15 @@ use crate::layout::crc;
 use crate::layout::extent::{EXTENT_HEADER, EXTENT_HEADER_WORDS, Reference, extent_bytes};
 use crate::layout::hash::First;
 use crate::outcome::HeapCounts;
-use crate::sync::{Mutex, lock};
+use crate::sync::{Mutex, lock, try_lock};
+use rustc_hash::FxHashMap;
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, Weak};
 
 /// Numbers that are taken at a time: a takeover leaves out the rest of them.
 const NUMBERS: u64 = if cfg!(feature = "sim") { 4 } else { 1 << 16 };
-/// A block whose extents cannot move is looked at again after so long: a client uploads a value into it.
+/// A block whose extents cannot move is looked at again after so long: a thread is about to name them.
 const AGAIN: Duration = Duration::from_millis(1);
 /// Words that are stored at a time.
 const PIECE_WORDS: usize = 512;
@@ -84,7 +87,7 @@ struct HeapState {
     heap: Heap,
     /// Numbers that are taken and not used.
     numbers: Range<u64>,
-    /// Which blocks this server has put memory behind.
+    /// Which blocks have memory that counts.
     backed: Vec<bool>,
     /// Which blocks slots may name memory in.
     used: Vec<bool>,
@@ -92,6 +95,18 @@ struct HeapState {
     has_moved: bool,
     /// All of them came up, and none could move.
     is_stuck: bool,
+    /// What clients upload, by its place.
+    uploads: FxHashMap<u64, Arc<UploadCell>>,
+}
+
+/// Who takes the draft out may name it; as long as it is inside, it may move.
+type UploadCell = Mutex<Option<ExtentDraft>>;
+
+/// A value that comes in pieces. Between them it may move (X10). Dropped, its memory is free again.
+#[derive(Debug)]
+pub(crate) struct Upload {
+    extents: Arc<Extents>,
+    cell: Arc<UploadCell>,
 }
 
 /// Memory for a value that no slot names yet. Dropped, it is free again.
@@ -126,8 +141,8 @@ impl Extents {
         let backed = vec![false; space.bytes.checked_div(space.block_bytes)? as usize];
         let number = region.load(NUMBERS_WORD);
         let (heap, used) = (Heap::new(shape(geometry)), backed.clone());
-        let state =
-            HeapState { heap, numbers: number..number, backed, used, has_moved: false, is_stuck: false };
+        let (numbers, uploads) = (number..number, FxHashMap::default());
+        let state = HeapState { heap, numbers, backed, used, has_moved: false, is_stuck: false, uploads };
         Some(Arc::new(Extents {
             region: region.alias(),
             geometry: geometry.clone(),
@@ -160,6 +175,10 @@ impl Extents {
         let longest = self.geometry.heap().kept_for(self.geometry.grace(), self.geometry.value_max() as u32);
         let wait = wait_ns(Rule::TakeoverExtents, longest.as_nanos() as u64);
         self.named.store(named, Ordering::Relaxed);
+        let begins = self.geometry.heap().offset;
+        for unused in marks.unused() {
+            self.region.give_back(begins + unused.start..begins + unused.end);
+        }
         let mut state = lock(&self.heap);
         state.heap = marks.open_after(self.clock.now_ns() + wait);
         for at in places {
@@ -313,24 +332,63 @@ impl Extents {
     /// more to do at once.
     pub fn tidy(self: &Arc<Extents>, names: &impl ExtentNames) -> bool {
         let Some(at) = self.next_move() else { return self.give_back() };
-        let Some(old) = self.named_at(at, names) else { return true };
-        let (hash, old) = old;
-        let (from, bytes) = Extents::place(&self.geometry, &old);
-        let Some(to) = lock(&self.heap).heap.begin_move(from, bytes) else { return true };
+        let first = (self.geometry.heap().offset + at) as usize / WORD;
+        let [number, hash, _] = std::array::from_fn(|n| self.region.load(first + n));
+        let hash = First(hash);
+        let named = names.named(hash, number).filter(|named| Extents::place(&self.geometry, named).0 == at);
+        if let Some(old) = named {
+            let rename = |new: Reference| {
+                let new = Reference { number: by_rule(Rule::MoveNumber, new.number, old.number), ..new };
+                names.rename(hash, &old, &new)
+            };
+            self.move_extent(hash, &old, old.len as usize, rename, |written| self.ready_ns(old.len, written));
+        } else {
+            self.move_upload(at, hash);
+        }
+        true
+    }
+
+    /// Copies what is written of an extent to other memory. `name` makes that the extent, and says whether it has.
+    /// Then the old memory waits until `ready_ns`.
+    fn move_extent<W>(
+        &self,
+        hash: First,
+        old: &Reference,
+        written: usize,
+        name: impl FnOnce(Reference) -> Option<W>,
+        ready_ns: impl FnOnce(W) -> u64,
+    ) {
+        let (from, bytes) = Extents::place(&self.geometry, old);
+        let Some(to) = lock(&self.heap).heap.begin_move(from, bytes) else { return };
         let named = self.back(to).ok().and_then(|()| {
             let new = Reference { len: old.len, crc: old.crc, ..self.begin(to, hash, old.len as usize) };
-            let new = Reference { number: by_rule(Rule::MoveNumber, new.number, old.number), ..new };
-            let words = self.region.words(Extents::first_word(&old), (old.len as usize).div_ceil(WORD));
+            let words = self.region.words(Extents::first_word(old), written.div_ceil(WORD));
             self.region.copy(words, Extents::first_word(&new));
-            names.rename(hash, &old, &new)
+            name(new)
         });
         if named.is_some() {
             self.moved_bytes.fetch_add(bytes, Ordering::Relaxed);
         }
         let mut state = lock(&self.heap);
         state.has_moved |= named.is_some();
-        state.heap.end_move(named.map(|written| self.ready_ns(old.len, written)));
-        true
+        state.heap.end_move(named.map(ready_ns));
+    }
+
+    /// X10: has what a client uploads to this place move, unless a thread is at it.
+    fn move_upload(&self, at: u64, hash: First) {
+        let Some(cell) = lock(&self.heap).uploads.get(&at).cloned() else { return };
+        let Some(mut draft) = try_lock(&cell) else { return };
+        let Some(draft) = draft.as_mut().filter(|draft| draft.at() == at) else { return };
+        let (old, written) = (draft.reference, draft.written);
+        let replace = |new| {
+            draft.reference = new;
+            let mut state = lock(&self.heap);
+            state.uploads.remove(&at);
+            state.uploads.insert(draft.at(), Arc::clone(&cell));
+            Some(())
+        };
+        // X3: no slot ever named it, so its memory is free at once.
+        self.move_extent(hash, &old, written, replace, |()| self.clock.now_ns());
     }
 
     /// Where the next extent is that should move.
@@ -344,27 +402,19 @@ impl Extents {
         next
     }
 
-    /// The reference to the extent that begins at this place of the heap, and the hash of the key whose slot
-    /// has it. `None` if no slot names it.
-    fn named_at(&self, at: u64, names: &impl ExtentNames) -> Option<(First, Reference)> {
-        let first = (self.geometry.heap().offset + at) as usize / WORD;
-        let [number, hash, _] = std::array::from_fn(|n| self.region.load(first + n));
-        let reference = names.named(First(hash), number)?;
-        (Extents::place(&self.geometry, &reference).0 == at).then_some((First(hash), reference))
-    }
-
     /// Gives a block without extents back to the system, if there is one. Returns whether there was.
     fn give_back(&self) -> bool {
         let lent = lock(&self.heap).heap.lend_block(self.clock.now_ns());
         let Some(loan) = lent else { return false };
         let space = self.geometry.heap();
-        let (given_back, (block, bytes)) = loan.give_back(|Range { start, end }| {
-            let bytes = self.region.give_back(space.offset + start..space.offset + end);
-            ((start / space.block_bytes) as usize, bytes)
+        let block = (loan.start() / space.block_bytes) as usize;
+        let given_back = loan.give_back(|Range { start, end }| {
+            self.region.give_back(space.offset + start..space.offset + end)
         });
-        self.returned_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.returned_bytes.fetch_add(given_back.bytes().unwrap_or(0), Ordering::Relaxed);
         let mut state = lock(&self.heap);
-        if std::mem::take(&mut state.backed[block]) {
+        // What the system keeps still counts.
+        if given_back.bytes().is_some() && std::mem::take(&mut state.backed[block]) {
             self.budget.give(space.block_bytes);
         }
         state.heap.end_loan(given_back);
@@ -417,7 +467,46 @@ pub(super) trait ExtentNames {
     fn rename(&self, hash: First, old: &Reference, new: &Reference) -> Option<SlotWritten>;
 }
 
+impl Upload {
+    pub fn new(draft: ExtentDraft) -> Upload {
+        let (extents, at) = (Arc::clone(&draft.extents), draft.at());
+        let cell = Arc::new(Mutex::new(Some(draft)));
+        lock(&extents.heap).uploads.insert(at, Arc::clone(&cell));
+        Upload { extents, cell }
+    }
+
+    /// Writes the next bytes of the value. `false` if they are more than it has.
+    pub fn write(&self, bytes: &[u8]) -> bool {
+        let mut draft = lock(&self.cell);
+        let fits = draft.as_mut().filter(|draft| bytes.len() <= draft.left());
+        fits.map(|draft| draft.write(bytes)).is_some()
+    }
+
+    /// The value, which does not move any more. `None` if it is not whole.
+    pub fn whole(self) -> Option<ExtentDraft> {
+        self.take().filter(|draft| draft.left() == 0)
+    }
+
+    fn take(&self) -> Option<ExtentDraft> {
+        let mut cell = lock(&self.cell);
+        let draft = cell.take()?;
+        lock(&self.extents.heap).uploads.remove(&draft.at());
+        Some(draft)
+    }
+}
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        drop(self.take());
+    }
+}
+
 impl ExtentDraft {
+    /// Its place in the heap.
+    fn at(&self) -> u64 {
+        Extents::place(&self.extents.geometry, &self.reference).0
+    }
+
     /// Bytes that are still to come.
     pub fn left(&self) -> usize {
         self.reference.len as usize - self.written
@@ -426,6 +515,8 @@ impl ExtentDraft {
     /// Writes the next bytes of the value, at most [`ExtentDraft::left`].
     pub fn write(&mut self, mut bytes: &[u8]) {
         assert!(bytes.len() <= self.left(), "more bytes than the value has");
+        // X9: another thread may have begun the extent here (X10).
+        obey(Rule::NameFence, || fence(Ordering::Release));
         self.reference.crc = crc::append_long(self.reference.crc, bytes);
         while !self.written.is_multiple_of(WORD) && !bytes.is_empty() {
             self.partial[self.written % WORD] = bytes[0];
@@ -581,6 +672,42 @@ mod tests {
         assert!(index.reader().get_into(b"key", &mut got).unwrap() && got == [3; 240]);
     }
 
+    /// X10: a block that should leave has a value that a client uploads. It moves between any two pieces, also in
+    /// the middle of a word, and not once it is whole and about to be named.
+    #[test]
+    fn an_unfinished_upload_moves() {
+        let value: Vec<u8> = (0..240u32).map(|n| (n * 37 / 4) as u8).collect();
+        for len in (0..240).step_by(7).chain([240]) {
+            let (index, clock) = four_blocks();
+            let upload = index.upload(b"key", 240).unwrap().unwrap();
+            assert!(upload.write(&value[..len]));
+            let at = || lock(&upload.cell).as_ref().map(ExtentDraft::at);
+            let begun = at();
+            for n in 0..41u64 {
+                assert!(index.put(&n.to_le_bytes(), &[2; 240], PutMode::Insert).is_ok());
+            }
+            (0..36u64).for_each(|n| assert!(index.remove(&n.to_le_bytes()).unwrap()));
+            for _ in 0..100 {
+                clock.advance(AGAIN);
+                index.tidy();
+            }
+            assert!(at() != begun && index.tidy().is_none() && index.heap().open_blocks == 1, "{len} bytes");
+            assert!(upload.write(&value[len..]) && !upload.write(b"more"));
+            let draft = upload.whole().unwrap();
+            assert!(lock(&index.extents().unwrap().heap).uploads.is_empty());
+            index.put_draft(b"key", draft, PutMode::Insert).unwrap();
+            let mut got = Vec::new();
+            assert!(index.reader().get_into(b"key", &mut got).unwrap() && got == value, "{len} bytes");
+            (36..41u64).for_each(|n| assert!(index.remove(&n.to_le_bytes()).unwrap()));
+            assert_eq!(index.heap().live_bytes, extent_bytes(240), "{len} bytes");
+            // One that is not whole leaves nothing.
+            let upload = index.upload(b"key", 240).unwrap().unwrap();
+            assert!(upload.write(&value[..len / 2]) && upload.whole().is_none());
+            assert_eq!(index.heap().live_bytes, extent_bytes(240), "{len} bytes");
+            assert!(lock(&index.extents().unwrap().heap).uploads.is_empty());
+        }
+    }
+
     /// A damaged region: two slots name one value, or a slot names what is no value. The takeover frees the slot of
     /// one of the two, or of the one, and counts it; all else is there, and the books are right.
     #[test]
@@ -719,6 +846,56 @@ mod refused {
                 Err(_) => Ok(()),
             }
         }
+    }
+
+    /// Memory that the system does not take back counts as before, and is used again. The next server, for which
+    /// no device has pinned it yet, gives it back.
+    #[test]
+    fn memory_that_is_kept_counts() {
+        const BYTES_MAX: u64 = 8 << 20;
+        // (Some file systems back neighbours, too.)
+        let Ok(folder) = tempfile::tempdir_in("/dev/shm") else { return };
+        let path = folder.path().join("region");
+        let size = TableSize::Growing { bytes_max: BYTES_MAX, segment_slots: Some(256) };
+        let config = Config { size, value_max: 16 << 10, ..Config::default() }.inline_max(30);
+        let geometry = config.geometry().unwrap();
+        let backing = crate::region::Backing::File(path.clone());
+        let region =
+            Region::create_sparse(&backing, geometry.region_bytes(), geometry.bytes_at_first()).unwrap();
+        region.touch(0..4096, |_| {});
+        let clock = Clock::manual();
+        let index = Index::create(region, geometry, clock.clone()).unwrap();
+        let at_first = index.growth().bytes_backed;
+        let fill = |kind: u64, value: &[u8]| {
+            let put = |n: &u64| {
+                clock.advance(Duration::from_micros(5));
+                index.put(&(kind << 32 | n).to_le_bytes(), value, PutMode::Insert).is_ok()
+            };
+            let put = (0..).take_while(put).count() as u64;
+            let backed = index.growth().bytes_backed;
+            assert!(backed <= BYTES_MAX + at_first, "{put} of {} bytes: {backed}", value.len());
+            put
+        };
+        let remove = |kind: u64, many: u64| {
+            (0..many).for_each(|n| assert!(index.remove(&(kind << 32 | n).to_le_bytes()).unwrap()));
+            for _ in 0..1_000 {
+                clock.advance(Duration::from_millis(1));
+                index.tidy();
+            }
+        };
+        let long = fill(1, &[7; 16_000]);
+        remove(1, long);
+        assert_eq!((index.heap().live_bytes, index.heap().returned_bytes), (0, 0));
+        let backed = index.growth().bytes_backed;
+        let short = fill(2, b"short");
+        assert!(short < 2_000, "{short} keys beside memory for {long} long values");
+        remove(2, short);
+        assert_eq!(fill(3, &[7; 16_000]), long, "the memory that was kept");
+        remove(3, long);
+        assert!(index.growth().bytes_backed >= backed);
+        drop(index);
+        let (index, _) = Index::open(Region::open(&path).unwrap(), clock).unwrap();
+        assert!(index.growth().bytes_backed < BYTES_MAX / 4, "{:?}", index.growth());
     }
 
     /// Memory that was refused was not taken: however often that happens, there is as much as before.

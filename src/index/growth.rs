@@ -408,7 +408,7 @@ impl Growth {
             );
         }
         let memories = growth.live.all(&guard).map(|segment| segment.memory);
-        growth.take_memory(memories.collect());
+        growth.take_memory(&memories.collect());
         let splits = left.pairs.iter().filter(|pair| pair.toward == Toward::Child);
         let of_splits: BTreeSet<u32> = splits.map(|pair| pair.child).collect();
         growth.live.all(&guard).for_each(|segment| {
@@ -420,14 +420,15 @@ impl Growth {
         Ok((growth, found))
     }
 
-    /// Takes over the memory of these segments, and what is free between it. What is behind does not count
-    /// as taken, so the system gets back what may still be there.
-    fn take_memory(&self, segments: BTreeSet<u32>) {
+    /// Takes over the memory of these segments. All other memory does not count as taken, so the system gets
+    /// back what may still be there.
+    fn take_memory(&self, segments: &BTreeSet<u32>) {
+        let start = |memory| self.geometry.slot_offset(self.geometry.segment_first(memory));
+        let give_back = |bytes| self.region.give_back(bytes).is_some();
         let mut memory = lock(&self.memory);
-        memory.left(segments);
+        memory.left(segments, |pieces| give_back(start(pieces.start)..start(pieces.end)));
         if u64::from(memory.used) < self.geometry.segments_max() {
-            let first = self.geometry.slot_offset(self.geometry.segment_first(memory.used));
-            self.region.give_back(first..self.geometry.slots_end());
+            give_back(start(memory.used)..self.geometry.slots_end());
         }
     }
 
@@ -450,7 +451,7 @@ impl Growth {
     /// Starts with what another server has handed over.
     fn take_handover(&self, handover: GrowthHandover) -> u64 {
         let GrowthHandover { keys, segments, pairs } = handover;
-        self.take_memory(segments.iter().map(|(segment, _)| segment.memory).collect());
+        self.take_memory(&segments.iter().map(|(segment, _)| segment.memory).collect());
         for (segment, part) in segments {
             segment.take_handover(part);
             self.live.insert(segment);
@@ -631,10 +632,10 @@ impl Growth {
         self.extents.as_ref().map_or_else(Vec::new, |extents| extents.blocks_used())
     }
 
-    /// How many pieces of memory have been used.
+    /// The pieces of memory that have segments.
     #[cfg(feature = "verbs")]
-    pub fn memory_used(&self) -> u32 {
-        lock(&self.memory).used
+    pub fn memories(&self) -> Vec<u32> {
+        self.live.all(&epoch::pin()).map(|segment| segment.memory).collect()
     }
 
     /// Tells clients the remote key of a chunk.
@@ -1498,11 +1499,16 @@ impl FreeMemory {
         FreeMemory { budget, piece_bytes, free, bare, used: 0, bytes_returned: 0, closed: false }
     }
 
-    /// The memory that these segments do not have is free.
-    fn left(&mut self, segments: BTreeSet<u32>) {
-        self.used = segments.last().map_or(0, |last| last + 1);
-        self.free = (0..self.used).filter(|memory| !segments.contains(memory)).collect();
-        self.budget.have(u64::from(self.used) * self.piece_bytes);
+    /// The last server left these segments. `give_back` hears which pieces are free between them, and says
+    /// whether the system has taken their memory.
+    fn left(&mut self, segments: &BTreeSet<u32>, give_back: impl Fn(std::ops::Range<u32>) -> bool) {
+        for &memory in segments {
+            let between = std::mem::replace(&mut self.used, memory + 1)..memory;
+            let is_bare = between.is_empty() || give_back(between.clone());
+            if is_bare { &mut self.bare } else { &mut self.free }.extend(between);
+        }
+        let taken = segments.len() + self.free.len();
+        self.budget.have(taken as u64 * self.piece_bytes);
     }
 
     fn has_any(&self, segments_max: u64) -> bool {
@@ -1535,7 +1541,7 @@ impl FreeMemory {
     }
 
     /// Takes a piece back. Gives its memory to the system if enough is free, where that is possible.
-    fn put(&mut self, memory: UnusedMemory, give_back: impl FnOnce() -> u64) {
+    fn put(&mut self, memory: UnusedMemory, give_back: impl FnOnce() -> Option<u64>) {
         if self.closed {
             return;
         }
@@ -1543,8 +1549,8 @@ impl FreeMemory {
             return self.keep(memory);
         }
         match give_back() {
-            0 => self.keep(memory),
-            bytes => {
+            None => self.keep(memory),
+            Some(bytes) => {
                 self.bytes_returned += bytes;
                 self.put_bare(memory.number());
             }
@@ -1779,10 +1785,10 @@ mod tests {
     use super::*;
     use crate::config::{Config, TableSize};
 
-    /// After a takeover, the memory up to the last segment has been taken, whether a segment has it or
-    /// not. What is free of it is taken again without more memory; then what was never used.
+    /// After a takeover, the memory between segments counts as taken only where the system has not taken it
+    /// back. There it is taken again without more memory; then the rest is.
     #[test]
-    fn the_budget_counts_free_memory_that_was_left() {
+    fn the_budget_counts_memory_that_was_left() {
         let size = TableSize::Growing { bytes_max: 1 << 20, segment_slots: Some(64) };
         let geometry = Config { size, ..Config::default() }.geometry().unwrap();
         let bytes = geometry.slots() * geometry.shape().bytes() as u64;
@@ -1792,19 +1798,28 @@ mod tests {
             (vec![0, 3, 5], vec![1, 2, 4]),
             (vec![4], vec![0, 1, 2, 3]),
         ] {
-            let used = u64::from(segments.last().unwrap() + 1);
-            let budget = Budget::new(8 * bytes);
-            let mut memory = FreeMemory::new(&geometry, &budget);
-            memory.left(segments.iter().copied().collect());
-            let left = (8 - used) * bytes;
-            assert!(budget.has(left) && !budget.has(left + 1), "{segments:?}");
-            let mut taken: Vec<u32> = (0..free.len()).filter_map(|_| memory.take(100)).collect();
-            taken.sort_unstable();
-            assert_eq!(taken, free, "{segments:?}");
-            assert!(budget.has(left) && !budget.has(left + 1), "{segments:?}: it was taken before");
-            let more: Vec<u32> = std::iter::from_fn(|| memory.take(100)).collect();
-            assert_eq!(more, (used as u32..8).collect::<Vec<_>>(), "{segments:?}");
-            assert!(!budget.has(1) && !memory.has_any(100), "{segments:?}");
+            for is_kept in [false, true] {
+                let budget = Budget::new(8 * bytes);
+                let mut memory = FreeMemory::new(&geometry, &budget);
+                let told = std::cell::RefCell::new(Vec::new());
+                memory.left(&segments.iter().copied().collect(), |pieces| {
+                    told.borrow_mut().extend(pieces);
+                    !is_kept
+                });
+                let what = format!("{segments:?}, kept: {is_kept}");
+                assert_eq!(*told.borrow(), free, "{what}");
+                let taken = segments.len() + if is_kept { free.len() } else { 0 };
+                let left = (8 - taken as u64) * bytes;
+                assert!(budget.has(left) && !budget.has(left + 1), "{what}");
+                let mut again: Vec<u32> = (0..free.len()).filter_map(|_| memory.take(100)).collect();
+                again.sort_unstable();
+                assert_eq!(again, free, "{what}");
+                let left = (8 - segments.len() - free.len()) as u64 * bytes;
+                assert!(budget.has(left) && !budget.has(left + 1), "{what}");
+                let more: Vec<u32> = std::iter::from_fn(|| memory.take(100)).collect();
+                assert_eq!(more, (segments.last().unwrap() + 1..8).collect::<Vec<_>>(), "{what}");
+                assert!(!budget.has(1) && !memory.has_any(100), "{what}");
+            }
         }
     }
 

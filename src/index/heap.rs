@@ -170,13 +170,24 @@ pub(super) struct Loan(Range<u64>);
 
 /// What a loan was for is done. It does not end before: puts may then use the block.
 #[must_use]
-pub(super) struct GivenBack(());
+pub(super) struct GivenBack(Option<u64>);
 
 impl Loan {
-    /// Gives the memory of the block back to the machine, by `give`.
-    pub fn give_back<R>(self, give: impl FnOnce(Range<u64>) -> R) -> (GivenBack, R) {
-        let given = give(self.0);
-        (GivenBack(()), given)
+    /// Where the block begins in the heap.
+    pub fn start(&self) -> u64 {
+        self.0.start
+    }
+
+    /// Gives the memory of the block back to the machine, by `give`, which says how many bytes that were.
+    pub fn give_back(self, give: impl FnOnce(Range<u64>) -> Option<u64>) -> GivenBack {
+        GivenBack(give(self.0))
+    }
+}
+
+impl GivenBack {
+    /// How many bytes the machine has taken. `None` if it keeps the memory for the table.
+    pub fn bytes(&self) -> Option<u64> {
+        self.0
     }
 }
 
@@ -264,8 +275,17 @@ struct HeapBlock {
     gaps: BTreeMap<u32, u32>,
     /// A bit for each granule where an extent begins. Of no length until the block is first open.
     begins: Box<[u64]>,
-    /// May have memory behind it.
-    is_backed: bool,
+    memory: BlockMemory,
+}
+
+/// What is behind a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum BlockMemory {
+    Nothing,
+    /// Memory, also if the block is empty.
+    There,
+    /// Memory that the machine did not take back when the block was empty last.
+    Kept,
 }
 
 impl HeapBlock {
@@ -277,7 +297,7 @@ impl HeapBlock {
             due_ns: 0,
             gaps: BTreeMap::new(),
             begins: Box::default(),
-            is_backed: false,
+            memory: BlockMemory::Nothing,
         }
     }
 
@@ -378,10 +398,9 @@ pub(super) struct HeapMarks {
 impl HeapMarks {
     /// Nothing is marked.
     pub fn new(shape: HeapShape) -> HeapMarks {
-        let block = || HeapBlock { is_backed: true, ..HeapBlock::new(BlockUse::Empty) };
         HeapMarks {
             shape,
-            blocks: (0..shape.blocks).map(|_| block()).collect(),
+            blocks: (0..shape.blocks).map(|_| HeapBlock::new(BlockUse::Empty)).collect(),
             taken: (0..shape.blocks).map(|_| Box::default()).collect(),
         }
     }
@@ -406,6 +425,17 @@ impl HeapMarks {
         Ok(())
     }
 
+    /// The blocks in which nothing is marked, side by side where they are. Nothing is taken to be behind them.
+    pub fn unused(&self) -> impl Iterator<Item = Range<u64>> {
+        let (block_bytes, mut end) = (bytes(u64::from(self.shape.block_len)), 0);
+        let alike = self.blocks.chunk_by(|a, b| (a.used == 0) == (b.used == 0));
+        alike.filter_map(move |blocks| {
+            let start = end;
+            end += blocks.len() as u64 * block_bytes;
+            (blocks[0].used == 0).then_some(start..end)
+        })
+    }
+
     /// The heap with these extents. All else is free, but is used no earlier than `ready_ns`.
     pub fn open_after(self, ready_ns: u64) -> Heap {
         let mut heap = Heap { blocks: self.blocks, opens_ns: ready_ns, ..Heap::without_blocks(self.shape) };
@@ -416,7 +446,7 @@ impl HeapMarks {
                 heap.empty.insert(number);
                 continue;
             }
-            block.used_for = BlockUse::Open;
+            (block.used_for, block.memory) = (BlockUse::Open, BlockMemory::There);
             heap.open += 1;
             heap.used += u64::from(block.used);
             heap.public += u64::from(block_len - block.used);
@@ -614,15 +644,15 @@ impl Heap {
         due.map(|due_ns| due_ns.max(self.opens_ns))
     }
 
-    /// An empty block that may have memory behind it, to give that back to the machine. The heap
-    /// does not use it until [`Heap::end_loan`]. One at a time; it is the reserve meanwhile, and
-    /// one more is empty (Y1).
+    /// An empty block with memory behind it, to give that back to the machine: once after each use. The
+    /// heap does not use it until [`Heap::end_loan`]. One at a time; it is the reserve meanwhile, and one
+    /// more is empty (Y1).
     pub fn lend_block(&mut self, now_ns: u64) -> Option<Loan> {
         if now_ns < self.opens_ns || self.lent.is_some() || self.empty.len() < 2 {
             return None;
         }
         // Puts open the first one.
-        let backed = |number: &&u32| self.blocks[**number as usize].is_backed;
+        let backed = |number: &&u32| self.blocks[**number as usize].memory == BlockMemory::There;
         let &number = self.empty.iter().rev().find(backed)?;
         self.empty.remove(&number);
         self.lent = Some(number);
@@ -633,12 +663,12 @@ impl Heap {
         Some(Loan(start..start + bytes(u64::from(self.shape.block_len))))
     }
 
-    /// The block that was lent has no memory behind it any more.
-    pub fn end_loan(&mut self, _: GivenBack) {
+    /// The block that was lent has no memory behind it any more, unless the machine did not take it.
+    pub fn end_loan(&mut self, GivenBack(returned): GivenBack) {
         let Some(number) = self.lent.take() else { return };
         let block = &mut self.blocks[number as usize];
         block.used_for = BlockUse::Empty;
-        block.is_backed = false;
+        block.memory = if returned.is_some() { BlockMemory::Nothing } else { BlockMemory::Kept };
         self.empty.insert(number);
     }
 
@@ -697,7 +727,7 @@ impl Heap {
         }
         // Y1: one stays. A block that is lent is one.
         let empty = self.empty.len() + usize::from(self.lent.is_some());
-        if let Some(&block) = self.empty.first().filter(|_| empty > 1) {
+        if let Some(block) = self.next_empty().filter(|_| empty > 1) {
             self.open_block(block);
             let gap = GapByLength { len: self.shape.block_len, spot: Spot { block, at: 0 } };
             return Ok(self.take_front(gap, len));
@@ -809,18 +839,24 @@ impl Heap {
 
     /// Opens the reserve, for the extents of the leaving block alone (Y1).
     fn open_reserve(&mut self) -> Option<u32> {
-        let &reserve = self.empty.first()?;
+        let reserve = self.next_empty()?;
         self.leaving.as_mut()?.into = Some(reserve);
         self.open_block(reserve);
         Some(reserve)
+    }
+
+    /// The empty block to be opened next: the first one with memory behind it, so that no more is taken than
+    /// must be.
+    fn next_empty(&self) -> Option<u32> {
+        let has_memory = |number: &&u32| self.blocks[**number as usize].memory != BlockMemory::Nothing;
+        self.empty.iter().find(has_memory).or_else(|| self.empty.first()).copied()
     }
 
     fn open_block(&mut self, number: u32) {
         self.empty.remove(&number);
         self.open += 1;
         let block = &mut self.blocks[number as usize];
-        block.used_for = BlockUse::Open;
-        block.is_backed = true;
+        (block.used_for, block.memory) = (BlockUse::Open, BlockMemory::There);
         self.add_gap(Spot { block: number, at: 0 }, self.shape.block_len);
     }
 

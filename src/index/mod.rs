@@ -80,7 +80,7 @@ use crate::start::Start;
 use crate::sync::{Ordering, fence};
 use chains::Blocks;
 use counters::{Counters, count};
-pub(crate) use extents::ExtentDraft;
+pub(crate) use extents::{ExtentDraft, Upload};
 use extents::{ExtentNames, Extents, NoMemory};
 use grace::{Grace, Trace, WaitingTrace};
 use growth::Growth;
@@ -299,10 +299,10 @@ impl Index {
         self.growing().tell_key(chunk, remote_key)
     }
 
-    /// How many pieces of memory a table that grows has used.
+    /// The pieces of memory that have segments of a table that grows.
     #[cfg(feature = "verbs")]
-    pub(crate) fn memory_used(&self) -> u32 {
-        self.growing().memory_used()
+    pub(crate) fn memories(&self) -> Vec<u32> {
+        self.growing().memories()
     }
 
     #[cfg(any(feature = "verbs", feature = "sim"))]
@@ -422,6 +422,14 @@ impl Index {
                 clock.sleep_until(clock.now_ns() + wait.as_nanos() as u64);
             }
         }
+    }
+
+    /// Begins a value of so many bytes that comes in pieces, if there is memory now. `None` if it fits its slot.
+    ///
+    /// # Errors
+    /// [`PutError`]; the table is unchanged.
+    pub(crate) fn upload(&self, key: &[u8], len: usize) -> Result<Option<Upload>, PutError> {
+        Ok(self.draft_at_once(key, len)?.map(Upload::new))
     }
 
     /// Memory for a value of so many bytes, if there is some now. `None` if the value fits its slot.

@@ -136,12 +136,22 @@ pub struct HeapSpace {
 
 impl HeapSpace {
     /// The heap behind this byte, of at most so many bytes, for values of at most `longest`. `None` if it
-    /// has no room for two blocks: one is kept free, to move extents into.
+    /// has no room for two blocks: one is kept free, to move extents into. A heap that is asked for with the
+    /// length of this one is this one.
     pub(crate) fn behind(end: u64, bytes_max: u64, longest: usize) -> Option<HeapSpace> {
-        let block_bytes = block_bytes(bytes_max, extent_bytes(longest));
-        let bytes = bytes_max / block_bytes * block_bytes;
         let offset = end.next_multiple_of(PAGE as u64);
-        (bytes >= 2 * block_bytes).then_some(HeapSpace { offset, bytes, block_bytes, rate: RATE })
+        let mut bytes = bytes_max;
+        loop {
+            // In steps of two: what is rounded off a heap seldom makes its blocks shorter, and twice at most.
+            let block_bytes = block_bytes(bytes.next_power_of_two(), extent_bytes(longest));
+            if bytes < 2 * block_bytes {
+                return None;
+            }
+            match bytes % block_bytes {
+                0 => return Some(HeapSpace { offset, bytes, block_bytes, rate: RATE }),
+                rest => bytes -= rest,
+            }
+        }
     }
 
     /// The allowance A(n) of an extent of n bytes (X4): how long a reader by the clock may take without

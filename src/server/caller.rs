@@ -2,7 +2,7 @@
 //! uploads.
 
 use super::shared::{Role, ServerState};
-use crate::index::ExtentDraft;
+use crate::index::{ExtentDraft, Upload};
 use crate::layout::extent::Expected;
 use crate::outcome::PutMode;
 use crate::wire::{Reply, Request};
@@ -11,13 +11,13 @@ use crate::wire::{Reply, Request};
 #[derive(Debug)]
 pub(crate) struct Caller {
     role: Role,
-    upload: Upload,
+    upload: Uploading,
 }
 
 /// A value that a client uploads. There is one at a time, so the memory that clients hold without a slot
 /// that names it is at most one of the longest values for each.
 #[derive(Debug, Default)]
-enum Upload {
+enum Uploading {
     /// Nothing is uploaded, or it was refused: what follows of it is answered so, without effect.
     #[default]
     None,
@@ -25,7 +25,7 @@ enum Upload {
     Begun {
         /// The key that it is for.
         key: Box<[u8]>,
-        draft: ExtentDraft,
+        value: Upload,
     },
     /// This client's requests are not in one order, so they make no upload.
     #[cfg_attr(not(feature = "herd"), expect(dead_code, reason = "for HERD"))]
@@ -35,13 +35,13 @@ enum Upload {
 impl Caller {
     /// A client whose requests come in order.
     pub fn new(role: Role) -> Caller {
-        Caller { role, upload: Upload::None }
+        Caller { role, upload: Uploading::None }
     }
 
     /// A client whose requests come to several threads.
     #[cfg(feature = "herd")]
     pub fn without_uploads(role: Role) -> Caller {
-        Caller { role, upload: Upload::Never }
+        Caller { role, upload: Uploading::Never }
     }
 
     pub fn role(&self) -> Role {
@@ -50,14 +50,14 @@ impl Caller {
 
     /// Begins an upload, and drops the one before. Does not wait for memory: the thread has other clients.
     pub fn begin(&mut self, shared: &ServerState, key: &[u8], len: u32) -> Reply {
-        if matches!(self.upload, Upload::Never) {
+        if matches!(self.upload, Uploading::Never) {
             return Reply::Unfit;
         }
         // First: its memory may be what this one gets.
-        self.upload = Upload::None;
-        match shared.index.draft_at_once(key, len as usize) {
-            Ok(Some(draft)) => {
-                self.upload = Upload::Begun { key: key.into(), draft };
+        self.upload = Uploading::None;
+        match shared.index.upload(key, len as usize) {
+            Ok(Some(value)) => {
+                self.upload = Uploading::Begun { key: key.into(), value };
                 Reply::Taken
             }
             // It fits its slot. No oneread client uploads such a value.
@@ -69,10 +69,7 @@ impl Caller {
     /// Takes the next bytes of the value.
     pub fn take(&mut self, bytes: &[u8]) -> Reply {
         match &mut self.upload {
-            Upload::Begun { draft, .. } if bytes.len() <= draft.left() => {
-                draft.write(bytes);
-                Reply::Taken
-            }
+            Uploading::Begun { value, .. } if value.write(bytes) => Reply::Taken,
             _ => self.refuse(),
         }
     }
@@ -101,9 +98,9 @@ impl Caller {
     /// The value, if it is whole, and for this key.
     fn whole(&mut self, key: &[u8]) -> Option<ExtentDraft> {
         match std::mem::take(&mut self.upload) {
-            Upload::Begun { key: begun, draft } if *begun == *key && draft.left() == 0 => Some(draft),
-            Upload::Never => {
-                self.upload = Upload::Never;
+            Uploading::Begun { key: begun, value } if *begun == *key => value.whole(),
+            Uploading::Never => {
+                self.upload = Uploading::Never;
                 None
             }
             _ => None,
@@ -111,8 +108,8 @@ impl Caller {
     }
 
     fn refuse(&mut self) -> Reply {
-        if !matches!(self.upload, Upload::Never) {
-            self.upload = Upload::None;
+        if !matches!(self.upload, Uploading::Never) {
+            self.upload = Uploading::None;
         }
         Reply::Unfit
     }

@@ -122,12 +122,12 @@ pub(crate) fn bytes_in_use(shared: &ServerState) -> u64 {
         .sum()
 }
 
-/// The chunks of the first pieces of memory, and of the blocks that have values.
+/// The chunks of the segments, and of the blocks that have values.
 fn chunks_in_use(shared: &ServerState) -> BTreeSet<u32> {
     let geometry = shared.index.geometry();
-    let segments = shared.index.memory_used().checked_sub(1).map_or(0, |last| chunk_of(geometry, last) + 1);
+    let segments = shared.index.memories().into_iter().map(|memory| chunk_of(geometry, memory));
     let blocks = shared.index.blocks_used().into_iter().map(|block| chunk_of_block(geometry, block));
-    (0..segments).chain(blocks).collect()
+    segments.chain(blocks).collect()
 }
 
 /// Registers some bytes of the table's region.
@@ -150,8 +150,8 @@ mod tests {
     use crate::outcome::PutMode;
     use crate::server::{ServerConfig, index_for, tests::shared};
 
-    /// What is registered at first: the chunks of the segments used so far, and those of the blocks that have
-    /// values, also where these are not the first ones, as a takeover finds them.
+    /// What is registered at first: the chunks of the segments, and those of the blocks that have values, also
+    /// where these are not the first ones, as a takeover finds them.
     #[test]
     fn chunks_in_use_have_segments_or_values() {
         let size = TableSize::Growing { bytes_max: 64 << 20, segment_slots: Some(1 << 10) };
