@@ -85,10 +85,11 @@ fn made_for_sockets() -> PathBuf {
     }
 }
 
-/// The folder of this user's region files: `/dev/shm/oneread-UID`, in memory. (A runtime folder
-/// would be too small, and goes at logout.)
+/// The folder of this user's region files: `oneread-UID` in `/dev/shm`, which is memory, or in the
+/// folder that `$ONEREAD_SHM` names. (A runtime folder would be too small, and goes at logout.)
 pub fn regions() -> PathBuf {
-    format!("/dev/shm/oneread-{}", own_uid()).into()
+    let named = std::env::var_os("ONEREAD_SHM").map(PathBuf::from).filter(|shm| shm.is_absolute());
+    named.unwrap_or_else(|| "/dev/shm".into()).join(format!("oneread-{}", own_uid()))
 }
 
 /// The user `nobody`. In a user namespace, the kernel also shows by this number every user who has none there.

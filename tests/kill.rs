@@ -10,7 +10,7 @@ mod common;
 use common::*;
 use oneread::faults::kill_after_stores;
 use oneread::region::{Backing, Region};
-use oneread::{Client, Clock, Config, Index, Layout, PutMode, Server, ServerConfig, StartMode, TableSize};
+use oneread::{Client, Clock, Config, Index, Layout, PutMode, ServerConfig, StartMode, TableSize};
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -26,7 +26,7 @@ fn killed_child() {
     let config = ServerConfig::new(address.parse().unwrap(), Config::default())
         .backing(Backing::File(told("ONEREAD_TEST_FILE").unwrap().into()))
         .start(StartMode::Open);
-    let _server = Server::start(config).unwrap();
+    let _server = start(config);
     for line in std::io::stdin().lines() {
         kill_after_stores(line.unwrap().parse().unwrap());
         println!("armed");

@@ -6,8 +6,8 @@ use common::*;
 use oneread::layout::extent::{Expected, Reference, extent_bytes};
 use oneread::wire::{self, FRAME_VALUE_MAX, PROTOCOL_VERSION, Reply, Request};
 use oneread::{
-    Address, Client, ClientOptions, Config, HeapCounts, MutateError, PutError, PutMode, PutOutcome,
-    RequestPath, Server, ServerConfig, SwapOutcome, TableSize,
+    Address, Client, Config, HeapCounts, MutateError, PutError, PutMode, PutOutcome, RequestPath, Server,
+    ServerConfig, SwapOutcome, TableSize,
 };
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -520,7 +520,7 @@ fn readers_upload_nothing() {
     let server =
         Server::start(ServerConfig::new(place.address.clone(), table).allow_read_uids([STRANGER])).unwrap();
     let ended = as_stranger(|| {
-        let options = ClientOptions::new().server_uids([0]);
+        let options = patient().server_uids([0]);
         let mut client = Client::connect_with(&place.address, options).unwrap();
         let long = value(1, 50_000);
         for error in

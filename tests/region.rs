@@ -552,7 +552,7 @@ fn a_server_refuses_what_is_no_region() {
     let config = |start| {
         ServerConfig::new(address.clone(), golden_config()).backing(Backing::File(path.clone())).start(start)
     };
-    std::fs::write(&path, "no region").unwrap();
+    write_own(&path, b"no region");
     for start in [StartMode::Open, StartMode::OpenOrCreate] {
         let error = Server::start(config(start)).expect_err("no region");
         assert!(
@@ -690,7 +690,7 @@ fn a_get_in_a_circular_chain_ends() {
             );
         }
         let region = Region::open(&left.path).unwrap();
-        let limits = Limits::new().retries_max(5).deadline(Duration::from_millis(500));
+        let limits = Limits::new().retries_max(5).deadline(SOON);
         let mut reader = Reader::new(Shm::new(&region, &geometry), &geometry, Clock::System, limits);
         let looked = reader.get_into(b"key", &mut Vec::new());
         assert!(matches!(looked, Err(ReadError::Contended { .. })), "{looked:?}");
@@ -762,7 +762,7 @@ fn a_torn_slot_is_reported_and_freed() {
         let inspector = Inspector::new(&region, &geometry);
         assert_eq!(inspector.slot(slot).verdict, Err(Torn::Writing));
         assert_eq!(inspector.occupancy(|_| {}).torn, 1);
-        let limits = Limits::new().retries_max(50).deadline(Duration::from_millis(500));
+        let limits = Limits::new().retries_max(50).deadline(SOON);
         let mut reader = Reader::new(Shm::new(&region, &geometry), &geometry, Clock::System, limits);
         let mut got = Vec::new();
         for (key, value) in &model.keys {

@@ -47,7 +47,7 @@ impl Files {
     }
 
     fn serve(&self) -> Server {
-        Server::start(self.config()).unwrap()
+        start(self.config())
     }
 
     fn client(&self) -> Client {
@@ -147,7 +147,7 @@ fn a_new_table_begins_with_the_last_snapshot() {
     for own in [files.place.dir.path().join("own"), older] {
         fs::remove_file(&files.region).unwrap();
         let config = files.config().restore(files.snapshot.clone()).snapshots(Snapshots::new(&own));
-        let server = Server::start(config).unwrap();
+        let server = start(config);
         assert_eq!(server.restored().unwrap().keys, 999);
         assert_eq!(server.stop().saved.unwrap().unwrap().keys, 999);
         assert_eq!(keys(&own), keys(&files.snapshot));
@@ -262,7 +262,7 @@ fn another_layout_takes_the_keys() {
     let _ = server.stop();
     on_every_preset(|preset| {
         fs::remove_file(&files.region).unwrap();
-        let server = Server::start(files.config().table(table().layout(preset.layout))).unwrap();
+        let server = start(files.config().table(table().layout(preset.layout)));
         assert_eq!(server.restored().unwrap().keys, 1000);
         let mut got = Vec::new();
         let reader = &mut server.index().reader();
@@ -279,7 +279,7 @@ fn tables_that_grow_are_saved_and_restored() {
     const KEYS: u32 = 3_000;
     let files = Files::new();
     let config = |config: Config| files.config().table(config);
-    let server = Server::start(config(growing())).unwrap();
+    let server = start(config(growing()));
     let mut client = files.client();
     for n in 0..KEYS {
         client.put(&key(n, 16), &value(n.into(), 30)).unwrap();
@@ -297,7 +297,7 @@ fn tables_that_grow_are_saved_and_restored() {
 
     let restored = |table: Config| {
         fs::remove_file(&files.region).unwrap();
-        let server = Server::start(config(table)).unwrap();
+        let server = start(config(table));
         assert_eq!(server.restored().unwrap().keys, u64::from(KEYS), "{table:?}");
         let (mut reader, mut got) = (server.index().reader(), Vec::new());
         let mut is_there =
@@ -337,8 +337,7 @@ fn server_child() {
         .backing(Backing::File(told("ONEREAD_TEST_REGION").unwrap().into()))
         .start(StartMode::OpenOrCreate)
         .snapshots(Snapshots::new(told("ONEREAD_TEST_SNAPSHOT").unwrap()).every(every));
-    let _server = Server::start(config).unwrap();
-    std::thread::sleep(Duration::from_secs(600));
+    serve_until_told(config);
 }
 
 /// What one writer knows of a key: the versions that it asked for, when it did, and when each was
@@ -391,7 +390,7 @@ fn a_crash_costs_what_is_stated() {
         ];
         told.extend(grows.then(|| ("ONEREAD_TEST_GROWS", String::new())));
         let process = Process::start("server_child", &told);
-        let connect = || Client::connect_with(&files.place.address, patient().deadline(SOON / 30)).ok();
+        let connect = || Client::connect_with(&files.place.address, patient()).ok();
         let mut about = wait_for("the server", connect);
         let stop = AtomicBool::new(false);
         let (notes, killed_at, longest) = std::thread::scope(|scope| {
@@ -417,7 +416,7 @@ fn a_crash_costs_what_is_stated() {
         });
         fs::remove_file(&files.region).unwrap();
         let began = Snapshot::open(&files.snapshot).unwrap().terms().began;
-        let server = Server::start(files.config().table(if grows { growing() } else { table() })).unwrap();
+        let server = start(files.config().table(if grows { growing() } else { table() }));
         let restored = server.restored().unwrap();
         assert_eq!(restored.began, began);
         let cost = killed_at.duration_since(began).unwrap();
@@ -449,8 +448,7 @@ fn a_crash_costs_what_is_stated() {
 fn every_so_often() {
     let files = Files::new();
     let every = Duration::from_millis(50);
-    let server =
-        Server::start(files.config().snapshots(Snapshots::new(&files.snapshot).every(every))).unwrap();
+    let server = start(files.config().snapshots(Snapshots::new(&files.snapshot).every(every)));
     let mut client = files.client();
     let status = || server.snapshot_status().unwrap();
     for n in 1..4 {

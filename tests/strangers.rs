@@ -7,14 +7,14 @@ mod common;
 use common::*;
 use oneread::wire::{PROTOCOL_VERSION, Request};
 use oneread::{
-    Address, Backing, Client, ClientOptions, Config, ConnectError, MutateError, PlaceError, Refusal,
-    RegionError, RequestPath, RestoreError, ServeError, Server, ServerConfig, SnapshotError, Snapshots,
-    StartMode, TableSize,
+    Address, Backing, Client, Config, ConnectError, MutateError, PlaceError, Refusal, RegionError,
+    RequestPath, RestoreError, ServeError, Server, ServerConfig, SnapshotError, Snapshots, StartMode,
+    TableSize,
 };
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 fn small() -> Config {
     Config::new().size(TableSize::Keys(100))
@@ -78,54 +78,75 @@ fn a_folder_that_is_closed_hides_no_server() {
 }
 
 /// Another user makes the folders of the default places first: nothing is put there. Those that a
-/// server makes are its user's alone.
+/// server makes are its user's alone. (In a process that no variable tells other places.)
 #[test]
 fn a_folder_of_another_user_is_no_default_place() {
-    let uid = rustix::process::geteuid().as_raw();
-    let own = as_stranger(|| {
-        let regions = oneread::place::regions();
-        assert_eq!(regions, Path::new(&format!("/dev/shm/oneread-{STRANGER}")));
-        let Address::Shm(socket) = Address::default_of_user() else { panic!("not shm") };
-        (regions, socket.parent().unwrap().to_path_buf())
-    });
-    let Some((regions, sockets)) = own else { return };
-    // Somebody else (here: user 1) makes the folders of that user first.
-    for folder in [&regions, &sockets] {
-        if folder.exists() {
-            return eprintln!("skipped: {} is there", folder.display());
+    Process::start("default_places_child", &[("ONEREAD_TEST_ADDRESS", "none".into())]).finish();
+}
+
+/// Not a test by itself.
+#[test]
+#[ignore = "started by another test, in a process of its own"]
+fn default_places_child() {
+    /// Removes folders when dropped.
+    struct Gone<'a>(&'a [PathBuf; 2]);
+    impl Drop for Gone<'_> {
+        fn drop(&mut self) {
+            self.0.iter().for_each(|folder| drop(std::fs::remove_dir_all(folder)));
         }
-        std::fs::create_dir(folder).unwrap();
-        std::os::unix::fs::chown(folder, Some(uid + 1), None).unwrap();
     }
-    as_stranger(|| {
+    if told("ONEREAD_TEST_ADDRESS").is_none() {
+        return;
+    }
+    let places_of = |user| {
+        as_user(user, || {
+            let Address::Shm(socket) = Address::default_of_user() else { panic!("not shm") };
+            [oneread::place::regions(), socket.parent().unwrap().to_path_buf()]
+        })
+    };
+    // A user of whom nothing is there: not that of another run of this test.
+    let users = 20_000 + std::process::id() % 40_000..;
+    let is_new = |user: &u32| places_of(*user).is_none_or(|places| places.iter().all(|at| !at.exists()));
+    let user = users.into_iter().find(is_new).expect("a user");
+    let Some(places) = places_of(user) else { return };
+    assert_eq!(places[0], Path::new(&format!("/dev/shm/oneread-{user}")));
+    let [regions, sockets] = &places;
+    let _gone = Gone(&places);
+    // Somebody else (here: user 1) makes the folders of that user first.
+    for folder in &places {
+        std::fs::create_dir(folder).unwrap();
+        std::os::unix::fs::chown(folder, Some(1), None).unwrap();
+    }
+    as_user(user, || {
         let config = ServerConfig::new(Address::default_of_user(), small());
         match Server::start(config) {
-            Err(ServeError::Place(PlaceError::Owner { owner, .. })) => assert_eq!(owner, uid + 1),
+            Err(ServeError::Place(PlaceError::Owner { path, owner: 1 })) => assert_eq!(path, *sockets),
             other => panic!("{other:?}"),
         }
         match serve(&regions.join("1.region")) {
-            Err(ServeError::Region(RegionError::Place(PlaceError::Owner { owner, .. }))) => {
-                assert_eq!(owner, uid + 1);
+            Err(ServeError::Region(RegionError::Place(PlaceError::Owner { path, owner: 1 }))) => {
+                assert_eq!(path, *regions);
             }
             other => panic!("{other:?}"),
         }
     });
-    for folder in [&regions, &sockets] {
+    for folder in &places {
         std::fs::remove_dir(folder).unwrap();
     }
     // The folders that the server makes are its user's alone.
-    as_stranger(|| {
+    as_user(user, || {
         let config = ServerConfig::new(Address::default_of_user(), small());
         let backing = Backing::File(regions.join("1.region"));
         let _server = Server::start(config.backing(backing).start(StartMode::OpenOrCreate)).unwrap();
-        for folder in [&regions, &sockets] {
+        for folder in &places {
             let about = std::fs::metadata(folder).unwrap();
             assert_eq!(about.permissions().mode() & 0o7777, 0o700, "{}", folder.display());
         }
     });
-    for folder in [&regions, &sockets] {
-        std::fs::remove_dir_all(folder).unwrap();
-    }
+}
+
+fn connect(address: &Address) -> Result<Client, ConnectError> {
+    Client::connect_with(address, patient())
 }
 
 /// A server that others reach, and its folder.
@@ -149,19 +170,19 @@ fn a_server_of_another_user_is_not_trusted() {
     }) else {
         return;
     };
-    match Client::connect(&address) {
+    match connect(&address) {
         Err(ConnectError::Stranger { address: which, uid }) => {
             assert_eq!((which, uid), (address.clone(), STRANGER))
         }
         other => panic!("{other:?}"),
     }
-    let named = ClientOptions::new().server_uids([STRANGER]);
+    let named = patient().server_uids([STRANGER]);
     let mut client = Client::connect_with(&address, named).unwrap();
     client.put(b"key", b"value").unwrap();
     assert_eq!(server.stats().inserts, 1);
     // Root's servers are everybody's.
     let (_server, address, _dir) = reachable(|config| config.allow_uids([STRANGER]));
-    as_stranger(|| Client::connect(&address).unwrap().put(b"key", b"value").unwrap());
+    as_stranger(|| connect(&address).unwrap().put(b"key", b"value").unwrap());
 }
 
 /// A server in a folder that root has given to its user is trusted by whoever names that folder, and lets
@@ -263,7 +284,7 @@ fn a_planted_snapshot_is_refused() {
 #[test]
 fn readers_change_nothing() {
     let (server, address, _dir) = reachable(|config| config.allow_read_uids([STRANGER]));
-    Client::connect(&address).unwrap().put(b"key", b"value").unwrap();
+    connect(&address).unwrap().put(b"key", b"value").unwrap();
     let before = server.stats();
     let done = as_stranger(|| {
         for path in [RequestPath::Message, RequestPath::Mailbox] {
@@ -294,7 +315,7 @@ fn readers_change_nothing() {
         (before.inserts, before.updates, before.removes)
     );
     let (_server, address, _dir) = reachable(|config| config);
-    as_stranger(|| match Client::connect(&address) {
+    as_stranger(|| match connect(&address) {
         Err(ConnectError::TurnedAway { source: Refusal::User { uid: STRANGER }, .. }) => {}
         other => panic!("{other:?}"),
     });
@@ -306,9 +327,9 @@ fn a_user_takes_its_own_connections_only() {
     let (server, address, _dir) =
         reachable(|config| config.allow_uids([STRANGER]).clients_max(5).clients_per_peer(3));
     let hoard = as_stranger(|| {
-        let clients: Vec<_> = (0..3).map(|_| Client::connect(&address).unwrap()).collect();
+        let clients: Vec<_> = (0..3).map(|_| connect(&address).unwrap()).collect();
         for _ in 0..3 {
-            match Client::connect(&address) {
+            match connect(&address) {
                 Err(ConnectError::TurnedAway { source: Refusal::PeerFull { max: 3 }, .. }) => {}
                 other => panic!("{other:?}"),
             }
@@ -316,10 +337,10 @@ fn a_user_takes_its_own_connections_only() {
         clients
     });
     let Some(hoard) = hoard else { return };
-    Client::connect(&address).unwrap().put(b"key", b"value").unwrap();
+    connect(&address).unwrap().put(b"key", b"value").unwrap();
     drop(hoard);
     wait_for("all to have gone", || (server.stats().clients == 0).then_some(()));
-    as_stranger(|| Client::connect(&address).unwrap());
+    as_stranger(|| connect(&address).unwrap());
 }
 
 // ---- memory -----------------------------------------------------------------------------------------
@@ -331,8 +352,9 @@ fn a_table_that_does_not_fit_is_refused() {
     let total = info.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB"));
     let total: u64 = total.unwrap().parse::<u64>().unwrap() << 10;
     let place = Place::new();
-    let file = place.dir.path().join("region");
-    for backing in [Backing::Anonymous, Backing::File("/dev/shm/oneread-too-large".into())] {
+    let memory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let file = memory.path().join("region");
+    for backing in [Backing::Anonymous, Backing::File(file.clone())] {
         for size in [TableSize::Keys(total / 32), TableSize::Slots(total / 32)] {
             let table = Config::new().size(size);
             let config = ServerConfig::new(place.address.clone(), table).backing(backing.clone());
@@ -349,7 +371,7 @@ fn a_table_that_does_not_fit_is_refused() {
             assert_eq!(matches!(fits, TableSize::Keys(_)), matches!(size, TableSize::Keys(_)));
         }
     }
-    assert!(!file.exists() && !Path::new("/dev/shm/oneread-too-large").exists());
+    assert!(!file.exists());
 }
 
 // ---- file descriptors -------------------------------------------------------------------------------
@@ -367,7 +389,7 @@ fn limit_descriptors(current: u64) {
 fn poor_server_child() {
     let Some(address) = told("ONEREAD_TEST_ADDRESS") else { return };
     limit_descriptors(40);
-    serve_until_told(&ServerConfig::new(address.parse().unwrap(), small()));
+    serve_until_told(ServerConfig::new(address.parse().unwrap(), small()));
 }
 
 /// A server without descriptors goes on to serve whom it has, and tells everybody else why they

@@ -170,13 +170,13 @@ impl ServerChild {
     /// threads have stopped.
     pub fn stop(&self) -> Result<()> {
         kill_process(self.pid(), Signal::STOP).context("stopping the server process")?;
-        for _ in 0..1000 {
+        for _ in 0..60_000 {
             if self.has_stopped()? {
                 return Ok(());
             }
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            std::thread::sleep(Duration::from_millis(1));
         }
-        anyhow::bail!("the server process did not stop within a second")
+        anyhow::bail!("the server process did not stop within a minute")
     }
 
     /// Lets the process run again.

@@ -432,11 +432,14 @@ impl Serve {
         let path = match &self.region {
             Some(path) => path.clone(),
             None => {
+                let path = region_file(address);
+                let shm = path.parent().and_then(Path::parent).context("a folder")?;
                 ensure!(
-                    Path::new("/dev/shm").is_dir(),
-                    "there is no /dev/shm here; name a region file with --region, or serve --anonymous"
+                    shm.is_dir(),
+                    "there is no {} here; name a region file with --region, or serve --anonymous",
+                    shm.display()
                 );
-                region_file(address)
+                path
             }
         };
         place::prepare(&path)?;

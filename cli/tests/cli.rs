@@ -1,27 +1,46 @@
 //! Tests of the `oneread` command from outside, as a shell or a script uses it.
 
+mod command;
+
+use command::{alone, oneread};
 use serde_json::Value;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-fn oneread() -> Command {
-    alone(Command::new(env!("CARGO_BIN_EXE_oneread")))
+/// The time allowed for anything that ends by itself, on a busy machine.
+const SOON: Duration = Duration::from_secs(60);
+
+/// Polls until there is an answer. Fails the test when that takes too long.
+#[track_caller]
+fn wait_for<T>(what: &str, mut answer: impl FnMut() -> Option<T>) -> T {
+    let give_up = Instant::now() + SOON;
+    loop {
+        if let Some(answer) = answer() {
+            return answer;
+        }
+        assert!(Instant::now() < give_up, "waited {SOON:?} for {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
-/// Without what the environment may tell the command.
-fn alone(mut command: Command) -> Command {
-    command.env_remove("ONEREAD_AT").env_remove("RUST_LOG");
-    command
+/// These arguments. Who asks a server waits long for a busy one, unless a deadline is among them.
+fn patient<'a>(arguments: &[&'a str]) -> Vec<&'a str> {
+    const ASKING: [&str; 8] = ["get", "put", "del", "load", "stat", "snapshot", "restore", "shrink"];
+    let is_asking = arguments.first().is_some_and(|command| ASKING.contains(command));
+    let is_given = arguments.contains(&"--deadline-ms");
+    let deadline: &[&str] = if is_asking && !is_given { &["--deadline-ms", "60000"] } else { &[] };
+    [arguments, deadline].concat()
 }
 
 /// Runs a command that ends. A server that starts although it should not is killed, and the test fails.
 #[track_caller]
 fn run(arguments: &[&str]) -> Output {
     let mut command = oneread();
-    command.args(arguments).stdin(Stdio::null());
+    command.args(patient(arguments)).stdin(Stdio::null());
     if arguments.first() == Some(&"serve") { ends(command) } else { command.output().unwrap() }
 }
 
@@ -31,32 +50,40 @@ fn ends(mut command: Command) -> Output {
     let [out, err] = [(); 2].map(|()| tempfile::NamedTempFile::new().unwrap());
     let file = |file: &tempfile::NamedTempFile| Stdio::from(file.reopen().unwrap());
     let mut child = command.stdout(file(&out)).stderr(file(&err)).spawn().unwrap();
-    let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let until = Instant::now() + SOON;
     let read = |file: &tempfile::NamedTempFile| std::fs::read(file.path()).unwrap();
     loop {
         if let Some(status) = child.try_wait().unwrap() {
             return Output { status, stdout: read(&out), stderr: read(&err) };
         }
-        if std::time::Instant::now() > until {
+        if Instant::now() > until {
             let _ = child.kill();
             let status = child.wait().unwrap();
             let printed = Output { status, stdout: read(&out), stderr: read(&err) };
             panic!("{command:?} does not end: stdout {}\nstderr {}", stdout(&printed), stderr(&printed));
         }
-        std::thread::sleep(std::time::Duration::from_millis(2));
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Writes to a command. It may end before it has read everything; its status says why.
+fn feed(child: &mut Child, input: &[u8]) {
+    match child.stdin.take().unwrap().write_all(input) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => panic!("{error}"),
+        _ => {}
     }
 }
 
 #[track_caller]
 fn run_with_input(arguments: &[&str], input: &[u8]) -> Output {
     let mut child = oneread()
-        .args(arguments)
+        .args(patient(arguments))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    child.stdin.take().unwrap().write_all(input).unwrap();
+    feed(&mut child, input);
     child.wait_with_output().unwrap()
 }
 
@@ -107,6 +134,14 @@ impl Served {
 
     fn signal(&self, signal: rustix::process::Signal) {
         rustix::process::kill_process(rustix::process::Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Suspends it. Returns when each of its threads has stopped.
+    fn suspend(&self) {
+        use rustix::process::{Pid, Signal, WaitOptions, waitpid};
+        self.signal(Signal::STOP);
+        let told = waitpid(Some(Pid::from_child(&self.child)), WaitOptions::UNTRACED).unwrap();
+        assert!(told.is_some_and(|(_, status)| status.stopped()), "{told:?}");
     }
 
     #[track_caller]
@@ -492,12 +527,12 @@ fn long_values() {
     }
     // Another heap than the one that is there is not served in silence.
     let dir = tempfile::tempdir().unwrap();
-    let region = region_in(dir.path());
+    let (region, unused) = (region_in(dir.path()), dir.path().join("unused").display().to_string());
     let options = [sized, &["--region", &region]].concat();
     drop(Served::start(&options));
     let more: Vec<_> =
         options.iter().map(|&option| if option == "64MiB" { "128MiB" } else { option }).collect();
-    let out = expect(run(&[&["serve", "--at", "shm:/tmp/unused"], &more[..]].concat()), 1);
+    let out = expect(run(&[&["serve", "--at", &unused], &more[..]].concat()), 1);
     assert!(stderr(&out).contains("it has heap ") && stderr(&out).contains("--fresh"), "{out:?}");
     let served = Served::start(&["--anonymous", "--capacity", "1000"]);
     assert_eq!(json(&expect(served.run(&["stat", "--json"]), 0))["heap"], Value::Null);
@@ -636,7 +671,8 @@ fn region_file_survives() {
     expect(served.run(&["put", "k", "v"]), 0);
 
     // The region of a stopped server can be inspected; a running server locks out others.
-    let again = expect(run(&["serve", "--region", &region, "--fresh", "--at", "shm:/tmp/unused"]), 1);
+    let unused = served.dir.path().join("unused").display().to_string();
+    let again = expect(run(&["serve", "--region", &region, "--fresh", "--at", &unused]), 1);
     assert!(stderr(&again).contains("in use by another server"), "{again:?}");
     served.signal(rustix::process::Signal::TERM);
     assert!(served.child.wait().unwrap().success());
@@ -715,10 +751,12 @@ fn a_table_without_a_size_grows_and_shrinks() {
     served.load(0..60_000);
     let out = expect(served.run(&["get", "key0", "key30000", "key59999"]), 0);
     assert_eq!(stdout(&out), "value0\nvalue30000\nvalue59999\n");
-    // What was under way has ended by itself: nobody has asked the server for anything.
-    std::thread::sleep(std::time::Duration::from_millis(500));
-    let (stat, full) = (served.stat(), served.stat()["growth"].clone());
-    assert_eq!((&stat["growth"]["splitting"], &stat["growth"]["merging"]), (&0.into(), &0.into()));
+    // What is under way ends by itself: nobody asks the server for a change.
+    let stat = wait_for("the splits", || {
+        let stat = served.stat();
+        (stat["growth"]["splitting"] == 0 && stat["growth"]["merging"] == 0).then_some(stat)
+    });
+    let full = stat["growth"].clone();
     assert_eq!(stat["server"]["keys"], 60_000);
     assert!(n(&full["segments"]) > 8 && n(&full["depth"]) > 2 && n(&full["splits"]) >= 8, "{full}");
     assert!(n(&full["bytes_backed"]) > n(&full["segments"]) << 20 && n(&full["keys_moved"]) > 10_000);
@@ -774,10 +812,10 @@ fn a_growing_table_survives_kills() {
             load.args(["load", "-", "--at", &at, "--deadline-ms", "500"]).stdin(Stdio::piped());
             let mut load = load.stderr(Stdio::null()).spawn().unwrap();
             // It gives up when the server is gone.
-            let _ = load.stdin.take().unwrap().write_all(input.as_bytes());
+            feed(&mut load, input.as_bytes());
             load.wait()
         });
-        std::thread::sleep(std::time::Duration::from_millis(3 + 5 * life as u64));
+        std::thread::sleep(Duration::from_millis(3 + 5 * life as u64));
         let dir = served.kill();
         loader.join().unwrap().unwrap();
         // Nothing else is asked of a table that is there.
@@ -878,7 +916,8 @@ fn memory_that_is_refused_costs_puts_only() {
         let out = run_with_input(&["load", "-", "--at", &at], lines_of(keys).as_bytes());
         expect(out, status)
     };
-    let out = load(0..80_000, 1);
+    // More than there are slots of 128 bytes in 6 MiB.
+    let out = load(0..50_000, 1);
     assert!(stderr(&out).contains("the system has refused"), "{out:?}");
     let full = stat();
     let (keys, refused) = (full["server"]["keys"].as_u64().unwrap(), &full["growth"]["memory_refused"]);
@@ -892,13 +931,11 @@ fn memory_that_is_refused_costs_puts_only() {
     let mut stdin = server.stdin.take().unwrap();
     stdin.write_all(b"more\n").unwrap();
     // What was refused is asked for again a moment later.
-    let grows = (0..100).any(|_| {
-        std::thread::sleep(std::time::Duration::from_millis(20));
-        let out = run_with_input(&["load", "-", "--at", &at], lines_of(0..80_000).as_bytes());
-        out.status.success()
+    wait_for("the table to grow", || {
+        let out = run_with_input(&["load", "-", "--at", &at], lines_of(0..50_000).as_bytes());
+        out.status.success().then_some(())
     });
-    assert!(grows, "{}", stat());
-    assert_eq!(stat()["server"]["keys"], 80_000);
+    assert_eq!(stat()["server"]["keys"], 50_000);
     stdin.write_all(b"end\n").unwrap();
     let out = server.wait_with_output().unwrap();
     assert!(stderr(&out).contains("no memory for another segment"), "{out:?}");
@@ -1057,6 +1094,7 @@ fn not_a_region() {
     let path = dir.path().join("letter.txt");
     let text = "dear reader, ".repeat(1000);
     std::fs::write(&path, &text).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
     let name = path.display().to_string();
     let at = format!("shm:{}", dir.path().join("sock").display());
     for command in [
@@ -1135,6 +1173,7 @@ fn default_address() {
     let open = dir.path().join("open");
     std::fs::create_dir(&open).unwrap();
     std::fs::set_permissions(&open, std::fs::Permissions::from_mode(0o777)).unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
     let own = dir.path().join("oneread.sock");
     for (runtime, expected) in [
         (dir.path(), &own),
@@ -1143,14 +1182,20 @@ fn default_address() {
         (&open, &elsewhere),
         (Path::new(""), &elsewhere),
     ] {
-        // (A server may be running there.)
-        if !expected.exists() {
-            let out = oneread().args(["get", "k"]).env("XDG_RUNTIME_DIR", runtime).output().unwrap();
-            let message = stderr(&expect(out, 1));
-            let begins = format!("oneread: error: no server at shm:{}: ", expected.display());
-            assert!(message.starts_with(&begins), "{message}");
-        }
+        // (Whether a server is there is no matter.)
+        let mut command = oneread();
+        command.env_remove("ONEREAD_AT").env("XDG_RUNTIME_DIR", runtime);
+        let found = doctor_on_server(&mut command)["found"].to_string();
+        assert!(found.contains(&format!(" at shm:{}", expected.display())), "{found}");
     }
+}
+
+/// What the doctor finds out about the server.
+#[track_caller]
+fn doctor_on_server(command: &mut Command) -> Value {
+    let report = json(&expect(command.args(["doctor", "--fabric", "shm", "--json"]).output().unwrap(), 0));
+    let findings = report["findings"].as_array().unwrap();
+    findings.iter().find(|finding| finding["what"] == "server").unwrap().clone()
 }
 
 /// `oneread dump | head -1` ends without an error message.
@@ -1576,10 +1621,11 @@ fn snapshots_are_made_and_restored() {
     assert_eq!(json(&expect(empty.run(&["stat", "--json"]), 0))["server"]["keys"], 0);
     let out = expect(empty.run(&["restore", &bad, "--damaged"]), 1);
     assert!(stderr(&out).contains("left out"), "{out:?}");
-    let out = expect(run(&["serve", "--anonymous", "--at", "shm:/tmp/unused", "--restore", &bad]), 1);
+    let unused = path("unused");
+    let out = expect(run(&["serve", "--anonymous", "--at", &unused, "--restore", &bad]), 1);
     assert!(stderr(&out).contains("damaged at byte 160"), "{out:?}");
     // A table with keys of its own is not replaced.
-    let out = expect(run(&["serve", "--at", "shm:/tmp/unused", "--region", &region, "--restore", &copy]), 1);
+    let out = expect(run(&["serve", "--at", &unused, "--region", &region, "--restore", &copy]), 1);
     assert!(stderr(&out).contains("`oneread restore`"), "{out:?}");
     // Longer values than the table takes: nothing is put.
     let short = Served::start(&["--anonymous", "--value-max", "5"]);
@@ -1873,14 +1919,26 @@ fn stat_counts_each_change() {
 /// gone, made again, and removed.
 #[test]
 fn a_table_has_a_default_file() {
-    let mut served = Served::start(&["--slots", "64"]);
+    // In a folder that stands for /dev/shm.
+    let shm = tempfile::tempdir_in("/dev/shm").unwrap();
+    let here = || {
+        let mut command = oneread();
+        command.env("ONEREAD_SHM", shm.path());
+        command
+    };
+    let run = |arguments: &[&str]| here().args(patient(arguments)).output().unwrap();
+    let mut served = Served::start_by(here(), tempfile::tempdir().unwrap(), &["--slots", "64"]);
+    let own = shm.path().join(format!("oneread-{}/", rustix::process::geteuid().as_raw()));
     let region = served.ready["region"].as_str().unwrap().to_owned();
-    let region = region[region.find("/dev/shm/").unwrap_or_else(|| panic!("{region}"))..].to_owned();
+    let begins = region.find(own.to_str().unwrap()).unwrap_or_else(|| panic!("{region}"));
+    let region = region[begins..].to_owned();
     expect(served.run(&["put", "k", "v"]), 0);
     let listed = || {
         let all = stdout(&expect(run(&["regions", "--json"]), 0));
         let mut all = all.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-        all.find(|one| one["path"] == *region).map(|one| one["served"] == true)
+        let listed = all.next().inspect(|one| assert_eq!(one["path"], *region));
+        assert!(all.next().is_none(), "it is the only one");
+        listed.map(|one| one["served"] == true)
     };
     assert_eq!(listed(), Some(true));
     let at = served.at.clone();
@@ -1899,10 +1957,10 @@ fn a_table_has_a_default_file() {
     let log = stderr(&out);
     let (time, rest) = log.split_once('Z').unwrap_or_else(|| panic!("{log}"));
     assert!(time.len() > 18 && time.as_bytes()[10] == b'T' && rest.starts_with("  WARN "), "{log}");
-    let mut served = Served::start_in(dir, &[]);
+    let mut served = Served::start_by(here(), dir, &[]);
     assert_eq!(served.ready["recovered"]["keys"], 1);
     let dir = served.kill();
-    let mut served = Served::start_in(dir, &["--fresh", "--slots", "64"]);
+    let mut served = Served::start_by(here(), dir, &["--fresh", "--slots", "64"]);
     assert_eq!(served.ready["recovered"], Value::Null);
     let _dir = served.kill();
     let out = expect(run(&["regions", "--remove", &region]), 0);
@@ -1926,7 +1984,7 @@ fn the_address_may_be_in_the_environment() {
 fn a_stopped_server_is_waited_for_until_the_deadline() {
     use rustix::process::Signal;
     let served = Served::start(&["--anonymous", "--slots", "64"]);
-    served.signal(Signal::STOP);
+    served.suspend();
     for command in
         [&["put", "k", "v"][..], &["del", "k"], &["stat"], &["snapshot"], &["shrink"], &["load", "-"]]
     {
@@ -2115,11 +2173,7 @@ fn who_asks_need_not_wait() {
     assert_eq!((&made["every_ms"], &made["under_way"]), (&Value::Null, &false.into()), "{made}");
     let told = stdout(&expect(served.run(&["snapshot", "--no-wait"]), 0));
     assert_eq!(told, "the server writes a snapshot; `oneread stat` shows what comes of it\n");
-    let is_made = (0..3_000).any(|_| {
-        std::thread::sleep(std::time::Duration::from_millis(20));
-        served.stat()["snapshots"]["saved"] == 2
-    });
-    assert!(is_made, "{}", served.stat());
+    wait_for("a snapshot", || (served.stat()["snapshots"]["saved"] == 2).then_some(()));
     let told = stdout(&expect(served.run(&["shrink", "--no-wait"]), 0));
     assert_eq!(told, "0 merges under way; `oneread stat` shows what comes of it\n");
     let told = json(&expect(served.run(&["shrink", "--no-wait", "--json"]), 0));
@@ -2222,13 +2276,13 @@ fn layouts_are_measured_as_asked() {
 fn the_doctor_looks_for_the_server() {
     let mut served = Served::start(&["--anonymous", "--slots", "64"]);
     let found = |at: &str| {
-        let report = json(&expect(run(&["doctor", "--fabric", "shm", "--json", "--at", at]), 0));
-        let findings = report["findings"].as_array().unwrap();
-        let found = findings.iter().find(|finding| finding["what"] == "server").unwrap();
+        let found = doctor_on_server(oneread().env("ONEREAD_AT", at));
         ["level", "found", "command"].map(|name| found[name].as_str().unwrap_or_default().to_owned())
     };
     let at = served.at.clone();
-    assert_eq!(found(&at), ["ok".to_owned(), format!("one answers at {at}"), String::new()]);
+    let answers = ["ok".to_owned(), format!("one answers at {at}"), String::new()];
+    // (The doctor does not wait long for a busy one.)
+    wait_for("an answer", || (found(&at) == answers).then_some(()));
     let _dir = served.kill();
     assert_eq!(
         found(&at),
@@ -2261,19 +2315,12 @@ fn a_bench_leaves_nothing() {
         let mut child = bench("100000");
         let pid = rustix::process::Pid::from_child(&child);
         let socket = dir.path().join(format!("oneread-{pid}/sock"));
-        let serves = (0..6_000).any(|_| {
-            std::thread::sleep(std::time::Duration::from_millis(10));
-            socket.exists()
-        });
-        assert!(serves, "no server");
+        wait_for("a server", || socket.exists().then_some(()));
         let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
         rustix::process::kill_process(pid, signal).unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(status));
         let is_gone = |server: &str| !Path::new("/proc").join(server).join("exe").exists();
-        let all_gone = (0..6_000).any(|_| {
-            std::thread::sleep(std::time::Duration::from_millis(10));
-            children.split_whitespace().all(is_gone)
-        });
-        assert!(all_gone && files() == 0, "{children}: {} files are left", files());
+        wait_for("the server to be gone", || children.split_whitespace().all(is_gone).then_some(()));
+        assert!(files() == 0, "{children}: {} files are left", files());
     }
 }

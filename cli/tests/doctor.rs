@@ -1,6 +1,9 @@
 //! Tests of `oneread doctor` from outside: its exit status, its report, and a device that it may
 //! not open.
 
+mod command;
+
+use command::{alone, oneread};
 use serde_json::Value;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -10,9 +13,7 @@ use std::process::{Command, Output};
 
 fn doctor(arguments: &[&str]) -> Output {
     let at = "shm:/nonexistent/sock";
-    let mut command = Command::new(env!("CARGO_BIN_EXE_oneread"));
-    command.arg("doctor").args(arguments).args(["--at", at]).env_remove("RUST_LOG");
-    command.output().unwrap()
+    oneread().arg("doctor").args(arguments).args(["--at", at]).output().unwrap()
 }
 
 #[track_caller]
@@ -133,7 +134,7 @@ fn no_permission() {
     // program cannot be started ("text file busy").
     let program = root.path().join("oneread");
     assert!(Command::new("cp").arg(env!("CARGO_BIN_EXE_oneread")).arg(&program).status().unwrap().success());
-    let mut command = Command::new(&program);
+    let mut command = alone(Command::new(&program));
     command.args(["doctor", "--json", "--at", "shm:/nonexistent/sock", "--root"]).arg(root.path());
     if rustix::process::getuid().is_root() {
         command.uid(NOBODY).gid(NOBODY).current_dir("/");

@@ -1,11 +1,14 @@
 //! Tests of `oneread plan` from outside.
 
+mod command;
+
+use command::oneread;
 use serde_json::Value;
-use std::process::{Command, Output};
+use std::process::Output;
 
 fn plan(arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_oneread"));
-    command.env_remove("RUST_LOG").arg("plan").args(arguments);
+    let mut command = oneread();
+    command.arg("plan").args(arguments);
     if !arguments.contains(&"--sample-slots") {
         command.args(["--sample-slots", "4096"]);
     }

@@ -2,11 +2,13 @@
 //! without the library, or without permission to lock memory. Without a device and without the
 //! library use tests/fake_ibverbs.c, the others a real device.
 
+mod command;
 #[path = "../../tests/common/mod.rs"]
 mod common;
 #[path = "../../tests/common/fake_ibverbs.rs"]
 mod fake_ibverbs;
 
+use command::alone;
 use common::is_there_a_device;
 use fake_ibverbs::{folder, is_guest};
 use std::io::{BufRead, BufReader};
@@ -15,8 +17,8 @@ use std::process::{Command, Output, Stdio};
 
 /// Runs the program with this library path and these variables in its environment.
 fn oneread(library_path: &Path, env: &[(&str, &str)], arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_oneread"));
-    command.env("LD_LIBRARY_PATH", library_path).envs(env.iter().copied()).env_remove("ONEREAD_AT");
+    let mut command = command::oneread();
+    command.env("LD_LIBRARY_PATH", library_path).envs(env.iter().copied());
     command.args(arguments).stdin(Stdio::null()).output().unwrap()
 }
 
@@ -60,7 +62,7 @@ fn no_library() {
     cannot_serve(dir.path(), &[], &mend);
 
     let at = format!("shm:{}", dir.path().join("sock").display());
-    let mut server = Command::new(env!("CARGO_BIN_EXE_oneread"))
+    let mut server = command::oneread()
         .env("LD_LIBRARY_PATH", dir.path())
         .args(["serve", "--anonymous", "--capacity", "100", "--json", "--at", &at])
         .stdout(Stdio::piped())
@@ -83,7 +85,7 @@ fn locked_memory_limit() {
         return;
     }
     let program = env!("CARGO_BIN_EXE_oneread");
-    let output = Command::new("setpriv")
+    let output = alone(Command::new("setpriv"))
         .args([
             "--bounding-set",
             "-ipc_lock",
@@ -110,9 +112,9 @@ fn locked_memory_is_checked_first() {
     let serve = |size: &[&str]| {
         let limited =
             ["--bounding-set", "-ipc_lock", "--inh-caps", "-ipc_lock", "prlimit", "--memlock=1048576"];
-        let mut command = Command::new("setpriv");
+        let mut command = alone(Command::new("setpriv"));
         command.args(limited).arg(env!("CARGO_BIN_EXE_oneread")).env("LD_LIBRARY_PATH", folder());
-        command.env("FAKE_DEVICES", "0").env_remove("ONEREAD_AT");
+        command.env("FAKE_DEVICES", "0");
         let serve = ["serve", "--anonymous", "--no-token", "--at", "verbs://127.0.0.1:0"];
         let output = command.args(serve).args(size).stdin(Stdio::null()).output().unwrap();
         assert!(!output.status.success(), "{output:?}");
@@ -141,8 +143,7 @@ fn bench_get_has_both_ways() {
     }
     let bench = |arguments: &[&str]| {
         let usual = ["bench", "get", "--fabric", "verbs", "--keys", "1000", "--rounds", "1"];
-        let output =
-            Command::new(env!("CARGO_BIN_EXE_oneread")).args(usual).args(arguments).output().unwrap();
+        let output = command::oneread().args(usual).args(arguments).output().unwrap();
         assert!(output.status.success(), "{output:?}");
         String::from_utf8(output.stdout).unwrap()
     };

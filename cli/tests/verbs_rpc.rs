@@ -1,6 +1,7 @@
 //! GETs and changes by the server over a real device, as messages and HERD's way. Server and client
 //! are two processes. Without a device these tests say so and do nothing, as in `verbs.rs`.
 
+mod command;
 #[path = "../../tests/common/mod.rs"]
 mod common;
 
@@ -19,7 +20,7 @@ struct Server {
 
 impl Server {
     fn start(at: &str, arguments: &[&str]) -> Server {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_oneread"))
+        let mut child = command::oneread()
             .args(["serve", "--anonymous", "--no-token", "--die-with-parent", "--json", "--capacity=5000"])
             .args(["--key-max=40", "--value-max=100", "--at", at])
             .args(arguments)

@@ -18,7 +18,7 @@ use oneread::region::{Backing, Region, RegionError};
 use oneread::wire::{self, Reply};
 use oneread::{
     Address, Client, ClientOptions, Clock, Config, Geometry, Index, KeyError, KeyLengthError, PutError,
-    PutMode, PutOutcome, ServeError, Server, ServerConfig, SwapOutcome, TableSize, Values,
+    PutMode, PutOutcome, SaveError, ServeError, Server, ServerConfig, SwapOutcome, TableSize, Values,
 };
 use std::collections::{BTreeMap, HashMap};
 use std::error::Error;
@@ -26,7 +26,9 @@ use std::fmt;
 use std::io::Read;
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -998,6 +1000,8 @@ pub struct Process(pub Child);
 impl Process {
     pub fn start(test: &str, env: &[(&str, String)]) -> Process {
         let mut command = Command::new(std::env::current_exe().expect("the path of this test"));
+        // Nothing tells it other places than those of its arguments and the usual ones.
+        command.env_remove("XDG_RUNTIME_DIR").env_remove("ONEREAD_SHM");
         command.args(["--exact", test, "--ignored", "--nocapture", "--test-threads=1"]);
         command.envs(env.iter().map(|(name, value)| (*name, value)));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
@@ -1054,14 +1058,23 @@ pub fn put_for_ever(client: &mut Client, mut more: impl FnMut(&mut Client, &[u8]
     }
 }
 
-/// Serves until this process's input ends. The test's own process may have had the region before.
-/// If another test starts a process at that moment, the new process holds a copy of all descriptors
-/// until its program runs. The copy includes the region's lock, so the lock is waited for.
-pub fn serve_until_told(config: &ServerConfig) {
-    let server = wait_for("the region", || match Server::start(config.clone()) {
-        Err(ServeError::Region(RegionError::InUse { .. })) => None,
+/// Starts a server in this process where an earlier one may have been. While another test starts a process,
+/// that process holds a copy of all descriptors until its program runs: also of locks and sockets that are
+/// closed here. So these are waited for.
+pub fn start(config: ServerConfig) -> Server {
+    wait_for("region and socket", || match Server::start(config.clone()) {
+        Err(
+            ServeError::Region(RegionError::InUse { .. })
+            | ServeError::Snapshots(SaveError::Busy { .. })
+            | ServeError::AddressInUse { .. },
+        ) => None,
         started => Some(started.unwrap()),
-    });
+    })
+}
+
+/// Serves until this process's input ends. (The test's own process may have had the region before.)
+pub fn serve_until_told(config: ServerConfig) {
+    let server = start(config);
     let _ = std::io::stdin().read(&mut [0]);
     server.stop();
 }
@@ -1080,18 +1093,29 @@ impl Place {
     }
 }
 
+/// Writes a file that nobody but its owner may change, whatever the umask says: servers refuse others.
+pub fn write_own(path: &Path, bytes: &[u8]) {
+    std::fs::write(path, bytes).unwrap();
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).unwrap();
+}
+
 /// A user's number that is not this process's.
 pub const STRANGER: u32 = 54_321;
 
+/// Runs `act` as that user.
+pub fn as_stranger<R: Send>(act: impl FnOnce() -> R + Send) -> Option<R> {
+    as_user(STRANGER, act)
+}
+
 /// Runs `act` in a thread that acts as another user, as do the threads that it starts. Only root
 /// can: for other users it says so, and returns `None`.
-pub fn as_stranger<R: Send>(act: impl FnOnce() -> R + Send) -> Option<R> {
+pub fn as_user<R: Send>(uid: u32, act: impl FnOnce() -> R + Send) -> Option<R> {
     if !rustix::process::geteuid().is_root() {
         eprintln!("skipped: only root can act as another user");
         return None;
     }
     let run = || {
-        rustix::thread::set_thread_uid(rustix::thread::Uid::from_raw(STRANGER)).unwrap();
+        rustix::thread::set_thread_uid(rustix::thread::Uid::from_raw(uid)).unwrap();
         act()
     };
     std::thread::scope(|scope| match scope.spawn(run).join() {
@@ -1102,7 +1126,6 @@ pub fn as_stranger<R: Send>(act: impl FnOnce() -> R + Send) -> Option<R> {
 
 /// A folder that everybody may write to. (It is not sticky: the kernel protects files in /tmp itself.)
 pub fn open_to_all() -> tempfile::TempDir {
-    use std::os::unix::fs::PermissionsExt;
     let dir = tempfile::tempdir().unwrap();
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
     dir
