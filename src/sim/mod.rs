@@ -41,5 +41,5 @@ pub use history::{History, Instant, Recorder, Stalls};
 pub use keys::{KeyNumber, key, mixed};
 pub use nic::{Aim, Hardware, Met, Pass, Sim, SimGetError, Unit, Witness};
 pub use stores::{Incident, IncidentKind, Move};
-pub use turns::{Stop, accesses_of, interrupt, run as take_turns};
+pub use turns::{StopAt, accesses_of, interrupt, run as take_turns};
 pub use world::{Change, GetAnswer, Past, PlannedGet, PlannedGets, Scene, Violation, World};

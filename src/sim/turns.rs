@@ -45,7 +45,7 @@ enum Order {
 
 /// Where [`interrupt`] stops a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stop {
+pub enum StopAt {
     /// After the store that makes this instant the current one.
     Store(Instant),
     /// Before a lock or an access to recorded memory, after so many of them.
@@ -85,17 +85,17 @@ pub fn run<T: Send>(seed: u64, works: Vec<impl FnOnce() -> T + Send>) -> Vec<T> 
 /// As [`run`].
 pub fn interrupt<'w, T: Send>(
     recorder: &Recorder,
-    stop: Stop,
+    stop: StopAt,
     first: impl FnOnce() -> T + Send + 'w,
     second: impl FnOnce() -> T + Send + 'w,
 ) -> [T; 2] {
     let left = match stop {
-        Stop::Store(_) => usize::MAX,
-        Stop::Access(accesses) => accesses,
+        StopAt::Store(_) => usize::MAX,
+        StopAt::Access(accesses) => accesses,
     };
     let state = TurnState { order: Order::Other, left, going: vec![0, 1], whose: 0, in_vain: 0 };
     let turns = Arc::new(Turns { state: Mutex::new(state), changed: Condvar::new() });
-    if let Stop::Store(at) = stop {
+    if let StopAt::Store(at) = stop {
         let turns = turns.clone();
         recorder.meanwhile(at, move || turns.give_way(0));
     }
@@ -273,8 +273,8 @@ mod tests {
     #[test]
     fn one_thread_is_stopped_anywhere() {
         for locks in [false, true] {
-            let orders = |stop: &dyn Fn(usize) -> Stop| -> Vec<Vec<u64>> {
-                let order = |n| {
+            let orders = |stop: &dyn Fn(usize) -> StopAt| -> Vec<Vec<u64>> {
+                let order = |n| -> Vec<u64> {
                     let recorder = Arc::new(Recorder::new(crate::Clock::manual(), Duration::ZERO));
                     let (region, mutex) = (recorder.region(64), Mutex::new(()));
                     let work = |thread: u64| {
@@ -296,9 +296,9 @@ mod tests {
                 false => [[10, 20, 21, 22, 11, 12], [10, 11, 20, 21, 22, 12]],
                 true => [[10, 11, 12, 20, 21, 22]; 2],
             };
-            assert_eq!(orders(&|n| Stop::Store(Instant(n))), right);
+            assert_eq!(orders(&|n| StopAt::Store(Instant(n))), right);
             // The lock is one access.
-            assert_eq!(orders(&|n| Stop::Access(n + usize::from(locks))), right);
+            assert_eq!(orders(&|n| StopAt::Access(n + usize::from(locks))), right);
         }
     }
 

@@ -11,7 +11,7 @@
 use super::super::extents::config;
 use super::*;
 use oneread::layout::extent::Reference;
-use oneread::sim::{Stop, interrupt};
+use oneread::sim::{StopAt, interrupt};
 use oneread::{Layout, TableSize};
 
 const LAYOUTS: [&str; 4] = ["windowed:8", "bucketized:4", "farm", "list"];
@@ -33,7 +33,7 @@ const EACH: usize = 40;
 const LATER: usize = 12;
 
 /// GETs of each witness that must meet both features of each pair.
-const LEAST: u64 = 10;
+const LEAST: u64 = 16;
 
 /// GETs of each witness in each schedule.
 const GETS: usize = 6;
@@ -281,28 +281,28 @@ impl Pair<'_> {
     }
 
     /// The places at which the first is stopped.
-    fn stops(&self) -> Vec<Stop> {
+    fn stops(&self) -> Vec<StopAt> {
         let is_whole = is_long() || self.features.iter().all(|feature| CLOSE.contains(feature));
         self.all_stops().into_iter().step_by(if is_whole { 1 } else { 3 }).collect()
     }
 
-    fn all_stops(&self) -> Vec<Stop> {
+    fn all_stops(&self) -> Vec<StopAt> {
         let stage = self.stage();
         let (from, first) = (stage.server.now(), self.features[0]);
         if first == Feature::Walk {
             let accesses = oneread::sim::accesses_of(|| drop(stage.act(first, false)));
-            return (1..accesses).step_by((accesses / EACH).max(1)).map(Stop::Access).collect();
+            return (1..accesses).step_by((accesses / EACH).max(1)).map(StopAt::Access).collect();
         }
         stage.act(first, false);
         let stores = stage.server.now().0 - from.0;
         assert!(stores > 0, "{}: {first:?} stores nothing", self.layout);
         let later = (EACH..stores).step_by((stores.saturating_sub(EACH) / LATER).max(1));
-        (1..EACH.min(stores)).chain(later).map(|n| Stop::Store(Instant(from.0 + n))).collect()
+        (1..EACH.min(stores)).chain(later).map(|n| StopAt::Store(Instant(from.0 + n))).collect()
     }
 
     /// One schedule. In every second one the server is killed while the first is stopped, and GETs span the
     /// takeover; else both go on to their ends.
-    fn meet(&self, stop: Stop, nth: u64, met: &mut Met) -> Result<(), String> {
+    fn meet(&self, stop: StopAt, nth: u64, met: &mut Met) -> Result<(), String> {
         let mut stage = self.stage();
         let [first, second] = self.features;
         let (it, server) = (&stage, &stage.server);
@@ -370,7 +370,7 @@ impl Pair<'_> {
         let stops = self.stops();
         let wrong = (0..).zip(&stops).filter_map(|(nth, &stop)| {
             let wrong = or_panic(|| match stop {
-                Stop::Store(at) if is_kill => {
+                StopAt::Store(at) if is_kill => {
                     let mut stage = self.stage();
                     let events = stage.act(Feature::Kill, false);
                     stage.oracle.add(events)?;

@@ -484,14 +484,6 @@ impl Met {
         pairs.into_iter().for_each(|pair| self.pairs.entry(pair).or_default()[witness] += 1);
     }
 
-    fn add(&mut self, other: &Met) {
-        self.gets += other.gets;
-        for (pair, counts) in &other.pairs {
-            let sum = self.pairs.entry(*pair).or_default();
-            sum.iter_mut().zip(counts).for_each(|(sum, more)| *sum += more);
-        }
-    }
-
     /// Each two features have met in at least so many GETs by each witness.
     fn check(&self, least: u64, is_possible: impl Fn([Feature; 2]) -> bool) {
         for (n, &one) in FEATURES.iter().enumerate() {
