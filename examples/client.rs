@@ -24,7 +24,7 @@ fn run(address: &Address) -> Result<(), Box<dyn Error>> {
     for (name, outcome) in ["pear", "plum"].iter().zip(client.put_many(&[("pear", "2"), ("plum", "3")])?) {
         match outcome {
             Ok(_) => {}
-            Err(PutError::Full { keys, slots }) => {
+            Err(PutError::Full { keys, slots, .. }) => {
                 println!("no room for {name}: {keys} keys in {slots} slots")
             }
             Err(error) => return Err(error.into()),

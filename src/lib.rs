@@ -41,6 +41,7 @@ mod observe;
 mod outcome;
 #[cfg(feature = "plan")]
 pub mod plan;
+mod process;
 mod room;
 mod route;
 mod setters;

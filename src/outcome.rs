@@ -87,13 +87,22 @@ pub enum PutError {
         /// Longest that the table stores.
         stored_max: usize,
     },
-    /// No room was found.
-    #[error("the table is full: {keys} keys in {slots} slots (load {:.1} %), and no path of moves makes room; remove keys, or serve a larger table", 100.0 * *keys as f64 / *slots as f64)]
+    /// No room was found. Where the table would have to grow, and has all the memory that it may take,
+    /// `bytes_max` says how much that is.
+    #[error(
+        "the table is full: {keys} keys in {slots} slots (load {:.1} %), and {}",
+        100.0 * *keys as f64 / *slots as f64,
+        why_full(*bytes_max, *heap_bytes)
+    )]
     Full {
         /// Keys in the table.
         keys: u64,
         /// Slots allocated: main slots, and overflow slots ever used.
         slots: u64,
+        /// Bytes that the table may take, if it has them all. 0 if that is not why it is full.
+        bytes_max: u64,
+        /// Of these, bytes that values have which do not fit their slots.
+        heap_bytes: u64,
     },
     /// No memory is left for a value that does not fit its slot. Nothing was changed.
     #[error(
@@ -129,6 +138,19 @@ pub enum PutError {
         /// Attempts made.
         rounds: u32,
     },
+}
+
+fn why_full(bytes_max: u64, heap_bytes: u64) -> String {
+    if bytes_max == 0 {
+        return "no path of moves makes room; remove keys, or serve a larger table".into();
+    }
+    let heap = match heap_bytes {
+        0 => String::new(),
+        bytes => format!(", {bytes} of them for values that do not fit their slots"),
+    };
+    format!(
+        "for more slots it has no memory: it takes all of the {bytes_max} bytes that it may{heap}; remove keys, or serve a table that may take more (`--max-memory`)"
+    )
 }
 
 fn mend(given: usize, max: usize, what: &str) -> String {
@@ -328,8 +350,13 @@ mod tests {
     #[test]
     fn errors_tell_their_numbers() {
         let of = Duration::from_millis(20);
-        let full = PutError::Full { keys: 30, slots: 40 };
-        let told: [(String, &str); 9] = [
+        let full = PutError::Full { keys: 30, slots: 40, bytes_max: 0, heap_bytes: 0 };
+        let bound =
+            |heap_bytes| PutError::Full { keys: 30, slots: 40, bytes_max: 50, heap_bytes }.to_string();
+        let told: [(String, &str); 12] = [
+            (full.to_string(), "no path of moves makes room"),
+            (bound(0), "no memory: it takes all of the 50 bytes that it may; remove"),
+            (bound(6), "the 50 bytes that it may, 6 of them for values"),
             (PutError::NoMemory { keys: 7, bytes: 64 }.to_string(), "refused 64 bytes"),
             (PutError::NoMemory { keys: 7, bytes: 64 }.to_string(), "(7 keys so far)"),
             (

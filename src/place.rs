@@ -6,6 +6,7 @@
 //! there first. So a file is opened without following a link at its end, and then checked; and the
 //! folders of default places are this user's own.
 
+use crate::process::Process;
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 use std::fs::File;
@@ -204,7 +205,7 @@ pub struct LockFile {
     path: PathBuf,
     pub(crate) file: File,
     /// A forked process has a copy that is not its own.
-    process: u32,
+    process: Process,
 }
 
 impl LockFile {
@@ -219,7 +220,7 @@ impl LockFile {
             let file = open_file(&path, OFlags::RDWR | OFlags::CREATE)?;
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) if stands_at(&file, &path) => {
-                    return Ok(Some(LockFile { path, file, process: std::process::id() }));
+                    return Ok(Some(LockFile { path, file, process: Process::this() }));
                 }
                 // Who had it has removed the file.
                 Ok(()) => {}
@@ -262,7 +263,7 @@ impl LockFile {
 
 impl Drop for LockFile {
     fn drop(&mut self) {
-        if self.process != std::process::id() {
+        if !self.process.is_this() {
             return;
         }
         if self.stands() {

@@ -360,6 +360,7 @@ impl Region {
     /// [`RegionError`] when there is not enough.
     pub(crate) fn exchange(bytes: u64) -> Result<(Region, OwnedFd), RegionError> {
         let what = || format!("{bytes} bytes of shared memory");
+        leaves_room(bytes)?;
         let file = memfd(MemfdFlags::empty(), bytes)?;
         let seals = SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals).map_err(|e| os("sealing", what())(e.into()))?;
@@ -435,6 +436,19 @@ impl Region {
             pinned: Arc::default(),
             observed: Observed::default(),
         }
+    }
+
+    /// Zero bytes of this process alone: in a copy of it that `fork` or `clone` makes, they are zero again.
+    ///
+    /// # Errors
+    /// When the system cannot do that.
+    pub(crate) fn of_this_process(bytes: u64) -> io::Result<Region> {
+        let map = MmapRaw::from(MmapOptions::new().len(bytes as usize).map_anon()?);
+        // SAFETY: the advice changes what a child process sees, and nothing in this one.
+        unsafe {
+            rustix::mm::madvise(map.as_mut_ptr().cast(), map.len(), rustix::mm::Advice::LinuxWipeOnFork)?;
+        }
+        Ok(Region::from_map(map, true, None, None))
     }
 
     /// A region of `bytes` zero bytes in this process's own memory, which no other can map.
@@ -523,18 +537,12 @@ impl Region {
     /// # Errors
     /// [`RegionError`] when there is not enough.
     pub(crate) fn back_more(&self, bytes: std::ops::Range<u64>) -> Result<(), RegionError> {
-        /// Left to the system for everything else.
-        const SPARE: u64 = 16 << 20;
         let Some(file) = &self.file else { return Ok(()) };
         let is_there = rustix::fs::seek(file, rustix::fs::SeekFrom::Hole(bytes.start))
             .is_ok_and(|hole| hole >= bytes.end);
         let is_memory = || rustix::fs::fstatfs(file).is_ok_and(|about| room::is_tmpfs(&about));
         if !is_there && is_memory() {
-            let need = bytes.end.saturating_sub(bytes.start) + SPARE;
-            let short = room::of_machine().into_iter().find(|room| room.bytes < need);
-            if let Some(Room { bytes: left, of, .. }) = short {
-                return Err(RegionError::NoRoom { need, left, of });
-            }
+            leaves_room(bytes.end.saturating_sub(bytes.start))?;
         }
         self.back(bytes)
     }
@@ -1140,6 +1148,18 @@ fn huge_bytes(smaps: &str, address: u64) -> u64 {
         }
     }
     kib << 10
+}
+
+/// Whether the system can give so much memory to a server in service, and has some left for everything
+/// else: if not, it would end processes, this one first.
+fn leaves_room(bytes: u64) -> Result<(), RegionError> {
+    const SPARE: u64 = 16 << 20;
+    let need = bytes + SPARE;
+    let short = room::of_machine().into_iter().find(|room| room.bytes < need);
+    match short {
+        Some(Room { bytes: left, of, .. }) => Err(RegionError::NoRoom { need, left, of }),
+        None => Ok(()),
+    }
 }
 
 /// Anonymous shared memory that can be sealed.

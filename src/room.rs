@@ -84,6 +84,8 @@ pub(crate) fn of_machine() -> Vec<Room> {
         memory(&fs::read_to_string("/proc/meminfo").unwrap_or_default()).into_iter().collect();
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     rooms.extend(control_groups(&groups, Path::new("/sys/fs/cgroup")));
+    #[cfg(test)]
+    rooms.extend(tests::PRETENDED.take().inspect(|room| tests::PRETENDED.set(Some(room.clone()))));
     rooms
 }
 
@@ -194,9 +196,19 @@ fn control_groups(groups: &str, root: &Path) -> Vec<Room> {
     rooms
 }
 
-#[cfg(all(test, not(loom)))]
-mod tests {
+#[cfg(test)]
+pub(crate) mod tests {
     use super::*;
+
+    thread_local! {
+        /// One more limit of this machine's, for what this thread does.
+        pub(crate) static PRETENDED: std::cell::Cell<Option<Room>> = const { std::cell::Cell::new(None) };
+    }
+
+    /// Pretends to this thread that the machine has so many bytes left.
+    pub(crate) fn pretend(bytes: u64) {
+        PRETENDED.set(Some(Room { bytes, whole: bytes, of: "a small machine".into() }));
+    }
 
     #[test]
     fn free_memory_is_read() {

@@ -824,7 +824,9 @@ impl Reply {
                     PutError::EncryptedLength { stored, stored_max, .. } => {
                         reply(status::VALUE_LENGTH, &two(stored as u64, stored_max as u64));
                     }
-                    PutError::Full { keys, slots } => reply(status::FULL, &two(keys, slots)),
+                    PutError::Full { keys, slots, bytes_max, heap_bytes } => {
+                        reply(status::FULL, bytemuck::bytes_of(&[keys, slots, bytes_max, heap_bytes]));
+                    }
                     PutError::Busy { rounds } => reply(status::BUSY, &two(rounds.into(), 0)),
                     PutError::NoMemory { keys, bytes } => reply(status::NO_MEMORY, &two(keys, bytes)),
                     PutError::HeapFull { live_bytes, heap_bytes } => {
@@ -888,7 +890,11 @@ impl Reply {
             status::VALUE_LENGTH => two().map(|(given, max)| {
                 Reply::Put(Err(PutError::ValueLength { given: given as usize, max: max as usize }))
             })?,
-            status::FULL => two().map(|(keys, slots)| Reply::Put(Err(PutError::Full { keys, slots })))?,
+            status::FULL => {
+                let [keys, slots, bytes_max, heap_bytes] =
+                    bytemuck::try_pod_read_unaligned(frame.body).map_err(|_| unfitting)?;
+                Reply::Put(Err(PutError::Full { keys, slots, bytes_max, heap_bytes }))
+            }
             status::HEAP_FULL => two().map(|(live_bytes, heap_bytes)| {
                 Reply::Put(Err(PutError::HeapFull { live_bytes, heap_bytes }))
             })?,
@@ -966,7 +972,7 @@ mod tests {
             Reply::Unfit,
             Reply::Put(Err(PutError::KeyLength { given: 0, max: 255 })),
             Reply::Put(Err(PutError::ValueLength { given: 100, max: 32 })),
-            Reply::Put(Err(PutError::Full { keys: 9, slots: 10 })),
+            Reply::Put(Err(PutError::Full { keys: 9, slots: 10, bytes_max: 11, heap_bytes: 12 })),
             Reply::Put(Err(PutError::Busy { rounds: 7 })),
             Reply::Put(Err(PutError::NoMemory { keys: 11, bytes: 1 << 20 })),
             Reply::Put(Err(PutError::HeapFull { live_bytes: 5, heap_bytes: 6 })),
@@ -1139,7 +1145,11 @@ mod tests {
             (111, Reply::Unfit, vec![]),
             (100, Reply::Put(Err(PutError::KeyLength { given: 300, max: 16 })), two(300, 16)),
             (101, Reply::Put(Err(PutError::ValueLength { given: 301, max: 17 })), two(301, 17)),
-            (102, Reply::Put(Err(PutError::Full { keys: 12, slots: 13 })), two(12, 13)),
+            (
+                102,
+                Reply::Put(Err(PutError::Full { keys: 12, slots: 13, bytes_max: 14, heap_bytes: 15 })),
+                (12..=15).flat_map(u64::to_le_bytes).collect(),
+            ),
             (103, Reply::Put(Err(PutError::Busy { rounds: 14 })), two(14, 0)),
             (107, Reply::Put(Err(PutError::NoMemory { keys: 15, bytes: 16 })), two(15, 16)),
             (104, Reply::Refused { version: 0x0102_0304 }, vec![4, 3, 2, 1]),
@@ -1339,7 +1349,8 @@ mod tests {
             let mut found = Vec::new();
             Reply::Value(Some(value)).encode(7, &mut found);
             let mut full = Vec::new();
-            Reply::Put(Err(PutError::Full { keys: 1, slots: 2 })).encode(7, &mut full);
+            Reply::Put(Err(PutError::Full { keys: 1, slots: 2, bytes_max: 3, heap_bytes: 4 }))
+                .encode(7, &mut full);
             let mut stats = Vec::new();
             Reply::Stat(ServerStats::default()).encode(7, &mut stats);
             assert!(full.len() <= stats.len(), "not the longest");

@@ -1318,47 +1318,72 @@ fn batches_are_sent_in_pieces() {
     putting.join().unwrap();
 }
 
-/// With a slow server, a batch has one deadline for all its pieces. The connection that is made for
-/// a change shares that deadline.
+/// The connection that is made for a change shares the deadline of the change.
 #[test]
 fn a_deadline_is_for_all_of_it() {
     let deadline = Duration::from_millis(250);
     let pause = deadline * 3 / 5;
-    for slow_welcome in [false, true] {
-        let fake = Fake::new();
-        let is_slow = AtomicBool::new(false);
-        let serve = |mut stream: UnixStream| {
-            if slow_welcome && is_slow.load(Ordering::SeqCst) {
-                std::thread::sleep(pause);
+    let fake = Fake::new();
+    let is_slow = AtomicBool::new(false);
+    let serve = |mut stream: UnixStream| {
+        if is_slow.load(Ordering::SeqCst) {
+            std::thread::sleep(pause);
+        }
+        let Some(_raw) = fake.welcome(&mut stream) else { return };
+        loop {
+            let (ids, _) = requests_of(&mut stream, 1);
+            if ids.is_empty() {
+                return;
             }
-            let Some(_raw) = fake.welcome(&mut stream) else { return };
-            loop {
-                let (ids, _) = requests_of(&mut stream, if slow_welcome { 1 } else { 512 });
-                if ids.is_empty() {
-                    return;
-                }
-                std::thread::sleep(pause);
-                let mut out = Vec::new();
-                ids.into_iter().for_each(|id| Reply::Put(Ok(PutOutcome::Inserted)).encode(id, &mut out));
-                let _ = stream.write_all(&out);
-            }
-        };
-        fake.during(serve, || {
-            let options = patient().deadline(deadline).requests(RequestPath::Message);
-            // A clone makes a connection for its change while the first handle has one.
-            let mut first = fake.client(&options);
-            let mut client = first.clone();
-            if slow_welcome {
-                let _ = first.put(b"k", b"v");
-            }
-            is_slow.store(true, Ordering::SeqCst);
-            let pairs: Vec<_> = (0..1024u32).map(|n| (n.to_le_bytes(), n.to_le_bytes())).collect();
-            let began = Instant::now();
-            let answers = client.put_many(if slow_welcome { &pairs[..1] } else { &pairs });
-            assert!(matches!(answers, Err(MutateError::Deadline { .. })), "{slow_welcome}: {answers:?}");
-            assert!(began.elapsed() >= deadline);
+            std::thread::sleep(pause);
+            let mut out = Vec::new();
+            ids.into_iter().for_each(|id| Reply::Put(Ok(PutOutcome::Inserted)).encode(id, &mut out));
+            let _ = stream.write_all(&out);
+        }
+    };
+    fake.during(serve, || {
+        let options = patient().deadline(deadline).requests(RequestPath::Message);
+        // A clone makes a connection for its change while the first handle has one.
+        let mut first = fake.client(&options);
+        let mut client = first.clone();
+        let _ = first.put(b"k", b"v");
+        is_slow.store(true, Ordering::SeqCst);
+        let began = Instant::now();
+        let answer = client.put(b"k", b"v");
+        assert!(matches!(answer, Err(MutateError::Deadline { .. })), "{answer:?}");
+        assert!(began.elapsed() >= deadline);
+    });
+}
+
+/// A server answers a part of a batch and falls silent. The outcomes that there are, are given.
+#[test]
+fn outcomes_before_an_error_are_given() {
+    const ANSWERED: usize = 512 + 100;
+    let fake = Fake::new();
+    let serve = |mut stream: UnixStream| {
+        let Some(_raw) = fake.welcome(&mut stream) else { return };
+        for answered in [512, 100] {
+            let (ids, _) = requests_of(&mut stream, 512);
+            let mut out = Vec::new();
+            let ids = ids.into_iter().take(answered);
+            ids.for_each(|id| Reply::Put(Ok(PutOutcome::Inserted)).encode(id, &mut out));
+            let _ = stream.write_all(&out);
+        }
+        let _ = stream.read(&mut [0]);
+    };
+    fake.during(serve, || {
+        let options = patient().deadline(Duration::from_secs(2)).requests(RequestPath::Message);
+        let mut client = fake.client(&options);
+        let pairs: Vec<_> = (0..2_000u32).map(|n| (n.to_le_bytes(), n.to_le_bytes())).collect();
+        let mut done = Vec::new();
+        let ended = client.put_many_with(oneread::PutMode::Upsert, &pairs, |nth, put| {
+            assert_eq!(put, Ok(PutOutcome::Inserted));
+            done.push(nth);
         });
-    }
+        assert!(matches!(ended, Err(MutateError::Deadline { .. })), "{ended:?}");
+        assert!(done.iter().copied().eq(0..ANSWERED), "{done:?}");
+        assert_eq!(client.stats().changes.puts, ANSWERED as u64);
+    });
 }
 
 /// Every request to a server that does not answer ends in the client's own deadline, with the

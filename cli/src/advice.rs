@@ -238,7 +238,7 @@ mod tests {
                 restoring(RestoreError::Full {
                     restored: 4,
                     keys: 60,
-                    source: PutError::Full { keys: 4, slots: 9 },
+                    source: PutError::Full { keys: 4, slots: 9, bytes_max: 0, heap_bytes: 0 },
                 }),
                 "as by --capacity 60",
             ),

@@ -7,10 +7,13 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use oneread::{Client, PutError, PutMode, PutOutcome as Outcome, SwapOutcome};
 use serde::Serialize;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 /// Decodes a key or value from the command line: text, or hex.
@@ -250,7 +253,7 @@ EXAMPLES
   oneread load --key-file secret words.tsv      encrypts the values
 
 A bad line is reported on stderr with its number. The others are loaded, and the
-exit status is 1. Without --key-file, values are put as they are: so are those
+exit status is 1. What was loaded is printed also after Ctrl-C, or an error. Without --key-file, values are put as they are: so are those
 of a dump that was made without --key-file of encrypted values."#)]
 pub struct Load {
     /// The file to read; `-` is stdin
@@ -276,8 +279,9 @@ pub struct Load {
     server: Server,
 }
 
-#[derive(Debug, Default, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize)]
 struct Summary {
+    /// Lines that were answered, or were bad.
     lines: u64,
     inserted: u64,
     updated: u64,
@@ -290,9 +294,12 @@ struct Summary {
 
 /// Lines put in one batch.
 const BATCH: usize = 1024;
-/// Lines put in one batch once the table is full. Each put then looks for room for longer, and the
-/// whole batch has one deadline.
-const BATCH_WHEN_FULL: usize = 32;
+/// Lines put in one batch once puts are refused, each of which may take long. Ctrl-C waits for a batch.
+const BATCH_OF_REFUSED: usize = 32;
+/// Bytes of a line that are kept beside those of a key and a value: there may be columns that nobody needs.
+const LINE_MORE: u64 = 16 << 20;
+/// Bytes that one byte of a key or value takes at most: `\u001f` in JSON.
+const LONGEST_ESCAPE: u64 = 6;
 /// Bad lines, or values that do not decrypt, reported one by one. The rest are counted.
 const COMPLAINTS_MAX: u64 = 20;
 
@@ -310,7 +317,9 @@ impl Load {
             (Box::new(file), show::byte_bar(about.len(), "loading"))
         };
         let mut client = self.server.connect_with(self.secret.encryption()?)?;
-        let mut records = Records::new(input, format);
+        let geometry = client.geometry();
+        let both = (geometry.key_max() + geometry.value_max()) as u64;
+        let mut records = Records::new(input, format, LINE_MORE + LONGEST_ESCAPE * both);
         if self.header {
             records.next()?;
         }
@@ -319,42 +328,47 @@ impl Load {
             (_, true) => PutMode::Update,
             _ => PutMode::Upsert,
         };
-        let mut loading = Loading { mode, bar: &bar, summary: Summary::default(), full: false };
+        let summary = Arc::new(Mutex::new(Summary::default()));
         let begun = Instant::now();
-        let mut batch = Vec::new();
-        let mut numbers = Vec::new();
-        while let Some((number, record)) = records.next()? {
-            loading.summary.lines += 1;
-            match record {
-                Ok(pair) => {
-                    batch.push(pair);
-                    numbers.push(number);
-                }
-                Err(reason) => loading.complain(number, &reason),
+        on_signal({
+            let (summary, bar, json) = (summary.clone(), bar.clone(), self.json);
+            move || {
+                // Locked to the end: of the batch that is under way, all is told, and no other follows.
+                let summary = lock(&summary);
+                bar.finish_and_clear();
+                let _ = report(*summary, begun, json);
             }
-            if batch.len() >= if loading.full { BATCH_WHEN_FULL } else { BATCH } {
-                loading.put(&mut client, &mut batch, &mut numbers)?;
-                bar.set_position(if stdin { loading.summary.lines } else { records.bytes() });
-                let per_second = loading.summary.lines as f64 / begun.elapsed().as_secs_f64();
-                bar.set_message(format!(
-                    "{}, {}",
-                    show::counted(loading.summary.lines, "line"),
-                    show::rate(per_second)
-                ));
-            }
-        }
-        loading.put(&mut client, &mut batch, &mut numbers)?;
+        })?;
+        let mut loading = Loading { mode, bar: &bar, summary: &summary, is_refused: false };
+        let loaded = loading.load(&mut client, &mut records, stdin, begun);
+        let summary = lock(&summary);
         bar.finish_and_clear();
-        let mut summary = loading.summary;
-        summary.seconds = begun.elapsed().as_secs_f64();
-        summary.per_second = summary.lines as f64 / summary.seconds;
-        report(&summary, self.json)?;
+        report(*summary, begun, self.json)?;
+        loaded?;
         Ok(status(summary.failed == 0))
     }
 }
 
-fn report(summary: &Summary, json: bool) -> Result<()> {
-    let Summary { lines, inserted, updated, skipped, failed, seconds, per_second } = *summary;
+/// Calls `tell` at Ctrl-C, or another signal to end, and ends this process.
+fn on_signal(tell: impl FnOnce() + Send + 'static) -> Result<()> {
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    std::thread::spawn(move || {
+        if let Some(signal) = signals.forever().next() {
+            tell();
+            std::process::exit(128 + signal);
+        }
+    });
+    Ok(())
+}
+
+fn lock(summary: &Mutex<Summary>) -> MutexGuard<'_, Summary> {
+    summary.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn report(mut summary: Summary, begun: Instant, json: bool) -> Result<()> {
+    summary.seconds = begun.elapsed().as_secs_f64();
+    summary.per_second = summary.lines as f64 / summary.seconds;
+    let Summary { lines, inserted, updated, skipped, failed, seconds, per_second } = summary;
     if failed > COMPLAINTS_MAX {
         show::complain(format_args!(
             "oneread: and {}",
@@ -362,7 +376,7 @@ fn report(summary: &Summary, json: bool) -> Result<()> {
         ));
     }
     if json {
-        return Ok(show::say(serde_json::to_string(summary)?)?);
+        return Ok(show::say(serde_json::to_string(&summary)?)?);
     }
     let skipped = if skipped > 0 { format!("{} skipped, ", show::count(skipped)) } else { String::new() };
     Ok(show::say(format_args!(
@@ -378,46 +392,89 @@ fn report(summary: &Summary, json: bool) -> Result<()> {
 struct Loading<'a> {
     mode: PutMode,
     bar: &'a indicatif::ProgressBar,
-    summary: Summary,
-    full: bool,
+    summary: &'a Mutex<Summary>,
+    /// Whether puts were refused for want of room, memory or time.
+    is_refused: bool,
 }
 
 impl Loading<'_> {
+    fn load(
+        &mut self,
+        client: &mut Client,
+        records: &mut Records<Box<dyn Read>>,
+        stdin: bool,
+        begun: Instant,
+    ) -> Result<()> {
+        let (mut batch, mut numbers) = (Vec::new(), Vec::new());
+        while let Some((number, record)) = records.next()? {
+            match record {
+                Ok(pair) => {
+                    batch.push(pair);
+                    numbers.push(number);
+                }
+                Err(reason) => {
+                    let summary = &mut lock(self.summary);
+                    summary.lines += 1;
+                    complain(self.bar, summary, number, &reason);
+                }
+            }
+            if batch.len() >= if self.is_refused { BATCH_OF_REFUSED } else { BATCH } {
+                self.put(client, &mut batch, &mut numbers)?;
+                let lines = lock(self.summary).lines;
+                self.bar.set_position(if stdin { lines } else { records.bytes() });
+                let per_second = lines as f64 / begun.elapsed().as_secs_f64();
+                let told = format!("{}, {}", show::counted(lines, "line"), show::rate(per_second));
+                self.bar.set_message(told);
+            }
+        }
+        self.put(client, &mut batch, &mut numbers)
+    }
+
     fn put(
         &mut self,
         client: &mut Client,
         batch: &mut Vec<records::Record>,
         numbers: &mut Vec<u64>,
     ) -> Result<()> {
-        let (Some(first), Some(last)) = (numbers.first(), numbers.last()) else { return Ok(()) };
-        let answers = match self.mode {
-            PutMode::Upsert => client.put_many(batch),
-            PutMode::Insert => client.insert_many(batch),
-            PutMode::Update => client.update_many(batch),
-        };
-        let answers =
-            answers.with_context(|| format!("loading lines {first} to {last}; those before are loaded"))?;
-        for (answer, &number) in answers.iter().zip(&*numbers) {
+        let Some(last) = numbers.last() else { return Ok(()) };
+        let (bar, summary) = (self.bar, &mut *lock(self.summary));
+        let mut is_answered = vec![false; numbers.len()];
+        let ended = client.put_many_with(self.mode, batch, |nth, answer| {
+            is_answered[nth] = true;
+            summary.lines += 1;
             match answer {
-                Ok(Outcome::Inserted) => self.summary.inserted += 1,
-                Ok(Outcome::Updated) => self.summary.updated += 1,
-                Ok(Outcome::Exists | Outcome::Missing) => self.summary.skipped += 1,
+                Ok(Outcome::Inserted) => summary.inserted += 1,
+                Ok(Outcome::Updated) => summary.updated += 1,
+                Ok(Outcome::Exists | Outcome::Missing) => summary.skipped += 1,
                 Err(error) => {
-                    self.full |= matches!(error, PutError::Full { .. });
-                    self.complain(number, &advice::in_options(error));
+                    self.is_refused |= !is_about_length(&error);
+                    complain(bar, summary, numbers[nth], &advice::in_options(&error));
                 }
             }
-        }
+        });
+        ended.with_context(|| {
+            let first =
+                is_answered.iter().position(|is_answered| !is_answered).map_or(last, |nth| &numbers[nth]);
+            format!("loading lines {first} to {last}; those before are answered")
+        })?;
         batch.clear();
         numbers.clear();
         Ok(())
     }
+}
 
-    fn complain(&mut self, number: u64, reason: &str) {
-        self.summary.failed += 1;
-        if self.summary.failed <= COMPLAINTS_MAX {
-            self.bar.suspend(|| show::complain(format_args!("oneread: line {number}: {reason}")));
-        }
+/// Whether a put was refused for its own sake, and not for want of something.
+fn is_about_length(error: &PutError) -> bool {
+    matches!(
+        error,
+        PutError::KeyLength { .. } | PutError::ValueLength { .. } | PutError::EncryptedLength { .. }
+    )
+}
+
+fn complain(bar: &indicatif::ProgressBar, summary: &mut Summary, number: u64, reason: &str) {
+    summary.failed += 1;
+    if summary.failed <= COMPLAINTS_MAX {
+        bar.suspend(|| show::complain(format_args!("oneread: line {number}: {reason}")));
     }
 }
 

@@ -107,19 +107,28 @@ pub struct Lines<R: Read> {
     at: usize,
     number: u64,
     bytes: u64,
+    /// Most bytes of a record, and how many more this one may have.
+    record_max: u64,
+    left: u64,
 }
 
 impl<R: Read> Lines<R> {
-    fn new(input: R) -> Lines<R> {
+    fn new(input: R, record_max: u64) -> Lines<R> {
         let from = io::BufReader::with_capacity(1 << 16, input);
-        Lines { from, text: Vec::new(), at: 0, number: 0, bytes: 0 }
+        Lines { from, text: Vec::new(), at: 0, number: 0, bytes: 0, record_max, left: record_max }
     }
 
-    /// Goes to the next line. `false` at the end of the input.
+    /// What is read from now on is of the next record.
+    fn begin_record(&mut self) {
+        self.left = self.record_max;
+    }
+
+    /// Goes to the next line, or as much of it as the record may have. `false` at the end of the input.
     fn advance(&mut self) -> io::Result<bool> {
         self.text.clear();
         self.at = 0;
-        let read = self.from.read_until(b'\n', &mut self.text)?;
+        let read = (&mut self.from).take(self.left).read_until(b'\n', &mut self.text)?;
+        self.left -= read as u64;
         self.number += u64::from(read > 0);
         if self.number == 1 && self.text.starts_with(BOM) {
             self.text.drain(..BOM.len());
@@ -127,11 +136,25 @@ impl<R: Read> Lines<R> {
         self.bytes += read as u64;
         Ok(read > 0)
     }
+
+    /// Skips what the record may not have of the line. Returns whether that was anything.
+    fn skip_rest(&mut self) -> io::Result<bool> {
+        if self.left > 0 || self.text.ends_with(b"\n") {
+            return Ok(false);
+        }
+        let rest = self.from.skip_until(b'\n')? as u64;
+        self.bytes += rest;
+        Ok(rest > 0)
+    }
 }
 
 impl<R: Read> Read for Lines<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if self.at == self.text.len() {
+            if self.left == 0 {
+                let why = too_long(self.record_max);
+                return Err(io::Error::other(format!("{why}; is a quote missing?")));
+            }
             self.advance()?;
         }
         // The reader of CSV skips a BOM, too, if its first read brings one.
@@ -148,9 +171,14 @@ pub enum Records<R: Read> {
     Csv { input: Box<csv::Reader<Lines<R>>> },
 }
 
+fn too_long(record_max: u64) -> String {
+    format!("a record of more than {record_max} bytes: no key and value of this table are so long")
+}
+
 impl<R: Read> Records<R> {
-    pub fn new(input: R, format: Format) -> Records<R> {
-        let input = Lines::new(input);
+    /// No more than about `record_max` bytes of a record are kept.
+    pub fn new(input: R, format: Format, record_max: u64) -> Records<R> {
+        let input = Lines::new(input, record_max);
         match format {
             Format::Csv => {
                 let input = csv::ReaderBuilder::new().has_headers(false).flexible(true).from_reader(input);
@@ -173,8 +201,12 @@ impl<R: Read> Records<R> {
     pub fn next(&mut self) -> Result<Option<Line>> {
         match self {
             Records::Lines { input, json } => loop {
+                input.begin_record();
                 if !input.advance().context("reading the input")? {
                     return Ok(None);
+                }
+                if input.skip_rest().context("reading the input")? {
+                    return Ok(Some((input.number, Err(too_long(input.record_max)))));
                 }
                 let text = input.text.strip_suffix(b"\n").unwrap_or(&input.text);
                 let text = text.strip_suffix(b"\r").unwrap_or(text);
@@ -183,6 +215,7 @@ impl<R: Read> Records<R> {
                 }
             },
             Records::Csv { input } => {
+                input.get_mut().begin_record();
                 let mut record = csv::ByteRecord::new();
                 if !input.read_byte_record(&mut record).context("reading the input")? {
                     return Ok(None);
@@ -335,6 +368,35 @@ mod tests {
     use proptest::prelude::*;
     use proptest::sample::select;
 
+    const LINE_MAX: u64 = 1 << 20;
+
+    /// Of a line without an end, no more is kept than a key and a value may take. The lines after it are read.
+    #[test]
+    fn long_lines_are_not_kept() {
+        for format in [Format::Tsv, Format::Jsonl] {
+            // The longest line that there may be; with and without its end; one byte more.
+            let mut longest = Vec::new();
+            write(&mut longest, format, b"key", &[b'v'; 100]).unwrap();
+            let (last, max) = (&longest[..longest.len() - 1], longest.len() as u64);
+            let input = [&longest[..], &[b'x'; 1_000], b"\n", &longest, b"\n", last].concat();
+            for line_max in [max, max - 1] {
+                let mut records = Records::new(&input[..], format, line_max);
+                let mut next = || records.next().unwrap().map(|(line, record)| (line, record.is_ok()));
+                let fits = line_max == max;
+                let expected = [Some((1, fits)), Some((2, false)), Some((3, fits)), Some((5, true)), None];
+                assert_eq!(std::array::from_fn::<_, 5, _>(|_| next()), expected, "{format:?}");
+                assert_eq!(records.bytes(), input.len() as u64);
+            }
+        }
+        // Without an end, a quoted field goes on to the end of the input.
+        let mut csv = Records::new(io::repeat(b'"').chain(&b"\n"[..]), Format::Csv, LINE_MAX);
+        let error = format!("{:#}", csv.next().unwrap_err());
+        assert!(error.contains("more than 1048576 bytes") && error.contains("quote"), "{error}");
+        let line = b"key,value\n".repeat(1_000);
+        let mut csv = Records::new(&line[..], Format::Csv, 20);
+        (1..=1_000).for_each(|number| assert_eq!(csv.next().unwrap().unwrap().0, number));
+    }
+
     const FORMATS: [Format; 3] = [Format::Tsv, Format::Csv, Format::Jsonl];
 
     /// A reader that brings one byte at a time, as a pipe may.
@@ -348,7 +410,7 @@ mod tests {
     }
 
     fn all(input: impl Read, format: Format) -> Vec<Line> {
-        let mut records = Records::new(input, format);
+        let mut records = Records::new(input, format, LINE_MAX);
         std::iter::from_fn(|| records.next().unwrap()).collect()
     }
 
@@ -378,7 +440,7 @@ mod tests {
                         let lines: Vec<_> = lines.into_iter().map(|(_, record)| record.unwrap()).collect();
                         prop_assert_eq!(&lines, &pairs, "{:?}: {:?}", format, text.escape_ascii().to_string());
                     }
-                    let mut records = Records::new(&text[..], format);
+                    let mut records = Records::new(&text[..], format, LINE_MAX);
                     while records.next().unwrap().is_some() {}
                     prop_assert_eq!(records.bytes(), text.len() as u64);
                 }
@@ -430,7 +492,7 @@ mod tests {
     #[test]
     fn bad_lines_say_why() {
         let reason = |format, text: &str| {
-            let (line, record) = Records::new(text.as_bytes(), format).next().unwrap().unwrap();
+            let (line, record) = Records::new(text.as_bytes(), format, LINE_MAX).next().unwrap().unwrap();
             (line, record.unwrap_err())
         };
         for (format, text, expected) in [
@@ -488,7 +550,7 @@ mod tests {
                 let mut out = Vec::new();
                 super::write(&mut out, format, b"key", value.as_bytes()).unwrap();
                 super::write(&mut out, format, b"next", b"value").unwrap();
-                let mut records = Records::new(&out[..], format);
+                let mut records = Records::new(&out[..], format, LINE_MAX);
                 let mut next = || records.next().unwrap().unwrap().1.unwrap();
                 assert_eq!(next(), (b"key".to_vec(), value.as_bytes().to_vec()), "{format:?}");
                 assert_eq!(next(), (b"next".to_vec(), b"value".to_vec()), "{format:?}");

@@ -660,6 +660,52 @@ fn load_until_full() {
     assert_eq!(stdout(&expect(served.run(&["dump"]), 0)).lines().count() as u64, inserted);
 }
 
+/// At Ctrl-C, `load` says what it has loaded. So it does when the server is gone, beside the lines of which it
+/// knows nothing.
+#[test]
+fn load_says_what_it_has_loaded() {
+    use rustix::process::{Pid, Signal, kill_process};
+    use std::time::{Duration, Instant};
+    let served = Served::start(&["--anonymous", "--slots", "65536"]);
+    let rounds = [(Signal::INT, false), (Signal::TERM, false), (Signal::INT, true)];
+    for (round, (signal, server_too)) in (1..).zip(rounds) {
+        let mut load = oneread();
+        load.args(["load", "--json", "-", "--at", &served.at, "--deadline-ms", "60000"]);
+        let mut load =
+            load.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut input = load.stdin.take().unwrap();
+        // A batch, and more lines that are read and not yet sent.
+        input.write_all(lines_of(0..1_100).as_bytes()).unwrap();
+        input.flush().unwrap();
+        let until = Instant::now() + Duration::from_secs(60);
+        let has_loaded = || {
+            let server = &json(&expect(served.run(&["stat", "--json"]), 0))["server"];
+            server["inserts"].as_u64().unwrap() + server["updates"].as_u64().unwrap() == 1_024 * round
+        };
+        while !has_loaded() {
+            assert!(Instant::now() < until, "nothing is loaded");
+        }
+        let ends = if server_too {
+            served.signal(Signal::KILL);
+            drop(input);
+            None
+        } else {
+            kill_process(Pid::from_child(&load), signal).unwrap();
+            Some(input)
+        };
+        let out = load.wait_with_output().unwrap();
+        drop(ends);
+        let sum: Value = serde_json::from_str(&stdout(&out)).unwrap_or_else(|e| panic!("{out:?}: {e}"));
+        assert_eq!((&sum["lines"], &sum["failed"]), (&1_024.into(), &0.into()), "{out:?}");
+        if server_too {
+            assert!(stderr(&out).contains("loading lines 1025 to 1100"), "{out:?}");
+            assert_eq!(out.status.code(), Some(1), "{out:?}");
+        } else {
+            assert_eq!(out.status.code(), Some(128 + signal.as_raw()), "{out:?}");
+        }
+    }
+}
+
 /// The table outlives its server. A server that is asked for another table says what is there.
 #[test]
 fn region_file_survives() {

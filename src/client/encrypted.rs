@@ -17,7 +17,8 @@ impl Client {
         encryption: &Encryption,
         mode: PutMode,
         pairs: &[(K, V)],
-    ) -> Result<Vec<Result<PutOutcome, PutError>>, MutateError> {
+        each: &mut dyn FnMut(usize, Result<PutOutcome, PutError>),
+    ) -> Result<(), MutateError> {
         let (mut bytes, mut spans) = (Vec::new(), Vec::with_capacity(pairs.len()));
         for (key, value) in pairs {
             let start = bytes.len();
@@ -25,8 +26,7 @@ impl Client {
             spans.push(start..bytes.len());
         }
         let stored = pairs.iter().zip(spans).map(|((key, _), span)| (key.as_ref(), &bytes[span]));
-        let answers = self.put_each_stored(mode, stored)?;
-        Ok(answers.into_iter().map(|answer| answer.map_err(plain_rejection)).collect())
+        self.put_each_stored(mode, stored, &mut |nth, answer| each(nth, answer.map_err(plain_rejection)))
     }
 
     /// A GET that decrypts what it found. Out of line: a client without encryption pays for one branch.

@@ -37,18 +37,35 @@ pub(super) fn value_of<'a>(request: &Request<'a>) -> Option<&'a [u8]> {
     }
 }
 
-/// Sends requests that the table takes, and uploads the values that fit no frame. Returns one reply for each
-/// request.
+/// Sends requests that the table takes, and uploads the values that fit no frame. Appends one reply for each
+/// request to `replies`; after an error, of those that were answered by then.
 pub(super) fn send_uploading<E>(
     requests: &[Request<'_>],
     geometry: &Geometry,
     piece_max: PieceMax,
-    mut send: impl FnMut(&[Request<'_>]) -> Result<Vec<Reply>, E>,
-) -> Result<Vec<Reply>, E> {
+    replies: &mut Vec<Reply>,
+    mut send: impl FnMut(&[Request<'_>], &mut Vec<Reply>) -> Result<(), E>,
+) -> Result<(), E> {
     let frame_max = wire::frame_value_max(geometry);
     let is_long = |request: &Request<'_>| value_of(request).is_some_and(|value| value.len() > frame_max);
-    let Some(piece_max) = piece_max.filter(|_| requests.iter().any(is_long)) else { return send(requests) };
+    let Some(piece_max) = piece_max.filter(|_| requests.iter().any(is_long)) else {
+        return send(requests, replies);
+    };
     let mut sending = Uploading { send, replies: vec![None; requests.len()], frames: Vec::new(), bytes: 0 };
+    let result = upload(requests, frame_max, piece_max, &mut sending);
+    // A request without a reply: the server does not speak the protocol, and the caller sees that. Of an upload
+    // that was cut off, nothing was answered.
+    let is_answer = |reply: &Reply| result.is_ok() || *reply != Reply::Taken;
+    replies.extend(sending.replies.into_iter().map_while(|reply| reply.filter(is_answer)));
+    result
+}
+
+fn upload<'a, E, S: FnMut(&[Request<'_>], &mut Vec<Reply>) -> Result<(), E>>(
+    requests: &[Request<'a>],
+    frame_max: usize,
+    piece_max: usize,
+    sending: &mut Uploading<'a, S>,
+) -> Result<(), E> {
     for (nth, request) in requests.iter().enumerate() {
         let (key, value, last) = match *request {
             Request::Put { mode, key, value } if value.len() > frame_max => {
@@ -76,9 +93,7 @@ pub(super) fn send_uploading<E>(
             sending.push(nth, last)?;
         }
     }
-    sending.flush()?;
-    // A request without a reply: the server does not speak the protocol, and the caller sees that.
-    Ok(sending.replies.into_iter().map_while(|reply| reply).collect())
+    sending.flush()
 }
 
 /// Frames on their way, and what they were answered.
@@ -92,7 +107,7 @@ struct Uploading<'a, S> {
     bytes: usize,
 }
 
-impl<'a, E, S: FnMut(&[Request<'_>]) -> Result<Vec<Reply>, E>> Uploading<'a, S> {
+impl<'a, E, S: FnMut(&[Request<'_>], &mut Vec<Reply>) -> Result<(), E>> Uploading<'a, S> {
     fn push(&mut self, nth: usize, frame: Request<'a>) -> Result<(), E> {
         self.bytes += match frame {
             Request::LongPiece { bytes } => bytes.len(),
@@ -114,8 +129,9 @@ impl<'a, E, S: FnMut(&[Request<'_>]) -> Result<Vec<Reply>, E>> Uploading<'a, S> 
             return Ok(());
         }
         let requests: Vec<_> = frames.iter().map(|(_, request)| *request).collect();
-        let replies = (self.send)(&requests)?;
-        if replies.len() != frames.len() {
+        let mut replies = Vec::with_capacity(requests.len());
+        let result = (self.send)(&requests, &mut replies);
+        if result.is_ok() && replies.len() != frames.len() {
             return Ok(());
         }
         for ((nth, _), reply) in frames.into_iter().zip(replies) {
@@ -124,7 +140,7 @@ impl<'a, E, S: FnMut(&[Request<'_>]) -> Result<Vec<Reply>, E>> Uploading<'a, S> 
                 *so_far = Some(reply);
             }
         }
-        Ok(())
+        result
     }
 }
 
@@ -149,6 +165,11 @@ impl HeapWait {
         std::thread::sleep(self.pause);
         self.pause = (2 * self.pause).min(HEAP_PAUSE_MAX);
         true
+    }
+
+    /// After progress: it waits so long from now.
+    pub fn renew(&mut self, within: Duration) {
+        self.deadline = Instant::now() + within;
     }
 
     /// The error with the time that the client has waited.

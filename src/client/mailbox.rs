@@ -1,7 +1,7 @@
 //! The client's end of a mailbox: cells in memory shared with the server
 //! ([`crate::mailbox::memory`]).
 
-use super::LinkError;
+use super::{Deadline, LinkError};
 use crate::mailbox::memory::{Mailbox, WINDOW};
 use crate::mailbox::{SpinTime, glance, load, store};
 use crate::wire::{self, Reply, Request};
@@ -49,9 +49,9 @@ impl ClientMailbox {
         &mut self,
         socket: &mut impl BellSocket,
         mut requests: &[Request<'_>],
-        deadline: Instant,
-    ) -> Result<Vec<Reply>, LinkError> {
-        let mut replies = Vec::with_capacity(requests.len());
+        deadline: &mut Deadline,
+        replies: &mut Vec<Reply>,
+    ) -> Result<(), LinkError> {
         while !requests.is_empty() || self.answered < self.asked {
             let room = (WINDOW - (self.asked - self.answered)) as usize;
             let (now, later) = requests.split_at(room.min(requests.len()));
@@ -60,16 +60,17 @@ impl ClientMailbox {
                 self.ask(request)?;
             }
             if !now.is_empty() && self.mailbox.server().heard() != 0 {
-                socket.ring(deadline)?;
+                socket.ring(deadline.at)?;
             }
-            self.wait(socket, requests.is_empty(), deadline)?;
+            self.wait(socket, requests.is_empty(), deadline.at)?;
             // Replies are stored in order. A later reply without this one is a protocol error.
             replies.push(self.take()?);
             while self.has(self.answered + 1) {
                 replies.push(self.take()?);
             }
+            deadline.renew();
         }
-        Ok(replies)
+        Ok(())
     }
 
     fn ask(&mut self, request: &Request<'_>) -> Result<(), LinkError> {
@@ -123,8 +124,8 @@ impl ClientMailbox {
             }
             match socket.sleep(deadline) {
                 Ok(()) => {}
-                // Replies that the server stored before it went count.
-                Err(LinkError::HungUp) if self.has(next) => break Ok(()),
+                // Replies count that the server stored before it went, or that came in time.
+                Err(LinkError::HungUp | LinkError::Deadline(_)) if self.has(next) => break Ok(()),
                 Err(error) => break Err(error),
             }
         };
@@ -225,6 +226,11 @@ mod tests {
         }
     }
 
+    /// Until this instant, however many answers come.
+    fn until(at: Instant) -> Deadline {
+        Deadline { at, allowed: Duration::ZERO }
+    }
+
     /// In a batch longer than the window, a request overwrites only a request whose reply was seen.
     /// The client announces the reply that it waits for, the last one or one that frees half of the
     /// cells, and withdraws the announcement when it is awake. It rings once for all requests
@@ -244,12 +250,16 @@ mod tests {
             let steps = vec![10, 22, 40, 24, 40, 10, 4, 1];
             let mut server =
                 SlowServer { mailbox: &mailbox, steps, answered: 0, slept: vec![], rung: vec![], deadline };
-            let replies = cells.converse(&mut server, &requests, deadline).unwrap();
+            let mut ask = |server: &mut SlowServer<'_>, requests: &[_]| {
+                let mut replies = Vec::new();
+                cells.converse(server, requests, &mut until(deadline), &mut replies).map(|()| replies)
+            };
+            let replies = ask(&mut server, &requests).unwrap();
             let values: Vec<_> = keys.iter().map(|key| Reply::Value(Some(key.to_vec()))).collect();
             assert_eq!(replies, values);
             assert_eq!(mailbox.client().heard(), 0);
             // The next conversation continues the numbers.
-            let replies = cells.converse(&mut server, &requests[..1], deadline).unwrap();
+            let replies = ask(&mut server, &requests[..1]).unwrap();
             assert_eq!(replies, values[..1]);
             // Woken too early, it sleeps again. 32, 72, 136, 150 and 151 replies are there when it
             // continues.
@@ -257,10 +267,38 @@ mod tests {
             assert_eq!(server.slept, [&early[..], &[(150, 150), (150, 150), (151, 151)]].concat());
             assert_eq!(server.rung, if sleeps { vec![64, 96, 136, 150, 151] } else { vec![] });
             // No answer comes: the announcement is withdrawn.
-            let error = cells.converse(&mut server, &requests[..1], deadline).unwrap_err();
+            let error = ask(&mut server, &requests[..1]).unwrap_err();
             assert!(matches!(error, LinkError::Deadline(_)), "{error}");
             assert_eq!(mailbox.client().heard(), 0);
         }
+    }
+
+    /// Each answer renews the deadline.
+    #[test]
+    fn answers_renew_the_deadline() {
+        let geometry = Config { size: TableSize::Keys(10), ..Config::default() }.geometry().unwrap();
+        let (mailbox, fd) = Mailbox::make(&geometry).unwrap();
+        let mut cells = ClientMailbox::new(Mailbox::map(fd, &geometry).unwrap());
+        /// Stores a reply each time the client sleeps.
+        struct Server<'a>(&'a Mailbox, Vec<Instant>);
+        impl BellSocket for Server<'_> {
+            fn ring(&mut self, _: Instant) -> Result<(), LinkError> {
+                Ok(())
+            }
+            fn sleep(&mut self, deadline: Instant) -> Result<(), LinkError> {
+                self.1.push(deadline);
+                let next = self.1.len() as u64;
+                assert!(store(self.0.reply(next), next, &reply(next)));
+                Err(LinkError::Deadline(Duration::ZERO))
+            }
+        }
+        let (begun, mut server) = (Instant::now(), Server(&mailbox, Vec::new()));
+        let mut deadline = Deadline { at: begun, allowed: Duration::from_secs(60) };
+        let requests = [Request::Get { key: b"key" }; 3];
+        let mut replies = Vec::new();
+        cells.converse(&mut server, &requests, &mut deadline, &mut replies).unwrap();
+        assert_eq!((replies.len(), server.1.len(), server.1[0]), (3, 3, begun));
+        assert!(server.1[1] > begun && server.1[1..].is_sorted(), "{:?}", server.1);
     }
 
     fn reply(id: u64) -> Vec<u8> {
@@ -278,8 +316,10 @@ mod tests {
         let (mailbox, fd) = Mailbox::make(&geometry).unwrap();
         let mut cells = ClientMailbox::new(Mailbox::map(fd, &geometry).unwrap());
         let requests = [Request::Get { key: b"one" }, Request::Get { key: b"two" }];
-        let deadline = Instant::now() + Duration::from_secs(5);
-        cells.converse(&mut AnsweringServer { mailbox: &mailbox, replies, hangs_up }, &requests, deadline)
+        let mut deadline = until(Instant::now() + Duration::from_secs(5));
+        let mut server = AnsweringServer { mailbox: &mailbox, replies, hangs_up };
+        let mut replies = Vec::new();
+        cells.converse(&mut server, &requests, &mut deadline, &mut replies).map(|()| replies)
     }
 
     /// Complete replies are taken. Missing or malformed ones are errors.

@@ -25,6 +25,7 @@ use crate::layout::superblock::SuperblockError;
 use crate::outcome::{
     GrowthCounts, HeapCounts, KeyError, PutError, PutMode, PutOutcome, ReadError, SwapOutcome,
 };
+use crate::process::Process;
 use crate::reader::{DirectAnswers, GetStats, HintCounts, Limits, ReadCounts, StoredAnswer};
 use crate::region::{Region, RegionError};
 use crate::setters::setters;
@@ -63,8 +64,9 @@ pub(crate) const ATTEMPT_MAX: Duration = Duration::from_secs(2);
 pub struct ClientOptions {
     /// Bounds of a GET that has to be repeated.
     pub limits: Limits,
-    /// Longest time of a connect, a change or a batch of changes. Over verbs it also bounds a READ,
-    /// including the attempts to reconnect if the READ fails.
+    /// Longest time of a connect or a change. In a batch of changes, and in the pieces of a long value, it
+    /// is the longest time without an answer. Over verbs it also bounds a READ, including the attempts to
+    /// reconnect if the READ fails.
     pub deadline: Duration,
     /// How long GETs still answer after the server is gone: it was killed, or it stopped and its
     /// region is a file. Other memory is given up by [`Server::stop`](crate::Server::stop): GETs
@@ -250,6 +252,14 @@ pub enum ConnectError {
         address: Address,
         /// The server's user.
         uid: u32,
+    },
+    /// The client was made by another process, of which this one is a copy (`fork`). Nothing was sent.
+    #[error(
+        "this client of {address} was made by another process, of which this one is a copy (fork); connect a client in this process"
+    )]
+    Forked {
+        /// The address.
+        address: Address,
     },
     /// This process, or the system, has no file descriptor left.
     #[error(
@@ -455,7 +465,7 @@ impl From<ReadError> for GetError {
 
 /// Why a change did not happen, or may not have happened. Those up to `ReadOnly` mean that the table
 /// is unchanged: the server rejected the change ([`MutateError::rejection`]), or the client rejected
-/// it by the limits of the server that it is connected to.
+/// it by the limits of the server, which it has asked whether it is there.
 ///
 /// | the server | a change ends in | may it have happened? |
 /// |---|---|---|
@@ -536,12 +546,19 @@ pub enum MutateError {
         stored_max: usize,
     },
     /// The table has no room for the key.
-    #[error("{}", PutError::Full { keys: *keys, slots: *slots })]
+    #[error(
+        "{}",
+        PutError::Full { keys: *keys, slots: *slots, bytes_max: *bytes_max, heap_bytes: *heap_bytes }
+    )]
     Full {
         /// Keys in the table.
         keys: u64,
         /// Slots allocated.
         slots: u64,
+        /// Bytes that the table may take, if it has them all. 0 if that is not why it is full.
+        bytes_max: u64,
+        /// Of these, bytes that values have which do not fit their slots.
+        heap_bytes: u64,
     },
     /// Other changes interfered each time. Try again.
     #[error("{}", PutError::Busy { rounds: *rounds })]
@@ -598,7 +615,9 @@ impl From<PutError> for MutateError {
             PutError::EncryptedLength { given, stored, stored_max } => {
                 MutateError::EncryptedLength { given, stored, stored_max }
             }
-            PutError::Full { keys, slots } => MutateError::Full { keys, slots },
+            PutError::Full { keys, slots, bytes_max, heap_bytes } => {
+                MutateError::Full { keys, slots, bytes_max, heap_bytes }
+            }
             PutError::Busy { rounds } => MutateError::Busy { rounds },
             PutError::NoMemory { keys, bytes } => MutateError::NoMemory { keys, bytes },
             PutError::HeapFull { live_bytes, heap_bytes } => MutateError::HeapFull { live_bytes, heap_bytes },
@@ -618,7 +637,9 @@ impl MutateError {
             MutateError::EncryptedLength { given, stored, stored_max } => {
                 Some(PutError::EncryptedLength { given, stored, stored_max })
             }
-            MutateError::Full { keys, slots } => Some(PutError::Full { keys, slots }),
+            MutateError::Full { keys, slots, bytes_max, heap_bytes } => {
+                Some(PutError::Full { keys, slots, bytes_max, heap_bytes })
+            }
             MutateError::Busy { rounds } => Some(PutError::Busy { rounds }),
             MutateError::NoMemory { keys, bytes } => Some(PutError::NoMemory { keys, bytes }),
             MutateError::HeapFull { live_bytes, heap_bytes } => {
@@ -830,7 +851,7 @@ impl std::ops::AddAssign for RequestCounts {
 /// | cloning | nothing | |
 /// | dropping a handle | nothing. With the last client on shm of the process, the end of the watching thread, some microseconds | |
 ///
-/// A batch of GETs takes as long as its READs take. The bounds above limit only the time without
+/// A batch takes as long as its READs, or its changes, take. The bounds above limit only the time without
 /// progress. [`Server`](crate::Server) says what its calls wait for.
 ///
 /// # When the server is gone
@@ -840,7 +861,8 @@ impl std::ops::AddAssign for RequestCounts {
 ///   Such a GET ends at its bound ([`ClientOptions::limits`]). Changes end in
 ///   [`MutateError::Deadline`] and may still happen at any later time.
 /// * **Gone** (exit, crash, kill -9): the operating system hangs up the connection. The watching
-///   thread notices as soon as it runs. GETs still answer from the region as the
+///   thread notices as soon as it runs. (It also watches the server's process, because a child of that
+///   may keep the connection open.) GETs still answer from the region as the
 ///   server left it, until the client has reconnected or its lease ([`ClientOptions::lease`]) ends.
 ///   After the lease they end in [`GetError::ServerGone`]. Meanwhile the thread tries to
 ///   reconnect, at once and then after pauses that grow from 1 ms to 100 ms.
@@ -862,9 +884,12 @@ impl std::ops::AddAssign for RequestCounts {
 ///
 /// # After a fork
 ///
-/// A child process must not use clients of its parent: no thread there notices that their servers
-/// are gone, and both processes would write to the same sockets. Dropping them there does the
-/// parent's no harm. The child connects clients of its own.
+/// Clients stay with the process that made them. In a child made by `fork`, all of their operations end in
+/// [`ConnectError::Forked`]: no thread there notices that a server is gone, and both processes would
+/// use the same sockets and mailboxes. Dropping them there does the parent's no harm. The child connects
+/// clients of its own. (A child that shares the memory of its parent, as `vfork` makes it, is not noticed,
+/// nor is one on Linux before 4.14.) [`Client::region`] is readable in the child, too: for as long as it
+/// likes, and without notice that the server is gone.
 ///
 /// # In an async program
 ///
@@ -908,6 +933,9 @@ pub type BatchAnswer<'a> = Result<Option<&'a [u8]>, KeyError>;
 /// the guarantees. A clone is for another thread. It shares what can be shared and has no
 /// connection yet.
 trait Handle: Clone {
+    /// The process that made the client.
+    fn process(&self) -> Process;
+
     /// The geometry of the table being read.
     fn geometry(&self) -> &Geometry;
 
@@ -926,17 +954,39 @@ trait Handle: Clone {
         stats: &mut ClientStats,
     ) -> Result<ControlFlow<()>, GetError>;
 
-    /// Sends requests and collects their replies, in order, until the deadline. Connects if there
-    /// is no connection. A connection that failed is not used again. Adds its counts to `stats`.
+    /// Sends requests and appends their replies to `replies`, in order, also those that came before an
+    /// error. Connects if there is no connection. A connection that failed is not used again. Adds its
+    /// counts to `stats`.
     fn converse(
         &mut self,
         requests: &[Request<'_>],
-        deadline: Instant,
+        deadline: &mut Deadline,
+        replies: &mut Vec<Reply>,
         stats: &mut ClientStats,
-    ) -> Result<Vec<Reply>, MutateError>;
+    ) -> Result<(), MutateError>;
 
     /// Drops the connection for changes. The next change opens another one.
     fn disconnect(&mut self);
+}
+
+/// Until when a client waits for the server. Each answer renews it: it bounds the time without
+/// progress.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deadline {
+    pub at: Instant,
+    allowed: Duration,
+}
+
+impl Deadline {
+    /// So long from now.
+    pub fn within(allowed: Duration) -> Deadline {
+        Deadline { at: Instant::now() + allowed, allowed }
+    }
+
+    /// After an answer: as long again, but no less than was left.
+    pub fn renew(&mut self) {
+        self.at = self.at.max(Instant::now() + self.allowed);
+    }
 }
 
 /// How the client reaches the server's region.
@@ -1450,8 +1500,9 @@ impl Client {
     /// again in the batch, ends in that error.
     ///
     /// # Errors
-    /// [`MutateError`] when the connection failed, or the deadline for the whole batch came: some of
-    /// the changes may have happened.
+    /// [`MutateError`] when the connection failed, or no answer came for as long as
+    /// [`ClientOptions::deadline`]: some of the changes may have happened. [`Client::put_many_with`] tells
+    /// which were answered before.
     pub fn put_many<K: AsRef<[u8]>, V: AsRef<[u8]>>(
         &mut self,
         pairs: &[(K, V)],
@@ -1490,13 +1541,62 @@ impl Client {
         &mut self,
         keys: &[K],
     ) -> Result<Vec<Result<bool, PutError>>, MutateError> {
-        let deadline = Instant::now() + self.options.deadline;
+        let mut answers = Vec::with_capacity(keys.len());
+        self.remove_many_with(keys, |_, there| answers.push(there))?;
+        Ok(answers)
+    }
+
+    /// As [`Client::put_many`], as `mode` says, but calls `each` with the number of each pair and its answer,
+    /// as the answers come, mostly in the order of the pairs. So after an error it is known what was
+    /// answered before; of the other pairs, any may have been put.
+    ///
+    /// ```
+    /// # use oneread::{Address, Client, Config, PutMode, Server, ServerConfig, TableSize};
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let address = Address::Shm(dir.path().join("s"));
+    /// # let server = Server::start(ServerConfig::new(address.clone(), Config::new().size(TableSize::Keys(100))))?;
+    /// # let mut client = Client::connect(&address)?;
+    /// let mut done = 0;
+    /// let ended = client.put_many_with(PutMode::Upsert, &[("a", "1"), ("b", "2")], |_, put| {
+    ///     done += usize::from(put.is_ok());
+    /// });
+    /// assert!(ended.is_ok() && done == 2);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Client::put_many`].
+    pub fn put_many_with<K: AsRef<[u8]>, V: AsRef<[u8]>>(
+        &mut self,
+        mode: PutMode,
+        pairs: &[(K, V)],
+        mut each: impl FnMut(usize, Result<PutOutcome, PutError>),
+    ) -> Result<(), MutateError> {
+        #[cfg(feature = "encryption")]
+        if let Some(encryption) = self.options.encryption.clone() {
+            return self.put_each_encrypted(&encryption, mode, pairs, &mut each);
+        }
+        let stored = pairs.iter().map(|(key, value)| (key.as_ref(), value.as_ref()));
+        self.put_each_stored(mode, stored, &mut each)
+    }
+
+    /// As [`Client::remove_many`], but calls `each` with the number of each key, and whether it was
+    /// present, as [`Client::put_many_with`] does.
+    ///
+    /// # Errors
+    /// As [`Client::put_many`].
+    pub fn remove_many_with<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+        each: impl FnMut(usize, Result<bool, PutError>),
+    ) -> Result<(), MutateError> {
         let requests = keys.iter().map(|key| Request::Remove { key: key.as_ref() });
-        self.ask_each(requests, deadline, |reply| match reply {
+        let answer = |reply| match reply {
             Reply::Removed(there) => Some(there),
             Reply::Put(Err(error)) => Some(Err(error)),
             _ => None,
-        })
+        };
+        self.ask_each(requests, answer, each)
     }
 
     fn put_each<K: AsRef<[u8]>, V: AsRef<[u8]>>(
@@ -1504,66 +1604,78 @@ impl Client {
         mode: PutMode,
         pairs: &[(K, V)],
     ) -> Result<Vec<Result<PutOutcome, PutError>>, MutateError> {
-        #[cfg(feature = "encryption")]
-        if let Some(encryption) = self.options.encryption.clone() {
-            return self.put_each_encrypted(&encryption, mode, pairs);
-        }
-        self.put_each_stored(mode, pairs.iter().map(|(key, value)| (key.as_ref(), value.as_ref())))
+        let mut answers = vec![None; pairs.len()];
+        self.put_many_with(mode, pairs, |nth, answer| answers[nth] = Some(answer))?;
+        Ok(answers.into_iter().flatten().collect())
     }
 
     /// Puts values as they are to be stored.
     fn put_each_stored<'a>(
         &mut self,
         mode: PutMode,
-        pairs: impl ExactSizeIterator<Item = (&'a [u8], &'a [u8])>,
-    ) -> Result<Vec<Result<PutOutcome, PutError>>, MutateError> {
-        let deadline = Instant::now() + self.options.deadline;
-        let requests: Vec<_> = pairs.map(|(key, value)| Request::Put { mode, key, value }).collect();
+        pairs: impl Iterator<Item = (&'a [u8], &'a [u8])>,
+        each: &mut dyn FnMut(usize, Result<PutOutcome, PutError>),
+    ) -> Result<(), MutateError> {
+        let puts: Vec<_> = pairs.map(|(key, value)| Request::Put { mode, key, value }).collect();
         let answer = |reply| match reply {
             Reply::Put(answer) => Some(answer),
             _ => None,
         };
-        let mut answers = self.ask_each(requests.iter().copied(), deadline, answer)?;
-        let is_busy = |answer: &Result<_, _>| matches!(answer, Err(PutError::HeapBusy { .. }));
-        if !answers.iter().any(is_busy) {
-            return Ok(answers);
+        let mut busy = Vec::new();
+        let mut asked = self.ask_each(puts.iter().copied(), answer, |nth, answer| match answer {
+            Err(error @ PutError::HeapBusy { .. }) => busy.push((nth, error)),
+            answer => each(nth, answer),
+        });
+        if busy.is_empty() {
+            return asked;
         }
-        let last: FxHashMap<_, _> = pairs_of(&requests).map(|(nth, key)| (key, nth)).collect();
-        let mut waiting: Vec<_> = pairs_of(&requests)
-            .filter(|(nth, key)| is_busy(&answers[*nth]) && last[key] == *nth)
-            .map(|(nth, _)| nth)
-            .collect();
-        let mut wait = HeapWait::new(deadline);
-        while !waiting.is_empty() && wait.again() {
-            let again = self.ask_each(waiting.iter().map(|nth| requests[*nth]), deadline, answer)?;
-            waiting.iter().zip(again).for_each(|(nth, answer)| answers[*nth] = answer);
-            waiting.retain(|nth| is_busy(&answers[*nth]));
-        }
-        for (request, answer) in requests.iter().zip(&mut answers).filter(|(_, answer)| is_busy(answer)) {
-            *answer = std::mem::replace(answer, Ok(PutOutcome::Missing)).map_err(|error| wait.in_all(error));
-            self.stats.changes.count_final(request, &Reply::Put(answer.clone()));
-        }
-        self.publish();
-        Ok(answers)
-    }
-
-    /// Makes requests, as many ahead of their replies as may be. `answer` is `None` for a reply that
-    /// does not belong to such a request.
-    fn ask_each<'a, A>(
-        &mut self,
-        requests: impl ExactSizeIterator<Item = Request<'a>>,
-        deadline: Instant,
-        answer: impl Fn(Reply) -> Option<A>,
-    ) -> Result<Vec<A>, MutateError> {
-        let mut answers = Vec::with_capacity(requests.len());
-        let mut requests = requests.peekable();
-        while requests.peek().is_some() {
-            let batch: Vec<_> = requests.by_ref().take(BATCH).collect();
-            for reply in self.converse(&batch, deadline)? {
-                answers.push(answer(reply).ok_or_else(|| self.unexpected())?);
+        let last: FxHashMap<_, _> = pairs_of(&puts).map(|(nth, key)| (key, nth)).collect();
+        let is_last = |nth| pairs_of(&puts[nth..=nth]).all(|(_, key)| last[key] == nth);
+        let (mut waiting, mut ended): (Vec<_>, Vec<_>) = busy.into_iter().partition(|(nth, _)| is_last(*nth));
+        let within = self.options.deadline;
+        let mut wait = HeapWait::new(Instant::now() + within);
+        while asked.is_ok() && !waiting.is_empty() && wait.again() {
+            let again = std::mem::take(&mut waiting);
+            let before = again.len();
+            asked =
+                self.ask_each(again.iter().map(|(nth, _)| puts[*nth]), answer, |n, answer| match answer {
+                    Err(error @ PutError::HeapBusy { .. }) => waiting.push((again[n].0, error)),
+                    answer => each(again[n].0, answer),
+                });
+            if waiting.len() < before {
+                wait.renew(within);
             }
         }
-        Ok(answers)
+        ended.append(&mut waiting);
+        for (nth, error) in ended {
+            let answer = Err(wait.in_all(error));
+            self.stats.changes.count_final(&puts[nth], &Reply::Put(answer.clone()));
+            each(nth, answer);
+        }
+        self.publish();
+        asked
+    }
+
+    /// Makes requests, as many ahead of their replies as may be, and calls `each` with the number of each
+    /// and its answer. `answer` is `None` for a reply that does not belong to such a request.
+    fn ask_each<'a, A>(
+        &mut self,
+        requests: impl Iterator<Item = Request<'a>>,
+        answer: impl Fn(Reply) -> Option<A>,
+        mut each: impl FnMut(usize, A),
+    ) -> Result<(), MutateError> {
+        let mut requests = requests.peekable();
+        let (mut nth, mut replies) = (0, Vec::with_capacity(BATCH));
+        while requests.peek().is_some() {
+            let batch: Vec<_> = requests.by_ref().take(BATCH).collect();
+            let asked = self.converse(&batch, &mut Deadline::within(self.options.deadline), &mut replies);
+            for reply in replies.drain(..) {
+                each(nth, answer(reply).ok_or_else(|| self.unexpected())?);
+                nth += 1;
+            }
+            asked?;
+        }
+        Ok(())
     }
 
     /// Returns the server's counters.
@@ -1665,32 +1777,43 @@ impl Client {
     }
 
     fn ask(&mut self, request: &Request<'_>, deadline: Instant) -> Result<Reply, MutateError> {
-        let mut replies = self.converse(std::slice::from_ref(request), deadline)?;
+        let mut deadline = Deadline { at: deadline, allowed: self.options.deadline };
+        let mut replies = Vec::with_capacity(1);
+        self.converse(std::slice::from_ref(request), &mut deadline, &mut replies)?;
         replies.pop().ok_or_else(|| self.unexpected())
     }
 
-    /// Returns one reply for each request, in order. Counts them.
-    fn converse(&mut self, requests: &[Request<'_>], deadline: Instant) -> Result<Vec<Reply>, MutateError> {
-        let answered = on_path!(&mut self.path, handle => {
-            handle.converse(requests, deadline, &mut self.stats)
+    /// Appends one reply for each request, in order; after an error, as many as there are. Counts them.
+    fn converse(
+        &mut self,
+        requests: &[Request<'_>],
+        deadline: &mut Deadline,
+        replies: &mut Vec<Reply>,
+    ) -> Result<(), MutateError> {
+        let answered = on_path!(&mut self.path, handle => match handle.process().is_this() {
+            true => handle.converse(requests, deadline, replies, &mut self.stats),
+            // Two processes with one mailbox, or one socket, would take each other's answers.
+            false => Err(ConnectError::Forked { address: self.address.clone() }.into()),
         });
-        let answered = answered.and_then(|replies| {
+        let answered = answered.and_then(|()| {
             if replies.len() != requests.len() {
+                replies.truncate(requests.len());
                 return Err(self.misunderstood());
             }
-            if replies.contains(&Reply::Denied) {
-                return Err(MutateError::ReadOnly { address: self.address.clone() });
-            }
-            Ok(replies)
+            Ok(())
         });
-        match &answered {
-            Ok(replies) => {
-                requests
-                    .iter()
-                    .zip(replies)
-                    .for_each(|(request, reply)| self.stats.changes.count(request, reply));
+        let denied = replies.iter().position(|reply| *reply == Reply::Denied);
+        let answered = match denied {
+            Some(first) => {
+                replies.truncate(first);
+                Err(MutateError::ReadOnly { address: self.address.clone() })
             }
-            Err(error) => self.stats.failures.count_request(error),
+            None => answered,
+        };
+        let both = requests.iter().zip(&*replies);
+        both.for_each(|(request, reply)| self.stats.changes.count(request, reply));
+        if let Err(error) = &answered {
+            self.stats.failures.count_request(error);
         }
         self.publish();
         answered
@@ -1731,30 +1854,39 @@ fn pairs_of<'a>(puts: &[Request<'a>]) -> impl Iterator<Item = (usize, &'a [u8])>
 
 /// Sends the requests that a table of this geometry takes, and inserts the rejections of the others
 /// among the replies, each in its place. A rejected request is not sent: no frame or slot could
-/// hold it. The geometry must be that of the server that `send` reaches now: another server may
-/// take what this one does not. Values that fit no frame are uploaded, in pieces of at most `piece_max`.
+/// hold it. The geometry must be that of the server that `send` reaches. Another server may take what
+/// this one does not, so a rejection counts only if the server answers something: where none of the
+/// requests is sent, it is asked for its counters. Values that fit no frame are uploaded, in pieces of
+/// at most `piece_max`. `has_sent`: whether any of the requests was sent.
 fn send_fitting<E>(
     requests: &[Request<'_>],
     geometry: &Geometry,
     piece_max: PieceMax,
-    send: impl FnMut(&[Request<'_>]) -> Result<Vec<Reply>, E>,
-) -> Result<Vec<Reply>, E> {
+    replies: &mut Vec<Reply>,
+    has_sent: &mut bool,
+    mut send: impl FnMut(&[Request<'_>], &mut Vec<Reply>) -> Result<(), E>,
+) -> Result<(), E> {
     if fit(requests, geometry, piece_max) {
-        return send_uploading(requests, geometry, piece_max, send);
+        *has_sent = true;
+        return send_uploading(requests, geometry, piece_max, replies, send);
     }
     let checked: Vec<_> =
         requests.iter().map(|request| check(request, geometry, piece_max).map(|()| *request)).collect();
     let fitting: Vec<_> = checked.iter().filter_map(|request| request.as_ref().ok().copied()).collect();
-    let replies = match fitting.is_empty() {
-        true => Vec::new(),
-        false => send_uploading(&fitting, geometry, piece_max, send)?,
-    };
-    let mut replies = replies.into_iter();
-    let in_place = checked.into_iter().map_while(|request| match request {
-        Ok(_) => replies.next(),
+    let mut answers = Vec::with_capacity(fitting.len().max(1));
+    let mut result = Ok(());
+    if fitting.is_empty() {
+        send(&[Request::Stat], &mut answers)?;
+    } else {
+        *has_sent = true;
+        result = send_uploading(&fitting, geometry, piece_max, &mut answers, send);
+    }
+    let mut answers = answers.into_iter();
+    replies.extend(checked.into_iter().map_while(|request| match request {
+        Ok(_) => answers.next(),
         Err(why) => Some(Reply::Put(Err(why))),
-    });
-    Ok(in_place.collect())
+    }));
+    result
 }
 
 /// Whether a table of this geometry takes all of these requests.
@@ -1866,7 +1998,7 @@ mod tests {
             PutError::KeyLength { given: 3, max: 4 },
             PutError::ValueLength { given: 5, max: 6 },
             PutError::EncryptedLength { given: 7, stored: 8, stored_max: 9 },
-            PutError::Full { keys: 10, slots: 11 },
+            PutError::Full { keys: 10, slots: 11, bytes_max: 17, heap_bytes: 18 },
             PutError::HeapFull { live_bytes: 12, heap_bytes: 13 },
             PutError::HeapBusy { given: 14, waited },
             PutError::HeapMemory { given: 15 },
@@ -1924,7 +2056,7 @@ mod tests {
         let (key, value, mode) = (&b"key"[..], &b"value"[..], PutMode::Upsert);
         let extent = crate::layout::extent::Reference { number: 1, offset: 2, len: 3, crc: 4 };
         let busy = || PutError::HeapBusy { given: 1, waited: within };
-        let full = || PutError::Full { keys: 1, slots: 1 };
+        let full = || PutError::Full { keys: 1, slots: 1, bytes_max: 0, heap_bytes: 0 };
         // Puts, swaps, removes, rejected.
         for (request, reply, expected) in [
             (Request::Put { mode, key, value }, Reply::Put(Ok(PutOutcome::Exists)), [1, 0, 0, 0]),
@@ -2008,14 +2140,14 @@ mod tests {
             for last in first..=all.len() {
                 let (asked, wrong): (Vec<_>, Vec<_>) = all[first..last].iter().cloned().unzip();
                 let mut sent = Vec::new();
-                let send = |requests: &[Request<'_>]| {
+                let send = |requests: &[Request<'_>], replies: &mut Vec<Reply>| {
                     sent.extend(requests.iter().map(|request| format!("{request:?}")));
                     // Each has a reply of its own.
-                    Ok::<_, LinkError>(
-                        (0..requests.len()).map(|n| Reply::Value(Some(vec![n as u8]))).collect(),
-                    )
+                    replies.extend((0..requests.len()).map(|n| Reply::Value(Some(vec![n as u8]))));
+                    Ok::<_, LinkError>(())
                 };
-                let replies = send_fitting(&asked, &geometry, Some(4), send).unwrap();
+                let (mut replies, mut has_sent) = (Vec::new(), false);
+                send_fitting(&asked, &geometry, Some(4), &mut replies, &mut has_sent, send).unwrap();
                 let mut fitting = 0;
                 let expected = wrong.iter().map(|wrong| {
                     wrong.clone().unwrap_or_else(|| {
@@ -2025,13 +2157,25 @@ mod tests {
                 });
                 assert_eq!(replies, expected.collect::<Vec<_>>());
                 let those = asked.iter().zip(&wrong).filter(|(_, wrong)| wrong.is_none());
-                assert_eq!(sent, those.map(|(request, _)| format!("{request:?}")).collect::<Vec<_>>());
+                let those: Vec<_> = those.map(|(request, _)| format!("{request:?}")).collect();
+                assert_eq!(has_sent, asked.is_empty() || !those.is_empty());
+                // Where none is sent, the server is asked whether it is there.
+                assert_eq!(sent, if has_sent { those } else { vec!["Stat".to_string()] });
             }
         }
         let asked: Vec<_> = all.iter().map(|(request, _)| *request).collect();
-        let too_few = |_: &[Request<'_>]| Ok::<_, LinkError>(vec![Reply::Value(None)]);
-        assert_eq!(send_fitting(&asked, &geometry, None, too_few).unwrap().len(), 2);
-        let failed = send_fitting(&asked, &geometry, Some(4), |_| Err(LinkError::HungUp));
-        assert!(matches!(failed, Err(LinkError::HungUp)));
+        let ask = |asked: &[_], piece_max, come: usize, result: Result<(), LinkError>| {
+            let (mut replies, mut result) = (Vec::new(), Some(result));
+            let send = |_: &[Request<'_>], replies: &mut Vec<Reply>| {
+                replies.extend(vec![Reply::Value(None); come]);
+                result.take().unwrap()
+            };
+            let result = send_fitting(asked, &geometry, piece_max, &mut replies, &mut false, send);
+            (replies.len(), result.is_ok())
+        };
+        assert_eq!(ask(&asked, None, 1, Ok(())), (2, true));
+        // What came before an error is there, and no rejection that nobody confirmed.
+        assert_eq!(ask(&asked, Some(4), 2, Err(LinkError::HungUp)), (6, false));
+        assert_eq!(ask(&asked[1..2], Some(4), 0, Err(LinkError::HungUp)), (0, false));
     }
 }

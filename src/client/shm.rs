@@ -1,10 +1,10 @@
 //! The client's path to a server on this host: the mapped region, and a Unix socket for requests.
 
 use super::mailbox::{BellSocket, ClientMailbox};
-use super::watch::Watch;
+use super::watch::{Watch, WatchedLink};
 use super::{
-    ClientOptions, ClientStats, ConnectError, GetError, Handle, LinkError, MutateError, RequestCounts,
-    RequestPath, fit, long, send_fitting,
+    ClientOptions, ClientStats, ConnectError, Deadline, GetError, Handle, LinkError, MutateError,
+    RequestCounts, RequestPath, fit, long, send_fitting,
 };
 use crate::address::Address;
 use crate::clock::Clock;
@@ -16,6 +16,7 @@ use crate::layout::superblock::Superblock;
 use crate::mailbox::memory::{self, Mailbox};
 use crate::outcome::ReadError;
 use crate::place::{self, PlaceError};
+use crate::process::{self, Process};
 use crate::reader::{DirectAnswers, Reader, StoredAnswer};
 use crate::region::{Region, RegionError};
 use crate::route::KnownEntries;
@@ -37,6 +38,8 @@ use std::time::{Duration, Instant};
 const MAILBOX_BATCH: usize = 32;
 /// Time after which a handle asks again for a mailbox that the server had no room for.
 const MAILBOX_AGAIN: Duration = Duration::from_secs(1);
+/// No news that there are: the handle looks again at its next GET.
+const UNHEARD: u64 = u64::MAX;
 /// The number of requests whose reply comes with memory, and of their replies.
 const MEMORY_ID: u64 = 0;
 
@@ -51,6 +54,10 @@ pub(super) struct ShmHandle {
     entries: KnownEntries,
     conversation: Option<ShmConnection>,
     reattached: u64,
+    /// The word of this process, which goes up with news of any server, and what it was when the server was last
+    /// seen to be there, with this region.
+    news: &'static AtomicU64,
+    heard: u64,
     /// Ends with the last handle. `None` in tests without a server.
     watch: Option<Arc<Watch>>,
 }
@@ -58,6 +65,7 @@ pub(super) struct ShmHandle {
 /// What the handles of one client share.
 #[derive(Debug)]
 pub(super) struct ShmShared {
+    process: Process,
     /// The server's address, for messages.
     address: Address,
     /// The server's socket.
@@ -103,12 +111,17 @@ impl ShmShared {
         match who {
             Publisher::Watcher => self.gone_ns.store(0, Ordering::Relaxed),
             // The server was there just now. The watcher will tell whether it still is.
-            Publisher::Handle if self.gone_ns.load(Ordering::Relaxed) != 0 => {
-                self.gone_ns.store(self.clock.now_ns().max(1), Ordering::Relaxed);
-            }
+            Publisher::Handle if self.gone_ns.load(Ordering::Relaxed) != 0 => self.is_gone(),
             Publisher::Handle => {}
         }
+        process::tell_news();
         true
+    }
+
+    /// From now on the lease runs.
+    fn is_gone(&self) {
+        self.gone_ns.store(self.clock.now_ns().max(1), Ordering::Relaxed);
+        process::tell_news();
     }
 
     fn newest(&self) -> Arc<Attachment> {
@@ -150,7 +163,9 @@ impl ShmShared {
     /// Records that the server has closed the watched connection.
     pub(super) fn has_lost(&self, link: &Arc<UnixStream>) {
         self.drop_spare(link);
-        self.gone_ns.store(self.clock.now_ns().max(1), Ordering::Relaxed);
+        self.is_gone();
+        // A handle may be waiting for an answer over it, and a child of the server's may keep it open.
+        let _ = link.shutdown(std::net::Shutdown::Both);
         tracing::warn!(address = %self.address, "the server is gone; reconnecting in the background");
     }
 
@@ -171,7 +186,7 @@ impl ShmShared {
             ConnectError::TurnedAway { .. } | ConnectError::Link { source: LinkError::Deadline(_), .. }
         );
         if !is_there && self.is_served() {
-            self.gone_ns.store(self.clock.now_ns().max(1), Ordering::Relaxed);
+            self.is_gone();
         }
     }
 
@@ -184,15 +199,17 @@ impl ShmShared {
         let (allowed, now) = (Duration::ZERO, Instant::now());
         let (seen, stream) = self
             .finding(|| open_socket(&self.address, &self.socket, &self.options.server_uids, allowed, now));
-        let mut link = SocketLink { stream: Arc::new(stream?), input: Vec::new(), allowed };
+        let stream = stream?;
+        let server = process_of(&stream);
+        let mut link = SocketLink { stream: Arc::new(stream), input: Vec::new(), allowed };
         // An empty socket takes it. If the server has hung up, reading will tell.
         let _ = link.send(&hello(), now);
-        Ok(Greeting { link, fd: None, seen })
+        Ok(Greeting { link, server, fd: None, seen })
     }
 
     /// Reads what has come of the answer to a hello. If it is all there, maps the region.
     pub(super) fn receive_welcome(&self, mut greeting: Greeting) -> Result<Greeted, ConnectError> {
-        let Greeting { link, fd, seen } = &mut greeting;
+        let Greeting { link, fd, seen, .. } = &mut greeting;
         let reply = link.receive_memory(fd).and_then(|()| link.memory_reply());
         let Some(reply) = reply.map_err(|e| link_failed(&self.address, e))? else {
             return Ok(Greeted::NotYet(greeting));
@@ -202,10 +219,10 @@ impl ShmShared {
         if !self.publish(*seen, attachment, Publisher::Watcher) {
             return Ok(Greeted::Late);
         }
-        let stream = greeting.link.stream.clone();
+        let linked = WatchedLink { stream: greeting.link.stream.clone(), server: greeting.server };
         *lock_std(&self.spare) = Some(ShmConnection::new(greeting.link, geometry, Instant::now()));
         tracing::info!(address = %self.address, "reconnected");
-        Ok(Greeted::Linked(stream))
+        Ok(Greeted::Linked(linked))
     }
 }
 
@@ -213,6 +230,7 @@ impl ShmShared {
 #[derive(Debug)]
 pub(super) struct Greeting {
     link: SocketLink,
+    server: Option<OwnedFd>,
     /// The region's descriptor, if it has come.
     fd: Option<OwnedFd>,
     seen: SeenVersion,
@@ -232,7 +250,7 @@ impl Greeting {
 #[derive(Debug)]
 pub(super) enum Greeted {
     /// There is a server, and its region is known.
-    Linked(Arc<UnixStream>),
+    Linked(WatchedLink),
     /// The answer is not yet whole.
     NotYet(Greeting),
     /// Another server was found meanwhile ([`ShmShared::publish`]).
@@ -296,14 +314,19 @@ impl ShmHandle {
         let mut options = options.clone();
         options.server_uids.extend(place::appointed(socket));
         let (link, attachment) = match attach(&address, socket, &options.server_uids, options.deadline) {
-            Ok((link, attachment)) => (Some(link), attachment),
+            Ok((link, server, attachment)) => (Some((link, server)), attachment),
             Err(error) => (None, open_file(&address, &options, error)?),
         };
+        let (link, server) = link.unzip();
         let (attached, clock) = (Arc::new(attachment), Clock::System);
         let gone_ns = if link.is_some() { 0 } else { clock.now_ns().max(1) };
-        let stream = link.as_ref().map(|link| link.stream.clone());
+        let watched = link
+            .as_ref()
+            .zip(server)
+            .map(|(link, server)| WatchedLink { stream: link.stream.clone(), server });
         let spare = link.map(|link| ShmConnection::new(link, attached.geometry.clone(), Instant::now()));
         let shared = Arc::new(ShmShared {
+            process: Process::this(),
             address: address.clone(),
             socket: socket.into(),
             options: options.clone(),
@@ -314,12 +337,13 @@ impl ShmHandle {
             gone_ns: AtomicU64::new(gone_ns),
             spare: Mutex::new(spare),
         });
-        let is_linked = stream.is_some();
-        let watch = Watch::new(&shared, stream).map_err(|e| link_failed(&address, LinkError::Os(e)))?;
+        let is_linked = watched.is_some();
+        let watch = Watch::new(&shared, watched).map_err(|e| link_failed(&address, LinkError::Os(e)))?;
         let (watch, mut hints, entries) = (Some(Arc::new(watch)), None, KnownEntries::default());
         shared.hints.refresh(&attached.geometry, &mut hints);
+        let (news, heard, conversation) = (process::word(), UNHEARD, None);
         let mut handle =
-            ShmHandle { shared, attached, hints, entries, conversation: None, reattached: 0, watch };
+            ShmHandle { shared, attached, hints, entries, conversation, reattached: 0, news, heard, watch };
         if options.requests == RequestPath::Mailbox && is_linked {
             // Fails here if the server has no mailboxes.
             handle.prepare(&[], Instant::now() + options.deadline)?;
@@ -388,22 +412,38 @@ impl ShmHandle {
         self.read(stats, |reader| reader.get_otherwise(key, value))
     }
 
-    /// Switches to a newer region if there is one. Fails when the region may no longer be read.
+    /// Switches to a newer region if there is one. Fails when the region may no longer be read, or not by this
+    /// process.
     #[inline]
     fn attach_newest(&mut self) -> Result<(), GetError> {
-        // Relaxed: only a hint to take the lock (`ShmShared::publish`).
+        // Relaxed: only a hint to look again. In a child made by `fork` it is another word.
+        let is_heard = self.news.load(Ordering::Relaxed) == self.heard;
+        if is_heard && State::is_serving(self.attached.region.load(STATE_WORD)) {
+            return Ok(());
+        }
+        self.look_again()
+    }
+
+    #[cold]
+    fn look_again(&mut self) -> Result<(), GetError> {
+        if !self.shared.process.is_this() {
+            return Err(ConnectError::Forked { address: self.shared.address.clone() }.into());
+        }
+        // Acquire: pairs with `tell_news`. What was stored before these news is seen below.
+        let news = self.news.load(Ordering::Acquire);
         if self.shared.version.load(Ordering::Relaxed) != self.attached.version {
             self.reattach();
         }
         let gone_ns = self.shared.gone_ns.load(Ordering::Relaxed);
         let state = self.attached.region.load(STATE_WORD);
         if gone_ns == 0 && State::is_serving(state) {
+            self.heard = news;
             return Ok(());
         }
+        self.heard = UNHEARD;
         self.check_lease(gone_ns, State::from_word(state))
     }
 
-    #[cold]
     fn reattach(&mut self) {
         self.attached = self.shared.newest();
         self.shared.hints.refresh(&self.attached.geometry, &mut self.hints);
@@ -488,7 +528,7 @@ impl ShmHandle {
         let shared = &self.shared;
         let (seen, found) =
             shared.finding(|| attach(&shared.address, &shared.socket, &shared.options.server_uids, within));
-        let (link, attachment) = found?;
+        let (link, server, attachment) = found?;
         let geometry = attachment.geometry.clone();
         if attachment.identity != self.attached.identity {
             // A new server, maybe with a new region. GETs must read where changes go.
@@ -497,7 +537,8 @@ impl ShmHandle {
             }
             self.reattach();
         }
-        let is_watched = self.watch.as_ref().is_some_and(|watch| watch.offer(&self.shared, &link.stream));
+        let offered = WatchedLink { stream: link.stream.clone(), server };
+        let is_watched = self.watch.as_ref().is_some_and(|watch| watch.offer(&self.shared, offered));
         // If the thread has connected meanwhile, that connection is enough.
         if is_watched || !self.takes_spare(deadline) {
             self.conversation = Some(ShmConnection::new(link, geometry, deadline));
@@ -558,6 +599,10 @@ impl ShmHandle {
 }
 
 impl Handle for ShmHandle {
+    fn process(&self) -> Process {
+        self.shared.process
+    }
+
     fn geometry(&self) -> &Geometry {
         &self.attached.geometry
     }
@@ -582,24 +627,31 @@ impl Handle for ShmHandle {
     fn converse(
         &mut self,
         requests: &[Request<'_>],
-        deadline: Instant,
+        deadline: &mut Deadline,
+        replies: &mut Vec<Reply>,
         stats: &mut ClientStats,
-    ) -> Result<Vec<Reply>, MutateError> {
+    ) -> Result<(), MutateError> {
         let wants_mailbox = self.wants_mailbox(requests);
-        let conversation = match self.prepare(requests, deadline) {
-            Ok(conversation) => conversation,
-            Err(ConnectError::Link { source: source @ LinkError::Deadline(_), .. }) => {
-                return Err(self.lost(source));
+        loop {
+            let conversation = match self.prepare(requests, deadline.at) {
+                Ok(conversation) => conversation,
+                Err(ConnectError::Link { source: source @ LinkError::Deadline(_), .. }) => {
+                    return Err(self.lost(source));
+                }
+                // The server has no mailbox for it. The connection is as good as before.
+                Err(error @ ConnectError::RequestPath { .. }) => return Err(error.into()),
+                Err(error) => {
+                    self.disconnect();
+                    return Err(error.into());
+                }
+            };
+            let (counts, mut has_sent) = (&mut stats.requests, false);
+            match conversation.converse(requests, wants_mailbox, deadline, replies, &mut has_sent, counts) {
+                // It was another server that would not have taken them.
+                Err(LinkError::HungUp) if !has_sent && Instant::now() < deadline.at => self.disconnect(),
+                result => return result.map_err(|error| self.lost(error)),
             }
-            // The server has no mailbox for it. The connection is as good as before.
-            Err(error @ ConnectError::RequestPath { .. }) => return Err(error.into()),
-            Err(error) => {
-                self.disconnect();
-                return Err(error.into());
-            }
-        };
-        let counts = &mut stats.requests;
-        conversation.converse(requests, wants_mailbox, deadline, counts).map_err(|error| self.lost(error))
+        }
     }
 
     fn disconnect(&mut self) {
@@ -617,6 +669,8 @@ impl Clone for ShmHandle {
             entries: self.entries.clone(),
             conversation: None,
             reattached: 0,
+            news: self.news,
+            heard: self.heard,
             watch: self.watch.clone(),
         }
     }
@@ -625,7 +679,10 @@ impl Clone for ShmHandle {
 impl Drop for ShmHandle {
     /// Leaves its connection to the next handle, if it is the client's.
     fn drop(&mut self) {
-        if let Some(connection) = self.conversation.take() {
+        // In a child made by `fork`, another thread of the parent may have held the lock.
+        if self.shared.process.is_this()
+            && let Some(connection) = self.conversation.take()
+        {
             self.shared.keep_spare(connection);
         }
     }
@@ -633,19 +690,30 @@ impl Drop for ShmHandle {
 
 // ---- connecting ---------------------------------------------------------------------------------
 
-/// Connects, says hello, and maps the region.
+/// Connects, says hello, and maps the region. Returns the server's process, too, if it can be watched.
 fn attach(
     address: &Address,
     socket: &Path,
     trusted: &[u32],
     within: Duration,
-) -> Result<(SocketLink, Attachment), ConnectError> {
+) -> Result<(SocketLink, Option<OwnedFd>, Attachment), ConnectError> {
     let deadline = Instant::now() + within;
     let stream = Arc::new(open_socket(address, socket, trusted, within, deadline)?);
+    let server = process_of(&stream);
     let mut link = SocketLink { stream, input: Vec::new(), allowed: within };
     let (reply, fd) = link.ask_for_memory(&hello(), deadline).map_err(|e| link_failed(address, e))?;
     let attachment = Attachment::new(address, trusted, reply, fd)?;
-    Ok((link, attachment))
+    Ok((link, server, attachment))
+}
+
+/// The process that listens at the other end: readable when it has ended. `None` where that cannot be
+/// watched: in another namespace of processes, before Linux 5.3, or without a descriptor.
+///
+/// To be called before the hello. The process that answers it had this number when it began to listen, and
+/// has not ended since. So nobody else had the number in between.
+fn process_of(stream: &UnixStream) -> Option<OwnedFd> {
+    let pid = rustix::net::sockopt::socket_peercred(stream).ok()?.pid;
+    rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
 }
 
 /// The first request of every connection.
@@ -807,24 +875,26 @@ impl ShmConnection {
         &mut self,
         requests: &[Request<'_>],
         wants_mailbox: bool,
-        deadline: Instant,
+        deadline: &mut Deadline,
+        replies: &mut Vec<Reply>,
+        has_sent: &mut bool,
         counts: &mut RequestCounts,
-    ) -> Result<Vec<Reply>, LinkError> {
+    ) -> Result<(), LinkError> {
         let ShmConnection { link, geometry, mailbox, next_id, .. } = self;
         let by_mailbox = wants_mailbox && matches!(mailbox, MailboxState::There(_));
         let piece_max = if by_mailbox { FRAME_VALUE_MAX } else { SOCKET_PIECE_MAX };
-        send_fitting(requests, geometry, Some(piece_max), |requests| {
+        send_fitting(requests, geometry, Some(piece_max), replies, has_sent, |requests, replies| {
             let sent = requests.len() as u64;
             match mailbox {
                 MailboxState::There(mailbox) if wants_mailbox => {
                     counts.mailbox += sent;
-                    mailbox.converse(link, requests, deadline)
+                    mailbox.converse(link, requests, deadline, replies)
                 }
                 _ => {
                     counts.message += sent;
                     let first_id = *next_id;
                     *next_id += sent;
-                    link.converse(requests, first_id, deadline)
+                    link.converse(requests, first_id, deadline, replies)
                 }
             }
         })
@@ -953,32 +1023,39 @@ impl SocketLink {
         &mut self,
         requests: &[Request<'_>],
         first_id: u64,
-        deadline: Instant,
-    ) -> Result<Vec<Reply>, LinkError> {
+        deadline: &mut Deadline,
+        replies: &mut Vec<Reply>,
+    ) -> Result<(), LinkError> {
         let mut out = Vec::new();
         requests.iter().zip(first_id..).for_each(|(request, id)| request.encode(id, &mut out));
-        self.send(&out, deadline)?;
-        let mut replies = Vec::with_capacity(requests.len());
+        self.send(&out, deadline.at)?;
+        let mut missing = first_id..first_id + requests.len() as u64;
         loop {
             let (mut taken, before) = (0, replies.len());
-            while replies.len() < requests.len() {
+            while !missing.is_empty() {
                 let Some(frame) = wire::decode(&self.input[taken..])? else { break };
                 taken += frame.length;
                 match Reply::decode(&frame)? {
                     // A late ring, for a request that went through the mailbox.
                     Reply::Wake => {}
-                    reply if frame.id == first_id + replies.len() as u64 => replies.push(reply),
+                    reply if frame.id == missing.start => {
+                        missing.start += 1;
+                        replies.push(reply);
+                    }
                     _ => return Err(LinkError::Unexpected),
                 }
             }
             self.input.drain(..taken);
-            if replies.len() == requests.len() {
-                return Ok(replies);
+            if replies.len() > before {
+                deadline.renew();
+            }
+            if missing.is_empty() {
+                return Ok(());
             }
             if taken > 0 && replies.len() == before {
-                self.check(deadline)?;
+                self.check(deadline.at)?;
             }
-            self.receive(deadline)?;
+            self.receive(deadline.at)?;
         }
     }
 
@@ -1104,6 +1181,7 @@ pub(super) mod tests {
     pub(in crate::client) fn shared(options: ClientOptions) -> ShmShared {
         let socket = PathBuf::from("/nowhere");
         ShmShared {
+            process: Process::this(),
             address: Address::Shm(socket.clone()),
             socket,
             options,
@@ -1126,7 +1204,7 @@ pub(super) mod tests {
     /// A connection that waits for the answer to its hello.
     pub(in crate::client) fn greeting(stream: &Arc<UnixStream>) -> Greeting {
         let link = SocketLink { stream: stream.clone(), input: Vec::new(), allowed: Duration::ZERO };
-        Greeting { link, fd: None, seen: SeenVersion(0) }
+        Greeting { link, server: None, fd: None, seen: SeenVersion(0) }
     }
 
     /// Whether a connection is left to the next handle.
@@ -1142,7 +1220,7 @@ pub(super) mod tests {
         let shared = shared(ClientOptions { deadline: bound, ..ClientOptions::default() });
         let until = Instant::now() + Duration::from_secs(60);
         assert!(shared.take_spare(until).is_none());
-        let ((ours, theirs), (other, _peer)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
+        let ((ours, theirs), (other, peer)) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
         let [ours, other] = [ours, other].map(Arc::new);
         leave(&shared, &ours);
         let taken = shared.take_spare(until).unwrap();
@@ -1154,6 +1232,7 @@ pub(super) mod tests {
         assert!(has_spare(&shared), "that was another one");
         shared.has_lost(&other);
         assert!(has_spare(&shared) && !shared.is_served());
+        assert!(is_hung_up(&peer), "a child of the server's may keep the other end");
         shared.drop_spare(&ours);
         assert!(!has_spare(&shared));
         drop(theirs);
@@ -1164,6 +1243,8 @@ pub(super) mod tests {
             let link = SocketLink { stream: stream.clone(), input: Vec::new(), allowed: bound };
             ShmConnection::new(link, shared.newest().geometry.clone(), until)
         };
+        let (other, _peer) = UnixStream::pair().unwrap();
+        let other = Arc::new(other);
         shared.keep_spare(connection(&other));
         shared.keep_spare(connection(&ours));
         assert!(Arc::ptr_eq(&shared.take_spare(until).unwrap().link.stream, &other), "the first one stays");
@@ -1312,12 +1393,43 @@ pub(super) mod tests {
     fn handle(lease: Duration) -> ShmHandle {
         let shared = Arc::new(shared(ClientOptions { lease, ..ClientOptions::default() }));
         let attached = shared.newest();
-        let (hints, entries, watch) = Default::default();
-        ShmHandle { shared, attached, hints, entries, conversation: None, reattached: 0, watch }
+        let (hints, entries, watch, conversation) = Default::default();
+        let (news, heard) = (process::word(), UNHEARD);
+        ShmHandle { shared, attached, hints, entries, conversation, reattached: 0, news, heard, watch }
     }
 
     fn enters(attachment: &Attachment, phase: Phase) {
         attachment.region.store(STATE_WORD, State { incarnation: 1, phase }.to_word());
+    }
+
+    /// One request, until this instant.
+    fn ask(handle: &mut ShmHandle, request: Request<'_>, at: Instant) -> Result<Vec<Reply>, MutateError> {
+        let (mut deadline, mut replies) = (Deadline { at, allowed: Duration::ZERO }, Vec::new());
+        let asked = handle.converse(&[request], &mut deadline, &mut replies, &mut ClientStats::default());
+        asked.map(|()| replies)
+    }
+
+    /// A client that remembers the limits of a server refuses nothing by them before that server has
+    /// answered: here it is gone, and its end of the socket is still open somewhere.
+    #[test]
+    fn a_refusal_is_confirmed() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("socket");
+        let table = Config { size: TableSize::Keys(10), value_max: 100, ..Config::default() };
+        let _server = Server::start(ServerConfig::new(Address::Shm(socket.clone()), table)).unwrap();
+        let small = Config { value_max: 8, ..table }.geometry().unwrap();
+        let put = Request::Put { mode: PutMode::Upsert, key: b"key", value: &[1; 50] };
+        let mut handle = ShmHandle::connect(&socket, &ClientOptions::default()).unwrap();
+        let (stream, theirs) = UnixStream::pair().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let link = SocketLink { stream: Arc::new(stream), input: Vec::new(), allowed: Duration::ZERO };
+        let deadline = Instant::now() + Duration::from_secs(60);
+        handle.conversation = Some(ShmConnection::new(link, Arc::new(small), deadline));
+        // The mailbox would be asked for first.
+        handle.conversation.as_mut().unwrap().mailbox = MailboxState::Refused { at: Instant::now() };
+        let goes = std::thread::spawn(move || (&theirs).read(&mut [0; 16]).map(|_| ()));
+        assert_eq!(ask(&mut handle, put, deadline).unwrap(), [Reply::Put(Ok(PutOutcome::Inserted))]);
+        goes.join().unwrap().unwrap();
     }
 
     /// Connecting again inside a batch takes what is left of its deadline, not all of it.
@@ -1335,7 +1447,7 @@ pub(super) mod tests {
             shared.options = ClientOptions { requests, deadline: all, ..ClientOptions::default() };
             for left in [Duration::from_millis(50), Duration::ZERO] {
                 let begun = Instant::now();
-                let late = handle.converse(&[Request::Wake], begun + left, &mut ClientStats::default());
+                let late = ask(&mut handle, Request::Wake, begun + left);
                 let took = begun.elapsed();
                 let is_late = matches!(late, Err(MutateError::Deadline { deadline, .. }) if deadline == all);
                 assert!(is_late, "{late:?}");
@@ -1355,6 +1467,7 @@ pub(super) mod tests {
             let now = handle.shared.clock.now_ns();
             handle.shared.clock.advance(Duration::from_nanos(now_ns - now));
             handle.shared.gone_ns.store(gone_ns, Ordering::Relaxed);
+            process::tell_news();
             handle.attach_newest().err().map(|error| match error {
                 GetError::ServerGone { address, source } => {
                     assert_eq!(address, Address::Shm("/nowhere".into()));
@@ -1412,6 +1525,7 @@ pub(super) mod tests {
         assert!(Arc::ptr_eq(&third.attached, &first.attached) && third.conversation.is_none());
         // A handle switches even if the lease of the newer region has ended.
         first.shared.gone_ns.store(1, Ordering::Relaxed);
+        process::tell_news();
         first.shared.clock.advance(Duration::from_nanos(2));
         assert!(first.attach_newest().is_err());
         assert_eq!(first.reattached(), 2);
@@ -1436,12 +1550,16 @@ pub(super) mod tests {
         // It waits for replies over the stream: rings among them are late ones.
         let get = [Request::Get { key: b"key" }];
         server.write_all(&rings[40..]).unwrap();
-        let late = link.converse(&get, 7, past);
+        let converse = |link: &mut SocketLink, first_id, at| {
+            let (mut deadline, mut replies) = (Deadline { at, allowed }, Vec::new());
+            link.converse(&get, first_id, &mut deadline, &mut replies).map(|()| replies)
+        };
+        let late = converse(&mut link, 7, past);
         assert!(matches!(late, Err(LinkError::Deadline(bound)) if bound == allowed), "{late:?}");
         let mut answer = rings.clone();
         Reply::Value(None).encode(8, &mut answer);
         server.write_all(&answer).unwrap();
-        assert_eq!(link.converse(&get, 8, soon).unwrap(), [Reply::Value(None)]);
+        assert_eq!(converse(&mut link, 8, soon).unwrap(), [Reply::Value(None)]);
         // Anything but a ring is nothing that a client with a mailbox waits for.
         server.write_all(&answer).unwrap();
         let wrong = link.sleep(soon);
@@ -1449,6 +1567,43 @@ pub(super) mod tests {
         drop(server);
         let gone = link.sleep(soon);
         assert!(matches!(gone, Err(LinkError::HungUp)), "{gone:?}");
+    }
+
+    /// Each answer renews the deadline, so that a batch is bounded by the time without one. What came before an
+    /// error is there.
+    #[test]
+    fn answers_renew_the_deadline() {
+        let (stream, mut server) = UnixStream::pair().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let allowed = Duration::from_secs(60);
+        let mut link = SocketLink { stream: Arc::new(stream), input: Vec::new(), allowed };
+        let answer = |id| {
+            let mut bytes = Vec::new();
+            Reply::Value(None).encode(id, &mut bytes);
+            bytes
+        };
+        let gets = [Request::Get { key: b"key" }; 3];
+        server.write_all(&answer(7)).unwrap();
+        let answers = std::thread::spawn(move || {
+            for id in [8, 9, 10, 11] {
+                std::thread::sleep(Duration::from_millis(30));
+                server.write_all(&answer(id)).unwrap();
+            }
+            // It says no more.
+            server.shutdown(std::net::Shutdown::Write).unwrap();
+            server
+        });
+        let mut ask = |first_id| {
+            let (mut deadline, mut replies) = (Deadline { at: Instant::now(), allowed }, Vec::new());
+            // The first answer is there, and none of the others before the deadline.
+            let asked = link.converse(&gets, first_id, &mut deadline, &mut replies);
+            (asked, replies.len(), deadline.at > Instant::now())
+        };
+        let (asked, replies, is_renewed) = ask(7);
+        assert!(asked.is_ok() && replies == 3 && is_renewed, "{asked:?}");
+        let _server = answers.join().unwrap();
+        let (asked, replies, is_renewed) = ask(10);
+        assert!(matches!(asked, Err(LinkError::HungUp)) && replies == 2 && is_renewed, "{asked:?}");
     }
 
     /// A client leaves the watching thread with its last handle, and its connection is closed.
@@ -1491,7 +1646,7 @@ pub(super) mod tests {
         };
         let ask = |handle: &mut ShmHandle| {
             let deadline = Instant::now() + Duration::from_secs(60);
-            let reply = handle.converse(&[Request::Get { key: b"k" }], deadline, &mut ClientStats::default());
+            let reply = ask(handle, Request::Get { key: b"k" }, deadline);
             assert_eq!(reply.unwrap(), [Reply::Value(None)]);
             Arc::as_ptr(&handle.conversation.as_ref().unwrap().link.stream)
         };
@@ -1566,7 +1721,7 @@ pub(super) mod tests {
             let mut handle = ShmHandle::connect(&socket, &options).unwrap();
             // All conversations have the same deadline, so each follows the last one at once.
             let deadline = Instant::now() + Duration::from_secs(60);
-            let mut ask = |put| handle.converse(&[put], deadline, &mut ClientStats::default());
+            let mut ask = |put| ask(&mut handle, put, deadline);
             let too_long = [Reply::Put(Err(PutError::ValueLength { given: 50, max: 8 }))];
             for _ in 0..3 {
                 assert_eq!(ask(put(&[1; 50])).unwrap(), too_long);

@@ -3,7 +3,7 @@
 //!
 //! | stage of a client | until | then |
 //! |---|---|---|
-//! | `Linked` | the server hangs up | an attempt |
+//! | `Linked` | the server hangs up, or its process ends | an attempt |
 //! | | it stands in the way: no handle may use it again, and the server has no room | `Pausing` |
 //! | `Pausing` | the pause is over | an attempt: it connects and says hello (`Greeting`), or fails (`Pausing`) |
 //! | `Greeting` | the server welcomes it | `Linked` |
@@ -22,14 +22,15 @@
 
 use super::shm::{Greeted, Greeting, ShmShared, is_hung_up};
 use super::{ATTEMPT_MAX, ConnectError, LinkError, RETRY_FIRST, RETRY_MAX};
+use crate::process::Process;
 use crate::sync::lock_std;
 use rustc_hash::FxHashMap;
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, EventData, EventFlags};
-use rustix::event::{EventfdFlags, Timespec};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use std::collections::BTreeSet;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
@@ -56,7 +57,7 @@ struct Watcher {
     list: Arc<WatchList>,
     thread: Option<JoinHandle<()>>,
     /// The process that the thread belongs to.
-    process: u32,
+    process: Process,
 }
 
 /// What the watching thread and the clients share.
@@ -84,13 +85,33 @@ struct WatchedClient {
     /// `None` while the thread works at it.
     stage: Option<WatchStage>,
     /// A handle's connection, to be watched when the thread is done with the stage.
-    offered: Option<Arc<UnixStream>>,
+    offered: Option<WatchedLink>,
+}
+
+/// A connection, and the server's process, if that can be watched: a child that it made by `fork` may keep
+/// the connection open after its end.
+#[derive(Debug)]
+pub(super) struct WatchedLink {
+    pub stream: Arc<UnixStream>,
+    pub server: Option<OwnedFd>,
+}
+
+impl WatchedLink {
+    /// Whether the server has hung up or ended. Does not wait.
+    fn is_lost(&self) -> bool {
+        let has_ended = |server| {
+            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+            let mut watched = [PollFd::new(server, PollFlags::IN)];
+            matches!(rustix::event::poll(&mut watched, Some(&now)), Ok(n) if n > 0)
+        };
+        is_hung_up(&self.stream) || self.server.as_ref().is_some_and(has_ended)
+    }
 }
 
 #[derive(Debug)]
 enum WatchStage {
     /// There is a connection.
-    Linked(Arc<UnixStream>),
+    Linked(WatchedLink),
     /// There is none. The next attempt is due at `until`. If it fails, another one after `pause`.
     Pausing { until: Instant, pause: Duration },
     /// The hello was sent. Its answer is due at `until`.
@@ -106,23 +127,26 @@ impl WatchStage {
         }
     }
 
-    /// Its socket, and what to watch it for.
-    fn socket(&self) -> Option<(&UnixStream, EventFlags)> {
-        match self {
-            WatchStage::Linked(link) => Some((link, EventFlags::RDHUP)),
-            WatchStage::Greeting { greeting, .. } => {
-                Some((greeting.socket(), EventFlags::IN | EventFlags::RDHUP))
+    /// Its descriptors, and what to watch them for.
+    fn descriptors(&self) -> impl Iterator<Item = (BorrowedFd<'_>, EventFlags)> {
+        let (socket, server) = match self {
+            WatchStage::Linked(WatchedLink { stream, server }) => {
+                (Some((stream.as_fd(), EventFlags::RDHUP)), server.as_ref())
             }
-            WatchStage::Pausing { .. } => None,
-        }
+            WatchStage::Greeting { greeting, .. } => {
+                (Some((greeting.socket().as_fd(), EventFlags::IN | EventFlags::RDHUP)), None)
+            }
+            WatchStage::Pausing { .. } => (None, None),
+        };
+        socket.into_iter().chain(server.map(|server| (server.as_fd(), EventFlags::IN)))
     }
 
     /// The next stage, as far as that comes without waiting.
     fn advance(self, shared: &ShmShared) -> WatchStage {
         let now = Instant::now();
         match self {
-            WatchStage::Linked(link) if is_hung_up(&link) => {
-                shared.has_lost(&link);
+            WatchStage::Linked(link) if link.is_lost() => {
+                shared.has_lost(&link.stream);
                 WatchStage::attempt(shared, RETRY_FIRST)
             }
             WatchStage::Pausing { until, pause } if now >= until => WatchStage::attempt(shared, pause),
@@ -173,7 +197,7 @@ impl Watch {
     ///
     /// # Errors
     /// When the process has no descriptor, thread or memory left.
-    pub fn new(shared: &Arc<ShmShared>, link: Option<Arc<UnixStream>>) -> io::Result<Watch> {
+    pub fn new(shared: &Arc<ShmShared>, link: Option<WatchedLink>) -> io::Result<Watch> {
         let watcher = Watcher::of_this_process()?;
         let stage = link.map_or_else(
             || WatchStage::Pausing { until: Instant::now(), pause: RETRY_FIRST },
@@ -196,17 +220,17 @@ impl Watch {
     /// Has the thread watch this connection of a handle's, if there is no other that a handle uses
     /// or may use. Then the other one is closed, and the thread looks for no server any more.
     /// Returns whether it does.
-    pub fn offer(&self, shared: &ShmShared, link: &Arc<UnixStream>) -> bool {
+    pub fn offer(&self, shared: &ShmShared, link: WatchedLink) -> bool {
         let Some(mut watched) = self.watched() else { return false };
         let Some(client) = watched.clients.get_mut(&self.number) else { return false };
         match &client.stage {
-            None => client.offered = Some(link.clone()),
+            None => client.offered = Some(link),
             Some(stage) if stage.is_used() => return false,
             Some(_) => {
                 let stage = client.stage.take();
                 let list = &self.watcher.list;
                 stage.iter().for_each(|stage| list.leave(&mut watched, self.number, stage));
-                let next = list.enter_or_pause(&mut watched, self.number, WatchStage::Linked(link.clone()));
+                let next = list.enter_or_pause(&mut watched, self.number, WatchStage::Linked(link));
                 if matches!(next, WatchStage::Linked(_)) {
                     shared.is_back();
                 }
@@ -251,7 +275,7 @@ impl WatchStage {
     fn is_used(&self) -> bool {
         // The list has one reference, and a conversation has the other one: that of a handle, or
         // the one that the next handle takes. A conversation that was given up does not come back.
-        matches!(self, WatchStage::Linked(link) if Arc::strong_count(link) > 1)
+        matches!(self, WatchStage::Linked(link) if Arc::strong_count(&link.stream) > 1)
     }
 }
 
@@ -297,11 +321,11 @@ impl Watcher {
             let list = list.clone();
             move || list.watch()
         })?;
-        Ok(Watcher { list, thread: Some(thread), process: std::process::id() })
+        Ok(Watcher { list, thread: Some(thread), process: Process::this() })
     }
 
     fn is_of_this_process(&self) -> bool {
-        self.process == std::process::id()
+        self.process.is_this()
     }
 }
 
@@ -383,14 +407,14 @@ impl WatchList {
         watched.put(number, next);
         drop(watched);
         if let Some(WatchStage::Linked(link)) = left {
-            shared.drop_spare(&link);
+            shared.drop_spare(&link.stream);
         }
     }
 
     /// Has the thread look at this stage when something happens.
     fn enter(&self, watched: &mut Watched, number: u64, stage: &WatchStage) -> io::Result<()> {
-        if let Some((socket, what)) = stage.socket() {
-            epoll::add(&self.epoll, socket, EventData::new_u64(number), what)?;
+        for (descriptor, what) in stage.descriptors() {
+            epoll::add(&self.epoll, descriptor, EventData::new_u64(number), what)?;
         }
         if let Some(until) = stage.until() {
             watched.due.insert((until, number));
@@ -403,6 +427,7 @@ impl WatchList {
         if self.enter(watched, number, &stage).is_ok() {
             return stage;
         }
+        self.leave(watched, number, &stage);
         let stage = WatchStage::pause(RETRY_MAX);
         let _ = self.enter(watched, number, &stage);
         stage
@@ -410,9 +435,9 @@ impl WatchList {
 
     /// Undoes `enter`.
     fn leave(&self, watched: &mut Watched, number: u64, stage: &WatchStage) {
-        if let Some((socket, _)) = stage.socket() {
-            // Not left to closing: a child made by `fork` may have the same socket open.
-            let _ = epoll::delete(&self.epoll, socket);
+        for (descriptor, _) in stage.descriptors() {
+            // Not left to closing: a child made by `fork` may have the same descriptor open.
+            let _ = epoll::delete(&self.epoll, descriptor);
         }
         if let Some(until) = stage.until() {
             watched.due.remove(&(until, number));
@@ -448,7 +473,7 @@ mod tests {
         let list = Arc::new(WatchList { epoll, alarm, watched: Mutex::default() });
         let client = WatchedClient { shared: Arc::downgrade(shared), stage: None, offered: None };
         lock_std(&list.watched).clients.insert(1, client);
-        let watcher = Arc::new(Watcher { list, thread: None, process: std::process::id() });
+        let watcher = Arc::new(Watcher { list, thread: None, process: Process::this() });
         Watch { number: 1, watcher }
     }
 
@@ -465,7 +490,7 @@ mod tests {
         match &watched.clients[&watch.number].stage {
             Some(WatchStage::Linked(link)) => {
                 assert!(watched.due.is_empty(), "nothing more is due");
-                Some(link.clone())
+                Some(link.stream.clone())
             }
             _ => None,
         }
@@ -476,6 +501,10 @@ mod tests {
         ours.set_nonblocking(true).unwrap();
         theirs.set_nonblocking(true).unwrap();
         (Arc::new(ours), theirs)
+    }
+
+    fn link_to(stream: &Arc<UnixStream>) -> WatchedLink {
+        WatchedLink { stream: stream.clone(), server: None }
     }
 
     fn pausing() -> WatchStage {
@@ -530,21 +559,24 @@ mod tests {
         be_at(&watch, pausing());
         shared.has_lost(&lost);
         assert!(!shared.is_served());
-        assert!(watch.offer(&shared, &found) && shared.is_served());
+        assert!(watch.offer(&shared, link_to(&found)) && shared.is_served());
         assert!(linked_to(&watch).is_some_and(|link| Arc::ptr_eq(&link, &found)));
         // It is used, so it stays.
         let (other, _peer) = link();
-        assert!(!watch.offer(&shared, &other));
+        assert!(!watch.offer(&shared, link_to(&other)));
         assert!(linked_to(&watch).is_some_and(|link| Arc::ptr_eq(&link, &found)));
         // It is used no more: it gives way to another one, and is closed.
         drop(found);
-        assert!(watch.offer(&shared, &other));
+        assert!(watch.offer(&shared, link_to(&other)));
         assert!(linked_to(&watch).is_some_and(|link| Arc::ptr_eq(&link, &other)));
         assert!(is_hung_up(&server));
         // The thread is at work, in vain.
         let watch = watched(&shared);
         shared.has_lost(&lost);
-        assert!(watch.offer(&shared, &other) && !shared.is_served(), "the thread sees it when it is done");
+        assert!(
+            watch.offer(&shared, link_to(&other)) && !shared.is_served(),
+            "the thread sees it when it is done"
+        );
         assert!(linked_to(&watch).is_none());
         be_at(&watch, pausing());
         watch.watcher.list.look_at(watch.number);
@@ -553,10 +585,11 @@ mod tests {
         // The thread is at work, and finds the server, too.
         let watch = watched(&shared);
         shared.has_lost(&lost);
-        assert!(watch.offer(&shared, &other));
+        assert!(watch.offer(&shared, link_to(&other)));
         let (own, peer) = link();
         leave(&shared, &own);
-        be_at(&watch, WatchStage::Linked(own));
+        be_at(&watch, WatchStage::Linked(link_to(&own)));
+        drop(own);
         watch.watcher.list.look_at(watch.number);
         assert!(shared.is_served() && !has_spare(&shared), "one connection is enough");
         assert!(is_hung_up(&peer));
@@ -576,7 +609,7 @@ mod tests {
         be_at(&watch, pausing());
         assert!(!watch.gives_way());
         let ((used, server), list) = (link(), &watch.watcher.list);
-        assert!(watch.offer(&shared, &used));
+        assert!(watch.offer(&shared, link_to(&used)));
         assert!(!watch.gives_way() && !is_hung_up(&server));
         drop(used);
         let is_alerted = || rustix::io::read(&list.alarm, &mut [0u8; 8]).is_ok();
@@ -594,7 +627,7 @@ mod tests {
     fn a_dropped_client_leaves_nothing() {
         let shared = shared();
         let (linked, _peer) = link();
-        for stage in [pausing(), WatchStage::Linked(linked)] {
+        for stage in [pausing(), WatchStage::Linked(link_to(&linked))] {
             let watch = watched(&shared);
             be_at(&watch, stage);
             let list = watch.watcher.list.clone();

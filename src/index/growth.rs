@@ -253,7 +253,10 @@ impl RoomWait {
         let now = NoPath { from, room_made };
         // Room that was made since the search began is not missed: it was counted before.
         self.searched = self.next.replace(now).filter(|&before| before == now);
-        self.is_vain = !no_split.is_busy() && (segment.has_no_free_slot() || growth.refusals.know(now));
+        self.is_vain = !no_split.is_busy()
+            && (segment.has_no_free_slot()
+                || growth.refusals.know(now)
+                || segment.vain.are_many(segment.room_made_or_left()));
     }
 }
 
@@ -264,8 +267,10 @@ pub(super) enum NoSplit {
     Busy,
     /// Another thread is making a segment.
     Making,
-    /// The table has all the memory that it may have, or no deeper directory.
+    /// The table has no deeper directory.
     Limit,
+    /// The table has all the memory that it may have.
+    Bound,
     /// The system has refused the memory.
     Memory,
 }
@@ -999,7 +1004,16 @@ impl Growth {
         let counts = self.counts();
         match no_split {
             NoSplit::Busy | NoSplit::Making | NoSplit::Limit => {
-                Err(PutError::Full { keys: counts.keys, slots: counts.slots })
+                Err(PutError::Full { keys: counts.keys, slots: counts.slots, bytes_max: 0, heap_bytes: 0 })
+            }
+            NoSplit::Bound => {
+                let heap = self.extents.as_ref().map(|extents| extents.counts()).unwrap_or_default();
+                Err(PutError::Full {
+                    keys: counts.keys,
+                    slots: counts.slots,
+                    bytes_max: self.geometry.slots_end(),
+                    heap_bytes: heap.open_blocks * heap.block_bytes,
+                })
             }
             NoSplit::Memory => Err(PutError::NoMemory { keys: counts.keys, bytes: self.segment_bytes() }),
         }
@@ -1067,7 +1081,7 @@ impl Growth {
             return Err(NoSplit::Busy);
         }
         if !lock(&self.memory).has_any(self.geometry.segments_max()) {
-            return Err(NoSplit::Limit);
+            return Err(NoSplit::Bound);
         }
         let of_child = KeyShare {
             prefix: share.prefix | 1 << share.depth,
@@ -1159,7 +1173,7 @@ impl Growth {
             guard.flush();
             let segment = self.find(self.geometry.hashed(key), &guard).expect("some segment has each key");
             match self.begin_split(segment) {
-                Err(NoSplit::Limit) => {}
+                Err(NoSplit::Limit | NoSplit::Bound) => {}
                 begun => return begun.expect("a segment that is whole can be split"),
             }
         }

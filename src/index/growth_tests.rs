@@ -778,6 +778,49 @@ fn entries_are_there_before_the_directory_uses_them() {
     }
 }
 
+/// A table that has all the memory that it may take says so, and how much that is. Puts that it refuses search
+/// for room only now and then, whatever their keys, until room is made.
+#[test]
+fn refusals_at_the_bound_are_cheap() {
+    const PUTS: u64 = 4_000;
+    use super::refusals::tests::FAILED;
+    for layout in ["windowed:8", "windowed:16"] {
+        let lived = Lived::of(config_of(layout.parse().unwrap(), 3, 512));
+        let geometry = lived.index.geometry();
+        let put = |key: u64| lived.index.put(&key.to_le_bytes(), &value(key, 1), PutMode::Insert);
+        let mut next = 0;
+        // So many in a row are refused.
+        let mut refused = 0;
+        while refused < 200 {
+            match put(next) {
+                Ok(_) => refused = 0,
+                Err(error) => {
+                    refused += 1;
+                    let PutError::Full { keys, slots, bytes_max, heap_bytes: 0 } = error else {
+                        panic!("{layout}: {error}")
+                    };
+                    assert_eq!(keys, lived.index.len(), "{layout}");
+                    assert!(
+                        keys <= slots && [0, geometry.slots_end()].contains(&bytes_max),
+                        "{layout}: {error}"
+                    );
+                }
+            }
+            next += 1;
+        }
+        assert!(matches!(put(next), Err(PutError::Full { bytes_max, .. }) if bytes_max > 0), "{layout}");
+        let before = FAILED.get();
+        let refused = (next..next + PUTS).filter(|&key| put(key).is_err()).count() as u64;
+        let searches = FAILED.get() - before;
+        eprintln!("{layout}: {refused} of {PUTS} were refused, after {searches} searches");
+        assert!(refused > PUTS / 2, "{layout}: {refused}");
+        assert!(searches <= 2 * SEGMENTS_MAX * 16 + 2 * PUTS / 64, "{layout}: {searches} searches");
+        // Where room was made, the next put finds it.
+        assert_eq!(lived.index.remove(&0u64.to_le_bytes()), Ok(true));
+        assert_eq!(put(0), Ok(PutOutcome::Inserted), "{layout}");
+    }
+}
+
 /// The system refuses memory for segments. Each time the piece is free again, and counts for nobody. It is not
 /// asked again until some time has passed. In the end it gives the memory, and the table grows.
 #[cfg(feature = "verbs")]

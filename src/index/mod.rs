@@ -86,7 +86,7 @@ use grace::{Grace, Trace, WaitingTrace};
 use growth::Growth;
 use moves::{SlotWritten, has_room_for_ghost};
 use notes::Notes;
-use refusals::{NoPath, Refusals};
+use refusals::{NoPath, Refusals, VainSearches};
 use search::{MovePath, Searched, find_path};
 use segment::{Segment, Stop, check_lengths, check_stored, publish_state};
 use share::{HomesHere, KeyShare, PairRole, SharedKeyShare};

@@ -1,4 +1,5 @@
-//! Searches for room that failed a moment ago, so that the next put of that key is refused at once.
+//! Searches for room that failed a moment ago, so that the next put of that key is refused at once, and so
+//! are most puts of other keys if search after search failed.
 
 use crate::families;
 use crate::layout::geometry::Geometry;
@@ -54,5 +55,110 @@ impl Refusals {
 
     pub fn know(&self, search: NoPath) -> bool {
         self.place(search).load(Ordering::Relaxed) == search.word()
+    }
+}
+
+/// How many searches of a segment failed one after the other, whatever their keys, while no room was made. After
+/// some, most searches are left out: each looks at a large part of the segment, and fails, too.
+///
+/// Nothing rests on it but time. A key that is refused without a search might have found a path, as it might if it
+/// came a moment later: where searches succeed now and then, one is never far.
+#[derive(Debug, Default)]
+pub(super) struct VainSearches(AtomicU64);
+
+impl VainSearches {
+    /// From so many failed searches on, searches are left out,
+    const ENOUGH: u64 = 16;
+    /// but for one of so many.
+    const ONE_OF: u64 = 64;
+    const TIMES_BITS: u32 = 16;
+
+    /// So many puts in a row found no room, if none was made since.
+    fn times(&self, room_made: u64) -> u64 {
+        // Relaxed: only the word itself is communicated.
+        let word = self.0.load(Ordering::Relaxed);
+        let is_since = word >> Self::TIMES_BITS == room_made << Self::TIMES_BITS >> Self::TIMES_BITS;
+        if is_since { word & ((1 << Self::TIMES_BITS) - 1) } else { 0 }
+    }
+
+    fn set(&self, room_made: u64, times: u64) {
+        // The number goes on where the same searches are due.
+        let times = if times < 1 << Self::TIMES_BITS { times } else { times - (1 << (Self::TIMES_BITS - 1)) };
+        self.0.store(room_made << Self::TIMES_BITS | times, Ordering::Relaxed);
+    }
+
+    /// Whether any search failed since one found room.
+    pub fn are_any(&self) -> bool {
+        self.0.load(Ordering::Relaxed) != 0
+    }
+
+    /// A search failed.
+    pub fn note(&self, room_made: u64) {
+        #[cfg(all(test, not(loom)))]
+        tests::FAILED.set(tests::FAILED.get() + 1);
+        self.set(room_made, self.times(room_made) + 1);
+    }
+
+    /// A search found room.
+    pub fn forget(&self) {
+        if self.0.load(Ordering::Relaxed) != 0 {
+            self.0.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether searches have been in vain for so long that this one is left out. Counts it.
+    pub fn is_one_more(&self, room_made: u64) -> bool {
+        let times = self.times(room_made);
+        let is_left_out = times >= Self::ENOUGH && !times.is_multiple_of(Self::ONE_OF);
+        if is_left_out {
+            self.set(room_made, times + 1);
+        }
+        is_left_out
+    }
+
+    /// The same, without counting it.
+    pub fn are_many(&self, room_made: u64) -> bool {
+        self.times(room_made) >= Self::ENOUGH
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+pub(super) mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    thread_local! {
+        /// Searches of this thread that failed.
+        pub static FAILED: Cell<u64> = const { Cell::new(0) };
+    }
+
+    /// After some failed searches, all but one of 64 are left out, for as long as no room is made and none is
+    /// found.
+    #[test]
+    fn searches_in_vain_are_left_out() {
+        let vain = VainSearches::default();
+        // So many of these puts search, and fail.
+        let searches = |puts: u32, room_made| {
+            (0..puts)
+                .filter(|_| {
+                    let searches = !vain.is_one_more(room_made);
+                    if searches {
+                        vain.note(room_made);
+                    }
+                    searches
+                })
+                .count()
+        };
+        for room_made in [0, 1, u64::MAX, 1 << 48] {
+            assert!(!vain.are_many(room_made));
+            assert_eq!(searches(16, room_made), 16);
+            assert!(vain.are_many(room_made));
+            assert_eq!((searches(48, room_made), searches(1, room_made), searches(63, room_made)), (0, 1, 0));
+            // The count has a bound.
+            assert_eq!(searches(64 * 5_000, room_made), 5_000, "{room_made}");
+        }
+        vain.forget();
+        assert_eq!(searches(16, 1 << 48), 16);
+        assert_eq!(searches(16, 5), 16, "room was made");
     }
 }

@@ -42,6 +42,7 @@ pub(crate) struct Segment {
     pub(super) counters: Counters,
     pub(super) notes: Notes,
     pub(super) refusals: Refusals,
+    pub(super) vain: VainSearches,
     /// Where long values are, if there are any.
     pub(super) extents: Option<Arc<Extents>>,
 }
@@ -96,6 +97,7 @@ impl Segment {
             unsettled: AtomicU64::new(0),
             counters: Counters::default(),
             refusals: Refusals::new(),
+            vain: VainSearches::default(),
         }
     }
 
@@ -122,6 +124,7 @@ impl Segment {
             unsettled: AtomicU64::new(0),
             counters: Counters::default(),
             refusals: Refusals::none(),
+            vain: VainSearches::default(),
             extents,
             grace,
             undo,
@@ -216,7 +219,7 @@ impl Segment {
         if self.geometry.grows() {
             drop(locked);
             // No move makes room where no slot is free.
-            return if self.has_no_free_slot() {
+            return if self.has_no_free_slot() || self.searches_in_vain() {
                 Err(Stop::NoRoom)
             } else {
                 self.put_with_moves(key, value, mode)
@@ -224,7 +227,10 @@ impl Segment {
         }
         // L6 holds: the key's locks are held since it was looked for.
         let room_made = self.counters.room_made();
-        if self.has_no_free_slot() || self.refusals.know(NoPath::of(&self.geometry, key, room_made)) {
+        if self.has_no_free_slot()
+            || self.refusals.know(NoPath::of(&self.geometry, key, room_made))
+            || self.searches_in_vain()
+        {
             return Err(self.full().into());
         }
         drop(locked);
@@ -260,9 +266,23 @@ impl Segment {
         self.geometry.overflow_blocks() == 0 && self.counters.keys() >= self.geometry.main_slots()
     }
 
+    /// Whether to look for no room, because other keys found none a moment ago. Only where a search looks at much
+    /// of the table, and does not depend on a chain.
+    fn searches_in_vain(&self) -> bool {
+        self.geometry.overflow_blocks() == 0
+            && self.vain.are_any()
+            && self.vain.is_one_more(self.room_made_or_left())
+    }
+
+    /// A number that goes up whenever there is more room, also when a key goes to another segment.
+    pub(super) fn room_made_or_left(&self) -> u64 {
+        self.counters.room_made().wrapping_add(self.counters.left.load(Ordering::Relaxed))
+    }
+
     /// Sums only what it says.
     pub(super) fn full(&self) -> PutError {
-        PutError::Full { keys: self.counters.keys(), slots: self.slots_allocated() }
+        let (keys, slots) = (self.counters.keys(), self.slots_allocated());
+        PutError::Full { keys, slots, bytes_max: 0, heap_bytes: 0 }
     }
 
     /// Main slots, and overflow slots ever used.
@@ -302,10 +322,12 @@ impl Segment {
             }
             // Room that is made from here on, the search may have missed.
             let room_made = self.counters.room_made();
+            let left = self.counters.left.load(Ordering::Relaxed);
             let Some(path) = find_path(self.table(), key) else {
                 if let Some(answer) = self.put_into_chain(key, value, mode, false) {
                     return Ok(answer);
                 }
+                self.vain.note(room_made.wrapping_add(left));
                 if self.geometry.grows() {
                     return Err(Stop::NoRoom);
                 }
@@ -320,6 +342,7 @@ impl Segment {
                 return answer.ok_or_else(|| self.full().into());
             };
             if let Some(answer) = self.put_along(&path, key, value, mode, false) {
+                self.vain.forget();
                 return Ok(answer);
             }
             self.notes.forget(&path);

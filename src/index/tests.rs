@@ -1207,7 +1207,7 @@ fn a_put_waits_three_times() {
     }
     let begun_ns = clock.now_ns();
     let slots = index.geometry.main_slots() + 4;
-    assert_eq!(put(&keys[3]), Err(PutError::Full { keys: 5, slots }));
+    assert_eq!(put(&keys[3]), Err(PutError::Full { keys: 5, slots, bytes_max: 0, heap_bytes: 0 }));
     assert_eq!(index.counts().waits, 3);
     let waited_ns = clock.now_ns() - begun_ns;
     assert!((2 * TWICE_NS..3 * TWICE_NS + 1_000).contains(&waited_ns), "{waited_ns}");
@@ -1591,7 +1591,7 @@ fn right_filters_and_links_are_not_rewritten() {
 /// A refused put says how full the table is, or how often other threads changed its path.
 #[test]
 fn refusals_say_why() {
-    let full = PutError::Full { keys: 5, slots: 8 }.to_string();
+    let full = PutError::Full { keys: 5, slots: 8, bytes_max: 0, heap_bytes: 0 }.to_string();
     assert!(full.starts_with("the table is full: 5 keys in 8 slots (load 62.5 %), "), "{full}");
     let busy = PutError::Busy { rounds: ROUNDS_MAX }.to_string();
     assert!(busy.starts_with("other changes came in between, 1000 times in a row; "), "{busy}");

@@ -179,6 +179,8 @@ impl Socket {
         if place::stands_at(&file, &path) {
             remove(&path);
         }
+        // Nobody connects any more, also if a child made by `fork` has the same listener.
+        let _ = rustix::net::shutdown(&listener, rustix::net::Shutdown::Both);
         // Whoever found the path before, and was not accepted.
         while let Ok((stream, _)) = listener.accept() {
             session::refuse(&stream, Refusal::Stopping);

@@ -24,6 +24,7 @@ use crate::config::{Config, ConfigError, TableSize};
 use crate::index::{Index, RecoverError, Recovered, RestoreError, Restored};
 use crate::outcome::GrowthCounts;
 use crate::place::{self, LockFile, PlaceError};
+use crate::process::Process;
 use crate::region::{Backing, Region, RegionError};
 use crate::setters::setters;
 use crate::snapshot::{SaveError, Saved, Snapshot, SnapshotPlace};
@@ -108,7 +109,8 @@ pub struct ServerConfig {
     /// On shm: most bytes that the mailboxes of all clients take together
     /// ([`RequestPath::Mailbox`](crate::client::RequestPath::Mailbox)). A mailbox takes 32 KiB with
     /// the default lengths, up to 793 KiB with the longest. Clients without one make their requests
-    /// by message. With 0, no client has one. The workers poll the mailboxes of clients that make
+    /// by message. With 0, no client has one; nor does a further one where the system has less than
+    /// 16 MiB left beside it. The workers poll the mailboxes of clients that make
     /// requests, and stop at most 50 microseconds after a client's last request.
     pub mailbox_bytes_max: u64,
     /// Over verbs, for comparison: clients may make requests as in HERD
@@ -308,8 +310,17 @@ pub enum ServeError {
 /// | the other methods | nothing |
 ///
 /// In an async program, leave the first three to a thread that may block (`spawn_blocking`).
+///
+/// # After a fork
+///
+/// The server stays with the process that made it. In a child made by `fork`, stopping or dropping it
+/// does nothing, and changes through its [`index`](Server::index) are forbidden: nothing keeps them apart
+/// from those of the parent. [`stop`](Server::stop) hangs up also where a child has copies of the
+/// sockets. If the parent is *killed*, such a child keeps them, and the lock on a region file, until it
+/// ends: have it close what it inherited (`exec` does).
 #[derive(Debug)]
 pub struct Server {
+    process: Process,
     shared: Arc<ServerState>,
     recovered: Option<Recovered>,
     restored: Option<Restored>,
@@ -373,6 +384,7 @@ impl Server {
             saver,
         });
         let mut server = Server {
+            process: Process::this(),
             shared,
             recovered,
             restored,
@@ -488,6 +500,11 @@ impl Server {
     fn end(&mut self) -> Stopped {
         let Server { shared, threads, socket, has_ended, has_served, .. } = self;
         if std::mem::replace(has_ended, true) {
+            return Stopped { saved: None, region_stays: false };
+        }
+        if !self.process.is_this() {
+            // The threads, the table and the socket are those of the parent of this process.
+            std::mem::forget(std::mem::take(threads));
             return Stopped { saved: None, region_stays: false };
         }
         if let Some(saver) = &shared.saver {

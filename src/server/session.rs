@@ -12,6 +12,7 @@ use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use std::io::{self, IoSlice, Write};
+use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -234,21 +235,22 @@ impl Session {
         if self.mailbox.is_some() || !self.output.is_empty() {
             return Err("it asked for a mailbox in the middle of a conversation".into());
         }
-        let made = ServerMailbox::new(room, geometry).unwrap_or_else(|error| {
-            let error = with_causes(&error);
-            tracing::warn!(error, "making a mailbox failed; its client uses messages");
-            None
-        });
-        let Some((mailbox, memory)) = made else {
-            if shared.mailboxes.refused.fetch_add(1, Ordering::Relaxed) == 0 {
-                tracing::warn!(bytes = room.taken(), "no room for another mailbox; clients use messages");
+        let why = match ServerMailbox::new(room, geometry) {
+            Ok(Some((mailbox, memory))) => {
+                self.send_with(id, &Reply::Mailbox { version }, &memory)?;
+                self.mailbox = Some(mailbox);
+                self.has_rung = true;
+                return Ok(());
             }
-            Reply::Refused { version: ours }.encode(id, &mut self.output);
-            return Ok(());
+            Ok(None) => "the mailboxes have all that they may take".into(),
+            Err(error) => with_causes(&error),
         };
-        self.send_with(id, &Reply::Mailbox { version }, &memory)?;
-        self.mailbox = Some(mailbox);
-        self.has_rung = true;
+        let refused = shared.mailboxes.refused.fetch_add(1, Ordering::Relaxed) + 1;
+        if refused.is_power_of_two() {
+            let bytes = room.taken();
+            tracing::warn!(why, bytes, refused, "no room for another mailbox; clients use messages");
+        }
+        Reply::Refused { version: ours }.encode(id, &mut self.output);
         Ok(())
     }
 
@@ -314,6 +316,13 @@ impl Session {
     /// Pretends that these bytes were received.
     pub fn has_read(&mut self, bytes: &[u8]) {
         self.input.extend_from_slice(bytes);
+    }
+}
+
+impl Drop for Session {
+    /// Hangs up. Closing is not enough: a child made by `fork` may have the same socket.
+    fn drop(&mut self) {
+        let _ = self.stream.shutdown(Shutdown::Both);
     }
 }
 
@@ -445,6 +454,39 @@ mod tests {
                 .answer_all(&super::super::tests::shared(), Instant::now() + Duration::from_secs(3600));
             assert_eq!(answered, Err("it asked for a mailbox in the middle of a conversation".into()));
         }
+    }
+
+    /// Where the machine has no memory left for a mailbox, its client gets none, and keeps its connection. When
+    /// there is room again, it gets one.
+    #[test]
+    fn mailboxes_need_room() {
+        use crate::room::tests::{PRETENDED, pretend};
+        let (mut session, mut client, server, _dir) = session();
+        let asks = Request::Mailbox { version: memory::VERSION };
+        let bytes = memory::bytes(server.shared.index.geometry());
+        let later = Instant::now() + Duration::from_secs(3600);
+        session.has_read(&frames(&[HELLO]));
+        assert_eq!(session.answer_all(&server.shared, later), Ok(true));
+        client.set_nonblocking(false).unwrap();
+        io::Read::read_exact(&mut client, &mut [0; 20]).unwrap();
+        let mut ask = |left| {
+            pretend(left);
+            session.has_read(&frames(&[asks]));
+            assert_eq!(session.answer_all(&server.shared, later), Ok(true));
+            session.flush().unwrap();
+            let mut answer = [0; 20];
+            io::Read::read_exact(&mut client, &mut answer).unwrap();
+            (answer.to_vec(), server.shared.mailbox_memory.taken(), server.mailbox_counts().refused)
+        };
+        let refused = frames_of(&[Reply::Refused { version: memory::VERSION }]);
+        for times in 1..=3 {
+            assert_eq!(ask((16 << 20) + bytes - 1), (refused.clone(), 0, times), "others need the rest");
+        }
+        assert_eq!(
+            ask((16 << 20) + bytes),
+            (frames_of(&[Reply::Mailbox { version: memory::VERSION }]), bytes, 3)
+        );
+        PRETENDED.set(None);
     }
 
     /// A turn that ends before it has begun, because the worker lost the CPU, answers the first request

@@ -9,13 +9,14 @@ mod long;
 mod pairs;
 
 use super::{
-    ATTEMPT_MAX, ClientOptions, ClientStats, ConnectError, GetError, Handle, MutateError, RETRY_FIRST,
-    RETRY_MAX, RequestCounts, send_fitting,
+    ATTEMPT_MAX, ClientOptions, ClientStats, ConnectError, Deadline, GetError, Handle, MutateError,
+    RETRY_FIRST, RETRY_MAX, RequestCounts, send_fitting,
 };
 use crate::address::{Address, VerbsAddress};
 use crate::clock::Clock;
 use crate::hints::{HINT_BYTES, Hints, SharedHints};
 use crate::layout::geometry::Geometry;
+use crate::process::Process;
 use crate::reader::{DirectAnswers, Reader, StoredAnswer};
 use crate::route::KnownEntries;
 use crate::sync::lock_std;
@@ -59,6 +60,7 @@ pub(crate) struct VerbsHandle {
 /// What the handles of one client share.
 #[derive(Debug)]
 struct VerbsShared {
+    process: Process,
     address: VerbsAddress,
     options: ClientOptions,
     hints: SharedHints,
@@ -89,6 +91,7 @@ impl VerbsShared {
 impl VerbsHandle {
     pub fn connect(address: &VerbsAddress, options: &ClientOptions) -> Result<VerbsHandle, ConnectError> {
         let shared = Arc::new(VerbsShared {
+            process: Process::this(),
             address: address.clone(),
             options: options.clone(),
             hints: SharedHints::new(options.hint_bytes.unwrap_or(HINT_BYTES)),
@@ -177,6 +180,9 @@ impl VerbsHandle {
         stats: &mut ClientStats,
         mut get: impl FnMut(&mut Reader<'_, Verbs<'_>>) -> Result<R, VerbsGetError>,
     ) -> Result<R, GetError> {
+        if !self.shared.process.is_this() {
+            return Err(ConnectError::Forked { address: self.address() }.into());
+        }
         let within = self.shared.options.deadline;
         // A callback that panicked may have left READs in flight. They must not be taken for those
         // of this call.
@@ -317,15 +323,35 @@ impl VerbsHandle {
     fn converse_alone(
         &mut self,
         requests: &[Request<'_>],
-        deadline: Instant,
+        deadline: &mut Deadline,
+        replies: &mut Vec<Reply>,
         counts: &mut RequestCounts,
-    ) -> Result<Vec<Reply>, MutateError> {
+    ) -> Result<(), MutateError> {
+        loop {
+            let mut has_sent = false;
+            match self.converse_once(requests, deadline, replies, &mut has_sent, counts) {
+                // It was another server that would not have taken them.
+                Err(MutateError::ServerGone { .. }) if !has_sent && Instant::now() < deadline.at => {}
+                result => return result,
+            }
+        }
+    }
+
+    /// The same over one connection. `has_sent`: whether it has sent any of the requests.
+    fn converse_once(
+        &mut self,
+        requests: &[Request<'_>],
+        deadline: &mut Deadline,
+        replies: &mut Vec<Reply>,
+        has_sent: &mut bool,
+        counts: &mut RequestCounts,
+    ) -> Result<(), MutateError> {
         if self.connection.as_ref().is_some_and(Connection::is_closed) {
             self.take_counts();
             self.connection = None;
         }
-        if let Err(error) = self.connected(deadline) {
-            return Err(match is_late(&error, deadline) {
+        if let Err(error) = self.connected(deadline.at) {
+            return Err(match is_late(&error, deadline.at) {
                 true => self.late(),
                 false => MutateError::Connect(error.into()),
             });
@@ -336,21 +362,21 @@ impl VerbsHandle {
         // A request in HERD is one frame: its requests come to several threads, in no order.
         #[cfg(feature = "herd")]
         let piece_max = piece_max.filter(|_| connection.herd.is_none());
-        let result = send_fitting(requests, &geometry, piece_max, |requests| {
+        let result = send_fitting(requests, &geometry, piece_max, replies, has_sent, |requests, replies| {
             let sent = requests.len() as u64;
             #[cfg(feature = "herd")]
             if connection.herd.is_some() {
                 counts.herd += sent;
-                return connection.call(requests, deadline);
+                return connection.call(requests, deadline, replies);
             }
             let first_id = self.next_id;
             self.next_id += sent;
             counts.message += sent;
-            talk(connection, requests, first_id, deadline)
+            talk(connection, requests, first_id, deadline, replies)
         });
         self.counts += connection.take_counts();
         match result {
-            Ok(replies) => Ok(replies),
+            Ok(()) => Ok(()),
             Err(VerbsError::Late { .. }) => {
                 // The connection is still good. Its answers are discarded when they come.
                 connection.give_up_messages();
@@ -369,6 +395,10 @@ impl VerbsHandle {
 }
 
 impl Handle for VerbsHandle {
+    fn process(&self) -> Process {
+        self.shared.process
+    }
+
     fn geometry(&self) -> &Geometry {
         &self.geometry
     }
@@ -393,16 +423,17 @@ impl Handle for VerbsHandle {
     fn converse(
         &mut self,
         requests: &[Request<'_>],
-        deadline: Instant,
+        deadline: &mut Deadline,
+        replies: &mut Vec<Reply>,
         stats: &mut ClientStats,
-    ) -> Result<Vec<Reply>, MutateError> {
+    ) -> Result<(), MutateError> {
         let counts = &mut stats.requests;
         let Some(pairs) = self.shared.pairs.clone() else {
-            return self.converse_alone(requests, deadline, counts);
+            return self.converse_alone(requests, deadline, replies, counts);
         };
-        let Some(mut turn) = pairs.changes.turn(deadline) else { return Err(self.late()) };
+        let Some(mut turn) = pairs.changes.turn(deadline.at) else { return Err(self.late()) };
         self.connection = turn.connection.take();
-        let result = self.converse_alone(requests, deadline, counts);
+        let result = self.converse_alone(requests, deadline, replies, counts);
         turn.connection = self.connection.take();
         result
     }
@@ -485,14 +516,15 @@ fn talk(
     connection: &mut Connection,
     requests: &[Request<'_>],
     first_id: u64,
-    deadline: Instant,
-) -> Result<Vec<Reply>, VerbsError> {
+    deadline: &mut Deadline,
+    replies: &mut Vec<Reply>,
+) -> Result<(), VerbsError> {
     // The answers to a message must also fit into one message.
     let frames_max = (connection.message_bytes() / wire::reply_bytes_max(connection.geometry())).max(1);
-    let mut replies = Vec::with_capacity(requests.len());
+    let mut missing = first_id..first_id + requests.len() as u64;
     let mut asked = requests.iter().zip(first_id..).peekable();
     let (mut message, mut next) = (Vec::new(), Vec::new());
-    while replies.len() < requests.len() {
+    while !missing.is_empty() {
         let mut frames = 0;
         message.clear();
         while let Some((request, id)) = asked.peek()
@@ -510,19 +542,21 @@ fn talk(
             asked.next();
         }
         if frames > 0 {
-            connection.send(&message, deadline)?;
+            connection.send(&message, deadline.at)?;
         }
         // Messages are sent ahead of their answers while the server has room for them.
-        while replies.len() < requests.len() && (asked.peek().is_none() || connection.is_full()) {
-            let first = first_id + replies.len() as u64;
-            let received = connection.receive(deadline, |bytes| wire::replies(bytes, first))?;
-            replies.extend(received?);
-            if replies.len() > requests.len() {
+        while !missing.is_empty() && (asked.peek().is_none() || connection.is_full()) {
+            let first = missing.start;
+            let received = connection.receive(deadline.at, |bytes| wire::replies(bytes, first))??;
+            missing.start += received.len() as u64;
+            if missing.start > missing.end {
                 return Err(VerbsError::Garbage { what: "more replies than requests".into() });
             }
+            replies.extend(received);
+            deadline.renew();
         }
     }
-    Ok(replies)
+    Ok(())
 }
 
 #[cfg(all(test, not(loom)))]
@@ -547,6 +581,7 @@ mod tests {
             let options = ClientOptions { deadline: all, verbs, ..ClientOptions::default() };
             let mut handle = VerbsHandle {
                 shared: Arc::new(VerbsShared {
+                    process: Process::this(),
                     address: address.clone(),
                     clock: Clock::System,
                     station: Mutex::new(None),
@@ -566,7 +601,9 @@ mod tests {
             };
             for left in [Duration::from_millis(50), Duration::from_millis(1)] {
                 let begun = Instant::now();
-                let late = handle.converse(&[Request::Wake], begun + left, &mut ClientStats::default());
+                let (mut deadline, mut replies) = (Deadline { at: begun + left, allowed: all }, Vec::new());
+                let mut stats = ClientStats::default();
+                let late = handle.converse(&[Request::Wake], &mut deadline, &mut replies, &mut stats);
                 let took = begun.elapsed();
                 let is_late = matches!(late, Err(MutateError::Deadline { deadline, .. }) if deadline == all);
                 assert!(is_late, "{late:?}");

@@ -1,0 +1,237 @@
+//! Clients and servers in children made by `fork`: they know that they are not the ones of the parent, and leave
+//! those alone. And what such a child keeps open keeps no server alive.
+
+#![cfg(not(loom))]
+#![allow(unsafe_code, reason = "fork")]
+
+mod common;
+
+use common::{Process, config, default_preset, patient, told, value, wait_for};
+use oneread::client::RequestPath;
+use oneread::region::{Backing, RegionError};
+use oneread::server::StartMode;
+use oneread::{
+    Address, Client, ClientOptions, ConnectError, GetError, MutateError, PutOutcome, ServeError, Server,
+    ServerConfig,
+};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use tempfile::TempDir;
+
+unsafe extern "C" {
+    fn fork() -> i32;
+    fn _exit(status: i32) -> !;
+}
+
+/// One test at a time: what another one's threads have locked stays locked in a child.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A child of this process, killed when this is dropped.
+struct Forked(Pid);
+
+impl Forked {
+    /// Makes a copy of this process, in which `story` is all that happens.
+    fn new(story: impl FnOnce()) -> Forked {
+        // SAFETY: no other test runs, and what the child does needs no lock that a server's thread holds for long.
+        match unsafe { fork() } {
+            0 => {
+                let failed = catch_unwind(AssertUnwindSafe(story)).is_err();
+                // SAFETY: it ends this process.
+                unsafe { _exit(failed.into()) }
+            }
+            pid => Forked(Pid::from_raw(pid).expect("a child")),
+        }
+    }
+
+    /// Waits for its end.
+    fn succeeds(self) -> bool {
+        let ended = waitpid(Some(self.0), WaitOptions::empty()).unwrap();
+        std::mem::forget(self);
+        ended.is_some_and(|(_, status)| status.exit_status() == Some(0))
+    }
+}
+
+impl Drop for Forked {
+    fn drop(&mut self) {
+        let _ = kill_process(self.0, Signal::KILL);
+        let _ = waitpid(Some(self.0), WaitOptions::empty());
+    }
+}
+
+/// Keeps what this process has open until it is killed.
+fn stay() {
+    loop {
+        std::thread::park();
+    }
+}
+
+struct Place {
+    dir: TempDir,
+    config: ServerConfig,
+}
+
+impl Place {
+    fn new() -> Place {
+        let dir = tempfile::tempdir().unwrap();
+        let address = Address::Shm(dir.path().join("sock"));
+        let table = config(default_preset(), 1 << 10, 16, 32, 3);
+        let backing = Backing::File(dir.path().join("region"));
+        let config = ServerConfig::new(address, table).backing(backing).start(StartMode::OpenOrCreate);
+        Place { dir, config }
+    }
+
+    fn serve(&self) -> Server {
+        Server::start(self.config.clone()).unwrap()
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.dir.path().join("sock")
+    }
+
+    fn client(&self, options: ClientOptions) -> Client {
+        Client::connect_with(&self.config.address, options).unwrap()
+    }
+}
+
+/// All operations of a client end at once in a child. The parent's client gets the answers to its own requests,
+/// by any path, also while the child asks, clones and drops. A client of the child's own works there.
+#[test]
+fn clients_stay_with_their_process() {
+    let _alone = alone();
+    let place = Place::new();
+    let server = place.serve();
+    for requests in [RequestPath::Auto, RequestPath::Message, RequestPath::Mailbox] {
+        let mut client = Some(place.client(patient().requests(requests)));
+        let mut theirs = client.clone();
+        for one in [&mut client, &mut theirs] {
+            one.as_mut().unwrap().put(b"key", b"value").unwrap();
+            assert!(one.as_mut().unwrap().contains(b"key").unwrap());
+        }
+        let child = Forked::new(|| {
+            for one in [&mut client, &mut theirs] {
+                let mut one = one.take().unwrap();
+                for _ in 0..100 {
+                    let put = one.put(b"child", b"value");
+                    assert!(matches!(put, Err(MutateError::Connect(ConnectError::Forked { .. }))));
+                    let puts = one.put_many(&[("child", "value")]);
+                    assert!(matches!(puts, Err(MutateError::Connect(ConnectError::Forked { .. }))));
+                    for get in [one.get(b"key"), one.clone().get(b"key")] {
+                        assert!(matches!(get, Err(GetError::Connect(ConnectError::Forked { .. }))));
+                    }
+                    let gets = one.get_many(&["key"]);
+                    assert!(matches!(gets, Err(GetError::Connect(ConnectError::Forked { .. }))));
+                    assert!(matches!(one.server_stats(), Err(MutateError::Connect(_))));
+                }
+            }
+            let mut own = place.client(patient());
+            assert_eq!(own.put(b"own", b"value").unwrap(), PutOutcome::Inserted);
+            assert_eq!(own.get(b"own").unwrap().as_deref(), Some(&b"value"[..]));
+            assert!(own.is_served());
+        });
+        for (n, name) in (0..500u32).zip([b"a", b"b"].into_iter().cycle()) {
+            for one in [&mut client, &mut theirs] {
+                let one = one.as_mut().unwrap();
+                let value = value(n.into(), 20);
+                one.put(name, &value).unwrap();
+                let mut got = Vec::new();
+                assert_eq!(server.index().reader().get_into(name, &mut got), Ok(true));
+                assert!(got == value && one.get(name).unwrap() == Some(value), "{n}");
+            }
+        }
+        assert!(child.succeeds(), "{requests:?}");
+        assert!(client.as_mut().unwrap().contains(b"own").unwrap());
+        assert!(!client.as_mut().unwrap().contains(b"child").unwrap());
+        assert!(client.as_mut().unwrap().remove(b"own").unwrap());
+    }
+}
+
+/// A child that drops its copy of a server ends nothing, and lets nobody else have the region.
+#[test]
+fn servers_stay_with_their_process() {
+    let _alone = alone();
+    let place = Place::new();
+    let mut server = Some(place.serve());
+    let mut client = place.client(patient());
+    client.put(b"key", b"value").unwrap();
+    let child = Forked::new(|| drop(server.take()));
+    assert!(child.succeeds());
+    assert!(place.socket().exists() && client.is_served());
+    assert_eq!(client.put(b"key", b"other").unwrap(), PutOutcome::Updated);
+    assert_eq!(client.get(b"key").unwrap().as_deref(), Some(&b"other"[..]));
+    let address = Address::Shm(place.dir.path().join("other"));
+    let mut config = place.config.clone();
+    config.address = address;
+    let second = Server::start(config);
+    assert!(matches!(second, Err(ServeError::Region(RegionError::InUse { .. }))), "{second:?}");
+    server.unwrap().stop();
+}
+
+/// A server that has stopped is gone for its clients, and the next one may begin, whatever a child keeps open.
+#[test]
+fn a_child_keeps_no_stopped_server_alive() {
+    let _alone = alone();
+    let place = Place::new();
+    let server = place.serve();
+    let mut client = place.client(patient());
+    let mut theirs = client.clone();
+    for one in [&mut client, &mut theirs] {
+        one.put(b"key", b"value").unwrap();
+    }
+    let name = place.dir.path().join("name");
+    std::fs::hard_link(place.socket(), &name).unwrap();
+    let _child = Forked::new(stay);
+    server.stop();
+    wait_for("the client to notice", || (!client.is_served()).then_some(()));
+    let refused = UnixStream::connect(&name).unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused, "somebody listens");
+    for one in [&mut client, &mut theirs] {
+        let gone = one.put(b"key", b"other").unwrap_err();
+        assert!(matches!(gone, MutateError::Connect(ConnectError::NotThere { .. })), "{gone}");
+    }
+    let server = place.serve();
+    for one in [&mut client, &mut theirs] {
+        assert_eq!(one.put(b"key", b"other").unwrap(), PutOutcome::Updated);
+    }
+    server.stop();
+}
+
+/// A client notices that its server was killed, also if a child of the server's keeps its sockets.
+#[test]
+fn a_child_keeps_no_killed_server_alive() {
+    let _alone = alone();
+    let place = Place::new();
+    let address = ("ONEREAD_TEST_ADDRESS", place.config.address.to_string());
+    let server = Process::start("forking_child", &[address]);
+    wait_for("the server to come up", || UnixStream::connect(place.socket()).ok());
+    let mut client = place.client(patient());
+    client.put(b"key", b"value").unwrap();
+    // The child is there.
+    wait_for("the child", || client.get(b"forked").unwrap());
+    server.signal(Signal::KILL);
+    wait_for("the client to notice", || (!client.is_served()).then_some(()));
+    assert_eq!(client.get(b"key").unwrap().as_deref(), Some(&b"value"[..]), "the lease");
+    assert!(UnixStream::connect(place.socket()).is_ok(), "the child keeps its sockets");
+}
+
+/// Serves, and has a child that stays until its input ends. Not a test by itself.
+#[test]
+#[ignore = "started by the other tests, in a process of its own"]
+fn forking_child() {
+    let Some(address) = told("ONEREAD_TEST_ADDRESS") else { return };
+    let table = config(default_preset(), 1 << 10, 16, 32, 3);
+    let server = Server::start(ServerConfig::new(address.parse().unwrap(), table)).unwrap();
+    let ends = || drop(std::io::stdin().lock().read(&mut [0]));
+    // The client is connected.
+    let is_put = || server.index().reader().get_into(b"key", &mut Vec::new()) == Ok(true);
+    wait_for("the client", || is_put().then_some(()));
+    std::mem::forget(Forked::new(ends));
+    server.index().put(b"forked", b"", oneread::PutMode::Insert).unwrap();
+    ends();
+}
