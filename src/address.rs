@@ -79,9 +79,11 @@ impl Address {
 
     /// The default address of this user: `oneread.sock` in `$XDG_RUNTIME_DIR`, else in
     /// `/run/user/UID`, if that folder belongs to this user alone; else in `/run/oneread` for root,
-    /// and in `/tmp/oneread-UID` for others. A server makes the last two, for its user alone.
+    /// and in `/tmp/oneread-UID` for others. A server makes the last two, for its user alone. If there is
+    /// a socket in any of these folders, it is the first such one: a server that was started before this
+    /// user had a session is found later, too.
     pub fn default_of_user() -> Address {
-        Address::Shm(place::sockets().join("oneread.sock"))
+        Address::Shm(place::socket())
     }
 }
 

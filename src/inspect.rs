@@ -69,6 +69,11 @@ pub struct KeyReport {
     pub filter: bool,
 }
 
+/// Further looks at one slot that is being written: some microseconds each, if other threads have work.
+const LOOKS_OF_ONE: u32 = 100;
+/// Further looks of a walk, at all slots together: a damaged region has many that nobody is writing.
+const LOOKS_OF_ALL: u32 = 10_000;
+
 fn named_by(entry: DirectoryEntry) -> Vec<Named> {
     match entry.pending {
         Pending::Nothing => vec![entry.segment],
@@ -127,16 +132,22 @@ impl<'a> Inspector<'a> {
     }
 
     fn slot_of(&self, geometry: &Geometry, slot: SlotIx) -> SlotReport {
+        let mut looks = LOOKS_OF_ONE;
+        self.slot_by(geometry, slot, &mut looks)
+    }
+
+    /// Loads one slot, and again while it is being written. Takes no more further looks than there are left.
+    fn slot_by(&self, geometry: &Geometry, slot: SlotIx, looks: &mut u32) -> SlotReport {
         let shape = geometry.shape();
-        let mut image = Image::new();
-        let mut verdict = Err(Torn::Writing);
-        for _ in 0..100 {
-            image = mapped::image(self.region.words(geometry.slot_word(slot), shape.words()));
-            verdict = check(shape, geometry.identity(slot), &image).map(|_| ());
-            if verdict.is_ok() {
-                break;
-            }
+        let look = || -> Image { mapped::image(self.region.words(geometry.slot_word(slot), shape.words())) };
+        let verdict_of = |image: &Image| check(shape, geometry.identity(slot), image).map(|_| ());
+        let mut image = look();
+        let mut verdict = verdict_of(&image);
+        while verdict.is_err() && *looks > 0 {
+            *looks -= 1;
             std::thread::yield_now();
+            image = look();
+            verdict = verdict_of(&image);
         }
         let (mut key, mut value) = (Vec::new(), Vec::new());
         let header = Header::from_words([image[0], image[1]]);
@@ -163,22 +174,24 @@ impl<'a> Inspector<'a> {
     /// Every slot with the geometry of its segment, in which it is numbered.
     fn each_slot(&self) -> impl Iterator<Item = (Rc<Geometry>, SlotReport)> + use<'a> {
         let this = *self;
-        self.segments().into_iter().flat_map(move |(geometry, used)| {
-            let geometry = Rc::new(geometry);
-            (0..used).map(move |n| (Rc::clone(&geometry), this.slot_of(&geometry, SlotIx(n))))
-        })
+        let mut looks = LOOKS_OF_ALL;
+        self.segments()
+            .into_iter()
+            .flat_map(|(geometry, used)| {
+                let geometry = Rc::new(geometry);
+                (0..used).map(move |n| (Rc::clone(&geometry), SlotIx(n)))
+            })
+            .map(move |(geometry, slot)| {
+                let report = this.slot_by(&geometry, slot, &mut looks);
+                (geometry, report)
+            })
     }
 
     /// Every slot ever used, in order; in a table that grows, of all segments. Keys that move meanwhile
     /// may be seen twice or not at all.
     pub fn slots(&self) -> impl Iterator<Item = SlotReport> + use<'a> {
-        let this = *self;
-        self.segments().into_iter().flat_map(move |(geometry, used)| {
-            (0..used).map(move |n| {
-                let report = this.slot_of(&geometry, SlotIx(n));
-                SlotReport { slot: geometry.numbered_through(report.slot), ..report }
-            })
-        })
+        self.each_slot()
+            .map(|(geometry, report)| SlotReport { slot: geometry.numbered_through(report.slot), ..report })
     }
 
     /// The number of slots that [`slots`](Inspector::slots) visits: main slots, and overflow slots
@@ -330,6 +343,34 @@ mod tests {
         }
         index.region().store(reference.offset as usize / 8, 0);
         assert_eq!(inspector.value(&report), None);
+    }
+
+    /// A walk over a region full of slots that nobody ends writing takes a bounded number of looks in vain.
+    #[cfg(feature = "sim")]
+    #[test]
+    fn torn_slots_are_not_waited_for_one_by_one() {
+        use crate::observe::{Scheduler, schedule};
+        use std::cell::Cell;
+        struct Looks(Cell<u64>);
+        impl Scheduler for Looks {
+            fn may_pass(&self) {
+                self.0.set(self.0.get() + 1);
+            }
+            fn wait_until(&self, _: &dyn Fn() -> bool) {}
+        }
+        let config = Config { size: TableSize::Slots(5_000), ..Config::default() };
+        let geometry = config.geometry().unwrap();
+        let recorder = crate::sim::Recorder::new(Clock::manual(), Duration::from_nanos(1));
+        let region = std::sync::Arc::new(recorder).region(geometry.region_bytes());
+        (0..geometry.slots()).for_each(|slot| region.store(geometry.slot_word(SlotIx(slot)), 1));
+        let looks = Rc::new(Looks(Cell::new(0)));
+        schedule(Some(looks.clone()));
+        let inspector = Inspector::new(&region, &geometry);
+        let walks = [inspector.occupancy(|_| ()).torn, inspector.slots().count() as u64];
+        schedule(None);
+        assert_eq!(walks, [geometry.slots(); 2]);
+        let most = 2 * (geometry.slots() + u64::from(LOOKS_OF_ALL) + 10);
+        assert!(looks.0.get() <= most, "{} looks", looks.0.get());
     }
 
     /// In a table that grows, each key is found where it is, in either segment of a split or merge, under one

@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -66,17 +67,30 @@ pub enum PlaceError {
     },
 }
 
-/// The folder of this user's sockets: `$XDG_RUNTIME_DIR`, else `/run/user/UID`, if the folder
-/// belongs to this user alone; else `/run/oneread` for root, and `/tmp/oneread-UID` for others.
-pub fn sockets() -> PathBuf {
+/// This user's default socket: `oneread.sock` in `$XDG_RUNTIME_DIR`, else in `/run/user/UID`, if the folder
+/// belongs to this user alone; else in `/run/oneread` for root, and in `/tmp/oneread-UID` for others. If
+/// there is one in any of them, that is it: a server that was started without a session is found by those
+/// who have one, and the other way round.
+pub fn socket() -> PathBuf {
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let run_user = PathBuf::from(format!("/run/user/{}", own_uid()));
-    own_of([runtime, Some(run_user)]).unwrap_or_else(made_for_sockets)
+    socket_in([runtime, Some(run_user), Some(made_for_sockets())])
+        .unwrap_or_else(|| name_in(&made_for_sockets()))
 }
 
-/// The first of these folders that belongs to this user alone.
-fn own_of(folders: [Option<PathBuf>; 2]) -> Option<PathBuf> {
-    folders.into_iter().flatten().find(|folder| folder.is_absolute() && open_folder(folder).is_ok())
+fn name_in(folder: &Path) -> PathBuf {
+    folder.join("oneread.sock")
+}
+
+/// The first socket in those of these folders that belong to this user alone; if there is none, the one
+/// that may be made in the first of them.
+fn socket_in(folders: [Option<PathBuf>; 3]) -> Option<PathBuf> {
+    let own =
+        folders.into_iter().flatten().filter(|folder| folder.is_absolute() && open_folder(folder).is_ok());
+    let names: Vec<PathBuf> = own.map(|folder| name_in(&folder)).collect();
+    let is_socket =
+        |name: &&PathBuf| name.symlink_metadata().is_ok_and(|about| about.file_type().is_socket());
+    names.iter().find(is_socket).or(names.first()).cloned()
 }
 
 fn made_for_sockets() -> PathBuf {
@@ -255,6 +269,11 @@ impl LockFile {
         stands_at(&self.file, &self.path)
     }
 
+    /// Whether this process took it, and is no child of the one that did.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.process.is_this()
+    }
+
     /// Its file.
     pub(crate) fn path(&self) -> &Path {
         &self.path
@@ -263,7 +282,7 @@ impl LockFile {
 
 impl Drop for LockFile {
     fn drop(&mut self) {
-        if !self.process.is_this() {
+        if !self.is_ours() {
             return;
         }
         if self.stands() {
@@ -515,24 +534,37 @@ mod tests {
         assert!(lock.exists());
     }
 
-    /// Sockets are in the first folder that is this user's own, and named by its whole path.
+    /// Sockets are in the first folder that is this user's own, and named by its whole path. If there is
+    /// one in a later folder, that is it.
     #[test]
     fn where_sockets_are() {
         let dir = tempfile::tempdir().unwrap();
         let folder = |name: &str| Some(dir.path().join(name));
+        let socket = |folder: Option<PathBuf>| folder.map(|folder: PathBuf| folder.join("oneread.sock"));
         for (name, mode) in [("own", 0o700), ("second", 0o755), ("shared", 0o777)] {
             std::fs::create_dir(folder(name).unwrap()).unwrap();
             permit(&folder(name).unwrap(), mode);
         }
         for (folders, first) in [
-            ([folder("own"), folder("second")], folder("own")),
-            ([folder("shared"), folder("second")], folder("second")),
-            ([folder("none"), folder("second")], folder("second")),
-            ([Some(".".into()), folder("second")], folder("second")),
-            ([None, folder("own")], folder("own")),
-            ([None, folder("shared")], None),
+            ([folder("own"), folder("second"), None], folder("own")),
+            ([folder("shared"), folder("second"), None], folder("second")),
+            ([folder("none"), folder("second"), None], folder("second")),
+            ([Some(".".into()), folder("second"), None], folder("second")),
+            ([None, folder("own"), folder("second")], folder("own")),
+            ([None, folder("shared"), None], None),
         ] {
-            assert_eq!(own_of(folders.clone()), first, "{folders:?}");
+            assert_eq!(socket_in(folders.clone()), socket(first), "{folders:?}");
         }
+        let all = || [folder("own"), folder("shared"), folder("second")];
+        // What is no socket, and what others may have put there, is not one of this user's servers.
+        std::fs::write(socket(folder("second")).unwrap(), "").unwrap();
+        let bind = |name| std::os::unix::net::UnixListener::bind(socket(folder(name)).unwrap()).unwrap();
+        let _strange = bind("shared");
+        assert_eq!(socket_in(all()), socket(folder("own")));
+        std::fs::remove_file(socket(folder("second")).unwrap()).unwrap();
+        let _listener = bind("second");
+        assert_eq!(socket_in(all()), socket(folder("second")), "a server is there");
+        let _both = bind("own");
+        assert_eq!(socket_in(all()), socket(folder("own")), "the first of two");
     }
 }

@@ -11,8 +11,10 @@
 
 #![allow(unsafe_code)]
 
+use crate::layout::control::{Phase, STATE_WORD, State};
 use crate::layout::mapped::EIGHT_LINES;
-use crate::layout::{LINE, WORD, mapped};
+use crate::layout::superblock::{FORMAT_VERSION, SUPERBLOCK_WORDS, Superblock, SuperblockError};
+use crate::layout::{LINE, PAGE, WORD, mapped};
 use crate::observe::{Observed, ObservedBy};
 use crate::place::{self, LockFile, PlaceError};
 pub use crate::room::MemoryShare;
@@ -25,7 +27,7 @@ use std::fs::{File, Permissions};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -141,6 +143,18 @@ pub enum RegionError {
         /// What bounds them.
         of: String,
     },
+    /// A server ended while it made the table in this file, or is still at it. Nobody was ever served from it.
+    #[error(
+        "the table in {} was never finished: its server ended while it made it, or is still at it; it has no keys, and the next start makes it again",
+        path.display()
+    )]
+    Unfinished {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The start was cancelled ([`ServerConfig::cancel`](crate::ServerConfig::cancel)).
+    #[error("the start was cancelled")]
+    Cancelled,
     /// There is no file to open.
     #[error("there is no region file {}; `StartMode::OpenOrCreate` makes one", path.display())]
     Missing {
@@ -173,6 +187,9 @@ fn hint(error: &io::Error) -> &'static str {
         Some(rustix::io::Errno::NOMEM) => " (not enough memory: ask for a smaller table, or free some)",
         Some(rustix::io::Errno::NOSPC) => {
             " (the file system is full: make room there, ask for a smaller table, or serve a file elsewhere)"
+        }
+        Some(rustix::io::Errno::FBIG) => {
+            " (it is longer than this process may make a file: raise the limit, RLIMIT_FSIZE, `ulimit -f`)"
         }
         Some(rustix::io::Errno::ACCESS | rustix::io::Errno::PERM) => {
             " (check who owns it, or name a file of your own)"
@@ -215,11 +232,39 @@ pub struct Region {
     share: Option<Arc<OwnedFd>>,
     /// The memory as a file, open for writing by the one server.
     file: Option<Arc<File>>,
-    /// Keeps a second server away from the file. Clients are never handed it, and an alias has none.
-    lock: Option<LockFile>,
+    /// The same with its lock. An alias has none.
+    own: Option<OwnFile>,
     /// A device has its memory pinned: what is given back would be lost to its READs.
     pinned: Arc<AtomicBool>,
     observed: Observed,
+}
+
+/// The file of a region, as its server has it.
+struct OwnFile {
+    file: Arc<File>,
+    /// Where it was made. It is removed with the region unless it is kept.
+    made_at: Option<PathBuf>,
+    is_kept: AtomicBool,
+    /// Keeps a second server away. Clients are never handed it. Memory without a name needs none.
+    lock: Option<LockFile>,
+}
+
+impl OwnFile {
+    fn of(file: File, lock: Option<LockFile>) -> OwnFile {
+        OwnFile { file: Arc::new(file), made_at: None, is_kept: AtomicBool::new(false), lock }
+    }
+}
+
+impl Drop for OwnFile {
+    /// The lock goes after this.
+    fn drop(&mut self) {
+        let is_ours = self.lock.as_ref().is_some_and(LockFile::is_ours) && !*self.is_kept.get_mut();
+        if let Some(path) = self.made_at.take_if(|_| is_ours)
+            && place::stands_at(&self.file, &path)
+        {
+            let _ = std::fs::remove_file(path);
+        }
+    }
 }
 
 #[allow(dead_code, reason = "held for the memory, which is reached through `base`")]
@@ -241,7 +286,9 @@ impl std::fmt::Debug for Region {
 }
 
 impl Region {
-    /// Makes a region of `bytes` zero bytes. An existing file must be empty.
+    /// Makes a region of `bytes` zero bytes. An existing file must be empty, or hold a table that was never
+    /// finished. The file is removed again with the region, unless a table is made in it
+    /// ([`Index::create`](crate::Index::create)).
     ///
     /// # Errors
     /// [`RegionError`], with the likely cause.
@@ -271,17 +318,20 @@ impl Region {
             Backing::Anonymous => Region::anonymous(MemfdFlags::empty(), bytes),
             Backing::HugePages => Region::anonymous(MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB, bytes),
             Backing::File(path) => {
-                let (file, lock) = lock_file(path, true)?;
-                let have =
-                    file.metadata().map_err(os("reading the length of", path.display().to_string()))?.len();
-                if have != 0 {
+                let name = path.display().to_string();
+                let mut own = lock_file(path, true)?;
+                let file = Arc::clone(&own.file);
+                let have = file.metadata().map_err(os("reading the length of", &name))?.len();
+                if have != 0 && !is_unfinished(&file).map_err(os("reading", &name))? {
                     return Err(RegionError::Length { path: path.clone(), have, need: bytes });
                 }
-                let name = path.display().to_string();
+                own.made_at = Some(path.clone());
                 // An empty file that was there may be readable by others.
                 file.set_permissions(Permissions::from_mode(0o600)).map_err(os("protecting", &name))?;
-                file.set_len(bytes).map_err(os("making room in", &name))?;
-                Region::of_file(path, file, lock)
+                let bytes = huge_page(&file).map_or(bytes, |page| bytes.next_multiple_of(page));
+                let cleared = file.set_len(0).and_then(|()| set_len(&file, bytes));
+                cleared.map_err(os("making room in", &name))?;
+                Region::of_file(path, own)
             }
         }
     }
@@ -291,8 +341,9 @@ impl Region {
     /// # Errors
     /// [`RegionError`], also when another server has it open.
     pub fn open(path: &Path) -> Result<Region, RegionError> {
-        let (file, lock) = lock_file(path, false)?;
-        Region::of_file(path, file, lock)
+        let own = lock_file(path, false)?;
+        check_finished(path, &own.file)?;
+        Region::of_file(path, own)
     }
 
     /// Maps a region file for reading only, whether or not a server has it. The file must belong to
@@ -301,24 +352,44 @@ impl Region {
     /// # Errors
     /// [`RegionError`] when it is not there, not safe, or cannot be mapped.
     pub fn open_to_read(path: &Path) -> Result<Region, RegionError> {
-        let file = place::open_file(path, OFlags::RDONLY)?;
+        Region::map_file(path, place::open_file(path, OFlags::RDONLY)?)
+    }
+
+    /// The same for a file that the caller has opened, and judged whose it is.
+    ///
+    /// # Errors
+    /// [`RegionError`] when it holds no finished table, or cannot be mapped.
+    pub fn map_file(path: &Path, file: File) -> Result<Region, RegionError> {
+        check_finished(path, &file)?;
         Region::map_shared(file.into())
     }
 
-    fn of_file(path: &Path, file: File, lock: LockFile) -> Result<Region, RegionError> {
+    /// From now on the file that was made for this region stays when the region goes.
+    pub(crate) fn keep(&self) {
+        if let Some(own) = &self.own {
+            // Relaxed: whoever drops the region has it alone.
+            own.is_kept.store(true, std::sync::atomic::Ordering::Relaxed);
+        }
+    }
+
+    fn of_file(path: &Path, own: OwnFile) -> Result<Region, RegionError> {
         let name = path.display().to_string();
         // Clients are handed this second, read-only opening. With a copy of `file` they could write.
         let share = place::open_file(path, OFlags::RDONLY)?;
         let about = |file: &File| file.metadata().map_err(os("reading the length of", &name));
-        let (ours, theirs) = (about(&file)?, about(&share)?);
+        let (ours, theirs) = (about(&own.file)?, about(&share)?);
         if (ours.dev(), ours.ino()) != (theirs.dev(), theirs.ino()) {
             let source = io::Error::other("another file took its place meanwhile; try again");
             return Err(os("opening for reading", &name)(source));
         }
         let bytes = ours.len();
-        let map = MmapOptions::new().len(bytes as usize).map_raw(&file).map_err(unmapped(&name, bytes))?;
-        let region = Region::from_map(map, true, Some(share.into()), Some(file));
-        Ok(Region { lock: Some(lock), ..region })
+        let map = MmapOptions::new().len(bytes as usize).map_raw(&*own.file);
+        let map = map.map_err(|error| match huge_page(&own.file) {
+            // All of its pages are reserved now.
+            Some(_) => os("mapping", &name)(error),
+            None => unmapped(&name, bytes)(error),
+        })?;
+        Ok(Region::from_map(map, is_in_memory(&own.file), true, Some(share.into()), Some(own)))
     }
 
     fn anonymous(flags: MemfdFlags, bytes: u64) -> Result<Region, RegionError> {
@@ -348,7 +419,7 @@ impl Region {
             }
         };
         rustix::fs::fcntl_add_seals(&file, seals).map_err(|e| os("sealing", what())(e.into()))?;
-        Ok(Region::from_map(map, true, Some(share), Some(file)))
+        Ok(Region::from_map(map, is_in_memory(&file), true, Some(share), Some(OwnFile::of(file, None))))
     }
 
     /// Memory that this process and one other both write: so many zero bytes, and what the other is handed. It is
@@ -364,9 +435,9 @@ impl Region {
         let file = memfd(MemfdFlags::empty(), bytes)?;
         let seals = SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals).map_err(|e| os("sealing", what())(e.into()))?;
-        reserve(&file, 0, bytes)?;
+        reserve(&file, 0..bytes)?;
         let map = MmapOptions::new().len(bytes as usize).map_raw(&file).map_err(unmapped(what(), bytes))?;
-        Ok((Region::from_map(map, true, None, None), file.into()))
+        Ok((Region::from_map(map, is_in_memory(&file), true, None, None), file.into()))
     }
 
     /// Maps memory that a server made with [`Region::exchange`] and handed over.
@@ -384,7 +455,7 @@ impl Region {
         }
         let bytes = file.metadata().map_err(os("reading the length of", what))?.len();
         let map = MmapOptions::new().len(bytes as usize).map_raw(&file).map_err(unmapped(what, bytes))?;
-        Ok(Region::from_map(map, true, None, None))
+        Ok(Region::from_map(map, is_in_memory(&file), true, None, None))
     }
 
     /// Maps a region that a server handed over, for reading only.
@@ -397,7 +468,7 @@ impl Region {
         let bytes = file.metadata().map_err(os("reading the length of", what))?.len();
         let map = MmapOptions::new().len(bytes as usize).map_raw_read_only(&file);
         let map = map.map_err(unmapped(what, bytes))?;
-        Ok(Region::from_map(map, false, Some(file.into()), None))
+        Ok(Region::from_map(map, is_in_memory(&file), false, Some(file.into()), None))
     }
 
     /// Maps the region that a server handed to this client, for reading only. Anonymous memory must be
@@ -421,9 +492,18 @@ impl Region {
         Region::map_shared(fd)
     }
 
-    fn from_map(map: MmapRaw, writable: bool, share: Option<OwnedFd>, file: Option<File>) -> Region {
+    fn from_map(
+        map: MmapRaw,
+        is_in_memory: bool,
+        writable: bool,
+        share: Option<OwnedFd>,
+        own: Option<OwnFile>,
+    ) -> Region {
         // A window is read at random: fewer, larger TLB entries where the system allows it. Best effort.
-        let _ = map.advise(memmap2::Advice::HugePage);
+        // A store into a page of a disk's file needs blocks for all of the page, holes too, and where the disk
+        // has none, it ends in SIGBUS. So pages there are as short as can be: those read ahead are longer.
+        let advice = if is_in_memory { memmap2::Advice::HugePage } else { memmap2::Advice::Random };
+        let _ = map.advise(advice);
         Region {
             words: map.len() / WORD,
             eight_lines_end: eight_lines_end(map.len() / WORD),
@@ -431,8 +511,8 @@ impl Region {
             writable,
             memory: Arc::new(Memory::Mapped(map)),
             share: share.map(Arc::new),
-            file: file.map(Arc::new),
-            lock: None,
+            file: own.as_ref().map(|own| Arc::clone(&own.file)),
+            own,
             pinned: Arc::default(),
             observed: Observed::default(),
         }
@@ -448,7 +528,7 @@ impl Region {
         unsafe {
             rustix::mm::madvise(map.as_mut_ptr().cast(), map.len(), rustix::mm::Advice::LinuxWipeOnFork)?;
         }
-        Ok(Region::from_map(map, true, None, None))
+        Ok(Region::from_map(map, false, true, None, None))
     }
 
     /// A region of `bytes` zero bytes in this process's own memory, which no other can map.
@@ -463,7 +543,7 @@ impl Region {
             memory: Arc::new(Memory::Private(memory)),
             share: None,
             file: None,
-            lock: None,
+            own: None,
             pinned: Arc::default(),
             observed: Observed::default(),
         }
@@ -476,7 +556,7 @@ impl Region {
             memory: Arc::clone(&self.memory),
             share: self.share.clone(),
             file: self.file.clone(),
-            lock: None,
+            own: None,
             pinned: Arc::clone(&self.pinned),
             observed: self.observed.clone(),
             ..*self
@@ -521,14 +601,10 @@ impl Region {
     /// # Errors
     /// [`RegionError`] when there is not enough.
     pub fn back(&self, bytes: std::ops::Range<u64>) -> Result<(), RegionError> {
-        let Some(file) = &self.file else { return Ok(()) };
-        let len = bytes.end.min(self.bytes()).saturating_sub(bytes.start);
-        if !reserve(file, bytes.start, len)?
-            && let Memory::Mapped(map) = &*self.memory
-        {
-            touch(map, bytes.start..bytes.start + len)?;
+        match (&self.file, &*self.memory) {
+            (Some(file), Memory::Mapped(map)) => back(file, map, 0, bytes),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// As [`Region::back`], for a table in service. What the system could give only by ending
@@ -537,13 +613,7 @@ impl Region {
     /// # Errors
     /// [`RegionError`] when there is not enough.
     pub(crate) fn back_more(&self, bytes: std::ops::Range<u64>) -> Result<(), RegionError> {
-        let Some(file) = &self.file else { return Ok(()) };
-        let is_there = rustix::fs::seek(file, rustix::fs::SeekFrom::Hole(bytes.start))
-            .is_ok_and(|hole| hole >= bytes.end);
-        let is_memory = || rustix::fs::fstatfs(file).is_ok_and(|about| room::is_tmpfs(&about));
-        if !is_there && is_memory() {
-            leaves_room(bytes.end.saturating_sub(bytes.start))?;
-        }
+        self.file.as_ref().map_or(Ok(()), |file| check_more(file, &bytes))?;
         self.back(bytes)
     }
 
@@ -562,21 +632,26 @@ impl Region {
     /// [`RegionError`] when there is not enough, or the region is no file.
     pub(crate) fn behind(&self, start: u64, bytes: u64) -> Result<Behind<'_>, RegionError> {
         let what = || format!("{bytes} bytes behind a table");
-        if start + bytes <= self.bytes() {
-            self.back(start..start + bytes)?;
+        let end = start + bytes;
+        if end <= self.bytes() {
+            self.back_more(start..end)?;
             return Ok(Behind::Within(self, start as usize / WORD));
         }
         let Some(file) = &self.file else {
             return Err(os("making room for", what())(io::ErrorKind::Unsupported.into()));
         };
-        file.set_len(start + bytes).map_err(os("making room for", what()))?;
+        check_more(file, &(start..end))?;
+        set_len(file, end).map_err(os("making room for", what()))?;
         let options = MmapOptions::new().offset(start).len(bytes as usize).map_raw(file);
-        let map = options.map_err(os("mapping", what()))?;
-        if !reserve(file, start, bytes)? {
-            touch(&map, 0..bytes)?;
-        }
-        let apart = Region { file: self.file.clone(), ..Region::from_map(map, true, None, None) };
-        Ok(Behind::Apart(apart))
+        let backed = options.map_err(unmapped(what(), bytes)).and_then(|map| {
+            back(file, &map, start, start..end)?;
+            Ok(map)
+        });
+        // Nobody has mapped what is behind.
+        let map = backed.inspect_err(|_| drop(file.set_len(self.bytes())))?;
+        // It has no lock: that goes with this region.
+        let apart = Region::from_map(map, is_in_memory(file), true, None, None);
+        Ok(Behind::Apart(Region { file: self.file.clone(), ..apart }))
     }
 
     /// For a device that is about to pin these bytes: nothing is given back any more. Touches all of them, piece
@@ -587,8 +662,7 @@ impl Region {
         const PIECE: usize = 64 << 20;
         self.pinned.store(true, std::sync::atomic::Ordering::Relaxed);
         let Memory::Mapped(map) = &*self.memory else { return };
-        let (first, last) =
-            (bytes.start as usize & !(crate::layout::PAGE - 1), (bytes.end as usize).min(map.len()));
+        let (first, last) = (bytes.start as usize & !(PAGE - 1), (bytes.end as usize).min(map.len()));
         for start in (first..last).step_by(PIECE) {
             let end = (start + PIECE).min(last);
             // Kernels before 5.14 do not know it: the NIC's driver then does all the work.
@@ -638,7 +712,7 @@ impl Region {
 
     /// The file of its lock, if that was removed: nothing keeps a second server away any more.
     pub(crate) fn lost_lock(&self) -> Option<&Path> {
-        self.lock.as_ref().filter(|lock| !lock.stands()).map(LockFile::path)
+        self.own.as_ref()?.lock.as_ref().filter(|lock| !lock.stands()).map(LockFile::path)
     }
 
     /// The region's memory, as it can be mapped for reading only. `None` if it is private.
@@ -1168,34 +1242,146 @@ fn memfd(flags: MemfdFlags, bytes: u64) -> Result<File, RegionError> {
     let fd = rustix::fs::memfd_create("oneread", flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
         .map_err(|e| os("making", what())(e.into()))?;
     let file = File::from(fd);
-    file.set_len(bytes).map_err(os("making", what()))?;
+    set_len(&file, bytes).map_err(os("making", what()))?;
     Ok(file)
 }
 
-/// Has the file system put memory behind so many bytes of a file. `false` if it cannot promise any.
-fn reserve(file: &File, start: u64, len: u64) -> Result<bool, RegionError> {
-    match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), start, len.max(1)) {
-        Ok(()) => Ok(true),
-        Err(rustix::io::Errno::OPNOTSUPP) => Ok(false),
-        Err(e) => Err(os("reserving", format!("{len} bytes of shared memory"))(e.into())),
+/// Whether a file is in memory, in pages of the usual length.
+fn is_in_memory(file: impl AsFd) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|about| room::is_tmpfs(&about))
+}
+
+/// The length of the pages of a file on hugetlbfs.
+fn huge_page(file: &File) -> Option<u64> {
+    const HUGETLBFS: u64 = 0x9584_58f6;
+    let about = rustix::fs::fstatfs(file).ok().filter(|about| about.f_type as u64 == HUGETLBFS)?;
+    Some(about.f_bsize as u64)
+}
+
+/// Makes a file longer.
+fn set_len(file: &File, len: u64) -> io::Result<()> {
+    room::check_length(len)?;
+    file.set_len(len)
+}
+
+/// Checks that the system has these bytes for a file in memory, if they are not there yet, without ending
+/// processes.
+fn check_more(file: &File, bytes: &std::ops::Range<u64>) -> Result<(), RegionError> {
+    /// Left to the system for everything else.
+    const SPARE: u64 = 16 << 20;
+    let is_there =
+        rustix::fs::seek(file, rustix::fs::SeekFrom::Hole(bytes.start)).is_ok_and(|hole| hole >= bytes.end);
+    if is_there || !is_in_memory(file) {
+        return Ok(());
+    }
+    let need = bytes.end.saturating_sub(bytes.start) + SPARE;
+    match room::of_machine().into_iter().find(|room| room.bytes < need) {
+        Some(Room { bytes: left, of, .. }) => Err(RegionError::NoRoom { need, left, of }),
+        None => Ok(()),
     }
 }
 
-/// Takes a file's blocks by touching them, where the kernel can say that this fails (from 5.14 on).
-fn touch(map: &MmapRaw, bytes: std::ops::Range<u64>) -> Result<(), RegionError> {
-    let len = bytes.end - bytes.start;
-    let touched = map.advise_range(memmap2::Advice::PopulateWrite, bytes.start as usize, len as usize);
-    let errno = touched.err().and_then(|error| rustix::io::Errno::from_io_error(&error));
-    if errno.is_some_and(|errno| errno != rustix::io::Errno::INVAL) {
-        let source = rustix::io::Errno::NOSPC.into();
-        return Err(os("reserving", format!("{len} bytes of the region"))(source));
+/// Puts memory behind these bytes of a file, which is mapped from byte `mapped` on: afterwards the first
+/// store into any page of them is refused by nobody.
+fn back(file: &File, map: &MmapRaw, mapped: u64, bytes: std::ops::Range<u64>) -> Result<(), RegionError> {
+    let bytes = bytes.start..bytes.end.min(mapped + map.len() as u64);
+    let has_pages = reserve(file, bytes.clone())? && is_in_memory(file);
+    if !has_pages && !bytes.is_empty() {
+        populate(map, bytes.start - mapped..bytes.end - mapped)?;
     }
     Ok(())
 }
 
+/// Has the file system put memory behind these bytes of a file. `false` if it cannot promise any.
+fn reserve(file: &File, bytes: std::ops::Range<u64>) -> Result<bool, RegionError> {
+    /// A call that a signal interrupts has done nothing. So each is short enough to end between two signals.
+    const PIECE: u64 = 4 << 20;
+    let all = bytes.end.saturating_sub(bytes.start);
+    for start in bytes.clone().step_by(PIECE as usize) {
+        let len = PIECE.min(bytes.end - start);
+        let ask = || rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), start, len);
+        match rustix::io::retry_on_intr(ask) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::OPNOTSUPP) => return Ok(false),
+            Err(e) => return Err(os("reserving", format!("{all} bytes of shared memory"))(e.into())),
+        }
+    }
+    Ok(true)
+}
+
+/// Takes a file's pages by touching them, where the kernel can say that this fails (from 5.14 on). A disk's
+/// block that was reserved is not enough: a page of the cache that is longer than a block needs them all.
+fn populate(map: &MmapRaw, bytes: std::ops::Range<u64>) -> Result<(), RegionError> {
+    let len = bytes.end - bytes.start;
+    let touch = || {
+        let touched = map.advise_range(memmap2::Advice::PopulateWrite, bytes.start as usize, len as usize);
+        touched.map_err(|error| rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO))
+    };
+    match rustix::io::retry_on_intr(touch) {
+        Ok(()) | Err(rustix::io::Errno::INVAL) => Ok(()),
+        Err(_) => {
+            let source = rustix::io::Errno::NOSPC.into();
+            Err(os("reserving", format!("{len} bytes of the region"))(source))
+        }
+    }
+}
+
+/// # Errors
+/// [`RegionError::Unfinished`] of a file whose table was never finished.
+fn check_finished(path: &Path, file: &File) -> Result<(), RegionError> {
+    match is_unfinished(file).map_err(os("reading", path.display().to_string()))? {
+        true => Err(RegionError::Unfinished { path: path.into() }),
+        false => Ok(()),
+    }
+}
+
+/// Whether a file holds a table that no server has finished: it has the state of the first one, which is at
+/// it, or nothing at all yet. Nobody was ever served from it.
+///
+/// Reads it and does not map it: to touch a page that is not there takes memory, or ends in SIGBUS.
+fn is_unfinished(file: &File) -> io::Result<bool> {
+    const HEAD: usize = 2 * PAGE;
+    let have = file.metadata()?.len();
+    if have < HEAD as u64 {
+        return Ok(have == 0);
+    }
+    let mut head = [0; HEAD];
+    file.read_exact_at(&mut head, 0)?;
+    let mut words: Vec<u64> = head.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word)).collect();
+    let state = std::mem::take(&mut words[STATE_WORD]);
+    let is_first = state == State { incarnation: 1, phase: Phase::Starting }.to_word();
+    let superblock = Superblock::from_words(std::array::from_fn(|word| words[word]));
+    match superblock.geometry(have) {
+        Ok(_) => Ok(is_first),
+        // The first word is written last, and the slots later.
+        Err(SuperblockError::Magic { found: 0 }) => {
+            let is_ours = matches!(superblock.version, 0 | FORMAT_VERSION) && (state == 0 || is_first);
+            let is_empty = words[SUPERBLOCK_WORDS..].iter().all(|&word| word == 0);
+            Ok(is_ours && is_empty && is_zero_from(file, HEAD as u64)?)
+        }
+        Err(_) => Ok(false),
+    }
+}
+
+/// Whether a file has nothing but zeros from this byte on. Holes are not read.
+fn is_zero_from(file: &File, mut at: u64) -> io::Result<bool> {
+    let mut piece = vec![0; 64 << 10];
+    loop {
+        at = match rustix::fs::seek(file, rustix::fs::SeekFrom::Data(at)) {
+            Err(rustix::io::Errno::NXIO) => return Ok(true),
+            data => data.unwrap_or(at),
+        };
+        let read = file.read_at(&mut piece, at)?;
+        if read == 0 || piece[..read].iter().any(|&byte| byte != 0) {
+            return Ok(read == 0);
+        }
+        at += read as u64;
+    }
+}
+
 /// Opens a region file for writing and keeps other servers away from it. Locks before it opens: nobody
 /// removes the file in between.
-fn lock_file(path: &Path, create: bool) -> Result<(File, LockFile), RegionError> {
+fn lock_file(path: &Path, create: bool) -> Result<OwnFile, RegionError> {
     let failed = |error| match error {
         PlaceError::Os { source, .. } if source.kind() == io::ErrorKind::NotFound && !create => {
             RegionError::Missing { path: path.into() }
@@ -1207,7 +1393,7 @@ fn lock_file(path: &Path, create: bool) -> Result<(File, LockFile), RegionError>
     let lock = LockFile::take(path, Duration::ZERO).map_err(failed)?;
     let lock = lock.ok_or_else(|| RegionError::InUse { path: path.into() })?;
     let make = if create { OFlags::CREATE } else { OFlags::empty() };
-    Ok((place::open_file(path, OFlags::RDWR | make).map_err(failed)?, lock))
+    Ok(OwnFile::of(place::open_file(path, OFlags::RDWR | make).map_err(failed)?, Some(lock)))
 }
 
 #[cfg(test)]
@@ -1321,6 +1507,8 @@ mod tests {
         let path = dir.path().join("r");
         let first = Region::create(&Backing::File(path.clone()), 8192).unwrap();
         assert!(matches!(Region::open(&path), Err(RegionError::InUse { .. })));
+        first.store(1000, 1);
+        first.keep();
         drop(first);
         assert_eq!(Region::open(&path).unwrap().bytes(), 8192);
     }
@@ -1387,10 +1575,14 @@ mod tests {
         let empty = dir.path().join("empty");
         File::create(&empty).unwrap();
         std::fs::set_permissions(&empty, Permissions::from_mode(0o644)).unwrap();
-        drop(Region::create(&Backing::File(empty.clone()), 8192).unwrap());
+        let made = Region::create(&Backing::File(empty.clone()), 8192).unwrap();
         assert_eq!(std::fs::metadata(&empty).unwrap().permissions().mode() & 0o7777, 0o600);
+        drop(made);
+        assert!(!empty.exists(), "nothing was kept in it");
         assert!(region.is_writable() && region.bytes() == 8192);
         region.store(1, 42);
+        region.store(1000, 1);
+        region.keep();
         // The lock goes with the region, not with another name of it.
         drop(region.alias());
         for opened in [Region::open(&path), Region::create(&backing, 8192)] {
@@ -1431,8 +1623,9 @@ mod tests {
         // What is handed out is not the file that has taken its place.
         let other = dir.path().join("other");
         std::fs::write(&other, [0; 8192]).unwrap();
-        let lock = LockFile::take(&other, Duration::ZERO).unwrap().unwrap();
-        let (_, what, source) = about(Region::of_file(&other, File::open(&path).unwrap(), lock).unwrap_err());
+        let lock = LockFile::take(&other, Duration::ZERO).unwrap();
+        let own = OwnFile::of(File::open(&path).unwrap(), lock);
+        let (_, what, source) = about(Region::of_file(&other, own).unwrap_err());
         assert_eq!(what, other.to_str().unwrap());
         assert!(source.to_string().contains("another file took its place"), "{source}");
     }

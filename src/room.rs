@@ -40,6 +40,14 @@ pub(crate) fn of_length() -> Option<Room> {
     Some(Room { bytes: limit, whole: limit, of: "the limit on the length of files (RLIMIT_FSIZE)".into() })
 }
 
+/// Checks that this process may make a file so long. To try it would end the process (SIGXFSZ).
+pub(crate) fn check_length(bytes: u64) -> std::io::Result<()> {
+    match of_length() {
+        Some(room) if bytes > room.bytes => Err(rustix::io::Errno::FBIG.into()),
+        _ => Ok(()),
+    }
+}
+
 /// The bounds on memory of this kind that is taken now.
 pub(crate) fn left_to(backing: &Backing) -> Vec<Room> {
     let mut rooms = Vec::new();
@@ -70,7 +78,8 @@ fn folder_of(path: &Path) -> &Path {
 }
 
 fn of_file_system(folder: &Path) -> Option<Room> {
-    let about = rustix::fs::statvfs(folder).ok()?;
+    // hugetlbfs without a limit says 0.
+    let about = rustix::fs::statvfs(folder).ok().filter(|about| about.f_blocks > 0)?;
     Some(Room {
         bytes: about.f_bavail.saturating_mul(about.f_frsize),
         whole: about.f_blocks.saturating_mul(about.f_frsize),

@@ -1,6 +1,9 @@
 //! Steps of a server's start that take long for a large table.
 
 use crate::cores::Cores;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// A step of a server's start.
@@ -37,15 +40,34 @@ pub struct StartProgress {
 pub(crate) struct Start {
     pub cores: Cores,
     pub tell: Option<fn(StartProgress)>,
+    /// The start ends early when this is true.
+    pub cancel: Option<Arc<AtomicBool>>,
 }
 
 impl Default for Start {
     fn default() -> Start {
-        Start { cores: Cores::all(), tell: None }
+        Start { cores: Cores::all(), tell: None, cancel: None }
     }
 }
 
 impl Start {
+    /// Whether nobody wants the server any more.
+    pub fn is_cancelled(&self) -> bool {
+        self.cancel.as_ref().is_some_and(|cancel| cancel.load(Ordering::Relaxed))
+    }
+
+    /// As [`Cores::split`]. `None` if the start is cancelled: then some pieces were left out.
+    pub fn split<R: Send>(
+        &self,
+        range: Range<u64>,
+        piece: u64,
+        work: impl Fn(Range<u64>) -> R + Sync,
+        done: impl FnMut(u64),
+    ) -> Option<Vec<R>> {
+        let work = |part| (!self.is_cancelled()).then(|| work(part));
+        self.cores.split(range, piece, work, done).into_iter().collect()
+    }
+
     /// Takes a step, which says now and then how many of `total` bytes are done.
     pub fn step<R>(&self, step: StartStep, total: u64, take: impl FnOnce(&mut dyn FnMut(u64)) -> R) -> R {
         /// Time between lines in the log.

@@ -421,7 +421,7 @@ fn files_that_are_no_region_are_refused() {
             assert_eq!(std::fs::read(&left.path).unwrap(), content, "{error}");
             error
         };
-        for have in [0u64, 1, 7, 8, 256, 4096, 8191] {
+        for have in [1u64, 7, 8, 256, 4096, 8191] {
             assert_eq!(
                 attempt(&good[..have as usize]),
                 RecoverError::Superblock(SuperblockError::TooShort { have })
@@ -430,15 +430,31 @@ fn files_that_are_no_region_are_refused() {
         let text = b"#!/bin/sh\necho 'no region, but long enough for one'\n".repeat(300);
         let magic = matches!(attempt(&text), RecoverError::Superblock(SuperblockError::Magic { .. }));
         assert!(magic, "a text file");
-        let zeros = attempt(&vec![0; good.len()]);
-        assert_eq!(zeros, RecoverError::Superblock(SuperblockError::Magic { found: 0 }));
+        // Not of zeros alone, or not of the first server's.
+        for (at, byte) in [(8, 4), (256, 1), (4097, 2), (4104, 1), (9000, 1), (good.len() - 1, 1)] {
+            let mut zeros = vec![0; good.len()];
+            zeros[at] = byte;
+            assert_eq!(attempt(&zeros), RecoverError::Superblock(SuperblockError::Magic { found: 0 }));
+        }
         let need = good.len() as u64;
         for have in [8192, need - 8, need - 4, need - 1] {
             let short = RecoverError::Superblock(SuperblockError::Truncated { have, need });
             assert_eq!(attempt(&good[..have as usize]), short);
         }
+        // What no server has finished is known before it is mapped. (Where the first server had ended, a state
+        // of none is damage.)
         let mut unfinished = good.clone();
         unfinished[4096] = 0;
+        let mut begun = vec![0; good.len()];
+        begun[4097] = 1;
+        for content in [&[][..], &vec![0; good.len()], &begun, &unfinished] {
+            std::fs::write(&left.path, content).unwrap();
+            for opened in [Region::open(&left.path), Region::open_to_read(&left.path)] {
+                assert!(matches!(opened, Err(oneread::RegionError::Unfinished { .. })), "{opened:?}");
+            }
+            assert_eq!(std::fs::read(&left.path).unwrap(), content);
+        }
+        unfinished[4097] = 2;
         assert_eq!(attempt(&unfinished), RecoverError::Unfinished);
         std::fs::write(&left.path, &good).unwrap();
         assert_eq!(left.open().unwrap().1.torn, 0, "the good one still opens");

@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use oneread::region::Backing;
 use oneread::{
-    Client, Config, RecoverError, ServeError, Server, ServerConfig, Snapshot, SnapshotStatus, Snapshots,
+    Client, Config, RegionError, ServeError, Server, ServerConfig, Snapshot, SnapshotStatus, Snapshots,
     StartMode, TableSize,
 };
 use std::collections::BTreeMap;
@@ -155,7 +155,7 @@ fn a_new_table_begins_with_the_last_snapshot() {
 }
 
 /// A server that was killed while it made its table has left a region that nobody was served from. The next
-/// one makes another, if it has a snapshot to begin with; else it says so, and leaves the file as it is.
+/// one makes another, with the keys of a snapshot if there is one.
 #[test]
 fn a_table_that_was_not_finished_is_made_again() {
     let files = Files::new();
@@ -173,9 +173,11 @@ fn a_table_that_was_not_finished_is_made_again() {
 
     fs::write(&files.region, &region).unwrap();
     fs::remove_file(&files.snapshot).unwrap();
-    let error = Server::start(files.config()).unwrap_err();
-    assert!(matches!(error, ServeError::Recover { source: RecoverError::Unfinished, .. }), "{error:?}");
+    let error = Server::start(files.config().start(StartMode::Open)).unwrap_err();
+    assert!(matches!(error, ServeError::Region(RegionError::Unfinished { .. })), "{error:?}");
     assert!(fs::read(&files.region).unwrap() == region, "it stays");
+    let server = files.serve();
+    assert_eq!((server.restored(), server.recovered(), server.index().len()), (None, None, 0));
 }
 
 /// A snapshot that is damaged, or that the table cannot take, ends the start. It stays as it is, and

@@ -5,7 +5,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use oneread::inspect::Inspector;
 use oneread::place::{self, LockFile};
-use oneread::region::Region;
+use oneread::region::{Region, RegionError};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -32,8 +32,8 @@ struct Found {
     path: PathBuf,
     bytes: u64,
     owner: u32,
-    /// Whether a server holds it, and its keys.
-    inside: Result<(bool, u64)>,
+    /// Whether a server holds it, and its keys. None in a table that was never finished.
+    inside: Result<(bool, Option<u64>)>,
 }
 
 impl Regions {
@@ -54,6 +54,7 @@ impl Regions {
         if self.json {
             for file in &found {
                 let (served, keys) = file.inside.as_ref().ok().copied().unzip();
+                let keys = keys.flatten();
                 show::say(serde_json::json!({
                     "path": file.path.to_string_lossy(), "bytes": file.bytes, "owner": file.owner, "served": served,
                     "keys": keys,
@@ -65,7 +66,10 @@ impl Regions {
             let mut table = show::table(["owner", "size", "keys", "served", "file"]);
             for file in &found {
                 let (keys, served) = match &file.inside {
-                    Ok((served, keys)) => (show::count(*keys), if *served { "yes" } else { "no" }.into()),
+                    Ok((served, keys)) => (
+                        keys.map_or("unfinished".into(), show::count),
+                        if *served { "yes" } else { "no" }.into(),
+                    ),
                     Err(error) => (String::new(), show::text(format!("{error:#}").as_bytes(), usize::MAX)),
                 };
                 table.add_row([
@@ -143,10 +147,15 @@ fn look(path: &Path) -> Result<Found> {
     })
 }
 
-fn look_inside(path: &Path) -> Result<(bool, u64)> {
-    let file = place::open_file(path, rustix::fs::OFlags::RDONLY)?;
-    let region = Region::map_shared(file.into())?;
-    let (geometry, _) = Inspector::superblock(&region)?;
-    let occupancy = Inspector::new(&region, &geometry).occupancy(|_| ());
-    Ok((LockFile::is_taken(path)?, occupancy.live_main + occupancy.live_overflow))
+fn look_inside(path: &Path) -> Result<(bool, Option<u64>)> {
+    let keys = match Region::open_to_read(path) {
+        Ok(region) => {
+            let (geometry, _) = Inspector::superblock(&region)?;
+            let occupancy = Inspector::new(&region, &geometry).occupancy(|_| ());
+            Some(occupancy.live_main + occupancy.live_overflow)
+        }
+        Err(RegionError::Unfinished { .. }) => None,
+        Err(error) => return Err(error.into()),
+    };
+    Ok((LockFile::is_taken(path)?, keys))
 }

@@ -6,22 +6,21 @@ use super::{At, TokenArgs, show};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use oneread::inspect::Inspector;
-use oneread::layout::control::Phase;
 use oneread::place::{self, LockFile};
-use oneread::region::{Backing, Region};
+use oneread::region::{Backing, Region, RegionError};
 use oneread::verbs::Wait;
 use oneread::{
     Address, Config, Geometry, Layout, MemoryShare, Recovered, ServeError, Server, ServerConfig, Snapshots,
     StartMode, StartProgress, StartStep, SuperblockError, TableSize, Token,
 };
-use rustix::fs::OFlags;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::str::FromStr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// A number of bytes as in 512MiB, 8GiB, 8G; a number alone is bytes.
@@ -244,19 +243,24 @@ impl Serve {
             "over verbs whoever reaches the port can read and change the table: give server and clients a token (ONEREAD_TOKEN, or --token-file FILE), or add --no-token to let everybody in"
         );
         let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+        let cancel = Arc::new(AtomicBool::new(false));
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            signal_hook::flag::register(signal, cancel.clone())?;
+        }
+        // What grows beyond the limit on the length of files ends in an error, the log included.
+        signal_hook::flag::register(SIGXFSZ, Arc::default())?;
         let address = self.at.address();
         let source = self.source();
         let base = source.map(|path| snapshot::config_for(path, self.layout)).transpose();
-        let backing = if self.anonymous {
-            Backing::Anonymous
-        } else if self.huge_pages {
-            Backing::HugePages
-        } else {
-            Backing::File(self.prepare_file(&address)?)
-        };
         // A table that is taken over has terms of its own, and needs no snapshot that can be read.
-        let is_taken_over =
-            matches!(&backing, Backing::File(path) if path.metadata().is_ok_and(|about| about.len() > 0));
+        let (backing, is_taken_over) = if self.anonymous {
+            (Backing::Anonymous, false)
+        } else if self.huge_pages {
+            (Backing::HugePages, false)
+        } else {
+            let (path, has_table) = self.prepare_file(&address)?;
+            (Backing::File(path), has_table)
+        };
         let base = if is_taken_over { None } else { base? };
         let share = if is_taken_over || base.is_some() { None } else { self.default_share(&backing)? };
         let base = match (base, &share) {
@@ -268,9 +272,15 @@ impl Serve {
         if is_over_verbs(&address) && !is_taken_over {
             check_locked_memory(&config)?;
         }
-        let how = self.how(address, config, backing.clone(), token)?;
+        let how = self.how(address, config, backing.clone(), token)?.cancel(cancel);
         raise_descriptors(self.clients_max);
-        let server = Server::start(how).map_err(advise)?;
+        let server = match Server::start(how) {
+            Err(ServeError::Cancelled) => {
+                show::complain("oneread: stopped before the table was ready; nothing is left of a new one");
+                return Ok(ExitCode::SUCCESS);
+            }
+            server => server.map_err(advise)?,
+        };
         self.warn_of_users(server.address());
         self.announce(&server, &backing, share)?;
         signals.forever().next();
@@ -427,8 +437,8 @@ impl Serve {
             .grace(self.grace_us.map_or(base.grace, Duration::from_micros))
     }
 
-    /// The region file. Afterwards it holds a table as requested, or it does not exist.
-    fn prepare_file(&self, address: &Address) -> Result<PathBuf> {
+    /// The region file, and whether it holds a table, which is as requested. Else the server makes one.
+    fn prepare_file(&self, address: &Address) -> Result<(PathBuf, bool)> {
         let path = match &self.region {
             Some(path) => path.clone(),
             None => {
@@ -443,33 +453,22 @@ impl Serve {
             }
         };
         place::prepare(&path)?;
-        match std::fs::symlink_metadata(&path) {
-            Ok(about) if about.len() > 0 || !about.is_file() => {
-                let found = look_into(&path);
-                // Who was restoring it was killed. Nobody has been served from it.
-                let is_half = found
-                    .as_ref()
-                    .is_ok_and(|(_, phase)| *phase == Phase::Starting && self.source().is_some());
-                if self.fresh && found.as_ref().err().is_none_or(is_of_region) || is_half {
-                    ensure!(
-                        remove(&path)?,
-                        "{} is in use by another server; stop that one first",
-                        path.display()
-                    );
-                } else {
-                    let (has, _) = found?;
-                    ensure!(
-                        self.restore.is_none(),
-                        "{} holds a table with keys of its own; --restore is for a new table: add --fresh to remove this one, or leave --restore out and use `oneread restore` to put the keys over these",
-                        path.display()
-                    );
-                    self.check(&path, &has)?;
-                    return Ok(path);
-                }
-            }
-            _ => {}
+        let found = match std::fs::symlink_metadata(&path) {
+            Ok(about) if about.len() > 0 || !about.is_file() => look_into(&path),
+            _ => Ok(None),
+        };
+        if self.fresh && found.as_ref().map_or_else(is_of_region, Option::is_some) {
+            ensure!(remove(&path)?, "{} is in use by another server; stop that one first", path.display());
+            return Ok((path, false));
         }
-        Ok(path)
+        let Some(has) = found? else { return Ok((path, false)) };
+        ensure!(
+            self.restore.is_none(),
+            "{} holds a table with keys of its own; --restore is for a new table: add --fresh to remove this one, or leave --restore out and use `oneread restore` to put the keys over these",
+            path.display()
+        );
+        self.check(&path, &has)?;
+        Ok((path, true))
     }
 
     /// Checks that the table in the file is what the user asked for.
@@ -645,15 +644,15 @@ fn show_start(at: StartProgress) {
     }
 }
 
-/// The geometry of a region file, and the state that its last server left it in. Any other file is an
-/// error and is left alone.
-fn look_into(path: &Path) -> Result<(Geometry, Phase)> {
-    let name = path.display();
-    let file = place::open_file(path, OFlags::RDONLY)?;
-    let region = Region::map_shared(file.into())?;
-    let (geometry, _) = Inspector::superblock(&region).with_context(|| name.to_string())?;
-    let phase = Inspector::new(&region, &geometry).state().phase;
-    Ok((geometry, phase))
+/// The geometry of a region file. `None` if its table was never finished. Any other file is an error and is
+/// left alone.
+fn look_into(path: &Path) -> Result<Option<Geometry>> {
+    let region = match Region::open_to_read(path) {
+        Err(RegionError::Unfinished { .. }) => return Ok(None),
+        region => region?,
+    };
+    let (geometry, _) = Inspector::superblock(&region).with_context(|| path.display().to_string())?;
+    Ok(Some(geometry))
 }
 
 /// Whether what cannot be read is a region all the same, of another version or damaged: it may be removed.
@@ -709,7 +708,6 @@ fn raise_descriptors(clients_max: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use oneread::region::RegionError;
 
     #[test]
     fn sizes_have_units() {

@@ -258,7 +258,7 @@ fn open_file(path: &Path) -> Result<Opened> {
     let file = File::open(path).with_context(|| format!("opening {name}"))?;
     anyhow::ensure!(file.metadata()?.is_file(), "{name} is no file; name a file that `oneread serve` made");
     anyhow::ensure!(file.metadata()?.len() > 0, "{name} is empty; name a file that `oneread serve` made");
-    let region = Region::map_shared(file.into())?;
+    let region = Region::map_file(path, file)?;
     let (geometry, _) = Inspector::superblock(&region).with_context(|| name.clone())?;
     Ok(Opened::File { region, geometry: Box::new(geometry), name })
 }

@@ -754,6 +754,9 @@ fn open_file(
         {
             return Err(no_server);
         }
+        Err(RegionError::Unfinished { path }) => {
+            return Err(ConnectError::NoTable { address: address.clone(), path });
+        }
         Err(error) => return Err(error.into()),
     };
     let (geometry, _) = Superblock::open(region.bytes(), |word| region.load(word))

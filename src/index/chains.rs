@@ -101,7 +101,7 @@ impl Blocks {
             // `back` cuts the last step off where the region ends.
             let more = BACKING_STEP.div_ceil(block_bytes);
             let start = geometry.slot_offset(chain::window(geometry, Block(pool.backed as u32)).first);
-            if let Err(error) = region.back(start..start + more * block_bytes) {
+            if let Err(error) = region.back_more(start..start + more * block_bytes) {
                 tracing::error!(error = &error as &dyn std::error::Error, "no memory for overflow blocks");
                 return None;
             }

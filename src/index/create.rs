@@ -5,6 +5,7 @@ use crate::layout::hash::mix;
 use crate::layout::segment::HomeState;
 use crate::layout::slot::{encode, stamp_copies};
 use crate::start::{Start, StartStep};
+use std::sync::atomic::compiler_fence;
 
 /// Slots that a thread makes before it takes the next ones.
 const PIECE: u64 = 1 << 15;
@@ -42,8 +43,8 @@ impl Segment {
         let (slots, slot_bytes) = (index.geometry.main_slots(), index.geometry.shape().bytes() as u64);
         start.step(StartStep::Make, slots * slot_bytes, |done| {
             let make = |slots: std::ops::Range<u64>| index.make_slots(slots);
-            let made = start.cores.split(0..slots, PIECE, make, |slots| done(slots * slot_bytes));
-            made.into_iter().collect::<Result<(), _>>()
+            let made = start.split(0..slots, PIECE, make, |slots| done(slots * slot_bytes));
+            made.ok_or(RegionError::Cancelled)?.into_iter().collect::<Result<(), _>>()
         })?;
         Ok(index)
     }
@@ -90,5 +91,8 @@ pub(super) fn publish_superblock(region: &Region, geometry: &Geometry) {
     let created =
         std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let words = Superblock::new(geometry, created).to_words();
-    words.iter().enumerate().for_each(|(w, &word)| region.store(w, word));
+    words.iter().enumerate().skip(1).for_each(|(w, &word)| region.store(w, word));
+    // The magic number comes last. A killed server's stores end where its program did.
+    compiler_fence(Ordering::Release);
+    region.store(0, words[0]);
 }

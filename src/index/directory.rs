@@ -103,7 +103,7 @@ impl Directory {
     pub fn tell_key(&self, chunk: u32, remote_key: u32) -> Result<(), RegionError> {
         let slot = chunk::chunk_slot(&self.geometry, chunk);
         let start = self.geometry.slot_offset(slot);
-        self.region.back(start..start + self.geometry.shape().bytes() as u64)?;
+        self.region.back_more(start..start + self.geometry.shape().bytes() as u64)?;
         chunk::as_content(chunk, remote_key, |content| self.write_slot(slot, content));
         Ok(())
     }
@@ -139,7 +139,7 @@ impl Directory {
         if end > self.backed {
             let end = (end + (64 << 10)).next_multiple_of(PAGE as u64);
             let end = end.min(self.geometry.slot_offset(self.geometry.segment_first(0)));
-            self.region.back(self.backed..end)?;
+            self.region.back_more(self.backed..end)?;
             self.backed = end;
         }
         Ok(())

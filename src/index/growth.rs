@@ -397,7 +397,7 @@ impl Growth {
             let segment = growth.live.get((number / geometry.slots()) as u32, &guard);
             Some(segment.is_some_and(|segment| segment.restore(SlotIx(number % geometry.slots()), line)))
         });
-        growth.survey(&left, start, &mut found);
+        growth.survey(&left, start, &mut found)?;
         // T5: after this, a GET by the counters sees which homes have gone, and their copies in full. The
         // originals are erased only now.
         if let Some(segment) = growth.live.all(&guard).next() {
@@ -535,7 +535,8 @@ impl Growth {
     }
 
     /// T2 to T4, in each segment. All cores work at it.
-    fn survey(&self, left: &Left, start: &Start, found: &mut Recovered) {
+    fn survey(&self, left: &Left, start: &Start, found: &mut Recovered) -> Result<(), RecoverError> {
+        let alone = Start { cores: Cores(1), ..Start::default() };
         let memories: Vec<u32> = left.segments.keys().copied().collect();
         let bytes = self.geometry.main_slots() * self.geometry.shape().bytes() as u64;
         start.step(StartStep::Survey, bytes * memories.len() as u64, |done| {
@@ -545,15 +546,15 @@ impl Growth {
                 let mut found = Recovered::default();
                 for number in numbers {
                     if let Some(segment) = self.live.get(memories[number as usize], &guard) {
-                        found.add(segment.survey(Cores(1), &mut |_| {}));
+                        segment.survey(&alone, &mut |_| {}).into_iter().for_each(|seen| found.add(seen));
                     }
                 }
                 found
             };
-            let parts =
-                start.cores.split(0..memories.len() as u64, 1, look, |segments| done(segments * bytes));
-            parts.into_iter().for_each(|part| found.add(part));
-        });
+            let parts = start.split(0..memories.len() as u64, 1, look, |segments| done(segments * bytes));
+            parts.ok_or(RecoverError::Cancelled)?.into_iter().for_each(|part| found.add(part));
+            Ok(())
+        })
     }
 
     /// Mends a pair whose split or merge was under way. A home that was cut off has some keys in both

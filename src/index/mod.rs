@@ -152,11 +152,13 @@ impl Index {
         clock: Clock,
         start: &Start,
     ) -> Result<Index, RegionError> {
-        Index::create_filled(region, geometry, clock, start, |_| Ok(()))
+        let index = Index::create_filled(region, geometry, clock, start, |_| Ok::<_, RegionError>(()))?;
+        index.region().keep();
+        Ok(index)
     }
 
     /// The same, and `fill` puts keys into the table before it is in service: if the server is killed
-    /// meanwhile, no other takes the table over.
+    /// meanwhile, no other takes the table over. A new file is still to be kept ([`Region::keep`]).
     pub(crate) fn create_filled<E: From<RegionError>>(
         region: Region,
         geometry: Geometry,

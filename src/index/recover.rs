@@ -41,6 +41,10 @@ pub enum RecoverError {
         "the server that was making this region died before it was ready; remove the file and serve again"
     )]
     Unfinished,
+    /// The start was cancelled ([`ServerConfig::cancel`](crate::ServerConfig::cancel)). The next server takes
+    /// the region over as from one that was killed.
+    #[error("the takeover was cancelled; the next start takes the table over")]
+    Cancelled,
     /// An entry of the directory of a table that grows is damaged, so some keys cannot be found.
     #[error(
         "entry {number} of the table's directory is damaged; remove the file, serve again, and load what was dumped or stored elsewhere"
@@ -152,7 +156,8 @@ impl Segment {
         // clients come later: the server binds its socket when this is done (`server/mod.rs`).
         index.publish_state(Phase::Serving);
         let bytes = index.geometry.main_slots() * index.geometry.shape().bytes() as u64;
-        let mut found = start.step(StartStep::Survey, bytes, |done| index.survey(start.cores, done));
+        let found = start.step(StartStep::Survey, bytes, |done| index.survey(start, done));
+        let mut found = found.ok_or(RecoverError::Cancelled)?;
         index.take_extents(start.cores, &mut found);
         Ok((index, found))
     }
@@ -198,8 +203,10 @@ impl Segment {
         found.keys = found.keys.saturating_sub(1);
     }
 
-    /// T2 to T5. `done` hears how many bytes of the main slots have been looked at.
-    pub(super) fn survey(&self, cores: Cores, done: &mut dyn FnMut(u64)) -> Recovered {
+    /// T2 to T5. `done` hears how many bytes of the main slots have been looked at. `None` if the start is
+    /// cancelled.
+    pub(super) fn survey(&self, start: &Start, done: &mut dyn FnMut(u64)) -> Option<Recovered> {
+        let (cores, mut is_whole) = (start.cores, true);
         let bytes = self.geometry.shape().bytes() as u64;
         let mut seen = Surveyed::default();
         let add =
@@ -217,9 +224,15 @@ impl Segment {
             |seen| {
                 let look = |slots: Range<u64>| self.look_at_main(slots);
                 let main = 0..self.geometry.main_slots();
-                add(seen, cores.split(main, PIECE, look, |slots| done(slots * bytes)));
+                match start.split(main, PIECE, look, |slots| done(slots * bytes)) {
+                    Some(parts) => add(seen, parts),
+                    None => is_whole = false,
+                }
             },
         );
+        if !is_whole {
+            return None;
+        }
         let chains = self.recover_chains(&mut seen);
         let all = |parts: Range<u64>| parts.start as usize..parts.end as usize;
         let look = |part| self.look_at_blocks(&chains.blocks[all(part)]);
@@ -246,7 +259,7 @@ impl Segment {
             self.count_homes(0..MOVE_COUNTERS, Rule::TakeoverCount);
         }
         self.counters.found.store(found.keys, Ordering::Relaxed);
-        found
+        Some(found)
     }
 
     /// The first look at some main slots.

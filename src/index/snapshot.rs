@@ -40,6 +40,9 @@ pub enum RestoreError {
         /// Slots of the table, at most.
         slots: u64,
     },
+    /// The start of the server was cancelled ([`ServerConfig::cancel`](crate::ServerConfig::cancel)).
+    #[error("restoring was cancelled")]
+    Cancelled,
     /// The table was full before all keys were in it.
     #[error("the table was full after {restored} of {keys} keys; make a larger table")]
     Full {
@@ -142,18 +145,23 @@ impl Index {
         snapshot: &Snapshot,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Restored, RestoreError> {
-        self.restore_from_by(snapshot, Cores::all(), progress)
+        self.restore_from_by(snapshot, Cores::all(), &mut |at, of| {
+            progress(at, of);
+            true
+        })
     }
 
+    /// The same, which ends early when `progress` returns `false`.
     pub(crate) fn restore_from_by(
         &self,
         snapshot: &Snapshot,
         cores: Cores,
-        progress: &mut dyn FnMut(u64, u64),
+        progress: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<Restored, RestoreError> {
         let begun = std::time::Instant::now();
         let bytes = snapshot.bytes();
-        let content = snapshot.check(&mut |at| progress(at, 2 * bytes))?;
+        let content = snapshot.check_while(&mut |at| progress(at, 2 * bytes))?;
+        let content = content.ok_or(RestoreError::Cancelled)?;
         for (what, given, max) in [
             ("key", content.longest_key, self.geometry().key_max()),
             ("value", content.longest_value, self.geometry().value_max()),
@@ -187,14 +195,17 @@ impl Index {
         };
         let next = || lock_std(&blocks).recv().ok();
         let help = || std::iter::from_fn(next).for_each(put);
-        std::thread::scope(|scope| -> Result<(), SnapshotError> {
+        std::thread::scope(|scope| -> Result<(), RestoreError> {
             let spawn = |_: &usize| std::thread::Builder::new().spawn_scoped(scope, help).is_ok();
             let helpers = (0..cores.0).take_while(spawn).count();
             // Dropped at the end of this closure: then the helpers end, too.
             let send = send;
             let mut source = snapshot.blocks();
             while let Some(block) = source.next()? {
-                progress(bytes + source.at(), 2 * bytes);
+                if !progress(bytes + source.at(), 2 * bytes) {
+                    is_over.store(true, Ordering::Relaxed);
+                    return Err(RestoreError::Cancelled);
+                }
                 if is_over.load(Ordering::Relaxed) {
                     break;
                 }

@@ -1923,16 +1923,33 @@ fn a_table_half_made_is_not_taken_over() {
         let (region, recorder, clock, geometry) = recorded(layout, 6, 1);
         let index = Index::create(region, geometry.clone(), clock).unwrap();
         let end = recorder.now();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("region");
         assert_eq!(State::from_word(index.region.load(STATE_WORD)).phase, Phase::Serving);
         for at in 0..=end.0 {
             let clock = Clock::manual();
             let again = Arc::new(Recorder::new(clock.clone(), Duration::from_nanos(1)));
             let region = again.region(geometry.region_bytes());
             recorder.repeat(Instant(at), &region, &clock);
+            let words = geometry.region_bytes() as usize / crate::layout::WORD;
+            let bytes: Vec<u8> = (0..words).flat_map(|word| region.load(word).to_ne_bytes()).collect();
             let opened = Index::open(region, clock).map(|(_, found)| (found.torn, found.keys));
+            // In a file, it is known without a touch of its pages. Nobody reads it, and the next start makes it again.
+            std::fs::write(&path, &bytes).unwrap();
+            let to_read = Region::open_to_read(&path);
+            let to_serve = Region::open(&path);
             if at == end.0 {
                 assert_eq!(opened, Ok((0, 0)), "{layout}");
+                assert!(to_read.is_ok() && to_serve.is_ok(), "{layout}");
+                drop((to_read, to_serve));
+                let again = Region::create(&Backing::File(path.clone()), geometry.region_bytes());
+                assert!(matches!(again, Err(RegionError::Length { .. })), "{layout}: {again:?}");
             } else {
+                for opened in [to_read, to_serve] {
+                    let is_known = matches!(opened, Err(RegionError::Unfinished { .. }));
+                    assert!(is_known, "{layout}, at {at} of {}: {opened:?}", end.0);
+                }
+                drop(Region::create(&Backing::File(path.clone()), geometry.region_bytes()).unwrap());
                 let refused = matches!(opened, Err(RecoverError::Unfinished | RecoverError::Superblock(_)));
                 assert!(refused, "{layout}, at {at} of {}: {opened:?}", end.0);
             }

@@ -56,12 +56,13 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StartMode {
-    /// Makes a new table. The region file must not exist, or be empty.
+    /// Makes a new table. The region file must not exist, be empty, or hold a table that was never
+    /// finished.
     Create,
     /// Takes over the table in the region file, which must exist, with its own geometry.
     Open,
-    /// Takes over the table in the region file if there is one, with its own geometry. Otherwise
-    /// makes a new one.
+    /// Takes over the table in the region file if there is a finished one, with its own geometry.
+    /// Otherwise makes a new one.
     OpenOrCreate,
 }
 
@@ -127,6 +128,9 @@ pub struct ServerConfig {
     pub restore: Option<PathBuf>,
     /// Called now and then during steps of the start that take long for a large table.
     pub progress: Option<fn(StartProgress)>,
+    /// When this becomes true during the start, the start ends soon, in [`ServeError::Cancelled`]: while a new
+    /// table is made or restored, and while one is taken over. Later it has no effect.
+    pub cancel: Option<Arc<AtomicBool>>,
 }
 
 impl ServerConfig {
@@ -154,6 +158,7 @@ impl ServerConfig {
             snapshots: None,
             restore: None,
             progress: None,
+            cancel: None,
         }
     }
 }
@@ -178,6 +183,7 @@ setters!(ServerConfig {
     snapshots: impl Into<Option<Snapshots>>,
     restore: impl Into<Option<PathBuf>>,
     progress: fn(StartProgress),
+    cancel: impl Into<Option<Arc<AtomicBool>>>,
 });
 
 /// Why a server could not start.
@@ -224,6 +230,9 @@ pub enum ServeError {
     /// No snapshot can be made at the path in [`ServerConfig::snapshots`].
     #[error(transparent)]
     Snapshots(#[from] SaveError),
+    /// [`ServerConfig::cancel`] has become true. Nothing is left of a new table.
+    #[error("the start was cancelled before the table was ready")]
+    Cancelled,
     /// Only a region file can be opened ([`StartMode::Open`]). Other memory does not outlive its
     /// server. For a file that does not exist, the error is [`RegionError::Missing`].
     #[error("only a region file can be opened again; name one, or create a new table")]
@@ -337,8 +346,16 @@ impl Server {
     /// Makes or opens the table and starts to serve it. Returns once clients can connect.
     ///
     /// # Errors
-    /// [`ServeError`]. Nothing is left behind, except the region file if one was made.
+    /// [`ServeError`]. Nothing is left behind: a region file that was made is removed again.
     pub fn start(config: ServerConfig) -> Result<Server, ServeError> {
+        let cancel = config.cancel.clone();
+        Server::start_unless_cancelled(config).map_err(|error| match cancel {
+            Some(cancel) if cancel.load(Ordering::Relaxed) => ServeError::Cancelled,
+            _ => error,
+        })
+    }
+
+    fn start_unless_cancelled(config: ServerConfig) -> Result<Server, ServeError> {
         config.address.check()?;
         #[cfg(feature = "herd")]
         if config.herd && matches!(config.address, Address::Shm(_)) {
@@ -419,6 +436,7 @@ impl Server {
             server.threads.push((None, thread));
         }
         server.has_served = true;
+        server.index().region().keep();
         tracing::info!(address = %server.address, "serving");
         Ok(server)
     }
@@ -498,7 +516,7 @@ impl Server {
     }
 
     fn end(&mut self) -> Stopped {
-        let Server { shared, threads, socket, has_ended, has_served, .. } = self;
+        let Server { shared, threads, socket, has_ended, has_served, recovered, .. } = self;
         if std::mem::replace(has_ended, true) {
             return Stopped { saved: None, region_stays: false };
         }
@@ -514,7 +532,7 @@ impl Server {
         // A start that failed leaves nothing behind.
         let saver = shared.saver.as_ref().filter(|_| *has_served);
         let saved = saver.and_then(|saver| saver.save_last(&shared.index));
-        let region_stays = shared.region_stays();
+        let region_stays = shared.region_stays() && (*has_served || recovered.is_some());
         let retired = Retired::new(&ended, &shared.index, region_stays);
         // The workers, which had it, too, have ended.
         if let Some(socket) = socket.take().and_then(Arc::into_inner) {
@@ -552,7 +570,7 @@ struct Prepared {
 }
 
 fn index_for(config: &ServerConfig) -> Result<Prepared, ServeError> {
-    let start = Start { tell: config.progress, ..Start::default() };
+    let start = Start { tell: config.progress, cancel: config.cancel.clone(), ..Start::default() };
     let own = config.snapshots.as_ref().map(|snapshots| &snapshots.path);
     let source = config.restore.as_ref().or_else(|| own.filter(|path| path.symlink_metadata().is_ok()));
     let create = || -> Result<Prepared, ServeError> {
@@ -579,16 +597,17 @@ fn index_for(config: &ServerConfig) -> Result<Prepared, ServeError> {
             &start,
             |index| -> Result<(), ServeError> {
                 let Some(snapshot) = &snapshot else { return Ok(()) };
-                let work = |done: &mut dyn FnMut(u64)| index.restore_from(snapshot, &mut |at, _| done(at));
+                let work = |done: &mut dyn FnMut(u64)| {
+                    index.restore_from_by(snapshot, start.cores, &mut |at, _| {
+                        done(at);
+                        !start.is_cancelled()
+                    })
+                };
                 let answer = start.step(StartStep::Restore, 2 * snapshot.bytes(), work);
                 restored = Some(answer.map_err(|source| failed(&snapshot.path().into(), source))?);
                 Ok(())
             },
         );
-        if let (Err(ServeError::Restore { .. }), Backing::File(path)) = (&made, &config.backing) {
-            // It has some of the keys. No server may take it over.
-            let _ = std::fs::remove_file(path);
-        }
         let is_own = config.restore.is_none();
         let as_saved = snapshot.as_ref().filter(|_| is_own).map(Snapshot::as_saved);
         Ok(Prepared { index: made?, recovered: None, restored, as_saved })
@@ -611,15 +630,8 @@ fn index_for(config: &ServerConfig) -> Result<Prepared, ServeError> {
             if std::fs::metadata(path).is_ok_and(|file| file.len() > 0) =>
         {
             match open(path) {
-                // The server that was restoring it was killed. Nobody has been served from it.
-                Err(ServeError::Recover { source: RecoverError::Unfinished, .. }) if source.is_some() => {
-                    std::fs::remove_file(path).map_err(|source| PlaceError::Os {
-                        doing: "removing",
-                        path: path.clone(),
-                        source,
-                    })?;
-                    create()
-                }
+                // Nobody has been served from it.
+                Err(ServeError::Region(RegionError::Unfinished { .. })) => create(),
                 opened => opened,
             }
         }

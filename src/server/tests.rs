@@ -695,6 +695,102 @@ fn a_start_tells_how_far_it_is() {
     check(StartStep::Survey, total, told);
 }
 
+/// A start ends soon when nobody wants the server any more: while it makes a table, restores one, or takes one
+/// over. Nothing is left of a new table; one that was there loses nothing.
+#[test]
+fn a_start_is_cancelled() {
+    static ASKED: Mutex<Option<(StartStep, Arc<AtomicBool>)>> = Mutex::new(None);
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let table = table().size(TableSize::Slots(200_000));
+    let config = ServerConfig::new(Address::Shm(path("socket")), table)
+        .backing(Backing::File(path("region")))
+        .start(StartMode::OpenOrCreate)
+        .progress(|at| {
+            let asked = ASKED.lock().unwrap();
+            asked
+                .as_ref()
+                .filter(|(step, _)| *step == at.step)
+                .inspect(|(_, c)| c.store(true, Ordering::Relaxed));
+        });
+    let cancelled_in = |step, config: &ServerConfig| {
+        let cancel = Arc::new(AtomicBool::new(false));
+        *ASKED.lock().unwrap() = Some((step, cancel.clone()));
+        let started = Server::start(config.clone().cancel(cancel.clone()));
+        *ASKED.lock().unwrap() = None;
+        assert!(matches!(started, Err(ServeError::Cancelled)), "{step:?}: {started:?}");
+        assert!(cancel.load(Ordering::Relaxed), "{step:?} was taken");
+        assert!(!path("socket").exists());
+    };
+    let sizes = [TableSize::Slots(200_000), TableSize::up_to(64 << 20)];
+    cancelled_in(StartStep::Make, &config);
+    assert!(!path("region").exists());
+    for size in sizes {
+        let config = config.clone().table(Config { size, ..table });
+        let server = Server::start(config.clone()).unwrap();
+        for n in 0..10_000u32 {
+            server.index().put(&n.to_le_bytes(), b"value", PutMode::Insert).unwrap();
+        }
+        server.index().save(&path("snapshot"), &mut |_, _| true).unwrap();
+        let killed = std::fs::read(path("region")).unwrap();
+        server.stop();
+        std::fs::write(path("region"), killed).unwrap();
+        for _ in 0..2 {
+            cancelled_in(StartStep::Survey, &config);
+        }
+        let server = Server::start(config.clone()).unwrap();
+        assert_eq!(server.recovered().unwrap().keys, 10_000);
+        server.stop();
+        std::fs::remove_file(path("region")).unwrap();
+        let restoring = config.clone().restore(path("snapshot"));
+        cancelled_in(StartStep::Restore, &restoring);
+        assert!(!path("region").exists());
+        let server = Server::start(restoring).unwrap();
+        assert_eq!(server.restored().unwrap().keys, 10_000);
+        server.stop();
+        std::fs::remove_file(path("region")).unwrap();
+    }
+}
+
+/// Nothing is left of a new table whose server could not serve it, whatever the cause. A table that was there
+/// stays, and is handed over.
+#[test]
+fn a_failed_start_leaves_no_table() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    std::fs::create_dir(path("folder")).unwrap();
+    let config = ServerConfig::new(Address::Shm(path("socket")), table())
+        .backing(Backing::File(path("region")))
+        .start(StartMode::OpenOrCreate);
+    let elsewhere = ServerConfig { address: Address::Shm(path("folder")), ..config.clone() };
+    let fails = || Server::start(elsewhere.clone()).expect_err("a folder is there");
+    for has_empty_file in [false, true] {
+        if has_empty_file {
+            std::fs::write(path("region"), b"").unwrap();
+            permit(&path("region"));
+        }
+        let error = fails();
+        assert!(matches!(error, ServeError::NoSocket { .. } | ServeError::Listen { .. }), "{error:?}");
+        assert!(!path("region").exists());
+    }
+    let server = Server::start(config.clone()).unwrap();
+    server.index().put(b"key", b"value", PutMode::Insert).unwrap();
+    server.stop();
+    fails();
+    let found = Server::start(config).unwrap().recovered().unwrap();
+    assert_eq!((found.keys, found.handed_over), (1, true));
+    // What another has put there meanwhile is not this server's.
+    let region = Region::create(&Backing::File(path("new")), 8192).unwrap();
+    std::fs::remove_file(path("new")).unwrap();
+    std::fs::write(path("new"), b"another").unwrap();
+    drop(region);
+    assert_eq!(std::fs::read(path("new")).unwrap(), b"another");
+}
+
+fn permit(path: &std::path::Path) {
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).unwrap();
+}
+
 /// A server that cannot start says why, and what is in the way.
 #[test]
 fn errors_say_why_a_server_does_not_start() {

@@ -275,11 +275,25 @@ impl Snapshot {
     /// # Errors
     /// [`SnapshotError`], of the first byte that does not fit.
     pub fn check(&self, progress: &mut dyn FnMut(u64)) -> Result<SnapshotContent, SnapshotError> {
+        self.check_while(&mut |at| {
+            progress(at);
+            true
+        })?;
+        Ok(self.content())
+    }
+
+    /// The same. `None` if `progress` ends it early, by `false`.
+    pub(crate) fn check_while(
+        &self,
+        progress: &mut dyn FnMut(u64) -> bool,
+    ) -> Result<Option<SnapshotContent>, SnapshotError> {
         let mut blocks = self.blocks();
         while blocks.next()?.is_some() {
-            progress(blocks.at());
+            if !progress(blocks.at()) {
+                return Ok(None);
+            }
         }
-        Ok(self.content())
+        Ok(Some(self.content()))
     }
 
     /// The blocks, from the first on. Each is checked when it is read.

@@ -363,7 +363,7 @@ fn a_snapshot_goes_into_another_table() {
         for cores in [1, 3] {
             let index = make(config.value_max(100));
             let restored =
-                index.restore_from_by(&snapshot, crate::cores::Cores(cores), &mut |_, _| {}).unwrap();
+                index.restore_from_by(&snapshot, crate::cores::Cores(cores), &mut |_, _| true).unwrap();
             assert_eq!((restored.keys, index.len()), (700, 700), "{layout}");
             let mut value = Vec::new();
             let is_there = |n: u32| {

@@ -6,6 +6,7 @@ use super::{
     take_record,
 };
 use crate::place::{LockFile, PlaceError};
+use crate::room;
 use rustix::fs::{Advice, Mode, OFlags};
 use rustix::io::Errno;
 use std::fs::File;
@@ -102,6 +103,7 @@ fn mend(error: &io::Error) -> &'static str {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             "; free some room, or name a path on another disk"
         }
+        io::ErrorKind::FileTooLarge => "; raise this process's limit on the length of files (ulimit -f)",
         io::ErrorKind::NotFound => "; make its folder",
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
             "; let this user write to its folder, or name another path"
@@ -354,7 +356,9 @@ impl<'a> SnapshotWriter<'a> {
 
     fn put(&mut self, bytes: &[u8]) -> Result<(), SaveError> {
         let file = self.file.as_mut().expect("it is open until the end");
-        file.write_all(bytes).map_err(|source| self.place.failed(SaveStep::Write, source))?;
+        let written =
+            room::check_length(self.written + bytes.len() as u64).and_then(|()| file.write_all(bytes));
+        written.map_err(|source| self.place.failed(SaveStep::Write, source))?;
         self.written += bytes.len() as u64;
         if self.written - self.asked >= SYNC_BYTES
             && let Some(syncing) = &self.syncing
