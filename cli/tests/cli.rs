@@ -2105,7 +2105,7 @@ fn a_table_is_served_again() {
         assert!(new.trim_end().ends_with(", new"), "{options:?}: {new}");
         let mut as_printed = alone(Command::new("sh"));
         as_printed.args(["-c", &format!("exec {printed}")]);
-        let parts = options.chunks(2).map(|option| with(option));
+        let parts = options.chunks(2).map(with);
         for command in [as_printed, with(options)].into_iter().chain(parts) {
             let what = format!("{command:?}");
             let (line, again) = serve(command);
