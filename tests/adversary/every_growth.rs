@@ -515,7 +515,8 @@ mod broken {
     fn waits_of_growth_cut_short() {
         /// So long that the duration of a write does not matter.
         const GRACE_NS: u64 = 30_000;
-        let cases: [(Rule, fn(Small, Duration) -> Story); 2] =
+        type Tell = fn(Small, Duration) -> Story;
+        let cases: [(Rule, Tell); 2] =
             [(Rule::DepthStays, merge_settled_after), (Rule::MarkStays, given_up_settled_after)];
         with_grace(GRACE_NS, || {
             for (rule, tell) in cases {
