@@ -68,12 +68,12 @@ fn types_have_names_of_their_own() {
     }
 }
 
-/// The rule ids in a text: a letter and a digit, with no letter or digit next to them.
+/// The rule ids in a text: a letter and one or two digits, with no letter or digit next to them.
 fn ids(text: &str) -> BTreeSet<String> {
     let is_id = |word: &&str| {
         let mut chars = word.chars();
-        let letter = chars.next().is_some_and(|letter| "ABCDEGHKLMNQRSTUW".contains(letter));
-        letter && word.len() == 2 && chars.all(|digit| digit.is_ascii_digit())
+        let letter = chars.next().is_some_and(|letter| "ABCDEGHKLMNQRSTUWX".contains(letter));
+        letter && (2..=3).contains(&word.len()) && chars.all(|digit| digit.is_ascii_digit())
     };
     text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(is_id).map(str::to_owned).collect()
 }

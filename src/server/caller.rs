@@ -11,13 +11,13 @@ use crate::wire::{Reply, Request};
 #[derive(Debug)]
 pub(crate) struct Caller {
     role: Role,
-    upload: Uploading,
+    upload: UploadState,
 }
 
 /// A value that a client uploads. There is one at a time, so the memory that clients hold without a slot
 /// that names it is at most one of the longest values for each.
 #[derive(Debug, Default)]
-enum Uploading {
+enum UploadState {
     /// Nothing is uploaded, or it was refused: what follows of it is answered so, without effect.
     #[default]
     None,
@@ -35,13 +35,13 @@ enum Uploading {
 impl Caller {
     /// A client whose requests come in order.
     pub fn new(role: Role) -> Caller {
-        Caller { role, upload: Uploading::None }
+        Caller { role, upload: UploadState::None }
     }
 
     /// A client whose requests come to several threads.
     #[cfg(feature = "herd")]
     pub fn without_uploads(role: Role) -> Caller {
-        Caller { role, upload: Uploading::Never }
+        Caller { role, upload: UploadState::Never }
     }
 
     pub fn role(&self) -> Role {
@@ -50,14 +50,14 @@ impl Caller {
 
     /// Begins an upload, and drops the one before. Does not wait for memory: the thread has other clients.
     pub fn begin(&mut self, shared: &ServerState, key: &[u8], len: u32) -> Reply {
-        if matches!(self.upload, Uploading::Never) {
+        if matches!(self.upload, UploadState::Never) {
             return Reply::Unfit;
         }
         // First: its memory may be what this one gets.
-        self.upload = Uploading::None;
+        self.upload = UploadState::None;
         match shared.index.upload(key, len as usize) {
             Ok(Some(value)) => {
-                self.upload = Uploading::Begun { key: key.into(), value };
+                self.upload = UploadState::Begun { key: key.into(), value };
                 Reply::Taken
             }
             // It fits its slot. No oneread client uploads such a value.
@@ -69,7 +69,7 @@ impl Caller {
     /// Takes the next bytes of the value.
     pub fn take(&mut self, bytes: &[u8]) -> Reply {
         match &mut self.upload {
-            Uploading::Begun { value, .. } if value.write(bytes) => Reply::Taken,
+            UploadState::Begun { value, .. } if value.write(bytes) => Reply::Taken,
             _ => self.refuse(),
         }
     }
@@ -98,9 +98,9 @@ impl Caller {
     /// The value, if it is whole, and for this key.
     fn whole(&mut self, key: &[u8]) -> Option<ExtentDraft> {
         match std::mem::take(&mut self.upload) {
-            Uploading::Begun { key: begun, value } if *begun == *key => value.whole(),
-            Uploading::Never => {
-                self.upload = Uploading::Never;
+            UploadState::Begun { key: begun, value } if *begun == *key => value.whole(),
+            UploadState::Never => {
+                self.upload = UploadState::Never;
                 None
             }
             _ => None,
@@ -108,8 +108,8 @@ impl Caller {
     }
 
     fn refuse(&mut self) -> Reply {
-        if !matches!(self.upload, Uploading::Never) {
-            self.upload = Uploading::None;
+        if !matches!(self.upload, UploadState::Never) {
+            self.upload = UploadState::None;
         }
         Reply::Unfit
     }
