@@ -201,6 +201,11 @@ pub fn open_secret(path: &Path) -> Result<File, PlaceError> {
     Ok(file)
 }
 
+/// Where a path leads now: the same place after the process goes to another folder.
+pub(crate) fn fixed(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.into())
+}
+
 /// Whether this very file, and no other, stands at the path. (While it is open, no other gets its inode's
 /// number.)
 pub(crate) fn stands_at(file: impl AsFd, path: &Path) -> bool {
@@ -229,7 +234,7 @@ impl LockFile {
     /// # Errors
     /// [`PlaceError`] where no such file can be made, or another user has made it.
     pub fn take(path: &Path, within: Duration) -> Result<Option<LockFile>, PlaceError> {
-        let (path, gives_up) = (lock_path(path), Instant::now() + within);
+        let (path, gives_up) = (lock_path(&fixed(path)), Instant::now() + within);
         loop {
             let file = open_file(&path, OFlags::RDWR | OFlags::CREATE)?;
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -257,7 +262,8 @@ impl LockFile {
             }
             opened => opened?,
         };
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        // Shared: who looks at the same time is no server.
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
             Ok(()) => Ok(false),
             Err(Errno::WOULDBLOCK) => Ok(true),
             Err(e) => Err(PlaceError::Os { doing: "locking", path, source: e.into() }),

@@ -167,6 +167,15 @@ pub enum RegionError {
         /// The file.
         path: PathBuf,
     },
+    /// Other names lead to the file, and a server by another name would have another lock.
+    #[error(
+        "other names lead to {} (hard links, or a mount of the file itself), and a server by another name would not see the lock of this one; leave it one name, or mount its folder",
+        path.display()
+    )]
+    SeveralNames {
+        /// The file.
+        path: PathBuf,
+    },
     /// The file is there already and not empty, and was to be made.
     #[error(
         "{} is there already ({have} bytes; a new table needs {need}); take it over with `StartMode::OpenOrCreate`, or remove it",
@@ -325,7 +334,7 @@ impl Region {
                 if have != 0 && !is_unfinished(&file).map_err(os("reading", &name))? {
                     return Err(RegionError::Length { path: path.clone(), have, need: bytes });
                 }
-                own.made_at = Some(path.clone());
+                own.made_at = Some(place::fixed(path));
                 // An empty file that was there may be readable by others.
                 file.set_permissions(Permissions::from_mode(0o600)).map_err(os("protecting", &name))?;
                 let bytes = huge_page(&file).map_or(bytes, |page| bytes.next_multiple_of(page));
@@ -1379,6 +1388,9 @@ fn is_zero_from(file: &File, mut at: u64) -> io::Result<bool> {
     }
 }
 
+/// A server that stops, or a look at the lock, may have it for a moment.
+const LOCK_WITHIN: Duration = Duration::from_millis(100);
+
 /// Opens a region file for writing and keeps other servers away from it. Locks before it opens: nobody
 /// removes the file in between.
 fn lock_file(path: &Path, create: bool) -> Result<OwnFile, RegionError> {
@@ -1390,10 +1402,16 @@ fn lock_file(path: &Path, create: bool) -> Result<OwnFile, RegionError> {
         error => error.into(),
     };
     place::prepare(path)?;
-    let lock = LockFile::take(path, Duration::ZERO).map_err(failed)?;
+    let lock = LockFile::take(path, LOCK_WITHIN).map_err(failed)?;
     let lock = lock.ok_or_else(|| RegionError::InUse { path: path.into() })?;
     let make = if create { OFlags::CREATE } else { OFlags::empty() };
-    Ok(OwnFile::of(place::open_file(path, OFlags::RDWR | make).map_err(failed)?, Some(lock)))
+    let file = place::open_file(path, OFlags::RDWR | make).map_err(failed)?;
+    let about = |file: &File| file.metadata().map_err(os("looking at", path.display().to_string()));
+    let (of_file, of_lock) = (about(&file)?, about(&lock.file)?);
+    if of_file.nlink() > 1 || of_file.dev() != of_lock.dev() {
+        return Err(RegionError::SeveralNames { path: path.into() });
+    }
+    Ok(OwnFile::of(file, Some(lock)))
 }
 
 #[cfg(test)]
@@ -1529,6 +1547,17 @@ mod tests {
         flock(File::open(&path).unwrap(), FlockOperation::LockExclusive).unwrap();
         drop(Region::open(&path).unwrap());
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "no lock is left");
+    }
+
+    /// Two servers that serve one file by two names would not see each other's locks.
+    #[test]
+    fn a_file_has_one_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let [path, other] = ["r", "r2"].map(|name| dir.path().join(name));
+        let region = Region::create(&Backing::File(path.clone()), 1 << 16).unwrap();
+        region.keep();
+        std::fs::hard_link(&path, &other).unwrap();
+        assert!(matches!(Region::open(&other), Err(RegionError::SeveralNames { .. })));
     }
 
     /// A region knows whether its file is still where it was opened, and its lock, too.

@@ -1,6 +1,6 @@
 //! What the server did, counted by each thread apart, so that threads do not wait for one line.
 
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering, fence};
 use std::cell::Cell;
 use std::sync::atomic::AtomicUsize;
 
@@ -33,8 +33,8 @@ pub(super) struct Counters {
 }
 
 pub(super) fn count(counter: &AtomicU64) {
-    // Relaxed: a statistic.
-    counter.fetch_add(1, Ordering::Relaxed);
+    // Release: pairs with `room_made`. Whoever sees that a key has gone sees the note that its slot is free.
+    counter.fetch_add(1, Ordering::Release);
 }
 
 std::thread_local! {
@@ -68,6 +68,9 @@ impl Counters {
     /// a trace that is taken away.
     pub fn room_made(&self) -> u64 {
         let made: [fn(&ThreadCounts) -> &AtomicU64; 3] = [|c| &c.removes, |c| &c.moves, |c| &c.reaped];
-        made.into_iter().map(|of| self.sum(of)).fold(0, u64::wrapping_add)
+        let made = made.into_iter().map(|of| self.sum(of)).fold(0, u64::wrapping_add);
+        // Pairs with `count`: notes are looked at after this.
+        fence(Ordering::Acquire);
+        made
     }
 }

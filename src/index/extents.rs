@@ -333,17 +333,17 @@ impl Extents {
     pub fn tidy(self: &Arc<Extents>, names: &impl ExtentNames) -> bool {
         let Some(at) = self.next_move() else { return self.give_back() };
         let first = (self.geometry.heap().offset + at) as usize / WORD;
+        // Another extent may begin here meanwhile, so what the header says is a guess.
         let [number, hash, _] = std::array::from_fn(|n| self.region.load(first + n));
-        let hash = First(hash);
-        let named = names.named(hash, number).filter(|named| Extents::place(&self.geometry, named).0 == at);
-        if let Some(old) = named {
+        let named = names.named(First(hash), number);
+        if let Some((hash, old)) = named.filter(|(_, old)| Extents::place(&self.geometry, old).0 == at) {
             let rename = |new: Reference| {
                 let new = Reference { number: by_rule(Rule::MoveNumber, new.number, old.number), ..new };
                 names.rename(hash, &old, &new)
             };
             self.move_extent(hash, &old, old.len as usize, rename, |written| self.ready_ns(old.len, written));
         } else {
-            self.move_upload(at, hash);
+            self.move_upload(at);
         }
         true
     }
@@ -375,11 +375,12 @@ impl Extents {
     }
 
     /// X10: has what a client uploads to this place move, unless a thread is at it.
-    fn move_upload(&self, at: u64, hash: First) {
+    fn move_upload(&self, at: u64) {
         let Some(cell) = lock(&self.heap).uploads.get(&at).cloned() else { return };
         let Some(mut draft) = try_lock(&cell) else { return };
         let Some(draft) = draft.as_mut().filter(|draft| draft.at() == at) else { return };
         let (old, written) = (draft.reference, draft.written);
+        let hash = First(self.region.load(Extents::first_word(&old) - EXTENT_HEADER_WORDS + 1));
         let replace = |new| {
             draft.reference = new;
             let mut state = lock(&self.heap);
@@ -395,6 +396,9 @@ impl Extents {
     fn next_move(&self) -> Option<u64> {
         let mut state = lock(&self.heap);
         let next = state.heap.next_move(self.clock.now_ns());
+        // Who has allocated there may still be putting memory behind it.
+        let block_bytes = self.geometry.heap().block_bytes;
+        let next = next.filter(|at| state.backed[(at / block_bytes) as usize]);
         if next.is_none() {
             let has_moved = std::mem::take(&mut state.has_moved);
             state.is_stuck = !has_moved && state.heap.is_leaving();
@@ -458,9 +462,9 @@ fn shape(geometry: &Geometry) -> HeapShape {
 
 /// Looks up which slots name extents, and has them name others.
 pub(super) trait ExtentNames {
-    /// The reference with this number, in the slot of a key with this hash. `None` also if the key went to
-    /// another segment meanwhile.
-    fn named(&self, hash: First, number: u64) -> Option<Reference>;
+    /// The reference with this number, in the slot of a key whose home is that of this hash, and the key's
+    /// own hash. `None` also if the key went to another segment meanwhile.
+    fn named(&self, hash: First, number: u64) -> Option<(First, Reference)>;
 
     /// Has the slot that names the first reference name the second, under the key's lock. `None` if it
     /// did not name it any more (X6).
@@ -595,7 +599,7 @@ mod tests {
     }
 
     impl ExtentNames for Meddling<'_> {
-        fn named(&self, hash: First, number: u64) -> Option<Reference> {
+        fn named(&self, hash: First, number: u64) -> Option<(First, Reference)> {
             self.index.named(hash, number)
         }
 

@@ -795,11 +795,20 @@ impl Growth {
         act: &impl Fn(&Segment) -> Result<R, Stop>,
         done: &impl Fn(&Segment, &R, &Guard),
     ) -> Option<R> {
-        let guard = epoch::pin();
-        let segment = self.find(key, &guard)?;
-        let result = act(segment).ok()?;
-        done(segment, &result, &guard);
-        Some(result)
+        for tried in 0..TRIES_MAX {
+            give_way(tried);
+            let guard = epoch::pin();
+            let Some(segment) = self.find(key, &guard) else { continue };
+            match act(segment) {
+                Ok(result) => {
+                    done(segment, &result, &guard);
+                    return Some(result);
+                }
+                Err(Stop::Elsewhere) => {}
+                Err(_) => return None,
+            }
+        }
+        None
     }
 
     pub fn put(&self, key: &[u8], value: Stored<'_>, mode: PutMode) -> Result<PutOutcome, PutError> {

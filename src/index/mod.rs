@@ -656,9 +656,10 @@ impl Index {
 }
 
 impl ExtentNames for Index {
-    fn named(&self, hash: First, number: u64) -> Option<Reference> {
+    fn named(&self, hash: First, number: u64) -> Option<(First, Reference)> {
         self.with_segment_of(hash, |segment| {
-            segment.with_name(hash, |there| there.number == number, |_, _, _, there| there)
+            let is_it = |there: &Reference| there.number == number;
+            segment.with_name(hash, is_it, |_, _, key, there| (self.geometry().hashed(key).first(), there))
         })
     }
 

@@ -109,7 +109,7 @@ impl Socket {
     /// Takes what was bound to the path of this address.
     pub fn new(address: &Address, path: &Path, bound: Bound) -> Socket {
         let state = SocketState { bound, watched_by: Vec::new(), is_told: false };
-        Socket { address: address.clone(), path: path.into(), state: Mutex::new(state) }
+        Socket { address: address.clone(), path: place::fixed(path), state: Mutex::new(state) }
     }
 
     /// The listener to accept from.

@@ -391,7 +391,7 @@ impl Server {
             unread_bytes_max: config.unread_bytes_max,
             refusals: WarningLimit::default(),
             region_file: match config.backing {
-                Backing::File(path) => Some(path),
+                Backing::File(path) => Some(place::fixed(&path)),
                 _ => None,
             },
             looks: WarningLimit::default(),

@@ -277,6 +277,8 @@ impl Acceptor {
             }
             self.joining.retain(|_, client| client.since.elapsed() < join_within);
         }
+        // Nobody connects any more, also if a child made by `fork` has the same listener.
+        let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
     }
 
     /// Takes the device's events, and passes on those for the workers.
@@ -636,6 +638,10 @@ impl VerbsWorker {
         let mut events = Events::with_capacity(64);
         if let Err(error) = self.serve(&mut events) {
             tracing::error!(%error, "the device or the event queue failed; this worker ends");
+        }
+        // Their ends are heard, also where a child made by `fork` has the same descriptors.
+        for session in self.clients.values() {
+            let _ = session.stream.shutdown(std::net::Shutdown::Both);
         }
     }
 

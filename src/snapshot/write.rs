@@ -5,7 +5,7 @@ use super::{
     BLOCK_BYTES, BLOCK_MARK, BlockHead, Counts, LAST_MARK, SnapshotTerms, append_record, since_1970,
     take_record,
 };
-use crate::place::{LockFile, PlaceError};
+use crate::place::{self, LockFile, PlaceError};
 use crate::room;
 use rustix::fs::{Advice, Mode, OFlags};
 use rustix::io::Errno;
@@ -176,7 +176,8 @@ impl SnapshotPlace {
         if path.file_name().is_none() {
             return Err(PlaceError::Kind { path: path.into(), expected: "file" }.into());
         }
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let path = &place::fixed(path);
+        let folder = path.parent().unwrap_or(Path::new("/"));
         let lock = LockFile::take(path, Duration::ZERO).map_err(|error| match error {
             PlaceError::Os { source, .. } => {
                 SaveError::Os { step: SaveStep::Make, path: path.into(), source }
