@@ -1534,6 +1534,21 @@ pub(super) mod tests {
         assert_eq!(first.reattached(), 2);
     }
 
+    /// A handle that takes the client's connection, which is to a newer server, has its GETs go where its changes go.
+    #[test]
+    fn a_handle_that_takes_the_connection_switches() {
+        let mut handle = handle(Duration::ZERO);
+        assert!(handle.shared.publish(SeenVersion(0), attachment(1), Publisher::Watcher));
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let ours = Arc::new(ours);
+        for _ in 0..2 {
+            leave(&handle.shared, &ours);
+            assert!(handle.takes_spare(Instant::now()));
+            let Attachment { identity, version, .. } = *handle.attached;
+            assert_eq!((handle.reattached(), version, identity.1), (1, 1, 1));
+        }
+    }
+
     /// A server that always rings and never answers keeps no client awake past the deadline. The
     /// client does not keep the bytes of the rings.
     #[test]

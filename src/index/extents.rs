@@ -767,6 +767,35 @@ mod tests {
         }
     }
 
+    /// T1, X5: the next server of one that was killed waits twice the grace time, and no memory of the heap is used
+    /// before readers of the longest value have done. Neither is a nanosecond shorter: a client's clock may run at half
+    /// the rate.
+    #[test]
+    fn a_takeover_waits_as_long_as_readers_may() {
+        let growing = TableSize::Growing { bytes_max: 1 << 20, segment_slots: Some(64) };
+        for (size, heap_bytes) in [(TableSize::Slots(64), Some(1 << 18)), (growing, None)] {
+            let config = Config { size, value_max: 1_000, heap_bytes, ..Config::default() };
+            let geometry = config.inline_max(30).geometry().unwrap();
+            let (region, clock) = (Region::private(geometry.region_bytes()), Clock::manual());
+            let index = Index::create(region, geometry.clone(), clock.clone()).unwrap();
+            assert!(index.put(b"key", &[1; 900], PutMode::Insert).is_ok());
+            let (region, killed_ns) = (index.region().alias(), clock.now_ns());
+            drop(index);
+            let (index, _) = Index::open(region, clock.clone()).unwrap();
+            let begins_ns = clock.now_ns();
+            assert!(begins_ns - killed_ns >= 2 * geometry.grace().as_nanos() as u64, "{size:?}");
+            let longest = geometry.heap().kept_for(geometry.grace(), 1_000);
+            let draft = || index.extents().unwrap().draft(geometry.hashed(b"key").first(), 900).map(drop);
+            let busy =
+                |wait| assert!(matches!(draft(), Err(NoMemory::Busy(left)) if left == wait), "{size:?}");
+            busy(longest);
+            clock.advance(longest - Duration::from_nanos(1));
+            busy(Duration::from_nanos(1));
+            clock.advance(Duration::from_nanos(1));
+            assert!(draft().is_ok(), "{size:?}");
+        }
+    }
+
     /// X6: a put comes between the copying of an extent and its naming.
     fn put_while_it_moves() -> bool {
         let (index, clock) = four_blocks();
