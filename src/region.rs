@@ -1538,6 +1538,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("r");
         let first = Region::create(&Backing::File(path.clone()), 8192).unwrap();
+        first.keep();
         let handed = first.share().unwrap();
         flock(&handed, FlockOperation::NonBlockingLockExclusive).unwrap();
         assert!(matches!(Region::open(&path), Err(RegionError::InUse { .. })), "the server keeps it");

@@ -1216,8 +1216,8 @@ fn answers_that_fit_into_a_message(_: &Fake) {
 /// A client believes that messages are longer than they are. The server hangs up on it when an
 /// answer does not fit, or when the message itself does not. Nobody else is affected.
 fn answers_that_do_not_fit(fake: &Fake) {
-    // A refusal takes 32 bytes, a put of such a pair 20.
-    const PAIRS: usize = MESSAGE / 32;
+    // A refusal takes 48 bytes, a put of such a pair 20.
+    const PAIRS: usize = MESSAGE / 48;
     let server = serve(64);
     let pairs = |n: usize| (0..n as u16).map(|n| (n.to_le_bytes(), [])).collect::<Vec<_>>();
     // A key in each slot. Some keys find no place any more before that.

@@ -253,8 +253,9 @@ EXAMPLES
   oneread load --key-file secret words.tsv      encrypts the values
 
 A bad line is reported on stderr with its number. The others are loaded, and the
-exit status is 1. What was loaded is printed also after Ctrl-C, or an error. Without --key-file, values are put as they are: so are those
-of a dump that was made without --key-file of encrypted values."#)]
+exit status is 1. What was loaded is printed also after Ctrl-C, or an error.
+Without --key-file, values are put as they are: so are those of a dump that was
+made without --key-file of encrypted values."#)]
 pub struct Load {
     /// The file to read; `-` is stdin
     file: PathBuf,
