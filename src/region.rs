@@ -1539,6 +1539,7 @@ mod tests {
         let path = dir.path().join("r");
         let first = Region::create(&Backing::File(path.clone()), 8192).unwrap();
         first.keep();
+        first.store(0, 1); // a file of zeros is one that was never finished
         let handed = first.share().unwrap();
         flock(&handed, FlockOperation::NonBlockingLockExclusive).unwrap();
         assert!(matches!(Region::open(&path), Err(RegionError::InUse { .. })), "the server keeps it");

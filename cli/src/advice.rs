@@ -298,6 +298,7 @@ mod tests {
             "operation {op} with",
             "half a frame",
             "the start was cancelled",
+            "restoring was cancelled",
             "blocks of {",
             "extents of {",
             "a heap of {",
