@@ -531,6 +531,7 @@ impl Region {
     ///
     /// # Errors
     /// When the system cannot do that.
+    #[cfg(not(loom))]
     pub(crate) fn of_this_process(bytes: u64) -> io::Result<Region> {
         let map = MmapRaw::from(MmapOptions::new().len(bytes as usize).map_anon()?);
         // SAFETY: the advice changes what a child process sees, and nothing in this one.

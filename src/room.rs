@@ -215,6 +215,7 @@ pub(crate) mod tests {
     }
 
     /// Pretends to this thread that the machine has so many bytes left.
+    #[cfg(not(loom))]
     pub(crate) fn pretend(bytes: u64) {
         PRETENDED.set(Some(Room { bytes, whole: bytes, of: "a small machine".into() }));
     }
