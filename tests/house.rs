@@ -1,4 +1,4 @@
-//! Rules of the source text: one type for each name, and rule ids that exist.
+//! Rules of the source text: one type for each name, rule ids that exist, links that lead somewhere.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -129,6 +129,41 @@ fn rules_are_cited_by_their_ids() {
         }
     }
     assert!(switches >= 35, "{switches} switches");
+}
+
+/// The texts of `docs/` are also pages of the crate's documentation. There `src/docs/links.md` says where their
+/// links lead, so it has every label that they define (`src/docs/mod.rs`).
+#[test]
+fn links_of_the_docs_lead_somewhere_in_the_crates_documentation() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap();
+    let labels = |text: &str| -> BTreeSet<String> {
+        let definition = |line: &'_ str| {
+            line.strip_prefix('[')?.split_once("]: ").map(|(a, b)| (a.to_owned(), b.to_owned()))
+        };
+        let here = text.lines().filter_map(definition).filter(|(_, target)| !target.starts_with("https://"));
+        here.map(|(label, _)| label).collect()
+    };
+    let known = labels(&read("src/docs/links.md"));
+    let included = read("src/docs/mod.rs");
+    let pages = included
+        .lines()
+        .filter_map(|line| line.strip_prefix("#[doc = include_str!(\"../../")?.strip_suffix("\")]"));
+    let pages: Vec<&str> = pages.chain(["README.md"]).collect();
+    assert!(pages.len() > 10, "{pages:?}");
+    for page in pages {
+        let text = read(page);
+        let unknown: Vec<_> = labels(&text).difference(&known).cloned().collect();
+        assert!(unknown.is_empty(), "{page}: src/docs/links.md has no {unknown:?}");
+        let inline = text.match_indices("](").map(|(at, _)| &text[at + 2..]);
+        for target in inline.map(|rest| rest.split(')').next().unwrap_or_default()) {
+            let is_page = target.contains(".md") || target.contains(".rs");
+            assert!(
+                !is_page || target.starts_with("https://"),
+                "{page}: link to {target} by a label instead"
+            );
+        }
+    }
 }
 
 /// Tests that a plain build leaves out are built with the switches, too: `./test` names their files, and
