@@ -131,6 +131,20 @@ fn rules_are_cited_by_their_ids() {
     assert!(switches >= 35, "{switches} switches");
 }
 
+/// The imports of a file say what it uses. Only tests take all that the module around them has.
+#[test]
+fn imports_name_what_they_bring() {
+    let mut found = Vec::new();
+    files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut found);
+    for file in found {
+        let text = std::fs::read_to_string(&file).unwrap();
+        // Unit tests are at the end of a file.
+        let product = text.split("#[cfg(test)]\nmod ").next().unwrap();
+        let all = product.lines().find(|line| line.starts_with("use super::") && line.ends_with("*;"));
+        assert!(all.is_none(), "{}: {all:?}", file.display());
+    }
+}
+
 /// The texts of `docs/` are also pages of the crate's documentation. There `src/docs/links.md` says where their
 /// links lead, so it has every label that they define (`src/docs/mod.rs`).
 #[test]

@@ -6,12 +6,24 @@
 //! Overflow memory is address space until a block is first used. Then memory is put behind the
 //! block, and its slots are written. So a table's chains cost only the memory that they used.
 
+use super::counters::count;
+use super::grace::Trace;
+use super::moves::has_room_for_ghost;
 use super::notes::Note;
-use super::*;
+use super::segment::Segment;
+use super::stripes::{DisplacedAt, Locked};
+use crate::families;
+use crate::faults::{Rule, disobey, in_order, kept, obey};
 use crate::layout::chain::{self, Block, CHAIN_MAX};
-use crate::layout::control::BLOCKS_WORD;
-use crate::sync::{Mutex, lock};
+use crate::layout::control::{BLOCKS_WORD, move_counter_word};
+use crate::layout::geometry::{Geometry, SlotIx};
+use crate::layout::hash::Hashed;
+use crate::layout::slot::{Content, Stored};
+use crate::outcome::{PutMode, PutOutcome};
+use crate::region::Region;
+use crate::sync::{Mutex, Ordering, fence, lock};
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 /// Which overflow blocks are in use.
 #[derive(Debug)]

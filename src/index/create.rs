@@ -1,10 +1,16 @@
 //! Makes an empty table.
 
-use super::*;
+use super::segment::Segment;
+use crate::clock::Clock;
+use crate::layout::control::Phase;
+use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::hash::mix;
 use crate::layout::segment::HomeState;
-use crate::layout::slot::{encode, stamp_copies};
+use crate::layout::slot::{Content, encode, stamp_copies};
+use crate::layout::superblock::Superblock;
+use crate::region::{Region, RegionError};
 use crate::start::{Start, StartStep};
+use crate::sync::Ordering;
 use std::sync::atomic::compiler_fence;
 
 /// Slots that a thread makes before it takes the next ones.

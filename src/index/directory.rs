@@ -1,13 +1,17 @@
 //! The server's side of the directory: which segment has which keys, as readers are told.
 
 use super::recover::before_the_write;
-use super::*;
+use super::undo::UndoLines;
+use super::writer::SlotWriter;
 #[cfg(feature = "verbs")]
 use crate::layout::chunk;
 use crate::layout::control::DIRECTORY_WORD;
+use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::segment::{self, DirectoryEntry, directory_bits_max};
-use crate::layout::slot::{Image, check, encode};
+use crate::layout::slot::{Content, Image, check, encode};
 use crate::layout::{PAGE, mapped};
+use crate::region::{Region, RegionError};
+use crate::sync::{Ordering, fence};
 
 /// The directory of a table that grows. Only the thread that has its lock writes entries (L1).
 #[derive(Debug)]

@@ -11,19 +11,22 @@
 
 use super::growth::Registrar;
 use super::heap::{Heap, HeapError, HeapMarks, HeapShape, HeapUsage};
-use super::*;
-use crate::faults::wait_ns;
-use crate::layout::WORD;
+use super::moves::SlotWritten;
+use crate::clock::Clock;
+use crate::faults::{Rule, by_rule, kept, obey, wait_ns};
 use crate::layout::control::NUMBERS_WORD;
-use crate::layout::crc;
 use crate::layout::extent::{EXTENT_HEADER, EXTENT_HEADER_WORDS, Reference, extent_bytes};
+use crate::layout::geometry::Geometry;
 use crate::layout::hash::First;
-use crate::outcome::HeapCounts;
-use crate::sync::{Mutex, lock, try_lock};
+use crate::layout::{WORD, crc};
+use crate::outcome::{HeapCounts, PutError, PutOutcome};
+use crate::region::{Region, RegionError};
+use crate::sync::{Mutex, Ordering, fence, lock, try_lock};
 use rustc_hash::FxHashMap;
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
 /// Numbers that are taken at a time: a takeover leaves out the rest of them.
 const NUMBERS: u64 = if cfg!(feature = "sim") { 4 } else { 1 << 16 };
@@ -589,6 +592,11 @@ mod tests {
     use super::*;
     use crate::config::{Config, TableSize};
     use crate::faults::Broken;
+    use crate::index::Index;
+    use crate::index::Table;
+    use crate::index::segment::Segment;
+    use crate::layout::slot::Stored;
+    use crate::outcome::PutMode;
     use crossbeam_epoch as epoch;
     use std::cell::Cell;
 
@@ -863,6 +871,8 @@ mod tests {
 mod refused {
     use super::*;
     use crate::config::{Config, TableSize};
+    use crate::index::Index;
+    use crate::outcome::{PutMode, PutOutcome};
 
     /// Refuses memory so many times.
     struct RefusingBlocks(AtomicU64);

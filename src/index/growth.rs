@@ -19,25 +19,45 @@
 //! pair that can go on, so that few homes are under way at a time and few GETs have to look in two
 //! segments. A put into a segment that is nearly full drives that one's pair.
 
+use super::create;
 use super::directory::{Directory, place_of};
-use super::extents::Budget;
+use super::extents::{Budget, Extents};
+use super::grace::{Grace, Trace, WaitingTrace};
 use super::handover::GrowthHandover;
 use super::live::{LiveSegments, UnusedMemory};
-use super::recover::restore_all;
-use super::segment::{REAP_MAX, WAITS_MAX, design_percents};
+use super::moves::has_room_for_ghost;
+use super::recover::{RecoverError, Recovered, restore_all};
+use super::refusals::{NoPath, Refusals};
+use super::search::find_path;
+use super::segment::{
+    REAP_MAX, Segment, Stop, WAITS_MAX, check_lengths, check_stored, design_percents, publish_state,
+};
+use super::share::{KeyShare, PairRole};
+use super::stripes::{Locked, StripeSet, add_stripe};
+use super::undo::UndoLines;
 use super::walk::{PLACES, places, reversed};
-use super::*;
+use super::writer::Sought;
+use crate::clock::Clock;
 use crate::cores::Cores;
-use crate::layout::control::{INCARNATIONS_WORD, MOVE_COUNTERS};
+use crate::families;
+use crate::faults::{Rule, by_rule, disobey, in_order, kept, obey};
+use crate::layout::control::{INCARNATIONS_WORD, MOVE_COUNTERS, Phase, STATE_WORD, State};
+use crate::layout::extent::Expected;
+use crate::layout::geometry::{Geometry, SlotIx};
+use crate::layout::hash::{First, Hashed};
 use crate::layout::segment::{self, DirectoryEntry, HomeState, Named, Pending, directory_bits_max};
-use crate::layout::slot::Key;
+use crate::layout::slot::{Key, Stored};
+use crate::outcome::{GrowthCounts, IndexCounts, PutError, PutMode, PutOutcome, SwapOutcome};
+use crate::region::{Region, RegionError};
 use crate::start::{Start, StartStep};
 use crate::sync::{Mutex, lock, try_lock, yield_now};
 use crossbeam_epoch::{self as epoch, Guard};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
 /// Waits of a put whose segment is being split, in grace times. Others may drive the pair on, and be
 /// stopped by the system meanwhile.

@@ -1,20 +1,32 @@
 //! Servers of tables that grow, which stop, or are killed at every store of a split, a merge, and a
 //! merge given up. The next server loses nothing, has nothing twice, leaks nothing, and goes on.
 
-use super::growth::{Driven, Growth};
+use super::grace::Trace;
+use super::growth::{Driven, Growth, Registrar};
+use super::recover::{RecoverError, Recovered};
+use super::segment::Segment;
+use super::share::PairRole;
 use super::tests::check_books;
 use super::walk::Walk;
-use super::*;
+use super::{Index, Table, handover};
+use crate::clock::Clock;
 use crate::config::{Config, TableSize};
 use crate::families::presets;
+use crate::faults::Rule;
+use crate::layout::control::Phase;
+use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::hash::Seeds;
 use crate::layout::slot::Key;
 use crate::observe::{Scheduler, schedule};
+use crate::outcome::{PutError, PutMode, PutOutcome};
+use crate::region::{Region, RegionError};
 use crate::sim::{Adversary, Instant, Random, Recorder};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 const GRACE: Duration = Duration::from_nanos(500);
 /// So many segments, and no more, have memory.

@@ -6,14 +6,21 @@
 //! A table that grows leaves one such *part* for each segment, and before them a list of the segments
 //! and of the splits and merges under way, which the next server goes on with.
 
+use super::grace::Grace;
 use super::growth::{Growth, LeftPair, Toward};
-use super::*;
+use super::segment::Segment;
+use super::share::KeyShare;
+use super::stripes::{Displaced, DisplacedAt, Stripe};
+use super::{Index, Table};
 use crate::cores::Cores;
-use crate::layout::control::BLOCKS_WORD;
-use crate::layout::crc;
+use crate::faults::{Rule, in_order, kept, obey};
+use crate::layout::control::{BLOCKS_WORD, Phase};
+use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::segment::Named;
 use crate::layout::undo::{UNDO_LINES, line_word};
-use crate::layout::{PAGE, WORD};
+use crate::layout::{PAGE, WORD, chain, crc};
+use crate::region::{Region, RegionError};
+use crate::sync::Ordering;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -34,7 +41,7 @@ fn offset(geometry: &Geometry) -> u64 {
 /// The byte behind the longest handover of a table.
 #[cfg(feature = "sim")]
 pub(crate) fn end(geometry: &Geometry) -> u64 {
-    let stripes = Stripes::new(geometry.main_slots()).len() as u64;
+    let stripes = super::stripes::Stripes::new(geometry.main_slots()).len() as u64;
     let part = HEAD + geometry.overflow_blocks() + stripes + ENTRY * geometry.slots();
     let each = if geometry.grows() { part + SEGMENT + pair_words(geometry) } else { part };
     let words = HEAD + geometry.segments_max().max(1) * each;

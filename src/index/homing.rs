@@ -1,6 +1,11 @@
 //! Homing: after a delete, displaced keys come back into their primary windows.
 
-use super::*;
+use super::counters::count;
+use super::search::MovePath;
+use super::segment::Segment;
+use super::stripes::{DisplacedAt, StripeSet};
+use crate::families;
+use crate::layout::geometry::SlotIx;
 use std::ops::Range;
 
 /// Displaced keys that one delete may bring home. Each takes the slot that the one before left.

@@ -75,8 +75,9 @@ impl Drop for LiveSegments {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use super::super::grace::Grace;
     use super::super::share::KeyShare;
-    use super::super::{Grace, UndoLines};
+    use super::super::undo::UndoLines;
     use super::*;
     use crate::clock::Clock;
     use crate::config::{Config, TableSize};

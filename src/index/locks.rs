@@ -1,7 +1,14 @@
 //! Which stripes an operation locks, and what their locks guard (L1, L2).
 
 use super::notes::{Note, home_slot};
-use super::*;
+use super::search::MovePath;
+use super::segment::Segment;
+use super::stripes::{Locked, Stripe, StripeSet, add_stripe};
+use crate::families;
+use crate::faults::{Rule, kept, obey};
+use crate::layout::chain;
+use crate::layout::geometry::{SlotIx, Window};
+use crate::layout::hash::Hashed;
 use crate::layout::mapped::Loadable;
 
 impl Segment {

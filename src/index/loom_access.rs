@@ -1,7 +1,15 @@
 //! Access to single parts of the index, for the model checker.
 
+use super::search::{MovePath, find_path};
+use super::segment::Segment;
 pub(crate) use super::stripes::{StripeSet, Stripes};
-use super::*;
+use super::writer::SlotWriter;
+use super::{Index, Table};
+use crate::families;
+use crate::layout::geometry::{Geometry, SlotIx, Window};
+use crate::layout::slot::Content;
+use crate::outcome::{PutMode, PutOutcome};
+use crate::region::Region;
 
 pub fn write_slot(region: &Region, geometry: &Geometry, slot: SlotIx, key: &[u8], value: &[u8]) {
     SlotWriter { region, geometry }.write(slot, &Content { key, value: value.into(), ghost: 0, aux: 0 });

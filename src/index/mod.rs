@@ -64,38 +64,25 @@ pub use snapshot::{RestoreError, Restored};
 
 use crate::clock::Clock;
 use crate::fabric::shm::Shm;
-use crate::families;
-use crate::faults::{AtOnce, Rule, by_rule, disobey, in_order, kept, obey};
-use crate::layout::chain;
-use crate::layout::control::{Phase, STATE_WORD, State, move_counter_word};
+use crate::faults::{Rule, in_order};
+use crate::layout::control::Phase;
 use crate::layout::extent::{Expected, Reference};
-use crate::layout::geometry::{Geometry, SlotIx, Window};
-use crate::layout::hash::{First, Hashed};
-use crate::layout::slot::{Content, Stored};
+use crate::layout::geometry::Geometry;
+use crate::layout::hash::First;
+use crate::layout::slot::Stored;
 use crate::layout::superblock::Superblock;
 use crate::outcome::{GrowthCounts, HeapCounts, IndexCounts, PutError, PutMode, PutOutcome, SwapOutcome};
 use crate::reader::{Limits, Reader};
 use crate::region::{Region, RegionError};
 use crate::start::Start;
-use crate::sync::{Ordering, fence};
-use chains::Blocks;
-use counters::{Counters, count};
+use counters::count;
 pub(crate) use extents::{ExtentDraft, Upload};
 use extents::{ExtentNames, Extents, NoMemory};
-use grace::{Grace, Trace, WaitingTrace};
 use growth::Growth;
 use moves::{SlotWritten, has_room_for_ghost};
-use notes::Notes;
-use refusals::{NoPath, Refusals, VainSearches};
-use search::{MovePath, Searched, find_path};
-use segment::{Segment, Stop, check_lengths, check_stored, publish_state};
-use share::{HomesHere, KeyShare, PairRole, SharedKeyShare};
-use smallvec::SmallVec;
+use segment::{Segment, check_lengths};
 use std::sync::Arc;
 use std::time::Duration;
-use stripes::{Displaced, DisplacedAt, Locked, Stripe, StripeSet, Stripes, add_stripe};
-use undo::{Undo, UndoLines};
-use writer::{SlotWriter, Sought};
 
 /// Times that a put waits for grace periods at the most.
 #[cfg(feature = "sim")]

@@ -15,9 +15,23 @@
 //! `kept`, `obey`, `disobey`, `by_rule` and `in_order` are switches of `src/faults.rs`. In a real
 //! build, what stands under `disobey` never runs, and all else is done as the rule demands.
 
+use super::counters::count;
+use super::grace::Trace;
 use super::notes::Note;
-use super::*;
-use crate::layout::slot::{Header, Image, Key, lay_out, set_ghost_and_aux};
+use super::search::MovePath;
+use super::segment::Segment;
+use super::stripes::{Displaced, DisplacedAt, Locked};
+use super::undo::Undo;
+use super::writer::SlotWriter;
+use crate::families;
+use crate::faults::{AtOnce, Rule, by_rule, disobey, in_order, kept, obey};
+use crate::layout::control::move_counter_word;
+use crate::layout::geometry::SlotIx;
+use crate::layout::hash::Hashed;
+use crate::layout::slot::{Content, Header, Image, Key, Stored, lay_out, set_ghost_and_aux};
+use crate::outcome::{PutMode, PutOutcome};
+use crate::sync::{Ordering, fence};
+use smallvec::SmallVec;
 
 /// Whether the occupant of a slot with this ghost may be moved (M3).
 pub(super) fn has_room_for_ghost(ghost: u8) -> bool {

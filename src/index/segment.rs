@@ -7,13 +7,32 @@
 //! remove  erase the live slot -> let a displaced key come home into it
 //! ```
 
-use super::extents::Budget;
-use super::*;
-use crate::layout::extent::Reference;
-use crate::layout::hash::First;
-use crate::layout::slot::Key;
+use super::chains::Blocks;
+use super::counters::{Counters, count};
+use super::extents::{Budget, Extents};
+use super::grace::Grace;
+use super::moves::SlotWritten;
+use super::notes::Notes;
+use super::refusals::{NoPath, Refusals, VainSearches};
+use super::search::{Searched, find_path};
+use super::share::{KeyShare, PairRole, SharedKeyShare};
+use super::stripes::{Locked, Stripes};
+use super::undo::UndoLines;
+use super::writer::{SlotWriter, Sought};
+use crate::clock::Clock;
+use crate::families;
+use crate::faults::{Rule, kept, obey};
+use crate::layout::control::{Phase, STATE_WORD, State};
+use crate::layout::extent::{Expected, Reference};
+use crate::layout::geometry::{Geometry, SlotIx, Window};
+use crate::layout::hash::{First, Hashed};
+use crate::layout::slot::{Key, Stored};
+use crate::outcome::{IndexCounts, PutError, PutMode, PutOutcome, SwapOutcome};
+use crate::region::Region;
+use crate::sync::{Ordering, fence};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 /// Paths of one put that other threads may change before the put gives up.
 pub(super) const ROUNDS_MAX: u32 = 1_000;
@@ -162,7 +181,9 @@ impl Segment {
 
     /// A reader of this table in this process. It does the same GET as clients.
     #[cfg(all(test, feature = "sim", not(loom)))]
-    pub fn reader(&self) -> Reader<'_, Shm<'_>> {
+    pub fn reader(&self) -> crate::reader::Reader<'_, crate::fabric::shm::Shm<'_>> {
+        use crate::fabric::shm::Shm;
+        use crate::reader::{Limits, Reader};
         let fabric = Shm::new(&self.region, &self.geometry);
         Reader::new(fabric, &self.geometry, self.grace.clock().clone(), Limits::default())
     }

@@ -5,9 +5,10 @@
 //! the other. Both segments know of each home whether it is *away*: whether the keys that the pair
 //! shares are on the other side.
 
-use super::*;
+use crate::layout::hash::Hashed;
 use crate::layout::segment::{HomeState, low};
-use crate::sync::{AtomicU64, Ordering::Relaxed};
+use crate::sync::Ordering::Relaxed;
+use crate::sync::{AtomicU64, Ordering, fence};
 use std::ops::Range;
 
 /// A segment's share of the keys.

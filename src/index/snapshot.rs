@@ -1,16 +1,17 @@
 //! Snapshots: a file of all keys, while they change and move, and their way back. `walk` shows the
 //! keys. The disk is waited for between its steps, when nothing is locked.
 
+use super::Index;
 use super::walk::Walk;
-use super::*;
 use crate::cores::Cores;
+use crate::outcome::{PutError, PutMode};
 use crate::snapshot::{
     SaveError, Saved, Snapshot, SnapshotBlock, SnapshotError, SnapshotPlace, SnapshotTerms, SnapshotWriter,
 };
-use crate::sync::lock_std;
+use crate::sync::{Ordering, lock_std};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 /// Why the keys of a snapshot were not put into a table.
 #[derive(Debug, thiserror::Error)]

@@ -1,25 +1,36 @@
 //! What an index leaves behind besides keys: ghosts, filters, links, blocks, counters. Compares
 //! them with separate accounts, and checks when each may go.
 
+use super::grace::Trace;
+use super::handover;
 use super::notes::Note;
+use super::recover::{RecoverError, Recovered};
+use super::refusals::{NoPath, Refusals};
+use super::search::find_path;
 use super::segment::{REAP_MAX, ROUNDS_MAX, Segment as Index};
+use super::stripes::{DisplacedAt, StripeSet};
 use super::writer::Owned;
-use super::*;
+use crate::clock::Clock;
 use crate::config::{Config, TableSize};
+use crate::families;
 use crate::families::presets;
+use crate::faults::Rule;
 use crate::get::{Get, Landed, Look, Proof, Retry, Step};
-use crate::layout::chain::Block;
-use crate::layout::control::{BLOCKS_WORD, MOVE_COUNTERS};
-use crate::layout::geometry::Family;
+use crate::layout::chain::{self, Block};
+use crate::layout::control::{BLOCKS_WORD, MOVE_COUNTERS, Phase, STATE_WORD, State, move_counter_word};
+use crate::layout::geometry::{Family, Geometry, SlotIx};
 use crate::layout::hash::Seeds;
-use crate::layout::slot::{Header, Key};
+use crate::layout::slot::{Content, Header, Key, Stored};
 use crate::observe::{self, Scheduler};
-use crate::region::Backing;
+use crate::outcome::{IndexCounts, PutError, PutMode, PutOutcome};
+use crate::region::{Backing, Region, RegionError};
 use crate::sim::{Adversary, History, Instant, Random, Recorder};
+use smallvec::SmallVec;
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// The grace time. A store takes a nanosecond.

@@ -1,7 +1,13 @@
 //! Traces that a move or a delete leaves for readers under way, and how they are taken away when
 //! they are due (M2, M5).
 
-use super::*;
+use super::counters::count;
+use super::grace::{Trace, WaitingTrace};
+use super::segment::Segment;
+use super::stripes::{DisplacedAt, Locked};
+use crate::families;
+use crate::faults::{Rule, by_rule};
+use crate::layout::geometry::SlotIx;
 use crate::layout::slot::{Header, set_ghost_and_aux};
 
 impl Segment {

@@ -15,13 +15,22 @@
 //! certain from its bytes in which part and in which step it is shown, wherever it goes meanwhile.
 
 use super::growth::Growth;
-use super::*;
-use crate::layout::hash::DIRECTORY_BITS_MAX;
+use super::segment::Segment;
+use super::share::{HomesHere, KeyShare, PairRole};
+use super::stripes::{DisplacedAt, Locked, StripeSet};
+use super::{Index, Table};
+use crate::families;
+use crate::faults::{Rule, disobey, kept};
+use crate::layout::extent::Reference;
+use crate::layout::geometry::{Geometry, SlotIx};
+use crate::layout::hash::{DIRECTORY_BITS_MAX, Hashed};
 use crate::layout::mapped;
 use crate::layout::slot::{Image, Key, View, check};
 use crate::outcome::ReadError;
+use crate::sync::{Ordering, fence};
 use crossbeam_epoch as epoch;
 use std::ops::Range;
+use std::time::Duration;
 
 /// Slots whose homes a step of a walk visits: those of one stripe, side by side.
 const STEP_SLOTS: u64 = 64;
@@ -337,9 +346,12 @@ impl Growth {
 #[cfg(all(test, feature = "sim", not(loom)))]
 mod tests {
     use super::*;
+    use crate::clock::Clock;
     use crate::config::{Config, TableSize};
     use crate::families::presets;
     use crate::layout::hash::Seeds;
+    use crate::outcome::PutMode;
+    use crate::region::Region;
     use crate::sim::{Adversary, Random, Recorder, turns};
     use std::collections::BTreeMap;
     use std::sync::Arc;

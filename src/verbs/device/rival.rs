@@ -2,7 +2,11 @@
 
 #![allow(unsafe_code)]
 
-use super::*;
+use super::super::error::SetupError;
+use super::{Access, Buffer, ProtectionDomain, QueuePair, Route, address_of, destroyed, object};
+use ibverbs_sys::{ibv_ah, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state};
+use std::ptr::NonNull;
+use std::sync::Arc;
 
 impl Buffer {
     /// The address of a cell for work requests of the other side.
