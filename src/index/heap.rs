@@ -2,8 +2,8 @@
 //!
 //! It keeps books and touches no memory of the heap. An extent is a range of bytes, counted from
 //! the heap's start. The rules X3 and X5 (when memory may be used again) are in
-//! `tests/extents_model.rs`. Y1 to Y5 (which gap, which block leaves) and the proofs of both bounds
-//! are in `tests/heap_model.rs`. They need blocks that are at least four times as long as the
+//! `models/extents.rs`. Y1 to Y5 (which gap, which block leaves) and the proofs of both bounds
+//! are in `models/heap.rs`. They need blocks that are at least four times as long as the
 //! longest extent.
 //!
 //! ```text

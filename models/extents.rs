@@ -78,7 +78,7 @@
 //!
 //! An extent is 24 bytes of header (number, first hash of the key, length), which only the server reads, to
 //! find the key of an extent that is to move, and the value: all rounded up to granules of 32 bytes.
-//! `tests/heap_model.rs` has the heap: blocks, what leaves when, the bound. There are no other records of
+//! `models/heap.rs` has the heap: blocks, what leaves when, the bound. There are no other records of
 //! it in the region. The superblock has the heap's offset and length, the length of its blocks, the rate in
 //! bytes a microsecond (1,000), and `value_max` up to 64 MiB. The control page has the next number, and in a
 //! table that grows the pieces that were ever segments.
