@@ -9,7 +9,7 @@
 
 use super::child::{Fabric, ServerChild};
 use super::measure::{KEY_BYTES, VALUE_BYTES, key, machine, median, value};
-use super::{curve, grow, hinted, kill, long, rpc, show, tiered};
+use super::{curve, grow, hinted, kill, long, names, rpc, show, tiered};
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
 use comfy_table::{Attribute, Cell};
@@ -86,7 +86,7 @@ struct Timing {
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// The table's layout
-    #[arg(long, value_name = "NAME", default_value = "windowed:8")]
+    #[arg(long, value_name = "NAME", default_value = "windowed:8", value_parser = names::layout(), hide_possible_values = true)]
     layout: Layout,
     /// What carries the READs of `get`
     #[arg(long, value_enum, default_value = "shm")]

@@ -4,21 +4,19 @@ use super::bench::{bare, spread, timed};
 use super::measure::{KEY_BYTES, VALUE_BYTES, key, machine, median, value};
 use super::plan::whole;
 use super::plot::{
-    Area, BLUE, BOTTOM, FAINT, INK, Label, ORANGE, Painted, RED, SIZE, TEAL, TOP, name_ends, text, to_file,
+    self, Area, BLUE, Label, ORANGE, Painted, Panel, RED, TEAL, heading, line, name_ends, svg,
 };
-use super::show;
+use super::{names, show};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use dashmap::DashMap;
 use oneread::layout::hash::{mix, reduce};
 use oneread::{Backing, Clock, Config, Index, Layout, PutMode, Region, TableSize};
-use plotters::element::PathElement;
 use plotters::prelude::*;
-use plotters::style::text_anchor::HPos;
 use rustc_hash::FxBuildHasher;
 use serde::Serialize;
 use std::hint::black_box;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -26,7 +24,7 @@ use std::time::Instant;
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES
   oneread bench curve
-  oneread bench curve --to 1e8 --svg curve.svg    16 GB, ten minutes
+  oneread bench curve --to 1e8 --plot curve.svg   16 GB, ten minutes
   oneread bench curve --json > curve.json
 
 Three sizes for each power of ten. At each, one thread GETs random keys of 16
@@ -49,11 +47,11 @@ pub struct CurveOfSizes {
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
     /// The table's layout
-    #[arg(long, value_name = "NAME", default_value = "windowed:8")]
+    #[arg(long, value_name = "NAME", default_value = "windowed:8", value_parser = names::layout(), hide_possible_values = true)]
     layout: Layout,
     /// Draw the times into this SVG file
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
+    #[arg(long, value_name = "FILE.svg", value_parser = plot::svg_file, value_hint = clap::ValueHint::FilePath)]
+    plot: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -119,9 +117,6 @@ impl CurveOfSizes {
                 _ => measured.sizes.push(self.at(n)?),
             }
         }
-        if let Some(path) = &self.svg {
-            draw(path, &measured)?;
-        }
         show::say(match self.json {
             true => serde_json::to_string(&measured)?,
             false => format!(
@@ -131,6 +126,9 @@ impl CurveOfSizes {
                 table(&measured.sizes)
             ),
         })?;
+        if let Some(path) = &self.plot {
+            plot::write(path, draw(&measured))?;
+        }
         Ok(ExitCode::SUCCESS)
     }
 
@@ -261,54 +259,53 @@ fn table(sizes: &[AtSize]) -> comfy_table::Table {
     table
 }
 
-fn draw(path: &Path, measured: &Measured) -> Result<()> {
-    ensure!(measured.sizes.len() > 1, "one size makes no curve: give --from and --to");
-    to_file(path, SIZE, |area| paint(area, measured))
+const HEIGHT: u32 = 640;
+const PANEL: Panel = Panel { left: 78, right: 660, top: 120, bottom: 580 };
+
+fn draw(measured: &Measured) -> Result<String> {
+    ensure!(measured.sizes.len() > 1, "one size makes no curve: ask for more with --from and --to");
+    svg(HEIGHT, |area| paint(area, measured))
 }
 
-fn paint<'a>(area: &Area<'a>, measured: &Measured) -> Painted<'a> {
-    const LEFT: i32 = 90;
-    const RIGHT: i32 = 1280;
-    text(area, "What a GET takes, by the number of keys", (40, 40), 24, INK, HPos::Left)?;
+fn paint(area: &Area<'_>, measured: &Measured) -> Painted<'static> {
     let about = format!(
         "Nanoseconds a key; {}, 16 + 32 bytes, 90 % load; one thread; {}",
         measured.layout, measured.machine
     );
-    text(area, &about, (40, 68), 15, INK, HPos::Left)?;
+    heading(area, "What a GET takes, by the number of keys", &about)?;
     let all = || measured.sizes.iter().flat_map(|at| DRAWN.iter().map(move |(_, _, ns)| ns(at)));
     let high = all().fold(1.0, f64::max).log10().mul_add(3.0, 0.3).ceil() / 3.0;
     let low = all().fold(f64::MAX, f64::min).max(0.1).log10().mul_add(3.0, 0.0).floor() / 3.0;
     let first = measured.sizes.first().map_or(1.0, |at| at.keys as f64).log10();
     let last = measured.sizes.last().map_or(1.0, |at| at.keys as f64).log10();
-    let x =
-        |keys: f64| LEFT + ((keys.log10() - first) / (last - first) * f64::from(RIGHT - LEFT)).round() as i32;
+    let x = |keys: f64| {
+        let part = (keys.log10() - first) / (last - first);
+        PANEL.left + (part * f64::from(PANEL.right - PANEL.left)).round() as i32
+    };
     let y = |ns: f64| {
         let part = (ns.max(0.1).log10() - low) / (high - low);
-        BOTTOM - (part * f64::from(BOTTOM - TOP)).round() as i32
+        PANEL.bottom - (part * f64::from(PANEL.bottom - PANEL.top)).round() as i32
     };
     for ns in [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0f64] {
         if (low..=high).contains(&ns.log10()) {
-            area.draw(&PathElement::new(vec![(LEFT, y(ns)), (RIGHT, y(ns))], FAINT.stroke_width(1)))?;
-            text(area, &format!("{ns} ns"), (LEFT - 8, y(ns)), 13, INK, HPos::Right)?;
+            PANEL.across(area, y(ns), &format!("{ns} ns"))?;
         }
     }
     for power in 3..=10 {
         let keys = 10f64.powi(power);
         if (first..=last).contains(&keys.log10()) {
-            area.draw(&PathElement::new(vec![(x(keys), TOP), (x(keys), BOTTOM)], FAINT.stroke_width(1)))?;
-            text(area, &show::count(keys as u64), (x(keys), BOTTOM + 22), 13, INK, HPos::Center)?;
+            PANEL.upwards(area, x(keys), &show::count(keys as u64))?;
         }
     }
-    text(area, "keys", ((LEFT + RIGHT) / 2, BOTTOM + 48), 14, INK, HPos::Center)?;
+    PANEL.below(area, "keys")?;
     let mut labels = Vec::new();
     for (name, color, ns) in DRAWN {
         let points: Vec<_> = measured.sizes.iter().map(|at| (x(at.keys as f64), y(ns(at)))).collect();
-        area.draw(&PathElement::new(points.clone(), color.stroke_width(2)))?;
+        line(area, points.clone(), color, 2)?;
         for &point in &points {
             area.draw(&Circle::new(point, 3, color.filled()))?;
         }
-        let Some(&end) = points.last() else { continue };
-        labels.push(Label { text: name.into(), color, end, y: f64::from(end.1) });
+        labels.extend(points.last().map(|&end| Label::new(name, color, end)));
     }
-    name_ends(area, RIGHT, labels)
+    name_ends(area, PANEL, labels)
 }

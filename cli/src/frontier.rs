@@ -2,18 +2,12 @@
 //! each point, and published designs among them.
 
 use super::measure::{Phase, Row};
-use super::plot::{Area, BLUE, FAINT, INK, Painted, RED, text, to_file};
+use super::plot::{Area, BLUE, Painted, Panel, RED, Spot, heading, name_spots, svg};
 use anyhow::{Result, ensure};
-use plotters::element::PathElement;
 use plotters::prelude::*;
-use plotters::style::text_anchor::HPos;
-use std::path::Path;
 
-const SIZE: (u32, u32) = (1100, 700);
-const LEFT: i32 = 90;
-const RIGHT: i32 = 1040;
-const TOP: i32 = 110;
-const BOTTOM: i32 = 600;
+const HEIGHT: u32 = 600;
+const PANEL: Panel = Panel { left: 60, right: 800, top: 120, bottom: 540 };
 /// The scale of bytes per hit, as powers of two, and the highest client memory per key.
 const POWERS: (i32, i32) = (5, 11);
 const MEMORY_MAX: f64 = 2.5;
@@ -41,7 +35,7 @@ const DESIGNS: [(&str, f64, f64, &str); 5] = [
 ];
 
 /// Draws the rows at the load nearest to 90 %, steady ones if there are any.
-pub fn draw(path: &Path, rows: &[Row]) -> Result<()> {
+pub fn draw(rows: &[Row]) -> Result<String> {
     let steady = rows.iter().any(|row| row.phase == Phase::Steady);
     let mut points: Vec<Point> = Vec::new();
     let is_drawn = |row: &&Row| {
@@ -66,7 +60,10 @@ pub fn draw(path: &Path, rows: &[Row]) -> Result<()> {
             hinted.reads,
         ));
     }
-    ensure!(!points.is_empty(), "there is nothing to draw: no table was measured at 90 % load");
+    ensure!(
+        !points.is_empty(),
+        "no layout in which hints save something was measured at 90 % load; ask for it with --load 90"
+    );
     points.extend(DESIGNS.map(|(name, bytes, memory, reads)| Point {
         name: name.into(),
         bytes,
@@ -74,60 +71,49 @@ pub fn draw(path: &Path, rows: &[Row]) -> Result<()> {
         reads: reads.into(),
         color: BLUE,
     }));
-    to_file(path, SIZE, |area| paint(area, &points))
+    svg(HEIGHT, |area| paint(area, &points))
 }
 
 fn x(bytes: f64) -> i32 {
     let part = (bytes.log2() - f64::from(POWERS.0)) / f64::from(POWERS.1 - POWERS.0);
-    LEFT + (part * f64::from(RIGHT - LEFT)).round() as i32
+    PANEL.left + (part * f64::from(PANEL.right - PANEL.left)).round() as i32
 }
 
 fn y(memory: f64) -> i32 {
-    BOTTOM - (memory / MEMORY_MAX * f64::from(BOTTOM - TOP)).round() as i32
+    PANEL.bottom - (memory / MEMORY_MAX * f64::from(PANEL.bottom - PANEL.top)).round() as i32
 }
 
-fn paint<'a>(area: &Area<'a>, points: &[Point]) -> Painted<'a> {
-    text(area, "What a hit costs: bytes over the wire and client memory", (40, 36), 24, INK, HPos::Left)?;
+fn paint(area: &Area<'_>, points: &[Point]) -> Painted<'static> {
     let about = "red: counted here at 90 % of the main slots; blue: published; slots of 64 bytes";
-    text(area, about, (40, 66), 15, INK, HPos::Left)?;
+    heading(area, "What a hit costs: bytes over the wire and client memory", about)?;
     for power in POWERS.0..=POWERS.1 {
-        let at = x(f64::from(1 << power));
-        area.draw(&PathElement::new(vec![(at, TOP), (at, BOTTOM)], FAINT.stroke_width(1)))?;
-        text(area, &(1 << power).to_string(), (at, BOTTOM + 20), 13, INK, HPos::Center)?;
+        PANEL.upwards(area, x(f64::from(1 << power)), &(1 << power).to_string())?;
     }
     for half in 0..=5 {
         let memory = f64::from(half) / 2.0;
-        area.draw(&PathElement::new(vec![(LEFT, y(memory)), (RIGHT, y(memory))], FAINT.stroke_width(1)))?;
-        text(area, &format!("{memory:.1}"), (LEFT - 8, y(memory)), 13, INK, HPos::Right)?;
+        PANEL.across(area, y(memory), &format!("{memory:.1}"))?;
     }
-    text(area, "bytes per hit", ((LEFT + RIGHT) / 2, BOTTOM + 46), 14, INK, HPos::Center)?;
-    text(area, "client bytes per key", (40, TOP - 18), 14, INK, HPos::Left)?;
-    let dot = |point: &Point| (x(point.bytes) - 6, x(point.bytes) + 6, y(point.memory));
-    let mut taken: Vec<(i32, i32, i32)> = points.iter().map(dot).collect();
-    for point in points {
-        let at = (x(point.bytes), y(point.memory));
-        area.draw(&Circle::new(at, 6, point.color.filled()))?;
-        let label = format!("{}: {}", point.name, point.reads);
-        let width = 7 * label.len() as i32;
-        // Each label takes the first free place above or beside its dot.
-        let spot = (0..24)
-            .map(|step| (at.0 + 11, at.1 - 15 * step))
-            .find(|&(left, up)| {
-                taken.iter().all(|&(l, r, ty)| left + width < l || left > r || (up - ty).abs() >= 14)
-            })
-            .unwrap_or((at.0 + 11, at.1));
-        taken.push((spot.0, spot.0 + width, spot.1));
-        let line = vec![at, (spot.0 - 3, spot.1)];
-        area.draw(&PathElement::new(line, point.color.mix(0.3).stroke_width(1)))?;
-        text(area, &label, spot, 13, point.color, HPos::Left)?;
+    PANEL.below(area, "bytes of a hit")?;
+    PANEL.title(area, "client bytes per key")?;
+    let spots: Vec<_> = points
+        .iter()
+        .map(|point| Spot {
+            at: (x(point.bytes), y(point.memory)),
+            text: format!("{}: {}", point.name, point.reads),
+            color: point.color,
+        })
+        .collect();
+    for spot in &spots {
+        area.draw(&Circle::new(spot.at, 6, spot.color.filled()))?;
     }
-    Ok(())
+    name_spots(area, [(PANEL.left, PANEL.top), (PANEL.right, PANEL.bottom)], &spots, &[])
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::layouts::tests::row;
     use super::super::measure::HintedHits;
+    use super::super::plot::tests::check;
     use super::*;
 
     /// A table's point, and that with hints, are where their bytes and memory are on the scales.
@@ -135,13 +121,12 @@ mod tests {
     fn points_are_where_they_were_measured() {
         let hinted = HintedHits { reads: 1.0, bytes: 64.0, trips: 1.0, client_bytes_per_key: 1.25 };
         let row = Row { load_asked: Some(0.9), bytes_hit: 128.0, ..row(Some(hinted)) };
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("hints.svg");
-        draw(&path, &[row]).unwrap();
-        let drawn = std::fs::read_to_string(path).unwrap();
+        let drawn = draw(&[row]).unwrap();
+        check(&drawn);
         // Of the powers 5 to 11, 64 is one sixth from the left, and 128 two; 1.25 is half way up.
-        let (one, two) = (LEFT + (RIGHT - LEFT) / 6, LEFT + (RIGHT - LEFT) / 3 + 1);
-        for at in [(one, (TOP + BOTTOM) / 2), (two, BOTTOM)] {
+        let Panel { left, right, top, bottom } = PANEL;
+        let part = |n: f64| left + (f64::from(right - left) * n).round() as i32;
+        for at in [(part(1.0 / 6.0), (top + bottom) / 2), (part(1.0 / 3.0), bottom)] {
             let circle = format!("<circle cx=\"{}\" cy=\"{}\"", at.0, at.1);
             assert!(drawn.contains(&circle), "{circle} is not in {drawn}");
         }

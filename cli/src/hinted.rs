@@ -1,10 +1,12 @@
 //! `bench hints`: what hints save while a table churns, splits and merges under them, counted.
 
-use super::page::{Axis, frame, labels_above, line};
+use super::page::{self, Axis, frame};
 use super::plan::whole;
-use super::plot::{Area, BLUE, INK, ORANGE, Painted, RED, TEAL, text, to_file};
-use super::show;
-use anyhow::{Context, Result, ensure};
+use super::plot::{
+    self, Area, BLUE, INK, Label, ORANGE, Painted, RED, SMALL, TEAL, heading, line, name_ends, svg, text,
+};
+use super::{names, show};
+use anyhow::{Result, ensure};
 use clap::Args;
 use comfy_table::Cell;
 use oneread::Layout;
@@ -13,7 +15,7 @@ use oneread::plan::{Course, GetCosts, GrowthCourse, GrowthPart, GrowthRun};
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 use serde::Serialize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Count what hints save while a table churns, grows and shrinks under them
@@ -51,7 +53,7 @@ pub struct HintsBench {
     #[arg(long, value_name = "N", default_value = "1024", value_parser = whole)]
     segment_slots: u64,
     /// The table's layout
-    #[arg(long, value_name = "NAME", default_value = "windowed:8")]
+    #[arg(long, value_name = "NAME", default_value = "windowed:8", value_parser = names::layout(), hide_possible_values = true)]
     layout: Layout,
     /// The most memory for hints, in bytes
     #[arg(long, value_name = "BYTES", default_value_t = HINT_BYTES)]
@@ -60,7 +62,7 @@ pub struct HintsBench {
     #[arg(long, value_name = "N", default_value_t = 24)]
     parts: u32,
     /// Draw the curves into this SVG file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE.svg", value_parser = plot::svg_file, value_hint = clap::ValueHint::FilePath)]
     plot: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
@@ -108,8 +110,7 @@ impl HintsBench {
             show::say(show::paragraph("", &late))?;
         }
         if let Some(path) = &self.plot {
-            draw(path, &run, &found.parts).with_context(|| format!("drawing {}", path.display()))?;
-            show::complain(format_args!("oneread: wrote {}", path.display()));
+            plot::write(path, draw(&run, &found.parts))?;
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -164,9 +165,9 @@ fn table(parts: &[GrowthPart]) -> comfy_table::Table {
 
 // ---- the picture ---------------------------------------------------------------------------------
 
-const SIZE: (u32, u32) = (1100, 1000);
-const LEFT: i32 = 110;
-const RIGHT: i32 = 900;
+const SIZE: u32 = 990;
+const LEFT: i32 = 70;
+const RIGHT: i32 = 680;
 /// Of each panel, and from one to the next.
 const HEIGHT: i32 = 190;
 const APART: i32 = 290;
@@ -181,13 +182,12 @@ const GETS: [DrawnGets; 4] = [
     ("miss, without", TEAL, |part| part.gets.miss),
 ];
 
-fn draw(path: &Path, run: &GrowthRun, parts: &[GrowthPart]) -> Result<()> {
-    ensure!(parts.len() > 1, "there is nothing to draw");
-    to_file(path, SIZE, |area| paint(area, run, parts))
+fn draw(run: &GrowthRun, parts: &[GrowthPart]) -> Result<String> {
+    ensure!(parts.len() > 1, "one part makes no curve; ask for more with --parts");
+    svg(SIZE, |area| paint(area, run, parts))
 }
 
-fn paint<'a>(area: &Area<'a>, run: &GrowthRun, parts: &[GrowthPart]) -> Painted<'a> {
-    text(area, "Hints under which a table churns, splits and merges", (40, 36), 24, INK, HPos::Left)?;
+fn paint(area: &Area<'_>, run: &GrowthRun, parts: &[GrowthPart]) -> Painted<'static> {
     let about = format!(
         "{} to {} and back, {}, segments of {} slots; {} GETs a step, {} replaced beside each key put or removed",
         show::count(run.from),
@@ -197,7 +197,7 @@ fn paint<'a>(area: &Area<'a>, run: &GrowthRun, parts: &[GrowthPart]) -> Painted<
         run.gets,
         run.replaced,
     );
-    text(area, &about, (40, 64), 14, INK, HPos::Left)?;
+    heading(area, "Hints under which a table churns, splits and merges", &about)?;
     let all = |of: fn(GetCosts) -> f64| {
         let each = parts.iter().flat_map(move |part| GETS.map(|(_, _, gets)| of(gets(part))));
         each.filter(|value| *value > 0.0)
@@ -217,13 +217,13 @@ fn paint<'a>(area: &Area<'a>, run: &GrowthRun, parts: &[GrowthPart]) -> Painted<
 }
 
 /// A panel: its number from the top, title and ends of its scale, and its curves.
-fn panel<'a>(
-    area: &Area<'a>,
+fn panel(
+    area: &Area<'_>,
     parts: &[GrowthPart],
     number: i32,
     (title, low, high): (&str, f64, f64),
     curves: &[(&str, RGBColor, Vec<f64>)],
-) -> Painted<'a> {
+) -> Painted<'static> {
     let top = 140 + number * APART;
     let last = parts.last().map_or(1, |part| part.steps);
     let x = Axis { low: 0.0, high: last as f64, from: LEFT, to: RIGHT, log: false };
@@ -242,15 +242,15 @@ fn panel<'a>(
             Course::Grow => format!("grows to {} segments", end.segments),
             Course::Shrink => format!("shrinks to {} segments", end.segments),
         };
-        text(area, &told, (middle, y.to - 2), 13, INK, HPos::Center)?;
+        text(area, &told, (middle, y.to - 6), SMALL, INK, HPos::Center)?;
         begun = end.steps;
     }
     let mut ends = Vec::new();
     for (name, color, values) in curves {
         let points = parts.iter().zip(values).map(|(part, value)| (x.at(part.steps as f64), y.at(*value)));
         let points: Vec<_> = points.collect();
-        ends.extend(points.last().map(|end| (end.1, (*name).to_owned(), *color)));
+        ends.extend(points.last().map(|&end| Label::new(*name, *color, end)));
         line(area, points, *color, 2)?;
     }
-    labels_above(area, RIGHT, y.from, ends)
+    name_ends(area, page::panel(x, y), ends)
 }

@@ -6,7 +6,7 @@
 
 use super::child::{Fabric, ServerChild};
 use super::measure::{key, machine};
-use super::show;
+use super::{names, show};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use hdrhistogram::Histogram;
@@ -53,7 +53,7 @@ pub struct Kill {
     #[arg(long, value_name = "BYTES", default_value_t = 3900, value_parser = clap::value_parser!(u64).range(8..=3900))]
     value_bytes: u64,
     /// The table's layout
-    #[arg(long, value_name = "NAME", default_value = "windowed:8")]
+    #[arg(long, value_name = "NAME", default_value = "windowed:8", value_parser = names::layout(), hide_possible_values = true)]
     layout: Layout,
     /// Print one JSON object
     #[arg(long)]

@@ -1,7 +1,7 @@
 //! `layouts`: the cost of a GET in each layout, counted as the READs that real GETs issue.
 
 use super::measure::{HintedHits, Keys, Phase, Row, on_all_cpus};
-use super::{frontier, plot, show};
+use super::{frontier, names, plot, show};
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
 use comfy_table::{Attribute, Cell};
@@ -21,8 +21,8 @@ use std::str::FromStr;
   oneread layouts                everything; takes minutes
   oneread layouts --slots 65536  smaller tables, quick
   oneread layouts --preset windowed:8 --load 90 --phase steady
-  oneread layouts --load 50,75,90,max --svg layouts.svg
-  oneread layouts --load 90 --phase steady --hints --frontier frontier.svg
+  oneread layouts --load 50,75,90,max --plot layouts.svg
+  oneread layouts --load 90 --phase steady --hints --plot hints.svg
   oneread layouts --json > layouts.json
 
 Keys have 16 bytes and values 32, so slots have 64. All numbers are counted,
@@ -35,7 +35,7 @@ pub struct Layouts {
     #[arg(long, default_value_t = 1 << 20, value_parser = clap::value_parser!(u64).range(64..=1 << 32))]
     slots: u64,
     /// Measure only this layout (repeatable)
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = names::layout(), hide_possible_values = true)]
     preset: Vec<Layout>,
     /// Loads in percent of the main slots, or `max` for the highest that inserts reach
     #[arg(long, value_delimiter = ',', default_value = "50,75,90,95")]
@@ -55,12 +55,10 @@ pub struct Layouts {
     /// Count hits once more with hints: a byte of client memory for each main slot
     #[arg(long)]
     hints: bool,
-    /// Draw the results into this SVG file
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
-    /// Draw bytes, READs and client memory of hits, beside published designs, into this SVG file
-    #[arg(long, value_name = "FILE", requires = "hints")]
-    frontier: Option<PathBuf>,
+    /// Draw the results into this SVG file: READs by bytes and by load; with --hints bytes, READs and
+    /// client memory of hits, beside published designs
+    #[arg(long, value_name = "FILE.svg", value_parser = plot::svg_file, value_hint = clap::ValueHint::FilePath)]
+    plot: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -158,13 +156,8 @@ impl Layouts {
                 show::say(hinted_table(&rows))?;
             }
         }
-        if let Some(path) = &self.frontier {
-            frontier::draw(path, &rows).with_context(|| format!("drawing {}", path.display()))?;
-            show::complain(format_args!("oneread: wrote {}", path.display()));
-        }
-        if let Some(path) = &self.svg {
-            plot::draw(path, &rows).with_context(|| format!("drawing {}", path.display()))?;
-            show::complain(format_args!("oneread: wrote {}", path.display()));
+        if let Some(path) = &self.plot {
+            plot::write(path, if self.hints { frontier::draw(&rows) } else { plot::draw(&rows) })?;
         }
         Ok(ExitCode::SUCCESS)
     }

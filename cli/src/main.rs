@@ -18,6 +18,7 @@ mod layouts;
 mod long;
 mod manual;
 mod measure;
+mod names;
 mod page;
 mod plan;
 mod plot;

@@ -18,10 +18,36 @@ pub struct Completions {
     shell: Shell,
 }
 
+/// Bash breaks words at colons, which are parts of names and addresses here. So this puts the words
+/// together before they are completed, and takes off of the answers what bash takes for words before.
+const BASH_COLONS: &str = r#"
+_oneread_whole() {
+    local word begun= whole=()
+    for word in "${COMP_WORDS[@]:0:COMP_CWORD+1}"; do
+        if [[ ${#whole[@]} -gt 0 && ( $word == :* || ${whole[-1]} == *: ) ]]; then
+            whole[-1]+=$word
+        else
+            whole+=("$word")
+        fi
+    done
+    local COMP_WORDS=("${whole[@]}") COMP_CWORD=$((${#whole[@]} - 1))
+    _oneread "$1" "${whole[-1]}" "${whole[-2]}"
+    if [[ $COMP_WORDBREAKS == *:* ]]; then
+        begun=${whole[-1]%"${whole[-1]##*:}"}
+    fi
+    COMPREPLY=("${COMPREPLY[@]#"$begun"}")
+}
+"#;
+
 impl Completions {
     pub fn run(self) -> Result<ExitCode> {
         let mut script = Vec::new();
         clap_complete::generate(self.shell, &mut Cli::command(), "oneread", &mut script);
+        if self.shell == Shell::Bash {
+            let generated = String::from_utf8(script).context("completions are text")?;
+            script = generated.replace("complete -F _oneread ", "complete -F _oneread_whole ").into_bytes();
+            script.extend_from_slice(BASH_COLONS.as_bytes());
+        }
         show::write(&script)?;
         Ok(ExitCode::SUCCESS)
     }

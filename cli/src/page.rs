@@ -1,10 +1,9 @@
 //! Draws what `plan` found into one HTML page: bottlenecks, throughput against clients, latency
 //! against load. Every line is named where it ends.
 
-use super::plot::{Area, BLUE, FAINT, GREEN, INK, Painted, RED, text};
-use anyhow::{Result, anyhow};
+use super::plot::{Area, BLUE, GREEN, INK, Label, Painted, Panel, RED, SMALL, line, name_ends, svg, text};
+use anyhow::Result;
 use oneread::plan::{Design, Measured, Prediction, System};
-use plotters::element::PathElement;
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 
@@ -19,16 +18,17 @@ pub struct Drawn<'a> {
 }
 
 const COLORS: [RGBColor; 4] = [BLUE, RED, GREEN, RGBColor(150, 80, 190)];
-const WIDTH: u32 = 960;
 
 /// The heads of the page's table.
 const COLUMNS: [&str; 6] =
     ["design", "READs or requests of a GET", "bytes of a GET", "binds", "GETs/s of a server", "source"];
 
-/// The page. The rows are those of its table, one for each design.
+/// The page. The rows are those of its table, one for each design; the chosen one is marked, and is the first
+/// that is drawn.
 pub fn page(
     system: &System,
     rows: Vec<[String; 6]>,
+    chosen: Option<usize>,
     drawn: &[Drawn<'_>],
     reasons: &[String],
     heads: &str,
@@ -38,20 +38,32 @@ pub fn page(
     for reason in reasons {
         body += &format!("<p>{}</p>\n", escaped(reason));
     }
-    let line = |tag: &str, cells: [String; 6]| {
+    let line = |class: &str, tag: &str, cells: [String; 6]| {
         let cells = cells.map(|cell| format!("<{tag}>{}</{tag}>", escaped(&cell))).concat();
-        format!("<tr>{cells}</tr>\n")
+        format!("<tr{class}>{cells}</tr>\n")
     };
     body += "<h2>All designs</h2>\n<table>\n";
-    body += &line("th", COLUMNS.map(String::from));
-    body.extend(rows.into_iter().map(|cells| line("td", cells)));
+    body += &line("", "th", COLUMNS.map(String::from));
+    for (n, mut cells) in rows.into_iter().enumerate() {
+        let is_chosen = chosen == Some(n);
+        if is_chosen {
+            cells[0] += " (chosen)";
+        }
+        body += &line(if is_chosen { " class=\"chosen\"" } else { "" }, "td", cells);
+    }
     body += "</table>\n<p>A resource binds if it is the first to be always busy. (M): from memory, not looked up. \
              The best of each kind are drawn below.</p>\n";
     body += "<h2>Which resource binds</h2>\n<p>Operations a second at which each resource would always be busy. \
-             The shortest bar is the design's limit. Bars are logarithmic.</p>\n";
-    for (drawn, color) in drawn.iter().zip(COLORS) {
-        let height = 60 + 30 * drawn.prediction.bounds.len() as u32;
-        body += &svg(height, |area| staircase(area, drawn, color))?;
+             The shortest bar is the design's limit. All bars are on one linear scale; what goes beyond it ends in an \
+             arrow.</p>\n";
+    // Far enough for each design's limit, and for what is a little above it.
+    let most =
+        drawn.iter().filter_map(|d| d.prediction.bounds.first()).map(|b| b.ops_per_s).fold(1.0, f64::max);
+    let scale = Axis { low: 0.0, high: 2.0 * most, from: 170, to: 650, log: false };
+    for (n, (drawn, color)) in drawn.iter().zip(COLORS).enumerate() {
+        let height = 60 + 26 * drawn.prediction.bounds.len() as u32;
+        let is_chosen = chosen.is_some() && n == 0;
+        body += &svg(height, |area| staircase(area, drawn, color, scale, is_chosen))?;
     }
     body += "<h2>Throughput against clients</h2>\n<p>Lines: computed from the bounds. Dots: simulated.</p>\n";
     body += &svg(440, |area| throughput(area, drawn, system.workload.clients))?;
@@ -60,25 +72,17 @@ pub fn page(
     for (drawn, color) in drawn.iter().zip(COLORS) {
         body += &svg(340, |area| latency(area, drawn, color))?;
     }
-    let style = "body{font-family:sans-serif;max-width:960px;margin:2em auto;color:#282828;line-height:1.4}\
-                 svg{max-width:100%;height:auto}table{border-collapse:collapse;font-size:14px}\
+    let style = ":root{color-scheme:light dark}\
+                 body{font-family:sans-serif;max-width:960px;margin:2em auto;padding:0 1em;color:#282828;\
+                 background:#fff;line-height:1.4}svg{max-width:100%;height:auto}table{border-collapse:collapse;font-size:14px}\
                  th,td{text-align:left;vertical-align:top;padding:3px 10px 3px 0;border-bottom:1px solid #e0e0e0}\
-                 td:nth-child(4){white-space:nowrap}";
+                 td:nth-child(4){white-space:nowrap}.chosen td{font-weight:bold;background:#e8f0fa}\
+                 @media (prefers-color-scheme: dark){body{background:#0d1117;color:#c9c9c9}\
+                 th,td{border-color:#333}.chosen td{background:#1c2c44}}";
     Ok(format!(
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>oneread plan</title>\
          <style>{style}</style></head>\n<body>\n{body}</body></html>\n"
     ))
-}
-
-fn svg(height: u32, paint: impl FnOnce(&Area<'_>) -> Painted<'static>) -> Result<String> {
-    let mut text = String::new();
-    {
-        let area = SVGBackend::with_string(&mut text, (WIDTH, height)).into_drawing_area();
-        area.fill(&WHITE).map_err(|e| anyhow!("{e}"))?;
-        paint(&area).map_err(|e| anyhow!("{e}"))?;
-        area.present().map_err(|e| anyhow!("{e}"))?;
-    }
-    Ok(text)
 }
 
 /// One side of a picture: values to pixels, linear or by their logarithm.
@@ -101,7 +105,7 @@ impl Axis {
     }
 
     /// Round values, some five of them.
-    fn ticks(&self) -> Vec<f64> {
+    pub fn ticks(&self) -> Vec<f64> {
         if self.log {
             let (low, high) = (self.low.log10().ceil() as i32, self.high.log10().floor() as i32);
             return (low..=high).map(|power| 10f64.powi(power)).collect();
@@ -112,10 +116,6 @@ impl Axis {
         let first = (self.low / step).ceil() as i64;
         (first..).map(|i| i as f64 * step).take_while(|v| *v <= self.high * 1.0001).collect()
     }
-}
-
-pub(super) fn line<'a>(area: &Area<'a>, points: Vec<(i32, i32)>, color: RGBColor, width: u32) -> Painted<'a> {
-    area.draw(&PathElement::new(points, color.stroke_width(width)))
 }
 
 fn rate(per_s: f64) -> String {
@@ -147,14 +147,18 @@ fn trimmed(n: f64) -> String {
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').into() } else { text }
 }
 
-fn staircase<'a>(area: &Area<'a>, drawn: &Drawn<'_>, color: RGBColor) -> Painted<'a> {
-    let bounds = &drawn.prediction.bounds;
-    text(area, &drawn.design.name, (20, 24), 18, color, HPos::Left)?;
-    let low = bounds.first().map_or(1.0, |bound| bound.ops_per_s) / 2.0;
-    let high = bounds.last().map_or(10.0, |bound| bound.ops_per_s);
-    let axis = Axis { low, high, from: 190, to: 800, log: true };
-    for (i, bound) in bounds.iter().enumerate() {
-        let y = 52 + 30 * i as i32;
+/// A bar for each resource, the one that binds on top.
+fn staircase(
+    area: &Area<'_>,
+    drawn: &Drawn<'_>,
+    color: RGBColor,
+    scale: Axis,
+    is_chosen: bool,
+) -> Painted<'static> {
+    let chosen = if is_chosen { " (chosen)" } else { "" };
+    text(area, &format!("{}{chosen}", drawn.design.name), (20, 22), 17, color, HPos::Left)?;
+    for (i, bound) in drawn.prediction.bounds.iter().enumerate() {
+        let y = 50 + 26 * i as i32;
         // What two resources of one name stand for.
         let side = match bound.resource {
             oneread::plan::Resource::ServerIn => " in",
@@ -165,11 +169,21 @@ fn staircase<'a>(area: &Area<'a>, drawn: &Drawn<'_>, color: RGBColor) -> Painted
             _ => "",
         };
         let (fill, ink) = if i == 0 { (color.mix(0.9), color) } else { (color.mix(0.3), INK) };
-        text(area, &format!("{}{side}", bound.resource.name()), (180, y), 14, ink, HPos::Right)?;
-        let right = axis.at(bound.ops_per_s).max(axis.from + 4);
-        area.draw(&Rectangle::new([(axis.from, y - 10), (right, y + 10)], fill.filled()))?;
-        let told = format!("{}{}", rate(bound.ops_per_s), if i == 0 { "  binds" } else { "" });
-        text(area, &told, (right + 8, y), 14, ink, HPos::Left)?;
+        text(
+            area,
+            &format!("{}{side}", bound.resource.name()),
+            (scale.from - 10, y),
+            SMALL,
+            ink,
+            HPos::Right,
+        )?;
+        let right = scale.at(bound.ops_per_s).max(scale.from + 2);
+        area.draw(&Rectangle::new([(scale.from, y - 9), (right, y + 9)], fill.filled()))?;
+        if bound.ops_per_s > scale.high {
+            area.draw(&Polygon::new([(right, y - 9), (right + 10, y), (right, y + 9)], fill))?;
+        }
+        let told = format!("{}{}", rate(bound.ops_per_s), if i == 0 { ": binds" } else { "" });
+        text(area, &told, (right + 16, y), SMALL, ink, HPos::Left)?;
     }
     Ok(())
 }
@@ -183,62 +197,36 @@ pub(super) fn frame<'a>(
     x_text: impl Fn(f64) -> String,
     y_text: impl Fn(f64) -> String,
 ) -> Painted<'a> {
-    for tick in y.ticks() {
-        line(area, vec![(x.from, y.at(tick)), (x.to, y.at(tick))], FAINT, 1)?;
-        text(area, &y_text(tick), (x.from - 8, y.at(tick)), 13, INK, HPos::Right)?;
-    }
-    for tick in x.ticks() {
-        line(area, vec![(x.at(tick), y.from), (x.at(tick), y.to)], FAINT, 1)?;
-        text(area, &x_text(tick), (x.at(tick), y.from + 16), 13, INK, HPos::Center)?;
-    }
-    text(area, names[0], ((x.from + x.to) / 2, y.from + 38), 14, INK, HPos::Center)?;
-    text(area, names[1], (x.from - 70, y.to - 18), 14, INK, HPos::Left)
+    let panel = panel(x, y);
+    y.ticks().into_iter().try_for_each(|tick| panel.across(area, y.at(tick), &y_text(tick)))?;
+    x.ticks().into_iter().try_for_each(|tick| panel.upwards(area, x.at(tick), &x_text(tick)))?;
+    panel.below(area, names[0])?;
+    panel.title(area, names[1])
 }
 
-/// Writes labels at the right, each near its line's end, none over another.
-pub(super) fn labels<'a>(area: &Area<'a>, x: i32, mut ends: Vec<(i32, String, RGBColor)>) -> Painted<'a> {
-    ends.sort_by_key(|end| end.0);
-    let mut free = i32::MIN;
-    for (y, label, color) in ends {
-        let y = y.max(free);
-        text(area, &label, (x + 8, y), 14, color, HPos::Left)?;
-        free = y + 18;
-    }
-    Ok(())
+/// The panel of two axes.
+pub(super) fn panel(x: Axis, y: Axis) -> Panel {
+    Panel { left: x.from, right: x.to, top: y.to, bottom: y.from }
 }
 
-/// The same where no label is below the lowest pixel: those that begin low take the place above.
-pub(super) fn labels_above<'a>(
-    area: &Area<'a>,
-    x: i32,
-    lowest: i32,
-    mut ends: Vec<(i32, String, RGBColor)>,
-) -> Painted<'a> {
-    ends.sort_by_key(|end| end.0);
-    for (above, end) in ends.iter_mut().rev().enumerate() {
-        end.0 = end.0.min(lowest - 18 * above as i32);
-    }
-    labels(area, x, ends)
-}
-
-fn throughput<'a>(area: &Area<'a>, drawn: &[Drawn<'_>], asked: u32) -> Painted<'a> {
+fn throughput(area: &Area<'_>, drawn: &[Drawn<'_>], asked: u32) -> Painted<'static> {
     let most = drawn
         .iter()
         .flat_map(|d| &d.by_clients)
         .map(|point| point.1.max(point.2.unwrap_or(0.0)))
         .fold(1.0, f64::max);
     let last = drawn.iter().flat_map(|d| &d.by_clients).map(|point| point.0).max().unwrap_or(10);
-    let x = Axis { low: 1.0, high: last.max(10).into(), from: 100, to: 780, log: true };
-    let y = Axis { low: 0.0, high: 1.05 * most, from: 380, to: 40, log: false };
+    let x = Axis { low: 1.0, high: last.max(10).into(), from: 80, to: 600, log: true };
+    let y = Axis { low: 0.0, high: 1.05 * most, from: 380, to: 50, log: false };
     frame(area, x, y, ["clients", "operations a second"], trimmed, rate)?;
     let at = x.at(asked.into());
     line(area, vec![(at, y.from), (at, y.to)], RGBColor(150, 150, 150), 2)?;
-    text(area, "asked for", (at + 6, y.to + 8), 13, INK, HPos::Left)?;
+    text(area, "asked for", (at + 6, y.to - 8), SMALL, INK, HPos::Left)?;
     let mut ends = Vec::new();
     for (drawn, color) in drawn.iter().zip(COLORS) {
         let points: Vec<_> =
             drawn.by_clients.iter().map(|point| (x.at(point.0.into()), y.at(point.1))).collect();
-        ends.extend(points.last().map(|end| (end.1, drawn.design.name.clone(), color)));
+        ends.extend(points.last().map(|&end| Label::new(&drawn.design.name, color, end)));
         line(area, points, color, 2)?;
         for (clients, _, measured) in &drawn.by_clients {
             if let Some(measured) = measured {
@@ -246,15 +234,15 @@ fn throughput<'a>(area: &Area<'a>, drawn: &[Drawn<'_>], asked: u32) -> Painted<'
             }
         }
     }
-    labels(area, x.to, ends)
+    name_ends(area, panel(x, y), ends)
 }
 
-fn latency<'a>(area: &Area<'a>, drawn: &Drawn<'_>, color: RGBColor) -> Painted<'a> {
-    text(area, &drawn.design.name, (20, 18), 18, color, HPos::Left)?;
+fn latency(area: &Area<'_>, drawn: &Drawn<'_>, color: RGBColor) -> Painted<'static> {
+    text(area, &drawn.design.name, (20, 20), 17, color, HPos::Left)?;
     let most = drawn.by_load.iter().map(|point| point.1.p999_s).fold(1e-9, f64::max);
     let end = drawn.by_load.last().map_or(1.0, |point| point.0);
-    let x = Axis { low: 0.0, high: end, from: 100, to: 780, log: false };
-    let y = Axis { low: 0.0, high: 1.1 * most, from: 280, to: 60, log: false };
+    let x = Axis { low: 0.0, high: end, from: 80, to: 680, log: false };
+    let y = Axis { low: 0.0, high: 1.1 * most, from: 280, to: 76, log: false };
     frame(area, x, y, ["operations a second that come", "one GET"], rate, time)?;
     let mut ends = Vec::new();
     for (name, strength, of) in [
@@ -267,8 +255,8 @@ fn latency<'a>(area: &Area<'a>, drawn: &Drawn<'_>, color: RGBColor) -> Painted<'
         let tone = RGBColor(pale(color.0), pale(color.1), pale(color.2));
         let points: Vec<_> = drawn.by_load.iter().map(|point| (x.at(point.0), y.at(of(&point.1)))).collect();
         let value = drawn.by_load.last().map_or(0.0, |point| of(&point.1));
-        ends.extend(points.last().map(|end| (end.1, format!("{name}: {}", time(value)), INK)));
+        ends.extend(points.last().map(|&end| Label::new(format!("{name}: {}", time(value)), INK, end)));
         line(area, points, tone, 2)?;
     }
-    labels(area, x.to, ends)
+    name_ends(area, panel(x, y), ends)
 }

@@ -3,7 +3,7 @@
 use super::calibrate::Calibration;
 use super::measure::on_all_cpus;
 use super::page::{Drawn, page};
-use super::show;
+use super::{names, plot, show};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use comfy_table::{Attribute, Cell};
@@ -30,7 +30,7 @@ use std::process::ExitCode;
   oneread plan --published              the model against what papers report
   oneread plan --inserts 1 --growing    tables that grow by every PUT
   oneread plan --simulate 1e6           tails, by running it event by event
-  oneread plan --html plan.html         bottlenecks and curves
+  oneread plan --plot plan.html         bottlenecks and curves
   oneread plan --json
 
 READs are counted on a sample table of each layout, after two deletes and two
@@ -64,7 +64,7 @@ pub struct Plan {
     #[arg(long, value_name = "EXPONENT", default_value_t = 0.99)]
     zipf: f64,
     /// The hardware: a profile's name, or a TOML file
-    #[arg(long, value_name = "NAME|FILE", default_value = "cx6-200g")]
+    #[arg(long, value_name = "NAME|FILE", default_value = "cx6-200g", value_parser = names::profile())]
     nic: String,
     /// Server machines
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -88,7 +88,7 @@ pub struct Plan {
     #[arg(long, value_name = "PERCENT")]
     load: Option<f64>,
     /// Only this layout or rival (repeatable)
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = names::design(), hide_possible_values = true)]
     design: Vec<String>,
     /// Main slots of the sample tables
     #[arg(long, value_name = "N", default_value = "65536", value_parser = whole)]
@@ -99,9 +99,9 @@ pub struct Plan {
     /// Seed of the simulation
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Draw bottlenecks, throughput against clients and latency against load into this file
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
+    /// Draw bottlenecks, throughput against clients and latency against load into this HTML page
+    #[arg(long, value_name = "FILE.html", value_parser = plot::html_file, value_hint = clap::ValueHint::FilePath)]
+    plot: Option<PathBuf>,
     /// Print everything as JSON
     #[arg(long)]
     json: bool,
@@ -112,7 +112,7 @@ pub struct Plan {
     #[arg(long)]
     calibrate: bool,
     /// Print a shipped profile as TOML
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = names::profile(), hide_possible_values = true)]
     show_profile: Option<String>,
 }
 
@@ -255,13 +255,12 @@ impl Plan {
             }
             bar.finish_and_clear();
         }
-        if let Some(path) = &self.html {
+        if let Some(path) = &self.plot {
             let drawn = self.draw(&system, &designs, &predictions, &shown)?;
             let reasons = choice.as_ref().map_or(&[][..], |choice| &choice.reasons[..]);
             let rows = designs.iter().zip(&predictions).map(|(design, p)| row(design, p)).collect();
-            let text = page(&system, rows, &drawn, reasons, &heads(&system))?;
-            std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
-            show::complain(format_args!("oneread: wrote {}", path.display()));
+            let chosen = choice.as_ref().map(|choice| choice.best);
+            plot::write(path, page(&system, rows, chosen, &drawn, reasons, &heads(&system)))?;
         }
         if self.json {
             let planned = Planned {

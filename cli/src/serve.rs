@@ -2,7 +2,7 @@
 
 use super::snapshot::{self, Period};
 use super::users::UserId;
-use super::{At, TokenArgs, show};
+use super::{At, TokenArgs, names, show};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use oneread::inspect::Inspector;
@@ -111,7 +111,7 @@ pub struct Serve {
     #[command(flatten)]
     at: At,
     /// How keys are placed, as in windowed:8, pilaf, hopscotch:farm [default: windowed:8]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = names::layout(), hide_possible_values = true)]
     layout: Option<Layout>,
     /// The most memory that the table may take, as in 512MiB, 8GiB: it grows with its keys [default: half
     /// of this machine's, or less where limits or free space say so]

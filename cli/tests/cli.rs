@@ -1276,7 +1276,7 @@ fn layouts_are_measured() {
             "--load",
             "50,90",
             "--json",
-            "--svg",
+            "--plot",
             svg.to_str().unwrap(),
             "--preset",
             "windowed:16",
@@ -1364,7 +1364,7 @@ fn benches_are_whole() {
     let svg = dir.path().join("curve.svg");
     let svg = svg.to_str().unwrap();
     let ends = ["--from", "1000", "--to", "3e3"];
-    let curve = [&["bench", "curve", "--rounds", "1", "--json", "--svg", svg], &ends[..]].concat();
+    let curve = [&["bench", "curve", "--rounds", "1", "--json", "--plot", svg], &ends[..]].concat();
     let found = json(&expect(run(&curve), 0));
     let sizes = found["sizes"].as_array().unwrap();
     assert_eq!(sizes.iter().map(|at| at["keys"].as_u64().unwrap()).collect::<Vec<_>>(), [1000, 2000, 3000]);
@@ -2306,7 +2306,7 @@ fn layouts_are_measured_as_asked() {
     assert_eq!(told(&["--phase", "fresh"]), [pair("fresh", "uniform")]);
     assert_eq!(told(&["--phase", "steady", "--keys", "zipf"]), [pair("steady", "zipf")]);
     assert_eq!(told(&["--phase", "both"]), [pair("fresh", "uniform"), pair("steady", "uniform")]);
-    let rows = rows(&["--phase", "steady", "--hints", "--frontier", svg]);
+    let rows = rows(&["--phase", "steady", "--hints", "--plot", svg]);
     assert!(rows[0]["hinted"].is_object(), "{rows:?}");
     assert!(std::fs::read_to_string(svg).unwrap().contains("RACE"));
     expect(run(&["layouts", "--frontier", svg]), 2);

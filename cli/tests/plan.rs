@@ -191,7 +191,7 @@ fn runs_have_tails() {
 fn the_page_stands_alone() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("plan.html");
-    text(&["--design", "windowed:8", "--design", "HERD", "--depth", "1", "--html", path.to_str().unwrap()]);
+    text(&["--design", "windowed:8", "--design", "HERD", "--depth", "1", "--plot", path.to_str().unwrap()]);
     let page = std::fs::read_to_string(path).unwrap();
     assert_eq!(page.matches("<svg").count(), 2 + 1 + 2);
     for part in ["server wire out", "binds", "clients", "asked for", "p99.9", "windowed:8", "HERD"] {

@@ -10,7 +10,7 @@ pub mod reader;
 use super::folder::{Folder, bytes_behind};
 use super::measure::{KEY_BYTES, VALUE_BYTES, key, machine, value};
 use super::plan::whole;
-use super::show;
+use super::{names, show};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use comfy_table::{Attribute, Cell};
@@ -58,13 +58,13 @@ pub struct Grow {
     #[arg(long, value_name = "N", default_value = "65536", value_parser = keys)]
     from: u64,
     /// The layout of both tables
-    #[arg(long, value_name = "NAME", default_value = "windowed:8")]
+    #[arg(long, value_name = "NAME", default_value = "windowed:8", value_parser = names::layout(), hide_possible_values = true)]
     layout: Layout,
     /// Main slots of a segment [default: those of about 1 MiB]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     segment_slots: Option<u64>,
     /// Draw what happened into this SVG file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE.svg", value_parser = crate::plot::svg_file, value_hint = clap::ValueHint::FilePath)]
     plot: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
@@ -283,8 +283,7 @@ impl Grow {
             outcome.show()?;
         }
         if let Some(path) = &self.plot {
-            plot::draw(path, &outcome).with_context(|| format!("drawing {}", path.display()))?;
-            show::complain(format_args!("oneread: wrote {}", path.display()));
+            crate::plot::write(path, plot::draw(&outcome))?;
         }
         Ok(super::status(outcome.failed + outcome.wrong + outcome.missed == 0))
     }

@@ -1,20 +1,23 @@
 //! Draws `bench grow`: load, memory, READs and latencies while a table grows and shrinks.
 
 use super::{Outcome, Part};
-use crate::page::{Axis, frame, labels_above, line};
-use crate::plot::{Area, BLUE, FAINT, INK, ORANGE, Painted, RED, TEAL, text, to_file};
+use crate::page::{Axis, panel};
+use crate::plot::{
+    Area, BLUE, INK, Label, ORANGE, Painted, RED, SMALL, TEAL, heading, line, name_ends, svg, text,
+};
 use crate::show;
 use anyhow::{Result, ensure};
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
-use std::path::Path;
 
-const SIZE: (u32, u32) = (1100, 1240);
-const LEFT: i32 = 110;
-const RIGHT: i32 = 900;
-/// Of each panel, and from one to the next.
-const HEIGHT: i32 = 180;
-const APART: i32 = 280;
+const HEIGHT: u32 = 1220;
+const LEFT: i32 = 80;
+const RIGHT: i32 = 660;
+/// The height of each panel, and from the top of one to the next.
+const TALL: i32 = 180;
+const APART: i32 = 270;
+/// Behind the second half, in which the table is emptied.
+const SHADE: RGBColor = RGBColor(238, 243, 250);
 
 const GROWING: RGBColor = RED;
 const PALE: RGBColor = ORANGE;
@@ -24,23 +27,23 @@ const FIXED_PALE: RGBColor = TEAL;
 /// One line of a panel: its name, colour, and the value at a part, if there is one.
 type Drawn = (&'static str, RGBColor, fn(&Part) -> Option<f64>);
 
-/// Draws all panels into an SVG file.
-pub fn draw(path: &Path, outcome: &Outcome) -> Result<()> {
-    ensure!(outcome.parts.len() > 1, "there is nothing to draw");
-    to_file(path, SIZE, |area| paint(area, outcome))
+/// Draws all panels.
+pub fn draw(outcome: &Outcome) -> Result<String> {
+    ensure!(outcome.parts.len() > 1, "one part makes no curve; ask for more keys with --keys");
+    svg(HEIGHT, |area| paint(area, outcome))
 }
 
-fn paint<'a>(area: &Area<'a>, outcome: &Outcome) -> Painted<'a> {
-    text(area, "A table that grows and shrinks while it is read", (40, 36), 24, INK, HPos::Left)?;
+fn paint(area: &Area<'_>, outcome: &Outcome) -> Painted<'static> {
     let about = format!(
-        "{} to {} and back, one after the other, in {} segments at most; {}",
+        "{} to {} and back, one after the other, in {} segments at most; {}; {}; {}",
         show::count(outcome.from),
         show::counted(outcome.keys, "key"),
         show::count(outcome.segments_max),
-        outcome.layout
+        outcome.layout,
+        outcome.machine,
+        outcome.cpus
     );
-    text(area, &about, (40, 64), 14, INK, HPos::Left)?;
-    text(area, &format!("{}; {}", outcome.machine, outcome.cpus), (40, 84), 14, INK, HPos::Left)?;
+    heading(area, "A table that is filled, then emptied, while it is read", &about)?;
     let percent = |v: f64| format!("{:.0} %", 100.0 * v);
     let high = |drawn: &[Drawn]| {
         let all = outcome.parts.iter().flat_map(|part| drawn.iter().filter_map(|(_, _, of)| of(part)));
@@ -48,16 +51,21 @@ fn paint<'a>(area: &Area<'a>, outcome: &Outcome) -> Painted<'a> {
     };
     let loads: [Drawn; 2] =
         [("mean", GROWING, |part| Some(part.load_mean)), ("lowest", PALE, |part| Some(part.load_min))];
-    panel(area, outcome, 0, ("true load", 0.0, 1.0, false), &loads, percent)?;
+    part_by_part(area, outcome, 0, ("true load", 0.0, 1.0, false), &loads, percent)?;
     let reads: [Drawn; 3] = [
         ("growing", GROWING, |part| Some(part.reads_per_get)),
         ("fixed", FIXED, |part| Some(part.fixed_reads_per_get)),
         ("1 + directory READs", PALE, |part| part.directory_reads_per_get.map(|reads| 1.0 + reads)),
     ];
     let most = (high(&reads) - 1.0).max(0.05).mul_add(1.1, 1.0);
-    panel(area, outcome, 1, ("READs per GET of a key that is there", 1.0, most, false), &reads, |v| {
-        format!("{v:.2}")
-    })?;
+    part_by_part(
+        area,
+        outcome,
+        1,
+        ("READs per GET of a key that is there", 1.0, most, false),
+        &reads,
+        |v| format!("{v:.2}"),
+    )?;
     let latencies: [Drawn; 4] = [
         ("p99.9, growing", GROWING, |part| Some(part.p999_ns as f64)),
         ("p99, growing", PALE, |part| Some(part.p99_ns as f64)),
@@ -65,13 +73,13 @@ fn paint<'a>(area: &Area<'a>, outcome: &Outcome) -> Painted<'a> {
         ("p99, fixed", FIXED_PALE, |part| Some(part.fixed_p99_ns as f64)),
     ];
     let top = high(&latencies).log10().ceil().max(4.0);
-    panel(area, outcome, 2, ("one GET", 100.0, 10f64.powf(top), true), &latencies, show::nanos)?;
+    part_by_part(area, outcome, 2, ("one GET", 100.0, 10f64.powf(top), true), &latencies, show::nanos)?;
     let changes: [Drawn; 2] = [
         ("growing", GROWING, |part| Some(part.change_cpu_max_ms)),
         ("fixed", FIXED, |part| Some(part.fixed_change_cpu_max_ms)),
     ];
     let top = high(&changes).log10().ceil().max(1.0);
-    panel(
+    part_by_part(
         area,
         outcome,
         3,
@@ -83,35 +91,37 @@ fn paint<'a>(area: &Area<'a>, outcome: &Outcome) -> Painted<'a> {
 
 /// A panel: its number from the top; title, ends and kind of its scale; the lines; and how a value is
 /// written.
-fn panel<'a>(
-    area: &Area<'a>,
+fn part_by_part(
+    area: &Area<'_>,
     outcome: &Outcome,
     number: i32,
     (title, low, high, log): (&str, f64, f64, bool),
     drawn: &[Drawn],
     told: impl Fn(f64) -> String,
-) -> Painted<'a> {
-    let top = 140 + number * APART;
+) -> Painted<'static> {
+    let top = 160 + number * APART;
     // Parts are as far apart as their keys are by the logarithm.
     let parts = &outcome.parts;
     let x = Axis { low: 0.0, high: parts.len() as f64, from: LEFT, to: RIGHT, log: false };
-    let y = Axis { low, high, from: top + HEIGHT, to: top, log };
-    let none = Axis { low: 0.0, high: -1.0, ..x };
-    frame(area, none, y, ["", title], |_| String::new(), told)?;
+    let y = Axis { low, high, from: top + TALL, to: top, log };
+    let panel = panel(x, y);
     let at = |n: usize| x.at(n as f64 + 1.0);
-    let mut ticks = vec![(x.at(0.0), outcome.from)];
     let grown = parts.iter().filter(|part| !part.shrinks).count();
+    let middle = x.at(grown as f64);
+    area.draw(&Rectangle::new([(middle, y.to), (RIGHT, y.from)], SHADE.filled()))?;
+    for (phase, from, to) in [("filling", LEFT, middle), ("emptying", middle, RIGHT)] {
+        text(area, phase, ((from + to) / 2, y.to - 9), SMALL, INK, HPos::Center)?;
+    }
+    y.ticks().into_iter().try_for_each(|tick| panel.across(area, y.at(tick), &told(tick)))?;
+    let mut ticks = vec![(LEFT, outcome.from)];
     // Counted from the most keys, and none near the ends, which have ticks of their own.
     let every = super::PARTS as usize * grown.div_ceil(super::PARTS as usize * 3).max(1);
     let is_tick = |n: usize| n.abs_diff(grown).is_multiple_of(every) && n.min(parts.len() - n) >= every / 2;
     let inner = (1..parts.len()).filter(|&n| is_tick(n));
     ticks.extend(inner.chain([parts.len()]).map(|n| (at(n - 1), parts[n - 1].keys)));
-    for (x, keys) in ticks {
-        area.draw(&PathElement::new(vec![(x, y.from), (x, y.to)], FAINT.stroke_width(1)))?;
-        text(area, &show::count(keys), (x, y.from + 16), 13, INK, HPos::Center)?;
-    }
-    let about = "keys: first they are put, then removed";
-    text(area, about, ((LEFT + RIGHT) / 2, y.from + 38), 14, INK, HPos::Center)?;
+    ticks.into_iter().try_for_each(|(x, keys)| panel.upwards(area, x, &show::count(keys)))?;
+    panel.title(area, title)?;
+    panel.below(area, "keys")?;
     let mut ends = Vec::new();
     for &(name, color, of) in drawn {
         let points: Vec<_> = parts
@@ -119,15 +129,16 @@ fn panel<'a>(
             .enumerate()
             .filter_map(|(n, part)| Some((at(n), y.at(of(part).filter(|v| *v > 0.0)?))))
             .collect();
-        ends.extend(points.last().map(|end| (end.1, name.to_owned(), color)));
+        ends.extend(points.last().map(|&end| Label::new(name, color, end)));
         line(area, points, color, 2)?;
     }
-    labels_above(area, RIGHT, y.from, ends)
+    name_ends(area, panel, ends)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plot::tests::check;
 
     /// Each figure has a line of its own: one that changes moves lines of its colour, and no others.
     #[test]
@@ -161,12 +172,10 @@ mod tests {
             fixed_change_cpu_max_ms: 0.1,
             ..high
         };
-        let dir = tempfile::tempdir().unwrap();
         let lines = |last: Part| -> Vec<String> {
-            let path = dir.path().join("grow.svg");
             let outcome = Outcome { parts: vec![high, last], ..Outcome::default() };
-            draw(&path, &outcome).unwrap();
-            let drawn = std::fs::read_to_string(path).unwrap();
+            let drawn = draw(&outcome).unwrap();
+            check(&drawn);
             drawn.lines().filter(|line| line.starts_with("<polyline")).map(str::to_owned).collect()
         };
         let before = lines(low);

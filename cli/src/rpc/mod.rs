@@ -5,7 +5,7 @@ mod plot;
 
 use super::child::{CpuTime, Fabric, ServerChild};
 use super::measure::{KEY_BYTES, VALUE_BYTES, key, machine, median, value};
-use super::{TokenArgs, advice, show};
+use super::{TokenArgs, advice, names, show};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use comfy_table::{Attribute, Cell};
@@ -64,7 +64,7 @@ pub struct Rpc {
     #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1000..1 << 32))]
     keys: u64,
     /// The child's layout
-    #[arg(long, value_name = "NAME", default_value = "windowed:8")]
+    #[arg(long, value_name = "NAME", default_value = "windowed:8", value_parser = names::layout(), hide_possible_values = true)]
     layout: Layout,
     /// The child's threads that answer, of each kind
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -79,7 +79,7 @@ pub struct Rpc {
     #[command(flatten)]
     token: TokenArgs,
     /// Draw the results into this SVG file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE.svg", value_parser = crate::plot::svg_file, value_hint = clap::ValueHint::FilePath)]
     plot: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
@@ -282,8 +282,7 @@ impl Rpc {
             show::say(table(&outcome.lines))?;
         }
         if let Some(path) = &self.plot {
-            plot::draw(path, &outcome).with_context(|| format!("drawing {}", path.display()))?;
-            show::complain(format_args!("oneread: wrote {}", path.display()));
+            crate::plot::write(path, plot::draw(&outcome))?;
         }
         Ok(ExitCode::SUCCESS)
     }

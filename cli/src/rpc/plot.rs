@@ -1,19 +1,19 @@
 //! Draws the results of `bench rpc`: throughput and latency by the number of connections.
 
 use super::{Line, Operation, Outcome, Path};
-use crate::plot::{
-    Area, BLUE, BOTTOM, FAINT, GREEN, INK, Label, Painted, RED, SIZE, TOP, dashed, name_ends, text, to_file,
-};
+use crate::plot::{Area, BLUE, GREEN, Label, Painted, Panel, RED, dashed, heading, line, name_ends, svg};
 use crate::show;
 use anyhow::{Result, ensure};
-use plotters::element::PathElement;
 use plotters::prelude::*;
-use plotters::style::text_anchor::HPos;
 
-/// Draws all results into an SVG file.
-pub fn draw(path: &std::path::Path, outcome: &Outcome) -> Result<()> {
-    ensure!(!outcome.lines.is_empty(), "there is nothing to draw");
-    to_file(path, SIZE, |area| paint(area, outcome))
+const HEIGHT: u32 = 960;
+const RATES: Panel = Panel { left: 90, right: 660, top: 140, bottom: 460 };
+const LATENCIES: Panel = Panel { left: 90, right: 660, top: 570, bottom: 890 };
+
+/// Draws all results.
+pub fn draw(outcome: &Outcome) -> Result<String> {
+    ensure!(!outcome.lines.is_empty(), "nothing was measured; ask for a number with --connections");
+    svg(HEIGHT, |area| paint(area, outcome))
 }
 
 fn color(line: &Line) -> RGBColor {
@@ -45,57 +45,51 @@ fn curves(lines: &[Line]) -> Vec<Vec<&Line>> {
     curves
 }
 
-fn paint<'a>(area: &Area<'a>, outcome: &Outcome) -> Painted<'a> {
-    text(area, "GETs by READ, and GETs that the server does", (40, 40), 24, INK, HPos::Left)?;
-    text(area, &outcome.about(), (40, 68), 15, INK, HPos::Left)?;
+fn paint(area: &Area<'_>, outcome: &Outcome) -> Painted<'static> {
+    heading(area, "GETs by READ, and GETs that the server does", &outcome.about())?;
     let curves = curves(&outcome.lines);
     let rate = |line: &Line| line.ops_per_s;
-    panel(area, &curves, 90, "operations per second", &[(rate, false)], show::rate)?;
+    draw_panel(area, &curves, RATES, "operations per second", &[(rate, false)], show::rate)?;
     let (p50, p99): (Measure, Measure) = (|line| line.p50_ns as f64, |line| line.p99_ns as f64);
     let title = "latency: solid the median, dashed the 99th percentile";
-    panel(area, &curves, 860, title, &[(p50, false), (p99, true)], show::nanos)
+    draw_panel(area, &curves, LATENCIES, title, &[(p50, false), (p99, true)], show::nanos)
 }
 
 /// The quantity that a panel draws.
 type Measure = fn(&Line) -> f64;
 
 /// Draws one panel, with both axes logarithmic.
-fn panel<'a>(
-    area: &Area<'a>,
+fn draw_panel(
+    area: &Area<'_>,
     curves: &[Vec<&Line>],
-    left: i32,
+    panel: Panel,
     title: &str,
     measures: &[(Measure, bool)],
     unit: impl Fn(f64) -> String,
-) -> Painted<'a> {
-    let right = left + 450;
+) -> Painted<'static> {
     let lines = || curves.iter().flatten();
     let values = || lines().flat_map(|line| measures.iter().map(|(measure, _)| measure(line).max(1.0)));
     let low = values().fold(f64::MAX, f64::min).log10().floor();
     let high = values().fold(1.0, f64::max).log10().ceil().max(low + 1.0);
     let most = lines().map(|line| line.connections).max().unwrap_or(1).max(2);
     let x = |connections: u32| {
-        left + (f64::from(right - left) * f64::from(connections).log2() / f64::from(most).log2()) as i32
+        let part = f64::from(connections).log2() / f64::from(most).log2();
+        panel.left + (f64::from(panel.right - panel.left) * part) as i32
     };
     let y = |value: f64| {
         let part = (value.max(1.0).log10() - low) / (high - low);
-        BOTTOM - (part * f64::from(BOTTOM - TOP)).round() as i32
+        panel.bottom - (part * f64::from(panel.bottom - panel.top)).round() as i32
     };
-    text(area, title, (left, TOP - 18), 16, INK, HPos::Left)?;
+    panel.title(area, title)?;
     for power in low as i32..=high as i32 {
         let value = 10f64.powi(power);
-        area.draw(&PathElement::new(vec![(left, y(value)), (right, y(value))], FAINT.stroke_width(1)))?;
-        text(area, &unit(value), (left - 8, y(value)), 13, INK, HPos::Right)?;
+        panel.across(area, y(value), &unit(value))?;
     }
     let mut ticks: Vec<u32> = lines().map(|line| line.connections).collect();
     ticks.sort_unstable();
     ticks.dedup();
-    for connections in ticks {
-        let at = x(connections);
-        area.draw(&PathElement::new(vec![(at, TOP), (at, BOTTOM)], FAINT.stroke_width(1)))?;
-        text(area, &connections.to_string(), (at, BOTTOM + 22), 13, INK, HPos::Center)?;
-    }
-    text(area, "connections", ((left + right) / 2, BOTTOM + 48), 14, INK, HPos::Center)?;
+    ticks.into_iter().try_for_each(|n| panel.upwards(area, x(n), &n.to_string()))?;
+    panel.below(area, "connections")?;
 
     let mut labels = Vec::new();
     for curve in curves {
@@ -105,22 +99,22 @@ fn panel<'a>(
             if *is_dashed {
                 dashed(area, &points, color)?;
             } else {
-                area.draw(&PathElement::new(points.clone(), color.stroke_width(2)))?;
-                let Some(&end) = points.last() else { continue };
-                labels.push(Label { text: name(curve[0]), color, end, y: f64::from(end.1) });
+                line(area, points.clone(), color, 2)?;
+                labels.extend(points.last().map(|&end| Label::new(name(curve[0]), color, end)));
             }
             for &point in &points {
                 area.draw(&Circle::new(point, if *is_dashed { 2 } else { 3 }, color.filled()))?;
             }
         }
     }
-    name_ends(area, right, labels)
+    name_ends(area, panel, labels)
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::tests::{line, outcome};
     use super::*;
+    use crate::plot::tests::check;
 
     /// Each path is a curve, from left to right, with a name and a colour of its own.
     #[test]
@@ -149,12 +143,10 @@ mod tests {
     /// Both panels have their titles, units and numbers of connections, and a point for each result.
     #[test]
     fn results_are_drawn() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("rpc.svg");
-        assert!(draw(&path, &outcome(Vec::new())).is_err());
+        assert!(draw(&outcome(Vec::new())).is_err());
         let lines = [1, 4, 16].map(|n| line(Operation::Get, Path::OneSided, n));
-        draw(&path, &outcome(lines.into())).unwrap();
-        let drawn = std::fs::read_to_string(&path).unwrap();
+        let drawn = draw(&outcome(lines.into())).unwrap();
+        check(&drawn);
         // A rate of 2,000, and latencies of 1 us and 2 ms, stand between these powers of ten.
         for text in ["operations per second", "dashed the 99th", "1 k/s", "10 k/s", "1.00 us", "10.00 ms"] {
             assert!(drawn.contains(text), "{text}");
@@ -162,9 +154,10 @@ mod tests {
         let has = |text: &str| drawn.matches(&format!(">\n{text}\n<")).count();
         assert_eq!(["100 /s", "100 k/s", "100 ns", "100.00 ms"].map(has), [0; 4]);
         assert_eq!(["1", "4", "16", "connections", "GET one-sided"].map(has), [2; 5]);
-        // Left, middle and right of the left panel; 2,000 is 0.301 of a power of ten above its lower end.
-        let y = BOTTOM - (f64::from(BOTTOM - TOP) * 2f64.log10()).round() as i32;
-        for x in [90, 315, 540] {
+        // Left, middle and right of the panel; 2,000 is 0.301 of a power of ten above its lower end.
+        let Panel { left, right, top, bottom } = RATES;
+        let y = bottom - (f64::from(bottom - top) * 2f64.log10()).round() as i32;
+        for x in [left, (left + right) / 2, right] {
             assert!(drawn.contains(&format!("<circle cx=\"{x}\" cy=\"{y}\" r=\"3\"")), "{x}, {y}: {drawn}");
         }
         assert_eq!((drawn.matches("r=\"3\"").count(), drawn.matches("r=\"2\"").count()), (6, 3));
