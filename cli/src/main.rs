@@ -4,6 +4,7 @@ mod advice;
 mod bench;
 mod calibrate;
 mod child;
+mod columns;
 mod curve;
 mod data;
 mod demo;
@@ -33,6 +34,7 @@ mod snapshot;
 mod stat;
 mod tiered;
 mod users;
+mod watch;
 
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};

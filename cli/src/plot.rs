@@ -109,7 +109,7 @@ fn dark(color: RGBColor) -> RGBColor {
     let wanted = if is_color { (255.0 - light).max(155.0) } else { 235.0 - 0.86 * light };
     // Between black or white and the hue, so that nothing leaves the scale.
     let room = |light: f64| light.min(255.0 - light).max(1.0);
-    let part = (room(wanted) / room(light)).min(if is_color { 1.2 } else { 1.0 });
+    let part = (room(wanted) / room(light)).min(1.0);
     let turned = |c: f64| ((c - light) * part + wanted).clamp(0.0, 255.0).round() as u8;
     RGBColor(turned(red), turned(green), turned(blue))
 }
@@ -261,7 +261,7 @@ pub(super) struct Panel {
 
 impl Panel {
     pub fn title<'a>(&self, area: &Area<'a>, title: &str) -> Painted<'a> {
-        text(area, title, (20, self.top - 22), BODY, INK, HPos::Left)
+        text(area, title, (20, self.top - 28), BODY, INK, HPos::Left)
     }
 
     /// What is below the panel, under the ticks.

@@ -1,5 +1,6 @@
 //! `regions`: region files in the default places, whose they are, and which of them nobody serves.
 
+use super::columns::{Column, Columns};
 use super::{serve, show, status, users};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -63,24 +64,13 @@ impl Regions {
         } else if found.is_empty() {
             show::say(format_args!("there are no region files in {}", place::regions().display()))?;
         } else {
-            let mut table = show::table(["owner", "size", "keys", "served", "file"]);
+            show::say(table(&found).text())?;
             for file in &found {
-                let (keys, served) = match &file.inside {
-                    Ok((served, keys)) => (
-                        keys.map_or("unfinished".into(), show::count),
-                        if *served { "yes" } else { "no" }.into(),
-                    ),
-                    Err(error) => (String::new(), show::text(format!("{error:#}").as_bytes(), usize::MAX)),
-                };
-                table.add_row([
-                    show::text(users::name(file.owner).as_bytes(), 16),
-                    show::bytes(file.bytes),
-                    keys,
-                    served,
-                    show::path(&file.path),
-                ]);
+                if let Err(error) = &file.inside {
+                    let why = show::text(format!("{error:#}").as_bytes(), usize::MAX);
+                    show::say(format_args!("{}: {why}", show::path(&file.path)))?;
+                }
             }
-            show::say(table)?;
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -114,6 +104,28 @@ impl Regions {
         show::complain(format_args!("freed {}", show::bytes(freed)));
         Ok(status(all_well))
     }
+}
+
+/// Whose each file is, what it holds, and whether a server has it.
+fn table(found: &[Found]) -> Columns<5> {
+    let mut table = Columns::new([
+        Column::text("owner").least(4),
+        Column::number("size"),
+        Column::number("keys"),
+        Column::text("served"),
+        Column::whole("file"),
+    ]);
+    for file in found {
+        let (keys, served) = match &file.inside {
+            Ok((served, keys)) => {
+                (keys.map_or("unfinished".into(), show::count), if *served { "yes" } else { "no" })
+            }
+            Err(_) => ("?".into(), "?"),
+        };
+        let owner = show::text(users::name(file.owner).as_bytes(), 16);
+        table.row([owner, show::bytes(file.bytes), keys, served.into(), show::path(&file.path)]);
+    }
+    table
 }
 
 /// The files in this user's default folder, and in those of other users that this one may read.

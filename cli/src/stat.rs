@@ -1,10 +1,11 @@
 //! `stat` and `inspect`: the server's counters, and the content of the region.
 
+use super::columns::{Column, Columns};
 use super::snapshot::{self, Period};
-use super::{At, Server, serve, show};
+use super::{At, Server, serve, show, watch};
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use comfy_table::{Attribute, Cell, Color};
+use comfy_table::{Attribute, Cell, ColumnConstraint};
 use oneread::inspect::{Inspector, KeyReport, Occupancy, SlotReport};
 use oneread::layout::control::Phase;
 use oneread::layout::geometry::Geometry;
@@ -14,7 +15,6 @@ use oneread::region::Region;
 use oneread::{Client, ClientOptions, ConnectError, GrowthCounts, HeapCounts, ServerStats, SnapshotStatus};
 use serde_json::json;
 use std::fs::File;
-use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use std::time::Duration;
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES
   oneread stat
-  oneread stat --watch            again every second, until Ctrl-C
+  oneread stat --watch            again every second, with rates, until Ctrl-C
   oneread stat --json | jq .server.keys
   oneread stat --json | jq .growth           segments, loads, splits, memory
   oneread stat --json | jq .heap             memory of values outside slots
@@ -31,7 +31,7 @@ use std::time::Duration;
   oneread stat --json --watch 10s > log      one object a line
 
 The server answers this command. `oneread inspect` looks into the table without
-the server.")]
+the server. GETs do not ask the server, so it counts none.")]
 pub struct Stat {
     /// Print one JSON object
     #[arg(long)]
@@ -44,43 +44,45 @@ pub struct Stat {
 }
 
 /// What a server says of itself.
-struct Told {
-    stats: ServerStats,
-    growth: GrowthCounts,
-    heap: HeapCounts,
-    snapshots: SnapshotStatus,
+#[derive(Clone, Default)]
+pub struct Told {
+    pub stats: ServerStats,
+    pub growth: GrowthCounts,
+    pub heap: HeapCounts,
+    pub snapshots: SnapshotStatus,
 }
 
 impl Stat {
     pub fn run(self) -> Result<ExitCode> {
         let mut client = self.server.connect()?;
-        let is_screen = io::stdout().is_terminal() && !self.json;
-        loop {
+        let address = client.address().to_string();
+        let mut ask = || -> Result<(Told, serde_json::Value)> {
             let told = Told {
                 stats: client.server_stats()?,
                 growth: client.growth()?,
                 heap: client.heap()?,
                 snapshots: client.snapshot_status()?,
             };
-            let told = if self.json {
-                told.json(&client).to_string()
-            } else {
-                told.table(client.address(), client.geometry()).to_string()
-            };
-            let Some(Period(every)) = self.watch else {
-                show::say(told)?;
-                return Ok(ExitCode::SUCCESS);
-            };
-            // Over what was shown before, without a blank screen between.
-            let lines: Vec<_> = told.lines().map(|line| format!("{line}\x1b[K")).collect();
-            show::say(if is_screen { format!("\x1b[H{}\x1b[J", lines.join("\n")) } else { told })?;
-            std::thread::sleep(every);
+            let json = told.json(&client);
+            Ok((told, json))
+        };
+        if let Some(Period(every)) = self.watch {
+            match watch::watch(every, &address, ask, self.json)? {}
         }
+        let (told, json) = ask()?;
+        if self.json {
+            show::say(json)?;
+        } else {
+            show::say(format_args!("server at {}", show::text(address.as_bytes(), usize::MAX)))?;
+            show::say(told.table(client.geometry()))?;
+        }
+        Ok(ExitCode::SUCCESS)
     }
 }
 
 impl Told {
-    fn load(&self) -> f64 {
+    /// Keys to slots.
+    pub fn load(&self) -> f64 {
         self.stats.keys as f64 / self.stats.slots as f64
     }
 
@@ -131,12 +133,11 @@ impl Told {
         })
     }
 
-    fn table(&self, address: &oneread::Address, geometry: &Geometry) -> comfy_table::Table {
+    fn table(&self, geometry: &Geometry) -> comfy_table::Table {
         let Told { stats, growth, heap, snapshots } = self;
         let mut table = show::facts();
         let n = |n: u64| show::number(show::count(n));
         let percent = |load: f64| format!("{:.1} %", 100.0 * load);
-        table.add_row(vec![Cell::new("server"), show::number(address)]);
         table.add_row(vec![Cell::new("process"), show::number(stats.pid)]);
         table.add_row(vec![Cell::new("servers of this table so far"), n(stats.incarnation)]);
         table.add_row(vec![Cell::new("connections"), n(stats.clients)]);
@@ -201,8 +202,16 @@ impl Told {
             table.add_row(vec![Cell::new(name), show::number(value)]);
         }
         add_geometry(&mut table, geometry);
-        table
+        unbroken(table)
     }
+}
+
+/// No value is broken over lines: where there is little room, names are.
+fn unbroken(mut table: comfy_table::Table) -> comfy_table::Table {
+    table.column_iter_mut().skip(1).for_each(|column| {
+        column.set_constraint(ColumnConstraint::ContentWidth);
+    });
+    table
 }
 
 /// The source of a region: a server or a file.
@@ -398,15 +407,18 @@ impl Inspect {
                 "key": key.as_ref().map(key_json),
             }))?;
         } else {
-            let huge = opened.region().huge_bytes();
-            show::say(superblock_table(&opened.name(), &superblock, &geometry, &inspector, huge))?;
+            // What is asked for comes first.
+            if let Some(key) = &key {
+                show::say(key_story(key))?;
+                show::say(key_table(key).text())?;
+                show::say("")?;
+            }
+            show::say(format_args!("table at {}", show::text(opened.name().as_bytes(), usize::MAX)))?;
             if let Some(found) = occupancy {
                 show::say(occupancy_table(&found, &geometry, inspector.segments_named()))?;
             }
-            if let Some(key) = &key {
-                show::say(key_story(key))?;
-                show::say(key_table(key))?;
-            }
+            let huge = opened.region().huge_bytes();
+            show::say(superblock_table(&superblock, &geometry, &inspector, huge))?;
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -506,7 +518,6 @@ fn superblock_json(superblock: &Superblock, geometry: &Geometry) -> serde_json::
 }
 
 fn superblock_table(
-    name: &str,
     superblock: &Superblock,
     geometry: &Geometry,
     inspector: &Inspector<'_>,
@@ -518,7 +529,6 @@ fn superblock_table(
         Phase::Serving => format!("in service, or left so by server {}", state.incarnation),
         other => format!("{} (server {})", phase(other), state.incarnation),
     };
-    table.add_row(vec![Cell::new("table at"), show::number(name)]);
     table.add_row(vec![Cell::new("state"), show::number(state)]);
     table.add_row(vec![Cell::new("format"), show::number(format_args!("version {}", superblock.version))]);
     table.add_row(vec![Cell::new("made"), show::number(ago(superblock.created))]);
@@ -531,7 +541,7 @@ fn superblock_table(
     add_geometry(&mut table, geometry);
     // Of what was read: pages are mapped when they are touched.
     table.add_row(vec![Cell::new("of it read in huge pages"), show::number(show::bytes(huge))]);
-    table
+    unbroken(table)
 }
 
 fn ago(created: u64) -> String {
@@ -540,11 +550,16 @@ fn ago(created: u64) -> String {
 }
 
 fn age(seconds: u64) -> String {
+    format!("{} ago", span(seconds))
+}
+
+/// A time in the unit that leaves at least two of it.
+pub fn span(seconds: u64) -> String {
     match seconds {
-        s if s < 120 => format!("{} ago", show::counted(s, "second")),
-        s if s < 7200 => format!("{} minutes ago", s / 60),
-        s if s < 172_800 => format!("{} hours ago", s / 3600),
-        s => format!("{} days ago", s / 86400),
+        s if s < 120 => show::counted(s, "second"),
+        s if s < 7200 => format!("{} minutes", s / 60),
+        s if s < 172_800 => format!("{} hours", s / 3600),
+        s => format!("{} days", s / 86400),
     }
 }
 
@@ -566,7 +581,7 @@ fn occupancy_table(found: &Occupancy, geometry: &Geometry, segments: u64) -> com
     row("homes whose filter names one", found.filters);
     row("with a ghost of a moved key", found.ghosts);
     row("not acceptable to a reader", found.torn);
-    table
+    unbroken(table)
 }
 
 fn key_story(key: &KeyView) -> String {
@@ -584,28 +599,34 @@ fn key_story(key: &KeyView) -> String {
     }
 }
 
-fn key_table(key: &KeyView) -> comfy_table::Table {
-    let mut table =
-        show::table(["window", "slot", "stamp", "key", "value", "ghost", "filter/link", "verdict"]);
+fn key_table(key: &KeyView) -> Columns<8> {
+    let mut table = Columns::new([
+        Column::number("window"),
+        Column::number("slot"),
+        Column::text("verdict"),
+        Column::text("key").least(8),
+        Column::text("value").least(8),
+        Column::number("stamp").rank(1),
+        Column::text("ghost").rank(2),
+        Column::text("filter/link").rank(3),
+    ]);
     for (number, slots) in key.windows.iter().enumerate() {
         for (at, slot) in slots.iter().enumerate() {
             let header = &slot.header;
-            let mut row = vec![
-                Cell::new(if at == 0 { number.to_string() } else { String::new() }),
-                show::number(slot.slot.0),
-                show::number(header.stamp),
-                Cell::new(show::text(&slot.key, 32)),
-                Cell::new(value_text(slot)),
-                Cell::new(if header.ghost == 0 { String::new() } else { format!("{:02x}", header.ghost) }),
-                Cell::new(if header.aux == 0 { String::new() } else { format!("{:08x}", header.aux) }),
-                Cell::new(if key.is_match(slot) { "match" } else { verdict(slot) }),
+            let row = [
+                if at == 0 { number.to_string() } else { String::new() },
+                slot.slot.0.to_string(),
+                if key.is_match(slot) { "match" } else { verdict(slot) }.into(),
+                show::text(&slot.key, 32),
+                value_text(slot),
+                header.stamp.to_string(),
+                if header.ghost == 0 { String::new() } else { format!("{:02x}", header.ghost) },
+                if header.aux == 0 { String::new() } else { format!("{:08x}", header.aux) },
             ];
-            if key.is_match(slot) {
-                row = row.into_iter().map(|c| c.fg(Color::Green).add_attribute(Attribute::Bold)).collect();
-            } else if slot.verdict.is_err() {
-                row = row.into_iter().map(|c| c.fg(Color::Red)).collect();
-            }
-            table.add_row(row);
+            // Green and bold, or red.
+            let style =
+                if key.is_match(slot) { "1;32" } else { ["31", ""][usize::from(slot.verdict.is_ok())] };
+            table.styled(row, style);
         }
     }
     table
@@ -722,11 +743,14 @@ mod tests {
         ];
         let slots = all.iter().map(|(key, verdict, _)| slot(key, *verdict)).collect();
         let view = KeyView { key: b"key".into(), windows: vec![Vec::new(), slots], filter: true };
-        let shown = show::cells(&key_table(&view));
-        assert_eq!(shown.len(), all.len());
-        for (n, (row, (key, verdict, said))) in shown.iter().zip(all).enumerate() {
-            assert_eq!((&row[0][..], &row[7][..]), (if n == 0 { "1" } else { "" }, said));
-            assert_eq!(row[3].as_bytes(), key);
+        let shown = key_table(&view).lines(None);
+        assert_eq!(shown.len(), 1 + all.len());
+        for (n, (row, (key, verdict, said))) in shown[1..].iter().zip(all).enumerate() {
+            let (before, after) = row.split_at(row.find(said).unwrap());
+            // The window's number is told once.
+            assert_eq!(before.split_whitespace().count(), if n == 0 { 2 } else { 1 }, "{row}");
+            let key = std::str::from_utf8(key).unwrap();
+            assert!(key.is_empty() || after[said.len()..].trim().starts_with(key), "{row}");
             // In JSON the verdict stands without the match.
             let json = &key_json(&view)["windows"][1][n];
             assert_eq!(
@@ -788,11 +812,10 @@ mod tests {
     #[test]
     fn growth_is_told() {
         let geometry = oneread::Config::new().size(oneread::TableSize::up_to(64 << 20)).geometry().unwrap();
-        let address: oneread::Address = "shm:/a".parse().unwrap();
         let told = |growth: GrowthCounts| {
             let (stats, heap) = (ServerStats::default(), HeapCounts::default());
             let told = Told { stats, growth, heap, snapshots: SnapshotStatus::default() };
-            let rows = show::cells(&told.table(&address, &geometry));
+            let rows = show::cells(&told.table(&geometry));
             move |name: &str| rows.iter().find(|row| row[0].trim() == name).map(|row| row[1].clone())
         };
         let mut growth = GrowthCounts::default();
@@ -801,7 +824,6 @@ mod tests {
         (growth.bytes_backed, growth.bytes_max, growth.bytes_returned) = (1 << 20, 1 << 30, 2 << 10);
         let quiet = told(growth);
         for (name, value) in [
-            ("server", "shm:/a"),
             ("segments", "3 of up to 2,000"),
             ("load, lowest and highest", "12.3 %, 90.0 %"),
             ("splits since it started", "7"),

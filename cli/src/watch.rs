@@ -1,0 +1,316 @@
+//! `stat --watch`: a server's figures again and again, with what changed in a second.
+
+use super::columns::{Column, Columns, shortened, size};
+use super::show;
+use super::stat::{Told, span};
+use anyhow::Result;
+use serde_json::json;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGWINCH};
+use signal_hook::iterator::Signals;
+use std::io::{self, Write};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+/// Asks again after each interval, for ever. On a terminal the figures stay in place; else each answer is a
+/// line.
+pub fn watch(
+    every: Duration,
+    address: &str,
+    mut ask: impl FnMut() -> Result<(Told, serde_json::Value)>,
+    as_json: bool,
+) -> Result<std::convert::Infallible> {
+    let begun = Instant::now();
+    let screen = if as_json || size().is_none() { None } else { Some(Screen::open()?) };
+    let mut first = None;
+    let mut last: Option<(Told, Instant)> = None;
+    loop {
+        let due = Instant::now() + every;
+        let (told, mut json) = ask()?;
+        let now = Instant::now();
+        let watched = Watched {
+            told: &told,
+            first: first.get_or_insert_with(|| told.clone()),
+            last: last.as_ref().map(|(last, at)| (last, (now - *at).as_secs_f64())),
+            seconds: (now - begun).as_secs(),
+        };
+        match &screen {
+            Some(screen) => loop {
+                screen.show(&watched.frame(address, size().unwrap_or((80, 24))))?;
+                if !screen.has_new_size(due) {
+                    break;
+                }
+            },
+            None => {
+                if as_json {
+                    json["watch"] = watched.json();
+                    show::say(json)?;
+                } else {
+                    show::say(watched.line())?;
+                }
+                std::thread::sleep(due.saturating_duration_since(Instant::now()));
+            }
+        }
+        last = Some((told, now));
+    }
+}
+
+/// What is known at an instant, beside what was.
+struct Watched<'a> {
+    told: &'a Told,
+    first: &'a Told,
+    /// The answer before, and the seconds since.
+    last: Option<(&'a Told, f64)>,
+    /// Since the first answer.
+    seconds: u64,
+}
+
+/// A figure of a server.
+type Figure = fn(&Told) -> u64;
+
+const CHANGES: Figure = |told| told.stats.inserts + told.stats.updates + told.stats.removes;
+const KEYS: Figure = |told| told.stats.keys;
+const MEMORY: Figure = |told| told.growth.bytes_backed;
+const HEAP: Figure = |told| told.heap.live_bytes;
+
+impl Watched<'_> {
+    /// By how much a figure has changed. Another server of the same address has counters of its own.
+    fn change(&self, since: &Told, figure: Figure) -> Option<f64> {
+        let is_same = |told: &Told| (told.stats.pid, told.stats.incarnation);
+        (is_same(since) == is_same(self.told)).then(|| figure(self.told) as f64 - figure(since) as f64)
+    }
+
+    fn per_second(&self, figure: Figure) -> Option<f64> {
+        let (last, seconds) = self.last?;
+        Some(self.change(last, figure)? / seconds)
+    }
+
+    /// The rate of a counter, which never falls.
+    fn rate(&self, figure: Figure) -> String {
+        self.per_second(figure).map_or("-".into(), show::rate)
+    }
+
+    fn signed(&self, change: Option<f64>, told: impl Fn(f64) -> String) -> String {
+        change.map_or("-".into(), |n| match n {
+            n if n < 0.0 => format!("-{}", told(-n)),
+            n => format!("+{}", told(n)),
+        })
+    }
+
+    fn table(&self) -> Columns<5> {
+        let mut table = Columns::new([
+            Column::text(""),
+            Column::number("now"),
+            Column::number("at most").rank(1),
+            Column::number("a second"),
+            Column::number("since watching").rank(2),
+        ]);
+        let Told { stats, growth, heap, .. } = self.told;
+        let count = |n: f64| show::count(n.round() as u64);
+        let bytes = |n: f64| show::bytes(n.round() as u64);
+        let blank = String::new;
+        let counter = |name: &str, figure: Figure| {
+            let since = self.signed(self.change(self.first, figure), count);
+            [name.into(), show::count(figure(self.told)), blank(), self.rate(figure), since]
+        };
+        let level = |name: &str, most: String, told: &dyn Fn(f64) -> String, figure: Figure| {
+            let now = self.signed(self.per_second(figure), |n| format!("{}/s", told(n)));
+            let since = self.signed(self.change(self.first, figure), told);
+            [name.into(), told(figure(self.told) as f64), most, now, since]
+        };
+        table.row(level("keys", blank(), &count, KEYS));
+        table.row(["load".into(), format!("{:.1} %", 100.0 * self.told.load()), blank(), blank(), blank()]);
+        table.row(counter("changes", CHANGES));
+        table.row(counter("  inserts", |told| told.stats.inserts));
+        table.row(counter("  updates", |told| told.stats.updates));
+        table.row(counter("  removes", |told| told.stats.removes));
+        if growth.segments > 0 {
+            table.row(level("memory", show::bytes(growth.bytes_max), &bytes, MEMORY));
+        }
+        if heap.heap_bytes > 0 {
+            table.row(level("heap", show::bytes(heap.heap_bytes), &bytes, HEAP));
+        }
+        table.row(["connections".into(), show::count(stats.clients), blank(), blank(), blank()]);
+        if growth.segments > 0 {
+            table.row(level("segments", show::count(growth.segments_max), &count, |told| {
+                told.growth.segments
+            }));
+            table.row(counter("  splits", |told| told.growth.splits));
+            table.row(counter("  merges", |told| told.growth.merges));
+        }
+        table.row(counter("keys moved", |told| told.stats.moves));
+        table.row(counter("puts that waited", |told| told.stats.waits));
+        table
+    }
+
+    /// The lines of a screen.
+    fn frame(&self, address: &str, (width, height): (usize, usize)) -> Vec<String> {
+        const BELOW: [&str; 2] = ["GETs do not ask the server, so it counts none.", "Ctrl-C ends."];
+        let about = format!(
+            "server {}, process {}, watched for {}",
+            self.told.stats.incarnation,
+            self.told.stats.pid,
+            span(self.seconds)
+        );
+        let mut lines = vec![shortened(address, width), shortened(&about, width), String::new()];
+        lines.extend(self.table().lines(Some(width)));
+        // The last rows matter least.
+        lines.truncate(height.saturating_sub(BELOW.len() + 1).max(1));
+        lines.push(String::new());
+        lines.extend(BELOW.map(|line| shortened(line, width)));
+        lines.truncate(height);
+        lines
+    }
+
+    /// One line.
+    fn line(&self) -> String {
+        let Told { stats, growth, .. } = self.told;
+        let mut line = format!(
+            "{}: {}, {}; changes {} (inserts {}, updates {}, removes {}); {}",
+            span(self.seconds),
+            show::counted(stats.keys, "key"),
+            self.signed(self.per_second(KEYS), show::rate),
+            self.rate(CHANGES),
+            self.rate(|told| told.stats.inserts),
+            self.rate(|told| told.stats.updates),
+            self.rate(|told| told.stats.removes),
+            show::counted(stats.clients, "connection"),
+        );
+        if growth.segments > 0 {
+            line += &format!("; memory {}", show::bytes(growth.bytes_backed));
+        }
+        line
+    }
+
+    /// Null stands for what is not known yet.
+    fn json(&self) -> serde_json::Value {
+        json!({
+            "seconds": self.seconds,
+            "per_second": {
+                "keys": self.per_second(KEYS),
+                "changes": self.per_second(CHANGES),
+                "inserts": self.per_second(|told| told.stats.inserts),
+                "updates": self.per_second(|told| told.stats.updates),
+                "removes": self.per_second(|told| told.stats.removes),
+                "bytes_backed": self.per_second(MEMORY),
+                "heap_live_bytes": self.per_second(HEAP),
+            },
+        })
+    }
+}
+
+/// The terminal's second screen, without a cursor. The first one comes back when this is dropped, or the
+/// process ends by a signal.
+struct Screen {
+    sizes: Receiver<()>,
+}
+
+const OPEN: &str = "\x1b[?1049h\x1b[?25l\x1b[2J";
+const CLOSE: &str = "\x1b[?25h\x1b[?1049l";
+
+impl Screen {
+    fn open() -> Result<Screen> {
+        let (sender, sizes) = mpsc::channel();
+        let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM, SIGWINCH])?;
+        std::thread::spawn(move || {
+            for signal in signals.forever() {
+                if signal == SIGWINCH {
+                    let _ = sender.send(());
+                    continue;
+                }
+                // Nobody writes to the screen any more: the lock is kept.
+                let mut out = io::stdout().lock();
+                let _ = out.write_all(CLOSE.as_bytes()).and_then(|()| out.flush());
+                let _ = signal_hook::low_level::emulate_default_handler(signal);
+            }
+        });
+        show::write(OPEN.as_bytes())?;
+        Ok(Screen { sizes })
+    }
+
+    /// Writes over what is there, line by line, so that nothing flickers.
+    fn show(&self, lines: &[String]) -> io::Result<()> {
+        let lines: Vec<_> = lines.iter().map(|line| format!("{line}\x1b[K")).collect();
+        show::write(format!("\x1b[H{}\x1b[J", lines.join("\r\n")).as_bytes())
+    }
+
+    /// Waits. Returns whether the size has changed before the time was over.
+    fn has_new_size(&self, until: Instant) -> bool {
+        match self.sizes.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(()) => true,
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => false,
+        }
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        let _ = show::write(CLOSE.as_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use unicode_width::UnicodeWidthStr;
+
+    fn told(inserts: u64, removes: u64, pid: u64) -> Told {
+        let mut told = Told::default();
+        (told.stats.keys, told.stats.slots) = (1_000_000_000 + inserts - removes, 3_000_000_000);
+        (told.stats.inserts, told.stats.removes, told.stats.pid) = (inserts, removes, pid);
+        (told.growth.segments, told.growth.segments_max) = (40_000, 4_000_000);
+        (told.growth.bytes_backed, told.growth.bytes_max) = (96 << 30, 512 << 30);
+        told.heap.heap_bytes = 512 << 30;
+        told
+    }
+
+    /// Of two answers of one server the rates are told. Another server's counters are not compared.
+    #[test]
+    fn rates_are_of_one_server() {
+        let (first, last, now) = (told(0, 0, 7), told(50, 20, 7), told(250, 420, 7));
+        let watched = Watched { told: &now, first: &first, last: Some((&last, 2.0)), seconds: 9 };
+        let json = watched.json();
+        let rates = &json["per_second"];
+        assert_eq!((&rates["inserts"], &rates["removes"]), (&json!(100.0), &json!(200.0)));
+        assert_eq!((&rates["changes"], &rates["keys"]), (&json!(300.0), &json!(-100.0)));
+        assert_eq!(json["seconds"], 9);
+        let line = watched.line();
+        for part in [
+            "9 seconds: 999,999,830 keys".to_owned(),
+            format!("-{}; changes {} (inserts {},", show::rate(100.0), show::rate(300.0), show::rate(100.0)),
+            format!("memory {}", show::bytes(96 << 30)),
+        ] {
+            assert!(line.contains(&part), "{part}: {line}");
+        }
+        let other = told(60, 0, 8);
+        let watched = Watched { told: &other, first: &first, last: Some((&last, 2.0)), seconds: 9 };
+        assert!(watched.json()["per_second"]["inserts"].is_null());
+        let watched = Watched { told: &now, first: &first, last: None, seconds: 0 };
+        assert!(watched.json()["per_second"]["inserts"].is_null());
+        assert!(watched.line().contains("changes -"), "{}", watched.line());
+    }
+
+    /// A screen has no more lines and columns than the terminal, and what matters most stays.
+    #[test]
+    fn screens_fit() {
+        let (first, now) = (told(0, 0, 7), told(123_456_789, 3_456_789, 7));
+        let watched = Watched { told: &now, first: &first, last: Some((&first, 1.0)), seconds: 4_000 };
+        let address = format!("shm:/{}", "long/".repeat(30));
+        for (width, height) in [(80, 24), (60, 24), (60, 12), (200, 50), (44, 3), (1, 1)] {
+            let lines = watched.frame(&address, (width, height));
+            assert!(lines.len() <= height, "{width}, {height}: {lines:#?}");
+            if width >= 44 {
+                assert!(lines.iter().all(|line| line.width() <= width), "{width}: {lines:#?}");
+            }
+            if height >= 12 {
+                let text = lines.join("\n");
+                for part in ["1,120,000,000", "126,913,578", "GETs do not ask", "Ctrl-C"] {
+                    assert!(text.contains(part), "{width}, {part}: {text}");
+                }
+            }
+        }
+        let wide = watched.frame(&address, (80, 24)).join("\n");
+        for part in ["since watching", "at most", "puts that waited", "+120,000,000"] {
+            assert!(wide.contains(part), "{part}: {wide}");
+        }
+    }
+}
