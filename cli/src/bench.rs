@@ -436,7 +436,11 @@ pub(super) fn timed(n: u64, mut op: impl FnMut(u64) -> Result<bool>) -> Result<u
         well += u64::from(op(i)?);
     }
     let spent = begun.elapsed();
-    ensure!(well == n, "{} of {n} keys were not found", n - well);
+    ensure!(
+        well == n,
+        "{} of {n} keys that were put were not found: this is an error of oneread; please report the command that you ran",
+        n - well
+    );
     Ok(spent.as_nanos() as u64)
 }
 
@@ -543,7 +547,10 @@ fn thousand(client: &mut Client, pick: impl Fn(u64) -> u64) -> Result<serde_json
     let begun = Instant::now();
     let found = client.get_many(&keys)?;
     let spent = begun.elapsed();
-    ensure!(found.iter().all(|value| matches!(value, Ok(Some(_)))), "keys of the batch were not found");
+    ensure!(
+        found.iter().all(|value| matches!(value, Ok(Some(_)))),
+        "keys of a batch that were put were not found: this is an error of oneread; please report the command that you ran"
+    );
     let after = client.queue_counts().context("a verbs client counts")?;
     Ok(serde_json::json!({
         "doorbells": after.doorbells - before.doorbells,
@@ -571,7 +578,11 @@ fn get_many(client: &mut Client, n: u64, pick: impl Fn(u64) -> u64) -> Result<u6
         })?;
     }
     let spent = begun.elapsed();
-    ensure!(found == n, "{} of {n} keys were not found", n - found);
+    ensure!(
+        found == n,
+        "{} of {n} keys that were put were not found: this is an error of oneread; please report the command that you ran",
+        n - found
+    );
     Ok(spent.as_nanos() as u64)
 }
 
@@ -601,7 +612,11 @@ pub(super) fn spread(n: u64, threads: u32, op: impl Fn(u64) -> Result<()> + Sync
             })
             .collect();
         workers.into_iter().try_for_each(|worker| {
-            worker.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a thread panicked")))
+            worker.join().unwrap_or_else(|_| {
+                Err(anyhow::anyhow!(
+                    "a thread panicked: this is an error of oneread; please report what it printed above"
+                ))
+            })
         })
     })?;
     Ok(begun.elapsed().as_nanos() as u64)
@@ -644,7 +659,7 @@ mod tests {
     fn keys_that_are_not_found_end_a_round() {
         assert!(timed(10, |i| Ok(i < 10)).is_ok());
         let error = timed(10, |i| Ok(i != 3 && i != 5)).unwrap_err();
-        assert_eq!(error.to_string(), "2 of 10 keys were not found");
+        assert!(error.to_string().starts_with("2 of 10 keys that were put were not found"), "{error}");
     }
 
     /// The threads share the operations: each is done once.

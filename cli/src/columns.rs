@@ -80,8 +80,11 @@ impl<const N: usize> Columns<N> {
             if over == 0 {
                 break;
             }
-            let to_cut =
-                |n: usize, width: usize| width.saturating_sub(self.columns[n].least.unwrap_or(width));
+            let to_cut = |n: usize, width: usize| {
+                width.saturating_sub(
+                    self.columns[n].least.map_or(width, |least| least.max(self.columns[n].head.width())),
+                )
+            };
             let cut = shown().map(|(n, width)| (to_cut(n, width), n)).max().filter(|(most, _)| *most > 0);
             let whole = shown().find(|(n, _)| self.columns[*n].is_whole);
             let dropped = shown().map(|(n, _)| (self.columns[n].rank, n)).max().filter(|(rank, _)| *rank > 0);

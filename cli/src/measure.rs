@@ -1,6 +1,8 @@
 //! Measures a layout by the READs that the client's own GET code issues.
 
+use super::show;
 use anyhow::Result;
+use hdrhistogram::Histogram;
 use oneread::plan::{PlanError, SampleTable};
 use serde::Serialize;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -93,6 +95,21 @@ pub fn key(n: u64) -> [u8; KEY_BYTES] {
 
 pub fn value(n: u64) -> [u8; VALUE_BYTES] {
     SampleTable::value(n)
+}
+
+/// A quantile of what was sampled. `None` if nothing was.
+pub fn quantile(sampled: &Histogram<u64>, part: f64) -> Option<u64> {
+    (!sampled.is_empty()).then(|| sampled.value_at_quantile(part))
+}
+
+/// What a table shows of a figure: `-` if nothing was sampled.
+pub fn told<T>(sampled: Option<T>, tell: impl FnOnce(T) -> String) -> String {
+    sampled.map_or("-".into(), tell)
+}
+
+/// The same for nanoseconds.
+pub fn told_ns(sampled: Option<u64>) -> String {
+    told(sampled, |ns| show::nanos(ns as f64))
 }
 
 /// The median; 0 for an empty list.
@@ -192,6 +209,16 @@ pub fn machine() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What was not sampled is no 0.
+    #[test]
+    fn nothing_sampled_is_no_zero() {
+        let mut sampled = Histogram::new_with_bounds(1, 1_000_000, 3).unwrap();
+        assert_eq!((quantile(&sampled, 0.5), told_ns(None)), (None, "-".into()));
+        sampled.record(700).unwrap();
+        assert_eq!(quantile(&sampled, 0.99), Some(700));
+        assert_eq!(told_ns(Some(700)), show::nanos(700.0));
+    }
 
     /// Rows of a thread that failed or panicked are not just missing: that is an error.
     #[test]

@@ -92,7 +92,8 @@ impl Watched<'_> {
     fn signed(&self, change: Option<f64>, told: impl Fn(f64) -> String) -> String {
         change.map_or("-".into(), |n| match n {
             n if n < 0.0 => format!("-{}", told(-n)),
-            n => format!("+{}", told(n)),
+            n if n > 0.0 => format!("+{}", told(n)),
+            _ => told(0.0),
         })
     }
 
@@ -112,26 +113,28 @@ impl Watched<'_> {
             let since = self.signed(self.change(self.first, figure), count);
             [name.into(), show::count(figure(self.told)), blank(), self.rate(figure), since]
         };
-        let level = |name: &str, most: String, told: &dyn Fn(f64) -> String, figure: Figure| {
-            let now = self.signed(self.per_second(figure), |n| format!("{}/s", told(n)));
+        let bytes_rate = |n: f64| format!("{}/s", bytes(n));
+        type Tell<'a> = &'a dyn Fn(f64) -> String;
+        let level = |name: &str, most: String, (told, rate): (Tell<'_>, Tell<'_>), figure: Figure| {
+            let now = self.signed(self.per_second(figure), rate);
             let since = self.signed(self.change(self.first, figure), told);
             [name.into(), told(figure(self.told) as f64), most, now, since]
         };
-        table.row(level("keys", blank(), &count, KEYS));
+        table.row(level("keys", blank(), (&count, &show::rate), KEYS));
         table.row(["load".into(), format!("{:.1} %", 100.0 * self.told.load()), blank(), blank(), blank()]);
         table.row(counter("changes", CHANGES));
         table.row(counter("  inserts", |told| told.stats.inserts));
         table.row(counter("  updates", |told| told.stats.updates));
         table.row(counter("  removes", |told| told.stats.removes));
         if growth.segments > 0 {
-            table.row(level("memory", show::bytes(growth.bytes_max), &bytes, MEMORY));
+            table.row(level("memory", show::bytes(growth.bytes_max), (&bytes, &bytes_rate), MEMORY));
         }
         if heap.heap_bytes > 0 {
-            table.row(level("heap", show::bytes(heap.heap_bytes), &bytes, HEAP));
+            table.row(level("heap", show::bytes(heap.heap_bytes), (&bytes, &bytes_rate), HEAP));
         }
         table.row(["connections".into(), show::count(stats.clients), blank(), blank(), blank()]);
         if growth.segments > 0 {
-            table.row(level("segments", show::count(growth.segments_max), &count, |told| {
+            table.row(level("segments", show::count(growth.segments_max), (&count, &show::rate), |told| {
                 told.growth.segments
             }));
             table.row(counter("  splits", |told| told.growth.splits));
@@ -146,9 +149,9 @@ impl Watched<'_> {
     fn frame(&self, address: &str, (width, height): (usize, usize)) -> Vec<String> {
         const BELOW: [&str; 2] = ["GETs do not ask the server, so it counts none.", "Ctrl-C ends."];
         let about = format!(
-            "server {}, process {}, watched for {}",
-            self.told.stats.incarnation,
+            "process {}, server {} of this table; watched for {}",
             self.told.stats.pid,
+            self.told.stats.incarnation,
             span(self.seconds)
         );
         let mut lines = vec![shortened(address, width), shortened(&about, width), String::new()];

@@ -8,7 +8,7 @@ mod plot;
 pub mod reader;
 
 use super::folder::{Folder, bytes_behind};
-use super::measure::{KEY_BYTES, VALUE_BYTES, key, machine, value};
+use super::measure::{KEY_BYTES, VALUE_BYTES, key, machine, quantile, told, told_ns, value};
 use super::plan::whole;
 use super::{names, show};
 use anyhow::{Context, Result, ensure};
@@ -117,22 +117,22 @@ pub struct Outcome {
     /// without a split.
     p99_ratio: Option<f64>,
     p999_ratio: Option<f64>,
-    p99_ns: u64,
-    p999_ns: u64,
-    fixed_p99_ns: u64,
-    fixed_p999_ns: u64,
+    p99_ns: Option<u64>,
+    p999_ns: Option<u64>,
+    fixed_p99_ns: Option<u64>,
+    fixed_p999_ns: Option<u64>,
     /// The same during removes, while a merge is under way.
     merging_p99_ratio: Option<f64>,
     merging_p999_ratio: Option<f64>,
     /// Insert latencies.
     put_max_ms: f64,
-    put_p50_ns: u64,
-    put_p99_ns: u64,
-    put_p9999_ns: u64,
+    put_p50_ns: Option<u64>,
+    put_p99_ns: Option<u64>,
+    put_p9999_ns: Option<u64>,
     fixed_put_max_ms: f64,
-    fixed_put_p50_ns: u64,
-    fixed_put_p99_ns: u64,
-    fixed_put_p9999_ns: u64,
+    fixed_put_p50_ns: Option<u64>,
+    fixed_put_p99_ns: Option<u64>,
+    fixed_put_p9999_ns: Option<u64>,
     remove_max_ms: f64,
     fixed_remove_max_ms: f64,
     /// The longest insert or remove by the CPU time that it took: other threads do not count.
@@ -151,12 +151,12 @@ pub struct Outcome {
     shrinking_load_mean: f64,
     /// Hits of the growing table, over the inserts; directory READs are part of the READs. Null where
     /// windows differ in length.
-    reads_per_get: f64,
-    reads_per_get_max: f64,
+    reads_per_get: Option<f64>,
+    reads_per_get_max: Option<f64>,
     directory_reads_per_get: Option<f64>,
     directory_reads_per_get_max: Option<f64>,
-    fixed_reads_per_get: f64,
-    shrinking_reads_per_get: f64,
+    fixed_reads_per_get: Option<f64>,
+    shrinking_reads_per_get: Option<f64>,
     /// Memory behind the region, by st_blocks: the most, at the end, and the difference.
     bytes_max: u64,
     bytes_end: u64,
@@ -176,9 +176,9 @@ struct Doubling {
     /// So many keys there were then.
     keys: u64,
     load: f64,
-    reads_per_get: f64,
-    p99_ns: u64,
-    p999_ns: u64,
+    reads_per_get: Option<f64>,
+    p99_ns: Option<u64>,
+    p999_ns: Option<u64>,
     p99_ratio: Option<f64>,
     p999_ratio: Option<f64>,
     put_max_ms: f64,
@@ -196,15 +196,15 @@ pub struct Part {
     load_mean: f64,
     bytes: u64,
     segments: u64,
-    reads_per_get: f64,
+    reads_per_get: Option<f64>,
     directory_reads_per_get: Option<f64>,
-    fixed_reads_per_get: f64,
-    p50_ns: u64,
-    p99_ns: u64,
-    p999_ns: u64,
-    fixed_p50_ns: u64,
-    fixed_p99_ns: u64,
-    fixed_p999_ns: u64,
+    fixed_reads_per_get: Option<f64>,
+    p50_ns: Option<u64>,
+    p99_ns: Option<u64>,
+    p999_ns: Option<u64>,
+    fixed_p50_ns: Option<u64>,
+    fixed_p99_ns: Option<u64>,
+    fixed_p999_ns: Option<u64>,
     /// The longest change, by CPU time.
     change_cpu_max_ms: f64,
     fixed_change_cpu_max_ms: f64,
@@ -275,7 +275,12 @@ impl Loads {
 
 impl Grow {
     pub fn run(self) -> Result<ExitCode> {
-        ensure!(self.from < self.keys, "--from {} is not less than --keys {}", self.from, self.keys);
+        ensure!(
+            self.from < self.keys,
+            "--from {} is not less than --keys {}; the table has to grow between them, so give more --keys",
+            self.from,
+            self.keys
+        );
         let outcome = self.measure()?;
         if self.json {
             show::say(serde_json::to_string(&outcome)?)?;
@@ -487,7 +492,10 @@ impl Run {
             let took = begun.elapsed().as_nanos() as u64;
             let before_ns = std::mem::replace(&mut cpu_ns, cpu_now_ns());
             let outcome = outcome.with_context(|| format!("inserting key number {number}"))?;
-            ensure!(outcome == PutOutcome::Inserted, "key number {number} was there already");
+            ensure!(
+                outcome == PutOutcome::Inserted,
+                "key number {number} was there before it was put: this is an error of the table; please report it with the command that you ran"
+            );
             self.page.tell(Told::High, number + 1);
             side.puts.saturating_record(took);
             side.cpu_max_ns = side.cpu_max_ns.max(cpu_ns - before_ns);
@@ -517,7 +525,10 @@ impl Run {
             let before_ns = std::mem::replace(&mut cpu_ns, cpu_now_ns());
             side.cpu_max_ns = side.cpu_max_ns.max(cpu_ns - before_ns);
             let was_there = was_there.with_context(|| format!("removing key number {number}"))?;
-            ensure!(was_there, "key number {number}, to be removed, was not there");
+            ensure!(
+                was_there,
+                "key number {number}, which had been put, was not there to be removed: this is an error of the table; please report it with the command that you ran"
+            );
             self.page.tell(Told::Removed, number + 1);
         }
         Ok(())
@@ -551,7 +562,12 @@ impl Run {
         let readers = self.readers.as_mut().context("nobody reads")?;
         for _ in 0..READERS {
             let report = readers.report()?;
-            ensure!(report.step == self.step, "a reader is at step {}, not {}", report.step, self.step);
+            ensure!(
+                report.step == self.step,
+                "a reading process is at step {} in place of {}: it was stopped, or answered late; run the bench again",
+                report.step,
+                self.step
+            );
             if let Some(error) = &report.error {
                 show::complain(format_args!("oneread: a GET has failed: {error}"));
             }
@@ -616,7 +632,10 @@ impl Readers {
         page.tell(Told::Step, NO_STEP);
         for child in &mut self.children {
             let status = child.wait().context("waiting for a reader")?;
-            ensure!(status.success(), "a reader ended by {status}");
+            ensure!(
+                status.success(),
+                "a reading process ended by {status}; run the bench again, with more memory if the system killed it"
+            );
         }
         Ok(())
     }
@@ -707,18 +726,18 @@ impl Seen {
         Ok(())
     }
 
-    fn reads_per_get(&self) -> f64 {
-        self.reads as f64 / self.hits.max(1) as f64
+    fn reads_per_get(&self) -> Option<f64> {
+        (self.hits > 0).then(|| self.reads as f64 / self.hits as f64)
     }
 
     /// READs of whole directory entries. All other READs are as long as a window.
     fn directory_reads_per_get(&self, geometry: &Geometry) -> Option<f64> {
-        if geometry.layout().family != Family::Cuckoo {
+        if geometry.layout().family != Family::Cuckoo || self.hits == 0 {
             return None;
         }
         let (window, slot) = (geometry.window_bytes(geometry.window(0)), geometry.shape().bytes() as u64);
         let directory = (self.reads * window).checked_sub(self.bytes)? / window.checked_sub(slot)?.max(1);
-        Some(directory as f64 / self.hits.max(1) as f64)
+        Some(directory as f64 / self.hits as f64)
     }
 }
 
@@ -738,8 +757,8 @@ impl Side {
 }
 
 /// The quantile of GETs while splits or merges were under way, to that of the fixed table.
-fn ratio(growing: &Seen, fixed: &Seen, quantile: f64) -> Option<f64> {
-    let ns = |all: &Histogram<u64>| (!all.is_empty()).then(|| all.value_at_quantile(quantile) as f64);
+fn ratio(growing: &Seen, fixed: &Seen, part: f64) -> Option<f64> {
+    let ns = |all| Some(quantile(all, part)? as f64);
     Some(ns(&growing.busy)? / ns(&fixed.all)?)
 }
 
@@ -755,7 +774,7 @@ fn ms(ns: u64) -> f64 {
 
 impl Part {
     fn note(&mut self, which: Which, seen: &Seen, cpu_max_ns: u64, geometry: &Geometry) {
-        let [p50, p99, p999] = [0.5, 0.99, 0.999].map(|quantile| seen.all.value_at_quantile(quantile));
+        let [p50, p99, p999] = [0.5, 0.99, 0.999].map(|part| quantile(&seen.all, part));
         match which {
             Which::Growing => {
                 (self.p50_ns, self.p99_ns, self.p999_ns) = (p50, p99, p999);
@@ -774,14 +793,14 @@ impl Part {
 
 impl Doubling {
     fn of(keys: u64, [growing, fixed]: &[Side; 2], loads: &Loads) -> Doubling {
-        let quantile = |quantile| growing.inserting.busy.value_at_quantile(quantile);
-        let ratio = |quantile| ratio(&growing.inserting, &fixed.inserting, quantile);
+        let busy = |part| quantile(&growing.inserting.busy, part);
+        let ratio = |part| ratio(&growing.inserting, &fixed.inserting, part);
         Doubling {
             keys,
             load: loads.mean(),
             reads_per_get: growing.inserting.reads_per_get(),
-            p99_ns: quantile(0.99),
-            p999_ns: quantile(0.999),
+            p99_ns: busy(0.99),
+            p999_ns: busy(0.999),
             p99_ratio: ratio(0.99),
             p999_ratio: ratio(0.999),
             put_max_ms: ms(growing.puts.max()),
@@ -797,13 +816,13 @@ impl Outcome {
         (self.p99_ratio, self.p999_ratio) = (ratio(up, fixed_up, 0.99), ratio(up, fixed_up, 0.999));
         self.merging_p99_ratio = ratio(down, fixed_down, 0.99);
         self.merging_p999_ratio = ratio(down, fixed_down, 0.999);
-        (self.p99_ns, self.p999_ns) = (up.busy.value_at_quantile(0.99), up.busy.value_at_quantile(0.999));
-        self.fixed_p99_ns = fixed_up.all.value_at_quantile(0.99);
-        self.fixed_p999_ns = fixed_up.all.value_at_quantile(0.999);
+        (self.p99_ns, self.p999_ns) = (quantile(&up.busy, 0.99), quantile(&up.busy, 0.999));
+        self.fixed_p99_ns = quantile(&fixed_up.all, 0.99);
+        self.fixed_p999_ns = quantile(&fixed_up.all, 0.999);
         self.retries_per_million = (up.retries + down.retries) as f64 * 1e6 / self.gets.max(1) as f64;
         let faults = |seen: &Seen| seen.faults as f64 * 1e6 / seen.gets.max(1) as f64;
         (self.faults_per_million, self.fixed_faults_per_million) = (faults(up), faults(fixed_up));
-        let of = |puts: &Histogram<u64>| [0.5, 0.99, 0.9999].map(|quantile| puts.value_at_quantile(quantile));
+        let of = |puts: &Histogram<u64>| [0.5, 0.99, 0.9999].map(|part| quantile(puts, part));
         [self.put_p50_ns, self.put_p99_ns, self.put_p9999_ns] = of(&growing.puts);
         [self.fixed_put_p50_ns, self.fixed_put_p99_ns, self.fixed_put_p9999_ns] = of(&fixed.puts);
         (self.put_max_ms, self.fixed_put_max_ms) = (ms(growing.puts.max()), ms(fixed.puts.max()));
@@ -815,7 +834,7 @@ impl Outcome {
         self.fixed_reads_per_get = fixed_up.reads_per_get();
         self.shrinking_reads_per_get = down.reads_per_get();
         let grown = || self.parts.iter().filter(|part| !part.shrinks);
-        self.reads_per_get_max = grown().map(|part| part.reads_per_get).fold(0.0, f64::max);
+        self.reads_per_get_max = grown().filter_map(|part| part.reads_per_get).reduce(f64::max);
         self.directory_reads_per_get_max =
             grown().map(|part| part.directory_reads_per_get).reduce(|a, b| Some(a?.max(b?))).flatten();
     }
@@ -831,15 +850,16 @@ impl Outcome {
         ))?;
         let mut table =
             show::narrow_table(["keys", "load", "READs", "p99", "ratio", "p99.9", "ratio", "longest put"]);
-        let ratio = |ratio: Option<f64>| ratio.map_or("-".into(), |ratio| format!("{ratio:.2}"));
+        let ratio = |ratio| told(ratio, |ratio: f64| format!("{ratio:.2}"));
+        let reads = |reads| told(reads, |reads: f64| format!("{reads:.3}"));
         for at in &self.doublings {
             table.add_row(vec![
                 Cell::new(show::count(at.keys)).add_attribute(Attribute::Bold),
                 show::number(format_args!("{:.0} %", 100.0 * at.load)),
-                show::number(format_args!("{:.3}", at.reads_per_get)),
-                show::number(show::nanos(at.p99_ns as f64)),
+                show::number(reads(at.reads_per_get)),
+                show::number(told_ns(at.p99_ns)),
                 show::number(ratio(at.p99_ratio)),
-                show::number(show::nanos(at.p999_ns as f64)),
+                show::number(told_ns(at.p999_ns)),
                 show::number(ratio(at.p999_ratio)),
                 show::number(show::nanos(1e6 * at.put_max_ms)),
             ]);
@@ -857,7 +877,7 @@ impl Outcome {
                 [self.failed, self.wrong, self.missed].map(|n| n.to_string()).join(", "),
             ),
             (
-                "while splitting, of the fixed table's",
+                "while splitting, to the fixed table's",
                 format!("p99 {}, p99.9 {}", ratio(self.p99_ratio), ratio(self.p999_ratio)),
             ),
             (
@@ -872,7 +892,10 @@ impl Outcome {
             ),
             ("lowest load, growing", percent(self.load_min, self.load_mean)),
             ("lowest load, shrinking", percent(self.shrinking_load_min, self.shrinking_load_mean)),
-            ("READs per GET", format!("{:.3}, at worst {:.3}", self.reads_per_get, self.reads_per_get_max)),
+            (
+                "READs per GET",
+                format!("{}, at worst {}", reads(self.reads_per_get), reads(self.reads_per_get_max)),
+            ),
             (
                 "splits, merges, given up",
                 [self.splits, self.merges, self.given_up].map(show::count).join(", "),

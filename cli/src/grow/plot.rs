@@ -53,8 +53,8 @@ fn paint(area: &Area<'_>, outcome: &Outcome) -> Painted<'static> {
         [("mean", GROWING, |part| Some(part.load_mean)), ("lowest", PALE, |part| Some(part.load_min))];
     part_by_part(area, outcome, 0, ("true load", 0.0, 1.0, false), &loads, percent)?;
     let reads: [Drawn; 3] = [
-        ("growing", GROWING, |part| Some(part.reads_per_get)),
-        ("fixed", FIXED, |part| Some(part.fixed_reads_per_get)),
+        ("growing", GROWING, |part| part.reads_per_get),
+        ("fixed", FIXED, |part| part.fixed_reads_per_get),
         ("1 + directory READs", PALE, |part| part.directory_reads_per_get.map(|reads| 1.0 + reads)),
     ];
     let most = (high(&reads) - 1.0).max(0.05).mul_add(1.1, 1.0);
@@ -67,10 +67,10 @@ fn paint(area: &Area<'_>, outcome: &Outcome) -> Painted<'static> {
         |v| format!("{v:.2}"),
     )?;
     let latencies: [Drawn; 4] = [
-        ("p99.9, growing", GROWING, |part| Some(part.p999_ns as f64)),
-        ("p99, growing", PALE, |part| Some(part.p99_ns as f64)),
-        ("p99.9, fixed", FIXED, |part| Some(part.fixed_p999_ns as f64)),
-        ("p99, fixed", FIXED_PALE, |part| Some(part.fixed_p99_ns as f64)),
+        ("p99.9, growing", GROWING, |part| part.p999_ns.map(|ns| ns as f64)),
+        ("p99, growing", PALE, |part| part.p99_ns.map(|ns| ns as f64)),
+        ("p99.9, fixed", FIXED, |part| part.fixed_p999_ns.map(|ns| ns as f64)),
+        ("p99, fixed", FIXED_PALE, |part| part.fixed_p99_ns.map(|ns| ns as f64)),
     ];
     let top = high(&latencies).log10().ceil().max(4.0);
     part_by_part(area, outcome, 2, ("one GET", 100.0, 10f64.powf(top), true), &latencies, show::nanos)?;
@@ -147,13 +147,13 @@ mod tests {
             keys: 1_000,
             load_min: 0.8,
             load_mean: 0.9,
-            reads_per_get: 3.0,
+            reads_per_get: Some(3.0),
             directory_reads_per_get: Some(1.5),
-            fixed_reads_per_get: 2.0,
-            p99_ns: 500_000,
-            p999_ns: 900_000,
-            fixed_p99_ns: 100_000,
-            fixed_p999_ns: 300_000,
+            fixed_reads_per_get: Some(2.0),
+            p99_ns: Some(500_000),
+            p999_ns: Some(900_000),
+            fixed_p99_ns: Some(100_000),
+            fixed_p999_ns: Some(300_000),
             change_cpu_max_ms: 9.0,
             fixed_change_cpu_max_ms: 5.0,
             ..Part::default()
@@ -161,13 +161,13 @@ mod tests {
         let low = Part {
             load_min: 0.2,
             load_mean: 0.6,
-            reads_per_get: 2.5,
+            reads_per_get: Some(2.5),
             directory_reads_per_get: Some(0.2),
-            fixed_reads_per_get: 1.8,
-            p99_ns: 10_000,
-            p999_ns: 200_000,
-            fixed_p99_ns: 1_000,
-            fixed_p999_ns: 50_000,
+            fixed_reads_per_get: Some(1.8),
+            p99_ns: Some(10_000),
+            p999_ns: Some(200_000),
+            fixed_p99_ns: Some(1_000),
+            fixed_p999_ns: Some(50_000),
             change_cpu_max_ms: 4.0,
             fixed_change_cpu_max_ms: 0.1,
             ..high
@@ -182,13 +182,13 @@ mod tests {
         for (name, changed, color) in [
             ("load_mean", Part { load_mean: 0.55, ..low }, GROWING),
             ("load_min", Part { load_min: 0.25, ..low }, PALE),
-            ("reads_per_get", Part { reads_per_get: 2.6, ..low }, GROWING),
-            ("fixed_reads_per_get", Part { fixed_reads_per_get: 1.7, ..low }, FIXED),
+            ("reads_per_get", Part { reads_per_get: Some(2.6), ..low }, GROWING),
+            ("fixed_reads_per_get", Part { fixed_reads_per_get: Some(1.7), ..low }, FIXED),
             ("directory_reads_per_get", Part { directory_reads_per_get: Some(0.3), ..low }, PALE),
-            ("p999_ns", Part { p999_ns: 220_000, ..low }, GROWING),
-            ("p99_ns", Part { p99_ns: 11_000, ..low }, PALE),
-            ("fixed_p999_ns", Part { fixed_p999_ns: 45_000, ..low }, FIXED),
-            ("fixed_p99_ns", Part { fixed_p99_ns: 1_100, ..low }, FIXED_PALE),
+            ("p999_ns", Part { p999_ns: Some(220_000), ..low }, GROWING),
+            ("p99_ns", Part { p99_ns: Some(11_000), ..low }, PALE),
+            ("fixed_p999_ns", Part { fixed_p999_ns: Some(45_000), ..low }, FIXED),
+            ("fixed_p99_ns", Part { fixed_p99_ns: Some(1_100), ..low }, FIXED_PALE),
             ("change_cpu_max_ms", Part { change_cpu_max_ms: 4.5, ..low }, GROWING),
             ("fixed_change_cpu_max_ms", Part { fixed_change_cpu_max_ms: 0.2, ..low }, FIXED),
         ] {

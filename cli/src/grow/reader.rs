@@ -187,7 +187,10 @@ impl Handles {
         while page.told(Told::Ended) < step {
             let (low, high) = (page.told(Told::Low), page.told(Told::High));
             let removed = page.told(Told::Removed);
-            ensure!(low < high, "no key is there");
+            ensure!(
+                low < high,
+                "no key is there to be read: the parent process has put none yet; run `oneread bench grow`, which starts its readers itself"
+            );
             *random = random.wrapping_add(1);
             let drawn = mix(*random);
             let is_absent = drawn.is_multiple_of(ABSENT_EVERY);

@@ -4,7 +4,7 @@
 mod plot;
 
 use super::child::{CpuTime, Fabric, ServerChild};
-use super::measure::{KEY_BYTES, VALUE_BYTES, key, machine, median, value};
+use super::measure::{KEY_BYTES, VALUE_BYTES, key, machine, median, quantile, told, told_ns, value};
 use super::{TokenArgs, advice, names, show};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
@@ -14,10 +14,11 @@ use oneread::layout::hash::{mix, reduce};
 use oneread::verbs::{VerbsOptions, Wait};
 use oneread::{Address, Client, ClientOptions, ConnectError, Layout, PutOutcome, RequestPath};
 use serde::Serialize;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 /// Compare GETs by READ with GETs and PUTs by the server
@@ -26,7 +27,7 @@ use std::time::{Duration, Instant};
   oneread bench rpc                                on this host, on shm
   oneread bench rpc --fabric verbs --plot rpc.svg  over the first RDMA device
   oneread bench rpc --at verbs://10.0.0.1:7471
-      a running server; it gets this bench's keys
+      a running server; this bench's keys are removed at the end
 
 The paths:
   one-sided  the client READs
@@ -157,16 +158,16 @@ pub struct Line {
     /// The best round.
     pub best_ops_per_s: f64,
     /// The ratio to one-sided GETs in the same rounds.
-    pub ratio: f64,
+    pub ratio: Option<f64>,
     /// The ratio to the same operation by message: the median of the ratios round by round.
     pub of_message: Option<f64>,
-    /// Over all rounds. For batches, the latency of a batch.
-    pub p50_ns: u64,
-    pub p99_ns: u64,
+    /// Over all rounds; null if no operation ended. For batches, the latency of a batch.
+    pub p50_ns: Option<u64>,
+    pub p99_ns: Option<u64>,
     /// CPU time of the server's process per million operations; null if the server is not a child
     /// of this process.
     pub server_cpu_ms: Option<f64>,
-    pub reads_per_op: f64,
+    pub reads_per_op: Option<f64>,
     /// Requests that HERD's client wrote again, in all rounds together.
     pub repeats: u64,
 }
@@ -252,19 +253,20 @@ impl Tally {
         base: f64,
         message: Option<&Tally>,
     ) -> Line {
-        let per = |n: f64| n / self.operations.max(1) as f64;
+        let per = |n: f64| (self.operations > 0).then(|| n / self.operations as f64);
         Line {
             operation,
             path,
             connections,
             ops_per_s: self.rate(),
             best_ops_per_s: self.rates.iter().copied().fold(0.0, f64::max),
-            ratio: self.rate() / base,
+            ratio: (base > 0.0).then(|| self.rate() / base),
             of_message: message
+                .filter(|m| m.rates.iter().all(|rate| *rate > 0.0))
                 .map(|m| median(self.rates.iter().zip(&m.rates).map(|(a, b)| a / b).collect())),
-            p50_ns: self.latencies.value_at_quantile(0.5),
-            p99_ns: self.latencies.value_at_quantile(0.99),
-            server_cpu_ms: self.cpu_ms.map(|ms| 1e6 * per(ms)),
+            p50_ns: quantile(&self.latencies, 0.5),
+            p99_ns: quantile(&self.latencies, 0.99),
+            server_cpu_ms: self.cpu_ms.and_then(|ms| per(1e6 * ms)),
             reads_per_op: per(self.reads as f64),
             repeats: self.repeats,
         }
@@ -280,6 +282,7 @@ impl Rpc {
             show::say(outcome.about().replace("; ", "\n"))?;
             show::say(show::machine(&outcome.machine))?;
             show::say(table(&outcome.lines))?;
+            show::say(show::paragraph("", HEADS))?;
         }
         if let Some(path) = &self.plot {
             crate::plot::write(path, plot::draw(&outcome))?;
@@ -299,9 +302,19 @@ impl Rpc {
             match (&server, &self.at) {
                 (Some(server), _) => server.connect_with(options),
                 (None, Some(address)) => Ok(Client::connect_with(address, options)?),
-                (None, None) => bail!("no server"),
+                (None, None) => bail!("there is no server to ask: give its address with --at"),
             }
         };
+        // Over keys that others have put, nothing is written.
+        let first = if server.is_some() { 0 } else { rand::random() };
+        let stop = Arc::new(AtomicBool::new(false));
+        if server.is_none() {
+            // The first signal ends the bench, which then removes its keys. The second one ends that, too.
+            for signal in [SIGHUP, SIGINT, SIGTERM] {
+                signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, stop.clone())?;
+                signal_hook::flag::register(signal, stop.clone())?;
+            }
+        }
         let mut client = connect(RequestPath::Message)?;
         let is_shm = matches!(client.address(), Address::Shm(_));
         let polled = match is_shm {
@@ -311,17 +324,17 @@ impl Rpc {
             #[cfg(not(feature = "herd"))]
             false => None,
         };
-        let bar = show::bar(self.keys, "filling", "keys");
-        for first in (0..self.keys).step_by(256) {
-            let numbers = first..(first + 256).min(self.keys);
-            let pairs: Vec<_> = numbers.map(|n| (key(n), stamped(n, 0))).collect();
-            client.put_many(&pairs)?.into_iter().collect::<Result<Vec<_>, _>>()?;
-            bar.inc(pairs.len() as u64);
+        let table = Table { first, keys: self.keys, batch: self.batch, client: client.clone(), polled, stop };
+        if server.is_none() {
+            table.check_absent(&mut client)?;
         }
-        bar.finish_and_clear();
+        let lines =
+            table.fill(&mut client).and_then(|()| self.alternate(&table, &mut client, server.as_ref()));
+        // Also after an error: the server is somebody else's.
+        let cleared = if server.is_some() { Ok(()) } else { table.clear(&mut client) };
+        let lines = lines?;
+        cleared?;
         let layout = client.geometry().layout().to_string();
-        let table = Table { keys: self.keys, batch: self.batch, client: client.clone(), polled };
-        let lines = self.alternate(&table, &mut client, server.as_ref())?;
         Ok(Outcome {
             machine: machine(),
             fabric: if is_shm { "shm" } else { "verbs" },
@@ -390,6 +403,7 @@ impl Rpc {
             }
             for _ in 0..self.rounds {
                 for (&(operation, path), tally) in contestants.iter().zip(&mut tallies) {
+                    table.ensure_goes_on()?;
                     version += u64::from(operation != Operation::Get);
                     wait_for_quiet(visitor, visitors)?;
                     let round = Round { table, operation, path, connections, version };
@@ -435,14 +449,88 @@ fn is_value_of(n: u64, bytes: &[u8], version: u64) -> bool {
 
 /// The table that is measured, and how to reach it.
 struct Table {
+    /// The number of the first key.
+    first: u64,
     keys: u64,
     batch: u32,
     client: Client,
     /// The client whose requests the server polls for, and its path.
     polled: Option<(Path, Client)>,
+    /// A signal has come.
+    stop: Arc<AtomicBool>,
 }
 
 impl Table {
+    fn key(&self, n: u64) -> [u8; KEY_BYTES] {
+        key(self.first.wrapping_add(n))
+    }
+
+    /// The numbers of all keys, some at a time.
+    fn batches(&self) -> impl Iterator<Item = std::ops::Range<u64>> {
+        let keys = self.keys;
+        (0..keys).step_by(256).map(move |first| first..(first + 256).min(keys))
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    fn ensure_goes_on(&self) -> Result<()> {
+        ensure!(!self.is_stopped(), "a signal has ended the bench");
+        Ok(())
+    }
+
+    /// No key is there that this bench would write over.
+    fn check_absent(&self, client: &mut Client) -> Result<()> {
+        for numbers in self.batches() {
+            let keys: Vec<_> = numbers.map(|n| self.key(n)).collect();
+            for found in client.get_many(&keys)? {
+                ensure!(
+                    found?.is_none(),
+                    "the table has a key that this bench was about to put; run it again, which takes other keys"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn fill(&self, client: &mut Client) -> Result<()> {
+        let bar = show::bar(self.keys, "filling", "keys");
+        for numbers in self.batches() {
+            self.ensure_goes_on()?;
+            let pairs: Vec<_> = numbers.map(|n| (self.key(n), stamped(n, 0))).collect();
+            client.put_many(&pairs)?.into_iter().collect::<Result<Vec<_>, _>>()?;
+            bar.inc(pairs.len() as u64);
+        }
+        bar.finish_and_clear();
+        Ok(())
+    }
+
+    /// Removes all keys, also those of a batch that was put in part.
+    fn clear(&self, client: &mut Client) -> Result<()> {
+        let mut removed = 0;
+        let mut remove = || -> Result<()> {
+            let bar = show::bar(self.keys, "removing", "keys");
+            for numbers in self.batches() {
+                let keys: Vec<_> = numbers.map(|n| self.key(n)).collect();
+                for was_there in client.remove_many(&keys)? {
+                    removed += u64::from(was_there?);
+                }
+                bar.inc(keys.len() as u64);
+            }
+            bar.finish_and_clear();
+            Ok(())
+        };
+        let done = remove();
+        if let Err(error) = &done {
+            show::complain(format_args!(
+                "oneread: up to {} of this bench stay in the table: {error:#}",
+                show::counted(self.keys - removed, "key")
+            ));
+        }
+        done.context("removing the bench's keys")
+    }
+
     /// A client for this path, if the server offers it.
     fn client_for(&self, path: Path) -> Option<Client> {
         match path {
@@ -468,6 +556,8 @@ fn wait_for_quiet(visitor: &mut Client, visitors: u64) -> Result<()> {
 const QUIET_MAX: Duration = Duration::from_secs(5);
 /// The pause between connecting and asking.
 const SETTLE: Duration = Duration::from_millis(100);
+/// A signal is noticed within this time.
+const SIGNAL: Duration = Duration::from_millis(50);
 
 /// One round: all connections do the same for some time.
 struct Round<'a> {
@@ -497,7 +587,9 @@ impl Round<'_> {
             ready.wait();
             let before: Option<CpuTime> = cpu()?;
             let begun = Instant::now();
-            std::thread::sleep(time);
+            while begun.elapsed() < time && !self.table.is_stopped() {
+                std::thread::sleep(time.saturating_sub(begun.elapsed()).min(SIGNAL));
+            }
             stop.store(true, Ordering::Relaxed);
             let mut all = Tally::new()?;
             let mut failed = None;
@@ -505,7 +597,9 @@ impl Round<'_> {
                 match thread.join() {
                     Ok(Ok(tally)) => all.add(&tally)?,
                     Ok(Err(error)) => failed = Some(error),
-                    Err(_) => bail!("a thread panicked"),
+                    Err(_) => bail!(
+                        "a connection's thread panicked: this is an error of oneread; please report what it printed above"
+                    ),
                 }
             }
             if let Some(error) = failed {
@@ -529,9 +623,12 @@ impl Round<'_> {
                 let batch = u64::from(self.table.batch);
                 let numbers = i * batch..(i + 1) * batch;
                 let numbers = numbers.map(|i| reduce(mix(stream ^ i), self.table.keys));
-                let pairs: Vec<_> = numbers.map(|n| (key(n), stamped(n, self.version))).collect();
+                let pairs: Vec<_> = numbers.map(|n| (self.table.key(n), stamped(n, self.version))).collect();
                 let answers = client.put_many(&pairs)?;
-                ensure!(answers.iter().all(|answer| *answer == Ok(PutOutcome::Updated)), "a key is gone");
+                ensure!(
+                    answers.iter().all(|answer| *answer == Ok(PutOutcome::Updated)),
+                    "a key of this bench is gone, or was never put: somebody else removed it; let nobody remove keys meanwhile"
+                );
                 Ok(batch)
             }
             _ => self.once(client, reduce(mix(stream ^ i), self.table.keys), &mut buffer).map(|()| 1),
@@ -560,16 +657,19 @@ impl Round<'_> {
     fn once(&self, client: &mut Client, n: u64, buffer: &mut Vec<u8>) -> Result<()> {
         let is_right = match (self.operation, self.path) {
             (Operation::Get, Path::OneSided) => {
-                client.get_into(&key(n), buffer)? && is_value_of(n, buffer, self.version)
+                client.get_into(&self.table.key(n), buffer)? && is_value_of(n, buffer, self.version)
             }
-            (Operation::Get, _) => {
-                client.get_two_sided(&key(n))?.is_some_and(|value| is_value_of(n, &value, self.version))
-            }
+            (Operation::Get, _) => client
+                .get_two_sided(&self.table.key(n))?
+                .is_some_and(|value| is_value_of(n, &value, self.version)),
             (Operation::Put | Operation::PutMany, _) => {
-                client.put(&key(n), &stamped(n, self.version))? == PutOutcome::Updated
+                client.put(&self.table.key(n), &stamped(n, self.version))? == PutOutcome::Updated
             }
         };
-        ensure!(is_right, "key number {n} has no value, or another one than was put");
+        ensure!(
+            is_right,
+            "key number {n} of this bench is gone, or has another value than was put: somebody else changed it, or the table was emptied; let nobody change it meanwhile"
+        );
         Ok(())
     }
 }
@@ -585,18 +685,18 @@ fn repeats(client: &Client) -> u64 {
 }
 
 fn table(lines: &[Line]) -> comfy_table::Table {
-    // Heads of two lines, so that it fits into 80 columns.
+    // Heads of some lines, so that it fits into 80 columns.
     let mut table = show::narrow_table([
         "conn.",
-        "",
+        "opera-\ntion",
         "by",
-        "per\nsecond",
-        "of\nREADs",
-        "of\nmsg.",
-        "p50",
-        "p99",
-        "server\nCPU/M",
-        "READs\neach",
+        "opera-\ntions",
+        "to GET\nby READ",
+        "to\nmsg.",
+        "latency\np50",
+        "latency\np99",
+        "server\nCPU\nper op.",
+        "READs\nper\nop.",
     ]);
     table.column_iter_mut().for_each(|column| {
         column.set_padding((0, 1));
@@ -610,16 +710,22 @@ fn table(lines: &[Line]) -> comfy_table::Table {
             Cell::new(line.operation.name()),
             Cell::new(line.path.name()).add_attribute(Attribute::Bold),
             show::number(show::rate(line.ops_per_s)),
-            show::number(format_args!("{:.2}", line.ratio)),
-            show::number(line.of_message.map_or("-".into(), |ratio| format!("{ratio:.2}"))),
-            show::number(show::nanos(line.p50_ns as f64)),
-            show::number(show::nanos(line.p99_ns as f64)),
-            show::number(line.server_cpu_ms.map_or("-".into(), |ms| format!("{ms:.0} ms"))),
-            show::number(format_args!("{:.4}", line.reads_per_op)),
+            show::number(told(line.ratio, |ratio| format!("{ratio:.2}"))),
+            show::number(told(line.of_message, |ratio| format!("{ratio:.2}"))),
+            show::number(told_ns(line.p50_ns)),
+            show::number(told_ns(line.p99_ns)),
+            // Milliseconds per million are nanoseconds each.
+            show::number(told(line.server_cpu_ms, show::nanos)),
+            show::number(told(line.reads_per_op, |reads| format!("{reads:.3}"))),
         ]);
     }
     table
 }
+
+/// What the heads of the table mean.
+const HEADS: &str = "conn.: connections, each of which asks for one thing after the other. to GET by READ, to msg.: \
+the rate, as a multiple of that of one-sided GETs, and of the same operation by message. PUTs: batches; their \
+latency is that of a batch. -: not measured.";
 
 #[cfg(test)]
 mod tests {
@@ -669,18 +775,28 @@ mod tests {
             message.add(&round(of_message, None)).unwrap();
         }
         let line = tally.line((Operation::Get, Path::Herd), 4, 300.0, Some(&message));
-        assert_eq!((line.ops_per_s, line.best_ops_per_s, line.ratio), (600.0, 800.0, 2.0));
+        assert_eq!((line.ops_per_s, line.best_ops_per_s, line.ratio), (600.0, 800.0, Some(2.0)));
         assert_eq!((line.of_message, line.server_cpu_ms), (Some(8.0), Some(50_000.0)));
-        assert_eq!((line.reads_per_op, line.repeats), (1.1, 6));
-        assert_eq!((line.p50_ns, line.p99_ns / 10_000), (1_000, 200));
+        assert_eq!((line.reads_per_op, line.repeats), (Some(1.1), 6));
+        assert_eq!((line.p50_ns, line.p99_ns.map(|ns| ns / 10_000)), (Some(1_000), Some(200)));
         let shown =
             show::cells(&table(&[line, message.line((Operation::PutMany, Path::Message), 4, 100.0, None)]));
-        let head = ["4", "GET", "HERD", "600 /s", "2.00", "8.00", "1.00 us", "2.00 ms", "50000 ms", "1.1000"];
+        let head = ["4", "GET", "HERD", "600 /s", "2.00", "8.00", "1.00 us", "2.00 ms", "50.00 us", "1.100"];
         assert_eq!(shown[0], head);
         assert_eq!(
             shown[1],
-            ["", "PUTs", "message", "100 /s", "1.00", "-", "1.00 us", "2.00 ms", "-", "1.1000"]
+            ["", "PUTs", "message", "100 /s", "1.00", "-", "1.00 us", "2.00 ms", "-", "1.100"]
         );
+    }
+
+    /// Where no operation ended, nothing is told of latencies.
+    #[test]
+    fn rounds_without_an_operation_have_no_figures() {
+        let mut tally = Tally::new().unwrap();
+        (tally.rates, tally.cpu_ms) = (vec![0.0], Some(3.0));
+        let line = tally.line((Operation::Put, Path::Message), 1, 0.0, Some(&tally));
+        let shown = show::cells(&table(&[line]));
+        assert_eq!(shown[0][4..], ["-"; 6]);
     }
 
     /// The line above the results names what makes a difference, and nothing that makes none.

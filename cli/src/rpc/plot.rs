@@ -48,15 +48,15 @@ fn curves(lines: &[Line]) -> Vec<Vec<&Line>> {
 fn paint(area: &Area<'_>, outcome: &Outcome) -> Painted<'static> {
     heading(area, "GETs by READ, and GETs that the server does", &outcome.about())?;
     let curves = curves(&outcome.lines);
-    let rate = |line: &Line| line.ops_per_s;
+    let rate: Measure = |line| Some(line.ops_per_s);
     draw_panel(area, &curves, RATES, "operations per second", &[(rate, false)], show::rate)?;
-    let (p50, p99): (Measure, Measure) = (|line| line.p50_ns as f64, |line| line.p99_ns as f64);
+    let (p50, p99): (Measure, Measure) = (|line| Some(line.p50_ns? as f64), |line| Some(line.p99_ns? as f64));
     let title = "latency: solid the median, dashed the 99th percentile";
     draw_panel(area, &curves, LATENCIES, title, &[(p50, false), (p99, true)], show::nanos)
 }
 
 /// The quantity that a panel draws.
-type Measure = fn(&Line) -> f64;
+type Measure = fn(&Line) -> Option<f64>;
 
 /// Draws one panel, with both axes logarithmic.
 fn draw_panel(
@@ -68,7 +68,8 @@ fn draw_panel(
     unit: impl Fn(f64) -> String,
 ) -> Painted<'static> {
     let lines = || curves.iter().flatten();
-    let values = || lines().flat_map(|line| measures.iter().map(|(measure, _)| measure(line).max(1.0)));
+    let values =
+        || lines().flat_map(|line| measures.iter().filter_map(|(measure, _)| Some(measure(line)?.max(1.0))));
     let low = values().fold(f64::MAX, f64::min).log10().floor();
     let high = values().fold(1.0, f64::max).log10().ceil().max(low + 1.0);
     let most = lines().map(|line| line.connections).max().unwrap_or(1).max(2);
@@ -95,7 +96,8 @@ fn draw_panel(
     for curve in curves {
         let color = color(curve[0]);
         for (measure, is_dashed) in measures {
-            let points: Vec<_> = curve.iter().map(|line| (x(line.connections), y(measure(line)))).collect();
+            let points: Vec<_> =
+                curve.iter().filter_map(|line| Some((x(line.connections), y(measure(line)?)))).collect();
             if *is_dashed {
                 dashed(area, &points, color)?;
             } else {
