@@ -110,7 +110,10 @@ impl Demo {
         let cpu = server.cpu_time()?;
         read_all(&mut client, &names, rounds, &mut outcome)?;
         outcome.put_while_stopped = put_to_stopped(&mut hasty)?;
-        ensure!(server.has_stopped()?, "the server did not stay stopped");
+        ensure!(
+            server.has_stopped()?,
+            "somebody let the stopped server go on: a debugger, or a supervisor of processes; run the demo where none does"
+        );
         outcome.server_cpu_ms = server.cpu_time()?.ms_since(cpu);
         tell(&format!(
             "  All names were read {} times and compared, straight from its memory.\n  \
@@ -280,7 +283,9 @@ fn put_to_stopped(client: &mut Client) -> Result<String> {
     match client.put(b"stopped", b"done late") {
         Err(MutateError::Deadline { deadline, .. }) => Ok(format!("no answer within {deadline:?}")),
         Err(error) => Err(error).context("a put to the stopped server should have ended in a deadline"),
-        Ok(_) => anyhow::bail!("a put to the stopped server was answered"),
+        Ok(_) => anyhow::bail!(
+            "a put to the stopped server was answered: somebody let it go on; run the demo where no debugger or supervisor does"
+        ),
     }
 }
 

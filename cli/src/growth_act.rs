@@ -76,7 +76,10 @@ pub fn run(fabric: Fabric, names: &[super::demo::Named]) -> Result<GrowthOutcome
     let (first, last) = (names.len() as u64, TIMES * names.len() as u64);
     put(&mut client, names, 0..first, |_, _| Ok(()))?;
     let begin = client.growth()?;
-    ensure!(begin.segments > 0, "the server's table does not grow");
+    ensure!(
+        begin.segments > 0,
+        "the server's table has one size, and this needs one that grows; start the server without --capacity and --slots"
+    );
 
     let (there, is_done) = (AtomicU64::new(first), AtomicBool::new(false));
     let readers = std::thread::available_parallelism().map_or(1, |n| n.get().saturating_sub(1).clamp(1, 4));

@@ -96,7 +96,7 @@ impl HintsBench {
         bar.finish_and_clear();
         ensure!(
             found.has_hints,
-            "hints save nothing in {}: a key has one slot to be looked for in first",
+            "hints save nothing in {}: its READs are of one slot already; take a layout with windows, as --layout windowed:8",
             self.layout
         );
         if self.json {

@@ -218,7 +218,7 @@ impl Kill {
             let begun = Instant::now();
             let ready = server.restart()?;
             times.record(begun.elapsed().as_micros() as u64)?;
-            let torn = ready["recovered"]["torn"].as_u64().context("the server took nothing over")?;
+            let torn = ready["recovered"]["torn"].as_u64().context("the new server took nothing over: its region file is gone; let nobody remove files below /dev/shm meanwhile, and run the bench again")?;
             outcome.torn += u64::from(torn > 0);
             self.check(&server, &mut ledgers, &mut outcome)?;
             bar.inc(1);
@@ -257,7 +257,10 @@ impl Kill {
             std::thread::sleep(Duration::from_micros(rand::rng().random_range(0..20_000)));
             end(server)?;
             let all = threads.into_iter().all(|thread| thread.join().unwrap_or(false));
-            ensure!(all, "the server refused a change before it was to end");
+            ensure!(
+                all,
+                "the server refused a change, or its connection ended, before it was killed; RUST_LOG=debug says which: run the bench again with it, and with fewer --keys if there is no memory"
+            );
             Ok(())
         })
     }
@@ -305,7 +308,10 @@ fn kill_in_a_write(server: &mut ServerChild) -> Result<()> {
         if inspector.slots().any(|slot| slot.verdict.is_err()) {
             return server.kill();
         }
-        ensure!(Instant::now() < patience, "the server wrote no slot whenever it was looked at");
+        ensure!(
+            Instant::now() < patience,
+            "within a minute the server was never stopped in the middle of a store: the machine is too busy; run the bench again, or with larger --value-bytes"
+        );
         server.resume()?;
         std::thread::sleep(Duration::from_micros(rand::rng().random_range(0..2_000)));
     }

@@ -274,7 +274,11 @@ impl Layouts {
         bar: &ProgressBar,
         rows: &mut Vec<Row>,
     ) -> Result<()> {
-        ensure!(table.keys() > 0, "a table of {} slots takes no key at this load", self.slots);
+        ensure!(
+            table.keys() > 0,
+            "a table of {} slots takes no key at this load; ask for more with --slots or --load",
+            self.slots
+        );
         for &keys in self.keys.list() {
             let mut row = Row::of(table, phase, keys, load.asked(), moves)?;
             if self.hints && keys == Keys::Uniform {

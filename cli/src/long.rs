@@ -184,7 +184,10 @@ impl Long {
         };
         let mut get = |n: u64, out: &mut Vec<u8>| {
             let found = client.get_into(&key(first + n), out)?;
-            ensure!(found, "value number {n} was not found");
+            ensure!(
+                found,
+                "value number {n}, which was put, was not found: this is an error of oneread; please report the command that you ran"
+            );
             Ok(())
         };
         let mut ask = redis.as_mut().map(|redis| move |n, out: &mut Vec<u8>| redis.get(&key(first + n), out));
@@ -202,7 +205,10 @@ impl Long {
                 for i in 0..ops {
                     let n = reduce(mix(i ^ u64::from(round) << 40), values);
                     bring(n, &mut out)?;
-                    ensure!(is_value(black_box(&out), n, len), "value number {n} is another");
+                    ensure!(
+                        is_value(black_box(&out), n, len),
+                        "value number {n} is another than was put: this is an error of oneread; please report the command that you ran"
+                    );
                 }
                 if round > 0 {
                     times.push(begun.elapsed().as_nanos() as f64 / ops as f64);
@@ -247,7 +253,10 @@ impl Contest {
         let mut out = Vec::new();
         for n in 0..values {
             let is_there = self.client.get_into(&key(self.first + n), &mut out)?;
-            ensure!(is_there && is_value(&out, n, len), "value number {n} is another");
+            ensure!(
+                is_there && is_value(&out, n, len),
+                "value number {n} is another than was put: this is an error of oneread; please report the command that you ran"
+            );
         }
         bar.finish_and_clear();
         Ok(memory)
@@ -308,7 +317,7 @@ impl Redis {
                 Err(error) => {
                     let _ = child.kill();
                     let _ = child.wait();
-                    return Err(error).context("redis-server did not begin to listen");
+                    return Err(error).context("redis-server did not begin to listen within 10 s; start it by hand to see why, or run the bench without it in PATH");
                 }
             }
         };
@@ -339,7 +348,10 @@ impl Redis {
     fn line(&mut self) -> Result<String> {
         let mut line = String::new();
         self.from.read_line(&mut line).context("reading Redis's reply")?;
-        ensure!(line.ends_with("\r\n"), "Redis has ended in the middle of a reply");
+        ensure!(
+            line.ends_with("\r\n"),
+            "Redis has ended in the middle of a reply: the system may have killed it for its memory; run the bench again with a smaller --mib"
+        );
         line.truncate(line.len() - 2);
         Ok(line)
     }
@@ -348,7 +360,9 @@ impl Redis {
     fn bulk(&mut self, out: &mut Vec<u8>) -> Result<()> {
         let line = self.line()?;
         let Some(len) = line.strip_prefix('$').and_then(|len| len.parse::<usize>().ok()) else {
-            bail!("Redis answers {line:?} in place of a value");
+            bail!(
+                "Redis answers {line:?} in place of a value: see what its version says of it, or run the bench without `redis-server` in PATH"
+            );
         };
         out.resize(len + 2, 0);
         self.from.read_exact(out).context("reading Redis's reply")?;
@@ -364,7 +378,10 @@ impl Redis {
         self.to.write_all(&frame).context("asking Redis")?;
         for _ in pairs {
             let line = self.line()?;
-            ensure!(line == "+OK", "Redis answers {line:?} to a SET");
+            ensure!(
+                line == "+OK",
+                "Redis answers {line:?} to a SET: see what its version says of it, or run the bench without `redis-server` in PATH"
+            );
         }
         Ok(())
     }
@@ -464,14 +481,14 @@ mod tests {
         let pair = ([b'k'; KEY_BYTES], b"ab".to_vec());
         redis.set(&[pair.clone(), pair.clone()]).unwrap();
         let refused = redis.set(&[pair]).unwrap_err().to_string();
-        assert_eq!(refused, "Redis answers \"-OOM\" to a SET");
+        assert!(refused.starts_with("Redis answers \"-OOM\" to a SET: "), "{refused}");
         let mut out = b"longer than the value".to_vec();
         for value in ["a\r\nbc", ""] {
             redis.get(b"k", &mut out).unwrap();
             assert_eq!(out, value.as_bytes());
         }
         let none = redis.get(b"k", &mut out).unwrap_err().to_string();
-        assert_eq!(none, "Redis answers \"$-1\" in place of a value");
+        assert!(none.starts_with("Redis answers \"$-1\" in place of a value: "), "{none}");
         assert_eq!(redis.get(b"k", &mut out).unwrap_err().to_string(), "reading Redis's reply");
         assert!(redis.line().unwrap_err().to_string().contains("in the middle of a reply"));
     }

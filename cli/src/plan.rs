@@ -225,7 +225,9 @@ impl Plan {
         let mut profile = profile(&self.nic)?;
         if let Some(cores) = self.server_cores {
             if !(0.001..=1e6).contains(&cores) {
-                bail!("server cores: {cores} is not within 0.001 to 1000000");
+                bail!(
+                    "--server-cores {cores} is not within 0.001 to 1000000; give the cores that the server may use"
+                );
             }
             profile.host.cores.value = cores;
             profile.host.cores.source = "--server-cores".into();
@@ -286,7 +288,10 @@ impl Plan {
 
     fn workload(&self) -> Result<Workload> {
         if !(0.0..=1e6).contains(&self.copy_gib) {
-            bail!("GiB for a copy: {} is not within 0 to 1000000", self.copy_gib);
+            bail!(
+                "--copy-gib {} is not within 0 to 1000000; give the GiB that a client machine has for a copy",
+                self.copy_gib
+            );
         }
         Ok(Workload {
             keys: self.keys,

@@ -575,8 +575,20 @@ pub(super) mod tests {
         let boxes: Vec<_> = texts
             .iter()
             .map(|node| {
-                let (x, y, size) = (number(node, "x"), number(node, "y"), number(node, "font-size"));
-                let said = node.text().unwrap_or_default().trim().to_owned();
+                // Sizes of a drawing by hand are in its style.
+                let size = match node.attribute("class") {
+                    None if node.has_attribute("font-size") => number(node, "font-size"),
+                    None => 15.0,
+                    Some("big") => 18.0,
+                    Some(_) => 13.5,
+                };
+                let (x, y) = (number(node, "x"), number(node, "y"));
+                let said: String = node
+                    .descendants()
+                    .filter(roxmltree::Node::is_text)
+                    .filter_map(|part| part.text())
+                    .collect();
+                let said = said.trim().to_owned();
                 let wide = 0.55 * size * said.chars().count() as f64;
                 let left = match node.attribute("text-anchor") {
                     Some("end") => x - wide,
@@ -612,6 +624,23 @@ pub(super) mod tests {
         }
     }
 
+    /// The pictures of the documents follow the same rules.
+    #[test]
+    fn pictures_of_documents_are_legible() {
+        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+        let files = |folder: &Path| {
+            std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect::<Vec<_>>()
+        };
+        let all = [files(&docs), files(&docs.join("img"))].concat();
+        let pictures: Vec<_> =
+            all.iter().filter(|path| path.extension().is_some_and(|e| e == "svg")).collect();
+        assert!(pictures.len() > 5);
+        for path in pictures {
+            println!("{}", path.display());
+            check(&std::fs::read_to_string(path).unwrap());
+        }
+    }
+
     /// A file's ending says what is in it; another one is an error that says which to take.
     #[test]
     fn files_of_pictures_have_their_ending() {
@@ -638,7 +667,10 @@ pub(super) mod tests {
     fn drawn(rows: &[Row]) -> String {
         let drawn = draw(rows).unwrap();
         check(&drawn);
-        drawn
+        // What it says, also where a sentence goes on in the next line.
+        let document = roxmltree::Document::parse(&drawn).unwrap();
+        let texts = document.descendants().filter(|node| node.has_tag_name("text"));
+        texts.filter_map(|node| node.text()).map(str::trim).collect::<Vec<_>>().join(" ")
     }
 
     /// The picture says of which tables, keys and load it is.

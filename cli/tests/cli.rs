@@ -169,9 +169,20 @@ impl Drop for Served {
 /// escape sequences.
 #[track_caller]
 fn on_a_terminal(arguments: &[&str]) -> String {
+    use std::io::Read;
+    let (mut child, mut terminal) = begin_on_a_terminal(arguments);
+    let mut shown = Vec::new();
+    // It ends with EIO when the command has.
+    let _ = terminal.read_to_end(&mut shown);
+    child.wait().unwrap();
+    without_escapes(&String::from_utf8(shown).unwrap())
+}
+
+/// Begins a command on a terminal of 80 columns and 24 lines, and returns the terminal's other side.
+#[track_caller]
+fn begin_on_a_terminal(arguments: &[&str]) -> (Child, std::fs::File) {
     use rustix::fs::{Mode, OFlags};
     use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-    use std::io::Read;
     let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
     grantpt(&terminal).unwrap();
     unlockpt(&terminal).unwrap();
@@ -182,16 +193,11 @@ fn on_a_terminal(arguments: &[&str]) -> String {
     let [stdin, stdout, stderr] = [(); 3].map(|()| Stdio::from(side.try_clone().unwrap()));
     // A session of its own has no other terminal.
     let mut command = Command::new("setsid");
-    command.args(["--wait", env!("CARGO_BIN_EXE_oneread")]).args(arguments);
+    command.args(["--ctty", "--wait", env!("CARGO_BIN_EXE_oneread")]).args(arguments);
     let mut command = alone(command);
-    let mut child =
+    let child =
         command.env("TERM", "xterm").stdin(stdin).stdout(stdout).stderr(stderr).spawn().expect("setsid");
-    drop((command, side));
-    let mut shown = Vec::new();
-    // It ends with EIO when the command has.
-    let _ = std::fs::File::from(terminal).read_to_end(&mut shown);
-    child.wait().unwrap();
-    without_escapes(&String::from_utf8(shown).unwrap())
+    (child, terminal.into())
 }
 
 fn without_escapes(shown: &str) -> String {
@@ -433,6 +439,11 @@ fn completions_and_manual() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = stdout(&expect(run(&["completions", shell]), 0));
         assert!(script.contains("doctor") && script.contains("if-value"), "{shell}: {script}");
+        let names: &[&str] = &["chained", "cx6-200g"];
+        // Elvish and PowerShell complete no values.
+        if ["bash", "zsh", "fish"].contains(&shell) {
+            assert!(names.iter().all(|name| script.contains(name)), "{shell}: {script}");
+        }
     }
     let page = stdout(&expect(run(&["man"]), 0));
     assert!(page.contains(".TH oneread") && page.contains("EXAMPLES"), "{page}");
@@ -443,6 +454,42 @@ fn completions_and_manual() {
         let page = std::fs::read_to_string(folder.join(format!("{name}.1"))).unwrap();
         assert!(page.contains(flag), "{name}: {page}");
     }
+}
+
+/// Bash completes the names of layouts, profiles and designs, also behind a colon, at which it breaks words.
+#[test]
+fn bash_completes_names() {
+    let script = stdout(&expect(run(&["completions", "bash"]), 0));
+    // As bash calls the function that is registered: with the command, the word, and the one before.
+    let completed = |breaks: &str, words: &[&str]| {
+        let call = r#"
+            shopt -s extdebug
+            COMP_WORDBREAKS=$1; shift
+            COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))
+            read -ra registered <<< "$(complete -p oneread)"
+            for ((n = 0; n < ${#registered[@]}; n++)); do
+                [[ ${registered[n]} == -F ]] && function=${registered[n + 1]}
+            done
+            "$function" oneread "${COMP_WORDS[-1]}" "${COMP_WORDS[-2]}"
+            printf '%s\n' "${COMPREPLY[@]}"
+        "#;
+        let mut bash = Command::new("bash");
+        bash.args(["--norc", "-c", &format!("{script}\n{call}"), "bash", breaks]).args(words);
+        stdout(&expect(bash.output().expect("bash"), 0)).lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    for (words, found) in [
+        (&["oneread", "layouts", "--preset", "wind"][..], &["windowed:8", "windowed:16"][..]),
+        (&["oneread", "layouts", "--preset", "windowed", ":"], &["8", "16"]),
+        (&["oneread", "serve", "--layout", "windowed", ":", "1"], &["16"]),
+        (&["oneread", "bench", "rpc", "--layout", "farm"], &["farm"]),
+        (&["oneread", "plan", "--nic", "cx6"], &["cx6-200g"]),
+        (&["oneread", "plan", "--design", "HER"], &["HERD"]),
+        (&["oneread", "lay"], &["layouts"]),
+    ] {
+        assert_eq!(completed(" :", words), found, "{words:?}");
+    }
+    // Where a colon breaks no words, nothing is taken off.
+    assert_eq!(completed(" ", &["oneread", "layouts", "--preset", "windowed:1"]), ["windowed:16"]);
 }
 
 fn region_in(dir: &Path) -> String {
@@ -726,7 +773,10 @@ fn region_file_survives() {
     let out = json(&expect(run(&["inspect", "--region", &region, "--key", "k", "--json"]), 0));
     assert_eq!((&out["key"]["found_in_window"], &out["key"]["reads"]), (&0.into(), &1.into()), "{out}");
     assert_eq!(out["occupancy"]["live_main"], 1);
-    assert!(stdout(&expect(run(&["inspect", "--region", &region, "--key", "k"]), 0)).contains("match"));
+    // What was asked for comes first.
+    let shown = stdout(&expect(run(&["inspect", "--region", &region, "--key", "k"]), 0));
+    assert!(shown.starts_with("key \"k\": found in its first window, 1 READ\n"), "{shown}");
+    assert!(shown.contains("match") && shown.contains(&format!("table at {region}\n")), "{shown}");
     assert_eq!(stdout(&expect(run(&["dump", "--region", &region]), 0)), "k\tv\n");
 
     let out = expect(served.run(&["get", "k", "--region", &region]), 0);
@@ -995,15 +1045,72 @@ fn stat_is_watched() {
     command.args(["stat", "--json", "--watch", "20ms", "--at", &served.at]).stdout(Stdio::piped());
     let mut watch = command.spawn().unwrap();
     let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
-    let mut keys = || {
-        let about: Value = serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap();
-        about["server"]["keys"].as_u64().unwrap()
-    };
-    assert_eq!(keys(), 0);
+    let mut next = || -> Value { serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap() };
+    let first = next();
+    assert_eq!(
+        (&first["server"]["keys"], &first["watch"]["per_second"]["inserts"]),
+        (&0.into(), &Value::Null)
+    );
     served.load(0..1_000);
-    assert!((0..10_000).any(|_| keys() == 1_000));
+    let mut most = 0.0f64;
+    assert!((0..10_000).any(|_| {
+        let about = next();
+        most = most.max(about["watch"]["per_second"]["inserts"].as_f64().unwrap());
+        about["server"]["keys"] == 1_000
+    }));
+    assert!(most > 0.0);
     watch.kill().unwrap();
     watch.wait().unwrap();
+    // Without JSON, a line each time.
+    let mut command = oneread();
+    command.args(["stat", "--watch", "20ms", "--at", &served.at]).stdout(Stdio::piped());
+    let mut watch = command.spawn().unwrap();
+    let mut lines = BufReader::new(watch.stdout.take().unwrap()).lines();
+    for rate in ["changes - (", "changes 0"] {
+        let line = lines.next().unwrap().unwrap();
+        assert!(line.contains("1,000 keys, ") && line.contains(rate), "{line}");
+    }
+    watch.kill().unwrap();
+    watch.wait().unwrap();
+}
+
+/// On a terminal, `stat --watch` writes over what it wrote before, follows the terminal's size, and gives it
+/// back as it was.
+#[test]
+fn a_watched_terminal_is_given_back() {
+    use std::io::Read;
+    let served = Served::start(&["--anonymous", "--max-memory", "16MiB"]);
+    let (mut child, mut terminal) =
+        begin_on_a_terminal(&["stat", "--watch", "20ms", "--deadline-ms", "60000", "--at", &served.at]);
+    let mut shown = String::new();
+    // Whole frames of so many columns and lines, until one has, or has not, what is wide.
+    let mut frame = |terminal: &mut std::fs::File, (width, height): (usize, usize), is_wide: bool| loop {
+        let mut bytes = [0; 4096];
+        let read = terminal.read(&mut bytes).unwrap_or_else(|error| panic!("{error}: {shown}"));
+        shown += std::str::from_utf8(&bytes[..read]).unwrap();
+        let whole = shown.split("\x1b[H").skip(1).filter_map(|frame| Some(frame.split_once("\x1b[J")?.0));
+        let found = whole.map(without_escapes).find(|frame| frame.contains("since watching") == is_wide);
+        let Some(found) = found else { continue };
+        let lines: Vec<_> = found.lines().map(|line| line.trim_end_matches('\r')).collect();
+        assert!(lines.len() <= height, "{found}");
+        assert!(lines.iter().all(|line| line.chars().count() <= width), "{found}");
+        for part in ["keys", "GETs do not ask the server", "Ctrl-C ends."] {
+            assert!(found.contains(part), "{found}");
+        }
+        return shown.clone();
+    };
+    let begun = frame(&mut terminal, (80, 24), true);
+    assert!(begun.starts_with("\x1b[?1049h\x1b[?25l\x1b[2J"), "{begun:?}");
+    assert_eq!(begun.matches("\x1b[2J").count(), 1, "it blinks");
+    let small = rustix::termios::Winsize { ws_row: 12, ws_col: 60, ws_xpixel: 0, ws_ypixel: 0 };
+    rustix::termios::tcsetwinsize(&terminal, small).unwrap();
+    frame(&mut terminal, (60, 12), false);
+    terminal.write_all(b"\x03").unwrap();
+    let mut rest = Vec::new();
+    let _ = terminal.read_to_end(&mut rest);
+    let rest = String::from_utf8_lossy(&rest);
+    assert!(rest.ends_with("\x1b[?25h\x1b[?1049l"), "{rest:?}");
+    assert!(!child.wait().unwrap().success());
 }
 
 /// Who stops a server learns that its table stays, and how to be rid of it. A table that is served
@@ -1382,6 +1489,7 @@ fn benches_are_whole() {
 #[test]
 fn rpc_figures_belong_together() {
     let served = Served::start(&["--capacity", "3000", "--mailbox-mib", "0", "--anonymous"]);
+    expect(served.run(&["put", "mine", "stays"]), 0);
     let svg = served.file("rpc.svg", "");
     let small = ["--connections", "1,2", "--keys", "2000", "--rounds", "1", "--seconds", "0.05", "--json"];
     let bench = [&["bench", "rpc", "--plot", &svg], &small[..]].concat();
@@ -1424,6 +1532,32 @@ fn rpc_figures_belong_together() {
         assert!(std::fs::read_to_string(&svg).unwrap().contains("operations per second"));
         std::fs::remove_file(&svg).unwrap();
     }
+    // Its keys are gone, and nobody else's.
+    let keys = || json(&expect(served.run(&["stat", "--json"]), 0))["server"]["keys"].as_u64().unwrap();
+    assert_eq!(keys(), 1);
+    let mut command = oneread();
+    command.args([
+        "bench",
+        "rpc",
+        "--keys",
+        "2000",
+        "--seconds",
+        "3600",
+        "--rounds",
+        "1",
+        "--at",
+        &served.at,
+    ]);
+    let bench = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    wait_for("its keys", || (keys() == 2001).then_some(()));
+    rustix::process::kill_process(rustix::process::Pid::from_child(&bench), rustix::process::Signal::INT)
+        .unwrap();
+    let ended = expect(bench.wait_with_output().unwrap(), 1);
+    assert!(stderr(&ended).contains("a signal has ended the bench"), "{ended:?}");
+    assert_eq!((keys(), stdout(&expect(served.run(&["get", "mine"]), 0)).trim_end()), (1, "stays"));
+    // An error in the middle of it leaves none, either: the table takes no 2^20 keys.
+    expect(served.run(&["bench", "rpc", "--keys", "1048576", "--connections", "1"]), 1);
+    assert_eq!(keys(), 1);
 }
 
 /// The figures of `bench long` belong together: rates are bytes by times, and memcpy is what others are compared
@@ -2309,7 +2443,8 @@ fn layouts_are_measured_as_asked() {
     let rows = rows(&["--phase", "steady", "--hints", "--plot", svg]);
     assert!(rows[0]["hinted"].is_object(), "{rows:?}");
     assert!(std::fs::read_to_string(svg).unwrap().contains("RACE"));
-    expect(run(&["layouts", "--frontier", svg]), 2);
+    let refused = stderr(&expect(run(&["layouts", "--plot", "l.png"]), 2));
+    assert!(refused.contains("name a file that ends in .svg"), "{refused}");
     let listed = stdout(&expect(run(&["layouts", "--list"]), 0));
     assert!(listed.contains("windowed:8") && listed.contains("slotwise"), "{listed}");
     for bad in ["0", "101", "most"] {
