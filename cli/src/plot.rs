@@ -163,7 +163,7 @@ pub(super) struct Spot {
 }
 
 /// Names points, each at the nearest place beside it where there is no other name, no point, and none of
-/// `taken`. Names stay within the box of two corners. A line leads to one that is farther away.
+/// `taken`. Names stay within the box of two corners. A line leads to each that is not beside its point.
 pub(super) fn name_spots<'a>(
     area: &Area<'a>,
     [(left, top), (right, bottom)]: [(i32, i32); 2],
@@ -186,7 +186,7 @@ pub(super) fn name_spots<'a>(
             is_inside && boxes.iter().all(|&(l, r, at)| x + width < l || x > r || (y - at).abs() >= STEP)
         };
         let at = places.clone().find(is_free).unwrap_or((x + ASIDE, y));
-        if (at.1 - y).abs() > STEP {
+        if at.1 != y {
             let end = if at.0 > x { at.0 - 2 } else { at.0 + width + 2 };
             area.draw(&PathElement::new(vec![(x, y), (end, at.1)], spot.color.mix(0.5).stroke_width(1)))?;
         }

@@ -439,7 +439,7 @@ fn completions_and_manual() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = stdout(&expect(run(&["completions", shell]), 0));
         assert!(script.contains("doctor") && script.contains("if-value"), "{shell}: {script}");
-        let names: &[&str] = &["chained", "cx6-200g"];
+        let names: &[&str] = &["bucketized", "cx6-200g"];
         // Elvish and PowerShell complete no values.
         if ["bash", "zsh", "fish"].contains(&shell) {
             assert!(names.iter().all(|name| script.contains(name)), "{shell}: {script}");
@@ -1503,10 +1503,18 @@ fn rpc_figures_belong_together() {
         let lines = found["lines"].as_array().unwrap();
         assert_eq!(lines.len(), 2 * paths, "{found}");
         for (n, line) in lines.iter().enumerate() {
-            let number = |name: &str| line[name].as_f64().unwrap();
+            let number = |name: &str| line[name].as_f64().unwrap_or_else(|| panic!("{name}: {line}"));
             let is_near = |a: f64, b: f64| (a / b - 1.0).abs() < 1e-9;
             let (first, rate) = (&lines[n / paths * paths], number("ops_per_s"));
             assert_eq!(number("connections") as usize, 1 + n / paths, "{line}");
+            // On a busy machine, there may be rounds in which nothing was answered.
+            if rate == 0.0 {
+                assert!(
+                    ["p50_ns", "p99_ns", "reads_per_op"].iter().all(|name| line[*name].is_null()),
+                    "{line}"
+                );
+                continue;
+            }
             assert_eq!(
                 (&first["operation"], &first["path"]),
                 (&"get".into(), &"one-sided".into()),
@@ -1517,10 +1525,10 @@ fn rpc_figures_belong_together() {
                 [&other["connections"], &other["operation"]] == [&line["connections"], &line["operation"]]
             };
             let by_message = lines.iter().filter(same).find(|other| other["path"] == "message").unwrap();
-            assert!(
-                is_near(number("of_message"), rate / by_message["ops_per_s"].as_f64().unwrap()),
-                "{found}"
-            );
+            match by_message["ops_per_s"].as_f64().unwrap() {
+                0.0 => assert!(line["of_message"].is_null(), "{found}"),
+                message => assert!(is_near(number("of_message"), rate / message), "{found}"),
+            }
             assert!(number("p50_ns") > 0.0 && number("p50_ns") <= number("p99_ns"), "{line}");
             // A GET by READ takes one at least, and a request to the server none.
             let reads = number("reads_per_op");
