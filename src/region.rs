@@ -825,7 +825,7 @@ impl Region {
             self.observed.stored(first + n, value);
         };
         // One line, as most often.
-        if let (Some(from), Some(to)) = (from.as_array::<LINE_WORDS>(), to.as_array::<LINE_WORDS>()) {
+        if let (Ok(from), Ok(to)) = (<&[_; LINE_WORDS]>::try_from(from), <&[_; LINE_WORDS]>::try_from(to)) {
             return (0..LINE_WORDS).for_each(|n| copy(n, &to[n], &from[n]));
         }
         // Line by line: the loop over a line's words costs nothing.
@@ -926,10 +926,10 @@ fn load_bytes(words: &[AtomicU64], to: &mut [MaybeUninit<u8>]) {
     let (lines, rest) = words.as_chunks::<LINE_WORDS>();
     let (to_lines, to_rest) = to.as_chunks_mut::<LINE>();
     for (to, line) in to_lines.iter_mut().zip(lines) {
-        to.write_copy_of_slice(&load_line(line));
+        *to = load_line(line).map(MaybeUninit::new);
     }
     for (to, word) in to_rest.as_chunks_mut::<WORD>().0.iter_mut().zip(rest) {
-        to.write_copy_of_slice(&word.load(Ordering::Relaxed).to_le_bytes());
+        *to = word.load(Ordering::Relaxed).to_le_bytes().map(MaybeUninit::new);
     }
 }
 

@@ -165,7 +165,8 @@ impl Grace {
     fn pop_due_by(&self, now: u64) -> Option<(u64, WaitingTrace)> {
         let first = self.queues.all.iter().min_by_key(|queue| queue.next_due_ns())?;
         let mut traces = lock(&first.traces);
-        let due = traces.pop_front_if(|(due, _)| *due <= now);
+        let is_due = traces.front().is_some_and(|(due, _)| *due <= now);
+        let due = if is_due { traces.pop_front() } else { None };
         first.next_due_ns.store(traces.front().map_or(u64::MAX, |(due, _)| *due), Ordering::Relaxed);
         drop(traces);
         self.queues.look_again();

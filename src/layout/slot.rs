@@ -336,7 +336,7 @@ fn crc(shape: SlotShape, identity: Identity, words: &[u64]) -> u32 {
     let header = Header::from_words([words[0], words[1]]);
     let bound = [identity.generation, index, u64::from(header.stamp)];
     let payload = usize::from(header.klen) + header.value_bytes();
-    if let (SlotShape::LINE, Some(line)) = (shape, words.as_array()) {
+    if let (SlotShape::LINE, Ok(line)) = (shape, words.try_into()) {
         return crc::of_line(bound, line, payload);
     }
     let slot: &[u8] = bytemuck::cast_slice(words);
