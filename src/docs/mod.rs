@@ -4,6 +4,14 @@
 //! before each of them, and a label's first definition counts.
 
 #[doc = include_str!("links.md")]
+#[doc = include_str!("../../docs/COOKBOOK.md")]
+pub mod cookbook {}
+
+#[doc = include_str!("links.md")]
+#[doc = include_str!("../../docs/OPERATIONS.md")]
+pub mod operations {}
+
+#[doc = include_str!("links.md")]
 #[doc = include_str!("../../docs/ARCHITECTURE.md")]
 pub mod architecture {}
 
@@ -28,10 +36,6 @@ pub mod verbs {}
 pub mod security {}
 
 #[doc = include_str!("links.md")]
-#[doc = include_str!("../../docs/OPERATIONS.md")]
-pub mod operations {}
-
-#[doc = include_str!("links.md")]
 #[doc = include_str!("../../docs/HARDWARE.md")]
 pub mod hardware {}
 
@@ -54,3 +58,8 @@ pub mod findings {}
 #[doc = include_str!("links.md")]
 #[doc = include_str!("../../CHANGELOG.md")]
 pub mod changes {}
+
+/// The README is no page here. Its Rust is tested all the same.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+mod readme {}
