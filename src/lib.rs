@@ -184,6 +184,11 @@ mod start;
 mod sync;
 mod values;
 
+// No page here, but its Rust is tested all the same.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}
+
 // Public for the tests, the fuzz targets, the benches and the command. Not for embedders.
 #[doc(hidden)]
 pub mod client;

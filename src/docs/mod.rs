@@ -58,8 +58,3 @@ pub mod findings {}
 #[doc = include_str!("links.md")]
 #[doc = include_str!("../../CHANGELOG.md")]
 pub mod changes {}
-
-/// The README is no page here. Its Rust is tested all the same.
-#[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
-mod readme {}
