@@ -46,9 +46,11 @@ const LABEL: &[u8] = b"oneread value";
 /// # let address = Address::Shm(dir.path().join("s"));
 /// # let secret = [7; 32];
 /// // The table's values hold the encrypted ones.
-/// let config = Config::new().size(TableSize::Keys(100)).value_max(100 + Encryption::OVERHEAD);
+/// let value_max = 100 + Encryption::OVERHEAD;
+/// let config = Config::new().size(TableSize::Keys(100)).value_max(value_max);
 /// let server = Server::start(ServerConfig::new(address.clone(), config))?;
-/// let options = ClientOptions::new().encryption(Encryption::new(&secret, "prices"));
+/// let encryption = Encryption::new(&secret, "prices");
+/// let options = ClientOptions::new().encryption(encryption);
 /// let mut client = Client::connect_with(&address, options)?;
 /// client.put(b"key", b"value")?;
 /// assert_eq!(client.get(b"key")?.as_deref(), Some(&b"value"[..]));

@@ -177,6 +177,13 @@ fn links_of_the_docs_lead_somewhere_in_the_crates_documentation() {
                 "{page}: link to {target} by a label instead"
             );
         }
+        // Blocks of code that a browser shows whole, beside the list of pages. Lines with `# ` are hidden there.
+        let mut is_code = false;
+        for line in text.lines() {
+            is_code ^= line.starts_with("```");
+            let columns = line.chars().count();
+            assert!(!is_code || columns <= 95 || line.starts_with("# "), "{page}: {columns} columns: {line}");
+        }
     }
 }
 

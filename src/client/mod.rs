@@ -57,7 +57,8 @@ pub(crate) const ATTEMPT_MAX: Duration = Duration::from_secs(2);
 /// use oneread::{ClientOptions, Limits};
 /// use std::time::Duration;
 /// let soon = Duration::from_millis(100);
-/// let options = ClientOptions::new().limits(Limits::new().deadline(soon)).deadline(soon);
+/// let limits = Limits::new().deadline(soon);
+/// let options = ClientOptions::new().limits(limits).deadline(soon);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -909,8 +910,9 @@ impl std::ops::AddAssign for RequestCounts {
 /// let server = Server::start(ServerConfig::new(address.clone(), config))?;
 ///
 /// let mut client = Client::connect(&address)?;
-/// client.put(b"key", b"value")?;                            // a request to the server
-/// assert_eq!(client.get(b"key")?.as_deref(), Some(&b"value"[..])); // one READ, no request
+/// client.put(b"key", b"value")?; // a request to the server
+/// let value = client.get(b"key")?; // one READ, no request
+/// assert_eq!(value.as_deref(), Some(&b"value"[..]));
 /// assert_eq!(client.stats().read.reads, 1);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -1557,7 +1559,8 @@ impl Client {
     /// # let server = Server::start(ServerConfig::new(address.clone(), Config::new().size(TableSize::Keys(100))))?;
     /// # let mut client = Client::connect(&address)?;
     /// let mut done = 0;
-    /// let ended = client.put_many_with(PutMode::Upsert, &[("a", "1"), ("b", "2")], |_, put| {
+    /// let pairs = [("a", "1"), ("b", "2")];
+    /// let ended = client.put_many_with(PutMode::Upsert, &pairs, |_, put| {
     ///     done += usize::from(put.is_ok());
     /// });
     /// assert!(ended.is_ok() && done == 2);
