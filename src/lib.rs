@@ -172,6 +172,7 @@ mod loom_tests;
 mod mailbox;
 mod observe;
 mod outcome;
+mod peer;
 #[cfg(feature = "plan")]
 pub mod plan;
 mod process;

@@ -194,6 +194,38 @@ fn the_image_starts_a_server_that_becomes_healthy() {
     machine.try_out(server);
 }
 
+/// Processes do not see each other's numbers, whichever of them is in the container.
+#[test]
+fn clients_and_servers_of_different_containers_work_together() {
+    let elsewhere = |program: &Command| {
+        let mut command = alone(Command::new("unshare"));
+        command.args(["-rp", "--fork", "--kill-child"]).arg(program.get_program()).args(program.get_args());
+        let set = program.get_envs().filter_map(|(name, value)| Some((name, value?)));
+        command.envs(set).stdin(Stdio::null());
+        command
+    };
+    if !elsewhere(&Command::new("true")).output().is_ok_and(|out| out.status.success()) {
+        assert!(std::env::var_os("ONEREAD_NO_SKIP").is_none(), "no namespaces here");
+        eprintln!("skipped: no namespace of processes can be made here (unshare)");
+        return;
+    }
+    for is_server_elsewhere in [false, true] {
+        let mut machine = Machine::new();
+        machine.set("ONEREAD_AT=shm:/run/oneread/oneread.sock");
+        let there = |command: Command, is_so| if is_so { elsewhere(&command) } else { command };
+        let serve = machine.oneread(&["serve", "--max-memory", "64MiB"]);
+        let server = Running(there(serve, is_server_elsewhere).spawn().unwrap());
+        wait_for("a put", || {
+            let put = machine.oneread(&["put", "greeting", "hello"]);
+            there(put, !is_server_elsewhere).output().unwrap().status.success()
+        });
+        let get = machine.oneread(&["get", "greeting"]);
+        let out = there(get, !is_server_elsewhere).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&out.stdout), "hello\n");
+        drop(server);
+    }
+}
+
 /// `ONEREAD_IMAGE_BUILDER=podman cargo test -p oneread-cli --test dist -- --ignored`
 #[test]
 #[ignore = "builds the image: needs docker or podman, its base images, the network, and some minutes"]

@@ -15,6 +15,7 @@ use crate::layout::geometry::Geometry;
 use crate::layout::superblock::Superblock;
 use crate::mailbox::memory::{self, Mailbox};
 use crate::outcome::ReadError;
+use crate::peer::SocketPeer;
 use crate::place::{self, PlaceError};
 use crate::process::{self, Process};
 use crate::reader::{DirectAnswers, Reader, StoredAnswer};
@@ -712,7 +713,7 @@ fn attach(
 /// To be called before the hello. The process that answers it had this number when it began to listen, and
 /// has not ended since. So nobody else had the number in between.
 fn process_of(stream: &UnixStream) -> Option<OwnedFd> {
-    let pid = rustix::net::sockopt::socket_peercred(stream).ok()?.pid;
+    let pid = SocketPeer::of(stream).ok()?.pid?;
     rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
 }
 
@@ -806,7 +807,7 @@ fn open_socket(
         }
     }
     // Whoever listens at the address, or listened when the connection was made.
-    let uid = rustix::net::sockopt::socket_peercred(&socket).map_err(os)?.uid.as_raw();
+    let uid = SocketPeer::of(&socket).map_err(os)?.uid;
     if !place::is_trusted(uid, trusted) {
         return Err(ConnectError::Stranger { address: address.clone(), uid });
     }

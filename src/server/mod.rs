@@ -23,6 +23,7 @@ use crate::clock::Clock;
 use crate::config::{Config, ConfigError, TableSize};
 use crate::index::{Index, RecoverError, Recovered, RestoreError, Restored};
 use crate::outcome::GrowthCounts;
+use crate::peer::SocketPeer;
 use crate::place::{self, LockFile, PlaceError};
 use crate::process::Process;
 use crate::region::{Backing, Region, RegionError};
@@ -883,8 +884,8 @@ impl ShmWorker {
     }
 
     fn accept(&mut self, mut stream: UnixStream) {
-        let uid = match rustix::net::sockopt::socket_peercred(&stream) {
-            Ok(peer) => peer.uid.as_raw(),
+        let uid = match SocketPeer::of(&stream) {
+            Ok(peer) => peer.uid,
             Err(e) => return self.shared.warn_of(&"a client without credentials", &e.to_string()),
         };
         let peer = Peer::User(uid);
