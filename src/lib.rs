@@ -120,7 +120,8 @@
 //! | `herd` | for comparison: requests made HERD's way; enables `verbs` | as `verbs` |
 //! | `sim`, `faults` | for the tests of this crate | nothing |
 //!
-//! On Debian, `verbs` is built with `apt-get install gcc libc6-dev libibverbs-dev libclang-dev`. Rust
+//! On Debian, `verbs` is built with `apt-get install gcc libc6-dev libibverbs-dev libclang-dev`.
+//! [Operations](docs::operations#installing) says how to keep it from compiling more than it needs. Rust
 //! 1.88 or newer is needed, with all features or none.
 //!
 //! # What is promised

@@ -187,6 +187,17 @@ fn links_of_the_docs_lead_somewhere_in_the_crates_documentation() {
     }
 }
 
+/// The oldest Rust that builds it is the same wherever it is named.
+#[test]
+fn the_oldest_rust_is_named() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for path in ["src/lib.rs", "docs/OPERATIONS.md"] {
+        let text = std::fs::read_to_string(root.join(path)).unwrap();
+        let named = concat!(env!("CARGO_PKG_RUST_VERSION"), " or newer");
+        assert!(text.contains(named), "{path}: no \"{named}\"");
+    }
+}
+
 /// Tests that a plain build leaves out are built with the switches, too: `./test` names their files, and
 /// builds with them and the verbs fabric at once, which some need.
 #[test]
