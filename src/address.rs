@@ -16,13 +16,26 @@ pub enum Address {
     Verbs(VerbsAddress),
 }
 
+/// What the text of no address was meant to be.
+fn meant(given: &str) -> String {
+    let port = given.rsplit(':').next().unwrap_or(given);
+    if port.parse::<u16>().is_ok() {
+        "; a server on this host has no port, but a socket: its own message names it".into()
+    } else if given.contains('/') && !given.contains("://") {
+        format!("; perhaps shm:{given}")
+    } else {
+        String::new()
+    }
+}
+
 /// Why text is not an address.
 #[derive(Debug, thiserror::Error, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AddressError {
     /// The text does not begin with a known fabric.
     #[error(
-        "{given:?} is no address; give shm:PATH, the path of a server's socket, as in shm:/run/user/1000/oneread.sock, or verbs://HOST:PORT"
+        "{given:?} is no address; give shm:PATH, the path of a server's socket, as in shm:/run/user/1000/oneread.sock, or verbs://HOST:PORT{}",
+        meant(given)
     )]
     Unknown {
         /// What was given.
@@ -258,6 +271,19 @@ impl VerbsAddress {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What was meant is named, where it can be told.
+    #[test]
+    fn what_was_meant_is_told() {
+        let told = |given: &str| given.parse::<Address>().unwrap_err().to_string();
+        for given in ["localhost:7471", "127.0.0.1:6379", "7471"] {
+            assert!(told(given).contains("has no port, but a socket"), "{}", told(given));
+        }
+        assert!(told("run/sock").ends_with("; perhaps shm:run/sock"));
+        for given in ["here", "redis://a/b"] {
+            assert!(told(given).ends_with("or verbs://HOST:PORT"), "{}", told(given));
+        }
+    }
     use proptest::prelude::{ProptestConfig, Strategy, any, prop_assert_eq, prop_oneof, proptest};
     use proptest::strategy::ValueTree;
     use proptest::test_runner::TestRunner;

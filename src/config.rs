@@ -13,6 +13,7 @@ use crate::layout::hash::{Seeds, mix};
 use crate::layout::slot::{KEY_MAX, REFERENCE_BYTES, SLOT_BYTES_MAX, SlotShape};
 use crate::placement::Preset;
 use crate::setters::setters;
+use crate::units::{bytes, time};
 use std::fmt;
 use std::io;
 use std::str::FromStr;
@@ -217,7 +218,9 @@ pub enum ConfigError {
     },
     /// Less memory than a table that grows begins with.
     #[error(
-        "{given} bytes are too few for a table that grows, with such keys and values: it needs {need}; allow that much"
+        "{} are too few for a table that grows, with such keys and values: it needs {}; allow that much",
+        bytes(*given),
+        bytes(*need)
     )]
     TooSmall {
         /// What was allowed, in bytes.
@@ -286,7 +289,7 @@ pub enum ConfigError {
         need: u64,
     },
     /// A grace time out of range.
-    #[error("`Config::grace` is {given:?}, allowed is 0 to {GRACE_MAX:?}; 2ms suit most networks")]
+    #[error("`Config::grace` is {}, allowed is 0 to {}; 2 ms suit most networks", time(*given), time(GRACE_MAX))]
     Grace {
         /// What was asked for.
         given: Duration,

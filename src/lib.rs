@@ -224,6 +224,8 @@ pub mod server;
 #[doc(hidden)]
 pub mod sim;
 #[doc(hidden)]
+pub mod units;
+#[doc(hidden)]
 pub mod verbs;
 #[doc(hidden)]
 pub mod wire;

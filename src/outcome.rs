@@ -4,6 +4,7 @@
 #[cfg(feature = "encryption")]
 use crate::encryption::DecryptError;
 use crate::get::Retry;
+use crate::units::time;
 use std::time::Duration;
 
 /// What a put found and did.
@@ -116,7 +117,8 @@ pub enum PutError {
     },
     /// Memory for a value that does not fit its slot did not become free in time. Nothing was changed.
     #[error(
-        "memory for a value of {given} bytes was not free within {waited:?}: what was removed or replaced may still be read for so long; try again"
+        "memory for a value of {given} bytes was not free within {}: what was removed or replaced may still be read for so long; try again",
+        time(*waited)
     )]
     HeapBusy {
         /// Length of the value.
@@ -231,7 +233,8 @@ pub enum ReadError {
     },
     /// The deadline was reached.
     #[error(
-        "no conclusive look within {deadline:?} ({retries} retries, last cause: {last:?}); the server may have been suspended or killed in the middle of writing the slot; let it go on, or start it again"
+        "no conclusive look within {} ({retries} retries, last cause: {last:?}); the server may have been suspended or killed in the middle of writing the slot; let it go on, or start it again",
+        time(*deadline)
     )]
     Deadline {
         /// The bound.
@@ -371,7 +374,7 @@ mod tests {
             (PutError::HeapFull { live_bytes: 3, heap_bytes: 5 }.to_string(), "others have 3 of 5 bytes"),
             (
                 PutError::HeapBusy { given: 9, waited: of }.to_string(),
-                "a value of 9 bytes was not free within 20ms",
+                "a value of 9 bytes was not free within 20 ms",
             ),
             (
                 crate::RestoreError::TooMany { keys: 9, slots: 4 }.to_string(),

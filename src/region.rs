@@ -20,6 +20,7 @@ use crate::place::{self, LockFile, PlaceError};
 pub use crate::room::MemoryShare;
 use crate::room::{self, Room};
 use crate::sync::{AtomicU64, Ordering};
+use crate::units;
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, OFlags, SealFlags};
 use std::fmt;
@@ -95,7 +96,8 @@ pub enum RegionError {
     },
     /// Memory that is there could not be mapped: the process has no addresses left for it.
     #[error(
-        "mapping {what} ({bytes} bytes): this process has no address space left for it; raise its limit (RLIMIT_AS, `ulimit -v`)"
+        "mapping {what} ({}): this process has no address space left for it; raise its limit (RLIMIT_AS, `ulimit -v`)",
+        units::bytes(*bytes)
     )]
     AddressSpace {
         /// What was to be mapped.
@@ -107,7 +109,9 @@ pub enum RegionError {
     },
     /// Too few huge pages are reserved, or free.
     #[error(
-        "{bytes} bytes in huge pages of 2 MiB are not to be had; reserve more (sysctl vm.nr_hugepages={}), or serve without them", bytes.div_ceil(2 << 20)
+        "{} in huge pages of 2 MiB are not to be had; reserve more (sysctl vm.nr_hugepages={}), or serve without them",
+        units::bytes(*bytes),
+        bytes.div_ceil(2 << 20)
     )]
     HugePages {
         /// Bytes asked for.
@@ -133,7 +137,9 @@ pub enum RegionError {
     },
     /// A new region does not fit into the memory that is left. None was taken.
     #[error(
-        "a region of {need} bytes does not fit: {of} leaves {left} bytes; ask for a smaller table, or make room"
+        "a region of {} does not fit: {of} leaves {}; ask for a smaller table, or make room",
+        units::bytes(*need),
+        units::bytes(*left)
     )]
     NoRoom {
         /// Bytes needed.

@@ -24,7 +24,7 @@ pub fn told(error: &anyhow::Error) -> String {
 const NAMES: [(&str, &str); 15] = [
     ("`Client::get`", "`oneread get`"),
     ("`ClientOptions::server_uids`", "--server-user"),
-    ("`Config::grace`", "--grace-us"),
+    ("`Config::grace`", "--grace"),
     ("`Config::heap_bytes`", "--heap"),
     ("`Config::inline_max`", "--inline-max"),
     ("`Config::key_max`", "--key-max"),
@@ -113,7 +113,9 @@ const BUILD: &str = "cargo build --release --features verbs";
 fn on_connect(error: &ConnectError) -> Option<String> {
     Some(match error {
         ConnectError::NotThere { address, .. } => {
-            format!("start one with `oneread serve --at {address}`, or name another address with --at")
+            format!(
+                "start one with `oneread serve --at {address}`, or name another address with --at; --wait 5s waits for one that is starting"
+            )
         }
         ConnectError::TurnedAway { source: Refusal::User { uid: place::UNMAPPED }, .. } => {
             format!("`oneread serve --allow-uid {}` would let all of them in", place::UNMAPPED)
@@ -123,7 +125,7 @@ fn on_connect(error: &ConnectError) -> Option<String> {
         }
         ConnectError::Stranger { uid, .. } => format!("as by --server-user {uid}"),
         ConnectError::RequestPath { path: RequestPath::Mailbox, .. } => {
-            "`oneread serve --mailbox-mib N` gives it room for more mailboxes".into()
+            "`oneread serve --mailbox-max SIZE` gives it room for more mailboxes".into()
         }
         ConnectError::NotBuilt { .. } => BUILD.into(),
         #[cfg(feature = "verbs")]
@@ -182,7 +184,7 @@ mod tests {
     #[test]
     fn advice_is_found_in_the_chain() {
         let expected = "no server at shm:/a: entity not found; start one with `oneread serve --at shm:/a`, \
-                        or name another address with --at";
+                        or name another address with --at; --wait 5s waits for one that is starting";
         assert_eq!(told(&not_there().into()), expected);
         assert_eq!(told(&GetError::Connect(not_there()).into()), expected);
         let context = anyhow::Error::from(MutateError::Connect(not_there())).context("loading");
@@ -253,7 +255,7 @@ mod tests {
                     why: "it has none".into(),
                 }
                 .into(),
-                "`oneread serve --mailbox-mib N` gives it room for more mailboxes",
+                "`oneread serve --mailbox-max SIZE` gives it room for more mailboxes",
             ),
             (unknown.into(), "--nic takes a TOML file, too"),
         ] {
@@ -264,7 +266,7 @@ mod tests {
         // The room for mailboxes mends no other path.
         let (path, why) = (RequestPath::Message, "it has none".into());
         let other = ConnectError::RequestPath { path, address, why };
-        assert!(!told(&other.into()).contains("--mailbox-mib"));
+        assert!(!told(&other.into()).contains("--mailbox-max"));
     }
 
     /// No error names a part of the library that users of the command do not know. Each names its mend, but for

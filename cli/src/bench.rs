@@ -9,6 +9,7 @@
 
 use super::child::{Fabric, ServerChild};
 use super::measure::{KEY_BYTES, VALUE_BYTES, key, machine, median, value};
+use super::progress::Progress;
 use super::{curve, grow, hinted, kill, long, names, rpc, show, tiered};
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
@@ -192,9 +193,9 @@ impl Timing {
         let server = self.serve(Fabric::Shm)?;
         let mut client = server.connect()?;
         let region_bytes = client.geometry().region_bytes();
-        let bar = show::bar(self.keys, "filling", "keys");
+        let bar = Progress::of(self.keys, "filling", "keys");
         let Maps { dash, papa, scc } = self.fill(&mut client, &bar)?;
-        bar.finish_and_clear();
+        bar.finish();
         let mut map = memmap2::MmapMut::map_anon(region_bytes as usize)?;
         // Asks for huge pages, as for the region. A refusal is ignored, as there.
         let _ = map.advise(memmap2::Advice::HugePage);
@@ -261,15 +262,15 @@ impl Timing {
         };
         let (mut plain, hinted) = (connect(0)?, connect(usize::MAX)?);
         let n = self.keys;
-        let bar = show::bar(n, "filling", "keys");
+        let bar = Progress::of(n, "filling", "keys");
         self.load(&mut plain, &bar, |_, _| {})?;
-        bar.finish_and_clear();
+        bar.finish();
         let mut clients = vec![("windows", plain)];
         if hinted.hint_bytes() > 0 {
             clients.push(("hinted slots", hinted));
         }
         // Both do it, so that both are as warm.
-        let bar = show::bar(clients.len() as u64 * u64::from(LEARNING), "learning", "rounds");
+        let bar = Progress::of(clients.len() as u64 * u64::from(LEARNING), "learning", "rounds");
         let mut ways = Vec::new();
         for (reads, mut client) in clients {
             for round in 0..LEARNING {
@@ -282,7 +283,7 @@ impl Timing {
             }
             ways.push(Way::new(reads, client)?);
         }
-        bar.finish_and_clear();
+        bar.finish();
         let pick = |round: u32, i: u64| reduce(mix(i ^ u64::from(round) << 40), n);
         for round in 0..self.rounds {
             for way in &mut ways {
@@ -311,7 +312,7 @@ impl Timing {
         Ok(ExitCode::SUCCESS)
     }
 
-    fn fill(&self, client: &mut Client, bar: &indicatif::ProgressBar) -> Result<Maps> {
+    fn fill(&self, client: &mut Client, bar: &Progress) -> Result<Maps> {
         let n = self.keys as usize;
         let maps = Maps {
             dash: DashMap::with_capacity_and_hasher(n, FxBuildHasher),
@@ -345,7 +346,7 @@ impl Timing {
     fn load(
         &self,
         client: &mut Client,
-        bar: &indicatif::ProgressBar,
+        bar: &Progress,
         mut each: impl FnMut([u8; KEY_BYTES], [u8; VALUE_BYTES]),
     ) -> Result<()> {
         for first in (0..self.keys).step_by(1024) {
@@ -396,7 +397,7 @@ impl Timing {
 
     /// Runs A B C A B C ..., so that other load on the machine affects all contestants alike.
     fn alternate(&self, contestants: &mut [Contestant<'_>], ops: u64) -> Result<Vec<Line>> {
-        let bar = show::bar(u64::from(self.rounds) * contestants.len() as u64, "timing", "runs");
+        let bar = Progress::of(u64::from(self.rounds) * contestants.len() as u64, "timing", "runs");
         let mut times = vec![Vec::new(); contestants.len()];
         for round in 0..self.rounds {
             for ((_, _, run), times) in contestants.iter_mut().zip(&mut times) {
@@ -404,7 +405,7 @@ impl Timing {
                 bar.inc(1);
             }
         }
-        bar.finish_and_clear();
+        bar.finish();
         let mut lines: Vec<Line> = Vec::new();
         for ((name, threads, _), times) in contestants.iter().zip(times) {
             lines.push(Line::new(name, *threads, times, lines.first()));

@@ -6,6 +6,7 @@ use super::plan::whole;
 use super::plot::{
     self, Area, BLUE, Label, ORANGE, Painted, Panel, RED, TEAL, heading, line, name_ends, svg,
 };
+use super::progress::Progress;
 use super::{names, show};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -154,7 +155,7 @@ impl CurveOfSizes {
         let [bare_dependent_ns, bare_independent_ns] =
             bare_times(index.region().bytes(), is_huge, ops, rounds)?;
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get()) as u32;
-        let bar = show::bar(n, "filling", "keys");
+        let bar = Progress::of(n, "filling", "keys");
         let dash: Dash = DashMap::with_capacity_and_hasher(n as usize, FxBuildHasher);
         spread(n, threads, |i| {
             index.put(&key(i), &value(i), PutMode::Insert).context("filling to 90 %")?;
@@ -164,13 +165,13 @@ impl CurveOfSizes {
             }
             Ok(())
         })?;
-        bar.finish_and_clear();
+        bar.finish();
         let pick = |round: u64, i: u64| reduce(mix(i ^ round << 40), n);
         let absent = |round: u64, i: u64| key(u64::MAX - pick(round, i));
         let mut reader = index.reader();
         let mut out = Vec::new();
         let mut times: [Vec<f64>; 5] = Default::default();
-        let bar = show::bar(rounds * times.len() as u64, "timing", "runs");
+        let bar = Progress::of(rounds * times.len() as u64, "timing", "runs");
         for round in 0..rounds {
             let mut each = times.iter_mut();
             let mut note = |ns: u64| {
@@ -201,7 +202,7 @@ impl CurveOfSizes {
             })?);
             note(timed(ops, |i| Ok(dash.get(&absent(round, i)).is_none()))?);
         }
-        bar.finish_and_clear();
+        bar.finish();
         let [hit, miss, many, dash_hit, dash_miss] = times.map(median);
         Ok(AtSize {
             keys: n,

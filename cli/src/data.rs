@@ -1,18 +1,18 @@
 //! `get`, `put`, `del`, `load`, `dump`: read and write keys and values.
 
+use super::progress::Progress;
 use super::records::{self, Format, Pair, Records};
 use super::secret::SecretArgs;
 use super::{Server, advice, show, stat, status};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use oneread::{Client, PutError, PutMode, PutOutcome as Outcome, SwapOutcome};
 use serde::Serialize;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{IsTerminal, Read, Seek, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -308,14 +308,22 @@ impl Load {
     pub fn run(self) -> Result<ExitCode> {
         let stdin = self.file.as_os_str() == "-";
         let format = self.format.unwrap_or_else(|| Format::of(&self.file));
+        if stdin && std::io::stdin().is_terminal() {
+            show::complain("oneread: reading lines from the terminal; Ctrl-D ends them");
+        }
         let (input, bar): (Box<dyn Read>, _) = if stdin {
-            (Box::new(std::io::stdin()), show::spinner("loading", "lines"))
+            (Box::new(std::io::stdin()), Progress::of_unknown("loading", "lines"))
         } else {
             let name = self.file.display();
-            let file = File::open(&self.file).with_context(|| format!("opening {name}"))?;
+            let mut file = File::open(&self.file).with_context(|| format!("opening {name}"))?;
             let about = file.metadata().with_context(|| format!("looking at {name}"))?;
             ensure!(!about.is_dir(), "{name} is a folder; name a file");
-            (Box::new(file), show::byte_bar(about.len(), "loading"))
+            if about.is_file()
+                && let Some(unpack) = unpacks(&mut file)?
+            {
+                bail!("{name} is compressed; {unpack} {name} | oneread load -");
+            }
+            (Box::new(file), Progress::of_bytes(about.len(), "loading"))
         };
         let mut client = self.server.connect_with(self.secret.encryption()?)?;
         let geometry = client.geometry();
@@ -331,39 +339,44 @@ impl Load {
         };
         let summary = Arc::new(Mutex::new(Summary::default()));
         let begun = Instant::now();
-        on_signal({
-            let (summary, bar, json) = (summary.clone(), bar.clone(), self.json);
+        let bar = bar.on_signal({
+            let (summary, json) = (summary.clone(), self.json);
             move || {
                 // Locked to the end: of the batch that is under way, all is told, and no other follows.
-                let summary = lock(&summary);
-                bar.finish_and_clear();
-                let _ = report(*summary, begun, json);
+                report(*lock(&summary), begun, json).is_ok()
             }
-        })?;
+        });
         let mut loading = Loading { mode, bar: &bar, summary: &summary, is_refused: false };
         let loaded = loading.load(&mut client, &mut records, stdin, begun);
+        bar.finish();
         let summary = lock(&summary);
-        bar.finish_and_clear();
         report(*summary, begun, self.json)?;
         loaded?;
         Ok(status(summary.failed == 0))
     }
 }
 
-/// Calls `tell` at Ctrl-C, or another signal to end, and ends this process.
-fn on_signal(tell: impl FnOnce() + Send + 'static) -> Result<()> {
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
-    std::thread::spawn(move || {
-        if let Some(signal) = signals.forever().next() {
-            tell();
-            std::process::exit(128 + signal);
-        }
-    });
-    Ok(())
+/// The command that unpacks a file, if it is compressed.
+fn unpacks(file: &mut File) -> Result<Option<&'static str>> {
+    let mut begin = Vec::new();
+    file.take(4).read_to_end(&mut begin).context("reading the input")?;
+    file.rewind().context("reading the input")?;
+    Ok(match begin[..] {
+        [0x1f, 0x8b, ..] => Some("zcat"),
+        [0x28, 0xb5, 0x2f, 0xfd] => Some("zstdcat"),
+        [0xfd, b'7', b'z', b'X'] => Some("xzcat"),
+        _ => None,
+    })
 }
 
-fn lock(summary: &Mutex<Summary>) -> MutexGuard<'_, Summary> {
-    summary.lock().unwrap_or_else(PoisonError::into_inner)
+/// Whether a record reads like the names of its columns.
+fn is_header((key, value): &records::Record) -> bool {
+    let is = |name: &[u8], names: &[&str]| names.iter().any(|of| name.eq_ignore_ascii_case(of.as_bytes()));
+    is(key, &["key", "id", "name"]) && is(value, &["value", "val"])
+}
+
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn report(mut summary: Summary, begun: Instant, json: bool) -> Result<()> {
@@ -392,7 +405,7 @@ fn report(mut summary: Summary, begun: Instant, json: bool) -> Result<()> {
 
 struct Loading<'a> {
     mode: PutMode,
-    bar: &'a indicatif::ProgressBar,
+    bar: &'a Progress,
     summary: &'a Mutex<Summary>,
     /// Whether puts were refused for want of room, memory or time.
     is_refused: bool,
@@ -410,6 +423,11 @@ impl Loading<'_> {
         while let Some((number, record)) = records.next()? {
             match record {
                 Ok(pair) => {
+                    if number == 1 && is_header(&pair) {
+                        self.bar.suspend(|| {
+                            show::complain("oneread: line 1 reads like names of columns, and is put as a key; --header skips it");
+                        });
+                    }
                     batch.push(pair);
                     numbers.push(number);
                 }
@@ -424,7 +442,9 @@ impl Loading<'_> {
                 let lines = lock(self.summary).lines;
                 self.bar.set_position(if stdin { lines } else { records.bytes() });
                 let per_second = lines as f64 / begun.elapsed().as_secs_f64();
-                let told = format!("{}, {}", show::counted(lines, "line"), show::rate(per_second));
+                let rate = show::rate(per_second);
+                // Of stdin, the position is the number of lines.
+                let told = if stdin { rate } else { format!("{}, {rate}", show::counted(lines, "line")) };
                 self.bar.set_message(told);
             }
         }
@@ -472,7 +492,7 @@ fn is_about_length(error: &PutError) -> bool {
     )
 }
 
-fn complain(bar: &indicatif::ProgressBar, summary: &mut Summary, number: u64, reason: &str) {
+fn complain(bar: &Progress, summary: &mut Summary, number: u64, reason: &str) {
     summary.failed += 1;
     if summary.failed <= COMPLAINTS_MAX {
         bar.suspend(|| show::complain(format_args!("oneread: line {number}: {reason}")));
@@ -513,9 +533,29 @@ impl Dump {
         let opened = self.source.open()?;
         let inspector = opened.inspector();
         let format = if self.json { Format::Jsonl } else { self.format };
-        let mut out = show::out();
+        let out = Arc::new(Mutex::new(std::io::BufWriter::with_capacity(1 << 16, std::io::stdout())));
+        let printed = Arc::new(AtomicU64::new(0));
+        // On a terminal, the output itself shows it.
+        let bar = match std::io::stdout().is_terminal() {
+            true => Progress::hidden(),
+            false => Progress::of(inspector.slots_used(), "dumping", "slots"),
+        };
+        let bar = bar.on_signal({
+            let (out, printed) = (out.clone(), printed.clone());
+            move || {
+                // Between two records, unless the reader of the output takes none.
+                let is_whole = out.try_lock().is_ok_and(|mut out| out.flush().is_ok());
+                let how = if is_whole { "" } else { ", the last of them perhaps in part" };
+                let keys = show::counted(printed.load(Ordering::Relaxed), "key");
+                show::complain(format_args!("oneread: interrupted; printed {keys}{how}"));
+                true
+            }
+        });
         let (mut torn, mut undecrypted) = (0u64, 0);
-        for report in inspector.slots() {
+        for (nth, report) in inspector.slots().enumerate() {
+            if nth.is_multiple_of(1024) {
+                bar.set_position(nth as u64);
+            }
             if report.verdict.is_err() {
                 torn += 1;
                 continue;
@@ -530,19 +570,24 @@ impl Dump {
             let decrypted = encryption.as_ref().map(|of| of.decrypt(&report.key, &stored));
             match decrypted.transpose() {
                 Ok(value) => {
-                    records::write(&mut out, format, &report.key, value.as_ref().unwrap_or(&stored))?;
+                    let mut out = lock(&out);
+                    records::write(&mut *out, format, &report.key, value.as_ref().unwrap_or(&stored))?;
+                    printed.fetch_add(1, Ordering::Relaxed);
                 }
                 Err(error) => {
                     undecrypted += 1;
                     if undecrypted <= COMPLAINTS_MAX {
                         let key = report.key.escape_ascii();
                         let error = advice::in_options(&error);
-                        show::complain(format_args!("oneread: key \"{key}\" is left out: {error}"));
+                        bar.suspend(|| {
+                            show::complain(format_args!("oneread: key \"{key}\" is left out: {error}"));
+                        });
                     }
                 }
             }
         }
-        out.flush()?;
+        bar.finish();
+        lock(&out).flush()?;
         if undecrypted > COMPLAINTS_MAX {
             let more = show::counted(undecrypted - COMPLAINTS_MAX, "more key");
             show::complain(format_args!("oneread: and {more} whose values do not decrypt"));

@@ -3,6 +3,7 @@
 
 use super::child::{Fabric, ServerChild};
 use super::growth_act::{self, GrowthOutcome};
+use super::progress::Progress;
 use super::{show, status};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -90,7 +91,7 @@ impl Demo {
         ];
         if self.fabric == Fabric::Verbs {
             // An emulated device may need milliseconds for a READ when the machine is busy.
-            table.push("--grace-us=100000".into());
+            table.push("--grace=100ms".into());
         }
         let server = ServerChild::spawn(self.fabric, &table)?;
         tell(&format!("A server process ({}) holds the table; this process connects to it.", server.pid()))?;
@@ -220,14 +221,14 @@ fn character_names() -> Vec<Named> {
 }
 
 fn load(client: &mut Client, names: &[Named]) -> Result<()> {
-    let bar = show::bar(names.len() as u64, "  loading", "keys");
+    let bar = Progress::of(names.len() as u64, "  loading", "keys");
     for chunk in names.chunks(1024) {
         for answer in client.put_many(chunk)? {
             answer?;
         }
         bar.inc(chunk.len() as u64);
     }
-    bar.finish_and_clear();
+    bar.finish();
     Ok(())
 }
 
@@ -237,7 +238,7 @@ fn read_all(client: &mut Client, names: &[Named], rounds: u32, outcome: &mut Out
     // Up to 1 s, with 3 digits.
     let mut times = Histogram::<u64>::new_with_bounds(1, 1_000_000_000, 3)?;
     let gets = names.len() as u64 * u64::from(rounds);
-    let bar = show::bar(2 * gets, "  reading", "GETs");
+    let bar = Progress::of(2 * gets, "  reading", "GETs");
     let before = client.stats();
     let mut value = Vec::new();
     for _ in 0..rounds {
@@ -272,7 +273,7 @@ fn read_all(client: &mut Client, names: &[Named], rounds: u32, outcome: &mut Out
         bar.inc(names.len() as u64);
     }
     outcome.gets_per_s = gets as f64 / spent.as_secs_f64();
-    bar.finish_and_clear();
+    bar.finish();
     Ok(())
 }
 
@@ -323,7 +324,7 @@ fn update_and_read(
 ) -> Result<()> {
     let newest = AtomicU16::new(0);
     let done = AtomicBool::new(false);
-    let bar = show::bar(how_long.as_millis() as u64, "  updating and reading", "ms");
+    let bar = Progress::of(how_long.as_millis() as u64, "  updating and reading", "ms");
     let until = Instant::now() + how_long;
     let readers = std::thread::available_parallelism().map_or(1, |n| n.get().saturating_sub(1).clamp(1, 4));
     let results = std::thread::scope(|scope| {
@@ -342,7 +343,7 @@ fn update_and_read(
         outcome.updates = written?;
         Ok::<_, anyhow::Error>(results)
     })?;
-    bar.finish_and_clear();
+    bar.finish();
     for result in results {
         let seen = result.map_err(|_| anyhow::anyhow!("a reading thread panicked"))??;
         outcome.gets_while_updating += seen.gets;

@@ -1,10 +1,9 @@
 //! A folder for sockets and regions, and the processes that use it: Ctrl-C removes both.
 
+use super::interrupt::{self, Hooked};
 use anyhow::{Context, Result};
 use oneread::Server;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
 use std::fs::{DirBuilder, File};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -15,8 +14,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// without running destructors.
 pub struct Folder {
     path: PathBuf,
-    /// What the thread that waits for signals kills: a stopped child would stay.
+    /// What a signal kills: a stopped child would stay.
     children: Arc<Mutex<Vec<Pid>>>,
+    hooked: Option<Hooked>,
 }
 
 fn lock(children: &Mutex<Vec<Pid>>) -> MutexGuard<'_, Vec<Pid>> {
@@ -30,23 +30,19 @@ impl Folder {
             .mode(0o700)
             .create(&path)
             .with_context(|| format!("making the folder {}", path.display()))?;
-        let folder = Folder { path, children: Arc::default() };
-        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
-        let (path, children) = (folder.path.clone(), folder.children.clone());
-        std::thread::spawn(move || {
-            if let Some(signal) = signals.forever().next() {
-                // Locked to the end: what the other threads make of it, none of them tells. They wait where
-                // the folder is dropped.
-                let children = lock(&children);
-                for &pid in &*children {
+        let children = Arc::<Mutex<Vec<Pid>>>::default();
+        let hooked = interrupt::hook({
+            let (path, children) = (path.clone(), children.clone());
+            move || {
+                for &pid in &*lock(&children) {
                     let _ = kill_process(pid, Signal::KILL);
                     let _ = rustix::process::waitpid(Some(pid), WaitOptions::empty());
                 }
                 let _ = std::fs::remove_dir_all(path);
-                std::process::exit(128 + signal);
+                false
             }
-        });
-        Ok(folder)
+        })?;
+        Ok(Folder { path, children, hooked: Some(hooked) })
     }
 
     pub fn path(&self) -> &Path {
@@ -70,6 +66,8 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
+        // A signal that came first ends the process here.
+        drop(self.hooked.take());
         // All have ended. Their numbers may be other processes' by now.
         lock(&self.children).clear();
         let _ = std::fs::remove_dir_all(&self.path);

@@ -1,6 +1,7 @@
 //! The act of the demo in which a table grows tenfold while it is read.
 
 use super::child::{Fabric, ServerChild};
+use super::progress::Progress;
 use super::show;
 use anyhow::{Result, ensure};
 use hdrhistogram::Histogram;
@@ -69,7 +70,7 @@ pub fn run(fabric: Fabric, names: &[super::demo::Named]) -> Result<GrowthOutcome
         format!("--value-max={}", longest + VALUE_EXTRA),
     ];
     if fabric == Fabric::Verbs {
-        table.push("--grace-us=100000".into());
+        table.push("--grace=100ms".into());
     }
     let server = ServerChild::spawn(fabric, &table)?;
     let mut client = server.connect()?;
@@ -83,7 +84,7 @@ pub fn run(fabric: Fabric, names: &[super::demo::Named]) -> Result<GrowthOutcome
 
     let (there, is_done) = (AtomicU64::new(first), AtomicBool::new(false));
     let readers = std::thread::available_parallelism().map_or(1, |n| n.get().saturating_sub(1).clamp(1, 4));
-    let bar = show::bar(last - first, "  putting and reading", "keys");
+    let bar = Progress::of(last - first, "  putting and reading", "keys");
     let begun = Instant::now();
     let mut outcome = GrowthOutcome::default();
     let (grown, seen) = std::thread::scope(|scope| {
@@ -109,7 +110,7 @@ pub fn run(fabric: Fabric, names: &[super::demo::Named]) -> Result<GrowthOutcome
         (grown, seen)
     });
     outcome.seconds = begun.elapsed().as_secs_f64();
-    bar.finish_and_clear();
+    bar.finish();
     grown?;
     let end = client.growth()?;
     (outcome.keys_before, outcome.keys) = (first, last);

@@ -5,12 +5,12 @@ use super::plan::whole;
 use super::plot::{
     self, Area, BLUE, INK, Label, ORANGE, Painted, RED, SMALL, TEAL, heading, line, name_ends, svg, text,
 };
+use super::progress::Progress;
 use super::{names, show};
 use anyhow::{Result, ensure};
 use clap::Args;
 use comfy_table::Cell;
 use oneread::Layout;
-use oneread::hints::HINT_BYTES;
 use oneread::plan::{Course, GetCosts, GrowthCourse, GrowthPart, GrowthRun};
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
@@ -56,8 +56,8 @@ pub struct HintsBench {
     #[arg(long, value_name = "NAME", default_value = "windowed:8", value_parser = names::layout(), hide_possible_values = true)]
     layout: Layout,
     /// The most memory for hints, in bytes
-    #[arg(long, value_name = "BYTES", default_value_t = HINT_BYTES)]
-    hint_bytes: usize,
+    #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = super::units::length)]
+    hint_memory: usize,
     /// Parts in which each course is told
     #[arg(long, value_name = "N", default_value_t = 24)]
     parts: u32,
@@ -88,12 +88,12 @@ impl HintsBench {
             replaced: self.replaced,
             gets: self.gets,
             zipf: self.zipf,
-            hint_bytes: self.hint_bytes,
+            hint_bytes: self.hint_memory,
             parts: self.parts,
         };
-        let bar = show::bar(5 * u64::from(self.parts), "counting", "parts");
+        let bar = Progress::of(5 * u64::from(self.parts), "counting", "parts");
         let found = run.count(|_| bar.inc(1))?;
-        bar.finish_and_clear();
+        bar.finish();
         ensure!(
             found.has_hints,
             "hints save nothing in {}: its READs are of one slot already; take a layout with windows, as --layout windowed:8",

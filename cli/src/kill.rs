@@ -6,6 +6,7 @@
 
 use super::child::{Fabric, ServerChild};
 use super::measure::{key, machine};
+use super::progress::Progress;
 use super::{names, show};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -204,7 +205,7 @@ impl Kill {
             |thread| Ledger { first: thread * self.keys, keys: notes.clone(), version: 0, acknowledged: 0 };
         let mut ledgers: Vec<Ledger> = (0..self.threads).map(ledger).collect();
         let mut times = Histogram::<u64>::new(3)?;
-        let bar = show::bar(self.kills, "killing", "kills");
+        let bar = Progress::of(self.kills, "killing", "kills");
         for kill in 0..self.kills {
             if kill % 4 == 3 {
                 self.change_until(ServerChild::end, &mut server, &mut ledgers)?;
@@ -223,7 +224,7 @@ impl Kill {
             self.check(&server, &mut ledgers, &mut outcome)?;
             bar.inc(1);
         }
-        bar.finish_and_clear();
+        bar.finish();
         outcome.acknowledged = ledgers.iter().map(|ledger| ledger.acknowledged).sum();
         outcome.takeover_ms_p50 = times.value_at_quantile(0.5) as f64 / 1e3;
         outcome.takeover_ms_max = times.max() as f64 / 1e3;

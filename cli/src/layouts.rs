@@ -1,11 +1,11 @@
 //! `layouts`: the cost of a GET in each layout, counted as the READs that real GETs issue.
 
 use super::measure::{HintedHits, Keys, Phase, Row, on_all_cpus};
+use super::progress::Progress;
 use super::{frontier, names, plot, show};
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
 use comfy_table::{Attribute, Cell};
-use indicatif::ProgressBar;
 use oneread::Layout;
 use oneread::families::presets;
 use oneread::placement::Preset;
@@ -18,8 +18,8 @@ use std::str::FromStr;
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES
   oneread layouts --list         names and descriptions
-  oneread layouts                everything; takes minutes
-  oneread layouts --slots 65536  smaller tables, quick
+  oneread layouts                everything, in tables of 65,536 slots
+  oneread layouts --slots 1048576       as in the documents; takes minutes
   oneread layouts --preset windowed:8 --load 90 --phase steady
   oneread layouts --load 50,75,90,max --plot layouts.svg
   oneread layouts --load 90 --phase steady --hints --plot hints.svg
@@ -32,7 +32,7 @@ alone. `steady` ones then see two deletes and two inserts for each key. Load is
 keys / all slots in use, overflow included; --load asks for keys / main slots.")]
 pub struct Layouts {
     /// Main slots of each table
-    #[arg(long, default_value_t = 1 << 20, value_parser = clap::value_parser!(u64).range(64..=1 << 32))]
+    #[arg(long, default_value_t = 1 << 16, value_parser = clap::value_parser!(u64).range(64..=1 << 32))]
     slots: u64,
     /// Measure only this layout (repeatable)
     #[arg(long, value_name = "NAME", value_parser = names::layout(), hide_possible_values = true)]
@@ -145,12 +145,13 @@ impl Layouts {
             return Ok(ExitCode::SUCCESS);
         }
         let jobs = self.jobs(&chosen);
-        let bar = show::bar(jobs.iter().map(|job| self.work(job)).sum(), "measuring", "operations");
+        let bar = Progress::of(jobs.iter().map(|job| self.work(job)).sum(), "measuring", "operations");
         let rows = self.run_jobs(&jobs, &bar)?;
-        bar.finish_and_clear();
+        bar.finish();
         if self.json {
             show::say(serde_json::to_string_pretty(&rows)?)?;
         } else {
+            show::say(format_args!("tables of {} main slots", show::count(self.slots)))?;
             show::say(table(&chosen, &rows))?;
             if self.hints {
                 show::say(hinted_table(&rows))?;
@@ -191,7 +192,7 @@ impl Layouts {
     }
 
     /// Time is simulated and seeds are fixed, so the numbers do not depend on the threads.
-    fn run_jobs(&self, jobs: &[Job], bar: &ProgressBar) -> Result<Vec<Row>> {
+    fn run_jobs(&self, jobs: &[Job], bar: &Progress) -> Result<Vec<Row>> {
         let rows = on_all_cpus(jobs, |job| {
             let rows = match job.steady {
                 None => self.fresh(job.layout, bar),
@@ -203,7 +204,7 @@ impl Layouts {
     }
 
     /// Fills one table once, and measures it at each load.
-    fn fresh(&self, layout: Layout, bar: &ProgressBar) -> Result<Vec<Row>> {
+    fn fresh(&self, layout: Layout, bar: &Progress) -> Result<Vec<Row>> {
         let mut table = SampleTable::new(layout, self.slots, SEED)?;
         let mut rows = Vec::new();
         for &load in &self.load {
@@ -220,7 +221,7 @@ impl Layouts {
     }
 
     /// Fills a new table and then churns it: two pairs of a delete and an insert for each key.
-    fn steady(&self, layout: Layout, load: Load, bar: &ProgressBar) -> Result<Vec<Row>> {
+    fn steady(&self, layout: Layout, load: Load, bar: &Progress) -> Result<Vec<Row>> {
         let mut table = SampleTable::new(layout, self.slots, SEED)?;
         let mut rows = Vec::new();
         let full = self.fill(&mut table, load, bar)?;
@@ -252,7 +253,7 @@ impl Layouts {
     }
 
     /// Inserts up to `load`. Returns whether the table was full before that.
-    fn fill(&self, table: &mut SampleTable, load: Load, bar: &ProgressBar) -> Result<bool> {
+    fn fill(&self, table: &mut SampleTable, load: Load, bar: &Progress) -> Result<bool> {
         let target = load.target(table.counts().main_slots);
         while table.keys() < target {
             if !table.insert()? {
@@ -271,7 +272,7 @@ impl Layouts {
         phase: Phase,
         load: Load,
         moves: f64,
-        bar: &ProgressBar,
+        bar: &Progress,
         rows: &mut Vec<Row>,
     ) -> Result<()> {
         ensure!(
@@ -294,11 +295,11 @@ impl Layouts {
 /// The bar is updated after this many operations.
 const STEP: u64 = 1024;
 
-fn note(bar: &ProgressBar, text: &str) {
+fn note(bar: &Progress, text: &str) {
     bar.suspend(|| show::complain(format_args!("oneread: {text}")));
 }
 
-fn note_unreached(layout: Layout, phase: Phase, load: Load, rows: &[Row], bar: &ProgressBar) {
+fn note_unreached(layout: Layout, phase: Phase, load: Load, rows: &[Row], bar: &Progress) {
     let (Some(asked), Some(row)) = (load.asked(), rows.last()) else { return };
     note(bar, &unreached(layout, phase, asked, row.load_main));
 }

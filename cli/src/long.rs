@@ -2,6 +2,7 @@
 
 use super::child::{Fabric, ServerChild};
 use super::measure::{KEY_BYTES, key, machine, median};
+use super::progress::Progress;
 use super::show;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
@@ -194,7 +195,7 @@ impl Long {
         let mut ways: Vec<(Way, &mut Bring<'_>)> = vec![(Way::Memcpy, &mut copy), (Way::Oneread, &mut get)];
         ways.extend(ask.as_mut().map(|ask| (Way::Redis, ask as &mut Bring<'_>)));
         let mut times: Vec<_> = ways.iter().map(|(way, _)| (*way, Vec::new())).collect();
-        let bar = show::bar(u64::from(self.rounds), "timing", "rounds");
+        let bar = Progress::of(u64::from(self.rounds), "timing", "rounds");
         // One round more, which warms up.
         for round in 0..=self.rounds {
             // None is always the one behind the same other one.
@@ -216,7 +217,7 @@ impl Long {
             }
             bar.inc(1);
         }
-        bar.finish_and_clear();
+        bar.finish();
         times.sort_by_key(|(way, _)| *way);
         Ok(times)
     }
@@ -237,7 +238,7 @@ impl Contest {
         const BYTES: u64 = 1 << 20;
         const VALUES: u64 = 256;
         let mut memory = Vec::with_capacity((values * len) as usize);
-        let bar = show::bar(values, "filling", "values");
+        let bar = Progress::of(values, "filling", "values");
         let batch = (BYTES / len).clamp(1, VALUES);
         for begin in (0..values).step_by(batch as usize) {
             let numbers = begin..(begin + batch).min(values);
@@ -258,7 +259,7 @@ impl Contest {
                 "value number {n} is another than was put: this is an error of oneread; please report the command that you ran"
             );
         }
-        bar.finish_and_clear();
+        bar.finish();
         Ok(memory)
     }
 }
@@ -522,7 +523,7 @@ mod tests {
         let shown =
             Outcome { machine: String::new(), rounds: 3, redis: None, lines: vec![redis, get] }.table();
         let shown = show::cells(&shown);
-        assert_eq!(shown[0], ["4.00 KiB", "0", "memory", "redis GET", "1.00 us", "3.81 GiB", "10.00"]);
+        assert_eq!(shown[0], ["4 KiB", "0", "memory", "redis GET", "1 µs", "3.81 GiB", "10.00"]);
         assert_eq!(shown[1], ["64 B", "4,000", "cache", "oneread get", "100 ns", "610 MiB", "1.00"]);
     }
 

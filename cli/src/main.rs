@@ -6,6 +6,7 @@ mod calibrate;
 mod child;
 mod columns;
 mod curve;
+mod daemon;
 mod data;
 mod demo;
 mod doctor;
@@ -13,7 +14,9 @@ mod folder;
 mod frontier;
 mod grow;
 mod growth_act;
+mod habits;
 mod hinted;
+mod interrupt;
 mod kill;
 mod layouts;
 mod long;
@@ -23,6 +26,7 @@ mod names;
 mod page;
 mod plan;
 mod plot;
+mod progress;
 mod records;
 mod regions;
 mod rpc;
@@ -32,18 +36,23 @@ mod show;
 mod shrink;
 mod snapshot;
 mod stat;
+mod stop;
 mod tiered;
+mod units;
 mod users;
 mod watch;
 
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
+#[cfg(feature = "verbs")]
+use oneread::SetupError;
 use oneread::verbs::{Token, VerbsOptions};
-use oneread::{Address, Client, ClientOptions, Encryption};
+use oneread::{Address, Client, ClientOptions, ConnectError, Encryption, LinkError, Refusal};
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use units::Period;
 
 /// A hash index in a server's memory that clients search by themselves.
 ///
@@ -55,11 +64,11 @@ use std::time::Duration;
     version,
     after_help = "EXAMPLES
   oneread demo                   the first minute: watch it work on real data
-  oneread serve &                serve a table at the default address
+  oneread serve --daemonize      serve a table at the default address
   oneread put greeting hello     the server executes this
   oneread get greeting           the client alone: the server is not asked
   oneread load words.tsv         many keys from a file
-  oneread layouts --slots 65536  what a GET costs, layout by layout
+  oneread layouts                what a GET costs, layout by layout
   oneread plan --clients 256      which resource would bind, on which hardware
   oneread doctor                 which fabrics work here, how to mend the others
 
@@ -73,14 +82,19 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Serve(serve::Serve),
+    Serve(Box<serve::Serve>),
+    Stop(stop::Stop),
+    Ping(stop::Ping),
     Get(data::Get),
+    #[command(visible_alias = "set")]
     Put(data::Put),
+    #[command(visible_aliases = ["delete", "rm"])]
     Del(data::Del),
     Load(data::Load),
     Dump(data::Dump),
     Snapshot(snapshot::Take),
     Restore(snapshot::Restore),
+    #[command(visible_alias = "info")]
     Stat(stat::Stat),
     Shrink(shrink::Shrink),
     Inspect(stat::Inspect),
@@ -106,7 +120,14 @@ impl Command {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::try_parse().unwrap_or_else(|error| {
+        let advice = habits::advice(&error);
+        let _ = error.print();
+        if let Some(advice) = advice {
+            show::complain(format_args!("\n  tip: {advice}"));
+        }
+        std::process::exit(error.exit_code());
+    });
     let filter =
         tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| cli.command.log_filter());
     // Colors are for people, not for files.
@@ -128,6 +149,8 @@ fn main() -> ExitCode {
 fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
         Command::Serve(command) => command.run(),
+        Command::Stop(command) => command.run(),
+        Command::Ping(command) => command.run(),
         Command::Get(command) => command.run(),
         Command::Put(command) => command.run(),
         Command::Del(command) => command.run(),
@@ -197,19 +220,67 @@ fn token_in(path: &Path) -> anyhow::Result<Token> {
 struct Server {
     #[command(flatten)]
     at: At,
-    /// Longest wait for the server's answer, in milliseconds
-    #[arg(long, value_name = "MS", default_value_t = 5000)]
-    deadline_ms: u64,
+    /// Longest wait for the server's answer, as in 500ms, 5s
+    #[arg(long, value_name = "TIME", default_value = "5s")]
+    deadline: Period,
     /// A user whose server is trusted, beside this user's and root's, by name or number (shm only;
     /// repeatable)
     #[arg(long, value_name = "USER")]
     server_user: Vec<users::UserId>,
-    /// Memory for hints, in bytes: where keys were last seen. 0 for none [default: 16 MiB over
-    /// verbs, none on shm]
-    #[arg(long, value_name = "BYTES")]
-    hint_bytes: Option<usize>,
+    /// Memory for hints: where keys were last seen; 0 for none [default: 16MiB over verbs, none on shm]
+    #[arg(long, value_name = "SIZE", value_parser = units::length)]
+    hint_memory: Option<usize>,
+    #[command(flatten)]
+    waiting: Waiting,
     #[command(flatten)]
     token: TokenArgs,
+}
+
+/// Whether to wait for a server that is not there yet.
+#[derive(Clone, Debug, Args)]
+struct Waiting {
+    /// Wait so long for the server to come up, as in 5s [default: not at all]
+    #[arg(long, value_name = "TIME")]
+    wait: Option<Period>,
+}
+
+impl Waiting {
+    /// Connects, again and again while no server is there. Any other error ends it at once.
+    fn connect(&self, connect: impl Fn() -> Result<Client, ConnectError>) -> anyhow::Result<Client> {
+        const PAUSE_MAX: Duration = Duration::from_millis(100);
+        let Some(Period(wait)) = self.wait else { return Ok(connect()?) };
+        let until = Instant::now() + wait;
+        let mut pause = Duration::from_millis(2);
+        loop {
+            let error = match connect() {
+                Err(error) if is_not_there(&error) => error,
+                done => return Ok(done?),
+            };
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let waited = format!("waited {} for a server", show::time(wait));
+                return Err(anyhow::Error::from(error).context(waited));
+            }
+            std::thread::sleep(pause.min(left));
+            pause = (2 * pause).min(PAUSE_MAX);
+        }
+    }
+}
+
+/// Whether no server is there: it has not started, or is just ending.
+fn is_not_there(error: &ConnectError) -> bool {
+    use io::ErrorKind::{ConnectionRefused, ConnectionReset, NotFound, TimedOut};
+    // A name that is nobody's does not become somebody's.
+    let may_come =
+        |e: &io::Error| matches!(e.kind(), NotFound | ConnectionRefused | ConnectionReset | TimedOut);
+    match error {
+        ConnectError::NotThere { source, .. } => may_come(source),
+        ConnectError::Link { source: LinkError::HungUp, .. } => true,
+        ConnectError::TurnedAway { source, .. } => matches!(source, Refusal::Stopping),
+        #[cfg(feature = "verbs")]
+        ConnectError::Verbs(SetupError::NotThere { source, .. }) => may_come(source),
+        _ => false,
+    }
 }
 
 impl Server {
@@ -219,7 +290,8 @@ impl Server {
 
     /// The same for a command that carries values.
     fn connect_with(&self, encryption: Option<Encryption>) -> anyhow::Result<Client> {
-        Ok(Client::connect_with(&self.at.address(), self.options()?.encryption(encryption))?)
+        let options = self.options()?.encryption(encryption);
+        self.waiting.connect(|| Client::connect_with(&self.at.address(), options.clone()))
     }
 
     /// The same for a command that only reads: if no server answers, it reads the region file, and
@@ -231,8 +303,15 @@ impl Server {
     ) -> anyhow::Result<Client> {
         let address = self.at.address();
         let region = region.unwrap_or_else(|| serve::region_file(&address));
-        let options = self.options()?.region(region.clone()).encryption(encryption);
-        let client = Client::connect_with(&address, options)?;
+        let options = self.options()?.encryption(encryption);
+        let open = options.clone().region(region.clone());
+        let client = match self.waiting.wait {
+            None => Client::connect_with(&address, open)?,
+            Some(_) => self
+                .waiting
+                .connect(|| Client::connect_with(&address, options.clone()))
+                .or_else(|waited| Client::connect_with(&address, open).map_err(|_| waited))?,
+        };
         if !client.is_served() {
             show::complain(format_args!(
                 "oneread: no server answers at {address}; reading {}",
@@ -243,11 +322,10 @@ impl Server {
     }
 
     fn options(&self) -> anyhow::Result<ClientOptions> {
-        let deadline = Duration::from_millis(self.deadline_ms);
         let verbs = VerbsOptions::new().token(self.token.token()?);
         let trusted: Vec<u32> = self.server_user.iter().map(|user| user.0).collect();
-        let options = ClientOptions::new().deadline(deadline).server_uids(trusted).verbs(verbs);
-        Ok(match self.hint_bytes {
+        let options = ClientOptions::new().deadline(self.deadline.0).server_uids(trusted).verbs(verbs);
+        Ok(match self.hint_memory {
             Some(bytes) => options.hint_bytes(bytes),
             None => options,
         })
@@ -275,7 +353,7 @@ mod tests {
         server: Server,
     }
 
-    /// Each option of a client reaches it, in the unit that its name says.
+    /// Each option of a client reaches it, in its unit.
     #[test]
     fn options_reach_the_client() {
         let dir = tempfile::tempdir().unwrap();
@@ -291,8 +369,8 @@ mod tests {
         let own = ClientOptions::new();
         assert_eq!((usual.deadline, &usual.server_uids), (own.deadline, &own.server_uids));
         assert_eq!((usual.hint_bytes, usual.limits), (own.hint_bytes, own.limits));
-        let given = ["--deadline-ms", "250", "--server-user", "5", "--server-user", "root"];
-        let given = options(&[&given[..], &["--hint-bytes", "0", "--token-file", &path]].concat()).unwrap();
+        let given = ["--deadline", "250ms", "--server-user", "5", "--server-user", "root"];
+        let given = options(&[&given[..], &["--hint-memory", "0", "--token-file", &path]].concat()).unwrap();
         assert_eq!((given.deadline, given.server_uids), (Duration::from_millis(250), vec![5, 0]));
         assert_eq!((given.hint_bytes, given.verbs.token), (Some(0), Token::new("a token")));
         std::fs::write(&path, " \n").unwrap();

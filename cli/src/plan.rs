@@ -3,6 +3,7 @@
 use super::calibrate::Calibration;
 use super::measure::on_all_cpus;
 use super::page::{Drawn, page};
+use super::progress::Progress;
 use super::{names, plot, show};
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -206,12 +207,12 @@ impl Plan {
             return Ok(ExitCode::SUCCESS);
         }
         if self.calibrate {
-            let bar = show::spinner("calibrating", "steps");
+            let bar = Progress::of_unknown("calibrating", "steps");
             let calibration = Calibration::measure(|what| {
                 bar.set_message(what);
                 bar.inc(1);
             })?;
-            bar.finish_and_clear();
+            bar.finish();
             show::say(match self.json {
                 true => serde_json::to_string_pretty(&calibration)?,
                 false => calibration.toml().trim_end().to_owned(),
@@ -248,14 +249,14 @@ impl Plan {
         let shown = shown(&predictions, choice.as_ref());
         let mut simulated = Vec::new();
         if let Some(operations) = self.simulate {
-            let bar = show::bar(operations * shown.len() as u64, "simulating", "operations");
+            let bar = Progress::of(operations * shown.len() as u64, "simulating", "operations");
             for &i in &shown {
                 let run = Run { operations, arrivals: Arrivals::Closed, seed: self.seed };
                 let measured = system.simulate(&designs[i], run, |done| bar.inc(done))?;
                 let name = designs[i].name.clone();
                 simulated.push(Simulated { name, laws_ops_per_s: predictions[i].ops_per_s, measured });
             }
-            bar.finish_and_clear();
+            bar.finish();
         }
         if let Some(path) = &self.plot {
             let drawn = self.draw(&system, &designs, &predictions, &shown)?;
@@ -330,14 +331,14 @@ impl Plan {
 
     /// Counts the samples.
     fn count(&self, layouts: &[Layout], workload: &Workload) -> Result<Vec<CountedLayout>> {
-        let bar = show::bar(layouts.len() as u64, "counting READs", "layouts");
+        let bar = Progress::of(layouts.len() as u64, "counting READs", "layouts");
         let load = self.load.map(|percent| percent / 100.0);
         let counted = on_all_cpus(layouts, |&layout| {
             let counted = CountedLayout::count(layout, self.sample_slots, load, workload)?;
             bar.inc(1);
             Ok(counted)
         });
-        bar.finish_and_clear();
+        bar.finish();
         counted
     }
 
@@ -354,7 +355,7 @@ impl Plan {
         let steps = (0..=24).map(|i| (f64::from(most).powf(f64::from(i) / 24.0)).round() as u32);
         let clients: BTreeSet<u32> = steps.collect();
         let runs = clients.iter().step_by(3).count() + LOADS.len();
-        let bar = show::bar((shown.len() * runs) as u64, "simulating", "runs");
+        let bar = Progress::of((shown.len() * runs) as u64, "simulating", "runs");
         let mut drawn = Vec::new();
         for &i in shown {
             let mut by_clients = Vec::new();
@@ -384,7 +385,7 @@ impl Plan {
             }
             drawn.push(Drawn { design: &designs[i], prediction: &predictions[i], by_clients, by_load });
         }
-        bar.finish_and_clear();
+        bar.finish();
         Ok(drawn)
     }
 

@@ -1,8 +1,10 @@
 //! `serve`: creates or takes over a table, and serves it until a signal.
 
-use super::snapshot::{self, Period};
+use super::progress::Progress;
+use super::snapshot;
+use super::units::{ByteSize, Period, length, some_bytes, some_time};
 use super::users::UserId;
-use super::{At, TokenArgs, names, show};
+use super::{At, TokenArgs, daemon, interrupt, names, show};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use oneread::inspect::Inspector;
@@ -13,54 +15,22 @@ use oneread::{
     Address, Config, Geometry, Layout, MemoryShare, Recovered, ServeError, Server, ServerConfig, Snapshots,
     StartMode, StartProgress, StartStep, SuperblockError, TableSize, Token,
 };
+use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::str::FromStr;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// A number of bytes as in 512MiB, 8GiB, 8G; a number alone is bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ByteSize(pub u64);
-
-impl FromStr for ByteSize {
-    type Err = String;
-
-    fn from_str(given: &str) -> Result<ByteSize, String> {
-        let (number, unit) = given.split_at(given.find(|c: char| !c.is_ascii_digit()).unwrap_or(given.len()));
-        let unit: u64 = match unit.trim_start().to_ascii_lowercase().as_str() {
-            "" | "b" => 1,
-            "k" | "kib" => 1 << 10,
-            "m" | "mib" => 1 << 20,
-            "g" | "gib" => 1 << 30,
-            "t" | "tib" => 1 << 40,
-            "kb" => 1_000,
-            "mb" => 1_000_000,
-            "gb" => 1_000_000_000,
-            "tb" => 1_000_000_000_000,
-            _ => return Err("give a size as in 512MiB, 8GiB, 1TiB".into()),
-        };
-        let bytes = number.parse().ok().and_then(|number: u64| number.checked_mul(unit));
-        bytes
-            .filter(|bytes| (1..=1 << 56).contains(bytes))
-            .map(ByteSize)
-            .ok_or_else(|| "give a size as in 512MiB, 8GiB, 1TiB; more than 0".into())
-    }
-}
-
-/// A length in bytes, which may be 0, as [`ByteSize`] has it otherwise.
-fn length(given: &str) -> Result<usize, String> {
-    given.parse().or_else(|_| given.parse().map(|ByteSize(bytes)| bytes as usize))
-}
-
 /// Serve a table until SIGINT or SIGTERM
 #[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("background").args(["daemonize", "detached"]))]
 #[command(after_help = "EXAMPLES
   oneread serve                   a table that grows, at this user's address
+  oneread serve --daemonize       in the background, once it serves
   oneread serve --max-memory 8GiB     the most that it may take
   oneread serve --capacity 50000000 --value-max 32
       a table of one size, for so many keys with short values
@@ -115,7 +85,7 @@ pub struct Serve {
     layout: Option<Layout>,
     /// The most memory that the table may take, as in 512MiB, 8GiB: it grows with its keys [default: half
     /// of this machine's, or less where limits or free space say so]
-    #[arg(long, value_name = "SIZE", conflicts_with_all = ["capacity", "slots"])]
+    #[arg(long, value_name = "SIZE", value_parser = some_bytes, conflicts_with_all = ["capacity", "slots"])]
     max_memory: Option<ByteSize>,
     /// A table of one size: the number of keys that it has room for
     #[arg(long, value_name = "KEYS", conflicts_with = "slots")]
@@ -132,15 +102,15 @@ pub struct Serve {
     value_max: Option<usize>,
     /// Memory for values that do not fit their slots, as in 1GiB [default: none in a table of one size;
     /// what --max-memory allows, if the table grows and needs one]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = some_bytes)]
     heap: Option<ByteSize>,
     /// Longest value that stands in its slot, with the longest key, in bytes [default: all that fit; of a
     /// table with a heap, what slots of 128 bytes hold]
     #[arg(long, value_name = "SIZE", value_parser = length)]
     inline_max: Option<usize>,
-    /// Grace time in microseconds: how long a GET over a network may take [default: 2000]
-    #[arg(long, value_name = "US")]
-    grace_us: Option<u64>,
+    /// Grace time: how long a GET over a network may take, as in 500us, 2ms [default: 2ms]
+    #[arg(long, value_name = "TIME")]
+    grace: Option<Period>,
     /// The file that holds the table [default: in /dev/shm/oneread-UID, by the address]
     #[arg(long, value_name = "PATH", conflicts_with_all = ["anonymous", "huge_pages"])]
     region: Option<PathBuf>,
@@ -155,8 +125,8 @@ pub struct Serve {
     /// the keys in it
     #[arg(long, value_name = "FILE")]
     snapshot: Option<PathBuf>,
-    /// Also write a snapshot every so often, as in 500ms, 60s, 5m, 1h
-    #[arg(long, value_name = "TIME", requires = "snapshot")]
+    /// Also write a snapshot every so often, as in 60s, 1m30s, 1h
+    #[arg(long, value_name = "TIME", value_parser = some_time, requires = "snapshot")]
     snapshot_every: Option<Period>,
     /// Begin a new table with the keys of this snapshot, and of its layout and size if no others are
     /// given
@@ -184,11 +154,11 @@ pub struct Serve {
     #[arg(long, value_name = "N", default_value_t = 1024)]
     clients_per_peer: usize,
     /// Longest time for a client to join, or to finish a request that it has begun to send
-    #[arg(long, value_name = "MS", default_value_t = 10_000)]
-    half_open_ms: u64,
-    /// Unread replies at which a client is heard no more, in KiB (shm only)
-    #[arg(long, value_name = "KIB", default_value_t = 1024)]
-    unread_kib: usize,
+    #[arg(long, value_name = "TIME", default_value = "10s")]
+    half_open: Period,
+    /// Unread replies at which a client is heard no more (shm only)
+    #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = length)]
+    unread_max: usize,
     #[command(flatten)]
     token: TokenArgs,
     /// Let in everybody who reaches the port, without a token (verbs only)
@@ -197,14 +167,26 @@ pub struct Serve {
     /// Wait for messages without sleeping: faster changes, but busy cores (verbs only)
     #[arg(long)]
     poll: bool,
-    /// Most memory in MiB for the mailboxes of all clients, through which requests go without
-    /// system calls; clients without one use messages (shm only)
-    #[arg(long, value_name = "MIB", default_value_t = 64)]
-    mailbox_mib: u32,
+    /// Most memory for the mailboxes of all clients, through which requests go without system calls;
+    /// clients without one use messages (shm only)
+    #[arg(long, value_name = "SIZE", default_value = "64MiB")]
+    mailbox_max: ByteSize,
     /// Also take requests HERD's way, for comparison; keeps cores busy (verbs only)
     #[cfg(feature = "herd")]
     #[arg(long)]
     herd: bool,
+    /// Go into the background when the table is served; `oneread stop` ends it
+    #[arg(long)]
+    daemonize: bool,
+    /// The file for messages of a server in the background [default: beside its socket, .log]
+    #[arg(long, value_name = "FILE", requires = "background")]
+    log: Option<PathBuf>,
+    /// Write the number of the server's process into this file when it serves
+    #[arg(long, value_name = "FILE")]
+    pid_file: Option<PathBuf>,
+    /// What --daemonize starts
+    #[arg(long, hide = true, conflicts_with = "daemonize")]
+    detached: bool,
     /// Print the line that reports readiness as JSON
     #[arg(long)]
     json: bool,
@@ -242,6 +224,10 @@ impl Serve {
             matches!(self.at.address(), Address::Shm(_)) || self.no_token || !token.is_empty(),
             "over verbs whoever reaches the port can read and change the table: give server and clients a token (ONEREAD_TOKEN, or --token-file FILE), or add --no-token to let everybody in"
         );
+        if self.daemonize {
+            return daemon::start(&self.at.address(), self.log.as_deref());
+        }
+        interrupt::leave_signals();
         let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
         let cancel = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM, SIGHUP] {
@@ -282,25 +268,23 @@ impl Serve {
             server => server.map_err(advise)?,
         };
         self.warn_of_users(server.address());
+        let pid_file = self.pid_file.as_deref().map(daemon::PidFile::new).transpose()?;
         self.announce(&server, &backing, share)?;
+        notify(&[NotifyState::Ready, NotifyState::MainPid(std::process::id())]);
         signals.forever().next();
+        notify(&[NotifyState::Stopping]);
         let address = server.address().clone();
         let bytes = match server.growth().segments {
             0 => server.index().region().bytes(),
             _ => server.growth().bytes_backed,
         };
         let stopped = server.stop();
+        drop(pid_file);
         if let Backing::File(path) = &backing
             && !self.json
         {
             if stopped.region_stays {
-                show::complain(format_args!(
-                    "the table stays in {} ({}); serve it again: oneread serve --at {} --region {path}; or free the memory: oneread regions --remove {path}",
-                    path.display(),
-                    show::bytes(bytes),
-                    for_shell(&address.to_string()),
-                    path = for_shell(&path.to_string_lossy()),
-                ));
+                show::complain(what_stays(path, bytes, &address));
             } else {
                 show::complain(format_args!(
                     "the table is gone: {} was removed, or another file put in its place, while it was served",
@@ -310,11 +294,11 @@ impl Serve {
         }
         match (stopped.saved, &self.snapshot) {
             (Some(Ok(saved)), Some(path)) if !self.json => show::complain(format_args!(
-                "snapshot of {} in {} ({}, {:.2} s)",
+                "snapshot of {} in {} ({}, {})",
                 show::counted(saved.keys, "key"),
                 path.display(),
                 show::bytes(saved.bytes),
-                saved.took.as_secs_f64()
+                show::time(saved.took)
             )),
             (Some(Err(error)), _) => return Err(error).context("the last snapshot was not made"),
             _ => {}
@@ -332,22 +316,23 @@ impl Serve {
             .allow_read_uids(numbers(&self.allow_read_uid))
             .clients_max(self.clients_max)
             .clients_per_peer(self.clients_per_peer)
-            .half_open(Duration::from_millis(self.half_open_ms))
-            .unread_bytes_max(self.unread_kib.saturating_mul(1024))
+            .half_open(self.half_open.0)
+            .unread_bytes_max(self.unread_max)
             .read_token(match &self.read_token_file {
                 Some(path) => super::token_in(path)?,
                 None => Token::default(),
             })
             .token(token)
             .wait(if self.poll { Wait::Poll } else { Wait::Block })
-            .mailbox_bytes_max(u64::from(self.mailbox_mib) << 20)
+            .mailbox_bytes_max(self.mailbox_max.0)
             .snapshots(
                 self.snapshot
                     .as_ref()
                     .map(|path| Snapshots::new(path).every(self.snapshot_every.map(|Period(every)| every))),
             )
-            .restore(self.restore.clone())
-            .progress(show_start);
+            .restore(self.restore.clone());
+        // What started this server shows its own progress on the same terminal.
+        let how = if self.die_with_parent { how } else { how.progress(show_start) };
         #[cfg(feature = "herd")]
         let how = how.herd(self.herd);
         Ok(how)
@@ -434,7 +419,7 @@ impl Serve {
             .value_max(self.value_max.unwrap_or(base.value_max))
             .heap_bytes(self.heap.map(|ByteSize(bytes)| bytes).or(base.heap_bytes))
             .inline_max(self.inline_max.or(base.inline_max))
-            .grace(self.grace_us.map_or(base.grace, Duration::from_micros))
+            .grace(self.grace.map_or(base.grace, |Period(grace)| grace))
     }
 
     /// The region file, and whether it holds a table, which is as requested. Else the server makes one.
@@ -484,7 +469,7 @@ impl Serve {
         compare("layout", has.layout().to_string(), asked.layout.to_string());
         compare("key-max", has.key_max().to_string(), asked.key_max.to_string());
         compare("value-max", has.value_max().to_string(), asked.value_max.to_string());
-        compare("grace-us", has.grace().as_micros().to_string(), asked.grace.as_micros().to_string());
+        compare("grace", show::time(has.grace()), show::time(asked.grace));
         match asked.geometry() {
             Ok(asked_for) => {
                 if self.slots.is_some() || self.capacity.is_some() || self.max_memory.is_some() {
@@ -509,7 +494,26 @@ impl Serve {
         Ok(())
     }
 
+    /// Reports readiness, from the background as the last that is seen of it.
     fn announce(&self, server: &Server, backing: &Backing, share: Option<MemoryShare>) -> Result<()> {
+        let log = match self.detached {
+            true => Some(daemon::log_file(&self.at.address(), self.log.as_deref())?),
+            false => None,
+        };
+        if self.detached {
+            daemon::leave_terminal()?;
+        }
+        show::say(self.readiness(server, backing, share, log.as_deref()))?;
+        if self.detached { daemon::close_output() } else { Ok(()) }
+    }
+
+    fn readiness(
+        &self,
+        server: &Server,
+        backing: &Backing,
+        share: Option<MemoryShare>,
+        log: Option<&Path>,
+    ) -> String {
         let index = server.index();
         let geometry = index.geometry();
         let growth = index.growth();
@@ -519,7 +523,7 @@ impl Serve {
                 .restored()
                 .map(|from| serde_json::json!({ "keys": from.keys, "seconds": from.took.as_secs_f64() }));
             let recovered = server.recovered().map(recovered_json);
-            return Ok(show::say(serde_json::json!({
+            return serde_json::json!({
                 "event": "ready",
                 "address": server.address().to_string(),
                 "layout": geometry.layout().to_string(),
@@ -538,25 +542,30 @@ impl Serve {
                 "recovered": recovered,
                 "restored": restored,
                 "pid": std::process::id(),
-            }))?);
+                "log": log,
+            })
+            .to_string();
         }
         let found = match (server.recovered(), server.restored()) {
             (Some(found), _) => taken_over(found),
             (None, Some(from)) => format!(
-                "new, with {} of {}, in {:.1} s",
+                "new, with {} of {}, in {}",
                 show::counted(from.keys, "key"),
                 self.source().map_or("a snapshot".into(), |path| path.display().to_string()),
-                from.took.as_secs_f64()
+                show::time(from.took)
             ),
             (None, None) => "new".into(),
         };
         let size = size_now(geometry, growth.bytes_backed, share.as_ref().map(|share| &share.part[..]));
-        Ok(show::say(format_args!(
-            "serving {} at {}: {size}, slots of {} bytes, in {where_to}, {found}",
+        let log = log.map_or(String::new(), |log| {
+            format!("\nin the background, process {}; its log is {}", std::process::id(), log.display())
+        });
+        format!(
+            "serving {} at {}: {size}, slots of {} bytes, in {where_to}, {found}{log}",
             geometry.layout(),
             server.address(),
             geometry.shape().bytes(),
-        ))?)
+        )
     }
 }
 
@@ -573,6 +582,24 @@ fn taken_over(found: Recovered) -> String {
         text += &format!(", {} undone", show::counted(found.doubled, "unfinished move"));
     }
     text
+}
+
+/// What a server that stopped has left, and what to do with it.
+pub fn what_stays(path: &Path, bytes: u64, address: &Address) -> String {
+    format!(
+        "the table stays in {} ({}); serve it again: oneread serve --at {} --region {path}; or free the memory: oneread regions --remove {path}",
+        path.display(),
+        show::bytes(bytes),
+        for_shell(&address.to_string()),
+        path = for_shell(&path.to_string_lossy()),
+    )
+}
+
+/// Tells systemd, if it started this server as a unit of `Type=notify`.
+fn notify(state: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(state) {
+        show::complain(format_args!("oneread: telling systemd (NOTIFY_SOCKET) failed: {error}"));
+    }
 }
 
 /// How large a table is and may become.
@@ -611,8 +638,9 @@ fn check_locked_memory(config: &Config) -> Result<()> {
     let need = config.geometry()?.bytes_max();
     if let Some(limit) = super::doctor::locked_memory_max().filter(|limit| *limit < need) {
         anyhow::bail!(
-            "over verbs a table is locked in memory: up to {}, and this process may lock only {limit} bytes; raise the limit (ulimit -l, or LimitMEMLOCK= in a systemd unit; `oneread doctor` says how), or serve less, by --max-memory or --capacity",
+            "over verbs a table is locked in memory: up to {}, and this process may lock only {}; raise the limit (ulimit -l, or LimitMEMLOCK= in a systemd unit; `oneread doctor` says how), or serve less, by --max-memory or --capacity",
             show::bytes(need),
+            show::bytes(limit),
         );
     }
     Ok(())
@@ -620,7 +648,7 @@ fn check_locked_memory(config: &Config) -> Result<()> {
 
 /// Shows the progress of steps that take long enough to be seen.
 fn show_start(at: StartProgress) {
-    static BAR: Mutex<Option<indicatif::ProgressBar>> = Mutex::new(None);
+    static BAR: Mutex<Option<Progress>> = Mutex::new(None);
     let mut shown = BAR.lock().unwrap_or_else(PoisonError::into_inner);
     let (doing, has_done) = match at.step {
         StartStep::Make => ("making the table", "made"),
@@ -629,10 +657,10 @@ fn show_start(at: StartProgress) {
         StartStep::Restore => ("restoring", "checked and restored, reading"),
         _ => return,
     };
-    let bar = shown.get_or_insert_with(|| show::byte_bar(at.total, doing));
+    let bar = shown.get_or_insert_with(|| Progress::of_bytes(at.total, doing));
     bar.set_position(at.ready);
     if at.done {
-        bar.finish_and_clear();
+        bar.finish();
         if bar.elapsed() > Duration::from_secs(1) {
             show::complain(format_args!(
                 "{has_done} {} in {:.1} s",
@@ -709,29 +737,6 @@ fn raise_descriptors(clients_max: usize) {
 mod tests {
     use super::*;
 
-    #[test]
-    fn sizes_have_units() {
-        let parsed = |text: &str| text.parse::<ByteSize>().ok().map(|size| size.0);
-        for (text, bytes) in [
-            ("4096", 4096),
-            ("1b", 1),
-            ("512MiB", 512 << 20),
-            ("8GiB", 8 << 30),
-            ("8g", 8 << 30),
-            ("8 gib", 8 << 30),
-            ("2TiB", 2 << 40),
-            ("16k", 16 << 10),
-            ("3MB", 3_000_000),
-            ("1GB", 1_000_000_000),
-        ] {
-            assert_eq!(parsed(text), Some(bytes), "{text}");
-        }
-        for bad in ["", "GiB", "0", "0GiB", "-1G", "1.5GiB", "8 giga", "8GiBs", "99999999999TiB", "1e9", "8%"]
-        {
-            assert_eq!(parsed(bad), None, "{bad}");
-        }
-    }
-
     /// Each thing that a server found in the table is told, and nothing that it did not find.
     #[test]
     fn what_was_taken_over_is_told() {
@@ -755,9 +760,9 @@ mod tests {
         let config = Config::new().size(TableSize::up_to(64 << 20));
         let geometry = config.geometry().unwrap();
         let most = show::bytes(geometry.bytes_max());
-        assert_eq!(size_now(&geometry, 3 << 20, None), format!("grows up to {most}, 3.00 MiB so far"));
+        assert_eq!(size_now(&geometry, 3 << 20, None), format!("grows up to {most}, 3 MiB so far"));
         let told = size_now(&geometry, 3 << 20, Some("half of it"));
-        assert_eq!(told, format!("grows up to {most} (half of it), 3.00 MiB so far"));
+        assert_eq!(told, format!("grows up to {most} (half of it), 3 MiB so far"));
         // Long values take of the same memory, and have addresses of their own.
         let long = config.value_max(1 << 20).geometry().unwrap();
         assert!(long.region_bytes() > 100 << 20);
@@ -803,7 +808,7 @@ mod tests {
         serve: Serve,
     }
 
-    /// Each option reaches the server, in the unit that its name says.
+    /// Each option reaches the server, in its unit.
     #[test]
     fn options_reach_the_server() {
         let how = |options: &[&str]| {
@@ -821,10 +826,10 @@ mod tests {
         assert_eq!((&usual.snapshots, &usual.restore), (&None, &None));
         let users = how(&["--allow-uid", "5", "--allow-uid", "6", "--allow-read-uid", "7"]);
         assert_eq!((users.allow_uids, users.allow_read_uids), (vec![5, 6], vec![7]));
-        let limits = how(&["--clients-max", "11", "--clients-per-peer", "3", "--half-open-ms", "250"]);
+        let limits = how(&["--clients-max", "11", "--clients-per-peer", "3", "--half-open", "250ms"]);
         assert_eq!((limits.clients_max, limits.clients_per_peer), (11, 3));
         assert_eq!(limits.half_open, Duration::from_millis(250));
-        let memory = how(&["--unread-kib", "3", "--mailbox-mib", "5", "--workers", "4", "--poll"]);
+        let memory = how(&["--unread-max", "3KiB", "--mailbox-max", "5MiB", "--workers", "4", "--poll"]);
         assert_eq!((memory.unread_bytes_max, memory.mailbox_bytes_max), (3 << 10, 5 << 20));
         assert_eq!((memory.workers, memory.wait), (4, Wait::Poll));
         let saved = how(&["--snapshot", "a", "--snapshot-every", "2m", "--restore", "b"]);
@@ -867,7 +872,7 @@ mod tests {
             (["--value-max", "0"], base.value_max(0)),
             (["--heap", "3MiB"], base.heap_bytes(3 << 20)),
             (["--inline-max", "0"], base.inline_max(0)),
-            (["--grace-us", "300"], base.grace(Duration::from_micros(300))),
+            (["--grace", "300us"], base.grace(Duration::from_micros(300))),
         ] {
             assert_eq!(config(&options), expected, "{options:?}");
         }

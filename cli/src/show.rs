@@ -1,8 +1,7 @@
-//! The format of numbers, tables and progress. Results go to stdout; progress and errors go to
-//! stderr.
+//! The format of numbers and tables. Results go to stdout; errors go to stderr.
 
 use comfy_table::{Attribute, Cell, CellAlignment, ColumnConstraint, ContentArrangement, Table, presets};
-use indicatif::{ProgressBar, ProgressStyle};
+pub use oneread::units::{bytes, nanos, time};
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
@@ -25,29 +24,11 @@ pub fn counted(n: u64, noun: &str) -> String {
     format!("{} {noun}{}", count(n), if n == 1 { "" } else { "s" })
 }
 
-/// Formats bytes in units of 1024, with three significant digits.
-pub fn bytes(n: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = n as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    match (unit, value) {
-        (0, _) => format!("{n} B"),
-        (_, v) if v < 10.0 => format!("{v:.2} {}", UNITS[unit]),
-        (_, v) if v < 100.0 => format!("{v:.1} {}", UNITS[unit]),
-        (_, v) => format!("{v:.0} {}", UNITS[unit]),
-    }
-}
-
-/// Formats nanoseconds in a suitable unit.
-pub fn nanos(ns: f64) -> String {
-    match ns {
-        n if n < 1_000.0 => format!("{n:.0} ns"),
-        n if n < 1_000_000.0 => format!("{:.2} us", n / 1e3),
-        n => format!("{:.2} ms", n / 1e6),
+/// The same of a noun in its plural: 1 kill, 2 kills; of what has no singular, as it is.
+pub fn counted_as(n: u64, nouns: &str) -> String {
+    match nouns.strip_suffix('s') {
+        Some(noun) => counted(n, noun),
+        None => format!("{} {nouns}", count(n)),
     }
 }
 
@@ -161,30 +142,6 @@ pub fn complain(line: impl Display) {
     let _ = writeln!(io::stderr().lock(), "{}", escaped(&line.to_string(), &['\n', '\t']));
 }
 
-/// A progress bar on stderr, hidden when stderr is no terminal. `unit` is what is counted.
-pub fn bar(length: u64, what: &'static str, unit: &str) -> ProgressBar {
-    let template =
-        format!("{{prefix}} {{wide_bar:.cyan/blue}} {{human_pos}}/{{human_len}} {unit}  {{eta}} left");
-    styled(ProgressBar::new(length), what, &template)
-}
-
-/// A progress bar over the bytes of a file.
-pub fn byte_bar(length: u64, what: &'static str) -> ProgressBar {
-    let template = "{prefix} {wide_bar:.cyan/blue} {bytes}/{total_bytes}  {msg}  {eta} left";
-    styled(ProgressBar::new(length), what, template)
-}
-
-/// A progress display for work of unknown length.
-pub fn spinner(what: &'static str, unit: &str) -> ProgressBar {
-    let template = format!("{{prefix}} {{spinner}} {{human_pos}} {unit}  {{msg}}");
-    styled(ProgressBar::new_spinner(), what, &template)
-}
-
-fn styled(bar: ProgressBar, what: &'static str, template: &str) -> ProgressBar {
-    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
-    bar.with_style(style.progress_chars("━╸─")).with_prefix(what)
-}
-
 /// Bold text on a terminal, plain text otherwise.
 pub fn bold(text: &str) -> String {
     if io::stdout().is_terminal() { format!("\x1b[1m{text}\x1b[0m") } else { text.into() }
@@ -207,14 +164,6 @@ mod tests {
         assert_eq!(counts, ["0", "7", "999", "1,000", "12,345", "1,234,567"]);
         let keys = [0, 1, 2, 1_000].map(|n| counted(n, "key"));
         assert_eq!(keys, ["0 keys", "1 key", "2 keys", "1,000 keys"]);
-        let sizes = [0, 1023, 1024, 10 << 10, 100 << 10, 5 << 20, 3 << 30, 2 << 40, 5 << 50].map(bytes);
-        let expected = [
-            "0 B", "1023 B", "1.00 KiB", "10.0 KiB", "100 KiB", "5.00 MiB", "3.00 GiB", "2.00 TiB",
-            "5120 TiB",
-        ];
-        assert_eq!(sizes, expected);
-        let times = [0.0, 999.0, 1_000.0, 2_345_000.0, 5e9].map(nanos);
-        assert_eq!(times, ["0 ns", "999 ns", "1.00 us", "2.35 ms", "5000.00 ms"]);
         assert_eq!([7.0, 1_500.0, 2_340_000.0].map(rate), ["7 /s", "2 k/s", "2.34 M/s"]);
     }
 

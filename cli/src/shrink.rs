@@ -1,5 +1,6 @@
 //! `shrink`: has the server merge segments that hold few keys.
 
+use super::progress::Progress;
 use super::{Server, show};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -49,7 +50,7 @@ impl Shrink {
             client.address()
         );
         let mut now = client.shrink()?;
-        let bar = show::spinner("merging", "segments left");
+        let bar = Progress::of_unknown("merging", "segments left");
         // What was merged may be merged again, when nothing is left of the merge for readers.
         let rest = (client.geometry().grace() * 2).min(REST_MAX) + LOOK;
         let (mut rounds, mut is_last) = (0, false);
@@ -61,7 +62,7 @@ impl Shrink {
             let next = if is_last { client.shrink() } else { client.growth() };
             now = next.context("the server may still be merging")?;
         }
-        bar.finish_and_clear();
+        bar.finish();
         if self.json {
             show::say(serde_json::json!({
                 "segments_before": before.segments,

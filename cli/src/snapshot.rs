@@ -1,5 +1,6 @@
 //! `snapshot`, `restore`: all keys of a table in one file, and back.
 
+use super::progress::Progress;
 use super::{Server, show, status};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
@@ -10,32 +11,9 @@ use oneread::{
 };
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-
-/// A time as in 500ms, 60s, 5m, 1h; a number alone is seconds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Period(pub Duration);
-
-impl FromStr for Period {
-    type Err = String;
-
-    fn from_str(given: &str) -> Result<Period, String> {
-        let (number, unit) = given.split_at(given.find(|c: char| !c.is_ascii_digit()).unwrap_or(given.len()));
-        let number: u64 = number.parse().map_err(|_| "give a time as in 500ms, 60s, 5m or 1h".to_owned())?;
-        let ms = match unit {
-            "ms" => Some(1),
-            "" | "s" => Some(1_000),
-            "m" => Some(60_000),
-            "h" => Some(3_600_000),
-            _ => None,
-        };
-        let ms = ms.and_then(|ms| number.checked_mul(ms)).filter(|ms| (1..=365 * 86_400_000).contains(ms));
-        ms.map(Duration::from_millis)
-            .map(Period)
-            .ok_or_else(|| "give a time as in 500ms, 60s, 5m or 1h, at most a year".into())
-    }
-}
 
 /// Have the server write a snapshot of its table, and wait until the disk has it
 #[derive(Debug, Args)]
@@ -77,13 +55,18 @@ impl Take {
         );
         let number = about.asked;
         if !self.no_wait {
-            let bar = show::bar(100, "the server writes a snapshot", "%");
+            let bar = Progress::of(100, "the server writes a snapshot", "%").on_signal(|| {
+                show::complain(
+                    "oneread: interrupted; the server goes on with the snapshot, and `oneread stat` says what comes of it",
+                );
+                true
+            });
             while about.finished < number {
                 std::thread::sleep(LOOK);
                 about = client.snapshot_status().context("the snapshot may still be made")?;
                 bar.set_position(if about.begun < number { 0 } else { about.progress_ppm / 10_000 });
             }
-            bar.finish_and_clear();
+            bar.finish();
         }
         let is_made = about.saved >= number;
         if self.json {
@@ -95,7 +78,7 @@ impl Take {
                 "snapshot of {}: {} in {}",
                 show::counted(about.keys, "key"),
                 show::bytes(about.bytes),
-                show::nanos(about.took_us as f64 * 1e3)
+                show::time(Duration::from_micros(about.took_us))
             ))?;
         }
         if self.no_wait || is_made {
@@ -146,7 +129,9 @@ pub fn rows(about: &SnapshotStatus) -> Vec<(&'static str, String)> {
     }
     let mut rows = vec![(
         "snapshots",
-        about.every().map_or("on request and at the end".into(), |every| format!("every {every:?}")),
+        about
+            .every()
+            .map_or("on request and at the end".into(), |every| format!("every {}", show::time(every))),
     )];
     rows.push(match about.saved_ms {
         0 => ("last snapshot", "none yet".into()),
@@ -159,7 +144,7 @@ pub fn rows(about: &SnapshotStatus) -> Vec<(&'static str, String)> {
                 "{}, {}, {}",
                 show::count(about.keys),
                 show::bytes(about.bytes),
-                show::nanos(about.took_us as f64 * 1e3)
+                show::time(Duration::from_micros(about.took_us))
             ),
         ));
     }
@@ -178,7 +163,7 @@ pub fn rows(about: &SnapshotStatus) -> Vec<(&'static str, String)> {
 /// How long ago a time in milliseconds since 1970 was.
 fn ago(ms: u64) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |t| t.as_millis() as u64);
-    format!("{:.1?} ago", Duration::from_millis(now.saturating_sub(ms)))
+    format!("{} ago", show::time(Duration::from_millis(now.saturating_sub(ms))))
 }
 
 /// Put the keys of a snapshot into a running server
@@ -247,7 +232,15 @@ impl Restore {
             self.fits(&checked(&snapshot)?, &client)?;
         }
         let mut summary = Summary::default();
-        let bar = show::byte_bar(snapshot.bytes(), "restoring");
+        let done = Arc::new(AtomicU64::new(0));
+        let bar = Progress::of_bytes(snapshot.bytes(), "restoring").on_signal({
+            let done = done.clone();
+            move || {
+                let done = show::counted(done.load(Ordering::Relaxed), "key");
+                show::complain(format_args!("oneread: interrupted; {done} of the snapshot are in the table"));
+                true
+            }
+        });
         let mut blocks = snapshot.blocks();
         loop {
             match blocks.next() {
@@ -257,6 +250,7 @@ impl Restore {
                         self.put(&mut client, batch, &mut summary, &bar).with_context(|| {
                             format!("after {} of the snapshot", show::counted(summary.keys, "key"))
                         })?;
+                        done.store(summary.inserted + summary.updated, Ordering::Relaxed);
                     }
                     bar.set_position(blocks.at());
                 }
@@ -276,7 +270,7 @@ impl Restore {
                 Err(error) => return Err(error.into()),
             }
         }
-        bar.finish_and_clear();
+        bar.finish();
         summary.seconds = begun.elapsed().as_secs_f64();
         let is_all = summary.failed == 0 && summary.left_out_bytes == 0;
         if summary.failed > COMPLAINTS_MAX {
@@ -333,7 +327,7 @@ impl Restore {
         client: &mut Client,
         batch: &[(&[u8], &[u8])],
         summary: &mut Summary,
-        bar: &indicatif::ProgressBar,
+        bar: &Progress,
     ) -> Result<()> {
         let mode = if self.insert { PutMode::Insert } else { PutMode::Upsert };
         let answers = match mode {
@@ -409,9 +403,9 @@ impl Restore {
 
 /// Checks every byte, and shows how far it is.
 fn checked(snapshot: &Snapshot) -> Result<SnapshotContent> {
-    let bar = show::byte_bar(snapshot.bytes(), "checking");
+    let bar = Progress::of_bytes(snapshot.bytes(), "checking");
     let content = snapshot.check(&mut |at| bar.set_position(at))?;
-    bar.finish_and_clear();
+    bar.finish();
     Ok(content)
 }
 
@@ -447,18 +441,6 @@ pub fn config_for(path: &Path, layout: Option<oneread::Layout>) -> Result<Config
 mod tests {
     use super::*;
 
-    #[test]
-    fn times_have_units() {
-        let parsed = |text: &str| text.parse::<Period>().ok().map(|it| it.0.as_millis());
-        for (text, ms) in [("500ms", 500), ("7", 7_000), ("60s", 60_000), ("5m", 300_000), ("1h", 3_600_000)]
-        {
-            assert_eq!(parsed(text), Some(ms), "{text}");
-        }
-        for bad in ["", "s", "0", "0ms", "-1s", "1.5s", "1d", "5 s", "99999999999999999999", "9999999h"] {
-            assert_eq!(parsed(bad), None, "{bad}");
-        }
-    }
-
     /// What there is to say of snapshots is said, and nothing else.
     #[test]
     fn snapshots_are_told() {
@@ -478,8 +460,8 @@ mod tests {
         (about.saved_ms, about.keys, about.bytes, about.took_us) = (1, 2_000, 3 << 20, 4_500);
         (about.begun, about.finished, about.saved, about.progress_ppm) = (5, 4, 4, 250_000);
         let made = told(about);
-        assert_eq!(made("snapshots").as_deref(), Some("every 60s"));
-        assert_eq!(made("keys, bytes, time").as_deref(), Some("2,000, 3.00 MiB, 4.50 ms"));
+        assert_eq!(made("snapshots").as_deref(), Some("every 60 s"));
+        assert_eq!(made("keys, bytes, time").as_deref(), Some("2,000, 3 MiB, 4.50 ms"));
         assert_eq!(made("one is being made").as_deref(), Some("25 %"));
         about.failed_ms = 1;
         assert!(told(about)("one failed before").is_some() && told(about)("THE LAST ONE FAILED").is_none());

@@ -1,8 +1,10 @@
 //! `stat` and `inspect`: the server's counters, and the content of the region.
 
 use super::columns::{Column, Columns};
-use super::snapshot::{self, Period};
-use super::{At, Server, serve, show, watch};
+use super::progress::Progress;
+use super::snapshot;
+use super::units::Period;
+use super::{At, Server, Waiting, serve, show, watch};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use comfy_table::{Attribute, Cell, ColumnConstraint};
@@ -219,6 +221,8 @@ fn unbroken(mut table: comfy_table::Table) -> comfy_table::Table {
 pub struct Source {
     #[command(flatten)]
     at: At,
+    #[command(flatten)]
+    waiting: Waiting,
     /// Take the region from this file and ask no server; overrides --at
     #[arg(long, value_name = "FILE")]
     region: Option<PathBuf>,
@@ -241,7 +245,7 @@ impl Source {
         const DEADLINE: Duration = Duration::from_secs(1);
         let address = self.at.address();
         let options = ClientOptions::new().deadline(DEADLINE);
-        let error = match Client::connect_with(&address, options) {
+        let error = match self.waiting.connect(|| Client::connect_with(&address, options.clone())) {
             Ok(client) if client.region().is_some() => return Ok(Opened::Served(Box::new(client))),
             Ok(_) => bail!(
                 "the region of {address} is in the server's memory, which over verbs is not mapped here; look into it on the server's host, with --region FILE"
@@ -249,15 +253,15 @@ impl Source {
             Err(error) => error,
         };
         let left = serve::region_file(&address);
-        match error {
-            ConnectError::NotThere { .. } | ConnectError::Link { .. } if left.exists() => {
+        match error.downcast_ref() {
+            Some(ConnectError::NotThere { .. } | ConnectError::Link { .. }) if left.exists() => {
                 show::complain(format_args!(
                     "oneread: no server answers at {address}; reading the file {}",
                     left.display()
                 ));
                 open_file(&left)
             }
-            error => Err(error.into()),
+            _ => Err(error),
         }
     }
 }
@@ -378,13 +382,13 @@ impl Inspect {
             );
         }
         let occupancy = (!self.quick).then(|| {
-            let bar = show::bar(inspector.slots_used(), "reading the table", "slots");
+            let bar = Progress::of(inspector.slots_used(), "reading the table", "slots");
             let found = inspector.occupancy(|slot| {
                 if slot.is_multiple_of(4096) {
                     bar.set_position(slot);
                 }
             });
-            bar.finish_and_clear();
+            bar.finish();
             found
         });
         let key = key.map(|key| KeyView::read(&inspector, key));
@@ -803,7 +807,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let missing = dir.path().join("region");
         let address = oneread::Address::Shm(dir.path().join("socket"));
-        let source = Source { at: At { at: Some(address) }, region: Some(missing.clone()) };
+        let source = Source {
+            at: At { at: Some(address) },
+            waiting: Waiting { wait: None },
+            region: Some(missing.clone()),
+        };
         let error = source.open().err().unwrap();
         assert_eq!(error.to_string(), format!("opening {}", missing.display()));
     }
@@ -828,8 +836,8 @@ mod tests {
             ("load, lowest and highest", "12.3 %, 90.0 %"),
             ("splits since it started", "7"),
             ("merges", "8"),
-            ("memory", "1.00 MiB of up to 1.00 GiB"),
-            ("given back", "2.00 KiB"),
+            ("memory", "1 MiB of up to 1 GiB"),
+            ("given back", "2 KiB"),
         ] {
             assert_eq!(quiet(name).as_deref(), Some(value), "{name}");
         }

@@ -6,12 +6,12 @@
 
 use super::folder::{Folder, bytes_behind};
 use super::measure::machine;
-use super::serve::ByteSize;
+use super::progress::Progress;
 use super::show;
+use super::units::{ByteSize, some_bytes};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use comfy_table::{Attribute, Cell};
-use indicatif::ProgressBar;
 use oneread::layout::extent::extent_bytes;
 use oneread::layout::hash::{mix, reduce};
 use oneread::layout::slot::SlotShape;
@@ -63,7 +63,7 @@ pub struct Tiered {
     inline_max: u16,
     /// The most memory that the table may take, as in 512MiB, 8GiB [default: half of this machine's, or
     /// less where limits or what is free say so]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = some_bytes)]
     max_memory: Option<ByteSize>,
     /// The server's threads
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..))]
@@ -344,25 +344,25 @@ impl Tiered {
         let clients = (0..THREADS).map(|number| Contestant::new(number, &address, &workload));
         let mut clients = clients.collect::<Result<Vec<_>>>()?;
         let puts: Vec<_> = (0..THREADS * workload.left()).map(|_| AtomicU32::new(0)).collect();
-        let mut run = Run { workload, puts, bar: ProgressBar::hidden() };
+        let mut run = Run { workload, puts, bar: Progress::hidden() };
         let mut lines = Vec::new();
         for phase in Phase::ALL {
             let ops = THREADS * run.workload.ops(phase);
             let returned_before = returned(&server);
-            run.bar = show::bar(ops, phase.name(), "operations");
+            run.bar = Progress::of(ops, phase.name(), "operations");
             let begun = Instant::now();
             let mut wrong = run.all(&mut clients, |run, client| client.make(phase, run))?;
             let ended = Instant::now();
             come_to_rest(&server)?;
             let (seconds, resting) = (begun.elapsed().as_secs_f64(), ended.elapsed().as_secs_f64());
-            run.bar.finish_and_clear();
+            run.bar.finish();
             let memory_bytes = bytes_behind(&server)?;
             let returned_bytes = returned(&server) - returned_before;
             let all = THREADS
                 * (run.workload.inserts + if phase >= Phase::InsertAgain { run.workload.again } else { 0 });
-            run.bar = show::bar(all, "checking", "keys");
+            run.bar = Progress::of(all, "checking", "keys");
             wrong += run.all(&mut clients, |run, client| client.check(phase, run))?;
-            run.bar.finish_and_clear();
+            run.bar.finish();
             lines.push(Line { phase, ops, seconds, wrong, memory_bytes, returned_bytes, resting });
         }
         Ok(lines)
@@ -428,7 +428,7 @@ struct Run {
     /// For each key that is left in the end, twice the version that was put last, and one more while the
     /// next one is under way. One client puts a key, all GET it.
     puts: Vec<AtomicU32>,
-    bar: ProgressBar,
+    bar: Progress,
 }
 
 impl Run {

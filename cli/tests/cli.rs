@@ -31,8 +31,8 @@ fn wait_for<T>(what: &str, mut answer: impl FnMut() -> Option<T>) -> T {
 fn patient<'a>(arguments: &[&'a str]) -> Vec<&'a str> {
     const ASKING: [&str; 8] = ["get", "put", "del", "load", "stat", "snapshot", "restore", "shrink"];
     let is_asking = arguments.first().is_some_and(|command| ASKING.contains(command));
-    let is_given = arguments.contains(&"--deadline-ms");
-    let deadline: &[&str] = if is_asking && !is_given { &["--deadline-ms", "60000"] } else { &[] };
+    let is_given = arguments.contains(&"--deadline");
+    let deadline: &[&str] = if is_asking && !is_given { &["--deadline", "60s"] } else { &[] };
     [arguments, deadline].concat()
 }
 
@@ -512,7 +512,7 @@ fn valgrind_finds_nothing() {
     let options = ["--anonymous", "--capacity", "1000"];
     let mut served = Served::start_by(checked(), tempfile::tempdir().unwrap(), &options);
     for (arguments, expected) in [(&["put", "k", "v"][..], "inserted\n"), (&["get", "k"], "v\n")] {
-        let patient = ["--deadline-ms", "60000", "--at", &served.at];
+        let patient = ["--deadline", "60s", "--at", &served.at];
         let out = checked().args(arguments).args(patient).output().unwrap();
         assert_eq!(stdout(&expect(out, 0)), expected);
     }
@@ -697,7 +697,7 @@ fn load_and_dump() {
 /// When the table is full, each refused line is named, and the table keeps what it has.
 #[test]
 fn load_until_full() {
-    let served = Served::start(&["--anonymous", "--slots", "64", "--grace-us", "100"]);
+    let served = Served::start(&["--anonymous", "--slots", "64", "--grace", "100us"]);
     let text: String = (0..100).map(|n| format!("k{n}\tv{n}\n")).collect();
     let out = expect(served.run(&["load", "--json", &served.file("in.tsv", &text)]), 1);
     let sum = json(&out);
@@ -717,7 +717,7 @@ fn load_says_what_it_has_loaded() {
     let rounds = [(Signal::INT, false), (Signal::TERM, false), (Signal::INT, true)];
     for (round, (signal, server_too)) in (1..).zip(rounds) {
         let mut load = oneread();
-        load.args(["load", "--json", "-", "--at", &served.at, "--deadline-ms", "60000"]);
+        load.args(["load", "--json", "-", "--at", &served.at, "--deadline", "60s"]);
         let mut load =
             load.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut input = load.stdin.take().unwrap();
@@ -894,7 +894,7 @@ fn a_table_without_a_size_grows_and_shrinks() {
 fn a_growing_table_survives_kills() {
     let dir = tempfile::tempdir().unwrap();
     let region = region_in(dir.path());
-    let flags = ["--region", &region, "--max-memory", "64MiB", "--grace-us", "500"];
+    let flags = ["--region", &region, "--max-memory", "64MiB", "--grace", "500us"];
     let mut served = Served::start_in(dir, &flags);
     let mut loaded = 0;
     for (life, keys) in [3_000, 9_000, 25_000, 60_000].into_iter().enumerate() {
@@ -905,7 +905,7 @@ fn a_growing_table_survives_kills() {
         let at = served.at.clone();
         let loader = std::thread::spawn(move || {
             let mut load = oneread();
-            load.args(["load", "-", "--at", &at, "--deadline-ms", "500"]).stdin(Stdio::piped());
+            load.args(["load", "-", "--at", &at, "--deadline", "500ms"]).stdin(Stdio::piped());
             let mut load = load.stderr(Stdio::null()).spawn().unwrap();
             // It gives up when the server is gone.
             feed(&mut load, input.as_bytes());
@@ -1488,7 +1488,7 @@ fn benches_are_whole() {
 /// mailboxes; then the other paths are measured.
 #[test]
 fn rpc_figures_belong_together() {
-    let served = Served::start(&["--capacity", "3000", "--mailbox-mib", "0", "--anonymous"]);
+    let served = Served::start(&["--capacity", "3000", "--mailbox-max", "0", "--anonymous"]);
     expect(served.run(&["put", "mine", "stays"]), 0);
     let svg = served.file("rpc.svg", "");
     let small = ["--connections", "1,2", "--keys", "2000", "--rounds", "1", "--seconds", "0.05", "--json"];
@@ -1614,7 +1614,7 @@ fn hints_are_counted_while_a_table_grows() {
     assert!(drawn.contains("bytes of a GET") && drawn.contains("hit, without") && !drawn.contains("NaN"));
     // Without replacements, and with little memory.
     let other =
-        ["--gets", "2", "--replaced", "0", "--zipf", "0.5", "--hint-bytes", "512", "--layout", "farm"];
+        ["--gets", "2", "--replaced", "0", "--zipf", "0.5", "--hint-memory", "512", "--layout", "farm"];
     let other = json(&expect(run(&[&["bench", "hints", "--json"], &sizes[..], &other].concat()), 0));
     let given =
         [("gets", 2.0), ("replaced", 0.0), ("zipf", 0.5), ("hint_bytes", 512.0), ("segment_slots", 256.0)];
@@ -1696,7 +1696,7 @@ fn the_tiered_workload_is_whole() {
     let refused = stderr(&expect(run(&["bench", "tiered", "--max-memory", "96MiB"]), 1));
     let fitting = refused.split("take a --scale of ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
     assert!(refused.contains("1,920,000 keys at scale 0.01 take up to"), "{refused}");
-    assert!(refused.contains("the table may take 96.0 MiB, by --max-memory"), "{refused}");
+    assert!(refused.contains("the table may take 96 MiB, by --max-memory"), "{refused}");
     expect(run(&["bench", "tiered", "--max-memory", "96MiB", "--scale", fitting]), 0);
     let refused = stderr(&expect(run(&["bench", "tiered", "--max-memory", "1MiB"]), 1));
     assert!(refused.ends_with("allow more by --max-memory\n") && !refused.contains("take a"), "{refused}");
@@ -1762,7 +1762,7 @@ fn snapshots_are_made_and_restored() {
     let last = &stat["snapshots"]["last"];
     assert_eq!((&last["keys"], &stat["snapshots"]["every_ms"]), (&500.into(), &3_600_000.into()), "{stat}");
     let shown = stdout(&expect(served.run(&["stat"]), 0));
-    assert!(shown.contains("every 3600s") && shown.contains("last snapshot"), "{shown}");
+    assert!(shown.contains("every 60 min") && shown.contains("last snapshot"), "{shown}");
     std::fs::copy(&snap, &copy).unwrap();
     let about = json(&expect(run(&["restore", &copy, "--check", "--json"]), 0));
     assert_eq!(
@@ -2058,7 +2058,7 @@ fn files_are_loaded_by_their_names() {
 fn stat_counts_each_change() {
     let dir = tempfile::tempdir().unwrap();
     let region = region_in(dir.path());
-    let flags = ["--region", &*region, "--slots", "1000", "--key-max", "16", "--grace-us", "700"];
+    let flags = ["--region", &*region, "--slots", "1000", "--key-max", "16", "--grace", "700us"];
     let mut served = Served::start_in(dir, &flags);
     served.load(0..6);
     served.load(0..4);
@@ -2167,7 +2167,7 @@ fn the_address_may_be_in_the_environment() {
     expect(with(&["get", "k", "--at", &other.at]), 1);
 }
 
-/// A stopped server is waited for as long as --deadline-ms says, and no request of it is done twice.
+/// A stopped server is waited for as long as --deadline says, and no request of it is done twice.
 #[test]
 fn a_stopped_server_is_waited_for_until_the_deadline() {
     use rustix::process::Signal;
@@ -2176,7 +2176,7 @@ fn a_stopped_server_is_waited_for_until_the_deadline() {
     for command in
         [&["put", "k", "v"][..], &["del", "k"], &["stat"], &["snapshot"], &["shrink"], &["load", "-"]]
     {
-        let arguments = [command, &["--deadline-ms", "120", "--at", &served.at]].concat();
+        let arguments = [command, &["--deadline", "120ms", "--at", &served.at]].concat();
         let out = expect(run_with_input(&arguments, b"k\tv\n"), 1);
         assert!(stderr(&out).contains("120ms"), "{command:?}: {out:?}");
     }
@@ -2191,7 +2191,7 @@ fn each_option_is_held_against_the_table() {
     let dir = tempfile::tempdir().unwrap();
     let region = region_in(dir.path());
     let made = ["--slots", "64", "--key-max", "20", "--value-max", "300", "--heap", "64MiB"];
-    let made = [&made[..], &["--inline-max", "40", "--grace-us", "900", "--layout", "farm"]].concat();
+    let made = [&made[..], &["--inline-max", "40", "--grace", "900us", "--layout", "farm"]].concat();
     let dir = Served::start_in(dir, &[&["--region", &*region][..], &made].concat()).kill();
     let at = format!("shm:{}", dir.path().join("sock").display());
     for (option, named) in [
@@ -2200,7 +2200,7 @@ fn each_option_is_held_against_the_table() {
         (["--inline-max", "200"], "it has bytes in a slot 128, asked for was 256"),
         (["--heap", "32MiB"], "it has heap 67108864, asked for was 33554432"),
         (["--slots", "128"], "it has size 64 main slots, asked for was 128 main slots"),
-        (["--grace-us", "901"], "it has grace-us 900, asked for was 901"),
+        (["--grace", "901us"], "it has grace 900 µs, asked for was 901 µs"),
         (["--layout", "cluster"], "it has layout hopscotch:farm, asked for was chained:cluster"),
     ] {
         let out = expect(run(&[&["serve", "--at", &at, "--region", &region][..], &option].concat()), 1);
@@ -2339,7 +2339,7 @@ fn what_a_restore_leaves_out_is_counted() {
     let refused = stderr(&restore(&narrow, &whole, &[], 1));
     assert!(refused.contains("has a key of 32 bytes") && refused.contains("--key-max 32"), "{refused}");
     // A table that is full ends it.
-    let small = Served::start(&["--anonymous", "--slots", "64", "--grace-us", "100"]);
+    let small = Served::start(&["--anonymous", "--slots", "64", "--grace", "100us"]);
     let out = restore(&small, &whole, &["--damaged"], 1);
     assert!(
         stderr(&out).contains("the table is full") && stderr(&out).contains("of the snapshot"),
@@ -2411,7 +2411,7 @@ fn other_users_are_let_in_by_name() {
     };
     let number = NOBODY.to_string();
     for (option, may_read, may_change) in
-        [("--allow-uid", true, true), ("--allow-read-uid", true, false), ("--half-open-ms", false, false)]
+        [("--allow-uid", true, true), ("--allow-read-uid", true, false), ("--half-open", false, false)]
     {
         let served = Served::start_in(open(), &["--anonymous", "--slots", "64", option, &number]);
         expect(served.run(&["put", "k", "v"]), 0);
@@ -2512,4 +2512,147 @@ fn a_bench_leaves_nothing() {
         wait_for("the server to be gone", || children.split_whitespace().all(is_gone).then_some(()));
         assert!(files() == 0, "{children}: {} files are left", files());
     }
+}
+
+/// Scripts need no pauses: a server in the background is there when the command returns, and gone when `stop`
+/// returns. Between these it answers.
+#[test]
+fn a_server_in_the_background_is_there_and_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str| dir.path().join(name).display().to_string();
+    let (at, region, pid_file) = (format!("shm:{}", file("sock")), file("region"), file("pid"));
+    let serve = ["serve", "--daemonize", "--at", &at, "--region", &region, "--slots", "64"];
+    let serve = [&serve[..], &["--pid-file", &pid_file]].concat();
+    let told = stdout(&expect(run(&serve), 0));
+    let pid = std::fs::read_to_string(&pid_file).unwrap();
+    let pid: i32 = pid.trim().parse().unwrap();
+    assert!(told.starts_with("serving ") && told.contains(&format!("process {pid}; its log is ")), "{told}");
+    assert!(told.contains(&file("sock.log")), "{told}");
+    assert_eq!(stdout(&expect(run(&["set", "k", "v", "--at", &at]), 0)), "inserted\n");
+    assert!(stdout(&expect(run(&["ping", "--at", &at]), 0)).contains(" answers: a request takes "));
+    // It has a session of its own, and nothing of the terminal.
+    let process = rustix::process::Pid::from_raw(pid).unwrap();
+    assert_eq!(rustix::process::getsid(Some(process)).unwrap(), process);
+    let open = |fd: u32| std::fs::read_link(format!("/proc/{pid}/fd/{fd}")).unwrap();
+    let log = PathBuf::from(file("sock.log"));
+    assert_eq!([open(0), open(1), open(2)], ["/dev/null".into(), log.clone(), log]);
+    // A second one says why it does not start.
+    let refused = expect(run(&serve), 1);
+    assert!(stderr(&refused).contains("in use by another server"), "{refused:?}");
+    assert_eq!(stdout(&refused), "");
+
+    let stopped = stdout(&expect(run(&["stop", "--at", &at]), 0));
+    assert!(stopped.starts_with(&format!("stopped the server at {at}, process {pid}\n")), "{stopped}");
+    assert!(stopped.contains(&format!("the table stays in {region} (")), "{stopped}");
+    assert!(!Path::new(&pid_file).exists() && !Path::new(&file("sock")).exists());
+    let none = stderr(&expect(run(&["stop", "--at", &at]), 1));
+    assert!(none.contains("no server at"), "{none}");
+
+    let log = file("other.log");
+    let ready = json(&expect(run(&[&serve[..], &["--json", "--log", &log]].concat()), 0));
+    assert_eq!((&ready["event"], &ready["log"]), (&"ready".into(), &log.into()));
+    assert_eq!(stdout(&expect(run(&["get", "k", "--at", &at]), 0)), "v\n");
+    let stopped = json(&expect(run(&["stop", "--json", "--at", &at]), 0));
+    assert_eq!((&stopped["pid"], &stopped["region"]), (&ready["pid"], &region.into()));
+}
+
+/// Also a suspended server is stopped, and one that is not gone in time is named.
+#[test]
+fn a_suspended_server_is_stopped() {
+    let mut served = Served::start(&["--anonymous", "--slots", "64"]);
+    served.suspend();
+    let stopped = stdout(&expect(served.run(&["stop"]), 0));
+    assert_eq!(stopped.lines().count(), 1, "nothing stays of anonymous memory: {stopped}");
+    assert!(served.child.wait().unwrap().success());
+    let over_verbs = stderr(&expect(run(&["stop", "--at", "verbs://localhost:1"]), 1));
+    assert!(over_verbs.contains("on its own host"), "{over_verbs}");
+}
+
+/// `--wait` waits for a server that is not there yet, and says so if none comes. Other errors it does not wait for.
+#[test]
+fn a_server_that_comes_up_is_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = format!("shm:{}", dir.path().join("sock").display());
+    let waiting = oneread()
+        .args(["put", "k", "v", "--wait", "60s", "--at", &at])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let pinging =
+        oneread().args(["ping", "--wait", "60s", "--at", &at]).stdout(Stdio::piped()).spawn().unwrap();
+    let served = Served::start_in(dir, &["--anonymous", "--slots", "64"]);
+    assert_eq!(stdout(&expect(waiting.wait_with_output().unwrap(), 0)), "inserted\n");
+    expect(pinging.wait_with_output().unwrap(), 0);
+    expect(served.run(&["dump", "--wait", "60s"]), 0);
+    let dir = tempfile::tempdir().unwrap();
+    let none = format!("shm:{}", dir.path().join("none").display());
+    for command in [&["put", "k", "v"][..], &["get", "k"], &["ping"], &["dump"]] {
+        let out = expect(run(&[command, &["--wait", "20ms", "--at", &none]].concat()), 1);
+        assert!(stderr(&out).contains("waited 20 ms for a server: no server at"), "{out:?}");
+    }
+    let mut never = oneread();
+    never.args(["put", "k", "v", "--wait", "1h", "--at", "verbs://256.256.256.256:1"]);
+    expect(ends(never), 1);
+}
+
+/// systemd is told when the server is ready, and when it stops.
+#[test]
+fn systemd_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = std::os::unix::net::UnixDatagram::bind(dir.path().join("notify")).unwrap();
+    socket.set_read_timeout(Some(SOON)).unwrap();
+    let mut command = oneread();
+    command.env("NOTIFY_SOCKET", dir.path().join("notify"));
+    let served = Served::start_by(command, dir, &["--anonymous", "--slots", "64"]);
+    let hear = || {
+        let mut message = [0; 256];
+        let len = socket.recv(&mut message).unwrap();
+        String::from_utf8(message[..len].to_vec()).unwrap()
+    };
+    assert_eq!(hear(), format!("READY=1\nMAINPID={}\n", served.child.id()));
+    served.signal(rustix::process::Signal::TERM);
+    assert_eq!(hear(), "STOPPING=1\n");
+}
+
+/// What is no table of keys and values is named before anything of it is put, or with it.
+#[test]
+fn files_that_are_no_lines_are_named() {
+    let served = Served::start(&["--anonymous", "--slots", "64"]);
+    let path = served.file("words.tsv.gz", "");
+    std::fs::write(&path, b"\x1f\x8b\x08\x00 and so on\n").unwrap();
+    let refused = stderr(&expect(served.run(&["load", &path]), 1));
+    assert!(refused.contains(&format!("is compressed; zcat {path} | oneread load -")), "{refused}");
+    let path = served.file("names.csv", "Key,Value\na,1\n");
+    let loaded = expect(served.run(&["load", &path]), 0);
+    assert!(stderr(&loaded).contains("--header skips it"), "{loaded:?}");
+    let skipped = expect(served.run(&["load", "--header", &path]), 0);
+    assert_eq!(stderr(&skipped), "");
+}
+
+/// Ctrl-C in the middle says how far the command came, in one line, and the status tells of it.
+#[test]
+fn who_is_interrupted_is_told() {
+    let mut child = oneread()
+        .args(["layouts", "--slots", "1048576", "--preset", "windowed:8", "--load", "50"])
+        .stderr(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    // Until the thread is there that waits for the signal.
+    let caught = || std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+    let catches = |status: String| {
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap().trim().to_owned();
+        (u64::from_str_radix(&mask, 16).unwrap() & 1 << 1 != 0).then_some(())
+    };
+    wait_for("the handler", || catches(caught()));
+    wait_for("threads", || {
+        (std::fs::read_dir(format!("/proc/{}/task", child.id())).unwrap().count() > 2).then_some(())
+    });
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), rustix::process::Signal::INT)
+        .unwrap();
+    let mut told = String::new();
+    std::io::Read::read_to_string(&mut child.stderr.take().unwrap(), &mut told).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert!(told.starts_with("oneread: interrupted; measuring: ") && told.lines().count() == 1, "{told}");
+    assert!(told.trim_end().ends_with(" operations"), "{told}");
 }

@@ -29,6 +29,7 @@ use crate::process::Process;
 use crate::reader::{DirectAnswers, GetStats, HintCounts, Limits, ReadCounts, StoredAnswer};
 use crate::region::{Region, RegionError};
 use crate::setters::setters;
+use crate::units::time;
 use crate::values::Values;
 use crate::verbs::VerbsOptions;
 #[cfg(feature = "verbs")]
@@ -424,7 +425,8 @@ pub enum GetError {
     },
     /// Over verbs: no READ completed in time ([`ClientOptions::deadline`]).
     #[error(
-        "the server at {address} could not be read from within {deadline:?}; it may be suspended (SIGSTOP) or unreachable"
+        "the server at {address} could not be read from within {}; it may be suspended (SIGSTOP) or unreachable",
+        time(*deadline)
     )]
     Deadline {
         /// The address.
@@ -579,7 +581,8 @@ pub enum MutateError {
     },
     /// No answer in time. The change may still happen, or may have happened.
     #[error(
-        "the server at {address} did not answer within {deadline:?}; it may be suspended (SIGSTOP) or busy, and the change may still happen"
+        "the server at {address} did not answer within {}; it may be suspended (SIGSTOP) or busy, and the change may still happen",
+        time(*deadline)
     )]
     Deadline {
         /// The address.

@@ -13,6 +13,7 @@
 //! token keeps strangers out. What crosses the network afterwards is neither encrypted nor signed.
 //!
 //! The TCP connection stays open without traffic. It tells each side when the other is gone.
+use crate::units::time;
 
 use super::Token;
 use super::device::Endpoint;
@@ -240,8 +241,8 @@ impl Handshake {
     fn io(&self, doing: &str, error: io::Error) -> SetupError {
         match error.kind() {
             ErrorKind::WouldBlock | ErrorKind::TimedOut => self.failed(format!(
-                "did not answer within {:?}; it may be suspended (SIGSTOP) or busy",
-                self.within
+                "did not answer within {}; it may be suspended (SIGSTOP) or busy",
+                time(self.within)
             )),
             ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => {
                 self.failed(format!("hung up while this client was {doing}"))
@@ -371,7 +372,7 @@ mod tests {
         let late = [handshake.receive::<Join>().map(drop), handshake.send(&join(9))];
         for late in late {
             let why = late.unwrap_err().to_string();
-            assert!(why.contains("did not answer within 60s"), "{why}");
+            assert!(why.contains("did not answer within 60 s"), "{why}");
         }
     }
 

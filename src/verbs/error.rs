@@ -1,6 +1,7 @@
 //! Errors of verbs: while setting up, and while connected.
 
 use super::gid::{GidError, GidMismatch};
+use crate::units::time;
 use crate::wire::WireError;
 use std::error::Error;
 use std::io;
@@ -32,7 +33,7 @@ pub enum VerbsError {
         errno: i32,
     },
     /// No completion came in time.
-    #[error("no completion within {within:?}; the network is down, or the device has stopped")]
+    #[error("no completion within {}; the network is down, or the device has stopped", time(*within))]
     Late {
         /// The time limit.
         within: Duration,

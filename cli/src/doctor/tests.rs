@@ -423,12 +423,12 @@ fn memlock() {
         ("unlimited", "unlimited", Level::Ok, "no limit", ""),
         ("104857600", "104857600", Level::Ok, "up to 100 MiB", ""),
         ("8388608", "8388608", Level::Warning, "a server must lock its table, by default 100 MiB", limits_d),
-        ("65536", "65536", Level::Problem, "up to 64.0 KiB: a client's queues may not fit", limits_d),
+        ("65536", "65536", Level::Problem, "up to 64 KiB: a client's queues may not fit", limits_d),
         (
             "65536",
             "unlimited",
             Level::Problem,
-            "up to 64.0 KiB: a client's queues may not fit",
+            "up to 64 KiB: a client's queues may not fit",
             "ulimit -l unlimited",
         ),
     ] {
@@ -437,7 +437,7 @@ fn memlock() {
         expect(&diagnosis, "locked memory", level, found, command);
         assert_eq!(diagnosis.verbs.works, level < Level::Problem, "{soft} {hard}");
     }
-    assert_eq!(Diagnosis::of(&machine.facts(), &QUESTION).verbs.why, "because only 64.0 KiB may be locked");
+    assert_eq!(Diagnosis::of(&machine.facts(), &QUESTION).verbs.why, "because only 64 KiB may be locked");
     // CAP_IPC_LOCK lifts the limit, but not inside a user namespace.
     let facts = machine.user(0, 1 << 14).facts();
     expect(&Diagnosis::of(&facts, &QUESTION), "locked memory", Level::Ok, "CAP_IPC_LOCK", "");

@@ -10,12 +10,12 @@ pub mod reader;
 use super::folder::{Folder, bytes_behind};
 use super::measure::{KEY_BYTES, VALUE_BYTES, key, machine, quantile, told, told_ns, value};
 use super::plan::whole;
+use super::progress::Progress;
 use super::{names, show};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use comfy_table::{Attribute, Cell};
 use hdrhistogram::Histogram;
-use indicatif::ProgressBar;
 use oneread::layout::geometry::Geometry;
 use oneread::{
     Address, Backing, Config, Family, Index, Layout, PutMode, PutOutcome, Server, ServerConfig, TableSize,
@@ -301,7 +301,7 @@ impl Grow {
         let growing = self.serve(&folder, Which::Growing)?;
         let fixed = self.serve(&folder, Which::Fixed)?;
         let begun = Instant::now();
-        let bar = show::bar(2 * (2 * self.keys - self.from), "growing", "changes");
+        let bar = Progress::of(2 * (2 * self.keys - self.from), "growing", "changes");
         let mut run = Run { page: Page::new()?, tables: [growing, fixed], readers: None, step: 0, bar };
         for which in Which::BOTH {
             run.put(which, 0..self.from, &mut Side::new()?, None)?;
@@ -329,7 +329,7 @@ impl Grow {
         outcome.moves_per_insert = moves[0] + outcome.split_moves_per_insert;
         outcome.fixed_moves_per_insert = moves[1];
         self.removes(&mut run, &mut sides, &mut outcome)?;
-        run.bar.finish_and_clear();
+        run.bar.finish();
         outcome.seconds = begun.elapsed().as_secs_f64();
         let growth = run.tables[0].index().growth();
         (outcome.splits, outcome.merges, outcome.given_up) = (growth.splits, growth.merges, growth.given_up);
@@ -468,7 +468,7 @@ struct Run {
     tables: [Server; 2],
     readers: Option<Readers>,
     step: u64,
-    bar: ProgressBar,
+    bar: Progress,
 }
 
 impl Run {

@@ -5,6 +5,7 @@ mod plot;
 
 use super::child::{CpuTime, Fabric, ServerChild};
 use super::measure::{KEY_BYTES, VALUE_BYTES, key, machine, median, quantile, told, told_ns, value};
+use super::progress::Progress;
 use super::{TokenArgs, advice, names, show};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
@@ -33,7 +34,7 @@ The paths:
   one-sided  the client READs
   message    SEND and RECV; over shm, the server's socket
   mailbox    shm only: through memory that client and server share
-             (with --at, the server must have room: `serve --mailbox-mib`)
+             (with --at, the server must have room: `serve --mailbox-max`)
   HERD       verbs only: the request is WRITTEN into memory that the server
              polls, the reply is a datagram (with --at: `serve --herd`)
 
@@ -391,7 +392,7 @@ impl Rpc {
         let contestants: Vec<_> =
             CONTESTANTS.into_iter().filter(|(_, path)| table.client_for(*path).is_some()).collect();
         let runs = self.connections.len() as u64 * u64::from(self.rounds) * contestants.len() as u64;
-        let bar = show::bar(runs, "timing", "runs");
+        let bar = Progress::of(runs, "timing", "runs");
         let time = Duration::from_secs_f64(self.seconds / f64::from(self.rounds));
         // Each PUT round writes values of its own.
         let mut version = 0;
@@ -419,7 +420,7 @@ impl Rpc {
                 tally.line(what, connections, base, message(what.0).map(|at| &tallies[at]))
             }));
         }
-        bar.finish_and_clear();
+        bar.finish();
         Ok(lines)
     }
 }
@@ -495,14 +496,14 @@ impl Table {
     }
 
     fn fill(&self, client: &mut Client) -> Result<()> {
-        let bar = show::bar(self.keys, "filling", "keys");
+        let bar = Progress::of(self.keys, "filling", "keys");
         for numbers in self.batches() {
             self.ensure_goes_on()?;
             let pairs: Vec<_> = numbers.map(|n| (self.key(n), stamped(n, 0))).collect();
             client.put_many(&pairs)?.into_iter().collect::<Result<Vec<_>, _>>()?;
             bar.inc(pairs.len() as u64);
         }
-        bar.finish_and_clear();
+        bar.finish();
         Ok(())
     }
 
@@ -510,7 +511,7 @@ impl Table {
     fn clear(&self, client: &mut Client) -> Result<()> {
         let mut removed = 0;
         let mut remove = || -> Result<()> {
-            let bar = show::bar(self.keys, "removing", "keys");
+            let bar = Progress::of(self.keys, "removing", "keys");
             for numbers in self.batches() {
                 let keys: Vec<_> = numbers.map(|n| self.key(n)).collect();
                 for was_there in client.remove_many(&keys)? {
@@ -518,7 +519,7 @@ impl Table {
                 }
                 bar.inc(keys.len() as u64);
             }
-            bar.finish_and_clear();
+            bar.finish();
             Ok(())
         };
         let done = remove();
@@ -781,12 +782,9 @@ mod tests {
         assert_eq!((line.p50_ns, line.p99_ns.map(|ns| ns / 10_000)), (Some(1_000), Some(200)));
         let shown =
             show::cells(&table(&[line, message.line((Operation::PutMany, Path::Message), 4, 100.0, None)]));
-        let head = ["4", "GET", "HERD", "600 /s", "2.00", "8.00", "1.00 us", "2.00 ms", "50.00 us", "1.100"];
+        let head = ["4", "GET", "HERD", "600 /s", "2.00", "8.00", "1 µs", "2.00 ms", "50 µs", "1.100"];
         assert_eq!(shown[0], head);
-        assert_eq!(
-            shown[1],
-            ["", "PUTs", "message", "100 /s", "1.00", "-", "1.00 us", "2.00 ms", "-", "1.100"]
-        );
+        assert_eq!(shown[1], ["", "PUTs", "message", "100 /s", "1.00", "-", "1 µs", "2.00 ms", "-", "1.100"]);
     }
 
     /// Where no operation ended, nothing is told of latencies.

@@ -1,0 +1,78 @@
+//! What people type who know another store: the command or the option that does it here.
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+/// What users of Redis type, and what to type instead.
+const COMMANDS: [(&[&str], &str); 12] = [
+    (&["mget"], "`oneread get` takes several keys"),
+    (&["setnx"], "`oneread put --insert KEY VALUE` puts only keys that are absent"),
+    (&["mset", "import"], "`oneread load FILE` puts many keys"),
+    (&["keys", "scan", "list", "ls", "export"], "`oneread dump` prints all keys and values"),
+    (&["exists", "strlen"], "`oneread get KEY` has exit status 1 if the key is absent"),
+    (&["dbsize", "monitor", "status"], "`oneread stat` counts keys and changes, --watch again and again"),
+    (&["shutdown"], "`oneread stop` stops the server"),
+    (&["start", "server"], "`oneread serve --daemonize` starts a server in the background"),
+    (&["save", "bgsave"], "`oneread snapshot` has the server write all keys into a file"),
+    (&["flushall", "flushdb"], "`oneread serve --fresh` begins with an empty table"),
+    (&["expire", "ttl", "setex"], "keys do not expire; `oneread del` removes them"),
+    (
+        &["incr", "decr", "append"],
+        "values are changed as a whole: `oneread put --if-value OLD KEY NEW` does it atomically",
+    ),
+];
+
+const PLACES: [&str; 7] = ["--port", "-p", "--host", "--bind", "--socket", "-s", "--unixsocket"];
+
+/// The advice on what clap did not understand.
+pub fn advice(error: &clap::Error) -> Option<String> {
+    let of = |kind| match error.get(kind) {
+        Some(ContextValue::String(given)) => Some(given.as_str()),
+        _ => None,
+    };
+    match error.kind() {
+        ErrorKind::InvalidSubcommand => {
+            let given = of(ContextKind::InvalidSubcommand)?.to_lowercase();
+            let known = COMMANDS.iter().find(|(names, _)| names.contains(&given.as_str()));
+            known.map(|(_, advice)| (*advice).to_owned())
+        }
+        ErrorKind::UnknownArgument if !of(ContextKind::InvalidArg)?.starts_with('-') => {
+            Some("a key or a value with spaces in it needs quotes".into())
+        }
+        ErrorKind::UnknownArgument if PLACES.contains(&of(ContextKind::InvalidArg)?) => Some(
+            "a server is named by --at: shm:PATH, the path of its socket, on this host, where it has no port; \
+             verbs://HOST:PORT over RDMA"
+                .into(),
+        ),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Cli;
+    use super::*;
+    use clap::{CommandFactory, Parser};
+
+    /// The advice names a command that is there, and none of what is typed is one.
+    #[test]
+    fn advice_names_commands() {
+        let command = Cli::command();
+        for (names, advice) in COMMANDS {
+            let named = advice.split("`oneread ").nth(1).and_then(|rest| rest.split([' ', '`']).next());
+            assert!(command.find_subcommand(named.unwrap()).is_some(), "{advice}");
+            for name in names {
+                let error = Cli::try_parse_from(["oneread", &name.to_uppercase()]).unwrap_err();
+                assert_eq!(super::advice(&error).as_deref(), Some(advice), "{name}");
+            }
+        }
+        for place in PLACES {
+            let error = Cli::try_parse_from(["oneread", "get", "k", place, "7471"]).unwrap_err();
+            assert!(super::advice(&error).is_some_and(|advice| advice.contains("--at")), "{place}: {error}");
+        }
+        let error = Cli::try_parse_from(["oneread", "put", "my", "key", "value"]).unwrap_err();
+        assert!(super::advice(&error).unwrap().contains("needs quotes"), "{error}");
+        for other in [&["oneread", "pot"][..], &["oneread", "get", "--hax"], &["oneread", "get"]] {
+            assert_eq!(super::advice(&Cli::try_parse_from(other).unwrap_err()), None);
+        }
+    }
+}

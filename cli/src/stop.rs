@@ -1,0 +1,185 @@
+//! `stop` and `ping`: ends a server, and asks whether one is there.
+
+use super::units::{Period, some_time};
+use super::{At, Server, serve, show};
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use oneread::{Address, Client, ClientOptions, ConnectError};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::sockopt::{self, Timeout};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// Stop a server of this host, and wait until it is gone
+#[derive(Debug, Args)]
+#[command(after_help = "EXAMPLES
+  oneread serve --daemonize
+  oneread stop
+  oneread stop --at shm:/run/oneread/oneread.sock --deadline 5m
+
+The same as SIGTERM to its process: what is under way is answered, and a server
+with --snapshot makes a last one. It says what stays of the table. Exit status 1
+if no server is there, or it is not gone in time: it goes on stopping then.
+
+A server over verbs is stopped on its own host, by a signal or by systemd.")]
+pub struct Stop {
+    #[command(flatten)]
+    at: At,
+    /// Longest wait until it is gone, as in 60s, 5m
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = some_time)]
+    deadline: Period,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Stop {
+    pub fn run(self) -> Result<ExitCode> {
+        let begun = Instant::now();
+        let address = self.at.address();
+        let Address::Shm(path) = &address else {
+            bail!("a server over verbs is stopped on its own host: systemctl stop, or kill PID there");
+        };
+        let not_there = |e: Errno| ConnectError::NotThere { address: address.clone(), source: e.into() };
+        let socket = self.connect(path).map_err(|e| match e {
+            Errno::ACCESS => ConnectError::NoAccess { address: address.clone(), source: e.into() },
+            e => not_there(e),
+        })?;
+        let server = sockopt::socket_peercred(&socket).context("asking for the server's process")?;
+        let (pid, uid) = (server.pid.as_raw_nonzero(), server.uid.as_raw());
+        // From here on the process has this number as long as the connection stands.
+        let process = match pidfd_open(server.pid, PidfdFlags::empty()) {
+            Err(Errno::SRCH) => bail!(
+                "the server's process is not seen from here: it is in a container; stop it there, or stop the container"
+            ),
+            process => process.context("opening the server's process")?,
+        };
+        if is_hung_up(&socket)? {
+            return Err(not_there(Errno::CONNREFUSED).into());
+        }
+        let region = region_of(&address, uid);
+        for signal in [Signal::TERM, Signal::CONT] {
+            // The second one is for a suspended server.
+            match pidfd_send_signal(&process, signal) {
+                Err(Errno::PERM) => bail!(
+                    "the server at {address}, process {pid}, runs as user {uid}; stop it as that user, or as root (sudo)"
+                ),
+                Err(Errno::SRCH) => break,
+                sent => sent.context("sending the signal")?,
+            }
+        }
+        let Period(deadline) = self.deadline;
+        ensure!(
+            is_ready(&process, PollFlags::IN, deadline)?,
+            "the server at {address}, process {pid}, is not gone after {}; it goes on stopping, perhaps with a last snapshot: --deadline waits longer",
+            show::time(deadline)
+        );
+        let stays = region.and_then(|path| Some((std::fs::metadata(&path).ok()?.blocks() * 512, path)));
+        if self.json {
+            show::say(serde_json::json!({
+                "pid": pid.get(),
+                "seconds": begun.elapsed().as_secs_f64(),
+                "region": stays.as_ref().map(|(_, path)| path.display().to_string()),
+                "region_bytes": stays.as_ref().map(|(bytes, _)| bytes),
+            }))?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        show::say(format_args!("stopped the server at {address}, process {pid}"))?;
+        if let Some((bytes, path)) = stays {
+            show::say(serve::what_stays(&path, bytes, &address))?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// A connection that asks for nothing. A server whose backlog is full makes it wait.
+    fn connect(&self, path: &Path) -> Result<OwnedFd, Errno> {
+        let flags = SocketFlags::CLOEXEC;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        sockopt::set_socket_timeout(&socket, Timeout::Send, Some(self.deadline.0))?;
+        rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+        Ok(socket)
+    }
+}
+
+fn is_ready(fd: &OwnedFd, what: PollFlags, within: Duration) -> Result<bool> {
+    let until = Instant::now() + within;
+    loop {
+        let left = Timespec::try_from(until.saturating_duration_since(Instant::now()))?;
+        match poll(&mut [PollFd::new(fd, what)], Some(&left)) {
+            Err(Errno::INTR) => {}
+            ready => return Ok(ready? > 0),
+        }
+    }
+}
+
+fn is_hung_up(socket: &OwnedFd) -> Result<bool> {
+    is_ready(socket, PollFlags::RDHUP, Duration::ZERO)
+}
+
+/// The file that holds the table, if it is a file and the server says so in time.
+fn region_of(address: &Address, uid: u32) -> Option<PathBuf> {
+    let options = ClientOptions::new().deadline(Duration::from_secs(1)).server_uids(vec![uid]);
+    let client = Client::connect_with(address, options).ok()?;
+    let shared = client.region()?.share().ok()?;
+    let path = std::fs::read_link(format!("/proc/self/fd/{}", shared.as_raw_fd())).ok()?;
+    path.is_file().then_some(path)
+}
+
+/// Ask whether a server is there and answers
+#[derive(Debug, Args)]
+#[command(after_help = "EXAMPLES
+  oneread ping
+  oneread serve & oneread ping --wait 10s   returns when it serves
+  oneread ping --json | jq .get_us
+
+Prints how long a request to the server takes, and a GET, which the server does
+not see: medians of 11. Exit status 1 if no server answers.")]
+pub struct Ping {
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    server: Server,
+}
+
+impl Ping {
+    pub fn run(self) -> Result<ExitCode> {
+        let mut client = self.server.connect()?;
+        let request = median(|| client.server_stats().map(drop).map_err(Into::into))?;
+        let get = median(|| client.get(b"ping").map(drop).map_err(Into::into))?;
+        let address = client.address();
+        if self.json {
+            let us = |time: Duration| time.as_nanos() as f64 / 1e3;
+            show::say(serde_json::json!({
+                "address": address.to_string(),
+                "request_us": us(request),
+                "get_us": us(get),
+            }))?;
+        } else {
+            let [request, get] = [request, get].map(show::time);
+            show::say(format_args!(
+                "{address} answers: a request takes {request}, a GET without the server {get}"
+            ))?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// The median time of what is done some times, after once more.
+fn median(mut what: impl FnMut() -> Result<()>) -> Result<Duration> {
+    what()?;
+    let mut times = [Duration::ZERO; 11];
+    for time in &mut times {
+        let begun = Instant::now();
+        what()?;
+        *time = begun.elapsed();
+    }
+    times.sort_unstable();
+    Ok(times[times.len() / 2])
+}
