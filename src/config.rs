@@ -10,7 +10,7 @@ use crate::layout::geometry::{
     SEGMENTS_MAX,
 };
 use crate::layout::hash::{Seeds, mix};
-use crate::layout::slot::{KEY_MAX, REFERENCE_BYTES, SLOT_BYTES_MAX, SlotShape};
+use crate::layout::slot::{FURTHER, HEADER, KEY_MAX, REFERENCE_BYTES, SLOT_BYTES_MAX, SlotShape};
 use crate::placement::Preset;
 use crate::setters::setters;
 use crate::units::{bytes, time};
@@ -75,6 +75,9 @@ fn by_numbers(family: &str, text: &str) -> Option<Layout> {
     parts.next().is_none().then_some(layout)
 }
 
+/// Payload of a slot of two lines, in bytes.
+const TWO_LINES: usize = LINE - HEADER + FURTHER;
+
 /// How large a table is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -119,9 +122,13 @@ impl fmt::Display for TableSize {
 ///
 /// ```
 /// use oneread::{Config, TableSize};
-/// let config = Config::new().size(TableSize::Keys(10_000)).value_max(100);
+/// let config = Config::new().size(TableSize::Keys(10_000));
 /// let geometry = config.geometry().unwrap();
-/// assert_eq!(geometry.shape().bytes(), 192); // 16 header + 32 key + 100 value + stamps, in whole lines
+/// assert_eq!(geometry.shape().bytes(), 128); // 16 header + 110 key and value + stamps, in whole lines
+///
+/// // Short keys and values take less.
+/// let geometry = config.key_max(16).value_max(32).geometry().unwrap();
+/// assert_eq!(geometry.shape().bytes(), 64);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -136,10 +143,16 @@ pub struct Config {
     /// its own: a GET of it takes one READ more.
     pub value_max: usize,
     /// Longest value that stands in its slot, beside the longest key. This sets the size of slots. `None`:
-    /// `value_max` where every value stands in its slot, otherwise what two lines have room for.
+    /// `value_max` where a slot can hold that, otherwise what two lines (128 bytes) have room for. Beside a
+    /// shorter key a longer value stands in the slot, too.
     pub inline_max: Option<usize>,
-    /// Memory for extents, in bytes. `None`: every value stands in its slot; a table that grows
-    /// takes what extents need from its `bytes_max`.
+    /// The most memory for extents, in bytes. It is taken block by block as values need it; over verbs, in
+    /// huge pages and in [`Region::create`](crate::region::Region::create) at once.
+    ///
+    /// `None`: a table whose values all stand in their slots has none. That is so where slots can hold
+    /// `value_max` (about 4 KiB less `key_max`), and `inline_max` asks for no less. Another table of one size
+    /// has as much as its main slots, and at least what its longest values need: two blocks, each with room
+    /// for four. One that grows takes what extents need from its `bytes_max`.
     pub heap_bytes: Option<u64>,
     /// The grace time T, at most 60 s. A pass over a network that finds nothing is trusted only if
     /// it took less than T; otherwise the GET looks again. The traces of a moved key stay for 2T.
@@ -161,14 +174,16 @@ setters!(Config {
 });
 
 impl Default for Config {
-    /// `windowed:8` for one million keys of at most 32 bytes, with values of at most 78 bytes (two
-    /// lines per slot) and a grace time of 2 ms.
+    /// `windowed:8` for one million keys of at most 86 bytes, with values of at most 1 MiB, and a grace
+    /// time of 2 ms. Slots have two lines (128 bytes): key and value stand in one if they have 110 bytes
+    /// together, and a GET is 1 READ. Longer values are extents, and 1 READ more.
     fn default() -> Config {
         Config {
             layout: crate::cuckoo::WINDOWED_8,
             size: TableSize::Keys(1_000_000),
-            key_max: 32,
-            value_max: 78,
+            // As long as a slot of two lines can have beside a reference.
+            key_max: TWO_LINES - REFERENCE_BYTES,
+            value_max: 1 << 20,
             inline_max: None,
             heap_bytes: None,
             grace: Duration::from_millis(2),
@@ -218,7 +233,7 @@ pub enum ConfigError {
     },
     /// Less memory than a table that grows begins with.
     #[error(
-        "{} are too few for a table that grows, with such keys and values: it needs {}; allow that much",
+        "{} are too few for a table that grows, with such keys and values: it needs {}; allow that much, or lower `Config::value_max`",
         bytes(*given),
         bytes(*need)
     )]
@@ -248,17 +263,7 @@ pub enum ConfigError {
         /// What was asked for.
         given: usize,
     },
-    /// Key and value together do not fit into the largest slot.
-    #[error("a key of {key_max} and a value of {value_max} bytes do not fit into the largest slot, which holds {room}; set `Config::heap_bytes`, memory for longer values, or lower `Config::value_max` to {}", room - key_max)]
-    ValueMax {
-        /// Longest key asked for.
-        key_max: usize,
-        /// Longest value asked for.
-        value_max: usize,
-        /// Bytes of payload in the largest slot.
-        room: usize,
-    },
-    /// Key and value together do not fit into the largest slot, although longer values need not.
+    /// Key and value together do not fit into the largest slot. Longer values need not.
     #[error("a key of {key_max} and a value of {inline_max} bytes do not fit into the largest slot, which holds {room}; lower `Config::inline_max` to {}, or leave it out", room - key_max)]
     InlineMax {
         /// Longest key asked for.
@@ -325,6 +330,13 @@ impl Config {
     /// The same as [`Config::default`].
     pub fn new() -> Config {
         Config::default()
+    }
+
+    /// What tests count with: keys of at most 32 bytes, and values of at most 78, which all stand in slots
+    /// of 128 bytes.
+    #[cfg(test)]
+    pub(crate) fn short() -> Config {
+        Config::default().key_max(32).value_max(78)
     }
 
     /// The largest size whose table, otherwise like this one, takes at most so many bytes. `None` if
@@ -425,7 +437,10 @@ impl Config {
                 let least = if has_heap && self.heap_bytes.is_none() { heap_need } else { 0 };
                 (growing_to(geometry, bytes_max, least)?, bytes_max)
             }
-            _ => (geometry, 0),
+            _ => {
+                let slots = geometry.main_slots() * geometry.shape.bytes() as u64;
+                (geometry, slots.max(heap_need))
+            }
         };
         if !has_heap {
             return Ok(geometry);
@@ -442,23 +457,17 @@ impl Config {
             return Err(ConfigError::LongestValue { given: value_max });
         }
         let for_lengths = |value_max| SlotShape::for_lengths(key_max, value_max);
-        let is_growing = matches!(self.size, TableSize::Growing { .. });
         let wants_heap = self.heap_bytes.is_some()
-            || is_growing && self.inline_max.map_or(for_lengths(value_max).is_none(), |max| max < value_max);
+            || self.inline_max.map_or(for_lengths(value_max).is_none(), |max| max < value_max);
         let inline_max = match self.inline_max {
             Some(inline_max) => inline_max.min(value_max),
-            None if wants_heap => {
-                let two_lines = SlotShape::from_bytes(2 * LINE).map_or(0, SlotShape::payload_max);
-                value_max.min(two_lines.saturating_sub(key_max))
-            }
+            None if wants_heap => value_max.min(TWO_LINES.saturating_sub(key_max)),
             None => value_max,
         };
         let inline_max = if wants_heap { inline_max.max(REFERENCE_BYTES) } else { value_max };
         let room = SlotShape::from_bytes(SLOT_BYTES_MAX).map_or(0, SlotShape::payload_max);
-        let shape = for_lengths(inline_max).ok_or(match wants_heap {
-            true => ConfigError::InlineMax { key_max, inline_max, room },
-            false => ConfigError::ValueMax { key_max, value_max, room },
-        })?;
+        // Without a heap, slots can hold the longest value.
+        let shape = for_lengths(inline_max).ok_or(ConfigError::InlineMax { key_max, inline_max, room })?;
         Ok((shape, wants_heap))
     }
 }
@@ -520,7 +529,7 @@ mod tests {
     }
 
     fn made(layout: Layout, size: TableSize) -> Result<Geometry, ConfigError> {
-        Config { layout, size, seeds: Some(Seeds::from_number(1)), ..Config::default() }.geometry()
+        Config { layout, size, seeds: Some(Seeds::from_number(1)), ..Config::short() }.geometry()
     }
 
     /// A table that grows is made of as many bytes as its refusal asks for, and of not one less.
@@ -542,20 +551,19 @@ mod tests {
     fn what_a_refusal_asks_for_is_taken() {
         let growing = |bytes_max| TableSize::Growing { bytes_max, segment_slots: None };
         for value_max in [78, 5_000, 10_000, 1 << 20, VALUE_MAX] {
-            let of =
-                |bytes_max| Config { size: growing(bytes_max), value_max, ..Config::default() }.geometry();
+            let of = |bytes_max| Config { size: growing(bytes_max), value_max, ..Config::short() }.geometry();
             let Err(ConfigError::TooSmall { given: 4096, need }) = of(4096) else { panic!("{value_max}") };
             assert!(of(need).is_ok(), "{value_max}: {need}");
             assert_eq!(of(need - 1), Err(ConfigError::TooSmall { given: need - 1, need }), "{value_max}");
             let of = |heap_bytes| {
-                let config = Config { value_max, heap_bytes: Some(heap_bytes), ..Config::default() };
+                let config = Config { value_max, heap_bytes: Some(heap_bytes), ..Config::short() };
                 config.geometry()
             };
             let Err(ConfigError::HeapBytes { need, .. }) = of(1) else { panic!("{value_max}") };
             assert!(of(need).is_ok() && of(need - 1).is_err(), "{value_max}: {need}");
         }
         // More than a heap may have: the slots have the rest.
-        let most = Config { size: growing(2 * HEAP_BYTES_MAX), value_max: 10_000, ..Config::default() };
+        let most = Config { size: growing(2 * HEAP_BYTES_MAX), value_max: 10_000, ..Config::short() };
         assert!(most.geometry().unwrap().heap().bytes <= HEAP_BYTES_MAX);
         // What is too long is named: here values that are to stand in their slots.
         let inline = Config { inline_max: Some(5_000), ..most }.geometry().unwrap_err();
@@ -570,7 +578,7 @@ mod tests {
     fn long_values_have_the_memory_that_was_asked_for() {
         let slots = TableSize::Slots(1 << 10);
         let growing = TableSize::Growing { bytes_max: 64 << 20, segment_slots: Some(256) };
-        let config = |size| Config { size, value_max: 10_000, ..Config::default() };
+        let config = |size| Config { size, value_max: 10_000, ..Config::short() };
         for size in [slots, growing] {
             let given = Config { heap_bytes: Some(8 << 20), ..config(size) };
             let geometry = given.geometry().unwrap();
@@ -637,6 +645,60 @@ mod tests {
             made.iter().all(|&tables| tables >= 10),
             "of one size, growing, and each with a heap: {made:?}"
         );
+    }
+
+    /// Without a word about lengths, keys of up to 86 bytes and values of up to 1 MiB fit. Slots have two lines,
+    /// and no more than a slot's memory is set aside for long values beside it.
+    #[test]
+    fn the_default_takes_ordinary_data() {
+        let sized = |size| Config::new().size(size).geometry().unwrap();
+        for keys in [1, 100, 1_000_000] {
+            let it = sized(TableSize::Keys(keys));
+            assert_eq!((it.key_max(), it.value_max(), it.shape().bytes()), (86, 1 << 20, 128));
+            let slots = it.main_slots() * 128;
+            let need = 2 * block_bytes(0, extent_bytes(1 << 20));
+            let heap = it.heap();
+            assert!(heap.bytes <= slots.max(need) && heap.bytes + 2 * heap.block_bytes > slots, "{heap:?}");
+            assert!(heap.bytes >= 2 * heap.block_bytes, "{heap:?}");
+            // The empty table takes memory for its slots alone.
+            assert!(it.bytes_at_first() < slots + (64 << 10));
+        }
+        let growing = sized(TableSize::up_to(1 << 30));
+        assert_eq!((growing.key_max(), growing.value_max(), growing.shape().bytes()), (86, 1 << 20, 128));
+        assert!(growing.has_heap() && growing.bytes_max() <= 1 << 30);
+        // With what is inline, and what is not.
+        let it = sized(TableSize::Keys(100));
+        for (key, value, inline) in
+            [(1, 109, true), (86, 24, true), (32, 78, true), (86, 25, false), (1, 110, false)]
+        {
+            assert_eq!(it.is_inline(&vec![0; key], value), inline, "{key}, {value}");
+        }
+    }
+
+    /// What is said of lengths means the same for a table of one size and for one that grows: values that slots
+    /// can hold stand in slots, all others have a heap.
+    #[test]
+    fn lengths_mean_the_same_in_both_sizes() {
+        for size in [TableSize::Slots(1 << 10), TableSize::up_to(64 << 20)] {
+            let of = |config: Config| {
+                let geometry = config.size(size).geometry().unwrap();
+                (geometry.shape().bytes(), geometry.has_heap())
+            };
+            let it = Config::short();
+            assert_eq!(of(it), (128, false));
+            assert_eq!(of(it.value_max(200)), (256, false));
+            assert_eq!(of(it.value_max(3_900)), (4_096, false));
+            assert_eq!(of(it.value_max(4_000)), (128, true));
+            assert_eq!(of(it.value_max(200).inline_max(200)), (256, false));
+            assert_eq!(of(it.value_max(200).inline_max(100)), (192, true));
+            assert_eq!(of(it.value_max(200).heap_bytes(1 << 20)), (128, true));
+            assert_eq!(of(Config::new()), (128, true));
+            assert_eq!(of(Config::new().key_max(255)), (320, true));
+            assert_eq!(of(Config::new().inline_max(200)), (320, true));
+            assert_eq!(of(Config::new().inline_max(0)), (128, true));
+            assert_eq!(of(Config::new().key_max(16).inline_max(24)), (64, true));
+            assert_eq!(of(Config::new().value_max(32)), (192, false));
+        }
     }
 
     /// A heap is shorter than what was asked for by less than two of its blocks. Asked for with its own length, it
@@ -761,8 +823,7 @@ mod tests {
             }
             // The largest table with nearly the largest slots: no size overflows, and a link
             // can number each block.
-            let config =
-                Config { size: TableSize::Slots(max), layout, value_max: 3_000, ..Config::default() };
+            let config = Config { size: TableSize::Slots(max), layout, value_max: 3_000, ..Config::short() };
             let it = config.geometry().unwrap();
             assert!(
                 it.region_bytes() == it.table_offset() + it.slots() * it.shape().bytes() as u64
@@ -788,11 +849,9 @@ mod tests {
         for given in [0, 256, usize::MAX] {
             assert_eq!(made(given, 8, ms), Err(ConfigError::KeyMax { given }));
         }
-        for value_max in [room - 254, VALUE_MAX] {
-            let refused = ConfigError::ValueMax { key_max: 255, value_max, room };
-            assert!(refused.to_string().ends_with(&format!("lower `Config::value_max` to {}", room - 255)));
-            assert_eq!(made(255, value_max, ms), Err(refused));
-        }
+        // Longer values have a heap, and slots of their own size no more.
+        assert_eq!(made(255, room - 254, ms), Ok(320));
+        assert_eq!(made(86, VALUE_MAX, ms), Ok(128));
         for given in [VALUE_MAX + 1, usize::MAX] {
             assert_eq!(made(255, given, ms), Err(ConfigError::LongestValue { given }));
         }
@@ -848,7 +907,7 @@ mod tests {
     fn segments_have_a_largest_size() {
         let of = |segment_slots| {
             let size = TableSize::Growing { bytes_max: 1 << 40, segment_slots: Some(segment_slots) };
-            Config { size, seeds: Some(Seeds::from_number(1)), ..Config::default() }.geometry()
+            Config { size, seeds: Some(Seeds::from_number(1)), ..Config::short() }.geometry()
         };
         // Seven slots more than homes: the last windows reach over them.
         assert_eq!(of(SEGMENT_HOMES_MAX + 7).unwrap().homes(), SEGMENT_HOMES_MAX);

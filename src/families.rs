@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn a_link_names_nobody() {
         for preset in presets() {
-            let config = Config { layout: preset.layout, size: TableSize::Slots(64), ..Config::default() };
+            let config = Config { layout: preset.layout, size: TableSize::Slots(64), ..Config::short() };
             let geometry = config.geometry().unwrap();
             assert!(!names_displaced(&geometry, 0), "{}", preset.name);
             let bits = filter_bits(&geometry);

@@ -766,7 +766,7 @@ mod tests {
         }
 
         let size = TableSize::Growing { bytes_max: 1 << 20, segment_slots: Some(64) };
-        let geometry = Config { size, ..Config::default() }.geometry().unwrap();
+        let geometry = Config { size, ..Config::short() }.geometry().unwrap();
         let tag = geometry.hashed(b"key").ghost();
         let entry = |incarnation| {
             let segment = Named { memory: 0, incarnation };

@@ -486,7 +486,7 @@ mod tests {
     fn memory_is_bounded() {
         let layout = "windowed:8".parse().unwrap();
         let of = |slots, bytes| {
-            let config = Config { layout, size: TableSize::Slots(slots), ..Config::default() };
+            let config = Config { layout, size: TableSize::Slots(slots), ..Config::short() };
             let geometry = config.geometry().unwrap();
             Hints::new(&geometry, bytes).map(|hints| (hints.bytes(), hints.is_whole()))
         };
@@ -710,7 +710,7 @@ mod tests {
         let layout = "windowed:8".parse().unwrap();
         let geometry = |slots, seed| {
             let (size, seeds) = (TableSize::Slots(slots), Some(Seeds::from_number(seed)));
-            Config { layout, size, seeds, ..Config::default() }.geometry().unwrap()
+            Config { layout, size, seeds, ..Config::short() }.geometry().unwrap()
         };
         let (shared, one) = (SharedHints::new(1 << 20), geometry(100, 1));
         let (mut mine, mut theirs) = (None, None);

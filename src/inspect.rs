@@ -306,7 +306,7 @@ mod tests {
     #[test]
     fn blocks_that_are_not_there_are_not_looked_at() {
         let config =
-            Config { layout: "cluster".parse().unwrap(), size: TableSize::Slots(64), ..Config::default() };
+            Config { layout: "cluster".parse().unwrap(), size: TableSize::Slots(64), ..Config::short() };
         let geometry = config.geometry().unwrap();
         let region = Region::private(geometry.region_bytes());
         let index = Index::create(region, geometry, Clock::manual()).unwrap();
@@ -324,7 +324,7 @@ mod tests {
     /// reference names no place of the heap, there is none.
     #[test]
     fn values_that_are_not_what_they_were() {
-        let config = Config { size: TableSize::Slots(64), value_max: 1000, ..Config::default() };
+        let config = Config { size: TableSize::Slots(64), value_max: 1000, ..Config::short() };
         let geometry = config.inline_max(30).heap_bytes(64 << 10).geometry().unwrap();
         let region = Region::private(geometry.region_bytes());
         let index = Index::create(region, geometry, Clock::manual()).unwrap();
@@ -358,7 +358,7 @@ mod tests {
             }
             fn wait_until(&self, _: &dyn Fn() -> bool) {}
         }
-        let config = Config { size: TableSize::Slots(5_000), ..Config::default() };
+        let config = Config { size: TableSize::Slots(5_000), ..Config::short() };
         let geometry = config.geometry().unwrap();
         let recorder = crate::sim::Recorder::new(Clock::manual(), Duration::from_nanos(1));
         let region = std::sync::Arc::new(recorder).region(geometry.region_bytes());
@@ -384,7 +384,7 @@ mod tests {
 
     fn keys_of_a_growing_table(seeds: Seeds) {
         let size = TableSize::Growing { bytes_max: 1 << 20, segment_slots: Some(64) };
-        let geometry = Config { size, seeds: Some(seeds), ..Config::default() }.geometry().unwrap();
+        let geometry = Config { size, seeds: Some(seeds), ..Config::short() }.geometry().unwrap();
         let region = Region::private(geometry.region_bytes());
         let clock = Clock::manual();
         let index = Index::create(region, geometry, clock.clone()).unwrap();

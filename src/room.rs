@@ -122,21 +122,29 @@ impl Backing {
     ///
     /// * half of the machine's memory, and half of the limit of each control group of this process;
     /// * nine tenths of what is free of these, and of the file system of a region file;
-    /// * all free huge pages, for a table in [`Backing::HugePages`], and nothing of the above;
-    /// * the limit on the length of files, and half of that on addresses (RLIMIT_FSIZE, RLIMIT_AS).
+    /// * half of the free huge pages, for a table in [`Backing::HugePages`], and nothing of the above;
+    /// * half of the limit on the length of files, and a quarter of that on addresses (RLIMIT_FSIZE,
+    ///   RLIMIT_AS).
+    ///
+    /// The last two are halves because slots and long values share the bound, and each have addresses for all
+    /// of it.
     ///
     /// `None` where the system says nothing about its memory.
     pub fn default_share(&self) -> Option<MemoryShare> {
         let limits = [
-            of_length().map(|room| (room.bytes, room.of)),
+            of_length().map(|room| (room.bytes / 2, format!("half of {}", room.of))),
             getrlimit(Resource::As)
                 .current
-                .map(|limit| (limit / 2, "half of the limit on addresses (RLIMIT_AS)".into())),
+                .map(|limit| (limit / 4, "a quarter of the limit on addresses (RLIMIT_AS)".into())),
         ];
         let limits = limits.into_iter().flatten();
         let all: Vec<(u64, String)> = if *self == Backing::HugePages {
             let pages = huge_pages(Path::new("/sys/kernel/mm/hugepages/hugepages-2048kB"));
-            pages.map(|room| (room.bytes, room.of)).into_iter().chain(limits).collect()
+            pages
+                .map(|room| (room.bytes / 2, format!("half of {}", room.of)))
+                .into_iter()
+                .chain(limits)
+                .collect()
         } else {
             let of_files =
                 if let Backing::File(path) = self { of_file_system(folder_of(path)) } else { None };

@@ -321,7 +321,7 @@ mod tests {
     /// However many entries a region tells, a client remembers no more than its bound, and goes on remembering.
     #[test]
     fn remembered_entries_are_bounded() {
-        let config = Config { size: TableSize::up_to(64 << 20), ..Config::default() };
+        let config = Config { size: TableSize::up_to(64 << 20), ..Config::short() };
         let geometry = config.geometry().unwrap();
         let mut known = KnownEntries::default();
         let entry = DirectoryEntry { depth: segment::DEPTH_MAX, ..NONE };
@@ -366,7 +366,7 @@ mod tests {
     /// Entries are of one table: those of another one lead into memory that is not this one's.
     #[test]
     fn entries_of_another_table_are_forgotten() {
-        let config = Config { size: TableSize::up_to(64 << 20), ..Config::default() };
+        let config = Config { size: TableSize::up_to(64 << 20), ..Config::short() };
         let [one, other] = [(); 2].map(|()| config.geometry().unwrap());
         let mut known = KnownEntries::default();
         known.remember(&one, 5, entry(3, Pending::Nothing));

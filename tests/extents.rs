@@ -219,8 +219,8 @@ fn bad_sizes() {
     assert!(matches!(longest, ConfigError::LongestValue { given } if given == VALUE_MAX + 1), "{longest}");
     let heap = error(config(1 << 20, 1 << 20));
     assert!(matches!(heap, ConfigError::HeapBytes { given: 1_048_576, .. }), "{heap}");
-    let none = error(Config::new().value_max(1 << 20));
-    assert!(none.to_string().contains("`Config::heap_bytes`"), "{none}");
+    let inline = error(Config::new().inline_max(1 << 20));
+    assert!(inline.to_string().contains("lower `Config::inline_max`"), "{inline}");
 }
 
 /// Churn of values of all lengths: nothing is lost, nothing wrong, and what is not in use comes back.

@@ -237,7 +237,7 @@ mod tests {
     /// stored, and only if the server sleeps.
     #[test]
     fn batches_may_be_longer_than_the_window() {
-        let geometry = Config { size: TableSize::Keys(10), ..Config::default() }.geometry().unwrap();
+        let geometry = Config { size: TableSize::Keys(10), ..Config::short() }.geometry().unwrap();
         for sleeps in [true, false] {
             let (mailbox, fd) = Mailbox::make(&geometry).unwrap();
             if sleeps {
@@ -276,7 +276,7 @@ mod tests {
     /// Each answer renews the deadline.
     #[test]
     fn answers_renew_the_deadline() {
-        let geometry = Config { size: TableSize::Keys(10), ..Config::default() }.geometry().unwrap();
+        let geometry = Config { size: TableSize::Keys(10), ..Config::short() }.geometry().unwrap();
         let (mailbox, fd) = Mailbox::make(&geometry).unwrap();
         let mut cells = ClientMailbox::new(Mailbox::map(fd, &geometry).unwrap());
         /// Stores a reply each time the client sleeps.
@@ -312,7 +312,7 @@ mod tests {
     }
 
     fn converse_with(replies: Vec<(u64, Vec<u8>)>, hangs_up: bool) -> Result<Vec<Reply>, LinkError> {
-        let geometry = Config { size: TableSize::Keys(10), ..Config::default() }.geometry().unwrap();
+        let geometry = Config { size: TableSize::Keys(10), ..Config::short() }.geometry().unwrap();
         let (mailbox, fd) = Mailbox::make(&geometry).unwrap();
         let mut cells = ClientMailbox::new(Mailbox::map(fd, &geometry).unwrap());
         let requests = [Request::Get { key: b"one" }, Request::Get { key: b"two" }];

@@ -1155,7 +1155,7 @@ pub(super) mod tests {
     fn reads_of_failed_gets_are_counted() {
         let dir = tempfile::tempdir().unwrap();
         let address = Address::Shm(dir.path().join("s"));
-        let config = Config::new().size(TableSize::Slots(64));
+        let config = Config::short().size(TableSize::Slots(64));
         let server = Server::start(ServerConfig::new(address.clone(), config)).unwrap();
         let options = ClientOptions::new().limits(Limits::new().retries_max(3));
         let mut client = Client::connect_with(&address, options).unwrap();
@@ -1175,7 +1175,7 @@ pub(super) mod tests {
     }
 
     fn attachment(inode: u64) -> Attachment {
-        let geometry = Config { size: TableSize::Slots(8), ..Config::default() }.geometry().unwrap();
+        let geometry = Config { size: TableSize::Slots(8), ..Config::short() }.geometry().unwrap();
         let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).unwrap();
         let (geometry, identity) = (Arc::new(geometry), (1, inode, 1));
         Attachment { region, geometry, identity, version: 0, is_file: false }
@@ -1419,7 +1419,7 @@ pub(super) mod tests {
     fn a_refusal_is_confirmed() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("socket");
-        let table = Config { size: TableSize::Keys(10), value_max: 100, ..Config::default() };
+        let table = Config { size: TableSize::Keys(10), value_max: 100, ..Config::short() };
         let _server = Server::start(ServerConfig::new(Address::Shm(socket.clone()), table)).unwrap();
         let small = Config { value_max: 8, ..table }.geometry().unwrap();
         let put = Request::Put { mode: PutMode::Upsert, key: b"key", value: &[1; 50] };
@@ -1630,7 +1630,7 @@ pub(super) mod tests {
     fn the_watch_ends_with_the_last_handle() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("socket");
-        let table = Config { size: TableSize::Keys(10), ..Config::default() };
+        let table = Config { size: TableSize::Keys(10), ..Config::short() };
         let server = Server::start(ServerConfig::new(Address::Shm(socket.clone()), table)).unwrap();
         let first = ShmHandle::connect(&socket, &ClientOptions::default()).unwrap();
         let (watch, shared) = (Arc::downgrade(first.watch.as_ref().unwrap()), Arc::downgrade(&first.shared));
@@ -1653,7 +1653,7 @@ pub(super) mod tests {
     fn handles_pass_the_connection_on() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("socket");
-        let table = Config { size: TableSize::Keys(10), ..Config::default() };
+        let table = Config { size: TableSize::Keys(10), ..Config::short() };
         let server = Server::start(ServerConfig::new(Address::Shm(socket.clone()), table)).unwrap();
         let mut first = ShmHandle::connect(&socket, &ClientOptions::default()).unwrap();
         let clients = |expected| {
@@ -1702,7 +1702,7 @@ pub(super) mod tests {
     fn nothing_is_left_of_a_client_without_a_server() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("socket");
-        let table = Config { size: TableSize::Keys(10), ..Config::default() };
+        let table = Config { size: TableSize::Keys(10), ..Config::short() };
         let server = Server::start(ServerConfig::new(Address::Shm(socket.clone()), table)).unwrap();
         let handle = ShmHandle::connect(&socket, &ClientOptions::default()).unwrap();
         server.stop();
@@ -1729,7 +1729,7 @@ pub(super) mod tests {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("socket");
         let serve = |value_max| {
-            let table = Config { size: TableSize::Keys(10), value_max, ..Config::default() };
+            let table = Config { size: TableSize::Keys(10), value_max, ..Config::short() };
             let config = ServerConfig::new(Address::Shm(socket.clone()), table);
             Server::start(config).unwrap()
         };

@@ -48,7 +48,7 @@ mod tests {
         {
             let layout =
                 Layout { family: Family::Cuckoo, choices, bucket_slots, window_buckets, block_slots: 0 };
-            let config = Config { layout, size: TableSize::Slots(64), ..Config::default() };
+            let config = Config { layout, size: TableSize::Slots(64), ..Config::short() };
             let geometry = config.geometry().unwrap();
             let single = bucket_slots * window_buckets == 1;
             assert_eq!((walks(&geometry), homes_on_delete(&geometry)), (single, !single), "{layout:?}");

@@ -119,7 +119,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "a window's worth of words")]
     fn a_window_is_whole() {
-        let geometry = Config { size: TableSize::Slots(64), ..Config::default() }.geometry().unwrap();
+        let geometry = Config { size: TableSize::Slots(64), ..Config::short() }.geometry().unwrap();
         let window = geometry.window(0);
         let words = vec![0; window.slots as usize * geometry.shape().words() - 1];
         let _ = LandedWindow::new(&geometry, window, &words);

@@ -347,7 +347,7 @@ mod tests {
             layout: "cluster".parse().unwrap(),
             size: TableSize::Slots(2000),
             value_max: 3900,
-            ..Config::default()
+            ..Config::short()
         };
         let geometry = config.geometry().unwrap();
         let region = Region::create(&Backing::Anonymous, geometry.region_bytes()).unwrap();

@@ -727,7 +727,7 @@ mod tests {
         let growing = TableSize::Growing { bytes_max: 1 << 20, segment_slots: Some(64) };
         for (size, heap_bytes) in [(TableSize::Slots(64), Some(1 << 18)), (growing, None)] {
             for is_anothers in [false, true] {
-                let config = Config { size, value_max: 1_000, heap_bytes, ..Config::default() };
+                let config = Config { size, value_max: 1_000, heap_bytes, ..Config::short() };
                 let geometry = config.inline_max(30).geometry().unwrap();
                 let (region, clock) = (Region::private(geometry.region_bytes()), Clock::manual());
                 let index = Index::create(region, geometry, clock.clone()).unwrap();
@@ -782,7 +782,7 @@ mod tests {
     fn a_takeover_waits_as_long_as_readers_may() {
         let growing = TableSize::Growing { bytes_max: 1 << 20, segment_slots: Some(64) };
         for (size, heap_bytes) in [(TableSize::Slots(64), Some(1 << 18)), (growing, None)] {
-            let config = Config { size, value_max: 1_000, heap_bytes, ..Config::default() };
+            let config = Config { size, value_max: 1_000, heap_bytes, ..Config::short() };
             let geometry = config.inline_max(30).geometry().unwrap();
             let (region, clock) = (Region::private(geometry.region_bytes()), Clock::manual());
             let index = Index::create(region, geometry.clone(), clock.clone()).unwrap();
@@ -830,7 +830,7 @@ mod tests {
     fn renamed_in_copy_and_original() -> [bool; 2] {
         let size = TableSize::Growing { bytes_max: 1 << 20, segment_slots: Some(64) };
         let geometry =
-            Config { size, value_max: 240, inline_max: Some(30), ..Config::default() }.geometry().unwrap();
+            Config { size, value_max: 240, inline_max: Some(30), ..Config::short() }.geometry().unwrap();
         let region = Region::private(geometry.region_bytes());
         let index = Index::create(region, geometry.clone(), Clock::manual()).unwrap();
         let directory = |n: &u64| geometry.hashed(&n.to_le_bytes()).first().directory();
@@ -900,7 +900,7 @@ mod refused {
         let Ok(folder) = tempfile::tempdir_in("/dev/shm") else { return };
         let path = folder.path().join("region");
         let size = TableSize::Growing { bytes_max: BYTES_MAX, segment_slots: Some(256) };
-        let config = Config { size, value_max: 16 << 10, ..Config::default() }.inline_max(30);
+        let config = Config { size, value_max: 16 << 10, ..Config::short() }.inline_max(30);
         let geometry = config.geometry().unwrap();
         let backing = crate::region::Backing::File(path.clone());
         let region =
@@ -945,7 +945,7 @@ mod refused {
     #[test]
     fn refused_memory_does_not_count() {
         const TIMES: u64 = 100;
-        let config = Config { size: TableSize::Slots(64), value_max: 1_000, ..Config::default() };
+        let config = Config { size: TableSize::Slots(64), value_max: 1_000, ..Config::short() };
         let geometry = config.inline_max(30).heap_bytes(64 << 10).geometry().unwrap();
         let region = Region::private(geometry.region_bytes());
         let index = Index::create(region, geometry, Clock::manual()).unwrap();
@@ -990,7 +990,7 @@ mod refused {
     /// E0: a thread that takes memory of a block while another one has it made ready does not go on before it is.
     #[test]
     fn a_block_is_ready_for_each_thread_that_uses_it() {
-        let config = Config { size: TableSize::Slots(64), value_max: 1_000, ..Config::default() };
+        let config = Config { size: TableSize::Slots(64), value_max: 1_000, ..Config::short() };
         let geometry = config.inline_max(30).heap_bytes(64 << 10).geometry().unwrap();
         let region = Region::private(geometry.region_bytes());
         let index = Index::create(region, geometry, Clock::manual()).unwrap();

@@ -1834,7 +1834,7 @@ mod tests {
     #[test]
     fn the_budget_counts_memory_that_was_left() {
         let size = TableSize::Growing { bytes_max: 1 << 20, segment_slots: Some(64) };
-        let geometry = Config { size, ..Config::default() }.geometry().unwrap();
+        let geometry = Config { size, ..Config::short() }.geometry().unwrap();
         let bytes = geometry.slots() * geometry.shape().bytes() as u64;
         for (segments, free) in [
             (vec![0], vec![]),
@@ -1870,7 +1870,7 @@ mod tests {
     /// A table of a few slots a segment, and its clock.
     fn growing(bytes_max: u64) -> (Growth, Clock) {
         let size = TableSize::Growing { bytes_max, segment_slots: Some(64) };
-        let geometry = Config { size, ..Config::default() }.geometry().unwrap();
+        let geometry = Config { size, ..Config::short() }.geometry().unwrap();
         let (region, clock) = (Region::private(geometry.region_bytes()), Clock::manual());
         (Growth::create_unready(region, geometry, clock.clone(), &Start::default()).unwrap(), clock)
     }

@@ -93,7 +93,7 @@ mod tests {
         const MEMORY: u32 = 3;
         const NONE: u32 = u32::MAX;
         let size = TableSize::Growing { bytes_max: 1 << 20, segment_slots: Some(64) };
-        let geometry = Config { size, ..Config::default() }.geometry().unwrap();
+        let geometry = Config { size, ..Config::short() }.geometry().unwrap();
         let region = Region::private(geometry.region_bytes());
         let grace = Grace::new(Clock::manual(), geometry.grace());
         let live = LiveSegments::new(geometry.segments_max());

@@ -285,7 +285,7 @@ mod tests {
     /// Marking a line changes nothing else in it, so a slot that is only marked is still whole.
     #[test]
     fn every_line_is_marked() {
-        let geometry = Config { value_max: 150, ..Config::default() }.geometry().unwrap();
+        let geometry = Config { value_max: 150, ..Config::short() }.geometry().unwrap();
         let recorder = Arc::new(Recorder::new(Clock::manual(), Duration::from_nanos(1)));
         let region = recorder.region(geometry.region_bytes());
         let (writer, slot) = (SlotWriter { region: &region, geometry: &geometry }, SlotIx(0));

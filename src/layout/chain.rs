@@ -76,7 +76,7 @@ mod tests {
     #[test]
     fn links_lead_to_blocks() {
         let layout = "farm".parse().unwrap();
-        let config = Config { layout, size: TableSize::Slots(1_000), ..Config::default() };
+        let config = Config { layout, size: TableSize::Slots(1_000), ..Config::short() };
         let geometry = config.geometry().unwrap();
         let (blocks, slots) = (geometry.overflow_blocks() as u32, geometry.slots());
         assert_eq!((blocks, slots), (125, 1_500));

@@ -508,7 +508,7 @@ mod tests {
             heap_bytes: Some(1 << 20),
             size: TableSize::Slots(100),
             seeds: Some(Seeds::from_number(9)),
-            ..Config::default()
+            ..Config::short()
         };
         let geometry = config.geometry().unwrap();
         let it = Superblock::new(&geometry, 1);

@@ -65,7 +65,7 @@ mod tests {
     /// A line names each slot of the table, or none.
     #[test]
     fn lines_name_slots_of_the_table() {
-        let config = Config { size: TableSize::Slots(100), ..Config::default() };
+        let config = Config { size: TableSize::Slots(100), ..Config::short() };
         let geometry = config.geometry().unwrap();
         let last = SlotIx(geometry.slots() - 1);
         let name = |slot| name(&geometry, slot);

@@ -517,7 +517,7 @@ impl GrowthSample {
         let w = workload;
         let lengths = (w.key_bytes as usize, w.value_bytes as usize);
         let config = Config::new().layout(self.shape).size(TableSize::Slots(1 << 16));
-        let geometry = config.key_max(lengths.0).value_max(lengths.1).geometry()?;
+        let geometry = config.key_max(lengths.0).value_max(lengths.1).inline_max(lengths.1).geometry()?;
         let slot = geometry.shape().bytes() as f64;
         let segment_slots = segment_slots_for(geometry.shape()) as f64;
         let keys = w.keys as f64 / f64::from(w.servers);

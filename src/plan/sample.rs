@@ -136,7 +136,8 @@ impl Sample {
     pub fn design(&self, workload: &Workload) -> Result<Design, PlanError> {
         let lengths = (workload.key_bytes as usize, workload.value_bytes as usize);
         let config = Config::new().layout(self.shape).size(TableSize::Slots(self.slots));
-        let slot = config.key_max(lengths.0).value_max(lengths.1).geometry()?.shape().bytes() as f64;
+        let config = config.key_max(lengths.0).value_max(lengths.1).inline_max(lengths.1);
+        let slot = config.geometry()?.shape().bytes() as f64;
         let mean = |hit: f64, miss: f64| workload.hits * hit + (1.0 - workload.hits) * miss;
         let reads = mean(self.reads_hit, self.reads_miss);
         let get = Demand {

@@ -210,7 +210,7 @@ mod tests {
     #[test]
     fn a_server_ends_threads_then_region_then_path() {
         let dir = tempfile::tempdir().unwrap();
-        let config = Config { size: TableSize::Keys(10), ..Config::default() };
+        let config = Config { size: TableSize::Keys(10), ..Config::short() };
         let address = Address::Shm(dir.path().join("socket"));
         for (backing, expected) in
             [(Backing::Anonymous, Phase::Retired), (Backing::File(dir.path().join("region")), Phase::Stopped)]
@@ -252,7 +252,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
         let address = Address::Shm(path.clone());
-        let config = Config { size: TableSize::Keys(10), ..Config::default() };
+        let config = Config { size: TableSize::Keys(10), ..Config::short() };
         let server = Server::start(ServerConfig::new(address.clone(), config)).unwrap();
         std::fs::remove_file(&path).unwrap();
         server.socket.as_ref().unwrap().look();
@@ -267,7 +267,7 @@ mod tests {
     fn a_server_looks_around() {
         let dir = tempfile::tempdir().unwrap();
         let (path, region) = (dir.path().join("socket"), dir.path().join("region"));
-        let config = Config { size: TableSize::Keys(10), ..Config::default() };
+        let config = Config { size: TableSize::Keys(10), ..Config::short() };
         let config =
             ServerConfig::new(Address::Shm(path.clone()), config).backing(Backing::File(region.clone()));
         for gone in ["region", "region.lock"] {
@@ -291,7 +291,7 @@ mod tests {
     fn a_successor_keeps_its_socket() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("socket");
-        let config = Config { size: TableSize::Keys(10), ..Config::default() };
+        let config = Config { size: TableSize::Keys(10), ..Config::short() };
         let start = || Server::start(ServerConfig::new(Address::Shm(path.clone()), config));
         let first = start().unwrap();
         let socket = first.socket.clone().unwrap();
@@ -320,7 +320,7 @@ mod tests {
     fn a_region_that_is_gone_does_not_stay() {
         let dir = tempfile::tempdir().unwrap();
         let (path, region) = (dir.path().join("socket"), dir.path().join("region"));
-        let config = Config { size: TableSize::Keys(10), ..Config::default() };
+        let config = Config { size: TableSize::Keys(10), ..Config::short() };
         let config = ServerConfig::new(Address::Shm(path), config).backing(Backing::File(region.clone()));
         for (replaced, stays, left) in [
             (None, true, Phase::Stopped),
@@ -344,7 +344,7 @@ mod tests {
     #[test]
     fn dropping_a_server_ends_it() {
         let dir = tempfile::tempdir().unwrap();
-        let config = Config { size: TableSize::Keys(10), ..Config::default() };
+        let config = Config { size: TableSize::Keys(10), ..Config::short() };
         let path = dir.path().join("socket");
         let server = Server::start(ServerConfig::new(Address::Shm(path.clone()), config)).unwrap();
         let shared = server.shared.clone();

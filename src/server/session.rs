@@ -347,7 +347,7 @@ mod tests {
     /// A session that the test drives, its client's end, and a server that answers.
     fn session() -> (Session, std::os::unix::net::UnixStream, Server, tempfile::TempDir) {
         let dir = tempfile::tempdir().unwrap();
-        let table = Config { size: TableSize::Keys(10), ..Config::default() };
+        let table = Config { size: TableSize::Keys(10), ..Config::short() };
         let server = Server::start(ServerConfig::new(Address::Shm(dir.path().join("s")), table)).unwrap();
         let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         for end in [&ours, &theirs] {

@@ -272,7 +272,7 @@ mod tests {
 
     /// A table with more than one block of a snapshot, and a place for that.
     fn filled() -> (Index, SnapshotPlace, tempfile::TempDir) {
-        let config = Config { size: TableSize::Slots(1000), value_max: 1000, ..Config::default() };
+        let config = Config { size: TableSize::Slots(1000), value_max: 1000, ..Config::short() };
         let geometry = config.geometry().unwrap();
         let region = Region::private(geometry.region_bytes());
         let index = Index::create(region, geometry, Clock::System).unwrap();

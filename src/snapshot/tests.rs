@@ -57,7 +57,7 @@ fn golden_snapshot() {
     let dir = tempfile::tempdir().unwrap();
     let place = SnapshotPlace::claim(&dir.path().join("snapshot")).unwrap();
     let began = UNIX_EPOCH + Duration::from_nanos(0x0102_0304_0506_0708);
-    let geometry = Config { value_max: 200, seeds: Some(Seeds::from_number(1)), ..Config::default() };
+    let geometry = Config { value_max: 200, seeds: Some(Seeds::from_number(1)), ..Config::short() };
     let geometry = geometry.size(TableSize::Slots(1000)).geometry().unwrap();
     let mut writer = SnapshotWriter::new(&place, SnapshotTerms::of(&geometry, 7, began)).unwrap();
     writer.take(b"key", b"value");
@@ -257,7 +257,7 @@ fn whole_blocks_of_a_damaged_snapshot() {
 #[test]
 fn a_head_across_two_pieces_is_found() {
     const PIECE: usize = 1 << 20;
-    let config = Config { value_max: 2 * PIECE, heap_bytes: Some(64 << 20), ..Config::default() };
+    let config = Config { value_max: 2 * PIECE, heap_bytes: Some(64 << 20), ..Config::short() };
     let geometry = config.size(TableSize::Slots(1000)).geometry().unwrap();
     for within in [0, 1, 16, 31, 32, 33] {
         let dir = tempfile::tempdir().unwrap();
@@ -355,7 +355,7 @@ fn a_snapshot_goes_into_another_table() {
     let (_dir, path, _) = made(&filled(700, 100));
     let snapshot = Snapshot::open(&path).unwrap();
     for layout in ["farm", "cluster", "pilaf", "windowed:16"] {
-        let config = Config::new().layout(layout.parse().unwrap()).size(TableSize::Keys(700));
+        let config = Config::short().layout(layout.parse().unwrap()).size(TableSize::Keys(700));
         let make = |config: Config| {
             let geometry = config.geometry().unwrap();
             Index::create(Region::private(geometry.region_bytes()), geometry, Clock::manual()).unwrap()
@@ -410,8 +410,7 @@ fn a_snapshot_goes_into_another_table() {
 #[test]
 fn the_terms_of_a_table_that_grows() {
     let size = TableSize::Growing { bytes_max: 1 << 20, segment_slots: Some(256) };
-    let geometry =
-        Config { size, seeds: Some(Seeds::from_number(5)), ..Config::default() }.geometry().unwrap();
+    let geometry = Config { size, seeds: Some(Seeds::from_number(5)), ..Config::short() }.geometry().unwrap();
     let index = Index::create(Region::private(geometry.region_bytes()), geometry, Clock::manual()).unwrap();
     for n in 0..1_000u32 {
         index.put(&n.to_le_bytes(), b"value", PutMode::Insert).unwrap();

@@ -416,7 +416,7 @@ mod tests {
     fn a_snapshot_that_the_disk_has_not_gets_no_name() {
         let dir = tempfile::tempdir().unwrap();
         let place = SnapshotPlace::claim(&dir.path().join("snapshot")).unwrap();
-        let geometry = Config::new().size(TableSize::Slots(1000)).geometry().unwrap();
+        let geometry = Config::short().size(TableSize::Slots(1000)).geometry().unwrap();
         let writer = || {
             let mut writer =
                 SnapshotWriter::new(&place, SnapshotTerms::of(&geometry, 7, SystemTime::now())).unwrap();
@@ -467,7 +467,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let place = SnapshotPlace::claim(&dir.path().join("snapshot")).unwrap();
         let table = |value_max: usize, keys: u32| {
-            let config = Config { size: TableSize::Slots(1000), value_max, ..Config::default() };
+            let config = Config { size: TableSize::Slots(1000), value_max, ..Config::short() };
             let config = if value_max > 1000 { config.heap_bytes(4 << 20) } else { config };
             let geometry = config.geometry().unwrap();
             let region = Region::private(geometry.region_bytes());

@@ -575,7 +575,7 @@ mod tests {
         let place = format!("verbs://{}", server.local_addr().unwrap());
         let Ok(Address::Verbs(address)) = place.parse() else { panic!("{place}") };
         let all = Duration::from_secs(30);
-        let table = Config { size: TableSize::Slots(8), ..Config::default() };
+        let table = Config { size: TableSize::Slots(8), ..Config::short() };
         for pairs in [None, Some(1)] {
             let verbs = VerbsOptions { pairs, ..VerbsOptions::default() };
             let options = ClientOptions { deadline: all, verbs, ..ClientOptions::default() };
