@@ -4,6 +4,8 @@
 #[cfg(feature = "encryption")]
 use crate::encryption::DecryptError;
 use crate::get::Retry;
+use crate::layout::extent::VALUE_MAX;
+use crate::layout::slot::KEY_MAX;
 use crate::units::time;
 use std::time::Duration;
 
@@ -58,7 +60,7 @@ pub enum PutError {
     },
     /// The key's length is out of range.
     #[error(
-        "the key is {given} bytes long, this table takes 1 to {max}{}", mend(*given, *max, "key")
+        "the key is {given} bytes long, this table takes 1 to {max}{}", mend(*given, *max, "key", KEY_MAX)
     )]
     KeyLength {
         /// Length given.
@@ -68,7 +70,7 @@ pub enum PutError {
     },
     /// The value is too long.
     #[error(
-        "the value is {given} bytes long, this table takes 0 to {max}{}", mend(*given, *max, "value")
+        "the value is {given} bytes long, this table takes 0 to {max}{}", mend(*given, *max, "value", VALUE_MAX)
     )]
     ValueLength {
         /// Length given.
@@ -155,12 +157,15 @@ fn why_full(bytes_max: u64, heap_bytes: u64) -> String {
     )
 }
 
-fn mend(given: usize, max: usize, what: &str) -> String {
+fn mend(given: usize, max: usize, what: &str, most: usize) -> String {
     if given <= max {
         // An empty key.
         return "; give one that is not empty".into();
     }
-    format!("; longer ones need a new table, with a larger `Config::{what}_max`")
+    if given > most {
+        return format!("; no table takes more than {most}: shorten it");
+    }
+    format!("; longer ones need a new table, with a `Config::{what}_max` of at least {given}")
 }
 
 /// A key of a batch that the table cannot hold: empty, or too long.
@@ -198,7 +203,9 @@ pub enum KeyError {
 #[non_exhaustive]
 pub enum ReadError {
     /// The key's length is out of range.
-    #[error("the key is {given} bytes long, this table takes 1 to {max}{}", mend(*given, *max, "key"))]
+    #[error(
+        "the key is {given} bytes long, this table takes 1 to {max}{}", mend(*given, *max, "key", KEY_MAX)
+    )]
     KeyLength {
         /// Length given.
         given: usize,
@@ -356,7 +363,7 @@ mod tests {
         let full = PutError::Full { keys: 30, slots: 40, bytes_max: 0, heap_bytes: 0 };
         let bound =
             |heap_bytes| PutError::Full { keys: 30, slots: 40, bytes_max: 50, heap_bytes }.to_string();
-        let told: [(String, &str); 12] = [
+        let told: [(String, &str); 16] = [
             (full.to_string(), "no path of moves makes room"),
             (bound(0), "no memory: it takes all of the 50 bytes that it may; remove"),
             (bound(6), "the 50 bytes that it may, 6 of them for values"),
@@ -369,6 +376,22 @@ mod tests {
             (
                 PutError::ValueLength { given: 9, max: 8 }.to_string(),
                 "is 9 bytes long, this table takes 0 to 8",
+            ),
+            (
+                PutError::KeyLength { given: 9, max: 8 }.to_string(),
+                "longer ones need a new table, with a `Config::key_max` of at least 9",
+            ),
+            (
+                PutError::KeyLength { given: 256, max: 8 }.to_string(),
+                "no table takes more than 255: shorten it",
+            ),
+            (
+                PutError::ValueLength { given: 9, max: 8 }.to_string(),
+                "longer ones need a new table, with a `Config::value_max` of at least 9",
+            ),
+            (
+                PutError::ValueLength { given: VALUE_MAX + 1, max: 8 }.to_string(),
+                "no table takes more than 67108864: shorten it",
             ),
             (full.to_string(), "30 keys in 40 slots (load 75.0 %)"),
             (PutError::HeapFull { live_bytes: 3, heap_bytes: 5 }.to_string(), "others have 3 of 5 bytes"),

@@ -45,6 +45,11 @@ const HEAD: usize = size_of::<FrameHead>();
 pub const FRAME_VALUE_MAX: usize = 4096 - HEAD;
 /// Longest piece of a value that is uploaded over a socket. Elsewhere it is [`FRAME_VALUE_MAX`].
 pub(crate) const SOCKET_PIECE_MAX: usize = 60 << 10;
+/// Longest body of a reply without a value.
+const COUNTS_BYTES: usize = {
+    let (stats, status) = (size_of::<ServerStats>(), size_of::<SnapshotStatus>());
+    if stats > status { stats } else { status }
+};
 /// Length of the frame of a `Hello`.
 pub(crate) const HELLO_BYTES: usize = HEAD + size_of::<HelloBody>();
 
@@ -577,7 +582,36 @@ pub fn request_bytes_max(geometry: &Geometry) -> usize {
 
 /// Longest reply for a table of this geometry, in bytes.
 pub fn reply_bytes_max(geometry: &Geometry) -> usize {
-    HEAD + size_of::<ServerStats>().max(size_of::<SnapshotStatus>()).max(frame_value_max(geometry))
+    HEAD + COUNTS_BYTES.max(frame_value_max(geometry))
+}
+
+/// Longest reply to this request, in bytes.
+#[cfg(feature = "verbs")]
+pub(crate) fn reply_bytes_max_to(request: &Request<'_>, geometry: &Geometry) -> usize {
+    if matches!(request, Request::Get { .. }) { reply_bytes_max(geometry) } else { HEAD + COUNTS_BYTES }
+}
+
+/// Longest value in a request or reply through a mailbox, in bytes: one that stands in its slot. What has longer
+/// ones goes as a message, so that a mailbox does not grow with the table's longest value.
+fn cell_value_max(geometry: &Geometry) -> usize {
+    frame_value_max(geometry).min(geometry.shape().payload_max())
+}
+
+/// Longest request, and longest reply, that go through a mailbox, in bytes.
+pub(crate) fn cell_frames_max(geometry: &Geometry) -> (usize, usize) {
+    let value_max = cell_value_max(geometry);
+    (HEAD + 2 * size_of::<u16>() + geometry.key_max() + 2 * value_max, HEAD + COUNTS_BYTES.max(value_max))
+}
+
+/// Whether a request that the table takes fits a cell of a mailbox, and so does its reply.
+pub(crate) fn fits_cells(request: &Request<'_>, geometry: &Geometry) -> bool {
+    let longest = match request {
+        Request::Put { value, .. } | Request::SwapExtent { value, .. } => value.len(),
+        Request::Swap { expected, value, .. } => expected.len().max(value.len()),
+        Request::Get { .. } => frame_value_max(geometry),
+        _ => 0,
+    };
+    longest <= cell_value_max(geometry)
 }
 
 /// Decodes the replies in `bytes`, which hold whole frames, to requests numbered from `first`.
@@ -1355,6 +1389,36 @@ mod tests {
             Reply::Stat(ServerStats::default()).encode(7, &mut stats);
             assert!(full.len() <= stats.len(), "not the longest");
             assert_eq!(found.len().max(stats.len()), reply_bytes_max(&geometry));
+            // What goes through a mailbox fits its cells. Without a heap, that is all.
+            let (request_max, reply_max) = cell_frames_max(&geometry);
+            let value = vec![2; frame_max.min(geometry.shape().payload_max())];
+            let longer = vec![2; value.len() + 1];
+            let extent = Reference { number: 1, offset: 2, len: 3, crc: 4 };
+            let swap = Request::Swap { key: &key, expected: &value, value: &value };
+            assert_eq!(length(swap), request_max);
+            for request in [
+                swap,
+                Request::Put { mode: PutMode::Upsert, key: &key, value: &value },
+                Request::SwapExtent { key: &key, expected: extent, value: &value },
+                Request::Remove { key: &key },
+                Request::LongDrop,
+            ] {
+                let is_of_heaps = matches!(request, Request::SwapExtent { .. }) && !geometry.has_heap();
+                assert!(fits_cells(&request, &geometry), "{request:?}");
+                assert!(length(request) <= request_max || is_of_heaps, "{request:?}");
+            }
+            for request in [
+                Request::Swap { key: &key, expected: &longer, value: b"" },
+                Request::Swap { key: &key, expected: b"", value: &longer },
+                Request::SwapExtent { key: &key, expected: extent, value: &longer },
+                Request::Put { mode: PutMode::Upsert, key: &key, value: &longer },
+            ] {
+                assert!(!fits_cells(&request, &geometry), "{request:?}");
+            }
+            assert_eq!(fits_cells(&Request::Get { key: &key }, &geometry), !geometry.has_heap());
+            let mut found = Vec::new();
+            Reply::Value(Some(value)).encode(7, &mut found);
+            assert_eq!(found.len().max(stats.len()), reply_max);
         }
     }
 }

@@ -115,7 +115,8 @@ fn values_of_any_length_by_every_path() {
         assert_eq!(too_long.rejection(), Some(expected));
         let requests = client.stats().requests;
         assert_eq!(requests.mailbox > 0, path != RequestPath::Message, "{requests:?}");
-        assert_eq!(requests.message > 0, path != RequestPath::Mailbox, "{requests:?}");
+        // Those with values that do not stand in their slots.
+        assert!(requests.message > 0, "{requests:?}");
         // What the client could not send is not counted: 5 puts and a remove for each length.
         assert_eq!((client.stats().changes.puts, client.stats().changes.removes), (5 * 18 + 1, 18));
     }

@@ -25,7 +25,7 @@ const WINDOW: u32 = 64;
 /// Most requests of a batch that go through a mailbox by default.
 const MAILBOX_BATCH: u64 = 32;
 /// Version of the mailbox.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 impl Place {
     fn config(&self, preset: &Preset) -> ServerConfig {

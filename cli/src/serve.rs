@@ -34,8 +34,9 @@ use std::time::Duration;
   oneread serve --max-memory 8GiB     the most that it may take
   oneread serve --capacity 50000000 --value-max 32
       a table of one size, for so many keys with short values
-  oneread serve --value-max 1MiB  values of any length up to that
-  oneread serve --capacity 1000000 --value-max 1MiB --heap 8GiB
+  oneread serve --value-max 64MiB values of any length up to that
+  oneread serve --capacity 1000000 --heap 8GiB
+      so many keys, and so much memory for values that do not fit their slots
   oneread serve --layout windowed:16 --at shm:/tmp/a.sock
   oneread serve --anonymous       memory that is freed with the server
   oneread serve --fresh           forget the table that was there
@@ -52,11 +53,12 @@ on. `oneread stat` shows how far the table has grown; `oneread shrink` gives
 memory back. With --capacity or --slots, the table has that size, all of it is
 taken at once, and a full table is an error.
 
-Values that do not fit their slots are in memory of their own, the heap, and a
-GET of one takes two READs. A table that grows has a heap if --value-max asks
-for more than a slot holds; a table of one size has one with --heap. With
---inline-max, values up to that length stand in their slots, which are as long
-as that needs.
+Keys have up to 86 bytes and values up to 1 MiB, unless --key-max and --value-max
+say otherwise. Slots have 128 bytes then: a key and a value of 110 bytes together
+fit one. A longer value is in memory of its own, the heap, and a GET of it takes
+two READs. With --inline-max, values up to that length stand in their slots,
+which are as long as that needs. With a --value-max that a slot can hold, up to
+about 3.8 KiB, all values do.
 
 The table is in a file in memory (/dev/shm). It survives a restart of the
 server, but not a reboot. With --region on a disk it also survives a clean
@@ -93,19 +95,18 @@ pub struct Serve {
     /// A table of one size: the number of its main slots
     #[arg(long, value_name = "N")]
     slots: Option<u64>,
-    /// Longest key in bytes, up to 255 [default: 32]
+    /// Longest key in bytes, up to 255 [default: 86]
     #[arg(long, value_name = "BYTES")]
     key_max: Option<usize>,
-    /// Longest value, as in 78, 1MiB; up to 64MiB [default: 78, which with key-max 32 makes slots of 128
-    /// bytes]
+    /// Longest value, as in 78, 1MiB; up to 64MiB [default: 1MiB]
     #[arg(long, value_name = "SIZE", value_parser = length)]
     value_max: Option<usize>,
-    /// Memory for values that do not fit their slots, as in 1GiB [default: none in a table of one size;
-    /// what --max-memory allows, if the table grows and needs one]
+    /// The most memory for values that do not fit their slots, as in 1GiB; taken as they come [default: what
+    /// --max-memory allows; in a table of one size, as much as its slots, and room for a few of the longest]
     #[arg(long, value_name = "SIZE", value_parser = some_bytes)]
     heap: Option<ByteSize>,
-    /// Longest value that stands in its slot, with the longest key, in bytes [default: all that fit; of a
-    /// table with a heap, what slots of 128 bytes hold]
+    /// Longest value that stands in its slot, with the longest key, in bytes [default: --value-max if a slot
+    /// can hold it, else what slots of 128 bytes hold]
     #[arg(long, value_name = "SIZE", value_parser = length)]
     inline_max: Option<usize>,
     /// Grace time: how long a GET over a network may take, as in 500us, 2ms [default: 2ms]
@@ -211,7 +212,7 @@ pub fn region_file(address: &Address) -> PathBuf {
 }
 
 /// Less memory is not worth a table that nobody has given a size.
-const LEAST: u64 = 4 << 20;
+const LEAST: u64 = 16 << 20;
 
 impl Serve {
     pub fn run(self) -> Result<ExitCode> {
@@ -758,13 +759,13 @@ mod tests {
     #[test]
     fn sizes_are_told() {
         let config = Config::new().size(TableSize::up_to(64 << 20));
-        let geometry = config.geometry().unwrap();
+        let geometry = config.value_max(20).geometry().unwrap();
         let most = show::bytes(geometry.bytes_max());
         assert_eq!(size_now(&geometry, 3 << 20, None), format!("grows up to {most}, 3 MiB so far"));
         let told = size_now(&geometry, 3 << 20, Some("half of it"));
         assert_eq!(told, format!("grows up to {most} (half of it), 3 MiB so far"));
         // Long values take of the same memory, and have addresses of their own.
-        let long = config.value_max(1 << 20).geometry().unwrap();
+        let long = config.geometry().unwrap();
         assert!(long.region_bytes() > 100 << 20);
         let told = [size_now(&long, 0, None), size_of(&long)];
         assert!(told.iter().all(|told| told.contains("up to 6") && told.contains(" MiB")), "{told:?}");

@@ -399,8 +399,8 @@ fn advice_on_sizes_is_taken() {
     let long = refused(&["--max-memory", "100MiB", "--value-max", "64MiB"]);
     let advised = long.trim_end().rsplit_once("; as by --max-memory ").unwrap_or_else(|| panic!("{long}")).1;
     Served::start(&["--anonymous", "--max-memory", advised, "--value-max", "64MiB"]);
-    let told = refused(&["--capacity", "100", "--value-max", "10KiB"]);
-    assert!(told.contains("set --heap, ") && told.contains("lower --value-max to "), "{told}");
+    let told = refused(&["--capacity", "100", "--inline-max", "10KiB"]);
+    assert!(told.contains("lower --inline-max to "), "{told}");
     let told = refused(&["--capacity", "100", "--value-max", "10KiB", "--heap", "10KiB"]);
     assert!(told.contains("--heap is 10240; "), "{told}");
 }
@@ -637,7 +637,16 @@ fn put_get_del() {
     let stat = json(&expect(served.run(&["stat", "--json"]), 0));
     assert_eq!((&stat["server"]["keys"], &stat["server"]["removes"]), (&2.into(), &1.into()), "{stat}");
     assert!(stdout(&expect(served.run(&["stat"]), 0)).contains("windowed:8"));
-    assert!(stderr(&expect(served.run(&["put", "k", &"v".repeat(79)]), 1)).contains("79 bytes long"));
+    // What is too long is said with the option that allows it.
+    let key = stderr(&expect(served.run(&["put", &"k".repeat(87), "v"]), 1));
+    assert!(key.contains("87 bytes long") && key.contains("`serve --key-max` of at least 87"), "{key}");
+    let key = stderr(&expect(served.run(&["get", &"k".repeat(256)]), 1));
+    assert!(key.contains("no table takes more than 255"), "{key}");
+    let long = served.file("long", &format!("k\t{}\nshort\tv\n", "v".repeat((1 << 20) + 1)));
+    let value = stderr(&expect(served.run(&["load", &long]), 1));
+    let mend = "1048577 bytes long, this table takes 0 to 1048576; longer ones need a new table, with a `serve --value-max` of at least 1048577";
+    assert!(value.contains("line 1") && value.contains(mend), "{value}");
+    assert_eq!(stdout(&expect(served.run(&["get", "-n", "short"]), 0)), "v");
 }
 
 /// A dump loads again. Bad lines are named, and the others load.
@@ -793,7 +802,7 @@ fn region_file_survives() {
         1,
     );
     let message = stderr(&out);
-    for part in ["layout cuckoo:windowed:8", "asked for was cuckoo:pilaf", "value-max 78", "--fresh"] {
+    for part in ["layout cuckoo:windowed:8", "asked for was cuckoo:pilaf", "value-max 1048576", "--fresh"] {
         assert!(message.contains(part), "{part:?} is missing in {message}");
     }
 
@@ -1912,7 +1921,7 @@ fn key_file(served: &Served, name: &str, digit: char) -> String {
 /// or namespace decrypts nothing.
 #[test]
 fn values_are_encrypted() {
-    let served = Served::start(&["--anonymous", "--capacity", "1000"]);
+    let served = Served::start(&["--anonymous", "--capacity", "1000", "--value-max", "78"]);
     let key = key_file(&served, "key", 'a');
     let with =
         |arguments: &[&str]| served.run(&[arguments, &["--key-file", &key, "--namespace", "n"]].concat());
@@ -2058,7 +2067,8 @@ fn files_are_loaded_by_their_names() {
 fn stat_counts_each_change() {
     let dir = tempfile::tempdir().unwrap();
     let region = region_in(dir.path());
-    let flags = ["--region", &*region, "--slots", "1000", "--key-max", "16", "--grace", "700us"];
+    let lengths = ["--key-max", "16", "--value-max", "78"];
+    let flags = [&["--region", &*region, "--slots", "1000", "--grace", "700us"][..], &lengths].concat();
     let mut served = Served::start_in(dir, &flags);
     served.load(0..6);
     served.load(0..4);

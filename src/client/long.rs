@@ -5,7 +5,7 @@ use super::{BATCH, Client, GetError, MutateError, ServerPath, on_path};
 use crate::layout::extent::{Expected, Reference};
 use crate::layout::geometry::Geometry;
 use crate::outcome::{PutError, SwapOutcome};
-use crate::wire::{self, FRAME_VALUE_MAX, Reply, Request};
+use crate::wire::{self, Reply, Request};
 use std::time::{Duration, Instant};
 
 /// The pause before a request is repeated that found the memory waiting for readers: it doubles from the
@@ -21,11 +21,6 @@ const AHEAD_MAX: usize = 1 << 20;
 /// The longest pieces of an upload on a way to the server. `None`: values of more than a frame cannot go
 /// that way.
 pub(super) type PieceMax = Option<usize>;
-
-/// Whether requests take more than a frame, of whatever table.
-pub(super) fn is_any_long(requests: &[Request<'_>]) -> bool {
-    requests.iter().any(|request| value_of(request).is_some_and(|value| value.len() > FRAME_VALUE_MAX))
-}
 
 /// The value that a request puts.
 pub(super) fn value_of<'a>(request: &Request<'a>) -> Option<&'a [u8]> {

@@ -4,7 +4,7 @@ use super::mailbox::{BellSocket, ClientMailbox};
 use super::watch::{Watch, WatchedLink};
 use super::{
     ClientOptions, ClientStats, ConnectError, Deadline, GetError, Handle, LinkError, MutateError,
-    RequestCounts, RequestPath, fit, long, send_fitting,
+    RequestCounts, RequestPath, fit, send_fitting,
 };
 use crate::address::Address;
 use crate::clock::Clock;
@@ -22,7 +22,7 @@ use crate::reader::{DirectAnswers, Reader, StoredAnswer};
 use crate::region::{Region, RegionError};
 use crate::route::KnownEntries;
 use crate::sync::lock_std;
-use crate::wire::{self, FRAME_VALUE_MAX, PROTOCOL_VERSION, Refusal, Reply, Request, SOCKET_PIECE_MAX};
+use crate::wire::{self, PROTOCOL_VERSION, Refusal, Reply, Request, SOCKET_PIECE_MAX};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
 use std::io::{self, IoSliceMut, Read, Write};
@@ -472,12 +472,13 @@ impl ShmHandle {
 
     // ---- changes --------------------------------------------------------------------------------
 
-    /// Whether these requests go through a mailbox, if there is one. Long values cost less as messages, too.
-    fn wants_mailbox(&self, requests: &[Request<'_>]) -> bool {
-        match self.shared.options.requests {
-            RequestPath::Auto => requests.len() <= MAILBOX_BATCH && !long::is_any_long(requests),
+    /// Whether these requests go through a mailbox, if there is one, to a table of this geometry.
+    fn wants_mailbox(&self, requests: &[Request<'_>], geometry: &Geometry) -> bool {
+        let is_wanted = match self.shared.options.requests {
+            RequestPath::Auto => requests.len() <= MAILBOX_BATCH,
             path => path == RequestPath::Mailbox,
-        }
+        };
+        is_wanted && requests.iter().all(|request| wire::fits_cells(request, geometry))
     }
 
     /// Whether there is a connection that the server has not closed. A client with a mailbox makes
@@ -487,14 +488,15 @@ impl ShmHandle {
     fn is_linked(&mut self, requests: &[Request<'_>], deadline: Instant) -> bool {
         /// Between the starts of two conversations, measured between their deadlines.
         const RECENT: Duration = Duration::from_millis(1);
-        let wants_mailbox = self.wants_mailbox(requests);
+        let Some(conversation) = &self.conversation else { return false };
+        let wants_mailbox = self.wants_mailbox(requests, &conversation.geometry);
         let Some(ShmConnection { link, geometry, mailbox, asked_until, .. }) = &mut self.conversation else {
             return false;
         };
         let last = std::mem::replace(asked_until, deadline);
         let is_recent = deadline.saturating_duration_since(last) < RECENT;
         let has_mailbox = matches!(mailbox, MailboxState::There(_));
-        wants_mailbox && has_mailbox && is_recent && fit(requests, geometry, Some(FRAME_VALUE_MAX))
+        wants_mailbox && has_mailbox && is_recent && fit(requests, geometry, Some(SOCKET_PIECE_MAX))
             || !is_hung_up(&link.stream)
     }
 
@@ -560,17 +562,18 @@ impl ShmHandle {
     }
 
     /// Opens a connection if there is none, and asks for a mailbox if these requests want one and
-    /// the server may have one.
+    /// the server may have one. Returns the connection, and whether they want one.
     fn prepare(
         &mut self,
         requests: &[Request<'_>],
         deadline: Instant,
-    ) -> Result<&mut ShmConnection, ConnectError> {
+    ) -> Result<(&mut ShmConnection, bool), ConnectError> {
         if !self.is_linked(requests, deadline) {
             self.conversation = None;
             self.open_conversation(deadline)?;
         }
-        let wants_mailbox = self.wants_mailbox(requests);
+        let geometry = &self.conversation.as_ref().expect("opened above").geometry;
+        let wants_mailbox = self.wants_mailbox(requests, geometry);
         let conversation = self.conversation.as_mut().expect("opened above");
         if wants_mailbox && conversation.mailbox.is_to_be_asked_for() {
             let ShmConnection { link, geometry, mailbox, .. } = conversation;
@@ -584,7 +587,7 @@ impl ShmHandle {
                 }
             };
         }
-        Ok(conversation)
+        Ok((conversation, wants_mailbox))
     }
 
     fn lost(&mut self, error: LinkError) -> MutateError {
@@ -632,10 +635,9 @@ impl Handle for ShmHandle {
         replies: &mut Vec<Reply>,
         stats: &mut ClientStats,
     ) -> Result<(), MutateError> {
-        let wants_mailbox = self.wants_mailbox(requests);
         loop {
-            let conversation = match self.prepare(requests, deadline.at) {
-                Ok(conversation) => conversation,
+            let (conversation, wants_mailbox) = match self.prepare(requests, deadline.at) {
+                Ok(prepared) => prepared,
                 Err(ConnectError::Link { source: source @ LinkError::Deadline(_), .. }) => {
                     return Err(self.lost(source));
                 }
@@ -885,9 +887,7 @@ impl ShmConnection {
         counts: &mut RequestCounts,
     ) -> Result<(), LinkError> {
         let ShmConnection { link, geometry, mailbox, next_id, .. } = self;
-        let by_mailbox = wants_mailbox && matches!(mailbox, MailboxState::There(_));
-        let piece_max = if by_mailbox { FRAME_VALUE_MAX } else { SOCKET_PIECE_MAX };
-        send_fitting(requests, geometry, Some(piece_max), replies, has_sent, |requests, replies| {
+        send_fitting(requests, geometry, Some(SOCKET_PIECE_MAX), replies, has_sent, |requests, replies| {
             let sent = requests.len() as u64;
             match mailbox {
                 MailboxState::There(mailbox) if wants_mailbox => {

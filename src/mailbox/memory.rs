@@ -26,7 +26,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 /// Version of the mailbox.
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 /// Most unanswered requests of one client.
 pub(crate) const WINDOW: u64 = 64;
 
@@ -104,7 +104,8 @@ impl Mailbox {
 
 /// Bytes of a request cell and of a reply cell.
 fn cells_of(geometry: &Geometry) -> (usize, usize) {
-    (cell_bytes(wire::request_bytes_max(geometry)), cell_bytes(wire::reply_bytes_max(geometry)))
+    let (request, reply) = wire::cell_frames_max(geometry);
+    (cell_bytes(request), cell_bytes(reply))
 }
 
 /// Bytes of a mailbox for a table of this geometry.
@@ -168,11 +169,18 @@ mod tests {
     /// the version.
     #[test]
     fn bells_and_cells_are_where_documented() {
-        assert_eq!((VERSION, WINDOW), (3, 64));
+        assert_eq!((VERSION, WINDOW), (4, 64));
         // Bytes of a request cell and of a reply cell, with heads of 24 bytes, in whole lines.
-        for (key_max, value_max, request, reply) in
-            [(16, 32, 128, 192), (1, 0, 64, 192), (8, 6, 64, 192), (8, 7, 128, 192), (255, 3699, 7744, 3776)]
-        {
+        for (key_max, value_max, request, reply) in [
+            (16, 32, 128, 192),
+            (1, 0, 64, 192),
+            (8, 6, 64, 192),
+            (8, 7, 128, 192),
+            (255, 3699, 7744, 3776),
+            // The default, and others whose values do not all stand in their slots.
+            (86, 1 << 20, 384, 192),
+            (16, 64 << 20, 320, 192),
+        ] {
             let geometry = geometry(key_max, value_max);
             let (area, _) = Mailbox::make(&geometry).unwrap();
             let cells = 128 + 64 * request;

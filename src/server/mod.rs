@@ -109,8 +109,8 @@ pub struct ServerConfig {
     /// Over verbs: how workers wait for messages.
     pub wait: Wait,
     /// On shm: most bytes that the mailboxes of all clients take together
-    /// ([`RequestPath::Mailbox`](crate::client::RequestPath::Mailbox)). A mailbox takes 32 KiB with
-    /// the default lengths, up to 793 KiB with the longest. Clients without one make their requests
+    /// ([`RequestPath::Mailbox`](crate::client::RequestPath::Mailbox)). A mailbox takes 40 KiB with
+    /// the default lengths, and up to 772 KiB with the longest slots. Clients without one make their requests
     /// by message. With 0, no client has one; nor does a further one where the system has less than
     /// 16 MiB left beside it. The workers poll the mailboxes of clients that make
     /// requests, and stop at most 50 microseconds after a client's last request.

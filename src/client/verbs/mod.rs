@@ -519,29 +519,27 @@ fn talk(
     deadline: &mut Deadline,
     replies: &mut Vec<Reply>,
 ) -> Result<(), VerbsError> {
-    // The answers to a message must also fit into one message.
-    let frames_max = (connection.message_bytes() / wire::reply_bytes_max(connection.geometry())).max(1);
+    let bytes_max = connection.message_bytes();
     let mut missing = first_id..first_id + requests.len() as u64;
     let mut asked = requests.iter().zip(first_id..).peekable();
     let (mut message, mut next) = (Vec::new(), Vec::new());
     while !missing.is_empty() {
-        let mut frames = 0;
+        let mut answer_bytes = 0;
         message.clear();
-        while let Some((request, id)) = asked.peek()
-            && frames < frames_max
-        {
+        while let Some((request, id)) = asked.peek() {
             next.clear();
             request.encode(*id, &mut next);
-            if message.len() + next.len() > connection.message_bytes() {
-                // A single request always fits: the length of messages was checked when the
-                // connection was made.
+            // The answers to a message must also fit into one message.
+            answer_bytes += wire::reply_bytes_max_to(request, connection.geometry());
+            if message.len() + next.len() > bytes_max || answer_bytes > bytes_max {
+                // A single request and its answer always fit: the length of messages was checked when
+                // the connection was made.
                 break;
             }
             message.extend_from_slice(&next);
-            frames += 1;
             asked.next();
         }
-        if frames > 0 {
+        if !message.is_empty() {
             connection.send(&message, deadline.at)?;
         }
         // Messages are sent ahead of their answers while the server has room for them.
