@@ -96,13 +96,14 @@
 //! | keep it over crashes of the machine | [`ServerConfig::snapshots`] |
 //! | change or read it in the server's own process | [`Server::index`]: an [`Index`] |
 //! | get and change keys from elsewhere | [`Client`], one clone for each thread; [`ClientOptions`] |
+//! | share a client among threads, or tasks (feature `tokio`) | [`ClientPool`] |
 //! | say where the server is | [`Address`] |
 //! | bound what a GET or a change may take | [`ClientOptions::limits`], [`ClientOptions::deadline`] |
 //! | see why a GET, a change or a start failed | [`GetError`], [`MutateError`], [`ConnectError`], [`ServeError`] |
 //! | keep values from the server | `Encryption`, as `ClientOptions::encryption` |
 //! | go over RDMA | [`VerbsAddress`], [`VerbsOptions`], [`Token`] |
 //! | choose a layout | [`Config::layout`] and [`presets`] |
-//! | count | [`Client::stats`], [`Server::stats`] |
+//! | count | [`Client::stats`], [`ClientPool::stats`], [`Server::stats`] |
 //! | have a table without a server or sockets | [`Region`], [`Index`] and [`Reader`] over a [`Fabric`] |
 //!
 //! Whole programs are in the package's folder `examples`: `server.rs` and `client.rs`, `typed.rs` and
@@ -233,8 +234,8 @@ pub mod wire;
 // What an embedder needs to configure, to call, to handle errors and to read counts.
 pub use address::{Address, AddressError, VerbsAddress};
 pub use client::{
-    BatchAnswer, ChangeCounts, Client, ClientCounters, ClientOptions, ClientStats, ConnectError,
-    FailureCounts, GetError, LinkError, MutateError, RequestCounts, RequestPath,
+    BatchAnswer, ChangeCounts, Client, ClientCounters, ClientOptions, ClientPool, ClientStats, ConnectError,
+    FailureCounts, GetError, LinkError, MutateError, PooledClient, RequestCounts, RequestPath,
 };
 pub use clock::Clock;
 pub use config::{Config, ConfigError, TableSize};

@@ -189,6 +189,7 @@ impl Kill {
                 format!("--layout={}", self.layout),
                 format!("--slots={slots}"),
                 format!("--workers={}", self.workers),
+                "--key-max=32".into(),
                 format!("--value-max={}", self.value_bytes),
             ],
         )?;

@@ -275,10 +275,7 @@ impl Serve {
         signals.forever().next();
         notify(&[NotifyState::Stopping]);
         let address = server.address().clone();
-        let bytes = match server.growth().segments {
-            0 => server.index().region().bytes(),
-            _ => server.growth().bytes_backed,
-        };
+        let bytes = server.index().region().backed_bytes();
         let stopped = server.stop();
         drop(pid_file);
         if let Backing::File(path) = &backing
@@ -610,7 +607,8 @@ fn size_now(geometry: &Geometry, bytes_backed: u64, part: Option<&str>) -> Strin
         let part = part.map_or(String::new(), |part| format!(" ({part})"));
         format!("grows up to {bytes}{part}, {} so far", show::bytes(bytes_backed))
     } else {
-        format!("{} slots, {bytes}", show::count(geometry.slots()))
+        let most = if geometry.has_heap() { "up to " } else { "" };
+        format!("{} slots, {most}{bytes}", show::count(geometry.slots()))
     }
 }
 
@@ -771,6 +769,9 @@ mod tests {
         assert!(told.iter().all(|told| told.contains("up to 6") && told.contains(" MiB")), "{told:?}");
         let geometry = Config::new().size(TableSize::Slots(5_000)).geometry().unwrap();
         let [slots, bytes] = [show::count(geometry.slots()), show::bytes(geometry.region_bytes())];
+        assert_eq!(size_now(&geometry, 7, None), format!("{slots} slots, up to {bytes}"));
+        let geometry = Config::new().size(TableSize::Slots(5_000)).value_max(20).geometry().unwrap();
+        let bytes = show::bytes(geometry.region_bytes());
         assert_eq!(size_now(&geometry, 7, None), format!("{slots} slots, {bytes}"));
     }
 

@@ -581,7 +581,7 @@ fn long_values() {
         options.iter().map(|&option| if option == "64MiB" { "128MiB" } else { option }).collect();
     let out = expect(run(&[&["serve", "--at", &unused], &more[..]].concat()), 1);
     assert!(stderr(&out).contains("it has heap ") && stderr(&out).contains("--fresh"), "{out:?}");
-    let served = Served::start(&["--anonymous", "--capacity", "1000"]);
+    let served = Served::start(&["--anonymous", "--capacity", "1000", "--value-max", "78"]);
     assert_eq!(json(&expect(served.run(&["stat", "--json"]), 0))["heap"], Value::Null);
 }
 
@@ -619,13 +619,13 @@ fn put_get_del() {
     expect(served.run(&["put", "--if-value", "w", "--insert", "k", "x"]), 2);
 
     // A key that the table cannot hold fails no other one.
-    let long = "l".repeat(33);
+    let long = "l".repeat(87);
     let out = expect(served.run(&["get", &long, "k", ""]), 1);
     assert_eq!(stdout(&out), "w\n");
-    assert!(stderr(&out).contains("33 bytes long") && stderr(&out).contains("0 bytes long"), "{out:?}");
+    assert!(stderr(&out).contains("87 bytes long") && stderr(&out).contains("0 bytes long"), "{out:?}");
     let out = expect(served.run(&["del", "--json", &long, "nope"]), 1);
     assert_eq!(json(&out), serde_json::json!({ "removed": 0, "absent": 1, "refused": 1 }));
-    assert!(stderr(&out).contains("33 bytes long"), "{out:?}");
+    assert!(stderr(&out).contains("87 bytes long"), "{out:?}");
 
     let out = run_with_input(&["put", "piped", "-", "--at", &served.at], b"two\nlines\n");
     expect(out, 0);
@@ -2024,8 +2024,8 @@ fn keys_are_given_in_hex() {
     assert_eq!((&looked["key"]["key"], &looked["key"]["reads"]), (&"kk".into(), &1.into()), "{looked}");
     assert_eq!(looked["occupancy"], Value::Null, "the table was not read");
     assert!(json(&expect(served.run(&["inspect", "--json"]), 0))["occupancy"].is_object());
-    let out = expect(served.run(&["inspect", "--key", &"k".repeat(33)]), 1);
-    assert!(stderr(&out).contains("33 bytes long, this table takes 1 to 32"), "{out:?}");
+    let out = expect(served.run(&["inspect", "--key", &"k".repeat(87)]), 1);
+    assert!(stderr(&out).contains("87 bytes long, this table takes 1 to 86"), "{out:?}");
     expect(served.run(&["inspect", "--hex"]), 2);
     for command in [&["get", "--hex", "0"][..], &["del", "--hex", "0g"], &["put", "--hex", "6b6b", "1"]] {
         assert!(stderr(&expect(served.run(command), 1)).contains("is no hex"), "{command:?}");

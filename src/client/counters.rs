@@ -3,7 +3,7 @@
 //! The handle keeps its counts for itself, as plain numbers, and copies them into a line of its own
 //! when something more than a GET has happened. No reader writes to that line.
 
-use super::ClientStats;
+use super::{Client, ClientStats};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -34,6 +34,11 @@ impl ClientCounters {
             *count = cells.next().map_or(0, |cell| cell.load(Ordering::Relaxed));
         });
         stats
+    }
+
+    /// Whether they are the counts of this handle.
+    pub(super) fn are_of(&self, client: &Client) -> bool {
+        Arc::ptr_eq(&self.0, &client.counters.0)
     }
 
     /// Called by the handle.

@@ -8,12 +8,14 @@ mod encrypted;
 mod lanes;
 mod long;
 mod mailbox;
+mod pool;
 mod shm;
 #[cfg(feature = "verbs")]
 pub(crate) mod verbs;
 mod watch;
 
 pub use counters::ClientCounters;
+pub use pool::{ClientPool, PooledClient};
 
 use crate::address::{Address, AddressError};
 #[cfg(feature = "encryption")]
@@ -836,15 +838,16 @@ impl std::ops::AddAssign for RequestCounts {
 }
 
 /// A handle on a served table. Each thread has its own handle: `Client` is `Send`, and `Clone`
-/// makes another.
+/// makes another. [`ClientPool`] lends handles to any number of threads. Operations take `&mut self`,
+/// because a handle has one conversation with the server, and counts without atomic instructions.
 ///
 /// Over shm, cloning is cheap: handles share the mapping and one connection, which one of them at a
 /// time uses for its requests; others open one of their own at their first request. One thread
 /// watches the connections of all clients of the process. Over verbs each handle has its own queue pair, made at first use, or all handles
 /// share a few ([`VerbsOptions::pairs`]).
 ///
-/// It is also `Sync`, but that is of little use, since all operations take `&mut self`. Clone it:
-/// behind a mutex, GETs wait for each other and for changes.
+/// It is also `Sync`, but that is of little use, since all operations take `&mut self`. Clone it, or take
+/// a pool: behind a mutex, GETs wait for each other and for changes.
 ///
 /// # What blocks, and for how long
 ///
@@ -900,10 +903,11 @@ impl std::ops::AddAssign for RequestCounts {
 /// # In an async program
 ///
 /// There is no `async` variant, because a GET on shm ends before a task could be switched. Call
-/// GETs on shm directly in a task, with one clone per task and a short [`Limits::deadline`]. Leave
-/// all other calls to a thread that may block: `spawn_blocking`, or better one thread that owns a
-/// handle and receives changes from a channel, and so can send batches
-/// ([`put_many`](Client::put_many)). `examples/tokio.rs` does both. Over verbs, such a thread
+/// GETs on shm directly in a task, with a handle of a [`ClientPool`] and a short
+/// [`Limits::deadline`]. Leave all other calls to a thread that may block: `ClientPool::run` (feature
+/// `tokio`) does so, as in `examples/tokio.rs`. Where there are many changes, one thread that owns a
+/// handle and receives them from a channel can send batches
+/// ([`put_many`](Client::put_many)). Over verbs, such a thread
 /// should also do the GETs, with [`get_many`](Client::get_many), unless a task may wait for the
 /// NIC.
 ///

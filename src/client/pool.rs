@@ -1,0 +1,260 @@
+//! Handles of one client for any number of threads.
+
+use super::{Client, ClientCounters, ClientOptions, ClientStats, ConnectError};
+use crate::address::Address;
+use crate::process::Process;
+use crate::sync::lock_std;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Condvar, Mutex};
+
+/// Most handles of a pool, unless somebody says how many.
+const HANDLES_MAX: usize = 64;
+
+/// Handles of one client for any number of threads, each used by one thread at a time.
+///
+/// [`ClientPool::get`] lends a [`Client`], and takes it back when the guard is dropped. Nothing is locked
+/// while the handle is used: taking it and giving it back lock a list for some dozens of nanoseconds. A
+/// thread that makes many GETs should keep the guard for all of them.
+///
+/// `Send`, `Sync` and `Clone`. A clone is the same pool.
+///
+/// ```
+/// # use oneread::{Address, ClientPool, Config, Server, ServerConfig, TableSize};
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let address = Address::Shm(dir.path().join("s"));
+/// # let server = Server::start(ServerConfig::new(address.clone(), Config::new().size(TableSize::Keys(100))))?;
+/// let pool = ClientPool::connect(&address)?;
+/// std::thread::scope(|threads| {
+///     for n in 0..8u8 {
+///         let pool = &pool;
+///         threads.spawn(move || {
+///             let mut client = pool.get();
+///             client.put(&[n], b"value").unwrap();
+///             assert!(client.get(&[n]).unwrap().is_some());
+///         });
+///     }
+/// });
+/// assert_eq!(pool.stats().changes.puts, 8);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # How many handles
+///
+/// A handle is made, as a clone of the first, when all others are in use, up to
+/// [`ClientPool::handles_max`] (64 by default). They stay until the pool is dropped. At the bound,
+/// [`ClientPool::get`] waits for a handle, and [`ClientPool::try_get`] returns `None`. A thread that waits
+/// while it holds handles itself may wait for ever: take one at a time. A handle that has made a change keeps
+/// a connection, which counts towards [`ServerConfig::clients_per_peer`](crate::ServerConfig::clients_per_peer).
+///
+/// # When something goes wrong
+///
+/// * **The server is gone, or back**: each handle behaves as [`Client`] says. It reconnects by itself, so none
+///   is thrown away.
+/// * **A thread panics while it holds a handle**: that handle is dropped, because it may be in the middle of a
+///   conversation. The pool makes another when it needs one. What the handle did stays counted.
+/// * **After a fork**, the pool belongs to the parent. In the child, [`ClientPool::get`] waits for nothing,
+///   each operation ends in [`ConnectError::Forked`], and [`ClientPool::stats`] is zero. Dropping a guard or
+///   the pool there does the parent's no harm.
+#[derive(Clone, Debug)]
+pub struct ClientPool(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    process: Process,
+    /// What handles are clones of. It asks nothing itself.
+    first: Client,
+    handles: Mutex<Handles>,
+    /// Rung when a handle comes back, or another one may be made.
+    room: Condvar,
+}
+
+#[derive(Debug)]
+struct Handles {
+    max: usize,
+    /// Those that nobody uses. The last one was used last.
+    idle: Vec<Client>,
+    /// The counts of all handles there are.
+    counters: Vec<ClientCounters>,
+    /// What handles did that are no more.
+    gone: ClientStats,
+}
+
+/// A handle of a [`ClientPool`], for one thread at a time. Dropping it gives the handle back.
+#[derive(Debug)]
+pub struct PooledClient {
+    /// There until it is dropped.
+    client: Option<Client>,
+    pool: Arc<Shared>,
+}
+
+impl ClientPool {
+    /// A pool of this client and clones of it.
+    pub fn new(client: Client) -> ClientPool {
+        let handles = Handles {
+            max: HANDLES_MAX,
+            counters: vec![client.counters()],
+            gone: ClientStats::default(),
+            idle: Vec::new(),
+        };
+        let shared = Shared {
+            process: Process::this(),
+            first: client.clone(),
+            handles: Mutex::new(handles),
+            room: Condvar::new(),
+        };
+        shared.give_back(client);
+        ClientPool(Arc::new(shared))
+    }
+
+    /// Connects as [`Client::connect`] does.
+    ///
+    /// # Errors
+    /// As [`Client::connect`].
+    pub fn connect(address: &Address) -> Result<ClientPool, ConnectError> {
+        Client::connect(address).map(ClientPool::new)
+    }
+
+    /// Connects as [`Client::connect_with`] does.
+    ///
+    /// # Errors
+    /// As [`Client::connect`].
+    pub fn connect_with(address: &Address, options: ClientOptions) -> Result<ClientPool, ConnectError> {
+        Client::connect_with(address, options).map(ClientPool::new)
+    }
+
+    /// The most handles that there are at a time, at least 1. A lower number than there are takes effect as
+    /// handles come back.
+    #[must_use]
+    pub fn handles_max(self, max: usize) -> ClientPool {
+        if self.0.process.is_this() {
+            lock_std(&self.0.handles).max = max.max(1);
+            self.0.room.notify_all();
+        }
+        self
+    }
+
+    /// A handle. Where as many are in use as there may be, waits until one comes back.
+    pub fn get(&self) -> PooledClient {
+        self.0.lend(true).map_or_else(|| self.clone_of_first(), |client| self.lent(client))
+    }
+
+    /// A handle. `None` where as many are in use as there may be. Does not wait.
+    pub fn try_get(&self) -> Option<PooledClient> {
+        if !self.0.process.is_this() {
+            return Some(self.clone_of_first());
+        }
+        self.0.lend(false).map(|client| self.lent(client))
+    }
+
+    /// The sum of what all handles did since the pool was made, also of those in use, and of those that are no
+    /// more. What a handle did that has come back is there. GETs of one in use are there in steps, as
+    /// [`ClientCounters::stats`] says.
+    pub fn stats(&self) -> ClientStats {
+        if !self.0.process.is_this() {
+            return ClientStats::default();
+        }
+        let handles = lock_std(&self.0.handles);
+        let mut sum = handles.gone;
+        handles.counters.iter().for_each(|counters| sum += counters.stats());
+        sum
+    }
+
+    /// Runs `work` with a handle on a thread that may block, and returns what it returns: for an async program
+    /// that must not wait itself. Handing it over costs some microseconds. So GETs on shm, of some hundred
+    /// nanoseconds, are better called in the task, with [`ClientPool::try_get`] and a short
+    /// [`Limits::deadline`](crate::Limits::deadline); many changes together cost less as one
+    /// [`Client::put_many`].
+    ///
+    /// Once begun, the work is done even if nobody waits for it any more.
+    ///
+    /// # Errors
+    /// `tokio`'s error if `work` panicked, or the runtime ended before it began.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime.
+    #[cfg(feature = "tokio")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "tokio")))]
+    pub async fn run<R: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Client) -> R + Send + 'static,
+    ) -> Result<R, tokio::task::JoinError> {
+        let pool = self.clone();
+        tokio::task::spawn_blocking(move || work(&mut pool.get())).await
+    }
+
+    fn lent(&self, client: Client) -> PooledClient {
+        PooledClient { client: Some(client), pool: self.0.clone() }
+    }
+
+    /// A handle in another process than the pool's.
+    fn clone_of_first(&self) -> PooledClient {
+        self.lent(self.0.first.clone())
+    }
+}
+
+impl Shared {
+    /// An idle handle, or another one. `None` if there may be no other and it does not wait, or in another
+    /// process: there the lock may be held by a thread that is not there.
+    fn lend(&self, waits: bool) -> Option<Client> {
+        if !self.process.is_this() {
+            return None;
+        }
+        let mut handles = lock_std(&self.handles);
+        loop {
+            if let Some(client) = handles.idle.pop() {
+                return Some(client);
+            }
+            if handles.counters.len() < handles.max {
+                let client = self.first.clone();
+                handles.counters.push(client.counters());
+                return Some(client);
+            }
+            if !waits {
+                return None;
+            }
+            handles = self.room.wait(handles).unwrap_or_else(std::sync::PoisonError::into_inner);
+        }
+    }
+
+    fn give_back(&self, mut client: Client) {
+        client.publish();
+        let mut handles = lock_std(&self.handles);
+        // By a thread that panics it may have been left in the middle of a conversation.
+        let dropped = if std::thread::panicking() || handles.counters.len() > handles.max {
+            handles.gone += client.stats();
+            handles.counters.retain(|counters| !counters.are_of(&client));
+            Some(client)
+        } else {
+            handles.idle.push(client);
+            None
+        };
+        drop(handles);
+        self.room.notify_one();
+        // It may close a connection.
+        drop(dropped);
+    }
+}
+
+impl Drop for PooledClient {
+    fn drop(&mut self) {
+        if let Some(client) = self.client.take()
+            && self.pool.process.is_this()
+        {
+            self.pool.give_back(client);
+        }
+    }
+}
+
+impl Deref for PooledClient {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        self.client.as_ref().expect("there until it is dropped")
+    }
+}
+
+impl DerefMut for PooledClient {
+    fn deref_mut(&mut self) -> &mut Client {
+        self.client.as_mut().expect("there until it is dropped")
+    }
+}
