@@ -1,64 +1,27 @@
-//! A client in a tokio program: `cargo run --example tokio`.
+//! A client in a tokio program: `cargo run --example tokio --features tokio`.
 //!
-//! A GET on shm is a few loads from memory, so each task does its GETs itself, with its own handle.
-//! A hand-over to another thread and back would cost more than the GET. A change waits for the
-//! server, up to the deadline. One thread makes the changes of all tasks and sends the waiting ones
-//! as a batch.
+//! A GET on shm is a few loads from memory, so each task does its GETs itself, with a handle of the pool.
+//! To hand one over to another thread and back would cost more than the GET. A change waits for the
+//! server, up to the deadline: [`ClientPool::run`] makes it on a thread that may block.
 
-use oneread::{Address, Client, ClientOptions, Config, Limits, Server, ServerConfig, TableSize};
+use oneread::{Address, ClientOptions, ClientPool, Config, Limits, Server, ServerConfig, TableSize};
 use std::error::Error;
 use std::time::Duration;
-use tokio::sync::{mpsc, oneshot};
 
-type Outcome = Result<(), String>;
+type Outcome = Result<(), Box<dyn Error + Send + Sync>>;
 
-/// A change, and the channel for its outcome.
-struct Change {
-    key: Vec<u8>,
-    value: Vec<u8>,
-    done: oneshot::Sender<Outcome>,
-}
-
-/// Sends changes to the thread that makes them. Each task has its own clone; cloning is cheap.
-#[derive(Clone)]
-struct Writer(mpsc::Sender<Change>);
-
-impl Writer {
-    /// Starts the thread. It ends when the last `Writer` is dropped.
-    fn start(mut client: Client) -> Writer {
-        /// Changes that may be queued. Further tasks wait.
-        const QUEUE: usize = 256;
-        let (sender, mut receiver) = mpsc::channel::<Change>(QUEUE);
-        tokio::task::spawn_blocking(move || {
-            let mut changes = Vec::with_capacity(QUEUE);
-            while receiver.blocking_recv_many(&mut changes, QUEUE) > 0 {
-                let pairs: Vec<_> = changes.iter().map(|change| (&change.key, &change.value)).collect();
-                let outcomes = match client.put_many(&pairs) {
-                    Ok(each) => {
-                        each.into_iter().map(|put| put.map(drop).map_err(|e| e.to_string())).collect()
-                    }
-                    Err(error) => vec![Err(error.to_string()); changes.len()],
-                };
-                for (change, outcome) in changes.drain(..).zip(outcomes) {
-                    // The task may have given up waiting.
-                    let _ = change.done.send(outcome);
-                }
-            }
-        });
-        Writer(sender)
-    }
-
-    /// Puts a key without blocking the thread of the task.
-    async fn put(&self, key: &[u8], value: &[u8]) -> Outcome {
-        let (done, outcome) = oneshot::channel();
-        let change = Change { key: key.into(), value: value.into(), done };
-        self.0.send(change).await.map_err(|_| "the writer has ended")?;
-        outcome.await.map_err(|_| "the writer has ended")?
-    }
+/// Puts a key and gets it.
+async fn work(pool: ClientPool, number: u32) -> Outcome {
+    let key = number.to_le_bytes();
+    pool.run(move |client| client.put(&key, b"value")).await??;
+    // The handle goes back before the task waits for anything again.
+    let found = pool.try_get().ok_or("all handles are in use")?.get(&key)?;
+    assert_eq!(found.as_deref(), Some(&b"value"[..]));
+    Ok(())
 }
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn Error>> {
+async fn main() -> Outcome {
     let dir = tempfile::tempdir()?;
     let address = Address::Shm(dir.path().join("socket"));
     let config = ServerConfig::new(address.clone(), Config::new().size(TableSize::Keys(10_000)));
@@ -69,28 +32,17 @@ async fn main() -> Result<(), Box<dyn Error>> {
     // should do so only for a short time.
     let soon = Limits::new().deadline(Duration::from_millis(1));
     let options = ClientOptions::new().limits(soon);
-    let client = tokio::task::spawn_blocking(move || Client::connect_with(&address, options)).await??;
-    let writer = Writer::start(client.clone());
+    let pool = tokio::task::spawn_blocking(move || ClientPool::connect_with(&address, options)).await??;
+    // As many as may be in use at once: by the threads that block, and by those that run tasks.
+    let pool = pool.handles_max(1024);
 
-    let tasks: Vec<_> = (0..100u32)
-        .map(|number| {
-            // Cheap: the handles share one mapping.
-            let (mut client, writer) = (client.clone(), writer.clone());
-            tokio::spawn(async move {
-                let key = number.to_le_bytes();
-                writer.put(&key, b"value").await?;
-                let found = client.get(&key).map_err(|error| error.to_string())?;
-                assert_eq!(found.as_deref(), Some(&b"value"[..]));
-                Outcome::Ok(())
-            })
-        })
-        .collect();
+    let tasks: Vec<_> = (0..100).map(|number| tokio::spawn(work(pool.clone(), number))).collect();
     for task in tasks {
         task.await??;
     }
-    let error = writer.put(&[0; 100], b"").await.expect_err("too long a key");
-    assert!(error.contains("100 bytes"), "{error}");
-    println!("{} keys", server.stats().keys);
+    let error = pool.run(|client| client.put(&[0; 100], b"")).await?.expect_err("too long a key");
+    assert!(error.to_string().contains("100 bytes"), "{error}");
+    println!("{} keys, {} GETs", server.stats().keys, pool.stats().get.gets);
     // Waits for the server's threads.
     tokio::task::spawn_blocking(|| server.stop()).await?;
     Ok(())

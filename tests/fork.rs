@@ -11,8 +11,8 @@ use oneread::client::RequestPath;
 use oneread::region::{Backing, RegionError};
 use oneread::server::StartMode;
 use oneread::{
-    Address, Client, ClientOptions, ConnectError, GetError, MutateError, PutOutcome, ServeError, Server,
-    ServerConfig,
+    Address, Client, ClientOptions, ClientPool, ConnectError, GetError, MutateError, PutOutcome, ServeError,
+    Server, ServerConfig,
 };
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use std::io::Read;
@@ -98,6 +98,40 @@ impl Place {
     fn client(&self, options: ClientOptions) -> Client {
         Client::connect_with(&self.config.address, options).unwrap()
     }
+}
+
+/// A pool belongs to its process, whatever its threads hold at that moment. In a child it lends handles that
+/// answer nothing, at once, even at its bound.
+#[test]
+fn pools_stay_with_their_process() {
+    let _alone = alone();
+    let place = Place::new();
+    let server = place.serve();
+    let pool = ClientPool::new(place.client(patient())).handles_max(1);
+    let mut held = Some(pool.get());
+    held.as_mut().unwrap().put(b"key", b"value").unwrap();
+    let mut theirs = Some(pool.clone());
+    let child = Forked::new(|| {
+        let pool = theirs.take().unwrap();
+        for _ in 0..3 {
+            for mut one in [pool.get(), pool.try_get().unwrap()] {
+                assert!(matches!(one.get(b"key"), Err(GetError::Connect(ConnectError::Forked { .. }))));
+                let put = one.put(b"key", b"child");
+                assert!(matches!(put, Err(MutateError::Connect(ConnectError::Forked { .. }))));
+            }
+        }
+        assert_eq!(pool.stats().changes.puts, 0);
+        drop(held.take());
+        let pool = pool.handles_max(9);
+        drop(pool);
+    });
+    assert!(child.succeeds());
+    assert_eq!(held.as_mut().unwrap().get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+    assert!(pool.try_get().is_none(), "the child gave nothing back");
+    drop(held);
+    assert_eq!(pool.get().put(b"key", b"later").unwrap(), PutOutcome::Updated);
+    assert_eq!(pool.stats().changes.puts, 2);
+    server.stop();
 }
 
 /// All operations of a client end at once in a child. The parent's client gets the answers to its own requests,

@@ -1,0 +1,166 @@
+//! Pools of handles: who gets which, what they count together, and what becomes of them when something goes wrong.
+
+#![cfg(not(loom))]
+
+mod common;
+
+use common::{config, default_preset, patient, wait_for};
+use oneread::server::StartMode;
+use oneread::{Address, Backing, ClientPool, GetError, PutOutcome, Server, ServerConfig};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tempfile::TempDir;
+
+fn place() -> (TempDir, ServerConfig, Server) {
+    let dir = tempfile::tempdir().unwrap();
+    let address = Address::Shm(dir.path().join("sock"));
+    let backing = Backing::File(dir.path().join("region"));
+    let table = config(default_preset(), 1 << 10, 16, 32, 3);
+    let config = ServerConfig::new(address, table).backing(backing).start(StartMode::OpenOrCreate);
+    let server = Server::start(config.clone()).unwrap();
+    (dir, config, server)
+}
+
+fn pool(config: &ServerConfig) -> ClientPool {
+    ClientPool::connect_with(&config.address, patient()).unwrap()
+}
+
+fn is_shared<T: Send + Sync + Clone + 'static>(it: T) -> T {
+    it
+}
+
+/// More threads than handles: each waits for one, none is lent twice at a time, and what all did is counted in one
+/// place.
+#[test]
+fn threads_share_handles() {
+    const THREADS: usize = 8;
+    const HANDLES: usize = 3;
+    const ROUNDS: u64 = 200;
+    let (_dir, config, server) = place();
+    let pool = is_shared(pool(&config).handles_max(HANDLES));
+    let lent = AtomicUsize::new(0);
+    std::thread::scope(|threads| {
+        for thread in 0..THREADS as u64 {
+            let (pool, lent) = (&pool, &lent);
+            threads.spawn(move || {
+                for round in 0..ROUNDS {
+                    let mut client = pool.get();
+                    assert!(lent.fetch_add(1, Ordering::SeqCst) < HANDLES, "more are lent than there may be");
+                    let (key, value) = (thread.to_le_bytes(), round.to_le_bytes());
+                    client.put(&key, &value).unwrap();
+                    assert_eq!(client.get(&key).unwrap().as_deref(), Some(&value[..]));
+                    lent.fetch_sub(1, Ordering::SeqCst);
+                }
+            });
+        }
+    });
+    let stats = pool.stats();
+    let all = THREADS as u64 * ROUNDS;
+    assert_eq!((stats.changes.puts, stats.get.gets, stats.get.hits), (all, all, all), "{stats:?}");
+    assert!(server.stats().clients <= HANDLES as u64 + 1, "one watches");
+}
+
+/// At the bound, who does not wait gets none, and who waits gets the one that comes back. A handle in use counts,
+/// too.
+#[test]
+fn the_bound_is_kept() {
+    let (_dir, config, _server) = place();
+    let pool = pool(&config).handles_max(2);
+    let (mut one, two) = (pool.get(), pool.try_get().unwrap());
+    assert!(pool.try_get().is_none() && pool.clone().try_get().is_none());
+    one.put(b"key", b"value").unwrap();
+    assert_eq!(pool.stats().changes.puts, 1, "it is not back yet");
+    std::thread::scope(|threads| {
+        let waiting = threads.spawn(|| pool.get().get(b"key").unwrap());
+        drop(two);
+        assert_eq!(waiting.join().unwrap().as_deref(), Some(&b"value"[..]));
+    });
+    assert_eq!(pool.stats().get.hits, 1);
+    // Room for more is used at once, and less when handles come back.
+    let pool = pool.handles_max(3);
+    let (two, three) = (pool.get(), pool.get());
+    assert!(pool.try_get().is_none());
+    let pool = pool.handles_max(0);
+    drop((two, three));
+    assert!(pool.try_get().is_none(), "one is in use, and there may be one");
+    drop(one);
+    assert!(pool.try_get().is_some());
+    let stats = pool.stats();
+    assert_eq!((stats.changes.puts, stats.get.hits), (1, 1), "what is gone stays counted: {stats:?}");
+}
+
+/// A handle whose thread panicked in the middle of a batch is not lent again. Another takes its place, and its counts
+/// stay.
+#[test]
+fn a_panic_costs_one_handle() {
+    let (_dir, config, _server) = place();
+    let pool = pool(&config).handles_max(1);
+    pool.get().put(b"key", b"value").unwrap();
+    for round in 1..4 {
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            let mut client = pool.get();
+            client.put(b"key", b"other").unwrap();
+            let _ = client.get_many_with::<_, ()>(&["key"], |_, _| panic!("on purpose"));
+        }));
+        assert!(panicked.is_err());
+        let mut client = pool.get();
+        assert_eq!(client.stats().changes.puts, 0, "it is another one");
+        assert_eq!(client.put(b"key", b"value").unwrap(), PutOutcome::Updated);
+        assert_eq!(client.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+        drop(client);
+        assert_eq!(pool.stats().changes.puts, 1 + 2 * round);
+    }
+}
+
+/// Handles outlive a server: they read on while it is away, and reconnect when it is back.
+#[test]
+fn a_server_goes_and_comes_back() {
+    let (_dir, config, server) = place();
+    let pool = pool(&config).handles_max(2);
+    let (mut one, mut two) = (pool.get(), pool.get());
+    one.put(b"one", b"1").unwrap();
+    two.put(b"two", b"2").unwrap();
+    drop(two);
+    server.stop();
+    match one.get(b"one") {
+        Ok(found) => assert_eq!(found.as_deref(), Some(&b"1"[..])),
+        Err(error) => assert!(matches!(error, GetError::ServerGone { .. }), "{error}"),
+    }
+    let _server = Server::start(config).unwrap();
+    wait_for("the server to be back", || one.put(b"one", b"3").ok());
+    let mut two = pool.get();
+    assert_eq!(two.put(b"two", b"4").unwrap(), PutOutcome::Updated);
+    assert_eq!(two.get(b"one").unwrap().as_deref(), Some(&b"3"[..]));
+}
+
+/// Tasks make changes without blocking their runtime's threads, and a panic there is an error.
+#[cfg(feature = "tokio")]
+#[test]
+fn tasks_share_handles() {
+    let (_dir, config, _server) = place();
+    let pool = pool(&config).handles_max(2);
+    // One thread: what blocks it stops all tasks.
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(async {
+        let held = [pool.get(), pool.get()];
+        let tasks: Vec<_> = (0..20u8)
+            .map(|n| {
+                let pool = pool.clone();
+                tokio::spawn(async move { pool.run(move |client| client.put(&[n], b"value")).await })
+            })
+            .collect();
+        // They wait for handles, and this task goes on.
+        tokio::task::yield_now().await;
+        drop(held);
+        for task in tasks {
+            assert_eq!(task.await.unwrap().unwrap().unwrap(), PutOutcome::Inserted);
+        }
+        let panicked = pool.run(|_| panic!("on purpose")).await.map(|()| ());
+        assert!(panicked.unwrap_err().is_panic());
+        assert_eq!(
+            pool.run(|client| client.get(&[3]).unwrap()).await.unwrap().as_deref(),
+            Some(&b"value"[..])
+        );
+    });
+    assert_eq!(pool.stats().changes.puts, 20);
+}
