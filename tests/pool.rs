@@ -155,7 +155,7 @@ fn tasks_share_handles() {
         for task in tasks {
             assert_eq!(task.await.unwrap().unwrap().unwrap(), PutOutcome::Inserted);
         }
-        let panicked = pool.run(|_| panic!("on purpose")).await.map(|()| ());
+        let panicked: Result<(), _> = pool.run(|_| panic!("on purpose")).await;
         assert!(panicked.unwrap_err().is_panic());
         assert_eq!(
             pool.run(|client| client.get(&[3]).unwrap()).await.unwrap().as_deref(),
