@@ -146,8 +146,8 @@ pub struct Config {
     /// `value_max` where a slot can hold that, otherwise what two lines (128 bytes) have room for. Beside a
     /// shorter key a longer value stands in the slot, too.
     pub inline_max: Option<usize>,
-    /// The most memory for extents, in bytes. It is taken block by block as values need it; over verbs, in
-    /// huge pages and in [`Region::create`](crate::region::Region::create) at once.
+    /// The most memory for extents, in bytes. It is taken block by block as values need it; in huge pages, and
+    /// over verbs in a table of one size, all of it at the start.
     ///
     /// `None`: a table whose values all stand in their slots has none. That is so where slots can hold
     /// `value_max` (about 4 KiB less `key_max`), and `inline_max` asks for no less. Another table of one size
