@@ -1440,7 +1440,7 @@ fn every_request_ends_at_its_deadline() {
 /// again and answers nothing, the client waits until its deadline.
 #[test]
 fn wrong_mailboxes() {
-    const MAILBOX: u32 = 3;
+    const MAILBOX: u32 = 4;
     type Is = fn(&ConnectError) -> bool;
     /// The case's name, the number and the reply, whether memory comes with it, and the kind of the
     /// error.
