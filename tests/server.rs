@@ -1449,13 +1449,13 @@ fn wrong_mailboxes() {
         ("it has none; give it more of", Some((0, Reply::Refused { version: 0 })), false, is_path),
         ("it has no room for another one", Some((0, Reply::Refused { version: MAILBOX })), false, is_path),
         (
-            "version 7 of them, this program version 3",
+            "version 7 of them, this program version 4",
             Some((0, Reply::Refused { version: 7 })),
             false,
             is_path,
         ),
         (
-            "version 1 of them, this program version 3",
+            "version 1 of them, this program version 4",
             Some((0, Reply::Mailbox { version: 1 })),
             true,
             is_path,

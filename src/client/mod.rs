@@ -126,12 +126,12 @@ pub enum RequestPath {
     /// queue pairs. The server may sleep.
     Message,
     /// Only on shm: requests through a mailbox, memory that one handle and the server share. If the
-    /// server gives none, the first one fails ([`ConnectError::RequestPath`]). What has a value too long
+    /// server gives none, the connection fails ([`ConnectError::RequestPath`]). What has a value too long
     /// for its slot goes as a message, and so does [`Client::get_two_sided`] of a table that has such
     /// values.
     ///
-    /// A mailbox takes 40 KiB with the default lengths, and up to 772 KiB with the longest slots. A handle
-    /// has one from its first request on. There is no system call
+    /// A mailbox takes 40 KiB with the default lengths, and up to 772 KiB with the longest slots. The
+    /// handle that connects has one, and each clone from its first request on. There is no system call
     /// while both sides are busy. A client polls for its reply for up to 20 microseconds, a server
     /// for requests for up to 50. Each polls for less time where that was in vain. Then it sleeps,
     /// and the other side wakes it over the socket.
