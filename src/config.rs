@@ -339,9 +339,9 @@ impl Config {
         Config::default().key_max(32).value_max(78)
     }
 
-    /// The largest size whose table, otherwise like this one, takes at most so many bytes. `None` if
-    /// there is none.
-    pub(crate) fn fitting(&self, bytes: u64) -> Option<TableSize> {
+    /// The largest size whose table, otherwise like this one, takes at most so many bytes, as `of` counts them.
+    /// `None` if there is none.
+    pub(crate) fn fitting(&self, bytes: u64, of: fn(&Geometry) -> u64) -> Option<TableSize> {
         let most = match self.size {
             TableSize::Keys(n) | TableSize::Slots(n) | TableSize::Growing { bytes_max: n, .. } => n,
         };
@@ -353,7 +353,7 @@ impl Config {
         let seeds = self.seeds.unwrap_or(Seeds::from_number(0));
         let fits = |n| {
             let config = Config { size: sized(n), seeds: Some(seeds), ..*self };
-            config.geometry().is_ok_and(|geometry| geometry.region_bytes() <= bytes)
+            config.geometry().is_ok_and(|geometry| of(&geometry) <= bytes)
         };
         let (mut fit, mut beyond) = (0, most.saturating_add(1));
         while beyond - fit > 1 {

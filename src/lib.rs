@@ -138,7 +138,7 @@
 //!   has the exact terms.
 //! * **No byte is trusted.** Any bytes in the region or on the socket give a value, a miss or an error.
 //!   Clients cannot write to the region. [SECURITY.md] says who is trusted.
-//! * **Every wait has a bound.** [`ClientOptions`] sets it, and an error names it.
+//! * **Every wait for the server has a bound.** [`ClientOptions`] sets it, and an error names it.
 //!
 //! What it does not do: transactions over several keys, iteration by clients, expiry, eviction.
 //!
@@ -175,7 +175,6 @@ mod loom_tests;
 mod mailbox;
 mod observe;
 mod outcome;
-mod peer;
 #[cfg(feature = "plan")]
 pub mod plan;
 mod process;
@@ -212,6 +211,8 @@ pub mod index;
 pub mod inspect;
 #[doc(hidden)]
 pub mod layout;
+#[doc(hidden)]
+pub mod peer;
 #[doc(hidden)]
 pub mod place;
 #[doc(hidden)]

@@ -11,13 +11,18 @@ use std::os::fd::{AsFd, AsRawFd};
 
 /// Who listens, or has connected.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SocketPeer {
+pub struct SocketPeer {
     /// `None` where this process cannot see it.
     pub pid: Option<Pid>,
+    /// The user, as this process sees it.
     pub uid: u32,
 }
 
 impl SocketPeer {
+    /// Asks the kernel.
+    ///
+    /// # Errors
+    /// The kernel's, as for a file that is no socket.
     pub fn of(socket: impl AsFd) -> Result<SocketPeer, Errno> {
         let mut found = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
         let mut length = size_of_val(&found) as libc::socklen_t;

@@ -1,6 +1,7 @@
 //! How bytes and times are printed: by the library's errors, and by the command.
 //!
-//! Three digits suffice. A number without decimals is exact: `1 GiB` is 2^30 bytes, `1.00 GiB` about that.
+//! Three digits suffice. Below 100, a number without decimals is exact: `1 GiB` is 2^30 bytes, `1.00 GiB` about
+//! that.
 
 use std::time::Duration;
 
@@ -9,7 +10,8 @@ pub fn bytes(n: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = n as f64;
     let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
+    // What would be rounded to 1024 is one of the next unit.
+    while value >= if unit == 0 { 1024.0 } else { 1023.5 } && unit + 1 < UNITS.len() {
         value /= 1024.0;
         unit += 1;
     }
@@ -53,9 +55,12 @@ mod tests {
     #[test]
     fn three_digits_and_a_unit() {
         let of = |n: u64| bytes(n);
-        let sizes = [0, 1023, 1024, 1025, 10 << 10, 150_000, 5 << 20, 3 << 30, 2 << 40, 5 << 50].map(of);
+        let sizes =
+            [0, 1023, 1024, 1025, 10 << 10, 150_000, (1 << 20) - 1, 5 << 20, 3 << 30, 2 << 40, 5 << 50]
+                .map(of);
         let expected = [
-            "0 B", "1023 B", "1 KiB", "1.00 KiB", "10 KiB", "146 KiB", "5 MiB", "3 GiB", "2 TiB", "5120 TiB",
+            "0 B", "1023 B", "1 KiB", "1.00 KiB", "10 KiB", "146 KiB", "1.00 MiB", "5 MiB", "3 GiB", "2 TiB",
+            "5120 TiB",
         ];
         assert_eq!(sizes, expected);
         let times = [0.0, 999.4, 1e3, 1_234.0, 2e6, 2_345_000.0, 5e9, 9e10, 3e11, 1.08e13].map(nanos);

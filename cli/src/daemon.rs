@@ -15,7 +15,11 @@ use std::process::{Command, ExitCode, Stdio};
 pub fn log_file(address: &Address, named: Option<&Path>) -> Result<PathBuf> {
     let path = match (named, address) {
         (Some(path), _) => path.to_owned(),
-        (None, Address::Shm(socket)) => socket.with_extension("log"),
+        (None, Address::Shm(socket)) => {
+            let mut path = socket.clone().into_os_string();
+            path.push(".log");
+            path.into()
+        }
         (None, _) => {
             bail!("over verbs there is no socket to put a log beside; name its file with --log FILE")
         }
@@ -81,7 +85,11 @@ pub struct PidFile(PathBuf);
 impl PidFile {
     pub fn new(path: &Path) -> Result<PidFile> {
         let name = path.display();
-        std::fs::write(path, format!("{}\n", std::process::id()))
+        let mut new = path.to_owned().into_os_string();
+        new.push(".new");
+        // Nobody reads half a number.
+        std::fs::write(&new, format!("{}\n", std::process::id()))
+            .and_then(|()| std::fs::rename(&new, path))
             .with_context(|| format!("writing {name}"))?;
         Ok(PidFile(path.to_owned()))
     }
@@ -89,6 +97,9 @@ impl PidFile {
 
 impl Drop for PidFile {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
+        // Another server may have started since, and written its own.
+        if std::fs::read_to_string(&self.0).is_ok_and(|text| text.trim() == std::process::id().to_string()) {
+            let _ = std::fs::remove_file(&self.0);
+        }
     }
 }

@@ -9,7 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-const ALL: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
+/// The signals that end a command, without those that whoever started it has it ignore, as `nohup` does.
+pub fn heeded() -> Vec<i32> {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0).collect()
+}
 
 /// Does what is to be done, and returns whether it has told the user how far the command came.
 type Hook = Box<dyn FnOnce() -> bool + Send>;
@@ -38,11 +44,12 @@ pub fn hook(what: impl FnOnce() -> bool + Send + 'static) -> Result<Hooked> {
     if !hooks.is_watched {
         // The second one ends the process at once, whatever the first one waits for.
         let is_second = Arc::new(AtomicBool::new(false));
-        for signal in ALL {
+        let signals = heeded();
+        for &signal in &signals {
             flag::register_conditional_shutdown(signal, 128 + signal, is_second.clone())?;
             flag::register(signal, is_second.clone())?;
         }
-        let signals = Signals::new(ALL)?;
+        let signals = Signals::new(signals)?;
         std::thread::spawn(|| watch(signals));
         hooks.is_watched = true;
     }

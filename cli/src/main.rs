@@ -239,7 +239,8 @@ struct Server {
 /// Whether to wait for a server that is not there yet.
 #[derive(Clone, Debug, Args)]
 struct Waiting {
-    /// Wait so long for the server to come up, as in 5s [default: not at all]
+    /// Wait so long for the server to come up, as in 5s; an attempt under way then ends by itself
+    /// [default: not at all]
     #[arg(long, value_name = "TIME")]
     wait: Option<Period>,
 }
@@ -249,7 +250,8 @@ impl Waiting {
     fn connect(&self, connect: impl Fn() -> Result<Client, ConnectError>) -> anyhow::Result<Client> {
         const PAUSE_MAX: Duration = Duration::from_millis(100);
         let Some(Period(wait)) = self.wait else { return Ok(connect()?) };
-        let until = Instant::now() + wait;
+        let begun = Instant::now();
+        let until = begun + wait;
         let mut pause = Duration::from_millis(2);
         loop {
             let error = match connect() {
@@ -258,7 +260,7 @@ impl Waiting {
             };
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                let waited = format!("waited {} for a server", show::time(wait));
+                let waited = format!("waited {} for a server", show::time(begun.elapsed()));
                 return Err(anyhow::Error::from(error).context(waited));
             }
             std::thread::sleep(pause.min(left));

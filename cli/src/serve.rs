@@ -16,7 +16,7 @@ use oneread::{
     StartMode, StartProgress, StartStep, SuperblockError, TableSize, Token,
 };
 use sd_notify::NotifyState;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::consts::SIGXFSZ;
 use signal_hook::iterator::Signals;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -172,7 +172,8 @@ pub struct Serve {
     /// clients without one use messages (shm only)
     #[arg(long, value_name = "SIZE", default_value = "64MiB")]
     mailbox_max: ByteSize,
-    /// Also take requests HERD's way, for comparison; keeps cores busy (verbs only)
+    /// Also take requests HERD's way, for comparison; keeps cores busy; wants a --value-max that fits a
+    /// datagram (verbs only)
     #[cfg(feature = "herd")]
     #[arg(long)]
     herd: bool,
@@ -229,9 +230,10 @@ impl Serve {
             return daemon::start(&self.at.address(), self.log.as_deref());
         }
         interrupt::leave_signals();
-        let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+        let ends = interrupt::heeded();
+        let mut signals = Signals::new(&ends)?;
         let cancel = Arc::new(AtomicBool::new(false));
-        for signal in [SIGINT, SIGTERM, SIGHUP] {
+        for signal in ends {
             signal_hook::flag::register(signal, cancel.clone())?;
         }
         // What grows beyond the limit on the length of files ends in an error, the log included.

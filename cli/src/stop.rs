@@ -4,7 +4,8 @@ use super::units::{Period, some_time};
 use super::{At, Server, serve, show};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use oneread::{Address, Client, ClientOptions, ConnectError};
+use oneread::peer::SocketPeer;
+use oneread::{Address, Client, ClientOptions, ConnectError, LinkError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::{self, Timeout};
@@ -51,19 +52,28 @@ impl Stop {
             Errno::ACCESS => ConnectError::NoAccess { address: address.clone(), source: e.into() },
             e => not_there(e),
         })?;
-        let server = sockopt::socket_peercred(&socket).context("asking for the server's process")?;
-        let (pid, uid) = (server.pid.as_raw_nonzero(), server.uid.as_raw());
+        let SocketPeer { pid, uid } = SocketPeer::of(&socket).context("asking for the server's process")?;
         // From here on the process has this number as long as the connection stands.
-        let process = match pidfd_open(server.pid, PidfdFlags::empty()) {
-            Err(Errno::SRCH) => bail!(
+        let process = pid.map(|pid| pidfd_open(pid, PidfdFlags::empty()));
+        let (pid, process) = match (pid, process) {
+            (None, _) | (_, Some(Err(Errno::SRCH)) | None) => bail!(
                 "the server's process is not seen from here: it is in a container; stop it there, or stop the container"
             ),
-            process => process.context("opening the server's process")?,
+            (Some(pid), Some(process)) => {
+                (pid.as_raw_nonzero(), process.context("opening the server's process")?)
+            }
         };
         if is_hung_up(&socket)? {
             return Err(not_there(Errno::CONNREFUSED).into());
         }
-        let region = region_of(&address, uid);
+        let hello = hello(&address, uid);
+        // A server that is suspended says nothing. Whoever listens for another user, or for the whole system, is to
+        // show that it is a server before it gets a signal.
+        let own = rustix::process::geteuid().as_raw();
+        ensure!(
+            hello != Hello::Foreign && (hello != Hello::Silent || uid == own && pid.get() != 1),
+            "what listens at {address}, process {pid}, does not answer as a server of oneread does: it got no signal; if it is a server that is suspended or just ending, kill {pid} stops it"
+        );
         for signal in [Signal::TERM, Signal::CONT] {
             // The second one is for a suspended server.
             match pidfd_send_signal(&process, signal) {
@@ -80,6 +90,7 @@ impl Stop {
             "the server at {address}, process {pid}, is not gone after {}; it goes on stopping, perhaps with a last snapshot: --deadline waits longer",
             show::time(deadline)
         );
+        let region = if let Hello::Server { region } = hello { region } else { None };
         let stays = region.and_then(|path| Some((std::fs::metadata(&path).ok()?.blocks() * 512, path)));
         if self.json {
             show::say(serde_json::json!({
@@ -122,10 +133,30 @@ fn is_hung_up(socket: &OwnedFd) -> Result<bool> {
     is_ready(socket, PollFlags::RDHUP, Duration::ZERO)
 }
 
-/// The file that holds the table, if it is a file and the server says so in time.
-fn region_of(address: &Address, uid: u32) -> Option<PathBuf> {
+/// What answers a client there.
+#[derive(Debug, PartialEq, Eq)]
+enum Hello {
+    /// A server, whose table may be in this file.
+    Server { region: Option<PathBuf> },
+    /// Nobody, in time.
+    Silent,
+    /// Something else.
+    Foreign,
+}
+
+fn hello(address: &Address, uid: u32) -> Hello {
     let options = ClientOptions::new().deadline(Duration::from_secs(1)).server_uids(vec![uid]);
-    let client = Client::connect_with(address, options).ok()?;
+    match Client::connect_with(address, options) {
+        Ok(client) => Hello::Server { region: file_of(&client) },
+        Err(ConnectError::Link { source: LinkError::Deadline(_) | LinkError::Os(_), .. }) => Hello::Silent,
+        Err(ConnectError::Link { .. }) => Hello::Foreign,
+        // Its words are a server's.
+        Err(_) => Hello::Server { region: None },
+    }
+}
+
+/// The file that holds the table, if it is a file.
+fn file_of(client: &Client) -> Option<PathBuf> {
     let shared = client.region()?.share().ok()?;
     let path = std::fs::read_link(format!("/proc/self/fd/{}", shared.as_raw_fd())).ok()?;
     path.is_file().then_some(path)
@@ -152,7 +183,7 @@ impl Ping {
     pub fn run(self) -> Result<ExitCode> {
         let mut client = self.server.connect()?;
         let request = median(|| client.server_stats().map(drop).map_err(Into::into))?;
-        let get = median(|| client.get(b"ping").map(drop).map_err(Into::into))?;
+        let get = median(|| client.get(b"p").map(drop).map_err(Into::into))?;
         let address = client.address();
         if self.json {
             let us = |time: Duration| time.as_nanos() as f64 / 1e3;

@@ -5,7 +5,7 @@ use super::show;
 use super::stat::{Told, span};
 use anyhow::Result;
 use serde_json::json;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGWINCH};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGWINCH};
 use signal_hook::iterator::Signals;
 use std::io::{self, Write};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -213,17 +213,20 @@ const CLOSE: &str = "\x1b[?25h\x1b[?1049l";
 impl Screen {
     fn open() -> Result<Screen> {
         let (sender, sizes) = mpsc::channel();
-        let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM, SIGWINCH])?;
+        let mut signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGWINCH])?;
         std::thread::spawn(move || {
             for signal in signals.forever() {
                 if signal == SIGWINCH {
                     let _ = sender.send(());
                     continue;
                 }
-                // Nobody writes to the screen any more: the lock is kept.
+                // Nobody else writes to the screen meanwhile: the lock is kept.
                 let mut out = io::stdout().lock();
                 let _ = out.write_all(CLOSE.as_bytes()).and_then(|()| out.flush());
                 let _ = signal_hook::low_level::emulate_default_handler(signal);
+                // Ctrl-Z has stopped it, and it goes on.
+                let _ = out.write_all(OPEN.as_bytes()).and_then(|()| out.flush());
+                let _ = sender.send(());
             }
         });
         show::write(OPEN.as_bytes())?;

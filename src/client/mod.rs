@@ -344,7 +344,7 @@ pub enum ConnectError {
 #[non_exhaustive]
 pub enum LinkError {
     /// No answer in time.
-    #[error("no answer within {0:?}; the server may be suspended (SIGSTOP) or busy")]
+    #[error("no answer within {}; the server may be suspended (SIGSTOP) or busy", time(*.0))]
     Deadline(Duration),
     /// The server closed the connection.
     #[error("the server hung up; it may be stopping")]
@@ -361,7 +361,7 @@ pub enum LinkError {
     #[error(transparent)]
     Os(io::Error),
     /// The server hung up, and the lease of its region has ended.
-    #[error("the lease of {0:?} has ended; it is tried again in the background")]
+    #[error("the lease of {} has ended; it is tried again in the background", time(*.0))]
     LeaseEnded(Duration),
     /// The server has given up its region.
     #[error("it has given its region up; it is tried again in the background")]

@@ -146,7 +146,7 @@ impl ClientPool {
         self.0.lend(false).map(|client| self.lent(client))
     }
 
-    /// The sum of what all handles did since the pool was made, also of those in use, and of those that are no
+    /// The sum of what all handles did, the client that the pool was made of included, also of those in use, and of those that are no
     /// more. What a handle did that has come back is there. GETs of one in use are there in steps, as
     /// [`ClientCounters::stats`] says.
     pub fn stats(&self) -> ClientStats {

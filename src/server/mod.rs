@@ -22,6 +22,7 @@ use crate::address::{Address, AddressError};
 use crate::clock::Clock;
 use crate::config::{Config, ConfigError, TableSize};
 use crate::index::{Index, RecoverError, Recovered, RestoreError, Restored};
+use crate::layout::geometry::Geometry;
 use crate::outcome::GrowthCounts;
 use crate::peer::SocketPeer;
 use crate::place::{self, LockFile, PlaceError};
@@ -584,10 +585,14 @@ fn index_for(config: &ServerConfig) -> Result<Prepared, ServeError> {
             Region::create_sparse(&config.backing, geometry.region_bytes(), geometry.bytes_at_first())
                 .map_err(|error| match error {
                     // What is left now need not be left at the next start.
-                    RegionError::NoRoom { left, .. } => match config.table.fitting(left / 10 * 9) {
-                        Some(fits) => ServeError::NoRoom { source: error, fits },
-                        None => error.into(),
-                    },
+                    RegionError::NoRoom { need, left, .. } => {
+                        let at_once = need == geometry.bytes_at_first();
+                        let of = if at_once { Geometry::bytes_at_first } else { Geometry::region_bytes };
+                        match config.table.fitting(left / 10 * 9, of) {
+                            Some(fits) => ServeError::NoRoom { source: error, fits },
+                            None => error.into(),
+                        }
+                    }
                     error => error.into(),
                 })?;
         let mut restored = None;

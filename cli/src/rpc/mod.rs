@@ -6,7 +6,7 @@ mod plot;
 use super::child::{CpuTime, Fabric, ServerChild};
 use super::measure::{KEY_BYTES, VALUE_BYTES, key, machine, median, quantile, told, told_ns, value};
 use super::progress::Progress;
-use super::{TokenArgs, advice, names, show};
+use super::{TokenArgs, advice, interrupt, names, show};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use comfy_table::{Attribute, Cell};
@@ -311,6 +311,7 @@ impl Rpc {
         let stop = Arc::new(AtomicBool::new(false));
         if server.is_none() {
             // The first signal ends the bench, which then removes its keys. The second one ends that, too.
+            interrupt::leave_signals();
             for signal in [SIGHUP, SIGINT, SIGTERM] {
                 signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, stop.clone())?;
                 signal_hook::flag::register(signal, stop.clone())?;
@@ -389,8 +390,13 @@ impl Rpc {
         server: Option<&ServerChild>,
     ) -> Result<Vec<Line>> {
         let visitors = visitor.server_stats()?.clients;
-        let contestants: Vec<_> =
-            CONTESTANTS.into_iter().filter(|(_, path)| table.client_for(*path).is_some()).collect();
+        // Where values may be too long for cells, what may carry one goes as a message.
+        let is_message =
+            |contestant| visitor.geometry().has_heap() && contestant == (Operation::Get, Path::Mailbox);
+        let contestants: Vec<_> = CONTESTANTS
+            .into_iter()
+            .filter(|&(operation, path)| table.client_for(path).is_some() && !is_message((operation, path)))
+            .collect();
         let runs = self.connections.len() as u64 * u64::from(self.rounds) * contestants.len() as u64;
         let bar = Progress::of(runs, "timing", "runs");
         let time = Duration::from_secs_f64(self.seconds / f64::from(self.rounds));
