@@ -153,7 +153,7 @@ fn why_full(bytes_max: u64, heap_bytes: u64) -> String {
         bytes => format!(", {bytes} of them for values that do not fit their slots"),
     };
     format!(
-        "for more slots it has no memory: it takes all of the {bytes_max} bytes that it may{heap}; remove keys, or serve a table that may take more (`--max-memory`)"
+        "for more slots it has no memory: it takes all of the {bytes_max} bytes that it may{heap}; remove keys, or serve a table that may take more (`TableSize::up_to`)"
     )
 }
 

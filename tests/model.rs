@@ -372,11 +372,11 @@ fn lengths_out_of_range_are_refused() {
     );
     assert_eq!(
         refused(b"nine byte", b""),
-        "the key is 9 bytes long, this table takes 1 to 8; longer ones need a new table, with a larger `Config::key_max`"
+        "the key is 9 bytes long, this table takes 1 to 8; longer ones need a new table, with a `Config::key_max` of at least 9"
     );
     assert_eq!(
         refused(b"key", &[0; 17]),
-        "the value is 17 bytes long, this table takes 0 to 16; longer ones need a new table, with a larger `Config::value_max`"
+        "the value is 17 bytes long, this table takes 0 to 16; longer ones need a new table, with a `Config::value_max` of at least 17"
     );
 }
 

@@ -6,9 +6,10 @@ mod common;
 
 use common::{config, default_preset, patient, wait_for};
 use oneread::server::StartMode;
-use oneread::{Address, Backing, ClientPool, GetError, PutOutcome, Server, ServerConfig};
+use oneread::{Address, Backing, Client, ClientPool, GetError, PutOutcome, Server, ServerConfig};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 use tempfile::TempDir;
 
 fn place() -> (TempDir, ServerConfig, Server) {
@@ -163,4 +164,42 @@ fn tasks_share_handles() {
         );
     });
     assert_eq!(pool.stats().changes.puts, 20);
+}
+
+/// However much work waits for the server, half of the handles are for GETs.
+#[cfg(feature = "tokio")]
+#[test]
+fn work_leaves_handles_to_gets() {
+    let (_dir, config, _server) = place();
+    let pool = pool(&config).handles_max(4);
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(async {
+        let (begun, begins) = std::sync::mpsc::channel();
+        let (ends, end) = std::sync::mpsc::channel::<()>();
+        let end = std::sync::Arc::new(std::sync::Mutex::new(end));
+        let work: Vec<_> = (0..8)
+            .map(|_| {
+                let (pool, begun, end) = (pool.clone(), begun.clone(), end.clone());
+                let work = move |_: &mut Client| {
+                    begun.send(()).unwrap();
+                    // Until nobody sends any more.
+                    assert!(end.lock().unwrap().recv().is_err());
+                };
+                tokio::spawn(async move { pool.run(work).await.unwrap() })
+            })
+            .collect();
+        tokio::task::yield_now().await;
+        (0..2).for_each(|_| begins.recv().unwrap());
+        let others = [pool.try_get(), pool.try_get()];
+        assert!(others.iter().all(Option::is_some) && pool.try_get().is_none());
+        assert!(pool.get_timeout(Duration::from_millis(1)).is_none());
+        // Those that came back are still not for work.
+        drop(others);
+        assert!(begins.try_recv().is_err());
+        drop(ends);
+        for work in work {
+            work.await.unwrap();
+        }
+    });
+    assert!(pool.get_timeout(Duration::from_secs(60)).is_some());
 }

@@ -21,7 +21,7 @@ pub fn told(error: &anyhow::Error) -> String {
 }
 
 /// What the command calls what the library's errors name.
-const NAMES: [(&str, &str); 15] = [
+const NAMES: [(&str, &str); 16] = [
     ("`Client::get`", "`oneread get`"),
     ("`ClientOptions::server_uids`", "--server-user"),
     ("`Config::grace`", "--grace"),
@@ -36,6 +36,7 @@ const NAMES: [(&str, &str); 15] = [
     ("`ServerConfig::herd`", "--herd"),
     ("`ServerConfig::token`", "--token-file"),
     ("`StartMode::OpenOrCreate`", "`oneread serve`"),
+    ("`TableSize::up_to`", "`serve --max-memory`"),
     ("`VerbsOptions::token`", "--token-file"),
 ];
 

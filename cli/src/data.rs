@@ -5,12 +5,13 @@ use super::records::{self, Format, Pair, Records};
 use super::secret::SecretArgs;
 use super::{Server, advice, show, stat, status};
 use anyhow::{Context, Result, bail, ensure};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use oneread::{Client, PutError, PutMode, PutOutcome as Outcome, SwapOutcome};
 use serde::Serialize;
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{IsTerminal, Read, Seek, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -252,8 +253,10 @@ EXAMPLES
   oneread load --insert more.tsv        keys that are there keep their values
   oneread load --key-file secret words.tsv      encrypts the values
 
-A bad line is reported on stderr with its number. The others are loaded, and the
-exit status is 1. What was loaded is printed also after Ctrl-C, or an error.
+A bad line is reported on stderr with its number, and what was wrong is summed
+up. The others are loaded, and the exit status is 1. Nothing is loaded if nearly
+all of the first thousand are bad and no --format is given.
+What was loaded is printed also after Ctrl-C, or an error.
 Without --key-file, values are put as they are: so are those of a dump that was
 made without --key-file of encrypted values."#)]
 pub struct Load {
@@ -293,6 +296,23 @@ struct Summary {
     per_second: f64,
 }
 
+/// What was loaded, and what was not.
+#[derive(Debug, Default)]
+struct Loaded {
+    summary: Summary,
+    /// By its reason, without numbers.
+    bad: HashMap<String, BadKind>,
+}
+
+/// Lines that are bad for the same reason.
+#[derive(Debug)]
+struct BadKind {
+    lines: u64,
+    first: u64,
+    /// That of the first line.
+    reason: String,
+}
+
 /// Lines put in one batch.
 const BATCH: usize = 1024;
 /// Lines put in one batch once puts are refused, each of which may take long. Ctrl-C waits for a batch.
@@ -303,6 +323,10 @@ const LINE_MORE: u64 = 16 << 20;
 const LONGEST_ESCAPE: u64 = 6;
 /// Bad lines, or values that do not decrypt, reported one by one. The rest are counted.
 const COMPLAINTS_MAX: u64 = 20;
+/// Reasons that are told in the end.
+const KINDS_MAX: usize = 10;
+/// After so many lines it is seen whether they are of the format at all.
+const LINES_TO_TELL: u64 = 1_000;
 
 impl Load {
     pub fn run(self) -> Result<ExitCode> {
@@ -321,7 +345,12 @@ impl Load {
             if about.is_file()
                 && let Some(unpack) = unpacks(&mut file)?
             {
-                bail!("{name} is compressed; {unpack} {name} | oneread load -");
+                // What the name without `.gz` says, since a pipe has none.
+                let inner = self
+                    .format
+                    .unwrap_or_else(|| Format::of(Path::new(self.file.file_stem().unwrap_or_default())));
+                let inner = inner.to_possible_value().expect("none is hidden");
+                bail!("{name} is compressed; {unpack} {name} | oneread load --format {} -", inner.get_name());
             }
             (Box::new(file), Progress::of_bytes(about.len(), "loading"))
         };
@@ -337,22 +366,23 @@ impl Load {
             (_, true) => PutMode::Update,
             _ => PutMode::Upsert,
         };
-        let summary = Arc::new(Mutex::new(Summary::default()));
+        let summary = Arc::new(Mutex::new(Loaded::default()));
         let begun = Instant::now();
         let bar = bar.on_signal({
             let (summary, json) = (summary.clone(), self.json);
             move || {
                 // Locked to the end: of the batch that is under way, all is told, and no other follows.
-                report(*lock(&summary), begun, json).is_ok()
+                report(&lock(&summary), begun, json).is_ok()
             }
         });
-        let mut loading = Loading { mode, bar: &bar, summary: &summary, is_refused: false };
+        let is_guess = self.format.is_none();
+        let mut loading = Loading { mode, bar: &bar, loaded: &summary, is_refused: false, is_guess };
         let loaded = loading.load(&mut client, &mut records, stdin, begun);
         bar.finish();
         let summary = lock(&summary);
-        report(*summary, begun, self.json)?;
+        report(&summary, begun, self.json)?;
         loaded?;
-        Ok(status(summary.failed == 0))
+        Ok(status(summary.summary.failed == 0))
     }
 }
 
@@ -379,15 +409,24 @@ fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn report(mut summary: Summary, begun: Instant, json: bool) -> Result<()> {
+fn report(loaded: &Loaded, begun: Instant, json: bool) -> Result<()> {
+    let mut summary = loaded.summary;
     summary.seconds = begun.elapsed().as_secs_f64();
     summary.per_second = summary.lines as f64 / summary.seconds;
     let Summary { lines, inserted, updated, skipped, failed, seconds, per_second } = summary;
     if failed > COMPLAINTS_MAX {
-        show::complain(format_args!(
-            "oneread: and {}",
-            show::counted(failed - COMPLAINTS_MAX, "more bad line")
-        ));
+        let mut kinds: Vec<_> = loaded.bad.values().collect();
+        kinds.sort_by_key(|kind| std::cmp::Reverse(kind.lines));
+        show::complain(format_args!("oneread: {} in all:", show::counted(failed, "bad line")));
+        for BadKind { lines, first, reason } in &kinds[..kinds.len().min(KINDS_MAX)] {
+            show::complain(format_args!("  {}, first line {first}: {reason}", show::count(*lines)));
+        }
+        if kinds.len() > KINDS_MAX {
+            show::complain(format_args!(
+                "  and {}",
+                show::counted((kinds.len() - KINDS_MAX) as u64, "other kind")
+            ));
+        }
     }
     if json {
         return Ok(show::say(serde_json::to_string(&summary)?)?);
@@ -406,9 +445,11 @@ fn report(mut summary: Summary, begun: Instant, json: bool) -> Result<()> {
 struct Loading<'a> {
     mode: PutMode,
     bar: &'a Progress,
-    summary: &'a Mutex<Summary>,
+    loaded: &'a Mutex<Loaded>,
     /// Whether puts were refused for want of room, memory or time.
     is_refused: bool,
+    /// Whether nobody has said what the format is.
+    is_guess: bool,
 }
 
 impl Loading<'_> {
@@ -432,14 +473,21 @@ impl Loading<'_> {
                     numbers.push(number);
                 }
                 Err(reason) => {
-                    let summary = &mut lock(self.summary);
-                    summary.lines += 1;
-                    complain(self.bar, summary, number, &reason);
+                    let loaded = &mut lock(self.loaded);
+                    loaded.summary.lines += 1;
+                    complain(self.bar, loaded, number, reason);
                 }
             }
+            // Before anything was put.
+            let bad = lock(self.loaded).summary.failed;
+            ensure!(
+                !self.is_guess || bad + batch.len() as u64 != LINES_TO_TELL || bad < LINES_TO_TELL / 10 * 9,
+                "{bad} of the first {} lines are bad, and nothing was put; --format names the format (tsv, csv, jsonl), also to load the few",
+                show::count(LINES_TO_TELL)
+            );
             if batch.len() >= if self.is_refused { BATCH_OF_REFUSED } else { BATCH } {
                 self.put(client, &mut batch, &mut numbers)?;
-                let lines = lock(self.summary).lines;
+                let lines = lock(self.loaded).summary.lines;
                 self.bar.set_position(if stdin { lines } else { records.bytes() });
                 let per_second = lines as f64 / begun.elapsed().as_secs_f64();
                 let rate = show::rate(per_second);
@@ -458,18 +506,19 @@ impl Loading<'_> {
         numbers: &mut Vec<u64>,
     ) -> Result<()> {
         let Some(last) = numbers.last() else { return Ok(()) };
-        let (bar, summary) = (self.bar, &mut *lock(self.summary));
+        let (bar, loaded) = (self.bar, &mut *lock(self.loaded));
         let mut is_answered = vec![false; numbers.len()];
         let ended = client.put_many_with(self.mode, batch, |nth, answer| {
             is_answered[nth] = true;
-            summary.lines += 1;
+            loaded.summary.lines += 1;
+            let summary = &mut loaded.summary;
             match answer {
                 Ok(Outcome::Inserted) => summary.inserted += 1,
                 Ok(Outcome::Updated) => summary.updated += 1,
                 Ok(Outcome::Exists | Outcome::Missing) => summary.skipped += 1,
                 Err(error) => {
                     self.is_refused |= !is_about_length(&error);
-                    complain(bar, summary, numbers[nth], &advice::in_options(&error));
+                    complain(bar, loaded, numbers[nth], advice::in_options(&error));
                 }
             }
         });
@@ -492,11 +541,13 @@ fn is_about_length(error: &PutError) -> bool {
     )
 }
 
-fn complain(bar: &Progress, summary: &mut Summary, number: u64, reason: &str) {
-    summary.failed += 1;
-    if summary.failed <= COMPLAINTS_MAX {
+fn complain(bar: &Progress, loaded: &mut Loaded, number: u64, reason: String) {
+    loaded.summary.failed += 1;
+    if loaded.summary.failed <= COMPLAINTS_MAX {
         bar.suspend(|| show::complain(format_args!("oneread: line {number}: {reason}")));
     }
+    let kind = reason.split(|c: char| c.is_ascii_digit()).filter(|part| !part.is_empty()).collect();
+    loaded.bad.entry(kind).or_insert(BadKind { lines: 0, first: number, reason }).lines += 1;
 }
 
 /// Print all keys and values

@@ -110,17 +110,29 @@ pub struct Lines<R: Read> {
     /// Most bytes of a record, and how many more this one may have.
     record_max: u64,
     left: u64,
+    /// The lines of a record of CSV, as they stand in the input.
+    record: Vec<u8>,
 }
 
 impl<R: Read> Lines<R> {
     fn new(input: R, record_max: u64) -> Lines<R> {
         let from = io::BufReader::with_capacity(1 << 16, input);
-        Lines { from, text: Vec::new(), at: 0, number: 0, bytes: 0, record_max, left: record_max }
+        Lines {
+            from,
+            text: Vec::new(),
+            at: 0,
+            number: 0,
+            bytes: 0,
+            record_max,
+            left: record_max,
+            record: Vec::new(),
+        }
     }
 
     /// What is read from now on is of the next record.
     fn begin_record(&mut self) {
         self.left = self.record_max;
+        self.record.clear();
     }
 
     /// Goes to the next line, or as much of it as the record may have. `false` at the end of the input.
@@ -160,6 +172,7 @@ impl<R: Read> Read for Lines<R> {
         // The reader of CSV skips a BOM, too, if its first read brings one.
         let most = if self.number == 1 && self.at == 0 { 1 } else { buffer.len() };
         let read = (&self.text[self.at..]).take(most as u64).read(buffer)?;
+        self.record.extend_from_slice(&self.text[self.at..self.at + read]);
         self.at += read;
         Ok(read)
     }
@@ -216,20 +229,60 @@ impl<R: Read> Records<R> {
             },
             Records::Csv { input } => {
                 input.get_mut().begin_record();
+                let before = input.get_ref().number;
                 let mut record = csv::ByteRecord::new();
-                if !input.read_byte_record(&mut record).context("reading the input")? {
+                let read = input.read_byte_record(&mut record);
+                let Lines { number: last, record: text, .. } = input.get_ref();
+                let empty = text
+                    .split_inclusive(|&byte| byte == b'\n')
+                    .take_while(|line| line.trim_ascii().is_empty());
+                let first = (before + 1 + empty.count() as u64).min(*last);
+                if !read.with_context(|| format!("reading the record that begins in line {first}"))? {
                     return Ok(None);
                 }
-                // A record begins as many lines before its end as it has line feeds.
-                let before = record.as_slice().iter().filter(|&&byte| byte == b'\n').count() as u64;
-                let pair = match (record.get(0), record.get(1)) {
-                    (Some(key), Some(value)) => Ok((key.to_vec(), value.to_vec())),
+                let lines =
+                    if first == *last { format!("line {last}") } else { format!("lines {first} to {last}") };
+                let pair = match (misquoted(text), record.get(0), record.get(1)) {
+                    (Some(what), ..) => {
+                        Err(format!("{what}; is a quote missing, or one too many, in {lines}?"))
+                    }
+                    (None, Some(key), Some(value)) => Ok((key.to_vec(), value.to_vec())),
                     _ => Err("one column only; key and value are two, with a comma between them".into()),
                 };
-                Ok(Some((input.get_ref().number - before, pair)))
+                Ok(Some((first, pair)))
             }
         }
     }
+}
+
+/// What is wrong with the quotes of a record. The reader of CSV takes any.
+fn misquoted(text: &[u8]) -> Option<&'static str> {
+    let text = text.trim_ascii_start();
+    let mut rest = text;
+    while !rest.is_empty() && !rest.starts_with(b"\n") && !rest.starts_with(b"\r") {
+        let end = |rest: &[u8], is_end: fn(&u8) -> bool| rest.iter().position(is_end).unwrap_or(rest.len());
+        if let Some(quoted) = rest.strip_prefix(b"\"") {
+            rest = quoted;
+            loop {
+                rest = &rest[end(rest, |&byte| byte == b'"')..];
+                match rest {
+                    [] => return Some("a quoted field does not end"),
+                    [b'"', b'"', more @ ..] => rest = more,
+                    [_, more @ ..] => {
+                        rest = more;
+                        break;
+                    }
+                }
+            }
+            if !matches!(rest.first(), None | Some(b',' | b'\n' | b'\r')) {
+                return Some("something follows the quote that ends a field");
+            }
+        } else {
+            rest = &rest[end(rest, |byte| b",\n\r".contains(byte))..];
+        }
+        rest = rest.strip_prefix(b",").unwrap_or(rest);
+    }
+    None
 }
 
 fn from_json(line: &[u8]) -> Result<Record, String> {

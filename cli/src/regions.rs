@@ -15,12 +15,15 @@ use std::process::ExitCode;
 #[derive(Debug, Args)]
 #[command(after_help = "EXAMPLES
   oneread regions                this user's files; root sees everybody's
-  oneread regions --remove       remove all of this user's that nobody serves
-  oneread regions --remove FILE  remove this one, if nobody serves it")]
+  oneread regions --remove FILE  remove this one, if nobody serves it
+  oneread regions --remove --all remove all of this user's that nobody serves")]
 pub struct Regions {
-    /// Remove the files that nobody serves
+    /// Remove these files, if nobody serves them
     #[arg(long)]
     remove: bool,
+    /// Remove all that nobody serves, also tables whose server is only being started again
+    #[arg(long, requires = "remove", conflicts_with = "files")]
+    all: bool,
     /// Print one JSON object for each file
     #[arg(long)]
     json: bool,
@@ -50,6 +53,10 @@ impl Regions {
             }
         }
         if self.remove {
+            ensure!(
+                self.all || !self.files.is_empty(),
+                "name the files to remove, of those that `oneread regions` shows; --all removes each that nobody serves now"
+            );
             return self.remove(&found);
         }
         if self.json {

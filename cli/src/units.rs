@@ -27,7 +27,7 @@ impl FromStr for ByteSize {
         let text = if is_letter { format!("{text}iB") } else { text.to_owned() };
         let bytes = text.parse::<bytesize::ByteSize>().map_err(|_| bad())?.as_u64();
         if bytes > MOST {
-            return Err(format!("{given:?} is more than 64PiB"));
+            return Err(format!("{given:?} is more than 64PiB; give a size as in 512MiB, 8GiB"));
         }
         let is_whole =
             text.trim_end_matches(|c: char| c.is_ascii_alphabetic()).trim_end().parse::<u64>().is_ok();

@@ -699,8 +699,62 @@ fn load_and_dump() {
     // Errors beyond a limit are counted and not listed.
     let bad = "no tab\n".repeat(30);
     let out = expect(served.run(&["load", &served.file("bad", &bad)]), 1);
-    assert_eq!(stderr(&out).lines().count(), 21, "{out:?}");
-    assert!(stderr(&out).contains("and 10 more"));
+    let told = stderr(&out);
+    assert_eq!(told.lines().count(), 22, "{out:?}");
+    assert!(told.contains("30 bad lines in all:\n  30, first line 1: no tab"), "{told}");
+    // Of different kinds, each is counted, whatever its numbers are.
+    let long = |n: usize| format!("{}\tv\n", "k".repeat(256 + n));
+    let kinds = [bad, (0..10).map(long).collect(), "k\\q\tv\n".repeat(5)].concat();
+    let told = stderr(&expect(served.run(&["load", &served.file("kinds", &kinds)]), 1)).to_owned();
+    let (_, kinds) = told.split_once("45 bad lines in all:\n").unwrap_or_else(|| panic!("{told}"));
+    let firsts = [
+        "  30, first line 1: no tab",
+        "  10, first line 31: the key is 256 bytes",
+        "  5, first line 41: a backslash",
+    ];
+    let lines: Vec<_> = kinds.lines().collect();
+    assert!(
+        lines.len() == 3 && lines.iter().zip(firsts).all(|(line, first)| line.starts_with(first)),
+        "{told}"
+    );
+
+    // A file that is of another format than its name says: nothing is put. Who names the format gets the few.
+    let csv = "a,1\n".repeat(950) + &"few\tt\n".repeat(500);
+    let file = served.file("csv", &csv);
+    let told = stderr(&expect(served.run(&["load", &file]), 1)).to_owned();
+    assert!(
+        told.contains("950 of the first 1,000 lines are bad, and nothing was put; --format names"),
+        "{told}"
+    );
+    expect(served.run(&["get", "few"]), 1);
+    expect(served.run(&["get", "few"]), 1);
+    expect(served.run(&["load", "--format", "tsv", &file]), 1);
+    expect(served.run(&["get", "few"]), 0);
+
+    // What is compressed is named with the format that its name says.
+    let zipped = served.file("x.csv.gz", "");
+    std::fs::write(&zipped, [0x1f, 0x8b, 8, 0]).unwrap();
+    let told = stderr(&expect(served.run(&["load", &zipped]), 1)).to_owned();
+    assert!(told.contains("oneread load --format csv -"), "{told}");
+
+    // A quote that nothing closes takes other lines with it, and is told with where it is.
+    for (csv, wrong) in [
+        (
+            "k1,v\nk2,\"open\nk3,v\n",
+            "line 2: a quoted field does not end; is a quote missing, or one too many, in lines 2 to 3?",
+        ),
+        ("k1,\"one\" more\n", "line 1: something follows the quote that ends a field"),
+        (
+            "\n\nk1,\"a\nb\"\nk2,\"x\ny\"z\n",
+            "line 5: something follows the quote that ends a field; is a quote missing, or one too many, in lines 5 to 6?",
+        ),
+    ] {
+        let out = expect(served.run(&["load", &served.file("quotes.csv", csv)]), 1);
+        assert!(stderr(&out).contains(wrong), "{out:?}");
+    }
+    let fine = "q1,\"a \"\"b\"\"\"\r\nq2,5\" pipe\nq3,\"\"\n";
+    expect(served.run(&["load", &served.file("fine.csv", fine)]), 0);
+    assert_eq!(stdout(&expect(served.run(&["get", "q1"]), 0)), "a \"b\"\n");
 }
 
 /// When the table is full, each refused line is named, and the table keeps what it has.
@@ -950,7 +1004,7 @@ fn sizes_that_do_not_fit_are_refused() {
         let out = expect(run(&[&["serve", "--max-memory", "8GiB"][..], &with].concat()), 2);
         assert!(stderr(&out).contains("cannot be used with"), "{out:?}");
     }
-    for bad in ["", "0", "8 giga", "many", "1.5GiB", "99999999999TiB"] {
+    for bad in ["", "0", "8 giga", "many", "1.5", "99999999999TiB"] {
         let out = expect(run(&["serve", "--max-memory", bad]), 2);
         assert!(stderr(&out).contains("as in 512MiB"), "{bad}: {out:?}");
     }
@@ -1090,7 +1144,7 @@ fn a_watched_terminal_is_given_back() {
     use std::io::Read;
     let served = Served::start(&["--anonymous", "--max-memory", "16MiB"]);
     let (mut child, mut terminal) =
-        begin_on_a_terminal(&["stat", "--watch", "20ms", "--deadline-ms", "60000", "--at", &served.at]);
+        begin_on_a_terminal(&["stat", "--watch", "20ms", "--deadline", "60s", "--at", &served.at]);
     let mut shown = String::new();
     // Whole frames of so many columns and lines, until one has, or has not, what is wide.
     let mut frame = |terminal: &mut std::fs::File, (width, height): (usize, usize), is_wide: bool| loop {
@@ -2188,7 +2242,7 @@ fn a_stopped_server_is_waited_for_until_the_deadline() {
     {
         let arguments = [command, &["--deadline", "120ms", "--at", &served.at]].concat();
         let out = expect(run_with_input(&arguments, b"k\tv\n"), 1);
-        assert!(stderr(&out).contains("120ms"), "{command:?}: {out:?}");
+        assert!(stderr(&out).contains("120 ms"), "{command:?}: {out:?}");
     }
     served.signal(Signal::CONT);
     expect(served.run(&["get", "k"]), 1);
@@ -2598,7 +2652,10 @@ fn a_server_that_comes_up_is_waited_for() {
     let none = format!("shm:{}", dir.path().join("none").display());
     for command in [&["put", "k", "v"][..], &["get", "k"], &["ping"], &["dump"]] {
         let out = expect(run(&[command, &["--wait", "20ms", "--at", &none]].concat()), 1);
-        assert!(stderr(&out).contains("waited 20 ms for a server: no server at"), "{out:?}");
+        assert!(
+            stderr(&out).contains("waited 2") && stderr(&out).contains(" ms for a server: no server at"),
+            "{out:?}"
+        );
     }
     let mut never = oneread();
     never.args(["put", "k", "v", "--wait", "1h", "--at", "verbs://256.256.256.256:1"]);

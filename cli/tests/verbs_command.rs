@@ -116,13 +116,15 @@ fn locked_memory_is_checked_first() {
         command.args(limited).arg(env!("CARGO_BIN_EXE_oneread")).env("LD_LIBRARY_PATH", folder());
         command.env("FAKE_DEVICES", "0");
         let serve = ["serve", "--anonymous", "--no-token", "--at", "verbs://127.0.0.1:0"];
+        // Nothing beside the slots.
+        let serve = [&serve[..], &["--key-max", "32", "--value-max", "78"]].concat();
         let output = command.args(serve).args(size).stdin(Stdio::null()).output().unwrap();
         assert!(!output.status.success(), "{output:?}");
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
-    let only = "may lock only 1048576 bytes";
+    let only = "may lock only 1 MiB";
     for (size, parts) in [
-        (&["--max-memory", "1GiB"][..], ["up to 1024 MiB", only, "--max-memory"]),
+        (&["--max-memory", "1GiB"][..], ["up to 1.00 GiB", only, "--max-memory"]),
         (&["--capacity", "1000000"], ["up to 136 MiB", only, "--capacity"]),
         (&[], ["nine tenths of what this process may lock", "is 922 KiB", "oneread doctor"]),
     ] {

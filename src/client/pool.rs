@@ -5,7 +5,8 @@ use crate::address::Address;
 use crate::process::Process;
 use crate::sync::lock_std;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Most handles of a pool, unless somebody says how many.
 const HANDLES_MAX: usize = 64;
@@ -42,9 +43,16 @@ const HANDLES_MAX: usize = 64;
 ///
 /// A handle is made, as a clone of the first, when all others are in use, up to
 /// [`ClientPool::handles_max`] (64 by default). They stay until the pool is dropped. At the bound,
-/// [`ClientPool::get`] waits for a handle, and [`ClientPool::try_get`] returns `None`. A thread that waits
-/// while it holds handles itself may wait for ever: take one at a time. A handle that has made a change keeps
-/// a connection, which counts towards [`ServerConfig::clients_per_peer`](crate::ServerConfig::clients_per_peer).
+/// [`ClientPool::get`] waits for a handle, [`ClientPool::get_timeout`] for so long, and
+/// [`ClientPool::try_get`] not at all. A thread that waits while it holds handles itself may wait for ever:
+/// take one at a time. A handle that has made a change keeps a connection, of which a server has
+/// [`ServerConfig::clients_max`](crate::ServerConfig::clients_max).
+///
+/// # In an async program
+///
+/// Take handles by [`ClientPool::try_get`], and give them back before the next `.await`:
+/// [`ClientPool::get`] would stop the thread that runs the tasks. `ClientPool::run` (feature `tokio`) makes
+/// changes. It uses at most half of the handles, so that GETs find one while changes wait for the server.
 ///
 /// # When something goes wrong
 ///
@@ -71,6 +79,8 @@ struct Shared {
 #[derive(Debug)]
 struct Handles {
     max: usize,
+    /// How many of those in use are in [`ClientPool::run`].
+    running: usize,
     /// Those that nobody uses. The last one was used last.
     idle: Vec<Client>,
     /// The counts of all handles there are.
@@ -84,7 +94,17 @@ struct Handles {
 pub struct PooledClient {
     /// There until it is dropped.
     client: Option<Client>,
+    user: User,
     pool: Arc<Shared>,
+}
+
+/// Who uses a handle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum User {
+    Caller,
+    /// [`ClientPool::run`], which leaves half of the handles to others.
+    #[cfg_attr(not(feature = "tokio"), allow(dead_code))]
+    Run,
 }
 
 impl ClientPool {
@@ -92,6 +112,7 @@ impl ClientPool {
     pub fn new(client: Client) -> ClientPool {
         let handles = Handles {
             max: HANDLES_MAX,
+            running: 0,
             counters: vec![client.counters()],
             gone: ClientStats::default(),
             idle: Vec::new(),
@@ -102,7 +123,7 @@ impl ClientPool {
             handles: Mutex::new(handles),
             room: Condvar::new(),
         };
-        shared.give_back(client);
+        shared.give_back(client, User::Caller);
         ClientPool(Arc::new(shared))
     }
 
@@ -133,21 +154,33 @@ impl ClientPool {
         self
     }
 
-    /// A handle. Where as many are in use as there may be, waits until one comes back.
+    /// A handle. Where as many are in use as there may be, waits until one comes back, however long that
+    /// takes. Not for a task of an async program: it would stop the thread that runs it, and the others there.
     pub fn get(&self) -> PooledClient {
-        self.0.lend(true).map_or_else(|| self.clone_of_first(), |client| self.lent(client))
+        self.lend(User::Caller, None).unwrap_or_else(|| self.clone_of_first())
+    }
+
+    /// The same, but `None` after this time.
+    pub fn get_timeout(&self, time: Duration) -> Option<PooledClient> {
+        self.lend(User::Caller, Some(time))
     }
 
     /// A handle. `None` where as many are in use as there may be. Does not wait.
     pub fn try_get(&self) -> Option<PooledClient> {
+        self.get_timeout(Duration::ZERO)
+    }
+
+    /// A handle in time, if there is a bound on it.
+    fn lend(&self, user: User, time: Option<Duration>) -> Option<PooledClient> {
         if !self.0.process.is_this() {
             return Some(self.clone_of_first());
         }
-        self.0.lend(false).map(|client| self.lent(client))
+        let client = self.0.lend(user, time)?;
+        Some(PooledClient { client: Some(client), user, pool: self.0.clone() })
     }
 
-    /// The sum of what all handles did, the client that the pool was made of included, also of those in use, and of those that are no
-    /// more. What a handle did that has come back is there. GETs of one in use are there in steps, as
+    /// The sum of what all handles did: the client that the pool was made of, those in use, and those that are
+    /// no more. What a handle did that has come back is there. GETs of one in use are there in steps, as
     /// [`ClientCounters::stats`] says.
     pub fn stats(&self) -> ClientStats {
         if !self.0.process.is_this() {
@@ -165,6 +198,9 @@ impl ClientPool {
     /// [`Limits::deadline`](crate::Limits::deadline); many changes together cost less as one
     /// [`Client::put_many`].
     ///
+    /// At most half of the handles, rounded up, run work at a time. The rest of it waits, on threads that may
+    /// block.
+    ///
     /// Once begun, the work is done even if nobody waits for it any more.
     ///
     /// # Errors
@@ -179,46 +215,53 @@ impl ClientPool {
         work: impl FnOnce(&mut Client) -> R + Send + 'static,
     ) -> Result<R, tokio::task::JoinError> {
         let pool = self.clone();
-        tokio::task::spawn_blocking(move || work(&mut pool.get())).await
-    }
-
-    fn lent(&self, client: Client) -> PooledClient {
-        PooledClient { client: Some(client), pool: self.0.clone() }
+        tokio::task::spawn_blocking(move || {
+            let client = pool.lend(User::Run, None);
+            work(&mut client.unwrap_or_else(|| pool.clone_of_first()))
+        })
+        .await
     }
 
     /// A handle in another process than the pool's.
     fn clone_of_first(&self) -> PooledClient {
-        self.lent(self.0.first.clone())
+        PooledClient { client: Some(self.0.first.clone()), user: User::Caller, pool: self.0.clone() }
     }
 }
 
 impl Shared {
-    /// An idle handle, or another one. `None` if there may be no other and it does not wait, or in another
-    /// process: there the lock may be held by a thread that is not there.
-    fn lend(&self, waits: bool) -> Option<Client> {
-        if !self.process.is_this() {
-            return None;
-        }
+    /// An idle handle, or another one. `None` if there is none in time. Not in another process than the
+    /// pool's: there the lock may be held by a thread that is not there.
+    fn lend(&self, user: User, time: Option<Duration>) -> Option<Client> {
+        let begun = Instant::now();
         let mut handles = lock_std(&self.handles);
         loop {
-            if let Some(client) = handles.idle.pop() {
-                return Some(client);
+            if user == User::Caller || handles.running < handles.max.div_ceil(2) {
+                let client = handles.idle.pop().or_else(|| {
+                    (handles.counters.len() < handles.max).then(|| {
+                        let client = self.first.clone();
+                        handles.counters.push(client.counters());
+                        client
+                    })
+                });
+                if client.is_some() {
+                    handles.running += usize::from(user == User::Run);
+                    return client;
+                }
             }
-            if handles.counters.len() < handles.max {
-                let client = self.first.clone();
-                handles.counters.push(client.counters());
-                return Some(client);
-            }
-            if !waits {
-                return None;
-            }
-            handles = self.room.wait(handles).unwrap_or_else(std::sync::PoisonError::into_inner);
+            handles = match time {
+                None => self.room.wait(handles).unwrap_or_else(PoisonError::into_inner),
+                Some(time) => {
+                    let left = time.checked_sub(begun.elapsed()).filter(|left| !left.is_zero())?;
+                    self.room.wait_timeout(handles, left).unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
         }
     }
 
-    fn give_back(&self, mut client: Client) {
+    fn give_back(&self, mut client: Client, user: User) {
         client.publish();
         let mut handles = lock_std(&self.handles);
+        handles.running -= usize::from(user == User::Run);
         // By a thread that panics it may have been left in the middle of a conversation.
         let dropped = if std::thread::panicking() || handles.counters.len() > handles.max {
             handles.gone += client.stats();
@@ -229,7 +272,8 @@ impl Shared {
             None
         };
         drop(handles);
-        self.room.notify_one();
+        // All: it may be one that this user may not have.
+        self.room.notify_all();
         // It may close a connection.
         drop(dropped);
     }
@@ -240,7 +284,7 @@ impl Drop for PooledClient {
         if let Some(client) = self.client.take()
             && self.pool.process.is_this()
         {
-            self.pool.give_back(client);
+            self.pool.give_back(client, self.user);
         }
     }
 }
