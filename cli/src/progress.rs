@@ -125,7 +125,10 @@ fn styled(length: Option<u64>, what: &'static str, template: &str) -> ProgressBa
         ProgressDrawTarget::hidden()
     };
     let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
-    let seconds = |time: Duration| show::time(Duration::from_secs(time.as_secs()));
+    let seconds = |time: Duration| match time.as_secs() {
+        0 => "less than 1 s".into(),
+        seconds => show::time(Duration::from_secs(seconds)),
+    };
     let style = style
         .with_key("at", |state: &ProgressState, out: &mut dyn Write| told(out, show::bytes(state.pos())))
         .with_key("all", |state: &ProgressState, out: &mut dyn Write| {

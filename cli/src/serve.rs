@@ -711,6 +711,9 @@ fn numbers(users: &[UserId]) -> Vec<u32> {
 /// Adds what to do about it on the command line.
 fn advise(error: ServeError) -> anyhow::Error {
     let advice = match error {
+        ServeError::Region(RegionError::InUse { .. }) => {
+            "a server is there already (oneread ping; oneread stop)".into()
+        }
         ServeError::NoRoom { fits: TableSize::Keys(n), .. } => format!("serve less, by --capacity {n}"),
         ServeError::NoRoom { fits: TableSize::Slots(n), .. } => format!("serve less, by --slots {n}"),
         ServeError::NoRoom { fits: TableSize::Growing { bytes_max, .. }, .. } => {

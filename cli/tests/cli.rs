@@ -2602,7 +2602,8 @@ fn a_server_in_the_background_is_there_and_gone() {
     assert_eq!([open(0), open(1), open(2)], ["/dev/null".into(), log.clone(), log]);
     // A second one says why it does not start.
     let refused = expect(run(&serve), 1);
-    assert!(stderr(&refused).contains("in use by another server"), "{refused:?}");
+    let why = stderr(&refused);
+    assert!(why.contains("a server is there already") && why.contains("in use by another server"), "{why}");
     assert_eq!(stdout(&refused), "");
 
     let stopped = stdout(&expect(run(&["stop", "--at", &at]), 0));
