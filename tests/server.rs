@@ -1894,7 +1894,7 @@ fn longest_and_zero_deadlines() {
     let server = place.serve_apart(default_preset(), false);
     server.stop();
     let error = Client::connect_with(&place.address, options(Duration::ZERO)).expect_err("no time");
-    assert!(with_causes(&error).contains("no answer within 0ns"), "{error:?}");
+    assert!(with_causes(&error).contains("no answer within 0 ns"), "{error:?}");
 }
 
 /// The first put to a stopped server, over a connection that was made before, says that the

@@ -10,7 +10,7 @@ use oneread::{Client, PutError, PutMode, PutOutcome as Outcome, SwapOutcome};
 use serde::Serialize;
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{IsTerminal, Read, Seek, Write};
+use std::io::{BufRead, IsTerminal, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -336,15 +336,23 @@ impl Load {
             show::complain("oneread: reading lines from the terminal; Ctrl-D ends them");
         }
         let (input, bar): (Box<dyn Read>, _) = if stdin {
-            (Box::new(std::io::stdin()), Progress::of_unknown("loading", "lines"))
+            let mut input = std::io::BufReader::new(std::io::stdin());
+            // As much as there is: of a pipe, all that its writer wrote first.
+            if let Some(unpack) = unpacks(input.fill_buf().context("reading the input")?) {
+                bail!("the input is compressed; put {unpack} before this in the pipe");
+            }
+            (Box::new(input), Progress::of_unknown("loading", "lines"))
         } else {
             let name = self.file.display();
             let mut file = File::open(&self.file).with_context(|| format!("opening {name}"))?;
             let about = file.metadata().with_context(|| format!("looking at {name}"))?;
             ensure!(!about.is_dir(), "{name} is a folder; name a file");
-            if about.is_file()
-                && let Some(unpack) = unpacks(&mut file)?
-            {
+            let mut begin = Vec::new();
+            if about.is_file() {
+                (&mut file).take(4).read_to_end(&mut begin).with_context(|| format!("reading {name}"))?;
+                file.rewind().with_context(|| format!("reading {name}"))?;
+            }
+            if let Some(unpack) = unpacks(&begin) {
                 // What the name without `.gz` says, since a pipe has none.
                 let inner = self
                     .format
@@ -386,17 +394,14 @@ impl Load {
     }
 }
 
-/// The command that unpacks a file, if it is compressed.
-fn unpacks(file: &mut File) -> Result<Option<&'static str>> {
-    let mut begin = Vec::new();
-    file.take(4).read_to_end(&mut begin).context("reading the input")?;
-    file.rewind().context("reading the input")?;
-    Ok(match begin[..] {
+/// The command that unpacks what begins so, if it is compressed.
+fn unpacks(begin: &[u8]) -> Option<&'static str> {
+    match begin {
         [0x1f, 0x8b, ..] => Some("zcat"),
-        [0x28, 0xb5, 0x2f, 0xfd] => Some("zstdcat"),
-        [0xfd, b'7', b'z', b'X'] => Some("xzcat"),
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => Some("zstdcat"),
+        [0xfd, b'7', b'z', b'X', ..] => Some("xzcat"),
         _ => None,
-    })
+    }
 }
 
 /// Whether a record reads like the names of its columns.
@@ -563,8 +568,9 @@ load` without --key-file puts them back, into any table. With it, a value that
 does not decrypt is reported and left out, and the exit status is 1.
 
 Reads the region slot by slot and asks the server nothing. It is no snapshot: a
-key that is put, removed or moved meanwhile may be printed or not, or twice;
-keys at rest are printed once. `oneread snapshot` misses none.")]
+key that is put, removed or moved meanwhile may be printed or not, or twice. A
+table that grows still moves keys for some seconds after a load. `oneread
+snapshot` misses none.")]
 pub struct Dump {
     /// The output format
     #[arg(long, default_value = "tsv")]

@@ -39,7 +39,7 @@ pub struct Stat {
     #[arg(long)]
     json: bool,
     /// Ask again every so often, as in 500ms, 1s, 5m
-    #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "1s")]
+    #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "1s", value_parser = super::units::some_time)]
     watch: Option<Period>,
     #[command(flatten)]
     server: Server,

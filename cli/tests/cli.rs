@@ -736,6 +736,8 @@ fn load_and_dump() {
     std::fs::write(&zipped, [0x1f, 0x8b, 8, 0]).unwrap();
     let told = stderr(&expect(served.run(&["load", &zipped]), 1)).to_owned();
     assert!(told.contains("oneread load --format csv -"), "{told}");
+    let told = run_with_input(&["load", "-"], &[0x1f, 0x8b, 8, 0]);
+    assert!(stderr(&expect(told, 1)).contains("put zcat before this in the pipe"));
 
     // A quote that nothing closes takes other lines with it, and is told with where it is.
     for (csv, wrong) in [

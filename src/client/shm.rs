@@ -1493,7 +1493,7 @@ pub(super) mod tests {
         assert_eq!(why(9000, 5999, Phase::Serving), None, "another thread's clock was ahead");
         for phase in kept {
             let ended = why(5000, 6000, phase).unwrap();
-            assert!(ended.contains("lease of 1µs has ended"), "{ended}");
+            assert!(ended.contains("lease of 1 µs has ended"), "{ended}");
         }
         assert!(why(5000, 7000, Phase::Retired).unwrap().contains("given its region up"));
         assert_eq!(why(6001, 7000, Phase::Serving), None, "it was gone again later");
