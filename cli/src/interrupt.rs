@@ -9,12 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The signals that end a command, without those that whoever started it has it ignore, as `nohup` does.
+/// The signals that end a command: without SIGHUP if whoever started it has it ignore that, as `nohup` does.
 pub fn heeded() -> Vec<i32> {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
-    [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0).collect()
+    let outlives_terminal = ignored >> (SIGHUP - 1) & 1 == 1;
+    [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|&signal| signal != SIGHUP || !outlives_terminal).collect()
 }
 
 /// Does what is to be done, and returns whether it has told the user how far the command came.

@@ -2580,6 +2580,22 @@ fn a_bench_leaves_nothing() {
     }
 }
 
+/// A server that `nohup` starts outlives its terminal.
+#[test]
+fn what_is_to_outlive_its_terminal_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = format!("shm:{}", dir.path().join("sock").display());
+    let mut command = alone(Command::new("env"));
+    command.args(["--ignore-signal=HUP", env!("CARGO_BIN_EXE_oneread"), "serve", "--anonymous", "--at", &at]);
+    let mut server = command.args(["--slots", "64"]).stdout(Stdio::null()).spawn().unwrap();
+    expect(run(&["ping", "--wait", "60s", "--at", &at]), 0);
+    let pid = rustix::process::Pid::from_child(&server);
+    rustix::process::kill_process(pid, rustix::process::Signal::HUP).unwrap();
+    expect(run(&["ping", "--at", &at]), 0);
+    expect(run(&["stop", "--at", &at]), 0);
+    assert_eq!(server.wait().unwrap().code(), Some(0));
+}
+
 /// Scripts need no pauses: a server in the background is there when the command returns, and gone when `stop`
 /// returns. Between these it answers.
 #[test]

@@ -272,7 +272,8 @@ fn a_start_that_is_stopped_leaves_nothing() {
             0,
         )
         .unwrap();
-        let mut command = alone(Command::new(PROGRAM));
+        let mut command = alone(Command::new("env"));
+        command.args(["--default-signal=HUP", PROGRAM]);
         command.args(["serve", "--at", &format!("shm:{}", path("sock")), "--region", &path("region")]);
         command.args(["--slots", "100000", "--read-token-file", &token]).env("ONEREAD_TOKEN", "for changes");
         let server = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
