@@ -6,10 +6,9 @@ mod common;
 
 use common::{config, default_preset, patient, wait_for};
 use oneread::server::StartMode;
-use oneread::{Address, Backing, Client, ClientPool, GetError, PutOutcome, Server, ServerConfig};
+use oneread::{Address, Backing, ClientPool, GetError, PutOutcome, Server, ServerConfig};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 use tempfile::TempDir;
 
 fn place() -> (TempDir, ServerConfig, Server) {
@@ -170,6 +169,8 @@ fn tasks_share_handles() {
 #[cfg(feature = "tokio")]
 #[test]
 fn work_leaves_handles_to_gets() {
+    use oneread::Client;
+    use std::time::Duration;
     let (_dir, config, _server) = place();
     let pool = pool(&config).handles_max(4);
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();

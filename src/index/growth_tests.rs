@@ -2,7 +2,7 @@
 //! merge given up. The next server loses nothing, has nothing twice, leaks nothing, and goes on.
 
 use super::grace::Trace;
-use super::growth::{Driven, Growth, Registrar};
+use super::growth::{Driven, Growth};
 use super::recover::{RecoverError, Recovered};
 use super::segment::Segment;
 use super::share::PairRole;
@@ -19,7 +19,7 @@ use crate::layout::hash::Seeds;
 use crate::layout::slot::Key;
 use crate::observe::{Scheduler, schedule};
 use crate::outcome::{PutError, PutMode, PutOutcome};
-use crate::region::{Region, RegionError};
+use crate::region::Region;
 use crate::sim::{Adversary, Instant, Random, Recorder};
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -27,6 +27,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+
+#[cfg(feature = "verbs")]
+use {super::growth::Registrar, crate::region::RegionError};
 
 const GRACE: Duration = Duration::from_nanos(500);
 /// So many segments, and no more, have memory.
