@@ -100,7 +100,7 @@ fn locked_memory_limit() {
         .unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && error.contains("ulimit -l"), "{error}");
-    assert!(error.contains("1048576"), "it names the limit: {error}");
+    assert!(error.contains("lock only 1 MiB"), "it names the limit: {error}");
 }
 
 /// The limit is looked at before any memory is taken, whatever size is asked for.
