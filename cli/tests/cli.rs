@@ -731,6 +731,11 @@ fn load_and_dump() {
     expect(served.run(&["load", "--format", "tsv", &file]), 1);
     expect(served.run(&["get", "few"]), 0);
 
+    // Bad lines behind good ones say nothing of the format.
+    let late: String = (0..1_100).map(|n| format!("late{n}\tv\n")).collect::<String>() + &"a,1\n".repeat(950);
+    let out = expect(served.run(&["load", &served.file("late", &(late + &"late0\tv\n".repeat(100)))]), 1);
+    assert!(stdout(&out).ends_with("1,100 inserted, 100 updated, 950 failed\n"), "{out:?}");
+
     // What is compressed is named with the format that its name says.
     let zipped = served.file("x.csv.gz", "");
     std::fs::write(&zipped, [0x1f, 0x8b, 8, 0]).unwrap();
