@@ -4,7 +4,7 @@ use super::interrupt::{self, Hooked};
 use anyhow::{Context, Result};
 use oneread::Server;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process};
-use std::fs::{DirBuilder, File};
+use std::fs::{DirBuilder, File, Metadata};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Child;
@@ -77,5 +77,10 @@ impl Drop for Folder {
 /// The memory behind a server's region.
 pub fn bytes_behind(server: &Server) -> Result<u64> {
     let region = File::from(server.index().region().share()?);
-    Ok(region.metadata()?.blocks() * 512)
+    Ok(bytes_taken(&region.metadata()?))
+}
+
+/// The memory, or room on a disk, that a file takes. A table that grows has a file that is longer.
+pub fn bytes_taken(about: &Metadata) -> u64 {
+    about.blocks() * 512
 }

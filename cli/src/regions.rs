@@ -1,6 +1,7 @@
 //! `regions`: region files in the default places, whose they are, and which of them nobody serves.
 
 use super::columns::{Column, Columns};
+use super::folder::bytes_taken;
 use super::{serve, show, status, users};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -157,13 +158,7 @@ fn look(path: &Path) -> Result<Found> {
     let name = show::path(path);
     let about = path.symlink_metadata().with_context(|| format!("looking at {name}"))?;
     ensure!(about.is_file(), "{name} is no file; name a file that `oneread serve` made");
-    // A table that grows has a file that is longer than what it takes.
-    Ok(Found {
-        path: path.into(),
-        bytes: about.blocks() * 512,
-        owner: about.uid(),
-        inside: look_inside(path),
-    })
+    Ok(Found { path: path.into(), bytes: bytes_taken(&about), owner: about.uid(), inside: look_inside(path) })
 }
 
 fn look_inside(path: &Path) -> Result<(bool, Option<u64>)> {

@@ -1,5 +1,6 @@
 //! `stop` and `ping`: ends a server, and asks whether one is there.
 
+use super::folder::bytes_taken;
 use super::units::{Period, some_time};
 use super::{At, Server, serve, show};
 use anyhow::{Context, Result, bail, ensure};
@@ -12,7 +13,6 @@ use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -91,7 +91,7 @@ impl Stop {
             show::time(deadline)
         );
         let region = if let Hello::Server { region } = hello { region } else { None };
-        let stays = region.and_then(|path| Some((std::fs::metadata(&path).ok()?.blocks() * 512, path)));
+        let stays = region.and_then(|path| Some((bytes_taken(&std::fs::metadata(&path).ok()?), path)));
         if self.json {
             show::say(serde_json::json!({
                 "pid": pid.get(),
