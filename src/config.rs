@@ -473,7 +473,7 @@ impl Config {
 }
 
 /// Main slots of a segment by default: about 1 MiB.
-pub(crate) fn segment_slots_for(shape: SlotShape) -> u64 {
+fn segment_slots_for(shape: SlotShape) -> u64 {
     ((1 << 20) / shape.bytes() as u64).clamp(1 << 10, 1 << 14)
 }
 

@@ -118,7 +118,6 @@
 //! | `encryption` | `Encryption`: values that only clients with a key can read | nothing |
 //! | `tokio` | `ClientPool::run`: changes from tasks of a tokio program | nothing |
 //! | `verbs` | addresses that begin with `verbs:` ([VERBS.md]) | to build: the headers of libibverbs, and libclang; to run: `libibverbs.so.1` and a device |
-//! | `plan` | the module `plan`: what hardware would make of a table ([MODEL.md]) | nothing |
 //! | `herd` | for comparison: requests made HERD's way; enables `verbs` | as `verbs` |
 //! | `sim`, `faults` | for the tests of this crate | nothing |
 //!
@@ -175,8 +174,6 @@ mod loom_tests;
 mod mailbox;
 mod observe;
 mod outcome;
-#[cfg(feature = "plan")]
-pub mod plan;
 mod process;
 mod room;
 mod route;

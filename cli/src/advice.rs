@@ -1,13 +1,13 @@
 //! What the command adds to the library's errors: the flag or the command that mends them.
 
 use oneread::place;
-use oneread::plan::PlanError;
 use oneread::{
     ConfigError, ConnectError, GetError, MutateError, PutError, RecoverError, Refusal, RequestPath,
     RestoreError, ServeError, SnapshotError, SuperblockError,
 };
 #[cfg(feature = "verbs")]
 use oneread::{GidMismatch, LinkError, SetupError, VerbsError};
+use oneread_lab::plan::PlanError;
 use std::error::Error;
 use std::fmt::Display;
 

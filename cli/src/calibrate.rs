@@ -2,8 +2,8 @@
 
 use anyhow::{Context, Result};
 use oneread::layout::hash::{mix, reduce};
-use oneread::plan::{COSTS, HostFigures, Profile, Sample, Surety, System, Workload};
 use oneread::{Backing, Clock, Config, Index, PutMode, Region, TableSize};
+use oneread_lab::plan::{COSTS, HostFigures, Profile, Sample, Surety, System, Workload};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;

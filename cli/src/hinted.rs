@@ -11,7 +11,7 @@ use anyhow::{Result, ensure};
 use clap::Args;
 use comfy_table::Cell;
 use oneread::Layout;
-use oneread::plan::{Course, GetCosts, GrowthCourse, GrowthPart, GrowthRun};
+use oneread_lab::plan::{Course, GetCosts, GrowthCourse, GrowthPart, GrowthRun};
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 use serde::Serialize;

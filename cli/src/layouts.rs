@@ -9,7 +9,7 @@ use comfy_table::{Attribute, Cell};
 use oneread::Layout;
 use oneread::families::presets;
 use oneread::placement::Preset;
-use oneread::plan::SampleTable;
+use oneread_lab::plan::SampleTable;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::str::FromStr;

@@ -3,7 +3,7 @@
 use super::show;
 use anyhow::Result;
 use hdrhistogram::Histogram;
-use oneread::plan::{PlanError, SampleTable};
+use oneread_lab::plan::{PlanError, SampleTable};
 use serde::Serialize;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

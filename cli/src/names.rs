@@ -4,7 +4,7 @@ use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Arg, Command, Error};
 use oneread::Layout;
 use oneread::families::presets;
-use oneread::plan::{SHIPPED, Workload, rivals};
+use oneread_lab::plan::{SHIPPED, Workload, rivals};
 use std::ffi::OsStr;
 
 /// A layout: a preset by its name, or a family with numbers.

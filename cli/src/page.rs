@@ -3,7 +3,7 @@
 
 use super::plot::{Area, BLUE, GREEN, INK, Label, Painted, Panel, RED, SMALL, line, name_ends, svg, text};
 use anyhow::Result;
-use oneread::plan::{Design, Measured, Prediction, System};
+use oneread_lab::plan::{Design, Measured, Prediction, System};
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 
@@ -161,11 +161,11 @@ fn staircase(
         let y = 50 + 26 * i as i32;
         // What two resources of one name stand for.
         let side = match bound.resource {
-            oneread::plan::Resource::ServerIn => " in",
-            oneread::plan::Resource::ServerOut => " out",
-            oneread::plan::Resource::ClientIn => " in",
-            oneread::plan::Resource::ClientOut => " out",
-            oneread::plan::Resource::Waiting => " (clients wait)",
+            oneread_lab::plan::Resource::ServerIn => " in",
+            oneread_lab::plan::Resource::ServerOut => " out",
+            oneread_lab::plan::Resource::ClientIn => " in",
+            oneread_lab::plan::Resource::ClientOut => " out",
+            oneread_lab::plan::Resource::Waiting => " (clients wait)",
             _ => "",
         };
         let (fill, ink) = if i == 0 { (color.mix(0.9), color) } else { (color.mix(0.3), INK) };

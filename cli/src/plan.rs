@@ -10,7 +10,7 @@ use clap::Args;
 use comfy_table::{Attribute, Cell};
 use oneread::Layout;
 use oneread::families::presets;
-use oneread::plan::{
+use oneread_lab::plan::{
     Arrivals, COSTS, Design, GrowthSample, Held, Measured, PUBLISHED, PlanError, Prediction, Profile, Run,
     SHIPPED, Sample, Side, System, Verdict, Workload, rivals,
 };
@@ -553,7 +553,7 @@ fn table(predictions: &[Prediction], best: Option<usize>) -> comfy_table::Table 
     for (i, p) in predictions.iter().enumerate() {
         // A layout's name stands above that of the same with hints.
         let above = i.checked_sub(1).and_then(|above| predictions.get(above));
-        let is_hinted = above.is_some_and(|above| p.name == oneread::plan::hinted_name(&above.name));
+        let is_hinted = above.is_some_and(|above| p.name == oneread_lab::plan::hinted_name(&above.name));
         let name = if is_hinted { "… with hints" } else { &p.name };
         let name = match best {
             Some(best) if best == i => Cell::new(format!("► {name}")).add_attribute(Attribute::Bold),

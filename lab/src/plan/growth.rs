@@ -10,13 +10,12 @@ use super::demand::{
 };
 use super::sample::put_message;
 use super::{Demand, Design, PlanError, SampleTable, Side, SplitPause, Workload, hinted_name};
-use crate::config::segment_slots_for;
-use crate::fabric::landed::LandedWindow;
-use crate::fabric::{Fabric, ReadId, Stretch};
-use crate::get::Proof;
-use crate::hints::Hints;
-use crate::layout::geometry::{Geometry, Window};
-use crate::{Clock, Config, HintCounts, Layout, Limits, ReadCounts, ReadError, Reader, Region, TableSize};
+use oneread::fabric::landed::LandedWindow;
+use oneread::fabric::{Fabric, ReadId, Stretch};
+use oneread::get::Proof;
+use oneread::hints::Hints;
+use oneread::layout::geometry::{Geometry, Window};
+use oneread::{Clock, Config, HintCounts, Layout, Limits, ReadCounts, ReadError, Reader, Region, TableSize};
 use serde::Serialize;
 use std::time::Duration;
 
@@ -157,6 +156,9 @@ pub struct GrowthCourse {
     pub has_hints: bool,
 }
 
+/// Bytes of a word of the region.
+const WORD: usize = size_of::<u64>();
+
 /// READs as over a network, counted.
 struct Copying<'f> {
     region: &'f Region,
@@ -168,7 +170,7 @@ struct Copying<'f> {
 }
 
 impl<'f> Copying<'f> {
-    fn reader(table: &'f crate::Index) -> Reader<'f, Copying<'f>> {
+    fn reader(table: &'f oneread::Index) -> Reader<'f, Copying<'f>> {
         let (region, geometry) = (table.region(), table.geometry());
         let fabric = Copying { region, geometry, posted: Vec::new(), words: Vec::new(), directory: 0 };
         Reader::new(fabric, geometry, Clock::manual(), Limits::default())
@@ -197,8 +199,8 @@ impl<'f> Fabric for Copying<'f> {
         for (token, window) in self.posted.drain(..) {
             let words = window.slots as usize * self.geometry.shape().words();
             self.words.clear();
-            self.words
-                .extend((self.geometry.slot_word(window.first)..).take(words).map(|n| self.region.load(n)));
+            let first = self.geometry.slot_offset(window.first) as usize / WORD;
+            self.words.extend((first..).take(words).map(|n| self.region.load(n)));
             self.directory += u64::from(window.first < self.geometry.segment_first(0));
             sink(token, &mut LandedWindow::new(self.geometry, window, &self.words));
         }
@@ -217,7 +219,12 @@ impl<'f> Fabric for Copying<'f> {
 
     fn fetch(&mut self, stretches: &[Stretch], out: &mut Vec<u8>) -> Result<(), ReadError> {
         out.clear();
-        stretches.iter().for_each(|bytes| self.region.append_bytes(bytes.offset, bytes.len, out));
+        for bytes in stretches {
+            let (first, skip) = (bytes.offset as usize / WORD, bytes.offset as usize % WORD);
+            let words = (first..).take((skip + bytes.len).div_ceil(WORD));
+            let all = words.flat_map(|n| self.region.load(n).to_le_bytes());
+            out.extend(all.skip(skip).take(bytes.len));
+        }
         Ok(())
     }
 }
@@ -266,13 +273,13 @@ impl GrowthClient<'_> {
             return Err(table.failed(format_args!("a GET of key {number} gave a wrong answer")));
         }
         let now = (self.reader.read_counts(), self.reader.fabric_mut().directory);
-        let (reads, directory) = std::mem::replace(&mut self.before, now);
+        let (before, directory) = std::mem::replace(&mut self.before, now);
+        let mut reads = now.0;
+        reads.reads -= before.reads;
+        reads.bytes -= before.bytes;
+        reads.doorbells -= before.doorbells;
         sums.gets += 1;
-        sums.reads += ReadCounts {
-            reads: now.0.reads - reads.reads,
-            bytes: now.0.bytes - reads.bytes,
-            doorbells: now.0.doorbells - reads.doorbells,
-        };
+        sums.reads += reads;
         sums.directory += now.1 - directory;
         Ok(())
     }
@@ -516,10 +523,11 @@ impl GrowthSample {
     pub fn designs(&self, workload: &Workload) -> Result<Vec<Design>, PlanError> {
         let w = workload;
         let lengths = (w.key_bytes as usize, w.value_bytes as usize);
-        let config = Config::new().layout(self.shape).size(TableSize::Slots(1 << 16));
+        // How far it may grow changes nothing of a segment.
+        let config = Config::new().layout(self.shape).size(TableSize::up_to(1 << 40));
         let geometry = config.key_max(lengths.0).value_max(lengths.1).inline_max(lengths.1).geometry()?;
         let slot = geometry.shape().bytes() as f64;
-        let segment_slots = segment_slots_for(geometry.shape()) as f64;
+        let segment_slots = geometry.main_slots() as f64;
         let keys = w.keys as f64 / f64::from(w.servers);
         let segments = (keys / (segment_slots * self.load)).max(1.0);
         // As many splits as segments while the keys double.

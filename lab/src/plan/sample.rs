@@ -4,9 +4,9 @@ use super::demand::{
     FILL, GET_HINTED_HIT, GET_HINTED_MISS, GET_HIT, GET_LINES, GET_MISS, HERD_NS, MESSAGE_HEADER, UPDATE,
 };
 use super::{Demand, Design, PlanError, Side, Workload};
-use crate::hints::Hints;
-use crate::layout::hash::{Seeds, mix};
-use crate::{
+use oneread::hints::Hints;
+use oneread::layout::hash::{Seeds, mix};
+use oneread::{
     Backing, Clock, Config, Index, IndexCounts, Layout, PutError, PutMode, ReadCounts, Region, TableSize,
 };
 use rand::rngs::SmallRng;
@@ -166,7 +166,7 @@ impl Sample {
     }
 
     /// The same design for clients that remember each slot
-    /// ([`ClientOptions::hint_bytes`](crate::ClientOptions::hint_bytes)). `None` where hints save
+    /// ([`ClientOptions::hint_bytes`](oneread::ClientOptions::hint_bytes)). `None` where hints save
     /// nothing.
     ///
     /// # Errors
@@ -414,7 +414,7 @@ impl SampleTable {
     }
 
     /// READs of a GET of each key by a client with hints
-    /// ([`ClientOptions::hint_bytes`](crate::ClientOptions::hint_bytes)), a byte for each main slot,
+    /// ([`ClientOptions::hint_bytes`](oneread::ClientOptions::hint_bytes)), a byte for each main slot,
     /// after six GETs of each. And the bytes of its memory that hints take. `None` for a layout in
     /// which hints save nothing.
     ///

@@ -11,8 +11,8 @@
 //! models; what is needed here is the earliest of some thousand numbers.
 
 use super::{Demand, Design, PlanError, Resource, System};
-use crate::layout::hash::{mix, reduce};
 use hdrhistogram::Histogram;
+use oneread::layout::hash::{mix, reduce};
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 use rand_distr::{Distribution, Zipf};

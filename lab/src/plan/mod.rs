@@ -10,7 +10,7 @@
 //! arithmetic by hand.
 //!
 //! ```
-//! use oneread::plan::{Profile, Sample, System, Workload};
+//! use oneread_lab::plan::{Profile, Sample, System, Workload};
 //!
 //! let workload = Workload { keys: 1_000_000, ..Workload::default() };
 //! let sample = Sample::count("windowed:8".parse()?, 4096, None, workload.zipf)?;
@@ -172,10 +172,10 @@ pub enum PlanError {
     },
     /// A layout cannot hold such keys and values.
     #[error(transparent)]
-    Config(#[from] crate::ConfigError),
+    Config(#[from] oneread::ConfigError),
     /// The sample table could not be made.
     #[error("no memory for the sample table; take a smaller one")]
-    Memory(#[from] crate::RegionError),
+    Memory(#[from] oneread::RegionError),
     /// The sample table took no key, or a GET of it failed.
     #[error("the sample of {layout} cannot be counted: {why}")]
     Sample {
@@ -186,5 +186,5 @@ pub enum PlanError {
     },
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests;
