@@ -28,7 +28,7 @@
 //! # In a table that grows
 //!
 //! The windows are those of the segments that the remembered directory entry names, as old as it may be
-//! (`route::KnownEntries`): the key's, and the pending one of a split or merge. Without an entry there is
+//! (`reader::KnownEntries`): the key's, and the pending one of a split or merge. Without an entry there is
 //! no hint. A key that went to the other segment is looked for as without hints, which teaches both, so
 //! the next GET READs its slot there, with the same old entry. As many slots count as the client has
 //! seen: whether each has a byte of its own does not hang on the reservation.

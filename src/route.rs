@@ -2,11 +2,8 @@
 //! asks for the directory entry again. Part of the GET machine (`get`), and as pure.
 
 use crate::faults::{Rule, broken, kept};
-use crate::get::Get;
-use crate::hints::{Hinted, Hints};
 use crate::layout::geometry::{Geometry, Window};
-use crate::layout::hash::Hashed;
-use crate::layout::segment::{self, DirectoryEntry, HomeState, Named, Pending, entry_window, low};
+use crate::layout::segment::{DirectoryEntry, HomeState, Named, Pending, entry_window, low};
 
 /// What a GET knows of its key's segment.
 #[derive(Debug)]
@@ -212,126 +209,9 @@ impl SegmentRoute {
     }
 }
 
-/// The most entries that a client remembers.
-const REMEMBERED_MAX: usize = 1 << 20;
-
-/// The directory entries that a client remembers, as old as they may be. A reader of a table of one size
-/// has none, which costs nothing.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct KnownEntries(Option<Box<Remembered>>);
-
-#[derive(Clone, Debug, Default)]
-struct Remembered {
-    /// By prefix, with a bit above it.
-    entries: rustc_hash::FxHashMap<u32, DirectoryEntry>,
-    /// The depths of these entries, a bit for each.
-    depths: u32,
-    /// Which table they are of.
-    generation: u64,
-}
-
-impl KnownEntries {
-    /// The deepest entry known of a key.
-    pub fn of(&self, directory: u32) -> Option<DirectoryEntry> {
-        let Remembered { entries, depths, .. } = &**self.0.as_ref()?;
-        let mut depths = *depths;
-        while depths != 0 {
-            let depth = depths.ilog2();
-            depths &= !(1 << depth);
-            if let Some(&entry) = entries.get(&name(directory, depth)) {
-                return Some(entry);
-            }
-        }
-        None
-    }
-
-    /// So many bits the directory uses at least.
-    pub fn bits(&self) -> u32 {
-        self.0.as_ref().and_then(|remembered| remembered.depths.checked_ilog2()).unwrap_or(0)
-    }
-
-    /// Forgets all entries but those of this table.
-    #[inline]
-    pub fn keep(&mut self, geometry: &Geometry) {
-        if self.0.as_ref().is_some_and(|remembered| remembered.generation != geometry.generation()) {
-            self.0 = None;
-        }
-    }
-
-    /// The single slots to READ first.
-    #[inline]
-    pub fn hinted(&self, hints: &Hints, geometry: &Geometry, key: Hashed<'_>) -> Hinted {
-        if !geometry.grows() {
-            return hints.of(geometry, key, None);
-        }
-        match self.of(key.first().directory()) {
-            Some(entry) => hints.of(geometry, key, Some(entry)),
-            None => Hinted::new(),
-        }
-    }
-
-    /// The machine that looks for a key.
-    #[inline]
-    pub fn machine<'a>(&self, geometry: &'a Geometry, key: &'a [u8], by_counter: bool) -> Get<'a> {
-        if geometry.grows() {
-            self.machine_by_directory(geometry, key, by_counter)
-        } else {
-            Get::new(geometry, key)
-        }
-    }
-
-    #[cold]
-    fn machine_by_directory<'a>(&self, geometry: &'a Geometry, key: &'a [u8], by_counter: bool) -> Get<'a> {
-        let known = self.of(geometry.hashed(key).first().directory());
-        Get::by_directory(geometry, key, known, self.bits(), by_counter)
-    }
-
-    /// Remembers the entry that a GET has READ.
-    #[inline]
-    pub fn learn(&mut self, get: &Get<'_>) {
-        if let Some((directory, entry)) = get.learned() {
-            self.remember(get.geometry(), directory, entry);
-        }
-    }
-
-    fn remember(&mut self, geometry: &Geometry, directory: u32, entry: DirectoryEntry) {
-        let Remembered { entries, depths, generation } = &mut **self.0.get_or_insert_default();
-        *generation = geometry.generation();
-        if entries.len() >= REMEMBERED_MAX {
-            entries.clear();
-        }
-        // What was deeper has been merged.
-        for depth in entry.depth + 1..=segment::DEPTH_MAX {
-            entries.remove(&name(directory, depth));
-        }
-        entries.insert(name(directory, entry.depth), entry);
-        *depths |= 1 << entry.depth;
-    }
-}
-
-fn name(directory: u32, depth: u32) -> u32 {
-    directory & low(depth) | 1 << depth
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::config::{Config, TableSize};
-
-    /// However many entries a region tells, a client remembers no more than its bound, and goes on remembering.
-    #[test]
-    fn remembered_entries_are_bounded() {
-        let config = Config { size: TableSize::up_to(64 << 20), ..Config::short() };
-        let geometry = config.geometry().unwrap();
-        let mut known = KnownEntries::default();
-        let entry = DirectoryEntry { depth: segment::DEPTH_MAX, ..NONE };
-        let most = REMEMBERED_MAX as u32;
-        for directory in 0..most + 1 {
-            known.remember(&geometry, directory, entry);
-            assert_eq!(known.of(directory), Some(entry));
-        }
-        assert!(known.0.unwrap().entries.len() <= REMEMBERED_MAX);
-    }
 
     fn entry(depth: u32, pending: Pending) -> DirectoryEntry {
         DirectoryEntry { depth, pending, ..NONE }
@@ -361,18 +241,5 @@ mod tests {
         assert!(matches!(route.next(split(1), false), Onward::Ask));
         assert!(matches!(route.told(entry(0, Pending::Child(child))), Told::Go(_)));
         assert!(matches!(route.next(split(1), true), Onward::Child(named) if named == child));
-    }
-
-    /// Entries are of one table: those of another one lead into memory that is not this one's.
-    #[test]
-    fn entries_of_another_table_are_forgotten() {
-        let config = Config { size: TableSize::up_to(64 << 20), ..Config::short() };
-        let [one, other] = [(); 2].map(|()| config.geometry().unwrap());
-        let mut known = KnownEntries::default();
-        known.remember(&one, 5, entry(3, Pending::Nothing));
-        known.keep(&one);
-        assert_eq!((known.of(5), known.bits()), (Some(entry(3, Pending::Nothing)), 3));
-        known.keep(&other);
-        assert_eq!((known.of(5), known.bits()), (None, 0));
     }
 }

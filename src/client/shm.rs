@@ -18,9 +18,9 @@ use crate::outcome::ReadError;
 use crate::peer::SocketPeer;
 use crate::place::{self, PlaceError};
 use crate::process::{self, Process};
-use crate::reader::{DirectAnswers, Reader, StoredAnswer};
+use crate::reader::{DirectAnswers, KnownEntries, Reader, StoredAnswer};
 use crate::region::{Region, RegionError};
-use crate::route::KnownEntries;
+
 use crate::sync::lock_std;
 use crate::wire::{self, PROTOCOL_VERSION, Refusal, Reply, Request, SOCKET_PIECE_MAX};
 use rustix::event::{PollFd, PollFlags, Timespec};

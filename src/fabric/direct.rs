@@ -22,6 +22,7 @@
 //! one's loads fit into the processor's reorder buffer, some 300 of them (`docs/BENCHMARKS.md`). So
 //! [`get`] is a function of its own: the less it has to keep for others, the fewer it takes.
 
+use super::ReadCounts;
 use crate::families;
 use crate::faults::{Rule, broken, kept};
 use crate::get::Proof;
@@ -33,7 +34,7 @@ use crate::layout::hash::{First, Hashed};
 use crate::layout::mapped::{self, EIGHT_LINES, KeyEnd, LineShows, Loadable, Words};
 use crate::layout::segment::{self, HomeState};
 use crate::layout::slot::{Header, SlotShape};
-use crate::reader::ReadCounts;
+
 use crate::sync::{Ordering, fence};
 
 /// Asks for the first lines of the key's window. No effect but on time.

@@ -11,7 +11,6 @@ use crate::get::{Landed, Proof};
 use crate::layout::geometry::Window;
 use crate::layout::hash::Hashed;
 use crate::outcome::ReadError;
-use crate::reader::ReadCounts;
 use std::time::Duration;
 
 /// Which GET of a batch a READ belongs to.
@@ -24,6 +23,26 @@ pub struct Stretch {
     pub offset: u64,
     /// How many.
     pub len: usize,
+}
+
+/// What was asked of the fabric. Add them up with `+=`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ReadCounts {
+    /// READs posted.
+    pub reads: u64,
+    /// Bytes those READs asked for.
+    pub bytes: u64,
+    /// Doorbells rung.
+    pub doorbells: u64,
+}
+
+impl std::ops::AddAssign for ReadCounts {
+    fn add_assign(&mut self, other: ReadCounts) {
+        self.reads += other.reads;
+        self.bytes += other.bytes;
+        self.doorbells += other.doorbells;
+    }
 }
 
 /// Carries READs of windows. One per thread: `&mut self` throughout.

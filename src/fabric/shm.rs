@@ -6,7 +6,7 @@
 //! a matching slot.
 
 use super::direct::{self, at_rest};
-use super::{Fabric, ReadId, Stretch};
+use super::{Fabric, ReadCounts, ReadId, Stretch};
 use crate::get::{Landed, Look, Proof};
 use crate::layout::control::move_counter_word;
 use crate::layout::geometry::{Geometry, SlotIx, Window};
@@ -14,7 +14,7 @@ use crate::layout::hash::Hashed;
 use crate::layout::mapped::{self, Loadable, Words};
 use crate::layout::slot::Key;
 use crate::outcome::ReadError;
-use crate::reader::ReadCounts;
+
 use crate::region::Region;
 use crate::sync::{Ordering, fence};
 use smallvec::SmallVec;

@@ -2,6 +2,7 @@
 
 use super::choices::Adversary;
 use super::history::{History, Instant};
+use crate::fabric::ReadCounts;
 use crate::fabric::landed::LandedWindow;
 use crate::fabric::{Fabric, ReadId, Stretch, direct};
 use crate::get::Proof;
@@ -12,7 +13,6 @@ use crate::layout::mapped::{Loadable, Words};
 use crate::layout::slot::{COPY_SHIFT, View};
 use crate::layout::{LINE, WORD};
 use crate::outcome::ReadError;
-use crate::reader::ReadCounts;
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;

@@ -17,8 +17,8 @@ use crate::clock::Clock;
 use crate::hints::{HINT_BYTES, Hints, SharedHints};
 use crate::layout::geometry::Geometry;
 use crate::process::Process;
-use crate::reader::{DirectAnswers, Reader, StoredAnswer};
-use crate::route::KnownEntries;
+use crate::reader::{DirectAnswers, KnownEntries, Reader, StoredAnswer};
+
 use crate::sync::lock_std;
 use crate::verbs::QueueCounts;
 use crate::verbs::error::{SetupError, VerbsError};

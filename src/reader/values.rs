@@ -1,0 +1,188 @@
+//! Brings values that are not in their slots (X4).
+
+use super::Reader;
+use super::batch::{Each, Keys};
+use super::look::Looked;
+use super::patience::RetryBudget;
+use crate::fabric::{Fabric, ReadCounts, Stretch};
+use crate::faults::{Rule, by_rule, kept};
+use crate::get::Retry;
+use crate::layout::crc;
+use crate::layout::extent::Reference;
+use crate::outcome::ReadError;
+use smallvec::SmallVec;
+use std::ops::{ControlFlow, Range};
+
+/// A value that was found.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FoundValue {
+    /// Its length.
+    pub len: usize,
+    /// Where it is, if it is not in its slot.
+    pub extent: Option<Reference>,
+}
+
+/// A batch READs so many bytes of long values with one doorbell, and a value that is longer alone: they
+/// land before the marks of their keys' passes are too old, and the memory that they land in stays small.
+const TOGETHER_BYTES: usize = 256 << 10;
+
+impl<F: Fabric> Reader<'_, F> {
+    /// Brings the part of the value that a look has found, and looks again as often as X4 demands.
+    pub(super) fn bring(
+        &mut self,
+        key: &[u8],
+        mut looked: Looked<F::Mark>,
+        range: &Range<usize>,
+        part: &mut Vec<u8>,
+        patience: &mut RetryBudget,
+    ) -> Result<Option<FoundValue>, F::Error> {
+        let mut times = 0;
+        loop {
+            let (reference, mark) = match looked {
+                Looked::Absent => {
+                    part.clear();
+                    return Ok(None);
+                }
+                Looked::Here => {
+                    let len = part.len();
+                    part.truncate(range.end);
+                    part.drain(..range.start.min(part.len()));
+                    return Ok(Some(FoundValue { len, extent: None }));
+                }
+                Looked::At(reference, mark) => (reference, mark),
+            };
+            self.fetch(&[self.stretch(&reference, range)?], part)?;
+            times += 1;
+            let Some(again) = self.look_again(key, &reference, mark, part, patience)? else {
+                return Ok(Some(FoundValue { len: reference.len as usize, extent: Some(reference) }));
+            };
+            looked = again;
+            match looked {
+                Looked::Absent => {}
+                Looked::Here => std::mem::swap(part, &mut self.value),
+                Looked::At(now, _) => {
+                    self.stats.count(Retry::Replaced);
+                    match patience.again(Retry::Replaced, self.clock.now_ns(), &self.limits) {
+                        Ok(rest) => rest.take(&self.clock),
+                        Err(_) => return Err(ReadError::Replaced { len: now.len as usize, times }.into()),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether bytes that were READ are the value, or a part of it (X4): `None` if they are. Else what another
+    /// look has shown; a value that is in its slot is then in `self.value`.
+    fn look_again(
+        &mut self,
+        key: &[u8],
+        reference: &Reference,
+        mark: F::Mark,
+        part: &[u8],
+        patience: &mut RetryBudget,
+    ) -> Result<Option<Looked<F::Mark>>, F::Error> {
+        let allowance = self.geometry.heap().allowance(self.geometry.grace(), reference.len);
+        let is_proven = self.fabric.took_less(mark, allowance);
+        if kept(Rule::ExtentLook, || is_proven) {
+            return self.check_crc(reference, part).map(|()| None);
+        }
+        // The second look, begun after the last byte. It has another place for a short value.
+        let mut short = std::mem::take(&mut self.value);
+        let again = self.look_up(key, &mut short, patience);
+        self.value = short;
+        let again = again?;
+        let is_same = match &again {
+            Looked::At(now, _) => by_rule(
+                Rule::ExtentNumber,
+                now.number == reference.number,
+                (now.offset, now.len) == (reference.offset, reference.len),
+            ),
+            Looked::Absent | Looked::Here => false,
+        };
+        if is_same {
+            return self.check_crc(reference, part).map(|()| None);
+        }
+        Ok(Some(again))
+    }
+
+    /// Where this part of a long value is. May be empty.
+    fn stretch(&self, reference: &Reference, range: &Range<usize>) -> Result<Stretch, ReadError> {
+        if !reference.is_sound(self.geometry) {
+            return Err(ReadError::Damaged { what: "its slot names no place of the heap" });
+        }
+        let len = reference.len as usize;
+        let start = range.start.min(len);
+        let end = range.end.clamp(start, len);
+        Ok(Stretch { offset: reference.offset + start as u64, len: end - start })
+    }
+
+    /// READs parts of long values, one behind the other, with one doorbell.
+    fn fetch(&mut self, stretches: &[Stretch], parts: &mut Vec<u8>) -> Result<(), F::Error> {
+        let bytes: usize = stretches.iter().map(|bytes| bytes.len).sum();
+        if bytes == 0 {
+            parts.clear();
+            return Ok(());
+        }
+        let reads = stretches.len() as u64;
+        self.reads += ReadCounts { reads, bytes: bytes as u64, doorbells: 1 };
+        self.fabric.fetch(stretches, parts)
+    }
+
+    /// Over a network a whole value is checked once more, as a belt: X4 suffices.
+    fn check_crc(&self, reference: &Reference, part: &[u8]) -> Result<(), F::Error> {
+        let is_whole = !F::EXACT && part.len() == reference.len as usize;
+        if is_whole && kept(Rule::CrcCheck, || crc::append_long(0, part) == reference.crc) {
+            return Ok(());
+        }
+        if is_whole {
+            return Err(ReadError::Damaged { what: "its CRC is another" }.into());
+        }
+        Ok(())
+    }
+
+    /// Brings the values of keys whose slots say where they are: as many with one doorbell as have
+    /// [`TOGETHER_BYTES`].
+    pub(super) fn finish_each(
+        &mut self,
+        keys: &Keys<'_>,
+        named: Vec<(usize, Reference, F::Mark)>,
+        each: &mut Each<'_>,
+    ) -> Result<ControlFlow<()>, F::Error> {
+        let (mut values, mut value) = (Vec::new(), Vec::new());
+        let mut left = &named[..];
+        while !left.is_empty() {
+            let mut bytes = 0;
+            let fits = |(_, reference, _): &&(usize, Reference, F::Mark)| {
+                bytes += reference.len as usize;
+                bytes <= TOGETHER_BYTES
+            };
+            let (together, others) = left.split_at(left.iter().take_while(fits).count().max(1));
+            left = others;
+            let places = together.iter().map(|(_, reference, _)| self.stretch(reference, &(0..usize::MAX)));
+            let places = places.collect::<Result<SmallVec<[_; 4]>, _>>()?;
+            self.fetch(&places, &mut values)?;
+            let mut rest = &values[..];
+            for (number, reference, mark) in together {
+                let (part, others) = rest.split_at(reference.len as usize);
+                rest = others;
+                let (key, mut patience) = (keys(*number), RetryBudget::default());
+                let found = match self.look_again(key, reference, *mark, part, &mut patience)? {
+                    None => Some(part),
+                    Some(again) => {
+                        if let Looked::Here = again {
+                            std::mem::swap(&mut value, &mut self.value);
+                        }
+                        let brought = self.bring(key, again, &(0..usize::MAX), &mut value, &mut patience)?;
+                        brought.map(|_| value.as_slice())
+                    }
+                };
+                self.stats.gets += 1;
+                self.stats.hits += u64::from(found.is_some());
+                if each(*number, found).is_break() {
+                    return Ok(ControlFlow::Break(()));
+                }
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+}
