@@ -3,7 +3,7 @@
 //! The handle keeps its counts for itself, as plain numbers, and copies them into a line of its own
 //! when something more than a GET has happened. No reader writes to that line.
 
-use super::{Client, ClientStats};
+use super::stats::ClientStats;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -36,9 +36,9 @@ impl ClientCounters {
         stats
     }
 
-    /// Whether they are the counts of this handle.
-    pub(super) fn are_of(&self, client: &Client) -> bool {
-        Arc::ptr_eq(&self.0, &client.counters.0)
+    /// Whether both are the counts of one handle.
+    pub(super) fn are_those(&self, others: &ClientCounters) -> bool {
+        Arc::ptr_eq(&self.0, &others.0)
     }
 
     /// Called by the handle.

@@ -1,8 +1,10 @@
 //! What a client does to values when it has a key ([`Encryption`]): it stores them encrypted, and
 //! decrypts what it reads. Only this file and the calls of it know.
 
+use super::Client;
+use super::error::{GetError, MutateError};
+use super::gets::BatchAnswer;
 use super::long::SWAP_ROUNDS_MAX;
-use super::{BatchAnswer, Client, GetError, MutateError};
 use crate::encryption::{DecryptError, Encryption};
 use crate::layout::extent::Expected;
 use crate::outcome::{PutError, PutMode, PutOutcome, SwapOutcome};

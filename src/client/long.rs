@@ -1,11 +1,11 @@
-//! Long values on their way to the server: uploads in place of requests that do not fit a frame, and what
-//! a client does that waits for memory, or compares a long value itself.
+//! What a client does that waits for memory of long values, or compares a long value itself.
 
-use super::{BATCH, Client, GetError, MutateError, ServerPath, on_path};
+use super::error::{GetError, MutateError};
+use super::stats::is_busy;
+use super::{Client, ServerPath, on_path};
 use crate::layout::extent::{Expected, Reference};
-use crate::layout::geometry::Geometry;
 use crate::outcome::{PutError, SwapOutcome};
-use crate::wire::{self, Reply, Request};
+use crate::wire::{Reply, Request};
 use std::time::{Duration, Instant};
 
 /// The pause before a request is repeated that found the memory waiting for readers: it doubles from the
@@ -15,130 +15,6 @@ const HEAP_PAUSE_MAX: Duration = Duration::from_millis(10);
 /// Most attempts of a compare-and-swap. Each one that fails was overtaken by a change that succeeded, or by
 /// a move of the value.
 pub(super) const SWAP_ROUNDS_MAX: u32 = 1000;
-/// Bytes of values that are sent ahead of their replies.
-const AHEAD_MAX: usize = 1 << 20;
-
-/// The longest pieces of an upload on a way to the server. `None`: values of more than a frame cannot go
-/// that way.
-pub(super) type PieceMax = Option<usize>;
-
-/// The value that a request puts.
-pub(super) fn value_of<'a>(request: &Request<'a>) -> Option<&'a [u8]> {
-    match request {
-        Request::Put { value, .. } | Request::Swap { value, .. } | Request::SwapExtent { value, .. } => {
-            Some(value)
-        }
-        _ => None,
-    }
-}
-
-/// Sends requests that the table takes, and uploads the values that fit no frame. Appends one reply for each
-/// request to `replies`; after an error, of those that were answered by then.
-pub(super) fn send_uploading<E>(
-    requests: &[Request<'_>],
-    geometry: &Geometry,
-    piece_max: PieceMax,
-    replies: &mut Vec<Reply>,
-    mut send: impl FnMut(&[Request<'_>], &mut Vec<Reply>) -> Result<(), E>,
-) -> Result<(), E> {
-    let frame_max = wire::frame_value_max(geometry);
-    let is_long = |request: &Request<'_>| value_of(request).is_some_and(|value| value.len() > frame_max);
-    let Some(piece_max) = piece_max.filter(|_| requests.iter().any(is_long)) else {
-        return send(requests, replies);
-    };
-    let mut sending = Uploading { send, replies: vec![None; requests.len()], frames: Vec::new(), bytes: 0 };
-    let result = upload(requests, frame_max, piece_max, &mut sending);
-    // A request without a reply: the server does not speak the protocol, and the caller sees that. Of an upload
-    // that was cut off, nothing was answered.
-    let is_answer = |reply: &Reply| result.is_ok() || *reply != Reply::Taken;
-    replies.extend(sending.replies.into_iter().map_while(|reply| reply.filter(is_answer)));
-    result
-}
-
-fn upload<'a, E, S: FnMut(&[Request<'_>], &mut Vec<Reply>) -> Result<(), E>>(
-    requests: &[Request<'a>],
-    frame_max: usize,
-    piece_max: usize,
-    sending: &mut Uploading<'a, S>,
-) -> Result<(), E> {
-    for (nth, request) in requests.iter().enumerate() {
-        let (key, value, last) = match *request {
-            Request::Put { mode, key, value } if value.len() > frame_max => {
-                (key, value, Request::LongPut { mode, key })
-            }
-            Request::Swap { key, expected, value } if value.len() > frame_max => {
-                (key, value, Request::LongSwap { key, expected: Expected::Value(expected) })
-            }
-            Request::SwapExtent { key, expected, value } if value.len() > frame_max => {
-                (key, value, Request::LongSwap { key, expected: Expected::Extent(expected) })
-            }
-            short => {
-                sending.push(nth, short)?;
-                continue;
-            }
-        };
-        sending.push(nth, Request::LongBegin { key, len: value.len() as u32 })?;
-        for bytes in value.chunks(piece_max) {
-            if sending.is_refused(nth) {
-                break;
-            }
-            sending.push(nth, Request::LongPiece { bytes })?;
-        }
-        if !sending.is_refused(nth) {
-            sending.push(nth, last)?;
-        }
-    }
-    sending.flush()
-}
-
-/// Frames on their way, and what they were answered.
-struct Uploading<'a, S> {
-    send: S,
-    /// The reply to each request: the first that is not [`Reply::Taken`], or so far that.
-    replies: Vec<Option<Reply>>,
-    /// Frames to be sent, each with the number of its request.
-    frames: Vec<(usize, Request<'a>)>,
-    /// Bytes of values in them.
-    bytes: usize,
-}
-
-impl<'a, E, S: FnMut(&[Request<'_>], &mut Vec<Reply>) -> Result<(), E>> Uploading<'a, S> {
-    fn push(&mut self, nth: usize, frame: Request<'a>) -> Result<(), E> {
-        self.bytes += match frame {
-            Request::LongPiece { bytes } => bytes.len(),
-            _ => value_of(&frame).map_or(0, <[u8]>::len),
-        };
-        self.frames.push((nth, frame));
-        if self.bytes >= AHEAD_MAX || self.frames.len() >= BATCH { self.flush() } else { Ok(()) }
-    }
-
-    /// Whether the server has answered that it does not take the upload of this request.
-    fn is_refused(&self, nth: usize) -> bool {
-        self.replies[nth].as_ref().is_some_and(|reply| *reply != Reply::Taken)
-    }
-
-    fn flush(&mut self) -> Result<(), E> {
-        let frames = std::mem::take(&mut self.frames);
-        self.bytes = 0;
-        if frames.is_empty() {
-            return Ok(());
-        }
-        let requests: Vec<_> = frames.iter().map(|(_, request)| *request).collect();
-        let mut replies = Vec::with_capacity(requests.len());
-        let result = (self.send)(&requests, &mut replies);
-        if result.is_ok() && replies.len() != frames.len() {
-            return Ok(());
-        }
-        for ((nth, _), reply) in frames.into_iter().zip(replies) {
-            let so_far = &mut self.replies[nth];
-            if so_far.as_ref().is_none_or(|so_far| *so_far == Reply::Taken) {
-                *so_far = Some(reply);
-            }
-        }
-        result
-    }
-}
-
 /// Waits for memory of long values, until a deadline.
 #[derive(Debug)]
 pub(super) struct HeapWait {
@@ -174,12 +50,6 @@ impl HeapWait {
             error => error,
         }
     }
-}
-
-/// Whether a reply says that there will be memory later.
-pub(super) fn is_busy(reply: &Reply) -> bool {
-    let (Reply::Put(Err(error)) | Reply::Swapped(Err(error))) = reply else { return false };
-    matches!(error, PutError::HeapBusy { .. })
 }
 
 impl Client {
@@ -285,7 +155,7 @@ fn not_seen(error: GetError) -> MutateError {
 mod tests {
     use super::*;
     use crate::address::Address;
-    use crate::client::{ConnectError, LinkError};
+    use crate::client::error::{ConnectError, LinkError};
     use crate::get::Retry;
 
     /// The pauses of a client that waits for memory double up to a bound. None passes the deadline.

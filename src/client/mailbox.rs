@@ -1,7 +1,8 @@
 //! The client's end of a mailbox: cells in memory shared with the server
 //! ([`crate::mailbox::memory`]).
 
-use super::{Deadline, LinkError};
+use super::error::LinkError;
+use super::handle::Deadline;
 use crate::mailbox::memory::{Mailbox, WINDOW};
 use crate::mailbox::{SpinTime, glance, load, store};
 use crate::wire::{self, Reply, Request};

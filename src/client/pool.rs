@@ -1,6 +1,10 @@
 //! Handles of one client for any number of threads.
 
-use super::{Client, ClientCounters, ClientOptions, ClientStats, ConnectError};
+use super::Client;
+use super::counters::ClientCounters;
+use super::error::ConnectError;
+use super::options::ClientOptions;
+use super::stats::ClientStats;
 use crate::address::Address;
 use crate::process::Process;
 use crate::sync::lock_std;
@@ -265,7 +269,7 @@ impl Shared {
         // By a thread that panics it may have been left in the middle of a conversation.
         let dropped = if std::thread::panicking() || handles.counters.len() > handles.max {
             handles.gone += client.stats();
-            handles.counters.retain(|counters| !counters.are_of(&client));
+            handles.counters.retain(|counters| !counters.are_those(&client.counters));
             Some(client)
         } else {
             handles.idle.push(client);

@@ -1,11 +1,12 @@
 //! The client's path to a server on this host: the mapped region, and a Unix socket for requests.
 
+use super::error::{ConnectError, GetError, LinkError, MutateError};
+use super::handle::{Deadline, Handle};
 use super::mailbox::{BellSocket, ClientMailbox};
+use super::options::{ClientOptions, RequestPath};
+use super::send::{fit, send_fitting};
+use super::stats::{ClientStats, RequestCounts};
 use super::watch::{Watch, WatchedLink};
-use super::{
-    ClientOptions, ClientStats, ConnectError, Deadline, GetError, Handle, LinkError, MutateError,
-    RequestCounts, RequestPath, fit, send_fitting,
-};
 use crate::address::Address;
 use crate::clock::Clock;
 use crate::fabric::shm::Shm;

@@ -20,8 +20,9 @@
 //! * A child made by `fork` has no such thread. There, clients of the parent are left alone, and the
 //!   first client that connects starts a thread.
 
+use super::error::{ConnectError, LinkError};
+use super::handle::{ATTEMPT_MAX, RETRY_FIRST, RETRY_MAX};
 use super::shm::{Greeted, Greeting, ShmShared, is_hung_up};
-use super::{ATTEMPT_MAX, ConnectError, LinkError, RETRY_FIRST, RETRY_MAX};
 use crate::process::Process;
 use crate::sync::lock_std;
 use rustc_hash::FxHashMap;

@@ -18,10 +18,10 @@
 use super::long::LongLanding;
 use super::pairs::LaneLanding;
 use crate::address::VerbsAddress;
-use crate::client::ClientOptions;
-#[cfg(feature = "herd")]
-use crate::client::RequestPath;
 use crate::client::lanes::{Posting, ReadWanted};
+use crate::client::options::ClientOptions;
+#[cfg(feature = "herd")]
+use crate::client::options::RequestPath;
 use crate::fabric::ReadId;
 use crate::fabric::landed::LandedWindow;
 #[cfg(feature = "herd")]

@@ -8,10 +8,11 @@ mod herd;
 mod long;
 mod pairs;
 
-use super::{
-    ATTEMPT_MAX, ClientOptions, ClientStats, ConnectError, Deadline, GetError, Handle, MutateError,
-    RETRY_FIRST, RETRY_MAX, RequestCounts, send_fitting,
-};
+use super::error::{ConnectError, GetError, MutateError};
+use super::handle::{ATTEMPT_MAX, Deadline, Handle, RETRY_FIRST, RETRY_MAX};
+use super::options::ClientOptions;
+use super::send::send_fitting;
+use super::stats::{ClientStats, RequestCounts};
 use crate::address::{Address, VerbsAddress};
 use crate::clock::Clock;
 use crate::hints::{HINT_BYTES, Hints, SharedHints};

@@ -1,0 +1,327 @@
+//! Changes: by the server.
+
+use super::Client;
+#[cfg(feature = "encryption")]
+use super::encrypted;
+use super::error::MutateError;
+use super::handle::Deadline;
+use super::long::HeapWait;
+use super::send::BATCH;
+use crate::layout::extent::Expected;
+use crate::outcome::{PutError, PutMode, PutOutcome, SwapOutcome};
+use crate::wire::{FRAME_VALUE_MAX, Reply, Request};
+use rustc_hash::FxHashMap;
+use std::time::Instant;
+
+impl Client {
+    /// Inserts `key`, or updates its value. 1 round trip to the server. A value of more than 4,080 bytes
+    /// goes in pieces, with 1 round trip for each MiB. It takes effect at once, with the last of them.
+    ///
+    /// Where a value does not fit its slot, and the memory for it is what was removed or replaced a moment
+    /// ago, the client asks again until [`ClientOptions::deadline`](crate::ClientOptions::deadline)
+    /// ([`MutateError::HeapBusy`]).
+    ///
+    /// # Errors
+    /// [`MutateError`] says whether the change may have happened.
+    pub fn put(&mut self, key: &[u8], value: &[u8]) -> Result<PutOutcome, MutateError> {
+        self.put_one(PutMode::Upsert, key, value)
+    }
+
+    /// Inserts `key` if it is absent. Returns [`PutOutcome::Inserted`] or [`PutOutcome::Exists`].
+    ///
+    /// # Errors
+    /// As [`Client::put`].
+    pub fn insert(&mut self, key: &[u8], value: &[u8]) -> Result<PutOutcome, MutateError> {
+        self.put_one(PutMode::Insert, key, value)
+    }
+
+    /// Updates `key` if it is present. Returns [`PutOutcome::Updated`] or [`PutOutcome::Missing`].
+    ///
+    /// # Errors
+    /// As [`Client::put`].
+    pub fn update(&mut self, key: &[u8], value: &[u8]) -> Result<PutOutcome, MutateError> {
+        self.put_one(PutMode::Update, key, value)
+    }
+
+    /// Puts `value` if the value of `key` is `expected`, byte for byte: no other change of the key
+    /// comes between. 1 round trip to the server. To try again after [`SwapOutcome::Differs`], get the
+    /// value first, by 1 READ. Where the key has to be absent, use [`Client::insert`].
+    ///
+    /// As long as values do not repeat, at most one of several clients that expect the same value gets
+    /// [`SwapOutcome::Swapped`].
+    ///
+    /// If `expected` has more than 4,080 bytes, the client compares. It gets the value, and the server swaps
+    /// if nothing has changed it meanwhile: 2 round trips to the server and the READs of a GET, and again
+    /// after each change of the key that comes between. The promise is the same.
+    ///
+    /// With encryption (`ClientOptions::encryption`) only the client can compare. It asks the server for the
+    /// value, decrypts it, and has it swapped if nothing has changed it meanwhile: 2 round trips, and again 2
+    /// after each change of the key that comes between. The promise is the same.
+    ///
+    /// # Errors
+    /// As [`Client::put`]. Where the client compares, also [`MutateError::Busy`] if 1,000 changes in a row
+    /// came between, or the value could not be read. With encryption also `MutateError::Decrypt` where
+    /// the value does not decrypt. None of these changes anything. After an error that leaves open whether
+    /// the change happened, get the value.
+    pub fn compare_and_swap(
+        &mut self,
+        key: &[u8],
+        expected: &[u8],
+        value: &[u8],
+    ) -> Result<SwapOutcome, MutateError> {
+        #[cfg(feature = "encryption")]
+        if let Some(encryption) = self.options.encryption.clone() {
+            return self.swap_decrypted(&encryption, key, expected, value);
+        }
+        let deadline = Instant::now() + self.options.deadline;
+        if expected.len() > FRAME_VALUE_MAX {
+            return self.swap_seen(key, expected, value, deadline);
+        }
+        self.swap_stored(key, Expected::Value(expected), value, deadline)
+    }
+
+    /// Compares and swaps values as they are stored.
+    pub(super) fn swap_stored(
+        &mut self,
+        key: &[u8],
+        expected: Expected<'_>,
+        value: &[u8],
+        deadline: Instant,
+    ) -> Result<SwapOutcome, MutateError> {
+        let request = match expected {
+            Expected::Value(expected) => Request::Swap { key, expected, value },
+            Expected::Extent(expected) => Request::SwapExtent { key, expected, value },
+        };
+        match self.ask_until_free(&request, deadline)? {
+            Reply::Swapped(Ok(outcome)) => Ok(outcome),
+            Reply::Put(Err(error)) => Err(error.into()),
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    /// Removes `key`. Returns whether it was present.
+    ///
+    /// # Errors
+    /// As [`Client::put`].
+    pub fn remove(&mut self, key: &[u8]) -> Result<bool, MutateError> {
+        let deadline = Instant::now() + self.options.deadline;
+        match self.ask(&Request::Remove { key }, deadline)? {
+            Reply::Removed(there) => Ok(there?),
+            Reply::Put(Err(error)) => Err(error.into()),
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    /// Inserts or updates many keys. Returns one answer per key, in order: a key that cannot be put
+    /// does not stop the others. Requests are sent ahead of the replies, up to 512 of them: a batch
+    /// takes 1 round trip on shm, over verbs 1 for some dozens of keys, and 1 for each MiB of long values.
+    /// It is no transaction: each put takes effect by itself, in the order of the pairs. But a put that has
+    /// to wait for memory ([`PutError::HeapBusy`]) takes effect after the others, or, if its key comes
+    /// again in the batch, ends in that error.
+    ///
+    /// # Errors
+    /// [`MutateError`] when the connection failed, or no answer came for as long as
+    /// [`ClientOptions::deadline`](crate::ClientOptions::deadline): some of the changes may have happened.
+    /// [`Client::put_many_with`] tells which were answered before.
+    pub fn put_many<K: AsRef<[u8]>, V: AsRef<[u8]>>(
+        &mut self,
+        pairs: &[(K, V)],
+    ) -> Result<Vec<Result<PutOutcome, PutError>>, MutateError> {
+        self.put_each(PutMode::Upsert, pairs)
+    }
+
+    /// As [`Client::put_many`], but only inserts, as [`Client::insert`].
+    ///
+    /// # Errors
+    /// As [`Client::put_many`].
+    pub fn insert_many<K: AsRef<[u8]>, V: AsRef<[u8]>>(
+        &mut self,
+        pairs: &[(K, V)],
+    ) -> Result<Vec<Result<PutOutcome, PutError>>, MutateError> {
+        self.put_each(PutMode::Insert, pairs)
+    }
+
+    /// As [`Client::put_many`], but only updates, as [`Client::update`].
+    ///
+    /// # Errors
+    /// As [`Client::put_many`].
+    pub fn update_many<K: AsRef<[u8]>, V: AsRef<[u8]>>(
+        &mut self,
+        pairs: &[(K, V)],
+    ) -> Result<Vec<Result<PutOutcome, PutError>>, MutateError> {
+        self.put_each(PutMode::Update, pairs)
+    }
+
+    /// Removes many keys. Returns for each whether it was present, in order. Costs what
+    /// [`Client::put_many`] costs, and is no transaction either.
+    ///
+    /// # Errors
+    /// As [`Client::put_many`].
+    pub fn remove_many<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+    ) -> Result<Vec<Result<bool, PutError>>, MutateError> {
+        let mut answers = Vec::with_capacity(keys.len());
+        self.remove_many_with(keys, |_, there| answers.push(there))?;
+        Ok(answers)
+    }
+
+    /// As [`Client::put_many`], as `mode` says, but calls `each` with the number of each pair and its answer,
+    /// as the answers come, mostly in the order of the pairs. So after an error it is known what was
+    /// answered before; of the other pairs, any may have been put.
+    ///
+    /// ```
+    /// # use oneread::{Address, Client, Config, PutMode, Server, ServerConfig, TableSize};
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let address = Address::Shm(dir.path().join("s"));
+    /// # let server = Server::start(ServerConfig::new(address.clone(), Config::new().size(TableSize::Keys(100))))?;
+    /// # let mut client = Client::connect(&address)?;
+    /// let mut done = 0;
+    /// let pairs = [("a", "1"), ("b", "2")];
+    /// let ended = client.put_many_with(PutMode::Upsert, &pairs, |_, put| {
+    ///     done += usize::from(put.is_ok());
+    /// });
+    /// assert!(ended.is_ok() && done == 2);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Client::put_many`].
+    pub fn put_many_with<K: AsRef<[u8]>, V: AsRef<[u8]>>(
+        &mut self,
+        mode: PutMode,
+        pairs: &[(K, V)],
+        mut each: impl FnMut(usize, Result<PutOutcome, PutError>),
+    ) -> Result<(), MutateError> {
+        #[cfg(feature = "encryption")]
+        if let Some(encryption) = self.options.encryption.clone() {
+            return self.put_each_encrypted(&encryption, mode, pairs, &mut each);
+        }
+        let stored = pairs.iter().map(|(key, value)| (key.as_ref(), value.as_ref()));
+        self.put_each_stored(mode, stored, &mut each)
+    }
+
+    /// As [`Client::remove_many`], but calls `each` with the number of each key, and whether it was
+    /// present, as [`Client::put_many_with`] does.
+    ///
+    /// # Errors
+    /// As [`Client::put_many`].
+    pub fn remove_many_with<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+        each: impl FnMut(usize, Result<bool, PutError>),
+    ) -> Result<(), MutateError> {
+        let requests = keys.iter().map(|key| Request::Remove { key: key.as_ref() });
+        let answer = |reply| match reply {
+            Reply::Removed(there) => Some(there),
+            Reply::Put(Err(error)) => Some(Err(error)),
+            _ => None,
+        };
+        self.ask_each(requests, answer, each)
+    }
+
+    fn put_each<K: AsRef<[u8]>, V: AsRef<[u8]>>(
+        &mut self,
+        mode: PutMode,
+        pairs: &[(K, V)],
+    ) -> Result<Vec<Result<PutOutcome, PutError>>, MutateError> {
+        let mut answers = vec![None; pairs.len()];
+        self.put_many_with(mode, pairs, |nth, answer| answers[nth] = Some(answer))?;
+        Ok(answers.into_iter().flatten().collect())
+    }
+
+    /// Puts values as they are to be stored.
+    pub(super) fn put_each_stored<'a>(
+        &mut self,
+        mode: PutMode,
+        pairs: impl Iterator<Item = (&'a [u8], &'a [u8])>,
+        each: &mut dyn FnMut(usize, Result<PutOutcome, PutError>),
+    ) -> Result<(), MutateError> {
+        let puts: Vec<_> = pairs.map(|(key, value)| Request::Put { mode, key, value }).collect();
+        let answer = |reply| match reply {
+            Reply::Put(answer) => Some(answer),
+            _ => None,
+        };
+        let mut busy = Vec::new();
+        let mut asked = self.ask_each(puts.iter().copied(), answer, |nth, answer| match answer {
+            Err(error @ PutError::HeapBusy { .. }) => busy.push((nth, error)),
+            answer => each(nth, answer),
+        });
+        if busy.is_empty() {
+            return asked;
+        }
+        let last: FxHashMap<_, _> = pairs_of(&puts).map(|(nth, key)| (key, nth)).collect();
+        let is_last = |nth| pairs_of(&puts[nth..=nth]).all(|(_, key)| last[key] == nth);
+        let (mut waiting, mut ended): (Vec<_>, Vec<_>) = busy.into_iter().partition(|(nth, _)| is_last(*nth));
+        let within = self.options.deadline;
+        let mut wait = HeapWait::new(Instant::now() + within);
+        while asked.is_ok() && !waiting.is_empty() && wait.again() {
+            let again = std::mem::take(&mut waiting);
+            let before = again.len();
+            asked =
+                self.ask_each(again.iter().map(|(nth, _)| puts[*nth]), answer, |n, answer| match answer {
+                    Err(error @ PutError::HeapBusy { .. }) => waiting.push((again[n].0, error)),
+                    answer => each(again[n].0, answer),
+                });
+            if waiting.len() < before {
+                wait.renew(within);
+            }
+        }
+        ended.append(&mut waiting);
+        for (nth, error) in ended {
+            let answer = Err(wait.in_all(error));
+            self.stats.changes.count_final(&puts[nth], &Reply::Put(answer.clone()));
+            each(nth, answer);
+        }
+        self.publish();
+        asked
+    }
+
+    /// Makes requests, as many ahead of their replies as may be, and calls `each` with the number of each
+    /// and its answer. `answer` is `None` for a reply that does not belong to such a request.
+    fn ask_each<'a, A>(
+        &mut self,
+        requests: impl Iterator<Item = Request<'a>>,
+        answer: impl Fn(Reply) -> Option<A>,
+        mut each: impl FnMut(usize, A),
+    ) -> Result<(), MutateError> {
+        let mut requests = requests.peekable();
+        let (mut nth, mut replies) = (0, Vec::with_capacity(BATCH));
+        while requests.peek().is_some() {
+            let batch: Vec<_> = requests.by_ref().take(BATCH).collect();
+            let asked = self.converse(&batch, &mut Deadline::within(self.options.deadline), &mut replies);
+            for reply in replies.drain(..) {
+                each(nth, answer(reply).ok_or_else(|| self.unexpected())?);
+                nth += 1;
+            }
+            asked?;
+        }
+        Ok(())
+    }
+
+    fn put_one(&mut self, mode: PutMode, key: &[u8], value: &[u8]) -> Result<PutOutcome, MutateError> {
+        #[cfg(feature = "encryption")]
+        if let Some(encryption) = &self.options.encryption {
+            let stored = encryption.encrypt(key, value)?;
+            return self.put_stored(mode, key, &stored).map_err(encrypted::plain_error);
+        }
+        self.put_stored(mode, key, value)
+    }
+
+    /// Puts a value as it is to be stored.
+    fn put_stored(&mut self, mode: PutMode, key: &[u8], value: &[u8]) -> Result<PutOutcome, MutateError> {
+        let deadline = Instant::now() + self.options.deadline;
+        match self.ask_until_free(&Request::Put { mode, key, value }, deadline)? {
+            Reply::Put(answer) => Ok(answer?),
+            _ => Err(self.unexpected()),
+        }
+    }
+}
+
+/// The number and the key of each put.
+fn pairs_of<'a>(puts: &[Request<'a>]) -> impl Iterator<Item = (usize, &'a [u8])> {
+    puts.iter().enumerate().filter_map(|(nth, put)| match put {
+        Request::Put { key, .. } => Some((nth, *key)),
+        _ => None,
+    })
+}

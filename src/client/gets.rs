@@ -1,0 +1,268 @@
+//! GETs: by READs, without the server; and, for comparison, by the server.
+
+use super::error::{GetError, MutateError};
+use super::handle::Handle;
+use super::{Client, ServerPath, on_path};
+use crate::outcome::{KeyError, PutError};
+use crate::reader::StoredAnswer;
+use crate::values::Values;
+use crate::wire::{Reply, Request};
+use std::ops::{ControlFlow, Range};
+use std::time::Instant;
+
+/// The outcome of one key of a batch: its value, or `None` if it is absent.
+pub type BatchAnswer<'a> = Result<Option<&'a [u8]>, KeyError>;
+
+impl Client {
+    /// Returns the value of `key`. Usually 1 READ and 1 round trip.
+    ///
+    /// # Errors
+    /// [`GetError`]. Absence is `Ok(None)`, not an error.
+    pub fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, GetError> {
+        let mut value = Vec::new();
+        Ok(self.get_into(key, &mut value)?.then_some(value))
+    }
+
+    /// Replaces the contents of `value` with the value of `key`. Returns whether the key was found.
+    /// Allocates only if `value` is too small.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    #[inline]
+    pub fn get_into(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, GetError> {
+        #[cfg(feature = "encryption")]
+        if self.options.encryption.is_some() {
+            return self.get_decrypted(key, value);
+        }
+        self.get_stored(key, value)
+    }
+
+    /// The same for the value as it is stored.
+    #[inline]
+    pub(super) fn get_stored(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, GetError> {
+        let found = on_path!(&mut self.path, handle => {
+            handle.get_into(&mut self.stats, &mut self.direct, key, value)
+        });
+        self.count_get(found)
+    }
+
+    /// Replaces the contents of `part` with the bytes `range` of the value of `key`. Bytes beyond the
+    /// value's end are left out. Returns the length of the whole value; `None` if the key is absent.
+    ///
+    /// A value in its slot costs what [`Client::get_into`] costs. Of a longer one, one more READ brings
+    /// just these bytes. The answer is one version of the value, and two calls may see two: a value that is
+    /// read in several parts should carry a number.
+    ///
+    /// With encryption (`ClientOptions::encryption`) the whole value is read and decrypted first, because it
+    /// is encrypted in one piece: no byte of it is believed before the last one is there. So a part costs
+    /// what the whole costs, and an error leaves `part` empty.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    pub fn get_range(
+        &mut self,
+        key: &[u8],
+        range: Range<usize>,
+        part: &mut Vec<u8>,
+    ) -> Result<Option<usize>, GetError> {
+        #[cfg(feature = "encryption")]
+        if self.options.encryption.is_some() {
+            return self.get_range_decrypted(key, range, part);
+        }
+        let found = on_path!(&mut self.path, handle => {
+            handle.read(&mut self.stats, |reader| reader.get_range(key, range.clone(), part))
+        });
+        self.count_get(found)
+    }
+
+    /// Returns the length of the value of `key`, `None` if the key is absent. Usually 1 READ, of the slot's
+    /// window: a value that is not in its slot is not read. With encryption, this is the length that the
+    /// value has decrypted. It follows from that of the stored one, which is not decrypted: that of a value
+    /// which does not decrypt has no meaning.
+    ///
+    /// # Errors
+    /// As [`Client::get`]. With encryption, [`GetError::Decrypt`] if the stored value is too short for an
+    /// encrypted one.
+    pub fn value_len(&mut self, key: &[u8]) -> Result<Option<usize>, GetError> {
+        let found = on_path!(&mut self.path, handle => {
+            handle.read(&mut self.stats, |reader| reader.value_len(key))
+        });
+        let found = self.count_get(found)?;
+        #[cfg(feature = "encryption")]
+        if self.options.encryption.is_some() {
+            return found.map(|stored| self.plain_len(stored)).transpose();
+        }
+        Ok(found)
+    }
+
+    /// Returns whether `key` is present. The cost is that of [`Client::get_into`]. The value is not
+    /// decrypted.
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    pub fn contains(&mut self, key: &[u8]) -> Result<bool, GetError> {
+        self.get_stored(key, &mut Vec::new())
+    }
+
+    /// Returns the outcomes of many keys, in order: each key's value, `None` if it is absent, or an
+    /// error if the table cannot hold such a key, or if the value does not decrypt. READs are
+    /// pipelined: as many are in flight as the fabric allows, and all that are ready share one
+    /// doorbell. Usually 1 READ for each key.
+    ///
+    /// # Errors
+    /// As [`Client::get`], but for the errors of single keys, for the first key that fails.
+    #[expect(clippy::type_complexity, reason = "one outcome for each key, as `put_many` has")]
+    pub fn get_many<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+    ) -> Result<Vec<Result<Option<Vec<u8>>, KeyError>>, GetError> {
+        let mut values = vec![Ok(None); keys.len()];
+        self.get_all(keys, |number, answer| values[number] = answer.map(|value| value.map(<[u8]>::to_vec)))?;
+        Ok(values)
+    }
+
+    /// Replaces the contents of `values` with the values of many keys. Allocates only if `values` is
+    /// too small. [`Values::refused`] names the keys without an outcome.
+    ///
+    /// # Errors
+    /// As [`Client::get_many`]. By then, `values` has some of the values.
+    pub fn get_many_into<K: AsRef<[u8]>>(&mut self, keys: &[K], values: &mut Values) -> Result<(), GetError> {
+        values.reset(keys.len());
+        self.get_all(keys, |number, answer| values.set(number, answer))
+    }
+
+    /// Tells which of many keys are present: in bit `n % 64` of word `n / 64` of `present`, whether
+    /// `keys[n]` is. Replaces its contents. A key that the table cannot hold is not present. The cost
+    /// is that of [`Client::get_many_into`]. Values are not decrypted.
+    ///
+    /// # Errors
+    /// As [`Client::get_many`]. By then, `present` has some of the answers.
+    pub fn contains_many<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+        present: &mut Vec<u64>,
+    ) -> Result<(), GetError> {
+        present.clear();
+        present.resize(keys.len().div_ceil(64), 0);
+        self.get_batch_stored(keys, |number, answer| {
+            present[number / 64] |= u64::from(answer.is_ok_and(|value| value.is_some())) << (number % 64);
+            ControlFlow::Continue(())
+        })
+    }
+
+    /// Like [`Client::get_many`], but calls `each` with the index and the outcome of each key, in no
+    /// particular order, until it breaks off. Returns what it broke off with. Over verbs, the READs
+    /// that are then under way are waited for. Allocates nothing for the values.
+    ///
+    /// ```
+    /// # use oneread::{Address, Client, Config, GetError, Server, ServerConfig, TableSize};
+    /// use std::ops::ControlFlow;
+    ///
+    /// /// Whether any of these keys is present.
+    /// fn any(client: &mut Client, keys: &[&[u8]]) -> Result<bool, GetError> {
+    ///     let found = client.get_many_with(keys, |_, value| match value {
+    ///         Ok(Some(_)) => ControlFlow::Break(()),
+    ///         _ => ControlFlow::Continue(()),
+    ///     })?;
+    ///     Ok(found.is_break())
+    /// }
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let address = Address::Shm(dir.path().join("s"));
+    /// # let config = Config::new().size(TableSize::Keys(100));
+    /// # let server = Server::start(ServerConfig::new(address.clone(), config))?;
+    /// # let mut client = Client::connect(&address)?;
+    /// # client.put(b"b", b"")?;
+    /// # assert!(any(&mut client, &[b"", b"a", b"b"])? && !any(&mut client, &[b"", b"a"])?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Client::get_many`]. By then, `each` may have been called for some of the keys.
+    pub fn get_many_with<K: AsRef<[u8]>, B>(
+        &mut self,
+        keys: &[K],
+        mut each: impl FnMut(usize, BatchAnswer<'_>) -> ControlFlow<B>,
+    ) -> Result<ControlFlow<B>, GetError> {
+        let mut broken_off = ControlFlow::Continue(());
+        let each = |number, answer: BatchAnswer<'_>| match each(number, answer) {
+            ControlFlow::Continue(()) => ControlFlow::Continue(()),
+            ControlFlow::Break(with) => {
+                broken_off = ControlFlow::Break(with);
+                ControlFlow::Break(())
+            }
+        };
+        self.get_batch(keys, each)?;
+        Ok(broken_off)
+    }
+
+    fn get_all<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+        mut each: impl FnMut(usize, BatchAnswer<'_>),
+    ) -> Result<(), GetError> {
+        let each = |number, answer: BatchAnswer<'_>| {
+            each(number, answer);
+            ControlFlow::Continue(())
+        };
+        self.get_batch(keys, each)
+    }
+
+    fn get_batch<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+        mut each: impl FnMut(usize, BatchAnswer<'_>) -> ControlFlow<()>,
+    ) -> Result<(), GetError> {
+        #[cfg(feature = "encryption")]
+        if let Some(encryption) = self.options.encryption.clone() {
+            return self.get_batch_decrypted(&encryption, keys, &mut each);
+        }
+        self.get_batch_stored(keys, |number, answer| each(number, answer.map_err(KeyError::from)))
+    }
+
+    /// The same for values as they are stored.
+    pub(super) fn get_batch_stored<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+        each: impl FnMut(usize, StoredAnswer<'_>) -> ControlFlow<()>,
+    ) -> Result<(), GetError> {
+        match on_path!(&mut self.path, handle => handle.get_many(keys, each, &mut self.stats)) {
+            Ok(_) => {
+                self.publish();
+                Ok(())
+            }
+            Err(error) => Err(self.count_failed_get(error)),
+        }
+    }
+
+    /// Returns the value of `key` as the server looks it up: a two-sided GET, the baseline for
+    /// [`Client::get`]: no READ, 1 round trip, and the server's CPU. The request travels as changes
+    /// do ([`ClientOptions::requests`](crate::ClientOptions::requests)).
+    ///
+    /// # Errors
+    /// [`MutateError`]; the variants about changes do not occur here, but for
+    /// [`MutateError::LongValue`]: the server sends no value of more than 4,080 bytes. Absence is
+    /// `Ok(None)`.
+    pub fn get_two_sided(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, MutateError> {
+        let deadline = Instant::now() + self.options.deadline;
+        let value = self.ask_for_value(key, deadline)?;
+        #[cfg(feature = "encryption")]
+        let value = value.map(|value| self.decrypt_sent(key, value)).transpose()?;
+        Ok(value)
+    }
+
+    /// Asks for a value as it is stored.
+    pub(super) fn ask_for_value(
+        &mut self,
+        key: &[u8],
+        deadline: Instant,
+    ) -> Result<Option<Vec<u8>>, MutateError> {
+        match self.ask(&Request::Get { key }, deadline)? {
+            Reply::Value(value) => Ok(value),
+            Reply::Put(Err(PutError::ValueLength { given, max })) => {
+                Err(MutateError::LongValue { given, max })
+            }
+            Reply::Put(Err(error)) => Err(error.into()),
+            _ => Err(self.unexpected()),
+        }
+    }
+}

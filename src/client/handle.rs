@@ -1,0 +1,87 @@
+//! One thread's path to a server, as each fabric makes it.
+
+use super::error::{GetError, MutateError};
+use super::stats::ClientStats;
+use crate::layout::geometry::Geometry;
+use crate::process::Process;
+use crate::reader::StoredAnswer;
+use crate::wire::{Reply, Request};
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+/// The pause between attempts to reconnect: it doubles from the first to the last.
+pub(crate) const RETRY_FIRST: Duration = Duration::from_millis(1);
+pub(crate) const RETRY_MAX: Duration = Duration::from_millis(100);
+/// An attempt to reconnect that gets no answer ends after this time. Another one follows.
+pub(crate) const ATTEMPT_MAX: Duration = Duration::from_secs(2);
+
+/// One thread's path to a server: what each fabric implements for a [`Client`](crate::Client), whose methods
+/// state the guarantees. A clone is for another thread. It shares what can be shared and has no connection
+/// yet.
+pub(super) trait Handle: Clone {
+    /// The process that made the client.
+    fn process(&self) -> Process;
+
+    /// The geometry of the table being read.
+    fn geometry(&self) -> &Geometry;
+
+    /// Times it switched to a new region, or reconnected.
+    fn reattached(&self) -> u64;
+
+    /// Bytes of memory that its hints take.
+    fn hint_bytes(&self) -> u64;
+
+    /// Calls `each` once per key with the key's index and outcome, in any order, until it breaks off.
+    /// Adds its counts to `stats`.
+    fn get_many<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+        each: impl FnMut(usize, StoredAnswer<'_>) -> ControlFlow<()>,
+        stats: &mut ClientStats,
+    ) -> Result<ControlFlow<()>, GetError>;
+
+    /// Sends requests and appends their replies to `replies`, in order, also those that came before an
+    /// error. Connects if there is no connection. A connection that failed is not used again. Adds its
+    /// counts to `stats`.
+    fn converse(
+        &mut self,
+        requests: &[Request<'_>],
+        deadline: &mut Deadline,
+        replies: &mut Vec<Reply>,
+        stats: &mut ClientStats,
+    ) -> Result<(), MutateError>;
+
+    /// Drops the connection for changes. The next change opens another one.
+    fn disconnect(&mut self);
+}
+
+/// Until when a client waits for the server. Each answer renews it: it bounds the time without
+/// progress.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deadline {
+    pub at: Instant,
+    pub allowed: Duration,
+}
+
+impl Deadline {
+    /// So long from now.
+    pub fn within(allowed: Duration) -> Deadline {
+        Deadline { at: Instant::now() + allowed, allowed }
+    }
+
+    /// After an answer: as long again, but no less than was left.
+    pub fn renew(&mut self) {
+        self.at = self.at.max(Instant::now() + self.allowed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The pauses and the bound are those that the documentation names.
+    #[test]
+    fn pauses_are_as_documented() {
+        assert_eq!([RETRY_FIRST, RETRY_MAX, ATTEMPT_MAX], [1, 100, 2000].map(Duration::from_millis));
+    }
+}

@@ -1,0 +1,283 @@
+//! Requests on their way to the server: what the table does not take is not sent, and what fits no frame
+//! goes in pieces.
+
+use crate::layout::extent::Expected;
+use crate::layout::geometry::Geometry;
+use crate::outcome::PutError;
+use crate::wire::{self, Reply, Request};
+
+/// Most requests sent ahead of their replies. The replies to this many requests fit into a socket's
+/// buffer, so neither side waits for the other to read.
+pub(super) const BATCH: usize = 512;
+
+/// Bytes of values that are sent ahead of their replies.
+const AHEAD_MAX: usize = 1 << 20;
+
+/// The longest pieces of an upload on a way to the server. `None`: values of more than a frame cannot go
+/// that way.
+pub(super) type PieceMax = Option<usize>;
+
+/// The value that a request puts.
+fn value_of<'a>(request: &Request<'a>) -> Option<&'a [u8]> {
+    match request {
+        Request::Put { value, .. } | Request::Swap { value, .. } | Request::SwapExtent { value, .. } => {
+            Some(value)
+        }
+        _ => None,
+    }
+}
+
+/// Sends requests that the table takes, and uploads the values that fit no frame. Appends one reply for each
+/// request to `replies`; after an error, of those that were answered by then.
+fn send_uploading<E>(
+    requests: &[Request<'_>],
+    geometry: &Geometry,
+    piece_max: PieceMax,
+    replies: &mut Vec<Reply>,
+    mut send: impl FnMut(&[Request<'_>], &mut Vec<Reply>) -> Result<(), E>,
+) -> Result<(), E> {
+    let frame_max = wire::frame_value_max(geometry);
+    let is_long = |request: &Request<'_>| value_of(request).is_some_and(|value| value.len() > frame_max);
+    let Some(piece_max) = piece_max.filter(|_| requests.iter().any(is_long)) else {
+        return send(requests, replies);
+    };
+    let mut sending = Uploading { send, replies: vec![None; requests.len()], frames: Vec::new(), bytes: 0 };
+    let result = upload(requests, frame_max, piece_max, &mut sending);
+    // A request without a reply: the server does not speak the protocol, and the caller sees that. Of an upload
+    // that was cut off, nothing was answered.
+    let is_answer = |reply: &Reply| result.is_ok() || *reply != Reply::Taken;
+    replies.extend(sending.replies.into_iter().map_while(|reply| reply.filter(is_answer)));
+    result
+}
+
+fn upload<'a, E, S: FnMut(&[Request<'_>], &mut Vec<Reply>) -> Result<(), E>>(
+    requests: &[Request<'a>],
+    frame_max: usize,
+    piece_max: usize,
+    sending: &mut Uploading<'a, S>,
+) -> Result<(), E> {
+    for (nth, request) in requests.iter().enumerate() {
+        let (key, value, last) = match *request {
+            Request::Put { mode, key, value } if value.len() > frame_max => {
+                (key, value, Request::LongPut { mode, key })
+            }
+            Request::Swap { key, expected, value } if value.len() > frame_max => {
+                (key, value, Request::LongSwap { key, expected: Expected::Value(expected) })
+            }
+            Request::SwapExtent { key, expected, value } if value.len() > frame_max => {
+                (key, value, Request::LongSwap { key, expected: Expected::Extent(expected) })
+            }
+            short => {
+                sending.push(nth, short)?;
+                continue;
+            }
+        };
+        sending.push(nth, Request::LongBegin { key, len: value.len() as u32 })?;
+        for bytes in value.chunks(piece_max) {
+            if sending.is_refused(nth) {
+                break;
+            }
+            sending.push(nth, Request::LongPiece { bytes })?;
+        }
+        if !sending.is_refused(nth) {
+            sending.push(nth, last)?;
+        }
+    }
+    sending.flush()
+}
+
+/// Frames on their way, and what they were answered.
+struct Uploading<'a, S> {
+    send: S,
+    /// The reply to each request: the first that is not [`Reply::Taken`], or so far that.
+    replies: Vec<Option<Reply>>,
+    /// Frames to be sent, each with the number of its request.
+    frames: Vec<(usize, Request<'a>)>,
+    /// Bytes of values in them.
+    bytes: usize,
+}
+
+impl<'a, E, S: FnMut(&[Request<'_>], &mut Vec<Reply>) -> Result<(), E>> Uploading<'a, S> {
+    fn push(&mut self, nth: usize, frame: Request<'a>) -> Result<(), E> {
+        self.bytes += match frame {
+            Request::LongPiece { bytes } => bytes.len(),
+            _ => value_of(&frame).map_or(0, <[u8]>::len),
+        };
+        self.frames.push((nth, frame));
+        if self.bytes >= AHEAD_MAX || self.frames.len() >= BATCH { self.flush() } else { Ok(()) }
+    }
+
+    /// Whether the server has answered that it does not take the upload of this request.
+    fn is_refused(&self, nth: usize) -> bool {
+        self.replies[nth].as_ref().is_some_and(|reply| *reply != Reply::Taken)
+    }
+
+    fn flush(&mut self) -> Result<(), E> {
+        let frames = std::mem::take(&mut self.frames);
+        self.bytes = 0;
+        if frames.is_empty() {
+            return Ok(());
+        }
+        let requests: Vec<_> = frames.iter().map(|(_, request)| *request).collect();
+        let mut replies = Vec::with_capacity(requests.len());
+        let result = (self.send)(&requests, &mut replies);
+        if result.is_ok() && replies.len() != frames.len() {
+            return Ok(());
+        }
+        for ((nth, _), reply) in frames.into_iter().zip(replies) {
+            let so_far = &mut self.replies[nth];
+            if so_far.as_ref().is_none_or(|so_far| *so_far == Reply::Taken) {
+                *so_far = Some(reply);
+            }
+        }
+        result
+    }
+}
+
+/// Sends the requests that a table of this geometry takes, and inserts the rejections of the others
+/// among the replies, each in its place. A rejected request is not sent: no frame or slot could
+/// hold it. The geometry must be that of the server that `send` reaches. Another server may take what
+/// this one does not, so a rejection counts only if the server answers something: where none of the
+/// requests is sent, it is asked for its counters. Values that fit no frame are uploaded, in pieces of
+/// at most `piece_max`. `has_sent`: whether any of the requests was sent.
+pub(super) fn send_fitting<E>(
+    requests: &[Request<'_>],
+    geometry: &Geometry,
+    piece_max: PieceMax,
+    replies: &mut Vec<Reply>,
+    has_sent: &mut bool,
+    mut send: impl FnMut(&[Request<'_>], &mut Vec<Reply>) -> Result<(), E>,
+) -> Result<(), E> {
+    if fit(requests, geometry, piece_max) {
+        *has_sent = true;
+        return send_uploading(requests, geometry, piece_max, replies, send);
+    }
+    let checked: Vec<_> =
+        requests.iter().map(|request| check(request, geometry, piece_max).map(|()| *request)).collect();
+    let fitting: Vec<_> = checked.iter().filter_map(|request| request.as_ref().ok().copied()).collect();
+    let mut answers = Vec::with_capacity(fitting.len().max(1));
+    let mut result = Ok(());
+    if fitting.is_empty() {
+        send(&[Request::Stat], &mut answers)?;
+    } else {
+        *has_sent = true;
+        result = send_uploading(&fitting, geometry, piece_max, &mut answers, send);
+    }
+    let mut answers = answers.into_iter();
+    replies.extend(checked.into_iter().map_while(|request| match request {
+        Ok(_) => answers.next(),
+        Err(why) => Some(Reply::Put(Err(why))),
+    }));
+    result
+}
+
+/// Whether a table of this geometry takes all of these requests.
+pub(super) fn fit(requests: &[Request<'_>], geometry: &Geometry, piece_max: PieceMax) -> bool {
+    requests.iter().all(|request| check(request, geometry, piece_max).is_ok())
+}
+
+fn check(request: &Request<'_>, geometry: &Geometry, piece_max: PieceMax) -> Result<(), PutError> {
+    let (key_max, frame_max) = (geometry.key_max(), wire::frame_value_max(geometry));
+    let value_max = piece_max.map_or(frame_max, |_| geometry.value_max());
+    match request {
+        Request::Put { key, .. }
+        | Request::Swap { key, .. }
+        | Request::SwapExtent { key, .. }
+        | Request::Remove { key }
+        | Request::Get { key }
+            if key.is_empty() || key.len() > key_max =>
+        {
+            Err(PutError::KeyLength { given: key.len(), max: key_max })
+        }
+        // A longer one is expected by an extent.
+        Request::Swap { expected, .. } if expected.len() > frame_max => {
+            Err(PutError::ValueLength { given: expected.len(), max: frame_max })
+        }
+        request => match value_of(request) {
+            Some(value) if value.len() > value_max => {
+                Err(PutError::ValueLength { given: value.len(), max: value_max })
+            }
+            _ => Ok(()),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::error::LinkError;
+    use crate::config::{Config, TableSize};
+    use crate::outcome::PutMode;
+
+    /// A request that does not fit is not sent, and its rejection takes the place of its reply.
+    /// Missing replies are not made up.
+    #[test]
+    fn rejections_are_in_their_places() {
+        let config = Config { size: TableSize::Keys(10), key_max: 4, value_max: 4, ..Config::default() };
+        let geometry = config.geometry().unwrap();
+        let put = |key, value| Request::Put { mode: PutMode::Upsert, key, value };
+        let swap = |key, expected, value| Request::Swap { key, expected, value };
+        let long = [1; 5];
+        let key_length = |given| Reply::Put(Err(PutError::KeyLength { given, max: 4 }));
+        let value_length = Reply::Put(Err(PutError::ValueLength { given: 5, max: 4 }));
+        // Each request, and its rejection if any.
+        let all = [
+            (put(b"k", b"v"), None),
+            (put(b"", b"v"), Some(key_length(0))),
+            (put(b"four", b"four"), None),
+            (put(&long, b""), Some(key_length(5))),
+            (put(&long, &long), Some(key_length(5))),
+            (put(b"k", &long), Some(value_length.clone())),
+            (swap(b"k", b"four", b"four"), None),
+            (swap(&long, b"", b""), Some(key_length(5))),
+            (swap(b"k", &long, b""), Some(value_length.clone())),
+            (swap(b"k", b"", &long), Some(value_length.clone())),
+            (Request::Remove { key: b"four" }, None),
+            (Request::Remove { key: &long }, Some(key_length(5))),
+            (Request::Get { key: b"k" }, None),
+            (Request::Get { key: b"" }, Some(key_length(0))),
+            (Request::Stat, None),
+        ];
+        for first in 0..all.len() {
+            for last in first..=all.len() {
+                let (asked, wrong): (Vec<_>, Vec<_>) = all[first..last].iter().cloned().unzip();
+                let mut sent = Vec::new();
+                let send = |requests: &[Request<'_>], replies: &mut Vec<Reply>| {
+                    sent.extend(requests.iter().map(|request| format!("{request:?}")));
+                    // Each has a reply of its own.
+                    replies.extend((0..requests.len()).map(|n| Reply::Value(Some(vec![n as u8]))));
+                    Ok::<_, LinkError>(())
+                };
+                let (mut replies, mut has_sent) = (Vec::new(), false);
+                send_fitting(&asked, &geometry, Some(4), &mut replies, &mut has_sent, send).unwrap();
+                let mut fitting = 0;
+                let expected = wrong.iter().map(|wrong| {
+                    wrong.clone().unwrap_or_else(|| {
+                        fitting += 1;
+                        Reply::Value(Some(vec![fitting - 1]))
+                    })
+                });
+                assert_eq!(replies, expected.collect::<Vec<_>>());
+                let those = asked.iter().zip(&wrong).filter(|(_, wrong)| wrong.is_none());
+                let those: Vec<_> = those.map(|(request, _)| format!("{request:?}")).collect();
+                assert_eq!(has_sent, asked.is_empty() || !those.is_empty());
+                // Where none is sent, the server is asked whether it is there.
+                assert_eq!(sent, if has_sent { those } else { vec!["Stat".to_string()] });
+            }
+        }
+        let asked: Vec<_> = all.iter().map(|(request, _)| *request).collect();
+        let ask = |asked: &[_], piece_max, come: usize, result: Result<(), LinkError>| {
+            let (mut replies, mut result) = (Vec::new(), Some(result));
+            let send = |_: &[Request<'_>], replies: &mut Vec<Reply>| {
+                replies.extend(vec![Reply::Value(None); come]);
+                result.take().unwrap()
+            };
+            let result = send_fitting(asked, &geometry, piece_max, &mut replies, &mut false, send);
+            (replies.len(), result.is_ok())
+        };
+        assert_eq!(ask(&asked, None, 1, Ok(())), (2, true));
+        // What came before an error is there, and no rejection that nobody confirmed.
+        assert_eq!(ask(&asked, Some(4), 2, Err(LinkError::HungUp)), (6, false));
+        assert_eq!(ask(&asked[1..2], Some(4), 0, Err(LinkError::HungUp)), (0, false));
+    }
+}

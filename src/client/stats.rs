@@ -1,0 +1,270 @@
+//! Counts of what a client did.
+
+use super::error::{GetError, MutateError};
+use crate::outcome::PutError;
+use crate::reader::{GetStats, HintCounts, ReadCounts};
+use crate::wire::{Reply, Request};
+
+/// Counts of what a client did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ClientStats {
+    /// GETs, hits, and retries by cause.
+    pub get: GetStats,
+    /// READs, the bytes they requested, and doorbells (round trips).
+    pub read: ReadCounts,
+    /// What hints did ([`ClientOptions::hint_bytes`](crate::ClientOptions::hint_bytes)).
+    pub hints: HintCounts,
+    /// Requests sent, by the way they went.
+    pub requests: RequestCounts,
+    /// Changes that the server answered, by kind.
+    pub changes: ChangeCounts,
+    /// Calls that failed, by cause.
+    pub failures: FailureCounts,
+    /// Times this handle switched to a new region, or over verbs reconnected.
+    pub reattached: u64,
+}
+
+/// Adds up the counts of several handles.
+impl std::ops::AddAssign for ClientStats {
+    fn add_assign(&mut self, other: ClientStats) {
+        let (mut other, mut others) = (other, smallvec::SmallVec::<[u64; 32]>::new());
+        other.for_each(|count| others.push(*count));
+        let mut others = others.into_iter();
+        self.for_each(|count| *count += others.next().unwrap_or(0));
+    }
+}
+
+impl ClientStats {
+    /// Calls `each` with every count, in the same order each time.
+    pub(super) fn for_each(&mut self, each: impl FnMut(&mut u64)) {
+        let ClientStats { get, read, hints, requests, changes, failures, reattached } = self;
+        let GetStats {
+            gets,
+            hits,
+            retries_torn,
+            retries_moved,
+            retries_late,
+            retries_chain,
+            retries_replaced,
+        } = get;
+        let ReadCounts { reads, bytes, doorbells } = read;
+        let ChangeCounts { puts, swaps, removes, rejected } = changes;
+        let FailureCounts {
+            deadlines,
+            contended,
+            gone,
+            refused,
+            #[cfg(feature = "encryption")]
+            undecrypted,
+        } = failures;
+        [gets, hits, retries_torn, retries_moved, retries_late, retries_chain, reads, bytes, doorbells]
+            .into_iter()
+            .chain([retries_replaced])
+            .chain([&mut hints.hinted, &mut hints.hits, &mut hints.reads])
+            .chain([&mut requests.message, &mut requests.mailbox])
+            .chain([
+                puts,
+                swaps,
+                removes,
+                rejected,
+                deadlines,
+                contended,
+                gone,
+                refused,
+                reattached,
+                #[cfg(feature = "encryption")]
+                undecrypted,
+                #[cfg(feature = "herd")]
+                &mut requests.herd,
+            ])
+            .for_each(each);
+    }
+}
+
+/// Changes that the server answered. Each of a batch counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ChangeCounts {
+    /// Puts, inserts and updates.
+    pub puts: u64,
+    /// Compare-and-swaps.
+    pub swaps: u64,
+    /// Removes.
+    pub removes: u64,
+    /// Of all these, those that were rejected: lengths, a full table, interference.
+    pub rejected: u64,
+}
+
+/// Calls that failed. A batch counts once, but for `undecrypted`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FailureCounts {
+    /// No answer in time, or no conclusive look ([`Limits::deadline`](crate::Limits::deadline),
+    /// [`ClientOptions::deadline`](crate::ClientOptions::deadline)).
+    pub deadlines: u64,
+    /// GETs that reached [`Limits::retries_max`](crate::Limits::retries_max).
+    pub contended: u64,
+    /// The server was gone, or could not be connected to. So counts a GET whose value is damaged.
+    pub gone: u64,
+    /// Changes by a client that may only read, and GETs of keys with wrong lengths.
+    pub refused: u64,
+    /// Values that did not decrypt ([`ClientOptions::encryption`](crate::ClientOptions::encryption)). Each of
+    /// a batch counts.
+    #[cfg(feature = "encryption")]
+    pub undecrypted: u64,
+}
+
+impl ChangeCounts {
+    pub(super) fn count(&mut self, request: &Request<'_>, reply: &Reply) {
+        // Such a request is made again.
+        if !is_busy(reply) {
+            self.count_final(request, reply);
+        }
+    }
+
+    pub(super) fn count_final(&mut self, request: &Request<'_>, reply: &Reply) {
+        *match request {
+            Request::Put { .. } => &mut self.puts,
+            Request::Swap { .. } | Request::SwapExtent { .. } => &mut self.swaps,
+            Request::Remove { .. } => &mut self.removes,
+            _ => return,
+        } += 1;
+        let is_rejected =
+            matches!(reply, Reply::Put(Err(_)) | Reply::Swapped(Err(_)) | Reply::Removed(Err(_)));
+        self.rejected += u64::from(is_rejected);
+    }
+}
+
+impl FailureCounts {
+    #[cold]
+    pub(super) fn count_get(&mut self, error: &GetError) {
+        *match error {
+            GetError::KeyLength { .. } => &mut self.refused,
+            GetError::Contended { .. } | GetError::Replaced { .. } => &mut self.contended,
+            GetError::Inconclusive { .. } | GetError::Deadline { .. } => &mut self.deadlines,
+            GetError::ServerGone { .. } | GetError::Connect(_) | GetError::Damaged { .. } => &mut self.gone,
+            #[cfg(feature = "encryption")]
+            GetError::Decrypt(_) => &mut self.undecrypted,
+        } += 1;
+    }
+
+    #[cold]
+    pub(super) fn count_request(&mut self, error: &MutateError) {
+        *match error {
+            MutateError::Deadline { .. } => &mut self.deadlines,
+            MutateError::ServerGone { .. } | MutateError::Connect(_) => &mut self.gone,
+            _ => &mut self.refused,
+        } += 1;
+    }
+}
+
+/// Counts of the requests that a client sent, by the way they went ([`RequestPath`](crate::RequestPath)).
+/// Each request of a batch counts, and of a long value each piece. Requests that the client rejected itself
+/// do not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RequestCounts {
+    /// Requests as messages.
+    pub message: u64,
+    /// Requests through a mailbox.
+    pub mailbox: u64,
+    /// Requests as in HERD.
+    #[cfg(feature = "herd")]
+    pub herd: u64,
+}
+
+impl std::ops::AddAssign for RequestCounts {
+    fn add_assign(&mut self, other: RequestCounts) {
+        self.message += other.message;
+        self.mailbox += other.mailbox;
+        #[cfg(feature = "herd")]
+        {
+            self.herd += other.herd;
+        }
+    }
+}
+
+/// Whether a reply says that there will be memory later.
+pub(super) fn is_busy(reply: &Reply) -> bool {
+    let (Reply::Put(Err(error)) | Reply::Swapped(Err(error))) = reply else { return false };
+    matches!(error, PutError::HeapBusy { .. })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::address::Address;
+    use crate::client::error::{ConnectError, LinkError};
+    use crate::get::Retry;
+    use crate::outcome::{PutMode, PutOutcome, SwapOutcome};
+    use std::time::Duration;
+
+    /// unless it says that the change is to be asked for again.
+    #[test]
+    fn failures_and_changes_are_counted_by_kind() {
+        let address = || Address::Shm("/nowhere".into());
+        let (within, last) = (Duration::from_millis(9), Retry::Moved);
+        let refused = || ConnectError::Refused { address: address(), theirs: 1 };
+        let hung_up = || LinkError::HungUp;
+        let kinds = |counts: FailureCounts| [counts.deadlines, counts.contended, counts.gone, counts.refused];
+        // Deadlines, contended, gone, refused.
+        for (error, expected) in [
+            (GetError::KeyLength { given: 0, max: 1 }, [0, 0, 0, 1]),
+            (GetError::Contended { retries: 1, last }, [0, 1, 0, 0]),
+            (GetError::Replaced { len: 1, times: 2 }, [0, 1, 0, 0]),
+            (GetError::Inconclusive { within, retries: 1, last }, [1, 0, 0, 0]),
+            (GetError::Deadline { address: address(), deadline: within }, [1, 0, 0, 0]),
+            (GetError::Damaged { what: "it" }, [0, 0, 1, 0]),
+            (GetError::ServerGone { address: address(), source: hung_up() }, [0, 0, 1, 0]),
+            (GetError::Connect(refused()), [0, 0, 1, 0]),
+        ] {
+            let mut counts = FailureCounts::default();
+            counts.count_get(&error);
+            assert_eq!(kinds(counts), expected, "{error}");
+        }
+        for (error, expected) in [
+            (MutateError::Deadline { address: address(), deadline: within }, [1, 0, 0, 0]),
+            (MutateError::ServerGone { address: address(), source: hung_up() }, [0, 0, 1, 0]),
+            (MutateError::Connect(refused()), [0, 0, 1, 0]),
+            (MutateError::ReadOnly { address: address() }, [0, 0, 0, 1]),
+        ] {
+            let mut counts = FailureCounts::default();
+            counts.count_request(&error);
+            assert_eq!(kinds(counts), expected, "{error}");
+        }
+        let (key, value, mode) = (&b"key"[..], &b"value"[..], PutMode::Upsert);
+        let extent = crate::layout::extent::Reference { number: 1, offset: 2, len: 3, crc: 4 };
+        let busy = || PutError::HeapBusy { given: 1, waited: within };
+        let full = || PutError::Full { keys: 1, slots: 1, bytes_max: 0, heap_bytes: 0 };
+        // Puts, swaps, removes, rejected.
+        for (request, reply, expected) in [
+            (Request::Put { mode, key, value }, Reply::Put(Ok(PutOutcome::Exists)), [1, 0, 0, 0]),
+            (Request::Put { mode, key, value }, Reply::Put(Err(full())), [1, 0, 0, 1]),
+            (Request::Put { mode, key, value }, Reply::Put(Err(busy())), [0; 4]),
+            (
+                Request::Swap { key, expected: value, value },
+                Reply::Swapped(Ok(SwapOutcome::Absent)),
+                [0, 1, 0, 0],
+            ),
+            (Request::Swap { key, expected: value, value }, Reply::Put(Err(full())), [0, 1, 0, 1]),
+            (Request::Swap { key, expected: value, value }, Reply::Swapped(Err(full())), [0, 1, 0, 1]),
+            (Request::Swap { key, expected: value, value }, Reply::Swapped(Err(busy())), [0; 4]),
+            (
+                Request::SwapExtent { key, expected: extent, value },
+                Reply::Swapped(Ok(SwapOutcome::Differs)),
+                [0, 1, 0, 0],
+            ),
+            (Request::Remove { key }, Reply::Removed(Ok(false)), [0, 0, 1, 0]),
+            (Request::Remove { key }, Reply::Removed(Err(full())), [0, 0, 1, 1]),
+            (Request::Get { key }, Reply::Value(None), [0; 4]),
+            (Request::Get { key }, Reply::Put(Err(full())), [0; 4]),
+            (Request::LongDrop, Reply::Taken, [0; 4]),
+        ] {
+            let mut counts = ChangeCounts::default();
+            counts.count(&request, &reply);
+            let counted = [counts.puts, counts.swaps, counts.removes, counts.rejected];
+            assert_eq!(counted, expected, "{request:?}, {reply:?}");
+        }
+    }
+}
