@@ -6,8 +6,8 @@ use super::sealed;
 use super::{HerdJoin, HerdOffer, HerdWelcome, VERSION, WINDOW, WriteTransport, cell_bytes, known, refused};
 use crate::mailbox::{Once, glance};
 use crate::outcome::with_causes;
-use crate::server::caller::Caller;
-use crate::server::shared::{Role, ServerState};
+use crate::server::caller::{Caller, Role};
+use crate::server::shared::ServerState;
 use crate::verbs::bootstrap::Descriptor;
 use crate::verbs::device::{
     Access, AddressHandle, Buffer, CompletionQueue, Depth, ProtectionDomain, QueuePair, Transport, Work,

@@ -1,11 +1,19 @@
 //! What the server keeps of a client from one request to the next: what it may do, and a value that it
 //! uploads.
 
-use super::shared::{Role, ServerState};
-use crate::index::{ExtentDraft, Upload};
+use crate::index::{ExtentDraft, Index, Upload};
 use crate::layout::extent::Expected;
 use crate::outcome::PutMode;
 use crate::wire::{Reply, Request};
+
+/// What a client may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Read the table.
+    Read,
+    /// Change it, too.
+    Change,
+}
 
 /// A client, as its requests are answered.
 #[derive(Debug)]
@@ -49,13 +57,13 @@ impl Caller {
     }
 
     /// Begins an upload, and drops the one before. Does not wait for memory: the thread has other clients.
-    pub fn begin(&mut self, shared: &ServerState, key: &[u8], len: u32) -> Reply {
+    pub fn begin(&mut self, index: &Index, key: &[u8], len: u32) -> Reply {
         if matches!(self.upload, UploadState::Never) {
             return Reply::Unfit;
         }
         // First: its memory may be what this one gets.
         self.upload = UploadState::None;
-        match shared.index.upload(key, len as usize) {
+        match index.upload(key, len as usize) {
             Ok(Some(value)) => {
                 self.upload = UploadState::Begun { key: key.into(), value };
                 Reply::Taken
@@ -75,17 +83,17 @@ impl Caller {
     }
 
     /// Puts the value, all of which must be there.
-    pub fn put(&mut self, shared: &ServerState, key: &[u8], mode: PutMode) -> Reply {
+    pub fn put(&mut self, index: &Index, key: &[u8], mode: PutMode) -> Reply {
         match self.whole(key) {
-            Some(draft) => Reply::Put(shared.index.put_draft(key, draft, mode)),
+            Some(draft) => Reply::Put(index.put_draft(key, draft, mode)),
             None => self.refuse(),
         }
     }
 
     /// Puts it if the key's value is the expected one.
-    pub fn swap(&mut self, shared: &ServerState, key: &[u8], expected: Expected<'_>) -> Reply {
+    pub fn swap(&mut self, index: &Index, key: &[u8], expected: Expected<'_>) -> Reply {
         match self.whole(key) {
-            Some(draft) => Reply::Swapped(shared.index.swap_draft(key, expected, draft)),
+            Some(draft) => Reply::Swapped(index.swap_draft(key, expected, draft)),
             None => self.refuse(),
         }
     }

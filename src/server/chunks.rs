@@ -148,7 +148,7 @@ mod tests {
     use super::*;
     use crate::config::{Config, TableSize};
     use crate::outcome::PutMode;
-    use crate::server::{ServerConfig, index_for, tests::shared};
+    use crate::server::{ServerConfig, table::index_for, tests::shared};
 
     /// What is registered at first: the chunks of the segments, and those of the blocks that have values, also
     /// where these are not the first ones, as a takeover finds them.

@@ -1,64 +1,19 @@
 //! The server's end of a client's mailbox on shm ([`crate::mailbox::memory`]).
 
-use super::ServerState;
 use super::caller::Caller;
+use super::mailboxes::{MailboxMemory, MailboxShare};
+use super::shared::ServerState;
 use crate::layout::geometry::Geometry;
 use crate::mailbox::memory::{self, Mailbox, WINDOW};
 use crate::mailbox::{self, CellMark, Once, SpinTime};
 use crate::region::RegionError;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Time that a client's cells are polled after its last request: the longest if the client then
 /// often makes another request, less or none otherwise. A wake-up takes some microseconds.
 const LINGER_MIN: Duration = Duration::from_micros(4);
 const LINGER_MAX: Duration = Duration::from_micros(50);
-
-/// The memory that the mailboxes of all clients may take together.
-#[derive(Debug)]
-pub(super) struct MailboxMemory {
-    most: u64,
-    taken: Arc<AtomicU64>,
-}
-
-/// Memory taken for one mailbox. Given back when dropped.
-#[derive(Debug)]
-struct MailboxShare {
-    bytes: u64,
-    taken: Arc<AtomicU64>,
-}
-
-impl MailboxMemory {
-    /// At most this many bytes.
-    pub fn new(most: u64) -> MailboxMemory {
-        MailboxMemory { most, taken: Arc::default() }
-    }
-
-    /// Bytes taken at present.
-    pub fn taken(&self) -> u64 {
-        self.taken.load(Ordering::Relaxed)
-    }
-
-    /// Whether a mailbox of this table may be made, as long as there are no others.
-    pub fn has_any(&self, geometry: &Geometry) -> bool {
-        memory::bytes(geometry) <= self.most
-    }
-
-    /// `None` if not as much is left.
-    fn take(&self, bytes: u64) -> Option<MailboxShare> {
-        let fits = |taken: u64| taken.checked_add(bytes).filter(|sum| *sum <= self.most);
-        self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).ok()?;
-        Some(MailboxShare { bytes, taken: self.taken.clone() })
-    }
-}
-
-impl Drop for MailboxShare {
-    fn drop(&mut self) {
-        self.taken.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
-}
 
 /// The server's end of a mailbox. Its memory is freed when dropped.
 #[derive(Debug)]
@@ -229,7 +184,7 @@ impl ServerMailbox {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::super::shared::Role;
+    use super::super::caller::Role;
     use super::super::tests::shared;
     use super::*;
     use crate::mailbox::{glance, store};
@@ -278,7 +233,9 @@ mod tests {
             drop(made);
             assert_eq!(room.taken(), 0);
         }
-        assert!(MailboxMemory { most: u64::MAX, taken: Arc::new(u64::MAX.into()) }.take(1).is_none());
+        let room = MailboxMemory::new(u64::MAX);
+        let all = room.take(u64::MAX);
+        assert!(all.is_some() && room.take(1).is_none(), "the sum is no u64");
     }
 
     /// The memory of a mailbox is freed with the server's end, whether its cells are polled or not.

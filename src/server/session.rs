@@ -1,9 +1,8 @@
 //! One client's connection on shm: reads requests, answers them, writes replies.
 
-use super::ServerState;
-use super::caller::Caller;
+use super::caller::{Caller, Role};
 use super::mailbox::{ServerMailbox, Visit};
-use super::shared::{Admission, Role};
+use super::shared::{Admission, ServerState};
 use crate::mailbox::memory;
 use crate::outcome::with_causes;
 use crate::wire::{self, PROTOCOL_VERSION, Refusal, Reply, Request};

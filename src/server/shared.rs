@@ -1,7 +1,7 @@
 //! The state that a server's threads share, and the answer to a request.
 
-use super::caller::Caller;
-use super::mailbox::MailboxMemory;
+use super::caller::{Caller, Role};
+use super::mailboxes::{MailboxCounters, MailboxCounts, MailboxMemory};
 use super::snapshots::Saver;
 use crate::index::Index;
 use crate::layout::extent::Expected;
@@ -18,14 +18,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// What a client may do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
-    /// Read the table.
-    Read,
-    /// Change it, too.
-    Change,
-}
+/// Time until a worker accepts the connections that it could not, or did not yet, accept. No event
+/// announces them again.
+pub(super) const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
 
 /// Who a connection counts for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -103,41 +98,9 @@ pub(crate) struct ServerState {
     pub(super) saver: Option<Saver>,
 }
 
-/// Counts of mailbox work on shm ([`Server::mailbox_counts`](super::Server::mailbox_counts)).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct MailboxCounts {
-    /// Requests answered.
-    pub requests: u64,
-    /// Polls of all mailboxes whose clients recently made requests.
-    pub sweeps: u64,
-    /// Times a mailbox was no longer polled because its client had been quiet.
-    pub rests: u64,
-    /// Times a sleeping client was woken.
-    pub rings: u64,
-    /// Mailboxes refused because there was no room for another one.
-    pub refused: u64,
-    /// Bytes of all mailboxes at present
-    /// ([`ServerConfig::mailbox_bytes_max`](super::ServerConfig::mailbox_bytes_max)).
-    pub bytes: u64,
-}
-
-/// The atomic counters behind [`MailboxCounts`].
-#[derive(Debug, Default)]
-pub(super) struct MailboxCounters {
-    pub requests: AtomicU64,
-    pub sweeps: AtomicU64,
-    pub rests: AtomicU64,
-    pub rings: AtomicU64,
-    pub refused: AtomicU64,
-}
-
 impl ServerState {
     pub(super) fn mailbox_counts(&self) -> MailboxCounts {
-        let MailboxCounters { requests, sweeps, rests, rings, refused } = &self.mailboxes;
-        let [requests, sweeps, rests, rings, refused] =
-            [requests, sweeps, rests, rings, refused].map(|count| count.load(Ordering::Relaxed));
-        MailboxCounts { requests, sweeps, rests, rings, refused, bytes: self.mailbox_memory.taken() }
+        self.mailboxes.read(&self.mailbox_memory)
     }
 
     pub(super) fn stats(&self) -> ServerStats {
@@ -238,10 +201,10 @@ impl ServerState {
             Request::SwapExtent { key, expected, value } => {
                 Reply::Swapped(self.index.swap_at_once(key, Expected::Extent(expected), value))
             }
-            Request::LongBegin { key, len } => caller.begin(self, key, len),
+            Request::LongBegin { key, len } => caller.begin(&self.index, key, len),
             Request::LongPiece { bytes } => caller.take(bytes),
-            Request::LongPut { mode, key } => caller.put(self, key, mode),
-            Request::LongSwap { key, expected } => caller.swap(self, key, expected),
+            Request::LongPut { mode, key } => caller.put(&self.index, key, mode),
+            Request::LongSwap { key, expected } => caller.swap(&self.index, key, expected),
             Request::LongDrop => caller.drop_upload(),
             Request::Remove { key } => Reply::Removed(self.index.remove(key)),
             Request::Get { key } => self.look_up(key),

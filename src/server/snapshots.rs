@@ -9,7 +9,7 @@ use crate::sync::lock_std;
 use crate::wire::SnapshotStatus;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 /// Which snapshots a server makes ([`ServerConfig::snapshots`](super::ServerConfig::snapshots)).
@@ -250,15 +250,6 @@ impl Saver {
     pub fn save_last(&self, index: &Index) -> Option<Result<Saved, SaveError>> {
         (!self.is_current(index)).then(|| self.save(index, &|| false))
     }
-}
-
-/// Starts the thread that makes snapshots.
-pub(super) fn start(saver: Arc<super::ServerState>) -> std::io::Result<std::thread::JoinHandle<()>> {
-    std::thread::Builder::new().name("oneread-snapshot".into()).spawn(move || {
-        if let Some(it) = &saver.saver {
-            it.run(&saver.index);
-        }
-    })
 }
 
 #[cfg(all(test, not(loom)))]

@@ -7,11 +7,10 @@
 
 #![allow(unsafe_code)]
 
-use super::ACCEPT_AGAIN;
-use super::caller::Caller;
+use super::caller::{Caller, Role};
 use super::chunks::{self, RegisteredChunks, StartedChunks};
 use super::end::Thread;
-use super::shared::{Admission, Peer, Role, ServerState};
+use super::shared::{ACCEPT_AGAIN, Admission, Peer, ServerState};
 use crate::address::VerbsAddress;
 #[cfg(feature = "herd")]
 use crate::herd;

@@ -1,0 +1,147 @@
+//! What a server is told at its start.
+
+use super::snapshots::Snapshots;
+use crate::address::Address;
+use crate::config::Config;
+use crate::region::Backing;
+use crate::setters::setters;
+use crate::start::StartProgress;
+use crate::verbs::{Token, Wait};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+/// Whether to make a new table or to take over an existing one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StartMode {
+    /// Makes a new table. The region file must not exist, be empty, or hold a table that was never
+    /// finished.
+    Create,
+    /// Takes over the table in the region file, which must exist, with its own geometry.
+    Open,
+    /// Takes over the table in the region file if there is a finished one, with its own geometry.
+    /// Otherwise makes a new one.
+    OpenOrCreate,
+}
+
+/// Options of a server.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ServerConfig {
+    /// The address that clients connect to.
+    pub address: Address,
+    /// Where the region's memory comes from.
+    pub backing: Backing,
+    /// What a new table is made from. A table that is taken over keeps its own geometry.
+    pub table: Config,
+    /// New table or existing one.
+    pub start: StartMode,
+    /// Threads that serve requests. With 0, the server starts one.
+    pub workers: usize,
+    /// On shm: users who may read and change the table, beside the server's own and root.
+    pub allow_uids: Vec<u32>,
+    /// On shm: users who may read the table, and not change it
+    /// ([`MutateError::ReadOnly`](crate::MutateError::ReadOnly)).
+    pub allow_read_uids: Vec<u32>,
+    /// Most connections at a time. Further ones are refused. On shm there is one for a client and
+    /// its clones, and one more for each further handle that sends requests (changes,
+    /// [`Client::get_two_sided`](crate::Client::get_two_sided),
+    /// [`Client::server_stats`](crate::Client::server_stats)) while another one does. Over verbs each queue pair of a
+    /// client is one. Each takes a file descriptor of the server's.
+    pub clients_max: usize,
+    /// Most connections of one peer: on shm a user other than the server's own, over verbs a host.
+    pub clients_per_peer: usize,
+    /// Longest time for a client to join, or to complete a request that it has begun to send.
+    pub half_open: Duration,
+    /// On shm: unread bytes of replies at which the server stops reading a client's requests. They
+    /// bound the requests of one client that are under way as messages. (A mailbox holds 64, and a
+    /// queue pair 8 messages.)
+    pub unread_bytes_max: usize,
+    /// Over verbs: the secret that clients need to read and change the table. With the empty token,
+    /// every client that reaches the port may do both.
+    pub token: Token,
+    /// Over verbs: the secret of clients that may read the table, and not change it. With the empty
+    /// token, there are no such clients.
+    pub read_token: Token,
+    /// Over verbs: how workers wait for messages.
+    pub wait: Wait,
+    /// On shm: most bytes that the mailboxes of all clients take together
+    /// ([`RequestPath::Mailbox`](crate::client::RequestPath::Mailbox)). A mailbox takes 40 KiB with
+    /// the default lengths, and up to 772 KiB with the longest slots. Clients without one make their requests
+    /// by message. With 0, no client has one; nor does a further one where the system has less than
+    /// 16 MiB left beside it. The workers poll the mailboxes of clients that make
+    /// requests, and stop at most 50 microseconds after a client's last request.
+    pub mailbox_bytes_max: u64,
+    /// Over verbs, for comparison: clients may make requests as in HERD
+    /// ([`RequestPath::Herd`](crate::client::RequestPath::Herd)). Starts `workers` more threads,
+    /// which poll without sleeping while such a client is connected.
+    #[cfg(feature = "herd")]
+    pub herd: bool,
+    /// The snapshots that the server makes ([`Snapshots`]). A new table begins with the keys of the one
+    /// that is there, which must be this user's or root's. (To begin with none, remove the file.) A table that is taken over has newer
+    /// keys, and keeps them.
+    pub snapshots: Option<Snapshots>,
+    /// A new table begins with the keys of this snapshot, and not with those of the one in
+    /// `snapshots`. A table that is taken over keeps its own: see [`Server::restored`].
+    pub restore: Option<PathBuf>,
+    /// Called now and then during steps of the start that take long for a large table.
+    pub progress: Option<fn(StartProgress)>,
+    /// When this becomes true during the start, the start ends soon, in [`ServeError::Cancelled`](super::ServeError::Cancelled): while a new
+    /// table is made or restored, and while one is taken over. Later it has no effect.
+    pub cancel: Option<Arc<AtomicBool>>,
+}
+
+impl ServerConfig {
+    /// Serves a new table at `address` from anonymous memory, for this user, with two workers, for up
+    /// to 4,096 connections, with up to 64 MiB of mailboxes.
+    pub fn new(address: Address, table: Config) -> ServerConfig {
+        ServerConfig {
+            address,
+            backing: Backing::Anonymous,
+            table,
+            start: StartMode::Create,
+            workers: 2,
+            allow_uids: Vec::new(),
+            allow_read_uids: Vec::new(),
+            clients_max: 4096,
+            clients_per_peer: 1024,
+            half_open: Duration::from_secs(10),
+            unread_bytes_max: 1 << 20,
+            token: Token::default(),
+            read_token: Token::default(),
+            wait: Wait::Block,
+            mailbox_bytes_max: 64 << 20,
+            #[cfg(feature = "herd")]
+            herd: false,
+            snapshots: None,
+            restore: None,
+            progress: None,
+            cancel: None,
+        }
+    }
+}
+
+setters!(ServerConfig {
+    backing: Backing,
+    table: Config,
+    start: StartMode,
+    workers: usize,
+    allow_uids: impl Into<Vec<u32>>,
+    allow_read_uids: impl Into<Vec<u32>>,
+    clients_max: usize,
+    clients_per_peer: usize,
+    half_open: Duration,
+    unread_bytes_max: usize,
+    token: Token,
+    read_token: Token,
+    wait: Wait,
+    mailbox_bytes_max: u64,
+    #[cfg(feature = "herd")]
+    herd: bool,
+    snapshots: impl Into<Option<Snapshots>>,
+    restore: impl Into<Option<PathBuf>>,
+    progress: fn(StartProgress),
+    cancel: impl Into<Option<Arc<AtomicBool>>>,
+});

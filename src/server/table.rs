@@ -1,0 +1,96 @@
+//! The table that a server begins with: a new one, one with the keys of a snapshot, or the one in the
+//! region file.
+
+use super::config::{ServerConfig, StartMode};
+use super::error::ServeError;
+use crate::clock::Clock;
+use crate::index::{Index, Recovered, Restored};
+use crate::layout::geometry::Geometry;
+use crate::region::{Backing, Region, RegionError};
+use crate::snapshot::{Saved, Snapshot};
+use crate::start::{Start, StartStep};
+use std::path::PathBuf;
+
+/// A table that is ready to be served, and where its keys are from.
+pub(super) struct Prepared {
+    pub index: Index,
+    pub recovered: Option<Recovered>,
+    pub restored: Option<Restored>,
+    /// The snapshot that has just these keys, and stands where this server makes its own.
+    pub as_saved: Option<Saved>,
+}
+
+/// Makes or opens it, as the configuration says.
+pub(super) fn index_for(config: &ServerConfig) -> Result<Prepared, ServeError> {
+    let start = Start { tell: config.progress, cancel: config.cancel.clone(), ..Start::default() };
+    let own = config.snapshots.as_ref().map(|snapshots| &snapshots.path);
+    let source = config.restore.as_ref().or_else(|| own.filter(|path| path.symlink_metadata().is_ok()));
+    let create = || -> Result<Prepared, ServeError> {
+        let failed = |path: &PathBuf, source| ServeError::Restore { path: path.clone(), source };
+        // A file that is no snapshot is noticed before any memory is taken.
+        let open = if config.restore.is_some() { Snapshot::open } else { Snapshot::open_own };
+        let snapshot = source.map(|path| open(path).map_err(|e| failed(path, e.into()))).transpose()?;
+        let geometry = config.table.geometry()?;
+        let region =
+            Region::create_sparse(&config.backing, geometry.region_bytes(), geometry.bytes_at_first())
+                .map_err(|error| match error {
+                    // What is left now need not be left at the next start.
+                    RegionError::NoRoom { need, left, .. } => {
+                        let at_once = need == geometry.bytes_at_first();
+                        let of = if at_once { Geometry::bytes_at_first } else { Geometry::region_bytes };
+                        match config.table.fitting(left / 10 * 9, of) {
+                            Some(fits) => ServeError::NoRoom { source: error, fits },
+                            None => error.into(),
+                        }
+                    }
+                    error => error.into(),
+                })?;
+        let mut restored = None;
+        let made = Index::create_filled(
+            region,
+            geometry,
+            Clock::System,
+            &start,
+            |index| -> Result<(), ServeError> {
+                let Some(snapshot) = &snapshot else { return Ok(()) };
+                let work = |done: &mut dyn FnMut(u64)| {
+                    index.restore_from_by(snapshot, start.cores, &mut |at, _| {
+                        done(at);
+                        !start.is_cancelled()
+                    })
+                };
+                let answer = start.step(StartStep::Restore, 2 * snapshot.bytes(), work);
+                restored = Some(answer.map_err(|source| failed(&snapshot.path().into(), source))?);
+                Ok(())
+            },
+        );
+        let is_own = config.restore.is_none();
+        let as_saved = snapshot.as_ref().filter(|_| is_own).map(Snapshot::as_saved);
+        Ok(Prepared { index: made?, recovered: None, restored, as_saved })
+    };
+    let open = |path: &PathBuf| -> Result<Prepared, ServeError> {
+        if let Some(own) = own.filter(|path| path.symlink_metadata().is_ok()) {
+            // It will be replaced. Nothing but a snapshot may be.
+            Snapshot::open_own_head(own)
+                .map_err(|e| ServeError::Restore { path: own.clone(), source: e.into() })?;
+        }
+        let (index, recovered) = Index::open_by(Region::open(path)?, Clock::System, &start)
+            .map_err(|source| ServeError::Recover { what: path.display().to_string(), source })?;
+        Ok(Prepared { index, recovered: Some(recovered), restored: None, as_saved: None })
+    };
+    match (config.start, &config.backing) {
+        (StartMode::Create, _) => create(),
+        (StartMode::Open, Backing::File(path)) => open(path),
+        (StartMode::Open, _) => Err(ServeError::NothingToOpen),
+        (StartMode::OpenOrCreate, Backing::File(path))
+            if std::fs::metadata(path).is_ok_and(|file| file.len() > 0) =>
+        {
+            match open(path) {
+                // Nobody has been served from it.
+                Err(ServeError::Region(RegionError::Unfinished { .. })) => create(),
+                opened => opened,
+            }
+        }
+        (StartMode::OpenOrCreate, _) => create(),
+    }
+}

@@ -1,0 +1,280 @@
+//! A worker on shm: an event loop over its own connections.
+
+use super::mailbox::Visit;
+use super::session::{self, Fate, Session};
+use super::shared::{ACCEPT_AGAIN, Peer, ServerState};
+use super::socket::{LISTENER, Socket};
+use crate::peer::SocketPeer;
+use crate::wire::Refusal;
+use mio::net::UnixStream;
+use mio::{Events, Interest, Poll, Token, Waker};
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+const WAKER: Token = Token(1);
+const FIRST_SESSION: usize = 2;
+/// Time between checks for traces that no worker knows of, and of what others may remove.
+const LOOK_AROUND: Duration = Duration::from_secs(1);
+
+/// Polls of mailboxes before a worker checks its sockets again.
+const SWEEPS: u64 = 64;
+/// Time that a worker answers requests in mailboxes before it checks its sockets again.
+const TURN_TIME: Duration = Duration::from_millis(1);
+/// Time between runs of a worker's less urgent work while it polls mailboxes.
+const CHORES: Duration = Duration::from_millis(1);
+
+/// Descriptors that are kept to answer those with who are turned away, and for mailboxes.
+const DESCRIPTORS_KEPT: u64 = 16;
+
+/// Serves the clients that it has accepted.
+pub(super) struct ShmWorker {
+    shared: Arc<ServerState>,
+    poll: Poll,
+    socket: Arc<Socket>,
+    sessions: FxHashMap<Token, Session>,
+    /// Sessions whose mailboxes are polled.
+    awake: Vec<Token>,
+    /// Clients whose descriptors have this number or a higher one are turned away. (The kernel gives
+    /// the lowest that is free.)
+    descriptors_max: u64,
+    /// Sessions that may be halfway ([`Session::is_halfway`]). Every session that is halfway is one
+    /// of them, so a round costs nothing for idle clients.
+    halfway: FxHashSet<Token>,
+    /// When to accept again after a failure.
+    accept_again: Option<Instant>,
+    next: usize,
+    /// Sessions whose turn ended before their input did.
+    unfinished: Vec<Token>,
+    /// Whether this worker wakes up now and then: for traces of changes that no worker made (an
+    /// embedder's), and to see whether socket and region are still there.
+    looks_around: bool,
+}
+
+impl ShmWorker {
+    pub fn new(shared: Arc<ServerState>, socket: Arc<Socket>, looks_around: bool) -> io::Result<ShmWorker> {
+        let poll = Poll::new()?;
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+        let descriptors_max = limit.current.unwrap_or(u64::MAX);
+        socket.watch(poll.registry())?;
+        Ok(ShmWorker {
+            shared,
+            poll,
+            socket,
+            sessions: FxHashMap::default(),
+            awake: Vec::new(),
+            descriptors_max: descriptors_max.saturating_sub(DESCRIPTORS_KEPT),
+            halfway: FxHashSet::default(),
+            accept_again: None,
+            next: FIRST_SESSION,
+            unfinished: Vec::new(),
+            looks_around,
+        })
+    }
+
+    /// What wakes it from its sleep. There is one.
+    pub fn waker(&self) -> io::Result<Waker> {
+        Waker::new(self.poll.registry(), WAKER)
+    }
+
+    /// Serves until the server stops.
+    pub fn run(mut self) {
+        let mut events = Events::with_capacity(256);
+        let mut chores_done = Instant::now();
+        while !self.shared.is_stopping() {
+            let is_polling = !self.awake.is_empty() && self.unfinished.is_empty();
+            let timeout = if is_polling && chores_done.elapsed() < CHORES {
+                Some(Duration::ZERO)
+            } else {
+                chores_done = Instant::now();
+                self.drop_halfway(chores_done);
+                self.tidy()
+            };
+            match self.poll.poll(&mut events, timeout) {
+                Err(e) if e.kind() != io::ErrorKind::Interrupted => {
+                    tracing::error!(error = %e, "polling failed; this worker ends");
+                    return;
+                }
+                _ => {}
+            }
+            if self.accept_again.take_if(|at| *at <= Instant::now()).is_some() {
+                self.accept_all();
+            }
+            let unfinished = std::mem::take(&mut self.unfinished);
+            for token in unfinished.into_iter().chain(events.iter().map(|event| event.token())) {
+                match token {
+                    LISTENER => self.accept_all(),
+                    WAKER => {}
+                    token => self.serve(token),
+                }
+            }
+            self.sweep();
+        }
+    }
+
+    /// Tidies the table. Returns how long the worker may sleep afterwards. `None` means without
+    /// limit.
+    fn tidy(&self) -> Option<Duration> {
+        let tidy = self.shared.index.tidy();
+        if self.looks_around && self.shared.looks_now() {
+            self.socket.look();
+        }
+        let idle = self.looks_around.then_some(LOOK_AROUND);
+        let is_halfway = |token| self.sessions.get(token).is_some_and(Session::is_halfway);
+        let half = self.halfway.iter().any(is_halfway).then_some(self.shared.half_open / 4);
+        let at_once = (!self.unfinished.is_empty() || !self.awake.is_empty()).then_some(Duration::ZERO);
+        let again = self.accept_again.map(|at| at.saturating_duration_since(Instant::now()));
+        [tidy, idle, half, at_once, again].into_iter().flatten().min()
+    }
+
+    /// Answers the requests in the mailboxes of awake clients, for one turn. A client that has been
+    /// quiet for some time is no longer polled until it rings.
+    fn sweep(&mut self) {
+        if self.awake.is_empty() {
+            return;
+        }
+        let turn_ends = Instant::now() + TURN_TIME;
+        let (mut requests, mut rings, mut sweeps, mut rests) = (0, 0, 0, 0);
+        while sweeps < SWEEPS {
+            sweeps += 1;
+            let before = requests;
+            let mut is_worth_it = false;
+            self.awake.retain(|token| {
+                let Some(session) = self.sessions.get_mut(token) else { return false };
+                match session.visit(&self.shared, turn_ends) {
+                    Ok(Visit { answered, has_rung, lingers }) => {
+                        requests += answered;
+                        is_worth_it |= lingers;
+                        rings += u64::from(has_rung);
+                    }
+                    Err(why) => {
+                        tracing::debug!(%why, "a client is gone");
+                        self.sessions.remove(token);
+                    }
+                }
+                true
+            });
+            if requests == before && !is_worth_it {
+                break;
+            } else if requests == before {
+                std::hint::spin_loop();
+            } else if Instant::now() >= turn_ends {
+                break;
+            }
+        }
+        let now = Instant::now();
+        self.awake.retain(|token| {
+            let Some(session) = self.sessions.get_mut(token) else { return false };
+            let rests_now = session.rests(now);
+            rests += u64::from(rests_now);
+            !rests_now
+        });
+        // Rotates the order, so that no client is always the first.
+        if !self.awake.is_empty() {
+            self.awake.rotate_left(1);
+        }
+        let counters = &self.shared.mailboxes;
+        for (counter, n) in [
+            (&counters.requests, requests),
+            (&counters.sweeps, sweeps),
+            (&counters.rests, rests),
+            (&counters.rings, rings),
+        ] {
+            counter.fetch_add(n, Ordering::Relaxed);
+        }
+    }
+
+    fn accept_all(&mut self) {
+        let listener = self.socket.listener();
+        loop {
+            match listener.accept() {
+                Ok((stream, _)) => self.accept(stream),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
+                Err(e) => {
+                    // The connection stays in the backlog, and no event announces it again.
+                    self.shared.warn_of(&"a client that could not be accepted", &e.to_string());
+                    self.accept_again = Some(Instant::now() + ACCEPT_AGAIN);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn accept(&mut self, mut stream: UnixStream) {
+        let uid = match SocketPeer::of(&stream) {
+            Ok(peer) => peer.uid,
+            Err(e) => return self.shared.warn_of(&"a client without credentials", &e.to_string()),
+        };
+        let peer = Peer::User(uid);
+        let Some(role) = self.shared.role_of(uid) else {
+            return self.turn_away(&stream, &peer, Refusal::User { uid });
+        };
+        if stream.as_raw_fd() as u64 >= self.descriptors_max {
+            return self.turn_away(&stream, &peer, Refusal::Descriptors);
+        }
+        let admission = match self.shared.admit(peer) {
+            Ok(admission) => admission,
+            Err(why) => return self.turn_away(&stream, &peer, why),
+        };
+        let token = Token(self.next);
+        self.next += 1;
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        match self.poll.registry().register(&mut stream, token, interest) {
+            Ok(()) => {
+                self.sessions.insert(token, Session::new(stream, role, admission));
+                self.halfway.insert(token);
+            }
+            Err(e) => self.shared.warn_of(&peer, &format!("watching it failed: {e}")),
+        }
+    }
+
+    fn turn_away(&self, stream: &UnixStream, peer: &dyn std::fmt::Debug, why: Refusal) {
+        self.shared.warn_of(peer, &why.to_string());
+        session::refuse(stream, why);
+    }
+
+    fn serve(&mut self, token: Token) {
+        let Some(session) = self.sessions.get_mut(&token) else { return };
+        let fate = session.advance(&self.shared);
+        if session.wakes() {
+            self.awake.push(token);
+        }
+        if session.is_halfway() {
+            self.halfway.insert(token);
+        }
+        match fate {
+            Fate::Stay => {}
+            Fate::Again => self.unfinished.push(token),
+            Fate::Close(why) => {
+                tracing::debug!(%why, "a client is gone");
+                self.sessions.remove(&token);
+            }
+        }
+    }
+
+    fn drop_halfway(&mut self, now: Instant) {
+        let mut late = Vec::new();
+        self.halfway.retain(|token| {
+            let Some(session) = self.sessions.get(token) else { return false };
+            if session.halfway_for(now) > self.shared.half_open {
+                late.push(*token);
+            }
+            session.is_halfway()
+        });
+        for token in late {
+            // The worker may have been busy: the rest of the frame may be there by now.
+            self.serve(token);
+            if self.sessions.get(&token).is_some_and(|s| s.halfway_for(now) > self.shared.half_open) {
+                tracing::debug!("a client stopped in the middle of a frame");
+                self.sessions.remove(&token);
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;
