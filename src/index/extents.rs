@@ -9,7 +9,7 @@
 //!
 //! `heap` has the memory. Its lock is a leaf: whoever holds it takes no other.
 
-use super::growth::Registrar;
+use super::budget::{Budget, Registrar};
 use super::heap::{Heap, HeapError, HeapMarks, HeapShape, HeapUsage};
 use super::moves::SlotWritten;
 use crate::clock::Clock;
@@ -34,40 +34,6 @@ const NUMBERS: u64 = if cfg!(feature = "sim") { 4 } else { 1 << 16 };
 const AGAIN: Duration = Duration::from_millis(1);
 /// Words that are stored at a time.
 const PIECE_WORDS: usize = 512;
-
-/// How much memory segments and extents have together, and may have.
-#[derive(Debug)]
-pub(super) struct Budget {
-    bytes_max: u64,
-    taken: AtomicU64,
-}
-
-impl Budget {
-    pub fn new(bytes_max: u64) -> Arc<Budget> {
-        Arc::new(Budget { bytes_max, taken: AtomicU64::new(0) })
-    }
-
-    /// Whether so many bytes more may be taken. They may be gone a moment later.
-    pub fn has(&self, bytes: u64) -> bool {
-        self.taken.load(Ordering::Relaxed) + bytes <= self.bytes_max
-    }
-
-    /// Takes so many bytes, if they may be taken. Relaxed: it guards no memory, it only counts.
-    pub fn take(&self, bytes: u64) -> bool {
-        let more = |taken| Some(taken + bytes).filter(|&taken| taken <= self.bytes_max);
-        self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
-    }
-
-    /// Gives so many bytes back.
-    pub fn give(&self, bytes: u64) {
-        self.taken.fetch_sub(bytes, Ordering::Relaxed);
-    }
-
-    /// The last server had these bytes.
-    pub fn have(&self, bytes: u64) {
-        self.taken.fetch_add(bytes, Ordering::Relaxed);
-    }
-}
 
 /// The extents of a table. All segments share them.
 #[derive(Debug)]

@@ -18,26 +18,23 @@
 //! * `counters` has what was done, one part for each thread.
 //! * `traces` maintains filters. It takes traces away when `grace` says that no remote reader can
 //!   depend on them.
-//! * `share` says which keys a segment has. `growth` splits and merges segments; `directory` names
-//!   them.
+//! * `share` says which keys a segment has. `growth` splits and merges segments.
+//! * `budget` counts the memory that segments and extents have together.
 //! * `extents` has the values that are too long for their slots; `heap` has their memory.
 //! * `create` makes an empty table; `recover` takes a region over from a server that was killed,
 //!   `handover` from one that stopped.
 //! * `walk` shows all keys, while they change; `snapshot` makes a file of them, and puts them back.
 
+mod budget;
 mod chains;
 mod counters;
 mod create;
-mod directory;
 mod extents;
 mod grace;
 mod growth;
-#[cfg(all(test, feature = "sim", not(loom)))]
-mod growth_tests;
 pub(crate) mod handover;
 mod heap;
 mod homing;
-mod live;
 mod locks;
 #[cfg(all(test, loom))]
 pub(crate) mod loom_access;
@@ -58,7 +55,7 @@ mod walk;
 mod writer;
 
 #[cfg(feature = "verbs")]
-pub(crate) use growth::Registrar;
+pub(crate) use budget::Registrar;
 pub use recover::{RecoverError, Recovered};
 pub use snapshot::{RestoreError, Restored};
 

@@ -7,9 +7,10 @@
 //! remove  erase the live slot -> let a displaced key come home into it
 //! ```
 
+use super::budget::Budget;
 use super::chains::Blocks;
 use super::counters::{Counters, count};
-use super::extents::{Budget, Extents};
+use super::extents::Extents;
 use super::grace::Grace;
 use super::moves::SlotWritten;
 use super::notes::Notes;

@@ -1,18 +1,19 @@
 //! Servers of tables that grow, which stop, or are killed at every store of a split, a merge, and a
 //! merge given up. The next server loses nothing, has nothing twice, leaks nothing, and goes on.
 
-use super::grace::Trace;
-use super::growth::{Driven, Growth};
-use super::recover::{RecoverError, Recovered};
-use super::segment::Segment;
-use super::share::PairRole;
-use super::tests::check_books;
-use super::walk::Walk;
-use super::{Index, Table, handover};
+use super::Growth;
+use super::pairs::Driven;
 use crate::clock::Clock;
 use crate::config::{Config, TableSize};
 use crate::families::presets;
 use crate::faults::Rule;
+use crate::index::grace::Trace;
+use crate::index::recover::{RecoverError, Recovered};
+use crate::index::segment::Segment;
+use crate::index::share::PairRole;
+use crate::index::tests::check_books;
+use crate::index::walk::Walk;
+use crate::index::{Index, Table, handover};
 use crate::layout::control::Phase;
 use crate::layout::geometry::{Geometry, SlotIx};
 use crate::layout::hash::Seeds;
@@ -29,7 +30,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 #[cfg(feature = "verbs")]
-use {super::growth::Registrar, crate::region::RegionError};
+use {crate::index::budget::Registrar, crate::region::RegionError};
 
 const GRACE: Duration = Duration::from_nanos(500);
 /// So many segments, and no more, have memory.
@@ -798,7 +799,7 @@ fn entries_are_there_before_the_directory_uses_them() {
 #[test]
 fn refusals_at_the_bound_are_cheap() {
     const PUTS: u64 = 4_000;
-    use super::refusals::tests::FAILED;
+    use crate::index::refusals::tests::FAILED;
     for layout in ["windowed:8", "windowed:16"] {
         let lived = Lived::of(config_of(layout.parse().unwrap(), 3, 512));
         let geometry = lived.index.geometry();

@@ -1,8 +1,8 @@
 //! The server's side of the directory: which segment has which keys, as readers are told.
 
-use super::recover::before_the_write;
-use super::undo::UndoLines;
-use super::writer::SlotWriter;
+use crate::index::recover::before_the_write;
+use crate::index::undo::UndoLines;
+use crate::index::writer::SlotWriter;
 #[cfg(feature = "verbs")]
 use crate::layout::chunk;
 use crate::layout::control::DIRECTORY_WORD;

@@ -3,14 +3,14 @@
 
 #![allow(unsafe_code)]
 
-use super::Segment;
+use crate::index::segment::Segment;
 use crossbeam_epoch::{Atomic, Guard, Owned};
 use std::sync::atomic::Ordering;
 
 /// The number of a segment's memory, which no thread of the server uses. Only who owns the segment can say
 /// so.
 #[derive(Debug)]
-pub(super) struct UnusedMemory(u32);
+pub(in crate::index) struct UnusedMemory(u32);
 
 impl UnusedMemory {
     pub fn of(segment: Segment) -> UnusedMemory {
@@ -24,7 +24,7 @@ impl UnusedMemory {
 
 /// Segments by the numbers of their memory.
 #[derive(Debug)]
-pub(super) struct LiveSegments(Box<[Atomic<Segment>]>);
+pub(in crate::index) struct LiveSegments(Box<[Atomic<Segment>]>);
 
 impl LiveSegments {
     pub fn new(segments_max: u64) -> LiveSegments {
@@ -75,12 +75,12 @@ impl Drop for LiveSegments {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::super::grace::Grace;
-    use super::super::share::KeyShare;
-    use super::super::undo::UndoLines;
     use super::*;
     use crate::clock::Clock;
     use crate::config::{Config, TableSize};
+    use crate::index::grace::Grace;
+    use crate::index::share::KeyShare;
+    use crate::index::undo::UndoLines;
     use crate::region::Region;
     use std::sync::atomic::AtomicU32;
     use std::sync::{Arc, mpsc};

@@ -1,0 +1,142 @@
+//! Changes and idle time take splits and merges on.
+
+use super::Growth;
+use super::pace::{
+    HOMES_PER_INSERT, HOMES_PER_REMOVE, HOMES_PER_TIDY, HURRY_AT, LOOK_EVERY, PAIRS_LOOKED_AT, PRESS_ON_AT,
+};
+use super::pairs::Driven;
+use crate::index::grace::WaitingTrace;
+use crate::index::segment::{Segment, WAITS_MAX};
+use crate::index::share::PairRole;
+use crate::sync::lock;
+use crossbeam_epoch::{self as epoch, Guard};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+impl Growth {
+    #[inline]
+    pub(super) fn after_insert(&self, segment: &Segment, guard: &Guard) {
+        let share = segment.share.get();
+        if share.role != PairRole::Whole && segment.len() >= self.share_of_design(HURRY_AT) {
+            self.drive_own(segment, guard);
+        } else if self.under_way.load(Relaxed) > 0 {
+            self.drive_oldest(guard, HOMES_PER_INSERT);
+        }
+        if share.role == PairRole::Whole
+            && segment.counters.mine().inserts.load(Relaxed).is_multiple_of(LOOK_EVERY)
+            && segment.len() >= self.split_at(share)
+            && !self.was_refused()
+        {
+            // A put that needs it says so.
+            let _ = self.begin_split(segment);
+        }
+    }
+
+    #[inline]
+    pub(super) fn after_remove(&self, segment: &Segment, guard: &Guard) {
+        let share = segment.share.get();
+        if self.under_way.load(Relaxed) > 0 {
+            self.drive_oldest(guard, HOMES_PER_REMOVE);
+        }
+        if share.role == PairRole::Whole
+            && share.depth > 0
+            && segment.counters.mine().removes.load(Relaxed).is_multiple_of(LOOK_EVERY)
+            && segment.len() < self.merge_at(share)
+        {
+            self.begin_merge(segment, guard, self.merge_at(share));
+        }
+    }
+
+    /// Takes the split on of a segment that is nearly full.
+    #[cold]
+    fn drive_own(&self, segment: &Segment, guard: &Guard) {
+        let Some(pair) = self.pair_of(segment) else { return };
+        self.drive(&pair, HOMES_PER_INSERT, guard);
+        if segment.len() >= self.share_of_design(PRESS_ON_AT) {
+            self.press_on(segment, guard);
+        }
+    }
+
+    /// Takes the oldest pair on that can go on. Returns whether there was one.
+    #[cold]
+    pub(super) fn drive_oldest(&self, guard: &Guard, homes: u32) -> bool {
+        let mut taken = 0;
+        for _ in 0..self.under_way.load(Relaxed).min(PAIRS_LOOKED_AT) {
+            let Some(pair) = lock(&self.pairs).queue.get(taken).cloned() else { return false };
+            match self.drive(&pair, homes, guard) {
+                Driven::On | Driven::Ended => return true,
+                Driven::Taken => taken += 1,
+                // One that waits holds up no other.
+                Driven::Waits => lock(&self.pairs).put_last(&pair),
+            }
+        }
+        false
+    }
+
+    /// Ends a split that inserts are about to overtake. This insert waits for ghosts to go where keys
+    /// cannot be moved.
+    #[cold]
+    fn press_on(&self, segment: &Segment, guard: &Guard) {
+        for _ in 0..WAITS_MAX {
+            let Some(pair) = self.pair_of(segment) else { return };
+            // This insert waits for it: no look is spared.
+            lock(&pair.state).spare = 0;
+            loop {
+                match self.drive(&pair, HOMES_PER_TIDY, guard) {
+                    Driven::On => {}
+                    Driven::Ended => return,
+                    Driven::Waits | Driven::Taken => break,
+                }
+            }
+            if !self.wait_for_grace() {
+                return;
+            }
+        }
+    }
+
+    /// Waits until all present traces are gone. `false` when there are none.
+    pub(super) fn wait_for_grace(&self) -> bool {
+        let Some(due_ns) = self.grace.last_due_ns() else { return false };
+        self.done.waits.fetch_add(1, Relaxed);
+        self.grace.clock().sleep_until(due_ns);
+        self.reap(usize::MAX);
+        true
+    }
+
+    /// Takes away up to `most` traces that are due.
+    #[inline]
+    pub fn reap(&self, most: usize) {
+        for _ in 0..most {
+            let Some((due_ns, waiting)) = self.grace.pop_due() else { return };
+            self.take_away(due_ns, waiting);
+        }
+    }
+
+    fn take_away(&self, due_ns: u64, waiting: WaitingTrace) {
+        let guard = epoch::pin();
+        let segment = self.live.get(waiting.memory, &guard);
+        // A segment that has been merged away took its traces with it.
+        if let Some(segment) = segment.filter(|s| s.geometry.incarnation() == waiting.incarnation) {
+            segment.take_away(due_ns, waiting.trace);
+        }
+    }
+
+    /// Takes away what is due and drives pairs on. Returns how long until there is more to do.
+    pub fn tidy(&self) -> Option<Duration> {
+        self.reap(usize::MAX);
+        let is_busy = self.under_way.load(Relaxed) > 0 && self.drive_oldest(&epoch::pin(), HOMES_PER_TIDY);
+        // Entries for the next doubling, a few at a time.
+        let filled = lock(&self.directory).fill();
+        if is_busy || filled.is_ok_and(|is_whole| !is_whole) {
+            return Some(Duration::ZERO);
+        }
+        /// What waits for room or for another thread is tried again.
+        const AGAIN: Duration = Duration::from_millis(1);
+        let next = self.grace.until_next();
+        if self.under_way.load(Relaxed) == 0 {
+            next
+        } else {
+            Some(next.map_or(AGAIN, |next| next.min(AGAIN)))
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Segments are made, and their memory is given back.
+
+use super::Growth;
+use super::pairs::NoSplit;
+use super::totals::{Refused, add_counts};
+use crate::faults::{Rule, by_rule};
+use crate::index::budget::Registrar;
+use crate::index::segment::Segment;
+use crate::index::share::KeyShare;
+use crate::layout::control::INCARNATIONS_WORD;
+use crate::layout::segment::Named;
+use crate::region::RegionError;
+use crate::sync::lock;
+use crossbeam_epoch::{self as epoch, Guard};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Weak};
+
+impl Growth {
+    /// From now on, memory is registered here before it is used.
+    #[cfg(feature = "verbs")]
+    pub fn register_with(&self, registrar: Weak<dyn Registrar>) {
+        lock(&self.directory).tell_no_keys();
+        if let Some(extents) = &self.extents {
+            extents.register_with(registrar.clone());
+        }
+        self.registrar.set(registrar).expect("a server starts once");
+    }
+
+    /// The blocks of the heap that have been used.
+    #[cfg(feature = "verbs")]
+    pub fn blocks_used(&self) -> Vec<u64> {
+        self.extents.as_ref().map_or_else(Vec::new, |extents| extents.blocks_used())
+    }
+
+    /// The pieces of memory that have segments.
+    #[cfg(feature = "verbs")]
+    pub fn memories(&self) -> Vec<u32> {
+        self.live.all(&epoch::pin()).map(|segment| segment.memory).collect()
+    }
+
+    /// Tells clients the remote key of a chunk.
+    #[cfg(feature = "verbs")]
+    pub fn tell_key(&self, chunk: u32, remote_key: u32) -> Result<(), RegionError> {
+        lock(&self.directory).tell_key(chunk, remote_key)
+    }
+
+    /// Takes memory and makes an empty segment in it, which nobody reads yet.
+    pub(super) fn make(&self, share: KeyShare) -> Result<Segment, RegionError> {
+        let memory = lock(&self.memory).take(self.geometry.segments_max()).ok_or(RegionError::NoRoom {
+            need: self.segment_bytes(),
+            left: 0,
+            of: "the most memory that this table may take".into(),
+        })?;
+        self.make_in(memory, share).inspect_err(|_| lock(&self.memory).put_bare(memory))
+    }
+
+    fn make_in(&self, memory: u32, share: KeyShare) -> Result<Segment, RegionError> {
+        if let Some(registrar) = self.registrar.get().and_then(Weak::upgrade) {
+            // E0
+            registrar.before_use(memory)?;
+        }
+        // E7: which use of the memory this is, is part of the CRC of every slot.
+        self.region.add(INCARNATIONS_WORD);
+        let incarnation = by_rule(Rule::SegmentUse, self.region.load(INCARNATIONS_WORD) as u32, 1);
+        let segment = self.part(Named { memory, incarnation }, share);
+        segment.make_all_slots()?;
+        Ok(segment)
+    }
+
+    /// Counts and logs that the system has refused memory, but logs not more often than every ten seconds.
+    #[cold]
+    pub(super) fn refused(&self, why: RegionError) -> NoSplit {
+        const APART_NS: u64 = 10_000_000_000;
+        let Refused { times, last_ns, told_ns } = &self.done.refused;
+        let now_ns = self.grace.clock().now_ns().max(1);
+        times.fetch_add(1, Relaxed);
+        last_ns.store(now_ns, Relaxed);
+        let told = told_ns.load(Relaxed);
+        if (told == 0 || now_ns.saturating_sub(told) >= APART_NS)
+            && told_ns.compare_exchange(told, now_ns, Relaxed, Relaxed).is_ok()
+        {
+            let times = times.load(Relaxed);
+            tracing::error!(%why, times, "the table cannot grow: no memory for another segment");
+        }
+        NoSplit::Memory
+    }
+
+    /// Whether it was refused a moment ago. Asking the system again would take each put a millisecond.
+    pub(super) fn was_refused(&self) -> bool {
+        const AGAIN_NS: u64 = 10_000_000;
+        let last_ns = self.done.refused.last_ns.load(Relaxed);
+        last_ns != 0 && self.grace.clock().now_ns().saturating_sub(last_ns) < AGAIN_NS
+    }
+
+    pub fn part(&self, named: Named, share: KeyShare) -> Segment {
+        let geometry = self.geometry.segment(named.memory, named.incarnation);
+        let (region, grace, undo) = (self.region.alias(), self.grace.clone(), self.undo.clone());
+        Segment::part(region, geometry, grace, undo, named.memory, share, self.extents.clone())
+    }
+
+    /// The memory of a segment that is merged may be used again, or given back, when no thread of this
+    /// server uses the segment any more (E7).
+    pub(super) fn retire(&self, segment: &Segment, guard: &Guard) {
+        let memory = segment.memory;
+        add_counts(&mut lock(&self.done.gone), &segment.counts());
+        let (pieces, region) = (Arc::clone(&self.memory), self.region.alias());
+        let first = self.geometry.slot_offset(self.geometry.segment_first(memory));
+        let bytes = first..first + self.segment_bytes();
+        // Threads that still have the segment may be about to take a trace away in it.
+        self.live.remove(memory, guard, move |memory| lock(&pieces).put(memory, || region.give_back(bytes)));
+        guard.flush();
+    }
+
+    /// The pieces of memory that no segment has.
+    #[cfg(all(test, feature = "sim", not(loom)))]
+    pub(super) fn memory_left(&self) -> Vec<u32> {
+        let memory = lock(&self.memory);
+        let never = memory.used..self.geometry.segments_max() as u32;
+        memory.free.iter().chain(&memory.bare).copied().chain(never).collect()
+    }
+}

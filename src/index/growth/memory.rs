@@ -1,0 +1,98 @@
+//! The memory that no segment has.
+
+use super::live::UnusedMemory;
+use crate::index::budget::Budget;
+use crate::layout::geometry::Geometry;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// Free pieces of memory that are kept for the next splits.
+pub(super) const KEPT_FREE: usize = 2;
+
+/// Memory that no segment has.
+#[derive(Debug)]
+pub(super) struct FreeMemory {
+    /// What segments and extents may take together.
+    budget: Arc<Budget>,
+    /// Bytes of a piece.
+    piece_bytes: u64,
+    /// Pieces that have memory behind them.
+    pub(super) free: Vec<u32>,
+    /// Pieces given back to the system.
+    pub(super) bare: Vec<u32>,
+    /// Pieces ever used.
+    pub(super) used: u32,
+    pub(super) bytes_returned: u64,
+    /// The server has ended. What is still to come back is the next one's.
+    pub(super) closed: bool,
+}
+
+impl FreeMemory {
+    pub(super) fn new(geometry: &Geometry, budget: &Arc<Budget>) -> FreeMemory {
+        let (budget, piece_bytes) = (Arc::clone(budget), geometry.slots() * geometry.shape().bytes() as u64);
+        let (free, bare) = (Vec::new(), Vec::new());
+        FreeMemory { budget, piece_bytes, free, bare, used: 0, bytes_returned: 0, closed: false }
+    }
+
+    /// The last server left these segments. `give_back` hears which pieces are free between them, and says
+    /// whether the system has taken their memory.
+    pub(super) fn left(
+        &mut self,
+        segments: &BTreeSet<u32>,
+        give_back: impl Fn(std::ops::Range<u32>) -> bool,
+    ) {
+        for &memory in segments {
+            let between = std::mem::replace(&mut self.used, memory + 1)..memory;
+            let is_bare = between.is_empty() || give_back(between.clone());
+            if is_bare { &mut self.bare } else { &mut self.free }.extend(between);
+        }
+        let taken = segments.len() + self.free.len();
+        self.budget.have(taken as u64 * self.piece_bytes);
+    }
+
+    pub(super) fn has_any(&self, segments_max: u64) -> bool {
+        let has_piece = !self.bare.is_empty() || u64::from(self.used) < segments_max;
+        !self.free.is_empty() || has_piece && self.budget.has(self.piece_bytes)
+    }
+
+    pub(super) fn take(&mut self, segments_max: u64) -> Option<u32> {
+        if let Some(memory) = self.free.pop() {
+            return Some(memory);
+        }
+        if !self.has_any(segments_max) || !self.budget.take(self.piece_bytes) {
+            return None;
+        }
+        self.bare.pop().or_else(|| {
+            self.used += 1;
+            Some(self.used - 1)
+        })
+    }
+
+    /// A piece has no memory behind it.
+    pub(super) fn put_bare(&mut self, memory: u32) {
+        self.budget.give(self.piece_bytes);
+        self.bare.push(memory);
+    }
+
+    /// Takes a piece back, with its memory.
+    pub(super) fn keep(&mut self, memory: UnusedMemory) {
+        self.free.push(memory.number());
+    }
+
+    /// Takes a piece back. Gives its memory to the system if enough is free, where that is possible.
+    pub(super) fn put(&mut self, memory: UnusedMemory, give_back: impl FnOnce() -> Option<u64>) {
+        if self.closed {
+            return;
+        }
+        if self.free.len() < KEPT_FREE {
+            return self.keep(memory);
+        }
+        match give_back() {
+            None => self.keep(memory),
+            Some(bytes) => {
+                self.bytes_returned += bytes;
+                self.put_bare(memory.number());
+            }
+        }
+    }
+}

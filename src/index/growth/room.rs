@@ -1,0 +1,103 @@
+//! A put that finds no room in its segment.
+
+use super::Growth;
+use super::pace::{HOMES_PER_TIDY, SPLIT_WAITS_MAX, TRIES_MAX};
+use super::pairs::{Driven, NoSplit};
+use crate::index::refusals::NoPath;
+use crate::index::segment::{Segment, WAITS_MAX};
+use crate::layout::hash::Hashed;
+use crate::outcome::PutError;
+use crate::sync::lock;
+use crossbeam_epoch::Guard;
+use std::time::Duration;
+
+/// How a put that found no room waits for it.
+#[derive(Debug, Default)]
+pub(super) struct RoomWait {
+    waits: u32,
+    /// Waits for another thread.
+    naps: u32,
+    /// It would wait in vain: no slot of the segment is free, or another put waited a moment ago.
+    is_vain: bool,
+    /// What the last search in the segment was, if another one follows.
+    next: Option<NoPath>,
+    searched: Option<NoPath>,
+}
+
+impl RoomWait {
+    /// There was no room for a key in this segment, which cannot be split now.
+    #[cold]
+    pub(super) fn begin(&mut self, growth: &Growth, segment: &Segment, key: Hashed<'_>, no_split: &NoSplit) {
+        let NoPath { from, room_made } = NoPath::of(&segment.geometry, key, segment.counters.room_made());
+        let from = from ^ u64::from(segment.memory) << 32 ^ u64::from(segment.geometry.incarnation());
+        let now = NoPath { from, room_made };
+        // Room that was made since the search began is not missed: it was counted before.
+        self.searched = self.next.replace(now).filter(|&before| before == now);
+        self.is_vain = !no_split.is_busy()
+            && (segment.has_no_free_slot()
+                || growth.refusals.know(now)
+                || segment.vain.are_many(segment.room_made_or_left()));
+    }
+}
+
+impl Growth {
+    /// Makes room in a segment that has none for a key, by a split. Returns why that is not possible
+    /// now.
+    #[cold]
+    pub(super) fn make_room(&self, segment: &Segment, guard: &Guard) -> Option<NoSplit> {
+        let Some(pair) = self.pair_of(segment) else {
+            // Memory of a segment that was merged need not be asked for.
+            let is_refused = self.was_refused() && lock(&self.memory).free.is_empty();
+            return if is_refused { Some(NoSplit::Memory) } else { self.begin_split(segment).err() };
+        };
+        self.give_up_merge(&pair, segment);
+        // A put waits for it: no look is spared.
+        lock(&pair.state).spare = 0;
+        matches!(self.drive(&pair, HOMES_PER_TIDY, guard), Driven::Waits | Driven::Taken)
+            .then_some(NoSplit::Busy)
+    }
+
+    /// Waits for ghosts to go, which lets keys make room, if there is no other way.
+    #[cold]
+    pub(super) fn wait_for_room(&self, no_split: NoSplit, wait: &mut RoomWait) -> Result<(), PutError> {
+        /// The other thread may be waiting for the disk of a region file, or for the CPU.
+        const NAPS_MAX: u32 = if cfg!(feature = "sim") { 50 } else { TRIES_MAX };
+        if matches!(no_split, NoSplit::Making) && !cfg!(feature = "sim") {
+            // As long as it takes: it may be registering memory, or waiting for a disk.
+            drop(lock(&self.making));
+            return Ok(());
+        }
+        let is_busy = no_split.is_busy();
+        if !wait.is_vain && wait.waits < if is_busy { SPLIT_WAITS_MAX } else { WAITS_MAX } {
+            if self.wait_for_grace() {
+                wait.waits += 1;
+                return Ok(());
+            }
+            if is_busy && wait.naps < NAPS_MAX {
+                // Another thread is at it.
+                wait.naps += u32::from(self.grace.until_next().is_none());
+                std::thread::sleep(Duration::from_micros(50));
+                return Ok(());
+            }
+        }
+        if let Some(searched) = wait.searched {
+            self.refusals.remember(searched);
+        }
+        let counts = self.counts();
+        match no_split {
+            NoSplit::Busy | NoSplit::Making | NoSplit::Limit => {
+                Err(PutError::Full { keys: counts.keys, slots: counts.slots, bytes_max: 0, heap_bytes: 0 })
+            }
+            NoSplit::Bound => {
+                let heap = self.extents.as_ref().map(|extents| extents.counts()).unwrap_or_default();
+                Err(PutError::Full {
+                    keys: counts.keys,
+                    slots: counts.slots,
+                    bytes_max: self.geometry.slots_end(),
+                    heap_bytes: heap.open_blocks * heap.block_bytes,
+                })
+            }
+            NoSplit::Memory => Err(PutError::NoMemory { keys: counts.keys, bytes: self.segment_bytes() }),
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Which segment has a key; and changes, in the segment that has it.
+
+use super::Growth;
+use super::directory::place_of;
+use super::pace::TRIES_MAX;
+use super::room::RoomWait;
+use crate::faults::{Rule, obey};
+use crate::index::segment::{REAP_MAX, Segment, Stop, check_lengths, check_stored};
+use crate::index::share::{KeyShare, PairRole};
+use crate::layout::extent::Expected;
+use crate::layout::hash::{First, Hashed};
+use crate::layout::segment::{self};
+use crate::layout::slot::Stored;
+use crate::outcome::{PutError, PutMode, PutOutcome, SwapOutcome};
+use crate::sync::{lock, yield_now};
+use crossbeam_epoch::{self as epoch, Guard};
+use std::time::Duration;
+
+impl Growth {
+    /// The segment with this directory hash and its share; while it shares its keys, the parent with its
+    /// share, and the child.
+    pub fn pair_at<'g>(
+        &'g self,
+        directory: u32,
+        guard: &'g Guard,
+    ) -> (&'g Segment, KeyShare, Option<&'g Segment>) {
+        // Shares and entries change under this lock.
+        let pairs = lock(&self.pairs);
+        let has = |segment: &&Segment| {
+            let share = segment.share.get();
+            share.role != PairRole::Gone && share.covers(directory)
+        };
+        let named = segment::memory(place_of(&self.region, &self.geometry, directory));
+        let named = self.live.get(named, guard).filter(has);
+        // The region may be damaged.
+        let segment = named.or_else(|| self.live.all(guard).find(has)).expect("some segment has each key");
+        let pair = pairs.by_memory.get(&segment.memory).map(|pair| [pair.parent, pair.child]);
+        match pair.map(|both| both.map(|memory| self.live.get(memory, guard))) {
+            Some([Some(parent), Some(child)]) => (parent, parent.share.get(), Some(child)),
+            _ => (segment, segment.share.get(), None),
+        }
+    }
+
+    /// The segment that has a key now. It may have left when the segment is locked.
+    #[inline]
+    pub(super) fn find<'g>(&'g self, key: Hashed<'_>, guard: &'g Guard) -> Option<&'g Segment> {
+        let directory = key.first().directory();
+        let place = place_of(&self.region, &self.geometry, directory);
+        let has = |memory| self.live.get(memory, guard).filter(|s| s.share.has(directory, key.home()));
+        has(segment::memory(place)).or_else(|| has(segment::other_memory(place)))
+    }
+
+    /// Does something in the segment that has the key, wherever it goes meanwhile. `done` hears which
+    /// segment that was.
+    #[inline]
+    fn in_segment<R>(
+        &self,
+        key: Hashed<'_>,
+        act: impl Fn(&Segment) -> Result<R, Stop>,
+        done: impl Fn(&Segment, &R, &Guard),
+    ) -> Result<R, PutError> {
+        let mut wait = RoomWait::default();
+        for tried in 0..TRIES_MAX {
+            give_way(tried);
+            let guard = epoch::pin();
+            let Some(segment) = self.find(key, &guard) else { continue };
+            match act(segment) {
+                Ok(result) => {
+                    done(segment, &result, &guard);
+                    return Ok(result);
+                }
+                Err(Stop::Elsewhere) => {}
+                Err(Stop::Refused(error)) => return Err(error),
+                Err(Stop::NoRoom) => {
+                    let Some(no_split) = self.make_room(segment, &guard) else { continue };
+                    wait.begin(self, segment, key, &no_split);
+                    drop(guard);
+                    if let Err(error) = self.wait_for_room(no_split, &mut wait) {
+                        return obey(Rule::LastLook, || self.last_look(key, &act, &done)).ok_or(error);
+                    }
+                }
+            }
+        }
+        Err(PutError::Busy { rounds: TRIES_MAX })
+    }
+
+    /// L6: before a put is refused.
+    #[cold]
+    #[inline(never)]
+    fn last_look<R>(
+        &self,
+        key: Hashed<'_>,
+        act: &impl Fn(&Segment) -> Result<R, Stop>,
+        done: &impl Fn(&Segment, &R, &Guard),
+    ) -> Option<R> {
+        for tried in 0..TRIES_MAX {
+            give_way(tried);
+            let guard = epoch::pin();
+            let Some(segment) = self.find(key, &guard) else { continue };
+            match act(segment) {
+                Ok(result) => {
+                    done(segment, &result, &guard);
+                    return Some(result);
+                }
+                Err(Stop::Elsewhere) => {}
+                Err(_) => return None,
+            }
+        }
+        None
+    }
+
+    pub fn put(&self, key: &[u8], value: Stored<'_>, mode: PutMode) -> Result<PutOutcome, PutError> {
+        check_stored(&self.geometry, key, value)?;
+        self.reap(REAP_MAX);
+        let key = self.geometry.hashed(key);
+        self.in_segment(
+            key,
+            |segment| segment.put_hashed(key, value, mode),
+            |segment, outcome, guard| {
+                if *outcome == PutOutcome::Inserted {
+                    self.after_insert(segment, guard);
+                }
+            },
+        )
+    }
+
+    pub fn compare_and_swap(
+        &self,
+        key: &[u8],
+        expected: Expected<'_>,
+        value: Stored<'_>,
+    ) -> Result<SwapOutcome, PutError> {
+        check_lengths(&self.geometry, key, expected.bytes())?;
+        check_stored(&self.geometry, key, value)?;
+        self.reap(REAP_MAX);
+        let key = self.geometry.hashed(key);
+        self.in_segment(key, |segment| segment.swap_hashed(key, expected, value), |_, _, _| {})
+    }
+
+    pub fn remove(&self, key: &[u8]) -> Result<bool, PutError> {
+        check_lengths(&self.geometry, key, &[])?;
+        self.reap(REAP_MAX);
+        let key = self.geometry.hashed(key);
+        self.in_segment(
+            key,
+            |segment| segment.remove_hashed(key),
+            |segment, was_there, guard| {
+                if *was_there {
+                    self.after_remove(segment, guard);
+                }
+            },
+        )
+    }
+
+    /// Does something in the segment that has the keys with this hash, or in both of the pair that has
+    /// them.
+    pub fn with_segment_of<R>(&self, hash: First, act: impl Fn(&Segment) -> Option<R>) -> Option<R> {
+        let guard = epoch::pin();
+        let (segment, _, child) = self.pair_at(hash.directory(), &guard);
+        act(segment).or_else(|| child.and_then(&act))
+    }
+}
+
+/// Lets another thread go on that may have been stopped in the middle of a split or merge: its keys are nowhere
+/// for so long. The more often, the longer: some 10 s for all of [`TRIES_MAX`].
+#[inline]
+pub(super) fn give_way(tried: u32) {
+    /// The model checker would try every number of tries.
+    const AT_ONCE: u32 = if cfg!(loom) { 1 } else { 16 };
+    match tried {
+        0..AT_ONCE => {}
+        AT_ONCE..1_000 => yield_now(),
+        _ => std::thread::sleep(Duration::from_millis(1)),
+    }
+}

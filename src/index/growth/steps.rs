@@ -1,0 +1,302 @@
+//! A split or merge, from its first entry of the directory to its last.
+
+use super::Growth;
+use super::carry::{Carried, has_come};
+use super::directory::{Directory, place_of};
+use super::live::UnusedMemory;
+use super::pace::{GIVE_UP_AT, LOOKS_SPARED_MAX, MERGE_AT, SHRINK_TO, SPLIT_AT};
+use super::pairs::{Driven, NoSplit, Pair, PairState, Pairs, Toward};
+use crate::faults::{Rule, disobey, kept, obey};
+use crate::index::segment::{Segment, design_percents};
+use crate::index::share::{KeyShare, PairRole};
+use crate::index::stripes::Locked;
+use crate::layout::segment::{self, DirectoryEntry, HomeState, Named, Pending, directory_bits_max};
+use crate::sync::{Mutex, lock, try_lock};
+use crossbeam_epoch::{self as epoch, Guard};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+impl Growth {
+    pub(super) fn pair_of(&self, segment: &Segment) -> Option<Arc<Pair>> {
+        lock(&self.pairs).by_memory.get(&segment.memory).cloned()
+    }
+
+    /// So many hundredths of the keys for which a segment is meant.
+    pub(super) fn share_of_design(&self, hundredths: u64) -> u64 {
+        design_percents(&self.geometry) * hundredths / 10_000
+    }
+
+    /// With how many keys a segment is split.
+    pub(super) fn split_at(&self, share: KeyShare) -> u64 {
+        self.spread(SPLIT_AT, share.prefix, share.depth)
+    }
+
+    /// With how many keys in both, two segments of this depth are merged.
+    pub(super) fn merge_at(&self, share: KeyShare) -> u64 {
+        self.spread(MERGE_AT, share.prefix & segment::low(share.depth - 1), share.depth - 1)
+    }
+
+    /// So many keys as suit a segment with this prefix, out of a range in hundredths of the design.
+    fn spread(&self, range: std::ops::Range<u64>, prefix: u32, depth: u32) -> u64 {
+        let (low, high) = (self.share_of_design(range.start), self.share_of_design(range.end));
+        low + (((high - low) * u64::from(prefix)) >> depth)
+    }
+
+    /// Begins to split a segment.
+    pub(super) fn begin_split(&self, parent: &Segment) -> Result<(), NoSplit> {
+        let share = parent.share.get();
+        if share.role != PairRole::Whole || !parent.is_settled() {
+            return Err(NoSplit::Busy);
+        }
+        if share.depth >= directory_bits_max(&self.geometry) {
+            return Err(NoSplit::Limit);
+        }
+        let Some(_making) = try_lock(&self.making) else { return Err(NoSplit::Making) };
+        if parent.share.get() != share {
+            return Err(NoSplit::Busy);
+        }
+        if !lock(&self.memory).has_any(self.geometry.segments_max()) {
+            return Err(NoSplit::Bound);
+        }
+        let of_child = KeyShare {
+            prefix: share.prefix | 1 << share.depth,
+            depth: share.depth + 1,
+            role: PairRole::Child,
+        };
+        let child = self.make(of_child).map_err(|why| self.refused(why))?;
+        child.share.begin(of_child, true);
+        let named = child.named();
+        let unused = |child, no_split| {
+            lock(&self.memory).keep(UnusedMemory::of(child));
+            Err(no_split)
+        };
+        let mut pairs = lock(&self.pairs);
+        // Another thread may have been quicker.
+        if parent.share.get() != share || pairs.by_memory.contains_key(&parent.memory) || !parent.is_settled()
+        {
+            return unused(child, NoSplit::Busy);
+        }
+        let mut directory = lock(&self.directory);
+        // E1
+        match directory.deepen(share.depth + 1) {
+            Ok(true) => {}
+            Ok(false) => return unused(child, NoSplit::Limit),
+            Err(why) => return unused(child, self.refused(why)),
+        }
+        self.live.insert(child);
+        parent.share.begin(KeyShare { role: PairRole::Parent, ..share }, false);
+        // E2: every entry names the child before a key goes there.
+        let pending = Pending::Child(named);
+        directory.set(
+            share.prefix,
+            share.depth,
+            DirectoryEntry { segment: parent.named(), depth: share.depth, pending },
+        );
+        self.insert_pair(&mut pairs, parent.memory, named.memory, Toward::Child);
+        disobey(Rule::DirectoryLast, || self.name_both(&mut directory, parent, named, share));
+        Ok(())
+    }
+
+    /// Begins to merge a segment and its sibling, if both have fewer keys than this together.
+    pub(super) fn begin_merge(&self, one: &Segment, guard: &Guard, keys_max: u64) -> bool {
+        let share = one.share.get();
+        let Some(depth) = share.depth.checked_sub(1) else { return false };
+        let sibling = share.prefix ^ 1 << depth;
+        let place = place_of(&self.region, &self.geometry, sibling);
+        let Some(other) = self.live.get(segment::memory(place), guard) else { return false };
+        let (parent, child) = if share.prefix >> depth & 1 == 0 { (one, other) } else { (other, one) };
+        let mut pairs = lock(&self.pairs);
+        let are_whole = [(one, share.prefix), (other, sibling)].into_iter().all(|(segment, prefix)| {
+            segment.share.get() == KeyShare { prefix, depth: share.depth, role: PairRole::Whole }
+                && segment.is_settled()
+                && !pairs.by_memory.contains_key(&segment.memory)
+        });
+        if !are_whole || one.len() + other.len() >= keys_max {
+            return false;
+        }
+        child.share.begin(KeyShare { role: PairRole::Child, ..child.share.get() }, false);
+        parent.share.begin(KeyShare { depth, role: PairRole::Parent, ..parent.share.get() }, true);
+        let pending = Pending::Parent(parent.named());
+        let entry = DirectoryEntry { segment: child.named(), depth: share.depth, pending };
+        lock(&self.directory).set(child.share.get().prefix, share.depth, entry);
+        self.insert_pair(&mut pairs, parent.memory, child.memory, Toward::Parent);
+        true
+    }
+
+    /// Gives a merge up into whose parent no key fits any more.
+    pub(super) fn give_up_merge(&self, pair: &Pair, full: &Segment) {
+        if full.memory == pair.parent {
+            let mut state = lock(&pair.state);
+            self.turn_back(&mut state);
+        }
+    }
+
+    pub(super) fn turn_back(&self, state: &mut PairState) {
+        if state.toward == Toward::Parent && !state.has_ended {
+            *state = PairState::new(Toward::Back);
+            self.done.given_up.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Begins every merge that leaves a segment with at most [`SHRINK_TO`]. Returns how many.
+    pub fn shrink(&self) -> u64 {
+        let guard = epoch::pin();
+        let keys_max = self.share_of_design(SHRINK_TO);
+        self.live.all(&guard).filter(|segment| self.begin_merge(segment, &guard, keys_max)).count() as u64
+    }
+
+    /// Takes a pair on by up to so many homes.
+    pub(super) fn drive(&self, pair: &Pair, homes: u32, guard: &Guard) -> Driven {
+        let Some(mut state) = try_lock(&pair.state) else { return Driven::Taken };
+        // L9: its segments may be another pair by now.
+        if !kept(Rule::PairEnds, || !state.has_ended) {
+            return Driven::Ended;
+        }
+        let [Some(parent), Some(child)] =
+            [pair.parent, pair.child].map(|memory| self.live.get(memory, guard))
+        else {
+            return Driven::Ended;
+        };
+        if let Some(fewer) = state.spare.checked_sub(1) {
+            state.spare = fewer;
+            return Driven::Waits;
+        }
+        let all = self.geometry.homes();
+        for _ in 0..homes {
+            if state.toward == Toward::Parent && parent.len() > self.share_of_design(GIVE_UP_AT) {
+                self.turn_back(&mut state);
+            }
+            let to_child = state.toward != Toward::Parent;
+            let Some(home) = state.next_home(all, |home| child.share.is_away(home) != to_child) else {
+                state.in_vain = 0;
+                if !state.left.is_empty() {
+                    state.spared = (2 * state.spared + 1).clamp(0, LOOKS_SPARED_MAX);
+                    state.spare = state.spared;
+                    return Driven::Waits;
+                }
+                return self.finish(parent, child, &mut state, guard);
+            };
+            let carried = match state.toward {
+                Toward::Child => self.split_home(parent, child, home, false),
+                Toward::Parent => self.merge_home(parent, child, home),
+                Toward::Back => self.split_home(parent, child, home, true),
+            };
+            match carried {
+                Carried::All(keys) => {
+                    self.done.moved.fetch_add(keys, Relaxed);
+                    (state.in_vain, state.spared) = (0, 0);
+                }
+                Carried::NoRoom if state.toward == Toward::Parent => self.turn_back(&mut state),
+                Carried::NoRoom | Carried::Stuck => {
+                    state.left.push_back(home);
+                    state.in_vain += 1;
+                }
+            }
+        }
+        Driven::On
+    }
+
+    /// E3: the keys of a home that belong into the child go there. E6: `back`, after they had been merged.
+    fn split_home(&self, parent: &Segment, child: &Segment, home: u64, back: bool) -> Carried {
+        let depth = parent.share.get().depth;
+        let raised = HomeState { depth: depth + 1, merged: false };
+        let raise = |locked: &mut Locked<'_>| parent.set_home_state(locked, home, raised);
+        parent.carry(
+            child,
+            home,
+            |key| key.first().directory() >> depth & 1 == 1,
+            Rule::DepthFirst,
+            |locked| {
+                if !back {
+                    return raise(locked);
+                }
+                parent.settled(locked, home);
+                obey(Rule::DepthBack, || raise(locked));
+            },
+            |_| {
+                has_come(child, parent, home);
+                if back {
+                    child.settle_later(home, Rule::MarkStays);
+                }
+            },
+        )
+    }
+
+    /// E4: the keys of a home go into the parent.
+    fn merge_home(&self, parent: &Segment, child: &Segment, home: u64) -> Carried {
+        let marked = HomeState { depth: child.share.get().depth, merged: true };
+        child.carry(
+            parent,
+            home,
+            |_| true,
+            Rule::MarkFirst,
+            |locked| child.set_home_state(locked, home, marked),
+            |_| {
+                has_come(parent, child, home);
+                // E5
+                parent.settle_later(home, Rule::DepthStays);
+            },
+        )
+    }
+
+    /// Ends a split or merge: the directory says what is so.
+    fn finish(&self, parent: &Segment, child: &Segment, state: &mut PairState, guard: &Guard) -> Driven {
+        let toward = state.toward;
+        // E6: until then a client may see a home marked whose keys are back.
+        if toward == Toward::Back && !child.is_settled() {
+            return Driven::Waits;
+        }
+        // E2: every home has gone.
+        let (homes, is_merge) = (self.geometry.homes(), toward == Toward::Parent);
+        if child.share.homes_away() != if is_merge { homes } else { 0 } {
+            *state = PairState::new(toward);
+            return Driven::On;
+        }
+        let (share, named) = (parent.share.get(), child.named());
+        let mut pairs = lock(&self.pairs);
+        let mut directory = lock(&self.directory);
+        if toward == Toward::Parent {
+            // E2
+            let entry =
+                DirectoryEntry { segment: parent.named(), depth: share.depth, pending: Pending::Nothing };
+            directory.set(share.prefix, share.depth, entry);
+            child.share.set(KeyShare { role: PairRole::Gone, ..child.share.get() });
+            parent.share.set(KeyShare { role: PairRole::Whole, ..share });
+            self.done.merges.fetch_add(1, Relaxed);
+        } else {
+            // E2
+            self.name_both(&mut directory, parent, named, share);
+            child.share.set(KeyShare { role: PairRole::Whole, ..child.share.get() });
+            parent.share.set(KeyShare { depth: share.depth + 1, role: PairRole::Whole, ..share });
+            self.done.splits.fetch_add(u64::from(toward == Toward::Child), Relaxed);
+        }
+        for memory in [parent.memory, child.memory] {
+            pairs.by_memory.remove(&memory);
+        }
+        pairs.queue.retain(|pair| pair.parent != parent.memory);
+        state.has_ended = true;
+        self.under_way.store(pairs.queue.len() as u64, Relaxed);
+        drop((pairs, directory));
+        if toward == Toward::Parent {
+            self.retire(child, guard);
+        }
+        Driven::Ended
+    }
+
+    pub(super) fn insert_pair(&self, pairs: &mut Pairs, parent: u32, child: u32, toward: Toward) {
+        let pair = Arc::new(Pair { parent, child, state: Mutex::new(PairState::new(toward)) });
+        for memory in [parent, child] {
+            pairs.by_memory.insert(memory, Arc::clone(&pair));
+        }
+        pairs.queue.push_back(pair);
+        self.under_way.store(pairs.queue.len() as u64, Relaxed);
+    }
+
+    /// The directory names parent and child for their keys. `share` is the parent's.
+    fn name_both(&self, directory: &mut Directory, parent: &Segment, child: Named, share: KeyShare) {
+        for (prefix, segment) in [(share.prefix | 1 << share.depth, child), (share.prefix, parent.named())] {
+            let depth = share.depth + 1;
+            directory.set(prefix, depth, DirectoryEntry { segment, depth, pending: Pending::Nothing });
+        }
+    }
+}

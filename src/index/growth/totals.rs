@@ -1,0 +1,37 @@
+//! What splits and merges did, and what the system refused.
+
+use crate::outcome::IndexCounts;
+use crate::sync::Mutex;
+use std::sync::atomic::AtomicU64;
+
+/// Counts of splits and merges, and of what segments did that are gone.
+#[derive(Debug, Default)]
+pub(super) struct SplitTotals {
+    pub(super) splits: AtomicU64,
+    pub(super) merges: AtomicU64,
+    pub(super) given_up: AtomicU64,
+    pub(super) moved: AtomicU64,
+    /// Waits of puts, which may have been for several segments.
+    pub(super) waits: AtomicU64,
+    pub(super) gone: Mutex<IndexCounts>,
+    pub(super) refused: Refused,
+}
+
+/// What the system refused.
+#[derive(Debug, Default)]
+pub(super) struct Refused {
+    pub(super) times: AtomicU64,
+    pub(super) last_ns: AtomicU64,
+    /// When the log last heard of it.
+    pub(super) told_ns: AtomicU64,
+}
+
+/// Adds what was done; what there is now is not added.
+pub(super) fn add_counts(sum: &mut IndexCounts, more: &IndexCounts) {
+    sum.inserts += more.inserts;
+    sum.updates += more.updates;
+    sum.removes += more.removes;
+    sum.moves += more.moves;
+    sum.homings += more.homings;
+    sum.waits += more.waits;
+}

@@ -1,0 +1,163 @@
+use super::Growth;
+use super::live::UnusedMemory;
+use super::memory::{FreeMemory, KEPT_FREE};
+use super::pairs::Driven;
+use crate::clock::Clock;
+use crate::config::{Config, TableSize};
+use crate::index::budget::Budget;
+use crate::index::grace::{Trace, WaitingTrace};
+use crate::index::share::KeyShare;
+use crate::layout::segment::Named;
+use crate::region::Region;
+use crate::start::Start;
+use crate::sync::lock;
+use crossbeam_epoch as epoch;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// After a takeover, the memory between segments counts as taken only where the system has not taken it
+/// back. There it is taken again without more memory; then the rest is.
+#[test]
+fn the_budget_counts_memory_that_was_left() {
+    let size = TableSize::Growing { bytes_max: 1 << 20, segment_slots: Some(64) };
+    let geometry = Config { size, ..Config::short() }.geometry().unwrap();
+    let bytes = geometry.slots() * geometry.shape().bytes() as u64;
+    for (segments, free) in
+        [(vec![0], vec![]), (vec![0, 1], vec![]), (vec![0, 3, 5], vec![1, 2, 4]), (vec![4], vec![0, 1, 2, 3])]
+    {
+        for is_kept in [false, true] {
+            let budget = Budget::new(8 * bytes);
+            let mut memory = FreeMemory::new(&geometry, &budget);
+            let told = std::cell::RefCell::new(Vec::new());
+            memory.left(&segments.iter().copied().collect(), |pieces| {
+                told.borrow_mut().extend(pieces);
+                !is_kept
+            });
+            let what = format!("{segments:?}, kept: {is_kept}");
+            assert_eq!(*told.borrow(), free, "{what}");
+            let taken = segments.len() + if is_kept { free.len() } else { 0 };
+            let left = (8 - taken as u64) * bytes;
+            assert!(budget.has(left) && !budget.has(left + 1), "{what}");
+            let mut again: Vec<u32> = (0..free.len()).filter_map(|_| memory.take(100)).collect();
+            again.sort_unstable();
+            assert_eq!(again, free, "{what}");
+            let left = (8 - segments.len() - free.len()) as u64 * bytes;
+            assert!(budget.has(left) && !budget.has(left + 1), "{what}");
+            let more: Vec<u32> = std::iter::from_fn(|| memory.take(100)).collect();
+            assert_eq!(more, (segments.last().unwrap() + 1..8).collect::<Vec<_>>(), "{what}");
+            assert!(!budget.has(1) && !memory.has_any(100), "{what}");
+        }
+    }
+}
+
+/// A table of a few slots a segment, and its clock.
+fn growing(bytes_max: u64) -> (Growth, Clock) {
+    let size = TableSize::Growing { bytes_max, segment_slots: Some(64) };
+    let geometry = Config { size, ..Config::short() }.geometry().unwrap();
+    let (region, clock) = (Region::private(geometry.region_bytes()), Clock::manual());
+    (Growth::create_unready(region, geometry, clock.clone(), &Start::default()).unwrap(), clock)
+}
+
+/// When there is more to do: at once while the directory's next half is not whole; a moment later while a pair
+/// waits for another thread, though no trace is due; and never when all is done.
+#[cfg(feature = "sim")]
+#[test]
+fn tidy_says_when_to_come_again() {
+    let (growth, _clock) = growing(1 << 20);
+    assert_eq!((0..4).map(|_| growth.tidy()).next_back(), Some(None));
+    growth.split(b"a key");
+    let pair = lock(&growth.pairs).queue[0].clone();
+    let taken = lock(&pair.state);
+    assert_eq!(growth.tidy(), Some(Duration::from_millis(1)));
+    drop(taken);
+    growth.drive_on(u32::MAX);
+    // The directory has 128 entries then, and the next half as many, of which a step writes 64.
+    for _ in 1..7 {
+        growth.split(b"a key");
+        growth.drive_on(u32::MAX);
+    }
+    let waits: Vec<_> = (0..3).map(|_| growth.tidy()).collect();
+    assert_eq!(waits, [Some(Duration::ZERO), None, None]);
+    assert_eq!((growth.growth_counts().depth, lock(&growth.directory).fill().ok()), (7, Some(true)));
+}
+
+/// A split that waits holds up no other.
+#[cfg(feature = "sim")]
+#[test]
+fn a_pair_that_waits_is_put_last() {
+    let (growth, _clock) = growing(1 << 20);
+    growth.split(b"a key");
+    growth.drive_on(u32::MAX);
+    let guard = epoch::pin();
+    for memory in [0, 1] {
+        growth.begin_split(growth.live.get(memory, &guard).unwrap()).unwrap();
+    }
+    let first = lock(&growth.pairs).queue[0].clone();
+    lock(&first.state).spare = u32::MAX;
+    for _ in 0..growth.geometry.homes() {
+        growth.tidy();
+    }
+    let counts = growth.growth_counts();
+    assert_eq!((counts.splits, counts.splitting), (2, 1), "{counts:?}");
+    lock(&first.state).spare = 0;
+    growth.drive_on(u32::MAX);
+    assert_eq!(growth.growth_counts().splitting, 0);
+}
+
+/// A put finds its segment full, and finds the merge in which that is the parent. It loses the CPU until the merge
+/// has ended, and the same two segments are a pair again: it gives nothing up.
+#[cfg(feature = "sim")]
+#[test]
+fn a_merge_that_has_ended_is_not_given_up() {
+    let (growth, _clock) = growing(1 << 20);
+    growth.split(b"a key");
+    growth.drive_on(u32::MAX);
+    growth.merge(b"a key");
+    let merge = lock(&growth.pairs).queue[0].clone();
+    growth.drive_on(u32::MAX);
+    assert_eq!(growth.growth_counts().merges, 1);
+    // When what the merge has left is gone, and the child's memory is back.
+    while growth.grace.until_next().is_some() {
+        growth.wait_for_grace();
+    }
+    growth.split(b"a key");
+    let guard = epoch::pin();
+    let parent = growth.live.get(merge.parent, &guard).unwrap();
+    growth.give_up_merge(&merge, parent);
+    assert_eq!(growth.drive(&merge, u32::MAX, &guard), Driven::Ended);
+    let counts = growth.growth_counts();
+    assert_eq!((counts.given_up, counts.splitting), (0, 1));
+}
+
+/// A trace that waits is of one use of its segment's memory. The next use has nothing to do with it.
+#[test]
+fn a_trace_is_of_one_use_of_its_memory() {
+    let (growth, clock) = growing(1 << 20);
+    let guard = epoch::pin();
+    let segment = growth.live.get(0, &guard).unwrap();
+    let incarnation = segment.geometry.incarnation();
+    for (incarnation, reaped) in [(incarnation - 1, 0), (incarnation, 1), (incarnation + 1, 1)] {
+        let trace = Trace::Filter { home: 0 };
+        growth.grace.push(0, 1, WaitingTrace { memory: 0, incarnation, trace });
+        clock.advance(Duration::from_nanos(1));
+        growth.reap(usize::MAX);
+        assert_eq!(growth.grace.until_next(), None);
+        assert_eq!(segment.counters.sum(|part| &part.reaped), reaped);
+    }
+}
+
+/// Memory that comes back when the server has ended is the next one's: nothing is done with it.
+#[cfg(feature = "sim")]
+#[test]
+fn memory_that_comes_back_too_late_is_left_alone() {
+    let (growth, _clock) = growing(1 << 20);
+    let memory = Arc::clone(&growth.memory);
+    let unused = |memory| UnusedMemory::of(growth.part(Named { memory, incarnation: 1 }, KeyShare::ALL));
+    let late: Vec<_> = (0..KEPT_FREE as u32 + 1).map(unused).collect();
+    lock(&memory).put(unused(7), || unreachable!("it is kept"));
+    assert_eq!(lock(&memory).free, [7]);
+    drop(growth);
+    late.into_iter().for_each(|piece| lock(&memory).put(piece, || unreachable!("it is not ours")));
+    let memory = lock(&memory);
+    assert_eq!((&memory.free[..], memory.bare.len()), (&[7][..], 0));
+}
