@@ -57,7 +57,7 @@ pub fn start(address: &Address, log: Option<&Path>) -> Result<ExitCode> {
         server.wait().context("waiting for the server process")?;
         return Ok(ExitCode::FAILURE);
     }
-    super::show::write(&ready)?;
+    oneread_kit::show::write(&ready)?;
     Ok(ExitCode::SUCCESS)
 }
 

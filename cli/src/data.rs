@@ -1,12 +1,13 @@
 //! `get`, `put`, `del`, `load`, `dump`: read and write keys and values.
 
-use super::progress::Progress;
 use super::records::{self, Format, Pair, Records};
 use super::secret::SecretArgs;
-use super::{Server, advice, show, stat, status};
+use super::{Server, stat};
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use oneread::{Client, PutError, PutMode, PutOutcome as Outcome, SwapOutcome};
+use oneread_kit::progress::Progress;
+use oneread_kit::{advice, show, status};
 use serde::Serialize;
 use std::collections::HashMap;
 use std::fs::File;

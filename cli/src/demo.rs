@@ -1,15 +1,15 @@
 //! `demo`: a first demonstration. A server process loads real data and is stopped; the client still
 //! reads the data. Then another server's table grows while it is read.
 
-use super::child::{Fabric, ServerChild};
 use super::growth_act::{self, GrowthOutcome};
-use super::progress::Progress;
-use super::{show, status};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use comfy_table::{Attribute, Cell};
 use hdrhistogram::Histogram;
 use oneread::{Client, ClientOptions, MutateError};
+use oneread_kit::child::{Fabric, ServerChild};
+use oneread_kit::progress::Progress;
+use oneread_kit::{show, status};
 use serde::Serialize;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};

@@ -1,11 +1,11 @@
 //! The act of the demo in which a table grows tenfold while it is read.
 
-use super::child::{Fabric, ServerChild};
-use super::progress::Progress;
-use super::show;
 use anyhow::{Result, ensure};
 use hdrhistogram::Histogram;
 use oneread::Client;
+use oneread_kit::child::{Fabric, ServerChild};
+use oneread_kit::progress::Progress;
+use oneread_kit::show;
 use rand::RngExt;
 use serde::Serialize;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,58 +1,35 @@
 //! The `oneread` command: its arguments and subcommands.
 
-mod advice;
-mod bench;
-mod calibrate;
-mod child;
 mod columns;
-mod curve;
 mod daemon;
 mod data;
 mod demo;
 mod doctor;
-mod folder;
-mod frontier;
-mod grow;
 mod growth_act;
 mod habits;
-mod hinted;
-mod interrupt;
-mod kill;
-mod layouts;
-mod long;
 mod manual;
-mod measure;
-mod names;
-mod page;
-mod plan;
-mod plot;
-mod progress;
 mod records;
 mod regions;
-mod rpc;
 mod secret;
 mod serve;
-mod show;
 mod shrink;
 mod snapshot;
 mod stat;
 mod stop;
-mod tiered;
-mod units;
 mod users;
 mod watch;
 
-use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
 #[cfg(feature = "verbs")]
 use oneread::SetupError;
-use oneread::verbs::{Token, VerbsOptions};
+use oneread::verbs::VerbsOptions;
 use oneread::{Address, Client, ClientOptions, ConnectError, Encryption, LinkError, Refusal};
+use oneread_kit::units::Period;
+use oneread_kit::{TokenArgs, advice, show, units};
 use std::io::{self, IsTerminal};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
-use units::Period;
 
 /// A hash index in a server's memory that clients search by themselves.
 ///
@@ -99,9 +76,9 @@ enum Command {
     Shrink(shrink::Shrink),
     Inspect(stat::Inspect),
     Regions(regions::Regions),
-    Layouts(layouts::Layouts),
-    Plan(Box<plan::Plan>),
-    Bench(bench::Bench),
+    #[cfg(feature = "lab")]
+    #[command(flatten)]
+    Lab(oneread_lab::Lab),
     Demo(demo::Demo),
     Doctor(doctor::Doctor),
     Completions(manual::Completions),
@@ -162,9 +139,8 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Shrink(command) => command.run(),
         Command::Inspect(command) => command.run(),
         Command::Regions(command) => command.run(),
-        Command::Layouts(command) => command.run(),
-        Command::Plan(command) => command.run(),
-        Command::Bench(command) => command.run(),
+        #[cfg(feature = "lab")]
+        Command::Lab(command) => command.run(),
         Command::Demo(command) => command.run(),
         Command::Doctor(command) => command.run(),
         Command::Completions(command) => command.run(),
@@ -185,34 +161,6 @@ impl At {
     fn address(&self) -> Address {
         self.at.clone().unwrap_or_else(Address::default_of_user)
     }
-}
-
-/// The secret that server and clients share over verbs.
-#[derive(Clone, Debug, Args)]
-struct TokenArgs {
-    /// The file that holds the token, for verbs [default: the variable ONEREAD_TOKEN]
-    #[arg(long, value_name = "FILE")]
-    token_file: Option<PathBuf>,
-}
-
-impl TokenArgs {
-    /// The token, or the empty one if none was given. White space around it in the file is ignored.
-    fn token(&self) -> anyhow::Result<Token> {
-        let Some(path) = &self.token_file else {
-            return Ok(std::env::var_os("ONEREAD_TOKEN")
-                .map_or_else(Token::default, |token| Token::new(token.as_encoded_bytes())));
-        };
-        token_in(path)
-    }
-}
-
-/// The token in a file. White space around it is ignored.
-fn token_in(path: &Path) -> anyhow::Result<Token> {
-    let name = path.display();
-    let bytes = std::fs::read(path).with_context(|| format!("reading the token in {name}"))?;
-    let token = bytes.trim_ascii();
-    anyhow::ensure!(!token.is_empty(), "{name} is empty; put a token into it: openssl rand -hex 32 > {name}");
-    Ok(Token::new(token))
 }
 
 /// The server to use, and how long to wait for it.
@@ -339,14 +287,10 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// The exit status: 1 if the command worked, but not for every key or line.
-fn status(all_well: bool) -> ExitCode {
-    if all_well { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use oneread::Token;
     use std::os::unix::fs::PermissionsExt;
 
     #[derive(Parser)]

@@ -1,9 +1,10 @@
 //! `completions` and `man`: made from the command's own definitions.
 
-use super::{Cli, show};
+use super::Cli;
 use anyhow::{Context, Result};
 use clap::{Args, CommandFactory};
 use clap_complete::Shell;
+use oneread_kit::show;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 

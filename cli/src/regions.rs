@@ -1,13 +1,14 @@
 //! `regions`: region files in the default places, whose they are, and which of them nobody serves.
 
 use super::columns::{Column, Columns};
-use super::folder::bytes_taken;
-use super::{serve, show, status, users};
+use super::{serve, users};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use oneread::inspect::Inspector;
 use oneread::place::{self, LockFile};
 use oneread::region::{Region, RegionError};
+use oneread_kit::folder::bytes_taken;
+use oneread_kit::{show, status};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -104,7 +105,7 @@ impl Regions {
                     all_well &= self.files.is_empty();
                     show::complain(format_args!(
                         "{path} stays: {}",
-                        super::advice::in_options(&format_args!("{error:#}"))
+                        oneread_kit::advice::in_options(&format_args!("{error:#}"))
                     ));
                 }
             }

@@ -1,10 +1,8 @@
 //! `serve`: creates or takes over a table, and serves it until a signal.
 
-use super::progress::Progress;
 use super::snapshot;
-use super::units::{ByteSize, Period, length, some_bytes, some_time};
 use super::users::UserId;
-use super::{At, TokenArgs, daemon, interrupt, names, show};
+use super::{At, daemon};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use oneread::inspect::Inspector;
@@ -15,6 +13,9 @@ use oneread::{
     Address, Config, Geometry, Layout, MemoryShare, Recovered, ServeError, Server, ServerConfig, Snapshots,
     StartMode, StartProgress, StartStep, SuperblockError, TableSize, Token,
 };
+use oneread_kit::progress::Progress;
+use oneread_kit::units::{ByteSize, Period, length, some_bytes, some_time};
+use oneread_kit::{TokenArgs, interrupt, names, show};
 use sd_notify::NotifyState;
 use signal_hook::consts::SIGXFSZ;
 use signal_hook::iterator::Signals;
@@ -174,7 +175,7 @@ pub struct Serve {
     mailbox_max: ByteSize,
     /// Also take requests HERD's way, for comparison; keeps cores busy; wants a --value-max that fits a
     /// datagram (verbs only)
-    #[cfg(feature = "herd")]
+    #[cfg(all(feature = "lab", feature = "verbs"))]
     #[arg(long)]
     herd: bool,
     /// Go into the background when the table is served; `oneread stop` ends it
@@ -319,7 +320,7 @@ impl Serve {
             .half_open(self.half_open.0)
             .unread_bytes_max(self.unread_max)
             .read_token(match &self.read_token_file {
-                Some(path) => super::token_in(path)?,
+                Some(path) => oneread_kit::token_in(path)?,
                 None => Token::default(),
             })
             .token(token)
@@ -333,7 +334,7 @@ impl Serve {
             .restore(self.restore.clone());
         // What started this server shows its own progress on the same terminal.
         let how = if self.die_with_parent { how } else { how.progress(show_start) };
-        #[cfg(feature = "herd")]
+        #[cfg(all(feature = "lab", feature = "verbs"))]
         let how = how.herd(self.herd);
         Ok(how)
     }
@@ -796,7 +797,7 @@ mod tests {
     fn less_is_advised_where_there_is_no_room() {
         let told = |fits| {
             let source = RegionError::NoRoom { need: 9, left: 7, of: "/dev/shm".into() };
-            super::super::advice::told(&advise(ServeError::NoRoom { source, fits }))
+            oneread_kit::advice::told(&advise(ServeError::NoRoom { source, fits }))
         };
         for (fits, advice) in [
             (TableSize::Keys(123), "by --capacity 123"),
@@ -849,7 +850,7 @@ mod tests {
             (how(&["--read-token-file", &path]).read_token, usual.read_token),
             (Token::new("for readers"), Token::default())
         );
-        #[cfg(feature = "herd")]
+        #[cfg(all(feature = "lab", feature = "verbs"))]
         assert_eq!((how(&["--herd"]).herd, usual.herd), (true, false));
     }
 

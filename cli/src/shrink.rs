@@ -1,9 +1,10 @@
 //! `shrink`: has the server merge segments that hold few keys.
 
-use super::progress::Progress;
-use super::{Server, show};
+use super::Server;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use oneread_kit::progress::Progress;
+use oneread_kit::show;
 use std::process::ExitCode;
 use std::time::Duration;
 

@@ -1,7 +1,6 @@
 //! `snapshot`, `restore`: all keys of a table in one file, and back.
 
-use super::progress::Progress;
-use super::{Server, show, status};
+use super::Server;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use oneread::layout::slot::SlotShape;
@@ -9,6 +8,8 @@ use oneread::{
     Client, Config, PutError, PutMode, PutOutcome, Snapshot, SnapshotContent, SnapshotError, SnapshotStatus,
     SnapshotTerms, TableSize,
 };
+use oneread_kit::progress::Progress;
+use oneread_kit::{show, status};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -347,7 +348,7 @@ impl Restore {
                         bar.suspend(|| {
                             show::complain(format_args!(
                                 "oneread: key {key:?}: {}",
-                                super::advice::in_options(&error)
+                                oneread_kit::advice::in_options(&error)
                             ))
                         });
                     }

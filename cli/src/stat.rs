@@ -1,10 +1,8 @@
 //! `stat` and `inspect`: the server's counters, and the content of the region.
 
 use super::columns::{Column, Columns};
-use super::progress::Progress;
 use super::snapshot;
-use super::units::Period;
-use super::{At, Server, Waiting, serve, show, watch};
+use super::{At, Server, Waiting, serve, watch};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use comfy_table::{Attribute, Cell, ColumnConstraint};
@@ -15,6 +13,9 @@ use oneread::layout::slot::Torn;
 use oneread::layout::superblock::Superblock;
 use oneread::region::Region;
 use oneread::{Client, ClientOptions, ConnectError, GrowthCounts, HeapCounts, ServerStats, SnapshotStatus};
+use oneread_kit::progress::Progress;
+use oneread_kit::show;
+use oneread_kit::units::Period;
 use serde_json::json;
 use std::fs::File;
 use std::path::{Path, PathBuf};

@@ -1,12 +1,13 @@
 //! `stop` and `ping`: ends a server, and asks whether one is there.
 
-use super::folder::bytes_taken;
-use super::units::{Period, some_time};
-use super::{At, Server, serve, show};
+use super::{At, Server, serve};
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use oneread::peer::SocketPeer;
 use oneread::{Address, Client, ClientOptions, ConnectError, LinkError};
+use oneread_kit::folder::bytes_taken;
+use oneread_kit::show;
+use oneread_kit::units::{Period, some_time};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::{self, Timeout};

@@ -1,9 +1,9 @@
 //! `stat --watch`: a server's figures again and again, with what changed in a second.
 
 use super::columns::{Column, Columns, shortened, size};
-use super::show;
 use super::stat::{Told, span};
 use anyhow::Result;
+use oneread_kit::show;
 use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGWINCH};
 use signal_hook::iterator::Signals;

@@ -1,8 +1,8 @@
 //! What the facts mean: which fabrics will work, what is wrong, and the command that mends it.
 
 use super::facts::{Device, Distribution, Facts, HugePages, Interface, Module, Port};
-use crate::show;
 use oneread::verbs::gid::{self, Choice, GidError, GidQuery, LinkLayer, Ranked};
+use oneread_kit::show;
 use serde::Serialize;
 use std::io;
 use std::net::IpAddr;

@@ -5,7 +5,7 @@ mod judge;
 #[cfg(test)]
 mod tests;
 
-use super::{At, show};
+use super::At;
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use comfy_table::{Attribute, Cell, Color, ColumnConstraint, Width};
@@ -14,6 +14,7 @@ use facts::{Facts, InterfaceAddress, Live};
 use judge::{Diagnosis, Finding, Level, PortGids, Question};
 use oneread::region::{Backing, Region};
 use oneread::{Address, Client, ClientOptions, Config, ConnectError};
+use oneread_kit::show;
 use serde_json::json;
 use std::io;
 use std::net::IpAddr;
@@ -72,7 +73,7 @@ impl Doctor {
             report(&diagnosis, self.peer)?;
         }
         let (shm, verbs) = (diagnosis.shm.works, diagnosis.verbs.works);
-        Ok(super::status(match self.fabric {
+        Ok(oneread_kit::status(match self.fabric {
             Some(Fabric::Shm) => shm,
             Some(Fabric::Verbs) => verbs,
             None => shm || verbs,

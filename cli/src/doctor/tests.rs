@@ -645,7 +645,7 @@ fn gids_are_told() {
     let diagnosis = Diagnosis::of(&facts, &QUESTION);
     let port = &diagnosis.ports[0];
     let shown = super::gid_table(port);
-    let cells = crate::show::cells(&shown);
+    let cells = oneread_kit::show::cells(&shown);
     assert_eq!(cells.len(), 2);
     assert_eq!(cells[0], ["1", "::ffff:10.0.0.1", "eth0", "RoCE v2, IPv4"]);
     assert_eq!(cells[1][..3], ["0", "fe80::4cc8:bdff:fe19:97cd", "eth0"]);

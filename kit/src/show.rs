@@ -1,0 +1,185 @@
+//! The format of numbers and tables. Results go to stdout; errors go to stderr.
+
+use comfy_table::{Attribute, Cell, CellAlignment, ColumnConstraint, ContentArrangement, Table, presets};
+pub use oneread::units::{bytes, nanos, time};
+use std::fmt::Display;
+use std::io::{self, IsTerminal, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+/// Formats 1234567 as 1,234,567.
+pub fn count(n: u64) -> String {
+    let digits = n.to_string();
+    let mut out = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// A number and its noun: 1 key, 2 keys.
+pub fn counted(n: u64, noun: &str) -> String {
+    format!("{} {noun}{}", count(n), if n == 1 { "" } else { "s" })
+}
+
+/// The same of a noun in its plural: 1 kill, 2 kills; of what has no singular, as it is.
+pub fn counted_as(n: u64, nouns: &str) -> String {
+    match nouns.strip_suffix('s') {
+        Some(noun) => counted(n, noun),
+        None => format!("{} {nouns}", count(n)),
+    }
+}
+
+/// Formats events per second.
+pub fn rate(per_second: f64) -> String {
+    match per_second {
+        r if r >= 1e6 => format!("{:.2} M/s", r / 1e6),
+        r if r >= 1e3 => format!("{:.0} k/s", r / 1e3),
+        r => format!("{r:.0} /s"),
+    }
+}
+
+/// A table with these column heads.
+pub fn table<const N: usize>(heads: [&str; N]) -> Table {
+    let mut table = plain_table();
+    table.set_header(heads.map(|head| Cell::new(head).add_attribute(Attribute::Bold)));
+    table
+}
+
+/// What `measure::machine` has said, in lines that fit a terminal.
+pub fn machine(said: &str) -> String {
+    said.replace("; ", "\n")
+}
+
+/// A table with these column heads and many columns. It has no lines.
+pub fn narrow_table<const N: usize>(heads: [&str; N]) -> Table {
+    let mut table = table(heads);
+    table.load_style(presets::NOTHING);
+    table.column_iter_mut().for_each(|column| {
+        column.set_padding((0, 2));
+    });
+    table
+}
+
+/// A table without heads: names on the left, values on the right.
+pub fn facts() -> Table {
+    plain_table()
+}
+
+/// Text wrapped at the width of the terminal. Further lines start below the end of `head`.
+pub fn paragraph(head: &str, text: &str) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
+    table.add_row([head, text]);
+    for (at, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((0, u16::from(at == 0)));
+        if at == 0 {
+            column.set_constraint(ColumnConstraint::ContentWidth);
+        }
+    }
+    table
+}
+
+fn plain_table() -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Dynamic);
+    table
+}
+
+/// A cell with a number, aligned right.
+pub fn number(value: impl Display) -> Cell {
+    Cell::new(value).set_alignment(CellAlignment::Right)
+}
+
+/// The name of a file. Others may have given it.
+pub fn path(path: &Path) -> String {
+    text(path.as_os_str().as_encoded_bytes(), usize::MAX)
+}
+
+/// Text in which a terminal finds no commands: control characters are escaped, but for those named.
+fn escaped(text: &str, but: &[char]) -> String {
+    let escape =
+        |c: char| if c.is_control() && !but.contains(&c) { c.escape_default().collect() } else { vec![c] };
+    text.chars().flat_map(escape).collect()
+}
+
+/// Bytes as text of at most `max` characters. Bytes that are not printable are escaped.
+pub fn text(bytes: &[u8], max: usize) -> String {
+    let text = match std::str::from_utf8(bytes) {
+        Ok(text) => escaped(text, &[]),
+        Err(_) => bytes.escape_ascii().to_string(),
+    };
+    match text.char_indices().nth(max) {
+        Some((cut, _)) => format!("{}…", &text[..cut]),
+        None => text,
+    }
+}
+
+/// Buffered stdout. Flush it at the end, to see a broken pipe.
+pub fn out() -> io::BufWriter<io::StdoutLock<'static>> {
+    io::BufWriter::new(io::stdout().lock())
+}
+
+/// Prints a line on stdout and flushes it.
+pub fn say(line: impl Display) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{line}")?;
+    out.flush()
+}
+
+/// Prints bytes on stdout as they are.
+pub fn write(bytes: &[u8]) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(bytes)?;
+    out.flush()
+}
+
+/// Prints a line on stderr. It may name what others have made, so control characters are escaped. Errors of
+/// writing are ignored.
+pub fn complain(line: impl Display) {
+    let _ = writeln!(io::stderr().lock(), "{}", escaped(&line.to_string(), &['\n', '\t']));
+}
+
+/// Bold text on a terminal, plain text otherwise.
+pub fn bold(text: &str) -> String {
+    if io::stdout().is_terminal() { format!("\x1b[1m{text}\x1b[0m") } else { text.into() }
+}
+
+/// What stands in a table, row by row. Tests look at it.
+pub fn cells(table: &Table) -> Vec<Vec<String>> {
+    table.row_iter().map(|row| row.cell_iter().map(Cell::content).collect()).collect()
+}
+
+/// The exit status: 1 if the command worked, but not for every key or line.
+pub fn status(all_well: bool) -> ExitCode {
+    if all_well { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each number has three digits or so, and the unit that it is in.
+    #[test]
+    fn numbers_have_their_units() {
+        let counts = [0, 7, 999, 1_000, 12_345, 1_234_567].map(count);
+        assert_eq!(counts, ["0", "7", "999", "1,000", "12,345", "1,234,567"]);
+        let keys = [0, 1, 2, 1_000].map(|n| counted(n, "key"));
+        assert_eq!(keys, ["0 keys", "1 key", "2 keys", "1,000 keys"]);
+        assert_eq!([7.0, 1_500.0, 2_340_000.0].map(rate), ["7 /s", "2 k/s", "2.34 M/s"]);
+    }
+
+    /// Bytes are shown so that a terminal takes none of them for a command, and no longer than asked.
+    #[test]
+    fn bytes_are_shown_as_text() {
+        assert_eq!(text(b"plain", 5), "plain");
+        assert_eq!(text("\u{3a9}mega".as_bytes(), 3), "\u{3a9}me\u{2026}");
+        assert_eq!(text(b"\x1b[2J\n", 40), "\\u{1b}[2J\\n");
+        assert_eq!(text(b"\xff\x00", 40), "\\xff\\x00");
+        assert_eq!(path(Path::new("/a/\u{1b}[2J\nb")), "/a/\\u{1b}[2J\\nb");
+        assert_eq!(escaped("two\nlines\u{9b}2J", &['\n']), "two\nlines\\u{9b}2J");
+    }
+}

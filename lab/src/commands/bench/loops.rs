@@ -1,0 +1,83 @@
+//! Loops that are timed. Each checks that its operations did what they should.
+
+use crate::measure::{VALUE_BYTES, key};
+use anyhow::{Result, ensure};
+use oneread::Client;
+use oneread::layout::hash::{mix, reduce};
+use std::hint::black_box;
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+/// The time of `n` operations in nanoseconds. Each operation must succeed.
+pub fn timed(n: u64, mut op: impl FnMut(u64) -> Result<bool>) -> Result<u64> {
+    let begun = Instant::now();
+    let mut well = 0;
+    for i in 0..n {
+        well += u64::from(op(i)?);
+    }
+    let spent = begun.elapsed();
+    ensure!(
+        well == n,
+        "{} of {n} keys that were put were not found: this is an error of oneread; please report the command that you ran",
+        n - well
+    );
+    Ok(spent.as_nanos() as u64)
+}
+
+/// The time in nanoseconds of GETs of `n` keys in batches of 256. Each must be found.
+pub fn get_many(client: &mut Client, n: u64, pick: impl Fn(u64) -> u64) -> Result<u64> {
+    let begun = Instant::now();
+    let mut found = 0;
+    let mut keys = Vec::with_capacity(256);
+    for first in (0..n).step_by(256) {
+        keys.clear();
+        keys.extend((first..(first + 256).min(n)).map(|i| key(pick(i))));
+        let _ = client.get_many_with(&keys, |_, value| {
+            found += u64::from(matches!(value, Ok(Some(value)) if value.len() == VALUE_BYTES));
+            ControlFlow::<()>::Continue(())
+        })?;
+    }
+    let spent = begun.elapsed();
+    ensure!(
+        found == n,
+        "{} of {n} keys that were put were not found: this is an error of oneread; please report the command that you ran",
+        n - found
+    );
+    Ok(spent.as_nanos() as u64)
+}
+
+/// Reads `n` random lines. In a chain, each address depends on the bytes of the line before.
+pub fn bare(memory: &[[u64; 8]], n: u64, round: u32, chain: bool) -> u64 {
+    let lines = memory.len() as u64;
+    let begun = Instant::now();
+    let mut sum = 0u64;
+    for i in 0..n {
+        let from = if chain { sum } else { 0 };
+        let line = reduce(mix(i ^ u64::from(round) << 40 ^ from), lines);
+        let read = memory[line as usize].iter().fold(0, |all, word| all ^ word.rotate_left(7));
+        sum = sum.wrapping_add(read);
+    }
+    black_box(sum);
+    begun.elapsed().as_nanos() as u64
+}
+
+/// The time in nanoseconds that `threads` threads need for `n` operations together.
+pub fn spread(n: u64, threads: u32, op: impl Fn(u64) -> Result<()> + Sync) -> Result<u64> {
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..u64::from(threads))
+            .map(|number| {
+                let op = &op;
+                scope.spawn(move || (number..n).step_by(threads as usize).try_for_each(op))
+            })
+            .collect();
+        workers.into_iter().try_for_each(|worker| {
+            worker.join().unwrap_or_else(|_| {
+                Err(anyhow::anyhow!(
+                    "a thread panicked: this is an error of oneread; please report what it printed above"
+                ))
+            })
+        })
+    })?;
+    Ok(begun.elapsed().as_nanos() as u64)
+}
