@@ -175,7 +175,6 @@ mod mailbox;
 mod observe;
 mod outcome;
 mod process;
-mod room;
 mod route;
 mod setters;
 #[doc(hidden)]

@@ -17,6 +17,8 @@
 //! GETs on shm compare the whole word with what it was when all was well, so they notice both with one
 //! load.
 
+#![allow(unsafe_code)]
+
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bits that count news.
@@ -28,17 +30,28 @@ static NEWEST: AtomicU64 = AtomicU64::new(0);
 /// The word of this process. 0 until it has a number.
 #[cfg(not(loom))]
 pub(crate) fn word() -> &'static AtomicU64 {
-    use crate::region::Region;
     use std::sync::OnceLock;
-    static PAGE: OnceLock<Region> = OnceLock::new();
-    const BYTES: u64 = 4096;
-    let page = PAGE.get_or_init(|| {
-        Region::of_this_process(BYTES).unwrap_or_else(|why| {
+    static WORD: OnceLock<&AtomicU64> = OnceLock::new();
+    WORD.get_or_init(|| {
+        wiped_on_fork().unwrap_or_else(|why| {
             tracing::warn!(%why, "a child made by `fork` will not notice that it is one");
-            Region::private(BYTES)
+            Box::leak(Box::default())
         })
-    });
-    &page.words(0, 1)[0]
+    })
+}
+
+/// A word of memory that is zero again in a copy of this process.
+#[cfg(not(loom))]
+fn wiped_on_fork() -> std::io::Result<&'static AtomicU64> {
+    const BYTES: usize = 4096;
+    let map = memmap2::MmapRaw::from(memmap2::MmapOptions::new().len(BYTES).map_anon()?);
+    // SAFETY: the advice changes what a child process sees, and nothing in this one.
+    unsafe { rustix::mm::madvise(map.as_mut_ptr().cast(), BYTES, rustix::mm::Advice::LinuxWipeOnFork)? };
+    let map: &'static memmap2::MmapRaw = Box::leak(Box::new(map));
+    // SAFETY:
+    // * the mapping stays as long as the process, begins on a page, and is longer than a word;
+    // * it is touched as this atomic only, and any bits are a valid one.
+    Ok(unsafe { AtomicU64::from_ptr(map.as_mut_ptr().cast()) })
 }
 
 /// The model checker makes no processes.

@@ -4,9 +4,9 @@
 //! caller holds the slot's lock, or validates the stamp around the call.
 
 use super::extent::Reference;
+use super::replace::replace;
 use super::slot::{FURTHER, HEADER, Header, Image, Key, SlotShape, Torn, View};
 use super::{LINE, WORD};
-use crate::region::replace;
 use crate::sync::{AtomicU64, Ordering};
 
 const FIRST_LINE_KEY: usize = LINE - HEADER;

@@ -459,7 +459,7 @@ mod tests {
     /// there is room again, it gets one.
     #[test]
     fn mailboxes_need_room() {
-        use crate::room::tests::{PRETENDED, pretend};
+        use crate::region::room::tests::{PRETENDED, pretend};
         let (mut session, mut client, server, _dir) = session();
         let asks = Request::Mailbox { version: memory::VERSION };
         let bytes = memory::bytes(server.shared.index.geometry());

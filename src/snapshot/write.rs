@@ -6,7 +6,7 @@ use super::{
     take_record,
 };
 use crate::place::{self, LockFile, PlaceError};
-use crate::room;
+use crate::region::room;
 use rustix::fs::{Advice, Mode, OFlags};
 use rustix::io::Errno;
 use std::fs::File;

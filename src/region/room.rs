@@ -1,7 +1,7 @@
 //! How much memory a table may take. Memory is taken late, page by page: a table that does not fit is
 //! otherwise noticed when the system ends processes, which may be others.
 
-use crate::region::Backing;
+use super::backing::Backing;
 use rustix::process::{Resource, getrlimit};
 use std::fmt;
 use std::fs;

@@ -1,0 +1,388 @@
+//! The region, word by word.
+
+#![allow(unsafe_code)]
+
+use super::file::OwnFile;
+use super::processor::{LINE_WORDS, load_bytes, prefetch};
+use crate::layout::mapped::EIGHT_LINES;
+use crate::layout::{LINE, WORD};
+use crate::observe::{Observed, ObservedBy};
+use crate::sync::{AtomicU64, Ordering};
+use memmap2::MmapRaw;
+use std::fmt;
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// A mapped region. `Send + Sync`: it is only touched word by word.
+pub struct Region {
+    base: NonNull<AtomicU64>,
+    words: usize,
+    /// Eight lines may begin at words below this one.
+    eight_lines_end: usize,
+    writable: bool,
+    /// Keeps `base..base + words` where they are.
+    memory: Arc<Memory>,
+    /// What clients are handed: cannot be mapped writable. Private memory is not shared.
+    share: Option<Arc<OwnedFd>>,
+    /// The memory as a file, open for writing by the one server.
+    file: Option<Arc<File>>,
+    /// The same with its lock. An alias has none.
+    own: Option<OwnFile>,
+    /// A device has its memory pinned: what is given back would be lost to its READs.
+    pinned: Arc<AtomicBool>,
+    observed: Observed,
+}
+
+#[allow(dead_code, reason = "held for the memory, which is reached through `base`")]
+enum Memory {
+    Mapped(MmapRaw),
+    Private(Box<[AtomicU64]>),
+}
+
+// SAFETY: `base` points into `memory`, which lives as long as the region and is never unmapped or moved
+// before; all access to it goes through atomics.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Region").field("bytes", &self.bytes()).field("writable", &self.writable).finish()
+    }
+}
+
+impl Region {
+    /// A region in mapped memory. `handed` is what clients are handed, `own` the file that is its server's.
+    pub(super) fn mapped(
+        map: MmapRaw,
+        writable: bool,
+        handed: Option<OwnedFd>,
+        own: Option<OwnFile>,
+    ) -> Region {
+        let (base, words) = (map.as_mut_ptr().cast(), map.len() / WORD);
+        let base = NonNull::new(base).unwrap_or(NonNull::dangling());
+        let region = Region::of(base, words, writable, Memory::Mapped(map));
+        Region {
+            share: handed.map(Arc::new),
+            file: own.as_ref().map(|own| Arc::clone(own.file())),
+            own,
+            ..region
+        }
+    }
+
+    /// A region of `bytes` zero bytes in this process's own memory, which no other can map.
+    pub fn private(bytes: u64) -> Region {
+        let words = bytes as usize / WORD;
+        let memory: Box<[AtomicU64]> = (0..words).map(|_| AtomicU64::new(0)).collect();
+        Region::of(NonNull::from(&*memory).cast(), words, true, Memory::Private(memory))
+    }
+
+    /// `base..base + words` lie in `memory`.
+    fn of(base: NonNull<AtomicU64>, words: usize, writable: bool, memory: Memory) -> Region {
+        Region {
+            base,
+            words,
+            eight_lines_end: (words + 1).saturating_sub(EIGHT_LINES),
+            writable,
+            memory: Arc::new(memory),
+            share: None,
+            file: None,
+            own: None,
+            pinned: Arc::default(),
+            observed: Observed::default(),
+        }
+    }
+
+    /// The same region under another name, for one more owner of a part of it. The file's lock goes
+    /// with the first.
+    pub(crate) fn alias(&self) -> Region {
+        Region {
+            memory: Arc::clone(&self.memory),
+            share: self.share.clone(),
+            file: self.file.clone(),
+            own: None,
+            pinned: Arc::clone(&self.pinned),
+            observed: self.observed.clone(),
+            ..*self
+        }
+    }
+
+    /// The same region, observed from now on.
+    #[cfg(feature = "sim")]
+    pub(crate) fn observed(self, observer: Arc<dyn crate::observe::Observer>) -> Region {
+        Region { observed: Observed::by(observer), ..self }
+    }
+
+    /// Length in bytes. A last word that is not whole cannot be touched.
+    pub fn bytes(&self) -> u64 {
+        match &*self.memory {
+            Memory::Mapped(map) => map.len() as u64,
+            Memory::Private(words) => (words.len() * WORD) as u64,
+        }
+    }
+
+    /// Where it is mapped: what a NIC is told to read. Nothing in this process goes through this pointer.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn start(&self) -> *mut u8 {
+        self.base.as_ptr().cast()
+    }
+
+    /// The address of its first byte.
+    pub(super) fn address(&self) -> u64 {
+        self.base.as_ptr() as u64
+    }
+
+    /// The mapping. `None` if the memory is private.
+    pub(super) fn map(&self) -> Option<&MmapRaw> {
+        match &*self.memory {
+            Memory::Mapped(map) => Some(map),
+            Memory::Private(_) => None,
+        }
+    }
+
+    /// The memory as a file, open for writing. `None` where this process is not its server.
+    pub(super) fn file(&self) -> Option<&Arc<File>> {
+        self.file.as_ref()
+    }
+
+    /// The same with its lock. An alias has none.
+    pub(super) fn own(&self) -> Option<&OwnFile> {
+        self.own.as_ref()
+    }
+
+    /// What clients are handed.
+    pub(super) fn handed(&self) -> Option<&OwnedFd> {
+        self.share.as_deref()
+    }
+
+    /// Whether a device has its memory pinned, whichever name of the region it was told.
+    pub(super) fn pinned(&self) -> &AtomicBool {
+        &self.pinned
+    }
+
+    /// May this process store into it?
+    pub fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    /// `len` words from word `first` on.
+    ///
+    /// # Panics
+    /// When they do not lie inside the region: a bug, since a [`Geometry`](crate::layout::geometry::Geometry)
+    /// names only slots inside.
+    #[inline]
+    pub(crate) fn words(&self, first: usize, len: usize) -> &[AtomicU64] {
+        self.observed.access();
+        self.slice(first, len)
+    }
+
+    /// The same, and no access: whoever looks at these words says when.
+    #[inline(always)]
+    pub(super) fn slice(&self, first: usize, len: usize) -> &[AtomicU64] {
+        match first.checked_add(len) {
+            Some(end) if end <= self.words => {}
+            _ => outside(first, len, self.words),
+        }
+        // SAFETY:
+        // * the range lies inside `memory` (asserted), which lives as long as `self`;
+        // * it is aligned: a mapping begins on a page, and AtomicU64 has alignment 8;
+        // * any bits are a valid AtomicU64;
+        // * this process touches the memory only as AtomicU64;
+        // * a read-only mapping is only loaded from, `Relaxed` and word-sized, which std::sync::atomic
+        //   allows for read-only memory (`store` and `add` refuse read-only regions).
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(first), len) }
+    }
+
+    /// Eight lines from word `first` on, and no access. One comparison, where `slice` has two.
+    ///
+    /// # Panics
+    /// When they do not lie inside the region.
+    #[inline(always)]
+    pub(super) fn eight_lines_from(&self, first: usize) -> &[AtomicU64] {
+        if first >= self.eight_lines_end {
+            outside(first, EIGHT_LINES, self.words);
+        }
+        // SAFETY: as in `slice`; the range lies inside the memory, by the definition of `eight_lines_end`.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(first), EIGHT_LINES) }
+    }
+
+    /// Asks the CPU to fetch four lines from word `first` on. No effect but on time, wherever that is.
+    #[inline(always)]
+    pub(super) fn prefetch_four(&self, first: usize) {
+        let lines = self.base.as_ptr().wrapping_add(first);
+        (0..4).for_each(|line| prefetch(lines.wrapping_add(line * LINE_WORDS)));
+    }
+
+    /// Who sees what is done to it.
+    #[inline(always)]
+    pub(super) fn observer(&self) -> ObservedBy<'_> {
+        (&self.observed).into()
+    }
+
+    /// Reports an access.
+    #[inline(always)]
+    pub(super) fn accessed(&self) {
+        self.observed.access();
+    }
+
+    /// Loads a word. Relaxed: pair it with a fence.
+    ///
+    /// # Panics
+    /// When it lies outside the region.
+    #[inline]
+    pub fn load(&self, word: usize) -> u64 {
+        self.observed.access();
+        if word >= self.words {
+            outside(word, 1, self.words);
+        }
+        // SAFETY: as in `slice`; the word lies inside the memory.
+        unsafe { &*self.base.as_ptr().add(word) }.load(Ordering::Relaxed)
+    }
+
+    /// Stores a word. Relaxed: pair it with a fence. Everything a remote reader ever sees comes through
+    /// here or through `Region::add`.
+    ///
+    /// # Panics
+    /// When it lies outside the region, or the region is read-only.
+    #[inline]
+    pub fn store(&self, word: usize, value: u64) {
+        assert!(self.writable, "a store into a read-only region");
+        self.before_store();
+        self.words(word, 1)[0].store(value, Ordering::Relaxed);
+        self.observed.stored(word, value);
+    }
+
+    /// `len` words from word `first` on, to be stored into one by one. Bounds are checked here, once.
+    #[inline(always)]
+    pub(crate) fn stores(&self, first: usize, len: usize) -> StoreWords<'_> {
+        assert!(self.writable, "a store into a read-only region");
+        StoreWords { region: self, first, words: self.words(first, len) }
+    }
+
+    /// Lets a test kill this process here.
+    #[inline(always)]
+    fn before_store(&self) {
+        #[cfg(feature = "faults")]
+        if self.file.is_some() {
+            crate::faults::before_store();
+        }
+    }
+
+    /// Stores the words `from`, one after the other, from word `first` on. Relaxed, as
+    /// [`Region::store`].
+    #[inline(always)]
+    pub(crate) fn copy(&self, from: &[AtomicU64], first: usize) {
+        assert!(self.writable, "a store into a read-only region");
+        let to = self.words(first, from.len());
+        let copy = |n: usize, to: &AtomicU64, from: &AtomicU64| {
+            self.observed.access();
+            self.before_store();
+            let value = from.load(Ordering::Relaxed);
+            to.store(value, Ordering::Relaxed);
+            self.observed.stored(first + n, value);
+        };
+        // One line, as most often.
+        if let (Ok(from), Ok(to)) = (<&[_; LINE_WORDS]>::try_from(from), <&[_; LINE_WORDS]>::try_from(to)) {
+            return (0..LINE_WORDS).for_each(|n| copy(n, &to[n], &from[n]));
+        }
+        // Line by line: the loop over a line's words costs nothing.
+        let ((lines, rest), (to_lines, to_rest)) =
+            (from.as_chunks::<LINE_WORDS>(), to.as_chunks::<LINE_WORDS>());
+        for (line, (to, from)) in to_lines.iter().zip(lines).enumerate() {
+            for n in 0..LINE_WORDS {
+                copy(LINE_WORDS * line + n, &to[n], &from[n]);
+            }
+        }
+        for (n, (to, from)) in (LINE_WORDS * lines.len()..).zip(to_rest.iter().zip(rest)) {
+            copy(n, to, from);
+        }
+    }
+
+    /// Appends `len` bytes from byte `offset` on, loaded by words or in longer pieces, in no order.
+    pub(crate) fn append_bytes(&self, offset: u64, len: usize, out: &mut Vec<u8>) {
+        let (first, skip) = (offset as usize / WORD, offset as usize % WORD);
+        let words = self.words(first, (skip + len).div_ceil(WORD));
+        let (before, all) = (out.len(), words.len() * WORD);
+        out.reserve(all);
+        load_bytes(words, &mut out.spare_capacity_mut()[..all]);
+        // SAFETY:
+        // * so much was reserved;
+        // * `load_bytes` has written all of it.
+        unsafe { out.set_len(before + all) };
+        out.truncate(before + skip + len);
+        if skip > 0 {
+            out.drain(before..before + skip);
+        }
+    }
+
+    /// Adds 1 to a word that several server threads count in.
+    #[inline]
+    pub(crate) fn add(&self, word: usize) {
+        assert!(self.writable, "a store into a read-only region");
+        self.before_store();
+        let before = self.words(word, 1)[0].fetch_add(1, Ordering::Relaxed);
+        self.observed.stored(word, before.wrapping_add(1));
+    }
+
+    /// Asks the CPU to fetch the lines of these bytes, but no more than it can fetch side by side. No effect
+    /// but on time.
+    #[inline]
+    pub(crate) fn prefetch_bytes(&self, offset: u64, bytes: u64) {
+        /// Line-fill buffers of a core, or a little less.
+        const LINES_MAX: usize = 8;
+        let begin = self.base.as_ptr().wrapping_byte_add(offset as usize);
+        let ask = |lines: Range<usize>| lines.for_each(|line| prefetch(begin.wrapping_byte_add(line * LINE)));
+        // In halves: a branch for each line costs more than a line too many.
+        ask(0..LINES_MAX / 2);
+        if bytes > (LINES_MAX / 2 * LINE) as u64 {
+            ask(LINES_MAX / 2..LINES_MAX);
+        }
+    }
+}
+
+/// Some words of a region that this process may store into.
+#[derive(Clone, Copy)]
+pub(crate) struct StoreWords<'a> {
+    region: &'a Region,
+    first: usize,
+    words: &'a [AtomicU64],
+}
+
+impl StoreWords<'_> {
+    /// As [`Region::load`], of the word with this number among these.
+    #[inline(always)]
+    pub fn load(&self, word: usize) -> u64 {
+        self.region.observed.access();
+        self.words[word].load(Ordering::Relaxed)
+    }
+
+    /// As [`Region::store`], into the word with this number among these.
+    #[inline(always)]
+    pub fn store(&self, word: usize, value: u64) {
+        self.region.observed.access();
+        self.region.before_store();
+        self.words[word].store(value, Ordering::Relaxed);
+        self.region.observed.stored(self.first + word, value);
+    }
+
+    /// Stores words one after the other, from the word with this number on.
+    #[inline(always)]
+    pub fn store_all(&self, first: usize, values: &[u64]) {
+        for (n, (to, &value)) in (first..).zip(self.words[first..].iter().zip(values)) {
+            self.region.observed.access();
+            self.region.before_store();
+            to.store(value, Ordering::Relaxed);
+            self.region.observed.stored(self.first + n, value);
+        }
+    }
+}
+
+/// Ends in a panic. Apart, so that what leads here costs the others nothing.
+#[cold]
+fn outside(first: usize, len: usize, words: usize) -> ! {
+    panic!("words {first}+{len} of {words}");
+}
