@@ -8,8 +8,6 @@
 //! replies or disappears loses its own connection and affects no other.
 
 pub(crate) mod caller;
-#[cfg(feature = "verbs")]
-mod chunks;
 mod config;
 mod end;
 mod error;

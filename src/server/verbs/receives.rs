@@ -1,0 +1,71 @@
+//! Where the messages of a worker's clients land.
+
+#![allow(unsafe_code)]
+
+use crate::verbs::bootstrap::MESSAGES_MAX;
+use crate::verbs::device::{Access, Buffer, ProtectionDomain, SharedReceives};
+use crate::verbs::error::VerbsError;
+use std::error::Error;
+use std::sync::Arc;
+
+/// Most unanswered messages of a client.
+pub(super) const MESSAGES: usize = 8;
+const _: () = assert!(MESSAGES <= MESSAGES_MAX);
+
+/// A shared receive queue, and the memory of its receives: [`MESSAGES`] slots for each client.
+pub(super) struct Receives {
+    queue: Arc<SharedReceives>,
+    /// Slots are numbered through all of them.
+    landing: Vec<Buffer>,
+}
+
+/// A receive that has completed, with its message. Whoever has it has the slot.
+pub(super) struct Landed {
+    slot: usize,
+    length: usize,
+}
+
+impl Receives {
+    pub fn new(queue: Arc<SharedReceives>) -> Receives {
+        Receives { queue, landing: Vec::new() }
+    }
+
+    /// Number of clients that there are receives for.
+    pub fn clients(&self) -> usize {
+        self.landing.len()
+    }
+
+    /// Posts the receives of one more client, each for a message of at most this length.
+    pub fn add_client(&mut self, domain: &Arc<ProtectionDomain>, bytes: usize) -> Result<(), Box<dyn Error>> {
+        let first = self.landing.len() * MESSAGES;
+        self.landing.push(Buffer::new(domain.clone(), MESSAGES, bytes, Access::Local)?);
+        for slot in first..first + MESSAGES {
+            self.post(Landed { slot, length: 0 })?;
+        }
+        Ok(())
+    }
+
+    /// Takes a receive that has completed.
+    ///
+    /// # Safety
+    /// The receive of this slot of these has completed, and this is called once for the completion.
+    pub unsafe fn landed(&self, slot: usize, length: usize) -> Landed {
+        Landed { slot, length }
+    }
+
+    /// The message of a receive of these.
+    pub fn message<'a>(&'a self, Landed { slot, length }: &'a Landed) -> &'a [u8] {
+        // SAFETY: the receive has completed (`landed`), and is posted again only when `post` consumes
+        // what the message is borrowed from.
+        unsafe { self.landing[slot / MESSAGES].bytes(slot % MESSAGES, *length) }
+    }
+
+    /// Posts the receive again, for the next message.
+    pub fn post(&self, Landed { slot, .. }: Landed) -> Result<(), VerbsError> {
+        let buffer = &self.landing[slot / MESSAGES];
+        let element = buffer.element(slot % MESSAGES, buffer.cell_bytes());
+        // SAFETY: the slot is new or its receive has completed, and nobody borrows from it: it came by
+        // value. Buffers live until the worker's last queue pair is gone.
+        unsafe { self.queue.post(slot as u64, element) }
+    }
+}

@@ -1,0 +1,266 @@
+//! A client that has joined: its queue pair, its messages, and their answers.
+
+#![allow(unsafe_code)]
+
+use super::host::VerbsServer;
+use super::receives::{Landed, MESSAGES, Receives};
+#[cfg(feature = "herd")]
+use crate::herd;
+use crate::outcome::with_causes;
+use crate::server::caller::{Caller, Role};
+use crate::server::shared::{Admission, ServerState};
+use crate::verbs::bootstrap::{self, Descriptor, Join, JoinAnswer, Nonce, Welcome};
+use crate::verbs::device::{
+    Access, Buffer, CompletionQueue, Depth, QueuePair, SharedReceives, Transport, Work, WorkKind,
+};
+use crate::verbs::error::{SetupError, VerbsError};
+use crate::wire;
+use mio::net::TcpStream;
+use mio::{Interest, Registry, Token};
+use std::collections::VecDeque;
+use std::io::{self, Read, Write};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A client that has joined.
+pub(super) struct VerbsSession {
+    // The queue pair is dropped before the buffer that its work requests name.
+    pair: QueuePair,
+    outgoing: Buffer,
+    /// Its end shows that the client is gone.
+    stream: TcpStream,
+    caller: Caller,
+    /// It counts as a connection until it is dropped.
+    _admission: Admission,
+    /// Sent once the worker has taken the client.
+    welcome: Vec<u8>,
+    /// Slots of `outgoing` whose SENDs have completed.
+    free: Vec<usize>,
+    /// Messages received, oldest first.
+    requests: VecDeque<ReceivedMessage>,
+    /// The answer to the first of `requests`, so far.
+    answer: Vec<u8>,
+    /// Answers that wait for a free slot of `outgoing`.
+    ready: VecDeque<Vec<u8>>,
+    /// Whether its queue pair has taken its last receive.
+    is_spent: bool,
+    /// HERD's workers poll for the client while this exists.
+    #[cfg(feature = "herd")]
+    seating: Option<herd::server::HerdLease>,
+}
+
+/// A message, and how many of its bytes are answered.
+struct ReceivedMessage {
+    landed: Landed,
+    done: usize,
+}
+
+/// Marks work requests that are SENDs.
+pub(super) const SEND: u64 = 1 << 63;
+
+impl VerbsSession {
+    /// Makes the server's end of a client that joins. `Err` says why not, and gives the stream back.
+    #[expect(clippy::too_many_arguments, reason = "all that the conversation has brought")]
+    pub fn new(
+        host: &VerbsServer,
+        queue: &Arc<CompletionQueue>,
+        receives: &Arc<SharedReceives>,
+        join: &Join,
+        nonce: &Nonce,
+        stream: TcpStream,
+        role: Role,
+        admission: Admission,
+    ) -> Result<VerbsSession, (String, TcpStream)> {
+        let made = || -> Result<_, SetupError> {
+            let domain = host.station.domain();
+            let mut pair = QueuePair::new(
+                domain.clone(),
+                queue.clone(),
+                Some(receives.clone()),
+                Transport::Rc,
+                Depth { sends: MESSAGES as u32, receives: 0 },
+                host.station.route().clone(),
+            )?;
+            pair.connect(&join.endpoint, Access::RemoteRead)?;
+            let outgoing = Buffer::new(domain.clone(), MESSAGES, host.message_bytes, Access::Local)?;
+            Ok((pair, outgoing))
+        };
+        let mtu = join.endpoint.mtu;
+        if !crate::verbs::is_mtu(mtu) {
+            return Err((format!("{mtu} bytes is no path MTU"), stream));
+        }
+        if let Err(why) = host.station.check(&join.endpoint.at, join.network) {
+            return Err((format!("{why} (\"this side\" being the server's)"), stream));
+        }
+        let (pair, outgoing) = match made() {
+            Ok(made) => made,
+            Err(error) => {
+                let why = with_causes(&error);
+                return Err((format!("the server's queue pair cannot be connected: {why}"), stream));
+            }
+        };
+        #[cfg(feature = "herd")]
+        let (seating, extension) =
+            match herd::server::admit(host.herd.as_ref(), join.extension.as_ref(), role) {
+                Ok(admitted) => admitted,
+                Err(why) => return Err((why, stream)),
+            };
+        #[cfg(not(feature = "herd"))]
+        let extension = None;
+        #[cfg(not(feature = "herd"))]
+        if join.extension.is_some() {
+            return Err(("it asks for what this server does not serve".into(), stream));
+        }
+        let mut welcome = Welcome {
+            proof: Default::default(),
+            endpoint: pair.endpoint(),
+            region: Descriptor {
+                address: host.region.address(),
+                key: host.region.remote_key(),
+                bytes: host.shared.index.region().bytes(),
+            },
+            superblock: host.superblock.clone(),
+            messages: MESSAGES as u16,
+            message_bytes: host.message_bytes as u32,
+            network: host.station.network(),
+            extension,
+        };
+        let token = if role == Role::Change { &host.token } else { &host.read_token };
+        bootstrap::prove(token, nonce, &join.nonce, &mut welcome);
+        let welcome = JoinAnswer::Welcome(Box::new(welcome));
+        let free = (0..MESSAGES).collect();
+        let welcome = bootstrap::encode(&welcome);
+        let (requests, ready) = (VecDeque::new(), VecDeque::new());
+        Ok(VerbsSession {
+            pair,
+            outgoing,
+            stream,
+            caller: Caller::new(role),
+            _admission: admission,
+            welcome,
+            free,
+            requests,
+            answer: Vec::new(),
+            ready,
+            is_spent: false,
+            #[cfg(feature = "herd")]
+            seating,
+        })
+    }
+
+    /// The number of its queue pair.
+    pub fn number(&self) -> u32 {
+        self.pair.number()
+    }
+
+    /// Sends the welcome. From then on the worker learns through `registry` when the client hangs up.
+    pub fn greet(&mut self, registry: &Registry, token: Token) -> Result<(), String> {
+        registry.register(&mut self.stream, token, Interest::READABLE).map_err(|e| e.to_string())?;
+        // The socket's buffer is empty, so this is sent whole or not at all.
+        let welcome = std::mem::take(&mut self.welcome);
+        if self.stream.write(&welcome).map_err(|e| e.to_string())? != welcome.len() {
+            return Err("its socket took half a welcome".into());
+        }
+        Ok(())
+    }
+
+    /// Whether it has hung up. Asked when its TCP connection is readable, which normally means that.
+    pub fn has_hung_up(&mut self) -> bool {
+        match self.stream.read(&mut [0; 64]) {
+            Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => false,
+            // After the handshake, only the end of the connection is expected.
+            _ => true,
+        }
+    }
+
+    /// Hangs up, also where a child made by `fork` has the same descriptor.
+    pub fn hang_up(&self) {
+        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+    }
+
+    /// Fails the queue pair of a client that is dropped, and posts the receives of its messages again.
+    pub fn leave(&mut self, receives: &Receives) {
+        self.pair.fail();
+        #[cfg(feature = "herd")]
+        {
+            self.seating = None;
+        }
+        for request in self.requests.drain(..) {
+            let _ = receives.post(request.landed);
+        }
+    }
+
+    /// Notes that the device has reported the last receive of its queue pair.
+    pub fn spend(&mut self) {
+        self.is_spent = true;
+    }
+
+    /// Whether its queue pair has taken its last receive.
+    pub fn is_spent(&self) -> bool {
+        self.is_spent
+    }
+
+    /// Takes a message. Returns whether it is the only one that waits. A client that has more
+    /// unanswered than it may loses it: `Err` has its receive.
+    pub fn take(&mut self, landed: Landed) -> Result<bool, Landed> {
+        if self.requests.len() + self.ready.len() >= MESSAGES {
+            return Err(landed);
+        }
+        self.requests.push_back(ReceivedMessage { landed, done: 0 });
+        Ok(self.requests.len() == 1)
+    }
+
+    /// Takes the completion of a SEND.
+    pub fn sent(&mut self, slot: usize) -> Result<(), VerbsError> {
+        self.free.push(slot);
+        self.flush()
+    }
+
+    /// Answers its messages until `ends`. Returns whether there are more.
+    pub fn turn(&mut self, receives: &Receives, shared: &ServerState, ends: Instant) -> Result<bool, String> {
+        while let Some(ReceivedMessage { landed, done }) = self.requests.front_mut() {
+            let message = receives.message(landed);
+            while *done < message.len() {
+                if Instant::now() >= ends {
+                    return Ok(true);
+                }
+                let frame = wire::decode(&message[*done..]).map_err(|e| e.to_string())?;
+                let frame = frame.ok_or("it sent half a frame")?;
+                let asked = wire::Request::decode(&frame).map_err(|e| e.to_string())?;
+                let reply = shared.answer(&mut self.caller, asked);
+                let reply = reply.ok_or("it said hello twice, or asked for slots")?;
+                reply.encode(frame.id, &mut self.answer);
+                *done += frame.length;
+            }
+            if self.answer.len() > self.outgoing.cell_bytes() {
+                return Err("it asked for more than an answer holds".into());
+            }
+            self.ready.push_back(std::mem::take(&mut self.answer));
+            // Posted before the client learns that it may send another message.
+            if let Some(request) = self.requests.pop_front() {
+                receives.post(request.landed).map_err(|e| e.to_string())?;
+            }
+            self.flush().map_err(|e| e.to_string())?;
+        }
+        Ok(false)
+    }
+
+    /// Sends answers while there are free slots.
+    fn flush(&mut self) -> Result<(), VerbsError> {
+        while let (Some(&slot), Some(answer)) = (self.free.last(), self.ready.front()) {
+            // SAFETY: the slot is free: its last SEND has completed.
+            let bytes = unsafe { self.outgoing.fill(slot, &[answer]) };
+            let work = Work {
+                id: SEND | slot as u64,
+                element: self.outgoing.element(slot, bytes),
+                kind: WorkKind::Send,
+                signalled: true,
+            };
+            // SAFETY: as above; it is written again only once it is free.
+            unsafe { self.pair.post([work]) }?;
+            self.free.pop();
+            self.ready.pop_front();
+        }
+        Ok(())
+    }
+}
