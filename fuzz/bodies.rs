@@ -252,19 +252,29 @@ fn inconclusive(error: &ReadError) {
 
 // ---- snapshot_bytes -----------------------------------------------------------------------------
 
-/// CRC-32C, bit by bit.
-fn crc32c(parts: &[&[u8]]) -> [u8; 4] {
+/// A CRC of 32 bits, reflected, bit by bit.
+fn crc(polynomial: u32, parts: &[&[u8]]) -> [u8; 4] {
     let bytes = parts.iter().flat_map(|part| part.iter());
     let sum = bytes.fold(!0u32, |sum, &byte| {
-        (0..8).fold(sum ^ u32::from(byte), |sum, _| (sum >> 1) ^ (0x82f6_3b78 * (sum & 1)))
+        (0..8).fold(sum ^ u32::from(byte), |sum, _| (sum >> 1) ^ (polynomial * (sum & 1)))
     });
     (!sum).to_le_bytes()
+}
+
+/// CRC-32C, of slots and heads.
+fn crc32c(parts: &[&[u8]]) -> [u8; 4] {
+    crc(0x82f6_3b78, parts)
+}
+
+/// CRC-32, of long values and records.
+fn crc32(bytes: &[u8]) -> [u8; 4] {
+    crc(0xedb8_8320, &[bytes])
 }
 
 /// A snapshot whose fields follow from the input: mostly possible ones, with checksums put right.
 fn forged_snapshot(input: &mut Input<'_>) -> Vec<u8> {
     let mut file = b"ONESNAP\0".to_vec();
-    let mut fields = [1, 0, 7, 0, 1, 0, 1, 0, 1, 0, 1, 2, 1, 8, 0, 16, 40, 0, 32, 0, 2_000_000, 0];
+    let mut fields = [2, 0, 7, 0, 1, 0, 1, 0, 1, 0, 1, 2, 1, 8, 0, 16, 40, 0, 32, 0, 2_000_000, 0];
     let other = input.byte();
     if other & 0x80 != 0 {
         let value = if other & 0x40 == 0 { u32::from(input.byte()) } else { input.u32() };
@@ -307,7 +317,7 @@ fn forged_snapshot(input: &mut Input<'_>) -> Vec<u8> {
         head.extend(said.to_le_bytes());
         head.extend(if mode & 0xf0 == 0xe0 { input.u64() } else { number }.to_le_bytes());
         head.extend(records.wrapping_add(usize::from(mode & 0xf0 == 0xd0)).to_le_bytes()[..4].iter());
-        head.extend(crc32c(&[&payload]));
+        head.extend(crc32(&payload));
         head.extend([0; 4]);
         let sum = crc32c(&[&id, &head]);
         file.extend(head);
@@ -895,7 +905,7 @@ impl Hostile {
             it.number = input.u64();
         }
         it.crc = match self.bytes_at(&it) {
-            Some(bytes) if what & 32 == 0 => u32::from_le_bytes(crc32c(&[bytes])),
+            Some(bytes) if what & 32 == 0 => u32::from_le_bytes(crc32(bytes)),
             _ if what & 64 == 0 => it.crc,
             _ => input.u32(),
         };

@@ -26,7 +26,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// The first bytes of a snapshot.
 pub const SNAPSHOT_MAGIC: [u8; 8] = *b"ONESNAP\0";
 /// Version of the format.
-pub const SNAPSHOT_VERSION: u32 = 1;
+pub const SNAPSHOT_VERSION: u32 = 2;
 
 /// A block of records begins with this.
 const BLOCK_MARK: u32 = u32::from_le_bytes(*b"BLCK");
@@ -117,7 +117,7 @@ impl Head {
 impl BlockHead {
     fn new(mark: u32, id: u64, number: u64, records: u32, payload: &[u8]) -> BlockHead {
         let bytes = payload.len() as u32;
-        let crc = crc::append(0, payload);
+        let crc = crc::append_long(0, payload);
         let head = BlockHead { mark, bytes, number, records, crc, reserved: 0, head_crc: 0 };
         BlockHead { head_crc: head.sum(id), ..head }
     }

@@ -233,7 +233,7 @@ impl Snapshot {
         let is_good = head.mark == LAST_MARK
             && head.head_crc == head.sum(self.id)
             && head.bytes as usize == bytes.len()
-            && head.crc == crc::append(0, bytes);
+            && head.crc == crc::append_long(0, bytes);
         Ok(is_good.then_some(counts))
     }
 
@@ -401,7 +401,7 @@ impl SnapshotBlocks<'_> {
             payload.resize(have + more, 0);
             of.read(&mut payload[have..], start + have as u64)?;
         }
-        if head.crc != crc::append(0, &payload) {
+        if head.crc != crc::append_long(0, &payload) {
             return Err(of.damaged(start, "the checksum of a block's records"));
         }
         let end = start + u64::from(head.bytes);

@@ -70,7 +70,7 @@ fn golden_snapshot() {
 
     let mut head = Vec::new();
     head.extend(b"ONESNAP\0");
-    head.extend(word(1));
+    head.extend(word(2));
     head.extend([0; 4]);
     head.extend(id.to_le_bytes());
     head.extend(geometry.generation().to_le_bytes());
@@ -88,7 +88,7 @@ fn golden_snapshot() {
         block.extend(word(payload.len() as u32));
         block.extend(number.to_le_bytes());
         block.extend(word(records));
-        block.extend(sum(&[payload]));
+        block.extend(crc::append_long(0, payload).to_le_bytes());
         block.extend([0; 4]);
         block.extend(sum(&[&id.to_le_bytes(), &block]));
         [&block[..], payload].concat()
@@ -127,9 +127,9 @@ fn golden_snapshot() {
         assert!(matches!(error, SnapshotError::Damaged { byte: b, .. } if b == byte as u64), "{error}");
         assert!(error.to_string().contains(field), "{error}");
     }
-    bytes[8] = 2;
+    bytes[8] = 3;
     fs::write(&path, bytes).unwrap();
-    assert!(matches!(Snapshot::open(&path), Err(SnapshotError::Version { found: 2, .. })));
+    assert!(matches!(Snapshot::open(&path), Err(SnapshotError::Version { found: 3, .. })));
 }
 
 /// What is written is read again, with values of any length, in one block and in many.
