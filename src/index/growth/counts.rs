@@ -7,13 +7,19 @@ use crate::index::segment::Segment;
 use crate::index::share::PairRole;
 use crate::outcome::{GrowthCounts, IndexCounts};
 use crate::sync::lock;
-use crossbeam_epoch::{self as epoch};
+use crossbeam_epoch as epoch;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Growth {
     pub fn displaced(&self) -> usize {
         self.live.all(&epoch::pin()).map(Segment::displaced).sum()
+    }
+
+    /// The pieces of memory that have segments.
+    #[cfg(feature = "verbs")]
+    pub fn memories(&self) -> Vec<u32> {
+        self.live.all(&epoch::pin()).map(|segment| segment.memory).collect()
     }
 
     pub fn counts(&self) -> IndexCounts {

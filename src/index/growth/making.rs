@@ -4,6 +4,7 @@ use super::Growth;
 use super::pairs::NoSplit;
 use super::totals::{Refused, add_counts};
 use crate::faults::{Rule, by_rule};
+#[cfg(feature = "verbs")]
 use crate::index::budget::Registrar;
 use crate::index::segment::Segment;
 use crate::index::share::KeyShare;
@@ -11,7 +12,7 @@ use crate::layout::control::INCARNATIONS_WORD;
 use crate::layout::segment::Named;
 use crate::region::RegionError;
 use crate::sync::lock;
-use crossbeam_epoch::{self as epoch, Guard};
+use crossbeam_epoch::Guard;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 
@@ -30,12 +31,6 @@ impl Growth {
     #[cfg(feature = "verbs")]
     pub fn blocks_used(&self) -> Vec<u64> {
         self.extents.as_ref().map_or_else(Vec::new, |extents| extents.blocks_used())
-    }
-
-    /// The pieces of memory that have segments.
-    #[cfg(feature = "verbs")]
-    pub fn memories(&self) -> Vec<u32> {
-        self.live.all(&epoch::pin()).map(|segment| segment.memory).collect()
     }
 
     /// Tells clients the remote key of a chunk.

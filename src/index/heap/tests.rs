@@ -1,5 +1,9 @@
+use super::gaps::HIDE_MAX;
+use super::marks::MarkError;
+use super::shape::HeapShapeError;
 use super::*;
-use crate::layout::extent::block_bytes;
+use crate::layout::extent::{GRANULE, block_bytes};
+use std::collections::BTreeMap;
 
 /// Granules of a block and of the longest extent of the small heaps here.
 const BLOCK: u64 = 256;
