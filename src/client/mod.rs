@@ -12,7 +12,6 @@ mod handle;
 #[cfg(any(feature = "verbs", test))]
 mod lanes;
 mod long;
-mod mailbox;
 mod options;
 mod pool;
 mod send;
@@ -20,7 +19,6 @@ mod shm;
 mod stats;
 #[cfg(feature = "verbs")]
 pub(crate) mod verbs;
-mod watch;
 
 pub use counters::ClientCounters;
 pub use error::{ConnectError, GetError, LinkError, MutateError};

@@ -1,8 +1,8 @@
 //! The client's end of a mailbox: cells in memory shared with the server
 //! ([`crate::mailbox::memory`]).
 
-use super::error::LinkError;
-use super::handle::Deadline;
+use crate::client::error::LinkError;
+use crate::client::handle::Deadline;
 use crate::mailbox::memory::{Mailbox, WINDOW};
 use crate::mailbox::{SpinTime, glance, load, store};
 use crate::wire::{self, Reply, Request};

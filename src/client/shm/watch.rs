@@ -20,19 +20,19 @@
 //! * A child made by `fork` has no such thread. There, clients of the parent are left alone, and the
 //!   first client that connects starts a thread.
 
-use super::error::{ConnectError, LinkError};
-use super::handle::{ATTEMPT_MAX, RETRY_FIRST, RETRY_MAX};
-use super::shm::{Greeted, Greeting, ShmShared, is_hung_up};
+use super::link::WatchedLink;
+use super::shared::{Greeted, Greeting, ShmShared};
+use crate::client::error::{ConnectError, LinkError};
+use crate::client::handle::{ATTEMPT_MAX, RETRY_FIRST, RETRY_MAX};
 use crate::process::Process;
 use crate::sync::lock_std;
 use rustc_hash::FxHashMap;
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, EventData, EventFlags};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::event::{EventfdFlags, Timespec};
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -87,26 +87,6 @@ struct WatchedClient {
     stage: Option<WatchStage>,
     /// A handle's connection, to be watched when the thread is done with the stage.
     offered: Option<WatchedLink>,
-}
-
-/// A connection, and the server's process, if that can be watched: a child that it made by `fork` may keep
-/// the connection open after its end.
-#[derive(Debug)]
-pub(super) struct WatchedLink {
-    pub stream: Arc<UnixStream>,
-    pub server: Option<OwnedFd>,
-}
-
-impl WatchedLink {
-    /// Whether the server has hung up or ended. Does not wait.
-    fn is_lost(&self) -> bool {
-        let has_ended = |server| {
-            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-            let mut watched = [PollFd::new(server, PollFlags::IN)];
-            matches!(rustix::event::poll(&mut watched, Some(&now)), Ok(n) if n > 0)
-        };
-        is_hung_up(&self.stream) || self.server.as_ref().is_some_and(has_ended)
-    }
 }
 
 #[derive(Debug)]
@@ -452,7 +432,10 @@ impl WatchList {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use super::super::link::is_hung_up;
+    use super::super::shared::tests::{greeting, leave, shared as shared_of};
     use super::*;
+    use std::os::unix::net::UnixStream;
 
     /// However long a server is away, it is looked for again after `RETRY_MAX` at the latest.
     #[test]
@@ -513,14 +496,13 @@ mod tests {
     }
 
     fn shared() -> Arc<ShmShared> {
-        Arc::new(super::super::shm::tests::shared(Default::default()))
+        Arc::new(shared_of(Default::default()))
     }
 
     /// An attempt to connect waits for its answer until its time is over, and another one follows after a
     /// longer pause. A server that is silent until then is there; one that hangs up or answers nonsense is gone.
     #[test]
     fn attempts_end_in_time() {
-        use super::super::shm::tests::greeting;
         use std::io::Write;
         type Answer = fn(&mut UnixStream);
         let first = |until: Instant, answer: Answer| {
@@ -552,7 +534,6 @@ mod tests {
     /// thread's connection is not needed any more. A connection that handles use stays.
     #[test]
     fn a_handle_connects_before_the_thread() {
-        use super::super::shm::tests::{has_spare, leave};
         let shared = shared();
         let ((found, server), (lost, _)) = (link(), link());
         // The thread pauses.
@@ -592,7 +573,7 @@ mod tests {
         be_at(&watch, WatchStage::Linked(link_to(&own)));
         drop(own);
         watch.watcher.list.look_at(watch.number);
-        assert!(shared.is_served() && !has_spare(&shared), "one connection is enough");
+        assert!(shared.is_served() && !shared.has_spare(), "one connection is enough");
         assert!(is_hung_up(&peer));
         assert!(linked_to(&watch).is_some_and(|link| Arc::ptr_eq(&link, &other)));
         // The next look finds nothing new.

@@ -1,0 +1,197 @@
+//! A handle's connection for changes: messages over the socket, or a mailbox.
+
+use super::link::{MEMORY_ID, SocketLink, is_hung_up};
+use super::mailbox::ClientMailbox;
+use crate::address::Address;
+use crate::client::error::{ConnectError, LinkError};
+use crate::client::handle::Deadline;
+use crate::client::options::RequestPath;
+use crate::client::send::{fit, send_fitting};
+use crate::client::stats::RequestCounts;
+use crate::layout::geometry::Geometry;
+use crate::mailbox::memory::{self, Mailbox};
+use crate::wire::{Reply, Request, SOCKET_PIECE_MAX};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Time after which a handle asks again for a mailbox that the server had no room for.
+const MAILBOX_AGAIN: Duration = Duration::from_secs(1);
+
+/// A handle's connection for changes.
+#[derive(Debug)]
+pub(super) struct ShmConnection {
+    link: SocketLink,
+    /// The geometry of the server at the other end.
+    geometry: Arc<Geometry>,
+    mailbox: MailboxState,
+    /// Number of the next message.
+    next_id: u64,
+    /// The deadline of the last requests.
+    asked_until: Instant,
+}
+
+/// Whether a connection has a mailbox.
+#[derive(Debug)]
+enum MailboxState {
+    /// It has not asked for one.
+    Unasked,
+    /// It got none. Requests go over the stream.
+    Refused {
+        at: Instant,
+    },
+    There(Box<ClientMailbox>),
+}
+
+impl MailboxState {
+    fn is_to_be_asked_for(&self) -> bool {
+        match self {
+            MailboxState::Unasked => true,
+            MailboxState::Refused { at } => at.elapsed() >= MAILBOX_AGAIN,
+            MailboxState::There(_) => false,
+        }
+    }
+}
+
+impl ShmConnection {
+    /// A connection on which nothing but the hello was said.
+    pub fn new(link: SocketLink, geometry: Arc<Geometry>, asked_until: Instant) -> ShmConnection {
+        ShmConnection { link, geometry, mailbox: MailboxState::Unasked, next_id: 0, asked_until }
+    }
+
+    /// The same, for the next handle that uses it: its errors name the time allowed.
+    pub fn passed_on(self, allowed: Duration, deadline: Instant) -> ShmConnection {
+        ShmConnection { link: self.link.allowing(allowed), asked_until: deadline, ..self }
+    }
+
+    /// The same, as if the server had just refused a mailbox.
+    #[cfg(test)]
+    pub fn without_mailbox(self) -> ShmConnection {
+        ShmConnection { mailbox: MailboxState::Refused { at: Instant::now() }, ..self }
+    }
+
+    /// The deadline of the last requests.
+    #[cfg(test)]
+    pub fn asked_until(&self) -> Instant {
+        self.asked_until
+    }
+
+    /// The whole time allowed.
+    #[cfg(test)]
+    pub fn allowed(&self) -> Duration {
+        self.link.allowed()
+    }
+
+    pub fn stream(&self) -> &Arc<UnixStream> {
+        self.link.stream()
+    }
+
+    /// The geometry of the server at the other end.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// Whether the server has not closed it. A client with a mailbox makes no system call for that right
+    /// after its last conversation: it finds out while it waits for the reply. A request that its table does
+    /// not take is not sent, so for such a request the socket is always checked, as before a message.
+    pub fn is_linked(&mut self, requests: &[Request<'_>], wants_mailbox: bool, deadline: Instant) -> bool {
+        /// Between the starts of two conversations, measured between their deadlines.
+        const RECENT: Duration = Duration::from_millis(1);
+        let last = std::mem::replace(&mut self.asked_until, deadline);
+        let is_recent = deadline.saturating_duration_since(last) < RECENT;
+        let has_mailbox = matches!(self.mailbox, MailboxState::There(_));
+        wants_mailbox && has_mailbox && is_recent && fit(requests, &self.geometry, Some(SOCKET_PIECE_MAX))
+            || !is_hung_up(self.stream())
+    }
+
+    /// Asks for a mailbox, if there is none and it is time to. Where the server gives none, requests go as
+    /// messages.
+    ///
+    /// # Errors
+    /// When the link failed; and when the server gives none, if requests may go no other way.
+    pub fn ask_for_mailbox(
+        &mut self,
+        address: &Address,
+        path: RequestPath,
+        deadline: Instant,
+    ) -> Result<(), ConnectError> {
+        if !self.mailbox.is_to_be_asked_for() {
+            return Ok(());
+        }
+        self.mailbox = match take_mailbox(&mut self.link, address, &self.geometry, deadline) {
+            Ok(mailbox) => MailboxState::There(mailbox),
+            Err(error @ ConnectError::Link { .. }) => return Err(error),
+            Err(error) if path == RequestPath::Mailbox => return Err(error),
+            Err(error) => {
+                tracing::debug!(%error, "requests go by message");
+                MailboxState::Refused { at: Instant::now() }
+            }
+        };
+        Ok(())
+    }
+
+    /// Sends the requests that the server's table takes, through the mailbox if it is wanted and
+    /// there. Returns when all are answered, so no request overtakes one that went the other way.
+    pub fn converse(
+        &mut self,
+        requests: &[Request<'_>],
+        wants_mailbox: bool,
+        deadline: &mut Deadline,
+        replies: &mut Vec<Reply>,
+        has_sent: &mut bool,
+        counts: &mut RequestCounts,
+    ) -> Result<(), LinkError> {
+        let ShmConnection { link, geometry, mailbox, next_id, .. } = self;
+        send_fitting(requests, geometry, Some(SOCKET_PIECE_MAX), replies, has_sent, |requests, replies| {
+            let sent = requests.len() as u64;
+            match mailbox {
+                MailboxState::There(mailbox) if wants_mailbox => {
+                    counts.mailbox += sent;
+                    mailbox.converse(link, requests, deadline, replies)
+                }
+                _ => {
+                    counts.message += sent;
+                    let first_id = *next_id;
+                    *next_id += sent;
+                    link.converse(requests, first_id, deadline, replies)
+                }
+            }
+        })
+    }
+}
+
+/// Asks the server for a mailbox for further requests.
+fn take_mailbox(
+    link: &mut SocketLink,
+    address: &Address,
+    geometry: &Geometry,
+    deadline: Instant,
+) -> Result<Box<ClientMailbox>, ConnectError> {
+    let refused =
+        |why: String| ConnectError::RequestPath { path: RequestPath::Mailbox, address: address.clone(), why };
+    let mut request = Vec::new();
+    Request::Mailbox { version: memory::VERSION }.encode(MEMORY_ID, &mut request);
+    let fd = match link.ask_for_memory(&request, deadline) {
+        Ok((Reply::Mailbox { version: memory::VERSION }, Some(fd))) => fd,
+        Ok((Reply::Refused { version: 0 }, _)) => {
+            return Err(refused(
+                "it has none; give it more of `ServerConfig::mailbox_bytes_max`, or use `RequestPath::Auto`"
+                    .into(),
+            ));
+        }
+        Ok((Reply::Refused { version: memory::VERSION }, _)) => {
+            return Err(refused("it has no room for another one; give it more of `ServerConfig::mailbox_bytes_max`, or use `RequestPath::Auto`".into()));
+        }
+        Ok((Reply::Refused { version } | Reply::Mailbox { version }, _)) if version != memory::VERSION => {
+            return Err(refused(format!(
+                "it has version {version} of them, this program version {}; use the same version of oneread on both sides",
+                memory::VERSION
+            )));
+        }
+        other => {
+            let source = other.err().unwrap_or(LinkError::Unexpected);
+            return Err(ConnectError::Link { address: address.clone(), source });
+        }
+    };
+    Ok(Box::new(ClientMailbox::new(Mailbox::map(fd, geometry)?)))
+}

@@ -1,0 +1,785 @@
+//! The client's path to a server on this host: the mapped region, and a Unix socket for requests.
+
+use super::attachment::{Attachment, attach, open_file};
+use super::connection::ShmConnection;
+use super::link::{WatchedLink, link_failed};
+use super::shared::{Publisher, ShmShared};
+use super::watch::Watch;
+use crate::address::Address;
+use crate::client::error::{ConnectError, GetError, LinkError, MutateError};
+use crate::client::handle::{Deadline, Handle};
+use crate::client::options::{ClientOptions, RequestPath};
+use crate::client::stats::ClientStats;
+use crate::fabric::shm::Shm;
+use crate::hints::Hints;
+use crate::layout::control::{Phase, STATE_WORD, State};
+use crate::layout::geometry::Geometry;
+use crate::outcome::ReadError;
+use crate::place;
+use crate::process::{self, Process};
+use crate::reader::{DirectAnswers, KnownEntries, Reader, StoredAnswer};
+use crate::region::Region;
+use crate::wire::{self, Refusal, Reply, Request};
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Most requests of a batch that go through a mailbox ([`RequestPath::Auto`]). Longer batches cost
+/// less as one message: `docs/BENCHMARKS.md`.
+const MAILBOX_BATCH: usize = 32;
+
+/// No news that there are: the handle looks again at its next GET.
+const UNHEARD: u64 = u64::MAX;
+
+/// One thread's path to the server.
+#[derive(Debug)]
+pub(in crate::client) struct ShmHandle {
+    shared: Arc<ShmShared>,
+    attached: Arc<Attachment>,
+    /// Hints of the table attached to, if the client wants any.
+    hints: Option<Arc<Hints>>,
+    /// Directory entries of that table, if it grows.
+    entries: KnownEntries,
+    conversation: Option<ShmConnection>,
+    reattached: u64,
+    /// The word of this process, which goes up with news of any server, and what it was when the server was last
+    /// seen to be there, with this region.
+    news: &'static AtomicU64,
+    heard: u64,
+    /// Ends with the last handle. `None` in tests without a server.
+    watch: Option<Arc<Watch>>,
+}
+
+impl ShmHandle {
+    pub fn connect(socket: &Path, options: &ClientOptions) -> Result<ShmHandle, ConnectError> {
+        let address = Address::Shm(socket.into());
+        let mut options = options.clone();
+        options.server_uids.extend(place::appointed(socket));
+        let (link, attachment) = match attach(&address, socket, &options.server_uids, options.deadline) {
+            Ok((link, server, attachment)) => (Some((link, server)), attachment),
+            Err(error) => (None, open_file(&address, &options, error)?),
+        };
+        let (link, server) = link.unzip();
+        let attached = Arc::new(attachment);
+        let watched = link
+            .as_ref()
+            .zip(server)
+            .map(|(link, server)| WatchedLink { stream: link.stream().clone(), server });
+        let spare = link.map(|link| ShmConnection::new(link, attached.geometry().clone(), Instant::now()));
+        let shared = ShmShared::new(address.clone(), socket, options.clone(), attached.clone(), spare);
+        let shared = Arc::new(shared);
+        let is_linked = watched.is_some();
+        let watch = Watch::new(&shared, watched).map_err(|e| link_failed(&address, LinkError::Os(e)))?;
+        let (watch, mut hints, entries) = (Some(Arc::new(watch)), None, KnownEntries::default());
+        shared.hints().refresh(attached.geometry(), &mut hints);
+        let (news, heard, conversation) = (process::word(), UNHEARD, None);
+        let mut handle =
+            ShmHandle { shared, attached, hints, entries, conversation, reattached: 0, news, heard, watch };
+        if options.requests == RequestPath::Mailbox && is_linked {
+            // Fails here if the server has no mailboxes.
+            handle.prepare(&[], Instant::now() + options.deadline)?;
+        }
+        Ok(handle)
+    }
+
+    pub fn region(&self) -> &Region {
+        self.attached.region()
+    }
+
+    /// Whether a server was there when the watcher last looked.
+    pub fn is_served(&self) -> bool {
+        self.shared.is_served()
+    }
+
+    // ---- GETs -----------------------------------------------------------------------------------
+
+    /// Runs GETs, and adds their counts to `stats`.
+    #[inline]
+    pub fn read<R>(
+        &mut self,
+        stats: &mut ClientStats,
+        get: impl FnOnce(&mut Reader<'_, Shm<'_>>) -> Result<R, ReadError>,
+    ) -> Result<R, GetError> {
+        self.attach_newest()?;
+        let (region, geometry) = (self.attached.region(), &**self.attached.geometry());
+        let (clock, limits) = (self.shared.clock().clone(), self.shared.options().limits);
+        let mut reader = Reader::new(Shm::new(region, geometry), geometry, clock, limits);
+        if let Some(hints) = &self.hints {
+            reader.set_hints(hints);
+        }
+        if geometry.grows() {
+            self.entries.keep(geometry);
+            reader.swap_entries(&mut self.entries);
+        }
+        let result = get(&mut reader);
+        stats.get += reader.stats();
+        stats.read += reader.read_counts();
+        if self.hints.is_some() {
+            stats.hints += reader.hint_counts();
+        }
+        if geometry.grows() {
+            reader.swap_entries(&mut self.entries);
+        }
+        Ok(result?)
+    }
+
+    /// A GET. Nearly always a direct look suffices, and no reader is needed.
+    #[inline]
+    pub fn get_into(
+        &mut self,
+        stats: &mut ClientStats,
+        direct: &mut DirectAnswers,
+        key: &[u8],
+        value: &mut Vec<u8>,
+    ) -> Result<bool, GetError> {
+        self.attach_newest()?;
+        let (region, geometry) = (self.attached.region(), &**self.attached.geometry());
+        if self.hints.is_none()
+            && let Some(found) = Shm::glance_from(region, geometry, key, value)
+        {
+            direct.count(found, geometry);
+            return Ok(found);
+        }
+        self.read(stats, |reader| reader.get_otherwise(key, value))
+    }
+
+    /// Switches to a newer region if there is one. Fails when the region may no longer be read, or not by this
+    /// process.
+    #[inline]
+    fn attach_newest(&mut self) -> Result<(), GetError> {
+        // Relaxed: only a hint to look again. In a child made by `fork` it is another word.
+        let is_heard = self.news.load(Ordering::Relaxed) == self.heard;
+        if is_heard && State::is_serving(self.attached.region().load(STATE_WORD)) {
+            return Ok(());
+        }
+        self.look_again()
+    }
+
+    #[cold]
+    fn look_again(&mut self) -> Result<(), GetError> {
+        if !self.shared.process().is_this() {
+            return Err(ConnectError::Forked { address: self.shared.address().clone() }.into());
+        }
+        // Acquire: pairs with `tell_news`. What was stored before these news is seen below.
+        let news = self.news.load(Ordering::Acquire);
+        if self.shared.version() != self.attached.version() {
+            self.reattach();
+        }
+        let gone_ns = self.shared.gone_ns();
+        let state = self.attached.region().load(STATE_WORD);
+        if gone_ns == 0 && State::is_serving(state) {
+            self.heard = news;
+            return Ok(());
+        }
+        self.heard = UNHEARD;
+        self.check_lease(gone_ns, State::from_word(state))
+    }
+
+    fn reattach(&mut self) {
+        self.attached = self.shared.newest();
+        self.shared.hints().refresh(self.attached.geometry(), &mut self.hints);
+        // Nobody says that it is the same table in the same state.
+        self.entries = KnownEntries::default();
+        self.reattached += 1;
+    }
+
+    #[cold]
+    fn check_lease(&mut self, gone_ns: u64, state: State) -> Result<(), GetError> {
+        let gone = |source| Err(GetError::ServerGone { address: self.shared.address().clone(), source });
+        if state.phase == Phase::Retired {
+            return gone(LinkError::Retired);
+        }
+        if self.attached.is_file() {
+            return Ok(());
+        }
+        let lease = self.shared.options().lease;
+        let since = Duration::from_nanos(self.shared.clock().now_ns().saturating_sub(gone_ns));
+        if gone_ns != 0 && since >= lease {
+            return gone(LinkError::LeaseEnded(lease));
+        }
+        Ok(())
+    }
+
+    // ---- changes --------------------------------------------------------------------------------
+
+    /// Whether these requests go through a mailbox, if there is one, to a table of this geometry.
+    fn wants_mailbox(&self, requests: &[Request<'_>], geometry: &Geometry) -> bool {
+        let is_wanted = match self.shared.options().requests {
+            RequestPath::Auto => requests.len() <= MAILBOX_BATCH,
+            path => path == RequestPath::Mailbox,
+        };
+        is_wanted && requests.iter().all(|request| wire::fits_cells(request, geometry))
+    }
+
+    /// Whether there is a connection that the server has not closed ([`ShmConnection::is_linked`]).
+    fn is_linked(&mut self, requests: &[Request<'_>], deadline: Instant) -> bool {
+        let Some(conversation) = &self.conversation else { return false };
+        let wants_mailbox = self.wants_mailbox(requests, conversation.geometry());
+        let conversation = self.conversation.as_mut();
+        conversation.is_some_and(|conversation| conversation.is_linked(requests, wants_mailbox, deadline))
+    }
+
+    /// Takes the client's connection for changes, or opens another one.
+    fn open_conversation(&mut self, deadline: Instant) -> Result<(), ConnectError> {
+        let mut makes_way = false;
+        loop {
+            if self.takes_spare(deadline) {
+                return Ok(());
+            }
+            match self.connect_again(deadline) {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(error) if is_full(&error) && Instant::now() < deadline => {
+                    let watch = self.watch.as_ref();
+                    makes_way |= watch.is_some_and(|watch| watch.gives_way());
+                    if !makes_way && !self.shared.has_spare() {
+                        return Err(error);
+                    }
+                    // Until the server notices that there is room, or the thread has connected.
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Opens a connection for changes. Returns `false` if another handle, or the watching thread,
+    /// has found another server meanwhile.
+    fn connect_again(&mut self, deadline: Instant) -> Result<bool, ConnectError> {
+        let within = deadline.saturating_duration_since(Instant::now());
+        let shared = &self.shared;
+        let (seen, found) = shared
+            .finding(|| attach(shared.address(), shared.socket(), &shared.options().server_uids, within));
+        let (link, server, attachment) = found?;
+        let geometry = attachment.geometry().clone();
+        if attachment.identity() != self.attached.identity() {
+            // A new server, maybe with a new region. GETs must read where changes go.
+            if !shared.publish(seen, attachment, Publisher::Handle) {
+                return Ok(false);
+            }
+            self.reattach();
+        }
+        let offered = WatchedLink { stream: link.stream().clone(), server };
+        let is_watched = self.watch.as_ref().is_some_and(|watch| watch.offer(&self.shared, offered));
+        // If the thread has connected meanwhile, that connection is enough.
+        if is_watched || !self.takes_spare(deadline) {
+            self.conversation = Some(ShmConnection::new(link, geometry, deadline));
+        }
+        Ok(true)
+    }
+
+    /// Takes the client's connection, if no handle uses it.
+    fn takes_spare(&mut self, deadline: Instant) -> bool {
+        let Some(spare) = self.shared.take_spare(deadline) else { return false };
+        // GETs must read where changes go. Relaxed: the region was published before the connection
+        // was there to be taken, under its lock.
+        if self.shared.version() != self.attached.version() {
+            self.reattach();
+        }
+        self.conversation = Some(spare);
+        true
+    }
+
+    /// Opens a connection if there is none, and asks for a mailbox if these requests want one and
+    /// the server may have one. Returns the connection, and whether they want one.
+    fn prepare(
+        &mut self,
+        requests: &[Request<'_>],
+        deadline: Instant,
+    ) -> Result<(&mut ShmConnection, bool), ConnectError> {
+        if !self.is_linked(requests, deadline) {
+            self.conversation = None;
+            self.open_conversation(deadline)?;
+        }
+        let geometry = self.conversation.as_ref().expect("opened above").geometry();
+        let wants_mailbox = self.wants_mailbox(requests, geometry);
+        let conversation = self.conversation.as_mut().expect("opened above");
+        if wants_mailbox {
+            let (address, path) = (self.shared.address(), self.shared.options().requests);
+            conversation.ask_for_mailbox(address, path, deadline)?;
+        }
+        Ok((conversation, wants_mailbox))
+    }
+
+    fn lost(&mut self, error: LinkError) -> MutateError {
+        self.disconnect();
+        let address = self.shared.address().clone();
+        match error {
+            LinkError::Deadline(_) => {
+                MutateError::Deadline { address, deadline: self.shared.options().deadline }
+            }
+            source => MutateError::ServerGone { address, source },
+        }
+    }
+}
+
+impl Handle for ShmHandle {
+    fn process(&self) -> Process {
+        self.shared.process()
+    }
+
+    fn geometry(&self) -> &Geometry {
+        self.attached.geometry()
+    }
+
+    fn reattached(&self) -> u64 {
+        self.reattached
+    }
+
+    fn hint_bytes(&self) -> u64 {
+        self.hints.as_ref().map_or(0, |hints| hints.bytes())
+    }
+
+    fn get_many<K: AsRef<[u8]>>(
+        &mut self,
+        keys: &[K],
+        each: impl FnMut(usize, StoredAnswer<'_>) -> ControlFlow<()>,
+        stats: &mut ClientStats,
+    ) -> Result<ControlFlow<()>, GetError> {
+        self.read(stats, |reader| reader.get_each(keys, each))
+    }
+
+    fn converse(
+        &mut self,
+        requests: &[Request<'_>],
+        deadline: &mut Deadline,
+        replies: &mut Vec<Reply>,
+        stats: &mut ClientStats,
+    ) -> Result<(), MutateError> {
+        loop {
+            let (conversation, wants_mailbox) = match self.prepare(requests, deadline.at) {
+                Ok(prepared) => prepared,
+                Err(ConnectError::Link { source: source @ LinkError::Deadline(_), .. }) => {
+                    return Err(self.lost(source));
+                }
+                // The server has no mailbox for it. The connection is as good as before.
+                Err(error @ ConnectError::RequestPath { .. }) => return Err(error.into()),
+                Err(error) => {
+                    self.disconnect();
+                    return Err(error.into());
+                }
+            };
+            let (counts, mut has_sent) = (&mut stats.requests, false);
+            match conversation.converse(requests, wants_mailbox, deadline, replies, &mut has_sent, counts) {
+                // It was another server that would not have taken them.
+                Err(LinkError::HungUp) if !has_sent && Instant::now() < deadline.at => self.disconnect(),
+                result => return result.map_err(|error| self.lost(error)),
+            }
+        }
+    }
+
+    fn disconnect(&mut self) {
+        self.conversation = None;
+    }
+}
+
+impl Clone for ShmHandle {
+    /// Shares the mapping. The clone has no connection yet.
+    fn clone(&self) -> ShmHandle {
+        ShmHandle {
+            shared: self.shared.clone(),
+            attached: self.attached.clone(),
+            hints: self.hints.clone(),
+            entries: self.entries.clone(),
+            conversation: None,
+            reattached: 0,
+            news: self.news,
+            heard: self.heard,
+            watch: self.watch.clone(),
+        }
+    }
+}
+
+impl Drop for ShmHandle {
+    /// Leaves its connection to the next handle, if it is the client's.
+    fn drop(&mut self) {
+        // In a child made by `fork`, another thread of the parent may have held the lock.
+        if self.shared.process().is_this()
+            && let Some(connection) = self.conversation.take()
+        {
+            self.shared.keep_spare(connection);
+        }
+    }
+}
+
+/// Whether the server has no room for another connection.
+fn is_full(error: &ConnectError) -> bool {
+    use Refusal::{Descriptors, PeerFull, ServerFull};
+    matches!(
+        error,
+        ConnectError::TurnedAway { source: ServerFull { .. } | PeerFull { .. } | Descriptors, .. }
+    )
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::attachment::tests::attachment;
+    use super::super::link::{MEMORY_ID, SocketLink, hello};
+    use super::super::shared::tests::{leave, shared, shared_at};
+    use super::*;
+    use crate::client::Client;
+    use crate::config::{Config, TableSize};
+    use crate::layout::geometry::SlotIx;
+    use crate::outcome::{PutError, PutMode, PutOutcome};
+    use crate::reader::Limits;
+    use crate::server::{Server, ServerConfig};
+    use crate::wire::PROTOCOL_VERSION;
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+
+    /// What a GET that fails has read is counted, and how often it looked again.
+    #[test]
+    fn reads_of_failed_gets_are_counted() {
+        let dir = tempfile::tempdir().unwrap();
+        let address = Address::Shm(dir.path().join("s"));
+        let config = Config::short().size(TableSize::Slots(64));
+        let server = Server::start(ServerConfig::new(address.clone(), config)).unwrap();
+        let options = ClientOptions::new().limits(Limits::new().retries_max(3));
+        let mut client = Client::connect_with(&address, options).unwrap();
+        client.put(b"key", b"value").unwrap();
+        // As if a writer had died in each slot.
+        let (region, geometry) = (server.index().region(), server.index().geometry());
+        for word in (0..geometry.main_slots()).map(|slot| geometry.slot_word(SlotIx(slot))) {
+            region.store(word, region.load(word) | 1);
+        }
+        let answer = client.get(b"key");
+        assert!(matches!(answer, Err(GetError::Contended { retries: 3, .. })), "{answer:?}");
+        let ClientStats { get, read, .. } = client.stats();
+        assert_eq!((get.gets, get.retries_torn), (0, 3), "{get:?}");
+        assert!(read.reads >= 4, "{read:?}");
+        drop(client);
+        server.stop();
+    }
+
+    /// A server that answers a hello with something else than its region is not connected to. The error says
+    /// what it is.
+    #[test]
+    fn only_a_region_is_a_welcome() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("s");
+        let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let connect_to = |reply: Reply| {
+            let server = std::thread::spawn({
+                let listener = listener.try_clone().unwrap();
+                move || {
+                    let (mut client, _) = listener.accept().unwrap();
+                    let mut asked = vec![0; hello().len()];
+                    client.read_exact(&mut asked).unwrap();
+                    assert_eq!(asked, hello());
+                    let mut bytes = Vec::new();
+                    reply.encode(MEMORY_ID, &mut bytes);
+                    client.write_all(&bytes).unwrap();
+                    // The client hangs up.
+                    let _ = client.read(&mut [0]);
+                }
+            });
+            let options = ClientOptions { deadline: Duration::from_secs(60), ..ClientOptions::default() };
+            let error = ShmHandle::connect(&socket, &options).unwrap_err();
+            server.join().unwrap();
+            error
+        };
+        assert!(matches!(
+            connect_to(Reply::Refused { version: PROTOCOL_VERSION + 7 }),
+            ConnectError::Refused { theirs, .. } if theirs == PROTOCOL_VERSION + 7
+        ));
+        assert!(matches!(
+            connect_to(Reply::TurnedAway(Refusal::User { uid: 9 })),
+            ConnectError::TurnedAway { source: Refusal::User { uid: 9 }, .. }
+        ));
+        for reply in [Reply::Welcome { version: PROTOCOL_VERSION }, Reply::Wake, Reply::Unfit] {
+            let error = connect_to(reply);
+            assert!(matches!(error, ConnectError::Link { source: LinkError::Unexpected, .. }), "{error}");
+        }
+    }
+
+    /// A handle of a server that is not there, with a manual clock.
+    fn handle(lease: Duration) -> ShmHandle {
+        handle_of(shared(ClientOptions { lease, ..ClientOptions::default() }))
+    }
+
+    fn handle_of(shared: ShmShared) -> ShmHandle {
+        let shared = Arc::new(shared);
+        let attached = shared.newest();
+        let (hints, entries, watch, conversation) = Default::default();
+        let (news, heard) = (process::word(), UNHEARD);
+        ShmHandle { shared, attached, hints, entries, conversation, reattached: 0, news, heard, watch }
+    }
+
+    fn enters(attachment: &Attachment, phase: Phase) {
+        attachment.region().store(STATE_WORD, State { incarnation: 1, phase }.to_word());
+    }
+
+    /// One request, until this instant.
+    fn ask(handle: &mut ShmHandle, request: Request<'_>, at: Instant) -> Result<Vec<Reply>, MutateError> {
+        let (mut deadline, mut replies) = (Deadline { at, allowed: Duration::ZERO }, Vec::new());
+        let asked = handle.converse(&[request], &mut deadline, &mut replies, &mut ClientStats::default());
+        asked.map(|()| replies)
+    }
+
+    /// A client that remembers the limits of a server refuses nothing by them before that server has
+    /// answered: here it is gone, and its end of the socket is still open somewhere.
+    #[test]
+    fn a_refusal_is_confirmed() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("socket");
+        let table = Config { size: TableSize::Keys(10), value_max: 100, ..Config::short() };
+        let _server = Server::start(ServerConfig::new(Address::Shm(socket.clone()), table)).unwrap();
+        let small = Config { value_max: 8, ..table }.geometry().unwrap();
+        let put = Request::Put { mode: PutMode::Upsert, key: b"key", value: &[1; 50] };
+        let mut handle = ShmHandle::connect(&socket, &ClientOptions::default()).unwrap();
+        let (stream, theirs) = UnixStream::pair().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let link = SocketLink::new(Arc::new(stream), Duration::ZERO);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        // The mailbox would be asked for first.
+        handle.conversation = Some(ShmConnection::new(link, Arc::new(small), deadline).without_mailbox());
+        let goes = std::thread::spawn(move || (&theirs).read(&mut [0; 16]).map(|_| ()));
+        assert_eq!(ask(&mut handle, put, deadline).unwrap(), [Reply::Put(Ok(PutOutcome::Inserted))]);
+        goes.join().unwrap().unwrap();
+    }
+
+    /// Connecting again inside a batch takes what is left of its deadline, not all of it.
+    #[test]
+    fn connecting_again_takes_what_is_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("socket");
+        // It accepts connections and never answers.
+        let _server = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let all = Duration::from_secs(30);
+        for requests in [RequestPath::Auto, RequestPath::Message, RequestPath::Mailbox] {
+            let options = ClientOptions { requests, deadline: all, ..ClientOptions::default() };
+            let mut handle = handle_of(shared_at(&socket, options));
+            for left in [Duration::from_millis(50), Duration::ZERO] {
+                let begun = Instant::now();
+                let late = ask(&mut handle, Request::Wake, begun + left);
+                let took = begun.elapsed();
+                let is_late = matches!(late, Err(MutateError::Deadline { deadline, .. }) if deadline == all);
+                assert!(is_late, "{late:?}");
+                assert!((left..all).contains(&took), "{took:?} of {left:?}");
+            }
+        }
+    }
+
+    /// GETs answer until the last nanosecond of the lease, counted from when the server was found
+    /// gone. They never answer from a region that was given up.
+    #[test]
+    fn gets_answer_until_the_lease_ends() {
+        let lease = Duration::from_nanos(1000);
+        let mut handle = handle(lease);
+        let mut why = |gone_ns: u64, now_ns: u64, phase| {
+            enters(&handle.attached, phase);
+            let now = handle.shared.clock().now_ns();
+            handle.shared.clock().advance(Duration::from_nanos(now_ns - now));
+            handle.shared.gone_since(gone_ns);
+            handle.attach_newest().err().map(|error| match error {
+                GetError::ServerGone { address, source } => {
+                    assert_eq!(address, Address::Shm("/nowhere".into()));
+                    source.to_string()
+                }
+                error => panic!("{error}"),
+            })
+        };
+        let kept = [Phase::Serving, Phase::Starting, Phase::Stopped];
+        for phase in kept {
+            assert_eq!(why(0, 5000, phase), None, "it is there");
+        }
+        assert!(why(0, 5000, Phase::Retired).unwrap().contains("given its region up"));
+        assert!(why(5000, 5000, Phase::Retired).unwrap().contains("given its region up"));
+        assert_eq!(why(5000, 5000, Phase::Serving), None);
+        for phase in kept {
+            assert_eq!(why(5000, 5999, phase), None, "{phase:?}");
+        }
+        assert_eq!(why(9000, 5999, Phase::Serving), None, "another thread's clock was ahead");
+        for phase in kept {
+            let ended = why(5000, 6000, phase).unwrap();
+            assert!(ended.contains("lease of 1 µs has ended"), "{ended}");
+        }
+        assert!(why(5000, 7000, Phase::Retired).unwrap().contains("given its region up"));
+        assert_eq!(why(6001, 7000, Phase::Serving), None, "it was gone again later");
+        assert_eq!(why(0, 7000, Phase::Serving), None, "it is back");
+    }
+
+    /// A handle switches once for each newer region that it finds, and counts that. A clone begins
+    /// with the region of its original, and counts for itself.
+    #[test]
+    fn handles_switch_to_newer_regions() {
+        let mut first = handle(Duration::ZERO);
+        enters(&first.attached, Phase::Serving);
+        let mut second = first.clone();
+        let mut publish = |inode| {
+            let (seen, new) = first.shared.finding(|| attachment(inode));
+            enters(&new, Phase::Serving);
+            assert!(first.shared.publish(seen, new, Publisher::Watcher));
+            for _ in 0..3 {
+                first.attach_newest().unwrap();
+            }
+            (first.reattached(), first.attached.version(), first.attached.identity().1)
+        };
+        assert_eq!(publish(1), (1, 1, 1));
+        assert_eq!(publish(2), (2, 2, 2));
+        assert_eq!(publish(2), (2, 2, 2), "the same one");
+        // A handle that missed a region switches once.
+        second.attach_newest().unwrap();
+        second.attach_newest().unwrap();
+        assert_eq!((second.reattached(), second.attached.version(), second.attached.identity().1), (1, 2, 2));
+        let mut third = first.clone();
+        third.attach_newest().unwrap();
+        assert_eq!((third.reattached(), third.attached.version(), third.attached.identity().1), (0, 2, 2));
+        assert!(Arc::ptr_eq(&third.attached, &first.attached) && third.conversation.is_none());
+        // A handle switches even if the lease of the newer region has ended.
+        first.shared.gone_since(1);
+        first.shared.clock().advance(Duration::from_nanos(2));
+        assert!(first.attach_newest().is_err());
+        assert_eq!(first.reattached(), 2);
+    }
+
+    /// A handle that takes the client's connection, which is to a newer server, has its GETs go where its changes go.
+    #[test]
+    fn a_handle_that_takes_the_connection_switches() {
+        let mut handle = handle(Duration::ZERO);
+        let (seen, new) = handle.shared.finding(|| attachment(1));
+        assert!(handle.shared.publish(seen, new, Publisher::Watcher));
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let ours = Arc::new(ours);
+        for _ in 0..2 {
+            leave(&handle.shared, &ours);
+            assert!(handle.takes_spare(Instant::now()));
+            let attached = &handle.attached;
+            assert_eq!((handle.reattached(), attached.version(), attached.identity().1), (1, 1, 1));
+        }
+    }
+
+    /// A client leaves the watching thread with its last handle, and its connection is closed.
+    #[test]
+    fn the_watch_ends_with_the_last_handle() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("socket");
+        let table = Config { size: TableSize::Keys(10), ..Config::short() };
+        let server = Server::start(ServerConfig::new(Address::Shm(socket.clone()), table)).unwrap();
+        let first = ShmHandle::connect(&socket, &ClientOptions::default()).unwrap();
+        let (watch, shared) = (Arc::downgrade(first.watch.as_ref().unwrap()), Arc::downgrade(&first.shared));
+        let second = first.clone();
+        drop(first);
+        assert_eq!((watch.strong_count(), server.stats().clients), (1, 1));
+        drop(second);
+        assert_eq!((watch.strong_count(), shared.strong_count()), (0, 0));
+        let until = Instant::now() + Duration::from_secs(60);
+        while server.stats().clients > 0 {
+            assert!(Instant::now() < until);
+            std::thread::yield_now();
+        }
+    }
+
+    /// A client has one connection, which goes from handle to handle: one handle uses it at a time,
+    /// and leaves it to the next one. What a handle has to ask meanwhile goes over a connection of
+    /// its own. A connection that was given up is replaced by the next one.
+    #[test]
+    fn handles_pass_the_connection_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("socket");
+        let table = Config { size: TableSize::Keys(10), ..Config::short() };
+        let server = Server::start(ServerConfig::new(Address::Shm(socket.clone()), table)).unwrap();
+        let mut first = ShmHandle::connect(&socket, &ClientOptions::default()).unwrap();
+        let clients = |expected| {
+            let until = Instant::now() + Duration::from_secs(60);
+            while server.stats().clients != expected {
+                assert!(Instant::now() < until, "{} instead of {expected}", server.stats().clients);
+                std::thread::yield_now();
+            }
+        };
+        let ask = |handle: &mut ShmHandle| {
+            let deadline = Instant::now() + Duration::from_secs(60);
+            let reply = ask(handle, Request::Get { key: b"k" }, deadline);
+            assert_eq!(reply.unwrap(), [Reply::Value(None)]);
+            Arc::as_ptr(handle.conversation.as_ref().unwrap().stream())
+        };
+        let one = ask(&mut first);
+        assert_eq!(ask(&mut first), one);
+        clients(1);
+        let mut second = first.clone();
+        assert_ne!(ask(&mut second), one);
+        clients(2);
+        // Only the watched one is left to others.
+        drop(second);
+        clients(1);
+        assert!(!first.shared.has_spare());
+        let mut third = first.clone();
+        drop(first);
+        assert_eq!(ask(&mut third), one);
+        for _ in 0..3 {
+            let before = ask(&mut third);
+            third.disconnect();
+            assert_ne!(ask(&mut third), before);
+            clients(1);
+        }
+        // The new one is watched, too.
+        server.stop();
+        let until = Instant::now() + Duration::from_secs(60);
+        while third.is_served() {
+            assert!(Instant::now() < until);
+            std::thread::yield_now();
+        }
+    }
+
+    /// The thread and the mapping of a client go with it, even while its server is gone.
+    #[test]
+    fn nothing_is_left_of_a_client_without_a_server() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("socket");
+        let table = Config { size: TableSize::Keys(10), ..Config::short() };
+        let server = Server::start(ServerConfig::new(Address::Shm(socket.clone()), table)).unwrap();
+        let handle = ShmHandle::connect(&socket, &ClientOptions::default()).unwrap();
+        server.stop();
+        let until = Instant::now() + Duration::from_secs(60);
+        let wait = || {
+            assert!(Instant::now() < until);
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        while handle.shared.is_served() {
+            wait();
+        }
+        let left = Arc::downgrade(&handle.shared);
+        drop(handle);
+        while left.strong_count() > 0 {
+            wait();
+        }
+    }
+
+    /// A client with a mailbox does not check the socket before a request that follows the last one
+    /// at once. It does if it rejects the request itself: otherwise a client that makes only such
+    /// requests would never notice the next server.
+    #[test]
+    fn a_request_that_is_not_sent_looks_for_the_server() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("socket");
+        let serve = |value_max| {
+            let table = Config { size: TableSize::Keys(10), value_max, ..Config::short() };
+            let config = ServerConfig::new(Address::Shm(socket.clone()), table);
+            Server::start(config).unwrap()
+        };
+        let put = |value| Request::Put { mode: PutMode::Upsert, key: b"key", value };
+        for requests in [RequestPath::Auto, RequestPath::Message, RequestPath::Mailbox] {
+            let server = serve(8);
+            let options = ClientOptions { requests, ..ClientOptions::default() };
+            let mut handle = ShmHandle::connect(&socket, &options).unwrap();
+            // All conversations have the same deadline, so each follows the last one at once.
+            let deadline = Instant::now() + Duration::from_secs(60);
+            let mut ask = |put| ask(&mut handle, put, deadline);
+            let too_long = [Reply::Put(Err(PutError::ValueLength { given: 50, max: 8 }))];
+            for _ in 0..3 {
+                assert_eq!(ask(put(&[1; 50])).unwrap(), too_long);
+                assert_eq!(ask(put(&[1; 5])).unwrap().len(), 1);
+            }
+            server.stop();
+            let server = serve(100);
+            let inserted = [Reply::Put(Ok(PutOutcome::Inserted))];
+            assert_eq!(ask(put(&[1; 50])).unwrap(), inserted);
+            server.stop();
+            // There is no server whose limits could reject it.
+            let error = ask(put(&[1; 101])).unwrap_err();
+            assert!(matches!(error, MutateError::Connect(ConnectError::NotThere { .. })), "{error}");
+        }
+    }
+}
