@@ -1,8 +1,9 @@
 //! `get`, `put`, `del`, `load`, `dump`: read and write keys and values.
 
-use super::records::{self, Format, Pair, Records};
-use super::secret::SecretArgs;
-use super::{Server, stat};
+use crate::connect::Server;
+use crate::records::{self, Format, Pair, Records};
+use crate::secret::SecretArgs;
+use crate::source::Source;
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use oneread::{Client, PutError, PutMode, PutOutcome as Outcome, SwapOutcome};
@@ -585,7 +586,7 @@ pub struct Dump {
     #[command(flatten)]
     secret: SecretArgs,
     #[command(flatten)]
-    source: stat::Source,
+    source: Source,
 }
 
 impl Dump {

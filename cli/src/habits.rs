@@ -21,6 +21,9 @@ const COMMANDS: [(&[&str], &str); 12] = [
     ),
 ];
 
+/// What only a build with the laboratory has. Clap knows these names there, and asks nobody for advice.
+const LAB: [&str; 3] = ["bench", "layouts", "plan"];
+
 const PLACES: [&str; 7] = ["--port", "-p", "--host", "--bind", "--socket", "-s", "--unixsocket"];
 
 /// The advice on what clap did not understand.
@@ -32,6 +35,12 @@ pub fn advice(error: &clap::Error) -> Option<String> {
     match error.kind() {
         ErrorKind::InvalidSubcommand => {
             let given = of(ContextKind::InvalidSubcommand)?.to_lowercase();
+            if LAB.contains(&given.as_str()) {
+                return Some(format!(
+                    "`oneread {given}` is in a build with the cargo feature `lab`, which this one was made without \
+                     (--no-default-features)"
+                ));
+            }
             let known = COMMANDS.iter().find(|(names, _)| names.contains(&given.as_str()));
             known.map(|(_, advice)| (*advice).to_owned())
         }
@@ -49,9 +58,23 @@ pub fn advice(error: &clap::Error) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Cli;
     use super::*;
+    use crate::Cli;
     use clap::{CommandFactory, Parser};
+
+    /// What measures and predicts is either there, or the advice says which build has it.
+    #[test]
+    fn the_laboratory_is_there_or_named() {
+        for name in LAB {
+            let error = Cli::try_parse_from(["oneread", name, "--unknown"]).unwrap_err();
+            let advice = super::advice(&error);
+            if cfg!(feature = "lab") {
+                assert_eq!((error.kind(), advice), (ErrorKind::UnknownArgument, None), "{name}");
+            } else {
+                assert!(advice.unwrap().contains("the cargo feature `lab`"), "{name}");
+            }
+        }
+    }
 
     /// The advice names a command that is there, and none of what is typed is one.
     #[test]

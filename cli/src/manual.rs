@@ -1,8 +1,7 @@
 //! `completions` and `man`: made from the command's own definitions.
 
-use super::Cli;
 use anyhow::{Context, Result};
-use clap::{Args, CommandFactory};
+use clap::Args;
 use clap_complete::Shell;
 use oneread_kit::show;
 use std::path::{Path, PathBuf};
@@ -41,9 +40,9 @@ _oneread_whole() {
 "#;
 
 impl Completions {
-    pub fn run(self) -> Result<ExitCode> {
+    pub fn run(self, mut command: clap::Command) -> Result<ExitCode> {
         let mut script = Vec::new();
-        clap_complete::generate(self.shell, &mut Cli::command(), "oneread", &mut script);
+        clap_complete::generate(self.shell, &mut command, "oneread", &mut script);
         if self.shell == Shell::Bash {
             let generated = String::from_utf8(script).context("completions are text")?;
             script = generated.replace("complete -F _oneread ", "complete -F _oneread_whole ").into_bytes();
@@ -65,8 +64,7 @@ pub struct Man {
 }
 
 impl Man {
-    pub fn run(self) -> Result<ExitCode> {
-        let mut command = Cli::command();
+    pub fn run(self, mut command: clap::Command) -> Result<ExitCode> {
         command.build();
         match &self.folder {
             None => show::write(&page(&command)?)?,
@@ -98,7 +96,8 @@ fn write_pages(command: &clap::Command, folder: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::Cli;
+    use clap::CommandFactory;
 
     fn all(command: &clap::Command) -> Vec<clap::Command> {
         let below = command.get_subcommands().flat_map(all);

@@ -1,7 +1,7 @@
 //! `regions`: region files in the default places, whose they are, and which of them nobody serves.
 
-use super::columns::{Column, Columns};
-use super::{serve, users};
+use crate::columns::{Column, Columns};
+use crate::{region_file, users};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use oneread::inspect::Inspector;
@@ -91,8 +91,8 @@ impl Regions {
             match &file.inside {
                 // One of another version, or a damaged one, is a table, too.
                 inside
-                    if inside.as_ref().err().is_none_or(serve::is_of_region)
-                        && serve::remove(&file.path)? =>
+                    if inside.as_ref().err().is_none_or(region_file::is_of_region)
+                        && region_file::remove(&file.path)? =>
                 {
                     freed += file.bytes;
                     show::say(format_args!("removed {path} ({})", show::bytes(file.bytes)))?;

@@ -1,6 +1,6 @@
 //! `shrink`: has the server merge segments that hold few keys.
 
-use super::Server;
+use crate::connect::Server;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use oneread_kit::progress::Progress;

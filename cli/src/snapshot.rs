@@ -1,6 +1,6 @@
 //! `snapshot`, `restore`: all keys of a table in one file, and back.
 
-use super::Server;
+use crate::connect::Server;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use oneread::layout::slot::SlotShape;

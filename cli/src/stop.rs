@@ -1,6 +1,7 @@
 //! `stop` and `ping`: ends a server, and asks whether one is there.
 
-use super::{At, Server, serve};
+use crate::connect::{At, Server};
+use crate::region_file::what_stays;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use oneread::peer::SocketPeer;
@@ -104,7 +105,7 @@ impl Stop {
         }
         show::say(format_args!("stopped the server at {address}, process {pid}"))?;
         if let Some((bytes, path)) = stays {
-            show::say(serve::what_stays(&path, bytes, &address))?;
+            show::say(what_stays(&path, bytes, &address))?;
         }
         Ok(ExitCode::SUCCESS)
     }

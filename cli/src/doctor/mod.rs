@@ -5,7 +5,7 @@ mod judge;
 #[cfg(test)]
 mod tests;
 
-use super::At;
+use crate::connect::At;
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use comfy_table::{Attribute, Cell, Color, ColumnConstraint, Width};

@@ -13,12 +13,10 @@ use std::process::ExitCode;
 
 /// The subcommands of `oneread` that measure and predict.
 #[derive(Debug, Subcommand)]
+#[expect(missing_docs, reason = "a text here would take the place of the subcommand's help")]
 pub enum Lab {
-    /// What a GET costs, layout by layout.
     Layouts(layouts::Layouts),
-    /// Which resource would bind, on which hardware.
     Plan(Box<plan::Plan>),
-    /// Times, beside memory, maps and requests.
     Bench(bench::Bench),
 }
 

@@ -1,5 +1,6 @@
 //! The act of the demo in which a table grows tenfold while it is read.
 
+use super::names::Named;
 use anyhow::{Result, ensure};
 use hdrhistogram::Histogram;
 use oneread::Client;
@@ -51,7 +52,7 @@ struct Sample {
 }
 
 /// Key and value with this number, of which each name has several.
-fn pair(names: &[super::demo::Named], number: u64) -> (Vec<u8>, String) {
+fn pair(names: &[Named], number: u64) -> (Vec<u8>, String) {
     let (key, name) = &names[number as usize % names.len()];
     let copy = number / names.len() as u64;
     let key = [&key[..], format!(".{copy}").as_bytes()].concat();
@@ -60,7 +61,7 @@ fn pair(names: &[super::demo::Named], number: u64) -> (Vec<u8>, String) {
 
 /// Starts a server without a size, puts all names, and then nine times as many keys while this process
 /// reads those that are there.
-pub fn run(fabric: Fabric, names: &[super::demo::Named]) -> Result<GrowthOutcome> {
+pub fn run(fabric: Fabric, names: &[Named]) -> Result<GrowthOutcome> {
     // What is not on shm is registered chunk by chunk, and slower.
     let names = if fabric == Fabric::Shm { names } else { &names[..names.len() / 10] };
     let longest = names.iter().map(|(_, name)| name.len()).max().unwrap_or(0);
@@ -140,7 +141,7 @@ fn new_histogram() -> Result<Histogram<u64>> {
 /// Puts these keys. `done` hears how many are there.
 fn put(
     client: &mut Client,
-    names: &[super::demo::Named],
+    names: &[Named],
     keys: std::ops::Range<u64>,
     mut done: impl FnMut(&mut Client, u64) -> Result<()>,
 ) -> Result<()> {
@@ -165,12 +166,7 @@ struct Seen {
 }
 
 /// Reads keys that are there, at random, until it is done.
-fn read_while(
-    mut client: Client,
-    names: &[super::demo::Named],
-    there: &AtomicU64,
-    is_done: &AtomicBool,
-) -> Result<Seen> {
+fn read_while(mut client: Client, names: &[Named], there: &AtomicU64, is_done: &AtomicBool) -> Result<Seen> {
     let mut seen = Seen { times: new_histogram()?, failed: 0, missed: 0, wrong: 0, reads: 0 };
     let before = client.stats().read.reads;
     let mut value = Vec::new();

@@ -1,7 +1,8 @@
 //! `stat --watch`: a server's figures again and again, with what changed in a second.
 
-use super::columns::{Column, Columns, shortened, size};
-use super::stat::{Told, span};
+use super::figures::span;
+use super::told::Told;
+use crate::columns::{Column, Columns, shortened, size};
 use anyhow::Result;
 use oneread_kit::show;
 use serde_json::json;

@@ -1,11 +1,15 @@
 //! `demo`: a first demonstration. A server process loads real data and is stopped; the client still
 //! reads the data. Then another server's table grows while it is read.
 
-use super::growth_act::{self, GrowthOutcome};
+mod growth;
+mod names;
+
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use comfy_table::{Attribute, Cell};
+use growth::GrowthOutcome;
 use hdrhistogram::Histogram;
+use names::{Named, character_names};
 use oneread::{Client, ClientOptions, MutateError};
 use oneread_kit::child::{Fabric, ServerChild};
 use oneread_kit::progress::Progress;
@@ -138,7 +142,7 @@ impl Demo {
         drop((client, hasty, server));
 
         tell(&show::bold("Another server begins small, and its table grows tenfold while we read it."))?;
-        outcome.growth = growth_act::run(self.fabric, &names)?;
+        outcome.growth = growth::run(self.fabric, &names)?;
         let growth = &outcome.growth;
         tell(&growth.picture())?;
         tell(&format!(
@@ -201,23 +205,6 @@ impl Outcome {
         row("GET while it grew, 99 %", ns(growth.p99_ns), "");
         table
     }
-}
-
-/// A key and its value.
-pub type Named = (Vec<u8>, String);
-
-/// `U+0041` and `LATIN CAPITAL LETTER A`, for every character that has a name of its own.
-/// Ideographs and Hangul syllables are left out: their names are made from their numbers by rule.
-fn character_names() -> Vec<Named> {
-    ('\0'..=char::MAX)
-        .filter_map(|c| Some((c, unicode_names2::name(c)?.to_string())))
-        .filter(|(c, name)| {
-            let by_rule =
-                name.starts_with("HANGUL SYLLABLE ") || name.ends_with(&format!("-{:04X}", *c as u32));
-            !by_rule
-        })
-        .map(|(c, name)| (format!("U+{:04X}", c as u32).into_bytes(), name))
-        .collect()
 }
 
 fn load(client: &mut Client, names: &[Named]) -> Result<()> {

@@ -1,19 +1,21 @@
 //! `serve`: creates or takes over a table, and serves it until a signal.
 
-use super::snapshot;
-use super::users::UserId;
-use super::{At, daemon};
+mod daemon;
+mod told;
+
+use crate::connect::At;
+use crate::region_file::{is_of_region, look_into, region_file, remove, what_stays};
+use crate::snapshot;
+use crate::users::UserId;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use oneread::inspect::Inspector;
-use oneread::place::{self, LockFile};
-use oneread::region::{Backing, Region, RegionError};
+use oneread::place;
+use oneread::region::{Backing, RegionError};
 use oneread::verbs::Wait;
 use oneread::{
-    Address, Config, Geometry, Layout, MemoryShare, Recovered, ServeError, Server, ServerConfig, Snapshots,
-    StartMode, StartProgress, StartStep, SuperblockError, TableSize, Token,
+    Address, Config, Geometry, Layout, MemoryShare, ServeError, Server, ServerConfig, Snapshots, StartMode,
+    TableSize, Token,
 };
-use oneread_kit::progress::Progress;
 use oneread_kit::units::{ByteSize, Period, length, some_bytes, some_time};
 use oneread_kit::{TokenArgs, interrupt, names, show};
 use sd_notify::NotifyState;
@@ -22,9 +24,9 @@ use signal_hook::iterator::Signals;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use told::{notify, recovered_json, show_start, size_now, size_of, taken_over};
 
 /// Serve a table until SIGINT or SIGTERM
 #[derive(Debug, Args)]
@@ -196,21 +198,6 @@ pub struct Serve {
     /// Die with the process that started this one
     #[arg(long, hide = true)]
     die_with_parent: bool,
-}
-
-/// The default region file of a server at this address. Clients need not know it, since the server
-/// hands them the region. It serves to inspect a table whose server is gone.
-pub fn region_file(address: &Address) -> PathBuf {
-    let name = match address {
-        Address::Shm(socket) => {
-            std::path::absolute(socket).unwrap_or_else(|_| socket.clone()).into_os_string()
-        }
-        // The port alone: the device and the host's name do not matter.
-        Address::Verbs(at) => format!("verbs:{}", at.port()).into(),
-        other => other.to_string().into(),
-    };
-    let hash = seahash::hash(name.as_encoded_bytes());
-    place::regions().join(format!("{hash:016x}.region"))
 }
 
 /// Less memory is not worth a table that nobody has given a size.
@@ -390,7 +377,7 @@ impl Serve {
             _ => "make room, or raise the limit",
         };
         if is_over_verbs(&self.at.address())
-            && let Some(limit) = super::doctor::locked_memory_max().map(|limit| limit / 10 * 9)
+            && let Some(limit) = crate::doctor::locked_memory_max().map(|limit| limit / 10 * 9)
             && limit < share.bytes
         {
             share.bytes = limit;
@@ -570,66 +557,6 @@ impl Serve {
     }
 }
 
-/// What was found in a table that was taken over.
-fn taken_over(found: Recovered) -> String {
-    let mut text = format!("taken over with {}", show::counted(found.keys, "key"));
-    if found.handed_over {
-        return text + " from a server that stopped";
-    }
-    if found.torn > 0 {
-        text += &format!(", {} mended", show::counted(found.torn, "half-written slot"));
-    }
-    if found.doubled > 0 {
-        text += &format!(", {} undone", show::counted(found.doubled, "unfinished move"));
-    }
-    text
-}
-
-/// What a server that stopped has left, and what to do with it.
-pub fn what_stays(path: &Path, bytes: u64, address: &Address) -> String {
-    format!(
-        "the table stays in {} ({}); serve it again: oneread serve --at {} --region {path}; or free the memory: oneread regions --remove {path}",
-        path.display(),
-        show::bytes(bytes),
-        for_shell(&address.to_string()),
-        path = for_shell(&path.to_string_lossy()),
-    )
-}
-
-/// Tells systemd, if it started this server as a unit of `Type=notify`.
-fn notify(state: &[NotifyState<'_>]) {
-    if let Err(error) = sd_notify::notify(state) {
-        show::complain(format_args!("oneread: telling systemd (NOTIFY_SOCKET) failed: {error}"));
-    }
-}
-
-/// How large a table is and may become.
-fn size_now(geometry: &Geometry, bytes_backed: u64, part: Option<&str>) -> String {
-    let bytes = show::bytes(geometry.bytes_max());
-    if geometry.grows() {
-        let part = part.map_or(String::new(), |part| format!(" ({part})"));
-        format!("grows up to {bytes}{part}, {} so far", show::bytes(bytes_backed))
-    } else {
-        let most = if geometry.has_heap() { "up to " } else { "" };
-        format!("{} slots, {most}{bytes}", show::count(geometry.slots()))
-    }
-}
-
-fn recovered_json(found: Recovered) -> serde_json::Value {
-    let Recovered { keys, torn, doubled, handed_over, .. } = found;
-    serde_json::json!({ "keys": keys, "torn": torn, "doubled": doubled, "handed_over": handed_over })
-}
-
-/// How large a table is, as it was asked for.
-fn size_of(geometry: &Geometry) -> String {
-    if geometry.grows() {
-        let (bytes, segments) = (geometry.bytes_max(), geometry.segments_max());
-        format!("up to {} ({})", show::bytes(bytes), show::counted(segments, "segment"))
-    } else {
-        format!("{} main slots", geometry.main_slots())
-    }
-}
-
 /// Whether memory is registered with a device. A build without devices says so later.
 fn is_over_verbs(address: &Address) -> bool {
     cfg!(feature = "verbs") && !matches!(address, Address::Shm(_))
@@ -638,7 +565,7 @@ fn is_over_verbs(address: &Address) -> bool {
 /// Checks that all of a table may be locked in memory, before any of it is taken.
 fn check_locked_memory(config: &Config) -> Result<()> {
     let need = config.geometry()?.bytes_max();
-    if let Some(limit) = super::doctor::locked_memory_max().filter(|limit| *limit < need) {
+    if let Some(limit) = crate::doctor::locked_memory_max().filter(|limit| *limit < need) {
         anyhow::bail!(
             "over verbs a table is locked in memory: up to {}, and this process may lock only {}; raise the limit (ulimit -l, or LimitMEMLOCK= in a systemd unit; `oneread doctor` says how), or serve less, by --max-memory or --capacity",
             show::bytes(need),
@@ -646,63 +573,6 @@ fn check_locked_memory(config: &Config) -> Result<()> {
         );
     }
     Ok(())
-}
-
-/// Shows the progress of steps that take long enough to be seen.
-fn show_start(at: StartProgress) {
-    static BAR: Mutex<Option<Progress>> = Mutex::new(None);
-    let mut shown = BAR.lock().unwrap_or_else(PoisonError::into_inner);
-    let (doing, has_done) = match at.step {
-        StartStep::Make => ("making the table", "made"),
-        StartStep::Survey => ("taking over", "looked through"),
-        StartStep::Register => ("registering", "registered"),
-        StartStep::Restore => ("restoring", "checked and restored, reading"),
-        _ => return,
-    };
-    let bar = shown.get_or_insert_with(|| Progress::of_bytes(at.total, doing));
-    bar.set_position(at.ready);
-    if at.done {
-        bar.finish();
-        if bar.elapsed() > Duration::from_secs(1) {
-            show::complain(format_args!(
-                "{has_done} {} in {:.1} s",
-                show::bytes(at.total),
-                bar.elapsed().as_secs_f64()
-            ));
-        }
-        *shown = None;
-    }
-}
-
-/// The geometry of a region file. `None` if its table was never finished. Any other file is an error and is
-/// left alone.
-fn look_into(path: &Path) -> Result<Option<Geometry>> {
-    let region = match Region::open_to_read(path) {
-        Err(RegionError::Unfinished { .. }) => return Ok(None),
-        region => region?,
-    };
-    let (geometry, _) = Inspector::superblock(&region).with_context(|| path.display().to_string())?;
-    Ok(Some(geometry))
-}
-
-/// Whether what cannot be read is a region all the same, of another version or damaged: it may be removed.
-pub fn is_of_region(error: &anyhow::Error) -> bool {
-    use SuperblockError::{Magic, TooShort};
-    let error = error.downcast_ref::<SuperblockError>();
-    error.is_some_and(|error| !matches!(error, Magic { .. } | TooShort { .. }))
-}
-
-/// Removes a region file, unless a server uses it. Returns whether it did.
-pub fn remove(path: &Path) -> Result<bool> {
-    let Some(_locked) = LockFile::take(path, Duration::ZERO)? else { return Ok(false) };
-    std::fs::remove_file(path).with_context(|| format!("removing {}", path.display()))?;
-    Ok(true)
-}
-
-/// A word of a command, as a shell takes it.
-fn for_shell(word: &str) -> std::borrow::Cow<'_, str> {
-    // What has a zero byte is no word of a command.
-    shlex::try_quote(word).unwrap_or(word.into())
 }
 
 fn numbers(users: &[UserId]) -> Vec<u32> {
@@ -741,56 +611,7 @@ fn raise_descriptors(clients_max: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// Each thing that a server found in the table is told, and nothing that it did not find.
-    #[test]
-    fn what_was_taken_over_is_told() {
-        let told = |keys, torn, doubled, handed_over| {
-            let mut found = Recovered::default();
-            (found.keys, found.torn, found.doubled, found.handed_over) = (keys, torn, doubled, handed_over);
-            taken_over(found)
-        };
-        assert_eq!(told(1, 0, 0, true), "taken over with 1 key from a server that stopped");
-        assert_eq!(told(2_000, 0, 0, false), "taken over with 2,000 keys");
-        assert_eq!(told(2, 1, 0, false), "taken over with 2 keys, 1 half-written slot mended");
-        assert_eq!(
-            told(2, 3, 1, false),
-            "taken over with 2 keys, 3 half-written slots mended, 1 unfinished move undone"
-        );
-    }
-
-    /// The size that a table may have is told with its reason, and how much it takes.
-    #[test]
-    fn sizes_are_told() {
-        let config = Config::new().size(TableSize::up_to(64 << 20));
-        let geometry = config.value_max(20).geometry().unwrap();
-        let most = show::bytes(geometry.bytes_max());
-        assert_eq!(size_now(&geometry, 3 << 20, None), format!("grows up to {most}, 3 MiB so far"));
-        let told = size_now(&geometry, 3 << 20, Some("half of it"));
-        assert_eq!(told, format!("grows up to {most} (half of it), 3 MiB so far"));
-        // Long values take of the same memory, and have addresses of their own.
-        let long = config.geometry().unwrap();
-        assert!(long.region_bytes() > 100 << 20);
-        let told = [size_now(&long, 0, None), size_of(&long)];
-        assert!(told.iter().all(|told| told.contains("up to 6") && told.contains(" MiB")), "{told:?}");
-        let geometry = Config::new().size(TableSize::Slots(5_000)).geometry().unwrap();
-        let [slots, bytes] = [show::count(geometry.slots()), show::bytes(geometry.region_bytes())];
-        assert_eq!(size_now(&geometry, 7, None), format!("{slots} slots, up to {bytes}"));
-        let geometry = Config::new().size(TableSize::Slots(5_000)).value_max(20).geometry().unwrap();
-        let bytes = show::bytes(geometry.region_bytes());
-        assert_eq!(size_now(&geometry, 7, None), format!("{slots} slots, {bytes}"));
-    }
-
-    /// Of an address over verbs, the port alone names the region file; on shm, wherever the path is named from.
-    #[test]
-    fn region_files_are_named_by_addresses() {
-        let of = |address: &str| region_file(&address.parse().unwrap());
-        assert_eq!(of("verbs://127.0.0.1:7471"), of("verbs://localhost:7471"));
-        assert_ne!(of("verbs://127.0.0.1:7471"), of("verbs://127.0.0.1:7472"));
-        let here = std::env::current_dir().unwrap();
-        assert_eq!(of("shm:sock"), of(&format!("shm:{}", here.join("sock").display())));
-        assert_ne!(of("shm:sock"), of("shm:/sock"));
-    }
+    use std::time::Duration;
 
     /// Where there is no room, the option that asks for less is named, with the size that fits.
     #[test]
@@ -900,14 +721,5 @@ mod tests {
         std::fs::write(&own, "").unwrap();
         assert_eq!(source(&["--snapshot", &own]), Some((&own).into()));
         assert_eq!(source(&["--snapshot", &own, "--restore", "other"]), Some("other".into()));
-    }
-
-    /// What a takeover found is told under the names of its counts.
-    #[test]
-    fn a_takeover_is_told() {
-        let mut found = Recovered::default();
-        (found.keys, found.torn, found.doubled, found.handed_over) = (5, 3, 2, true);
-        let told = serde_json::json!({ "keys": 5, "torn": 3, "doubled": 2, "handed_over": true });
-        assert_eq!(recovered_json(found), told);
     }
 }

@@ -1,0 +1,66 @@
+//! `stat`: the server's counters and the shape of its table.
+
+mod figures;
+pub mod inspect;
+mod told;
+mod watch;
+
+use crate::connect::Server;
+use anyhow::Result;
+use clap::Args;
+use oneread_kit::show;
+use oneread_kit::units::{Period, some_time};
+use std::process::ExitCode;
+use told::Told;
+
+/// Print the server's counters and the shape of its table
+#[derive(Debug, Args)]
+#[command(after_help = "EXAMPLES
+  oneread stat
+  oneread stat --watch            again every second, with rates, until Ctrl-C
+  oneread stat --json | jq .server.keys
+  oneread stat --json | jq .growth           segments, loads, splits, memory
+  oneread stat --json | jq .heap             memory of values outside slots
+  oneread stat --json | jq .snapshots.last   when the last snapshot was made
+  oneread stat --json --watch 10s > log      one object a line
+
+The server answers this command. `oneread inspect` looks into the table without
+the server. GETs do not ask the server, so it counts none.")]
+pub struct Stat {
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Ask again every so often, as in 500ms, 1s, 5m
+    #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "1s", value_parser = some_time)]
+    watch: Option<Period>,
+    #[command(flatten)]
+    server: Server,
+}
+
+impl Stat {
+    pub fn run(self) -> Result<ExitCode> {
+        let mut client = self.server.connect()?;
+        let address = client.address().to_string();
+        let mut ask = || -> Result<(Told, serde_json::Value)> {
+            let told = Told {
+                stats: client.server_stats()?,
+                growth: client.growth()?,
+                heap: client.heap()?,
+                snapshots: client.snapshot_status()?,
+            };
+            let json = told.json(&client);
+            Ok((told, json))
+        };
+        if let Some(Period(every)) = self.watch {
+            match watch::watch(every, &address, ask, self.json)? {}
+        }
+        let (told, json) = ask()?;
+        if self.json {
+            show::say(json)?;
+        } else {
+            show::say(format_args!("server at {}", show::text(address.as_bytes(), usize::MAX)))?;
+            show::say(told.table(client.geometry()))?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}

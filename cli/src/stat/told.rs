@@ -1,0 +1,219 @@
+//! What a server says of itself, as a table and as JSON.
+
+use super::figures::{add_geometry, geometry_json, phase, unbroken};
+use crate::snapshot;
+use comfy_table::{Attribute, Cell};
+use oneread::inspect::Inspector;
+use oneread::layout::geometry::Geometry;
+use oneread::{Client, GrowthCounts, HeapCounts, ServerStats, SnapshotStatus};
+use oneread_kit::show;
+use serde_json::json;
+
+/// What a server says of itself.
+#[derive(Clone, Default)]
+pub struct Told {
+    pub stats: ServerStats,
+    pub growth: GrowthCounts,
+    pub heap: HeapCounts,
+    pub snapshots: SnapshotStatus,
+}
+
+impl Told {
+    /// Keys to slots.
+    pub fn load(&self) -> f64 {
+        self.stats.keys as f64 / self.stats.slots as f64
+    }
+
+    pub fn json(&self, client: &Client) -> serde_json::Value {
+        let Told { stats, growth, heap, snapshots } = self;
+        let geometry = client.geometry();
+        let inspector = client.region().map(|region| Inspector::new(region, geometry));
+        json!({
+            "address": client.address().to_string(),
+            "server": {
+                "pid": stats.pid,
+                "incarnation": stats.incarnation,
+                "clients": stats.clients,
+                "keys": stats.keys,
+                "load": self.load(),
+                "inserts": stats.inserts,
+                "updates": stats.updates,
+                "removes": stats.removes,
+                "moves": stats.moves,
+                "homings": stats.homings,
+                "waits": stats.waits,
+                "slots": stats.slots,
+            },
+            "growth": (growth.segments > 0).then(|| json!({
+                "segments": growth.segments,
+                "segments_max": growth.segments_max,
+                "depth": growth.depth,
+                "load_min": growth.load_min_ppm as f64 / 1e6,
+                "load_mean": self.load(),
+                "load_max": growth.load_max_ppm as f64 / 1e6,
+                "splitting": growth.splitting,
+                "merging": growth.merging,
+                "splits": growth.splits,
+                "merges": growth.merges,
+                "merges_given_up": growth.given_up,
+                "keys_moved": growth.moved,
+                "memory_refused": growth.refused,
+                "bytes_backed": growth.bytes_backed,
+                "bytes_max": growth.bytes_max,
+                "bytes_returned": growth.bytes_returned,
+            })),
+            "heap": (heap.heap_bytes > 0).then(|| heap_json(heap)),
+            "snapshots": snapshot::json(snapshots),
+            "geometry": geometry_json(geometry),
+            "region": inspector.map(|inspector| {
+                json!({ "phase": phase(inspector.state().phase), "moves_begun": inspector.moves_begun() })
+            }),
+        })
+    }
+
+    pub fn table(&self, geometry: &Geometry) -> comfy_table::Table {
+        let Told { stats, growth, heap, snapshots } = self;
+        let mut table = show::facts();
+        let n = |n: u64| show::number(show::count(n));
+        let percent = |load: f64| format!("{:.1} %", 100.0 * load);
+        table.add_row(vec![Cell::new("process"), show::number(stats.pid)]);
+        table.add_row(vec![Cell::new("servers of this table so far"), n(stats.incarnation)]);
+        table.add_row(vec![Cell::new("connections"), n(stats.clients)]);
+        table.add_row(vec![Cell::new("keys").add_attribute(Attribute::Bold), n(stats.keys)]);
+        table.add_row(vec![Cell::new("load"), show::number(percent(self.load()))]);
+        table.add_row(vec![Cell::new("inserts since it started"), n(stats.inserts)]);
+        table.add_row(vec![Cell::new("updates"), n(stats.updates)]);
+        table.add_row(vec![Cell::new("removes"), n(stats.removes)]);
+        table.add_row(vec![Cell::new("keys moved"), n(stats.moves)]);
+        table.add_row(vec![Cell::new("  of these, brought home"), n(stats.homings)]);
+        table.add_row(vec![Cell::new("puts that waited for a grace period"), n(stats.waits)]);
+        if growth.segments > 0 {
+            let ppm = |ppm: u64| percent(ppm as f64 / 1e6);
+            let splits = match growth.splitting {
+                0 => show::count(growth.splits),
+                now => format!("{}, {} under way", show::count(growth.splits), show::count(now)),
+            };
+            let mut merges = show::count(growth.merges);
+            for (count, what) in [(growth.merging, "under way"), (growth.given_up, "given up")] {
+                if count > 0 {
+                    merges += &format!(", {} {what}", show::count(count));
+                }
+            }
+            let segments = show::count(growth.segments);
+            for (name, value) in [
+                ("segments", format!("{segments} of up to {}", show::count(growth.segments_max))),
+                (
+                    "  load, lowest and highest",
+                    format!("{}, {}", ppm(growth.load_min_ppm), ppm(growth.load_max_ppm)),
+                ),
+                ("  depth", growth.depth.to_string()),
+                ("  splits since it started", splits),
+                ("  merges", merges),
+                ("  keys moved between them", show::count(growth.moved)),
+            ] {
+                table.add_row(vec![Cell::new(name), show::number(value)]);
+            }
+            let memory =
+                format!("{} of up to {}", show::bytes(growth.bytes_backed), show::bytes(growth.bytes_max));
+            table.add_row(vec![Cell::new("memory").add_attribute(Attribute::Bold), show::number(memory)]);
+            table.add_row(vec![Cell::new("  given back"), show::number(show::bytes(growth.bytes_returned))]);
+            if growth.refused > 0 {
+                let times = format!("{}; its log says why", show::counted(growth.refused, "time"));
+                table.add_row(vec![Cell::new("  refused by the system"), show::number(times)]);
+            }
+        }
+        if heap.heap_bytes > 0 {
+            let used = format!("{} of up to {}", show::bytes(heap.live_bytes), show::bytes(heap.heap_bytes));
+            let name = Cell::new("heap").add_attribute(Attribute::Bold);
+            table.add_row(vec![name, show::number(used)]);
+            for (name, value) in [
+                ("  values in it", show::count(heap.values)),
+                ("  removed, replaced or moved a moment ago", show::bytes(heap.waiting_bytes)),
+                ("  gaps between values", show::bytes(heap.gap_bytes)),
+                ("  moved to close gaps", show::bytes(heap.moved_bytes)),
+                ("  given back", show::bytes(heap.returned_bytes)),
+            ] {
+                table.add_row(vec![Cell::new(name), show::number(value)]);
+            }
+        }
+        for (name, value) in snapshot::rows(snapshots) {
+            table.add_row(vec![Cell::new(name), show::number(value)]);
+        }
+        add_geometry(&mut table, geometry);
+        unbroken(table)
+    }
+}
+
+pub fn heap_json(heap: &HeapCounts) -> serde_json::Value {
+    json!({
+        "values": heap.values,
+        "live_bytes": heap.live_bytes,
+        "waiting_bytes": heap.waiting_bytes,
+        "gap_bytes": heap.gap_bytes,
+        "largest_gap_bytes": heap.largest_gap_bytes,
+        "block_bytes": heap.block_bytes,
+        "blocks": heap.blocks,
+        "open_blocks": heap.open_blocks,
+        "heap_bytes": heap.heap_bytes,
+        "moved_bytes": heap.moved_bytes,
+        "returned_bytes": heap.returned_bytes,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A script finds each figure of the heap by its own name.
+    #[test]
+    fn figures_of_the_heap_have_their_names() {
+        let mut heap = HeapCounts::default();
+        (heap.values, heap.live_bytes, heap.waiting_bytes) = (1, 2, 3);
+        (heap.gap_bytes, heap.largest_gap_bytes) = (4, 5);
+        (heap.block_bytes, heap.blocks, heap.open_blocks) = (6, 7, 8);
+        (heap.heap_bytes, heap.moved_bytes, heap.returned_bytes) = (9, 10, 11);
+        let expected = json!({
+            "values": 1, "live_bytes": 2, "waiting_bytes": 3, "gap_bytes": 4, "largest_gap_bytes": 5,
+            "block_bytes": 6, "blocks": 7, "open_blocks": 8, "heap_bytes": 9, "moved_bytes": 10,
+            "returned_bytes": 11,
+        });
+        assert_eq!(heap_json(&heap), expected);
+    }
+
+    /// What goes on in a table that grows is told where it goes on, and left out where it does not.
+    #[test]
+    fn growth_is_told() {
+        let geometry = oneread::Config::new().size(oneread::TableSize::up_to(64 << 20)).geometry().unwrap();
+        let told = |growth: GrowthCounts| {
+            let (stats, heap) = (ServerStats::default(), HeapCounts::default());
+            let told = Told { stats, growth, heap, snapshots: SnapshotStatus::default() };
+            let rows = show::cells(&told.table(&geometry));
+            move |name: &str| rows.iter().find(|row| row[0].trim() == name).map(|row| row[1].clone())
+        };
+        let mut growth = GrowthCounts::default();
+        (growth.segments, growth.segments_max, growth.splits, growth.merges) = (3, 2_000, 7, 8);
+        (growth.load_min_ppm, growth.load_max_ppm) = (123_400, 900_000);
+        (growth.bytes_backed, growth.bytes_max, growth.bytes_returned) = (1 << 20, 1 << 30, 2 << 10);
+        let quiet = told(growth);
+        for (name, value) in [
+            ("segments", "3 of up to 2,000"),
+            ("load, lowest and highest", "12.3 %, 90.0 %"),
+            ("splits since it started", "7"),
+            ("merges", "8"),
+            ("memory", "1 MiB of up to 1 GiB"),
+            ("given back", "2 KiB"),
+        ] {
+            assert_eq!(quiet(name).as_deref(), Some(value), "{name}");
+        }
+        assert_eq!((quiet("refused by the system"), quiet("heap")), (None, None));
+        (growth.splitting, growth.merging, growth.given_up, growth.refused) = (1, 2, 4, 1);
+        let busy = told(growth);
+        for (name, value) in [
+            ("splits since it started", "7, 1 under way"),
+            ("merges", "8, 2 under way, 4 given up"),
+            ("refused by the system", "1 time; its log says why"),
+        ] {
+            assert_eq!(busy(name).as_deref(), Some(value), "{name}");
+        }
+    }
+}
